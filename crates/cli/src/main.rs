@@ -1,0 +1,3 @@
+//! The `ferrl` command.
+
+fn main() {}

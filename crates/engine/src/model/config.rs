@@ -1,0 +1,275 @@
+//! What a decoder is made of: every difference between the families, as plain options.
+
+/// How a layer normalises.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    /// RMS or mean-and-variance.
+    pub kind: NormKind,
+    /// Added to the variance.
+    pub eps: f32,
+}
+
+/// The two normalisations in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x / rms(x) * weight`
+    Rms,
+    /// `x / rms(x) * (1 + weight)`, the Gemma convention
+    RmsPlusOne,
+    /// `(x - mean) / std * weight + bias`
+    Layer,
+}
+
+/// The feed-forward network of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `down(silu(gate(x)) * up(x))`
+    SiluGated,
+    /// `down(gelu_tanh(gate(x)) * up(x))`
+    GeluGated,
+    /// `down(gelu_tanh(up(x)))`
+    Gelu,
+}
+
+impl Activation {
+    /// Whether the network has a gate beside the up projection.
+    pub fn is_gated(self) -> bool {
+        self != Activation::Gelu
+    }
+}
+
+/// How a token knows where it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Position {
+    /// Queries and keys are rotated.
+    Rotary(Rope),
+    /// A learned vector per position is added to the embedding.
+    Learned,
+}
+
+/// Rotary embedding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Base of the geometric series of frequencies.
+    pub theta: f64,
+    /// How many of the head's dimensions turn; the rest pass through.
+    pub rotary_dim: usize,
+    /// How the frequencies are stretched for long contexts.
+    pub scaling: RopeScaling,
+}
+
+/// How rotary frequencies are stretched for long contexts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Positions divided by a factor.
+    Linear {
+        /// the divisor
+        factor: f64,
+    },
+    /// Llama 3.1: low frequencies divided, high ones kept, a ramp between.
+    Llama3 {
+        /// divisor of the low frequencies
+        factor: f64,
+        /// below `original / low_freq_factor` turns: divided
+        low_freq_factor: f64,
+        /// above `original / high_freq_factor` turns: kept
+        high_freq_factor: f64,
+        /// context length of pre-training
+        original: f64,
+    },
+    /// YaRN: a ramp between divided and kept frequencies, and a gain on the rotation.
+    Yarn {
+        /// divisor of the low frequencies
+        factor: f64,
+        /// start of the ramp in rotations
+        beta_fast: f64,
+        /// end of the ramp in rotations
+        beta_slow: f64,
+        /// context length of pre-training
+        original: f64,
+        /// gain on cos and sin
+        attention_factor: f64,
+        /// whether the ramp's ends are rounded to whole dimensions
+        truncate: bool,
+    },
+    /// LongRoPE (Phi 3): a divisor for each frequency, and a gain on the rotation.
+    PerDimension {
+        /// one divisor for each pair of dimensions
+        factors: Vec<f64>,
+        /// gain on cos and sin
+        attention_factor: f64,
+    },
+}
+
+/// What sits on top of the decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// Next-token logits (`*ForCausalLM`).
+    Lm,
+    /// One number per position (`*ForSequenceClassification` with one label, `score.weight`).
+    Score,
+    /// Next-token logits and one number per position (a policy with a value head on its trunk).
+    LmAndValue,
+}
+
+impl Head {
+    /// Whether there are next-token logits.
+    pub fn has_lm(self) -> bool {
+        self != Head::Score
+    }
+    /// Whether there is a number per position.
+    pub fn has_value(self) -> bool {
+        self != Head::Lm
+    }
+}
+
+/// A decoder, option by option.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Name in the registry of families.
+    pub family: &'static str,
+    /// Tokens the model knows.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head; independent of `hidden`.
+    pub head_dim: usize,
+    /// Inner width of the feed-forward network.
+    pub ffn: usize,
+    /// Longest sequence the model was made for; the size of the table where positions are learned.
+    pub max_positions: usize,
+    /// Normalisation before attention, before the feed-forward network and at the end.
+    pub norm: Norm,
+    /// Whether attention's and the network's outputs are normalised too (Gemma 2).
+    pub post_norms: bool,
+    /// Whether each query and key head is normalised before rotation (Qwen 3).
+    pub qk_norm: bool,
+    /// The feed-forward network.
+    pub activation: Activation,
+    /// Bias on query, key and value projections.
+    pub qkv_bias: bool,
+    /// Bias on attention's output projection.
+    pub out_bias: bool,
+    /// Bias on the feed-forward projections.
+    pub mlp_bias: bool,
+    /// How a token knows where it stands.
+    pub position: Position,
+    /// Scores are `q . k * attention_scale`.
+    pub attention_scale: f32,
+    /// `cap * tanh(score / cap)` on attention scores.
+    pub attention_softcap: Option<f32>,
+    /// `cap * tanh(logit / cap)` on the final logits.
+    pub final_softcap: Option<f32>,
+    /// Keys a query sees, counting itself, for each layer; `None` sees all.
+    pub windows: Vec<Option<usize>>,
+    /// Factor on the embedding (Gemma: the square root of `hidden`).
+    pub embedding_scale: f32,
+    /// Whether the logits use the embedding table.
+    pub tied: bool,
+    /// What sits on top.
+    pub head: Head,
+}
+
+impl Config {
+    /// Rows of the fused query-key-value projection.
+    pub fn qkv_width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+    /// Width of attention's output before its projection.
+    pub fn attention_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+    /// Rows of the (fused gate and) up projection.
+    pub fn up_width(&self) -> usize {
+        if self.activation.is_gated() { 2 * self.ffn } else { self.ffn }
+    }
+    /// Every parameter of the decoder, in the order in which gradients and optimizer state are kept.
+    pub fn params(&self) -> Vec<ParamShape> {
+        let mut out = Vec::new();
+        let layer_norm = self.norm.kind == NormKind::Layer;
+        let mut push = |name: String, rows: usize, cols: usize| out.push(ParamShape { name, rows, cols });
+        push("embed".into(), self.vocab, self.hidden);
+        if self.position == Position::Learned {
+            push("position".into(), self.max_positions, self.hidden);
+        }
+        for l in 0..self.layers {
+            let mut norm = |name: &str, width: usize| {
+                push(format!("layers.{l}.{name}.weight"), 1, width);
+                if layer_norm {
+                    push(format!("layers.{l}.{name}.bias"), 1, width);
+                }
+            };
+            norm("attn_norm", self.hidden);
+            if self.post_norms {
+                norm("attn_post_norm", self.hidden);
+            }
+            norm("mlp_norm", self.hidden);
+            if self.post_norms {
+                norm("mlp_post_norm", self.hidden);
+            }
+            if self.qk_norm {
+                norm("q_norm", self.head_dim);
+                norm("k_norm", self.head_dim);
+            }
+            let mut linear = |name: &str, rows: usize, cols: usize, bias: bool| {
+                push(format!("layers.{l}.{name}.weight"), rows, cols);
+                if bias {
+                    push(format!("layers.{l}.{name}.bias"), 1, rows);
+                }
+            };
+            linear("qkv", self.qkv_width(), self.hidden, self.qkv_bias);
+            linear("attn_out", self.hidden, self.attention_width(), self.out_bias);
+            linear("up", self.up_width(), self.hidden, self.mlp_bias);
+            linear("down", self.hidden, self.ffn, self.mlp_bias);
+        }
+        push("final_norm.weight".into(), 1, self.hidden);
+        if layer_norm {
+            push("final_norm.bias".into(), 1, self.hidden);
+        }
+        if self.head.has_lm() && !self.tied {
+            push("head".into(), self.vocab, self.hidden);
+        }
+        if self.head.has_value() {
+            push("value.weight".into(), 1, self.hidden);
+        }
+        if self.head == Head::LmAndValue {
+            push("value.bias".into(), 1, 1);
+        }
+        out
+    }
+}
+
+/// Name and shape of one parameter as the decoder holds it: query, key and value in one matrix,
+/// gate and up in one matrix, every linear `[out, in]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParamShape {
+    /// Canonical name, the same for all families.
+    pub name: String,
+    /// Output features, or 1 for a vector.
+    pub rows: usize,
+    /// Input features, or the length of a vector.
+    pub cols: usize,
+}
+
+impl ParamShape {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.rows * self.cols
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Norm weights and biases: vectors, which weight decay leaves alone.
+    pub fn is_vector(&self) -> bool {
+        self.rows == 1
+    }
+}

@@ -1,0 +1,5 @@
+//! Decoders: one implementation, many families.
+
+pub mod config;
+
+pub use config::Config;

@@ -1,0 +1,1 @@
+//! Post-training and reinforcement learning for language models.

@@ -1,0 +1,148 @@
+//! The one error type of the whole program.
+//!
+//! Every message says what failed, where, and what to do about it. The class decides the exit code.
+
+use std::fmt;
+
+/// What kind of thing went wrong; each class has its own exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// A wrong flag, key or combination of settings.
+    Usage,
+    /// A row or file of data that cannot be used.
+    Data,
+    /// A model directory that is broken, incomplete or unsupported.
+    Model,
+    /// Memory or disk is too small for what was asked.
+    Resource,
+    /// A NaN or infinity that would have reached the weights.
+    Numerics,
+    /// The hardware or a library it needs is missing or failed.
+    Device,
+}
+
+impl Class {
+    /// The process exit code for this class.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Class::Usage => 2,
+            Class::Data => 3,
+            Class::Model => 4,
+            Class::Resource => 5,
+            Class::Device => 6,
+            Class::Numerics => 8,
+        }
+    }
+}
+
+/// An error with a place and a fix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    /// Decides the exit code.
+    pub class: Class,
+    what: String,
+    place: Option<String>,
+    fix: Option<String>,
+}
+
+/// What every fallible function of Ferrl returns.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// An error of any class; lower case, no full stop.
+    pub fn new(class: Class, what: impl Into<String>) -> Self {
+        Error { class, what: what.into(), place: None, fix: None }
+    }
+    /// A wrong flag, key or combination of settings.
+    pub fn usage(what: impl Into<String>) -> Self {
+        Self::new(Class::Usage, what)
+    }
+    /// Data that cannot be used.
+    pub fn data(what: impl Into<String>) -> Self {
+        Self::new(Class::Data, what)
+    }
+    /// A model directory that cannot be used.
+    pub fn model(what: impl Into<String>) -> Self {
+        Self::new(Class::Model, what)
+    }
+    /// Too little memory or disk.
+    pub fn resource(what: impl Into<String>) -> Self {
+        Self::new(Class::Resource, what)
+    }
+    /// A non-finite number.
+    pub fn numerics(what: impl Into<String>) -> Self {
+        Self::new(Class::Numerics, what)
+    }
+    /// Where it happened: a file, a row, a field.
+    pub fn at(mut self, place: impl fmt::Display) -> Self {
+        let place = place.to_string();
+        self.place = Some(match self.place {
+            Some(inner) => format!("{place}: {inner}"),
+            None => place,
+        });
+        self
+    }
+    /// What the user can do about it.
+    pub fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(place) = &self.place {
+            write!(f, "{place}: ")?;
+        }
+        f.write_str(&self.what)?;
+        if let Some(fix) = &self.fix {
+            write!(f, "\n  fix: {fix}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// The candidate closest to `name` by edit distance, if it is close enough to be what was meant.
+pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    candidates
+        .into_iter()
+        .map(|c| (edit_distance(name, c), c))
+        .min()
+        .filter(|&(d, c)| d <= 1 + name.len().max(c.len()) / 3)
+        .map(|(_, c)| c)
+}
+
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, &cb) in b.iter().enumerate() {
+            let substitute = diagonal + usize::from(ca != cb);
+            diagonal = row[j + 1];
+            row[j + 1] = substitute.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_finds_a_typo_and_refuses_a_stranger() {
+        let names = ["llama", "qwen2", "qwen3", "gemma2"];
+        assert_eq!(nearest("quen2", names), Some("qwen2"));
+        assert_eq!(nearest("lama", names), Some("llama"));
+        assert_eq!(nearest("transformer-xl", names), None);
+    }
+
+    #[test]
+    fn message_carries_place_and_fix() {
+        let e = Error::model("tensor is missing").at("model.safetensors").at("dir").fix("download it again");
+        assert_eq!(e.to_string(), "dir: model.safetensors: tensor is missing\n  fix: download it again");
+    }
+}
