@@ -3,3 +3,4 @@
 pub mod error;
 
 pub use error::{Class, Error, Result, nearest};
+pub mod cpu;

@@ -1,0 +1,314 @@
+//! Matrix products, all through one inner loop ([`tile`]).
+//!
+//! - `linear`: `x · wᵀ`, weights packed once per update. Training, scoring, prefill and decoding all use it, so
+//!   a row's result is the same bits in each.
+//! - the same routine on the transposed packing gives `dx = dy · w`.
+//! - `accumulate_dw`: `dw += dyᵀ · x`, a sum over tokens in ascending order.
+//!
+//! Work is cut into tasks of row panels by column panels; k is never split between threads.
+
+pub mod pack;
+pub mod tile;
+
+use super::pool::{Disjoint, Pool};
+use super::simd::{LANES, Level, Simd, multiversion};
+use pack::{Columns, FromMaster, Packed, Shape, TokenRows, pack_columns_inline};
+use std::cell::RefCell;
+use std::ops::Range;
+use tile::{Element, Operands, PANEL, tile};
+
+/// Units of k that stay in the first-level cache while a row panel meets the column panels.
+const K_BLOCK: usize = 256;
+/// Panels of rows, and of columns, in a task at most: their block of the right-hand matrix (256 KiB) and
+/// their unfinished tiles (112 KiB) stay in the second-level cache.
+const MAX_PANELS: usize = 8;
+/// Rows of the largest tile at any level.
+const MAX_ROWS: usize = 14;
+
+/// Where results go.
+#[derive(Clone, Copy)]
+pub enum Out {
+    /// f32, row-major
+    F32(Disjoint<f32>),
+    /// bf16, row-major
+    Bf16(Disjoint<u16>),
+}
+
+/// Rows of a tile at a level.
+pub fn tile_rows(level: Level) -> usize {
+    match level {
+        Level::Portable => super::simd::Portable::MR,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => super::simd::Avx2::MR,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 | Level::Avx512Bf16 => super::simd::Avx512::<true>::MR,
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => super::simd::Portable::MR,
+    }
+}
+
+/// `out = x · wᵀ + bias`; `x` is `[m, k]`, `out` is `[m, n]`.
+pub fn linear<E: TokenRows>(level: Level, pool: &Pool, x: &[E], w: Packed<'_, E>, bias: Option<&[f32]>, out: Out) {
+    let m = x.len() / w.shape.k;
+    assert!(x.len() == m * w.shape.k && w.data.len() == w.shape.storage::<E>());
+    let mr = tile_rows(level);
+    let (row_panels, column_panels) = (m.div_ceil(mr), w.shape.panels());
+    // Enough tasks that no thread idles for long at the end, but few enough to reuse packed rows.
+    let wanted = if pool.threads() == 1 { 1 } else { 8 * pool.threads() };
+    let row_chunk = row_panels.div_ceil(wanted).clamp(1, MAX_PANELS).max(row_panels.min(2));
+    let row_tasks = row_panels.div_ceil(row_chunk);
+    let column_chunk = column_panels.div_ceil(wanted.div_ceil(row_tasks)).clamp(1, MAX_PANELS);
+    let column_tasks = column_panels.div_ceil(column_chunk);
+    let tiny = m * w.shape.n * w.shape.k < 32 * 1024;
+    let task = |i: usize| {
+        let (c, r) = (i / row_tasks, i % row_tasks);
+        let rows = r * row_chunk * mr..((r + 1) * row_chunk * mr).min(m);
+        let panels = c * column_chunk..((c + 1) * column_chunk).min(column_panels);
+        with_scratch(|scratch| linear_task(level, scratch, x, rows, w, panels, bias, out));
+    };
+    if tiny { (0..row_tasks * column_tasks).for_each(task) } else { pool.run(row_tasks * column_tasks, task) }
+}
+
+multiversion! {
+    fn linear_task<S, type E: TokenRows>(s, scratch: &mut Scratch, x: &[E], rows: Range<usize>, w: Packed<'_, E>, panels: Range<usize>, bias: Option<&[f32]>, out: Out) {
+        let n = w.shape.n;
+        product(s, scratch, x, rows, w, panels, &mut |s: S, row: usize, count: usize, panel: usize, tile: *const f32| {
+            let columns = (n - panel * PANEL).min(PANEL);
+            for half in 0..columns.div_ceil(LANES) {
+                let at = panel * PANEL + half * LANES;
+                let lanes = (n - at).min(LANES);
+                // SAFETY: `bias` has n elements; rows and columns lie in the output; tasks own disjoint tiles.
+                unsafe {
+                    let bias = bias.map(|b| s.load_first(lanes, b.as_ptr().add(at), 0.0));
+                    for r in 0..count {
+                        let mut v = s.load(tile.add(r * PANEL + half * LANES));
+                        if let Some(b) = bias {
+                            v = s.add(v, b);
+                        }
+                        let to = (row + r) * n + at;
+                        match out {
+                            Out::F32(o) if lanes == LANES => s.store(o.part(to, lanes).as_mut_ptr(), v),
+                            Out::F32(o) => s.store_first(lanes, o.part(to, lanes).as_mut_ptr(), v),
+                            Out::Bf16(o) if lanes == LANES => s.store_bf16(o.part(to, lanes).as_mut_ptr(), v),
+                            Out::Bf16(o) => s.store_first_bf16(lanes, o.part(to, lanes).as_mut_ptr(), v),
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Scratch of one thread: the packed row panel and the tiles that wait for the rest of k.
+#[derive(Default)]
+pub struct Scratch {
+    a: Vec<u32>,
+    c: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { a: Vec::new(), c: Vec::new() }) };
+}
+
+/// Lends the thread's scratch. Taken out here and passed down, because a closure run by the standard library
+/// inside a kernel would not be compiled for the kernel's level.
+pub fn with_scratch<T>(f: impl FnOnce(&mut Scratch) -> T) -> T {
+    let mut scratch = SCRATCH.take();
+    let result = f(&mut scratch);
+    SCRATCH.set(scratch);
+    result
+}
+
+/// Rows of `x` times column panels of `w`; `finish(s, first row, rows, panel, tile)` sees every tile once,
+/// row-major with 32 columns.
+#[inline(always)]
+pub fn product<S: Simd, E: TokenRows>(
+    s: S,
+    scratch: &mut Scratch,
+    x: &[E],
+    rows: Range<usize>,
+    w: Packed<'_, E>,
+    panels: Range<usize>,
+    finish: &mut impl FnMut(S, usize, usize, usize, *const f32),
+) {
+    let units = w.shape.units::<E>();
+    let row_panels = rows.len().div_ceil(S::MR);
+    if row_panels == 0 || panels.is_empty() {
+        return;
+    }
+    // Equal shares, so that 15 rows are 8 and 7 rather than 14 and 1.
+    let share = rows.len().div_ceil(row_panels);
+    let whole = units <= K_BLOCK;
+    let slots = if whole { 4 } else { row_panels * panels.len() };
+    {
+        scratch.a.resize(MAX_ROWS * K_BLOCK + 2 * LANES, 0);
+        scratch.c.resize(scratch.c.len().max(slots * MAX_ROWS * PANEL), 0.0);
+        let a: *mut E::Unit = scratch.a.as_mut_ptr().cast();
+        for k in (0..units).step_by(K_BLOCK) {
+            let depth = (units - k).min(K_BLOCK);
+            let last = k + depth == units;
+            for i in 0..row_panels {
+                let row = rows.start + i * share;
+                let count = share.min(rows.end.saturating_sub(row));
+                if count == 0 {
+                    continue;
+                }
+                // SAFETY: `a` holds MAX_ROWS rows of K_BLOCK units of four bytes.
+                unsafe { copy_rows(x, w.shape.k, row, count, k, depth, a) };
+                let mut j = panels.start;
+                while j < panels.end {
+                    let step = if count <= 3 && j + 4 <= panels.end { 4 } else { 1 };
+                    let slot = if whole { 0 } else { i * panels.len() + (j - panels.start) };
+                    let op = Operands::<E> {
+                        units: depth,
+                        a,
+                        // SAFETY: panel j at unit k lies in the packed matrix.
+                        b: unsafe { w.data.as_ptr().add((j * units + k) * PANEL) },
+                        panel_stride: units * PANEL,
+                        // SAFETY: slot + step <= slots.
+                        c: unsafe { scratch.c.as_mut_ptr().add(slot * MAX_ROWS * PANEL) },
+                        c_panel_stride: MAX_ROWS * PANEL,
+                        resume: k > 0,
+                    };
+                    // SAFETY: the extents are those just described.
+                    unsafe { tile_of_rows(s, count, step, op) };
+                    if last {
+                        for p in 0..step {
+                            // SAFETY: the tiles of this step.
+                            let done = unsafe { op.c.add(p * MAX_ROWS * PANEL) };
+                            finish(s, row, count, j + p, done);
+                        }
+                    }
+                    j += step;
+                }
+            }
+        }
+    }
+}
+
+/// Copies `count` rows, units `k..k + depth`, to rows `K_BLOCK` units apart: near each other whatever the
+/// row length, so that they do not fight for the same cache sets.
+#[inline(always)]
+unsafe fn copy_rows<E: FromMaster>(
+    x: &[E],
+    k: usize,
+    row: usize,
+    count: usize,
+    unit: usize,
+    depth: usize,
+    a: *mut E::Unit,
+) {
+    let from = unit * E::PER_UNIT;
+    let len = (depth * E::PER_UNIT).min(k - from);
+    for r in 0..count {
+        let src = &x[(row + r) * k + from..][..len];
+        // SAFETY: a row of K_BLOCK units holds `depth` units.
+        unsafe {
+            let dst: *mut E = a.add(r * K_BLOCK).cast();
+            std::ptr::copy_nonoverlapping(src.as_ptr(), dst, len);
+            if len < depth * E::PER_UNIT {
+                *dst.add(len) = E::ZERO;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`tile`], for `rows` rows and `panels` (1 or 4) panels.
+#[inline(always)]
+unsafe fn tile_of_rows<S: Simd, E: Element>(s: S, rows: usize, panels: usize, op: Operands<E>) {
+    macro_rules! arms {
+        ($($r:literal)*) => {
+            match (rows, panels) {
+                (1, 4) => tile::<S, E, 1, 4, K_BLOCK, 1>(s, op),
+                (2, 4) => tile::<S, E, 2, 4, K_BLOCK, 1>(s, op),
+                (3, 4) => tile::<S, E, 3, 4, K_BLOCK, 1>(s, op),
+                $(($r, 1) if $r <= S::MR => tile::<S, E, $r, 1, K_BLOCK, 1>(s, op),)*
+                _ => unreachable!("a tile has 1 to {} rows", S::MR),
+            }
+        };
+    }
+    // SAFETY: passed on to the caller.
+    unsafe { arms!(1 2 3 4 5 6 7 8 9 10 11 12 13 14) }
+}
+
+/// `dw += dyᵀ · x`: `dy` is `[tokens, n]`, `x` packed from `[tokens, k]` by [`pack::pack_tokens`], `dw` is `[n, k]`.
+///
+/// The sum over this call's tokens starts from zero and is then added to `dw` in one addition, so the gradients
+/// of micro-batches can be computed anywhere and added in their order.
+pub fn accumulate_dw<E: TokenRows>(level: Level, pool: &Pool, dy: &[E], x: Packed<'_, E>, dw: &mut [f32]) {
+    let Shape { n: k, k: tokens } = x.shape;
+    let n = dy.len() / tokens;
+    assert!(dy.len() == n * tokens && dw.len() == n * k);
+    let mr = tile_rows(level);
+    let (row_panels, column_panels) = (n.div_ceil(mr), x.shape.panels());
+    let wanted = if pool.threads() == 1 { 1 } else { 8 * pool.threads() };
+    let column_chunk = column_panels.min(MAX_PANELS);
+    let column_tasks = column_panels.div_ceil(column_chunk);
+    let row_chunk = row_panels.div_ceil(wanted.div_ceil(column_tasks)).clamp(1, MAX_PANELS);
+    let row_tasks = row_panels.div_ceil(row_chunk);
+    let dw = Disjoint::new(dw);
+    pool.run(row_tasks * column_tasks, |i| {
+        let (c, r) = (i / row_tasks, i % row_tasks);
+        let rows = r * row_chunk * mr..((r + 1) * row_chunk * mr).min(n);
+        let panels = c * column_chunk..((c + 1) * column_chunk).min(column_panels);
+        with_scratch(|scratch| dw_task(level, scratch, dy, n, rows, x, panels, dw));
+    });
+}
+
+multiversion! {
+    fn dw_task<S, type E: TokenRows>(s, scratch: &mut Scratch, dy: &[E], n: usize, rows: Range<usize>, x: Packed<'_, E>, panels: Range<usize>, dw: Disjoint<f32>) {
+        let units = x.shape.units::<E>();
+        let row_panels = rows.len().div_ceil(S::MR);
+        let slots = row_panels * panels.len();
+        {
+            scratch.a.resize(K_BLOCK * LANES, 0);
+            scratch.c.resize(scratch.c.len().max(slots * MAX_ROWS * PANEL), 0.0);
+            for t in (0..units).step_by(K_BLOCK) {
+                let depth = (units - t).min(K_BLOCK);
+                for i in 0..row_panels {
+                    let row = rows.start + i * S::MR;
+                    let lanes = S::MR.min(rows.end - row);
+                    // SAFETY: Unit is a plain four-byte type (f32 or u32).
+                    let a = unsafe { std::slice::from_raw_parts_mut(scratch.a.as_mut_ptr().cast::<E::Unit>(), K_BLOCK * LANES) };
+                    pack_columns_inline::<S, E, LANES>(s, Columns { x: dy, ld: n, from: row, lanes, first: t, units: depth }, a);
+                    for (j, panel) in panels.clone().enumerate() {
+                        let op = Operands::<E> {
+                            units: depth,
+                            a: a.as_ptr(),
+                            // SAFETY: the panel at unit t lies in the packed matrix.
+                            b: unsafe { x.data.as_ptr().add((panel * units + t) * PANEL) },
+                            panel_stride: 0,
+                            // SAFETY: fewer than `slots`.
+                            c: unsafe { scratch.c.as_mut_ptr().add((i * panels.len() + j) * MAX_ROWS * PANEL) },
+                            c_panel_stride: 0,
+                            resume: t > 0,
+                        };
+                        // SAFETY: the extents are those just described; `a` holds 16 units a step.
+                        unsafe {
+                            match S::MR {
+                                14 => tile::<S, E, 14, 1, 1, LANES>(s, op),
+                                6 => tile::<S, E, 6, 1, 1, LANES>(s, op),
+                                _ => tile::<S, E, 4, 1, 1, LANES>(s, op),
+                            }
+                        }
+                    }
+                }
+            }
+            for i in 0..row_panels {
+                let row = rows.start + i * S::MR;
+                for (j, panel) in panels.clone().enumerate() {
+                    let columns = (x.shape.n - panel * PANEL).min(PANEL);
+                    for r in 0..S::MR.min(rows.end - row) {
+                        // SAFETY: this task owns these elements of dw.
+                        let dst = unsafe { dw.part((row + r) * x.shape.n + panel * PANEL, columns) };
+                        let src = &scratch.c[(i * panels.len() + j) * MAX_ROWS * PANEL + r * PANEL..];
+                        for (d, c) in dst.iter_mut().zip(src) {
+                            *d += c;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The right-hand matrix in panels: 32 columns wide, one unit of k after the other.
+//!
+//! `[panel][unit][32]`, the columns of the last panel and an odd last bf16 filled up with zeros.
+
+use super::tile::{Element, PANEL};
+use crate::cpu::pool::{Disjoint, Pool};
+use crate::cpu::simd::{LANES, Level, Simd, multiversion};
+
+/// Shape of a packed matrix: `n` columns, products of length `k`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Columns: output features.
+    pub n: usize,
+    /// Length of a dot product: input features.
+    pub k: usize,
+}
+
+impl Shape {
+    /// Panels of 32 columns.
+    pub fn panels(self) -> usize {
+        self.n.div_ceil(PANEL)
+    }
+    /// Units of k for that element.
+    pub fn units<E: Element>(self) -> usize {
+        self.k.div_ceil(E::PER_UNIT)
+    }
+    /// Units of storage for the whole matrix.
+    pub fn storage<E: Element>(self) -> usize {
+        self.panels() * self.units::<E>() * PANEL
+    }
+}
+
+/// A packed matrix, borrowed.
+#[derive(Clone, Copy)]
+pub struct Packed<'a, E: Element> {
+    /// `n` and `k`
+    pub shape: Shape,
+    /// `shape.storage()` units
+    pub data: &'a [E::Unit],
+}
+
+/// How an f32 master becomes an element.
+pub trait FromMaster: Element {
+    /// Rounded to nearest even.
+    fn from_f32(x: f32) -> Self;
+    /// One unit from its elements.
+    fn unit(low: Self, high: Self) -> Self::Unit;
+    /// Zero.
+    const ZERO: Self;
+}
+
+impl FromMaster for f32 {
+    const ZERO: f32 = 0.0;
+    #[inline(always)]
+    fn from_f32(x: f32) -> f32 {
+        x
+    }
+    #[inline(always)]
+    fn unit(low: f32, _: f32) -> f32 {
+        low
+    }
+}
+
+impl FromMaster for u16 {
+    const ZERO: u16 = 0;
+    #[inline(always)]
+    fn from_f32(x: f32) -> u16 {
+        crate::cpu::simd::narrow(x)
+    }
+    #[inline(always)]
+    fn unit(low: u16, high: u16) -> u32 {
+        low as u32 | (high as u32) << 16
+    }
+}
+
+/// Packs a row-major f32 `w` of shape `[n, k]`: the right-hand side of `x · wᵀ`.
+pub fn pack_weight<E: FromMaster>(pool: &Pool, w: &[f32], shape: Shape, out: &mut [E::Unit]) {
+    let (k, units) = (shape.k, shape.units::<E>());
+    assert!(w.len() == shape.n * k && out.len() == shape.storage::<E>());
+    let out = Disjoint::new(out);
+    pool.run(shape.panels(), |p| {
+        // SAFETY: each task has its own panel.
+        let panel = unsafe { out.part(p * units * PANEL, units * PANEL) };
+        let columns = (shape.n - p * PANEL).min(PANEL);
+        // Blocks of 16 units keep the scattered writes in the first-level cache.
+        for from in (0..units).step_by(16) {
+            let to = (from + 16).min(units);
+            for j in 0..columns {
+                let row = &w[(p * PANEL + j) * k..][..k];
+                for u in from..to {
+                    let at = u * E::PER_UNIT;
+                    let low = E::from_f32(row[at]);
+                    let high = if E::PER_UNIT == 2 && at + 1 < k { E::from_f32(row[at + 1]) } else { E::ZERO };
+                    panel[u * PANEL + j] = E::unit(low, high);
+                }
+            }
+            for j in columns..PANEL {
+                (from..to).for_each(|u| panel[u * PANEL + j] = E::Unit::default());
+            }
+        }
+    });
+}
+
+/// Packs the transpose of a row-major f32 `w` of shape `[k, n]`: the right-hand side of `x · w`.
+/// `shape` is the packed matrix's: products run along the rows of `w`.
+pub fn pack_transposed<E: FromMaster>(pool: &Pool, w: &[f32], shape: Shape, out: &mut [E::Unit]) {
+    let (n, k, units) = (shape.n, shape.k, shape.units::<E>());
+    assert!(w.len() == n * k && out.len() == shape.storage::<E>());
+    let out = Disjoint::new(out);
+    pool.run(shape.panels(), |p| {
+        // SAFETY: each task has its own panel.
+        let panel = unsafe { out.part(p * units * PANEL, units * PANEL) };
+        let columns = (n - p * PANEL).min(PANEL);
+        for u in 0..units {
+            let at = u * E::PER_UNIT;
+            let low = &w[at * n + p * PANEL..][..columns];
+            let dst = &mut panel[u * PANEL..][..PANEL];
+            if E::PER_UNIT == 2 && at + 1 < k {
+                let high = &w[(at + 1) * n + p * PANEL..][..columns];
+                for j in 0..columns {
+                    dst[j] = E::unit(E::from_f32(low[j]), E::from_f32(high[j]));
+                }
+            } else {
+                for j in 0..columns {
+                    dst[j] = E::unit(E::from_f32(low[j]), E::ZERO);
+                }
+            }
+            dst[columns..].fill(E::Unit::default());
+        }
+    });
+}
+
+/// Packs activations `x` of shape `[k, n]` (tokens by features) as the right-hand side of `dyᵀ · x`.
+pub fn pack_tokens<E: TokenRows>(level: Level, pool: &Pool, x: &[E], shape: Shape, out: &mut [E::Unit]) {
+    let units = shape.units::<E>();
+    assert!(x.len() == shape.n * shape.k && out.len() == shape.storage::<E>());
+    let out = Disjoint::new(out);
+    pool.run(shape.panels(), |p| {
+        // SAFETY: each task has its own panel.
+        let panel = unsafe { out.part(p * units * PANEL, units * PANEL) };
+        let columns = (shape.n - p * PANEL).min(PANEL);
+        if columns < PANEL {
+            panel.fill(E::Unit::default());
+        }
+        for half in 0..columns.div_ceil(LANES) {
+            let from = p * PANEL + half * LANES;
+            let lanes = (shape.n - from).min(LANES);
+            let columns = Columns { x, ld: shape.n, from, lanes, first: 0, units };
+            pack_columns::<PANEL, E>(level, columns, &mut panel[half * LANES..]);
+        }
+    });
+}
+
+/// Up to sixteen neighbouring columns of a token-by-feature matrix.
+#[derive(Clone, Copy)]
+pub struct Columns<'a, E> {
+    /// the matrix
+    pub x: &'a [E],
+    /// its row length
+    pub ld: usize,
+    /// first column
+    pub from: usize,
+    /// how many columns, at most 16
+    pub lanes: usize,
+    /// first unit of rows
+    pub first: usize,
+    /// how many units of rows
+    pub units: usize,
+}
+
+/// Elements whose token rows can be zipped into units.
+pub trait TokenRows: FromMaster {
+    /// The first `lanes` elements of a row, or of two rows in pairs; the other lanes are zero.
+    ///
+    /// # Safety
+    /// `lanes` elements are readable at `low`, and at `high` unless it is null.
+    unsafe fn zip<S: Simd>(s: S, lanes: usize, low: *const Self, high: *const Self, out: *mut Self::Unit);
+}
+
+impl TokenRows for f32 {
+    #[inline(always)]
+    unsafe fn zip<S: Simd>(s: S, lanes: usize, low: *const f32, _: *const f32, out: *mut f32) {
+        // SAFETY: passed on to the caller.
+        unsafe { s.store(out, if lanes == LANES { s.load(low) } else { s.load_first(lanes, low, 0.0) }) }
+    }
+}
+
+impl TokenRows for u16 {
+    #[inline(always)]
+    unsafe fn zip<S: Simd>(s: S, lanes: usize, low: *const u16, high: *const u16, out: *mut u32) {
+        // SAFETY: passed on to the caller; the copies stay within `lanes`.
+        unsafe {
+            if lanes == LANES && !high.is_null() {
+                return s.store_pairs(out, s.zip_bf16(low, high));
+            }
+            let (mut l, mut h) = ([0u16; LANES], [0u16; LANES]);
+            std::ptr::copy_nonoverlapping(low, l.as_mut_ptr(), lanes);
+            if !high.is_null() {
+                std::ptr::copy_nonoverlapping(high, h.as_mut_ptr(), lanes);
+            }
+            s.store_pairs(out, s.zip_bf16(l.as_ptr(), h.as_ptr()));
+        }
+    }
+}
+
+multiversion! {
+    /// Writes sixteen units for each unit of rows, `STEP` units apart.
+    pub fn pack_columns<S, const STEP: usize, type E: TokenRows>(s, c: Columns<'_, E>, out: &mut [E::Unit]) {
+        pack_columns_inline::<S, E, STEP>(s, c, out)
+    }
+}
+
+/// The body of [`pack_columns`], for kernels that are compiled for the level already.
+#[inline(always)]
+pub fn pack_columns_inline<S: Simd, E: TokenRows, const STEP: usize>(s: S, c: Columns<'_, E>, out: &mut [E::Unit]) {
+    let rows = c.x.len() / c.ld;
+    assert!(c.from + c.lanes <= c.ld && (c.first + c.units - 1) * E::PER_UNIT < rows);
+    assert!(out.len() >= (c.units - 1) * STEP + LANES);
+    for u in 0..c.units {
+        let row = (c.first + u) * E::PER_UNIT;
+        // SAFETY: row < rows, the columns lie within the row, and `out` holds the last store (asserted above).
+        unsafe {
+            let low = c.x.as_ptr().add(row * c.ld + c.from);
+            let high = if E::PER_UNIT == 2 && row + 1 < rows { low.add(c.ld) } else { std::ptr::null() };
+            E::zip(s, c.lanes, low, high, out.as_mut_ptr().add(u * STEP));
+        }
+    }
+}

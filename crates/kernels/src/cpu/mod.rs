@@ -1,0 +1,4 @@
+//! The CPU backend.
+pub mod matmul;
+pub mod pool;
+pub mod simd;

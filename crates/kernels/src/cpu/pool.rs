@@ -1,0 +1,279 @@
+//! Threads that stay warm.
+//!
+//! An operation of a decoding step lasts tens of microseconds, less than it takes to wake a sleeping thread.
+//! So workers keep looking for the next job for a while before they sleep, and a job never waits for a worker
+//! that has not joined it: whoever is awake takes tasks from a shared counter until none is left.
+//! Which thread runs which task never matters to a result.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::thread::{JoinHandle, Thread};
+
+/// Rounds of looking for work before a worker sleeps, some 100 microseconds.
+const SPINS: u32 = 4000;
+
+/// A fixed set of threads running indexed tasks.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    wakers: Vec<Thread>,
+    busy: Mutex<()>,
+}
+
+struct Shared {
+    /// `job number << 17 | open << 16 | workers inside`
+    state: AtomicU64,
+    next_task: AtomicUsize,
+    job: Mutex<Job>,
+    asleep: Vec<AtomicBool>,
+    quit: AtomicBool,
+    panicked: AtomicBool,
+}
+
+#[derive(Clone, Copy)]
+struct Job {
+    task: *const (dyn Fn(usize) + Sync),
+    tasks: usize,
+}
+
+// SAFETY: the pointer is only followed between joining and leaving an open job, and `Pool::run` does not
+// return, so the closure lives, until the job is closed and every worker has left.
+unsafe impl Send for Job {}
+
+const OPEN: u64 = 1 << 16;
+const JOB: u64 = 1 << 17;
+const INSIDE: u64 = OPEN - 1;
+
+impl Pool {
+    /// `threads` counts the caller, so 1 starts none.
+    pub fn new(threads: usize) -> Self {
+        let n = threads.max(1) - 1;
+        let nothing: &'static (dyn Fn(usize) + Sync) = &|_| {};
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            next_task: AtomicUsize::new(0),
+            job: Mutex::new(Job { task: nothing, tasks: 0 }),
+            asleep: (0..n).map(|_| AtomicBool::new(false)).collect(),
+            quit: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+        });
+        let workers: Vec<JoinHandle<()>> = (0..n)
+            .map(|i| {
+                let shared = shared.clone();
+                std::thread::Builder::new()
+                    .name(format!("ferrl-{}", i + 1))
+                    .spawn(move || shared.work(i))
+                    .expect("a thread can be started")
+            })
+            .collect();
+        let wakers = workers.iter().map(|w| w.thread().clone()).collect();
+        Pool { shared, workers, wakers, busy: Mutex::new(()) }
+    }
+
+    /// Threads that can work at once, the caller included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `task(0)` to `task(tasks - 1)`, each once, and returns when all are done.
+    pub fn run(&self, tasks: usize, task: impl Fn(usize) + Sync) {
+        let alone = tasks <= 1 || self.workers.is_empty();
+        // A second caller does its tasks itself rather than wait; results do not depend on it.
+        let turn = if alone { None } else { self.busy.try_lock().or_else(unpoison).ok() };
+        if turn.is_none() {
+            return (0..tasks).for_each(task);
+        }
+        let shared = &*self.shared;
+        let task: &(dyn Fn(usize) + Sync) = &task;
+        // SAFETY: only the lifetime is erased; see `Job`.
+        let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
+        *shared.job.lock().expect("no task panics while the job is set") = Job { task, tasks };
+        shared.next_task.store(0, Ordering::Relaxed);
+        let number = (shared.state.load(Ordering::Relaxed) / JOB + 1) * JOB;
+        shared.state.store(number | OPEN, Ordering::SeqCst);
+        for (asleep, thread) in shared.asleep.iter().zip(&self.wakers) {
+            if asleep.load(Ordering::SeqCst) {
+                thread.unpark();
+            }
+        }
+        let close = CloseOnDrop(shared);
+        shared.take_tasks(task, tasks);
+        drop(close);
+        assert!(!shared.panicked.load(Ordering::Acquire), "a task panicked on another thread");
+    }
+
+    /// Splits `0..n` into pieces of at most `grain` and runs them.
+    pub fn ranges(&self, n: usize, grain: usize, f: impl Fn(std::ops::Range<usize>) + Sync) {
+        let grain = grain.max(1);
+        self.run(n.div_ceil(grain), |i| f(i * grain..((i + 1) * grain).min(n)));
+    }
+}
+
+fn unpoison<T>(e: TryLockError<T>) -> Result<T, ()> {
+    match e {
+        TryLockError::Poisoned(p) => Ok(p.into_inner()),
+        TryLockError::WouldBlock => Err(()),
+    }
+}
+
+/// Closes the job and waits for the workers inside, also when a task of the caller panics.
+struct CloseOnDrop<'a>(&'a Shared);
+
+impl Drop for CloseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.state.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut spins = 0u32;
+        while self.0.state.load(Ordering::Acquire) & INSIDE != 0 {
+            spins += 1;
+            if spins.is_multiple_of(SPINS) {
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+impl Shared {
+    fn take_tasks(&self, task: &(dyn Fn(usize) + Sync), tasks: usize) {
+        loop {
+            let i = self.next_task.fetch_add(1, Ordering::Relaxed);
+            if i >= tasks {
+                return;
+            }
+            task(i);
+        }
+    }
+
+    /// Enters the open job if it is newer than `seen`.
+    fn join(&self, seen: u64) -> Option<u64> {
+        let state = self.state.load(Ordering::SeqCst);
+        if state & OPEN == 0 || state / JOB == seen {
+            return None;
+        }
+        let entered = self.state.compare_exchange(state, state + 1, Ordering::AcqRel, Ordering::Relaxed);
+        entered.ok().map(|_| state / JOB)
+    }
+
+    fn work(&self, me: usize) {
+        let mut seen = 0;
+        let mut spins = 0;
+        while !self.quit.load(Ordering::Relaxed) {
+            if let Some(number) = self.join(seen) {
+                seen = number;
+                spins = 0;
+                let job = *self.job.lock().unwrap_or_else(|e| e.into_inner());
+                let leave = LeaveOnDrop(self);
+                // SAFETY: this worker is inside an open job, so `Pool::run` has not returned.
+                let task = unsafe { &*job.task };
+                self.take_tasks(task, job.tasks);
+                drop(leave);
+            } else if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                self.asleep[me].store(true, Ordering::SeqCst);
+                let state = self.state.load(Ordering::SeqCst);
+                if (state & OPEN == 0 || state / JOB == seen) && !self.quit.load(Ordering::SeqCst) {
+                    std::thread::park();
+                }
+                self.asleep[me].store(false, Ordering::SeqCst);
+                spins = 0;
+            }
+        }
+    }
+}
+
+struct LeaveOnDrop<'a>(&'a Shared);
+
+impl Drop for LeaveOnDrop<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.panicked.store(true, Ordering::Release);
+        }
+        self.0.state.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.quit.store(true, Ordering::SeqCst);
+        for worker in self.workers.drain(..) {
+            worker.thread().unpark();
+            // A worker that panicked has already failed the operation it was part of.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// A pointer that tasks share; each task touches its own part.
+#[derive(Clone, Copy)]
+pub struct Disjoint<T>(*mut T);
+
+// SAFETY: the holder promises that tasks write to disjoint parts.
+unsafe impl<T> Send for Disjoint<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Disjoint<T> {}
+
+impl<T> Disjoint<T> {
+    /// Of the whole slice.
+    pub fn new(slice: &mut [T]) -> Self {
+        Disjoint(slice.as_mut_ptr())
+    }
+    /// The part `from..from + len`.
+    ///
+    /// # Safety
+    /// The part lies in the slice, and no other task uses an overlapping part meanwhile.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn part(&self, from: usize, len: usize) -> &mut [T] {
+        // SAFETY: passed on to the caller.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(from), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads);
+            for tasks in [0, 1, 2, 3, 100] {
+                for _ in 0..200 {
+                    let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                    pool.run(tasks, |i| {
+                        counts[i].fetch_add(1, Ordering::Relaxed);
+                    });
+                    assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn callers_may_overlap_and_nest() {
+        let pool = Pool::new(3);
+        let sum = AtomicUsize::new(0);
+        std::thread::scope(|s| {
+            for _ in 0..4 {
+                s.spawn(|| {
+                    for _ in 0..100 {
+                        pool.run(7, |i| pool.run(2, |j| drop(sum.fetch_add(i + j, Ordering::Relaxed))));
+                    }
+                });
+            }
+        });
+        assert_eq!(sum.load(Ordering::Relaxed), 400 * (2 * 21 + 7));
+    }
+
+    #[test]
+    fn sleeping_workers_wake() {
+        let pool = Pool::new(2);
+        for _ in 0..20 {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            let n = AtomicUsize::new(0);
+            pool.run(64, |_| drop(n.fetch_add(1, Ordering::Relaxed)));
+            assert_eq!(n.load(Ordering::Relaxed), 64);
+        }
+    }
+}

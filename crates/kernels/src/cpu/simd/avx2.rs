@@ -1,0 +1,182 @@
+//! AVX2 and FMA: a vector is two registers.
+
+use super::Simd;
+use std::arch::x86_64::*;
+
+/// Proof that the CPU has AVX2 and FMA.
+#[derive(Clone, Copy)]
+pub struct Avx2(());
+
+impl Avx2 {
+    /// Only code compiled for the level may make the token.
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Avx2(())
+    }
+}
+
+/// Lanes 0-7 and 8-15.
+#[derive(Clone, Copy)]
+pub struct Two<T>(T, T);
+
+// SAFETY (all blocks of this file): the token exists only inside functions compiled for, and dispatched on,
+// CPUs with these instructions; the pointer operations hand their own contract to the caller.
+macro_rules! both {
+    ($f:ident, $($v:expr),+) => { unsafe { Two($f($($v.0),+), $f($($v.1),+)) } };
+}
+
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Simd for Avx2 {
+    type V = Two<__m256>;
+    type P = Two<__m256i>;
+    const MR: usize = 6;
+    const NV: usize = 1;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> Self::V {
+        unsafe { Two(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
+    }
+    #[inline(always)]
+    fn add(self, a: Self::V, b: Self::V) -> Self::V {
+        both!(_mm256_add_ps, a, b)
+    }
+    #[inline(always)]
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V {
+        both!(_mm256_sub_ps, a, b)
+    }
+    #[inline(always)]
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V {
+        both!(_mm256_mul_ps, a, b)
+    }
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        both!(_mm256_div_ps, a, b)
+    }
+    #[inline(always)]
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        both!(_mm256_fmadd_ps, a, b, c)
+    }
+    #[inline(always)]
+    fn max(self, a: Self::V, b: Self::V) -> Self::V {
+        both!(_mm256_max_ps, a, b)
+    }
+    #[inline(always)]
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        both!(_mm256_min_ps, a, b)
+    }
+    #[inline(always)]
+    fn sqrt(self, a: Self::V) -> Self::V {
+        both!(_mm256_sqrt_ps, a)
+    }
+    #[inline(always)]
+    fn round(self, a: Self::V) -> Self::V {
+        unsafe { Two(_mm256_round_ps::<8>(a.0), _mm256_round_ps::<8>(a.1)) }
+    }
+    #[inline(always)]
+    fn pow2(self, n: Self::V) -> Self::V {
+        let half = |n| unsafe {
+            let e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(e))
+        };
+        Two(half(n.0), half(n.1))
+    }
+    #[inline(always)]
+    fn select_lt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V {
+        let half = |a, b, x, y| unsafe { _mm256_blendv_ps(y, x, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)) };
+        Two(half(a.0, b.0, x.0, y.0), half(a.1, b.1, x.1, y.1))
+    }
+    #[inline(always)]
+    fn select_first(self, n: usize, x: Self::V, y: Self::V) -> Self::V {
+        let half = |from: i32, x, y| unsafe {
+            let lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(from));
+            let below = _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lane);
+            _mm256_blendv_ps(y, x, _mm256_castsi256_ps(below))
+        };
+        Two(half(0, x.0, y.0), half(8, x.1, y.1))
+    }
+    #[inline(always)]
+    fn sum(self, a: Self::V) -> f32 {
+        unsafe {
+            let a = _mm256_add_ps(a.0, a.1);
+            let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let a = _mm_add_ps(a, _mm_permute_ps::<0b01_00_11_10>(a));
+            _mm_cvtss_f32(_mm_add_ps(a, _mm_permute_ps::<0b10_11_00_01>(a)))
+        }
+    }
+    #[inline(always)]
+    fn largest(self, a: Self::V) -> f32 {
+        unsafe {
+            let a = _mm256_max_ps(a.0, a.1);
+            let a = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let a = _mm_max_ps(a, _mm_permute_ps::<0b01_00_11_10>(a));
+            _mm_cvtss_f32(_mm_max_ps(a, _mm_permute_ps::<0b10_11_00_01>(a)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> Self::V {
+        unsafe { Two(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: Self::V) {
+        unsafe {
+            _mm256_storeu_ps(p, v.0);
+            _mm256_storeu_ps(p.add(8), v.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V {
+        let half = |p: *const u16| unsafe {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        };
+        unsafe { Two(half(p), half(p.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: Self::V) {
+        let half = |p: *mut u16, v| unsafe {
+            let bits = _mm256_castps_si256(v);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+            let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+            let kept = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan));
+            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(kept, kept));
+            _mm_storeu_si128(p.cast(), _mm256_castsi256_si128(packed));
+        };
+        half(p, v.0);
+        half(unsafe { p.add(8) }, v.1);
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const u32) -> Self::P {
+        unsafe { Two(_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(8).cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_pairs(self, p: *mut u32, v: Self::P) {
+        unsafe {
+            _mm256_storeu_si256(p.cast(), v.0);
+            _mm256_storeu_si256(p.add(8).cast(), v.1);
+        }
+    }
+    #[inline(always)]
+    fn splat_pair(self, pair: u32) -> Self::P {
+        unsafe { Two(_mm256_set1_epi32(pair as i32), _mm256_set1_epi32(pair as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn zip_bf16(self, low: *const u16, high: *const u16) -> Self::P {
+        let half = |low: *const u16, high: *const u16| unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(low.cast()));
+            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(high.cast()));
+            _mm256_or_si256(low, _mm256_slli_epi32::<16>(high))
+        };
+        unsafe { Two(half(low, high), half(low.add(8), high.add(8))) }
+    }
+    #[inline(always)]
+    fn dot(self, a: Self::P, b: Self::P, c: Self::V) -> Self::V {
+        let half = |a, b, c| unsafe {
+            let low = |v| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v));
+            let high = |v| _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(0xffff_0000_u32 as i32)));
+            _mm256_fmadd_ps(high(a), high(b), _mm256_fmadd_ps(low(a), low(b), c))
+        };
+        Two(half(a.0, b.0, c.0), half(a.1, b.1, c.1))
+    }
+}

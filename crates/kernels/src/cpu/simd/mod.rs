@@ -1,0 +1,271 @@
+//! Sixteen f32 lanes at every instruction-set level.
+//!
+//! Kernels are written once, generic over [`Simd`], and compiled once per [`Level`] by [`multiversion!`].
+//! A level's token (`Avx512`, `Avx2`, `Portable`) exists only where the CPU has the instructions, so value
+//! operations are safe; only loads and stores take pointers. Lane order and the shape of every reduction
+//! are the same at all levels: they differ in rounding (fused or not), never in structure.
+
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use portable::{Portable, narrow, widen};
+
+use crate::error::{Error, Result, nearest};
+
+/// Lanes of a vector.
+pub const LANES: usize = 16;
+
+/// An instruction-set level this CPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Plain Rust, no vector instructions named.
+    Portable,
+    /// AVX2 and FMA.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// AVX-512 with the bf16 dot product.
+    Avx512Bf16,
+}
+
+impl Level {
+    /// All levels, slowest first.
+    pub const ALL: [Level; 4] = [Level::Portable, Level::Avx2, Level::Avx512, Level::Avx512Bf16];
+
+    /// The name used in `FERRL_SIMD`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Portable => "portable",
+            Level::Avx2 => "avx2",
+            Level::Avx512 => "avx512",
+            Level::Avx512Bf16 => "avx512bf16",
+        }
+    }
+
+    /// Whether this CPU can run it.
+    pub fn is_available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let avx512 = avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            match self {
+                Level::Portable => true,
+                Level::Avx2 => avx2,
+                Level::Avx512 => avx512,
+                Level::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            self == Level::Portable
+        }
+    }
+
+    /// The levels this CPU has, slowest first.
+    pub fn available() -> Vec<Level> {
+        Level::ALL.into_iter().filter(|l| l.is_available()).collect()
+    }
+
+    /// The fastest level, unless `FERRL_SIMD` names another.
+    pub fn from_env() -> Result<Level> {
+        match std::env::var("FERRL_SIMD") {
+            Ok(name) => Level::named(&name),
+            Err(_) => Ok(Level::available().pop().unwrap_or(Level::Portable)),
+        }
+    }
+
+    /// The level of that name, if the CPU has it.
+    pub fn named(name: &str) -> Result<Level> {
+        let names = Level::ALL.map(Level::name);
+        let Some(level) = Level::ALL.into_iter().find(|l| l.name() == name) else {
+            let hint = nearest(name, names).unwrap_or("portable");
+            return Err(Error::usage(format!("FERRL_SIMD={name} is not one of {}", names.join(", ")))
+                .fix(format!("FERRL_SIMD={hint}, or unset it")));
+        };
+        if !level.is_available() {
+            return Err(Error::usage(format!("FERRL_SIMD={name}: this CPU does not have it")).fix(format!(
+                "one of {}",
+                Level::available().iter().map(|l| l.name()).collect::<Vec<_>>().join(", ")
+            )));
+        }
+        Ok(level)
+    }
+}
+
+/// Sixteen lanes and what kernels do with them.
+pub trait Simd: Copy + Send + Sync + 'static {
+    /// Sixteen f32.
+    type V: Copy;
+    /// Sixteen pairs of bf16.
+    type P: Copy;
+    /// Rows of a matrix-multiplication tile, as many as the register file holds.
+    const MR: usize;
+    /// Vectors in a row of a matrix-multiplication tile; divides 2.
+    const NV: usize;
+
+    /// All lanes `x`.
+    fn splat(self, x: f32) -> Self::V;
+    /// `a + b`
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a - b`
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b`
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a / b`
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, fused where the level has it
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// Larger of the two, `b` if either is NaN.
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Smaller of the two, `b` if either is NaN.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    /// Square root.
+    fn sqrt(self, a: Self::V) -> Self::V;
+    /// Nearest integer, ties to even.
+    fn round(self, a: Self::V) -> Self::V;
+    /// `2^n` for integer-valued `n` in -126..=127.
+    fn pow2(self, n: Self::V) -> Self::V;
+    /// Lanes of `x` where `a < b`, lanes of `y` elsewhere (and where a NaN is compared).
+    fn select_lt(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
+    /// The first `n` lanes of `x`, the rest of `y`.
+    fn select_first(self, n: usize, x: Self::V, y: Self::V) -> Self::V;
+    /// Sum of all lanes: halves added, then quarters, and so on.
+    fn sum(self, a: Self::V) -> f32;
+    /// Largest lane.
+    fn largest(self, a: Self::V) -> f32;
+
+    /// # Safety
+    /// `p..p+16` is readable.
+    unsafe fn load(self, p: *const f32) -> Self::V;
+    /// # Safety
+    /// `p..p+16` is writable.
+    unsafe fn store(self, p: *mut f32, v: Self::V);
+    /// Sixteen bf16 widened to f32.
+    /// # Safety
+    /// `p..p+16` is readable.
+    unsafe fn load_bf16(self, p: *const u16) -> Self::V;
+    /// Rounded to nearest even.
+    /// # Safety
+    /// `p..p+16` is writable.
+    unsafe fn store_bf16(self, p: *mut u16, v: Self::V);
+
+    /// Sixteen pairs of bf16.
+    /// # Safety
+    /// `p..p+16` is readable.
+    unsafe fn load_pairs(self, p: *const u32) -> Self::P;
+    /// # Safety
+    /// `p..p+16` is writable.
+    unsafe fn store_pairs(self, p: *mut u32, v: Self::P);
+    /// The same pair in every lane.
+    fn splat_pair(self, pair: u32) -> Self::P;
+    /// Lane i holds (`low[i]`, `high[i]`).
+    /// # Safety
+    /// `low..low+16` and `high..high+16` are readable.
+    unsafe fn zip_bf16(self, low: *const u16, high: *const u16) -> Self::P;
+    /// Lane by lane `c + a.low * b.low + a.high * b.high`.
+    fn dot(self, a: Self::P, b: Self::P, c: Self::V) -> Self::V;
+
+    /// The first `n` lanes from memory, the rest `fill`.
+    /// # Safety
+    /// `p..p+n` is readable, `n <= 16`.
+    #[inline(always)]
+    unsafe fn load_first(self, n: usize, p: *const f32, fill: f32) -> Self::V {
+        let mut lanes = [fill; LANES];
+        // SAFETY: the caller promises n readable elements, and n <= 16.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n);
+            self.load(lanes.as_ptr())
+        }
+    }
+    /// The first `n` lanes to memory.
+    /// # Safety
+    /// `p..p+n` is writable, `n <= 16`.
+    #[inline(always)]
+    unsafe fn store_first(self, n: usize, p: *mut f32, v: Self::V) {
+        let mut lanes = [0f32; LANES];
+        // SAFETY: the caller promises n writable elements, and n <= 16.
+        unsafe {
+            self.store(lanes.as_mut_ptr(), v);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n);
+        }
+    }
+    /// As `load_first`, from bf16.
+    /// # Safety
+    /// `p..p+n` is readable, `n <= 16`.
+    #[inline(always)]
+    unsafe fn load_first_bf16(self, n: usize, p: *const u16) -> Self::V {
+        let mut lanes = [0u16; LANES];
+        // SAFETY: the caller promises n readable elements, and n <= 16.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n);
+            self.load_bf16(lanes.as_ptr())
+        }
+    }
+    /// As `store_first`, to bf16.
+    /// # Safety
+    /// `p..p+n` is writable, `n <= 16`.
+    #[inline(always)]
+    unsafe fn store_first_bf16(self, n: usize, p: *mut u16, v: Self::V) {
+        let mut lanes = [0u16; LANES];
+        // SAFETY: the caller promises n writable elements, and n <= 16.
+        unsafe {
+            self.store_bf16(lanes.as_mut_ptr(), v);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n);
+        }
+    }
+}
+
+/// Defines a function compiled once for each level; the generated function takes the [`Level`] in place of
+/// the token. Helpers it calls must be `#[inline(always)]`, so that they are compiled for the level too.
+macro_rules! multiversion {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident<$S:ident $(, const $C:ident : $CT:ty)* $(, type $T:ident : $B:path)*>($s:ident $(, $arg:ident : $ty:ty)* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$doc])*
+        $vis fn $name<$(const $C: $CT,)* $($T: $B,)*>(level: $crate::cpu::simd::Level $(, $arg: $ty)*) $(-> $ret)? {
+            #[allow(unused_imports)]
+            use $crate::cpu::simd::{Level, Simd, Portable};
+            #[inline(always)]
+            fn generic<$S: Simd, $(const $C: $CT,)* $($T: $B,)*>($s: $S $(, $arg: $ty)*) $(-> $ret)? $body
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+            fn avx512bf16<$(const $C: $CT,)* $($T: $B,)*>($($arg: $ty),*) $(-> $ret)? {
+                generic::<_, $($C,)* $($T,)*>($crate::cpu::simd::Avx512::<true>::new() $(, $arg)*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+            fn avx512<$(const $C: $CT,)* $($T: $B,)*>($($arg: $ty),*) $(-> $ret)? {
+                generic::<_, $($C,)* $($T,)*>($crate::cpu::simd::Avx512::<false>::new() $(, $arg)*)
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2<$(const $C: $CT,)* $($T: $B,)*>($($arg: $ty),*) $(-> $ret)? {
+                generic::<_, $($C,)* $($T,)*>($crate::cpu::simd::Avx2::new() $(, $arg)*)
+            }
+            match level {
+                Level::Portable => generic::<_, $($C,)* $($T,)*>(Portable $(, $arg)*),
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: a backend only holds a level that `Level::is_available` confirmed.
+                Level::Avx2 => unsafe { avx2::<$($C,)* $($T,)*>($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                Level::Avx512 => unsafe { avx512::<$($C,)* $($T,)*>($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                Level::Avx512Bf16 => unsafe { avx512bf16::<$($C,)* $($T,)*>($($arg),*) },
+                #[cfg(not(target_arch = "x86_64"))]
+                _ => unreachable!("only the portable level exists on this architecture"),
+            }
+        }
+    };
+}
+pub(crate) use multiversion;

@@ -1,0 +1,150 @@
+//! Plain Rust: arrays of sixteen lanes, for any CPU and as the reference for the other levels.
+
+use super::{LANES, Simd};
+
+/// The level every CPU has.
+#[derive(Clone, Copy)]
+pub struct Portable;
+
+type V = [f32; LANES];
+
+#[inline(always)]
+fn map2(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
+    std::array::from_fn(|i| f(a[i], b[i]))
+}
+
+/// bf16 to f32.
+#[inline(always)]
+pub fn widen(x: u16) -> f32 {
+    f32::from_bits((x as u32) << 16)
+}
+
+/// f32 to bf16, nearest even; a NaN stays a NaN.
+#[inline(always)]
+pub fn narrow(x: f32) -> u16 {
+    let bits = x.to_bits();
+    if x.is_nan() {
+        return ((bits | 0x0040_0000) >> 16) as u16;
+    }
+    (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+}
+
+impl Simd for Portable {
+    type V = V;
+    type P = [u32; LANES];
+    const MR: usize = 4;
+    const NV: usize = 1;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        [x; LANES]
+    }
+    #[inline(always)]
+    fn add(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| a / b)
+    }
+    // Not `mul_add`: without the instruction that is a library call per lane.
+    #[inline(always)]
+    fn fma(self, a: V, b: V, c: V) -> V {
+        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    fn max(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn min(self, a: V, b: V) -> V {
+        map2(a, b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn sqrt(self, a: V) -> V {
+        a.map(f32::sqrt)
+    }
+    #[inline(always)]
+    fn round(self, a: V) -> V {
+        // Adding and removing 1.5 * 2^23 rounds to nearest even; beyond 2^22 the number is returned as it is.
+        const MAGIC: f32 = 12_582_912.0;
+        a.map(|x| if x.abs() < 4_194_304.0 { (x + MAGIC) - MAGIC } else { x })
+    }
+    #[inline(always)]
+    fn pow2(self, n: V) -> V {
+        n.map(|n| f32::from_bits((((n as i32) + 127) << 23) as u32))
+    }
+    #[inline(always)]
+    fn select_lt(self, a: V, b: V, x: V, y: V) -> V {
+        std::array::from_fn(|i| if a[i] < b[i] { x[i] } else { y[i] })
+    }
+    #[inline(always)]
+    fn select_first(self, n: usize, x: V, y: V) -> V {
+        std::array::from_fn(|i| if i < n { x[i] } else { y[i] })
+    }
+    #[inline(always)]
+    fn sum(self, a: V) -> f32 {
+        let b: [f32; 8] = std::array::from_fn(|i| a[i] + a[i + 8]);
+        let c: [f32; 4] = std::array::from_fn(|i| b[i] + b[i + 4]);
+        (c[0] + c[2]) + (c[1] + c[3])
+    }
+    #[inline(always)]
+    fn largest(self, a: V) -> f32 {
+        a.into_iter().fold(f32::NEG_INFINITY, |m, x| if m > x { m } else { x })
+    }
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> V {
+        // SAFETY: the caller promises sixteen readable elements.
+        unsafe { p.cast::<V>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: V) {
+        // SAFETY: the caller promises sixteen writable elements.
+        unsafe { p.cast::<V>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> V {
+        // SAFETY: the caller promises sixteen readable elements.
+        unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(widen)
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: V) {
+        // SAFETY: the caller promises sixteen writable elements.
+        unsafe { p.cast::<[u16; LANES]>().write_unaligned(v.map(narrow)) }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const u32) -> Self::P {
+        // SAFETY: the caller promises sixteen readable elements.
+        unsafe { p.cast::<Self::P>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store_pairs(self, p: *mut u32, v: Self::P) {
+        // SAFETY: the caller promises sixteen writable elements.
+        unsafe { p.cast::<Self::P>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    fn splat_pair(self, pair: u32) -> Self::P {
+        [pair; LANES]
+    }
+    #[inline(always)]
+    unsafe fn zip_bf16(self, low: *const u16, high: *const u16) -> Self::P {
+        // SAFETY: the caller promises sixteen readable elements in each.
+        let (low, high) = unsafe {
+            (low.cast::<[u16; LANES]>().read_unaligned(), high.cast::<[u16; LANES]>().read_unaligned())
+        };
+        std::array::from_fn(|i| low[i] as u32 | (high[i] as u32) << 16)
+    }
+    #[inline(always)]
+    fn dot(self, a: Self::P, b: Self::P, c: V) -> V {
+        let (low, high) = (|x: u32| widen(x as u16), |x: u32| widen((x >> 16) as u16));
+        std::array::from_fn(|i| c[i] + low(a[i]) * low(b[i]) + high(a[i]) * high(b[i]))
+    }
+}
