@@ -131,14 +131,7 @@ impl ModelDir {
     fn part(&self, part: &Part, param: &ParamShape) -> Result<(Dtype, &[u8])> {
         let found = self.store.find(&part.name).and_then(|name| self.store.get(name));
         let Some((file, info, bytes)) = found else {
-            let e = Error::model(format!("tensor {:?} is missing", part.name)).at(self.path.display());
-            return Err(match nearest(&part.name, self.store.names()) {
-                _ if param.name == "head" => {
-                    e.fix("set tie_word_embeddings to true in config.json if the logits use the embedding")
-                }
-                Some(near) => e.fix(format!("the nearest tensor there is {near:?}")),
-                None => e,
-            });
+            return Err(self.missing(part, param));
         };
         let fail = |what: String| Error::model(what).at(self.path.join(file).display());
         if info.shape != part.shape {
@@ -152,6 +145,23 @@ impl ModelDir {
             Some(dtype) => Ok((dtype, bytes)),
             None => Err(fail(format!("tensor {:?} is stored as {:?}", part.name, info.dtype))
                 .fix("convert the weights to bfloat16, float16 or float32")),
+        }
+    }
+
+    /// A tensor is missing; perhaps one that nobody needs was meant to be it.
+    fn missing(&self, part: &Part, param: &ParamShape) -> Error {
+        let e = Error::model(format!("tensor {:?} is missing", part.name)).at(self.path.display());
+        if param.name == "head" {
+            return e.fix("set tie_word_embeddings to true in config.json if the logits use the embedding");
+        }
+        let tensors = self.family.tensors(&self.config);
+        let needed: HashSet<&str> =
+            tensors.iter().flat_map(|t| &t.parts).filter_map(|p| self.store.find(&p.name)).collect();
+        match nearest(&part.name, self.store.names().filter(|name| !needed.contains(name))) {
+            Some(near) => e.fix(format!("the nearest tensor there is {near:?}")),
+            None => {
+                e.fix("config.json and the weights do not belong together, or the download is incomplete")
+            }
         }
     }
 

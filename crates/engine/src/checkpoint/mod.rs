@@ -5,6 +5,7 @@ mod init;
 mod load;
 mod save;
 mod store;
+mod write;
 
 pub use dtype::Dtype;
 pub use init::{InitOptions, init_model, init_param};

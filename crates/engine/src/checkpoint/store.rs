@@ -6,7 +6,7 @@ use std::path::{Component, Path};
 
 use ferrl_kernels::mmap::{Mapped, map_file};
 use safetensors::tensor::Metadata;
-use safetensors::{SafeTensors, tensor::TensorInfo};
+use safetensors::{SafeTensorError, SafeTensors, tensor::TensorInfo};
 use serde_json::Value;
 
 use super::io_error;
@@ -111,16 +111,14 @@ impl Shard {
             let e = Error::model("is a Git LFS pointer, not the weights").at(dir.join(file).display());
             return Err(e.fix("run `git lfs pull` in the model directory"));
         }
-        let (length, header) = SafeTensors::read_metadata(data)
-            .map_err(|e| broken(format!("not a readable safetensors file: {e}")))?;
+        // Checks, too, that the tensors fill the file exactly.
+        let (length, header) = SafeTensors::read_metadata(data).map_err(|e| match e {
+            SafeTensorError::MetadataIncompleteBuffer => {
+                broken(format!("the file's {} bytes are not as many as its header says", data.len()))
+            }
+            e => broken(format!("not a readable safetensors file: {e}")),
+        })?;
         let data_start = length + 8;
-        if data_start + header.data_len() != data.len() {
-            return Err(broken(format!(
-                "file has {} bytes, expected {}",
-                data.len(),
-                data_start + header.data_len()
-            )));
-        }
         Ok(Shard { file: file.into(), bytes, data_start, header })
     }
 }
