@@ -1,5 +1,7 @@
 //! Model directories: what is written is read back bit for bit, what is broken is refused in words.
 
+#![allow(clippy::unwrap_used)]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +11,7 @@ use ferrl_engine::Class;
 use ferrl_engine::checkpoint::{
     Dtype, InitOptions, ModelDir, SaveOptions, init_model, init_param, save_model,
 };
-use ferrl_engine::model::{FAMILIES, Head};
+use ferrl_engine::model::{FAMILIES, Head, ParamShape};
 use serde_json::{Value, json};
 
 /// A directory that disappears with the test.
@@ -116,7 +118,7 @@ fn half_formats_round_once_and_then_stay() {
         }
         let original = ModelDir::open(&temp.join("a")).unwrap();
         let save = SaveOptions { dtype, ..F32 };
-        let mut get = |p: &_| Ok(once[&ferrl_engine::model::ParamShape::clone(p).name].clone());
+        let mut get = |p: &ParamShape| Ok(once[&p.name].clone());
         save_model(&temp.join("b"), &config, Some(&original.config_json), &save, &mut get).unwrap();
         assert_eq!(once, read(&temp.join("b")));
         assert_eq!(original.config_json["torch_dtype"], dtype.torch_name());
@@ -148,7 +150,11 @@ fn saving_keeps_foreign_fields_and_brings_the_tokenizer() {
     });
     let opened = ModelDir::open(&dir).unwrap().with_head(Head::Score, 3).unwrap();
     let mut params = BTreeMap::new();
-    opened.load(|p, data| Ok(drop(params.insert(p.name.clone(), data)))).unwrap();
+    let keep = |p: &ParamShape, data| {
+        params.insert(p.name.clone(), data);
+        Ok(())
+    };
+    opened.load(keep).unwrap();
     assert!(params["value.weight"].iter().any(|x| *x != 0.0));
     let save = SaveOptions { source: Some(&dir), dtype: Dtype::Bf16, ..F32 };
     let b = temp.join("b");

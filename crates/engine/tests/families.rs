@@ -1,5 +1,7 @@
 //! Every family's `config.json`, as older and newer versions of transformers write it.
 
+#![allow(clippy::unwrap_used)]
+
 use ferrl_engine::model::config::{Activation, NormKind, Position, Rope, RopeScaling};
 use ferrl_engine::model::{Config, FAMILIES, Head, family, family_of};
 use serde_json::{Value, json};
