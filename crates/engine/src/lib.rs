@@ -1,5 +1,6 @@
 //! A language model to sample from and to train, on one copy of the weights. Knows nothing of rewards.
 
+pub mod checkpoint;
 pub mod model;
 
 pub use ferrl_kernels::{Class, Error, Result, nearest};

@@ -96,8 +96,12 @@ pub enum RopeScaling {
     },
     /// LongRoPE (Phi 3): a divisor for each frequency, and a gain on the rotation.
     PerDimension {
-        /// one divisor for each pair of dimensions
-        factors: Vec<f64>,
+        /// divisors for contexts of up to `original` tokens, one for each pair of dimensions
+        short: Vec<f64>,
+        /// divisors for longer contexts
+        long: Vec<f64>,
+        /// context length of pre-training
+        original: usize,
         /// gain on cos and sin
         attention_factor: f64,
     },

@@ -1,5 +1,129 @@
 //! Decoders: one implementation, many families.
+//!
+//! A family says how its `config.json` becomes a [`Config`] and what its tensors are called. Adding one is a
+//! file beside this one and a line in [`FAMILIES`].
 
 pub mod config;
+pub mod rope;
 
-pub use config::Config;
+mod common;
+mod fields;
+mod naming;
+mod rope_json;
+
+mod gemma2;
+mod gpt2;
+mod llama;
+mod mistral;
+mod phi3;
+mod qwen2;
+mod qwen3;
+
+use serde_json::Value;
+
+pub use config::{Config, Head, ParamShape};
+pub use naming::{Part, Tensor};
+
+use crate::{Error, Result, nearest};
+use fields::Fields;
+
+/// Every family Ferrl knows.
+pub const FAMILIES: &[&dyn Family] = &[
+    &llama::Llama,
+    &qwen2::Qwen2,
+    &qwen3::Qwen3,
+    &mistral::Mistral,
+    &gemma2::Gemma2,
+    &phi3::Phi3,
+    &gpt2::Gpt2,
+];
+
+/// A family of decoders as published in Hugging Face directories.
+pub trait Family: Sync {
+    /// Name in [`FAMILIES`].
+    fn name(&self) -> &'static str;
+    /// Values of `model_type` in `config.json`.
+    fn model_types(&self) -> &'static [&'static str];
+    /// Values of `architectures` in `config.json`.
+    fn architectures(&self) -> Architectures;
+    /// Reads a `config.json`; fields left out mean what they mean in transformers.
+    fn config(&self, json: &Value) -> Result<Config>;
+    /// Where each parameter of the decoder is found in the files, in the order of [`Config::params`].
+    fn tensors(&self, config: &Config) -> Vec<Tensor>;
+    /// Writes a `config.json` that transformers loads, for a model without one of its own.
+    fn to_json(&self, config: &Config) -> Value;
+}
+
+/// The class names of a family in transformers.
+#[derive(Clone, Copy, Debug)]
+pub struct Architectures {
+    /// Next-token logits.
+    pub causal: &'static str,
+    /// A score at the last token.
+    pub classifier: &'static str,
+    /// No head; read as a language model whose logits use the embedding.
+    pub base: &'static str,
+}
+
+impl Architectures {
+    /// The class that holds a model with this head. A value head rides along in the causal class.
+    pub fn for_head(&self, head: Head) -> &'static str {
+        match head {
+            Head::Score => self.classifier,
+            Head::Lm | Head::LmAndValue => self.causal,
+        }
+    }
+}
+
+/// The family of that name.
+pub fn family(name: &str) -> Result<&'static dyn Family> {
+    FAMILIES.iter().copied().find(|f| f.name() == name).ok_or_else(|| {
+        let names = FAMILIES.iter().map(|f| f.name());
+        unknown(Error::usage(format!("unknown model family {name:?}")), name, names)
+    })
+}
+
+/// The family a `config.json` belongs to, by its `model_type`.
+pub fn family_of(json: &Value) -> Result<&'static dyn Family> {
+    let f = Fields::new(json)?;
+    let Some(kind) = f.text("model_type")? else {
+        return Err(f
+            .error("field model_type is missing")
+            .fix("add the model_type under which transformers knows the model, such as \"llama\""));
+    };
+    FAMILIES.iter().copied().find(|family| family.model_types().contains(&kind)).ok_or_else(|| {
+        let names = FAMILIES.iter().flat_map(|family| family.model_types().iter().copied());
+        unknown(f.error(format!("model type {kind:?} is not supported")), kind, names)
+    })
+}
+
+/// What sits on top of the model, by `architectures` and the number of labels.
+fn head_of(f: &Fields, names: Architectures) -> Result<Head> {
+    let list = f.texts("architectures")?.unwrap_or_default();
+    let Some(&class) = list.first() else { return Ok(Head::Lm) };
+    if class == names.causal || class == names.base {
+        return Ok(Head::Lm);
+    }
+    if class != names.classifier {
+        let known = [names.causal, names.classifier, names.base];
+        return Err(unknown(f.error(format!("architecture {class:?} is not supported")), class, known));
+    }
+    let labels = match f.get("id2label").and_then(Value::as_object) {
+        Some(map) => map.len(),
+        None => f.opt_size("num_labels")?.unwrap_or(2), // what transformers takes it to be
+    };
+    if labels != 1 {
+        return Err(f
+            .error(format!(
+                "num_labels is {labels}, expected 1: a reward model gives one number per sequence"
+            ))
+            .fix("use a model trained with num_labels = 1 (id2label with one entry)"));
+    }
+    Ok(Head::Score)
+}
+
+fn unknown(e: Error, name: &str, known: impl IntoIterator<Item = &'static str>) -> Error {
+    let known: Vec<&str> = known.into_iter().collect();
+    let near = nearest(name, known.iter().copied()).map_or(String::new(), |n| format!("nearest is {n:?}; "));
+    e.fix(format!("{near}supported are {}", known.join(", ")))
+}

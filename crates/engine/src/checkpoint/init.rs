@@ -1,0 +1,195 @@
+//! New models: sizes in, `config.json` and random weights out, the same for the same seed anywhere.
+
+use std::path::Path;
+
+use ferrl_kernels::philox::{name_words, normals, philox4x32};
+use serde_json::{Value, json};
+
+use super::save::{SaveOptions, save_model};
+use crate::model::config::NormKind;
+use crate::model::{Config, Head, ParamShape, family};
+use crate::{Class, Error, Result};
+
+/// What a new model shall be. `None` leaves a size to its usual relation to the others.
+#[derive(Clone, Debug)]
+pub struct InitOptions {
+    /// Name of the family.
+    pub family: String,
+    /// Tokens the model knows.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Query heads; one for every 64 of the width.
+    pub heads: Option<usize>,
+    /// Key and value heads; as many as query heads.
+    pub kv_heads: Option<usize>,
+    /// Width of a head; the width divided by the heads.
+    pub head_dim: Option<usize>,
+    /// Inner width of the network; four times the width.
+    pub ffn: Option<usize>,
+    /// Whether the logits use the embedding; what is usual in the family.
+    pub tied: Option<bool>,
+    /// Longest sequence.
+    pub max_positions: usize,
+    /// Base of the rotary frequencies; 10000.
+    pub rope_theta: Option<f64>,
+    /// Sliding window where the family has one.
+    pub window: Option<usize>,
+    /// What sits on top.
+    pub head: Head,
+    /// First token, noted in `config.json`.
+    pub bos: Option<u32>,
+    /// Last token, noted in `config.json`.
+    pub eos: Option<u32>,
+    /// Filler token, noted in `config.json`.
+    pub pad: Option<u32>,
+    /// Seed of the weights.
+    pub seed: u64,
+    /// Standard deviation of the weights.
+    pub std: f32,
+    /// Whether projections into the residual stream are divided by the square root of twice the layers (GPT-2).
+    pub scale_residual: bool,
+}
+
+impl InitOptions {
+    /// A small model of a family.
+    pub fn new(family: impl Into<String>) -> Self {
+        InitOptions {
+            family: family.into(),
+            vocab: 32_000,
+            hidden: 256,
+            layers: 4,
+            heads: None,
+            kv_heads: None,
+            head_dim: None,
+            ffn: None,
+            tied: None,
+            max_positions: 2048,
+            rope_theta: None,
+            window: None,
+            head: Head::Lm,
+            bos: None,
+            eos: None,
+            pad: None,
+            seed: 0,
+            std: 0.02,
+            scale_residual: false,
+        }
+    }
+
+    /// The decoder and the `config.json` these options describe, or why they do not fit together.
+    pub fn build(&self) -> Result<(Config, Value)> {
+        let family = family(&self.family)?;
+        let heads = self.heads.unwrap_or((self.hidden / 64).max(1));
+        let sizes = [
+            ("vocab", self.vocab),
+            ("hidden", self.hidden),
+            ("layers", self.layers),
+            ("heads", heads),
+            ("kv_heads", self.kv_heads.unwrap_or(1)),
+            ("head_dim", self.head_dim.unwrap_or(1)),
+            ("ffn", self.ffn.unwrap_or(1)),
+            ("max_positions", self.max_positions),
+            ("window", self.window.unwrap_or(1)),
+        ];
+        if let Some((name, _)) = sizes.iter().find(|(_, n)| *n == 0) {
+            return Err(Error::usage(format!("{name} must be at least 1, got 0")));
+        }
+        if !self.hidden.is_multiple_of(heads) {
+            return Err(Error::usage(format!(
+                "hidden ({}) must be a multiple of heads ({heads})",
+                self.hidden
+            ))
+            .fix(format!("try heads = {}", largest_divisor(self.hidden, heads))));
+        }
+        if !(self.std.is_finite() && self.std > 0.0) {
+            return Err(Error::usage(format!("std must be above 0, got {}", self.std)));
+        }
+        for (name, id) in [("bos", self.bos), ("eos", self.eos), ("pad", self.pad)] {
+            if let Some(id) = id.filter(|id| *id as usize >= self.vocab) {
+                return Err(Error::usage(format!(
+                    "{name} token {id} is outside the vocabulary of {}",
+                    self.vocab
+                )));
+            }
+        }
+        let head_dim = self.head_dim.unwrap_or(self.hidden / heads);
+        let ffn = self.ffn.unwrap_or(self.hidden.saturating_mul(4));
+        let mut asked = json!({
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self.kv_heads.unwrap_or(heads),
+            "head_dim": head_dim,
+            "query_pre_attn_scalar": head_dim,
+            "intermediate_size": ffn,
+            "n_inner": ffn,
+            "max_position_embeddings": self.max_positions,
+            "original_max_position_embeddings": self.max_positions,
+            "rope_theta": self.rope_theta.unwrap_or(10_000.0),
+            "use_sliding_window": self.window.is_some(),
+            "max_window_layers": 0,
+        });
+        if let Some(tied) = self.tied {
+            asked["tie_word_embeddings"] = json!(tied);
+        }
+        if self.window.is_some() || self.family != "gemma2" {
+            asked["sliding_window"] = json!(self.window);
+        }
+        // The family's own reader fills in all that the options leave open.
+        let mut config = family.config(&asked).map_err(|mut e| {
+            e.class = Class::Usage;
+            e
+        })?;
+        config.head = self.head;
+        if self.window.is_some() && config.windows.iter().all(Option::is_none) {
+            return Err(Error::usage(format!("the family {} has no sliding window", self.family)));
+        }
+        let mut json = family.to_json(&config);
+        json["initializer_range"] = json!(f64::from(self.std));
+        for (name, id) in [("bos_token_id", self.bos), ("eos_token_id", self.eos), ("pad_token_id", self.pad)]
+        {
+            json[name] = json!(id);
+        }
+        Ok((config, json))
+    }
+}
+
+/// The initial value of one parameter: norms at one, biases at zero, the rest normal.
+/// It depends on the seed, the name and the place in the parameter alone.
+pub fn init_param(config: &Config, options: &InitOptions, param: &ParamShape) -> Vec<f32> {
+    if param.name.ends_with(".bias") {
+        return vec![0.0; param.len()];
+    }
+    if param.name.ends_with("norm.weight") {
+        let one = if config.norm.kind == NormKind::RmsPlusOne { 0.0 } else { 1.0 };
+        return vec![one; param.len()];
+    }
+    let into_residual = param.name.ends_with(".attn_out.weight") || param.name.ends_with(".down.weight");
+    let scale =
+        if options.scale_residual && into_residual { (2.0 * config.layers as f32).sqrt() } else { 1.0 };
+    let std = options.std / scale;
+    let key = [options.seed as u32, (options.seed >> 32) as u32];
+    let name = name_words(&param.name);
+    let mut out = Vec::with_capacity(param.len().next_multiple_of(4));
+    for block in 0..param.len().div_ceil(4) as u64 {
+        let words = philox4x32([block as u32, (block >> 32) as u32, name[0], name[1]], key);
+        out.extend(normals(words).map(|x| x * std));
+    }
+    out.truncate(param.len());
+    out
+}
+
+/// Writes a new model.
+pub fn init_model(dir: &Path, options: &InitOptions, save: &SaveOptions) -> Result<Config> {
+    let (config, json) = options.build()?;
+    save_model(dir, &config, Some(&json), save, &mut |p| Ok(init_param(&config, options, p)))?;
+    Ok(config)
+}
+
+fn largest_divisor(of: usize, at_most: usize) -> usize {
+    (1..=at_most.min(of)).rev().find(|n| of.is_multiple_of(*n)).unwrap_or(1)
+}

@@ -1,0 +1,211 @@
+//! A model directory, opened and checked, and its parameters, read one at a time.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::dtype::Dtype;
+use super::init::{InitOptions, init_param};
+use super::store::{Store, read_json};
+use crate::model::{Config, Family, Head, ParamShape, Part, Tensor, family_of};
+use crate::{Error, Result, nearest};
+
+/// A Hugging Face model directory whose files are all there and fit its `config.json`.
+pub struct ModelDir {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its `config.json` as it is.
+    pub config_json: Value,
+    /// What that means.
+    pub config: Config,
+    /// Who reads it.
+    pub family: &'static dyn Family,
+    store: Store,
+    /// Seed for parameters of a head that was asked for and is not in the files.
+    new_head: Option<u64>,
+}
+
+impl std::fmt::Debug for ModelDir {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ModelDir")
+            .field("path", &self.path)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ModelDir {
+    /// Opens a directory and checks every tensor's presence, shape and dtype. Weights are read in [`ModelDir::load`].
+    /// `v_head.summary.*` beside a language model makes it one with a value head.
+    pub fn open(path: &Path) -> Result<ModelDir> {
+        let place = path.display();
+        if !path.is_dir() {
+            let what = if path.exists() { "not a directory" } else { "no such directory" };
+            return Err(Error::model(what).at(place).fix("give the directory that holds config.json"));
+        }
+        if !path.join("config.json").exists() {
+            return Err(Error::model("config.json is missing")
+                .at(place)
+                .fix("download it into the directory"));
+        }
+        let config_json = read_json(&path.join("config.json"))?;
+        let family = family_of(&config_json).map_err(|e| e.at(path.display()))?;
+        let mut config = family.config(&config_json).map_err(|e| e.at(path.display()))?;
+        let store = Store::open(path)?;
+        if config.head == Head::Lm && store.find("v_head.summary.weight").is_some() {
+            config.head = Head::LmAndValue;
+        }
+        let dir = ModelDir { path: path.into(), config_json, config, family, store, new_head: None };
+        dir.check()?;
+        Ok(dir)
+    }
+
+    /// The same weights under another head, such as a reward or value model on a language model's trunk.
+    /// What the files lack of the new head is drawn at random from `seed`.
+    pub fn with_head(mut self, head: Head, seed: u64) -> Result<ModelDir> {
+        self.config.head = head;
+        self.new_head = Some(seed);
+        self.check()?;
+        Ok(self)
+    }
+
+    /// Hands every parameter over in the order of [`Config::params`], fused and in `f32`.
+    /// Only one of them is in memory at a time.
+    pub fn load(&self, mut each: impl FnMut(&ParamShape, Vec<f32>) -> Result<()>) -> Result<()> {
+        for tensor in self.family.tensors(&self.config) {
+            let data = self.read(&tensor)?;
+            each(&tensor.param, data)?;
+        }
+        Ok(())
+    }
+
+    fn read(&self, tensor: &Tensor) -> Result<Vec<f32>> {
+        if let Some(seed) = self.seed_if_new(tensor) {
+            let options = InitOptions { seed, ..InitOptions::new(self.family.name()) };
+            return Ok(init_param(&self.config, &options, &tensor.param));
+        }
+        let mut out = Vec::with_capacity(tensor.param.len());
+        for part in &tensor.parts {
+            let (dtype, bytes) = self.part(part, &tensor.param)?;
+            if part.transposed {
+                let mut stored = Vec::with_capacity(part.len());
+                dtype.decode(bytes, &mut stored);
+                let rows = part.shape[1];
+                out.extend((0..rows).flat_map(|r| stored[r..].iter().step_by(rows)));
+            } else {
+                dtype.decode(bytes, &mut out);
+            }
+        }
+        Ok(out)
+    }
+
+    /// A new value or score parameter has no tensor in the files.
+    fn seed_if_new(&self, tensor: &Tensor) -> Option<u64> {
+        let absent = |p: &Part| self.store.find(&p.name).is_none();
+        self.new_head.filter(|_| tensor.param.name.starts_with("value.") && tensor.parts.iter().all(absent))
+    }
+
+    /// Everything that can be known without reading the numbers.
+    fn check(&self) -> Result<()> {
+        let mut used = HashSet::new();
+        for tensor in self.family.tensors(&self.config) {
+            if self.seed_if_new(&tensor).is_some() {
+                continue;
+            }
+            for part in &tensor.parts {
+                self.part(part, &tensor.param)?;
+                used.extend(self.store.find(&part.name));
+            }
+        }
+        self.check_tied()?;
+        match self.store.names().find(|name| !used.contains(name) && !is_harmless(name)) {
+            None => Ok(()),
+            Some(name) => Err(Error::model(format!("tensor {name:?} has no place in this model"))
+                .at(self.path.display())
+                .fix("config.json and the weights do not belong together (a bias field set to false?); fix config.json")),
+        }
+    }
+
+    /// The format and bytes of a part, if it is what the config says.
+    fn part(&self, part: &Part, param: &ParamShape) -> Result<(Dtype, &[u8])> {
+        let found = self.store.find(&part.name).and_then(|name| self.store.get(name));
+        let Some((file, info, bytes)) = found else {
+            return Err(self.missing(part, param));
+        };
+        let fail = |what: String| Error::model(what).at(self.path.join(file).display());
+        if info.shape != part.shape {
+            return Err(fail(format!(
+                "tensor {:?} has shape {:?}, expected {:?}",
+                part.name, info.shape, part.shape
+            ))
+            .fix(format!("check {} in config.json", shape_fields(&param.name))));
+        }
+        match Dtype::of(info.dtype) {
+            Some(dtype) => Ok((dtype, bytes)),
+            None => Err(fail(format!("tensor {:?} is stored as {:?}", part.name, info.dtype))
+                .fix("convert the weights to bfloat16, float16 or float32")),
+        }
+    }
+
+    /// A tensor is missing; perhaps one that nobody needs was meant to be it.
+    fn missing(&self, part: &Part, param: &ParamShape) -> Error {
+        let e = Error::model(format!("tensor {:?} is missing", part.name)).at(self.path.display());
+        if param.name == "head" {
+            return e.fix("set tie_word_embeddings to true in config.json if the logits use the embedding");
+        }
+        let tensors = self.family.tensors(&self.config);
+        let needed: HashSet<&str> =
+            tensors.iter().flat_map(|t| &t.parts).filter_map(|p| self.store.find(&p.name)).collect();
+        match nearest(&part.name, self.store.names().filter(|name| !needed.contains(name))) {
+            Some(near) => e.fix(format!("the nearest tensor there is {near:?}")),
+            None => {
+                e.fix("config.json and the weights do not belong together, or the download is incomplete")
+            }
+        }
+    }
+
+    /// A tied model may carry a copy of its embedding as `lm_head.weight`; another matrix there means that
+    /// it is not tied after all.
+    fn check_tied(&self) -> Result<()> {
+        if !(self.config.tied && self.config.head.has_lm()) {
+            return Ok(());
+        }
+        let tensors = self.family.tensors(&self.config);
+        let embed = tensors.first().and_then(|t| t.parts.first()).and_then(|p| self.store.find(&p.name));
+        let pair = (embed.and_then(|n| self.store.get(n)), self.store.get("lm_head.weight"));
+        match pair {
+            (Some((_, a, left)), Some((_, b, right))) if a.dtype == b.dtype && left != right => {
+                Err(Error::model(
+                    "lm_head.weight differs from the embedding although tie_word_embeddings is true",
+                )
+                .at(self.path.display())
+                .fix("set tie_word_embeddings to false in config.json, or remove lm_head.weight"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Tensors that are not parameters, and heads that this use of the model leaves aside.
+fn is_harmless(name: &str) -> bool {
+    const BUFFERS: [&str; 3] = ["rotary_emb.inv_freq", "attn.bias", "attn.masked_bias"];
+    matches!(name, "lm_head.weight" | "score.weight")
+        || name.starts_with("v_head.")
+        || BUFFERS.iter().any(|b| name.ends_with(b))
+}
+
+/// The fields of `config.json` behind a parameter's shape.
+fn shape_fields(param: &str) -> &'static str {
+    match param {
+        "embed" | "head" => "vocab_size and hidden_size",
+        "position" => "n_positions and hidden_size",
+        p if p.contains(".q_norm") || p.contains(".k_norm") => "head_dim",
+        p if p.contains(".qkv") || p.contains(".attn_out") => {
+            "hidden_size, num_attention_heads, num_key_value_heads and head_dim"
+        }
+        p if p.contains(".up") || p.contains(".down") => "intermediate_size and hidden_size",
+        p if p.starts_with("value") => "hidden_size and num_labels",
+        _ => "hidden_size",
+    }
+}

@@ -1,0 +1,29 @@
+//! Models on disk: Hugging Face directories in and out, never pickle.
+
+mod dtype;
+mod init;
+mod load;
+mod save;
+mod store;
+mod write;
+
+pub use dtype::Dtype;
+pub use init::{InitOptions, init_model, init_param};
+pub use load::ModelDir;
+pub use save::{SaveOptions, save_model};
+
+use std::path::Path;
+
+use crate::{Class, Error};
+
+/// An input or output error, in words, with its file.
+fn io_error(what: &str, path: &Path, e: &std::io::Error) -> Error {
+    use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, StorageFull};
+    let class = if matches!(e.kind(), StorageFull | QuotaExceeded) { Class::Resource } else { Class::Model };
+    let error = Error::new(class, format!("{what}: {e}")).at(path.display());
+    match e.kind() {
+        StorageFull | QuotaExceeded => error.fix("free some disk space or choose another disk"),
+        PermissionDenied => error.fix("check who owns the file and its permissions"),
+        _ => error,
+    }
+}

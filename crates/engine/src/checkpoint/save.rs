@@ -1,0 +1,163 @@
+//! Writes a model directory that transformers loads as it is: all of it, or nothing.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::dtype::Dtype;
+use super::io_error;
+use super::write::write_weights;
+use crate::model::{Config, Family, Head, ParamShape, family};
+use crate::{Error, Result};
+
+/// How a model is written.
+#[derive(Clone, Copy, Debug)]
+pub struct SaveOptions<'a> {
+    /// Number format of the weights.
+    pub dtype: Dtype,
+    /// A file grows no larger than this, unless a single tensor is.
+    pub max_shard_bytes: u64,
+    /// A model directory whose tokenizer, chat template and generation settings come along.
+    pub source: Option<&'a Path>,
+    /// Whether a directory that is already there is replaced.
+    pub overwrite: bool,
+}
+
+impl Default for SaveOptions<'_> {
+    fn default() -> Self {
+        SaveOptions { dtype: Dtype::Bf16, max_shard_bytes: 5_000_000_000, source: None, overwrite: false }
+    }
+}
+
+/// Files beside the weights that belong to a model.
+const COMPANIONS: [&str; 12] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// Writes `dir` through a temporary directory beside it, so that it appears complete or not at all.
+///
+/// `config_json` is the `config.json` the model came with; its fields are kept. `params` gives each fused
+/// parameter when its turn comes; only one is in memory at a time.
+pub fn save_model(
+    dir: &Path,
+    config: &Config,
+    config_json: Option<&Value>,
+    options: &SaveOptions,
+    params: &mut dyn FnMut(&ParamShape) -> Result<Vec<f32>>,
+) -> Result<()> {
+    let occupied = fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) || dir.is_file();
+    if occupied && !options.overwrite {
+        return Err(Error::usage("already exists and is not empty")
+            .at(dir.display())
+            .fix("choose another directory or remove this one"));
+    }
+    let temporary = sibling(dir, "tmp")?;
+    let result = write_all(&temporary, config, config_json, options, params).and_then(|()| {
+        if !occupied {
+            return rename(&temporary, dir);
+        }
+        let old = sibling(dir, "old")?;
+        rename(dir, &old)?;
+        rename(&temporary, dir)?;
+        remove(&old).map_err(|e| io_error("cannot remove the replaced directory", &old, &e))
+    });
+    if result.is_err() {
+        let _ = fs::remove_dir_all(&temporary); // the first error is the one to report
+        return result;
+    }
+    if let Some(parent) = dir.parent().filter(|p| !p.as_os_str().is_empty()) {
+        sync_dir(parent)?;
+    }
+    Ok(())
+}
+
+fn write_all(
+    dir: &Path,
+    config: &Config,
+    config_json: Option<&Value>,
+    options: &SaveOptions,
+    params: &mut dyn FnMut(&ParamShape) -> Result<Vec<f32>>,
+) -> Result<()> {
+    let _ = fs::remove_dir_all(dir); // left over from a crash under the same process id
+    fs::create_dir_all(dir).map_err(|e| io_error("cannot create the directory", dir, &e))?;
+    let family = family(config.family)?;
+    write_json(&dir.join("config.json"), &updated_config(family, config, config_json, options.dtype))?;
+    if let Some(source) = options.source {
+        for name in COMPANIONS.iter().filter(|name| source.join(name).is_file()) {
+            copy(&source.join(name), &dir.join(name))?;
+        }
+    }
+    write_weights(dir, family, config, options, params)?;
+    sync_dir(dir)
+}
+
+/// The original fields, and what saving changes: the class, the dtype, the tie, one label for a score.
+fn updated_config(family: &dyn Family, config: &Config, original: Option<&Value>, dtype: Dtype) -> Value {
+    let mut out = match original.and_then(Value::as_object) {
+        Some(fields) => fields.clone(),
+        None => family.to_json(config).as_object().cloned().unwrap_or_default(),
+    };
+    out.insert("architectures".into(), json!([family.architectures().for_head(config.head)]));
+    let newer = out.contains_key("dtype");
+    if newer {
+        out.insert("dtype".into(), json!(dtype.torch_name()));
+    }
+    if !newer || out.contains_key("torch_dtype") {
+        out.insert("torch_dtype".into(), json!(dtype.torch_name()));
+    }
+    out.insert("tie_word_embeddings".into(), json!(config.tied));
+    if config.head == Head::Score {
+        out.insert("id2label".into(), json!({"0": "LABEL_0"}));
+        out.insert("label2id".into(), json!({"LABEL_0": 0}));
+        out.insert("num_labels".into(), json!(1));
+        out.remove("problem_type"); // "single_label_classification" would not load with one label
+    }
+    Value::Object(out)
+}
+
+pub(super) fn write_json(path: &Path, value: &Value) -> Result<()> {
+    let fail = |e: std::io::Error| io_error("cannot write", path, &e);
+    let mut file = File::create(path).map_err(fail)?;
+    file.write_all(format!("{value:#}\n").as_bytes()).map_err(fail)?;
+    file.sync_all().map_err(fail)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::copy(from, to).map_err(|e| io_error("cannot copy", from, &e))?;
+    let file = File::open(to).map_err(|e| io_error("cannot open", to, &e))?;
+    file.sync_all().map_err(|e| io_error("cannot finish writing", to, &e))
+}
+
+/// `.name.<pid>.tmp` beside `name`.
+fn sibling(dir: &Path, kind: &str) -> Result<PathBuf> {
+    let Some(name) = dir.file_name() else {
+        return Err(Error::usage("not a directory that can be written").at(dir.display()));
+    };
+    Ok(dir.with_file_name(format!(".{}.{}.{kind}", name.to_string_lossy(), std::process::id())))
+}
+
+fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).map_err(|e| io_error("cannot put the finished directory in place", to, &e))
+}
+
+fn remove(path: &Path) -> std::io::Result<()> {
+    if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
+}
+
+/// A rename is on disk once its directory is.
+fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| io_error("cannot sync", dir, &e))
+}

@@ -1,0 +1,164 @@
+//! Safetensors files: header first, then tensor by tensor, so that the model is never held twice.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use super::dtype::Dtype;
+use super::io_error;
+use super::save::{SaveOptions, write_json};
+use crate::model::{Config, Family, ParamShape, Part};
+use crate::{Error, Result};
+
+/// One file to come: its name, its header and how many tensors it takes.
+struct Plan {
+    file: String,
+    header: Vec<u8>,
+    count: usize,
+}
+
+/// Writes all tensors of a model, one parameter at a time, into as many files as needed.
+pub(super) fn write_weights(
+    dir: &Path,
+    family: &dyn Family,
+    config: &Config,
+    options: &SaveOptions,
+    params: &mut dyn FnMut(&ParamShape) -> Result<Vec<f32>>,
+) -> Result<()> {
+    let tensors = family.tensors(config);
+    let parts: Vec<&Part> = tensors.iter().flat_map(|t| &t.parts).collect();
+    let plans = plan(&parts, options);
+    if plans.len() > 1 {
+        write_index(dir, &parts, &plans, options.dtype)?;
+    }
+    let mut plans = plans.into_iter();
+    let mut file: Option<Output> = None;
+    for tensor in &tensors {
+        let data = params(&tensor.param)?;
+        if data.len() != tensor.param.len() {
+            let (name, got, want) = (&tensor.param.name, data.len(), tensor.param.len());
+            return Err(Error::model(format!("parameter {name:?} has {got} numbers, expected {want}")));
+        }
+        let mut rest = data.as_slice();
+        for part in &tensor.parts {
+            let (mine, others) = rest.split_at(part.len());
+            rest = others;
+            let mut output = match file.take() {
+                Some(output) => output,
+                None => match plans.next() {
+                    Some(plan) => Output::create(dir, plan)?,
+                    None => return Err(Error::model("more tensors than planned")),
+                },
+            };
+            output.tensor(part, mine, options.dtype)?;
+            output.left -= 1;
+            if output.left == 0 { output.finish()? } else { file = Some(output) }
+        }
+    }
+    Ok(())
+}
+
+/// Cuts the tensors into files and writes each file's header.
+fn plan(parts: &[&Part], options: &SaveOptions) -> Vec<Plan> {
+    let bytes = |p: &Part| (p.len() * options.dtype.size()) as u64;
+    let mut cuts: Vec<Vec<&Part>> = Vec::new();
+    let mut filled = u64::MAX;
+    for part in parts {
+        match cuts.last_mut().filter(|_| filled.saturating_add(bytes(part)) <= options.max_shard_bytes) {
+            Some(cut) => {
+                cut.push(part);
+                filled += bytes(part);
+            }
+            None => {
+                cuts.push(vec![part]);
+                filled = bytes(part);
+            }
+        }
+    }
+    let total = cuts.len();
+    let name = |i: usize| match total {
+        1 => "model.safetensors".to_string(),
+        _ => format!("model-{:05}-of-{total:05}.safetensors", i + 1),
+    };
+    let make = |(i, cut): (usize, &Vec<&Part>)| Plan {
+        file: name(i),
+        header: header(cut, options.dtype),
+        count: cut.len(),
+    };
+    cuts.iter().enumerate().map(make).collect()
+}
+
+/// The head of a safetensors file: its length, then JSON padded so that the numbers are aligned.
+fn header(parts: &[&Part], dtype: Dtype) -> Vec<u8> {
+    let mut fields = Map::new();
+    fields.insert("__metadata__".into(), json!({"format": "pt"}));
+    let mut at = 0;
+    for part in parts {
+        let end = at + part.len() * dtype.size();
+        let info = json!({"dtype": dtype.stored_name(), "shape": part.shape, "data_offsets": [at, end]});
+        fields.insert(part.name.clone(), info);
+        at = end;
+    }
+    let mut text = Value::Object(fields).to_string().into_bytes();
+    text.resize(text.len().next_multiple_of(8), b' ');
+    let mut out = (text.len() as u64).to_le_bytes().to_vec();
+    out.extend(text);
+    out
+}
+
+fn write_index(dir: &Path, parts: &[&Part], plans: &[Plan], dtype: Dtype) -> Result<()> {
+    let files = plans.iter().flat_map(|p| std::iter::repeat_n(p.file.as_str(), p.count));
+    let map: Map<String, Value> = parts.iter().zip(files).map(|(p, f)| (p.name.clone(), json!(f))).collect();
+    let total: usize = parts.iter().map(|p| p.len() * dtype.size()).sum();
+    let index = json!({"metadata": {"total_size": total}, "weight_map": map});
+    write_json(&dir.join("model.safetensors.index.json"), &index)
+}
+
+/// A safetensors file being written.
+struct Output {
+    path: PathBuf,
+    file: BufWriter<File>,
+    left: usize,
+    buffer: Vec<u8>,
+}
+
+impl Output {
+    fn create(dir: &Path, plan: Plan) -> Result<Output> {
+        let path = dir.join(&plan.file);
+        let file = File::create(&path).map_err(|e| io_error("cannot create the file", &path, &e))?;
+        let mut output = Output { path, file: BufWriter::new(file), left: plan.count, buffer: Vec::new() };
+        output.bytes(&plan.header)?;
+        Ok(output)
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(|e| io_error("cannot write", &self.path, &e))
+    }
+
+    fn tensor(&mut self, part: &Part, data: &[f32], dtype: Dtype) -> Result<()> {
+        let turned: Vec<f32>;
+        let data = if part.transposed {
+            let inputs = part.shape[0];
+            turned = (0..inputs).flat_map(|i| data[i..].iter().step_by(inputs)).copied().collect();
+            &turned
+        } else {
+            data
+        };
+        for chunk in data.chunks(1 << 16) {
+            let mut buffer = std::mem::take(&mut self.buffer);
+            buffer.clear();
+            dtype.encode(chunk, &mut buffer).map_err(|e| e.at(&part.name))?;
+            self.bytes(&buffer)?;
+            self.buffer = buffer;
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<()> {
+        let fail = |e: &std::io::Error| io_error("cannot finish writing", &self.path, e);
+        let file = self.file.into_inner().map_err(|e| fail(e.error()))?;
+        file.sync_all().map_err(|e| fail(&e))
+    }
+}

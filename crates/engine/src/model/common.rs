@@ -1,0 +1,235 @@
+//! What the families share: the fields of Llama's `config.json`, windows, activations, checks.
+
+use serde_json::{Map, Value, json};
+
+use super::config::{Activation, Config, Norm, NormKind, Position};
+use super::fields::Fields;
+use super::rope_json::{self, RopeRules};
+use super::{Architectures, head_of};
+use crate::{Error, Result};
+
+/// What transformers assumes for a family where `config.json` says nothing.
+pub(crate) struct Defaults {
+    /// `None`: as many as query heads.
+    pub(crate) kv_heads: Option<usize>,
+    /// `None`: the width divided by the heads.
+    pub(crate) head_dim: Option<usize>,
+    pub(crate) max_positions: usize,
+    pub(crate) eps: f64,
+    pub(crate) tied: bool,
+    /// Fields that may name the activation, the first that is there decides.
+    pub(crate) activation_keys: &'static [&'static str],
+    pub(crate) activation: &'static str,
+}
+
+/// Fields that change the computation in ways the decoder does not know.
+const REFUSED: [&str; 12] = [
+    "quantization_config",
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "per_layer_config",
+    "use_bidirectional_attention",
+    "is_encoder_decoder",
+    "add_cross_attention",
+    "scale_attn_by_inverse_layer_idx",
+    "text_config",
+    "vision_config",
+    "no_rope_layers",
+];
+
+/// Refuses what the decoder cannot compute.
+pub(crate) fn refuse_unsupported(f: &Fields) -> Result<()> {
+    f.refuse(&REFUSED)
+}
+
+/// Reads the fields that Llama and its descendants share. Families adjust the result.
+pub(crate) fn llama_config(
+    family: &'static str,
+    f: &Fields,
+    names: Architectures,
+    defaults: &Defaults,
+    rope: &RopeRules,
+) -> Result<Config> {
+    refuse_unsupported(f)?;
+    let hidden = f.size(&["hidden_size"])?;
+    let layers = f.size(&["num_hidden_layers"])?;
+    let heads = f.size(&["num_attention_heads"])?;
+    let kv_heads = match f.opt_size("num_key_value_heads")? {
+        Some(n) => n,
+        None if f.has("num_key_value_heads") => heads,
+        None => defaults.kv_heads.unwrap_or(heads),
+    };
+    let head_dim = match f.opt_size("head_dim")? {
+        Some(n) => n,
+        None if f.has("head_dim") => hidden / heads,
+        None => defaults.head_dim.unwrap_or(hidden / heads),
+    };
+    let max_positions = f.opt_size("max_position_embeddings")?.unwrap_or(defaults.max_positions);
+    let eps = f.opt_positive("rms_norm_eps")?.unwrap_or(defaults.eps) as f32;
+    let config = Config {
+        family,
+        vocab: f.size(&["vocab_size"])?,
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        ffn: f.size(&["intermediate_size"])?,
+        max_positions,
+        norm: Norm { kind: NormKind::Rms, eps },
+        post_norms: false,
+        qk_norm: false,
+        activation: gated_activation(f, defaults)?,
+        qkv_bias: false,
+        out_bias: false,
+        mlp_bias: false,
+        position: Position::Rotary(rope_json::read(f, head_dim, max_positions, rope)?),
+        attention_scale: (head_dim as f64).powf(-0.5) as f32,
+        attention_softcap: None,
+        final_softcap: None,
+        windows: vec![None; layers],
+        embedding_scale: 1.0,
+        tied: f.flag("tie_word_embeddings", defaults.tied)?,
+        head: head_of(f, names)?,
+    };
+    check(&config)?;
+    Ok(config)
+}
+
+fn gated_activation(f: &Fields, defaults: &Defaults) -> Result<Activation> {
+    let (mut key, mut name) = (defaults.activation_keys[0], defaults.activation);
+    for candidate in defaults.activation_keys {
+        if let Some(given) = f.text(candidate)? {
+            (key, name) = (candidate, given);
+            break;
+        }
+    }
+    match name {
+        "silu" | "swish" => Ok(Activation::SiluGated),
+        "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluGated),
+        other => Err(f
+            .error(format!("{key} {other:?} is not supported"))
+            .fix("supported are silu and gelu_pytorch_tanh")),
+    }
+}
+
+/// Refuses sizes that do not fit together.
+pub(crate) fn check(c: &Config) -> Result<()> {
+    let fail = |what: String| Err(Error::model(what).at("config.json"));
+    if !c.heads.is_multiple_of(c.kv_heads) {
+        return fail(format!(
+            "num_attention_heads ({}) must be a multiple of num_key_value_heads ({})",
+            c.heads, c.kv_heads
+        ));
+    }
+    if c.head_dim == 0 {
+        return fail(format!("hidden_size ({}) is smaller than num_attention_heads ({})", c.hidden, c.heads));
+    }
+    if let Position::Rotary(rope) = &c.position
+        && (rope.rotary_dim == 0 || !rope.rotary_dim.is_multiple_of(2))
+    {
+        return fail(format!(
+            "{} of {} dimensions of a head turn; must be even",
+            rope.rotary_dim, c.head_dim
+        ));
+    }
+    if c.layers > 100_000 {
+        return fail(format!("num_hidden_layers ({}) is beyond any real model", c.layers));
+    }
+    let largest = [c.vocab, c.qkv_width(), c.up_width(), c.max_positions].into_iter().max().unwrap_or(0);
+    match largest.checked_mul(c.hidden.max(c.ffn)) {
+        Some(n) if n <= 1 << 44 => Ok(()),
+        _ => fail("the sizes make a parameter too large for any machine".into()),
+    }
+}
+
+/// The window of every layer where `layer_types` names the layers that slide.
+pub(crate) fn typed_windows(
+    f: &Fields,
+    layers: usize,
+    window: Option<usize>,
+    slides_by_default: impl Fn(usize) -> bool,
+) -> Result<Vec<Option<usize>>> {
+    let Some(types) = f.texts("layer_types")? else {
+        return Ok((0..layers).map(|l| window.filter(|_| slides_by_default(l))).collect());
+    };
+    if types.len() != layers {
+        let what = format!("layer_types has {} entries, expected num_hidden_layers ({layers})", types.len());
+        return Err(f.error(what));
+    }
+    let one = |kind: &&str| match *kind {
+        "sliding_attention" => Ok(window),
+        "full_attention" => Ok(None),
+        other => Err(f
+            .error(format!("layer_types names {other:?}, which is not supported"))
+            .fix("supported are full_attention and sliding_attention")),
+    };
+    types.iter().map(one).collect()
+}
+
+/// The names `layer_types` uses for the windows of a config.
+pub(crate) fn layer_types(config: &Config) -> Vec<&'static str> {
+    let name = |w: &Option<usize>| if w.is_some() { "sliding_attention" } else { "full_attention" };
+    config.windows.iter().map(name).collect()
+}
+
+/// The one window of the layers that have one.
+pub(crate) fn window_size(config: &Config) -> Option<usize> {
+    config.windows.iter().flatten().next().copied()
+}
+
+/// The fields that Llama and its descendants share. Families add their own.
+pub(crate) fn llama_json(config: &Config, model_type: &str, names: Architectures) -> Map<String, Value> {
+    let mut out = start_json(config, model_type, names);
+    let mut put = |key: &str, value: Value| out.insert(key.into(), value);
+    put("vocab_size", json!(config.vocab));
+    put("hidden_size", json!(config.hidden));
+    put("intermediate_size", json!(config.ffn));
+    put("num_hidden_layers", json!(config.layers));
+    put("num_attention_heads", json!(config.heads));
+    put("num_key_value_heads", json!(config.kv_heads));
+    put("head_dim", json!(config.head_dim));
+    put("hidden_act", json!(activation_name(config.activation)));
+    put("max_position_embeddings", json!(config.max_positions));
+    put("rms_norm_eps", json!(plain(config.norm.eps)));
+    put("attention_dropout", json!(0.0));
+    if let Position::Rotary(rope) = &config.position {
+        rope_json::write(rope, config.head_dim, &mut out);
+    }
+    out
+}
+
+/// The fields every family has. No special tokens: the defaults of some classes lie outside small vocabularies.
+pub(crate) fn start_json(config: &Config, model_type: &str, names: Architectures) -> Map<String, Value> {
+    let mut out = Map::new();
+    let mut put = |key: &str, value: Value| out.insert(key.into(), value);
+    put("architectures", json!([names.for_head(config.head)]));
+    put("model_type", json!(model_type));
+    put("torch_dtype", json!("float32"));
+    put("tie_word_embeddings", json!(config.tied));
+    put("initializer_range", json!(0.02));
+    put("use_cache", json!(true));
+    for token in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+        put(token, Value::Null);
+    }
+    if config.head == super::Head::Score {
+        put("id2label", json!({"0": "LABEL_0"}));
+        put("label2id", json!({"LABEL_0": 0}));
+    }
+    out
+}
+
+/// The name transformers has for an activation.
+pub(crate) fn activation_name(activation: Activation) -> &'static str {
+    match activation {
+        Activation::SiluGated => "silu",
+        Activation::GeluGated => "gelu_pytorch_tanh",
+        Activation::Gelu => "gelu_new",
+    }
+}
+
+/// An `f32` as the shortest decimal that means it, so that 1e-6 is written as 1e-6.
+pub(crate) fn plain(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
+}

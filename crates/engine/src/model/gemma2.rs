@@ -1,0 +1,109 @@
+//! Gemma 2: norms on both sides of each block with weights around zero, soft caps, every other layer
+//! windowed, a scaled embedding.
+
+use serde_json::{Value, json};
+
+use super::common::{Defaults, activation_name, layer_types, llama_config, llama_json, plain, typed_windows};
+use super::config::NormKind;
+use super::fields::Fields;
+use super::naming::{Naming, Rows, Tensor};
+use super::rope_json::RopeRules;
+use super::{Architectures, Config, Family, common};
+use crate::Result;
+
+pub(super) struct Gemma2;
+
+const DEFAULTS: Defaults = Defaults {
+    kv_heads: Some(4),
+    head_dim: Some(256),
+    max_positions: 8192,
+    eps: 1e-6,
+    tied: true,
+    activation_keys: &["hidden_activation", "hidden_act"],
+    activation: "gelu_pytorch_tanh",
+};
+
+const NAMES: Naming = Naming {
+    prefix: "model.",
+    embed: "embed_tokens",
+    position: "",
+    layers: "layers",
+    final_norm: "norm",
+    transposed: false,
+    stems: &[
+        ("attn_norm", &[("input_layernorm", Rows::All)]),
+        ("attn_post_norm", &[("post_attention_layernorm", Rows::All)]),
+        ("mlp_norm", &[("pre_feedforward_layernorm", Rows::All)]),
+        ("mlp_post_norm", &[("post_feedforward_layernorm", Rows::All)]),
+        (
+            "qkv",
+            &[
+                ("self_attn.q_proj", Rows::Query),
+                ("self_attn.k_proj", Rows::KeyOrValue),
+                ("self_attn.v_proj", Rows::KeyOrValue),
+            ],
+        ),
+        ("attn_out", &[("self_attn.o_proj", Rows::All)]),
+        ("up", &[("mlp.gate_proj", Rows::Half), ("mlp.up_proj", Rows::Half)]),
+        ("down", &[("mlp.down_proj", Rows::All)]),
+    ],
+};
+
+impl Family for Gemma2 {
+    fn name(&self) -> &'static str {
+        "gemma2"
+    }
+    fn model_types(&self) -> &'static [&'static str] {
+        &["gemma2"]
+    }
+    fn architectures(&self) -> Architectures {
+        Architectures {
+            causal: "Gemma2ForCausalLM",
+            classifier: "Gemma2ForSequenceClassification",
+            base: "Gemma2Model",
+        }
+    }
+    fn config(&self, json: &Value) -> Result<Config> {
+        let f = Fields::new(json)?;
+        let mut c = llama_config(self.name(), &f, self.architectures(), &DEFAULTS, &RopeRules::USUAL)?;
+        c.norm.kind = NormKind::RmsPlusOne;
+        c.post_norms = true;
+        c.qkv_bias = f.flag("attention_bias", false)?;
+        c.out_bias = c.qkv_bias;
+        c.attention_scale = f.opt_positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5) as f32;
+        c.attention_softcap = softcap(&f, "attn_logit_softcapping", 50.0)?;
+        c.final_softcap = softcap(&f, "final_logit_softcapping", 30.0)?;
+        c.embedding_scale = (c.hidden as f64).sqrt() as f32;
+        let window = if f.has("sliding_window") { f.opt_size("sliding_window")? } else { Some(4096) };
+        c.windows = typed_windows(&f, c.layers, window, |layer| layer % 2 == 0)?;
+        Ok(c)
+    }
+    fn tensors(&self, config: &Config) -> Vec<Tensor> {
+        NAMES.tensors(config)
+    }
+    fn to_json(&self, config: &Config) -> Value {
+        let mut out = llama_json(config, "gemma2", self.architectures());
+        let mut put = |key: &str, value: Value| out.insert(key.into(), value);
+        put("hidden_activation", json!(activation_name(config.activation)));
+        put("attention_bias", json!(config.qkv_bias));
+        put("query_pre_attn_scalar", inverse_square(config.attention_scale));
+        put("attn_logit_softcapping", json!(config.attention_softcap.map(plain)));
+        put("final_logit_softcapping", json!(config.final_softcap.map(plain)));
+        // The class builds its sliding mask even where no layer slides, so the field is never null.
+        put("sliding_window", json!(common::window_size(config).unwrap_or(4096)));
+        put("layer_types", json!(layer_types(config)));
+        out.into()
+    }
+}
+
+/// Null switches a cap off; absence means the default.
+fn softcap(f: &Fields, key: &str, default: f64) -> Result<Option<f32>> {
+    let cap = if f.has(key) { f.opt_positive(key)? } else { Some(default) };
+    Ok(cap.map(|x| x as f32))
+}
+
+/// The number whose inverse square root is the scale: whole, but for the rounding of the scale.
+fn inverse_square(scale: f32) -> Value {
+    let x = f64::from(scale).powi(-2);
+    if (x - x.round()).abs() < 1e-4 * x { json!(x.round() as u64) } else { json!(x) }
+}

@@ -1,0 +1,122 @@
+//! GPT-2: learned positions, layer norms with biases, one plain network, matrices stored the other way round.
+
+use serde_json::{Value, json};
+
+use super::common::{activation_name, check, plain, refuse_unsupported, start_json};
+use super::config::{Activation, Norm, NormKind, Position};
+use super::fields::Fields;
+use super::naming::{Naming, Rows, Tensor};
+use super::{Architectures, Config, Family, head_of};
+use crate::Result;
+
+pub(super) struct Gpt2;
+
+const NAMES: Naming = Naming {
+    prefix: "transformer.",
+    embed: "wte",
+    position: "wpe",
+    layers: "h",
+    final_norm: "ln_f",
+    transposed: true,
+    stems: &[
+        ("attn_norm", &[("ln_1", Rows::All)]),
+        ("mlp_norm", &[("ln_2", Rows::All)]),
+        ("qkv", &[("attn.c_attn", Rows::All)]),
+        ("attn_out", &[("attn.c_proj", Rows::All)]),
+        ("up", &[("mlp.c_fc", Rows::All)]),
+        ("down", &[("mlp.c_proj", Rows::All)]),
+    ],
+};
+
+impl Family for Gpt2 {
+    fn name(&self) -> &'static str {
+        "gpt2"
+    }
+    fn model_types(&self) -> &'static [&'static str] {
+        &["gpt2"]
+    }
+    fn architectures(&self) -> Architectures {
+        Architectures {
+            causal: "GPT2LMHeadModel",
+            classifier: "GPT2ForSequenceClassification",
+            base: "GPT2Model",
+        }
+    }
+    fn config(&self, json: &Value) -> Result<Config> {
+        let f = Fields::new(json)?;
+        refuse_unsupported(&f)?;
+        let hidden = f.size(&["n_embd", "hidden_size"])?;
+        let layers = f.size(&["n_layer", "num_hidden_layers"])?;
+        let heads = f.size(&["n_head", "num_attention_heads"])?;
+        let head_dim = hidden / heads;
+        if head_dim * heads != hidden {
+            return Err(f.error(format!("n_embd ({hidden}) must be a multiple of n_head ({heads})")));
+        }
+        for (key, only) in [("num_key_value_heads", heads), ("head_dim", head_dim)] {
+            if let Some(n) = f.opt_size(key)?.filter(|n| *n != only) {
+                return Err(f.error(format!("{key} is {n}, expected {only}: GPT-2 knows no other")));
+            }
+        }
+        let scaled = f.flag("scale_attn_weights", true)?;
+        let config = Config {
+            family: self.name(),
+            vocab: f.size(&["vocab_size"])?,
+            hidden,
+            layers,
+            heads,
+            kv_heads: heads,
+            head_dim,
+            ffn: f.opt_size("n_inner")?.unwrap_or(4 * hidden),
+            max_positions: f.size(&["n_positions", "max_position_embeddings"])?,
+            norm: Norm {
+                kind: NormKind::Layer,
+                eps: f.opt_positive("layer_norm_epsilon")?.unwrap_or(1e-5) as f32,
+            },
+            post_norms: false,
+            qk_norm: false,
+            activation: activation(&f)?,
+            qkv_bias: true,
+            out_bias: true,
+            mlp_bias: true,
+            position: Position::Learned,
+            attention_scale: if scaled { (head_dim as f64).powf(-0.5) as f32 } else { 1.0 },
+            attention_softcap: None,
+            final_softcap: None,
+            windows: vec![None; layers],
+            embedding_scale: 1.0,
+            tied: f.flag("tie_word_embeddings", true)?,
+            head: head_of(&f, self.architectures())?,
+        };
+        check(&config)?;
+        Ok(config)
+    }
+    fn tensors(&self, config: &Config) -> Vec<Tensor> {
+        NAMES.tensors(config)
+    }
+    fn to_json(&self, config: &Config) -> Value {
+        let mut out = start_json(config, "gpt2", self.architectures());
+        let mut put = |key: &str, value: Value| out.insert(key.into(), value);
+        put("vocab_size", json!(config.vocab));
+        put("n_embd", json!(config.hidden));
+        put("n_layer", json!(config.layers));
+        put("n_head", json!(config.heads));
+        put("n_inner", json!(config.ffn));
+        put("n_positions", json!(config.max_positions));
+        put("activation_function", json!(activation_name(config.activation)));
+        put("layer_norm_epsilon", json!(plain(config.norm.eps)));
+        put("scale_attn_weights", json!(config.attention_scale != 1.0 || config.head_dim == 1));
+        for dropout in ["attn_pdrop", "embd_pdrop", "resid_pdrop"] {
+            put(dropout, json!(0.0));
+        }
+        out.into()
+    }
+}
+
+fn activation(f: &Fields) -> Result<Activation> {
+    match f.text("activation_function")?.unwrap_or("gelu_new") {
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::Gelu),
+        other => Err(f
+            .error(format!("activation_function {other:?} is not supported"))
+            .fix("supported are gelu_new and gelu_pytorch_tanh")),
+    }
+}

@@ -1,0 +1,48 @@
+//! Qwen 3 (dense): Qwen 2 without biases, with a norm on every query and key head.
+
+use serde_json::{Value, json};
+
+use super::common::{Defaults, llama_config, llama_json};
+use super::fields::Fields;
+use super::naming::{LLAMA_NAMES, Tensor};
+use super::rope_json::RopeRules;
+use super::{Architectures, Config, Family, qwen2};
+use crate::Result;
+
+pub(super) struct Qwen3;
+
+const DEFAULTS: Defaults = Defaults { head_dim: Some(128), ..qwen2::DEFAULTS };
+
+impl Family for Qwen3 {
+    fn name(&self) -> &'static str {
+        "qwen3"
+    }
+    fn model_types(&self) -> &'static [&'static str] {
+        &["qwen3"]
+    }
+    fn architectures(&self) -> Architectures {
+        Architectures {
+            causal: "Qwen3ForCausalLM",
+            classifier: "Qwen3ForSequenceClassification",
+            base: "Qwen3Model",
+        }
+    }
+    fn config(&self, json: &Value) -> Result<Config> {
+        let f = Fields::new(json)?;
+        let mut c = llama_config(self.name(), &f, self.architectures(), &DEFAULTS, &RopeRules::USUAL)?;
+        c.qk_norm = true;
+        c.qkv_bias = f.flag("attention_bias", false)?;
+        c.out_bias = c.qkv_bias;
+        c.windows = qwen2::windows(&f, c.layers)?;
+        Ok(c)
+    }
+    fn tensors(&self, config: &Config) -> Vec<Tensor> {
+        LLAMA_NAMES.tensors(config)
+    }
+    fn to_json(&self, config: &Config) -> Value {
+        let mut out = llama_json(config, "qwen3", self.architectures());
+        out.insert("attention_bias".into(), json!(config.qkv_bias));
+        qwen2::put_windows(config, &mut out);
+        out.into()
+    }
+}

@@ -1,0 +1,382 @@
+//! Model directories: what is written is read back bit for bit, what is broken is refused in words.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ferrl_engine::Class;
+use ferrl_engine::checkpoint::{
+    Dtype, InitOptions, ModelDir, SaveOptions, init_model, init_param, save_model,
+};
+use ferrl_engine::model::{FAMILIES, Head, ParamShape};
+use serde_json::{Value, json};
+
+/// A directory that disappears with the test.
+struct Temp(PathBuf);
+
+impl Temp {
+    fn new() -> Temp {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("ferrl-checkpoint-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Temp(path)
+    }
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn tiny(family: &str) -> InitOptions {
+    InitOptions {
+        vocab: 48,
+        hidden: 32,
+        layers: 2,
+        heads: Some(4),
+        kv_heads: (family != "gpt2").then_some(2),
+        ffn: Some(40),
+        max_positions: 64,
+        seed: 7,
+        ..InitOptions::new(family)
+    }
+}
+
+const F32: SaveOptions =
+    SaveOptions { dtype: Dtype::F32, max_shard_bytes: u64::MAX, source: None, overwrite: false };
+
+fn read(dir: &Path) -> BTreeMap<String, Vec<f32>> {
+    let mut out = BTreeMap::new();
+    ModelDir::open(dir)
+        .unwrap()
+        .load(|p, data| {
+            assert_eq!(data.len(), p.len());
+            out.insert(p.name.clone(), data);
+            Ok(())
+        })
+        .unwrap();
+    out
+}
+
+fn failure(dir: &Path) -> String {
+    let e = ModelDir::open(dir).unwrap_err();
+    assert_eq!(e.class, Class::Model);
+    e.to_string()
+}
+
+fn edit(path: &Path, change: impl FnOnce(&mut Value)) {
+    let mut json: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    change(&mut json);
+    fs::write(path, json.to_string()).unwrap();
+}
+
+#[test]
+fn every_family_and_head_comes_back_bit_for_bit() {
+    for family in FAMILIES {
+        for head in [Head::Lm, Head::Score, Head::LmAndValue] {
+            for (tied, max_shard_bytes) in [(true, u64::MAX), (false, u64::MAX), (false, 4096), (false, 1)] {
+                if max_shard_bytes != u64::MAX && head != Head::LmAndValue {
+                    continue; // once per family is enough
+                }
+                let temp = Temp::new();
+                let dir = temp.join("model");
+                let options = InitOptions { tied: Some(tied), head, ..tiny(family.name()) };
+                let config = init_model(&dir, &options, &SaveOptions { max_shard_bytes, ..F32 }).unwrap();
+                assert_eq!(ModelDir::open(&dir).unwrap().config, config);
+                let back = read(&dir);
+                assert_eq!(back.len(), config.params().len());
+                for param in config.params() {
+                    assert_eq!(back[&param.name], init_param(&config, &options, &param), "{}", param.name);
+                }
+                assert_eq!(dir.join("model.safetensors.index.json").exists(), max_shard_bytes != u64::MAX);
+                assert_eq!(fs::read_dir(&temp.0).unwrap().count(), 1, "nothing is left beside the model");
+            }
+        }
+    }
+}
+
+#[test]
+fn half_formats_round_once_and_then_stay() {
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        let temp = Temp::new();
+        let options = tiny("gpt2");
+        let config = init_model(&temp.join("a"), &options, &SaveOptions { dtype, ..F32 }).unwrap();
+        let once = read(&temp.join("a"));
+        for param in config.params() {
+            for (x, exact) in once[&param.name].iter().zip(init_param(&config, &options, &param)) {
+                let tolerance = if dtype == Dtype::Bf16 { 1.0 / 256.0 } else { 1.0 / 1024.0 };
+                assert!((x - exact).abs() <= tolerance * exact.abs() + 1e-7);
+            }
+        }
+        let original = ModelDir::open(&temp.join("a")).unwrap();
+        let save = SaveOptions { dtype, ..F32 };
+        let mut get = |p: &ParamShape| Ok(once[&p.name].clone());
+        save_model(&temp.join("b"), &config, Some(&original.config_json), &save, &mut get).unwrap();
+        assert_eq!(once, read(&temp.join("b")));
+        assert_eq!(original.config_json["torch_dtype"], dtype.torch_name());
+    }
+}
+
+#[test]
+fn float16_refuses_what_it_cannot_hold() {
+    let temp = Temp::new();
+    let (config, _) = tiny("llama").build().unwrap();
+    let save = SaveOptions { dtype: Dtype::F16, ..F32 };
+    let e =
+        save_model(&temp.join("m"), &config, None, &save, &mut |p| Ok(vec![70000.0; p.len()])).unwrap_err();
+    assert_eq!(e.class, Class::Numerics);
+    assert!(e.to_string().contains("model.embed_tokens.weight: 70000 is too large"), "{e}");
+    assert_eq!(fs::read_dir(&temp.0).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
+fn saving_keeps_foreign_fields_and_brings_the_tokenizer() {
+    let temp = Temp::new();
+    let dir = temp.join("a");
+    let config = init_model(&dir, &tiny("qwen2"), &F32).unwrap();
+    fs::write(dir.join("tokenizer.json"), "{}").unwrap();
+    fs::write(dir.join("secret.txt"), "x").unwrap();
+    edit(&dir.join("config.json"), |c| {
+        c["my_field"] = json!([1, 2]);
+        c["dtype"] = json!("float32");
+    });
+    let opened = ModelDir::open(&dir).unwrap().with_head(Head::Score, 3).unwrap();
+    let mut params = BTreeMap::new();
+    let keep = |p: &ParamShape, data| {
+        params.insert(p.name.clone(), data);
+        Ok(())
+    };
+    opened.load(keep).unwrap();
+    assert!(params["value.weight"].iter().any(|x| *x != 0.0));
+    let save = SaveOptions { source: Some(&dir), dtype: Dtype::Bf16, ..F32 };
+    let b = temp.join("b");
+    let mut get = |p: &ferrl_engine::model::ParamShape| Ok(params[&p.name].clone());
+    save_model(&b, &opened.config, Some(&opened.config_json), &save, &mut get).unwrap();
+    let json: Value = serde_json::from_slice(&fs::read(b.join("config.json")).unwrap()).unwrap();
+    assert_eq!(json["my_field"], json!([1, 2]));
+    assert_eq!((&json["dtype"], &json["torch_dtype"]), (&json!("bfloat16"), &json!("bfloat16")));
+    assert_eq!(json["architectures"], json!(["Qwen2ForSequenceClassification"]));
+    assert_eq!(json["num_labels"], 1);
+    assert!(b.join("tokenizer.json").exists() && !b.join("secret.txt").exists());
+    assert_eq!(ModelDir::open(&b).unwrap().config.head, Head::Score);
+    assert_eq!(config.head, Head::Lm);
+}
+
+#[test]
+fn a_directory_is_replaced_only_on_request() {
+    let temp = Temp::new();
+    let dir = temp.join("m");
+    init_model(&dir, &tiny("llama"), &F32).unwrap();
+    let before = read(&dir);
+    let other = InitOptions { seed: 8, ..tiny("llama") };
+    let e = init_model(&dir, &other, &F32).unwrap_err();
+    assert!(e.to_string().contains("already exists"), "{e}");
+    assert_eq!(before, read(&dir));
+    init_model(&dir, &other, &SaveOptions { overwrite: true, ..F32 }).unwrap();
+    assert_ne!(before, read(&dir));
+    assert_eq!(fs::read_dir(&temp.0).unwrap().count(), 1);
+}
+
+#[test]
+fn a_failed_save_leaves_the_old_model() {
+    let temp = Temp::new();
+    let dir = temp.join("m");
+    let config = init_model(&dir, &tiny("llama"), &F32).unwrap();
+    let before = read(&dir);
+    let save = SaveOptions { overwrite: true, ..F32 };
+    let mut count = 0;
+    let e = save_model(&dir, &config, None, &save, &mut |p| {
+        count += 1;
+        Ok(vec![1.0; if count == 5 { 1 } else { p.len() }])
+    });
+    assert!(e.unwrap_err().to_string().contains("has 1 numbers, expected"));
+    assert_eq!(before, read(&dir));
+    assert_eq!(fs::read_dir(&temp.0).unwrap().count(), 1);
+}
+
+/// Writes a safetensors file by hand: names, shapes, raw f32 data of zeros.
+fn raw_file(path: &Path, tensors: &[(String, Vec<usize>)], dtype: &str, size: usize) {
+    let (mut header, mut at) = (serde_json::Map::new(), 0);
+    for (name, shape) in tensors {
+        let end = at + shape.iter().product::<usize>() * size;
+        header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}));
+        at = end;
+    }
+    let text = Value::Object(header).to_string();
+    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(text.as_bytes());
+    bytes.resize(bytes.len() + at, 0);
+    fs::write(path, bytes).unwrap();
+}
+
+/// A model whose weights are rewritten with a changed list of tensors.
+fn with_tensors(temp: &Temp, family: &str, change: impl FnOnce(&mut Vec<(String, Vec<usize>)>)) -> PathBuf {
+    let dir = temp.join("m");
+    let options = InitOptions { tied: Some(false), ..tiny(family) };
+    let config = init_model(&dir, &options, &F32).unwrap();
+    let map = ferrl_engine::model::family(family).unwrap().tensors(&config);
+    let mut list: Vec<_> = map.into_iter().flat_map(|t| t.parts).map(|p| (p.name, p.shape)).collect();
+    change(&mut list);
+    raw_file(&dir.join("model.safetensors"), &list, "F32", 4);
+    dir
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_named() {
+    let temp = Temp::new();
+    let dir = with_tensors(&temp, "llama", |list| {
+        list.iter_mut().for_each(|t| t.0 = t.0.replace("1.mlp.down_proj", "1.mlp.down_prof"))
+    });
+    let message = failure(&dir);
+    assert!(message.contains("tensor \"model.layers.1.mlp.down_proj.weight\" is missing"), "{message}");
+    assert!(message.contains("nearest tensor there is \"model.layers.1.mlp.down_prof.weight\""), "{message}");
+
+    let temp = Temp::new();
+    let dir = with_tensors(&temp, "llama", |list| list[0].1[0] = 47);
+    let message = failure(&dir);
+    assert!(message.contains("has shape [47, 32], expected [48, 32]"), "{message}");
+    assert!(message.contains("check vocab_size and hidden_size in config.json"), "{message}");
+
+    let temp = Temp::new();
+    let dir = with_tensors(&temp, "llama", |list| {
+        list.push(("model.layers.0.self_attn.q_proj.bias".into(), vec![32]));
+    });
+    assert!(failure(&dir).contains("q_proj.bias\" has no place in this model"));
+
+    let temp = Temp::new();
+    let dir = with_tensors(&temp, "llama", |list| list.retain(|t| t.0 != "lm_head.weight"));
+    assert!(failure(&dir).contains("set tie_word_embeddings to true"));
+
+    let temp = Temp::new();
+    let dir = with_tensors(&temp, "llama", |_| ());
+    let map = ferrl_engine::model::family("llama").unwrap().tensors(&ModelDir::open(&dir).unwrap().config);
+    let list: Vec<_> = map.into_iter().flat_map(|t| t.parts).map(|p| (p.name, p.shape)).collect();
+    raw_file(&dir.join("model.safetensors"), &list, "I8", 1);
+    assert!(failure(&dir).contains("is stored as I8"));
+}
+
+#[test]
+fn headless_names_buffers_and_tied_copies_are_understood() {
+    for (family, prefix, buffer) in [
+        ("llama", "model.", "layers.0.self_attn.rotary_emb.inv_freq"),
+        ("gpt2", "transformer.", "h.0.attn.masked_bias"),
+    ] {
+        let temp = Temp::new();
+        let dir = with_tensors(&temp, family, |list| {
+            list.iter_mut().for_each(|t| t.0 = t.0.replacen(prefix, "", 1));
+            list.push((buffer.into(), vec![4]));
+        });
+        assert_eq!(read(&dir)["layers.1.down.weight"], vec![0.0; 32 * 40]);
+        // All zeros, so the copy agrees with the embedding.
+        edit(&dir.join("config.json"), |c| c["tie_word_embeddings"] = json!(true));
+        assert!(!read(&dir).contains_key("head"));
+    }
+    let temp = Temp::new();
+    let dir = temp.join("m");
+    init_model(&dir, &InitOptions { tied: Some(false), ..tiny("llama") }, &F32).unwrap();
+    edit(&dir.join("config.json"), |c| c["tie_word_embeddings"] = json!(true));
+    assert!(failure(&dir).contains("lm_head.weight differs from the embedding"));
+}
+
+#[test]
+fn damaged_files_are_refused() {
+    let temp = Temp::new();
+    let dir = temp.join("m");
+    init_model(&dir, &tiny("llama"), &F32).unwrap();
+    let file = dir.join("model.safetensors");
+    let whole = fs::read(&file).unwrap();
+    for length in [whole.len() - 1, whole.len() / 2, 100, 7, 0] {
+        fs::write(&file, &whole[..length]).unwrap();
+        let message = failure(&dir);
+        assert!(message.contains("model.safetensors") && message.contains("download it again"), "{message}");
+    }
+    let mut huge = whole.clone();
+    huge[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    fs::write(&file, &huge).unwrap();
+    assert!(failure(&dir).contains("not a readable safetensors file"));
+    fs::write(&file, "version https://git-lfs.github.com/spec/v1\n").unwrap();
+    assert!(failure(&dir).contains("git lfs pull"));
+
+    fs::remove_file(&file).unwrap();
+    assert!(failure(&dir).contains("no model.safetensors"));
+    fs::write(dir.join("pytorch_model.bin"), "x").unwrap();
+    let message = failure(&dir);
+    assert!(message.contains("pickle") && message.contains("save_pretrained"), "{message}");
+    fs::write(dir.join("config.json"), "{").unwrap();
+    assert!(failure(&dir).contains("config.json: not valid JSON"));
+    fs::remove_file(dir.join("config.json")).unwrap();
+    assert!(failure(&dir).contains("config.json is missing"));
+    assert!(failure(&temp.join("nowhere")).contains("no such directory"));
+}
+
+#[test]
+fn an_index_cannot_lead_out_of_its_directory() {
+    let temp = Temp::new();
+    let dir = temp.join("m");
+    init_model(&dir, &tiny("llama"), &SaveOptions { max_shard_bytes: 9000, ..F32 }).unwrap();
+    let index = dir.join("model.safetensors.index.json");
+    let original = fs::read(&index).unwrap();
+    let first = "model.embed_tokens.weight";
+    let outside = temp.join("x.safetensors");
+    fs::copy(dir.join("model-00001-of-00009.safetensors"), &outside).ok();
+    for path in
+        ["../x.safetensors", "/etc/x.safetensors", "a/../x.safetensors", "./x.safetensors", "..", "", "a.bin"]
+    {
+        edit(&index, |i| i["weight_map"][first] = json!(path));
+        let message = failure(&dir);
+        assert!(message.contains("expected the bare name of a .safetensors file"), "{path}: {message}");
+    }
+    edit(&index, |i| i["weight_map"][first] = json!(outside.to_str().unwrap()));
+    assert!(failure(&dir).contains("expected the bare name"));
+    edit(&index, |i| i["weight_map"][first] = json!(3));
+    assert!(failure(&dir).contains("expected the bare name"));
+    edit(&index, |i| i["weight_map"][first] = json!("model-00099.safetensors"));
+    assert!(failure(&dir).contains("shard model-00099.safetensors is missing"));
+
+    fs::write(&index, &original).unwrap();
+    edit(&index, |i| i["weight_map"]["model.norm.weight"] = i["weight_map"][first].clone());
+    assert!(failure(&dir).contains("where the index says it is"));
+    fs::write(&index, "{}").unwrap();
+    assert!(failure(&dir).contains("weight_map is missing"));
+}
+
+#[test]
+fn options_that_do_not_fit_are_usage_errors() {
+    let cases = [
+        (InitOptions { family: "lama".into(), ..tiny("llama") }, "nearest is \"llama\""),
+        (InitOptions { heads: Some(5), ..tiny("llama") }, "try heads = 4"),
+        (InitOptions { kv_heads: Some(3), ..tiny("llama") }, "must be a multiple of num_key_value_heads"),
+        (InitOptions { layers: 0, ..tiny("llama") }, "layers must be at least 1"),
+        (InitOptions { std: f32::NAN, ..tiny("llama") }, "std must be above 0"),
+        (InitOptions { eos: Some(48), ..tiny("llama") }, "outside the vocabulary"),
+        (InitOptions { window: Some(8), ..tiny("gpt2") }, "no sliding window"),
+        (InitOptions { hidden: usize::MAX, heads: Some(1), ..tiny("llama") }, "hidden_size must be"),
+    ];
+    for (options, expected) in cases {
+        let e = options.build().unwrap_err();
+        assert_eq!(e.class, Class::Usage);
+        assert!(e.to_string().contains(expected), "{e}");
+    }
+}
+
+#[test]
+fn weights_depend_on_seed_and_name_alone() {
+    let (config, _) = tiny("llama").build().unwrap();
+    let params = config.params();
+    let get = |seed, i: usize| init_param(&config, &InitOptions { seed, ..tiny("llama") }, &params[i]);
+    let up = params.iter().position(|p| p.name == "layers.0.up.weight").unwrap();
+    assert_eq!(get(1, 0), get(1, 0));
+    assert_ne!(get(1, 0), get(2, 0));
+    assert_ne!(get(1, 0)[..32], get(1, up)[..32]);
+    let data = get(1, 0);
+    let variance = data.iter().map(|x| f64::from(x * x)).sum::<f64>() / data.len() as f64;
+    assert!((variance.sqrt() / 0.02 - 1.0).abs() < 0.1);
+}
