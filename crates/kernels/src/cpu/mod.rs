@@ -1,4 +1,36 @@
-//! The CPU backend.
+//! The CPU backend: the readable reference and the fast path are the same code, generic over the instruction set.
+
+pub mod element;
+pub mod math;
 pub mod matmul;
+pub mod memory;
 pub mod pool;
 pub mod simd;
+
+use crate::error::Result;
+use memory::Arena;
+use pool::Pool;
+use simd::Level;
+
+/// Threads, an instruction set, and memory that is kept.
+pub struct Cpu {
+    /// Instruction set of every kernel.
+    pub level: Level,
+    /// Runs tasks.
+    pub pool: Pool,
+    /// Hands out buffers and scratch.
+    pub arena: Arena,
+}
+
+impl Cpu {
+    /// All cores unless `threads` says otherwise; the best instruction set unless `FERRL_SIMD` names one.
+    pub fn new(threads: Option<usize>) -> Result<Self> {
+        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
+        Ok(Self::with_level(threads.unwrap_or_else(cores), Level::from_env()?))
+    }
+    /// For tests: that many threads at that level, which the CPU must have.
+    pub fn with_level(threads: usize, level: Level) -> Self {
+        assert!(level.is_available(), "this CPU has no {level:?}");
+        Cpu { level, pool: Pool::new(threads), arena: Arena::default() }
+    }
+}

@@ -1,0 +1,414 @@
+//! What a device must be able to do: about thirty coarse operations, each backward beside its forward.
+//!
+//! Rules every backend keeps:
+//! - **Row invariance.** A forward result for a token depends on that token's sequence alone: the same bits
+//!   alone or in any batch, at any place in it, with any number of threads.
+//! - **Fixed-order sums.** Gradients are the same bits under any number of threads.
+//! - Sums are kept in f32 whatever the storage type; `f32` and `bf16` name the storage of activations ("compute
+//!   type"). The residual stream, statistics, master weights and gradients of weights are always f32.
+//! - Shapes that do not fit are broken invariants of the caller (asserted); errors are for what a user can
+//!   cause or meet: memory, devices.
+
+use crate::buffer::{Buffer, DType, Weight};
+use crate::error::Result;
+
+/// How rows are normalised.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    /// Mean subtracted as well (LayerNorm), or only the scale (RMSNorm).
+    pub centred: bool,
+    /// Multiply by `1 + weight` instead of `weight`.
+    pub plus_one: bool,
+    /// Added to the variance.
+    pub eps: f32,
+    /// Elements of a row.
+    pub width: usize,
+}
+
+/// The middle of a feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `[gate, up] -> silu(gate) * up`
+    SiluGated,
+    /// `[gate, up] -> gelu_tanh(gate) * up`
+    GeluGated,
+    /// `x -> gelu_tanh(x)`
+    Gelu,
+}
+
+/// Heads of an attention layer. A row of `qkv` is `[heads | kv_heads | kv_heads] * head_dim`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl Heads {
+    /// Elements of a row of `qkv`.
+    pub fn qkv_width(self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+    /// Elements of a row of attention's output.
+    pub fn out_width(self) -> usize {
+        self.heads * self.head_dim
+    }
+}
+
+/// Causal attention over packed sequences.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// The heads.
+    pub heads: Heads,
+    /// Scores are `q . k * scale`.
+    pub scale: f32,
+    /// `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// Keys a query sees, counting itself.
+    pub window: Option<usize>,
+}
+
+/// Sequences laid end to end: sequence `i` is rows `starts[i]..starts[i + 1]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segments {
+    /// One more than there are sequences; the last is the number of rows.
+    pub starts: Vec<usize>,
+}
+
+impl Segments {
+    /// From the lengths of the sequences.
+    pub fn of(lengths: impl IntoIterator<Item = usize>) -> Self {
+        let mut starts = vec![0];
+        for len in lengths {
+            starts.push(starts[starts.len() - 1] + len);
+        }
+        Segments { starts }
+    }
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.starts[self.starts.len() - 1]
+    }
+    /// Row ranges of the sequences.
+    pub fn iter(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
+        self.starts.windows(2).map(|w| w[0]..w[1])
+    }
+}
+
+/// New tokens of some sequences whose keys and values live in cache blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PagedRows {
+    /// One entry per sequence, rows in this order.
+    pub sequences: Vec<PagedSequence>,
+}
+
+/// The new tokens of one sequence.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PagedSequence {
+    /// First row in this batch.
+    pub row: usize,
+    /// Number of new tokens.
+    pub count: usize,
+    /// Position of the first new token; all earlier ones are in the cache.
+    pub position: usize,
+    /// Cache blocks of the sequence, in order, enough for `position + count` tokens.
+    pub blocks: Vec<u32>,
+}
+
+/// What turns hidden states into token log-probabilities: `log softmax(cap(x · wᵀ) / temperature)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogpHead {
+    /// Divides the logits.
+    pub temperature: f32,
+    /// `cap * tanh(logit / cap)` before the temperature.
+    pub softcap: Option<f32>,
+}
+
+/// Per-row results of the logp head, f32, one element a row.
+pub struct LogpStats {
+    /// Log-probability of the row's target.
+    pub logp: Buffer,
+    /// Entropy of the row's distribution, in nats.
+    pub entropy: Buffer,
+    /// Log of the sum of exponentials of the scaled logits.
+    pub lse: Buffer,
+}
+
+/// What flows back into the logp head, f32, one element a row.
+pub struct LogpGrads<'a> {
+    /// d loss / d logp
+    pub logp: &'a Buffer,
+    /// d loss / d entropy
+    pub entropy: Option<&'a Buffer>,
+    /// d loss / d logp of the other tokens, `[rows, others]`
+    pub others: Option<&'a Buffer>,
+}
+
+/// AdamW's settings for one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Learning rate of this step.
+    pub lr: f32,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the second moment.
+    pub eps: f32,
+    /// Decoupled: `w -= lr * weight_decay * w`.
+    pub weight_decay: f32,
+    /// Steps taken, counting this one; for the bias correction.
+    pub step: u64,
+    /// Multiplies the gradient first (clipping).
+    pub grad_scale: f32,
+}
+
+/// SGD's settings for one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sgd {
+    /// Learning rate of this step.
+    pub lr: f32,
+    /// Decay of the velocity; 0 is plain gradient descent.
+    pub momentum: f32,
+    /// Added to the gradient: `g += weight_decay * w`.
+    pub weight_decay: f32,
+    /// Multiplies the gradient first (clipping).
+    pub grad_scale: f32,
+}
+
+/// A device.
+pub trait Backend: Send + Sync {
+    /// One line for people: device, instruction set, threads.
+    fn describe(&self) -> String;
+    /// Bytes allocated now, and the most there have ever been.
+    fn memory(&self) -> (usize, usize);
+
+    // ---- memory -------------------------------------------------------------------------------------------
+    /// Contents are unspecified.
+    fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer>;
+    /// Sets every element.
+    fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()>;
+    /// To `dst[at..]`, converted to its type.
+    fn write(&self, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()>;
+    /// From `src[at..]`, converted to f32.
+    fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()>;
+    /// A buffer of ids, positions or row numbers.
+    fn indices(&self, values: &[u32]) -> Result<Buffer>;
+    /// `dst[to..to + len] = src[from..from + len]`, converted where the types differ.
+    fn copy(&self, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()>;
+
+    // ---- vectors ------------------------------------------------------------------------------------------
+    /// `y += a * x`
+    fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()>;
+    /// Sum of products, in f64 over fixed chunks.
+    fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64>;
+    /// Index of the first NaN or infinity.
+    fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>>;
+    /// Row `i` of `dst` is row `rows[i]` of `src`.
+    fn gather_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()>;
+    /// Row `rows[i]` of `dst` is row `i` of `src`; the other rows become zero. `rows` are distinct.
+    fn scatter_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()>;
+
+    // ---- embedding ----------------------------------------------------------------------------------------
+    /// Row `i` of f32 `out` is row `ids[i]` of f32 `table` times `scale`, or that much more with `add`.
+    fn embed(&self, ids: &Buffer, table: &Buffer, scale: f32, add: bool, out: &mut Buffer) -> Result<()>;
+    /// `dtable[ids[i]] += scale * dout[i]`, in row order for each id.
+    fn embed_backward(&self, ids: &Buffer, dout: &Buffer, scale: f32, dtable: &mut Buffer) -> Result<()>;
+
+    // ---- normalisation ------------------------------------------------------------------------------------
+    /// `y = norm(x) * weight + bias`
+    fn norm(&self, op: Norm, x: &Buffer, weight: &Buffer, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()>;
+    /// `sum = x + delta` (f32), `y = norm(sum) * weight + bias`
+    fn add_norm(
+        &self,
+        op: Norm,
+        x: &Buffer,
+        delta: &Buffer,
+        weight: &Buffer,
+        bias: Option<&Buffer>,
+        sum: &mut Buffer,
+        y: &mut Buffer,
+    ) -> Result<()>;
+    /// Writes `dx`, or adds to it with `add`; `dweight` and `dbias` are added to where given.
+    fn norm_backward(
+        &self,
+        op: Norm,
+        dy: &Buffer,
+        x: &Buffer,
+        weight: &Buffer,
+        add: bool,
+        dx: &mut Buffer,
+        dweight: Option<&mut Buffer>,
+        dbias: Option<&mut Buffer>,
+    ) -> Result<()>;
+
+    // ---- linear -------------------------------------------------------------------------------------------
+    /// Room for the derived form of an `[n, k]` matrix; with `backward` also what `linear_dx` needs.
+    fn weight(&self, n: usize, k: usize, dtype: DType, backward: bool) -> Result<Weight>;
+    /// Derives it from the f32 master.
+    fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()>;
+    /// `y = x · wᵀ + bias`
+    fn linear(&self, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()>;
+    /// `dx = dy · w`
+    fn linear_dx(&self, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()>;
+    /// `dw += dyᵀ · x`, `dbias += Σ dy`
+    fn linear_dw(
+        &self,
+        dy: &Buffer,
+        x: &Buffer,
+        tokens: usize,
+        dw: Option<&mut Buffer>,
+        dbias: Option<&mut Buffer>,
+    ) -> Result<()>;
+
+    // ---- attention ----------------------------------------------------------------------------------------
+    /// Normalises each query head with `q_weight` and each key head with `k_weight`; values are copied.
+    fn head_norm(
+        &self,
+        op: Norm,
+        heads: Heads,
+        qkv: &Buffer,
+        q_weight: &Buffer,
+        k_weight: &Buffer,
+        out: &mut Buffer,
+    ) -> Result<()>;
+    /// `dqkv` holds the gradient of the output and becomes that of the input.
+    fn head_norm_backward(
+        &self,
+        op: Norm,
+        heads: Heads,
+        qkv: &Buffer,
+        q_weight: &Buffer,
+        k_weight: &Buffer,
+        dqkv: &mut Buffer,
+        dq_weight: Option<&mut Buffer>,
+        dk_weight: Option<&mut Buffer>,
+    ) -> Result<()>;
+    /// Rotates queries and keys in place. `cos` and `sin` are f32 `[positions, rotary_dim / 2]`; dimension `i` of
+    /// a head turns with dimension `i + rotary_dim / 2`. `inverse` turns back, which is the backward.
+    fn rotary(
+        &self,
+        heads: Heads,
+        cos: &Buffer,
+        sin: &Buffer,
+        positions: &Buffer,
+        inverse: bool,
+        qkv: &mut Buffer,
+    ) -> Result<()>;
+    /// `lse` is f32 `[rows, heads]`, for the backward.
+    fn attention(
+        &self,
+        op: Attention,
+        qkv: &Buffer,
+        segments: &Segments,
+        out: &mut Buffer,
+        lse: &mut Buffer,
+    ) -> Result<()>;
+    /// Writes `dqkv`.
+    fn attention_backward(
+        &self,
+        op: Attention,
+        qkv: &Buffer,
+        out: &Buffer,
+        lse: &Buffer,
+        dout: &Buffer,
+        segments: &Segments,
+        dqkv: &mut Buffer,
+    ) -> Result<()>;
+    /// Tokens of a cache block.
+    fn block_tokens(&self) -> usize;
+    /// Elements of one layer's cache of that many blocks, keys and values together.
+    fn cache_len(&self, heads: Heads, blocks: usize) -> usize;
+    /// Stores the keys and values of the rows.
+    fn cache_write(&self, heads: Heads, qkv: &Buffer, rows: &PagedRows, cache: &mut Buffer) -> Result<()>;
+    /// Block `to` becomes a copy of block `from`.
+    fn cache_copy(&self, heads: Heads, from: u32, to: u32, cache: &mut Buffer) -> Result<()>;
+    /// The same bits as `attention` gives for these rows; their own keys are in the cache already.
+    fn attention_paged(
+        &self,
+        op: Attention,
+        qkv: &Buffer,
+        rows: &PagedRows,
+        cache: &Buffer,
+        out: &mut Buffer,
+    ) -> Result<()>;
+
+    // ---- feed-forward -------------------------------------------------------------------------------------
+    /// `x` is `[rows, 2 * width]` for the gated ones (all gates of a row, then all ups), else `[rows, width]`.
+    fn activation(&self, op: Activation, width: usize, x: &Buffer, y: &mut Buffer) -> Result<()>;
+    /// Writes `dx`.
+    fn activation_backward(
+        &self,
+        op: Activation,
+        width: usize,
+        x: &Buffer,
+        dy: &Buffer,
+        dx: &mut Buffer,
+    ) -> Result<()>;
+
+    // ---- heads --------------------------------------------------------------------------------------------
+    /// `others` names further tokens per row, `[rows, j]`, and takes their log-probabilities.
+    fn logp(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        others: Option<(&Buffer, &mut Buffer)>,
+        stats: &mut LogpStats,
+    ) -> Result<()>;
+    /// Writes `dx`, adds to `dw`.
+    fn logp_backward(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        others: Option<&Buffer>,
+        stats: &LogpStats,
+        grads: &LogpGrads<'_>,
+        dx: &mut Buffer,
+        dw: Option<&mut Buffer>,
+    ) -> Result<()>;
+    /// For a few rows: the scaled logits themselves, `[rows, vocab]` f32, and their `lse`, the bits `logp` uses.
+    fn logits(&self, op: LogpHead, x: &Buffer, w: &Weight, logits: &mut Buffer, lse: &mut Buffer) -> Result<()>;
+    /// For each row of `logits`, the first token whose cumulative probability exceeds `uniform[row]`.
+    fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>>;
+    /// For each row of `logits`, the first largest.
+    fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>>;
+    /// KL(p || q) per row over the whole vocabulary; `p` and `q` are (hidden states, head).
+    fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()>;
+    /// Gradient of `kl` with respect to `p`: writes `dx`, adds to `dw`.
+    fn kl_backward(
+        &self,
+        op: LogpHead,
+        p: (&Buffer, &Weight),
+        q: (&Buffer, &Weight),
+        dkl: &Buffer,
+        dx: &mut Buffer,
+        dw: Option<&mut Buffer>,
+    ) -> Result<()>;
+
+    // ---- updates ------------------------------------------------------------------------------------------
+    /// Elements `range` of a parameter and of its state.
+    fn adamw(
+        &self,
+        op: AdamW,
+        range: std::ops::Range<usize>,
+        param: &mut Buffer,
+        grad: &Buffer,
+        first: &mut Buffer,
+        second: &mut Buffer,
+    ) -> Result<()>;
+    /// Elements `range` of a parameter and of its velocity (absent without momentum).
+    fn sgd(
+        &self,
+        op: Sgd,
+        range: std::ops::Range<usize>,
+        param: &mut Buffer,
+        grad: &Buffer,
+        velocity: Option<&mut Buffer>,
+    ) -> Result<()>;
+}

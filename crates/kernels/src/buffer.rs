@@ -1,0 +1,89 @@
+//! Device memory, opaque to everyone but the backend that made it.
+
+use std::any::Any;
+
+/// How elements are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// 32-bit float.
+    F32,
+    /// The upper half of a 32-bit float.
+    Bf16,
+    /// Token ids, positions, row numbers.
+    U32,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        if self == DType::Bf16 { 2 } else { 4 }
+    }
+    /// The name used in recipes and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::Bf16 => "bf16",
+            DType::U32 => "u32",
+        }
+    }
+}
+
+/// A flat array on a device. Shapes are the caller's affair; operations assert that they fit.
+pub struct Buffer {
+    dtype: DType,
+    len: usize,
+    data: Box<dyn Any + Send + Sync>,
+}
+
+impl Buffer {
+    /// For backends: wraps what they allocated.
+    pub fn new(dtype: DType, len: usize, data: Box<dyn Any + Send + Sync>) -> Self {
+        Buffer { dtype, len, data }
+    }
+    /// How elements are stored.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+    /// For backends: what they allocated.
+    pub fn data(&self) -> &dyn Any {
+        &*self.data
+    }
+    /// For backends: what they allocated.
+    pub fn data_mut(&mut self) -> &mut dyn Any {
+        &mut *self.data
+    }
+}
+
+/// A linear layer's weights in the form the device multiplies with, derived from the f32 master.
+pub struct Weight {
+    /// Output features.
+    pub n: usize,
+    /// Input features.
+    pub k: usize,
+    /// Compute type.
+    pub dtype: DType,
+    data: Box<dyn Any + Send + Sync>,
+}
+
+impl Weight {
+    /// For backends: wraps what they allocated.
+    pub fn new(n: usize, k: usize, dtype: DType, data: Box<dyn Any + Send + Sync>) -> Self {
+        Weight { n, k, dtype, data }
+    }
+    /// For backends: what they allocated.
+    pub fn data(&self) -> &dyn Any {
+        &*self.data
+    }
+    /// For backends: what they allocated.
+    pub fn data_mut(&mut self) -> &mut dyn Any {
+        &mut *self.data
+    }
+}

@@ -1,0 +1,59 @@
+//! Reading and writing rows of either storage type as f32 vectors.
+
+use super::simd::{LANES, Simd};
+
+/// A stored float: f32, or bf16 as its bits.
+pub trait Stored: Copy + Send + Sync + 'static {
+    /// Up to sixteen elements, widened; lanes past `n` are zero.
+    ///
+    /// # Safety
+    /// `n` elements are readable at `p`.
+    unsafe fn get<S: Simd>(s: S, n: usize, p: *const Self) -> S::V;
+    /// Up to sixteen elements, rounded to the storage type.
+    ///
+    /// # Safety
+    /// `n` elements are writable at `p`.
+    unsafe fn put<S: Simd>(s: S, n: usize, p: *mut Self, v: S::V);
+}
+
+impl Stored for f32 {
+    #[inline(always)]
+    unsafe fn get<S: Simd>(s: S, n: usize, p: *const f32) -> S::V {
+        // SAFETY: passed on to the caller.
+        unsafe { if n >= LANES { s.load(p) } else { s.load_first(n, p, 0.0) } }
+    }
+    #[inline(always)]
+    unsafe fn put<S: Simd>(s: S, n: usize, p: *mut f32, v: S::V) {
+        // SAFETY: passed on to the caller.
+        unsafe { if n >= LANES { s.store(p, v) } else { s.store_first(n, p, v) } }
+    }
+}
+
+impl Stored for u16 {
+    #[inline(always)]
+    unsafe fn get<S: Simd>(s: S, n: usize, p: *const u16) -> S::V {
+        // SAFETY: passed on to the caller.
+        unsafe { if n >= LANES { s.load_bf16(p) } else { s.load_first_bf16(n, p) } }
+    }
+    #[inline(always)]
+    unsafe fn put<S: Simd>(s: S, n: usize, p: *mut u16, v: S::V) {
+        // SAFETY: passed on to the caller.
+        unsafe { if n >= LANES { s.store_bf16(p, v) } else { s.store_first_bf16(n, p, v) } }
+    }
+}
+
+/// Sixteen elements of `row` from `at` (fewer at its end; the other lanes are zero).
+#[inline(always)]
+pub fn get<S: Simd, T: Stored>(s: S, row: &[T], at: usize) -> S::V {
+    let n = row.len() - at;
+    // SAFETY: `n` elements are left from `at`.
+    unsafe { T::get(s, n, row[at..].as_ptr()) }
+}
+
+/// Writes sixteen elements of `row` from `at` (fewer at its end).
+#[inline(always)]
+pub fn put<S: Simd, T: Stored>(s: S, row: &mut [T], at: usize, v: S::V) {
+    let n = row.len() - at;
+    // SAFETY: `n` elements are left from `at`.
+    unsafe { T::put(s, n, row[at..].as_mut_ptr(), v) }
+}

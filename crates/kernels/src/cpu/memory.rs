@@ -1,0 +1,197 @@
+//! Aligned memory that is kept and handed out again.
+//!
+//! A training step allocates the same sizes over and over; returning them to the system would cost a page
+//! fault per 4 KiB each time.
+
+use crate::buffer::{Buffer, DType};
+use crate::error::{Error, Result};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+const ALIGN: usize = 64;
+/// Vector kernels may read, never write, up to one vector past the end of a buffer.
+const SLACK: usize = 64;
+
+/// Hands out memory and takes it back.
+#[derive(Clone, Default)]
+pub struct Arena {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    free: HashMap<usize, Vec<Block>>,
+    in_use: usize,
+    peak: usize,
+}
+
+struct Block(NonNull<u8>);
+
+// SAFETY: a block is plain memory with one owner.
+unsafe impl Send for Block {}
+
+/// Memory of one buffer; goes back to its arena when dropped.
+pub struct Memory {
+    at: NonNull<u8>,
+    bytes: usize,
+    arena: Arena,
+}
+
+// SAFETY: plain memory; shared access is read-only (`&Memory`), exclusive access is `&mut Memory`.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+fn layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(bytes.checked_add(SLACK)?, ALIGN).ok()
+}
+
+impl Arena {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// At least `bytes` bytes with unspecified contents.
+    pub fn take(&self, bytes: usize) -> Result<Memory> {
+        let bytes = bytes.next_multiple_of(ALIGN);
+        let mut state = self.state();
+        let reused = state.free.get_mut(&bytes).and_then(Vec::pop);
+        let at = match reused {
+            Some(block) => block.0,
+            None => {
+                let fits = layout(bytes).filter(|l| l.size() <= isize::MAX as usize);
+                // SAFETY: the layout has a non-zero size.
+                let fresh = fits.and_then(|l| NonNull::new(unsafe { alloc_zeroed(l) }));
+                fresh.ok_or_else(|| {
+                    Error::resource(format!(
+                        "out of memory: {:.1} MiB more were wanted beside {:.1} MiB in use",
+                        bytes as f64 / 1048576.0,
+                        state.in_use as f64 / 1048576.0
+                    ))
+                    .fix("a smaller model, fewer or shorter sequences at once, or bf16")
+                })?
+            }
+        };
+        state.in_use += bytes;
+        state.peak = state.peak.max(state.in_use);
+        drop(state);
+        Ok(Memory { at, bytes, arena: self.clone() })
+    }
+
+    /// Bytes in use now, and the most there have ever been.
+    pub fn usage(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.in_use, state.peak)
+    }
+
+    /// A buffer with unspecified contents.
+    pub fn buffer(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        let bytes = len.checked_mul(dtype.size()).ok_or_else(|| Error::resource("a buffer of that size cannot exist"))?;
+        Ok(Buffer::new(dtype, len, Box::new(self.take(bytes)?)))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let mut state = self.arena.state();
+        state.in_use -= self.bytes;
+        state.free.entry(self.bytes).or_default().push(Block(self.at));
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        for (bytes, blocks) in self.free.drain() {
+            if let Some(layout) = layout(bytes) {
+                // SAFETY: every free block was allocated with this layout and has no other owner.
+                blocks.into_iter().for_each(|b| unsafe { dealloc(b.0.as_ptr(), layout) });
+            }
+        }
+    }
+}
+
+/// Plain element types: any bit pattern is a value.
+pub trait Plain: Copy + Send + Sync + 'static {}
+impl Plain for f32 {}
+impl Plain for u16 {}
+impl Plain for u32 {}
+
+impl Memory {
+    /// The first `len` elements.
+    pub fn slice<T: Plain>(&self, len: usize) -> &[T] {
+        assert!(len * size_of::<T>() <= self.bytes);
+        // SAFETY: initialised (allocated zeroed), aligned, long enough, and T is plain.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr().cast(), len) }
+    }
+    /// The first `len` elements.
+    pub fn slice_mut<T: Plain>(&mut self, len: usize) -> &mut [T] {
+        assert!(len * size_of::<T>() <= self.bytes);
+        // SAFETY: as above, and access is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr().cast(), len) }
+    }
+}
+
+/// A buffer's elements, by storage type.
+#[derive(Clone, Copy)]
+pub enum Slice<'a> {
+    /// 32-bit floats
+    F32(&'a [f32]),
+    /// bf16 bits
+    Bf16(&'a [u16]),
+}
+
+/// A buffer's elements, by storage type.
+pub enum SliceMut<'a> {
+    /// 32-bit floats
+    F32(&'a mut [f32]),
+    /// bf16 bits
+    Bf16(&'a mut [u16]),
+}
+
+fn memory(b: &Buffer) -> &Memory {
+    b.data().downcast_ref().expect("a buffer of the CPU backend")
+}
+
+fn memory_mut(b: &mut Buffer) -> &mut Memory {
+    b.data_mut().downcast_mut().expect("a buffer of the CPU backend")
+}
+
+/// The elements of an f32 buffer.
+pub fn f32s(b: &Buffer) -> &[f32] {
+    assert_eq!(b.dtype(), DType::F32);
+    memory(b).slice(b.len())
+}
+
+/// The elements of an f32 buffer.
+pub fn f32s_mut(b: &mut Buffer) -> &mut [f32] {
+    assert_eq!(b.dtype(), DType::F32);
+    let len = b.len();
+    memory_mut(b).slice_mut(len)
+}
+
+/// The elements of an index buffer.
+pub fn u32s(b: &Buffer) -> &[u32] {
+    assert_eq!(b.dtype(), DType::U32);
+    memory(b).slice(b.len())
+}
+
+/// The elements of a float buffer.
+pub fn floats(b: &Buffer) -> Slice<'_> {
+    match b.dtype() {
+        DType::F32 => Slice::F32(f32s(b)),
+        DType::Bf16 => Slice::Bf16(memory(b).slice(b.len())),
+        DType::U32 => panic!("a float buffer was expected, not indices"),
+    }
+}
+
+/// The elements of a float buffer.
+pub fn floats_mut(b: &mut Buffer) -> SliceMut<'_> {
+    let len = b.len();
+    match b.dtype() {
+        DType::F32 => SliceMut::F32(f32s_mut(b)),
+        DType::Bf16 => SliceMut::Bf16(memory_mut(b).slice_mut(len)),
+        DType::U32 => panic!("a float buffer was expected, not indices"),
+    }
+}
