@@ -1,5 +1,7 @@
 //! A language model to sample from and to train, on one copy of the weights. Knows nothing of rewards.
 
+pub mod chat;
 pub mod model;
+pub mod tokenizer;
 
 pub use ferrl_kernels::{Class, Error, Result, nearest};
