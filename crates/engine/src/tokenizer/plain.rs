@@ -8,6 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
+use tokenizers::models::ModelWrapper;
 use tokenizers::{AddedToken, AddedVocabulary};
 
 use super::{Backend, Encoded, Tokenizer, into_encoded};
@@ -65,7 +66,15 @@ impl Plain {
             }
             original.insert(new, *id);
         }
-        let special_ids = tokenizer.special_ids.clone();
+        // The one special token plain text may give: what the model writes for characters it does not know.
+        let unknown = match inner.get_model() {
+            ModelWrapper::BPE(model) => model.unk_token.as_deref(),
+            ModelWrapper::WordPiece(model) => Some(model.unk_token.as_str()),
+            ModelWrapper::WordLevel(model) => Some(model.unk_token.as_str()),
+            ModelWrapper::Unigram(_) => tokenizer.config.named("unk_token"),
+        };
+        let unknown = unknown.and_then(|name| tokenizer.token_id(name));
+        let special_ids = tokenizer.special_ids.iter().copied().filter(|&id| Some(id) != unknown).collect();
         Ok(Plain { inner, guard, scanner: Scanner::new(tokenizer), original, special_ids })
     }
 
