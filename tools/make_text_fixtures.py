@@ -88,6 +88,13 @@ def metaspace():
     return t, config(bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<|pad|>"), None
 
 
+def prepend():
+    t, settings, generation = metaspace()
+    t.pre_tokenizer = None
+    t.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return t, settings, generation
+
+
 def strings(directory):
     hf = AutoTokenizer.from_pretrained(directory)
     backend = hf.backend_tokenizer
@@ -184,7 +191,7 @@ def chats():
 
 
 def main():
-    for name, make in {"qwen": qwen, "llama3": llama3, "metaspace": metaspace}.items():
+    for name, make in {"qwen": qwen, "llama3": llama3, "metaspace": metaspace, "prepend": prepend}.items():
         backend, settings, generation = make()
         directory = ROOT / name
         directory.mkdir(parents=True, exist_ok=True)

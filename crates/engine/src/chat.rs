@@ -9,6 +9,7 @@ mod json;
 mod marks;
 mod mask;
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use minijinja::Environment;
@@ -31,6 +32,8 @@ pub struct ChatTemplate {
     names: Vec<String>,
     /// Characters of all template sources, to choose marks that none of them uses.
     source: String,
+    /// Some template has `{% generation %}` blocks.
+    generation: bool,
     /// Where the template came from, for messages.
     place: String,
 }
@@ -59,7 +62,7 @@ impl ChatTemplate {
             }
         }
         let file = dir.join("chat_template.jinja");
-        let (place, templates) = match read_text(&file)? {
+        let (place, mut templates) = match read_text(&file)? {
             Some(text) => (file, vec![("default".to_owned(), text)]),
             None => {
                 let found =
@@ -67,6 +70,13 @@ impl ChatTemplate {
                 (config_path, found)
             }
         };
+        let more = std::fs::read_dir(dir.join("additional_chat_templates"));
+        for path in more.into_iter().flatten().flatten().map(|entry| entry.path()) {
+            if let (Some("jinja"), Some(name)) = (path.extension().and_then(OsStr::to_str), path.file_stem())
+            {
+                templates.extend(read_text(&path)?.map(|text| (name.to_string_lossy().into_owned(), text)));
+            }
+        }
         if templates.is_empty() {
             return Err(Error::model("the model has no chat template").at(dir.display()).fix(
                 "add a chat_template.jinja, use an instruction-tuned model, or give raw prompts instead of messages",
@@ -87,10 +97,11 @@ impl ChatTemplate {
     ) -> Result<Self> {
         let mut environment = environment::new();
         let mut all = String::new();
-        let mut names = Vec::new();
+        let (mut names, mut generation) = (Vec::new(), false);
         for (name, source) in templates {
             all.push_str(&source);
             let source = environment::rewrite(&source);
+            generation |= source.contains(environment::GENERATION);
             environment.add_template_owned(name.clone(), source).map_err(|e| {
                 Error::model(format!("the chat template does not compile: {}", environment::explain(&e)))
                     .at(&place)
@@ -98,7 +109,7 @@ impl ChatTemplate {
             })?;
             names.push(name);
         }
-        Ok(ChatTemplate { environment, variables, names, source: all, place })
+        Ok(ChatTemplate { environment, variables, names, source: all, generation, place })
     }
 
     /// Sets the date that `strftime_now` tells, in seconds since 1970 (UTC). It is 26 July 2024 until set:
@@ -110,7 +121,7 @@ impl ChatTemplate {
 
     /// Whether the template marks what the assistant says with `{% generation %}`.
     pub fn has_generation_blocks(&self) -> bool {
-        environment::rewrite(&self.source).contains(environment::GENERATION)
+        self.generation
     }
 
     /// The text of a conversation, as `transformers` renders it.
@@ -197,17 +208,17 @@ impl ChatTemplate {
         let specials = tokenizer.special_tokens();
         let marks = Marks::choose(&self.source, input)?;
         let gen_marks = generation.then_some(marks.generation);
-        let places = marks::places(input, &specials);
+        let places = marks::places(input, specials);
         if places.is_empty() {
-            return Ok(marks.read(&self.render_input(input, gen_marks)?, &specials));
+            return Ok(marks.read(&self.render_input(input, gen_marks)?, specials));
         }
-        let unmarked = marks.read(&self.render_input(input, gen_marks)?, &specials);
+        let unmarked = marks.read(&self.render_input(input, gen_marks)?, specials);
         let attempt = |places: &[marks::Place]| -> Result<Option<Marked>> {
             let (messages, tools, kwargs) = marks.write(input, places);
             let input = Input { messages: &messages, tools: tools.as_ref(), kwargs: &kwargs, ..input };
             // A mark can make a template fail that reads the names itself; that is no error of the user's.
             let Ok(text) = self.render_input(input, gen_marks) else { return Ok(None) };
-            let marked = marks.read(&text, &specials);
+            let marked = marks.read(&text, specials);
             Ok((marked.text == unmarked.text).then_some(marked))
         };
         if let Some(marked) = attempt(&places)? {

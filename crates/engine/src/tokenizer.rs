@@ -14,9 +14,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use serde_json::{Value, json};
 use tokenizers::models::ModelWrapper;
-use tokenizers::{AddedToken, Encoding, PostProcessor, PostProcessorWrapper};
+use tokenizers::{AddedToken, PostProcessor, PostProcessorWrapper};
 
 use crate::{Error, Result};
 use config::Config;
@@ -42,6 +41,7 @@ pub struct Tokenizer {
     pad: Option<u32>,
     size: usize,
     special_ids: HashSet<u32>,
+    special_names: Vec<String>,
     /// The decoder joins runs of `<0xHH>` tokens, so a run may not be cut.
     byte_fallback: bool,
     /// The model drops characters it does not know; encoding must refuse them instead.
@@ -84,8 +84,12 @@ impl Tokenizer {
                 eos.push(other);
             }
         }
-        let special_ids =
-            inner.get_added_tokens_decoder().iter().filter(|(_, t)| t.special).map(|(&i, _)| i).collect();
+        let (mut special_ids, mut special_names) = (HashSet::new(), Vec::new());
+        for (id, token) in inner.get_added_tokens_decoder().into_iter().filter(|(_, t)| t.special) {
+            special_ids.insert(id);
+            special_names.push(token.content);
+        }
+        special_names.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
         let size = inner.get_vocab(true).into_values().max().map_or(0, |m| m as usize + 1);
         let decoder = serde_json::to_string(&inner.get_decoder()).unwrap_or_default();
         let drops_unknown = match inner.get_model() {
@@ -109,6 +113,7 @@ impl Tokenizer {
             pad,
             size,
             special_ids,
+            special_names,
             byte_fallback,
             drops_unknown,
         })
@@ -197,11 +202,8 @@ impl Tokenizer {
     }
 
     /// Names of all special tokens, longest first, so that a scan prefers the longer of two that fit.
-    pub fn special_tokens(&self) -> Vec<String> {
-        let mut names: Vec<String> =
-            self.special_ids.iter().filter_map(|&i| self.inner.id_to_token(i)).collect();
-        names.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
-        names
+    pub fn special_tokens(&self) -> &[String] {
+        &self.special_names
     }
 
     /// The token a sequence starts with, where the model has one.
@@ -298,27 +300,4 @@ fn missing(dir: &Path, path: &Path, e: &std::io::Error) -> Error {
     } else {
         "point to a Hugging Face model directory that has a tokenizer.json"
     })
-}
-
-/// The settings file of a tokenizer that was made here.
-fn fresh_config(named: &[(&str, &str)], chat_template: Option<&str>) -> Value {
-    let mut value = json!({
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": false,
-    });
-    for (key, token) in named {
-        value[*key] = json!(token);
-    }
-    if let Some(template) = chat_template {
-        value["chat_template"] = json!(template);
-    }
-    value
-}
-
-/// The byte ranges of an encoding's tokens.
-fn into_encoded(encoding: &Encoding, id: impl Fn(u32) -> u32) -> Encoded {
-    Encoded {
-        ids: encoding.get_ids().iter().map(|&i| id(i)).collect(),
-        offsets: encoding.get_offsets().to_vec(),
-    }
 }

@@ -9,7 +9,7 @@ use ferrl_engine::chat::{ChatTemplate, Kwargs};
 use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
 use serde_json::{Map, Value, json};
 
-const TOKENIZERS: [&str; 3] = ["qwen", "llama3", "metaspace"];
+const TOKENIZERS: [&str; 4] = ["qwen", "llama3", "metaspace", "prepend"];
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/text")
@@ -373,6 +373,9 @@ fn templates_are_found_where_transformers_finds_them() {
     assert!(ChatTemplate::from_dir(&folder.0).is_err());
     std::fs::write(folder.0.join("chat_template.jinja"), "file").unwrap();
     assert_eq!(render(None), "file");
+    std::fs::create_dir(folder.0.join("additional_chat_templates")).unwrap();
+    std::fs::write(folder.0.join("additional_chat_templates/tool_use.jinja"), "more").unwrap();
+    assert_eq!((render(None), render(Some(&json!([])))), ("file".into(), "more".into()));
     std::fs::write(folder.0.join("chat_template.jinja"), "a\n{% if %}").unwrap();
     let e = ChatTemplate::from_dir(&folder.0).unwrap_err().to_string();
     assert!(e.contains("does not compile") && e.contains("line 2"), "{e}");
@@ -469,9 +472,12 @@ fn masks_cover_the_assistant_and_its_end_of_turn() {
         ("llama3", "llama3", "<|eot_id|>"),
         ("mistral", "metaspace", "</s>"),
         ("gemma2", "metaspace", "<end_of_turn>"),
+        ("mistral", "prepend", "</s>"),
+        ("gemma2", "prepend", "<end_of_turn>"),
     ] {
         let (chat, t) = (template(name, owner), tokenizer(owner));
         let got = trained(&chat, &t, &talk(["It is 1.", "So 👍 2"]), &Kwargs::new());
+        let got: Vec<&str> = got.iter().map(|text| text.trim_start()).collect();
         assert_eq!(got, [format!("It is 1.{end}"), format!("So 👍 2{end}")], "{name}");
     }
     // An <|im_end|> the assistant quotes does not end its turn.

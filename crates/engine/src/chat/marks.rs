@@ -1,5 +1,6 @@
 //! Marks around special-token names that users wrote, put in before a template renders and read out after.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use serde_json::{Map, Value};
@@ -136,20 +137,23 @@ impl Marks {
 /// Where the inputs hold special-token names; `names` must be sorted longest first.
 pub(super) fn places(input: Input<'_>, names: &[String]) -> Vec<Place> {
     let mut places = Vec::new();
+    let mut starts = [false; 256];
+    names.iter().filter_map(|n| n.bytes().next()).for_each(|b| starts[b as usize] = true);
     let mut note = |value: &Value, message: Option<usize>| {
-        for name in names {
-            let mut found = false;
-            strings(value, &mut |text| found |= text.contains(name.as_str()));
-            if found {
-                let role = value.get("role").and_then(Value::as_str).unwrap_or("?");
-                places.push(Place {
-                    message,
-                    name: name.clone(),
-                    assistant: message.is_some() && role == "assistant",
-                    label: message.map_or("tools or documents".into(), |i| format!("message {i} ({role})")),
-                });
+        let mut found = BTreeSet::new();
+        strings(value, &mut |text| {
+            let bytes = text.as_bytes();
+            for at in (0..bytes.len()).filter(|&i| starts[bytes[i] as usize]) {
+                found.extend((0..names.len()).filter(|&n| bytes[at..].starts_with(names[n].as_bytes())));
             }
-        }
+        });
+        let role = value.get("role").and_then(Value::as_str).unwrap_or("?");
+        places.extend(found.into_iter().map(|n| Place {
+            message,
+            name: names[n].clone(),
+            assistant: message.is_some() && role == "assistant",
+            label: message.map_or("tools or documents".into(), |i| format!("message {i} ({role})")),
+        }));
     };
     input.messages.iter().enumerate().for_each(|(i, m)| note(m, Some(i)));
     input.tools.into_iter().chain(input.kwargs.get("documents")).for_each(|v| note(v, None));

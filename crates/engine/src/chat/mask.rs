@@ -19,7 +19,7 @@ pub(super) fn encode(
         return Err(Error::data("the conversation has nothing to train on: no message is the assistant's")
             .fix("add an assistant message, or drop the row"));
     }
-    let blocks = template.has_generation_blocks();
+    let blocks = template.generation;
     let whole = template.render_marked(tokenizer, input, blocks)?;
     let spans = if blocks { whole.generation.clone() } else { turns(template, tokenizer, input, &whole)? };
     let encoded = tokenizer.encode_spans(&whole.text, &whole.plain)?;
@@ -68,11 +68,8 @@ fn turns(
             .find(|(_, id)| tokenizer.eos().contains(id))
             .or_else(|| within().next_back())
             .map_or(shared, |(m, _)| m.end);
-        // What follows may only be closing marks, as the end-of-text that some templates put after the last turn.
-        if shared < turn.len() && !(end <= shared && only_markers(&turn[end.min(shared)..], tokenizer)) {
-            return Err(rewritten(template, index, "the turn of", &turn, &whole.text, shared));
-        }
-        if end < start {
+        // After it the turn alone may only have closing marks, as the end of text some templates write last.
+        if end < start || (shared < turn.len() && !only_markers(&turn[end..], tokenizer)) {
             return Err(rewritten(template, index, "the turn of", &turn, &whole.text, shared));
         }
         spans.push(start..end);
@@ -92,7 +89,7 @@ fn common(a: &str, b: &str) -> usize {
 fn only_markers(text: &str, tokenizer: &Tokenizer) -> bool {
     let mut rest = text.to_owned();
     for name in tokenizer.special_tokens() {
-        rest = rest.replace(&name, "");
+        rest = rest.replace(name.as_str(), "");
     }
     rest.trim().is_empty()
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use tokenizers::models::ModelWrapper;
 use tokenizers::{AddedToken, AddedVocabulary};
 
-use super::{Backend, Encoded, Tokenizer, into_encoded};
+use super::{Backend, Encoded, Tokenizer};
 use crate::{Error, Result};
 
 /// Code points that Unicode reserves as never being characters; one that the text does not hold is the guard.
@@ -105,12 +105,14 @@ impl Plain {
             ))
             .fix("remove it from the text"));
         }
-        let mut encoded = into_encoded(&encoding, |id| self.back(id));
-        for (start, end) in &mut encoded.offsets {
-            *start = unmap(&cuts, *start);
-            *end = unmap(&cuts, *end).max(*start);
-        }
-        Ok(encoded)
+        let place = |&(start, end): &(usize, usize)| {
+            let start = unmap(&cuts, start);
+            (start, unmap(&cuts, end).max(start))
+        };
+        Ok(Encoded {
+            ids: encoding.get_ids().iter().map(|&id| self.back(id)).collect(),
+            offsets: encoding.get_offsets().iter().map(place).collect(),
+        })
     }
 
     fn back(&self, id: u32) -> u32 {

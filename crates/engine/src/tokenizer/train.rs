@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use serde_json::json;
 use tokenizers::decoders::byte_level::ByteLevel;
 use tokenizers::decoders::fuse::Fuse;
 use tokenizers::models::TrainerWrapper;
@@ -12,7 +13,7 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, SplitDelimiterBehavior};
 
 use super::config::Config;
-use super::{Backend, Tokenizer, fresh_config};
+use super::{Backend, Tokenizer};
 use crate::{Error, Result};
 
 /// Words with the space before them, single digits, runs of signs, line ends, spaces.
@@ -86,12 +87,20 @@ pub fn train_chars(texts: impl Iterator<Item = String>, specials: &[String]) -> 
     Tokenizer::assemble(inner, settings(specials))
 }
 
+/// The settings file of a tokenizer made here.
 fn settings(specials: &[String]) -> Config {
-    let roles: Vec<(&str, &str)> =
-        ROLES.iter().filter_map(|(name, _)| Some((*name, role(name, specials)?))).collect();
+    let mut value =
+        json!({ "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false });
+    for (name, _) in ROLES {
+        if let Some(token) = role(name, specials) {
+            value[name] = json!(token);
+        }
+    }
     let has = |name: &str| specials.iter().any(|s| s == name);
-    let template = (has("<|im_start|>") && has("<|im_end|>")).then_some(CHATML);
-    Config::fresh(fresh_config(&roles, template))
+    if has("<|im_start|>") && has("<|im_end|>") {
+        value["chat_template"] = json!(CHATML);
+    }
+    Config::fresh(value)
 }
 
 fn role<'a>(name: &str, specials: &'a [String]) -> Option<&'a str> {
