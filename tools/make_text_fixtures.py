@@ -154,6 +154,13 @@ TOJSON = [
     ("{{ x.split('</think>')[-1].lstrip('\\n') }}|{{ x[:3] }}|{{ x[::-1] }}", {"x": "<think>a</think>\n\nb"}),
     ("{{ 'a' ~ 1 ~ none }} {{ x | join(', ') }} {{ x | map('upper') | list | last }} {{ x | selectattr('z') | list | length }}", {"x": ["a", "b"]}),
     ("{% set ns = namespace(n=0) %}{% for i in [1,2,3] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", {}),
+    ("{% for v in x %}{{ v is iterable }}{{ v is sequence }}{{ v is mapping }}{{ v is string }}{{ v is number }}{{ v is integer }}{{ v is float }}{{ v is boolean }}{{ v is true }}{{ v is none }} {% endfor %}{{ missing is iterable }}",
+     {"x": [None, True, False, 0, 1, 1.5, "", "a", [], [1], {}, {"a": 1}]}),
+    ("{% for v in x %}{{ 'y' if v else 'n' }}{{ v | string }}|{{ v is in [1, 'a'] }}|{{ v == 1 }} {% endfor %}", {"x": [None, True, 0, 1, 1.0, "", "a", [], [1, "b", None], {}, {"a": 'q"\'', "b": 1.5}]}),
+    ("{{ x.strip() }}|{{ x | trim }}|{{ x | upper }}|{{ x.replace('a', 'b', 1) }}|{{ x.split() }}|{{ x.split(',', 1) | last }}|{{ x.rfind('a') }}|{{ x | replace('a', 'c') }}|{{ x.count('a') }}|{{ x.splitlines() }}", {"x": " a,a b\n, c "}),
+    ("{{ x | default('d') }}{{ y | default('d') }}{{ y | default('d', true) }}{{ z | default }}|{{ d.get('k') }}{{ d.get('q', 1) }}{{ d.k is defined }}{{ d | items | list }}{{ d.keys() | list }}|{{ (d | dictsort)[0] }}", {"y": "", "d": {"b": 1, "a": [1]}}),
+    ("{{ (1, 2) }} {{ 7 // 2 }} {{ 7 / 2 }} {{ -7 % 3 }} {{ 2 ** 3 }} {{ 'a' * 3 }} {{ [1] + [2] }} {{ 1 if false }}|{{ 10000000000 * 10 }} {{ 'a' < 'b' }}|{{ x | selectattr('a', 'equalto', 1) | map(attribute='b') | list }} {{ x | rejectattr('a') | list }} {{ x | first }} {{ 'abc' | list }} {{ x | indent(2) if false }}", {"x": [{"a": 1, "b": 2}, {"a": 0, "b": 3}]}),
+    ("{% set t %}  a\n b{% endset %}{{ t | indent(4) }}|{{ t | indent(2, true) }}|{{ ['b', 'a'] | sort | join }}|{{ [1, 2, 3] | sum }}|{{ '%.2f' | format(1.5) }}|{{ [1, [2]] | string | length }}|{{ loop is defined }}|{{ 'a\\nb' }}|{{ \"it's\" }}", {}),
     ("{% macro m(a, b=2) %}{{ a }}-{{ b }}{% endmacro %}{{ m(1) }} {{ m(1, b='x') }}", {}),
 ]
 

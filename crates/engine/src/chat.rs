@@ -23,6 +23,16 @@ use marks::{Marked, Marks};
 /// Extra variables for a template, such as `enable_thinking`.
 pub type Kwargs = Map<String, Value>;
 
+/// Which of the assistant's turns are trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Turns {
+    /// Every turn; refused where the template re-renders earlier ones.
+    #[default]
+    All,
+    /// The last turn, with the earlier ones as context however the template shows them.
+    Last,
+}
+
 /// A compiled chat template and the variables that belong to its model.
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
@@ -152,16 +162,17 @@ impl ChatTemplate {
         Ok(tokenizer.encode_spans(&marked.text, &marked.plain)?.ids)
     }
 
-    /// The ids of a whole conversation and, for each, whether it is trained: what the assistant says, up to
-    /// and including the token that ends its turn.
+    /// The ids of a whole conversation and, for each, whether it is trained: what the assistant says in the
+    /// chosen turns, up to and including the token that ends the turn.
     pub fn encode_training(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Value],
         tools: Option<&Value>,
         kwargs: &Kwargs,
+        turns: Turns,
     ) -> Result<(Vec<u32>, Vec<bool>)> {
-        mask::encode(self, tokenizer, Input { messages, tools, add_generation_prompt: false, kwargs })
+        mask::encode(self, tokenizer, Input { messages, tools, add_generation_prompt: false, kwargs }, turns)
     }
 
     /// Renders; with `generation` marks, each generation block is put between them.

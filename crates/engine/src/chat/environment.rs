@@ -3,7 +3,7 @@
 use std::fmt;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Kwargs;
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::json;
@@ -39,6 +39,11 @@ pub(super) fn new() -> Environment<'static> {
             false => minijinja::filters::length(value),
         });
     }
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+    // To Python, text and mappings are sequences too.
+    environment.add_test("sequence", |value: &Value| {
+        matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined)
+    });
     environment.add_filter("ferrl_generation", |state: &State, body: String| {
         let marks = state.lookup(MARKS).map(|m| m.to_string()).unwrap_or_default();
         let mut marks = marks.chars();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde_json::Value;
 
 use super::marks::Marked;
-use super::{ChatTemplate, Input};
+use super::{ChatTemplate, Input, Turns};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -14,6 +14,7 @@ pub(super) fn encode(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
     input: Input<'_>,
+    which: Turns,
 ) -> Result<(Vec<u32>, Vec<bool>)> {
     if !input.messages.iter().any(is_assistant) {
         return Err(Error::data("the conversation has nothing to train on: no message is the assistant's")
@@ -21,7 +22,15 @@ pub(super) fn encode(
     }
     let blocks = template.generation;
     let whole = template.render_marked(tokenizer, input, blocks)?;
-    let spans = if blocks { whole.generation.clone() } else { turns(template, tokenizer, input, &whole)? };
+    let spans = match (blocks, which) {
+        (true, Turns::All) => whole.generation.clone(),
+        (false, _) => turns(template, tokenizer, input, &whole, which)?,
+        (true, Turns::Last) => {
+            let last = turns(template, tokenizer, input, &whole, which)?;
+            let cut = |a: &Range<usize>, b: &Range<usize>| a.start.max(b.start)..a.end.min(b.end);
+            last.iter().flat_map(|l| whole.generation.iter().map(|g| cut(l, g))).collect()
+        }
+    };
     let encoded = tokenizer.encode_spans(&whole.text, &whole.plain)?;
     // A token counts by where it starts: one that a marker makes swallow the space after it still counts.
     let inside = |start: usize| spans.iter().any(|s| s.contains(&start));
@@ -44,10 +53,14 @@ fn turns(
     tokenizer: &Tokenizer,
     input: Input<'_>,
     whole: &Marked,
+    which: Turns,
 ) -> Result<Vec<Range<usize>>> {
     let markers = tokenizer.markers(&whole.text, &whole.plain);
     let mut spans: Vec<Range<usize>> = Vec::new();
-    for index in (0..input.messages.len()).filter(|&i| is_assistant(&input.messages[i])) {
+    let assistant: Vec<usize> =
+        (0..input.messages.len()).filter(|&i| is_assistant(&input.messages[i])).collect();
+    let first = if which == Turns::Last { assistant.len().saturating_sub(1) } else { 0 };
+    for &index in &assistant[first..] {
         let render = |count: usize, add_generation_prompt: bool| {
             let part = Input { messages: &input.messages[..count], add_generation_prompt, ..input };
             template.render_input(part, None).map_err(|e| {
@@ -114,7 +127,7 @@ fn rewritten(
     ))
     .at(&template.place)
     .fix(
-        "use a chat template with {% generation %} blocks or one that keeps earlier turns as they are, \
-         or split the conversation so that each row ends with the one turn to train",
+        "train only the last turn of each conversation, or use a chat template with {% generation %} blocks \
+         or one that keeps earlier turns as they are",
     )
 }
