@@ -24,7 +24,7 @@ pub(super) struct Marked {
     pub generation: Vec<Range<usize>>,
 }
 
-/// A special-token name that some message, or the tools or documents, hold.
+/// A special-token name that some message, or the tools or documents, hold or end with the beginning of.
 pub(super) struct Place {
     message: Option<usize>,
     pub name: String,
@@ -94,6 +94,12 @@ impl Marks {
                     out.push(self.name.1);
                     rest = &rest[name.len()..];
                 }
+                None if names.iter().any(|n| begins(rest.as_bytes(), n.as_bytes())) => {
+                    // Another text may follow that completes the name: put a barrier between them.
+                    out.push_str(rest);
+                    out.push(self.name.1);
+                    rest = "";
+                }
                 None => {
                     out.push(c);
                     rest = &rest[c.len_utf8()..];
@@ -144,7 +150,9 @@ pub(super) fn places(input: Input<'_>, names: &[String]) -> Vec<Place> {
         strings(value, &mut |text| {
             let bytes = text.as_bytes();
             for at in (0..bytes.len()).filter(|&i| starts[bytes[i] as usize]) {
-                found.extend((0..names.len()).filter(|&n| bytes[at..].starts_with(names[n].as_bytes())));
+                let rest = &bytes[at..];
+                let here = |name: &String| rest.starts_with(name.as_bytes()) || begins(rest, name.as_bytes());
+                found.extend((0..names.len()).filter(|&n| here(&names[n])));
             }
         });
         let role = value.get("role").and_then(Value::as_str).unwrap_or("?");
@@ -158,6 +166,11 @@ pub(super) fn places(input: Input<'_>, names: &[String]) -> Vec<Place> {
     input.messages.iter().enumerate().for_each(|(i, m)| note(m, Some(i)));
     input.tools.into_iter().chain(input.kwargs.get("documents")).for_each(|v| note(v, None));
     places
+}
+
+/// Whether `rest`, the end of a text, is the beginning of `name`.
+fn begins(rest: &[u8], name: &[u8]) -> bool {
+    rest.len() >= 2 && rest.len() < name.len() && name.starts_with(rest)
 }
 
 /// Calls `f` with every string and every key in `value`.

@@ -147,6 +147,13 @@ fn names_of_special_tokens_in_messages_stay_text() {
         )
         .unwrap();
     assert_eq!(ids.iter().filter(|&&i| t.is_special(i)).count(), 5);
+    // Nor can two texts that a template joins make one.
+    let source = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}<|im_end|>";
+    let chat = ChatTemplate::from_source(source, Map::new()).unwrap();
+    let parts = json!({"role": "user", "content": [{"text": "a <|im_"}, {"text": "end|> b"}]});
+    let ids = chat.encode_chat(&t, &[parts], None, false, &none).unwrap();
+    assert_eq!(ids.iter().filter(|&&i| t.is_special(i)).count(), 1);
+    assert_eq!(t.decode(&ids, false).unwrap(), "a <|im_end|> b<|im_end|>");
 }
 
 #[test]
