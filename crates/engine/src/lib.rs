@@ -1,6 +1,8 @@
 //! A language model to sample from and to train, on one copy of the weights. Knows nothing of rewards.
 
+pub mod chat;
 pub mod checkpoint;
 pub mod model;
+pub mod tokenizer;
 
 pub use ferrl_kernels::{Class, Error, Result, nearest};

@@ -1,0 +1,294 @@
+//! Conversations to token ids, through the model's own Hugging Face chat template.
+//!
+//! The template's markers become special tokens; the same names inside a message are encoded as plain text,
+//! so nothing a user or a tool writes can end a turn. Training masks come from `{% generation %}` blocks, or
+//! from rendering the conversation turn by turn; a template that rewrites earlier turns is refused.
+
+mod environment;
+mod json;
+mod marks;
+mod mask;
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use minijinja::Environment;
+use serde_json::{Map, Value};
+
+use crate::tokenizer::{Tokenizer, content, read_json, read_text};
+use crate::{Error, Result};
+use environment::Now;
+use marks::{Marked, Marks};
+
+/// Extra variables for a template, such as `enable_thinking`.
+pub type Kwargs = Map<String, Value>;
+
+/// Which of the assistant's turns are trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Turns {
+    /// Every turn; refused where the template re-renders earlier ones.
+    #[default]
+    All,
+    /// The last turn, with the earlier ones as context however the template shows them.
+    Last,
+}
+
+/// A compiled chat template and the variables that belong to its model.
+#[derive(Clone, Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// `bos_token` and its like.
+    variables: Map<String, Value>,
+    names: Vec<String>,
+    /// Characters of all template sources, to choose marks that none of them uses.
+    source: String,
+    /// Some template has `{% generation %}` blocks.
+    generation: bool,
+    /// Where the template came from, for messages.
+    place: String,
+}
+
+/// What one rendering is made from.
+#[derive(Clone, Copy)]
+struct Input<'a> {
+    messages: &'a [Value],
+    tools: Option<&'a Value>,
+    add_generation_prompt: bool,
+    kwargs: &'a Kwargs,
+}
+
+impl ChatTemplate {
+    /// Loads `chat_template.jinja`, or else the template in `tokenizer_config.json`.
+    pub fn from_dir(dir: &Path) -> Result<Self> {
+        let config_path = dir.join("tokenizer_config.json");
+        let config = read_json(&config_path)?.unwrap_or_default();
+        let specials = read_json(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
+        let mut variables = Map::new();
+        for map in [&specials, &config] {
+            for (key, value) in map.iter().filter(|(k, _)| k.ends_with("_token")) {
+                if let Some(name) = content(value) {
+                    variables.insert(key.clone(), name.into());
+                }
+            }
+        }
+        let file = dir.join("chat_template.jinja");
+        let (place, mut templates) = match read_text(&file)? {
+            Some(text) => (file, vec![("default".to_owned(), text)]),
+            None => {
+                let found =
+                    configured(config.get("chat_template")).map_err(|e| e.at(config_path.display()))?;
+                (config_path, found)
+            }
+        };
+        let more = std::fs::read_dir(dir.join("additional_chat_templates"));
+        for path in more.into_iter().flatten().flatten().map(|entry| entry.path()) {
+            if let (Some("jinja"), Some(name)) = (path.extension().and_then(OsStr::to_str), path.file_stem())
+            {
+                templates.extend(read_text(&path)?.map(|text| (name.to_string_lossy().into_owned(), text)));
+            }
+        }
+        if templates.is_empty() {
+            return Err(Error::model("the model has no chat template").at(dir.display()).fix(
+                "add a chat_template.jinja, use an instruction-tuned model, or give raw prompts instead of messages",
+            ));
+        }
+        Self::compile(templates, variables, place.display().to_string())
+    }
+
+    /// Compiles a template given as text; `variables` are what the tokenizer would provide (`bos_token`, ...).
+    pub fn from_source(source: &str, variables: Map<String, Value>) -> Result<Self> {
+        Self::compile(vec![("default".into(), source.into())], variables, "chat template".into())
+    }
+
+    fn compile(
+        templates: Vec<(String, String)>,
+        variables: Map<String, Value>,
+        place: String,
+    ) -> Result<Self> {
+        let mut environment = environment::new();
+        let mut all = String::new();
+        let (mut names, mut generation) = (Vec::new(), false);
+        for (name, source) in templates {
+            all.push_str(&source);
+            let source = environment::rewrite(&source);
+            generation |= source.contains(environment::GENERATION);
+            environment.add_template_owned(name.clone(), source).map_err(|e| {
+                Error::model(format!("the chat template does not compile: {}", environment::explain(&e)))
+                    .at(&place)
+                    .fix("correct the template, or report it if transformers renders it")
+            })?;
+            names.push(name);
+        }
+        Ok(ChatTemplate { environment, variables, names, source: all, generation, place })
+    }
+
+    /// Sets the date that `strftime_now` tells, in seconds since 1970 (UTC). It is 26 July 2024 until set:
+    /// a run must not depend on the day it is started.
+    pub fn with_now(mut self, unix_seconds: i64) -> Self {
+        environment::set_now(&mut self.environment, Now::from_unix(unix_seconds));
+        self
+    }
+
+    /// Whether the template marks what the assistant says with `{% generation %}`.
+    pub fn has_generation_blocks(&self) -> bool {
+        self.generation
+    }
+
+    /// The text of a conversation, as `transformers` renders it.
+    pub fn render(
+        &self,
+        messages: &[Value],
+        tools: Option<&Value>,
+        add_generation_prompt: bool,
+        kwargs: &Kwargs,
+    ) -> Result<String> {
+        self.render_input(Input { messages, tools, add_generation_prompt, kwargs }, None)
+    }
+
+    /// The ids of a conversation; special-token names inside messages, tools and documents stay plain text.
+    pub fn encode_chat(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Value],
+        tools: Option<&Value>,
+        add_generation_prompt: bool,
+        kwargs: &Kwargs,
+    ) -> Result<Vec<u32>> {
+        let marked =
+            self.render_marked(tokenizer, Input { messages, tools, add_generation_prompt, kwargs }, false)?;
+        if marked.plain.is_empty() {
+            return tokenizer.encode_markup(&marked.text);
+        }
+        Ok(tokenizer.encode_spans(&marked.text, &marked.plain)?.ids)
+    }
+
+    /// The ids of a whole conversation and, for each, whether it is trained: what the assistant says in the
+    /// chosen turns, up to and including the token that ends the turn.
+    pub fn encode_training(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Value],
+        tools: Option<&Value>,
+        kwargs: &Kwargs,
+        turns: Turns,
+    ) -> Result<(Vec<u32>, Vec<bool>)> {
+        mask::encode(self, tokenizer, Input { messages, tools, add_generation_prompt: false, kwargs }, turns)
+    }
+
+    /// Renders; with `generation` marks, each generation block is put between them.
+    fn render_input(&self, input: Input<'_>, generation: Option<(char, char)>) -> Result<String> {
+        let mut context = self.variables.clone();
+        let messages: Result<Vec<Value>> =
+            input.messages.iter().enumerate().map(|(i, m)| message(i, m)).collect();
+        context.insert("messages".into(), messages?.into());
+        context.insert("tools".into(), input.tools.cloned().unwrap_or(Value::Null));
+        context.insert("documents".into(), Value::Null);
+        context.insert("add_generation_prompt".into(), input.add_generation_prompt.into());
+        for (key, value) in input.kwargs {
+            context.insert(key.clone(), value.clone());
+        }
+        if let Some((open, close)) = generation {
+            context.insert(environment::MARKS.into(), format!("{open}{close}").into());
+        }
+        let tool_use = input.tools.is_some() && self.names.iter().any(|n| n == "tool_use");
+        let name = if tool_use { "tool_use" } else { "default" };
+        let template = self.environment.get_template(name).map_err(|_| {
+            Error::model(format!(
+                "the model has the chat templates {:?} but none named \"default\"",
+                self.names
+            ))
+            .at(&self.place)
+            .fix("name one of them \"default\"")
+        })?;
+        template.render(json::to_template(&Value::Object(context))).map_err(|e| self.refused(&e))
+    }
+
+    fn refused(&self, e: &minijinja::Error) -> Error {
+        match environment::raised(e) {
+            Some(words) => Error::data(format!("the chat template refuses the conversation: {words}"))
+                .at(&self.place)
+                .fix("change the messages to what the model's template accepts"),
+            None => Error::model(format!("the chat template failed: {}", environment::explain(e)))
+                .at(&self.place)
+                .fix("check that every message has the fields the template reads, such as role and content"),
+        }
+    }
+
+    /// Renders with marks around special-token names that messages hold, and takes the marks out again.
+    fn render_marked(&self, tokenizer: &Tokenizer, input: Input<'_>, generation: bool) -> Result<Marked> {
+        let specials = tokenizer.special_tokens();
+        let marks = Marks::choose(&self.source, input)?;
+        let gen_marks = generation.then_some(marks.generation);
+        let places = marks::places(input, specials);
+        if places.is_empty() {
+            return Ok(marks.read(&self.render_input(input, gen_marks)?, specials));
+        }
+        let unmarked = marks.read(&self.render_input(input, gen_marks)?, specials);
+        let attempt = |places: &[marks::Place]| -> Result<Option<Marked>> {
+            let (messages, tools, kwargs) = marks.write(input, places);
+            let input = Input { messages: &messages, tools: tools.as_ref(), kwargs: &kwargs, ..input };
+            // A mark can make a template fail that reads the names itself; that is no error of the user's.
+            let Ok(text) = self.render_input(input, gen_marks) else { return Ok(None) };
+            let marked = marks.read(&text, specials);
+            Ok((marked.text == unmarked.text).then_some(marked))
+        };
+        if let Some(marked) = attempt(&places)? {
+            return Ok(marked);
+        }
+        // The template itself acts on one of the names (say, it splits at a special "</think>"). Find out
+        // which; in what the assistant says, the template's reading is what the model is trained on.
+        let mut kept = Vec::new();
+        for place in places {
+            if attempt(std::slice::from_ref(&place))?.is_some() {
+                kept.push(place);
+            } else if !place.assistant {
+                return Err(Error::data(format!(
+                    "the chat template acts on {:?} in what a user wrote",
+                    place.name
+                ))
+                .at(&place.label)
+                .fix("remove it from the message"));
+            }
+        }
+        attempt(&kept)?.ok_or_else(|| {
+            Error::data("the chat template acts on special-token names in the messages").fix("remove them")
+        })
+    }
+}
+
+/// A message as the template sees it: reasoning under every name that templates look for.
+fn message(index: usize, message: &Value) -> Result<Value> {
+    const NAMES: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+    let Some(fields) = message.as_object() else {
+        return Err(Error::data("a message is not an object")
+            .at(format!("message {index}"))
+            .fix("write messages as {\"role\": ..., \"content\": ...}"));
+    };
+    let mut fields = fields.clone();
+    let reasoning = NAMES.iter().find_map(|n| fields.get(*n).filter(|v| !v.is_null()).cloned());
+    if let Some(reasoning) = reasoning {
+        fields.entry("thinking").or_insert_with(|| reasoning.clone());
+        fields.insert("reasoning_content".into(), reasoning);
+    }
+    Ok(Value::Object(fields))
+}
+
+/// The templates a `tokenizer_config.json` holds: one, or a list of named ones.
+fn configured(value: Option<&Value>) -> Result<Vec<(String, String)>> {
+    let expected = || {
+        Error::model("chat_template is neither a string nor a list of {name, template}")
+            .fix("write the template as one string")
+    };
+    match value {
+        None | Some(Value::Null) => Ok(Vec::new()),
+        Some(Value::String(text)) => Ok(vec![("default".into(), text.clone())]),
+        Some(Value::Array(list)) => list
+            .iter()
+            .map(|entry| {
+                let field = |key: &str| entry.get(key).and_then(Value::as_str).map(str::to_owned);
+                field("name").zip(field("template")).ok_or_else(expected)
+            })
+            .collect(),
+        Some(_) => Err(expected()),
+    }
+}

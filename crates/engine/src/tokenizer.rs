@@ -1,0 +1,303 @@
+//! Text to token ids and back, over a Hugging Face `tokenizer.json`.
+//!
+//! Three ways in, by who wrote the text: [`Tokenizer::encode_text`] for what a user or an environment wrote
+//! (markers in it are plain characters), [`Tokenizer::encode_markup`] for a rendered chat template or a raw
+//! prompt (markers are parsed), [`Tokenizer::encode_prompt`] for what `transformers` does with a bare string.
+
+mod config;
+mod plain;
+mod stream;
+mod train;
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use tokenizers::models::ModelWrapper;
+use tokenizers::{AddedToken, PostProcessor, PostProcessorWrapper};
+
+use crate::{Error, Result};
+use config::Config;
+pub(crate) use config::{content, read_json, read_text};
+pub(crate) use plain::GUARDS;
+use plain::Plain;
+pub use stream::StreamDecoder;
+pub use train::{train_bpe, train_chars};
+
+type Backend = tokenizers::Tokenizer;
+
+/// A tokenizer with the special tokens its model directory names.
+#[derive(Clone)]
+pub struct Tokenizer {
+    /// Parses markers; its post-processor lives in `post`, so offsets are untrimmed and nothing is added.
+    inner: Backend,
+    post: Option<PostProcessorWrapper>,
+    /// The twin that reads markers as plain characters, built when first needed.
+    plain: OnceLock<Result<Plain>>,
+    config: Config,
+    bos: Option<u32>,
+    eos: Vec<u32>,
+    pad: Option<u32>,
+    size: usize,
+    special_ids: HashSet<u32>,
+    special_names: Vec<String>,
+    /// The decoder joins runs of `<0xHH>` tokens, so a run may not be cut.
+    byte_fallback: bool,
+    /// The model drops characters it does not know; encoding must refuse them instead.
+    drops_unknown: bool,
+}
+
+/// Token ids and the byte range of the text each one came from.
+pub(crate) struct Encoded {
+    pub ids: Vec<u32>,
+    pub offsets: Vec<(usize, usize)>,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` and what the configuration files beside it say about special tokens.
+    pub fn from_dir(dir: &Path) -> Result<Self> {
+        let path = dir.join("tokenizer.json");
+        let text = std::fs::read_to_string(&path).map_err(|e| missing(dir, &path, &e))?;
+        let inner: Backend = text.parse().map_err(|e: tokenizers::Error| {
+            Error::model(format!("is not a usable tokenizer: {e}"))
+                .at(path.display())
+                .fix("the file is cut short, damaged or of an unknown kind: copy or download it again")
+        })?;
+        Self::assemble(inner, Config::read(dir)?).map_err(|e| e.at(dir.display()))
+    }
+
+    fn assemble(mut inner: Backend, config: Config) -> Result<Self> {
+        add_missing(&mut inner, &config)?;
+        let _ = inner.with_truncation(None);
+        inner.with_padding(None);
+        let post = inner.get_post_processor().cloned();
+        inner.with_post_processor(None::<PostProcessorWrapper>);
+        inner.set_encode_special_tokens(false);
+
+        let id = |name: &str| config.named(name).and_then(|t| inner.token_to_id(t));
+        let bos = id("bos_token").or(config.bos_id);
+        let pad = id("pad_token").or(config.pad_id);
+        let mut eos: Vec<u32> = id("eos_token").into_iter().collect();
+        for &other in &config.eos_ids {
+            if !eos.contains(&other) {
+                eos.push(other);
+            }
+        }
+        let (mut special_ids, mut special_names) = (HashSet::new(), Vec::new());
+        for (id, token) in inner.get_added_tokens_decoder().into_iter().filter(|(_, t)| t.special) {
+            special_ids.insert(id);
+            special_names.push(token.content);
+        }
+        special_names.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        let size = inner.get_vocab(true).into_values().max().map_or(0, |m| m as usize + 1);
+        let decoder = serde_json::to_string(&inner.get_decoder()).unwrap_or_default();
+        let drops_unknown = match inner.get_model() {
+            ModelWrapper::BPE(bpe) => {
+                bpe.unk_token.is_none()
+                    && !bpe.byte_fallback
+                    && inner.get_pre_tokenizer().is_none()
+                    && inner.get_normalizer().is_none()
+            }
+            _ => false,
+        };
+        let byte_fallback = decoder.contains("\"ByteFallback\"");
+        let plain = OnceLock::new();
+        Ok(Tokenizer {
+            inner,
+            post,
+            plain,
+            config,
+            bos,
+            eos,
+            pad,
+            size,
+            special_ids,
+            special_names,
+            byte_fallback,
+            drops_unknown,
+        })
+    }
+
+    /// Ids of text that must stay text: a special token's name in it is encoded as ordinary characters.
+    pub fn encode_text(&self, text: &str) -> Result<Vec<u32>> {
+        #[allow(clippy::single_range_in_vec_init)] // one span over the whole text
+        Ok(self.encode_spans(text, &[0..text.len()])?.ids)
+    }
+
+    /// Ids of text whose special tokens are meant, such as a rendered chat template; nothing is added.
+    pub fn encode_markup(&self, text: &str) -> Result<Vec<u32>> {
+        if self.drops_unknown {
+            return Ok(self.encode_spans(text, &[])?.ids);
+        }
+        Ok(self.inner.encode_fast(text, false).map_err(failed)?.get_ids().to_vec())
+    }
+
+    /// Ids as `transformers` gives for a bare string: markers parsed, the model's BOS and EOS added.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        if self.drops_unknown {
+            self.encode_spans(text, &[])?;
+        }
+        let encoding = self.inner.encode_fast(text, false).map_err(failed)?;
+        let encoding = match &self.post {
+            Some(post) => post.process(encoding, None, true).map_err(failed)?,
+            None => encoding,
+        };
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Ids and offsets of markup in which the `plain` byte spans may not be read as, or as part of, a marker.
+    pub(crate) fn encode_spans(&self, text: &str, plain: &[Range<usize>]) -> Result<Encoded> {
+        let encoded = if plain.is_empty() {
+            let encoding = self.inner.encode(text, false).map_err(failed)?;
+            Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() }
+        } else if text.contains(plain::GUARDS[0]) {
+            // The text holds our own guard character: build a twin with one that it does not hold.
+            Plain::new(self, plain::free_guard(text)?)?.encode(text, plain)?
+        } else {
+            let twin = self.plain.get_or_init(|| Plain::new(self, plain::GUARDS[0]));
+            twin.as_ref().map_err(Clone::clone)?.encode(text, plain)?
+        };
+        if self.drops_unknown {
+            refuse_gaps(text, &encoded)?;
+        }
+        Ok(encoded)
+    }
+
+    /// The special tokens in `text` that parsing finds outside the `plain` spans, in order.
+    pub(crate) fn markers(&self, text: &str, plain: &[Range<usize>]) -> Vec<(Range<usize>, u32)> {
+        plain::Scanner::new(self).find(text, plain)
+    }
+
+    /// Text of `ids`; `skip_special` leaves special tokens out. Ids outside the vocabulary give no text.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        self.inner
+            .decode(ids, skip_special)
+            .map_err(|e| Error::model(format!("cannot decode token ids: {e}")))
+    }
+
+    /// A decoder that is fed one id at a time and gives text out as soon as it is final.
+    pub fn stream(&self, skip_special: bool) -> StreamDecoder<'_> {
+        StreamDecoder::new(self, skip_special)
+    }
+
+    /// One more than the largest id, added tokens included.
+    pub fn vocab_size(&self) -> usize {
+        self.size
+    }
+
+    /// The id of a token given by its exact name.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The name of a token, as the vocabulary spells it.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// Whether `id` is a special token, which `decode` can leave out and plain text never produces.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special_ids.contains(&id)
+    }
+
+    /// Names of all special tokens, longest first, so that a scan prefers the longer of two that fit.
+    pub fn special_tokens(&self) -> &[String] {
+        &self.special_names
+    }
+
+    /// The token a sequence starts with, where the model has one.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// Every token that ends generation: the tokenizer's own first, then those of the generation settings.
+    pub fn eos(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// The padding token, where the model names one.
+    pub fn pad(&self) -> Option<u32> {
+        self.pad
+    }
+
+    /// Writes the files `transformers.AutoTokenizer` loads; existing ones are replaced.
+    pub fn save(&self, dir: &Path) -> Result<()> {
+        let mut whole = self.inner.clone();
+        whole.with_post_processor(self.post.clone());
+        let json =
+            whole.to_string(true).map_err(|e| Error::model(format!("cannot write tokenizer.json: {e}")))?;
+        let write = |name: &str, text: &str| {
+            let path = dir.join(name);
+            std::fs::create_dir_all(dir).and_then(|()| std::fs::write(&path, text)).map_err(|e| {
+                Error::resource(format!("cannot write: {e}"))
+                    .at(path.display())
+                    .fix("check that the folder exists, may be written and has space left")
+            })
+        };
+        write("tokenizer.json", &json)?;
+        for (name, text) in self.config.files() {
+            write(name, &text)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("vocab_size", &self.size)
+            .field("eos", &self.eos)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Registers what the configuration calls special but `tokenizer.json` does not list, as `transformers` does.
+fn add_missing(inner: &mut Backend, config: &Config) -> Result<()> {
+    let known: HashSet<String> =
+        inner.get_added_tokens_decoder().values().map(|t| t.content.clone()).collect();
+    let fresh: Vec<AddedToken> = config.specials().filter(|t| !known.contains(&t.content)).collect();
+    if !fresh.is_empty() {
+        inner.add_tokens(fresh).map_err(|e| Error::model(format!("cannot add special tokens: {e}")))?;
+    }
+    Ok(())
+}
+
+/// Refuses text with a character that left no token behind.
+fn refuse_gaps(text: &str, encoded: &Encoded) -> Result<()> {
+    let mut at = 0;
+    for &(start, end) in encoded.offsets.iter().chain([&(text.len(), text.len())]) {
+        if let Some(lost) = text.get(at..start).and_then(|gap| gap.chars().next()) {
+            return Err(Error::data(format!("the character {lost:?} is not in the vocabulary"))
+                .at(format!("byte {at} of the text"))
+                .fix(
+                    "remove it, or train the tokenizer on text that has it or with a \"<unk>\" special token",
+                ));
+        }
+        at = at.max(end);
+    }
+    Ok(())
+}
+
+fn failed(e: tokenizers::Error) -> Error {
+    Error::data(format!("cannot tokenize: {e}"))
+}
+
+fn missing(dir: &Path, path: &Path, e: &std::io::Error) -> Error {
+    let error = match e.kind() {
+        std::io::ErrorKind::NotFound if !dir.is_dir() => {
+            Error::model("no such model directory").at(dir.display())
+        }
+        std::io::ErrorKind::NotFound => {
+            Error::model("no tokenizer.json in the model directory").at(dir.display())
+        }
+        std::io::ErrorKind::InvalidData => Error::model("is not UTF-8 text").at(path.display()),
+        _ => Error::model(format!("cannot read: {e}")).at(path.display()),
+    };
+    let sentencepiece = dir.join("tokenizer.model").exists();
+    error.fix(if sentencepiece {
+        "there is only a tokenizer.model: load it once with transformers' AutoTokenizer and save_pretrained() it"
+    } else {
+        "point to a Hugging Face model directory that has a tokenizer.json"
+    })
+}

@@ -1,0 +1,153 @@
+//! What the JSON files beside `tokenizer.json` say about special tokens.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use tokenizers::AddedToken;
+
+use crate::{Error, Result};
+
+/// Roles a special token can have, in the order `transformers` registers them.
+const ROLES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+const CONFIG: &str = "tokenizer_config.json";
+const SPECIALS: &str = "special_tokens_map.json";
+const TEMPLATE: &str = "chat_template.jinja";
+
+/// The settings of a tokenizer; kept whole, so that saving loses nothing.
+#[derive(Clone, Default)]
+pub(crate) struct Config {
+    settings: Map<String, Value>,
+    specials: Map<String, Value>,
+    template: Option<String>,
+    pub bos_id: Option<u32>,
+    pub pad_id: Option<u32>,
+    /// End-of-generation ids of the model's own settings, beside the tokenizer's `eos_token`.
+    pub eos_ids: Vec<u32>,
+}
+
+impl Config {
+    /// Reads whichever of the files exist; a broken one is an error.
+    pub fn read(dir: &Path) -> Result<Self> {
+        let settings = read_json(&dir.join(CONFIG))?;
+        let generation = read_json(&dir.join("generation_config.json"))?;
+        let model = read_json(&dir.join("config.json"))?;
+        let template = read_text(&dir.join(TEMPLATE))?;
+        // A model's `bos_token_id` may name a token its tokenizer never uses, so it counts only without settings.
+        let alone = settings.is_none();
+        let model = [generation.unwrap_or_default(), model.unwrap_or_default()];
+        let first =
+            |key: &str| model.iter().map(|m| ids(m.get(key))).find(|i| !i.is_empty()).unwrap_or_default();
+        Ok(Config {
+            bos_id: first("bos_token_id").first().copied().filter(|_| alone),
+            pad_id: first("pad_token_id").first().copied(),
+            eos_ids: first("eos_token_id"),
+            settings: settings.unwrap_or_default(),
+            specials: read_json(&dir.join(SPECIALS))?.unwrap_or_default(),
+            template,
+        })
+    }
+
+    /// The settings of a tokenizer made here.
+    pub fn fresh(settings: Value) -> Self {
+        let settings = settings.as_object().cloned().unwrap_or_default();
+        Config { settings, ..Config::default() }
+    }
+
+    /// The name of the token with a role such as `eos_token`.
+    pub fn named(&self, role: &str) -> Option<&str> {
+        [&self.settings, &self.specials].into_iter().find_map(|m| m.get(role).and_then(content))
+    }
+
+    /// Every token the settings call special.
+    pub fn specials(&self) -> impl Iterator<Item = AddedToken> + '_ {
+        let listed = self.settings.get("added_tokens_decoder").and_then(Value::as_object);
+        let mut listed: Vec<(u32, &Value)> =
+            listed.into_iter().flatten().filter_map(|(k, v)| Some((k.parse().ok()?, v))).collect();
+        listed.sort_by_key(|(id, _)| *id);
+        let extra = ["additional_special_tokens", "extra_special_tokens"].into_iter().flat_map(|key| {
+            [&self.settings, &self.specials].into_iter().filter_map(move |m| m.get(key)).flat_map(|v| match v
+            {
+                Value::Array(list) => list.iter().collect::<Vec<_>>(),
+                Value::Object(map) => map.values().collect(),
+                _ => Vec::new(),
+            })
+        });
+        let extra = extra.filter_map(content).map(|t| AddedToken::from(t, true));
+        let roles = ROLES.into_iter().filter_map(|r| self.named(r)).map(|t| AddedToken::from(t, true));
+        listed.into_iter().filter_map(|(_, v)| added(v)).chain(roles).chain(extra)
+    }
+
+    /// The files to write beside `tokenizer.json`.
+    pub fn files(&self) -> Vec<(&'static str, String)> {
+        let mut settings = self.settings.clone();
+        settings.entry("tokenizer_class").or_insert_with(|| json!("PreTrainedTokenizerFast"));
+        let mut specials = self.specials.clone();
+        for role in ROLES {
+            if let Some(name) = self.named(role).map(str::to_owned) {
+                settings.entry(role).or_insert_with(|| json!(name));
+                specials.entry(role).or_insert_with(|| json!(name));
+            }
+        }
+        let pretty = |m: Map<String, Value>| format!("{:#}\n", Value::Object(m));
+        let mut files = vec![(CONFIG, pretty(settings)), (SPECIALS, pretty(specials))];
+        files.extend(self.template.clone().map(|t| (TEMPLATE, t)));
+        files
+    }
+}
+
+/// A JSON object from a file, `None` when there is no such file.
+pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Value>>> {
+    let Some(text) = read_text(path)? else { return Ok(None) };
+    let broken = |what: String| {
+        Error::model(what)
+            .at(path.display())
+            .fix("the file is cut short or damaged: copy or download it again")
+    };
+    match serde_json::from_str(&text) {
+        Ok(Value::Object(map)) => Ok(Some(map)),
+        Ok(other) => Err(broken(format!("holds {}, expected a JSON object", kind(&other)))),
+        Err(e) => Err(broken(format!("is not valid JSON: {e}"))),
+    }
+}
+
+/// A text file, `None` when there is no such file.
+pub(crate) fn read_text(path: &Path) -> Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::model(format!("cannot read: {e}")).at(path.display())),
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The name of a token written as a string or as an object with `content`.
+pub(crate) fn content(value: &Value) -> Option<&str> {
+    value.as_str().or_else(|| value.get("content")?.as_str()).filter(|t| !t.is_empty())
+}
+
+fn added(value: &Value) -> Option<AddedToken> {
+    let flag = |key: &str| value.get(key).and_then(Value::as_bool).unwrap_or(false);
+    let token = AddedToken::from(content(value)?, flag("special"));
+    let token = token.normalized(flag("normalized")).single_word(flag("single_word"));
+    Some(token.lstrip(flag("lstrip")).rstrip(flag("rstrip")))
+}
+
+fn ids(value: Option<&Value>) -> Vec<u32> {
+    let one = |v: &Value| v.as_u64().and_then(|i| u32::try_from(i).ok());
+    match value {
+        Some(Value::Array(list)) => list.iter().filter_map(one).collect(),
+        Some(other) => one(other).into_iter().collect(),
+        None => Vec::new(),
+    }
+}

@@ -1,0 +1,178 @@
+//! Encoding in which some or all of the text may not be read as special tokens.
+//!
+//! A twin of the tokenizer knows every special token under another name, one that cannot occur in the text:
+//! the id between two guard characters. The special tokens that are meant are replaced by those names and the
+//! twin then does everything else as the original would (merges across the plain text, stripping of spaces
+//! beside a token, the space some models put first), so nothing is cut into pieces that tokenize differently.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use tokenizers::models::ModelWrapper;
+use tokenizers::{AddedToken, AddedVocabulary};
+
+use super::{Backend, Encoded, Tokenizer};
+use crate::{Error, Result};
+
+/// Code points that Unicode reserves as never being characters; one that the text does not hold is the guard.
+pub(crate) const GUARDS: [char; 8] =
+    ['\u{FDD0}', '\u{FDD1}', '\u{FDD2}', '\u{FDD3}', '\u{FDD4}', '\u{FDD5}', '\u{FDD6}', '\u{FDD7}'];
+
+/// A guard character that `text` does not hold.
+pub(super) fn free_guard(text: &str) -> Result<char> {
+    GUARDS.into_iter().find(|&g| !text.contains(g)).ok_or_else(|| {
+        Error::data("the text holds every one of the code points U+FDD0 to U+FDD7")
+            .fix("remove them; Unicode reserves them as never being characters")
+    })
+}
+
+/// The twin that reads special tokens only under their guarded names.
+#[derive(Clone)]
+pub(super) struct Plain {
+    inner: Backend,
+    guard: char,
+    scanner: Scanner,
+    /// Ids of the twin's added tokens, as the original numbers them.
+    original: HashMap<u32, u32>,
+    special_ids: HashSet<u32>,
+}
+
+impl Plain {
+    pub fn new(tokenizer: &Tokenizer, guard: char) -> Result<Self> {
+        let mut added: Vec<(u32, AddedToken)> =
+            tokenizer.inner.get_added_tokens_decoder().into_iter().collect();
+        added.sort_by_key(|(id, _)| *id);
+        let mut inner = tokenizer.inner.clone();
+        inner.with_added_vocabulary(AddedVocabulary::new());
+        let twins: Vec<AddedToken> = added
+            .iter()
+            .map(|(id, token)| match token.special {
+                true => AddedToken {
+                    content: guarded(*id, guard),
+                    single_word: false,
+                    normalized: false,
+                    ..token.clone()
+                },
+                false => token.clone(),
+            })
+            .collect();
+        let fail = |what: String| Error::model(what).fix("re-save the tokenizer with transformers");
+        inner.add_tokens(twins.clone()).map_err(|e| fail(format!("cannot rename special tokens: {e}")))?;
+        let mut original = HashMap::new();
+        for ((id, token), twin) in added.iter().zip(&twins) {
+            let new = inner.token_to_id(&twin.content).unwrap_or(*id);
+            if token.special && tokenizers::Model::id_to_token(inner.get_model(), new).is_some() {
+                return Err(fail(format!("the vocabulary has holes: id {new} is taken twice")));
+            }
+            original.insert(new, *id);
+        }
+        // The one special token plain text may give: what the model writes for characters it does not know.
+        let unknown = match inner.get_model() {
+            ModelWrapper::BPE(model) => model.unk_token.as_deref(),
+            ModelWrapper::WordPiece(model) => Some(model.unk_token.as_str()),
+            ModelWrapper::WordLevel(model) => Some(model.unk_token.as_str()),
+            ModelWrapper::Unigram(_) => tokenizer.config.named("unk_token"),
+        };
+        let unknown = unknown.and_then(|name| tokenizer.token_id(name));
+        let special_ids = tokenizer.special_ids.iter().copied().filter(|&id| Some(id) != unknown).collect();
+        Ok(Plain { inner, guard, scanner: Scanner::new(tokenizer), original, special_ids })
+    }
+
+    /// Encodes `text`, reading as special tokens only those outside the `plain` spans.
+    pub fn encode(&self, text: &str, plain: &[Range<usize>]) -> Result<Encoded> {
+        let mut renamed = String::with_capacity(text.len());
+        let mut cuts = vec![(0, 0)]; // where in `renamed` a stretch of `text` starts
+        let mut at = 0;
+        for (range, id) in self.scanner.find(text, plain) {
+            renamed.push_str(&text[at..range.start]);
+            cuts.push((renamed.len(), range.start));
+            renamed.push_str(&guarded(id, self.guard));
+            cuts.push((renamed.len(), range.end));
+            at = range.end;
+        }
+        renamed.push_str(&text[at..]);
+        cuts.push((renamed.len(), text.len()));
+
+        let encoding = self.inner.encode(renamed.as_str(), false).map_err(super::failed)?;
+        if let Some(&id) = encoding
+            .get_ids()
+            .iter()
+            .find(|&&i| self.special_ids.contains(&self.back(i)) && !self.original.contains_key(&i))
+        {
+            let name = self.inner.id_to_token(id).unwrap_or_default();
+            return Err(Error::data(format!(
+                "this tokenizer turns the plain text {name:?} into its special token"
+            ))
+            .fix("remove it from the text"));
+        }
+        let place = |&(start, end): &(usize, usize)| {
+            let start = unmap(&cuts, start);
+            (start, unmap(&cuts, end).max(start))
+        };
+        Ok(Encoded {
+            ids: encoding.get_ids().iter().map(|&id| self.back(id)).collect(),
+            offsets: encoding.get_offsets().iter().map(place).collect(),
+        })
+    }
+
+    fn back(&self, id: u32) -> u32 {
+        self.original.get(&id).copied().unwrap_or(id)
+    }
+}
+
+fn guarded(id: u32, guard: char) -> String {
+    format!("{guard}{id}{guard}")
+}
+
+/// The position in the text of a position in the renamed text.
+fn unmap(cuts: &[(usize, usize)], at: usize) -> usize {
+    let i = cuts.partition_point(|c| c.0 <= at).max(1) - 1;
+    let limit = cuts.get(i + 1).map_or(usize::MAX, |c| c.1);
+    (cuts[i].1 + (at - cuts[i].0)).min(limit)
+}
+
+/// Finds added tokens in text by the rule the tokenizer has: leftmost first, then longest.
+#[derive(Clone)]
+pub(super) struct Scanner {
+    /// Name, id and whether it is special; longest name first.
+    tokens: Vec<(String, u32, bool)>,
+    starts: HashSet<u8>,
+}
+
+impl Scanner {
+    pub fn new(tokenizer: &Tokenizer) -> Self {
+        let added = tokenizer.inner.get_added_tokens_decoder();
+        let mut tokens: Vec<_> = added.into_iter().map(|(id, t)| (t.content, id, t.special)).collect();
+        tokens.sort_by(|a, b| b.0.len().cmp(&a.0.len()).then_with(|| a.0.cmp(&b.0)));
+        let starts = tokens.iter().filter_map(|t| t.0.bytes().next()).collect();
+        Scanner { tokens, starts }
+    }
+
+    /// Special tokens of `text` that touch no `plain` span; an empty span is a barrier no token may cross.
+    pub fn find(&self, text: &str, plain: &[Range<usize>]) -> Vec<(Range<usize>, u32)> {
+        let mut found = Vec::new();
+        let mut at = 0;
+        while at < text.len() {
+            let rest = &text.as_bytes()[at..];
+            let hit = self.starts.contains(&rest[0]).then(|| {
+                self.tokens.iter().find(|(name, _, special)| {
+                    rest.starts_with(name.as_bytes()) && !(*special && touches(plain, at, at + name.len()))
+                })
+            });
+            match hit.flatten() {
+                Some((name, id, special)) => {
+                    if *special {
+                        found.push((at..at + name.len(), *id));
+                    }
+                    at += name.len();
+                }
+                None => at += 1,
+            }
+        }
+        found
+    }
+}
+
+fn touches(plain: &[Range<usize>], start: usize, end: usize) -> bool {
+    plain.iter().any(|p| p.start < end && start < p.end)
+}

@@ -1,0 +1,265 @@
+//! Chat templates, special-token names in messages, training masks.
+
+use ferrl_engine::Class;
+use ferrl_engine::chat::{ChatTemplate, Kwargs, Turns};
+use ferrl_engine::tokenizer::Tokenizer;
+use serde_json::{Map, Value, json};
+
+use crate::{Folder, ids, rows, template, tokenizer};
+
+#[test]
+fn chats_render_and_encode_as_in_transformers() {
+    let mut refused = 0;
+    for row in rows("chats.json") {
+        let (name, owner) = (row["template"].as_str().unwrap(), row["tokenizer"].as_str().unwrap());
+        let (chat, t) = (template(name, owner), tokenizer(owner));
+        let messages = row["messages"].as_array().unwrap();
+        let tools = Some(&row["tools"]).filter(|v| !v.is_null());
+        let prompt = row["add_generation_prompt"].as_bool().unwrap();
+        let kwargs = row["kwargs"].as_object().unwrap();
+        let got = chat.render(messages, tools, prompt, kwargs);
+        match row["text"].as_str() {
+            None => {
+                let e = got.expect_err(name).to_string();
+                let raised = e.contains("the chat template refuses the conversation: ");
+                assert!(!raised || e.contains(row["error"].as_str().unwrap()), "{name}: {e}");
+                refused += 1;
+            }
+            Some(text) => {
+                assert_eq!(got.unwrap(), text, "{name} {messages:?}");
+                let got = chat.encode_chat(&t, messages, tools, prompt, kwargs).unwrap();
+                assert_eq!(got, ids(&row["ids"]), "{name} {messages:?}");
+            }
+        }
+        if let Some(mask) = row["mask"].as_array().filter(|m| m.contains(&json!(1))) {
+            let (got_ids, got) = chat.encode_training(&t, messages, tools, kwargs, Turns::All).unwrap();
+            assert_eq!(got_ids, ids(&row["ids"]));
+            let want: Vec<bool> = mask.iter().map(|m| m == &json!(1)).collect();
+            assert_eq!(got, want, "{messages:?}");
+        }
+    }
+    assert!(refused > 10, "{refused}");
+}
+
+#[test]
+fn snippets_render_as_in_jinja() {
+    let mut wrong = Vec::new();
+    for row in rows("snippets.json") {
+        let source = row["source"].as_str().unwrap();
+        let chat = ChatTemplate::from_source(source, Map::new()).unwrap();
+        let got =
+            chat.render(&[], None, false, row["context"].as_object().unwrap()).map_err(|e| e.to_string());
+        if got.as_deref() != Ok(row["text"].as_str().unwrap()) {
+            wrong.push(format!("{source}\n  want {}\n  got  {got:?}", row["text"]));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn dates_are_pinned() {
+    let chat = ChatTemplate::from_source("{{ strftime_now('%d %b %Y|%A %-d %B|%F %T %p %%') }}", Map::new())
+        .unwrap();
+    let say = |c: &ChatTemplate| c.render(&[], None, false, &Kwargs::new()).unwrap();
+    assert_eq!(say(&chat), "26 Jul 2024|Friday 26 July|2024-07-26 00:00:00 AM %");
+    assert_eq!(
+        say(&chat.with_now(1_709_251_199)),
+        "29 Feb 2024|Thursday 29 February|2024-02-29 23:59:59 PM %"
+    );
+}
+
+#[test]
+fn templates_are_found_where_transformers_finds_them() {
+    let folder = Folder::copy("where", "qwen");
+    let e = ChatTemplate::from_dir(&folder.0).unwrap_err().to_string();
+    assert!(e.contains("has no chat template"), "{e}");
+    let config = |value: Value| {
+        let text = json!({"eos_token": {"content": "<|im_end|>"}, "bos_token": null, "chat_template": value})
+            .to_string();
+        std::fs::write(folder.0.join("tokenizer_config.json"), text).unwrap();
+    };
+    let render = |tools: Option<&Value>| {
+        ChatTemplate::from_dir(&folder.0).unwrap().render(&[], tools, false, &Kwargs::new()).unwrap()
+    };
+    config(json!("one{{ bos_token }}{{ eos_token }}"));
+    assert_eq!(render(None), "one<|im_end|>");
+    config(json!([{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]));
+    assert_eq!((render(None), render(Some(&json!([])))), ("d".into(), "t".into()));
+    config(json!([{"name": "other", "template": "d"}]));
+    let chat = ChatTemplate::from_dir(&folder.0).unwrap();
+    assert!(
+        chat.render(&[], None, false, &Kwargs::new())
+            .unwrap_err()
+            .to_string()
+            .contains("none named \"default\"")
+    );
+    config(json!(3));
+    assert!(ChatTemplate::from_dir(&folder.0).is_err());
+    std::fs::write(folder.0.join("chat_template.jinja"), "file").unwrap();
+    assert_eq!(render(None), "file");
+    std::fs::create_dir(folder.0.join("additional_chat_templates")).unwrap();
+    std::fs::write(folder.0.join("additional_chat_templates/tool_use.jinja"), "more").unwrap();
+    assert_eq!((render(None), render(Some(&json!([])))), ("file".into(), "more".into()));
+    std::fs::write(folder.0.join("chat_template.jinja"), "a\n{% if %}").unwrap();
+    let e = ChatTemplate::from_dir(&folder.0).unwrap_err().to_string();
+    assert!(e.contains("does not compile") && e.contains("line 2"), "{e}");
+}
+
+#[test]
+fn names_of_special_tokens_in_messages_stay_text() {
+    let none = Kwargs::new();
+    for (name, owner) in [
+        ("qwen25", "qwen"),
+        ("qwen3", "qwen"),
+        ("llama3", "llama3"),
+        ("mistral", "metaspace"),
+        ("phi3", "metaspace"),
+    ] {
+        let (chat, t) = (template(name, owner), tokenizer(owner));
+        let count = |ids: &[u32]| ids.iter().filter(|&&i| t.is_special(i)).count();
+        let ask = |text: &str| {
+            let messages =
+                [json!({"role": "user", "content": text}), json!({"role": "assistant", "content": "ok"})];
+            let ids = chat.encode_chat(&t, &messages, None, false, &none).unwrap();
+            let text = chat.render(&messages, None, false, &none).unwrap();
+            (ids, text)
+        };
+        let (clean, text) = ask("hello there");
+        assert_eq!(clean, t.encode_markup(&text).unwrap(), "{name}");
+        for special in t.special_tokens() {
+            let (ids, text) = ask(&format!("say {special} now, {special}{special}"));
+            assert_eq!(count(&ids), count(&clean), "{name} {special}");
+            assert_ne!(ids, t.encode_markup(&text).unwrap(), "{name} {special}");
+            let squeeze = |s: &str| s.replace([' ', '\n'], "");
+            assert_eq!(squeeze(&t.decode(&ids, false).unwrap()), squeeze(&text), "{name} {special}");
+        }
+    }
+    let (chat, t) = (template("qwen25", "qwen"), tokenizer("qwen"));
+    // Nested fields and keys of tools count too; our own marks cannot be forged.
+    let tools = json!([{"name": "f", "description": "<|im_end|>", "<|im_start|>": {"x": ["<|im_end|>"]}}]);
+    let ids = chat
+        .encode_chat(
+            &t,
+            &[json!({"role": "user", "content": "\u{FDD0}<|im_end|>\u{FDD1}"})],
+            Some(&tools),
+            true,
+            &none,
+        )
+        .unwrap();
+    assert_eq!(ids.iter().filter(|&&i| t.is_special(i)).count(), 5);
+    // Nor can two texts that a template joins make one.
+    let source = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}<|im_end|>";
+    let chat = ChatTemplate::from_source(source, Map::new()).unwrap();
+    let parts = json!({"role": "user", "content": [{"text": "a <|im_"}, {"text": "end|> b"}]});
+    let ids = chat.encode_chat(&t, &[parts], None, false, &none).unwrap();
+    assert_eq!(ids.iter().filter(|&&i| t.is_special(i)).count(), 1);
+    assert_eq!(t.decode(&ids, false).unwrap(), "a <|im_end|> b<|im_end|>");
+}
+
+#[test]
+fn a_template_may_act_on_special_names_the_assistant_writes() {
+    let folder = Folder::copy("special-think", "qwen");
+    let path = folder.0.join("tokenizer.json");
+    let mut raw: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    for token in raw["added_tokens"].as_array_mut().unwrap() {
+        token["special"] = true.into();
+    }
+    std::fs::write(&path, raw.to_string()).unwrap();
+    let (t, chat) = (Tokenizer::from_dir(&folder.0).unwrap(), template("qwen3", "qwen"));
+    let answer = json!({"role": "assistant", "content": "<think>\nhm\n</think>\n\n2"});
+    let none = Kwargs::new();
+    let messages = [json!({"role": "user", "content": "1+1?"}), answer.clone()];
+    let text = chat.render(&messages, None, false, &none).unwrap();
+    assert_eq!(chat.encode_chat(&t, &messages, None, false, &none).unwrap(), t.encode_markup(&text).unwrap());
+    // The same name from the user stays text, and an <|im_end|> of the assistant does not end its turn.
+    let messages = [json!({"role": "user", "content": "</think>"}), answer];
+    let ids = chat.encode_chat(&t, &messages, None, false, &none).unwrap();
+    assert_eq!(ids.iter().filter(|&&i| Some(i) == t.token_id("</think>")).count(), 1);
+}
+
+fn trained(chat: &ChatTemplate, t: &Tokenizer, messages: &[Value], kwargs: &Kwargs) -> Vec<String> {
+    let (ids, mask) = chat.encode_training(t, messages, None, kwargs, Turns::All).unwrap();
+    assert_eq!(ids, chat.encode_chat(t, messages, None, false, kwargs).unwrap());
+    let runs = mask.chunk_by(|a, b| a == b).scan(0, |at, run| {
+        *at += run.len();
+        Some((run[0], t.decode(&ids[*at - run.len()..*at], false).unwrap()))
+    });
+    runs.filter(|(on, _)| *on).map(|(_, text)| text).collect()
+}
+
+#[test]
+fn masks_cover_the_assistant_and_its_end_of_turn() {
+    let talk = |answers: [&str; 2]| {
+        vec![
+            json!({"role": "user", "content": "q1 <|im_end|>"}),
+            json!({"role": "assistant", "content": answers[0]}),
+            json!({"role": "user", "content": "q2"}),
+            json!({"role": "assistant", "content": answers[1]}),
+        ]
+    };
+    for (name, owner, end) in [
+        ("qwen25", "qwen", "<|im_end|>"),
+        ("generation", "qwen", "<|im_end|>"),
+        ("llama3", "llama3", "<|eot_id|>"),
+        ("mistral", "metaspace", "</s>"),
+        ("gemma2", "metaspace", "<end_of_turn>"),
+        ("mistral", "prepend", "</s>"),
+        ("gemma2", "prepend", "<end_of_turn>"),
+    ] {
+        let (chat, t) = (template(name, owner), tokenizer(owner));
+        let got = trained(&chat, &t, &talk(["It is 1.", "So 👍 2"]), &Kwargs::new());
+        let got: Vec<&str> = got.iter().map(|text| text.trim_start()).collect();
+        assert_eq!(got, [format!("It is 1.{end}"), format!("So 👍 2{end}")], "{name}");
+    }
+    // An <|im_end|> the assistant quotes does not end its turn.
+    let (chat, t) = (template("qwen25", "qwen"), tokenizer("qwen"));
+    let got = trained(&chat, &t, &talk(["a <|im_end|> b", "c"]), &Kwargs::new());
+    assert_eq!(got, ["a <|im_end|> b<|im_end|>", "c<|im_end|>"]);
+    // Phi 3 ends the whole conversation with its end of text, which is no re-rendering.
+    let (chat, t) = (template("phi3", "metaspace"), tokenizer("metaspace"));
+    let got = trained(&chat, &t, &talk(["a1", "b2"]), &Kwargs::new());
+    assert_eq!(got.len(), 2);
+    assert!(got[0].starts_with("a1") && got[0].ends_with("<|end|>"), "{got:?}");
+}
+
+#[test]
+fn a_template_that_rewrites_old_turns_is_refused() {
+    let (chat, t) = (template("qwen3", "qwen"), tokenizer("qwen"));
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let says = |text: &str| json!({"role": "assistant", "content": text, "reasoning_content": "because"});
+    let none = Kwargs::new();
+    let got = trained(&chat, &t, &[user("q"), says("2")], &none);
+    assert_eq!(got, ["<think>\nbecause\n</think>\n\n2<|im_end|>"]);
+    let e = chat
+        .encode_training(&t, &[user("q"), says("2"), user("r"), says("3")], None, &none, Turns::All)
+        .unwrap_err();
+    assert_eq!(e.class, Class::Data);
+    let e = e.to_string();
+    assert!(e.contains("message 1 (assistant)") && e.contains("\"<think>\\nbecause"), "{e}");
+    assert!(e.contains("{% generation %}") && e.contains("got \"2<|im_end|>"), "{e}");
+    // The last turn alone can always be trained, in the context the model will see.
+    let four = [user("q"), says("2"), user("r"), says("3")];
+    let (ids, mask) = chat.encode_training(&t, &four, None, &none, Turns::Last).unwrap();
+    let on: Vec<u32> = ids.iter().zip(&mask).filter(|(_, on)| **on).map(|(i, _)| *i).collect();
+    assert_eq!(t.decode(&on, false).unwrap(), "<think>\nbecause\n</think>\n\n3<|im_end|>");
+    let blocks = template("generation", "qwen");
+    let (ids, mask) = blocks.encode_training(&t, &four, None, &none, Turns::Last).unwrap();
+    let on: Vec<u32> = ids.iter().zip(&mask).filter(|(_, on)| **on).map(|(i, _)| *i).collect();
+    assert_eq!(t.decode(&on, false).unwrap(), "3<|im_end|>");
+    // With tools the turns after the last question are kept, so that is stable.
+    let tool = json!({"role": "tool", "content": "21"});
+    let got = trained(&chat, &t, &[user("q"), says("look"), tool, says("3")], &none);
+    assert_eq!(got.len(), 2);
+    // Mistral puts the system prompt into the question only while that is the last message.
+    let (chat, t) = (template("mistral", "metaspace"), tokenizer("metaspace"));
+    let system = json!({"role": "system", "content": "Be brief."});
+    let two = [system.clone(), user("q"), says("2"), user("r"), says("3")];
+    let e = chat.encode_training(&t, &two[..3], None, &none, Turns::All).unwrap_err().to_string();
+    assert!(e.contains("the text before message 2") && e.contains("\"Be brief."), "{e}");
+    assert_eq!(trained(&chat, &t, &two[1..], &none).len(), 2);
+    // Nothing to train on.
+    let e = chat.encode_training(&t, &[user("q")], None, &none, Turns::All).unwrap_err().to_string();
+    assert!(e.contains("no message is the assistant's"), "{e}");
+    let e = template("gemma2", "metaspace").encode_training(&t, &two, None, &none, Turns::All).unwrap_err();
+    assert!(e.to_string().contains("System role not supported"), "{e}");
+}

@@ -1,0 +1,234 @@
+//! Ids and text, streaming, saving, training.
+
+use std::path::Path;
+
+use ferrl_engine::Class;
+use ferrl_engine::chat::{ChatTemplate, Kwargs, Turns};
+use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
+use serde_json::{Value, json};
+
+use crate::{Folder, fixtures, ids, rows, tokenizer};
+
+const TOKENIZERS: [&str; 4] = ["qwen", "llama3", "metaspace", "prepend"];
+
+#[test]
+fn ids_and_text_equal_those_of_transformers() {
+    for name in TOKENIZERS {
+        let t = tokenizer(name);
+        for row in rows(&format!("{name}.strings.json")) {
+            let text = row["text"].as_str().unwrap();
+            assert_eq!(t.encode_text(text).unwrap(), ids(&row["plain"]), "{name} plain {text:?}");
+            assert_eq!(t.encode_markup(text).unwrap(), ids(&row["markup"]), "{name} markup {text:?}");
+            let prompt = t.encode_prompt(text).unwrap();
+            assert_eq!(prompt, ids(&row["prompt"]), "{name} prompt {text:?}");
+            assert_eq!(
+                t.decode(&prompt, false).unwrap(),
+                row["decoded"].as_str().unwrap(),
+                "{name} {text:?}"
+            );
+            assert_eq!(t.decode(&prompt, true).unwrap(), row["skipped"].as_str().unwrap(), "{name} {text:?}");
+        }
+    }
+}
+
+#[test]
+fn plain_text_never_yields_a_special_token() {
+    for name in TOKENIZERS {
+        let t = tokenizer(name);
+        let all = t.special_tokens().join(" x ");
+        let guarded = format!("\u{FDD0}{}\u{FDD0}\u{FDD1} {all}", t.eos()[0]);
+        for text in [all, guarded] {
+            let ids = t.encode_text(&text).unwrap();
+            assert!(!ids.iter().any(|&i| t.is_special(i)), "{name}");
+            assert!(t.decode(&ids, true).unwrap().ends_with(text.trim_start_matches(' ')), "{name}");
+        }
+    }
+}
+
+#[test]
+fn special_tokens_are_known() {
+    let t = tokenizer("qwen");
+    assert_eq!(t.eos(), [t.token_id("<|im_end|>").unwrap(), t.token_id("<|endoftext|>").unwrap()]);
+    assert_eq!((t.bos(), t.pad()), (None, t.token_id("<|endoftext|>")));
+    assert_eq!(t.vocab_size(), t.token_id("</think>").unwrap() as usize + 1);
+    assert!(t.is_special(t.eos()[0]) && !t.is_special(t.token_id("<think>").unwrap()));
+    let t = tokenizer("llama3");
+    assert_eq!(t.bos(), t.token_id("<|begin_of_text|>"));
+    // A special token that only the settings name is added, as transformers adds it.
+    let t = tokenizer("metaspace");
+    assert_eq!(t.pad().unwrap() as usize, t.vocab_size() - 1);
+    assert_eq!(t.token(t.pad().unwrap()).as_deref(), Some("<|pad|>"));
+}
+
+#[test]
+fn streaming_gives_the_same_text() {
+    for name in TOKENIZERS {
+        let t = tokenizer(name);
+        let stream = |ids: &[u32], skip: bool| -> (Vec<String>, String) {
+            let mut s = t.stream(skip);
+            let pieces = ids.iter().map(|&i| s.push(i).unwrap()).collect();
+            (pieces, s.finish().unwrap())
+        };
+        for row in rows(&format!("{name}.strings.json")) {
+            for skip in [false, true] {
+                let ids = ids(&row["prompt"]);
+                let (pieces, last) = stream(&ids, skip);
+                assert!(!pieces.concat().contains('\u{FFFD}'), "{name} gave out half a character");
+                assert_eq!(pieces.concat() + &last, t.decode(&ids, skip).unwrap());
+            }
+        }
+        let mut state = 7u64;
+        for round in 0..400 {
+            let random: Vec<u32> = (0..1 + round % 40)
+                .map(|_| {
+                    state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    (state >> 33) as u32 % (t.vocab_size() as u32 + 3)
+                })
+                .collect();
+            for skip in [false, true] {
+                let (pieces, last) = stream(&random, skip);
+                assert_eq!(pieces.concat() + &last, t.decode(&random, skip).unwrap(), "{name} {random:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn streaming_does_not_wait_longer_than_it_must() {
+    let t = tokenizer("qwen");
+    let mut s = t.stream(true);
+    let pieces: Vec<String> =
+        t.encode_text("Hello 👍!").unwrap().iter().map(|&i| s.push(i).unwrap()).collect();
+    assert_eq!(pieces.concat(), "Hello 👍!");
+    assert!(pieces[0].starts_with('H'));
+}
+
+#[test]
+fn broken_directories_are_named() {
+    let gone = Tokenizer::from_dir(Path::new("/no/such/dir")).unwrap_err();
+    assert_eq!(gone.class, Class::Model);
+    assert!(gone.to_string().contains("no such model directory"), "{gone}");
+    let folder = Folder::new("broken");
+    let e = Tokenizer::from_dir(&folder.0).unwrap_err().to_string();
+    assert!(e.contains("no tokenizer.json") && e.contains("fix:"), "{e}");
+    let whole = std::fs::read_to_string(fixtures().join("qwen/tokenizer.json")).unwrap();
+    std::fs::write(folder.0.join("tokenizer.json"), &whole[..whole.len() / 2]).unwrap();
+    let e = Tokenizer::from_dir(&folder.0).unwrap_err().to_string();
+    assert!(e.contains("tokenizer.json: is not a usable tokenizer") && e.contains("again"), "{e}");
+    std::fs::write(folder.0.join("tokenizer.json"), b"\xff\xfe\x00").unwrap();
+    assert!(Tokenizer::from_dir(&folder.0).unwrap_err().to_string().contains("not UTF-8"));
+    std::fs::write(folder.0.join("tokenizer.json"), &whole).unwrap();
+    std::fs::write(folder.0.join("tokenizer_config.json"), "[1]").unwrap();
+    let e = Tokenizer::from_dir(&folder.0).unwrap_err().to_string();
+    assert!(e.contains("tokenizer_config.json: holds a list, expected a JSON object"), "{e}");
+    std::fs::write(folder.0.join("tokenizer_config.json"), "{\"a\": ").unwrap();
+    assert!(Tokenizer::from_dir(&folder.0).unwrap_err().to_string().contains("is not valid JSON"));
+    assert!(ChatTemplate::from_dir(&folder.0).unwrap_err().to_string().contains("is not valid JSON"));
+}
+
+#[test]
+fn saving_and_loading_changes_nothing() {
+    for name in TOKENIZERS {
+        let (t, folder) = (tokenizer(name), Folder::new(&format!("save-{name}")));
+        t.save(&folder.0.join("deep/er")).unwrap();
+        let again = Tokenizer::from_dir(&folder.0.join("deep/er")).unwrap();
+        assert_eq!((again.bos(), again.pad(), again.eos()[0]), (t.bos(), t.pad(), t.eos()[0]));
+        let rows = rows(&format!("{name}.strings.json"));
+        offer(&t, name, &rows.iter().map(|row| row["text"].as_str().unwrap()).collect::<Vec<_>>());
+        for row in rows {
+            let text = row["text"].as_str().unwrap();
+            assert_eq!(again.encode_prompt(text).unwrap(), ids(&row["prompt"]), "{name} {text:?}");
+        }
+    }
+}
+
+fn corpus() -> impl Iterator<Item = String> + Send {
+    ["the cat sat on the mat", "the dog sat on the log", "1 + 22 = 23\n", "Grüße 你好 👍"]
+        .into_iter()
+        .map(String::from)
+}
+
+fn names(list: &[&str]) -> Vec<String> {
+    list.iter().map(|s| s.to_string()).collect()
+}
+
+/// Saves, with ids for `make_text_fixtures.py --load`, when FERRL_TEXT_OUT names a folder.
+fn offer(t: &Tokenizer, name: &str, texts: &[&str]) {
+    if let Ok(out) = std::env::var("FERRL_TEXT_OUT") {
+        let dir = Path::new(&out).join(name);
+        t.save(&dir).unwrap();
+        let row = |text: &&str| {
+            let ids = t.encode_markup(text).unwrap();
+            json!({"text": text, "decoded": t.decode(&ids, false).unwrap(), "ids": ids})
+        };
+        let rows: Vec<Value> = texts.iter().map(row).collect();
+        std::fs::write(dir.join("ids.json"), Value::from(rows).to_string()).unwrap();
+    }
+}
+
+#[test]
+fn trained_bpe_reads_everything_back() {
+    let specials = names(&["<|endoftext|>", "<|im_start|>", "<|im_end|>"]);
+    let t = train_bpe(corpus(), 300, &specials).unwrap();
+    assert_eq!((t.token_id("<|endoftext|>"), t.token_id("<|im_end|>")), (Some(0), Some(2)));
+    assert!(t.vocab_size() > 259 && t.vocab_size() <= 300, "{}", t.vocab_size());
+    assert_eq!((t.eos(), t.pad(), t.bos()), (&[2u32][..], Some(0), None));
+    let texts = ["", " ", "the mat", "unseen Ω ☃ 👨‍👩‍👧‍👦\r\n\t", "1234", "  two  ", "<|im_end|>", "don't"];
+    let folder = Folder::new("bpe");
+    t.save(&folder.0).unwrap();
+    let again = Tokenizer::from_dir(&folder.0).unwrap();
+    let twin = train_bpe(corpus(), 300, &specials).unwrap();
+    for text in texts {
+        let ids = t.encode_text(text).unwrap();
+        assert_eq!(t.decode(&ids, true).unwrap(), text);
+        assert_eq!(again.encode_text(text).unwrap(), ids);
+        assert_eq!(twin.encode_text(text).unwrap(), ids);
+    }
+    assert!(t.encode_text("the").unwrap().len() < 3);
+    let chat = ChatTemplate::from_dir(&folder.0).unwrap();
+    let messages = [json!({"role": "user", "content": "hi"}), json!({"role": "assistant", "content": "yo"})];
+    let text = chat.render(&messages, None, false, &Kwargs::new()).unwrap();
+    assert_eq!(text, "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n");
+    let (ids, mask) = chat.encode_training(&t, &messages, None, &Kwargs::new(), Turns::All).unwrap();
+    let trained: Vec<u32> = ids.iter().zip(&mask).filter(|(_, m)| **m).map(|(i, _)| *i).collect();
+    assert_eq!(t.decode(&trained, false).unwrap(), "yo<|im_end|>");
+    offer(&t, "bpe", &texts);
+}
+
+#[test]
+fn training_the_same_text_gives_the_same_file() {
+    let [a, b] = ["same-a", "same-b"].map(Folder::new);
+    for folder in [&a, &b] {
+        train_bpe(corpus(), 290, &names(&["<s>"])).unwrap().save(&folder.0).unwrap();
+    }
+    let read = |f: &Folder| std::fs::read(f.0.join("tokenizer.json")).unwrap();
+    assert_eq!(read(&a), read(&b));
+    let e = train_bpe(corpus(), 100, &names(&["<s>"])).unwrap_err().to_string();
+    assert!(e.contains("at least 257"), "{e}");
+    assert!(train_bpe(corpus(), 300, &names(&["<s>", "<s>"])).unwrap_err().to_string().contains("twice"));
+}
+
+#[test]
+fn trained_characters_read_back_and_strangers_are_refused() {
+    let t = train_chars(corpus(), &names(&["<|im_start|>", "<|im_end|>"])).unwrap();
+    let texts = ["the cat", "1 + 1 = 2\n", "Grüße 你好 👍", "", " ", "<|im_start|>the<|im_end|>\n"];
+    let folder = Folder::new("chars");
+    t.save(&folder.0).unwrap();
+    let again = Tokenizer::from_dir(&folder.0).unwrap();
+    for text in texts {
+        let ids = t.encode_markup(text).unwrap();
+        assert_eq!(t.decode(&ids, false).unwrap(), text);
+        assert_eq!(again.encode_markup(text).unwrap(), ids);
+    }
+    assert_eq!(t.encode_text("the").unwrap().len(), 3);
+    for text in ["xyz", "the x", "thex", "<|im_start|>", "axa"] {
+        for e in [t.encode_text(text).unwrap_err(), again.encode_text(text).unwrap_err()] {
+            assert_eq!(e.class, Class::Data);
+            assert!(e.to_string().contains("is not in the vocabulary"), "{e}");
+        }
+    }
+    let lenient = train_chars(corpus(), &names(&["<unk>"])).unwrap();
+    assert_eq!(lenient.encode_text("axa").unwrap()[1], lenient.token_id("<unk>").unwrap());
+    offer(&t, "chars", &texts);
+    offer(&lenient, "chars-unk", &["axa", "the", " the  cat "]);
+}
