@@ -92,9 +92,10 @@ CASES = {
         rope_parameters=rope(5000.0, "linear", factor=2.5))), [1, 7, 21]),
     "llama_yarn": lambda: Case(LlamaConfig(**common(
         vocab_size=79, hidden_size=33, intermediate_size=47, num_hidden_layers=2, num_attention_heads=3,
-        num_key_value_heads=1, head_dim=14, max_position_embeddings=128,
-        rope_parameters=rope(10000.0, "yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=8.0,
-                             beta_slow=1.0))), [2, 11, 24], legacy=True),
+        num_key_value_heads=1, head_dim=14, max_position_embeddings=256,
+        # with these the ramp runs from frequency 2 to frequency 5 of the 7
+        rope_parameters=rope(100.0, "yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=2.0,
+                             beta_slow=0.5))), [2, 11, 24], legacy=True),
     "llama_sharded": lambda: Case(LlamaConfig(**common(
         vocab_size=101, hidden_size=32, intermediate_size=59, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, rope_parameters=rope(500000.0))), [2, 6, 19], storage="bf16", shard="16KB"),
