@@ -20,6 +20,8 @@ def main():
     parser.add_argument("--prompt", type=int, default=16)
     parser.add_argument("--new", type=int, default=128)
     options = parser.parse_args()
+    if options.dtype == "amp" and (options.compile or options.cache == "static"):
+        parser.error("the static cache takes the type of the weights, autocast another: use f32 or bf16")
     answers = common.claim_stdout()
     common.limit_threads(options.threads)
     torch, transformers = common.need("torch", "transformers")
