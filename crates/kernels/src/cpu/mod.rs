@@ -1,6 +1,8 @@
 //! The CPU backend: the readable reference and the fast path are the same code, generic over the instruction set.
 
 pub mod element;
+pub mod linear;
+pub mod logp;
 pub mod math;
 pub mod matmul;
 pub mod memory;

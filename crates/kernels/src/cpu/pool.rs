@@ -219,6 +219,14 @@ impl<T> Disjoint<T> {
     pub fn new(slice: &mut [T]) -> Self {
         Disjoint(slice.as_mut_ptr())
     }
+    /// The slice from `from` on.
+    ///
+    /// # Safety
+    /// `from` lies in the slice.
+    pub unsafe fn shifted(self, from: usize) -> Self {
+        // SAFETY: passed on to the caller.
+        Disjoint(unsafe { self.0.add(from) })
+    }
     /// The part `from..from + len`.
     ///
     /// # Safety

@@ -32,6 +32,8 @@ pub enum Out {
     F32(Disjoint<f32>),
     /// bf16, row-major
     Bf16(Disjoint<u16>),
+    /// added to f32, row-major
+    AddF32(Disjoint<f32>),
 }
 
 /// Rows of a tile at a level.
@@ -50,7 +52,7 @@ pub fn tile_rows(level: Level) -> usize {
 /// `out = x · wᵀ + bias`; `x` is `[m, k]`, `out` is `[m, n]`.
 pub fn linear<E: TokenRows>(level: Level, pool: &Pool, x: &[E], w: Packed<'_, E>, bias: Option<&[f32]>, out: Out) {
     let m = x.len() / w.shape.k;
-    assert!(x.len() == m * w.shape.k && w.data.len() == w.shape.storage::<E>());
+    assert!(x.len() == m * w.shape.k);
     let mr = tile_rows(level);
     let (row_panels, column_panels) = (m.div_ceil(mr), w.shape.panels());
     // Enough tasks that no thread idles for long at the end, but few enough to reuse packed rows.
@@ -89,6 +91,10 @@ multiversion! {
                         match out {
                             Out::F32(o) if lanes == LANES => s.store(o.part(to, lanes).as_mut_ptr(), v),
                             Out::F32(o) => s.store_first(lanes, o.part(to, lanes).as_mut_ptr(), v),
+                            Out::AddF32(o) => {
+                                let o = o.part(to, lanes).as_mut_ptr();
+                                s.store_first(lanes, o, s.add(s.load_first(lanes, o, 0.0), v));
+                            }
                             Out::Bf16(o) if lanes == LANES => s.store_bf16(o.part(to, lanes).as_mut_ptr(), v),
                             Out::Bf16(o) => s.store_first_bf16(lanes, o.part(to, lanes).as_mut_ptr(), v),
                         }
@@ -163,8 +169,8 @@ pub fn product<S: Simd, E: TokenRows>(
                         units: depth,
                         a,
                         // SAFETY: panel j at unit k lies in the packed matrix.
-                        b: unsafe { w.data.as_ptr().add((j * units + k) * PANEL) },
-                        panel_stride: units * PANEL,
+                        b: unsafe { w.data.as_ptr().add((j * w.stride + k) * PANEL) },
+                        panel_stride: w.stride * PANEL,
                         // SAFETY: slot + step <= slots.
                         c: unsafe { scratch.c.as_mut_ptr().add(slot * MAX_ROWS * PANEL) },
                         c_panel_stride: MAX_ROWS * PANEL,
@@ -277,7 +283,7 @@ multiversion! {
                             units: depth,
                             a: a.as_ptr(),
                             // SAFETY: the panel at unit t lies in the packed matrix.
-                            b: unsafe { x.data.as_ptr().add((panel * units + t) * PANEL) },
+                            b: unsafe { x.data.as_ptr().add((panel * x.stride + t) * PANEL) },
                             panel_stride: 0,
                             // SAFETY: fewer than `slots`.
                             c: unsafe { scratch.c.as_mut_ptr().add((i * panels.len() + j) * MAX_ROWS * PANEL) },

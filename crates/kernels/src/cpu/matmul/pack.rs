@@ -30,13 +30,29 @@ impl Shape {
     }
 }
 
-/// A packed matrix, borrowed.
+/// A packed matrix, or a stretch of its k, borrowed.
 #[derive(Clone, Copy)]
 pub struct Packed<'a, E: Element> {
     /// `n` and `k`
     pub shape: Shape,
-    /// `shape.storage()` units
+    /// Units from one panel to the next, divided by 32.
+    pub stride: usize,
+    /// Starts at the first panel's first unit.
     pub data: &'a [E::Unit],
+}
+
+impl<'a, E: Element> Packed<'a, E> {
+    /// A whole matrix.
+    pub fn new(shape: Shape, data: &'a [E::Unit]) -> Self {
+        assert!(data.len() >= shape.storage::<E>());
+        Packed { shape, stride: shape.units::<E>(), data }
+    }
+    /// Products over `from..from + k` only; `from` is a multiple of the elements in a unit.
+    pub fn stretch(self, from: usize, k: usize) -> Self {
+        assert!(from.is_multiple_of(E::PER_UNIT) && from + k <= self.shape.k);
+        let data = &self.data[from / E::PER_UNIT * PANEL..];
+        Packed { shape: Shape { n: self.shape.n, k }, stride: self.stride, data }
+    }
 }
 
 /// How an f32 master becomes an element.

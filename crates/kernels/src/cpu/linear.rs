@@ -1,0 +1,162 @@
+//! Linear layers: the packed forms of a weight, and the three products of forward and backward.
+
+use super::Cpu;
+use super::matmul::pack::{Packed, Shape, TokenRows, pack_tokens, pack_transposed, pack_weight};
+use super::matmul::tile::Element;
+use super::matmul::{self, Out};
+use super::memory::{Memory, Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut};
+use super::pool::Disjoint;
+use super::simd::{LANES, multiversion, widen};
+use crate::buffer::{Buffer, DType, Weight};
+use crate::error::Result;
+
+/// A weight as the register tile reads it.
+struct Packs {
+    /// For `x · wᵀ`.
+    forward: Memory,
+    /// For `dy · w`.
+    backward: Option<Memory>,
+}
+
+fn packs(w: &Weight) -> &Packs {
+    w.data().downcast_ref().expect("a weight of the CPU backend")
+}
+
+/// The packing for `x · wᵀ`.
+pub fn forward_pack<E: Element<Unit: Plain>>(w: &Weight) -> Packed<'_, E> {
+    let shape = Shape { n: w.n, k: w.k };
+    Packed::new(shape, packs(w).forward.slice(shape.storage::<E>()))
+}
+
+/// The packing for `dy · w`.
+pub fn backward_pack<E: Element<Unit: Plain>>(w: &Weight) -> Packed<'_, E> {
+    let shape = Shape { n: w.k, k: w.n };
+    let pack = packs(w).backward.as_ref().expect("the weight was made for training");
+    Packed::new(shape, pack.slice(shape.storage::<E>()))
+}
+
+/// See [`crate::Backend::weight`].
+pub fn weight(cpu: &Cpu, n: usize, k: usize, dtype: DType, backward: bool) -> Result<Weight> {
+    let units = |shape: Shape| match dtype {
+        DType::Bf16 => shape.storage::<u16>(),
+        _ => shape.storage::<f32>(),
+    };
+    let forward = cpu.arena.take(4 * units(Shape { n, k }))?;
+    let backward = if backward { Some(cpu.arena.take(4 * units(Shape { n: k, k: n }))?) } else { None };
+    Ok(Weight::new(n, k, dtype, Box::new(Packs { forward, backward })))
+}
+
+/// See [`crate::Backend::load_weight`].
+pub fn load_weight(cpu: &Cpu, master: &Buffer, weight: &mut Weight) -> Result<()> {
+    let (n, k, dtype) = (weight.n, weight.k, weight.dtype);
+    let packs: &mut Packs = weight.data_mut().downcast_mut().expect("a weight of the CPU backend");
+    match dtype {
+        DType::Bf16 => pack_both::<u16>(cpu, f32s(master), n, k, packs),
+        _ => pack_both::<f32>(cpu, f32s(master), n, k, packs),
+    }
+    Ok(())
+}
+
+fn pack_both<E: TokenRows<Unit: Plain>>(cpu: &Cpu, master: &[f32], n: usize, k: usize, packs: &mut Packs) {
+    let (there, back) = (Shape { n, k }, Shape { n: k, k: n });
+    pack_weight::<E>(&cpu.pool, master, there, packs.forward.slice_mut(there.storage::<E>()));
+    if let Some(backward) = &mut packs.backward {
+        pack_transposed::<E>(&cpu.pool, master, back, backward.slice_mut(back.storage::<E>()));
+    }
+}
+
+fn out(y: &mut Buffer) -> Out {
+    match floats_mut(y) {
+        SliceMut::F32(y) => Out::F32(Disjoint::new(y)),
+        SliceMut::Bf16(y) => Out::Bf16(Disjoint::new(y)),
+    }
+}
+
+/// See [`crate::Backend::linear`].
+pub fn linear(cpu: &Cpu, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()> {
+    assert!(x.dtype() == w.dtype && y.len() == x.len() / w.k * w.n);
+    let bias = bias.map(f32s);
+    match floats(x) {
+        Slice::F32(x) => matmul::linear(cpu.level, &cpu.pool, x, forward_pack(w), bias, out(y)),
+        Slice::Bf16(x) => matmul::linear(cpu.level, &cpu.pool, x, forward_pack(w), bias, out(y)),
+    }
+    Ok(())
+}
+
+/// See [`crate::Backend::linear_dx`].
+pub fn linear_dx(cpu: &Cpu, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()> {
+    assert!(dy.dtype() == w.dtype && dx.len() == dy.len() / w.n * w.k);
+    match floats(dy) {
+        Slice::F32(dy) => matmul::linear(cpu.level, &cpu.pool, dy, backward_pack(w), None, out(dx)),
+        Slice::Bf16(dy) => matmul::linear(cpu.level, &cpu.pool, dy, backward_pack(w), None, out(dx)),
+    }
+    Ok(())
+}
+
+/// See [`crate::Backend::linear_dw`].
+pub fn linear_dw(
+    cpu: &Cpu,
+    dy: &Buffer,
+    x: &Buffer,
+    tokens: usize,
+    dw: Option<&mut Buffer>,
+    dbias: Option<&mut Buffer>,
+) -> Result<()> {
+    assert_eq!(dy.dtype(), x.dtype());
+    if let Some(dw) = dw {
+        match (floats(dy), floats(x)) {
+            (Slice::F32(dy), Slice::F32(x)) => accumulate(cpu, dy, x, tokens, f32s_mut(dw))?,
+            (Slice::Bf16(dy), Slice::Bf16(x)) => accumulate(cpu, dy, x, tokens, f32s_mut(dw))?,
+            _ => unreachable!("asserted above"),
+        }
+    }
+    if let Some(dbias) = dbias {
+        let sums = Disjoint::new(f32s_mut(dbias));
+        let n = dy.len() / tokens;
+        cpu.pool.ranges(n.div_ceil(LANES), 4, |r| {
+            for at in r.map(|i| i * LANES) {
+                let lanes = (n - at).min(LANES);
+                // SAFETY: each task has its own columns.
+                let sums = unsafe { sums.part(at, lanes) };
+                match floats(dy) {
+                    Slice::F32(dy) => sum_columns(cpu.level, dy, n, at, sums),
+                    Slice::Bf16(dy) => sum_columns_bf16(dy, n, at, sums),
+                }
+            }
+        });
+    }
+    Ok(())
+}
+
+fn accumulate<E: TokenRows<Unit: Plain>>(cpu: &Cpu, dy: &[E], x: &[E], tokens: usize, dw: &mut [f32]) -> Result<()> {
+    let shape = Shape { n: x.len() / tokens, k: tokens };
+    let mut packed = cpu.arena.take(4 * shape.storage::<E>())?;
+    let packed = packed.slice_mut(shape.storage::<E>());
+    pack_tokens(cpu.level, &cpu.pool, x, shape, packed);
+    matmul::accumulate_dw(cpu.level, &cpu.pool, dy, Packed::new(shape, packed), dw);
+    Ok(())
+}
+
+multiversion! {
+    /// Adds to `sums` the rows of columns `at..`, summed in row order.
+    fn sum_columns<S>(s, dy: &[f32], n: usize, at: usize, sums: &mut [f32]) {
+        let lanes = sums.len();
+        let mut total = s.splat(0.0);
+        for row in dy.chunks_exact(n) {
+            // SAFETY: `lanes` columns are left from `at`.
+            total = s.add(total, unsafe { s.load_first(lanes, row[at..].as_ptr(), 0.0) });
+        }
+        // SAFETY: `sums` holds `lanes` elements.
+        unsafe { s.store_first(lanes, sums.as_mut_ptr(), s.add(s.load_first(lanes, sums.as_ptr(), 0.0), total)) }
+    }
+}
+
+fn sum_columns_bf16(dy: &[u16], n: usize, at: usize, sums: &mut [f32]) {
+    let mut total = [0f32; LANES];
+    for row in dy.chunks_exact(n) {
+        for (t, x) in total.iter_mut().zip(&row[at..at + sums.len()]) {
+            *t += widen(*x);
+        }
+    }
+    sums.iter_mut().zip(total).for_each(|(s, t)| *s += t);
+}

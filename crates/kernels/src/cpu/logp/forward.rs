@@ -1,0 +1,255 @@
+//! Statistics of every row, and for decoding the logits themselves.
+
+use super::{Fold, ROWS, TILE, Tiles, logit_tile, scalar_exp, task, tile_width, with_tiles};
+use crate::backend::{LogpHead, LogpStats};
+use crate::buffer::{Buffer, Weight};
+use crate::cpu::Cpu;
+use crate::cpu::linear::forward_pack;
+use crate::cpu::math::exp;
+use crate::cpu::matmul::Scratch;
+use crate::cpu::matmul::pack::{Packed, TokenRows};
+use crate::cpu::memory::{Plain, Slice, f32s, f32s_mut, floats, u32s};
+use crate::cpu::pool::Disjoint;
+use crate::cpu::simd::{LANES, Level, multiversion};
+use crate::error::Result;
+use std::ops::Range;
+
+/// What a pass over the vocabulary collects.
+struct Pass<'a> {
+    op: LogpHead,
+    rows: Range<usize>,
+    tile: usize,
+    /// Tokens whose logit is wanted: `wanted[row * per_row..]`.
+    wanted: &'a [u32],
+    per_row: usize,
+    /// Their scaled logits.
+    found: Disjoint<f32>,
+    /// `[rows][tiles]`
+    folds: Disjoint<Fold>,
+    tiles: usize,
+    /// `[rows][vocab]`, for decoding.
+    logits: Option<Disjoint<f32>>,
+}
+
+multiversion! {
+    fn pass<S, type E: TokenRows>(s, scratch: &mut Scratch, tiles: &mut Tiles, x: &[E], w: Packed<'_, E>, p: Pass<'_>) {
+        logit_tile(s, scratch, p.op, x, p.rows.clone(), w, p.tile, &mut tiles.first);
+        let (from, width) = (p.tile * TILE, tile_width(w.shape.n, p.tile));
+        for (i, row) in p.rows.enumerate() {
+            let logits = &tiles.first[i * TILE..][..width];
+            // SAFETY: this task alone has this row and tile.
+            unsafe { p.folds.part(row * p.tiles + p.tile, 1)[0] = Fold::of(s, logits) };
+            for j in row * p.per_row..(row + 1) * p.per_row {
+                let token = p.wanted[j] as usize;
+                if token >= from && token < from + width {
+                    // SAFETY: a token lies in one tile only.
+                    unsafe { p.found.part(j, 1)[0] = logits[token - from] };
+                }
+            }
+            if let Some(all) = p.logits {
+                // SAFETY: this task alone has this row and tile.
+                unsafe { all.part(row * w.shape.n + from, width).copy_from_slice(logits) };
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn fold_row<S>(s, folds: &[Fold]) -> Fold {
+        let mut total = Fold::EMPTY;
+        for f in folds {
+            total = total.join(s, *f);
+        }
+        total
+    }
+}
+
+/// Folds every row; also finds the scaled logits of the wanted tokens and, if asked, keeps all logits.
+pub(super) fn fold_rows<E: TokenRows<Unit: Plain>>(
+    cpu: &Cpu,
+    op: LogpHead,
+    x: &[E],
+    w: &Weight,
+    wanted: &[u32],
+    found: &mut [f32],
+    logits: Option<&mut [f32]>,
+) -> Vec<Fold> {
+    let rows = x.len() / w.k;
+    let per_row = wanted.len() / rows.max(1);
+    assert!(found.len() == wanted.len() && wanted.iter().all(|&t| (t as usize) < w.n));
+    let tiles = w.n.div_ceil(TILE);
+    let logits = logits.map(Disjoint::new);
+    let found = Disjoint::new(found);
+    let mut out = Vec::with_capacity(rows);
+    // The folds of all tiles exist for some hundred rows at a time.
+    let block = (8 * ROWS).max(ROWS * (4096 / tiles));
+    let mut folds = vec![Fold::EMPTY; block.min(rows) * tiles];
+    for start in (0..rows).step_by(block) {
+        let part = start..(start + block).min(rows);
+        let x = &x[part.start * w.k..part.end * w.k];
+        let shared = Disjoint::new(&mut folds);
+        cpu.pool.run(part.len().div_ceil(ROWS) * tiles, |i| {
+            let (rows, tile) = task(i, part.len());
+            // SAFETY: shifted views of the same disjoint parts.
+            let (found, logits) = unsafe {
+                (found.shifted(start * per_row), logits.map(|l| l.shifted(start * w.n)))
+            };
+            let wanted = &wanted[start * per_row..part.end * per_row];
+            let p = Pass { op, rows, tile, wanted, per_row, found, folds: shared, tiles, logits };
+            with_tiles(|scratch, t| pass(cpu.level, scratch, t, x, forward_pack::<E>(w), p));
+        });
+        out.extend((0..part.len()).map(|r| fold_row(cpu.level, &folds[r * tiles..(r + 1) * tiles])));
+    }
+    out
+}
+
+/// [`fold_rows`] for a buffer of either type.
+pub(super) fn fold_buffer(
+    cpu: &Cpu,
+    op: LogpHead,
+    x: &Buffer,
+    w: &Weight,
+    wanted: &[u32],
+    found: &mut [f32],
+    logits: Option<&mut [f32]>,
+) -> Vec<Fold> {
+    assert_eq!(x.dtype(), w.dtype);
+    match floats(x) {
+        Slice::F32(x) => fold_rows(cpu, op, x, w, wanted, found, logits),
+        Slice::Bf16(x) => fold_rows(cpu, op, x, w, wanted, found, logits),
+    }
+}
+
+/// See [`crate::Backend::logp`].
+pub fn logp(
+    cpu: &Cpu,
+    op: LogpHead,
+    x: &Buffer,
+    w: &Weight,
+    targets: &Buffer,
+    others: Option<(&Buffer, &mut Buffer)>,
+    stats: &mut LogpStats,
+) -> Result<()> {
+    let rows = x.len() / w.k;
+    let targets = u32s(targets);
+    assert_eq!(targets.len(), rows);
+    let extra = others.as_ref().map_or(0, |(ids, _)| ids.len() / rows.max(1));
+    let per_row = 1 + extra;
+    let mut wanted = Vec::with_capacity(rows * per_row);
+    for row in 0..rows {
+        wanted.push(targets[row]);
+        if let Some((ids, _)) = &others {
+            wanted.extend_from_slice(&u32s(ids)[row * extra..(row + 1) * extra]);
+        }
+    }
+    let mut found = vec![0f32; wanted.len()];
+    let folds = fold_buffer(cpu, op, x, w, &wanted, &mut found, None);
+    for (row, fold) in folds.iter().enumerate() {
+        let lse = fold.lse();
+        f32s_mut(&mut stats.lse)[row] = lse;
+        f32s_mut(&mut stats.entropy)[row] = fold.entropy();
+        f32s_mut(&mut stats.logp)[row] = found[row * per_row] - lse;
+    }
+    if let Some((_, out)) = others {
+        for (row, fold) in folds.iter().enumerate() {
+            for j in 0..extra {
+                f32s_mut(out)[row * extra + j] = found[row * per_row + 1 + j] - fold.lse();
+            }
+        }
+    }
+    Ok(())
+}
+
+/// See [`crate::Backend::logits`].
+pub fn logits(
+    cpu: &Cpu,
+    op: LogpHead,
+    x: &Buffer,
+    w: &Weight,
+    logits: &mut Buffer,
+    lse: &mut Buffer,
+) -> Result<()> {
+    let folds = fold_buffer(cpu, op, x, w, &[], &mut [], Some(f32s_mut(logits)));
+    f32s_mut(lse).iter_mut().zip(folds).for_each(|(l, f)| *l = f.lse());
+    Ok(())
+}
+
+multiversion! {
+    fn sample_row<S>(s, logits: &[f32], lse: f32, uniform: f32) -> u32 {
+        let mut below = 0f32;
+        let mut likeliest_last = 0;
+        let mut at = 0;
+        while at < logits.len() {
+            let n = (logits.len() - at).min(LANES);
+            // SAFETY: `n` elements are left from `at`.
+            let l = unsafe { s.load_first(n, logits[at..].as_ptr(), f32::NEG_INFINITY) };
+            let p = exp(s, s.sub(l, s.splat(lse)));
+            let sum = s.sum(p);
+            if sum > 0.0 {
+                likeliest_last = at;
+            }
+            if below + sum > uniform {
+                for i in 0..n {
+                    below += scalar_exp(s, logits[at + i] - lse);
+                    if below > uniform {
+                        return (at + i) as u32;
+                    }
+                }
+            } else {
+                below += sum;
+            }
+            at += LANES;
+        }
+        // Rounding left a sliver above the last cumulative sum: the last token that can occur.
+        let end = (likeliest_last + LANES).min(logits.len());
+        let mut last = likeliest_last;
+        for i in likeliest_last..end {
+            if scalar_exp(s, logits[i] - lse) > 0.0 {
+                last = i;
+            }
+        }
+        last as u32
+    }
+}
+
+/// See [`crate::Backend::sample`].
+pub fn sample(cpu: &Cpu, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>> {
+    let (logits, lse) = (f32s(logits), f32s(lse));
+    let vocab = logits.len() / uniform.len().max(1);
+    let level: Level = cpu.level;
+    Ok(each_row(cpu, uniform.len(), |r| sample_row(level, &logits[r * vocab..][..vocab], lse[r], uniform[r])))
+}
+
+multiversion! {
+    fn largest<S>(s, row: &[f32]) -> f32 {
+        let mut m = s.splat(f32::NEG_INFINITY);
+        let mut at = 0;
+        while at < row.len() {
+            let n = (row.len() - at).min(LANES);
+            // SAFETY: `n` elements are left from `at`.
+            m = s.max(m, unsafe { s.load_first(n, row[at..].as_ptr(), f32::NEG_INFINITY) });
+            at += LANES;
+        }
+        s.largest(m)
+    }
+}
+
+/// See [`crate::Backend::argmax`].
+pub fn argmax(cpu: &Cpu, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
+    let logits = f32s(logits);
+    let vocab = logits.len() / rows.max(1);
+    let level: Level = cpu.level;
+    Ok(each_row(cpu, rows, |r| {
+        let row = &logits[r * vocab..][..vocab];
+        let m = largest(level, row);
+        row.iter().position(|&x| x == m).unwrap_or(0) as u32
+    }))
+}
+
+fn each_row(cpu: &Cpu, rows: usize, f: impl Fn(usize) -> u32 + Sync) -> Vec<u32> {
+    let mut out = vec![0u32; rows];
+    let shared = Disjoint::new(&mut out);
+    // SAFETY: each task has its own row.
+    cpu.pool.run(rows, |r| unsafe { shared.part(r, 1)[0] = f(r) });
+    out
+}

@@ -1,0 +1,161 @@
+//! KL(p || q) over the whole vocabulary, and its gradient by p's logits: `p (log p - log q - KL)`.
+
+use super::backward::{GradElement, through_vocabulary};
+use super::forward::fold_buffer;
+use super::{TILE, Tiles, logit_tile, scale_slope, task, tile_width, with_tiles};
+use crate::backend::LogpHead;
+use crate::buffer::{Buffer, Weight};
+use crate::cpu::Cpu;
+use crate::cpu::linear::forward_pack;
+use crate::cpu::math::exp;
+use crate::cpu::matmul::Scratch;
+use crate::cpu::matmul::pack::Packed;
+use crate::cpu::memory::{Slice, f32s, f32s_mut, floats};
+use crate::cpu::pool::Disjoint;
+use crate::cpu::simd::{LANES, multiversion};
+use crate::error::Result;
+use std::ops::Range;
+
+/// Hidden states and head of one of the two models.
+struct Side<'a, E: GradElement> {
+    x: &'a [E],
+    w: Packed<'a, E>,
+    lse: &'a [f32],
+}
+
+impl<E: GradElement> Clone for Side<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<E: GradElement> Copy for Side<'_, E> {}
+
+multiversion! {
+    /// Σ over the tile of `p (log p - log q)`, for each row.
+    fn kl_tile<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, op: LogpHead, p: Side<'_, E>, q: Side<'_, E>, rows: Range<usize>, tile: usize, out: Disjoint<f32>, n_tiles: usize) {
+        logit_tile(s, scratch, op, p.x, rows.clone(), p.w, tile, &mut tiles.first);
+        logit_tile(s, scratch, op, q.x, rows.clone(), q.w, tile, &mut tiles.second);
+        let width = tile_width(p.w.shape.n, tile);
+        for (i, row) in rows.enumerate() {
+            let (pl, ql) = (s.splat(p.lse[row]), s.splat(q.lse[row]));
+            let mut sum = s.splat(0.0);
+            let mut c = 0;
+            while c < width {
+                // SAFETY: a tile's row has TILE elements.
+                let (lp, lq) = unsafe { (s.load(tiles.first.as_ptr().add(i * TILE + c)), s.load(tiles.second.as_ptr().add(i * TILE + c))) };
+                let (lp, lq) = (s.sub(lp, pl), s.sub(lq, ql));
+                let term = s.mul(exp(s, lp), s.sub(lp, lq));
+                sum = s.add(sum, s.select_first((width - c).min(LANES), term, s.splat(0.0)));
+                c += LANES;
+            }
+            // SAFETY: this task alone has this row and tile.
+            unsafe { out.part(row * n_tiles + tile, 1)[0] = s.sum(sum) };
+        }
+    }
+}
+
+multiversion! {
+    fn kl_dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, op: LogpHead, p: Side<'_, E>, q: Side<'_, E>, kl: &[f32], dkl: &[f32], rows: Range<usize>, tile: usize, out: Disjoint<E>, at: usize, ld: usize) {
+        logit_tile(s, scratch, op, p.x, rows.clone(), p.w, tile, &mut tiles.first);
+        logit_tile(s, scratch, op, q.x, rows.clone(), q.w, tile, &mut tiles.second);
+        let width = tile_width(p.w.shape.n, tile);
+        for (i, row) in rows.enumerate() {
+            let (pl, ql) = (s.splat(p.lse[row]), s.splat(q.lse[row]));
+            let (kl, dkl) = (s.splat(kl[row]), s.splat(dkl[row]));
+            // SAFETY: this task alone has this row and tile.
+            let out = unsafe { out.part(row * ld + at, width) };
+            let mut c = 0;
+            while c < width {
+                // SAFETY: a tile's row has TILE elements; `width - c` are left in `out`.
+                unsafe {
+                    let raw = s.load(tiles.first.as_ptr().add(i * TILE + c));
+                    let lp = s.sub(raw, pl);
+                    let lq = s.sub(s.load(tiles.second.as_ptr().add(i * TILE + c)), ql);
+                    let d = s.mul(exp(s, lp), s.sub(s.sub(lp, lq), kl));
+                    let d = s.mul(s.mul(dkl, d), scale_slope(s, op, raw));
+                    E::put(s, width - c, out.as_mut_ptr().add(c), d);
+                }
+                c += LANES;
+            }
+        }
+    }
+}
+
+fn lse(cpu: &Cpu, op: LogpHead, (x, w): (&Buffer, &Weight)) -> Vec<f32> {
+    fold_buffer(cpu, op, x, w, &[], &mut [], None).into_iter().map(|f| f.lse()).collect()
+}
+
+/// See [`crate::Backend::kl`].
+pub fn kl(cpu: &Cpu, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()> {
+    let (p_lse, q_lse) = (lse(cpu, op, p), lse(cpu, op, q));
+    rows(cpu, op, p, q, &p_lse, &q_lse, f32s_mut(kl));
+    Ok(())
+}
+
+fn rows(
+    cpu: &Cpu,
+    op: LogpHead,
+    p: (&Buffer, &Weight),
+    q: (&Buffer, &Weight),
+    p_lse: &[f32],
+    q_lse: &[f32],
+    kl: &mut [f32],
+) {
+    assert!(p.1.n == q.1.n && p.0.dtype() == q.0.dtype());
+    let n_tiles = p.1.n.div_ceil(TILE);
+    let mut parts = vec![0f32; kl.len() * n_tiles];
+    let shared = Disjoint::new(&mut parts);
+    let tasks = kl.len().div_ceil(super::ROWS) * n_tiles;
+    cpu.pool.run(tasks, |i| {
+        let (rows, tile) = task(i, p_lse.len());
+        with_tiles(|c, t| match (floats(p.0), floats(q.0)) {
+            (Slice::F32(a), Slice::F32(b)) => {
+                let (a, b) = (side(a, p.1, p_lse), side(b, q.1, q_lse));
+                kl_tile(cpu.level, c, t, op, a, b, rows, tile, shared, n_tiles)
+            }
+            (Slice::Bf16(a), Slice::Bf16(b)) => {
+                let (a, b) = (side(a, p.1, p_lse), side(b, q.1, q_lse));
+                kl_tile(cpu.level, c, t, op, a, b, rows, tile, shared, n_tiles)
+            }
+            _ => unreachable!("asserted above"),
+        })
+    });
+    for (row, kl) in kl.iter_mut().enumerate() {
+        *kl = parts[row * n_tiles..(row + 1) * n_tiles].iter().sum();
+    }
+}
+
+fn side<'a, E: GradElement>(x: &'a [E], w: &'a Weight, lse: &'a [f32]) -> Side<'a, E> {
+    Side { x, w: forward_pack(w), lse }
+}
+
+/// See [`crate::Backend::kl_backward`].
+pub fn kl_backward(
+    cpu: &Cpu,
+    op: LogpHead,
+    p: (&Buffer, &Weight),
+    q: (&Buffer, &Weight),
+    dkl: &Buffer,
+    dx: &mut Buffer,
+    dw: Option<&mut Buffer>,
+) -> Result<()> {
+    let (p_lse, q_lse) = (lse(cpu, op, p), lse(cpu, op, q));
+    let mut kl = vec![0f32; p_lse.len()];
+    rows(cpu, op, p, q, &p_lse, &q_lse, &mut kl);
+    let dkl = f32s(dkl);
+    match (floats(p.0), floats(q.0)) {
+        (Slice::F32(a), Slice::F32(b)) => {
+            let (a, b) = (side(a, p.1, &p_lse), side(b, q.1, &q_lse));
+            through_vocabulary(cpu, a.x, p.1, dx, dw, |rows, tile, out, at, ld| {
+                with_tiles(|c, t| kl_dlogits(cpu.level, c, t, op, a, b, &kl, dkl, rows, tile, out, at, ld))
+            })
+        }
+        (Slice::Bf16(a), Slice::Bf16(b)) => {
+            let (a, b) = (side(a, p.1, &p_lse), side(b, q.1, &q_lse));
+            through_vocabulary(cpu, a.x, p.1, dx, dw, |rows, tile, out, at, ld| {
+                with_tiles(|c, t| kl_dlogits(cpu.level, c, t, op, a, b, &kl, dkl, rows, tile, out, at, ld))
+            })
+        }
+        _ => unreachable!("asserted in rows"),
+    }
+}
