@@ -4,5 +4,6 @@ pub mod chat;
 pub mod checkpoint;
 pub mod model;
 pub mod tokenizer;
+pub mod train;
 
 pub use ferrl_kernels::{Class, Error, Result, nearest};

@@ -4,7 +4,10 @@
 //! file beside this one and a line in [`FAMILIES`].
 
 pub mod config;
+pub mod decoder;
+pub mod heads;
 pub mod rope;
+pub mod weights;
 
 mod common;
 mod fields;
@@ -23,6 +26,7 @@ use serde_json::Value;
 
 pub use config::{Config, Head, ParamShape};
 pub use naming::{Part, Tensor};
+pub use weights::{Model, Options};
 
 use crate::{Error, Result, nearest};
 use fields::Fields;

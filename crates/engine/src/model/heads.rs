@@ -1,0 +1,133 @@
+//! What is read off the hidden states: log-probabilities, values, and for decoding the logits.
+
+use super::decoder::Grads;
+use super::weights::Model;
+use crate::{Error, Result};
+use ferrl_kernels::backend::{LogpGrads, LogpHead, LogpStats};
+use ferrl_kernels::{Buffer, DType, Weight};
+
+/// Rows whose next token is scored.
+pub struct Scored {
+    rows: Buffer,    // which rows of the hidden states
+    targets: Buffer, // the token each must predict
+    others: Option<Buffer>,
+    x: Buffer, // those rows
+    op: LogpHead,
+    stats: LogpStats,
+    count: usize,
+}
+
+/// Statistics of the scored rows, in their order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RowStats {
+    /// Log-probability of the target.
+    pub logp: Vec<f32>,
+    /// Entropy in nats.
+    pub entropy: Vec<f32>,
+    /// Log-probabilities of the other tokens asked for, `[rows, others]`.
+    pub others: Vec<f32>,
+}
+
+impl Model {
+    /// What the logp head does at a temperature.
+    pub fn logp_head(&self, temperature: f32) -> LogpHead {
+        LogpHead { temperature, softcap: self.config.final_softcap }
+    }
+
+    /// The language-model head, or an error that says the model has none.
+    pub fn lm_head(&self) -> Result<&Weight> {
+        let head = self.layout.head.map(|i| self.weight(i));
+        head.ok_or_else(|| {
+            Error::model("this model gives scores, not next-token probabilities")
+                .fix("use the causal-LM directory it was made from")
+        })
+    }
+
+    /// Scores `rows` of the hidden states `h`.
+    pub fn score(
+        &self,
+        h: &Buffer,
+        rows: &[u32],
+        targets: &[u32],
+        others: &[u32],
+        temperature: f32,
+    ) -> Result<(Scored, RowStats)> {
+        let (b, w, op) = (&*self.backend, self.lm_head()?, self.logp_head(temperature));
+        let n = rows.len();
+        let mut x = self.activations(n * self.config.hidden)?;
+        let rows = b.indices(rows)?;
+        b.gather_rows(h, &rows, self.config.hidden, &mut x)?;
+        let targets = b.indices(targets)?;
+        let mut stats = LogpStats { logp: self.f32s(n)?, entropy: self.f32s(n)?, lse: self.f32s(n)? };
+        let ids = if others.is_empty() { None } else { Some(b.indices(others)?) };
+        let mut logp_others = self.f32s(others.len())?;
+        b.logp(op, &x, w, &targets, ids.as_ref().map(|i| (i, &mut logp_others)), &mut stats)?;
+        let result = RowStats {
+            logp: self.read_f32s(&stats.logp)?,
+            entropy: self.read_f32s(&stats.entropy)?,
+            others: self.read_f32s(&logp_others)?,
+        };
+        Ok((Scored { rows, targets, others: ids, x, op, stats, count: n }, result))
+    }
+
+    /// From the gradients of the statistics to those of the hidden states (all of `dh` is written) and the head.
+    pub fn score_backward(&self, s: &Scored, g: &RowStats, dh: &mut Buffer, grads: Grads<'_>) -> Result<()> {
+        let b = &*self.backend;
+        assert!(g.logp.len() == s.count && g.entropy.len() == s.count);
+        let dlogp = self.upload(&g.logp)?;
+        let dentropy = if g.entropy.iter().any(|&d| d != 0.0) { Some(self.upload(&g.entropy)?) } else { None };
+        let others = s.others.as_ref().filter(|_| !g.others.is_empty());
+        let dothers = if others.is_some() { Some(self.upload(&g.others)?) } else { None };
+        let flow = LogpGrads { logp: &dlogp, entropy: dentropy.as_ref(), others: dothers.as_ref() };
+        let mut dx = self.activations(s.x.len())?;
+        let head = self.layout.head.expect("scored rows come from a language-model head");
+        let dw = grads[head].as_mut();
+        b.logp_backward(s.op, &s.x, self.weight(head), &s.targets, others, &s.stats, &flow, &mut dx, dw)?;
+        b.scatter_rows(&dx, &s.rows, self.config.hidden, dh)
+    }
+
+    /// One number per row of the hidden states, for models with a score or value head.
+    pub fn values(&self, h: &Buffer) -> Result<Vec<f32>> {
+        let Some(p) = self.layout.value else { return Ok(Vec::new()) };
+        let mut v = self.f32s(h.len() / self.config.hidden)?;
+        self.backend.linear(h, self.weight(p.weight), p.bias.map(|i| self.master(i)), &mut v)?;
+        self.read_f32s(&v)
+    }
+
+    /// Adds the values' share to `dh`.
+    pub fn values_backward(&self, h: &Buffer, dvalue: &[f32], dh: &mut Buffer, grads: Grads<'_>) -> Result<()> {
+        let Some(p) = self.layout.value else { return Ok(()) };
+        let mut dv = self.activations(dvalue.len())?;
+        self.backend.write(&mut dv, 0, dvalue)?;
+        let mut dx = self.activations(h.len())?;
+        self.linear_backward(p, &dv, h, Some(&mut dx), grads)?;
+        self.backend.axpy(1.0, &dx, dh)
+    }
+
+    /// Logits of all rows of `h` divided by the temperature, and their log-sum-exp: for a few rows.
+    pub fn logits(&self, h: &Buffer, temperature: f32) -> Result<(Buffer, Buffer)> {
+        let (w, rows) = (self.lm_head()?, h.len() / self.config.hidden);
+        let (mut logits, mut lse) = (self.f32s(rows * w.n)?, self.f32s(rows)?);
+        self.backend.logits(self.logp_head(temperature), h, w, &mut logits, &mut lse)?;
+        Ok((logits, lse))
+    }
+
+    /// Copies the rows named, of hidden states.
+    pub fn select_rows(&self, h: &Buffer, rows: &[u32]) -> Result<Buffer> {
+        let mut x = self.activations(rows.len() * self.config.hidden)?;
+        self.backend.gather_rows(h, &self.backend.indices(rows)?, self.config.hidden, &mut x)?;
+        Ok(x)
+    }
+
+    pub(crate) fn read_f32s(&self, b: &Buffer) -> Result<Vec<f32>> {
+        let mut v = vec![0.0; b.len()];
+        self.backend.read(b, 0, &mut v)?;
+        Ok(v)
+    }
+
+    pub(crate) fn upload(&self, values: &[f32]) -> Result<Buffer> {
+        let mut b = self.backend.alloc(DType::F32, values.len())?;
+        self.backend.write(&mut b, 0, values)?;
+        Ok(b)
+    }
+}

@@ -1,0 +1,253 @@
+//! A model in memory: one f32 master per parameter, and the forms derived from it.
+//!
+//! Sampler and trainer read the same derived forms; `refresh` rebuilds them after an update and raises the version.
+
+use super::config::{Config, ParamShape, Position};
+use crate::Result;
+use crate::checkpoint::{InitOptions, ModelDir, init_param};
+use ferrl_kernels::{Backend, Buffer, DType, Weight};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A decoder with its weights on a device.
+pub struct Model {
+    /// Where it lives.
+    pub backend: Arc<dyn Backend>,
+    /// What it is made of.
+    pub config: Config,
+    /// Storage of activations and of derived weights.
+    pub dtype: DType,
+    /// Every parameter, in the order of [`Config::params`].
+    pub params: Vec<Param>,
+    /// Counts updates of the weights.
+    pub version: u64,
+    pub(super) layout: Layout,
+    rotary: Mutex<Option<Arc<RotaryTables>>>,
+    context: usize,
+}
+
+/// One parameter.
+pub struct Param {
+    /// Name and shape.
+    pub shape: ParamShape,
+    /// The one owner of the value, f32.
+    pub master: Buffer,
+    /// What linear layers multiply with, derived from the master.
+    pub(super) derived: Option<Weight>,
+}
+
+/// Cosines and sines for the first `positions` positions.
+pub struct RotaryTables {
+    pub(super) positions: usize,
+    pub(super) cos: Buffer,
+    pub(super) sin: Buffer,
+}
+
+/// What the model will be used for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// Storage of activations and of derived weights.
+    pub dtype: DType,
+    /// Whether gradients will be computed.
+    pub training: bool,
+    /// Longest sequence of the run, where the model's rotation depends on it; 0 means as in pre-training.
+    pub context: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { dtype: DType::F32, training: false, context: 0 }
+    }
+}
+
+impl Model {
+    /// Reads a model directory.
+    pub fn load(backend: Arc<dyn Backend>, dir: &ModelDir, options: Options) -> Result<Model> {
+        let mut model = Model::empty(backend, dir.config.clone(), options)?;
+        let mut next = 0;
+        dir.load(|shape, values| {
+            model.push(shape.clone(), &values, options.training)?;
+            next += 1;
+            Ok(())
+        })?;
+        assert_eq!(next, model.config.params().len(), "a directory gives every parameter");
+        Ok(model)
+    }
+
+    /// A random model, as `ferrl init` would write it.
+    pub fn random(backend: Arc<dyn Backend>, init: &InitOptions, options: Options) -> Result<Model> {
+        let (config, _) = init.build()?;
+        let mut model = Model::empty(backend, config.clone(), options)?;
+        for shape in config.params() {
+            let values = init_param(&config, init, &shape);
+            model.push(shape, &values, options.training)?;
+        }
+        Ok(model)
+    }
+
+    fn empty(backend: Arc<dyn Backend>, config: Config, options: Options) -> Result<Model> {
+        let layout = Layout::of(&config);
+        Ok(Model {
+            backend,
+            config,
+            dtype: options.dtype,
+            params: Vec::new(),
+            version: 0,
+            layout,
+            rotary: Mutex::new(None),
+            context: options.context,
+        })
+    }
+
+    fn push(&mut self, shape: ParamShape, values: &[f32], training: bool) -> Result<()> {
+        let mut master = self.backend.alloc(DType::F32, shape.len())?;
+        self.backend.write(&mut master, 0, values)?;
+        let is_table = shape.name == "position" || (shape.name == "embed" && !self.layout.embed_is_head);
+        let is_linear = !shape.is_vector() || shape.name == "value.weight";
+        let mut derived = None;
+        if is_linear && !is_table {
+            let mut weight = self.backend.weight(shape.rows, shape.cols, self.dtype, training)?;
+            self.backend.load_weight(&master, &mut weight)?;
+            derived = Some(weight);
+        }
+        self.params.push(Param { shape, master, derived });
+        Ok(())
+    }
+
+    /// Rebuilds what is derived from the masters, after they changed.
+    pub fn refresh(&mut self) -> Result<()> {
+        for param in &mut self.params {
+            if let Some(weight) = &mut param.derived {
+                self.backend.load_weight(&param.master, weight)?;
+            }
+        }
+        self.version += 1;
+        Ok(())
+    }
+
+    /// The values of a parameter.
+    pub fn read(&self, param: usize) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; self.params[param].shape.len()];
+        self.backend.read(&self.params[param].master, 0, &mut values)?;
+        Ok(values)
+    }
+
+    /// Index of the parameter of that canonical name.
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.params.iter().position(|p| p.shape.name == name)
+    }
+
+    /// Number of weights.
+    pub fn len(&self) -> usize {
+        self.params.iter().map(|p| p.shape.len()).sum()
+    }
+
+    /// Whether there are no weights.
+    pub fn is_empty(&self) -> bool {
+        self.params.is_empty()
+    }
+
+    /// Cosines and sines for at least that many positions, where the model rotates.
+    pub(super) fn rotary(&self, positions: usize) -> Result<Option<Arc<RotaryTables>>> {
+        let Position::Rotary(rope) = &self.config.position else { return Ok(None) };
+        let mut slot: MutexGuard<'_, _> = self.rotary.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(tables) = slot.as_ref().filter(|t| t.positions >= positions) {
+            return Ok(Some(tables.clone()));
+        }
+        let positions = positions.next_power_of_two().max(256);
+        let (frequencies, gain) = rope.inv_freq(self.context);
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        for position in 0..positions {
+            for f in &frequencies {
+                // The product is rounded to f32 first, as transformers does.
+                let (s, c) = ferrl_kernels::cpu::math::sin_cos((position as f32 * f) as f64);
+                cos.push(c as f32 * gain);
+                sin.push(s as f32 * gain);
+            }
+        }
+        let upload = |values: &[f32]| -> Result<Buffer> {
+            let mut b = self.backend.alloc(DType::F32, values.len())?;
+            self.backend.write(&mut b, 0, values)?;
+            Ok(b)
+        };
+        let tables = Arc::new(RotaryTables { positions, cos: upload(&cos)?, sin: upload(&sin)? });
+        *slot = Some(tables.clone());
+        Ok(Some(tables))
+    }
+
+    pub(super) fn master(&self, param: usize) -> &Buffer {
+        &self.params[param].master
+    }
+
+    pub(super) fn weight(&self, param: usize) -> &Weight {
+        self.params[param].derived.as_ref().expect("a linear layer's parameter")
+    }
+}
+
+/// Which parameter is where, by index.
+pub(super) struct Layout {
+    pub embed: usize,
+    pub position: Option<usize>,
+    pub layers: Vec<LayerLayout>,
+    pub final_norm: Affine,
+    pub head: Option<usize>,
+    pub embed_is_head: bool,
+    pub value: Option<Affine>,
+}
+
+/// A weight and, where there is one, its bias.
+#[derive(Clone, Copy)]
+pub(super) struct Affine {
+    pub weight: usize,
+    pub bias: Option<usize>,
+}
+
+pub(super) struct LayerLayout {
+    pub attn_norm: Affine,
+    pub attn_post_norm: Option<Affine>,
+    pub mlp_norm: Affine,
+    pub mlp_post_norm: Option<Affine>,
+    pub qk_norm: Option<(usize, usize)>,
+    pub qkv: Affine,
+    pub attn_out: Affine,
+    pub up: Affine,
+    pub down: Affine,
+}
+
+impl Layout {
+    fn of(config: &Config) -> Layout {
+        let names: Vec<String> = config.params().into_iter().map(|p| p.name).collect();
+        let find = |name: &str| names.iter().position(|n| n == name);
+        let affine = |name: &str| {
+            let weight = find(&format!("{name}.weight"))?;
+            Some(Affine { weight, bias: find(&format!("{name}.bias")) })
+        };
+        let layers = (0..config.layers)
+            .map(|l| {
+                let at = |name: &str| affine(&format!("layers.{l}.{name}"));
+                let must = |name: &str| at(name).expect("every layer has it");
+                LayerLayout {
+                    attn_norm: must("attn_norm"),
+                    attn_post_norm: at("attn_post_norm"),
+                    mlp_norm: must("mlp_norm"),
+                    mlp_post_norm: at("mlp_post_norm"),
+                    qk_norm: at("q_norm").zip(at("k_norm")).map(|(q, k)| (q.weight, k.weight)),
+                    qkv: must("qkv"),
+                    attn_out: must("attn_out"),
+                    up: must("up"),
+                    down: must("down"),
+                }
+            })
+            .collect();
+        let embed = find("embed").expect("every model has an embedding");
+        let embed_is_head = config.head.has_lm() && config.tied;
+        Layout {
+            embed,
+            position: find("position"),
+            layers,
+            final_norm: affine("final_norm").expect("every model has a final norm"),
+            head: if embed_is_head { Some(embed) } else { find("head") },
+            embed_is_head,
+            value: affine("value"),
+        }
+    }
+}

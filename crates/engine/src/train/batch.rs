@@ -1,0 +1,194 @@
+//! What the trainer is given and what it gives back: tokens of whole sequences, numbers per token.
+//!
+//! Indexing: a statistic at input position `i` of a sequence is about what comes after token `i`. `logp[i]` and
+//! `entropy[i]` belong to token `i + 1` (at the last position there is none, and they are 0); `value[i]` is of the
+//! state after token `i` and exists at every position.
+
+use crate::{Error, Result};
+use ferrl_kernels::backend::Segments;
+
+/// One sequence of a batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sequence {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// Whether the token at each position is a target whose logp is wanted; empty means all but the first.
+    pub scored: Vec<bool>,
+    /// Other tokens whose logp is wanted at each position, `others_per_row` for every position; may be empty.
+    pub others: Vec<u32>,
+    /// Where it comes from.
+    pub origin: Origin,
+}
+
+/// Where a sequence comes from; carried along for the algorithms, not read by the engine.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Origin {
+    /// Sequences of one trajectory share its number.
+    pub trajectory: usize,
+    /// Trajectories of one prompt share its number.
+    pub group: usize,
+    /// Chosen and rejected of one pair share its number.
+    pub pair: Option<usize>,
+    /// Weight of the data set it was drawn from.
+    pub weight: f32,
+    /// Turn of each token; empty means one turn.
+    pub turns: Vec<u32>,
+    /// Version of the policy that sampled each token; empty means none did.
+    pub versions: Vec<u64>,
+}
+
+/// Sequences computed together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// End to end, in this order.
+    pub sequences: Vec<Sequence>,
+    /// Other tokens at each position.
+    pub others_per_row: usize,
+}
+
+/// Numbers per input position, all sequences end to end.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Log-probability of the next token.
+    pub logp: Vec<f32>,
+    /// Entropy of the next token's distribution, in nats.
+    pub entropy: Vec<f32>,
+    /// Value or score; empty for a model without such a head.
+    pub value: Vec<f32>,
+    /// Log-probabilities of the other tokens, `others_per_row` for each position.
+    pub others: Vec<f32>,
+}
+
+/// d loss / d each number of [`Stats`], in its layout; an empty vector means zero.
+pub type StatGrads = Stats;
+
+/// Where a model stands in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Samples and is trained.
+    Policy,
+    /// Stays as the policy began.
+    Reference,
+    /// Estimates values, on its own weights.
+    Critic,
+    /// Scores whole sequences.
+    Reward,
+    /// Is imitated.
+    Teacher,
+}
+
+impl Role {
+    /// All of them.
+    pub const ALL: [Role; 5] = [Role::Policy, Role::Reference, Role::Critic, Role::Reward, Role::Teacher];
+}
+
+/// One slot per role: statistics or gradients of the models of a run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ByRole<T>([Option<T>; 5]);
+
+impl<T> ByRole<T> {
+    /// The slot of a role.
+    pub fn get(&self, role: Role) -> Option<&T> {
+        self.0[role as usize].as_ref()
+    }
+    /// Fills the slot of a role.
+    pub fn set(&mut self, role: Role, value: T) {
+        self.0[role as usize] = Some(value);
+    }
+}
+
+impl Sequence {
+    /// All tokens but the first are targets.
+    pub fn new(ids: Vec<u32>) -> Self {
+        Sequence { ids, ..Default::default() }
+    }
+}
+
+impl Batch {
+    /// All tokens but the first of each sequence are targets.
+    pub fn of(sequences: impl IntoIterator<Item = Vec<u32>>) -> Self {
+        Batch { sequences: sequences.into_iter().map(Sequence::new).collect(), others_per_row: 0 }
+    }
+    /// Number of tokens.
+    pub fn tokens(&self) -> usize {
+        self.sequences.iter().map(|s| s.ids.len()).sum()
+    }
+    /// Row ranges of the sequences.
+    pub fn segments(&self) -> Segments {
+        Segments::of(self.sequences.iter().map(|s| s.ids.len()))
+    }
+
+    /// Refuses what cannot be computed.
+    pub(super) fn check(&self, vocab: usize) -> Result<()> {
+        for (i, s) in self.sequences.iter().enumerate() {
+            let at = |e: Error| e.at(format!("sequence {i}"));
+            if s.ids.is_empty() {
+                return Err(at(Error::data("it has no tokens")).fix("leave empty sequences out"));
+            }
+            if let Some(p) = s.ids.iter().chain(&s.others).position(|&t| t as usize >= vocab) {
+                let id = s.ids.iter().chain(&s.others).nth(p).copied().unwrap_or(0);
+                return Err(at(Error::data(format!("token id {id} is not below the vocabulary's {vocab}")))
+                    .fix("use the tokenizer of this model"));
+            }
+            if !s.scored.is_empty() && s.scored.len() != s.ids.len() {
+                let (got, want) = (s.scored.len(), s.ids.len());
+                return Err(at(Error::data(format!("the mask has {got} entries for {want} tokens"))));
+            }
+            let want = s.ids.len() * self.others_per_row;
+            if !s.others.is_empty() && s.others.len() != want {
+                return Err(at(Error::data(format!("{} other tokens, expected {want}", s.others.len()))));
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows that predict a target, with the targets and the other tokens asked for there.
+    pub(super) fn scored_rows(&self) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
+        let (mut rows, mut targets, mut others) = (Vec::new(), Vec::new(), Vec::new());
+        let mut start = 0;
+        for s in &self.sequences {
+            for i in 1..s.ids.len() {
+                if s.scored.is_empty() || s.scored[i] {
+                    rows.push((start + i - 1) as u32);
+                    targets.push(s.ids[i]);
+                    if !s.others.is_empty() {
+                        let j = self.others_per_row;
+                        others.extend_from_slice(&s.others[(i - 1) * j..i * j]);
+                    } else {
+                        others.extend(std::iter::repeat_n(0, self.others_per_row));
+                    }
+                }
+            }
+            start += s.ids.len();
+        }
+        (rows, targets, others)
+    }
+
+    pub(super) fn flat(&self) -> (Vec<u32>, Vec<u32>) {
+        let ids = self.sequences.iter().flat_map(|s| s.ids.iter().copied()).collect();
+        let positions = self.sequences.iter().flat_map(|s| 0..s.ids.len() as u32).collect();
+        (ids, positions)
+    }
+}
+
+/// Cuts sequences into micro-batches of at most `budget` tokens, in order: a function of the lengths and the
+/// budget alone, so that neither threads nor ranks change what is summed with what.
+pub fn plan(lengths: &[usize], budget: usize) -> Result<Vec<std::ops::Range<usize>>> {
+    let mut cuts = Vec::new();
+    let (mut start, mut tokens) = (0, 0);
+    for (i, &len) in lengths.iter().enumerate() {
+        if len > budget {
+            return Err(Error::usage(format!("sequence {i} has {len} tokens, the micro-batch budget is {budget}"))
+                .fix(format!("a budget of at least {len} tokens, or shorter sequences")));
+        }
+        if tokens + len > budget && i > start {
+            cuts.push(start..i);
+            (start, tokens) = (i, 0);
+        }
+        tokens += len;
+    }
+    if start < lengths.len() {
+        cuts.push(start..lengths.len());
+    }
+    Ok(cuts)
+}

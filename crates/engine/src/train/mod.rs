@@ -1,0 +1,230 @@
+//! Training: `forward` gives numbers per token, `backward` takes their gradients, `update` changes the weights.
+//!
+//! An update is cut into micro-batches by [`plan`]. Each micro-batch's gradient is summed from zero and added to
+//! the total in the order of the micro-batches, so it does not matter where each was computed.
+
+mod batch;
+mod optimizer;
+mod schedule;
+mod vector;
+
+pub use batch::{Batch, ByRole, Origin, Role, Sequence, StatGrads, Stats, plan};
+pub use optimizer::{Optimizer, OptimizerOptions, Rule, UpdateReport};
+pub use schedule::{Decay, Schedule};
+pub use vector::ParamVector;
+
+use crate::model::decoder::{Activations, Context, Keep, Tokens};
+use crate::model::heads::{RowStats, Scored};
+use crate::model::weights::Model;
+use crate::{Error, Result};
+use ferrl_kernels::backend::Segments;
+use ferrl_kernels::{Buffer, DType};
+
+/// A model and what it takes to train it.
+pub struct Trainer {
+    /// The model; sample from it at any time.
+    pub model: Model,
+    /// Turns gradients into steps.
+    pub optimizer: Optimizer,
+    /// Whether layers are computed again in backward, to save memory.
+    pub recompute: bool,
+    /// Divides the logits; the policy's sampling temperature.
+    pub temperature: f32,
+    grads: Vec<Option<Buffer>>,
+    micro_batches: usize,
+    pending: Option<Pending>,
+}
+
+/// A forward pass that waits for its backward.
+struct Pending {
+    tokens: Tokens,
+    segments: Segments,
+    kept: Activations,
+    h: Buffer,
+    scored: Option<Scored>,
+    rows: Vec<u32>,
+}
+
+impl Trainer {
+    /// The model must have been made for training.
+    pub fn new(model: Model, options: OptimizerOptions) -> Result<Self> {
+        let optimizer = Optimizer::new(&model, options)?;
+        let mut trainer = Trainer {
+            model,
+            optimizer,
+            recompute: false,
+            temperature: 1.0,
+            grads: Vec::new(),
+            micro_batches: 0,
+            pending: None,
+        };
+        trainer.grads = trainer.vector()?.0;
+        Ok(trainer)
+    }
+
+    /// Numbers per token, and activations kept for [`Trainer::backward`].
+    pub fn forward(&mut self, batch: &Batch) -> Result<Stats> {
+        let keep = if self.recompute { Keep::Inputs } else { Keep::All };
+        let (stats, pending) = run(&self.model, batch, self.temperature, keep)?;
+        self.check_finite(batch, &stats, &pending)?;
+        self.pending = Some(pending);
+        Ok(stats)
+    }
+
+    /// Numbers per token; nothing is kept.
+    pub fn stats(&self, batch: &Batch) -> Result<Stats> {
+        stats(&self.model, batch, self.temperature)
+    }
+
+    /// Adds this batch's gradient to the update's. `grads` belong to the last [`Trainer::forward`].
+    pub fn backward(&mut self, batch: &Batch, grads: &StatGrads) -> Result<()> {
+        let p = self.pending.take().expect("backward follows the forward of the same batch");
+        assert_eq!(p.segments.rows(), batch.tokens(), "backward follows the forward of the same batch");
+        check_grads(grads)?;
+        let fresh = self.micro_batches == 0;
+        let mut sum = if fresh { std::mem::take(&mut self.grads) } else { self.vector()?.0 };
+        let mut dh = self.model.activations(p.h.len())?;
+        match &p.scored {
+            Some(scored) => {
+                let g = pick_rows(grads, &p.rows, batch.others_per_row);
+                self.model.score_backward(scored, &g, &mut dh, &mut sum)?;
+            }
+            None => self.model.backend.fill(&mut dh, 0.0)?,
+        }
+        if !grads.value.is_empty() {
+            self.model.values_backward(&p.h, &grads.value, &mut dh, &mut sum)?;
+        }
+        self.model.backward(&p.tokens, &p.segments, p.kept, &dh, &mut sum)?;
+        if fresh {
+            self.grads = sum;
+        } else {
+            for (total, part) in self.grads.iter_mut().zip(&sum) {
+                if let (Some(total), Some(part)) = (total, part) {
+                    self.model.backend.axpy(1.0, part, total)?;
+                }
+            }
+        }
+        self.micro_batches += 1;
+        Ok(())
+    }
+
+    /// Changes the weights by the gradients added since the last update. On an error nothing has changed.
+    pub fn update(&mut self, learning_rate: f64) -> Result<UpdateReport> {
+        self.mask_frozen()?;
+        let report = self.optimizer.update(&mut self.model, &self.grads, learning_rate)?;
+        self.zero_grads()?;
+        Ok(report)
+    }
+
+    /// Forgets the gradients added since the last update.
+    pub fn zero_grads(&mut self) -> Result<()> {
+        for grad in self.grads.iter_mut().flatten() {
+            self.model.backend.fill(grad, 0.0)?;
+        }
+        self.micro_batches = 0;
+        Ok(())
+    }
+
+    /// The gradient of a parameter so far; `None` where it is frozen.
+    pub fn gradient(&self, param: usize) -> Result<Option<Vec<f32>>> {
+        self.grads[param].as_ref().map(|g| self.model.read_f32s(g)).transpose()
+    }
+
+    fn zeroed(&self, param: usize) -> Result<Option<Buffer>> {
+        if !self.optimizer.trains(param) {
+            return Ok(None);
+        }
+        let mut b = self.model.backend.alloc(DType::F32, self.model.params[param].shape.len())?;
+        self.model.backend.fill(&mut b, 0.0)?;
+        Ok(Some(b))
+    }
+
+    /// A parameter may hold several tensors of which some are frozen: their gradients do not count.
+    fn mask_frozen(&mut self) -> Result<()> {
+        for (i, grad) in self.grads.iter_mut().enumerate() {
+            let Some(grad) = grad else { continue };
+            let mut at = 0;
+            for range in self.optimizer.trained[i].iter().cloned().chain([grad.len()..grad.len()]) {
+                if at < range.start {
+                    self.model.backend.write(grad, at, &vec![0.0; range.start - at])?;
+                }
+                at = range.end;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_finite(&self, batch: &Batch, stats: &Stats, p: &Pending) -> Result<()> {
+        let columns = [("logp", &stats.logp), ("entropy", &stats.entropy), ("value", &stats.value)];
+        let bad = columns.iter().find_map(|(name, c)| Some((name, c.iter().position(|x| !x.is_finite())?)));
+        let Some((name, row)) = bad else { return Ok(()) };
+        for param in &self.model.params {
+            if let Some(at) = self.model.backend.first_non_finite(&param.master)? {
+                let name = &param.shape.name;
+                return Err(Error::numerics(format!("the weight {name} is not finite at element {at}"))
+                    .fix("go back to the last checkpoint"));
+            }
+        }
+        let sequence = p.segments.starts.partition_point(|&s| s <= row) - 1;
+        let at = row - p.segments.starts[sequence];
+        let first = self.model.first_bad_activation(&p.tokens, &p.segments)?.unwrap_or_else(|| "the head".into());
+        Err(Error::numerics(format!(
+            "{name} is not finite at position {at} of sequence {sequence} (of {}); first in {first}",
+            batch.sequences.len()
+        ))
+        .fix("a lower learning rate, or f32"))
+    }
+}
+
+/// Numbers per token of any model, trained or not.
+pub fn stats(model: &Model, batch: &Batch, temperature: f32) -> Result<Stats> {
+    Ok(run(model, batch, temperature, Keep::Nothing)?.0)
+}
+
+fn run(model: &Model, batch: &Batch, temperature: f32, keep: Keep) -> Result<(Stats, Pending)> {
+    batch.check(model.config.vocab)?;
+    let segments = batch.segments();
+    let (ids, positions) = batch.flat();
+    let tokens = model.tokens(&ids, &positions)?;
+    let (h, kept) = model.forward(&tokens, Context::Packed(&segments), keep)?;
+    let (rows, targets, others) = batch.scored_rows();
+    let value = model.values(&h)?;
+    let (n, j) = (segments.rows(), batch.others_per_row);
+    let mut stats = Stats { logp: vec![0.0; n], entropy: vec![0.0; n], value, others: vec![0.0; n * j] };
+    let mut scored = None;
+    if model.config.head.has_lm() && !rows.is_empty() {
+        let (s, r) = model.score(&h, &rows, &targets, &others, temperature)?;
+        for (i, &row) in rows.iter().enumerate() {
+            let row = row as usize;
+            stats.logp[row] = r.logp[i];
+            stats.entropy[row] = r.entropy[i];
+            stats.others[row * j..(row + 1) * j].copy_from_slice(&r.others[i * j..(i + 1) * j]);
+        }
+        scored = Some(s);
+    }
+    Ok((stats, Pending { tokens, segments, kept, h, scored, rows }))
+}
+
+/// The gradients of the scored rows; what flows into other rows is an error of the caller.
+fn pick_rows(g: &StatGrads, rows: &[u32], others: usize) -> RowStats {
+    let pick = |column: &[f32]| -> Vec<f32> {
+        rows.iter().map(|&r| column.get(r as usize).copied().unwrap_or(0.0)).collect()
+    };
+    let mut out = RowStats { logp: pick(&g.logp), entropy: pick(&g.entropy), others: Vec::new() };
+    if !g.others.is_empty() {
+        let list = rows.iter().flat_map(|&r| &g.others[r as usize * others..(r as usize + 1) * others]);
+        out.others = list.copied().collect();
+    }
+    out
+}
+
+fn check_grads(g: &StatGrads) -> Result<()> {
+    let columns = [("logp", &g.logp), ("entropy", &g.entropy), ("value", &g.value), ("others", &g.others)];
+    for (name, column) in columns {
+        if let Some(at) = column.iter().position(|x| !x.is_finite()) {
+            return Err(Error::numerics(format!("the loss's gradient by {name} is not finite at row {at}"))
+                .fix("look at the rewards and advantages of that row"));
+        }
+    }
+    Ok(())
+}

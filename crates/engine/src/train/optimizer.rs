@@ -1,0 +1,217 @@
+//! From gradients to weights: what is trained, clipping, AdamW or SGD, an average of the weights.
+
+use crate::model::weights::Model;
+use crate::model::{Tensor, family};
+use crate::{Error, Result, nearest};
+use ferrl_kernels::Buffer;
+use ferrl_kernels::backend::{AdamW, Sgd};
+use std::ops::Range;
+
+/// Settings of an optimizer; the learning rate comes with each step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptimizerOptions {
+    /// AdamW, or SGD where given.
+    pub rule: Rule,
+    /// Decoupled for AdamW; norms and biases are left alone.
+    pub weight_decay: f32,
+    /// Gradients longer than this are scaled down to it.
+    pub max_grad_norm: Option<f32>,
+    /// Share of the old average kept at each step, where an average of the weights is wanted.
+    pub ema: Option<f32>,
+    /// Tensors, by the name they have in the model's files, that are not trained: `model.embed_tokens`,
+    /// `model.layers.0.`, `q_proj`; every tensor whose name contains one of these.
+    pub frozen: Vec<String>,
+}
+
+/// How a gradient becomes a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rule {
+    /// Adam with decoupled weight decay.
+    AdamW {
+        /// decay of the first moment
+        beta1: f32,
+        /// decay of the second moment
+        beta2: f32,
+        /// added to the root of the second moment
+        eps: f32,
+    },
+    /// Gradient descent.
+    Sgd {
+        /// decay of the velocity
+        momentum: f32,
+    },
+}
+
+impl Default for OptimizerOptions {
+    fn default() -> Self {
+        OptimizerOptions {
+            rule: Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 },
+            weight_decay: 0.01,
+            max_grad_norm: Some(1.0),
+            ema: None,
+            frozen: Vec::new(),
+        }
+    }
+}
+
+/// State of an optimizer.
+pub struct Optimizer {
+    options: OptimizerOptions,
+    /// Steps taken.
+    pub steps: u64,
+    /// For each parameter the elements that are trained.
+    pub(super) trained: Vec<Vec<Range<usize>>>,
+    first: Vec<Option<Buffer>>,
+    second: Vec<Option<Buffer>>,
+    average: Vec<Option<Buffer>>,
+}
+
+/// What an update did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UpdateReport {
+    /// Length of the whole gradient, before clipping.
+    pub grad_norm: f64,
+    /// The rate used.
+    pub learning_rate: f64,
+}
+
+impl Optimizer {
+    /// For the parameters of a model.
+    pub fn new(model: &Model, options: OptimizerOptions) -> Result<Self> {
+        let n = model.params.len();
+        let trained = trained_parts(model, &options.frozen)?;
+        let none = || (0..n).map(|_| None).collect();
+        Ok(Optimizer { options, steps: 0, trained, first: none(), second: none(), average: none() })
+    }
+
+    /// Whether any element of the parameter is trained.
+    pub fn trains(&self, param: usize) -> bool {
+        !self.trained[param].is_empty()
+    }
+
+    /// Clips, steps, and derives the weights anew. A gradient that is not finite is an error, and nothing changes.
+    pub fn update(&mut self, model: &mut Model, grads: &[Option<Buffer>], lr: f64) -> Result<UpdateReport> {
+        let grad_norm = self.norm(model, grads)?;
+        let scale = match self.options.max_grad_norm {
+            // The margin is PyTorch's: clip_grad_norm_ divides by norm + 1e-6.
+            Some(max) => (max as f64 / (grad_norm + 1e-6)).min(1.0) as f32,
+            None => 1.0,
+        };
+        self.steps += 1;
+        for (i, grad) in grads.iter().enumerate() {
+            let Some(grad) = grad else { continue };
+            self.step_param(model, i, grad, lr as f32, scale)?;
+        }
+        model.refresh()?;
+        Ok(UpdateReport { grad_norm, learning_rate: lr })
+    }
+
+    fn step_param(&mut self, model: &mut Model, i: usize, grad: &Buffer, lr: f32, grad_scale: f32) -> Result<()> {
+        let backend = model.backend.clone();
+        let param = &mut model.params[i];
+        let weight_decay = if param.shape.is_vector() { 0.0 } else { self.options.weight_decay };
+        let zeros = |slot: &mut Option<Buffer>| -> Result<()> {
+            if slot.is_none() {
+                let mut b = backend.alloc(ferrl_kernels::DType::F32, grad.len())?;
+                backend.fill(&mut b, 0.0)?;
+                *slot = Some(b);
+            }
+            Ok(())
+        };
+        for range in self.trained[i].clone() {
+            match self.options.rule {
+                Rule::AdamW { beta1, beta2, eps } => {
+                    zeros(&mut self.first[i])?;
+                    zeros(&mut self.second[i])?;
+                    let (Some(first), Some(second)) = (&mut self.first[i], &mut self.second[i]) else { continue };
+                    let op = AdamW { lr, beta1, beta2, eps, weight_decay, step: self.steps, grad_scale };
+                    backend.adamw(op, range, &mut param.master, grad, first, second)?;
+                }
+                Rule::Sgd { momentum } => {
+                    if momentum != 0.0 {
+                        zeros(&mut self.first[i])?;
+                    }
+                    let op = Sgd { lr, momentum, weight_decay, grad_scale };
+                    backend.sgd(op, range, &mut param.master, grad, self.first[i].as_mut())?;
+                }
+            }
+        }
+        if let Some(keep) = self.options.ema {
+            match &mut self.average[i] {
+                Some(average) => {
+                    // average -= (1 - keep) * (average - weight)
+                    let mut gap = backend.alloc(ferrl_kernels::DType::F32, grad.len())?;
+                    backend.copy(average, 0, &mut gap, 0, grad.len())?;
+                    backend.axpy(-1.0, &param.master, &mut gap)?;
+                    backend.axpy(keep - 1.0, &gap, average)?;
+                }
+                slot => {
+                    let mut b = backend.alloc(ferrl_kernels::DType::F32, grad.len())?;
+                    backend.copy(&param.master, 0, &mut b, 0, grad.len())?;
+                    *slot = Some(b);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The averaged weights of a parameter, or its weights where there is no average.
+    pub fn average<'a>(&'a self, model: &'a Model, param: usize) -> &'a Buffer {
+        self.average[param].as_ref().unwrap_or(&model.params[param].master)
+    }
+
+    /// Moments of a parameter, for checkpoints: first (or velocity) and second.
+    pub fn state(&mut self, param: usize) -> (&mut Option<Buffer>, &mut Option<Buffer>) {
+        (&mut self.first[param], &mut self.second[param])
+    }
+
+    /// Length of the whole gradient.
+    fn norm(&self, model: &Model, grads: &[Option<Buffer>]) -> Result<f64> {
+        let mut square = 0.0;
+        for grad in grads.iter().flatten() {
+            square += model.backend.dot(grad, grad)?;
+        }
+        if square.is_finite() {
+            return Ok(square.sqrt());
+        }
+        for (param, grad) in model.params.iter().zip(grads) {
+            let Some(grad) = grad else { continue };
+            if let Some(at) = model.backend.first_non_finite(grad)? {
+                let (row, col) = (at / param.shape.cols, at % param.shape.cols);
+                return Err(Error::numerics(format!(
+                    "the gradient of {} is not finite at [{row}, {col}]; the weights were not changed",
+                    param.shape.name
+                ))
+                .fix("a lower learning rate, or look at the batch that caused it"));
+            }
+        }
+        Err(Error::numerics("the gradient's length overflows f64; the weights were not changed"))
+    }
+}
+
+/// For each parameter, the elements whose tensor is not frozen.
+fn trained_parts(model: &Model, frozen: &[String]) -> Result<Vec<Vec<Range<usize>>>> {
+    let tensors: Vec<Tensor> = family(model.config.family)?.tensors(&model.config);
+    let mut used = vec![false; frozen.len()];
+    let mut out = Vec::new();
+    for tensor in &tensors {
+        let (mut at, mut ranges) = (0, Vec::new());
+        for part in &tensor.parts {
+            let len = part.shape.iter().product::<usize>();
+            let hit = frozen.iter().position(|f| part.name.contains(f.as_str()));
+            match hit {
+                Some(i) => used[i] = true,
+                None => ranges.push(at..at + len),
+            }
+            at += len;
+        }
+        out.push(ranges);
+    }
+    if let Some(i) = used.iter().position(|u| !u) {
+        let names: Vec<&str> = tensors.iter().flat_map(|t| t.parts.iter().map(|p| p.name.as_str())).collect();
+        let hint = nearest(&frozen[i], names.iter().copied()).or(names.first().copied()).unwrap_or("");
+        return Err(Error::usage(format!("frozen {:?} is part of no tensor's name", frozen[i]))
+            .fix(format!("a part of a name such as {hint:?}")));
+    }
+    Ok(out)
+}

@@ -1,0 +1,83 @@
+//! Vectors the size of the parameters, for methods that need more than the gradient (TRPO).
+
+use super::Trainer;
+use crate::{Error, Result};
+use ferrl_kernels::{Buffer, DType};
+
+/// One number for each trained weight; what is inside is the device's affair.
+pub struct ParamVector(pub(super) Vec<Option<Buffer>>);
+
+impl Trainer {
+    /// Zeros.
+    pub fn vector(&self) -> Result<ParamVector> {
+        let zeros = (0..self.model.params.len()).map(|i| self.zeroed(i)).collect::<Result<_>>()?;
+        Ok(ParamVector(zeros))
+    }
+
+    /// The accumulated gradient, taken out: the next backward starts from zero.
+    pub fn take_gradient(&mut self) -> Result<ParamVector> {
+        let fresh = self.vector()?;
+        Ok(ParamVector(std::mem::replace(&mut self.grads, fresh.0)))
+    }
+
+    /// Puts a vector in the gradient's place.
+    pub fn set_gradient(&mut self, v: ParamVector) {
+        self.grads = v.0;
+    }
+
+    /// Sum of products.
+    pub fn dot(&self, a: &ParamVector, b: &ParamVector) -> Result<f64> {
+        let mut sum = 0.0;
+        for (a, b) in a.0.iter().zip(&b.0) {
+            if let (Some(a), Some(b)) = (a, b) {
+                sum += self.model.backend.dot(a, b)?;
+            }
+        }
+        Ok(sum)
+    }
+
+    /// `y += a * x`
+    pub fn axpy(&self, a: f32, x: &ParamVector, y: &mut ParamVector) -> Result<()> {
+        for (x, y) in x.0.iter().zip(&mut y.0) {
+            if let (Some(x), Some(y)) = (x, y) {
+                self.model.backend.axpy(a, x, y)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the weights by `eps * v` while `f` runs, then puts back the very bits they had.
+    pub fn perturbed<T>(
+        &mut self,
+        eps: f32,
+        v: &ParamVector,
+        f: impl FnOnce(&mut Trainer) -> Result<T>,
+    ) -> Result<T> {
+        if self.model.dtype != DType::F32 {
+            return Err(Error::usage("a small move of the weights is lost in bf16").fix("dtype = \"f32\""));
+        }
+        let backend = self.model.backend.clone();
+        let version = self.model.version;
+        let mut saved = Vec::new();
+        for (param, v) in self.model.params.iter_mut().zip(&v.0) {
+            let Some(v) = v else {
+                saved.push(None);
+                continue;
+            };
+            let mut copy = backend.alloc(DType::F32, v.len())?;
+            backend.copy(&param.master, 0, &mut copy, 0, v.len())?;
+            backend.axpy(eps, v, &mut param.master)?;
+            saved.push(Some(copy));
+        }
+        self.model.refresh()?;
+        let result = f(self);
+        for (param, saved) in self.model.params.iter_mut().zip(saved) {
+            if let Some(saved) = saved {
+                param.master = saved;
+            }
+        }
+        self.model.refresh()?;
+        self.model.version = version;
+        result
+    }
+}
