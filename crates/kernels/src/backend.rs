@@ -291,6 +291,7 @@ pub trait Backend: Send + Sync {
     fn rotary(
         &self,
         heads: Heads,
+        rotary_dim: usize,
         cos: &Buffer,
         sin: &Buffer,
         positions: &Buffer,

@@ -1,10 +1,12 @@
 //! The CPU backend: the readable reference and the fast path are the same code, generic over the instruction set.
 
+pub mod attention;
 pub mod element;
 pub mod math;
 pub mod matmul;
 pub mod memory;
 pub mod pool;
+pub mod rotary;
 pub mod simd;
 
 use crate::error::Result;
