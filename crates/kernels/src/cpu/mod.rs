@@ -1,6 +1,7 @@
 //! The CPU backend: the readable reference and the fast path are the same code, generic over the instruction set.
 
 pub mod activation;
+pub mod attention;
 mod backend;
 pub mod element;
 pub mod embed;
@@ -14,6 +15,7 @@ pub mod norm;
 pub mod optim;
 pub mod peak;
 pub mod pool;
+pub mod rotary;
 pub mod simd;
 pub mod vector;
 

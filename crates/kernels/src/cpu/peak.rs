@@ -1,6 +1,6 @@
 //! The most multiply-adds this CPU can do: the yardstick for matrix products.
 
-use super::simd::{Level, Simd, multiversion};
+use super::simd::{Level, multiversion};
 use crate::buffer::DType;
 use std::time::Instant;
 
