@@ -8,7 +8,7 @@ use ferrl_kernels::{Buffer, DType};
 use suite::*;
 
 /// (width, rows): around a vector's length, and enough rows for several chunks and tasks.
-const SIZES: [(usize, usize); 7] = [(1, 70), (2, 3), (15, 3), (16, 130), (17, 5), (33, 200), (100, 330)];
+const SIZES: [(usize, usize); 7] = [(1, 70), (2, 3), (15, 3), (16, 130), (17, 5), (33, 130), (100, 170)];
 /// Several tasks and a ragged end.
 const LONG: usize = 3 * 16 * 1024 + 7;
 
