@@ -50,7 +50,13 @@ trait Storage: Stored + Plain {
     /// The elements of a buffer of this type.
     fn of_mut(b: &mut Buffer) -> &mut [Self];
     /// A cache block of one head as f32; of the values only the first `valid` tokens.
-    fn block<'a>(level: Level, heads: Heads, block: &'a [Self], valid: usize, room: &'a mut [f32]) -> &'a [f32];
+    fn block<'a>(
+        level: Level,
+        heads: Heads,
+        block: &'a [Self],
+        valid: usize,
+        room: &'a mut [f32],
+    ) -> &'a [f32];
 }
 
 impl Storage for f32 {
@@ -78,7 +84,13 @@ impl Storage for u16 {
             SliceMut::F32(_) => panic!("a buffer of the compute type bf16 was expected"),
         }
     }
-    fn block<'a>(level: Level, heads: Heads, block: &'a [u16], valid: usize, room: &'a mut [f32]) -> &'a [f32] {
+    fn block<'a>(
+        level: Level,
+        heads: Heads,
+        block: &'a [u16],
+        valid: usize,
+        room: &'a mut [f32],
+    ) -> &'a [f32] {
         let keys = heads.head_dim * BLOCK;
         widen(level, &block[..keys], room);
         for from in (keys..block.len()).step_by(BLOCK * PANEL) {
