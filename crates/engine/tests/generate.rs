@@ -329,6 +329,24 @@ fn forks_share_until_they_write_and_references_return_to_zero() {
 }
 
 #[test]
+fn a_block_that_is_written_anew_is_no_longer_found() {
+    let model = model("llama", 50, 0.2);
+    let prompt: Vec<u32> = (0..40).collect();
+    let fresh = || Sampler::new(&model, CacheOptions::default()).unwrap();
+    let want = fresh().generate(&model, vec![request(&prompt, short(5), 0)]).unwrap();
+    let mut sampler = fresh();
+    let parent = sampler.submit(request(&prompt, short(5), 0)).unwrap();
+    sampler.step(&model).unwrap();
+    sampler.fork(parent, 20, short(5), [3; 3]).unwrap();
+    sampler.cancel(parent);
+    while !sampler.is_idle() {
+        sampler.step(&model).unwrap();
+    }
+    assert_eq!(sampler.usage().copies, 0);
+    assert_eq!(sampler.generate(&model, vec![request(&prompt, short(5), 0)]).unwrap(), want);
+}
+
+#[test]
 fn what_cannot_be_done_is_refused_with_a_reason() {
     let model = model("gpt2", 50, 0.2);
     let block = CacheOptions::fit(&model, 1, 0).bytes;
