@@ -1,4 +1,5 @@
 //! Every family against numbers from Hugging Face transformers (made by `tools/make_model_fixtures.py`).
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Model, Options, family};

@@ -503,14 +503,13 @@ multiversion! {
 
 /// `out[d * 32 + j] = x[offset of row j + d]`.
 fn transpose<T: Copy>(x: &[T], rows: impl Fn(usize) -> usize, count: usize, dims: usize, out: &mut [T]) {
-    // Sixteen lines of `out` at a time stay in the first-level cache.
-    for from in (0..dims).step_by(LANES) {
-        let n = (dims - from).min(LANES);
+    // What is written at a time, 16 KiB at most, stays in the first-level cache.
+    for from in (0..dims).step_by(4 * PANEL) {
+        let n = (dims - from).min(4 * PANEL);
         for j in 0..count {
             let row = &x[rows(j) + from..][..n];
-            let out = &mut out[from * BLOCK + j..];
-            for (d, v) in row.iter().enumerate() {
-                out[d * BLOCK] = *v;
+            for (to, v) in out[from * BLOCK + j..].chunks_mut(BLOCK).zip(row) {
+                to[0] = *v;
             }
         }
     }
