@@ -5,3 +5,4 @@
 
 pub mod algo;
 pub mod experience;
+pub mod recipe;

@@ -1,0 +1,348 @@
+//! Everything a recipe may say, with defaults. The doc comments are the manual's text.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+
+/// A whole recipe, or one stage of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Recipe {
+    /// Name of the run folder; the recipe file's name where absent.
+    pub name: Option<String>,
+    /// Decides every random choice.
+    pub seed: u64,
+    /// Where to compute.
+    pub device: String,
+    /// Threads; 0 takes all cores.
+    pub threads: usize,
+    /// The model that is trained.
+    pub model: Model,
+    /// The critic, for algorithms that have one.
+    pub critic: Critic,
+    /// What is learned from.
+    pub data: Data,
+    /// How it is learned: `name` and the algorithm's own settings.
+    pub algo: Map<String, Value>,
+    /// How answers are sampled, for algorithms that sample.
+    pub rollout: Rollout,
+    /// How answers are rewarded.
+    pub reward: Vec<Reward>,
+    /// From gradients to weights.
+    pub optim: Optim,
+    /// How long, and in which portions.
+    pub train: Train,
+    /// Evaluation while training.
+    pub eval: Eval,
+    /// What is kept.
+    pub checkpoint: Checkpoint,
+    /// Stages run one after the other; each starts from the model the one before left and may override any of the above.
+    pub stage: Vec<Map<String, Value>>,
+}
+
+/// The model that is trained: a directory, or a new one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Model {
+    /// A Hugging Face directory, or `org/name` in the Hugging Face cache.
+    pub path: Option<String>,
+    /// A random model instead, made at the start of the run.
+    pub init: Option<Init>,
+    /// `f32` or `bf16`: storage of activations; weights are kept in f32.
+    pub dtype: Option<String>,
+    /// Compute layers again in backward, to save memory.
+    pub recompute: bool,
+    /// Tensors whose names contain one of these are not trained.
+    pub frozen: Vec<String>,
+}
+
+/// A random model and its tokenizer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Init {
+    /// One of the families of `ferrl doctor`.
+    pub family: String,
+    /// Width.
+    pub hidden: usize,
+    /// Depth.
+    pub layers: usize,
+    /// Query heads; hidden / 64 where absent.
+    pub heads: Option<usize>,
+    /// Key and value heads.
+    pub kv_heads: Option<usize>,
+    /// Inner width of the feed-forward network.
+    pub ffn: Option<usize>,
+    /// `char` (every character of the data is a token) or `bpe`.
+    pub tokenizer: String,
+    /// Tokens of a `bpe` tokenizer.
+    pub vocab: usize,
+    /// Longest sequence.
+    pub max_positions: usize,
+}
+
+impl Default for Init {
+    fn default() -> Self {
+        Init {
+            family: "qwen2".into(),
+            hidden: 128,
+            layers: 4,
+            heads: None,
+            kv_heads: None,
+            ffn: None,
+            tokenizer: "char".into(),
+            vocab: 4096,
+            max_positions: 1024,
+        }
+    }
+}
+
+/// The critic, for algorithms that have one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Critic {
+    /// Share the policy's trunk and give it a value head, instead of a model of its own.
+    pub shared: bool,
+    /// Where its own weights start; the policy's where absent.
+    pub path: Option<String>,
+    /// Its own learning rate; five times the policy's where absent.
+    pub lr: Option<f64>,
+}
+
+/// What is learned from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Data {
+    /// Files, directories, globs, `split@path`, or `org/name` in the Hugging Face cache; or a generated task such as
+    /// `task:countdown`.
+    pub train: Vec<String>,
+    /// Weight of each source.
+    pub weights: Vec<f64>,
+    /// Settings of a generated task.
+    pub task: Map<String, Value>,
+    /// New column name = the name it has in the files.
+    pub columns: Map<String, Value>,
+    /// The prompt, as a template over the row's columns.
+    pub template: Option<String>,
+    /// A system message in front.
+    pub system: Option<String>,
+    /// The beginning of every answer.
+    pub prefill: Option<String>,
+    /// Render messages with the model's chat template; raw text is left alone where absent.
+    pub apply_chat_template: Option<bool>,
+    /// Longer sequences are cut.
+    pub max_length: usize,
+    /// A new order in every epoch.
+    pub shuffle: bool,
+}
+
+impl Default for Data {
+    fn default() -> Self {
+        Data {
+            train: Vec::new(),
+            weights: Vec::new(),
+            task: Map::new(),
+            columns: Map::new(),
+            template: None,
+            system: None,
+            prefill: None,
+            apply_chat_template: None,
+            max_length: 2048,
+            shuffle: true,
+        }
+    }
+}
+
+/// How answers are sampled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Rollout {
+    /// Prompts of one step.
+    pub prompts: usize,
+    /// Answers to each.
+    pub samples: usize,
+    /// Longest answer.
+    pub max_new_tokens: usize,
+    /// Divides the logits.
+    pub temperature: f64,
+    /// Only the likeliest; 0 is off.
+    pub top_k: usize,
+    /// Only the likeliest that make up this share; 1 is off.
+    pub top_p: f64,
+    /// Text that ends an answer.
+    pub stop: Vec<String>,
+    /// Allow truncated sampling though its log-probabilities are not the policy's.
+    pub allow_off_policy: bool,
+    /// Memory of the cache.
+    pub cache_mib: usize,
+    /// Updates a rollout may run ahead.
+    pub max_lag: usize,
+}
+
+impl Default for Rollout {
+    fn default() -> Self {
+        Rollout {
+            prompts: 32,
+            samples: 8,
+            max_new_tokens: 256,
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            stop: Vec::new(),
+            allow_off_policy: false,
+            cache_mib: 256,
+            max_lag: 0,
+        }
+    }
+}
+
+/// One source of reward; several are added.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Reward {
+    /// A built-in verifier.
+    pub verifier: Option<String>,
+    /// Its settings.
+    pub options: Map<String, Value>,
+    /// A Python file with a function `reward(prompts, completions, **columns)`.
+    pub python: Option<PathBuf>,
+    /// The function's name.
+    pub function: Option<String>,
+    /// A reward-model directory.
+    pub model: Option<String>,
+    /// Its factor; 1 where absent.
+    pub weight: Option<f64>,
+}
+
+/// From gradients to weights.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Optim {
+    /// Learning rate at its peak.
+    pub lr: f64,
+    /// `adamw` or `sgd`.
+    pub name: String,
+    /// Decay of the first moment (or SGD's momentum).
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Pulls matrices to zero; norms and biases are left alone.
+    pub weight_decay: f64,
+    /// Longer gradients are scaled down to this; 0 is off.
+    pub max_grad_norm: f64,
+    /// `constant`, `linear` or `cosine`.
+    pub schedule: String,
+    /// Share of the steps that warm up.
+    pub warmup: f64,
+    /// Where the rate ends, as a share of the peak.
+    pub min_ratio: f64,
+    /// Share of the old average kept at each step, where an average of the weights is wanted.
+    pub ema: Option<f64>,
+}
+
+impl Default for Optim {
+    fn default() -> Self {
+        Optim {
+            lr: 1e-5,
+            name: "adamw".into(),
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+            max_grad_norm: 1.0,
+            schedule: "constant".into(),
+            warmup: 0.0,
+            min_ratio: 0.0,
+            ema: None,
+        }
+    }
+}
+
+/// How long, and in which portions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Train {
+    /// Steps; `epochs` decide where absent.
+    pub steps: Option<u64>,
+    /// Passes over the data.
+    pub epochs: f64,
+    /// Examples (or pairs) of one update, for algorithms that do not sample.
+    pub batch: usize,
+    /// Tokens computed at once; does not change what is learned.
+    pub micro_batch_tokens: usize,
+}
+
+impl Default for Train {
+    fn default() -> Self {
+        Train { steps: None, epochs: 1.0, batch: 64, micro_batch_tokens: 8192 }
+    }
+}
+
+/// Evaluation while training.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Eval {
+    /// Every so many steps; 0 is never.
+    pub every: u64,
+    /// Also before the first step.
+    pub at_start: bool,
+    /// Held-out data, as in `data.train`; a generated task's own held-out part where empty.
+    pub data: Vec<String>,
+    /// Prompts (or examples) to use.
+    pub prompts: usize,
+    /// Answers to each prompt.
+    pub samples: usize,
+    /// Sampling temperature; the rollout's where absent.
+    pub temperature: Option<f64>,
+}
+
+impl Default for Eval {
+    fn default() -> Self {
+        Eval { every: 0, at_start: false, data: Vec::new(), prompts: 200, samples: 1, temperature: None }
+    }
+}
+
+/// What is kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Checkpoint {
+    /// Every so many steps; 0 is only at the end.
+    pub every: u64,
+    /// How many of the latest to keep.
+    pub keep: usize,
+    /// How many of the best by `metric` to keep beside them.
+    pub keep_best: usize,
+    /// What best means, such as `eval/pass@1`; the largest is best unless `lower_is_better`.
+    pub metric: Option<String>,
+    /// Whether a smaller metric is better.
+    pub lower_is_better: bool,
+}
+
+impl Default for Checkpoint {
+    fn default() -> Self {
+        Checkpoint { every: 0, keep: 2, keep_best: 0, metric: None, lower_is_better: false }
+    }
+}
+
+impl Default for Recipe {
+    fn default() -> Self {
+        Recipe {
+            name: None,
+            seed: 0,
+            device: "auto".into(),
+            threads: 0,
+            model: Model::default(),
+            critic: Critic::default(),
+            data: Data::default(),
+            algo: Map::new(),
+            rollout: Rollout::default(),
+            reward: Vec::new(),
+            optim: Optim::default(),
+            train: Train::default(),
+            eval: Eval::default(),
+            checkpoint: Checkpoint::default(),
+            stage: Vec::new(),
+        }
+    }
+}
