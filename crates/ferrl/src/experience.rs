@@ -224,9 +224,18 @@ impl Metrics {
         slot.0 += value * weight;
         slot.1 += weight;
     }
+    /// The largest observation so far; such names end in `/max`.
+    pub fn add_max(&mut self, name: &str, value: f64) {
+        let slot = self.0.entry(name.into()).or_insert((value, 1.0));
+        slot.0 = slot.0.max(value);
+    }
     /// All observations of the other.
     pub fn join(&mut self, other: Metrics) {
         for (name, (sum, weight)) in other.0 {
+            if name.ends_with("/max") {
+                self.add_max(&name, sum);
+                continue;
+            }
             let slot = self.0.entry(name).or_default();
             slot.0 += sum;
             slot.1 += weight;

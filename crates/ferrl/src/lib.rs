@@ -4,5 +4,10 @@
 //! and the engine turns the gradients of those numbers into new weights.
 
 pub mod algo;
+pub mod batch;
 pub mod experience;
 pub mod recipe;
+pub mod reward;
+pub mod rollout;
+pub mod source;
+pub mod train;

@@ -123,6 +123,16 @@ impl Model {
         })
     }
 
+    /// A copy that stays as it is while the original is trained.
+    pub fn frozen_copy(&self) -> Result<Model> {
+        let options = Options { dtype: self.dtype, training: false, context: self.context };
+        let mut copy = Model::empty(self.backend.clone(), self.config.clone(), options)?;
+        for (i, param) in self.params.iter().enumerate() {
+            copy.push(param.shape.clone(), &self.read(i)?, false)?;
+        }
+        Ok(copy)
+    }
+
     /// Rebuilds what is derived from the masters, after they changed.
     pub fn refresh(&mut self) -> Result<()> {
         for param in &mut self.params {

@@ -1,0 +1,90 @@
+//! Sampling answers: prompts in, sequences with the log-probabilities they were sampled with out.
+
+use crate::experience::{Experience, Sequence};
+use crate::recipe::Rollout;
+use crate::source::Prompt;
+use ferrl_engine::Result;
+use ferrl_engine::generate::{Completion, Request, Sampler, SamplingParams, Stop};
+use ferrl_engine::model::Model;
+use ferrl_engine::tokenizer::Tokenizer;
+
+/// An answer beside its prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// Which of the prompts.
+    pub prompt: usize,
+    /// Text up to the stop, without special tokens.
+    pub text: String,
+    /// Tokens of the answer.
+    pub tokens: usize,
+    /// Whether the length limit cut it off.
+    pub truncated: bool,
+}
+
+/// How answers are sampled in a run.
+pub fn params(r: &Rollout, tokenizer: &Tokenizer, seed: u64) -> SamplingParams {
+    SamplingParams {
+        temperature: r.temperature as f32,
+        top_k: r.top_k,
+        top_p: r.top_p as f32,
+        max_new_tokens: r.max_new_tokens,
+        stop_ids: tokenizer.eos().to_vec(),
+        stop_strings: r.stop.clone(),
+        seed,
+        ..Default::default()
+    }
+}
+
+/// `samples` answers to each prompt, in the order of prompts and samples. Random numbers depend on the seed, the step,
+/// the prompt's number and the sample's alone.
+pub fn collect(
+    sampler: &mut Sampler,
+    model: &Model,
+    tokenizer: &Tokenizer,
+    prompts: &[Prompt],
+    params: &SamplingParams,
+    samples: usize,
+    step: u64,
+) -> Result<(Experience, Vec<Answer>)> {
+    let mut requests = Vec::new();
+    for prompt in prompts {
+        for sample in 0..samples {
+            let stream = [step as u32, prompt.index as u32, sample as u32];
+            requests.push(Request { prompt: prompt.ids.clone(), params: params.clone(), stream });
+        }
+    }
+    let completions = sampler.generate(model, requests)?;
+    let (mut experience, mut answers) = (Experience::default(), Vec::new());
+    for (i, c) in completions.into_iter().enumerate() {
+        let prompt = i / samples;
+        answers.push(Answer {
+            prompt,
+            text: tokenizer.decode(&c.ids, true)?,
+            tokens: c.ids.len(),
+            truncated: c.stop == Stop::Length,
+        });
+        experience.sequences.push(sequence(&prompts[prompt].ids, c, i, prompt));
+    }
+    Ok((experience, answers))
+}
+
+fn sequence(prompt: &[u32], c: Completion, trajectory: usize, group: usize) -> Sequence {
+    let mut ids = prompt.to_vec();
+    ids.extend_from_slice(&c.ids);
+    let n = ids.len();
+    // Position i predicts token i + 1: the first answer token is predicted by the prompt's last position.
+    let mut sampled_logp = vec![0.0; n];
+    sampled_logp[prompt.len() - 1..n - 1].copy_from_slice(&c.logp);
+    Sequence {
+        trained: (0..n).map(|i| i >= prompt.len()).collect(),
+        trajectory,
+        group,
+        weight: 1.0,
+        trajectory_tokens: c.ids.len(),
+        reward: vec![0.0; n],
+        sampled_logp,
+        truncated: c.stop == Stop::Length,
+        ids,
+        ..Default::default()
+    }
+}

@@ -1,0 +1,39 @@
+//! Where examples come from, one at a time and in an order that can be taken up again.
+
+use crate::experience::Sequence;
+use ferrl_engine::Result;
+use serde_json::{Map, Value};
+
+/// A question to be answered.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Prompt {
+    /// Its number in the run: decides the random numbers of its answers.
+    pub index: u64,
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// The text, for rewards and people.
+    pub text: String,
+    /// All other columns of its row.
+    pub columns: Map<String, Value>,
+}
+
+/// One example.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Item {
+    /// Sequences to learn from as they are: one demonstration, or both sides of a pair.
+    Given(Vec<Sequence>),
+    /// A prompt to be answered.
+    Ask(Prompt),
+}
+
+/// A stream of examples.
+pub trait Source: Send {
+    /// The next `n`.
+    fn next(&mut self, n: usize) -> Result<Vec<Item>>;
+    /// How many there are in an epoch; `None` without end.
+    fn epoch(&self) -> Option<usize>;
+    /// Where the stream stands.
+    fn state(&self) -> Value;
+    /// Goes to where the stream stood.
+    fn restore(&mut self, state: &Value) -> Result<()>;
+}
