@@ -11,3 +11,5 @@ pub mod reward;
 pub mod rollout;
 pub mod source;
 pub mod train;
+pub mod verify;
+pub mod worker;

@@ -1,0 +1,199 @@
+//! Countdown: make a target from given numbers with `+ - * /`, each number once.
+//!
+//! The answer is read by a parser of its own, on exact fractions; nothing is ever evaluated as code.
+
+pub mod demonstration;
+pub mod expression;
+pub mod puzzle;
+pub mod solve;
+
+use super::{Entry, Options, Sample, Score, Setting, Verifier, column, last_answer, required};
+use expression::{Expr, Fraction, MAX_BYTES};
+use ferrl_engine::{Error, Result};
+use serde_json::Value;
+
+pub use demonstration::{DemonstrationOptions, demonstrate};
+pub use puzzle::{CountdownOptions, Puzzle, Split, generate, held_out};
+pub use solve::{solve, solve_with};
+
+/// Its place in the registry.
+pub const ENTRY: Entry = Entry {
+    name: "countdown",
+    about: "an expression that makes the target from the given numbers",
+    settings: &[
+        Setting {
+            name: "format",
+            default: "\"answer\"",
+            about: "answer (last <answer> tag), think_answer (</think> then <answer>), line (last line), plain (all of it)",
+        },
+        Setting { name: "use_all", default: "true", about: "every number exactly once; false: at most once" },
+        Setting { name: "correct_reward", default: "1.0", about: "reward for a right answer" },
+        Setting {
+            name: "format_reward",
+            default: "0.1",
+            about: "reward for a well-formed expression that is wrong",
+        },
+        Setting {
+            name: "numbers_column",
+            default: "\"nums\"",
+            about: "the numbers; \"numbers\" is found too",
+        },
+        Setting { name: "target_column", default: "\"target\"", about: "the target" },
+    ],
+    build: |options| Ok(Box::new(Countdown::new(options)?)),
+};
+
+/// Where the answer stands in a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// In the last `<answer>…</answer>`.
+    Answer,
+    /// Reasoning up to one `</think>`, then one `<answer>…</answer>` and nothing more.
+    ThinkAnswer,
+    /// On the last line.
+    Line,
+    /// It is the whole completion.
+    Plain,
+}
+
+impl Format {
+    /// Their names in recipes.
+    pub const ALL: [(&'static str, Format); 4] = [
+        ("answer", Format::Answer),
+        ("think_answer", Format::ThinkAnswer),
+        ("line", Format::Line),
+        ("plain", Format::Plain),
+    ];
+
+    /// The answer's text, if the completion has this form.
+    pub fn answer(self, completion: &str) -> Option<&str> {
+        match self {
+            Format::Answer => last_answer(completion),
+            Format::ThinkAnswer => {
+                let text = completion.trim();
+                let (thought, rest) = text.strip_prefix("<think>").unwrap_or(text).split_once("</think>")?;
+                let inner = rest.trim().strip_prefix("<answer>")?.strip_suffix("</answer>")?;
+                let tags = ["<think>", "</think>", "<answer>", "</answer>"];
+                let stray = tags.iter().any(|t| thought.contains(t) || inner.contains(t));
+                (!stray && !thought.trim().is_empty()).then(|| inner.trim())
+            }
+            Format::Line => completion.trim_end().lines().last().map(str::trim),
+            Format::Plain => Some(completion.trim()),
+        }
+    }
+}
+
+/// The verifier.
+pub struct Countdown {
+    format: Format,
+    use_all: bool,
+    correct_reward: f64,
+    format_reward: f64,
+    numbers_column: String,
+    target_column: String,
+}
+
+/// What an answer turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// No answer, or one that is not an expression.
+    Malformed,
+    /// An expression with the wrong numbers or the wrong value.
+    Wrong,
+    /// Right.
+    Right,
+}
+
+impl Countdown {
+    fn new(options: &Options<'_>) -> Result<Self> {
+        Ok(Countdown {
+            format: options.choice("format", Format::Answer, &Format::ALL)?,
+            use_all: options.flag("use_all", true)?,
+            correct_reward: options.number("correct_reward", 1.0, 0.0)?,
+            format_reward: options.number("format_reward", 0.1, 0.0)?,
+            numbers_column: options.text("numbers_column", "nums")?,
+            target_column: options.text("target_column", "target")?,
+        })
+    }
+
+    fn numbers(&self, sample: &Sample<'_>) -> Result<Vec<i64>> {
+        let other = if self.numbers_column == "nums" { column(sample.columns, "numbers") } else { None };
+        let value = match column(sample.columns, &self.numbers_column).or(other) {
+            Some(value) => value,
+            None => required(sample, &self.numbers_column, ENTRY.name)?,
+        };
+        let numbers: Option<Vec<i64>> =
+            value.as_array().and_then(|a| a.iter().map(|v| whole(v).filter(|n| *n >= 0)).collect());
+        numbers.filter(|n| !n.is_empty()).ok_or_else(|| {
+            let column = &self.numbers_column;
+            Error::data(format!("column {column:?} must be a list of whole numbers from 0 up, got {value}"))
+                .at(format!("rollout {}", sample.id))
+        })
+    }
+
+    fn target(&self, sample: &Sample<'_>) -> Result<i64> {
+        let value = required(sample, &self.target_column, ENTRY.name)?;
+        whole(value).ok_or_else(|| {
+            Error::data(format!("column {:?} must be a whole number, got {value}", self.target_column))
+                .at(format!("rollout {}", sample.id))
+        })
+    }
+}
+
+/// A whole number, also when it was written `24.0` or `"24"`.
+fn whole(value: &Value) -> Option<i64> {
+    match value {
+        Value::String(text) => text.trim().parse().ok(),
+        _ => value
+            .as_i64()
+            .or_else(|| value.as_f64().filter(|f| f.fract() == 0.0 && f.abs() < 9.0e15).map(|f| f as i64)),
+    }
+}
+
+/// Judges the text of an answer, which may end in `= target`.
+pub fn judge(answer: &str, numbers: &[i64], target: i64, use_all: bool) -> Verdict {
+    if answer.len() > MAX_BYTES {
+        return Verdict::Malformed;
+    }
+    let (left, claim) = match answer.split_once('=') {
+        Some((left, right)) => (left, Some(right.trim())),
+        None => (answer, None),
+    };
+    let digits = |c: &str| !c.is_empty() && c.bytes().all(|b| b.is_ascii_digit());
+    if claim.is_some_and(|c| !digits(c.strip_prefix('-').unwrap_or(c))) {
+        return Verdict::Malformed;
+    }
+    let Some(expr) = Expr::parse(left) else { return Verdict::Malformed };
+    let claimed = claim.is_none_or(|c| c.parse() == Ok(target));
+    let mut free = numbers.to_vec();
+    let given = expr.numbers().into_iter().all(|n| {
+        let at = free.iter().position(|&f| f == n);
+        at.map(|at| free.swap_remove(at)).is_some()
+    });
+    let used = given && (free.is_empty() || !use_all);
+    let reached = expr.value() == Some(Fraction::whole(target));
+    if claimed && used && reached { Verdict::Right } else { Verdict::Wrong }
+}
+
+impl Verifier for Countdown {
+    fn name(&self) -> &str {
+        ENTRY.name
+    }
+    fn about(&self) -> &'static str {
+        ENTRY.about
+    }
+    fn score(&self, sample: &Sample<'_>) -> Result<Score> {
+        let (numbers, target) = (self.numbers(sample)?, self.target(sample)?);
+        let verdict = match self.format.answer(sample.completion) {
+            Some(answer) => judge(answer, &numbers, target, self.use_all),
+            None => Verdict::Malformed,
+        };
+        let (reward, correct, format) = match verdict {
+            Verdict::Malformed => (0.0, 0.0, 0.0),
+            Verdict::Wrong => (self.format_reward, 0.0, 1.0),
+            Verdict::Right => (self.correct_reward, 1.0, 1.0),
+        };
+        let components = vec![("correct".into(), correct), ("format".into(), format)];
+        Ok(Score { reward, components, score: Some(correct) })
+    }
+}

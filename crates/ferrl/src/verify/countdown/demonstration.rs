@@ -1,0 +1,81 @@
+//! Worked answers to learn from before reinforcement: plain or with a few tries first, and some of them wrong.
+
+use super::Format;
+use super::expression::Op;
+use super::puzzle::{Draw, Puzzle, random_expression};
+use ferrl_engine::{Error, Result};
+
+/// How demonstrations are written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DemonstrationOptions {
+    /// The form of the answer, as the verifier expects it.
+    pub format: Format,
+    /// Most combinations tried in vain before the answer; 0 answers at once.
+    pub tries: usize,
+    /// Share of demonstrations whose answer is a random well-formed expression instead of the solution.
+    pub noise: f64,
+    /// Operations of random expressions.
+    pub ops: Vec<Op>,
+}
+
+impl Default for DemonstrationOptions {
+    fn default() -> Self {
+        DemonstrationOptions {
+            format: Format::Plain,
+            tries: 0,
+            noise: 0.0,
+            ops: vec![Op::Add, Op::Sub, Op::Mul],
+        }
+    }
+}
+
+impl DemonstrationOptions {
+    /// Refuses settings that contradict each other.
+    pub fn check(&self) -> Result<()> {
+        if !(0.0..=1.0).contains(&self.noise) {
+            let what = format!("noise must be 0 to 1, got {}", self.noise);
+            return Err(Error::usage(what).at("countdown demonstrations"));
+        }
+        if self.ops.is_empty() {
+            return Err(Error::usage("ops must name at least one of + - * /").at("countdown demonstrations"));
+        }
+        if self.tries > 0 && self.format == Format::Plain {
+            return Err(Error::usage("a plain answer has no room for tries")
+                .at("countdown demonstrations")
+                .fix("format = \"line\" or \"think_answer\", or tries = 0"));
+        }
+        Ok(())
+    }
+}
+
+/// A completion for a puzzle; `index` makes demonstrations of the same puzzle differ.
+pub fn demonstrate(puzzle: &Puzzle, seed: u64, index: u64, options: &DemonstrationOptions) -> Result<String> {
+    options.check()?;
+    let mut draw = Draw::new("countdown demonstration", seed, index);
+    let noisy = draw.chance(options.noise);
+    let mut random = || (0..100).find_map(|_| random_expression(&puzzle.numbers, &options.ops, &mut draw));
+    let answer = if noisy { random().map(|expr| expr.to_string()) } else { None };
+    let answer = answer.unwrap_or_else(|| puzzle.solution.clone());
+    let mut tried: Vec<String> = Vec::new();
+    for _ in 0..options.tries {
+        let Some(expr) = random() else { break };
+        let value = expr.value().and_then(|v| v.as_whole());
+        let Some(value) = value.filter(|v| *v != puzzle.target) else { continue };
+        let line = format!("{expr}={value}");
+        if !tried.contains(&line) {
+            tried.push(line);
+        }
+    }
+    let tried = tried.join("\n");
+    Ok(match options.format {
+        Format::Plain => answer,
+        Format::Line if tried.is_empty() => answer,
+        Format::Line => format!("{tried}\n{answer}"),
+        Format::Answer if tried.is_empty() => format!("<answer>{answer}</answer>"),
+        Format::Answer => format!("{tried}\n<answer>{answer}</answer>"),
+        Format::ThinkAnswer => {
+            let thought = if tried.is_empty() { format!("{answer}={}", puzzle.target) } else { tried };
+            format!("<think>{thought}</think><answer>{answer}</answer>")
+        }
+    })
+}

@@ -1,0 +1,276 @@
+//! Arithmetic on exact fractions: a small language, a parser that cannot be surprised, and a printer.
+
+use std::fmt;
+
+/// The longest expression that is read.
+pub const MAX_BYTES: usize = 1024;
+/// The deepest nesting that is read.
+const MAX_DEPTH: usize = 50;
+
+/// An exact fraction in lowest terms with a positive denominator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fraction {
+    top: i128,
+    bottom: i128,
+}
+
+impl Fraction {
+    /// A whole number.
+    pub fn whole(number: i64) -> Self {
+        Fraction { top: i128::from(number), bottom: 1 }
+    }
+
+    /// The number, if it is a whole one.
+    pub fn as_whole(self) -> Option<i64> {
+        if self.bottom == 1 { i64::try_from(self.top).ok() } else { None }
+    }
+
+    /// Numerator and denominator.
+    pub fn parts(self) -> (i128, i128) {
+        (self.top, self.bottom)
+    }
+
+    fn reduced(top: i128, bottom: i128) -> Option<Self> {
+        if bottom == 0 {
+            return None;
+        }
+        let divisor = i128::try_from(gcd(top.unsigned_abs(), bottom.unsigned_abs())).ok()?;
+        let sign = bottom.signum();
+        Some(Fraction {
+            top: (top / divisor).checked_mul(sign)?,
+            bottom: (bottom / divisor).checked_mul(sign)?,
+        })
+    }
+}
+
+fn gcd(mut a: u128, mut b: u128) -> u128 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
+}
+
+/// An operation on two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Addition.
+    Add,
+    /// Subtraction.
+    Sub,
+    /// Multiplication.
+    Mul,
+    /// Division.
+    Div,
+}
+
+impl Op {
+    /// All of them.
+    pub const ALL: [Op; 4] = [Op::Add, Op::Sub, Op::Mul, Op::Div];
+
+    /// Its sign.
+    pub fn sign(self) -> char {
+        match self {
+            Op::Add => '+',
+            Op::Sub => '-',
+            Op::Mul => '*',
+            Op::Div => '/',
+        }
+    }
+
+    /// The exact result; nothing for a division by zero or a number too large to hold.
+    pub fn apply(self, a: Fraction, b: Fraction) -> Option<Fraction> {
+        let cross = |x: Fraction, y: Fraction| x.top.checked_mul(y.bottom);
+        match self {
+            Op::Add => {
+                Fraction::reduced(cross(a, b)?.checked_add(cross(b, a)?)?, a.bottom.checked_mul(b.bottom)?)
+            }
+            Op::Sub => {
+                Fraction::reduced(cross(a, b)?.checked_sub(cross(b, a)?)?, a.bottom.checked_mul(b.bottom)?)
+            }
+            Op::Mul => Fraction::reduced(a.top.checked_mul(b.top)?, a.bottom.checked_mul(b.bottom)?),
+            Op::Div => Fraction::reduced(cross(a, b)?, a.bottom.checked_mul(b.top)?),
+        }
+    }
+
+    fn is_sum(self) -> bool {
+        matches!(self, Op::Add | Op::Sub)
+    }
+}
+
+/// An expression.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expr {
+    /// A whole number.
+    Number(i64),
+    /// An operation on two expressions.
+    Binary(Op, Box<Expr>, Box<Expr>),
+}
+
+impl Expr {
+    /// `left op right`.
+    pub fn join(op: Op, left: Expr, right: Expr) -> Expr {
+        Expr::Binary(op, Box::new(left), Box::new(right))
+    }
+
+    /// The exact value; nothing for a division by zero or a number too large to hold.
+    pub fn value(&self) -> Option<Fraction> {
+        match self {
+            Expr::Number(number) => Some(Fraction::whole(*number)),
+            Expr::Binary(op, left, right) => op.apply(left.value()?, right.value()?),
+        }
+    }
+
+    /// The numbers in it, from left to right.
+    pub fn numbers(&self) -> Vec<i64> {
+        let mut found = Vec::new();
+        self.collect(&mut found);
+        found
+    }
+
+    fn collect(&self, found: &mut Vec<i64>) {
+        match self {
+            Expr::Number(number) => found.push(*number),
+            Expr::Binary(_, left, right) => {
+                left.collect(found);
+                right.collect(found);
+            }
+        }
+    }
+
+    /// Reads whole numbers, `+ - * /` (also `× ÷ −`) and parentheses; anything else is refused, signs too.
+    pub fn parse(text: &str) -> Option<Expr> {
+        if text.len() > MAX_BYTES {
+            return None;
+        }
+        let mut parser = Parser { rest: text, depth: 0 };
+        let expr = parser.sum()?;
+        parser.skip();
+        parser.rest.is_empty().then_some(expr)
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, parent: Option<(Op, bool)>) -> fmt::Result {
+        match self {
+            Expr::Number(number) => write!(f, "{number}"),
+            Expr::Binary(op, left, right) => {
+                let wrap = parent.is_some_and(|(outer, right)| match (outer.is_sum(), op.is_sum()) {
+                    (false, true) => true,
+                    (true, true) => right && outer == Op::Sub,
+                    (false, false) => right && outer == Op::Div || right && *op == Op::Div,
+                    (true, false) => false,
+                });
+                if wrap {
+                    f.write_str("(")?;
+                }
+                left.write(f, Some((*op, false)))?;
+                write!(f, "{}", op.sign())?;
+                right.write(f, Some((*op, true)))?;
+                if wrap { f.write_str(")") } else { Ok(()) }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Expr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, None)
+    }
+}
+
+struct Parser<'a> {
+    rest: &'a str,
+    depth: usize,
+}
+
+impl Parser<'_> {
+    fn skip(&mut self) {
+        self.rest = self.rest.trim_start();
+    }
+
+    fn take(&mut self, choices: &[(char, Op)]) -> Option<Op> {
+        self.skip();
+        let first = self.rest.chars().next()?;
+        let &(_, op) = choices.iter().find(|(c, _)| *c == first)?;
+        self.rest = &self.rest[first.len_utf8()..];
+        Some(op)
+    }
+
+    fn sum(&mut self) -> Option<Expr> {
+        let mut left = self.product()?;
+        while let Some(op) = self.take(&[('+', Op::Add), ('-', Op::Sub), ('−', Op::Sub)]) {
+            left = Expr::join(op, left, self.product()?);
+        }
+        Some(left)
+    }
+
+    fn product(&mut self) -> Option<Expr> {
+        let mut left = self.operand()?;
+        while let Some(op) = self.take(&[('*', Op::Mul), ('×', Op::Mul), ('/', Op::Div), ('÷', Op::Div)]) {
+            left = Expr::join(op, left, self.operand()?);
+        }
+        Some(left)
+    }
+
+    fn operand(&mut self) -> Option<Expr> {
+        self.skip();
+        if let Some(inner) = self.rest.strip_prefix('(') {
+            self.rest = inner;
+            self.depth += 1;
+            if self.depth > MAX_DEPTH {
+                return None;
+            }
+            let expr = self.sum()?;
+            self.skip();
+            self.rest = self.rest.strip_prefix(')')?;
+            self.depth -= 1;
+            return Some(expr);
+        }
+        let end = self.rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.rest.len());
+        let (digits, rest) = self.rest.split_at(end);
+        if digits.len() > 1 && digits.starts_with('0') {
+            return None;
+        }
+        self.rest = rest;
+        digits.parse().ok().map(Expr::Number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(text: &str) -> Option<Fraction> {
+        Expr::parse(text)?.value()
+    }
+
+    #[test]
+    fn fractions_are_exact() {
+        assert_eq!(value("8/(3-8/3)"), Some(Fraction::whole(24)));
+        assert_eq!(value("1/3+1/3+1/3"), Some(Fraction::whole(1)));
+        assert_eq!(value("2-3*4"), Some(Fraction::whole(-10)));
+        assert_eq!(value("1/0"), None);
+        assert_eq!(value("1/(2-2)"), None);
+        let large = vec!["9223372036854775807"; 3].join("*");
+        assert_eq!(value(&large), None, "larger than can be held");
+    }
+
+    #[test]
+    fn printing_keeps_the_tree_s_value() {
+        for text in
+            ["(7-5)*12", "8/(3-8/3)", "1-(2-3)", "1-(2+3)", "1+2-3", "2*(6/3)", "8/(4*2)", "8/4/2", "8*4/2"]
+        {
+            let expr = Expr::parse(text).expect("an expression");
+            assert_eq!(expr.to_string(), text);
+        }
+        let again = Expr::parse("((1)+(2*3))").expect("an expression").to_string();
+        assert_eq!(again, "1+2*3");
+    }
+
+    #[test]
+    fn depth_and_length_are_bounded() {
+        let nested = |n: usize| format!("{}1{}", "(".repeat(n), ")".repeat(n));
+        assert!(Expr::parse(&nested(50)).is_some());
+        assert!(Expr::parse(&nested(51)).is_none());
+        assert!(Expr::parse(&nested(2_000_000)).is_none());
+        assert!(Expr::parse(&"1+".repeat(1_000_000)).is_none());
+    }
+}

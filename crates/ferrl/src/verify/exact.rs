@@ -1,0 +1,99 @@
+//! An answer that must equal a column's text.
+
+use super::{Entry, Options, Sample, Score, Setting, Verifier, last_answer, required};
+use ferrl_engine::{Error, Result};
+use serde_json::Value;
+
+/// Its place in the registry.
+pub const ENTRY: Entry = Entry {
+    name: "exact",
+    about: "1 when the answer equals a column's text, otherwise 0",
+    settings: &[
+        Setting {
+            name: "column",
+            default: "\"answer\"",
+            about: "the expected text, or a list of which any will do",
+        },
+        Setting {
+            name: "take",
+            default: "\"whole\"",
+            about: "the answer: whole, answer (last <answer> tag), last_line",
+        },
+        Setting { name: "ignore_case", default: "false", about: "upper and lower case are the same" },
+        Setting { name: "ignore_punctuation", default: "false", about: "ASCII punctuation does not count" },
+    ],
+    build: |options| Ok(Box::new(Exact::new(options)?)),
+};
+
+#[derive(Clone, Copy)]
+enum Take {
+    Whole,
+    Answer,
+    LastLine,
+}
+
+/// The verifier.
+pub struct Exact {
+    column: String,
+    take: Take,
+    ignore_case: bool,
+    ignore_punctuation: bool,
+}
+
+impl Exact {
+    fn new(options: &Options<'_>) -> Result<Self> {
+        let takes = [("whole", Take::Whole), ("answer", Take::Answer), ("last_line", Take::LastLine)];
+        Ok(Exact {
+            column: options.text("column", "answer")?,
+            take: options.choice("take", Take::Whole, &takes)?,
+            ignore_case: options.flag("ignore_case", false)?,
+            ignore_punctuation: options.flag("ignore_punctuation", false)?,
+        })
+    }
+
+    /// Single spaces, and what the options ignore left out.
+    fn normal(&self, text: &str) -> String {
+        let kept: String = text
+            .chars()
+            .filter(|c| !(self.ignore_punctuation && c.is_ascii_punctuation()))
+            .flat_map(|c| {
+                c.to_lowercase().filter(|_| self.ignore_case).chain((!self.ignore_case).then_some(c))
+            })
+            .collect();
+        kept.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    fn equals(&self, answer: &str, expected: &Value) -> Option<bool> {
+        Some(match expected {
+            Value::String(text) => self.normal(text) == answer,
+            Value::Number(number) => number.to_string() == answer,
+            Value::Bool(flag) => flag.to_string() == answer,
+            Value::Array(any) => any.iter().try_fold(false, |hit, v| Some(self.equals(answer, v)? || hit))?,
+            Value::Null | Value::Object(_) => return None,
+        })
+    }
+}
+
+impl Verifier for Exact {
+    fn name(&self) -> &str {
+        ENTRY.name
+    }
+    fn about(&self) -> &'static str {
+        ENTRY.about
+    }
+    fn score(&self, sample: &Sample<'_>) -> Result<Score> {
+        let expected = required(sample, &self.column, ENTRY.name)?;
+        let answer = match self.take {
+            Take::Whole => Some(sample.completion),
+            Take::Answer => last_answer(sample.completion),
+            Take::LastLine => sample.completion.trim_end().lines().last(),
+        };
+        let answer = answer.map(|a| self.normal(a)).unwrap_or_default();
+        let equal = self.equals(&answer, expected).ok_or_else(|| {
+            Error::data(format!("column {:?} must be text, got {expected}", self.column))
+                .at(format!("rollout {}", sample.id))
+        })?;
+        // An empty answer never earns anything, not even against an empty column.
+        Ok(Score::single("correct", f64::from(u8::from(equal && !answer.is_empty()))))
+    }
+}

@@ -1,0 +1,88 @@
+//! Overlong shaping as in DAPO: nothing up to a soft limit, then a growing penalty down to -1.
+
+use super::{Entry, Options, Sample, Score, Setting, Verifier, required};
+use ferrl_engine::{Error, Result};
+
+/// Its place in the registry.
+pub const ENTRY: Entry = Entry {
+    name: "length",
+    about: "a penalty for completions near or over the length limit (DAPO)",
+    settings: &[
+        Setting { name: "max", default: "", about: "tokens from which the penalty is -1" },
+        Setting { name: "cache", default: "max / 5", about: "tokens below max over which it grows" },
+        Setting {
+            name: "column",
+            default: "\"completion_tokens\"",
+            about: "column with the length in tokens",
+        },
+    ],
+    build: |options| Ok(Box::new(Length::new(options)?)),
+};
+
+/// The verifier.
+pub struct Length {
+    max: u64,
+    cache: u64,
+    column: String,
+}
+
+impl Length {
+    fn new(options: &Options<'_>) -> Result<Self> {
+        if !options.has("max") {
+            return Err(Error::usage("option \"max\" is missing")
+                .at(ENTRY.name)
+                .fix("set it to max_new_tokens"));
+        }
+        let max = options.count("max", 0, 1)?;
+        let cache = options.count("cache", max / 5, 0)?;
+        if cache > max {
+            return Err(Error::usage(format!("cache = {cache} is more than max = {max}")).at(ENTRY.name));
+        }
+        Ok(Length { max, cache, column: options.text("column", "completion_tokens")? })
+    }
+
+    /// The reward for that many tokens.
+    pub fn reward(&self, tokens: u64) -> f64 {
+        let soft = self.max - self.cache;
+        if tokens <= soft {
+            0.0
+        } else if tokens >= self.max {
+            -1.0
+        } else {
+            -((tokens - soft) as f64) / self.cache as f64
+        }
+    }
+}
+
+impl Verifier for Length {
+    fn name(&self) -> &str {
+        ENTRY.name
+    }
+    fn about(&self) -> &'static str {
+        ENTRY.about
+    }
+    fn score(&self, sample: &Sample<'_>) -> Result<Score> {
+        let value = required(sample, &self.column, ENTRY.name)?;
+        let tokens = value.as_u64().ok_or_else(|| {
+            Error::data(format!("column {:?} must be a whole number, got {value}", self.column))
+                .at(format!("rollout {}", sample.id))
+        })?;
+        let reward = self.reward(tokens);
+        Ok(Score { reward, components: vec![("length".into(), reward)], score: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_penalty_grows_over_the_cache() {
+        let length = Length { max: 100, cache: 20, column: String::new() };
+        for (tokens, want) in [(0, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0), (5000, -1.0)] {
+            assert_eq!(length.reward(tokens), want, "{tokens}");
+        }
+        let hard = Length { cache: 0, ..length };
+        assert_eq!((hard.reward(100), hard.reward(101)), (0.0, -1.0));
+    }
+}

@@ -1,0 +1,47 @@
+//! The shape of a completion as a regular expression (linear time whatever the pattern).
+
+use super::{Entry, Options, Sample, Score, Setting, Verifier};
+use ferrl_engine::{Error, Result};
+use regex::{Regex, RegexBuilder};
+
+/// Its place in the registry.
+pub const ENTRY: Entry = Entry {
+    name: "regex",
+    about: "1 when the completion matches a regular expression, otherwise 0",
+    settings: &[
+        Setting { name: "pattern", default: "", about: "the expression; a dot also matches a line's end" },
+        Setting { name: "whole", default: "true", about: "it must match the whole completion, trimmed" },
+    ],
+    build: |options| Ok(Box::new(RegexFormat::new(options)?)),
+};
+
+/// The verifier.
+pub struct RegexFormat {
+    regex: Regex,
+}
+
+impl RegexFormat {
+    fn new(options: &Options<'_>) -> Result<Self> {
+        let pattern = options.required_text("pattern")?;
+        let whole = options.flag("whole", true)?;
+        let build = |p: &str| RegexBuilder::new(p).dot_matches_new_line(true).size_limit(1 << 20).build();
+        // Alone first: inside the group a stray parenthesis could pass for another expression.
+        let regex = build(&pattern)
+            .and_then(|alone| if whole { build(&format!(r"\A(?:{pattern})\z")) } else { Ok(alone) });
+        let regex = regex.map_err(|e| Error::usage(format!("pattern {pattern:?}: {e}")).at(ENTRY.name))?;
+        Ok(RegexFormat { regex })
+    }
+}
+
+impl Verifier for RegexFormat {
+    fn name(&self) -> &str {
+        ENTRY.name
+    }
+    fn about(&self) -> &'static str {
+        ENTRY.about
+    }
+    fn score(&self, sample: &Sample<'_>) -> Result<Score> {
+        let fits = self.regex.is_match(sample.completion.trim());
+        Ok(Score { score: None, ..Score::single("format", f64::from(u8::from(fits))) })
+    }
+}
