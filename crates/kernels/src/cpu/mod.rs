@@ -1,13 +1,23 @@
 //! The CPU backend: the readable reference and the fast path are the same code, generic over the instruction set.
 
+pub mod activation;
+pub mod attention;
+mod backend;
 pub mod element;
+pub mod embed;
+pub mod head_norm;
 pub mod linear;
 pub mod logp;
 pub mod math;
 pub mod matmul;
 pub mod memory;
+pub mod norm;
+pub mod optim;
+pub mod peak;
 pub mod pool;
+pub mod rotary;
 pub mod simd;
+pub mod vector;
 
 use crate::error::Result;
 use memory::Arena;

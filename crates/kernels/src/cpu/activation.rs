@@ -1,0 +1,172 @@
+//! The middle of a feed-forward network.
+
+use super::Cpu;
+use super::element::{Stored, get, put};
+use super::math::sigmoid;
+use super::pool::Disjoint;
+use super::simd::{LANES, Simd, multiversion};
+use super::vector::{row_count, rows_of_task, typed};
+use crate::backend::Activation;
+use crate::buffer::Buffer;
+use crate::error::Result;
+
+/// Twice the square root of 2 / pi: `(1 + tanh(u)) / 2` is `sigmoid(2 u)`, which keeps its digits far left of zero.
+const TWO_ROOT: f32 = 1.595_769_1;
+const CUBIC: f32 = 0.044_715;
+/// Beyond it the curve is flat in f32, and its polynomial must not overflow.
+const FLAT: f32 = 32.0;
+
+/// A curve whose value is `x * gate(x)`, with `gate` a sigmoid.
+trait Curve: Copy + Send + Sync + 'static {
+    /// What multiplies `x`.
+    fn gate<S: Simd>(s: S, x: S::V) -> S::V;
+    /// Derivative of the sigmoid's argument, times `x`.
+    fn lean<S: Simd>(s: S, x: S::V) -> S::V;
+}
+
+#[derive(Clone, Copy)]
+struct Silu;
+
+impl Curve for Silu {
+    #[inline(always)]
+    fn gate<S: Simd>(s: S, x: S::V) -> S::V {
+        sigmoid(s, x)
+    }
+    #[inline(always)]
+    fn lean<S: Simd>(_: S, x: S::V) -> S::V {
+        x
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Gelu;
+
+impl Gelu {
+    #[inline(always)]
+    fn bounded<S: Simd>(s: S, x: S::V) -> S::V {
+        s.min(s.splat(FLAT), s.max(s.splat(-FLAT), x))
+    }
+}
+
+impl Curve for Gelu {
+    #[inline(always)]
+    fn gate<S: Simd>(s: S, x: S::V) -> S::V {
+        let x = Self::bounded(s, x);
+        let bend = s.fma(s.mul(x, x), s.splat(CUBIC), s.splat(1.0));
+        sigmoid(s, s.mul(s.mul(x, s.splat(TWO_ROOT)), bend))
+    }
+    #[inline(always)]
+    fn lean<S: Simd>(s: S, x: S::V) -> S::V {
+        let x = Self::bounded(s, x);
+        let bend = s.fma(s.mul(x, x), s.splat(3.0 * CUBIC), s.splat(1.0));
+        s.mul(s.mul(x, s.splat(TWO_ROOT)), bend)
+    }
+}
+
+/// Value and derivative of a curve.
+#[inline(always)]
+fn both<S: Simd, C: Curve>(s: S, x: S::V) -> (S::V, S::V) {
+    let gate = C::gate(s, x);
+    let fall = s.sub(s.splat(1.0), gate);
+    let derivative = s.fma(s.mul(gate, fall), C::lean(s, x), gate);
+    (s.mul(x, gate), derivative)
+}
+
+/// Elements of a row of `x`, for rows of `width` of `y`.
+fn input_width(op: Activation, width: usize) -> usize {
+    if op == Activation::Gelu { width } else { 2 * width }
+}
+
+/// `x` is `[rows, 2 * width]` for the gated ones (all gates of a row, then all ups), else `[rows, width]`.
+pub fn activation(cpu: &Cpu, op: Activation, width: usize, x: &Buffer, y: &mut Buffer) -> Result<()> {
+    let (rows, inputs) = (row_count(y.len(), width), input_width(op, width));
+    assert_eq!(x.len(), rows * inputs);
+    typed!([ref x, mut y] {
+        let y = Disjoint::new(y);
+        cpu.pool.ranges(rows, rows_of_task(inputs), |r| {
+            // SAFETY: tasks have disjoint rows.
+            let y = unsafe { y.part(r.start * width, r.len() * width) };
+            let x = &x[r.start * inputs..r.end * inputs];
+            match op {
+                Activation::SiluGated => gated::<_, _, Silu>(cpu.level, width, x, y),
+                Activation::GeluGated => gated::<_, _, Gelu>(cpu.level, width, x, y),
+                Activation::Gelu => plain::<_, _, Gelu>(cpu.level, x, y),
+            }
+        })
+    });
+    Ok(())
+}
+
+multiversion! {
+    fn gated<S, type T: Stored, type U: Stored, type C: Curve>(s, width: usize, x: &[T], y: &mut [U]) {
+        for r in 0..y.len() / width {
+            let (gates, ups) = x[2 * r * width..][..2 * width].split_at(width);
+            let y = &mut y[r * width..][..width];
+            for i in (0..width).step_by(LANES) {
+                let g = get(s, gates, i);
+                put(s, y, i, s.mul(s.mul(g, C::gate(s, g)), get(s, ups, i)));
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn plain<S, type T: Stored, type U: Stored, type C: Curve>(s, x: &[T], y: &mut [U]) {
+        for i in (0..x.len()).step_by(LANES) {
+            let v = get(s, x, i);
+            put(s, y, i, s.mul(v, C::gate(s, v)));
+        }
+    }
+}
+
+/// Writes `dx`.
+pub fn activation_backward(
+    cpu: &Cpu,
+    op: Activation,
+    width: usize,
+    x: &Buffer,
+    dy: &Buffer,
+    dx: &mut Buffer,
+) -> Result<()> {
+    let (rows, inputs) = (row_count(dy.len(), width), input_width(op, width));
+    assert!(x.len() == rows * inputs && dx.len() == x.len());
+    typed!([ref x, ref dy, mut dx] {
+        let dx = Disjoint::new(dx);
+        cpu.pool.ranges(rows, rows_of_task(inputs), |r| {
+            // SAFETY: tasks have disjoint rows.
+            let dx = unsafe { dx.part(r.start * inputs, r.len() * inputs) };
+            let (x, dy) = (&x[r.start * inputs..r.end * inputs], &dy[r.start * width..r.end * width]);
+            match op {
+                Activation::SiluGated => gated_backward::<_, _, _, Silu>(cpu.level, width, x, dy, dx),
+                Activation::GeluGated => gated_backward::<_, _, _, Gelu>(cpu.level, width, x, dy, dx),
+                Activation::Gelu => plain_backward::<_, _, _, Gelu>(cpu.level, x, dy, dx),
+            }
+        })
+    });
+    Ok(())
+}
+
+multiversion! {
+    fn gated_backward<S, type T: Stored, type D: Stored, type U: Stored, type C: Curve>(s, width: usize, x: &[T], dy: &[D], dx: &mut [U]) {
+        for r in 0..dy.len() / width {
+            let (gates, ups) = x[2 * r * width..][..2 * width].split_at(width);
+            let (dgates, dups) = dx[2 * r * width..][..2 * width].split_at_mut(width);
+            let dy = &dy[r * width..][..width];
+            for i in (0..width).step_by(LANES) {
+                let d = get(s, dy, i);
+                let (value, derivative) = both::<S, C>(s, get(s, gates, i));
+                put(s, dgates, i, s.mul(s.mul(d, get(s, ups, i)), derivative));
+                put(s, dups, i, s.mul(d, value));
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn plain_backward<S, type T: Stored, type D: Stored, type U: Stored, type C: Curve>(s, x: &[T], dy: &[D], dx: &mut [U]) {
+        for i in (0..x.len()).step_by(LANES) {
+            let (_, derivative) = both::<S, C>(s, get(s, x, i));
+            put(s, dx, i, s.mul(get(s, dy, i), derivative));
+        }
+    }
+}

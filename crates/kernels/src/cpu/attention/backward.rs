@@ -1,0 +1,289 @@
+//! The backward pass, recomputing the weights from the kept log-sum-exp.
+//!
+//! A task owns a span of query positions of one sequence and key head: their gradients, and their share of
+//! the gradients of all keys and values they see. Short sequences are one span; the shares of a long one are
+//! added in the order of the spans. Spans depend on the length alone, so no sum depends on the threads.
+
+use super::{
+    BLOCK, Product, ROWS, Rooms, Rows, STRIDE, Scoring, Seen, Storage, cut, gather, matrix, multiply, panels,
+    row_dots, scatter, scores, softmax_backward, transpose, with_scratch,
+};
+use crate::backend::{Attention, Heads, Segments};
+use crate::buffer::{Buffer, DType};
+use crate::cpu::Cpu;
+use crate::cpu::matmul::tile::PANEL;
+use crate::cpu::memory::{f32s, f32s_mut};
+use crate::cpu::pool::Disjoint;
+use crate::error::Result;
+use std::ops::Range;
+
+/// Tokens of a span at least.
+const SPAN: usize = 512;
+/// Spans of a sequence at most: each needs room for gradients of the keys and values before it.
+const MAX_SPANS: usize = 4;
+
+/// See [`Backend::attention_backward`](crate::Backend::attention_backward).
+pub fn attention_backward(
+    cpu: &Cpu,
+    op: Attention,
+    qkv: &Buffer,
+    out: &Buffer,
+    lse: &Buffer,
+    dout: &Buffer,
+    segments: &Segments,
+    dqkv: &mut Buffer,
+) -> Result<()> {
+    let (tokens, heads) = (segments.rows(), op.heads);
+    assert!(heads.heads.is_multiple_of(heads.kv_heads) && op.window != Some(0));
+    assert!(segments.starts.is_sorted(), "sequences overlap");
+    assert!(qkv.len() == tokens * heads.qkv_width() && dqkv.len() == qkv.len());
+    assert!(out.len() == tokens * heads.out_width() && dout.len() == out.len());
+    assert!(lse.len() == tokens * heads.heads);
+    match qkv.dtype() {
+        DType::F32 => backward::<f32>(cpu, op, qkv, out, lse, dout, segments, dqkv),
+        _ => backward::<u16>(cpu, op, qkv, out, lse, dout, segments, dqkv),
+    }
+}
+
+/// The operands of all tasks.
+struct Call<'a, T> {
+    op: Attention,
+    qkv: &'a [T],
+    out: &'a [T],
+    lse: &'a [f32],
+    dout: &'a [T],
+    dqkv: Disjoint<T>,
+}
+
+/// Query positions `span` of the sequence in `rows`, which see `blocks`.
+struct Task {
+    rows: Range<usize>,
+    kv_head: usize,
+    span: Range<usize>,
+    blocks: Range<usize>,
+    /// Where its share goes if there are other spans.
+    share: Option<usize>,
+}
+
+/// Elements of a block of f32 panels.
+fn block(heads: Heads) -> usize {
+    panels(heads) * BLOCK * PANEL
+}
+
+/// What is derived from a block: keys transposed, values transposed, keys.
+fn derived(heads: Heads) -> usize {
+    2 * heads.head_dim * BLOCK + block(heads)
+}
+
+fn backward<T: Storage>(
+    cpu: &Cpu,
+    op: Attention,
+    qkv: &Buffer,
+    out: &Buffer,
+    lse: &Buffer,
+    dout: &Buffer,
+    segments: &Segments,
+    dqkv: &mut Buffer,
+) -> Result<()> {
+    let heads = op.heads;
+    let (mut tasks, mut room) = (Vec::new(), 0);
+    for rows in segments.iter().filter(|r| !r.is_empty()) {
+        let spans = (rows.len() / SPAN).clamp(1, MAX_SPANS);
+        let step = rows.len().div_ceil(spans).next_multiple_of(BLOCK);
+        let first = tasks.len();
+        for start in (0..rows.len()).step_by(step) {
+            let span = start..(start + step).min(rows.len());
+            let blocks = Seen::at(span.start, op.window).from / BLOCK..span.end.div_ceil(BLOCK);
+            for kv_head in 0..heads.kv_heads {
+                let share = (step < rows.len()).then_some(room);
+                room += share.map_or(0, |_| 2 * block(heads) * blocks.len());
+                tasks.push(Task { rows: rows.clone(), kv_head, span: span.clone(), blocks: blocks.clone(), share });
+            }
+        }
+        // The last rows see most keys: first.
+        tasks[first..].reverse();
+    }
+    let mut shares = cpu.arena.buffer(DType::F32, room)?;
+    let call = Call {
+        op,
+        qkv: T::of(qkv),
+        out: T::of(out),
+        lse: f32s(lse),
+        dout: T::of(dout),
+        dqkv: Disjoint::new(T::of_mut(dqkv)),
+    };
+    let all = Disjoint::new(f32s_mut(&mut shares));
+    cpu.pool.run(tasks.len(), |i| {
+        let task = &tasks[i];
+        let sums = 2 * block(heads) * task.blocks.len();
+        let fixed = 3 * matrix(heads) + 2 * ROWS * BLOCK + derived(heads) * task.blocks.len();
+        with_scratch(fixed + sums, |scratch| {
+            let (scratch, own) = scratch.split_at_mut(fixed);
+            // SAFETY: the shares of tasks lie one behind the other.
+            let sums = task.share.map_or(own, |at| unsafe { all.part(at, sums) });
+            sums.fill(0.0);
+            query_rows(cpu, &call, task, sums, scratch);
+            if task.share.is_none() {
+                for b in task.blocks.clone() {
+                    store_block(cpu, &call, task, b, &sums[(b - task.blocks.start) * 2 * block(heads)..]);
+                }
+            }
+        });
+    });
+    add_shares(cpu, &call, &tasks, f32s(&shares));
+    Ok(())
+}
+
+/// Gradients of the task's queries; adds to `sums`, for each block gradients of keys, then of values.
+fn query_rows<T: Storage>(cpu: &Cpu, call: &Call<'_, T>, task: &Task, sums: &mut [f32], mut scratch: &mut [f32]) {
+    let (op, heads, level) = (&call.op, call.op.heads, cpu.level);
+    let (dims, panels) = (heads.head_dim, panels(heads));
+    let (qkv_width, out_width) = (heads.qkv_width(), heads.out_width());
+    let q = cut(&mut scratch, matrix(heads));
+    let dout = cut(&mut scratch, matrix(heads));
+    let dq = cut(&mut scratch, matrix(heads));
+    let p = cut(&mut scratch, ROWS * BLOCK);
+    let dp = cut(&mut scratch, ROWS * BLOCK);
+    let keys_and_values = scratch;
+    for b in task.blocks.clone() {
+        let at = (b - task.blocks.start) * derived(heads);
+        derive(cpu, call, task, b, dq, &mut keys_and_values[at..at + derived(heads)]);
+    }
+    let group = heads.heads / heads.kv_heads;
+    let end = task.span.end * group;
+    for first in (task.span.start * group..end).step_by(ROWS) {
+        let count = ROWS.min(end - first);
+        let rows = Rows::new(op, task.kv_head, 0, first, count);
+        let offsets = rows.offsets(task.rows.start * out_width, out_width, dims);
+        gather(level, call.dout, &offsets[..count], dims, dout, STRIDE);
+        gather(level, call.out, &offsets[..count], dims, dq, STRIDE);
+        let mut delta = [0f32; ROWS];
+        row_dots(level, dout, dq, panels, &mut delta[..count]);
+        let offsets = rows.offsets(task.rows.start * qkv_width, qkv_width, dims);
+        gather(level, call.qkv, &offsets[..count], dims, q, STRIDE);
+        let mut lse = [0f32; ROWS];
+        for (lse, (token, head)) in lse.iter_mut().zip(&rows.place[..count]) {
+            *lse = call.lse[(task.rows.start + token) * heads.heads + head];
+        }
+        for panel in 0..panels {
+            dq[panel * STRIDE..][..count * PANEL].fill(0.0);
+        }
+        for b in rows.blocks() {
+            let key = b * BLOCK;
+            let active = rows.seeing(key);
+            let seen = &rows.seen[active.clone()];
+            let valid = seen[seen.len() - 1].within(key).1;
+            let derived = &keys_and_values[(b - task.blocks.start) * derived(heads)..][..derived(heads)];
+            let (keys_across, rest) = derived.split_at(dims * BLOCK);
+            let (values_across, keys) = rest.split_at(dims * BLOCK);
+            let sums = &mut sums[(b - task.blocks.start) * 2 * block(heads)..][..2 * block(heads)];
+            let (dk, dv) = sums.split_at_mut(block(heads));
+            scores(level, heads, active.clone(), q, keys_across, p);
+            scores(level, heads, active.clone(), dout, values_across, dp);
+            let p = &mut p[active.start * BLOCK..active.end * BLOCK];
+            let dp = &mut dp[active.start * BLOCK..active.end * BLOCK];
+            let (lse, delta) = (&lse[active.clone()], &delta[active.clone()]);
+            softmax_backward(level, Scoring::of(op), key, seen, lse, delta, p, dp);
+            for (weights, rows, sums) in [(&*p, &*dout, dv), (&*dp, &*q, dk)] {
+                let product = Product {
+                    rows: valid,
+                    units: active.len(),
+                    panels,
+                    a: weights,
+                    piece: ROWS,
+                    a_stride: 0,
+                    b: &rows[active.start * PANEL..],
+                    b_stride: STRIDE,
+                    c: sums,
+                    c_stride: BLOCK * PANEL,
+                    resume: true,
+                };
+                multiply::<1, BLOCK>(level, product);
+            }
+            let product = Product {
+                rows: active.len(),
+                units: valid,
+                panels,
+                a: dp,
+                piece: BLOCK,
+                a_stride: 0,
+                b: keys,
+                b_stride: BLOCK * PANEL,
+                c: &mut dq[active.start * PANEL..],
+                c_stride: STRIDE,
+                resume: true,
+            };
+            multiply::<BLOCK, 1>(level, product);
+        }
+        // SAFETY: in bounds, and the queries of every row and head belong to one task.
+        let room = unsafe { Rooms::new(call.dqkv) };
+        scatter(level, dq, STRIDE, &[1.0; ROWS], &offsets[..count], dims, room);
+    }
+}
+
+/// Where the key head lies in the rows of a block; values are `kv_heads * head_dim` further.
+fn key_offsets(heads: Heads, task: &Task, b: usize) -> ([usize; BLOCK], usize) {
+    let count = (task.rows.len() - b * BLOCK).min(BLOCK);
+    let head = (heads.heads + task.kv_head) * heads.head_dim;
+    (std::array::from_fn(|j| (task.rows.start + b * BLOCK + j) * heads.qkv_width() + head), count)
+}
+
+/// Fills what [`derived`] describes; columns without a token are zero.
+fn derive<T: Storage>(cpu: &Cpu, call: &Call<'_, T>, task: &Task, b: usize, room: &mut [f32], out: &mut [f32]) {
+    let heads = call.op.heads;
+    let dims = heads.head_dim;
+    let (keys, count) = key_offsets(heads, task, b);
+    let values = keys.map(|at| at + heads.kv_heads * dims);
+    if count < BLOCK {
+        out.fill(0.0);
+    }
+    let (keys_across, rest) = out.split_at_mut(dims * BLOCK);
+    let (values_across, key_panels) = rest.split_at_mut(dims * BLOCK);
+    gather(cpu.level, call.qkv, &keys[..count], dims, key_panels, BLOCK * PANEL);
+    gather(cpu.level, call.qkv, &values[..count], dims, room, BLOCK * PANEL);
+    for (from, to) in [(&*key_panels, keys_across), (&*room, values_across)] {
+        for d in (0..dims).step_by(PANEL) {
+            let n = PANEL.min(dims - d);
+            transpose(&from[d * BLOCK..], |j| j * PANEL, count, n, &mut to[d * BLOCK..]);
+        }
+    }
+}
+
+/// Writes the gradients of a block's keys and values.
+fn store_block<T: Storage>(cpu: &Cpu, call: &Call<'_, T>, task: &Task, b: usize, sums: &[f32]) {
+    let heads = call.op.heads;
+    let (keys, count) = key_offsets(heads, task, b);
+    let values = keys.map(|at| at + heads.kv_heads * heads.head_dim);
+    let (dk, dv) = sums.split_at(block(heads));
+    for (offsets, sums) in [(keys, dk), (values, dv)] {
+        // SAFETY: in bounds, and the keys and values of a block and head are written by one task.
+        let room = unsafe { Rooms::new(call.dqkv) };
+        scatter(cpu.level, sums, BLOCK * PANEL, &[1.0; BLOCK], &offsets[..count], heads.head_dim, room);
+    }
+}
+
+/// Adds the shares of each block in the order of the spans and writes the gradients.
+fn add_shares<T: Storage>(cpu: &Cpu, call: &Call<'_, T>, tasks: &[Task], shares: &[f32]) {
+    let len = 2 * block(call.op.heads);
+    // The span that holds a block's own tokens is the first that sees it.
+    let mut blocks = Vec::new();
+    for (i, task) in tasks.iter().enumerate().filter(|(_, t)| t.share.is_some()) {
+        blocks.extend((task.span.start / BLOCK..task.blocks.end).map(|b| (i, b)));
+    }
+    cpu.pool.run(blocks.len(), |i| {
+        let (own, b) = blocks[i];
+        let task = &tasks[own];
+        with_scratch(len, |sums| {
+            sums.fill(0.0);
+            // A sequence's tasks are neighbours, later spans first.
+            let sequence = tasks[..=own].iter().rev().take_while(|t| t.rows == task.rows);
+            for t in sequence.filter(|t| t.kv_head == task.kv_head && t.blocks.contains(&b)) {
+                if let Some(at) = t.share {
+                    let share = &shares[at + (b - t.blocks.start) * len..][..len];
+                    sums.iter_mut().zip(share).for_each(|(sum, x)| *sum += x);
+                }
+            }
+            store_block(cpu, call, task, b, sums);
+        });
+    });
+}

@@ -1,0 +1,151 @@
+//! The forward pass, from keys and values in cache blocks.
+
+use super::paged::{block_len, cache_len, cache_write, head_len};
+use super::{
+    BLOCK, Product, ROWS, Rooms, Rows, STRIDE, Scoring, Storage, cut, gather, matrix, multiply, panels, scatter,
+    scores, softmax_step, with_scratch,
+};
+use crate::backend::{Attention, PagedRows, PagedSequence, Segments};
+use crate::buffer::{Buffer, DType};
+use crate::cpu::Cpu;
+use crate::cpu::math::ln;
+use crate::cpu::matmul::tile::PANEL;
+use crate::cpu::memory::f32s_mut;
+use crate::cpu::pool::Disjoint;
+use crate::cpu::simd::Level;
+use crate::error::Result;
+
+/// See [`Backend::attention`](crate::Backend::attention).
+pub fn attention(
+    cpu: &Cpu,
+    op: Attention,
+    qkv: &Buffer,
+    segments: &Segments,
+    out: &mut Buffer,
+    lse: &mut Buffer,
+) -> Result<()> {
+    assert!(qkv.len() == segments.rows() * op.heads.qkv_width());
+    assert!(lse.len() == segments.rows() * op.heads.heads);
+    let mut blocks = 0u32..;
+    let sequence = |r: std::ops::Range<usize>| PagedSequence {
+        row: r.start,
+        count: r.len(),
+        position: 0,
+        blocks: blocks.by_ref().take(r.len().div_ceil(BLOCK)).collect(),
+    };
+    let rows = PagedRows { sequences: segments.iter().map(sequence).collect() };
+    let mut cache = cpu.arena.buffer(qkv.dtype(), cache_len(op.heads, blocks.start as usize))?;
+    cache_write(cpu, op.heads, qkv, &rows, &mut cache)?;
+    let lse = Some(Disjoint::new(f32s_mut(lse)));
+    match qkv.dtype() {
+        DType::F32 => attend::<f32>(cpu, op, qkv, &rows, Storage::of(&cache), out, lse),
+        _ => attend::<u16>(cpu, op, qkv, &rows, Storage::of(&cache), out, lse),
+    }
+    Ok(())
+}
+
+/// Some rows of one sequence and key head.
+struct Task<'a> {
+    sequence: &'a PagedSequence,
+    kv_head: usize,
+    first: usize,
+    count: usize,
+}
+
+/// Attention of all rows; `lse` has an element for each row and query head.
+pub(super) fn attend<T: Storage>(
+    cpu: &Cpu,
+    op: Attention,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &[T],
+    out: &mut Buffer,
+    lse: Option<Disjoint<f32>>,
+) {
+    let heads = op.heads;
+    let tokens = qkv.len() / heads.qkv_width();
+    assert!(heads.heads.is_multiple_of(heads.kv_heads) && op.window != Some(0));
+    assert!(qkv.len() == tokens * heads.qkv_width() && out.len() == tokens * heads.out_width());
+    let mut tasks = Vec::new();
+    let mut row = 0;
+    for sequence in &rows.sequences {
+        assert!(sequence.row >= row && sequence.row + sequence.count <= tokens, "rows overlap");
+        row = sequence.row + sequence.count;
+        let all = sequence.count * (heads.heads / heads.kv_heads);
+        // The last rows see most keys: first.
+        for first in (0..all).step_by(ROWS).rev() {
+            let count = ROWS.min(all - first);
+            tasks.extend((0..heads.kv_heads).map(|kv_head| Task { sequence, kv_head, first, count }));
+        }
+    }
+    let qkv = T::of(qkv);
+    let out = Disjoint::new(T::of_mut(out));
+    let room = 2 * matrix(heads) + ROWS * BLOCK + head_len(heads);
+    cpu.pool.run(tasks.len(), |i| {
+        with_scratch(room, |scratch| attend_rows(cpu.level, &op, &tasks[i], qkv, cache, out, lse, scratch));
+    });
+}
+
+fn attend_rows<T: Storage>(
+    level: Level,
+    op: &Attention,
+    task: &Task<'_>,
+    qkv: &[T],
+    cache: &[T],
+    out: Disjoint<T>,
+    lse: Option<Disjoint<f32>>,
+    mut scratch: &mut [f32],
+) {
+    let (heads, sequence) = (op.heads, task.sequence);
+    let (panels, count) = (panels(heads), task.count);
+    let rows = Rows::new(op, task.kv_head, sequence.position, task.first, count);
+    let q = cut(&mut scratch, matrix(heads));
+    let o = cut(&mut scratch, matrix(heads));
+    let p = cut(&mut scratch, ROWS * BLOCK);
+    let offsets = rows.offsets(sequence.row * heads.qkv_width(), heads.qkv_width(), heads.head_dim);
+    gather(level, qkv, &offsets[..count], heads.head_dim, q, STRIDE);
+    for panel in 0..panels {
+        o[panel * STRIDE..][..count * PANEL].fill(0.0);
+    }
+    let (mut max, mut sum) = ([f32::NEG_INFINITY; ROWS], [0f32; ROWS]);
+    for b in rows.blocks() {
+        let key = b * BLOCK;
+        let active = rows.seeing(key);
+        let seen = &rows.seen[active.clone()];
+        // Slots past what the last row sees may be unwritten: their scores are masked, their values not read.
+        let valid = seen[seen.len() - 1].within(key).1;
+        let from = sequence.blocks[b] as usize * block_len(heads) + task.kv_head * head_len(heads);
+        let block = T::block(level, heads, &cache[from..from + head_len(heads)], valid, scratch);
+        let (keys, values) = block.split_at(heads.head_dim * BLOCK);
+        scores(level, heads, active.clone(), q, keys, p);
+        let p = &mut p[active.start * BLOCK..active.end * BLOCK];
+        let o = &mut o[active.start * PANEL..];
+        let (max, sum) = (&mut max[active.clone()], &mut sum[active.clone()]);
+        softmax_step(level, Scoring::of(op), key, seen, p, max, sum, o, panels);
+        let product = Product {
+            rows: active.len(),
+            units: valid,
+            panels,
+            a: p,
+            piece: BLOCK,
+            a_stride: 0,
+            b: values,
+            b_stride: BLOCK * PANEL,
+            c: o,
+            c_stride: STRIDE,
+            resume: true,
+        };
+        multiply::<BLOCK, 1>(level, product);
+    }
+    if let Some(lse) = lse {
+        for (r, (token, head)) in rows.place[..count].iter().enumerate() {
+            // SAFETY: in bounds (asserted by the caller), and every row and head belongs to one task.
+            unsafe { lse.part((sequence.row + token) * heads.heads + head, 1)[0] = max[r] + ln(sum[r]) };
+        }
+    }
+    let factors = sum.map(|s| 1.0 / s);
+    let offsets = rows.offsets(sequence.row * heads.out_width(), heads.out_width(), heads.head_dim);
+    // SAFETY: in bounds, and every row and head belongs to one task.
+    let out = unsafe { Rooms::new(out) };
+    scatter(level, o, STRIDE, &factors, &offsets[..count], heads.head_dim, out);
+}

@@ -1,0 +1,121 @@
+//! Keys and values in blocks of 32 tokens.
+//!
+//! A block holds, for each key head, the keys as `[head_dim][32 tokens]` and the values as panels
+//! `[32 tokens][32]`: both are right-hand matrices of the register tile as they lie.
+
+use super::forward::attend;
+use super::{BLOCK, Storage, panels, transpose};
+use crate::backend::{Attention, Heads, PagedRows};
+use crate::buffer::{Buffer, DType};
+use crate::cpu::Cpu;
+use crate::cpu::matmul::tile::PANEL;
+use crate::cpu::pool::Disjoint;
+use crate::error::Result;
+
+/// New elements below which other threads are not worth waking.
+const SMALL: usize = 16 * 1024;
+
+/// Elements of one head in a block.
+pub(super) fn head_len(heads: Heads) -> usize {
+    heads.head_dim * BLOCK + panels(heads) * BLOCK * PANEL
+}
+
+/// Elements of a block.
+pub(super) fn block_len(heads: Heads) -> usize {
+    heads.kv_heads * head_len(heads)
+}
+
+/// See [`Backend::block_tokens`](crate::Backend::block_tokens).
+pub fn block_tokens() -> usize {
+    BLOCK
+}
+
+/// See [`Backend::cache_len`](crate::Backend::cache_len).
+pub fn cache_len(heads: Heads, blocks: usize) -> usize {
+    blocks * block_len(heads)
+}
+
+/// See [`Backend::cache_write`](crate::Backend::cache_write).
+pub fn cache_write(cpu: &Cpu, heads: Heads, qkv: &Buffer, rows: &PagedRows, cache: &mut Buffer) -> Result<()> {
+    match qkv.dtype() {
+        DType::F32 => write::<f32>(cpu, heads, Storage::of(qkv), rows, Storage::of_mut(cache)),
+        _ => write::<u16>(cpu, heads, Storage::of(qkv), rows, Storage::of_mut(cache)),
+    }
+    Ok(())
+}
+
+/// New tokens that go to one block.
+struct Piece {
+    row: usize,
+    slot: usize,
+    count: usize,
+    block: usize,
+}
+
+fn write<T: Storage + Default>(cpu: &Cpu, heads: Heads, qkv: &[T], rows: &PagedRows, cache: &mut [T]) {
+    let (width, block_len) = (heads.qkv_width(), block_len(heads));
+    let mut pieces = Vec::new();
+    for s in &rows.sequences {
+        let mut done = 0;
+        while done < s.count {
+            let position = s.position + done;
+            let slot = position % BLOCK;
+            let count = (BLOCK - slot).min(s.count - done);
+            let block = s.blocks[position / BLOCK] as usize;
+            assert!((block + 1) * block_len <= cache.len(), "block {block} is not in the cache");
+            pieces.push(Piece { row: s.row + done, slot, count, block });
+            done += count;
+        }
+    }
+    let mut blocks: Vec<usize> = pieces.iter().map(|p| p.block).collect();
+    blocks.sort_unstable();
+    assert!(blocks.windows(2).all(|w| w[0] < w[1]), "two sequences write to one block");
+    let new: usize = rows.sequences.iter().map(|s| s.count).sum();
+    let cache = Disjoint::new(cache);
+    let task = |i: usize| {
+        let p = &pieces[i];
+        // SAFETY: in bounds, and each block is written by one task (both asserted above).
+        let block = unsafe { cache.part(p.block * block_len, block_len) };
+        for h in 0..heads.kv_heads {
+            let at = |r: usize| (p.row + r) * width + (heads.heads + h) * heads.head_dim;
+            let (k, v) = block[h * head_len(heads)..][..head_len(heads)].split_at_mut(heads.head_dim * BLOCK);
+            transpose(qkv, at, p.count, heads.head_dim, &mut k[p.slot..]);
+            for r in 0..p.count {
+                let row = &qkv[at(r) + heads.kv_heads * heads.head_dim..][..heads.head_dim];
+                for (panel, part) in row.chunks(PANEL).enumerate() {
+                    let to = &mut v[(panel * BLOCK + p.slot + r) * PANEL..][..PANEL];
+                    to[..part.len()].copy_from_slice(part);
+                    to[part.len()..].fill(T::default());
+                }
+            }
+        }
+    };
+    if new * width <= SMALL { (0..pieces.len()).for_each(task) } else { cpu.pool.run(pieces.len(), task) }
+}
+
+/// See [`Backend::cache_copy`](crate::Backend::cache_copy).
+pub fn cache_copy(_: &Cpu, heads: Heads, from: u32, to: u32, cache: &mut Buffer) -> Result<()> {
+    let len = block_len(heads);
+    let (from, to) = (from as usize * len, to as usize * len);
+    match cache.dtype() {
+        DType::F32 => <f32 as Storage>::of_mut(cache).copy_within(from..from + len, to),
+        _ => <u16 as Storage>::of_mut(cache).copy_within(from..from + len, to),
+    }
+    Ok(())
+}
+
+/// See [`Backend::attention_paged`](crate::Backend::attention_paged).
+pub fn attention_paged(
+    cpu: &Cpu,
+    op: Attention,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &Buffer,
+    out: &mut Buffer,
+) -> Result<()> {
+    match qkv.dtype() {
+        DType::F32 => attend::<f32>(cpu, op, qkv, rows, Storage::of(cache), out, None),
+        _ => attend::<u16>(cpu, op, qkv, rows, Storage::of(cache), out, None),
+    }
+    Ok(())
+}

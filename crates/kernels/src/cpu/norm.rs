@@ -1,0 +1,383 @@
+//! RMSNorm and LayerNorm of rows.
+//!
+//! A row's statistics are computed again in the backward: cheaper than keeping them, and the same bits.
+
+use super::Cpu;
+use super::element::{Stored, get, put};
+use super::memory::{Memory, f32s, f32s_mut};
+use super::pool::Disjoint;
+use super::simd::{LANES, Simd, multiversion};
+use super::vector::{row_count, rows_of_task, typed};
+use crate::backend::Norm;
+use crate::buffer::Buffer;
+use crate::error::Result;
+use std::ops::Range;
+
+/// Rows whose gradients of weights are added up before the sums of such chunks are added in order.
+pub(crate) const CHUNK: usize = 64;
+
+/// What a row is shifted and scaled by.
+#[derive(Clone, Copy)]
+pub(crate) struct Stats {
+    /// Zero unless centred.
+    mean: f32,
+    /// One over the root of the variance.
+    scale: f32,
+}
+
+impl Stats {
+    #[inline(always)]
+    pub(crate) fn of<S: Simd, T: Stored>(s: S, op: Norm, row: &[T]) -> Self {
+        let n = row.len() as f32;
+        let mean = if op.centred { sum(s, row) / n } else { 0.0 };
+        let variance = sum_squares(s, row, mean) / n;
+        Stats { mean, scale: 1.0 / (variance + op.eps).sqrt() }
+    }
+
+    /// The normalised vector.
+    #[inline(always)]
+    fn apply<S: Simd>(self, s: S, x: S::V) -> S::V {
+        s.mul(s.sub(x, s.splat(self.mean)), s.splat(self.scale))
+    }
+}
+
+#[inline(always)]
+fn sum<S: Simd, T: Stored>(s: S, row: &[T]) -> f32 {
+    let mut sums = [s.splat(0.0); 4];
+    let mut i = 0;
+    while i + 4 * LANES <= row.len() {
+        for k in 0..4 {
+            sums[k] = s.add(sums[k], get(s, row, i + k * LANES));
+        }
+        i += 4 * LANES;
+    }
+    while i < row.len() {
+        sums[0] = s.add(sums[0], get(s, row, i));
+        i += LANES;
+    }
+    s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
+}
+
+#[inline(always)]
+fn sum_squares<S: Simd, T: Stored>(s: S, row: &[T], mean: f32) -> f32 {
+    let (zero, mean) = (s.splat(0.0), s.splat(mean));
+    let mut sums = [zero; 4];
+    let mut i = 0;
+    while i + 4 * LANES <= row.len() {
+        for k in 0..4 {
+            let d = s.sub(get(s, row, i + k * LANES), mean);
+            sums[k] = s.fma(d, d, sums[k]);
+        }
+        i += 4 * LANES;
+    }
+    while i < row.len() {
+        let d = s.select_first((row.len() - i).min(LANES), s.sub(get(s, row, i), mean), zero);
+        sums[0] = s.fma(d, d, sums[0]);
+        i += LANES;
+    }
+    s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
+}
+
+/// Added to a weight before use.
+#[inline(always)]
+fn offset(op: Norm) -> f32 {
+    if op.plus_one { 1.0 } else { 0.0 }
+}
+
+/// `out = norm(row) * weight + bias`
+#[inline(always)]
+pub(crate) fn norm_row<S: Simd, T: Stored, U: Stored>(
+    s: S,
+    op: Norm,
+    row: &[T],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    out: &mut [U],
+) {
+    let (stats, offset) = (Stats::of(s, op, row), s.splat(offset(op)));
+    match bias {
+        Some(bias) => {
+            for i in (0..row.len()).step_by(LANES) {
+                let w = s.add(get(s, weight, i), offset);
+                put(s, out, i, s.fma(stats.apply(s, get(s, row, i)), w, get(s, bias, i)));
+            }
+        }
+        None => {
+            for i in (0..row.len()).step_by(LANES) {
+                let w = s.add(get(s, weight, i), offset);
+                put(s, out, i, s.mul(stats.apply(s, get(s, row, i)), w));
+            }
+        }
+    }
+}
+
+/// The weights of a call, and that they fit.
+fn parameters<'a>(op: Norm, weight: &'a Buffer, bias: Option<&'a Buffer>) -> (&'a [f32], Option<&'a [f32]>) {
+    let (weight, bias) = (f32s(weight), bias.map(f32s));
+    assert!(weight.len() == op.width && bias.is_none_or(|b| b.len() == op.width));
+    (weight, bias)
+}
+
+/// `y = norm(x) * weight + bias`
+pub fn norm(
+    cpu: &Cpu,
+    op: Norm,
+    x: &Buffer,
+    weight: &Buffer,
+    bias: Option<&Buffer>,
+    y: &mut Buffer,
+) -> Result<()> {
+    let (weight, bias) = parameters(op, weight, bias);
+    assert_eq!(x.len(), y.len());
+    let rows = row_count(x.len(), op.width);
+    typed!([ref x, mut y] {
+        let y = Disjoint::new(y);
+        cpu.pool.ranges(rows, rows_of_task(op.width), |r| {
+            let r = r.start * op.width..r.end * op.width;
+            // SAFETY: tasks have disjoint rows.
+            norm_rows(cpu.level, op, &x[r.clone()], weight, bias, unsafe { y.part(r.start, r.len()) });
+        })
+    });
+    Ok(())
+}
+
+multiversion! {
+    fn norm_rows<S, type T: Stored, type U: Stored>(s, op: Norm, x: &[T], weight: &[f32], bias: Option<&[f32]>, y: &mut [U]) {
+        for i in (0..x.len()).step_by(op.width) {
+            norm_row(s, op, &x[i..i + op.width], weight, bias, &mut y[i..i + op.width]);
+        }
+    }
+}
+
+/// `sum = x + delta` (f32), `y = norm(sum) * weight + bias`
+pub fn add_norm(
+    cpu: &Cpu,
+    op: Norm,
+    x: &Buffer,
+    delta: &Buffer,
+    weight: &Buffer,
+    bias: Option<&Buffer>,
+    sum: &mut Buffer,
+    y: &mut Buffer,
+) -> Result<()> {
+    let (weight, bias) = parameters(op, weight, bias);
+    assert!(x.len() == delta.len() && x.len() == sum.len() && x.len() == y.len());
+    let rows = row_count(x.len(), op.width);
+    let sum = Disjoint::new(f32s_mut(sum));
+    typed!([ref x, ref delta, mut y] {
+        let y = Disjoint::new(y);
+        cpu.pool.ranges(rows, rows_of_task(op.width), |r| {
+            let r = r.start * op.width..r.end * op.width;
+            // SAFETY: tasks have disjoint rows.
+            let (sum, y) = unsafe { (sum.part(r.start, r.len()), y.part(r.start, r.len())) };
+            add_norm_rows(cpu.level, op, &x[r.clone()], &delta[r], weight, bias, sum, y);
+        })
+    });
+    Ok(())
+}
+
+multiversion! {
+    fn add_norm_rows<S, type T: Stored, type D: Stored, type U: Stored>(s, op: Norm, x: &[T], delta: &[D], weight: &[f32], bias: Option<&[f32]>, sum: &mut [f32], y: &mut [U]) {
+        for i in (0..x.len()).step_by(op.width) {
+            let row = i..i + op.width;
+            let (x, delta, sum) = (&x[row.clone()], &delta[row.clone()], &mut sum[row.clone()]);
+            for j in (0..op.width).step_by(LANES) {
+                put(s, sum, j, s.add(get(s, x, j), get(s, delta, j)));
+            }
+            norm_row(s, op, sum, weight, bias, &mut y[row]);
+        }
+    }
+}
+
+/// What the gradient of a row needs beside its elements.
+#[derive(Clone, Copy)]
+pub(crate) struct RowGradient {
+    stats: Stats,
+    offset: f32,
+    /// Mean of `dy * weight`, zero unless centred.
+    mean: f32,
+    /// Mean of `dy * weight * normalised`.
+    slope: f32,
+}
+
+impl RowGradient {
+    #[inline(always)]
+    pub(crate) fn of<S: Simd, D: Stored, T: Stored>(
+        s: S,
+        op: Norm,
+        dy: &[D],
+        x: &[T],
+        weight: &[f32],
+    ) -> Self {
+        let stats = Stats::of(s, op, x);
+        let (zero, offset_v) = (s.splat(0.0), s.splat(offset(op)));
+        // Lanes past the end of the row are zero in `dy`, so they add nothing.
+        let (mut sums, mut slopes) = ([zero; 2], [zero; 2]);
+        let mut i = 0;
+        while i + 2 * LANES <= x.len() {
+            for k in 0..2 {
+                let at = i + k * LANES;
+                let g = s.mul(get(s, dy, at), s.add(get(s, weight, at), offset_v));
+                sums[k] = s.add(sums[k], g);
+                slopes[k] = s.fma(g, stats.apply(s, get(s, x, at)), slopes[k]);
+            }
+            i += 2 * LANES;
+        }
+        while i < x.len() {
+            let g = s.mul(get(s, dy, i), s.add(get(s, weight, i), offset_v));
+            sums[0] = s.add(sums[0], g);
+            slopes[0] = s.fma(g, stats.apply(s, get(s, x, i)), slopes[0]);
+            i += LANES;
+        }
+        let n = x.len() as f32;
+        let mean = if op.centred { s.sum(s.add(sums[0], sums[1])) / n } else { 0.0 };
+        RowGradient { stats, offset: offset(op), mean, slope: s.sum(s.add(slopes[0], slopes[1])) / n }
+    }
+
+    /// Gradient of sixteen elements of the input.
+    #[inline(always)]
+    pub(crate) fn input<S: Simd>(self, s: S, dy: S::V, x: S::V, weight: S::V) -> S::V {
+        let g = s.fma(dy, s.add(weight, s.splat(self.offset)), s.splat(-self.mean));
+        let d = s.fma(self.stats.apply(s, x), s.splat(-self.slope), g);
+        s.mul(d, s.splat(self.stats.scale))
+    }
+
+    /// Adds a row's gradient of the weights.
+    #[inline(always)]
+    pub(crate) fn add_weight<S: Simd, D: Stored, T: Stored>(
+        self,
+        s: S,
+        dy: &[D],
+        x: &[T],
+        dweight: &mut [f32],
+    ) {
+        for i in (0..x.len()).step_by(LANES) {
+            let normalised = self.stats.apply(s, get(s, x, i));
+            let sum = s.fma(get(s, dy, i), normalised, get(s, dweight, i));
+            put(s, dweight, i, sum);
+        }
+    }
+}
+
+/// Writes `dx`, or adds to it with `add`; `dweight` and `dbias` are added to where given.
+///
+/// A call's sums over rows start from zero and are added to `dweight` and `dbias` in one addition.
+pub fn norm_backward(
+    cpu: &Cpu,
+    op: Norm,
+    dy: &Buffer,
+    x: &Buffer,
+    weight: &Buffer,
+    add: bool,
+    dx: &mut Buffer,
+    dweight: Option<&mut Buffer>,
+    dbias: Option<&mut Buffer>,
+) -> Result<()> {
+    let (weight, _) = parameters(op, weight, None);
+    assert!(x.len() == dy.len() && x.len() == dx.len());
+    let rows = row_count(x.len(), op.width);
+    let wanted = (dweight.is_some(), dbias.is_some());
+    let mut partials = Partials::new(cpu, rows, [(op.width, wanted.0), (op.width, wanted.1)])?;
+    typed!([ref dy, ref x, mut dx] {
+        let dx = Disjoint::new(dx);
+        partials.run(cpu, rows, op.width, |r, [dweight, dbias]| {
+            let r = r.start * op.width..r.end * op.width;
+            // SAFETY: tasks have disjoint rows.
+            let dx = unsafe { dx.part(r.start, r.len()) };
+            backward_rows(cpu.level, op, &dy[r.clone()], &x[r], weight, add, dx, dweight, dbias);
+        })
+    });
+    partials.add(cpu, [dweight, dbias]);
+    Ok(())
+}
+
+multiversion! {
+    fn backward_rows<S, type D: Stored, type T: Stored, type U: Stored>(s, op: Norm, dy: &[D], x: &[T], weight: &[f32], add: bool, dx: &mut [U], dweight: &mut [f32], dbias: &mut [f32]) {
+        for i in (0..x.len()).step_by(op.width) {
+            let row = i..i + op.width;
+            let (dy, x, dx) = (&dy[row.clone()], &x[row.clone()], &mut dx[row]);
+            let gradient = RowGradient::of(s, op, dy, x, weight);
+            for j in (0..op.width).step_by(LANES) {
+                let mut d = gradient.input(s, get(s, dy, j), get(s, x, j), get(s, weight, j));
+                if add {
+                    d = s.add(get(s, dx, j), d);
+                }
+                put(s, dx, j, d);
+            }
+            if !dweight.is_empty() {
+                gradient.add_weight(s, dy, x, dweight);
+            }
+            for j in (0..dbias.len()).step_by(LANES) {
+                let sum = s.add(get(s, dbias, j), get(s, dy, j));
+                put(s, dbias, j, sum);
+            }
+        }
+    }
+}
+
+/// Two sums over rows, kept per chunk of rows until they are added in the order of the chunks.
+pub(crate) struct Partials {
+    /// Widths of the two sums, zero where not wanted.
+    widths: [usize; 2],
+    chunks: usize,
+    memory: Option<Memory>,
+}
+
+impl Partials {
+    /// Of sums of these widths, where wanted.
+    pub(crate) fn new(cpu: &Cpu, rows: usize, sums: [(usize, bool); 2]) -> Result<Self> {
+        let widths = sums.map(|(width, wanted)| if wanted { width } else { 0 });
+        let (chunks, width) = (rows.div_ceil(CHUNK), widths[0] + widths[1]);
+        let memory = if width > 0 { Some(cpu.arena.take(chunks * width * size_of::<f32>())?) } else { None };
+        Ok(Partials { widths, chunks, memory })
+    }
+
+    /// Calls `f(rows, sums to add to)`, per chunk if there are sums; those not wanted are empty.
+    pub(crate) fn run(
+        &mut self,
+        cpu: &Cpu,
+        rows: usize,
+        width: usize,
+        f: impl Fn(Range<usize>, [&mut [f32]; 2]) + Sync,
+    ) {
+        let [a, b] = self.widths;
+        match &mut self.memory {
+            None => cpu.pool.ranges(rows, rows_of_task(width).min(CHUNK), |r| f(r, [&mut [], &mut []])),
+            Some(memory) => {
+                let sums = Disjoint::new(memory.slice_mut(self.chunks * (a + b)));
+                cpu.pool.ranges(rows, CHUNK, |r| {
+                    // SAFETY: each chunk has its own sums.
+                    let sums = unsafe { sums.part(r.start / CHUNK * (a + b), a + b) };
+                    sums.fill(0.0);
+                    let (first, second) = sums.split_at_mut(a);
+                    f(r, [first, second]);
+                });
+            }
+        }
+    }
+
+    /// Adds the sums of all chunks to where they belong.
+    pub(crate) fn add(self, cpu: &Cpu, to: [Option<&mut Buffer>; 2]) {
+        let Some(memory) = &self.memory else { return };
+        let stride = self.widths[0] + self.widths[1];
+        let sums = memory.slice(self.chunks * stride);
+        for (from, to) in [0, self.widths[0]].into_iter().zip(to) {
+            if let Some(to) = to.map(f32s_mut) {
+                add_chunks(cpu.level, sums, from, stride, self.chunks, to);
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn add_chunks<S>(s, sums: &[f32], from: usize, stride: usize, chunks: usize, to: &mut [f32]) {
+        for i in (0..to.len()).step_by(LANES) {
+            let mut sum = s.splat(0.0);
+            for c in 0..chunks {
+                sum = s.add(sum, get(s, &sums[c * stride + from..][..to.len()], i));
+            }
+            let sum = s.add(get(s, to, i), sum);
+            put(s, to, i, sum);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Updates of parameters from their gradients.
+
+use super::Cpu;
+use super::element::{get, put};
+use super::memory::{f32s, f32s_mut};
+use super::pool::Disjoint;
+use super::simd::{LANES, multiversion};
+use super::vector::{PIECE, part};
+use crate::backend::{AdamW, Sgd};
+use crate::buffer::Buffer;
+use crate::error::Result;
+use std::ops::Range;
+
+/// What AdamW multiplies with, the same for all elements of a step.
+#[derive(Clone, Copy)]
+struct AdamFactors {
+    grad_scale: f32,
+    keep: f32,
+    beta1: f32,
+    rest1: f32,
+    beta2: f32,
+    rest2: f32,
+    root_correction: f32,
+    eps: f32,
+    step_size: f32,
+}
+
+impl AdamFactors {
+    fn of(op: AdamW) -> Self {
+        let (lr, beta1, beta2) = (op.lr as f64, op.beta1 as f64, op.beta2 as f64);
+        AdamFactors {
+            grad_scale: op.grad_scale,
+            keep: (1.0 - lr * op.weight_decay as f64) as f32,
+            beta1: op.beta1,
+            rest1: (1.0 - beta1) as f32,
+            beta2: op.beta2,
+            rest2: (1.0 - beta2) as f32,
+            root_correction: (1.0 - power(beta2, op.step)).sqrt() as f32,
+            eps: op.eps,
+            step_size: (lr / (1.0 - power(beta1, op.step))) as f32,
+        }
+    }
+}
+
+/// `x^n` by repeated squaring, the same on every system.
+fn power(mut x: f64, mut n: u64) -> f64 {
+    let mut result = 1.0;
+    while n > 0 {
+        if n & 1 == 1 {
+            result *= x;
+        }
+        x *= x;
+        n >>= 1;
+    }
+    result
+}
+
+/// Pieces of `range`, each the caller's alone.
+fn pieces(cpu: &Cpu, range: Range<usize>, f: impl Fn(Range<usize>) + Sync) {
+    cpu.pool.ranges(range.len(), PIECE, |r| f(range.start + r.start..range.start + r.end));
+}
+
+/// Elements `range` of a parameter and of its state.
+pub fn adamw(
+    cpu: &Cpu,
+    op: AdamW,
+    range: Range<usize>,
+    param: &mut Buffer,
+    grad: &Buffer,
+    first: &mut Buffer,
+    second: &mut Buffer,
+) -> Result<()> {
+    assert!(op.step > 0, "AdamW's steps are counted from 1");
+    let n = param.len();
+    assert!(range.end <= n && grad.len() == n && first.len() == n && second.len() == n);
+    let (factors, grad) = (AdamFactors::of(op), f32s(grad));
+    let param = Disjoint::new(f32s_mut(param));
+    let (first, second) = (Disjoint::new(f32s_mut(first)), Disjoint::new(f32s_mut(second)));
+    pieces(cpu, range, |r| {
+        // SAFETY: pieces do not overlap.
+        let (w, m, v) = unsafe { (part(&param, &r), part(&first, &r), part(&second, &r)) };
+        adamw_piece(cpu.level, factors, w, &grad[r], m, v);
+    });
+    Ok(())
+}
+
+multiversion! {
+    fn adamw_piece<S>(s, f: AdamFactors, param: &mut [f32], grad: &[f32], first: &mut [f32], second: &mut [f32]) {
+        let (scale, keep, step) = (s.splat(f.grad_scale), s.splat(f.keep), s.splat(-f.step_size));
+        let (beta1, rest1) = (s.splat(f.beta1), s.splat(f.rest1));
+        let (beta2, rest2) = (s.splat(f.beta2), s.splat(f.rest2));
+        let (correction, eps) = (s.splat(f.root_correction), s.splat(f.eps));
+        for i in (0..grad.len()).step_by(LANES) {
+            let g = s.mul(scale, get(s, grad, i));
+            let m = s.fma(beta1, get(s, first, i), s.mul(rest1, g));
+            let v = s.fma(beta2, get(s, second, i), s.mul(rest2, s.mul(g, g)));
+            let w = s.mul(keep, get(s, param, i));
+            let denominator = s.add(s.div(s.sqrt(v), correction), eps);
+            put(s, first, i, m);
+            put(s, second, i, v);
+            put(s, param, i, s.fma(step, s.div(m, denominator), w));
+        }
+    }
+}
+
+/// Elements `range` of a parameter and of its velocity (absent without momentum).
+pub fn sgd(
+    cpu: &Cpu,
+    op: Sgd,
+    range: Range<usize>,
+    param: &mut Buffer,
+    grad: &Buffer,
+    velocity: Option<&mut Buffer>,
+) -> Result<()> {
+    let n = param.len();
+    assert!(range.end <= n && grad.len() == n && velocity.as_ref().is_none_or(|v| v.len() == n));
+    assert!(op.momentum == 0.0 || velocity.is_some(), "momentum needs a velocity");
+    let (grad, param) = (f32s(grad), Disjoint::new(f32s_mut(param)));
+    let velocity = velocity.filter(|_| op.momentum != 0.0).map(|v| Disjoint::new(f32s_mut(v)));
+    pieces(cpu, range, |r| {
+        // SAFETY: pieces do not overlap.
+        let (w, v) = unsafe { (part(&param, &r), velocity.as_ref().map(|v| part(v, &r))) };
+        sgd_piece(cpu.level, op, w, &grad[r], v);
+    });
+    Ok(())
+}
+
+multiversion! {
+    fn sgd_piece<S>(s, op: Sgd, param: &mut [f32], grad: &[f32], velocity: Option<&mut [f32]>) {
+        let (scale, decay) = (s.splat(op.grad_scale), s.splat(op.weight_decay));
+        let (momentum, step) = (s.splat(op.momentum), s.splat(-op.lr));
+        match velocity {
+            Some(velocity) => {
+                for i in (0..grad.len()).step_by(LANES) {
+                    let w = get(s, param, i);
+                    let g = s.fma(decay, w, s.mul(scale, get(s, grad, i)));
+                    let v = s.fma(momentum, get(s, velocity, i), g);
+                    put(s, velocity, i, v);
+                    put(s, param, i, s.fma(step, v, w));
+                }
+            }
+            None => {
+                for i in (0..grad.len()).step_by(LANES) {
+                    let w = get(s, param, i);
+                    let g = s.fma(decay, w, s.mul(scale, get(s, grad, i)));
+                    put(s, param, i, s.fma(step, g, w));
+                }
+            }
+        }
+    }
+}

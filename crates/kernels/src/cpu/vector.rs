@@ -1,0 +1,301 @@
+//! Plain vectors: filling, conversion, sums and rows picked by number.
+
+use super::Cpu;
+use super::element::{Stored, get, put};
+use super::memory::u32s;
+use super::pool::Disjoint;
+use super::simd::{LANES, Simd, multiversion};
+use crate::buffer::{Buffer, DType};
+use crate::error::Result;
+use std::any::TypeId;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Elements of a task: long enough to be worth handing to another thread.
+pub(crate) const PIECE: usize = 16 * 1024;
+/// Elements that `dot` adds up before the sums of such chunks are added in order.
+const DOT_CHUNK: usize = 4096;
+/// Elements looked at together for a NaN or infinity.
+const FINITE_CHUNK: usize = 1024;
+
+/// Evaluates an expression with names of float buffers bound to their elements instead, once per storage type:
+/// `typed!([ref x, mut y] kernel(x, y))`.
+macro_rules! typed {
+    ([] $body:expr) => { $body };
+    ([ref $b:ident $(, $($rest:tt)*)?] $body:expr) => {
+        match $crate::cpu::memory::floats($b) {
+            $crate::cpu::memory::Slice::F32($b) => $crate::cpu::vector::typed!([$($($rest)*)?] $body),
+            $crate::cpu::memory::Slice::Bf16($b) => $crate::cpu::vector::typed!([$($($rest)*)?] $body),
+        }
+    };
+    ([mut $b:ident $(, $($rest:tt)*)?] $body:expr) => {
+        match $crate::cpu::memory::floats_mut($b) {
+            $crate::cpu::memory::SliceMut::F32($b) => $crate::cpu::vector::typed!([$($($rest)*)?] $body),
+            $crate::cpu::memory::SliceMut::Bf16($b) => $crate::cpu::vector::typed!([$($($rest)*)?] $body),
+        }
+    };
+}
+pub(crate) use typed;
+
+/// Rows of a task, for rows of that many elements.
+pub(crate) fn rows_of_task(width: usize) -> usize {
+    (PIECE / width.max(1)).max(1)
+}
+
+/// Number of rows of `width` in `len` elements.
+pub(crate) fn row_count(len: usize, width: usize) -> usize {
+    assert!(width > 0 && len.is_multiple_of(width), "{len} elements are not rows of {width}");
+    len / width
+}
+
+/// Sets every element.
+pub fn fill(cpu: &Cpu, dst: &mut Buffer, value: f32) -> Result<()> {
+    typed!([mut dst] fill_slice(cpu, dst, value));
+    Ok(())
+}
+
+fn fill_slice<T: Stored>(cpu: &Cpu, dst: &mut [T], value: f32) {
+    let (n, dst) = (dst.len(), Disjoint::new(dst));
+    cpu.pool.ranges(n, PIECE, |r| {
+        // SAFETY: pieces of the slice do not overlap.
+        fill_piece(cpu.level, unsafe { dst.part(r.start, r.len()) }, value);
+    });
+}
+
+multiversion! {
+    fn fill_piece<S, type T: Stored>(s, dst: &mut [T], value: f32) {
+        let v = s.splat(value);
+        for i in (0..dst.len()).step_by(LANES) {
+            put(s, dst, i, v);
+        }
+    }
+}
+
+/// To `dst[at..]`, converted to its type.
+pub fn write(cpu: &Cpu, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()> {
+    typed!([mut dst] copy_slice(cpu, src, &mut dst[at..][..src.len()]));
+    Ok(())
+}
+
+/// From `src[at..]`, converted to f32.
+pub fn read(cpu: &Cpu, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
+    typed!([ref src] copy_slice(cpu, &src[at..][..dst.len()], dst));
+    Ok(())
+}
+
+/// A buffer of ids, positions or row numbers.
+pub fn indices(cpu: &Cpu, values: &[u32]) -> Result<Buffer> {
+    let mut memory = cpu.arena.take(size_of_val(values))?;
+    memory.slice_mut(values.len()).copy_from_slice(values);
+    Ok(Buffer::new(DType::U32, values.len(), Box::new(memory)))
+}
+
+/// `dst[to..to + len] = src[from..from + len]`, converted where the types differ.
+pub fn copy(cpu: &Cpu, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()> {
+    typed!([ref src, mut dst] copy_slice(cpu, &src[from..][..len], &mut dst[to..][..len]));
+    Ok(())
+}
+
+fn copy_slice<T: Stored, U: Stored>(cpu: &Cpu, src: &[T], dst: &mut [U]) {
+    let dst = Disjoint::new(dst);
+    cpu.pool.ranges(src.len(), PIECE, |r| {
+        // SAFETY: pieces of the slice do not overlap.
+        copy_piece(cpu.level, &src[r.clone()], unsafe { dst.part(r.start, r.len()) });
+    });
+}
+
+multiversion! {
+    fn copy_piece<S, type T: Stored, type U: Stored>(s, src: &[T], dst: &mut [U]) {
+        copy_row(s, src, dst);
+    }
+}
+
+/// Copies a row, converted where the types differ; where they do not, every bit is kept.
+#[inline(always)]
+pub(crate) fn copy_row<S: Simd, T: Stored, U: Stored>(s: S, src: &[T], dst: &mut [U]) {
+    assert_eq!(src.len(), dst.len());
+    if TypeId::of::<T>() == TypeId::of::<U>() {
+        // SAFETY: both slices have this length and the same element type, and they are different borrows.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr().cast(), dst.as_mut_ptr(), src.len()) };
+        return;
+    }
+    for i in (0..src.len()).step_by(LANES) {
+        put(s, dst, i, get(s, src, i));
+    }
+}
+
+/// `y += a * x`
+pub fn axpy(cpu: &Cpu, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()> {
+    assert_eq!(x.len(), y.len());
+    typed!([ref x, mut y] axpy_slice(cpu, a, x, y));
+    Ok(())
+}
+
+fn axpy_slice<T: Stored, U: Stored>(cpu: &Cpu, a: f32, x: &[T], y: &mut [U]) {
+    let y = Disjoint::new(y);
+    cpu.pool.ranges(x.len(), PIECE, |r| {
+        // SAFETY: pieces of the slice do not overlap.
+        axpy_piece(cpu.level, a, &x[r.clone()], unsafe { y.part(r.start, r.len()) });
+    });
+}
+
+multiversion! {
+    fn axpy_piece<S, type T: Stored, type U: Stored>(s, a: f32, x: &[T], y: &mut [U]) {
+        let a = s.splat(a);
+        for i in (0..x.len()).step_by(LANES) {
+            let v = s.fma(a, get(s, x, i), get(s, y, i));
+            put(s, y, i, v);
+        }
+    }
+}
+
+/// Sum of products, in f64 over fixed chunks.
+pub fn dot(cpu: &Cpu, x: &Buffer, y: &Buffer) -> Result<f64> {
+    assert_eq!(x.len(), y.len());
+    Ok(typed!([ref x, ref y] dot_slice(cpu, x, y)))
+}
+
+fn dot_slice<T: Stored, U: Stored>(cpu: &Cpu, x: &[T], y: &[U]) -> f64 {
+    let mut sums = vec![0f64; x.len().div_ceil(DOT_CHUNK)];
+    let (count, shared) = (sums.len(), Disjoint::new(&mut sums));
+    cpu.pool.ranges(count, PIECE / DOT_CHUNK, |chunks| {
+        for c in chunks {
+            let r = c * DOT_CHUNK..((c + 1) * DOT_CHUNK).min(x.len());
+            let sum = dot_chunk(cpu.level, &x[r.clone()], &y[r]);
+            // SAFETY: each chunk has its own element.
+            unsafe { shared.part(c, 1)[0] = sum };
+        }
+    });
+    sums.iter().sum()
+}
+
+multiversion! {
+    fn dot_chunk<S, type T: Stored, type U: Stored>(s, x: &[T], y: &[U]) -> f64 {
+        // Products of two f32 are exact in f64.
+        let mut sums = [0f64; LANES];
+        let (mut a, mut b) = ([0f32; LANES], [0f32; LANES]);
+        for i in (0..x.len()).step_by(LANES) {
+            put(s, &mut a, 0, get(s, x, i));
+            put(s, &mut b, 0, get(s, y, i));
+            for l in 0..LANES {
+                sums[l] += a[l] as f64 * b[l] as f64;
+            }
+        }
+        let mut n = LANES / 2;
+        while n > 0 {
+            for l in 0..n {
+                sums[l] += sums[l + n];
+            }
+            n /= 2;
+        }
+        sums[0]
+    }
+}
+
+/// Index of the first NaN or infinity.
+pub fn first_non_finite(cpu: &Cpu, x: &Buffer) -> Result<Option<usize>> {
+    Ok(typed!([ref x] first_non_finite_slice(cpu, x)))
+}
+
+fn first_non_finite_slice<T: Stored>(cpu: &Cpu, x: &[T]) -> Option<usize> {
+    let first = AtomicUsize::new(usize::MAX);
+    cpu.pool.ranges(x.len(), PIECE, |r| {
+        if first.load(Ordering::Relaxed) < r.start {
+            return;
+        }
+        if let Some(i) = non_finite_in(cpu.level, &x[r.clone()]) {
+            first.fetch_min(r.start + i, Ordering::Relaxed);
+        }
+    });
+    Some(first.into_inner()).filter(|&i| i != usize::MAX)
+}
+
+multiversion! {
+    fn non_finite_in<S, type T: Stored>(s, x: &[T]) -> Option<usize> {
+        let zero = s.splat(0.0);
+        for from in (0..x.len()).step_by(FINITE_CHUNK) {
+            let chunk = &x[from..(from + FINITE_CHUNK).min(x.len())];
+            // 0 * x is zero unless x is a NaN or infinity, and a NaN stays in the sum.
+            let mut sum = zero;
+            for i in (0..chunk.len()).step_by(LANES) {
+                sum = s.fma(zero, get(s, chunk, i), sum);
+            }
+            if s.sum(sum) == 0.0 {
+                continue;
+            }
+            let mut lanes = [0f32; LANES];
+            for i in (0..chunk.len()).step_by(LANES) {
+                put(s, &mut lanes, 0, get(s, chunk, i));
+                for l in 0..LANES {
+                    if !lanes[l].is_finite() {
+                        return Some(from + i + l);
+                    }
+                }
+            }
+        }
+        None
+    }
+}
+
+/// Row `i` of `dst` is row `rows[i]` of `src`.
+pub fn gather_rows(cpu: &Cpu, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+    let (rows, count) = (u32s(rows), row_count(src.len(), width));
+    assert_eq!(dst.len(), rows.len() * width);
+    assert!(rows.iter().all(|&r| (r as usize) < count), "a row to gather is not among the {count} there are");
+    typed!([ref src, mut dst] gather(cpu, src, rows, width, dst));
+    Ok(())
+}
+
+fn gather<T: Stored, U: Stored>(cpu: &Cpu, src: &[T], rows: &[u32], width: usize, dst: &mut [U]) {
+    let dst = Disjoint::new(dst);
+    cpu.pool.ranges(rows.len(), rows_of_task(width), |r| {
+        // SAFETY: tasks have disjoint rows.
+        let dst = unsafe { dst.part(r.start * width, r.len() * width) };
+        gather_piece(cpu.level, src, &rows[r], width, dst);
+    });
+}
+
+/// Stands for a row that becomes zero.
+const NO_ROW: u32 = u32::MAX;
+
+multiversion! {
+    fn gather_piece<S, type T: Stored, type U: Stored>(s, src: &[T], rows: &[u32], width: usize, dst: &mut [U]) {
+        let zero = s.splat(0.0);
+        for i in 0..rows.len() {
+            let to = &mut dst[i * width..(i + 1) * width];
+            if rows[i] == NO_ROW {
+                for j in (0..width).step_by(LANES) {
+                    put(s, to, j, zero);
+                }
+            } else {
+                copy_row(s, &src[rows[i] as usize * width..][..width], to);
+            }
+        }
+    }
+}
+
+/// Row `rows[i]` of `dst` is row `i` of `src`; the other rows become zero. `rows` are distinct.
+pub fn scatter_rows(cpu: &Cpu, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+    let (rows, count) = (u32s(rows), row_count(dst.len(), width));
+    assert_eq!(src.len(), rows.len() * width);
+    let mut from = vec![NO_ROW; count];
+    for (i, &row) in rows.iter().enumerate() {
+        let from = from.get_mut(row as usize);
+        let from =
+            from.unwrap_or_else(|| panic!("row {row} to scatter to is not among the {count} there are"));
+        assert_eq!(*from, NO_ROW, "row {row} is scattered to twice");
+        *from = i as u32;
+    }
+    typed!([ref src, mut dst] gather(cpu, src, &from, width, dst));
+    Ok(())
+}
+
+/// The part of a slice that a range names, for tasks that own it.
+///
+/// # Safety
+/// As [`Disjoint::part`].
+#[allow(clippy::mut_from_ref)]
+pub(crate) unsafe fn part<'a, T>(of: &'a Disjoint<T>, range: &Range<usize>) -> &'a mut [T] {
+    // SAFETY: passed on to the caller.
+    unsafe { of.part(range.start, range.len()) }
+}
