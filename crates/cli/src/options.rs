@@ -122,7 +122,7 @@ pub fn longest(config: &Config) -> usize {
 }
 
 /// A whole number above zero.
-pub fn at_least_one(text: &str) -> Result<usize, String> {
+pub fn at_least_one(text: &str) -> std::result::Result<usize, String> {
     match text.parse::<usize>() {
         Ok(0) => Err("must be at least 1".into()),
         Ok(n) => Ok(n),
@@ -131,7 +131,7 @@ pub fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 /// A finite number above zero.
-pub fn above_zero(text: &str) -> Result<f32, String> {
+pub fn above_zero(text: &str) -> std::result::Result<f32, String> {
     match text.parse::<f32>() {
         Ok(x) if x.is_finite() && x > 0.0 => Ok(x),
         Ok(_) => Err("must be a finite number above 0".into()),
@@ -140,7 +140,7 @@ pub fn above_zero(text: &str) -> Result<f32, String> {
 }
 
 /// A finite number of zero or more.
-pub fn zero_or_more(text: &str) -> Result<f32, String> {
+pub fn zero_or_more(text: &str) -> std::result::Result<f32, String> {
     match text.parse::<f32>() {
         Ok(x) if x.is_finite() && x >= 0.0 => Ok(x),
         Ok(_) => Err("must be a finite number of 0 or more".into()),
@@ -149,7 +149,7 @@ pub fn zero_or_more(text: &str) -> Result<f32, String> {
 }
 
 /// A share: above 0 and up to 1.
-pub fn share(text: &str) -> Result<f32, String> {
+pub fn share(text: &str) -> std::result::Result<f32, String> {
     match text.parse::<f32>() {
         Ok(x) if x > 0.0 && x <= 1.0 => Ok(x),
         Ok(_) => Err("must be above 0 and at most 1".into()),
@@ -158,7 +158,7 @@ pub fn share(text: &str) -> Result<f32, String> {
 }
 
 /// A share that may be zero: from 0 to below 1.
-pub fn share_or_zero(text: &str) -> Result<f32, String> {
+pub fn share_or_zero(text: &str) -> std::result::Result<f32, String> {
     match text.parse::<f32>() {
         Ok(x) if (0.0..1.0).contains(&x) => Ok(x),
         Ok(_) => Err("must be 0 or more and below 1".into()),

@@ -1,0 +1,122 @@
+//! `ferrl bench`: how fast this machine trains, decodes and multiplies.
+
+mod decode;
+mod gemm;
+mod report;
+mod train;
+
+use crate::options::{DeviceArgs, at_least_one};
+use clap::Subcommand;
+use ferrl_engine::Result;
+use ferrl_engine::checkpoint::InitOptions;
+use ferrl_engine::model::Config;
+use ferrl_kernels::cpu::{peak, simd::Level};
+use ferrl_kernels::DType;
+
+/// Measure this machine.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Training steps of a small random model: forward, backward, AdamW
+    Train(train::Args),
+    /// Greedy decoding of many sequences at once
+    Decode(decode::Args),
+    /// Matrix products at the shapes of training and of decoding
+    Gemm(gemm::Args),
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    match &args.what {
+        What::Train(args) => train::run(args),
+        What::Decode(args) => decode::run(args),
+        What::Gemm(args) => gemm::run(args),
+    }
+}
+
+/// How often, and for whom.
+#[derive(clap::Args)]
+struct HowArgs {
+    /// Measurements, after one that does not count
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one)]
+    repeats: usize,
+    /// Print one line of JSON instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Stay and answer every line `run N` on standard input with one line of JSON
+    #[arg(long)]
+    worker: bool,
+}
+
+/// The model that is measured.
+#[derive(clap::Args)]
+struct ShapeArgs {
+    /// Width of the residual stream
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    hidden: usize,
+    /// Number of layers
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
+    layers: usize,
+    /// Query heads
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
+    heads: usize,
+    /// Key and value heads
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = at_least_one)]
+    kv_heads: usize,
+    /// Inner width of the feed-forward network
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
+    inter: usize,
+    /// Tokens the model knows
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
+    vocab: usize,
+}
+
+impl ShapeArgs {
+    fn init(&self, positions: usize) -> InitOptions {
+        InitOptions {
+            vocab: self.vocab,
+            hidden: self.hidden,
+            layers: self.layers,
+            heads: Some(self.heads),
+            kv_heads: Some(self.kv_heads),
+            ffn: Some(self.inter),
+            tied: Some(true),
+            rope_theta: Some(1e6),
+            max_positions: positions.max(1024),
+            ..InitOptions::new("qwen2")
+        }
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "qwen2, width {} x {} layers, heads {}/{}, inner width {}, vocabulary {}",
+            self.hidden, self.layers, self.heads, self.kv_heads, self.inter, self.vocab
+        )
+    }
+}
+
+/// Multiply-adds of one token's forward pass that sees `context` tokens, counted as two operations each.
+fn forward_flops(config: &Config, context: f64) -> f64 {
+    let layer = config.hidden * (config.qkv_width() + config.attention_width())
+        + config.hidden * config.up_width()
+        + config.ffn * config.hidden;
+    let products = (config.layers * layer + config.vocab * config.hidden) as f64;
+    2.0 * products + 4.0 * context * (config.layers * config.attention_width()) as f64
+}
+
+/// GFLOP/s all threads could reach together.
+fn peak_gflops(dtype: DType, device: &DeviceArgs) -> Result<f64> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    Ok(peak::measure(Level::from_env()?, dtype) * device.threads.unwrap_or(cores) as f64)
+}
+
+/// Token ids that look random and are always the same.
+fn some_ids(count: usize, vocab: usize) -> Vec<u32> {
+    let id = |i: usize| ferrl_kernels::philox::philox4x32([i as u32, 0, 0, 0], [0, 0])[0] % vocab as u32;
+    (0..count).map(id).collect()
+}
