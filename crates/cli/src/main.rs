@@ -6,6 +6,7 @@ mod machine;
 mod options;
 mod output;
 mod progress;
+mod sampling;
 mod text;
 
 use clap::{Parser, Subcommand};

@@ -116,16 +116,12 @@ pub fn nearest_path(path: &Path) -> Option<String> {
     Some(path.with_file_name(near).display().to_string())
 }
 
-/// The most positions a model takes; beyond them a table ends or rotations were never trained.
-pub fn longest(config: &Config) -> usize {
-    config.max_positions
-}
-
-/// A whole number above zero.
+/// A whole number above zero, small enough that sizes made of it stay in range.
 pub fn at_least_one(text: &str) -> std::result::Result<usize, String> {
-    match text.parse::<usize>() {
+    match text.parse::<u64>() {
         Ok(0) => Err("must be at least 1".into()),
-        Ok(n) => Ok(n),
+        Ok(n) if n < 1 << 32 => Ok(n as usize),
+        Ok(_) => Err(format!("must be at most {}", u32::MAX)),
         Err(_) => Err(format!("{text:?} is not a whole number of at least 1")),
     }
 }
@@ -139,11 +135,11 @@ pub fn above_zero(text: &str) -> std::result::Result<f32, String> {
     }
 }
 
-/// A finite number of zero or more.
-pub fn zero_or_more(text: &str) -> std::result::Result<f32, String> {
+/// A temperature: 0, or large enough to divide by.
+pub fn temperature(text: &str) -> std::result::Result<f32, String> {
     match text.parse::<f32>() {
-        Ok(x) if x.is_finite() && x >= 0.0 => Ok(x),
-        Ok(_) => Err("must be a finite number of 0 or more".into()),
+        Ok(x) if x == 0.0 || (x.is_finite() && x >= 1e-4) => Ok(x),
+        Ok(_) => Err("must be 0 (the likeliest token) or at least 0.0001".into()),
         Err(_) => Err(format!("{text:?} is not a number")),
     }
 }
@@ -157,11 +153,11 @@ pub fn share(text: &str) -> std::result::Result<f32, String> {
     }
 }
 
-/// A share that may be zero: from 0 to below 1.
+/// A share that may be zero: from 0 to 1.
 pub fn share_or_zero(text: &str) -> std::result::Result<f32, String> {
     match text.parse::<f32>() {
-        Ok(x) if (0.0..1.0).contains(&x) => Ok(x),
-        Ok(_) => Err("must be 0 or more and below 1".into()),
+        Ok(x) if (0.0..=1.0).contains(&x) => Ok(x),
+        Ok(_) => Err("must be from 0 to 1".into()),
         Err(_) => Err(format!("{text:?} is not a number")),
     }
 }

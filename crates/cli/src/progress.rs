@@ -50,11 +50,6 @@ impl Progress {
     pub fn add(&self, units: u64) {
         self.bar.inc(units);
     }
-
-    /// From here on something else, whose length nobody knows.
-    pub fn stage(&self, what: &str) {
-        self.bar.set_message(what.to_owned());
-    }
 }
 
 /// Waits on a thread of its own, so that a bar also appears while the program is busy in one long call.

@@ -85,18 +85,50 @@ impl Text {
         Ok(ids)
     }
 
-    /// Ids of a row that is to be continued: `ids`, `prompt`, or `messages`.
-    pub fn prompted(&self, row: &Row, new: usize) -> Result<Vec<u32>> {
+    /// Ids of a row that is to be continued (`ids`, `prompt`, or `messages`), and whether it is a conversation.
+    pub fn prompted(&self, row: &Row) -> Result<(Vec<u32>, bool)> {
         let at = |e: Error| e.at(&row.place);
-        let ids = match row.choose(&["ids", "prompt", "messages"])? {
-            "ids" => row.ids("ids", self.vocab)?,
+        Ok(match row.choose(&["ids", "prompt", "messages"])? {
+            "ids" => (row.ids("ids", self.vocab)?, false),
             "prompt" if row.get("prompt").is_some_and(Value::is_array) => {
-                self.chat(row.messages("prompt")?, Some(row), true).map_err(at)?
+                (self.chat(row.messages("prompt")?, Some(row), true).map_err(at)?, true)
             }
-            "prompt" => self.prompt(row.text("prompt")?).map_err(at)?,
-            _ => self.chat(row.messages("messages")?, Some(row), true).map_err(at)?,
-        };
-        self.fits(&row.place, &ids, new)?;
+            "prompt" => (self.prompt(row.text("prompt")?).map_err(at)?, false),
+            _ => (self.chat(row.messages("messages")?, Some(row), true).map_err(at)?, true),
+        })
+    }
+
+    /// New tokens when nobody says how many: `usual`, or what the model has room for.
+    pub fn room(&self, prompt: usize, usual: usize) -> usize {
+        usual.min((self.longest + 1).saturating_sub(prompt)).max(1)
+    }
+
+    /// Whether there is a tokenizer at all; models are sometimes used with token ids alone.
+    pub fn has_tokenizer(&self) -> bool {
+        self.dir.join("tokenizer.json").is_file()
+    }
+
+    /// The tokens that end a completion: those the model's files name, and for a conversation those that end a turn.
+    pub fn ends(&self, chat: bool) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        if self.has_tokenizer() {
+            let tokenizer = self.tokenizer()?;
+            ids.extend_from_slice(tokenizer.eos());
+            let turns = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"];
+            let turns = turns.iter().filter(|_| chat).filter_map(|t| tokenizer.token_id(t));
+            ids.extend(turns.filter(|id| tokenizer.is_special(*id)));
+        } else {
+            for file in ["config.json", "generation_config.json"] {
+                let text = std::fs::read_to_string(self.dir.join(file)).unwrap_or_default();
+                let json: Value = serde_json::from_str(&text).unwrap_or_default();
+                match &json["eos_token_id"] {
+                    Value::Array(list) => ids.extend(list.iter().filter_map(Value::as_u64).map(|id| id as u32)),
+                    one => ids.extend(one.as_u64().map(|id| id as u32)),
+                }
+            }
+        }
+        ids.sort_unstable();
+        ids.dedup();
         Ok(ids)
     }
 
@@ -110,7 +142,8 @@ impl Text {
         if ids.is_empty() {
             return Err(Error::data("has no tokens").at(place).fix("leave the row out, or give it some text"));
         }
-        let (total, longest) = (ids.len().saturating_add(new), self.longest);
+        // The last new token is sampled, but never an input.
+        let (total, longest) = (ids.len() + new.saturating_sub(1), self.longest);
         if total <= longest {
             return Ok(());
         }
