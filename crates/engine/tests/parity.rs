@@ -1,4 +1,5 @@
 //! Every family against numbers from Hugging Face transformers (made by `tools/make_model_fixtures.py`).
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Model, Options, family};
@@ -62,7 +63,11 @@ fn load(backend: &Arc<dyn Backend>, dir: &Path, dtype: DType) -> Model {
 #[track_caller]
 fn close(what: &str, got: f32, want: f32, tolerance: f32) {
     let bound = tolerance * want.abs().max(1.0);
-    assert!((got - want).abs() <= bound, "{what}: got {got}, expected {want}, off by {:e}", (got - want).abs());
+    assert!(
+        (got - want).abs() <= bound,
+        "{what}: got {got}, expected {want}, off by {:e}",
+        (got - want).abs()
+    );
 }
 
 /// Compares each column of the packed statistics with the reference's sequences.
@@ -190,7 +195,12 @@ fn compare_gradients(dir: &Path, backend: &Arc<dyn Backend>, recompute: bool) {
                 // A transposed tensor is stored [in, out].
                 let g = if part.transposed { j % shape[1] * shape[0] + j / shape[1] } else { j };
                 let error = (got[at + g] - w).abs() / scale;
-                assert!(error < 1e-4, "{dir:?} {} {name}[{j}]: {} against {w}", backend.describe(), got[at + g]);
+                assert!(
+                    error < 1e-4,
+                    "{dir:?} {} {name}[{j}]: {} against {w}",
+                    backend.describe(),
+                    got[at + g]
+                );
             }
             at += want.len();
             checked += 1;
@@ -213,7 +223,8 @@ fn greedy_continuations_equal_transformers() {
                 let tokens = model.tokens(&ids, &positions).unwrap();
                 let segments = ferrl_kernels::backend::Segments::of([ids.len()]);
                 let context = ferrl_engine::model::decoder::Context::Packed(&segments);
-                let (h, _) = model.forward(&tokens, context, ferrl_engine::model::decoder::Keep::Nothing).unwrap();
+                let (h, _) =
+                    model.forward(&tokens, context, ferrl_engine::model::decoder::Keep::Nothing).unwrap();
                 let last = model.select_rows(&h, &[ids.len() as u32 - 1]).unwrap();
                 let (logits, _) = model.logits(&last, 1.0).unwrap();
                 let token = model.backend.argmax(&logits, 1).unwrap()[0];

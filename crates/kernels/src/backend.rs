@@ -150,15 +150,15 @@ pub struct LogpGrads<'a> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// Learning rate of this step.
-    pub lr: f32,
+    pub lr: f64,
     /// Decay of the first moment.
-    pub beta1: f32,
+    pub beta1: f64,
     /// Decay of the second moment.
-    pub beta2: f32,
+    pub beta2: f64,
     /// Added to the root of the second moment.
-    pub eps: f32,
+    pub eps: f64,
     /// Decoupled: `w -= lr * weight_decay * w`.
-    pub weight_decay: f32,
+    pub weight_decay: f64,
     /// Steps taken, counting this one; for the bias correction.
     pub step: u64,
     /// Multiplies the gradient first (clipping).
@@ -169,11 +169,11 @@ pub struct AdamW {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
     /// Learning rate of this step.
-    pub lr: f32,
+    pub lr: f64,
     /// Decay of the velocity; 0 is plain gradient descent.
-    pub momentum: f32,
+    pub momentum: f64,
     /// Added to the gradient: `g += weight_decay * w`.
-    pub weight_decay: f32,
+    pub weight_decay: f64,
     /// Multiplies the gradient first (clipping).
     pub grad_scale: f32,
 }
@@ -219,7 +219,14 @@ pub trait Backend: Send + Sync {
 
     // ---- normalisation ------------------------------------------------------------------------------------
     /// `y = norm(x) * weight + bias`
-    fn norm(&self, op: Norm, x: &Buffer, weight: &Buffer, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()>;
+    fn norm(
+        &self,
+        op: Norm,
+        x: &Buffer,
+        weight: &Buffer,
+        bias: Option<&Buffer>,
+        y: &mut Buffer,
+    ) -> Result<()>;
     /// `sum = x + delta` (f32), `y = norm(sum) * weight + bias`
     fn add_norm(
         &self,
@@ -374,7 +381,14 @@ pub trait Backend: Send + Sync {
         dw: Option<&mut Buffer>,
     ) -> Result<()>;
     /// For a few rows: the scaled logits themselves, `[rows, vocab]` f32, and their `lse`, the bits `logp` uses.
-    fn logits(&self, op: LogpHead, x: &Buffer, w: &Weight, logits: &mut Buffer, lse: &mut Buffer) -> Result<()>;
+    fn logits(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        logits: &mut Buffer,
+        lse: &mut Buffer,
+    ) -> Result<()>;
     /// For each row of `logits`, the first token whose cumulative probability exceeds `uniform[row]`.
     fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>>;
     /// For each row of `logits`, the first largest.

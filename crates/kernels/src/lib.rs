@@ -22,7 +22,8 @@ pub struct Device {
 }
 
 /// Every kind of device Ferrl knows.
-pub const BACKENDS: &[Device] = &[Device { name: "cpu", open: |threads| Ok(Arc::new(cpu::Cpu::new(threads)?)) }];
+pub const BACKENDS: &[Device] =
+    &[Device { name: "cpu", open: |threads| Ok(Arc::new(cpu::Cpu::new(threads)?)) }];
 
 /// Opens the device of that name.
 pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Backend>> {

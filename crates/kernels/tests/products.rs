@@ -1,4 +1,5 @@
 //! Matrix products and what is built on them: linear layers, the logp head, the divergence of two models.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 mod suite;
 
@@ -75,7 +76,8 @@ impl Op for LinearOp {
         let plain = product(&x, k, n, |i, j| w[j * k + i]);
         let y = plain.iter().enumerate().map(|(i, y)| y + bias[i % n]).collect();
         let dx = product(&dy, n, k, |i, j| w[i * k + j]);
-        let dyt: Vec<f64> = (0..n).flat_map(|j| (0..rows).map(|r| dy[r * n + j]).collect::<Vec<_>>()).collect();
+        let dyt: Vec<f64> =
+            (0..n).flat_map(|j| (0..rows).map(|r| dy[r * n + j]).collect::<Vec<_>>()).collect();
         let dw = product(&dyt, rows, k, |i, j| 2.0 * x[i * k + j]);
         let db = (0..n).map(|j| bias[j] + (0..rows).map(|r| dy[r * n + j]).sum::<f64>()).collect();
         (vec![y, plain, dx], vec![dw, db])
@@ -85,7 +87,9 @@ impl Op for LinearOp {
 #[test]
 fn linear_layers_keep_the_contract() {
     // Around the tile (14 rows, 32 columns), odd k for bf16 pairs, and k beyond one block.
-    for (rows, n, k) in [(1, 1, 1), (3, 33, 7), (15, 64, 31), (29, 5, 40), (9, 130, 33), (130, 40, 70), (17, 35, 601)] {
+    for (rows, n, k) in
+        [(1, 1, 1), (3, 33, 7), (15, 64, 31), (29, 5, 40), (9, 130, 33), (130, 40, 70), (17, 35, 601)]
+    {
         check(&LinearOp { rows, n, k });
     }
 }
@@ -206,7 +210,8 @@ impl Op for LogpOp {
         let i = self.inputs(dtype);
         let w = weight(cpu, dtype, self.vocab, self.hidden, &i.w);
         let x = upload(cpu, dtype, &i.x);
-        let (targets, others) = (vector::indices(cpu, &i.targets).unwrap(), vector::indices(cpu, &i.others).unwrap());
+        let (targets, others) =
+            (vector::indices(cpu, &i.targets).unwrap(), vector::indices(cpu, &i.others).unwrap());
         let mut stats = self.stats(cpu, self.rows);
         logp::logp(cpu, self.head, &x, &w, &targets, None, &mut stats).unwrap();
         let [dlogp, dentropy, dothers] = i.flow.each_ref().map(|f| upload(cpu, DType::F32, f));
@@ -214,7 +219,8 @@ impl Op for LogpOp {
         let flow = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: some.then_some(&dothers) };
         let (mut dx, mut dw) = (unwritten(cpu, DType::F32, i.x.len()), zeros(cpu, i.w.len()));
         let listed = some.then_some(&others);
-        logp::logp_backward(cpu, self.head, &x, &w, &targets, listed, &stats, &flow, &mut dx, Some(&mut dw)).unwrap();
+        logp::logp_backward(cpu, self.head, &x, &w, &targets, listed, &stats, &flow, &mut dx, Some(&mut dw))
+            .unwrap();
         vec![download(cpu, &dx), download(cpu, &dw)]
     }
     fn exact(&self, dtype: DType) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
@@ -244,8 +250,10 @@ fn sampling_inverts_the_cumulative_distribution() {
     for_each_cpu(|cpu| {
         let (vocab, rows) = (777, 40);
         let logits = random(9, rows * vocab);
-        let lse: Vec<f32> =
-            logits.chunks(vocab).map(|r| r.iter().map(|&l| (l as f64).exp()).sum::<f64>().ln() as f32).collect();
+        let lse: Vec<f32> = logits
+            .chunks(vocab)
+            .map(|r| r.iter().map(|&l| (l as f64).exp()).sum::<f64>().ln() as f32)
+            .collect();
         let uniform: Vec<f32> = (0..rows).map(|r| r as f32 / rows as f32).collect();
         let (l, s) = (upload(cpu, DType::F32, &logits), upload(cpu, DType::F32, &lse));
         let got = logp::sample(cpu, &l, &s, &uniform).unwrap();

@@ -219,7 +219,16 @@ impl Model {
         if let (Some((q, k)), Some(raw)) = (p.qk_norm, &a.qkv_raw) {
             let (mut dq, mut dk) = (grads[q].take(), grads[k].take());
             let (wq, wk) = (self.master(q), self.master(k));
-            b.head_norm_backward(self.head_norm(), op.heads, raw, wq, wk, &mut dqkv, dq.as_mut(), dk.as_mut())?;
+            b.head_norm_backward(
+                self.head_norm(),
+                op.heads,
+                raw,
+                wq,
+                wk,
+                &mut dqkv,
+                dq.as_mut(),
+                dk.as_mut(),
+            )?;
             (grads[q], grads[k]) = (dq, dk);
         }
         let mut dh = self.activations(x.len())?;

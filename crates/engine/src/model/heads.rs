@@ -75,7 +75,8 @@ impl Model {
         let b = &*self.backend;
         assert!(g.logp.len() == s.count && g.entropy.len() == s.count);
         let dlogp = self.upload(&g.logp)?;
-        let dentropy = if g.entropy.iter().any(|&d| d != 0.0) { Some(self.upload(&g.entropy)?) } else { None };
+        let dentropy =
+            if g.entropy.iter().any(|&d| d != 0.0) { Some(self.upload(&g.entropy)?) } else { None };
         let others = s.others.as_ref().filter(|_| !g.others.is_empty());
         let dothers = if others.is_some() { Some(self.upload(&g.others)?) } else { None };
         let flow = LogpGrads { logp: &dlogp, entropy: dentropy.as_ref(), others: dothers.as_ref() };
@@ -95,7 +96,13 @@ impl Model {
     }
 
     /// Adds the values' share to `dh`.
-    pub fn values_backward(&self, h: &Buffer, dvalue: &[f32], dh: &mut Buffer, grads: Grads<'_>) -> Result<()> {
+    pub fn values_backward(
+        &self,
+        h: &Buffer,
+        dvalue: &[f32],
+        dh: &mut Buffer,
+        grads: Grads<'_>,
+    ) -> Result<()> {
         let Some(p) = self.layout.value else { return Ok(()) };
         let mut dv = self.activations(dvalue.len())?;
         self.backend.write(&mut dv, 0, dvalue)?;

@@ -178,8 +178,10 @@ pub fn plan(lengths: &[usize], budget: usize) -> Result<Vec<std::ops::Range<usiz
     let (mut start, mut tokens) = (0, 0);
     for (i, &len) in lengths.iter().enumerate() {
         if len > budget {
-            return Err(Error::usage(format!("sequence {i} has {len} tokens, the micro-batch budget is {budget}"))
-                .fix(format!("a budget of at least {len} tokens, or shorter sequences")));
+            return Err(Error::usage(format!(
+                "sequence {i} has {len} tokens, the micro-batch budget is {budget}"
+            ))
+            .fix(format!("a budget of at least {len} tokens, or shorter sequences")));
         }
         if tokens + len > budget && i > start {
             cuts.push(start..i);

@@ -144,7 +144,9 @@ impl Trainer {
         for (i, grad) in self.grads.iter_mut().enumerate() {
             let Some(grad) = grad else { continue };
             let mut at = 0;
-            for range in self.optimizer.trained[i].iter().cloned().chain([grad.len()..grad.len()]) {
+            for range in
+                self.optimizer.trained[i].iter().cloned().chain(std::iter::once(grad.len()..grad.len()))
+            {
                 if at < range.start {
                     self.model.backend.write(grad, at, &vec![0.0; range.start - at])?;
                 }
@@ -167,7 +169,8 @@ impl Trainer {
         }
         let sequence = p.segments.starts.partition_point(|&s| s <= row) - 1;
         let at = row - p.segments.starts[sequence];
-        let first = self.model.first_bad_activation(&p.tokens, &p.segments)?.unwrap_or_else(|| "the head".into());
+        let first =
+            self.model.first_bad_activation(&p.tokens, &p.segments)?.unwrap_or_else(|| "the head".into());
         Err(Error::numerics(format!(
             "{name} is not finite at position {at} of sequence {sequence} (of {}); first in {first}",
             batch.sequences.len()

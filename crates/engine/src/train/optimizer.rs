@@ -13,7 +13,7 @@ pub struct OptimizerOptions {
     /// AdamW, or SGD where given.
     pub rule: Rule,
     /// Decoupled for AdamW; norms and biases are left alone.
-    pub weight_decay: f32,
+    pub weight_decay: f64,
     /// Gradients longer than this are scaled down to it.
     pub max_grad_norm: Option<f32>,
     /// Share of the old average kept at each step, where an average of the weights is wanted.
@@ -29,16 +29,16 @@ pub enum Rule {
     /// Adam with decoupled weight decay.
     AdamW {
         /// decay of the first moment
-        beta1: f32,
+        beta1: f64,
         /// decay of the second moment
-        beta2: f32,
+        beta2: f64,
         /// added to the root of the second moment
-        eps: f32,
+        eps: f64,
     },
     /// Gradient descent.
     Sgd {
         /// decay of the velocity
-        momentum: f32,
+        momentum: f64,
     },
 }
 
@@ -100,13 +100,20 @@ impl Optimizer {
         self.steps += 1;
         for (i, grad) in grads.iter().enumerate() {
             let Some(grad) = grad else { continue };
-            self.step_param(model, i, grad, lr as f32, scale)?;
+            self.step_param(model, i, grad, lr, scale)?;
         }
         model.refresh()?;
         Ok(UpdateReport { grad_norm, learning_rate: lr })
     }
 
-    fn step_param(&mut self, model: &mut Model, i: usize, grad: &Buffer, lr: f32, grad_scale: f32) -> Result<()> {
+    fn step_param(
+        &mut self,
+        model: &mut Model,
+        i: usize,
+        grad: &Buffer,
+        lr: f64,
+        grad_scale: f32,
+    ) -> Result<()> {
         let backend = model.backend.clone();
         let param = &mut model.params[i];
         let weight_decay = if param.shape.is_vector() { 0.0 } else { self.options.weight_decay };
@@ -123,7 +130,9 @@ impl Optimizer {
                 Rule::AdamW { beta1, beta2, eps } => {
                     zeros(&mut self.first[i])?;
                     zeros(&mut self.second[i])?;
-                    let (Some(first), Some(second)) = (&mut self.first[i], &mut self.second[i]) else { continue };
+                    let (Some(first), Some(second)) = (&mut self.first[i], &mut self.second[i]) else {
+                        continue;
+                    };
                     let op = AdamW { lr, beta1, beta2, eps, weight_decay, step: self.steps, grad_scale };
                     backend.adamw(op, range, &mut param.master, grad, first, second)?;
                 }

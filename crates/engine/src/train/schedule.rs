@@ -72,7 +72,8 @@ mod tests {
     #[test]
     fn schedules_follow_transformers() {
         // transformers.get_cosine_schedule_with_warmup(10, 100) and get_linear_schedule_with_warmup at lr 1.
-        let cosine = Schedule { lr: 1.0, warmup_steps: 10, total_steps: 100, decay: Decay::Cosine, min_ratio: 0.0 };
+        let cosine =
+            Schedule { lr: 1.0, warmup_steps: 10, total_steps: 100, decay: Decay::Cosine, min_ratio: 0.0 };
         for (step, want) in [(0, 0.0), (5, 0.5), (10, 1.0), (55, 0.5), (100, 0.0), (200, 0.0)] {
             assert!((cosine.at(step) - want).abs() < 1e-12, "{step}");
         }

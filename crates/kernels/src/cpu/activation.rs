@@ -11,7 +11,7 @@ use crate::buffer::Buffer;
 use crate::error::Result;
 
 /// Twice the square root of 2 / pi: `(1 + tanh(u)) / 2` is `sigmoid(2 u)`, which keeps its digits far left of zero.
-const TWO_ROOT: f32 = 1.595_769_1;
+const TWO_ROOT: f32 = 1.595_769;
 const CUBIC: f32 = 0.044_715;
 /// Beyond it the curve is flat in f32, and its polynomial must not overflow.
 const FLAT: f32 = 32.0;

@@ -101,12 +101,12 @@ multiversion! {
                 let weight = if query { q_weight } else { k_weight };
                 let dweight = if query { &mut *dq_weight } else { &mut *dk_weight };
                 let gradient = RowGradient::of(s, op, d, x, weight);
-                if !dweight.is_empty() {
-                    gradient.add_weight(s, d, x, dweight);
-                }
                 for j in (0..dim).step_by(LANES) {
-                    let v = gradient.input(s, get(s, d, j), get(s, x, j), get(s, weight, j));
-                    put(s, d, j, v);
+                    let (dy, x) = (get(s, d, j), get(s, x, j));
+                    if !dweight.is_empty() {
+                        gradient.add_weight(s, dy, x, dweight, j);
+                    }
+                    put(s, d, j, gradient.input(s, dy, x, get(s, weight, j)));
                 }
             }
         }

@@ -128,7 +128,13 @@ pub fn linear_dw(
     Ok(())
 }
 
-fn accumulate<E: TokenRows<Unit: Plain>>(cpu: &Cpu, dy: &[E], x: &[E], tokens: usize, dw: &mut [f32]) -> Result<()> {
+fn accumulate<E: TokenRows<Unit: Plain>>(
+    cpu: &Cpu,
+    dy: &[E],
+    x: &[E],
+    tokens: usize,
+    dw: &mut [f32],
+) -> Result<()> {
     let shape = Shape { n: x.len() / tokens, k: tokens };
     let mut packed = cpu.arena.take(4 * shape.storage::<E>())?;
     let packed = packed.slice_mut(shape.storage::<E>());

@@ -88,7 +88,9 @@ impl Arena {
 
     /// A buffer with unspecified contents.
     pub fn buffer(&self, dtype: DType, len: usize) -> Result<Buffer> {
-        let bytes = len.checked_mul(dtype.size()).ok_or_else(|| Error::resource("a buffer of that size cannot exist"))?;
+        let bytes = len
+            .checked_mul(dtype.size())
+            .ok_or_else(|| Error::resource("a buffer of that size cannot exist"))?;
         Ok(Buffer::new(dtype, len, Box::new(self.take(bytes)?)))
     }
 }

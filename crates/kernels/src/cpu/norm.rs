@@ -242,20 +242,11 @@ impl RowGradient {
         s.mul(d, s.splat(self.stats.scale))
     }
 
-    /// Adds a row's gradient of the weights.
+    /// Adds the gradient of sixteen weights from `at`.
     #[inline(always)]
-    pub(crate) fn add_weight<S: Simd, D: Stored, T: Stored>(
-        self,
-        s: S,
-        dy: &[D],
-        x: &[T],
-        dweight: &mut [f32],
-    ) {
-        for i in (0..x.len()).step_by(LANES) {
-            let normalised = self.stats.apply(s, get(s, x, i));
-            let sum = s.fma(get(s, dy, i), normalised, get(s, dweight, i));
-            put(s, dweight, i, sum);
-        }
+    pub(crate) fn add_weight<S: Simd>(self, s: S, dy: S::V, x: S::V, dweight: &mut [f32], at: usize) {
+        let sum = s.fma(dy, self.stats.apply(s, x), get(s, dweight, at));
+        put(s, dweight, at, sum);
     }
 }
 
@@ -298,18 +289,19 @@ multiversion! {
             let (dy, x, dx) = (&dy[row.clone()], &x[row.clone()], &mut dx[row]);
             let gradient = RowGradient::of(s, op, dy, x, weight);
             for j in (0..op.width).step_by(LANES) {
-                let mut d = gradient.input(s, get(s, dy, j), get(s, x, j), get(s, weight, j));
+                let (dy, x) = (get(s, dy, j), get(s, x, j));
+                let mut d = gradient.input(s, dy, x, get(s, weight, j));
                 if add {
                     d = s.add(get(s, dx, j), d);
                 }
                 put(s, dx, j, d);
-            }
-            if !dweight.is_empty() {
-                gradient.add_weight(s, dy, x, dweight);
-            }
-            for j in (0..dbias.len()).step_by(LANES) {
-                let sum = s.add(get(s, dbias, j), get(s, dy, j));
-                put(s, dbias, j, sum);
+                if !dweight.is_empty() {
+                    gradient.add_weight(s, dy, x, dweight, j);
+                }
+                if !dbias.is_empty() {
+                    let sum = s.add(get(s, dbias, j), dy);
+                    put(s, dbias, j, sum);
+                }
             }
         }
     }

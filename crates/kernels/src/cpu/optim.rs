@@ -27,16 +27,16 @@ struct AdamFactors {
 
 impl AdamFactors {
     fn of(op: AdamW) -> Self {
-        let (lr, beta1, beta2) = (op.lr as f64, op.beta1 as f64, op.beta2 as f64);
+        let (lr, beta1, beta2) = (op.lr, op.beta1, op.beta2);
         AdamFactors {
             grad_scale: op.grad_scale,
-            keep: (1.0 - lr * op.weight_decay as f64) as f32,
-            beta1: op.beta1,
+            keep: (1.0 - lr * op.weight_decay) as f32,
+            beta1: beta1 as f32,
             rest1: (1.0 - beta1) as f32,
-            beta2: op.beta2,
+            beta2: beta2 as f32,
             rest2: (1.0 - beta2) as f32,
             root_correction: (1.0 - power(beta2, op.step)).sqrt() as f32,
-            eps: op.eps,
+            eps: op.eps as f32,
             step_size: (lr / (1.0 - power(beta1, op.step))) as f32,
         }
     }
@@ -127,8 +127,8 @@ pub fn sgd(
 
 multiversion! {
     fn sgd_piece<S>(s, op: Sgd, param: &mut [f32], grad: &[f32], velocity: Option<&mut [f32]>) {
-        let (scale, decay) = (s.splat(op.grad_scale), s.splat(op.weight_decay));
-        let (momentum, step) = (s.splat(op.momentum), s.splat(-op.lr));
+        let (scale, decay) = (s.splat(op.grad_scale), s.splat(op.weight_decay as f32));
+        let (momentum, step) = (s.splat(op.momentum as f32), s.splat(-op.lr as f32));
         match velocity {
             Some(velocity) => {
                 for i in (0..grad.len()).step_by(LANES) {

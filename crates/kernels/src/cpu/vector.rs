@@ -4,7 +4,7 @@ use super::Cpu;
 use super::element::{Stored, get, put};
 use super::memory::u32s;
 use super::pool::Disjoint;
-use super::simd::{LANES, Simd, multiversion};
+use super::simd::{LANES, Simd, multiversion, widen};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 use std::any::TypeId;
@@ -155,7 +155,7 @@ pub fn dot(cpu: &Cpu, x: &Buffer, y: &Buffer) -> Result<f64> {
     Ok(typed!([ref x, ref y] dot_slice(cpu, x, y)))
 }
 
-fn dot_slice<T: Stored, U: Stored>(cpu: &Cpu, x: &[T], y: &[U]) -> f64 {
+fn dot_slice<T: Wide, U: Wide>(cpu: &Cpu, x: &[T], y: &[U]) -> f64 {
     let mut sums = vec![0f64; x.len().div_ceil(DOT_CHUNK)];
     let (count, shared) = (sums.len(), Disjoint::new(&mut sums));
     cpu.pool.ranges(count, PIECE / DOT_CHUNK, |chunks| {
@@ -169,17 +169,38 @@ fn dot_slice<T: Stored, U: Stored>(cpu: &Cpu, x: &[T], y: &[U]) -> f64 {
     sums.iter().sum()
 }
 
+/// One element in f64, where the product of two is exact.
+trait Wide: Stored {
+    fn wide(self) -> f64;
+}
+
+impl Wide for f32 {
+    #[inline(always)]
+    fn wide(self) -> f64 {
+        self as f64
+    }
+}
+
+impl Wide for u16 {
+    #[inline(always)]
+    fn wide(self) -> f64 {
+        widen(self) as f64
+    }
+}
+
 multiversion! {
-    fn dot_chunk<S, type T: Stored, type U: Stored>(s, x: &[T], y: &[U]) -> f64 {
-        // Products of two f32 are exact in f64.
+    fn dot_chunk<S, type T: Wide, type U: Wide>(_s, x: &[T], y: &[U]) -> f64 {
+        // Element i goes to sum i % 16 whatever the level; the compiler makes vectors of it.
         let mut sums = [0f64; LANES];
-        let (mut a, mut b) = ([0f32; LANES], [0f32; LANES]);
-        for i in (0..x.len()).step_by(LANES) {
-            put(s, &mut a, 0, get(s, x, i));
-            put(s, &mut b, 0, get(s, y, i));
+        let whole = x.len() / LANES * LANES;
+        for i in (0..whole).step_by(LANES) {
+            let (x, y) = (&x[i..i + LANES], &y[i..i + LANES]);
             for l in 0..LANES {
-                sums[l] += a[l] as f64 * b[l] as f64;
+                sums[l] += x[l].wide() * y[l].wide();
             }
+        }
+        for i in whole..x.len() {
+            sums[i - whole] += x[i].wide() * y[i].wide();
         }
         let mut n = LANES / 2;
         while n > 0 {

@@ -1,6 +1,6 @@
 //! What every test of an operation needs: data, every level and thread count, comparisons, and the rules of
 //! the backend's contract as one [`check`].
-#![allow(dead_code)] // not every test uses every helper
+#![allow(dead_code, clippy::unwrap_used)] // not every test uses every helper; helpers of tests are tests
 
 use ferrl_kernels::cpu::simd::{Level, narrow, widen};
 use ferrl_kernels::cpu::{Cpu, vector};
@@ -119,6 +119,9 @@ pub fn inner(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
+/// All results of an operation: those with rows, and the sums over rows.
+pub type Results<T> = (Vec<Vec<T>>, Vec<Vec<T>>);
+
 /// An operation with its backward, on data of its own.
 pub trait Op {
     /// For messages.
@@ -132,7 +135,7 @@ pub trait Op {
         Vec::new()
     }
     /// Both for all rows, in f64 from the stored inputs.
-    fn exact(&self, dtype: DType) -> (Vec<Vec<f64>>, Vec<Vec<f64>>);
+    fn exact(&self, dtype: DType) -> Results<f64>;
     /// Largest error allowed, relative to the largest result (or 1).
     fn tolerance(&self) -> f64 {
         2e-5
@@ -156,7 +159,7 @@ pub fn check(op: &dyn Op) {
     for dtype in STORAGE {
         let relative = if dtype == DType::Bf16 { BF16 } else { 1e-5 };
         let (exact, tolerance) = (op.exact(dtype), op.slack(dtype));
-        let mut portable: Option<(Vec<Vec<f32>>, Vec<Vec<f32>>)> = None;
+        let mut portable: Option<Results<f32>> = None;
         for level in levels() {
             let name = format!("{} {} {}", op.name(), dtype.name(), level.name());
             let one = Cpu::with_level(1, level);

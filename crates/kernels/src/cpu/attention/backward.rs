@@ -97,7 +97,13 @@ fn backward<T: Storage>(
             for kv_head in 0..heads.kv_heads {
                 let share = (step < rows.len()).then_some(room);
                 room += share.map_or(0, |_| 2 * block(heads) * blocks.len());
-                tasks.push(Task { rows: rows.clone(), kv_head, span: span.clone(), blocks: blocks.clone(), share });
+                tasks.push(Task {
+                    rows: rows.clone(),
+                    kv_head,
+                    span: span.clone(),
+                    blocks: blocks.clone(),
+                    share,
+                });
             }
         }
         // The last rows see most keys: first.
@@ -135,7 +141,13 @@ fn backward<T: Storage>(
 }
 
 /// Gradients of the task's queries; adds to `sums`, for each block gradients of keys, then of values.
-fn query_rows<T: Storage>(cpu: &Cpu, call: &Call<'_, T>, task: &Task, sums: &mut [f32], mut scratch: &mut [f32]) {
+fn query_rows<T: Storage>(
+    cpu: &Cpu,
+    call: &Call<'_, T>,
+    task: &Task,
+    sums: &mut [f32],
+    mut scratch: &mut [f32],
+) {
     let (op, heads, level) = (&call.op, call.op.heads, cpu.level);
     let (dims, panels) = (heads.head_dim, panels(heads));
     let (qkv_width, out_width) = (heads.qkv_width(), heads.out_width());
@@ -229,7 +241,14 @@ fn key_offsets(heads: Heads, task: &Task, b: usize) -> ([usize; BLOCK], usize) {
 }
 
 /// Fills what [`derived`] describes; columns without a token are zero.
-fn derive<T: Storage>(cpu: &Cpu, call: &Call<'_, T>, task: &Task, b: usize, room: &mut [f32], out: &mut [f32]) {
+fn derive<T: Storage>(
+    cpu: &Cpu,
+    call: &Call<'_, T>,
+    task: &Task,
+    b: usize,
+    room: &mut [f32],
+    out: &mut [f32],
+) {
     let heads = call.op.heads;
     let dims = heads.head_dim;
     let (keys, count) = key_offsets(heads, task, b);

@@ -2,8 +2,8 @@
 
 use super::paged::{block_len, cache_len, cache_write, head_len};
 use super::{
-    BLOCK, Product, ROWS, Rooms, Rows, STRIDE, Scoring, Storage, cut, gather, matrix, multiply, panels, scatter,
-    scores, softmax_step, with_scratch,
+    BLOCK, Product, ROWS, Rooms, Rows, STRIDE, Scoring, Storage, cut, gather, matrix, multiply, panels,
+    scatter, scores, softmax_step, with_scratch,
 };
 use crate::backend::{Attention, PagedRows, PagedSequence, Segments};
 use crate::buffer::{Buffer, DType};

@@ -50,7 +50,13 @@ trait Storage: Stored + Plain {
     /// The elements of a buffer of this type.
     fn of_mut(b: &mut Buffer) -> &mut [Self];
     /// A cache block of one head as f32; of the values only the first `valid` tokens.
-    fn block<'a>(level: Level, heads: Heads, block: &'a [Self], valid: usize, room: &'a mut [f32]) -> &'a [f32];
+    fn block<'a>(
+        level: Level,
+        heads: Heads,
+        block: &'a [Self],
+        valid: usize,
+        room: &'a mut [f32],
+    ) -> &'a [f32];
 }
 
 impl Storage for f32 {
@@ -78,7 +84,13 @@ impl Storage for u16 {
             SliceMut::F32(_) => panic!("a buffer of the compute type bf16 was expected"),
         }
     }
-    fn block<'a>(level: Level, heads: Heads, block: &'a [u16], valid: usize, room: &'a mut [f32]) -> &'a [f32] {
+    fn block<'a>(
+        level: Level,
+        heads: Heads,
+        block: &'a [u16],
+        valid: usize,
+        room: &'a mut [f32],
+    ) -> &'a [f32] {
         let keys = heads.head_dim * BLOCK;
         widen(level, &block[..keys], room);
         for from in (keys..block.len()).step_by(BLOCK * PANEL) {
@@ -491,14 +503,13 @@ multiversion! {
 
 /// `out[d * 32 + j] = x[offset of row j + d]`.
 fn transpose<T: Copy>(x: &[T], rows: impl Fn(usize) -> usize, count: usize, dims: usize, out: &mut [T]) {
-    // Sixteen lines of `out` at a time stay in the first-level cache.
-    for from in (0..dims).step_by(LANES) {
-        let n = (dims - from).min(LANES);
+    // What is written at a time, 16 KiB at most, stays in the first-level cache.
+    for from in (0..dims).step_by(4 * PANEL) {
+        let n = (dims - from).min(4 * PANEL);
         for j in 0..count {
             let row = &x[rows(j) + from..][..n];
-            let out = &mut out[from * BLOCK + j..];
-            for (d, v) in row.iter().enumerate() {
-                out[d * BLOCK] = *v;
+            for (to, v) in out[from * BLOCK + j..].chunks_mut(BLOCK).zip(row) {
+                to[0] = *v;
             }
         }
     }

@@ -36,7 +36,13 @@ pub fn cache_len(heads: Heads, blocks: usize) -> usize {
 }
 
 /// See [`Backend::cache_write`](crate::Backend::cache_write).
-pub fn cache_write(cpu: &Cpu, heads: Heads, qkv: &Buffer, rows: &PagedRows, cache: &mut Buffer) -> Result<()> {
+pub fn cache_write(
+    cpu: &Cpu,
+    heads: Heads,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &mut Buffer,
+) -> Result<()> {
     match qkv.dtype() {
         DType::F32 => write::<f32>(cpu, heads, Storage::of(qkv), rows, Storage::of_mut(cache)),
         _ => write::<u16>(cpu, heads, Storage::of(qkv), rows, Storage::of_mut(cache)),

@@ -132,7 +132,10 @@ pub fn logp_backward(
         dothers: grads.others.map_or(&[], f32s),
     };
     let rows = g.targets.len();
-    assert!(g.others.len() == g.dothers.len() && g.others.len() <= 32 * rows, "at most 32 other tokens a row");
+    assert!(
+        g.others.len() == g.dothers.len() && g.others.len() <= 32 * rows,
+        "at most 32 other tokens a row"
+    );
     match floats(x) {
         Slice::F32(x) => through_vocabulary(cpu, x, w, dx, dw, |rows, tile, out, at, ld| {
             with_tiles(|c, t| dlogits(cpu.level, c, t, op, x, forward_pack(w), rows, tile, &g, out, at, ld))

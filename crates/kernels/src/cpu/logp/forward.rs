@@ -91,9 +91,8 @@ pub(super) fn fold_rows<E: TokenRows<Unit: Plain>>(
         cpu.pool.run(part.len().div_ceil(ROWS) * tiles, |i| {
             let (rows, tile) = task(i, part.len());
             // SAFETY: shifted views of the same disjoint parts.
-            let (found, logits) = unsafe {
-                (found.shifted(start * per_row), logits.map(|l| l.shifted(start * w.n)))
-            };
+            let (found, logits) =
+                unsafe { (found.shifted(start * per_row), logits.map(|l| l.shifted(start * w.n))) };
             let wanted = &wanted[start * per_row..part.end * per_row];
             let p = Pass { op, rows, tile, wanted, per_row, found, folds: shared, tiles, logits };
             with_tiles(|scratch, t| pass(cpu.level, scratch, t, x, forward_pack::<E>(w), p));

@@ -86,7 +86,13 @@ fn lse(cpu: &Cpu, op: LogpHead, (x, w): (&Buffer, &Weight)) -> Vec<f32> {
 }
 
 /// See [`crate::Backend::kl`].
-pub fn kl(cpu: &Cpu, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()> {
+pub fn kl(
+    cpu: &Cpu,
+    op: LogpHead,
+    p: (&Buffer, &Weight),
+    q: (&Buffer, &Weight),
+    kl: &mut Buffer,
+) -> Result<()> {
     let (p_lse, q_lse) = (lse(cpu, op, p), lse(cpu, op, q));
     rows(cpu, op, p, q, &p_lse, &q_lse, f32s_mut(kl));
     Ok(())

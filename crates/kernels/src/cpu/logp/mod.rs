@@ -144,18 +144,26 @@ pub(crate) fn logit_tile<S: Simd, E: TokenRows>(
     assert!(out.len() >= rows.len() * TILE);
     let panels = tile * (TILE / PANEL)..((tile + 1) * (TILE / PANEL)).min(w.shape.panels());
     let (first_row, first_panel) = (rows.start, panels.start);
-    product(s, scratch, x, rows, w, panels, &mut |s: S, row: usize, count: usize, panel: usize, c: *const f32| {
-        for r in 0..count {
-            for half in 0..PANEL / LANES {
-                let to = (row + r - first_row) * TILE + (panel - first_panel) * PANEL + half * LANES;
-                // SAFETY: a tile holds `count` rows of 32; `out` holds the rows (asserted above).
-                unsafe {
-                    let v = s.load(c.add(r * PANEL + half * LANES));
-                    s.store(out.as_mut_ptr().add(to), scale(s, op, v));
+    product(
+        s,
+        scratch,
+        x,
+        rows,
+        w,
+        panels,
+        &mut |s: S, row: usize, count: usize, panel: usize, c: *const f32| {
+            for r in 0..count {
+                for half in 0..PANEL / LANES {
+                    let to = (row + r - first_row) * TILE + (panel - first_panel) * PANEL + half * LANES;
+                    // SAFETY: a tile holds `count` rows of 32; `out` holds the rows (asserted above).
+                    unsafe {
+                        let v = s.load(c.add(r * PANEL + half * LANES));
+                        s.store(out.as_mut_ptr().add(to), scale(s, op, v));
+                    }
                 }
             }
-        }
-    });
+        },
+    );
 }
 
 /// Scratch for tiles of logits.

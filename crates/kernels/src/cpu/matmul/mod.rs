@@ -50,7 +50,14 @@ pub fn tile_rows(level: Level) -> usize {
 }
 
 /// `out = x · wᵀ + bias`; `x` is `[m, k]`, `out` is `[m, n]`.
-pub fn linear<E: TokenRows>(level: Level, pool: &Pool, x: &[E], w: Packed<'_, E>, bias: Option<&[f32]>, out: Out) {
+pub fn linear<E: TokenRows>(
+    level: Level,
+    pool: &Pool,
+    x: &[E],
+    w: Packed<'_, E>,
+    bias: Option<&[f32]>,
+    out: Out,
+) {
     let m = x.len() / w.shape.k;
     assert!(x.len() == m * w.shape.k);
     let mr = tile_rows(level);

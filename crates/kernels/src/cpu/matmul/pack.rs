@@ -106,7 +106,8 @@ pub fn pack_weight<E: FromMaster>(pool: &Pool, w: &[f32], shape: Shape, out: &mu
                 for u in from..to {
                     let at = u * E::PER_UNIT;
                     let low = E::from_f32(row[at]);
-                    let high = if E::PER_UNIT == 2 && at + 1 < k { E::from_f32(row[at + 1]) } else { E::ZERO };
+                    let high =
+                        if E::PER_UNIT == 2 && at + 1 < k { E::from_f32(row[at + 1]) } else { E::ZERO };
                     panel[u * PANEL + j] = E::unit(low, high);
                 }
             }
@@ -228,7 +229,11 @@ multiversion! {
 
 /// The body of [`pack_columns`], for kernels that are compiled for the level already.
 #[inline(always)]
-pub fn pack_columns_inline<S: Simd, E: TokenRows, const STEP: usize>(s: S, c: Columns<'_, E>, out: &mut [E::Unit]) {
+pub fn pack_columns_inline<S: Simd, E: TokenRows, const STEP: usize>(
+    s: S,
+    c: Columns<'_, E>,
+    out: &mut [E::Unit],
+) {
     let rows = c.x.len() / c.ld;
     assert!(c.from + c.lanes <= c.ld && (c.first + c.units - 1) * E::PER_UNIT < rows);
     assert!(out.len() >= (c.units - 1) * STEP + LANES);

@@ -95,7 +95,14 @@ pub struct Operands<E: Element> {
 /// # Safety
 /// `a`, `b` and `c` are valid for the extents that `units`, `R`, `P` and the strides imply.
 #[inline(always)]
-pub unsafe fn tile<S: Simd, E: Element, const R: usize, const P: usize, const A_ROW: usize, const A_STEP: usize>(
+pub unsafe fn tile<
+    S: Simd,
+    E: Element,
+    const R: usize,
+    const P: usize,
+    const A_ROW: usize,
+    const A_STEP: usize,
+>(
     s: S,
     op: Operands<E>,
 ) {

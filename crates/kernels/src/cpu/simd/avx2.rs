@@ -133,18 +133,10 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut u16, v: Self::V) {
-        let half = |p: *mut u16, v| unsafe {
-            let bits = _mm256_castps_si256(v);
-            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
-            let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
-            let kept = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan));
-            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(kept, kept));
-            _mm_storeu_si128(p.cast(), _mm256_castsi256_si128(packed));
-        };
-        half(p, v.0);
-        half(unsafe { p.add(8) }, v.1);
+        unsafe {
+            store_half(p, v.0);
+            store_half(p.add(8), v.1);
+        }
     }
     #[inline(always)]
     unsafe fn load_pairs(self, p: *const u32) -> Self::P {
@@ -174,9 +166,25 @@ impl Simd for Avx2 {
     fn dot(self, a: Self::P, b: Self::P, c: Self::V) -> Self::V {
         let half = |a, b, c| unsafe {
             let low = |v| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v));
-            let high = |v| _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(0xffff_0000_u32 as i32)));
+            let high =
+                |v| _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(0xffff_0000_u32 as i32)));
             _mm256_fmadd_ps(high(a), high(b), _mm256_fmadd_ps(low(a), low(b), c))
         };
         Two(half(a.0, b.0, c.0), half(a.1, b.1, c.1))
+    }
+}
+
+#[inline(always)]
+#[allow(clippy::undocumented_unsafe_blocks)]
+unsafe fn store_half(p: *mut u16, v: __m256) {
+    unsafe {
+        let bits = _mm256_castps_si256(v);
+        let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+        let kept = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan));
+        let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(kept, kept));
+        _mm_storeu_si128(p.cast(), _mm256_castsi256_si128(packed));
     }
 }

@@ -139,11 +139,13 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
     fn dot(self, a: __m512i, b: __m512i, c: __m512) -> __m512 {
         unsafe {
             if DOT {
-                let (a, b): (__m512bh, __m512bh) = (std::mem::transmute(a), std::mem::transmute(b));
+                let a = std::mem::transmute::<__m512i, __m512bh>(a);
+                let b = std::mem::transmute::<__m512i, __m512bh>(b);
                 return _mm512_dpbf16_ps(c, a, b);
             }
             let low = |v| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v));
-            let high = |v| _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(0xffff_0000_u32 as i32)));
+            let high =
+                |v| _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(0xffff_0000_u32 as i32)));
             _mm512_fmadd_ps(high(a), high(b), _mm512_fmadd_ps(low(a), low(b), c))
         }
     }

@@ -5,11 +5,11 @@
 //! operations are safe; only loads and stores take pointers. Lane order and the shape of every reduction
 //! are the same at all levels: they differ in rounding (fused or not), never in structure.
 
-mod portable;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
