@@ -2,6 +2,7 @@
 
 pub mod chat;
 pub mod checkpoint;
+pub mod generate;
 pub mod model;
 pub mod tokenizer;
 pub mod train;

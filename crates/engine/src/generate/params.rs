@@ -1,0 +1,125 @@
+//! How a token is chosen and when to stop.
+
+use crate::{Error, Result};
+
+/// How the tokens of a request are chosen, and when it ends.
+///
+/// In this order: penalties, temperature, top-k, top-p, min-p.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// Divides the logits; 0 takes the likeliest token.
+    pub temperature: f32,
+    /// Only the so many likeliest tokens; 0 is all.
+    pub top_k: usize,
+    /// Only the likeliest tokens that together reach this probability; 1 is all.
+    pub top_p: f32,
+    /// Only tokens at least this many times as likely as the likeliest; 0 is all.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens in the prompt or the completion; 1 is off.
+    pub repetition_penalty: f32,
+    /// Taken from the logits of tokens in the completion.
+    pub presence_penalty: f32,
+    /// Taken from the logits of tokens in the completion, once for each time they occur.
+    pub frequency_penalty: f32,
+    /// Length of the completion at most.
+    pub max_new_tokens: usize,
+    /// Tokens that end the completion.
+    pub stop_ids: Vec<u32>,
+    /// Text that ends the completion.
+    pub stop_strings: Vec<String>,
+    /// The same seed and stream give the same tokens.
+    pub seed: u64,
+    /// How many of the likeliest tokens to report at each place.
+    pub top_logprobs: usize,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        SamplingParams {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            max_new_tokens: 256,
+            stop_ids: Vec::new(),
+            stop_strings: Vec::new(),
+            seed: 0,
+            top_logprobs: 0,
+        }
+    }
+}
+
+/// Below this, dividing by the temperature leaves the range of an f32.
+const COLDEST: f32 = 1e-4;
+
+impl SamplingParams {
+    /// The likeliest token each time.
+    pub fn greedy() -> Self {
+        SamplingParams { temperature: 0.0, ..Default::default() }
+    }
+
+    /// Refuses values that mean nothing.
+    pub fn validate(&self) -> Result<()> {
+        let t = self.temperature;
+        if !(t == 0.0 || (t >= COLDEST && t.is_finite())) {
+            return Err(Error::usage(format!("temperature is {t}, expected 0 or at least {COLDEST}"))
+                .fix("temperature = 0 takes the likeliest token"));
+        }
+        check(
+            "top_p",
+            self.top_p,
+            self.top_p > 0.0 && self.top_p <= 1.0,
+            "above 0 and at most 1 (1 is off)",
+        )?;
+        check("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "from 0 (off) to 1")?;
+        let r = self.repetition_penalty;
+        check("repetition_penalty", r, r > 0.0 && r.is_finite(), "above 0 (1 is off)")?;
+        check(
+            "presence_penalty",
+            self.presence_penalty,
+            self.presence_penalty.is_finite(),
+            "a finite number",
+        )?;
+        check(
+            "frequency_penalty",
+            self.frequency_penalty,
+            self.frequency_penalty.is_finite(),
+            "a finite number",
+        )?;
+        if self.max_new_tokens == 0 {
+            return Err(Error::usage("max_new_tokens is 0, expected at least 1")
+                .fix("to score given tokens without sampling, use the trainer's statistics"));
+        }
+        if let Some(i) = self.stop_strings.iter().position(String::is_empty) {
+            return Err(Error::usage(format!("stop string {i} is empty and would end every completion"))
+                .fix("leave it out"));
+        }
+        Ok(())
+    }
+
+    /// Whether tokens are drawn from the model's own distribution: no penalty, no truncation.
+    pub fn is_exact(&self) -> bool {
+        !self.has_penalties() && self.top_k == 0 && self.top_p == 1.0 && self.min_p == 0.0
+    }
+
+    /// Whether the likeliest token is taken.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+
+    pub(super) fn has_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// What the logits are divided by: the temperature, or 1 when the likeliest token is taken.
+    pub fn divisor(&self) -> f32 {
+        if self.is_greedy() { 1.0 } else { self.temperature }
+    }
+}
+
+fn check(name: &str, value: f32, fits: bool, expected: &str) -> Result<()> {
+    if fits { Ok(()) } else { Err(Error::usage(format!("{name} is {value}, expected {expected}"))) }
+}

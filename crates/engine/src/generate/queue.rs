@@ -1,0 +1,173 @@
+//! Who runs: rows of the next step, admission, preemption.
+//!
+//! Ids grow with age of submission, and both lists are in their order: the oldest come first, the youngest give
+//! way. A sequence that gives way keeps its tokens and is computed again from them later.
+
+use super::cache::Table;
+use super::scheduler::Sampler;
+use super::sequence::Sequence;
+use crate::Result;
+use ferrl_kernels::Backend;
+
+impl Sampler {
+    /// Decides how many rows each running sequence has in this step, and gives them blocks.
+    pub(super) fn schedule(&mut self, backend: &dyn Backend) -> Result<()> {
+        let mut budget = self.options.max_batch_tokens;
+        let before = self.usage.preemptions;
+        let mut i = 0;
+        while i < self.running.len() {
+            let s = &mut self.running[i];
+            s.fresh = false;
+            s.rows = take_rows(s.pending(), &mut budget);
+            if s.rows == 0 || self.make_room(backend, i)? {
+                i += 1;
+            }
+        }
+        if self.usage.preemptions == before {
+            self.admit(backend, &mut budget)?;
+        }
+        Ok(())
+    }
+
+    /// Blocks for the rows of a running sequence; younger ones give way, or it does itself.
+    fn make_room(&mut self, backend: &dyn Backend, i: usize) -> Result<bool> {
+        loop {
+            let s = &mut self.running[i];
+            let end = s.computed + s.rows;
+            if self.cache.reserve(backend, &mut s.table, s.computed, end)? {
+                self.cache.publish(&mut s.table, &s.ids, end);
+                return Ok(true);
+            }
+            let id = s.id;
+            let waits = self.waiting.iter().rposition(|w| !w.table.blocks.is_empty());
+            let younger = waits.filter(|&w| self.waiting[w].id > id);
+            let last = self.running.len() - 1;
+            match younger {
+                Some(w) if last == i || self.waiting[w].id > self.running[last].id => self.strip(w),
+                _ => {
+                    self.preempt(last);
+                    if last == i {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes the blocks from a waiting sequence.
+    fn strip(&mut self, w: usize) {
+        let s = &mut self.waiting[w];
+        self.cache.release(&mut s.table);
+        s.computed = 0;
+    }
+
+    /// Takes the blocks from a running sequence and makes it wait.
+    fn preempt(&mut self, i: usize) {
+        let mut s = self.running.remove(i);
+        self.usage.preemptions += 1;
+        self.cache.release(&mut s.table);
+        (s.computed, s.rows) = (0, 0);
+        let at = self.waiting.partition_point(|w| w.id < s.id);
+        self.waiting.insert(at, s);
+    }
+
+    /// Takes the blocks from everyone and forgets what they held.
+    pub(super) fn restart(&mut self) {
+        for mut s in std::mem::take(&mut self.running) {
+            s.rows = 0;
+            self.waiting.push_back(s);
+        }
+        self.waiting.make_contiguous().sort_by_key(|s| s.id);
+        for w in 0..self.waiting.len() {
+            self.strip(w);
+        }
+        self.cache.forget_all();
+    }
+
+    /// Lets waiting sequences run, oldest first, while there is room.
+    fn admit(&mut self, backend: &dyn Backend, budget: &mut usize) -> Result<()> {
+        let mut slots = self.options.max_sequences.saturating_sub(self.running.len());
+        let mut at = 0;
+        while at < self.waiting.len() && slots > 0 {
+            let bare = self.waiting[at].table.blocks.is_empty();
+            if bare && !self.find_beginning(at) {
+                // It keeps its place for when the prompt has been computed.
+                (at, slots) = (at + 1, slots - 1);
+                continue;
+            }
+            let s = &self.waiting[at];
+            let wanted = self.cache.missing(&s.table, s.computed, s.ids.len() + 1);
+            let fits = self.running.is_empty() || wanted <= self.cache.available();
+            let rows = take_rows(s.pending(), budget);
+            if !fits || rows == 0 {
+                if bare {
+                    self.strip(at);
+                }
+                break;
+            }
+            let Some(mut s) = self.waiting.remove(at) else { break };
+            (s.rows, s.fresh) = (rows, true);
+            self.usage.reused += s.computed as u64;
+            let i = self.running.partition_point(|r| r.id < s.id);
+            self.running.insert(i, s);
+            if !self.make_room(backend, i)? {
+                break;
+            }
+            slots -= 1;
+        }
+        Ok(())
+    }
+
+    /// Looks for the beginning of a waiting sequence in the cache. `false`: another sequence is computing all of
+    /// it right now, which is worth waiting for.
+    fn find_beginning(&mut self, at: usize) -> bool {
+        let beginning = self.waiting[at].beginning();
+        let twin = self.running.iter().find(|r| r.begins_with(beginning));
+        let tokens = beginning.len();
+        self.waiting[at].follows = None;
+        if let Some(twin) = twin.filter(|_| tokens > 1) {
+            if twin.fresh || twin.computed < tokens {
+                self.waiting[at].follows = Some(twin.id);
+                return false;
+            }
+            let table = self.cache.share(&twin.table, tokens);
+            self.waiting[at].take_over(table, tokens);
+        } else {
+            let table = self.cache.find(&self.waiting[at].ids);
+            let tokens = table.blocks.len() * self.cache.size;
+            self.waiting[at].take_over(table, tokens);
+        }
+        true
+    }
+
+    /// Gives those who wait for a prompt its blocks, now that it has been computed.
+    pub(super) fn hand_over(&mut self) {
+        for w in self.waiting.iter_mut() {
+            let Some(id) = w.follows else { continue };
+            let Ok(i) = self.running.binary_search_by_key(&id, |r| r.id) else { continue };
+            let tokens = w.beginning().len();
+            if self.running[i].computed >= tokens && w.table.blocks.is_empty() {
+                let table = self.cache.share(&self.running[i].table, tokens);
+                w.take_over(table, tokens);
+                w.follows = None;
+            }
+        }
+    }
+}
+
+impl Sequence {
+    /// Begins with the `computed` tokens whose blocks are in `table`.
+    pub(super) fn take_over(&mut self, table: Table, computed: usize) {
+        (self.table, self.computed) = (table, computed);
+    }
+}
+
+/// One row always; more only out of the budget.
+fn take_rows(pending: usize, budget: &mut usize) -> usize {
+    if pending == 1 {
+        return 1;
+    }
+    let rows = pending.min(*budget);
+    *budget -= rows;
+    rows
+}

@@ -1,0 +1,71 @@
+//! What goes in and what comes out.
+
+use super::SamplingParams;
+
+/// A prompt to complete.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Request {
+    /// Token ids; at least one.
+    pub prompt: Vec<u32>,
+    /// How tokens are chosen.
+    pub params: SamplingParams,
+    /// Step, prompt and sample: with the seed and a token's index, all that its randomness depends on.
+    pub stream: [u32; 3],
+}
+
+/// Names a request within its sampler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Id(pub(super) u64);
+
+/// Why a completion ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// One of the stop ids was sampled; it is the last token.
+    Token(u32),
+    /// The last token completed the stop string of this index.
+    String(usize),
+    /// `max_new_tokens` were sampled.
+    Length,
+    /// The caller cancelled it.
+    Cancelled,
+}
+
+/// The sampled tokens of a request, with one entry per token in every other column.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Completion {
+    /// Token ids, up to and including the one that completed the stop.
+    pub ids: Vec<u32>,
+    /// `log softmax(logits / temperature)` of the token, before penalties and truncation; at temperature 1 where
+    /// the likeliest token is taken. The trainer gives the same bits.
+    pub logp: Vec<f32>,
+    /// The same under the distribution that was sampled from, after penalties and truncation; 0 where the
+    /// likeliest token is taken.
+    pub sampled_logp: Vec<f32>,
+    /// The likeliest tokens with their `logp`; empty where none were asked for.
+    pub top: Vec<Vec<(u32, f32)>>,
+    /// Version of the weights that gave the token.
+    pub versions: Vec<u64>,
+    /// Why it ended.
+    pub stop: Stop,
+}
+
+/// What a step brought about.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A sequence has one token more.
+    Token {
+        /// which request
+        id: Id,
+        /// the token
+        token: u32,
+        /// its exact log-probability, as in [`Completion::logp`]
+        logp: f32,
+    },
+    /// A request ended; its last token came just before.
+    Done {
+        /// which request
+        id: Id,
+        /// all of it
+        completion: Completion,
+    },
+}

@@ -1,0 +1,110 @@
+//! A request on its way.
+
+use super::cache::Table;
+use super::sampler::Pick;
+use super::{Completion, Id, Request, SamplingParams, Stop};
+use crate::Result;
+use crate::tokenizer::Tokenizer;
+
+pub(super) struct Sequence {
+    pub id: Id,
+    pub params: SamplingParams,
+    pub stream: [u32; 3],
+    /// Prompt and completion.
+    pub ids: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens whose keys and values are in the blocks of `table`.
+    pub computed: usize,
+    pub table: Table,
+    /// Rows it has in the step under way.
+    pub rows: usize,
+    /// Joined in the step under way, and may refer to blocks that are only now being written.
+    pub fresh: bool,
+    /// Waits for this sequence to compute the prompt they have in common.
+    pub follows: Option<Id>,
+    logp: Vec<f32>,
+    sampled_logp: Vec<f32>,
+    top: Vec<Vec<(u32, f32)>>,
+    versions: Vec<u64>,
+}
+
+impl Sequence {
+    pub fn new(id: Id, request: Request) -> Self {
+        Sequence {
+            id,
+            prompt: request.prompt.len(),
+            ids: request.prompt,
+            params: request.params,
+            stream: request.stream,
+            computed: 0,
+            table: Table::default(),
+            rows: 0,
+            fresh: false,
+            follows: None,
+            logp: Vec::new(),
+            sampled_logp: Vec::new(),
+            top: Vec::new(),
+            versions: Vec::new(),
+        }
+    }
+
+    /// Tokens that must still be computed before the next one can be chosen.
+    pub fn pending(&self) -> usize {
+        self.ids.len() - self.computed
+    }
+
+    /// The tokens that another sequence must begin with to take its place in the cache.
+    pub fn beginning(&self) -> &[u32] {
+        &self.ids[..self.ids.len() - 1]
+    }
+
+    /// Whether the keys and values of `ids` are those of its own beginning.
+    pub fn begins_with(&self, ids: &[u32]) -> bool {
+        self.ids.len() >= ids.len() && self.ids[..ids.len()] == *ids
+    }
+
+    /// Takes a sampled token and says whether it was the last.
+    pub fn push(&mut self, pick: Pick, version: u64, tokenizer: Option<&Tokenizer>) -> Result<Option<Stop>> {
+        self.ids.push(pick.token);
+        self.logp.push(pick.logp);
+        self.sampled_logp.push(pick.sampled_logp);
+        self.versions.push(version);
+        if self.params.top_logprobs > 0 {
+            self.top.push(pick.top);
+        }
+        if self.params.stop_ids.contains(&pick.token) {
+            return Ok(Some(Stop::Token(pick.token)));
+        }
+        if let Some(i) = self.stop_string(tokenizer)? {
+            return Ok(Some(Stop::String(i)));
+        }
+        let full = self.ids.len() - self.prompt >= self.params.max_new_tokens;
+        Ok(full.then_some(Stop::Length))
+    }
+
+    /// The stop string that the end of the completion holds. Earlier text has been looked at before.
+    fn stop_string(&self, tokenizer: Option<&Tokenizer>) -> Result<Option<usize>> {
+        let stops = &self.params.stop_strings;
+        let (Some(longest), Some(tokenizer)) = (stops.iter().map(String::len).max(), tokenizer) else {
+            return Ok(None);
+        };
+        // A token gives a byte at least; the few more keep a character whole that begins before.
+        let generated = &self.ids[self.prompt..];
+        let tail = &generated[generated.len().saturating_sub(longest + 4)..];
+        let text = tokenizer.decode(tail, false)?;
+        Ok(stops.iter().position(|s| text.contains(s.as_str())))
+    }
+
+    /// What has been sampled.
+    pub fn finish(mut self, stop: Stop) -> Completion {
+        Completion {
+            ids: self.ids.split_off(self.prompt),
+            logp: self.logp,
+            sampled_logp: self.sampled_logp,
+            top: self.top,
+            versions: self.versions,
+            stop,
+        }
+    }
+}
