@@ -3,7 +3,7 @@
 use crate::machine;
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{self, ModelDir};
-use ferrl_engine::model::{Config, Model, Options};
+use ferrl_engine::model::{Model, Options};
 use ferrl_engine::{Result, nearest};
 use ferrl_kernels::{Backend, DType};
 use std::path::{Path, PathBuf};

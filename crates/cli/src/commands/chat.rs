@@ -138,7 +138,7 @@ impl Chat<'_> {
         params.max_new_tokens = params.max_new_tokens.min(room);
         self.turn += 1;
         let mut decoder = self.text.tokenizer()?.stream(true);
-        let id = self.sampler.submit(self.model, Request { prompt, params, stream: [self.turn, 0, 0] })?;
+        let id = self.sampler.submit(Request { prompt, params, stream: [self.turn, 0, 0] })?;
         let (mut reply, mut done) = (String::new(), false);
         while !done {
             for event in self.sampler.step(self.model)? {

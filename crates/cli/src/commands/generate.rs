@@ -109,7 +109,7 @@ impl Job<'_> {
         for (i, request) in self.requests.iter().enumerate() {
             for sample in 0..n {
                 let stream = [0, i as u32, sample as u32];
-                let id = sampler.submit(self.model, Request { stream, ..request.clone() })?;
+                let id = sampler.submit(Request { stream, ..request.clone() })?;
                 place.insert(id, (i, sample));
             }
         }
@@ -157,7 +157,7 @@ impl Job<'_> {
         let mut decoder = tokenizer.stream(true);
         let hold = self.args.sampling.stop.iter().map(String::len).max().unwrap_or(1) - 1;
         let (mut held, mut stop) = (String::new(), None);
-        sampler.submit(self.model, self.requests[0].clone())?;
+        sampler.submit(self.requests[0].clone())?;
         while stop.is_none() {
             for event in sampler.step(self.model)? {
                 match event {
