@@ -33,7 +33,9 @@ pub fn open(path: &Path) -> Result<Box<dyn BufRead + Send>> {
         })
     };
     if path.is_dir() {
-        return Err(Error::data("is a directory, expected a file").at(path.display()).fix("name a file in it"));
+        return Err(Error::data("is a directory, expected a file")
+            .at(path.display())
+            .fix("name a file in it"));
     }
     Ok(Box::new(BufReader::new(File::open(path).map_err(|e| fail(&e))?)))
 }
@@ -57,7 +59,9 @@ pub fn lines(path: &Path) -> Result<impl Iterator<Item = Result<(String, String)
                 Ok(_) => return Some(Ok((place, line))),
                 Err(e) if e.kind() == ErrorKind::InvalidData => {
                     let error = Error::data("is not UTF-8 text").at(place);
-                    return Some(Err(error.fix("save the file as UTF-8; it must be plain text, not compressed")));
+                    return Some(Err(
+                        error.fix("save the file as UTF-8; it must be plain text, not compressed")
+                    ));
                 }
                 Err(e) => return Some(Err(Error::data(format!("cannot read: {e}")).at(place))),
             }
@@ -99,7 +103,9 @@ pub fn rows(path: &Path) -> Result<Vec<Row>> {
         }
     }
     if rows.is_empty() {
-        return Err(Error::data("has no rows").at(name(path)).fix("expected JSON lines, one object on each line"));
+        return Err(Error::data("has no rows")
+            .at(name(path))
+            .fix("expected JSON lines, one object on each line"));
     }
     Ok(rows)
 }
@@ -124,7 +130,9 @@ impl Row {
                     None => error.fix(format!("give each row one of {names:?}")),
                 })
             }
-            _ => Err(self.error(format!("has {there:?}, expected only one of them")).fix("remove the others")),
+            _ => {
+                Err(self.error(format!("has {there:?}, expected only one of them")).fix("remove the others"))
+            }
         }
     }
 
@@ -138,7 +146,9 @@ impl Row {
         match self.get(name) {
             Some(Value::String(text)) => Ok(text),
             Some(other) => Err(self.error(format!("field {name:?} is {}, expected a string", kind(other)))),
-            None => Err(self.error(format!("field {name:?} is missing")).fix(format!("add {name:?} to the row"))),
+            None => {
+                Err(self.error(format!("field {name:?} is missing")).fix(format!("add {name:?} to the row")))
+            }
         }
     }
 

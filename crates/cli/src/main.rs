@@ -9,7 +9,7 @@ mod progress;
 mod sampling;
 mod text;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Post-training and reinforcement learning for language models.
@@ -40,7 +40,9 @@ enum Command {
 
 fn main() -> ExitCode {
     install_panic_hook();
-    let result = match Cli::parse().command {
+    let command = negative_numbers_are_values(Cli::command());
+    let parsed = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
+    let result = match parsed.command {
         Command::Generate(args) => commands::generate::run(&args),
         Command::Chat(args) => commands::chat::run(&args),
         Command::Score(args) => commands::score::run(&args),
@@ -56,6 +58,11 @@ fn main() -> ExitCode {
             ExitCode::from(e.class.exit_code())
         }
     }
+}
+
+/// `--temperature -1` is a wrong number, not an unknown flag; for every command below this one too.
+fn negative_numbers_are_values(command: clap::Command) -> clap::Command {
+    command.mut_args(|a| a.allow_negative_numbers(true)).mut_subcommands(negative_numbers_are_values)
 }
 
 /// A panic is never the user's mistake: say so in two lines and stop, whichever thread it happened in.

@@ -3,8 +3,8 @@
 use crate::machine;
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{self, ModelDir};
-use ferrl_engine::model::{Model, Options};
-use ferrl_engine::{Result, nearest};
+use ferrl_engine::model::{Config, Model, Options};
+use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{Backend, DType};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub struct DeviceArgs {
     #[arg(long, value_enum, default_value = "f32")]
     pub dtype: Compute,
     /// Threads; all cores when left out. The results are the same bits for any number
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = size::<1024>)]
     pub threads: Option<usize>,
     /// Device to compute on
     #[arg(long, value_name = "NAME", default_value = "cpu")]
@@ -84,15 +84,34 @@ impl ModelArgs {
         open_model(&self.model)
     }
 
+    /// The same for a model that must give next-token probabilities.
+    pub fn open_lm(&self) -> Result<ModelDir> {
+        let dir = self.open()?;
+        if dir.config.head.has_lm() {
+            return Ok(dir);
+        }
+        Err(Error::model("this model gives scores, not next-token probabilities")
+            .at(self.model.display())
+            .fix("use the causal-LM directory it was made from, or `ferrl score`"))
+    }
+
     /// Reads the weights. `context` is the longest sequence to come.
     pub fn load(&self, dir: &ModelDir, context: usize) -> Result<Model> {
         let dtype = self.device.dtype.dtype();
-        let count: usize = dir.config.params().iter().map(|p| p.len()).sum();
-        let bytes = count * (DType::F32.size() + dtype.size());
-        machine::ensure_memory("the model", bytes as u64, "use a smaller model, --dtype bf16, or free memory")?;
+        let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size());
+        machine::ensure_memory(
+            "the model",
+            bytes as u64,
+            "use a smaller model, --dtype bf16, or free memory",
+        )?;
         let options = Options { dtype, training: false, context };
         Model::load(self.device.open()?, dir, options)
     }
+}
+
+/// Number of weights.
+pub fn weights(config: &Config) -> usize {
+    config.params().iter().map(|p| p.len()).sum()
 }
 
 /// Opens a model directory; where there is none, names the nearest one beside it.
@@ -123,6 +142,14 @@ pub fn at_least_one(text: &str) -> std::result::Result<usize, String> {
         Ok(n) if n < 1 << 32 => Ok(n as usize),
         Ok(_) => Err(format!("must be at most {}", u32::MAX)),
         Err(_) => Err(format!("{text:?} is not a whole number of at least 1")),
+    }
+}
+
+/// A size: from 1 to `MOST`, so that products of sizes stay in range.
+pub fn size<const MOST: usize>(text: &str) -> std::result::Result<usize, String> {
+    match at_least_one(text)? {
+        n if n > MOST => Err(format!("must be at most {MOST}")),
+        n => Ok(n),
     }
 }
 

@@ -3,7 +3,7 @@
 use ferrl_engine::{Class, Error, Result};
 use serde::Serialize;
 use std::fs::File;
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 /// Rows of JSON on their way to a file or to standard output.
@@ -37,7 +37,8 @@ impl Output {
                 .at(path.display())
                 .fix(format!("--output {}", path.join("out.jsonl").display())));
         } else if path.exists() && !path.is_file() {
-            let file = std::fs::OpenOptions::new().write(true).open(path).map_err(|e| unwritable(path, &e))?;
+            let file =
+                std::fs::OpenOptions::new().write(true).open(path).map_err(|e| unwritable(path, &e))?;
             Target::Direct(path.into(), BufWriter::new(file))
         } else {
             let mut part = path.as_os_str().to_owned();
@@ -99,6 +100,16 @@ pub fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     written.map_err(|e| unwritable(Path::new("standard output"), &e))
+}
+
+/// What a model says, to standard output, at once. A terminal gets no control characters: a model may not move
+/// the cursor or set the title of a window.
+pub fn say(text: &str) -> Result<()> {
+    let harmless = |c: char| !c.is_control() || matches!(c, '\n' | '\t');
+    if text.chars().all(harmless) || !std::io::stdout().is_terminal() {
+        return print(text);
+    }
+    print(&text.chars().map(|c| if harmless(c) { c } else { '\u{FFFD}' }).collect::<String>())
 }
 
 /// What a failed write means. A reader that has gone away (`| head`) ends the program quietly.

@@ -2,9 +2,9 @@
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
-use std::thread::{Builder, JoinHandle, park_timeout};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Builder, JoinHandle, park_timeout};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(2);

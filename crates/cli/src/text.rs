@@ -122,7 +122,9 @@ impl Text {
                 let text = std::fs::read_to_string(self.dir.join(file)).unwrap_or_default();
                 let json: Value = serde_json::from_str(&text).unwrap_or_default();
                 match &json["eos_token_id"] {
-                    Value::Array(list) => ids.extend(list.iter().filter_map(Value::as_u64).map(|id| id as u32)),
+                    Value::Array(list) => {
+                        ids.extend(list.iter().filter_map(Value::as_u64).map(|id| id as u32))
+                    }
                     one => ids.extend(one.as_u64().map(|id| id as u32)),
                 }
             }
@@ -140,7 +142,9 @@ impl Text {
     /// Whether the model takes a sequence with `new` tokens more.
     pub fn fits(&self, place: &str, ids: &[u32], new: usize) -> Result<()> {
         if ids.is_empty() {
-            return Err(Error::data("has no tokens").at(place).fix("leave the row out, or give it some text"));
+            return Err(Error::data("has no tokens")
+                .at(place)
+                .fix("leave the row out, or give it some text"));
         }
         // The last new token is sampled, but never an input.
         let (total, longest) = (ids.len() + new.saturating_sub(1), self.longest);

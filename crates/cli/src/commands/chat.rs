@@ -1,7 +1,7 @@
 //! `ferrl chat`: talk with a model in the terminal.
 
 use crate::options::{ModelArgs, at_least_one};
-use crate::output::print;
+use crate::output::{print, say};
 use crate::sampling::SamplingArgs;
 use crate::text::Text;
 use ferrl_engine::generate::{Event, Request, Sampler};
@@ -37,7 +37,7 @@ const STOPPED: u8 = 2;
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let dir = args.model.open()?;
+    let dir = args.model.open_lm()?;
     let text = Text::new(&dir);
     text.tokenizer()?;
     text.template()?;
@@ -53,8 +53,10 @@ pub fn run(args: &Args) -> Result<()> {
             std::process::exit(0);
         }
     };
-    ctrlc::set_handler(handler).map_err(|e| Error::new(ferrl_engine::Class::Device, format!("no Ctrl-C: {e}")))?;
-    let mut chat = Chat { args, text: &text, model: &model, sampler, context, turn: 0, state, messages: Vec::new() };
+    ctrlc::set_handler(handler)
+        .map_err(|e| Error::new(ferrl_engine::Class::Device, format!("no Ctrl-C: {e}")))?;
+    let mut chat =
+        Chat { args, text: &text, model: &model, sampler, context, turn: 0, state, messages: Vec::new() };
     chat.reset();
     chat.converse()
 }
@@ -145,7 +147,7 @@ impl Chat<'_> {
                 match event {
                     Event::Token { token, .. } => {
                         let piece = decoder.push(token)?;
-                        print(&piece)?;
+                        say(&piece)?;
                         reply += &piece;
                     }
                     Event::Done { .. } => done = true,
@@ -157,7 +159,7 @@ impl Chat<'_> {
             }
         }
         let rest = decoder.finish()?;
-        print(&format!("{rest}\n"))?;
+        say(&format!("{rest}\n"))?;
         Ok(reply + &rest)
     }
 }

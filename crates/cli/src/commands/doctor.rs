@@ -12,7 +12,7 @@ use std::fmt::Write;
 #[derive(clap::Args)]
 pub struct Args {
     /// Threads; all cores when left out
-    #[arg(long, value_name = "N", value_parser = crate::options::at_least_one)]
+    #[arg(long, value_name = "N", value_parser = crate::options::size::<1024>)]
     threads: Option<usize>,
 }
 
@@ -31,14 +31,16 @@ pub fn run(args: &Args) -> Result<()> {
         (false, _) => format!("no {}", l.name()),
     };
     let levels: Vec<String> = Level::ALL.iter().map(level).collect();
-    line("ferrl", format!("{} ({} {})", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, std::env::consts::OS));
+    line(
+        "ferrl",
+        format!("{} ({} {})", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, std::env::consts::OS),
+    );
     line("processor", machine::processor().unwrap_or_else(unknown));
     line("features", features());
     line("levels", format!("{} (FERRL_SIMD={} forces one)", levels.join(", "), chosen.name()));
     line("threads", format!("{} of {cores} cores", args.threads.unwrap_or(cores)));
-    let memory = |m: machine::Memory| {
-        format!("{}, {} free", machine::size(m.total), machine::size(m.available))
-    };
+    let memory =
+        |m: machine::Memory| format!("{}, {} free", machine::size(m.total), machine::size(m.available));
     line("memory", machine::memory().map_or_else(unknown, memory));
     for device in BACKENDS {
         let found = match (device.open)(args.threads) {

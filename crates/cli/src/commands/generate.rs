@@ -1,8 +1,8 @@
 //! `ferrl generate`: continue prompts.
 
 use crate::data::{self, Row};
-use crate::options::{ModelArgs, at_least_one};
-use crate::output::{Output, print};
+use crate::options::{ModelArgs, size};
+use crate::output::{Output, say};
 use crate::progress::Progress;
 use crate::sampling::{SamplingArgs, completion_text};
 use crate::text::Text;
@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Completions of each prompt
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = size::<65536>)]
     n: usize,
     /// Write the log-probability of every token (before penalties and truncation)
     #[arg(long)]
@@ -58,7 +58,7 @@ struct Written {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let dir = args.model.open()?;
+    let dir = args.model.open_lm()?;
     let text = Text::new(&dir);
     let rows = match (&args.prompt, &args.input) {
         (Some(prompt), _) => {
@@ -102,7 +102,11 @@ struct Job<'a> {
 
 impl Job<'_> {
     /// Completes everything, row by row in order as soon as each is whole.
-    fn complete(&self, mut sampler: Sampler, mut row: impl FnMut(usize, Vec<Completion>) -> Result<()>) -> Result<()> {
+    fn complete(
+        &self,
+        mut sampler: Sampler,
+        mut row: impl FnMut(usize, Vec<Completion>) -> Result<()>,
+    ) -> Result<()> {
         let n = self.args.n;
         let progress = Progress::new("generating", (self.requests.len() * n) as u64, "completions");
         let mut place = HashMap::new();
@@ -134,7 +138,8 @@ impl Job<'_> {
 
     fn write(&self, sampler: Sampler, mut output: Output) -> Result<()> {
         self.complete(sampler, |i, completions| {
-            let completions: Result<Vec<Written>> = completions.into_iter().map(|c| self.written(c)).collect();
+            let completions: Result<Vec<Written>> =
+                completions.into_iter().map(|c| self.written(c)).collect();
             output.row(&Answer { prompt_ids: &self.requests[i].prompt, completions: completions? })?;
             output.flush()
         })?;
@@ -145,7 +150,7 @@ impl Job<'_> {
         self.complete(sampler, |_, completions| {
             for (k, c) in completions.into_iter().enumerate() {
                 let text = self.written(c)?.text.unwrap_or_default();
-                print(&format!("[{}] {text}\n", k + 1))?;
+                say(&format!("[{}] {text}\n", k + 1))?;
             }
             Ok(())
         })
@@ -167,7 +172,7 @@ impl Job<'_> {
             }
             if stop.is_none() {
                 let cut = (0..=held.len().saturating_sub(hold)).rev().find(|i| held.is_char_boundary(*i));
-                print(&held[..cut.unwrap_or(0)])?;
+                say(&held[..cut.unwrap_or(0)])?;
                 held.drain(..cut.unwrap_or(0));
             }
         }
@@ -177,7 +182,7 @@ impl Job<'_> {
         {
             held.truncate(at);
         }
-        print(&format!("{held}\n"))
+        say(&format!("{held}\n"))
     }
 
     fn written(&self, c: Completion) -> Result<Written> {

@@ -1,11 +1,11 @@
 //! `ferrl init`: a new model with random weights.
 
 use crate::machine;
-use crate::options::{Stored, at_least_one};
+use crate::options::{Stored, above_zero, at_least_one, size, weights};
 use crate::output::print;
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{InitOptions, SaveOptions, init_model};
-use ferrl_engine::model::{FAMILIES, Head};
+use ferrl_engine::model::Head;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use std::path::PathBuf;
@@ -17,25 +17,25 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "qwen2")]
     family: String,
     /// Width of the residual stream
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = size::<{ 1 << 20 }>)]
     hidden: usize,
     /// Number of layers
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<4096>)]
     layers: usize,
     /// Query heads; one for every 64 of the width when left out
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = size::<4096>)]
     heads: Option<usize>,
     /// Key and value heads; as many as query heads when left out
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = size::<4096>)]
     kv_heads: Option<usize>,
     /// Width of a head; the width divided by the heads when left out
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = size::<4096>)]
     head_dim: Option<usize>,
     /// Inner width of the feed-forward network; four times the width when left out
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = size::<{ 1 << 24 }>)]
     ffn: Option<usize>,
     /// Tokens the model knows; taken from --tokenizer when left out
-    #[arg(long, value_name = "N", required_unless_present = "tokenizer", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", required_unless_present = "tokenizer", value_parser = size::<{ 1 << 24 }>)]
     vocab: Option<usize>,
     /// Directory with a tokenizer.json, which comes along
     #[arg(long, value_name = "DIR")]
@@ -44,7 +44,7 @@ pub struct Args {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     tied: Option<bool>,
     /// Longest sequence
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = size::<{ 1 << 24 }>)]
     max_positions: usize,
     /// Base of the rotary frequencies; 10000 when left out
     #[arg(long, value_name = "X")]
@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     window: Option<usize>,
     /// Standard deviation of the weights
-    #[arg(long, value_name = "X", default_value_t = 0.02, value_parser = crate::options::above_zero)]
+    #[arg(long, value_name = "X", default_value_t = 0.02, value_parser = above_zero)]
     std: f32,
     /// Seed of the weights
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -115,9 +115,11 @@ pub fn run(args: &Args) -> Result<()> {
         let tokenizer = Tokenizer::from_dir(dir)?;
         let has = tokenizer.vocab_size();
         if let Some(asked) = args.vocab.filter(|v| *v < has) {
-            return Err(Error::usage(format!("--vocab {asked} is less than the {has} tokens of the tokenizer"))
-                .at(dir.display())
-                .fix(format!("leave --vocab out, or --vocab {has} or more")));
+            return Err(Error::usage(format!(
+                "--vocab {asked} is less than the {has} tokens of the tokenizer"
+            ))
+            .at(dir.display())
+            .fix(format!("leave --vocab out, or --vocab {has} or more")));
         }
         options.vocab = args.vocab.unwrap_or(has);
         options.bos = tokenizer.bos();
@@ -125,7 +127,7 @@ pub fn run(args: &Args) -> Result<()> {
         options.pad = tokenizer.pad();
     }
     let (config, _) = options.build()?;
-    let count: usize = config.params().iter().map(|p| p.len()).sum();
+    let count = weights(&config);
     let largest = config.params().iter().map(|p| p.len()).max().unwrap_or(0) as u64;
     machine::ensure_memory("the largest matrix", 8 * largest, "a smaller --vocab, --hidden or --ffn")?;
     let save = SaveOptions {
@@ -135,7 +137,6 @@ pub fn run(args: &Args) -> Result<()> {
         ..Default::default()
     };
     init_model(&args.out, &options, &save)?;
-    debug_assert!(FAMILIES.iter().any(|f| f.name() == config.family));
     let bytes = machine::size((count * save.dtype.size()) as u64);
     print(&format!(
         "{}: {} model, {count} weights, vocabulary {}, {bytes}\n",

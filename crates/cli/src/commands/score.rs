@@ -1,6 +1,7 @@
 //! `ferrl score`: what a model thinks of given tokens.
 
 use crate::data;
+use crate::machine::ensure_memory;
 use crate::options::{ModelArgs, above_zero, at_least_one};
 use crate::output::Output;
 use crate::progress::Progress;
@@ -61,7 +62,12 @@ pub fn run(args: &Args) -> Result<()> {
     let longest = lengths.iter().copied().max().unwrap_or(0);
     let model = args.model.load(&dir, longest)?;
     let progress = Progress::new("scoring", lengths.iter().sum::<usize>() as u64, "tokens");
-    for cut in plan(&lengths, args.batch_tokens.max(longest))? {
+    let cuts = plan(&lengths, args.batch_tokens.max(longest))?;
+    let most = cuts.iter().map(|c| lengths[c.clone()].iter().sum::<usize>()).max().unwrap_or(0);
+    let c = &model.config;
+    let row = 4 * (4 * c.hidden + c.qkv_width() + c.attention_width() + c.up_width() + c.ffn);
+    ensure_memory("a batch", (most * row) as u64, "a smaller --batch-tokens, or shorter rows")?;
+    for cut in cuts {
         let batch = Batch::of(sequences[cut.clone()].iter().cloned());
         score(&model, &batch, args.temperature, &places[cut], &mut output)?;
         progress.add(batch.tokens() as u64);

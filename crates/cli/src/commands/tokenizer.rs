@@ -142,7 +142,9 @@ fn train(args: &Train) -> Result<()> {
     drop(progress);
     let size = tokenizer.vocab_size();
     let note = match args.kind {
-        Kind::Bpe if size < args.vocab => format!(" (fewer than the {} asked for: the text has no more)", args.vocab),
+        Kind::Bpe if size < args.vocab => {
+            format!(" (fewer than the {} asked for: the text has no more)", args.vocab)
+        }
         _ => String::new(),
     };
     let special = tokenizer.special_tokens().len();
@@ -179,10 +181,11 @@ fn plain_texts(path: &Path) -> Result<Texts> {
 }
 
 fn json_texts(path: &Path) -> Result<Texts> {
-    let rows = data::lines(path)?.flat_map(|line| match line.and_then(|(place, line)| row_texts(&place, &line)) {
-        Ok(texts) => texts.into_iter().map(Ok).collect(),
-        Err(e) => vec![Err(e)],
-    });
+    let rows =
+        data::lines(path)?.flat_map(|line| match line.and_then(|(place, line)| row_texts(&place, &line)) {
+            Ok(texts) => texts.into_iter().map(Ok).collect(),
+            Err(e) => vec![Err(e)],
+        });
     Ok(Box::new(rows))
 }
 
@@ -239,9 +242,9 @@ fn decode(args: &Decode) -> Result<()> {
     let words = args.ids.iter().flat_map(|w| w.split([' ', ',', '[', ']', '\n']));
     let mut ids = Vec::new();
     for word in words.filter(|w| !w.is_empty()) {
-        let id: u32 = word
-            .parse()
-            .map_err(|_| Error::usage(format!("{word:?} is not a token id")).fix("give whole numbers from 0 on"))?;
+        let id: u32 = word.parse().map_err(|_| {
+            Error::usage(format!("{word:?} is not a token id")).fix("give whole numbers from 0 on")
+        })?;
         if id as usize >= tokenizer.vocab_size() {
             let size = tokenizer.vocab_size();
             return Err(Error::usage(format!("token id {id} is not below the tokenizer's size of {size}")));

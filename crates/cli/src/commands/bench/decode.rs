@@ -4,7 +4,7 @@ use super::report::{self, Work};
 use super::{HowArgs, ShapeArgs, forward_flops, peak_gflops};
 use crate::options::{DeviceArgs, at_least_one};
 use ferrl_engine::generate::{CacheOptions, Request, Sampler, SamplingParams};
-use ferrl_engine::model::{Model, Options};
+use ferrl_engine::model::Options;
 use ferrl_engine::{Error, Result};
 
 /// One time is the greedy completion of all prompts, their computation included; tokens are the new ones.
@@ -42,7 +42,7 @@ pub fn run(args: &Args) -> Result<()> {
         dtype.name()
     );
     let options = Options { dtype, training: false, context: length };
-    let model = Model::random(backend, &args.shape.init(length), options)?;
+    let model = args.shape.model(backend, options, 8)?;
     let flops = forward_flops(&model.config, length as f64 / 2.0);
     let params = SamplingParams { max_new_tokens: args.new, ..SamplingParams::greedy() };
     let request = |i: usize| Request {
@@ -56,7 +56,9 @@ pub fn run(args: &Args) -> Result<()> {
         sampler.invalidate(); // prompts are computed each time
         let out = sampler.generate(&model, requests.clone())?;
         match out.iter().find(|c| c.ids.len() != args.new) {
-            Some(c) => Err(Error::model(format!("a completion has {} tokens, expected {}", c.ids.len(), args.new))),
+            Some(c) => {
+                Err(Error::model(format!("a completion has {} tokens, expected {}", c.ids.len(), args.new)))
+            }
             None => Ok(()),
         }
     };

@@ -23,7 +23,7 @@ pub struct Args {
     #[arg(long, value_enum)]
     dtype: Option<Compute>,
     /// Threads; all cores when left out
-    #[arg(long, value_name = "N", value_parser = crate::options::at_least_one)]
+    #[arg(long, value_name = "N", value_parser = crate::options::size::<1024>)]
     threads: Option<usize>,
     /// Leave out shapes whose N times K is larger
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
@@ -110,7 +110,9 @@ pub fn run(args: &Args) -> Result<()> {
     let device = |dtype| DeviceArgs { dtype, threads: args.threads, device: "cpu".into() };
     let backend = device(dtypes[0]).open()?;
     if args.how.worker {
-        return serve(|count| Ok(json!({"results": results(&*backend, &shapes, &dtypes, count, args.window)?})));
+        return serve(|count| {
+            Ok(json!({"results": results(&*backend, &shapes, &dtypes, count, args.window)?}))
+        });
     }
     let mut peaks = Vec::new();
     for &dtype in &dtypes {
@@ -122,7 +124,8 @@ pub fn run(args: &Args) -> Result<()> {
         row["of_peak"] = json!(row["gflops"].as_f64().unwrap_or(0.0) / of);
     }
     if args.how.json {
-        let peak: serde_json::Map<String, Value> = peaks.iter().map(|(d, p)| (d.name().into(), json!(p))).collect();
+        let peak: serde_json::Map<String, Value> =
+            peaks.iter().map(|(d, p)| (d.name().into(), json!(p))).collect();
         return print(&format!(
             "{}\n",
             json!({"results": all, "peak_gflops": peak, "peak_rss_mib": peak_rss_mib()})
@@ -146,11 +149,13 @@ fn table_of(table: &str, dtype: DType, peak: f64, rows: &[&Value]) -> String {
     let mut logs = 0.0;
     for row in rows {
         let flops = 2e-9 * ["m", "n", "k"].iter().map(|d| row[d].as_f64().unwrap_or(0.0)).product::<f64>();
-        let seconds: Vec<f64> = row["seconds"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
+        let seconds: Vec<f64> =
+            row["seconds"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
         let rates: Vec<f64> = seconds.iter().map(|s| flops / s).collect();
         let share = row["of_peak"].as_f64().unwrap_or(0.0);
         logs += share.ln();
-        let shape = format!("{}x{}x{} {}", row["m"], row["n"], row["k"], row["layout"].as_str().unwrap_or(""));
+        let shape =
+            format!("{}x{}x{} {}", row["m"], row["n"], row["k"], row["layout"].as_str().unwrap_or(""));
         out += &format!("  {shape:<22}{:>26} GFLOP/s {:>5.1} % of peak\n", spread(&rates, 1), 100.0 * share);
     }
     out + &format!("  geometric mean: {:.1} % of peak\n", 100.0 * (logs / rows.len() as f64).exp())

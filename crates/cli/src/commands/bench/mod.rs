@@ -5,13 +5,15 @@ mod gemm;
 mod report;
 mod train;
 
-use crate::options::{DeviceArgs, at_least_one};
+use crate::machine::ensure_memory;
+use crate::options::{DeviceArgs, at_least_one, size, weights};
 use clap::Subcommand;
 use ferrl_engine::Result;
 use ferrl_engine::checkpoint::InitOptions;
-use ferrl_engine::model::Config;
+use ferrl_engine::model::{Config, Model, Options};
 use ferrl_kernels::cpu::{peak, simd::Level};
-use ferrl_kernels::DType;
+use ferrl_kernels::{Backend, DType};
+use std::sync::Arc;
 
 /// Measure this machine.
 #[derive(clap::Args)]
@@ -57,28 +59,29 @@ struct HowArgs {
 #[derive(clap::Args)]
 struct ShapeArgs {
     /// Width of the residual stream
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = size::<{ 1 << 20 }>)]
     hidden: usize,
     /// Number of layers
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<4096>)]
     layers: usize,
     /// Query heads
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<4096>)]
     heads: usize,
     /// Key and value heads
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = size::<4096>)]
     kv_heads: usize,
     /// Inner width of the feed-forward network
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = size::<{ 1 << 24 }>)]
     inter: usize,
     /// Tokens the model knows
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = size::<{ 1 << 24 }>)]
     vocab: usize,
 }
 
 impl ShapeArgs {
-    fn init(&self, positions: usize) -> InitOptions {
-        InitOptions {
+    /// The random model; `bytes` are needed for each of its weights.
+    fn model(&self, device: Arc<dyn Backend>, options: Options, bytes: usize) -> Result<Model> {
+        let init = InitOptions {
             vocab: self.vocab,
             hidden: self.hidden,
             layers: self.layers,
@@ -87,9 +90,12 @@ impl ShapeArgs {
             ffn: Some(self.inter),
             tied: Some(true),
             rope_theta: Some(1e6),
-            max_positions: positions.max(1024),
+            max_positions: options.context.max(1024),
             ..InitOptions::new("qwen2")
-        }
+        };
+        let need = weights(&init.build()?.0) * bytes;
+        ensure_memory("the model", need as u64, "a smaller --hidden, --inter, --vocab or --layers")?;
+        Model::random(device, &init, options)
     }
 
     fn describe(&self) -> String {

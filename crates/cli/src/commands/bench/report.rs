@@ -58,7 +58,11 @@ pub fn run(how: &HowArgs, work: &mut Work<'_>) -> Result<()> {
     ))
 }
 
-fn measure(once: &mut dyn FnMut() -> Result<()>, count: usize, progress: Option<&Progress>) -> Result<Vec<f64>> {
+fn measure(
+    once: &mut dyn FnMut() -> Result<()>,
+    count: usize,
+    progress: Option<&Progress>,
+) -> Result<Vec<f64>> {
     let mut seconds = Vec::new();
     for _ in 0..count {
         let start = Instant::now();
@@ -81,7 +85,9 @@ pub fn serve(mut answer: impl FnMut(usize) -> Result<Value>) -> Result<()> {
         let count = line.trim().strip_prefix("run ").and_then(|n| n.trim().parse().ok()).filter(|n| *n > 0);
         let result = match count {
             Some(count) => answer(count),
-            None => Err(Error::usage(format!("expected `run N` with N of at least 1, got {:?}", line.trim()))),
+            None => {
+                Err(Error::usage(format!("expected `run N` with N of at least 1, got {:?}", line.trim())))
+            }
         };
         let mut reply = result.unwrap_or_else(|e| json!({"error": e.to_string()}));
         if reply.get("error").is_none() {

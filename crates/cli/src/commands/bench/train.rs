@@ -3,7 +3,7 @@
 use super::report::{self, Work};
 use super::{HowArgs, ShapeArgs, forward_flops, peak_gflops, some_ids};
 use crate::options::{DeviceArgs, at_least_one};
-use ferrl_engine::model::{Model, Options};
+use ferrl_engine::model::Options;
 use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer};
 use ferrl_engine::{Error, Result};
 
@@ -41,7 +41,7 @@ pub fn run(args: &Args) -> Result<()> {
         backend.describe(),
         dtype.name()
     );
-    let model = Model::random(backend, &args.shape.init(args.seq), options)?;
+    let model = args.shape.model(backend, options, 24)?;
     let flops = 3.0 * forward_flops(&model.config, args.seq as f64 / 2.0);
     let settings = OptimizerOptions { weight_decay: 0.01, max_grad_norm: None, ..Default::default() };
     let mut trainer = Trainer::new(model, settings)?;
