@@ -36,7 +36,9 @@ impl Progress {
                     let _ = write!(w, "({:.0} {unit}/s)", s.per_sec());
                 })
                 .with_key("eta_", |s: &indicatif::ProgressState, w: &mut dyn std::fmt::Write| {
-                    let _ = write!(w, "{} left", indicatif::HumanDuration(s.eta()));
+                    if s.pos() > 0 {
+                        let _ = write!(w, "{} left", indicatif::HumanDuration(s.eta()));
+                    }
                 });
             bar.set_style(style);
         }

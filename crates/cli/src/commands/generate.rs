@@ -108,7 +108,8 @@ impl Job<'_> {
         mut row: impl FnMut(usize, Vec<Completion>) -> Result<()>,
     ) -> Result<()> {
         let n = self.args.n;
-        let progress = Progress::new("generating", (self.requests.len() * n) as u64, "completions");
+        let most: usize = self.requests.iter().map(|r| r.params.max_new_tokens * n).sum();
+        let progress = Progress::new("generating", most as u64, "tokens");
         let mut place = HashMap::new();
         for (i, request) in self.requests.iter().enumerate() {
             for sample in 0..n {
@@ -121,10 +122,17 @@ impl Job<'_> {
         let mut next = 0;
         while next < self.requests.len() {
             for event in sampler.step(self.model)? {
-                let Event::Done { id, completion } = event else { continue };
+                let (id, completion) = match event {
+                    Event::Token { .. } => {
+                        progress.add(1);
+                        continue;
+                    }
+                    Event::Done { id, completion } => (id, completion),
+                };
                 if let Some((i, sample)) = place.remove(&id) {
+                    // What it did not need of its share counts as done.
+                    progress.add((self.requests[i].params.max_new_tokens - completion.ids.len()) as u64);
                     waiting.entry(i).or_insert_with(|| vec![None; n])[sample] = Some(completion);
-                    progress.add(1);
                 }
             }
             while waiting.get(&next).is_some_and(|row| row.iter().all(Option::is_some)) {

@@ -81,7 +81,7 @@ pub fn fails_with(args: &[&str], input: &str, code: i32, parts: &[&str]) {
     let out = ferrl(args, input);
     let message = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(code), "ferrl {args:?}\n{message}");
-    assert!(message.starts_with("error: "), "ferrl {args:?}\n{message}");
+    assert!(message.lines().any(|l| l.starts_with("error: ")), "ferrl {args:?}\n{message}");
     assert!(!message.contains("panicked") && !message.contains("backtrace"), "{message}");
     assert_eq!(message.matches("error: ").count(), 1, "{message}");
     for part in parts {
