@@ -328,3 +328,17 @@ fn batches_that_make_no_sense_are_refused() {
     assert!(plan(&[3, 9], 8).is_err_and(|e| e.to_string().contains("sequence 1 has 9 tokens")));
     assert_eq!(plan(&[3, 4, 2, 8, 1], 8).unwrap(), [0..2, 2..3, 3..4, 4..5]);
 }
+
+#[test]
+fn training_never_holds_the_logits() {
+    let backend = best();
+    let mut init = tiny("qwen2");
+    (init.vocab, init.layers) = (32_768, 1);
+    let mut t = trainer(backend.clone(), &init, DType::F32, OptimizerOptions::default());
+    let b = Batch::of((0..8u32).map(|s| (0..64).map(|i| (s * 977 + i * 31) % 32_768).collect()));
+    let before = backend.memory().0;
+    t.forward(&b).unwrap();
+    t.backward(&b, &StatGrads { logp: vec![0.01; b.tokens()], ..Default::default() }).unwrap();
+    let (logits, held) = (b.tokens() * 32_768 * 4, backend.memory().1 - before);
+    assert!(held * 4 < logits, "{held} bytes at the peak, the logits would be {logits}");
+}

@@ -184,6 +184,8 @@ pub trait Backend: Send + Sync {
     fn describe(&self) -> String;
     /// Bytes allocated now, and the most there have ever been.
     fn memory(&self) -> (usize, usize);
+    /// The most multiply-adds the device can do in that type, in GFLOP/s: the yardstick for benches.
+    fn peak_gflops(&self, dtype: DType) -> f64;
 
     // ---- memory -------------------------------------------------------------------------------------------
     /// Contents are unspecified.

@@ -4,6 +4,7 @@ pub mod backend;
 pub mod buffer;
 pub mod cpu;
 pub mod error;
+pub mod math;
 pub mod mmap;
 pub mod philox;
 

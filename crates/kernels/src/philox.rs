@@ -2,6 +2,8 @@
 //!
 //! A number depends on a key and a counter alone, so any thread can draw any of them in any order.
 
+use crate::math::{ln, sin_cos};
+
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
@@ -37,8 +39,8 @@ pub fn normals(words: [u32; 4]) -> [f32; 4] {
 fn box_muller(radius: u32, angle: u32) -> [f32; 2] {
     const WORD: f64 = 1.0 / 4_294_967_296.0;
     // The half keeps the logarithm away from zero.
-    let length = (-2.0 * ((f64::from(radius) + 0.5) * WORD).ln()).sqrt();
-    let (sin, cos) = (std::f64::consts::TAU * f64::from(angle) * WORD).sin_cos();
+    let length = (-2.0 * ln((f64::from(radius) + 0.5) * WORD)).sqrt();
+    let (sin, cos) = sin_cos(std::f64::consts::TAU * f64::from(angle) * WORD);
     [(length * cos) as f32, (length * sin) as f32]
 }
 

@@ -4,8 +4,10 @@
 
 use super::config::{Config, ParamShape, Position};
 use crate::Result;
-use crate::checkpoint::{InitOptions, ModelDir, init_param};
+use crate::checkpoint::{InitOptions, ModelDir, SaveOptions, init_param, save_model};
 use ferrl_kernels::{Backend, Buffer, DType, Weight};
+use serde_json::Value;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A decoder with its weights on a device.
@@ -113,6 +115,14 @@ impl Model {
         Ok(())
     }
 
+    /// Writes a Hugging Face directory; `source` is the one the model came from, whose other files are copied.
+    pub fn save(&self, dir: &Path, json: Option<&Value>, options: &SaveOptions<'_>) -> Result<()> {
+        save_model(dir, &self.config, json, options, &mut |shape| {
+            let param = self.find(&shape.name).expect("the model has every parameter of its configuration");
+            self.read(param)
+        })
+    }
+
     /// Rebuilds what is derived from the masters, after they changed.
     pub fn refresh(&mut self) -> Result<()> {
         for param in &mut self.params {
@@ -159,7 +169,7 @@ impl Model {
         for position in 0..positions {
             for f in &frequencies {
                 // The product is rounded to f32 first, as transformers does.
-                let (s, c) = ferrl_kernels::cpu::math::sin_cos((position as f32 * f) as f64);
+                let (s, c) = ferrl_kernels::math::sin_cos((position as f32 * f) as f64);
                 cos.push(c as f32 * gain);
                 sin.push(s as f32 * gain);
             }

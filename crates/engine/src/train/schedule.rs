@@ -59,7 +59,7 @@ impl Schedule {
         let left = match self.decay {
             Decay::Constant => return self.lr,
             Decay::Linear => 1.0 - done,
-            Decay::Cosine => 0.5 * (1.0 + ferrl_kernels::cpu::math::sin_cos(std::f64::consts::PI * done).1),
+            Decay::Cosine => 0.5 * (1.0 + ferrl_kernels::math::sin_cos(std::f64::consts::PI * done).1),
         };
         self.lr * (self.min_ratio + (1.0 - self.min_ratio) * left)
     }

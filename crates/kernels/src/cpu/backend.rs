@@ -1,6 +1,6 @@
 //! The contract of [`Backend`], operation by operation, each in the file of its name.
 
-use super::{Cpu, activation, attention, embed, head_norm, linear, logp, norm, optim, rotary, vector};
+use super::{Cpu, activation, attention, embed, head_norm, linear, logp, norm, optim, peak, rotary, vector};
 use crate::backend::{
     Activation, AdamW, Attention, Backend, Heads, LogpGrads, LogpHead, LogpStats, Norm, PagedRows, Segments,
     Sgd,
@@ -14,6 +14,9 @@ impl Backend for Cpu {
     }
     fn memory(&self) -> (usize, usize) {
         self.arena.usage()
+    }
+    fn peak_gflops(&self, dtype: DType) -> f64 {
+        peak::measure(self.level, dtype) * self.pool.threads() as f64
     }
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
         self.arena.buffer(dtype, len)

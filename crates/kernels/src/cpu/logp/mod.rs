@@ -12,12 +12,13 @@ pub use backward::logp_backward;
 pub use forward::{argmax, logits, logp, sample};
 pub use kl::{kl, kl_backward};
 
-use super::math::{exp, ln, tanh};
+use super::math::{exp, tanh};
 use super::matmul::pack::{Packed, TokenRows};
 use super::matmul::tile::PANEL;
 use super::matmul::{Scratch, product};
 use super::simd::{LANES, Simd};
 use crate::backend::LogpHead;
+use crate::math::ln;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -82,10 +83,10 @@ impl Fold {
     }
 
     pub fn lse(self) -> f32 {
-        self.m + ln(self.s)
+        self.m + ln(self.s as f64) as f32
     }
     pub fn entropy(self) -> f32 {
-        ln(self.s) - self.w / self.s
+        ln(self.s as f64) as f32 - self.w / self.s
     }
 }
 

@@ -1,0 +1,93 @@
+//! House rules that a compiler does not check.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use ferrl_engine::model::FAMILIES;
+use ferrl_kernels::BACKENDS;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_path_buf()
+}
+
+fn files(dir: &Path, out: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()) {
+        let name = entry.file_name().unwrap().to_string_lossy().into_owned();
+        if entry.is_dir() && name != "target" && !name.starts_with('.') {
+            files(&entry, out);
+        } else if entry.is_file() {
+            out.push(entry);
+        }
+    }
+}
+
+/// Files below the root with one of these endings, as paths relative to it.
+fn sources(endings: &[&str]) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    files(&root(), &mut all);
+    all.into_iter()
+        .filter(|p| p.extension().is_some_and(|e| endings.iter().any(|w| e == *w)))
+        .map(|p| {
+            let text = std::fs::read_to_string(&p).unwrap();
+            (p.strip_prefix(root()).unwrap().to_string_lossy().into_owned(), text)
+        })
+        .collect()
+}
+
+#[test]
+fn no_source_file_is_longer_than_800_lines() {
+    let all = sources(&["rs", "cu", "py"]);
+    assert!(all.len() > 50);
+    for (path, text) in all {
+        assert!(text.lines().count() <= 800, "{path} has {} lines", text.lines().count());
+    }
+}
+
+#[test]
+fn paths_in_the_documents_exist() {
+    let mut checked = 0;
+    for document in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        let text = std::fs::read_to_string(root().join(document)).unwrap();
+        // Inline code that looks like a path of this repository; patterns in <angle brackets> are not.
+        for word in text.split('`').skip(1).step_by(2).filter(|w| !w.contains(['<', ' ', '\n', '*'])) {
+            let starts = ["crates/", "bench/", "docs/", "tools/", "recipes/", ".ci/"];
+            if starts.iter().any(|s| word.starts_with(s)) {
+                assert!(root().join(word).exists(), "{document} names {word}, which does not exist");
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked >= 20, "only {checked} paths were found");
+}
+
+#[test]
+fn families_and_backends_are_named_in_their_own_places_only() {
+    for (path, text) in sources(&["rs"]).iter().filter(|(p, _)| p.starts_with("crates/") && p.contains("/src/")) {
+        let code: Vec<&str> = text
+            .split("#[cfg(test)]")
+            .next()
+            .unwrap()
+            .lines()
+            .filter(|l| !l.trim_start().starts_with("//"))
+            .collect();
+        let names = |word: &str| {
+            let quoted = format!("\"{word}\"");
+            let module = format!("{word}::");
+            code.iter().any(|l| {
+                l.contains(&quoted) || l.split(&module).next().is_some_and(|b| {
+                    l.contains(&module) && !b.ends_with(|c: char| c.is_alphanumeric() || c == '_')
+                })
+            })
+        };
+        for family in FAMILIES {
+            let own = format!("crates/engine/src/model/{}.rs", family.name());
+            let home = path == &own || path == "crates/engine/src/model/mod.rs";
+            // A rope scheme shares its name with a family's generation, not with the family.
+            assert!(home || !names(family.name()), "{path} names the family {}", family.name());
+        }
+        for device in BACKENDS {
+            let home = path.starts_with(&format!("crates/kernels/src/{}/", device.name))
+                || path == "crates/kernels/src/lib.rs";
+            assert!(home || !names(device.name), "{path} names the backend {}", device.name);
+        }
+    }
+}
