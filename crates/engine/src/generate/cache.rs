@@ -282,3 +282,35 @@ fn hash(parent: u64, ids: &[u32]) -> u64 {
     let mix = |h: u64, word: u64| (h ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
     ids.iter().fold(mix(0xcbf2_9ce4_8422_2325, parent), |h, &id| mix(h, u64::from(id)))
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::checkpoint::InitOptions;
+    use crate::model::Options;
+
+    #[test]
+    fn a_hash_that_lies_is_not_believed() {
+        let mut init = InitOptions::new("llama");
+        (init.vocab, init.hidden, init.layers) = (8, 8, 1);
+        let backend = ferrl_kernels::open("cpu", Some(1)).unwrap();
+        let model = Model::random(backend, &init, Options::default()).unwrap();
+        let mut cache = Cache::new(&model, 1 << 20).unwrap();
+        let n = cache.size;
+        let (one, other) = (vec![1; 2 * n + 1], vec![2; 2 * n + 1]);
+        let mut table = Table::default();
+        assert!(cache.reserve(&*model.backend, &mut table, 0, one.len()).unwrap());
+        cache.publish(&mut table, &one, one.len());
+        let mut found = cache.find(&one);
+        assert_eq!(found.blocks, table.blocks[..2]);
+        cache.release(&mut found);
+        // Other tokens under a hash of ours, and our tokens after another block.
+        cache.index.insert(hash(0, &other[..n]), table.blocks[0]);
+        cache.index.insert(hash(0, &one[..n]), table.blocks[1]);
+        assert!(cache.find(&other).blocks.is_empty() && cache.find(&one).blocks.is_empty());
+        cache.release(&mut table);
+        assert_eq!(cache.available(), cache.total());
+    }
+}

@@ -3,13 +3,61 @@
 //! Ids grow with age of submission, and both lists are in their order: the oldest come first, the youngest give
 //! way. A sequence that gives way keeps its tokens and is computed again from them later.
 
+use super::Request;
 use super::cache::Table;
 use super::scheduler::Sampler;
 use super::sequence::Sequence;
-use crate::Result;
+use crate::{Error, Result};
 use ferrl_kernels::Backend;
 
 impl Sampler {
+    /// Refuses what cannot be completed.
+    pub(super) fn check(&self, request: &Request) -> Result<()> {
+        let (p, vocab) = (&request.params, self.vocab);
+        p.validate()?;
+        if request.prompt.is_empty() {
+            return Err(
+                Error::data("the prompt has no tokens").fix("begin with the model's first token (BOS)")
+            );
+        }
+        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= vocab) {
+            return Err(Error::data(format!("token id {id} is not below the vocabulary's {vocab}"))
+                .fix("use the tokenizer of this model"));
+        }
+        if !p.stop_strings.is_empty() && self.tokenizer.is_none() {
+            return Err(Error::usage("stop strings need a tokenizer, and this sampler has none")
+                .fix("give the sampler its tokenizer, or use stop_ids"));
+        }
+        if p.top_logprobs > vocab {
+            return Err(Error::usage(format!(
+                "top_logprobs is {}, the vocabulary has {vocab}",
+                p.top_logprobs
+            )));
+        }
+        let (prompt, new) = (request.prompt.len(), p.max_new_tokens);
+        // The last token is sampled but never computed.
+        let tokens = prompt.saturating_add(new - 1);
+        if let Some(most) = self.positions.filter(|&most| tokens > most) {
+            return Err(Error::usage(format!(
+                "a prompt of {prompt} tokens and {new} new ones pass the model's {most} positions"
+            ))
+            .fix("a shorter prompt or a smaller max_new_tokens"));
+        }
+        let (need, have, bytes) = (self.cache.blocks_for(tokens), self.cache.total(), self.cache.block_bytes);
+        if need > have {
+            return Err(Error::resource(format!(
+                "a prompt of {prompt} tokens and {new} new ones need {need} cache blocks of {bytes} bytes, \
+                 the budget of {} bytes has {have}",
+                self.options.bytes
+            ))
+            .fix(format!(
+                "a cache of at least {} bytes, or a smaller max_new_tokens",
+                need.saturating_mul(bytes)
+            )));
+        }
+        Ok(())
+    }
+
     /// Decides how many rows each running sequence has in this step, and gives them blocks.
     pub(super) fn schedule(&mut self, backend: &dyn Backend) -> Result<()> {
         let mut budget = self.options.max_batch_tokens;
