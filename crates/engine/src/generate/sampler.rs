@@ -5,7 +5,7 @@ use super::sequence::Sequence;
 use crate::model::Model;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
-use ferrl_kernels::cpu::math::ln;
+use ferrl_kernels::math::ln;
 use ferrl_kernels::philox::{philox4x32, uniform};
 
 /// A chosen token.
@@ -146,7 +146,7 @@ impl Chooser {
         }
         // The likeliest token has weight 1, so there is one.
         let token = chosen.unwrap_or(0);
-        (token, Some(self.row[token as usize] - best - ln(total)))
+        (token, Some(self.row[token as usize] - best - ln(f64::from(total)) as f32))
     }
 
     /// Repetition over prompt and completion, presence and frequency over the completion. The row is divided by
