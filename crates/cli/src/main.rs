@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 /// Post-training and reinforcement learning for language models.
 #[derive(Parser)]
-#[command(name = "ferrl", version, arg_required_else_help = true, max_term_width = 110)]
+#[command(name = "ferrl", version, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -22,19 +22,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Continue prompts with a model
     Generate(Box<commands::generate::Args>),
-    /// Talk with a model in the terminal
     Chat(commands::chat::Args),
-    /// Log-probabilities and entropies of given tokens, or a reward model's scores
     Score(commands::score::Args),
-    /// Make a new model with random weights
     Init(Box<commands::init::Args>),
-    /// Train a tokenizer, or look at what one does
     Tokenizer(commands::tokenizer::Args),
-    /// Measure this machine
     Bench(commands::bench::Args),
-    /// Show what Ferrl finds on this machine
     Doctor(commands::doctor::Args),
 }
 

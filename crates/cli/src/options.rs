@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use ferrl_engine::checkpoint::{self, ModelDir};
 use ferrl_engine::model::{Config, Model, Options};
 use ferrl_engine::{Error, Result, nearest};
-use ferrl_kernels::{Backend, DType};
+use ferrl_kernels::{BACKENDS, Backend, DType};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "N", value_parser = size::<1024>)]
     pub threads: Option<usize>,
     /// Device to compute on
-    #[arg(long, value_name = "NAME", default_value = "cpu")]
+    #[arg(long, value_name = "NAME", default_value = BACKENDS[0].name)]
     pub device: String,
 }
 

@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const COMMANDS: [&str; 4] = ["/reset", "/quit", "/exit", "/help"];
 const HELP: &str = "/reset forgets the conversation; /quit or Ctrl-D leaves; Ctrl-C stops a reply\n";
 
+/// Talk with a model in the terminal
+///
 /// Ctrl-C stops a reply; a second one, Ctrl-D or /quit leaves. /reset forgets the conversation.
 #[derive(clap::Args)]
 pub struct Args {

@@ -5,9 +5,10 @@ use crate::output::print;
 use ferrl_engine::Result;
 use ferrl_engine::model::FAMILIES;
 use ferrl_kernels::BACKENDS;
-use ferrl_kernels::cpu::simd::Level;
 use std::fmt::Write;
 
+/// Show what Ferrl finds on this machine
+///
 /// Prints processor, memory, devices and model families; measures nothing.
 #[derive(clap::Args)]
 pub struct Args {
@@ -24,20 +25,13 @@ pub fn run(args: &Args) -> Result<()> {
         let _ = writeln!(out, "{name:<12}{value}");
     };
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let chosen = Level::from_env()?;
-    let level = |l: &Level| match (l.is_available(), *l == chosen) {
-        (_, true) => format!("[{}]", l.name()),
-        (true, _) => l.name().to_string(),
-        (false, _) => format!("no {}", l.name()),
-    };
-    let levels: Vec<String> = Level::ALL.iter().map(level).collect();
     line(
         "ferrl",
         format!("{} ({} {})", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, std::env::consts::OS),
     );
     line("processor", machine::processor().unwrap_or_else(unknown));
     line("features", features());
-    line("levels", format!("{} (FERRL_SIMD={} forces one)", levels.join(", "), chosen.name()));
+    line("FERRL_SIMD", std::env::var("FERRL_SIMD").unwrap_or_else(|_| "not set: the best there is".into()));
     line("threads", format!("{} of {cores} cores", args.threads.unwrap_or(cores)));
     let memory =
         |m: machine::Memory| format!("{}, {} free", machine::size(m.total), machine::size(m.available));

@@ -14,6 +14,8 @@ use serde_json::{Map, json};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+/// Continue prompts with a model
+///
 /// Each input row holds `ids`, `prompt` (text, or a list of messages), or `messages`, which go through the model's
 /// chat template. Each output row holds `prompt_ids` and `completions`, a list of {ids, text, logprobs, stop}.
 /// With --prompt alone the text is printed as it comes.

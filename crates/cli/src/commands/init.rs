@@ -5,16 +5,18 @@ use crate::options::{Stored, above_zero, at_least_one, size, weights};
 use crate::output::print;
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{InitOptions, SaveOptions, init_model};
-use ferrl_engine::model::Head;
+use ferrl_engine::model::{FAMILIES, Head};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use std::path::PathBuf;
 
+/// Make a new model with random weights
+///
 /// The same options and seed give the same bytes on every machine.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Kind of model: llama, qwen2, qwen3, mistral, gemma2, phi3 or gpt2
-    #[arg(long, value_name = "NAME", default_value = "qwen2")]
+    /// Kind of model
+    #[arg(long, value_name = "NAME", default_value = FAMILIES[0].name(), value_parser = families())]
     family: String,
     /// Width of the residual stream
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = size::<{ 1 << 20 }>)]
@@ -70,6 +72,10 @@ pub struct Args {
     /// Replace the directory if it is there already
     #[arg(long)]
     overwrite: bool,
+}
+
+fn families() -> clap::builder::PossibleValuesParser {
+    FAMILIES.iter().map(|f| f.name()).collect::<Vec<_>>().into()
 }
 
 /// What sits on top of a model.

@@ -12,6 +12,8 @@ use ferrl_engine::{Error, Result};
 use serde::Serialize;
 use std::path::PathBuf;
 
+/// Log-probabilities and entropies of given tokens, or a reward model's scores
+///
 /// Each input row holds `ids` (taken as they are), `text`, `prompt` and `completion`, or `messages`.
 /// Each output row holds its `ids`, and for every token but the first its log-probability (`logprobs`) and the
 /// entropy of the distribution it was drawn from (`entropy`), both in nats. A reward model writes `score`,

@@ -12,7 +12,7 @@ use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-/// Train a tokenizer, or look at what one does.
+/// Train a tokenizer, or look at what one does
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -21,7 +21,6 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a tokenizer on text; the same text gives the same bytes
     Train(Train),
     /// Print the token ids of a text
     Encode(Encode),
@@ -29,6 +28,8 @@ enum Command {
     Decode(Decode),
 }
 
+/// Train a tokenizer on text; the same text gives the same bytes
+///
 /// With the special tokens <|im_start|> and <|im_end|>, which are there unless --special says otherwise, the
 /// tokenizer also gets a chat template.
 #[derive(clap::Args)]

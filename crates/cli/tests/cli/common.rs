@@ -34,7 +34,7 @@ impl Folder {
         let (tokens, model) = (self.path("tok"), self.path("model"));
         ok(&["tokenizer", "train", "--input", &text, "--vocab", "320", "--out", &tokens]);
         let sizes = ["--hidden", "32", "--layers", "2", "--heads", "2", "--std", "0.2"];
-        ok(&[&["init", "--tokenizer", &tokens, "--out", &model], &sizes[..]].concat());
+        ok(&[&["init", "--family", "qwen2", "--tokenizer", &tokens, "--out", &model], &sizes[..]].concat());
         model
     }
 }

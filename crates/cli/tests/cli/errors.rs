@@ -16,7 +16,11 @@ fn wrong_flags_name_the_nearest() {
     fails(&["generate", "--model", "x", "--prompt", "y", "--top-p", "1.5"], 2, &["--top-p", "at most 1"]);
     fails(&["generate", "--model", "x", "--prompt", "y", "--temperature", "-1"], 2, &["temperature"]);
     fails(&["init", "--out", "x"], 2, &["--vocab"]);
-    fails(&["init", "--out", "x", "--vocab", "9", "--family", "quen2"], 2, &["quen2", "fix: ", "qwen2"]);
+    fails(
+        &["init", "--out", "x", "--vocab", "9", "--family", "quen2"],
+        2,
+        &["quen2", "a similar value", "qwen2"],
+    );
     fails(
         &["init", "--out", "x", "--vocab", "9", "--hidden", "100", "--heads", "3"],
         2,

@@ -1,12 +1,14 @@
 //! `ferrl bench decode`: many sequences at once.
 
 use super::report::{self, Work};
-use super::{HowArgs, ShapeArgs, forward_flops, peak_gflops};
+use super::{HowArgs, ShapeArgs, forward_flops};
 use crate::options::{DeviceArgs, at_least_one};
 use ferrl_engine::generate::{CacheOptions, Request, Sampler, SamplingParams};
 use ferrl_engine::model::Options;
 use ferrl_engine::{Error, Result};
 
+/// Greedy decoding of many sequences at once
+///
 /// One time is the greedy completion of all prompts, their computation included; tokens are the new ones.
 #[derive(clap::Args)]
 pub struct Args {
@@ -31,18 +33,18 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let dtype = args.device.dtype.dtype();
     let length = args.prompt + args.new;
-    let backend = args.device.open()?;
+    let device = args.device.open()?;
     let title = format!(
         "decoding: {}; {} sequences, {} + {} tokens; {}, compute {}",
         args.shape.describe(),
         args.batch,
         args.prompt,
         args.new,
-        backend.describe(),
+        device.describe(),
         dtype.name()
     );
     let options = Options { dtype, training: false, context: length };
-    let model = args.shape.model(backend, options, 8)?;
+    let model = args.shape.model(device.clone(), options, 8)?;
     let flops = forward_flops(&model.config, length as f64 / 2.0);
     let params = SamplingParams { max_new_tokens: args.new, ..SamplingParams::greedy() };
     let request = |i: usize| Request {
@@ -62,7 +64,7 @@ pub fn run(args: &Args) -> Result<()> {
             None => Ok(()),
         }
     };
-    let peak = || peak_gflops(dtype, &args.device);
+    let peak = || device.peak_gflops(dtype);
     let (tokens, all) = (args.batch * args.new, args.batch * length);
     let mut work = Work { title, tokens, flops: flops * all as f64, peak: &peak, once: &mut once };
     report::run(&args.how, &mut work)

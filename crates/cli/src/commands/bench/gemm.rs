@@ -1,17 +1,19 @@
 //! `ferrl bench gemm`: matrix products, with weights packed beforehand as they are in training and decoding.
 
+use super::HowArgs;
 use super::report::{median, serve, spread};
-use super::{HowArgs, peak_gflops};
 use crate::machine::{ensure_memory, peak_rss_mib};
-use crate::options::{Compute, DeviceArgs};
+use crate::options::Compute;
 use crate::output::print;
 use crate::progress::Progress;
 use clap::ValueEnum;
 use ferrl_engine::Result;
-use ferrl_kernels::{Backend, Buffer, DType};
+use ferrl_kernels::{BACKENDS, Backend, Buffer, DType};
 use serde_json::{Value, json};
 use std::time::Instant;
 
+/// Matrix products at the shapes of training and of decoding
+///
 /// Layouts: nt is x[M,K] times W[N,K] transposed (a linear layer), nn is x[M,K] times W[K,N] (its input gradient),
 /// tn is x[K,M] transposed times y[K,N] (its weight gradient, into an f32 sum; packing is timed).
 #[derive(clap::Args)]
@@ -107,17 +109,14 @@ pub fn run(args: &Args) -> Result<()> {
     let shapes = shapes(args);
     let largest = shapes.iter().map(|s| s.n * s.k).max().unwrap_or(0) as u64;
     ensure_memory("the largest matrix", 10 * largest, "--max-elements 40000000 leaves large ones out")?;
-    let device = |dtype| DeviceArgs { dtype, threads: args.threads, device: "cpu".into() };
-    let backend = device(dtypes[0]).open()?;
+    let backend = (BACKENDS[0].open)(args.threads)?;
     if args.how.worker {
         return serve(|count| {
             Ok(json!({"results": results(&*backend, &shapes, &dtypes, count, args.window)?}))
         });
     }
-    let mut peaks = Vec::new();
-    for &dtype in &dtypes {
-        peaks.push((dtype.dtype(), peak_gflops(dtype.dtype(), &device(dtype))?));
-    }
+    let peak = |c: &Compute| (c.dtype(), backend.peak_gflops(c.dtype()));
+    let peaks: Vec<(DType, f64)> = dtypes.iter().map(peak).collect();
     let mut all = results(&*backend, &shapes, &dtypes, args.how.repeats, args.window)?;
     for row in &mut all {
         let of = peaks.iter().find(|(d, _)| row["dtype"] == d.name()).map_or(f64::NAN, |(_, p)| *p);

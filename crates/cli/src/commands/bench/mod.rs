@@ -6,16 +6,15 @@ mod report;
 mod train;
 
 use crate::machine::ensure_memory;
-use crate::options::{DeviceArgs, at_least_one, size, weights};
+use crate::options::{at_least_one, size, weights};
 use clap::Subcommand;
-use ferrl_engine::Result;
 use ferrl_engine::checkpoint::InitOptions;
-use ferrl_engine::model::{Config, Model, Options};
-use ferrl_kernels::cpu::{peak, simd::Level};
-use ferrl_kernels::{Backend, DType};
+use ferrl_engine::model::{Config, FAMILIES, Model, Options};
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::Backend;
 use std::sync::Arc;
 
-/// Measure this machine.
+/// Measure this machine
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -24,11 +23,8 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Training steps of a small random model: forward, backward, AdamW
     Train(train::Args),
-    /// Greedy decoding of many sequences at once
     Decode(decode::Args),
-    /// Matrix products at the shapes of training and of decoding
     Gemm(gemm::Args),
 }
 
@@ -81,6 +77,7 @@ struct ShapeArgs {
 impl ShapeArgs {
     /// The random model; `bytes` are needed for each of its weights.
     fn model(&self, device: Arc<dyn Backend>, options: Options, bytes: usize) -> Result<Model> {
+        let family = measured_family().ok_or_else(|| Error::usage("no family has the shape to measure"))?;
         let init = InitOptions {
             vocab: self.vocab,
             hidden: self.hidden,
@@ -91,7 +88,7 @@ impl ShapeArgs {
             tied: Some(true),
             rope_theta: Some(1e6),
             max_positions: options.context.max(1024),
-            ..InitOptions::new("qwen2")
+            ..InitOptions::new(family)
         };
         let need = weights(&init.build()?.0) * bytes;
         ensure_memory("the model", need as u64, "a smaller --hidden, --inter, --vocab or --layers")?;
@@ -100,7 +97,7 @@ impl ShapeArgs {
 
     fn describe(&self) -> String {
         format!(
-            "qwen2, width {} x {} layers, heads {}/{}, inner width {}, vocabulary {}",
+            "width {} x {} layers, heads {}/{}, inner width {}, vocabulary {}",
             self.hidden, self.layers, self.heads, self.kv_heads, self.inter, self.vocab
         )
     }
@@ -115,14 +112,23 @@ fn forward_flops(config: &Config, context: f64) -> f64 {
     2.0 * products + 4.0 * context * (config.layers * config.attention_width()) as f64
 }
 
-/// GFLOP/s all threads could reach together.
-fn peak_gflops(dtype: DType, device: &DeviceArgs) -> Result<f64> {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    Ok(peak::measure(Level::from_env()?, dtype) * device.threads.unwrap_or(cores) as f64)
+/// The family that the peers are measured with: gated, with biases on queries, keys and values.
+fn measured_family() -> Option<&'static str> {
+    let fits = |c: &Config| c.qkv_bias && c.activation.is_gated() && !c.qk_norm && !c.post_norms;
+    let built = |name: &str| InitOptions::new(name).build().ok();
+    FAMILIES.iter().map(|f| f.name()).find(|name| built(name).is_some_and(|(c, _)| fits(&c)))
 }
 
 /// Token ids that look random and are always the same.
 fn some_ids(count: usize, vocab: usize) -> Vec<u32> {
     let id = |i: usize| ferrl_kernels::philox::philox4x32([i as u32, 0, 0, 0], [0, 0])[0] % vocab as u32;
     (0..count).map(id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_peers_family_is_found() {
+        assert_eq!(super::measured_family(), Some("qwen2"));
+    }
 }

@@ -1,12 +1,14 @@
 //! `ferrl bench train`: whole training steps.
 
 use super::report::{self, Work};
-use super::{HowArgs, ShapeArgs, forward_flops, peak_gflops, some_ids};
+use super::{HowArgs, ShapeArgs, forward_flops, some_ids};
 use crate::options::{DeviceArgs, at_least_one};
 use ferrl_engine::model::Options;
 use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer};
 use ferrl_engine::{Error, Result};
 
+/// Training steps of a small random model: forward, backward, AdamW
+///
 /// One time is a full step: forward, the gradient of the mean negative log-probability, backward, AdamW with a
 /// weight decay of 0.01 and no clipping. Every token but the first of a sequence is a target.
 #[derive(clap::Args)]
@@ -32,16 +34,16 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let dtype = args.device.dtype.dtype();
     let options = Options { dtype, training: true, context: args.seq };
-    let backend = args.device.open()?;
+    let device = args.device.open()?;
     let title = format!(
         "training step: {}; {} x {} tokens; {}, compute {}",
         args.shape.describe(),
         args.batch,
         args.seq,
-        backend.describe(),
+        device.describe(),
         dtype.name()
     );
-    let model = args.shape.model(backend, options, 24)?;
+    let model = args.shape.model(device.clone(), options, 24)?;
     let flops = 3.0 * forward_flops(&model.config, args.seq as f64 / 2.0);
     let settings = OptimizerOptions { weight_decay: 0.01, max_grad_norm: None, ..Default::default() };
     let mut trainer = Trainer::new(model, settings)?;
@@ -60,7 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
         trainer.update(1e-3)?;
         Ok(())
     };
-    let peak = || peak_gflops(dtype, &args.device);
+    let peak = || device.peak_gflops(dtype);
     let mut work = Work { title, tokens, flops: flops * tokens as f64, peak: &peak, once: &mut once };
     report::run(&args.how, &mut work)
 }
