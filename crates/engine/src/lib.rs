@@ -7,4 +7,4 @@ pub mod model;
 pub mod tokenizer;
 pub mod train;
 
-pub use ferrl_kernels::{Class, Error, Result, nearest};
+pub use ferrl_kernels::{Class, Error, Result, math, nearest};

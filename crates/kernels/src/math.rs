@@ -1,4 +1,29 @@
-//! Our own log, sine and cosine, so that a result does not depend on the system's mathematics library.
+//! Our own exponential, log, sine and cosine, so that a result does not depend on the system's mathematics library.
+
+/// `e^x`; 0 below -745, infinity above 709.8.
+pub fn exp(x: f64) -> f64 {
+    const LN2_HIGH: f64 = 6.931_471_803_691_238e-1;
+    const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
+    if x.is_nan() {
+        return x;
+    }
+    if x > 709.782_712_893_384 {
+        return f64::INFINITY;
+    }
+    if x < -745.2 {
+        return 0.0;
+    }
+    let n = (x * std::f64::consts::LOG2_E).round();
+    let r = (x - n * LN2_HIGH) - n * LN2_LOW;
+    let mut sum = 1.0;
+    for k in (1..=13).rev() {
+        sum = 1.0 + sum * r / k as f64;
+    }
+    // Two factors, because 2^n alone may lie outside the range of normal numbers.
+    let half = (n * 0.5).trunc();
+    let pow2 = |n: f64| f64::from_bits(((n as i64 + 1023) as u64) << 52);
+    sum * pow2(half) * pow2(n - half)
+}
 
 /// Natural logarithm; subnormal numbers count as zero.
 pub fn ln(x: f64) -> f64 {
@@ -56,6 +81,11 @@ mod tests {
 
     #[test]
     fn scalar_functions_agree_with_f64() {
+        for i in -7000..7100 {
+            let x = i as f64 * 0.1;
+            assert!((exp(x) / x.exp() - 1.0).abs() < 4e-16 * (1.0 + x.abs()).ln().max(1.0), "{x}");
+        }
+        assert!(exp(-800.0) == 0.0 && exp(800.0).is_infinite() && exp(f64::NAN).is_nan() && exp(0.0) == 1.0);
         for i in 1..20000 {
             let x = i as f32 * 0.37;
             assert!((ln(x as f64) - (x as f64).ln()).abs() < 1e-13);

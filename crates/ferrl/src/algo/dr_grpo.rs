@@ -1,0 +1,25 @@
+//! Dr. GRPO (Liu et al., "Understanding R1-Zero-Like Training", 2025, arXiv 2503.20783).
+//!
+//! GRPO without its two biases: `A = r - mean` (no division by the deviation, which favours questions that are nearly
+//! always or nearly never solved), and no division by an answer's own length (which favours long wrong answers).
+//!
+//! Differences from the paper:
+//! 1. `aggregate = "token"` divides by the update's trained tokens, as RL2 does, and is the default; the paper's constant
+//!    is `aggregate = "constant"`.
+
+use super::policy::Policy;
+use super::{Algorithm, Entry, Wants, ppo};
+use ferrl_engine::Result;
+use serde_json::Value;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "dr_grpo",
+    about: "GRPO without division by deviation or by length; the default",
+    paper: "Liu et al., Understanding R1-Zero-Like Training: A Critical Perspective, 2025, arXiv 2503.20783",
+    wants: Wants::Rollouts,
+    build,
+};
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    ppo::gradient_method("dr_grpo", Policy::default(), values)
+}

@@ -1,0 +1,33 @@
+//! Group relative policy optimisation (Shao et al., 2024, arXiv 2402.03300).
+//!
+//! For the answers to one prompt, `A = (r - mean) / (std + 1e-4)`, the same for all tokens of an answer. Loss: the mean
+//! over answers of the mean over tokens of `-min(ρ A, clip(ρ) A) + β k3(logp, ref)`.
+//!
+//! Differences from the paper:
+//! 1. `std` is the sample deviation (n - 1), as in TRL and RL2.
+//! 2. The KL weight is 0.04 as in the paper; 0 drops the reference model.
+
+use super::math::aggregate::Aggregate;
+use super::math::kl::Estimator;
+use super::policy::{Advantage, Kl, Place, Policy};
+use super::{Algorithm, Entry, Wants, ppo};
+use ferrl_engine::Result;
+use serde_json::Value;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "grpo",
+    about: "group relative policy optimisation: answers compete with the others to the same prompt",
+    paper: "Shao et al., DeepSeekMath, 2024, arXiv 2402.03300",
+    wants: Wants::Rollouts,
+    build,
+};
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    let kl = Kl { coef: 0.04, place: Place::Loss, estimator: Estimator::K3, ..Default::default() };
+    let advantage = Advantage { divide_by_std: true, ..Default::default() };
+    ppo::gradient_method(
+        "grpo",
+        Policy { aggregate: Aggregate::Sequence, kl, advantage, ..Default::default() },
+        values,
+    )
+}

@@ -1,0 +1,52 @@
+//! From losses per token to one number: what each token weighs.
+
+use crate::experience::{Counts, Sequence};
+use serde::{Deserialize, Serialize};
+
+/// How losses per token are averaged. Every divisor is counted over the whole update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Aggregate {
+    /// Every token weighs the same: divided by the number of tokens.
+    Token,
+    /// Every trajectory weighs the same: mean over its tokens, then over trajectories.
+    Sequence,
+    /// Divided by trajectories times a fixed length, so that long answers are not diluted.
+    Constant,
+}
+
+impl Aggregate {
+    /// The weight of one token of a sequence; `length` is the fixed length of [`Aggregate::Constant`].
+    pub fn weight(self, s: &Sequence, counts: &Counts, length: usize) -> f64 {
+        let own = s.weight as f64;
+        match self {
+            Aggregate::Token => own / counts.tokens,
+            Aggregate::Sequence => own / (counts.trajectories * s.trajectory_tokens.max(1) as f64),
+            Aggregate::Constant => own / (counts.trajectories * length.max(1) as f64),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sequence(trajectory: usize, tokens: usize) -> Sequence {
+        let mut trained = vec![true; tokens + 1];
+        trained[0] = false;
+        let ids = vec![0; tokens + 1];
+        Sequence { ids, trained, trajectory, trajectory_tokens: tokens, weight: 1.0, ..Default::default() }
+    }
+
+    #[test]
+    fn weights_add_up_as_named() {
+        let all = [sequence(0, 2), sequence(1, 6)];
+        let counts = Counts::of(&all);
+        let total = |a: Aggregate| -> Vec<f64> {
+            all.iter().map(|s| a.weight(s, &counts, 8) * s.action_count() as f64).collect()
+        };
+        assert_eq!(total(Aggregate::Token), [0.25, 0.75]);
+        assert_eq!(total(Aggregate::Sequence), [0.5, 0.5]);
+        assert_eq!(total(Aggregate::Constant), [0.125, 0.375]);
+    }
+}

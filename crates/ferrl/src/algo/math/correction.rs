@@ -1,0 +1,88 @@
+//! Importance weights for tokens that an older policy sampled: truncated (TIS) or masked, per token or per sequence.
+
+use ferrl_engine::math::exp;
+use serde::{Deserialize, Serialize};
+
+/// What to do with the ratio of the old policy to the one that sampled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Correction {
+    /// The kind.
+    pub kind: CorrectionKind,
+    /// Whether tokens or whole sequences are weighed.
+    pub level: Level,
+    /// Largest weight; beyond it truncated to it, or masked out.
+    pub cap: Option<f64>,
+    /// Smallest weight; below it masked out (masks only).
+    pub floor: Option<f64>,
+}
+
+/// Truncation or a mask.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CorrectionKind {
+    /// Weights are 1.
+    #[default]
+    None,
+    /// `min(ratio, cap)`
+    Truncate,
+    /// The ratio inside the bounds, 0 outside.
+    Mask,
+}
+
+/// What is weighed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Each token by itself.
+    #[default]
+    Token,
+    /// All tokens of a sequence by the product of their ratios.
+    Sequence,
+}
+
+impl Correction {
+    /// One weight per entry of the two columns, which hold the actions of one sequence.
+    pub fn weights(&self, old: &[f32], sampled: &[f32]) -> Vec<f32> {
+        let (cap, floor) = (self.cap.unwrap_or(2.0), self.floor.unwrap_or(0.0));
+        let bound = |log_ratio: f64| {
+            let ratio = exp(log_ratio);
+            match self.kind {
+                CorrectionKind::None => 1.0,
+                CorrectionKind::Truncate => ratio.min(cap),
+                CorrectionKind::Mask if (floor..=cap).contains(&ratio) => ratio,
+                CorrectionKind::Mask => 0.0,
+            }
+        };
+        let gap = |(o, s): (&f32, &f32)| *o as f64 - *s as f64;
+        match self.level {
+            Level::Token => old.iter().zip(sampled).map(|p| bound(gap(p)) as f32).collect(),
+            Level::Sequence => {
+                let total: f64 = old.iter().zip(sampled).map(gap).sum();
+                vec![bound(total) as f32; old.len()]
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_one_on_policy_and_bounded_off_it() {
+        let logp = [-1.0f32, -2.0];
+        for kind in [CorrectionKind::None, CorrectionKind::Truncate, CorrectionKind::Mask] {
+            for level in [Level::Token, Level::Sequence] {
+                let c = Correction { kind, level, cap: Some(1.5), floor: Some(0.5) };
+                assert_eq!(c.weights(&logp, &logp), [1.0, 1.0]);
+            }
+        }
+        let c = |kind, level| Correction { kind, level, cap: Some(1.5), floor: Some(0.5) };
+        let sampled = [-2.0f32, -2.2];
+        let t = c(CorrectionKind::Truncate, Level::Token).weights(&logp, &sampled);
+        assert!(t[0] == 1.5 && (t[1] - 0.2f32.exp()).abs() < 1e-6);
+        assert_eq!(c(CorrectionKind::Mask, Level::Token).weights(&logp, &sampled)[0], 0.0);
+        assert_eq!(c(CorrectionKind::Truncate, Level::Sequence).weights(&logp, &sampled), [1.5, 1.5]);
+    }
+}

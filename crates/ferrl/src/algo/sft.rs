@@ -1,0 +1,64 @@
+//! Supervised fine-tuning: maximum likelihood of the trained tokens.
+//!
+//! Loss: `-Σ w_t logp_t`, where `w_t` is one over the number of trained tokens of the update (`token`), over sequences
+//! times the sequence's tokens (`sequence`), or over sequences times a fixed length (`constant`).
+//!
+//! Differences from common implementations:
+//! 1. Divisors are counted over the whole update, so neither micro-batches nor packing change the loss.
+
+use super::math::aggregate::Aggregate;
+use super::{Algorithm, Entry, Needs, Wants, settings};
+use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use ferrl_engine::Result;
+use ferrl_engine::train::{ByRole, Role, Stats};
+use serde::{Deserialize, Serialize};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "sft",
+    about: "supervised fine-tuning: imitate the demonstrations",
+    paper: "Ouyang et al., Training language models to follow instructions with human feedback, 2022, arXiv 2203.02155",
+    wants: Wants::Demonstrations,
+    build: |values| Ok(Box::new(Sft(settings("sft", values)?))),
+};
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// How token losses are averaged.
+    aggregate: Aggregate,
+    /// The fixed length of `aggregate = "constant"`.
+    length: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { aggregate: Aggregate::Token, length: 1024 }
+    }
+}
+
+struct Sft(Options);
+
+impl Algorithm for Sft {
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn prepare(&mut self, _experience: &mut Experience) -> Result<Metrics> {
+        Ok(Metrics::default())
+    }
+
+    fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
+        let stats = stats.get(Role::Policy).expect("the policy was computed");
+        let mut grads = Loss::zeros(batch.len());
+        let (mut value, mut metrics) = (0.0, Metrics::default());
+        for (row, s) in batch.rows() {
+            let w = self.0.aggregate.weight(s, &batch.counts, self.0.length);
+            for i in s.actions() {
+                value -= w * stats.logp[row + i] as f64;
+                grads.logp[row + i] = -w as f32;
+                metrics.add("entropy", stats.entropy[row + i] as f64);
+            }
+        }
+        Loss::policy(value, grads, metrics)
+    }
+}

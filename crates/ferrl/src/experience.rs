@@ -1,0 +1,243 @@
+//! What an update learns from: sequences with numbers per token.
+//!
+//! Columns are indexed like the engine's statistics: entry `i` of a sequence is about predicting token `i + 1`. An
+//! entry counts only where that token is trained (`acts(i)`); elsewhere columns are 0.
+
+use ferrl_engine::train::{ByRole, Role, StatGrads, Stats};
+use std::collections::BTreeMap;
+
+/// One sequence and everything an algorithm may want to know about it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sequence {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// Whether each token is trained on; never the first.
+    pub trained: Vec<bool>,
+    /// Sequences of one trajectory share its number.
+    pub trajectory: usize,
+    /// Trajectories of one prompt share its number.
+    pub group: usize,
+    /// Chosen and rejected of one pair share its number.
+    pub pair: Option<usize>,
+    /// What kind of evidence it is.
+    pub kind: Kind,
+    /// Weight of its data set.
+    pub weight: f32,
+    /// Trained tokens of the whole trajectory, all its sequences together.
+    pub trajectory_tokens: usize,
+    /// Reward given at each position, already placed.
+    pub reward: Vec<f32>,
+    /// Named parts of the trajectory's reward.
+    pub components: Vec<(String, f32)>,
+    /// Log-probability under the policy that is being improved upon.
+    pub old_logp: Vec<f32>,
+    /// Log-probability when it was sampled; differs from `old_logp` only if the policy has moved since.
+    pub sampled_logp: Vec<f32>,
+    /// Log-probability under the reference model.
+    pub ref_logp: Vec<f32>,
+    /// Value under the critic before the update.
+    pub old_value: Vec<f32>,
+    /// How much better than expected the action was.
+    pub advantage: Vec<f32>,
+    /// What the critic should have said.
+    pub target_value: Vec<f32>,
+    /// Importance weight of the token, 1 when sampled by the current policy.
+    pub correction: Vec<f32>,
+    /// Whether generation was cut off by its length limit.
+    pub truncated: bool,
+}
+
+/// What kind of evidence a sequence is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Kind {
+    /// Its tokens are to be made more likely, or it was sampled.
+    #[default]
+    Plain,
+    /// The better of a pair.
+    Chosen,
+    /// The worse of a pair.
+    Rejected,
+    /// Good or bad by itself.
+    Labelled(bool),
+    /// To be given this score.
+    Target(f32),
+}
+
+impl Sequence {
+    /// Whether position `i` predicts a trained token.
+    pub fn acts(&self, i: usize) -> bool {
+        self.trained.get(i + 1).copied().unwrap_or(false)
+    }
+    /// Positions that predict a trained token.
+    pub fn actions(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.ids.len()).filter(|&i| self.acts(i))
+    }
+    /// Number of trained tokens.
+    pub fn action_count(&self) -> usize {
+        self.actions().count()
+    }
+    /// Sum of a column over the actions.
+    pub fn sum(&self, column: &[f32]) -> f64 {
+        self.actions().map(|i| column[i] as f64).sum()
+    }
+    /// Sum of the rewards.
+    pub fn total_reward(&self) -> f64 {
+        self.reward.iter().map(|&r| r as f64).sum()
+    }
+}
+
+/// All sequences of one rollout or one batch of data, in order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Experience {
+    /// In the order of prompts and samples, never of arrival.
+    pub sequences: Vec<Sequence>,
+}
+
+impl Experience {
+    /// Indices of the sequences of each trajectory, in order.
+    pub fn trajectories(&self) -> Vec<Vec<usize>> {
+        self.gather(|s| Some(s.trajectory))
+    }
+    /// Indices of the sequences of each pair, in order.
+    pub fn pairs(&self) -> Vec<Vec<usize>> {
+        self.gather(|s| s.pair)
+    }
+    fn gather(&self, key: impl Fn(&Sequence) -> Option<usize>) -> Vec<Vec<usize>> {
+        let mut map: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (i, s) in self.sequences.iter().enumerate() {
+            if let Some(k) = key(s) {
+                map.entry(k).or_default().push(i);
+            }
+        }
+        map.into_values().collect()
+    }
+}
+
+/// What an update's losses are divided by: counted over the whole update and all ranks, never over a micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counts {
+    /// Trained tokens.
+    pub tokens: f64,
+    /// Sequences.
+    pub sequences: f64,
+    /// Trajectories.
+    pub trajectories: f64,
+    /// Pairs.
+    pub pairs: f64,
+}
+
+impl Counts {
+    /// Of the sequences of one update.
+    pub fn of<'a>(sequences: impl IntoIterator<Item = &'a Sequence>) -> Self {
+        let mut counts = Counts::default();
+        let (mut trajectories, mut pairs) = (Vec::new(), Vec::new());
+        for s in sequences {
+            counts.tokens += s.action_count() as f64;
+            counts.sequences += 1.0;
+            trajectories.push(s.trajectory);
+            pairs.extend(s.pair);
+        }
+        for list in [&mut trajectories, &mut pairs] {
+            list.sort_unstable();
+            list.dedup();
+        }
+        counts.trajectories = trajectories.len() as f64;
+        counts.pairs = pairs.len() as f64;
+        counts
+    }
+}
+
+/// A part of an update that is computed at once.
+pub struct MicroBatch<'a> {
+    /// Its sequences, end to end; both sides of a pair are in it.
+    pub sequences: Vec<&'a Sequence>,
+    /// Of the whole update.
+    pub counts: Counts,
+}
+
+impl MicroBatch<'_> {
+    /// Each sequence with the row of its first token in the statistics.
+    pub fn rows(&self) -> impl Iterator<Item = (usize, &Sequence)> + '_ {
+        self.sequences.iter().scan(0, |row, s| {
+            let start = *row;
+            *row += s.ids.len();
+            Some((start, *s))
+        })
+    }
+    /// Rows in all.
+    pub fn len(&self) -> usize {
+        self.sequences.iter().map(|s| s.ids.len()).sum()
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.sequences.is_empty()
+    }
+    /// Chosen and rejected of each pair, as (row, sequence).
+    pub fn pairs(&self) -> Vec<[(usize, &Sequence); 2]> {
+        let mut open: BTreeMap<usize, [Option<(usize, &Sequence)>; 2]> = BTreeMap::new();
+        for (row, s) in self.rows() {
+            if let Some(pair) = s.pair {
+                let side = usize::from(s.kind == Kind::Rejected);
+                open.entry(pair).or_default()[side] = Some((row, s));
+            }
+        }
+        open.into_values().filter_map(|[c, r]| Some([c?, r?])).collect()
+    }
+}
+
+/// A loss, its gradients, and what is worth knowing about it.
+#[derive(Default)]
+pub struct Loss {
+    /// This micro-batch's share of the update's loss.
+    pub value: f64,
+    /// d loss / d statistics, for each role that is trained.
+    pub grads: ByRole<StatGrads>,
+    /// Means over the update.
+    pub metrics: Metrics,
+}
+
+impl Loss {
+    /// Gradients by logp, entropy and value of one role, all zero to begin with.
+    pub fn zeros(rows: usize) -> StatGrads {
+        Stats { logp: vec![0.0; rows], entropy: Vec::new(), value: Vec::new(), others: Vec::new() }
+    }
+    /// A loss on the policy alone.
+    pub fn policy(value: f64, grads: StatGrads, metrics: Metrics) -> Self {
+        let mut by_role = ByRole::default();
+        by_role.set(Role::Policy, grads);
+        Loss { value, grads: by_role, metrics }
+    }
+}
+
+/// Weighted means by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Metrics(BTreeMap<String, (f64, f64)>);
+
+impl Metrics {
+    /// One observation of weight 1.
+    pub fn add(&mut self, name: &str, value: f64) {
+        self.add_weighted(name, value, 1.0);
+    }
+    /// An observation that counts for `weight`.
+    pub fn add_weighted(&mut self, name: &str, value: f64, weight: f64) {
+        let slot = self.0.entry(name.into()).or_default();
+        slot.0 += value * weight;
+        slot.1 += weight;
+    }
+    /// All observations of the other.
+    pub fn join(&mut self, other: Metrics) {
+        for (name, (sum, weight)) in other.0 {
+            let slot = self.0.entry(name).or_default();
+            slot.0 += sum;
+            slot.1 += weight;
+        }
+    }
+    /// The mean of a name.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.0.get(name).filter(|s| s.1 > 0.0).map(|s| s.0 / s.1)
+    }
+    /// All means, by name.
+    pub fn means(&self) -> impl Iterator<Item = (&str, f64)> + '_ {
+        self.0.iter().filter(|(_, s)| s.1 > 0.0).map(|(n, s)| (n.as_str(), s.0 / s.1))
+    }
+}

@@ -1,0 +1,267 @@
+//! Every algorithm of the registry: gradients against finite differences, and invariance to how an update is cut.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use ferrl::algo::{ALGORITHMS, Algorithm, Wants, find};
+use ferrl::experience::{Counts, Experience, Kind, MicroBatch, Sequence};
+use ferrl_engine::train::{ByRole, Role, Stats};
+use serde_json::{Value, json};
+
+/// A number in (-1, 1) that depends on its arguments alone.
+fn noise(a: usize, b: usize) -> f32 {
+    let x = (a as u64 * 0x9E37_79B9 + b as u64 * 0x85EB_CA6B + 12345).wrapping_mul(0x2545_F491_4F6C_DD1D);
+    ((x >> 40) as f32 / (1 << 23) as f32) - 1.0
+}
+
+/// Sequences fit for the algorithm, with every column filled.
+fn experience(wants: Wants) -> Experience {
+    let mut sequences = Vec::new();
+    for k in 0..8usize {
+        let n = 4 + k % 3 + 2 * (k % 2);
+        let column = |tag: usize, scale: f32, shift: f32| -> Vec<f32> {
+            (0..n).map(|i| noise(k * 100 + tag, i) * scale + shift).collect()
+        };
+        let trained: Vec<bool> = (0..n).map(|i| i >= 2 && (k != 3 || i != 3)).collect();
+        let tokens = trained.iter().filter(|&&t| t).count();
+        let logp = column(1, 0.5, -1.5);
+        let mut reward = vec![0.0; n];
+        reward[n - 2] = noise(k, 77);
+        sequences.push(Sequence {
+            ids: vec![1; n],
+            trained,
+            trajectory: k,
+            group: k / 4,
+            pair: (wants == Wants::Pairs).then_some(k / 2),
+            kind: match wants {
+                Wants::Pairs if k % 2 == 0 => Kind::Chosen,
+                Wants::Pairs => Kind::Rejected,
+                _ => Kind::Plain,
+            },
+            weight: 1.0,
+            trajectory_tokens: tokens,
+            reward,
+            old_logp: logp.clone(),
+            sampled_logp: logp,
+            ref_logp: column(2, 0.5, -1.4),
+            old_value: column(3, 0.5, 0.0),
+            ..Default::default()
+        });
+    }
+    Experience { sequences }
+}
+
+/// Statistics near the old ones but away from every kink.
+fn stats(e: &Experience, score: bool) -> ByRole<Stats> {
+    let mut policy = Stats::default();
+    let mut critic = Stats::default();
+    for (k, s) in e.sequences.iter().enumerate() {
+        for i in 0..s.ids.len() {
+            let mut step = 0.35 * noise(k * 31 + 5, i);
+            while [0.8f32, 1.2, 1.28].iter().any(|kink| (step.exp() - kink).abs() < 0.01) {
+                step += 0.02;
+            }
+            policy.logp.push(s.old_logp[i] + step);
+            policy.entropy.push(1.0 + 0.3 * noise(k * 31 + 6, i));
+            critic.value.push(s.old_value[i] + 0.9 * noise(k * 31 + 7, i));
+            if score {
+                policy.value.push(noise(k * 31 + 8, i));
+            }
+        }
+    }
+    let mut all = ByRole::default();
+    all.set(Role::Policy, policy);
+    all.set(Role::Critic, critic);
+    all
+}
+
+fn whole(e: &Experience) -> MicroBatch<'_> {
+    MicroBatch { sequences: e.sequences.iter().collect(), counts: Counts::of(&e.sequences) }
+}
+
+type Column = fn(&mut Stats) -> &mut Vec<f32>;
+const COLUMNS: [(&str, Column); 3] =
+    [("logp", |s| &mut s.logp), ("entropy", |s| &mut s.entropy), ("value", |s| &mut s.value)];
+
+fn check_gradients(name: &str, algorithm: &dyn Algorithm, e: &Experience) {
+    let base = stats(e, algorithm.needs().score);
+    let loss = algorithm.loss(&whole(e), &base);
+    let mut moved = 0;
+    for role in [Role::Policy, Role::Critic] {
+        let grads = loss.grads.get(role).cloned().unwrap_or_default();
+        for (column, of) in COLUMNS {
+            let mut grads = grads.clone();
+            let rows = of(&mut base.get(role).unwrap().clone()).len();
+            for row in 0..rows {
+                let at = |step: f32| {
+                    let mut shifted = base.clone();
+                    let mut own = base.get(role).unwrap().clone();
+                    of(&mut own)[row] += step;
+                    shifted.set(role, own);
+                    algorithm.loss(&whole(e), &shifted).value
+                };
+                let h = 1e-3;
+                let numeric = (at(h) - at(-h)) / (2.0 * h as f64);
+                let analytic = of(&mut grads).get(row).copied().unwrap_or(0.0) as f64;
+                let close = (numeric - analytic).abs() < 1e-3 * (0.01 + numeric.abs());
+                assert!(close, "{name} {role:?} {column}[{row}]: {analytic} against {numeric}");
+                moved += usize::from(analytic != 0.0);
+            }
+        }
+    }
+    assert!(moved > 5, "{name}: the loss depends on something");
+}
+
+/// Settings that switch on what the defaults leave out.
+fn variants(name: &str) -> Vec<Value> {
+    let mut all = vec![json!({})];
+    match name {
+        "sft" => all.extend(["sequence", "constant"].map(|a| json!({ "aggregate": a }))),
+        "ppo" | "grpo" | "dr_grpo" => {
+            for place in ["reward", "loss", "advantage"] {
+                for estimator in ["k1", "abs", "k2", "k3"] {
+                    let kl = json!({ "coef": 0.1, "place": place, "estimator": estimator });
+                    all.push(json!({ "kl": kl, "entropy_coef": 0.01, "clip_high": 0.28 }));
+                }
+            }
+            all.push(json!({ "aggregate": "constant", "length": 16 }));
+            all.push(json!({ "advantage": { "baseline": "batch", "normalise": "scale" } }));
+            all.push(json!({ "correction": { "kind": "truncate", "cap": 1.1 } }));
+            all.push(json!({ "critic": { "clip": 0.3, "half": true, "coef": 0.5 } }));
+        }
+        _ => {}
+    }
+    all
+}
+
+#[test]
+fn gradients_are_those_of_the_loss() {
+    for entry in ALGORITHMS {
+        for values in variants(entry.name) {
+            let mut algorithm = (entry.build)(values.clone()).unwrap();
+            let mut e = experience(entry.wants);
+            algorithm.prepare(&mut e).unwrap();
+            check_gradients(&format!("{} {values}", entry.name), &*algorithm, &e);
+        }
+    }
+}
+
+#[test]
+fn micro_batches_add_up_to_the_whole() {
+    for entry in ALGORITHMS {
+        let mut algorithm = (entry.build)(json!({})).unwrap();
+        let mut e = experience(entry.wants);
+        algorithm.prepare(&mut e).unwrap();
+        let all = stats(&e, algorithm.needs().score);
+        let want = algorithm.loss(&whole(&e), &all);
+        for size in [2, 4] {
+            let (mut value, mut dlogp, mut row) = (0.0, Vec::new(), 0);
+            for part in e.sequences.chunks(size) {
+                let n: usize = part.iter().map(|s| s.ids.len()).sum();
+                let mut own = ByRole::default();
+                for role in [Role::Policy, Role::Critic] {
+                    let cut = |c: &Vec<f32>| if c.is_empty() { vec![] } else { c[row..row + n].to_vec() };
+                    let s = all.get(role).unwrap();
+                    let s = Stats {
+                        logp: cut(&s.logp),
+                        entropy: cut(&s.entropy),
+                        value: cut(&s.value),
+                        others: vec![],
+                    };
+                    own.set(role, s);
+                }
+                let batch = MicroBatch { sequences: part.iter().collect(), counts: Counts::of(&e.sequences) };
+                let loss = algorithm.loss(&batch, &own);
+                value += loss.value;
+                dlogp.extend_from_slice(&loss.grads.get(Role::Policy).unwrap().logp);
+                row += n;
+            }
+            assert!((value - want.value).abs() < 1e-12 * (1.0 + want.value.abs()), "{}", entry.name);
+            assert_eq!(dlogp, want.grads.get(Role::Policy).unwrap().logp, "{}", entry.name);
+        }
+    }
+}
+
+#[test]
+fn dpo_at_the_reference_is_log_two() {
+    let mut algorithm = (find("dpo").unwrap().build)(json!({})).unwrap();
+    let mut e = experience(Wants::Pairs);
+    e.sequences.iter_mut().for_each(|s| s.ref_logp = s.old_logp.clone());
+    algorithm.prepare(&mut e).unwrap();
+    let mut all = ByRole::default();
+    let logp: Vec<f32> = e.sequences.iter().flat_map(|s| s.old_logp.clone()).collect();
+    all.set(Role::Policy, Stats { logp, ..Default::default() });
+    let loss = algorithm.loss(&whole(&e), &all);
+    assert!((loss.value - std::f64::consts::LN_2).abs() < 1e-12);
+    assert_eq!(loss.metrics.get("rewards/margins"), Some(0.0));
+}
+
+#[test]
+fn group_advantages_are_centred_and_grpo_divides_by_the_deviation() {
+    for (name, divided) in [("grpo", true), ("dr_grpo", false)] {
+        let mut algorithm = (find(name).unwrap().build)(json!({})).unwrap();
+        let mut e = experience(Wants::Rollouts);
+        algorithm.prepare(&mut e).unwrap();
+        for group in e.sequences.chunks(4) {
+            let a: Vec<f64> = group.iter().map(|s| s.advantage[s.actions().next().unwrap()] as f64).collect();
+            let r: Vec<f64> = group.iter().map(|s| s.total_reward()).collect();
+            let mean = r.iter().sum::<f64>() / 4.0;
+            let std = (r.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / 3.0).sqrt();
+            for (a, r) in a.iter().zip(&r) {
+                let want = if divided { (r - mean) / (std + 1e-4) } else { r - mean };
+                assert!((a - want).abs() < 1e-5, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ppo_whitens_its_advantages_and_places_the_kl_in_the_reward() {
+    let mut algorithm = (find("ppo").unwrap().build)(json!({ "kl": { "coef": 0.5 } })).unwrap();
+    let mut e = experience(Wants::Rollouts);
+    let before = e.clone();
+    algorithm.prepare(&mut e).unwrap();
+    let all: Vec<f64> = e
+        .sequences
+        .iter()
+        .flat_map(|s| s.actions().map(|i| s.advantage[i] as f64).collect::<Vec<_>>())
+        .collect();
+    let mean = all.iter().sum::<f64>() / all.len() as f64;
+    let var = all.iter().map(|a| (a - mean).powi(2)).sum::<f64>() / (all.len() - 1) as f64;
+    assert!(mean.abs() < 1e-6 && (var - 1.0).abs() < 1e-5);
+    for (s, old) in e.sequences.iter().zip(&before.sequences) {
+        for i in s.actions() {
+            let want = old.reward[i] - 0.5 * (s.old_logp[i] - s.ref_logp[i]);
+            assert!((s.reward[i] - want).abs() < 1e-6);
+        }
+    }
+}
+
+#[test]
+fn the_kl_weight_follows_its_target_and_survives_a_restart() {
+    let settings = json!({ "kl": { "coef": 0.1, "target": 0.01, "horizon": 100 } });
+    let mut algorithm = (find("ppo").unwrap().build)(settings.clone()).unwrap();
+    let metrics = algorithm.prepare(&mut experience(Wants::Rollouts)).unwrap();
+    let (kl, coef) = (metrics.get("objective/kl").unwrap(), metrics.get("kl_coef").unwrap());
+    let want = 0.1 * (1.0 + (kl / 0.01 - 1.0).clamp(-0.2, 0.2) * 8.0 / 100.0);
+    assert!((coef - want).abs() < 1e-12 && coef != 0.1);
+    let mut other = (find("ppo").unwrap().build)(settings).unwrap();
+    other.restore(&algorithm.state()).unwrap();
+    assert_eq!(other.state(), algorithm.state());
+}
+
+#[test]
+fn settings_that_cannot_learn_are_refused() {
+    for (name, values, says) in [
+        ("grpo", json!({ "clip_lo": 0.1 }), "clip_low"),
+        ("grpo", json!({ "kl": { "estimater": "k1" } }), "estimator"),
+        ("ppo", json!({ "clip_low": 0.0 }), "clip_low must lie"),
+        ("ppo", json!({ "epochs": 0 }), "at least 1"),
+        ("dr_grpo", json!({ "kl": { "target": 6.0 } }), "kl.coef"),
+        ("dr_grpo", json!({ "aggregate": "constant" }), "length"),
+        ("ppo", json!({ "skip_ratio": 2.0 }), "nothing to skip"),
+        ("dpo", json!({ "bta": 0.1 }), "beta"),
+    ] {
+        let error = (find(name).unwrap().build)(values).err().unwrap().to_string();
+        assert!(error.contains(says), "{error}");
+    }
+    assert!(find("gpro").err().unwrap().to_string().contains("\"grpo\""));
+}
