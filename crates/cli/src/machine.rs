@@ -24,7 +24,19 @@ pub fn memory() -> Option<Memory> {
         found.total = found.total.min(limit);
         found.available = found.available.min(limit.saturating_sub(used));
     }
+    if let Some(room) = address_room() {
+        found.available = found.available.min(room);
+    }
     Some(found)
+}
+
+/// What `ulimit -v` leaves to this process; `None` where nothing is limited.
+fn address_room() -> Option<u64> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find_map(|l| l.strip_prefix("Max address space"))?;
+    let limit: u64 = line.split_whitespace().next()?.parse().ok()?;
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    Some(limit.saturating_sub(kib(&status, "VmSize:")?))
 }
 
 /// The most memory this process has used, in MiB; 0 where the system does not say.

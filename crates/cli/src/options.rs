@@ -98,7 +98,9 @@ impl ModelArgs {
     /// Reads the weights. `context` is the longest sequence to come.
     pub fn load(&self, dir: &ModelDir, context: usize) -> Result<Model> {
         let dtype = self.device.dtype.dtype();
-        let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size());
+        // Master and derived form of every weight, and one parameter on its way from the file.
+        let largest = dir.config.params().iter().map(|p| p.len()).max().unwrap_or(0);
+        let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size()) + largest * DType::F32.size();
         machine::ensure_memory(
             "the model",
             bytes as u64,
