@@ -1,3 +1,77 @@
-//! The `ferrl` command.
+//! The `ferrl` command: flags in, one clear message and an exit code out.
 
-fn main() {}
+mod commands;
+mod data;
+mod machine;
+mod options;
+mod output;
+mod progress;
+mod sampling;
+mod text;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Post-training and reinforcement learning for language models.
+#[derive(Parser)]
+#[command(name = "ferrl", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Generate(Box<commands::generate::Args>),
+    Chat(commands::chat::Args),
+    Score(commands::score::Args),
+    Init(Box<commands::init::Args>),
+    Tokenizer(commands::tokenizer::Args),
+    Bench(commands::bench::Args),
+    Doctor(commands::doctor::Args),
+}
+
+fn main() -> ExitCode {
+    install_panic_hook();
+    let command = negative_numbers_are_values(Cli::command());
+    let parsed = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
+    let result = match parsed.command {
+        Command::Generate(args) => commands::generate::run(&args),
+        Command::Chat(args) => commands::chat::run(&args),
+        Command::Score(args) => commands::score::run(&args),
+        Command::Init(args) => commands::init::run(&args),
+        Command::Tokenizer(args) => commands::tokenizer::run(&args),
+        Command::Bench(args) => commands::bench::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::from(e.class.exit_code())
+        }
+    }
+}
+
+/// `--temperature -1` is a wrong number, not an unknown flag; for every command below this one too.
+fn negative_numbers_are_values(command: clap::Command) -> clap::Command {
+    command.mut_args(|a| a.allow_negative_numbers(true)).mut_subcommands(negative_numbers_are_values)
+}
+
+/// A panic is never the user's mistake: say so in two lines and stop, whichever thread it happened in.
+fn install_panic_hook() {
+    let backtrace = std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v != "0");
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if backtrace {
+            usual(info);
+        }
+        let payload = info.payload();
+        let words = payload.downcast_ref::<&str>().copied();
+        let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic");
+        let place = info.location().map_or(String::new(), |l| format!(" ({}:{})", l.file(), l.line()));
+        eprintln!("error: this is a bug in ferrl, not a mistake of yours: {words}{place}");
+        eprintln!("  fix: please report it with the command you ran; RUST_BACKTRACE=1 shows more");
+        std::process::exit(101);
+    }));
+}

@@ -1,0 +1,71 @@
+//! `ferrl bench decode`: many sequences at once.
+
+use super::report::{self, Work};
+use super::{HowArgs, ShapeArgs, forward_flops};
+use crate::options::{DeviceArgs, at_least_one};
+use ferrl_engine::generate::{CacheOptions, Request, Sampler, SamplingParams};
+use ferrl_engine::model::Options;
+use ferrl_engine::{Error, Result};
+
+/// Greedy decoding of many sequences at once
+///
+/// One time is the greedy completion of all prompts, their computation included; tokens are the new ones.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    shape: ShapeArgs,
+    /// Sequences that are decoded together
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    batch: usize,
+    /// Tokens of a prompt
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
+    prompt: usize,
+    /// New tokens of a sequence
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
+    new: usize,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let dtype = args.device.dtype.dtype();
+    let length = args.prompt + args.new;
+    let device = args.device.open()?;
+    let title = format!(
+        "decoding: {}; {} sequences, {} + {} tokens; {}, compute {}",
+        args.shape.describe(),
+        args.batch,
+        args.prompt,
+        args.new,
+        device.describe(),
+        dtype.name()
+    );
+    let options = Options { dtype, training: false, context: length };
+    let model = args.shape.model(device.clone(), options, 8)?;
+    let flops = forward_flops(&model.config, length as f64 / 2.0);
+    let params = SamplingParams { max_new_tokens: args.new, ..SamplingParams::greedy() };
+    let request = |i: usize| Request {
+        prompt: (i * args.prompt..(i + 1) * args.prompt).map(|t| (t * 7 % args.shape.vocab) as u32).collect(),
+        params: params.clone(),
+        stream: [0, i as u32, 0],
+    };
+    let requests: Vec<Request> = (0..args.batch).map(request).collect();
+    let mut sampler = Sampler::new(&model, CacheOptions::fit(&model, args.batch, length))?;
+    let mut once = || {
+        sampler.invalidate(); // prompts are computed each time
+        let out = sampler.generate(&model, requests.clone())?;
+        match out.iter().find(|c| c.ids.len() != args.new) {
+            Some(c) => {
+                Err(Error::model(format!("a completion has {} tokens, expected {}", c.ids.len(), args.new)))
+            }
+            None => Ok(()),
+        }
+    };
+    let peak = || device.peak_gflops(dtype);
+    let (tokens, all) = (args.batch * args.new, args.batch * length);
+    let mut work = Work { title, tokens, flops: flops * all as f64, peak: &peak, once: &mut once };
+    report::run(&args.how, &mut work)
+}

@@ -1,0 +1,134 @@
+//! `ferrl bench`: how fast this machine trains, decodes and multiplies.
+
+mod decode;
+mod gemm;
+mod report;
+mod train;
+
+use crate::machine::ensure_memory;
+use crate::options::{at_least_one, size, weights};
+use clap::Subcommand;
+use ferrl_engine::checkpoint::InitOptions;
+use ferrl_engine::model::{Config, FAMILIES, Model, Options};
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::Backend;
+use std::sync::Arc;
+
+/// Measure this machine
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Train(train::Args),
+    Decode(decode::Args),
+    Gemm(gemm::Args),
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    match &args.what {
+        What::Train(args) => train::run(args),
+        What::Decode(args) => decode::run(args),
+        What::Gemm(args) => gemm::run(args),
+    }
+}
+
+/// How often, and for whom.
+#[derive(clap::Args)]
+struct HowArgs {
+    /// Measurements, after one that does not count
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one)]
+    repeats: usize,
+    /// Print one line of JSON instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Stay and answer every line `run N` on standard input with one line of JSON
+    #[arg(long)]
+    worker: bool,
+}
+
+/// The model that is measured.
+#[derive(clap::Args)]
+struct ShapeArgs {
+    /// Width of the residual stream
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = size::<{ 1 << 20 }>)]
+    hidden: usize,
+    /// Number of layers
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<4096>)]
+    layers: usize,
+    /// Query heads
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<4096>)]
+    heads: usize,
+    /// Key and value heads
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = size::<4096>)]
+    kv_heads: usize,
+    /// Inner width of the feed-forward network
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = size::<{ 1 << 24 }>)]
+    inter: usize,
+    /// Tokens the model knows
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = size::<{ 1 << 24 }>)]
+    vocab: usize,
+}
+
+impl ShapeArgs {
+    /// The random model; `bytes` are needed for each of its weights.
+    fn model(&self, device: Arc<dyn Backend>, options: Options, bytes: usize) -> Result<Model> {
+        let family = measured_family().ok_or_else(|| Error::usage("no family has the shape to measure"))?;
+        let init = InitOptions {
+            vocab: self.vocab,
+            hidden: self.hidden,
+            layers: self.layers,
+            heads: Some(self.heads),
+            kv_heads: Some(self.kv_heads),
+            ffn: Some(self.inter),
+            tied: Some(true),
+            rope_theta: Some(1e6),
+            max_positions: options.context.max(1024),
+            ..InitOptions::new(family)
+        };
+        let need = weights(&init.build()?.0) * bytes;
+        ensure_memory("the model", need as u64, "a smaller --hidden, --inter, --vocab or --layers")?;
+        Model::random(device, &init, options)
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "width {} x {} layers, heads {}/{}, inner width {}, vocabulary {}",
+            self.hidden, self.layers, self.heads, self.kv_heads, self.inter, self.vocab
+        )
+    }
+}
+
+/// Multiply-adds of one token's forward pass that sees `context` tokens, counted as two operations each.
+fn forward_flops(config: &Config, context: f64) -> f64 {
+    let layer = config.hidden * (config.qkv_width() + config.attention_width())
+        + config.hidden * config.up_width()
+        + config.ffn * config.hidden;
+    let products = (config.layers * layer + config.vocab * config.hidden) as f64;
+    2.0 * products + 4.0 * context * (config.layers * config.attention_width()) as f64
+}
+
+/// The family that the peers are measured with: gated, with biases on queries, keys and values.
+fn measured_family() -> Option<&'static str> {
+    let fits = |c: &Config| c.qkv_bias && c.activation.is_gated() && !c.qk_norm && !c.post_norms;
+    let built = |name: &str| InitOptions::new(name).build().ok();
+    FAMILIES.iter().map(|f| f.name()).find(|name| built(name).is_some_and(|(c, _)| fits(&c)))
+}
+
+/// Token ids that look random and are always the same.
+fn some_ids(count: usize, vocab: usize) -> Vec<u32> {
+    let id = |i: usize| ferrl_kernels::philox::philox4x32([i as u32, 0, 0, 0], [0, 0])[0] % vocab as u32;
+    (0..count).map(id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_peers_family_is_found() {
+        assert_eq!(super::measured_family(), Some("qwen2"));
+    }
+}

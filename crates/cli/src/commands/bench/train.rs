@@ -1,0 +1,68 @@
+//! `ferrl bench train`: whole training steps.
+
+use super::report::{self, Work};
+use super::{HowArgs, ShapeArgs, forward_flops, some_ids};
+use crate::options::{DeviceArgs, at_least_one};
+use ferrl_engine::model::Options;
+use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer};
+use ferrl_engine::{Error, Result};
+
+/// Training steps of a small random model: forward, backward, AdamW
+///
+/// One time is a full step: forward, the gradient of the mean negative log-probability, backward, AdamW with a
+/// weight decay of 0.01 and no clipping. Every token but the first of a sequence is a target.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    shape: ShapeArgs,
+    /// Sequences of a step
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
+    batch: usize,
+    /// Tokens of a sequence
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
+    seq: usize,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    if args.seq < 2 {
+        return Err(Error::usage("a sequence of 1 token has nothing to predict").fix("--seq 2 or more"));
+    }
+    let dtype = args.device.dtype.dtype();
+    let options = Options { dtype, training: true, context: args.seq };
+    let device = args.device.open()?;
+    let title = format!(
+        "training step: {}; {} x {} tokens; {}, compute {}",
+        args.shape.describe(),
+        args.batch,
+        args.seq,
+        device.describe(),
+        dtype.name()
+    );
+    let model = args.shape.model(device.clone(), options, 24)?;
+    let flops = 3.0 * forward_flops(&model.config, args.seq as f64 / 2.0);
+    let settings = OptimizerOptions { weight_decay: 0.01, max_grad_norm: None, ..Default::default() };
+    let mut trainer = Trainer::new(model, settings)?;
+    let tokens = args.batch * args.seq;
+    let ids = some_ids(tokens, args.shape.vocab);
+    let batch = Batch::of(ids.chunks(args.seq).map(<[u32]>::to_vec));
+    let targets = tokens - args.batch;
+    let grads = StatGrads { logp: vec![-1.0 / targets as f32; tokens], ..Default::default() };
+    let mut once = || {
+        let stats = trainer.forward(&batch)?;
+        let loss = -stats.logp.iter().map(|&x| f64::from(x)).sum::<f64>() / targets as f64;
+        if !loss.is_finite() {
+            return Err(Error::numerics(format!("the loss is {loss}")));
+        }
+        trainer.backward(&batch, &grads)?;
+        trainer.update(1e-3)?;
+        Ok(())
+    };
+    let peak = || device.peak_gflops(dtype);
+    let mut work = Work { title, tokens, flops: flops * tokens as f64, peak: &peak, once: &mut once };
+    report::run(&args.how, &mut work)
+}

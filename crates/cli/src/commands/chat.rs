@@ -1,0 +1,167 @@
+//! `ferrl chat`: talk with a model in the terminal.
+
+use crate::options::{ModelArgs, at_least_one};
+use crate::output::{print, say};
+use crate::sampling::SamplingArgs;
+use crate::text::Text;
+use ferrl_engine::generate::{Event, Request, Sampler};
+use ferrl_engine::model::Model;
+use ferrl_engine::{Error, Result, nearest};
+use serde_json::{Value, json};
+use std::io::{BufRead, IsTerminal};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+const COMMANDS: [&str; 4] = ["/reset", "/quit", "/exit", "/help"];
+const HELP: &str = "/reset forgets the conversation; /quit or Ctrl-D leaves; Ctrl-C stops a reply\n";
+
+/// Talk with a model in the terminal
+///
+/// Ctrl-C stops a reply; a second one, Ctrl-D or /quit leaves. /reset forgets the conversation.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Said to the model before the conversation
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Tokens of the whole conversation at most; the model's own limit up to 4096 when left out
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    context: Option<usize>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// What an interrupt means.
+const IDLE: u8 = 0;
+const REPLYING: u8 = 1;
+const STOPPED: u8 = 2;
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let dir = args.model.open_lm()?;
+    let text = Text::new(&dir);
+    text.tokenizer()?;
+    text.template()?;
+    let context = args.context.unwrap_or(dir.config.max_positions.min(4096));
+    let model = args.model.load(&dir, context)?;
+    let sampler = args.sampling.sampler(&model, &text, &[context])?;
+    let state = Arc::new(AtomicU8::new(IDLE));
+    let seen = state.clone();
+    let handler = move || {
+        // Between replies, or while one is already being stopped, an interrupt leaves.
+        if seen.compare_exchange(REPLYING, STOPPED, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            eprintln!();
+            std::process::exit(0);
+        }
+    };
+    ctrlc::set_handler(handler)
+        .map_err(|e| Error::new(ferrl_engine::Class::Device, format!("no Ctrl-C: {e}")))?;
+    let mut chat =
+        Chat { args, text: &text, model: &model, sampler, context, turn: 0, state, messages: Vec::new() };
+    chat.reset();
+    chat.converse()
+}
+
+struct Chat<'a> {
+    args: &'a Args,
+    text: &'a Text,
+    model: &'a Model,
+    sampler: Sampler,
+    context: usize,
+    turn: u32,
+    state: Arc<AtomicU8>,
+    messages: Vec<Value>,
+}
+
+impl Chat<'_> {
+    fn reset(&mut self) {
+        self.messages = self.args.system.iter().map(|s| json!({"role": "system", "content": s})).collect();
+    }
+
+    fn converse(&mut self) -> Result<()> {
+        let terminal = std::io::stdin().is_terminal();
+        if terminal {
+            print(HELP)?;
+        }
+        loop {
+            if terminal {
+                print("> ")?;
+            }
+            let mut line = String::new();
+            let read = std::io::stdin().lock().read_line(&mut line);
+            match read.map_err(|e| Error::data(format!("cannot read: {e}")).at("standard input"))? {
+                0 => break,
+                _ => line.truncate(line.trim_end().len()),
+            }
+            match line.trim() {
+                "" => {}
+                "/quit" | "/exit" => break,
+                "/reset" => self.reset(),
+                "/help" => print(HELP)?,
+                other if other.starts_with('/') => {
+                    let near = nearest(other, COMMANDS).unwrap_or("/help");
+                    eprintln!("no command {other}; did you mean {near}?");
+                }
+                _ => self.answer(line)?,
+            }
+        }
+        if terminal { print("\n") } else { Ok(()) }
+    }
+
+    /// One turn; what goes wrong with it is told, and the conversation goes on.
+    fn answer(&mut self, line: String) -> Result<()> {
+        let before = self.messages.len();
+        self.messages.push(json!({"role": "user", "content": line}));
+        self.state.store(REPLYING, Ordering::Release);
+        let reply = self.reply();
+        self.state.store(IDLE, Ordering::Release);
+        match reply {
+            Ok(reply) => self.messages.push(json!({"role": "assistant", "content": reply})),
+            Err(e) if std::io::stdin().is_terminal() => {
+                self.messages.truncate(before);
+                eprintln!("error: {e}");
+            }
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    fn reply(&mut self) -> Result<String> {
+        let prompt = self.text.chat(&self.messages, None, true)?;
+        let room = (self.context + 1).saturating_sub(prompt.len());
+        if room == 0 {
+            return Err(Error::usage(format!(
+                "the conversation has {} tokens, there is room for {}",
+                prompt.len(),
+                self.context
+            ))
+            .fix("/reset begins a new one; --context N makes more room"));
+        }
+        let mut params = self.args.sampling.params(self.text, prompt.len(), true)?;
+        params.max_new_tokens = params.max_new_tokens.min(room);
+        self.turn += 1;
+        let mut decoder = self.text.tokenizer()?.stream(true);
+        let id = self.sampler.submit(Request { prompt, params, stream: [self.turn, 0, 0] })?;
+        let (mut reply, mut done) = (String::new(), false);
+        while !done {
+            for event in self.sampler.step(self.model)? {
+                match event {
+                    Event::Token { token, .. } => {
+                        let piece = decoder.push(token)?;
+                        say(&piece)?;
+                        reply += &piece;
+                    }
+                    Event::Done { .. } => done = true,
+                }
+            }
+            if self.state.load(Ordering::Acquire) == STOPPED {
+                self.sampler.cancel(id);
+                done = true;
+            }
+        }
+        let rest = decoder.finish()?;
+        say(&format!("{rest}\n"))?;
+        Ok(reply + &rest)
+    }
+}

@@ -1,0 +1,211 @@
+//! `ferrl generate`: continue prompts.
+
+use crate::data::{self, Row};
+use crate::options::{ModelArgs, size};
+use crate::output::{Output, say};
+use crate::progress::Progress;
+use crate::sampling::{SamplingArgs, completion_text};
+use crate::text::Text;
+use ferrl_engine::Result;
+use ferrl_engine::generate::{Completion, Event, Request, Sampler, Stop};
+use ferrl_engine::model::Model;
+use serde::Serialize;
+use serde_json::{Map, json};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// Continue prompts with a model
+///
+/// Each input row holds `ids`, `prompt` (text, or a list of messages), or `messages`, which go through the model's
+/// chat template. Each output row holds `prompt_ids` and `completions`, a list of {ids, text, logprobs, stop}.
+/// With --prompt alone the text is printed as it comes.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Text to continue
+    #[arg(long, value_name = "TEXT", required_unless_present = "input", conflicts_with = "input")]
+    prompt: Option<String>,
+    /// JSON lines to continue; - is standard input
+    #[arg(long, value_name = "FILE")]
+    input: Option<PathBuf>,
+    /// JSON lines to write, in the order of the input; - is standard output
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Completions of each prompt
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = size::<65536>)]
+    n: usize,
+    /// Write the log-probability of every token (before penalties and truncation)
+    #[arg(long)]
+    logprobs: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    prompt_ids: &'a [u32],
+    completions: Vec<Written>,
+}
+
+#[derive(Serialize)]
+struct Written {
+    ids: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Vec<f32>>,
+    stop: &'static str,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let dir = args.model.open_lm()?;
+    let text = Text::new(&dir);
+    let rows = match (&args.prompt, &args.input) {
+        (Some(prompt), _) => {
+            let fields = Map::from_iter([("prompt".to_string(), json!(prompt))]);
+            vec![Row { place: "--prompt".into(), fields }]
+        }
+        (None, Some(path)) => data::rows(path)?,
+        (None, None) => unreachable!("clap asks for one of them"),
+    };
+    if !args.sampling.stop.is_empty() {
+        text.tokenizer()?;
+    }
+    let mut requests = Vec::with_capacity(rows.len());
+    for (index, row) in rows.into_iter().enumerate() {
+        let (prompt, chat) = text.prompted(&row)?;
+        let params = args.sampling.params(&text, prompt.len(), chat)?;
+        text.fits(&row.place, &prompt, params.max_new_tokens)?;
+        requests.push(Request { prompt, params, stream: [0, index as u32, 0] });
+    }
+    let plain = args.prompt.is_some() && args.output.is_none() && !args.logprobs;
+    let output = args.output.as_deref().unwrap_or(Path::new("-"));
+    let output = if plain { None } else { Some(Output::create(output)?) };
+    let length = |r: &Request| r.prompt.len() + r.params.max_new_tokens;
+    let lengths: Vec<usize> = requests.iter().flat_map(|r| std::iter::repeat_n(length(r), args.n)).collect();
+    let model = args.model.load(&dir, lengths.iter().copied().max().unwrap_or(0))?;
+    let sampler = args.sampling.sampler(&model, &text, &lengths)?;
+    let job = Job { args, text: &text, model: &model, requests: &requests };
+    match output {
+        Some(output) => job.write(sampler, output),
+        None if args.n == 1 => job.stream(sampler),
+        None => job.list(sampler),
+    }
+}
+
+struct Job<'a> {
+    args: &'a Args,
+    text: &'a Text,
+    model: &'a Model,
+    requests: &'a [Request],
+}
+
+impl Job<'_> {
+    /// Completes everything, row by row in order as soon as each is whole.
+    fn complete(
+        &self,
+        mut sampler: Sampler,
+        mut row: impl FnMut(usize, Vec<Completion>) -> Result<()>,
+    ) -> Result<()> {
+        let n = self.args.n;
+        let most: usize = self.requests.iter().map(|r| r.params.max_new_tokens * n).sum();
+        let progress = Progress::new("generating", most as u64, "tokens");
+        let mut place = HashMap::new();
+        for (i, request) in self.requests.iter().enumerate() {
+            for sample in 0..n {
+                let stream = [0, i as u32, sample as u32];
+                let id = sampler.submit(Request { stream, ..request.clone() })?;
+                place.insert(id, (i, sample));
+            }
+        }
+        let mut waiting: HashMap<usize, Vec<Option<Completion>>> = HashMap::new();
+        let mut next = 0;
+        while next < self.requests.len() {
+            for event in sampler.step(self.model)? {
+                let (id, completion) = match event {
+                    Event::Token { .. } => {
+                        progress.add(1);
+                        continue;
+                    }
+                    Event::Done { id, completion } => (id, completion),
+                };
+                if let Some((i, sample)) = place.remove(&id) {
+                    // What it did not need of its share counts as done.
+                    progress.add((self.requests[i].params.max_new_tokens - completion.ids.len()) as u64);
+                    waiting.entry(i).or_insert_with(|| vec![None; n])[sample] = Some(completion);
+                }
+            }
+            while waiting.get(&next).is_some_and(|row| row.iter().all(Option::is_some)) {
+                let done = waiting.remove(&next).unwrap_or_default();
+                row(next, done.into_iter().flatten().collect())?;
+                next += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, sampler: Sampler, mut output: Output) -> Result<()> {
+        self.complete(sampler, |i, completions| {
+            let completions: Result<Vec<Written>> =
+                completions.into_iter().map(|c| self.written(c)).collect();
+            output.row(&Answer { prompt_ids: &self.requests[i].prompt, completions: completions? })?;
+            output.flush()
+        })?;
+        output.finish()
+    }
+
+    fn list(&self, sampler: Sampler) -> Result<()> {
+        self.complete(sampler, |_, completions| {
+            for (k, c) in completions.into_iter().enumerate() {
+                let text = self.written(c)?.text.unwrap_or_default();
+                say(&format!("[{}] {text}\n", k + 1))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Prints one completion as it comes, holding back what may turn out to be a stop string.
+    fn stream(&self, mut sampler: Sampler) -> Result<()> {
+        let tokenizer = self.text.tokenizer()?;
+        let mut decoder = tokenizer.stream(true);
+        let hold = self.args.sampling.stop.iter().map(String::len).max().unwrap_or(1) - 1;
+        let (mut held, mut stop) = (String::new(), None);
+        sampler.submit(self.requests[0].clone())?;
+        while stop.is_none() {
+            for event in sampler.step(self.model)? {
+                match event {
+                    Event::Token { token, .. } => held += &decoder.push(token)?,
+                    Event::Done { completion, .. } => stop = Some(completion.stop),
+                }
+            }
+            if stop.is_none() {
+                let cut = (0..=held.len().saturating_sub(hold)).rev().find(|i| held.is_char_boundary(*i));
+                say(&held[..cut.unwrap_or(0)])?;
+                held.drain(..cut.unwrap_or(0));
+            }
+        }
+        held += &decoder.finish()?;
+        if let Some(Stop::String(i)) = stop
+            && let Some(at) = held.rfind(&self.args.sampling.stop[i])
+        {
+            held.truncate(at);
+        }
+        say(&format!("{held}\n"))
+    }
+
+    fn written(&self, c: Completion) -> Result<Written> {
+        let (name, string) = match c.stop {
+            Stop::Token(_) => ("eos", None),
+            Stop::String(i) => ("string", self.args.sampling.stop.get(i).map(String::as_str)),
+            Stop::Length => ("length", None),
+            Stop::Cancelled => ("cancelled", None),
+        };
+        let text = match self.text.has_tokenizer() {
+            true => Some(completion_text(self.text, &c.ids, string)?),
+            false => None,
+        };
+        Ok(Written { text, logprobs: self.args.logprobs.then_some(c.logp), ids: c.ids, stop: name })
+    }
+}

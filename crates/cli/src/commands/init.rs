@@ -1,0 +1,153 @@
+//! `ferrl init`: a new model with random weights.
+
+use crate::machine;
+use crate::options::{Stored, above_zero, at_least_one, size, weights};
+use crate::output::print;
+use clap::ValueEnum;
+use ferrl_engine::checkpoint::{InitOptions, SaveOptions, init_model};
+use ferrl_engine::model::{FAMILIES, Head};
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::{Error, Result};
+use std::path::PathBuf;
+
+/// Make a new model with random weights
+///
+/// The same options and seed give the same bytes on every machine.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Kind of model
+    #[arg(long, value_name = "NAME", default_value = FAMILIES[0].name(), value_parser = families())]
+    family: String,
+    /// Width of the residual stream
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = size::<{ 1 << 20 }>)]
+    hidden: usize,
+    /// Number of layers
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<4096>)]
+    layers: usize,
+    /// Query heads; one for every 64 of the width when left out
+    #[arg(long, value_name = "N", value_parser = size::<4096>)]
+    heads: Option<usize>,
+    /// Key and value heads; as many as query heads when left out
+    #[arg(long, value_name = "N", value_parser = size::<4096>)]
+    kv_heads: Option<usize>,
+    /// Width of a head; the width divided by the heads when left out
+    #[arg(long, value_name = "N", value_parser = size::<4096>)]
+    head_dim: Option<usize>,
+    /// Inner width of the feed-forward network; four times the width when left out
+    #[arg(long, value_name = "N", value_parser = size::<{ 1 << 24 }>)]
+    ffn: Option<usize>,
+    /// Tokens the model knows; taken from --tokenizer when left out
+    #[arg(long, value_name = "N", required_unless_present = "tokenizer", value_parser = size::<{ 1 << 24 }>)]
+    vocab: Option<usize>,
+    /// Directory with a tokenizer.json, which comes along
+    #[arg(long, value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
+    /// Whether the logits use the embedding table; as is usual in the family when left out
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    tied: Option<bool>,
+    /// Longest sequence
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = size::<{ 1 << 24 }>)]
+    max_positions: usize,
+    /// Base of the rotary frequencies; 10000 when left out
+    #[arg(long, value_name = "X")]
+    rope_theta: Option<f64>,
+    /// Sliding window of attention, for families that have one
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    window: Option<usize>,
+    /// Standard deviation of the weights
+    #[arg(long, value_name = "X", default_value_t = 0.02, value_parser = above_zero)]
+    std: f32,
+    /// Seed of the weights
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// How weights are stored
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: Stored,
+    /// What sits on top
+    #[arg(long, value_enum, default_value = "lm")]
+    head: Top,
+    /// Directory to write
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Replace the directory if it is there already
+    #[arg(long)]
+    overwrite: bool,
+}
+
+fn families() -> clap::builder::PossibleValuesParser {
+    FAMILIES.iter().map(|f| f.name()).collect::<Vec<_>>().into()
+}
+
+/// What sits on top of a model.
+#[derive(Clone, Copy, ValueEnum)]
+enum Top {
+    /// next-token logits
+    Lm,
+    /// one number per sequence: a reward model
+    Score,
+    /// next-token logits and a value: a policy with its critic
+    Value,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let mut options = InitOptions {
+        hidden: args.hidden,
+        layers: args.layers,
+        heads: args.heads,
+        kv_heads: args.kv_heads,
+        head_dim: args.head_dim,
+        ffn: args.ffn,
+        tied: args.tied,
+        max_positions: args.max_positions,
+        rope_theta: args.rope_theta,
+        window: args.window,
+        std: args.std,
+        seed: args.seed,
+        head: match args.head {
+            Top::Lm => Head::Lm,
+            Top::Score => Head::Score,
+            Top::Value => Head::LmAndValue,
+        },
+        ..InitOptions::new(args.family.clone())
+    };
+    if let Some(theta) = args.rope_theta.filter(|t| !(t.is_finite() && *t > 0.0)) {
+        return Err(Error::usage(format!("--rope-theta must be above 0, got {theta}")));
+    }
+    if let Some(vocab) = args.vocab {
+        options.vocab = vocab;
+    }
+    if let Some(dir) = &args.tokenizer {
+        let tokenizer = Tokenizer::from_dir(dir)?;
+        let has = tokenizer.vocab_size();
+        if let Some(asked) = args.vocab.filter(|v| *v < has) {
+            return Err(Error::usage(format!(
+                "--vocab {asked} is less than the {has} tokens of the tokenizer"
+            ))
+            .at(dir.display())
+            .fix(format!("leave --vocab out, or --vocab {has} or more")));
+        }
+        options.vocab = args.vocab.unwrap_or(has);
+        options.bos = tokenizer.bos();
+        options.eos = tokenizer.eos().first().copied();
+        options.pad = tokenizer.pad();
+    }
+    let (config, _) = options.build()?;
+    let count = weights(&config);
+    let largest = config.params().iter().map(|p| p.len()).max().unwrap_or(0) as u64;
+    machine::ensure_memory("the largest matrix", 8 * largest, "a smaller --vocab, --hidden or --ffn")?;
+    let save = SaveOptions {
+        dtype: args.dtype.dtype(),
+        source: args.tokenizer.as_deref(),
+        overwrite: args.overwrite,
+        ..Default::default()
+    };
+    init_model(&args.out, &options, &save)?;
+    let bytes = machine::size((count * save.dtype.size()) as u64);
+    print(&format!(
+        "{}: {} model, {count} weights, vocabulary {}, {bytes}\n",
+        args.out.display(),
+        config.family,
+        config.vocab
+    ))
+}

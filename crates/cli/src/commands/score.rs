@@ -1,0 +1,100 @@
+//! `ferrl score`: what a model thinks of given tokens.
+
+use crate::data;
+use crate::machine::ensure_memory;
+use crate::options::{ModelArgs, above_zero, at_least_one};
+use crate::output::Output;
+use crate::progress::Progress;
+use crate::text::Text;
+use ferrl_engine::model::Model;
+use ferrl_engine::train::{Batch, plan, stats};
+use ferrl_engine::{Error, Result};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Log-probabilities and entropies of given tokens, or a reward model's scores
+///
+/// Each input row holds `ids` (taken as they are), `text`, `prompt` and `completion`, or `messages`.
+/// Each output row holds its `ids`, and for every token but the first its log-probability (`logprobs`) and the
+/// entropy of the distribution it was drawn from (`entropy`), both in nats. A reward model writes `score`,
+/// its value at the last token.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// JSON lines to score; - is standard input
+    #[arg(long, value_name = "FILE")]
+    input: PathBuf,
+    /// JSON lines to write, in the order of the input; - is standard output
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    output: PathBuf,
+    /// Tokens computed together; changes memory and speed, never a result
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
+    batch_tokens: usize,
+    /// Divides the logits
+    #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = above_zero)]
+    temperature: f32,
+}
+
+#[derive(Serialize)]
+struct Scored<'a> {
+    ids: &'a [u32],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<&'a [f32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entropy: Option<&'a [f32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    score: Option<f32>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let dir = args.model.open()?;
+    let text = Text::new(&dir);
+    // Every row is read before any is computed: a mistake in the last one shows at once.
+    let rows = data::rows(&args.input)?;
+    let mut places = Vec::with_capacity(rows.len());
+    let mut sequences = Vec::with_capacity(rows.len());
+    for row in rows {
+        sequences.push(text.scored(&row)?);
+        places.push(row.place);
+    }
+    let mut output = Output::create(&args.output)?;
+    let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let model = args.model.load(&dir, longest)?;
+    let progress = Progress::new("scoring", lengths.iter().sum::<usize>() as u64, "tokens");
+    let cuts = plan(&lengths, args.batch_tokens.max(longest))?;
+    let most = cuts.iter().map(|c| lengths[c.clone()].iter().sum::<usize>()).max().unwrap_or(0);
+    let c = &model.config;
+    let row = 4 * (4 * c.hidden + c.qkv_width() + c.attention_width() + c.up_width() + c.ffn);
+    ensure_memory("a batch", (most * row) as u64, "a smaller --batch-tokens, or shorter rows")?;
+    for cut in cuts {
+        let batch = Batch::of(sequences[cut.clone()].iter().cloned());
+        score(&model, &batch, args.temperature, &places[cut], &mut output)?;
+        progress.add(batch.tokens() as u64);
+    }
+    output.finish()
+}
+
+fn score(model: &Model, batch: &Batch, temperature: f32, places: &[String], out: &mut Output) -> Result<()> {
+    let stats = stats(model, batch, temperature)?;
+    let head = model.config.head;
+    for ((sequence, rows), place) in batch.sequences.iter().zip(batch.segments().iter()).zip(places) {
+        let targets = rows.start..rows.end - 1;
+        let row = Scored {
+            ids: &sequence.ids,
+            logprobs: head.has_lm().then(|| &stats.logp[targets.clone()]),
+            entropy: head.has_lm().then(|| &stats.entropy[targets.clone()]),
+            score: head.has_value().then(|| stats.value[rows.end - 1]),
+        };
+        let columns = [row.logprobs, row.entropy].into_iter().flatten().flatten();
+        if columns.chain(&row.score).any(|x| !x.is_finite()) {
+            return Err(Error::numerics("the model's output is not finite")
+                .at(place)
+                .fix("the weights hold NaN or infinity, or overflow: go back to an earlier checkpoint"));
+        }
+        out.row(&row)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! `ferrl tokenizer`: train one, or see what one does.
+
+use crate::data;
+use crate::options::{at_least_one, nearest_path};
+use crate::output::print;
+use crate::progress::Progress;
+use clap::{Subcommand, ValueEnum};
+use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
+use ferrl_engine::{Error, Result};
+use serde_json::Value;
+use std::io::{BufRead, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// Train a tokenizer, or look at what one does
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Train(Train),
+    /// Print the token ids of a text
+    Encode(Encode),
+    /// Print the text of token ids
+    Decode(Decode),
+}
+
+/// Train a tokenizer on text; the same text gives the same bytes
+///
+/// With the special tokens <|im_start|> and <|im_end|>, which are there unless --special says otherwise, the
+/// tokenizer also gets a chat template.
+#[derive(clap::Args)]
+struct Train {
+    /// Text: JSON lines (.jsonl, .json) of strings or of rows with `text`, `messages` or `prompt` and
+    /// `completion`; any other file is plain text; may be given several times
+    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    input: Vec<PathBuf>,
+    /// Most tokens, special ones included
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
+    vocab: usize,
+    /// Merged bytes, or one token per character
+    #[arg(long, value_enum, default_value = "bpe")]
+    kind: Kind,
+    /// Special tokens, in the order of their ids
+    #[arg(long, value_name = "TOKEN", num_args = 1.., default_values = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])]
+    special: Vec<String>,
+    /// No special tokens at all
+    #[arg(long, conflicts_with = "special")]
+    no_special: bool,
+    /// Directory to write
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// byte-level BPE: encodes any text
+    Bpe,
+    /// one token per character seen: for tiny tasks; --vocab is not used
+    Char,
+}
+
+#[derive(clap::Args)]
+struct Encode {
+    /// Directory with a tokenizer.json
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// The names of special tokens are plain text, and none is added
+    #[arg(long)]
+    plain: bool,
+    /// Print the token of each id beside it, one per line
+    #[arg(long)]
+    tokens: bool,
+    /// The text; - is standard input
+    text: String,
+}
+
+#[derive(clap::Args)]
+struct Decode {
+    /// Directory with a tokenizer.json
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// Leave special tokens out
+    #[arg(long)]
+    skip_special: bool,
+    /// Token ids, separated by spaces or commas
+    #[arg(required = true, num_args = 1..)]
+    ids: Vec<String>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    match &args.command {
+        Command::Train(args) => train(args),
+        Command::Encode(args) => encode(args),
+        Command::Decode(args) => decode(args),
+    }
+}
+
+fn train(args: &Train) -> Result<()> {
+    let specials: &[String] = if args.no_special { &[] } else { &args.special };
+    for path in &args.input {
+        data::open(path)?; // a wrong name shows before any work
+    }
+    if args.out.is_file() {
+        return Err(Error::usage("is a file, expected a directory to write").at(args.out.display()));
+    }
+    let sizes = args.input.iter().map(|p| std::fs::metadata(p).map_or(0, |m| m.len()));
+    let progress = Progress::new("reading text", sizes.sum::<u64>() / 1024, "KiB");
+    // The trainer takes plain texts: an error ends them and is kept here.
+    let failed: Arc<Mutex<Option<Error>>> = Arc::default();
+    let slot = failed.clone();
+    let (mut found, mut bytes) = (false, 0);
+    let texts = args
+        .input
+        .iter()
+        .flat_map(|path| texts(path))
+        .map_while(move |text| {
+            text.map_err(|e| *slot.lock().unwrap_or_else(|p| p.into_inner()) = Some(e)).ok()
+        })
+        .inspect(|text| {
+            found |= !text.is_empty();
+            bytes += text.len() as u64;
+            progress.add(bytes / 1024);
+            bytes %= 1024;
+        });
+    let tokenizer = match args.kind {
+        Kind::Bpe => train_bpe(texts, args.vocab, specials),
+        Kind::Char => train_chars(texts, specials),
+    };
+    if let Some(e) = failed.lock().unwrap_or_else(|p| p.into_inner()).take() {
+        return Err(e);
+    }
+    let tokenizer = tokenizer?;
+    if !found {
+        let names: Vec<String> = args.input.iter().map(|p| data::name(p)).collect();
+        return Err(Error::data("holds no text").at(names.join(", ")).fix("give files with text in them"));
+    }
+    tokenizer.save(&args.out)?;
+    drop(progress);
+    let size = tokenizer.vocab_size();
+    let note = match args.kind {
+        Kind::Bpe if size < args.vocab => {
+            format!(" (fewer than the {} asked for: the text has no more)", args.vocab)
+        }
+        _ => String::new(),
+    };
+    let special = tokenizer.special_tokens().len();
+    print(&format!("{}: {size} tokens{note}, {special} of them special\n", args.out.display()))
+}
+
+type Texts = Box<dyn Iterator<Item = Result<String>> + Send>;
+
+/// The texts of one file.
+fn texts(path: &Path) -> Texts {
+    let json = path.extension().is_some_and(|e| ["jsonl", "ndjson", "json"].iter().any(|j| e == *j));
+    let found = if json || path.as_os_str() == "-" { json_texts(path) } else { plain_texts(path) };
+    found.unwrap_or_else(|e| Box::new(std::iter::once(Err(e))))
+}
+
+/// Plain text in pieces of some size that end with a line.
+fn plain_texts(path: &Path) -> Result<Texts> {
+    const PIECE: usize = 1 << 16;
+    let (mut reader, place) = (data::open(path)?, data::name(path));
+    Ok(Box::new(std::iter::from_fn(move || {
+        let mut piece = String::new();
+        while piece.len() < PIECE {
+            match reader.read_line(&mut piece) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(e) => {
+                    let error = Error::data(format!("cannot read: {e}")).at(&place);
+                    return Some(Err(error.fix("expected plain text in UTF-8")));
+                }
+            }
+        }
+        (!piece.is_empty()).then_some(Ok(piece))
+    })))
+}
+
+fn json_texts(path: &Path) -> Result<Texts> {
+    let rows =
+        data::lines(path)?.flat_map(|line| match line.and_then(|(place, line)| row_texts(&place, &line)) {
+            Ok(texts) => texts.into_iter().map(Ok).collect(),
+            Err(e) => vec![Err(e)],
+        });
+    Ok(Box::new(rows))
+}
+
+fn row_texts(place: &str, line: &str) -> Result<Vec<String>> {
+    let fields = match data::parse(place, line)? {
+        Value::String(text) => return Ok(vec![text]),
+        Value::Object(fields) => fields,
+        other => {
+            return Err(Error::data(format!("holds {}, expected a string or an object", data::kind(&other)))
+                .at(place)
+                .fix("write each row as a string or as {\"text\": ...}"));
+        }
+    };
+    let row = data::Row { place: place.into(), fields };
+    let contents = |messages: &[Value]| -> Vec<String> {
+        messages.iter().filter_map(|m| m.get("content")?.as_str().map(str::to_owned)).collect()
+    };
+    match row.choose(&["text", "messages", "prompt"])? {
+        "text" => Ok(vec![row.text("text")?.to_owned()]),
+        "messages" => Ok(contents(row.messages("messages")?)),
+        _ => {
+            let parts = ["prompt", "completion"].iter().filter(|n| row.get(n).is_some());
+            parts.map(|n| row.text(n).map(str::to_owned)).collect()
+        }
+    }
+}
+
+fn open(dir: &Path) -> Result<Tokenizer> {
+    Tokenizer::from_dir(dir).map_err(|e| match nearest_path(dir) {
+        Some(near) if !dir.exists() => e.fix(format!("the nearest name there is {near}")),
+        _ => e,
+    })
+}
+
+fn encode(args: &Encode) -> Result<()> {
+    let tokenizer = open(&args.model)?;
+    let mut text = args.text.clone();
+    if text == "-" {
+        text.clear();
+        let read = std::io::stdin().read_to_string(&mut text);
+        read.map_err(|e| Error::data(format!("cannot read: {e}")).at("standard input"))?;
+    }
+    let ids = if args.plain { tokenizer.encode_text(&text)? } else { tokenizer.encode_prompt(&text)? };
+    if !args.tokens {
+        let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+        return print(&format!("{}\n", ids.join(" ")));
+    }
+    let line = |id: &u32| format!("{id}\t{}\n", tokenizer.token(*id).unwrap_or_default());
+    print(&ids.iter().map(line).collect::<String>())
+}
+
+fn decode(args: &Decode) -> Result<()> {
+    let tokenizer = open(&args.model)?;
+    let words = args.ids.iter().flat_map(|w| w.split([' ', ',', '[', ']', '\n']));
+    let mut ids = Vec::new();
+    for word in words.filter(|w| !w.is_empty()) {
+        let id: u32 = word.parse().map_err(|_| {
+            Error::usage(format!("{word:?} is not a token id")).fix("give whole numbers from 0 on")
+        })?;
+        if id as usize >= tokenizer.vocab_size() {
+            let size = tokenizer.vocab_size();
+            return Err(Error::usage(format!("token id {id} is not below the tokenizer's size of {size}")));
+        }
+        ids.push(id);
+    }
+    print(&format!("{}\n", tokenizer.decode(&ids, args.skip_special)?))
+}

@@ -1,0 +1,192 @@
+//! Options that several commands share, and numbers checked where they are read.
+
+use crate::machine;
+use clap::ValueEnum;
+use ferrl_engine::checkpoint::{self, ModelDir};
+use ferrl_engine::model::{Config, Model, Options};
+use ferrl_engine::{Error, Result, nearest};
+use ferrl_kernels::{BACKENDS, Backend, DType};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What activations and matrix products are computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Compute {
+    /// 32 bits
+    F32,
+    /// 16 bits with the range of f32; sums are kept in f32
+    Bf16,
+}
+
+impl Compute {
+    /// As the kernels call it.
+    pub fn dtype(self) -> DType {
+        if self == Compute::F32 { DType::F32 } else { DType::Bf16 }
+    }
+}
+
+/// How weights are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Stored {
+    /// 32 bits
+    F32,
+    /// 16 bits with the range of f32
+    Bf16,
+    /// 16 bits with more precision and less range
+    F16,
+}
+
+impl Stored {
+    /// As checkpoints call it.
+    pub fn dtype(self) -> checkpoint::Dtype {
+        match self {
+            Stored::F32 => checkpoint::Dtype::F32,
+            Stored::Bf16 => checkpoint::Dtype::Bf16,
+            Stored::F16 => checkpoint::Dtype::F16,
+        }
+    }
+}
+
+/// Where and how a model computes.
+#[derive(clap::Args, Clone, Debug)]
+pub struct DeviceArgs {
+    /// Number format of the computation
+    #[arg(long, value_enum, default_value = "f32")]
+    pub dtype: Compute,
+    /// Threads; all cores when left out. The results are the same bits for any number
+    #[arg(long, value_name = "N", value_parser = size::<1024>)]
+    pub threads: Option<usize>,
+    /// Device to compute on
+    #[arg(long, value_name = "NAME", default_value = BACKENDS[0].name)]
+    pub device: String,
+}
+
+impl DeviceArgs {
+    /// Opens the device.
+    pub fn open(&self) -> Result<Arc<dyn Backend>> {
+        ferrl_kernels::open(&self.device, self.threads)
+    }
+}
+
+/// A model directory and the device it runs on.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ModelArgs {
+    /// Hugging Face model directory
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+impl ModelArgs {
+    /// Opens and checks the directory; weights are not read yet.
+    pub fn open(&self) -> Result<ModelDir> {
+        open_model(&self.model)
+    }
+
+    /// The same for a model that must give next-token probabilities.
+    pub fn open_lm(&self) -> Result<ModelDir> {
+        let dir = self.open()?;
+        if dir.config.head.has_lm() {
+            return Ok(dir);
+        }
+        Err(Error::model("this model gives scores, not next-token probabilities")
+            .at(self.model.display())
+            .fix("use the causal-LM directory it was made from, or `ferrl score`"))
+    }
+
+    /// Reads the weights. `context` is the longest sequence to come.
+    pub fn load(&self, dir: &ModelDir, context: usize) -> Result<Model> {
+        let dtype = self.device.dtype.dtype();
+        // Master and derived form of every weight, and one parameter on its way from the file.
+        let largest = dir.config.params().iter().map(|p| p.len()).max().unwrap_or(0);
+        let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size()) + largest * DType::F32.size();
+        machine::ensure_memory(
+            "the model",
+            bytes as u64,
+            "use a smaller model, --dtype bf16, or free memory",
+        )?;
+        let options = Options { dtype, training: false, context };
+        Model::load(self.device.open()?, dir, options)
+    }
+}
+
+/// Number of weights.
+pub fn weights(config: &Config) -> usize {
+    config.params().iter().map(|p| p.len()).sum()
+}
+
+/// Opens a model directory; where there is none, names the nearest one beside it.
+pub fn open_model(path: &Path) -> Result<ModelDir> {
+    ModelDir::open(path).map_err(|e| match nearest_path(path) {
+        Some(near) if !path.exists() => e.fix(format!("the nearest name there is {near}")),
+        _ => e,
+    })
+}
+
+/// What stands beside a path that does not exist and has nearly its name.
+pub fn nearest_path(path: &Path) -> Option<String> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name()?.to_str()?;
+    let entries: Vec<String> = std::fs::read_dir(parent)
+        .ok()?
+        .filter_map(|e| e.ok()?.file_name().into_string().ok())
+        .filter(|n| !n.starts_with('.'))
+        .collect();
+    let near = nearest(name, entries.iter().map(String::as_str))?;
+    Some(path.with_file_name(near).display().to_string())
+}
+
+/// A whole number above zero, small enough that sizes made of it stay in range.
+pub fn at_least_one(text: &str) -> std::result::Result<usize, String> {
+    match text.parse::<u64>() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(n) if n < 1 << 32 => Ok(n as usize),
+        Ok(_) => Err(format!("must be at most {}", u32::MAX)),
+        Err(_) => Err(format!("{text:?} is not a whole number of at least 1")),
+    }
+}
+
+/// A size: from 1 to `MOST`, so that products of sizes stay in range.
+pub fn size<const MOST: usize>(text: &str) -> std::result::Result<usize, String> {
+    match at_least_one(text)? {
+        n if n > MOST => Err(format!("must be at most {MOST}")),
+        n => Ok(n),
+    }
+}
+
+/// A finite number above zero.
+pub fn above_zero(text: &str) -> std::result::Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(x) if x.is_finite() && x > 0.0 => Ok(x),
+        Ok(_) => Err("must be a finite number above 0".into()),
+        Err(_) => Err(format!("{text:?} is not a number")),
+    }
+}
+
+/// A temperature: 0, or large enough to divide by.
+pub fn temperature(text: &str) -> std::result::Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(x) if x == 0.0 || (x.is_finite() && x >= 1e-4) => Ok(x),
+        Ok(_) => Err("must be 0 (the likeliest token) or at least 0.0001".into()),
+        Err(_) => Err(format!("{text:?} is not a number")),
+    }
+}
+
+/// A share: above 0 and up to 1.
+pub fn share(text: &str) -> std::result::Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(x) if x > 0.0 && x <= 1.0 => Ok(x),
+        Ok(_) => Err("must be above 0 and at most 1".into()),
+        Err(_) => Err(format!("{text:?} is not a number")),
+    }
+}
+
+/// A share that may be zero: from 0 to 1.
+pub fn share_or_zero(text: &str) -> std::result::Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(x) if (0.0..=1.0).contains(&x) => Ok(x),
+        Ok(_) => Err("must be from 0 to 1".into()),
+        Err(_) => Err(format!("{text:?} is not a number")),
+    }
+}

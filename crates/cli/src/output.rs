@@ -1,0 +1,130 @@
+//! Where results go: a file that appears when it is complete, or standard output.
+
+use ferrl_engine::{Class, Error, Result};
+use serde::Serialize;
+use std::fs::File;
+use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+/// Rows of JSON on their way to a file or to standard output.
+///
+/// A file is written as `NAME.part` and gets its name in [`Output::finish`], so that a file under the name asked
+/// for is always whole; after a failure the rows written so far are in the part.
+pub struct Output {
+    target: Target,
+    rows: usize,
+}
+
+enum Target {
+    Stdout(BufWriter<std::io::Stdout>),
+    /// A device or a pipe that is there already.
+    Direct(PathBuf, BufWriter<File>),
+    Part {
+        path: PathBuf,
+        part: PathBuf,
+        file: BufWriter<File>,
+    },
+}
+
+impl Output {
+    /// Opens `path`, or standard output for `-`.
+    pub fn create(path: &Path) -> Result<Self> {
+        let open = |p: &Path| File::create(p).map(BufWriter::new).map_err(|e| unwritable(path, &e));
+        let target = if path.as_os_str() == "-" {
+            Target::Stdout(BufWriter::new(std::io::stdout()))
+        } else if path.is_dir() {
+            return Err(Error::usage("is a directory, expected a file to write")
+                .at(path.display())
+                .fix(format!("--output {}", path.join("out.jsonl").display())));
+        } else if path.exists() && !path.is_file() {
+            let file =
+                std::fs::OpenOptions::new().write(true).open(path).map_err(|e| unwritable(path, &e))?;
+            Target::Direct(path.into(), BufWriter::new(file))
+        } else {
+            let mut part = path.as_os_str().to_owned();
+            part.push(".part");
+            let part = PathBuf::from(part);
+            let file = open(&part)?;
+            Target::Part { path: path.into(), part, file }
+        };
+        Ok(Output { target, rows: 0 })
+    }
+
+    /// Writes one row.
+    pub fn row(&mut self, row: &impl Serialize) -> Result<()> {
+        let mut line =
+            serde_json::to_vec(row).map_err(|e| Error::data(format!("cannot write a row as JSON: {e}")))?;
+        line.push(b'\n');
+        self.rows += 1;
+        let (written, path) = match &mut self.target {
+            Target::Stdout(out) => (out.write_all(&line), Path::new("standard output")),
+            Target::Direct(path, out) => (out.write_all(&line), path.as_path()),
+            Target::Part { part, file, .. } => (file.write_all(&line), part.as_path()),
+        };
+        written.map_err(|e| unwritable(path, &e))
+    }
+
+    /// Hands over what is buffered.
+    pub fn flush(&mut self) -> Result<()> {
+        let (flushed, path) = match &mut self.target {
+            Target::Stdout(out) => (out.flush(), Path::new("standard output")),
+            Target::Direct(path, out) => (out.flush(), path.as_path()),
+            Target::Part { part, file, .. } => (file.flush(), part.as_path()),
+        };
+        flushed.map_err(|e| unwritable(path, &e))
+    }
+
+    /// Everything is there.
+    pub fn finish(mut self) -> Result<()> {
+        self.flush()?;
+        if let Target::Part { path, part, file } = &self.target {
+            let named = file.get_ref().sync_all().and_then(|()| std::fs::rename(part, path));
+            named.map_err(|e| unwritable(path, &e))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Target::Part { part, .. } = &self.target
+            && self.rows == 0
+        {
+            let _ = std::fs::remove_file(part); // an empty file helps nobody
+        }
+    }
+}
+
+/// Text to standard output, at once.
+pub fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.map_err(|e| unwritable(Path::new("standard output"), &e))
+}
+
+/// What a model says, to standard output, at once. A terminal gets no control characters: a model may not move
+/// the cursor or set the title of a window.
+pub fn say(text: &str) -> Result<()> {
+    let harmless = |c: char| !c.is_control() || matches!(c, '\n' | '\t');
+    if text.chars().all(harmless) || !std::io::stdout().is_terminal() {
+        return print(text);
+    }
+    print(&text.chars().map(|c| if harmless(c) { c } else { '\u{FFFD}' }).collect::<String>())
+}
+
+/// What a failed write means. A reader that has gone away (`| head`) ends the program quietly.
+pub fn unwritable(path: &Path, e: &std::io::Error) -> Error {
+    let class = match e.kind() {
+        ErrorKind::BrokenPipe => std::process::exit(0),
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => Class::Resource,
+        _ => Class::Usage,
+    };
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty() && !p.is_dir());
+    let error = Error::new(class, format!("cannot write: {e}")).at(path.display());
+    match (e.kind(), parent) {
+        (_, Some(parent)) => error.fix(format!("mkdir -p {}", parent.display())),
+        (ErrorKind::PermissionDenied, _) => error.fix("choose a place you may write to"),
+        _ if class == Class::Resource => error.fix("free some disk space or choose another disk"),
+        _ => error.fix("choose another --output"),
+    }
+}

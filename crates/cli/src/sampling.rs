@@ -1,0 +1,103 @@
+//! Options of sampling, and room for its cache.
+
+use crate::machine;
+use crate::options::{above_zero, at_least_one, share, share_or_zero, temperature};
+use crate::text::Text;
+use ferrl_engine::generate::{CacheOptions, Sampler, SamplingParams};
+use ferrl_engine::model::Model;
+use ferrl_engine::{Error, Result};
+use std::sync::Arc;
+
+/// New tokens when nobody says how many.
+const USUAL: usize = 256;
+/// Sequences that run at the same time at most.
+const SIDE_BY_SIDE: usize = 64;
+
+/// How tokens are chosen and when to stop.
+#[derive(clap::Args, Clone, Debug)]
+pub struct SamplingArgs {
+    /// Tokens of a completion at most; 256, or what the model has room for, when left out
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub max_new_tokens: Option<usize>,
+    /// Divides the logits; 0 takes the likeliest token each time
+    #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature)]
+    pub temperature: f32,
+    /// Only the likeliest tokens that together reach this probability; 1 is all
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share)]
+    pub top_p: f32,
+    /// Only so many of the likeliest tokens; 0 is all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub top_k: usize,
+    /// Only tokens at least this many times as likely as the likeliest; 0 is all
+    #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = share_or_zero)]
+    pub min_p: f32,
+    /// Makes tokens that have occurred less likely; 1 is off
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = above_zero)]
+    pub repetition_penalty: f32,
+    /// The same seed gives the same completions
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Text that ends a completion; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Go on after the tokens that end a text
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Memory for keys and values in MiB; as much as is useful, up to a quarter of what is free, when left out
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub cache_mib: Option<usize>,
+}
+
+impl SamplingArgs {
+    /// Parameters for a prompt of that many tokens.
+    pub fn params(&self, text: &Text, prompt: usize, chat: bool) -> Result<SamplingParams> {
+        let params = SamplingParams {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            max_new_tokens: self.max_new_tokens.unwrap_or_else(|| text.room(prompt, USUAL)),
+            stop_ids: if self.ignore_eos { Vec::new() } else { text.ends(chat)? },
+            stop_strings: self.stop.clone(),
+            seed: self.seed,
+            ..Default::default()
+        };
+        params.validate()?;
+        Ok(params)
+    }
+
+    /// A sampler with room for requests of those lengths, prompt and completion together.
+    pub fn sampler(&self, model: &Model, text: &Text, lengths: &[usize]) -> Result<Sampler> {
+        let longest = lengths.iter().copied().max().unwrap_or(1);
+        let wanted = CacheOptions::fit(model, lengths.len().clamp(1, SIDE_BY_SIDE), longest);
+        let least = CacheOptions::fit(model, 1, longest).bytes;
+        let free = machine::memory().map_or(usize::MAX, |m| m.available as usize);
+        let bytes = match self.cache_mib {
+            Some(mib) => mib << 20,
+            None => wanted.bytes.min((free / 4).max(least)),
+        };
+        if bytes > free {
+            return Err(Error::resource(format!(
+                "the cache needs {} of memory, {} is free",
+                machine::size(bytes as u64),
+                machine::size(free as u64)
+            ))
+            .fix("a smaller --max-new-tokens or --cache-mib, or shorter prompts"));
+        }
+        let mut sampler = Sampler::new(model, CacheOptions { bytes, ..wanted })?;
+        if !self.stop.is_empty() {
+            sampler = sampler.with_tokenizer(Arc::new(text.tokenizer()?.clone()));
+        }
+        Ok(sampler)
+    }
+}
+
+/// The text of a completion, without special tokens and without the stop string that ended it.
+pub fn completion_text(text: &Text, ids: &[u32], stop: Option<&str>) -> Result<String> {
+    let mut words = text.tokenizer()?.decode(ids, true)?;
+    if let Some(at) = stop.and_then(|s| words.rfind(s)) {
+        words.truncate(at);
+    }
+    Ok(words)
+}

@@ -1,0 +1,170 @@
+//! Rows to token ids, with the tokenizer and chat template of a model; each is read when first needed.
+
+use crate::data::Row;
+use ferrl_engine::chat::{ChatTemplate, Kwargs};
+use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::model::config::Position;
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::{Error, Result};
+use serde_json::Value;
+use std::cell::OnceCell;
+use std::path::PathBuf;
+
+/// How a model reads and writes text.
+pub struct Text {
+    dir: PathBuf,
+    vocab: usize,
+    longest: usize,
+    learned: bool,
+    tokenizer: OnceCell<Tokenizer>,
+    template: OnceCell<ChatTemplate>,
+}
+
+impl Text {
+    /// Of a model directory; nothing is read yet.
+    pub fn new(dir: &ModelDir) -> Self {
+        Text {
+            dir: dir.path.clone(),
+            vocab: dir.config.vocab,
+            longest: dir.config.max_positions,
+            learned: dir.config.position == Position::Learned,
+            tokenizer: OnceCell::new(),
+            template: OnceCell::new(),
+        }
+    }
+
+    /// The tokenizer, if it fits the model.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        if let Some(t) = self.tokenizer.get() {
+            return Ok(t);
+        }
+        let tokenizer = Tokenizer::from_dir(&self.dir)?;
+        let (has, takes) = (tokenizer.vocab_size(), self.vocab);
+        if has > takes {
+            return Err(Error::model(format!(
+                "the tokenizer has {has} tokens, the model's vocabulary (vocab_size) only {takes}"
+            ))
+            .at(self.dir.display())
+            .fix("use the tokenizer the model was made with, or make a model for it: ferrl init --tokenizer DIR"));
+        }
+        Ok(self.tokenizer.get_or_init(|| tokenizer))
+    }
+
+    /// The chat template.
+    pub fn template(&self) -> Result<&ChatTemplate> {
+        if let Some(t) = self.template.get() {
+            return Ok(t);
+        }
+        let template = ChatTemplate::from_dir(&self.dir)?;
+        Ok(self.template.get_or_init(|| template))
+    }
+
+    /// Ids of a conversation, with the beginning of the assistant's reply where one is to come.
+    pub fn chat(&self, messages: &[Value], row: Option<&Row>, reply: bool) -> Result<Vec<u32>> {
+        let tools = row.and_then(|r| r.get("tools"));
+        let none = Kwargs::new();
+        let kwargs = row.and_then(|r| r.get("chat_template_kwargs")?.as_object()).unwrap_or(&none);
+        self.template()?.encode_chat(self.tokenizer()?, messages, tools, reply, kwargs)
+    }
+
+    /// Ids of a row that is to be scored: `ids`, `text`, `prompt` and `completion`, or `messages`.
+    pub fn scored(&self, row: &Row) -> Result<Vec<u32>> {
+        let at = |e: Error| e.at(&row.place);
+        let ids = match row.choose(&["ids", "text", "prompt", "messages"])? {
+            "ids" => row.ids("ids", self.vocab)?,
+            "text" => self.prompt(row.text("text")?).map_err(at)?,
+            "messages" => self.chat(row.messages("messages")?, Some(row), false).map_err(at)?,
+            _ => {
+                let (prompt, completion) = (row.text("prompt")?, row.text("completion")?);
+                let mut ids = self.prompt(prompt).map_err(at)?;
+                ids.extend(self.tokenizer().and_then(|t| t.encode_text(completion)).map_err(at)?);
+                ids
+            }
+        };
+        self.fits(&row.place, &ids, 0)?;
+        Ok(ids)
+    }
+
+    /// Ids of a row that is to be continued (`ids`, `prompt`, or `messages`), and whether it is a conversation.
+    pub fn prompted(&self, row: &Row) -> Result<(Vec<u32>, bool)> {
+        let at = |e: Error| e.at(&row.place);
+        Ok(match row.choose(&["ids", "prompt", "messages"])? {
+            "ids" => (row.ids("ids", self.vocab)?, false),
+            "prompt" if row.get("prompt").is_some_and(Value::is_array) => {
+                (self.chat(row.messages("prompt")?, Some(row), true).map_err(at)?, true)
+            }
+            "prompt" => (self.prompt(row.text("prompt")?).map_err(at)?, false),
+            _ => (self.chat(row.messages("messages")?, Some(row), true).map_err(at)?, true),
+        })
+    }
+
+    /// New tokens when nobody says how many: `usual`, or what the model has room for.
+    pub fn room(&self, prompt: usize, usual: usize) -> usize {
+        usual.min((self.longest + 1).saturating_sub(prompt)).max(1)
+    }
+
+    /// Whether there is a tokenizer at all; models are sometimes used with token ids alone.
+    pub fn has_tokenizer(&self) -> bool {
+        self.dir.join("tokenizer.json").is_file()
+    }
+
+    /// The tokens that end a completion: those the model's files name, and for a conversation those that end a turn.
+    pub fn ends(&self, chat: bool) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        if self.has_tokenizer() {
+            let tokenizer = self.tokenizer()?;
+            ids.extend_from_slice(tokenizer.eos());
+            let turns = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"];
+            let turns = turns.iter().filter(|_| chat).filter_map(|t| tokenizer.token_id(t));
+            ids.extend(turns.filter(|id| tokenizer.is_special(*id)));
+        } else {
+            for file in ["config.json", "generation_config.json"] {
+                let text = std::fs::read_to_string(self.dir.join(file)).unwrap_or_default();
+                let json: Value = serde_json::from_str(&text).unwrap_or_default();
+                match &json["eos_token_id"] {
+                    Value::Array(list) => {
+                        ids.extend(list.iter().filter_map(Value::as_u64).map(|id| id as u32))
+                    }
+                    one => ids.extend(one.as_u64().map(|id| id as u32)),
+                }
+            }
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(ids)
+    }
+
+    /// Ids of a bare string, as `transformers` gives them.
+    pub fn prompt(&self, text: &str) -> Result<Vec<u32>> {
+        self.tokenizer()?.encode_prompt(text)
+    }
+
+    /// Whether the model takes a sequence with `new` tokens more.
+    pub fn fits(&self, place: &str, ids: &[u32], new: usize) -> Result<()> {
+        if ids.is_empty() {
+            return Err(Error::data("has no tokens")
+                .at(place)
+                .fix("leave the row out, or give it some text"));
+        }
+        // The last new token is sampled, but never an input.
+        let (total, longest) = (ids.len() + new.saturating_sub(1), self.longest);
+        if total <= longest {
+            return Ok(());
+        }
+        let sum = if new == 0 { String::new() } else { format!(" ({} and {new} new ones)", ids.len()) };
+        if self.learned {
+            return Err(Error::data(format!("has {total} tokens{sum}, the model takes at most {longest}"))
+                .at(place)
+                .fix(if new == 0 { "shorten it" } else { "shorten it, or lower --max-new-tokens" }));
+        }
+        // Rotations go on, as they do in transformers; the model was not trained for them.
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        ONCE.call_once(|| {
+            eprintln!(
+                "warning: {place}: {total} tokens{sum} are more than the {longest} the model was made for; \
+                 what it says beyond them means little"
+            );
+        });
+        Ok(())
+    }
+}

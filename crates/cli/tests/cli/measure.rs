@@ -1,0 +1,59 @@
+//! `ferrl bench` and `ferrl doctor`.
+
+use crate::common::*;
+use serde_json::Value;
+
+const SMALL: [&str; 12] =
+    ["--hidden", "32", "--layers", "1", "--heads", "2", "--inter", "64", "--vocab", "64", "--batch", "2"];
+
+#[test]
+fn workers_answer_each_line() {
+    for (what, more) in [("train", ["--seq", "8"]), ("decode", ["--new", "8"])] {
+        for dtype in ["f32", "bf16"] {
+            let args = [&["bench", what, "--worker", "--dtype", dtype], &SMALL[..], &more].concat();
+            let answers = rows(&ok_with(&args, "run 2\nnonsense\nrun 1\n"));
+            assert_eq!(answers.len(), 3, "{what}");
+            assert_eq!(answers[0]["seconds"].as_array().unwrap().len(), 2);
+            assert!(answers[0]["tokens_per_s"].as_f64().unwrap() > 0.0);
+            assert!(answers[0]["peak_rss_mib"].as_f64().unwrap() > 0.0);
+            assert!(answers[1]["error"].as_str().unwrap().contains("expected `run N`"));
+            assert_eq!(answers[2]["seconds"].as_array().unwrap().len(), 1);
+        }
+    }
+}
+
+#[test]
+fn tables_and_json() {
+    for what in ["train", "decode"] {
+        let args = [&["bench", what, "--repeats", "2"], &SMALL[..]].concat();
+        let table = ok(&args);
+        for word in ["tokens/s", "of a measured peak", "peak RSS", "f32"] {
+            assert!(table.contains(word), "{table}");
+        }
+        let json: Value = serde_json::from_str(&ok(&[&args[..], &["--json"]].concat())).unwrap();
+        assert_eq!(json["seconds"].as_array().unwrap().len(), 2);
+    }
+}
+
+#[test]
+fn matrix_products_are_listed() {
+    let args = ["bench", "gemm", "--max-elements", "70000", "--window", "0.001", "--repeats", "2"];
+    assert!(ok(&args).contains("geometric mean"));
+    for (mode, input) in [("--json", ""), ("--worker", "run 2\n")] {
+        let json: Value = serde_json::from_str(&ok_with(&[&args[..], &[mode]].concat(), input)).unwrap();
+        let results = json["results"].as_array().unwrap();
+        assert_eq!(results.len(), 2 * 4, "2048, 1, 8 and 32 rows of 256 x 256 in both formats");
+        for r in results {
+            assert_eq!(r["seconds"].as_array().unwrap().len(), 2);
+            assert!(r["gflops"].as_f64().unwrap() > 0.0 && r["layout"] == "nt");
+        }
+    }
+}
+
+#[test]
+fn the_doctor_lists_what_there_is() {
+    let text = ok(&["doctor"]);
+    for word in ["processor", "features", "FERRL_SIMD", "threads", "memory", "cpu", "qwen2", "gpt2"] {
+        assert!(text.contains(word), "{text}");
+    }
+}
