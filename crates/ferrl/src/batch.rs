@@ -28,7 +28,9 @@ pub fn updates(e: &Experience, (passes, minibatches): (usize, usize), seed: u64,
     for pass in 0..passes {
         let mut order: Vec<usize> = (0..units.len()).collect();
         if minibatches > 1 {
-            let draw = |i: usize| philox4x32([i as u32, pass as u32, step as u32, 0x6d62], [seed as u32, (seed >> 32) as u32]);
+            let draw = |i: usize| {
+                philox4x32([i as u32, pass as u32, step as u32, 0x6d62], [seed as u32, (seed >> 32) as u32])
+            };
             order.sort_by_key(|&i| (draw(i), i));
         }
         for part in order.chunks(units.len().div_ceil(minibatches).max(1)) {
@@ -44,7 +46,8 @@ impl Update {
         let sequences: Vec<&'a Sequence> = self.members.iter().map(|&i| &e.sequences[i]).collect();
         let counts = Counts::of(sequences.iter().copied());
         if counts.tokens == 0.0 {
-            return Err(Error::data("no token of this update is trained on").fix("look at the masks with `ferrl data check`"));
+            return Err(Error::data("no token of this update is trained on")
+                .fix("look at the masks with `ferrl data check`"));
         }
         let mut units: Vec<Vec<&Sequence>> = Vec::new();
         for s in sequences {

@@ -79,8 +79,12 @@ impl Rewards {
                     Err(e) => return Err(e),
                 };
                 if !score.reward.is_finite() {
-                    return Err(Error::numerics(format!("{} gave a reward of {}", verifier.name(), score.reward))
-                        .at(format!("answer {i}")));
+                    return Err(Error::numerics(format!(
+                        "{} gave a reward of {}",
+                        verifier.name(),
+                        score.reward
+                    ))
+                    .at(format!("answer {i}")));
                 }
                 graded[i].reward += weight * score.reward;
                 graded[i].score += score.score.unwrap_or(score.reward);

@@ -75,7 +75,9 @@ impl Stage {
         for (r, s) in rollouts.iter_mut().zip(&experience.sequences) {
             r.advantage = s.actions().next().map_or(0.0, |i| s.advantage[i]);
         }
-        for (n, update) in updates(&experience, self.algo.passes(), self.recipe.seed, self.step).iter().enumerate() {
+        for (n, update) in
+            updates(&experience, self.algo.passes(), self.recipe.seed, self.step).iter().enumerate()
+        {
             let batches = update.micro_batches(&experience, self.recipe.train.micro_batch_tokens)?;
             if self.strayed(&batches)? {
                 metrics.add("updates/skipped", 1.0);
@@ -136,7 +138,12 @@ impl Stage {
         let rollouts = answers
             .into_iter()
             .zip(graded)
-            .map(|(answer, graded)| Rollout { prompt: prompts[answer.prompt].clone(), answer, graded, advantage: 0.0 })
+            .map(|(answer, graded)| Rollout {
+                prompt: prompts[answer.prompt].clone(),
+                answer,
+                graded,
+                advantage: 0.0,
+            })
             .collect();
         Ok((experience, rollouts, metrics))
     }
@@ -162,7 +169,9 @@ impl Stage {
         let budget = self.recipe.train.micro_batch_tokens;
         let whole = updates(e, (1, 1), self.recipe.seed, self.step);
         let (mut ref_logp, mut values) = (Vec::new(), Vec::new());
-        for batch in whole.iter().map(|u| u.micro_batches(e, budget)).collect::<Result<Vec<_>>>()?.iter().flatten() {
+        for batch in
+            whole.iter().map(|u| u.micro_batches(e, budget)).collect::<Result<Vec<_>>>()?.iter().flatten()
+        {
             let tokens = tokens(batch);
             if let Some(reference) = self.reference.as_ref().filter(|_| needs.reference) {
                 ref_logp.extend(stats(reference, &tokens, self.policy.temperature)?.logp);

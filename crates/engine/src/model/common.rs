@@ -179,6 +179,26 @@ pub(crate) fn window_size(config: &Config) -> Option<usize> {
     config.windows.iter().flatten().next().copied()
 }
 
+/// Windows count only under `use_sliding_window`, and from layer `max_window_layers` on.
+pub(crate) fn upper_windows(f: &Fields, layers: usize) -> Result<Vec<Option<usize>>> {
+    let size = if f.has("sliding_window") { f.opt_size("sliding_window")? } else { Some(4096) };
+    let size = if f.flag("use_sliding_window", false)? { size } else { None };
+    let first = match f.get("max_window_layers").and_then(Value::as_u64) {
+        Some(n) => n as usize, // 0 is allowed: all layers slide
+        None => f.opt_size("max_window_layers")?.unwrap_or(28),
+    };
+    typed_windows(f, layers, size, |layer| layer >= first)
+}
+
+/// Writes the same, for older and newer versions of transformers.
+pub(crate) fn put_upper_windows(config: &Config, out: &mut Map<String, Value>) {
+    let first = config.windows.iter().position(Option::is_some).unwrap_or(config.layers);
+    out.insert("use_sliding_window".into(), json!(window_size(config).is_some()));
+    out.insert("sliding_window".into(), json!(window_size(config)));
+    out.insert("max_window_layers".into(), json!(first));
+    out.insert("layer_types".into(), json!(layer_types(config)));
+}
+
 /// The fields that Llama and its descendants share. Families add their own.
 pub(crate) fn llama_json(config: &Config, model_type: &str, names: Architectures) -> Map<String, Value> {
     let mut out = start_json(config, model_type, names);

@@ -2,16 +2,24 @@
 
 use serde_json::{Value, json};
 
-use super::common::{Defaults, llama_config, llama_json};
+use super::common::{Defaults, llama_config, llama_json, put_upper_windows, upper_windows};
 use super::fields::Fields;
 use super::naming::{LLAMA_NAMES, Tensor};
 use super::rope_json::RopeRules;
-use super::{Architectures, Config, Family, qwen2};
+use super::{Architectures, Config, Family};
 use crate::Result;
 
 pub(super) struct Qwen3;
 
-const DEFAULTS: Defaults = Defaults { head_dim: Some(128), ..qwen2::DEFAULTS };
+const DEFAULTS: Defaults = Defaults {
+    kv_heads: Some(32),
+    head_dim: Some(128),
+    max_positions: 32_768,
+    eps: 1e-6,
+    tied: false,
+    activation_keys: &["hidden_act"],
+    activation: "silu",
+};
 
 impl Family for Qwen3 {
     fn name(&self) -> &'static str {
@@ -33,7 +41,7 @@ impl Family for Qwen3 {
         c.qk_norm = true;
         c.qkv_bias = f.flag("attention_bias", false)?;
         c.out_bias = c.qkv_bias;
-        c.windows = qwen2::windows(&f, c.layers)?;
+        c.windows = upper_windows(&f, c.layers)?;
         Ok(c)
     }
     fn tensors(&self, config: &Config) -> Vec<Tensor> {
@@ -42,7 +50,7 @@ impl Family for Qwen3 {
     fn to_json(&self, config: &Config) -> Value {
         let mut out = llama_json(config, "qwen3", self.architectures());
         out.insert("attention_bias".into(), json!(config.qkv_bias));
-        qwen2::put_windows(config, &mut out);
+        put_upper_windows(config, &mut out);
         out.into()
     }
 }

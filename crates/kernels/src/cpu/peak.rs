@@ -8,7 +8,11 @@ const CHAINS: usize = 24;
 
 multiversion! {
     fn f32_chains<S>(s, rounds: usize) -> f32 {
-        let mut acc = [s.splat(1.0); CHAINS];
+        // Different chains, or the optimiser would compute one for all.
+        let mut acc = [s.splat(0.0); CHAINS];
+        for (i, c) in acc.iter_mut().enumerate() {
+            *c = s.splat(std::hint::black_box(i as f32));
+        }
         let (a, b) = (s.splat(0.999_9), s.splat(1e-4));
         for _ in 0..rounds {
             for c in &mut acc {
@@ -25,7 +29,10 @@ multiversion! {
 
 multiversion! {
     fn bf16_chains<S>(s, rounds: usize) -> f32 {
-        let mut acc = [s.splat(1.0); CHAINS];
+        let mut acc = [s.splat(0.0); CHAINS];
+        for (i, c) in acc.iter_mut().enumerate() {
+            *c = s.splat(std::hint::black_box(i as f32));
+        }
         let pair = s.splat_pair(0x3c00_3c00);
         for _ in 0..rounds {
             for c in &mut acc {

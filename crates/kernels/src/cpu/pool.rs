@@ -266,7 +266,11 @@ mod tests {
             for _ in 0..4 {
                 s.spawn(|| {
                     for _ in 0..100 {
-                        pool.run(7, |i| pool.run(2, |j| drop(sum.fetch_add(i + j, Ordering::Relaxed))));
+                        pool.run(7, |i| {
+                            pool.run(2, |j| {
+                                sum.fetch_add(i + j, Ordering::Relaxed);
+                            })
+                        });
                     }
                 });
             }
@@ -280,7 +284,9 @@ mod tests {
         for _ in 0..20 {
             std::thread::sleep(std::time::Duration::from_millis(2));
             let n = AtomicUsize::new(0);
-            pool.run(64, |_| drop(n.fetch_add(1, Ordering::Relaxed)));
+            pool.run(64, |_| {
+                n.fetch_add(1, Ordering::Relaxed);
+            });
             assert_eq!(n.load(Ordering::Relaxed), 64);
         }
     }

@@ -1,7 +1,7 @@
 //! From hidden states to log-probabilities without ever holding the logits.
 //!
-//! The vocabulary is met in tiles of [`TILE`] tokens. Of each tile a row keeps three numbers (largest logit, sum
-//! of exponentials, sum of exponentials times logits, see [`Fold`]); they are folded in tile order, so it does
+//! The vocabulary is met in tiles of `TILE` tokens. Of each tile a row keeps three numbers (largest logit, sum
+//! of exponentials, sum of exponentials times logits, see `Fold`); they are folded in tile order, so it does
 //! not matter which thread computed which tile, and decoding gets the bits that training gets.
 
 mod backward;

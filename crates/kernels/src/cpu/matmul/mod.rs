@@ -1,4 +1,4 @@
-//! Matrix products, all through one inner loop ([`tile`]).
+//! Matrix products, all through one inner loop ([`mod@tile`]).
 //!
 //! - `linear`: `x · wᵀ`, weights packed once per update. Training, scoring, prefill and decoding all use it, so
 //!   a row's result is the same bits in each.

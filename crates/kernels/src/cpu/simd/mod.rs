@@ -1,6 +1,6 @@
 //! Sixteen f32 lanes at every instruction-set level.
 //!
-//! Kernels are written once, generic over [`Simd`], and compiled once per [`Level`] by [`multiversion!`].
+//! Kernels are written once, generic over [`Simd`], and compiled once per [`Level`] by `multiversion!`.
 //! A level's token (`Avx512`, `Avx2`, `Portable`) exists only where the CPU has the instructions, so value
 //! operations are safe; only loads and stores take pointers. Lane order and the shape of every reduction
 //! are the same at all levels: they differ in rounding (fused or not), never in structure.
