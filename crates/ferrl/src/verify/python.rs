@@ -1,7 +1,7 @@
 //! Rewards from a user's Python file: `reward(prompts, completions, **columns)`, as TRL calls it.
 
 use super::{Entry, Options, Sample, Score, Setting, Verifier};
-use crate::worker::{Failure, Pool, WorkerOptions};
+use crate::worker::{Answer, Pool, WorkerOptions};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 use std::ops::Range;
@@ -106,8 +106,6 @@ impl Python {
         answers.into_iter().map(|a| a.into_inner().unwrap_or_else(|e| e.into_inner())).collect()
     }
 }
-
-type Answer = std::result::Result<Option<f64>, Failure>;
 
 /// TRL's keyword arguments: prompts, completions, and every column as a list.
 fn arguments(samples: &[Sample<'_>]) -> Map<String, Value> {

@@ -99,8 +99,8 @@ impl fmt::Display for Failure {
     }
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Error {
+impl From<Box<Failure>> for Error {
+    fn from(failure: Box<Failure>) -> Error {
         let (class, fix) = match &failure.kind {
             Kind::Contract { .. } => (Class::Usage, "return one number or None for each completion"),
             Kind::TimedOut(_) => (Class::Device, "make the function faster or raise timeout"),

@@ -102,7 +102,7 @@ def host():
     while True:
         request = json.loads(inbox.get())
         # Shortly before the deadline a hanging call shows where it hangs; long after it, the kernel ends it.
-        faulthandler.dump_traceback_later(max(request["timeout"] * 0.9, 0.05), file=2)
+        faulthandler.dump_traceback_later(max(request["timeout"] * 0.5, request["timeout"] - 1), file=2)
         signal.alarm(int(request["timeout"]) + 5)
         try:
             result = call(functions[request["function"]], request["arguments"])

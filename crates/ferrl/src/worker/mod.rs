@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// Told each line a worker writes to stdout or stderr: the worker's label and the line.
 pub type Log = Arc<dyn Fn(&str, &str) + Send + Sync>;
 
+/// What a call gave for one rollout: a finite number, `None` where the function gave none, or why nothing came.
+pub type Answer = std::result::Result<Option<f64>, Box<Failure>>;
+
 /// How workers are run.
 #[derive(Clone)]
 pub struct WorkerOptions {
@@ -150,27 +153,23 @@ impl Pool {
 
     /// Calls a function for the rollouts `ids` with keyword arguments, each a list of as many values.
     ///
-    /// One entry per rollout: a finite number, `None` where the function gave none, or why there is nothing.
-    /// A call that fails is made once more, in a new process if the old one is not to be trusted.
-    pub fn call(
-        &self,
-        function: &str,
-        ids: &[u64],
-        arguments: &Map<String, Value>,
-    ) -> Vec<std::result::Result<Option<f64>, Failure>> {
+    /// One answer per rollout, in their order. A call that fails is made once more, in a new process if the old one is not to be trusted.
+    pub fn call(&self, function: &str, ids: &[u64], arguments: &Map<String, Value>) -> Vec<Answer> {
         let add = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
         let request = json!({"function": function, "count": ids.len(), "arguments": arguments});
         let began = Instant::now();
         let mut slot = self.free_slot();
-        let fail = |slot: &Slot, kind: Kind, ids: &[u64], attempts: u32, stderr: Vec<String>| Failure {
-            kind,
-            function: function.to_string(),
-            file: self.options.file.clone(),
-            worker: slot.label.clone(),
-            ids: ids.to_vec(),
-            attempts,
-            waited: began.elapsed(),
-            stderr,
+        let fail = |slot: &Slot, kind: Kind, ids: &[u64], attempts: u32, stderr: Vec<String>| {
+            Box::new(Failure {
+                kind,
+                function: function.to_string(),
+                file: self.options.file.clone(),
+                worker: slot.label.clone(),
+                ids: ids.to_vec(),
+                attempts,
+                waited: began.elapsed(),
+                stderr,
+            })
         };
         let mut attempts = 0;
         loop {

@@ -1,5 +1,6 @@
 //! Arithmetic on exact fractions: a small language, a parser that cannot be surprised, and a printer.
 
+use ferrl_engine::{Error, Result};
 use std::fmt;
 
 /// The longest expression that is read.
@@ -66,6 +67,18 @@ pub enum Op {
 impl Op {
     /// All of them.
     pub const ALL: [Op; 4] = [Op::Add, Op::Sub, Op::Mul, Op::Div];
+
+    /// The operations of a text of signs such as `+-*`; spaces do not count.
+    pub fn listed(signs: &str) -> Result<Vec<Op>> {
+        let signs = signs.chars().filter(|c| !c.is_whitespace());
+        signs
+            .map(|c| {
+                let found = Op::ALL.into_iter().find(|op| op.sign() == c);
+                found
+                    .ok_or_else(|| Error::usage(format!("unknown operation {c:?}, expected some of + - * /")))
+            })
+            .collect()
+    }
 
     /// Its sign.
     pub fn sign(self) -> char {
@@ -155,7 +168,7 @@ impl Expr {
                 let wrap = parent.is_some_and(|(outer, right)| match (outer.is_sum(), op.is_sum()) {
                     (false, true) => true,
                     (true, true) => right && outer == Op::Sub,
-                    (false, false) => right && outer == Op::Div || right && *op == Op::Div,
+                    (false, false) => right && (outer == Op::Div || *op == Op::Div),
                     (true, false) => false,
                 });
                 if wrap {
@@ -249,7 +262,7 @@ mod tests {
         assert_eq!(value("2-3*4"), Some(Fraction::whole(-10)));
         assert_eq!(value("1/0"), None);
         assert_eq!(value("1/(2-2)"), None);
-        let large = vec!["9223372036854775807"; 3].join("*");
+        let large = ["9223372036854775807"; 3].join("*");
         assert_eq!(value(&large), None, "larger than can be held");
     }
 
