@@ -10,6 +10,7 @@ pub mod recipe;
 pub mod reward;
 pub mod rollout;
 pub mod source;
+pub mod task;
 pub mod train;
 pub mod verify;
 pub mod worker;
