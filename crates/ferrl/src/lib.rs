@@ -5,10 +5,12 @@
 
 pub mod algo;
 pub mod batch;
+pub mod evaluate;
 pub mod experience;
 pub mod recipe;
 pub mod reward;
 pub mod rollout;
+pub mod setup;
 pub mod source;
 pub mod task;
 pub mod train;

@@ -103,7 +103,7 @@ pub fn find(name: &str) -> Result<&'static Entry> {
 }
 
 /// Reads settings, with the nearest name for an unknown one.
-pub(crate) fn settings<T: serde::de::DeserializeOwned>(algorithm: &str, values: Value) -> Result<T> {
+pub fn settings<T: serde::de::DeserializeOwned>(algorithm: &str, values: Value) -> Result<T> {
     serde_json::from_value(values).map_err(|e| {
         let message = e.to_string();
         let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();

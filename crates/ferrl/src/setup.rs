@@ -1,0 +1,217 @@
+//! From a recipe to a stage that can take steps: models, data, rewards, schedules.
+
+use crate::algo::{self, Algorithm, Needs, Wants};
+use crate::recipe::{Init, Recipe};
+use crate::reward::Rewards;
+use crate::source::Source;
+use crate::task::{self, Task, TaskSource};
+use crate::train::Stage;
+use ferrl_engine::checkpoint::{Dtype, InitOptions, ModelDir, SaveOptions, init_model};
+use ferrl_engine::generate::{CacheOptions, Sampler};
+use ferrl_engine::model::{Head, Model, Options};
+use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
+use ferrl_engine::train::{Decay, OptimizerOptions, Rule, Schedule, Trainer};
+use ferrl_engine::{Error, Result, nearest};
+use ferrl_kernels::{Backend, DType};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Examples of a generated task from which a new tokenizer learns its characters.
+const TOKENIZER_EXAMPLES: u64 = 2000;
+
+/// The algorithm a stage's recipe names, and what it learns from.
+pub fn algorithm(recipe: &Recipe) -> Result<(Box<dyn Algorithm>, Wants)> {
+    let mut values = recipe.algo.clone();
+    let name = values.remove("name").and_then(|n| n.as_str().map(String::from)).unwrap_or_else(|| "dr_grpo".into());
+    let entry = algo::find(&name)?;
+    Ok(((entry.build)(Value::Object(values))?, entry.wants))
+}
+
+/// The generated task a stage's data names, if it does.
+pub fn task(recipe: &Recipe) -> Result<Option<Arc<dyn Task>>> {
+    match recipe.data.train.first().and_then(|t| t.strip_prefix("task:")) {
+        Some(name) => Ok(Some(Arc::from((task::find(name)?.build)(&recipe.data.task, recipe.seed)?))),
+        None => Ok(None),
+    }
+}
+
+/// The directory a run starts from: the recipe's, or a new random model written to `fresh`.
+pub fn starting_model(recipe: &Recipe, fresh: &Path) -> Result<PathBuf> {
+    match (&recipe.model.path, &recipe.model.init) {
+        (Some(path), None) => Ok(PathBuf::from(path)),
+        (None, Some(init)) => {
+            new_model(recipe, init, fresh)?;
+            Ok(fresh.to_path_buf())
+        }
+        _ => Err(Error::usage("a run starts from model.path or from model.init, one of the two")
+            .at("model")
+            .fix("model.path = \"a Hugging Face directory\"")),
+    }
+}
+
+fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> {
+    let Some(task) = task(recipe)? else {
+        return Err(Error::usage("a new tokenizer learns from a generated task; data.train names none")
+            .at("model.init")
+            .fix("make one with `ferrl tokenizer train` and `ferrl init`, and give model.path"));
+    };
+    let mut texts = Vec::new();
+    for i in 0..TOKENIZER_EXAMPLES {
+        let e = task.example(i, false)?;
+        texts.push(e.prompt + &e.answer);
+    }
+    let specials = ["<pad>".to_string(), "<eos>".to_string()];
+    let tokenizer = match init.tokenizer.as_str() {
+        "char" => train_chars(texts.into_iter(), &specials)?,
+        "bpe" => train_bpe(texts.into_iter(), init.vocab, &specials)?,
+        other => {
+            let hint = nearest(other, ["char", "bpe"]).unwrap_or("char");
+            return Err(Error::usage(format!("unknown tokenizer {other:?}, expected char or bpe"))
+                .at("model.init.tokenizer")
+                .fix(format!("tokenizer = \"{hint}\"")));
+        }
+    };
+    let mut options = InitOptions::new(&init.family);
+    options.vocab = tokenizer.vocab_size();
+    (options.hidden, options.layers) = (init.hidden, init.layers);
+    (options.heads, options.kv_heads, options.ffn) = (init.heads, init.kv_heads, init.ffn);
+    (options.max_positions, options.seed, options.tied) = (init.max_positions, recipe.seed, Some(true));
+    (options.eos, options.pad) = (tokenizer.eos().first().copied(), tokenizer.pad());
+    init_model(dir, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
+    tokenizer.save(dir)
+}
+
+/// A stage that starts from the model in `dir`.
+pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<Stage> {
+    let (algo, wants) = algorithm(&recipe)?;
+    let needs = algo.needs();
+    let samples = if wants == Wants::Rollouts { recipe.rollout.samples } else { usize::MAX };
+    if samples < needs.group {
+        return Err(Error::usage(format!("{samples} answer to a prompt has no others to be compared with"))
+            .at("rollout.samples")
+            .fix("rollout.samples = 8"));
+    }
+    let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
+    let opened = ModelDir::open(dir)?;
+    if opened.config.vocab < tokenizer.vocab_size() {
+        let (model, tokens) = (opened.config.vocab, tokenizer.vocab_size());
+        return Err(Error::model(format!("the model knows {model} tokens, its tokenizer {tokens}")).at(dir.display()));
+    }
+    let policy = trainer(&recipe, backend.clone(), &with_policy_head(opened, &recipe, needs)?)?;
+    let reference = if needs.reference { Some(policy.model.frozen_copy()?) } else { None };
+    let critic = if needs.critic && !recipe.critic.shared {
+        let start = recipe.critic.path.as_ref().map_or(dir.to_path_buf(), PathBuf::from);
+        Some(trainer(&recipe, backend.clone(), &ModelDir::open(&start)?.with_head(Head::Score, recipe.seed)?)?)
+    } else {
+        None
+    };
+    let sampler = if wants == Wants::Rollouts {
+        let cache = CacheOptions { bytes: recipe.rollout.cache_mib << 20, ..Default::default() };
+        Some(Sampler::new(&policy.model, cache)?.with_tokenizer(tokenizer.clone()))
+    } else {
+        None
+    };
+    let source = source(&recipe, &tokenizer, wants, false)?;
+    let total = total_steps(&recipe, &*source, wants)?;
+    let rate = |lr| schedule(&recipe, lr, total);
+    let schedules = (rate(recipe.optim.lr)?, rate(recipe.critic.lr.unwrap_or(5.0 * recipe.optim.lr))?);
+    let rewards = rewards(&recipe, wants)?;
+    Ok(Stage { recipe, algo, wants, policy, reference, critic, tokenizer, source, rewards, sampler, schedules, step: 0 })
+}
+
+fn with_policy_head(dir: ModelDir, recipe: &Recipe, needs: Needs) -> Result<ModelDir> {
+    if needs.score {
+        dir.with_head(Head::Score, recipe.seed)
+    } else if needs.critic && recipe.critic.shared {
+        dir.with_head(Head::LmAndValue, recipe.seed)
+    } else {
+        Ok(dir)
+    }
+}
+
+fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result<Trainer> {
+    let dtype = match recipe.model.dtype.as_deref() {
+        None | Some("f32") => DType::F32,
+        Some("bf16") => DType::Bf16,
+        Some(other) => {
+            return Err(Error::usage(format!("unknown dtype {other:?}, expected f32 or bf16"))
+                .at("model.dtype")
+                .fix("dtype = \"bf16\""));
+        }
+    };
+    let model = Model::load(backend, dir, Options { dtype, training: true, context: 0 })?;
+    let o = &recipe.optim;
+    let rule = match o.name.as_str() {
+        "adamw" => Rule::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
+        "sgd" => Rule::Sgd { momentum: o.beta1 },
+        other => {
+            let hint = nearest(other, ["adamw", "sgd"]).unwrap_or("adamw");
+            return Err(Error::usage(format!("unknown optimizer {other:?}, expected adamw or sgd"))
+                .at("optim.name")
+                .fix(format!("name = \"{hint}\"")));
+        }
+    };
+    let options = OptimizerOptions {
+        rule,
+        weight_decay: o.weight_decay,
+        max_grad_norm: (o.max_grad_norm > 0.0).then_some(o.max_grad_norm as f32),
+        ema: o.ema.map(|e| e as f32),
+        frozen: recipe.model.frozen.clone(),
+    };
+    let mut trainer = Trainer::new(model, options)?;
+    trainer.recompute = recipe.model.recompute;
+    trainer.temperature = recipe.rollout.temperature as f32;
+    Ok(trainer)
+}
+
+/// Examples to learn from, or held out.
+pub fn source(
+    recipe: &Recipe,
+    tokenizer: &Arc<Tokenizer>,
+    wants: Wants,
+    held_out: bool,
+) -> Result<Box<dyn Source>> {
+    match task(recipe)? {
+        Some(task) => Ok(Box::new(TaskSource::new(task, tokenizer.clone(), wants, held_out)?)),
+        None => Err(Error::usage("data.train names no generated task").at("data.train").fix("data.train = [\"task:countdown\"]")),
+    }
+}
+
+/// Rewards as the recipe says, or those that fit its task.
+pub fn rewards(recipe: &Recipe, wants: Wants) -> Result<Rewards> {
+    if recipe.reward.is_empty() && wants == Wants::Rollouts {
+        let Some(task) = task(recipe)? else {
+            return Err(Error::usage("answers are sampled but nothing rewards them")
+                .at("reward")
+                .fix("[[reward]] verifier = \"countdown\""));
+        };
+        let (verifier, options) = task.reward();
+        let own = crate::recipe::Reward { verifier: Some(verifier.into()), options, ..Default::default() };
+        return Rewards::new(&[own]);
+    }
+    Rewards::new(&recipe.reward)
+}
+
+/// Steps of a stage.
+pub fn total_steps(recipe: &Recipe, source: &dyn Source, wants: Wants) -> Result<u64> {
+    if let Some(steps) = recipe.train.steps {
+        return Ok(steps);
+    }
+    let per_step = if wants == Wants::Rollouts { recipe.rollout.prompts } else { recipe.train.batch };
+    match source.epoch() {
+        Some(n) => Ok((recipe.train.epochs * n as f64 / per_step as f64).floor().max(1.0) as u64),
+        None => Err(Error::usage("a generated task has no end").at("train").fix("train.steps = 100")),
+    }
+}
+
+fn schedule(recipe: &Recipe, lr: f64, total_steps: u64) -> Result<Schedule> {
+    let o = &recipe.optim;
+    Ok(Schedule {
+        lr,
+        warmup_steps: (o.warmup * total_steps as f64).round() as u64,
+        total_steps,
+        decay: Decay::named(&o.schedule).map_err(|e| e.at("optim.schedule"))?,
+        min_ratio: o.min_ratio,
+    })
+}
