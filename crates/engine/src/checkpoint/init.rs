@@ -136,7 +136,7 @@ impl InitOptions {
         if let Some(tied) = self.tied {
             asked["tie_word_embeddings"] = json!(tied);
         }
-        if self.window.is_some() || self.family != "gemma2" {
+        if self.window.is_some() || !family.slides_by_default() {
             asked["sliding_window"] = json!(self.window);
         }
         // The family's own reader fills in all that the options leave open.

@@ -81,6 +81,9 @@ impl Family for Gemma2 {
     fn tensors(&self, config: &Config) -> Vec<Tensor> {
         NAMES.tensors(config)
     }
+    fn slides_by_default(&self) -> bool {
+        true
+    }
     fn to_json(&self, config: &Config) -> Value {
         let mut out = llama_json(config, "gemma2", self.architectures());
         let mut put = |key: &str, value: Value| out.insert(key.into(), value);

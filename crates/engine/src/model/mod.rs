@@ -54,6 +54,10 @@ pub trait Family: Sync {
     fn config(&self, json: &Value) -> Result<Config>;
     /// Where each parameter of the decoder is found in the files, in the order of [`Config::params`].
     fn tensors(&self, config: &Config) -> Vec<Tensor>;
+    /// Whether some layers have a window even where `config.json` names none.
+    fn slides_by_default(&self) -> bool {
+        false
+    }
     /// Writes a `config.json` that transformers loads, for a model without one of its own.
     fn to_json(&self, config: &Config) -> Value;
 }

@@ -83,7 +83,7 @@ pub struct Init {
 impl Default for Init {
     fn default() -> Self {
         Init {
-            family: "qwen2".into(),
+            family: ferrl_engine::model::FAMILIES[0].name().into(),
             hidden: 128,
             layers: 4,
             heads: None,
