@@ -17,8 +17,11 @@ pub struct Entry {
     /// One line for people.
     pub about: &'static str,
     /// Builds it from `data.task`; unknown settings are refused.
-    pub build: fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>,
+    pub build: Build,
 }
+
+/// Builds a task from its settings and the run's seed.
+pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 
 /// Every generated task.
 pub const TASKS: &[&Entry] = &[&countdown::ENTRY];
