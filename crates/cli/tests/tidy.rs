@@ -61,7 +61,9 @@ fn paths_in_the_documents_exist() {
 
 #[test]
 fn families_and_backends_are_named_in_their_own_places_only() {
-    for (path, text) in sources(&["rs"]).iter().filter(|(p, _)| p.starts_with("crates/") && p.contains("/src/")) {
+    for (path, text) in
+        sources(&["rs"]).iter().filter(|(p, _)| p.starts_with("crates/") && p.contains("/src/"))
+    {
         let code: Vec<&str> = text
             .split("#[cfg(test)]")
             .next()
@@ -73,9 +75,10 @@ fn families_and_backends_are_named_in_their_own_places_only() {
             let quoted = format!("\"{word}\"");
             let module = format!("{word}::");
             code.iter().any(|l| {
-                l.contains(&quoted) || l.split(&module).next().is_some_and(|b| {
-                    l.contains(&module) && !b.ends_with(|c: char| c.is_alphanumeric() || c == '_')
-                })
+                l.contains(&quoted)
+                    || l.split(&module).next().is_some_and(|b| {
+                        l.contains(&module) && !b.ends_with(|c: char| c.is_alphanumeric() || c == '_')
+                    })
             })
         };
         for family in FAMILIES {

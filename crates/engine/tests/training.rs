@@ -28,13 +28,20 @@ fn tiny(family: &str) -> InitOptions {
     init
 }
 
-fn trainer(backend: Arc<dyn Backend>, init: &InitOptions, dtype: DType, options: OptimizerOptions) -> Trainer {
+fn trainer(
+    backend: Arc<dyn Backend>,
+    init: &InitOptions,
+    dtype: DType,
+    options: OptimizerOptions,
+) -> Trainer {
     let model = Model::random(backend, init, Options { dtype, training: true, context: 0 }).unwrap();
     Trainer::new(model, options).unwrap()
 }
 
 fn batch(seed: u32, vocab: u32) -> Batch {
-    Batch::of((0..5u32).map(|s| (0..3 + 5 * s).map(|i| (seed * 97 + s * 31 + i * i * 7 + i) % vocab).collect()))
+    Batch::of(
+        (0..5u32).map(|s| (0..3 + 5 * s).map(|i| (seed * 97 + s * 31 + i * i * 7 + i) % vocab).collect()),
+    )
 }
 
 /// Gradients with every sign, of logp, entropy and value.
@@ -71,8 +78,14 @@ fn train(t: &mut Trainer, steps: u32, budget: usize) -> Vec<Stats> {
             let micro = Batch { sequences: whole.sequences[range].to_vec(), others_per_row: 0 };
             let stats = t.forward(&micro).unwrap();
             let g = flow(&stats, n);
-            let cut = |c: &Vec<f32>| if c.is_empty() { vec![] } else { c[row..row + micro.tokens()].to_vec() };
-            let g = StatGrads { logp: cut(&g.logp), entropy: cut(&g.entropy), value: cut(&g.value), others: vec![] };
+            let cut =
+                |c: &Vec<f32>| if c.is_empty() { vec![] } else { c[row..row + micro.tokens()].to_vec() };
+            let g = StatGrads {
+                logp: cut(&g.logp),
+                entropy: cut(&g.entropy),
+                value: cut(&g.value),
+                others: vec![],
+            };
             t.backward(&micro, &g).unwrap();
             row += micro.tokens();
             all.push(stats);
@@ -85,13 +98,15 @@ fn train(t: &mut Trainer, steps: u32, budget: usize) -> Vec<Stats> {
 #[test]
 fn twelve_steps_follow_pytorch() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-    let want: serde_json::Value = serde_json::from_slice(&std::fs::read(root.join("adamw.json")).unwrap()).unwrap();
+    let want: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(root.join("adamw.json")).unwrap()).unwrap();
     let dir = ModelDir::open(&root.join("models/qwen2")).unwrap();
     let options = Options { training: true, ..Default::default() };
     let model = Model::load(best(), &dir, options).unwrap();
     let vocab = model.config.vocab;
     let rule = Rule::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8 };
-    let options = OptimizerOptions { rule, weight_decay: 0.1, max_grad_norm: Some(1.0), ..Default::default() };
+    let options =
+        OptimizerOptions { rule, weight_decay: 0.1, max_grad_norm: Some(1.0), ..Default::default() };
     let mut t = Trainer::new(model, options).unwrap();
     let steps = want["steps"].as_u64().unwrap();
     let lr = want["lr"].as_f64().unwrap();
@@ -213,7 +228,8 @@ fn frozen_tensors_do_not_move() {
         }
     }
     let options = OptimizerOptions { frozen: vec!["model.layer.0.".into()], ..Default::default() };
-    let model = Model::random(best(), &tiny("qwen2"), Options { training: true, ..Default::default() }).unwrap();
+    let model =
+        Model::random(best(), &tiny("qwen2"), Options { training: true, ..Default::default() }).unwrap();
     let error = Trainer::new(model, options).err().unwrap().to_string();
     assert!(error.contains("model.layer.0.") && error.contains("fix:"), "{error}");
 }
@@ -251,7 +267,10 @@ fn numbers_that_are_not_finite_stop_before_the_update() {
     let mut g = flow(&stats, b.tokens());
     g.logp[4] = f32::NAN;
     let error = t.backward(&b, &g).unwrap_err();
-    assert!(error.class == Class::Numerics && error.to_string().contains("logp is not finite at row 4"), "{error}");
+    assert!(
+        error.class == Class::Numerics && error.to_string().contains("logp is not finite at row 4"),
+        "{error}"
+    );
     // A gradient that overflows names its tensor and leaves the weights alone.
     let before = weights(&t);
     let stats = t.forward(&b).unwrap();
@@ -299,7 +318,8 @@ fn only_scored_tokens_and_listed_others_are_computed() {
     let scored: Vec<bool> = (0..9).map(|i| i >= 4).collect();
     // At each position the next token itself, and token 7.
     let others = (0..9).flat_map(|i| [ids[(i + 1) % 9], 7]).collect();
-    let part = Batch { sequences: vec![Sequence { ids, scored, others, ..Default::default() }], others_per_row: 2 };
+    let part =
+        Batch { sequences: vec![Sequence { ids, scored, others, ..Default::default() }], others_per_row: 2 };
     let part = t.stats(&part).unwrap();
     for i in 0..8 {
         let want = if i + 1 >= 4 { whole.logp[i] } else { 0.0 };

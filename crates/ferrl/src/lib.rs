@@ -1,1 +1,4 @@
 //! Post-training and reinforcement learning for language models.
+
+pub mod data;
+pub mod pack;

@@ -8,12 +8,12 @@ use super::{
 use crate::backend::{Attention, PagedRows, PagedSequence, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::cpu::Cpu;
-use crate::math::ln;
 use crate::cpu::matmul::tile::PANEL;
 use crate::cpu::memory::f32s_mut;
 use crate::cpu::pool::Disjoint;
 use crate::cpu::simd::Level;
 use crate::error::Result;
+use crate::math::ln;
 
 /// See [`Backend::attention`](crate::Backend::attention).
 pub fn attention(
@@ -140,7 +140,10 @@ fn attend_rows<T: Storage>(
     if let Some(lse) = lse {
         for (r, (token, head)) in rows.place[..count].iter().enumerate() {
             // SAFETY: in bounds (asserted by the caller), and every row and head belongs to one task.
-            unsafe { lse.part((sequence.row + token) * heads.heads + head, 1)[0] = max[r] + ln(sum[r] as f64) as f32 };
+            unsafe {
+                lse.part((sequence.row + token) * heads.heads + head, 1)[0] =
+                    max[r] + ln(sum[r] as f64) as f32
+            };
         }
     }
     let factors = sum.map(|s| 1.0 / s);
