@@ -3,9 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use arrow_array::RecordBatch;
 use arrow_ipc::reader::{FileReader, StreamReader};
-use arrow_schema::ArrowError;
 use ferrl_engine::{Error, Result};
 
 use super::{Each, Format, columns, unreadable};
@@ -27,8 +25,9 @@ impl Format for ArrowFile {
     }
     fn read(&self, path: &Path, each: Each<'_>) -> Result<()> {
         let file = File::open(path).map_err(|e| unreadable(path, &e))?;
-        let reader = FileReader::try_new_buffered(file, None).map_err(|e| broken(path, &e))?;
-        batches(path, reader, each)
+        let reader = columns::guarded(|| FileReader::try_new_buffered(file, None));
+        let broken = |what| broken(path, what);
+        columns::batches(path, reader.map_err(broken)?, &broken, each)
     }
 }
 
@@ -44,26 +43,14 @@ impl Format for ArrowStream {
     }
     fn read(&self, path: &Path, each: Each<'_>) -> Result<()> {
         let file = File::open(path).map_err(|e| unreadable(path, &e))?;
-        let reader = StreamReader::try_new_buffered(file, None).map_err(|e| broken(path, &e))?;
-        batches(path, reader, each)
+        let reader = columns::guarded(|| StreamReader::try_new_buffered(file, None));
+        let broken = |what| broken(path, what);
+        columns::batches(path, reader.map_err(broken)?, &broken, each)
     }
 }
 
-fn batches(
-    path: &Path,
-    reader: impl Iterator<Item = std::result::Result<RecordBatch, ArrowError>>,
-    each: Each<'_>,
-) -> Result<()> {
-    let mut number = 0;
-    for batch in reader {
-        let batch = batch.map_err(|e| broken(path, &e).at(format!("after row {number}")))?;
-        columns::rows(&batch, path, &mut number, each)?;
-    }
-    Ok(())
-}
-
-fn broken(path: &Path, e: &ArrowError) -> Error {
-    Error::data(format!("is not a usable Arrow file: {e}"))
+fn broken(path: &Path, what: String) -> Error {
+    Error::data(format!("is not a usable Arrow file: {what}"))
         .at(path.display())
         .fix("the file is cut short or damaged: copy or download it again")
 }

@@ -1,5 +1,7 @@
 //! Columns of Arrow arrays to rows of JSON values.
 
+use std::fmt::Display;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 
 use arrow_array::cast::AsArray;
@@ -11,8 +13,39 @@ use serde_json::Value;
 
 use super::{Each, Row};
 
+/// Runs a step of a reader that may panic on a damaged file, and says what it complained about.
+pub fn guarded<T, E: Display>(
+    step: impl FnOnce() -> std::result::Result<T, E>,
+) -> std::result::Result<T, String> {
+    match std::panic::catch_unwind(AssertUnwindSafe(step)) {
+        Ok(done) => done.map_err(|e| e.to_string()),
+        Err(panic) => {
+            let words = panic.downcast_ref::<String>().map(String::as_str);
+            let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(words.unwrap_or("its numbers make no sense").to_owned())
+        }
+    }
+}
+
+/// Gives the rows of all batches of a reader; `broken` makes the error for one that cannot be read.
+pub fn batches<E: Display>(
+    path: &Path,
+    mut reader: impl Iterator<Item = std::result::Result<RecordBatch, E>>,
+    broken: &dyn Fn(String) -> Error,
+    each: Each<'_>,
+) -> Result<()> {
+    let mut number = 0;
+    loop {
+        let next = guarded(|| reader.next().transpose());
+        match next.map_err(|e| broken(format!("{e} (after row {number})")))? {
+            Some(batch) => rows(&batch, path, &mut number, each)?,
+            None => return Ok(()),
+        }
+    }
+}
+
 /// Gives the rows of a batch; `number` counts on from batch to batch.
-pub fn rows(batch: &RecordBatch, path: &Path, number: &mut usize, each: Each<'_>) -> Result<()> {
+fn rows(batch: &RecordBatch, path: &Path, number: &mut usize, each: Each<'_>) -> Result<()> {
     let schema = batch.schema();
     for i in 0..batch.num_rows() {
         let mut row = Row::new();

@@ -24,18 +24,13 @@ impl Format for Parquet {
 
     fn read(&self, path: &Path, each: Each<'_>) -> Result<()> {
         let file = File::open(path).map_err(|e| unreadable(path, &e))?;
-        let broken = |e: &dyn std::fmt::Display| {
-            Error::data(format!("is not a usable Parquet file: {e}"))
+        let broken = |what: String| {
+            Error::data(format!("is not a usable Parquet file: {what}"))
                 .at(path.display())
                 .fix("the file is cut short or damaged: copy or download it again")
         };
-        let builder = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| broken(&e))?;
-        let reader = builder.build().map_err(|e| broken(&e))?;
-        let mut number = 0;
-        for batch in reader {
-            let batch = batch.map_err(|e| broken(&e).at(format!("after row {number}")))?;
-            columns::rows(&batch, path, &mut number, each)?;
-        }
-        Ok(())
+        let open = || ParquetRecordBatchReaderBuilder::try_new(file)?.build();
+        let reader = columns::guarded(open).map_err(broken)?;
+        columns::batches(path, reader, &broken, each)
     }
 }

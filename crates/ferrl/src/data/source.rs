@@ -139,7 +139,9 @@ impl Source {
     fn glob(&self) -> Result<Vec<PathBuf>> {
         let bad =
             |what: String| Error::usage(what).at(&self.path).fix("check the pattern: *, ?, [abc] and **");
-        let found = glob::glob(&self.path).map_err(|e| bad(format!("is not a pattern: {}", e.msg)))?;
+        let options = glob::MatchOptions { require_literal_leading_dot: true, ..Default::default() };
+        let found =
+            glob::glob_with(&self.path, options).map_err(|e| bad(format!("is not a pattern: {}", e.msg)))?;
         let mut files: Vec<PathBuf> = found.flatten().filter(|p| p.is_file()).collect();
         files.sort();
         if let Some(split) = &self.split {
