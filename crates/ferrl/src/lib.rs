@@ -5,8 +5,10 @@
 
 pub mod algo;
 pub mod batch;
+pub mod data;
 pub mod evaluate;
 pub mod experience;
+pub mod pack;
 pub mod recipe;
 pub mod reward;
 pub mod rollout;

@@ -3,7 +3,7 @@
 use crate::algo::{self, Algorithm, Needs, Wants};
 use crate::recipe::{Init, Recipe};
 use crate::reward::Rewards;
-use crate::source::Source;
+use crate::source::{FileSource, Source};
 use crate::task::{self, Task, TaskSource};
 use crate::train::Stage;
 use ferrl_engine::checkpoint::{Dtype, InitOptions, ModelDir, SaveOptions, init_model};
@@ -112,7 +112,7 @@ pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<St
     } else {
         None
     };
-    let source = source(&recipe, &tokenizer, wants, false)?;
+    let source = source(&recipe, dir, &tokenizer, wants, false)?;
     let total = total_steps(&recipe, &*source, wants)?;
     let rate = |lr| schedule(&recipe, lr, total);
     let schedules = (rate(recipe.optim.lr)?, rate(recipe.critic.lr.unwrap_or(5.0 * recipe.optim.lr))?);
@@ -168,13 +168,18 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
 /// Examples to learn from, or held out.
 pub fn source(
     recipe: &Recipe,
+    model: &Path,
     tokenizer: &Arc<Tokenizer>,
     wants: Wants,
     held_out: bool,
 ) -> Result<Box<dyn Source>> {
     match task(recipe)? {
         Some(task) => Ok(Box::new(TaskSource::new(task, tokenizer.clone(), wants, held_out)?)),
-        None => Err(Error::usage("data.train names no generated task").at("data.train").fix("data.train = [\"task:countdown\"]")),
+        None => {
+            let data = &recipe.data;
+            let sources = if held_out { &recipe.eval.data } else { &data.train };
+            Ok(Box::new(FileSource::new(sources, data, model, tokenizer, wants, recipe.seed)?))
+        }
     }
 }
 

@@ -1,5 +1,9 @@
 //! Where examples come from, one at a time and in an order that can be taken up again.
 
+mod files;
+
+pub use files::FileSource;
+
 use crate::experience::Sequence;
 use ferrl_engine::Result;
 use serde_json::{Map, Value};

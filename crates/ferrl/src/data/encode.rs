@@ -1,0 +1,441 @@
+//! Rows to tokens with a mask.
+//!
+//! Text: the prompt as `transformers` reads a bare string, then the answer, then the tokenizer's first
+//! end-of-sequence token. Messages: the chat template decides, including what ends a turn; what it writes after
+//! the last trained token is left off, so that every sequence ends where a sampled one would.
+
+use ferrl_engine::chat::{ChatTemplate, Kwargs, Turns};
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::prompt::{Prompts, Settings, Train};
+use super::schema::{self, Columns, Content, Fields, Wants};
+use super::{Row, kind};
+
+/// Token ids and, for each, whether it is trained.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tokens {
+    /// The ids.
+    pub ids: Vec<u32>,
+    /// Whether each is something to learn to say; of the same length.
+    pub mask: Vec<bool>,
+}
+
+/// What one row is to an algorithm.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Example {
+    /// Tokens to imitate.
+    Text(Tokens),
+    /// A better and a worse answer.
+    Pair {
+        /// The better one, prompt included.
+        chosen: Tokens,
+        /// The worse one, prompt included.
+        rejected: Tokens,
+    },
+    /// An answer that is good or bad.
+    Labelled {
+        /// Prompt and answer.
+        tokens: Tokens,
+        /// Whether it is good.
+        label: bool,
+    },
+    /// An answer with a probability.
+    Target {
+        /// Prompt and answer.
+        tokens: Tokens,
+        /// The probability.
+        target: f32,
+    },
+    /// A prompt to sample from.
+    Prompt {
+        /// Its tokens.
+        ids: Vec<u32>,
+    },
+    /// Answers to one prompt, with rewards.
+    Group {
+        /// Each answer, prompt included.
+        completions: Vec<Tokens>,
+        /// Rewards by name, one per answer.
+        rewards: Vec<(String, Vec<f32>)>,
+    },
+    /// An answer in steps.
+    Steps {
+        /// Prompt and steps; the last token of each step is marked.
+        tokens: Tokens,
+        /// Where each step ends.
+        ends: Vec<usize>,
+        /// Whether each step is right.
+        labels: Vec<f32>,
+    },
+}
+
+/// A row ready for training.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// Its tokens.
+    pub example: Example,
+    /// The prompt as rewards see it: text, or a list of messages; null where there is none.
+    pub prompt: Value,
+    /// Every column the schema did not use, for rewards and environments.
+    pub extra: Row,
+    /// File and row, for messages.
+    pub place: String,
+}
+
+/// What to do with an example that lost all its trained tokens to `max_length`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Overlong {
+    /// Stop with an error.
+    #[default]
+    Error,
+    /// Leave it out and count it.
+    Drop,
+}
+
+/// What was counted on the way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Sequences cut to `max_length`.
+    pub truncated: usize,
+    /// Rows left out because the cut left nothing to train.
+    pub dropped: usize,
+}
+
+/// Turns rows into examples for one model.
+pub struct Encoder {
+    tokenizer: Tokenizer,
+    chat: Option<ChatTemplate>,
+    prompts: Prompts,
+    columns: Columns,
+    settings: Settings,
+}
+
+/// What belongs to one row while it is encoded.
+struct Chat<'a> {
+    tools: Option<Value>,
+    kwargs: Kwargs,
+    counts: &'a mut Counts,
+    /// Some sequence has nothing left to train.
+    empty: bool,
+}
+
+impl Encoder {
+    /// An encoder for a model's tokenizer and chat template, where it has one.
+    pub fn new(tokenizer: Tokenizer, chat: Option<ChatTemplate>, settings: Settings) -> Result<Self> {
+        if settings.max_length == Some(0) {
+            return Err(
+                Error::usage("data.max_length is 0").fix("set it to a positive number, or leave it out")
+            );
+        }
+        let (prompts, columns) = (Prompts::new(&settings)?, settings.column_map()?);
+        Ok(Encoder { tokenizer, chat, prompts, columns, settings })
+    }
+
+    /// The tokenizer it was made with.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// A row as an example; nothing when it was dropped as too long.
+    pub fn encode(
+        &self,
+        row: &Row,
+        wants: Wants,
+        place: &str,
+        counts: &mut Counts,
+    ) -> Result<Option<Sample>> {
+        self.row(row, wants, place, counts).map_err(|e| e.at(place))
+    }
+
+    fn row(&self, row: &Row, wants: Wants, place: &str, counts: &mut Counts) -> Result<Option<Sample>> {
+        let row = &self.columns.apply(row)?;
+        let (fields, extra) = schema::parse(row, wants, self.prompts.render(row)?)?;
+        let mut chat = Chat { tools: tools(row)?, kwargs: self.kwargs(row)?, counts, empty: false };
+        let (prompt, example) = self.fields(fields, &mut chat)?;
+        if chat.empty {
+            chat.counts.dropped += 1;
+            return Ok(None);
+        }
+        Ok(Some(Sample { example, prompt, extra, place: place.to_owned() }))
+    }
+
+    fn fields(&self, fields: Fields, chat: &mut Chat<'_>) -> Result<(Value, Example)> {
+        let prompts = &self.prompts;
+        Ok(match fields {
+            Fields::Text(text) => (Value::Null, Example::Text(self.cut(self.whole_text(&text)?, chat)?)),
+            Fields::Conversation(messages) => {
+                let tokens = self.conversation(&prompts.conversation(messages)?, chat)?;
+                (Value::Null, Example::Text(self.cut(tokens, chat)?))
+            }
+            Fields::Completion { prompt, completion } => {
+                let prompt = prompts.build(prompt, is_messages(&completion))?;
+                (prompt.value(), Example::Text(self.answer(&prompt, &completion, chat)?))
+            }
+            Fields::Pair { prompt, chosen, rejected } => {
+                let prompt = prompts.build(prompt, is_messages(&chosen))?;
+                let chosen = self.answer(&prompt, &chosen, chat).map_err(|e| e.at("chosen"))?;
+                let rejected = self.answer(&prompt, &rejected, chat).map_err(|e| e.at("rejected"))?;
+                (prompt.value(), Example::Pair { chosen, rejected })
+            }
+            Fields::Labelled { prompt, completion, label } => {
+                let prompt = prompts.build(prompt, is_messages(&completion))?;
+                let tokens = self.answer(&prompt, &completion, chat)?;
+                (prompt.value(), Example::Labelled { tokens, label })
+            }
+            Fields::Target { prompt, completion, target } => {
+                let prompt = prompts.build(prompt, is_messages(&completion))?;
+                let tokens = self.answer(&prompt, &completion, chat)?;
+                (prompt.value(), Example::Target { tokens, target })
+            }
+            Fields::Prompt(prompt) => {
+                let prompt = prompts.build(prompt, false)?;
+                (prompt.value(), Example::Prompt { ids: self.prompt(&prompt, chat)? })
+            }
+            Fields::Group { prompt, completions, rewards } => {
+                let prompt = prompts.build(prompt, completions.iter().any(is_messages))?;
+                let encode = |(i, c): (usize, &Content)| {
+                    self.answer(&prompt, c, chat).map_err(|e| e.at(format!("completion {}", i + 1)))
+                };
+                let completions = completions.iter().enumerate().map(encode).collect::<Result<_>>()?;
+                (prompt.value(), Example::Group { completions, rewards })
+            }
+            Fields::Steps { prompt, steps, labels } => {
+                let prompt = prompts.build(prompt, false)?;
+                (prompt.value(), self.steps(&prompt, &steps, labels, chat)?)
+            }
+        })
+    }
+
+    /// Everything that comes before what is sampled.
+    fn prompt(&self, prompt: &Content, chat: &Chat<'_>) -> Result<Vec<u32>> {
+        let prefill = self.settings.prefill.as_deref().unwrap_or("");
+        match prompt {
+            Content::Text(text) => self.text_prompt(&format!("{text}{prefill}")),
+            Content::Messages(messages) => {
+                let mut ids = self.template()?.encode_chat(
+                    &self.tokenizer,
+                    messages,
+                    chat.tools.as_ref(),
+                    true,
+                    &chat.kwargs,
+                )?;
+                ids.extend(self.tokenizer.encode_markup(prefill)?);
+                Ok(ids)
+            }
+        }
+    }
+
+    /// A bare string as the model's own tokenizer reads it, without an end of text that would end the prompt.
+    fn text_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = self.tokenizer.encode_prompt(text)?;
+        if let Some(last) = ids.last().copied().filter(|id| self.tokenizer.eos().contains(id))
+            && self.tokenizer.encode_markup(text)?.last() != Some(&last)
+        {
+            ids.pop();
+        }
+        Ok(ids)
+    }
+
+    /// A text trained from its second token to its end; the first is predicted from nothing.
+    fn whole_text(&self, text: &str) -> Result<Tokens> {
+        let mut ids = self.text_prompt(text)?;
+        let eos = self.eos()?;
+        if ids.last() != Some(&eos) {
+            ids.push(eos);
+        }
+        let mut mask = vec![true; ids.len()];
+        mask[0] = false;
+        Ok(Tokens { ids, mask })
+    }
+
+    /// A prompt with an answer to it, of which the answer is trained.
+    fn answer(&self, prompt: &Content, completion: &Content, chat: &mut Chat<'_>) -> Result<Tokens> {
+        let tokens = match (prompt, completion) {
+            (Content::Text(_), Content::Text(answer)) => {
+                self.joined(self.prompt(prompt, chat)?, answer, Some(self.eos()?))?
+            }
+            (Content::Messages(messages), Content::Text(answer)) => {
+                self.turn(messages, &[json!({ "role": "assistant", "content": answer })], prompt, chat)?
+            }
+            (Content::Messages(messages), Content::Messages(answer)) => {
+                self.turn(messages, answer, prompt, chat)?
+            }
+            (Content::Text(_), Content::Messages(_)) => {
+                return Err(Error::data("the prompt is text but the answer is messages")
+                    .fix("write both as text or both as messages"));
+            }
+        };
+        self.cut(tokens, chat)
+    }
+
+    fn joined(&self, prompt: Vec<u32>, answer: &str, end: Option<u32>) -> Result<Tokens> {
+        let mut ids = prompt;
+        let start = ids.len();
+        ids.extend(self.tokenizer.encode_text(answer)?);
+        ids.extend(end);
+        let mask = (0..ids.len()).map(|i| i >= start).collect();
+        Ok(Tokens { ids, mask })
+    }
+
+    /// Messages that answer messages, of which the assistant's are trained.
+    fn turn(&self, before: &[Value], answer: &[Value], prompt: &Content, chat: &Chat<'_>) -> Result<Tokens> {
+        let single = answer.len() == 1;
+        if let Some(prefill) = &self.settings.prefill {
+            let said = answer.first().and_then(|m| m.get("content")).and_then(Value::as_str);
+            let Some(said) = said.filter(|_| single) else {
+                return Err(Error::data("data.prefill needs an answer of one message with text")
+                    .fix("leave data.prefill out"));
+            };
+            // The template only tells what ends the turn; what was begun is not rendered a second time.
+            let begun = json!({ "role": "assistant", "content": format!("{prefill}{said}") });
+            let whole = self.training(&[before, &[begun]].concat(), Turns::Last, chat)?;
+            let end = whole.ids.last().copied().filter(|&id| self.tokenizer.is_special(id));
+            return self.joined(self.prompt(prompt, chat)?, said, end);
+        }
+        let turns = if single { Turns::Last } else { Turns::All };
+        let mut tokens = self.training(&[before, answer].concat(), turns, chat)?;
+        if !single {
+            let prompt = self.prompt(prompt, chat)?;
+            if !tokens.ids.starts_with(&prompt) {
+                return Err(Error::data(
+                    "the chat template renders the prompt differently once it is answered",
+                )
+                .fix("give the answer as one message, or use a template that keeps earlier turns"));
+            }
+            tokens.mask[..prompt.len()].fill(false);
+        }
+        checked(tokens)
+    }
+
+    fn conversation(&self, messages: &[Value], chat: &Chat<'_>) -> Result<Tokens> {
+        if self.settings.prefill.is_some() {
+            return Err(Error::usage("data.prefill cannot begin the turns of a whole conversation")
+                .fix("leave it out, or give rows with a prompt and a response"));
+        }
+        let turns = match self.settings.turns {
+            Train::All => Turns::All,
+            Train::Last => Turns::Last,
+        };
+        checked(self.training(messages, turns, chat)?)
+    }
+
+    /// A rendered conversation, up to its last trained token.
+    fn training(&self, messages: &[Value], turns: Turns, chat: &Chat<'_>) -> Result<Tokens> {
+        let template = self.template()?;
+        let (mut ids, mut mask) =
+            template.encode_training(&self.tokenizer, messages, chat.tools.as_ref(), &chat.kwargs, turns)?;
+        let end = mask.iter().rposition(|&m| m).map_or(0, |p| p + 1);
+        ids.truncate(end);
+        mask.truncate(end);
+        Ok(Tokens { ids, mask })
+    }
+
+    /// Each step on a line of its own; its last token is where it is judged.
+    fn steps(
+        &self,
+        prompt: &Content,
+        steps: &[String],
+        mut labels: Vec<f32>,
+        chat: &mut Chat<'_>,
+    ) -> Result<Example> {
+        let mut ids = self.prompt(prompt, chat)?;
+        let line = self.tokenizer.encode_text("\n")?;
+        let mut ends = Vec::new();
+        for step in steps {
+            ids.extend(self.tokenizer.encode_text(step)?);
+            ids.extend(&line);
+            ends.push(ids.len() - 1);
+        }
+        let mask = (0..ids.len()).map(|i| ends.contains(&i)).collect();
+        let tokens = self.cut(Tokens { ids, mask }, chat)?;
+        ends.retain(|&end| end < tokens.ids.len());
+        labels.truncate(ends.len());
+        Ok(Example::Steps { tokens, ends, labels })
+    }
+
+    /// Cuts to `max_length` and counts it.
+    fn cut(&self, mut tokens: Tokens, chat: &mut Chat<'_>) -> Result<Tokens> {
+        let Some(most) = self.settings.max_length.filter(|&most| tokens.ids.len() > most) else {
+            return checked(tokens);
+        };
+        let length = tokens.ids.len();
+        tokens.ids.truncate(most);
+        tokens.mask.truncate(most);
+        chat.counts.truncated += 1;
+        if !tokens.mask.contains(&true) {
+            if self.settings.overlong == Overlong::Error {
+                return Err(Error::data(format!(
+                    "{length} tokens are cut to data.max_length = {most}, which leaves nothing to train: the \
+                     prompt fills it"
+                ))
+                .fix(format!(
+                    "raise data.max_length (the whole row needs {length}), or set data.overlong = \"drop\""
+                )));
+            }
+            chat.empty = true;
+        }
+        Ok(tokens)
+    }
+
+    fn eos(&self) -> Result<u32> {
+        self.tokenizer.eos().first().copied().ok_or_else(|| {
+            Error::model("the tokenizer names no end-of-sequence token, so an answer cannot end")
+                .fix("set eos_token in tokenizer_config.json")
+        })
+    }
+
+    fn template(&self) -> Result<&ChatTemplate> {
+        self.chat.as_ref().ok_or_else(|| {
+            Error::model("the row has messages, but the model has no chat template")
+                .fix("use an instruction-tuned model, or give rows of plain text (prompt and response)")
+        })
+    }
+
+    fn kwargs(&self, row: &Row) -> Result<Kwargs> {
+        let mut kwargs = self.settings.chat_template_kwargs.clone();
+        match row.get("chat_template_kwargs") {
+            None | Some(Value::Null) => {}
+            Some(Value::Object(own)) => kwargs.extend(own.clone()),
+            Some(other) => {
+                return Err(Error::data(format!("got {}, expected an object", kind(other)))
+                    .at("column chat_template_kwargs")
+                    .fix("write it as {\"name\": value}"));
+            }
+        }
+        Ok(kwargs)
+    }
+}
+
+fn is_messages(content: &Content) -> bool {
+    matches!(content, Content::Messages(_))
+}
+
+/// The `tools` column: a list, or JSON text of one.
+fn tools(row: &Row) -> Result<Option<Value>> {
+    let wrong = |got: &str| {
+        Error::data(format!("got {got}, expected a list of tools"))
+            .at("column tools")
+            .fix("write a list of JSON schemas, or the JSON text of one")
+    };
+    match row.get("tools") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Array(list)) if list.is_empty() => Ok(None),
+        Some(Value::Array(list)) => Ok(Some(list.clone().into())),
+        Some(Value::String(text)) => match serde_json::from_str(text) {
+            Ok(Value::Array(list)) => Ok(Some(list.into()).filter(|_| text.trim() != "[]")),
+            _ => Err(wrong("text that is not a JSON list")),
+        },
+        Some(other) => Err(wrong(kind(other))),
+    }
+}
+
+fn checked(tokens: Tokens) -> Result<Tokens> {
+    if tokens.mask.contains(&true) {
+        return Ok(tokens);
+    }
+    Err(Error::data("nothing in the row is trained: the mask is all zero").fix("drop the row"))
+}

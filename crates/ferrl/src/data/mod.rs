@@ -1,0 +1,153 @@
+//! Data: files of any format to rows, rows to examples, examples in a reproducible order.
+//!
+//! A [`Source`] names files; a [`Format`] reads them into [`Row`]s; [`schema`] says what a row means to an
+//! algorithm; [`prompt`] turns it into tokens with a mask; [`loader`] decides which rows come next.
+
+#[cfg(feature = "parquet")]
+mod arrow;
+pub mod check;
+#[cfg(feature = "parquet")]
+mod columns;
+mod csv;
+mod dataset;
+mod encode;
+pub mod hub;
+mod json;
+mod jsonl;
+pub mod loader;
+#[cfg(feature = "parquet")]
+mod parquet;
+pub mod prompt;
+pub mod schema;
+mod source;
+
+use std::io::Read;
+use std::path::Path;
+
+use ferrl_engine::{Error, Result, nearest};
+use serde_json::Value;
+
+pub use dataset::{Dataset, Record};
+pub use encode::{Counts, Encoder, Example, Overlong, Sample, Tokens};
+pub use source::{Slice, Source};
+
+/// One row of data: column names and JSON values, in the order of the file.
+pub type Row = serde_json::Map<String, Value>;
+
+/// Takes each row with its number; a row that cannot be read is an error the taker may pass over.
+pub type Each<'a> = &'a mut dyn FnMut(usize, Result<Row>) -> Result<()>;
+
+/// A kind of file that holds rows.
+pub trait Format: Sync {
+    /// Its name in messages.
+    fn name(&self) -> &'static str;
+    /// File extensions, in lower case.
+    fn extensions(&self) -> &'static [&'static str];
+    /// Whether a file that begins like this is certainly of this format.
+    fn begins(&self, head: &[u8]) -> bool;
+    /// Gives every row, numbered from 1: by line for JSONL, by row for the others.
+    fn read(&self, path: &Path, each: Each<'_>) -> Result<()>;
+}
+
+/// Every format that can be read.
+pub const FORMATS: &[&dyn Format] = &[
+    &json::Json,
+    &jsonl::Jsonl,
+    &csv::Csv,
+    #[cfg(feature = "parquet")]
+    &parquet::Parquet,
+    #[cfg(feature = "parquet")]
+    &arrow::ArrowFile,
+    #[cfg(feature = "parquet")]
+    &arrow::ArrowStream,
+];
+
+/// The format of a file: what it begins with decides, then its extension.
+pub fn format_of(path: &Path) -> Result<&'static dyn Format> {
+    let head = head(path)?;
+    let at = |e: Error| Err(e.at(path.display()));
+    if head.is_empty() {
+        return at(Error::data("the file is empty").fix("write it again, or leave it out"));
+    }
+    if head.starts_with(b"version https://git-lfs") {
+        return at(Error::data("is a Git LFS pointer, not the data").fix("run `git lfs pull` in its folder"));
+    }
+    if head.starts_with(&[0x1f, 0x8b]) {
+        return at(Error::data("is compressed with gzip").fix("unpack it with gunzip"));
+    }
+    if let Some(format) = FORMATS.iter().find(|f| f.begins(&head)) {
+        return Ok(*format);
+    }
+    let extension = extension(path);
+    if let Some(format) = FORMATS.iter().find(|f| f.extensions().contains(&extension.as_str())) {
+        return Ok(*format);
+    }
+    if cfg!(not(feature = "parquet")) && (head.starts_with(b"PAR1") || head.starts_with(b"ARROW1")) {
+        return at(Error::data("this build does not read Parquet and Arrow")
+            .fix("build with the feature `parquet`, or convert the file to JSONL"));
+    }
+    let names: Vec<&str> = FORMATS.iter().flat_map(|f| f.extensions()).copied().collect();
+    let near = nearest(&extension, names.iter().copied());
+    at(Error::data(format!("unknown kind of data file: extension {extension:?}, expected {}", list(&names)))
+        .fix(match near {
+            Some(near) => format!("rename it to .{near} if that is what it holds"),
+            None => "convert it to JSONL: one JSON object per line".into(),
+        }))
+}
+
+/// Whether a file's extension is one that some format has.
+fn known(path: &Path) -> bool {
+    let extension = extension(path);
+    FORMATS.iter().any(|f| f.extensions().contains(&extension.as_str()))
+}
+
+fn extension(path: &Path) -> String {
+    path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default()
+}
+
+/// The first bytes of a file, a byte order mark left out.
+fn head(path: &Path) -> Result<Vec<u8>> {
+    let mut head = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(4096).read_to_end(&mut head))
+        .map_err(|e| unreadable(path, &e))?;
+    Ok(match head.strip_prefix(BOM) {
+        Some(rest) => rest.to_vec(),
+        None => head,
+    })
+}
+
+const BOM: &[u8] = &[0xef, 0xbb, 0xbf];
+
+fn unreadable(path: &Path, e: &std::io::Error) -> Error {
+    Error::data(format!("cannot read: {e}"))
+        .at(path.display())
+        .fix("check the path and that you may read the file")
+}
+
+/// Names joined for a message.
+fn list<S: AsRef<str>>(names: &[S]) -> String {
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    if names.is_empty() { "nothing".into() } else { names.join(", ") }
+}
+
+/// What a value is, for messages.
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// A row from a value, which has to be an object.
+fn object(value: Value) -> Result<Row> {
+    match value {
+        Value::Object(row) => Ok(row),
+        other => Err(Error::data(format!("a row is {}, expected an object with columns", kind(&other)))
+            .fix("write each row as {\"prompt\": ..., ...}")),
+    }
+}

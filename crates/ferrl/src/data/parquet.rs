@@ -1,0 +1,36 @@
+//! Parquet files, as the Hugging Face hub keeps most datasets.
+
+use std::fs::File;
+use std::path::Path;
+
+use ::parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use ferrl_engine::{Error, Result};
+
+use super::{Each, Format, columns, unreadable};
+
+/// Apache Parquet.
+pub struct Parquet;
+
+impl Format for Parquet {
+    fn name(&self) -> &'static str {
+        "Parquet"
+    }
+    fn extensions(&self) -> &'static [&'static str] {
+        &["parquet", "pq"]
+    }
+    fn begins(&self, head: &[u8]) -> bool {
+        head.starts_with(b"PAR1")
+    }
+
+    fn read(&self, path: &Path, each: Each<'_>) -> Result<()> {
+        let file = File::open(path).map_err(|e| unreadable(path, &e))?;
+        let broken = |what: String| {
+            Error::data(format!("is not a usable Parquet file: {what}"))
+                .at(path.display())
+                .fix("the file is cut short or damaged: copy or download it again")
+        };
+        let open = || ParquetRecordBatchReaderBuilder::try_new(file)?.build();
+        let reader = columns::guarded(open).map_err(broken)?;
+        columns::batches(path, reader, &broken, each)
+    }
+}

@@ -1,0 +1,254 @@
+//! What a row means: RL2's and TRL's column names, as plain text or as messages.
+
+mod read;
+
+use std::fmt;
+
+use ferrl_engine::{Error, Result, nearest};
+use serde_json::Value;
+
+use super::{Row, list};
+use read::Reader;
+
+/// What an algorithm is trained on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Wants {
+    /// Text to imitate.
+    Sft,
+    /// A better and a worse answer.
+    Preference,
+    /// An answer that is good or bad.
+    Unpaired,
+    /// An answer with a probability.
+    Target,
+    /// A prompt to answer.
+    Prompt,
+    /// A prompt with several answers and their rewards.
+    Group,
+    /// An answer in steps, each right or wrong.
+    Steps,
+}
+
+impl Wants {
+    /// All of them.
+    pub const ALL: [Wants; 7] = [
+        Wants::Sft,
+        Wants::Preference,
+        Wants::Unpaired,
+        Wants::Target,
+        Wants::Prompt,
+        Wants::Group,
+        Wants::Steps,
+    ];
+
+    /// The sets of columns it accepts; any column of text may also be a list of messages.
+    pub fn schemas(self) -> &'static [&'static [&'static str]] {
+        match self {
+            Wants::Sft => &[
+                &["messages"],
+                &["prompt", "response"],
+                &["prompt", "completion"],
+                &["messages", "response"],
+                &["text"],
+            ],
+            Wants::Preference => &[
+                &["prompt", "chosen", "rejected"],
+                &["messages", "chosen", "rejected"],
+                &["chosen", "rejected"],
+            ],
+            Wants::Unpaired => &[
+                &["prompt", "completion", "label"],
+                &["prompt", "response", "label"],
+                &["messages", "label"],
+            ],
+            Wants::Target => &[
+                &["prompt", "response", "target"],
+                &["prompt", "completion", "target"],
+                &["messages", "target"],
+            ],
+            Wants::Prompt => &[&["prompt"], &["messages"]],
+            Wants::Group => &[&["prompt", "completions", "rewards"], &["messages", "completions", "rewards"]],
+            Wants::Steps => &[&["prompt", "completions", "labels"], &["messages", "completions", "labels"]],
+        }
+    }
+}
+
+impl fmt::Display for Wants {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Wants::Sft => "supervised fine-tuning",
+            Wants::Preference => "preference pairs",
+            Wants::Unpaired => "labelled answers",
+            Wants::Target => "soft targets",
+            Wants::Prompt => "prompts",
+            Wants::Group => "groups of answers",
+            Wants::Steps => "labelled steps",
+        })
+    }
+}
+
+/// A piece of a conversation, as text or as messages.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    /// Text for the model as it is.
+    Text(String),
+    /// Messages for its chat template.
+    Messages(Vec<Value>),
+}
+
+impl Content {
+    /// As a value of a row: text or a list.
+    pub fn value(&self) -> Value {
+        match self {
+            Content::Text(text) => text.clone().into(),
+            Content::Messages(messages) => messages.clone().into(),
+        }
+    }
+}
+
+/// A row that fits a schema.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fields {
+    /// Text to imitate from its first token on.
+    Text(String),
+    /// A conversation whose assistant turns are imitated.
+    Conversation(Vec<Value>),
+    /// A prompt and an answer to imitate.
+    Completion {
+        /// What comes before.
+        prompt: Content,
+        /// The answer.
+        completion: Content,
+    },
+    /// A better and a worse answer.
+    Pair {
+        /// What comes before.
+        prompt: Content,
+        /// The better answer.
+        chosen: Content,
+        /// The worse answer.
+        rejected: Content,
+    },
+    /// An answer that is good or bad.
+    Labelled {
+        /// What comes before.
+        prompt: Content,
+        /// The answer.
+        completion: Content,
+        /// Whether it is good.
+        label: bool,
+    },
+    /// An answer with a probability.
+    Target {
+        /// What comes before.
+        prompt: Content,
+        /// The answer.
+        completion: Content,
+        /// The probability.
+        target: f32,
+    },
+    /// A prompt to answer.
+    Prompt(Content),
+    /// Answers to one prompt, with rewards.
+    Group {
+        /// What comes before.
+        prompt: Content,
+        /// The answers.
+        completions: Vec<Content>,
+        /// Rewards by name, one per answer; a plain list is named `reward`.
+        rewards: Vec<(String, Vec<f32>)>,
+    },
+    /// An answer in steps.
+    Steps {
+        /// What comes before.
+        prompt: Content,
+        /// The steps.
+        steps: Vec<String>,
+        /// Whether each is right: 0 or 1, or anything between.
+        labels: Vec<f32>,
+    },
+}
+
+/// New column names for old ones.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Columns(pub Vec<(String, String)>);
+
+impl Columns {
+    /// The row under its new names; `a.b` reaches into an object.
+    pub fn apply(&self, row: &Row) -> Result<Row> {
+        let mut renamed = row.clone();
+        for (new, old) in &self.0 {
+            let value = match row.get(old) {
+                Some(value) => {
+                    if new != old && !self.0.iter().any(|(n, _)| n == old) {
+                        renamed.shift_remove(old);
+                    }
+                    value
+                }
+                None => old
+                    .split('.')
+                    .try_fold(None, |inside: Option<&Value>, part| match inside {
+                        None => row.get(part).map(Some),
+                        Some(value) => value.get(part).map(Some),
+                    })
+                    .flatten()
+                    .ok_or_else(|| unmapped(row, new, old))?,
+            };
+            renamed.insert(new.clone(), value.clone());
+        }
+        Ok(renamed)
+    }
+}
+
+fn unmapped(row: &Row, new: &str, old: &str) -> Error {
+    let have: Vec<&str> = row.keys().map(String::as_str).collect();
+    let near = nearest(old, have.iter().copied());
+    Error::data(format!("there is no column {old:?} to use as {new:?}; the columns are {}", list(&have))).fix(
+        match near {
+            Some(near) => format!("did you mean {near:?}? write {new} = {near:?} in data.columns"),
+            None => format!("name one of them for {new} in data.columns"),
+        },
+    )
+}
+
+/// Reads a row as what is wanted; also gives the columns that no schema used.
+///
+/// `prompt` replaces the prompt of the row.
+pub fn parse(row: &Row, wants: Wants, prompt: Option<String>) -> Result<(Fields, Row)> {
+    let mut reader = Reader::new(row, prompt);
+    let fields = match wants {
+        Wants::Sft => reader.sft(),
+        Wants::Preference => reader.preference(),
+        Wants::Unpaired => reader.unpaired(),
+        Wants::Target => reader.target(),
+        Wants::Prompt => reader.prompt_only(),
+        Wants::Group => reader.group(),
+        Wants::Steps => reader.steps(),
+    }?;
+    let Some(fields) = fields else { return Err(misfit(row, wants)) };
+    let used = reader.used();
+    let extra = row.iter().filter(|(k, _)| !used.contains(&k.as_str()));
+    Ok((fields, extra.map(|(k, v)| (k.clone(), v.clone())).collect()))
+}
+
+/// The error for a row that fits none of the schemas.
+fn misfit(row: &Row, wants: Wants) -> Error {
+    let have: Vec<&str> = row.iter().filter(|(_, v)| !v.is_null()).map(|(k, _)| k.as_str()).collect();
+    let schemas: Vec<String> = wants.schemas().iter().map(|s| s.join(" + ")).collect();
+    let names = || wants.schemas().iter().flat_map(|s| s.iter().copied());
+    let strange: Vec<&str> = have.iter().copied().filter(|h| names().all(|n| n != *h)).collect();
+    let near = names()
+        .filter(|n| !have.contains(n))
+        .find_map(|n| nearest(n, strange.iter().copied()).map(|found| (n, found)));
+    Error::data(format!(
+        "the row does not fit {wants}: got columns {}; expected {}",
+        list(&have),
+        schemas.join(", or ")
+    ))
+    .fix(match near {
+        Some((name, found)) => {
+            format!("did you mean {name:?} by {found:?}? write {name} = {found:?} in data.columns")
+        }
+        None => "rename the columns, or map them in data.columns: new name = old name".into(),
+    })
+}

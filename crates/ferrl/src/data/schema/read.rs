@@ -1,0 +1,382 @@
+//! One row, column by column.
+
+use ferrl_engine::{Error, Result};
+use serde_json::{Value, json};
+
+use super::{Content, Fields};
+use crate::data::{Row, kind};
+
+/// Names of the column that holds a conversation.
+const CONVERSATION: [&str; 2] = ["messages", "conversations"];
+
+/// Reads the columns of a row and remembers which were used.
+pub struct Reader<'a> {
+    row: &'a Row,
+    /// Stands in for the row's own prompt.
+    prompt: Option<String>,
+    used: Vec<&'static str>,
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(row: &'a Row, prompt: Option<String>) -> Self {
+        Reader { row, prompt, used: Vec::new() }
+    }
+
+    pub fn used(&self) -> &[&'static str] {
+        &self.used
+    }
+
+    pub fn sft(&mut self) -> Result<Option<Fields>> {
+        if self.prompt.is_none()
+            && let Some(messages) = self.messages()?
+            && is_assistant(messages.last())
+        {
+            return Ok(Some(Fields::Conversation(messages)));
+        }
+        self.used.clear();
+        if let (Some(prompt), Some(completion)) = (self.prompt()?, self.completion()?) {
+            return Ok(Some(Fields::Completion { prompt, completion }));
+        }
+        self.used.clear();
+        Ok(self.text("text")?.filter(|_| self.prompt.is_none()).map(Fields::Text))
+    }
+
+    pub fn preference(&mut self) -> Result<Option<Fields>> {
+        let (Some(chosen), Some(rejected)) = (self.content("chosen")?, self.content("rejected")?) else {
+            return Ok(None);
+        };
+        let before = self.used.len();
+        Ok(Some(match (chosen, rejected) {
+            (Content::Text(chosen), Content::Text(rejected)) => match self.prompt()? {
+                Some(prompt) => {
+                    Fields::Pair { prompt, chosen: Content::Text(chosen), rejected: Content::Text(rejected) }
+                }
+                None => split_texts(&chosen, &rejected),
+            },
+            (Content::Messages(chosen), Content::Messages(rejected)) => {
+                for (name, messages) in [("chosen", &chosen), ("rejected", &rejected)] {
+                    if !is_assistant(messages.last()) {
+                        return Err(ends_wrong(messages, "the assistant's").at(column(name)));
+                    }
+                }
+                let answer = is_assistant(chosen.first()) && is_assistant(rejected.first());
+                match self.prompt()? {
+                    Some(prompt) if answer => Fields::Pair {
+                        prompt,
+                        chosen: Content::Messages(chosen),
+                        rejected: Content::Messages(rejected),
+                    },
+                    // Both hold the whole conversation; the column only repeats the question.
+                    _ => {
+                        self.used.truncate(before);
+                        split_messages(chosen, rejected)?
+                    }
+                }
+            }
+            (chosen, rejected) => {
+                return Err(Error::data(format!(
+                    "is {} while chosen is {}",
+                    kind(&rejected.value()),
+                    kind(&chosen.value())
+                ))
+                .at(column("rejected"))
+                .fix("write both as text or both as lists of messages"));
+            }
+        }))
+    }
+
+    pub fn unpaired(&mut self) -> Result<Option<Fields>> {
+        let Some(label) = self.get("label") else { return Ok(None) };
+        let label = match label {
+            Value::Bool(label) => *label,
+            Value::Number(n) if n.as_f64() == Some(0.0) => false,
+            Value::Number(n) if n.as_f64() == Some(1.0) => true,
+            Value::String(s) if s.eq_ignore_ascii_case("true") => true,
+            Value::String(s) if s.eq_ignore_ascii_case("false") => false,
+            other => return Err(wrong("label", other, "true or false")),
+        };
+        self.used.push("label");
+        let answered = self.answered()?;
+        Ok(answered.map(|(prompt, completion)| Fields::Labelled { prompt, completion, label }))
+    }
+
+    pub fn target(&mut self) -> Result<Option<Fields>> {
+        let Some(value) = self.get("target") else { return Ok(None) };
+        let target = number(value).ok_or_else(|| wrong("target", value, "a number between 0 and 1"))?;
+        if !(0.0..=1.0).contains(&target) {
+            return Err(Error::data(format!("is {target}, expected a number between 0 and 1"))
+                .at(column("target"))
+                .fix("scale the targets to probabilities"));
+        }
+        self.used.push("target");
+        let answered = self.answered()?;
+        Ok(answered.map(|(prompt, completion)| Fields::Target { prompt, completion, target }))
+    }
+
+    pub fn prompt_only(&mut self) -> Result<Option<Fields>> {
+        Ok(self.prompt()?.map(Fields::Prompt))
+    }
+
+    pub fn group(&mut self) -> Result<Option<Fields>> {
+        let (Some(prompt), Some(completions), Some(rewards)) =
+            (self.prompt()?, self.get("completions"), self.get("rewards"))
+        else {
+            return Ok(None);
+        };
+        let items = array("completions", completions)?;
+        let completions: Result<Vec<Content>> =
+            items.iter().enumerate().map(|(i, v)| content(v).map_err(|e| nth("completions", i, e))).collect();
+        let rewards = match rewards {
+            Value::Object(map) => map
+                .iter()
+                .filter(|(_, v)| !v.is_null())
+                .map(|(name, list)| Ok((name.clone(), numbers("rewards", list, items.len())?)))
+                .collect::<Result<_>>()
+                .map_err(|e| e.fix("give each name one reward for each completion"))?,
+            list => vec![("reward".to_owned(), numbers("rewards", list, items.len())?)],
+        };
+        self.used.extend(["completions", "rewards"]);
+        Ok(Some(Fields::Group { prompt, completions: completions?, rewards }))
+    }
+
+    pub fn steps(&mut self) -> Result<Option<Fields>> {
+        let (Some(prompt), Some(steps), Some(labels)) =
+            (self.prompt()?, self.get("completions"), self.get("labels"))
+        else {
+            return Ok(None);
+        };
+        let items = array("completions", steps)?;
+        let step = |(i, v): (usize, &Value)| {
+            text(v).ok_or_else(|| nth("completions", i, expected(v, "the text of a step")))
+        };
+        let steps: Result<Vec<String>> = items.iter().enumerate().map(step).collect();
+        let labels = numbers("labels", labels, items.len())?;
+        self.used.extend(["completions", "labels"]);
+        Ok(Some(Fields::Steps { prompt, steps: steps?, labels }))
+    }
+
+    /// A prompt with its answer in a column, or a conversation that ends in the answer.
+    fn answered(&mut self) -> Result<Option<(Content, Content)>> {
+        let before = self.used.len();
+        if let Some(completion) = self.completion()?
+            && let Some(prompt) = self.prompt()?
+        {
+            return Ok(Some((prompt, completion)));
+        }
+        self.used.truncate(before);
+        if self.prompt.is_some() {
+            return Ok(None);
+        }
+        let Some(mut messages) = self.messages()? else { return Ok(None) };
+        if !is_assistant(messages.last()) {
+            return Err(ends_wrong(&messages, "the assistant's").at(column("messages")));
+        }
+        let answer: Vec<Value> = messages.pop().into_iter().collect();
+        Ok(Some((Content::Messages(messages), Content::Messages(answer))))
+    }
+
+    fn completion(&mut self) -> Result<Option<Content>> {
+        match self.content("completion")? {
+            Some(completion) => Ok(Some(completion)),
+            None => self.content("response"),
+        }
+    }
+
+    /// What comes before the answer: `prompt`, or `messages` that the assistant has not answered yet.
+    fn prompt(&mut self) -> Result<Option<Content>> {
+        if let Some(text) = &self.prompt {
+            self.used.push("prompt");
+            return Ok(Some(Content::Text(text.clone())));
+        }
+        let (name, prompt) = match self.content("prompt")? {
+            Some(prompt) => ("prompt", prompt),
+            None => match self.messages()? {
+                Some(messages) => ("messages", Content::Messages(messages)),
+                None => return Ok(None),
+            },
+        };
+        match &prompt {
+            Content::Messages(messages) if is_assistant(messages.last()) => {
+                Err(ends_wrong(messages, "a user's").at(column(name)))
+            }
+            _ => Ok(Some(prompt)),
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<&'a Value> {
+        self.row.get(name).filter(|v| !v.is_null())
+    }
+
+    fn content(&mut self, name: &'static str) -> Result<Option<Content>> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        self.used.push(name);
+        content(value).map(Some).map_err(|e| e.at(column(name)))
+    }
+
+    fn text(&mut self, name: &'static str) -> Result<Option<String>> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        self.used.push(name);
+        text(value).map(Some).ok_or_else(|| wrong(name, value, "text"))
+    }
+
+    fn messages(&mut self) -> Result<Option<Vec<Value>>> {
+        let Some(name) = CONVERSATION.into_iter().find(|n| self.get(n).is_some()) else { return Ok(None) };
+        match self.content(name)? {
+            Some(Content::Messages(messages)) => Ok(Some(messages)),
+            _ => Err(wrong(name, &self.row[name], "a list of messages")),
+        }
+    }
+}
+
+fn column(name: &str) -> String {
+    format!("column {name}")
+}
+
+fn expected(value: &Value, what: &str) -> Error {
+    Error::data(format!("got {}, expected {what}", kind(value))).fix("correct the row, or map another column")
+}
+
+fn wrong(name: &str, value: &Value, what: &str) -> Error {
+    expected(value, what).at(column(name))
+}
+
+fn nth(name: &str, index: usize, e: Error) -> Error {
+    e.at(format!("item {}", index + 1)).at(column(name))
+}
+
+fn array<'v>(name: &str, value: &'v Value) -> Result<&'v [Value]> {
+    match value {
+        Value::Array(items) if items.is_empty() => {
+            Err(Error::data("the list is empty").at(column(name)).fix("drop the row"))
+        }
+        Value::Array(items) => Ok(items),
+        other => Err(wrong(name, other, "a list")),
+    }
+}
+
+fn numbers(name: &str, value: &Value, count: usize) -> Result<Vec<f32>> {
+    let items = array(name, value)?;
+    if items.len() != count {
+        return Err(Error::data(format!("has {} entries for {count} completions", items.len()))
+            .at(column(name))
+            .fix("give one for each completion"));
+    }
+    let one = |(i, v): (usize, &Value)| number(v).ok_or_else(|| nth(name, i, expected(v, "a number")));
+    items.iter().enumerate().map(one).collect()
+}
+
+fn number(value: &Value) -> Option<f32> {
+    match value {
+        Value::Bool(yes) => Some(f32::from(u8::from(*yes))),
+        other => other.as_f64().map(|n| n as f32).filter(|n| n.is_finite()),
+    }
+}
+
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+fn content(value: &Value) -> Result<Content> {
+    match value {
+        Value::Array(items) if items.is_empty() => {
+            Err(Error::data("the list of messages is empty").fix("drop the row"))
+        }
+        Value::Array(items) => {
+            let one = |(i, m)| message(m).map_err(|e| e.at(format!("message {}", i + 1)));
+            items.iter().enumerate().map(one).collect::<Result<_>>().map(Content::Messages)
+        }
+        Value::Object(_) => message(value).map(|m| Content::Messages(vec![m])),
+        other => text(other).map(Content::Text).ok_or_else(|| expected(other, "text or a list of messages")),
+    }
+}
+
+/// A message with a role and content; fields that tables fill with null are left out.
+fn message(value: &Value) -> Result<Value> {
+    let Some(fields) = value.as_object() else {
+        return Err(expected(value, "an object with role and content"));
+    };
+    if let (Some(from), Some(said)) = (fields.get("from").and_then(Value::as_str), fields.get("value")) {
+        let role = match from {
+            "human" => "user",
+            "gpt" | "model" | "bot" => "assistant",
+            other => other,
+        };
+        return Ok(json!({ "role": role, "content": said }));
+    }
+    let keys: Vec<&str> = fields.keys().map(String::as_str).collect();
+    if !fields.get("role").is_some_and(Value::is_string) {
+        return Err(Error::data(format!("has no role; its fields are {}", crate::data::list(&keys)))
+            .fix("write messages as {\"role\": \"user\", \"content\": \"...\"}"));
+    }
+    let mut fields = fields.clone();
+    let content = fields.get("content").cloned().unwrap_or_default();
+    fields.retain(|_, v| !v.is_null());
+    fields.values_mut().for_each(without_nulls);
+    match content {
+        Value::String(_) | Value::Array(_) => {}
+        Value::Null if fields.contains_key("tool_calls") => {
+            fields.insert("content".into(), Value::Null);
+        }
+        other => return Err(expected(&other, "text").at("content")),
+    }
+    Ok(Value::Object(fields))
+}
+
+fn without_nulls(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.retain(|_, v| !v.is_null());
+            map.values_mut().for_each(without_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_nulls),
+        _ => {}
+    }
+}
+
+fn is_assistant(message: Option<&Value>) -> bool {
+    message.and_then(|m| m.get("role")).and_then(Value::as_str) == Some("assistant")
+}
+
+fn ends_wrong(messages: &[Value], whose: &str) -> Error {
+    let role = messages.last().and_then(|m| m.get("role")).and_then(Value::as_str).unwrap_or("nobody");
+    Error::data(format!("the last message is from {role:?}, expected {whose}")).fix(if role == "assistant" {
+        "take the answer out of the prompt"
+    } else {
+        "add the answer, or drop the row"
+    })
+}
+
+/// Two texts with a common beginning, which is their prompt.
+fn split_texts(chosen: &str, rejected: &str) -> Fields {
+    let same = chosen.chars().zip(rejected.chars()).take_while(|(a, b)| a == b);
+    let mut cut: usize = same.map(|(c, _)| c.len_utf8()).sum();
+    // A space belongs to the word after it.
+    if chosen[..cut].ends_with(' ') {
+        cut -= 1;
+    }
+    Fields::Pair {
+        prompt: Content::Text(chosen[..cut].to_owned()),
+        chosen: Content::Text(chosen[cut..].to_owned()),
+        rejected: Content::Text(rejected[cut..].to_owned()),
+    }
+}
+
+/// Two conversations with the same beginning, which is their prompt.
+fn split_messages(chosen: Vec<Value>, rejected: Vec<Value>) -> Result<Fields> {
+    let cut = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b).count();
+    if cut == 0 || cut >= chosen.len().min(rejected.len()) {
+        let what = if cut == 0 { "have no message in common" } else { "do not differ in an answer" };
+        return Err(Error::data(format!("chosen and rejected {what}, so there is no prompt"))
+            .at(column("chosen"))
+            .fix("give the prompt in a column of its own"));
+    }
+    Ok(Fields::Pair {
+        prompt: Content::Messages(chosen[..cut].to_vec()),
+        chosen: Content::Messages(chosen[cut..].to_vec()),
+        rejected: Content::Messages(rejected[cut..].to_vec()),
+    })
+}

@@ -1,0 +1,304 @@
+//! Where data comes from: `path`, `folder`, `*.glob`, `org/name`, each with an optional `split@` before it.
+
+use std::path::{Component, Path, PathBuf};
+
+use ferrl_engine::{Error, Result, nearest};
+
+use super::hub::{Cache, Repo, is_id};
+use super::{FORMATS, extension, known, list};
+
+/// One set of files, read as one dataset.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Source {
+    /// A file, a folder, a glob, or `org/name` (with more path components for a part of it).
+    pub path: String,
+    /// The part of a folder to read: `train`, `test` or any name its files carry.
+    pub split: Option<String>,
+    /// Rows to take, as in `train[:1000]@path`.
+    pub slice: Option<Slice>,
+    /// Branch, tag or commit of `org/name`.
+    pub revision: Option<String>,
+    /// How often each row is seen in an epoch; a fraction takes that share of the rows.
+    pub weight: f64,
+}
+
+/// A range of rows; each end is a number of rows or a percentage, from the back when negative.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slice {
+    /// The first row.
+    pub start: Option<Bound>,
+    /// One past the last row.
+    pub end: Option<Bound>,
+}
+
+/// One end of a slice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
+    /// A number of rows.
+    Rows(i64),
+    /// A percentage of the rows.
+    Percent(f64),
+}
+
+/// Words that mean a split in the names of files and folders.
+const SPLITS: [(&str, &[&str]); 3] = [
+    ("train", &["train", "training"]),
+    ("validation", &["validation", "valid", "val", "dev"]),
+    ("test", &["test", "testing", "eval", "evaluation"]),
+];
+
+/// Files that describe a dataset and hold none of it.
+const NOT_DATA: [&str; 5] =
+    ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "metadata.json"];
+
+impl Source {
+    /// Reads `path` or `split@path` or `split[a:b]@path`.
+    pub fn parse(text: &str) -> Result<Self> {
+        let whole = |path: &str| Source {
+            path: path.to_owned(),
+            split: None,
+            slice: None,
+            revision: None,
+            weight: 1.0,
+        };
+        if text.is_empty() {
+            return Err(Error::usage("an empty name for data").fix("give a file, a folder or org/name"));
+        }
+        let Some((split, path)) = text.split_once('@').filter(|(s, _)| !s.contains(['/', '\\'])) else {
+            return Ok(whole(text));
+        };
+        if Path::new(text).exists() {
+            return Ok(whole(text));
+        }
+        let bad = |what: &str| {
+            Error::usage(format!("{what} in {text:?}"))
+                .fix("write split@path, as in train@data/ or train[:1000]@data/ or test[-5%:]@org/name")
+        };
+        let (name, slice) = match split.split_once('[') {
+            None => (split, None),
+            Some((name, range)) => {
+                let range = range.strip_suffix(']').and_then(|r| r.split_once(':'));
+                let (start, end) = range.ok_or_else(|| bad("a range of rows that is not [start:end]"))?;
+                let bound =
+                    |text: &str| Bound::parse(text).ok_or_else(|| bad("a range that is not of numbers"));
+                (name, Some(Slice { start: bound(start)?, end: bound(end)? }))
+            }
+        };
+        if name.is_empty() || path.is_empty() {
+            return Err(bad("a split or a path is missing"));
+        }
+        Ok(Source { split: Some(name.to_owned()), slice, ..whole(path) })
+    }
+
+    /// The same source seen `weight` times in an epoch.
+    pub fn weighted(self, weight: f64) -> Self {
+        Source { weight, ..self }
+    }
+
+    /// The files of the source, in a fixed order.
+    pub fn files(&self, cache: &Cache) -> Result<Vec<PathBuf>> {
+        let path = Path::new(&self.path);
+        if path.is_file() {
+            return self.single(path);
+        }
+        if path.is_dir() {
+            return self.folder(path);
+        }
+        if self.path.contains(['*', '?', '[']) {
+            return self.glob();
+        }
+        let parts: Vec<&str> = self.path.split('/').collect();
+        let id = parts[..parts.len().min(2)].join("/");
+        if parts.len() < 2 || !is_id(&id) || known(path) {
+            return Err(missing(path));
+        }
+        let inside: PathBuf = parts[2..].iter().collect();
+        if inside.components().any(|c| !matches!(c, Component::Normal(_))) {
+            return Err(Error::usage(format!("{:?} leads out of {id}", self.path))
+                .fix("give a folder or file inside the dataset"));
+        }
+        let snapshot = cache.resolve(Repo::Dataset, &id, self.revision.as_deref())?;
+        let target = snapshot.join(inside);
+        let files = if target.is_file() { vec![target] } else { self.folder(&target)? };
+        files.iter().try_for_each(|f| cache.contains(f))?;
+        Ok(files)
+    }
+
+    fn single(&self, path: &Path) -> Result<Vec<PathBuf>> {
+        let fits = |split: &str| split == "train" || position(&label(path), split, true).is_some();
+        match &self.split {
+            Some(split) if !fits(split) => {
+                Err(Error::usage(format!("one file is one split, and it is not named {split:?}"))
+                    .at(path.display())
+                    .fix("leave the split out, or give the folder"))
+            }
+            _ => Ok(vec![path.to_owned()]),
+        }
+    }
+
+    fn glob(&self) -> Result<Vec<PathBuf>> {
+        let bad =
+            |what: String| Error::usage(what).at(&self.path).fix("check the pattern: *, ?, [abc] and **");
+        let options = glob::MatchOptions { require_literal_leading_dot: true, ..Default::default() };
+        let found =
+            glob::glob_with(&self.path, options).map_err(|e| bad(format!("is not a pattern: {}", e.msg)))?;
+        let mut files: Vec<PathBuf> = found.flatten().filter(|p| p.is_file()).collect();
+        files.sort();
+        if let Some(split) = &self.split {
+            files.retain(|f| position(&label(f), split, false).is_some());
+        }
+        if files.is_empty() {
+            return Err(bad("no file matches".into()));
+        }
+        Ok(files)
+    }
+
+    fn folder(&self, folder: &Path) -> Result<Vec<PathBuf>> {
+        let mut files = Vec::new();
+        walk(folder, &mut files)?;
+        files.sort();
+        let labels: Vec<Vec<String>> =
+            files.iter().map(|f| label(f.strip_prefix(folder).unwrap_or(f))).collect();
+        let kept = self.choose(&labels).map_err(|e| e.at(folder.display()))?;
+        let files: Vec<PathBuf> = kept.into_iter().map(|i| files[i].clone()).collect();
+        let format = |f: &PathBuf| {
+            FORMATS.iter().find(|x| x.extensions().contains(&extension(f).as_str())).map(|x| x.name())
+        };
+        let mut formats: Vec<&str> = files.iter().filter_map(format).collect();
+        formats.sort();
+        formats.dedup();
+        if formats.len() > 1 {
+            return Err(Error::data(format!("mixes files of {}", list(&formats)))
+                .at(folder.display())
+                .fix("give a pattern for the ones you mean, as in folder/*.jsonl"));
+        }
+        Ok(files)
+    }
+
+    /// Which files of a folder belong to the split; without one, `train` where files are named so, else all.
+    fn choose(&self, labels: &[Vec<String>]) -> Result<Vec<usize>> {
+        if labels.is_empty() {
+            let names: Vec<&str> = FORMATS.iter().flat_map(|f| f.extensions()).copied().collect();
+            return Err(Error::data(format!("no data files here, expected {}", list(&names)))
+                .fix("give the folder that holds them"));
+        }
+        let wanted = self.split.as_deref().unwrap_or("train");
+        for exact in [true, false] {
+            let place = |l: &Vec<String>| position(l, wanted, exact).map(|p| l[..=p].join("/"));
+            let found: Vec<(usize, String)> =
+                labels.iter().enumerate().filter_map(|(i, l)| Some((i, place(l)?))).collect();
+            let mut names: Vec<&str> = found.iter().map(|(_, n)| n.as_str()).collect();
+            names.sort();
+            names.dedup();
+            if names.len() > 1 {
+                return Err(Error::usage(format!("several parts are {wanted:?}: {}", list(&names)))
+                    .fix("name one: a subfolder in the path, or the whole name of the split before the @"));
+            }
+            if !found.is_empty() {
+                return Ok(found.into_iter().map(|(i, _)| i).collect());
+            }
+        }
+        let mut have: Vec<&str> = labels.iter().filter_map(|l| l.last()).map(String::as_str).collect();
+        have.sort();
+        have.dedup();
+        let other = |l: &Vec<String>| SPLITS.iter().any(|(s, _)| position(l, s, false).is_some());
+        match &self.split {
+            None if !labels.iter().any(other) => Ok((0..labels.len()).collect()),
+            None => Err(Error::usage(format!("has no split named train; its files are {}", list(&have)))
+                .fix("say which one before an @, as in test@folder")),
+            Some(split) => {
+                let near = nearest(split, have.iter().copied()).map(|n| format!("did you mean {n:?}? "));
+                Err(Error::usage(format!("has no split {split:?}; its files are {}", list(&have)))
+                    .fix(format!("{}name one of them before the @", near.unwrap_or_default())))
+            }
+        }
+    }
+}
+
+impl Bound {
+    fn parse(text: &str) -> Option<Option<Bound>> {
+        match text.trim().strip_suffix('%') {
+            _ if text.trim().is_empty() => Some(None),
+            Some(percent) => {
+                percent.parse().ok().filter(|p: &f64| p.abs() <= 100.0).map(|p| Some(Bound::Percent(p)))
+            }
+            None => text.trim().parse().ok().map(|rows| Some(Bound::Rows(rows))),
+        }
+    }
+
+    fn index(self, count: usize) -> usize {
+        let rows = match self {
+            Bound::Rows(rows) => rows,
+            Bound::Percent(percent) => (percent / 100.0 * count as f64).round() as i64,
+        };
+        let index = if rows < 0 { count as i64 + rows } else { rows };
+        index.clamp(0, count as i64) as usize
+    }
+}
+
+impl Slice {
+    /// The rows it takes out of `count`.
+    pub fn range(&self, count: usize) -> std::ops::Range<usize> {
+        let start = self.start.map_or(0, |b| b.index(count));
+        let end = self.end.map_or(count, |b| b.index(count));
+        start..end.max(start)
+    }
+}
+
+/// The folders of a path and its file name without extension and `-00000-of-00004`.
+fn label(path: &Path) -> Vec<String> {
+    let mut parts: Vec<String> = path.parent().map_or(Vec::new(), |p| {
+        p.components().map(|c| c.as_os_str().to_string_lossy().into_owned()).collect()
+    });
+    let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    let digits = |s: &str| !s.is_empty() && s.chars().all(|c| c.is_ascii_digit());
+    let shard = stem.rsplit_once("-of-").and_then(|(front, count)| {
+        let (name, index) = front.rsplit_once('-')?;
+        (digits(count) && digits(index)).then(|| name.to_owned())
+    });
+    parts.push(shard.unwrap_or(stem));
+    parts
+}
+
+/// Which part of a label names the split: as a whole, or as one of its words.
+fn position(label: &[String], split: &str, exact: bool) -> Option<usize> {
+    let one = [split];
+    let words = SPLITS.iter().find(|(name, _)| *name == split).map_or(&one[..], |(_, words)| words);
+    label.iter().position(|part| {
+        part == split || (!exact && part.split(['-', '_', '.', ' ']).any(|w| words.contains(&w)))
+    })
+}
+
+/// Data files below a folder; hidden ones and those that only describe the data are left out.
+fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    let entries = std::fs::read_dir(folder).map_err(|e| super::unreadable(folder, &e))?;
+    for entry in entries {
+        let path = entry.map_err(|e| super::unreadable(folder, &e))?.path();
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        if name.starts_with('.') || NOT_DATA.contains(&name.as_str()) {
+            continue;
+        }
+        if path.is_dir() {
+            // A link to a folder could lead round in a circle.
+            if !path.is_symlink() {
+                walk(&path, files)?;
+            }
+        } else if known(&path) {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn missing(path: &Path) -> Error {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
+    let names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let near = nearest(&name, names.iter().map(String::as_str));
+    Error::data("there is no such file or folder").at(path.display()).fix(match near {
+        Some(near) => format!("did you mean {:?}?", parent.join(near).display().to_string()),
+        None if parent.is_dir() => format!("look at what {} holds", parent.display()),
+        None => format!("the folder {} does not exist either", parent.display()),
+    })
+}

@@ -1,0 +1,60 @@
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(dead_code)] // each test file uses some of them
+//! A tokenizer of single characters, a ChatML template, and folders of files.
+
+use std::path::{Path, PathBuf};
+
+use ferrl::data::hub::Cache;
+use ferrl::data::prompt::Settings;
+use ferrl::data::schema::Wants;
+use ferrl::data::{Counts, Encoder, Row, Sample, check};
+use ferrl_engine::Result;
+use ferrl_engine::chat::ChatTemplate;
+use ferrl_engine::tokenizer::{Tokenizer, train_chars};
+use serde_json::{Map, Value};
+
+pub const CHATML: &str = "{%- for message in messages %}\
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}\
+{%- endfor %}\
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
+
+pub fn tokenizer() -> Tokenizer {
+    let text: String = (' '..='~').chain(['\n', 'é', '→']).collect();
+    let specials = ["<|im_start|>", "<|im_end|>"].map(String::from);
+    train_chars([text].into_iter(), &specials).unwrap()
+}
+
+pub fn encoder(settings: Settings) -> Encoder {
+    let chat = ChatTemplate::from_source(CHATML, Map::new()).unwrap();
+    Encoder::new(tokenizer(), Some(chat), settings).unwrap()
+}
+
+/// Settings from what a recipe would say.
+pub fn settings(value: Value) -> Settings {
+    serde_json::from_value(value).unwrap()
+}
+
+pub fn row(value: Value) -> Row {
+    value.as_object().unwrap().clone()
+}
+
+pub fn encode(encoder: &Encoder, value: Value, wants: Wants) -> Result<Sample> {
+    let mut counts = Counts::default();
+    encoder.encode(&row(value), wants, "rows.jsonl:1", &mut counts).map(|s| s.unwrap())
+}
+
+/// The sample as text, trained tokens between marks.
+pub fn shown(encoder: &Encoder, value: Value, wants: Wants) -> String {
+    check::show(encoder.tokenizer(), &encode(encoder, value, wants).unwrap()).unwrap()
+}
+
+pub fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+pub fn no_cache() -> Cache {
+    Cache { root: "/nowhere/hub".into(), offline: false }
+}

@@ -1,0 +1,236 @@
+//! Every kind of example, from text and from messages: what is said and what of it is trained.
+
+mod data_help;
+
+use data_help::{encode, encoder, settings, shown};
+use ferrl::data::Example;
+use ferrl::data::prompt::Settings;
+use ferrl::data::schema::Wants;
+use serde_json::{Value, json};
+
+const ASK: &str = "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n";
+
+fn user() -> Value {
+    json!([{ "role": "user", "content": "Hi?" }])
+}
+fn said(text: &str) -> Value {
+    json!([{ "role": "assistant", "content": text }])
+}
+fn talk(text: &str) -> Value {
+    json!([{ "role": "user", "content": "Hi?" }, { "role": "assistant", "content": text }])
+}
+
+/// Row, what it is for, and how it has to be shown; `{ask}` is the rendered question.
+fn table() -> Vec<(Value, Wants, &'static str)> {
+    use Wants::*;
+    let yes = "{ask}⟦Yes<|im_end|>⟧";
+    vec![
+        (json!({ "text": "Hi? Yes" }), Sft, "H⟦i? Yes<|im_end|>⟧"),
+        (json!({ "prompt": "Hi?", "response": "Yes" }), Sft, "Hi?⟦Yes<|im_end|>⟧"),
+        (json!({ "prompt": "Hi?", "completion": "Yes" }), Sft, "Hi?⟦Yes<|im_end|>⟧"),
+        (json!({ "messages": talk("Yes") }), Sft, yes),
+        (
+            json!({ "conversations": [{ "from": "human", "value": "Hi?" }, { "from": "gpt", "value": "Yes" }] }),
+            Sft,
+            yes,
+        ),
+        (json!({ "messages": user(), "response": "Yes" }), Sft, yes),
+        (json!({ "prompt": user(), "completion": said("Yes") }), Sft, yes),
+        (json!({ "prompt": "Hi?", "completion": said("Yes") }), Sft, yes),
+        (
+            json!({ "prompt": "Hi?", "chosen": "Yes", "rejected": "No" }),
+            Preference,
+            "chosen:   Hi?⟦Yes<|im_end|>⟧\nrejected: Hi?⟦No<|im_end|>⟧",
+        ),
+        (
+            json!({ "chosen": "Hi? Yes", "rejected": "Hi? No" }),
+            Preference,
+            "chosen:   Hi?⟦ Yes<|im_end|>⟧\nrejected: Hi?⟦ No<|im_end|>⟧",
+        ),
+        (
+            json!({ "messages": user(), "chosen": "Yes", "rejected": "No" }),
+            Preference,
+            "chosen:   {ask}⟦Yes<|im_end|>⟧\nrejected: {ask}⟦No<|im_end|>⟧",
+        ),
+        (
+            json!({ "prompt": user(), "chosen": said("Yes"), "rejected": said("No") }),
+            Preference,
+            "chosen:   {ask}⟦Yes<|im_end|>⟧\nrejected: {ask}⟦No<|im_end|>⟧",
+        ),
+        (
+            json!({ "chosen": talk("Yes"), "rejected": talk("No") }),
+            Preference,
+            "chosen:   {ask}⟦Yes<|im_end|>⟧\nrejected: {ask}⟦No<|im_end|>⟧",
+        ),
+        (
+            json!({ "prompt": "Hi?", "chosen": talk("Yes"), "rejected": talk("No") }),
+            Preference,
+            "chosen:   {ask}⟦Yes<|im_end|>⟧\nrejected: {ask}⟦No<|im_end|>⟧",
+        ),
+        (
+            json!({ "prompt": "Hi?", "completion": "Yes", "label": true }),
+            Unpaired,
+            "label true: Hi?⟦Yes<|im_end|>⟧",
+        ),
+        (
+            json!({ "prompt": user(), "completion": said("Yes"), "label": 0 }),
+            Unpaired,
+            "label false: {ask}⟦Yes<|im_end|>⟧",
+        ),
+        (json!({ "messages": talk("Yes"), "label": "True" }), Unpaired, "label true: {ask}⟦Yes<|im_end|>⟧"),
+        (
+            json!({ "prompt": "Hi?", "response": "Yes", "target": 0.25 }),
+            Target,
+            "target 0.25: Hi?⟦Yes<|im_end|>⟧",
+        ),
+        (json!({ "messages": talk("Yes"), "target": 1 }), Target, "target 1: {ask}⟦Yes<|im_end|>⟧"),
+        (json!({ "prompt": "Hi?" }), Prompt, "Hi?"),
+        (json!({ "prompt": user() }), Prompt, "{ask}"),
+        (json!({ "messages": user() }), Prompt, "{ask}"),
+        (
+            json!({ "prompt": "Hi?", "completions": ["Yes", "No"], "rewards": [1, 0.5] }),
+            Group,
+            "reward 1: Hi?⟦Yes<|im_end|>⟧\nreward 0.5: Hi?⟦No<|im_end|>⟧",
+        ),
+        (
+            json!({ "messages": user(), "completions": ["Yes", "No"], "rewards": { "right": [1, 0], "short": [0, 1] } }),
+            Group,
+            "right 1, short 0: {ask}⟦Yes<|im_end|>⟧\nright 0, short 1: {ask}⟦No<|im_end|>⟧",
+        ),
+        (
+            json!({ "prompt": user(), "completions": [said("Yes"), said("No")], "rewards": [1, 0] }),
+            Group,
+            "reward 1: {ask}⟦Yes<|im_end|>⟧\nreward 0: {ask}⟦No<|im_end|>⟧",
+        ),
+        (
+            json!({ "prompt": "Hi?", "completions": ["a=1", "b=2"], "labels": [true, false] }),
+            Steps,
+            "labels [1.0, 0.0]: Hi?a=1⟦\n⟧b=2⟦\n⟧",
+        ),
+        (
+            json!({ "messages": user(), "completions": ["a", "b"], "labels": [1, 0.5] }),
+            Steps,
+            "labels [1.0, 0.5]: {ask}a⟦\n⟧b⟦\n⟧",
+        ),
+    ]
+}
+
+#[test]
+fn what_is_trained_for_every_schema() {
+    let encoder = encoder(Settings::default());
+    let table = table();
+    for (row, wants, expected) in &table {
+        assert_eq!(shown(&encoder, row.clone(), *wants), expected.replace("{ask}", ASK), "{row}");
+    }
+    for wants in Wants::ALL {
+        for messages in [false, true] {
+            let is = |row: &Value| row.to_string().contains("\"role\"");
+            assert!(table.iter().any(|(row, w, _)| *w == wants && is(row) == messages), "{wants} {messages}");
+        }
+    }
+}
+
+#[test]
+fn masks_have_the_length_of_the_ids_and_the_prompt_is_common() {
+    let encoder = encoder(Settings::default());
+    let row = json!({ "messages": user(), "chosen": "Yes", "rejected": "No" });
+    let Example::Pair { chosen, rejected } = encode(&encoder, row, Wants::Preference).unwrap().example else {
+        panic!("not a pair");
+    };
+    let Example::Prompt { ids } =
+        encode(&encoder, json!({ "messages": user() }), Wants::Prompt).unwrap().example
+    else {
+        panic!("not a prompt");
+    };
+    for side in [&chosen, &rejected] {
+        assert_eq!(side.ids.len(), side.mask.len());
+        assert!(side.ids.starts_with(&ids));
+        assert!(side.mask.iter().enumerate().all(|(i, &m)| m == (i >= ids.len())));
+    }
+}
+
+#[test]
+fn rl2_readme_samples() {
+    let encoder = encoder(Settings::default());
+    let ask = "<|im_start|>user\nWhat is the capital of China?<|im_end|>\n<|im_start|>assistant\n";
+    let question = json!({ "role": "user", "content": "What is the capital of China?" });
+    let raw = "The capital of China is";
+    let answer = json!({ "role": "assistant", "content": "Beijing." });
+    assert_eq!(
+        shown(&encoder, json!({ "prompt": raw, "response": "Beijing." }), Wants::Sft),
+        format!("{raw}⟦Beijing.<|im_end|>⟧")
+    );
+    assert_eq!(
+        shown(&encoder, json!({ "messages": [question, answer] }), Wants::Sft),
+        format!("{ask}⟦Beijing.<|im_end|>⟧")
+    );
+    assert_eq!(
+        shown(
+            &encoder,
+            json!({ "prompt": raw, "chosen": "Beijing.", "rejected": "Shanghai." }),
+            Wants::Preference
+        ),
+        format!("chosen:   {raw}⟦Beijing.<|im_end|>⟧\nrejected: {raw}⟦Shanghai.<|im_end|>⟧")
+    );
+    let pair = format!("chosen:   {ask}⟦Beijing.<|im_end|>⟧\nrejected: {ask}⟦Shanghai.<|im_end|>⟧");
+    let row = json!({ "messages": [question], "chosen": "Beijing.", "rejected": "Shanghai." });
+    assert_eq!(shown(&encoder, row, Wants::Preference), pair);
+    // Its later versions write the whole conversation twice.
+    let other = json!({ "role": "assistant", "content": "Shanghai." });
+    let row = json!({ "chosen": [question, answer], "rejected": [question, other] });
+    assert_eq!(shown(&encoder, row, Wants::Preference), pair);
+    for (row, expected) in [
+        (json!({ "prompt": raw, "extra_info": { "answer": "Beijing" } }), raw),
+        (json!({ "messages": [question], "extra_info": { "answer": "Beijing" } }), ask),
+    ] {
+        assert_eq!(shown(&encoder, row.clone(), Wants::Prompt), expected);
+        let sample = encode(&encoder, row, Wants::Prompt).unwrap();
+        assert_eq!(sample.extra["extra_info"]["answer"], "Beijing");
+        assert_eq!(sample.extra.len(), 1);
+    }
+}
+
+#[test]
+fn many_turns_train_the_assistant_only() {
+    let turns = json!([
+        { "role": "system", "content": "Be brief." },
+        { "role": "user", "content": "a" },
+        { "role": "assistant", "content": "b" },
+        { "role": "user", "content": "c" },
+        { "role": "assistant", "content": "d" },
+    ]);
+    let before =
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n";
+    let between = "\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n";
+    let all = encoder(Settings::default());
+    assert_eq!(
+        shown(&all, json!({ "messages": turns }), Wants::Sft),
+        format!("{before}⟦b<|im_end|>⟧{between}⟦d<|im_end|>⟧")
+    );
+    let last = encoder(settings(json!({ "turns": "last" })));
+    assert_eq!(
+        shown(&last, json!({ "messages": turns }), Wants::Sft),
+        format!("{before}b<|im_end|>{between}⟦d<|im_end|>⟧")
+    );
+    // An answer of several messages: what the user says within it is not trained, nor is the prompt.
+    let list = turns.as_array().unwrap();
+    let row = json!({ "prompt": list[..2], "completion": list[2..] });
+    assert_eq!(shown(&all, row, Wants::Sft), format!("{before}⟦b<|im_end|>⟧{between}⟦d<|im_end|>⟧"));
+}
+
+#[test]
+fn markers_in_the_data_stay_text() {
+    let encoder = encoder(Settings::default());
+    let row = json!({ "messages": [{ "role": "user", "content": "x<|im_end|>" }, { "role": "assistant", "content": "y" }] });
+    let Example::Text(tokens) = encode(&encoder, row, Wants::Sft).unwrap().example else {
+        panic!("not text")
+    };
+    let end = encoder.tokenizer().token_id("<|im_end|>").unwrap();
+    assert_eq!(tokens.ids.iter().filter(|&&id| id == end).count(), 2);
+    // A raw prompt is the user's own markup; a response is not.
+    let row = json!({ "prompt": "<|im_start|>x", "response": "<|im_end|>" });
+    let Example::Text(tokens) = encode(&encoder, row, Wants::Sft).unwrap().example else {
+        panic!("not text")
+    };
+    assert_eq!(tokens.ids.len(), 2 + "<|im_end|>".len() + 1);
+}

@@ -1,0 +1,237 @@
+//! Prompts from columns, lengths, what does not fit, and the report of `ferrl data check`.
+
+mod data_help;
+
+use data_help::{encode, encoder, no_cache, row, settings, shown, write};
+use ferrl::data::check::{Limits, check};
+use ferrl::data::prompt::Settings;
+use ferrl::data::schema::Wants;
+use ferrl::data::{Counts, Encoder, Example, Source};
+use serde_json::{Value, json};
+
+fn fails(encoder: &Encoder, value: Value, wants: Wants, parts: &[&str]) {
+    let message = encode(encoder, value.clone(), wants).unwrap_err().to_string();
+    assert!(message.starts_with("rows.jsonl:1: "), "{message}");
+    assert!(message.contains("fix:"), "{message}");
+    for part in parts {
+        assert!(message.contains(part), "{value}: no {part:?} in {message}");
+    }
+}
+
+#[test]
+fn template_over_columns_with_system_prefill_and_examples() {
+    let chat = encoder(settings(json!({
+        "template": "Make {{ target }} from {{ nums | join(' ') }}.\n",
+        "system": "Think.",
+        "prefill": "<think>",
+        "apply_chat_template": "on",
+        "examples": [{ "target": 3, "nums": [1, 2], "response": "1+2" }],
+    })));
+    let value = json!({ "target": 7, "nums": [3, 4], "answer": "3+4" });
+    assert_eq!(
+        shown(&chat, value.clone(), Wants::Prompt),
+        "<|im_start|>system\nThink.<|im_end|>\n\
+         <|im_start|>user\nMake 3 from 1 2.\n<|im_end|>\n<|im_start|>assistant\n1+2<|im_end|>\n\
+         <|im_start|>user\nMake 7 from 3 4.\n<|im_end|>\n<|im_start|>assistant\n<think>"
+    );
+    let sample = encode(&chat, value, Wants::Prompt).unwrap();
+    assert_eq!(Value::from(sample.extra), json!({ "target": 7, "nums": [3, 4], "answer": "3+4" }));
+    assert_eq!(sample.prompt[3]["content"], "Make 7 from 3 4.\n");
+
+    let raw = encoder(settings(json!({
+        "template": "Q: {{ q }}\nA:",
+        "prefill": " So",
+        "examples": [{ "q": "1", "response": " 2" }],
+    })));
+    assert_eq!(shown(&raw, json!({ "q": "3" }), Wants::Prompt), "Q: 1\nA: 2\n\nQ: 3\nA: So");
+}
+
+#[test]
+fn prefill_is_given_and_never_trained() {
+    for (apply, before) in
+        [("off", "Hi?<think>"), ("on", "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n<think>")]
+    {
+        let encoder = encoder(settings(json!({ "prefill": "<think>", "apply_chat_template": apply })));
+        let value = json!({ "prompt": "Hi?", "completions": ["Yes", "No"], "rewards": [1, 0] });
+        assert_eq!(
+            shown(&encoder, value, Wants::Group),
+            format!("reward 1: {before}⟦Yes<|im_end|>⟧\nreward 0: {before}⟦No<|im_end|>⟧")
+        );
+    }
+}
+
+#[test]
+fn columns_are_renamed_and_reached_into() {
+    let encoder = encoder(settings(json!({
+        "columns": { "prompt": "question", "answer": "reward_model.ground_truth" },
+    })));
+    let value = json!({ "question": "1+1", "reward_model": { "ground_truth": "2" }, "ability": "math" });
+    let sample = encode(&encoder, value, Wants::Prompt).unwrap();
+    assert_eq!(sample.prompt, "1+1");
+    assert_eq!(sample.extra["answer"], "2");
+    assert_eq!(sample.extra["ability"], "math");
+    assert!(!sample.extra.contains_key("question"));
+    fails(
+        &encoder,
+        json!({ "questoin": "1+1" }),
+        Wants::Prompt,
+        &["\"question\"", "did you mean \"questoin\""],
+    );
+}
+
+#[test]
+fn max_length_cuts_each_side_apart_and_counts() {
+    let pair = row(json!({ "prompt": "abcd", "chosen": "yes", "rejected": "nononono" }));
+    let encoder = encoder(settings(json!({ "max_length": 8 })));
+    let mut counts = Counts::default();
+    let sample = encoder.encode(&pair, Wants::Preference, "x:1", &mut counts).unwrap().unwrap();
+    let Example::Pair { chosen, rejected } = sample.example else { panic!("not a pair") };
+    assert_eq!((chosen.ids.len(), rejected.ids.len()), (8, 8));
+    assert_eq!(counts, Counts { truncated: 1, dropped: 0 });
+    fails(
+        &data_help::encoder(settings(json!({ "max_length": 4 }))),
+        Value::Object(pair.clone()),
+        Wants::Preference,
+        &["chosen", "8 tokens", "data.max_length = 4", "overlong"],
+    );
+    let drop = data_help::encoder(settings(json!({ "max_length": 4, "overlong": "drop" })));
+    assert!(drop.encode(&pair, Wants::Preference, "x:1", &mut counts).unwrap().is_none());
+    assert_eq!(counts.dropped, 1);
+    let steps = json!({ "prompt": "p", "completions": ["ab", "cd", "ef"], "labels": [1, 1, 0] });
+    let Example::Steps { ends, labels, .. } = encode(&encoder, steps, Wants::Steps).unwrap().example else {
+        panic!("not steps");
+    };
+    assert_eq!((ends, labels), (vec![3, 6], vec![1.0, 1.0]));
+    // Prompts to sample from are never cut.
+    assert_eq!(shown(&encoder, json!({ "prompt": "0123456789" }), Wants::Prompt), "0123456789");
+}
+
+#[test]
+fn rows_that_do_not_fit_say_what_was_found_and_expected() {
+    use Wants::*;
+    let e = encoder(Settings::default());
+    let user = json!([{ "role": "user", "content": "a" }]);
+    let talk = json!([{ "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }]);
+    fails(
+        &e,
+        json!({ "promt": "a", "response": "b" }),
+        Sft,
+        &["got columns promt, response", "prompt + response", "did you mean \"prompt\" by \"promt\""],
+    );
+    fails(
+        &e,
+        json!({ "prompt": "a", "choosen": "b", "rejected": "c" }),
+        Preference,
+        &["chosen", "\"choosen\""],
+    );
+    fails(
+        &e,
+        json!({ "prompt": "a", "chosen": "b", "rejected": null }),
+        Preference,
+        &["got columns prompt, chosen;"],
+    );
+    fails(&e, json!({ "prompt": ["x"], "response": "b" }), Sft, &["column prompt", "message 1", "got text"]);
+    fails(&e, json!({ "messages": [{ "content": "x" }] }), Sft, &["has no role"]);
+    fails(&e, json!({ "messages": [] }), Sft, &["empty"]);
+    fails(&e, json!({ "messages": "x" }), Sft, &["column messages", "got text, expected a list of messages"]);
+    fails(
+        &e,
+        json!({ "messages": [{ "role": "user", "content": { "a": 1 } }] }),
+        Sft,
+        &["content", "an object"],
+    );
+    fails(&e, json!({ "messages": talk }), Prompt, &["last message is from \"assistant\""]);
+    fails(&e, json!({ "messages": user, "label": true }), Unpaired, &["last message is from \"user\""]);
+    fails(
+        &e,
+        json!({ "prompt": "a", "completion": "b", "label": "maybe" }),
+        Unpaired,
+        &["column label", "true or false"],
+    );
+    fails(&e, json!({ "prompt": "a", "response": "b", "target": 1.5 }), Target, &["column target", "is 1.5"]);
+    fails(
+        &e,
+        json!({ "prompt": "a", "completions": ["b"], "rewards": [1, 2] }),
+        Group,
+        &["2 entries for 1 completions"],
+    );
+    fails(
+        &e,
+        json!({ "prompt": "a", "completions": ["b"], "rewards": ["x"] }),
+        Group,
+        &["item 1", "expected a number"],
+    );
+    fails(
+        &e,
+        json!({ "prompt": "a", "completions": [], "rewards": [] }),
+        Group,
+        &["column completions", "empty"],
+    );
+    fails(&e, json!({ "prompt": "a", "completions": ["b"], "rewards": { "r": [] } }), Group, &["rewards"]);
+    fails(&e, json!({ "prompt": "a", "completions": [1, ["x"]], "labels": [1, 0] }), Steps, &["item 2"]);
+    fails(&e, json!({ "chosen": talk, "rejected": talk }), Preference, &["do not differ"]);
+    fails(&e, json!({ "chosen": "a", "rejected": talk }), Preference, &["column rejected", "both"]);
+    fails(&e, json!({ "messages": talk, "tools": 3 }), Sft, &["column tools"]);
+    fails(&e, json!({}), Prompt, &["got columns nothing"]);
+    let off = encoder(settings(json!({ "apply_chat_template": "off" })));
+    fails(&off, json!({ "messages": user }), Prompt, &["apply_chat_template is off"]);
+    let system = encoder(settings(json!({ "system": "x" })));
+    fails(&system, json!({ "prompt": "a" }), Prompt, &["data.system", "apply_chat_template"]);
+    let template = encoder(settings(json!({ "template": "{{ quest }}" })));
+    fails(&template, json!({ "question": "a" }), Prompt, &["data.template", "columns are question"]);
+    let bare = Encoder::new(data_help::tokenizer(), None, Settings::default()).unwrap();
+    fails(&bare, json!({ "messages": user }), Prompt, &["no chat template"]);
+}
+
+#[test]
+fn bad_settings_are_refused_at_once() {
+    let refused = |value: Value| {
+        let e = Encoder::new(data_help::tokenizer(), None, settings(value)).err();
+        e.unwrap().to_string()
+    };
+    assert!(refused(json!({ "template": "{{ x" })).contains("does not compile"));
+    assert!(refused(json!({ "columns": { "prompt": 3 } })).contains("data.columns.prompt"));
+    assert!(refused(json!({ "examples": [{ "q": "x" }] })).contains("data.examples 1"));
+    assert!(refused(json!({ "max_length": 0 })).contains("max_length"));
+    assert!(serde_json::from_value::<Settings>(json!({ "templte": "x" })).is_err());
+}
+
+#[test]
+fn the_report_shows_examples_lengths_and_every_problem() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = [
+        r#"{"prompt": "2+2=", "response": "4"}"#,
+        r#"{"prompt": "3+3=", "respons": "6"}"#,
+        "",
+        r#"{"prompt": "4+4=", "response": "8""#,
+        r#"{"prompt": "5+5=", "response": "a longer answer to it"}"#,
+        r#"[1]"#,
+    ];
+    let path = write(folder.path(), "train.jsonl", lines.join("\n"));
+    let source = Source::parse(path.to_str().unwrap()).unwrap();
+    let e = encoder(settings(json!({ "max_length": 20 })));
+    let limits = Limits { examples: 1, problems: 2 };
+    let report = check(&[source], &no_cache(), &e, Wants::Sft, limits).unwrap();
+    assert_eq!((report.rows, report.files, report.found, report.problems.len()), (5, 1, 3, 2));
+    assert_eq!(report.counts.truncated, 1);
+    assert_eq!(report.lengths, [6, 20]);
+    let text = report.to_string();
+    for part in [
+        "train.jsonl:1\n  2+2=⟦4<|im_end|>⟧",
+        "train.jsonl:4: is not valid JSON",
+        "train.jsonl:6: a row is a list",
+        "3 problems, the first 2 shown",
+        "least 6, median 6",
+        "1 sequences cut",
+    ] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    let all = check(
+        &[Source::parse(path.to_str().unwrap()).unwrap()],
+        &no_cache(),
+        &e,
+        Wants::Sft,
+        Limits::default(),
+    );
+    assert!(all.unwrap().to_string().contains("train.jsonl:2: the row does not fit"));
+}
