@@ -249,6 +249,15 @@ mod tests {
     }
 
     #[test]
+    fn many_sequences_are_packed_soon() {
+        let lengths: Vec<usize> =
+            (0..20_000).map(|i| 50 + philox4x32([i, 5, 0, 0], [3, 3])[0] as usize % 2000).collect();
+        let packing = pack(&lengths, &[], budget(8192), &row).unwrap();
+        let least = lengths.iter().sum::<usize>().div_ceil(8192);
+        assert!(packing.bins.len() <= least + least / 500, "{} for {least}", packing.bins.len());
+    }
+
+    #[test]
     fn pairs_stay_together() {
         for seed in 0..300 {
             let (lengths, tokens) = case(seed);

@@ -1,4 +1,5 @@
 //! Every kind of example, from text and from messages: what is said and what of it is trained.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 mod data_help;
 

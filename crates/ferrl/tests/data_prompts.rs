@@ -1,4 +1,5 @@
 //! Prompts from columns, lengths, what does not fit, and the report of `ferrl data check`.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 mod data_help;
 

@@ -11,6 +11,7 @@ mod columns;
 mod csv;
 mod dataset;
 mod encode;
+mod example;
 pub mod hub;
 mod json;
 mod jsonl;
@@ -28,8 +29,9 @@ use ferrl_engine::{Error, Result, nearest};
 use serde_json::Value;
 
 pub use dataset::{Dataset, Record};
-pub use encode::{Counts, Encoder, Example, Overlong, Sample, Tokens};
-pub use source::{Slice, Source};
+pub use encode::Encoder;
+pub use example::{Counts, Example, Overlong, Sample, Tokens};
+pub use source::{Bound, Slice, Source};
 
 /// One row of data: column names and JSON values, in the order of the file.
 pub type Row = serde_json::Map<String, Value>;

@@ -1,6 +1,7 @@
 //! What a row means: RL2's and TRL's column names, as plain text or as messages.
 
 mod read;
+mod value;
 
 use std::fmt;
 

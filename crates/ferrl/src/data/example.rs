@@ -1,0 +1,97 @@
+//! What a row is to an algorithm, in tokens.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Row;
+
+/// Token ids and, for each, whether it is trained.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tokens {
+    /// The ids.
+    pub ids: Vec<u32>,
+    /// Whether each is something to learn to say; of the same length.
+    pub mask: Vec<bool>,
+}
+
+/// What one row is to an algorithm.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Example {
+    /// Tokens to imitate.
+    Text(Tokens),
+    /// A better and a worse answer.
+    Pair {
+        /// The better one, prompt included.
+        chosen: Tokens,
+        /// The worse one, prompt included.
+        rejected: Tokens,
+    },
+    /// An answer that is good or bad.
+    Labelled {
+        /// Prompt and answer.
+        tokens: Tokens,
+        /// Whether it is good.
+        label: bool,
+    },
+    /// An answer with a probability.
+    Target {
+        /// Prompt and answer.
+        tokens: Tokens,
+        /// The probability.
+        target: f32,
+    },
+    /// A prompt to sample from.
+    Prompt {
+        /// Its tokens.
+        ids: Vec<u32>,
+    },
+    /// Answers to one prompt, with rewards.
+    Group {
+        /// Each answer, prompt included.
+        completions: Vec<Tokens>,
+        /// Rewards by name, one per answer.
+        rewards: Vec<(String, Vec<f32>)>,
+    },
+    /// An answer in steps.
+    Steps {
+        /// Prompt and steps; the last token of each step is marked.
+        tokens: Tokens,
+        /// Where each step ends.
+        ends: Vec<usize>,
+        /// Whether each step is right.
+        labels: Vec<f32>,
+    },
+}
+
+/// A row ready for training.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// Its tokens.
+    pub example: Example,
+    /// The prompt as rewards see it: text, or a list of messages; null where there is none.
+    pub prompt: Value,
+    /// Every column the schema did not use, for rewards and environments.
+    pub extra: Row,
+    /// File and row, for messages.
+    pub place: String,
+}
+
+/// What to do with an example that lost all its trained tokens to `max_length`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Overlong {
+    /// Stop with an error.
+    #[default]
+    Error,
+    /// Leave it out and count it.
+    Drop,
+}
+
+/// What was counted on the way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Sequences cut to `max_length`.
+    pub truncated: usize,
+    /// Rows left out because the cut left nothing to train.
+    pub dropped: usize,
+}

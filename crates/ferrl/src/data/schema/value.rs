@@ -1,0 +1,160 @@
+//! Values of columns: text, numbers, messages.
+
+use ferrl_engine::{Error, Result};
+use serde_json::{Value, json};
+
+use super::{Content, Fields};
+use crate::data::kind;
+
+pub fn column(name: &str) -> String {
+    format!("column {name}")
+}
+
+pub fn expected(value: &Value, what: &str) -> Error {
+    Error::data(format!("got {}, expected {what}", kind(value))).fix("correct the row, or map another column")
+}
+
+pub fn wrong(name: &str, value: &Value, what: &str) -> Error {
+    expected(value, what).at(column(name))
+}
+
+pub fn nth(name: &str, index: usize, e: Error) -> Error {
+    e.at(format!("item {}", index + 1)).at(column(name))
+}
+
+pub fn array<'v>(name: &str, value: &'v Value) -> Result<&'v [Value]> {
+    match value {
+        Value::Array(items) if items.is_empty() => {
+            Err(Error::data("the list is empty").at(column(name)).fix("drop the row"))
+        }
+        Value::Array(items) => Ok(items),
+        other => Err(wrong(name, other, "a list")),
+    }
+}
+
+pub fn numbers(name: &str, value: &Value, count: usize) -> Result<Vec<f32>> {
+    let items = array(name, value)?;
+    if items.len() != count {
+        return Err(Error::data(format!("has {} entries for {count} completions", items.len()))
+            .at(column(name))
+            .fix("give one for each completion"));
+    }
+    let one = |(i, v): (usize, &Value)| number(v).ok_or_else(|| nth(name, i, expected(v, "a number")));
+    items.iter().enumerate().map(one).collect()
+}
+
+pub fn number(value: &Value) -> Option<f32> {
+    match value {
+        Value::Bool(yes) => Some(f32::from(u8::from(*yes))),
+        other => other.as_f64().map(|n| n as f32).filter(|n| n.is_finite()),
+    }
+}
+
+pub fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+pub fn content(value: &Value) -> Result<Content> {
+    match value {
+        Value::Array(items) if items.is_empty() => {
+            Err(Error::data("the list of messages is empty").fix("drop the row"))
+        }
+        Value::Array(items) => {
+            let one = |(i, m)| message(m).map_err(|e| e.at(format!("message {}", i + 1)));
+            items.iter().enumerate().map(one).collect::<Result<_>>().map(Content::Messages)
+        }
+        Value::Object(_) => message(value).map(|m| Content::Messages(vec![m])),
+        other => text(other).map(Content::Text).ok_or_else(|| expected(other, "text or a list of messages")),
+    }
+}
+
+/// A message with a role and content; fields that tables fill with null are left out.
+pub fn message(value: &Value) -> Result<Value> {
+    let Some(fields) = value.as_object() else {
+        return Err(expected(value, "an object with role and content"));
+    };
+    if let (Some(from), Some(said)) = (fields.get("from").and_then(Value::as_str), fields.get("value")) {
+        let role = match from {
+            "human" => "user",
+            "gpt" | "model" | "bot" => "assistant",
+            other => other,
+        };
+        return Ok(json!({ "role": role, "content": said }));
+    }
+    let keys: Vec<&str> = fields.keys().map(String::as_str).collect();
+    if !fields.get("role").is_some_and(Value::is_string) {
+        return Err(Error::data(format!("has no role; its fields are {}", crate::data::list(&keys)))
+            .fix("write messages as {\"role\": \"user\", \"content\": \"...\"}"));
+    }
+    let mut fields = fields.clone();
+    let content = fields.get("content").cloned().unwrap_or_default();
+    fields.retain(|_, v| !v.is_null());
+    fields.values_mut().for_each(without_nulls);
+    match content {
+        Value::String(_) | Value::Array(_) => {}
+        Value::Null if fields.contains_key("tool_calls") => {
+            fields.insert("content".into(), Value::Null);
+        }
+        other => return Err(expected(&other, "text").at("content")),
+    }
+    Ok(Value::Object(fields))
+}
+
+pub fn without_nulls(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            map.retain(|_, v| !v.is_null());
+            map.values_mut().for_each(without_nulls);
+        }
+        Value::Array(items) => items.iter_mut().for_each(without_nulls),
+        _ => {}
+    }
+}
+
+pub fn is_assistant(message: Option<&Value>) -> bool {
+    message.and_then(|m| m.get("role")).and_then(Value::as_str) == Some("assistant")
+}
+
+pub fn ends_wrong(messages: &[Value], whose: &str) -> Error {
+    let role = messages.last().and_then(|m| m.get("role")).and_then(Value::as_str).unwrap_or("nobody");
+    Error::data(format!("the last message is from {role:?}, expected {whose}")).fix(if role == "assistant" {
+        "take the answer out of the prompt"
+    } else {
+        "add the answer, or drop the row"
+    })
+}
+
+/// Two texts with a common beginning, which is their prompt.
+pub fn split_texts(chosen: &str, rejected: &str) -> Fields {
+    let same = chosen.chars().zip(rejected.chars()).take_while(|(a, b)| a == b);
+    let mut cut: usize = same.map(|(c, _)| c.len_utf8()).sum();
+    // A space belongs to the word after it.
+    if chosen[..cut].ends_with(' ') {
+        cut -= 1;
+    }
+    Fields::Pair {
+        prompt: Content::Text(chosen[..cut].to_owned()),
+        chosen: Content::Text(chosen[cut..].to_owned()),
+        rejected: Content::Text(rejected[cut..].to_owned()),
+    }
+}
+
+/// Two conversations with the same beginning, which is their prompt.
+pub fn split_messages(chosen: Vec<Value>, rejected: Vec<Value>) -> Result<Fields> {
+    let cut = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b).count();
+    if cut == 0 || cut >= chosen.len().min(rejected.len()) {
+        let what = if cut == 0 { "have no message in common" } else { "do not differ in an answer" };
+        return Err(Error::data(format!("chosen and rejected {what}, so there is no prompt"))
+            .at(column("chosen"))
+            .fix("give the prompt in a column of its own"));
+    }
+    Ok(Fields::Pair {
+        prompt: Content::Messages(chosen[..cut].to_vec()),
+        chosen: Content::Messages(chosen[cut..].to_vec()),
+        rejected: Content::Messages(rejected[cut..].to_vec()),
+    })
+}
