@@ -3,7 +3,10 @@
 use super::{Item, Prompt, Source};
 use crate::algo;
 use crate::data::hub::Cache;
-use crate::data::{self, Counts, Dataset, Encoder, Example, Loader, Sample, Settings, Tokens};
+use crate::data::loader::{self, Loader};
+use crate::data::prompt::Settings;
+use crate::data::schema;
+use crate::data::{self, Counts, Dataset, Encoder, Example, Sample, Tokens};
 use crate::experience::{Kind, Sequence};
 use crate::recipe::Data;
 use ferrl_engine::chat::ChatTemplate;
@@ -17,7 +20,7 @@ pub struct FileSource {
     datasets: Vec<Dataset>,
     loader: Loader,
     encoder: Encoder,
-    wants: data::Wants,
+    wants: schema::Wants,
     drawn: u64,
     /// What was cut or left out so far.
     pub counts: Counts,
@@ -51,12 +54,12 @@ impl FileSource {
         }
         let chat = ChatTemplate::from_dir(model).ok();
         let encoder = Encoder::new(tokenizer.clone(), chat, encoding(settings)?)?;
-        let options = data::loader::Options { seed, shuffle: settings.shuffle, drop_last: true };
+        let options = loader::Options { seed, shuffle: settings.shuffle, drop_last: true };
         let loader = Loader::new(&datasets, options)?;
         let wants = match wants {
-            algo::Wants::Demonstrations => data::Wants::Sft,
-            algo::Wants::Pairs => data::Wants::Preference,
-            algo::Wants::Rollouts => data::Wants::Prompt,
+            algo::Wants::Demonstrations => schema::Wants::Sft,
+            algo::Wants::Pairs => schema::Wants::Preference,
+            algo::Wants::Rollouts => schema::Wants::Prompt,
         };
         Ok(FileSource { datasets, loader, encoder, wants, drawn: 0, counts: Counts::default() })
     }
