@@ -101,7 +101,7 @@ fn wrong_types() {
     with("data.weights = \"x\"", &["data.weights: expected a list of numbers, got the text \"x\""]);
     with("stage = 3", &["stage: expected a list of tables", "[[stage]]"]);
     over(&["name=123"], &["override name=123: name: expected text, got the number 123", "name = \"123\""]);
-    over(&["optim.lr.x=3", "optim.lr=1"], &["optim.lr"][..1].as_ref());
+    over(&["algo.kl.target=6"], &["override algo.kl.target=6", "kl.target steers kl.coef, which is 0"]);
     over(&["seed=1", "seed.x=1"], &["override seed.x=1: seed is the number 1, not a table"]);
     over(&["reward.3.weight=1"], &["reward has 1 entries, numbered from 0, and none \"3\""]);
 }

@@ -26,14 +26,11 @@ pub(super) fn check(tree: &Tree, full: &dyn Fn(&[String]) -> Path, length: usize
     let Err(error) = build(entry, values, length) else { return Ok(()) };
     let message = error.to_string();
     let is_setting = ["unknown field", "unknown variant", "invalid "].iter().any(|w| message.contains(w));
-    match blame(entry, values, length, &message).filter(|_| is_setting) {
-        None => Err(error.at(place(tree, &at[..1]))),
-        Some(path) => {
-            let inner: Path = [vec!["algo".to_string()], path].concat();
-            let spot = place(tree, &inner);
-            Err(explain(name, &message, &full(&inner), tree.get(&inner).unwrap_or(&Value::Null)).at(spot))
-        }
-    }
+    let blamed = blame(entry, values, length, &message).unwrap_or_default();
+    let inner: Path = [vec!["algo".to_string()], blamed].concat();
+    let spot = place(tree, &inner);
+    let got = tree.get(&inner).filter(|_| is_setting && inner.len() > 1);
+    Err(got.map_or(error, |got| explain(name, &message, &full(&inner), got)).at(spot))
 }
 
 /// What the reader of settings said, in terms of the recipe.

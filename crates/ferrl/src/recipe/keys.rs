@@ -86,6 +86,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("beta", "algo.kl.coef"),
     ("epsilon", "algo.clip_low"),
     ("learning_rate", "optim.lr"),
+    ("lr", "optim.lr"),
     ("lr_scheduler_type", "optim.schedule"),
     ("max_completion_length", "rollout.max_new_tokens"),
     ("max_steps", "train.steps"),

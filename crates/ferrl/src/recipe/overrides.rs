@@ -2,6 +2,7 @@
 
 use super::keys;
 use super::load::shorthand;
+use super::schema::Kind;
 use super::tree::{Path, Place, Tree, dotted};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
@@ -35,12 +36,21 @@ pub(super) fn apply(tree: &mut Tree, word: &str, order: usize) -> Result<()> {
     let path = tree.numbered(&read_key(key.trim_start_matches('+'), &place)?);
     let value = read_value(text.trim(), &place)?;
     match value {
-        Value::Null if path == ["kl", "type"] => tree.set(&path, "null".into(), place),
+        Value::Null if path.ends_with(&["kl".into(), "type".into()]) && !path.contains(&"algo".into()) => {
+            tree.set(&path, "null".into(), place)
+        }
         Value::Null => {
             tree.take(&path);
             Ok(())
         }
-        value if adds => tree.push(&path, shorthand(&path, value, true), place),
+        value if adds => {
+            let lone = tree.get(&path).filter(|v| !v.is_array()).cloned();
+            if let (Some(lone), Some(Kind::List(_))) = (lone, keys::find(&path).map(|k| &k.kind)) {
+                let at = tree.place(&path).cloned().unwrap_or_default();
+                tree.set(&path, Value::Array(vec![lone]), at)?;
+            }
+            tree.push(&path, shorthand(&path, value, true), place)
+        }
         value => tree.set(&path, shorthand(&path, value, false), place),
     }
 }
