@@ -1,5 +1,38 @@
 //! Recipes: one typed TOML file says everything about a run.
+//!
+//! [`Recipe::load`] reads a file and the command line's overrides and gives a [`Resolved`]; [`Resolved::check`] refuses
+//! what cannot work. Unknown keys and wrong types are refused while loading, with place and nearest name.
 
+mod algorithm;
+mod check;
+mod keys;
+mod load;
+mod overrides;
+mod rl2;
+mod schema;
 mod settings;
+mod tree;
+mod types;
 
+pub use check::{DEVICES, DTYPES, OPTIMIZERS, SCHEDULES, TOKENIZERS};
+pub use keys::{Key, keys, keys_markdown, policy_keys};
+pub use load::{Resolved, Stage};
+pub use schema::Kind;
 pub use settings::*;
+
+/// The algorithm of a recipe that names none.
+pub const DEFAULT_ALGORITHM: &str = "dr_grpo";
+
+impl Recipe {
+    /// The algorithm's name.
+    pub fn algorithm_name(&self) -> &str {
+        self.algo.get("name").and_then(|n| n.as_str()).unwrap_or(DEFAULT_ALGORITHM)
+    }
+
+    /// The algorithm with its settings.
+    pub fn algorithm(&self) -> ferrl_engine::Result<Box<dyn crate::algo::Algorithm>> {
+        let mut values = self.algo.clone();
+        values.shift_remove("name");
+        (crate::algo::find(self.algorithm_name())?.build)(serde_json::Value::Object(values))
+    }
+}

@@ -1,0 +1,188 @@
+//! Every key a recipe may hold, with type, default and meaning: for the manual, for help, and for the nearest name.
+
+use super::schema::{Kind, POLICY, RECIPE, Schema};
+use super::tree::Path;
+use super::{Init, Recipe, Reward, rl2};
+use crate::algo::policy::Policy;
+use ferrl_engine::nearest;
+use serde_json::{Value, json};
+use std::sync::LazyLock;
+
+/// One key.
+#[derive(Clone, Debug)]
+pub struct Key {
+    /// Dotted; `N` stands for the number of a list's entry.
+    pub path: String,
+    /// What it holds.
+    pub kind: Kind,
+    /// Whether it may have no value.
+    pub optional: bool,
+    /// Its value where the recipe says nothing; null where it has none.
+    pub default: Value,
+    /// What it means.
+    pub about: String,
+}
+
+/// Every key of a recipe, in the order of the types; those of `algo` belong to the algorithm.
+pub fn keys() -> &'static [Key] {
+    static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
+        let mut all = Vec::new();
+        expand(&RECIPE, "Recipe", "", &json!(Recipe::default()), &mut all);
+        all
+    });
+    &KEYS
+}
+
+/// The keys under `algo` that the policy-gradient algorithms share; the defaults are those of `dr_grpo`.
+pub fn policy_keys() -> &'static [Key] {
+    static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
+        let mut all = Vec::new();
+        expand(&POLICY, "Policy", "algo.", &json!(Policy::default()), &mut all);
+        all
+    });
+    &KEYS
+}
+
+fn expand(schema: &Schema, table: &str, prefix: &str, defaults: &Value, all: &mut Vec<Key>) {
+    for field in schema.fields(table) {
+        let path = format!("{prefix}{}", field.name);
+        let (kind, optional, about) = (field.kind.clone(), field.optional, field.about.clone());
+        let default = defaults[&field.name].clone();
+        all.push(Key { path: path.clone(), kind, optional, default: default.clone(), about });
+        let (inner, inner_path) = match &field.kind {
+            Kind::Table(inner) => (inner, format!("{path}.")),
+            Kind::List(of) => match &**of {
+                Kind::Table(inner) => (inner, format!("{path}.N.")),
+                _ => continue,
+            },
+            _ => continue,
+        };
+        // Tables that are absent by default have defaults of their own once they are there.
+        let defaults = match inner.as_str() {
+            "Init" => json!(Init::default()),
+            "Reward" => json!(Reward::default()),
+            _ => default,
+        };
+        expand(schema, inner, &inner_path, &defaults, all);
+    }
+}
+
+/// The key of a path; stages have the keys of a recipe.
+pub(super) fn find(path: &[String]) -> Option<&'static Key> {
+    let wanted = pattern(path);
+    keys().iter().chain(policy_keys()).find(|k| k.path == wanted)
+}
+
+/// The path with numbers replaced by `N` and without the stage in front.
+fn pattern(path: &[String]) -> String {
+    let path = if path.len() > 2 && path[0] == "stage" { &path[2..] } else { path };
+    let number = |k: &String| if k.parse::<usize>().is_ok() { "N".into() } else { k.clone() };
+    path.iter().map(number).collect::<Vec<String>>().join(".")
+}
+
+/// Names that others use for what is a key here.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("batch_size", "train.batch"),
+    ("beta", "algo.kl.coef"),
+    ("epsilon", "algo.clip_low"),
+    ("learning_rate", "optim.lr"),
+    ("lr", "optim.lr"),
+    ("lr_scheduler_type", "optim.schedule"),
+    ("max_completion_length", "rollout.max_new_tokens"),
+    ("max_steps", "train.steps"),
+    ("model_name_or_path", "model.path"),
+    ("num_generations", "rollout.samples"),
+    ("num_train_epochs", "train.epochs"),
+    ("save_steps", "checkpoint.every"),
+    ("warmup_ratio", "optim.warmup"),
+];
+
+/// The valid key that was probably meant.
+pub(super) fn nearest_to(path: &[String]) -> Option<String> {
+    let wanted = pattern(path);
+    let (parent, leaf) = wanted.rsplit_once('.').unwrap_or(("", &wanted));
+    let all = || keys().iter().chain(policy_keys()).map(|k| k.path.as_str());
+    let split = |k: &'static str| k.rsplit_once('.').unwrap_or(("", k));
+    let near_here = nearest(leaf, all().map(split).filter(|k| k.0 == parent).map(|k| k.1));
+    let stage: Path = if wanted.len() < path.join(".").len() && path[0] == "stage" {
+        vec![path[0].clone(), path[1].clone()]
+    } else {
+        Vec::new()
+    };
+    let whole = |key: &str| stage.iter().map(String::as_str).chain([key]).collect::<Vec<_>>().join(".");
+    if let Some((_, key)) = ELSEWHERE.iter().find(|e| e.0 == leaf) {
+        return Some(whole(key));
+    }
+    if let Some(key) = all().find(|k| split(k).1 == leaf) {
+        return Some(whole(key));
+    }
+    if let Some(near) = near_here {
+        return Some(whole(&if parent.is_empty() { near.to_string() } else { format!("{parent}.{near}") }));
+    }
+    if let Some(near) = nearest(&wanted, rl2::names().chain(all())) {
+        return Some(whole(near));
+    }
+    let near = nearest(leaf, all().map(|k| split(k).1))?;
+    all().find(|k| split(k).1 == near).map(whole)
+}
+
+/// The manual's page: every key, table by table.
+pub fn keys_markdown() -> String {
+    let mut page = String::from("# Keys of a recipe\n");
+    let table_of = |key: &'static Key| key.path.rsplit_once('.').map_or("", |p| p.0);
+    let mut tables: Vec<&str> = Vec::new();
+    for table in keys().iter().filter(|k| !is_table(&k.kind)).map(table_of) {
+        if !tables.contains(&table) {
+            tables.push(table);
+        }
+    }
+    for table in tables {
+        page += &heading(table);
+        let own = keys().iter().filter(|k| !is_table(&k.kind) && table_of(k) == table);
+        own.for_each(|k| page += &row(k));
+    }
+    page += "\n## `[algo]` of the policy-gradient algorithms\n\n";
+    page += "Each algorithm has defaults of its own; these are those of `dr_grpo`.\n\n";
+    page += TABLE_HEAD;
+    policy_keys().iter().filter(|k| !is_table(&k.kind)).for_each(|k| page += &row(k));
+    page
+}
+
+const TABLE_HEAD: &str = "| key | type | default | meaning |\n|---|---|---|---|\n";
+
+fn is_table(kind: &Kind) -> bool {
+    match kind {
+        Kind::Table(_) => true,
+        Kind::List(of) => matches!(**of, Kind::Table(_)),
+        _ => false,
+    }
+}
+
+fn heading(table: &str) -> String {
+    let title = match table.strip_suffix(".N") {
+        _ if table.is_empty() => "At the top".to_string(),
+        Some(list) => format!("`[[{list}]]`"),
+        None => format!("`[{table}]`"),
+    };
+    let about = keys().iter().find(|k| k.path == table.trim_end_matches(".N")).map_or("", |k| &k.about);
+    let about = if about.is_empty() { RECIPE.about("Recipe") } else { about };
+    format!("\n## {title}\n\n{about}\n\n{TABLE_HEAD}")
+}
+
+fn row(key: &Key) -> String {
+    let default = match &key.default {
+        Value::Null => String::new(),
+        Value::Array(list) if list.is_empty() => "`[]`".into(),
+        Value::Object(map) if map.is_empty() => String::new(),
+        Value::Number(n) => format!("`{}`", short(n)),
+        value => format!("`{value}`"),
+    };
+    format!("| `{}` | {} | {default} | {} |\n", key.path, key.kind.words(), key.about.replace('|', "\\|"))
+}
+
+/// A number as people write it.
+fn short(n: &serde_json::Number) -> String {
+    let plain = n.to_string();
+    let scientific = n.as_f64().map_or(plain.clone(), |f| format!("{f:e}"));
+    if plain.len() > 6 && scientific.len() < plain.len() { scientific } else { plain }
+}

@@ -1,0 +1,250 @@
+//! From a file and the command line's overrides to a checked recipe, stage by stage.
+
+use super::tree::{Path, Tree, dotted, path};
+use super::{DEFAULT_ALGORITHM, Recipe, algorithm, check, overrides, rl2, types};
+use crate::algo::{self, Entry, Wants};
+use ferrl_engine::{Error, Result};
+use serde_json::{Map, Value};
+
+/// A recipe with nothing left open.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// Name of the run folder.
+    pub name: String,
+    /// What runs, in order; a recipe without stages is one stage.
+    pub stages: Vec<Stage>,
+    /// The whole as a recipe file: loading it gives the same again.
+    pub toml: String,
+    tree: Tree,
+}
+
+/// One stage, merged over what the recipe says for all.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stage {
+    /// From 0.
+    pub index: usize,
+    /// Its own name, or its algorithm's.
+    pub name: String,
+    /// Its settings; it has no stages.
+    pub recipe: Recipe,
+    /// Whether it starts from the model that the stage before left; `recipe.model` then names none.
+    pub continues: bool,
+    /// Whether the recipe has `[[stage]]`s.
+    pub staged: bool,
+}
+
+impl PartialEq for Resolved {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.name, &self.stages, &self.toml) == (&other.name, &other.stages, &other.toml)
+    }
+}
+
+impl Recipe {
+    /// Reads a recipe and applies overrides from left to right: `key=value`, `+key=value` (adds to a list), `~key`
+    /// (deletes), `@overlay.toml` (a file laid over).
+    pub fn load(path: impl AsRef<std::path::Path>, overrides: &[String]) -> Result<Resolved> {
+        let path = path.as_ref();
+        let stem = path.file_stem().map_or_else(|| "run".into(), |s| s.to_string_lossy().into_owned());
+        Self::parse(&read(path)?, &path.display().to_string(), &stem, overrides)
+    }
+
+    /// The same from text; errors call it `file`, and the run is called `name` where the recipe has no name.
+    pub fn parse(text: &str, file: &str, name: &str, overrides: &[String]) -> Result<Resolved> {
+        let mut tree = source(text, file, 0)?;
+        for (i, word) in overrides.iter().enumerate() {
+            overrides::apply(&mut tree, word, i + 1)?;
+        }
+        rl2::translate(&mut tree)?;
+        for i in 0..stage_count(&tree) {
+            let at = stage_path(i);
+            let mut stage = tree.below(&at);
+            rl2::translate(&mut stage)?;
+            tree.graft(&at, stage)?;
+        }
+        types::check(&mut tree)?;
+        resolve(tree, name)
+    }
+}
+
+impl Resolved {
+    /// Refuses settings that cannot work, with reason and fix. `verifiers` are the built-in ones.
+    pub fn check(&self, verifiers: &[&str]) -> Result<()> {
+        let mut problems: Vec<String> = Vec::new();
+        let mut first = None;
+        for stage in &self.stages {
+            for problem in check::problems(stage, verifiers) {
+                let (key, place) = self.place(stage, problem.key);
+                let error = problem.error(&key, &place);
+                problems.push(error.to_string());
+                first.get_or_insert(error);
+            }
+        }
+        match (first, problems.len()) {
+            (None, _) => Ok(()),
+            (Some(one), 1) => Err(one),
+            (_, n) => Err(Error::usage(format!("{n} problems\n{}", problems.join("\n")))),
+        }
+    }
+
+    /// The full name of a stage's key, and where it was written.
+    fn place(&self, stage: &Stage, key: &str) -> (String, String) {
+        let own = [stage_path(stage.index), path(key)].concat();
+        let base = path(key);
+        let exact = |p: &Path| self.tree.get(p).is_some();
+        let (key, at) = match stage.staged {
+            true if exact(&own) => (own.clone(), own),
+            true if exact(&base) => (base.clone(), base),
+            true => (own, stage_path(stage.index)),
+            false => (base.clone(), base),
+        };
+        (dotted(&key), self.tree.place(&at).map_or_else(String::new, |p| p.text.clone()))
+    }
+}
+
+fn read(path: &std::path::Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|e| {
+        let error = Error::usage(format!("cannot read the recipe: {e}")).at(path.display());
+        if path.extension().is_none() { error.fix("give the path of a .toml file") } else { error }
+    })
+}
+
+/// A file's tree, with shorthands written out.
+fn source(text: &str, file: &str, order: usize) -> Result<Tree> {
+    let mut tree = Tree::parse(text, order, |line| format!("{file}:{line}"))?;
+    let count = stage_count(&tree);
+    let bases = std::iter::once(Path::new()).chain((0..count).map(stage_path)).collect::<Vec<_>>();
+    for base in bases {
+        for key in ["algo", "reward"] {
+            let at: Path = [base.clone(), path(key)].concat();
+            let Some(value) = tree.get(&at).cloned() else { continue };
+            let written_out = shorthand(&at, value.clone(), false);
+            if written_out != value {
+                let place = tree.place(&at).cloned().unwrap_or_default();
+                tree.set(&at, written_out, place)?;
+            }
+        }
+    }
+    Ok(tree)
+}
+
+/// `algo = "grpo"` and `reward = "countdown"` (or a list, or one table) in full; `entry` is true for one entry of a
+/// list.
+pub(super) fn shorthand(at: &[String], value: Value, entry: bool) -> Value {
+    let key = if at.len() > 2 && at[0] == "stage" { &at[2..] } else { at };
+    let one = |name: &str, value: Value| Value::Object(Map::from_iter([(name.to_string(), value)]));
+    let reward = |v: Value| if v.is_string() { one("verifier", v) } else { v };
+    match (key, value) {
+        ([k], v @ Value::String(_)) if k == "algo" => one("name", v),
+        ([k], v) if k == "reward" && entry => reward(v),
+        ([k], Value::Array(list)) if k == "reward" => list.into_iter().map(reward).collect(),
+        ([k], v @ (Value::String(_) | Value::Object(_))) if k == "reward" => Value::Array(vec![reward(v)]),
+        (_, v) => v,
+    }
+}
+
+/// Lays a file over the tree.
+pub(super) fn overlay(tree: &mut Tree, file: &str, order: usize) -> Result<()> {
+    let text = read(std::path::Path::new(file)).map_err(|e| e.at(format!("override @{file}")))?;
+    lay_over(tree, &source(&text, file, order)?)
+}
+
+/// Merges, except that another algorithm does not inherit settings, and a directory and a new model exclude each other.
+fn lay_over(tree: &mut Tree, over: &Tree) -> Result<()> {
+    let name = |t: &Tree| t.get(&path("algo.name")).cloned().unwrap_or_else(|| DEFAULT_ALGORITHM.into());
+    if over.get(&path("algo.name")).is_some() && name(tree) != name(over) {
+        tree.take(&path("algo"));
+    }
+    for (given, dropped) in [("model.path", "model.init"), ("model.init", "model.path")] {
+        if over.get(&path(given)).is_some() && over.get(&path(dropped)).is_none() {
+            tree.take(&path(dropped));
+        }
+    }
+    tree.merge(over)
+}
+
+fn stage_count(tree: &Tree) -> usize {
+    tree.get(&path("stage")).and_then(Value::as_array).map_or(0, Vec::len)
+}
+
+fn stage_path(index: usize) -> Path {
+    vec!["stage".into(), index.to_string()]
+}
+
+fn resolve(tree: Tree, file_name: &str) -> Result<Resolved> {
+    let name = tree.get(&path("name")).and_then(Value::as_str).unwrap_or(file_name).to_string();
+    let base = typed(&tree)?;
+    let mut common = tree.clone();
+    common.take(&path("stage"));
+    common.take(&path("name"));
+    let count = stage_count(&tree);
+    if count > 0 && common.get(&path("algo")).is_some() {
+        algorithm::check(&common, &|p| p.to_vec(), 1)?;
+    }
+    let mut stages: Vec<Stage> = Vec::new();
+    for index in 0..count.max(1) {
+        let staged = count > 0;
+        let own = if staged { tree.below(&stage_path(index)) } else { Tree::default() };
+        let mut merged = common.clone();
+        lay_over(&mut merged, &own)?;
+        let own_model = ["model.path", "model.init"].iter().any(|k| own.get(&path(k)).is_some());
+        let continues = index > 0 && !own_model;
+        if continues {
+            merged.take(&path("model.path"));
+            merged.take(&path("model.init"));
+        }
+        let own_name = merged.take(&path("name")).and_then(|(v, _)| v.as_str().map(String::from));
+        let mut recipe = typed(&merged)?;
+        recipe.name = Some(name.clone());
+        let fill = recipe.rollout.max_new_tokens;
+        let prefix = |p: &[String]| match staged && own.get(p).is_some() {
+            true => [stage_path(index), p.to_vec()].concat(),
+            false => p.to_vec(),
+        };
+        algorithm::check(&merged, &prefix, fill)?;
+        let method = recipe.algorithm_name().to_string();
+        recipe.algo.insert("name".into(), method.clone().into());
+        let mut settings = filled(algo::find(&method)?, &recipe.algo, fill);
+        settings.insert("name".into(), method.clone().into());
+        recipe.algo = settings;
+        if own_name.is_some() && stages.iter().any(|s| Some(&s.name) == own_name.as_ref()) {
+            let what = format!("two stages are called {:?}", own_name.unwrap_or_default());
+            let at = stage_path(index);
+            let place = tree.place(&at).map_or_else(String::new, |p| p.text.clone());
+            return Err(Error::usage(what).at(dotted(&at)).at(place).fix("give each its own name"));
+        }
+        let stage_name = own_name.unwrap_or_else(|| unique(&method, &stages));
+        stages.push(Stage { index, name: stage_name, recipe, continues, staged });
+    }
+    let toml = write(base, &name)?;
+    Ok(Resolved { name, stages, toml, tree })
+}
+
+/// `name`, or `name_2` and so on.
+fn unique(name: &str, stages: &[Stage]) -> String {
+    let taken = |n: &str| stages.iter().any(|s| s.name == n);
+    let mut candidates = (2..).map(|i| format!("{name}_{i}"));
+    if taken(name) { candidates.find(|n| !taken(n)).unwrap_or_default() } else { name.to_string() }
+}
+
+fn typed(tree: &Tree) -> Result<Recipe> {
+    serde_json::from_value(tree.root.clone()).map_err(|e| Error::usage(e.to_string()).at("recipe"))
+}
+
+/// The algorithm's settings without its name, and with the fixed length that `aggregate = "constant"` divides by.
+pub(super) fn filled(entry: &Entry, values: &Map<String, Value>, length: usize) -> Map<String, Value> {
+    let mut values = values.clone();
+    values.shift_remove("name");
+    let constant = values.get("aggregate").is_some_and(|a| a == "constant");
+    if constant && entry.wants == Wants::Rollouts && !values.contains_key("length") {
+        values.insert("length".into(), length.into());
+    }
+    values
+}
+
+/// The recipe with every default written out.
+fn write(mut recipe: Recipe, name: &str) -> Result<String> {
+    recipe.name = Some(name.to_string());
+    let algorithm = recipe.algorithm_name().to_string();
+    recipe.algo.insert("name".into(), algorithm.into());
+    toml::to_string(&recipe).map_err(|e| Error::usage(format!("cannot write the recipe: {e}")))
+}

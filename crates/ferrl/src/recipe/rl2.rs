@@ -1,0 +1,286 @@
+//! RL2's option names, in recipes and as overrides, mapped onto ours.
+//!
+//! Options with a counterpart are renamed. Those that together say which algorithm it is (`kl.*`, `adv.*`,
+//! `actor.avg_level`) are read together: where the recipe names no algorithm, a list that is OpenAI's PPO or DeepSeek's
+//! GRPO becomes `algo = "ppo"` or `algo = "grpo"`, and whatever differs from those defaults is kept as a setting.
+
+use super::tree::{Path, Place, Tree, dotted, path};
+use crate::algo::math::advantage::Normalise;
+use crate::algo::math::aggregate::Aggregate;
+use crate::algo::math::kl::Estimator;
+use crate::algo::policy::{Advantage, Baseline, Kl, Place as KlPlace, Policy};
+use ferrl_engine::{Error, Result, nearest};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+/// Options that are keys here under another name.
+const RENAMED: &[(&str, &str)] = &[
+    ("actor.gradient_checkpointing", "model.recompute"),
+    ("actor.lr", "optim.lr"),
+    ("actor.max_grad_norm", "optim.max_grad_norm"),
+    ("actor.max_length_per_device", "train.micro_batch_tokens"),
+    ("actor.model_name", "model.path"),
+    ("actor.scheduler", "optim.schedule"),
+    ("actor.warmup_ratio", "optim.warmup"),
+    ("actor.weight_decay", "optim.weight_decay"),
+    ("critic.model_name", "critic.path"),
+    ("data.batch_size", "train.batch"),
+    ("data.path", "data.train"),
+    ("data.prompts_per_rollout", "rollout.prompts"),
+    ("data.responses_per_prompt", "rollout.samples"),
+    ("data.test_data_path", "eval.data"),
+    ("data.train_data_path", "data.train"),
+    ("rollout.test_sampling_params.temperature", "eval.temperature"),
+    ("rollout.train_sampling_params.max_new_tokens", "rollout.max_new_tokens"),
+    ("rollout.train_sampling_params.stop", "rollout.stop"),
+    ("rollout.train_sampling_params.temperature", "rollout.temperature"),
+    ("rollout.train_sampling_params.top_k", "rollout.top_k"),
+    ("rollout.train_sampling_params.top_p", "rollout.top_p"),
+    ("trainer.experiment_name", "name"),
+    ("trainer.n_epochs", "train.epochs"),
+    ("trainer.save_freq", "checkpoint.every"),
+    ("trainer.test_freq", "eval.every"),
+];
+
+/// Options that are settings of the algorithm.
+const ALGORITHM: &[&str] = &[
+    "actor.avg_level",
+    "actor.clip",
+    "actor.entropy.coef",
+    "actor.freeze_steps",
+    "actor.tis_coef",
+    "actor.update_per_rollout",
+    "adv.estimator",
+    "adv.gamma",
+    "adv.global_norm",
+    "adv.lamda",
+    "adv.norm_var",
+    "critic.clip",
+    "kl.coef",
+    "kl.loss_estimator",
+    "kl.reward_estimator",
+    "kl.type",
+    "rollout.dynamic_filtering",
+];
+
+/// Tables that only RL2 has.
+const TABLES: &[&str] =
+    &["actor", "adv", "kl", "trainer", "rollout.train_sampling_params", "rollout.test_sampling_params"];
+
+/// Every option known here.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    RENAMED.iter().map(|r| r.0).chain(ALGORITHM.iter().copied())
+}
+
+/// Replaces RL2's options in a recipe or stage. Of two words for one thing the later wins.
+pub(super) fn translate(tree: &mut Tree) -> Result<()> {
+    for (theirs, ours) in RENAMED {
+        if let Some((value, place)) = tree.take(&path(theirs)) {
+            set(tree, ours, value, &place)?;
+        }
+    }
+    let given: BTreeMap<&str, (Value, Place)> =
+        ALGORITHM.iter().filter_map(|name| Some((*name, tree.take(&path(name))?))).collect();
+    refuse_leftovers(tree)?;
+    if given.is_empty() {
+        return Ok(());
+    }
+    let options = Options { given, named: tree.get(&path("algo.name")).is_some() };
+    let preset = options.preset();
+    let defaults = preset_settings(preset);
+    if !options.named && preset != super::DEFAULT_ALGORITHM {
+        let place = options.given.values().next().map(|g| g.1.clone()).unwrap_or_default();
+        set(tree, "algo.name", preset.into(), &place)?;
+    }
+    for (key, value, place) in options.settings(&defaults)? {
+        let at = path(&format!("algo.{key}"));
+        let default = path(key).iter().fold(&defaults, |v, k| &v[k]);
+        let says_nothing = same(default, &value) && tree.get(&at).is_none();
+        if options.named || !says_nothing {
+            set(tree, &format!("algo.{key}"), value, &place)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets unless a later source has.
+fn set(tree: &mut Tree, key: &str, value: Value, place: &Place) -> Result<()> {
+    let at = path(key);
+    let later = tree.get(&at).is_some() && tree.place(&at).is_some_and(|p| p.order > place.order);
+    if later { Ok(()) } else { tree.set(&at, value, place.clone()) }
+}
+
+fn same(a: &Value, b: &Value) -> bool {
+    match (a.as_f64(), b.as_f64()) {
+        (Some(a), Some(b)) => a == b,
+        _ => a == b,
+    }
+}
+
+/// What is left under RL2's tables is no option of it that is known here.
+fn refuse_leftovers(tree: &Tree) -> Result<()> {
+    for table in TABLES {
+        let mut at: Path = path(table);
+        if tree.get(&at).is_none() {
+            continue;
+        }
+        while let Some(Value::Object(map)) = tree.get(&at)
+            && let Some(key) = map.keys().next()
+        {
+            at.push(key.clone());
+        }
+        let place = tree.place(&at).map_or_else(String::new, |p| p.text.clone());
+        let error = Error::usage(format!("unknown key {}", dotted(&at))).at(place);
+        return Err(match nearest(&dotted(&at), names()) {
+            Some(near) => error.fix(format!("did you mean {near}?")),
+            None => error.fix("leave it out: Ferrl has no such option"),
+        });
+    }
+    Ok(())
+}
+
+struct Options {
+    given: BTreeMap<&'static str, (Value, Place)>,
+    /// Whether the recipe names its algorithm; then only what is given is changed.
+    named: bool,
+}
+
+type Setting = (&'static str, Value, Place);
+
+impl Options {
+    fn is(&self, name: &str, value: impl Into<Value>) -> bool {
+        self.given.get(name).is_some_and(|g| g.0 == value.into())
+    }
+
+    /// The algorithm that the list is, or comes nearest to.
+    fn preset(&self) -> &'static str {
+        let deepseek = self.is("actor.avg_level", "sequence")
+            && self.is("kl.type", "loss")
+            && self.is("kl.loss_estimator", "k3")
+            && self.is("adv.norm_var", true);
+        match () {
+            () if self.is("adv.estimator", "gae") => "ppo",
+            () if deepseek => "grpo",
+            () => super::DEFAULT_ALGORITHM,
+        }
+    }
+
+    /// A word out of a list.
+    fn word(&self, name: &'static str, known: &[&'static str]) -> Result<Option<(String, Place)>> {
+        let Some((value, place)) = self.given.get(name) else { return Ok(None) };
+        if let Some(word) = known.iter().find(|k| value == **k) {
+            return Ok(Some((word.to_string(), place.clone())));
+        }
+        let what = format!("{name}: expected one of {}, got {value}", known.join(", "));
+        let near = value.as_str().and_then(|v| nearest(v, known.iter().copied())).unwrap_or(known[0]);
+        Err(Error::usage(what).at(&place.text).fix(format!("{name}={near}")))
+    }
+
+    fn settings(&self, defaults: &Value) -> Result<Vec<Setting>> {
+        let mut all = self.kl(defaults)?;
+        all.extend(self.advantage()?);
+        if let Some((level, place)) = self.word("actor.avg_level", &["token", "sequence", "constant"])? {
+            all.push(("aggregate", level.into(), place));
+        }
+        const COPIED: &[(&str, &str)] = &[
+            ("actor.clip", "clip_low"),
+            ("actor.clip", "clip_high"),
+            ("actor.entropy.coef", "entropy_coef"),
+            ("actor.freeze_steps", "critic_warmup"),
+            ("actor.update_per_rollout", "minibatches"),
+            ("adv.gamma", "advantage.gamma"),
+            ("adv.lamda", "advantage.lambda"),
+            ("adv.norm_var", "advantage.divide_by_std"),
+            ("critic.clip", "critic.clip"),
+            ("rollout.dynamic_filtering", "filter_equal"),
+        ];
+        for (theirs, ours) in COPIED {
+            all.extend(self.given.get(theirs).map(|(value, place)| (*ours, value.clone(), place.clone())));
+        }
+        if let Some((cap, place)) = self.given.get("actor.tis_coef") {
+            let on = cap.as_f64() != Some(0.0);
+            let kind = if on { "truncate" } else { "none" };
+            all.push(("correction.kind", kind.into(), place.clone()));
+            all.extend(on.then(|| ("correction.cap", cap.clone(), place.clone())));
+        }
+        Ok(all)
+    }
+
+    /// Place, weight and estimator of the KL penalty.
+    fn kl(&self, defaults: &Value) -> Result<Vec<Setting>> {
+        let estimators = ["k1", "abs", "k2", "k3"];
+        let by_reward = self.word("kl.reward_estimator", &estimators)?;
+        let by_loss = self.word("kl.loss_estimator", &estimators)?;
+        let coef = self.given.get("kl.coef").cloned();
+        let mut all: Vec<Setting> = Vec::new();
+        let Some((kind, at)) = self.word("kl.type", &["null", "reward", "loss", "advantage"])? else {
+            // Without a type RL2 has no KL, whereas its nearest algorithm here may have.
+            let none = (!self.named && coef.is_none()).then(|| self.given.values().next()).flatten();
+            all.extend(none.map(|(_, place)| ("kl.coef", json!(0.0), place.clone())));
+            all.extend(coef.map(|(value, place)| ("kl.coef", value, place)));
+            all.extend(by_loss.or(by_reward).map(|(e, place)| ("kl.estimator", e.into(), place)));
+            return Ok(all);
+        };
+        if kind == "null" {
+            return Ok(vec![("kl.coef", json!(0.0), at)]);
+        }
+        let (estimator, usual) = if kind == "loss" { (by_loss, "k2") } else { (by_reward, "k1") };
+        let usual = (!self.named).then(|| (usual.to_string(), at.clone()));
+        all.extend(estimator.or(usual).map(|(e, place)| ("kl.estimator", e.into(), place)));
+        let own = defaults["kl"]["coef"].as_f64().filter(|c| *c > 0.0 || self.named);
+        match (coef, own) {
+            (Some((value, place)), _) => all.push(("kl.coef", value, place)),
+            (None, Some(_)) => {}
+            (None, None) => {
+                let what = "kl.type without kl.coef has no effect: the coefficient is 0";
+                return Err(Error::usage(what).at(at.text).fix("kl.coef=0.001"));
+            }
+        }
+        all.push(("kl.place", kind.into(), at));
+        Ok(all)
+    }
+
+    /// What a return is compared with.
+    fn advantage(&self) -> Result<Vec<Setting>> {
+        let estimator = self.word("adv.estimator", &["reinforce", "gae"])?;
+        let global = self.given.get("adv.global_norm").cloned();
+        let by = |baseline: &str, place: Place| ("advantage.baseline", Value::from(baseline), place);
+        Ok(match (estimator, global) {
+            (Some((gae, place)), _) if gae == "gae" => {
+                vec![by("critic", place.clone()), ("advantage.normalise", "whiten".into(), place)]
+            }
+            (_, Some((Value::Bool(global), place))) => {
+                vec![by(if global { "batch" } else { "group" }, place)]
+            }
+            (_, Some((_, place))) => {
+                let what = "adv.global_norm: expected true or false";
+                return Err(Error::usage(what).at(place.text).fix("adv.global_norm=true"));
+            }
+            (Some((_, place)), None) => vec![by("group", place)],
+            (None, None) => Vec::new(),
+        })
+    }
+}
+
+/// The defaults of an algorithm; a test holds them against the algorithm itself.
+pub(super) fn preset_settings(name: &str) -> Value {
+    let kl = |coef, place, estimator| Kl { coef, place, estimator, ..Default::default() };
+    json!(match name {
+        "ppo" => Policy {
+            kl: kl(0.05, KlPlace::Reward, Estimator::K1),
+            advantage: Advantage {
+                baseline: Baseline::Critic,
+                normalise: Normalise::Whiten,
+                ..Default::default()
+            },
+            ..Default::default()
+        },
+        "grpo" => Policy {
+            kl: kl(0.04, KlPlace::Loss, Estimator::K3),
+            advantage: Advantage { divide_by_std: true, ..Default::default() },
+            aggregate: Aggregate::Sequence,
+            ..Default::default()
+        },
+        _ => Policy::default(),
+    })
+}

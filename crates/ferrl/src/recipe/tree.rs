@@ -1,0 +1,288 @@
+//! Values under dotted keys, each with the place it was written at.
+//!
+//! Files and overrides become trees; trees are merged, later over earlier. A place outlives every merge, so that an
+//! error about any value can say where it came from.
+
+use ferrl_engine::{Error, Result};
+use serde_json::{Map, Number, Value};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use toml::de::{DeTable, DeValue};
+
+/// Keys from the outermost in; entries of lists by their number.
+pub(super) type Path = Vec<String>;
+
+/// Where a value was written.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Place {
+    /// Later sources win over earlier ones.
+    pub order: usize,
+    /// `file:line`, or the override.
+    pub text: String,
+}
+
+/// Values and their places.
+#[derive(Clone, Debug)]
+pub(super) struct Tree {
+    /// A table; nothing in it is null.
+    pub root: Value,
+    places: BTreeMap<Path, Place>,
+}
+
+impl Default for Tree {
+    fn default() -> Self {
+        Tree { root: Value::Object(Map::new()), places: BTreeMap::new() }
+    }
+}
+
+/// `a.b.0.c`, with quotes around keys that need them.
+pub(super) fn dotted(path: &[String]) -> String {
+    let bare = |k: &str| !k.is_empty() && k.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
+    let quoted = |k: &String| if bare(k) { k.clone() } else { format!("{k:?}") };
+    path.iter().map(quoted).collect::<Vec<_>>().join(".")
+}
+
+/// The path of a plain dotted key.
+pub(super) fn path(key: &str) -> Path {
+    key.split('.').map(String::from).collect()
+}
+
+/// A value in words, for "got …".
+pub(super) fn describe(value: &Value) -> String {
+    match value {
+        Value::Null => "nothing".into(),
+        Value::Bool(b) => format!("{b}"),
+        Value::Number(n) => format!("the number {n}"),
+        Value::String(s) if s.chars().count() > 40 => {
+            format!("the text {:?}…", s.chars().take(40).collect::<String>())
+        }
+        Value::String(s) => format!("the text {s:?}"),
+        Value::Array(_) => "a list".into(),
+        Value::Object(_) => "a table".into(),
+    }
+}
+
+impl Tree {
+    /// Reads TOML; `name` says where a line is.
+    pub fn parse(text: &str, order: usize, name: impl Fn(usize) -> String) -> Result<Self> {
+        let mut tree = Tree::default();
+        let document = DeTable::parse(text).map_err(|e| {
+            let line = e.span().map_or(1, |s| line_of(text, &s));
+            Error::usage(e.message().to_string()).at(name(line))
+        })?;
+        let mut reader = Reader { text, order, name: &name, places: &mut tree.places };
+        tree.root = reader.table(document.get_ref(), &mut Vec::new())?;
+        Ok(tree)
+    }
+
+    /// The value there.
+    pub fn get(&self, path: &[String]) -> Option<&Value> {
+        path.iter().try_fold(&self.root, |value, key| match value {
+            Value::Object(map) => map.get(key),
+            Value::Array(list) => list.get(key.parse::<usize>().ok()?),
+            _ => None,
+        })
+    }
+
+    /// The place of the value, or of the nearest that contains it.
+    pub fn place(&self, path: &[String]) -> Option<&Place> {
+        (1..=path.len()).rev().find_map(|n| self.places.get(&path[..n]))
+    }
+
+    /// The same path with entries of lists by number where they were given by their `name`.
+    pub fn numbered(&self, path: &[String]) -> Path {
+        let mut out: Path = Vec::new();
+        for key in path {
+            let found = match self.get(&out) {
+                Some(Value::Array(list)) => list.iter().position(|e| e["name"] == key.as_str()),
+                _ => None,
+            };
+            out.push(found.map_or_else(|| key.clone(), |i| i.to_string()));
+        }
+        out
+    }
+
+    /// Replaces whatever is there, making tables on the way.
+    pub fn set(&mut self, path: &[String], value: Value, place: Place) -> Result<()> {
+        let wrong = |what: String| Err(Error::usage(what).at(&place.text));
+        let mut at = &mut self.root;
+        for (depth, key) in path.iter().enumerate() {
+            at = match at {
+                Value::Object(map) => map.entry(key.clone()).or_insert_with(|| Value::Object(Map::new())),
+                Value::Array(list) => {
+                    let n = list.len();
+                    match key.parse::<usize>().ok().and_then(|i| list.get_mut(i)) {
+                        Some(entry) => entry,
+                        None => {
+                            let list = dotted(&path[..depth]);
+                            return wrong(format!(
+                                "{list} has {n} entries, numbered from 0, and none {key:?}"
+                            ));
+                        }
+                    }
+                }
+                other => {
+                    return wrong(format!("{} is {}, not a table", dotted(&path[..depth]), describe(other)));
+                }
+            };
+        }
+        *at = value;
+        self.forget(path);
+        self.places.insert(path.to_vec(), place);
+        Ok(())
+    }
+
+    /// Adds to the end of a list, which is made where there is none.
+    pub fn push(&mut self, path: &[String], value: Value, place: Place) -> Result<()> {
+        match self.get(path) {
+            None => self.set(path, Value::Array(vec![value]), place),
+            Some(Value::Array(list)) => {
+                let mut longer = list.clone();
+                longer.push(value);
+                let entry: Path = path.iter().cloned().chain([list.len().to_string()]).collect();
+                let kept: Vec<_> = self.under(path);
+                self.set(path, Value::Array(longer), place.clone())?;
+                self.places.extend(kept);
+                self.places.insert(entry, place);
+                Ok(())
+            }
+            Some(other) => {
+                let what = format!("{} is {}, not a list to add to", dotted(path), describe(other));
+                Err(Error::usage(what).at(place.text))
+            }
+        }
+    }
+
+    /// Takes a value out, with its place; tables that are left empty go too.
+    pub fn take(&mut self, path: &[String]) -> Option<(Value, Place)> {
+        let (last, parents) = path.split_last()?;
+        let mut at = &mut self.root;
+        for key in parents {
+            at = match at {
+                Value::Object(map) => map.get_mut(key)?,
+                Value::Array(list) => list.get_mut(key.parse::<usize>().ok()?)?,
+                _ => return None,
+            };
+        }
+        let value = match at {
+            Value::Object(map) => map.shift_remove(last)?,
+            Value::Array(list) => {
+                let i = last.parse::<usize>().ok().filter(|&i| i < list.len())?;
+                list.remove(i)
+            }
+            _ => return None,
+        };
+        let emptied = at.as_object().is_some_and(Map::is_empty) && !parents.is_empty();
+        let place = self.place(path).cloned().unwrap_or_default();
+        self.forget(path);
+        if emptied {
+            self.take(parents);
+        }
+        Some((value, place))
+    }
+
+    /// Lays another tree over this one: tables are joined, all else is replaced.
+    pub fn merge(&mut self, over: &Tree) -> Result<()> {
+        let Value::Object(map) = &over.root else { return Ok(()) };
+        map.iter().try_for_each(|(key, value)| self.merge_at(vec![key.clone()], value, over))
+    }
+
+    fn merge_at(&mut self, path: Path, value: &Value, over: &Tree) -> Result<()> {
+        if let (Some(Value::Object(_)), Value::Object(map)) = (self.get(&path), value) {
+            return map.iter().try_for_each(|(key, value)| {
+                let inner = path.iter().cloned().chain([key.clone()]).collect();
+                self.merge_at(inner, value, over)
+            });
+        }
+        let place = over.place(&path).cloned().unwrap_or_default();
+        self.set(&path, value.clone(), place)?;
+        self.places.extend(over.under(&path));
+        Ok(())
+    }
+
+    /// The tree below a key, its paths starting anew.
+    pub fn below(&self, path: &[String]) -> Tree {
+        let root = self.get(path).cloned().unwrap_or(Value::Object(Map::new()));
+        let places =
+            self.under(path).into_iter().map(|(p, place)| (p[path.len()..].to_vec(), place)).collect();
+        Tree { root, places }
+    }
+
+    /// Puts a tree below a key.
+    pub fn graft(&mut self, path: &[String], tree: Tree) -> Result<()> {
+        let place = self.place(path).cloned().unwrap_or_default();
+        self.set(path, tree.root, place)?;
+        let whole = |p: Path| path.iter().cloned().chain(p).collect::<Path>();
+        self.places
+            .extend(tree.places.into_iter().filter(|(p, _)| !p.is_empty()).map(|(p, at)| (whole(p), at)));
+        Ok(())
+    }
+
+    fn under(&self, path: &[String]) -> Vec<(Path, Place)> {
+        let range = self.places.range(path.to_vec()..);
+        range.take_while(|(p, _)| p.starts_with(path)).map(|(p, place)| (p.clone(), place.clone())).collect()
+    }
+
+    fn forget(&mut self, path: &[String]) {
+        self.places.retain(|p, _| !p.starts_with(path));
+    }
+}
+
+/// From TOML's values to ours, noting lines.
+struct Reader<'a> {
+    text: &'a str,
+    order: usize,
+    name: &'a dyn Fn(usize) -> String,
+    places: &'a mut BTreeMap<Path, Place>,
+}
+
+impl Reader<'_> {
+    fn table(&mut self, table: &DeTable<'_>, at: &mut Path) -> Result<Value> {
+        let mut map = Map::new();
+        for (key, value) in table {
+            at.push(key.get_ref().to_string());
+            self.note(at, &key.span());
+            map.insert(key.get_ref().to_string(), self.value(value.get_ref(), &value.span(), at)?);
+            at.pop();
+        }
+        Ok(Value::Object(map))
+    }
+
+    fn value(&mut self, value: &DeValue<'_>, span: &Range<usize>, at: &mut Path) -> Result<Value> {
+        let place = (self.name)(line_of(self.text, span));
+        let wrong = |what: String| Error::usage(what).at(dotted(at)).at(place);
+        Ok(match value {
+            DeValue::String(s) => Value::String(s.to_string()),
+            DeValue::Boolean(b) => Value::Bool(*b),
+            DeValue::Datetime(d) => Value::String(d.to_string()),
+            DeValue::Integer(i) => {
+                let parsed = i64::from_str_radix(i.as_str(), i.radix());
+                parsed.map_err(|_| wrong(format!("the whole number {i} is out of range")))?.into()
+            }
+            DeValue::Float(f) => {
+                let number = f.as_str().parse().ok().and_then(Number::from_f64);
+                number.ok_or_else(|| wrong(format!("{f} is not a finite number")))?.into()
+            }
+            DeValue::Array(list) => {
+                let mut out = Vec::new();
+                for (i, entry) in list.iter().enumerate() {
+                    at.push(i.to_string());
+                    self.note(at, &entry.span());
+                    out.push(self.value(entry.get_ref(), &entry.span(), at)?);
+                    at.pop();
+                }
+                Value::Array(out)
+            }
+            DeValue::Table(table) => self.table(table, at)?,
+        })
+    }
+
+    fn note(&mut self, at: &Path, span: &Range<usize>) {
+        let text = (self.name)(line_of(self.text, span));
+        self.places.insert(at.clone(), Place { order: self.order, text });
+    }
+}
+
+fn line_of(text: &str, span: &Range<usize>) -> usize {
+    1 + text.as_bytes().iter().take(span.start).filter(|&&b| b == b'\n').count()
+}

@@ -1,0 +1,205 @@
+//! RL2's option names resolve to the same settings as ours.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use ferrl::algo::Algorithm;
+use ferrl::experience::{Counts, Experience, MicroBatch, Sequence};
+use ferrl::recipe::{Recipe, Resolved};
+use ferrl_engine::train::{ByRole, Role, Stats};
+use serde_json::json;
+
+fn load(overrides: &[&str]) -> Resolved {
+    let overrides: Vec<String> = overrides.iter().map(|o| o.to_string()).collect();
+    let resolved = Recipe::parse("model.path = \"m\"\n", "r.toml", "r", &overrides).unwrap();
+    assert_eq!(resolved, Recipe::parse(&resolved.toml, "again.toml", "x", &[]).unwrap());
+    resolved
+}
+
+fn algo(overrides: &[&str]) -> serde_json::Value {
+    json!(load(overrides).stages[0].recipe.algo)
+}
+
+/// OpenAI's PPO and DeepSeek's GRPO as RL2's README lists them.
+const PPO: &[&str] = &["kl.type=reward", "kl.reward_estimator=k1", "adv.estimator=gae"];
+const GRPO: &[&str] =
+    &["actor.avg_level=sequence", "kl.type=loss", "kl.loss_estimator=k3", "adv.norm_var=true"];
+
+#[test]
+fn the_readmes_recipes_are_our_algorithms() {
+    assert_eq!(load(PPO), load(&["algo=ppo"]));
+    assert_eq!(load(GRPO), load(&["algo=grpo"]));
+    assert_eq!(load(&[PPO, &["kl.coef=0.05"]].concat()), load(&["algo=ppo"]));
+    assert_eq!(load(&[GRPO, &["kl.coef=0.04"]].concat()), load(&["algo=grpo"]));
+    assert_eq!(load(&[PPO, &["kl.coef=0.1"]].concat()), load(&["algo=ppo", "algo.kl.coef=0.1"]));
+    // RL2's defaults are Dr. GRPO, and so are ours.
+    let defaults = ["kl.type=null", "adv.estimator=reinforce", "actor.avg_level=token", "actor.clip=0.2"];
+    assert_eq!(load(&defaults), load(&[]));
+    // The order of options does not matter.
+    let backwards: Vec<&str> = GRPO.iter().rev().copied().collect();
+    assert_eq!(load(&backwards), load(GRPO));
+}
+
+fn column(tag: usize, n: usize, scale: f32) -> Vec<f32> {
+    (0..n).map(|i| scale * ((tag * 37 + i * 11) % 17) as f32 / 17.0 - 0.7 * scale).collect()
+}
+
+/// What the algorithm makes of a fixed rollout: advantages, targets, loss, gradients.
+fn behaviour(mut algorithm: Box<dyn Algorithm>) -> String {
+    let sequences = (0..6usize).map(|k| {
+        let n = 4 + k % 3;
+        let trained: Vec<bool> = (0..n).map(|i| i >= 1).collect();
+        let mut reward = vec![0.0; n];
+        reward[n - 1] = (k % 4) as f32;
+        Sequence {
+            ids: vec![1; n],
+            trained,
+            trajectory: k,
+            group: k / 3,
+            weight: 1.0,
+            trajectory_tokens: n - 1,
+            reward,
+            old_logp: column(k, n, 1.0),
+            sampled_logp: column(k, n, 1.0),
+            ref_logp: column(k + 40, n, 1.0),
+            old_value: column(k + 80, n, 1.0),
+            ..Default::default()
+        }
+    });
+    let mut e = Experience { sequences: sequences.collect() };
+    algorithm.prepare(&mut e).unwrap();
+    let (mut policy, mut critic) = (Stats::default(), Stats::default());
+    for (k, s) in e.sequences.iter().enumerate() {
+        policy.logp.extend(column(k + 120, s.ids.len(), 1.2));
+        policy.entropy.extend(column(k + 160, s.ids.len(), 1.0));
+        critic.value.extend(column(k + 200, s.ids.len(), 2.0));
+    }
+    let mut stats = ByRole::default();
+    stats.set(Role::Policy, policy);
+    stats.set(Role::Critic, critic);
+    let batch = MicroBatch { sequences: e.sequences.iter().collect(), counts: Counts::of(&e.sequences) };
+    let loss = algorithm.loss(&batch, &stats);
+    let grads: Vec<_> = [Role::Policy, Role::Critic]
+        .iter()
+        .map(|r| loss.grads.get(*r).map(|g| (g.logp.clone(), g.entropy.clone(), g.value.clone())))
+        .collect();
+    let columns: Vec<_> = e.sequences.iter().map(|s| (s.advantage.clone(), s.target_value.clone())).collect();
+    let rest =
+        (algorithm.needs(), algorithm.passes(), algorithm.policy_frozen_steps(), algorithm.skip_ratio());
+    format!("{} {grads:?} {columns:?} {rest:?} {}", loss.value, algorithm.state())
+}
+
+#[test]
+fn what_rl2_lists_behaves_as_the_named_algorithm() {
+    // Written out over the plain default, setting by setting, so that nothing rests on the name.
+    let ppo = [
+        "algo.kl.place=reward",
+        "algo.kl.estimator=k1",
+        "algo.kl.coef=0.05",
+        "algo.advantage.baseline=critic",
+        "algo.advantage.normalise=whiten",
+    ];
+    let grpo = [
+        "algo.aggregate=sequence",
+        "algo.kl.place=loss",
+        "algo.kl.estimator=k3",
+        "algo.kl.coef=0.04",
+        "algo.advantage.divide_by_std=true",
+    ];
+    let of = |words: &[&str]| behaviour(load(words).stages[0].recipe.algorithm().unwrap());
+    assert_eq!(of(&ppo), of(PPO));
+    assert_eq!(of(&grpo), of(GRPO));
+    assert_ne!(of(&ppo), of(&grpo));
+    assert_ne!(of(&grpo), of(&[]));
+    // The same lists over a named algorithm set each option by itself.
+    let over_named = |words: &[&str]| of(&[&["algo=dr_grpo"], words].concat());
+    assert_eq!(over_named(&[PPO, &["kl.coef=0.05"]].concat()), of(PPO));
+    assert_eq!(over_named(&[GRPO, &["kl.coef=0.04"]].concat()), of(GRPO));
+}
+
+#[test]
+fn single_options_are_mapped() {
+    assert_eq!(
+        algo(&["adv.global_norm=true", "adv.norm_var=true", "kl.type=reward", "kl.coef=0.01"]),
+        json!({
+            "name": "dr_grpo",
+            "kl": { "estimator": "k1", "coef": 0.01, "place": "reward" },
+            "advantage": { "baseline": "batch", "divide_by_std": true },
+        })
+    );
+    // RL2's estimator in the loss is k2 unless told otherwise; place and estimator ours by default stay unsaid.
+    assert_eq!(
+        algo(&["kl.type=loss", "kl.coef=0.01"]),
+        json!({ "name": "dr_grpo", "kl": { "estimator": "k2", "coef": 0.01 } })
+    );
+    assert_eq!(
+        algo(&["adv.estimator=gae"]),
+        json!({ "name": "ppo", "kl": { "coef": 0.0 } }),
+        "without kl.type there is no KL"
+    );
+    let words = ["actor.tis_coef=2.0", "actor.freeze_steps=4", "actor.entropy.coef=0.01", "adv.lamda=0.95"];
+    assert_eq!(
+        algo(&[&words[..], &["actor.update_per_rollout=4", "critic.clip=0.3", "adv.gamma=0.99"]].concat()),
+        json!({
+            "name": "dr_grpo",
+            "entropy_coef": 0.01,
+            "critic_warmup": 4,
+            "minibatches": 4,
+            "advantage": { "gamma": 0.99, "lambda": 0.95 },
+            "critic": { "clip": 0.3 },
+            "correction": { "kind": "truncate", "cap": 2.0 },
+        })
+    );
+    assert_eq!(algo(&["actor.tis_coef=0"]), json!({ "name": "dr_grpo" }));
+    let r = load(&[
+        "data.prompts_per_rollout=128",
+        "data.responses_per_prompt=4",
+        "rollout.train_sampling_params.temperature=0.9",
+        "rollout.train_sampling_params.max_new_tokens=1024",
+        "rollout.train_sampling_params.stop=[\"</answer>\"]",
+        "rollout.test_sampling_params.temperature=0.0",
+        "data.train_data_path=train@countdown.json",
+        "actor.model_name=Qwen/Qwen2.5-3B-Instruct",
+        "actor.lr=1e-6",
+        "critic.lr=5e-6",
+        "trainer.experiment_name=count",
+    ]);
+    let s = &r.stages[0].recipe;
+    assert_eq!((s.rollout.prompts, s.rollout.samples, s.rollout.max_new_tokens), (128, 4, 1024));
+    assert_eq!((s.rollout.temperature, s.eval.temperature), (0.9, Some(0.0)));
+    assert_eq!((s.optim.lr, s.critic.lr), (1e-6, Some(5e-6)));
+    assert_eq!(
+        (&s.rollout.stop[..], &s.data.train[..]),
+        (&["</answer>".into()][..], &["train@countdown.json".into()][..])
+    );
+    assert_eq!((r.name.as_str(), s.model.path.as_deref()), ("count", Some("Qwen/Qwen2.5-3B-Instruct")));
+}
+
+#[test]
+fn of_two_words_for_one_thing_the_later_wins() {
+    assert_eq!(load(&["actor.lr=1e-6", "optim.lr=2e-6"]).stages[0].recipe.optim.lr, 2e-6);
+    assert_eq!(load(&["optim.lr=2e-6", "actor.lr=1e-6"]).stages[0].recipe.optim.lr, 1e-6);
+    assert_eq!(algo(&["kl.type=null", "algo.kl.coef=0.3"])["kl"]["coef"], 0.3);
+    assert_eq!(algo(&["algo.kl.coef=0.3", "kl.type=null"])["kl"]["coef"], 0.0);
+}
+
+#[test]
+fn options_may_stand_in_the_file_and_in_stages() {
+    let text = r#"
+model.path = "m"
+[kl]
+type = "reward"
+reward_estimator = "k1"
+[adv]
+estimator = "gae"
+"#;
+    assert_eq!(Recipe::parse(text, "r.toml", "r", &[]).unwrap(), load(PPO));
+    let staged = Recipe::parse(
+        "model.path = \"m\"\n[[stage]]\nalgo = \"sft\"\n[[stage]]\nkl = { type = \"loss\", loss_estimator = \"k3\" }\n\
+         actor.avg_level = \"sequence\"\nadv.norm_var = true\n",
+        "r.toml",
+        "r",
+        &["stage.1.actor.clip=0.3".into()],
+    );
+    let staged = staged.unwrap();
+    assert_eq!(json!(staged.stages[1].recipe.algo), algo(&["algo=grpo", "actor.clip=0.3"]));
+    assert_eq!(Recipe::parse(&staged.toml, "x.toml", "x", &[]).unwrap(), staged);
+}
