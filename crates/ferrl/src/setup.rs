@@ -13,7 +13,6 @@ use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
 use ferrl_engine::train::{Decay, OptimizerOptions, Rule, Schedule, Trainer};
 use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{Backend, DType};
-use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,10 +21,7 @@ const TOKENIZER_EXAMPLES: u64 = 2000;
 
 /// The algorithm a stage's recipe names, and what it learns from.
 pub fn algorithm(recipe: &Recipe) -> Result<(Box<dyn Algorithm>, Wants)> {
-    let mut values = recipe.algo.clone();
-    let name = values.remove("name").and_then(|n| n.as_str().map(String::from)).unwrap_or_else(|| "dr_grpo".into());
-    let entry = algo::find(&name)?;
-    Ok(((entry.build)(Value::Object(values))?, entry.wants))
+    Ok((recipe.algorithm()?, algo::find(recipe.algorithm_name())?.wants))
 }
 
 /// The generated task a stage's data names, if it does.
