@@ -6,3 +6,4 @@
 pub mod algo;
 pub mod experience;
 pub mod recipe;
+pub mod run;

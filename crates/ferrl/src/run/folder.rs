@@ -64,9 +64,11 @@ impl RunFolder {
                 .fix("check the name, or start it without --resume"));
         }
         if !path.join("recipe.toml").is_file() {
-            return Err(Error::usage("not a run's folder, or its start was cut short: recipe.toml is missing")
-                .at(path.display())
-                .fix("remove the folder and start the run again"));
+            return Err(Error::usage(
+                "not a run's folder, or its start was cut short: recipe.toml is missing",
+            )
+            .at(path.display())
+            .fix("remove the folder and start the run again"));
         }
         let lock = lock(path)?;
         for inner in ["rollouts", "checkpoints", "tensorboard"] {

@@ -65,7 +65,11 @@ impl StepRecord {
             stage: object.get("stage")?.as_str()?.into(),
             epoch: read_number(object.get("epoch")?)?,
             seconds: read_number(object.get("seconds")?)?,
-            metrics: object.iter().filter(|(n, _)| !RESERVED.contains(&n.as_str())).filter_map(metric).collect(),
+            metrics: object
+                .iter()
+                .filter(|(n, _)| !RESERVED.contains(&n.as_str()))
+                .filter_map(metric)
+                .collect(),
         })
     }
 }

@@ -29,7 +29,8 @@ pub struct Rollout {
 
 impl Rollout {
     fn to_json(&self) -> Value {
-        let parts: Map<String, Value> = self.components.iter().map(|(n, v)| (n.clone(), number(*v))).collect();
+        let parts: Map<String, Value> =
+            self.components.iter().map(|(n, v)| (n.clone(), number(*v))).collect();
         json!({
             "prompt": self.prompt,
             "completion": self.completion,
@@ -86,6 +87,7 @@ impl Rollouts {
         let aside = self.dir.join(format!("step_{step}.tmp"));
         let mut file = self.files.create(&aside)?;
         file.put(text.as_bytes())?;
+        file.sync()?; // a checkpoint will count on these bytes
         drop(file);
         self.files.rename(&aside, &self.path(step))?;
         self.mark = Mark { step, bytes: text.len() as u64 };
@@ -111,7 +113,7 @@ impl Rollouts {
                         mark.bytes
                     ))
                     .at(path.display())
-                    .fix("the file was changed by hand or lost its end in a power failure; remove it to go on"));
+                    .fix("the file was changed by hand or is damaged; remove it to go on"));
                 }
                 self.files.truncate(&path, mark.bytes)?;
             }
