@@ -10,15 +10,15 @@
 //!
 //! `step_N.tmp` is being written, `step_N.old` is being replaced, `step_N.del` is being removed.
 
-use super::files::{Files, error};
+use super::files::Files;
 use super::manifest::{Manifest, Part, parts_of};
+use super::resume::{names, plain_files, step_of};
 use super::tensor_file;
 use ferrl_engine::checkpoint::{Dtype, SaveOptions, save_model};
 use ferrl_engine::train::Trainer;
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What is kept, and how models are written.
@@ -69,15 +69,6 @@ pub struct Saved {
     pub path: PathBuf,
     /// What went wrong afterwards, while old checkpoints were removed.
     pub problems: Vec<Error>,
-}
-
-/// The checkpoint to go on from.
-#[derive(Clone, Debug, Default)]
-pub struct Found {
-    /// The newest that is whole.
-    pub path: Option<PathBuf>,
-    /// Newer ones that are not, and why.
-    pub skipped: Vec<(PathBuf, Error)>,
 }
 
 /// The folder of a run's checkpoints.
@@ -160,8 +151,8 @@ impl Checkpoints {
     /// A directory that transformers loads, synced by the engine.
     fn write_model(&self, dir: &Path, role: &Role<'_>) -> Result<()> {
         let model = &role.trainer.model;
-        let narrow = model.dtype == ferrl_engine::model::Options::default().dtype;
-        let dtype = self.options.dtype.unwrap_or(if narrow { Dtype::F32 } else { Dtype::Bf16 });
+        let own = if model.dtype.size() == 4 { Dtype::F32 } else { Dtype::Bf16 };
+        let dtype = self.options.dtype.unwrap_or(own);
         let options = SaveOptions { dtype, source: role.source, ..SaveOptions::default() };
         save_model(dir, &model.config, role.config_json, &options, &mut |shape| {
             self.files.point(dir)?;
@@ -229,80 +220,4 @@ impl Checkpoints {
         out.sort_by_key(|c| c.0);
         Ok(out)
     }
-}
-
-/// The newest checkpoint of a folder of which every byte is as it was written.
-pub fn latest(dir: &Path) -> Result<Found> {
-    let mut steps: Vec<(u64, bool)> = Vec::new();
-    for name in names(dir)? {
-        let stem = name.strip_suffix(".old");
-        steps.extend(step_of(stem.unwrap_or(&name)).map(|step| (step, stem.is_none())));
-    }
-    steps.sort_unstable();
-    let mut found = Found::default();
-    for (step, in_place) in steps.into_iter().rev() {
-        let path = dir.join(format!("step_{step}{}", if in_place { "" } else { ".old" }));
-        match Manifest::read(&path).and_then(|m| m.verify(&path)) {
-            Ok(()) => {
-                found.path = Some(path);
-                break;
-            }
-            Err(e) => found.skipped.push((path, e)),
-        }
-    }
-    Ok(found)
-}
-
-/// Checks every byte of a checkpoint, then puts it into the trainers; its `value`. After an error from the check
-/// the trainers are as they were. A generator that has sampled from a model must forget its cache afterwards.
-pub fn load(path: &Path, roles: &mut [(&str, &mut Trainer)]) -> Result<Value> {
-    let manifest = Manifest::read(path)?;
-    manifest.verify(path)?;
-    let at = path.join("state/state.json");
-    let bytes = fs::read(&at).map_err(|e| error("cannot read", &at, &e))?;
-    let mut state: Value =
-        serde_json::from_slice(&bytes).map_err(|e| Error::data(format!("not JSON: {e}")).at(at.display()))?;
-    let saved: Vec<String> =
-        state["roles"].as_object().map(|r| r.keys().cloned().collect()).unwrap_or_default();
-    let asked: Vec<&str> = roles.iter().map(|r| r.0).collect();
-    if saved.len() != asked.len() || saved.iter().any(|s| !asked.contains(&s.as_str())) {
-        return Err(Error::data(format!("holds the roles {saved:?}, the run has {asked:?}"))
-            .at(path.display())
-            .fix("resume with the recipe the checkpoint was made with"));
-    }
-    let file = |name: &str| format!("state/{name}.safetensors");
-    for (name, trainer) in roles.iter() {
-        tensor_file::check(&manifest.files[&file(name)], trainer)
-            .map_err(|e| e.at(path.join(file(name)).display()))?;
-    }
-    for (name, trainer) in roles.iter_mut() {
-        let at = path.join(file(name));
-        tensor_file::read(&at, &manifest.files[&file(name)], trainer).map_err(|e| e.at(at.display()))?;
-        trainer.zero_grads()?;
-        trainer.model.refresh()?;
-        let count = |key: &str| state["roles"][*name][key].as_u64().unwrap_or(0);
-        (trainer.optimizer.steps, trainer.model.version) = (count("steps"), count("version"));
-    }
-    Ok(state["value"].take())
-}
-
-/// `N` of `step_N`.
-fn step_of(name: &str) -> Option<u64> {
-    let digits = name.strip_prefix("step_")?;
-    let step = digits.parse().ok()?;
-    (format!("{step}") == digits).then_some(step)
-}
-
-fn names(dir: &Path) -> Result<Vec<String>> {
-    let fail = |e: std::io::Error| error("cannot read", dir, &e);
-    let mut out = Vec::new();
-    for entry in fs::read_dir(dir).map_err(fail)? {
-        out.push(entry.map_err(fail)?.file_name().to_string_lossy().into_owned());
-    }
-    out.sort_unstable();
-    Ok(out)
-}
-
-fn plain_files(dir: &Path) -> Result<Vec<String>> {
-    Ok(names(dir)?.into_iter().filter(|name| dir.join(name).is_file()).collect())
 }

@@ -7,13 +7,15 @@ pub mod files;
 pub mod folder;
 mod manifest;
 pub mod metrics;
+pub mod resume;
 pub mod rollouts;
 mod tensor_file;
 pub mod tensorboard;
 
-pub use checkpoint::{Best, CheckpointOptions, Checkpoints, Found, Role, Saved};
+pub use checkpoint::{Best, CheckpointOptions, Checkpoints, Role, Saved};
 pub use files::{Fault, FaultKind, Files};
 pub use folder::{RunFolder, check_name};
 pub use metrics::{MetricsLog, StepRecord};
+pub use resume::{Found, latest, load};
 pub use rollouts::{Mark, Rollout, Rollouts};
 pub use tensorboard::EventWriter;
