@@ -6,4 +6,5 @@
 pub mod algo;
 pub mod experience;
 pub mod recipe;
+pub mod report;
 pub mod run;
