@@ -51,14 +51,15 @@ pub struct Outcome {
 pub fn run(resolved: &Resolved, folder: RunFolder, backend: Arc<dyn Backend>, watch: &mut dyn Watch) -> Result<Outcome> {
     let mut log = Log::open(&folder)?;
     let found = latest(&folder.checkpoints())?;
-    for problem in &found.skipped {
-        watch.note(&format!("a checkpoint was passed over: {problem}"));
+    for (path, problem) in &found.skipped {
+        watch.note(&format!("passed over {}: {problem}", path.display()));
     }
     let state = match &found.path {
         Some(path) => {
             let text = std::fs::read_to_string(path.join("state/state.json"))
                 .map_err(|e| Error::data(format!("cannot read the state: {e}")).at(path.display()))?;
-            serde_json::from_str(&text).map_err(|e| Error::data(format!("the state is broken: {e}")).at(path.display()))?
+            let broken = |e| Error::data(format!("the state is broken: {e}")).at(path.display());
+            serde_json::from_str::<Value>(&text).map_err(broken)?["value"].take()
         }
         None => Value::Null,
     };
@@ -278,5 +279,6 @@ fn printed(r: &crate::train::Rollout) -> crate::run::Rollout {
         components: r.graded.components.iter().map(|(n, v)| (n.clone(), f64::from(*v))).collect(),
         advantage: f64::from(r.advantage),
         tokens: r.answer.tokens,
+        truncated: r.answer.truncated,
     }
 }

@@ -174,6 +174,16 @@ impl Optimizer {
         (&mut self.first[param], &mut self.second[param])
     }
 
+    /// For checkpoints: first moment (or velocity), second moment and average of a parameter.
+    pub fn buffers(&self, param: usize) -> [Option<&Buffer>; 3] {
+        [&self.first, &self.second, &self.average].map(|list| list[param].as_ref())
+    }
+
+    /// As [`Optimizer::buffers`], to put back what a checkpoint holds.
+    pub fn buffers_mut(&mut self, param: usize) -> [&mut Option<Buffer>; 3] {
+        [&mut self.first[param], &mut self.second[param], &mut self.average[param]]
+    }
+
     /// Length of the whole gradient.
     fn norm(&self, model: &Model, grads: &[Option<Buffer>]) -> Result<f64> {
         let mut square = 0.0;

@@ -1,0 +1,187 @@
+//! The folder of one run: made once, never overwritten, used by one process at a time.
+//!
+//! ```text
+//! runs/<name>/
+//!   recipe.toml     the resolved recipe
+//!   metrics.jsonl   one object per step
+//!   log.jsonl       what happened, in words
+//!   rollouts/       step_N.jsonl
+//!   checkpoints/    step_N/
+//!   tensorboard/    event files, derived from metrics.jsonl
+//!   lock            the process that has it open
+//! ```
+
+use super::files::{Files, error};
+use ferrl_engine::{Error, Result};
+use serde_json::json;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A run's folder, open and locked until dropped.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    files: Files,
+    _lock: File,
+}
+
+impl RunFolder {
+    /// Makes `root/name` with the recipe and empty places for the rest. A folder that is already there is an error.
+    pub fn create(root: &Path, name: &str, resolved_toml: &str) -> Result<RunFolder> {
+        Self::create_with(root, name, resolved_toml, Files::new()?)
+    }
+
+    /// As [`RunFolder::create`], through these files.
+    pub fn create_with(root: &Path, name: &str, resolved_toml: &str, files: Files) -> Result<RunFolder> {
+        check_name(name)?;
+        let path = root.join(name);
+        if fs::symlink_metadata(&path).is_ok() {
+            return Err(taken(root, name));
+        }
+        files.create_dir_all(root)?;
+        files.create_dir(&path)?; // fails if another process was faster
+        let lock = lock(&path)?;
+        for inner in ["rollouts", "checkpoints", "tensorboard"] {
+            files.create_dir(&path.join(inner))?;
+        }
+        files.write_whole(&path.join("recipe.toml"), resolved_toml.as_bytes())?;
+        files.sync_dir(root)?;
+        Ok(RunFolder { path, files, _lock: lock })
+    }
+
+    /// A folder that is there, to go on with.
+    pub fn open(path: &Path) -> Result<RunFolder> {
+        Self::open_with(path, Files::new()?)
+    }
+
+    /// As [`RunFolder::open`], through these files.
+    pub fn open_with(path: &Path, files: Files) -> Result<RunFolder> {
+        if !path.is_dir() {
+            return Err(Error::usage("no such run")
+                .at(path.display())
+                .fix("check the name, or start it without --resume"));
+        }
+        if !path.join("recipe.toml").is_file() {
+            return Err(Error::usage(
+                "not a run's folder, or its start was cut short: recipe.toml is missing",
+            )
+            .at(path.display())
+            .fix("remove the folder and start the run again"));
+        }
+        let lock = lock(path)?;
+        for inner in ["rollouts", "checkpoints", "tensorboard"] {
+            files.create_dir_all(&path.join(inner))?;
+        }
+        Ok(RunFolder { path: path.into(), files, _lock: lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+    /// Its last component.
+    pub fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+    /// Through which it is written.
+    pub fn files(&self) -> &Files {
+        &self.files
+    }
+    /// The resolved recipe it was made with.
+    pub fn recipe(&self) -> Result<String> {
+        let path = self.path.join("recipe.toml");
+        fs::read_to_string(&path).map_err(|e| error("cannot read", &path, &e))
+    }
+    /// `metrics.jsonl`
+    pub fn metrics(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+    /// `rollouts/`
+    pub fn rollouts(&self) -> PathBuf {
+        self.path.join("rollouts")
+    }
+    /// `checkpoints/`
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join("checkpoints")
+    }
+    /// `tensorboard/`
+    pub fn tensorboard(&self) -> PathBuf {
+        self.path.join("tensorboard")
+    }
+
+    /// Adds a line to `log.jsonl`: the time, a level such as `info`, and a message.
+    pub fn log(&self, level: &str, message: &str) -> Result<()> {
+        let line = json!({"time": unix_seconds(), "level": level, "message": message});
+        self.files.append(&self.path.join("log.jsonl"))?.put(format!("{line}\n").as_bytes())
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}
+
+/// Whether a run may have this name: one plain component, the same on every system.
+pub fn check_name(name: &str) -> Result<()> {
+    let fix = "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 100";
+    let refuse = |why: &str| Err(Error::usage(format!("a run cannot be named {name:?}: {why}")).fix(fix));
+    if name.is_empty() {
+        return refuse("it is empty");
+    }
+    if name.len() > 100 {
+        return refuse("it is too long");
+    }
+    if let Some(c) = name.chars().find(|c| !c.is_ascii_alphanumeric() && !"-_.".contains(*c)) {
+        return refuse(&format!("it contains {c:?}"));
+    }
+    if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        return refuse("it begins with a sign");
+    }
+    if name.ends_with('.') {
+        return refuse("it ends with a full stop");
+    }
+    let stem = name.split('.').next().unwrap_or(name).to_ascii_lowercase();
+    let numbered = |s: &str| s.len() == 4 && (s.starts_with("com") || s.starts_with("lpt"));
+    let device = matches!(stem.as_str(), "con" | "prn" | "aux" | "nul")
+        || numbered(&stem) && stem.ends_with(|c: char| c.is_ascii_digit());
+    if device {
+        return refuse("it is the name of a device on Windows");
+    }
+    Ok(())
+}
+
+/// The folder is there already: what to do.
+fn taken(root: &Path, name: &str) -> Error {
+    let free = (2..).map(|n| format!("{name}-{n}")).find(|n| fs::symlink_metadata(root.join(n)).is_err());
+    Error::usage("this run exists already, and a run is never overwritten")
+        .at(root.join(name).display())
+        .fix(format!("--resume to go on with it, or --name {} for a new one", free.unwrap_or_default()))
+}
+
+/// Takes the folder for this process. The system gives the lock back when the process ends, however it ends.
+fn lock(folder: &Path) -> Result<File> {
+    let path = folder.join("lock");
+    let fail = |e: std::io::Error| error("cannot lock the run's folder", &path, &e);
+    let mut how = OpenOptions::new();
+    let mut file = how.read(true).write(true).create(true).truncate(false).open(&path).map_err(fail)?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            let _ = file.read_to_string(&mut holder); // only for the message
+            let holder: String = holder.chars().filter(char::is_ascii_digit).take(20).collect();
+            return Err(Error::usage(format!("process {holder} is using this run"))
+                .at(folder.display())
+                .fix("wait until it ends, or choose another --name"));
+        }
+        // Some network disks have no locks; a run there is the user's to keep alone.
+        Err(TryLockError::Error(e)) if e.kind() == std::io::ErrorKind::Unsupported => {}
+        Err(TryLockError::Error(e)) => return Err(fail(e)),
+    }
+    file.set_len(0).map_err(fail)?;
+    file.rewind().map_err(fail)?;
+    file.write_all(format!("{}\n", std::process::id()).as_bytes()).map_err(fail)?;
+    Ok(file)
+}

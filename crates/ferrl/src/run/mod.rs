@@ -1,0 +1,21 @@
+//! What a run leaves on disk: its folder, its numbers step by step, its rollouts, its checkpoints.
+//!
+//! Everything is written through [`files::Files`], so that tests can break any single file operation.
+
+pub mod checkpoint;
+pub mod files;
+pub mod folder;
+mod manifest;
+pub mod metrics;
+pub mod resume;
+pub mod rollouts;
+mod tensor_file;
+pub mod tensorboard;
+
+pub use checkpoint::{Best, CheckpointOptions, Checkpoints, Role, Saved};
+pub use files::{Fault, FaultKind, Files};
+pub use folder::{RunFolder, check_name};
+pub use metrics::{MetricsLog, StepRecord};
+pub use resume::{Found, latest, load};
+pub use rollouts::{Mark, Rollout, Rollouts};
+pub use tensorboard::EventWriter;

@@ -1,0 +1,134 @@
+//! TensorBoard event files, written by hand: records framed with their lengths and masked CRC-32C checksums, each
+//! holding one protocol buffer of a wall time, a step and scalars.
+
+use super::files::{Files, OutFile};
+use super::folder::unix_seconds;
+use super::metrics::StepRecord;
+use ferrl_engine::Result;
+use std::path::Path;
+
+/// An event file that grows.
+#[derive(Debug)]
+pub struct EventWriter {
+    file: OutFile,
+    /// When the run began, in seconds since 1970.
+    start: f64,
+}
+
+impl EventWriter {
+    /// A new event file with the whole history; event files that were in the folder are removed, so that a
+    /// resumed run shows each step once.
+    pub fn create(dir: &Path, files: &Files, history: &[StepRecord]) -> Result<EventWriter> {
+        if let Ok(entries) = std::fs::read_dir(dir) {
+            for entry in entries.flatten() {
+                if entry.file_name().to_string_lossy().starts_with("events.out.tfevents.") {
+                    files.remove_file(&entry.path())?;
+                }
+            }
+        }
+        let now = unix_seconds();
+        let start = now - history.last().map_or(0.0, |r| r.seconds);
+        let name = format!("events.out.tfevents.{:010}.ferrl.{}", now as u64, std::process::id());
+        let mut writer = EventWriter { file: files.create(&dir.join(name))?, start };
+        let mut event = Vec::new();
+        double(&mut event, 1, start);
+        bytes(&mut event, 3, b"brain.Event:2"); // the version of the format
+        let mut out = frame(&event);
+        for record in history {
+            out.extend(frame(&writer.event(record)));
+        }
+        writer.file.put(&out)?;
+        Ok(writer)
+    }
+
+    /// Adds the metrics of a step.
+    pub fn append(&mut self, record: &StepRecord) -> Result<()> {
+        let event = self.event(record);
+        self.file.put(&frame(&event))
+    }
+
+    /// `Event { wall_time: 1, step: 2, summary: 5 { value: 1 { tag: 1, simple_value: 2 } } }`
+    fn event(&self, record: &StepRecord) -> Vec<u8> {
+        let mut summary = Vec::new();
+        for (name, x) in &record.metrics {
+            let mut value = Vec::new();
+            bytes(&mut value, 1, name.as_bytes());
+            value.push(2 << 3 | 5);
+            value.extend((*x as f32).to_le_bytes());
+            bytes(&mut summary, 1, &value);
+        }
+        let mut event = Vec::new();
+        double(&mut event, 1, self.start + record.seconds);
+        event.push(2 << 3);
+        varint(&mut event, record.step);
+        bytes(&mut event, 5, &summary);
+        event
+    }
+}
+
+fn varint(out: &mut Vec<u8>, mut x: u64) {
+    while x >= 0x80 {
+        out.push(x as u8 | 0x80);
+        x >>= 7;
+    }
+    out.push(x as u8);
+}
+
+fn double(out: &mut Vec<u8>, field: u8, x: f64) {
+    out.push(field << 3 | 1);
+    out.extend(x.to_le_bytes());
+}
+
+fn bytes(out: &mut Vec<u8>, field: u8, data: &[u8]) {
+    out.push(field << 3 | 2);
+    varint(out, data.len() as u64);
+    out.extend(data);
+}
+
+/// Length, checksum of the length, data, checksum of the data.
+fn frame(data: &[u8]) -> Vec<u8> {
+    let length = (data.len() as u64).to_le_bytes();
+    let mut out = length.to_vec();
+    out.extend(masked(&length).to_le_bytes());
+    out.extend(data);
+    out.extend(masked(data).to_le_bytes());
+    out
+}
+
+/// Rotated and shifted, since a checksum of data that holds checksums is a weak one.
+fn masked(data: &[u8]) -> u32 {
+    crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+/// CRC-32 with Castagnoli's polynomial, reflected.
+fn crc32c(data: &[u8]) -> u32 {
+    const TABLE: [u32; 256] = {
+        let mut table = [0; 256];
+        let mut i = 0;
+        while i < 256 {
+            let (mut c, mut bit) = (i as u32, 0);
+            while bit < 8 {
+                c = if c & 1 == 1 { c >> 1 ^ 0x82f6_3b78 } else { c >> 1 };
+                bit += 1;
+            }
+            table[i] = c;
+            i += 1;
+        }
+        table
+    };
+    !data.iter().fold(!0u32, |c, &b| TABLE[(c as u8 ^ b) as usize] ^ c >> 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_are_castagnolis() {
+        // The examples of RFC 3720, section B.4.
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+        assert_eq!(crc32c(&(0..32).collect::<Vec<u8>>()), 0x46dd_794e);
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    }
+}

@@ -1,0 +1,309 @@
+//! What a run's folder promises: nothing overwritten, one process at a time, every step once.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use ferrl::experience::Metrics;
+use ferrl::run::{
+    EventWriter, Fault, FaultKind, Files, Mark, MetricsLog, Rollout, Rollouts, RunFolder, StepRecord,
+    check_name,
+};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A directory that disappears with the test.
+struct Temp(PathBuf);
+
+impl Temp {
+    fn new() -> Temp {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("ferrl-folder-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Temp(path)
+    }
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn record(step: u64) -> StepRecord {
+    let mut metrics = Metrics::default();
+    metrics.add("reward", 1.0 / (step as f64 + 3.0));
+    metrics.add("loss", -0.0);
+    metrics.add("kl", f64::NAN);
+    metrics.add("completions/mean_length", 5e-324 * step as f64);
+    StepRecord::new(step, "rl \"1\"", 0.1 + 0.2, step as f64 * 1.7, &metrics)
+}
+
+fn same(a: &StepRecord, b: &StepRecord) -> bool {
+    let bits = |r: &StepRecord| -> Vec<(String, u64)> {
+        r.metrics.iter().map(|(n, v)| (n.clone(), v.to_bits())).collect()
+    };
+    (a.step, &a.stage, a.epoch, a.seconds) == (b.step, &b.stage, b.epoch, b.seconds) && bits(a) == bits(b)
+}
+
+#[test]
+fn a_folder_is_made_once_and_opened_by_one() {
+    let temp = Temp::new();
+    let root = temp.0.join("runs/deep");
+    let run = RunFolder::create(&root, "first", "algo = \"grpo\"\n").unwrap();
+    run.log("info", "begun").unwrap();
+    assert_eq!((run.name().as_str(), run.recipe().unwrap().as_str()), ("first", "algo = \"grpo\"\n"));
+
+    let e = RunFolder::create(&root, "first", "other").unwrap_err().to_string();
+    for part in ["runs/deep/first", "--resume", "--name first-2"] {
+        assert!(e.contains(part), "{e}");
+    }
+    let e = RunFolder::open(run.path()).unwrap_err().to_string();
+    assert!(e.contains(&format!("process {} is using", std::process::id())), "{e}");
+    let path = run.path().to_path_buf();
+    drop(run);
+    assert_eq!(fs::read_to_string(path.join("recipe.toml")).unwrap(), "algo = \"grpo\"\n");
+    // A process that died left its number behind; that locks nobody out.
+    fs::write(path.join("lock"), "1\n").unwrap();
+    let again = RunFolder::open(&path).unwrap();
+    for place in [again.rollouts(), again.checkpoints(), again.tensorboard()] {
+        assert!(place.is_dir());
+    }
+    assert!(RunFolder::open(&root.join("none")).unwrap_err().to_string().contains("no such run"));
+    fs::create_dir(root.join("bare")).unwrap();
+    assert!(RunFolder::open(&root.join("bare")).unwrap_err().to_string().contains("recipe.toml is missing"));
+    fs::write(root.join("file"), "").unwrap();
+    assert!(RunFolder::create(&root, "file", "").unwrap_err().to_string().contains("never overwritten"));
+}
+
+#[test]
+fn names_that_lead_elsewhere_are_refused() {
+    let temp = Temp::new();
+    let long = "x".repeat(101);
+    let bad = [
+        "",
+        ".",
+        "..",
+        "../up",
+        "a/b",
+        "/abs",
+        "a\\b",
+        "c:x",
+        "a\0b",
+        "-flag",
+        ".hidden",
+        "_x",
+        "dot.",
+        "new\nline",
+        "sp ace",
+        "nul",
+        "CON",
+        "com1.txt",
+        "LPT9",
+        "ünï",
+        "a\u{202e}b",
+        "~",
+        "$HOME",
+        "a;b",
+        "*",
+        long.as_str(),
+    ];
+    for name in bad {
+        assert!(check_name(name).is_err(), "{name:?}");
+        assert!(RunFolder::create(&temp.0, name, "").is_err(), "{name:?}");
+    }
+    assert_eq!(fs::read_dir(&temp.0).unwrap().count(), 0, "nothing was made");
+    for name in ["grpo", "2024-05-01_x", "a..b", "Run.7", "com10", "console", &long[1..]] {
+        check_name(name).unwrap();
+    }
+}
+
+#[test]
+fn metrics_come_back_and_are_cut_at_a_checkpoint() {
+    let temp = Temp::new();
+    let path = temp.0.join("metrics.jsonl");
+    let files = Files::default();
+    let mut log = MetricsLog::open(&path, &files).unwrap();
+    let mut marks = vec![0];
+    for step in 1..=20 {
+        log.append(&record(step)).unwrap();
+        marks.push(log.byte_len());
+    }
+    let text = fs::read_to_string(&path).unwrap();
+    let first = text.lines().next().unwrap();
+    assert!(
+        first.starts_with("{\"step\":1,\"stage\":\"rl \\\"1\\\"\",\"epoch\":0.30000000000000004,"),
+        "{first}"
+    );
+    assert!(first.contains("\"kl\":\"NaN\",\"loss\":0.0,\"reward\":0.25"), "{first}");
+    let history = MetricsLog::history(&path).unwrap();
+    assert!(history.len() == 20 && history.iter().zip(1..).all(|(r, step)| same(r, &record(step))));
+
+    // A resumed process: lines after the checkpoint go, a torn line goes, and each step is there once.
+    fs::write(&path, &text[..text.len() - 9]).unwrap();
+    assert_eq!(MetricsLog::history(&path).unwrap().len(), 19);
+    let mut log = MetricsLog::open(&path, &files).unwrap();
+    assert_eq!(log.byte_len(), marks[19]);
+    log.truncate_to(marks[12]).unwrap();
+    for step in 13..=20 {
+        log.append(&record(step)).unwrap();
+    }
+    assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    for wrong in [marks[3] + 1, marks[20] + 1, u64::MAX] {
+        assert!(log.truncate_to(wrong).is_err());
+    }
+    let mut reserved = record(21);
+    reserved.metrics.push(("epoch".into(), 1.0));
+    assert!(log.append(&reserved).is_err());
+}
+
+#[test]
+fn a_failed_line_is_not_there_and_can_be_written_again() {
+    for kind in [FaultKind::Eio, FaultKind::Enospc, FaultKind::Short] {
+        for at in 1..=5 {
+            let temp = Temp::new();
+            let path = temp.0.join("metrics.jsonl");
+            let files = Files::with_faults(Some(Fault { at, kind, lasting: false }));
+            let mut log = loop {
+                if let Ok(log) = MetricsLog::open(&path, &files) {
+                    break log;
+                }
+            };
+            for step in 1..=3 {
+                while log.append(&record(step)).is_err() {}
+            }
+            let steps: Vec<u64> = MetricsLog::history(&path).unwrap().iter().map(|r| r.step).collect();
+            assert_eq!(steps, [1, 2, 3], "{kind:?} at {at}");
+        }
+    }
+}
+
+#[test]
+fn rollouts_are_cut_at_a_checkpoint() {
+    let temp = Temp::new();
+    let mut rollouts = Rollouts::open(&temp.0, &Files::default()).unwrap();
+    assert_eq!(rollouts.mark(), Mark::default());
+    let make = |step: u64| Rollout {
+        prompt: "2 + 2 = ?\n".into(),
+        completion: format!("<think>\u{2028}{step}"),
+        reward: f64::INFINITY,
+        components: vec![("format".into(), 0.1)],
+        advantage: -0.5,
+        tokens: 7,
+        truncated: true,
+    };
+    let mut marks = vec![Mark::default()];
+    for step in 1..=4 {
+        marks.push(rollouts.write(step, &vec![make(step); step as usize]).unwrap());
+    }
+    let rows = Rollouts::read(&temp.0, 3).unwrap();
+    assert_eq!(
+        (rows.len(), &rows[0]["reward"], &rows[0]["components"]["format"]),
+        (3, &"Infinity".into(), &0.1.into())
+    );
+    let mut again = Rollouts::open(&temp.0, &Files::default()).unwrap();
+    assert_eq!(again.mark(), marks[4]);
+    again.truncate_to(marks[2]).unwrap();
+    assert_eq!(again.mark(), marks[2]);
+    assert!(!again.path(3).exists() && Rollouts::read(&temp.0, 2).unwrap().len() == 2);
+    assert!(again.truncate_to(Mark { bytes: 1 << 40, ..marks[2] }).is_err());
+}
+
+/// Reads an event file as TensorBoard does: a parser of its own, with a checksum computed bit by bit.
+fn read_events(bytes: &[u8]) -> Vec<(f64, u64, Vec<(String, f32)>, String)> {
+    fn masked(data: &[u8]) -> u32 {
+        let mut crc = u32::MAX;
+        for &byte in data {
+            crc ^= u32::from(byte);
+            for _ in 0..8 {
+                crc = (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
+            }
+        }
+        crc = !crc;
+        ((crc >> 15) | (crc << 17)).wrapping_add(0xa282_ead8)
+    }
+    fn fields(mut data: &[u8]) -> Vec<(u64, Vec<u8>)> {
+        fn varint(data: &mut &[u8]) -> u64 {
+            let (mut x, mut shift) = (0, 0);
+            loop {
+                let byte = data[0];
+                *data = &data[1..];
+                x |= u64::from(byte & 127) << shift;
+                shift += 7;
+                if byte < 128 {
+                    return x;
+                }
+            }
+        }
+        let mut out = Vec::new();
+        while !data.is_empty() {
+            let key = varint(&mut data);
+            let n = match key & 7 {
+                0 => {
+                    let x = varint(&mut data);
+                    out.push((key >> 3, x.to_le_bytes().to_vec()));
+                    continue;
+                }
+                1 => 8,
+                2 => varint(&mut data) as usize,
+                5 => 4,
+                other => panic!("wire type {other}"),
+            };
+            out.push((key >> 3, data[..n].to_vec()));
+            data = &data[n..];
+        }
+        out
+    }
+    let mut out = Vec::new();
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let n = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+        assert_eq!(masked(&rest[..8]), u32::from_le_bytes(rest[8..12].try_into().unwrap()));
+        let data = &rest[12..12 + n];
+        assert_eq!(masked(data), u32::from_le_bytes(rest[12 + n..16 + n].try_into().unwrap()));
+        rest = &rest[16 + n..];
+        let mut event = (0.0, 0, Vec::new(), String::new());
+        for (field, data) in fields(data) {
+            match field {
+                1 => event.0 = f64::from_le_bytes(data.try_into().unwrap()),
+                2 => event.1 = u64::from_le_bytes(data.try_into().unwrap()),
+                3 => event.3 = String::from_utf8(data).unwrap(),
+                5 => {
+                    for (_, value) in fields(&data) {
+                        let parts = fields(&value);
+                        let tag = String::from_utf8(parts[0].1.clone()).unwrap();
+                        event.2.push((tag, f32::from_le_bytes(parts[1].1.clone().try_into().unwrap())));
+                    }
+                }
+                other => panic!("field {other}"),
+            }
+        }
+        out.push(event);
+    }
+    out
+}
+
+#[test]
+fn event_files_read_back_and_show_each_step_once() {
+    let temp = Temp::new();
+    let files = Files::default();
+    let history: Vec<StepRecord> = (1..=300).map(record).collect();
+    drop(EventWriter::create(&temp.0, &files, &history).unwrap());
+    let mut writer = EventWriter::create(&temp.0, &files, &history[..200]).unwrap();
+    for r in &history[200..] {
+        writer.append(r).unwrap();
+    }
+    let paths: Vec<PathBuf> = fs::read_dir(&temp.0).unwrap().map(|e| e.unwrap().path()).collect();
+    assert_eq!(paths.len(), 1, "the earlier file made way");
+    assert!(paths[0].file_name().unwrap().to_str().unwrap().starts_with("events.out.tfevents."));
+    let events = read_events(&fs::read(&paths[0]).unwrap());
+    assert_eq!(events[0].3, "brain.Event:2");
+    assert_eq!(events.len(), 301);
+    for (event, r) in events[1..].iter().zip(&history) {
+        assert_eq!(event.1, r.step);
+        let expected: Vec<(String, u32)> =
+            r.metrics.iter().map(|(n, v)| (n.clone(), (*v as f32).to_bits())).collect();
+        let got: Vec<(String, u32)> = event.2.iter().map(|(n, v)| (n.clone(), v.to_bits())).collect();
+        assert_eq!(got, expected);
+        assert!((event.0 - events[0].0 - r.seconds).abs() < 1e-3);
+    }
+}

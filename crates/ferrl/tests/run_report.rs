@@ -1,0 +1,205 @@
+//! What a report promises: the run's numbers and texts are in it, and nothing in them becomes markup.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use ferrl::report::report;
+use ferrl::run::{Files, MetricsLog, Rollout, Rollouts, RunFolder, StepRecord};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const HOSTILE: &str = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> & \" ' \u{2028}\0";
+
+/// A run of two stages whose reward rises; the texts are those of an adversary where asked.
+fn run(root: &Path, name: &str, steps: u64, hostile: bool) -> PathBuf {
+    let recipe = if hostile { format!("name = '{HOSTILE}'\n") } else { RECIPE.to_string() };
+    let run = RunFolder::create(root, name, &recipe).unwrap();
+    let mut log = MetricsLog::open(&run.metrics(), &Files::default()).unwrap();
+    let mut rollouts = Rollouts::open(&run.rollouts(), &Files::default()).unwrap();
+    let mut state = 12345u64;
+    let mut noise = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as f64 / (1u64 << 31) as f64 - 0.5
+    };
+    for step in 1..=steps {
+        let rl = step > steps / 3;
+        let t = step as f64 / steps as f64;
+        let mut metrics = vec![
+            ("entropy".to_string(), 1.6 * (-1.5 * t).exp() + 0.05 * noise()),
+            ("grad_norm".into(), 0.8 + 0.4 * noise() + if step % 97 == 0 { 9.0 } else { 0.0 }),
+            ("learning_rate".into(), 3e-4 * (1.0 - t)),
+            ("loss".into(), if rl { 0.02 * noise() } else { 2.5 * (-6.0 * t).exp() + 0.3 + 0.1 * noise() }),
+            ("tokens_per_second".into(), 41000.0 + 3000.0 * noise()),
+            ("time/generate".into(), 0.31 + 0.02 * noise()),
+        ];
+        if rl {
+            let reward = 0.15 + 0.7 * ((t - 0.33) * 1.5).min(1.0) + 0.12 * noise();
+            metrics.push(("reward".into(), reward));
+            metrics.push(("reward_std".into(), 0.4 - 0.2 * t + 0.05 * noise()));
+            metrics.push(("completions/mean_length".into(), 60.0 - 25.0 * t + 4.0 * noise()));
+            metrics.push(("kl".into(), if step == steps { f64::NAN } else { 0.02 * t + 0.004 * noise() }));
+            let sample = |i: u64, u: f64| {
+                let right = u + 0.5 < reward;
+                let reward = if right { 1.0 } else { f64::from(u < 0.3) * 0.1 };
+                Rollout {
+                    prompt: if hostile {
+                        HOSTILE.into()
+                    } else {
+                        format!("Use 3, {}, 25 to make {}.\n", 4 + i % 6, 70 + step % 20)
+                    },
+                    completion: if hostile {
+                        HOSTILE.into()
+                    } else {
+                        format!(
+                            "<think>25 * 3 = 75, and {} more\nis the answer.</think>\n<answer>25 * 3 + {}</answer>",
+                            i % 9,
+                            i % 9
+                        )
+                    },
+                    reward,
+                    components: vec![
+                        (if hostile { HOSTILE.into() } else { "correct".into() }, f64::from(right)),
+                        ("format".into(), reward.min(0.1)),
+                    ],
+                    advantage: (reward - 0.5) * 2.0 + 0.1 * u,
+                    tokens: 30 + (i as usize * 7) % 40,
+                    truncated: i == 5,
+                }
+            };
+            let list: Vec<Rollout> = (0..16).map(|i| sample(i, noise())).collect();
+            rollouts.write(step, &list).unwrap();
+        }
+        if step == 1 || step % (steps / 10).max(1) == 0 {
+            metrics.push(("eval/pass@1".into(), 0.1 + 0.6 * t * t));
+        }
+        metrics.sort_by(|a, b| a.0.cmp(&b.0));
+        if hostile {
+            metrics.push((format!("x{HOSTILE}"), 1.0));
+        }
+        let stage = if hostile {
+            HOSTILE
+        } else if rl {
+            "grpo"
+        } else {
+            "sft"
+        };
+        let record =
+            StepRecord { step, stage: stage.into(), epoch: t * 2.0, seconds: step as f64 * 0.9, metrics };
+        log.append(&record).unwrap();
+    }
+    run.path().to_path_buf()
+}
+
+const RECIPE: &str = "model = \"quickstart\"\nseed = 1\n\n[[stage]]\nalgo = \"sft\"\nsteps = 100\n\n[[stage]]\nalgo = \"grpo\"\ngroup_size = 8\nlearning_rate = 3e-4\n";
+
+/// A directory that disappears with the test.
+struct Temp(PathBuf);
+
+impl Temp {
+    fn new(name: &str) -> Temp {
+        let path = std::env::temp_dir().join(format!("ferrl-report-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Temp(path)
+    }
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Every element that was opened is closed in its turn; the names of all. Scripts and styles hold no markup.
+fn balanced(html: &str) -> Vec<String> {
+    let (mut open, mut all, mut rest) = (Vec::new(), Vec::new(), html);
+    while let Some(at) = rest.find('<') {
+        let end = at + rest[at..].find('>').unwrap();
+        let tag = &rest[at + 1..end];
+        rest = &rest[end + 1..];
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop().as_deref(), Some(name));
+            continue;
+        }
+        let name = tag.split_whitespace().next().unwrap().to_lowercase();
+        all.push(name.clone());
+        if ["!doctype", "meta", "input"].contains(&name.as_str()) {
+            continue;
+        }
+        if name == "script" || name == "style" {
+            let close = rest.find(&format!("</{name}")).unwrap();
+            rest = &rest[close..];
+        }
+        open.push(name);
+    }
+    assert!(open.is_empty(), "{open:?}");
+    all
+}
+
+fn data(html: &str) -> Value {
+    let start = html.find("type=\"application/json\">").unwrap() + "type=\"application/json\">".len();
+    let end = start + html[start..].find("</script>").unwrap();
+    serde_json::from_str(&html[start..end]).unwrap()
+}
+
+#[test]
+fn a_report_holds_the_run_and_needs_no_network() {
+    let temp = Temp::new("plain");
+    let dir = run(&temp.0, "countdown", 90, false);
+    let path = report(&dir).unwrap();
+    assert_eq!(path, dir.join("report.html"));
+    let html = fs::read_to_string(&path).unwrap();
+    balanced(&html);
+    for part in
+        ["<h1>countdown</h1>", "algo = &quot;grpo&quot;", "sft → grpo", "best 0.700 at step 90", "1 min 21 s"]
+    {
+        assert!(html.contains(part), "{part}");
+    }
+    for outside in ["http:", "https:", "src=", "@import", "url("] {
+        let found = html.replace("http://www.w3.org/2000/svg", "");
+        assert!(!found.contains(outside), "{outside}");
+    }
+    let data = data(&html);
+    let history = MetricsLog::history(&dir.join("metrics.jsonl")).unwrap();
+    assert_eq!(data["steps"].as_array().unwrap().len(), 90);
+    for (i, record) in history.iter().enumerate() {
+        for (name, value) in record.metrics.iter().filter(|m| m.1.is_finite()) {
+            assert_eq!(data["series"][name][i].as_f64(), Some(*value), "{name}");
+        }
+    }
+    assert!(data["series"]["kl"][89].is_null() && data["series"]["reward"][0].is_null());
+    assert_eq!(data["stages"], serde_json::json!([[1, "sft"], [31, "grpo"]]));
+    assert_eq!(data["rollouts"].as_array().unwrap().len(), 60 * 16);
+    assert!(data["rollouts"][0]["completion"].as_str().unwrap().contains("</think>"));
+}
+
+#[test]
+fn hostile_texts_stay_texts() {
+    let temp = Temp::new("hostile");
+    let plain = fs::read_to_string(report(&run(&temp.0, "a", 12, false)).unwrap()).unwrap();
+    let html = fs::read_to_string(report(&run(&temp.0, "b", 12, true)).unwrap()).unwrap();
+    assert_eq!(balanced(&html), balanced(&plain), "the same elements, whatever the texts say");
+    assert!(!html.contains("<img") && !html.contains("<script>alert") && !html.contains('\0'));
+    assert_eq!(data(&html)["rollouts"][0]["prompt"], HOSTILE);
+}
+
+#[test]
+fn an_empty_run_and_a_long_one_are_shown_too() {
+    let temp = Temp::new("sizes");
+    let dir = RunFolder::create(&temp.0, "new", "").unwrap().path().to_path_buf();
+    balanced(&fs::read_to_string(report(&dir).unwrap()).unwrap());
+    assert!(report(&temp.0.join("none")).unwrap_err().to_string().contains("recipe.toml"));
+    let dir = RunFolder::create(&temp.0, "long", "").unwrap().path().to_path_buf();
+    let line = |step: u64| {
+        format!("{{\"step\":{step},\"stage\":\"s\",\"epoch\":0,\"seconds\":{step},\"loss\":0.5}}\n")
+    };
+    fs::write(dir.join("metrics.jsonl"), (1..=50_000).map(line).collect::<String>()).unwrap();
+    let html = fs::read_to_string(report(&dir).unwrap()).unwrap();
+    assert!(html.len() < 1_000_000 && data(&html)["steps"].as_array().unwrap().last().unwrap() == 50_000);
+}
+
+/// Leaves a report to look at where `FERRL_REPORT` says.
+#[test]
+#[ignore = "for eyes"]
+fn show() {
+    let Ok(root) = std::env::var("FERRL_REPORT") else { return };
+    report(&run(Path::new(&root), "countdown-grpo", 600, false)).unwrap();
+}
