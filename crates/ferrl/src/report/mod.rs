@@ -117,19 +117,24 @@ fn figures(history: &[StepRecord]) -> Vec<(String, String, String)> {
             evals.push(name);
         }
     }
-    for name in ["reward", "loss"].into_iter().chain(evals) {
+    // The loss of a policy says little; its reward says what matters.
+    let main = if history.iter().any(|r| r.get("reward").is_some()) { "reward" } else { "loss" };
+    for name in [main].into_iter().chain(evals) {
         let values: Vec<(u64, f64)> =
             history.iter().filter_map(|r| Some((r.step, r.get(name)?))).filter(|v| v.1.is_finite()).collect();
         if values.is_empty() {
             continue;
         }
-        // Single steps are noisy; a tenth of the run is not. Evaluations are few and count as they are.
-        let n = if name.starts_with("eval") { 1 } else { (values.len() / 10).max(1) };
         let mean = |part: &[(u64, f64)]| part.iter().map(|v| v.1).sum::<f64>() / part.len() as f64;
+        // Single steps are noisy; a tenth of the run is not. Evaluations are few and count as they are.
+        let n = if name == main { (values.len() / 10).max(1) } else { 1 };
         let (from, to) = (mean(&values[..n]), mean(&values[values.len() - n..]));
         let low = name.ends_with("loss");
         let best = values.iter().copied().reduce(|a, b| if (b.1 < a.1) == low && b.1 != a.1 { b } else { a });
-        let note = best.map_or(String::new(), |(step, v)| format!("best {} at step {step}", short(v)));
+        let note = match best {
+            Some((step, v)) if name != main => format!("best {} at step {step}", short(v)),
+            _ => "means of the first and the last tenth".into(),
+        };
         let value = if values.len() == 1 { short(to) } else { format!("{} → {}", short(from), short(to)) };
         out.push((name.into(), value, note));
     }

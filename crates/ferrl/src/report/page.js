@@ -31,6 +31,8 @@ const ticks = (lo, hi, n) => {
   for (let k = Math.ceil(lo / unit - 1e-9); k * unit <= hi + unit * 1e-9; k++) out.push(+(k * unit).toPrecision(12));
   return out;
 };
+/** A label at the right edge stays inside. */
+const anchor = (x, w) => x > w - 20 ? "end" : "middle";
 const brief = (x) => {
   const a = Math.abs(x);
   if (a >= 1e4) return (x / (a >= 1e6 ? 1e6 : 1e3)).toLocaleString("en", { maximumFractionDigits: 1 }) + (a >= 1e6 ? "M" : "k");
@@ -72,7 +74,9 @@ function chart(parent, name) {
 function smooth(c) {
   const keep = smoothing();
   let mean = 0, weight = 0;
-  return c.at.map((i) => {
+  return c.at.map((i, k) => {
+    // Each stage is smoothed by itself.
+    if (k && data.stages.some(([s]) => data.steps[c.at[k - 1]] < s && s <= data.steps[i])) mean = weight = 0;
     mean = keep * mean + (1 - keep) * c.values[i];
     weight = keep * weight + (1 - keep);
     return mean / weight;
@@ -99,11 +103,11 @@ function paint(c) {
   const x = (s) => pad.l + (s - c.x0) / (c.x1 - c.x0) * (w - pad.l - pad.r);
   const y = (v) => Math.min(h - pad.b, Math.max(2, h - pad.b - (v - lo) / (hi - lo) * (h - pad.b - pad.t)));
   c.x = x; c.y = y;
-  for (const t of ticks(lo, hi, 4)) {
+  for (const t of ticks(lo, hi, 5)) {
     draw(svg, "line", { class: "grid", x1: pad.l, x2: w - pad.r, y1: y(t), y2: y(t) });
     draw(svg, "text", { x: pad.l - 6, y: y(t) + 3.5, "text-anchor": "end" }, brief(t));
   }
-  for (const t of ticks(c.x0, c.x1, 5)) draw(svg, "text", { x: x(t), y: h - 5, "text-anchor": "middle" }, brief(t));
+  for (const t of ticks(c.x0, c.x1, 5)) draw(svg, "text", { x: x(t), y: h - 5, "text-anchor": anchor(x(t), w) }, brief(t));
   data.stages.forEach(([step, stage], i) => {
     if (i) draw(svg, "line", { class: "stage", x1: x(step), x2: x(step), y1: pad.t, y2: h - pad.b });
     if (data.stages.length > 1) draw(svg, "text", { x: x(step) + 4, y: pad.t + 2 }, stage);
@@ -176,12 +180,12 @@ function histogram(parent) {
     const w = svg.clientWidth, h = svg.clientHeight, l = 46, b = 20, x = (v) => l + (v - lo) / (hi - lo) * (w - l - 8);
     svg.setAttribute("viewBox", `0 0 ${w} ${h}`);
     svg.replaceChildren();
-    for (const t of ticks(0, top, 4)) {
+    for (const t of ticks(0, top, 5)) {
       const y = h - b - t / top * (h - b - 8);
       draw(svg, "line", { class: "grid", x1: l, x2: w - 8, y1: y, y2: y });
       draw(svg, "text", { x: l - 6, y: y + 3.5, "text-anchor": "end" }, +(t * 100).toFixed(1) + "%");
     }
-    for (const t of ticks(lo, hi, 8)) draw(svg, "text", { x: x(t), y: h - 5, "text-anchor": "middle" }, brief(t));
+    for (const t of ticks(lo, hi, 8)) draw(svg, "text", { x: x(t), y: h - 5, "text-anchor": anchor(x(t), w) }, brief(t));
     const width = (w - l - 8) / bins, each = (width - 3) / counts.length;
     counts.forEach(([cls, count], g) => count.forEach((share, i) => {
       const size = share / top * (h - b - 8);

@@ -2,7 +2,7 @@
 const columns = [["step", "Step", "n"], ["reward", "Reward", "n"], ["advantage", "Advantage", "n"], ["tokens", "Tokens", "n"], ["prompt", "Prompt", "text"], ["completion", "Completion", "text"]];
 const view = { step: "", sort: "step", down: true, text: "", rows: 40 };
 const strongest = Math.max(1e-9, ...data.rollouts.map((r) => Math.abs(r.advantage) || 0));
-const tint = (a) => `rgba(var(--${a >= 0 ? "good" : "bad"}), ${(Math.min(1, Math.abs(a) / strongest) * 0.85).toFixed(2)})`;
+const tint = (a) => `rgba(var(--${a >= 0 ? "good" : "bad"}), ${(Math.min(1, Math.abs(a) / strongest) * 0.55).toFixed(2)})`;
 
 function controls() {
   const steps = make("select"), sort = make("select"), search = make("input");
