@@ -22,6 +22,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Train(commands::train::Args),
+    Report(commands::report::Args),
+    Algorithms(commands::algorithms::Args),
+    Recipe(commands::algorithms::RecipeArgs),
     Generate(Box<commands::generate::Args>),
     Chat(commands::chat::Args),
     Score(commands::score::Args),
@@ -36,6 +40,10 @@ fn main() -> ExitCode {
     let command = negative_numbers_are_values(Cli::command());
     let parsed = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
     let result = match parsed.command {
+        Command::Train(args) => commands::train::run(&args),
+        Command::Report(args) => commands::report::run(&args),
+        Command::Algorithms(args) => commands::algorithms::run(&args),
+        Command::Recipe(args) => commands::algorithms::recipe(&args),
         Command::Generate(args) => commands::generate::run(&args),
         Command::Chat(args) => commands::chat::run(&args),
         Command::Score(args) => commands::score::run(&args),

@@ -1,0 +1,199 @@
+//! `ferrl train`: a recipe from beginning to end, or from where it was stopped.
+
+use clap::Parser;
+use ferrl::evaluate::Evaluation;
+use ferrl::recipe::{Recipe, Resolved};
+use ferrl::run::{RunFolder, StepRecord};
+use ferrl::runner::{self, Outcome, Watch};
+use ferrl::verify::VERIFIERS;
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::BACKENDS;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Exit code of a run that was interrupted and saved.
+const INTERRUPTED: i32 = 130;
+
+/// Train as a recipe says
+///
+/// Ctrl-C (or SIGTERM) finishes the step, saves, and stops; `--resume` goes on from there, or from the last
+/// checkpoint after a crash, and ends with the same weights as a run that was never stopped.
+#[derive(Parser)]
+pub struct Args {
+    /// The recipe, a TOML file
+    #[arg(value_name = "RECIPE")]
+    recipe: PathBuf,
+    /// Changes to it: `key.path=value`, `+list=value`, `~key`, `@overlay.toml`, from left to right
+    #[arg(value_name = "CHANGE")]
+    changes: Vec<String>,
+    /// Name of the run folder; the recipe's when left out
+    #[arg(long)]
+    name: Option<String>,
+    /// Where run folders are made
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    runs: PathBuf,
+    /// Go on with the run of that name
+    #[arg(long)]
+    resume: bool,
+    /// Check the recipe, print it with every default, and stop
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let verifiers: Vec<&str> = VERIFIERS.iter().map(|v| v.name).collect();
+    let mut resolved = Recipe::load(&args.recipe, &args.changes)?;
+    resolved.check(&verifiers)?;
+    let name = args.name.clone().unwrap_or_else(|| resolved.name.clone());
+    if args.dry_run {
+        print!("{}", resolved.toml);
+        return Ok(());
+    }
+    let threads = resolved.stages.first().map(|s| s.recipe.threads).filter(|&t| t > 0);
+    let device = resolved.stages.first().map_or("auto", |s| s.recipe.device.as_str());
+    let device = if device == "auto" { BACKENDS[0].name } else { device };
+    let backend = ferrl_kernels::open(device, threads)?;
+    let folder = if args.resume {
+        let folder = RunFolder::open(&args.runs.join(&name))?;
+        resolved = saved_recipe(&folder, resolved)?;
+        folder
+    } else {
+        RunFolder::create(&args.runs, &name, &resolved.toml)?
+    };
+    let mut watch = Terminal::new()?;
+    watch.note(&format!("{} in {}", backend.describe(), folder.path().display()));
+    let outcome = runner::run(&resolved, folder, backend, &mut watch)?;
+    watch.clear();
+    conclude(&outcome)
+}
+
+/// A run goes on under the recipe it was started with; only the thread count may differ.
+fn saved_recipe(folder: &RunFolder, now: Resolved) -> Result<Resolved> {
+    let saved = Recipe::parse(&folder.recipe()?, "recipe.toml", &now.name, &[])?;
+    let plain = |r: &Resolved| {
+        let stage = |s: &ferrl::recipe::Stage| Recipe { threads: 0, name: None, ..s.recipe.clone() };
+        r.stages.iter().map(stage).collect::<Vec<_>>()
+    };
+    if plain(&saved) != plain(&now) {
+        return Err(Error::usage("the recipe is not the one the run was started with")
+            .at(folder.path().join("recipe.toml").display())
+            .fix("resume with the same recipe and changes, or start a new run with --name"));
+    }
+    Ok(now)
+}
+
+fn conclude(outcome: &Outcome) -> Result<()> {
+    for (stage, first, last) in &outcome.evaluations {
+        let Some(last) = last else { continue };
+        println!("\n{stage}, on held-out questions:");
+        for name in ["eval/pass@1", "eval/greedy"] {
+            if let Some(after) = last.metrics.get(name) {
+                let before = first.as_ref().and_then(|f| f.metrics.get(name));
+                let before = before.map_or(String::new(), |b| format!("{:.1} % before, ", 100.0 * b));
+                println!("  {:<12} {before}{:.1} % after", name.trim_start_matches("eval/"), 100.0 * after);
+            }
+        }
+        samples(last);
+    }
+    let folder = &outcome.folder;
+    let report = ferrl::report::report(folder)?;
+    if outcome.interrupted {
+        println!("\nstopped and saved in {}; go on with the same command and --resume", folder.display());
+        std::process::exit(INTERRUPTED);
+    }
+    if let Some(model) = &outcome.model {
+        println!("\nmodel   {}", model.display());
+    }
+    println!("report  {}", report.display());
+    Ok(())
+}
+
+/// A few answers, for the eye.
+fn samples(evaluation: &Evaluation) {
+    for (prompt, answer, graded) in evaluation.answers.iter().take(4) {
+        let mark = if graded.score >= 1.0 { "right" } else { "wrong" };
+        println!("  {mark}: {} {}", prompt.text.trim(), answer.text.trim());
+    }
+}
+
+/// Progress on standard error: one line that moves on a terminal, a line now and then elsewhere.
+struct Terminal {
+    interrupts: Arc<AtomicUsize>,
+    live: bool,
+    shown: Option<Instant>,
+    began: Instant,
+    first_step: u64,
+    trend: Option<f64>,
+}
+
+impl Terminal {
+    fn new() -> Result<Self> {
+        let interrupts = Arc::new(AtomicUsize::new(0));
+        let count = interrupts.clone();
+        let handler = move || {
+            if count.fetch_add(1, Ordering::SeqCst) > 0 {
+                std::process::exit(INTERRUPTED);
+            }
+            eprintln!("\nfinishing this step and saving; once more to stop at once");
+        };
+        ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))?;
+        let live = std::io::stderr().is_terminal();
+        Ok(Terminal { interrupts, live, shown: None, began: Instant::now(), first_step: 0, trend: None })
+    }
+
+    fn clear(&self) {
+        if self.live {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+impl Watch for Terminal {
+    fn stage(&mut self, name: &str, steps: u64) {
+        self.note(&format!("{name}: {steps} steps"));
+        (self.began, self.first_step, self.trend, self.shown) = (Instant::now(), u64::MAX, None, None);
+    }
+
+    fn step(&mut self, stage: &str, step: u64, steps: u64, record: &StepRecord) {
+        self.first_step = self.first_step.min(step - 1);
+        let (name, value) = match (record.get("reward"), record.get("loss")) {
+            (Some(reward), _) => ("reward", reward),
+            (None, loss) => ("loss", loss.unwrap_or(f64::NAN)),
+        };
+        let before = *self.trend.get_or_insert(value);
+        let trend = 0.9 * before + 0.1 * value;
+        self.trend = Some(trend);
+        let pause = Duration::from_millis(if self.live { 200 } else { 5000 });
+        if step < steps && self.shown.is_some_and(|s| s.elapsed() < pause) {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        let arrow = if trend > before { "up" } else { "down" };
+        let rate = record.get("num_tokens").zip(record.get("step_time")).map_or(0.0, |(n, t)| n / t);
+        let per_step = self.began.elapsed().as_secs_f64() / (step - self.first_step) as f64;
+        let left = per_step * (steps - step) as f64;
+        let line = format!(
+            "{stage} {step}/{steps}  {name} {value:.4} ({trend:.4}, {arrow})  {rate:.0} tokens/s  {:.0} s left",
+            left
+        );
+        if self.live {
+            eprint!("\r\x1b[K{line}");
+            let _ = std::io::stderr().flush();
+        } else {
+            eprintln!("{line}");
+        }
+    }
+
+    fn note(&mut self, text: &str) {
+        self.clear();
+        eprintln!("{text}");
+    }
+
+    fn interrupted(&self) -> bool {
+        self.interrupts.load(Ordering::SeqCst) > 0
+    }
+}
