@@ -18,7 +18,8 @@ fn the_readme_s_commands_work_in_an_empty_folder() {
     assert!(!blocks.is_empty());
     let dir = std::env::temp_dir().join(format!("ferrl-readme-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
-    let path = format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap_or_default());
+    let path =
+        format!("{}:{}", binary.parent().unwrap().display(), std::env::var("PATH").unwrap_or_default());
     for block in blocks {
         // Building and testing Ferrl is what runs this test.
         let commands: String =

@@ -9,8 +9,8 @@ use crate::evaluate::{Evaluation, evaluate};
 use crate::experience::Metrics;
 use crate::recipe::{Recipe, Resolved, Rollout};
 use crate::run::{
-    Best, CheckpointOptions, Checkpoints, EventWriter, Mark, MetricsLog, Role, Rollouts, RunFolder, StepRecord, latest,
-    load,
+    Best, CheckpointOptions, Checkpoints, EventWriter, Mark, MetricsLog, Role, Rollouts, RunFolder,
+    StepRecord, latest, load,
 };
 use crate::setup;
 use crate::train::{Report, Stage};
@@ -48,7 +48,12 @@ pub struct Outcome {
 }
 
 /// Runs a recipe in a new folder, or goes on in one that is there.
-pub fn run(resolved: &Resolved, folder: RunFolder, backend: Arc<dyn Backend>, watch: &mut dyn Watch) -> Result<Outcome> {
+pub fn run(
+    resolved: &Resolved,
+    folder: RunFolder,
+    backend: Arc<dyn Backend>,
+    watch: &mut dyn Watch,
+) -> Result<Outcome> {
     let mut log = Log::open(&folder)?;
     let found = latest(&folder.checkpoints())?;
     for (path, problem) in &found.skipped {
@@ -75,11 +80,19 @@ pub fn run(resolved: &Resolved, folder: RunFolder, backend: Arc<dyn Backend>, wa
         }
         let resumed = if plan.index == at { found.path.as_deref() } else { None };
         let one = OneStage { name: &plan.name, index: plan.index, dir: &dir, folder: &folder, before: done };
-        let (ended, first, last) = one.run(plan.recipe.clone(), backend.clone(), resumed, &state, &mut log, watch)?;
+        let (ended, first, last) =
+            one.run(plan.recipe.clone(), backend.clone(), resumed, &state, &mut log, watch)?;
         evaluations.push((plan.name.clone(), first, last));
         match ended {
             Some(steps) => done += steps,
-            None => return Ok(Outcome { folder: folder.path().into(), model: None, interrupted: true, evaluations }),
+            None => {
+                return Ok(Outcome {
+                    folder: folder.path().into(),
+                    model: None,
+                    interrupted: true,
+                    evaluations,
+                });
+            }
         }
     }
     let model = folder.path().join("stages").join((resolved.stages.len() - 1).to_string());
@@ -160,7 +173,10 @@ impl OneStage<'_> {
         let mut at_start = Metrics::default();
         if recipe.eval.at_start && stage.step == 0 {
             let evaluation = self.evaluate(&stage, watch)?;
-            evaluation.metrics.means().for_each(|(n, v)| at_start.add(&n.replacen("eval/", "eval_start/", 1), v));
+            evaluation
+                .metrics
+                .means()
+                .for_each(|(n, v)| at_start.add(&n.replacen("eval/", "eval_start/", 1), v));
             first = Some(evaluation);
         }
         let mut last = None;
@@ -203,7 +219,13 @@ impl OneStage<'_> {
         Checkpoints::new(&self.folder.checkpoints(), self.folder.files(), options)
     }
 
-    fn save(&self, checkpoints: &Checkpoints, stage: &Stage, log: &mut Log, record: &StepRecord) -> Result<()> {
+    fn save(
+        &self,
+        checkpoints: &Checkpoints,
+        stage: &Stage,
+        log: &mut Log,
+        record: &StepRecord,
+    ) -> Result<()> {
         log.metrics.sync()?;
         let mut steps = vec![0; self.index];
         if self.index > 0 {
@@ -241,7 +263,9 @@ impl OneStage<'_> {
         if !state["algorithm"].is_null() {
             stage.algo.restore(&state["algorithm"])?;
         }
-        stage.step = state["step"].as_u64().ok_or_else(|| Error::data("the state names no step").at(path.display()))?;
+        stage.step = state["step"]
+            .as_u64()
+            .ok_or_else(|| Error::data("the state names no step").at(path.display()))?;
         Ok(())
     }
 

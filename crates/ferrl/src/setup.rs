@@ -92,13 +92,19 @@ pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<St
     let opened = ModelDir::open(dir)?;
     if opened.config.vocab < tokenizer.vocab_size() {
         let (model, tokens) = (opened.config.vocab, tokenizer.vocab_size());
-        return Err(Error::model(format!("the model knows {model} tokens, its tokenizer {tokens}")).at(dir.display()));
+        return Err(
+            Error::model(format!("the model knows {model} tokens, its tokenizer {tokens}")).at(dir.display())
+        );
     }
     let policy = trainer(&recipe, backend.clone(), &with_policy_head(opened, &recipe, needs)?)?;
     let reference = if needs.reference { Some(policy.model.frozen_copy()?) } else { None };
     let critic = if needs.critic && !recipe.critic.shared {
         let start = recipe.critic.path.as_ref().map_or(dir.to_path_buf(), PathBuf::from);
-        Some(trainer(&recipe, backend.clone(), &ModelDir::open(&start)?.with_head(Head::Score, recipe.seed)?)?)
+        Some(trainer(
+            &recipe,
+            backend.clone(),
+            &ModelDir::open(&start)?.with_head(Head::Score, recipe.seed)?,
+        )?)
     } else {
         None
     };
@@ -113,7 +119,20 @@ pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<St
     let rate = |lr| schedule(&recipe, lr, total);
     let schedules = (rate(recipe.optim.lr)?, rate(recipe.critic.lr.unwrap_or(5.0 * recipe.optim.lr))?);
     let rewards = rewards(&recipe, wants)?;
-    Ok(Stage { recipe, algo, wants, policy, reference, critic, tokenizer, source, rewards, sampler, schedules, step: 0 })
+    Ok(Stage {
+        recipe,
+        algo,
+        wants,
+        policy,
+        reference,
+        critic,
+        tokenizer,
+        source,
+        rewards,
+        sampler,
+        schedules,
+        step: 0,
+    })
 }
 
 fn with_policy_head(dir: ModelDir, recipe: &Recipe, needs: Needs) -> Result<ModelDir> {

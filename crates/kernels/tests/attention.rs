@@ -1,7 +1,6 @@
 //! Attention and rotary against f64, and attention's promise: a row is the same bits in training, prefill and
 //! decoding, whatever is computed beside it.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
-#![allow(clippy::unwrap_used)]
 
 use ferrl_kernels::backend::{Attention, Heads, PagedRows, PagedSequence, Segments};
 use ferrl_kernels::cpu::Cpu;

@@ -3,7 +3,9 @@
 use super::{Entry, Example, Task};
 use crate::algo::settings;
 use crate::verify::countdown::expression::Op;
-use crate::verify::countdown::{CountdownOptions, DemonstrationOptions, Format, Split, demonstrate, generate};
+use crate::verify::countdown::{
+    CountdownOptions, DemonstrationOptions, Format, Split, demonstrate, generate,
+};
 use ferrl_engine::{Error, Result};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

@@ -64,9 +64,11 @@ pub fn linear<E: TokenRows>(
     let (row_panels, column_panels) = (m.div_ceil(mr), w.shape.panels());
     // Enough tasks that no thread idles for long at the end, but each worth its packing of rows and its hand-over.
     let threads = pool.threads();
-    let wanted = if threads == 1 { 1 } else { (m * w.shape.n * w.shape.k / (1 << 20)).clamp(threads, 8 * threads) };
+    let wanted =
+        if threads == 1 { 1 } else { (m * w.shape.n * w.shape.k / (1 << 20)).clamp(threads, 8 * threads) };
     // Few rows are packed once and meet all columns of the task: only columns are split.
-    let row_chunk = if row_panels <= MAX_PANELS { row_panels } else { row_panels.div_ceil(wanted).clamp(2, MAX_PANELS) };
+    let row_chunk =
+        if row_panels <= MAX_PANELS { row_panels } else { row_panels.div_ceil(wanted).clamp(2, MAX_PANELS) };
     let row_tasks = row_panels.div_ceil(row_chunk.max(1));
     let column_chunk = column_panels.div_ceil(wanted.div_ceil(row_tasks.max(1)));
     let column_chunk = if row_panels > 1 { column_chunk.clamp(1, MAX_PANELS) } else { column_chunk };
