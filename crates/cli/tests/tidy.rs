@@ -1,6 +1,7 @@
 //! House rules that a compiler does not check.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+use ferrl::algo::ALGORITHMS;
 use ferrl_engine::model::FAMILIES;
 use ferrl_kernels::BACKENDS;
 use std::path::{Path, PathBuf};
@@ -60,7 +61,7 @@ fn paths_in_the_documents_exist() {
 }
 
 #[test]
-fn families_and_backends_are_named_in_their_own_places_only() {
+fn members_of_open_sets_are_named_at_home_only() {
     for (path, text) in
         sources(&["rs"]).iter().filter(|(p, _)| p.starts_with("crates/") && p.contains("/src/"))
     {
@@ -86,6 +87,10 @@ fn families_and_backends_are_named_in_their_own_places_only() {
             let home = path == &own || path == "crates/engine/src/model/mod.rs";
             // A rope scheme shares its name with a family's generation, not with the family.
             assert!(home || !names(family.name()), "{path} names the family {}", family.name());
+        }
+        for entry in ALGORITHMS {
+            let home = path.starts_with("crates/ferrl/src/algo/");
+            assert!(home || !names(entry.name), "{path} names the algorithm {}", entry.name);
         }
         for device in BACKENDS {
             let home = path.starts_with(&format!("crates/kernels/src/{}/", device.name))

@@ -11,12 +11,14 @@ use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "dpo",
     about: "direct preference optimisation: prefer the chosen answer, measured against a reference",
     paper: "Rafailov et al., Direct Preference Optimization, 2023, arXiv 2305.18290",
     wants: Wants::Pairs,
+    defaults: || json!(Options::default()),
     build: |values| Ok(Box::new(Dpo(settings("dpo", values)?))),
 };
 

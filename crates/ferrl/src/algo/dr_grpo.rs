@@ -10,13 +10,14 @@
 use super::policy::Policy;
 use super::{Algorithm, Entry, Wants, ppo};
 use ferrl_engine::Result;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "dr_grpo",
     about: "GRPO without division by deviation or by length; the default",
     paper: "Liu et al., Understanding R1-Zero-Like Training: A Critical Perspective, 2025, arXiv 2503.20783",
     wants: Wants::Rollouts,
+    defaults: || json!(Policy::default()),
     build,
 };
 

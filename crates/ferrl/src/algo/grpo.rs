@@ -12,22 +12,23 @@ use super::math::kl::Estimator;
 use super::policy::{Advantage, Kl, Place, Policy};
 use super::{Algorithm, Entry, Wants, ppo};
 use ferrl_engine::Result;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "grpo",
     about: "group relative policy optimisation: answers compete with the others to the same prompt",
     paper: "Shao et al., DeepSeekMath, 2024, arXiv 2402.03300",
     wants: Wants::Rollouts,
+    defaults: || json!(defaults()),
     build,
 };
 
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+fn defaults() -> Policy {
     let kl = Kl { coef: 0.04, place: Place::Loss, estimator: Estimator::K3, ..Default::default() };
     let advantage = Advantage { divide_by_std: true, ..Default::default() };
-    ppo::gradient_method(
-        "grpo",
-        Policy { aggregate: Aggregate::Sequence, kl, advantage, ..Default::default() },
-        values,
-    )
+    Policy { aggregate: Aggregate::Sequence, kl, advantage, ..Default::default() }
+}
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    ppo::gradient_method("grpo", defaults(), values)
 }

@@ -30,6 +30,8 @@ pub struct Entry {
     pub paper: &'static str,
     /// What it learns from.
     pub wants: Wants,
+    /// Its settings where a recipe says nothing.
+    pub defaults: fn() -> Value,
     /// Builds it from its settings; unknown ones are refused.
     pub build: fn(Value) -> Result<Box<dyn Algorithm>>,
 }
@@ -37,6 +39,13 @@ pub struct Entry {
 /// Every algorithm Ferrl knows.
 pub const ALGORITHMS: &[&Entry] =
     &[&sft::ENTRY, &reward_model::ENTRY, &dpo::ENTRY, &ppo::ENTRY, &grpo::ENTRY, &dr_grpo::ENTRY];
+
+/// What a recipe means that names none.
+pub const DEFAULT: &Entry = &dr_grpo::ENTRY;
+/// The method with a critic that RL2's `adv.estimator = gae` means.
+pub const WITH_CRITIC: &Entry = &ppo::ENTRY;
+/// The method that RL2's list for DeepSeek's GRPO means.
+pub const GROUP_RELATIVE: &Entry = &grpo::ENTRY;
 
 /// What an algorithm learns from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,14 +24,19 @@ pub(super) const ENTRY: Entry = Entry {
     about: "proximal policy optimisation with a critic",
     paper: "Schulman et al., Proximal Policy Optimization Algorithms, 2017, arXiv 1707.06347",
     wants: Wants::Rollouts,
+    defaults: || json!(defaults()),
     build,
 };
 
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+fn defaults() -> Policy {
     let kl = Kl { coef: 0.05, place: Place::Reward, estimator: Estimator::K1, ..Default::default() };
     let advantage =
         Advantage { baseline: Baseline::Critic, normalise: Normalise::Whiten, ..Default::default() };
-    gradient_method("ppo", Policy { kl, advantage, ..Default::default() }, values)
+    Policy { kl, advantage, ..Default::default() }
+}
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    gradient_method("ppo", defaults(), values)
 }
 
 /// A method whose loss is the shared token loss: its defaults, overridden by the recipe.

@@ -11,12 +11,14 @@ use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "rm",
     about: "reward model: score the chosen answer above the rejected one",
     paper: "Stiennon et al., Learning to summarize from human feedback, 2020, arXiv 2009.01325",
     wants: Wants::Pairs,
+    defaults: || json!(Options::default()),
     build: |values| Ok(Box::new(RewardModel { _options: settings("rm", values)? })),
 };
 

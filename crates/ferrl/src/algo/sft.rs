@@ -12,12 +12,14 @@ use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "sft",
     about: "supervised fine-tuning: imitate the demonstrations",
     paper: "Ouyang et al., Training language models to follow instructions with human feedback, 2022, arXiv 2203.02155",
     wants: Wants::Demonstrations,
+    defaults: || json!(Options::default()),
     build: |values| Ok(Box::new(Sft(settings("sft", values)?))),
 };
 

@@ -3,9 +3,8 @@
 use super::{Recipe, Stage};
 use crate::algo::{self, Wants};
 use ferrl_engine::{Error, model, nearest};
+use ferrl_kernels::BACKENDS;
 
-/// Where a recipe may compute; `cuda:1` is the second card.
-pub const DEVICES: &[&str] = &["auto", "cpu", "cuda"];
 /// Storage of activations.
 pub const DTYPES: &[&str] = &["f32", "bf16"];
 /// Rules that turn gradients into steps.
@@ -81,7 +80,8 @@ pub(super) fn problems(stage: &Stage, verifiers: &[&str]) -> Vec<Problem> {
 fn names(r: &Recipe, p: &mut Problems) {
     let card = r.device.strip_prefix("cuda:").is_some_and(|n| n.parse::<usize>().is_ok());
     if !card {
-        p.word("device", &r.device, DEVICES);
+        let devices: Vec<&str> = std::iter::once("auto").chain(BACKENDS.iter().map(|b| b.name)).collect();
+        p.word("device", &r.device, &devices);
     }
     p.word("optim.name", &r.optim.name, OPTIMIZERS);
     p.word("optim.schedule", &r.optim.schedule, SCHEDULES);

@@ -14,14 +14,14 @@ mod settings;
 mod tree;
 mod types;
 
-pub use check::{DEVICES, DTYPES, OPTIMIZERS, SCHEDULES, TOKENIZERS};
+pub use check::{DTYPES, OPTIMIZERS, SCHEDULES, TOKENIZERS};
 pub use keys::{Key, keys, keys_markdown, policy_keys};
 pub use load::{Resolved, Stage};
 pub use schema::Kind;
 pub use settings::*;
 
 /// The algorithm of a recipe that names none.
-pub const DEFAULT_ALGORITHM: &str = "dr_grpo";
+pub const DEFAULT_ALGORITHM: &str = crate::algo::DEFAULT.name;
 
 impl Recipe {
     /// The algorithm's name.

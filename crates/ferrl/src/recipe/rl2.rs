@@ -5,10 +5,7 @@
 //! GRPO becomes `algo = "ppo"` or `algo = "grpo"`, and whatever differs from those defaults is kept as a setting.
 
 use super::tree::{Path, Place, Tree, dotted, path};
-use crate::algo::math::advantage::Normalise;
-use crate::algo::math::aggregate::Aggregate;
-use crate::algo::math::kl::Estimator;
-use crate::algo::policy::{Advantage, Baseline, Kl, Place as KlPlace, Policy};
+use crate::algo;
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -159,8 +156,8 @@ impl Options {
             && self.is("kl.loss_estimator", "k3")
             && self.is("adv.norm_var", true);
         match () {
-            () if self.is("adv.estimator", "gae") => "ppo",
-            () if deepseek => "grpo",
+            () if self.is("adv.estimator", "gae") => algo::WITH_CRITIC.name,
+            () if deepseek => algo::GROUP_RELATIVE.name,
             () => super::DEFAULT_ALGORITHM,
         }
     }
@@ -262,25 +259,7 @@ impl Options {
     }
 }
 
-/// The defaults of an algorithm; a test holds them against the algorithm itself.
+/// The defaults of an algorithm.
 pub(super) fn preset_settings(name: &str) -> Value {
-    let kl = |coef, place, estimator| Kl { coef, place, estimator, ..Default::default() };
-    json!(match name {
-        "ppo" => Policy {
-            kl: kl(0.05, KlPlace::Reward, Estimator::K1),
-            advantage: Advantage {
-                baseline: Baseline::Critic,
-                normalise: Normalise::Whiten,
-                ..Default::default()
-            },
-            ..Default::default()
-        },
-        "grpo" => Policy {
-            kl: kl(0.04, KlPlace::Loss, Estimator::K3),
-            advantage: Advantage { divide_by_std: true, ..Default::default() },
-            aggregate: Aggregate::Sequence,
-            ..Default::default()
-        },
-        _ => Policy::default(),
-    })
+    (algo::find(name).unwrap_or(algo::DEFAULT).defaults)()
 }
