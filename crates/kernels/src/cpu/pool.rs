@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::thread::{JoinHandle, Thread};
 
-/// Rounds of looking for work before a worker sleeps, some 100 microseconds.
-const SPINS: u32 = 4000;
+/// Rounds of looking for work before a worker sleeps: about a millisecond, longer than what happens between two
+/// operations of a decoding step.
+const SPINS: u32 = 50_000;
 
 /// A fixed set of threads running indexed tasks.
 pub struct Pool {
