@@ -14,7 +14,10 @@ fn the_readme_s_commands_work_in_an_empty_folder() {
     let binary = Path::new(env!("CARGO_BIN_EXE_ferrl"));
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-    let blocks: Vec<&str> = shell_blocks(&readme).into_iter().filter(|b| b.contains("\nferrl ") || b.starts_with("ferrl ")).collect();
+    let blocks: Vec<&str> = shell_blocks(&readme)
+        .into_iter()
+        .filter(|b| b.contains("\nferrl ") || b.starts_with("ferrl "))
+        .collect();
     assert!(!blocks.is_empty());
     let dir = std::env::temp_dir().join(format!("ferrl-readme-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();

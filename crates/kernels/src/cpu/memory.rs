@@ -1,16 +1,19 @@
 //! Aligned memory that is kept and handed out again.
 //!
-//! A training step allocates the same sizes over and over; returning them to the system would cost a page
-//! fault per 4 KiB each time.
+//! A training step allocates similar sizes over and over; returning them to the system would cost a page fault per
+//! 4 KiB each time. Batches differ in length, so sizes are rounded up to classes, a slightly larger block serves where
+//! none fits exactly, and what lies unused is returned when it grows beyond a quarter of the peak.
 
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const ALIGN: usize = 64;
+/// Unused memory that is always kept, beside a quarter of the peak.
+const KEEP: usize = 32 << 20;
 /// Vector kernels may read, never write, up to one vector past the end of a buffer.
 const SLACK: usize = 64;
 
@@ -22,7 +25,8 @@ pub struct Arena {
 
 #[derive(Default)]
 struct State {
-    free: HashMap<usize, Vec<Block>>,
+    free: BTreeMap<usize, Vec<Block>>,
+    unused: usize,
     in_use: usize,
     peak: usize,
 }
@@ -44,6 +48,12 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
+/// The next of eight sizes between powers of two: at most an eighth is wasted.
+fn class(bytes: usize) -> usize {
+    let step = (bytes.next_power_of_two() / 16).max(ALIGN);
+    bytes.next_multiple_of(step)
+}
+
 fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(bytes.checked_add(SLACK)?, ALIGN).ok()
 }
@@ -55,12 +65,19 @@ impl Arena {
 
     /// At least `bytes` bytes with unspecified contents.
     pub fn take(&self, bytes: usize) -> Result<Memory> {
-        let bytes = bytes.next_multiple_of(ALIGN);
+        let wanted = class(bytes.max(1));
         let mut state = self.state();
+        let near = state.free.range(wanted..=wanted + wanted / 4).find(|(_, blocks)| !blocks.is_empty());
+        let bytes = near.map_or(wanted, |(&bytes, _)| bytes);
         let reused = state.free.get_mut(&bytes).and_then(Vec::pop);
         let at = match reused {
-            Some(block) => block.0,
+            Some(block) => {
+                state.unused -= bytes;
+                block.0
+            }
             None => {
+                let peak = state.peak.max(state.in_use + bytes);
+                state.release(peak / 4 + KEEP);
                 let fits = layout(bytes).filter(|l| l.size() <= isize::MAX as usize);
                 // SAFETY: the layout has a non-zero size.
                 let fresh = fits.and_then(|l| NonNull::new(unsafe { alloc_zeroed(l) }));
@@ -99,18 +116,31 @@ impl Drop for Memory {
     fn drop(&mut self) {
         let mut state = self.arena.state();
         state.in_use -= self.bytes;
+        state.unused += self.bytes;
         state.free.entry(self.bytes).or_default().push(Block(self.at));
+    }
+}
+
+impl State {
+    /// Returns unused blocks to the system, the largest first, until at most `keep` bytes are left.
+    fn release(&mut self, keep: usize) {
+        while self.unused > keep {
+            let Some((bytes, mut blocks)) = self.free.pop_last() else { return };
+            if let (Some(block), Some(layout)) = (blocks.pop(), layout(bytes)) {
+                self.unused -= bytes;
+                // SAFETY: every free block was allocated with this layout and has no other owner.
+                unsafe { dealloc(block.0.as_ptr(), layout) };
+            }
+            if !blocks.is_empty() {
+                self.free.insert(bytes, blocks);
+            }
+        }
     }
 }
 
 impl Drop for State {
     fn drop(&mut self) {
-        for (bytes, blocks) in self.free.drain() {
-            if let Some(layout) = layout(bytes) {
-                // SAFETY: every free block was allocated with this layout and has no other owner.
-                blocks.into_iter().for_each(|b| unsafe { dealloc(b.0.as_ptr(), layout) });
-            }
-        }
+        self.release(0);
     }
 }
 
@@ -195,5 +225,41 @@ pub fn floats_mut(b: &mut Buffer) -> SliceMut<'_> {
         DType::F32 => SliceMut::F32(f32s_mut(b)),
         DType::Bf16 => SliceMut::Bf16(memory_mut(b).slice_mut(len)),
         DType::U32 => panic!("a float buffer was expected, not indices"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_of_ever_new_sizes_do_not_pile_up() {
+        // A run whose steps all differed in length once grew until the system ran out of memory.
+        let arena = Arena::default();
+        let mut most = 0;
+        for step in 0..4000usize {
+            let sizes = [1_000_000 + step * 977, 300_000 + step * 311, 64 + step];
+            let held: Vec<Memory> = sizes.iter().map(|&n| arena.take(n).expect("memory")).collect();
+            drop(held);
+            let state = arena.state();
+            most = most.max(state.unused + state.in_use);
+            assert!(state.unused <= state.peak + state.peak / 4 + KEEP);
+        }
+        assert!(most < 64 << 20, "{most} bytes were kept");
+        let (in_use, peak) = arena.usage();
+        assert!(in_use == 0 && peak < 8 << 20);
+    }
+
+    #[test]
+    fn blocks_are_used_again() {
+        let arena = Arena::default();
+        let first = arena.take(100_000).expect("memory");
+        let at = first.at;
+        drop(first);
+        let second = arena.take(99_000).expect("memory");
+        assert_eq!(second.at, at);
+        for bytes in [1, 63, 64, 65, 1000, 4097, 1 << 20, (1 << 20) + 1] {
+            assert!(class(bytes) >= bytes && class(bytes) <= bytes + bytes / 8 + ALIGN, "{bytes}");
+        }
     }
 }
