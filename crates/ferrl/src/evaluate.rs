@@ -1,6 +1,5 @@
 //! How good the policy is on held-out prompts: accuracy, pass@k, majority vote, length.
 
-use crate::algo::Wants;
 use crate::experience::Metrics;
 use crate::recipe::Rollout;
 use crate::reward::{Graded, Rewards};
@@ -72,6 +71,3 @@ fn majority_is_right(answers: &[Answer], graded: &[Graded]) -> bool {
     let winner = votes.values().max_by_key(|(count, first)| (*count, usize::MAX - first));
     winner.is_some_and(|&(_, first)| graded[first].score >= RIGHT)
 }
-
-/// What an evaluation asks for.
-pub const WANTS: Wants = Wants::Rollouts;

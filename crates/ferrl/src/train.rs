@@ -72,8 +72,10 @@ impl Stage {
         self.annotate(&mut experience)?; //                                                  reference logp, values
         clock.lap("annotate", &mut metrics);
         metrics.join(self.algo.prepare(&mut experience)?); //                                advantage
-        for (r, s) in rollouts.iter_mut().zip(&experience.sequences) {
-            r.advantage = s.actions().next().map_or(0.0, |i| s.advantage[i]);
+        for s in &experience.sequences {
+            if let Some(rollout) = rollouts.get_mut(s.trajectory) {
+                rollout.advantage = s.actions().next().map_or(0.0, |i| s.advantage[i]);
+            }
         }
         for (n, update) in
             updates(&experience, self.algo.passes(), self.recipe.seed, self.step).iter().enumerate()

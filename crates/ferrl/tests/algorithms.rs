@@ -214,6 +214,20 @@ fn group_advantages_are_centred_and_grpo_divides_by_the_deviation() {
 }
 
 #[test]
+fn groups_with_equal_rewards_are_left_out_where_asked_for() {
+    let mut algorithm = (find("grpo").unwrap().build)(json!({ "filter_equal": true })).unwrap();
+    let mut e = experience(Wants::Rollouts);
+    e.sequences[..4].iter_mut().for_each(|s| s.reward.fill(0.0));
+    let metrics = algorithm.prepare(&mut e).unwrap();
+    assert_eq!(metrics.get("dynamic_filtering_ratio"), Some(0.5));
+    assert!(e.sequences.len() == 4 && e.sequences.iter().all(|s| s.group == 1));
+    // Nothing left is no error: the step makes no update.
+    e.sequences.iter_mut().for_each(|s| s.reward.fill(0.0));
+    algorithm.prepare(&mut e).unwrap();
+    assert!(e.sequences.is_empty());
+}
+
+#[test]
 fn ppo_whitens_its_advantages_and_places_the_kl_in_the_reward() {
     let mut algorithm = (find("ppo").unwrap().build)(json!({ "kl": { "coef": 0.5 } })).unwrap();
     let mut e = experience(Wants::Rollouts);

@@ -182,7 +182,7 @@ fn other_settings_that_cannot_work() {
         &["model.dtype=fp16"],
         &["model.dtype: unknown name \"fp16\", expected one of f32, bf16", "model.dtype = \"bf16\""],
     );
-    over(&["device=cdua"], &["device: unknown name \"cdua\"", "device = \"cuda\""]);
+    over(&["device=cup"], &["device: unknown name \"cup\"", "device = \"cpu\""]);
     over(&["optim.schedule=cosin"], &["optim.schedule: unknown name", "optim.schedule = \"cosine\""]);
     over(&["optim.name=adam"], &["optim.name = \"adamw\""]);
     over(&["optim.lr=0"], &["optim.lr: must be above 0"]);

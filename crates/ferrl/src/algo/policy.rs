@@ -43,7 +43,7 @@ pub struct Policy {
     pub skip_ratio: Option<f64>,
     /// Updates at the start that train the critic alone.
     pub critic_warmup: u64,
-    /// Leave out groups whose rewards are all equal.
+    /// Leave out groups whose rewards are all equal; a step where all are makes no update.
     pub filter_equal: bool,
 }
 
@@ -375,6 +375,22 @@ impl KlWeight {
             self.coef *= 1.0 + error * trajectories / settings.horizon;
         }
     }
+}
+
+/// Leaves out groups of several answers whose rewards are all equal: nothing can be learned from comparing them.
+pub fn drop_equal_groups(e: &mut Experience, metrics: &mut Metrics) {
+    let mut groups: BTreeMap<usize, BTreeMap<usize, f64>> = BTreeMap::new();
+    for s in &e.sequences {
+        *groups.entry(s.group).or_default().entry(s.trajectory).or_default() += s.total_reward();
+    }
+    let equal = |rewards: &BTreeMap<usize, f64>| {
+        let mut values = rewards.values();
+        let first = values.next().copied().unwrap_or(0.0);
+        rewards.len() > 1 && values.all(|&r| r == first)
+    };
+    let dropped: Vec<usize> = groups.iter().filter(|(_, r)| equal(r)).map(|(&g, _)| g).collect();
+    metrics.add("dynamic_filtering_ratio", dropped.len() as f64 / groups.len().max(1) as f64);
+    e.sequences.retain(|s| dropped.binary_search(&s.group).is_err());
 }
 
 /// Marks of a rollout's rewards, under TRL's names.

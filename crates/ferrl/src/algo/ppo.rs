@@ -12,7 +12,7 @@
 
 use super::math::advantage::Normalise;
 use super::math::kl::Estimator;
-use super::policy::{Advantage, Baseline, Kl, KlWeight, Place, Policy, reward_metrics};
+use super::policy::{Advantage, Baseline, Kl, KlWeight, Place, Policy, drop_equal_groups, reward_metrics};
 use super::{Algorithm, Entry, Needs, Wants, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Stats};
@@ -86,6 +86,9 @@ impl Algorithm for GradientMethod {
     fn prepare(&mut self, experience: &mut Experience) -> Result<Metrics> {
         let mut metrics = Metrics::default();
         reward_metrics(experience, &mut metrics);
+        if self.policy.filter_equal {
+            drop_equal_groups(experience, &mut metrics);
+        }
         metrics.join(self.policy.prepare(experience, self.kl.coef));
         if let Some(kl) = metrics.get("objective/kl") {
             self.kl.steer(&self.policy.kl, kl, experience.trajectories().len() as f64);

@@ -19,16 +19,15 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Stiennon et al., Learning to summarize from human feedback, 2020, arXiv 2009.01325",
     wants: Wants::Pairs,
     defaults: || json!(Options::default()),
-    build: |values| Ok(Box::new(RewardModel { _options: settings("rm", values)? })),
+    build: |values| settings::<Options>("rm", values).map(|_| Box::new(RewardModel) as Box<dyn Algorithm>),
 };
 
+/// It has none, and says so of any that is given.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {}
 
-struct RewardModel {
-    _options: Options,
-}
+struct RewardModel;
 
 impl Algorithm for RewardModel {
     fn needs(&self) -> Needs {

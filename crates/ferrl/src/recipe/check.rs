@@ -268,13 +268,13 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
     let what = format!("{name} learns from rewards, and there is none");
     p.when(r.reward.is_empty(), "reward", what, "reward = \"name of a verifier\", or a [[reward]] table");
     for reward in &r.reward {
-        let sources = [reward.verifier.is_some(), reward.python.is_some(), reward.model.is_some()];
+        let sources = [reward.verifier.is_some(), reward.python.is_some()];
         let count = sources.iter().filter(|s| **s).count();
         p.when(
             count != 1,
             "reward",
             format!("one [[reward]] has {count} sources"),
-            "exactly one of verifier, python, model",
+            "exactly one of verifier, python",
         );
         p.when(
             reward.function.is_some() && reward.python.is_none(),

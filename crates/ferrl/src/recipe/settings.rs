@@ -174,8 +174,6 @@ pub struct Rollout {
     pub allow_off_policy: bool,
     /// Memory of the cache.
     pub cache_mib: usize,
-    /// Updates a rollout may run ahead.
-    pub max_lag: usize,
 }
 
 impl Default for Rollout {
@@ -190,7 +188,6 @@ impl Default for Rollout {
             stop: Vec::new(),
             allow_off_policy: false,
             cache_mib: 256,
-            max_lag: 0,
         }
     }
 }
@@ -207,8 +204,6 @@ pub struct Reward {
     pub python: Option<PathBuf>,
     /// The function's name.
     pub function: Option<String>,
-    /// A reward-model directory.
-    pub model: Option<String>,
     /// Its factor; 1 where absent.
     pub weight: Option<f64>,
 }
