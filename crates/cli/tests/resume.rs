@@ -110,3 +110,16 @@ fn sigterm_saves_and_says_so() {
     assert_eq!(changed.status.code(), Some(2));
     std::fs::remove_dir_all(&dir).unwrap();
 }
+
+#[test]
+fn a_run_that_never_began_leaves_no_folder() {
+    let dir = folder("false-start");
+    let wrong = RECIPE.replace("model = { init", "model = { path = \"nowhere\" } #");
+    std::fs::write(dir.join("tiny.toml"), wrong).unwrap();
+    let out = ferrl(&dir, false, 1).output().unwrap();
+    assert_eq!(out.status.code(), Some(4), "{}", String::from_utf8_lossy(&out.stderr));
+    assert!(!dir.join("runs/tiny").exists());
+    std::fs::write(dir.join("tiny.toml"), RECIPE).unwrap();
+    assert!(ferrl(&dir, false, 1).output().unwrap().status.success());
+    std::fs::remove_dir_all(&dir).unwrap();
+}

@@ -105,8 +105,10 @@ fn log_probabilities_and_entropies_equal_transformers() {
 
 #[test]
 fn bf16_stays_near_transformers_in_f32() {
-    // An error of bf16's 8 bits in every layer, on logits of size 10 and more: the mean is what is bounded by
-    // 2e-2; single entries may be off further.
+    // Every value within 2e-2, or within what transformers itself loses in bf16 where that is more
+    // (`tools/make_bf16_errors.py`); the mean within 2e-2 in any case.
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/bf16_errors.json");
+    let theirs: Value = serde_json::from_slice(&std::fs::read(root).unwrap()).unwrap();
     for backend in backends() {
         for dir in cases() {
             let reference = Reference::read(&dir);
@@ -114,18 +116,23 @@ fn bf16_stays_near_transformers_in_f32() {
             let sequences = reference.sequences();
             let got = stats(&model, &Batch::of(sequences.clone()), 1.0).unwrap();
             let (mut error, mut size, mut count, mut start) = (0.0, 0.0, 0, 0);
+            let mut worst = 0f32;
             for (k, ids) in sequences.iter().enumerate() {
                 let column = if reference.is_score() { "score" } else { "logp" };
                 let want = reference.floats(&format!("{column}.{k}")).unwrap_or_default();
                 let values = if reference.is_score() { &got.value } else { &got.logp };
                 for (i, w) in want.iter().enumerate() {
                     error += (values[start + i] - w).abs();
+                    worst = worst.max((values[start + i] - w).abs() / w.abs().max(1.0));
                     size += w.abs();
                     count += 1;
                 }
                 start += ids.len();
             }
             let mean = error / count as f32;
+            let theirs = theirs[dir.file_name().unwrap().to_str().unwrap()].as_f64().unwrap() as f32;
+            let bound = theirs.max(2e-2);
+            assert!(worst <= bound, "{dir:?} {}: {worst}, the bound is {bound}", backend.describe());
             assert!(mean / (size / count as f32).max(1.0) < 2e-2, "{dir:?} {}: {mean}", backend.describe());
         }
     }

@@ -66,7 +66,15 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let mut watch = Terminal::new()?;
     watch.note(&format!("{} in {}", backend.describe(), folder.path().display()));
-    let outcome = runner::run(&resolved, folder, backend, &mut watch)?;
+    let (path, fresh) = (folder.path().to_path_buf(), !args.resume);
+    let outcome = runner::run(&resolved, folder, backend, &mut watch).map_err(|error| {
+        // A run that never took a step leaves nothing behind: the same command works once the mistake is mended.
+        let steps = std::fs::metadata(path.join("metrics.jsonl")).map_or(0, |m| m.len());
+        if fresh && steps == 0 && std::fs::remove_dir_all(&path).is_err() {
+            return error.at(format!("{} is left over and can be removed", path.display()));
+        }
+        error
+    })?;
     watch.clear();
     conclude(&outcome)
 }
