@@ -1,6 +1,7 @@
 //! From experience to what is computed at once: passes, updates, micro-batches.
 
-use crate::experience::{Counts, Experience, MicroBatch, Sequence};
+use crate::experience::{Counts, Experience, Metrics, MicroBatch, Sequence};
+use crate::pack::{Budget, pack};
 use ferrl_engine::train::{self, Batch};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::philox4x32;
@@ -41,34 +42,56 @@ pub fn updates(e: &Experience, (passes, minibatches): (usize, usize), seed: u64,
 }
 
 impl Update {
-    /// Micro-batches of at most `budget` tokens, in order, both sides of a pair together.
+    /// All of the experience.
+    pub fn whole(e: &Experience) -> Self {
+        Update { members: (0..e.sequences.len()).collect() }
+    }
+
+    /// Which sequences are computed together: at most `budget` tokens each, about equally full, both sides of a pair
+    /// in one. A function of the sequences' order and lengths and of the budget alone.
+    pub fn bins(&self, e: &Experience, budget: usize) -> Result<Vec<Vec<usize>>> {
+        let sequence = |m: usize| &e.sequences[self.members[m]];
+        let lengths: Vec<usize> = (0..self.members.len()).map(|m| sequence(m).ids.len()).collect();
+        // Pairs are numbered from 0; whoever is in none gets a number beyond them.
+        let pairs = 1 + e.sequences.iter().filter_map(|s| s.pair).max().unwrap_or(0);
+        let together: Vec<usize> =
+            (0..self.members.len()).map(|m| sequence(m).pair.unwrap_or(pairs + m)).collect();
+        let place =
+            |m: usize| format!("sequence {} of the step (group {})", self.members[m], sequence(m).group);
+        let budget = Budget { tokens: budget, setting: "train.micro_batch_tokens", multiple: 1 };
+        let packing = pack(&lengths, &together, budget, &place)?;
+        Ok(packing.bins.into_iter().map(|bin| bin.into_iter().map(|m| self.members[m]).collect()).collect())
+    }
+
+    /// Micro-batches of at most `budget` tokens, as [`Update::bins`] cuts them.
     pub fn micro_batches<'a>(&self, e: &'a Experience, budget: usize) -> Result<Vec<MicroBatch<'a>>> {
-        let sequences: Vec<&'a Sequence> = self.members.iter().map(|&i| &e.sequences[i]).collect();
-        let counts = Counts::of(sequences.iter().copied());
+        let counts = Counts::of(self.members.iter().map(|&i| &e.sequences[i]));
         if counts.tokens == 0.0 {
             return Err(Error::data("no token of this update is trained on")
                 .fix("look at the masks with `ferrl data check`"));
         }
-        let mut units: Vec<Vec<&Sequence>> = Vec::new();
-        for s in sequences {
-            match units.last_mut() {
-                Some(unit) if s.pair.is_some() && unit[0].pair == s.pair => unit.push(s),
-                _ => units.push(vec![s]),
-            }
-        }
-        let lengths: Vec<usize> = units.iter().map(|u| u.iter().map(|s| s.ids.len()).sum()).collect();
-        let plan = train::plan(&lengths, budget).map_err(|e| e.at("train.micro_batch_tokens"))?;
-        let cut = |r: std::ops::Range<usize>| MicroBatch { sequences: units[r].concat(), counts };
-        Ok(plan.into_iter().map(cut).collect())
+        let batch = |bin: Vec<usize>| MicroBatch {
+            sequences: bin.into_iter().map(|i| &e.sequences[i]).collect(),
+            counts,
+        };
+        Ok(self.bins(e, budget)?.into_iter().map(batch).collect())
     }
 }
 
-/// What the engine computes for a micro-batch.
-pub fn tokens(batch: &MicroBatch<'_>) -> Batch {
-    let sequence = |s: &&Sequence| train::Sequence {
+/// How many micro-batches an update has, and how full the mean one is compared with the fullest.
+pub fn balance(batches: &[MicroBatch<'_>], metrics: &mut Metrics) {
+    let sizes: Vec<f64> = batches.iter().map(|b| b.len() as f64).collect();
+    let most = sizes.iter().copied().fold(1.0, f64::max);
+    metrics.add("micro_batches", sizes.len() as f64);
+    metrics.add("micro_batches/balance", sizes.iter().sum::<f64>() / sizes.len().max(1) as f64 / most);
+}
+
+/// What the engine computes for these sequences.
+pub fn tokens<'a>(sequences: impl IntoIterator<Item = &'a Sequence>) -> Batch {
+    let sequence = |s: &Sequence| train::Sequence {
         ids: s.ids.clone(),
         scored: s.trained.clone(),
         ..Default::default()
     };
-    Batch { sequences: batch.sequences.iter().map(sequence).collect(), others_per_row: 0 }
+    Batch { sequences: sequences.into_iter().map(sequence).collect(), others_per_row: 0 }
 }

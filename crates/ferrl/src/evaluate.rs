@@ -1,17 +1,23 @@
-//! How good the policy is on held-out prompts: accuracy, pass@k, majority vote, length.
+//! How good the policy is on what it never learned from: held-out prompts (accuracy, pass@k, majority vote, length)
+//! and held-out examples (loss, and for pairs accuracy and margin).
 
+use crate::batch::{Update, tokens};
+use crate::collect::Collected;
 use crate::experience::Metrics;
 use crate::recipe::Rollout;
 use crate::reward::{Graded, Rewards};
 use crate::rollout::{self, Answer};
 use crate::source::{Item, Prompt, Source};
+use crate::train::Stage;
 use ferrl_engine::Result;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::train::{ByRole, Role};
 use std::collections::BTreeMap;
 
 /// What was asked, answered and given.
+#[derive(Default)]
 pub struct Evaluation {
     /// Means by name, under `eval/`.
     pub metrics: Metrics,
@@ -34,8 +40,10 @@ pub fn evaluate(
 ) -> Result<Evaluation> {
     let ask = |item: Item| match item {
         Item::Ask(prompt) => Some(prompt),
+        Item::Graded(group) => Some(group.prompt),
         Item::Given(_) => None,
     };
+    let prompts = prompts.min(source.epoch().unwrap_or(usize::MAX));
     let prompts: Vec<Prompt> = source.next(prompts)?.into_iter().filter_map(ask).collect();
     let params = rollout::params(settings, tokenizer, seed);
     let (mut experience, answers) =
@@ -59,6 +67,45 @@ pub fn evaluate(
     }
     let answers = answers.into_iter().zip(graded).map(|(a, g)| (prompts[a.prompt].clone(), a, g)).collect();
     Ok(Evaluation { metrics, answers })
+}
+
+impl Stage {
+    /// The loss on up to `count` held-out examples. Nothing is learned, and the algorithm forgets that it saw them.
+    pub fn validate(&mut self, source: &mut dyn Source, count: usize) -> Result<Metrics> {
+        let items = source.next(count.min(source.epoch().unwrap_or(usize::MAX)))?;
+        let mut given = Collected::default();
+        for (i, item) in items.into_iter().enumerate() {
+            if let Item::Given(sequences) = item {
+                given.give(sequences, i);
+            }
+        }
+        let mut e = given.experience;
+        self.annotate(&mut e)?;
+        let state = self.algo.state();
+        let prepared = self.algo.prepare(&mut e);
+        if !state.is_null() {
+            self.algo.restore(&state)?;
+        }
+        let mut seen = prepared?;
+        let mut loss = 0.0;
+        for batch in Update::whole(&e).micro_batches(&e, self.recipe.train.micro_batch_tokens)? {
+            let mut stats = ByRole::default();
+            stats.set(Role::Policy, self.policy.stats(&tokens(batch.sequences.iter().copied()))?);
+            let part = self.algo.loss(&batch, &stats);
+            loss += part.value;
+            seen.join(part.metrics);
+        }
+        let mut metrics = Metrics::default();
+        metrics.add("eval/loss", loss);
+        for (name, value) in seen.means() {
+            match name {
+                "rewards/accuracies" => metrics.add("eval/accuracy", value),
+                "rewards/margins" => metrics.add("eval/margin", value),
+                other => metrics.add(&format!("eval/{other}"), value),
+            }
+        }
+        Ok(metrics)
+    }
 }
 
 /// Whether the most frequent answer is right; the first of equals wins.

@@ -4,10 +4,11 @@
 //! entry counts only where that token is trained (`acts(i)`); elsewhere columns are 0.
 
 use ferrl_engine::train::{ByRole, Role, StatGrads, Stats};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// One sequence and everything an algorithm may want to know about it.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sequence {
     /// Token ids.
     pub ids: Vec<u32>,
@@ -33,6 +34,8 @@ pub struct Sequence {
     pub old_logp: Vec<f32>,
     /// Log-probability when it was sampled; differs from `old_logp` only if the policy has moved since.
     pub sampled_logp: Vec<f32>,
+    /// Version of the policy that sampled each token (updates done before); empty where nothing was sampled.
+    pub version: Vec<u64>,
     /// Log-probability under the reference model.
     pub ref_logp: Vec<f32>,
     /// Value under the critic before the update.
@@ -48,7 +51,7 @@ pub struct Sequence {
 }
 
 /// What kind of evidence a sequence is.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Kind {
     /// Its tokens are to be made more likely, or it was sampled.
     #[default]
@@ -87,7 +90,7 @@ impl Sequence {
 }
 
 /// All sequences of one rollout or one batch of data, in order.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Experience {
     /// In the order of prompts and samples, never of arrival.
     pub sequences: Vec<Sequence>,
@@ -210,7 +213,7 @@ impl Loss {
 }
 
 /// Weighted means by name.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metrics(BTreeMap<String, (f64, f64)>);
 
 impl Metrics {

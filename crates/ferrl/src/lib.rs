@@ -4,7 +4,9 @@
 //! and the engine turns the gradients of those numbers into new weights.
 
 pub mod algo;
+mod annotate;
 pub mod batch;
+pub mod collect;
 pub mod data;
 pub mod evaluate;
 pub mod experience;

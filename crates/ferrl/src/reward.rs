@@ -1,17 +1,33 @@
 //! Rewards: every source scores every answer; the weighted sum lands on the answer's last token.
 
+mod model;
+
+pub use model::RewardModel;
+
 use crate::experience::{Experience, Metrics};
-use crate::recipe;
+use crate::recipe::{self, Recipe};
 use crate::rollout::Answer;
 use crate::source::Prompt;
-use crate::verify::{self, Sample, Verifier};
+use crate::verify::{self, Sample, Score, Verifier};
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::{Backend, DType};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::sync::Arc;
 
 /// The sources of a run, with their weights.
-pub struct Rewards(Vec<(f64, Box<dyn Verifier>)>);
+pub struct Rewards(Vec<(f64, Judge)>);
+
+/// Whoever says what an answer is worth.
+enum Judge {
+    /// A function of the text.
+    Verifier(Box<dyn Verifier>),
+    /// A model, and what its reward is called.
+    Model(Box<RewardModel>, String),
+}
 
 /// What one answer got.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Graded {
     /// What training sees.
     pub reward: f64,
@@ -22,27 +38,44 @@ pub struct Graded {
 }
 
 impl Rewards {
-    /// As the recipe says.
+    /// From sources that need no model.
     pub fn new(sources: &[recipe::Reward]) -> Result<Self> {
-        let mut all = Vec::new();
+        Self::build(sources, &mut |dir| {
+            Err(Error::usage("a reward model needs a device to run on")
+                .at(format!("reward: model = {dir:?}")))
+        })
+    }
+
+    /// As the recipe says, its models in memory.
+    pub fn load(recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>) -> Result<Self> {
+        Self::build(&recipe.reward, &mut |dir| RewardModel::open(Path::new(dir), recipe, dtype, backend))
+    }
+
+    fn build(sources: &[recipe::Reward], open: &mut dyn FnMut(&str) -> Result<RewardModel>) -> Result<Self> {
+        let (mut all, mut models) = (Vec::new(), 0);
         for source in sources {
-            let verifier = match (&source.verifier, &source.python) {
-                (Some(name), None) => verify::build(name, &source.options)?,
-                (None, Some(file)) => {
+            let judge = match (&source.verifier, &source.python, &source.model) {
+                (Some(name), None, None) => Judge::Verifier(verify::build(name, &source.options)?),
+                (None, Some(file), None) => {
                     let mut options = source.options.clone();
                     options.insert("file".into(), file.to_string_lossy().into());
                     if let Some(function) = &source.function {
                         options.insert("function".into(), function.as_str().into());
                     }
-                    verify::build("python", &options)?
+                    Judge::Verifier(verify::build("python", &options)?)
+                }
+                (None, None, Some(dir)) => {
+                    models += 1;
+                    let name = if models == 1 { "model".into() } else { format!("model_{models}") };
+                    Judge::Model(Box::new(open(dir)?), name)
                 }
                 _ => {
-                    return Err(Error::usage("a reward names one of verifier or python")
+                    return Err(Error::usage("a reward names one of verifier, python or model")
                         .at("reward")
                         .fix("verifier = \"countdown\""));
                 }
             };
-            all.push((source.weight.unwrap_or(1.0), verifier));
+            all.push((source.weight.unwrap_or(1.0), judge));
         }
         Ok(Rewards(all))
     }
@@ -68,8 +101,20 @@ impl Rewards {
             .collect();
         let mut graded = vec![Graded::default(); answers.len()];
         let mut lost = vec![false; answers.len()];
-        for (weight, verifier) in &self.0 {
-            for (i, score) in verifier.score_batch(&samples).into_iter().enumerate() {
+        let verified = self.0.iter().any(|(_, judge)| matches!(judge, Judge::Verifier(_)));
+        for (weight, judge) in &self.0 {
+            let (name, scores) = match judge {
+                Judge::Verifier(verifier) => (verifier.name(), verifier.score_batch(&samples)),
+                Judge::Model(model, name) => {
+                    let score = |r: f64| {
+                        // Whether an answer is right is for verifiers to say, where there are any.
+                        let score = Some(if verified { 0.0 } else { r });
+                        Ok(Score { reward: r, components: vec![(name.clone(), r)], score })
+                    };
+                    (name.as_str(), model.score(prompts, answers)?.into_iter().map(score).collect())
+                }
+            };
+            for (i, score) in scores.into_iter().enumerate() {
                 let score = match score {
                     Ok(score) => score,
                     Err(e) if verify::dropped(&e) => {
@@ -79,12 +124,8 @@ impl Rewards {
                     Err(e) => return Err(e),
                 };
                 if !score.reward.is_finite() {
-                    return Err(Error::numerics(format!(
-                        "{} gave a reward of {}",
-                        verifier.name(),
-                        score.reward
-                    ))
-                    .at(format!("answer {i}")));
+                    return Err(Error::numerics(format!("{name} gave a reward of {}", score.reward))
+                        .at(format!("answer {i}")));
                 }
                 graded[i].reward += weight * score.reward;
                 graded[i].score += score.score.unwrap_or(score.reward);

@@ -7,9 +7,10 @@ use ferrl_engine::Result;
 use ferrl_engine::generate::{Completion, Request, Sampler, SamplingParams, Stop};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
+use serde::{Deserialize, Serialize};
 
 /// An answer beside its prompt.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// Which of the prompts.
     pub prompt: usize,
@@ -63,18 +64,20 @@ pub fn collect(
             tokens: c.ids.len(),
             truncated: c.stop == Stop::Length,
         });
-        experience.sequences.push(sequence(&prompts[prompt].ids, c, i, prompt));
+        experience.sequences.push(sequence(&prompts[prompt].ids, c, model.version, i, prompt));
     }
     Ok((experience, answers))
 }
 
-fn sequence(prompt: &[u32], c: Completion, trajectory: usize, group: usize) -> Sequence {
+fn sequence(prompt: &[u32], c: Completion, version: u64, trajectory: usize, group: usize) -> Sequence {
     let mut ids = prompt.to_vec();
     ids.extend_from_slice(&c.ids);
     let n = ids.len();
     // Position i predicts token i + 1: the first answer token is predicted by the prompt's last position.
     let mut sampled_logp = vec![0.0; n];
     sampled_logp[prompt.len() - 1..n - 1].copy_from_slice(&c.logp);
+    let mut versions = vec![0; n];
+    versions[prompt.len() - 1..n - 1].fill(version);
     Sequence {
         trained: (0..n).map(|i| i >= prompt.len()).collect(),
         trajectory,
@@ -83,6 +86,7 @@ fn sequence(prompt: &[u32], c: Completion, trajectory: usize, group: usize) -> S
         trajectory_tokens: c.ids.len(),
         reward: vec![0.0; n],
         sampled_logp,
+        version: versions,
         truncated: c.stop == Stop::Length,
         ids,
         ..Default::default()

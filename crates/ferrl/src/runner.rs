@@ -16,7 +16,7 @@ use crate::setup;
 use crate::train::{Report, Stage};
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
 use ferrl_engine::generate::{CacheOptions, Sampler};
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::Backend;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -73,15 +73,15 @@ pub fn run(
     let mut done = 0;
     for plan in &resolved.stages {
         let at = state["stage"].as_u64().map_or(0, |s| s as usize);
-        let dir = starting_model(&folder, plan.index, &plan.recipe)?;
+        let recipe = with_stages(&plan.recipe, resolved, &folder);
+        let dir = starting_model(&folder, plan.index, &recipe)?;
         if plan.index < at {
             done += state["steps"][plan.index].as_u64().unwrap_or(0);
             continue;
         }
         let resumed = if plan.index == at { found.path.as_deref() } else { None };
         let one = OneStage { name: &plan.name, index: plan.index, dir: &dir, folder: &folder, before: done };
-        let (ended, first, last) =
-            one.run(plan.recipe.clone(), backend.clone(), resumed, &state, &mut log, watch)?;
+        let (ended, first, last) = one.run(recipe, backend.clone(), resumed, &state, &mut log, watch)?;
         evaluations.push((plan.name.clone(), first, last));
         match ended {
             Some(steps) => done += steps,
@@ -97,6 +97,20 @@ pub fn run(
     }
     let model = folder.path().join("stages").join((resolved.stages.len() - 1).to_string());
     Ok(Outcome { folder: folder.path().into(), model: Some(model), interrupted: false, evaluations })
+}
+
+/// The recipe with directories instead of `stage:NAME`.
+fn with_stages(recipe: &Recipe, resolved: &Resolved, folder: &RunFolder) -> Recipe {
+    let mut recipe = recipe.clone();
+    let rewards = recipe.reward.iter_mut().map(|r| &mut r.model);
+    for path in [&mut recipe.model.path, &mut recipe.critic.path].into_iter().chain(rewards).flatten() {
+        let named = path.strip_prefix("stage:").and_then(|n| resolved.stages.iter().find(|s| s.name == n));
+        if let Some(stage) = named {
+            let left = folder.path().join("stages").join(stage.index.to_string());
+            *path = left.to_string_lossy().into_owned();
+        }
+    }
+    recipe
 }
 
 /// The model a stage starts from.
@@ -172,7 +186,7 @@ impl OneStage<'_> {
         let mut first = None;
         let mut at_start = Metrics::default();
         if recipe.eval.at_start && stage.step == 0 {
-            let evaluation = self.evaluate(&stage, watch)?;
+            let evaluation = self.evaluate(&mut stage, watch)?;
             evaluation
                 .metrics
                 .means()
@@ -181,17 +195,20 @@ impl OneStage<'_> {
         }
         let mut last = None;
         while stage.step < total {
-            let Report { mut metrics, rollouts } = stage.step()?;
+            let Report { mut metrics, rollouts, epoch } = stage.step()?;
             metrics.join(std::mem::take(&mut at_start));
             let ends = stage.step == total;
-            let due = |every: u64| every > 0 && stage.step.is_multiple_of(every);
+            let step_of_stage = stage.step;
+            let due = |every: u64| every > 0 && step_of_stage.is_multiple_of(every);
+            let mut judged = false;
             if due(recipe.eval.every) || (ends && (recipe.eval.every > 0 || recipe.eval.at_start)) {
-                let evaluation = self.evaluate(&stage, watch)?;
+                let evaluation = self.evaluate(&mut stage, watch)?;
                 metrics.join(evaluation.metrics.clone());
+                judged = recipe.checkpoint.keep_best > 0 && rates(&recipe, &evaluation)?;
                 last = Some(evaluation);
             }
             let step = self.before + stage.step;
-            let record = StepRecord::new(step, self.name, 0.0, log.start.elapsed().as_secs_f64(), &metrics);
+            let record = StepRecord::new(step, self.name, epoch, log.start.elapsed().as_secs_f64(), &metrics);
             log.metrics.append(&record)?;
             log.events.append(&record)?;
             if !rollouts.is_empty() {
@@ -199,7 +216,7 @@ impl OneStage<'_> {
             }
             watch.step(self.name, stage.step, total, &record);
             let stop = watch.interrupted();
-            if due(recipe.checkpoint.every) || ends || stop {
+            if due(recipe.checkpoint.every) || judged || ends || stop {
                 self.save(&checkpoints, &stage, log, &record)?;
             }
             if stop && !ends {
@@ -237,6 +254,7 @@ impl OneStage<'_> {
             "step": stage.step,
             "source": stage.source.state(),
             "algorithm": stage.algo.state(),
+            "ahead": stage.ahead,
             "metrics_bytes": log.metrics.byte_len(),
             "rollouts": log.rollouts.mark(),
         });
@@ -263,36 +281,76 @@ impl OneStage<'_> {
         if !state["algorithm"].is_null() {
             stage.algo.restore(&state["algorithm"])?;
         }
+        let broken = |e| Error::data(format!("rollouts in flight cannot be read: {e}")).at(path.display());
+        stage.ahead = serde_json::from_value(state["ahead"].clone()).map_err(broken)?;
         stage.step = state["step"]
             .as_u64()
             .ok_or_else(|| Error::data("the state names no step").at(path.display()))?;
         Ok(())
     }
 
-    /// Held-out questions, sampled and graded.
-    fn evaluate(&self, stage: &Stage, watch: &mut dyn Watch) -> Result<Evaluation> {
+    /// Held-out examples, and held-out questions where something says what their answers are worth.
+    fn evaluate(&self, stage: &mut Stage, watch: &mut dyn Watch) -> Result<Evaluation> {
         watch.note("evaluating");
-        let recipe = &stage.recipe;
+        let (wants, recipe) = (stage.wants, stage.recipe.clone());
+        let mut all = Evaluation::default();
+        if wants != Wants::Rollouts {
+            let mut source = setup::source(&recipe, self.dir, &stage.tokenizer, wants, true)?;
+            all.metrics = stage.validate(&mut *source, recipe.eval.prompts)?;
+        }
+        let graded = wants == Wants::Rollouts || setup::task(&recipe)?.is_some() || !recipe.reward.is_empty();
+        if graded && !stage.algo.needs().score {
+            let asked = self.ask(stage, &recipe)?;
+            all.metrics.join(asked.metrics);
+            all.answers = asked.answers;
+        }
+        Ok(all)
+    }
+
+    /// Held-out questions, sampled and graded.
+    fn ask(&self, stage: &Stage, recipe: &Recipe) -> Result<Evaluation> {
         let mut source = setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true)?;
         let cache = CacheOptions { bytes: recipe.rollout.cache_mib << 20, ..Default::default() };
         let model = &stage.policy.model;
         let mut sampler = Sampler::new(model, cache)?.with_tokenizer(stage.tokenizer.clone());
-        let rewards = setup::rewards(recipe, Wants::Rollouts)?;
+        let own;
+        let rewards = match &stage.sampler {
+            Some(_) => &stage.rewards,
+            None => {
+                own = setup::rewards(recipe, Wants::Rollouts, &model.backend)?;
+                &own
+            }
+        };
         let temperature = recipe.eval.temperature.unwrap_or(recipe.rollout.temperature);
         let mut settings = Rollout { temperature, ..recipe.rollout.clone() };
         let asked = (recipe.eval.prompts, recipe.eval.samples, recipe.seed ^ 0xe7a1);
         let mut all =
-            evaluate(model, &mut sampler, &stage.tokenizer, &mut *source, &rewards, &settings, asked)?;
+            evaluate(model, &mut sampler, &stage.tokenizer, &mut *source, rewards, &settings, asked)?;
         if temperature > 0.0 {
             settings.temperature = 0.0;
             let mut source = setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true)?;
             let asked = (recipe.eval.prompts, 1, recipe.seed);
             let greedy =
-                evaluate(model, &mut sampler, &stage.tokenizer, &mut *source, &rewards, &settings, asked)?;
+                evaluate(model, &mut sampler, &stage.tokenizer, &mut *source, rewards, &settings, asked)?;
             all.metrics.add("eval/greedy", greedy.metrics.get("eval/pass@1").unwrap_or(0.0));
         }
         Ok(all)
     }
+}
+
+/// Whether an evaluation decides which checkpoints are the best; one that lacks the metric it should is an error.
+fn rates(recipe: &Recipe, evaluation: &Evaluation) -> Result<bool> {
+    let Some(metric) = recipe.checkpoint.metric.as_ref().filter(|m| m.starts_with("eval/")) else {
+        return Ok(false);
+    };
+    if evaluation.metrics.get(metric).is_some() {
+        return Ok(true);
+    }
+    let names: Vec<&str> = evaluation.metrics.means().map(|(name, _)| name).collect();
+    let near = nearest(metric, names.iter().copied()).or(names.first().copied()).unwrap_or("eval/loss");
+    Err(Error::usage(format!("the evaluation has no {metric:?}, only {}", names.join(", ")))
+        .at("checkpoint.metric")
+        .fix(format!("checkpoint.metric = {near:?}")))
 }
 
 fn printed(r: &crate::train::Rollout) -> crate::run::Rollout {

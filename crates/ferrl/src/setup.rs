@@ -13,6 +13,7 @@ use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
 use ferrl_engine::train::{Decay, OptimizerOptions, Rule, Schedule, Trainer};
 use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{Backend, DType};
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -82,12 +83,6 @@ fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> {
 pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<Stage> {
     let (algo, wants) = algorithm(&recipe)?;
     let needs = algo.needs();
-    let samples = if wants == Wants::Rollouts { recipe.rollout.samples } else { usize::MAX };
-    if samples < needs.group {
-        return Err(Error::usage(format!("{samples} answer to a prompt has no others to be compared with"))
-            .at("rollout.samples")
-            .fix("rollout.samples = 8"));
-    }
     let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
     let opened = ModelDir::open(dir)?;
     if opened.config.vocab < tokenizer.vocab_size() {
@@ -108,17 +103,22 @@ pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<St
     } else {
         None
     };
-    let sampler = if wants == Wants::Rollouts {
+    let source = source(&recipe, dir, &tokenizer, wants, false)?;
+    let samples = recipe.rollout.samples;
+    let sampler = if wants == Wants::Rollouts && !source.graded() {
+        if samples < needs.group {
+            let what = format!("{samples} answer to a prompt has no others to be compared with");
+            return Err(Error::usage(what).at("rollout.samples").fix("rollout.samples = 8"));
+        }
         let cache = CacheOptions { bytes: recipe.rollout.cache_mib << 20, ..Default::default() };
         Some(Sampler::new(&policy.model, cache)?.with_tokenizer(tokenizer.clone()))
     } else {
         None
     };
-    let source = source(&recipe, dir, &tokenizer, wants, false)?;
     let total = total_steps(&recipe, &*source, wants)?;
     let rate = |lr| schedule(&recipe, lr, total);
     let schedules = (rate(recipe.optim.lr)?, rate(recipe.critic.lr.unwrap_or(5.0 * recipe.optim.lr))?);
-    let rewards = rewards(&recipe, wants)?;
+    let rewards = if source.graded() { own_rewards(&recipe)? } else { rewards(&recipe, wants, &backend)? };
     Ok(Stage {
         recipe,
         algo,
@@ -132,6 +132,8 @@ pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<St
         sampler,
         schedules,
         step: 0,
+        ahead: VecDeque::new(),
+        waits: Arc::new(|_| ()),
     })
 }
 
@@ -145,17 +147,19 @@ fn with_policy_head(dir: ModelDir, recipe: &Recipe, needs: Needs) -> Result<Mode
     }
 }
 
+fn dtype(recipe: &Recipe) -> Result<DType> {
+    match recipe.model.dtype.as_deref() {
+        None | Some("f32") => Ok(DType::F32),
+        Some("bf16") => Ok(DType::Bf16),
+        Some(other) => Err(Error::usage(format!("unknown dtype {other:?}, expected f32 or bf16"))
+            .at("model.dtype")
+            .fix("dtype = \"bf16\"")),
+    }
+}
+
 fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result<Trainer> {
-    let dtype = match recipe.model.dtype.as_deref() {
-        None | Some("f32") => DType::F32,
-        Some("bf16") => DType::Bf16,
-        Some(other) => {
-            return Err(Error::usage(format!("unknown dtype {other:?}, expected f32 or bf16"))
-                .at("model.dtype")
-                .fix("dtype = \"bf16\""));
-        }
-    };
-    let model = Model::load(backend, dir, Options { dtype, training: true, context: 0 })?;
+    let options = Options { dtype: dtype(recipe)?, training: true, context: 0 };
+    let model = Model::load(backend, dir, options)?;
     let o = &recipe.optim;
     let rule = match o.name.as_str() {
         "adamw" => Rule::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
@@ -191,26 +195,48 @@ pub fn source(
     match task(recipe)? {
         Some(task) => Ok(Box::new(TaskSource::new(task, tokenizer.clone(), wants, held_out)?)),
         None => {
-            let data = &recipe.data;
-            let sources = if held_out { &recipe.eval.data } else { &data.train };
-            Ok(Box::new(FileSource::new(sources, data, model, tokenizer, wants, recipe.seed)?))
+            let (mut data, split) = (recipe.data.clone(), recipe.eval.split);
+            let mut sources = &recipe.data.train;
+            if held_out && !recipe.eval.data.is_empty() {
+                (sources, data.weights) = (&recipe.eval.data, Vec::new());
+            }
+            let all = FileSource::new(sources, &data, model, tokenizer, wants, recipe.seed)?;
+            Ok(Box::new(if split > 0.0 { all.split(split, held_out)? } else { all }))
         }
     }
 }
 
 /// Rewards as the recipe says, or those that fit its task.
-pub fn rewards(recipe: &Recipe, wants: Wants) -> Result<Rewards> {
+pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>) -> Result<Rewards> {
     if recipe.reward.is_empty() && wants == Wants::Rollouts {
         let Some(task) = task(recipe)? else {
-            return Err(Error::usage("answers are sampled but nothing rewards them")
-                .at("reward")
-                .fix("[[reward]] verifier = \"countdown\""));
+            return Err(Error::usage(format!(
+                "{} learns from rewards; the recipe names none, and the rows bring none",
+                recipe.algorithm_name()
+            ))
+            .at("reward")
+            .fix("reward = \"name of a verifier\", or rows with completions and rewards"));
         };
         let (verifier, options) = task.reward();
         let own = crate::recipe::Reward { verifier: Some(verifier.into()), options, ..Default::default() };
         return Rewards::new(&[own]);
     }
-    Rewards::new(&recipe.reward)
+    Rewards::load(recipe, dtype(recipe)?, backend)
+}
+
+/// Rows bring their rewards: what the recipe names beside them would be for evaluations only.
+fn own_rewards(recipe: &Recipe) -> Result<Rewards> {
+    let unused = !recipe.reward.is_empty() && recipe.eval.every == 0 && !recipe.eval.at_start;
+    if unused || recipe.rollout.max_lag > 0 {
+        let (key, what) = match unused {
+            true => {
+                ("reward", "the rows of data.train bring their answers and rewards; nothing else is rewarded")
+            }
+            false => ("rollout.max_lag", "the rows of data.train bring their answers; none is sampled ahead"),
+        };
+        return Err(Error::usage(what).at(key).fix(format!("leave {key} out")));
+    }
+    Rewards::new(&[])
 }
 
 /// Steps of a stage.

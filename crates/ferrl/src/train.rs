@@ -2,19 +2,22 @@
 //! prompt -> rollout -> reward -> advantage -> loss -> gradients -> weights.
 
 use crate::algo::{Algorithm, Wants};
-use crate::batch::{tokens, updates};
-use crate::experience::{Experience, Metrics, MicroBatch};
+use crate::batch::{balance, tokens, updates};
+use crate::collect::Collected;
+use crate::experience::{Metrics, MicroBatch};
 use crate::recipe::Recipe;
-use crate::reward::{Graded, Rewards};
-use crate::rollout::{self, Answer};
-use crate::source::{Item, Prompt, Source};
-use ferrl_engine::generate::{Sampler, SamplingParams};
+use crate::reward::Rewards;
+use crate::source::Source;
+use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::train::{ByRole, Role, Schedule, StatGrads, Stats, Trainer, stats};
+use ferrl_engine::train::{ByRole, Role, Schedule, StatGrads, Stats, Trainer};
 use ferrl_engine::{Error, Result};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+
+pub use crate::collect::Rollout;
 
 /// Everything a stage of a run works with.
 pub struct Stage {
@@ -36,13 +39,20 @@ pub struct Stage {
     pub source: Box<dyn Source>,
     /// What answers are worth.
     pub rewards: Rewards,
-    /// Samples answers.
+    /// Samples answers; absent where they are given.
     pub sampler: Option<Sampler>,
     /// Learning rates of policy and critic.
     pub schedules: (Schedule, Schedule),
     /// Steps done.
     pub step: u64,
+    /// Experience of the steps to come, sampled ahead by policies of earlier versions.
+    pub ahead: VecDeque<Collected>,
+    /// Is told what the step waits for: data, rollout, reward, annotate or train.
+    pub waits: Waits,
 }
+
+/// Told in a word what a step is busy with.
+pub type Waits = Arc<dyn Fn(&'static str) + Send + Sync>;
 
 /// What a step did.
 pub struct Report {
@@ -50,37 +60,32 @@ pub struct Report {
     pub metrics: Metrics,
     /// Prompts with their graded answers and advantages, where there were any.
     pub rollouts: Vec<Rollout>,
-}
-
-/// One answer of a step, for people.
-pub struct Rollout {
-    /// The question.
-    pub prompt: Prompt,
-    /// The answer.
-    pub answer: Answer,
-    /// What it got.
-    pub graded: Graded,
-    /// How much better than expected that was.
-    pub advantage: f32,
+    /// Passes over the data so far.
+    pub epoch: f64,
 }
 
 impl Stage {
     /// One step: the whole straight line.
     pub fn step(&mut self) -> Result<Report> {
-        let mut clock = Clock::default();
-        let (mut experience, mut rollouts, mut metrics) = self.experience(&mut clock)?; //     prompt, rollout, reward
-        self.annotate(&mut experience)?; //                                                  reference logp, values
+        let (mut clock, mut metrics) = (Clock::new(&self.waits), Metrics::default());
+        let mut collected = self.collected(&mut clock, &mut metrics)?; //      prompt, rollout, reward
+        metrics.join(std::mem::take(&mut collected.metrics));
+        let Collected { mut experience, mut rollouts, epoch, .. } = collected;
+        clock.waits_for("annotate");
+        self.annotate(&mut experience)?; //                                    reference logp, values
         clock.lap("annotate", &mut metrics);
-        metrics.join(self.algo.prepare(&mut experience)?); //                                advantage
+        clock.waits_for("train");
+        metrics.join(self.algo.prepare(&mut experience)?); //                  advantage
         for s in &experience.sequences {
             if let Some(rollout) = rollouts.get_mut(s.trajectory) {
                 rollout.advantage = s.actions().next().map_or(0.0, |i| s.advantage[i]);
             }
         }
-        for (n, update) in
-            updates(&experience, self.algo.passes(), self.recipe.seed, self.step).iter().enumerate()
-        {
+        let sampled_with = self.policy.model.version;
+        let passes = self.algo.passes();
+        for (n, update) in updates(&experience, passes, self.recipe.seed, self.step).iter().enumerate() {
             let batches = update.micro_batches(&experience, self.recipe.train.micro_batch_tokens)?;
+            balance(&batches, &mut metrics);
             if self.strayed(&batches)? {
                 metrics.add("updates/skipped", 1.0);
                 continue;
@@ -89,132 +94,26 @@ impl Stage {
             for batch in &batches {
                 let stats = self.forward(batch)?;
                 if n == 0 {
-                    compare_logps(batch, &stats, &mut metrics);
+                    compare_logps(batch, &stats, sampled_with, &mut metrics);
                 }
-                let loss = self.algo.loss(batch, &stats); //                                 loss
-                self.backward(batch, &loss.grads)?; //                                       gradients
+                let loss = self.algo.loss(batch, &stats); //                   loss
+                self.backward(batch, &loss.grads)?; //                         gradients
                 loss_value += loss.value;
                 metrics.join(loss.metrics);
             }
             metrics.add("loss", loss_value);
-            self.update(&mut metrics)?; //                                                   weights
+            self.update(&mut metrics)?; //                                     weights
         }
         clock.lap("train", &mut metrics);
         let trained: usize = experience.sequences.iter().map(|s| s.ids.len()).sum();
         metrics.add("num_tokens", trained as f64);
         metrics.add("step_time", clock.total());
         self.step += 1;
-        Ok(Report { metrics, rollouts })
-    }
-
-    /// What this step learns from: given sequences, or sampled and rewarded answers.
-    fn experience(&mut self, clock: &mut Clock) -> Result<(Experience, Vec<Rollout>, Metrics)> {
-        let mut metrics = Metrics::default();
-        let sampled = self.wants == Wants::Rollouts;
-        let r = &self.recipe.rollout;
-        let items = self.source.next(if sampled { r.prompts } else { self.recipe.train.batch })?;
-        let mut given = Experience::default();
-        let mut prompts = Vec::new();
-        for (i, item) in items.into_iter().enumerate() {
-            match item {
-                Item::Ask(prompt) => prompts.push(prompt),
-                Item::Given(sequences) => {
-                    for mut s in sequences {
-                        (s.trajectory, s.group) = (given.sequences.len(), i);
-                        s.pair = s.pair.map(|_| i);
-                        s.trajectory_tokens = s.action_count();
-                        given.sequences.push(s);
-                    }
-                }
-            }
-        }
-        if !sampled {
-            clock.lap("data", &mut metrics);
-            return Ok((given, Vec::new(), metrics));
-        }
-        let params = rollout::params(r, &self.tokenizer, self.recipe.seed);
-        let (mut experience, answers) = self.answer(&prompts, &params, r.samples, self.step)?;
-        clock.lap("rollout", &mut metrics);
-        let graded = self.rewards.score(&prompts, &answers, &mut experience, &mut metrics)?;
-        clock.lap("reward", &mut metrics);
-        let rollouts = answers
-            .into_iter()
-            .zip(graded)
-            .map(|(answer, graded)| Rollout {
-                prompt: prompts[answer.prompt].clone(),
-                answer,
-                graded,
-                advantage: 0.0,
-            })
-            .collect();
-        Ok((experience, rollouts, metrics))
-    }
-
-    /// Samples answers from the policy as it is now.
-    pub fn answer(
-        &mut self,
-        prompts: &[Prompt],
-        params: &SamplingParams,
-        samples: usize,
-        step: u64,
-    ) -> Result<(Experience, Vec<Answer>)> {
-        let sampler = self.sampler.as_mut().expect("a stage that samples has a sampler");
-        rollout::collect(sampler, &self.policy.model, &self.tokenizer, prompts, params, samples, step)
-    }
-
-    /// Log-probabilities under the reference and values under the critic, before anything changes.
-    fn annotate(&mut self, e: &mut Experience) -> Result<()> {
-        let needs = self.algo.needs();
-        if !needs.reference && !needs.critic {
-            return Ok(());
-        }
-        let budget = self.recipe.train.micro_batch_tokens;
-        let whole = updates(e, (1, 1), self.recipe.seed, self.step);
-        let (mut ref_logp, mut values) = (Vec::new(), Vec::new());
-        for batch in
-            whole.iter().map(|u| u.micro_batches(e, budget)).collect::<Result<Vec<_>>>()?.iter().flatten()
-        {
-            let tokens = tokens(batch);
-            if let Some(reference) = self.reference.as_ref().filter(|_| needs.reference) {
-                ref_logp.extend(stats(reference, &tokens, self.policy.temperature)?.logp);
-            }
-            if needs.critic {
-                let model = self.critic.as_ref().map_or(&self.policy.model, |c| &c.model);
-                values.extend(stats(model, &tokens, self.policy.temperature)?.value);
-            }
-        }
-        let mut row = 0;
-        for s in &mut e.sequences {
-            let rows = row..row + s.ids.len();
-            if needs.reference {
-                s.ref_logp = ref_logp[rows.clone()].to_vec();
-            }
-            if needs.critic {
-                s.old_value = values[rows].to_vec();
-            }
-            row += s.ids.len();
-        }
-        Ok(())
-    }
-
-    /// Whether the policy has moved so far that this update would be wrong.
-    fn strayed(&mut self, batches: &[MicroBatch<'_>]) -> Result<bool> {
-        let Some(limit) = self.algo.skip_ratio() else { return Ok(false) };
-        let (mut sum, mut count) = (0.0, 0.0);
-        for batch in batches {
-            let now = self.policy.stats(&tokens(batch))?;
-            for (row, s) in batch.rows() {
-                for i in s.actions() {
-                    sum += ferrl_engine::math::exp((now.logp[row + i] - s.old_logp[i]) as f64);
-                    count += 1.0;
-                }
-            }
-        }
-        Ok(sum / count > limit)
+        Ok(Report { metrics, rollouts, epoch })
     }
 
     fn forward(&mut self, batch: &MicroBatch<'_>) -> Result<ByRole<Stats>> {
-        let tokens = tokens(batch);
+        let tokens = tokens(batch.sequences.iter().copied());
         let mut all = ByRole::default();
         all.set(Role::Policy, self.policy.forward(&tokens)?);
         if let Some(critic) = &mut self.critic {
@@ -224,7 +123,7 @@ impl Stage {
     }
 
     fn backward(&mut self, batch: &MicroBatch<'_>, grads: &ByRole<StatGrads>) -> Result<()> {
-        let tokens = tokens(batch);
+        let tokens = tokens(batch.sequences.iter().copied());
         let missing = || Error::numerics("the loss gives no gradient for a model that is trained");
         self.policy.backward(&tokens, grads.get(Role::Policy).ok_or_else(missing)?)?;
         if let Some(critic) = &mut self.critic {
@@ -249,16 +148,18 @@ impl Stage {
     }
 }
 
-/// How far the trainer's log-probabilities are from the sampler's: exactly zero when the policy has not moved.
-fn compare_logps(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, metrics: &mut Metrics) {
+/// How far the trainer's log-probabilities are from the sampler's, over tokens that this version of the policy
+/// sampled: exactly zero, because it has not moved.
+fn compare_logps(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, version: u64, metrics: &mut Metrics) {
     let Some(policy) = stats.get(Role::Policy) else { return };
     let (mut worst, mut any) = (0.0f64, false);
-    for (row, s) in batch.rows().filter(|(_, s)| !s.sampled_logp.is_empty()) {
-        for i in s.actions() {
+    for (row, s) in batch.rows().filter(|(_, s)| !s.version.is_empty()) {
+        for i in s.actions().filter(|&i| s.version[i] == version) {
             let gap = (policy.logp[row + i] - s.sampled_logp[i]).abs() as f64;
             metrics.add("sampling/sampling_logp_difference/mean", gap);
             (worst, any) = (worst.max(gap), true);
         }
+        s.actions().for_each(|i| metrics.add("sampling/lag", version.saturating_sub(s.version[i]) as f64));
     }
     if any {
         metrics.add_max("sampling/sampling_logp_difference/max", worst);
@@ -266,19 +167,22 @@ fn compare_logps(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, metrics: &mut Me
 }
 
 /// Seconds of the phases of a step.
-struct Clock {
+pub(crate) struct Clock {
     start: Instant,
     last: Instant,
-}
-
-impl Default for Clock {
-    fn default() -> Self {
-        Clock { start: Instant::now(), last: Instant::now() }
-    }
+    waits: Waits,
 }
 
 impl Clock {
-    fn lap(&mut self, phase: &str, metrics: &mut Metrics) {
+    fn new(waits: &Waits) -> Self {
+        Clock { start: Instant::now(), last: Instant::now(), waits: waits.clone() }
+    }
+    /// A phase begins.
+    pub fn waits_for(&self, phase: &'static str) {
+        (self.waits)(phase);
+    }
+    /// The phase is over.
+    pub fn lap(&mut self, phase: &str, metrics: &mut Metrics) {
         metrics.add(&format!("timing/{phase}"), self.last.elapsed().as_secs_f64());
         self.last = Instant::now();
     }

@@ -229,3 +229,38 @@ fn the_manual_page_lists_every_key_once() {
     assert!(page.contains("| `optim.lr` | a number | `1e-5` | Learning rate at its peak. |"), "{page}");
     assert!(page.contains("## `[[reward]]`") && page.contains("## `[model.init]`"));
 }
+
+#[test]
+fn what_may_have_no_value_can_be_switched_off() {
+    let clip = |overrides: &[&str]| one(BASE, overrides).algorithm().map(|_| one(BASE, overrides).algo);
+    assert_eq!(clip(&["algo=ppo", "algo.critic.clip=off"]).unwrap()["critic"]["clip"], "off");
+    assert_eq!(clip(&["algo=ppo", "algo.critic.clip=null"]).unwrap()["critic"]["clip"], "off");
+    let ppo = |values| ferrl::algo::settings::<ferrl::algo::policy::Policy>("ppo", values).unwrap();
+    assert_eq!(ppo(json!({ "critic": { "clip": "off" } })).critic.clip, None);
+    assert_eq!(ppo(json!({})).critic.clip, Some(0.5));
+    let staged = format!("{BASE}\nema = 0.9\n[[stage]]\n[[stage]]\noptim.ema = \"off\"\n");
+    let resolved = load(&staged, &[]);
+    assert_eq!(resolved.stages[0].recipe.optim.ema, Some(0.9));
+    assert_eq!(resolved.stages[1].recipe.optim.ema, None);
+    let again = load(&resolved.toml, &[]);
+    assert_eq!(again.stages, resolved.stages, "and stays so in the run folder's recipe");
+    assert_eq!(one(BASE, &["optim.ema=0.5", "optim.ema=off"]).optim.ema, None);
+    // What must have a value is not switched off.
+    let words = ["optim.lr=off".to_string()];
+    let error = Recipe::parse(BASE, "r.toml", "r", &words).unwrap_err().to_string();
+    assert!(error.contains("optim.lr: expected a number"), "{error}");
+    let words = ["algo=ppo".to_string(), "algo.clip_low=off".to_string()];
+    let error = Recipe::parse(BASE, "r.toml", "r", &words).unwrap_err().to_string();
+    assert!(error.contains("algo.clip_low: expected a number"), "{error}");
+    assert!(keys_markdown().contains("| `optim.ema` | a number or \"off\" |"));
+}
+
+#[test]
+fn a_recipe_that_is_not_there_is_looked_for_nearby() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("quickstart.toml"), BASE).unwrap();
+    let error = Recipe::load(dir.path().join("quikstart.toml"), &[]).unwrap_err().to_string();
+    assert!(error.contains("quickstart.toml?"), "{error}");
+    let error = Recipe::load(dir.path().join("nowhere/r.toml"), &[]).unwrap_err().to_string();
+    assert!(error.contains("fix: give the path of a .toml file"), "{error}");
+}

@@ -164,7 +164,6 @@ fn rollouts_that_cannot_work() {
         &["algo=ppo", "rollout.samples=1", "algo.filter_equal=true"],
         &["nothing passes the filter", "algo.filter_equal = false"],
     );
-    over(&["~reward"], &["reward: dr_grpo learns from rewards, and there is none", "name of a verifier"]);
     over(
         &["reward=contdown"],
         &["unknown name \"contdown\", expected one of countdown, math", "= \"countdown\""],
@@ -213,9 +212,8 @@ fn settings_that_do_not_apply_are_no_error() {
 fn all_problems_are_told_at_once_and_stages_by_number() {
     let text = "model.path = \"m\"\ndata.train = \"a\"\n[[stage]]\nalgo = \"sft\"\n[[stage]]\nalgo = \"ppo\"\nrollout.prompts = 0\n";
     let message = error(text, &["optim.lr=-1"]);
-    says(&message, &["4 problems", "override optim.lr=-1: optim.lr: must be above 0"]);
+    says(&message, &["3 problems", "override optim.lr=-1: optim.lr: must be above 0"]);
     says(&message, &["r.toml:7: stage.1.rollout.prompts: a rollout needs prompts"]);
-    says(&message, &["r.toml:5: stage.1.reward: ppo learns from rewards"]);
     let twice = "[[stage]]\nname = \"a\"\n[[stage]]\nname = \"a\"\n";
     says(&error(twice, &[]), &["r.toml:3: stage.1: two stages are called \"a\"", "its own name"]);
 }

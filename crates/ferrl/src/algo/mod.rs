@@ -111,8 +111,10 @@ pub fn find(name: &str) -> Result<&'static Entry> {
     })
 }
 
-/// Reads settings, with the nearest name for an unknown one.
-pub fn settings<T: serde::de::DeserializeOwned>(algorithm: &str, values: Value) -> Result<T> {
+/// Reads settings, with the nearest name for an unknown one. `"off"` is no value: what has one by default can be
+/// switched off.
+pub fn settings<T: serde::de::DeserializeOwned>(algorithm: &str, mut values: Value) -> Result<T> {
+    switch_off(&mut values);
     serde_json::from_value(values).map_err(|e| {
         let message = e.to_string();
         let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
@@ -127,4 +129,12 @@ pub fn settings<T: serde::de::DeserializeOwned>(algorithm: &str, values: Value) 
             _ => error,
         }
     })
+}
+
+fn switch_off(value: &mut Value) {
+    match value {
+        Value::String(word) if word == crate::recipe::OFF => *value = Value::Null,
+        Value::Object(map) => map.values_mut().for_each(switch_off),
+        _ => {}
+    }
 }

@@ -125,6 +125,11 @@ impl Loader {
         self.epoch
     }
 
+    /// Passes over the data so far, with the part of the one under way.
+    pub fn epochs(&self) -> f64 {
+        self.epoch as f64 + self.cursor as f64 / self.order.len().max(1) as f64
+    }
+
     /// Whether every row of the epoch was drawn.
     pub fn at_end(&self) -> bool {
         self.cursor >= self.order.len()

@@ -80,7 +80,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    pub(super) fn column_map(&self) -> Result<Columns> {
+    /// The columns as a map from old names to new ones.
+    pub fn column_map(&self) -> Result<Columns> {
         let one = |(new, old): (&String, &Value)| match old.as_str() {
             Some(old) => Ok((new.clone(), old.to_owned())),
             None => Err(Error::usage(format!("data.columns.{new} is not the name of a column"))

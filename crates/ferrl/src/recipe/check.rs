@@ -50,10 +50,12 @@ impl Problems {
     }
 }
 
-/// Everything wrong with a stage.
-pub(super) fn problems(stage: &Stage, verifiers: &[&str]) -> Vec<Problem> {
+/// Everything wrong with a stage that follows the `earlier` ones.
+pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> Vec<Problem> {
     let (recipe, mut p) = (&stage.recipe, Problems::default());
     names(recipe, &mut p);
+    references(recipe, earlier, &mut p);
+    evaluation(recipe, &mut p);
     starting_point(stage, &mut p);
     data(recipe, &mut p);
     optimizer(recipe, &mut p);
@@ -92,6 +94,21 @@ fn names(r: &Recipe, p: &mut Problems) {
         p.word("model.init.tokenizer", &init.tokenizer, TOKENIZERS);
         let families: Vec<&str> = model::FAMILIES.iter().map(|f| f.name()).collect();
         p.word("model.init.family", &init.family, &families);
+    }
+}
+
+/// Whether `stage:NAME` names a stage that has run by then.
+fn references(r: &Recipe, earlier: &[Stage], p: &mut Problems) {
+    let rewards = r.reward.iter().map(|reward| ("reward", &reward.model));
+    let places = [("model.path", &r.model.path), ("critic.path", &r.critic.path)];
+    for (key, path) in places.into_iter().chain(rewards) {
+        let Some(name) = path.as_ref().and_then(|p| p.strip_prefix("stage:")) else { continue };
+        let known: Vec<&str> = earlier.iter().map(|s| s.name.as_str()).collect();
+        if !known.contains(&name) {
+            let near = nearest(name, known.iter().copied()).or(known.last().copied());
+            let fix = near.map_or("a directory".into(), |n| format!("\"stage:{n}\""));
+            p.when(true, key, format!("no stage {name:?} comes before this one"), fix);
+        }
     }
 }
 
@@ -169,6 +186,9 @@ fn portions(r: &Recipe, p: &mut Problems) {
     p.when(r.train.steps == Some(0), "train.steps", "nothing would be learned", "train.steps = 100");
     let none = r.train.steps.is_none() && r.train.epochs <= 0.0;
     p.when(none, "train.epochs", "nothing would be learned", "train.epochs = 1.0, or train.steps");
+}
+
+fn evaluation(r: &Recipe, p: &mut Problems) {
     p.when(r.eval.samples == 0, "eval.samples", "no answers to judge", "eval.samples = 1");
     let asks = r.eval.every > 0 || r.eval.at_start;
     p.when(asks && r.eval.prompts == 0, "eval.prompts", "no prompts to judge by", "eval.prompts = 200");
@@ -177,6 +197,26 @@ fn portions(r: &Recipe, p: &mut Problems) {
     let greedy = r.eval.temperature == Some(0.0) && r.eval.samples > 1;
     let what = format!("{} samples at temperature 0 are all the same", r.eval.samples);
     p.when(greedy, "eval.samples", what, "eval.samples = 1, or a temperature above 0");
+    let (split, task) = (r.eval.split, r.data.train.first().is_some_and(|t| t.starts_with("task:")));
+    let share = (0.0..1.0).contains(&split);
+    p.when(!share, "eval.split", format!("{split} is not a share from 0 up to 1"), "eval.split = 0.05");
+    p.when(
+        split > 0.0 && task,
+        "eval.split",
+        "a generated task has a held-out part of its own",
+        "leave it out",
+    );
+    let both = split > 0.0 && !r.eval.data.is_empty();
+    p.when(both, "eval.split", "eval.data is held out already", "leave out eval.split or eval.data");
+    let idle = split > 0.0 && !asks;
+    p.when(idle, "eval.split", "rows are held out for an evaluation that never happens", "eval.every = 50");
+    let nothing = asks && !task && split == 0.0 && r.eval.data.is_empty();
+    p.when(
+        nothing,
+        "eval",
+        "there is nothing to evaluate on",
+        "eval.split = 0.05, or eval.data = \"file.jsonl\"",
+    );
     let c = &r.checkpoint;
     p.when(c.keep == 0, "checkpoint.keep", "the run could not be resumed", "checkpoint.keep = 1");
     p.when(
@@ -191,6 +231,13 @@ fn portions(r: &Recipe, p: &mut Problems) {
         "eval.every",
         "keep_best goes by an evaluation that never happens",
         "eval.every = 50",
+    );
+    let upside_down = c.metric.as_ref().is_some_and(|m| m.ends_with("loss")) && !c.lower_is_better;
+    p.when(
+        c.keep_best > 0 && upside_down,
+        "checkpoint.lower_is_better",
+        "the checkpoints with the largest loss would be kept",
+        "checkpoint.lower_is_better = true",
     );
 }
 
@@ -254,6 +301,13 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
         format!("{answers} answers do not make {minibatches} minibatches"),
         format!("algo.minibatches = {answers} at most, or more rollout.prompts"),
     );
+    let baseline = recipe.algo.get("advantage").and_then(|a| a.get("baseline"));
+    p.when(
+        answers == 1 && baseline.is_some_and(|b| b == "batch"),
+        "algo.advantage.baseline",
+        "one answer is its own mean: every advantage is 0",
+        "rollout.prompts = 32",
+    );
     let filters = recipe.algo.get("filter_equal").is_some_and(|f| f == true);
     p.when(
         filters && r.samples == 1,
@@ -263,18 +317,16 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
     );
 }
 
+/// A recipe without any is not wrong by itself: a generated task has its own, and rows may bring theirs.
 fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
-    let name = r.algorithm_name();
-    let what = format!("{name} learns from rewards, and there is none");
-    p.when(r.reward.is_empty(), "reward", what, "reward = \"name of a verifier\", or a [[reward]] table");
     for reward in &r.reward {
-        let sources = [reward.verifier.is_some(), reward.python.is_some()];
+        let sources = [reward.verifier.is_some(), reward.python.is_some(), reward.model.is_some()];
         let count = sources.iter().filter(|s| **s).count();
         p.when(
             count != 1,
             "reward",
             format!("one [[reward]] has {count} sources"),
-            "exactly one of verifier, python",
+            "exactly one of verifier, python, model",
         );
         p.when(
             reward.function.is_some() && reward.python.is_none(),

@@ -2,7 +2,7 @@
 
 use super::schema::{Kind, POLICY, RECIPE, Schema};
 use super::tree::Path;
-use super::{Init, Recipe, Reward, rl2};
+use super::{Init, OFF, Recipe, Reward, rl2};
 use crate::algo::policy::Policy;
 use ferrl_engine::nearest;
 use serde_json::{Value, json};
@@ -129,6 +129,9 @@ pub(super) fn nearest_to(path: &[String]) -> Option<String> {
 /// The manual's page: every key, table by table.
 pub fn keys_markdown() -> String {
     let mut page = String::from("# Keys of a recipe\n");
+    page += &format!(
+        "\nA setting that may be {OFF:?} has no value then, also where a default or an earlier line gives it one.\n"
+    );
     let table_of = |key: &'static Key| key.path.rsplit_once('.').map_or("", |p| p.0);
     let mut tables: Vec<&str> = Vec::new();
     for table in keys().iter().filter(|k| !is_table(&k.kind)).map(table_of) {
@@ -177,7 +180,9 @@ fn row(key: &Key) -> String {
         Value::Number(n) => format!("`{}`", short(n)),
         value => format!("`{value}`"),
     };
-    format!("| `{}` | {} | {default} | {} |\n", key.path, key.kind.words(), key.about.replace('|', "\\|"))
+    let off = if key.optional { format!(" or {OFF:?}") } else { String::new() };
+    let (kind, about) = (key.kind.words(), key.about.replace('|', "\\|"));
+    format!("| `{}` | {kind}{off} | {default} | {about} |\n", key.path)
 }
 
 /// A number as people write it.

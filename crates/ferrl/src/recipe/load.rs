@@ -3,7 +3,7 @@
 use super::tree::{Path, Tree, dotted, path};
 use super::{DEFAULT_ALGORITHM, Recipe, algorithm, check, overrides, rl2, types};
 use crate::algo::{self, Entry, Wants};
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};
 
 /// A recipe with nothing left open.
@@ -72,7 +72,7 @@ impl Resolved {
         let mut problems: Vec<String> = Vec::new();
         let mut first = None;
         for stage in &self.stages {
-            for problem in check::problems(stage, verifiers) {
+            for problem in check::problems(stage, &self.stages[..stage.index], verifiers) {
                 let (key, place) = self.place(stage, problem.key);
                 let error = problem.error(&key, &place);
                 problems.push(error.to_string());
@@ -104,8 +104,24 @@ impl Resolved {
 fn read(path: &std::path::Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|e| {
         let error = Error::usage(format!("cannot read the recipe: {e}")).at(path.display());
-        if path.extension().is_none() { error.fix("give the path of a .toml file") } else { error }
+        match similar(path) {
+            Some(near) => error.fix(format!("did you mean {}?", near.display())),
+            None => {
+                error.fix("give the path of a .toml file; `ferrl recipe show NAME` prints one to start from")
+            }
+        }
     })
+}
+
+/// A recipe beside the path whose name is nearest to it.
+fn similar(path: &std::path::Path) -> Option<std::path::PathBuf> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+    let entries = std::fs::read_dir(folder.unwrap_or(std::path::Path::new("."))).ok()?;
+    let names: Vec<String> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
+    let mut recipes: Vec<&str> = names.iter().map(String::as_str).filter(|n| n.ends_with(".toml")).collect();
+    recipes.sort_unstable();
+    let wanted = path.file_name()?.to_str()?;
+    Some(path.with_file_name(nearest(wanted, recipes.into_iter())?))
 }
 
 /// A file's tree, with shorthands written out.
@@ -227,7 +243,9 @@ fn unique(name: &str, stages: &[Stage]) -> String {
 }
 
 fn typed(tree: &Tree) -> Result<Recipe> {
-    serde_json::from_value(tree.root.clone()).map_err(|e| Error::usage(e.to_string()).at("recipe"))
+    let mut values = tree.root.clone();
+    types::switch_off(&mut values, "Recipe");
+    serde_json::from_value(values).map_err(|e| Error::usage(e.to_string()).at("recipe"))
 }
 
 /// The algorithm's settings without its name, and with the fixed length that `aggregate = "constant"` divides by.

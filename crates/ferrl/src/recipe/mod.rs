@@ -23,6 +23,9 @@ pub use settings::*;
 /// The algorithm of a recipe that names none.
 pub const DEFAULT_ALGORITHM: &str = crate::algo::DEFAULT.name;
 
+/// The value of a setting that has none.
+pub const OFF: &str = "off";
+
 impl Recipe {
     /// The algorithm's name.
     pub fn algorithm_name(&self) -> &str {

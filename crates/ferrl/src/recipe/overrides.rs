@@ -1,5 +1,6 @@
 //! The command line's words after a recipe: `key=value`, `+key=value`, `~key`, `@overlay.toml`.
 
+use super::OFF;
 use super::keys;
 use super::load::shorthand;
 use super::schema::Kind;
@@ -39,6 +40,8 @@ pub(super) fn apply(tree: &mut Tree, word: &str, order: usize) -> Result<()> {
         Value::Null if path.ends_with(&["kl".into(), "type".into()]) && !path.contains(&"algo".into()) => {
             tree.set(&path, "null".into(), place)
         }
+        // What may have no value has none, whatever its default is.
+        Value::Null if keys::find(&path).is_some_and(|k| k.optional) => tree.set(&path, OFF.into(), place),
         Value::Null => {
             tree.take(&path);
             Ok(())

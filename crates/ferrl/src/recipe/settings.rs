@@ -44,7 +44,7 @@ pub struct Recipe {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
-    /// A Hugging Face directory, or `org/name` in the Hugging Face cache.
+    /// A Hugging Face directory, `org/name` in the Hugging Face cache, or `stage:NAME` for what an earlier stage left.
     pub path: Option<String>,
     /// A random model instead, made at the start of the run.
     pub init: Option<Init>,
@@ -102,7 +102,7 @@ impl Default for Init {
 pub struct Critic {
     /// Share the policy's trunk and give it a value head, instead of a model of its own.
     pub shared: bool,
-    /// Where its own weights start; the policy's where absent.
+    /// Where its own weights start, a directory or `stage:NAME`; the policy's where absent.
     pub path: Option<String>,
     /// Its own learning rate; five times the policy's where absent.
     pub lr: Option<f64>,
@@ -174,6 +174,8 @@ pub struct Rollout {
     pub allow_off_policy: bool,
     /// Memory of the cache.
     pub cache_mib: usize,
+    /// Answers may be sampled this many steps before they are learned from; 0 samples each step with its own weights.
+    pub max_lag: usize,
 }
 
 impl Default for Rollout {
@@ -188,6 +190,7 @@ impl Default for Rollout {
             stop: Vec::new(),
             allow_off_policy: false,
             cache_mib: 256,
+            max_lag: 0,
         }
     }
 }
@@ -204,6 +207,8 @@ pub struct Reward {
     pub python: Option<PathBuf>,
     /// The function's name.
     pub function: Option<String>,
+    /// A reward model: a directory, or `stage:NAME` for what an earlier stage left.
+    pub model: Option<String>,
     /// Its factor; 1 where absent.
     pub weight: Option<f64>,
 }
@@ -284,6 +289,8 @@ pub struct Eval {
     pub at_start: bool,
     /// Held-out data, as in `data.train`; a generated task's own held-out part where empty.
     pub data: Vec<String>,
+    /// Share of `data.train` that is held out instead: drawn by the seed, never trained on.
+    pub split: f64,
     /// Prompts (or examples) to use.
     pub prompts: usize,
     /// Answers to each prompt.
@@ -294,7 +301,15 @@ pub struct Eval {
 
 impl Default for Eval {
     fn default() -> Self {
-        Eval { every: 0, at_start: false, data: Vec::new(), prompts: 200, samples: 1, temperature: None }
+        Eval {
+            every: 0,
+            at_start: false,
+            data: Vec::new(),
+            split: 0.0,
+            prompts: 200,
+            samples: 1,
+            temperature: None,
+        }
     }
 }
 
@@ -308,7 +323,8 @@ pub struct Checkpoint {
     pub keep: usize,
     /// How many of the best by `metric` to keep beside them.
     pub keep_best: usize,
-    /// What best means, such as `eval/pass@1`; the largest is best unless `lower_is_better`.
+    /// What best means, such as `eval/pass@1`, measured at each evaluation; the largest is best unless
+    /// `lower_is_better`.
     pub metric: Option<String>,
     /// Whether a smaller metric is better.
     pub lower_is_better: bool,

@@ -1,5 +1,6 @@
 //! Unknown keys and wrong types, at any depth, with place and nearest name.
 
+use super::OFF;
 use super::keys::nearest_to;
 use super::schema::{Kind, RECIPE};
 use super::tree::{Path, Place, Tree, describe, dotted};
@@ -25,6 +26,7 @@ fn table(tree: &Tree, at: &mut Path, name: &str, lone: &mut Vec<Path>) -> Result
         let field = RECIPE.fields(name).iter().find(|f| f.name == *key);
         let Some(field) = field else { return Err(unknown(tree, at, name)) };
         match key.as_str() {
+            _ if field.optional && value == OFF => {}
             "stage" if at.len() == 1 => stages(tree, at, value, lone)?,
             "stage" => {
                 let what = "a stage cannot have stages of its own";
@@ -35,6 +37,26 @@ fn table(tree: &Tree, at: &mut Path, name: &str, lone: &mut Vec<Path>) -> Result
         at.pop();
     }
     Ok(())
+}
+
+/// Takes out what is switched off; the tree has passed [`check`].
+pub(super) fn switch_off(value: &mut Value, table: &str) {
+    let Value::Object(map) = value else { return };
+    for field in RECIPE.fields(table) {
+        let Some(inner) = map.get_mut(&field.name) else { continue };
+        match (&field.kind, inner) {
+            (_, inner) if field.optional && inner == OFF => {
+                map.shift_remove(&field.name);
+            }
+            (Kind::Table(table), inner) => switch_off(inner, table),
+            (Kind::List(of), Value::Array(list)) => {
+                if let Kind::Table(table) = &**of {
+                    list.iter_mut().for_each(|entry| switch_off(entry, table));
+                }
+            }
+            _ => {}
+        }
+    }
 }
 
 fn stages(tree: &Tree, at: &mut Path, value: &Value, lone: &mut Vec<Path>) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Examples from files, in a shuffled order that can be taken up again.
 
-use super::{Item, Prompt, Source};
+use super::{Group, Item, Prompt, Source};
 use crate::algo;
 use crate::data::hub::Cache;
 use crate::data::loader::{self, Loader};
@@ -12,13 +12,17 @@ use crate::recipe::Data;
 use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::philox::philox4x32;
 use serde_json::Value;
 use std::path::Path;
 
 /// Rows of one or more datasets as examples.
 pub struct FileSource {
     datasets: Vec<Dataset>,
+    /// Rows of each dataset that are used.
+    rows: Vec<Vec<usize>>,
     loader: Loader,
+    options: loader::Options,
     encoder: Encoder,
     wants: schema::Wants,
     drawn: u64,
@@ -53,17 +57,46 @@ impl FileSource {
             datasets.push(Dataset::read(&source, &cache)?);
         }
         let chat = ChatTemplate::from_dir(model).ok();
-        let encoder = Encoder::new(tokenizer.clone(), chat, encoding(settings)?)?;
+        let encoding = encoding(settings)?;
+        let grouped = wants == algo::Wants::Rollouts && grouped(&datasets, &encoding)?;
+        let encoder = Encoder::new(tokenizer.clone(), chat, encoding)?;
         let options = loader::Options { seed, shuffle: settings.shuffle, drop_last: true };
         let loader = Loader::new(&datasets, options)?;
+        let rows = datasets.iter().map(|d| (0..d.len()).collect()).collect();
         let wants = match wants {
             algo::Wants::Demonstrations => schema::Wants::Sft,
             algo::Wants::Pairs => schema::Wants::Preference,
+            algo::Wants::Rollouts if grouped => schema::Wants::Group,
             algo::Wants::Rollouts => schema::Wants::Prompt,
         };
-        Ok(FileSource { datasets, loader, encoder, wants, drawn: 0, counts: Counts::default() })
+        let counts = Counts::default();
+        Ok(FileSource { datasets, rows, loader, options, encoder, wants, drawn: 0, counts })
+    }
+
+    /// Only the rows that a share holds out, or only the others. Which these are depends on the seed and on how many
+    /// rows each source has; at least one of each source is on either side.
+    pub fn split(mut self, share: f64, held_out: bool) -> Result<Self> {
+        for (d, rows) in self.rows.iter_mut().enumerate() {
+            let n = rows.len();
+            if n < 2 {
+                return Err(Error::data(format!("{n} rows cannot be split"))
+                    .at(&self.datasets[d].name)
+                    .fix("more rows, or eval.data instead of eval.split"));
+            }
+            let key = [self.options.seed as u32, (self.options.seed >> 32) as u32];
+            rows.sort_by_key(|&row| (philox4x32([row as u32, d as u32, 0, HELD_OUT], key), row));
+            let held = ((share * n as f64).round() as usize).clamp(1, n - 1);
+            *rows = if held_out { rows[..held].to_vec() } else { rows[held..].to_vec() };
+            rows.sort_unstable();
+        }
+        let sizes = self.rows.iter().zip(&self.datasets).map(|(rows, d)| (rows.len(), d.weight)).collect();
+        self.loader = Loader::over(sizes, self.options)?;
+        Ok(self)
     }
 }
+
+/// What a choice is for; part of its random numbers' counter.
+const HELD_OUT: u32 = 0x6865_6c64;
 
 /// The part of a recipe that says how rows become examples.
 pub fn encoding(settings: &Data) -> Result<Settings> {
@@ -91,9 +124,10 @@ impl Source for FileSource {
         while items.len() < n {
             for pick in self.loader.next_batch(n - items.len())?.picks {
                 let dataset = &self.datasets[pick.dataset];
-                let (row, place) = (&dataset.records[pick.row].row, dataset.place(pick.row));
+                let number = self.rows[pick.dataset][pick.row];
+                let (row, place) = (&dataset.records[number].row, dataset.place(number));
                 if let Some(sample) = self.encoder.encode(row, self.wants, &place, &mut self.counts)? {
-                    items.push(item(sample, self.drawn)?);
+                    items.push(item(sample, self.drawn, self.encoder.tokenizer())?);
                     self.drawn += 1;
                 }
             }
@@ -102,6 +136,12 @@ impl Source for FileSource {
     }
     fn epoch(&self) -> Option<usize> {
         Some(self.loader.epoch_rows())
+    }
+    fn epochs(&self) -> f64 {
+        self.loader.epochs()
+    }
+    fn graded(&self) -> bool {
+        self.wants == schema::Wants::Group
     }
     fn state(&self) -> Value {
         serde_json::json!({ "loader": self.loader.state(), "drawn": self.drawn, "counts": self.counts })
@@ -115,7 +155,20 @@ impl Source for FileSource {
     }
 }
 
-fn item(sample: Sample, index: u64) -> Result<Item> {
+/// Whether rows hold answers with rewards; what the first one says goes for all.
+fn grouped(datasets: &[Dataset], settings: &Settings) -> Result<bool> {
+    let Some((dataset, record)) = datasets.iter().find_map(|d| Some((d, d.records.first()?))) else {
+        return Ok(false);
+    };
+    let row = settings.column_map()?.apply(&record.row).map_err(|e| e.at(dataset.place(0)))?;
+    Ok(is_group(&row))
+}
+
+fn is_group(row: &data::Row) -> bool {
+    ["completions", "rewards"].iter().all(|c| row.get(*c).is_some_and(|v| !v.is_null()))
+}
+
+fn item(sample: Sample, index: u64, tokenizer: &Tokenizer) -> Result<Item> {
     let sequence = |t: Tokens, kind: Kind, pair: Option<usize>| Sequence {
         ids: t.ids,
         trained: t.mask,
@@ -124,18 +177,43 @@ fn item(sample: Sample, index: u64) -> Result<Item> {
         pair,
         ..Default::default()
     };
+    let ask = |ids: Vec<u32>, prompt: &Value, columns: data::Row| Prompt {
+        index,
+        ids,
+        text: prompt.as_str().map_or_else(|| prompt.to_string(), String::from),
+        messages: prompt.as_array().cloned().unwrap_or_default(),
+        columns,
+    };
     Ok(match sample.example {
         Example::Text(tokens) => Item::Given(vec![sequence(tokens, Kind::Plain, None)]),
         Example::Pair { chosen, rejected } => Item::Given(vec![
             sequence(chosen, Kind::Chosen, Some(0)),
             sequence(rejected, Kind::Rejected, Some(0)),
         ]),
-        Example::Prompt { ids } => {
-            let text = match &sample.prompt {
-                Value::String(text) => text.clone(),
-                other => other.to_string(),
+        Example::Prompt { .. } if is_group(&sample.extra) => {
+            return Err(Error::data(
+                "this row brings its answers and rewards, the first row is a prompt alone",
+            )
+            .at(sample.place)
+            .fix("give either kind of row to a stage, not both"));
+        }
+        Example::Prompt { ids } => Item::Ask(ask(ids, &sample.prompt, sample.extra)),
+        Example::Group { completions, rewards } => {
+            let answer = |(i, tokens): (usize, Tokens)| {
+                let mut s = sequence(tokens, Kind::Plain, None);
+                // An answer without its end was cut.
+                s.truncated = s.ids.last().is_some_and(|&id| !tokenizer.is_special(id));
+                s.components = rewards.iter().map(|(name, list)| (name.clone(), list[i])).collect();
+                s.reward = vec![0.0; s.ids.len()];
+                if let Some(last) = s.actions().last() {
+                    s.reward[last] = s.components.iter().map(|c| c.1).sum();
+                }
+                s
             };
-            Item::Ask(Prompt { index, ids, text, columns: sample.extra })
+            let answers: Vec<Sequence> = completions.into_iter().enumerate().map(answer).collect();
+            let first = answers.first().and_then(|s| Some(s.ids[..=s.actions().next()?].to_vec()));
+            let prompt = ask(first.unwrap_or_default(), &sample.prompt, sample.extra);
+            Item::Graded(Group { prompt, answers, place: sample.place })
         }
         other => {
             return Err(Error::data(format!("no algorithm learns from {other:?} yet")).at(sample.place));

@@ -6,10 +6,11 @@ pub use files::FileSource;
 
 use crate::experience::Sequence;
 use ferrl_engine::Result;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// A question to be answered.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prompt {
     /// Its number in the run: decides the random numbers of its answers.
     pub index: u64,
@@ -17,6 +18,8 @@ pub struct Prompt {
     pub ids: Vec<u32>,
     /// The text, for rewards and people.
     pub text: String,
+    /// The conversation it is, where it is one.
+    pub messages: Vec<Value>,
     /// All other columns of its row.
     pub columns: Map<String, Value>,
 }
@@ -28,6 +31,19 @@ pub enum Item {
     Given(Vec<Sequence>),
     /// A prompt to be answered.
     Ask(Prompt),
+    /// A prompt whose answers are given, with their rewards.
+    Graded(Group),
+}
+
+/// Answers to one prompt that nobody has to sample or judge.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    /// The question.
+    pub prompt: Prompt,
+    /// The answers, prompt included; rewards are in place.
+    pub answers: Vec<Sequence>,
+    /// File and row, for messages.
+    pub place: String,
 }
 
 /// A stream of examples.
@@ -36,6 +52,14 @@ pub trait Source: Send {
     fn next(&mut self, n: usize) -> Result<Vec<Item>>;
     /// How many there are in an epoch; `None` without end.
     fn epoch(&self) -> Option<usize>;
+    /// Passes over the data so far; 0 for a stream without end.
+    fn epochs(&self) -> f64 {
+        0.0
+    }
+    /// Whether all prompts come with answers and rewards: nothing is sampled then.
+    fn graded(&self) -> bool {
+        false
+    }
     /// Where the stream stands.
     fn state(&self) -> Value;
     /// Goes to where the stream stood.

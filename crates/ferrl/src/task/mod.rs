@@ -81,7 +81,7 @@ impl TaskSource {
         let prompt = self.tokenizer.encode_text(&example.prompt)?;
         if self.wants == Wants::Rollouts {
             let (text, columns) = (example.prompt, example.columns);
-            return Ok(Item::Ask(Prompt { index, ids: prompt, text, columns }));
+            return Ok(Item::Ask(Prompt { index, ids: prompt, text, columns, ..Default::default() }));
         }
         let mut ids = prompt.clone();
         ids.extend(self.tokenizer.encode_text(&example.answer)?);

@@ -1,0 +1,74 @@
+//! Passes without gradients before an update: reference, critic, and the policy where it has moved since sampling.
+
+use crate::algo::Wants;
+use crate::batch::{Update, tokens};
+use crate::experience::{Experience, MicroBatch, Sequence};
+use crate::train::Stage;
+use ferrl_engine::Result;
+use ferrl_engine::train::stats;
+
+impl Stage {
+    /// Log-probabilities under the reference, values under the critic, and for answers that the policy as it is now
+    /// did not sample its own log-probabilities, all before anything changes.
+    pub(crate) fn annotate(&self, e: &mut Experience) -> Result<()> {
+        let needs = self.algo.needs();
+        let now = self.policy.model.version;
+        let moved = self.wants == Wants::Rollouts && e.sequences.iter().any(|s| sampled_by_another(s, now));
+        if !needs.reference && !needs.critic && !moved {
+            return Ok(());
+        }
+        let temperature = self.policy.temperature;
+        for bin in Update::whole(e).bins(e, self.recipe.train.micro_batch_tokens)? {
+            let batch = tokens(bin.iter().map(|&i| &e.sequences[i]));
+            let reference = match self.reference.as_ref().filter(|_| needs.reference) {
+                Some(model) => stats(model, &batch, temperature)?.logp,
+                None => Vec::new(),
+            };
+            let values = match needs.critic {
+                true => {
+                    let model = self.critic.as_ref().map_or(&self.policy.model, |c| &c.model);
+                    stats(model, &batch, temperature)?.value
+                }
+                false => Vec::new(),
+            };
+            let own = if moved { self.policy.stats(&batch)?.logp } else { Vec::new() };
+            let mut row = 0;
+            for i in bin {
+                let s = &mut e.sequences[i];
+                let rows = row..row + s.ids.len();
+                row = rows.end;
+                let cut = |column: &[f32]| column.get(rows.clone()).map_or(Vec::new(), <[f32]>::to_vec);
+                (s.ref_logp, s.old_value) = (cut(&reference), cut(&values));
+                if moved && sampled_by_another(s, now) {
+                    s.old_logp = cut(&own);
+                    // Where nobody knows who answered, the policy as it is now is as good as any.
+                    if s.sampled_logp.is_empty() {
+                        s.sampled_logp = s.old_logp.clone();
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the policy has moved so far that this update would be wrong.
+    pub(crate) fn strayed(&self, batches: &[MicroBatch<'_>]) -> Result<bool> {
+        let Some(limit) = self.algo.skip_ratio() else { return Ok(false) };
+        let (mut sum, mut count) = (0.0, 0.0);
+        for batch in batches {
+            let now = self.policy.stats(&tokens(batch.sequences.iter().copied()))?;
+            for (row, s) in batch.rows() {
+                for i in s.actions() {
+                    sum += ferrl_engine::math::exp((now.logp[row + i] - s.old_logp[i]) as f64);
+                    count += 1.0;
+                }
+            }
+        }
+        Ok(sum / count > limit)
+    }
+}
+
+/// Whether some token comes from another policy than that of this version, or from no known one.
+fn sampled_by_another(s: &Sequence, version: u64) -> bool {
+    s.sampled_logp.is_empty() || s.actions().any(|i| s.version[i] != version)
+}

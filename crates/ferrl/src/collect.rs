@@ -1,0 +1,140 @@
+//! What a step learns from: given sequences, graded answers, or answers that are sampled and rewarded here.
+//!
+//! Collecting may run ahead of training by `rollout.max_lag` steps. The step's line stays the same: it takes what was
+//! collected first and learns from it.
+
+use crate::algo::Wants;
+use crate::experience::{Experience, Metrics, Sequence};
+use crate::reward::Graded;
+use crate::rollout::{self, Answer};
+use crate::source::{Group, Item, Prompt};
+use crate::train::{Clock, Stage};
+use ferrl_engine::generate::SamplingParams;
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// The experience of one step before anything is computed from it. A checkpoint keeps those that wait.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Collected {
+    /// What is learned from.
+    pub experience: Experience,
+    /// Prompts with their graded answers, where there are any.
+    pub rollouts: Vec<Rollout>,
+    /// Of rewards and answers.
+    pub metrics: Metrics,
+    /// Passes over the data when it was drawn.
+    pub epoch: f64,
+}
+
+/// One answer of a step, for people.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rollout {
+    /// The question.
+    pub prompt: Prompt,
+    /// The answer.
+    pub answer: Answer,
+    /// What it got.
+    pub graded: Graded,
+    /// How much better than expected that was.
+    pub advantage: f32,
+}
+
+impl Stage {
+    /// What the next step learns from; afterwards up to `max_lag` more wait, none of them beyond the last step.
+    pub(crate) fn collected(&mut self, clock: &mut Clock, metrics: &mut Metrics) -> Result<Collected> {
+        let (lag, last) = (self.recipe.rollout.max_lag, self.schedules.0.total_steps);
+        let lag = if self.wants == Wants::Rollouts { lag } else { 0 };
+        loop {
+            let number = self.step + self.ahead.len() as u64;
+            if self.ahead.len() <= lag && (self.ahead.is_empty() || number < last) {
+                let next = self.collect(number, clock, metrics)?;
+                self.ahead.push_back(next);
+            } else if let Some(first) = self.ahead.pop_front() {
+                return Ok(first);
+            }
+        }
+    }
+
+    /// The experience of step `number`, under the policy as it is now.
+    fn collect(&mut self, number: u64, clock: &mut Clock, metrics: &mut Metrics) -> Result<Collected> {
+        let sampled = self.wants == Wants::Rollouts;
+        let count = if sampled { self.recipe.rollout.prompts } else { self.recipe.train.batch };
+        clock.waits_for("data");
+        let (items, mut out, mut prompts) = (self.source.next(count)?, Collected::default(), Vec::new());
+        out.epoch = self.source.epochs();
+        for (i, item) in items.into_iter().enumerate() {
+            match item {
+                Item::Ask(prompt) => prompts.push(prompt),
+                Item::Given(sequences) => out.give(sequences, i),
+                Item::Graded(group) => out.grade(group, i, self.algo.needs().group, &self.tokenizer)?,
+            }
+        }
+        clock.lap("data", metrics);
+        if prompts.is_empty() {
+            return Ok(out);
+        }
+        let r = &self.recipe.rollout;
+        let (params, samples) = (rollout::params(r, &self.tokenizer, self.recipe.seed), r.samples);
+        clock.waits_for("rollout");
+        let (mut experience, answers) = self.answer(&prompts, &params, samples, number)?;
+        clock.lap("rollout", metrics);
+        clock.waits_for("reward");
+        let graded = self.rewards.score(&prompts, &answers, &mut experience, &mut out.metrics)?;
+        clock.lap("reward", metrics);
+        let shown = |(answer, graded): (Answer, Graded)| {
+            let prompt = prompts[answer.prompt].clone();
+            Rollout { prompt, answer, graded, advantage: 0.0 }
+        };
+        out.rollouts = answers.into_iter().zip(graded).map(shown).collect();
+        out.experience = experience;
+        Ok(out)
+    }
+
+    /// Samples answers from the policy as it is now.
+    pub fn answer(
+        &mut self,
+        prompts: &[Prompt],
+        params: &SamplingParams,
+        samples: usize,
+        step: u64,
+    ) -> Result<(Experience, Vec<Answer>)> {
+        let sampler = self.sampler.as_mut().expect("a stage that samples has a sampler");
+        rollout::collect(sampler, &self.policy.model, &self.tokenizer, prompts, params, samples, step)
+    }
+}
+
+impl Collected {
+    /// Sequences as they are: a demonstration, or both sides of a pair.
+    pub(crate) fn give(&mut self, sequences: Vec<Sequence>, group: usize) {
+        for mut s in sequences {
+            (s.trajectory, s.group) = (self.experience.sequences.len(), group);
+            s.pair = s.pair.map(|_| group);
+            s.trajectory_tokens = s.action_count();
+            self.experience.sequences.push(s);
+        }
+    }
+
+    /// Answers to a prompt that came with their rewards.
+    fn grade(&mut self, given: Group, group: usize, least: usize, tokenizer: &Tokenizer) -> Result<()> {
+        if given.answers.len() < least {
+            let n = given.answers.len();
+            return Err(Error::data(format!("{n} completions, where {least} at least can be compared"))
+                .at(given.place)
+                .fix("give the prompt more completions, or leave the row out"));
+        }
+        for s in &given.answers {
+            let said: Vec<u32> = s.actions().map(|i| s.ids[i + 1]).collect();
+            let (tokens, truncated) = (said.len(), s.truncated);
+            let answer = Answer { prompt: group, text: tokenizer.decode(&said, true)?, tokens, truncated };
+            let (reward, components) = (s.total_reward(), s.components.clone());
+            self.metrics.add("completions/mean_length", tokens as f64);
+            self.metrics.add("completions/clipped_ratio", f64::from(truncated));
+            let graded = Graded { reward, components, score: reward };
+            let prompt = given.prompt.clone();
+            self.rollouts.push(Rollout { prompt, answer, graded, advantage: 0.0 });
+        }
+        self.give(given.answers, group);
+        Ok(())
+    }
+}

@@ -1,0 +1,86 @@
+//! A reward model in process: its score at the last token of prompt and answer.
+
+use crate::data::prompt::Settings;
+use crate::data::schema::Wants;
+use crate::data::{Counts, Encoder, Example, Row};
+use crate::pack::{Budget, pack};
+use crate::recipe::Recipe;
+use crate::rollout::Answer;
+use crate::source::Prompt;
+use ferrl_engine::chat::ChatTemplate;
+use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::model::{Head, Model, Options};
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::train::{Batch, stats};
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::{Backend, DType};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A sequence classifier with one label. It reads text with its own tokenizer and chat template, which need not be the
+/// policy's.
+pub struct RewardModel {
+    model: Model,
+    encoder: Encoder,
+    prefill: String,
+    budget: usize,
+}
+
+impl RewardModel {
+    /// The model in a directory; the recipe says how answers begin and how many tokens are computed at once.
+    pub fn open(dir: &Path, recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>) -> Result<Self> {
+        let opened = ModelDir::open(dir)?;
+        if opened.config.head != Head::Score {
+            return Err(Error::model("a language model does not score answers")
+                .at(dir.display())
+                .fix("a sequence classifier with one label, such as a stage with algo = \"rm\" leaves"));
+        }
+        let model = Model::load(backend.clone(), &opened, Options { dtype, ..Default::default() })?;
+        let chat = ChatTemplate::from_dir(dir).ok();
+        Ok(RewardModel {
+            model,
+            encoder: Encoder::new(Tokenizer::from_dir(dir)?, chat, Settings::default())?,
+            prefill: recipe.data.prefill.clone().unwrap_or_default(),
+            budget: recipe.train.micro_batch_tokens,
+        })
+    }
+
+    /// The score of each answer, in their order; no answer's score depends on the others.
+    pub fn score(&self, prompts: &[Prompt], answers: &[Answer]) -> Result<Vec<f64>> {
+        let sequences: Vec<Vec<u32>> =
+            answers.iter().map(|a| self.tokens(&prompts[a.prompt], a)).collect::<Result<_>>()?;
+        let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
+        let tokens = lengths.iter().copied().fold(self.budget, usize::max);
+        let budget = Budget { tokens, setting: "train.micro_batch_tokens", multiple: 1 };
+        let packing = pack(&lengths, &[], budget, &|i| format!("answer {i}"))?;
+        let mut computed = Vec::new();
+        for bin in &packing.bins {
+            let batch = Batch::of(bin.iter().map(|&i| sequences[i].clone()));
+            let values = stats(&self.model, &batch, 1.0)?.value;
+            computed.push(batch.segments().iter().map(|rows| f64::from(values[rows.end - 1])).collect());
+        }
+        packing.restore(computed)
+    }
+
+    /// Prompt and answer as the model was trained to read them.
+    fn tokens(&self, prompt: &Prompt, answer: &Answer) -> Result<Vec<u32>> {
+        let asked = match prompt.messages.is_empty() {
+            true => Value::String(prompt.text.clone()),
+            false => Value::Array(prompt.messages.clone()),
+        };
+        let said = format!("{}{}", self.prefill, answer.text);
+        let row = Row::from_iter([("prompt".to_string(), asked), ("completion".to_string(), said.into())]);
+        let mut counts = Counts::default();
+        let sample = self.encoder.encode(&row, Wants::Sft, "an answer", &mut counts)?;
+        let Some(Example::Text(mut tokens)) = sample.map(|s| s.example) else {
+            return Err(Error::data("an answer has no tokens for the reward model"));
+        };
+        // An answer that was cut off did not end: it is judged where it was cut.
+        let ended = |ids: &[u32]| ids.last().is_some_and(|&id| self.encoder.tokenizer().is_special(id));
+        if answer.truncated && ended(&tokens.ids) && tokens.ids.len() > 1 {
+            tokens.ids.pop();
+        }
+        Ok(tokens.ids)
+    }
+}

@@ -1,0 +1,15 @@
+//! The training loop on models small enough to train in a test.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+#[path = "stage/evaluation.rs"]
+mod evaluation;
+#[path = "stage/graded.rs"]
+mod graded;
+#[path = "stage/help.rs"]
+mod help;
+#[path = "stage/lag.rs"]
+mod lag;
+#[path = "stage/packing.rs"]
+mod packing;
+#[path = "stage/reward_model.rs"]
+mod reward_model;
