@@ -29,6 +29,8 @@ pub struct Sequence {
     pub reward: Vec<f32>,
     /// Named parts of the trajectory's reward.
     pub components: Vec<(String, f32)>,
+    /// Weight and reward of each source of the trajectory's reward, in the recipe's order.
+    pub sources: Vec<(f32, f32)>,
     /// Log-probability under the policy that is being improved upon.
     pub old_logp: Vec<f32>,
     /// Log-probability when it was sampled; differs from `old_logp` only if the policy has moved since.

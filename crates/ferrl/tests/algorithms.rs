@@ -39,6 +39,7 @@ fn experience(wants: Wants) -> Experience {
             weight: 1.0,
             trajectory_tokens: tokens,
             reward,
+            sources: vec![(1.0, noise(k, 77)), (0.5, noise(k, 78))],
             old_logp: logp.clone(),
             sampled_logp: logp,
             ref_logp: column(2, 0.5, -1.4),
@@ -56,7 +57,7 @@ fn stats(e: &Experience, score: bool) -> ByRole<Stats> {
     for (k, s) in e.sequences.iter().enumerate() {
         for i in 0..s.ids.len() {
             let mut step = 0.35 * noise(k * 31 + 5, i);
-            while [0.8f32, 1.2, 1.28].iter().any(|kink| (step.exp() - kink).abs() < 0.01) {
+            while [0.8f32, 1.2, 1.28, 1.3].iter().any(|kink| (step.exp() - kink).abs() < 0.01) {
                 step += 0.02;
             }
             policy.logp.push(s.old_logp[i] + step);
@@ -115,7 +116,7 @@ fn variants(name: &str) -> Vec<Value> {
     let mut all = vec![json!({})];
     match name {
         "sft" => all.extend(["sequence", "constant"].map(|a| json!({ "aggregate": a }))),
-        "ppo" | "grpo" | "dr_grpo" => {
+        _ if find(name).unwrap().wants == Wants::Rollouts => {
             for place in ["reward", "loss", "advantage"] {
                 for estimator in ["k1", "abs", "k2", "k3"] {
                     let kl = json!({ "coef": 0.1, "place": place, "estimator": estimator });
@@ -124,8 +125,18 @@ fn variants(name: &str) -> Vec<Value> {
             }
             all.push(json!({ "aggregate": "constant", "length": 16 }));
             all.push(json!({ "advantage": { "baseline": "batch", "normalise": "scale" } }));
+            all.push(json!({ "advantage": { "baseline": "moving", "to_go": true, "gamma": 0.9 } }));
             all.push(json!({ "correction": { "kind": "truncate", "cap": 1.1 } }));
             all.push(json!({ "critic": { "clip": 0.3, "half": true, "coef": 0.5 } }));
+            for surrogate in ["clip", "truncate", "ratio", "logp"] {
+                for ratio in ["token", "mean", "product"] {
+                    all.push(json!({ "surrogate": surrogate, "ratio": ratio, "clip_high": 0.28 }));
+                }
+            }
+            all.push(json!({ "dual_clip": 1.3, "clip_high": 0.28 }));
+            // What a method refuses is not a variant of it.
+            all.retain(|values| (find(name).unwrap().build)(values.clone()).is_ok());
+            assert!(all.len() > 12, "{name} takes {} of the shared settings", all.len());
         }
         _ => {}
     }

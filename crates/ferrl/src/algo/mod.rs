@@ -8,14 +8,22 @@
 pub mod math;
 pub mod policy;
 
+mod cispo;
+mod dapo;
 mod dpo;
 mod dr_grpo;
+mod gdpo;
 mod grpo;
+mod gspo;
 mod ppo;
+mod reinforce;
+mod reinforce_pp;
+mod reinforce_pp_baseline;
 mod reward_model;
+mod rloo;
 mod sft;
 
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
 use ferrl_engine::train::{ByRole, Stats};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::Value;
@@ -37,13 +45,29 @@ pub struct Entry {
 }
 
 /// Every algorithm Ferrl knows.
-pub const ALGORITHMS: &[&Entry] =
-    &[&sft::ENTRY, &reward_model::ENTRY, &dpo::ENTRY, &ppo::ENTRY, &grpo::ENTRY, &dr_grpo::ENTRY];
+pub const ALGORITHMS: &[&Entry] = &[
+    &sft::ENTRY,
+    &reward_model::ENTRY,
+    &dpo::ENTRY,
+    &ppo::ENTRY,
+    &grpo::ENTRY,
+    &dr_grpo::ENTRY,
+    &reinforce::ENTRY,
+    &reinforce_pp::ENTRY,
+    &reinforce_pp_baseline::ENTRY,
+    &rloo::ENTRY,
+    &dapo::ENTRY,
+    &gspo::ENTRY,
+    &cispo::ENTRY,
+    &gdpo::ENTRY,
+];
 
 /// What a recipe means that names none.
 pub const DEFAULT: &Entry = &dr_grpo::ENTRY;
 /// The method with a critic that RL2's `adv.estimator = gae` means.
 pub const WITH_CRITIC: &Entry = &ppo::ENTRY;
+/// The method whose name RL2 gives to returns without a critic.
+pub const WITHOUT_CRITIC: &Entry = &reinforce::ENTRY;
 /// The method that RL2's list for DeepSeek's GRPO means.
 pub const GROUP_RELATIVE: &Entry = &grpo::ENTRY;
 
@@ -90,6 +114,14 @@ pub trait Algorithm: Send {
     /// The ratio of new to old policy beyond which a whole update is skipped.
     fn skip_ratio(&self) -> Option<f64> {
         None
+    }
+    /// How often more prompts may be asked for in place of those whose answers teach nothing.
+    fn refills(&self) -> usize {
+        0
+    }
+    /// Whether anything can be learned from the rewarded answers to one prompt.
+    fn teaches(&self, _group: &[&Sequence]) -> bool {
+        true
     }
     /// What must survive a restart.
     fn state(&self) -> Value {
