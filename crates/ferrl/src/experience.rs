@@ -201,7 +201,7 @@ pub struct Loss {
 impl Loss {
     /// Gradients by logp, entropy and value of one role, all zero to begin with.
     pub fn zeros(rows: usize) -> StatGrads {
-        Stats { logp: vec![0.0; rows], entropy: Vec::new(), value: Vec::new(), others: Vec::new() }
+        Stats { logp: vec![0.0; rows], ..Default::default() }
     }
     /// A loss on the policy alone.
     pub fn policy(value: f64, grads: StatGrads, metrics: Metrics) -> Self {

@@ -8,6 +8,7 @@ use crate::recipe::Recipe;
 use crate::reward::{Graded, Rewards};
 use crate::rollout::{self, Answer};
 use crate::source::{Item, Prompt, Source};
+use crate::{refill, trust_region};
 use ferrl_engine::generate::{Sampler, SamplingParams};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
@@ -26,7 +27,7 @@ pub struct Stage {
     pub wants: Wants,
     /// The model that is trained and sampled from.
     pub policy: Trainer,
-    /// As the policy began; absent where nothing is held to it.
+    /// What the policy is held to, as it began or a teacher; absent where nothing is.
     pub reference: Option<Model>,
     /// Estimates values on its own weights; absent without a critic, or where it shares the policy's trunk.
     pub critic: Option<Trainer>,
@@ -85,6 +86,10 @@ impl Stage {
                 metrics.add("updates/skipped", 1.0);
                 continue;
             }
+            if let Some(region) = self.algo.trust_region() {
+                metrics.join(trust_region::update(self, &batches, region)?); //                all the rest
+                continue;
+            }
             let mut loss_value = 0.0;
             for batch in &batches {
                 let stats = self.forward(batch)?;
@@ -132,11 +137,37 @@ impl Stage {
             clock.lap("data", &mut metrics);
             return Ok((given, Vec::new(), metrics));
         }
+        let (wanted, mut asked) = (r.prompts, prompts.len());
+        let (mut experience, mut rollouts) = self.round(prompts, clock, &mut metrics)?;
+        for _ in 0..self.algo.refills() {
+            let Some(more) = refill::missing(&experience, &*self.algo, wanted) else { break };
+            let ask = |item| if let Item::Ask(prompt) = item { Some(prompt) } else { None };
+            let prompts: Vec<Prompt> = self.source.next(more)?.into_iter().filter_map(ask).collect();
+            let count = prompts.len();
+            let (round, more) = self.round(prompts, clock, &mut metrics)?;
+            refill::append(&mut experience, round, asked, rollouts.len());
+            rollouts.extend(more);
+            asked += count;
+        }
+        if self.algo.refills() > 0 {
+            refill::cut(&mut experience, &*self.algo, wanted);
+        }
+        Ok((experience, rollouts, metrics))
+    }
+
+    /// Answers to prompts, rewarded.
+    fn round(
+        &mut self,
+        prompts: Vec<Prompt>,
+        clock: &mut Clock,
+        metrics: &mut Metrics,
+    ) -> Result<(Experience, Vec<Rollout>)> {
+        let r = &self.recipe.rollout;
         let params = rollout::params(r, &self.tokenizer, self.recipe.seed);
         let (mut experience, answers) = self.answer(&prompts, &params, r.samples, self.step)?;
-        clock.lap("rollout", &mut metrics);
-        let graded = self.rewards.score(&prompts, &answers, &mut experience, &mut metrics)?;
-        clock.lap("reward", &mut metrics);
+        clock.lap("rollout", metrics);
+        let graded = self.rewards.score(&prompts, &answers, &mut experience, metrics)?;
+        clock.lap("reward", metrics);
         let rollouts = answers
             .into_iter()
             .zip(graded)
@@ -147,7 +178,7 @@ impl Stage {
                 advantage: 0.0,
             })
             .collect();
-        Ok((experience, rollouts, metrics))
+        Ok((experience, rollouts))
     }
 
     /// Samples answers from the policy as it is now.
@@ -213,20 +244,28 @@ impl Stage {
         Ok(sum / count > limit)
     }
 
-    fn forward(&mut self, batch: &MicroBatch<'_>) -> Result<ByRole<Stats>> {
+    pub(crate) fn forward(&mut self, batch: &MicroBatch<'_>) -> Result<ByRole<Stats>> {
         let tokens = tokens(batch);
         let mut all = ByRole::default();
-        all.set(Role::Policy, self.policy.forward(&tokens)?);
+        let policy = match self.reference.as_ref().filter(|_| self.algo.needs().full_kl) {
+            Some(teacher) => self.policy.forward_against(&tokens, teacher)?,
+            None => self.policy.forward(&tokens)?,
+        };
+        all.set(Role::Policy, policy);
         if let Some(critic) = &mut self.critic {
             all.set(Role::Critic, critic.forward(&tokens)?);
         }
         Ok(all)
     }
 
-    fn backward(&mut self, batch: &MicroBatch<'_>, grads: &ByRole<StatGrads>) -> Result<()> {
+    pub(crate) fn backward(&mut self, batch: &MicroBatch<'_>, grads: &ByRole<StatGrads>) -> Result<()> {
         let tokens = tokens(batch);
         let missing = || Error::numerics("the loss gives no gradient for a model that is trained");
-        self.policy.backward(&tokens, grads.get(Role::Policy).ok_or_else(missing)?)?;
+        let policy = grads.get(Role::Policy).ok_or_else(missing)?;
+        match self.reference.as_ref().filter(|_| self.algo.needs().full_kl) {
+            Some(teacher) => self.policy.backward_against(&tokens, policy, teacher)?,
+            None => self.policy.backward(&tokens, policy)?,
+        }
         if let Some(critic) = &mut self.critic {
             critic.backward(&tokens, grads.get(Role::Critic).ok_or_else(missing)?)?;
         }
@@ -250,7 +289,7 @@ impl Stage {
 }
 
 /// How far the trainer's log-probabilities are from the sampler's: exactly zero when the policy has not moved.
-fn compare_logps(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, metrics: &mut Metrics) {
+pub(crate) fn compare_logps(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, metrics: &mut Metrics) {
     let Some(policy) = stats.get(Role::Policy) else { return };
     let (mut worst, mut any) = (0.0f64, false);
     for (row, s) in batch.rows().filter(|(_, s)| !s.sampled_logp.is_empty()) {

@@ -62,6 +62,7 @@ fn stats(e: &Experience, score: bool) -> ByRole<Stats> {
             }
             policy.logp.push(s.old_logp[i] + step);
             policy.entropy.push(1.0 + 0.3 * noise(k * 31 + 6, i));
+            policy.kl.push(0.5 + 0.4 * noise(k * 31 + 9, i));
             critic.value.push(s.old_value[i] + 0.9 * noise(k * 31 + 7, i));
             if score {
                 policy.value.push(noise(k * 31 + 8, i));
@@ -79,8 +80,12 @@ fn whole(e: &Experience) -> MicroBatch<'_> {
 }
 
 type Column = fn(&mut Stats) -> &mut Vec<f32>;
-const COLUMNS: [(&str, Column); 3] =
-    [("logp", |s| &mut s.logp), ("entropy", |s| &mut s.entropy), ("value", |s| &mut s.value)];
+const COLUMNS: [(&str, Column); 4] = [
+    ("logp", |s| &mut s.logp),
+    ("entropy", |s| &mut s.entropy),
+    ("value", |s| &mut s.value),
+    ("kl", |s| &mut s.kl),
+];
 
 fn check_gradients(name: &str, algorithm: &dyn Algorithm, e: &Experience) {
     let base = stats(e, algorithm.needs().score);
@@ -136,7 +141,16 @@ fn variants(name: &str) -> Vec<Value> {
             all.push(json!({ "dual_clip": 1.3, "clip_high": 0.28 }));
             // What a method refuses is not a variant of it.
             all.retain(|values| (find(name).unwrap().build)(values.clone()).is_ok());
-            assert!(all.len() > 12, "{name} takes {} of the shared settings", all.len());
+            let shared = (find(name).unwrap().defaults)().get("surrogate").is_some();
+            assert!(!shared || all.len() > 12, "{name} takes {} of the shared settings", all.len());
+            let own = match name {
+                "trpo" => {
+                    vec![json!({ "entropy_coef": 0.01 }), json!({ "advantage": { "baseline": "critic" } })]
+                }
+                "distill" => vec![json!({ "full": false }), json!({ "reward_coef": 0.5 })],
+                _ => vec![],
+            };
+            all.extend(own);
         }
         _ => {}
     }
@@ -175,6 +189,7 @@ fn micro_batches_add_up_to_the_whole() {
                         logp: cut(&s.logp),
                         entropy: cut(&s.entropy),
                         value: cut(&s.value),
+                        kl: cut(&s.kl),
                         others: vec![],
                     };
                     own.set(role, s);

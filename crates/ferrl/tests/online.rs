@@ -47,6 +47,7 @@ fn loss(algorithm: &dyn Algorithm, e: &Experience, step: impl Fn(usize) -> f32) 
     for s in &e.sequences {
         policy.logp.extend(s.old_logp.iter().enumerate().map(|(i, l)| l + step(i)));
         policy.entropy.extend(s.ids.iter().map(|_| 1.0));
+        policy.kl.extend(s.ids.iter().map(|_| 0.5));
         policy.value.extend_from_slice(&s.old_value);
     }
     let mut all = ByRole::default();

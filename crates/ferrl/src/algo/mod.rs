@@ -10,6 +10,7 @@ pub mod policy;
 
 mod cispo;
 mod dapo;
+mod distill;
 mod dpo;
 mod dr_grpo;
 mod gdpo;
@@ -22,8 +23,10 @@ mod reinforce_pp_baseline;
 mod reward_model;
 mod rloo;
 mod sft;
+mod trpo;
 
 use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
+use crate::trust_region::TrustRegion;
 use ferrl_engine::train::{ByRole, Stats};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::Value;
@@ -60,6 +63,8 @@ pub const ALGORITHMS: &[&Entry] = &[
     &gspo::ENTRY,
     &cispo::ENTRY,
     &gdpo::ENTRY,
+    &trpo::ENTRY,
+    &distill::ENTRY,
 ];
 
 /// What a recipe means that names none.
@@ -85,8 +90,16 @@ pub enum Wants {
 /// What must be computed before `prepare`, and what is trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Log-probabilities under a frozen copy of the starting point.
+    /// Log-probabilities under a frozen copy of the starting point, or under the teacher where there is one.
     pub reference: bool,
+    /// A teacher in the reference's place.
+    pub teacher: bool,
+    /// The KL to the reference over the whole vocabulary, with each forward.
+    pub full_kl: bool,
+    /// Something to learn from even where nothing is rewarded.
+    pub rewardless: bool,
+    /// Arithmetic in f32: bf16 would lose what it measures.
+    pub f32: bool,
     /// Values before the update.
     pub critic: bool,
     /// The model's score at each position instead of log-probabilities.
@@ -122,6 +135,10 @@ pub trait Algorithm: Send {
     /// Whether anything can be learned from the rewarded answers to one prompt.
     fn teaches(&self, _group: &[&Sequence]) -> bool {
         true
+    }
+    /// How far an update may go, where a search for the step takes the optimizer's place.
+    fn trust_region(&self) -> Option<TrustRegion> {
+        None
     }
     /// What must survive a restart.
     fn state(&self) -> Value {

@@ -7,7 +7,7 @@ mod filter;
 mod loss;
 mod method;
 
-pub(super) use method::method;
+pub(super) use method::{Method, merged, method, reward_metrics};
 
 use super::math::advantage::Normalise;
 use super::math::aggregate::Aggregate;

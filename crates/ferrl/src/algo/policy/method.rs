@@ -52,7 +52,7 @@ impl KlWeight {
 }
 
 /// Policy gradient with the shared token loss.
-struct Method {
+pub struct Method {
     policy: Policy,
     kl: KlWeight,
     /// The moving baseline, once there was a rollout.
@@ -60,7 +60,8 @@ struct Method {
 }
 
 impl Method {
-    fn new(policy: Policy) -> Self {
+    /// With settings that were checked.
+    pub fn new(policy: Policy) -> Self {
         let kl = KlWeight { coef: policy.kl.coef };
         Method { policy, kl, moving: None }
     }
