@@ -53,7 +53,7 @@ fn flow(stats: &Stats, n: usize) -> StatGrads {
         logp: column(stats.logp.iter().any(|&l| l != 0.0), 0.1),
         entropy: column(stats.logp.iter().any(|&l| l != 0.0), 0.01),
         value: column(!stats.value.is_empty(), 0.05),
-        others: Vec::new(),
+        ..Default::default()
     }
 }
 
@@ -84,7 +84,7 @@ fn train(t: &mut Trainer, steps: u32, budget: usize) -> Vec<Stats> {
                 logp: cut(&g.logp),
                 entropy: cut(&g.entropy),
                 value: cut(&g.value),
-                others: vec![],
+                ..Default::default()
             };
             t.backward(&micro, &g).unwrap();
             row += micro.tokens();

@@ -5,6 +5,7 @@
 
 use crate::algo::Wants;
 use crate::experience::{Experience, Metrics, Sequence};
+use crate::refill;
 use crate::reward::Graded;
 use crate::rollout::{self, Answer};
 use crate::source::{Group, Item, Prompt};
@@ -74,6 +75,32 @@ impl Stage {
         if prompts.is_empty() {
             return Ok(out);
         }
+        let mut asked = prompts.len();
+        self.round(prompts, 0, number, &mut out, clock, metrics)?;
+        for _ in 0..self.algo.refills() {
+            let Some(more) = refill::missing(&out.experience, &*self.algo, count) else { break };
+            let ask = |item| if let Item::Ask(prompt) = item { Some(prompt) } else { None };
+            let prompts: Vec<Prompt> = self.source.next(more)?.into_iter().filter_map(ask).collect();
+            let before = asked;
+            asked += prompts.len();
+            self.round(prompts, before, number, &mut out, clock, metrics)?;
+        }
+        if self.algo.refills() > 0 {
+            refill::cut(&mut out.experience, &*self.algo, count);
+        }
+        Ok(out)
+    }
+
+    /// Answers to prompts, rewarded, behind what is there: `before` prompts and their answers.
+    fn round(
+        &mut self,
+        prompts: Vec<Prompt>,
+        before: usize,
+        number: u64,
+        out: &mut Collected,
+        clock: &mut Clock,
+        metrics: &mut Metrics,
+    ) -> Result<()> {
         let r = &self.recipe.rollout;
         let (params, samples) = (rollout::params(r, &self.tokenizer, self.recipe.seed), r.samples);
         clock.waits_for("rollout");
@@ -82,13 +109,13 @@ impl Stage {
         clock.waits_for("reward");
         let graded = self.rewards.score(&prompts, &answers, &mut experience, &mut out.metrics)?;
         clock.lap("reward", metrics);
+        refill::append(&mut out.experience, experience, before, out.rollouts.len());
         let shown = |(answer, graded): (Answer, Graded)| {
             let prompt = prompts[answer.prompt].clone();
             Rollout { prompt, answer, graded, advantage: 0.0 }
         };
-        out.rollouts = answers.into_iter().zip(graded).map(shown).collect();
-        out.experience = experience;
-        Ok(out)
+        out.rollouts.extend(answers.into_iter().zip(graded).map(shown));
+        Ok(())
     }
 
     /// Samples answers from the policy as it is now.

@@ -30,6 +30,8 @@ pub struct Sequence {
     pub reward: Vec<f32>,
     /// Named parts of the trajectory's reward.
     pub components: Vec<(String, f32)>,
+    /// Weight and reward of each source of the trajectory's reward, in the recipe's order.
+    pub sources: Vec<(f32, f32)>,
     /// Log-probability under the policy that is being improved upon.
     pub old_logp: Vec<f32>,
     /// Log-probability when it was sampled; differs from `old_logp` only if the policy has moved since.
@@ -202,7 +204,7 @@ pub struct Loss {
 impl Loss {
     /// Gradients by logp, entropy and value of one role, all zero to begin with.
     pub fn zeros(rows: usize) -> StatGrads {
-        Stats { logp: vec![0.0; rows], entropy: Vec::new(), value: Vec::new(), others: Vec::new() }
+        Stats { logp: vec![0.0; rows], ..Default::default() }
     }
     /// A loss on the policy alone.
     pub fn policy(value: f64, grads: StatGrads, metrics: Metrics) -> Self {

@@ -101,6 +101,7 @@ impl Rewards {
             .collect();
         let mut graded = vec![Graded::default(); answers.len()];
         let mut lost = vec![false; answers.len()];
+        let mut sources: Vec<Vec<(f32, f32)>> = vec![Vec::new(); answers.len()];
         let verified = self.0.iter().any(|(_, judge)| matches!(judge, Judge::Verifier(_)));
         for (weight, judge) in &self.0 {
             let (name, scores) = match judge {
@@ -128,15 +129,17 @@ impl Rewards {
                         .at(format!("answer {i}")));
                 }
                 graded[i].reward += weight * score.reward;
+                sources[i].push((*weight as f32, score.reward as f32));
                 graded[i].score += score.score.unwrap_or(score.reward);
                 graded[i].components.extend(score.components.into_iter().map(|(n, v)| (n, v as f32)));
             }
         }
-        for (s, g) in experience.sequences.iter_mut().zip(&graded) {
+        for ((s, g), sources) in experience.sequences.iter_mut().zip(&graded).zip(sources) {
             if let Some(last) = s.actions().last() {
                 s.reward[last] = g.reward as f32;
             }
             s.components = g.components.clone();
+            s.sources = sources;
         }
         let mut keep = lost.iter().map(|l| !l);
         experience.sequences.retain(|_| keep.next().unwrap_or(true));

@@ -13,6 +13,7 @@ use crate::run::{
     StepRecord, latest, load,
 };
 use crate::setup;
+use crate::teacher;
 use crate::train::{Report, Stage};
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
 use ferrl_engine::generate::{CacheOptions, Sampler};
@@ -80,6 +81,8 @@ pub fn run(
             continue;
         }
         let resumed = if plan.index == at { found.path.as_deref() } else { None };
+        let names: Vec<String> = resolved.stages[..plan.index].iter().map(|s| s.name.clone()).collect();
+        let recipe = teacher::resolved(plan.recipe.clone(), &names, &folder.path().join("stages"))?;
         let one = OneStage { name: &plan.name, index: plan.index, dir: &dir, folder: &folder, before: done };
         let (ended, first, last) = one.run(recipe, backend.clone(), resumed, &state, &mut log, watch)?;
         evaluations.push((plan.name.clone(), first, last));

@@ -92,7 +92,11 @@ pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<St
         );
     }
     let policy = trainer(&recipe, backend.clone(), &with_policy_head(opened, &recipe, needs)?)?;
-    let reference = if needs.reference { Some(policy.model.frozen_copy()?) } else { None };
+    let reference = match needs {
+        Needs { teacher: true, .. } => Some(crate::teacher::load(&recipe, &policy.model)?),
+        Needs { reference: true, .. } => Some(policy.model.frozen_copy()?),
+        _ => None,
+    };
     let critic = if needs.critic && !recipe.critic.shared {
         let start = recipe.critic.path.as_ref().map_or(dir.to_path_buf(), PathBuf::from);
         Some(trainer(
@@ -210,6 +214,9 @@ pub fn source(
 pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>) -> Result<Rewards> {
     if recipe.reward.is_empty() && wants == Wants::Rollouts {
         let Some(task) = task(recipe)? else {
+            if recipe.algorithm()?.needs().rewardless {
+                return Rewards::new(&[]);
+            }
             return Err(Error::usage(format!(
                 "{} learns from rewards; the recipe names none, and the rows bring none",
                 recipe.algorithm_name()

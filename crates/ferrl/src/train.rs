@@ -8,6 +8,7 @@ use crate::experience::{Metrics, MicroBatch};
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
 use crate::source::Source;
+use crate::trust_region;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
@@ -29,7 +30,7 @@ pub struct Stage {
     pub wants: Wants,
     /// The model that is trained and sampled from.
     pub policy: Trainer,
-    /// As the policy began; absent where nothing is held to it.
+    /// What the policy is held to, as it began or a teacher; absent where nothing is.
     pub reference: Option<Model>,
     /// Estimates values on its own weights; absent without a critic, or where it shares the policy's trunk.
     pub critic: Option<Trainer>,
@@ -90,6 +91,10 @@ impl Stage {
                 metrics.add("updates/skipped", 1.0);
                 continue;
             }
+            if let Some(region) = self.algo.trust_region() {
+                metrics.join(trust_region::update(self, &batches, region)?); //    all the rest
+                continue;
+            }
             let mut loss_value = 0.0;
             for batch in &batches {
                 let stats = self.forward(batch)?;
@@ -112,20 +117,28 @@ impl Stage {
         Ok(Report { metrics, rollouts, epoch })
     }
 
-    fn forward(&mut self, batch: &MicroBatch<'_>) -> Result<ByRole<Stats>> {
+    pub(crate) fn forward(&mut self, batch: &MicroBatch<'_>) -> Result<ByRole<Stats>> {
         let tokens = tokens(batch.sequences.iter().copied());
         let mut all = ByRole::default();
-        all.set(Role::Policy, self.policy.forward(&tokens)?);
+        let policy = match self.reference.as_ref().filter(|_| self.algo.needs().full_kl) {
+            Some(teacher) => self.policy.forward_against(&tokens, teacher)?,
+            None => self.policy.forward(&tokens)?,
+        };
+        all.set(Role::Policy, policy);
         if let Some(critic) = &mut self.critic {
             all.set(Role::Critic, critic.forward(&tokens)?);
         }
         Ok(all)
     }
 
-    fn backward(&mut self, batch: &MicroBatch<'_>, grads: &ByRole<StatGrads>) -> Result<()> {
+    pub(crate) fn backward(&mut self, batch: &MicroBatch<'_>, grads: &ByRole<StatGrads>) -> Result<()> {
         let tokens = tokens(batch.sequences.iter().copied());
         let missing = || Error::numerics("the loss gives no gradient for a model that is trained");
-        self.policy.backward(&tokens, grads.get(Role::Policy).ok_or_else(missing)?)?;
+        let policy = grads.get(Role::Policy).ok_or_else(missing)?;
+        match self.reference.as_ref().filter(|_| self.algo.needs().full_kl) {
+            Some(teacher) => self.policy.backward_against(&tokens, policy, teacher)?,
+            None => self.policy.backward(&tokens, policy)?,
+        }
         if let Some(critic) = &mut self.critic {
             critic.backward(&tokens, grads.get(Role::Critic).ok_or_else(missing)?)?;
         }
@@ -150,7 +163,7 @@ impl Stage {
 
 /// How far the trainer's log-probabilities are from the sampler's, over tokens that this version of the policy
 /// sampled: exactly zero, because it has not moved.
-fn compare_logps(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, version: u64, metrics: &mut Metrics) {
+pub(crate) fn compare_logps(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, version: u64, metrics: &mut Metrics) {
     let Some(policy) = stats.get(Role::Policy) else { return };
     let (mut worst, mut any) = (0.0f64, false);
     for (row, s) in batch.rows().filter(|(_, s)| !s.version.is_empty()) {

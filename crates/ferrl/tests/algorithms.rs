@@ -39,6 +39,7 @@ fn experience(wants: Wants) -> Experience {
             weight: 1.0,
             trajectory_tokens: tokens,
             reward,
+            sources: vec![(1.0, noise(k, 77)), (0.5, noise(k, 78))],
             old_logp: logp.clone(),
             sampled_logp: logp,
             ref_logp: column(2, 0.5, -1.4),
@@ -56,11 +57,12 @@ fn stats(e: &Experience, score: bool) -> ByRole<Stats> {
     for (k, s) in e.sequences.iter().enumerate() {
         for i in 0..s.ids.len() {
             let mut step = 0.35 * noise(k * 31 + 5, i);
-            while [0.8f32, 1.2, 1.28].iter().any(|kink| (step.exp() - kink).abs() < 0.01) {
+            while [0.8f32, 1.2, 1.28, 1.3].iter().any(|kink| (step.exp() - kink).abs() < 0.01) {
                 step += 0.02;
             }
             policy.logp.push(s.old_logp[i] + step);
             policy.entropy.push(1.0 + 0.3 * noise(k * 31 + 6, i));
+            policy.kl.push(0.5 + 0.4 * noise(k * 31 + 9, i));
             critic.value.push(s.old_value[i] + 0.9 * noise(k * 31 + 7, i));
             if score {
                 policy.value.push(noise(k * 31 + 8, i));
@@ -78,8 +80,12 @@ fn whole(e: &Experience) -> MicroBatch<'_> {
 }
 
 type Column = fn(&mut Stats) -> &mut Vec<f32>;
-const COLUMNS: [(&str, Column); 3] =
-    [("logp", |s| &mut s.logp), ("entropy", |s| &mut s.entropy), ("value", |s| &mut s.value)];
+const COLUMNS: [(&str, Column); 4] = [
+    ("logp", |s| &mut s.logp),
+    ("entropy", |s| &mut s.entropy),
+    ("value", |s| &mut s.value),
+    ("kl", |s| &mut s.kl),
+];
 
 fn check_gradients(name: &str, algorithm: &dyn Algorithm, e: &Experience) {
     let base = stats(e, algorithm.needs().score);
@@ -115,7 +121,7 @@ fn variants(name: &str) -> Vec<Value> {
     let mut all = vec![json!({})];
     match name {
         "sft" => all.extend(["sequence", "constant"].map(|a| json!({ "aggregate": a }))),
-        "ppo" | "grpo" | "dr_grpo" => {
+        _ if find(name).unwrap().wants == Wants::Rollouts => {
             for place in ["reward", "loss", "advantage"] {
                 for estimator in ["k1", "abs", "k2", "k3"] {
                     let kl = json!({ "coef": 0.1, "place": place, "estimator": estimator });
@@ -124,8 +130,27 @@ fn variants(name: &str) -> Vec<Value> {
             }
             all.push(json!({ "aggregate": "constant", "length": 16 }));
             all.push(json!({ "advantage": { "baseline": "batch", "normalise": "scale" } }));
+            all.push(json!({ "advantage": { "baseline": "moving", "to_go": true, "gamma": 0.9 } }));
             all.push(json!({ "correction": { "kind": "truncate", "cap": 1.1 } }));
             all.push(json!({ "critic": { "clip": 0.3, "half": true, "coef": 0.5 } }));
+            for surrogate in ["clip", "truncate", "ratio", "logp"] {
+                for ratio in ["token", "mean", "product"] {
+                    all.push(json!({ "surrogate": surrogate, "ratio": ratio, "clip_high": 0.28 }));
+                }
+            }
+            all.push(json!({ "dual_clip": 1.3, "clip_high": 0.28 }));
+            // What a method refuses is not a variant of it.
+            all.retain(|values| (find(name).unwrap().build)(values.clone()).is_ok());
+            let shared = (find(name).unwrap().defaults)().get("surrogate").is_some();
+            assert!(!shared || all.len() > 12, "{name} takes {} of the shared settings", all.len());
+            let own = match name {
+                "trpo" => {
+                    vec![json!({ "entropy_coef": 0.01 }), json!({ "advantage": { "baseline": "critic" } })]
+                }
+                "distill" => vec![json!({ "full": false }), json!({ "reward_coef": 0.5 })],
+                _ => vec![],
+            };
+            all.extend(own);
         }
         _ => {}
     }
@@ -164,6 +189,7 @@ fn micro_batches_add_up_to_the_whole() {
                         logp: cut(&s.logp),
                         entropy: cut(&s.entropy),
                         value: cut(&s.value),
+                        kl: cut(&s.kl),
                         others: vec![],
                     };
                     own.set(role, s);

@@ -87,6 +87,34 @@ impl Model {
         b.scatter_rows(&dx, &s.rows, self.config.hidden, dh)
     }
 
+    /// KL(this || other) over the whole vocabulary, for rows `x` of this model's hidden states and `y` of the other's.
+    pub fn kl(&self, x: &Buffer, (other, y): (&Model, &Buffer), temperature: f32) -> Result<Vec<f32>> {
+        let mut kl = self.f32s(x.len() / self.config.hidden)?;
+        let (p, q) = ((x, self.lm_head()?), (y, other.lm_head()?));
+        self.backend.kl(self.logp_head(temperature), p, q, &mut kl)?;
+        self.read_f32s(&kl)
+    }
+
+    /// Adds what flows back through [`Model::kl`] to the hidden states' `dh` and to the head; `rows` say which rows of
+    /// `h` were compared.
+    pub fn kl_backward(
+        &self,
+        (h, rows): (&Buffer, &[u32]),
+        (other, y): (&Model, &Buffer),
+        dkl: &[f32],
+        temperature: f32,
+        dh: &mut Buffer,
+        grads: Grads<'_>,
+    ) -> Result<()> {
+        let (b, x) = (&*self.backend, self.select_rows(h, rows)?);
+        let head = self.layout.head.expect("a KL comes from a language-model head");
+        let (mut dx, mut spread) = (self.activations(x.len())?, self.activations(dh.len())?);
+        let (op, p, q) = (self.logp_head(temperature), (&x, self.weight(head)), (y, other.lm_head()?));
+        b.kl_backward(op, p, q, &self.upload(dkl)?, &mut dx, grads[head].as_mut())?;
+        b.scatter_rows(&dx, &b.indices(rows)?, self.config.hidden, &mut spread)?;
+        b.axpy(1.0, &spread, dh)
+    }
+
     /// One number per row of the hidden states, for models with a score or value head.
     pub fn values(&self, h: &Buffer) -> Result<Vec<f32>> {
         let Some(p) = self.layout.value else { return Ok(Vec::new()) };

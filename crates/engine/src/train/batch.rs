@@ -57,6 +57,8 @@ pub struct Stats {
     pub value: Vec<f32>,
     /// Log-probabilities of the other tokens, `others_per_row` for each position.
     pub others: Vec<f32>,
+    /// KL to another model over the whole vocabulary; empty unless the two were compared.
+    pub kl: Vec<f32>,
 }
 
 /// d loss / d each number of [`Stats`], in its layout; an empty vector means zero.

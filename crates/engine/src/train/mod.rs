@@ -4,11 +4,13 @@
 //! the total in the order of the micro-batches, so it does not matter where each was computed.
 
 mod batch;
+mod divergence;
 mod optimizer;
 mod schedule;
 mod vector;
 
 pub use batch::{Batch, ByRole, Origin, Role, Sequence, StatGrads, Stats, plan};
+pub use divergence::{comparable, kl};
 pub use optimizer::{Optimizer, OptimizerOptions, Rule, UpdateReport};
 pub use schedule::{Decay, Schedule};
 pub use vector::ParamVector;
@@ -43,6 +45,8 @@ struct Pending {
     h: Buffer,
     scored: Option<Scored>,
     rows: Vec<u32>,
+    /// The scored rows of the model this one is compared with.
+    other: Option<Buffer>,
 }
 
 impl Trainer {
@@ -78,6 +82,10 @@ impl Trainer {
 
     /// Adds this batch's gradient to the update's. `grads` belong to the last [`Trainer::forward`].
     pub fn backward(&mut self, batch: &Batch, grads: &StatGrads) -> Result<()> {
+        self.backward_with(batch, grads, None)
+    }
+
+    fn backward_with(&mut self, batch: &Batch, grads: &StatGrads, other: Option<&Model>) -> Result<()> {
         let p = self.pending.take().expect("backward follows the forward of the same batch");
         assert_eq!(p.segments.rows(), batch.tokens(), "backward follows the forward of the same batch");
         check_grads(grads)?;
@@ -90,6 +98,11 @@ impl Trainer {
                 self.model.score_backward(scored, &g, &mut dh, &mut sum)?;
             }
             None => self.model.backend.fill(&mut dh, 0.0)?,
+        }
+        if let (Some(y), Some(other), false) = (&p.other, other, grads.kl.is_empty()) {
+            let dkl: Vec<f32> = p.rows.iter().map(|&r| grads.kl[r as usize]).collect();
+            let (temperature, rows) = (self.temperature, (&p.h, &p.rows[..]));
+            self.model.kl_backward(rows, (other, y), &dkl, temperature, &mut dh, &mut sum)?;
         }
         if !grads.value.is_empty() {
             self.model.values_backward(&p.h, &grads.value, &mut dh, &mut sum)?;
@@ -193,7 +206,8 @@ fn run(model: &Model, batch: &Batch, temperature: f32, keep: Keep) -> Result<(St
     let (rows, targets, others) = batch.scored_rows();
     let value = model.values(&h)?;
     let (n, j) = (segments.rows(), batch.others_per_row);
-    let mut stats = Stats { logp: vec![0.0; n], entropy: vec![0.0; n], value, others: vec![0.0; n * j] };
+    let zeros = |len: usize| vec![0.0; len];
+    let mut stats = Stats { logp: zeros(n), entropy: zeros(n), value, others: zeros(n * j), kl: Vec::new() };
     let mut scored = None;
     if model.config.head.has_lm() && !rows.is_empty() {
         let (s, r) = model.score(&h, &rows, &targets, &others, temperature)?;
@@ -205,7 +219,7 @@ fn run(model: &Model, batch: &Batch, temperature: f32, keep: Keep) -> Result<(St
         }
         scored = Some(s);
     }
-    Ok((stats, Pending { tokens, segments, kept, h, scored, rows }))
+    Ok((stats, Pending { tokens, segments, kept, h, scored, rows, other: None }))
 }
 
 /// The gradients of the scored rows; what flows into other rows is an error of the caller.
@@ -222,7 +236,13 @@ fn pick_rows(g: &StatGrads, rows: &[u32], others: usize) -> RowStats {
 }
 
 fn check_grads(g: &StatGrads) -> Result<()> {
-    let columns = [("logp", &g.logp), ("entropy", &g.entropy), ("value", &g.value), ("others", &g.others)];
+    let columns = [
+        ("logp", &g.logp),
+        ("entropy", &g.entropy),
+        ("value", &g.value),
+        ("others", &g.others),
+        ("kl", &g.kl),
+    ];
     for (name, column) in columns {
         if let Some(at) = column.iter().position(|x| !x.is_finite()) {
             return Err(Error::numerics(format!("the loss's gradient by {name} is not finite at row {at}"))

@@ -16,6 +16,8 @@ impl Trainer {
 
     /// The accumulated gradient, taken out: the next backward starts from zero.
     pub fn take_gradient(&mut self) -> Result<ParamVector> {
+        self.mask_frozen()?;
+        self.micro_batches = 0;
         let fresh = self.vector()?;
         Ok(ParamVector(std::mem::replace(&mut self.grads, fresh.0)))
     }
@@ -44,6 +46,17 @@ impl Trainer {
             }
         }
         Ok(())
+    }
+
+    /// Moves the weights by `a * v` for good. The optimizer does not notice.
+    pub fn shift(&mut self, a: f32, v: &ParamVector) -> Result<()> {
+        let backend = self.model.backend.clone();
+        for (param, v) in self.model.params.iter_mut().zip(&v.0) {
+            if let Some(v) = v {
+                backend.axpy(a, v, &mut param.master)?;
+            }
+        }
+        self.model.refresh()
     }
 
     /// Moves the weights by `eps * v` while `f` runs, then puts back the very bits they had.

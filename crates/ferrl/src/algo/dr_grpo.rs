@@ -7,8 +7,8 @@
 //! 1. `aggregate = "token"` divides by the update's trained tokens, as RL2 does, and is the default; the paper's constant
 //!    is `aggregate = "constant"`.
 
-use super::policy::Policy;
-use super::{Algorithm, Entry, Wants, ppo};
+use super::policy::{Policy, method};
+use super::{Algorithm, Entry, Wants};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -22,5 +22,5 @@ pub(super) const ENTRY: Entry = Entry {
 };
 
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    ppo::gradient_method("dr_grpo", Policy::default(), values)
+    method("dr_grpo", Policy::default(), values)
 }

@@ -9,8 +9,8 @@
 
 use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
-use super::policy::{Advantage, Kl, Place, Policy};
-use super::{Algorithm, Entry, Wants, ppo};
+use super::policy::{Advantage, Kl, Place, Policy, method};
+use super::{Algorithm, Entry, Wants};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -30,5 +30,5 @@ fn defaults() -> Policy {
 }
 
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    ppo::gradient_method("grpo", defaults(), values)
+    method("grpo", defaults(), values)
 }

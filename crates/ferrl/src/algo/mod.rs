@@ -8,14 +8,25 @@
 pub mod math;
 pub mod policy;
 
+mod cispo;
+mod dapo;
+mod distill;
 mod dpo;
 mod dr_grpo;
+mod gdpo;
 mod grpo;
+mod gspo;
 mod ppo;
+mod reinforce;
+mod reinforce_pp;
+mod reinforce_pp_baseline;
 mod reward_model;
+mod rloo;
 mod sft;
+mod trpo;
 
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
+use crate::trust_region::TrustRegion;
 use ferrl_engine::train::{ByRole, Stats};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::Value;
@@ -37,13 +48,31 @@ pub struct Entry {
 }
 
 /// Every algorithm Ferrl knows.
-pub const ALGORITHMS: &[&Entry] =
-    &[&sft::ENTRY, &reward_model::ENTRY, &dpo::ENTRY, &ppo::ENTRY, &grpo::ENTRY, &dr_grpo::ENTRY];
+pub const ALGORITHMS: &[&Entry] = &[
+    &sft::ENTRY,
+    &reward_model::ENTRY,
+    &dpo::ENTRY,
+    &ppo::ENTRY,
+    &grpo::ENTRY,
+    &dr_grpo::ENTRY,
+    &reinforce::ENTRY,
+    &reinforce_pp::ENTRY,
+    &reinforce_pp_baseline::ENTRY,
+    &rloo::ENTRY,
+    &dapo::ENTRY,
+    &gspo::ENTRY,
+    &cispo::ENTRY,
+    &gdpo::ENTRY,
+    &trpo::ENTRY,
+    &distill::ENTRY,
+];
 
 /// What a recipe means that names none.
 pub const DEFAULT: &Entry = &dr_grpo::ENTRY;
 /// The method with a critic that RL2's `adv.estimator = gae` means.
 pub const WITH_CRITIC: &Entry = &ppo::ENTRY;
+/// The method whose name RL2 gives to returns without a critic.
+pub const WITHOUT_CRITIC: &Entry = &reinforce::ENTRY;
 /// The method that RL2's list for DeepSeek's GRPO means.
 pub const GROUP_RELATIVE: &Entry = &grpo::ENTRY;
 
@@ -61,8 +90,16 @@ pub enum Wants {
 /// What must be computed before `prepare`, and what is trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Log-probabilities under a frozen copy of the starting point.
+    /// Log-probabilities under a frozen copy of the starting point, or under the teacher where there is one.
     pub reference: bool,
+    /// A teacher in the reference's place.
+    pub teacher: bool,
+    /// The KL to the reference over the whole vocabulary, with each forward.
+    pub full_kl: bool,
+    /// Something to learn from even where nothing is rewarded.
+    pub rewardless: bool,
+    /// Arithmetic in f32: bf16 would lose what it measures.
+    pub f32: bool,
     /// Values before the update.
     pub critic: bool,
     /// The model's score at each position instead of log-probabilities.
@@ -89,6 +126,18 @@ pub trait Algorithm: Send {
     }
     /// The ratio of new to old policy beyond which a whole update is skipped.
     fn skip_ratio(&self) -> Option<f64> {
+        None
+    }
+    /// How often more prompts may be asked for in place of those whose answers teach nothing.
+    fn refills(&self) -> usize {
+        0
+    }
+    /// Whether anything can be learned from the rewarded answers to one prompt.
+    fn teaches(&self, _group: &[&Sequence]) -> bool {
+        true
+    }
+    /// How far an update may go, where a search for the step takes the optimizer's place.
+    fn trust_region(&self) -> Option<TrustRegion> {
         None
     }
     /// What must survive a restart.

@@ -12,11 +12,9 @@
 
 use super::math::advantage::Normalise;
 use super::math::kl::Estimator;
-use super::policy::{Advantage, Baseline, Kl, KlWeight, Place, Policy, drop_equal_groups, reward_metrics};
-use super::{Algorithm, Entry, Needs, Wants, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
-use ferrl_engine::train::{ByRole, Stats};
-use ferrl_engine::{Error, Result};
+use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
+use super::{Algorithm, Entry, Wants};
+use ferrl_engine::Result;
 use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -36,91 +34,5 @@ fn defaults() -> Policy {
 }
 
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    gradient_method("ppo", defaults(), values)
-}
-
-/// A method whose loss is the shared token loss: its defaults, overridden by the recipe.
-pub(super) fn gradient_method(
-    name: &'static str,
-    defaults: Policy,
-    values: Value,
-) -> Result<Box<dyn Algorithm>> {
-    let mut merged = serde_json::to_value(&defaults).expect("settings are plain values");
-    overlay(&mut merged, values);
-    let policy: Policy = settings(name, merged)?;
-    policy.check()?;
-    let kl = KlWeight { coef: policy.kl.coef };
-    Ok(Box::new(GradientMethod { policy, kl }))
-}
-
-fn overlay(base: &mut Value, over: Value) {
-    match (base, over) {
-        (Value::Object(base), Value::Object(over)) => {
-            for (key, value) in over {
-                overlay(base.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (_, Value::Null) => {}
-        (base, over) => *base = over,
-    }
-}
-
-/// Policy gradient with the shared token loss.
-struct GradientMethod {
-    policy: Policy,
-    kl: KlWeight,
-}
-
-impl Algorithm for GradientMethod {
-    fn needs(&self) -> Needs {
-        let p = &self.policy;
-        let group = if p.advantage.baseline == Baseline::Group { 2 } else { 1 };
-        Needs {
-            reference: p.uses_reference(),
-            critic: p.advantage.baseline == Baseline::Critic,
-            score: false,
-            group,
-        }
-    }
-
-    fn prepare(&mut self, experience: &mut Experience) -> Result<Metrics> {
-        let mut metrics = Metrics::default();
-        reward_metrics(experience, &mut metrics);
-        if self.policy.filter_equal {
-            drop_equal_groups(experience, &mut metrics);
-        }
-        metrics.join(self.policy.prepare(experience, self.kl.coef));
-        if let Some(kl) = metrics.get("objective/kl") {
-            self.kl.steer(&self.policy.kl, kl, experience.trajectories().len() as f64);
-            metrics.add("kl_coef", self.kl.coef);
-        }
-        Ok(metrics)
-    }
-
-    fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
-        self.policy.loss(batch, stats, self.kl.coef)
-    }
-
-    fn passes(&self) -> (usize, usize) {
-        (self.policy.epochs, self.policy.minibatches)
-    }
-
-    fn policy_frozen_steps(&self) -> u64 {
-        self.policy.critic_warmup
-    }
-
-    fn skip_ratio(&self) -> Option<f64> {
-        self.policy.skip_ratio
-    }
-
-    fn state(&self) -> Value {
-        json!({ "kl_coef_bits": self.kl.coef.to_bits() })
-    }
-
-    fn restore(&mut self, state: &Value) -> Result<()> {
-        let bits = state["kl_coef_bits"].as_u64();
-        let bits = bits.ok_or_else(|| Error::data("the algorithm's state has no kl_coef_bits"))?;
-        self.kl.coef = f64::from_bits(bits);
-        Ok(())
-    }
+    method("ppo", defaults(), values)
 }

@@ -61,6 +61,13 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
     optimizer(recipe, &mut p);
     portions(recipe, &mut p);
     let Ok(entry) = algo::find(recipe.algorithm_name()) else { return p.0 };
+    let taught = recipe.algorithm().is_ok_and(|a| a.needs().teacher);
+    p.when(
+        recipe.teacher.path.is_some() && !taught,
+        "teacher.path",
+        format!("{} has no teacher", recipe.algorithm_name()),
+        "leave out teacher.path",
+    );
     if entry.wants == Wants::Rollouts {
         rollouts(stage, &mut p);
         rewards(recipe, verifiers, &mut p);
@@ -288,10 +295,28 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
         "rollout.samples = 8, or algo.advantage.baseline = \"batch\"",
     );
     p.when(
-        needs.reference && recipe.model.init.is_some(),
+        needs.reference && !needs.teacher && recipe.model.init.is_some(),
         "algo.kl.coef",
         "KL to the reference would hold the policy to a random model (model.init)",
         "algo.kl.coef = 0, or an SFT stage before this one",
+    );
+    p.when(
+        needs.teacher && recipe.teacher.path.is_none(),
+        "teacher.path",
+        format!("{name} learns from a teacher, and there is none"),
+        "teacher.path = \"directory\"",
+    );
+    p.when(
+        needs.f32 && recipe.model.dtype.as_deref() == Some("bf16"),
+        "model.dtype",
+        format!("{name} measures small moves of the weights, which bf16 loses"),
+        "model.dtype = \"f32\"",
+    );
+    p.when(
+        needs.f32 && needs.critic && recipe.critic.shared,
+        "critic.shared",
+        format!("{name} moves the policy alone, and a critic on its trunk would move with it"),
+        "critic.shared = false",
     );
     let (_, minibatches) = algorithm.passes();
     let answers = r.prompts * r.samples;

@@ -248,12 +248,15 @@ fn typed(tree: &Tree) -> Result<Recipe> {
     serde_json::from_value(values).map_err(|e| Error::usage(e.to_string()).at("recipe"))
 }
 
-/// The algorithm's settings without its name, and with the fixed length that `aggregate = "constant"` divides by.
+/// The algorithm's settings without its name, and with the generation limit where one of them is measured by it.
 pub(super) fn filled(entry: &Entry, values: &Map<String, Value>, length: usize) -> Map<String, Value> {
     let mut values = values.clone();
     values.shift_remove("name");
-    let constant = values.get("aggregate").is_some_and(|a| a == "constant");
-    if constant && entry.wants == Wants::Rollouts && !values.contains_key("length") {
+    let defaults = (entry.defaults)();
+    let setting = |key: &str| values.get(key).unwrap_or(&defaults[key]);
+    let measured =
+        setting("aggregate") == "constant" || setting("overlong").as_f64().is_some_and(|o| o > 0.0);
+    if measured && entry.wants == Wants::Rollouts && !values.contains_key("length") {
         values.insert("length".into(), length.into());
     }
     values

@@ -239,7 +239,7 @@ impl Options {
 
     /// What a return is compared with.
     fn advantage(&self) -> Result<Vec<Setting>> {
-        let estimator = self.word("adv.estimator", &["reinforce", "gae"])?;
+        let estimator = self.word("adv.estimator", &[algo::WITHOUT_CRITIC.name, "gae"])?;
         let global = self.given.get("adv.global_norm").cloned();
         let by = |baseline: &str, place: Place| ("advantage.baseline", Value::from(baseline), place);
         Ok(match (estimator, global) {

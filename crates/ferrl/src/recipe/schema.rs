@@ -73,6 +73,7 @@ pub(super) static POLICY: LazyLock<Schema> = LazyLock::new(|| {
         include_str!("../algo/math/advantage.rs"),
         include_str!("../algo/math/correction.rs"),
         include_str!("../algo/math/kl.rs"),
+        include_str!("../algo/math/surrogate.rs"),
     ])
 });
 

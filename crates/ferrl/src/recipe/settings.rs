@@ -20,6 +20,8 @@ pub struct Recipe {
     pub model: Model,
     /// The critic, for algorithms that have one.
     pub critic: Critic,
+    /// The model that is imitated, for algorithms that have one.
+    pub teacher: Teacher,
     /// What is learned from.
     pub data: Data,
     /// How it is learned: `name` and the algorithm's own settings.
@@ -106,6 +108,14 @@ pub struct Critic {
     pub path: Option<String>,
     /// Its own learning rate; five times the policy's where absent.
     pub lr: Option<f64>,
+}
+
+/// The model that is imitated, for algorithms that have one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Teacher {
+    /// A Hugging Face directory with the policy's tokenizer, or `stage:NAME` for what an earlier stage left.
+    pub path: Option<String>,
 }
 
 /// What is learned from.
@@ -345,6 +355,7 @@ impl Default for Recipe {
             threads: 0,
             model: Model::default(),
             critic: Critic::default(),
+            teacher: Teacher::default(),
             data: Data::default(),
             algo: Map::new(),
             rollout: Rollout::default(),

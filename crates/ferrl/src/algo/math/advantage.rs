@@ -16,29 +16,34 @@ pub fn gae(rewards: &[f32], values: &[f32], gamma: f64, lambda: f64) -> Vec<f32>
     out
 }
 
+/// Added to the deviation of rewards before dividing by it, as in TRL.
+pub const EPSILON: f64 = 1e-4;
+
 /// `returns - mean`, over `std + eps` where asked for, for the returns of one group (or of the batch).
 pub fn centre(returns: &[f64], divide_by_std: bool) -> Vec<f64> {
     let (mean, std) = mean_std(returns);
-    let scale = if divide_by_std { 1.0 / (std + 1e-4) } else { 1.0 };
+    let scale = if divide_by_std { 1.0 / (std + EPSILON) } else { 1.0 };
     returns.iter().map(|r| (r - mean) * scale).collect()
 }
 
-/// How a column is normalised over all its entries.
+/// How advantages are normalised over the whole rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Normalise {
-    /// Mean 0, deviation 1.
+    /// Mean 0, deviation 1 over all action tokens.
     Whiten,
-    /// Deviation 1, the mean kept.
+    /// Deviation 1 over all action tokens, the mean kept.
     Scale,
+    /// Mean 0, deviation 1 over answers, each counted once whatever its length.
+    Answers,
     /// As it is.
     None,
 }
 
 impl Normalise {
-    /// Normalises in place.
+    /// Normalises values per token in place; what counts answers is not done here.
     pub fn apply(self, values: &mut [f64]) {
-        if self == Normalise::None || values.len() < 2 {
+        if !matches!(self, Normalise::Whiten | Normalise::Scale) || values.len() < 2 {
             return;
         }
         let (mean, std) = mean_std(values);

@@ -1,52 +1,129 @@
-//! The clipped surrogate of PPO (Schulman et al., 2017, arXiv 1707.06347):
-//! `-min(r A, clip(r, 1 - low, 1 + high) A)` with `r = exp(logp - old_logp)`.
+//! What a token's loss is, given the ratio of new to old probability: the clipped surrogate of PPO (Schulman et al.,
+//! 2017, arXiv 1707.06347), `-min(r A, clip(r, 1 - low, 1 + high) A)`, and its relatives.
 
-use ferrl_engine::math::exp;
+use ferrl_engine::math::{exp, ln};
+use serde::{Deserialize, Serialize};
+
+/// How the ratio enters the loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Surrogate {
+    /// The pessimistic minimum of the ratio and the clipped ratio.
+    Clip,
+    /// The weight of each gradient is the ratio, cut off above; no token loses its gradient.
+    Truncate,
+    /// The ratio as it is.
+    Ratio,
+    /// No ratio: the log-probability itself.
+    Logp,
+}
+
+/// Over which tokens a ratio is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ratio {
+    /// Each token has its own.
+    Token,
+    /// A sequence has one: the geometric mean over its tokens.
+    Mean,
+    /// A sequence has one: the product over its tokens.
+    Product,
+}
+
+impl Ratio {
+    /// The logarithm of the one ratio of a sequence and its slope by each token's log-ratio; `None` where each token
+    /// has its own.
+    pub fn shared(self, log_ratios: &[f64]) -> Option<(f64, f64)> {
+        let slope = match self {
+            Ratio::Token => return None,
+            Ratio::Mean => 1.0 / log_ratios.len().max(1) as f64,
+            Ratio::Product => 1.0,
+        };
+        Some((slope * log_ratios.iter().sum::<f64>(), slope))
+    }
+}
+
+/// How far a ratio may go, as distances from 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// Below.
+    pub low: f64,
+    /// Above.
+    pub high: f64,
+    /// The largest ratio that a negative advantage is multiplied with.
+    pub dual: Option<f64>,
+}
 
 /// A token's loss and what happened to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Surrogate {
+pub struct Term {
     /// The loss of this token.
     pub loss: f64,
-    /// d loss / d logp
+    /// d loss / d log-ratio, which for a token's own ratio is d loss / d logp.
     pub slope: f64,
     /// The probability ratio.
     pub ratio: f64,
     /// Whether the lower bound stopped the gradient.
     pub clipped_low: bool,
-    /// Whether the upper bound stopped the gradient.
+    /// Whether the upper bound stopped (or, truncated, weakened) the gradient.
     pub clipped_high: bool,
 }
 
-/// The clipped surrogate of one token; the bounds are distances from 1.
-pub fn clipped(logp: f32, old_logp: f32, advantage: f32, low: f64, high: f64) -> Surrogate {
-    let ratio = exp(logp as f64 - old_logp as f64);
-    let a = advantage as f64;
-    let clipped_low = a < 0.0 && ratio < 1.0 - low;
-    let clipped_high = a > 0.0 && ratio > 1.0 + high;
-    if clipped_low || clipped_high {
-        let bound = if clipped_low { 1.0 - low } else { 1.0 + high };
-        return Surrogate { loss: -bound * a, slope: 0.0, ratio, clipped_low, clipped_high };
+impl Surrogate {
+    /// The loss of one token with this log-ratio, log-probability and advantage.
+    pub fn term(self, log_ratio: f64, logp: f64, a: f64, bounds: Bounds) -> Term {
+        let ratio = exp(log_ratio);
+        let free =
+            Term { loss: -ratio * a, slope: -ratio * a, ratio, clipped_low: false, clipped_high: false };
+        match self {
+            Surrogate::Ratio => free,
+            Surrogate::Logp => Term { loss: -a * logp, slope: -a, ..free },
+            Surrogate::Clip => {
+                let clipped_low = a < 0.0 && ratio < 1.0 - bounds.low;
+                let clipped_high = a > 0.0 && ratio > 1.0 + bounds.high;
+                let held = |bound: f64| Term { loss: -bound * a, slope: 0.0, ..free };
+                match bounds.dual {
+                    _ if clipped_low => Term { clipped_low, ..held(1.0 - bounds.low) },
+                    _ if clipped_high => Term { clipped_high, ..held(1.0 + bounds.high) },
+                    Some(dual) if a < 0.0 && ratio > dual => held(dual),
+                    _ => free,
+                }
+            }
+            Surrogate::Truncate => {
+                // The antiderivative of min(r, cap) by log r, so that the loss has the gradient it claims.
+                let cap = 1.0 + bounds.high;
+                if ratio <= cap {
+                    return free;
+                }
+                let loss = -a * cap * (1.0 + log_ratio - ln(cap));
+                Term { loss, slope: -a * cap, clipped_high: true, ..free }
+            }
+        }
     }
-    Surrogate { loss: -ratio * a, slope: -ratio * a, ratio, clipped_low, clipped_high }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const BOUNDS: Bounds = Bounds { low: 0.2, high: 0.28, dual: None };
+
     #[test]
     fn clip_is_inactive_on_policy() {
         for a in [-2.0, 0.5] {
-            let s = clipped(-1.3, -1.3, a, 0.2, 0.2);
-            assert_eq!((s.loss, s.slope, s.ratio), (-a as f64, -a as f64, 1.0));
+            for kind in [Surrogate::Clip, Surrogate::Truncate, Surrogate::Ratio] {
+                let s = kind.term(0.0, -1.3, a, BOUNDS);
+                assert_eq!((s.loss, s.slope, s.ratio), (-a, -a, 1.0));
+                assert!(!s.clipped_low && !s.clipped_high);
+            }
+            assert_eq!(Surrogate::Logp.term(0.0, -1.3, a, BOUNDS).slope, -a);
         }
     }
 
     #[test]
     fn the_lower_bound_is_one_minus_low() {
         // A well-known bug clipped at `low` itself.
-        let at = |r: f64, a| clipped(r.ln() as f32, 0.0, a, 0.2, 0.28);
+        let at = |r: f64, a| Surrogate::Clip.term(r.ln(), 0.0, a, BOUNDS);
         assert!(at(0.79, -1.0).clipped_low && !at(0.81, -1.0).clipped_low);
         assert!(at(1.29, 1.0).clipped_high && !at(1.27, 1.0).clipped_high);
         assert!(
@@ -54,5 +131,33 @@ mod tests {
             "the pessimistic side is never clipped"
         );
         assert!((at(0.5, -1.0).loss - 0.8).abs() < 1e-6 && (at(2.0, 1.0).loss + 1.28).abs() < 1e-6);
+    }
+
+    #[test]
+    fn the_second_bound_holds_back_negative_advantages_only() {
+        let bounds = Bounds { dual: Some(3.0), ..BOUNDS };
+        let at = |r: f64, a| Surrogate::Clip.term(r.ln(), 0.0, a, bounds);
+        assert_eq!((at(5.0, -1.0).loss, at(5.0, -1.0).slope), (3.0, 0.0));
+        assert!((at(2.9, -1.0).slope - 2.9).abs() < 1e-12);
+        assert!((at(5.0, 1.0).loss + 1.28).abs() < 1e-12);
+    }
+
+    #[test]
+    fn truncation_keeps_every_gradient_and_is_continuous() {
+        let bounds = Bounds { high: 1.0, ..BOUNDS };
+        let at = |l: f64| Surrogate::Truncate.term(l, 0.0, 1.0, bounds);
+        assert!((at(1.5).slope + 2.0).abs() < 1e-12 && at(1.5).clipped_high);
+        let edge = 2f64.ln();
+        assert!((at(edge - 1e-9).loss - at(edge + 1e-9).loss).abs() < 1e-7);
+        let numeric = (at(1.5 + 1e-5).loss - at(1.5 - 1e-5).loss) / 2e-5;
+        assert!((numeric - at(1.5).slope).abs() < 1e-6);
+    }
+
+    #[test]
+    fn shared_ratios_are_mean_and_product() {
+        let logs = [0.1, 0.3];
+        assert_eq!(Ratio::Token.shared(&logs), None);
+        assert_eq!(Ratio::Mean.shared(&logs), Some((0.2, 0.5)));
+        assert_eq!(Ratio::Product.shared(&logs), Some((0.4, 1.0)));
     }
 }

@@ -1,0 +1,36 @@
+//! CISPO, clipped importance-sampling policy optimisation (MiniMax, 2025, arXiv 2506.13585).
+//!
+//! Gradient of a token: `-min(ρ, 1 + ε) A ∇logp`, the weight taken as constant; the mean over all tokens. Unlike in PPO no
+//! token loses its gradient, and only the weight is bounded.
+//!
+//! Differences from the paper:
+//! 1. The paper writes the loss as `-sg(min(ρ, 1 + ε)) A logp`. Ours is the function of `logp` that has this gradient:
+//!    `-ρ A` up to the bound, `-(1 + ε)(1 + log(ρ / (1 + ε))) A` beyond. The numbers reported as loss differ, training
+//!    does not.
+//! 2. The bound is `clip_high = 4`, so ratios up to 5 count; TRL's `epsilon_high` is our `1 + clip_high`. The paper's lower
+//!    bound is so low as to do nothing, and is left out.
+//! 3. `std` is the sample deviation (n - 1), plus 1e-4.
+
+use super::math::surrogate::Surrogate;
+use super::policy::{Advantage, Policy, method};
+use super::{Algorithm, Entry, Wants};
+use ferrl_engine::Result;
+use serde_json::{Value, json};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "cispo",
+    about: "GRPO that bounds the weight of a token's gradient instead of cutting the gradient off",
+    paper: "MiniMax, MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention, 2025, arXiv 2506.13585",
+    wants: Wants::Rollouts,
+    defaults: || json!(defaults()),
+    build,
+};
+
+fn defaults() -> Policy {
+    let advantage = Advantage { divide_by_std: true, ..Default::default() };
+    Policy { surrogate: Surrogate::Truncate, clip_high: 4.0, advantage, ..Default::default() }
+}
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    method("cispo", defaults(), values)
+}

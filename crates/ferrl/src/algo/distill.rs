@@ -1,0 +1,145 @@
+//! On-policy distillation (Agarwal et al., 2023, arXiv 2306.13649, with the student's own answers and the reverse KL).
+//!
+//! The student answers, the teacher judges every token. `full = true`: the loss is the token mean of KL(student || teacher)
+//! over the whole vocabulary, with its exact gradient. `full = false`: each sampled token has the advantage
+//! `teacher_logp - old_logp`, and the loss is the token mean of the clipped surrogate (Lu, "On-Policy Distillation", 2025).
+//!
+//! Differences from the paper:
+//! 1. Always the student's own answers (the paper's lambda = 1) and the reverse KL (its beta = 1), no mixtures.
+//! 2. The answers' own probabilities are not differentiated, as in the paper.
+//! 3. `reward_coef` adds the group's advantages of the recipe's rewards; without it rewards are only logged, and none is
+//!    needed.
+//! 4. Teacher and student have one tokenizer.
+
+use super::math::aggregate::Aggregate;
+use super::math::kl::Estimator;
+use super::policy::{Advantage, Baseline, Kl, Place, Policy, merged, reward_metrics};
+use super::{Algorithm, Entry, Needs, Wants, settings};
+use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use ferrl_engine::train::{ByRole, Role, Stats};
+use ferrl_engine::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "distill",
+    about: "on-policy distillation: a teacher judges every token of the student's own answers",
+    paper: "Agarwal et al., On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes, 2023, arXiv 2306.13649",
+    wants: Wants::Rollouts,
+    defaults: || json!(Options::default()),
+    build,
+};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Compare whole distributions, not only the sampled tokens.
+    full: bool,
+    /// Weight of the advantages that come from rewards; 0 learns from the teacher alone.
+    reward_coef: f64,
+    /// How token losses are averaged.
+    aggregate: Aggregate,
+    /// The fixed length of `aggregate = "constant"`; a recipe fills in its generation limit.
+    length: usize,
+    /// Probability ratios are clipped below `1 - clip_low`.
+    clip_low: f64,
+    /// Probability ratios are clipped above `1 + clip_high`.
+    clip_high: f64,
+    /// Passes over each rollout.
+    epochs: usize,
+    /// Updates in each pass.
+    minibatches: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            full: true,
+            reward_coef: 0.0,
+            aggregate: Aggregate::Token,
+            length: 0,
+            clip_low: 0.2,
+            clip_high: 0.2,
+            epochs: 1,
+            minibatches: 1,
+        }
+    }
+}
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    let o: Options = settings("distill", merged(json!(Options::default()), values))?;
+    if o.reward_coef < 0.0 {
+        return Err(Error::usage("reward_coef must not be negative").at("algo").fix("reward_coef = 0.0"));
+    }
+    // The teacher is the reference, and leaving it is the whole penalty.
+    let coef = if o.full { 0.0 } else { 1.0 };
+    let kl = Kl { coef, place: Place::Advantage, estimator: Estimator::K1, ..Default::default() };
+    let baseline = if o.reward_coef > 0.0 { Baseline::Group } else { Baseline::None };
+    let policy = Policy {
+        aggregate: o.aggregate,
+        length: o.length,
+        clip_low: o.clip_low,
+        clip_high: o.clip_high,
+        epochs: o.epochs,
+        minibatches: o.minibatches,
+        kl,
+        advantage: Advantage { baseline, ..Default::default() },
+        ..Default::default()
+    };
+    policy.check()?;
+    Ok(Box::new(Distill { full: o.full, reward_coef: o.reward_coef, policy }))
+}
+
+struct Distill {
+    full: bool,
+    reward_coef: f64,
+    policy: Policy,
+}
+
+impl Algorithm for Distill {
+    fn needs(&self) -> Needs {
+        Needs {
+            reference: !self.full,
+            teacher: true,
+            full_kl: self.full,
+            rewardless: self.reward_coef == 0.0,
+            group: if self.reward_coef > 0.0 { 2 } else { 1 },
+            ..Default::default()
+        }
+    }
+
+    fn prepare(&mut self, experience: &mut Experience) -> Result<Metrics> {
+        let mut metrics = Metrics::default();
+        reward_metrics(experience, &mut metrics);
+        for s in &mut experience.sequences {
+            s.reward.iter_mut().for_each(|r| *r *= self.reward_coef as f32);
+        }
+        metrics.join(self.policy.prepare(experience, self.policy.kl.coef, &mut None));
+        Ok(metrics)
+    }
+
+    fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
+        let mut loss = self.policy.loss(batch, stats, 0.0);
+        if !self.full {
+            return loss;
+        }
+        let policy = stats.get(Role::Policy).expect("the policy was computed");
+        let mut grads = loss.grads.get(Role::Policy).cloned().unwrap_or_default();
+        grads.kl = vec![0.0; batch.len()];
+        for (row, s) in batch.rows() {
+            let w = self.policy.aggregate.weight(s, &batch.counts, self.policy.length);
+            for i in s.actions() {
+                let kl = policy.kl[row + i] as f64;
+                loss.value += w * kl;
+                grads.kl[row + i] = w as f32;
+                loss.metrics.add("kl", kl);
+            }
+        }
+        loss.grads.set(Role::Policy, grads);
+        loss
+    }
+
+    fn passes(&self) -> (usize, usize) {
+        (self.policy.epochs, self.policy.minibatches)
+    }
+}

@@ -1,0 +1,41 @@
+//! GSPO, group sequence policy optimisation (Zheng et al., 2025, arXiv 2507.18071).
+//!
+//! GRPO with one ratio for an answer, the geometric mean of its tokens' ratios: `s = exp(mean_t (logp_t - old_t))`. Loss:
+//! the mean over answers of `-min(s A, clip(s) A)`. As `s` moves far less than a token's ratio, the bounds are narrow.
+//!
+//! Differences from the paper:
+//! 1. GSPO-token, which lets each token have its own advantage, has the same gradient where all tokens of an answer have
+//!    one, as here, and is not a setting.
+//! 2. `std` is the sample deviation (n - 1), plus 1e-4.
+
+use super::math::aggregate::Aggregate;
+use super::math::surrogate::Ratio;
+use super::policy::{Advantage, Policy, method};
+use super::{Algorithm, Entry, Wants};
+use ferrl_engine::Result;
+use serde_json::{Value, json};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "gspo",
+    about: "GRPO with one probability ratio for a whole answer",
+    paper: "Zheng et al., Group Sequence Policy Optimization, 2025, arXiv 2507.18071",
+    wants: Wants::Rollouts,
+    defaults: || json!(defaults()),
+    build,
+};
+
+fn defaults() -> Policy {
+    let advantage = Advantage { divide_by_std: true, ..Default::default() };
+    Policy {
+        ratio: Ratio::Mean,
+        clip_low: 3e-4,
+        clip_high: 4e-4,
+        aggregate: Aggregate::Sequence,
+        advantage,
+        ..Default::default()
+    }
+}
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    method("gspo", defaults(), values)
+}

@@ -1,0 +1,171 @@
+//! From rewards to advantages, over everything the update learns from.
+
+use super::{Baseline, Place, Policy};
+use crate::algo::math::advantage::{EPSILON, Normalise, centre, gae};
+use crate::algo::math::mean_std;
+use crate::experience::{Experience, Metrics};
+use std::collections::BTreeMap;
+
+impl Policy {
+    /// Fills `advantage`, `target_value` and `correction`, with the KL weight in force; `moving` is the baseline that
+    /// goes from rollout to rollout.
+    pub fn prepare(&self, e: &mut Experience, kl_coef: f64, moving: &mut Option<f64>) -> Metrics {
+        let mut metrics = Metrics::default();
+        if self.filter_equal {
+            self.drop_equal_groups(e, &mut metrics);
+        }
+        if self.overlong > 0.0 {
+            self.punish_overlong(e, &mut metrics);
+        }
+        for s in &mut e.sequences {
+            let n = s.ids.len();
+            if s.old_logp.is_empty() {
+                s.old_logp = s.sampled_logp.clone();
+            }
+            let at: Vec<usize> = s.actions().collect();
+            let pick = |c: &[f32]| at.iter().map(|&i| c[i]).collect::<Vec<f32>>();
+            let weights = self.correction.weights(&pick(&s.old_logp), &pick(&s.sampled_logp));
+            s.correction = vec![0.0; n];
+            s.advantage = vec![0.0; n];
+            s.target_value = vec![0.0; n];
+            at.iter().zip(weights).for_each(|(&i, w)| s.correction[i] = w);
+            if self.uses_reference() {
+                let mut total = 0.0;
+                for &i in &at {
+                    let kl = self.kl.estimator.value(s.old_logp[i], s.ref_logp[i]);
+                    total += kl;
+                    if self.kl.place == Place::Reward {
+                        s.reward[i] -= (kl_coef * kl) as f32;
+                    }
+                }
+                metrics.add_weighted("kl", total / at.len().max(1) as f64, at.len() as f64);
+                metrics.add("objective/kl", total);
+            }
+        }
+        match self.advantage.baseline {
+            Baseline::Critic => self.critic_advantages(e),
+            _ if self.advantage.parts => self.part_advantages(e),
+            _ => self.return_advantages(e, moving),
+        }
+        if self.uses_reference() && self.kl.place == Place::Advantage {
+            for s in &mut e.sequences {
+                for i in s.actions().collect::<Vec<_>>() {
+                    s.advantage[i] -=
+                        (kl_coef * self.kl.estimator.value(s.old_logp[i], s.ref_logp[i])) as f32;
+                }
+            }
+        }
+        self.normalise(e);
+        if self.mask_truncated {
+            self.drop_truncated(e, &mut metrics);
+        }
+        metrics
+    }
+
+    /// Returns against what was to be expected: `(return - baseline) * scale`.
+    fn return_advantages(&self, e: &mut Experience, moving: &mut Option<f64>) {
+        let trajectories = e.trajectories();
+        let returns: Vec<f64> =
+            trajectories.iter().map(|t| t.iter().map(|&s| e.sequences[s].total_reward()).sum()).collect();
+        let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        let by_group = matches!(self.advantage.baseline, Baseline::Group | Baseline::Others);
+        for (i, t) in trajectories.iter().enumerate() {
+            let group = if by_group { e.sequences[t[0]].group } else { 0 };
+            groups.entry(group).or_default().push(i);
+        }
+        let before = *moving;
+        if self.advantage.baseline == Baseline::Moving && !returns.is_empty() {
+            let (mean, keep) = (mean_std(&returns).0, self.advantage.decay);
+            *moving = Some(before.map_or(mean, |b| keep * b + (1.0 - keep) * mean));
+        }
+        for members in groups.into_values() {
+            let own: Vec<f64> = members.iter().map(|&i| returns[i]).collect();
+            let (mean, std) = mean_std(&own);
+            let (n, sum) = (own.len() as f64, own.iter().sum::<f64>());
+            let scale = if self.advantage.divide_by_std { 1.0 / (std + EPSILON) } else { 1.0 };
+            for (&i, &whole) in members.iter().zip(&own) {
+                let baseline = match self.advantage.baseline {
+                    Baseline::Others if n > 1.0 => (sum - whole) / (n - 1.0),
+                    Baseline::Moving => before.unwrap_or(mean),
+                    Baseline::None => 0.0,
+                    _ => mean,
+                };
+                self.credit(e, &trajectories[i], |from_here| {
+                    let gain = if self.advantage.to_go { from_here } else { whole };
+                    (gain - baseline) * scale
+                });
+            }
+        }
+    }
+
+    /// Gives each action of a trajectory its advantage, a function of the discounted rewards from it on.
+    fn credit(&self, e: &mut Experience, members: &[usize], advantage: impl Fn(f64) -> f64) {
+        let mut from_here = 0.0;
+        for &s in members.iter().rev() {
+            let s = &mut e.sequences[s];
+            for i in s.actions().collect::<Vec<_>>().into_iter().rev() {
+                from_here = s.reward[i] as f64 + self.advantage.gamma * from_here;
+                s.advantage[i] = advantage(from_here) as f32;
+            }
+        }
+    }
+
+    /// Each source of reward against its own mean (and deviation) in the group, then the weighted sum.
+    fn part_advantages(&self, e: &mut Experience) {
+        let trajectories = e.trajectories();
+        let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (i, t) in trajectories.iter().enumerate() {
+            groups.entry(e.sequences[t[0]].group).or_default().push(i);
+        }
+        for members in groups.into_values() {
+            let sources = |i: usize| &e.sequences[trajectories[i][0]].sources;
+            let mut total = vec![0.0; members.len()];
+            for part in 0..sources(members[0]).len() {
+                let own: Vec<f64> = members.iter().map(|&i| sources(i)[part].1 as f64).collect();
+                let weight = sources(members[0])[part].0 as f64;
+                let centred = centre(&own, self.advantage.divide_by_std);
+                total.iter_mut().zip(centred).for_each(|(t, c)| *t += weight * c);
+            }
+            for (&i, a) in members.iter().zip(total) {
+                self.credit(e, &trajectories[i], |_| a);
+            }
+        }
+    }
+
+    /// Generalised advantage estimation over the actions of each trajectory, all its sequences in order.
+    fn critic_advantages(&self, e: &mut Experience) {
+        for members in e.trajectories() {
+            let at: Vec<(usize, usize)> = members
+                .iter()
+                .flat_map(|&s| e.sequences[s].actions().map(move |i| (s, i)).collect::<Vec<_>>())
+                .collect();
+            let rewards: Vec<f32> = at.iter().map(|&(s, i)| e.sequences[s].reward[i]).collect();
+            let values: Vec<f32> = at.iter().map(|&(s, i)| e.sequences[s].old_value[i]).collect();
+            let advantages = gae(&rewards, &values, self.advantage.gamma, self.advantage.lambda);
+            for ((&(s, i), a), v) in at.iter().zip(advantages).zip(values) {
+                e.sequences[s].advantage[i] = a;
+                e.sequences[s].target_value[i] = a + v;
+            }
+        }
+    }
+
+    fn normalise(&self, e: &mut Experience) {
+        let at: Vec<(usize, usize)> = (0..e.sequences.len())
+            .flat_map(|s| e.sequences[s].actions().map(move |i| (s, i)).collect::<Vec<_>>())
+            .collect();
+        let mut all: Vec<f64> = at.iter().map(|&(s, i)| e.sequences[s].advantage[i] as f64).collect();
+        match self.advantage.normalise {
+            Normalise::Answers => {
+                let mean = |t: &Vec<usize>| {
+                    let sum: f64 = t.iter().map(|&s| e.sequences[s].sum(&e.sequences[s].advantage)).sum();
+                    sum / e.sequences[t[0]].trajectory_tokens.max(1) as f64
+                };
+                let answers: Vec<f64> = e.trajectories().iter().map(mean).collect();
+                let (mean, std) = mean_std(&answers);
+                all.iter_mut().for_each(|a| *a = (*a - mean) / (std + EPSILON));
+            }
+            over_tokens => over_tokens.apply(&mut all),
+        }
+        at.iter().zip(all).for_each(|(&(s, i), a)| e.sequences[s].advantage[i] = a as f32);
+    }
+}

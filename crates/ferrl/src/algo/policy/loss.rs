@@ -1,0 +1,95 @@
+//! The token loss: surrogate, KL, entropy bonus, and the critic's loss where there is one.
+
+use super::{Baseline, Place, Policy};
+use crate::algo::math::surrogate::Bounds;
+use crate::experience::{Loss, Metrics, MicroBatch};
+use ferrl_engine::train::{ByRole, Role, StatGrads, Stats};
+
+impl Policy {
+    /// The surrogate with entropy bonus and KL, and the critic's loss where there is one.
+    pub fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>, kl_coef: f64) -> Loss {
+        let policy = stats.get(Role::Policy).expect("the policy was computed");
+        let n = batch.len();
+        let mut grads = Loss::zeros(n);
+        if self.entropy_coef != 0.0 {
+            grads.entropy = vec![0.0; n];
+        }
+        let bounds = Bounds { low: self.clip_low, high: self.clip_high, dual: self.dual_clip };
+        let (mut value, mut metrics) = (0.0, Metrics::default());
+        for (row, s) in batch.rows() {
+            let w = self.aggregate.weight(s, &batch.counts, self.length);
+            let at: Vec<usize> = s.actions().collect();
+            let gaps: Vec<f64> =
+                at.iter().map(|&i| policy.logp[row + i] as f64 - s.old_logp[i] as f64).collect();
+            let shared = self.ratio.shared(&gaps);
+            // What flows into the one ratio of the sequence, and on from there to each of its tokens.
+            let mut into_shared = 0.0;
+            let mut slopes = vec![0.0; at.len()];
+            for ((&i, &gap), slope) in at.iter().zip(&gaps).zip(&mut slopes) {
+                let (logp, entropy) = (policy.logp[row + i], policy.entropy[row + i] as f64);
+                let log_ratio = shared.map_or(gap, |(log_ratio, _)| log_ratio);
+                let t = self.surrogate.term(log_ratio, logp as f64, s.advantage[i] as f64, bounds);
+                let c = s.correction[i] as f64;
+                let mut loss = c * t.loss;
+                match shared {
+                    Some(_) => into_shared += c * t.slope,
+                    None => *slope = c * t.slope,
+                }
+                if kl_coef > 0.0 && self.kl.place == Place::Loss {
+                    loss += kl_coef * self.kl.estimator.value(logp, s.ref_logp[i]);
+                    *slope += kl_coef * self.kl.estimator.slope(logp, s.ref_logp[i]);
+                }
+                value += w * (loss - self.entropy_coef * entropy);
+                if self.entropy_coef != 0.0 {
+                    grads.entropy[row + i] = (-w * self.entropy_coef) as f32;
+                }
+                metrics.add("entropy", entropy);
+                metrics.add("policy/ratio", t.ratio);
+                metrics.add("clip_ratio/low_mean", f64::from(t.clipped_low));
+                metrics.add("clip_ratio/high_mean", f64::from(t.clipped_high));
+                metrics.add("clip_ratio/region_mean", f64::from(t.clipped_low || t.clipped_high));
+            }
+            let each = shared.map_or(0.0, |(_, slope)| into_shared * slope);
+            for (&i, slope) in at.iter().zip(slopes) {
+                grads.logp[row + i] = (w * (slope + each)) as f32;
+            }
+        }
+        let mut by_role = ByRole::default();
+        if self.advantage.baseline == Baseline::Critic {
+            let own = stats.get(Role::Critic);
+            let (loss, dvalue) = self.critic_loss(batch, &own.unwrap_or(policy).value, &mut metrics);
+            value += loss;
+            if own.is_some() {
+                let critic = StatGrads { value: dvalue, ..Default::default() };
+                by_role.set(Role::Critic, critic);
+            } else {
+                grads.value = dvalue;
+            }
+        }
+        by_role.set(Role::Policy, grads);
+        Loss { value, grads: by_role, metrics }
+    }
+
+    fn critic_loss(&self, batch: &MicroBatch<'_>, values: &[f32], metrics: &mut Metrics) -> (f64, Vec<f32>) {
+        let mut grads = vec![0.0; batch.len()];
+        let mut total = 0.0;
+        let scale = self.critic.coef * if self.critic.half { 0.5 } else { 1.0 };
+        for (row, s) in batch.rows() {
+            let w = scale * self.aggregate.weight(s, &batch.counts, self.length);
+            for i in s.actions() {
+                let (v, old, target) =
+                    (values[row + i] as f64, s.old_value[i] as f64, s.target_value[i] as f64);
+                let free = v - target;
+                let held = self.critic.clip.map_or(v, |c| v.clamp(old - c, old + c)) - target;
+                let clipped = held * held > free * free;
+                let error = if clipped { held } else { free };
+                total += w * error * error;
+                // Where the clipped error is the larger, it does not depend on the value.
+                grads[row + i] = if clipped { 0.0 } else { (2.0 * w * free) as f32 };
+                metrics.add("value/clip_ratio", f64::from(clipped));
+                metrics.add("value/error", free * free);
+            }
+        }
+        (total, grads)
+    }
+}

@@ -1,0 +1,33 @@
+//! REINFORCE (Williams, 1992, Machine Learning 8, doi 10.1007/BF00992696).
+//!
+//! Loss: the token mean of `-(R - b) logp`, with `R` the return of the whole answer and `b` a baseline.
+//!
+//! Differences from the paper:
+//! 1. The baseline is the mean return of the rollout; `advantage.baseline` may be `moving` (an average over earlier
+//!    rollouts, the paper's reinforcement comparison), `none`, or one of the group's. The rollout's mean contains the
+//!    answer itself, which shrinks the gradient by one part in the number of answers and changes nothing else.
+//! 2. `aggregate = "token"` divides by tokens; `constant` sums an answer's tokens up to a fixed factor, as the paper.
+
+use super::math::surrogate::Surrogate;
+use super::policy::{Advantage, Baseline, Policy, method};
+use super::{Algorithm, Entry, Wants};
+use ferrl_engine::Result;
+use serde_json::{Value, json};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "reinforce",
+    about: "the plain policy gradient, with the rollout's mean reward as baseline",
+    paper: "Williams, Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning, 1992, doi 10.1007/BF00992696",
+    wants: Wants::Rollouts,
+    defaults: || json!(defaults()),
+    build,
+};
+
+fn defaults() -> Policy {
+    let advantage = Advantage { baseline: Baseline::Batch, ..Default::default() };
+    Policy { surrogate: Surrogate::Logp, advantage, ..Default::default() }
+}
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    method("reinforce", defaults(), values)
+}

@@ -1,0 +1,35 @@
+//! REINFORCE++ (Hu et al., 2025, arXiv 2501.03262).
+//!
+//! Advantage of token t: `R - β Σ_{i >= t} k1_i`, then `(A - mean) / std` over all tokens of the whole rollout. Loss: the
+//! token mean of PPO's clipped surrogate. No critic and no groups: one answer to a prompt is enough.
+//!
+//! Differences from the paper:
+//! 1. `std` is the sample deviation (n - 1), plus 1e-8.
+//! 2. The KL weight is 0.01, the value of the authors' implementation; 0 drops the reference model.
+
+use super::math::advantage::Normalise;
+use super::math::kl::Estimator;
+use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
+use super::{Algorithm, Entry, Wants};
+use ferrl_engine::Result;
+use serde_json::{Value, json};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "reinforce_pp",
+    about: "REINFORCE++: advantages normalised over all tokens of the rollout, KL in the reward, no critic",
+    paper: "Hu et al., REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization, 2025, arXiv 2501.03262",
+    wants: Wants::Rollouts,
+    defaults: || json!(defaults()),
+    build,
+};
+
+fn defaults() -> Policy {
+    let kl = Kl { coef: 0.01, place: Place::Reward, estimator: Estimator::K1, ..Default::default() };
+    let (baseline, normalise) = (Baseline::None, Normalise::Whiten);
+    let advantage = Advantage { baseline, normalise, to_go: true, ..Default::default() };
+    Policy { kl, advantage, ..Default::default() }
+}
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    method("reinforce_pp", defaults(), values)
+}

@@ -1,0 +1,35 @@
+//! RLOO, REINFORCE leave-one-out (Kool et al., 2019; for language models Ahmadian et al., 2024, arXiv 2402.14740).
+//!
+//! `A_i = R_i - mean of the other answers' R`, with `R` the reward minus `β` times the answer's summed `k1(old, ref)`. An
+//! answer is one action: loss is the mean over answers of `-min(ρ A, clip(ρ) A)` with `ρ` the ratio of whole answers.
+//!
+//! Differences from the paper:
+//! 1. The ratio and its clip, which are TRL's, change nothing with one update per rollout: there the gradient is the
+//!    paper's `-A ∇ log π(answer)`.
+
+use super::math::aggregate::Aggregate;
+use super::math::kl::Estimator;
+use super::math::surrogate::Ratio;
+use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
+use super::{Algorithm, Entry, Wants};
+use ferrl_engine::Result;
+use serde_json::{Value, json};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "rloo",
+    about: "REINFORCE leave-one-out: each answer against the mean of the others to the same prompt",
+    paper: "Ahmadian et al., Back to Basics: Revisiting REINFORCE Style Optimization, 2024, arXiv 2402.14740",
+    wants: Wants::Rollouts,
+    defaults: || json!(defaults()),
+    build,
+};
+
+fn defaults() -> Policy {
+    let kl = Kl { coef: 0.05, place: Place::Reward, estimator: Estimator::K1, ..Default::default() };
+    let advantage = Advantage { baseline: Baseline::Others, ..Default::default() };
+    Policy { ratio: Ratio::Product, aggregate: Aggregate::Sequence, kl, advantage, ..Default::default() }
+}
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    method("rloo", defaults(), values)
+}

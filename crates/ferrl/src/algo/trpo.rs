@@ -1,0 +1,150 @@
+//! TRPO, trust region policy optimisation (Schulman et al., 2015, arXiv 1502.05477).
+//!
+//! Maximise `E[ρ A]` while the mean of `KL(old || new)` stays within `delta`: `x = (F + damping I)^-1 g` by conjugate
+//! gradients, with `g` the gradient of the surrogate and `F` the Fisher matrix; the step `sqrt(2 delta / x·(F + damping I)x)`
+//! times `x` is shortened until the surrogate has risen and the KL keeps the bound.
+//!
+//! Differences from the paper:
+//! 1. `F v = J^T (J v) / n`, with `J` the gradients of the sampled tokens' log-probabilities: the Fisher matrix estimated
+//!    with the tokens that were sampled. `J v` is a central difference, `J^T u` one backward; nothing is differentiated
+//!    twice. Only in f32.
+//! 2. The bound is on the mean over tokens of the KL over the whole vocabulary, not on an estimate of it.
+//! 3. `F` uses `fisher_share` of the answers, spread evenly over the rollout.
+//! 4. Advantages are GRPO's by default; `advantage.baseline = "critic"` is the paper's. A critic is a model of its own,
+//!    trained by the optimizer, `critic_updates` times on each rollout.
+//! 5. The learning rate of `optim` is not used by the policy: `delta` decides how far a step goes.
+
+use super::math::aggregate::Aggregate;
+use super::math::surrogate::Surrogate;
+use super::policy::{Advantage, Baseline, Critic, Kl, Method, Policy, merged};
+use super::{Algorithm, Entry, Needs, Wants, settings};
+use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
+use crate::trust_region::TrustRegion;
+use ferrl_engine::train::{ByRole, Stats};
+use ferrl_engine::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "trpo",
+    about: "trust region policy optimisation: the longest step that keeps a bound on the KL",
+    paper: "Schulman et al., Trust Region Policy Optimization, 2015, arXiv 1502.05477",
+    wants: Wants::Rollouts,
+    defaults: || json!(Options::default()),
+    build,
+};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// The most that the mean KL per token may be after an update.
+    delta: f64,
+    /// Added to the Fisher matrix's diagonal.
+    damping: f64,
+    /// Iterations of the conjugate gradients.
+    cg_steps: usize,
+    /// Share of the answers that the Fisher matrix is estimated with.
+    fisher_share: f64,
+    /// A step that fails is shortened by this factor.
+    shrink: f64,
+    /// Steps tried before the update is given up.
+    tries: usize,
+    /// Updates of the critic on each rollout, where there is one.
+    critic_updates: usize,
+    /// How token losses are averaged.
+    aggregate: Aggregate,
+    /// The fixed length of `aggregate = "constant"`; a recipe fills in its generation limit.
+    length: usize,
+    /// Weight of the entropy bonus.
+    entropy_coef: f64,
+    /// The penalty for leaving the reference.
+    kl: Kl,
+    /// How advantages come from rewards.
+    advantage: Advantage,
+    /// The critic's loss.
+    critic: Critic,
+    /// Leave out groups whose rewards are all equal.
+    filter_equal: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            delta: 0.01,
+            damping: 0.1,
+            cg_steps: 10,
+            fisher_share: 0.25,
+            shrink: 0.8,
+            tries: 10,
+            critic_updates: 10,
+            aggregate: Aggregate::Token,
+            length: 0,
+            entropy_coef: 0.0,
+            kl: Kl::default(),
+            advantage: Advantage { divide_by_std: true, ..Default::default() },
+            critic: Critic::default(),
+            filter_equal: false,
+        }
+    }
+}
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    let o: Options = settings("trpo", merged(json!(Options::default()), values))?;
+    let share = |x: f64| x > 0.0 && x <= 1.0;
+    let whole = o.cg_steps > 0 && o.tries > 0 && o.critic_updates > 0;
+    if !(o.delta > 0.0 && o.damping > 0.0 && whole && share(o.fisher_share) && share(o.shrink)) {
+        let what = "delta, damping, cg_steps, tries and critic_updates must be above 0, shares in (0, 1]";
+        return Err(Error::usage(what).at("algo").fix("delta = 0.01, damping = 0.1, fisher_share = 0.25"));
+    }
+    let region = TrustRegion {
+        delta: o.delta,
+        damping: o.damping,
+        cg_steps: o.cg_steps,
+        fisher_share: o.fisher_share,
+        shrink: o.shrink,
+        tries: o.tries,
+        critic_updates: if o.advantage.baseline == Baseline::Critic { o.critic_updates } else { 0 },
+    };
+    let policy = Policy {
+        surrogate: Surrogate::Ratio,
+        aggregate: o.aggregate,
+        length: o.length,
+        entropy_coef: o.entropy_coef,
+        kl: o.kl,
+        advantage: o.advantage,
+        critic: o.critic,
+        filter_equal: o.filter_equal,
+        ..Default::default()
+    };
+    policy.check()?;
+    Ok(Box::new(Trpo { method: Method::new(policy), region }))
+}
+
+struct Trpo {
+    method: Method,
+    region: TrustRegion,
+}
+
+impl Algorithm for Trpo {
+    fn needs(&self) -> Needs {
+        Needs { f32: true, ..self.method.needs() }
+    }
+    fn prepare(&mut self, experience: &mut Experience) -> Result<Metrics> {
+        self.method.prepare(experience)
+    }
+    fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
+        self.method.loss(batch, stats)
+    }
+    fn teaches(&self, group: &[&Sequence]) -> bool {
+        self.method.teaches(group)
+    }
+    fn trust_region(&self) -> Option<TrustRegion> {
+        Some(self.region)
+    }
+    fn state(&self) -> Value {
+        self.method.state()
+    }
+    fn restore(&mut self, state: &Value) -> Result<()> {
+        self.method.restore(state)
+    }
+}
