@@ -97,7 +97,7 @@ pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<St
         );
     }
     let policy = trainer(&recipe, backend.clone(), &with_policy_head(opened, &recipe, needs)?)?;
-    let reference = if needs.reference { Some(policy.model.frozen_copy()?) } else { None };
+    let reference = if needs.reference || needs.start { Some(policy.model.frozen_copy()?) } else { None };
     let critic = if needs.critic && !recipe.critic.shared {
         let start = recipe.critic.path.as_ref().map_or(dir.to_path_buf(), PathBuf::from);
         Some(trainer(

@@ -3,7 +3,7 @@
 
 use crate::algo::{Algorithm, Wants};
 use crate::batch::{tokens, updates};
-use crate::experience::{Experience, Metrics, MicroBatch};
+use crate::experience::{Experience, Kind, Metrics, MicroBatch};
 use crate::recipe::Recipe;
 use crate::reward::{Graded, Rewards};
 use crate::rollout::{self, Answer};
@@ -69,6 +69,7 @@ impl Stage {
     pub fn step(&mut self) -> Result<Report> {
         let mut clock = Clock::default();
         let (mut experience, mut rollouts, mut metrics) = self.experience(&mut clock)?; //     prompt, rollout, reward
+        self.algo.extend(&mut experience)?;
         self.annotate(&mut experience)?; //                                                  reference logp, values
         clock.lap("annotate", &mut metrics);
         metrics.join(self.algo.prepare(&mut experience)?); //                                advantage
@@ -77,6 +78,7 @@ impl Stage {
                 rollout.advantage = s.actions().next().map_or(0.0, |i| s.advantage[i]);
             }
         }
+        self.restart()?;
         for (n, update) in
             updates(&experience, self.algo.passes(), self.recipe.seed, self.step).iter().enumerate()
         {
@@ -165,16 +167,22 @@ impl Stage {
     /// Log-probabilities under the reference and values under the critic, before anything changes.
     fn annotate(&mut self, e: &mut Experience) -> Result<()> {
         let needs = self.algo.needs();
-        if !needs.reference && !needs.critic {
+        let probes = e.sequences.iter().any(|s| s.kind == Kind::Probe);
+        if !needs.reference && !needs.critic && !probes {
             return Ok(());
         }
         let budget = self.recipe.train.micro_batch_tokens;
         let whole = updates(e, (1, 1), self.recipe.seed, self.step);
-        let (mut ref_logp, mut values) = (Vec::new(), Vec::new());
+        let (mut ref_logp, mut values, mut old_logp) = (Vec::new(), Vec::new(), Vec::new());
         for batch in
             whole.iter().map(|u| u.micro_batches(e, budget)).collect::<Result<Vec<_>>>()?.iter().flatten()
         {
             let tokens = tokens(batch);
+            if batch.sequences.iter().any(|s| s.kind == Kind::Probe) {
+                old_logp.extend(self.policy.stats(&tokens)?.logp);
+            } else if probes {
+                old_logp.resize(old_logp.len() + batch.len(), 0.0);
+            }
             if let Some(reference) = self.reference.as_ref().filter(|_| needs.reference) {
                 ref_logp.extend(stats(reference, &tokens, self.policy.temperature)?.logp);
             }
@@ -189,12 +197,23 @@ impl Stage {
             if needs.reference {
                 s.ref_logp = ref_logp[rows.clone()].to_vec();
             }
+            if s.kind == Kind::Probe {
+                s.old_logp = old_logp[rows.clone()].to_vec();
+            }
             if needs.critic {
                 s.old_value = values[rows].to_vec();
             }
             row += s.ids.len();
         }
         Ok(())
+    }
+
+    /// Back to the stage's first weights, for algorithms that fine-tune those at every step.
+    fn restart(&mut self) -> Result<()> {
+        match &self.reference {
+            Some(start) if self.algo.restarts() => self.policy.restart_from(start),
+            _ => Ok(()),
+        }
     }
 
     /// Whether the policy has moved so far that this update would be wrong.
@@ -237,7 +256,16 @@ impl Stage {
         if self.step < self.algo.policy_frozen_steps() {
             self.policy.zero_grads()?;
         } else {
-            let report = self.policy.update(self.schedules.0.at(self.step))?;
+            let rate = self.schedules.0.at(self.step);
+            let head_only = self.algo.head_only_steps();
+            if head_only > 0 && self.step == head_only {
+                self.policy.optimizer.restart();
+            }
+            let report = if self.step < head_only {
+                self.policy.update_head(rate)?
+            } else {
+                self.policy.update(rate)?
+            };
             metrics.add("grad_norm", report.grad_norm);
             metrics.add("learning_rate", report.learning_rate);
         }

@@ -84,6 +84,14 @@ impl Optimizer {
         Ok(Optimizer { options, steps: 0, trained, first: none(), second: none(), average: none() })
     }
 
+    /// Forgets steps, moments and averages.
+    pub fn restart(&mut self) {
+        self.steps = 0;
+        for list in [&mut self.first, &mut self.second, &mut self.average] {
+            list.iter_mut().for_each(|buffer| *buffer = None);
+        }
+    }
+
     /// Whether any element of the parameter is trained.
     pub fn trains(&self, param: usize) -> bool {
         !self.trained[param].is_empty()

@@ -78,8 +78,8 @@ impl Algorithm for GradientMethod {
         Needs {
             reference: p.uses_reference(),
             critic: p.advantage.baseline == Baseline::Critic,
-            score: false,
             group,
+            ..Default::default()
         }
     }
 

@@ -20,7 +20,7 @@ pub struct FileSource {
     datasets: Vec<Dataset>,
     loader: Loader,
     encoder: Encoder,
-    wants: schema::Wants,
+    wants: algo::Wants,
     drawn: u64,
     /// What was cut or left out so far.
     pub counts: Counts,
@@ -56,11 +56,6 @@ impl FileSource {
         let encoder = Encoder::new(tokenizer.clone(), chat, encoding(settings)?)?;
         let options = loader::Options { seed, shuffle: settings.shuffle, drop_last: true };
         let loader = Loader::new(&datasets, options)?;
-        let wants = match wants {
-            algo::Wants::Demonstrations => schema::Wants::Sft,
-            algo::Wants::Pairs => schema::Wants::Preference,
-            algo::Wants::Rollouts => schema::Wants::Prompt,
-        };
         Ok(FileSource { datasets, loader, encoder, wants, drawn: 0, counts: Counts::default() })
     }
 }
@@ -92,8 +87,9 @@ impl Source for FileSource {
             for pick in self.loader.next_batch(n - items.len())?.picks {
                 let dataset = &self.datasets[pick.dataset];
                 let (row, place) = (&dataset.records[pick.row].row, dataset.place(pick.row));
-                if let Some(sample) = self.encoder.encode(row, self.wants, &place, &mut self.counts)? {
-                    items.push(item(sample, self.drawn)?);
+                let wants = schema_of(self.wants, &self.encoder.columns(row));
+                if let Some(sample) = self.encoder.encode(row, wants, &place, &mut self.counts)? {
+                    items.push(item(sample, self.wants, self.drawn)?);
                     self.drawn += 1;
                 }
             }
@@ -115,21 +111,52 @@ impl Source for FileSource {
     }
 }
 
-fn item(sample: Sample, index: u64) -> Result<Item> {
-    let sequence = |t: Tokens, kind: Kind, pair: Option<usize>| Sequence {
+/// How a row is read for an algorithm.
+fn schema_of(wants: algo::Wants, columns: &[&str]) -> schema::Wants {
+    match wants {
+        algo::Wants::Demonstrations => schema::Wants::Sft,
+        algo::Wants::Weighted if columns.contains(&"completions") => schema::Wants::Group,
+        algo::Wants::Weighted => schema::Wants::Sft,
+        algo::Wants::Pairs => schema::Wants::Preference,
+        algo::Wants::StepPairs => schema::Wants::StepPreference,
+        algo::Wants::Labelled => schema::Wants::Unpaired,
+        algo::Wants::Targets => schema::Wants::Target,
+        algo::Wants::Rollouts => schema::Wants::Prompt,
+    }
+}
+
+fn item(sample: Sample, wants: algo::Wants, index: u64) -> Result<Item> {
+    let sequence = |t: Tokens, kind: Kind| Sequence {
+        pair: matches!(kind, Kind::Chosen | Kind::Rejected).then_some(0),
         ids: t.ids,
         trained: t.mask,
         weight: 1.0,
         kind,
-        pair,
         ..Default::default()
     };
+    let number = |name: &str, otherwise: f32| match sample.extra.get(name) {
+        None | Some(Value::Null) => Ok(otherwise),
+        Some(value) => value.as_f64().map(|n| n as f32).filter(|n| n.is_finite()).ok_or_else(|| {
+            Error::data(format!("column {name} is {value}, expected a number")).at(&sample.place)
+        }),
+    };
     Ok(match sample.example {
-        Example::Text(tokens) => Item::Given(vec![sequence(tokens, Kind::Plain, None)]),
-        Example::Pair { chosen, rejected } => Item::Given(vec![
-            sequence(chosen, Kind::Chosen, Some(0)),
-            sequence(rejected, Kind::Rejected, Some(0)),
-        ]),
+        Example::Text(tokens) if wants == algo::Wants::Weighted => {
+            Item::Given(vec![sequence(tokens, Kind::Plain).rewarded(number("advantage", 1.0)?)])
+        }
+        Example::Text(tokens) => Item::Given(vec![sequence(tokens, Kind::Plain)]),
+        Example::Pair { chosen, rejected } => {
+            let margin = number("margin", 0.0)?;
+            let chosen = Sequence { margin, ..sequence(chosen, Kind::Chosen) };
+            Item::Given(vec![chosen, sequence(rejected, Kind::Rejected)])
+        }
+        Example::Labelled { tokens, label } => Item::Given(vec![sequence(tokens, Kind::Labelled(label))]),
+        Example::Target { tokens, target } => Item::Given(vec![sequence(tokens, Kind::Target(target))]),
+        Example::Group { completions, rewards } => {
+            let total = |i: usize| rewards.iter().map(|(_, list)| list[i]).sum();
+            let answers = completions.into_iter().enumerate();
+            Item::Given(answers.map(|(i, t)| sequence(t, Kind::Plain).rewarded(total(i))).collect())
+        }
         Example::Prompt { ids } => {
             let text = match &sample.prompt {
                 Value::String(text) => text.clone(),
