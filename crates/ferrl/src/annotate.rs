@@ -2,7 +2,7 @@
 
 use crate::algo::Wants;
 use crate::batch::{Update, tokens};
-use crate::experience::{Experience, MicroBatch, Sequence};
+use crate::experience::{Experience, Kind, MicroBatch, Sequence};
 use crate::train::Stage;
 use ferrl_engine::Result;
 use ferrl_engine::train::stats;
@@ -13,7 +13,9 @@ impl Stage {
     pub(crate) fn annotate(&self, e: &mut Experience) -> Result<()> {
         let needs = self.algo.needs();
         let now = self.policy.model.version;
-        let moved = self.wants == Wants::Rollouts && e.sequences.iter().any(|s| sampled_by_another(s, now));
+        let sampled = self.wants == Wants::Rollouts;
+        let asked = |s: &Sequence| s.kind == Kind::Probe || sampled && sampled_by_another(s, now);
+        let moved = e.sequences.iter().any(asked);
         if !needs.reference && !needs.critic && !moved {
             return Ok(());
         }
@@ -31,7 +33,10 @@ impl Stage {
                 }
                 false => Vec::new(),
             };
-            let own = if moved { self.policy.stats(&batch)?.logp } else { Vec::new() };
+            let own = match bin.iter().any(|&i| asked(&e.sequences[i])) {
+                true => self.policy.stats(&batch)?.logp,
+                false => Vec::new(),
+            };
             let mut row = 0;
             for i in bin {
                 let s = &mut e.sequences[i];
@@ -39,7 +44,7 @@ impl Stage {
                 row = rows.end;
                 let cut = |column: &[f32]| column.get(rows.clone()).map_or(Vec::new(), <[f32]>::to_vec);
                 (s.ref_logp, s.old_value) = (cut(&reference), cut(&values));
-                if moved && sampled_by_another(s, now) {
+                if asked(s) {
                     s.old_logp = cut(&own);
                     // Where nobody knows who answered, the policy as it is now is as good as any.
                     if s.sampled_logp.is_empty() {

@@ -24,6 +24,8 @@ pub struct Sequence {
     pub kind: Kind,
     /// Weight of its data set.
     pub weight: f32,
+    /// How much better than the other of its pair it is said to be.
+    pub margin: f32,
     /// Trained tokens of the whole trajectory, all its sequences together.
     pub trajectory_tokens: usize,
     /// Reward given at each position, already placed.
@@ -66,6 +68,8 @@ pub enum Kind {
     Labelled(bool),
     /// To be given this score.
     Target(f32),
+    /// Only to be looked at before the update, never trained on.
+    Probe,
 }
 
 impl Sequence {
@@ -84,6 +88,14 @@ impl Sequence {
     /// Sum of a column over the actions.
     pub fn sum(&self, column: &[f32]) -> f64 {
         self.actions().map(|i| column[i] as f64).sum()
+    }
+    /// With a reward for the whole sequence, on its last trained token.
+    pub fn rewarded(mut self, reward: f32) -> Self {
+        self.reward = vec![0.0; self.ids.len()];
+        if let Some(last) = self.actions().last() {
+            self.reward[last] = reward;
+        }
+        self
     }
     /// Sum of the rewards.
     pub fn total_reward(&self) -> f64 {
@@ -129,6 +141,8 @@ pub struct Counts {
     pub trajectories: f64,
     /// Pairs.
     pub pairs: f64,
+    /// Trained tokens of the better answers of pairs.
+    pub chosen_tokens: f64,
 }
 
 impl Counts {
@@ -137,7 +151,9 @@ impl Counts {
         let mut counts = Counts::default();
         let (mut trajectories, mut pairs) = (Vec::new(), Vec::new());
         for s in sequences {
-            counts.tokens += s.action_count() as f64;
+            let tokens = s.action_count() as f64;
+            counts.tokens += tokens;
+            counts.chosen_tokens += if s.kind == Kind::Chosen { tokens } else { 0.0 };
             counts.sequences += 1.0;
             trajectories.push(s.trajectory);
             pairs.extend(s.pair);

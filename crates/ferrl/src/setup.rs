@@ -94,7 +94,7 @@ pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<St
     let policy = trainer(&recipe, backend.clone(), &with_policy_head(opened, &recipe, needs)?)?;
     let reference = match needs {
         Needs { teacher: true, .. } => Some(crate::teacher::load(&recipe, &policy.model)?),
-        Needs { reference: true, .. } => Some(policy.model.frozen_copy()?),
+        Needs { reference: true, .. } | Needs { start: true, .. } => Some(policy.model.frozen_copy()?),
         _ => None,
     };
     let critic = if needs.critic && !recipe.critic.shared {

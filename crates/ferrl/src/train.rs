@@ -73,6 +73,7 @@ impl Stage {
         metrics.join(std::mem::take(&mut collected.metrics));
         let Collected { mut experience, mut rollouts, epoch, .. } = collected;
         clock.waits_for("annotate");
+        self.algo.extend(&mut experience)?;
         self.annotate(&mut experience)?; //                                    reference logp, values
         clock.lap("annotate", &mut metrics);
         clock.waits_for("train");
@@ -82,6 +83,7 @@ impl Stage {
                 rollout.advantage = s.actions().next().map_or(0.0, |i| s.advantage[i]);
             }
         }
+        self.restart()?;
         let sampled_with = self.policy.model.version;
         let passes = self.algo.passes();
         for (n, update) in updates(&experience, passes, self.recipe.seed, self.step).iter().enumerate() {
@@ -117,6 +119,14 @@ impl Stage {
         Ok(Report { metrics, rollouts, epoch })
     }
 
+    /// Back to the stage's first weights, for algorithms that fine-tune those at every step.
+    fn restart(&mut self) -> Result<()> {
+        match &self.reference {
+            Some(start) if self.algo.restarts() => self.policy.restart_from(start),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn forward(&mut self, batch: &MicroBatch<'_>) -> Result<ByRole<Stats>> {
         let tokens = tokens(batch.sequences.iter().copied());
         let mut all = ByRole::default();
@@ -149,7 +159,16 @@ impl Stage {
         if self.step < self.algo.policy_frozen_steps() {
             self.policy.zero_grads()?;
         } else {
-            let report = self.policy.update(self.schedules.0.at(self.step))?;
+            let rate = self.schedules.0.at(self.step);
+            let head_only = self.algo.head_only_steps();
+            if head_only > 0 && self.step == head_only {
+                self.policy.optimizer.restart();
+            }
+            let report = if self.step < head_only {
+                self.policy.update_head(rate)?
+            } else {
+                self.policy.update(rate)?
+            };
             metrics.add("grad_norm", report.grad_norm);
             metrics.add("learning_rate", report.learning_rate);
         }

@@ -30,13 +30,16 @@ fn experience(wants: Wants) -> Experience {
             trained,
             trajectory: k,
             group: k / 4,
-            pair: (wants == Wants::Pairs).then_some(k / 2),
+            pair: wants.paired().then_some(k / 2),
             kind: match wants {
-                Wants::Pairs if k % 2 == 0 => Kind::Chosen,
-                Wants::Pairs => Kind::Rejected,
+                _ if wants.paired() && k % 2 == 0 => Kind::Chosen,
+                _ if wants.paired() => Kind::Rejected,
+                Wants::Labelled => Kind::Labelled(k % 3 != 0),
+                Wants::Targets => Kind::Target(k as f32 / 8.0),
                 _ => Kind::Plain,
             },
             weight: 1.0,
+            margin: 0.2 * k as f32,
             trajectory_tokens: tokens,
             reward,
             sources: vec![(1.0, noise(k, 77)), (0.5, noise(k, 78))],
@@ -48,6 +51,19 @@ fn experience(wants: Wants) -> Experience {
         });
     }
     Experience { sequences }
+}
+
+/// What an algorithm learns from after its `prepare`, probes annotated as the trainer would.
+fn prepared(algorithm: &mut dyn Algorithm, wants: Wants) -> Experience {
+    let mut e = experience(wants);
+    algorithm.extend(&mut e).unwrap();
+    for (k, s) in e.sequences.iter_mut().enumerate().filter(|(_, s)| s.kind == Kind::Probe) {
+        s.old_logp = (0..s.ids.len()).map(|i| noise(k * 100 + 9, i) * 0.5 - 1.3).collect();
+        s.ref_logp = (0..s.ids.len()).map(|i| noise(k * 100 + 10, i) * 0.5 - 1.5).collect();
+    }
+    algorithm.prepare(&mut e).unwrap();
+    assert!(e.sequences.iter().all(|s| s.kind != Kind::Probe), "probes are not trained on");
+    e
 }
 
 /// Statistics near the old ones but away from every kink.
@@ -121,6 +137,27 @@ fn variants(name: &str) -> Vec<Value> {
     let mut all = vec![json!({})];
     match name {
         "sft" => all.extend(["sequence", "constant"].map(|a| json!({ "aggregate": a }))),
+        "mle" => {
+            all.extend(["sequence", "constant"].map(|a| json!({ "aggregate": a })));
+            all.push(json!({ "baseline": "group", "divide_by_std": true, "clip_negative": false }));
+        }
+        "rest_em" => {
+            let easy = |more: Value| {
+                let mut all = json!({ "threshold": -0.5 });
+                all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+                all
+            };
+            all = vec![easy(json!({})), easy(json!({ "aggregate": "token", "per_prompt": 2 }))];
+        }
+        "rm" => all.push(json!({ "centre": 0.1 })),
+        "dpo" | "dpo_positive" | "step_dpo" => {
+            all.push(json!({ "beta": 0.5, "label_smoothing": 0.1 }));
+            all.push(json!({ "sft_coef": 0.7, "positive": 5.0 }));
+        }
+        "ipo" => all.push(json!({ "average": false })),
+        "kto" => all.push(json!({ "beta": 0.4, "desirable_weight": 1.3, "undesirable_weight": 0.8 })),
+        "orpo" => all.push(json!({ "beta": 2.0 })),
+        "simpo" => all.push(json!({ "sft_coef": 0.3, "gamma": 0.0 })),
         _ if find(name).unwrap().wants == Wants::Rollouts => {
             for place in ["reward", "loss", "advantage"] {
                 for estimator in ["k1", "abs", "k2", "k3"] {
@@ -162,8 +199,7 @@ fn gradients_are_those_of_the_loss() {
     for entry in ALGORITHMS {
         for values in variants(entry.name) {
             let mut algorithm = (entry.build)(values.clone()).unwrap();
-            let mut e = experience(entry.wants);
-            algorithm.prepare(&mut e).unwrap();
+            let e = prepared(&mut *algorithm, entry.wants);
             check_gradients(&format!("{} {values}", entry.name), &*algorithm, &e);
         }
     }
@@ -172,9 +208,8 @@ fn gradients_are_those_of_the_loss() {
 #[test]
 fn micro_batches_add_up_to_the_whole() {
     for entry in ALGORITHMS {
-        let mut algorithm = (entry.build)(json!({})).unwrap();
-        let mut e = experience(entry.wants);
-        algorithm.prepare(&mut e).unwrap();
+        let mut algorithm = (entry.build)(variants(entry.name)[0].clone()).unwrap();
+        let e = prepared(&mut *algorithm, entry.wants);
         let all = stats(&e, algorithm.needs().score);
         let want = algorithm.loss(&whole(&e), &all);
         for size in [2, 4] {

@@ -1,7 +1,7 @@
 //! `ferrl algorithms` and `ferrl recipe`: what there is to choose from.
 
 use clap::Parser;
-use ferrl::algo::{ALGORITHMS, Wants};
+use ferrl::algo::ALGORITHMS;
 use ferrl::recipe::keys_markdown;
 use ferrl_engine::Result;
 
@@ -12,11 +12,7 @@ pub struct Args {}
 /// Runs the command.
 pub fn run(_: &Args) -> Result<()> {
     for entry in ALGORITHMS {
-        let from = match entry.wants {
-            Wants::Demonstrations => "demonstrations",
-            Wants::Pairs => "pairs",
-            Wants::Rollouts => "its own answers",
-        };
+        let from = entry.wants.words();
         println!("{:<10} {}\n{:10} learns from {from}; {}\n", entry.name, entry.about, "", entry.paper);
     }
     Ok(())

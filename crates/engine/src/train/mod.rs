@@ -129,6 +129,33 @@ impl Trainer {
         Ok(report)
     }
 
+    /// As [`Trainer::update`], but only the value (or score) head changes, and only its gradient counts.
+    pub fn update_head(&mut self, learning_rate: f64) -> Result<UpdateReport> {
+        let of_head = |name: &str| name.starts_with("value.");
+        let names: Vec<&str> = self.model.params.iter().map(|p| p.shape.name.as_str()).collect();
+        if !names.iter().any(|name| of_head(name)) {
+            return Err(Error::model("there is no value head to train by itself"));
+        }
+        let trunk: Vec<bool> = names.iter().map(|name| !of_head(name)).collect();
+        let mut held = Vec::new();
+        for (i, grad) in self.grads.iter_mut().enumerate().filter(|(i, _)| trunk[*i]) {
+            held.push((i, grad.take()));
+        }
+        let report = self.update(learning_rate);
+        held.into_iter().for_each(|(i, grad)| self.grads[i] = grad);
+        self.zero_grads()?;
+        report
+    }
+
+    /// Takes the weights of a model of the same shape and begins training anew.
+    pub fn restart_from(&mut self, start: &Model) -> Result<()> {
+        for (param, own) in self.model.params.iter_mut().zip(&start.params) {
+            self.model.backend.copy(&own.master, 0, &mut param.master, 0, param.shape.len())?;
+        }
+        self.optimizer.restart();
+        self.model.refresh()
+    }
+
     /// Forgets the gradients added since the last update.
     pub fn zero_grads(&mut self) -> Result<()> {
         for grad in self.grads.iter_mut().flatten() {

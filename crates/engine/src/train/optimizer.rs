@@ -84,6 +84,14 @@ impl Optimizer {
         Ok(Optimizer { options, steps: 0, trained, first: none(), second: none(), average: none() })
     }
 
+    /// Forgets steps, moments and averages.
+    pub fn restart(&mut self) {
+        self.steps = 0;
+        for list in [&mut self.first, &mut self.second, &mut self.average] {
+            list.iter_mut().for_each(|buffer| *buffer = None);
+        }
+    }
+
     /// Whether any element of the parameter is trained.
     pub fn trains(&self, param: usize) -> bool {
         !self.trained[param].is_empty()
@@ -116,7 +124,9 @@ impl Optimizer {
     ) -> Result<()> {
         let backend = model.backend.clone();
         let param = &mut model.params[i];
-        let weight_decay = if param.shape.is_vector() { 0.0 } else { self.options.weight_decay };
+        // A head with one output is a matrix of one row, and decays like any other.
+        let is_vector = param.shape.is_vector() && param.shape.name != "value.weight";
+        let weight_decay = if is_vector { 0.0 } else { self.options.weight_decay };
         let zeros = |slot: &mut Option<Buffer>| -> Result<()> {
             if slot.is_none() {
                 let mut b = backend.alloc(ferrl_kernels::DType::F32, grad.len())?;

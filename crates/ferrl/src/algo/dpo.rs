@@ -1,17 +1,24 @@
 //! Direct preference optimisation (Rafailov et al., 2023, arXiv 2305.18290).
 //!
-//! Loss: `-log σ(β (Δ_chosen - Δ_rejected))`, the mean over pairs, with `Δ = Σ_t logp_t - ref_logp_t` over the answer.
+//! Loss, the mean over pairs: `-(1 - ε) log σ(β h) - ε log σ(-β h)` with `h = Δ_chosen - Δ_rejected`, where
+//! `Δ = Σ_t logp_t - ref_logp_t` over the answer and ε is `label_smoothing`. `sft_coef` adds that many times the token
+//! mean of the chosen answers' negative log-likelihood (Pang et al., 2024, arXiv 2404.19733). `positive` holds the chosen
+//! answer up: see `dpo_positive.rs`.
 //!
-//! Differences from common implementations:
-//! 1. Divided by the pairs of the whole update.
+//! Differences from the papers and from TRL:
+//! 1. Divided by the pairs of the whole update, never of a micro-batch.
+//! 2. Pang et al. divide the likelihood term by each answer's own length; ours is a mean over all chosen tokens of the
+//!    update, as TRL's `sft` loss.
+//! 3. TRL's `sigmoid` loss no longer reads its `label_smoothing`; ours is the original's conservative loss.
 
 use super::math::{log_sigmoid, sigmoid};
+use super::preference::{self, Pair, Term, not_negative, positive, within};
 use super::{Algorithm, Entry, Needs, Wants, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
+use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
-use ferrl_engine::train::{ByRole, Role, Stats};
+use ferrl_engine::train::{ByRole, Stats};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "dpo",
@@ -19,23 +26,64 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Rafailov et al., Direct Preference Optimization, 2023, arXiv 2305.18290",
     wants: Wants::Pairs,
     defaults: || json!(Options::default()),
-    build: |values| Ok(Box::new(Dpo(settings("dpo", values)?))),
+    build: |values| build("dpo", Options::default(), values),
 };
 
+/// Settings of this method and of those that are this one with other defaults.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Options {
+#[serde(deny_unknown_fields)]
+pub(super) struct Options {
     /// How strongly the policy is held to the reference.
-    beta: f64,
+    pub beta: f64,
+    /// Share of pairs that are taken to be labelled the wrong way round.
+    pub label_smoothing: f64,
+    /// Weight of imitating the chosen answer beside preferring it.
+    pub sft_coef: f64,
+    /// Weight of the penalty on a chosen answer that becomes less likely than under the reference.
+    pub positive: f64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { beta: 0.1 }
+        Options { beta: 0.1, label_smoothing: 0.0, sft_coef: 0.0, positive: 0.0 }
     }
 }
 
+/// The method under its name, with its defaults overridden by the recipe.
+pub(super) fn build(name: &'static str, defaults: Options, values: Value) -> Result<Box<dyn Algorithm>> {
+    let mut merged = json!(defaults);
+    if let (Some(merged), Value::Object(own)) = (merged.as_object_mut(), values) {
+        merged.extend(own);
+    }
+    let o: Options = settings(name, merged)?;
+    positive(name, "beta", o.beta)?;
+    let smooth = (0.0..0.5).contains(&o.label_smoothing);
+    within(name, "label_smoothing", o.label_smoothing, smooth, "a share from 0 to below 0.5")?;
+    not_negative(name, "sft_coef", o.sft_coef)?;
+    not_negative(name, "positive", o.positive)?;
+    Ok(Box::new(Dpo(o)))
+}
+
 struct Dpo(Options);
+
+impl Dpo {
+    fn term(&self, p: &Pair) -> Term {
+        let o = &self.0;
+        let fallen = (-p.chosen.gain()).max(0.0);
+        let z = o.beta * (p.chosen.gain() - p.rejected.gain() - o.positive * fallen);
+        let e = o.label_smoothing;
+        let loss = -(1.0 - e) * log_sigmoid(z) - e * log_sigmoid(-z);
+        let slope = p.share * o.beta * (e * sigmoid(z) - (1.0 - e) * sigmoid(-z));
+        let steeper = if fallen > 0.0 { 1.0 + o.positive } else { 1.0 };
+        Term {
+            loss: p.share * loss,
+            chosen: slope * steeper,
+            rejected: -slope,
+            rewards: (o.beta * p.chosen.gain(), o.beta * p.rejected.gain()),
+        }
+        .imitate(p, o.sft_coef)
+    }
+}
 
 impl Algorithm for Dpo {
     fn needs(&self) -> Needs {
@@ -47,29 +95,6 @@ impl Algorithm for Dpo {
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
-        let stats = stats.get(Role::Policy).expect("the policy was computed");
-        let beta = self.0.beta;
-        let mut grads = Loss::zeros(batch.len());
-        let (mut value, mut metrics) = (0.0, Metrics::default());
-        let logp =
-            |row: usize, s: &Sequence| -> f64 { s.actions().map(|i| stats.logp[row + i] as f64).sum() };
-        for [(row_c, chosen), (row_r, rejected)] in batch.pairs() {
-            let (logp_c, logp_r) = (logp(row_c, chosen), logp(row_r, rejected));
-            let reward_c = beta * (logp_c - chosen.sum(&chosen.ref_logp));
-            let reward_r = beta * (logp_r - rejected.sum(&rejected.ref_logp));
-            let margin = reward_c - reward_r;
-            let w = chosen.weight as f64 / batch.counts.pairs;
-            value -= w * log_sigmoid(margin);
-            let slope = -w * beta * sigmoid(-margin);
-            chosen.actions().for_each(|i| grads.logp[row_c + i] = slope as f32);
-            rejected.actions().for_each(|i| grads.logp[row_r + i] = -slope as f32);
-            metrics.add("rewards/chosen", reward_c);
-            metrics.add("rewards/rejected", reward_r);
-            metrics.add("rewards/margins", margin);
-            metrics.add("rewards/accuracies", f64::from(margin > 0.0));
-            metrics.add("logps/chosen", logp_c);
-            metrics.add("logps/rejected", logp_r);
-        }
-        Loss::policy(value, grads, metrics)
+        preference::loss(batch, stats, |p| self.term(p))
     }
 }

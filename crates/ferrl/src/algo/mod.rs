@@ -7,22 +7,32 @@
 
 pub mod math;
 pub mod policy;
+mod preference;
 
 mod cispo;
+mod classifier;
 mod dapo;
 mod distill;
 mod dpo;
+mod dpo_positive;
 mod dr_grpo;
 mod gdpo;
 mod grpo;
 mod gspo;
+mod ipo;
+mod kto;
+mod mle;
+mod orpo;
 mod ppo;
 mod reinforce;
 mod reinforce_pp;
 mod reinforce_pp_baseline;
+mod rest_em;
 mod reward_model;
 mod rloo;
 mod sft;
+mod simpo;
+mod step_dpo;
 mod trpo;
 
 use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
@@ -50,8 +60,17 @@ pub struct Entry {
 /// Every algorithm Ferrl knows.
 pub const ALGORITHMS: &[&Entry] = &[
     &sft::ENTRY,
+    &mle::ENTRY,
+    &rest_em::ENTRY,
     &reward_model::ENTRY,
+    &classifier::ENTRY,
     &dpo::ENTRY,
+    &dpo_positive::ENTRY,
+    &ipo::ENTRY,
+    &kto::ENTRY,
+    &orpo::ENTRY,
+    &simpo::ENTRY,
+    &step_dpo::ENTRY,
     &ppo::ENTRY,
     &grpo::ENTRY,
     &dr_grpo::ENTRY,
@@ -81,10 +100,38 @@ pub const GROUP_RELATIVE: &Entry = &grpo::ENTRY;
 pub enum Wants {
     /// Sequences to imitate.
     Demonstrations,
+    /// Sequences with a weight each, or groups of answers with rewards.
+    Weighted,
     /// Pairs of a better and a worse answer.
     Pairs,
+    /// Pairs of a right and a wrong step after the same beginning.
+    StepPairs,
+    /// Answers that are good or bad.
+    Labelled,
+    /// Answers with a probability.
+    Targets,
     /// Prompts: the answers are sampled and rewarded.
     Rollouts,
+}
+
+impl Wants {
+    /// Whether two sequences belong together.
+    pub fn paired(self) -> bool {
+        matches!(self, Wants::Pairs | Wants::StepPairs)
+    }
+
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Wants::Demonstrations => "demonstrations",
+            Wants::Weighted => "answers with weights or rewards",
+            Wants::Pairs => "pairs of a better and a worse answer",
+            Wants::StepPairs => "pairs of a right and a wrong step",
+            Wants::Labelled => "answers labelled good or bad",
+            Wants::Targets => "answers with a probability",
+            Wants::Rollouts => "its own answers and their rewards",
+        }
+    }
 }
 
 /// What must be computed before `prepare`, and what is trained.
@@ -106,12 +153,19 @@ pub struct Needs {
     pub score: bool,
     /// Samples per prompt that make sense at least.
     pub group: usize,
+    /// A copy of the weights the stage starts from.
+    pub start: bool,
 }
 
 /// A method of learning.
 pub trait Algorithm: Send {
     /// What must be computed for it.
     fn needs(&self) -> Needs;
+    /// Adds sequences of [`Kind::Probe`](crate::experience::Kind), whose log-probabilities `prepare` wants to see before
+    /// anything changes, and which it takes out again.
+    fn extend(&self, _experience: &mut Experience) -> Result<()> {
+        Ok(())
+    }
     /// Fills columns (advantages, targets, weights) over everything the update learns from.
     fn prepare(&mut self, experience: &mut Experience) -> Result<Metrics>;
     /// The loss of one micro-batch and its gradients.
@@ -123,6 +177,14 @@ pub trait Algorithm: Send {
     /// Updates at the start that train the critic alone.
     fn policy_frozen_steps(&self) -> u64 {
         0
+    }
+    /// Steps at the start that train the head alone; the optimizer starts anew after them.
+    fn head_only_steps(&self) -> u64 {
+        0
+    }
+    /// Whether every step's updates begin at the weights the stage started from.
+    fn restarts(&self) -> bool {
+        false
     }
     /// The ratio of new to old policy beyond which a whole update is skipped.
     fn skip_ratio(&self) -> Option<f64> {

@@ -1,17 +1,23 @@
 //! Bradley-Terry reward model (Bradley & Terry, 1952; Stiennon et al., 2020, arXiv 2009.01325).
 //!
-//! Loss: `-log σ(r_chosen - r_rejected)`, the mean over pairs; `r` is the score at the last token.
+//! Loss, the mean over pairs: `-log σ(r_chosen - r_rejected - m) + c (r_chosen + r_rejected)^2`; `r` is the score at the
+//! last token. `m` is the row's `margin`, how much better the chosen answer is said to be (Touvron et al., 2023, arXiv
+//! 2307.09288), 0 where the data has no such column. `c` is `centre`: it holds the mean score near zero (Eisenstein et
+//! al., 2023, arXiv 2312.09244). For the first `head_only_steps` only the score head learns, so that a random head does
+//! not spoil the trunk; the optimizer starts anew after them.
 //!
 //! Differences from common implementations:
 //! 1. Divided by the pairs of the whole update.
+//! 2. Centring is off by default; TRL recommends 0.01.
 
 use super::math::{log_sigmoid, sigmoid};
+use super::preference::not_negative;
 use super::{Algorithm, Entry, Needs, Wants, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "rm",
@@ -19,15 +25,25 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Stiennon et al., Learning to summarize from human feedback, 2020, arXiv 2009.01325",
     wants: Wants::Pairs,
     defaults: || json!(Options::default()),
-    build: |values| settings::<Options>("rm", values).map(|_| Box::new(RewardModel) as Box<dyn Algorithm>),
+    build,
 };
 
-/// It has none, and says so of any that is given.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Options {}
+struct Options {
+    /// Weight of holding scores near zero.
+    centre: f64,
+    /// Steps at the start in which only the score head learns.
+    head_only_steps: u64,
+}
 
-struct RewardModel;
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    let o: Options = settings("rm", values)?;
+    not_negative("rm", "centre", o.centre)?;
+    Ok(Box::new(RewardModel(o)))
+}
+
+struct RewardModel(Options);
 
 impl Algorithm for RewardModel {
     fn needs(&self) -> Needs {
@@ -38,6 +54,10 @@ impl Algorithm for RewardModel {
         Ok(Metrics::default())
     }
 
+    fn head_only_steps(&self) -> u64 {
+        self.0.head_only_steps
+    }
+
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
         let stats = stats.get(Role::Policy).expect("the policy was computed");
         let mut grads = Loss::zeros(batch.len());
@@ -45,16 +65,19 @@ impl Algorithm for RewardModel {
         let (mut value, mut metrics) = (0.0, Metrics::default());
         for [(row_c, chosen), (row_r, rejected)] in batch.pairs() {
             let (c, r) = (row_c + chosen.ids.len() - 1, row_r + rejected.ids.len() - 1);
-            let margin = (stats.value[c] - stats.value[r]) as f64;
+            let (good, bad) = (stats.value[c] as f64, stats.value[r] as f64);
+            let margin = good - bad;
+            let lead = margin - chosen.margin as f64;
             let w = chosen.weight as f64 / batch.counts.pairs;
-            value -= w * log_sigmoid(margin);
-            let slope = -w * sigmoid(-margin);
-            grads.value[c] = slope as f32;
-            grads.value[r] = -slope as f32;
+            let sum = good + bad;
+            value += w * (self.0.centre * sum * sum - log_sigmoid(lead));
+            let (slope, pull) = (-w * sigmoid(-lead), 2.0 * w * self.0.centre * sum);
+            grads.value[c] = (pull + slope) as f32;
+            grads.value[r] = (pull - slope) as f32;
             metrics.add("rewards/accuracies", f64::from(margin > 0.0));
             metrics.add("rewards/margins", margin);
-            metrics.add("rewards/chosen", stats.value[c] as f64);
-            metrics.add("rewards/rejected", stats.value[r] as f64);
+            metrics.add("rewards/chosen", good);
+            metrics.add("rewards/rejected", bad);
         }
         Loss::policy(value, grads, metrics)
     }

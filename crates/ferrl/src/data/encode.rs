@@ -48,6 +48,11 @@ impl Encoder {
         &self.tokenizer
     }
 
+    /// The names of a row's columns, new ones included.
+    pub fn columns<'a>(&'a self, row: &'a Row) -> Vec<&'a str> {
+        self.columns.0.iter().map(|(new, _)| new.as_str()).chain(row.keys().map(String::as_str)).collect()
+    }
+
     /// A row as an example; nothing when it was dropped as too long.
     pub fn encode(
         &self,
@@ -87,6 +92,12 @@ impl Encoder {
                 let prompt = prompts.build(prompt, is_messages(&chosen))?;
                 let chosen = self.answer(&prompt, &chosen, chat).map_err(|e| e.at("chosen"))?;
                 let rejected = self.answer(&prompt, &rejected, chat).map_err(|e| e.at("rejected"))?;
+                (prompt.value(), Example::Pair { chosen, rejected })
+            }
+            Fields::StepPair { prompt, before, chosen, rejected } => {
+                let prompt = prompts.build(prompt, false)?;
+                let chosen = self.step(&prompt, &before, &chosen, chat).map_err(|e| e.at("chosen"))?;
+                let rejected = self.step(&prompt, &before, &rejected, chat).map_err(|e| e.at("rejected"))?;
                 (prompt.value(), Example::Pair { chosen, rejected })
             }
             Fields::Labelled { prompt, completion, label } => {
@@ -240,6 +251,13 @@ impl Encoder {
         ids.truncate(end);
         mask.truncate(end);
         Ok(Tokens { ids, mask })
+    }
+
+    /// A step after the steps before it; only the step is trained, and no end of sequence follows it.
+    fn step(&self, prompt: &Content, before: &str, step: &str, chat: &mut Chat<'_>) -> Result<Tokens> {
+        let mut begun = self.prompt(prompt, chat)?;
+        begun.extend(self.tokenizer.encode_text(before)?);
+        self.cut(self.joined(begun, step, None)?, chat)
     }
 
     /// Each step on a line of its own; its last token is where it is judged.

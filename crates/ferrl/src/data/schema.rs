@@ -18,6 +18,8 @@ pub enum Wants {
     Sft,
     /// A better and a worse answer.
     Preference,
+    /// A right and a wrong step after the same beginning.
+    StepPreference,
     /// An answer that is good or bad.
     Unpaired,
     /// An answer with a probability.
@@ -32,9 +34,10 @@ pub enum Wants {
 
 impl Wants {
     /// All of them.
-    pub const ALL: [Wants; 7] = [
+    pub const ALL: [Wants; 8] = [
         Wants::Sft,
         Wants::Preference,
+        Wants::StepPreference,
         Wants::Unpaired,
         Wants::Target,
         Wants::Prompt,
@@ -56,6 +59,10 @@ impl Wants {
                 &["prompt", "chosen", "rejected"],
                 &["messages", "chosen", "rejected"],
                 &["chosen", "rejected"],
+            ],
+            Wants::StepPreference => &[
+                &["prompt", "initial_reason_steps", "chosen", "rejected"],
+                &["messages", "initial_reason_steps", "chosen", "rejected"],
             ],
             Wants::Unpaired => &[
                 &["prompt", "completion", "label"],
@@ -79,6 +86,7 @@ impl fmt::Display for Wants {
         f.write_str(match self {
             Wants::Sft => "supervised fine-tuning",
             Wants::Preference => "preference pairs",
+            Wants::StepPreference => "pairs of steps",
             Wants::Unpaired => "labelled answers",
             Wants::Target => "soft targets",
             Wants::Prompt => "prompts",
@@ -129,6 +137,17 @@ pub enum Fields {
         chosen: Content,
         /// The worse answer.
         rejected: Content,
+    },
+    /// A right and a wrong step.
+    StepPair {
+        /// What is asked.
+        prompt: Content,
+        /// The steps before.
+        before: String,
+        /// The right step.
+        chosen: String,
+        /// The wrong step.
+        rejected: String,
     },
     /// An answer that is good or bad.
     Labelled {
@@ -220,6 +239,7 @@ pub fn parse(row: &Row, wants: Wants, prompt: Option<String>) -> Result<(Fields,
     let fields = match wants {
         Wants::Sft => reader.sft(),
         Wants::Preference => reader.preference(),
+        Wants::StepPreference => reader.step_preference(),
         Wants::Unpaired => reader.unpaired(),
         Wants::Target => reader.target(),
         Wants::Prompt => reader.prompt_only(),

@@ -72,7 +72,7 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
         rollouts(stage, &mut p);
         rewards(recipe, verifiers, &mut p);
     } else {
-        let each = if entry.wants == Wants::Pairs { 2 } else { 1 };
+        let each = if entry.wants.paired() { 2 } else { 1 };
         let (budget, longest) = (recipe.train.micro_batch_tokens, each * recipe.data.max_length);
         let one = if each == 2 { "one pair, each side of" } else { "one sequence of" };
         p.when(

@@ -24,7 +24,9 @@ pub struct FileSource {
     loader: Loader,
     options: loader::Options,
     encoder: Encoder,
-    wants: schema::Wants,
+    wants: algo::Wants,
+    /// Whether rows bring their answers.
+    grouped: bool,
     drawn: u64,
     /// What was cut or left out so far.
     pub counts: Counts,
@@ -63,14 +65,8 @@ impl FileSource {
         let options = loader::Options { seed, shuffle: settings.shuffle, drop_last: true };
         let loader = Loader::new(&datasets, options)?;
         let rows = datasets.iter().map(|d| (0..d.len()).collect()).collect();
-        let wants = match wants {
-            algo::Wants::Demonstrations => schema::Wants::Sft,
-            algo::Wants::Pairs => schema::Wants::Preference,
-            algo::Wants::Rollouts if grouped => schema::Wants::Group,
-            algo::Wants::Rollouts => schema::Wants::Prompt,
-        };
         let counts = Counts::default();
-        Ok(FileSource { datasets, rows, loader, options, encoder, wants, drawn: 0, counts })
+        Ok(FileSource { datasets, rows, loader, options, encoder, wants, grouped, drawn: 0, counts })
     }
 
     /// Only the rows that a share holds out, or only the others. Which these are depends on the seed and on how many
@@ -126,8 +122,9 @@ impl Source for FileSource {
                 let dataset = &self.datasets[pick.dataset];
                 let number = self.rows[pick.dataset][pick.row];
                 let (row, place) = (&dataset.records[number].row, dataset.place(number));
-                if let Some(sample) = self.encoder.encode(row, self.wants, &place, &mut self.counts)? {
-                    items.push(item(sample, self.drawn, self.encoder.tokenizer())?);
+                let wants = schema_of(self.wants, self.grouped, &self.encoder.columns(row));
+                if let Some(sample) = self.encoder.encode(row, wants, &place, &mut self.counts)? {
+                    items.push(item(sample, self.wants, self.drawn, self.encoder.tokenizer())?);
                     self.drawn += 1;
                 }
             }
@@ -141,7 +138,7 @@ impl Source for FileSource {
         self.loader.epochs()
     }
     fn graded(&self) -> bool {
-        self.wants == schema::Wants::Group
+        self.grouped
     }
     fn state(&self) -> Value {
         serde_json::json!({ "loader": self.loader.state(), "drawn": self.drawn, "counts": self.counts })
@@ -168,13 +165,28 @@ fn is_group(row: &data::Row) -> bool {
     ["completions", "rewards"].iter().all(|c| row.get(*c).is_some_and(|v| !v.is_null()))
 }
 
-fn item(sample: Sample, index: u64, tokenizer: &Tokenizer) -> Result<Item> {
-    let sequence = |t: Tokens, kind: Kind, pair: Option<usize>| Sequence {
+/// How a row is read for an algorithm.
+fn schema_of(wants: algo::Wants, grouped: bool, columns: &[&str]) -> schema::Wants {
+    match wants {
+        algo::Wants::Demonstrations => schema::Wants::Sft,
+        algo::Wants::Weighted if columns.contains(&"completions") => schema::Wants::Group,
+        algo::Wants::Weighted => schema::Wants::Sft,
+        algo::Wants::Pairs => schema::Wants::Preference,
+        algo::Wants::StepPairs => schema::Wants::StepPreference,
+        algo::Wants::Labelled => schema::Wants::Unpaired,
+        algo::Wants::Targets => schema::Wants::Target,
+        algo::Wants::Rollouts if grouped => schema::Wants::Group,
+        algo::Wants::Rollouts => schema::Wants::Prompt,
+    }
+}
+
+fn item(sample: Sample, wants: algo::Wants, index: u64, tokenizer: &Tokenizer) -> Result<Item> {
+    let sequence = |t: Tokens, kind: Kind| Sequence {
+        pair: matches!(kind, Kind::Chosen | Kind::Rejected).then_some(0),
         ids: t.ids,
         trained: t.mask,
         weight: 1.0,
         kind,
-        pair,
         ..Default::default()
     };
     let ask = |ids: Vec<u32>, prompt: &Value, columns: data::Row| Prompt {
@@ -184,12 +196,29 @@ fn item(sample: Sample, index: u64, tokenizer: &Tokenizer) -> Result<Item> {
         messages: prompt.as_array().cloned().unwrap_or_default(),
         columns,
     };
+    let number = |name: &str, otherwise: f32| match sample.extra.get(name) {
+        None | Some(Value::Null) => Ok(otherwise),
+        Some(value) => value.as_f64().map(|n| n as f32).filter(|n| n.is_finite()).ok_or_else(|| {
+            Error::data(format!("column {name} is {value}, expected a number")).at(&sample.place)
+        }),
+    };
     Ok(match sample.example {
-        Example::Text(tokens) => Item::Given(vec![sequence(tokens, Kind::Plain, None)]),
-        Example::Pair { chosen, rejected } => Item::Given(vec![
-            sequence(chosen, Kind::Chosen, Some(0)),
-            sequence(rejected, Kind::Rejected, Some(0)),
-        ]),
+        Example::Text(tokens) if wants == algo::Wants::Weighted => {
+            Item::Given(vec![sequence(tokens, Kind::Plain).rewarded(number("advantage", 1.0)?)])
+        }
+        Example::Text(tokens) => Item::Given(vec![sequence(tokens, Kind::Plain)]),
+        Example::Pair { chosen, rejected } => {
+            let margin = number("margin", 0.0)?;
+            let chosen = Sequence { margin, ..sequence(chosen, Kind::Chosen) };
+            Item::Given(vec![chosen, sequence(rejected, Kind::Rejected)])
+        }
+        Example::Labelled { tokens, label } => Item::Given(vec![sequence(tokens, Kind::Labelled(label))]),
+        Example::Target { tokens, target } => Item::Given(vec![sequence(tokens, Kind::Target(target))]),
+        Example::Group { completions, rewards } if wants == algo::Wants::Weighted => {
+            let total = |i: usize| rewards.iter().map(|(_, list)| list[i]).sum();
+            let answers = completions.into_iter().enumerate();
+            Item::Given(answers.map(|(i, t)| sequence(t, Kind::Plain).rewarded(total(i))).collect())
+        }
         Example::Prompt { .. } if is_group(&sample.extra) => {
             return Err(Error::data(
                 "this row brings its answers and rewards, the first row is a prompt alone",
@@ -200,15 +229,13 @@ fn item(sample: Sample, index: u64, tokenizer: &Tokenizer) -> Result<Item> {
         Example::Prompt { ids } => Item::Ask(ask(ids, &sample.prompt, sample.extra)),
         Example::Group { completions, rewards } => {
             let answer = |(i, tokens): (usize, Tokens)| {
-                let mut s = sequence(tokens, Kind::Plain, None);
+                let mut s = sequence(tokens, Kind::Plain);
                 // An answer without its end was cut.
                 s.truncated = s.ids.last().is_some_and(|&id| !tokenizer.is_special(id));
                 s.components = rewards.iter().map(|(name, list)| (name.clone(), list[i])).collect();
-                s.reward = vec![0.0; s.ids.len()];
-                if let Some(last) = s.actions().last() {
-                    s.reward[last] = s.components.iter().map(|c| c.1).sum();
-                }
-                s
+                s.sources = s.components.iter().map(|c| (1.0, c.1)).collect();
+                let total = s.components.iter().map(|c| c.1).sum();
+                s.rewarded(total)
             };
             let answers: Vec<Sequence> = completions.into_iter().enumerate().map(answer).collect();
             let first = answers.first().and_then(|s| Some(s.ids[..=s.actions().next()?].to_vec()));

@@ -86,6 +86,18 @@ impl<'a> Reader<'a> {
         }))
     }
 
+    pub fn step_preference(&mut self) -> Result<Option<Fields>> {
+        let (Some(before), Some(chosen), Some(rejected), Some(prompt)) = (
+            self.text("initial_reason_steps")?,
+            self.text("chosen")?,
+            self.text("rejected")?,
+            self.prompt()?,
+        ) else {
+            return Ok(None);
+        };
+        Ok(Some(Fields::StepPair { prompt, before, chosen, rejected }))
+    }
+
     pub fn unpaired(&mut self) -> Result<Option<Fields>> {
         let Some(label) = self.get("label") else { return Ok(None) };
         let label = match label {

@@ -1,0 +1,72 @@
+//! Binary classifier with soft targets: the score at the last token is the logit of a probability.
+//!
+//! Loss, the mean over answers: `-t log σ(s) - (1 - t) log(1 - σ(s))`, where `t` in [0, 1] is the row's `target`: a label,
+//! a share of graders, or a forecast to be learned (Band et al., 2024, arXiv 2404.00474 train their forecaster so; Cobbe
+//! et al., 2021, arXiv 2110.14168 their verifier of whole solutions).
+//!
+//! Differences from common implementations:
+//! 1. Divided by the answers of the whole update.
+//! 2. `head_only_steps` as for the reward model.
+
+use super::math::{log_sigmoid, sigmoid};
+use super::{Algorithm, Entry, Needs, Wants, settings};
+use crate::experience::{Experience, Kind, Loss, Metrics, MicroBatch};
+use ferrl_engine::train::{ByRole, Role, Stats};
+use ferrl_engine::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "classifier",
+    about: "binary classifier: give each answer its probability of being good",
+    paper: "Cobbe et al., Training Verifiers to Solve Math Word Problems, 2021, arXiv 2110.14168",
+    wants: Wants::Targets,
+    defaults: || json!(Options::default()),
+    build: |values| Ok(Box::new(Classifier(settings("classifier", values)?))),
+};
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Steps at the start in which only the score head learns.
+    head_only_steps: u64,
+}
+
+struct Classifier(Options);
+
+impl Algorithm for Classifier {
+    fn needs(&self) -> Needs {
+        Needs { score: true, ..Default::default() }
+    }
+
+    fn prepare(&mut self, e: &mut Experience) -> Result<Metrics> {
+        match e.sequences.iter().find(|s| !matches!(s.kind, Kind::Target(_))) {
+            Some(s) => Err(Error::data(format!("an answer without a target: {:?}", s.kind))),
+            None => Ok(Metrics::default()),
+        }
+    }
+
+    fn head_only_steps(&self) -> u64 {
+        self.0.head_only_steps
+    }
+
+    fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
+        let stats = stats.get(Role::Policy).expect("the policy was computed");
+        let mut grads = Loss::zeros(batch.len());
+        grads.value = vec![0.0; batch.len()];
+        let (mut value, mut metrics) = (0.0, Metrics::default());
+        for (row, s) in batch.rows() {
+            let Kind::Target(target) = s.kind else { continue };
+            let (at, target) = (row + s.ids.len() - 1, target as f64);
+            let score = stats.value[at] as f64;
+            let w = s.weight as f64 / batch.counts.sequences;
+            value -= w * (target * log_sigmoid(score) + (1.0 - target) * log_sigmoid(-score));
+            let p = sigmoid(score);
+            grads.value[at] = (w * (p - target)) as f32;
+            metrics.add("accuracy", f64::from((p > 0.5) == (target > 0.5)));
+            metrics.add("brier", (p - target) * (p - target));
+            metrics.add("probability", p);
+        }
+        Loss::policy(value, grads, metrics)
+    }
+}

@@ -1,0 +1,130 @@
+//! Kahneman-Tversky optimisation (Ethayarajh et al., 2024, arXiv 2402.01306): answers that are good or bad by themselves.
+//!
+//! Loss, the mean over answers: `λ_D (1 - σ(β (Δ - z)))` for a good one and `λ_U (1 - σ(β (z - Δ)))` for a bad one, with
+//! `Δ = Σ_t logp_t - ref_logp_t`. The reference point `z = max(0, mean Δ)` is taken over mismatched pairs, each question
+//! with the answer to the question before it in the batch, and no gradient flows through it.
+//!
+//! Differences from the paper and from TRL:
+//! 1. The reference point is that of the whole update; TRL's is that of each micro-batch.
+//! 2. Answers move on by one question, so an update of one answer has no mismatched pair and is refused.
+//! 3. The loss is a mean over good and bad answers together: keep `desirable_weight` times the number of good ones
+//!    within 1 to 4/3 of `undesirable_weight` times that of bad ones.
+
+use super::math::sigmoid;
+use super::preference::{answer_logp, not_negative, positive};
+use super::{Algorithm, Entry, Needs, Wants, settings};
+use crate::experience::{Experience, Kind, Loss, Metrics, MicroBatch, Sequence};
+use ferrl_engine::train::{ByRole, Role, Stats};
+use ferrl_engine::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "kto",
+    about: "Kahneman-Tversky optimisation: answers labelled good or bad, no pairs needed",
+    paper: "Ethayarajh et al., KTO: Model Alignment as Prospect Theoretic Optimization, 2024, arXiv 2402.01306",
+    wants: Wants::Labelled,
+    defaults: || json!(Options::default()),
+    build,
+};
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// How strongly the policy is held to the reference.
+    beta: f64,
+    /// Weight of good answers.
+    desirable_weight: f64,
+    /// Weight of bad answers.
+    undesirable_weight: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { beta: 0.1, desirable_weight: 1.0, undesirable_weight: 1.0 }
+    }
+}
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    let options: Options = settings("kto", values)?;
+    positive("kto", "beta", options.beta)?;
+    not_negative("kto", "desirable_weight", options.desirable_weight)?;
+    not_negative("kto", "undesirable_weight", options.undesirable_weight)?;
+    Ok(Box::new(Kto { options, reference_point: 0.0 }))
+}
+
+struct Kto {
+    options: Options,
+    /// Of the update under way.
+    reference_point: f64,
+}
+
+/// A question with the answer to another.
+fn mismatched(question: &Sequence, answer: &Sequence) -> Sequence {
+    let start = |s: &Sequence| s.trained.iter().position(|&t| t).unwrap_or(s.ids.len());
+    let (asked, answered) = (start(question), start(answer));
+    Sequence {
+        ids: [&question.ids[..asked], &answer.ids[answered..]].concat(),
+        trained: [&question.trained[..asked], &answer.trained[answered..]].concat(),
+        kind: Kind::Probe,
+        ..Default::default()
+    }
+}
+
+impl Algorithm for Kto {
+    fn needs(&self) -> Needs {
+        Needs { reference: true, ..Default::default() }
+    }
+
+    fn extend(&self, e: &mut Experience) -> Result<()> {
+        let n = e.sequences.len();
+        if n < 2 {
+            return Err(Error::usage("the reference point needs a second answer to pair the question with")
+                .at("train.batch")
+                .fix("train.batch = 16"));
+        }
+        let probes = (0..n).map(|i| mismatched(&e.sequences[i], &e.sequences[(i + n - 1) % n]));
+        let probes: Vec<Sequence> = probes.collect();
+        e.sequences.extend(probes);
+        Ok(())
+    }
+
+    fn prepare(&mut self, e: &mut Experience) -> Result<Metrics> {
+        let gains: Vec<f64> = e
+            .sequences
+            .iter()
+            .filter(|s| s.kind == Kind::Probe)
+            .map(|s| s.sum(&s.old_logp) - s.sum(&s.ref_logp))
+            .collect();
+        self.reference_point = (gains.iter().sum::<f64>() / gains.len().max(1) as f64).max(0.0);
+        e.sequences.retain(|s| s.kind != Kind::Probe);
+        let mut metrics = Metrics::default();
+        metrics.add("kl", self.reference_point);
+        Ok(metrics)
+    }
+
+    fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
+        let stats = stats.get(Role::Policy).expect("the policy was computed");
+        let o = &self.options;
+        let mut grads = Loss::zeros(batch.len());
+        let (mut value, mut metrics) = (0.0, Metrics::default());
+        for (row, s) in batch.rows() {
+            let good = s.kind == Kind::Labelled(true);
+            let logp = answer_logp(stats, row, s);
+            let gain = logp - s.sum(&s.ref_logp);
+            let (side, weight, name) = if good {
+                (1.0, o.desirable_weight, "chosen")
+            } else {
+                (-1.0, o.undesirable_weight, "rejected")
+            };
+            let w = weight * s.weight as f64 / batch.counts.sequences;
+            let liked = sigmoid(side * o.beta * (gain - self.reference_point));
+            value += w * (1.0 - liked);
+            let slope = -w * side * o.beta * liked * (1.0 - liked);
+            s.actions().for_each(|i| grads.logp[row + i] = slope as f32);
+            metrics.add(&format!("rewards/{name}"), o.beta * gain);
+            metrics.add(&format!("logps/{name}"), logp);
+        }
+        Loss::policy(value, grads, metrics)
+    }
+}

@@ -1,0 +1,111 @@
+//! Behaviour cloning weighted by advantage: maximum likelihood in which each answer counts for how good it was.
+//!
+//! Loss: `-Σ w_t A logp_t` with the weights `w_t` of supervised fine-tuning and one `A` for each answer. `A` is the row's
+//! `advantage`, 1 where there is none (then this is plain imitation); or, for rows with `completions` and `rewards`, the
+//! answer's reward, less the mean of its group with `baseline = "group"`.
+//!
+//! Differences from common implementations:
+//! 1. A negative `A` makes an answer less likely without bound; `clip_negative` (on by default) takes such answers as 0.
+//! 2. Divisors count all answers, also those of weight 0, and are those of the whole update.
+
+use super::math::advantage::centre;
+use super::math::aggregate::Aggregate;
+use super::{Algorithm, Entry, Needs, Wants, settings};
+use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use ferrl_engine::Result;
+use ferrl_engine::train::{ByRole, Role, Stats};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::collections::BTreeMap;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "mle",
+    about: "behaviour cloning: imitate each answer as much as its reward or advantage says",
+    paper: "Peng et al., Advantage-Weighted Regression, 2019, arXiv 1910.00177",
+    wants: Wants::Weighted,
+    defaults: || json!(Options::default()),
+    build: |values| Ok(Box::new(Mle(settings("mle", values)?))),
+};
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// How token losses are averaged.
+    aggregate: Aggregate,
+    /// The fixed length of `aggregate = "constant"`.
+    length: usize,
+    /// What is subtracted from rewards.
+    baseline: Baseline,
+    /// Divide by the deviation within the group.
+    divide_by_std: bool,
+    /// Take answers worse than the baseline as 0 instead of making them less likely.
+    clip_negative: bool,
+}
+
+/// What a reward is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Baseline {
+    /// Nothing: the reward itself.
+    None,
+    /// The mean of the answers to the same prompt.
+    Group,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            aggregate: Aggregate::Token,
+            length: 1024,
+            baseline: Baseline::None,
+            divide_by_std: false,
+            clip_negative: true,
+        }
+    }
+}
+
+struct Mle(Options);
+
+impl Algorithm for Mle {
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn prepare(&mut self, e: &mut Experience) -> Result<Metrics> {
+        let mut metrics = Metrics::default();
+        let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (i, s) in e.sequences.iter().enumerate() {
+            groups.entry(s.group).or_default().push(i);
+        }
+        for members in groups.into_values() {
+            let mut all: Vec<f64> = members.iter().map(|&i| e.sequences[i].total_reward()).collect();
+            all.iter().for_each(|r| metrics.add("reward", *r));
+            if self.0.baseline == Baseline::Group {
+                all = centre(&all, self.0.divide_by_std);
+            }
+            for (&i, a) in members.iter().zip(&all) {
+                let a = if self.0.clip_negative { a.max(0.0) } else { *a };
+                let s = &mut e.sequences[i];
+                s.advantage = vec![a as f32; s.ids.len()];
+                metrics.add("advantage", a);
+            }
+        }
+        Ok(metrics)
+    }
+
+    fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
+        let stats = stats.get(Role::Policy).expect("the policy was computed");
+        let mut grads = Loss::zeros(batch.len());
+        let (mut value, mut metrics) = (0.0, Metrics::default());
+        for (row, s) in batch.rows() {
+            let w = self.0.aggregate.weight(s, &batch.counts, self.0.length);
+            for i in s.actions() {
+                let w = w * s.advantage[i] as f64;
+                value -= w * stats.logp[row + i] as f64;
+                grads.logp[row + i] = -w as f32;
+                metrics.add("entropy", stats.entropy[row + i] as f64);
+            }
+        }
+        Loss::policy(value, grads, metrics)
+    }
+}

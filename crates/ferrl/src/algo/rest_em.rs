@@ -1,0 +1,133 @@
+//! ReST-EM (Singh et al., 2023, arXiv 2312.06585), also known as rejection-sampling fine-tuning.
+//!
+//! Each step is one turn of expectation and maximisation. E: sample answers, keep those with a reward of at least
+//! `threshold`, at most `per_prompt` to each question. M: fine-tune on them, `epochs` passes of `minibatches` updates with
+//! the loss `-mean_t logp_t`, averaged over answers.
+//!
+//! Differences from the paper:
+//! 1. `restart = true` fine-tunes the model the stage started from anew at each step, as the paper does; off (the
+//!    default) each step goes on from the last, which needs far fewer updates.
+//! 2. Which checkpoint is kept is up to the run: `eval.every = 1` with `checkpoint.keep_best` and `checkpoint.metric`
+//!    keeps the best on held-out questions.
+//! 3. The first `per_prompt` right answers are kept in the order of samples; identical ones count once.
+//! 4. A step whose answers are all wrong makes no update.
+
+use super::math::aggregate::Aggregate;
+use super::policy::reward_metrics;
+use super::{Algorithm, Entry, Needs, Wants, settings};
+use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use ferrl_engine::train::{ByRole, Role, Stats};
+use ferrl_engine::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "rest_em",
+    about: "rejection-sampling fine-tuning: imitate the own answers that were right",
+    paper: "Singh et al., Beyond Human Data: Scaling Self-Training for Problem-Solving with Language Models, 2023, arXiv 2312.06585",
+    wants: Wants::Rollouts,
+    defaults: || json!(Options::default()),
+    build,
+};
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Answers with at least this reward are kept.
+    threshold: f64,
+    /// How many answers to one question are kept at most.
+    per_prompt: usize,
+    /// Start from the stage's first weights at every step.
+    restart: bool,
+    /// Passes over what was kept.
+    epochs: usize,
+    /// Updates in each pass.
+    minibatches: usize,
+    /// How token losses are averaged.
+    aggregate: Aggregate,
+    /// The fixed length of `aggregate = "constant"`.
+    length: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            threshold: 1.0,
+            per_prompt: 10,
+            restart: false,
+            epochs: 1,
+            minibatches: 1,
+            aggregate: Aggregate::Sequence,
+            length: 1024,
+        }
+    }
+}
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    let o: Options = settings("rest_em", values)?;
+    for (name, n) in [("per_prompt", o.per_prompt), ("epochs", o.epochs), ("minibatches", o.minibatches)] {
+        if n == 0 {
+            return Err(Error::usage(format!("{name} must be at least 1")).at("algo (rest_em)"));
+        }
+    }
+    Ok(Box::new(RestEm(o)))
+}
+
+struct RestEm(Options);
+
+impl Algorithm for RestEm {
+    fn needs(&self) -> Needs {
+        Needs { start: self.0.restart, ..Default::default() }
+    }
+
+    fn prepare(&mut self, e: &mut Experience) -> Result<Metrics> {
+        let mut metrics = Metrics::default();
+        reward_metrics(e, &mut metrics);
+        let mut rewards: BTreeMap<usize, f64> = BTreeMap::new();
+        for s in &e.sequences {
+            *rewards.entry(s.trajectory).or_default() += s.total_reward();
+        }
+        let mut kept: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
+        let mut seen: BTreeSet<Vec<u32>> = BTreeSet::new();
+        let before = e.sequences.len() as f64;
+        e.sequences.retain(|s| {
+            let right = rewards[&s.trajectory] >= self.0.threshold;
+            let own = kept.entry(s.group).or_default();
+            let room = own.contains(&s.trajectory) || own.len() < self.0.per_prompt;
+            let keep = right && room && seen.insert(s.ids.clone());
+            if keep {
+                own.insert(s.trajectory);
+            }
+            keep
+        });
+        metrics.add("kept", e.sequences.len() as f64 / before.max(1.0));
+        for s in &mut e.sequences {
+            s.advantage = vec![1.0; s.ids.len()];
+        }
+        Ok(metrics)
+    }
+
+    fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
+        let stats = stats.get(Role::Policy).expect("the policy was computed");
+        let mut grads = Loss::zeros(batch.len());
+        let (mut value, mut metrics) = (0.0, Metrics::default());
+        for (row, s) in batch.rows() {
+            let w = self.0.aggregate.weight(s, &batch.counts, self.0.length);
+            for i in s.actions() {
+                value -= w * stats.logp[row + i] as f64;
+                grads.logp[row + i] = -w as f32;
+                metrics.add("entropy", stats.entropy[row + i] as f64);
+            }
+        }
+        Loss::policy(value, grads, metrics)
+    }
+
+    fn passes(&self) -> (usize, usize) {
+        (self.0.epochs, self.0.minibatches)
+    }
+
+    fn restarts(&self) -> bool {
+        self.0.restart
+    }
+}

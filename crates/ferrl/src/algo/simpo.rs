@@ -1,0 +1,82 @@
+//! Simple preference optimisation (Meng et al., 2024, arXiv 2405.14734): DPO without a reference, per token.
+//!
+//! Loss, the mean over pairs: `-log σ(β mean_t logp(chosen) - β mean_t logp(rejected) - γ)`.
+//!
+//! Differences from the paper:
+//! 1. β = 2 and γ = 1, from the ranges it searched (2 to 2.5 and 0.3 to 1.6); it says to tune both.
+//! 2. `sft_coef` adds the chosen answers' negative log-likelihood, as for DPO; the paper has none.
+
+use super::math::{log_sigmoid, sigmoid};
+use super::preference::{self, Pair, Term, not_negative, positive};
+use super::{Algorithm, Entry, Needs, Wants, settings};
+use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use ferrl_engine::Result;
+use ferrl_engine::train::{ByRole, Stats};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "simpo",
+    about: "simple preference optimisation: per-token likelihood as the reward, a target margin, no reference",
+    paper: "Meng et al., SimPO: Simple Preference Optimization with a Reference-Free Reward, 2024, arXiv 2405.14734",
+    wants: Wants::Pairs,
+    defaults: || json!(Options::default()),
+    build,
+};
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Scale of the reward, which is the mean log-probability of an answer's tokens.
+    beta: f64,
+    /// The margin that the chosen answer's reward should have.
+    gamma: f64,
+    /// Weight of imitating the chosen answer beside preferring it.
+    sft_coef: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { beta: 2.0, gamma: 1.0, sft_coef: 0.0 }
+    }
+}
+
+fn build(values: Value) -> Result<Box<dyn Algorithm>> {
+    let o: Options = settings("simpo", values)?;
+    positive("simpo", "beta", o.beta)?;
+    not_negative("simpo", "gamma", o.gamma)?;
+    not_negative("simpo", "sft_coef", o.sft_coef)?;
+    Ok(Box::new(SimPo(o)))
+}
+
+struct SimPo(Options);
+
+impl SimPo {
+    fn term(&self, p: &Pair) -> Term {
+        let o = &self.0;
+        let rewards = (o.beta * p.chosen.mean(), o.beta * p.rejected.mean());
+        let margin = rewards.0 - rewards.1 - o.gamma;
+        let slope = -p.share * o.beta * sigmoid(-margin);
+        Term {
+            loss: -p.share * log_sigmoid(margin),
+            chosen: slope / p.chosen.tokens,
+            rejected: -slope / p.rejected.tokens,
+            rewards,
+        }
+        .imitate(p, o.sft_coef)
+    }
+}
+
+impl Algorithm for SimPo {
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn prepare(&mut self, _experience: &mut Experience) -> Result<Metrics> {
+        Ok(Metrics::default())
+    }
+
+    fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
+        preference::loss(batch, stats, |p| self.term(p))
+    }
+}
