@@ -5,6 +5,7 @@
 
 pub mod algo;
 mod annotate;
+pub mod api;
 pub mod batch;
 pub mod collect;
 pub mod data;

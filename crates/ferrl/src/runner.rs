@@ -14,7 +14,7 @@ use crate::run::{
 };
 use crate::setup;
 use crate::teacher;
-use crate::train::{Report, Stage};
+use crate::train::{Report, Stage, Waits};
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
 use ferrl_engine::generate::{CacheOptions, Sampler};
 use ferrl_engine::{Error, Result, nearest};
@@ -32,6 +32,10 @@ pub trait Watch {
     fn step(&mut self, stage: &str, step: u64, steps: u64, record: &StepRecord);
     /// Something worth a line.
     fn note(&mut self, text: &str);
+    /// Who wants to be told what a step is busy with.
+    fn waits(&self) -> Option<Waits> {
+        None
+    }
     /// Whether to finish this step, save and stop.
     fn interrupted(&self) -> bool;
 }
@@ -181,6 +185,7 @@ impl OneStage<'_> {
         let mut stage = setup::stage(recipe.clone(), backend, self.dir)?;
         let total = stage.schedules.0.total_steps;
         watch.stage(self.name, total);
+        stage.waits = watch.waits().unwrap_or(stage.waits);
         if let Some(path) = resumed {
             self.restore(&mut stage, path, state)?;
             watch.note(&format!("resumed after step {} of {}", stage.step, self.name));

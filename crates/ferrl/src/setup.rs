@@ -79,8 +79,19 @@ fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> {
     tokenizer.save(dir)
 }
 
-/// A stage that starts from the model in `dir`.
+/// A stage that starts from the model in `dir` and learns from what its recipe names.
 pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<Stage> {
+    let data = recipe.clone();
+    stage_over(recipe, backend, dir, |tokenizer, wants| source(&data, dir, tokenizer, wants, false))
+}
+
+/// A stage that starts from the model in `dir` and learns from any source.
+pub fn stage_over(
+    recipe: Recipe,
+    backend: Arc<dyn Backend>,
+    dir: &Path,
+    source: impl FnOnce(&Arc<Tokenizer>, Wants) -> Result<Box<dyn Source>>,
+) -> Result<Stage> {
     let (algo, wants) = algorithm(&recipe)?;
     let needs = algo.needs();
     let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
@@ -107,7 +118,7 @@ pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<St
     } else {
         None
     };
-    let source = source(&recipe, dir, &tokenizer, wants, false)?;
+    let source = source(&tokenizer, wants)?;
     let samples = recipe.rollout.samples;
     let sampler = if wants == Wants::Rollouts && !source.graded() {
         if samples < needs.group {

@@ -1,6 +1,8 @@
 //! The training loop on models small enough to train in a test.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+#[path = "stage/api.rs"]
+mod api;
 #[path = "stage/evaluation.rs"]
 mod evaluation;
 #[path = "stage/graded.rs"]

@@ -5,13 +5,15 @@ use ferrl::evaluate::Evaluation;
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{RunFolder, StepRecord};
 use ferrl::runner::{self, Outcome, Watch};
+use ferrl::train::Waits;
 use ferrl::verify::VERIFIERS;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::BACKENDS;
+use indicatif::HumanDuration;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Exit code of a run that was interrupted and saved.
@@ -94,16 +96,26 @@ fn saved_recipe(folder: &RunFolder, now: Resolved) -> Result<Resolved> {
     Ok(now)
 }
 
+/// What is shown of an evaluation, and whether it is a share.
+const SHOWN: &[(&str, bool)] = &[
+    ("eval/pass@1", true),
+    ("eval/greedy", true),
+    ("eval/reward", false),
+    ("eval/loss", false),
+    ("eval/accuracy", true),
+    ("eval/margin", false),
+];
+
 fn conclude(outcome: &Outcome) -> Result<()> {
     for (stage, first, last) in &outcome.evaluations {
         let Some(last) = last else { continue };
-        println!("\n{stage}, on held-out questions:");
-        for name in ["eval/pass@1", "eval/greedy"] {
-            if let Some(after) = last.metrics.get(name) {
-                let before = first.as_ref().and_then(|f| f.metrics.get(name));
-                let before = before.map_or(String::new(), |b| format!("{:.1} % before, ", 100.0 * b));
-                println!("  {:<12} {before}{:.1} % after", name.trim_start_matches("eval/"), 100.0 * after);
-            }
+        println!("\n{stage}, on held-out data:");
+        for (name, share) in SHOWN {
+            let Some(after) = last.metrics.get(name) else { continue };
+            let number = |x: f64| if *share { format!("{:.1} %", 100.0 * x) } else { format!("{x:.4}") };
+            let before = first.as_ref().and_then(|f| f.metrics.get(name));
+            let before = before.map_or(String::new(), |b| format!("{} before, ", number(b)));
+            println!("  {:<12} {before}{} after", name.trim_start_matches("eval/"), number(after));
         }
         samples(last);
     }
@@ -120,6 +132,18 @@ fn conclude(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
+/// A phase of a step in words.
+fn doing(phase: &str) -> &str {
+    match phase {
+        "data" => "reading data",
+        "rollout" => "sampling answers",
+        "reward" => "waiting for rewards",
+        "annotate" => "asking reference and critic",
+        "train" => "training",
+        other => other,
+    }
+}
+
 /// A few answers, for the eye.
 fn samples(evaluation: &Evaluation) {
     for (prompt, answer, graded) in evaluation.answers.iter().take(4) {
@@ -132,6 +156,8 @@ fn samples(evaluation: &Evaluation) {
 struct Terminal {
     interrupts: Arc<AtomicUsize>,
     live: bool,
+    /// The line as last shown, for whoever adds to it.
+    line: Arc<Mutex<String>>,
     shown: Option<Instant>,
     began: Instant,
     first_step: u64,
@@ -150,7 +176,8 @@ impl Terminal {
         };
         ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))?;
         let live = std::io::stderr().is_terminal();
-        Ok(Terminal { interrupts, live, shown: None, began: Instant::now(), first_step: 0, trend: None })
+        let (line, began) = (Arc::default(), Instant::now());
+        Ok(Terminal { interrupts, live, line, shown: None, began, first_step: 0, trend: None })
     }
 
     fn clear(&self) {
@@ -185,15 +212,34 @@ impl Watch for Terminal {
         let per_step = self.began.elapsed().as_secs_f64() / (step - self.first_step) as f64;
         let left = per_step * (steps - step) as f64;
         let line = format!(
-            "{stage} {step}/{steps}  {name} {value:.4} ({trend:.4}, {arrow})  {rate:.0} tokens/s  {:.0} s left",
-            left
+            "{stage} {step}/{steps}  {name} {value:.4} ({trend:.4}, {arrow})  {rate:.0} tokens/s  {} left",
+            HumanDuration(Duration::from_secs_f64(left))
         );
         if self.live {
             eprint!("\r\x1b[K{line}");
             let _ = std::io::stderr().flush();
         } else {
-            eprintln!("{line}");
+            // Where the time went, for who reads the log later.
+            let spent = |phase: &str| record.get(&format!("timing/{phase}")).filter(|s| *s >= 0.001);
+            let phases = ["rollout", "reward", "annotate", "train"];
+            let phases: Vec<String> =
+                phases.iter().filter_map(|p| Some(format!("{p} {:.2} s", spent(p)?))).collect();
+            eprintln!("{line}  ({})", phases.join(", "));
         }
+        if let Ok(mut shown) = self.line.lock() {
+            *shown = line;
+        }
+    }
+
+    fn waits(&self) -> Option<Waits> {
+        let line = self.line.clone();
+        let show = move |phase: &'static str| {
+            if let Ok(line) = line.lock() {
+                eprint!("\r\x1b[K{line}  {}", doing(phase));
+                let _ = std::io::stderr().flush();
+            }
+        };
+        self.live.then(|| Arc::new(show) as Waits)
     }
 
     fn note(&mut self, text: &str) {

@@ -58,6 +58,18 @@ impl FileSource {
             source.weight = settings.weights.get(i).copied().unwrap_or(source.weight);
             datasets.push(Dataset::read(&source, &cache)?);
         }
+        Self::over(datasets, settings, model, tokenizer, wants, seed)
+    }
+
+    /// The same over rows that are in memory.
+    pub fn over(
+        datasets: Vec<Dataset>,
+        settings: &Data,
+        model: &Path,
+        tokenizer: &Tokenizer,
+        wants: algo::Wants,
+        seed: u64,
+    ) -> Result<Self> {
         let chat = ChatTemplate::from_dir(model).ok();
         let encoding = encoding(settings)?;
         let grouped = wants == algo::Wants::Rollouts && grouped(&datasets, &encoding)?;
