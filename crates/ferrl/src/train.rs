@@ -87,12 +87,15 @@ impl Stage {
             }
             let mut loss_value = 0.0;
             for batch in &batches {
-                let stats = self.forward(batch)?;
+                let known = self.algo.known_grads(batch);
+                let stats = self.forward(batch, known.as_ref())?;
                 if n == 0 {
                     compare_logps(batch, &stats, &mut metrics);
                 }
                 let loss = self.algo.loss(batch, &stats); //                                 loss
-                self.backward(batch, &loss.grads)?; //                                       gradients
+                if known.is_none() {
+                    self.backward(batch, &loss.grads)?; //                                   gradients
+                }
                 loss_value += loss.value;
                 metrics.join(loss.metrics);
             }
@@ -213,10 +216,15 @@ impl Stage {
         Ok(sum / count > limit)
     }
 
-    fn forward(&mut self, batch: &MicroBatch<'_>) -> Result<ByRole<Stats>> {
+    /// Where the gradients are known already, backward is done as well.
+    fn forward(&mut self, batch: &MicroBatch<'_>, known: Option<&StatGrads>) -> Result<ByRole<Stats>> {
         let tokens = tokens(batch);
         let mut all = ByRole::default();
-        all.set(Role::Policy, self.policy.forward(&tokens)?);
+        let stats = match known {
+            Some(grads) => self.policy.forward_backward(&tokens, grads)?,
+            None => self.policy.forward(&tokens)?,
+        };
+        all.set(Role::Policy, stats);
         if let Some(critic) = &mut self.critic {
             all.set(Role::Critic, critic.forward(&tokens)?);
         }

@@ -16,7 +16,7 @@ mod reward_model;
 mod sft;
 
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
-use ferrl_engine::train::{ByRole, Stats};
+use ferrl_engine::train::{ByRole, StatGrads, Stats};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::Value;
 
@@ -79,6 +79,11 @@ pub trait Algorithm: Send {
     fn prepare(&mut self, experience: &mut Experience) -> Result<Metrics>;
     /// The loss of one micro-batch and its gradients.
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss;
+    /// The policy's gradients, where they do not depend on the current statistics: forward and backward then run in
+    /// one pass. They are those that [`Algorithm::loss`] gives, and no other model is trained.
+    fn known_grads(&self, _batch: &MicroBatch<'_>) -> Option<StatGrads> {
+        None
+    }
     /// Passes over the experience, and updates in each pass.
     fn passes(&self) -> (usize, usize) {
         (1, 1)
