@@ -173,6 +173,11 @@ pub fn product<S: Simd, E: TokenRows>(
                 }
                 // SAFETY: `a` holds MAX_ROWS rows of K_BLOCK units of four bytes.
                 unsafe { copy_rows(x, w.shape.k, row, count, k, depth, a) };
+                // The rows to be copied next come nearer meanwhile, a share of them with each tile.
+                let (next_row, next_k) =
+                    if i + 1 < row_panels { (row + share, k) } else { (rows.start, k + depth) };
+                let next_rows = if next_k < units { share.min(rows.end.saturating_sub(next_row)) } else { 0 };
+                let rows_a_tile = next_rows.div_ceil(panels.len());
                 let mut j = panels.start;
                 while j < panels.end {
                     let step = if count <= 3 && j + 4 <= panels.end { 4 } else { 1 };
@@ -188,6 +193,11 @@ pub fn product<S: Simd, E: TokenRows>(
                         c_panel_stride: MAX_ROWS * PANEL,
                         resume: k > 0,
                     };
+                    let first = ((j - panels.start) * rows_a_tile).min(next_rows);
+                    for r in first..(first + step * rows_a_tile).min(next_rows) {
+                        let from = (next_row + r) * w.shape.k + next_k * E::PER_UNIT;
+                        prefetch_run(s, x, from, K_BLOCK * E::PER_UNIT);
+                    }
                     // SAFETY: the extents are those just described.
                     unsafe { tile_of_rows(s, count, step, op) };
                     if last {
@@ -201,6 +211,17 @@ pub fn product<S: Simd, E: TokenRows>(
                 }
             }
         }
+    }
+}
+
+/// Asks for `len` elements from `from` on to come nearer.
+#[inline(always)]
+fn prefetch_run<S: Simd, E>(s: S, x: &[E], from: usize, len: usize) {
+    let at = x.as_ptr().wrapping_add(from).cast::<u8>();
+    let mut byte = 0;
+    while byte < len * size_of::<E>() {
+        s.prefetch(at.wrapping_add(byte));
+        byte += 64;
     }
 }
 
@@ -320,8 +341,16 @@ multiversion! {
             let a = unsafe { std::slice::from_raw_parts_mut(scratch.a.as_mut_ptr().cast::<E::Unit>(), row_panels * block) };
             // All row panels token by token: what they read lies side by side.
             pack_panels(s, Columns { x: dy, ld: n, from: rows.start, lanes: rows.len(), first: t, units: depth }, S::MR, block, a);
+            // The tokens to be packed next come nearer meanwhile, a share of them with each tile.
+            let mut next = (t + depth) * E::PER_UNIT;
+            let end = ((t + depth + K_BLOCK) * E::PER_UNIT).min(x.shape.k);
+            let tokens_a_tile = end.saturating_sub(next).div_ceil(slots);
             for i in 0..row_panels {
                 for (j, panel) in panels.clone().enumerate() {
+                    for _ in 0..tokens_a_tile {
+                        prefetch_run(s, dy, next * n + rows.start, rows.len());
+                        next += 1;
+                    }
                     let op = Operands::<E> {
                         units: depth,
                         a: a[i * block..].as_ptr(),
