@@ -330,7 +330,7 @@ fn only_scored_tokens_and_listed_others_are_computed() {
 
 #[test]
 fn known_gradients_in_one_pass_give_the_bits_of_two() {
-    for family in FAMILIES.iter().map(|f| f.name) {
+    for family in FAMILIES.iter().map(|f| f.name()) {
         for dtype in [DType::F32, DType::Bf16] {
             let mut both = [0, 1].map(|_| trainer(best(), &tiny(family), dtype, OptimizerOptions::default()));
             let [two, one] = &mut both;
