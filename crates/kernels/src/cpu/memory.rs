@@ -337,6 +337,28 @@ mod tests {
     }
 
     #[test]
+    fn lasting_memory_is_zeroed_apart_and_given_back() {
+        let arena = Arena::default();
+        let mut held: Vec<Memory> = Vec::new();
+        for i in 0..60usize {
+            let mut m = arena.take_lasting(1000 + i * 50_000).expect("memory");
+            let len = m.bytes / 4;
+            assert!(m.at.as_ptr() as usize % ALIGN == 0 && m.slice::<u32>(len).iter().all(|&x| x == 0));
+            m.slice_mut::<u32>(len).fill(i as u32 + 1);
+            held.push(m);
+        }
+        for (i, m) in held.iter().enumerate() {
+            assert!(
+                m.slice::<u32>(m.bytes / 4).iter().all(|&x| x == i as u32 + 1),
+                "another one wrote to {i}"
+            );
+        }
+        assert_eq!(arena.usage().0, held.iter().map(|m| m.bytes).sum::<usize>());
+        drop(held);
+        assert_eq!(arena.usage().0, 0);
+    }
+
+    #[test]
     fn blocks_are_used_again() {
         let arena = Arena::default();
         let first = arena.take(100_000).expect("memory");
