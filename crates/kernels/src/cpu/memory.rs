@@ -343,7 +343,9 @@ mod tests {
         for i in 0..60usize {
             let mut m = arena.take_lasting(1000 + i * 50_000).expect("memory");
             let len = m.bytes / 4;
-            assert!(m.at.as_ptr() as usize % ALIGN == 0 && m.slice::<u32>(len).iter().all(|&x| x == 0));
+            assert!(
+                (m.at.as_ptr() as usize).is_multiple_of(ALIGN) && m.slice::<u32>(len).iter().all(|&x| x == 0)
+            );
             m.slice_mut::<u32>(len).fill(i as u32 + 1);
             held.push(m);
         }
