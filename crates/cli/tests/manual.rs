@@ -34,11 +34,17 @@ fn contents_and_links_lead_somewhere() {
     let summary = &pages.iter().find(|p| p.0 == "SUMMARY.md").unwrap().1;
     let mut links = 0;
     for (page, text) in &pages {
-        assert!(page == "SUMMARY.md" || summary.contains(&format!("({page})")), "{page} is not in SUMMARY.md");
+        assert!(
+            page == "SUMMARY.md" || summary.contains(&format!("({page})")),
+            "{page} is not in SUMMARY.md"
+        );
         for target in text.split("](").skip(1).map(|t| t.split(')').next().unwrap()) {
             let file = target.split('#').next().unwrap();
             if !file.starts_with("http") && !file.is_empty() {
-                assert!(root().join("docs").join(file).exists(), "{page} links to {file}, which does not exist");
+                assert!(
+                    root().join("docs").join(file).exists(),
+                    "{page} links to {file}, which does not exist"
+                );
                 links += 1;
             }
         }

@@ -329,6 +329,27 @@ fn only_scored_tokens_and_listed_others_are_computed() {
 }
 
 #[test]
+fn known_gradients_in_one_pass_give_the_bits_of_two() {
+    for family in FAMILIES.iter().map(|f| f.name()) {
+        for dtype in [DType::F32, DType::Bf16] {
+            let mut both = [0, 1].map(|_| trainer(best(), &tiny(family), dtype, OptimizerOptions::default()));
+            let [two, one] = &mut both;
+            for seed in 0..3 {
+                let b = batch(seed, 67);
+                let grads = StatGrads {
+                    logp: (0..b.tokens()).map(|i| (i * 7 % 13) as f32 * 0.1 - 0.6).collect(),
+                    ..Default::default()
+                };
+                let stats = two.forward(&b).unwrap();
+                two.backward(&b, &grads).unwrap();
+                assert_eq!(one.forward_backward(&b, &grads).unwrap(), stats, "{family}");
+                assert_eq!(gradients(one), gradients(two), "{family}");
+            }
+        }
+    }
+}
+
+#[test]
 fn batches_that_make_no_sense_are_refused() {
     let t = trainer(best(), &tiny("qwen2"), DType::F32, OptimizerOptions::default());
     for (b, says) in [
@@ -357,8 +378,10 @@ fn training_never_holds_the_logits() {
     let mut t = trainer(backend.clone(), &init, DType::F32, OptimizerOptions::default());
     let b = Batch::of((0..8u32).map(|s| (0..64).map(|i| (s * 977 + i * 31) % 32_768).collect()));
     let before = backend.memory().0;
+    let grads = StatGrads { logp: vec![0.01; b.tokens()], ..Default::default() };
     t.forward(&b).unwrap();
-    t.backward(&b, &StatGrads { logp: vec![0.01; b.tokens()], ..Default::default() }).unwrap();
+    t.backward(&b, &grads).unwrap();
+    t.forward_backward(&b, &grads).unwrap();
     let (logits, held) = (b.tokens() * 32_768 * 4, backend.memory().1 - before);
     assert!(held * 4 < logits, "{held} bytes at the peak, the logits would be {logits}");
 }

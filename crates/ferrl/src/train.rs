@@ -99,12 +99,15 @@ impl Stage {
             }
             let mut loss_value = 0.0;
             for batch in &batches {
-                let stats = self.forward(batch)?;
+                let known = self.algo.known_grads(batch);
+                let stats = self.forward(batch, known.as_ref())?;
                 if n == 0 {
                     compare_logps(batch, &stats, sampled_with, &mut metrics);
                 }
                 let loss = self.algo.loss(batch, &stats); //                   loss
-                self.backward(batch, &loss.grads)?; //                         gradients
+                if known.is_none() {
+                    self.backward(batch, &loss.grads)?; //                     gradients
+                }
                 loss_value += loss.value;
                 metrics.join(loss.metrics);
             }
@@ -127,12 +130,19 @@ impl Stage {
         }
     }
 
-    pub(crate) fn forward(&mut self, batch: &MicroBatch<'_>) -> Result<ByRole<Stats>> {
+    /// Statistics of every role; the policy's backward is done as well where its gradients were known beforehand.
+    pub(crate) fn forward(
+        &mut self,
+        batch: &MicroBatch<'_>,
+        known: Option<&StatGrads>,
+    ) -> Result<ByRole<Stats>> {
         let tokens = tokens(batch.sequences.iter().copied());
         let mut all = ByRole::default();
-        let policy = match self.reference.as_ref().filter(|_| self.algo.needs().full_kl) {
-            Some(teacher) => self.policy.forward_against(&tokens, teacher)?,
-            None => self.policy.forward(&tokens)?,
+        let teacher = self.reference.as_ref().filter(|_| self.algo.needs().full_kl);
+        let policy = match (known, teacher) {
+            (Some(grads), _) => self.policy.forward_backward(&tokens, grads)?,
+            (None, Some(teacher)) => self.policy.forward_against(&tokens, teacher)?,
+            (None, None) => self.policy.forward(&tokens)?,
         };
         all.set(Role::Policy, policy);
         if let Some(critic) = &mut self.critic {
@@ -182,7 +192,12 @@ impl Stage {
 
 /// How far the trainer's log-probabilities are from the sampler's, over tokens that this version of the policy
 /// sampled: exactly zero, because it has not moved.
-pub(crate) fn compare_logps(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, version: u64, metrics: &mut Metrics) {
+pub(crate) fn compare_logps(
+    batch: &MicroBatch<'_>,
+    stats: &ByRole<Stats>,
+    version: u64,
+    metrics: &mut Metrics,
+) {
     let Some(policy) = stats.get(Role::Policy) else { return };
     let (mut worst, mut any) = (0.0f64, false);
     for (row, s) in batch.rows().filter(|(_, s)| !s.version.is_empty()) {

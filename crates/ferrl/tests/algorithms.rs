@@ -206,6 +206,25 @@ fn gradients_are_those_of_the_loss() {
 }
 
 #[test]
+fn gradients_known_beforehand_are_those_of_the_loss() {
+    let mut known = 0;
+    for entry in ALGORITHMS {
+        for settings in variants(entry.name) {
+            let mut algorithm = (entry.build)(settings).unwrap();
+            let mut e = experience(entry.wants);
+            algorithm.prepare(&mut e).unwrap();
+            let batch = whole(&e);
+            let Some(grads) = algorithm.known_grads(&batch) else { continue };
+            let loss = algorithm.loss(&batch, &stats(&e, algorithm.needs().score));
+            assert_eq!(loss.grads.get(Role::Policy), Some(&grads), "{}", entry.name);
+            assert!(loss.grads.get(Role::Critic).is_none(), "{}", entry.name);
+            known += 1;
+        }
+    }
+    assert!(known > 0, "supervised fine-tuning knows its gradients");
+}
+
+#[test]
 fn micro_batches_add_up_to_the_whole() {
     for entry in ALGORITHMS {
         let mut algorithm = (entry.build)(variants(entry.name)[0].clone()).unwrap();

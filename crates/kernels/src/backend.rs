@@ -204,6 +204,11 @@ pub trait Backend: Send + Sync {
     // ---- vectors ------------------------------------------------------------------------------------------
     /// `y += a * x`
     fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()>;
+    /// `sum = x + y`; `sum` and `x` have the same type.
+    fn add(&self, x: &Buffer, y: &Buffer, sum: &mut Buffer) -> Result<()> {
+        self.copy(x, 0, sum, 0, x.len())?;
+        self.axpy(1.0, y, sum)
+    }
     /// Sum of products, in f64 over fixed chunks.
     fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64>;
     /// Index of the first NaN or infinity.
@@ -358,6 +363,20 @@ pub trait Backend: Send + Sync {
         dx: &mut Buffer,
     ) -> Result<()>;
 
+    /// `activation` again into `y`, and `activation_backward` into `dx`: the same bits, perhaps sooner.
+    fn activation_again(
+        &self,
+        op: Activation,
+        width: usize,
+        x: &Buffer,
+        dy: &Buffer,
+        y: &mut Buffer,
+        dx: &mut Buffer,
+    ) -> Result<()> {
+        self.activation(op, width, x, y)?;
+        self.activation_backward(op, width, x, dy, dx)
+    }
+
     // ---- heads --------------------------------------------------------------------------------------------
     /// `others` names further tokens per row, `[rows, j]`, and takes their log-probabilities.
     fn logp(
@@ -382,6 +401,22 @@ pub trait Backend: Send + Sync {
         dx: &mut Buffer,
         dw: Option<&mut Buffer>,
     ) -> Result<()>;
+    /// `logp` and `logp_backward` in one, for gradients known before: the same bits, perhaps sooner.
+    fn logp_known(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        dlogp: &Buffer,
+        stats: &mut LogpStats,
+        dx: &mut Buffer,
+        dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        self.logp(op, x, w, targets, None, stats)?;
+        let grads = LogpGrads { logp: dlogp, entropy: None, others: None };
+        self.logp_backward(op, x, w, targets, None, stats, &grads, dx, dw)
+    }
     /// For a few rows: the scaled logits themselves, `[rows, vocab]` f32, and their `lse`, the bits `logp` uses.
     fn logits(
         &self,

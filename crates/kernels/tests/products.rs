@@ -246,6 +246,43 @@ fn the_logp_head_keeps_the_contract() {
 }
 
 #[test]
+fn known_gradients_in_one_pass_are_the_bits_of_two() {
+    let head = LogpHead { temperature: 0.8, softcap: Some(5.0) };
+    // One part, two parts of unequal length, and a vocabulary too large to keep the logits of enough rows.
+    for (rows, vocab, hidden) in [(37, 300, 9), (601, 8192, 3), (260, 16_400, 2)] {
+        let op = LogpOp { head, rows, vocab, hidden, others: 0 };
+        for_each_cpu(|cpu| {
+            for dtype in [DType::F32, DType::Bf16] {
+                let i = op.inputs(dtype);
+                let w = weight(cpu, dtype, vocab, hidden, &i.w);
+                let (x, dlogp) = (upload(cpu, dtype, &i.x), upload(cpu, DType::F32, &i.flow[0]));
+                let targets = vector::indices(cpu, &i.targets).unwrap();
+                let results = [false, true].map(|once| {
+                    let mut stats = op.stats(cpu, rows);
+                    let (mut dx, mut dw) = (unwritten(cpu, dtype, x.len()), upload(cpu, DType::F32, &i.w));
+                    if once {
+                        let dw = Some(&mut dw);
+                        logp::logp_known(cpu, head, &x, &w, &targets, &dlogp, &mut stats, &mut dx, dw)
+                            .unwrap();
+                    } else {
+                        let flow = LogpGrads { logp: &dlogp, entropy: None, others: None };
+                        let dw = Some(&mut dw);
+                        logp::logp(cpu, head, &x, &w, &targets, None, &mut stats).unwrap();
+                        logp::logp_backward(cpu, head, &x, &w, &targets, None, &stats, &flow, &mut dx, dw)
+                            .unwrap();
+                    }
+                    [&stats.logp, &stats.entropy, &stats.lse, &dx, &dw].map(|b| download(cpu, b))
+                });
+                let names = ["logp", "entropy", "lse", "dx", "dw"];
+                for (name, (two, one)) in names.iter().zip(results[0].iter().zip(&results[1])) {
+                    assert_same_bits(&format!("{name} of {}, {dtype:?}", op.name()), one, two);
+                }
+            }
+        });
+    }
+}
+
+#[test]
 fn sampling_inverts_the_cumulative_distribution() {
     for_each_cpu(|cpu| {
         let (vocab, rows) = (777, 40);

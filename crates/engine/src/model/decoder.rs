@@ -93,8 +93,7 @@ impl Model {
             let (interior, delta) = self.layer(l, t, &x, &mut context, keep)?;
             // x = x_mid + delta: the next layer's input, its norm comes with the next layer.
             let mut next = self.f32s(x.len())?;
-            b.copy(&interior.x_mid, 0, &mut next, 0, x.len())?;
-            b.axpy(1.0, &delta, &mut next)?;
+            b.add(&interior.x_mid, &delta, &mut next)?;
             let inner = (keep == Keep::All).then_some(interior);
             let previous = std::mem::replace(&mut x, next);
             if keep != Keep::Nothing {
@@ -199,20 +198,21 @@ impl Model {
         let (b, c) = (&*self.backend, &self.config);
         let p: &LayerLayout = &self.layout.layers[l];
         let op = self.attention(l);
-        let mut act = self.activations(t.rows * c.ffn)?;
-        b.activation(activation(c.activation), c.ffn, &a.up, &mut act)?;
         let ddown = self.post_norm_backward(p.mlp_post_norm, dx, a.down.as_ref(), grads)?;
-        let mut dact = self.activations(act.len())?;
-        self.linear_backward(p.down, &ddown, &act, Some(&mut dact), grads)?;
-        let mut dup = self.activations(a.up.len())?;
-        b.activation_backward(activation(c.activation), c.ffn, &a.up, &dact, &mut dup)?;
+        let ddown = ddown.as_ref().unwrap_or(dx);
+        let mut dact = self.activations(t.rows * c.ffn)?;
+        b.linear_dx(ddown, self.weight(p.down.weight), &mut dact)?;
+        let (mut act, mut dup) = (self.activations(dact.len())?, self.activations(a.up.len())?);
+        b.activation_again(activation(c.activation), c.ffn, &a.up, &dact, &mut act, &mut dup)?;
+        self.linear_backward(p.down, ddown, &act, None, grads)?;
         let mut dh_mid = self.activations(x.len())?;
         self.linear_backward(p.up, &dup, &a.h_mid, Some(&mut dh_mid), grads)?;
         self.norm_backward(p.mlp_norm, &dh_mid, &a.x_mid, true, dx, grads)?;
 
         let dproj = self.post_norm_backward(p.attn_post_norm, dx, a.att_proj.as_ref(), grads)?;
         let mut datt = self.activations(a.att.len())?;
-        self.linear_backward(p.attn_out, &dproj, &a.att, Some(&mut datt), grads)?;
+        let dproj = dproj.as_ref().unwrap_or(dx);
+        self.linear_backward(p.attn_out, dproj, &a.att, Some(&mut datt), grads)?;
         let mut dqkv = self.activations(a.qkv.len())?;
         b.attention_backward(op, &a.qkv, &a.att, &a.lse, &datt, segments, &mut dqkv)?;
         self.rotate(t, op.heads, true, &mut dqkv)?;
@@ -320,20 +320,24 @@ impl Model {
         Ok((Some(y), normed))
     }
 
-    /// The gradient of a sublayer's output, in the compute type, from that of the residual stream.
+    /// The gradient of a sublayer's output, in the compute type, from that of the residual stream; `None` where it is
+    /// `dx` itself.
     fn post_norm_backward(
         &self,
         p: Option<Affine>,
         dx: &Buffer,
         y: Option<&Buffer>,
         grads: Grads<'_>,
-    ) -> Result<Buffer> {
+    ) -> Result<Option<Buffer>> {
+        if p.is_none() && self.dtype == dx.dtype() {
+            return Ok(None);
+        }
         let mut d = self.activations(dx.len())?;
         match (p, y) {
             (Some(p), Some(y)) => self.norm_backward(p, dx, y, false, &mut d, grads)?,
             _ => self.backend.copy(dx, 0, &mut d, 0, dx.len())?,
         }
-        Ok(d)
+        Ok(Some(d))
     }
 
     fn rotate(&self, t: &Tokens, heads: Heads, inverse: bool, qkv: &mut Buffer) -> Result<()> {

@@ -70,6 +70,32 @@ impl Model {
         Ok((Scored { rows, targets, others: ids, x, op, stats, count: n }, result))
     }
 
+    /// Scores `rows` of the hidden states and flows `dlogp` back at once: the bits of [`Model::score`] and
+    /// [`Model::score_backward`], with logits computed once where they fit.
+    pub fn score_known(
+        &self,
+        h: &Buffer,
+        rows: &[u32],
+        targets: &[u32],
+        dlogp: &[f32],
+        temperature: f32,
+        dh: &mut Buffer,
+        grads: Grads<'_>,
+    ) -> Result<RowStats> {
+        let (b, w, op) = (&*self.backend, self.lm_head()?, self.logp_head(temperature));
+        assert!(targets.len() == rows.len() && dlogp.len() == rows.len());
+        let x = self.select_rows(h, rows)?;
+        let (rows, targets, dlogp) = (b.indices(rows)?, b.indices(targets)?, self.upload(dlogp)?);
+        let n = dlogp.len();
+        let mut stats = LogpStats { logp: self.f32s(n)?, entropy: self.f32s(n)?, lse: self.f32s(n)? };
+        let mut dx = self.activations(x.len())?;
+        let dw = self.layout.head.and_then(|head| grads[head].as_mut());
+        b.logp_known(op, &x, w, &targets, &dlogp, &mut stats, &mut dx, dw)?;
+        b.scatter_rows(&dx, &rows, self.config.hidden, dh)?;
+        let (logp, entropy) = (self.read_f32s(&stats.logp)?, self.read_f32s(&stats.entropy)?);
+        Ok(RowStats { logp, entropy, others: Vec::new() })
+    }
+
     /// From the gradients of the statistics to those of the hidden states (all of `dh` is written) and the head.
     pub fn score_backward(&self, s: &Scored, g: &RowStats, dh: &mut Buffer, grads: Grads<'_>) -> Result<()> {
         let b = &*self.backend;

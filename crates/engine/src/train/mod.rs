@@ -68,8 +68,7 @@ impl Trainer {
 
     /// Numbers per token, and activations kept for [`Trainer::backward`].
     pub fn forward(&mut self, batch: &Batch) -> Result<Stats> {
-        let keep = if self.recompute { Keep::Inputs } else { Keep::All };
-        let (stats, pending) = run(&self.model, batch, self.temperature, keep)?;
+        let (stats, pending) = run(&self.model, batch, self.temperature, self.keep())?;
         self.check_finite(batch, &stats, &pending)?;
         self.pending = Some(pending);
         Ok(stats)
@@ -89,8 +88,7 @@ impl Trainer {
         let p = self.pending.take().expect("backward follows the forward of the same batch");
         assert_eq!(p.segments.rows(), batch.tokens(), "backward follows the forward of the same batch");
         check_grads(grads)?;
-        let fresh = self.micro_batches == 0;
-        let mut sum = if fresh { std::mem::take(&mut self.grads) } else { self.vector()?.0 };
+        let mut sum = self.open_sum()?;
         let mut dh = self.model.activations(p.h.len())?;
         match &p.scored {
             Some(scored) => {
@@ -107,8 +105,50 @@ impl Trainer {
         if !grads.value.is_empty() {
             self.model.values_backward(&p.h, &grads.value, &mut dh, &mut sum)?;
         }
-        self.model.backward(&p.tokens, &p.segments, p.kept, &dh, &mut sum)?;
-        if fresh {
+        self.flow_down(p, &dh, sum)
+    }
+
+    /// [`Trainer::forward`] and [`Trainer::backward`] in one, for a loss whose gradients are known beforehand: the
+    /// same bits, and where these are by logp alone the head computes its logits once instead of twice.
+    pub fn forward_backward(&mut self, batch: &Batch, grads: &StatGrads) -> Result<Stats> {
+        let others = [&grads.entropy, &grads.value, &grads.others];
+        let (rows, targets, _) = batch.scored_rows();
+        let by_logp = self.model.config.head.has_lm() && others.iter().all(|g| g.is_empty());
+        if !by_logp || rows.is_empty() || batch.others_per_row > 0 {
+            let stats = self.forward(batch)?;
+            self.backward(batch, grads)?;
+            return Ok(stats);
+        }
+        check_grads(grads)?;
+        let (mut stats, p) = hidden(&self.model, batch, self.keep())?;
+        let mut sum = self.open_sum()?;
+        let mut dh = self.model.activations(p.h.len())?;
+        let g = pick_rows(grads, &rows, 0).logp;
+        let r = self.model.score_known(&p.h, &rows, &targets, &g, self.temperature, &mut dh, &mut sum)?;
+        place_rows(&mut stats, &rows, &r, 0);
+        if let Err(error) = self.check_finite(batch, &stats, &p) {
+            if self.micro_batches == 0 {
+                self.grads = self.vector()?.0;
+            }
+            return Err(error);
+        }
+        self.flow_down(p, &dh, sum)?;
+        Ok(stats)
+    }
+
+    fn keep(&self) -> Keep {
+        if self.recompute { Keep::Inputs } else { Keep::All }
+    }
+
+    /// Zeros that a batch's gradient is added to: the total itself for the update's first batch.
+    fn open_sum(&mut self) -> Result<Vec<Option<Buffer>>> {
+        if self.micro_batches == 0 { Ok(std::mem::take(&mut self.grads)) } else { Ok(self.vector()?.0) }
+    }
+
+    /// From the hidden states' gradient to the parameters', and the batch's sum to the total.
+    fn flow_down(&mut self, p: Pending, dh: &Buffer, mut sum: Vec<Option<Buffer>>) -> Result<()> {
+        self.model.backward(&p.tokens, &p.segments, p.kept, dh, &mut sum)?;
+        if self.micro_batches == 0 {
             self.grads = sum;
         } else {
             for (total, part) in self.grads.iter_mut().zip(&sum) {
@@ -225,28 +265,40 @@ pub fn stats(model: &Model, batch: &Batch, temperature: f32) -> Result<Stats> {
 }
 
 fn run(model: &Model, batch: &Batch, temperature: f32, keep: Keep) -> Result<(Stats, Pending)> {
+    let (mut stats, mut p) = hidden(model, batch, keep)?;
+    let (rows, targets, others) = batch.scored_rows();
+    if model.config.head.has_lm() && !rows.is_empty() {
+        let (scored, r) = model.score(&p.h, &rows, &targets, &others, temperature)?;
+        place_rows(&mut stats, &rows, &r, batch.others_per_row);
+        p.scored = Some(scored);
+    }
+    p.rows = rows;
+    Ok((stats, p))
+}
+
+/// Everything below the language-model head: values, and zeros where its numbers go.
+fn hidden(model: &Model, batch: &Batch, keep: Keep) -> Result<(Stats, Pending)> {
     batch.check(model.config.vocab)?;
     let segments = batch.segments();
     let (ids, positions) = batch.flat();
     let tokens = model.tokens(&ids, &positions)?;
     let (h, kept) = model.forward(&tokens, Context::Packed(&segments), keep)?;
-    let (rows, targets, others) = batch.scored_rows();
     let value = model.values(&h)?;
     let (n, j) = (segments.rows(), batch.others_per_row);
-    let zeros = |len: usize| vec![0.0; len];
-    let mut stats = Stats { logp: zeros(n), entropy: zeros(n), value, others: zeros(n * j), kl: Vec::new() };
-    let mut scored = None;
-    if model.config.head.has_lm() && !rows.is_empty() {
-        let (s, r) = model.score(&h, &rows, &targets, &others, temperature)?;
-        for (i, &row) in rows.iter().enumerate() {
-            let row = row as usize;
-            stats.logp[row] = r.logp[i];
-            stats.entropy[row] = r.entropy[i];
-            stats.others[row * j..(row + 1) * j].copy_from_slice(&r.others[i * j..(i + 1) * j]);
-        }
-        scored = Some(s);
+    let stats =
+        Stats { logp: vec![0.0; n], entropy: vec![0.0; n], value, others: vec![0.0; n * j], kl: Vec::new() };
+    Ok((stats, Pending { tokens, segments, kept, h, scored: None, rows: Vec::new(), other: None }))
+}
+
+/// Puts the numbers of the scored rows in their places.
+fn place_rows(stats: &mut Stats, rows: &[u32], r: &RowStats, others: usize) {
+    for (i, &row) in rows.iter().enumerate() {
+        let row = row as usize;
+        stats.logp[row] = r.logp[i];
+        stats.entropy[row] = r.entropy[i];
+        let listed = &r.others[i * others..(i + 1) * others];
+        stats.others[row * others..(row + 1) * others].copy_from_slice(listed);
     }
-    Ok((stats, Pending { tokens, segments, kept, h, scored, rows, other: None }))
 }
 
 /// The gradients of the scored rows; what flows into other rows is an error of the caller.

@@ -37,7 +37,7 @@ mod trpo;
 
 use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
 use crate::trust_region::TrustRegion;
-use ferrl_engine::train::{ByRole, Stats};
+use ferrl_engine::train::{ByRole, StatGrads, Stats};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::Value;
 
@@ -170,6 +170,11 @@ pub trait Algorithm: Send {
     fn prepare(&mut self, experience: &mut Experience) -> Result<Metrics>;
     /// The loss of one micro-batch and its gradients.
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss;
+    /// The policy's gradients, where they do not depend on the current statistics: forward and backward then run in
+    /// one pass. They are those that [`Algorithm::loss`] gives, and no other model is trained.
+    fn known_grads(&self, _batch: &MicroBatch<'_>) -> Option<StatGrads> {
+        None
+    }
     /// Passes over the experience, and updates in each pass.
     fn passes(&self) -> (usize, usize) {
         (1, 1)

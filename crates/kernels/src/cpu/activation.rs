@@ -3,6 +3,7 @@
 use super::Cpu;
 use super::element::{Stored, get, put};
 use super::math::sigmoid;
+use super::memory::{Slice, SliceMut, floats, floats_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion};
 use super::vector::{row_count, rows_of_task, typed};
@@ -166,6 +167,75 @@ multiversion! {
     fn plain_backward<S, type T: Stored, type D: Stored, type U: Stored, type C: Curve>(s, x: &[T], dy: &[D], dx: &mut [U]) {
         for i in (0..x.len()).step_by(LANES) {
             let (_, derivative) = both::<S, C>(s, get(s, x, i));
+            put(s, dx, i, s.mul(get(s, dy, i), derivative));
+        }
+    }
+}
+
+/// Writes `y` as [`activation`] does and `dx` as [`activation_backward`] does, with one sigmoid for both. All have one
+/// type.
+pub fn activation_again(
+    cpu: &Cpu,
+    op: Activation,
+    width: usize,
+    x: &Buffer,
+    dy: &Buffer,
+    y: &mut Buffer,
+    dx: &mut Buffer,
+) -> Result<()> {
+    let (rows, inputs) = (row_count(dy.len(), width), input_width(op, width));
+    assert!(x.len() == rows * inputs && dx.len() == x.len() && y.len() == dy.len());
+    match (floats(x), floats(dy), floats_mut(y), floats_mut(dx)) {
+        (Slice::F32(x), Slice::F32(dy), SliceMut::F32(y), SliceMut::F32(dx)) => {
+            again(cpu, op, width, x, dy, y, dx)
+        }
+        (Slice::Bf16(x), Slice::Bf16(dy), SliceMut::Bf16(y), SliceMut::Bf16(dx)) => {
+            again(cpu, op, width, x, dy, y, dx)
+        }
+        _ => panic!("an activation and its gradient have one type"),
+    }
+    Ok(())
+}
+
+fn again<T: Stored>(cpu: &Cpu, op: Activation, width: usize, x: &[T], dy: &[T], y: &mut [T], dx: &mut [T]) {
+    let (rows, inputs) = (row_count(dy.len(), width), input_width(op, width));
+    let (y, dx) = (Disjoint::new(y), Disjoint::new(dx));
+    cpu.pool.ranges(rows, rows_of_task(inputs), |r| {
+        // SAFETY: tasks have disjoint rows.
+        let y = unsafe { y.part(r.start * width, r.len() * width) };
+        // SAFETY: as above.
+        let dx = unsafe { dx.part(r.start * inputs, r.len() * inputs) };
+        let (x, dy) = (&x[r.start * inputs..r.end * inputs], &dy[r.start * width..r.end * width]);
+        match op {
+            Activation::SiluGated => gated_again::<_, Silu>(cpu.level, width, x, dy, y, dx),
+            Activation::GeluGated => gated_again::<_, Gelu>(cpu.level, width, x, dy, y, dx),
+            Activation::Gelu => plain_again::<_, Gelu>(cpu.level, x, dy, y, dx),
+        }
+    })
+}
+
+multiversion! {
+    fn gated_again<S, type T: Stored, type C: Curve>(s, width: usize, x: &[T], dy: &[T], y: &mut [T], dx: &mut [T]) {
+        for r in 0..dy.len() / width {
+            let (gates, ups) = x[2 * r * width..][..2 * width].split_at(width);
+            let (dgates, dups) = dx[2 * r * width..][..2 * width].split_at_mut(width);
+            let (y, dy) = (&mut y[r * width..][..width], &dy[r * width..][..width]);
+            for i in (0..width).step_by(LANES) {
+                let (d, up) = (get(s, dy, i), get(s, ups, i));
+                let (value, derivative) = both::<S, C>(s, get(s, gates, i));
+                put(s, y, i, s.mul(value, up));
+                put(s, dgates, i, s.mul(s.mul(d, up), derivative));
+                put(s, dups, i, s.mul(d, value));
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn plain_again<S, type T: Stored, type C: Curve>(s, x: &[T], dy: &[T], y: &mut [T], dx: &mut [T]) {
+        for i in (0..x.len()).step_by(LANES) {
+            let (value, derivative) = both::<S, C>(s, get(s, x, i));
+            put(s, y, i, value);
             put(s, dx, i, s.mul(get(s, dy, i), derivative));
         }
     }

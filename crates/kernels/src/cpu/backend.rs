@@ -36,6 +36,9 @@ impl Backend for Cpu {
     fn copy(&self, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()> {
         vector::copy(self, src, from, dst, to, len)
     }
+    fn add(&self, x: &Buffer, y: &Buffer, sum: &mut Buffer) -> Result<()> {
+        vector::add(self, x, y, sum)
+    }
     fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()> {
         vector::axpy(self, a, x, y)
     }
@@ -207,6 +210,17 @@ impl Backend for Cpu {
     ) -> Result<()> {
         activation::activation_backward(self, op, width, x, dy, dx)
     }
+    fn activation_again(
+        &self,
+        op: Activation,
+        width: usize,
+        x: &Buffer,
+        dy: &Buffer,
+        y: &mut Buffer,
+        dx: &mut Buffer,
+    ) -> Result<()> {
+        activation::activation_again(self, op, width, x, dy, y, dx)
+    }
     fn logp(
         &self,
         op: LogpHead,
@@ -231,6 +245,19 @@ impl Backend for Cpu {
         dw: Option<&mut Buffer>,
     ) -> Result<()> {
         logp::logp_backward(self, op, x, w, targets, others, stats, grads, dx, dw)
+    }
+    fn logp_known(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        dlogp: &Buffer,
+        stats: &mut LogpStats,
+        dx: &mut Buffer,
+        dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        logp::logp_known(self, op, x, w, targets, dlogp, stats, dx, dw)
     }
     fn logits(
         &self,

@@ -3,7 +3,7 @@
 use super::Cpu;
 use super::matmul::pack::{Packed, Shape, TokenRows, pack_tokens, pack_transposed, pack_weight};
 use super::matmul::tile::Element;
-use super::matmul::{self, Out};
+use super::matmul::{self, Chain, Out};
 use super::memory::{Memory, Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, multiversion, widen};
@@ -41,8 +41,9 @@ pub fn weight(cpu: &Cpu, n: usize, k: usize, dtype: DType, backward: bool) -> Re
         DType::Bf16 => shape.storage::<u16>(),
         _ => shape.storage::<f32>(),
     };
-    let forward = cpu.arena.take(4 * units(Shape { n, k }))?;
-    let backward = if backward { Some(cpu.arena.take(4 * units(Shape { n: k, k: n }))?) } else { None };
+    let forward = cpu.arena.take_lasting(4 * units(Shape { n, k }))?;
+    let backward =
+        if backward { Some(cpu.arena.take_lasting(4 * units(Shape { n: k, k: n }))?) } else { None };
     Ok(Weight::new(n, k, dtype, Box::new(Packs { forward, backward })))
 }
 
@@ -139,7 +140,7 @@ fn accumulate<E: TokenRows<Unit: Plain>>(
     let mut packed = cpu.arena.take(4 * shape.storage::<E>())?;
     let packed = packed.slice_mut(shape.storage::<E>());
     pack_tokens(cpu.level, &cpu.pool, x, shape, packed);
-    matmul::accumulate_dw(cpu.level, &cpu.pool, dy, Packed::new(shape, packed), dw);
+    matmul::accumulate_dw(cpu.level, &cpu.pool, dy, Packed::new(shape, packed), Chain::WHOLE, dw);
     Ok(())
 }
 

@@ -3,9 +3,13 @@
 //! A training step allocates similar sizes over and over; returning them to the system would cost a page fault per
 //! 4 KiB each time. Batches differ in length, so sizes are rounded up to classes, a slightly larger block serves where
 //! none fits exactly, and what lies unused is returned when it grows beyond a quarter of the peak.
+//!
+//! Large blocks, and the packed weights together, lie in pages of 2 MiB where the system gives them: matrix products
+//! read rows that are kilobytes apart, and with pages of 4 KiB the processor spends its time looking up addresses.
 
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
+use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -16,6 +20,10 @@ const ALIGN: usize = 64;
 const KEEP: usize = 32 << 20;
 /// Vector kernels may read, never write, up to one vector past the end of a buffer.
 const SLACK: usize = 64;
+/// A large page. Blocks from this size on are mapped by themselves.
+const HUGE: usize = 2 << 20;
+/// Address space that smaller packed weights share; only what is written takes memory.
+const SLAB: usize = 8 * HUGE;
 
 /// Hands out memory and takes it back.
 #[derive(Clone, Default)]
@@ -29,9 +37,60 @@ struct State {
     unused: usize,
     in_use: usize,
     peak: usize,
+    /// Where the next small weight goes, and how much of it is taken.
+    slab: Option<(Arc<Pages>, usize)>,
 }
 
-struct Block(NonNull<u8>);
+/// Zeroed memory that starts at a large page.
+struct Pages {
+    at: NonNull<u8>,
+    _map: MmapMut,
+}
+
+// SAFETY: plain memory; who may touch which part of it is decided by the `Memory` that lies in it.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    fn new(bytes: usize) -> Option<Self> {
+        let bytes = bytes.checked_add(SLACK)?;
+        let mut map = MmapMut::map_anon(bytes.checked_add(HUGE)?).ok()?;
+        let skip = map.as_ptr().align_offset(HUGE);
+        // Whole pages only, so that a block's end does not take 2 MiB. It is a hint: without it all still works.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise_range(memmap2::Advice::HugePage, skip, bytes / HUGE * HUGE);
+        Some(Pages { at: NonNull::from(map.get_mut(skip)?), _map: map })
+    }
+}
+
+/// Where a block came from.
+enum Block {
+    /// The system's allocator.
+    Heap(NonNull<u8>),
+    /// A mapping of its own.
+    Own(Pages),
+    /// Part of a slab, which lives as long as its last part.
+    Part(NonNull<u8>, #[allow(dead_code)] Arc<Pages>),
+}
+
+impl Block {
+    fn at(&self) -> NonNull<u8> {
+        match self {
+            Block::Heap(at) | Block::Part(at, _) => *at,
+            Block::Own(pages) => pages.at,
+        }
+    }
+
+    /// Zeroed.
+    fn new(bytes: usize) -> Option<Self> {
+        if bytes >= HUGE {
+            return Pages::new(bytes).map(Block::Own);
+        }
+        // SAFETY: the layout has a non-zero size.
+        NonNull::new(unsafe { alloc_zeroed(layout(bytes)?) }).map(Block::Heap)
+    }
+}
 
 // SAFETY: a block is plain memory with one owner.
 unsafe impl Send for Block {}
@@ -40,6 +99,7 @@ unsafe impl Send for Block {}
 pub struct Memory {
     at: NonNull<u8>,
     bytes: usize,
+    block: Option<Block>,
     arena: Arena,
 }
 
@@ -70,31 +130,42 @@ impl Arena {
         let near = state.free.range(wanted..=wanted + wanted / 4).find(|(_, blocks)| !blocks.is_empty());
         let bytes = near.map_or(wanted, |(&bytes, _)| bytes);
         let reused = state.free.get_mut(&bytes).and_then(Vec::pop);
-        let at = match reused {
+        let block = match reused {
             Some(block) => {
                 state.unused -= bytes;
-                block.0
+                block
             }
             None => {
                 let peak = state.peak.max(state.in_use + bytes);
                 state.release(peak / 4 + KEEP);
-                let fits = layout(bytes).filter(|l| l.size() <= isize::MAX as usize);
-                // SAFETY: the layout has a non-zero size.
-                let fresh = fits.and_then(|l| NonNull::new(unsafe { alloc_zeroed(l) }));
-                fresh.ok_or_else(|| {
-                    Error::resource(format!(
-                        "out of memory: {:.1} MiB more were wanted beside {:.1} MiB in use",
-                        bytes as f64 / 1048576.0,
-                        state.in_use as f64 / 1048576.0
-                    ))
-                    .fix("a smaller model, fewer or shorter sequences at once, or bf16")
-                })?
+                Block::new(bytes).ok_or_else(|| state.full(bytes))?
             }
         };
+        Ok(self.lend(state, block, bytes))
+    }
+
+    /// As [`Arena::take`], for what lives long and is read often: small ones lie side by side in large pages. They
+    /// go back to the system with the last one of their slab, and are not handed out again.
+    pub fn take_lasting(&self, bytes: usize) -> Result<Memory> {
+        let bytes = class(bytes.max(1));
+        if bytes >= HUGE {
+            return self.take(bytes);
+        }
+        let mut state = self.state();
+        let (slab, from) = match state.slab.take() {
+            Some((slab, taken)) if taken + bytes <= SLAB => (slab, taken),
+            _ => (Arc::new(Pages::new(SLAB).ok_or_else(|| state.full(SLAB))?), 0),
+        };
+        state.slab = Some((slab.clone(), from + bytes));
+        // SAFETY: `from + bytes` lies in the slab, and nobody else gets this part of it.
+        let at = unsafe { slab.at.add(from) };
+        Ok(self.lend(state, Block::Part(at, slab), bytes))
+    }
+
+    fn lend(&self, mut state: MutexGuard<'_, State>, block: Block, bytes: usize) -> Memory {
         state.in_use += bytes;
         state.peak = state.peak.max(state.in_use);
-        drop(state);
-        Ok(Memory { at, bytes, arena: self.clone() })
+        Memory { at: block.at(), bytes, block: Some(block), arena: self.clone() }
     }
 
     /// Bytes in use now, and the most there have ever been.
@@ -116,20 +187,35 @@ impl Drop for Memory {
     fn drop(&mut self) {
         let mut state = self.arena.state();
         state.in_use -= self.bytes;
-        state.unused += self.bytes;
-        state.free.entry(self.bytes).or_default().push(Block(self.at));
+        match self.block.take() {
+            Some(Block::Part(..)) | None => {}
+            Some(block) => {
+                state.unused += self.bytes;
+                state.free.entry(self.bytes).or_default().push(block);
+            }
+        }
     }
 }
 
 impl State {
+    fn full(&self, bytes: usize) -> Error {
+        Error::resource(format!(
+            "out of memory: {:.1} MiB more were wanted beside {:.1} MiB in use",
+            bytes as f64 / 1048576.0,
+            self.in_use as f64 / 1048576.0
+        ))
+        .fix("a smaller model, fewer or shorter sequences at once, or bf16")
+    }
+
     /// Returns unused blocks to the system, the largest first, until at most `keep` bytes are left.
     fn release(&mut self, keep: usize) {
         while self.unused > keep {
             let Some((bytes, mut blocks)) = self.free.pop_last() else { return };
-            if let (Some(block), Some(layout)) = (blocks.pop(), layout(bytes)) {
-                self.unused -= bytes;
-                // SAFETY: every free block was allocated with this layout and has no other owner.
-                unsafe { dealloc(block.0.as_ptr(), layout) };
+            let block = blocks.pop();
+            self.unused -= if block.is_some() { bytes } else { 0 };
+            if let (Some(Block::Heap(at)), Some(layout)) = (block, layout(bytes)) {
+                // SAFETY: every free block of the heap was allocated with this layout and has no other owner.
+                unsafe { dealloc(at.as_ptr(), layout) };
             }
             if !blocks.is_empty() {
                 self.free.insert(bytes, blocks);
@@ -248,6 +334,30 @@ mod tests {
         assert!(most < 64 << 20, "{most} bytes were kept");
         let (in_use, peak) = arena.usage();
         assert!(in_use == 0 && peak < 8 << 20);
+    }
+
+    #[test]
+    fn lasting_memory_is_zeroed_apart_and_given_back() {
+        let arena = Arena::default();
+        let mut held: Vec<Memory> = Vec::new();
+        for i in 0..60usize {
+            let mut m = arena.take_lasting(1000 + i * 50_000).expect("memory");
+            let len = m.bytes / 4;
+            assert!(
+                (m.at.as_ptr() as usize).is_multiple_of(ALIGN) && m.slice::<u32>(len).iter().all(|&x| x == 0)
+            );
+            m.slice_mut::<u32>(len).fill(i as u32 + 1);
+            held.push(m);
+        }
+        for (i, m) in held.iter().enumerate() {
+            assert!(
+                m.slice::<u32>(m.bytes / 4).iter().all(|&x| x == i as u32 + 1),
+                "another one wrote to {i}"
+            );
+        }
+        assert_eq!(arena.usage().0, held.iter().map(|m| m.bytes).sum::<usize>());
+        drop(held);
+        assert_eq!(arena.usage().0, 0);
     }
 
     #[test]

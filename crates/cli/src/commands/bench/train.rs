@@ -9,8 +9,8 @@ use ferrl_engine::{Error, Result};
 
 /// Training steps of a small random model: forward, backward, AdamW
 ///
-/// One time is a full step: forward, the gradient of the mean negative log-probability, backward, AdamW with a
-/// weight decay of 0.01 and no clipping. Every token but the first of a sequence is a target.
+/// One time is a full step of supervised fine-tuning: forward, the gradient of the mean negative log-probability,
+/// backward, AdamW with a weight decay of 0.01 and no clipping. Every token but the first of a sequence is a target.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -53,12 +53,11 @@ pub fn run(args: &Args) -> Result<()> {
     let targets = tokens - args.batch;
     let grads = StatGrads { logp: vec![-1.0 / targets as f32; tokens], ..Default::default() };
     let mut once = || {
-        let stats = trainer.forward(&batch)?;
+        let stats = trainer.forward_backward(&batch, &grads)?;
         let loss = -stats.logp.iter().map(|&x| f64::from(x)).sum::<f64>() / targets as f64;
         if !loss.is_finite() {
             return Err(Error::numerics(format!("the loss is {loss}")));
         }
-        trainer.backward(&batch, &grads)?;
         trainer.update(1e-3)?;
         Ok(())
     };

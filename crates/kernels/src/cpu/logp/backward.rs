@@ -1,6 +1,10 @@
 //! Backward: logits are computed again, a stretch of the vocabulary at a time for all rows, turned into their
 //! gradient in place, and multiplied into `dx` and `dw` before the next stretch.
+//!
+//! Where the gradients by `logp` are known before forward, [`logp_known`] keeps the logits of some rows until their
+//! backward and computes them once. Every sum has the same order, so both ways end in the same bits.
 
+use super::forward::{fold_rows, logp, put_stats};
 use super::{ROWS, TILE, Tiles, logit_tile, scale_slope, task, tile_width, with_tiles};
 use crate::backend::{LogpGrads, LogpHead, LogpStats};
 use crate::buffer::{Buffer, Weight};
@@ -9,12 +13,18 @@ use crate::cpu::element::Stored;
 use crate::cpu::linear::{backward_pack, forward_pack};
 use crate::cpu::math::exp;
 use crate::cpu::matmul::pack::{Packed, Shape, TokenRows, pack_tokens};
-use crate::cpu::matmul::{self, Out, Scratch};
-use crate::cpu::memory::{Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut, u32s};
+use crate::cpu::matmul::{self, Chain, Out, Scratch};
+use crate::cpu::memory::{Memory, Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut, u32s};
 use crate::cpu::pool::Disjoint;
-use crate::cpu::simd::{LANES, multiversion, narrow};
+use crate::cpu::simd::{LANES, Simd, multiversion, narrow};
 use crate::error::Result;
+use std::marker::PhantomData;
 use std::ops::Range;
+
+/// Logits that [`logp_known`] holds at most: 16 MiB.
+const KEPT: usize = 4 << 20;
+/// Rows that must fit: a sum over fewer tokens would spend its time on reading and writing `dw`.
+const FEWEST: usize = 256;
 
 /// How a row's gradient by its scaled logits follows from its numbers.
 pub(super) struct RowGrads<'a> {
@@ -50,61 +60,93 @@ impl From32 for u16 {
 multiversion! {
     fn dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, op: LogpHead, x: &[E], w: Packed<'_, E>, rows: Range<usize>, tile: usize, g: &RowGrads<'_>, out: Disjoint<E>, at: usize, ld: usize) {
         logit_tile(s, scratch, op, x, rows.clone(), w, tile, &mut tiles.first);
-        let (from, width) = (tile * TILE, tile_width(w.shape.n, tile));
-        let extra = g.others.len() / g.targets.len();
-        for (i, row) in rows.enumerate() {
-            let logits = &mut tiles.first[i * TILE..][..TILE];
-            let mut total = g.dlogp[row];
-            for j in 0..extra {
-                total += g.dothers[row * extra + j];
+        turn(s, tiles, op, w.shape.n, rows, tile, g, out, at, ld)
+    }
+}
+
+multiversion! {
+    /// From logits that forward has kept, `[rows, vocab]`.
+    fn kept_dlogits<S, type E: GradElement>(s, tiles: &mut Tiles, op: LogpHead, kept: &[f32], vocab: usize, rows: Range<usize>, tile: usize, g: &RowGrads<'_>, out: Disjoint<E>, at: usize, ld: usize) {
+        let (from, width) = (tile * TILE, tile_width(vocab, tile));
+        for (i, row) in rows.clone().enumerate() {
+            tiles.first[i * TILE..][..width].copy_from_slice(&kept[row * vocab + from..][..width]);
+        }
+        turn(s, tiles, op, vocab, rows, tile, g, out, at, ld)
+    }
+}
+
+/// Turns a tile of scaled logits into their gradient and stores it.
+#[inline(always)]
+fn turn<S: Simd, E: GradElement>(
+    s: S,
+    tiles: &mut Tiles,
+    op: LogpHead,
+    vocab: usize,
+    rows: Range<usize>,
+    tile: usize,
+    g: &RowGrads<'_>,
+    out: Disjoint<E>,
+    at: usize,
+    ld: usize,
+) {
+    let (from, width) = (tile * TILE, tile_width(vocab, tile));
+    let extra = g.others.len() / g.targets.len();
+    for (i, row) in rows.enumerate() {
+        let logits = &mut tiles.first[i * TILE..][..TILE];
+        let mut total = g.dlogp[row];
+        for j in 0..extra {
+            total += g.dothers[row * extra + j];
+        }
+        let dentropy = g.dentropy.map_or(0.0, |d| d[row]);
+        let (lse, entropy) = (s.splat(g.lse[row]), s.splat(g.entropy[row]));
+        let (total, dentropy) = (s.splat(total), s.splat(dentropy));
+        // The chosen tokens' own logits, before they are overwritten.
+        let slope_at = |logits: &[f32], token: usize| {
+            let l = s.splat(logits[token - from]);
+            s.largest(scale_slope(s, op, l))
+        };
+        let inside = |token: u32| (token as usize) >= from && (token as usize) < from + width;
+        let own = if inside(g.targets[row]) {
+            g.dlogp[row] * slope_at(logits, g.targets[row] as usize)
+        } else {
+            0.0
+        };
+        let mut listed = [0f32; 32];
+        for j in 0..extra.min(32) {
+            let token = g.others[row * extra + j];
+            if inside(token) {
+                listed[j] = g.dothers[row * extra + j] * slope_at(logits, token as usize);
             }
-            let dentropy = g.dentropy.map_or(0.0, |d| d[row]);
-            let (lse, entropy) = (s.splat(g.lse[row]), s.splat(g.entropy[row]));
-            let (total, dentropy) = (s.splat(total), s.splat(dentropy));
-            // The chosen tokens' own logits, before they are overwritten.
-            let slope_at = |logits: &[f32], token: usize| {
-                let l = s.splat(logits[token - from]);
-                s.largest(scale_slope(s, op, l))
-            };
-            let inside = |token: u32| (token as usize) >= from && (token as usize) < from + width;
-            let own = if inside(g.targets[row]) { g.dlogp[row] * slope_at(logits, g.targets[row] as usize) } else { 0.0 };
-            let mut listed = [0f32; 32];
-            for j in 0..extra.min(32) {
-                let token = g.others[row * extra + j];
-                if inside(token) {
-                    listed[j] = g.dothers[row * extra + j] * slope_at(logits, token as usize);
-                }
+        }
+        let mut c = 0;
+        while c < width {
+            // SAFETY: a tile's row has TILE elements.
+            unsafe {
+                let l = s.load(logits.as_ptr().add(c));
+                let logp = s.sub(l, lse);
+                let p = exp(s, logp);
+                let pull = s.fma(dentropy, s.add(logp, entropy), total);
+                let d = s.mul(s.mul(s.sub(s.splat(0.0), p), pull), scale_slope(s, op, l));
+                s.store(logits.as_mut_ptr().add(c), d);
             }
-            let mut c = 0;
-            while c < width {
-                // SAFETY: a tile's row has TILE elements.
-                unsafe {
-                    let l = s.load(logits.as_ptr().add(c));
-                    let logp = s.sub(l, lse);
-                    let p = exp(s, logp);
-                    let pull = s.fma(dentropy, s.add(logp, entropy), total);
-                    let d = s.mul(s.mul(s.sub(s.splat(0.0), p), pull), scale_slope(s, op, l));
-                    s.store(logits.as_mut_ptr().add(c), d);
-                }
-                c += LANES;
+            c += LANES;
+        }
+        if inside(g.targets[row]) {
+            logits[g.targets[row] as usize - from] += own;
+        }
+        for j in 0..extra.min(32) {
+            let token = g.others[row * extra + j];
+            if inside(token) {
+                logits[token as usize - from] += listed[j];
             }
-            if inside(g.targets[row]) {
-                logits[g.targets[row] as usize - from] += own;
-            }
-            for j in 0..extra.min(32) {
-                let token = g.others[row * extra + j];
-                if inside(token) {
-                    logits[token as usize - from] += listed[j];
-                }
-            }
-            // SAFETY: this task alone has this row and tile.
-            let out = unsafe { out.part(row * ld + at, width) };
-            let mut c = 0;
-            while c < width {
-                // SAFETY: `width - c` elements are left in `out`; a tile's row has TILE elements.
-                unsafe { E::put(s, width - c, out.as_mut_ptr().add(c), s.load(logits.as_ptr().add(c))) };
-                c += LANES;
-            }
+        }
+        // SAFETY: this task alone has this row and tile.
+        let out = unsafe { out.part(row * ld + at, width) };
+        let mut c = 0;
+        while c < width {
+            // SAFETY: `width - c` elements are left in `out`; a tile's row has TILE elements.
+            unsafe { E::put(s, width - c, out.as_mut_ptr().add(c), s.load(logits.as_ptr().add(c))) };
+            c += LANES;
         }
     }
 }
@@ -146,6 +188,74 @@ pub fn logp_backward(
     }
 }
 
+/// See [`crate::Backend::logp_known`].
+pub fn logp_known(
+    cpu: &Cpu,
+    op: LogpHead,
+    x: &Buffer,
+    w: &Weight,
+    targets: &Buffer,
+    dlogp: &Buffer,
+    stats: &mut LogpStats,
+    dx: &mut Buffer,
+    dw: Option<&mut Buffer>,
+) -> Result<()> {
+    let rows = u32s(targets).len();
+    let most = KEPT / w.n;
+    if rows == 0 || most < rows.min(FEWEST) {
+        logp(cpu, op, x, w, targets, None, stats)?;
+        let grads = LogpGrads { logp: dlogp, entropy: None, others: None };
+        return logp_backward(cpu, op, x, w, targets, None, stats, &grads, dx, dw);
+    }
+    // Equal parts of even length: bf16 meets tokens in pairs.
+    let part = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(2);
+    match floats(x) {
+        Slice::F32(x) => in_parts(cpu, op, x, w, part, u32s(targets), f32s(dlogp), stats, dx, dw),
+        Slice::Bf16(x) => in_parts(cpu, op, x, w, part, u32s(targets), f32s(dlogp), stats, dx, dw),
+    }
+}
+
+/// Logits of `part` rows at a time: folded, turned into their gradient, multiplied into `dx` and `dw`.
+fn in_parts<E: GradElement>(
+    cpu: &Cpu,
+    op: LogpHead,
+    x: &[E],
+    w: &Weight,
+    part: usize,
+    targets: &[u32],
+    dlogp: &[f32],
+    stats: &mut LogpStats,
+    dx: &mut Buffer,
+    dw: Option<&mut Buffer>,
+) -> Result<()> {
+    let rows = targets.len();
+    let mut kept = cpu.arena.take(part.min(rows) * w.n * 4)?;
+    let mut found = vec![0f32; part.min(rows)];
+    let mut flow = Flow::new(cpu, x, w, dw, part)?;
+    for from in (0..rows).step_by(part) {
+        let range = from..(from + part).min(rows);
+        let (count, targets) = (range.len(), &targets[range.clone()]);
+        let kept = kept.slice_mut::<f32>(count * w.n);
+        let x = &x[range.start * w.k..range.end * w.k];
+        let folds = fold_rows(cpu, op, x, w, targets, &mut found[..count], Some(&mut *kept));
+        put_stats(stats, from, &folds, |i| found[i]);
+        let g = RowGrads {
+            targets,
+            others: &[],
+            lse: &f32s(&stats.lse)[range.clone()],
+            entropy: &f32s(&stats.entropy)[range.clone()],
+            dlogp: &dlogp[range.clone()],
+            dentropy: None,
+            dothers: &[],
+        };
+        flow.part(range, |rows, tile, out, at, ld| {
+            with_tiles(|_, t| kept_dlogits(cpu.level, t, op, kept, w.n, rows, tile, &g, out, at, ld))
+        });
+    }
+    flow.finish(dx);
+    Ok(())
+}
+
 /// Runs `fill(rows, tile, out, column in out, row length of out)` for every tile, a stretch of the vocabulary at
 /// a time, and multiplies each stretch's gradient into `dx` and `dw`.
 pub(super) fn through_vocabulary<E: GradElement>(
@@ -160,37 +270,83 @@ pub(super) fn through_vocabulary<E: GradElement>(
     if rows == 0 {
         return Ok(());
     }
-    // The stretch depends on the number of rows alone, so the order of additions does too.
-    let stretch = (4 * 1024 * 1024 / rows / TILE).clamp(1, 8) * TILE;
-    let mut grad = cpu.arena.take(rows * stretch.min(w.n) * size_of::<E>())?;
-    let mut dx32 = cpu.arena.take(rows * w.k * 4)?;
-    let dx32 = dx32.slice_mut::<f32>(rows * w.k);
-    dx32.fill(0.0);
-    let tokens = Shape { n: w.k, k: rows };
-    let mut packed = cpu.arena.take(4 * tokens.storage::<E>())?;
-    let packed = packed.slice_mut(tokens.storage::<E>());
-    let mut dw = dw.map(f32s_mut);
-    if dw.is_some() {
-        pack_tokens(cpu.level, &cpu.pool, x, tokens, packed);
+    let mut flow = Flow::new(cpu, x, w, dw, rows)?;
+    flow.part(0..rows, fill);
+    flow.finish(dx);
+    Ok(())
+}
+
+/// How gradients of logits flow into `dx` and `dw`, all rows at once or part after part: the same bits.
+struct Flow<'a, E: GradElement> {
+    cpu: &'a Cpu,
+    w: &'a Weight,
+    rows: usize,
+    stretch: usize,
+    grad: Memory,
+    dx: Memory,
+    /// The rows, packed for `dw`.
+    packed: Memory,
+    dw: Option<&'a mut [f32]>,
+    /// Sums over rows that wait for the next part.
+    open: Option<Memory>,
+    element: PhantomData<E>,
+}
+
+impl<'a, E: GradElement> Flow<'a, E> {
+    /// For all rows of `x`, at most `part` at a time.
+    fn new(cpu: &'a Cpu, x: &[E], w: &'a Weight, dw: Option<&'a mut Buffer>, part: usize) -> Result<Self> {
+        let rows = x.len() / w.k;
+        // The stretch depends on the number of rows alone, so the order of additions does too.
+        let stretch = (4 * 1024 * 1024 / rows / TILE).clamp(1, 8) * TILE;
+        let grad = cpu.arena.take(part.min(rows) * stretch.min(w.n) * size_of::<E>())?;
+        let mut dx = cpu.arena.take(rows * w.k * 4)?;
+        dx.slice_mut::<f32>(rows * w.k).fill(0.0);
+        let tokens = Shape { n: w.k, k: rows };
+        let mut packed = cpu.arena.take(4 * tokens.storage::<E>())?;
+        if dw.is_some() {
+            pack_tokens(cpu.level, &cpu.pool, x, tokens, packed.slice_mut(tokens.storage::<E>()));
+        }
+        let open = if dw.is_some() && part < rows { Some(cpu.arena.take(w.n * w.k * 4)?) } else { None };
+        let dw = dw.map(f32s_mut);
+        Ok(Flow { cpu, w, rows, stretch, grad, dx, packed, dw, open, element: PhantomData })
     }
-    for from in (0..w.n).step_by(stretch) {
-        let width = (w.n - from).min(stretch);
-        let grad = grad.slice_mut::<E>(rows * width);
-        let shared = Disjoint::new(grad);
-        cpu.pool.run(rows.div_ceil(ROWS) * width.div_ceil(TILE), |i| {
-            let (rows, tile) = task(i, rows);
-            fill(rows, from / TILE + tile, shared, tile * TILE, width);
-        });
-        let back = backward_pack::<E>(w).stretch(from, width);
-        matmul::linear(cpu.level, &cpu.pool, grad, back, None, Out::AddF32(Disjoint::new(dx32)));
-        if let Some(dw) = &mut dw {
-            let dw = &mut dw[from * w.k..(from + width) * w.k];
-            matmul::accumulate_dw(cpu.level, &cpu.pool, grad, Packed::new(tokens, packed), dw);
+
+    /// The next rows; `fill` is told rows counted from the part's first.
+    fn part(
+        &mut self,
+        part: Range<usize>,
+        fill: impl Fn(Range<usize>, usize, Disjoint<E>, usize, usize) + Sync,
+    ) {
+        let (cpu, w, rows) = (self.cpu, self.w, part.len());
+        let dx = &mut self.dx.slice_mut::<f32>(self.rows * w.k)[part.start * w.k..part.end * w.k];
+        let tokens = Shape { n: w.k, k: self.rows };
+        let tokens = Packed::new(tokens, self.packed.slice(tokens.storage::<E>())).stretch(part.start, rows);
+        for from in (0..w.n).step_by(self.stretch) {
+            let width = (w.n - from).min(self.stretch);
+            let grad = self.grad.slice_mut::<E>(rows * width);
+            let shared = Disjoint::new(grad);
+            cpu.pool.run(rows.div_ceil(ROWS) * width.div_ceil(TILE), |i| {
+                let (rows, tile) = task(i, rows);
+                fill(rows, from / TILE + tile, shared, tile * TILE, width);
+            });
+            let back = backward_pack::<E>(w).stretch(from, width);
+            matmul::linear(cpu.level, &cpu.pool, grad, back, None, Out::AddF32(Disjoint::new(dx)));
+            if let Some(dw) = &mut self.dw {
+                let here = from * w.k..(from + width) * w.k;
+                let open = self.open.as_mut().map(|m| &mut m.slice_mut::<f32>(w.n * w.k)[here.clone()]);
+                let (earlier, later) = (part.start > 0, part.end < self.rows);
+                let chain = Chain { open: open.map(Disjoint::new), earlier, later };
+                matmul::accumulate_dw(cpu.level, &cpu.pool, grad, tokens, chain, &mut dw[here]);
+            }
         }
     }
-    match floats_mut(dx) {
-        SliceMut::F32(dx) => dx.copy_from_slice(dx32),
-        SliceMut::Bf16(dx) => dx.iter_mut().zip(dx32).for_each(|(d, x)| *d = u16::from32(*x)),
+
+    /// After the last part.
+    fn finish(self, dx: &mut Buffer) {
+        let sums = self.dx.slice::<f32>(self.rows * self.w.k);
+        match floats_mut(dx) {
+            SliceMut::F32(dx) => dx.copy_from_slice(sums),
+            SliceMut::Bf16(dx) => dx.iter_mut().zip(sums).for_each(|(d, x)| *d = u16::from32(*x)),
+        }
     }
-    Ok(())
 }

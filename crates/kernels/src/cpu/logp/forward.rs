@@ -119,6 +119,19 @@ pub(super) fn fold_buffer(
     }
 }
 
+/// Statistics of rows `first..` from their folds; `target(i)` is the scaled logit of the i-th one's target.
+pub(super) fn put_stats(stats: &mut LogpStats, first: usize, folds: &[Fold], target: impl Fn(usize) -> f32) {
+    let rows = first..first + folds.len();
+    let lse = &mut f32s_mut(&mut stats.lse)[rows.clone()];
+    let entropy = &mut f32s_mut(&mut stats.entropy)[rows.clone()];
+    let logp = &mut f32s_mut(&mut stats.logp)[rows];
+    for (i, fold) in folds.iter().enumerate() {
+        lse[i] = fold.lse();
+        entropy[i] = fold.entropy();
+        logp[i] = target(i) - lse[i];
+    }
+}
+
 /// See [`crate::Backend::logp`].
 pub fn logp(
     cpu: &Cpu,
@@ -143,12 +156,7 @@ pub fn logp(
     }
     let mut found = vec![0f32; wanted.len()];
     let folds = fold_buffer(cpu, op, x, w, &wanted, &mut found, None);
-    for (row, fold) in folds.iter().enumerate() {
-        let lse = fold.lse();
-        f32s_mut(&mut stats.lse)[row] = lse;
-        f32s_mut(&mut stats.entropy)[row] = fold.entropy();
-        f32s_mut(&mut stats.logp)[row] = found[row * per_row] - lse;
-    }
+    put_stats(stats, 0, &folds, |row| found[row * per_row]);
     if let Some((_, out)) = others {
         for (row, fold) in folds.iter().enumerate() {
             for j in 0..extra {

@@ -8,7 +8,7 @@ mod backward;
 mod forward;
 mod kl;
 
-pub use backward::logp_backward;
+pub use backward::{logp_backward, logp_known};
 pub use forward::{argmax, logits, logp, sample};
 pub use kl::{kl, kl_backward};
 

@@ -12,7 +12,7 @@ pub mod tile;
 
 use super::pool::{Disjoint, Pool};
 use super::simd::{LANES, Level, Simd, multiversion};
-use pack::{Columns, FromMaster, Packed, Shape, TokenRows, pack_columns_inline};
+use pack::{Columns, FromMaster, Packed, Shape, TokenRows, pack_panels};
 use std::cell::RefCell;
 use std::ops::Range;
 use tile::{Element, Operands, PANEL, tile};
@@ -159,7 +159,7 @@ pub fn product<S: Simd, E: TokenRows>(
     let whole = units <= K_BLOCK;
     let slots = if whole { 4 } else { row_panels * panels.len() };
     {
-        scratch.a.resize(MAX_ROWS * K_BLOCK + 2 * LANES, 0);
+        scratch.a.resize(scratch.a.len().max(MAX_ROWS * K_BLOCK + 2 * LANES), 0);
         scratch.c.resize(scratch.c.len().max(slots * MAX_ROWS * PANEL), 0.0);
         let a: *mut E::Unit = scratch.a.as_mut_ptr().cast();
         for k in (0..units).step_by(K_BLOCK) {
@@ -173,6 +173,11 @@ pub fn product<S: Simd, E: TokenRows>(
                 }
                 // SAFETY: `a` holds MAX_ROWS rows of K_BLOCK units of four bytes.
                 unsafe { copy_rows(x, w.shape.k, row, count, k, depth, a) };
+                // The rows to be copied next come nearer meanwhile, a share of them with each tile.
+                let (next_row, next_k) =
+                    if i + 1 < row_panels { (row + share, k) } else { (rows.start, k + depth) };
+                let next_rows = if next_k < units { share.min(rows.end.saturating_sub(next_row)) } else { 0 };
+                let rows_a_tile = next_rows.div_ceil(panels.len());
                 let mut j = panels.start;
                 while j < panels.end {
                     let step = if count <= 3 && j + 4 <= panels.end { 4 } else { 1 };
@@ -188,6 +193,11 @@ pub fn product<S: Simd, E: TokenRows>(
                         c_panel_stride: MAX_ROWS * PANEL,
                         resume: k > 0,
                     };
+                    let first = ((j - panels.start) * rows_a_tile).min(next_rows);
+                    for r in first..(first + step * rows_a_tile).min(next_rows) {
+                        let from = (next_row + r) * w.shape.k + next_k * E::PER_UNIT;
+                        prefetch_run(s, x, from, K_BLOCK * E::PER_UNIT);
+                    }
                     // SAFETY: the extents are those just described.
                     unsafe { tile_of_rows(s, count, step, op) };
                     if last {
@@ -201,6 +211,17 @@ pub fn product<S: Simd, E: TokenRows>(
                 }
             }
         }
+    }
+}
+
+/// Asks for `len` elements from `from` on to come nearer.
+#[inline(always)]
+fn prefetch_run<S: Simd, E>(s: S, x: &[E], from: usize, len: usize) {
+    let at = x.as_ptr().wrapping_add(from).cast::<u8>();
+    let mut byte = 0;
+    while byte < len * size_of::<E>() {
+        s.prefetch(at.wrapping_add(byte));
+        byte += 64;
     }
 }
 
@@ -250,14 +271,40 @@ unsafe fn tile_of_rows<S: Simd, E: Element>(s: S, rows: usize, panels: usize, op
     unsafe { arms!(1 2 3 4 5 6 7 8 9 10 11 12 13 14) }
 }
 
+/// Which part of a sum over tokens a call of [`accumulate_dw`] is.
+#[derive(Clone, Copy)]
+pub struct Chain {
+    /// Unfinished sums, laid out as `dw`: to go on from where there is an `earlier` part, to leave behind where
+    /// there is a `later` one.
+    pub open: Option<Disjoint<f32>>,
+    /// Tokens before these have been summed.
+    pub earlier: bool,
+    /// Tokens after these will be.
+    pub later: bool,
+}
+
+impl Chain {
+    /// All tokens at once.
+    pub const WHOLE: Chain = Chain { open: None, earlier: false, later: false };
+}
+
 /// `dw += dyᵀ · x`: `dy` is `[tokens, n]`, `x` packed from `[tokens, k]` by [`pack::pack_tokens`], `dw` is `[n, k]`.
 ///
-/// The sum over this call's tokens starts from zero and is then added to `dw` in one addition, so the gradients
-/// of micro-batches can be computed anywhere and added in their order.
-pub fn accumulate_dw<E: TokenRows>(level: Level, pool: &Pool, dy: &[E], x: Packed<'_, E>, dw: &mut [f32]) {
+/// The sum over the tokens starts from zero and is then added to `dw` in one addition, so the gradients of
+/// micro-batches can be computed anywhere and added in their order. A [`Chain`] gives the tokens in several calls
+/// and ends in the same bits; in between `dw` is left alone.
+pub fn accumulate_dw<E: TokenRows>(
+    level: Level,
+    pool: &Pool,
+    dy: &[E],
+    x: Packed<'_, E>,
+    chain: Chain,
+    dw: &mut [f32],
+) {
     let Shape { n: k, k: tokens } = x.shape;
     let n = dy.len() / tokens;
     assert!(dy.len() == n * tokens && dw.len() == n * k);
+    assert!(chain.open.is_some() || !(chain.earlier || chain.later));
     let mr = tile_rows(level);
     let (row_panels, column_panels) = (n.div_ceil(mr), x.shape.panels());
     let wanted = if pool.threads() == 1 { 1 } else { 8 * pool.threads() };
@@ -270,63 +317,93 @@ pub fn accumulate_dw<E: TokenRows>(level: Level, pool: &Pool, dy: &[E], x: Packe
         let (c, r) = (i / row_tasks, i % row_tasks);
         let rows = r * row_chunk * mr..((r + 1) * row_chunk * mr).min(n);
         let panels = c * column_chunk..((c + 1) * column_chunk).min(column_panels);
-        with_scratch(|scratch| dw_task(level, scratch, dy, n, rows, x, panels, dw));
+        with_scratch(|scratch| dw_task(level, scratch, dy, n, rows, x, panels, chain, dw));
     });
 }
 
 multiversion! {
-    fn dw_task<S, type E: TokenRows>(s, scratch: &mut Scratch, dy: &[E], n: usize, rows: Range<usize>, x: Packed<'_, E>, panels: Range<usize>, dw: Disjoint<f32>) {
+    fn dw_task<S, type E: TokenRows>(s, scratch: &mut Scratch, dy: &[E], n: usize, rows: Range<usize>, x: Packed<'_, E>, panels: Range<usize>, chain: Chain, dw: Disjoint<f32>) {
         let units = x.shape.units::<E>();
         let row_panels = rows.len().div_ceil(S::MR);
         let slots = row_panels * panels.len();
-        {
-            scratch.a.resize(K_BLOCK * LANES, 0);
-            scratch.c.resize(scratch.c.len().max(slots * MAX_ROWS * PANEL), 0.0);
-            for t in (0..units).step_by(K_BLOCK) {
-                let depth = (units - t).min(K_BLOCK);
-                for i in 0..row_panels {
-                    let row = rows.start + i * S::MR;
-                    let lanes = S::MR.min(rows.end - row);
-                    // SAFETY: Unit is a plain four-byte type (f32 or u32).
-                    let a = unsafe { std::slice::from_raw_parts_mut(scratch.a.as_mut_ptr().cast::<E::Unit>(), K_BLOCK * LANES) };
-                    pack_columns_inline::<S, E, LANES>(s, Columns { x: dy, ld: n, from: row, lanes, first: t, units: depth }, a);
-                    for (j, panel) in panels.clone().enumerate() {
-                        let op = Operands::<E> {
-                            units: depth,
-                            a: a.as_ptr(),
-                            // SAFETY: the panel at unit t lies in the packed matrix.
-                            b: unsafe { x.data.as_ptr().add((panel * x.stride + t) * PANEL) },
-                            panel_stride: 0,
-                            // SAFETY: fewer than `slots`.
-                            c: unsafe { scratch.c.as_mut_ptr().add((i * panels.len() + j) * MAX_ROWS * PANEL) },
-                            c_panel_stride: 0,
-                            resume: t > 0,
-                        };
-                        // SAFETY: the extents are those just described; `a` holds 16 units a step.
-                        unsafe {
-                            match S::MR {
-                                14 => tile::<S, E, 14, 1, 1, LANES>(s, op),
-                                6 => tile::<S, E, 6, 1, 1, LANES>(s, op),
-                                _ => tile::<S, E, 4, 1, 1, LANES>(s, op),
-                            }
-                        }
-                    }
-                }
-            }
+        let block = K_BLOCK * LANES; // units of a packed row panel
+        scratch.a.resize(scratch.a.len().max(row_panels * block), 0);
+        scratch.c.resize(scratch.c.len().max(slots * MAX_ROWS * PANEL), 0.0);
+        if let (true, Some(open)) = (chain.earlier, chain.open) {
+            each_sum(S::MR, rows.clone(), x.shape.n, panels.clone(), |at, columns, tile| {
+                // SAFETY: this task owns these elements.
+                scratch.c[tile..tile + columns].copy_from_slice(unsafe { open.part(at, columns) });
+            });
+        }
+        for t in (0..units).step_by(K_BLOCK) {
+            let depth = (units - t).min(K_BLOCK);
+            // SAFETY: Unit is a plain four-byte type (f32 or u32).
+            let a = unsafe { std::slice::from_raw_parts_mut(scratch.a.as_mut_ptr().cast::<E::Unit>(), row_panels * block) };
+            // All row panels token by token: what they read lies side by side.
+            pack_panels(s, Columns { x: dy, ld: n, from: rows.start, lanes: rows.len(), first: t, units: depth }, S::MR, block, a);
+            // The tokens to be packed next come nearer meanwhile, a share of them with each tile.
+            let mut next = (t + depth) * E::PER_UNIT;
+            let end = ((t + depth + K_BLOCK) * E::PER_UNIT).min(x.shape.k);
+            let tokens_a_tile = end.saturating_sub(next).div_ceil(slots);
             for i in 0..row_panels {
-                let row = rows.start + i * S::MR;
                 for (j, panel) in panels.clone().enumerate() {
-                    let columns = (x.shape.n - panel * PANEL).min(PANEL);
-                    for r in 0..S::MR.min(rows.end - row) {
-                        // SAFETY: this task owns these elements of dw.
-                        let dst = unsafe { dw.part((row + r) * x.shape.n + panel * PANEL, columns) };
-                        let src = &scratch.c[(i * panels.len() + j) * MAX_ROWS * PANEL + r * PANEL..];
-                        for (d, c) in dst.iter_mut().zip(src) {
-                            *d += c;
+                    for _ in 0..tokens_a_tile {
+                        prefetch_run(s, dy, next * n + rows.start, rows.len());
+                        next += 1;
+                    }
+                    let op = Operands::<E> {
+                        units: depth,
+                        a: a[i * block..].as_ptr(),
+                        // SAFETY: the panel at unit t lies in the packed matrix.
+                        b: unsafe { x.data.as_ptr().add((panel * x.stride + t) * PANEL) },
+                        panel_stride: 0,
+                        // SAFETY: fewer than `slots`.
+                        c: unsafe { scratch.c.as_mut_ptr().add((i * panels.len() + j) * MAX_ROWS * PANEL) },
+                        c_panel_stride: 0,
+                        resume: t > 0 || chain.earlier,
+                    };
+                    // SAFETY: the extents are those just described; `a` holds 16 units a step.
+                    unsafe {
+                        match S::MR {
+                            14 => tile::<S, E, 14, 1, 1, LANES>(s, op),
+                            6 => tile::<S, E, 6, 1, 1, LANES>(s, op),
+                            _ => tile::<S, E, 4, 1, 1, LANES>(s, op),
                         }
                     }
                 }
             }
+        }
+        each_sum(S::MR, rows, x.shape.n, panels, |at, columns, tile| {
+            let sums = &scratch.c[tile..tile + columns];
+            match chain.open {
+                // SAFETY: this task owns these elements.
+                Some(open) if chain.later => unsafe { open.part(at, columns) }.copy_from_slice(sums),
+                _ => {
+                    // SAFETY: this task owns these elements of dw.
+                    let dw = unsafe { dw.part(at, columns) };
+                    for (d, c) in dw.iter_mut().zip(sums) {
+                        *d += c;
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Calls `f(element of the matrix, columns, element of the tiles)` for each row of each tile of a task.
+#[inline(always)]
+fn each_sum(
+    mr: usize,
+    rows: Range<usize>,
+    n: usize,
+    panels: Range<usize>,
+    mut f: impl FnMut(usize, usize, usize),
+) {
+    for row in rows.clone() {
+        let (i, r) = ((row - rows.start) / mr, (row - rows.start) % mr);
+        for (j, panel) in panels.clone().enumerate() {
+            let columns = (n - panel * PANEL).min(PANEL);
+            f(row * n + panel * PANEL, columns, ((i * panels.len() + j) * MAX_ROWS + r) * PANEL);
         }
     }
 }

@@ -168,7 +168,7 @@ pub fn pack_tokens<E: TokenRows>(level: Level, pool: &Pool, x: &[E], shape: Shap
     });
 }
 
-/// Up to sixteen neighbouring columns of a token-by-feature matrix.
+/// Neighbouring columns of a token-by-feature matrix.
 #[derive(Clone, Copy)]
 pub struct Columns<'a, E> {
     /// the matrix
@@ -177,7 +177,7 @@ pub struct Columns<'a, E> {
     pub ld: usize,
     /// first column
     pub from: usize,
-    /// how many columns, at most 16
+    /// how many columns
     pub lanes: usize,
     /// first unit of rows
     pub first: usize,
@@ -221,29 +221,59 @@ impl TokenRows for u16 {
 }
 
 multiversion! {
-    /// Writes sixteen units for each unit of rows, `STEP` units apart.
-    pub fn pack_columns<S, const STEP: usize, type E: TokenRows>(s, c: Columns<'_, E>, out: &mut [E::Unit]) {
-        pack_columns_inline::<S, E, STEP>(s, c, out)
+    /// Writes up to sixteen columns for each unit of rows, `STEP` units apart.
+    fn pack_columns<S, const STEP: usize, type E: TokenRows>(s, c: Columns<'_, E>, out: &mut [E::Unit]) {
+        let (rows, units) = (c.row_count(), c.units);
+        assert!(c.lanes <= LANES && out.len() >= (units - 1) * STEP + LANES);
+        for u in 0..units {
+            // SAFETY: `lanes` columns from the first on, and `out` holds the last store (asserted above).
+            unsafe { c.zip(s, rows, u, 0, c.lanes, out.as_mut_ptr().add(u * STEP)) };
+        }
     }
 }
 
-/// The body of [`pack_columns`], for kernels that are compiled for the level already.
+/// Cuts the columns into panels of `width` (at most 16) and writes for each panel sixteen units for each unit of
+/// rows; the panels lie `block` units apart.
 #[inline(always)]
-pub fn pack_columns_inline<S: Simd, E: TokenRows, const STEP: usize>(
+pub fn pack_panels<S: Simd, E: TokenRows>(
     s: S,
     c: Columns<'_, E>,
+    width: usize,
+    block: usize,
     out: &mut [E::Unit],
 ) {
-    let rows = c.x.len() / c.ld;
-    assert!(c.from + c.lanes <= c.ld && (c.first + c.units - 1) * E::PER_UNIT < rows);
-    assert!(out.len() >= (c.units - 1) * STEP + LANES);
+    let (rows, panels) = (c.row_count(), c.lanes.div_ceil(width));
+    assert!(width <= LANES && c.units * LANES <= block && out.len() >= panels * block);
     for u in 0..c.units {
-        let row = (c.first + u) * E::PER_UNIT;
-        // SAFETY: row < rows, the columns lie within the row, and `out` holds the last store (asserted above).
+        for p in 0..panels {
+            let lanes = width.min(c.lanes - p * width);
+            // SAFETY: the panel's columns are among the `lanes`, and `out` holds the blocks (asserted above).
+            unsafe { c.zip(s, rows, u, p * width, lanes, out.as_mut_ptr().add(p * block + u * LANES)) };
+        }
+    }
+}
+
+impl<E: TokenRows> Columns<'_, E> {
+    /// Rows of the matrix, after a look at whether the columns and units lie in it.
+    #[inline(always)]
+    fn row_count(&self) -> usize {
+        let rows = self.x.len() / self.ld;
+        assert!(self.from + self.lanes <= self.ld && (self.first + self.units - 1) * E::PER_UNIT < rows);
+        rows
+    }
+
+    /// One unit of rows, `lanes` columns from column `at` on.
+    ///
+    /// # Safety
+    /// `rows` is [`Columns::row_count`], `u < units`, `at + lanes <= self.lanes`; `out` takes sixteen units.
+    #[inline(always)]
+    unsafe fn zip<S: Simd>(&self, s: S, rows: usize, u: usize, at: usize, lanes: usize, out: *mut E::Unit) {
+        let row = (self.first + u) * E::PER_UNIT;
+        // SAFETY: row < rows and the columns lie within the row, as the caller promises.
         unsafe {
-            let low = c.x.as_ptr().add(row * c.ld + c.from);
-            let high = if E::PER_UNIT == 2 && row + 1 < rows { low.add(c.ld) } else { std::ptr::null() };
-            E::zip(s, c.lanes, low, high, out.as_mut_ptr().add(u * STEP));
+            let low = self.x.as_ptr().add(row * self.ld + self.from + at);
+            let high = if E::PER_UNIT == 2 && row + 1 < rows { low.add(self.ld) } else { std::ptr::null() };
+            E::zip(s, lanes, low, high, out);
         }
     }
 }

@@ -113,6 +113,10 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn load(self, p: *const f32) -> Self::V {
         unsafe { Two(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
     }

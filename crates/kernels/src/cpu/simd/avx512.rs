@@ -100,6 +100,10 @@ impl<const DOT: bool> Simd for Avx512<DOT> {
         }
     }
     #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m512 {
         unsafe { _mm512_loadu_ps(p) }
     }

@@ -176,6 +176,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Lane by lane `c + a.low * b.low + a.high * b.high`.
     fn dot(self, a: Self::P, b: Self::P, c: Self::V) -> Self::V;
 
+    /// Asks for the cache line at `p`, wherever that points, to come nearer.
+    #[inline(always)]
+    fn prefetch(self, _p: *const u8) {}
+
     /// The first `n` lanes from memory, the rest `fill`.
     /// # Safety
     /// `p..p+n` is readable, `n <= 16`.
