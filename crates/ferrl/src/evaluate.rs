@@ -1,5 +1,10 @@
 //! How good the policy is on held-out prompts: accuracy, pass@k, majority vote, length.
 
+pub mod estimate;
+mod summary;
+
+pub use summary::{Figure, Summary};
+
 use crate::experience::Metrics;
 use crate::recipe::Rollout;
 use crate::reward::{Graded, Rewards};
@@ -9,15 +14,17 @@ use ferrl_engine::Result;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
-use std::collections::BTreeMap;
 
 /// What was asked, answered and given.
 pub struct Evaluation {
     /// Means by name, under `eval/`.
     pub metrics: Metrics,
     /// Every answer with its grade.
-    pub answers: Vec<(Prompt, Answer, Graded)>,
+    pub answers: Vec<Answered>,
 }
+
+/// A question, an answer to it, and what the answer got.
+pub type Answered = (Prompt, Answer, Graded);
 
 /// An answer counts as right from this score on.
 const RIGHT: f64 = 1.0;
@@ -43,6 +50,8 @@ pub fn evaluate(
     let mut scratch = Metrics::default();
     let graded = rewards.score(&prompts, &answers, &mut experience, &mut scratch)?;
     let mut metrics = Metrics::default();
+    let lost = scratch.get("rollouts/lost").filter(|&lost| lost > 0.0);
+    lost.into_iter().for_each(|lost| metrics.add("eval/lost", lost));
     for (question, graded) in graded.chunks(samples).enumerate() {
         let right = graded.iter().filter(|g| g.score >= RIGHT).count();
         metrics.add("eval/pass@1", right as f64 / samples as f64);
@@ -63,11 +72,6 @@ pub fn evaluate(
 
 /// Whether the most frequent answer is right; the first of equals wins.
 fn majority_is_right(answers: &[Answer], graded: &[Graded]) -> bool {
-    let mut votes: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-    for (i, a) in answers.iter().enumerate() {
-        let vote = votes.entry(a.text.trim()).or_insert((0, i));
-        vote.0 += 1;
-    }
-    let winner = votes.values().max_by_key(|(count, first)| (*count, usize::MAX - first));
-    winner.is_some_and(|&(_, first)| graded[first].score >= RIGHT)
+    let winner = estimate::majority(answers.iter().map(|a| estimate::vote(&a.text)));
+    winner.is_some_and(|first| graded[first].score >= RIGHT)
 }
