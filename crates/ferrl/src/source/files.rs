@@ -56,12 +56,17 @@ impl FileSource {
         let encoder = Encoder::new(tokenizer.clone(), chat, encoding(settings)?)?;
         let options = loader::Options { seed, shuffle: settings.shuffle, drop_last: true };
         let loader = Loader::new(&datasets, options)?;
-        let wants = match wants {
-            algo::Wants::Demonstrations => schema::Wants::Sft,
-            algo::Wants::Pairs => schema::Wants::Preference,
-            algo::Wants::Rollouts => schema::Wants::Prompt,
-        };
+        let wants = schema_of(wants);
         Ok(FileSource { datasets, loader, encoder, wants, drawn: 0, counts: Counts::default() })
+    }
+}
+
+/// The rows an algorithm needs, by what it learns from.
+pub fn schema_of(wants: algo::Wants) -> schema::Wants {
+    match wants {
+        algo::Wants::Demonstrations => schema::Wants::Sft,
+        algo::Wants::Pairs => schema::Wants::Preference,
+        algo::Wants::Rollouts => schema::Wants::Prompt,
     }
 }
 
@@ -77,6 +82,8 @@ pub fn encoding(settings: &Data) -> Result<Settings> {
         template: settings.template.clone(),
         system: settings.system.clone(),
         prefill: settings.prefill.clone(),
+        examples: settings.examples.clone(),
+        separator: settings.separator.clone(),
         apply_chat_template: serde_json::from_value(apply.into())
             .map_err(|e| Error::usage(format!("data.apply_chat_template: {e}")))?,
         max_length: Some(settings.max_length),
