@@ -35,7 +35,7 @@ pub fn task(recipe: &Recipe) -> Result<Option<Arc<dyn Task>>> {
 /// The directory a run starts from: the recipe's, or a new random model written to `fresh`.
 pub fn starting_model(recipe: &Recipe, fresh: &Path) -> Result<PathBuf> {
     match (&recipe.model.path, &recipe.model.init) {
-        (Some(path), None) => Ok(PathBuf::from(path)),
+        (Some(path), None) => crate::data::hub::model_dir(Path::new(path)),
         (None, Some(init)) => {
             new_model(recipe, init, fresh)?;
             Ok(fresh.to_path_buf())
@@ -99,7 +99,8 @@ pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<St
     let policy = trainer(&recipe, backend.clone(), &with_policy_head(opened, &recipe, needs)?)?;
     let reference = if needs.reference { Some(policy.model.frozen_copy()?) } else { None };
     let critic = if needs.critic && !recipe.critic.shared {
-        let start = recipe.critic.path.as_ref().map_or(dir.to_path_buf(), PathBuf::from);
+        let own = recipe.critic.path.as_ref().map(|path| crate::data::hub::model_dir(Path::new(path)));
+        let start = own.transpose()?.unwrap_or_else(|| dir.to_path_buf());
         Some(trainer(
             &recipe,
             backend.clone(),
