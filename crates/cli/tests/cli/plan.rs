@@ -72,7 +72,7 @@ fn what_does_not_fit_is_refused_and_the_named_change_fits() {
     let folder = Folder::new("plan-fit");
     let recipe = folder.write("planned.toml", RECIPE);
     let whole = plan(&recipe, &["algo=sft"])["stages"][0]["bytes"].as_u64().unwrap();
-    let memory = format!("{}MiB", whole * 7 / 10 / 1048576);
+    let memory = format!("{}MiB", whole * 8 / 10 / 1048576);
     let args = ["plan", &recipe, "algo=sft", "--memory", &memory];
     let out = ferrl(&args, "");
     let message = String::from_utf8_lossy(&out.stderr).into_owned();
