@@ -23,6 +23,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(commands::train::Args),
+    Eval(Box<commands::eval::Args>),
+    Plan(commands::plan::Args),
+    Data(commands::data::Args),
     Report(commands::report::Args),
     Algorithms(commands::algorithms::Args),
     Recipe(commands::algorithms::RecipeArgs),
@@ -41,6 +44,9 @@ fn main() -> ExitCode {
     let parsed = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
     let result = match parsed.command {
         Command::Train(args) => commands::train::run(&args),
+        Command::Eval(args) => commands::eval::run(&args),
+        Command::Plan(args) => commands::plan::run(&args),
+        Command::Data(args) => commands::data::run(&args),
         Command::Report(args) => commands::report::run(&args),
         Command::Algorithms(args) => commands::algorithms::run(&args),
         Command::Recipe(args) => commands::algorithms::recipe(&args),

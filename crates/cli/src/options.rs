@@ -71,7 +71,7 @@ impl DeviceArgs {
 /// A model directory and the device it runs on.
 #[derive(clap::Args, Clone, Debug)]
 pub struct ModelArgs {
-    /// Hugging Face model directory
+    /// Hugging Face model directory, or org/name in the Hugging Face cache
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     #[command(flatten)]
@@ -118,7 +118,8 @@ pub fn weights(config: &Config) -> usize {
 
 /// Opens a model directory; where there is none, names the nearest one beside it.
 pub fn open_model(path: &Path) -> Result<ModelDir> {
-    ModelDir::open(path).map_err(|e| match nearest_path(path) {
+    let dir = ferrl::data::hub::model_dir(path)?;
+    ModelDir::open(&dir).map_err(|e| match nearest_path(path) {
         Some(near) if !path.exists() => e.fix(format!("the nearest name there is {near}")),
         _ => e,
     })

@@ -4,13 +4,19 @@
 
 #[path = "cli/common.rs"]
 mod common;
+#[path = "cli/data.rs"]
+mod data;
 #[path = "cli/errors.rs"]
 mod errors;
+#[path = "cli/eval.rs"]
+mod eval;
 #[path = "cli/generate.rs"]
 mod generate;
 #[path = "cli/make.rs"]
 mod make;
 #[path = "cli/measure.rs"]
 mod measure;
+#[path = "cli/plan.rs"]
+mod plan;
 #[path = "cli/score.rs"]
 mod score;

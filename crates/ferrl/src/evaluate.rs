@@ -1,6 +1,11 @@
 //! How good the policy is on what it never learned from: held-out prompts (accuracy, pass@k, majority vote, length)
 //! and held-out examples (loss, and for pairs accuracy and margin).
 
+pub mod estimate;
+mod summary;
+
+pub use summary::{Figure, Summary};
+
 use crate::batch::{Update, tokens};
 use crate::collect::Collected;
 use crate::experience::Metrics;
@@ -14,7 +19,6 @@ use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{ByRole, Role};
-use std::collections::BTreeMap;
 
 /// What was asked, answered and given.
 #[derive(Default)]
@@ -22,8 +26,11 @@ pub struct Evaluation {
     /// Means by name, under `eval/`.
     pub metrics: Metrics,
     /// Every answer with its grade.
-    pub answers: Vec<(Prompt, Answer, Graded)>,
+    pub answers: Vec<Answered>,
 }
+
+/// A question, an answer to it, and what the answer got.
+pub type Answered = (Prompt, Answer, Graded);
 
 /// An answer counts as right from this score on.
 const RIGHT: f64 = 1.0;
@@ -51,6 +58,8 @@ pub fn evaluate(
     let mut scratch = Metrics::default();
     let graded = rewards.score(&prompts, &answers, &mut experience, &mut scratch)?;
     let mut metrics = Metrics::default();
+    let lost = scratch.get("rollouts/lost").filter(|&lost| lost > 0.0);
+    lost.into_iter().for_each(|lost| metrics.add("eval/lost", lost));
     for (question, graded) in graded.chunks(samples).enumerate() {
         let right = graded.iter().filter(|g| g.score >= RIGHT).count();
         metrics.add("eval/pass@1", right as f64 / samples as f64);
@@ -80,6 +89,7 @@ impl Stage {
             }
         }
         let mut e = given.experience;
+        self.algo.extend(&mut e)?;
         self.annotate(&mut e)?;
         let state = self.algo.state();
         let prepared = self.algo.prepare(&mut e);
@@ -110,11 +120,6 @@ impl Stage {
 
 /// Whether the most frequent answer is right; the first of equals wins.
 fn majority_is_right(answers: &[Answer], graded: &[Graded]) -> bool {
-    let mut votes: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
-    for (i, a) in answers.iter().enumerate() {
-        let vote = votes.entry(a.text.trim()).or_insert((0, i));
-        vote.0 += 1;
-    }
-    let winner = votes.values().max_by_key(|(count, first)| (*count, usize::MAX - first));
-    winner.is_some_and(|&(_, first)| graded[first].score >= RIGHT)
+    let winner = estimate::majority(answers.iter().map(|a| estimate::vote(&a.text)));
+    winner.is_some_and(|first| graded[first].score >= RIGHT)
 }

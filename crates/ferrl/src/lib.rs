@@ -12,6 +12,7 @@ pub mod data;
 pub mod evaluate;
 pub mod experience;
 pub mod pack;
+pub mod plan;
 pub mod recipe;
 pub mod refill;
 pub mod report;

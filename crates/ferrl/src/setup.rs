@@ -36,7 +36,7 @@ pub fn task(recipe: &Recipe) -> Result<Option<Arc<dyn Task>>> {
 /// The directory a run starts from: the recipe's, or a new random model written to `fresh`.
 pub fn starting_model(recipe: &Recipe, fresh: &Path) -> Result<PathBuf> {
     match (&recipe.model.path, &recipe.model.init) {
-        (Some(path), None) => Ok(PathBuf::from(path)),
+        (Some(path), None) => crate::data::hub::model_dir(Path::new(path)),
         (None, Some(init)) => {
             new_model(recipe, init, fresh)?;
             Ok(fresh.to_path_buf())
@@ -109,7 +109,8 @@ pub fn stage_over(
         _ => None,
     };
     let critic = if needs.critic && !recipe.critic.shared {
-        let start = recipe.critic.path.as_ref().map_or(dir.to_path_buf(), PathBuf::from);
+        let own = recipe.critic.path.as_ref().map(|path| crate::data::hub::model_dir(Path::new(path)));
+        let start = own.transpose()?.unwrap_or_else(|| dir.to_path_buf());
         Some(trainer(
             &recipe,
             backend.clone(),

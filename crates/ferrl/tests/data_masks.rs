@@ -4,9 +4,11 @@
 mod data_help;
 
 use data_help::{encode, encoder, settings, shown};
+use ferrl::algo::ALGORITHMS;
 use ferrl::data::Example;
 use ferrl::data::prompt::Settings;
 use ferrl::data::schema::Wants;
+use ferrl::source::schema_of;
 use serde_json::{Value, json};
 
 const ASK: &str = "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n";
@@ -127,6 +129,29 @@ fn what_is_trained_for_every_schema() {
         for messages in [false, true] {
             let is = |row: &Value| row.to_string().contains("\"role\"");
             assert!(table.iter().any(|(row, w, _)| *w == wants && is(row) == messages), "{wants} {messages}");
+        }
+    }
+}
+
+#[test]
+fn every_algorithm_is_shown_its_masks_for_text_and_for_messages() {
+    let encoder = encoder(Settings::default());
+    for entry in ALGORITHMS {
+        let wants = schema_of(entry.wants, false, &[]);
+        for messages in [false, true] {
+            let fits = |(row, w, _): &&(Value, Wants, &str)| {
+                *w == wants && row.to_string().contains("\"role\"") == messages
+            };
+            let table = table();
+            let rows: Vec<_> = table.iter().filter(fits).collect();
+            assert!(!rows.is_empty(), "{} has no row with messages = {messages}", entry.name);
+            for (row, _, expected) in rows {
+                let expected = expected.replace("{ask}", ASK);
+                assert_eq!(shown(&encoder, row.clone(), wants), expected, "{}: {row}", entry.name);
+                // What is trained is marked, and a prompt that is answered is never trained.
+                let marked = expected.contains('⟦');
+                assert_eq!(marked, wants != Wants::Prompt, "{}: {row}", entry.name);
+            }
         }
     }
 }

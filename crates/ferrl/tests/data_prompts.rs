@@ -236,3 +236,26 @@ fn the_report_shows_examples_lengths_and_every_problem() {
     );
     assert!(all.unwrap().to_string().contains("train.jsonl:2: the row does not fit"));
 }
+
+#[test]
+fn a_recipe_s_worked_examples_stand_before_every_prompt() {
+    let text = r#"
+        [data]
+        columns = { prompt = "question" }
+        separator = " | "
+        examples = [{ prompt = "1+1=", response = "2" }, { question = "2+2=", response = "4" }]
+    "#;
+    let recipe = ferrl::recipe::Recipe::parse(text, "r.toml", "r", &[]).unwrap();
+    let settings = ferrl::source::encoding(&recipe.stages[0].recipe.data).unwrap();
+    let encoder = encoder(settings);
+    assert_eq!(shown(&encoder, json!({ "question": "3+3=" }), Wants::Prompt), "1+1=2 | 2+2=4 | 3+3=");
+    assert_eq!(
+        shown(&encoder, json!({ "question": "3+3=", "response": "6" }), Wants::Sft),
+        "1+1=2 | 2+2=4 | 3+3=⟦6<|im_end|>⟧"
+    );
+    let chat = shown(&encoder, json!({ "question": [{ "role": "user", "content": "3+3=" }] }), Wants::Prompt);
+    assert!(
+        chat.starts_with("<|im_start|>user\n1+1=<|im_end|>\n<|im_start|>assistant\n2<|im_end|>"),
+        "{chat}"
+    );
+}

@@ -3,9 +3,12 @@
 pub mod algorithms;
 pub mod bench;
 pub mod chat;
+pub mod data;
 pub mod doctor;
+pub mod eval;
 pub mod generate;
 pub mod init;
+pub mod plan;
 pub mod report;
 pub mod score;
 pub mod tokenizer;

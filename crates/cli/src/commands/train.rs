@@ -1,5 +1,6 @@
 //! `ferrl train`: a recipe from beginning to end, or from where it was stopped.
 
+use crate::output::print;
 use clap::Parser;
 use ferrl::evaluate::Evaluation;
 use ferrl::recipe::{Recipe, Resolved};
@@ -40,7 +41,7 @@ pub struct Args {
     /// Go on with the run of that name
     #[arg(long)]
     resume: bool,
-    /// Check the recipe, print it with every default, and stop
+    /// Check the recipe, print it with every default and the plan of memory and time, and stop
     #[arg(long)]
     dry_run: bool,
 }
@@ -52,7 +53,9 @@ pub fn run(args: &Args) -> Result<()> {
     resolved.check(&verifiers)?;
     let name = args.name.clone().unwrap_or_else(|| resolved.name.clone());
     if args.dry_run {
-        print!("{}", resolved.toml);
+        // The plan comes as comments, so that the whole is still a recipe.
+        let plan = super::plan::text(&resolved)?;
+        print(&format!("{}\n# {}\n", resolved.toml, plan.trim_end().replace('\n', "\n# ")))?;
         return Ok(());
     }
     let threads = resolved.stages.first().map(|s| s.recipe.threads).filter(|&t| t > 0);

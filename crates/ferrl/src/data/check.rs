@@ -180,7 +180,9 @@ impl fmt::Display for Report {
         if !self.examples.is_empty() {
             writeln!(f, "(trained tokens are between {} and {})\n", MARKS[0], MARKS[1])?;
         }
-        writeln!(f, "{} rows in {} files, {} sequences", self.rows, self.files, self.lengths.len())?;
+        let many = |n: usize, one: &str| format!("{n} {one}{}", if n == 1 { "" } else { "s" });
+        let (rows, files) = (many(self.rows, "row"), many(self.files, "file"));
+        writeln!(f, "{rows} in {files}, {}", many(self.lengths.len(), "sequence"))?;
         let total: usize = self.lengths.iter().sum();
         writeln!(f, "{total} tokens, {} trained", self.trained)?;
         if self.counts.truncated + self.counts.dropped > 0 {

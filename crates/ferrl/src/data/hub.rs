@@ -1,4 +1,7 @@
-//! `org/name` ids through the Hugging Face cache on disk. Nothing is downloaded here.
+//! `org/name` ids through the Hugging Face cache on disk. Downloading is the feature `hub`.
+
+#[cfg(feature = "hub")]
+pub mod download;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -72,7 +75,32 @@ impl Cache {
                 .at(id)
                 .fix("give a branch, a tag or a commit"));
         }
-        let folder = self.root.join(format!("{}--{}", repo.folder(), id.replace('/', "--")));
+        self.cached(repo, id, revision)
+            .or_else(|error| self.fetched(repo, id, revision).unwrap_or(Err(error)))
+    }
+
+    /// The folder of a repository.
+    pub(super) fn folder(&self, repo: Repo, id: &str) -> PathBuf {
+        self.root.join(format!("{}--{}", repo.folder(), id.replace('/', "--")))
+    }
+
+    /// What the hub gives, where this build downloads and the environment lets it.
+    #[cfg(feature = "hub")]
+    fn fetched(&self, repo: Repo, id: &str, revision: &str) -> Option<Result<PathBuf>> {
+        if self.offline {
+            return None;
+        }
+        let hub = download::Hub::from_env();
+        Some(hub.snapshot(self, (repo, id, revision), &|name| wanted(repo, name)))
+    }
+
+    #[cfg(not(feature = "hub"))]
+    fn fetched(&self, _: Repo, _: &str, _: &str) -> Option<Result<PathBuf>> {
+        None
+    }
+
+    fn cached(&self, repo: Repo, id: &str, revision: &str) -> Result<PathBuf> {
+        let folder = self.folder(repo, id);
         if !folder.is_dir() {
             return Err(self.missing(repo, id));
         }
@@ -122,6 +150,7 @@ impl Cache {
             .collect();
         let near = nearest(id, have.iter().map(String::as_str));
         let near = near.map(|n| format!("did you mean {n:?}? otherwise ")).unwrap_or_default();
+        let build = if cfg!(feature = "hub") { "" } else { " (or build ferrl with --features hub)" };
         let offline = if self.offline { " (HF_HUB_OFFLINE is set)" } else { "" };
         Error::data(format!(
             "the {} {id:?} is neither a path nor in the Hugging Face cache{offline}",
@@ -129,10 +158,34 @@ impl Cache {
         ))
         .at(self.root.display())
         .fix(format!(
-            "{near}run `{}` where there is a network, or point HF_HUB_CACHE at a cache that has it, or give \
+            "{near}run `{}` where there is a network{build}, or point HF_HUB_CACHE at a cache that has it, or give \
              the path of a local copy",
             download(repo, id)
         ))
+    }
+}
+
+/// The directory of a model: the path itself where it exists, else the snapshot of `org/name` in the cache.
+pub fn model_dir(path: &Path) -> Result<PathBuf> {
+    let text = path.to_string_lossy();
+    // One word is a folder that is missing: the hub's models all have an owner now.
+    let named = text.contains('/') && is_id(&text) && !path.exists();
+    if !named || path.parent().is_some_and(|parent| parent.is_dir()) {
+        return Ok(path.to_path_buf());
+    }
+    let cache = Cache::from_env();
+    cache.resolve(Repo::Model, &text, None)
+}
+
+/// Whether a file of a repository is needed: what a model directory holds, or any file of data.
+#[cfg(feature = "hub")]
+pub fn wanted(repo: Repo, name: &str) -> bool {
+    match repo {
+        Repo::Model => {
+            let part = [".json", ".safetensors", ".jinja", ".txt"].iter().any(|end| name.ends_with(end));
+            part && !name.contains('/')
+        }
+        Repo::Dataset => super::known(Path::new(name)),
     }
 }
 

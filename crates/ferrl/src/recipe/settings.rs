@@ -137,6 +137,10 @@ pub struct Data {
     pub system: Option<String>,
     /// The beginning of every answer.
     pub prefill: Option<String>,
+    /// Worked examples before every prompt, each with a prompt and a response (or the columns of a row).
+    pub examples: Vec<Map<String, Value>>,
+    /// What stands between worked examples where the prompt is raw text.
+    pub separator: String,
     /// Render messages with the model's chat template; raw text is left alone where absent.
     pub apply_chat_template: Option<bool>,
     /// Longer sequences are cut.
@@ -155,6 +159,8 @@ impl Default for Data {
             template: None,
             system: None,
             prefill: None,
+            examples: Vec::new(),
+            separator: "\n\n".into(),
             apply_chat_template: None,
             max_length: 2048,
             shuffle: true,

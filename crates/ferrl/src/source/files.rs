@@ -118,6 +118,8 @@ pub fn encoding(settings: &Data) -> Result<Settings> {
         template: settings.template.clone(),
         system: settings.system.clone(),
         prefill: settings.prefill.clone(),
+        examples: settings.examples.clone(),
+        separator: settings.separator.clone(),
         apply_chat_template: serde_json::from_value(apply.into())
             .map_err(|e| Error::usage(format!("data.apply_chat_template: {e}")))?,
         max_length: Some(settings.max_length),
@@ -177,8 +179,8 @@ fn is_group(row: &data::Row) -> bool {
     ["completions", "rewards"].iter().all(|c| row.get(*c).is_some_and(|v| !v.is_null()))
 }
 
-/// How a row is read for an algorithm.
-fn schema_of(wants: algo::Wants, grouped: bool, columns: &[&str]) -> schema::Wants {
+/// How a row of these columns is read for an algorithm; `grouped` rows bring their answers.
+pub fn schema_of(wants: algo::Wants, grouped: bool, columns: &[&str]) -> schema::Wants {
     match wants {
         algo::Wants::Demonstrations => schema::Wants::Sft,
         algo::Wants::Weighted if columns.contains(&"completions") => schema::Wants::Group,

@@ -2,7 +2,7 @@
 
 mod files;
 
-pub use files::FileSource;
+pub use files::{FileSource, encoding, schema_of};
 
 use crate::experience::Sequence;
 use ferrl_engine::Result;

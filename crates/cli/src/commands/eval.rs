@@ -1,0 +1,326 @@
+//! `ferrl eval`: how many questions a model answers right.
+
+use crate::machine;
+use crate::options::{Compute, at_least_one, nearest_path, open_model, size, temperature, weights};
+use crate::output::{Output, print};
+use crate::progress::Progress;
+use ferrl::algo::Wants;
+use ferrl::evaluate::{Answered, Evaluation, Summary, evaluate};
+use ferrl::experience::Metrics;
+use ferrl::recipe::{Recipe, Reward};
+use ferrl::setup;
+use ferrl::task::{self, TASKS};
+use ferrl_engine::generate::{CacheOptions, Sampler};
+use ferrl_engine::model::{Model, Options};
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::{Error, Result, nearest};
+use ferrl_kernels::{BACKENDS, DType};
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Answers drawn before the next look at the keyboard and the file of rollouts.
+const AT_ONCE: usize = 256;
+/// Questions of a task without end, when nobody says how many.
+const USUAL: usize = 200;
+
+/// Measure how many questions a model answers right
+///
+/// MODEL is a Hugging Face directory, or a run folder whose newest model and recipe are taken. Questions come from
+/// --data, --task or the recipe; what is right is decided by --verifier, --reward or the recipe, and a task brings its
+/// own verifier. pass@k is the unbiased estimate from all samples; a majority vote goes by the last <answer>, else the
+/// last \boxed{}, else the whole text. Ctrl-C prints what is known so far.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Model directory, run folder, or org/name in the Hugging Face cache
+    #[arg(value_name = "MODEL|RUN")]
+    model: PathBuf,
+    /// Changes to the recipe's settings, such as data.task.numbers=4 or data.template='{{ question }}'
+    #[arg(value_name = "CHANGE")]
+    changes: Vec<String>,
+    /// Questions: files, folders, split@path, or org/name; may be given several times
+    #[arg(long, value_name = "PATH", conflicts_with = "task")]
+    data: Vec<String>,
+    /// Questions of a generated task, held out from training
+    #[arg(long, value_name = "NAME")]
+    task: Option<String>,
+    /// Recipe that says everything else
+    #[arg(long, value_name = "FILE")]
+    recipe: Option<PathBuf>,
+    /// Built-in verifier that grades answers
+    #[arg(long, value_name = "NAME", conflicts_with = "reward")]
+    verifier: Option<String>,
+    /// Setting of the verifier: key=value; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", requires = "verifier")]
+    option: Vec<String>,
+    /// Python file (FILE or FILE:FUNCTION) that grades answers; 1 or more is right
+    #[arg(long, value_name = "FILE")]
+    reward: Option<String>,
+    /// Questions to ask; all of the data, or 200 of a task, when left out
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    prompts: Option<usize>,
+    /// Answers to each question; the recipe's when left out
+    #[arg(long, value_name = "N", value_parser = size::<65536>)]
+    samples: Option<usize>,
+    /// The k of pass@k, separated by commas; 1, 2, 4, … and the number of samples when left out
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = at_least_one)]
+    k: Vec<usize>,
+    /// Divides the logits; 0 takes the likeliest token each time; the recipe's when left out
+    #[arg(long, value_name = "T", value_parser = temperature)]
+    temperature: Option<f32>,
+    /// Only the likeliest tokens that together reach this probability
+    #[arg(long, value_name = "P", value_parser = crate::options::share)]
+    top_p: Option<f32>,
+    /// Tokens of an answer at most; the recipe's when left out
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    max_new_tokens: Option<usize>,
+    /// Memory for keys and values in MiB; the recipe's when left out
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    cache_mib: Option<usize>,
+    /// The same seed gives the same answers
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Number format of the computation; the recipe's when left out
+    #[arg(long, value_enum)]
+    dtype: Option<Compute>,
+    /// Threads; all cores when left out
+    #[arg(long, value_name = "N", value_parser = size::<1024>)]
+    threads: Option<usize>,
+    /// Device to compute on
+    #[arg(long, value_name = "NAME", default_value = BACKENDS[0].name)]
+    device: String,
+    /// One JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+    /// JSON lines to write: question, answer, reward and its parts, row by row
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let found = find(&args.model)?;
+    let dir = open_model(&found.model)?;
+    let recipe = settings(args, found.recipe)?;
+    let tokenizer = Arc::new(Tokenizer::from_dir(&dir.path)?);
+    let mut source = setup::source(&recipe, &dir.path, &tokenizer, Wants::Rollouts, true)?;
+    let rewards = setup::rewards(&recipe, Wants::Rollouts)?;
+    let samples = recipe.eval.samples;
+    let prompts = match (args.prompts, source.epoch()) {
+        (Some(asked), Some(all)) if asked > all => {
+            eprintln!("note: there are {all} questions, not {asked}");
+            all
+        }
+        (Some(asked), _) => asked,
+        (None, all) => all.unwrap_or(USUAL),
+    };
+    let output = args.output.as_deref().map(Output::create).transpose()?;
+    let dtype =
+        if recipe.model.dtype.as_deref() == Some(DType::Bf16.name()) { DType::Bf16 } else { DType::F32 };
+    let cache = recipe.rollout.cache_mib << 20;
+    let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size()) + cache;
+    machine::ensure_memory(
+        "the model and its cache",
+        bytes as u64,
+        "a smaller --cache-mib, or --dtype bf16",
+    )?;
+    let backend = ferrl_kernels::open(&args.device, args.threads)?;
+    let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
+    let cache = CacheOptions { bytes: cache, ..Default::default() };
+    let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
+    let stop = Arc::new(AtomicBool::new(false));
+    listen(stop.clone())?;
+    let start = Instant::now();
+    let progress = Progress::new("evaluating", prompts as u64, "questions");
+    let mut all = Evaluation { metrics: Metrics::default(), answers: Vec::new() };
+    let (mut asked, mut output) = (0, output);
+    while asked < prompts && !stop.load(Ordering::SeqCst) {
+        let now = (AT_ONCE / samples).max(1).min(prompts - asked);
+        let settings = (now, samples, recipe.seed);
+        let part =
+            evaluate(&model, &mut sampler, &tokenizer, &mut *source, &rewards, &recipe.rollout, settings)?;
+        for answer in &part.answers {
+            output.as_mut().map_or(Ok(()), |o| o.row(&written(answer)))?;
+        }
+        output.as_mut().map_or(Ok(()), Output::flush)?;
+        all.metrics.join(part.metrics);
+        all.answers.extend(part.answers);
+        asked += now;
+        progress.add(now as u64);
+    }
+    drop(progress);
+    show(args, &recipe, &found.model, &all, start.elapsed().as_secs_f64())?;
+    if asked < prompts {
+        eprintln!("stopped after {asked} of {prompts} questions");
+        std::process::exit(130);
+    }
+    output.map_or(Ok(()), Output::finish)
+}
+
+fn show(args: &Args, recipe: &Recipe, model: &Path, all: &Evaluation, seconds: f64) -> Result<()> {
+    let samples = recipe.eval.samples;
+    let ks = if args.k.is_empty() { usual_ks(samples) } else { args.k.clone() };
+    let summary = Summary::new(all, samples, &ks);
+    let lost = all.metrics.get("eval/lost").unwrap_or(0.0);
+    let tokens: usize = all.answers.iter().map(|(_, a, _)| a.tokens).sum();
+    let t = recipe.rollout.temperature;
+    if args.json {
+        let mut line = summary.json();
+        line.insert("model".into(), json!(model.display().to_string()));
+        line.insert("temperature".into(), json!(t));
+        line.insert("seed".into(), json!(recipe.seed));
+        line.insert("lost".into(), json!(lost));
+        line.insert("seconds".into(), json!(seconds));
+        line.insert("tokens".into(), json!(tokens));
+        return print(&format!("{}\n", Value::Object(line)));
+    }
+    let head = format!(
+        "{}: {} questions, {samples} answers each at temperature {t}\n",
+        model.display(),
+        summary.prompts
+    );
+    let rate = tokens as f64 / seconds.max(1e-9);
+    let tail = format!("{tokens} tokens in {seconds:.1} s ({rate:.0} tokens/s)\n");
+    let lost = if lost > 0.0 { "some answers could not be graded and count as wrong\n" } else { "" };
+    print(&format!("{head}{summary}{tail}{lost}"))
+}
+
+/// 1, 2, 4, … and the number of samples.
+fn usual_ks(samples: usize) -> Vec<usize> {
+    let mut ks: Vec<usize> = (0..).map(|i| 1 << i).take_while(|&k| k < samples).collect();
+    ks.push(samples);
+    ks
+}
+
+fn written((prompt, answer, graded): &Answered) -> Value {
+    let parts: Map<String, Value> = graded.components.iter().map(|(n, v)| (n.clone(), json!(v))).collect();
+    json!({
+        "index": prompt.index, "prompt": prompt.text, "completion": answer.text, "reward": graded.reward,
+        "score": graded.score, "components": parts, "tokens": answer.tokens, "truncated": answer.truncated,
+        "columns": prompt.columns,
+    })
+}
+
+struct Found {
+    model: PathBuf,
+    /// The run's own recipe, where it is a run.
+    recipe: Option<PathBuf>,
+}
+
+/// A model directory, or the newest model of a run: the last finished stage's, else the last checkpoint's.
+fn find(path: &Path) -> Result<Found> {
+    let recipe = path.join("recipe.toml");
+    if path.join("config.json").is_file() || !recipe.is_file() {
+        return Ok(Found { model: path.into(), recipe: None });
+    }
+    let stages = std::fs::read_dir(path.join("stages")).into_iter().flatten().flatten();
+    let number = |p: &PathBuf| p.file_name().and_then(|n| n.to_str()).and_then(|n| n.parse::<usize>().ok());
+    let whole = |p: &PathBuf| p.join("config.json").is_file();
+    let last = stages.map(|e| e.path()).filter(|p| number(p).is_some() && whole(p)).max_by_key(number);
+    let model = match last {
+        Some(stage) => Some(stage),
+        None => ferrl::run::latest(&path.join("checkpoints"))?.path.filter(whole),
+    };
+    let none = || {
+        Error::model("this run has no model yet: no stage is finished and there is no checkpoint")
+            .at(path.display())
+            .fix("wait for its first checkpoint (checkpoint.every), or give a model directory")
+    };
+    Ok(Found { model: model.ok_or_else(none)?, recipe: Some(recipe) })
+}
+
+/// The recipe's last stage with what the flags say.
+fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
+    let resolved = match args.recipe.as_ref().or(own.as_ref()) {
+        Some(path) => Recipe::load(path, &args.changes).map_err(|e| match nearest_path(path) {
+            Some(near) if !path.exists() => e.fix(format!("the nearest name there is {near}")),
+            _ => e,
+        })?,
+        None => Recipe::parse("", "the command line", "eval", &args.changes)?,
+    };
+    let mut recipe = resolved.stages.into_iter().last().map(|s| s.recipe).unwrap_or_default();
+    if let Some(task) = &args.task {
+        let task = task.trim_start_matches("task:");
+        let near = nearest(task, TASKS.iter().map(|t| t.name)).unwrap_or(TASKS[0].name);
+        task::find(task).map_err(|e| e.fix(format!("--task {near}")))?;
+        let name = format!("task:{task}");
+        if recipe.data.train.first() != Some(&name) {
+            recipe.reward.clear();
+        }
+        (recipe.data.train, recipe.eval.data) = (vec![name], Vec::new());
+    }
+    if !args.data.is_empty() {
+        (recipe.eval.data, recipe.data.train) = (args.data.clone(), Vec::new());
+        recipe.data.weights.clear();
+    }
+    recipe.data.shuffle = false;
+    if recipe.eval.data.is_empty() && setup::task(&recipe)?.is_none() {
+        return Err(Error::usage("there are no questions to ask")
+            .fix("--data FILE, --task NAME, or a recipe with eval.data"));
+    }
+    if let Some(reward) = graders(args)? {
+        recipe.reward = vec![reward];
+    }
+    if recipe.reward.is_empty() && setup::task(&recipe)?.is_none() {
+        let names: Vec<&str> = ferrl::verify::VERIFIERS.iter().map(|v| v.name).collect();
+        return Err(Error::usage("nothing says which answers are right")
+            .fix(format!("--verifier NAME ({}) or --reward FILE.py", names.join(", "))));
+    }
+    let r = &mut recipe.rollout;
+    r.temperature = args.temperature.map_or(recipe.eval.temperature.unwrap_or(r.temperature), f64::from);
+    r.max_new_tokens = args.max_new_tokens.unwrap_or(r.max_new_tokens);
+    r.top_p = args.top_p.map_or(r.top_p, f64::from);
+    r.cache_mib = args.cache_mib.unwrap_or(r.cache_mib);
+    recipe.seed = args.seed.unwrap_or(recipe.seed);
+    recipe.eval.samples = args.samples.unwrap_or(recipe.eval.samples.max(1));
+    if let Some(dtype) = args.dtype {
+        recipe.model.dtype = Some(dtype.dtype().name().into());
+    }
+    let samples = recipe.eval.samples;
+    if recipe.rollout.temperature == 0.0 && samples > 1 {
+        return Err(Error::usage(format!("{samples} samples at temperature 0 are all the same"))
+            .fix("--samples 1, or a --temperature above 0"));
+    }
+    match args.k.iter().find(|&&k| k > samples) {
+        Some(k) => Err(Error::usage(format!("pass@{k} needs {k} answers to each question, got {samples}"))
+            .fix(format!("--samples {k}"))),
+        None => Ok(recipe),
+    }
+}
+
+/// What grades answers, where the command line says.
+fn graders(args: &Args) -> Result<Option<Reward>> {
+    if let Some(text) = &args.reward {
+        let (file, function) = match text.rsplit_once(':') {
+            Some((file, function)) if !function.contains(['/', '\\']) => (file, Some(function.to_string())),
+            _ => (text.as_str(), None),
+        };
+        return Ok(Some(Reward { python: Some(file.into()), function, ..Default::default() }));
+    }
+    let Some(verifier) = args.verifier.clone() else { return Ok(None) };
+    let mut options = Map::new();
+    for pair in &args.option {
+        let Some((key, value)) = pair.split_once('=') else {
+            return Err(
+                Error::usage(format!("--option {pair:?} is not key=value")).fix("--option format=plain")
+            );
+        };
+        // Numbers and booleans as such, anything else as text.
+        let value = serde_json::from_str(value).unwrap_or_else(|_| json!(value));
+        options.insert(key.into(), value);
+    }
+    Ok(Some(Reward { verifier: Some(verifier), options, ..Default::default() }))
+}
+
+/// The first Ctrl-C ends after the answers under way, the second at once.
+fn listen(stop: Arc<AtomicBool>) -> Result<()> {
+    let handler = move || {
+        if stop.swap(true, Ordering::SeqCst) {
+            std::process::exit(130);
+        }
+        eprintln!("\nfinishing the answers under way; once more to stop at once");
+    };
+    ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))
+}

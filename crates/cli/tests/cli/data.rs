@@ -1,0 +1,87 @@
+//! `ferrl data check`: what would be trained, and every problem with its place.
+
+use crate::common::*;
+use serde_json::Value;
+
+#[test]
+fn clean_data_is_shown_with_its_masks() {
+    let folder = Folder::new("data-clean");
+    let rows = folder.write(
+        "rows.jsonl",
+        "{\"prompt\": \"2+2=\", \"response\": \"4\"}\n{\"prompt\": \"3+3=\", \"response\": \"6\"}\n",
+    );
+    let text = ok(&["data", "check", &rows]);
+    for part in ["2+2=⟦4", "2 rows in 1 file", "4 trained", "no problems", "characters", "####"] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    assert!(!text.contains('\u{1b}'), "no colours where there is no terminal");
+    let pairs = folder.write(
+        "pairs.jsonl",
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi?\"}], \"chosen\": \"Yes\", \"rejected\": \"No\"}\n",
+    );
+    let text = ok(&["data", "check", &pairs]);
+    assert!(text.contains("preference pairs") && text.contains("rejected:"), "{text}");
+    let cut = ok(&["data", "check", &rows, "--set", "data.max_length=5", "--json"]);
+    let cut: Value = serde_json::from_str(&cut).unwrap();
+    assert_eq!((cut["truncated"].as_u64(), cut["longest"].as_u64()), (Some(2), Some(5)));
+}
+
+#[test]
+fn a_model_s_own_tokens_are_counted() {
+    let folder = Folder::new("data-model");
+    let model = folder.model();
+    let rows = folder.write("rows.jsonl", "{\"text\": \"the quick brown fox\"}\n");
+    let text = ok(&["data", "check", &rows, "--model", &model, "--json"]);
+    let got: Value = serde_json::from_str(&text).unwrap();
+    let ids: Value = serde_json::from_str(
+        ok(&["score", "--model", &model, "--input", &rows, "--output", "-"]).lines().next().unwrap(),
+    )
+    .unwrap();
+    let scored = ids["logprobs"].as_array().unwrap().len() as i64;
+    let tokens = got["tokens"].as_i64().unwrap();
+    assert!((tokens - scored).abs() <= 2 && tokens < 19, "{tokens} tokens, {scored} scored");
+    fails(&["data", "check", &rows, "--model", &folder.path("modle")], 4, &["no such directory", "model"]);
+}
+
+#[test]
+fn every_problem_has_file_row_and_fix_and_the_exit_code_is_3() {
+    let folder = Folder::new("data-bad");
+    let good = "{\"prompt\": \"2+2=\", \"response\": \"4\"}\n";
+    let rows = folder.write(
+        "rows.jsonl",
+        format!(
+            "{good}{{\"promt\": \"x\", \"response\": \"y\"}}\n{{cut\n{{\"prompt\": {{\"a\": 1}}, \"response\": \"y\"}}\n"
+        ),
+    );
+    let out = ferrl(&["data", "check", &rows], "");
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert_eq!(out.status.code(), Some(3));
+    let wanted =
+        ["rows.jsonl:2", "did you mean \"prompt\"", "rows.jsonl:3", "rows.jsonl:4", "column", "3 problems"];
+    for part in wanted {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    fails(&["data", "check", &rows], 3, &["3 problems", "fix: "]);
+    fails(&["data", "check", &folder.path("row.jsonl")], 3, &["no such file", "rows.jsonl"]);
+    fails(&["data", "check", &folder.path("rows.jsonl"), "--algo", "gpro"], 2, &["gpro", "--algo grpo"]);
+    fails(&["data", "check"], 2, &["PATH"]);
+    std::fs::create_dir_all(folder.0.join("empty")).unwrap();
+    fails(&["data", "check", &folder.path("empty")], 3, &["no data files"]);
+    let broken = folder.write("broken.parquet", "PAR1 and then nothing");
+    let out = ferrl(&["data", "check", &broken], "");
+    assert_eq!(out.status.code(), Some(3), "{}", String::from_utf8_lossy(&out.stderr));
+    let recipe = folder.write("r.toml", "data.train = [\"task:countdown\"]\n");
+    fails(&["data", "check", "--recipe", &recipe], 2, &["generated task"]);
+}
+
+#[test]
+fn the_algorithm_decides_how_rows_are_read() {
+    let folder = Folder::new("data-algo");
+    let rows = folder.write("rows.jsonl", "{\"prompt\": \"2+2=\", \"answer\": \"4\"}\n");
+    let text = ok(&["data", "check", &rows, "--algo", "grpo"]);
+    assert!(text.contains("read as prompts, for grpo"), "{text}");
+    let out = ferrl(&["data", "check", &rows, "--algo", "dpo"], "");
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert_eq!(out.status.code(), Some(3));
+    assert!(text.contains("chosen") && text.contains("expected"), "{text}");
+}

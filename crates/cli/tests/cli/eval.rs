@@ -1,0 +1,133 @@
+//! `ferrl eval`: figures that can be worked out by hand, on runs, models, tasks and files.
+
+use crate::common::*;
+use serde_json::Value;
+
+/// A run of a tiny model on a generated task; its folder.
+pub fn tiny_run(folder: &Folder) -> String {
+    let recipe = folder.write(
+        "tiny.toml",
+        "algo = \"sft\"\n\
+         model.init = { hidden = 32, layers = 1, heads = 2, max_positions = 64 }\n\
+         data = { train = [\"task:countdown\"], max_length = 48 }\n\
+         train = { steps = 1, batch = 4 }\n\
+         rollout = { max_new_tokens = 8, cache_mib = 4 }\n",
+    );
+    let runs = folder.path("runs");
+    ok(&["train", &recipe, "--runs", &runs]);
+    format!("{runs}/tiny")
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text.trim()).unwrap()
+}
+
+#[test]
+fn figures_follow_from_the_rollouts_that_are_written() {
+    let folder = Folder::new("eval-figures");
+    let run = tiny_run(&folder);
+    let python = folder.write(
+        "grade.py",
+        "def reward(prompts, completions, **columns):\n    return [float(len(c) % 2) for c in completions]\n",
+    );
+    let out = folder.path("rollouts.jsonl");
+    let base = ["eval", &run, "--prompts", "30", "--samples", "4", "--reward", &python];
+    let got = json(&ok(&[&base[..], &["--json", "--output", &out]].concat()));
+    let rows = rows(&folder.read("rollouts.jsonl"));
+    assert_eq!(rows.len(), 120);
+    let (mut right, mut pass2, mut majority, mut length) = (0.0, 0.0, 0.0, 0.0);
+    for group in rows.chunks(4) {
+        let text = |r: &Value| r["completion"].as_str().unwrap().trim().to_owned();
+        let grades: Vec<f64> = group.iter().map(|r| r["score"].as_f64().unwrap()).collect();
+        for (r, grade) in group.iter().zip(&grades) {
+            let odd = r["completion"].as_str().unwrap().chars().count() % 2;
+            assert_eq!(*grade, odd as f64, "{r}");
+            length += r["tokens"].as_f64().unwrap() / 120.0;
+        }
+        let c = grades.iter().filter(|g| **g == 1.0).count();
+        right += c as f64 / 4.0 / 30.0;
+        // Of the six pairs of four answers, those without a right one: C(4 - c, 2).
+        pass2 += (1.0 - ((4 - c) * (4usize - c).saturating_sub(1) / 2) as f64 / 6.0) / 30.0;
+        let votes = |i: usize| group.iter().filter(|r| text(r) == text(&group[i])).count();
+        let winner = (0..4).max_by_key(|&i| (votes(i), 4 - i)).unwrap();
+        majority += grades[winner] / 30.0;
+    }
+    let figure = |name: &str| got[name].as_f64().unwrap_or(f64::NAN);
+    let want = [right, right, pass2, majority, length];
+    let names = ["accuracy", "pass@1", "pass@2", "majority@4", "mean_length"];
+    close(&names.map(figure), &want, 1e-9);
+    assert_eq!((got["prompts"].as_u64(), got["samples"].as_u64()), (Some(30), Some(4)));
+    // The same command gives the same answers, whatever the number of threads.
+    let again = json(&ok(&[&base[..], &["--json", "--threads", "1"]].concat()));
+    assert_eq!(again["pass@4"], got["pass@4"]);
+    let table = ok(&base);
+    assert!(table.contains("pass@4") && table.contains("majority@4") && table.contains('%'), "{table}");
+}
+
+#[test]
+fn models_are_graded_on_tasks_and_files() {
+    let folder = Folder::new("eval-sources");
+    let model = format!("{}/stages/0", tiny_run(&folder));
+    let small = ["--max-new-tokens", "6", "--cache-mib", "4", "--json"];
+    let task = json(&ok(&[&["eval", &model, "--task", "countdown", "--prompts", "5"], &small[..]].concat()));
+    assert_eq!(task["prompts"], 5);
+    let rows = folder.write(
+        "q.jsonl",
+        "{\"prompt\": \"1,2:3=\", \"answer\": \"1+2\"}\n{\"prompt\": \"4,2:8=\", \"answer\": \"4*2\"}\n",
+    );
+    let file = ["eval", &model, "--data", &rows, "--verifier", "exact", "--option", "column=answer"];
+    let file = json(&ok(&[&file[..], &small[..]].concat()));
+    assert_eq!(file["prompts"], 2, "all rows");
+    let changed = ["eval", &model, "--task", "countdown", "--prompts", "3", "data.task.numbers=4"];
+    assert_eq!(json(&ok(&[&changed[..], &small[..]].concat()))["prompts"], 3);
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let folder = Folder::new("eval-errors");
+    let run = tiny_run(&folder);
+    let model = format!("{run}/stages/0");
+    fails(&["eval", &folder.path("runs/tony")], 4, &["no such directory", "runs/tiny"]);
+    fails(&["eval", &model], 2, &["no questions", "--task"]);
+    fails(&["eval", &model, "--task", "countdwn"], 2, &["countdwn", "--task countdown"]);
+    let rows = folder.write("q.jsonl", "{\"prompt\": \"1\"}\n");
+    fails(&["eval", &model, "--data", &rows], 2, &["which answers are right", "--verifier", "--reward"]);
+    fails(&["eval", &model, "--data", &rows, "--verifier", "exct"], 2, &["exct", "exact"]);
+    fails(&["eval", &run, "--k", "8"], 2, &["pass@8", "--samples 8"]);
+    fails(&["eval", &run, "--samples", "2", "--temperature", "0"], 2, &["all the same"]);
+    fails(&["eval", &run, "rollout.tempratur=1"], 2, &["tempratur", "temperature"]);
+    let gone = folder.path("gone.jsonl");
+    fails(&["eval", &model, "--data", &gone, "--verifier", "exact"], 3, &["gone.jsonl", "no such file"]);
+    std::fs::create_dir_all(folder.0.join("young")).unwrap();
+    let young = folder.path("young");
+    folder.write("young/recipe.toml", "");
+    std::fs::create_dir_all(folder.0.join("young/checkpoints")).unwrap();
+    fails(&["eval", &young], 4, &["no model yet", "checkpoint"]);
+}
+
+#[test]
+fn a_model_in_the_hub_s_cache_goes_by_its_name() {
+    let folder = Folder::new("eval-hub");
+    let run = tiny_run(&folder);
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let home = folder.0.join("hub/models--org--tiny");
+    std::fs::create_dir_all(home.join("refs")).unwrap();
+    std::fs::create_dir_all(home.join("snapshots")).unwrap();
+    std::fs::write(home.join("refs/main"), commit).unwrap();
+    std::fs::rename(format!("{run}/stages/0"), home.join("snapshots").join(commit)).unwrap();
+    let ask = |model: &str| {
+        std::process::Command::new(env!("CARGO_BIN_EXE_ferrl"))
+            .args(["eval", model, "--task", "countdown", "--prompts", "2", "--max-new-tokens", "4"])
+            .args(["--cache-mib", "4"])
+            .env("HF_HUB_CACHE", folder.0.join("hub"))
+            .env("HF_HUB_OFFLINE", "1")
+            .output()
+            .unwrap()
+    };
+    let out = ask("org/tiny");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let out = ask("org/tony");
+    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(3), "{message}");
+    assert!(message.contains("org/tiny") && message.contains("HF_HUB_OFFLINE"), "{message}");
+}

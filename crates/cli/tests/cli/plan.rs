@@ -1,0 +1,134 @@
+//! `ferrl plan`: agrees with real runs, refuses what cannot fit and says what would.
+
+use crate::common::*;
+use serde_json::Value;
+
+const RECIPE: &str = "name = \"planned\"\n\
+    model.init = { hidden = 128, layers = 3, max_positions = 128 }\n\
+    data = { train = [\"task:countdown\"], max_length = 64 }\n\
+    rollout = { prompts = 16, samples = 8, max_new_tokens = 32, cache_mib = 16 }\n\
+    train = { steps = 2, batch = 192, micro_batch_tokens = 1536 }\n\
+    threads = 2\n";
+
+fn plan(recipe: &str, changes: &[&str]) -> Value {
+    serde_json::from_str(&ok(&[&["plan", recipe, "--json", "--memory", "1TiB"], changes].concat())).unwrap()
+}
+
+/// The most memory a program had, by looking until it ends.
+#[cfg(target_os = "linux")]
+fn peak_of(args: &[&str]) -> u64 {
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_ferrl"))
+        .args(args)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", child.id());
+    let mut peak = 0;
+    loop {
+        let text = std::fs::read_to_string(&status).unwrap_or_default();
+        let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
+        peak = peak.max(kib.unwrap_or(0) * 1024);
+        match child.try_wait().unwrap() {
+            Some(status) => assert!(status.success(), "ferrl {args:?}"),
+            None => {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                continue;
+            }
+        }
+        return peak;
+    }
+}
+
+/// Supervised, sampled, and with a critic: within a quarter of what the runs take.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_estimate_agrees_with_the_peak_of_real_runs() {
+    let folder = Folder::new("plan-real");
+    let recipe = folder.write("planned.toml", RECIPE);
+    let sampled =
+        |name: &str| vec![format!("algo={name}"), "algo.kl.coef=0.0".into(), "reward=countdown".into()];
+    let cases = [
+        vec!["algo=sft".to_string()],
+        vec!["algo=sft".into(), "model.dtype=bf16".into(), "optim.ema=0.9".into()],
+        vec!["algo=sft".into(), "model.recompute=true".into()],
+        sampled("grpo"),
+        sampled("ppo"),
+    ];
+    for (i, changes) in cases.iter().enumerate() {
+        let changes: Vec<&str> = changes.iter().map(String::as_str).collect();
+        let planned = plan(&recipe, &changes)["stages"][0]["bytes"].as_f64().unwrap();
+        let runs = folder.path(&format!("runs-{i}"));
+        let real = peak_of(&[&["train", &recipe, "--runs", &runs], &changes[..]].concat()) as f64;
+        let ratio = planned / real;
+        println!("{changes:?}: planned {:.0} MiB, real {:.0} MiB", planned / 1048576.0, real / 1048576.0);
+        assert!((0.75..=1.25).contains(&ratio), "{changes:?}: planned {planned}, real {real}: {ratio:.2}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_the_named_change_fits() {
+    let folder = Folder::new("plan-fit");
+    let recipe = folder.write("planned.toml", RECIPE);
+    let whole = plan(&recipe, &["algo=sft"])["stages"][0]["bytes"].as_u64().unwrap();
+    let memory = format!("{}MiB", whole * 8 / 10 / 1048576);
+    let args = ["plan", &recipe, "algo=sft", "--memory", &memory];
+    let out = ferrl(&args, "");
+    let message = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(5), "{message}");
+    assert!(String::from_utf8_lossy(&out.stdout).contains("activations"), "the table comes first");
+    let fix = message.split("fix: add ").nth(1).unwrap();
+    let mut tried = 0;
+    for change in fix.split(", or ") {
+        let change = change.split(" (").next().unwrap();
+        ok(&[&args[..], &change.split(' ').collect::<Vec<_>>()].concat());
+        tried += 1;
+    }
+    assert!(tried >= 2 && fix.contains("train.micro_batch_tokens="), "{message}");
+    fails(&["plan", &recipe, "algo=sft", "--memory", "3MiB"], 5, &["no setting alone", "smaller model"]);
+    fails(&["plan", &recipe, "--memory", "3apples"], 2, &["apples", "GiB"]);
+    fails(&["plan", &folder.path("palnned.toml")], 2, &["cannot read the recipe"]);
+}
+
+#[test]
+fn a_large_model_needs_only_its_configuration() {
+    let folder = Folder::new("plan-large");
+    let model = folder.0.join("qwen");
+    std::fs::create_dir_all(&model).unwrap();
+    // Qwen2.5-0.5B's published sizes: 494 M weights.
+    let config = r#"{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 896,
+        "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "vocab_size": 151936, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+        "tie_word_embeddings": true, "hidden_act": "silu", "use_sliding_window": false}"#;
+    std::fs::write(model.join("config.json"), config).unwrap();
+    let path = format!("model.path={}", model.display());
+    let rows = folder.write("rows.jsonl", "{\"prompt\": \"a\", \"response\": \"b\"}\n");
+    let recipe =
+        folder.write("r.toml", format!("algo = \"sft\"\ndata.train = [{rows:?}]\ntrain.steps = 10\n"));
+    let got = plan(&recipe, &[&path, "model.dtype=bf16", "train.micro_batch_tokens=16384"]);
+    let stage = &got["stages"][0];
+    assert_eq!(stage["weights"].as_u64(), Some(494_032_768));
+    let part = |name: &str| {
+        let parts = stage["parts"].as_array().unwrap();
+        parts.iter().find(|p| p["name"] == name).map_or(0, |p| p["bytes"].as_u64().unwrap())
+    };
+    // Masters and two bf16 forms are 8 bytes a weight, the moments 8, and two gradients 8.
+    for name in ["weights", "optimizer", "gradients"] {
+        let per_weight = part(name) as f64 / 494_032_768.0;
+        assert!((7.9..8.1).contains(&per_weight), "{name}: {per_weight} bytes a weight");
+    }
+    let broken = folder.write("qwen/config.json", "{");
+    fails(&["plan", &recipe, &path], 4, &[&broken, "JSON"]);
+    fails(&["plan", &recipe, "model.path=nowhere"], 4, &["config.json", "needs no weights"]);
+}
+
+#[test]
+fn a_dry_run_is_a_recipe_with_the_plan_in_its_comments() {
+    let folder = Folder::new("plan-dry");
+    let recipe = folder.write("planned.toml", RECIPE);
+    let text = ok(&["train", &recipe, "algo=sft", "--dry-run"]);
+    assert!(text.contains("\n#   activations"), "{text}");
+    let again = folder.write("again.toml", &text);
+    assert_eq!(ok(&["train", &again, "--dry-run"]).split("\n# ").next(), text.split("\n# ").next());
+}

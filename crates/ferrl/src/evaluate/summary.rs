@@ -1,0 +1,91 @@
+//! What a set of graded answers says about a model, for tables and machines.
+
+use super::estimate::{majority, mean, pass_at_k, vote};
+use super::{Evaluation, RIGHT};
+use serde_json::{Map, Value, json};
+
+/// One figure, with its standard error over questions where there is one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figure {
+    /// Such as `pass@4`.
+    pub name: String,
+    /// Its mean.
+    pub value: f64,
+    /// How sure that is.
+    pub error: Option<f64>,
+    /// Whether it is a share of 1, for people to read in per cent.
+    pub share: bool,
+}
+
+/// The figures of an evaluation.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// Questions asked.
+    pub prompts: usize,
+    /// Answers to each.
+    pub samples: usize,
+    /// In the order for a table.
+    pub figures: Vec<Figure>,
+}
+
+impl Summary {
+    /// From graded answers, `samples` of each question in a row, with pass@k for every `k` that was drawn.
+    pub fn new(evaluation: &Evaluation, samples: usize, ks: &[usize]) -> Self {
+        let questions: Vec<_> = evaluation.answers.chunks(samples.max(1)).collect();
+        let mut figures = Vec::new();
+        let mut add = |name: String, share: bool, values: Vec<f64>| {
+            if let Some((value, error)) = mean(&values) {
+                figures.push(Figure { name, value, error, share });
+            }
+        };
+        let right = |q: &[_]| q.iter().filter(|(_, _, g): &&super::Answered| g.score >= RIGHT).count();
+        let over = |f: &dyn Fn(&[super::Answered]) -> f64| questions.iter().map(|q| f(q)).collect::<Vec<_>>();
+        add("accuracy".into(), true, over(&|q| right(q) as f64 / q.len() as f64));
+        for &k in ks.iter().filter(|&&k| k <= samples) {
+            let pass = |q: &[super::Answered]| pass_at_k(q.len(), right(q), k).unwrap_or(f64::NAN);
+            add(format!("pass@{k}"), true, over(&pass));
+        }
+        if samples > 1 {
+            let wins = |q: &[super::Answered]| {
+                let winner = majority(q.iter().map(|(_, a, _)| vote(&a.text)));
+                f64::from(winner.is_some_and(|i| q[i].2.score >= RIGHT))
+            };
+            add(format!("majority@{samples}"), true, over(&wins));
+        }
+        let each = |f: &dyn Fn(&super::Answered) -> f64| {
+            over(&|q| q.iter().map(f).sum::<f64>() / q.len().max(1) as f64)
+        };
+        add("reward".into(), false, each(&|(_, _, g)| g.reward));
+        add("mean_length".into(), false, each(&|(_, a, _)| a.tokens as f64));
+        add("truncated".into(), true, each(&|(_, a, _)| f64::from(a.truncated)));
+        Summary { prompts: questions.len(), samples, figures }
+    }
+
+    /// As one JSON object.
+    pub fn json(&self) -> Map<String, Value> {
+        let mut out = Map::new();
+        out.insert("prompts".into(), json!(self.prompts));
+        out.insert("samples".into(), json!(self.samples));
+        for f in &self.figures {
+            out.insert(f.name.clone(), json!(f.value));
+            if let Some(error) = f.error {
+                out.insert(format!("{}_error", f.name), json!(error));
+            }
+        }
+        out
+    }
+}
+
+impl std::fmt::Display for Summary {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for figure in &self.figures {
+            let (unit, scale) = if figure.share { (" %", 100.0) } else { ("", 1.0) };
+            write!(f, "{:<14}{:>9.2}{unit}", figure.name, scale * figure.value)?;
+            match figure.error {
+                Some(e) => writeln!(f, " ± {:.2}", scale * e)?,
+                None => writeln!(f)?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! What to change so that a stage fits.
+
+use super::memory::{self, is_f32};
+use super::show::size;
+use super::{Inputs, StagePlan};
+use crate::algo::Wants;
+use ferrl_engine::Error;
+use ferrl_kernels::DType;
+
+/// A setting and its new value, as on the command line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// `key=value`
+    pub text: String,
+    /// Bytes at the peak with it.
+    pub bytes: u64,
+}
+
+fn bytes(i: &Inputs) -> u64 {
+    memory::parts(i).iter().map(|p| p.bytes).sum()
+}
+
+fn change(text: String, i: &Inputs) -> Change {
+    Change { text, bytes: bytes(i) }
+}
+
+/// The largest number of tokens at once that fits, in steps of 256 and no shorter than the longest sequence (or pair).
+fn fewer_tokens(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
+    let longest = i.lengths.longest * if i.wants.paired() { 2 } else { 1 };
+    let with = |tokens: usize| {
+        let mut now = i.clone();
+        now.recipe.train.micro_batch_tokens = tokens;
+        now
+    };
+    let least = longest.next_multiple_of(64).max(64);
+    let mut tokens = i.micro_tokens().next_multiple_of(256);
+    while tokens > least {
+        tokens = tokens.saturating_sub(256).max(least);
+        let now = with(tokens);
+        if bytes(&now) <= available {
+            return Some((tokens, now));
+        }
+    }
+    None
+}
+
+fn recompute(i: &Inputs) -> Option<Inputs> {
+    let mut now = i.clone();
+    now.recipe.model.recompute = true;
+    (!i.recipe.model.recompute).then_some(now)
+}
+
+fn half(i: &Inputs) -> Option<Inputs> {
+    let mut now = i.clone();
+    now.recipe.model.dtype = Some(DType::Bf16.name().into());
+    is_f32(i).then_some(now)
+}
+
+/// A cache as small as one answer to each prompt at a time needs, at least.
+fn smaller_cache(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
+    let over = bytes(i).saturating_sub(available).div_ceil(1 << 20) as usize;
+    let mib = i.recipe.rollout.cache_mib.saturating_sub(over + over / 8);
+    let mut now = i.clone();
+    now.recipe.rollout.cache_mib = mib;
+    (i.wants == Wants::Rollouts && mib >= 16).then_some((mib, now))
+}
+
+/// Single changes after which the stage fits; where none does, all of them together if that does.
+pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
+    let mut out = Vec::new();
+    if let Some((tokens, now)) = fewer_tokens(i, available) {
+        out.push(change(format!("train.micro_batch_tokens={tokens}"), &now));
+    }
+    if let Some(now) = recompute(i) {
+        out.push(change("model.recompute=true".into(), &now));
+    }
+    if let Some((mib, now)) = smaller_cache(i, available) {
+        out.push(change(format!("rollout.cache_mib={mib}"), &now));
+    }
+    if let Some(now) = half(i) {
+        out.push(change(format!("model.dtype={}", DType::Bf16.name()), &now));
+    }
+    out.retain(|c| c.bytes <= available);
+    if !out.is_empty() {
+        return out;
+    }
+    let (mut now, mut texts) = (i.clone(), Vec::new());
+    if let Some(next) = half(&now) {
+        texts.push(format!("model.dtype={}", DType::Bf16.name()));
+        now = next;
+    }
+    if let Some(next) = recompute(&now) {
+        texts.push("model.recompute=true".into());
+        now = next;
+    }
+    if i.wants == Wants::Rollouts && now.recipe.rollout.cache_mib > 64 {
+        texts.push("rollout.cache_mib=64".into());
+        now.recipe.rollout.cache_mib = 64;
+    }
+    if bytes(&now) > available
+        && let Some((tokens, next)) = fewer_tokens(&now, available)
+    {
+        texts.push(format!("train.micro_batch_tokens={tokens}"));
+        now = next;
+    }
+    let all = change(texts.join(" "), &now);
+    if all.bytes <= available { vec![all] } else { Vec::new() }
+}
+
+/// The error for a stage that does not fit.
+pub fn refusal(stage: &StagePlan, available: u64) -> Error {
+    let largest = stage.parts.iter().max_by_key(|p| p.bytes);
+    let largest =
+        largest.map_or(String::new(), |p| format!("; most of it, {}, is {}", size(p.bytes), p.name));
+    let what = format!(
+        "{} needs about {} of memory and there are {}{largest}",
+        stage.name,
+        size(stage.bytes()),
+        size(available)
+    );
+    let found = changes(&stage.inputs, available);
+    let fix = match &found[..] {
+        [] => {
+            let fixed = ["weights", "gradients", "optimizer", "reference", "average"];
+            let fixed = stage.parts.iter().filter(|p| fixed.contains(&p.name)).map(|p| p.bytes).sum();
+            format!(
+                "no setting alone makes it fit: what the model itself takes is {}; a smaller model, optim.name = \
+                 \"sgd\", or a machine with more memory",
+                size(fixed)
+            )
+        }
+        list => {
+            let each = |c: &Change| format!("{} ({})", c.text, size(c.bytes));
+            format!("add {}", list.iter().map(each).collect::<Vec<_>>().join(", or "))
+        }
+    };
+    Error::resource(what).fix(fix)
+}

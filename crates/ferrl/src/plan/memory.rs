@@ -1,0 +1,170 @@
+//! Bytes at the peak of a step, part by part.
+//!
+//! `T` tokens at once, width `H`, feed-forward `F`, `e` bytes of the compute type. A trained model keeps f32 masters,
+//! two packed forms of every matrix (forward and backward), a gradient, the optimizer's moments; a frozen one its masters
+//! and one packed form. A forward pass keeps for every layer the residual stream twice in f32 and what the linear
+//! layers read; with recompute only the stream once, and one layer's interior at a time.
+
+use super::Inputs;
+use crate::algo::Wants;
+use ferrl_engine::model::Config;
+use ferrl_kernels::DType;
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// What it is.
+    pub name: &'static str,
+    /// Its bytes.
+    pub bytes: u64,
+    /// What it is made of, in a few words.
+    pub what: String,
+}
+
+/// Columns that packed matrices are padded to.
+const PANEL: usize = 32;
+/// Elements of the head's logits that are held at a time, and the columns they come in.
+const STRETCH: usize = 4 << 20;
+const TILE: usize = 256;
+/// Rows computed at once while prompts are read, and sequences sampled at once.
+const PREFILL: usize = 2048;
+const SIDE_BY_SIDE: usize = 256;
+/// The program itself, and what a tokenizer takes for every token it knows.
+const PROGRAM: u64 = 18 << 20;
+const PER_TOKEN_KNOWN: u64 = 600;
+/// Memory comes in size classes up to an eighth apart, and some of what one batch frees does not fit the next. In
+/// hundredths of the rest, as seen in runs of small models.
+const SLACK: u64 = 18;
+
+/// Everything that is there at the peak.
+pub fn parts(i: &Inputs) -> Vec<Part> {
+    let (e, o, t) = (i.dtype().size(), &i.recipe.optim, i.micro_tokens());
+    let trained: Vec<&Config> = std::iter::once(&i.config).chain(&i.critic).collect();
+    let sum = |f: &dyn Fn(&Config) -> usize| trained.iter().map(|c| f(c)).sum::<usize>() as u64;
+    let count = sum(&weights);
+    let several = i.update_tokens() > i.recipe.train.micro_batch_tokens;
+    let moments = match o.name.as_str() {
+        "adamw" => 2,
+        _ if o.beta1 > 0.0 => 1,
+        _ => 0,
+    };
+    let mut out = Vec::new();
+    let mut add = |name, bytes: u64, what: String| {
+        if bytes > 0 {
+            out.push(Part { name, bytes, what });
+        }
+    };
+    let name = i.dtype().name();
+    add("weights", sum(&|c| 4 * weights(c) + packed(c, e, true)), format!("f32 masters, {name} forms twice"));
+    let copies = if several { "the sum and one micro-batch's" } else { "f32" };
+    add("gradients", 4 * count * (1 + u64::from(several)), copies.into());
+    add("optimizer", 4 * count * moments, format!("{} in f32", o.name));
+    if o.ema.is_some() {
+        add("average", 4 * (count + sum(&largest)), "of the weights, f32".into());
+    }
+    if i.needs.reference {
+        let c = &i.config;
+        add("reference", (4 * weights(c) + packed(c, e, false)) as u64, "frozen copy".into());
+    }
+    let recompute = i.recipe.model.recompute;
+    let kept = sum(&|c| activations(c, t, e, recompute));
+    let works = trained.iter().map(|c| backward_work(c, t, e).max(head_work(c, t, e)));
+    let training = kept + works.max().unwrap_or(0) as u64;
+    let sampling = if i.wants == Wants::Rollouts { sampling_work(i, e) } else { 0 };
+    let how = if recompute { ", layers computed again" } else { "" };
+    add("activations", training.max(sampling as u64), format!("{t} tokens at once{how}"));
+    if i.wants == Wants::Rollouts {
+        add(
+            "cache",
+            cache(i, e),
+            format!("keys and values, rollout.cache_mib = {}", i.recipe.rollout.cache_mib),
+        );
+    }
+    let rest: u64 = out.iter().map(|p| p.bytes).sum();
+    out.push(Part { name: "allocator", bytes: rest * SLACK / 100, what: format!("{SLACK} % of the above") });
+    let rows = i.update_tokens() as u64 * i.passes.1 as u64 * 64;
+    let program = PROGRAM + i.config.vocab as u64 * PER_TOKEN_KNOWN + rows;
+    out.push(Part { name: "program", bytes: program, what: "code, tokenizer, data of a step".into() });
+    out
+}
+
+/// Number of weights.
+pub fn weights(c: &Config) -> usize {
+    c.params().iter().map(|p| p.len()).sum()
+}
+
+fn largest(c: &Config) -> usize {
+    c.params().iter().map(|p| p.len()).max().unwrap_or(0)
+}
+
+/// Bytes of the packed forms that linear layers read.
+pub fn packed(c: &Config, e: usize, training: bool) -> usize {
+    let head = c.head.has_lm() && c.tied;
+    let linear = |name: &str, rows: usize| match name {
+        "position" => false,
+        "embed" => head,
+        "value.weight" => true,
+        _ => rows > 1,
+    };
+    let pad = |n: usize| n.next_multiple_of(PANEL);
+    let form = |rows: usize, cols: usize| e * pad(rows) * cols;
+    c.params()
+        .iter()
+        .filter(|p| linear(&p.name, p.rows))
+        .map(|p| form(p.rows, p.cols) + if training { form(p.cols, p.rows) } else { 0 })
+        .sum()
+}
+
+/// Bytes a forward pass of `t` tokens keeps for backward.
+pub fn activations(c: &Config, t: usize, e: usize, recompute: bool) -> usize {
+    let (h, stream) = (c.hidden, 4 * c.hidden);
+    let interior = interior(c, e);
+    let layers = if recompute { c.layers * stream + interior } else { c.layers * (stream + interior) };
+    // After the last layer: the stream, its norm, and the rows whose tokens are scored.
+    t * (layers + stream + 2 * h * e + 12)
+}
+
+/// Bytes per token of what one layer computes and backward reads.
+fn interior(c: &Config, e: usize) -> usize {
+    let qkv = c.qkv_width() * if c.qk_norm { 2 } else { 1 };
+    let post = if c.post_norms { 2 * c.hidden } else { 0 };
+    e * (2 * c.hidden + qkv + c.attention_width() + c.up_width() + post) + 4 * c.hidden + 4 * c.heads
+}
+
+/// Bytes of gradients alive while one layer goes backward, with the packed rows of a weight's gradient.
+fn backward_work(c: &Config, t: usize, e: usize) -> usize {
+    let mlp = 2 * c.ffn + c.up_width() + 2 * c.hidden;
+    let attention = c.attention_width() + c.qkv_width() + 2 * c.hidden;
+    t * (e * (mlp.max(attention) + c.ffn) + 4 * c.hidden + e * c.hidden)
+}
+
+/// Bytes of the head's backward: logits of a stretch of the vocabulary, gradients of the rows, their packed form.
+fn head_work(c: &Config, t: usize, e: usize) -> usize {
+    if !c.head.has_lm() {
+        return 2 * t * c.hidden * e;
+    }
+    let stretch = (STRETCH / t.max(1) / TILE).clamp(1, 8) * TILE;
+    t * (e * stretch.min(c.vocab) + 4 * c.hidden + 3 * e * c.hidden)
+}
+
+/// Bytes alive while prompts are read or tokens sampled: one layer, and logits of the sequences.
+fn sampling_work(i: &Inputs, e: usize) -> usize {
+    let c = &i.config;
+    let sequences = (i.recipe.rollout.prompts * i.recipe.rollout.samples).min(SIDE_BY_SIDE);
+    let rows = PREFILL.min((sequences as f64 * i.lengths.prompt).ceil() as usize + sequences);
+    rows * (interior(c, e) + e * (c.ffn + 2 * c.hidden) + 8 * c.hidden) + 4 * sequences * c.vocab
+}
+
+/// Bytes of keys and values: all the recipe allows, or what the whole run writes where that is less.
+fn cache(i: &Inputs, e: usize) -> u64 {
+    let c = &i.config;
+    let per_token = 2 * c.layers * c.kv_heads * c.head_dim * e;
+    let step = (i.recipe.rollout.prompts * i.recipe.rollout.samples) as f64 * i.lengths.sequence;
+    let run = step * per_token as f64 * i.recipe.train.steps.unwrap_or(u64::MAX) as f64;
+    ((i.recipe.rollout.cache_mib as u64) << 20).min(run as u64)
+}
+
+/// Whether halving the compute type would help.
+pub(super) fn is_f32(i: &Inputs) -> bool {
+    i.dtype() == DType::F32
+}

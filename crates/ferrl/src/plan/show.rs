@@ -1,0 +1,101 @@
+//! A plan for people.
+
+use super::work::{Rates, SAMPLING_SHARE, TRAINING_SHARE, millions};
+use super::{Plan, StagePlan};
+use crate::algo::Wants;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// Bytes for people.
+pub(super) fn size(bytes: u64) -> String {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    match mib {
+        m if m < 10.0 => format!("{m:.1} MiB"),
+        m if m < 1024.0 => format!("{m:.0} MiB"),
+        m => format!("{:.1} GiB", m / 1024.0),
+    }
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 0.1 => format!("{:.0} ms", 1e3 * s),
+        s if s < 120.0 => format!("{s:.1} s"),
+        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
+        s if s < 172_800.0 => format!("{:.1} h", s / 3600.0),
+        s => format!("{:.1} days", s / 86_400.0),
+    }
+}
+
+impl StagePlan {
+    /// Seconds of the stage without its start, where the number of steps is known.
+    pub fn seconds(&self, rates: Rates) -> Option<f64> {
+        let steps = self.steps? as f64;
+        Some(steps * self.work.step_seconds(rates) + self.work.evaluation_seconds(rates))
+    }
+
+    fn table(&self, available: Option<u64>, rates: Option<Rates>) -> String {
+        let i = &self.inputs;
+        let mut out = String::new();
+        let lengths = match (i.lengths.measured, i.wants) {
+            (true, Wants::Rollouts) => "prompts as in the data, answers as long as allowed",
+            (true, _) => "lengths as in the data",
+            (false, _) => "sequences as long as allowed",
+        };
+        let _ = writeln!(
+            out,
+            "{} ({}): {:.2} M weights, {}, {:.0} sequences of {:.0} tokens an update ({lengths})",
+            self.name,
+            i.recipe.algorithm_name(),
+            millions(&i.config),
+            i.dtype().name(),
+            i.sequences(),
+            i.lengths.sequence
+        );
+        for p in &self.parts {
+            let _ = writeln!(out, "  {:<12}{:>10}  {}", p.name, size(p.bytes), p.what);
+        }
+        let of = available.map_or(String::new(), |a| format!("  of {}", size(a)));
+        let _ = writeln!(out, "  {:<12}{:>10}{of}", "memory", size(self.bytes()));
+        let Some(rates) = rates else { return out };
+        let step = duration(self.work.step_seconds(rates));
+        let all = match (self.steps, self.seconds(rates)) {
+            (Some(steps), Some(s)) => format!(", {steps} steps in about {}", duration(s)),
+            _ => String::new(),
+        };
+        let _ = writeln!(
+            out,
+            "  {:<12}{step:>10}  a step{all} (at {:.0} % of {:.0} GFLOP/s, {:.0} % while sampling)",
+            "time",
+            100.0 * TRAINING_SHARE,
+            rates.peak / 1e9,
+            100.0 * SAMPLING_SHARE
+        );
+        out
+    }
+}
+
+impl Plan {
+    /// As a table; `rates` gives the peak of each stage's number format.
+    pub fn table(&self, available: Option<u64>, rates: &dyn Fn(&StagePlan) -> Option<Rates>) -> String {
+        self.stages.iter().map(|s| s.table(available, rates(s))).collect()
+    }
+
+    /// As JSON.
+    pub fn json(&self, available: Option<u64>, rates: &dyn Fn(&StagePlan) -> Option<Rates>) -> Value {
+        let stage = |s: &StagePlan| {
+            let rates = rates(s);
+            json!({
+                "stage": s.name,
+                "weights": super::memory::weights(&s.inputs.config),
+                "micro_batch_tokens": s.inputs.micro_tokens(),
+                "parts": s.parts.iter().map(|p| json!({"name": p.name, "bytes": p.bytes})).collect::<Vec<_>>(),
+                "bytes": s.bytes(),
+                "steps": s.steps,
+                "flops_per_step": s.work.train + s.work.annotate + s.work.sample,
+                "seconds_per_step": rates.map(|r| s.work.step_seconds(r)),
+                "seconds": rates.and_then(|r| s.seconds(r)),
+            })
+        };
+        json!({ "available": available, "stages": self.stages.iter().map(stage).collect::<Vec<_>>() })
+    }
+}

@@ -1,0 +1,129 @@
+//! Multiply-adds of a step, and the seconds they take at a share of what the machine can do.
+//!
+//! A product of a `t x k` and a `k x n` matrix is `2 t k n` operations. Backward takes two products for each of
+//! forward's; the head computes its logits a second time; attention meets half of the tokens before it on average.
+
+use super::Inputs;
+use super::memory::weights;
+use crate::algo::Wants;
+use ferrl_engine::model::Config;
+
+/// Share of the measured peak that a plan reckons with: `docs/performance.md` has 8725 tokens/s in bf16 and 5142 in f32 of
+/// a model that takes 32.8 million operations a token, 61 and 71 % of the peaks beside them.
+pub const TRAINING_SHARE: f64 = 0.6;
+/// The same for sampling: 21893 and 12384 tokens/s at 10.2 million operations a token, 47 and 54 %.
+pub const SAMPLING_SHARE: f64 = 0.45;
+
+/// Operations of one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Forward and backward of all passes.
+    pub train: f64,
+    /// Passes of reference and critic.
+    pub annotate: f64,
+    /// Sampling, prompts included.
+    pub sample: f64,
+    /// All evaluations of the stage, not of one step.
+    pub evaluate: f64,
+}
+
+/// What the machine can do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Measured multiply-add peak in the stage's number format, operations a second.
+    pub peak: f64,
+}
+
+impl Work {
+    /// Seconds of one step.
+    pub fn step_seconds(&self, rates: Rates) -> f64 {
+        ((self.train + self.annotate) / TRAINING_SHARE + self.sample / SAMPLING_SHARE) / rates.peak
+    }
+
+    /// Seconds of the stage's evaluations.
+    pub fn evaluation_seconds(&self, rates: Rates) -> f64 {
+        self.evaluate / SAMPLING_SHARE / rates.peak
+    }
+}
+
+/// Operations per token of the layers' matrices.
+fn layers(c: &Config) -> f64 {
+    let matrices = c.params().into_iter().filter(|p| p.name.starts_with("layers.") && !p.is_vector());
+    2.0 * matrices.map(|p| p.len()).sum::<usize>() as f64
+}
+
+/// Operations per token of attention in sequences of that length.
+fn attention(c: &Config, length: f64) -> f64 {
+    let seen = |window: &Option<usize>| window.map_or(length / 2.0, |w| (w as f64).min(length / 2.0));
+    4.0 * c.attention_width() as f64 * c.windows.iter().map(seen).sum::<f64>()
+}
+
+fn head(c: &Config) -> f64 {
+    if c.head.has_lm() { 2.0 * (c.vocab * c.hidden) as f64 } else { 2.0 * c.hidden as f64 }
+}
+
+/// Operations of one step.
+pub fn work(i: &Inputs) -> Work {
+    let (r, l) = (&i.recipe, &i.lengths);
+    let (passes, minibatches) = i.passes;
+    let tokens = (i.update_tokens() * minibatches) as f64;
+    let trunk = |c: &Config| layers(c) + attention(c, l.sequence);
+    let forward = |c: &Config| trunk(c) + head(c);
+    let again = if r.model.recompute { 1.0 } else { 0.0 };
+    let both = |c: &Config| (3.0 + again) * trunk(c) + 4.0 * head(c);
+    let train = passes as f64 * tokens * (both(&i.config) + i.critic.as_ref().map_or(0.0, both));
+    let reference = if i.needs.reference { forward(&i.config) } else { 0.0 };
+    let critic =
+        if i.needs.critic { i.critic.as_ref().map_or_else(|| forward(&i.config), forward) } else { 0.0 };
+    let mut work = Work { train, annotate: tokens * (reference + critic), ..Default::default() };
+    if i.wants == Wants::Rollouts {
+        let answers = |prompts: f64, samples: f64| {
+            let read = prompts * l.prompt * trunk(&i.config); // shared by the answers to it
+            read + prompts * samples * r.rollout.max_new_tokens as f64 * forward(&i.config)
+        };
+        work.sample = answers(r.rollout.prompts as f64, r.rollout.samples as f64);
+        let times = match (r.eval.every, steps(i)) {
+            (0, _) | (_, None) => f64::from(r.eval.at_start),
+            (every, Some(steps)) => (steps / every) as f64,
+        } + f64::from(r.eval.at_start);
+        work.evaluate = times * answers(r.eval.prompts as f64, (r.eval.samples + 1) as f64);
+    }
+    work
+}
+
+/// Steps of a stage, where they are known.
+pub fn steps(i: &Inputs) -> Option<u64> {
+    let r = &i.recipe;
+    let portion = if i.wants == Wants::Rollouts { r.rollout.prompts } else { r.train.batch };
+    let epochs = |rows: usize| (r.train.epochs * rows as f64 / portion.max(1) as f64).floor().max(1.0) as u64;
+    r.train.steps.or_else(|| i.lengths.rows.map(epochs))
+}
+
+/// Millions of weights, for people.
+pub(super) fn millions(c: &Config) -> f64 {
+    weights(c) as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrl_engine::checkpoint::InitOptions;
+
+    /// Hidden 256, four layers, four and two heads of 64, feed-forward 1024, vocabulary 4096.
+    fn config() -> Config {
+        let mut o = InitOptions::new("qwen2");
+        (o.hidden, o.layers, o.vocab, o.ffn) = (256, 4, 4096, Some(1024));
+        (o.heads, o.kv_heads, o.tied) = (Some(4), Some(2), Some(true));
+        o.build().expect("a model").0
+    }
+
+    #[test]
+    fn operations_of_a_known_model() {
+        let c = config();
+        let matrices = 4 * (512 * 256 + 256 * 256 + 2048 * 256 + 256 * 1024);
+        assert_eq!(layers(&c), 2.0 * matrices as f64);
+        assert_eq!(head(&c), 2.0 * 4096.0 * 256.0);
+        // Scores and sums over half of 128 keys: 2 + 2 operations for each of 256 numbers, in four layers.
+        assert_eq!(attention(&c, 128.0), 4.0 * 256.0 * 64.0 * 4.0);
+    }
+}
