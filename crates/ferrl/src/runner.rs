@@ -10,7 +10,7 @@ use crate::experience::Metrics;
 use crate::recipe::{Recipe, Resolved, Rollout};
 use crate::run::{
     Best, CheckpointOptions, Checkpoints, EventWriter, Mark, MetricsLog, Role, Rollouts, RunFolder,
-    StepRecord, latest, load,
+    StepRecord, frozen, latest, load,
 };
 use crate::setup;
 use crate::train::{Report, Stage};
@@ -54,10 +54,14 @@ pub fn run(
     backend: Arc<dyn Backend>,
     watch: &mut dyn Watch,
 ) -> Result<Outcome> {
-    let mut log = Log::open(&folder)?;
     let found = latest(&folder.checkpoints())?;
     for (path, problem) in &found.skipped {
         watch.note(&format!("passed over {}: {problem}", path.display()));
+    }
+    if let (None, Some((path, problem))) = (&found.path, found.skipped.first()) {
+        return Err(Error::data(format!("no checkpoint of this run is whole: {problem}"))
+            .at(path.display())
+            .fix("remove the damaged checkpoints to start the run from its beginning"));
     }
     let state = match &found.path {
         Some(path) => {
@@ -68,7 +72,7 @@ pub fn run(
         }
         None => Value::Null,
     };
-    log.truncate(&state)?;
+    let mut log = Log::open(&folder, &state)?;
     let mut evaluations = Vec::new();
     let mut done = 0;
     for plan in &resolved.stages {
@@ -109,7 +113,18 @@ fn starting_model(folder: &RunFolder, index: usize, recipe: &Recipe) -> Result<P
     if fresh.join("config.json").exists() {
         return Ok(fresh);
     }
-    setup::starting_model(recipe, &fresh)
+    // Made aside: whoever is killed in between leaves no model without its tokenizer.
+    let aside = folder.path().join(format!("start_{index}.tmp"));
+    if aside.is_dir() {
+        folder.files().remove_dir_all(&aside)?;
+    }
+    let dir = setup::starting_model(recipe, &aside)?;
+    if dir != aside {
+        return Ok(dir);
+    }
+    folder.files().rename(&aside, &fresh)?;
+    folder.files().sync_dir(folder.path())?;
+    Ok(fresh)
 }
 
 /// Everything that is written step by step.
@@ -118,25 +133,27 @@ struct Log {
     rollouts: Rollouts,
     events: EventWriter,
     start: Instant,
+    /// What the run had taken when it was last stopped.
+    before: f64,
 }
 
 impl Log {
-    fn open(folder: &RunFolder) -> Result<Self> {
-        let metrics = MetricsLog::open(&folder.metrics(), folder.files())?;
+    /// Opens all of it, cut back to what was written when the checkpoint was made.
+    fn open(folder: &RunFolder, state: &Value) -> Result<Self> {
+        let mut metrics = MetricsLog::open(&folder.metrics(), folder.files())?;
+        metrics.truncate_to(state["metrics_bytes"].as_u64().unwrap_or(0))?;
+        let mut rollouts = Rollouts::open(&folder.rollouts(), folder.files())?;
+        let mark = serde_json::from_value(state["rollouts"].clone()).unwrap_or_else(|_| Mark::default());
+        rollouts.truncate_to(mark)?;
         let history = MetricsLog::history(&folder.metrics())?;
-        Ok(Log {
-            metrics,
-            rollouts: Rollouts::open(&folder.rollouts(), folder.files())?,
-            events: EventWriter::create(&folder.tensorboard(), folder.files(), &history)?,
-            start: Instant::now(),
-        })
+        let events = EventWriter::create(&folder.tensorboard(), folder.files(), &history)?;
+        let before = history.last().map_or(0.0, |r| r.seconds);
+        Ok(Log { metrics, rollouts, events, start: Instant::now(), before })
     }
 
-    /// Back to what was written when the checkpoint was made.
-    fn truncate(&mut self, state: &Value) -> Result<()> {
-        self.metrics.truncate_to(state["metrics_bytes"].as_u64().unwrap_or(0))?;
-        let mark = serde_json::from_value(state["rollouts"].clone()).unwrap_or_else(|_| Mark::default());
-        self.rollouts.truncate_to(mark)
+    /// Since the run began, interruptions left out.
+    fn seconds(&self) -> f64 {
+        self.before + self.start.elapsed().as_secs_f64()
     }
 }
 
@@ -162,12 +179,17 @@ impl OneStage<'_> {
         watch: &mut dyn Watch,
     ) -> Result<Ended> {
         let mut stage = setup::stage(recipe.clone(), backend, self.dir)?;
+        let frozen = self.frozen(&recipe)?;
+        if resumed.is_some() {
+            frozen::unchanged(&frozen, &state["frozen"])?;
+        }
         let total = stage.schedules.0.total_steps;
         watch.stage(self.name, total);
         if let Some(path) = resumed {
             self.restore(&mut stage, path, state)?;
             watch.note(&format!("resumed after step {} of {}", stage.step, self.name));
         }
+        let at = stage.step;
         let checkpoints = self.checkpoints(&recipe);
         let mut first = None;
         let mut at_start = Metrics::default();
@@ -191,7 +213,7 @@ impl OneStage<'_> {
                 last = Some(evaluation);
             }
             let step = self.before + stage.step;
-            let record = StepRecord::new(step, self.name, 0.0, log.start.elapsed().as_secs_f64(), &metrics);
+            let record = StepRecord::new(step, self.name, 0.0, log.seconds(), &metrics);
             log.metrics.append(&record)?;
             log.events.append(&record)?;
             if !rollouts.is_empty() {
@@ -200,17 +222,27 @@ impl OneStage<'_> {
             watch.step(self.name, stage.step, total, &record);
             let stop = watch.interrupted();
             if due(recipe.checkpoint.every) || ends || stop {
-                self.save(&checkpoints, &stage, log, &record)?;
+                self.save(&checkpoints, &stage, log, &record, &frozen)?;
             }
             if stop && !ends {
                 return Ok((None, first, last));
             }
         }
         let out = self.folder.path().join("stages").join(self.index.to_string());
+        if at == total && out.join("config.json").exists() {
+            watch.note(&format!("{} is finished: all of its {total} steps are done", self.name));
+            return Ok((Some(total), first, last));
+        }
         let options =
             SaveOptions { dtype: Dtype::F32, source: Some(self.dir), overwrite: true, ..Default::default() };
         stage.policy.model.save(&out, Some(&ModelDir::open(self.dir)?.config_json), &options)?;
         Ok((Some(total), first, last))
+    }
+
+    /// What this stage reads and never writes: where it starts, which is also its reference, and where its critic does.
+    fn frozen(&self, recipe: &Recipe) -> Result<Value> {
+        let critic = recipe.critic.path.as_ref().map(|p| ("critic", Path::new(p)));
+        frozen::describe([("starting", self.dir)].into_iter().chain(critic))
     }
 
     fn checkpoints(&self, recipe: &Recipe) -> Checkpoints {
@@ -225,6 +257,7 @@ impl OneStage<'_> {
         stage: &Stage,
         log: &mut Log,
         record: &StepRecord,
+        frozen: &Value,
     ) -> Result<()> {
         log.metrics.sync()?;
         let mut steps = vec![0; self.index];
@@ -239,6 +272,7 @@ impl OneStage<'_> {
             "algorithm": stage.algo.state(),
             "metrics_bytes": log.metrics.byte_len(),
             "rollouts": log.rollouts.mark(),
+            "frozen": frozen,
         });
         let json = ModelDir::open(self.dir)?.config_json;
         let role = |name, trainer| Role { name, trainer, config_json: Some(&json), source: Some(self.dir) };
