@@ -352,7 +352,7 @@ fn a_logp_off_by_one_position() {
     let stage = world.stage(world.recipe("sft.jsonl", json!({ "name": "sft" })), 1).unwrap();
     let logp = |last: u32| {
         let ids = vec![5, 9, 11, 7, last];
-        stage.policy.stats(&Batch::of([ids].into_iter())).unwrap().logp
+        stage.policy.stats(&Batch::of([ids])).unwrap().logp
     };
     let (a, b) = (logp(20), logp(21));
     assert_eq!(a[..3], b[..3]);
