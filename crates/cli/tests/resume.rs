@@ -71,7 +71,8 @@ fn killed_at_the_worst_moments_and_resumed_is_the_same_run() {
     let folder = Folder::new("stages-killed", STAGES);
     let run = folder.run();
     let holds = |place: &str, end: &str| names(&run.join(place)).iter().any(|n| n.ends_with(end));
-    let moments: [(&str, Box<dyn Fn() -> bool + '_>); 7] = [
+    type When<'a> = Box<dyn Fn() -> bool + 'a>;
+    let moments: [(&str, When<'_>); 7] = [
         ("while the folder is made", Box::new(|| holds("..", ".new"))),
         ("while the first model is made", Box::new(|| holds("", "start_0.tmp"))),
         ("in the first step", Box::new(|| run.join("start_0/config.json").exists())),
