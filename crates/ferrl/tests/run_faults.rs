@@ -78,7 +78,9 @@ fn go(root: &Path, files: &Files) -> Result<()> {
 }
 
 /// Weights, the steps in metrics.jsonl, and all rollouts.
-fn left(root: &Path) -> (Vec<u8>, Vec<u64>, Vec<String>) {
+type Left = (Vec<u8>, Vec<u64>, Vec<String>);
+
+fn left(root: &Path) -> Left {
     let run = root.join("r");
     let steps = ferrl::run::MetricsLog::history(&run.join("metrics.jsonl")).unwrap();
     let rollouts = [2, 3].map(|s| fs::read_to_string(run.join(format!("rollouts/step_{s}.jsonl"))).unwrap());
@@ -96,7 +98,7 @@ fn child() {
 }
 
 /// Breaks a run at operation `n`, and later goes on with it.
-fn broken_at(n: u64, kind: FaultKind, want: &(Vec<u8>, Vec<u64>, Vec<String>)) {
+fn broken_at(n: u64, kind: FaultKind, want: &Left) {
     let temp = Temp::new();
     let what = format!("{kind:?} at operation {n}");
     if kind == FaultKind::Exit {
@@ -128,7 +130,7 @@ fn broken_at(n: u64, kind: FaultKind, want: &(Vec<u8>, Vec<u64>, Vec<String>)) {
 }
 
 /// An undisturbed run and the number of its operations.
-fn whole() -> ((Vec<u8>, Vec<u64>, Vec<String>), u64) {
+fn whole() -> (Left, u64) {
     let temp = Temp::new();
     let files = Files::default();
     go(&temp.0, &files).unwrap();
