@@ -81,25 +81,36 @@ def claim_stdout():
     return answers
 
 
-def serve(answers, handle):
-    """Answers every `run N` with the object that handle(N) returns."""
+def requests(answers):
+    """The N of every line `run N`; other lines are answered with an error."""
     for line in sys.stdin:
         words = line.split()
-        if not words:
-            continue
+        if len(words) == 2 and words[0] == "run" and words[1].isdigit() and int(words[1]) > 0:
+            yield int(words[1])
+        elif words:
+            reply(answers, {"error": f"expected `run N` with N >= 1, got {line.strip()!r}"})
+
+
+def reply(answers, answer):
+    if "error" not in answer:
+        answer["peak_rss_mib"] = round(peak_rss_mib(), 1)
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+
+
+def serve(answers, handle):
+    """Answers every `run N` with the object that handle(N) returns."""
+    for count in requests(answers):
         try:
-            if len(words) != 2 or words[0] != "run" or int(words[1]) < 1:
-                raise ValueError(f"expected `run N` with N >= 1, got {line.strip()!r}")
-            answer = handle(int(words[1]))
-            answer["peak_rss_mib"] = round(peak_rss_mib(), 1)
+            answer = handle(count)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        reply(answers, answer)
+
+
+def rates(seconds, tokens):
+    return {"seconds": seconds, "tokens_per_s": tokens / statistics.median(seconds)}
 
 
 def serve_work(answers, work, tokens):
-    def handle(count):
-        seconds = [timed(work) for _ in range(count)]
-        return {"seconds": seconds, "tokens_per_s": tokens / statistics.median(seconds)}
-    serve(answers, handle)
+    serve(answers, lambda count: rates([timed(work) for _ in range(count)], tokens))

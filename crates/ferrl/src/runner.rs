@@ -5,15 +5,15 @@
 //! time and puts the checkpoint's state into it.
 
 use crate::algo::Wants;
+use crate::data::hub::model_dir;
 use crate::evaluate::{Evaluation, evaluate};
 use crate::experience::Metrics;
 use crate::recipe::{Recipe, Resolved, Rollout};
 use crate::run::{
     Best, CheckpointOptions, Checkpoints, EventWriter, Mark, MetricsLog, Role, Rollouts, RunFolder,
-    StepRecord, latest, load,
+    StepRecord, frozen, latest, load,
 };
 use crate::setup;
-use crate::teacher;
 use crate::train::{Report, Stage, Waits};
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
 use ferrl_engine::generate::{CacheOptions, Sampler};
@@ -59,10 +59,14 @@ pub fn run(
     backend: Arc<dyn Backend>,
     watch: &mut dyn Watch,
 ) -> Result<Outcome> {
-    let mut log = Log::open(&folder)?;
     let found = latest(&folder.checkpoints())?;
     for (path, problem) in &found.skipped {
         watch.note(&format!("passed over {}: {problem}", path.display()));
+    }
+    if let (None, Some((path, problem))) = (&found.path, found.skipped.first()) {
+        return Err(Error::data(format!("no checkpoint of this run is whole: {problem}"))
+            .at(path.display())
+            .fix("remove the damaged checkpoints to start the run from its beginning"));
     }
     let state = match &found.path {
         Some(path) => {
@@ -73,20 +77,18 @@ pub fn run(
         }
         None => Value::Null,
     };
-    log.truncate(&state)?;
+    let mut log = Log::open(&folder, &state)?;
     let mut evaluations = Vec::new();
     let mut done = 0;
     for plan in &resolved.stages {
         let at = state["stage"].as_u64().map_or(0, |s| s as usize);
-        let recipe = with_stages(&plan.recipe, resolved, &folder);
+        let recipe = with_directories(&plan.recipe, resolved, &folder)?;
         let dir = starting_model(&folder, plan.index, &recipe)?;
         if plan.index < at {
             done += state["steps"][plan.index].as_u64().unwrap_or(0);
             continue;
         }
         let resumed = if plan.index == at { found.path.as_deref() } else { None };
-        let names: Vec<String> = resolved.stages[..plan.index].iter().map(|s| s.name.clone()).collect();
-        let recipe = teacher::resolved(plan.recipe.clone(), &names, &folder.path().join("stages"))?;
         let one = OneStage { name: &plan.name, index: plan.index, dir: &dir, folder: &folder, before: done };
         let (ended, first, last) = one.run(recipe, backend.clone(), resumed, &state, &mut log, watch)?;
         evaluations.push((plan.name.clone(), first, last));
@@ -106,18 +108,20 @@ pub fn run(
     Ok(Outcome { folder: folder.path().into(), model: Some(model), interrupted: false, evaluations })
 }
 
-/// The recipe with directories instead of `stage:NAME`.
-fn with_stages(recipe: &Recipe, resolved: &Resolved, folder: &RunFolder) -> Recipe {
+/// The recipe with directories instead of `stage:NAME` and `org/name`.
+fn with_directories(recipe: &Recipe, resolved: &Resolved, folder: &RunFolder) -> Result<Recipe> {
     let mut recipe = recipe.clone();
     let rewards = recipe.reward.iter_mut().map(|r| &mut r.model);
-    for path in [&mut recipe.model.path, &mut recipe.critic.path].into_iter().chain(rewards).flatten() {
+    let own = [&mut recipe.model.path, &mut recipe.critic.path, &mut recipe.teacher.path];
+    for path in own.into_iter().chain(rewards).flatten() {
         let named = path.strip_prefix("stage:").and_then(|n| resolved.stages.iter().find(|s| s.name == n));
-        if let Some(stage) = named {
-            let left = folder.path().join("stages").join(stage.index.to_string());
-            *path = left.to_string_lossy().into_owned();
-        }
+        let dir = match named {
+            Some(stage) => folder.path().join("stages").join(stage.index.to_string()),
+            None => model_dir(Path::new(path))?,
+        };
+        *path = dir.to_string_lossy().into_owned();
     }
-    recipe
+    Ok(recipe)
 }
 
 /// The model a stage starts from.
@@ -130,7 +134,18 @@ fn starting_model(folder: &RunFolder, index: usize, recipe: &Recipe) -> Result<P
     if fresh.join("config.json").exists() {
         return Ok(fresh);
     }
-    setup::starting_model(recipe, &fresh)
+    // Made aside: whoever is killed in between leaves no model without its tokenizer.
+    let aside = folder.path().join(format!("start_{index}.tmp"));
+    if aside.is_dir() {
+        folder.files().remove_dir_all(&aside)?;
+    }
+    let dir = setup::starting_model(recipe, &aside)?;
+    if dir != aside {
+        return Ok(dir);
+    }
+    folder.files().rename(&aside, &fresh)?;
+    folder.files().sync_dir(folder.path())?;
+    Ok(fresh)
 }
 
 /// Everything that is written step by step.
@@ -139,25 +154,27 @@ struct Log {
     rollouts: Rollouts,
     events: EventWriter,
     start: Instant,
+    /// What the run had taken when it was last stopped.
+    before: f64,
 }
 
 impl Log {
-    fn open(folder: &RunFolder) -> Result<Self> {
-        let metrics = MetricsLog::open(&folder.metrics(), folder.files())?;
+    /// Opens all of it, cut back to what was written when the checkpoint was made.
+    fn open(folder: &RunFolder, state: &Value) -> Result<Self> {
+        let mut metrics = MetricsLog::open(&folder.metrics(), folder.files())?;
+        metrics.truncate_to(state["metrics_bytes"].as_u64().unwrap_or(0))?;
+        let mut rollouts = Rollouts::open(&folder.rollouts(), folder.files())?;
+        let mark = serde_json::from_value(state["rollouts"].clone()).unwrap_or_else(|_| Mark::default());
+        rollouts.truncate_to(mark)?;
         let history = MetricsLog::history(&folder.metrics())?;
-        Ok(Log {
-            metrics,
-            rollouts: Rollouts::open(&folder.rollouts(), folder.files())?,
-            events: EventWriter::create(&folder.tensorboard(), folder.files(), &history)?,
-            start: Instant::now(),
-        })
+        let events = EventWriter::create(&folder.tensorboard(), folder.files(), &history)?;
+        let before = history.last().map_or(0.0, |r| r.seconds);
+        Ok(Log { metrics, rollouts, events, start: Instant::now(), before })
     }
 
-    /// Back to what was written when the checkpoint was made.
-    fn truncate(&mut self, state: &Value) -> Result<()> {
-        self.metrics.truncate_to(state["metrics_bytes"].as_u64().unwrap_or(0))?;
-        let mark = serde_json::from_value(state["rollouts"].clone()).unwrap_or_else(|_| Mark::default());
-        self.rollouts.truncate_to(mark)
+    /// Since the run began, interruptions left out.
+    fn seconds(&self) -> f64 {
+        self.before + self.start.elapsed().as_secs_f64()
     }
 }
 
@@ -183,6 +200,10 @@ impl OneStage<'_> {
         watch: &mut dyn Watch,
     ) -> Result<Ended> {
         let mut stage = setup::stage(recipe.clone(), backend, self.dir)?;
+        let frozen = self.frozen(&recipe)?;
+        if resumed.is_some() {
+            frozen::unchanged(&frozen, &state["frozen"])?;
+        }
         let total = stage.schedules.0.total_steps;
         watch.stage(self.name, total);
         stage.waits = watch.waits().unwrap_or(stage.waits);
@@ -190,6 +211,7 @@ impl OneStage<'_> {
             self.restore(&mut stage, path, state)?;
             watch.note(&format!("resumed after step {} of {}", stage.step, self.name));
         }
+        let at = stage.step;
         let checkpoints = self.checkpoints(&recipe);
         let mut first = None;
         let mut at_start = Metrics::default();
@@ -216,7 +238,7 @@ impl OneStage<'_> {
                 last = Some(evaluation);
             }
             let step = self.before + stage.step;
-            let record = StepRecord::new(step, self.name, epoch, log.start.elapsed().as_secs_f64(), &metrics);
+            let record = StepRecord::new(step, self.name, epoch, log.seconds(), &metrics);
             log.metrics.append(&record)?;
             log.events.append(&record)?;
             if !rollouts.is_empty() {
@@ -225,17 +247,29 @@ impl OneStage<'_> {
             watch.step(self.name, stage.step, total, &record);
             let stop = watch.interrupted();
             if due(recipe.checkpoint.every) || judged || ends || stop {
-                self.save(&checkpoints, &stage, log, &record)?;
+                self.save(&checkpoints, &stage, log, &record, &frozen)?;
             }
             if stop && !ends {
                 return Ok((None, first, last));
             }
         }
         let out = self.folder.path().join("stages").join(self.index.to_string());
+        if at == total && out.join("config.json").exists() {
+            watch.note(&format!("{} is finished: all of its {total} steps are done", self.name));
+            return Ok((Some(total), first, last));
+        }
         let options =
             SaveOptions { dtype: Dtype::F32, source: Some(self.dir), overwrite: true, ..Default::default() };
         stage.policy.model.save(&out, Some(&ModelDir::open(self.dir)?.config_json), &options)?;
         Ok((Some(total), first, last))
+    }
+
+    /// What this stage reads and never writes: where it starts, which is also its reference, and where its critic does.
+    fn frozen(&self, recipe: &Recipe) -> Result<Value> {
+        let critic = recipe.critic.path.as_ref().map(|p| ("critic", Path::new(p)));
+        let teacher = recipe.teacher.path.as_ref().map(|p| ("teacher", Path::new(p)));
+        let judge = recipe.reward.iter().find_map(|r| r.model.as_ref()).map(|p| ("reward model", Path::new(p)));
+        frozen::describe([("starting", self.dir)].into_iter().chain(critic).chain(teacher).chain(judge))
     }
 
     fn checkpoints(&self, recipe: &Recipe) -> Checkpoints {
@@ -250,6 +284,7 @@ impl OneStage<'_> {
         stage: &Stage,
         log: &mut Log,
         record: &StepRecord,
+        frozen: &Value,
     ) -> Result<()> {
         log.metrics.sync()?;
         let mut steps = vec![0; self.index];
@@ -265,6 +300,7 @@ impl OneStage<'_> {
             "ahead": stage.ahead,
             "metrics_bytes": log.metrics.byte_len(),
             "rollouts": log.rollouts.mark(),
+            "frozen": frozen,
         });
         let json = ModelDir::open(self.dir)?.config_json;
         let role = |name, trainer| Role { name, trainer, config_json: Some(&json), source: Some(self.dir) };

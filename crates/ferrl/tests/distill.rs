@@ -71,10 +71,6 @@ fn a_teacher_is_asked_for_and_refused_where_it_has_no_use() {
     let words = ["algo=grpo", "algo.kl.coef=0.0", "teacher.path=x", "reward=exact"].map(String::from);
     let error = parse(&words).check(&verifiers).err().unwrap().to_string();
     assert!(error.contains("has no teacher"), "{error}");
-    let error = ferrl::teacher::resolved(
-        parse(&["teacher.path=stage:big".into()]).stages[0].recipe.clone(),
-        &["small".into()],
-        Path::new("stages"),
-    );
-    assert!(error.err().unwrap().to_string().contains("small"));
+    let error = parse(&["teacher.path=stage:big".into()]).check(&verifiers).err().unwrap().to_string();
+    assert!(error.contains("no stage \"big\" comes before"), "{error}");
 }

@@ -106,7 +106,6 @@ pub fn run(args: &Args) -> Result<()> {
     let recipe = settings(args, found.recipe)?;
     let tokenizer = Arc::new(Tokenizer::from_dir(&dir.path)?);
     let mut source = setup::source(&recipe, &dir.path, &tokenizer, Wants::Rollouts, true)?;
-    let rewards = setup::rewards(&recipe, Wants::Rollouts)?;
     let samples = recipe.eval.samples;
     let prompts = match (args.prompts, source.epoch()) {
         (Some(asked), Some(all)) if asked > all => {
@@ -127,6 +126,7 @@ pub fn run(args: &Args) -> Result<()> {
         "a smaller --cache-mib, or --dtype bf16",
     )?;
     let backend = ferrl_kernels::open(&args.device, args.threads)?;
+    let rewards = setup::rewards(&recipe, Wants::Rollouts, &backend)?;
     let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
     let cache = CacheOptions { bytes: cache, ..Default::default() };
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());

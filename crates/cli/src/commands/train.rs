@@ -3,7 +3,7 @@
 use crate::output::print;
 use clap::Parser;
 use ferrl::evaluate::Evaluation;
-use ferrl::recipe::{Recipe, Resolved};
+use ferrl::recipe::{Recipe, Resolved, difference};
 use ferrl::run::{RunFolder, StepRecord};
 use ferrl::runner::{self, Outcome, Watch};
 use ferrl::train::Waits;
@@ -87,14 +87,19 @@ pub fn run(args: &Args) -> Result<()> {
 /// A run goes on under the recipe it was started with; only the thread count may differ.
 fn saved_recipe(folder: &RunFolder, now: Resolved) -> Result<Resolved> {
     let saved = Recipe::parse(&folder.recipe()?, "recipe.toml", &now.name, &[])?;
-    let plain = |r: &Resolved| {
-        let stage = |s: &ferrl::recipe::Stage| Recipe { threads: 0, name: None, ..s.recipe.clone() };
-        r.stages.iter().map(stage).collect::<Vec<_>>()
-    };
-    if plain(&saved) != plain(&now) {
-        return Err(Error::usage("the recipe is not the one the run was started with")
+    let plain = |s: &ferrl::recipe::Stage| Recipe { threads: 0, name: None, ..s.recipe.clone() };
+    let refuse = |what: String| {
+        Err(Error::usage(format!("the recipe is not the one the run was started with: {what}"))
             .at(folder.path().join("recipe.toml").display())
-            .fix("resume with the same recipe and changes, or start a new run with --name"));
+            .fix("resume with the same recipe and changes, or start a new run with --name"))
+    };
+    if saved.stages.len() != now.stages.len() {
+        return refuse(format!("it had {} stages and has {}", saved.stages.len(), now.stages.len()));
+    }
+    for (old, new) in saved.stages.iter().zip(&now.stages) {
+        if let Some((key, was, is)) = difference(&plain(old), &plain(new)) {
+            return refuse(format!("{key} of stage {} was {was} and is {is}", old.name));
+        }
     }
     Ok(now)
 }

@@ -23,6 +23,21 @@ fn workers_answer_each_line() {
 }
 
 #[test]
+fn whole_steps_are_measured() {
+    let sizes = ["--hidden", "32", "--layers", "1", "--heads", "2", "--inter", "64", "--vocab", "300"];
+    let step = ["--prompts", "2", "--samples", "2", "--words", "3", "--new", "8"];
+    for dtype in ["f32", "bf16"] {
+        let args = [&["bench", "grpo", "--dtype", dtype][..], &sizes, &step].concat();
+        let answers = rows(&ok_with(&[&args[..], &["--worker"]].concat(), "run 2\nrun 1\n"));
+        let times = |i: usize| answers[i]["seconds"].as_array().unwrap().len();
+        assert_eq!((answers.len(), times(0), times(1)), (2, 2, 1));
+        let json: Value =
+            serde_json::from_str(&ok(&[&args[..], &["--repeats", "2", "--json"]].concat())).unwrap();
+        assert!(json["gflops"].as_f64().unwrap() > 0.0 && json["tokens_per_s"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
 fn tables_and_json() {
     for what in ["train", "decode"] {
         let args = [&["bench", what, "--repeats", "2"], &SMALL[..]].concat();

@@ -107,7 +107,8 @@ fn names(r: &Recipe, p: &mut Problems) {
 /// Whether `stage:NAME` names a stage that has run by then.
 fn references(r: &Recipe, earlier: &[Stage], p: &mut Problems) {
     let rewards = r.reward.iter().map(|reward| ("reward", &reward.model));
-    let places = [("model.path", &r.model.path), ("critic.path", &r.critic.path)];
+    let places =
+        [("model.path", &r.model.path), ("critic.path", &r.critic.path), ("teacher.path", &r.teacher.path)];
     for (key, path) in places.into_iter().chain(rewards) {
         let Some(name) = path.as_ref().and_then(|p| p.strip_prefix("stage:")) else { continue };
         let known: Vec<&str> = earlier.iter().map(|s| s.name.as_str()).collect();

@@ -5,6 +5,7 @@
 
 mod algorithm;
 mod check;
+mod difference;
 mod keys;
 mod load;
 mod overrides;
@@ -15,6 +16,7 @@ mod tree;
 mod types;
 
 pub use check::{DTYPES, OPTIMIZERS, SCHEDULES, TOKENIZERS};
+pub use difference::difference;
 pub use keys::{Key, keys, keys_markdown, policy_keys};
 pub use load::{Resolved, Stage};
 pub use schema::Kind;

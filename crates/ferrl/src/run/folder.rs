@@ -41,12 +41,19 @@ impl RunFolder {
             return Err(taken(root, name));
         }
         files.create_dir_all(root)?;
-        files.create_dir(&path)?; // fails if another process was faster
-        let lock = lock(&path)?;
-        for inner in ["rollouts", "checkpoints", "tensorboard"] {
-            files.create_dir(&path.join(inner))?;
+        // Made aside: a process that is killed here leaves no half of a run that neither starts nor resumes.
+        let aside = root.join(format!(".{name}.new"));
+        if aside.is_dir() {
+            drop(lock(&aside)?); // unless another process is at it right now, somebody was killed here
+            files.remove_dir_all(&aside)?;
         }
-        files.write_whole(&path.join("recipe.toml"), resolved_toml.as_bytes())?;
+        files.create_dir(&aside)?; // fails if another process was faster
+        let lock = lock(&aside)?;
+        for inner in ["rollouts", "checkpoints", "tensorboard"] {
+            files.create_dir(&aside.join(inner))?;
+        }
+        files.write_whole(&aside.join("recipe.toml"), resolved_toml.as_bytes())?;
+        files.rename(&aside, &path)?;
         files.sync_dir(root)?;
         Ok(RunFolder { path, files, _lock: lock })
     }

@@ -5,6 +5,7 @@
 pub mod checkpoint;
 pub mod files;
 pub mod folder;
+pub mod frozen;
 mod manifest;
 pub mod metrics;
 pub mod resume;

@@ -2,6 +2,7 @@
 
 mod decode;
 mod gemm;
+mod grpo;
 mod report;
 mod train;
 
@@ -25,6 +26,7 @@ pub struct Args {
 enum What {
     Train(train::Args),
     Decode(decode::Args),
+    Grpo(grpo::Args),
     Gemm(gemm::Args),
 }
 
@@ -33,6 +35,7 @@ pub fn run(args: &Args) -> Result<()> {
     match &args.what {
         What::Train(args) => train::run(args),
         What::Decode(args) => decode::run(args),
+        What::Grpo(args) => grpo::run(args),
         What::Gemm(args) => gemm::run(args),
     }
 }
@@ -75,8 +78,8 @@ struct ShapeArgs {
 }
 
 impl ShapeArgs {
-    /// The random model; `bytes` are needed for each of its weights.
-    fn model(&self, device: Arc<dyn Backend>, options: Options, bytes: usize) -> Result<Model> {
+    /// How the random model is made, for sequences of so many tokens; `bytes` are needed for each of its weights.
+    fn init(&self, context: usize, bytes: usize) -> Result<InitOptions> {
         let family = measured_family().ok_or_else(|| Error::usage("no family has the shape to measure"))?;
         let init = InitOptions {
             vocab: self.vocab,
@@ -87,12 +90,17 @@ impl ShapeArgs {
             ffn: Some(self.inter),
             tied: Some(true),
             rope_theta: Some(1e6),
-            max_positions: options.context.max(1024),
+            max_positions: context.max(1024),
             ..InitOptions::new(family)
         };
         let need = weights(&init.build()?.0) * bytes;
         ensure_memory("the model", need as u64, "a smaller --hidden, --inter, --vocab or --layers")?;
-        Model::random(device, &init, options)
+        Ok(init)
+    }
+
+    /// The random model.
+    fn model(&self, device: Arc<dyn Backend>, options: Options, bytes: usize) -> Result<Model> {
+        Model::random(device, &self.init(options.context, bytes)?, options)
     }
 
     fn describe(&self) -> String {

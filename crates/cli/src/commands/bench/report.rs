@@ -15,8 +15,8 @@ pub struct Work<'a> {
     pub title: String,
     /// Tokens of one time.
     pub tokens: usize,
-    /// Operations of one time.
-    pub flops: f64,
+    /// Operations of one time, known once it has been done.
+    pub flops: &'a dyn Fn() -> f64,
     /// GFLOP/s this machine could reach, measured when first wanted.
     pub peak: &'a dyn Fn() -> f64,
     /// Does it once.
@@ -38,7 +38,7 @@ pub fn run(how: &HowArgs, work: &mut Work<'_>) -> Result<()> {
     let seconds = measure(work.once, how.repeats, Some(&progress))?;
     drop(progress);
     let (time, rss) = (median(&seconds), peak_rss_mib());
-    let (rate, gflops) = (work.tokens as f64 / time, work.flops / time / 1e9);
+    let (rate, gflops) = (work.tokens as f64 / time, (work.flops)() / time / 1e9);
     if how.json {
         return print(&format!(
             "{}\n",

@@ -62,6 +62,6 @@ pub fn run(args: &Args) -> Result<()> {
         Ok(())
     };
     let peak = || device.peak_gflops(dtype);
-    let mut work = Work { title, tokens, flops: flops * tokens as f64, peak: &peak, once: &mut once };
+    let mut work = Work { title, tokens, flops: &|| flops * tokens as f64, peak: &peak, once: &mut once };
     report::run(&args.how, &mut work)
 }

@@ -1,0 +1,183 @@
+//! `ferrl bench grpo`: whole steps of the loop, as `ferrl train` takes them.
+
+use super::report::{self, Work};
+use super::{HowArgs, ShapeArgs, forward_flops};
+use crate::options::{DeviceArgs, at_least_one};
+use ferrl::recipe::{Data, Model, Optim, Recipe, Reward, Rollout, Train};
+use ferrl::setup;
+use ferrl::train::Stage;
+use ferrl_engine::checkpoint::{Dtype, SaveOptions, init_model};
+use ferrl_engine::tokenizer::train_bpe;
+use ferrl_engine::{Error, Result};
+use serde_json::{Map, Value, json};
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+
+/// Rows of the data set that is made: more than a few steps ask for.
+const PROMPTS: usize = 256;
+
+/// GRPO steps of a small random model: sample, reward, train
+///
+/// One time is a whole step of the training loop: prompts are drawn and answered, answers rewarded (for the letters
+/// "ab"), advantages and gradients computed, the weights updated. No token ends an answer early. Tokens are the new ones.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    shape: ShapeArgs,
+    /// Prompts of a step
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    prompts: usize,
+    /// Answers to each
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    samples: usize,
+    /// Words of a prompt
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = at_least_one)]
+    words: usize,
+    /// New tokens of an answer
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    new: usize,
+    /// Tokens trained on at once
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_one)]
+    micro_batch: usize,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    how: HowArgs,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let dtype = args.device.dtype.dtype();
+    let device = args.device.open()?;
+    let title = format!(
+        "GRPO step: {}; {} prompts x {} answers x {} tokens; {}, compute {}",
+        args.shape.describe(),
+        args.prompts,
+        args.samples,
+        args.new,
+        device.describe(),
+        dtype.name()
+    );
+    let folder = Scratch::new()?;
+    make_files(args, &folder.0)?;
+    let mut stage = setup::stage(recipe(args, &folder.0)?, device.clone(), &folder.0)?;
+    drop(folder); // all of it has been read
+    let answers = args.prompts * args.samples;
+    let (new, flops) = (answers * args.new, Cell::new(0.0));
+    let mut once = || {
+        let trained = step(&mut stage, args)?;
+        // Each prompt is read once for all of its answers; a trained token costs three forward passes.
+        let sampled = new as f64 + (trained - new as f64) / args.samples as f64;
+        let context = trained / answers as f64 / 2.0;
+        flops.set((sampled + 3.0 * trained) * forward_flops(&stage.policy.model.config, context));
+        Ok(())
+    };
+    let peak = || device.peak_gflops(dtype);
+    let mut work = Work { title, tokens: new, flops: &|| flops.get(), peak: &peak, once: &mut once };
+    report::run(&args.how, &mut work)
+}
+
+/// One step; how many tokens it trained on.
+fn step(stage: &mut Stage, args: &Args) -> Result<f64> {
+    let report = stage.step()?;
+    let get = |name: &str| report.metrics.get(name).unwrap_or(f64::NAN);
+    let (length, gap) = (get("completions/mean_length"), get("sampling/sampling_logp_difference/max"));
+    if length != args.new as f64 {
+        return Err(Error::model(format!("answers have {length} tokens, expected {}", args.new)));
+    }
+    if gap != 0.0 || !get("loss").is_finite() {
+        return Err(Error::numerics(format!(
+            "the loss is {}, the log-probabilities differ by {gap}",
+            get("loss")
+        )));
+    }
+    Ok(get("num_tokens"))
+}
+
+fn recipe(args: &Args, dir: &Path) -> Result<Recipe> {
+    let object = |value: Value| value.as_object().cloned().unwrap_or_else(Map::new);
+    let prompts = dir.join("prompts.jsonl");
+    let prompts = prompts.to_str().ok_or_else(|| Error::usage("not text").at(prompts.display()))?;
+    Ok(Recipe {
+        model: Model { dtype: Some(args.device.dtype.dtype().name().into()), ..Default::default() },
+        data: Data { train: vec![prompts.into()], ..Default::default() },
+        algo: object(json!({ "name": "grpo", "kl": { "coef": 0.0 } })),
+        rollout: Rollout {
+            prompts: args.prompts,
+            samples: args.samples,
+            max_new_tokens: args.new,
+            cache_mib: 32,
+            ..Default::default()
+        },
+        reward: vec![Reward {
+            verifier: Some("regex".into()),
+            options: object(json!({ "pattern": "ab", "whole": false })),
+            ..Default::default()
+        }],
+        optim: Optim { lr: 1e-4, ..Default::default() },
+        train: Train { steps: Some(1 << 40), micro_batch_tokens: args.micro_batch, ..Default::default() },
+        ..Default::default()
+    })
+}
+
+/// A model, a tokenizer without an end-of-text token, and prompts of random words.
+fn make_files(args: &Args, dir: &Path) -> Result<()> {
+    let mut random = Random(1);
+    let words: Vec<String> = (0..3000).map(|_| random.word()).collect();
+    let mut text = |count: usize| -> String {
+        (0..count).map(|_| words[random.below(words.len())].as_str()).collect::<Vec<_>>().join(" ")
+    };
+    let lines: Vec<String> = (0..500).map(|_| text(30)).collect();
+    let rows: String = (0..PROMPTS).map(|_| format!("{}\n", json!({ "prompt": text(args.words) }))).collect();
+    let tokenizer = train_bpe(lines.into_iter(), args.shape.vocab, &["<pad>".into()])?;
+    let mut init = args.shape.init(16 * args.words + args.new, 24)?;
+    init.vocab = tokenizer.vocab_size();
+    init_model(dir, &init, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
+    tokenizer.save(dir)?;
+    let path = dir.join("prompts.jsonl");
+    std::fs::write(&path, rows).map_err(|e| Error::data(format!("cannot write: {e}")).at(path.display()))
+}
+
+/// The generator the peers use too, so that both are asked the same.
+struct Random(u32);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (self.0 >> 8) as usize % n
+    }
+    fn word(&mut self) -> String {
+        let length = 2 + self.below(8);
+        (0..length).map(|_| char::from(b'a' + self.below(26) as u8)).collect()
+    }
+}
+
+/// A directory that disappears.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("ferrl-bench-{}", std::process::id()));
+        let made = std::fs::create_dir_all(&path);
+        made.map_err(|e| Error::data(format!("cannot create: {e}")).at(path.display()))?;
+        Ok(Scratch(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_those_of_the_peers() {
+        let mut random = Random(1);
+        let words: Vec<String> = (0..3).map(|_| random.word()).collect();
+        assert_eq!(words, ["bbi", "xdzscmx", "mfw"]);
+    }
+}

@@ -1,0 +1,169 @@
+//! A whole run whose disk fails at each operation in turn: told in words, nothing lost, and it goes on afterwards.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use ferrl::recipe::{Recipe, Resolved};
+use ferrl::run::{Fault, FaultKind, Files, RunFolder, StepRecord, files::FAULT_EXIT, latest};
+use ferrl::runner::{self, Watch};
+use ferrl_engine::{Class, Result};
+use ferrl_kernels::cpu::Cpu;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const RECIPE: &str = r#"
+name = "r"
+model = { init = { hidden = 16, layers = 1, heads = 2, kv_heads = 1, ffn = 16, max_positions = 64 } }
+data = { train = ["task:countdown"], max_length = 64 }
+rollout = { prompts = 2, samples = 2, max_new_tokens = 4, cache_mib = 1 }
+train = { micro_batch_tokens = 256 }
+checkpoint = { every = 1, keep = 1 }
+
+[[stage]]
+name = "imitate"
+algo = "sft"
+train = { steps = 1, batch = 2 }
+
+[[stage]]
+name = "reinforce"
+algo = "grpo"
+train = { steps = 2 }
+"#;
+
+/// A directory that disappears with the test.
+struct Temp(PathBuf);
+
+impl Temp {
+    fn new() -> Temp {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let memory = PathBuf::from("/dev/shm");
+        let root = if memory.is_dir() { memory } else { std::env::temp_dir() };
+        let path = root.join(format!("ferrl-faults-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Temp(path)
+    }
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Silent;
+
+impl Watch for Silent {
+    fn stage(&mut self, _: &str, _: u64) {}
+    fn step(&mut self, _: &str, _: u64, _: u64, _: &StepRecord) {}
+    fn note(&mut self, _: &str) {}
+    fn interrupted(&self) -> bool {
+        false
+    }
+}
+
+fn resolved() -> Resolved {
+    Recipe::parse(RECIPE, "r.toml", "r", &[]).unwrap()
+}
+
+/// Starts the run, or goes on with it.
+fn go(root: &Path, files: &Files) -> Result<()> {
+    let resolved = resolved();
+    let folder = match root.join("r").exists() {
+        true => RunFolder::open_with(&root.join("r"), files.clone())?,
+        false => RunFolder::create_with(root, "r", &resolved.toml, files.clone())?,
+    };
+    runner::run(&resolved, folder, Arc::new(Cpu::new(Some(1)).unwrap()), &mut Silent).map(|_| ())
+}
+
+/// Weights, the steps in metrics.jsonl, and all rollouts.
+type Left = (Vec<u8>, Vec<u64>, Vec<String>);
+
+fn left(root: &Path) -> Left {
+    let run = root.join("r");
+    let steps = ferrl::run::MetricsLog::history(&run.join("metrics.jsonl")).unwrap();
+    let rollouts = [2, 3].map(|s| fs::read_to_string(run.join(format!("rollouts/step_{s}.jsonl"))).unwrap());
+    let weights = fs::read(run.join("stages/1/model.safetensors")).unwrap();
+    (weights, steps.iter().map(|r| r.step).collect(), rollouts.to_vec())
+}
+
+/// The work of the processes that [`ended_anywhere`] starts.
+#[test]
+#[ignore = "run by another test"]
+fn child() {
+    let Ok(dir) = std::env::var("FERRL_TEST_DIR") else { return };
+    let fault = Fault::parse(&std::env::var("FERRL_TEST_FAULT").unwrap()).unwrap();
+    go(Path::new(&dir), &Files::with_faults(Some(fault))).unwrap();
+}
+
+/// Breaks a run at operation `n`, and later goes on with it.
+fn broken_at(n: u64, kind: FaultKind, want: &Left) {
+    let temp = Temp::new();
+    let what = format!("{kind:?} at operation {n}");
+    if kind == FaultKind::Exit {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "child", "--ignored"]).env("FERRL_TEST_DIR", &temp.0);
+        let status = command.env("FERRL_TEST_FAULT", format!("{n}:exit")).output().unwrap().status;
+        assert_eq!(status.code(), Some(FAULT_EXIT), "{what}");
+    } else {
+        let fault = Fault { at: n, kind, lasting: kind == FaultKind::Enospc };
+        let checkpoints = temp.0.join("r/checkpoints");
+        match go(&temp.0, &Files::with_faults(Some(fault))) {
+            // Old checkpoints that could not be removed are a warning.
+            Ok(()) => assert_ne!(kind, FaultKind::Enospc, "{what} was not noticed"),
+            Err(e) => {
+                let text = e.to_string();
+                let full = kind == FaultKind::Enospc;
+                assert_eq!(e.class, if full { Class::Resource } else { Class::Data }, "{what}: {text}");
+                assert!(text.contains(temp.0.to_str().unwrap()), "{what} names no place: {text}");
+                assert!(!full || text.contains("free some disk space"), "{what} names no way out: {text}");
+            }
+        }
+        if checkpoints.is_dir() {
+            let found = latest(&checkpoints).unwrap();
+            assert!(found.skipped.is_empty(), "{what} damaged a checkpoint: {:?}", found.skipped);
+        }
+    }
+    go(&temp.0, &Files::default()).unwrap_or_else(|e| panic!("{what}: cannot go on: {e}"));
+    assert!(left(&temp.0) == *want, "{what}: another run");
+}
+
+/// An undisturbed run and the number of its operations.
+fn whole() -> (Left, u64) {
+    let temp = Temp::new();
+    let files = Files::default();
+    go(&temp.0, &files).unwrap();
+    let want = left(&temp.0);
+    assert_eq!(want.1, [1, 2, 3]);
+    assert!(files.operations() > 100, "{} operations", files.operations());
+    (want, files.operations())
+}
+
+#[test]
+fn a_disk_that_fails_anywhere_loses_nothing() {
+    let (want, operations) = whole();
+    for kind in [FaultKind::Enospc, FaultKind::Eio, FaultKind::Short] {
+        for n in 1..=operations {
+            broken_at(n, kind, &want);
+        }
+    }
+}
+
+#[test]
+fn a_process_that_ends_anywhere_loses_nothing() {
+    ended_anywhere(9);
+}
+
+#[test]
+#[ignore = "a process for every operation of a run"]
+fn a_process_that_ends_at_each_operation_loses_nothing() {
+    ended_anywhere(1);
+}
+
+fn ended_anywhere(stride: usize) {
+    let (want, operations) = whole();
+    for n in (1..=operations).step_by(stride) {
+        broken_at(n, FaultKind::Exit, &want);
+    }
+}
