@@ -152,6 +152,7 @@ impl Stage {
         if self.algo.refills() > 0 {
             refill::cut(&mut experience, &*self.algo, wanted);
         }
+        metrics.add("completions/total_tokens", rollouts.iter().map(|r| r.answer.tokens as f64).sum());
         Ok((experience, rollouts, metrics))
     }
 

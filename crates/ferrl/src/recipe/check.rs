@@ -53,6 +53,8 @@ impl Problems {
 /// Everything wrong with a stage.
 pub(super) fn problems(stage: &Stage, verifiers: &[&str]) -> Vec<Problem> {
     let (recipe, mut p) = (&stage.recipe, Problems::default());
+    let what = "a base belongs at the top of a recipe's file";
+    p.when(recipe.base.is_some(), "base", what, "@base.toml on the command line");
     names(recipe, &mut p);
     starting_point(stage, &mut p);
     data(recipe, &mut p);
