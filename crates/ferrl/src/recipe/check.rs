@@ -267,8 +267,15 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
         format!("{name} measures small moves of the weights, which bf16 loses"),
         "model.dtype = \"f32\"",
     );
+    let searches = algorithm.trust_region().is_some();
     p.when(
-        needs.f32 && needs.critic && recipe.critic.shared,
+        searches && recipe.optim.ema.is_some(),
+        "optim.ema",
+        format!("{name} moves the weights without the optimizer, which would average nothing"),
+        "leave out optim.ema",
+    );
+    p.when(
+        searches && needs.critic && recipe.critic.shared,
         "critic.shared",
         format!("{name} moves the policy alone, and a critic on its trunk would move with it"),
         "critic.shared = false",
