@@ -88,6 +88,8 @@ impl Stage {
         if self.algo.refills() > 0 {
             refill::cut(&mut out.experience, &*self.algo, count);
         }
+        let tokens = out.rollouts.iter().map(|r| r.answer.tokens as f64).sum();
+        out.metrics.add("completions/total_tokens", tokens);
         Ok(out)
     }
 

@@ -275,6 +275,10 @@ fn gdpo_with_one_reward_is_grpo_normalised_over_the_answers() {
     grpo.prepare(&mut a).unwrap();
     gdpo.prepare(&mut b).unwrap();
     let of = |e: &Experience| e.sequences.iter().map(|s| s.advantage[1] as f64).collect::<Vec<_>>();
+    let mut alone = usual();
+    alone.sequences.iter_mut().for_each(|s| s.sources.clear());
+    gdpo.prepare(&mut alone).unwrap();
+    assert_eq!(of(&alone), of(&b), "a reward that came without sources is one");
     let (a, b) = (of(&a), of(&b));
     let (mean, variance) = mean_and_variance(&a);
     for (a, b) in a.iter().zip(&b) {
@@ -324,7 +328,7 @@ fn settings_that_would_do_nothing_are_refused() {
         ("grpo", json!({ "refills": 2 }), "filter_equal"),
         ("dapo", json!({ "overlong": 1.5 }), "share"),
         ("dapo", json!({ "length": 0 }), "length"),
-        ("grpo", json!({ "advantage": { "gamma": 0.9 } }), "discounts nothing"),
+        ("grpo", json!({ "advantage": { "gamma": 1.9 } }), "[0, 1]"),
         ("gdpo", json!({ "kl": { "coef": 0.1, "place": "reward" } }), "parts"),
         ("ppo", json!({ "advantage": { "to_go": true } }), "already"),
     ] {

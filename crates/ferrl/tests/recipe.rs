@@ -172,9 +172,12 @@ fn the_name_is_the_files_unless_given() {
 #[test]
 fn every_algorithm_loads_by_its_name_alone() {
     for entry in ferrl::algo::ALGORITHMS {
-        let r = one(BASE, &[&format!("algo={}", entry.name)]);
+        let algo = format!("algo={}", entry.name);
+        let r = one(BASE, &[&algo]);
         assert_eq!(r.algorithm_name(), entry.name);
-        load(BASE, &[&format!("algo={}", entry.name)]).check(&["countdown"]).unwrap();
+        let taught = r.algorithm().unwrap().needs().teacher;
+        let words: &[&str] = if taught { &[&algo, "teacher.path=t"] } else { &[&algo] };
+        load(BASE, words).check(&["countdown"]).unwrap();
     }
 }
 

@@ -205,9 +205,8 @@ impl Policy {
         let has_length = self.aggregate == Aggregate::Constant || self.overlong > 0.0;
         let compares = matches!(a.baseline, Baseline::Group | Baseline::Others);
         let apart = a.baseline == Baseline::Group && !a.to_go && self.kl.place != Place::Reward;
-        let discounts = a.baseline == Baseline::Critic || a.to_go;
         let unit = |x: f64| (0.0..=1.0).contains(&x);
-        let rules: [(bool, &str, &str); 15] = [
+        let rules: [(bool, &str, &str); 14] = [
             (
                 clip_is_odd,
                 "clip_low must lie in (0, 1] and clip_high above 0",
@@ -263,11 +262,6 @@ impl Policy {
                 !unit(a.decay) || !unit(a.gamma) || !unit(a.lambda),
                 "decay, gamma and lambda lie in [0, 1]",
                 "gamma = 1.0",
-            ),
-            (
-                a.gamma != 1.0 && !discounts,
-                "advantage.gamma discounts nothing without a critic or to_go",
-                "advantage.gamma = 1.0",
             ),
             (
                 a.to_go && a.baseline == Baseline::Critic,

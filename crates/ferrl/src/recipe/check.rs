@@ -53,6 +53,8 @@ impl Problems {
 /// Everything wrong with a stage that follows the `earlier` ones.
 pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> Vec<Problem> {
     let (recipe, mut p) = (&stage.recipe, Problems::default());
+    let what = "a base belongs at the top of a recipe's file";
+    p.when(recipe.base.is_some(), "base", what, "@base.toml on the command line");
     names(recipe, &mut p);
     references(recipe, earlier, &mut p);
     evaluation(recipe, &mut p);
@@ -313,8 +315,15 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
         format!("{name} measures small moves of the weights, which bf16 loses"),
         "model.dtype = \"f32\"",
     );
+    let searches = algorithm.trust_region().is_some();
     p.when(
-        needs.f32 && needs.critic && recipe.critic.shared,
+        searches && recipe.optim.ema.is_some(),
+        "optim.ema",
+        format!("{name} moves the weights without the optimizer, which would average nothing"),
+        "leave out optim.ema",
+    );
+    p.when(
+        searches && needs.critic && recipe.critic.shared,
         "critic.shared",
         format!("{name} moves the policy alone, and a critic on its trunk would move with it"),
         "critic.shared = false",

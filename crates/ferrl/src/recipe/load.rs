@@ -1,6 +1,6 @@
 //! From a file and the command line's overrides to a checked recipe, stage by stage.
 
-use super::tree::{Path, Tree, dotted, path};
+use super::tree::{Path, Tree, describe, dotted, path};
 use super::{DEFAULT_ALGORITHM, Recipe, algorithm, check, overrides, rl2, types};
 use crate::algo::{self, Entry, Wants};
 use ferrl_engine::{Error, Result, nearest};
@@ -124,8 +124,29 @@ fn similar(path: &std::path::Path) -> Option<std::path::PathBuf> {
     Some(path.with_file_name(nearest(wanted, recipes.into_iter())?))
 }
 
-/// A file's tree, with shorthands written out.
+/// A file's tree, with shorthands written out, laid over its `base` where it names one.
 fn source(text: &str, file: &str, order: usize) -> Result<Tree> {
+    let mut tree = written_out(text, file, order)?;
+    let mut chain = vec![std::path::PathBuf::from(file)];
+    while let Some((base, place)) = tree.take(&path("base")) {
+        let Value::String(base) = base else {
+            let what = format!("expected text, got {}", describe(&base));
+            return Err(Error::usage(what).at("base").at(place.text));
+        };
+        let next = chain[chain.len() - 1].with_file_name(base);
+        if chain.contains(&next) {
+            return Err(Error::usage("the recipes are laid over each other in a circle").at(place.text));
+        }
+        let text = read(&next).map_err(|e| e.at(place.text))?;
+        let mut below = written_out(&text, &next.display().to_string(), order)?;
+        lay_over(&mut below, &tree)?;
+        tree = below;
+        chain.push(next);
+    }
+    Ok(tree)
+}
+
+fn written_out(text: &str, file: &str, order: usize) -> Result<Tree> {
     let mut tree = Tree::parse(text, order, |line| format!("{file}:{line}"))?;
     let count = stage_count(&tree);
     let bases = std::iter::once(Path::new()).chain((0..count).map(stage_path)).collect::<Vec<_>>();

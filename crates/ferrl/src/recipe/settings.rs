@@ -10,6 +10,8 @@ use std::path::PathBuf;
 pub struct Recipe {
     /// Name of the run folder; the recipe file's name where absent.
     pub name: Option<String>,
+    /// Another recipe beside this one, over which this one is laid: it says only what differs.
+    pub base: Option<String>,
     /// Decides every random choice.
     pub seed: u64,
     /// Where to compute.
@@ -356,6 +358,7 @@ impl Default for Recipe {
     fn default() -> Self {
         Recipe {
             name: None,
+            base: None,
             seed: 0,
             device: "auto".into(),
             threads: 0,

@@ -117,12 +117,12 @@ impl Policy {
         for (i, t) in trajectories.iter().enumerate() {
             groups.entry(e.sequences[t[0]].group).or_default().push(i);
         }
+        let parts: Vec<Vec<(f64, f64)>> = trajectories.iter().map(|t| parts(e, t)).collect();
         for members in groups.into_values() {
-            let sources = |i: usize| &e.sequences[trajectories[i][0]].sources;
             let mut total = vec![0.0; members.len()];
-            for part in 0..sources(members[0]).len() {
-                let own: Vec<f64> = members.iter().map(|&i| sources(i)[part].1 as f64).collect();
-                let weight = sources(members[0])[part].0 as f64;
+            for part in 0..parts[members[0]].len() {
+                let own: Vec<f64> = members.iter().map(|&i| parts[i][part].1).collect();
+                let weight = parts[members[0]][part].0;
                 let centred = centre(&own, self.advantage.divide_by_std);
                 total.iter_mut().zip(centred).for_each(|(t, c)| *t += weight * c);
             }
@@ -168,4 +168,13 @@ impl Policy {
         }
         at.iter().zip(all).for_each(|(&(s, i), a)| e.sequences[s].advantage[i] = a as f32);
     }
+}
+
+/// Weight and reward of each source; a reward that came without sources is its own.
+fn parts(e: &Experience, trajectory: &[usize]) -> Vec<(f64, f64)> {
+    let sources = &e.sequences[trajectory[0]].sources;
+    if sources.is_empty() {
+        return vec![(1.0, trajectory.iter().map(|&s| e.sequences[s].total_reward()).sum())];
+    }
+    sources.iter().map(|&(weight, reward)| (weight as f64, reward as f64)).collect()
 }
