@@ -287,7 +287,9 @@ impl OneStage<'_> {
             stage.algo.restore(&state["algorithm"])?;
         }
         let broken = |e| Error::data(format!("rollouts in flight cannot be read: {e}")).at(path.display());
-        stage.ahead = serde_json::from_value(state["ahead"].clone()).map_err(broken)?;
+        if !state["ahead"].is_null() {
+            stage.ahead = serde_json::from_value(state["ahead"].clone()).map_err(broken)?;
+        }
         stage.step = state["step"]
             .as_u64()
             .ok_or_else(|| Error::data("the state names no step").at(path.display()))?;

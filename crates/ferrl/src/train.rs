@@ -78,10 +78,11 @@ impl Stage {
         metrics.join(self.algo.prepare(&mut experience)?); //                  advantage
         for s in &experience.sequences {
             if let Some(rollout) = rollouts.get_mut(s.trajectory) {
-                rollout.advantage = s.actions().next().map_or(0.0, |i| s.advantage[i]);
+                let first = s.actions().next();
+                rollout.advantage = first.and_then(|i| s.advantage.get(i).copied()).unwrap_or(0.0);
             }
         }
-        let sampled_with = self.policy.model.version;
+        let version = self.policy.model.version;
         let passes = self.algo.passes();
         for (n, update) in updates(&experience, passes, self.recipe.seed, self.step).iter().enumerate() {
             let batches = update.micro_batches(&experience, self.recipe.train.micro_batch_tokens)?;
@@ -94,7 +95,7 @@ impl Stage {
             for batch in &batches {
                 let stats = self.forward(batch)?;
                 if n == 0 {
-                    compare_logps(batch, &stats, sampled_with, &mut metrics);
+                    compare_logps(batch, &stats, version, &mut metrics);
                 }
                 let loss = self.algo.loss(batch, &stats); //                   loss
                 self.backward(batch, &loss.grads)?; //                         gradients
