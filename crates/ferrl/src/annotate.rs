@@ -75,5 +75,5 @@ impl Stage {
 
 /// Whether some token comes from another policy than that of this version, or from no known one.
 fn sampled_by_another(s: &Sequence, version: u64) -> bool {
-    s.sampled_logp.is_empty() || s.actions().any(|i| s.version[i] != version)
+    s.sampled_logp.is_empty() || s.actions().any(|i| s.version.get(i) != Some(&version))
 }

@@ -268,7 +268,8 @@ impl OneStage<'_> {
     fn frozen(&self, recipe: &Recipe) -> Result<Value> {
         let critic = recipe.critic.path.as_ref().map(|p| ("critic", Path::new(p)));
         let teacher = recipe.teacher.path.as_ref().map(|p| ("teacher", Path::new(p)));
-        let judge = recipe.reward.iter().find_map(|r| r.model.as_ref()).map(|p| ("reward model", Path::new(p)));
+        let judge =
+            recipe.reward.iter().find_map(|r| r.model.as_ref()).map(|p| ("reward model", Path::new(p)));
         frozen::describe([("starting", self.dir)].into_iter().chain(critic).chain(teacher).chain(judge))
     }
 
@@ -326,7 +327,9 @@ impl OneStage<'_> {
             stage.algo.restore(&state["algorithm"])?;
         }
         let broken = |e| Error::data(format!("rollouts in flight cannot be read: {e}")).at(path.display());
-        stage.ahead = serde_json::from_value(state["ahead"].clone()).map_err(broken)?;
+        if !state["ahead"].is_null() {
+            stage.ahead = serde_json::from_value(state["ahead"].clone()).map_err(broken)?;
+        }
         stage.step = state["step"]
             .as_u64()
             .ok_or_else(|| Error::data("the state names no step").at(path.display()))?;

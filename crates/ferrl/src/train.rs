@@ -80,11 +80,12 @@ impl Stage {
         metrics.join(self.algo.prepare(&mut experience)?); //                  advantage
         for s in &experience.sequences {
             if let Some(rollout) = rollouts.get_mut(s.trajectory) {
-                rollout.advantage = s.actions().next().map_or(0.0, |i| s.advantage[i]);
+                let first = s.actions().next();
+                rollout.advantage = first.and_then(|i| s.advantage.get(i).copied()).unwrap_or(0.0);
             }
         }
         self.restart()?;
-        let sampled_with = self.policy.model.version;
+        let version = self.policy.model.version;
         let passes = self.algo.passes();
         for (n, update) in updates(&experience, passes, self.recipe.seed, self.step).iter().enumerate() {
             let batches = update.micro_batches(&experience, self.recipe.train.micro_batch_tokens)?;
@@ -102,7 +103,7 @@ impl Stage {
                 let known = self.algo.known_grads(batch);
                 let stats = self.forward(batch, known.as_ref())?;
                 if n == 0 {
-                    compare_logps(batch, &stats, sampled_with, &mut metrics);
+                    compare_logps(batch, &stats, version, &mut metrics);
                 }
                 let loss = self.algo.loss(batch, &stats); //                   loss
                 if known.is_none() {

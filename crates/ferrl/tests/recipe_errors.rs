@@ -165,10 +165,14 @@ fn rollouts_that_cannot_work() {
         &["nothing passes the filter", "algo.filter_equal = false"],
     );
     over(
+        &["rollout.prompts=1", "rollout.samples=1", "algo.advantage.baseline=batch"],
+        &["algo.advantage.baseline: one answer is its own mean", "rollout.prompts = 32"],
+    );
+    over(
         &["reward=contdown"],
         &["unknown name \"contdown\", expected one of countdown, math", "= \"countdown\""],
     );
-    over(&["reward.0.python=r.py"], &["one [[reward]] has 2 sources"]);
+    over(&["reward.0.python=r.py"], &["one [[reward]] has 2 sources", "verifier, python, model"]);
     over(&["reward.0.function=f"], &["function names a function of a python file"]);
 }
 

@@ -215,7 +215,11 @@ impl Watch for Terminal {
             return;
         }
         self.shown = Some(Instant::now());
-        let arrow = if trend > before { "up" } else { "down" };
+        let arrow = match trend.total_cmp(&before) {
+            std::cmp::Ordering::Greater => "up",
+            std::cmp::Ordering::Less => "down",
+            std::cmp::Ordering::Equal => "level",
+        };
         let rate = record.get("num_tokens").zip(record.get("step_time")).map_or(0.0, |(n, t)| n / t);
         let per_step = self.began.elapsed().as_secs_f64() / (step - self.first_step) as f64;
         let left = per_step * (steps - step) as f64;

@@ -121,7 +121,7 @@ fn similar(path: &std::path::Path) -> Option<std::path::PathBuf> {
     let mut recipes: Vec<&str> = names.iter().map(String::as_str).filter(|n| n.ends_with(".toml")).collect();
     recipes.sort_unstable();
     let wanted = path.file_name()?.to_str()?;
-    Some(path.with_file_name(nearest(wanted, recipes.into_iter())?))
+    Some(path.with_file_name(nearest(wanted, recipes)?))
 }
 
 /// A file's tree, with shorthands written out, laid over its `base` where it names one.

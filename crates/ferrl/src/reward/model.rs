@@ -32,9 +32,9 @@ impl RewardModel {
     pub fn open(dir: &Path, recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>) -> Result<Self> {
         let opened = ModelDir::open(dir)?;
         if opened.config.head != Head::Score {
-            return Err(Error::model("a language model does not score answers")
-                .at(dir.display())
-                .fix("a sequence classifier with one label, such as a stage with algo = \"rm\" leaves"));
+            return Err(Error::model("a language model does not score answers").at(dir.display()).fix(
+                "a sequence classifier with one label, such as a stage that trains a reward model leaves",
+            ));
         }
         let model = Model::load(backend.clone(), &opened, Options { dtype, ..Default::default() })?;
         let chat = ChatTemplate::from_dir(dir).ok();
