@@ -7,7 +7,7 @@
 use crate::algo::Wants;
 use crate::evaluate::{Evaluation, evaluate};
 use crate::experience::Metrics;
-use crate::recipe::{Recipe, Resolved, Rollout};
+use crate::recipe::{self, Recipe, Resolved, Rollout};
 use crate::run::{
     Best, CheckpointOptions, Checkpoints, EventWriter, Mark, MetricsLog, Role, Rollouts, RunFolder,
     StepRecord, latest, load,
@@ -16,7 +16,7 @@ use crate::setup;
 use crate::train::{Report, Stage};
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
 use ferrl_engine::generate::{CacheOptions, Sampler};
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::Backend;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ pub fn run(
     log.truncate(&state)?;
     let mut evaluations = Vec::new();
     let mut done = 0;
-    for plan in &resolved.stages {
+    for plan in &placed(&resolved.stages, &folder)? {
         let at = state["stage"].as_u64().map_or(0, |s| s as usize);
         let dir = starting_model(&folder, plan.index, &plan.recipe)?;
         if plan.index < at {
@@ -97,6 +97,30 @@ pub fn run(
     }
     let model = folder.path().join("stages").join((resolved.stages.len() - 1).to_string());
     Ok(Outcome { folder: folder.path().into(), model: Some(model), interrupted: false, evaluations })
+}
+
+/// The stages with `stage:NAME` replaced by the directory that stage leaves its model in.
+fn placed(stages: &[recipe::Stage], folder: &RunFolder) -> Result<Vec<recipe::Stage>> {
+    let mut stages = stages.to_vec();
+    let names: Vec<String> = stages.iter().map(|s| s.name.clone()).collect();
+    for stage in &mut stages {
+        let (r, before) = (&mut stage.recipe, &names[..stage.index]);
+        let paths = [&mut r.model.path, &mut r.critic.path].into_iter();
+        for path in paths.chain(r.reward.iter_mut().map(|r| &mut r.model)).flatten() {
+            let Some(name) = path.strip_prefix("stage:") else { continue };
+            let Some(index) = before.iter().position(|n| n == name) else {
+                let known = if before.is_empty() { "none".into() } else { before.join(", ") };
+                let error = Error::usage(format!("{path:?} names no earlier stage; there are: {known}"));
+                let near = nearest(name, before.iter().map(String::as_str));
+                return Err(match near {
+                    Some(near) => error.fix(format!("\"stage:{near}\"")),
+                    None => error,
+                });
+            };
+            *path = folder.path().join("stages").join(index.to_string()).to_string_lossy().into_owned();
+        }
+    }
+    Ok(stages)
 }
 
 /// The model a stage starts from.
@@ -206,6 +230,9 @@ impl OneStage<'_> {
                 return Ok((None, first, last));
             }
         }
+        if recipe.checkpoint.use_best {
+            self.take_best(&mut stage, &checkpoints, watch)?;
+        }
         let out = self.folder.path().join("stages").join(self.index.to_string());
         let options =
             SaveOptions { dtype: Dtype::F32, source: Some(self.dir), overwrite: true, ..Default::default() };
@@ -269,6 +296,24 @@ impl OneStage<'_> {
         Ok(())
     }
 
+    /// Goes back to this stage's best checkpoint; the first of equals is the best.
+    fn take_best(&self, stage: &mut Stage, all: &Checkpoints, watch: &mut dyn Watch) -> Result<()> {
+        let (metric, lower) =
+            (stage.recipe.checkpoint.metric.clone(), stage.recipe.checkpoint.lower_is_better);
+        let own = all.list()?.into_iter().filter(|(step, _)| *step > self.before);
+        let rated =
+            own.filter_map(|(step, b)| Some((b.filter(|b| Some(&b.metric) == metric.as_ref())?.value, step)));
+        let worse = |value: f64| if lower { value } else { -value };
+        let best = rated.min_by(|a, b| worse(a.0).total_cmp(&worse(b.0)).then(a.1.cmp(&b.1)));
+        let Some((value, step)) = best else { return Ok(()) };
+        let mut roles = vec![("policy", &mut stage.policy)];
+        roles.extend(stage.critic.as_mut().map(|c| ("critic", c)));
+        load(&self.folder.checkpoints().join(format!("step_{step}")), &mut roles)?;
+        let metric = metric.unwrap_or_default();
+        watch.note(&format!("{} hands on step {} with {metric} {value:.4}", self.name, step - self.before));
+        Ok(())
+    }
+
     /// Held-out questions, sampled and graded.
     fn evaluate(&self, stage: &Stage, watch: &mut dyn Watch) -> Result<Evaluation> {
         watch.note("evaluating");
@@ -277,7 +322,7 @@ impl OneStage<'_> {
         let cache = CacheOptions { bytes: recipe.rollout.cache_mib << 20, ..Default::default() };
         let model = &stage.policy.model;
         let mut sampler = Sampler::new(model, cache)?.with_tokenizer(stage.tokenizer.clone());
-        let rewards = setup::rewards(recipe, Wants::Rollouts)?;
+        let rewards = setup::rewards(recipe, Wants::Rollouts, &model.backend)?;
         let temperature = recipe.eval.temperature.unwrap_or(recipe.rollout.temperature);
         let mut settings = Rollout { temperature, ..recipe.rollout.clone() };
         let asked = (recipe.eval.prompts, recipe.eval.samples, recipe.seed ^ 0xe7a1);

@@ -118,7 +118,7 @@ pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<St
     let total = total_steps(&recipe, &*source, wants)?;
     let rate = |lr| schedule(&recipe, lr, total);
     let schedules = (rate(recipe.optim.lr)?, rate(recipe.critic.lr.unwrap_or(5.0 * recipe.optim.lr))?);
-    let rewards = rewards(&recipe, wants)?;
+    let rewards = rewards(&recipe, wants, &backend)?;
     Ok(Stage {
         recipe,
         algo,
@@ -145,17 +145,18 @@ fn with_policy_head(dir: ModelDir, recipe: &Recipe, needs: Needs) -> Result<Mode
     }
 }
 
+fn dtype(recipe: &Recipe) -> Result<DType> {
+    match recipe.model.dtype.as_deref() {
+        None | Some("f32") => Ok(DType::F32),
+        Some("bf16") => Ok(DType::Bf16),
+        Some(other) => Err(Error::usage(format!("unknown dtype {other:?}, expected f32 or bf16"))
+            .at("model.dtype")
+            .fix("dtype = \"bf16\"")),
+    }
+}
+
 fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result<Trainer> {
-    let dtype = match recipe.model.dtype.as_deref() {
-        None | Some("f32") => DType::F32,
-        Some("bf16") => DType::Bf16,
-        Some(other) => {
-            return Err(Error::usage(format!("unknown dtype {other:?}, expected f32 or bf16"))
-                .at("model.dtype")
-                .fix("dtype = \"bf16\""));
-        }
-    };
-    let model = Model::load(backend, dir, Options { dtype, training: true, context: 0 })?;
+    let model = Model::load(backend, dir, Options { dtype: dtype(recipe)?, training: true, context: 0 })?;
     let o = &recipe.optim;
     let rule = match o.name.as_str() {
         "adamw" => Rule::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
@@ -199,7 +200,16 @@ pub fn source(
 }
 
 /// Rewards as the recipe says, or those that fit its task.
-pub fn rewards(recipe: &Recipe, wants: Wants) -> Result<Rewards> {
+pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>) -> Result<Rewards> {
+    let open = |path: &str| {
+        let dir = ModelDir::open(Path::new(path)).map_err(|e| e.at("reward.model"))?;
+        if dir.config.head != Head::Score {
+            return Err(Error::model("this model predicts tokens, it gives no scores")
+                .at(path)
+                .fix("a reward model (sequence classification with one label)"));
+        }
+        Model::load(backend.clone(), &dir, Options { dtype: dtype(recipe)?, training: false, context: 0 })
+    };
     if recipe.reward.is_empty() && wants == Wants::Rollouts {
         let Some(task) = task(recipe)? else {
             return Err(Error::usage("answers are sampled but nothing rewards them")
@@ -208,9 +218,9 @@ pub fn rewards(recipe: &Recipe, wants: Wants) -> Result<Rewards> {
         };
         let (verifier, options) = task.reward();
         let own = crate::recipe::Reward { verifier: Some(verifier.into()), options, ..Default::default() };
-        return Rewards::new(&[own]);
+        return Rewards::new(&[own], &open);
     }
-    Rewards::new(&recipe.reward)
+    Rewards::new(&recipe.reward, &open)
 }
 
 /// Steps of a stage.

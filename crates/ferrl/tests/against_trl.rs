@@ -73,7 +73,11 @@ fn check(name: &str) {
             let off = (got - want).abs() / want.abs();
             worst = worst.max(off);
             let limit = if step < 3 { 1e-5 } else { 1e-4 };
-            assert!(off < limit, "{name}, {what} of step {}: {got} against {want}, off by {off:.1e}", step + 1);
+            assert!(
+                off < limit,
+                "{name}, {what} of step {}: {got} against {want}, off by {off:.1e}",
+                step + 1
+            );
         }
     }
     println!("{name}: at most {worst:.1e} from TRL in {} steps", ours.len());

@@ -8,5 +8,6 @@ pub mod generate;
 pub mod init;
 pub mod report;
 pub mod score;
+pub mod steps;
 pub mod tokenizer;
 pub mod train;

@@ -185,6 +185,12 @@ fn portions(r: &Recipe, p: &mut Problems) {
         "keep_best does not know what best means",
         "checkpoint.metric = \"eval/pass@1\"",
     );
+    p.when(
+        c.use_best && c.keep_best == 0,
+        "checkpoint.keep_best",
+        "use_best needs the best checkpoint to be kept",
+        "checkpoint.keep_best = 1",
+    );
     let judged = c.metric.as_ref().is_some_and(|m| m.starts_with("eval/"));
     p.when(
         c.keep_best > 0 && judged && r.eval.every == 0,
@@ -267,14 +273,16 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
     let name = r.algorithm_name();
     let what = format!("{name} learns from rewards, and there is none");
     p.when(r.reward.is_empty(), "reward", what, "reward = \"name of a verifier\", or a [[reward]] table");
+    let silent = !r.reward.is_empty() && r.reward.iter().all(|x| x.weight == Some(0.0));
+    p.when(silent, "reward", "all weights are 0, so nothing is learned from", "weight = 1.0");
     for reward in &r.reward {
-        let sources = [reward.verifier.is_some(), reward.python.is_some()];
+        let sources = [reward.verifier.is_some(), reward.python.is_some(), reward.model.is_some()];
         let count = sources.iter().filter(|s| **s).count();
         p.when(
             count != 1,
             "reward",
             format!("one [[reward]] has {count} sources"),
-            "exactly one of verifier, python",
+            "exactly one of verifier, python, model",
         );
         p.when(
             reward.function.is_some() && reward.python.is_none(),
@@ -282,7 +290,6 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
             "function names a function of a python file, and there is none",
             "python = \"file.py\"",
         );
-        p.when(reward.weight == Some(0.0), "reward", "a weight of 0 has no effect", "leave the reward out");
         if let Some(verifier) = &reward.verifier {
             p.word("reward", verifier, verifiers);
         }

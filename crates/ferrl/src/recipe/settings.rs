@@ -44,7 +44,8 @@ pub struct Recipe {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
-    /// A Hugging Face directory, or `org/name` in the Hugging Face cache.
+    /// A Hugging Face directory, or `org/name` in the Hugging Face cache; or `stage:NAME`, what that earlier stage of the
+    /// same recipe left.
     pub path: Option<String>,
     /// A random model instead, made at the start of the run.
     pub init: Option<Init>,
@@ -102,7 +103,7 @@ impl Default for Init {
 pub struct Critic {
     /// Share the policy's trunk and give it a value head, instead of a model of its own.
     pub shared: bool,
-    /// Where its own weights start; the policy's where absent.
+    /// Where its own weights start, as `model.path`; the policy's where absent.
     pub path: Option<String>,
     /// Its own learning rate; five times the policy's where absent.
     pub lr: Option<f64>,
@@ -204,7 +205,9 @@ pub struct Reward {
     pub python: Option<PathBuf>,
     /// The function's name.
     pub function: Option<String>,
-    /// Its factor; 1 where absent.
+    /// A reward model, as `model.path`; it reads the answer's tokens, so it needs the policy's tokenizer.
+    pub model: Option<String>,
+    /// Its factor, 1 where absent; 0 only logs what it says.
     pub weight: Option<f64>,
 }
 
@@ -312,11 +315,13 @@ pub struct Checkpoint {
     pub metric: Option<String>,
     /// Whether a smaller metric is better.
     pub lower_is_better: bool,
+    /// Hand on the best checkpoint by `metric` instead of the last.
+    pub use_best: bool,
 }
 
 impl Default for Checkpoint {
     fn default() -> Self {
-        Checkpoint { every: 0, keep: 2, keep_best: 0, metric: None, lower_is_better: false }
+        Checkpoint { every: 0, keep: 2, keep_best: 0, metric: None, lower_is_better: false, use_best: false }
     }
 }
 
