@@ -78,7 +78,9 @@ impl Stage {
                 rollout.advantage = s.actions().next().map_or(0.0, |i| s.advantage[i]);
             }
         }
-        self.restart()?;
+        if !experience.sequences.is_empty() {
+            self.restart()?;
+        }
         for (n, update) in
             updates(&experience, self.algo.passes(), self.recipe.seed, self.step).iter().enumerate()
         {

@@ -28,6 +28,7 @@ fn load(path: &Path) -> Resolved {
 struct Quiet {
     losses: Vec<f64>,
     stages: usize,
+    notes: Vec<String>,
 }
 
 impl Watch for Quiet {
@@ -39,7 +40,9 @@ impl Watch for Quiet {
         // A step in which no answer was right makes no update, and has no loss.
         self.losses.extend(record.get("loss"));
     }
-    fn note(&mut self, _text: &str) {}
+    fn note(&mut self, text: &str) {
+        self.notes.push(text.to_string());
+    }
     fn interrupted(&self) -> bool {
         false
     }
@@ -55,6 +58,9 @@ fn small(resolved: &mut Resolved) {
         }
         (r.train.steps, r.train.batch) = (Some(3), 4);
         (r.rollout.prompts, r.rollout.samples, r.rollout.max_new_tokens) = (2, 2, 6);
+        if r.checkpoint.use_best {
+            (r.eval.every, r.checkpoint.every) = (1, 1);
+        }
         (r.rollout.cache_mib, r.eval.prompts) = (4, r.eval.prompts.min(2));
     }
 }
@@ -71,6 +77,9 @@ fn every_recipe_takes_three_steps() {
         let outcome = runner::run(&resolved, folder, backend.clone(), &mut watch)
             .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         assert!(outcome.model.unwrap().join("model.safetensors").exists(), "{}", path.display());
+        let chooses = resolved.stages.iter().any(|s| s.recipe.checkpoint.use_best);
+        let chose = watch.notes.iter().any(|n| n.contains("hands on step"));
+        assert_eq!(chooses, chose, "{}: {:?}", path.display(), watch.notes);
         assert_eq!(watch.stages, resolved.stages.len());
         assert!(watch.losses.len() >= 3, "{}: {:?}", path.display(), watch.losses);
         assert!(watch.losses.iter().all(|l| l.is_finite()), "{}", path.display());

@@ -59,6 +59,13 @@ pub(super) fn problems(stage: &Stage, verifiers: &[&str]) -> Vec<Problem> {
     optimizer(recipe, &mut p);
     portions(recipe, &mut p);
     let Ok(entry) = algo::find(recipe.algorithm_name()) else { return p.0 };
+    let scores = recipe.algorithm().is_ok_and(|a| a.needs().score);
+    p.when(
+        scores && (recipe.eval.every > 0 || recipe.eval.at_start),
+        "eval",
+        "a model that is trained to give scores answers no held-out questions",
+        "eval = { every = 0, at_start = false } for this stage",
+    );
     if entry.wants == Wants::Rollouts {
         rollouts(stage, &mut p);
         rewards(recipe, verifiers, &mut p);
