@@ -47,7 +47,11 @@ fn collect(stage: &Stage, recipe: &Recipe, dir: &Path) -> Vec<Map<String, Value>
     };
     let mut rows = Vec::new();
     let mut asked = 0;
-    let found = collector.run(&mut *source, &mut |row| Ok(rows.push(row)), &mut |n, _| asked = n).unwrap();
+    let mut keep = |row| {
+        rows.push(row);
+        Ok(())
+    };
+    let found = collector.run(&mut *source, &mut keep, &mut |n, _| asked = n).unwrap();
     assert_eq!((asked, found.answers, found.pairs), (100, 200, rows.len()));
     assert!(found.wrong >= found.pairs && found.pairs > 20, "{found:?}");
     rows

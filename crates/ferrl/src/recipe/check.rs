@@ -70,9 +70,13 @@ pub(super) fn problems(stage: &Stage, verifiers: &[&str]) -> Vec<Problem> {
         rollouts(stage, &mut p);
         rewards(recipe, verifiers, &mut p);
     } else {
-        let each = if entry.wants.paired() { 2 } else { 1 };
+        // A reference point over mismatched answers puts the longest answer after the longest question.
+        let (each, one) = match entry.wants {
+            wants if wants.paired() => (2, "one pair, each side of"),
+            Wants::Labelled => (2, "a question and another's answer, each of"),
+            _ => (1, "one sequence of"),
+        };
         let (budget, longest) = (recipe.train.micro_batch_tokens, each * recipe.data.max_length);
-        let one = if each == 2 { "one pair, each side of" } else { "one sequence of" };
         p.when(
             budget < longest,
             "train.micro_batch_tokens",
