@@ -110,7 +110,11 @@ impl TaskSource {
         let eos = self.tokenizer.eos().first().copied();
         let answers = || self.task.answers(index, self.held_out);
         // Of several answers, a different one each time it is that number's turn.
-        let one = || Ok::<_, Error>(answers()?).map(|mut all| all.swap_remove(index as usize % all.len()));
+        let one = || -> Result<(String, f32)> {
+            let mut all = answers()?;
+            let turn = index as usize % all.len();
+            Ok(all.swap_remove(turn))
+        };
         let whole = |text: &str, kind: Kind| self.sequence(&prompt, text, eos, kind);
         Ok(Item::Given(match self.wants {
             Wants::Rollouts => {
