@@ -22,6 +22,7 @@ pub mod run;
 pub mod runner;
 pub mod setup;
 pub mod source;
+pub mod steps;
 pub mod task;
 pub mod teacher;
 pub mod train;

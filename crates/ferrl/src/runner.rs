@@ -258,6 +258,9 @@ impl OneStage<'_> {
             watch.note(&format!("{} is finished: all of its {total} steps are done", self.name));
             return Ok((Some(total), first, last));
         }
+        if recipe.checkpoint.use_best {
+            self.take_best(&mut stage, &checkpoints, watch)?;
+        }
         let options =
             SaveOptions { dtype: Dtype::F32, source: Some(self.dir), overwrite: true, ..Default::default() };
         stage.policy.model.save(&out, Some(&ModelDir::open(self.dir)?.config_json), &options)?;
@@ -333,6 +336,24 @@ impl OneStage<'_> {
         stage.step = state["step"]
             .as_u64()
             .ok_or_else(|| Error::data("the state names no step").at(path.display()))?;
+        Ok(())
+    }
+
+    /// Goes back to this stage's best checkpoint; the first of equals is the best.
+    fn take_best(&self, stage: &mut Stage, all: &Checkpoints, watch: &mut dyn Watch) -> Result<()> {
+        let (metric, lower) =
+            (stage.recipe.checkpoint.metric.clone(), stage.recipe.checkpoint.lower_is_better);
+        let own = all.list()?.into_iter().filter(|(step, _)| *step > self.before);
+        let rated =
+            own.filter_map(|(step, b)| Some((b.filter(|b| Some(&b.metric) == metric.as_ref())?.value, step)));
+        let worse = |value: f64| if lower { value } else { -value };
+        let best = rated.min_by(|a, b| worse(a.0).total_cmp(&worse(b.0)).then(a.1.cmp(&b.1)));
+        let Some((value, step)) = best else { return Ok(()) };
+        let mut roles = vec![("policy", &mut stage.policy)];
+        roles.extend(stage.critic.as_mut().map(|c| ("critic", c)));
+        load(&self.folder.checkpoints().join(format!("step_{step}")), &mut roles)?;
+        let metric = metric.unwrap_or_default();
+        watch.note(&format!("{} hands on step {} with {metric} {value:.4}", self.name, step - self.before));
         Ok(())
     }
 

@@ -84,7 +84,9 @@ impl Stage {
                 rollout.advantage = first.and_then(|i| s.advantage.get(i).copied()).unwrap_or(0.0);
             }
         }
-        self.restart()?;
+        if !experience.sequences.is_empty() {
+            self.restart()?;
+        }
         let version = self.policy.model.version;
         let passes = self.algo.passes();
         for (n, update) in updates(&experience, passes, self.recipe.seed, self.step).iter().enumerate() {

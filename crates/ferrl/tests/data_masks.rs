@@ -71,6 +71,16 @@ fn table() -> Vec<(Value, Wants, &'static str)> {
             "chosen:   {ask}⟦Yes<|im_end|>⟧\nrejected: {ask}⟦No<|im_end|>⟧",
         ),
         (
+            json!({ "prompt": "Hi?", "initial_reason_steps": "a=1\n", "chosen": "b=2\n", "rejected": "b=3\n" }),
+            StepPreference,
+            "chosen:   Hi?a=1\n⟦b=2\n⟧\nrejected: Hi?a=1\n⟦b=3\n⟧",
+        ),
+        (
+            json!({ "messages": user(), "initial_reason_steps": "", "chosen": "b", "rejected": "c" }),
+            StepPreference,
+            "chosen:   {ask}⟦b⟧\nrejected: {ask}⟦c⟧",
+        ),
+        (
             json!({ "prompt": "Hi?", "completion": "Yes", "label": true }),
             Unpaired,
             "label true: Hi?⟦Yes<|im_end|>⟧",

@@ -66,7 +66,7 @@ fn unknown_settings_of_an_algorithm() {
     with("[algo]\nlength = 3\nkl.length = 1", &["r.toml:6: unknown key algo.kl.length"]);
     with("[algo]\nkl.coef = 0.1\ncoef = 1", &["r.toml:6: unknown key algo.coef", "mean algo.kl.coef?"]);
     with("[algo]\nname = \"sft\"\nbeta = 1", &["unknown key algo.beta: sft has no such setting"]);
-    with("[algo]\nname = \"rm\"\nbeta = 1", &["unknown key algo.beta: rm", "rm has no settings here"]);
+    with("[algo]\nname = \"rm\"\nbeta = 1", &["unknown key algo.beta: rm", "known keys here: centre"]);
     with(
         "[[stage]]\n[stage.algo]\nclip_lo = 1",
         &["r.toml:6: unknown key stage.0.algo.clip_lo", "stage.0.algo.clip_low?"],

@@ -11,5 +11,6 @@ pub mod init;
 pub mod plan;
 pub mod report;
 pub mod score;
+pub mod steps;
 pub mod tokenizer;
 pub mod train;

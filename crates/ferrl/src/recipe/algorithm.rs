@@ -42,7 +42,12 @@ fn explain(algorithm: &str, message: &str, key: &[String], got: &Value) -> Error
     if message.contains("unknown field") {
         let error = Error::usage(format!("unknown key {}: {algorithm} has no such setting", dotted(key)));
         let beside = |near: &str| dotted(&[&key[..key.len() - 1], &[near.to_string()]].concat());
-        let elsewhere = || nearest_to(key).filter(|k| k.contains("algo.") && *k != dotted(key));
+        // Only where this algorithm has such a setting, and not the one that was written.
+        let own = |k: &String| {
+            let first = k.split("algo.").nth(1).and_then(|rest| rest.split('.').next());
+            known.iter().any(|n| Some(*n) == first) && *k != dotted(key)
+        };
+        let elsewhere = || nearest_to(key).filter(own);
         return match near.map(beside).or_else(|| known.first().and_then(|_| elsewhere())) {
             Some(near) => error.fix(format!("did you mean {near}?")),
             None if known.is_empty() => error.fix(format!("{algorithm} has no settings here")),

@@ -74,9 +74,13 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
         rollouts(stage, &mut p);
         rewards(recipe, verifiers, &mut p);
     } else {
-        let each = if entry.wants.paired() { 2 } else { 1 };
+        // A reference point over mismatched answers puts the longest answer after the longest question.
+        let (each, one) = match entry.wants {
+            wants if wants.paired() => (2, "one pair, each side of"),
+            Wants::Labelled => (2, "a question and another's answer, each of"),
+            _ => (1, "one sequence of"),
+        };
         let (budget, longest) = (recipe.train.micro_batch_tokens, each * recipe.data.max_length);
-        let one = if each == 2 { "one pair, each side of" } else { "one sequence of" };
         p.when(
             budget < longest,
             "train.micro_batch_tokens",
@@ -235,6 +239,12 @@ fn evaluation(r: &Recipe, p: &mut Problems) {
         "keep_best does not know what best means",
         "checkpoint.metric = \"eval/pass@1\"",
     );
+    p.when(
+        c.use_best && c.keep_best == 0,
+        "checkpoint.keep_best",
+        "use_best needs the best checkpoint to be kept",
+        "checkpoint.keep_best = 1",
+    );
     let judged = c.metric.as_ref().is_some_and(|m| m.starts_with("eval/"));
     p.when(
         c.keep_best > 0 && judged && r.eval.every == 0,
@@ -354,6 +364,8 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
 
 /// A recipe without any is not wrong by itself: a generated task has its own, and rows may bring theirs.
 fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
+    let silent = !r.reward.is_empty() && r.reward.iter().all(|x| x.weight == Some(0.0));
+    p.when(silent, "reward", "all weights are 0, so nothing is learned from", "weight = 1.0");
     for reward in &r.reward {
         let sources = [reward.verifier.is_some(), reward.python.is_some(), reward.model.is_some()];
         let count = sources.iter().filter(|s| **s).count();
@@ -369,7 +381,6 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
             "function names a function of a python file, and there is none",
             "python = \"file.py\"",
         );
-        p.when(reward.weight == Some(0.0), "reward", "a weight of 0 has no effect", "leave the reward out");
         if let Some(verifier) = &reward.verifier {
             p.word("reward", verifier, verifiers);
         }

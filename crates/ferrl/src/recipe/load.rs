@@ -225,6 +225,12 @@ fn resolve(tree: Tree, file_name: &str) -> Result<Resolved> {
         lay_over(&mut merged, &own)?;
         let own_model = ["model.path", "model.init"].iter().any(|k| own.get(&path(k)).is_some());
         let continues = index > 0 && !own_model;
+        for (named, other) in [("model.path", "model.init"), ("model.init", "model.path")] {
+            // A stage that says where it starts from overrides the other way of saying so.
+            if own.get(&path(named)).is_some() && own.get(&path(other)).is_none() {
+                merged.take(&path(other));
+            }
+        }
         if continues {
             merged.take(&path("model.path"));
             merged.take(&path("model.init"));

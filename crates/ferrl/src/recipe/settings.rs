@@ -227,7 +227,7 @@ pub struct Reward {
     pub function: Option<String>,
     /// A reward model: a directory, or `stage:NAME` for what an earlier stage left.
     pub model: Option<String>,
-    /// Its factor; 1 where absent.
+    /// Its factor, 1 where absent; 0 only logs what it says.
     pub weight: Option<f64>,
 }
 
@@ -346,11 +346,13 @@ pub struct Checkpoint {
     pub metric: Option<String>,
     /// Whether a smaller metric is better.
     pub lower_is_better: bool,
+    /// Hand on the best checkpoint by `metric` instead of the last.
+    pub use_best: bool,
 }
 
 impl Default for Checkpoint {
     fn default() -> Self {
-        Checkpoint { every: 0, keep: 2, keep_best: 0, metric: None, lower_is_better: false }
+        Checkpoint { every: 0, keep: 2, keep_best: 0, metric: None, lower_is_better: false, use_best: false }
     }
 }
 

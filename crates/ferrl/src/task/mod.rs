@@ -1,9 +1,10 @@
 //! Generated tasks: examples without a file. Each is a file beside this one and a line in [`TASKS`].
 
+mod chain;
 mod countdown;
 
 use crate::algo::Wants;
-use crate::experience::Sequence;
+use crate::experience::{Kind, Sequence};
 use crate::source::{Item, Prompt, Source};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
@@ -24,7 +25,7 @@ pub struct Entry {
 pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 
 /// Every generated task.
-pub const TASKS: &[&Entry] = &[&countdown::ENTRY];
+pub const TASKS: &[&Entry] = &[&countdown::ENTRY, &chain::ENTRY];
 
 /// Questions with known answers, by number.
 pub trait Task: Send + Sync {
@@ -32,6 +33,26 @@ pub trait Task: Send + Sync {
     fn example(&self, index: u64, held_out: bool) -> Result<Example>;
     /// The reward that fits the task: a verifier's name and settings.
     fn reward(&self) -> (&'static str, Map<String, Value>);
+    /// Answers of different quality to question `index`, each with its true reward between 0 and 1, the best first; none
+    /// where the task has nothing to compare.
+    fn answers(&self, _index: u64, _held_out: bool) -> Result<Vec<(String, f32)>> {
+        Ok(Vec::new())
+    }
+    /// A right and a wrong step on the way to the answer of question `index`, where answers have steps.
+    fn step_pair(&self, _index: u64, _held_out: bool) -> Result<Option<StepPair>> {
+        Ok(None)
+    }
+}
+
+/// Two ways to go on from the same beginning of an answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepPair {
+    /// The beginning, all right.
+    pub before: String,
+    /// A right step.
+    pub chosen: String,
+    /// A wrong step.
+    pub rejected: String,
 }
 
 /// One question.
@@ -66,12 +87,19 @@ pub struct TaskSource {
 }
 
 impl TaskSource {
-    /// Demonstrations or prompts, whichever is wanted.
+    /// Whatever the algorithm wants to learn from, where the task has it.
     pub fn new(task: Arc<dyn Task>, tokenizer: Arc<Tokenizer>, wants: Wants, held_out: bool) -> Result<Self> {
-        if wants == Wants::Pairs {
-            return Err(Error::usage("a generated task has demonstrations and prompts, not pairs")
+        let has = match wants {
+            Wants::Demonstrations | Wants::Rollouts => true,
+            Wants::StepPairs => task.step_pair(0, held_out)?.is_some(),
+            Wants::Weighted | Wants::Pairs | Wants::Labelled | Wants::Targets => {
+                task.answers(0, held_out)?.len() > 1
+            }
+        };
+        if !has {
+            return Err(Error::usage(format!("this generated task has no {}", wants.words()))
                 .at("data.train")
-                .fix("a file of pairs, or an algorithm that samples"));
+                .fix("data.train = [\"task:chain\"], a file of such rows, or an algorithm that samples"));
         }
         Ok(TaskSource { task, tokenizer, wants, held_out, next: 0 })
     }
@@ -79,15 +107,58 @@ impl TaskSource {
     fn item(&self, index: u64) -> Result<Item> {
         let example = self.task.example(index, self.held_out)?;
         let prompt = self.tokenizer.encode_text(&example.prompt)?;
-        if self.wants == Wants::Rollouts {
-            let (text, columns) = (example.prompt, example.columns);
-            return Ok(Item::Ask(Prompt { index, ids: prompt, text, columns, ..Default::default() }));
-        }
-        let mut ids = prompt.clone();
-        ids.extend(self.tokenizer.encode_text(&example.answer)?);
-        ids.extend(self.tokenizer.eos().first());
+        let eos = self.tokenizer.eos().first().copied();
+        let answers = || self.task.answers(index, self.held_out);
+        // Of several answers, a different one each time it is that number's turn.
+        let one = || -> Result<(String, f32)> {
+            let mut all = answers()?;
+            let turn = index as usize % all.len();
+            Ok(all.swap_remove(turn))
+        };
+        let whole = |text: &str, kind: Kind| self.sequence(&prompt, text, eos, kind);
+        Ok(Item::Given(match self.wants {
+            Wants::Rollouts => {
+                let (text, columns) = (example.prompt, example.columns);
+                return Ok(Item::Ask(Prompt { index, ids: prompt, text, columns, ..Default::default() }));
+            }
+            Wants::Demonstrations => vec![whole(&example.answer, Kind::Plain)?],
+            Wants::Weighted => {
+                let rewarded = |(text, r): &(String, f32)| Ok(whole(text, Kind::Plain)?.rewarded(*r));
+                answers()?.iter().map(rewarded).collect::<Result<_>>()?
+            }
+            Wants::Pairs => {
+                let all = answers()?;
+                vec![whole(&all[0].0, Kind::Chosen)?, whole(&all[all.len() - 1].0, Kind::Rejected)?]
+            }
+            Wants::Labelled => {
+                let (text, reward) = one()?;
+                vec![whole(&text, Kind::Labelled(reward >= 1.0))?]
+            }
+            Wants::Targets => {
+                let (text, reward) = one()?;
+                vec![whole(&text, Kind::Target(reward))?]
+            }
+            Wants::StepPairs => {
+                let pair = self.task.step_pair(index, self.held_out)?;
+                let pair = pair.ok_or_else(|| Error::data(format!("question {index} has no steps")))?;
+                let mut begun = prompt.clone();
+                begun.extend(self.tokenizer.encode_text(&pair.before)?);
+                vec![
+                    self.sequence(&begun, &pair.chosen, None, Kind::Chosen)?,
+                    self.sequence(&begun, &pair.rejected, None, Kind::Rejected)?,
+                ]
+            }
+        }))
+    }
+
+    /// Tokens of which those after the prompt are trained.
+    fn sequence(&self, prompt: &[u32], answer: &str, end: Option<u32>, kind: Kind) -> Result<Sequence> {
+        let mut ids = prompt.to_vec();
+        ids.extend(self.tokenizer.encode_text(answer)?);
+        ids.extend(end);
         let trained = (0..ids.len()).map(|i| i >= prompt.len()).collect();
-        Ok(Item::Given(vec![Sequence { ids, trained, weight: 1.0, ..Default::default() }]))
+        let pair = matches!(kind, Kind::Chosen | Kind::Rejected).then_some(0);
+        Ok(Sequence { ids, trained, weight: 1.0, kind, pair, ..Default::default() })
     }
 }
 

@@ -13,6 +13,7 @@ use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
 pub use demonstration::{DemonstrationOptions, demonstrate};
+pub(crate) use puzzle::Draw;
 pub use puzzle::{CountdownOptions, Puzzle, Split, generate, held_out};
 pub use solve::{solve, solve_with};
 

@@ -2,6 +2,7 @@
 //!
 //! Each is a file of its own and a line of [`VERIFIERS`].
 
+pub mod chain;
 pub mod countdown;
 pub mod exact;
 pub mod length;
@@ -13,6 +14,7 @@ pub mod regex_format;
 use ferrl_engine::{Class, Error, Result, nearest};
 pub use options::{Options, Setting};
 use serde_json::{Map, Value};
+use std::ops::Range;
 
 /// One completion to be scored.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +62,11 @@ pub trait Verifier: Send + Sync {
     fn score_batch(&self, samples: &[Sample<'_>]) -> Vec<Result<Score>> {
         samples.iter().map(|s| self.score(s)).collect()
     }
+    /// The first wrong step of a completion, as a range of its bytes; none where every step is right.
+    fn wrong_step(&self, _sample: &Sample<'_>) -> Result<Option<Range<usize>>> {
+        Err(Error::usage(format!("{} judges whole answers, not steps", self.name()))
+            .fix("a verifier that finds the first wrong step, such as chain"))
+    }
 }
 
 /// Whether an error of a verifier costs only the sample: a worker process failed, not the run's settings.
@@ -80,8 +87,15 @@ pub struct Entry {
 }
 
 /// All verifiers.
-pub const VERIFIERS: &[Entry] =
-    &[countdown::ENTRY, exact::ENTRY, numeric::ENTRY, regex_format::ENTRY, length::ENTRY, python::ENTRY];
+pub const VERIFIERS: &[Entry] = &[
+    countdown::ENTRY,
+    chain::ENTRY,
+    exact::ENTRY,
+    numeric::ENTRY,
+    regex_format::ENTRY,
+    length::ENTRY,
+    python::ENTRY,
+];
 
 /// The verifier of that name with these options.
 pub fn build(name: &str, options: &Map<String, Value>) -> Result<Box<dyn Verifier>> {

@@ -156,7 +156,7 @@ pub(super) fn random_expression(numbers: &[i64], ops: &[Op], draw: &mut Draw) ->
 }
 
 /// Random numbers of one name, seed and index.
-pub(super) struct Draw {
+pub(crate) struct Draw {
     key: [u32; 2],
     counter: [u32; 4],
     words: [u32; 4],
@@ -164,13 +164,13 @@ pub(super) struct Draw {
 }
 
 impl Draw {
-    pub(super) fn new(name: &str, seed: u64, index: u64) -> Self {
+    pub(crate) fn new(name: &str, seed: u64, index: u64) -> Self {
         let [stream, _] = name_words(name);
         let counter = [index as u32, (index >> 32) as u32, 0, stream];
         Draw { key: [seed as u32, (seed >> 32) as u32], counter, words: [0; 4], used: 4 }
     }
 
-    pub(super) fn word(&mut self) -> u32 {
+    pub(crate) fn word(&mut self) -> u32 {
         if self.used == 4 {
             self.words = philox4x32(self.counter, self.key);
             self.counter[2] = self.counter[2].wrapping_add(1);
@@ -181,12 +181,12 @@ impl Draw {
     }
 
     /// A number below `n`, which is at least 1.
-    pub(super) fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         ((u64::from(self.word()) * n as u64) >> 32) as usize
     }
 
     /// Yes, with that probability.
-    pub(super) fn chance(&mut self, share: f64) -> bool {
+    pub(crate) fn chance(&mut self, share: f64) -> bool {
         f64::from(self.word()) < share * 4_294_967_296.0
     }
 }

@@ -1,0 +1,96 @@
+//! `ferrl steps`: pairs of a right and a wrong step from a model's own mistakes.
+
+use crate::options::{ModelArgs, at_least_one};
+use crate::output::Output;
+use crate::progress::Progress;
+use clap::Parser;
+use ferrl::algo::Wants;
+use ferrl::recipe::Recipe;
+use ferrl::setup;
+use ferrl::steps::{Collector, Settings, judge};
+use ferrl_engine::generate::{CacheOptions, Sampler};
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::{Error, Result};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Make pairs of a right and a wrong step from a model's own mistakes
+///
+/// Asks the questions of a recipe's last stage, finds the first wrong step of each answer with the recipe's verifier, and
+/// samples again from just before it until a step is right. Each row written has `prompt`, `initial_reason_steps`,
+/// `chosen` and `rejected`: what `algo = "step_dpo"` learns from.
+#[derive(Parser)]
+pub struct Args {
+    /// The recipe, a TOML file: its data, rollout and reward are used
+    #[arg(value_name = "RECIPE")]
+    recipe: PathBuf,
+    /// Changes to it, as for `ferrl train`
+    #[arg(value_name = "CHANGE")]
+    changes: Vec<String>,
+    #[command(flatten)]
+    model: ModelArgs,
+    /// JSON lines to write; - is standard output
+    #[arg(long, value_name = "FILE")]
+    output: PathBuf,
+    /// Questions to ask
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    prompts: usize,
+    /// Answers to each question
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
+    samples: usize,
+    /// Continuations sampled from before a wrong step
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    tries: usize,
+    /// What ends a step; a line's end when left out
+    #[arg(long, value_name = "TEXT", default_value = "\n", hide_default_value = true)]
+    separator: String,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    if args.separator.is_empty() {
+        return Err(Error::usage("a step needs an end").at("--separator").fix("leave it out: a line's end"));
+    }
+    let resolved = Recipe::load(&args.recipe, &args.changes)?;
+    let Some(stage) = resolved.stages.last() else { return Err(Error::usage("the recipe has no stage")) };
+    let recipe = &stage.recipe;
+    let verifier = judge(recipe)?;
+    let dir = args.model.open_lm()?;
+    let path = dir.path.clone();
+    let tokenizer = Arc::new(Tokenizer::from_dir(&path)?);
+    let model = args.model.load(&dir, 0)?;
+    let cache = CacheOptions { bytes: recipe.rollout.cache_mib << 20, ..Default::default() };
+    let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
+    let mut source = setup::source(recipe, &path, &tokenizer, Wants::Rollouts, false)?;
+    let mut output = Output::create(&args.output)?;
+    let progress = Progress::new("asking", args.prompts as u64, "questions");
+    let mut done = 0;
+    let mut collector = Collector {
+        model: &model,
+        sampler: &mut sampler,
+        tokenizer: &tokenizer,
+        verifier: &*verifier,
+        recipe,
+        settings: Settings {
+            prompts: args.prompts,
+            samples: args.samples,
+            tries: args.tries,
+            separator: args.separator.clone(),
+        },
+    };
+    let found = collector.run(&mut *source, &mut |row| output.row(&row), &mut |asked, _| {
+        progress.add((asked - done) as u64);
+        done = asked;
+    })?;
+    drop(progress);
+    output.finish()?;
+    eprintln!(
+        "{} answers, {} with a wrong step, {} pairs (each kind of mistake once, and only where a right step came)",
+        found.answers, found.wrong, found.pairs
+    );
+    if found.pairs == 0 {
+        return Err(Error::data("no pair was found")
+            .fix("a model that is sometimes right, more --prompts, or more --tries"));
+    }
+    Ok(())
+}

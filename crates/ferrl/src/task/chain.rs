@@ -1,0 +1,122 @@
+//! Sums worked out term by term: the prompt is `7+5-3:`, the answer the lines `7+5=12` and `12-3=9`. Every answer has a
+//! true reward and every line is right or wrong, so the task gives demonstrations, pairs, labels, soft targets, pairs of
+//! steps, and prompts.
+
+use super::{Entry, Example, StepPair, Task};
+use crate::algo::settings;
+use crate::verify::chain::Chain;
+use crate::verify::countdown::Draw;
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::philox::{name_words, philox4x32};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "chain",
+    about: "sums worked out term by term; with pairs, labels and steps to learn from",
+    build: |values, seed| Ok(Box::new(ChainTask { options: Options::read(values)?, seed })),
+};
+
+#[derive(Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Steps of a sum: one less than its terms.
+    steps: usize,
+    /// Largest term.
+    max_number: i64,
+    /// Share of demonstrations with a slip in them.
+    noise: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { steps: 3, max_number: 9, noise: 0.0 }
+    }
+}
+
+impl Options {
+    fn read(values: &Map<String, Value>) -> Result<Self> {
+        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        let wrong = |key: &str, what: &str| Err(Error::usage(what).at(format!("data.task.{key}")));
+        if !(1..=32).contains(&o.steps) {
+            return wrong("steps", "a sum has 1 to 32 steps");
+        }
+        if !(2..=1_000_000).contains(&o.max_number) {
+            return wrong("max_number", "the largest term is between 2 and 1000000");
+        }
+        if !(0.0..=1.0).contains(&o.noise) {
+            return wrong("noise", "a share lies between 0 and 1");
+        }
+        Ok(o)
+    }
+}
+
+struct ChainTask {
+    options: Options,
+    seed: u64,
+}
+
+/// Share of all sums that are held out.
+const HELD_OUT: f64 = 0.1;
+
+/// By a hash of the terms and nothing else.
+fn is_held_out(terms: &[i64]) -> bool {
+    let words = name_words(&format!("{terms:?}"));
+    let mixed = philox4x32([words[0], words[1], 0, 0], name_words("chain split"))[0];
+    f64::from(mixed) < HELD_OUT * 4_294_967_296.0
+}
+
+impl ChainTask {
+    /// The sum of that number and the random numbers that go on from it.
+    fn chain(&self, index: u64, held_out: bool) -> Result<(Chain, Draw)> {
+        let mut draw = Draw::new(if held_out { "chain held out" } else { "chain" }, self.seed, index);
+        let most = self.options.max_number as usize;
+        for _ in 0..10_000 {
+            let mut terms = vec![1 + draw.below(most) as i64];
+            for _ in 0..self.options.steps {
+                let (sum, term): (i64, i64) = (terms.iter().sum(), 1 + draw.below(most) as i64);
+                terms.push(if draw.chance(0.5) && term <= sum { -term } else { term });
+            }
+            if is_held_out(&terms) == held_out {
+                return Ok((Chain { terms }, draw));
+            }
+        }
+        Err(Error::usage("found no such sum in 10000 draws").at("data.task").fix("a larger max_number"))
+    }
+
+    /// A step and by how much it is wrong.
+    fn slip(&self, draw: &mut Draw) -> (usize, i64) {
+        let off = [1, -1, 2, -2, 10, -10][draw.below(6)];
+        (draw.below(self.options.steps), off)
+    }
+}
+
+impl Task for ChainTask {
+    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+        let (chain, mut draw) = self.chain(index, held_out)?;
+        let slips = draw.chance(self.options.noise);
+        let slip = self.slip(&mut draw);
+        let answer = chain.lines(slips.then_some(slip)).concat();
+        let columns = json!({ "terms": chain.terms }).as_object().cloned().unwrap_or_default();
+        Ok(Example { prompt: chain.prompt(), answer, columns })
+    }
+
+    fn reward(&self) -> (&'static str, Map<String, Value>) {
+        ("chain", Map::new())
+    }
+
+    fn answers(&self, index: u64, held_out: bool) -> Result<Vec<(String, f32)>> {
+        let (chain, mut draw) = self.chain(index, held_out)?;
+        let slip = self.slip(&mut draw);
+        let share = slip.0 as f32 / chain.len() as f32;
+        Ok(vec![(chain.lines(None).concat(), 1.0), (chain.lines(Some(slip)).concat(), share)])
+    }
+
+    fn step_pair(&self, index: u64, held_out: bool) -> Result<Option<StepPair>> {
+        let (chain, mut draw) = self.chain(index, held_out)?;
+        let (at, off) = self.slip(&mut draw);
+        let (right, wrong) = (chain.lines(None), chain.lines(Some((at, off))));
+        let before = right[..at].concat();
+        Ok(Some(StepPair { before, chosen: right[at].clone(), rejected: wrong[at].clone() }))
+    }
+}

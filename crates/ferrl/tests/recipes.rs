@@ -1,0 +1,101 @@
+//! Every recipe of the repository takes three steps of each of its stages, made small.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use ferrl::algo::{ALGORITHMS, Wants};
+use ferrl::recipe::{Recipe, Resolved};
+use ferrl::run::{RunFolder, StepRecord};
+use ferrl::runner::{self, Watch};
+use ferrl::verify::VERIFIERS;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+fn recipes() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+    let mut all: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
+    all.retain(|p| p.extension().is_some_and(|e| e == "toml"));
+    all.sort();
+    all
+}
+
+fn load(path: &Path) -> Resolved {
+    let resolved = Recipe::load(path, &[]).unwrap();
+    let verifiers: Vec<&str> = VERIFIERS.iter().map(|v| v.name).collect();
+    resolved.check(&verifiers).unwrap();
+    resolved
+}
+
+#[derive(Default)]
+struct Quiet {
+    losses: Vec<f64>,
+    stages: usize,
+    notes: Vec<String>,
+}
+
+impl Watch for Quiet {
+    fn stage(&mut self, _name: &str, steps: u64) {
+        assert_eq!(steps, 3);
+        self.stages += 1;
+    }
+    fn step(&mut self, _stage: &str, _step: u64, _steps: u64, record: &StepRecord) {
+        // A step in which no answer was right makes no update, and has no loss.
+        self.losses.extend(record.get("loss"));
+    }
+    fn note(&mut self, text: &str) {
+        self.notes.push(text.to_string());
+    }
+    fn interrupted(&self) -> bool {
+        false
+    }
+}
+
+/// The same stages with a tiny model, few examples and short answers.
+fn small(resolved: &mut Resolved) {
+    for stage in &mut resolved.stages {
+        let r = &mut stage.recipe;
+        if let Some(init) = &mut r.model.init {
+            (init.hidden, init.layers, init.ffn) = (16, 1, Some(32));
+            (init.heads, init.kv_heads) = (Some(2), Some(2));
+        }
+        (r.train.steps, r.train.batch) = (Some(3), 4);
+        (r.rollout.prompts, r.rollout.samples, r.rollout.max_new_tokens) = (2, 2, 6);
+        if r.checkpoint.use_best {
+            (r.eval.every, r.checkpoint.every) = (1, 1);
+        }
+        (r.rollout.cache_mib, r.eval.prompts) = (4, r.eval.prompts.min(2));
+    }
+}
+
+#[test]
+fn every_recipe_takes_three_steps() {
+    let backend = ferrl_kernels::open("cpu", Some(2)).unwrap();
+    for path in recipes() {
+        let mut resolved = load(&path);
+        small(&mut resolved);
+        let runs = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create(runs.path(), &resolved.name, &resolved.toml).unwrap();
+        let mut watch = Quiet::default();
+        let outcome = runner::run(&resolved, folder, backend.clone(), &mut watch)
+            .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        assert!(outcome.model.unwrap().join("model.safetensors").exists(), "{}", path.display());
+        let chooses = resolved.stages.iter().any(|s| s.recipe.checkpoint.use_best);
+        let chose = watch.notes.iter().any(|n| n.contains("hands on step"));
+        assert_eq!(chooses, chose, "{}: {:?}", path.display(), watch.notes);
+        assert_eq!(watch.stages, resolved.stages.len());
+        assert!(watch.losses.len() >= 3, "{}: {:?}", path.display(), watch.losses);
+        assert!(watch.losses.iter().all(|l| l.is_finite()), "{}", path.display());
+    }
+}
+
+#[test]
+fn every_offline_algorithm_has_a_recipe_of_its_name() {
+    let mut shown: BTreeSet<String> = BTreeSet::new();
+    for path in recipes() {
+        let last = load(&path).stages.pop().unwrap().recipe;
+        if path.file_stem().unwrap().to_string_lossy() == last.algorithm_name() {
+            shown.insert(last.algorithm_name().to_string());
+        }
+    }
+    for entry in ALGORITHMS.iter().filter(|e| e.wants != Wants::Rollouts) {
+        assert!(shown.contains(entry.name), "no recipes/{}.toml", entry.name);
+    }
+}
