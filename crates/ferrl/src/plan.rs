@@ -88,9 +88,10 @@ impl Inputs {
         (self.sequences() as f64 * self.lengths.sequence).ceil() as usize
     }
 
-    /// Tokens computed at once.
+    /// Tokens computed at once: micro-batches are about equally full.
     pub fn micro_tokens(&self) -> usize {
-        self.recipe.train.micro_batch_tokens.min(self.update_tokens()).max(1)
+        let update = self.update_tokens().max(1);
+        update.div_ceil(update.div_ceil(self.recipe.train.micro_batch_tokens.max(1)))
     }
 }
 

@@ -69,7 +69,7 @@ fn mean_and_variance(values: &[f64]) -> (f64, f64) {
 
 #[test]
 fn no_clip_is_active_on_the_policy_that_sampled() {
-    for entry in ALGORITHMS.iter().filter(|a| a.wants == Wants::Rollouts) {
+    for entry in ALGORITHMS.iter().filter(|a| (a.defaults)().get("clip_low").is_some()) {
         let mut algorithm = build(entry.name, json!({}));
         let mut e = usual();
         algorithm.prepare(&mut e).unwrap();

@@ -32,12 +32,13 @@ mod tests {
 
     #[test]
     fn the_key_and_both_values_are_named() {
-        let before = Recipe::default();
+        let mut before = Recipe::default();
+        before.optim.lr = 0.25;
         assert_eq!(difference(&before, &before.clone()), None);
         let mut now = before.clone();
         now.optim.lr = 0.5;
         let found = difference(&before, &now).unwrap();
-        assert_eq!(found, ("optim.lr".into(), "1e-5".into(), "0.5".into()));
+        assert_eq!(found, ("optim.lr".into(), "0.25".into(), "0.5".into()));
         let mut now = before.clone();
         now.algo.insert("clip_low".into(), 0.1.into());
         assert_eq!(

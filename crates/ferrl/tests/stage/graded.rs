@@ -1,8 +1,9 @@
 //! Rows that bring their answers and rewards: the same algorithms, and nothing is sampled.
 
 use crate::help::{fails, model, stage, write};
-use ferrl::algo::{ALGORITHMS, Wants};
+use ferrl::algo::{ALGORITHMS, Entry, Wants};
 use ferrl_engine::train::{Batch, Sequence};
+use serde_json::json;
 
 const ROWS: &str = r#"
 {"prompt": "one and one is ", "completions": ["two", "ten"], "rewards": [1.0, 0.0]}
@@ -32,7 +33,8 @@ fn logp(stage: &ferrl::train::Stage, prompt: &str, answer: &str) -> f64 {
 fn every_method_that_compares_answers_learns_from_given_ones() {
     let dir = tempfile::tempdir().unwrap();
     let (model, data) = (model(dir.path()), write(dir.path(), "rows.jsonl", ROWS));
-    for entry in ALGORITHMS.iter().filter(|e| e.wants == Wants::Rollouts) {
+    let compares = |e: &&&Entry| e.wants == Wants::Rollouts && !(e.build)(json!({})).unwrap().needs().teacher;
+    for entry in ALGORITHMS.iter().filter(compares) {
         let mut stage = stage(&model, &recipe(&data, &format!("algo = {:?}", entry.name))).unwrap();
         assert!(stage.sampler.is_none(), "{}: nothing is sampled", entry.name);
         let margin = |s: &_| logp(s, "one and one is ", "two") - logp(s, "one and one is ", "ten");

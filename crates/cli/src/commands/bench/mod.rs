@@ -2,8 +2,8 @@
 
 mod decode;
 mod gemm;
-mod grpo;
 mod report;
+mod rl_step;
 mod train;
 
 use crate::machine::ensure_memory;
@@ -26,7 +26,7 @@ pub struct Args {
 enum What {
     Train(train::Args),
     Decode(decode::Args),
-    Grpo(grpo::Args),
+    Grpo(rl_step::Args),
     Gemm(gemm::Args),
 }
 
@@ -35,7 +35,7 @@ pub fn run(args: &Args) -> Result<()> {
     match &args.what {
         What::Train(args) => train::run(args),
         What::Decode(args) => decode::run(args),
-        What::Grpo(args) => grpo::run(args),
+        What::Grpo(args) => rl_step::run(args),
         What::Gemm(args) => gemm::run(args),
     }
 }

@@ -3,6 +3,7 @@
 use super::report::{self, Work};
 use super::{HowArgs, ShapeArgs, forward_flops};
 use crate::options::{DeviceArgs, at_least_one};
+use ferrl::algo::GROUP_RELATIVE;
 use ferrl::recipe::{Data, Model, Optim, Recipe, Reward, Rollout, Train};
 use ferrl::setup;
 use ferrl::train::Stage;
@@ -101,7 +102,7 @@ fn recipe(args: &Args, dir: &Path) -> Result<Recipe> {
     Ok(Recipe {
         model: Model { dtype: Some(args.device.dtype.dtype().name().into()), ..Default::default() },
         data: Data { train: vec![prompts.into()], ..Default::default() },
-        algo: object(json!({ "name": "grpo", "kl": { "coef": 0.0 } })),
+        algo: object(json!({ "name": GROUP_RELATIVE.name, "kl": { "coef": 0.0 } })),
         rollout: Rollout {
             prompts: args.prompts,
             samples: args.samples,
