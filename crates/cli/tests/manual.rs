@@ -101,6 +101,42 @@ fn commands_of_every_page_work() {
 
 #[test]
 fn generated_pages_are_current() {
-    let keys = std::fs::read_to_string(root().join("docs/keys.md")).unwrap();
-    assert!(keys == ferrl::recipe::keys_markdown(), "docs/keys.md is old: ferrl recipe > docs/keys.md");
+    let page = |name: &str| std::fs::read_to_string(root().join("docs").join(name)).unwrap();
+    assert!(page("keys.md") == ferrl::recipe::keys_markdown(), "old: ferrl recipe > docs/keys.md");
+    let figures: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(&page("figures.json")).unwrap();
+    for (name, measured) in &figures {
+        assert!(ferrl::algo::find(name).is_ok(), "docs/figures.json: no algorithm {name}");
+        for part in ["before", "after", "metric", "command"] {
+            assert!(measured[part].is_string(), "docs/figures.json: {name} has no {part}");
+        }
+    }
+    assert!(
+        page("algorithms.md") == ferrl::recipe::algorithms_markdown(&figures),
+        "old: ferrl algorithms --markdown --figures docs/figures.json > docs/algorithms.md"
+    );
+}
+
+/// Every algorithm has a recipe of its name that uses it; the page links to it.
+#[test]
+fn every_algorithm_has_its_recipe() {
+    for entry in ferrl::algo::ALGORITHMS {
+        let recipe = Recipe::load(&root().join(format!("recipes/{}.toml", entry.name)), &[]).unwrap();
+        let used = recipe.stages.iter().any(|s| s.recipe.algorithm_name() == entry.name);
+        assert!(used, "recipes/{0}.toml does not use {0}", entry.name);
+    }
+}
+
+#[test]
+fn code_in_the_manual_is_the_examples() {
+    let page = std::fs::read_to_string(root().join("docs/rust-api.md")).unwrap();
+    let shown = blocks(&page, "rust");
+    for name in ["grpo", "dpo"] {
+        let file = std::fs::read_to_string(root().join(format!("crates/ferrl/examples/{name}.rs"))).unwrap();
+        assert!(
+            shown.contains(&file.trim_end()),
+            "docs/rust-api.md does not show examples/{name}.rs as it is"
+        );
+    }
+    assert_eq!(shown.len(), 2);
 }

@@ -1,35 +1,49 @@
 //! `ferrl algorithms` and `ferrl recipe`: what there is to choose from.
 
 use crate::output::print;
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use ferrl::algo::{ALGORITHMS, Entry, find};
-use ferrl::recipe::keys_markdown;
-use ferrl_engine::Result;
-use serde_json::Value;
+use ferrl::recipe::{algorithm_keys, algorithms_markdown, explained, keys_markdown, keys_that_matter};
+use ferrl_engine::{Error, Result};
+use serde_json::Map;
+use std::path::PathBuf;
 
 /// List the algorithms
 ///
-/// With a name: that one, with its settings and their defaults.
+/// With a name: that one, with its settings, their defaults and what they mean.
 #[derive(Parser)]
 pub struct Args {
     /// One of them
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", conflicts_with = "markdown")]
     name: Option<String>,
+    /// Write the manual's page on all of them
+    #[arg(long)]
+    markdown: bool,
+    /// JSON file with measured results for that page: name to before, after, metric and command
+    #[arg(long, value_name = "FILE", requires = "markdown")]
+    figures: Option<PathBuf>,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(name) = &args.name {
-        let entry = find(name)?;
-        let settings = (entry.defaults)();
-        print(&format!("{}\nsettings, with their defaults:\n", described(entry, entry.name.len())))?;
-        return defaults("", &settings);
+        return print(&settings(find(name)?));
+    }
+    if args.markdown {
+        return print(&algorithms_markdown(&figures(args.figures.as_ref())?));
     }
     let width = ALGORITHMS.iter().map(|e| e.name.len()).max().unwrap_or(0);
     for entry in ALGORITHMS {
         print(&described(entry, width))?;
     }
     print("`ferrl algorithms NAME` shows the settings of one; `algo = \"NAME\"` in a recipe uses it.\n")
+}
+
+fn figures(file: Option<&PathBuf>) -> Result<Map<String, serde_json::Value>> {
+    let Some(file) = file else { return Ok(Map::new()) };
+    let place = || file.display().to_string();
+    let text = std::fs::read_to_string(file).map_err(|e| Error::data(e.to_string()).at(place()))?;
+    serde_json::from_str(&text).map_err(|e| Error::data(format!("not a JSON object: {e}")).at(place()))
 }
 
 fn described(entry: &Entry, width: usize) -> String {
@@ -41,27 +55,37 @@ fn described(entry: &Entry, width: usize) -> String {
     )
 }
 
-/// One line for each setting, tables flattened to dotted keys.
-fn defaults(prefix: &str, value: &Value) -> Result<()> {
-    match value {
-        Value::Object(map) => {
-            for (key, value) in map {
-                let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-                defaults(&path, value)?;
-            }
-            Ok(())
-        }
-        Value::Null => print(&format!("  algo.{prefix} (off)\n")),
-        value => print(&format!("  algo.{prefix} = {value}\n")),
-    }
+/// An algorithm and its own settings.
+fn settings(entry: &Entry) -> String {
+    let mut text = described(entry, entry.name.len());
+    text += "settings, with their defaults (one without is off):\n";
+    algorithm_keys(entry).iter().for_each(|key| text += &explained(key));
+    text
 }
 
 /// Explain every key of a recipe, with its default
 #[derive(Parser)]
-pub struct RecipeArgs {}
+pub struct RecipeArgs {
+    #[command(subcommand)]
+    command: Option<RecipeCommand>,
+}
+
+#[derive(Subcommand)]
+enum RecipeCommand {
+    /// Explain the settings of one algorithm and the recipe's keys that matter to it
+    Show {
+        /// One of `ferrl algorithms`
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+}
 
 /// Runs `ferrl recipe`.
-pub fn recipe(_: &RecipeArgs) -> Result<()> {
-    print!("{}", keys_markdown());
-    Ok(())
+pub fn recipe(args: &RecipeArgs) -> Result<()> {
+    let Some(RecipeCommand::Show { name }) = &args.command else { return print(&keys_markdown()) };
+    let entry = find(name)?;
+    let mut text = settings(entry);
+    text += "\nthe recipe's other keys that matter to it:\n";
+    keys_that_matter(entry)?.iter().for_each(|key| text += &explained(key));
+    print(&text)
 }

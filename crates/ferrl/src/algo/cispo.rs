@@ -21,6 +21,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "cispo",
     about: "GRPO that bounds the weight of a token's gradient instead of cutting the gradient off",
     paper: "MiniMax, MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention, 2025, arXiv 2506.13585",
+    source: include_str!("cispo.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(defaults()),
     build,

@@ -20,6 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "classifier",
     about: "binary classifier: give each answer its probability of being good",
     paper: "Cobbe et al., Training Verifiers to Solve Math Word Problems, 2021, arXiv 2110.14168",
+    source: include_str!("classifier.rs"),
     wants: Wants::Targets,
     defaults: || json!(Options::default()),
     build: |values| Ok(Box::new(Classifier(settings("classifier", values)?))),

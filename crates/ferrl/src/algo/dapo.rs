@@ -19,6 +19,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "dapo",
     about: "GRPO with a wider upper clip, token mean, dynamic sampling and a soft length limit",
     paper: "Yu et al., DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025, arXiv 2503.14476",
+    source: include_str!("dapo.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(defaults()),
     build,

@@ -25,6 +25,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "distill",
     about: "on-policy distillation: a teacher judges every token of the student's own answers",
     paper: "Agarwal et al., On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes, 2023, arXiv 2306.13649",
+    source: include_str!("distill.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(Options::default()),
     build,

@@ -24,6 +24,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "dpo",
     about: "direct preference optimisation: prefer the chosen answer, measured against a reference",
     paper: "Rafailov et al., Direct Preference Optimization, 2023, arXiv 2305.18290",
+    source: include_str!("dpo.rs"),
     wants: Wants::Pairs,
     defaults: || json!(Options::default()),
     build: |values| build("dpo", Options::default(), values),

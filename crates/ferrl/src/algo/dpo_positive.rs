@@ -15,6 +15,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "dpo_positive",
     about: "DPO that never makes the chosen answer less likely than the reference does",
     paper: "Pal et al., Smaug: Fixing Failure Modes of Preference Optimisation with DPO-Positive, 2024, arXiv 2402.13228",
+    source: include_str!("dpo_positive.rs"),
     wants: Wants::Pairs,
     defaults: || json!(defaults()),
     build: |values| dpo::build("dpo_positive", defaults(), values),

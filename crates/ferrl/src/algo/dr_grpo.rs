@@ -16,6 +16,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "dr_grpo",
     about: "GRPO without division by deviation or by length; the default",
     paper: "Liu et al., Understanding R1-Zero-Like Training: A Critical Perspective, 2025, arXiv 2503.20783",
+    source: include_str!("dr_grpo.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(Policy::default()),
     build,

@@ -22,6 +22,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "gdpo",
     about: "GRPO for several rewards, each normalised by itself",
     paper: "Liu et al., GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization, 2026, arXiv 2601.05242",
+    source: include_str!("gdpo.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(defaults()),
     build,

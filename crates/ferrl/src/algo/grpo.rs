@@ -18,6 +18,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "grpo",
     about: "group relative policy optimisation: answers compete with the others to the same prompt",
     paper: "Shao et al., DeepSeekMath, 2024, arXiv 2402.03300",
+    source: include_str!("grpo.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(defaults()),
     build,

@@ -19,6 +19,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "gspo",
     about: "GRPO with one probability ratio for a whole answer",
     paper: "Zheng et al., Group Sequence Policy Optimization, 2025, arXiv 2507.18071",
+    source: include_str!("gspo.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(defaults()),
     build,

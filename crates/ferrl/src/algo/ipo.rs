@@ -20,6 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "ipo",
     about: "identity preference optimisation: a margin of fixed size instead of an ever larger one",
     paper: "Azar et al., A General Theoretical Paradigm to Understand Learning from Human Preferences, 2023, arXiv 2310.12036",
+    source: include_str!("ipo.rs"),
     wants: Wants::Pairs,
     defaults: || json!(Options::default()),
     build,

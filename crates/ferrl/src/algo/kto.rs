@@ -23,6 +23,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "kto",
     about: "Kahneman-Tversky optimisation: answers labelled good or bad, no pairs needed",
     paper: "Ethayarajh et al., KTO: Model Alignment as Prospect Theoretic Optimization, 2024, arXiv 2402.01306",
+    source: include_str!("kto.rs"),
     wants: Wants::Labelled,
     defaults: || json!(Options::default()),
     build,

@@ -22,6 +22,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "mle",
     about: "behaviour cloning: imitate each answer as much as its reward or advantage says",
     paper: "Peng et al., Advantage-Weighted Regression, 2019, arXiv 1910.00177",
+    source: include_str!("mle.rs"),
     wants: Wants::Weighted,
     defaults: || json!(Options::default()),
     build: |values| Ok(Box::new(Mle(settings("mle", values)?))),

@@ -49,6 +49,8 @@ pub struct Entry {
     pub about: &'static str,
     /// Authors, title, year, identifier.
     pub paper: &'static str,
+    /// The file it is written in: its first comment and the comments of its settings are the manual's text.
+    pub source: &'static str,
     /// What it learns from.
     pub wants: Wants,
     /// Its settings where a recipe says nothing.

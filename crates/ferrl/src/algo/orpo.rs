@@ -26,6 +26,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "orpo",
     about: "odds ratio preference optimisation: imitate and prefer in one loss, without a reference",
     paper: "Hong et al., ORPO: Monolithic Preference Optimization without Reference Model, 2024, arXiv 2403.07691",
+    source: include_str!("orpo.rs"),
     wants: Wants::Pairs,
     defaults: || json!(Options::default()),
     build,

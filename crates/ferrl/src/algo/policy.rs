@@ -137,7 +137,7 @@ pub enum Baseline {
 pub struct Critic {
     /// Its weight.
     pub coef: f64,
-    /// The value may move this far from what it was; `None` lets it.
+    /// The value may move this far from what it was; `"off"` lets it.
     pub clip: Option<f64>,
     /// Half the square (OpenAI, TRL) or the square (RL2).
     pub half: bool,

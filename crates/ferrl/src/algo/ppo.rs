@@ -21,6 +21,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "ppo",
     about: "proximal policy optimisation with a critic",
     paper: "Schulman et al., Proximal Policy Optimization Algorithms, 2017, arXiv 1707.06347",
+    source: include_str!("ppo.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(defaults()),
     build,

@@ -18,6 +18,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "reinforce",
     about: "the plain policy gradient, with the rollout's mean reward as baseline",
     paper: "Williams, Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning, 1992, doi 10.1007/BF00992696",
+    source: include_str!("reinforce.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(defaults()),
     build,

@@ -18,6 +18,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "reinforce_pp",
     about: "REINFORCE++: advantages normalised over all tokens of the rollout, KL in the reward, no critic",
     paper: "Hu et al., REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization, 2025, arXiv 2501.03262",
+    source: include_str!("reinforce_pp.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(defaults()),
     build,

@@ -18,6 +18,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "reinforce_pp_baseline",
     about: "REINFORCE++ with the group's mean as baseline and the KL in the loss",
     paper: "Hu et al., REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization, 2025, arXiv 2501.03262",
+    source: include_str!("reinforce_pp_baseline.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(defaults()),
     build,

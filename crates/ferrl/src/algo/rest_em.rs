@@ -26,6 +26,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "rest_em",
     about: "rejection-sampling fine-tuning: imitate the own answers that were right",
     paper: "Singh et al., Beyond Human Data: Scaling Self-Training for Problem-Solving with Language Models, 2023, arXiv 2312.06585",
+    source: include_str!("rest_em.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(Options::default()),
     build,

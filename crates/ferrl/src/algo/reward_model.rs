@@ -23,6 +23,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "rm",
     about: "reward model: score the chosen answer above the rejected one",
     paper: "Stiennon et al., Learning to summarize from human feedback, 2020, arXiv 2009.01325",
+    source: include_str!("reward_model.rs"),
     wants: Wants::Pairs,
     defaults: || json!(Options::default()),
     build,

@@ -19,6 +19,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "rloo",
     about: "REINFORCE leave-one-out: each answer against the mean of the others to the same prompt",
     paper: "Ahmadian et al., Back to Basics: Revisiting REINFORCE Style Optimization, 2024, arXiv 2402.14740",
+    source: include_str!("rloo.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(defaults()),
     build,

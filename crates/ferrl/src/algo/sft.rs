@@ -18,6 +18,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "sft",
     about: "supervised fine-tuning: imitate the demonstrations",
     paper: "Ouyang et al., Training language models to follow instructions with human feedback, 2022, arXiv 2203.02155",
+    source: include_str!("sft.rs"),
     wants: Wants::Demonstrations,
     defaults: || json!(Options::default()),
     build: |values| Ok(Box::new(Sft(settings("sft", values)?))),

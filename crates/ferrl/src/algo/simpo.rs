@@ -19,6 +19,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "simpo",
     about: "simple preference optimisation: per-token likelihood as the reward, a target margin, no reference",
     paper: "Meng et al., SimPO: Simple Preference Optimization with a Reference-Free Reward, 2024, arXiv 2405.14734",
+    source: include_str!("simpo.rs"),
     wants: Wants::Pairs,
     defaults: || json!(Options::default()),
     build,

@@ -18,6 +18,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "step_dpo",
     about: "DPO on the first wrong step of a chain of reasoning, against a right one",
     paper: "Lai et al., Step-DPO: Step-wise Preference Optimization for Long-chain Reasoning of LLMs, 2024, arXiv 2406.18629",
+    source: include_str!("step_dpo.rs"),
     wants: Wants::StepPairs,
     defaults: || json!(defaults()),
     build: |values| dpo::build("step_dpo", defaults(), values),

@@ -29,6 +29,7 @@ pub(super) const ENTRY: Entry = Entry {
     name: "trpo",
     about: "trust region policy optimisation: the longest step that keeps a bound on the KL",
     paper: "Schulman et al., Trust Region Policy Optimization, 2015, arXiv 1502.05477",
+    source: include_str!("trpo.rs"),
     wants: Wants::Rollouts,
     defaults: || json!(Options::default()),
     build,

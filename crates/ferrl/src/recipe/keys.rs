@@ -1,8 +1,9 @@
 //! Every key a recipe may hold, with type, default and meaning: for the manual, for help, and for the nearest name.
 
-use super::schema::{Kind, POLICY, RECIPE, Schema};
+use super::schema::{Kind, POLICY, RECIPE, Schema, settings_of};
 use super::tree::Path;
 use super::{Init, OFF, Recipe, Reward, rl2};
+use crate::algo::Entry;
 use crate::algo::policy::Policy;
 use ferrl_engine::nearest;
 use serde_json::{Value, json};
@@ -41,6 +42,16 @@ pub fn policy_keys() -> &'static [Key] {
         all
     });
     &KEYS
+}
+
+/// The keys under `algo` of one algorithm, with its defaults.
+pub fn algorithm_keys(entry: &Entry) -> Vec<Key> {
+    let mut all = Vec::new();
+    if let Some((schema, table)) = settings_of(entry) {
+        expand(&schema, table, "algo.", &(entry.defaults)(), &mut all);
+    }
+    all.retain(|k| !is_table(&k.kind));
+    all
 }
 
 fn expand(schema: &Schema, table: &str, prefix: &str, defaults: &Value, all: &mut Vec<Key>) {
@@ -151,9 +162,9 @@ pub fn keys_markdown() -> String {
     page
 }
 
-const TABLE_HEAD: &str = "| key | type | default | meaning |\n|---|---|---|---|\n";
+pub(super) const TABLE_HEAD: &str = "| key | type | default | meaning |\n|---|---|---|---|\n";
 
-fn is_table(kind: &Kind) -> bool {
+pub(super) fn is_table(kind: &Kind) -> bool {
     match kind {
         Kind::Table(_) => true,
         Kind::List(of) => matches!(**of, Kind::Table(_)),
@@ -172,7 +183,8 @@ fn heading(table: &str) -> String {
     format!("\n## {title}\n\n{about}\n\n{TABLE_HEAD}")
 }
 
-fn row(key: &Key) -> String {
+/// A line of a page's table.
+pub(super) fn row(key: &Key) -> String {
     let default = match &key.default {
         Value::Null => String::new(),
         Value::Array(list) if list.is_empty() => "`[]`".into(),
@@ -186,7 +198,7 @@ fn row(key: &Key) -> String {
 }
 
 /// A number as people write it.
-fn short(n: &serde_json::Number) -> String {
+pub(super) fn short(n: &serde_json::Number) -> String {
     let plain = n.to_string();
     let scientific = n.as_f64().map_or(plain.clone(), |f| format!("{f:e}"));
     if plain.len() > 6 && scientific.len() < plain.len() { scientific } else { plain }

@@ -8,6 +8,7 @@ mod check;
 mod difference;
 mod keys;
 mod load;
+mod manual;
 mod overrides;
 mod rl2;
 mod schema;
@@ -17,8 +18,9 @@ mod types;
 
 pub use check::{DTYPES, OPTIMIZERS, SCHEDULES, TOKENIZERS};
 pub use difference::difference;
-pub use keys::{Key, keys, keys_markdown, policy_keys};
+pub use keys::{Key, algorithm_keys, keys, keys_markdown, policy_keys};
 pub use load::{Resolved, Stage};
+pub use manual::{algorithms_markdown, explained, keys_that_matter};
 pub use schema::Kind;
 pub use settings::*;
 

@@ -1,6 +1,7 @@
 //! What the types say, read from their source: fields, types, comments. The manual and the checks cannot drift from
 //! the code, because both are made of it.
 
+use crate::algo::{ALGORITHMS, Entry};
 use std::sync::LazyLock;
 
 /// What a key holds.
@@ -66,16 +67,34 @@ pub(super) struct Schema {
 pub(super) static RECIPE: LazyLock<Schema> = LazyLock::new(|| Schema::read(&[include_str!("settings.rs")]));
 
 /// The settings that the policy-gradient algorithms share.
-pub(super) static POLICY: LazyLock<Schema> = LazyLock::new(|| {
-    Schema::read(&[
-        include_str!("../algo/policy.rs"),
-        include_str!("../algo/math/aggregate.rs"),
-        include_str!("../algo/math/advantage.rs"),
-        include_str!("../algo/math/correction.rs"),
-        include_str!("../algo/math/kl.rs"),
-        include_str!("../algo/math/surrogate.rs"),
-    ])
-});
+pub(super) static POLICY: LazyLock<Schema> = LazyLock::new(|| Schema::read(SHARED));
+
+/// Where the types are that algorithms share.
+const SHARED: &[&str] = &[
+    include_str!("../algo/policy.rs"),
+    include_str!("../algo/math/aggregate.rs"),
+    include_str!("../algo/math/advantage.rs"),
+    include_str!("../algo/math/correction.rs"),
+    include_str!("../algo/math/kl.rs"),
+    include_str!("../algo/math/surrogate.rs"),
+];
+
+/// The type of an algorithm's settings, by the names of its fields: `Options` of its own file, the shared type, or
+/// `Options` of the algorithm that it is a variant of.
+pub(super) fn settings_of(entry: &Entry) -> Option<(Schema, &'static str)> {
+    let defaults = (entry.defaults)();
+    let wanted: Vec<&String> = defaults.as_object()?.keys().collect();
+    let others = ALGORITHMS.iter().map(|e| e.source);
+    std::iter::once(entry.source).chain(others).find_map(|source| {
+        // The file's own types come first: they may share a name with the common ones.
+        let schema = Schema::read(&[&[source], SHARED].concat());
+        let fits = |table: &&str| {
+            let fields = schema.fields(table);
+            fields.len() == wanted.len() && fields.iter().all(|f| wanted.contains(&&f.name))
+        };
+        ["Options", "Policy"].into_iter().find(fits).map(|table| (schema, table))
+    })
+}
 
 impl Schema {
     /// The fields of a type; none for a type that is not here.
@@ -92,7 +111,7 @@ impl Schema {
         let choices: Vec<(String, Vec<String>)> = sources.iter().flat_map(|s| enums(s)).collect();
         let mut structs: Vec<String> = Vec::new();
         for line in sources.iter().flat_map(|s| code(s)) {
-            structs.extend(block(line, "pub struct "));
+            structs.extend(block(line, "struct "));
         }
         let mut schema = Schema::default();
         for source in sources {
@@ -101,7 +120,7 @@ impl Schema {
                 let text = line.trim();
                 if let Some(words) = text.strip_prefix("///") {
                     comment.push(words.trim());
-                } else if let Some(name) = block(line, "pub struct ") {
+                } else if let Some(name) = block(line, "struct ") {
                     schema.tables.push((name, std::mem::take(&mut comment).join(" "), Vec::new()));
                     inside = true;
                 } else if line == "}" {
@@ -128,11 +147,16 @@ fn code(source: &str) -> impl Iterator<Item = &str> {
 
 /// The name of a type whose block opens on this line.
 fn block(line: &str, keyword: &str) -> Option<String> {
-    line.strip_prefix(keyword)?.strip_suffix(" {").map(String::from)
+    seen(line).strip_prefix(keyword)?.strip_suffix(" {").map(String::from)
 }
 
 fn field(text: &str) -> Option<(&str, &str)> {
-    text.strip_prefix("pub ")?.strip_suffix(',')?.split_once(": ")
+    seen(text).strip_suffix(',')?.split_once(": ")
+}
+
+/// Without the words that say who sees it.
+fn seen(line: &str) -> &str {
+    ["pub ", "pub(super) ", "pub(crate) "].iter().find_map(|p| line.strip_prefix(p)).unwrap_or(line)
 }
 
 /// Types that are a choice of words, and the words.
@@ -140,7 +164,7 @@ fn enums(source: &str) -> Vec<(String, Vec<String>)> {
     let mut all: Vec<(String, Vec<String>)> = Vec::new();
     let mut inside = false;
     for line in code(source) {
-        if let Some(name) = block(line, "pub enum ") {
+        if let Some(name) = block(line, "enum ") {
             all.push((name, Vec::new()));
             inside = true;
         } else if line == "}" {

@@ -2,6 +2,7 @@
 
 mod chain;
 mod countdown;
+mod letter_counting;
 
 use crate::algo::Wants;
 use crate::experience::{Kind, Sequence};
@@ -25,7 +26,7 @@ pub struct Entry {
 pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 
 /// Every generated task.
-pub const TASKS: &[&Entry] = &[&countdown::ENTRY, &chain::ENTRY];
+pub const TASKS: &[&Entry] = &[&countdown::ENTRY, &chain::ENTRY, &letter_counting::ENTRY];
 
 /// Questions with known answers, by number.
 pub trait Task: Send + Sync {

@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     new: usize,
     /// Tokens trained on at once
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
     micro_batch: usize,
     #[command(flatten)]
     device: DeviceArgs,

@@ -1,0 +1,128 @@
+//! What the registry says about an algorithm, as a page of the manual and as text for a terminal.
+
+use super::keys::{self, Key, TABLE_HEAD, is_table, row, short};
+use super::load::filled;
+use super::{OFF, algorithm_keys};
+use crate::algo::{ALGORITHMS, Entry, Needs, Wants};
+use ferrl_engine::Result;
+use serde_json::{Map, Value};
+
+/// The page on every algorithm. `figures` has measured results by name: `before`, `after`, `metric` and `command`.
+pub fn algorithms_markdown(figures: &Map<String, Value>) -> String {
+    let mut page = String::from("# The algorithms\n\n");
+    page += "`algo = \"NAME\"` in a recipe chooses one; `ferrl recipe show NAME` prints what is here for one of them and the \
+             other keys that matter to it. This page is made from the registry and the comments of the code.\n\n";
+    page += "| name | what it is | learns from |\n|---|---|---|\n";
+    for e in ALGORITHMS {
+        page += &format!("| [`{0}`](#{0}) | {1} | {2} |\n", e.name, e.about, e.wants.words());
+    }
+    for entry in ALGORITHMS {
+        page += &section(entry, figures.get(entry.name));
+    }
+    page
+}
+
+fn section(entry: &Entry, figures: Option<&Value>) -> String {
+    let name = entry.name;
+    let mut text = format!("\n## {name}\n\n{}\n\n", header(entry));
+    text += &format!("Paper: {}.\n\n", entry.paper);
+    text += &format!(
+        "Recipe: [`recipes/{name}.toml`](../recipes/{name}.toml), learning from {}.\n",
+        entry.wants.words()
+    );
+    if let Some(measured) = figures {
+        let part = |key: &str| match &measured[key] {
+            Value::String(words) => words.clone(),
+            other => other.to_string(),
+        };
+        let (before, after, metric, command) =
+            (part("before"), part("after"), part("metric"), part("command"));
+        text += &format!("\nMeasured with `{command}`: {before} before and {after} after ({metric}).\n");
+    }
+    let keys = algorithm_keys(entry);
+    if keys.is_empty() {
+        return text;
+    }
+    text += "\n";
+    text += TABLE_HEAD;
+    keys.iter().for_each(|k| text += &row(k));
+    text
+}
+
+/// What opens the algorithm's file: formula and differences from the paper.
+fn header(entry: &Entry) -> String {
+    let lines = entry.source.lines().map_while(|l| l.strip_prefix("//!"));
+    lines.map(|l| l.strip_prefix(' ').unwrap_or(l)).collect::<Vec<_>>().join("\n")
+}
+
+/// The recipe's keys that an algorithm's runs depend on, without those under `algo`.
+pub fn keys_that_matter(entry: &Entry) -> Result<Vec<&'static Key>> {
+    let needs = (entry.build)(Value::Object(filled(entry, &Map::new(), 1)))?.needs();
+    let matters = |key: &&Key| !is_table(&key.kind) && matters(key.path.split('.').next(), entry, needs);
+    Ok(keys::keys().iter().filter(matters).collect())
+}
+
+fn matters(table: Option<&str>, entry: &Entry, needs: Needs) -> bool {
+    let samples = entry.wants == Wants::Rollouts;
+    match table {
+        Some("algo" | "stage") => false,
+        Some("rollout") => samples,
+        Some("reward") => samples && !needs.rewardless,
+        Some("critic") => needs.critic,
+        Some("teacher") => needs.teacher,
+        _ => true,
+    }
+}
+
+/// A key for a terminal: name, default where it has one, type, and its meaning below.
+pub fn explained(key: &Key) -> String {
+    let default = match &key.default {
+        Value::Null => String::new(),
+        Value::Number(n) => format!(" = {}", short(n)),
+        Value::Object(map) if map.is_empty() => " = {}".into(),
+        value => format!(" = {value}"),
+    };
+    let off = if key.optional { format!(" or {OFF:?}") } else { String::new() };
+    format!("  {}{default}    ({}{off})\n      {}\n", key.path, key.kind.words(), key.about)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Dotted names of everything in a value that is no table.
+    fn leaves(at: &str, value: &Value, out: &mut Vec<String>) {
+        match value {
+            Value::Object(map) => map.iter().for_each(|(k, v)| leaves(&format!("{at}.{k}"), v, out)),
+            _ => out.push(at.to_string()),
+        }
+    }
+
+    #[test]
+    fn every_setting_of_every_algorithm_has_a_meaning() {
+        for entry in ALGORITHMS {
+            let keys = algorithm_keys(entry);
+            let (mut wanted, mut got) = (Vec::new(), Vec::new());
+            leaves("algo", &(entry.defaults)(), &mut wanted);
+            keys.iter().for_each(|k| got.push(k.path.clone()));
+            wanted.sort();
+            got.sort();
+            assert_eq!(got, wanted, "{}", entry.name);
+            for key in &keys {
+                assert!(key.about.len() > 3, "{}: {} has no comment", entry.name, key.path);
+                assert!(key.kind != super::super::Kind::Free, "{}: {} has no type", entry.name, key.path);
+            }
+        }
+    }
+
+    #[test]
+    fn every_file_opens_with_a_formula_and_keys_that_matter_follow_the_needs() {
+        for entry in ALGORITHMS {
+            assert!(header(entry).lines().count() > 3, "{}", entry.name);
+            let keys = keys_that_matter(entry).unwrap();
+            let has = |table: &str| keys.iter().any(|k| k.path.starts_with(table));
+            assert_eq!(has("rollout."), entry.wants == Wants::Rollouts, "{}", entry.name);
+            assert!(has("optim.lr") && !has("algo"), "{}", entry.name);
+        }
+    }
+}

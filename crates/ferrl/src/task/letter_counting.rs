@@ -1,0 +1,244 @@
+//! Counting letters: how often does a letter stand in a short text? GEM's `rg:letter_counting` as a task of one turn.
+//!
+//! Texts are drawn from a list of common words. A text is held out or not by a hash of its words alone, so no question
+//! about a held-out text is ever trained on, whichever letter it asks for.
+
+use super::{Entry, Example, Task};
+use crate::algo::settings;
+use crate::verify::countdown::Draw;
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::philox::{name_words, philox4x32};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "letter_counting",
+    about: "how often a letter stands in a short text, answered in \\boxed{}",
+    build: |values, seed| Ok(Box::new(LetterCounting { options: Options::read(values)?, seed })),
+};
+
+#[derive(Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Words of the shortest text.
+    min_words: usize,
+    /// Words of the longest text.
+    max_words: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { min_words: 5, max_words: 15 }
+    }
+}
+
+impl Options {
+    fn read(values: &Map<String, Value>) -> Result<Self> {
+        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        // One or two words make too few texts to hold some out.
+        if o.min_words < 3 || o.max_words < o.min_words || o.max_words > 1000 {
+            let what = format!(
+                "texts of {} to {} words, expected 3 <= min_words <= max_words <= 1000",
+                o.min_words, o.max_words
+            );
+            return Err(Error::usage(what).at("data.task").fix("min_words = 5, max_words = 15"));
+        }
+        Ok(o)
+    }
+}
+
+struct LetterCounting {
+    options: Options,
+    seed: u64,
+}
+
+const WORDS: &[&str] = &[
+    "about",
+    "above",
+    "across",
+    "after",
+    "again",
+    "along",
+    "apple",
+    "bridge",
+    "bright",
+    "brother",
+    "butter",
+    "candle",
+    "carry",
+    "castle",
+    "circle",
+    "clear",
+    "coffee",
+    "corner",
+    "cotton",
+    "dinner",
+    "doctor",
+    "dream",
+    "early",
+    "eleven",
+    "engine",
+    "evening",
+    "every",
+    "family",
+    "farmer",
+    "field",
+    "finger",
+    "flower",
+    "follow",
+    "forest",
+    "friend",
+    "garden",
+    "glass",
+    "green",
+    "happy",
+    "heavy",
+    "hidden",
+    "honey",
+    "house",
+    "island",
+    "jacket",
+    "journey",
+    "jungle",
+    "kettle",
+    "kitchen",
+    "ladder",
+    "letter",
+    "little",
+    "marble",
+    "meadow",
+    "middle",
+    "mirror",
+    "morning",
+    "mountain",
+    "music",
+    "narrow",
+    "needle",
+    "never",
+    "number",
+    "ocean",
+    "office",
+    "orange",
+    "paper",
+    "pepper",
+    "pillow",
+    "planet",
+    "pocket",
+    "puzzle",
+    "quarter",
+    "quick",
+    "quiet",
+    "rabbit",
+    "river",
+    "rubber",
+    "sailor",
+    "school",
+    "second",
+    "shadow",
+    "silver",
+    "simple",
+    "sister",
+    "summer",
+    "table",
+    "teacher",
+    "thirteen",
+    "thunder",
+    "tomorrow",
+    "travel",
+    "umbrella",
+    "under",
+    "valley",
+    "village",
+    "water",
+    "weather",
+    "window",
+    "winter",
+    "wonder",
+    "yellow",
+    "yesterday",
+    "zebra",
+];
+
+/// Share of all texts that are held out.
+const HELD_OUT: f64 = 0.1;
+
+fn is_held_out(text: &str) -> bool {
+    let words = name_words(text);
+    let mixed = philox4x32([words[0], words[1], 0, 0], name_words("letter counting split"))[0];
+    f64::from(mixed) < HELD_OUT * 4_294_967_296.0
+}
+
+impl LetterCounting {
+    /// A text and a letter that may stand in it.
+    fn question(&self, index: u64, held_out: bool) -> Result<(String, char)> {
+        let stream = if held_out { "letter counting held out" } else { "letter counting" };
+        let mut draw = Draw::new(stream, self.seed, index);
+        let o = &self.options;
+        for _ in 0..10_000 {
+            let words = o.min_words + draw.below(o.max_words - o.min_words + 1);
+            let text = (0..words).map(|_| WORDS[draw.below(WORDS.len())]).collect::<Vec<_>>().join(" ");
+            if is_held_out(&text) != held_out {
+                continue;
+            }
+            // Mostly a letter of the text; sometimes any, so that zero is an answer too.
+            let letters: Vec<char> = text.chars().filter(|c| c.is_alphabetic()).collect();
+            let any = draw.chance(0.1);
+            let letter =
+                if any { (b'a' + draw.below(26) as u8) as char } else { letters[draw.below(letters.len())] };
+            return Ok((text, letter));
+        }
+        Err(Error::usage("found no such text in 10000 draws").at("data.task").fix("more words"))
+    }
+}
+
+impl Task for LetterCounting {
+    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+        let (text, letter) = self.question(index, held_out)?;
+        let count = text.chars().filter(|&c| c == letter).count();
+        let prompt = format!(
+            "How many times does the letter \"{letter}\" appear in the text: \"{text}\"? Put the answer in \\boxed{{}}.\n"
+        );
+        let columns = json!({ "answer": count }).as_object().cloned().unwrap_or_default();
+        Ok(Example { prompt, answer: format!("\\boxed{{{count}}}"), columns })
+    }
+
+    fn reward(&self) -> (&'static str, Map<String, Value>) {
+        ("numeric", json!({ "take": "last" }).as_object().cloned().unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn texts_are_counted_right_and_held_out_by_their_words() {
+        let task = LetterCounting { options: Options::default(), seed: 3 };
+        let text_of = |e: &Example| e.prompt.split('"').nth(3).unwrap().to_string();
+        let (mut trained, mut zeros) = (HashSet::new(), 0);
+        for index in 0..500 {
+            let e = task.example(index, false).unwrap();
+            let (letter, text) = (e.prompt.split('"').nth(1).unwrap().to_string(), text_of(&e));
+            let count = text.matches(&letter).count();
+            assert_eq!(e.columns["answer"], count);
+            assert_eq!(e.answer, format!("\\boxed{{{count}}}"));
+            assert!((5..=15).contains(&text.split(' ').count()) && !is_held_out(&text));
+            zeros += usize::from(count == 0);
+            trained.insert(text);
+        }
+        assert!(trained.len() > 450 && (1..100).contains(&zeros), "{} texts, {zeros} zeros", trained.len());
+        for index in 0..200 {
+            let text = text_of(&task.example(index, true).unwrap());
+            assert!(is_held_out(&text) && !trained.contains(&text));
+        }
+        assert_eq!(task.example(7, false).unwrap(), task.example(7, false).unwrap());
+    }
+
+    #[test]
+    fn settings_that_cannot_be_are_refused() {
+        let read = |v: Value| Options::read(v.as_object().unwrap()).is_err();
+        assert!(read(json!({ "min_words": 9, "max_words": 5 })) && read(json!({ "min_words": 1 })));
+        assert!(read(json!({ "words": 5 })) && !read(json!({ "min_words": 3, "max_words": 3 })));
+    }
+}
