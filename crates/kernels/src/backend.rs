@@ -184,6 +184,11 @@ pub trait Backend: Send + Sync {
     fn describe(&self) -> String;
     /// Bytes allocated now, and the most there have ever been.
     fn memory(&self) -> (usize, usize);
+    /// Waits until everything that was started is done. Operations give their results in order without it; it is for
+    /// clocks and for errors.
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
     /// The most multiply-adds the device can do in that type, in GFLOP/s: the yardstick for benches.
     fn peak_gflops(&self, dtype: DType) -> f64;
 

@@ -1,0 +1,186 @@
+//! Linear layers: the derived form of a weight, and the three products of forward and backward.
+
+use super::context::Cuda;
+use super::gemm::Gemm;
+use super::launch::{Grid, args};
+use super::memory::{Memory, f32_ptr, kernel, letter, ptr};
+use super::vector::{convert, sum_columns};
+use crate::buffer::{Buffer, DType, Weight};
+use crate::error::Result;
+
+/// Numbers of rows whose bits are compared.
+const ROWS: [usize; 5] = [1, 7, 64, 256, 4096];
+
+/// A weight as products read it: `[n, k]`, row-major, in the compute type.
+struct Form(Memory);
+
+/// The address of a weight's `[n, k]` elements in its compute type.
+pub fn form(w: &Weight) -> u64 {
+    w.data().downcast_ref::<Form>().expect("a weight of the CUDA backend").0.ptr()
+}
+
+/// See [`crate::Backend::weight`]. One form serves forward and backward.
+pub fn weight(cuda: &Cuda, n: usize, k: usize, dtype: DType) -> Result<Weight> {
+    let memory = cuda.arena.take(n * k * dtype.size())?;
+    Ok(Weight::new(n, k, dtype, Box::new(Form(memory))))
+}
+
+/// See [`crate::Backend::load_weight`].
+pub fn load_weight(cuda: &Cuda, master: &Buffer, weight: &mut Weight) -> Result<()> {
+    assert_eq!(master.len(), weight.n * weight.k);
+    convert(cuda, (f32_ptr(master), DType::F32), (form(weight), weight.dtype), master.len())
+}
+
+/// Whether tensor cores serve a product of these inner sizes: rows must start at multiples of 16 bytes.
+fn whole(sizes: [usize; 2]) -> bool {
+    sizes.iter().all(|s| s % 8 == 0)
+}
+
+/// An operand of the plain kernel: address, and elements from one row and one column to the next.
+#[derive(Clone, Copy)]
+struct Operand(u64, usize, usize);
+
+/// `C[m, n] = A[m, k] · B[n, k]ᵀ`, by the plain kernel.
+fn plain(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    a: Operand,
+    b: Operand,
+    dtype: DType,
+    bias: Option<&Buffer>,
+    (c, out): (u64, DType),
+    add: bool,
+) -> Result<()> {
+    let name = format!("product_{}{}", letter(dtype), letter(out));
+    let grid = Grid::plane(n.div_ceil(64), m.div_ceil(64), 256);
+    let args = args![a.0, a.1, a.2, b.0, b.1, b.2, bias, c, m as u32, n as u32, k as u32, add];
+    cuda.launch("linear", &name, grid, &args)
+}
+
+/// `y[m, n] = x[m, k] · w[n, k]ᵀ`, every row the same bits whatever `m`. Addresses are of dense matrices.
+pub fn forward(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    x: u64,
+    w: u64,
+    dtype: DType,
+    bias: Option<&Buffer>,
+    (y, out): (u64, DType),
+) -> Result<()> {
+    if dtype != DType::Bf16 || !whole([n, k]) || !invariant(cuda, n, k, out)? {
+        return plain(cuda, [m, n, k], Operand(x, k, 1), Operand(w, k, 1), dtype, bias, (y, out), false);
+    }
+    let Some(bias) = bias else {
+        return cuda.products.gemm(cuda, &Gemm::forward(m, n, k, x, w, y, out));
+    };
+    // The sum must not be rounded before the bias is added.
+    let room = if out == DType::F32 { None } else { Some(cuda.arena.take(m * n * 4)?) };
+    let sums = room.as_ref().map_or(y, Memory::ptr);
+    cuda.products.gemm(cuda, &Gemm::forward(m, n, k, x, w, sums, DType::F32))?;
+    let name = format!("add_bias_{}", letter(out));
+    let threads = if n % 4 == 0 { m * n / 4 } else { m * n };
+    cuda.launch_flat("linear", &name, threads, &args![sums, bias, y, m * n, n as u32])
+}
+
+/// Whether cuBLASLt gives a row of this shape the same bits for any number of rows; tried once.
+fn invariant(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<bool> {
+    let key = (n, k, out);
+    let known = |c: &Cuda| c.products.invariant.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
+    if let Some(answer) = known(cuda) {
+        return Ok(answer);
+    }
+    // The outputs of the largest try take at most 256 MiB.
+    let most = ROWS[4].min((1 << 26) / n).max(ROWS[2]);
+    let (x, w) = (cuda.arena.take(most * k * 2)?, cuda.arena.take(n * k * 2)?);
+    for (seed, memory, len) in [(1u32, &x, most * k), (2, &w, n * k)] {
+        cuda.launch_flat("linear", "noise", len, &args![memory, len, seed])?;
+    }
+    let (all, some) = (cuda.arena.take(most * n * out.size())?, cuda.arena.take(most * n * out.size())?);
+    let found = cuda.uploaded(&[0u32])?;
+    cuda.products.gemm(cuda, &Gemm::forward(most, n, k, x.ptr(), w.ptr(), all.ptr(), out))?;
+    for rows in ROWS.into_iter().filter(|&r| r < most) {
+        cuda.products.gemm(cuda, &Gemm::forward(rows, n, k, x.ptr(), w.ptr(), some.ptr(), out))?;
+        let words = rows * n * out.size() / 4;
+        cuda.launch_flat("linear", "differ", words, &args![&all, &some, words, &found])?;
+    }
+    let mut answer = [0u32];
+    cuda.download(found.ptr(), &mut answer)?;
+    cuda.products.invariant.lock().unwrap_or_else(|e| e.into_inner()).insert(key, answer[0] == 0);
+    Ok(answer[0] == 0)
+}
+
+/// See [`crate::Backend::linear`].
+pub fn linear(cuda: &Cuda, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()> {
+    assert!(x.dtype() == w.dtype && y.len() == x.len() / w.k * w.n);
+    assert!(bias.is_none_or(|b| b.dtype() == DType::F32 && b.len() == w.n));
+    let sizes = [x.len() / w.k, w.n, w.k];
+    forward(cuda, sizes, ptr(x), form(w), w.dtype, bias, (ptr(y), y.dtype()))
+}
+
+/// See [`crate::Backend::linear_dx`].
+pub fn linear_dx(cuda: &Cuda, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()> {
+    assert!(dy.dtype() == w.dtype && dx.len() == dy.len() / w.n * w.k);
+    let m = dy.len() / w.n;
+    input_gradient(cuda, [m, w.n, w.k], ptr(dy), form(w), w.dtype, (ptr(dx), dx.dtype()), false)
+}
+
+/// `dx[m, k] = dy[m, n] · w[n, k]`, or that much more with `add`.
+pub fn input_gradient(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    dy: u64,
+    w: u64,
+    dtype: DType,
+    (dx, out): (u64, DType),
+    add: bool,
+) -> Result<()> {
+    if dtype == DType::Bf16 && whole([n, k]) {
+        let beta = if add { 1.0 } else { 0.0 };
+        let product = Gemm { beta, ..Gemm::input_gradient(m, n, k, dy, w, dx, out) };
+        return cuda.products.gemm(cuda, &product);
+    }
+    plain(cuda, [m, k, n], Operand(dy, n, 1), Operand(w, 1, k), dtype, None, (dx, out), add)
+}
+
+/// `dw[n, k] += dy[m, n]ᵀ · x[m, k]`
+pub fn weight_gradient(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    dy: u64,
+    x: u64,
+    dtype: DType,
+    dw: u64,
+) -> Result<()> {
+    if m == 0 {
+        return Ok(());
+    }
+    if dtype == DType::Bf16 && whole([n, k]) {
+        return cuda.products.gemm(cuda, &Gemm::weight_gradient(m, n, k, dy, x, dw));
+    }
+    plain(cuda, [n, k, m], Operand(dy, 1, n), Operand(x, 1, k), dtype, None, (dw, DType::F32), true)
+}
+
+/// See [`crate::Backend::linear_dw`].
+pub fn linear_dw(
+    cuda: &Cuda,
+    dy: &Buffer,
+    x: &Buffer,
+    tokens: usize,
+    dw: Option<&mut Buffer>,
+    dbias: Option<&mut Buffer>,
+) -> Result<()> {
+    assert_eq!(dy.dtype(), x.dtype());
+    if tokens == 0 {
+        return Ok(());
+    }
+    let (n, k) = (dy.len() / tokens, x.len() / tokens);
+    if let Some(dw) = dw {
+        assert_eq!(dw.len(), n * k);
+        weight_gradient(cuda, [tokens, n, k], ptr(dy), ptr(x), dy.dtype(), f32_ptr(dw))?;
+    }
+    if let Some(dbias) = dbias {
+        assert_eq!(dbias.len(), n);
+        sum_columns(cuda, &kernel("column_sums", &[dy]), ptr(dy), tokens, n, f32_ptr(dbias))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! RMSNorm and LayerNorm of rows.
+
+use super::context::Cuda;
+use super::launch::{Grid, args};
+use super::memory::{f32_ptr, kernel};
+use super::vector::{CHUNK, add_chunks, row_count};
+use crate::backend::Norm;
+use crate::buffer::{Buffer, DType};
+use crate::error::Result;
+
+/// A warp a row, eight warps a block.
+fn grid(rows: usize) -> Grid {
+    Grid::new(rows.div_ceil(8), 256)
+}
+
+/// Added to a weight before use.
+pub(super) fn offset(op: Norm) -> f32 {
+    if op.plus_one { 1.0 } else { 0.0 }
+}
+
+fn check(op: Norm, weight: &Buffer, bias: Option<&Buffer>) {
+    let fits = |b: &Buffer| b.dtype() == DType::F32 && b.len() == op.width;
+    assert!(fits(weight) && bias.is_none_or(fits));
+}
+
+/// `y = norm(x) * weight + bias`
+pub fn norm(
+    cuda: &Cuda,
+    op: Norm,
+    x: &Buffer,
+    weight: &Buffer,
+    bias: Option<&Buffer>,
+    y: &mut Buffer,
+) -> Result<()> {
+    check(op, weight, bias);
+    assert_eq!(x.len(), y.len());
+    let rows = row_count(x.len(), op.width);
+    let args = args![x, weight, bias, &*y, rows as u32, op.width as u32, op.centred, offset(op), op.eps];
+    cuda.launch("norm", &kernel("norm", &[x, y]), grid(rows), &args)
+}
+
+/// `sum = x + delta` (f32), `y = norm(sum) * weight + bias`
+pub fn add_norm(
+    cuda: &Cuda,
+    op: Norm,
+    x: &Buffer,
+    delta: &Buffer,
+    weight: &Buffer,
+    bias: Option<&Buffer>,
+    sum: &mut Buffer,
+    y: &mut Buffer,
+) -> Result<()> {
+    check(op, weight, bias);
+    assert!(x.len() == delta.len() && x.len() == sum.len() && x.len() == y.len());
+    let rows = row_count(x.len(), op.width);
+    let args = args![
+        x,
+        delta,
+        weight,
+        bias,
+        f32_ptr(sum),
+        &*y,
+        rows as u32,
+        op.width as u32,
+        op.centred,
+        offset(op),
+        op.eps
+    ];
+    cuda.launch("norm", &kernel("add_norm", &[x, delta, y]), grid(rows), &args)
+}
+
+/// Writes `dx`, or adds to it with `add`; `dweight` and `dbias` are added to where given.
+pub fn norm_backward(
+    cuda: &Cuda,
+    op: Norm,
+    dy: &Buffer,
+    x: &Buffer,
+    weight: &Buffer,
+    add: bool,
+    dx: &mut Buffer,
+    dweight: Option<&mut Buffer>,
+    dbias: Option<&mut Buffer>,
+) -> Result<()> {
+    check(op, weight, None);
+    assert!(x.len() == dy.len() && x.len() == dx.len());
+    let (rows, width) = (row_count(x.len(), op.width), op.width);
+    let sums = dweight.is_some() || dbias.is_some();
+    let stats = if sums { Some(cuda.arena.take(rows * 8)?) } else { None };
+    let at = stats.as_ref().map_or(0, |s| s.ptr());
+    let args = args![dy, x, weight, &*dx, rows as u32, width as u32, op.centred, offset(op), op.eps, add, at];
+    cuda.launch("norm", &kernel("norm_backward", &[dy, x, dx]), grid(rows), &args)?;
+    if !sums {
+        return Ok(());
+    }
+    let chunks = rows.div_ceil(CHUNK);
+    let partial = cuda.arena.take(2 * chunks * width * 4)?;
+    let (first, second) = (partial.ptr(), partial.ptr() + (chunks * width * 4) as u64);
+    let of = |wanted: bool, at: u64| if wanted { at } else { 0 };
+    let args = args![
+        dy,
+        x,
+        at,
+        rows as u32,
+        width as u32,
+        CHUNK as u32,
+        of(dweight.is_some(), first),
+        of(dbias.is_some(), second)
+    ];
+    let grid = Grid::plane(width.div_ceil(128), chunks, 128);
+    cuda.launch("norm", &kernel("norm_sums", &[dy, x]), grid, &args)?;
+    for (from, to) in [(first, dweight), (second, dbias)] {
+        if let Some(to) = to {
+            assert_eq!(to.len(), width);
+            add_chunks(cuda, from, width, chunks, width, f32_ptr(to))?;
+        }
+    }
+    Ok(())
+}
