@@ -1,0 +1,263 @@
+//! Causal attention with grouped heads, from packed sequences or from cache blocks of 64 tokens.
+//!
+//! `attention.cu` serves bf16 and heads whose width is a multiple of 8, on tensor cores; `attention_simple.cu` the rest.
+//! Both meet keys in tiles of 64 from the start of a sequence, so training, prefill and decoding agree in every bit.
+
+mod backward;
+mod tables;
+
+pub use backward::attention_backward;
+pub use tables::Tables;
+
+use super::Cuda;
+use super::launch::{Arg, Grid, args};
+use super::memory::ptr;
+use super::vector::convert;
+use crate::backend::{Attention, Heads, PagedRows, Segments};
+use crate::buffer::{Buffer, DType};
+use crate::error::Result;
+use tables::{FEW, TOKENS, Unit};
+
+/// One of each kind of kernel, for tests: a plain one, a cap and a window, odd groups, the widest head.
+pub const VARIANTS: &[&str] = &[
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=8 STAGES=2 FEW_STAGES=3",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=4 STAGES=2 FEW_STAGES=3",
+    "HEAD_DIM=24 GROUP=5 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=8 STAGES=2 FEW_STAGES=3",
+    "HEAD_DIM=256 GROUP=1 SOFTCAP=1 WINDOW=1 PAGED=0 WARPS=4 STAGES=2 FEW_STAGES=2",
+];
+/// The same for the backward.
+pub const BACKWARD_VARIANTS: &[&str] = &[
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 STEP=64 KEY_STEP=64 SPLIT=1",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 STEP=32 KEY_STEP=64 SPLIT=1",
+    "HEAD_DIM=256 GROUP=1 SOFTCAP=0 WINDOW=0 STEP=32 KEY_STEP=32 SPLIT=2",
+];
+/// The same for the kernels without tensor cores.
+pub const SIMPLE_VARIANTS: &[&str] =
+    &["ELEMENT=float HEAD_DIM=64 GROUP=7 PAGED=0", "ELEMENT=bf16 HEAD_DIM=33 GROUP=1 PAGED=1"];
+
+/// Threads of a block of attention_simple.cu, and its stacked rows or keys.
+const SIMPLE: (u32, usize) = (128, 16);
+
+/// How the tensor-core kernels are cut to a head and a card.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Warps of attention_rows, each with 16 rows.
+    warps: usize,
+    /// Tiles of keys in shared memory at a time, there and in attention_few.
+    stages: usize,
+    few_stages: usize,
+}
+
+/// Bytes of a row in shared memory: the head in whole steps of 16, and a gap against bank conflicts.
+fn pitch(heads: Heads) -> usize {
+    (heads.head_dim.next_multiple_of(16) + 8) * 2
+}
+
+/// Whether tensor cores can serve the head at all.
+fn fits_tensor_cores(heads: Heads, dtype: DType) -> bool {
+    dtype == DType::Bf16 && heads.head_dim.is_multiple_of(8) && heads.head_dim <= 256
+}
+
+/// Shared memory a kernel may take besides what it declares itself.
+fn room(cuda: &Cuda) -> usize {
+    cuda.card.shared.saturating_sub(4096)
+}
+
+impl Shape {
+    /// None where attention_simple.cu has to serve. Depends on head and card alone, never on the batch.
+    fn of(cuda: &Cuda, heads: Heads, dtype: DType) -> Option<Shape> {
+        if !fits_tensor_cores(heads, dtype) {
+            return None;
+        }
+        let (room, tile) = (room(cuda) / pitch(heads), 2 * TOKENS);
+        let most = if heads.head_dim <= 64 { 8 } else { 4 };
+        let warps = [8, 4, 2, 1].into_iter().find(|w| *w <= most && w * 16 + 2 * tile <= room)?;
+        // Several blocks of attention_few shall fit into a processor at once.
+        let few_stages = if heads.head_dim <= 64 { 3 } else { 2 };
+        Some(Shape { warps, stages: 2, few_stages })
+    }
+    fn rows_shared(self, heads: Heads) -> usize {
+        (self.warps * 16 + self.stages * 2 * TOKENS) * pitch(heads)
+    }
+    fn few_shared(self, heads: Heads) -> usize {
+        (FEW + self.few_stages * 2 * TOKENS) * pitch(heads)
+    }
+}
+
+/// Definitions that all tensor-core kernels share.
+fn tile_defines(op: &Attention) -> String {
+    format!(
+        "HEAD_DIM={} GROUP={} SOFTCAP={} WINDOW={}",
+        op.heads.head_dim,
+        op.heads.heads / op.heads.kv_heads,
+        u8::from(op.softcap.is_some()),
+        u8::from(op.window.is_some()),
+    )
+}
+
+fn simple_defines(op: &Attention, dtype: DType, paged: bool) -> String {
+    let element = if dtype == DType::F32 { "float" } else { "bf16" };
+    let group = op.heads.heads / op.heads.kv_heads;
+    format!("ELEMENT={element} HEAD_DIM={} GROUP={group} PAGED={}", op.heads.head_dim, u8::from(paged))
+}
+
+/// A window that fits the kernels' arithmetic; no sequence is longer.
+fn window(op: &Attention) -> i32 {
+    op.window.map_or(0, |w| w.min(1 << 30) as i32)
+}
+
+/// Heads, then how a dot product becomes a score in units of log 2: its factor, what multiplies a cap's tanh, window.
+fn tile_scoring(op: &Attention) -> [Arg; 5] {
+    let log2_e = std::f32::consts::LOG2_E;
+    let (scale, cap) = match op.softcap {
+        None => (op.scale * log2_e, 0.0),
+        Some(cap) => (op.scale / cap, cap * log2_e),
+    };
+    args![op.heads.heads as u32, op.heads.kv_heads as u32, scale, cap, window(op)]
+}
+
+/// The same for attention_simple.cu: the factor itself, the cap or 0, the window or 0.
+fn simple_scoring(op: &Attention) -> [Arg; 5] {
+    let (heads, kv_heads) = (op.heads.heads as u32, op.heads.kv_heads as u32);
+    args![heads, kv_heads, op.scale, op.softcap.unwrap_or(0.0), window(op)]
+}
+
+fn check_shape(op: &Attention, dtype: DType) {
+    assert!(op.heads.heads.is_multiple_of(op.heads.kv_heads) && op.window != Some(0));
+    assert_ne!(dtype, DType::U32);
+}
+
+/// See [`crate::Backend::attention`].
+pub fn attention(
+    cuda: &Cuda,
+    op: Attention,
+    qkv: &Buffer,
+    segments: &Segments,
+    out: &mut Buffer,
+    lse: &mut Buffer,
+) -> Result<()> {
+    let (heads, tokens) = (op.heads, segments.rows());
+    check_shape(&op, qkv.dtype());
+    assert!(qkv.len() == tokens * heads.qkv_width() && lse.len() == tokens * heads.heads);
+    assert!(out.len() == tokens * heads.out_width() && out.dtype() == qkv.dtype());
+    let unit = Unit::Rows { group: heads.heads / heads.kv_heads };
+    let (none, shape) = (0u64, Shape::of(cuda, heads, qkv.dtype()));
+    let step = shape.map_or(SIMPLE.1, |s| s.warps * 16);
+    let list = tables::packed(cuda, segments, unit, step)?;
+    let mut arguments = args![qkv, none, none, &list.memory, out, lse].to_vec();
+    let blocks = list.len * heads.kv_heads;
+    let Some(shape) = shape else {
+        arguments.extend(simple_scoring(&op));
+        let defines = simple_defines(&op, qkv.dtype(), false);
+        let grid = Grid::new(blocks, SIMPLE.0);
+        return cuda.launch_variant("attention_simple", &defines, "simple_rows", grid, &arguments);
+    };
+    arguments.extend(tile_scoring(&op));
+    let grid = Grid::new(blocks, 32 * shape.warps as u32).with_shared(shape.rows_shared(heads));
+    cuda.launch_variant("attention", &defines(&op, shape, false), "attention_rows", grid, &arguments)
+}
+
+fn defines(op: &Attention, shape: Shape, paged: bool) -> String {
+    let Shape { warps, stages, few_stages } = shape;
+    format!(
+        "{} PAGED={} WARPS={warps} STAGES={stages} FEW_STAGES={few_stages}",
+        tile_defines(op),
+        u8::from(paged)
+    )
+}
+
+/// See [`crate::Backend::block_tokens`].
+pub fn block_tokens() -> usize {
+    TOKENS
+}
+
+/// See [`crate::Backend::cache_len`].
+pub fn cache_len(heads: Heads, blocks: usize) -> usize {
+    blocks * block_len(heads)
+}
+
+fn block_len(heads: Heads) -> usize {
+    2 * heads.kv_heads * heads.head_dim * TOKENS
+}
+
+/// The lists for these rows; those of `cache_write` and `attention_paged` are the same.
+fn lists(
+    cuda: &Cuda,
+    heads: Heads,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &Buffer,
+) -> Result<std::sync::Arc<tables::Paged>> {
+    assert!(qkv.len().is_multiple_of(heads.qkv_width()) && cache.dtype() == qkv.dtype());
+    let blocks = rows.sequences.iter().flat_map(|s| &s.blocks);
+    assert!(
+        blocks.max().is_none_or(|&b| cache_len(heads, b as usize + 1) <= cache.len()),
+        "no such cache block"
+    );
+    let shape = Shape::of(cuda, heads, qkv.dtype());
+    let step = shape.map_or(SIMPLE.1, |s| s.warps * 16);
+    let group = heads.heads / heads.kv_heads;
+    tables::paged(cuda, rows, group, step, shape.is_some(), qkv.len() / heads.qkv_width())
+}
+
+/// See [`crate::Backend::cache_write`].
+pub fn cache_write(
+    cuda: &Cuda,
+    heads: Heads,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &mut Buffer,
+) -> Result<()> {
+    let lists = lists(cuda, heads, qkv, rows, cache)?;
+    let size = qkv.dtype().size();
+    let unit = if (heads.head_dim * size).is_multiple_of(16) { 16 } else { size };
+    let per = |elements: usize| (elements * size / unit) as u32;
+    let (width, head) = (per(heads.qkv_width()), per(heads.head_dim));
+    let threads = lists.rows * 2 * heads.kv_heads * head as usize;
+    let (rows, kv_heads) = (lists.rows as u32, heads.kv_heads as u32);
+    let arguments = args![qkv, &lists.slots, cache, rows, width, kv_heads, head];
+    cuda.launch_flat("attention_cache", &format!("cache_write_{unit}"), threads, &arguments)
+}
+
+/// See [`crate::Backend::cache_copy`].
+pub fn cache_copy(cuda: &Cuda, heads: Heads, from: u32, to: u32, cache: &mut Buffer) -> Result<()> {
+    let len = block_len(heads);
+    assert!((from.max(to) as usize + 1) * len <= cache.len(), "no such cache block");
+    let at = |block: u32| (ptr(cache) + (block as usize * len * cache.dtype().size()) as u64, cache.dtype());
+    convert(cuda, at(from), at(to), len)
+}
+
+/// See [`crate::Backend::attention_paged`].
+pub fn attention_paged(
+    cuda: &Cuda,
+    op: Attention,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &Buffer,
+    out: &mut Buffer,
+) -> Result<()> {
+    let heads = op.heads;
+    check_shape(&op, qkv.dtype());
+    let lists = lists(cuda, heads, qkv, rows, cache)?;
+    assert!(out.len() == lists.rows * heads.out_width() && out.dtype() == qkv.dtype());
+    let no_lse = 0u64;
+    let Some(shape) = Shape::of(cuda, heads, qkv.dtype()) else {
+        let mut arguments = args![qkv, cache, &lists.blocks, &lists.many.memory, out, no_lse].to_vec();
+        arguments.extend(simple_scoring(&op));
+        let grid = Grid::new(lists.many.len * heads.kv_heads, SIMPLE.0);
+        let defines = simple_defines(&op, qkv.dtype(), true);
+        return cuda.launch_variant("attention_simple", &defines, "simple_rows", grid, &arguments);
+    };
+    let defines = defines(&op, shape, true);
+    if lists.many.len > 0 {
+        let mut arguments = args![qkv, cache, &lists.blocks, &lists.many.memory, &mut *out, no_lse].to_vec();
+        arguments.extend(tile_scoring(&op));
+        let grid = Grid::new(lists.many.len * heads.kv_heads, 32 * shape.warps as u32);
+        let grid = grid.with_shared(shape.rows_shared(heads));
+        cuda.launch_variant("attention", &defines, "attention_rows", grid, &arguments)?;
+    }
+    let mut arguments = args![qkv, cache, &lists.blocks, &lists.few.memory, out].to_vec();
+    arguments.extend(tile_scoring(&op));
+    let grid = Grid::new(lists.few.len * heads.kv_heads, 128).with_shared(shape.few_shared(heads));
+    cuda.launch_variant("attention", &defines, "attention_few", grid, &arguments)
+}

@@ -1,0 +1,98 @@
+//! The backward pass: `attention_backward.cu`, or `attention_simple.cu` where tensor cores do not serve.
+
+use super::tables::{self, Unit};
+use super::{SIMPLE, check_shape, fits_tensor_cores, pitch, room};
+use super::{simple_defines, simple_scoring, tile_defines, tile_scoring};
+use crate::backend::{Attention, Heads, Segments};
+use crate::buffer::{Buffer, DType};
+use crate::cuda::Cuda;
+use crate::cuda::launch::{Arg, Grid, args};
+use crate::error::Result;
+
+/// Keys or stacked rows that a block of threads owns, and its threads.
+const OWN: usize = 64;
+const THREADS: u32 = 128;
+
+/// How the kernels are cut to a head and a card.
+struct Cut {
+    /// Rows met at a time in the pass over keys.
+    step: usize,
+    /// Keys met at a time in the pass over queries.
+    key_step: usize,
+    /// Blocks that share the columns of a key tile's gradients: a thread's registers hold 128 of them.
+    split: usize,
+}
+
+impl Cut {
+    fn of(cuda: &Cuda, heads: Heads, dtype: DType) -> Option<Cut> {
+        if !fits_tensor_cores(heads, dtype) {
+            return None;
+        }
+        let room = room(cuda) / pitch(heads);
+        let fits = |step: usize| 2 * OWN + 4 * step <= room;
+        let step = if heads.head_dim <= 64 { 64 } else { 32 };
+        let key_step = if heads.head_dim <= 128 && fits(64) { 64 } else { 32 };
+        (fits(step) && fits(key_step)).then_some(Cut { step, key_step, split: heads.head_dim.div_ceil(128) })
+    }
+    fn shared(heads: Heads, step: usize) -> usize {
+        (2 * OWN + 4 * step) * pitch(heads)
+    }
+}
+
+/// See [`crate::Backend::attention_backward`].
+pub fn attention_backward(
+    cuda: &Cuda,
+    op: Attention,
+    qkv: &Buffer,
+    out: &Buffer,
+    lse: &Buffer,
+    dout: &Buffer,
+    segments: &Segments,
+    dqkv: &mut Buffer,
+) -> Result<()> {
+    let (heads, tokens) = (op.heads, segments.rows());
+    check_shape(&op, qkv.dtype());
+    assert!(qkv.len() == tokens * heads.qkv_width() && dqkv.len() == qkv.len());
+    assert!(out.len() == tokens * heads.out_width() && dout.len() == out.len());
+    assert!(lse.len() == tokens * heads.heads);
+    assert!([out, dout, &*dqkv].iter().all(|b| b.dtype() == qkv.dtype()));
+    let delta = cuda.arena.take(tokens * heads.heads * 4)?;
+    let rows = tokens * heads.heads;
+    let unit = Unit::Rows { group: heads.heads / heads.kv_heads };
+    let delta_args = args![out, dout, &delta, rows as u32];
+    let common = |list: &tables::List, dqkv: &Buffer, scoring: [Arg; 5]| {
+        let mut all = args![qkv, dout, lse, &delta, &list.memory, dqkv].to_vec();
+        all.extend(scoring);
+        all
+    };
+    let Some(cut) = Cut::of(cuda, heads, qkv.dtype()) else {
+        let (module, defines) = ("attention_simple", simple_defines(&op, qkv.dtype(), false));
+        let grid = Grid::new(rows.div_ceil(4), SIMPLE.0);
+        cuda.launch_variant(module, &defines, "simple_delta", grid, &delta_args)?;
+        for (unit, name) in [(Unit::Keys, "simple_keys"), (unit, "simple_queries")] {
+            let list = tables::packed(cuda, segments, unit, SIMPLE.1)?;
+            let grid = Grid::new(list.len * heads.kv_heads, SIMPLE.0);
+            cuda.launch_variant(module, &defines, name, grid, &common(&list, dqkv, simple_scoring(&op)))?;
+        }
+        return Ok(());
+    };
+    let Cut { step, key_step, split } = cut;
+    let module = "attention_backward";
+    let defines = format!("{} STEP={step} KEY_STEP={key_step} SPLIT={split}", tile_defines(&op));
+    let grid = Grid::new(rows.div_ceil(8), 256);
+    cuda.launch_variant(module, &defines, "attention_delta", grid, &delta_args)?;
+    let passes = [(Unit::Keys, "attention_keys", step, split), (unit, "attention_queries", key_step, 1)];
+    for (unit, name, step, split) in passes {
+        let list = tables::packed(cuda, segments, unit, OWN)?;
+        let grid = Grid {
+            blocks: [(list.len * heads.kv_heads) as u32, 1, split as u32],
+            threads: THREADS,
+            shared: Cut::shared(heads, step),
+        };
+        let mut arguments = common(&list, dqkv, tile_scoring(&op));
+        // What a score's gradient is multiplied by to become that of the dot product.
+        arguments.extend(args![op.scale]);
+        cuda.launch_variant(module, &defines, name, grid, &arguments)?;
+    }
+    Ok(())
+}
