@@ -211,6 +211,10 @@ pub trait Backend: Send + Sync {
     fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()>;
     /// Sum of products, in f64 over fixed chunks.
     fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64>;
+    /// [`Backend::dot`] of several pairs, for devices where one answer costs as much as many.
+    fn dots(&self, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
+        pairs.iter().map(|(x, y)| self.dot(x, y)).collect()
+    }
     /// Index of the first NaN or infinity.
     fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>>;
     /// Row `i` of `dst` is row `rows[i]` of `src`.
@@ -400,6 +404,14 @@ pub trait Backend: Send + Sync {
     fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>>;
     /// For each row of `logits`, the first largest.
     fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>>;
+    /// The logit of one token of each row.
+    fn logits_of(&self, logits: &Buffer, tokens: &[u32]) -> Result<Vec<f32>> {
+        let (vocab, mut out) = (logits.len() / tokens.len().max(1), vec![0.0; tokens.len()]);
+        for (row, &token) in tokens.iter().enumerate() {
+            self.read(logits, row * vocab + token as usize, &mut out[row..row + 1])?;
+        }
+        Ok(out)
+    }
     /// KL(p || q) per row over the whole vocabulary; `p` and `q` are (hidden states, head).
     fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()>;
     /// Gradient of `kl` with respect to `p`: writes `dx`, adds to `dw`.

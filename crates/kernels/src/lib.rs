@@ -2,6 +2,7 @@
 
 pub mod backend;
 pub mod buffer;
+pub mod check;
 pub mod cpu;
 pub mod cuda;
 pub mod error;

@@ -76,6 +76,7 @@ impl Chooser {
             largest = b.argmax(logits, wanted.len())?;
         }
         let lse = model.read_f32s(lse)?;
+        let mut tokens = Vec::with_capacity(wanted.len());
         let mut picks = Vec::with_capacity(wanted.len());
         for (i, s) in wanted.iter().enumerate() {
             if !lse[i].is_finite() {
@@ -95,12 +96,16 @@ impl Chooser {
                 (true, false) => (sampled[i], None),
                 (false, _) => self.truncated(s, draws[i]),
             };
-            let mut logit = [0.0];
-            b.read(logits, i * vocab + token as usize, &mut logit)?;
-            let logp = logit[0] - lse[i];
-            picks.push(Pick { token, logp, sampled_logp: truncated.unwrap_or(logp), top });
+            tokens.push(token);
+            picks.push((token, truncated, top));
         }
-        Ok(picks)
+        let chosen = b.logits_of(logits, &tokens)?.into_iter().zip(lse).zip(picks);
+        Ok(chosen
+            .map(|((logit, lse), (token, truncated, top))| {
+                let logp = logit - lse;
+                Pick { token, logp, sampled_logp: truncated.unwrap_or(logp), top }
+            })
+            .collect())
     }
 
     /// The likeliest tokens of `row`, likeliest first.

@@ -48,6 +48,9 @@ impl Backend for Cuda {
     fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64> {
         vector::dot(self, x, y)
     }
+    fn dots(&self, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
+        vector::dots(self, pairs)
+    }
     fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
         vector::first_non_finite(self, x)
     }
@@ -253,6 +256,9 @@ impl Backend for Cuda {
     }
     fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
         sample::argmax(self, logits, rows)
+    }
+    fn logits_of(&self, logits: &Buffer, tokens: &[u32]) -> Result<Vec<f32>> {
+        vector::logits_of(self, logits, tokens)
     }
     fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()> {
         kl::kl(self, op, p, q, kl)

@@ -4,6 +4,7 @@ use super::compile::Modules;
 use super::gemm::Products;
 use super::libraries::{self, Library};
 use super::memory::{Arena, Memory};
+use super::profile::Profile;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUcontext, CUdevice_attribute as Attribute, CUresult, CUstream};
 use std::cell::Cell;
@@ -40,6 +41,7 @@ pub struct Cuda {
     /// Matrix products.
     pub(super) products: Products,
     pub(super) stream: CUstream,
+    pub(super) profile: Profile,
     /// What attention keeps between calls.
     pub(super) tables: Mutex<super::attention::Tables>,
     context: CUcontext,
@@ -119,7 +121,18 @@ impl Cuda {
             let products = Products::new(&arena)?;
             let modules = Modules::new(card.capability);
             let staging = Mutex::new(Staging { at: at.cast(), used: 0 });
-            Ok(Cuda { card, arena, modules, products, stream, tables: Mutex::default(), context, staging })
+            let profile = Profile::from_env();
+            Ok(Cuda {
+                profile,
+                card,
+                arena,
+                modules,
+                products,
+                stream,
+                tables: Mutex::default(),
+                context,
+                staging,
+            })
         }
     }
 
@@ -216,7 +229,9 @@ impl Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         // Nothing may still run when the memory it uses goes; an error here has no one to tell.
-        let _ = self.synchronize();
+        if self.synchronize().is_ok() {
+            self.profile.report();
+        }
     }
 }
 

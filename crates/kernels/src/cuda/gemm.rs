@@ -194,27 +194,33 @@ impl Products {
         let plan = self.plan(g)?;
         let (alpha, beta) = (1f32, g.beta);
         // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
-        let done = unsafe {
-            sys::cublasLtMatmul(
-                self.handle,
-                plan.desc,
-                (&raw const alpha).cast(),
-                g.b as *const c_void,
-                plan.layouts[0],
-                g.a as *const c_void,
-                plan.layouts[1],
-                (&raw const beta).cast(),
-                g.c as *const c_void,
-                plan.layouts[2],
-                g.c as *mut c_void,
-                plan.layouts[2],
-                &plan.algo,
-                self.workspace.ptr() as *mut c_void,
-                WORKSPACE,
-                cuda.stream.cast(),
-            )
+        let start = || {
+            let done = unsafe {
+                sys::cublasLtMatmul(
+                    self.handle,
+                    plan.desc,
+                    (&raw const alpha).cast(),
+                    g.b as *const c_void,
+                    plan.layouts[0],
+                    g.a as *const c_void,
+                    plan.layouts[1],
+                    (&raw const beta).cast(),
+                    g.c as *const c_void,
+                    plan.layouts[2],
+                    g.c as *mut c_void,
+                    plan.layouts[2],
+                    &plan.algo,
+                    self.workspace.ptr() as *mut c_void,
+                    WORKSPACE,
+                    cuda.stream.cast(),
+                )
+            };
+            check(done, || format!("the product {}x{}x{}", g.m, g.n, g.k))
         };
-        check(done, || format!("the product {}x{}x{}", g.m, g.n, g.k))
+        let turned = |t: bool| if t { "t" } else { "n" };
+        let name =
+            || format!("gemm {}{} {}x{}x{}", turned(g.a_transposed), turned(g.b_transposed), g.m, g.n, g.k);
+        cuda.profile.time(cuda.stream, name, start)
     }
 
     fn plan(&self, g: &Gemm) -> Result<Plan> {

@@ -122,23 +122,26 @@ impl Cuda {
         let function = self.modules.kernel(module, defines, name, grid.shared)?;
         let mut args: Vec<*mut c_void> = args.iter().map(|a| (&raw const a.0).cast_mut().cast()).collect();
         let [x, y, z] = grid.blocks;
-        // SAFETY: each argument points to eight live bytes; the launcher of each kernel passes what its text declares.
-        let done = unsafe {
-            sys::cuLaunchKernel(
-                function,
-                x,
-                y,
-                z,
-                grid.threads,
-                1,
-                1,
-                grid.shared as u32,
-                self.stream,
-                args.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        let start = || {
+            // SAFETY: each argument points to eight live bytes; launchers pass what the kernel's text declares.
+            let done = unsafe {
+                sys::cuLaunchKernel(
+                    function,
+                    x,
+                    y,
+                    z,
+                    grid.threads,
+                    1,
+                    1,
+                    grid.shared as u32,
+                    self.stream,
+                    args.as_mut_ptr(),
+                    std::ptr::null_mut(),
+                )
+            };
+            check(done, || format!("kernel {name} of {module}.cu with {grid:?}"))
         };
-        check(done, || format!("kernel {name} of {module}.cu with {grid:?}"))
+        self.profile.time(self.stream, || name.to_string(), start)
     }
 
     /// Starts a kernel with one thread for each of `n` things.

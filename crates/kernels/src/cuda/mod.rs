@@ -21,6 +21,7 @@ pub mod memory;
 pub mod norm;
 pub mod optim;
 pub mod peak;
+mod profile;
 pub mod rotary;
 pub mod sample;
 pub mod vector;

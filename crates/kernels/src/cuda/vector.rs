@@ -71,18 +71,39 @@ pub fn axpy(cuda: &Cuda, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()> {
 
 /// Sum of products, in f64 over fixed chunks.
 pub fn dot(cuda: &Cuda, x: &Buffer, y: &Buffer) -> Result<f64> {
-    assert_eq!(x.len(), y.len());
-    if x.is_empty() {
-        return Ok(0.0);
+    Ok(dots(cuda, &[(x, y)])?[0])
+}
+
+/// Sums of products of several pairs, with one wait for all.
+pub fn dots(cuda: &Cuda, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
+    let mut results = vec![0f64; pairs.len()];
+    let totals = cuda.arena.take(8 * pairs.len())?;
+    for (i, (x, y)) in pairs.iter().enumerate() {
+        assert_eq!(x.len(), y.len());
+        let chunks = x.len().div_ceil(DOT_CHUNK);
+        let sums = cuda.arena.take(chunks * 8)?;
+        let total = totals.ptr() + 8 * i as u64;
+        let args = args![*x, *y, x.len(), &sums];
+        cuda.launch("vector", &kernel("dot", &[x, y]), Grid::new(chunks, 256), &args)?;
+        cuda.launch("vector", "add_up", Grid::new(1, 1024), &args![&sums, chunks, total])?;
     }
-    let chunks = x.len().div_ceil(DOT_CHUNK);
-    let sums = cuda.arena.take((chunks + 1) * 8)?;
-    let total = sums.ptr() + 8 * chunks as u64;
-    cuda.launch("vector", &kernel("dot", &[x, y]), Grid::new(chunks, 256), &args![x, y, x.len(), &sums])?;
-    cuda.launch("vector", "add_up", Grid::new(1, 1024), &args![&sums, chunks, total])?;
-    let mut result = [0f64];
-    cuda.download(total, &mut result)?;
-    Ok(result[0])
+    cuda.download(totals.ptr(), &mut results)?;
+    Ok(results)
+}
+
+/// The logit of one token of each row.
+pub fn logits_of(cuda: &Cuda, logits: &Buffer, tokens: &[u32]) -> Result<Vec<f32>> {
+    if tokens.is_empty() {
+        return Ok(Vec::new());
+    }
+    let vocab = row_count(logits.len(), tokens.len());
+    assert!(tokens.iter().all(|&t| (t as usize) < vocab));
+    let (ids, out) = (cuda.uploaded(tokens)?, cuda.arena.take(4 * tokens.len())?);
+    let args = args![logits, &ids, vocab, tokens.len() as u32, &out];
+    cuda.launch_flat("vector", "elements", tokens.len(), &args)?;
+    let mut values = vec![0.0; tokens.len()];
+    cuda.download(out.ptr(), &mut values)?;
+    Ok(values)
 }
 
 /// Index of the first NaN or infinity.

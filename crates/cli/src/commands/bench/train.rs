@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         trainer.backward(&batch, &grads)?;
         trainer.update(1e-3)?;
-        Ok(())
+        device.wait()
     };
     let peak = || device.peak_gflops(dtype);
     let mut work = Work { title, tokens, flops: flops * tokens as f64, peak: &peak, once: &mut once };
