@@ -8,7 +8,7 @@
 // partial sum l of its columns, added up at the end. Within a tile a lane adds its 16 weights in groups of four
 // (16 keys) and the four groups pairwise: an order that both kernels can follow.
 //
-// `attention_rows`: a warp has 16 rows and does everything for them. For many rows.
+// `attention_rows`: a warp has 16 rows, or TALL times as many, and does everything for them. For many rows.
 // `attention_few`: four warps share up to 16 rows: each computes the scores of 16 of a tile's 64 keys, and the output
 // of a quarter of the head's columns. For decoding, where there are few rows and many keys to read. The same
 // products in the same order, so the same bits.
@@ -17,9 +17,9 @@
 // the block sees are never read (zeros take their place), so memory nobody wrote cannot reach a result.
 //
 // Also set by the launcher: PAGED (keys and values in cache blocks of KEYS tokens, [key head][keys, values][token]),
-// WARPS and STAGES (tiles in shared memory at a time) of attention_rows, FEW_STAGES of attention_few.
+// WARPS, TALL and STAGES (tiles in shared memory at a time) of attention_rows, FEW_STAGES of attention_few.
 
-#define ROWS (16 * WARPS)
+#define ROWS (16 * TALL * WARPS)
 
 // Where the keys of a tile begin, and from one to the next; values are `values` further.
 struct Tiles {
@@ -88,6 +88,49 @@ __device__ __forceinline__ void store_lse(float *lse, float max, float sum) {
     *lse = __fmaf_rn(max, LN_2, log_(sum));
 }
 
+// One step of the online softmax for a warp's 16 rows: dot products become weights, what was summed so far shrinks to
+// the new maximum. Unless the rows see the whole tile, `key` is the lane's first key and the positions are its rows'.
+template <bool WHOLE>
+__device__ __forceinline__ void step(const Scoring &op, float (&s)[KEYS / 8][4], Softmax &state, float (&o)[UNITS][4],
+                                     int key, int upper, int lower) {
+    float here[2] = {-INFINITY_, -INFINITY_};
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            float x = score(op, s[n][e]);
+            if (!WHOLE && !sees(op, e >> 1 ? lower : upper, key + n * 8 + (e & 1)))
+                x = -INFINITY_;
+            s[n][e] = x;
+            here[e >> 1] = fmaxf(here[e >> 1], x);
+        }
+    }
+    float base[2], decay[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+        decay[h] = raise(state.max[h], quad_max(here[h]), base[h]);
+    float part[2][4];
+#pragma unroll
+    for (int g = 0; g < 4; ++g) {
+#pragma unroll
+        for (int n = 2 * g; n < 2 * g + 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                s[n][e] = power2(s[n][e] - base[e >> 1]);
+        part[0][g] = (s[2 * g][0] + s[2 * g][1]) + (s[2 * g + 1][0] + s[2 * g + 1][1]);
+        part[1][g] = (s[2 * g][2] + s[2 * g][3]) + (s[2 * g + 1][2] + s[2 * g + 1][3]);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+        state.sum[h] =
+            __fmaf_rn(state.sum[h], decay[h], (part[h][0] + part[h][1]) + (part[h][2] + part[h][3]));
+#pragma unroll
+    for (int n = 0; n < UNITS; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            o[n][e] *= decay[e >> 1];
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 attention_rows(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work *work, bf16 *out, float *lse,
                int heads, int kv_heads, float scale, float cap, int window) {
@@ -118,21 +161,22 @@ attention_rows(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work
     for (int s = 0; s < STAGES - 1; ++s)
         fetch(first_tile + s);
 
-    // This lane's two rows, those of its warp, and the positions of their tokens.
-    const int top = w.first + warp * 16, row[2] = {top + lane / 4, top + lane / 4 + 8};
-    const int position[2] = {w.position + row[0] / GROUP, w.position + row[1] / GROUP};
-    const int lowest = w.position + top / GROUP, highest = w.position + (min(top + 16, end) - 1) / GROUP;
-    // Tiles that every row of the warp sees whole need no mask.
+    // The rows of this warp, and the tiles that some and that all of them see.
+    const int top = w.first + warp * TALL * 16, bottom = min(top + TALL * 16, end);
+    const int lowest = w.position + top / GROUP, highest = w.position + (bottom - 1) / GROUP;
     const int whole_from = first_seen(op, highest), whole_to = lowest + 1;
     const int tile_from = top < end ? first_seen(op, lowest) / KEYS : last_tile;
     const int tile_to = top < end ? highest / KEYS : -1;
 
-    Softmax state;
-    state.begin();
-    float o[UNITS][4];
+    Softmax state[TALL];
+    float o[TALL][UNITS][4];
 #pragma unroll
-    for (int n = 0; n < UNITS; ++n)
-        o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
+    for (int t = 0; t < TALL; ++t) {
+        state[t].begin();
+#pragma unroll
+        for (int n = 0; n < UNITS; ++n)
+            o[t][n][0] = o[t][n][1] = o[t][n][2] = o[t][n][3] = 0.0f;
+    }
 
     for (int tile = first_tile; tile < last_tile; ++tile) {
         copy_wait<STAGES - 2>();
@@ -141,90 +185,80 @@ attention_rows(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work
         if (tile < tile_from || tile > tile_to)
             continue;
         const bf16 *k = ring + (tile - first_tile) % STAGES * (2 * KEYS * PITCH), *v = k + KEYS * PITCH;
-        float s[KEYS / 8][4];
+        float s[TALL][KEYS / 8][4];
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n)
-            s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+        for (int t = 0; t < TALL; ++t)
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; ++n)
+                s[t][n][0] = s[t][n][1] = s[t][n][2] = s[t][n][3] = 0.0f;
 #pragma unroll
         for (int d = 0; d < WIDE; d += 16) {
-            unsigned a[4];
-            load_left(a, q, warp * 16, d);
+            unsigned a[TALL][4];
+#pragma unroll
+            for (int t = 0; t < TALL; ++t)
+                load_left(a[t], q, (warp * TALL + t) * 16, d);
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n += 2) {
                 unsigned b[4];
                 load_right_rows(b, k, n * 8, d);
-                multiply(s[n], a, b[0], b[1]);
-                multiply(s[n + 1], a, b[2], b[3]);
+#pragma unroll
+                for (int t = 0; t < TALL; ++t) {
+                    multiply(s[t][n], a[t], b[0], b[1]);
+                    multiply(s[t][n + 1], a[t], b[2], b[3]);
+                }
             }
         }
         const bool whole = tile * KEYS >= whole_from && (tile + 1) * KEYS <= whole_to;
-        float here[2] = {-INFINITY_, -INFINITY_};
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                float x = score(op, s[n][e]);
-                if (!whole && !sees(op, position[e >> 1], tile * KEYS + n * 8 + lane % 4 * 2 + (e & 1)))
-                    x = -INFINITY_;
-                s[n][e] = x;
-                here[e >> 1] = fmaxf(here[e >> 1], x);
-            }
+        for (int t = 0; t < TALL; ++t) {
+            if (whole)
+                step<true>(op, s[t], state[t], o[t], 0, 0, 0);
+            else
+                step<false>(op, s[t], state[t], o[t], tile * KEYS + lane % 4 * 2,
+                            w.position + (top + t * 16 + lane / 4) / GROUP,
+                            w.position + (top + t * 16 + lane / 4 + 8) / GROUP);
         }
-        float base[2], decay[2];
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-            decay[h] = raise(state.max[h], quad_max(here[h]), base[h]);
-        float part[2][4];
-#pragma unroll
-        for (int g = 0; g < 4; ++g) {
-#pragma unroll
-            for (int n = 2 * g; n < 2 * g + 2; ++n)
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    s[n][e] = power2(s[n][e] - base[e >> 1]);
-            part[0][g] = (s[2 * g][0] + s[2 * g][1]) + (s[2 * g + 1][0] + s[2 * g + 1][1]);
-            part[1][g] = (s[2 * g][2] + s[2 * g][3]) + (s[2 * g + 1][2] + s[2 * g + 1][3]);
-        }
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-            state.sum[h] = __fmaf_rn(state.sum[h], decay[h],
-                                     (part[h][0] + part[h][1]) + (part[h][2] + part[h][3]));
-#pragma unroll
-        for (int n = 0; n < UNITS; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                o[n][e] *= decay[e >> 1];
 #pragma unroll
         for (int g = 0; g < KEYS / 16; ++g) {
-            unsigned a[4];
-            as_left(a, s[2 * g], s[2 * g + 1]);
+            unsigned a[TALL][4];
+#pragma unroll
+            for (int t = 0; t < TALL; ++t)
+                as_left(a[t], s[t][2 * g], s[t][2 * g + 1]);
 #pragma unroll
             for (int n = 0; n < UNITS; n += 2) {
                 unsigned b[4];
                 load_right(b, v, g * 16, n * 8);
-                multiply(o[n], a, b[0], b[1]);
-                multiply(o[n + 1], a, b[2], b[3]);
+#pragma unroll
+                for (int t = 0; t < TALL; ++t) {
+                    multiply(o[t][n], a[t], b[0], b[1]);
+                    multiply(o[t][n + 1], a[t], b[2], b[3]);
+                }
             }
         }
     }
 
     // Through the warp's own rows of q, so that whole 16-byte units go out.
     copy_wait<0>();
-    __syncthreads();
+    __syncwarp();
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        float sum = quad_sum(state.sum[h]);
-        float factor = 1.0f / sum;
-        if (lane % 4 == 0 && row[h] < end && lse)
-            store_lse(lse + (long long)(w.row + row[h] / GROUP) * heads + kv * GROUP + row[h] % GROUP, state.max[h], sum);
-        unsigned *to = (unsigned *)(q + (warp * 16 + lane / 4 + 8 * h) * PITCH + lane % 4 * 2);
-        // No zero is stored as minus zero: tiles a row does not see may have given it either sign.
+    for (int t = 0; t < TALL; ++t) {
 #pragma unroll
-        for (int n = 0; n < UNITS; ++n)
-            to[n * 4] = narrow2(o[n][2 * h] * factor + 0.0f, o[n][2 * h + 1] * factor + 0.0f);
+        for (int h = 0; h < 2; ++h) {
+            const int at = t * 16 + lane / 4 + 8 * h, row = top + at;
+            float sum = quad_sum(state[t].sum[h]);
+            float factor = 1.0f / sum;
+            if (lane % 4 == 0 && row < end && lse)
+                store_lse(lse + (long long)(w.row + row / GROUP) * heads + kv * GROUP + row % GROUP, state[t].max[h],
+                          sum);
+            unsigned *to = (unsigned *)(q + (warp * TALL * 16 + at) * PITCH + lane % 4 * 2);
+            // No zero is stored as minus zero: tiles a row does not see may have given it either sign.
+#pragma unroll
+            for (int n = 0; n < UNITS; ++n)
+                to[n * 4] = narrow2(o[t][n][2 * h] * factor + 0.0f, o[t][n][2 * h + 1] * factor + 0.0f);
+        }
     }
     __syncwarp();
-    for (int i = lane; i < 16 * (HEAD_DIM / 8); i += 32) {
+    for (int i = lane; i < TALL * 16 * (HEAD_DIM / 8); i += 32) {
         int r = top + i / (HEAD_DIM / 8), c = i % (HEAD_DIM / 8) * 8;
         if (r < end) {
             bf16 *to = out + ((long long)(w.row + r / GROUP) * heads + kv * GROUP + r % GROUP) * HEAD_DIM + c;

@@ -20,16 +20,16 @@ use tables::{FEW, TOKENS, Unit};
 
 /// One of each kind of kernel, for tests: a plain one, a cap and a window, odd groups, the widest head.
 pub const VARIANTS: &[&str] = &[
-    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=8 STAGES=2 FEW_STAGES=3",
-    "HEAD_DIM=128 GROUP=2 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=4 STAGES=2 FEW_STAGES=3",
-    "HEAD_DIM=24 GROUP=5 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=8 STAGES=2 FEW_STAGES=3",
-    "HEAD_DIM=256 GROUP=1 SOFTCAP=1 WINDOW=1 PAGED=0 WARPS=4 STAGES=2 FEW_STAGES=2",
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=4 TALL=2 STAGES=2 FEW_STAGES=3",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=4 TALL=1 STAGES=2 FEW_STAGES=3",
+    "HEAD_DIM=24 GROUP=5 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=8 TALL=1 STAGES=2 FEW_STAGES=3",
+    "HEAD_DIM=256 GROUP=1 SOFTCAP=1 WINDOW=1 PAGED=0 WARPS=4 TALL=1 STAGES=2 FEW_STAGES=2",
 ];
 /// The same for the backward.
 pub const BACKWARD_VARIANTS: &[&str] = &[
-    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 STEP=64 KEY_STEP=64 SPLIT=1",
-    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 STEP=32 KEY_STEP=64 SPLIT=1",
-    "HEAD_DIM=256 GROUP=1 SOFTCAP=0 WINDOW=0 STEP=32 KEY_STEP=32 SPLIT=2",
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 KEY_TALL=2 ROW_TALL=2 STEP=32 KEY_STEP=32 SPLIT=1",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 KEY_TALL=1 ROW_TALL=1 STEP=32 KEY_STEP=64 SPLIT=1",
+    "HEAD_DIM=256 GROUP=1 SOFTCAP=0 WINDOW=0 KEY_TALL=1 ROW_TALL=1 STEP=32 KEY_STEP=32 SPLIT=2",
 ];
 /// The same for the kernels without tensor cores.
 pub const SIMPLE_VARIANTS: &[&str] =
@@ -41,8 +41,9 @@ const SIMPLE: (u32, usize) = (128, 16);
 /// How the tensor-core kernels are cut to a head and a card.
 #[derive(Clone, Copy)]
 struct Shape {
-    /// Warps of attention_rows, each with 16 rows.
+    /// Warps of attention_rows, and how many times 16 rows each has.
     warps: usize,
+    tall: usize,
     /// Tiles of keys in shared memory at a time, there and in attention_few.
     stages: usize,
     few_stages: usize,
@@ -70,14 +71,18 @@ impl Shape {
             return None;
         }
         let (room, tile) = (room(cuda) / pitch(heads), 2 * TOKENS);
-        let most = if heads.head_dim <= 64 { 8 } else { 4 };
-        let warps = [8, 4, 2, 1].into_iter().find(|w| *w <= most && w * 16 + 2 * tile <= room)?;
+        let tall = if heads.head_dim <= 64 { 2 } else { 1 };
+        let warps = [4, 2, 1].into_iter().find(|w| w * tall * 16 + 2 * tile <= room)?;
         // Several blocks of attention_few shall fit into a processor at once.
         let few_stages = if heads.head_dim <= 64 { 3 } else { 2 };
-        Some(Shape { warps, stages: 2, few_stages })
+        Some(Shape { warps, tall, stages: 2, few_stages })
+    }
+    /// Stacked rows of a block of attention_rows.
+    fn rows(self) -> usize {
+        self.warps * self.tall * 16
     }
     fn rows_shared(self, heads: Heads) -> usize {
-        (self.warps * 16 + self.stages * 2 * TOKENS) * pitch(heads)
+        (self.rows() + self.stages * 2 * TOKENS) * pitch(heads)
     }
     fn few_shared(self, heads: Heads) -> usize {
         (FEW + self.few_stages * 2 * TOKENS) * pitch(heads)
@@ -142,7 +147,7 @@ pub fn attention(
     assert!(out.len() == tokens * heads.out_width() && out.dtype() == qkv.dtype());
     let unit = Unit::Rows { group: heads.heads / heads.kv_heads };
     let (none, shape) = (0u64, Shape::of(cuda, heads, qkv.dtype()));
-    let step = shape.map_or(SIMPLE.1, |s| s.warps * 16);
+    let step = shape.map_or(SIMPLE.1, Shape::rows);
     let list = tables::packed(cuda, segments, unit, step)?;
     let mut arguments = args![qkv, none, none, &list.memory, out, lse].to_vec();
     let blocks = list.len * heads.kv_heads;
@@ -158,9 +163,9 @@ pub fn attention(
 }
 
 fn defines(op: &Attention, shape: Shape, paged: bool) -> String {
-    let Shape { warps, stages, few_stages } = shape;
+    let Shape { warps, tall, stages, few_stages } = shape;
     format!(
-        "{} PAGED={} WARPS={warps} STAGES={stages} FEW_STAGES={few_stages}",
+        "{} PAGED={} WARPS={warps} TALL={tall} STAGES={stages} FEW_STAGES={few_stages}",
         tile_defines(op),
         u8::from(paged)
     )
@@ -195,7 +200,7 @@ fn lists(
         "no such cache block"
     );
     let shape = Shape::of(cuda, heads, qkv.dtype());
-    let step = shape.map_or(SIMPLE.1, |s| s.warps * 16);
+    let step = shape.map_or(SIMPLE.1, Shape::rows);
     let group = heads.heads / heads.kv_heads;
     tables::paged(cuda, rows, group, step, shape.is_some(), qkv.len() / heads.qkv_width())
 }

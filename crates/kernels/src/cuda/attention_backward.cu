@@ -2,18 +2,21 @@
 //
 // Weights are computed again from the kept log-sum-exp. Two kernels, and every gradient has one owner that adds its
 // terms in one order, so nothing is added atomically and the bits are those of every run:
-// `attention_keys`: a block has 64 keys of one sequence and key head and meets the stacked rows that see them (all
-// heads of the group, in the order of tokens). A warp has 16 keys: scores transposed, k qᵀ, leave it with weights that
-// are the left operand of dv += pᵀ dout and dk += dsᵀ q as they lie in its registers.
-// `attention_queries`: a block has 64 stacked rows, a warp 16 of them, and meets the key tiles in ascending order for
+// `attention_keys`: a block has some keys of one sequence and key head and meets the stacked rows that see them (all
+// heads of the group, in the order of tokens). A warp has 16 or 32 of the keys: scores transposed, k qᵀ, leave it with
+// weights that are the left operand of dv += pᵀ dout and dk += dsᵀ q as they lie in its registers.
+// `attention_queries`: a block has some stacked rows, a warp 16 or 32 of them, and meets the keys in ascending order for
 // dq += ds k.
 // `attention_delta` before them: Σ dout · out for each row and head.
 //
-// Also set by the launcher: STEP (rows met at a time in attention_keys), KEY_STEP (keys met at a time in
-// attention_queries), SPLIT (blocks that share the columns of dk and dv, each computing all scores).
+// Also set by the launcher: KEY_TALL and ROW_TALL (how many times 16 keys, or rows, a warp has), STEP (rows met at a time
+// in attention_keys), KEY_STEP (keys met at a time in attention_queries), SPLIT (blocks that share the columns of dk and
+// dv, each computing all scores).
 
-#define OWN 64
 #define THREADS 128
+// Keys, and stacked rows, that a block has.
+#define OWN_KEYS (64 * KEY_TALL)
+#define OWN_ROWS (64 * ROW_TALL)
 // Columns of dk and dv that a block has.
 #define COLUMNS ((WIDE / 16 + SPLIT - 1) / SPLIT * 16)
 
@@ -52,11 +55,58 @@ __device__ __forceinline__ void store_rows(bf16 *room, const float (&x)[N][4], f
     __syncwarp();
 }
 
+// x += a bᵀ: rows from `top` on of `a`, all N rows of `b`, over the width of the head.
+template <int T, int N>
+__device__ __forceinline__ void scores(float (&x)[T][N][4], const bf16 *a, int top, const bf16 *b) {
+#pragma unroll
+    for (int d = 0; d < WIDE; d += 16) {
+        unsigned left[T][4];
+#pragma unroll
+        for (int t = 0; t < T; ++t)
+            load_left(left[t], a, top + t * 16, d);
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            unsigned right[4];
+            load_right_rows(right, b, n * 8, d);
+#pragma unroll
+            for (int t = 0; t < T; ++t) {
+                multiply(x[t][n], left[t], right[0], right[1]);
+                multiply(x[t][n + 1], left[t], right[2], right[3]);
+            }
+        }
+    }
+}
+
+// x += bf16(w) b: all rows of `b`, its columns from `column` on.
+template <int T, int M, int N>
+__device__ __forceinline__ void add_products(float (&x)[T][M][4], const float (&w)[T][N][4], const bf16 *b,
+                                             int column) {
+#pragma unroll
+    for (int r = 0; r < N; r += 2) {
+        unsigned left[T][4];
+#pragma unroll
+        for (int t = 0; t < T; ++t)
+            as_left(left[t], w[t][r], w[t][r + 1]);
+#pragma unroll
+        for (int n = 0; n < M; n += 2) {
+            if (M * 8 < WIDE && column + n * 8 >= WIDE)
+                continue;
+            unsigned right[4];
+            load_right(right, b, r * 8, column + n * 8);
+#pragma unroll
+            for (int t = 0; t < T; ++t) {
+                multiply(x[t][n], left[t], right[0], right[1]);
+                multiply(x[t][n + 1], left[t], right[2], right[3]);
+            }
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float *delta, const Work *work, bf16 *dqkv,
                int heads, int kv_heads, float scale, float cap, int window, float factor) {
     extern __shared__ __align__(16) unsigned char shared[];
-    bf16 *k = (bf16 *)shared, *v = k + OWN * PITCH, *ring = v + OWN * PITCH;
+    bf16 *k = (bf16 *)shared, *v = k + OWN_KEYS * PITCH, *ring = v + OWN_KEYS * PITCH;
     // Of the rows in the ring: log-sum-exp in units of log 2, and delta.
     __shared__ float kept[2][2][STEP];
     const Work w = work[blockIdx.x / kv_heads];
@@ -65,9 +115,9 @@ attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float 
     const int columns = blockIdx.z * COLUMNS;
     const int width = (heads + 2 * kv_heads) * HEAD_DIM, out_width = heads * HEAD_DIM;
     // Tokens from `first` on see the first key; past `last` none sees any of the keys.
-    const int first = w.first, keys = min(OWN, w.count - first);
+    const int first = w.first, keys = min(OWN_KEYS, w.count - first);
 #if WINDOW
-    const int last = (int)min((long long)w.count, (long long)first + OWN - 1 + window);
+    const int last = (int)min((long long)w.count, (long long)first + OWN_KEYS - 1 + window);
 #else
     const int last = w.count;
 #endif
@@ -90,19 +140,21 @@ attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float 
         }
         copy_commit();
     };
-    load_tile<OWN, THREADS>(k, k_base, width, keys);
-    load_tile<OWN, THREADS>(v, k_base + kv_heads * HEAD_DIM, width, keys);
+    load_tile<OWN_KEYS, THREADS>(k, k_base, width, keys);
+    load_tile<OWN_KEYS, THREADS>(v, k_base + kv_heads * HEAD_DIM, width, keys);
     fetch(first * GROUP, 0);
 
-    float dk[COLUMNS / 8][4], dv[COLUMNS / 8][4];
+    float dk[KEY_TALL][COLUMNS / 8][4], dv[KEY_TALL][COLUMNS / 8][4];
 #pragma unroll
-    for (int n = 0; n < COLUMNS / 8; ++n)
+    for (int t = 0; t < KEY_TALL; ++t)
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            dk[n][e] = dv[n][e] = 0.0f;
+        for (int n = 0; n < COLUMNS / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                dk[t][n][e] = dv[t][n][e] = 0.0f;
 
-    // This lane's two keys, and those of its warp.
-    const int top = first + warp * 16, key[2] = {top + lane / 4, top + lane / 4 + 8};
+    // The first and the last key of this warp.
+    const int top = first + warp * 16 * KEY_TALL, bottom = top + 16 * KEY_TALL - 1;
     int slot = 0;
     for (int row = first * GROUP; row < end; row += STEP, slot ^= 1) {
         copy_wait<0>();
@@ -110,91 +162,69 @@ attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float 
         fetch(row + STEP, slot ^ 1);
         const int low = row / GROUP, high = (min(row + STEP, end) - 1) / GROUP;
         // Whether some row sees some key of the warp, and whether all see all.
-        if (high < top || first_seen(op, low) > top + 15)
+        if (high < top || first_seen(op, low) > bottom)
             continue;
-        const bool whole = low >= top + 15 && first_seen(op, high) <= top;
+        const bool whole = low >= bottom && first_seen(op, high) <= top;
         const bf16 *q = ring + slot * (2 * STEP * PITCH), *g = q + STEP * PITCH;
-        float p[STEP / 8][4], ds[STEP / 8][4];
+        float p[KEY_TALL][STEP / 8][4], ds[KEY_TALL][STEP / 8][4];
 #pragma unroll
-        for (int n = 0; n < STEP / 8; ++n)
+        for (int t = 0; t < KEY_TALL; ++t)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                p[n][e] = ds[n][e] = 0.0f;
+            for (int n = 0; n < STEP / 8; ++n)
 #pragma unroll
-        for (int d = 0; d < WIDE; d += 16) {
-            unsigned a[4], b[4];
-            load_left(a, k, warp * 16, d);
+                for (int e = 0; e < 4; ++e)
+                    p[t][n][e] = ds[t][n][e] = 0.0f;
+        scores<KEY_TALL>(p, k, warp * 16 * KEY_TALL, q);
+        scores<KEY_TALL>(ds, v, warp * 16 * KEY_TALL, g);
 #pragma unroll
-            for (int n = 0; n < STEP / 8; n += 2) {
-                load_right_rows(b, q, n * 8, d);
-                multiply(p[n], a, b[0], b[1]);
-                multiply(p[n + 1], a, b[2], b[3]);
-            }
-            load_left(a, v, warp * 16, d);
+        for (int t = 0; t < KEY_TALL; ++t) {
 #pragma unroll
-            for (int n = 0; n < STEP / 8; n += 2) {
-                load_right_rows(b, g, n * 8, d);
-                multiply(ds[n], a, b[0], b[1]);
-                multiply(ds[n + 1], a, b[2], b[3]);
-            }
-        }
+            for (int n = 0; n < STEP / 8; ++n) {
+                const int i = n * 8 + lane % 4 * 2;
+                const float2 l = *(const float2 *)&kept[slot][0][i], dl = *(const float2 *)&kept[slot][1][i];
 #pragma unroll
-        for (int n = 0; n < STEP / 8; ++n) {
-            const int i = n * 8 + lane % 4 * 2;
-            const float2 l = *(const float2 *)&kept[slot][0][i], dl = *(const float2 *)&kept[slot][1][i];
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                float slope;
-                float x = score_and_slope(op, p[n][e], slope) - (e & 1 ? l.y : l.x);
-                if (!whole && !sees(op, (row + i + (e & 1)) / GROUP, key[e >> 1]))
-                    x = -INFINITY_;
-                p[n][e] = power2(x);
-                ds[n][e] = p[n][e] * (ds[n][e] - (e & 1 ? dl.y : dl.x)) * slope;
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < STEP; r += 16) {
-            unsigned a[4], b[4];
-            as_left(a, p[r / 8], p[r / 8 + 1]);
-#pragma unroll
-            for (int n = 0; n < COLUMNS / 8; n += 2) {
-                if (SPLIT == 1 || columns + n * 8 < WIDE) {
-                    load_right(b, g, r, columns + n * 8);
-                    multiply(dv[n], a, b[0], b[1]);
-                    multiply(dv[n + 1], a, b[2], b[3]);
-                }
-            }
-            as_left(a, ds[r / 8], ds[r / 8 + 1]);
-#pragma unroll
-            for (int n = 0; n < COLUMNS / 8; n += 2) {
-                if (SPLIT == 1 || columns + n * 8 < WIDE) {
-                    load_right(b, q, r, columns + n * 8);
-                    multiply(dk[n], a, b[0], b[1]);
-                    multiply(dk[n + 1], a, b[2], b[3]);
+                for (int e = 0; e < 4; ++e) {
+                    float slope;
+                    float x = score_and_slope(op, p[t][n][e], slope) - (e & 1 ? l.y : l.x);
+                    const int key = top + t * 16 + lane / 4 + (e >> 1) * 8;
+                    if (!whole && !sees(op, (row + i + (e & 1)) / GROUP, key))
+                        x = -INFINITY_;
+                    p[t][n][e] = power2(x);
+                    ds[t][n][e] = p[t][n][e] * (ds[t][n][e] - (e & 1 ? dl.y : dl.x)) * slope;
                 }
             }
         }
+        add_products<KEY_TALL>(dv, p, g, columns);
+        add_products<KEY_TALL>(dk, ds, q, columns);
     }
 
     copy_wait<0>();
     __syncthreads();
     bf16 *to = dqkv + (long long)w.row * width + (heads + kv) * HEAD_DIM;
-    auto place = [&](int r) { return top + r < first + keys ? to + (long long)(top + r) * width : (bf16 *)nullptr; };
-    store_rows(k + warp * 16 * PITCH, dk, factor, columns, place);
-    to += kv_heads * HEAD_DIM;
-    store_rows(v + warp * 16 * PITCH, dv, 1.0f, columns, place);
+#pragma unroll
+    for (int t = 0; t < KEY_TALL; ++t) {
+        const int from = top + t * 16, values = kv_heads * HEAD_DIM;
+        auto place = [&](int r) {
+            return from + r < first + keys ? to + (long long)(from + r) * width : (bf16 *)nullptr;
+        };
+        bf16 *room = k + (warp * KEY_TALL + t) * 16 * PITCH;
+        store_rows(room, dk[t], factor, columns, place);
+        to += values;
+        store_rows(room, dv[t], 1.0f, columns, place);
+        to -= values;
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_queries(const bf16 *qkv, const bf16 *dout, const float *lse, const float *delta, const Work *work, bf16 *dqkv,
                   int heads, int kv_heads, float scale, float cap, int window, float factor) {
     extern __shared__ __align__(16) unsigned char shared[];
-    bf16 *q = (bf16 *)shared, *g = q + OWN * PITCH, *ring = g + OWN * PITCH;
+    bf16 *q = (bf16 *)shared, *g = q + OWN_ROWS * PITCH, *ring = g + OWN_ROWS * PITCH;
     const Work w = work[blockIdx.x / kv_heads];
     const Scoring op = {scale, cap, window};
     const int kv = blockIdx.x % kv_heads, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const int width = (heads + 2 * kv_heads) * HEAD_DIM, out_width = heads * HEAD_DIM;
-    const int end = min(w.first + OWN, w.count * GROUP);
+    const int end = min(w.first + OWN_ROWS, w.count * GROUP);
     const int seen = (end - 1) / GROUP + 1;
     const int start = first_seen(op, w.first / GROUP) / KEY_STEP * KEY_STEP;
     const bf16 *k_base = qkv + (long long)w.row * width + (heads + kv) * HEAD_DIM;
@@ -208,28 +238,30 @@ attention_queries(const bf16 *qkv, const bf16 *dout, const float *lse, const flo
         }
         copy_commit();
     };
-    load_rows<OWN, THREADS>(q, qkv + (long long)w.row * width + kv * GROUP * HEAD_DIM, width, w.first, end);
-    load_rows<OWN, THREADS>(g, dout + (long long)w.row * out_width + kv * GROUP * HEAD_DIM, out_width, w.first, end);
+    load_rows<OWN_ROWS, THREADS>(q, qkv + (long long)w.row * width + kv * GROUP * HEAD_DIM, width, w.first, end);
+    load_rows<OWN_ROWS, THREADS>(g, dout + (long long)w.row * out_width + kv * GROUP * HEAD_DIM, out_width, w.first, end);
     fetch(start, 0);
 
-    const int top = w.first + warp * 16, row[2] = {top + lane / 4, top + lane / 4 + 8};
-    const int position[2] = {row[0] / GROUP, row[1] / GROUP};
-    float kept[2] = {0.0f, 0.0f}, sums[2] = {0.0f, 0.0f};
+    const int top = w.first + warp * 16 * ROW_TALL, bottom = min(top + 16 * ROW_TALL, end);
+    // Of this lane's rows: log-sum-exp in units of log 2, and delta.
+    float kept[ROW_TALL][2], sums[ROW_TALL][2];
+    float dq[ROW_TALL][UNITS][4];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        if (row[h] < end) {
-            long long at = (long long)(w.row + position[h]) * heads + kv * GROUP + row[h] % GROUP;
-            kept[h] = lse[at] * LOG2_E;
-            sums[h] = delta[at];
+    for (int t = 0; t < ROW_TALL; ++t) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = top + t * 16 + lane / 4 + h * 8;
+            const long long at = (long long)(w.row + row / GROUP) * heads + kv * GROUP + row % GROUP;
+            kept[t][h] = row < end ? lse[at] * LOG2_E : 0.0f;
+            sums[t][h] = row < end ? delta[at] : 0.0f;
         }
+#pragma unroll
+        for (int n = 0; n < UNITS; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                dq[t][n][e] = 0.0f;
     }
-    const int lowest = top / GROUP, highest = (min(top + 16, end) - 1) / GROUP;
-    float dq[UNITS][4];
-#pragma unroll
-    for (int n = 0; n < UNITS; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-            dq[n][e] = 0.0f;
+    const int lowest = top / GROUP, highest = (bottom - 1) / GROUP;
 
     int slot = 0;
     for (int key = start; key < seen; key += KEY_STEP, slot ^= 1) {
@@ -240,59 +272,43 @@ attention_queries(const bf16 *qkv, const bf16 *dout, const float *lse, const flo
             continue;
         const bool whole = key + KEY_STEP - 1 <= lowest && key >= first_seen(op, highest);
         const bf16 *k = ring + slot * (2 * KEY_STEP * PITCH), *v = k + KEY_STEP * PITCH;
-        float p[KEY_STEP / 8][4], ds[KEY_STEP / 8][4];
+        float p[ROW_TALL][KEY_STEP / 8][4], ds[ROW_TALL][KEY_STEP / 8][4];
 #pragma unroll
-        for (int n = 0; n < KEY_STEP / 8; ++n)
+        for (int t = 0; t < ROW_TALL; ++t)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                p[n][e] = ds[n][e] = 0.0f;
+            for (int n = 0; n < KEY_STEP / 8; ++n)
 #pragma unroll
-        for (int d = 0; d < WIDE; d += 16) {
-            unsigned a[4], b[4];
-            load_left(a, q, warp * 16, d);
+                for (int e = 0; e < 4; ++e)
+                    p[t][n][e] = ds[t][n][e] = 0.0f;
+        scores<ROW_TALL>(p, q, warp * 16 * ROW_TALL, k);
+        scores<ROW_TALL>(ds, g, warp * 16 * ROW_TALL, v);
 #pragma unroll
-            for (int n = 0; n < KEY_STEP / 8; n += 2) {
-                load_right_rows(b, k, n * 8, d);
-                multiply(p[n], a, b[0], b[1]);
-                multiply(p[n + 1], a, b[2], b[3]);
-            }
-            load_left(a, g, warp * 16, d);
+        for (int t = 0; t < ROW_TALL; ++t) {
+            const int upper = (top + t * 16 + lane / 4) / GROUP, lower = (top + t * 16 + lane / 4 + 8) / GROUP;
 #pragma unroll
-            for (int n = 0; n < KEY_STEP / 8; n += 2) {
-                load_right_rows(b, v, n * 8, d);
-                multiply(ds[n], a, b[0], b[1]);
-                multiply(ds[n + 1], a, b[2], b[3]);
-            }
-        }
+            for (int n = 0; n < KEY_STEP / 8; ++n) {
 #pragma unroll
-        for (int n = 0; n < KEY_STEP / 8; ++n) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                float slope;
-                float x = score_and_slope(op, p[n][e], slope) - kept[e >> 1];
-                if (!whole && !sees(op, position[e >> 1], key + n * 8 + lane % 4 * 2 + (e & 1)))
-                    x = -INFINITY_;
-                ds[n][e] = power2(x) * (ds[n][e] - sums[e >> 1]) * slope;
+                for (int e = 0; e < 4; ++e) {
+                    float slope;
+                    float x = score_and_slope(op, p[t][n][e], slope) - kept[t][e >> 1];
+                    if (!whole && !sees(op, e >> 1 ? lower : upper, key + n * 8 + lane % 4 * 2 + (e & 1)))
+                        x = -INFINITY_;
+                    ds[t][n][e] = power2(x) * (ds[t][n][e] - sums[t][e >> 1]) * slope;
+                }
             }
         }
-#pragma unroll
-        for (int r = 0; r < KEY_STEP; r += 16) {
-            unsigned a[4], b[4];
-            as_left(a, ds[r / 8], ds[r / 8 + 1]);
-#pragma unroll
-            for (int n = 0; n < UNITS; n += 2) {
-                load_right(b, k, r, n * 8);
-                multiply(dq[n], a, b[0], b[1]);
-                multiply(dq[n + 1], a, b[2], b[3]);
-            }
-        }
+        add_products<ROW_TALL>(dq, ds, k, 0);
     }
 
     copy_wait<0>();
     __syncthreads();
     bf16 *to = dqkv + (long long)w.row * width + kv * GROUP * HEAD_DIM;
-    store_rows(q + warp * 16 * PITCH, dq, factor, 0, [&](int r) {
-        int at = top + r;
-        return at < end ? to + (long long)(at / GROUP) * width + at % GROUP * HEAD_DIM : (bf16 *)nullptr;
-    });
+#pragma unroll
+    for (int t = 0; t < ROW_TALL; ++t) {
+        const int from = top + t * 16;
+        store_rows(q + (warp * ROW_TALL + t) * 16 * PITCH, dq[t], factor, 0, [&](int r) {
+            const int at = from + r;
+            return at < end ? to + (long long)(at / GROUP) * width + at % GROUP * HEAD_DIM : (bf16 *)nullptr;
+        });
+    }
 }

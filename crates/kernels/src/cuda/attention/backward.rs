@@ -9,12 +9,15 @@ use crate::cuda::Cuda;
 use crate::cuda::launch::{Arg, Grid, args};
 use crate::error::Result;
 
-/// Keys or stacked rows that a block of threads owns, and its threads.
-const OWN: usize = 64;
+/// Threads of a block, which owns `OWN` times 1 or 2 keys or stacked rows.
 const THREADS: u32 = 128;
+const OWN: usize = 64;
 
 /// How the kernels are cut to a head and a card.
 struct Cut {
+    /// How many times 16 keys, and stacked rows, a warp has.
+    key_tall: usize,
+    row_tall: usize,
     /// Rows met at a time in the pass over keys.
     step: usize,
     /// Keys met at a time in the pass over queries.
@@ -28,14 +31,18 @@ impl Cut {
         if !fits_tensor_cores(heads, dtype) {
             return None;
         }
-        let room = room(cuda) / pitch(heads);
-        let fits = |step: usize| 2 * OWN + 4 * step <= room;
-        let step = if heads.head_dim <= 64 { 64 } else { 32 };
-        let key_step = if heads.head_dim <= 128 && fits(64) { 64 } else { 32 };
-        (fits(step) && fits(key_step)).then_some(Cut { step, key_step, split: heads.head_dim.div_ceil(128) })
+        // What the registers of a thread hold.
+        let (key_tall, row_tall) = if heads.head_dim <= 64 { (2, 2) } else { (1, 1) };
+        let (step, mut key_step) = if heads.head_dim <= 64 || heads.head_dim > 128 { (32, 32) } else { (32, 64) };
+        let fits = |tall, step| Cut::shared(heads, tall, step) <= room(cuda);
+        if !fits(row_tall, key_step) {
+            key_step = 32;
+        }
+        let cut = Cut { key_tall, row_tall, step, key_step, split: heads.head_dim.div_ceil(128) };
+        (fits(key_tall, step) && fits(row_tall, key_step)).then_some(cut)
     }
-    fn shared(heads: Heads, step: usize) -> usize {
-        (2 * OWN + 4 * step) * pitch(heads)
+    fn shared(heads: Heads, tall: usize, step: usize) -> usize {
+        (2 * OWN * tall + 4 * step) * pitch(heads)
     }
 }
 
@@ -76,9 +83,12 @@ pub fn attention_backward(
         }
         return Ok(());
     };
-    let Cut { step, key_step, split } = cut;
+    let Cut { key_tall, row_tall, step, key_step, split } = cut;
     let module = "attention_backward";
-    let defines = format!("{} STEP={step} KEY_STEP={key_step} SPLIT={split}", tile_defines(&op));
+    let defines = format!(
+        "{} KEY_TALL={key_tall} ROW_TALL={row_tall} STEP={step} KEY_STEP={key_step} SPLIT={split}",
+        tile_defines(&op)
+    );
     let grid = Grid::new(rows.div_ceil(8), 256);
     cuda.launch_variant(module, &defines, "attention_delta", grid, &delta_args)?;
     let passes = [(Unit::Keys, "attention_keys", step, split), (unit, "attention_queries", key_step, 1)];
@@ -87,7 +97,7 @@ pub fn attention_backward(
         let grid = Grid {
             blocks: [(list.len * heads.kv_heads) as u32, 1, split as u32],
             threads: THREADS,
-            shared: Cut::shared(heads, step),
+            shared: Cut::shared(heads, tall, step),
         };
         let mut arguments = common(&list, dqkv, tile_scoring(&op));
         // What a score's gradient is multiplied by to become that of the dot product.
