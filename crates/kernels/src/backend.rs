@@ -146,6 +146,17 @@ pub struct LogpGrads<'a> {
     pub others: Option<&'a Buffer>,
 }
 
+/// A token chosen from a row of logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// Which.
+    pub token: u32,
+    /// Its logit.
+    pub logit: f32,
+    /// The row's log of the sum of exponentials.
+    pub lse: f32,
+}
+
 /// AdamW's settings for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
@@ -404,13 +415,24 @@ pub trait Backend: Send + Sync {
     fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>>;
     /// For each row of `logits`, the first largest.
     fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>>;
-    /// The logit of one token of each row.
-    fn logits_of(&self, logits: &Buffer, tokens: &[u32]) -> Result<Vec<f32>> {
-        let (vocab, mut out) = (logits.len() / tokens.len().max(1), vec![0.0; tokens.len()]);
-        for (row, &token) in tokens.iter().enumerate() {
-            self.read(logits, row * vocab + token as usize, &mut out[row..row + 1])?;
-        }
-        Ok(out)
+    /// For each row of `logits` what `sample` gives for its number, or `argmax` without one. A device answers at once,
+    /// not piece by piece.
+    fn choose(&self, logits: &Buffer, lse: &Buffer, uniform: &[Option<f32>]) -> Result<Vec<Choice>> {
+        let rows = uniform.len();
+        let vocab = logits.len() / rows.max(1);
+        let draws: Vec<f32> = uniform.iter().map(|u| u.unwrap_or(0.0)).collect();
+        let any = |wanted: bool| uniform.iter().any(|u| u.is_some() == wanted);
+        let sampled = if any(true) { self.sample(logits, lse, &draws)? } else { Vec::new() };
+        let largest = if any(false) { self.argmax(logits, rows)? } else { Vec::new() };
+        let mut sums = vec![0.0; rows];
+        self.read(lse, 0, &mut sums)?;
+        let choice = |row: usize| {
+            let token = if uniform[row].is_some() { sampled[row] } else { largest[row] };
+            let mut logit = [0.0];
+            self.read(logits, row * vocab + token as usize, &mut logit)?;
+            Ok(Choice { token, logit: logit[0], lse: sums[row] })
+        };
+        (0..rows).map(choice).collect()
     }
     /// KL(p || q) per row over the whole vocabulary; `p` and `q` are (hidden states, head).
     fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()>;

@@ -5,8 +5,8 @@ use super::{
     vector,
 };
 use crate::backend::{
-    Activation, AdamW, Attention, Backend, Heads, LogpGrads, LogpHead, LogpStats, Norm, PagedRows, Segments,
-    Sgd,
+    Activation, AdamW, Attention, Backend, Choice, Heads, LogpGrads, LogpHead, LogpStats, Norm, PagedRows,
+    Segments, Sgd,
 };
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
@@ -257,8 +257,8 @@ impl Backend for Cuda {
     fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
         sample::argmax(self, logits, rows)
     }
-    fn logits_of(&self, logits: &Buffer, tokens: &[u32]) -> Result<Vec<f32>> {
-        vector::logits_of(self, logits, tokens)
+    fn choose(&self, logits: &Buffer, lse: &Buffer, uniform: &[Option<f32>]) -> Result<Vec<Choice>> {
+        sample::choose(self, logits, lse, uniform)
     }
     fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()> {
         kl::kl(self, op, p, q, kl)

@@ -18,11 +18,8 @@ __device__ __forceinline__ float prefix_sum(float x) {
     return x;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    sample(const float* logits, const float* lse, const float* draws, u32 vocab, u32* chosen) {
-    extern __shared__ float sums[];
-    const float* row = logits + (u64)blockIdx.x * vocab;
-    const float sum = lse[blockIdx.x], draw = draws[blockIdx.x];
+// The first token whose cumulative probability exceeds the draw; the first warp gets it. `sums` has room for every tile.
+__device__ u32 sampled(const float* row, float sum, float draw, u32 vocab, float* sums) {
     const u32 tiles = (vocab + TILE - 1) / TILE, lane = threadIdx.x % WARP;
     for (u32 t = threadIdx.x / WARP; t < tiles; t += THREADS / WARP) {
         float part = 0.0f;
@@ -40,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (lane == 0) sums[t] = part;
     }
     __syncthreads();
-    if (threadIdx.x >= WARP) return;
+    if (threadIdx.x >= WARP) return 0;
     float below = 0.0f;
     // The last token that can occur, for a draw above the last sum: rounding leaves a sliver there.
     u32 last = 0;
@@ -51,10 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const float p = c < vocab ? exp_(row[c] - sum) : 0.0f;
                 const float up_to = below + prefix_sum(p);
                 const u32 passed = __ballot_sync(ALL, up_to > draw && p > 0.0f);
-                if (passed) {
-                    if (lane == 0) chosen[blockIdx.x] = from + __ffs(passed) - 1;
-                    return;
-                }
+                if (passed) return from + __ffs(passed) - 1;
                 below = __shfl_sync(ALL, up_to, WARP - 1);
             }
         } else {
@@ -68,14 +62,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const u32 there = __ballot_sync(ALL, c < vocab && exp_(row[min(c, vocab - 1)] - sum) > 0.0f);
         if (there) best = from + 31 - __clz(there);
     }
-    if (lane == 0) chosen[blockIdx.x] = best;
+    return best;
 }
 
-// The first largest of each row.
-extern "C" __global__ void __launch_bounds__(THREADS) argmax(const float* logits, u32 vocab, u32* chosen) {
+// The first largest; the first thread gets it.
+__device__ u32 largest(const float* row, u32 vocab) {
     __shared__ float tops[THREADS / WARP];
     __shared__ u32 places[THREADS / WARP];
-    const float* row = logits + (u64)blockIdx.x * vocab;
     float top = -INFINITY_;
     u32 place = 0xffffffffu;
     for (u32 c = threadIdx.x; c < vocab; c += THREADS) {
@@ -98,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) argmax(const float* logits
         places[threadIdx.x / WARP] = place;
     }
     __syncthreads();
-    if (threadIdx.x) return;
+    if (threadIdx.x) return 0;
     for (int w = 1; w < THREADS / WARP; w++) {
         if (tops[w] > top || (tops[w] == top && places[w] < place)) {
             top = tops[w];
@@ -106,11 +99,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) argmax(const float* logits
         }
     }
     // A row of NaN or -infinity has no largest.
-    chosen[blockIdx.x] = place == 0xffffffffu ? 0 : place;
+    return place == 0xffffffffu ? 0 : place;
 }
 
-// The elements at these places.
-extern "C" __global__ void pick(const float* x, const u64* places, u32 count, float* out) {
-    const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < count) out[i] = x[places[i]];
+struct Choice {
+    u32 token;
+    float logit, lse;
+};
+
+// One token of each row: sampled with its draw, or the largest where the draw is negative. Without `lse` all draws are.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    choose(const float* logits, const float* lse, const float* draws, u32 vocab, Choice* chosen) {
+    extern __shared__ float sums[];
+    const float* row = logits + (u64)blockIdx.x * vocab;
+    const float sum = lse ? lse[blockIdx.x] : 0.0f, draw = lse ? draws[blockIdx.x] : -1.0f;
+    const u32 token = draw < 0.0f ? largest(row, vocab) : sampled(row, sum, draw, vocab, sums);
+    if (threadIdx.x == 0) chosen[blockIdx.x] = {token, row[token], sum};
 }

@@ -112,9 +112,3 @@ extern "C" __global__ void add_chunks(const float* sums, u32 stride, u32 chunks,
     for (u32 c = 0; c < chunks; c++) sum += sums[(u64)c * stride + i];
     to[i] += sum;
 }
-
-// One element of each row.
-extern "C" __global__ void elements(const float* x, const u32* columns, u64 width, u32 rows, float* out) {
-    const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < rows) out[i] = x[(u64)i * width + columns[i]];
-}

@@ -91,21 +91,6 @@ pub fn dots(cuda: &Cuda, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
     Ok(results)
 }
 
-/// The logit of one token of each row.
-pub fn logits_of(cuda: &Cuda, logits: &Buffer, tokens: &[u32]) -> Result<Vec<f32>> {
-    if tokens.is_empty() {
-        return Ok(Vec::new());
-    }
-    let vocab = row_count(logits.len(), tokens.len());
-    assert!(tokens.iter().all(|&t| (t as usize) < vocab));
-    let (ids, out) = (cuda.uploaded(tokens)?, cuda.arena.take(4 * tokens.len())?);
-    let args = args![logits, &ids, vocab, tokens.len() as u32, &out];
-    cuda.launch_flat("vector", "elements", tokens.len(), &args)?;
-    let mut values = vec![0.0; tokens.len()];
-    cuda.download(out.ptr(), &mut values)?;
-    Ok(values)
-}
-
 /// Index of the first NaN or infinity.
 pub fn first_non_finite(cuda: &Cuda, x: &Buffer) -> Result<Option<usize>> {
     let found = cuda.uploaded(&[u64::MAX])?;

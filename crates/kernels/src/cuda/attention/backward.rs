@@ -33,7 +33,8 @@ impl Cut {
         }
         // What the registers of a thread hold.
         let (key_tall, row_tall) = if heads.head_dim <= 64 { (2, 2) } else { (1, 1) };
-        let (step, mut key_step) = if heads.head_dim <= 64 || heads.head_dim > 128 { (32, 32) } else { (32, 64) };
+        let (step, mut key_step) =
+            if heads.head_dim <= 64 || heads.head_dim > 128 { (32, 32) } else { (32, 64) };
         let fits = |tall, step| Cut::shared(heads, tall, step) <= room(cuda);
         if !fits(row_tall, key_step) {
             key_step = 32;
@@ -91,9 +92,12 @@ pub fn attention_backward(
     );
     let grid = Grid::new(rows.div_ceil(8), 256);
     cuda.launch_variant(module, &defines, "attention_delta", grid, &delta_args)?;
-    let passes = [(Unit::Keys, "attention_keys", step, split), (unit, "attention_queries", key_step, 1)];
-    for (unit, name, step, split) in passes {
-        let list = tables::packed(cuda, segments, unit, OWN)?;
+    let passes = [
+        (Unit::Keys, "attention_keys", key_tall, step, split),
+        (unit, "attention_queries", row_tall, key_step, 1),
+    ];
+    for (unit, name, tall, step, split) in passes {
+        let list = tables::packed(cuda, segments, unit, OWN * tall)?;
         let grid = Grid {
             blocks: [(list.len * heads.kv_heads) as u32, 1, split as u32],
             threads: THREADS,
