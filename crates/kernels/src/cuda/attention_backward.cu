@@ -1,12 +1,13 @@
 // Causal attention with grouped heads, backward, for packed sequences.
 //
-// Weights are computed again from the kept log-sum-exp. Two kernels, and every gradient has one owner that adds its
+// Weights are computed again from the kept log-sum-exp. Every gradient has one owner that adds its
 // terms in one order, so nothing is added atomically and the bits are those of every run:
 // `attention_keys`: a block has some keys of one sequence and key head and meets the stacked rows that see them (all
 // heads of the group, in the order of tokens). A warp has 16 or 32 of the keys: scores transposed, k qᵀ, leave it with
 // weights that are the left operand of dv += pᵀ dout and dk += dsᵀ q as they lie in its registers.
-// `attention_queries`: a block has some stacked rows, a warp 16 or 32 of them, and meets the keys in ascending order for
-// dq += ds k.
+// It keeps ds where there is room for it, and `attention_dq` multiplies it into dq += ds k: a block has some stacked rows,
+// a warp 16 or 32 of them, and meets the keys in ascending order.
+// `attention_queries` does the same without that room and computes ds again.
 // `attention_delta` before them: Σ dout · out for each row and head.
 //
 // Also set by the launcher: KEY_TALL and ROW_TALL (how many times 16 keys, or rows, a warp has), STEP (rows met at a time
@@ -33,6 +34,29 @@ extern "C" __global__ void attention_delta(const bf16 *out, const bf16 *dout, fl
     sum = warp_sum(sum);
     if (lane == 0)
         delta[row] = sum;
+}
+
+// Gradients of dot products are kept as the left operands that `attention_dq` multiplies: 16 stacked rows and 16 keys are
+// 32 lanes' four registers. The rows of number r see keys of the numbers 0..=r / GROUP, one after the other; where those
+// of a row number begin, counted in such tiles:
+__device__ __forceinline__ long long tile_row(int r) {
+    const long long q = r / GROUP, m = r % GROUP;
+    return GROUP * (q * (q - 1) / 2) + m * q + r;
+}
+
+// The transpose of an 8x8 matrix across a warp.
+__device__ __forceinline__ unsigned turned(unsigned x) {
+    unsigned y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+// Keeps a tile that a warp has with keys as rows: columns 0..8 in x, 8..16 in y.
+__device__ __forceinline__ void store_turned(uint4 *to, int rows, int keys, const float (&x)[4], const float (&y)[4]) {
+    unsigned a[4];
+    as_left(a, x, y);
+    const uint4 v = make_uint4(turned(a[0]), turned(a[2]), turned(a[1]), turned(a[3]));
+    to[(tile_row(rows) + keys) * 32 + (threadIdx.x & 31)] = v;
 }
 
 // Writes a warp's 16 rows of results through its rows of `room`; `place(r)` is where row r goes, or null.
@@ -104,14 +128,15 @@ __device__ __forceinline__ void add_products(float (&x)[T][M][4], const float (&
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float *delta, const Work *work, bf16 *dqkv,
-               int heads, int kv_heads, float scale, float cap, int window, float factor) {
+               int heads, int kv_heads, float scale, float cap, int window, float factor, int first_kv, int some_kv,
+               uint4 *gradients, long long per_kv) {
     extern __shared__ __align__(16) unsigned char shared[];
     bf16 *k = (bf16 *)shared, *v = k + OWN_KEYS * PITCH, *ring = v + OWN_KEYS * PITCH;
     // Of the rows in the ring: log-sum-exp in units of log 2, and delta.
     __shared__ float kept[2][2][STEP];
-    const Work w = work[blockIdx.x / kv_heads];
+    const Work w = work[blockIdx.x / some_kv];
     const Scoring op = {scale, cap, window};
-    const int kv = blockIdx.x % kv_heads, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const int kv = first_kv + blockIdx.x % some_kv, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const int columns = blockIdx.z * COLUMNS;
     const int width = (heads + 2 * kv_heads) * HEAD_DIM, out_width = heads * HEAD_DIM;
     // Tokens from `first` on see the first key; past `last` none sees any of the keys.
@@ -196,6 +221,18 @@ attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float 
         }
         add_products<KEY_TALL>(dv, p, g, columns);
         add_products<KEY_TALL>(dk, ds, q, columns);
+        if (gradients && blockIdx.z == 0) {
+            uint4 *to = gradients + (kv - first_kv) * per_kv + w.blocks;
+#pragma unroll
+            for (int t = 0; t < KEY_TALL; ++t) {
+#pragma unroll
+                for (int r = 0; r < STEP / 16; ++r) {
+                    const int rows = row / 16 + r, keys = top / 16 + t;
+                    if (rows * 16 < w.count * GROUP && keys <= rows / GROUP)
+                        store_turned(to, rows, keys, ds[t][2 * r], ds[t][2 * r + 1]);
+                }
+            }
+        }
     }
 
     copy_wait<0>();
@@ -308,6 +345,98 @@ attention_queries(const bf16 *qkv, const bf16 *dout, const float *lse, const flo
         const int from = top + t * 16;
         store_rows(q + (warp * ROW_TALL + t) * 16 * PITCH, dq[t], factor, 0, [&](int r) {
             const int at = from + r;
+            return at < end ? to + (long long)(at / GROUP) * width + at % GROUP * HEAD_DIM : (bf16 *)nullptr;
+        });
+    }
+}
+
+// dq = ds k, from the gradients of dot products that attention_keys kept.
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_dq(const bf16 *qkv, const Work *work, bf16 *dqkv, int heads, int kv_heads, int window, float factor,
+             int first_kv, int some_kv, const uint4 *gradients, long long per_kv) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    bf16 *ring = (bf16 *)shared;
+    const Work w = work[blockIdx.x / some_kv];
+    const Scoring op = {0.0f, 0.0f, window};
+    const int kv = first_kv + blockIdx.x % some_kv, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const int width = (heads + 2 * kv_heads) * HEAD_DIM;
+    const int end = min(w.first + OWN_ROWS, w.count * GROUP);
+    const int seen = (end - 1) / GROUP + 1;
+    const int start = first_seen(op, w.first / GROUP) / 64 * 64;
+    const bf16 *k_base = qkv + (long long)w.row * width + (heads + kv) * HEAD_DIM;
+    const uint4 *from = gradients + (kv - first_kv) * per_kv + w.blocks + lane;
+    const int top = w.first + warp * 16 * ROW_TALL, bottom = min(top + 16 * ROW_TALL, end);
+    const int first_key = first_seen(op, top / GROUP), last_key = top < end ? (bottom - 1) / GROUP : -1;
+
+    auto fetch = [&](int key, int slot) {
+        if (key < seen)
+            load_tile<64, THREADS>(ring + slot * (64 * PITCH), k_base + (long long)key * width, width, seen - key);
+        copy_commit();
+    };
+    // The warp's tiles of 64 keys; what no row sees was not kept, and is zero.
+    auto read = [&](uint4 (&to)[ROW_TALL][4], int key) {
+#pragma unroll
+        for (int t = 0; t < ROW_TALL; ++t) {
+            const int rows = top / 16 + t;
+#pragma unroll
+            for (int g = 0; g < 4; ++g) {
+                const int at = key + g * 16;
+                const bool there = rows * 16 < w.count * GROUP && at <= last_key && at + 15 >= first_key &&
+                                   at / 16 <= rows / GROUP;
+                to[t][g] = there ? from[(tile_row(rows) + at / 16) * 32] : make_uint4(0, 0, 0, 0);
+            }
+        }
+    };
+    float dq[ROW_TALL][UNITS][4];
+#pragma unroll
+    for (int t = 0; t < ROW_TALL; ++t)
+#pragma unroll
+        for (int n = 0; n < UNITS; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                dq[t][n][e] = 0.0f;
+    uint4 next[ROW_TALL][4];
+    fetch(start, 0);
+    read(next, start);
+    int slot = 0;
+    for (int key = start; key < seen; key += 64, slot ^= 1) {
+        uint4 now[ROW_TALL][4];
+#pragma unroll
+        for (int t = 0; t < ROW_TALL; ++t)
+#pragma unroll
+            for (int g = 0; g < 4; ++g)
+                now[t][g] = next[t][g];
+        copy_wait<0>();
+        __syncthreads();
+        fetch(key + 64, slot ^ 1);
+        read(next, key + 64);
+        if (key > last_key || key + 63 < first_key)
+            continue;
+        const bf16 *k = ring + slot * (64 * PITCH);
+#pragma unroll
+        for (int g = 0; g < 4; ++g) {
+#pragma unroll
+            for (int n = 0; n < UNITS; n += 2) {
+                unsigned right[4];
+                load_right(right, k, g * 16, n * 8);
+#pragma unroll
+                for (int t = 0; t < ROW_TALL; ++t) {
+                    const unsigned left[4] = {now[t][g].x, now[t][g].y, now[t][g].z, now[t][g].w};
+                    multiply(dq[t][n], left, right[0], right[1]);
+                    multiply(dq[t][n + 1], left, right[2], right[3]);
+                }
+            }
+        }
+    }
+
+    copy_wait<0>();
+    __syncthreads();
+    bf16 *to = dqkv + (long long)w.row * width + kv * GROUP * HEAD_DIM;
+#pragma unroll
+    for (int t = 0; t < ROW_TALL; ++t) {
+        const int first = top + t * 16;
+        store_rows(ring + (warp * ROW_TALL + t) * 16 * PITCH, dq[t], factor, 0, [&](int r) {
+            const int at = first + r;
             return at < end ? to + (long long)(at / GROUP) * width + at % GROUP * HEAD_DIM : (bf16 *)nullptr;
         });
     }

@@ -1,8 +1,10 @@
 //! The backward pass: `attention_backward.cu`, or `attention_simple.cu` where tensor cores do not serve.
+//!
+//! The pass over keys keeps the gradients of scores, up to 1 GiB of them at a time, for the pass over queries.
 
 use super::tables::{self, Unit};
 use super::{SIMPLE, check_shape, fits_tensor_cores, pitch, room};
-use super::{simple_defines, simple_scoring, tile_defines, tile_scoring};
+use super::{simple_defines, simple_scoring, tile_defines, tile_scoring, window};
 use crate::backend::{Attention, Heads, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
@@ -12,6 +14,9 @@ use crate::error::Result;
 /// Threads of a block, which owns `OWN` times 1 or 2 keys or stacked rows.
 const THREADS: u32 = 128;
 const OWN: usize = 64;
+
+/// Bytes at most for gradients of scores that one pass keeps for the next.
+const KEPT: usize = 1 << 30;
 
 /// How the kernels are cut to a head and a card.
 struct Cut {
@@ -66,7 +71,8 @@ pub fn attention_backward(
     assert!([out, dout, &*dqkv].iter().all(|b| b.dtype() == qkv.dtype()));
     let delta = cuda.arena.take(tokens * heads.heads * 4)?;
     let rows = tokens * heads.heads;
-    let unit = Unit::Rows { group: heads.heads / heads.kv_heads };
+    let group = heads.heads / heads.kv_heads;
+    let (keys, queries) = (Unit::Keys { group }, Unit::Rows { group });
     let delta_args = args![out, dout, &delta, rows as u32];
     let common = |list: &tables::List, dqkv: &Buffer, scoring: [Arg; 5]| {
         let mut all = args![qkv, dout, lse, &delta, &list.memory, dqkv].to_vec();
@@ -77,7 +83,7 @@ pub fn attention_backward(
         let (module, defines) = ("attention_simple", simple_defines(&op, qkv.dtype(), false));
         let grid = Grid::new(rows.div_ceil(4), SIMPLE.0);
         cuda.launch_variant(module, &defines, "simple_delta", grid, &delta_args)?;
-        for (unit, name) in [(Unit::Keys, "simple_keys"), (unit, "simple_queries")] {
+        for (unit, name) in [(keys, "simple_keys"), (queries, "simple_queries")] {
             let list = tables::packed(cuda, segments, unit, SIMPLE.1)?;
             let grid = Grid::new(list.len * heads.kv_heads, SIMPLE.0);
             cuda.launch_variant(module, &defines, name, grid, &common(&list, dqkv, simple_scoring(&op)))?;
@@ -92,21 +98,47 @@ pub fn attention_backward(
     );
     let grid = Grid::new(rows.div_ceil(8), 256);
     cuda.launch_variant(module, &defines, "attention_delta", grid, &delta_args)?;
-    let passes = [
-        (Unit::Keys, "attention_keys", key_tall, step, split),
-        (unit, "attention_queries", row_tall, key_step, 1),
-    ];
-    for (unit, name, tall, step, split) in passes {
-        let list = tables::packed(cuda, segments, unit, OWN * tall)?;
-        let grid = Grid {
-            blocks: [(list.len * heads.kv_heads) as u32, 1, split as u32],
-            threads: THREADS,
-            shared: Cut::shared(heads, tall, step),
-        };
-        let mut arguments = common(&list, dqkv, tile_scoring(&op));
-        // What a score's gradient is multiplied by to become that of the dot product.
-        arguments.extend(args![op.scale]);
-        cuda.launch_variant(module, &defines, name, grid, &arguments)?;
+    // What a score's gradient is multiplied by to become that of the dot product.
+    let factor = op.scale;
+    let keys = tables::packed(cuda, segments, keys, OWN * key_tall)?;
+    let queries = tables::packed(cuda, segments, queries, OWN * row_tall)?;
+    let grid = |list: &tables::List, kv_heads: usize, split: usize, shared: usize| Grid {
+        blocks: [(list.len * kv_heads) as u32, 1, split as u32],
+        threads: THREADS,
+        shared,
+    };
+    // As many key heads at a time as there is room for what is kept; with room for none everything is computed twice.
+    let (per_head, all) = (keys.kept * 16, heads.kv_heads);
+    let some = (KEPT / per_head.max(1)).min(all);
+    let room = cuda.arena.take(some * per_head)?;
+    for first in (0..all).step_by(some.max(1)) {
+        let count = if some == 0 { all } else { some.min(all - first) };
+        let kept = if some == 0 { 0 } else { room.ptr() };
+        let part = args![factor, first as u32, count as u32, kept, keys.kept];
+        let mut arguments = common(&keys, dqkv, tile_scoring(&op));
+        arguments.extend(part);
+        let shared = Cut::shared(heads, key_tall, step);
+        cuda.launch_variant(
+            module,
+            &defines,
+            "attention_keys",
+            grid(&keys, count, split, shared),
+            &arguments,
+        )?;
+        if some == 0 {
+            break;
+        }
+        let (heads_, kv_heads) = (heads.heads as u32, heads.kv_heads as u32);
+        let mut arguments = args![qkv, &queries.memory, &*dqkv, heads_, kv_heads, window(&op)].to_vec();
+        arguments.extend(part);
+        let grid = grid(&queries, count, 1, 2 * OWN * pitch(heads));
+        cuda.launch_variant(module, &defines, "attention_dq", grid, &arguments)?;
     }
-    Ok(())
+    if some > 0 {
+        return Ok(());
+    }
+    let mut arguments = common(&queries, dqkv, tile_scoring(&op));
+    arguments.extend(args![factor]);
+    let grid = grid(&queries, all, 1, Cut::shared(heads, row_tall, key_step));
+    cuda.launch_variant(module, &defines, "attention_queries", grid, &arguments)
 }

@@ -16,7 +16,8 @@ pub(super) const FEW: usize = 16;
 const KEPT: usize = 6;
 
 /// As the kernels declare it: of a sequence's `count` new tokens (from `row` of the batch and `position` of the
-/// sequence on) what begins at `first`; `blocks` is where the list of its cache blocks begins.
+/// sequence on) what begins at `first`; `blocks` is where the list of its cache blocks begins or, in a backward, where
+/// its kept gradients of scores do.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Work {
@@ -33,14 +34,16 @@ pub(super) struct List {
     pub memory: Memory,
     /// Blocks of threads for each key head.
     pub len: usize,
+    /// 16-byte units that the kept gradients of all scores of a key head take (see attention_backward.cu).
+    pub kept: usize,
 }
 
 impl List {
     /// Heaviest first, so that the last blocks to finish are short ones.
-    fn new(cuda: &Cuda, mut work: Vec<(usize, Work)>) -> Result<Self> {
+    fn new(cuda: &Cuda, mut work: Vec<(usize, Work)>, kept: usize) -> Result<Self> {
         work.sort_by_key(|(weight, _)| std::cmp::Reverse(*weight));
         let work: Vec<Work> = work.into_iter().map(|(_, w)| w).collect();
-        Ok(List { memory: cuda.uploaded(&work)?, len: work.len() })
+        Ok(List { memory: cuda.uploaded(&work)?, len: work.len(), kept })
     }
 }
 
@@ -49,8 +52,15 @@ impl List {
 pub(super) enum Unit {
     /// Stacked rows: that many heads to a token.
     Rows { group: usize },
-    /// Keys.
-    Keys,
+    /// Keys, of which each serves that many heads.
+    Keys { group: usize },
+}
+
+/// Tiles of 16 stacked rows and 16 keys that such rows of a sequence see: those of number r see keys 0..=r / group.
+fn tiles(rows: usize, group: usize) -> usize {
+    let r = rows.div_ceil(16);
+    let (q, m) = (r / group, r % group);
+    group * (q * q.saturating_sub(1) / 2) + m * q + r
 }
 
 /// Lists for new tokens whose keys are in the cache.
@@ -94,20 +104,22 @@ pub(super) fn packed(cuda: &Cuda, segments: &Segments, unit: Unit, step: usize) 
     if let Some((_, _, _, list)) = tables.packed.iter().find(known) {
         return Ok(list.clone());
     }
-    let mut work = Vec::new();
+    let (mut work, mut kept) = (Vec::new(), 0);
     for r in segments.iter() {
-        let all = match unit {
-            Unit::Rows { group } => r.len() * group,
-            Unit::Keys => r.len(),
+        let (all, group) = match unit {
+            Unit::Rows { group } => (r.len() * group, group),
+            Unit::Keys { group } => (r.len(), group),
         };
         for first in (0..all).step_by(step) {
             // Late rows see many keys; early keys are seen by many rows.
-            let weight = if unit == Unit::Keys { all - first } else { first + step };
-            let (row, count) = (r.start as i32, r.len() as i32);
-            work.push((weight, Work { row, count, position: 0, blocks: 0, first: first as i32 }));
+            let weight = if let Unit::Keys { .. } = unit { all - first } else { first + step };
+            // Gradients are kept only where all of them are within the reach of this number.
+            let (row, count, blocks) = (r.start as i32, r.len() as i32, kept as i32);
+            work.push((weight, Work { row, count, position: 0, blocks, first: first as i32 }));
         }
+        kept += 32 * tiles(r.len() * group, group);
     }
-    let list = Arc::new(List::new(cuda, work)?);
+    let list = Arc::new(List::new(cuda, work, kept)?);
     tables.packed.insert(0, (segments.starts.clone(), unit, step, list.clone()));
     tables.packed.truncate(KEPT);
     Ok(list)
@@ -158,8 +170,8 @@ pub(super) fn paged(
         blocks: cuda.uploaded(&blocks)?,
         slots: cuda.uploaded(&slots)?,
         rows: batch,
-        few: List::new(cuda, short)?,
-        many: List::new(cuda, long)?,
+        few: List::new(cuda, short, 0)?,
+        many: List::new(cuda, long, 0)?,
     });
     let key = PagedKey { rows: rows.clone(), group, step, batch, few };
     tables.paged.insert(0, (key, made.clone()));
