@@ -21,35 +21,42 @@
 
 #define ROWS (16 * TALL * WARPS)
 
-// Where the keys of a tile begin, and from one to the next; values are `values` further.
+// Where the keys of tiles begin, asked for in ascending order, and from one key to the next; values are `values`
+// further. The number of the next cache block is read ahead of its use.
 struct Tiles {
     const bf16 *base;
     const int *blocks;
     long long stride, values;
-    int kv, kv_heads;
-    __device__ __forceinline__ const bf16 *at(int tile) const {
+    int kv, kv_heads, last, ahead;
+    __device__ __forceinline__ const bf16 *take(int tile) {
 #if PAGED
-        return base + ((long long)blocks[tile] * kv_heads + kv) * (2 * KEYS * HEAD_DIM);
+        const long long block = ahead;
+        if (tile + 1 < last)
+            ahead = blocks[tile + 1];
+        return base + (block * kv_heads + kv) * (2 * KEYS * HEAD_DIM);
 #else
         return base + (long long)tile * KEYS * stride;
 #endif
     }
 };
 
-__device__ __forceinline__ Tiles tiles_of(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work &w,
-                                                 int kv, int heads, int kv_heads) {
+__device__ __forceinline__ Tiles tiles_of(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work &w, int kv,
+                                          int heads, int kv_heads, int first, int last) {
     Tiles t;
+    t.last = last;
     t.kv = kv;
     t.kv_heads = kv_heads;
 #if PAGED
     t.base = cache;
     t.blocks = blocks + w.blocks;
+    t.ahead = t.blocks[first];
     t.stride = HEAD_DIM;
     t.values = KEYS * HEAD_DIM;
 #else
     t.stride = (heads + 2 * kv_heads) * HEAD_DIM;
     t.base = qkv + w.row * t.stride + (heads + kv) * HEAD_DIM;
     t.blocks = blocks;
+    t.ahead = first;
     t.values = kv_heads * HEAD_DIM;
 #endif
     return t;
@@ -145,11 +152,11 @@ attention_rows(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work
     const int seen = w.position + (end - 1) / GROUP + 1;
     const int first_tile = first_seen(op, w.position + w.first / GROUP) / KEYS;
     const int last_tile = (seen + KEYS - 1) / KEYS;
-    const Tiles tiles = tiles_of(qkv, cache, blocks, w, kv, heads, kv_heads);
+    Tiles tiles = tiles_of(qkv, cache, blocks, w, kv, heads, kv_heads, first_tile, last_tile);
 
     auto fetch = [&](int tile) {
         if (tile < last_tile) {
-            const bf16 *from = tiles.at(tile);
+            const bf16 *from = tiles.take(tile);
             bf16 *to = ring + (tile - first_tile) % STAGES * (2 * KEYS * PITCH);
             load_tile<KEYS, WARPS * 32>(to, from, tiles.stride, seen - tile * KEYS);
             load_tile<KEYS, WARPS * 32>(to + KEYS * PITCH, from + tiles.values, tiles.stride, seen - tile * KEYS);
@@ -288,11 +295,11 @@ attention_few(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work 
     const int lowest = w.position + w.first / GROUP;
     const int first_tile = first_seen(op, lowest) / KEYS;
     const int last_tile = (seen + KEYS - 1) / KEYS;
-    const Tiles tiles = tiles_of(qkv, cache, blocks, w, kv, heads, kv_heads);
+    Tiles tiles = tiles_of(qkv, cache, blocks, w, kv, heads, kv_heads, first_tile, last_tile);
 
     auto fetch = [&](int tile) {
         if (tile < last_tile) {
-            const bf16 *from = tiles.at(tile);
+            const bf16 *from = tiles.take(tile);
             bf16 *to = ring + (tile - first_tile) % FEW_STAGES * (2 * KEYS * PITCH);
             load_tile<KEYS, 128>(to, from, tiles.stride, seen - tile * KEYS);
             load_tile<KEYS, 128>(to + KEYS * PITCH, from + tiles.values, tiles.stride, seen - tile * KEYS);

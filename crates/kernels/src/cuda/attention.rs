@@ -194,15 +194,12 @@ fn lists(
     cache: &Buffer,
 ) -> Result<std::sync::Arc<tables::Paged>> {
     assert!(qkv.len().is_multiple_of(heads.qkv_width()) && cache.dtype() == qkv.dtype());
-    let blocks = rows.sequences.iter().flat_map(|s| &s.blocks);
-    assert!(
-        blocks.max().is_none_or(|&b| cache_len(heads, b as usize + 1) <= cache.len()),
-        "no such cache block"
-    );
     let shape = Shape::of(cuda, heads, qkv.dtype());
     let step = shape.map_or(SIMPLE.1, Shape::rows);
     let group = heads.heads / heads.kv_heads;
-    tables::paged(cuda, rows, group, step, shape.is_some(), qkv.len() / heads.qkv_width())
+    let lists = tables::paged(cuda, rows, group, step, shape.is_some(), qkv.len() / heads.qkv_width())?;
+    assert!(cache_len(heads, lists.needed) <= cache.len(), "no such cache block");
+    Ok(lists)
 }
 
 /// See [`crate::Backend::cache_write`].

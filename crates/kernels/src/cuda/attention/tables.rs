@@ -71,6 +71,8 @@ pub(super) struct Paged {
     pub slots: Memory,
     /// Rows that `slots` covers.
     pub rows: usize,
+    /// Cache blocks there must be.
+    pub needed: usize,
     /// Sequences with few rows.
     pub few: List,
     /// The others.
@@ -170,6 +172,7 @@ pub(super) fn paged(
         blocks: cuda.uploaded(&blocks)?,
         slots: cuda.uploaded(&slots)?,
         rows: batch,
+        needed: blocks.iter().max().map_or(0, |&b| b as usize + 1),
         few: List::new(cuda, short, 0)?,
         many: List::new(cuda, long, 0)?,
     });
