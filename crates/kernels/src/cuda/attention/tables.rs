@@ -19,7 +19,7 @@ const KEPT: usize = 6;
 /// sequence on) what begins at `first`; `blocks` is where the list of its cache blocks begins or, in a backward, where
 /// its kept gradients of scores do.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Work {
     row: i32,
     count: i32,
@@ -39,12 +39,15 @@ pub(super) struct List {
 }
 
 impl List {
-    /// Heaviest first, so that the last blocks to finish are short ones.
-    fn new(cuda: &Cuda, mut work: Vec<(usize, Work)>, kept: usize) -> Result<Self> {
-        work.sort_by_key(|(weight, _)| std::cmp::Reverse(*weight));
-        let work: Vec<Work> = work.into_iter().map(|(_, w)| w).collect();
+    fn new(cuda: &Cuda, work: Vec<Work>, kept: usize) -> Result<Self> {
         Ok(List { memory: cuda.uploaded(&work)?, len: work.len(), kept })
     }
+}
+
+/// Heaviest first, so that the last blocks to finish are short ones.
+fn sorted(mut work: Vec<(usize, Work)>) -> Vec<Work> {
+    work.sort_by_key(|(weight, _)| std::cmp::Reverse(*weight));
+    work.into_iter().map(|(_, w)| w).collect()
 }
 
 /// What a list of packed sequences counts in.
@@ -97,15 +100,8 @@ pub struct Tables {
     paged: Vec<(PagedKey, Arc<Paged>)>,
 }
 
-/// Work on whole sequences, `step` rows or keys to a block of threads.
-pub(super) fn packed(cuda: &Cuda, segments: &Segments, unit: Unit, step: usize) -> Result<Arc<List>> {
-    let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
-    let known = |(starts, u, s, _): &&(Vec<usize>, Unit, usize, Arc<List>)| {
-        *u == unit && *s == step && *starts == segments.starts
-    };
-    if let Some((_, _, _, list)) = tables.packed.iter().find(known) {
-        return Ok(list.clone());
-    }
+/// Work on whole sequences, and what keeping all gradients of scores takes.
+fn packed_work(segments: &Segments, unit: Unit, step: usize) -> (Vec<Work>, usize) {
     let (mut work, mut kept) = (Vec::new(), 0);
     for r in segments.iter() {
         let (all, group) = match unit {
@@ -121,29 +117,34 @@ pub(super) fn packed(cuda: &Cuda, segments: &Segments, unit: Unit, step: usize) 
         }
         kept += 32 * tiles(r.len() * group, group);
     }
+    (sorted(work), kept)
+}
+
+/// Work on whole sequences, `step` rows or keys to a block of threads.
+pub(super) fn packed(cuda: &Cuda, segments: &Segments, unit: Unit, step: usize) -> Result<Arc<List>> {
+    let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
+    let known = |(starts, u, s, _): &&(Vec<usize>, Unit, usize, Arc<List>)| {
+        *u == unit && *s == step && *starts == segments.starts
+    };
+    if let Some((_, _, _, list)) = tables.packed.iter().find(known) {
+        return Ok(list.clone());
+    }
+    let (work, kept) = packed_work(segments, unit, step);
     let list = Arc::new(List::new(cuda, work, kept)?);
     tables.packed.insert(0, (segments.starts.clone(), unit, step, list.clone()));
     tables.packed.truncate(KEPT);
     Ok(list)
 }
 
-/// Work on new tokens, `step` stacked rows to a block of threads, or `FEW` for short sequences if `few`. `batch` is
-/// the number of rows of `qkv`.
-pub(super) fn paged(
-    cuda: &Cuda,
-    rows: &PagedRows,
-    group: usize,
-    step: usize,
-    few: bool,
-    batch: usize,
-) -> Result<Arc<Paged>> {
-    let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
-    let known = |(k, _): &&(PagedKey, Arc<Paged>)| {
-        k.group == group && k.step == step && k.few == few && k.batch == batch && k.rows == *rows
-    };
-    if let Some((_, found)) = tables.paged.iter().find(known) {
-        return Ok(found.clone());
-    }
+/// [`Paged`] before it goes to the card.
+struct PagedWork {
+    blocks: Vec<u32>,
+    slots: Vec<u32>,
+    few: Vec<Work>,
+    many: Vec<Work>,
+}
+
+fn paged_work(rows: &PagedRows, group: usize, step: usize, few: bool, batch: usize) -> PagedWork {
     let mut slots = vec![u32::MAX; batch];
     let (mut blocks, mut short, mut long) = (Vec::new(), Vec::new(), Vec::new());
     let mut written = Vec::new();
@@ -168,16 +169,101 @@ pub(super) fn paged(
     }
     written.sort_unstable();
     assert!(written.windows(2).all(|w| w[0] < w[1]), "two rows go to one place of the cache");
+    PagedWork { blocks, slots, few: sorted(short), many: sorted(long) }
+}
+
+/// Work on new tokens, `step` stacked rows to a block of threads, or `FEW` for short sequences if `few`. `batch` is
+/// the number of rows of `qkv`.
+pub(super) fn paged(
+    cuda: &Cuda,
+    rows: &PagedRows,
+    group: usize,
+    step: usize,
+    few: bool,
+    batch: usize,
+) -> Result<Arc<Paged>> {
+    let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
+    let known = |(k, _): &&(PagedKey, Arc<Paged>)| {
+        k.group == group && k.step == step && k.few == few && k.batch == batch && k.rows == *rows
+    };
+    if let Some((_, found)) = tables.paged.iter().find(known) {
+        return Ok(found.clone());
+    }
+    let lists = paged_work(rows, group, step, few, batch);
     let made = Arc::new(Paged {
-        blocks: cuda.uploaded(&blocks)?,
-        slots: cuda.uploaded(&slots)?,
+        blocks: cuda.uploaded(&lists.blocks)?,
+        slots: cuda.uploaded(&lists.slots)?,
         rows: batch,
-        needed: blocks.iter().max().map_or(0, |&b| b as usize + 1),
-        few: List::new(cuda, short, 0)?,
-        many: List::new(cuda, long, 0)?,
+        needed: lists.blocks.iter().max().map_or(0, |&b| b as usize + 1),
+        few: List::new(cuda, lists.few, 0)?,
+        many: List::new(cuda, lists.many, 0)?,
     });
     let key = PagedKey { rows: rows.clone(), group, step, batch, few };
     tables.paged.insert(0, (key, made.clone()));
     tables.paged.truncate(2);
     Ok(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::PagedSequence;
+
+    #[test]
+    fn every_row_and_key_has_one_owner_and_heavy_work_comes_first() {
+        let segments = Segments::of([70, 0, 1, 200]);
+        for (unit, per_token, step) in [(Unit::Rows { group: 7 }, 7, 128), (Unit::Keys { group: 7 }, 1, 64)] {
+            let (work, _) = packed_work(&segments, unit, step);
+            let mut owners = vec![0; segments.rows() * per_token];
+            for w in &work {
+                let all = w.count as usize * per_token;
+                for i in w.first as usize..(w.first as usize + step).min(all) {
+                    owners[w.row as usize * per_token + i] += 1;
+                }
+            }
+            assert!(owners.iter().all(|&n| n == 1));
+            let weight = |w: &Work| if per_token == 1 { w.count - w.first } else { w.first };
+            assert!(work.windows(2).all(|w| weight(&w[0]) >= weight(&w[1])));
+        }
+    }
+
+    #[test]
+    fn kept_gradients_have_room_for_what_rows_see() {
+        for (length, group) in [(1usize, 1usize), (70, 7), (33, 2), (130, 12), (64, 60)] {
+            let rows = length * group;
+            // Rows 16 r.. see keys up to their last token; the card counts all of a full tile.
+            let seen = |r: usize| (r * 16 + 15) / group / 16 + 1;
+            let all: usize = (0..rows.div_ceil(16)).map(seen).sum();
+            assert_eq!(tiles(rows, group), all, "{length} {group}");
+        }
+    }
+
+    #[test]
+    fn new_tokens_go_to_their_blocks_and_short_sequences_to_their_kernel() {
+        let sequence = |row, count, position, blocks: &[u32]| PagedSequence {
+            row,
+            count,
+            position,
+            blocks: blocks.to_vec(),
+        };
+        let rows =
+            PagedRows { sequences: vec![sequence(1, 1, 64, &[5, 3, 9]), sequence(2, 40, 30, &[0, 7])] };
+        let work = paged_work(&rows, 4, 64, true, 43);
+        assert_eq!(work.blocks, [5, 3, 0, 7], "only blocks that are read");
+        assert_eq!((work.slots[0], work.slots[1], work.slots[41]), (u32::MAX, 3 * 64, 7 * 64 + 5));
+        let only = Work { row: 1, count: 1, position: 64, blocks: 0, first: 0 };
+        assert_eq!(work.few, [only]);
+        let firsts: Vec<i32> = work.many.iter().map(|w| w.first).collect();
+        assert_eq!(firsts, [128, 64, 0]);
+        assert!(work.many.iter().all(|w| (w.row, w.count, w.position, w.blocks) == (2, 40, 30, 2)));
+        let all = paged_work(&rows, 4, 64, false, 43);
+        assert_eq!((all.few.len(), all.many.len()), (0, 4));
+    }
+
+    #[test]
+    #[should_panic(expected = "two rows go to one place")]
+    fn sequences_do_not_write_over_each_other() {
+        let sequence = |row| PagedSequence { row, count: 2, position: 0, blocks: vec![4] };
+        paged_work(&PagedRows { sequences: vec![sequence(0), sequence(2)] }, 1, 64, true, 4);
+    }
 }
