@@ -71,10 +71,12 @@ impl Shape {
             return None;
         }
         let (room, tile) = (room(cuda) / pitch(heads), 2 * TOKENS);
-        let tall = if heads.head_dim <= 64 { 2 } else { 1 };
-        let warps = [4, 2, 1].into_iter().find(|w| w * tall * 16 + 2 * tile <= room)?;
+        // Measured on an H200: 32 rows to a warp pay for wide heads until registers run out.
+        let (tall, most) = if heads.head_dim <= 64 || heads.head_dim > 128 { (1, 8) } else { (2, 4) };
+        let warps =
+            [8, 4, 2, 1].into_iter().filter(|w| *w <= most).find(|w| w * tall * 16 + 2 * tile <= room)?;
         // Several blocks of attention_few shall fit into a processor at once.
-        let few_stages = if heads.head_dim <= 64 { 3 } else { 2 };
+        let few_stages = 2;
         Some(Shape { warps, tall, stages: 2, few_stages })
     }
     /// Stacked rows of a block of attention_rows.

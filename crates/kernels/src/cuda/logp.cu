@@ -24,6 +24,13 @@ struct Head {
     }
 };
 
+// e^x for x that is at most about 0, by the card's own 2^x: what a thousand million logits a step can afford.
+__device__ __forceinline__ float weight(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
+}
+
 // Of the logits met so far: the largest m, s = Σ e^(l-m), w = Σ e^(l-m) (l-m).
 struct Fold {
     float m, s, w;
@@ -58,10 +65,12 @@ extern "C" __global__ void __launch_bounds__(256)
     float* at = logits + (u64)row * vocab;
     vec4 l[TILE / 128];
     float m = -INFINITY_;
+    // All reads under way before the first is used.
+#pragma unroll
+    for (int i = 0; i < TILE / 128; i++) l[i] = raw4(at, from + i * 128 + lane * 4, vocab, 0.0f);
 #pragma unroll
     for (int i = 0; i < TILE / 128; i++) {
         const u32 c = from + i * 128 + lane * 4;
-        l[i] = raw4(at, c, vocab, 0.0f);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             l[i].x[j] = c + j < vocab ? head.scale(l[i].x[j]) : -INFINITY_;
@@ -76,21 +85,32 @@ extern "C" __global__ void __launch_bounds__(256)
         }
     }
     m = warp_max(m);
-    float s = 0.0f, w = 0.0f;
+    // Four sums a lane, so that one addition need not wait for another.
+    float s[4] = {}, w[4] = {};
+    if (from + TILE <= vocab) {
 #pragma unroll
-    for (int i = 0; i < TILE / 128; i++) {
+        for (int i = 0; i < TILE / 128; i++) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            // Nothing is -infinity here but what is not there: a tile has at least one token.
-            const bool there = from + i * 128 + lane * 4 + j < vocab;
-            const float d = there ? l[i].x[j] - m : 0.0f, e = there ? exp_(d) : 0.0f;
-            s += e;
-            w = fmaf(e, d, w);
+            for (int j = 0; j < 4; j++) {
+                const float d = l[i].x[j] - m, e = weight(d);
+                s[j] += e;
+                w[j] = fmaf(e, d, w[j]);
+            }
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < TILE / 128; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const bool there = from + i * 128 + lane * 4 + j < vocab;
+                const float d = there ? l[i].x[j] - m : 0.0f, e = there ? weight(d) : 0.0f;
+                s[j] += e;
+                w[j] = fmaf(e, d, w[j]);
+            }
         }
     }
-    s = warp_sum(s);
-    w = warp_sum(w);
-    if (lane == 0) folds[id] = {m, s, w};
+    const float sum = warp_sum((s[0] + s[1]) + (s[2] + s[3])), weighted = warp_sum((w[0] + w[1]) + (w[2] + w[3]));
+    if (lane == 0) folds[id] = {m, sum, weighted};
     // With `keep` the lane that has the token may have stored it already: both reads give the scaled one.
     if (!found) return;
     __syncwarp();
@@ -151,7 +171,7 @@ __device__ __forceinline__ void dlogits(const float* logits, u32 rows, u32 from,
         const u32 token = from + c + i;
         const float x = head.scale(l.x[i]), slope = head.slope(x), logp = x - sum;
         const float pull = fmaf(de, logp + h, total);
-        float d = (0.0f - exp_(logp)) * pull * slope;
+        float d = (0.0f - weight(logp)) * pull * slope;
         if (token == target) d += dlogp[row] * slope;
         for (u32 j = 0; j < extra; j++) {
             if (token == others[(u64)row * extra + j]) d += dothers[(u64)row * extra + j] * slope;
@@ -193,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const float lp = head.scale(a.x[j]) - p_lse[row], lq = head.scale(b.x[j]) - q_lse[row];
-            if (c + j < vocab) sum += exp_(lp) * (lp - lq);
+            if (c + j < vocab) sum += weight(lp) * (lp - lq);
         }
     }
     sum = warp_sum(sum);
@@ -222,7 +242,7 @@ __device__ __forceinline__ void kl_dlogits(const float* p, const float* q, u32 w
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float x = head.scale(a.x[i]), lp = x - p_lse[row], lq = head.scale(b.x[i]) - q_lse[row];
-        a.x[i] = dkl[row] * (exp_(lp) * (lp - lq - kl[row])) * head.slope(x);
+        a.x[i] = dkl[row] * (weight(lp) * (lp - lq - kl[row])) * head.slope(x);
     }
     T* to = out + (u64)row * width;
     if (width % 4 == 0) {

@@ -36,16 +36,12 @@ impl Cut {
         if !fits_tensor_cores(heads, dtype) {
             return None;
         }
-        // What the registers of a thread hold.
-        let (key_tall, row_tall) = if heads.head_dim <= 64 { (2, 2) } else { (1, 1) };
-        let (step, mut key_step) =
-            if heads.head_dim <= 64 || heads.head_dim > 128 { (32, 32) } else { (32, 64) };
+        // What the registers of a thread hold, and what was fastest on an H200; less where shared memory is small.
+        let wide = heads.head_dim > 128;
         let fits = |tall, step| Cut::shared(heads, tall, step) <= room(cuda);
-        if !fits(row_tall, key_step) {
-            key_step = 32;
-        }
-        let cut = Cut { key_tall, row_tall, step, key_step, split: heads.head_dim.div_ceil(128) };
-        (fits(key_tall, step) && fits(row_tall, key_step)).then_some(cut)
+        let step = [64, 32].into_iter().find(|&step| !(wide && step == 64) && fits(1, step))?;
+        let row_tall = [2, 1].into_iter().find(|&tall| !(wide && tall == 2) && fits(tall, 32))?;
+        Some(Cut { key_tall: 1, row_tall, step, key_step: 32, split: heads.head_dim.div_ceil(128) })
     }
     fn shared(heads: Heads, tall: usize, step: usize) -> usize {
         (2 * OWN * tall + 4 * step) * pitch(heads)
