@@ -31,21 +31,30 @@ __device__ __forceinline__ void both(float x, float& value, float& derivative) {
     value = x * gate;
 }
 
-// One thread for each element of y, or for four of them.
+// Block x has a row, block y a stretch of it; a thread has eight elements, or one where the width is not whole.
+#define EIGHT 8
+
 template <class C, class T, class U>
-__device__ void gated(const T* x, U* y, u64 rows, u32 width) {
-    const u64 n = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (width % 4 == 0) {
-        if (4 * n >= rows * width) return;
-        const u64 row = 4 * n / width, i = 4 * n % width, at = 2 * row * width + i;
-        const vec4 g = load4(x, at), u = load4(x, at + width);
-        vec4 out;
-        for (int k = 0; k < 4; k++) out.x[k] = g.x[k] * C::gate(g.x[k]) * u.x[k];
-        store4(y, 4 * n, out);
-    } else if (n < rows * width) {
-        const u64 row = n / width, i = n % width, at = 2 * row * width + i;
-        const float g = load(x, at);
-        store(y, n, g * C::gate(g) * load(x, at + width));
+__device__ void gated(const T* x, U* y, u32 width) {
+    x += 2 * (u64)blockIdx.x * width, y += (u64)blockIdx.x * width;
+    if (width % EIGHT == 0) {
+        const u32 i = EIGHT * (blockIdx.y * blockDim.x + threadIdx.x);
+        if (i >= width) return;
+        vec4 g[2], u[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) g[h] = load4(x, i + 4 * h), u[h] = load4(x, width + i + 4 * h);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            vec4 out;
+#pragma unroll
+            for (int k = 0; k < 4; k++) out.x[k] = g[h].x[k] * C::gate(g[h].x[k]) * u[h].x[k];
+            store4(y, i + 4 * h, out);
+        }
+    } else {
+        for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < width; i += gridDim.y * blockDim.x) {
+            const float g = load(x, i);
+            store(y, i, g * C::gate(g) * load(x, width + i));
+        }
     }
 }
 
@@ -56,28 +65,37 @@ __device__ void plain(const T* x, U* y, u64 n) {
 }
 
 template <class C, class T, class D, class U>
-__device__ void gated_backward(const T* x, const D* dy, U* dx, u64 rows, u32 width) {
-    const u64 n = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (width % 4 == 0) {
-        if (4 * n >= rows * width) return;
-        const u64 row = 4 * n / width, i = 4 * n % width, at = 2 * row * width + i;
-        const vec4 d = load4(dy, 4 * n), g = load4(x, at), u = load4(x, at + width);
-        vec4 dg, du;
-        for (int k = 0; k < 4; k++) {
-            float value, derivative;
-            both<C>(g.x[k], value, derivative);
-            dg.x[k] = d.x[k] * u.x[k] * derivative;
-            du.x[k] = d.x[k] * value;
+__device__ void gated_backward(const T* x, const D* dy, U* dx, u32 width) {
+    x += 2 * (u64)blockIdx.x * width, dy += (u64)blockIdx.x * width, dx += 2 * (u64)blockIdx.x * width;
+    if (width % EIGHT == 0) {
+        const u32 i = EIGHT * (blockIdx.y * blockDim.x + threadIdx.x);
+        if (i >= width) return;
+        vec4 d[2], g[2], u[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            d[h] = load4(dy, i + 4 * h), g[h] = load4(x, i + 4 * h), u[h] = load4(x, width + i + 4 * h);
         }
-        store4(dx, at, dg);
-        store4(dx, at + width, du);
-    } else if (n < rows * width) {
-        const u64 row = n / width, i = n % width, at = 2 * row * width + i;
-        const float d = load(dy, n), u = load(x, at + width);
-        float value, derivative;
-        both<C>(load(x, at), value, derivative);
-        store(dx, at, d * u * derivative);
-        store(dx, at + width, d * value);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            vec4 dg, du;
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                float value, derivative;
+                both<C>(g[h].x[k], value, derivative);
+                dg.x[k] = d[h].x[k] * u[h].x[k] * derivative;
+                du.x[k] = d[h].x[k] * value;
+            }
+            store4(dx, i + 4 * h, dg);
+            store4(dx, width + i + 4 * h, du);
+        }
+    } else {
+        for (u32 i = blockIdx.y * blockDim.x + threadIdx.x; i < width; i += gridDim.y * blockDim.x) {
+            const float d = load(dy, i), u = load(x, width + i);
+            float value, derivative;
+            both<C>(load(x, i), value, derivative);
+            store(dx, i, d * u * derivative);
+            store(dx, width + i, d * value);
+        }
     }
 }
 
@@ -92,10 +110,10 @@ __device__ void plain_backward(const T* x, const D* dy, U* dx, u64 n) {
 
 #define FORWARD(name, T, U)                                                                                          \
     extern "C" __global__ void silu_gated_##name(const T* x, U* y, u64 rows, u32 width) {                            \
-        gated<Silu>(x, y, rows, width);                                                                              \
+        gated<Silu>(x, y, width);                                                                              \
     }                                                                                                                \
     extern "C" __global__ void gelu_gated_##name(const T* x, U* y, u64 rows, u32 width) {                            \
-        gated<Gelu>(x, y, rows, width);                                                                              \
+        gated<Gelu>(x, y, width);                                                                              \
     }                                                                                                                \
     extern "C" __global__ void gelu_##name(const T* x, U* y, u64 rows, u32 width) { plain<Gelu>(x, y, rows * width); }
 FORWARD(ff, float, float)
@@ -105,10 +123,10 @@ FORWARD(bb, bf16, bf16)
 
 #define BACKWARD(name, T, D, U)                                                                                      \
     extern "C" __global__ void silu_gated_backward_##name(const T* x, const D* dy, U* dx, u64 rows, u32 width) {     \
-        gated_backward<Silu>(x, dy, dx, rows, width);                                                                \
+        gated_backward<Silu>(x, dy, dx, width);                                                                \
     }                                                                                                                \
     extern "C" __global__ void gelu_gated_backward_##name(const T* x, const D* dy, U* dx, u64 rows, u32 width) {     \
-        gated_backward<Gelu>(x, dy, dx, rows, width);                                                                \
+        gated_backward<Gelu>(x, dy, dx, width);                                                                \
     }                                                                                                                \
     extern "C" __global__ void gelu_backward_##name(const T* x, const D* dy, U* dx, u64 rows, u32 width) {           \
         plain_backward<Gelu>(x, dy, dx, rows * width);                                                               \

@@ -1,7 +1,7 @@
 //! The middle of a feed-forward network.
 
 use super::context::Cuda;
-use super::launch::args;
+use super::launch::{Grid, args};
 use super::memory::kernel;
 use super::vector::row_count;
 use crate::backend::Activation;
@@ -21,9 +21,12 @@ fn input_width(op: Activation, width: usize) -> usize {
     if op == Activation::Gelu { width } else { 2 * width }
 }
 
-/// Threads for so many elements of `y`.
-fn threads(op: Activation, width: usize, elements: usize) -> usize {
-    if op != Activation::Gelu && width.is_multiple_of(4) { elements / 4 } else { elements }
+/// Where gated: a block for a stretch of a row, eight elements a thread; else a thread an element.
+fn grid(op: Activation, rows: usize, width: usize) -> Grid {
+    match op {
+        Activation::Gelu => Grid::new((rows * width).div_ceil(256), 256),
+        _ => Grid::plane(rows, width.div_ceil(8 * 128), 128),
+    }
 }
 
 /// `x` is `[rows, 2 * width]` for the gated ones (all gates of a row, then all ups), else `[rows, width]`.
@@ -31,7 +34,7 @@ pub fn activation(cuda: &Cuda, op: Activation, width: usize, x: &Buffer, y: &mut
     let rows = row_count(y.len(), width);
     assert_eq!(x.len(), rows * input_width(op, width));
     let args = args![x, &*y, rows, width as u32];
-    cuda.launch_flat("activation", &kernel(name(op), &[x, y]), threads(op, width, y.len()), &args)
+    cuda.launch("activation", &kernel(name(op), &[x, y]), grid(op, rows, width), &args)
 }
 
 /// Writes `dx`.
@@ -47,5 +50,5 @@ pub fn activation_backward(
     assert!(x.len() == rows * input_width(op, width) && dx.len() == x.len());
     let args = args![x, dy, &*dx, rows, width as u32];
     let kernel = kernel(&format!("{}_backward", name(op)), &[x, dy, dx]);
-    cuda.launch_flat("activation", &kernel, threads(op, width, dy.len()), &args)
+    cuda.launch("activation", &kernel, grid(op, rows, width), &args)
 }

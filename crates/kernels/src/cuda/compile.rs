@@ -208,7 +208,7 @@ struct Loaded {
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Send for Loaded {}
 
-/// A kernel, and how much shared memory it may ask for so far.
+/// A kernel, and how much dynamic shared memory it may surely ask for so far (it may have static memory as well).
 #[derive(Clone, Copy)]
 struct Kernel {
     function: CUfunction,
@@ -244,7 +244,7 @@ impl Modules {
             // SAFETY: a loaded module and a live string.
             let done = unsafe { driver::cuModuleGetFunction(&mut function, from, text.as_ptr()) };
             check(done, || format!("finding kernel {name} of {module}.cu"))?;
-            loaded.kernels.insert(key.clone(), Kernel { function, shared: 48 << 10 });
+            loaded.kernels.insert(key.clone(), Kernel { function, shared: 16 << 10 });
         }
         let Some(kernel) = loaded.kernels.get_mut(&key) else { unreachable!("inserted above") };
         if shared > kernel.shared {

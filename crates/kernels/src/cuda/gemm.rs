@@ -9,10 +9,11 @@ use super::memory::{Arena, Memory};
 use crate::buffer::DType;
 use crate::error::{Error, Result};
 use cudarc::cublaslt::sys::{
-    self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
+    self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    cublasLtMatmulAlgoConfigAttributes_t as AlgoAttribute, cublasLtMatmulDesc_t,
     cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulHeuristicResult_t,
     cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayout_t,
-    cublasStatus_t, cudaDataType,
+    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasStatus_t, cudaDataType,
 };
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -22,6 +23,8 @@ use std::sync::Mutex;
 const WORKSPACE: usize = 32 << 20;
 /// Plans that are kept; batches of ever new sizes must not pile up.
 const PLANS: usize = 4096;
+/// Algorithms the library is asked for.
+const CANDIDATES: usize = 16;
 
 /// `C = op(A) · op(B) + beta * C`, row-major, A and B in bf16: C is `[m, n]`, op(A) `[m, k]`, op(B) `[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,8 +55,10 @@ pub struct Gemm {
     pub out: DType,
     /// 1 adds to C, 0 writes it.
     pub beta: f32,
-    /// Sums over k may be cut and joined in a fixed order: fast, right for gradients of weights, not row-invariant.
-    pub split: bool,
+    /// That many products side by side; each operand's next is `strides` elements on.
+    pub batch: usize,
+    /// From one A, B and C of a batch to the next.
+    pub strides: [usize; 3],
 }
 
 impl Gemm {
@@ -73,7 +78,8 @@ impl Gemm {
             ldc: n,
             out,
             beta: 0.0,
-            split: false,
+            batch: 1,
+            strides: [0; 3],
         }
     }
     /// `dy[m, n] · w[n, k]`, all dense: the gradient `[m, k]` of the input.
@@ -92,7 +98,8 @@ impl Gemm {
             ldc: k,
             out,
             beta: 0.0,
-            split: false,
+            batch: 1,
+            strides: [0; 3],
         }
     }
     /// `dw[n, k] += dy[m, n]ᵀ · x[m, k]`, all dense, in f32.
@@ -111,7 +118,8 @@ impl Gemm {
             ldc: k,
             out: DType::F32,
             beta: 1.0,
-            split: true,
+            batch: 1,
+            strides: [0; 3],
         }
     }
 }
@@ -123,7 +131,9 @@ struct Key {
     transposed: [bool; 2],
     aligned: [u32; 3],
     out: DType,
-    split: bool,
+    batch: usize,
+    strides: [usize; 3],
+    algo: Option<u64>,
 }
 
 /// Descriptors and the algorithm of one shape.
@@ -134,13 +144,24 @@ struct Plan {
     algo: cublasLtMatmulAlgo_t,
 }
 
+/// How the rows of a forward product get the same bits whatever their number.
+#[derive(Clone, Copy)]
+pub(super) enum Rows {
+    /// Whatever algorithm the library advises for a number of rows.
+    Any,
+    /// One algorithm for all.
+    One(cublasLtMatmulAlgo_t),
+    /// Not through this library.
+    Plain,
+}
+
 /// cuBLASLt, its workspace, and the plans made so far.
 pub struct Products {
     handle: cublasLtHandle_t,
     workspace: Memory,
     plans: Mutex<HashMap<Key, Plan>>,
-    /// Whether rows of an (n, k, storage) have the same bits for any m.
-    pub(super) invariant: Mutex<HashMap<(usize, usize, DType), bool>>,
+    /// How rows of an (n, k, storage) get the same bits for any m.
+    pub(super) rows: Mutex<HashMap<(usize, usize, DType), Rows>>,
 }
 
 // SAFETY: cuBLASLt's handle may be used from several threads; plans are behind a lock.
@@ -174,7 +195,7 @@ impl Products {
             handle,
             workspace: arena.take(WORKSPACE)?,
             plans: Mutex::default(),
-            invariant: Mutex::default(),
+            rows: Mutex::default(),
         })
     }
 
@@ -187,11 +208,16 @@ impl Products {
 
     /// Starts a product.
     pub fn gemm(&self, cuda: &Cuda, g: &Gemm) -> Result<()> {
+        self.gemm_by(cuda, g, None)
+    }
+
+    /// Starts a product by an algorithm, or by the one that is advised.
+    pub(super) fn gemm_by(&self, cuda: &Cuda, g: &Gemm, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<()> {
         if g.m == 0 || g.n == 0 {
             return Ok(());
         }
         cuda.bind()?;
-        let plan = self.plan(g)?;
+        let plan = self.plan(g, algo)?;
         let (alpha, beta) = (1f32, g.beta);
         // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
         let start = || {
@@ -223,13 +249,20 @@ impl Products {
         cuda.profile.time(cuda.stream, name, start)
     }
 
-    fn plan(&self, g: &Gemm) -> Result<Plan> {
+    /// The algorithm that is advised for a product.
+    pub(super) fn advised(&self, g: &Gemm) -> Result<cublasLtMatmulAlgo_t> {
+        Ok(self.plan(g, None)?.algo)
+    }
+
+    fn plan(&self, g: &Gemm, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Plan> {
         let key = Key {
             sizes: [g.m, g.n, g.k, g.lda, g.ldb, g.ldc],
             transposed: [g.a_transposed, g.b_transposed],
             aligned: [alignment(g.a), alignment(g.b), alignment(g.c)],
             out: g.out,
-            split: g.split,
+            batch: g.batch,
+            strides: g.strides,
+            algo: algo.map(|a| a.data[0] ^ a.data[1].rotate_left(17) ^ a.data[2].rotate_left(31)),
         };
         let mut plans = self.plans.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(plan) = plans.get(&key) {
@@ -241,14 +274,14 @@ impl Products {
             }
         }
         // SAFETY: descriptors are made here and live as long as the plan.
-        let plan = unsafe { self.make(g, &key) }?;
+        let plan = unsafe { self.make(g, &key, algo) }?;
         plans.insert(key, plan);
         Ok(plan)
     }
 
     /// # Safety
     /// The library is loaded.
-    unsafe fn make(&self, g: &Gemm, key: &Key) -> Result<Plan> {
+    unsafe fn make(&self, g: &Gemm, key: &Key, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Plan> {
         // The library counts columns first: a row-major matrix is its transpose there, so C' = op(B)' · op(A)'.
         let what = || format!("planning the product {}x{}x{}", g.m, g.n, g.k);
         let layout = |dtype: DType, rows: usize, cols: usize, ld: usize| -> Result<cublasLtMatrixLayout_t> {
@@ -272,6 +305,25 @@ impl Products {
         let second =
             if g.a_transposed { layout(bf16, g.m, g.k, g.lda)? } else { layout(bf16, g.k, g.m, g.lda)? };
         let layouts = [first, second, layout(g.out, g.n, g.m, g.ldc)?];
+        if g.batch > 1 {
+            let [a, b, c] = g.strides.map(|s| s as i64);
+            for (layout, stride) in layouts.into_iter().zip([b, a, c]) {
+                let count = g.batch as i32;
+                // SAFETY: a live descriptor, and attributes of the sizes the library asks for.
+                unsafe {
+                    let of = LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+                    check(
+                        sys::cublasLtMatrixLayoutSetAttribute(layout, of, (&raw const count).cast(), 4),
+                        what,
+                    )?;
+                    let of = LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+                    check(
+                        sys::cublasLtMatrixLayoutSetAttribute(layout, of, (&raw const stride).cast(), 8),
+                        what,
+                    )?;
+                }
+            }
+        }
         let mut desc = std::ptr::null_mut();
         let compute = cublasComputeType_t::CUBLAS_COMPUTE_32F;
         // SAFETY: live variables; attributes have the sizes the library asks for.
@@ -291,8 +343,8 @@ impl Products {
             let bytes = WORKSPACE as u64;
             let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
             check(sys::cublasLtMatmulPreferenceSetAttribute(wish, most, (&raw const bytes).cast(), 8), what)?;
-            // 0 allows no cut of the sums, 2 parts in f32 that are added in order by a kernel of their own.
-            let schemes: u32 = if g.split { 2 } else { 0 };
+            // No scheme to join sums that were cut: they must not be.
+            let schemes = 0u32;
             let settings = [
                 (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes),
                 (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.aligned[1]),
@@ -304,28 +356,58 @@ impl Products {
                 let value = (&raw const value).cast();
                 check(sys::cublasLtMatmulPreferenceSetAttribute(wish, attribute, value, 4), what)?;
             }
-            let mut best: [cublasLtMatmulHeuristicResult_t; 1] = std::mem::zeroed();
+            let mut found: [cublasLtMatmulHeuristicResult_t; CANDIDATES] = std::mem::zeroed();
             let mut count = 0;
-            let done = sys::cublasLtMatmulAlgoGetHeuristic(
-                self.handle,
-                desc,
-                layouts[0],
-                layouts[1],
-                layouts[2],
-                layouts[2],
-                wish,
-                1,
-                best.as_mut_ptr(),
-                &mut count,
-            );
+            let done = match algo {
+                Some(algo) => {
+                    count = 1;
+                    found[0].algo = *algo;
+                    let [a, b, c] = layouts;
+                    sys::cublasLtMatmulAlgoCheck(self.handle, desc, a, b, c, c, algo, &mut found[0])
+                }
+                None => sys::cublasLtMatmulAlgoGetHeuristic(
+                    self.handle,
+                    desc,
+                    layouts[0],
+                    layouts[1],
+                    layouts[2],
+                    layouts[2],
+                    wish,
+                    CANDIDATES as i32,
+                    found.as_mut_ptr(),
+                    &mut count,
+                ),
+            };
             sys::cublasLtMatmulPreferenceDestroy(wish);
             check(done, what)?;
-            if count == 0 {
-                return Err(Error::device(format!("cuBLASLt offers no algorithm for {}", what())));
+            if let Some(algo) = algo {
+                return Ok(Plan { desc, layouts, algo: *algo });
             }
-            Ok(Plan { desc, layouts, algo: best[0].algo })
+            let whole = found[..count as usize].iter().find(|f| whole_sums(&f.algo));
+            let Some(best) = whole else {
+                return Err(Error::device(format!(
+                    "cuBLASLt offers no algorithm with whole sums for {}",
+                    what()
+                )));
+            };
+            Ok(Plan { desc, layouts, algo: best.algo })
         }
     }
+}
+
+/// Whether an algorithm leaves each sum over k to one block, from the first element to the last.
+fn whole_sums(algo: &cublasLtMatmulAlgo_t) -> bool {
+    let number = |attribute: AlgoAttribute| {
+        let (mut value, mut written) = (0u32, 0);
+        // SAFETY: live variables of the size that is said.
+        let done = unsafe {
+            let to = (&raw mut value).cast();
+            sys::cublasLtMatmulAlgoConfigGetAttribute(algo, attribute, to, 4, &mut written)
+        };
+        if done == cublasStatus_t::CUBLAS_STATUS_SUCCESS { value } else { 0 }
+    };
+    number(AlgoAttribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1
+        && number(AlgoAttribute::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == 0
 }
 
 impl Plan {

@@ -1,10 +1,10 @@
 //! Linear layers: the derived form of a weight, and the three products of forward and backward.
 
 use super::context::Cuda;
-use super::gemm::Gemm;
+use super::gemm::{Gemm, Rows};
 use super::launch::{Grid, args};
 use super::memory::{Memory, f32_ptr, kernel, letter, ptr};
-use super::vector::{convert, sum_columns};
+use super::vector::{add_chunks, convert, sum_columns};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
@@ -67,25 +67,32 @@ pub fn forward(
     bias: Option<&Buffer>,
     (y, out): (u64, DType),
 ) -> Result<()> {
-    if dtype != DType::Bf16 || !whole([n, k]) || !invariant(cuda, n, k, out)? {
-        return plain(cuda, [m, n, k], Operand(x, k, 1), Operand(w, k, 1), dtype, bias, (y, out), false);
-    }
-    let Some(bias) = bias else {
-        return cuda.products.gemm(cuda, &Gemm::forward(m, n, k, x, w, y, out));
-    };
     // The sum must not be rounded before the bias is added.
+    let sums = if bias.is_some() { DType::F32 } else { out };
+    let how = if dtype == DType::Bf16 && whole([n, k]) { rows(cuda, n, k, sums)? } else { Rows::Plain };
+    let algo = match &how {
+        Rows::Plain => {
+            let (x, w) = (Operand(x, k, 1), Operand(w, k, 1));
+            return plain(cuda, [m, n, k], x, w, dtype, bias, (y, out), false);
+        }
+        Rows::One(algo) => Some(algo),
+        Rows::Any => None,
+    };
+    let Some(bias) = bias else {
+        return cuda.products.gemm_by(cuda, &Gemm::forward(m, n, k, x, w, y, out), algo);
+    };
     let room = if out == DType::F32 { None } else { Some(cuda.arena.take(m * n * 4)?) };
-    let sums = room.as_ref().map_or(y, Memory::ptr);
-    cuda.products.gemm(cuda, &Gemm::forward(m, n, k, x, w, sums, DType::F32))?;
+    let at = room.as_ref().map_or(y, Memory::ptr);
+    cuda.products.gemm_by(cuda, &Gemm::forward(m, n, k, x, w, at, sums), algo)?;
     let name = format!("add_bias_{}", letter(out));
     let threads = if n % 4 == 0 { m * n / 4 } else { m * n };
-    cuda.launch_flat("linear", &name, threads, &args![sums, bias, y, m * n, n as u32])
+    cuda.launch_flat("linear", &name, threads, &args![at, bias, y, m * n, n as u32])
 }
 
-/// Whether cuBLASLt gives a row of this shape the same bits for any number of rows; tried once.
-fn invariant(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<bool> {
+/// How the rows of a shape get the same bits for any number of rows; tried once.
+fn rows(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Rows> {
     let key = (n, k, out);
-    let known = |c: &Cuda| c.products.invariant.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
+    let known = |c: &Cuda| c.products.rows.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
     if let Some(answer) = known(cuda) {
         return Ok(answer);
     }
@@ -96,17 +103,38 @@ fn invariant(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<bool> {
         cuda.launch_flat("linear", "noise", len, &args![memory, len, seed])?;
     }
     let (all, some) = (cuda.arena.take(most * n * out.size())?, cuda.arena.take(most * n * out.size())?);
-    let found = cuda.uploaded(&[0u32])?;
-    cuda.products.gemm(cuda, &Gemm::forward(most, n, k, x.ptr(), w.ptr(), all.ptr(), out))?;
-    for rows in ROWS.into_iter().filter(|&r| r < most) {
-        cuda.products.gemm(cuda, &Gemm::forward(rows, n, k, x.ptr(), w.ptr(), some.ptr(), out))?;
-        let words = rows * n * out.size() / 4;
-        cuda.launch_flat("linear", "differ", words, &args![&all, &some, words, &found])?;
+    let product = |rows: usize, to: u64| Gemm::forward(rows, n, k, x.ptr(), w.ptr(), to, out);
+    let one = Rows::One(cuda.products.advised(&product(most, all.ptr()))?);
+    for how in [Rows::Any, one] {
+        let algo = if let Rows::One(algo) = &how { Some(algo) } else { None };
+        let found = cuda.uploaded(&[0u32])?;
+        cuda.products.gemm_by(cuda, &product(most, all.ptr()), algo)?;
+        let mut usable = true;
+        for rows in ROWS.into_iter().filter(|&r| r < most) {
+            // An algorithm may not serve every number of rows.
+            usable &= cuda.products.gemm_by(cuda, &product(rows, some.ptr()), algo).is_ok();
+            let words = rows * n * out.size() / 4;
+            cuda.launch_flat("linear", "differ", words, &args![&all, &some, words, &found])?;
+        }
+        let mut differ = [0u32];
+        cuda.download(found.ptr(), &mut differ)?;
+        if usable && differ[0] == 0 {
+            return Ok(remember(cuda, key, how));
+        }
     }
-    let mut answer = [0u32];
-    cuda.download(found.ptr(), &mut answer)?;
-    cuda.products.invariant.lock().unwrap_or_else(|e| e.into_inner()).insert(key, answer[0] == 0);
-    Ok(answer[0] == 0)
+    Ok(remember(cuda, key, Rows::Plain))
+}
+
+fn remember(cuda: &Cuda, key: (usize, usize, DType), how: Rows) -> Rows {
+    let name = match how {
+        Rows::Any => "any algorithm",
+        Rows::One(_) => "one algorithm",
+        Rows::Plain => "the plain kernel",
+    };
+    cuda.profile
+        .note(|| format!("rows of {}x{} into {} are the same bits by {name}", key.0, key.1, key.2.name()));
+    cuda.products.rows.lock().unwrap_or_else(|e| e.into_inner()).insert(key, how);
+    how
 }
 
 /// See [`crate::Backend::linear`].
@@ -155,9 +183,31 @@ pub fn weight_gradient(
         return Ok(());
     }
     if dtype == DType::Bf16 && whole([n, k]) {
-        return cuda.products.gemm(cuda, &Gemm::weight_gradient(m, n, k, dy, x, dw));
+        return in_parts(cuda, [m, n, k], dy, x, dw);
     }
     plain(cuda, [n, k, m], Operand(dy, 1, n), Operand(x, 1, k), dtype, None, (dw, DType::F32), true)
+}
+
+/// A small matrix of long sums has too few tiles for a large card: the sums are then cut into parts that are computed
+/// side by side and added in order. How many depends on the shape and the card alone.
+fn in_parts(cuda: &Cuda, [m, n, k]: [usize; 3], dy: u64, x: u64, dw: u64) -> Result<()> {
+    let tiles = n.div_ceil(128) * k.div_ceil(128);
+    let parts = (cuda.card.processors as usize / tiles).min(8);
+    let each = m / parts.max(1) / 64 * 64;
+    if parts < 2 || each < 1024 {
+        return cuda.products.gemm(cuda, &Gemm::weight_gradient(m, n, k, dy, x, dw));
+    }
+    let sums = cuda.arena.take(parts * n * k * 4)?;
+    let strides = [each * n, each * k, n * k];
+    let whole = Gemm::weight_gradient(each, n, k, dy, x, sums.ptr());
+    cuda.products.gemm(cuda, &Gemm { beta: 0.0, batch: parts, strides, ..whole })?;
+    add_chunks(cuda, sums.ptr(), n * k, parts, n * k, dw)?;
+    let done = parts * each;
+    let at = |start: u64, width: usize| start + (done * width * 2) as u64;
+    match m - done {
+        0 => Ok(()),
+        rest => cuda.products.gemm(cuda, &Gemm::weight_gradient(rest, n, k, at(dy, n), at(x, k), dw)),
+    }
 }
 
 /// See [`crate::Backend::linear_dw`].

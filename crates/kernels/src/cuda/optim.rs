@@ -55,7 +55,7 @@ pub fn adamw(
         op.eps as f32,
         (op.lr / (1.0 - power(op.beta1, op.step))) as f32
     ];
-    cuda.launch_flat("optim", "adamw", range.len(), &args)
+    cuda.launch_flat("optim", "adamw", range.len().div_ceil(4), &args)
 }
 
 /// Elements `range` of a parameter and of its velocity (absent without momentum).

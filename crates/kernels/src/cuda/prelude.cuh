@@ -164,4 +164,4 @@ __device__ __forceinline__ float tanh_(float x) {
 }
 
 // 1 / (1 + e^-x)
-__device__ __forceinline__ float sigmoid_(float x) { return 1.0f / (1.0f + exp_(0.0f - x)); }
+__device__ __forceinline__ float sigmoid_(float x) { return __frcp_rn(1.0f + exp_(0.0f - x)); }

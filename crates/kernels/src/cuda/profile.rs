@@ -49,6 +49,13 @@ impl Profile {
         Ok(())
     }
 
+    /// Says something, where times are wanted.
+    pub(super) fn note(&self, text: impl FnOnce() -> String) {
+        if self.0.is_some() {
+            eprintln!("{}", text());
+        }
+    }
+
     /// Prints what was timed, the slowest first. Everything must be done.
     pub(super) fn report(&self) {
         let Some(spans) = &self.0 else { return };

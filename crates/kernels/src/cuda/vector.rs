@@ -1,10 +1,12 @@
 //! Plain vectors: filling, conversion, sums and rows picked by number.
 
-use super::context::Cuda;
+use super::context::{Cuda, check};
 use super::launch::{Grid, args};
 use super::memory::{element, index_buffer, kernel, letter, ptr, u32s};
 use crate::buffer::{Buffer, DType};
+use crate::cpu::simd::narrow;
 use crate::error::Result;
+use cudarc::driver::sys;
 
 /// Elements that `dot` adds up before the sums of such chunks are added in order.
 const DOT_CHUNK: usize = 4096;
@@ -21,13 +23,28 @@ pub(super) fn row_count(len: usize, width: usize) -> usize {
 
 /// Sets every element.
 pub fn fill(cuda: &Cuda, dst: &mut Buffer, value: f32) -> Result<()> {
-    cuda.launch_flat("vector", &kernel("fill", &[dst]), dst.len(), &args![&*dst, dst.len(), value])
+    cuda.bind()?;
+    let (at, n) = (ptr(dst), dst.len());
+    if n == 0 {
+        return Ok(());
+    }
+    // SAFETY: the buffer has `n` elements of that size.
+    let start = || unsafe {
+        check(
+            match dst.dtype() {
+                DType::Bf16 => sys::cuMemsetD16Async(at, narrow(value), n, cuda.stream),
+                _ => sys::cuMemsetD32Async(at, value.to_bits(), n, cuda.stream),
+            },
+            || format!("setting {n} elements"),
+        )
+    };
+    cuda.profile.time(cuda.stream, || "fill".into(), start)
 }
 
 /// Copies `n` elements between addresses, converted where the types differ.
 pub(super) fn convert(cuda: &Cuda, from: (u64, DType), to: (u64, DType), n: usize) -> Result<()> {
     let name = format!("convert_{}{}", letter(from.1), letter(to.1));
-    cuda.launch("vector", &name, Grid::new(n.div_ceil(4 * 256), 256), &args![from.0, to.0, n])
+    cuda.launch("vector", &name, Grid::new(n.div_ceil(8 * 256), 256), &args![from.0, to.0, n])
 }
 
 /// To `dst[at..]`, converted to its type.

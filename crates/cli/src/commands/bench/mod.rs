@@ -101,7 +101,7 @@ struct ShapeArgs {
 impl ShapeArgs {
     /// The random model; `bytes` are needed for each of its weights.
     fn model(&self, device: Arc<dyn Backend>, options: Options, bytes: usize) -> Result<Model> {
-        let family = self.family.as_deref().or_else(measured_family);
+        let family = self.family.clone().or_else(|| measured_family().map(String::from));
         let family = family.ok_or_else(|| Error::usage("no family has the shape to measure"))?;
         let init = InitOptions {
             vocab: self.vocab,
