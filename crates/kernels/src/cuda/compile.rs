@@ -52,6 +52,11 @@ pub const SOURCES: &[Source] = &[
     plain("linear", include_str!("linear.cu")),
     plain("logp", include_str!("logp.cu")),
     plain("norm", include_str!("norm.cu")),
+    Source {
+        name: "norm_backward",
+        text: include_str!("norm_backward.cu"),
+        variants: &["VECTORS=1", "VECTORS=7", "VECTORS=16"],
+    },
     plain("optim", include_str!("optim.cu")),
     plain("rotary", include_str!("rotary.cu")),
     plain("sample", include_str!("sample.cu")),
@@ -201,12 +206,18 @@ pub(super) struct Modules {
 
 #[derive(Default)]
 struct Loaded {
-    modules: HashMap<(&'static str, String), CUmodule>,
-    kernels: HashMap<(&'static str, String, String), Kernel>,
+    /// By source, then by definitions.
+    modules: HashMap<&'static str, HashMap<String, Module>>,
 }
 
 // SAFETY: the driver's handles may be used from any thread.
 unsafe impl Send for Loaded {}
+
+/// A source that is loaded, and the kernels of it that were used.
+struct Module {
+    handle: CUmodule,
+    kernels: HashMap<String, Kernel>,
+}
 
 /// A kernel, and how much dynamic shared memory it may surely ask for so far (it may have static memory as well).
 #[derive(Clone, Copy)]
@@ -228,25 +239,23 @@ impl Modules {
         name: &str,
         shared: usize,
     ) -> Result<CUfunction> {
+        // No text is copied where everything is there: this is asked hundreds of times for each token that is decoded.
         let mut loaded = self.loaded.lock().unwrap_or_else(|e| e.into_inner());
-        let key = (module, defines.to_string(), name.to_string());
-        if !loaded.kernels.contains_key(&key) {
-            let from = match loaded.modules.get(&(module, defines.to_string())) {
-                Some(&found) => found,
-                None => {
-                    let found = self.load(module, defines)?;
-                    loaded.modules.insert((module, defines.to_string()), found);
-                    found
-                }
-            };
+        let variants = loaded.modules.entry(module).or_default();
+        if !variants.contains_key(defines) {
+            let handle = self.load(module, defines)?;
+            variants.insert(defines.to_string(), Module { handle, kernels: HashMap::new() });
+        }
+        let Some(variant) = variants.get_mut(defines) else { unreachable!("inserted above") };
+        if !variant.kernels.contains_key(name) {
             let mut function = std::ptr::null_mut();
             let text = CString::new(name).unwrap_or_default();
             // SAFETY: a loaded module and a live string.
-            let done = unsafe { driver::cuModuleGetFunction(&mut function, from, text.as_ptr()) };
+            let done = unsafe { driver::cuModuleGetFunction(&mut function, variant.handle, text.as_ptr()) };
             check(done, || format!("finding kernel {name} of {module}.cu"))?;
-            loaded.kernels.insert(key.clone(), Kernel { function, shared: 16 << 10 });
+            variant.kernels.insert(name.to_string(), Kernel { function, shared: 16 << 10 });
         }
-        let Some(kernel) = loaded.kernels.get_mut(&key) else { unreachable!("inserted above") };
+        let Some(kernel) = variant.kernels.get_mut(name) else { unreachable!("inserted above") };
         if shared > kernel.shared {
             let what = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: a loaded kernel.

@@ -9,7 +9,7 @@ use super::memory::{Arena, Memory};
 use crate::buffer::DType;
 use crate::error::{Error, Result};
 use cudarc::cublaslt::sys::{
-    self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    self, cublasComputeType_t, cublasLtEpilogue_t as Epilogue, cublasLtHandle_t, cublasLtMatmulAlgo_t,
     cublasLtMatmulAlgoConfigAttributes_t as AlgoAttribute, cublasLtMatmulDesc_t,
     cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulHeuristicResult_t,
     cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayout_t,
@@ -23,6 +23,8 @@ use std::sync::Mutex;
 const WORKSPACE: usize = 32 << 20;
 /// Plans that are kept; batches of ever new sizes must not pile up.
 const PLANS: usize = 4096;
+/// Rows that still count as few.
+pub(super) const FEW: usize = 512;
 /// Algorithms the library is asked for.
 const CANDIDATES: usize = 16;
 
@@ -55,6 +57,8 @@ pub struct Gemm {
     pub out: DType,
     /// 1 adds to C, 0 writes it.
     pub beta: f32,
+    /// Address of an f32 vector that is added to every row of C before it is rounded; 0 for none.
+    pub bias: u64,
     /// That many products side by side; each operand's next is `strides` elements on.
     pub batch: usize,
     /// From one A, B and C of a batch to the next.
@@ -78,6 +82,7 @@ impl Gemm {
             ldc: n,
             out,
             beta: 0.0,
+            bias: 0,
             batch: 1,
             strides: [0; 3],
         }
@@ -98,6 +103,7 @@ impl Gemm {
             ldc: k,
             out,
             beta: 0.0,
+            bias: 0,
             batch: 1,
             strides: [0; 3],
         }
@@ -118,6 +124,7 @@ impl Gemm {
             ldc: k,
             out: DType::F32,
             beta: 1.0,
+            bias: 0,
             batch: 1,
             strides: [0; 3],
         }
@@ -131,9 +138,25 @@ struct Key {
     transposed: [bool; 2],
     aligned: [u32; 3],
     out: DType,
+    bias: bool,
     batch: usize,
     strides: [usize; 3],
     algo: Option<u64>,
+}
+
+impl Key {
+    fn of(g: &Gemm, algo: Option<&cublasLtMatmulAlgo_t>) -> Self {
+        Key {
+            sizes: [g.m, g.n, g.k, g.lda, g.ldb, g.ldc],
+            transposed: [g.a_transposed, g.b_transposed],
+            aligned: [alignment(g.a), alignment(g.b), alignment(g.c)],
+            out: g.out,
+            bias: g.bias != 0,
+            batch: g.batch,
+            strides: g.strides,
+            algo: algo.map(|a| a.data[0] ^ a.data[1].rotate_left(17) ^ a.data[2].rotate_left(31)),
+        }
+    }
 }
 
 /// Descriptors and the algorithm of one shape.
@@ -149,10 +172,20 @@ struct Plan {
 pub(super) enum Rows {
     /// Whatever algorithm the library advises for a number of rows.
     Any,
-    /// One algorithm for all.
-    One(cublasLtMatmulAlgo_t),
+    /// One algorithm for few rows, one for many.
+    Two([cublasLtMatmulAlgo_t; 2]),
     /// Not through this library.
     Plain,
+}
+
+impl Rows {
+    /// The algorithm to name for that many rows.
+    pub(super) fn algo(&self, m: usize) -> Option<&cublasLtMatmulAlgo_t> {
+        match self {
+            Rows::Two([few, many]) => Some(if m <= FEW { few } else { many }),
+            _ => None,
+        }
+    }
 }
 
 /// cuBLASLt, its workspace, and the plans made so far.
@@ -160,8 +193,8 @@ pub struct Products {
     handle: cublasLtHandle_t,
     workspace: Memory,
     plans: Mutex<HashMap<Key, Plan>>,
-    /// How rows of an (n, k, storage) get the same bits for any m.
-    pub(super) rows: Mutex<HashMap<(usize, usize, DType), Rows>>,
+    /// How rows of an (n, k, storage, with a bias) get the same bits for any m.
+    pub(super) rows: Mutex<HashMap<(usize, usize, DType, bool), Rows>>,
 }
 
 // SAFETY: cuBLASLt's handle may be used from several threads; plans are behind a lock.
@@ -218,6 +251,9 @@ impl Products {
         }
         cuda.bind()?;
         let plan = self.plan(g, algo)?;
+        if g.bias != 0 {
+            self.set_bias(plan.desc, g.bias)?;
+        }
         let (alpha, beta) = (1f32, g.beta);
         // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
         let start = || {
@@ -249,21 +285,25 @@ impl Products {
         cuda.profile.time(cuda.stream, name, start)
     }
 
-    /// The algorithm that is advised for a product.
-    pub(super) fn advised(&self, g: &Gemm) -> Result<cublasLtMatmulAlgo_t> {
-        Ok(self.plan(g, None)?.algo)
+    /// Which vector a product adds is part of its description.
+    fn set_bias(&self, desc: cublasLtMatmulDesc_t, bias: u64) -> Result<()> {
+        let attribute = DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+        // SAFETY: a live descriptor and a pointer's bytes.
+        let done =
+            unsafe { sys::cublasLtMatmulDescSetAttribute(desc, attribute, (&raw const bias).cast(), 8) };
+        check(done, || "naming a bias".into())
+    }
+
+    /// The algorithms with whole sums that are offered for a product, the best first.
+    pub(super) fn offers(&self, g: &Gemm) -> Result<Vec<cublasLtMatmulAlgo_t>> {
+        // SAFETY: descriptors are made and destroyed here.
+        let (plan, offers) = unsafe { self.make(g, &Key::of(g, None), None) }?;
+        plan.destroy();
+        Ok(offers)
     }
 
     fn plan(&self, g: &Gemm, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Plan> {
-        let key = Key {
-            sizes: [g.m, g.n, g.k, g.lda, g.ldb, g.ldc],
-            transposed: [g.a_transposed, g.b_transposed],
-            aligned: [alignment(g.a), alignment(g.b), alignment(g.c)],
-            out: g.out,
-            batch: g.batch,
-            strides: g.strides,
-            algo: algo.map(|a| a.data[0] ^ a.data[1].rotate_left(17) ^ a.data[2].rotate_left(31)),
-        };
+        let key = Key::of(g, algo);
         let mut plans = self.plans.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(plan) = plans.get(&key) {
             return Ok(*plan);
@@ -274,14 +314,19 @@ impl Products {
             }
         }
         // SAFETY: descriptors are made here and live as long as the plan.
-        let plan = unsafe { self.make(g, &key, algo) }?;
+        let (plan, _) = unsafe { self.make(g, &key, algo) }?;
         plans.insert(key, plan);
         Ok(plan)
     }
 
     /// # Safety
     /// The library is loaded.
-    unsafe fn make(&self, g: &Gemm, key: &Key, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Plan> {
+    unsafe fn make(
+        &self,
+        g: &Gemm,
+        key: &Key,
+        algo: Option<&cublasLtMatmulAlgo_t>,
+    ) -> Result<(Plan, Vec<cublasLtMatmulAlgo_t>)> {
         // The library counts columns first: a row-major matrix is its transpose there, so C' = op(B)' · op(A)'.
         let what = || format!("planning the product {}x{}x{}", g.m, g.n, g.k);
         let layout = |dtype: DType, rows: usize, cols: usize, ld: usize| -> Result<cublasLtMatrixLayout_t> {
@@ -338,6 +383,17 @@ impl Products {
                 let value = (&raw const value).cast();
                 check(sys::cublasLtMatmulDescSetAttribute(desc, attribute, value, 4), what)?;
             }
+            if g.bias != 0 {
+                let settings = [
+                    (DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, Epilogue::CUBLASLT_EPILOGUE_BIAS as u32),
+                    (DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cudaDataType::CUDA_R_32F as u32),
+                ];
+                for (attribute, value) in settings {
+                    let value = (&raw const value).cast();
+                    check(sys::cublasLtMatmulDescSetAttribute(desc, attribute, value, 4), what)?;
+                }
+                self.set_bias(desc, g.bias)?;
+            }
             let mut wish: cublasLtMatmulPreference_t = std::ptr::null_mut();
             check(sys::cublasLtMatmulPreferenceCreate(&mut wish), what)?;
             let bytes = WORKSPACE as u64;
@@ -381,16 +437,17 @@ impl Products {
             sys::cublasLtMatmulPreferenceDestroy(wish);
             check(done, what)?;
             if let Some(algo) = algo {
-                return Ok(Plan { desc, layouts, algo: *algo });
+                return Ok((Plan { desc, layouts, algo: *algo }, Vec::new()));
             }
-            let whole = found[..count as usize].iter().find(|f| whole_sums(&f.algo));
-            let Some(best) = whole else {
+            let found = found[..count as usize].iter().map(|f| f.algo);
+            let offers: Vec<_> = found.filter(whole_sums).collect();
+            let Some(&algo) = offers.first() else {
                 return Err(Error::device(format!(
                     "cuBLASLt offers no algorithm with whole sums for {}",
                     what()
                 )));
             };
-            Ok(Plan { desc, layouts, algo: best.algo })
+            Ok((Plan { desc, layouts, algo }, offers))
         }
     }
 }

