@@ -10,7 +10,8 @@
 //!   cause or meet: memory, devices.
 
 use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use std::any::Any;
 
 /// How rows are normalised.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -189,6 +190,20 @@ pub struct Sgd {
     pub grad_scale: f32,
 }
 
+/// Work that a device can start again; see [`Backend::record`].
+pub struct Recording(Box<dyn Any + Send + Sync>);
+
+impl Recording {
+    /// For backends: wraps what they made.
+    pub fn new(data: Box<dyn Any + Send + Sync>) -> Self {
+        Recording(data)
+    }
+    /// For backends: what they made.
+    pub fn data(&self) -> &dyn Any {
+        &*self.0
+    }
+}
+
 /// A device.
 pub trait Backend: Send + Sync {
     /// One line for people: device, instruction set, threads.
@@ -214,8 +229,34 @@ pub trait Backend: Send + Sync {
     fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()>;
     /// A buffer of ids, positions or row numbers.
     fn indices(&self, values: &[u32]) -> Result<Buffer>;
+    /// Other ids in the place of those of an index buffer; as many. The buffer stays where it is.
+    fn set_indices(&self, dst: &mut Buffer, values: &[u32]) -> Result<()> {
+        *dst = self.indices(values)?;
+        Ok(())
+    }
     /// `dst[to..to + len] = src[from..from + len]`, converted where the types differ.
     fn copy(&self, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()>;
+
+    // ---- recordings ---------------------------------------------------------------------------------------
+    /// Whether the device can record.
+    fn records(&self) -> bool {
+        false
+    }
+    /// Records the operations of `body` instead of doing them. They must have been done before with the same shapes;
+    /// what they read and write must stay where it is as long as the recording is replayed; none may bring results to
+    /// the host or take anything from it.
+    fn record(&self, _body: &mut dyn FnMut() -> Result<()>) -> Result<Recording> {
+        Err(Error::device("this device cannot record"))
+    }
+    /// Does what was recorded.
+    fn replay(&self, _recording: &Recording) -> Result<()> {
+        Err(Error::device("this device cannot record"))
+    }
+    /// Tells the device the rows of the paged operations that are to be replayed, in a batch of `batch` rows: one new
+    /// token for each sequence. The number that comes back changes when older recordings of such a batch are void.
+    fn stage_rows(&self, _rows: &PagedRows, _batch: usize) -> Result<u64> {
+        Ok(0)
+    }
 
     // ---- vectors ------------------------------------------------------------------------------------------
     /// `y += a * x`

@@ -145,6 +145,8 @@ attention_rows(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work
     bf16 *q = (bf16 *)shared;
     bf16 *ring = q + ROWS * PITCH;
     const Work w = work[blockIdx.x / kv_heads];
+    if (w.count == 0)
+        return;
     const Scoring op = {scale, cap, window};
     const int kv = blockIdx.x % kv_heads, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const int width = (heads + 2 * kv_heads) * HEAD_DIM;
@@ -287,6 +289,8 @@ attention_few(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work 
     __shared__ uint4 weights[4][32];
     __shared__ float sums[4][2][32], tops[4][16];
     const Work w = work[blockIdx.x / kv_heads];
+    if (w.count == 0)
+        return;
     const Scoring op = {scale, cap, window};
     const int kv = blockIdx.x % kv_heads, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const int width = (heads + 2 * kv_heads) * HEAD_DIM;

@@ -204,6 +204,11 @@ fn lists(
     Ok(lists)
 }
 
+/// See [`crate::Backend::stage_rows`].
+pub fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
+    tables::stage(cuda, rows, batch)
+}
+
 /// See [`crate::Backend::cache_write`].
 pub fn cache_write(
     cuda: &Cuda,

@@ -106,6 +106,8 @@ simple_rows(const ELEMENT *qkv, const ELEMENT *cache, const int *blocks, const W
             int heads, int kv_heads, float scale, float cap, int window) {
     __shared__ float room[WARPS][HEAD_DIM];
     const Place at = {qkv, cache, blocks, work[blockIdx.x / kv_heads], (int)(blockIdx.x % kv_heads), heads, kv_heads};
+    if (at.w.count == 0)
+        return;
     const Scoring op = {scale, cap, window};
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const int end = min(at.w.first + ROWS, at.w.count * GROUP);

@@ -1,12 +1,12 @@
 //! The contract of [`Backend`], operation by operation, each in the file of its name.
 
 use super::{
-    Cuda, activation, attention, embed, head_norm, kl, linear, logp, norm, optim, peak, rotary, sample,
-    vector,
+    Cuda, activation, attention, embed, head_norm, kl, linear, logp, memory, norm, optim, peak, record,
+    rotary, sample, vector,
 };
 use crate::backend::{
     Activation, AdamW, Attention, Backend, Choice, Heads, LogpGrads, LogpHead, LogpStats, Norm, PagedRows,
-    Segments, Sgd,
+    Recording, Segments, Sgd,
 };
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
@@ -38,6 +38,21 @@ impl Backend for Cuda {
     }
     fn indices(&self, values: &[u32]) -> Result<Buffer> {
         vector::indices(self, values)
+    }
+    fn set_indices(&self, dst: &mut Buffer, values: &[u32]) -> Result<()> {
+        memory::set_indices(self, dst, values)
+    }
+    fn records(&self) -> bool {
+        true
+    }
+    fn record(&self, body: &mut dyn FnMut() -> Result<()>) -> Result<Recording> {
+        record::record(self, body)
+    }
+    fn replay(&self, recording: &Recording) -> Result<()> {
+        record::replay(self, recording)
+    }
+    fn stage_rows(&self, rows: &PagedRows, batch: usize) -> Result<u64> {
+        attention::stage(self, rows, batch)
     }
     fn copy(&self, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()> {
         vector::copy(self, src, from, dst, to, len)

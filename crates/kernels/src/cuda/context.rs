@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUcontext, CUdevice_attribute as Attribute, CUresult, CUstream};
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 /// What the driver says about a card.
@@ -42,6 +43,8 @@ pub struct Cuda {
     pub(super) products: Products,
     pub(super) stream: CUstream,
     pub(super) profile: Profile,
+    /// Whether work is being recorded instead of done.
+    pub(super) recording: AtomicBool,
     /// What attention keeps between calls.
     pub(super) tables: Mutex<super::attention::Tables>,
     context: CUcontext,
@@ -124,6 +127,7 @@ impl Cuda {
             let profile = Profile::from_env();
             Ok(Cuda {
                 profile,
+                recording: AtomicBool::new(false),
                 card,
                 arena,
                 modules,
@@ -161,6 +165,9 @@ impl Cuda {
     /// Copies to the card; the source may change as soon as this returns. Waits only when the staging memory is full.
     pub(super) fn upload<T: Copy>(&self, to: u64, values: &[T]) -> Result<()> {
         self.bind()?;
+        if self.recording.load(Ordering::Relaxed) {
+            return Err(Error::device("a copy to the card cannot be recorded"));
+        }
         let mut staging = self.staging();
         // SAFETY: any value's bytes may be read.
         let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };

@@ -61,6 +61,11 @@ impl From<&super::memory::Memory> for Arg {
         Arg(m.ptr())
     }
 }
+impl From<&std::sync::Arc<super::memory::Memory>> for Arg {
+    fn from(m: &std::sync::Arc<super::memory::Memory>) -> Self {
+        Arg(m.ptr())
+    }
+}
 /// No buffer is a null pointer.
 impl From<Option<&Buffer>> for Arg {
     fn from(b: Option<&Buffer>) -> Self {

@@ -27,6 +27,8 @@ struct State {
     in_use: usize,
     peak: usize,
     held: usize,
+    /// While something is recorded: what was given back since, for its own use.
+    kept: Option<Vec<(usize, u64)>>,
 }
 
 // SAFETY: a context may be used from any thread.
@@ -61,7 +63,8 @@ fn class(bytes: usize) -> usize {
 
 impl Arena {
     pub(super) fn new(context: CUcontext) -> Self {
-        let state = State { context, free: BTreeMap::new(), unused: 0, in_use: 0, peak: 0, held: 0 };
+        let state =
+            State { context, free: BTreeMap::new(), unused: 0, in_use: 0, peak: 0, held: 0, kept: None };
         Arena { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -73,6 +76,13 @@ impl Arena {
     pub fn take(&self, bytes: usize) -> Result<Memory> {
         let wanted = class(bytes.max(1));
         let mut state = self.state();
+        if let Some(kept) = &mut state.kept {
+            let fits = |&(bytes, _): &(usize, u64)| (wanted..=wanted + wanted / 4).contains(&bytes);
+            if let Some(i) = kept.iter().position(fits) {
+                let (bytes, at) = kept.swap_remove(i);
+                return Ok(Memory { at, bytes, arena: self.clone() });
+            }
+        }
         let near = state.free.range(wanted..=wanted + wanted / 4).find(|(_, blocks)| !blocks.is_empty());
         let bytes = near.map_or(wanted, |(&bytes, _)| bytes);
         let at = match state.free.get_mut(&bytes).and_then(Vec::pop) {
@@ -110,6 +120,33 @@ impl Arena {
             .checked_mul(dtype.size())
             .ok_or_else(|| Error::resource("a buffer of that size cannot exist"))?;
         Ok(Buffer::new(dtype, len, Box::new(Data { memory: self.take(bytes)?, host: None })))
+    }
+}
+
+impl Arena {
+    /// From now on what is given back stays with the recording that is being made.
+    pub(super) fn hold(&self) {
+        self.state().kept = Some(Vec::new());
+    }
+
+    /// Ends that; the recording has what was given back.
+    pub(super) fn held_since(&self) -> Held {
+        let blocks = self.state().kept.take().unwrap_or_default();
+        Held { blocks, arena: self.clone() }
+    }
+}
+
+/// Memory of a recording; goes back to its arena when dropped.
+pub(super) struct Held {
+    blocks: Vec<(usize, u64)>,
+    arena: Arena,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        for (bytes, at) in self.blocks.drain(..) {
+            drop(Memory { at, bytes, arena: self.arena.clone() });
+        }
     }
 }
 
@@ -174,6 +211,10 @@ impl Drop for State {
 impl Drop for Memory {
     fn drop(&mut self) {
         let mut state = self.arena.state();
+        if let Some(kept) = &mut state.kept {
+            kept.push((self.bytes, self.at));
+            return;
+        }
         state.in_use -= self.bytes;
         state.unused += self.bytes;
         state.free.entry(self.bytes).or_default().push(self.at);
@@ -187,6 +228,15 @@ fn data(b: &Buffer) -> &Data {
 /// A buffer of ids, known to the host as well.
 pub(super) fn index_buffer(memory: Memory, values: &[u32]) -> Buffer {
     Buffer::new(DType::U32, values.len(), Box::new(Data { memory, host: Some(values.to_vec()) }))
+}
+
+/// Other ids in the place of those of a buffer; as many.
+pub(super) fn set_indices(cuda: &super::Cuda, b: &mut Buffer, values: &[u32]) -> Result<()> {
+    assert!(b.dtype() == DType::U32 && b.len() == values.len());
+    cuda.upload(ptr(b), values)?;
+    let data: &mut Data = b.data_mut().downcast_mut().expect("a buffer of the CUDA backend");
+    data.host = Some(values.to_vec());
+    Ok(())
 }
 
 /// A buffer's address on the card.

@@ -22,6 +22,7 @@ pub mod norm;
 pub mod optim;
 pub mod peak;
 mod profile;
+mod record;
 pub mod rotary;
 pub mod sample;
 pub mod vector;

@@ -35,6 +35,12 @@ impl Profile {
         work: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let Some(spans) = &self.0 else { return work() };
+        let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a live variable and the card's stream.
+        check(unsafe { sys::cuStreamIsCapturing(stream, &mut status) }, || "timing".into())?;
+        if status != sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE {
+            return work();
+        }
         let mut events = [std::ptr::null_mut(); 2];
         // SAFETY: live variables; the stream is the card's.
         unsafe {

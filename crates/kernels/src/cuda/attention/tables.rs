@@ -31,7 +31,7 @@ struct Work {
 /// Work for some blocks of threads.
 pub(super) struct List {
     /// On the card.
-    pub memory: Memory,
+    pub memory: Arc<Memory>,
     /// Blocks of threads for each key head.
     pub len: usize,
     /// 16-byte units that the kept gradients of all scores of a key head take (see attention_backward.cu).
@@ -40,7 +40,7 @@ pub(super) struct List {
 
 impl List {
     fn new(cuda: &Cuda, work: Vec<Work>, kept: usize) -> Result<Self> {
-        Ok(List { memory: cuda.uploaded(&work)?, len: work.len(), kept })
+        Ok(List { memory: Arc::new(cuda.uploaded(&work)?), len: work.len(), kept })
     }
 }
 
@@ -69,9 +69,9 @@ fn tiles(rows: usize, group: usize) -> usize {
 /// Lists for new tokens whose keys are in the cache.
 pub(super) struct Paged {
     /// Blocks of all sequences, one after the other.
-    pub blocks: Memory,
+    pub blocks: Arc<Memory>,
     /// For each row of the batch its place in the cache, in tokens; `u32::MAX` for a row of no sequence.
-    pub slots: Memory,
+    pub slots: Arc<Memory>,
     /// Rows that `slots` covers.
     pub rows: usize,
     /// Cache blocks there must be.
@@ -98,7 +98,24 @@ struct PagedKey {
 pub struct Tables {
     packed: Vec<(Vec<usize>, Unit, usize, Arc<List>)>,
     paged: Vec<(PagedKey, Arc<Paged>)>,
+    /// One for each kind of batch that only decodes: its lists stay where they are, for recordings.
+    steady: Vec<Steady>,
+    /// Counts moves of such lists.
+    moves: u64,
 }
+
+/// Lists of a batch with one new token a sequence; what they hold changes in place.
+struct Steady {
+    key: PagedKey,
+    lists: Arc<Paged>,
+    /// Block numbers that fit.
+    room: usize,
+    /// The number of its last move.
+    moved: u64,
+}
+
+/// Block numbers that a steady list has room for at least.
+const ROOM: usize = 1 << 14;
 
 /// Work on whole sequences, and what keeping all gradients of scores takes.
 fn packed_work(segments: &Segments, unit: Unit, step: usize) -> (Vec<Work>, usize) {
@@ -183,6 +200,9 @@ pub(super) fn paged(
     batch: usize,
 ) -> Result<Arc<Paged>> {
     let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
+    if !rows.sequences.is_empty() && rows.sequences.iter().all(|s| s.count == 1) {
+        return steady(cuda, &mut tables, rows, group, step, few, batch);
+    }
     let known = |(k, _): &&(PagedKey, Arc<Paged>)| {
         k.group == group && k.step == step && k.few == few && k.batch == batch && k.rows == *rows
     };
@@ -191,8 +211,8 @@ pub(super) fn paged(
     }
     let lists = paged_work(rows, group, step, few, batch);
     let made = Arc::new(Paged {
-        blocks: cuda.uploaded(&lists.blocks)?,
-        slots: cuda.uploaded(&lists.slots)?,
+        blocks: Arc::new(cuda.uploaded(&lists.blocks)?),
+        slots: Arc::new(cuda.uploaded(&lists.slots)?),
         rows: batch,
         needed: lists.blocks.iter().max().map_or(0, |&b| b as usize + 1),
         few: List::new(cuda, lists.few, 0)?,
@@ -202,6 +222,78 @@ pub(super) fn paged(
     tables.paged.insert(0, (key, made.clone()));
     tables.paged.truncate(2);
     Ok(made)
+}
+
+/// As [`paged`], for one new token a sequence. As much work as for a full batch: what is missing does nothing.
+fn steady(
+    cuda: &Cuda,
+    tables: &mut Tables,
+    rows: &PagedRows,
+    group: usize,
+    step: usize,
+    few: bool,
+    batch: usize,
+) -> Result<Arc<Paged>> {
+    let same = |k: &PagedKey| k.group == group && k.step == step && k.few == few && k.batch == batch;
+    let found = tables.steady.iter().position(|s| same(&s.key));
+    if let Some(steady) = found.map(|i| &tables.steady[i]).filter(|s| s.key.rows == *rows) {
+        return Ok(steady.lists.clone());
+    }
+    let mut work = paged_work(rows, group, step, few, batch);
+    let nothing = Work { row: 0, count: 0, position: 0, blocks: 0, first: 0 };
+    for list in [&mut work.few, &mut work.many] {
+        let each = list.len() / rows.sequences.len();
+        list.resize(each * batch, nothing);
+    }
+    let needed = work.blocks.iter().max().map_or(0, |&b| b as usize + 1);
+    let key = PagedKey { rows: rows.clone(), group, step, batch, few };
+    if let Some(i) = found.filter(|&i| tables.steady[i].room >= work.blocks.len()) {
+        let old = tables.steady[i].lists.clone();
+        cuda.upload(old.blocks.ptr(), &work.blocks)?;
+        cuda.upload(old.slots.ptr(), &work.slots)?;
+        cuda.upload(old.few.memory.ptr(), &work.few)?;
+        cuda.upload(old.many.memory.ptr(), &work.many)?;
+        let list = |l: &List| List { memory: l.memory.clone(), len: l.len, kept: 0 };
+        let (blocks, slots) = (old.blocks.clone(), old.slots.clone());
+        let lists = Paged { blocks, slots, rows: batch, needed, few: list(&old.few), many: list(&old.many) };
+        tables.steady[i].key = key;
+        tables.steady[i].lists = Arc::new(lists);
+        return Ok(tables.steady[i].lists.clone());
+    }
+    let room = work.blocks.len().next_power_of_two().max(ROOM);
+    let blocks = cuda.arena.take(4 * room)?;
+    cuda.upload(blocks.ptr(), &work.blocks)?;
+    let lists = Arc::new(Paged {
+        blocks: Arc::new(blocks),
+        slots: Arc::new(cuda.uploaded(&work.slots)?),
+        rows: batch,
+        needed,
+        few: List::new(cuda, work.few, 0)?,
+        many: List::new(cuda, work.many, 0)?,
+    });
+    tables.moves += 1;
+    let new = Steady { key, lists: lists.clone(), room, moved: tables.moves };
+    match found {
+        Some(i) => tables.steady[i] = new,
+        None => tables.steady.push(new),
+    }
+    Ok(lists)
+}
+
+/// Puts the rows of a batch that only decodes into the lists of its size; a number that changes when any list moved.
+pub(super) fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
+    let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
+    let kinds: Vec<(usize, usize, bool)> = tables
+        .steady
+        .iter()
+        .filter(|s| s.key.batch == batch)
+        .map(|s| (s.key.group, s.key.step, s.key.few))
+        .collect();
+    for (group, step, few) in kinds {
+        steady(cuda, &mut tables, rows, group, step, few, batch)?;
+    }
+    // The largest number of those of this size: only its own moves make its recordings void.
+    Ok(tables.steady.iter().filter(|s| s.key.batch == batch).map(|s| s.moved).max().unwrap_or(0))
 }
 
 #[cfg(test)]
