@@ -6,9 +6,12 @@ use crate::buffer::DType;
 use crate::error::Result;
 use crate::philox::philox4x32;
 
-/// Heads, softcap, window and lengths of sequences: the shapes of known models, every kind of option, widths that
-/// tensor cores do not serve, more heads to a key head than a tile has rows.
-const SHAPES: &[([usize; 3], Option<f32>, Option<usize>, &[usize])] = &[
+/// Heads (of queries, of keys, width of a head), softcap, window, lengths of sequences.
+type Shape = ([usize; 3], Option<f32>, Option<usize>, &'static [usize]);
+
+/// The shapes of known models, every kind of option, widths that tensor cores do not serve, more heads to a key head
+/// than a tile has rows.
+const SHAPES: &[Shape] = &[
     ([14, 2, 64], None, None, &[1, 200, 63, 65]),
     ([16, 8, 128], None, None, &[130, 0, 40]),
     ([12, 2, 128], None, Some(50), &[150, 7]),

@@ -45,8 +45,11 @@ pub struct Check<'a> {
     right: bool,
 }
 
-/// Every case; a case asks many questions.
-pub const CASES: &[(&str, fn(&mut Check<'_>) -> Result<()>)] = &[
+/// Asks many questions.
+pub type Case = fn(&mut Check<'_>) -> Result<()>;
+
+/// Every case, by name.
+pub const CASES: &[(&str, Case)] = &[
     ("vectors", vectors::all),
     ("rows", rows::all),
     ("linear", linear::all),

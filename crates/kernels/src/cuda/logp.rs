@@ -60,7 +60,7 @@ struct Wanted {
 
 impl Wanted {
     /// The same from a later row on.
-    fn from_row(self, row: usize) -> Self {
+    fn after(self, row: usize) -> Self {
         let at = |start: u64, per_row: usize| if start == 0 { 0 } else { start + (row * per_row * 4) as u64 };
         Wanted {
             targets: at(self.targets, 1),
@@ -109,7 +109,7 @@ fn fold_all(cuda: &Cuda, op: LogpHead, x: &Buffer, w: &Weight, wanted: Wanted, l
         let count = step.min(rows - first);
         raw_logits(cuda, x, w, (first, count), (0, w.n), logits.ptr())?;
         let lse = lse + (first * 4) as u64;
-        fold(cuda, op, logits.ptr(), count, w.n, false, wanted.from_row(first), lse)?;
+        fold(cuda, op, logits.ptr(), count, w.n, false, wanted.after(first), lse)?;
     }
     Ok(())
 }
@@ -189,7 +189,7 @@ pub fn logp_backward(
     through_vocabulary(cuda, x, w, dx, dw, 1, |piece, logits, out| {
         let Piece { first, rows, from, width } = piece;
         raw_logits(cuda, x, w, (first, rows), (from, width), logits)?;
-        let Wanted { targets, others, logp, entropy: dentropy, other_logp, .. } = wanted.from_row(first);
+        let Wanted { targets, others, logp, entropy: dentropy, other_logp, .. } = wanted.after(first);
         let later = |start: u64| start + (first * 4) as u64;
         let mut all = args![logits, rows as u32, from as u32, width as u32].to_vec();
         all.extend(head_args(op));
