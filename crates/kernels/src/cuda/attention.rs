@@ -1,7 +1,8 @@
 //! Causal attention with grouped heads, from packed sequences or from cache blocks of 64 tokens.
 //!
 //! `attention.cu` serves bf16 and heads whose width is a multiple of 8, on tensor cores; `attention_simple.cu` the rest.
-//! Both meet keys in tiles of 64 from the start of a sequence, so training, prefill and decoding agree in every bit.
+//! Hopper's larger products (`attention_wide.cu`) serve many rows of heads of 64 and 128, bit for bit the same.
+//! All meet keys in tiles of 64 from the start of a sequence, so training, prefill and decoding agree in every bit.
 
 mod backward;
 mod tables;
@@ -25,16 +26,28 @@ pub const VARIANTS: &[&str] = &[
     "HEAD_DIM=24 GROUP=5 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=8 TALL=1 STAGES=2 FEW_STAGES=3",
     "HEAD_DIM=256 GROUP=1 SOFTCAP=1 WINDOW=1 PAGED=0 WARPS=4 TALL=1 STAGES=2 FEW_STAGES=2",
 ];
+/// The same for cards of compute capability 9.0.
+pub const WIDE_VARIANTS: &[&str] = &[
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=8 TALL=1 STAGES=2 FEW_STAGES=2 WIDE_WARPS=8",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=4 TALL=2 STAGES=2 FEW_STAGES=2 WIDE_WARPS=8",
+];
 /// The same for the backward.
 pub const BACKWARD_VARIANTS: &[&str] = &[
     "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 KEY_TALL=2 ROW_TALL=2 STEP=32 KEY_STEP=32 SPLIT=1",
     "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 KEY_TALL=1 ROW_TALL=1 STEP=32 KEY_STEP=64 SPLIT=1",
     "HEAD_DIM=256 GROUP=1 SOFTCAP=0 WINDOW=0 KEY_TALL=1 ROW_TALL=1 STEP=32 KEY_STEP=32 SPLIT=2",
 ];
+/// The same for the backward on cards of compute capability 9.0.
+pub const BACKWARD_WIDE_VARIANTS: &[&str] = &[
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 KEY_TALL=1 ROW_TALL=2 STEP=64 KEY_STEP=32 SPLIT=1",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 KEY_TALL=1 ROW_TALL=2 STEP=32 KEY_STEP=32 SPLIT=1",
+];
 /// The same for the kernels without tensor cores.
 pub const SIMPLE_VARIANTS: &[&str] =
     &["ELEMENT=float HEAD_DIM=64 GROUP=7 PAGED=0", "ELEMENT=bf16 HEAD_DIM=33 GROUP=1 PAGED=1"];
 
+/// Warps of attention_rows_wide.
+const WIDE_WARPS: usize = 8;
 /// Threads of a block of attention_simple.cu, and its stacked rows or keys.
 const SIMPLE: (u32, usize) = (128, 16);
 
@@ -47,6 +60,13 @@ struct Shape {
     /// Tiles of keys in shared memory at a time, there and in attention_few.
     stages: usize,
     few_stages: usize,
+    /// Warps of attention_rows_wide, with 16 rows each, where it takes the place of attention_rows.
+    wide: Option<usize>,
+}
+
+/// Whether the products of attention_wide.cu serve: Hopper's tensor cores, and heads of whole panels.
+fn is_wide(cuda: &Cuda, heads: Heads) -> bool {
+    cuda.card.capability == (9, 0) && matches!(heads.head_dim, 64 | 128)
 }
 
 /// Bytes of a row in shared memory: the head in whole steps of 16, and a gap against bank conflicts.
@@ -77,13 +97,29 @@ impl Shape {
             [8, 4, 2, 1].into_iter().filter(|w| *w <= most).find(|w| w * tall * 16 + 2 * tile <= room)?;
         // Several blocks of attention_few shall fit into a processor at once.
         let few_stages = 2;
-        Some(Shape { warps, tall, stages: 2, few_stages })
+        let wide = is_wide(cuda, heads).then_some(WIDE_WARPS);
+        Some(Shape { warps, tall, stages: 2, few_stages, wide })
     }
     /// Stacked rows of a block of attention_rows.
     fn rows(self) -> usize {
-        self.warps * self.tall * 16
+        self.wide.unwrap_or(self.warps * self.tall) * 16
+    }
+    /// Threads of a block of its kernel for many rows.
+    fn threads(self) -> u32 {
+        32 * self.wide.unwrap_or(self.warps) as u32
+    }
+    /// The source and its kernel for many rows.
+    fn kernel(self) -> (&'static str, &'static str) {
+        if self.wide.is_some() {
+            ("attention_hopper", "attention_rows_wide")
+        } else {
+            ("attention", "attention_rows")
+        }
     }
     fn rows_shared(self, heads: Heads) -> usize {
+        if self.wide.is_some() {
+            return 1024 + (self.rows() + self.stages * 2 * TOKENS) * heads.head_dim * 2;
+        }
         (self.rows() + self.stages * 2 * TOKENS) * pitch(heads)
     }
     fn few_shared(self, heads: Heads) -> usize {
@@ -160,14 +196,16 @@ pub fn attention(
         return cuda.launch_variant("attention_simple", &defines, "simple_rows", grid, &arguments);
     };
     arguments.extend(tile_scoring(&op));
-    let grid = Grid::new(blocks, 32 * shape.warps as u32).with_shared(shape.rows_shared(heads));
-    cuda.launch_variant("attention", &defines(&op, shape, false), "attention_rows", grid, &arguments)
+    let grid = Grid::new(blocks, shape.threads()).with_shared(shape.rows_shared(heads));
+    let (source, kernel) = shape.kernel();
+    cuda.launch_variant(source, &defines(&op, shape, false), kernel, grid, &arguments)
 }
 
 fn defines(op: &Attention, shape: Shape, paged: bool) -> String {
-    let Shape { warps, tall, stages, few_stages } = shape;
+    let Shape { warps, tall, stages, few_stages, wide } = shape;
+    let wide = wide.map_or(String::new(), |w| format!(" WIDE_WARPS={w}"));
     format!(
-        "{} PAGED={} WARPS={warps} TALL={tall} STAGES={stages} FEW_STAGES={few_stages}",
+        "{} PAGED={} WARPS={warps} TALL={tall} STAGES={stages} FEW_STAGES={few_stages}{wide}",
         tile_defines(op),
         u8::from(paged)
     )
@@ -258,15 +296,16 @@ pub fn attention_paged(
         return cuda.launch_variant("attention_simple", &defines, "simple_rows", grid, &arguments);
     };
     let defines = defines(&op, shape, true);
+    let (source, kernel) = shape.kernel();
     if lists.many.len > 0 {
         let mut arguments = args![qkv, cache, &lists.blocks, &lists.many.memory, &mut *out, no_lse].to_vec();
         arguments.extend(tile_scoring(&op));
-        let grid = Grid::new(lists.many.len * heads.kv_heads, 32 * shape.warps as u32);
+        let grid = Grid::new(lists.many.len * heads.kv_heads, shape.threads());
         let grid = grid.with_shared(shape.rows_shared(heads));
-        cuda.launch_variant("attention", &defines, "attention_rows", grid, &arguments)?;
+        cuda.launch_variant(source, &defines, kernel, grid, &arguments)?;
     }
     let mut arguments = args![qkv, cache, &lists.blocks, &lists.few.memory, out].to_vec();
     arguments.extend(tile_scoring(&op));
     let grid = Grid::new(lists.few.len * heads.kv_heads, 128).with_shared(shape.few_shared(heads));
-    cuda.launch_variant("attention", &defines, "attention_few", grid, &arguments)
+    cuda.launch_variant(source, &defines, "attention_few", grid, &arguments)
 }

@@ -37,9 +37,29 @@ pub const SOURCES: &[Source] = &[
         variants: attention::VARIANTS,
     },
     Source {
+        name: "attention_hopper",
+        text: concat!(
+            include_str!("attention_tile.cu"),
+            include_str!("attention.cu"),
+            include_str!("attention_wide.cu"),
+            include_str!("attention_rows_wide.cu")
+        ),
+        variants: attention::WIDE_VARIANTS,
+    },
+    Source {
         name: "attention_backward",
         text: concat!(include_str!("attention_tile.cu"), include_str!("attention_backward.cu")),
         variants: attention::BACKWARD_VARIANTS,
+    },
+    Source {
+        name: "attention_backward_hopper",
+        text: concat!(
+            include_str!("attention_tile.cu"),
+            include_str!("attention_backward.cu"),
+            include_str!("attention_wide.cu"),
+            include_str!("attention_keys_wide.cu")
+        ),
+        variants: attention::BACKWARD_WIDE_VARIANTS,
     },
     plain("attention_cache", include_str!("attention_cache.cu")),
     Source {

@@ -3,7 +3,7 @@
 //! The pass over keys keeps the gradients of scores, up to 1 GiB of them at a time, for the pass over queries.
 
 use super::tables::{self, Unit};
-use super::{SIMPLE, check_shape, fits_tensor_cores, pitch, room};
+use super::{SIMPLE, check_shape, fits_tensor_cores, is_wide, pitch, room};
 use super::{simple_defines, simple_scoring, tile_defines, tile_scoring, window};
 use crate::backend::{Attention, Heads, Segments};
 use crate::buffer::{Buffer, DType};
@@ -87,7 +87,15 @@ pub fn attention_backward(
         return Ok(());
     };
     let Cut { key_tall, row_tall, step, key_step, split } = cut;
-    let module = "attention_backward";
+    // The same pass over keys with the products of Hopper's tensor cores; a cap costs the registers of a step.
+    let wide = is_wide(cuda, heads);
+    let step = if wide && heads.head_dim == 128 && op.softcap.is_some() { 32 } else { step };
+    let (module, over_keys, shared) = if wide {
+        let shared = 1024 + (2 * OWN + 4 * step) * heads.head_dim * 2;
+        ("attention_backward_hopper", "attention_keys_wide", shared)
+    } else {
+        ("attention_backward", "attention_keys", Cut::shared(heads, key_tall, step))
+    };
     let defines = format!(
         "{} KEY_TALL={key_tall} ROW_TALL={row_tall} STEP={step} KEY_STEP={key_step} SPLIT={split}",
         tile_defines(&op)
@@ -113,14 +121,7 @@ pub fn attention_backward(
         let part = args![factor, first as u32, count as u32, kept, keys.kept];
         let mut arguments = common(&keys, dqkv, tile_scoring(&op));
         arguments.extend(part);
-        let shared = Cut::shared(heads, key_tall, step);
-        cuda.launch_variant(
-            module,
-            &defines,
-            "attention_keys",
-            grid(&keys, count, split, shared),
-            &arguments,
-        )?;
+        cuda.launch_variant(module, &defines, over_keys, grid(&keys, count, split, shared), &arguments)?;
         if some == 0 {
             break;
         }
