@@ -218,6 +218,11 @@ pub trait Backend: Send + Sync {
     /// The most multiply-adds the device can do in that type, in GFLOP/s: the yardstick for benches.
     fn peak_gflops(&self, dtype: DType) -> f64;
 
+    /// Tokens of a batch that keep the device busy; larger ones only take memory.
+    fn busy_tokens(&self) -> usize {
+        2048
+    }
+
     // ---- memory -------------------------------------------------------------------------------------------
     /// Contents are unspecified.
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer>;

@@ -24,6 +24,9 @@ impl Backend for Cuda {
     fn peak_gflops(&self, dtype: DType) -> f64 {
         peak::measure(self, dtype)
     }
+    fn busy_tokens(&self) -> usize {
+        16384
+    }
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
         self.arena.buffer(dtype, len)
     }

@@ -75,7 +75,7 @@ pub const SOURCES: &[Source] = &[
     Source {
         name: "norm_backward",
         text: include_str!("norm_backward.cu"),
-        variants: &["VECTORS=1", "VECTORS=7", "VECTORS=16"],
+        variants: &["VECTORS=1 BIAS=1", "VECTORS=7 BIAS=0", "VECTORS=16 BIAS=0"],
     },
     plain("optim", include_str!("optim.cu")),
     plain("rotary", include_str!("rotary.cu")),

@@ -9,7 +9,7 @@ use super::memory::{Arena, Memory};
 use crate::buffer::DType;
 use crate::error::{Error, Result};
 use cudarc::cublaslt::sys::{
-    self, cublasComputeType_t, cublasLtEpilogue_t as Epilogue, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
     cublasLtMatmulAlgoConfigAttributes_t as AlgoAttribute, cublasLtMatmulDesc_t,
     cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulHeuristicResult_t,
     cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayout_t,
@@ -57,8 +57,6 @@ pub struct Gemm {
     pub out: DType,
     /// 1 adds to C, 0 writes it.
     pub beta: f32,
-    /// Address of an f32 vector that is added to every row of C before it is rounded; 0 for none.
-    pub bias: u64,
     /// That many products side by side; each operand's next is `strides` elements on.
     pub batch: usize,
     /// From one A, B and C of a batch to the next.
@@ -82,7 +80,6 @@ impl Gemm {
             ldc: n,
             out,
             beta: 0.0,
-            bias: 0,
             batch: 1,
             strides: [0; 3],
         }
@@ -103,7 +100,6 @@ impl Gemm {
             ldc: k,
             out,
             beta: 0.0,
-            bias: 0,
             batch: 1,
             strides: [0; 3],
         }
@@ -124,7 +120,6 @@ impl Gemm {
             ldc: k,
             out: DType::F32,
             beta: 1.0,
-            bias: 0,
             batch: 1,
             strides: [0; 3],
         }
@@ -138,7 +133,6 @@ struct Key {
     transposed: [bool; 2],
     aligned: [u32; 3],
     out: DType,
-    bias: bool,
     batch: usize,
     strides: [usize; 3],
     algo: Option<u64>,
@@ -151,7 +145,6 @@ impl Key {
             transposed: [g.a_transposed, g.b_transposed],
             aligned: [alignment(g.a), alignment(g.b), alignment(g.c)],
             out: g.out,
-            bias: g.bias != 0,
             batch: g.batch,
             strides: g.strides,
             algo: algo.map(|a| a.data[0] ^ a.data[1].rotate_left(17) ^ a.data[2].rotate_left(31)),
@@ -193,8 +186,8 @@ pub struct Products {
     handle: cublasLtHandle_t,
     workspace: Memory,
     plans: Mutex<HashMap<Key, Plan>>,
-    /// How rows of an (n, k, storage, with a bias) get the same bits for any m.
-    pub(super) rows: Mutex<HashMap<(usize, usize, DType, bool), Rows>>,
+    /// How rows of an (n, k, storage) get the same bits for any m.
+    pub(super) rows: Mutex<HashMap<(usize, usize, DType), Rows>>,
 }
 
 // SAFETY: cuBLASLt's handle may be used from several threads; plans are behind a lock.
@@ -251,9 +244,6 @@ impl Products {
         }
         cuda.bind()?;
         let plan = self.plan(g, algo)?;
-        if g.bias != 0 {
-            self.set_bias(plan.desc, g.bias)?;
-        }
         let (alpha, beta) = (1f32, g.beta);
         // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
         let start = || {
@@ -283,15 +273,6 @@ impl Products {
         let name =
             || format!("gemm {}{} {}x{}x{}", turned(g.a_transposed), turned(g.b_transposed), g.m, g.n, g.k);
         cuda.profile.time(cuda.stream, name, start)
-    }
-
-    /// Which vector a product adds is part of its description.
-    fn set_bias(&self, desc: cublasLtMatmulDesc_t, bias: u64) -> Result<()> {
-        let attribute = DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-        // SAFETY: a live descriptor and a pointer's bytes.
-        let done =
-            unsafe { sys::cublasLtMatmulDescSetAttribute(desc, attribute, (&raw const bias).cast(), 8) };
-        check(done, || "naming a bias".into())
     }
 
     /// The algorithms with whole sums that are offered for a product, the best first.
@@ -382,17 +363,6 @@ impl Products {
                 let value = u32::from(turned); // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1
                 let value = (&raw const value).cast();
                 check(sys::cublasLtMatmulDescSetAttribute(desc, attribute, value, 4), what)?;
-            }
-            if g.bias != 0 {
-                let settings = [
-                    (DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, Epilogue::CUBLASLT_EPILOGUE_BIAS as u32),
-                    (DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cudaDataType::CUDA_R_32F as u32),
-                ];
-                for (attribute, value) in settings {
-                    let value = (&raw const value).cast();
-                    check(sys::cublasLtMatmulDescSetAttribute(desc, attribute, value, 4), what)?;
-                }
-                self.set_bias(desc, g.bias)?;
             }
             let mut wish: cublasLtMatmulPreference_t = std::ptr::null_mut();
             check(sys::cublasLtMatmulPreferenceCreate(&mut wish), what)?;

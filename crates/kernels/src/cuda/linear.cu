@@ -75,8 +75,7 @@ extern "C" __global__ void add_bias_b(const float* x, const float* bias, bf16* y
 }
 
 // Numbers between -1 and 1 without a pattern that matters, to try products on.
-template <class T>
-__device__ void noise(T* x, u64 n, u32 seed) {
+extern "C" __global__ void noise(bf16* x, u64 n, u32 seed) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     u32 h = (u32)i * 0x9E3779B9u ^ seed;
@@ -84,8 +83,6 @@ __device__ void noise(T* x, u64 n, u32 seed) {
     h = (h ^ (h >> 13)) * 0xC2B2AE35u;
     store(x, i, (float)((h ^ (h >> 16)) >> 8) / 8388608.0f - 1.0f);
 }
-extern "C" __global__ void noise_b(bf16* x, u64 n, u32 seed) { noise(x, n, seed); }
-extern "C" __global__ void noise_f(float* x, u64 n, u32 seed) { noise(x, n, seed); }
 
 // Whether any bit differs.
 extern "C" __global__ void differ(const u32* a, const u32* b, u64 words, u32* found) {

@@ -67,32 +67,27 @@ pub fn forward(
     bias: Option<&Buffer>,
     (y, out): (u64, DType),
 ) -> Result<()> {
-    let tensor_cores = dtype == DType::Bf16 && whole([n, k]);
-    // The library adds the bias to the sum before it rounds, or it does not offer to.
-    let bias_at = bias.map_or(0, f32_ptr);
-    let mut how = if tensor_cores { rows(cuda, n, k, out, bias_at != 0)? } else { Rows::Plain };
-    if matches!(how, Rows::Plain) && tensor_cores && bias_at != 0 {
-        how = rows(cuda, n, k, DType::F32, false)?;
-        if !matches!(how, Rows::Plain) {
-            let room = if out == DType::F32 { None } else { Some(cuda.arena.take(m * n * 4)?) };
-            let at = room.as_ref().map_or(y, Memory::ptr);
-            cuda.products.gemm_by(cuda, &Gemm::forward(m, n, k, x, w, at, DType::F32), how.algo(m))?;
-            let name = format!("add_bias_{}", letter(out));
-            let threads = if n % 4 == 0 { m * n / 4 } else { m * n };
-            return cuda.launch_flat("linear", &name, threads, &args![at, bias_at, y, m * n, n as u32]);
-        }
-    }
+    // The sum must not be rounded before the bias is added; the library adds none of f32 to a result of bf16.
+    let sums = if bias.is_some() { DType::F32 } else { out };
+    let how = if dtype == DType::Bf16 && whole([n, k]) { rows(cuda, n, k, sums)? } else { Rows::Plain };
     if matches!(how, Rows::Plain) {
         let (x, w) = (Operand(x, k, 1), Operand(w, k, 1));
         return plain(cuda, [m, n, k], x, w, dtype, bias, (y, out), false);
     }
-    let product = Gemm { bias: bias_at, ..Gemm::forward(m, n, k, x, w, y, out) };
-    cuda.products.gemm_by(cuda, &product, how.algo(m))
+    let Some(bias) = bias else {
+        return cuda.products.gemm_by(cuda, &Gemm::forward(m, n, k, x, w, y, out), how.algo(m));
+    };
+    let room = if out == DType::F32 { None } else { Some(cuda.arena.take(m * n * 4)?) };
+    let at = room.as_ref().map_or(y, Memory::ptr);
+    cuda.products.gemm_by(cuda, &Gemm::forward(m, n, k, x, w, at, sums), how.algo(m))?;
+    let name = format!("add_bias_{}", letter(out));
+    let threads = if n % 4 == 0 { m * n / 4 } else { m * n };
+    cuda.launch_flat("linear", &name, threads, &args![at, bias, y, m * n, n as u32])
 }
 
 /// How the rows of a shape get the same bits for any number of rows; tried once.
-fn rows(cuda: &Cuda, n: usize, k: usize, out: DType, bias: bool) -> Result<Rows> {
-    let key = (n, k, out, bias);
+fn rows(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Rows> {
+    let key = (n, k, out);
     let known = |c: &Cuda| c.products.rows.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
     if let Some(answer) = known(cuda) {
         return Ok(answer);
@@ -101,18 +96,10 @@ fn rows(cuda: &Cuda, n: usize, k: usize, out: DType, bias: bool) -> Result<Rows>
     let most = ROWS[4].min((1 << 26) / n).max(ROWS[2]);
     let (x, w) = (cuda.arena.take(most * k * 2)?, cuda.arena.take(n * k * 2)?);
     for (seed, memory, len) in [(1u32, &x, most * k), (2, &w, n * k)] {
-        cuda.launch_flat("linear", "noise_b", len, &args![memory, len, seed])?;
+        cuda.launch_flat("linear", "noise", len, &args![memory, len, seed])?;
     }
     let (all, some) = (cuda.arena.take(most * n * out.size())?, cuda.arena.take(most * n * out.size())?);
-    let added = cuda.arena.take(n * 4)?;
-    let bias = if bias {
-        cuda.launch_flat("linear", "noise_f", n, &args![&added, n, 3u32])?;
-        added.ptr()
-    } else {
-        0
-    };
-    let product =
-        |rows: usize, to: u64| Gemm { bias, ..Gemm::forward(rows, n, k, x.ptr(), w.ptr(), to, out) };
+    let product = |rows: usize, to: u64| Gemm::forward(rows, n, k, x.ptr(), w.ptr(), to, out);
     let Ok(offers) = cuda.products.offers(&product(most, all.ptr())) else {
         return Ok(remember(cuda, key, Rows::Plain));
     };
@@ -152,16 +139,14 @@ fn rows(cuda: &Cuda, n: usize, k: usize, out: DType, bias: bool) -> Result<Rows>
     Ok(remember(cuda, key, Rows::Plain))
 }
 
-fn remember(cuda: &Cuda, key: (usize, usize, DType, bool), how: Rows) -> Rows {
+fn remember(cuda: &Cuda, key: (usize, usize, DType), how: Rows) -> Rows {
     let name = match how {
         Rows::Any => "any algorithm",
         Rows::Two(_) => "two algorithms",
         Rows::Plain => "the plain kernel",
     };
-    cuda.profile.note(|| {
-        let bias = if key.3 { " with a bias" } else { "" };
-        format!("rows of {}x{}{bias} into {}: the same bits by {name}", key.0, key.1, key.2.name())
-    });
+    cuda.profile
+        .note(|| format!("rows of {}x{} into {}: the same bits by {name}", key.0, key.1, key.2.name()));
     cuda.products.rows.lock().unwrap_or_else(|e| e.into_inner()).insert(key, how);
     how
 }

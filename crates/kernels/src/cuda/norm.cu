@@ -1,18 +1,25 @@
-// RMSNorm and LayerNorm, a warp a row. A lane has the same elements in every pass, so what it wrote it may read.
+// RMSNorm and LayerNorm, a block of 128 threads a row, whatever the number of rows: a single row must not wait for one
+// warp. A thread has the same elements in every pass, so what it wrote it may read.
+
+#define THREADS 128
 
 struct Stats {
     float mean, scale;
 };
 
-// Calls f(i) for every element of this lane, in fours where the width allows.
+// Calls four(i) or one(i) for every element of this thread, in fours where the width allows.
 template <class F4, class F1>
 __device__ __forceinline__ void each(u32 width, F4 four, F1 one) {
-    const u32 lane = threadIdx.x % WARP;
     if (width % 4 == 0) {
-        for (u32 i = 4 * lane; i < width; i += 4 * WARP) four(i);
+        for (u32 i = 4 * threadIdx.x; i < width; i += 4 * THREADS) four(i);
     } else {
-        for (u32 i = lane; i < width; i += WARP) one(i);
+        for (u32 i = threadIdx.x; i < width; i += THREADS) one(i);
     }
+}
+
+__device__ __forceinline__ float row_sum(const float* parts) {
+    __shared__ float room[THREADS / WARP];
+    return block_sum((parts[0] + parts[1]) + (parts[2] + parts[3]), room);
 }
 
 template <class T>
@@ -27,7 +34,7 @@ __device__ Stats stats_of(const T* row, u32 width, bool centred, float eps) {
                 for (int k = 0; k < 4; k++) sum[k] += v.x[k];
             },
             [&](u32 i) { sum[0] += load(row, i); });
-        mean = warp_sum((sum[0] + sum[1]) + (sum[2] + sum[3])) / (float)width;
+        mean = row_sum(sum) / (float)width;
     }
     float square[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     each(
@@ -40,7 +47,7 @@ __device__ Stats stats_of(const T* row, u32 width, bool centred, float eps) {
             const float d = load(row, i) - mean;
             square[0] = fmaf(d, d, square[0]);
         });
-    const float variance = warp_sum((square[0] + square[1]) + (square[2] + square[3])) / (float)width;
+    const float variance = row_sum(square) / (float)width;
     return {mean, 1.0f / sqrtf(variance + eps)};
 }
 
@@ -69,13 +76,9 @@ __device__ void norm_row(const T* x, const float* weight, const float* bias, U* 
         });
 }
 
-__device__ __forceinline__ u32 warp_row() { return (blockIdx.x * blockDim.x + threadIdx.x) / WARP; }
-
 #define NORM(name, T, U)                                                                                         \
-    extern "C" __global__ void norm_##name(const T* x, const float* weight, const float* bias, U* y, u32 rows,   \
-                                           u32 width, bool centred, float offset, float eps) {                   \
-        const u32 row = warp_row();                                                                              \
-        if (row >= rows) return;                                                                                 \
+    extern "C" __global__ void norm_##name(const T* x, const float* weight, const float* bias, U* y, u32 width, bool centred, float offset, float eps) {                   \
+        const u32 row = blockIdx.x;                                                                              \
         norm_row(x + (u64)row * width, weight, bias, y + (u64)row * width, width, centred, offset, eps);         \
     }
 NORM(ff, float, float)
@@ -84,10 +87,8 @@ NORM(bf, bf16, float)
 NORM(bb, bf16, bf16)
 
 template <class T, class D, class U>
-__device__ void add_norm(const T* x, const D* delta, const float* weight, const float* bias, float* sum, U* y,
-                         u32 rows, u32 width, bool centred, float offset, float eps) {
-    const u32 row = warp_row();
-    if (row >= rows) return;
+__device__ void add_norm(const T* x, const D* delta, const float* weight, const float* bias, float* sum, U* y, u32 width, bool centred, float offset, float eps) {
+    const u32 row = blockIdx.x;
     const u64 at = (u64)row * width;
     each(
         width,
@@ -100,9 +101,9 @@ __device__ void add_norm(const T* x, const D* delta, const float* weight, const 
 }
 #define ADD_NORM(name, T, D, U)                                                                                      \
     extern "C" __global__ void add_norm_##name(const T* x, const D* delta, const float* weight, const float* bias,   \
-                                               float* sum, U* y, u32 rows, u32 width, bool centred, float offset,    \
+                                               float* sum, U* y, u32 width, bool centred, float offset,    \
                                                float eps) {                                                          \
-        add_norm(x, delta, weight, bias, sum, y, rows, width, centred, offset, eps);                                 \
+        add_norm(x, delta, weight, bias, sum, y, width, centred, offset, eps);                                       \
     }
 #define TRIPLES(M)                                                                                                   \
     M(fff, float, float, float)                                                                                      \
@@ -119,13 +120,12 @@ TRIPLES(ADD_NORM)
 
 // Writes dx, or adds to it. `stats`, where given, takes the rows' mean and scale for the sums over rows.
 template <class D, class T, class U>
-__device__ void norm_backward(const D* dy, const T* x, const float* weight, U* dx, u32 rows, u32 width, bool centred,
+__device__ void norm_backward(const D* dy, const T* x, const float* weight, U* dx, u32 width, bool centred,
                               float offset, float eps, bool add, Stats* stats) {
-    const u32 row = warp_row();
-    if (row >= rows) return;
+    const u32 row = blockIdx.x;
     dy += (u64)row * width, x += (u64)row * width, dx += (u64)row * width;
     const Stats s = stats_of(x, width, centred, eps);
-    if (stats && threadIdx.x % WARP == 0) stats[row] = s;
+    if (stats && threadIdx.x == 0) stats[row] = s;
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f}, slope[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     each(
         width,
@@ -142,8 +142,8 @@ __device__ void norm_backward(const D* dy, const T* x, const float* weight, U* d
             sum[0] += g;
             slope[0] = fmaf(g, normed(s, load(x, i)), slope[0]);
         });
-    const float mean = centred ? warp_sum((sum[0] + sum[1]) + (sum[2] + sum[3])) / (float)width : 0.0f;
-    const float lean = warp_sum((slope[0] + slope[1]) + (slope[2] + slope[3])) / (float)width;
+    const float mean = centred ? row_sum(sum) / (float)width : 0.0f;
+    const float lean = row_sum(slope) / (float)width;
     auto gradient = [&](float d, float v, float w) {
         const float g = fmaf(d, w + offset, -mean);
         return fmaf(normed(s, v), -lean, g) * s.scale;
@@ -166,10 +166,9 @@ __device__ void norm_backward(const D* dy, const T* x, const float* weight, U* d
         });
 }
 #define NORM_BACKWARD(name, D, T, U)                                                                                 \
-    extern "C" __global__ void norm_backward_##name(const D* dy, const T* x, const float* weight, U* dx, u32 rows,   \
-                                                    u32 width, bool centred, float offset, float eps, bool add,      \
+    extern "C" __global__ void norm_backward_##name(const D* dy, const T* x, const float* weight, U* dx, u32 width, bool centred, float offset, float eps, bool add,      \
                                                     Stats* stats) {                                                  \
-        norm_backward(dy, x, weight, dx, rows, width, centred, offset, eps, add, stats);                             \
+        norm_backward(dy, x, weight, dx, width, centred, offset, eps, add, stats);                             \
     }
 TRIPLES(NORM_BACKWARD)
 

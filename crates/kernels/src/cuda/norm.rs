@@ -8,9 +8,9 @@ use crate::backend::Norm;
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
-/// A warp a row, eight warps a block.
+/// A block a row.
 fn grid(rows: usize) -> Grid {
-    Grid::new(rows.div_ceil(8), 256)
+    Grid::new(rows, 128)
 }
 
 /// Added to a weight before use.
@@ -35,7 +35,7 @@ pub fn norm(
     check(op, weight, bias);
     assert_eq!(x.len(), y.len());
     let rows = row_count(x.len(), op.width);
-    let args = args![x, weight, bias, &*y, rows as u32, op.width as u32, op.centred, offset(op), op.eps];
+    let args = args![x, weight, bias, &*y, op.width as u32, op.centred, offset(op), op.eps];
     cuda.launch("norm", &kernel("norm", &[x, y]), grid(rows), &args)
 }
 
@@ -53,24 +53,12 @@ pub fn add_norm(
     check(op, weight, bias);
     assert!(x.len() == delta.len() && x.len() == sum.len() && x.len() == y.len());
     let rows = row_count(x.len(), op.width);
-    let args = args![
-        x,
-        delta,
-        weight,
-        bias,
-        f32_ptr(sum),
-        &*y,
-        rows as u32,
-        op.width as u32,
-        op.centred,
-        offset(op),
-        op.eps
-    ];
+    let args =
+        args![x, delta, weight, bias, f32_ptr(sum), &*y, op.width as u32, op.centred, offset(op), op.eps];
     cuda.launch("norm", &kernel("add_norm", &[x, delta, y]), grid(rows), &args)
 }
 
-/// Rows of one block of the backward that keeps them in registers, and their widest.
-const ROWS: usize = 64;
+/// The widest rows of the backward that keeps them in registers.
 const WIDEST: usize = 2048;
 
 /// The backward of the residual stream's norms, in one pass.
@@ -86,7 +74,9 @@ fn in_registers(
     dbias: Option<&mut Buffer>,
 ) -> Result<()> {
     let (rows, width) = (row_count(x.len(), op.width), op.width);
-    let (chunks, with_bias) = (rows.div_ceil(ROWS), dbias.is_some());
+    // Three blocks to a multiprocessor, each with as many rows: all of them run at the same time.
+    let chunk = rows.div_ceil(3 * cuda.card.processors as usize).next_multiple_of(8);
+    let (chunks, with_bias) = (rows.div_ceil(chunk), dbias.is_some());
     let wanted = dweight.is_some() || with_bias;
     let sums = if wanted { Some(cuda.arena.take(chunks * 2 * width * 4)?) } else { None };
     let at = sums.as_ref().map_or(0, |s| s.ptr());
@@ -101,11 +91,10 @@ fn in_registers(
         offset(op),
         op.eps,
         add,
-        ROWS as u32,
-        with_bias,
+        chunk as u32,
         at
     ];
-    let defines = format!("VECTORS={}", width.div_ceil(128));
+    let defines = format!("VECTORS={} BIAS={}", width.div_ceil(128), u32::from(with_bias));
     let grid = Grid::new(chunks, 256).with_shared(if wanted { 8 * width * 4 } else { 0 });
     cuda.launch_variant("norm_backward", &defines, &kernel("norm_backward_rows", &[dy]), grid, &args)?;
     for (from, to) in [(0, dweight), (width, dbias)] {
@@ -139,7 +128,7 @@ pub fn norm_backward(
     let sums = dweight.is_some() || dbias.is_some();
     let stats = if sums { Some(cuda.arena.take(rows * 8)?) } else { None };
     let at = stats.as_ref().map_or(0, |s| s.ptr());
-    let args = args![dy, x, weight, &*dx, rows as u32, width as u32, op.centred, offset(op), op.eps, add, at];
+    let args = args![dy, x, weight, &*dx, width as u32, op.centred, offset(op), op.eps, add, at];
     cuda.launch("norm", &kernel("norm_backward", &[dy, x, dx]), grid(rows), &args)?;
     if !sums {
         return Ok(());

@@ -24,7 +24,7 @@ fn timed(cuda: &Cuda) -> Result<f64> {
     let (x, w, y) = (room()?, room()?, room()?);
     for (seed, memory) in [(1u32, &x), (2, &w)] {
         let args = super::launch::args![memory, SIDE * SIDE, seed];
-        cuda.launch_flat("linear", "noise_b", SIDE * SIDE, &args)?;
+        cuda.launch_flat("linear", "noise", SIDE * SIDE, &args)?;
     }
     let product = Gemm::forward(SIDE, SIDE, SIDE, x.ptr(), w.ptr(), y.ptr(), DType::Bf16);
     let mut best = f64::INFINITY;
