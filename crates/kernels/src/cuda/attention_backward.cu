@@ -21,18 +21,28 @@
 // Columns of dk and dv that a block has.
 #define COLUMNS ((WIDE / 16 + SPLIT - 1) / SPLIT * 16)
 
+// Lanes that share a row of attention_delta: one for each 16 bytes where that is a power of two, else a warp.
+#define SHARERS (HEAD_DIM / 8 <= 32 && (HEAD_DIM / 8 & (HEAD_DIM / 8 - 1)) == 0 ? HEAD_DIM / 8 : 32)
+
 extern "C" __global__ void attention_delta(const bf16 *out, const bf16 *dout, float *delta, int rows) {
-    int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x & 31;
-    if (row >= rows)
-        return;
-    const u32 *a = (const u32 *)(out + (long long)row * HEAD_DIM), *b = (const u32 *)(dout + (long long)row * HEAD_DIM);
+    const long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    const long long row = at / SHARERS, own = row < rows ? row : rows - 1;
+    const int lane = at % SHARERS;
+    const uint4 *a = (const uint4 *)(out + own * HEAD_DIM), *b = (const uint4 *)(dout + own * HEAD_DIM);
     float sum = 0.0f;
-    for (int i = lane; i < HEAD_DIM / 2; i += 32) {
-        sum = fmaf(low_half(a[i]), low_half(b[i]), sum);
-        sum = fmaf(high_half(a[i]), high_half(b[i]), sum);
+    for (int i = lane; i < HEAD_DIM / 8; i += SHARERS) {
+        const uint4 x = a[i], y = b[i];
+        const u32 u[4] = {x.x, x.y, x.z, x.w}, v[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            sum = fmaf(low_half(u[j]), low_half(v[j]), sum);
+            sum = fmaf(high_half(u[j]), high_half(v[j]), sum);
+        }
     }
-    sum = warp_sum(sum);
-    if (lane == 0)
+#pragma unroll
+    for (int d = SHARERS / 2; d > 0; d >>= 1)
+        sum += __shfl_xor_sync(ALL, sum, d);
+    if (lane == 0 && row < rows)
         delta[row] = sum;
 }
 

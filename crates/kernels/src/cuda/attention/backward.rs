@@ -100,7 +100,10 @@ pub fn attention_backward(
         "{} KEY_TALL={key_tall} ROW_TALL={row_tall} STEP={step} KEY_STEP={key_step} SPLIT={split}",
         tile_defines(&op)
     );
-    let grid = Grid::new(rows.div_ceil(8), 256);
+    // As many lanes to a row as the kernel's SHARERS.
+    let units = heads.head_dim / 8;
+    let sharers = if units.is_power_of_two() && units <= 32 { units } else { 32 };
+    let grid = Grid::new((rows * sharers).div_ceil(256), 256);
     cuda.launch_variant(module, &defines, "attention_delta", grid, &delta_args)?;
     // What a score's gradient is multiplied by to become that of the dot product.
     let factor = op.scale;
