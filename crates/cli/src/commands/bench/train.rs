@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
         trainer.update(1e-3)?;
         device.wait()
     };
-    let peak = || device.peak_gflops(dtype);
-    let mut work = Work { title, tokens, flops: flops * tokens as f64, peak: &peak, once: &mut once };
+    let mut work =
+        Work { title, tokens, flops: flops * tokens as f64, device: &*device, dtype, once: &mut once };
     report::run(&args.how, &mut work)
 }
