@@ -76,11 +76,13 @@ pub(super) fn check(result: CUresult, what: impl FnOnce() -> String) -> Result<(
     }
     let mut text = std::ptr::null();
     // SAFETY: the driver writes a pointer to a string that is never freed, or leaves null.
-    let named =
-        unsafe { sys::cuGetErrorString(result, &mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
-    // SAFETY: checked above.
-    let text =
-        if named { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() } else { String::new() };
+    let named = unsafe { sys::cuGetErrorString(result, &mut text) } == CUresult::CUDA_SUCCESS;
+    let text = if named && !text.is_null() {
+        // SAFETY: a string of the driver's own.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    } else {
+        String::new()
+    };
     Err(Error::device(format!("the card failed in {}: {text} ({result:?})", what())))
 }
 

@@ -245,8 +245,8 @@ impl Products {
         cuda.bind()?;
         let plan = self.plan(g, algo)?;
         let (alpha, beta) = (1f32, g.beta);
-        // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
         let start = || {
+            // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
             let done = unsafe {
                 sys::cublasLtMatmul(
                     self.handle,
