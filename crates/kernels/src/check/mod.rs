@@ -94,9 +94,25 @@ impl<'a> Check<'a> {
 
     /// Errors relative to the wanted element plus the root mean square of all.
     pub fn close(&mut self, name: impl Into<String>, got: &[f32], want: &[f32], limit: f64) {
+        self.close_beside(name, got, want, want, limit);
+    }
+
+    /// The same for a part of a result, which may be nothing but rounding: the root mean square of the whole counts
+    /// where it is larger than that of the part.
+    pub fn close_beside(
+        &mut self,
+        name: impl Into<String>,
+        got: &[f32],
+        want: &[f32],
+        whole: &[f32],
+        limit: f64,
+    ) {
         assert_eq!(got.len(), want.len());
-        let squares: f64 = want.iter().map(|&w| f64::from(w).powi(2)).sum();
-        let typical = (squares / want.len().max(1) as f64).sqrt().max(1e-30);
+        let size = |x: &[f32]| {
+            let squares: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
+            (squares / x.len().max(1) as f64).sqrt()
+        };
+        let typical = size(want).max(size(whole)).max(1e-30);
         let error = |(&g, &w): (&f32, &f32)| {
             let far = (f64::from(g) - f64::from(w)).abs() / (f64::from(w).abs() + typical);
             if far.is_nan() { f64::INFINITY } else { far }
