@@ -1,7 +1,7 @@
 //! What the online methods promise in closed form.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl::algo::{ALGORITHMS, Algorithm, Wants, find};
+use ferrl::algo::{ALGORITHMS, Algorithm, find};
 use ferrl::experience::{Counts, Experience, Loss, MicroBatch, Sequence};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use serde_json::{Value, json};

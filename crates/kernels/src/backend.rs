@@ -10,7 +10,8 @@
 //!   cause or meet: memory, devices.
 
 use crate::buffer::{Buffer, DType, Weight};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use std::any::Any;
 
 /// How rows are normalised.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -146,6 +147,17 @@ pub struct LogpGrads<'a> {
     pub others: Option<&'a Buffer>,
 }
 
+/// A token chosen from a row of logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// Which.
+    pub token: u32,
+    /// Its logit.
+    pub logit: f32,
+    /// The row's log of the sum of exponentials.
+    pub lse: f32,
+}
+
 /// AdamW's settings for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
@@ -178,14 +190,38 @@ pub struct Sgd {
     pub grad_scale: f32,
 }
 
+/// Work that a device can start again; see [`Backend::record`].
+pub struct Recording(Box<dyn Any + Send + Sync>);
+
+impl Recording {
+    /// For backends: wraps what they made.
+    pub fn new(data: Box<dyn Any + Send + Sync>) -> Self {
+        Recording(data)
+    }
+    /// For backends: what they made.
+    pub fn data(&self) -> &dyn Any {
+        &*self.0
+    }
+}
+
 /// A device.
 pub trait Backend: Send + Sync {
     /// One line for people: device, instruction set, threads.
     fn describe(&self) -> String;
     /// Bytes allocated now, and the most there have ever been.
     fn memory(&self) -> (usize, usize);
+    /// Waits until everything that was started is done. Operations give their results in order without it; it is for
+    /// clocks and for errors.
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
     /// The most multiply-adds the device can do in that type, in GFLOP/s: the yardstick for benches.
     fn peak_gflops(&self, dtype: DType) -> f64;
+
+    /// Tokens of a batch that keep the device busy; larger ones only take memory.
+    fn busy_tokens(&self) -> usize {
+        2048
+    }
 
     // ---- memory -------------------------------------------------------------------------------------------
     /// Contents are unspecified.
@@ -198,8 +234,34 @@ pub trait Backend: Send + Sync {
     fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()>;
     /// A buffer of ids, positions or row numbers.
     fn indices(&self, values: &[u32]) -> Result<Buffer>;
+    /// Other ids in the place of those of an index buffer; as many. The buffer stays where it is.
+    fn set_indices(&self, dst: &mut Buffer, values: &[u32]) -> Result<()> {
+        *dst = self.indices(values)?;
+        Ok(())
+    }
     /// `dst[to..to + len] = src[from..from + len]`, converted where the types differ.
     fn copy(&self, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()>;
+
+    // ---- recordings ---------------------------------------------------------------------------------------
+    /// Whether the device can record.
+    fn records(&self) -> bool {
+        false
+    }
+    /// Records the operations of `body` instead of doing them. They must have been done before with the same shapes;
+    /// what they read and write must stay where it is as long as the recording is replayed; none may bring results to
+    /// the host or take anything from it.
+    fn record(&self, _body: &mut dyn FnMut() -> Result<()>) -> Result<Recording> {
+        Err(Error::device("this device cannot record"))
+    }
+    /// Does what was recorded.
+    fn replay(&self, _recording: &Recording) -> Result<()> {
+        Err(Error::device("this device cannot record"))
+    }
+    /// Tells the device the rows of the paged operations that are to be replayed, in a batch of `batch` rows: one new
+    /// token for each sequence. The number that comes back changes when older recordings of such a batch are void.
+    fn stage_rows(&self, _rows: &PagedRows, _batch: usize) -> Result<u64> {
+        Ok(0)
+    }
 
     // ---- vectors ------------------------------------------------------------------------------------------
     /// `y += a * x`
@@ -211,6 +273,10 @@ pub trait Backend: Send + Sync {
     }
     /// Sum of products, in f64 over fixed chunks.
     fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64>;
+    /// [`Backend::dot`] of several pairs, for devices where one answer costs as much as many.
+    fn dots(&self, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
+        pairs.iter().map(|(x, y)| self.dot(x, y)).collect()
+    }
     /// Index of the first NaN or infinity.
     fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>>;
     /// Row `i` of `dst` is row `rows[i]` of `src`.
@@ -430,6 +496,25 @@ pub trait Backend: Send + Sync {
     fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>>;
     /// For each row of `logits`, the first largest.
     fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>>;
+    /// For each row of `logits` what `sample` gives for its number, or `argmax` without one. A device answers at once,
+    /// not piece by piece.
+    fn choose(&self, logits: &Buffer, lse: &Buffer, uniform: &[Option<f32>]) -> Result<Vec<Choice>> {
+        let rows = uniform.len();
+        let vocab = logits.len() / rows.max(1);
+        let draws: Vec<f32> = uniform.iter().map(|u| u.unwrap_or(0.0)).collect();
+        let any = |wanted: bool| uniform.iter().any(|u| u.is_some() == wanted);
+        let sampled = if any(true) { self.sample(logits, lse, &draws)? } else { Vec::new() };
+        let largest = if any(false) { self.argmax(logits, rows)? } else { Vec::new() };
+        let mut sums = vec![0.0; rows];
+        self.read(lse, 0, &mut sums)?;
+        let choice = |row: usize| {
+            let token = if uniform[row].is_some() { sampled[row] } else { largest[row] };
+            let mut logit = [0.0];
+            self.read(logits, row * vocab + token as usize, &mut logit)?;
+            Ok(Choice { token, logit: logit[0], lse: sums[row] })
+        };
+        (0..rows).map(choice).collect()
+    }
     /// KL(p || q) per row over the whole vocabulary; `p` and `q` are (hidden states, head).
     fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()>;
     /// Gradient of `kl` with respect to `p`: writes `dx`, adds to `dw`.

@@ -69,6 +69,10 @@ impl Error {
     pub fn resource(what: impl Into<String>) -> Self {
         Self::new(Class::Resource, what)
     }
+    /// Hardware, or a library it needs, that is missing or failed.
+    pub fn device(what: impl Into<String>) -> Self {
+        Self::new(Class::Device, what)
+    }
     /// A non-finite number.
     pub fn numerics(what: impl Into<String>) -> Self {
         Self::new(Class::Numerics, what)

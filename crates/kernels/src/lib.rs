@@ -2,7 +2,9 @@
 
 pub mod backend;
 pub mod buffer;
+pub mod check;
 pub mod cpu;
+pub mod cuda;
 pub mod error;
 pub mod math;
 pub mod mmap;
@@ -18,24 +20,54 @@ use std::sync::Arc;
 pub struct Device {
     /// The name used in recipes and flags.
     pub name: &'static str,
-    /// Opens it with that many threads, or as many as there are cores.
-    pub open: fn(threads: Option<usize>) -> Result<Arc<dyn Backend>>,
+    /// Opens the one of that number, with that many threads where threads compute (as many as there are cores).
+    pub open: fn(index: usize, threads: Option<usize>) -> Result<Arc<dyn Backend>>,
 }
 
-/// Every kind of device Ferrl knows.
-pub const BACKENDS: &[Device] =
-    &[Device { name: "cpu", open: |threads| Ok(Arc::new(cpu::Cpu::new(threads)?)) }];
+/// Every kind of device Ferrl knows; `auto` takes the last one that opens.
+pub const BACKENDS: &[Device] = &[
+    Device { name: "cpu", open: |index, threads| cpu::open(index, threads) },
+    Device { name: "cuda", open: |index, _| cuda::open(index) },
+];
+
+/// The device is chosen by what there is.
+pub const AUTO: &str = "auto";
+
+/// The kind and the number that a name means: `cpu`, `cuda`, `cuda:1`; none for `auto`.
+fn parse(name: &str) -> Result<Option<(&'static Device, usize)>> {
+    if name == AUTO {
+        return Ok(None);
+    }
+    let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
+    if let (Some(device), Ok(index)) = (BACKENDS.iter().find(|d| d.name == kind), index.parse()) {
+        return Ok(Some((device, index)));
+    }
+    let names: Vec<&str> = BACKENDS.iter().map(|d| d.name).chain([AUTO]).collect();
+    let hint = nearest(kind, names.iter().copied()).unwrap_or(names[0]);
+    Err(Error::usage(format!(
+        "unknown device {name:?}, expected one of {}, or a kind with a number such as {}:0",
+        names.join(", "),
+        names[BACKENDS.len() - 1]
+    ))
+    .fix(format!("--device {hint}")))
+}
+
+/// Refuses a name that can mean no device, without opening any.
+pub fn check_name(name: &str) -> Result<()> {
+    parse(name).map(|_| ())
+}
 
 /// Opens the device of that name.
 pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Backend>> {
-    let Some(device) = BACKENDS.iter().find(|d| d.name == name) else {
-        let names: Vec<&str> = BACKENDS.iter().map(|d| d.name).collect();
-        let hint = nearest(name, names.iter().copied()).unwrap_or(names[0]);
-        return Err(Error::usage(format!("unknown device {name:?}, expected one of {}", names.join(", ")))
-            .fix(format!("--device {hint}")));
-    };
+    let chosen = parse(name)?;
     if threads == Some(0) {
         return Err(Error::usage("0 threads cannot compute anything").fix("--threads 1 or more"));
     }
-    (device.open)(threads)
+    match chosen {
+        Some((device, index)) => (device.open)(index, threads),
+        None => {
+            let opened = BACKENDS[1..].iter().rev().find_map(|d| (d.open)(0, threads).ok());
+            opened.map_or_else(|| (BACKENDS[0].open)(0, threads), Ok)
+        }
+    }
 }

@@ -37,7 +37,7 @@ pub fn run(args: &Args) -> Result<()> {
         |m: machine::Memory| format!("{}, {} free", machine::size(m.total), machine::size(m.available));
     line("memory", machine::memory().map_or_else(unknown, memory));
     for device in BACKENDS {
-        let found = match (device.open)(args.threads) {
+        let found = match (device.open)(0, args.threads) {
             Ok(backend) => backend.describe(),
             Err(e) => format!("not usable: {}", e.to_string().replace("\n  fix: ", "; ")),
         };

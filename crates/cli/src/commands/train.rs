@@ -9,7 +9,7 @@ use ferrl::runner::{self, Outcome, Watch};
 use ferrl::train::Waits;
 use ferrl::verify::VERIFIERS;
 use ferrl_engine::{Error, Result};
-use ferrl_kernels::BACKENDS;
+use ferrl_kernels::AUTO;
 use indicatif::HumanDuration;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -59,8 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let threads = resolved.stages.first().map(|s| s.recipe.threads).filter(|&t| t > 0);
-    let device = resolved.stages.first().map_or("auto", |s| s.recipe.device.as_str());
-    let device = if device == "auto" { BACKENDS[0].name } else { device };
+    let device = resolved.stages.first().map_or(AUTO, |s| s.recipe.device.as_str());
     let backend = ferrl_kernels::open(device, threads)?;
     let folder = if args.resume {
         let folder = RunFolder::open(&args.runs.join(&name))?;

@@ -174,12 +174,21 @@ pub fn init_param(config: &Config, options: &InitOptions, param: &ParamShape) ->
     let std = options.std / scale;
     let key = [options.seed as u32, (options.seed >> 32) as u32];
     let name = name_words(&param.name);
-    let mut out = Vec::with_capacity(param.len().next_multiple_of(4));
-    for block in 0..param.len().div_ceil(4) as u64 {
-        let words = philox4x32([block as u32, (block >> 32) as u32, name[0], name[1]], key);
-        out.extend(normals(words).map(|x| x * std));
-    }
-    out.truncate(param.len());
+    let mut out = vec![0.0; param.len()];
+    // Each number depends on its place alone, so any thread may draw it.
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let part = param.len().div_ceil(threads).next_multiple_of(4).max(1 << 14);
+    std::thread::scope(|scope| {
+        for (i, values) in out.chunks_mut(part).enumerate() {
+            scope.spawn(move || {
+                for (j, four) in values.chunks_mut(4).enumerate() {
+                    let block = (i * part / 4 + j) as u64;
+                    let words = philox4x32([block as u32, (block >> 32) as u32, name[0], name[1]], key);
+                    four.iter_mut().zip(normals(words)).for_each(|(x, normal)| *x = normal * std);
+                }
+            });
+        }
+    });
     out
 }
 

@@ -30,7 +30,11 @@ impl CacheOptions {
     /// Room for that many sequences of that many tokens at the same time.
     pub fn fit(model: &Model, sequences: usize, tokens: usize) -> Self {
         let blocks = sequences * (tokens.div_ceil(model.backend.block_tokens()) + 1);
-        CacheOptions { bytes: blocks * block_bytes(model), max_sequences: sequences, ..Default::default() }
+        CacheOptions {
+            bytes: blocks * block_bytes(model),
+            max_batch_tokens: model.backend.busy_tokens(),
+            max_sequences: sequences,
+        }
     }
 }
 

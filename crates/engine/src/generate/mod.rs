@@ -8,6 +8,7 @@
 mod cache;
 mod params;
 mod queue;
+mod recorded;
 mod request;
 mod sampler;
 mod scheduler;

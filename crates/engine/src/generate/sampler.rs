@@ -64,21 +64,15 @@ impl Chooser {
     ) -> Result<Vec<Pick>> {
         let b = &*model.backend;
         let vocab = logits.len() / wanted.len();
-        let draws: Vec<f32> = wanted.iter().map(|s| draw(s)).collect();
+        let greedy = |s: &Sequence| s.params.is_greedy();
+        let draws: Vec<Option<f32>> = wanted.iter().map(|s| (!greedy(s)).then(|| draw(s))).collect();
         let plain =
             |s: &&Sequence| s.params.is_exact() || (s.params.is_greedy() && !s.params.has_penalties());
-        let mut sampled = Vec::new();
-        if wanted.iter().any(|s| plain(s) && !s.params.is_greedy()) {
-            sampled = b.sample(logits, lse, &draws)?;
-        }
-        let mut largest = Vec::new();
-        if wanted.iter().any(|s| plain(s) && s.params.is_greedy()) {
-            largest = b.argmax(logits, wanted.len())?;
-        }
-        let lse = model.read_f32s(lse)?;
+        let choices = b.choose(logits, lse, &draws)?;
         let mut picks = Vec::with_capacity(wanted.len());
         for (i, s) in wanted.iter().enumerate() {
-            if !lse[i].is_finite() {
+            let choice = choices[i];
+            if !choice.lse.is_finite() {
                 return Err(Error::numerics(format!(
                     "the logits after token {} are not finite",
                     s.ids.len() - 1
@@ -89,15 +83,16 @@ impl Chooser {
                 self.row.resize(vocab, 0.0);
                 b.read(logits, i * vocab, &mut self.row)?;
             }
-            let top = self.top(s.params.top_logprobs, lse[i]);
-            let (token, truncated) = match (plain(s), s.params.is_greedy()) {
-                (true, true) => (largest[i], Some(0.0)),
-                (true, false) => (sampled[i], None),
-                (false, _) => self.truncated(s, draws[i]),
+            let top = self.top(s.params.top_logprobs, choice.lse);
+            let (token, logit, truncated) = if plain(s) {
+                (choice.token, choice.logit, greedy(s).then_some(0.0))
+            } else {
+                let (token, truncated) = self.truncated(s, draws[i].unwrap_or(0.0));
+                let mut logit = [0.0];
+                b.read(logits, i * vocab + token as usize, &mut logit)?;
+                (token, logit[0], truncated)
             };
-            let mut logit = [0.0];
-            b.read(logits, i * vocab + token as usize, &mut logit)?;
-            let logp = logit[0] - lse[i];
+            let logp = logit - choice.lse;
             picks.push(Pick { token, logp, sampled_logp: truncated.unwrap_or(logp), top });
         }
         Ok(picks)

@@ -1,6 +1,7 @@
 //! The sampler: requests in, one forward pass a step, tokens and completions out.
 
 use super::cache::Cache;
+use super::recorded::Recorded;
 use super::sampler::Chooser;
 use super::sequence::Sequence;
 use super::{CacheOptions, Completion, Event, Id, Request, SamplingParams, Stop};
@@ -28,6 +29,7 @@ pub struct Sampler {
     version: u64,
     next: u64,
     chooser: Chooser,
+    recorded: Recorded,
     /// Kept from step to step for its allocations.
     rows: PagedRows,
     /// Events of other requests that came up while `generate` ran.
@@ -82,6 +84,7 @@ impl Sampler {
             version: model.version,
             next: 0,
             chooser: Chooser::default(),
+            recorded: Recorded::default(),
             rows: PagedRows::default(),
             kept: Vec::new(),
         })
@@ -223,9 +226,15 @@ impl Sampler {
         }
         let (ids, positions, last) = self.lay_out();
         assert!(!ids.is_empty(), "a sequence that fits the cache alone always runs");
-        let tokens = model.tokens(&ids, &positions)?;
-        let context = Context::Paged(&self.rows, &mut self.cache.layers);
-        let (h, _) = model.forward(&tokens, context, Keep::Nothing)?;
+        // One new token for each sequence, and all of them wanted: a step like many others.
+        let mut once = None;
+        if model.backend.records() && last.len() == ids.len() {
+            self.recorded.decode(model, &ids, &positions, &self.rows, &mut self.cache.layers)?;
+        } else {
+            let tokens = model.tokens(&ids, &positions)?;
+            let context = Context::Paged(&self.rows, &mut self.cache.layers);
+            once = Some(model.forward(&tokens, context, Keep::Nothing)?.0);
+        }
         self.usage.steps += 1;
         self.usage.rows += ids.len() as u64;
         for s in &mut self.running {
@@ -236,7 +245,8 @@ impl Sampler {
             return Ok(());
         }
         let ready: Vec<&Sequence> = self.running.iter().filter(|s| s.pending() == 0).collect();
-        let mut picks = self.chooser.choose(model, &h, &last, &ready)?.into_iter();
+        let h = once.as_ref().unwrap_or_else(|| self.recorded.hidden());
+        let mut picks = self.chooser.choose(model, h, &last, &ready)?.into_iter();
         let mut result = Ok(());
         for mut s in std::mem::take(&mut self.running) {
             let pick = if s.pending() == 0 { picks.next() } else { None };

@@ -89,35 +89,42 @@ impl Model {
             b.embed(&t.positions, self.master(table), 1.0, true, &mut x)?;
         }
         let mut layers = Vec::new();
+        let mut h = self.activations(x.len())?;
+        self.norm(self.norm_after(None), &x, &mut h)?;
         for l in 0..self.config.layers {
-            let (interior, delta) = self.layer(l, t, &x, &mut context, keep)?;
-            // x = x_mid + delta: the next layer's input, its norm comes with the next layer.
+            let (interior, delta) = self.layer(l, t, &x, h, &mut context, keep)?;
+            // x = x_mid + delta, and the norm that comes next: the next layer's, or the final one.
             let mut next = self.f32s(x.len())?;
-            b.add(&interior.x_mid, &delta, &mut next)?;
+            h = self.activations(x.len())?;
+            self.add_norm(self.norm_after(Some(l)), &interior.x_mid, &delta, &mut next, &mut h)?;
             let inner = (keep == Keep::All).then_some(interior);
             let previous = std::mem::replace(&mut x, next);
             if keep != Keep::Nothing {
                 layers.push(Layer { x: previous, inner });
             }
         }
-        let mut h = self.activations(x.len())?;
-        self.norm(self.layout.final_norm, &x, &mut h)?;
         Ok((h, Activations { layers, x_final: x }))
     }
 
-    /// One layer: its activations, and what it adds to the residual stream after `x_mid`.
+    /// The norm of the residual stream after a layer, or before the first.
+    fn norm_after(&self, layer: Option<usize>) -> Affine {
+        let next = layer.map_or(0, |l| l + 1);
+        self.layout.layers.get(next).map_or(self.layout.final_norm, |p| p.attn_norm)
+    }
+
+    /// One layer, from its input `x` and that normed, `h`: its activations, and what it adds to the residual stream
+    /// after `x_mid`.
     fn layer(
         &self,
         l: usize,
         t: &Tokens,
         x: &Buffer,
+        h: Buffer,
         context: &mut Context<'_>,
         keep: Keep,
     ) -> Result<(Interior, Buffer)> {
         let (b, p, c) = (&*self.backend, &self.layout.layers[l], &self.config);
         let op = self.attention(l);
-        let mut h = self.activations(x.len())?;
-        self.norm(p.attn_norm, x, &mut h)?;
         let mut qkv = self.activations(t.rows * c.qkv_width())?;
         self.linear(p.qkv, &h, &mut qkv)?;
         let mut qkv_raw = None;
@@ -142,8 +149,7 @@ impl Model {
 
         let mut x_mid = self.f32s(x.len())?;
         let mut h_mid = self.activations(x.len())?;
-        let bias = p.mlp_norm.bias.map(|i| self.master(i));
-        b.add_norm(self.norm_op(), x, &delta, self.master(p.mlp_norm.weight), bias, &mut x_mid, &mut h_mid)?;
+        self.add_norm(p.mlp_norm, x, &delta, &mut x_mid, &mut h_mid)?;
         let mut up = self.activations(t.rows * c.up_width())?;
         self.linear(p.up, &h_mid, &mut up)?;
         let mut act = self.activations(t.rows * c.ffn)?;
@@ -171,7 +177,11 @@ impl Model {
         for (l, layer) in kept.layers.into_iter().enumerate().rev() {
             let interior = match layer.inner {
                 Some(interior) => interior,
-                None => self.layer(l, t, &layer.x, &mut Context::Packed(segments), Keep::All)?.0,
+                None => {
+                    let mut h = self.activations(layer.x.len())?;
+                    self.norm(self.layout.layers[l].attn_norm, &layer.x, &mut h)?;
+                    self.layer(l, t, &layer.x, h, &mut Context::Packed(segments), Keep::All)?.0
+                }
             };
             self.layer_backward(l, t, segments, &layer.x, interior, &mut dx, grads)?;
         }
@@ -290,6 +300,19 @@ impl Model {
 
     fn norm(&self, p: Affine, x: &Buffer, y: &mut Buffer) -> Result<()> {
         self.backend.norm(self.norm_op(), x, self.master(p.weight), p.bias.map(|i| self.master(i)), y)
+    }
+
+    /// `sum = x + delta`, and its norm.
+    fn add_norm(
+        &self,
+        p: Affine,
+        x: &Buffer,
+        delta: &Buffer,
+        sum: &mut Buffer,
+        y: &mut Buffer,
+    ) -> Result<()> {
+        let bias = p.bias.map(|i| self.master(i));
+        self.backend.add_norm(self.norm_op(), x, delta, self.master(p.weight), bias, sum, y)
     }
 
     fn norm_backward(

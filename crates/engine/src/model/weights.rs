@@ -44,6 +44,13 @@ pub struct RotaryTables {
     pub(super) sin: Buffer,
 }
 
+impl RotaryTables {
+    /// Positions they have.
+    pub(crate) fn positions(&self) -> usize {
+        self.positions
+    }
+}
+
 /// What the model will be used for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
@@ -167,7 +174,7 @@ impl Model {
     }
 
     /// Cosines and sines for at least that many positions, where the model rotates.
-    pub(super) fn rotary(&self, positions: usize) -> Result<Option<Arc<RotaryTables>>> {
+    pub(crate) fn rotary(&self, positions: usize) -> Result<Option<Arc<RotaryTables>>> {
         let Position::Rotary(rope) = &self.config.position else { return Ok(None) };
         let mut slot: MutexGuard<'_, _> = self.rotary.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(tables) = slot.as_ref().filter(|t| t.positions >= positions) {

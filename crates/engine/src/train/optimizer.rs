@@ -196,10 +196,8 @@ impl Optimizer {
 
     /// Length of the whole gradient.
     fn norm(&self, model: &Model, grads: &[Option<Buffer>]) -> Result<f64> {
-        let mut square = 0.0;
-        for grad in grads.iter().flatten() {
-            square += model.backend.dot(grad, grad)?;
-        }
+        let pairs: Vec<(&Buffer, &Buffer)> = grads.iter().flatten().map(|g| (g, g)).collect();
+        let square: f64 = model.backend.dots(&pairs)?.iter().sum();
         if square.is_finite() {
             return Ok(square.sqrt());
         }

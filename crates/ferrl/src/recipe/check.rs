@@ -3,7 +3,7 @@
 use super::{Recipe, Stage};
 use crate::algo::{self, Wants};
 use ferrl_engine::{Error, model, nearest};
-use ferrl_kernels::BACKENDS;
+use ferrl_kernels::{AUTO, BACKENDS};
 
 /// Storage of activations.
 pub const DTYPES: &[&str] = &["f32", "bf16"];
@@ -93,9 +93,8 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
 }
 
 fn names(r: &Recipe, p: &mut Problems) {
-    let card = r.device.strip_prefix("cuda:").is_some_and(|n| n.parse::<usize>().is_ok());
-    if !card {
-        let devices: Vec<&str> = std::iter::once("auto").chain(BACKENDS.iter().map(|b| b.name)).collect();
+    if ferrl_kernels::check_name(&r.device).is_err() {
+        let devices: Vec<&str> = std::iter::once(AUTO).chain(BACKENDS.iter().map(|b| b.name)).collect();
         p.word("device", &r.device, &devices);
     }
     p.word("optim.name", &r.optim.name, OPTIMIZERS);

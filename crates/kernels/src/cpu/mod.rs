@@ -19,10 +19,20 @@ pub mod rotary;
 pub mod simd;
 pub mod vector;
 
-use crate::error::Result;
+use crate::backend::Backend;
+use crate::error::{Error, Result};
 use memory::Arena;
 use pool::Pool;
 use simd::Level;
+use std::sync::Arc;
+
+/// Opens the processor; there is only number 0.
+pub fn open(index: usize, threads: Option<usize>) -> Result<Arc<dyn Backend>> {
+    if index > 0 {
+        return Err(Error::usage("all cores are one device, number 0").fix("leave the number out"));
+    }
+    Ok(Arc::new(Cpu::new(threads)?))
+}
 
 /// Threads, an instruction set, and memory that is kept.
 pub struct Cpu {

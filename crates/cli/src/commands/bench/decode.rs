@@ -64,8 +64,8 @@ pub fn run(args: &Args) -> Result<()> {
             None => Ok(()),
         }
     };
-    let peak = || device.peak_gflops(dtype);
     let (tokens, all) = (args.batch * args.new, args.batch * length);
-    let mut work = Work { title, tokens, flops: &|| flops * all as f64, peak: &peak, once: &mut once };
+    let mut work =
+        Work { title, tokens, flops: &|| flops * all as f64, device: &*device, dtype, once: &mut once };
     report::run(&args.how, &mut work)
 }

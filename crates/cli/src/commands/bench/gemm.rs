@@ -27,6 +27,9 @@ pub struct Args {
     /// Threads; all cores when left out
     #[arg(long, value_name = "N", value_parser = crate::options::size::<1024>)]
     threads: Option<usize>,
+    /// Device to compute on
+    #[arg(long, value_name = "NAME", default_value = BACKENDS[0].name)]
+    device: String,
     /// Leave out shapes whose N times K is larger
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
     max_elements: usize,
@@ -109,7 +112,7 @@ pub fn run(args: &Args) -> Result<()> {
     let shapes = shapes(args);
     let largest = shapes.iter().map(|s| s.n * s.k).max().unwrap_or(0) as u64;
     ensure_memory("the largest matrix", 10 * largest, "--max-elements 40000000 leaves large ones out")?;
-    let backend = (BACKENDS[0].open)(args.threads)?;
+    let backend = ferrl_kernels::open(&args.device, args.threads)?;
     if args.how.worker {
         return serve(|count| {
             Ok(json!({"results": results(&*backend, &shapes, &dtypes, count, args.window)?}))
@@ -187,24 +190,31 @@ fn measure(b: &dyn Backend, s: Shape, dtype: DType, count: usize, window: f64) -
         let y = noise(b, dtype, s.k * s.n)?;
         let mut dw = b.alloc(DType::F32, s.m * s.n)?;
         b.fill(&mut dw, 0.0)?;
-        return timed(count, window, &mut || b.linear_dw(&x, &y, s.k, Some(&mut dw), None));
+        return timed(b, count, window, &mut || b.linear_dw(&x, &y, s.k, Some(&mut dw), None));
     }
     let backward = s.layout == Layout::Nn;
     let (n, k) = if backward { (s.k, s.n) } else { (s.n, s.k) };
     let mut weight = b.weight(n, k, dtype, backward)?;
     b.load_weight(&noise(b, DType::F32, n * k)?, &mut weight)?;
     let mut y = b.alloc(dtype, s.m * s.n)?;
-    timed(count, window, &mut || match backward {
+    timed(b, count, window, &mut || match backward {
         true => b.linear_dx(&x, &weight, &mut y),
         false => b.linear(&x, &weight, None, &mut y),
     })
 }
 
 /// Seconds of one product, averaged over enough of them to fill the window.
-fn timed(count: usize, window: f64, product: &mut dyn FnMut() -> Result<()>) -> Result<Vec<f64>> {
+fn timed(
+    b: &dyn Backend,
+    count: usize,
+    window: f64,
+    product: &mut dyn FnMut() -> Result<()>,
+) -> Result<Vec<f64>> {
     product()?;
+    b.wait()?;
     let start = Instant::now();
     product()?;
+    b.wait()?;
     let times = ((window / start.elapsed().as_secs_f64().max(1e-7)) as usize).max(1);
     let mut seconds = Vec::new();
     for _ in 0..count {
@@ -212,6 +222,7 @@ fn timed(count: usize, window: f64, product: &mut dyn FnMut() -> Result<()>) -> 
         for _ in 0..times {
             product()?;
         }
+        b.wait()?;
         seconds.push(start.elapsed().as_secs_f64() / times as f64);
     }
     Ok(seconds)

@@ -1,5 +1,6 @@
 //! `ferrl bench`: how fast this machine trains, decodes and multiplies.
 
+mod check;
 mod decode;
 mod gemm;
 mod report;
@@ -12,14 +13,30 @@ use clap::Subcommand;
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Config, FAMILIES, Model, Options};
 use ferrl_engine::{Error, Result};
-use ferrl_kernels::Backend;
+use ferrl_kernels::{AUTO, Backend};
 use std::sync::Arc;
 
-/// Measure this machine
+/// Measure this machine, or check a device
+///
+/// `ferrl bench --check --device cuda` puts a device through every operation, beside the CPU, and through training and
+/// sampling with small models of every family. It is what to run first on a new card.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: Option<What>,
+    /// Check that the device is right, and keeps the promises of reproducibility
+    #[arg(long)]
+    check: bool,
+    /// Device to check
+    #[arg(long, value_name = "NAME", requires = "check", default_value = AUTO)]
+    device: String,
+    /// Threads of the CPU; all cores when left out
+    #[arg(long, value_name = "N", requires = "check", value_parser = size::<1024>)]
+    threads: Option<usize>,
+    /// Only checks whose name contains this
+    #[arg(long, value_name = "TEXT", requires = "check", default_value = "", hide_default_value = true)]
+    only: String,
 }
 
 #[derive(Subcommand)]
@@ -33,10 +50,11 @@ enum What {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.what {
-        What::Train(args) => train::run(args),
-        What::Decode(args) => decode::run(args),
-        What::Grpo(args) => rl_step::run(args),
-        What::Gemm(args) => gemm::run(args),
+        Some(What::Train(args)) => train::run(args),
+        Some(What::Decode(args)) => decode::run(args),
+        Some(What::Grpo(args)) => rl_step::run(args),
+        Some(What::Gemm(args)) => gemm::run(args),
+        None => check::run(&args.device, args.threads, &args.only),
     }
 }
 
@@ -69,6 +87,12 @@ struct ShapeArgs {
     /// Key and value heads
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = size::<4096>)]
     kv_heads: usize,
+    /// Width of a head; the width divided by the heads when left out
+    #[arg(long, value_name = "N", value_parser = size::<4096>)]
+    head_dim: Option<usize>,
+    /// Family of the model; when left out, one with biases on queries, keys and values
+    #[arg(long, value_name = "NAME")]
+    family: Option<String>,
     /// Inner width of the feed-forward network
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = size::<{ 1 << 24 }>)]
     inter: usize,
@@ -80,13 +104,15 @@ struct ShapeArgs {
 impl ShapeArgs {
     /// How the random model is made, for sequences of so many tokens; `bytes` are needed for each of its weights.
     fn init(&self, context: usize, bytes: usize) -> Result<InitOptions> {
-        let family = measured_family().ok_or_else(|| Error::usage("no family has the shape to measure"))?;
+        let family = self.family.clone().or_else(|| measured_family().map(String::from));
+        let family = family.ok_or_else(|| Error::usage("no family has the shape to measure"))?;
         let init = InitOptions {
             vocab: self.vocab,
             hidden: self.hidden,
             layers: self.layers,
             heads: Some(self.heads),
             kv_heads: Some(self.kv_heads),
+            head_dim: self.head_dim,
             ffn: Some(self.inter),
             tied: Some(true),
             rope_theta: Some(1e6),

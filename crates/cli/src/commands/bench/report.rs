@@ -5,6 +5,7 @@ use crate::machine::peak_rss_mib;
 use crate::output::print;
 use crate::progress::Progress;
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::{Backend, DType};
 use serde_json::{Value, json};
 use std::io::BufRead;
 use std::time::Instant;
@@ -17,8 +18,10 @@ pub struct Work<'a> {
     pub tokens: usize,
     /// Operations of one time, known once it has been done.
     pub flops: &'a dyn Fn() -> f64,
-    /// GFLOP/s this machine could reach, measured when first wanted.
-    pub peak: &'a dyn Fn() -> f64,
+    /// Where it is done.
+    pub device: &'a dyn Backend,
+    /// Its compute type.
+    pub dtype: DType,
     /// Does it once.
     pub once: &'a mut dyn FnMut() -> Result<()>,
 }
@@ -31,26 +34,27 @@ pub fn run(how: &HowArgs, work: &mut Work<'_>) -> Result<()> {
             Ok(json!({"tokens_per_s": work.tokens as f64 / median(&seconds), "seconds": seconds}))
         });
     }
-    let peak = (work.peak)();
+    let peak = work.device.peak_gflops(work.dtype);
     let progress = Progress::new("measuring", how.repeats as u64 + 1, "rounds");
     (work.once)()?;
     progress.add(1);
     let seconds = measure(work.once, how.repeats, Some(&progress))?;
     drop(progress);
     let (time, rss) = (median(&seconds), peak_rss_mib());
+    let memory = work.device.memory().1 as f64 / 1_048_576.0;
     let (rate, gflops) = (work.tokens as f64 / time, (work.flops)() / time / 1e9);
     if how.json {
         return print(&format!(
             "{}\n",
             json!({"seconds": seconds, "tokens_per_s": rate, "gflops": gflops, "peak_gflops": peak,
-                "peak_rss_mib": rss})
+                "peak_rss_mib": rss, "peak_buffers_mib": memory})
         ));
     }
     let rates: Vec<f64> = seconds.iter().map(|s| work.tokens as f64 / s).collect();
     let times: Vec<f64> = seconds.iter().map(|s| s * 1e3).collect();
     print(&format!(
         "{}\n  time        {} ms\n  tokens/s    {}\n  GFLOP/s     {gflops:.0}, {:.0} % of a measured peak of {peak:.0}\n\
-         \x20 peak RSS    {rss:.0} MiB\n",
+         \x20 peak RSS    {rss:.0} MiB; buffers of the device {memory:.0} MiB at most\n",
         work.title,
         spread(&times, 1),
         spread(&rates, 0),

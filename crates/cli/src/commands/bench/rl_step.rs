@@ -73,8 +73,8 @@ pub fn run(args: &Args) -> Result<()> {
         flops.set((sampled + 3.0 * trained) * forward_flops(&stage.policy.model.config, context));
         Ok(())
     };
-    let peak = || device.peak_gflops(dtype);
-    let mut work = Work { title, tokens: new, flops: &|| flops.get(), peak: &peak, once: &mut once };
+    let mut work =
+        Work { title, tokens: new, flops: &|| flops.get(), device: &*device, dtype, once: &mut once };
     report::run(&args.how, &mut work)
 }
 

@@ -59,9 +59,9 @@ pub fn run(args: &Args) -> Result<()> {
             return Err(Error::numerics(format!("the loss is {loss}")));
         }
         trainer.update(1e-3)?;
-        Ok(())
+        device.wait()
     };
-    let peak = || device.peak_gflops(dtype);
-    let mut work = Work { title, tokens, flops: &|| flops * tokens as f64, peak: &peak, once: &mut once };
+    let mut work =
+        Work { title, tokens, flops: &|| flops * tokens as f64, device: &*device, dtype, once: &mut once };
     report::run(&args.how, &mut work)
 }

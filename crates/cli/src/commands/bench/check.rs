@@ -1,0 +1,225 @@
+//! `ferrl bench --check`: whether a device computes what the CPU computes and keeps the engine's promises.
+
+use crate::output::print;
+use ferrl_engine::checkpoint::InitOptions;
+use ferrl_engine::generate::{CacheOptions, Completion, Request, Sampler, SamplingParams};
+use ferrl_engine::model::{FAMILIES, Model, Options};
+use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, stats};
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::check::{CASES, Outcome, run as run_cases};
+use ferrl_kernels::{BACKENDS, Backend, DType};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Rows of the table, and what went wrong.
+#[derive(Default)]
+struct Table {
+    failures: usize,
+}
+
+impl Table {
+    fn head(&self) -> Result<()> {
+        print(&format!("{:<44}{:>9}{:>12}{:>12}{:>9}\n", "what", "checks", "worst", "allowed", "seconds"))
+    }
+
+    /// One line for a group of questions, then one for each that failed.
+    fn group(&mut self, name: &str, outcomes: &[Outcome], seconds: f64) -> Result<()> {
+        let share = |o: &Outcome| if o.limit > 0.0 { o.worst / o.limit } else { o.worst };
+        let worst = outcomes.iter().max_by(|a, b| share(a).total_cmp(&share(b)));
+        let (most, limit) = worst.map_or((0.0, 0.0), |o| (o.worst, o.limit));
+        let wrong: Vec<&Outcome> = outcomes.iter().filter(|o| !o.is_right()).collect();
+        let verdict = if wrong.is_empty() { String::new() } else { format!("  {} FAILED", wrong.len()) };
+        print(&format!(
+            "{name:<44}{:>9}{most:>12.2e}{limit:>12.2e}{seconds:>9.2}{verdict}\n",
+            outcomes.len()
+        ))?;
+        for o in wrong.iter().take(8) {
+            print(&format!("    {}: {:.3e}, allowed {:.3e}\n", o.name, o.worst, o.limit))?;
+        }
+        self.failures += wrong.len();
+        Ok(())
+    }
+}
+
+/// Runs the command.
+pub fn run(device: &str, threads: Option<usize>, only: &str) -> Result<()> {
+    let card = ferrl_kernels::open(device, threads)?;
+    let cpu = (BACKENDS[0].open)(0, threads)?;
+    print(&format!("{}\nagainst {}\n\n", card.describe(), cpu.describe()))?;
+    let mut table = Table::default();
+    table.head()?;
+    for (name, _) in CASES.iter().filter(|(name, _)| name.contains(only)) {
+        let (mut outcomes, start) = (Vec::new(), Instant::now());
+        let done = run_cases(&*cpu, &*card, name, &mut |o: &Outcome| outcomes.push(o.clone()));
+        if let Err(e) = done {
+            print(&format!("{name}: {e}\n"))?;
+            table.failures += 1;
+        }
+        table.group(name, &outcomes, start.elapsed().as_secs_f64())?;
+    }
+    for family in FAMILIES.iter().map(|f| f.name()).filter(|n| n.contains(only)) {
+        for (kind, init) in sizes(family) {
+            for dtype in [DType::F32, DType::Bf16] {
+                let (start, mut outcomes) = (Instant::now(), Vec::new());
+                let done = family_checks(&cpu, &card, &init, dtype, &mut outcomes);
+                let name = format!("{family} {kind} {}", dtype.name());
+                if let Err(e) = done {
+                    print(&format!("{name}: {e}\n"))?;
+                    table.failures += 1;
+                }
+                table.group(&name, &outcomes, start.elapsed().as_secs_f64())?;
+            }
+        }
+    }
+    match table.failures {
+        0 => print("\nall passed\n"),
+        n => Err(Error::device(format!("{n} checks failed"))
+            .fix("report the table above with the card's name; train on another device until then")),
+    }
+}
+
+/// Odd sizes, which take the plain ways; and even ones, which take the fast ways.
+fn sizes(family: &'static str) -> Vec<(&'static str, InitOptions)> {
+    let make = |hidden: usize, heads: usize, kv_heads: usize, ffn: usize, vocab: usize| {
+        let mut init = InitOptions {
+            vocab,
+            hidden,
+            layers: 2,
+            heads: Some(heads),
+            kv_heads: Some(kv_heads),
+            ffn: Some(ffn),
+            max_positions: 256,
+            window: Some(9),
+            std: if hidden < 64 { 0.3 } else { 0.1 },
+            ..InitOptions::new(family)
+        };
+        // Not every family has a window, or fewer key heads than query heads.
+        for _ in 0..2 {
+            if init.build().is_err() {
+                init.window = None;
+            }
+            if init.build().is_err() {
+                init.kv_heads = Some(heads);
+            }
+        }
+        init
+    };
+    vec![("odd", make(24, 3, 1, 37, 67)), ("even", make(256, 4, 2, 512, 1000))]
+}
+
+fn model(device: &Arc<dyn Backend>, init: &InitOptions, dtype: DType) -> Result<Model> {
+    Model::random(device.clone(), init, Options { dtype, training: true, context: 0 })
+}
+
+fn outcome(name: impl Into<String>, worst: f64, limit: f64) -> Outcome {
+    Outcome { name: name.into(), worst: if worst.is_nan() { f64::INFINITY } else { worst }, limit }
+}
+
+/// Sequences of several lengths.
+fn batch(vocab: usize, seed: usize) -> Batch {
+    let ids = |s: usize, n: usize| {
+        let at =
+            |i: usize| super::some_ids(1, vocab)[0].wrapping_add((i * i * 31 + s * 7 + i * 3 + seed) as u32);
+        (0..n).map(|i| at(i) % vocab as u32).collect::<Vec<u32>>()
+    };
+    Batch::of([ids(0, 3), ids(1, 70), ids(2, 33), ids(3, 128)])
+}
+
+fn family_checks(
+    cpu: &Arc<dyn Backend>,
+    card: &Arc<dyn Backend>,
+    init: &InitOptions,
+    dtype: DType,
+    out: &mut Vec<Outcome>,
+) -> Result<()> {
+    // Log-probabilities beside the CPU's.
+    let batch_of = |seed| batch(init.vocab, seed);
+    let (here, there) = (model(cpu, init, dtype)?, model(card, init, dtype)?);
+    let (want, got) = (stats(&here, &batch_of(0), 1.0)?, stats(&there, &batch_of(0), 1.0)?);
+    let far = |a: &[f32], b: &[f32]| {
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| f64::from((a - b).abs()) / (1.0 + f64::from(b.abs())))
+            .fold(0.0, f64::max)
+    };
+    let limit = if dtype == DType::Bf16 { 0.1 } else { 1e-4 };
+    out.push(outcome("logp", far(&got.logp, &want.logp), limit));
+    out.push(outcome("entropy", far(&got.entropy, &want.entropy), limit));
+    // The curve of fifty steps beside the CPU's.
+    let (here, _) = curve(here, &batch_of(0), 50)?;
+    let (there, trained) = curve(there, &batch_of(0), 50)?;
+    let drop = here[0] - here[49];
+    let worst = here.iter().zip(&there).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    out.push(outcome("curve of 50 steps", worst / drop, if dtype == DType::Bf16 { 0.05 } else { 2e-3 }));
+    // Twice the same bits.
+    let (again, _) = curve(model(card, init, dtype)?, &batch_of(0), 50)?;
+    let other = there.iter().zip(&again).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+    out.push(outcome("curve again", other as f64, 0.0));
+    switches(card, trained, init.vocab, out)
+}
+
+/// Losses of training on one batch.
+fn curve(model: Model, batch: &Batch, steps: usize) -> Result<(Vec<f64>, Trainer)> {
+    let mut trainer = Trainer::new(model, OptimizerOptions::default())?;
+    let mut losses = Vec::new();
+    for _ in 0..steps {
+        losses.push(step(&mut trainer, batch)?);
+    }
+    Ok((losses, trainer))
+}
+
+fn step(trainer: &mut Trainer, batch: &Batch) -> Result<f64> {
+    let tokens = batch.tokens();
+    let targets = (tokens - batch.sequences.len()) as f64;
+    let found = trainer.forward(batch)?;
+    let loss = -found.logp.iter().map(|&x| f64::from(x)).sum::<f64>() / targets;
+    let grads = StatGrads { logp: vec![-1.0 / targets as f32; tokens], ..Default::default() };
+    trainer.backward(batch, &grads)?;
+    trainer.update(1e-3)?;
+    Ok(loss)
+}
+
+/// A hundred times sampling and training in turn: what was sampled is scored to the same bits, memory stays flat.
+fn switches(
+    card: &Arc<dyn Backend>,
+    mut trainer: Trainer,
+    vocab: usize,
+    out: &mut Vec<Outcome>,
+) -> Result<()> {
+    let mut sampler = Sampler::new(&trainer.model, CacheOptions::fit(&trainer.model, 8, 160))?;
+    let (mut different, mut first, mut last) = (0, 0, 0);
+    for turn in 0..100u32 {
+        let temperature = [1.0, 0.7, 1.6][turn as usize % 3];
+        let requests: Vec<Request> = (0..6u32)
+            .map(|p| Request {
+                prompt: (0..1 + (p * 13 + turn) % 70).map(|i| (i * 7 + p) % vocab as u32).collect(),
+                params: SamplingParams {
+                    temperature,
+                    max_new_tokens: 1 + (p as usize * 5 + turn as usize) % 16,
+                    seed: 5,
+                    ..Default::default()
+                },
+                stream: [turn, p, 0],
+            })
+            .collect();
+        let completions = sampler.generate(&trainer.model, requests.clone())?;
+        let whole = |(r, c): (&Request, &Completion)| [&r.prompt[..], &c.ids[..]].concat();
+        let batch = Batch::of(requests.iter().zip(&completions).map(whole));
+        let scored = stats(&trainer.model, &batch, temperature)?;
+        for ((request, completion), rows) in requests.iter().zip(&completions).zip(batch.segments().iter()) {
+            let from = rows.start + request.prompt.len() - 1;
+            let again = &scored.logp[from..rows.end - 1];
+            different +=
+                again.iter().zip(&completion.logp).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+        }
+        step(&mut trainer, &batch)?;
+        if turn == 20 {
+            first = card.memory().0;
+        }
+        last = card.memory().0;
+    }
+    out.push(outcome("sampled and recomputed logp, other bits", different as f64, 0.0));
+    // Lists of the last batch's rows may be a little longer. The least that is lost at every turn is 80 x 512 bytes.
+    out.push(outcome("memory after 100 switches, bytes more", last.abs_diff(first) as f64, 16384.0));
+    Ok(())
+}

@@ -1,0 +1,204 @@
+//! The logp head, sampling, and the divergence of two models.
+
+use super::{Check, download, random, random_ids, stored, unwritten, upload, weight};
+use crate::backend::{Backend, LogpGrads, LogpHead, LogpStats};
+use crate::buffer::{Buffer, DType};
+use crate::error::Result;
+
+/// Rows, vocabulary, hidden width, other tokens to a row, and the head's options: vocabularies of several tiles, of less
+/// than one, of a length that is no multiple of anything.
+const SHAPES: &[(usize, usize, usize, usize, LogpHead)] = &[
+    (70, 5000, 128, 3, LogpHead { temperature: 1.0, softcap: None }),
+    (33, 3001, 64, 0, LogpHead { temperature: 0.7, softcap: Some(8.0) }),
+    (5, 96, 32, 2, LogpHead { temperature: 1.3, softcap: None }),
+    (4200, 2048, 64, 0, LogpHead { temperature: 1.0, softcap: None }),
+];
+
+fn name(dtype: DType, vocab: usize, what: &str) -> String {
+    format!("logp head {} of {vocab} {what}", dtype.name())
+}
+
+struct Inputs {
+    x: Vec<f32>,
+    w: Vec<f32>,
+    targets: Vec<u32>,
+    others: Vec<u32>,
+    /// By logp, entropy, other tokens.
+    grads: [Vec<f32>; 3],
+}
+
+impl Inputs {
+    fn new(dtype: DType, rows: usize, vocab: usize, k: usize, extra: usize) -> Self {
+        let scaled = |seed, n: usize, by: f32| -> Vec<f32> {
+            stored(dtype, &random(seed, n).iter().map(|x| x * by).collect::<Vec<f32>>())
+        };
+        Inputs {
+            x: scaled(1, rows * k, 1.0),
+            w: scaled(2, vocab * k, 3.0 / (k as f32).sqrt()),
+            targets: random_ids(3, rows, vocab),
+            others: random_ids(4, rows * extra, vocab),
+            grads: [random(5, rows), random(6, rows), random(7, rows * extra)],
+        }
+    }
+}
+
+struct Outputs {
+    /// logp, entropy, lse, logp of other tokens.
+    stats: [Vec<f32>; 4],
+    dx: Vec<f32>,
+    dw: Vec<f32>,
+}
+
+fn stats(b: &dyn Backend, rows: usize) -> Result<LogpStats> {
+    let new = || unwritten(b, DType::F32, rows);
+    Ok(LogpStats { logp: new()?, entropy: new()?, lse: new()? })
+}
+
+fn both_ways(b: &dyn Backend, op: LogpHead, dtype: DType, i: &Inputs, vocab: usize) -> Result<Outputs> {
+    let rows = i.targets.len();
+    let k = i.x.len() / rows;
+    let (x, w) = (upload(b, dtype, &i.x)?, weight(b, dtype, vocab, k, &i.w)?);
+    let targets = b.indices(&i.targets)?;
+    let mut stats = stats(b, rows)?;
+    let ids = if i.others.is_empty() { None } else { Some(b.indices(&i.others)?) };
+    let mut other_logp = unwritten(b, DType::F32, i.others.len())?;
+    b.logp(op, &x, &w, &targets, ids.as_ref().map(|ids| (ids, &mut other_logp)), &mut stats)?;
+    let [dlogp, dentropy, dothers] = &i.grads;
+    let (dlogp, dentropy) = (upload(b, DType::F32, dlogp)?, upload(b, DType::F32, dentropy)?);
+    let dothers = upload(b, DType::F32, dothers)?;
+    let grads = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: ids.as_ref().map(|_| &dothers) };
+    let mut dx = unwritten(b, dtype, i.x.len())?;
+    let mut dw = upload(b, DType::F32, &vec![1.0; i.w.len()])?;
+    b.logp_backward(op, &x, &w, &targets, ids.as_ref(), &stats, &grads, &mut dx, Some(&mut dw))?;
+    let stats = [
+        download(b, &stats.logp)?,
+        download(b, &stats.entropy)?,
+        download(b, &stats.lse)?,
+        download(b, &other_logp)?,
+    ];
+    Ok(Outputs { stats, dx: download(b, &dx)?, dw: download(b, &dw)? })
+}
+
+/// Near the CPU's.
+pub fn results(check: &mut Check<'_>) -> Result<()> {
+    for &(rows, vocab, k, extra, op) in SHAPES {
+        for dtype in [DType::F32, DType::Bf16] {
+            let inputs = Inputs::new(dtype, rows, vocab, k, extra);
+            let want = both_ways(check.cpu, op, dtype, &inputs, vocab)?;
+            let got = both_ways(check.card, op, dtype, &inputs, vocab)?;
+            let again = both_ways(check.card, op, dtype, &inputs, vocab)?;
+            for (j, what) in ["logp", "entropy", "lse", "other logp"].into_iter().enumerate() {
+                check.close(name(dtype, vocab, what), &got.stats[j], &want.stats[j], 2e-5);
+                check.same(name(dtype, vocab, &format!("{what} again")), &again.stats[j], &got.stats[j]);
+            }
+            // In bf16 gradients of logits are rounded before the products.
+            let limit = if dtype == DType::F32 { 5e-5 } else { 2e-2 };
+            check.close(name(dtype, vocab, "dx"), &got.dx, &want.dx, limit);
+            check.close(name(dtype, vocab, "dw"), &got.dw, &want.dw, limit);
+            check.same(name(dtype, vocab, "dx again"), &again.dx, &got.dx);
+            check.same(name(dtype, vocab, "dw again"), &again.dw, &got.dw);
+        }
+    }
+    Ok(())
+}
+
+/// Decoding's logits are those that training uses, for any number of rows.
+pub fn bits(check: &mut Check<'_>) -> Result<()> {
+    let b = check.card;
+    let large = (300, 32_000, 256, 0, LogpHead { temperature: 0.9, softcap: None });
+    for &(rows, vocab, k, _, op) in SHAPES.iter().chain([&large]) {
+        for dtype in [DType::F32, DType::Bf16] {
+            let i = Inputs::new(dtype, rows, vocab, k, 0);
+            let w = weight(b, dtype, vocab, k, &i.w)?;
+            let mut all = stats(b, rows)?;
+            b.logp(op, &upload(b, dtype, &i.x)?, &w, &b.indices(&i.targets)?, None, &mut all)?;
+            let (logp, lse) = (download(b, &all.logp)?, download(b, &all.lse)?);
+            for count in [1, 7, 64, 256].into_iter().filter(|c| *c <= rows) {
+                let from = rows - count;
+                let x = upload(b, dtype, &i.x[from * k..])?;
+                let mut logits = unwritten(b, DType::F32, count * vocab)?;
+                let mut sums = unwritten(b, DType::F32, count)?;
+                b.logits(op, &x, &w, &mut logits, &mut sums)?;
+                let (logits, sums) = (download(b, &logits)?, download(b, &sums)?);
+                let picked: Vec<f32> =
+                    (0..count).map(|r| logits[r * vocab + i.targets[from + r] as usize] - sums[r]).collect();
+                let what = |what| name(dtype, vocab, &format!("{what} of {count} of {rows} rows"));
+                check.same(what("lse"), &sums, &lse[from..]);
+                check.same(what("logp"), &picked, &logp[from..]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Draws fall where the cumulative distribution passes them; the first largest is found.
+pub fn sampling(check: &mut Check<'_>) -> Result<()> {
+    let op = LogpHead { temperature: 1.0, softcap: None };
+    for (rows, vocab, k) in [(64, 32_000, 64), (9, 1003, 32), (3, 40, 32)] {
+        let i = Inputs::new(DType::F32, rows, vocab, k, 0);
+        let b = check.card;
+        let (x, w) = (upload(b, DType::F32, &i.x)?, weight(b, DType::F32, vocab, k, &i.w)?);
+        let mut logits = unwritten(b, DType::F32, rows * vocab)?;
+        let mut lse = unwritten(b, DType::F32, rows)?;
+        b.logits(op, &x, &w, &mut logits, &mut lse)?;
+        let mut draws: Vec<f32> = (0..rows).map(|r| (r as f32 + 0.5) / rows as f32).collect();
+        draws[0] = 0.0;
+        draws[rows - 1] = 1.0 - f32::EPSILON / 2.0;
+        let chosen = b.sample(&logits, &lse, &draws)?;
+        let again = b.sample(&logits, &lse, &draws)?;
+        let (values, sums) = (download(b, &logits)?, download(b, &lse)?);
+        let mut worst = 0f64;
+        for (r, &token) in chosen.iter().enumerate() {
+            let row = &values[r * vocab..(r + 1) * vocab];
+            let p: Vec<f64> = row.iter().map(|l| f64::from(l - sums[r]).exp()).collect();
+            let below: f64 = p[..token as usize].iter().sum();
+            let draw = f64::from(draws[r]);
+            // How far the draw lies outside of the token's own stretch.
+            worst = worst.max(below - draw).max(draw - (below + p[token as usize]));
+        }
+        check.tell(format!("sampling of {vocab}: draws"), worst, 2e-6);
+        let ids = |ids: &[u32]| ids.iter().map(|&i| i as f32).collect::<Vec<f32>>();
+        check.same(format!("sampling of {vocab} again"), &ids(&again), &ids(&chosen));
+        let largest = check.card.argmax(&logits, rows)?;
+        let want = check.cpu.argmax(&upload(check.cpu, DType::F32, &values)?, rows)?;
+        check.same(format!("largest of {vocab}"), &ids(&largest), &ids(&want));
+    }
+    // Of equals the first; a flat row falls where the draw says.
+    let flat = upload(check.card, DType::F32, &vec![0.0; 5000])?;
+    let lse = upload(check.card, DType::F32, &[5000f32.ln()])?;
+    let first = check.card.argmax(&flat, 1)?[0];
+    check.tell("largest of equals".into(), f64::from(first), 0.0);
+    let middle = check.card.sample(&flat, &lse, &[0.5])?[0];
+    check.tell("sampling of equals".into(), (f64::from(middle) - 2500.0).abs(), 1.0);
+    Ok(())
+}
+
+/// KL and its gradient, near the CPU's and the same again.
+pub fn divergence(check: &mut Check<'_>) -> Result<()> {
+    for &(rows, vocab, k, _, op) in &SHAPES[..3] {
+        for dtype in [DType::F32, DType::Bf16] {
+            let (p, q) = (Inputs::new(dtype, rows, vocab, k, 0), Inputs::new(dtype, rows, vocab, k, 0));
+            let moved: Vec<f32> = q.x.iter().zip(random(8, q.x.len())).map(|(x, y)| x + 0.3 * y).collect();
+            let moved = stored(dtype, &moved);
+            let compute = |b: &dyn Backend| -> Result<[Vec<f32>; 3]> {
+                let (px, pw) = (upload(b, dtype, &p.x)?, weight(b, dtype, vocab, k, &p.w)?);
+                let (qx, qw) = (upload(b, dtype, &moved)?, weight(b, dtype, vocab, k, &q.w)?);
+                let mut kl = unwritten(b, DType::F32, rows)?;
+                b.kl(op, (&px, &pw), (&qx, &qw), &mut kl)?;
+                let dkl: Buffer = upload(b, DType::F32, &p.grads[0])?;
+                let mut dx = unwritten(b, dtype, p.x.len())?;
+                let mut dw = upload(b, DType::F32, &vec![0.5; p.w.len()])?;
+                b.kl_backward(op, (&px, &pw), (&qx, &qw), &dkl, &mut dx, Some(&mut dw))?;
+                Ok([download(b, &kl)?, download(b, &dx)?, download(b, &dw)?])
+            };
+            let (want, got, again) = (compute(check.cpu)?, compute(check.card)?, compute(check.card)?);
+            let limit = if dtype == DType::F32 { 1e-4 } else { 2e-2 };
+            for (j, (what, limit)) in [("", 1e-4), (" dx", limit), (" dw", limit)].into_iter().enumerate() {
+                let name = format!("divergence {} of {vocab}{what}", dtype.name());
+                check.close(&name, &got[j], &want[j], limit);
+                check.same(format!("{name} again"), &again[j], &got[j]);
+            }
+        }
+    }
+    Ok(())
+}

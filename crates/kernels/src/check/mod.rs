@@ -1,0 +1,173 @@
+//! Whether a device computes what the CPU computes and keeps its promises: the cases behind `ferrl bench --check`.
+//!
+//! Three kinds of questions: is a result near the CPU's ([`Check::close`]); is it the same bits where the contract of
+//! [`Backend`] says so ([`Check::same`]); is it the same bits when it is computed again. Inputs depend on nothing but the
+//! case.
+
+mod attention;
+mod linear;
+mod logp;
+mod rows;
+mod units;
+mod vectors;
+
+use crate::backend::Backend;
+use crate::buffer::{Buffer, DType, Weight};
+use crate::cpu::simd::{narrow, widen};
+use crate::error::Result;
+use crate::philox::{normals, philox4x32};
+
+/// The answer to one question.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What was compared.
+    pub name: String,
+    /// The worst error, or the number of elements whose bits differ.
+    pub worst: f64,
+    /// What is allowed.
+    pub limit: f64,
+}
+
+impl Outcome {
+    /// Whether the device passed.
+    pub fn is_right(&self) -> bool {
+        self.worst <= self.limit
+    }
+}
+
+/// A device beside the CPU.
+pub struct Check<'a> {
+    /// What is right.
+    pub cpu: &'a dyn Backend,
+    /// What is asked.
+    pub card: &'a dyn Backend,
+    each: &'a mut dyn FnMut(&Outcome),
+    right: bool,
+}
+
+/// Asks many questions.
+pub type Case = fn(&mut Check<'_>) -> Result<()>;
+
+/// Every case, by name.
+pub const CASES: &[(&str, Case)] = &[
+    ("vectors", vectors::all),
+    ("rows", rows::all),
+    ("linear", linear::all),
+    ("attention", attention::results),
+    ("attention: bits", attention::bits),
+    ("logp head", logp::results),
+    ("logp head: bits", logp::bits),
+    ("sampling", logp::sampling),
+    ("divergence", logp::divergence),
+];
+
+/// Runs every case whose name contains `only`, tells `each` about every question, and says whether all went well.
+pub fn run(
+    cpu: &dyn Backend,
+    card: &dyn Backend,
+    only: &str,
+    each: &mut dyn FnMut(&Outcome),
+) -> Result<bool> {
+    let mut check = Check::new(cpu, card, each);
+    for (name, case) in CASES.iter().filter(|(name, _)| name.contains(only)) {
+        case(&mut check).map_err(|e| e.at(name))?;
+    }
+    Ok(check.right)
+}
+
+impl<'a> Check<'a> {
+    /// Nothing asked yet; `each` hears every answer.
+    pub fn new(cpu: &'a dyn Backend, card: &'a dyn Backend, each: &'a mut dyn FnMut(&Outcome)) -> Self {
+        Check { cpu, card, each, right: true }
+    }
+
+    /// Whether every answer so far was right.
+    pub fn is_right(&self) -> bool {
+        self.right
+    }
+
+    fn tell(&mut self, name: String, worst: f64, limit: f64) {
+        let outcome = Outcome { name, worst, limit };
+        self.right &= outcome.is_right();
+        (self.each)(&outcome);
+    }
+
+    /// Errors relative to the wanted element plus the root mean square of all.
+    pub fn close(&mut self, name: impl Into<String>, got: &[f32], want: &[f32], limit: f64) {
+        self.close_beside(name, got, want, want, limit);
+    }
+
+    /// The same for a part of a result, which may be nothing but rounding: the root mean square of the whole counts
+    /// where it is larger than that of the part.
+    pub fn close_beside(
+        &mut self,
+        name: impl Into<String>,
+        got: &[f32],
+        want: &[f32],
+        whole: &[f32],
+        limit: f64,
+    ) {
+        assert_eq!(got.len(), want.len());
+        let size = |x: &[f32]| {
+            let squares: f64 = x.iter().map(|&x| f64::from(x).powi(2)).sum();
+            (squares / x.len().max(1) as f64).sqrt()
+        };
+        let typical = size(want).max(size(whole)).max(1e-30);
+        let error = |(&g, &w): (&f32, &f32)| {
+            let far = (f64::from(g) - f64::from(w)).abs() / (f64::from(w).abs() + typical);
+            if far.is_nan() { f64::INFINITY } else { far }
+        };
+        let worst = got.iter().zip(want).map(error).fold(0.0, f64::max);
+        self.tell(name.into(), worst, limit);
+    }
+
+    /// Every bit.
+    pub fn same(&mut self, name: impl Into<String>, a: &[f32], b: &[f32]) {
+        assert_eq!(a.len(), b.len());
+        let wrong = a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits() || a.is_nan()).count();
+        self.tell(name.into(), wrong as f64, 0.0);
+    }
+}
+
+/// Standard normal numbers that depend on the seed alone.
+pub fn random(seed: u32, n: usize) -> Vec<f32> {
+    (0..n.div_ceil(4)).flat_map(|i| normals(philox4x32([i as u32, 0, 0, 0], [seed, 99]))).take(n).collect()
+}
+
+/// Numbers below `below` that depend on the seed alone.
+pub fn random_ids(seed: u32, n: usize, below: usize) -> Vec<u32> {
+    (0..n).map(|i| philox4x32([i as u32, 1, 0, 0], [seed, 99])[0] % below as u32).collect()
+}
+
+/// As a buffer of that type would hold them.
+pub fn stored(dtype: DType, values: &[f32]) -> Vec<f32> {
+    values.iter().map(|&x| if dtype == DType::Bf16 { widen(narrow(x)) } else { x }).collect()
+}
+
+/// A buffer with these elements.
+pub fn upload(b: &dyn Backend, dtype: DType, values: &[f32]) -> Result<Buffer> {
+    let mut buffer = b.alloc(dtype, values.len())?;
+    b.write(&mut buffer, 0, values)?;
+    Ok(buffer)
+}
+
+/// A buffer full of NaN, so that an element nobody writes is noticed.
+pub fn unwritten(b: &dyn Backend, dtype: DType, n: usize) -> Result<Buffer> {
+    let mut buffer = b.alloc(dtype, n)?;
+    b.fill(&mut buffer, f32::NAN)?;
+    Ok(buffer)
+}
+
+/// A buffer's elements.
+pub fn download(b: &dyn Backend, buffer: &Buffer) -> Result<Vec<f32>> {
+    let mut values = vec![0.0; buffer.len()];
+    b.read(buffer, 0, &mut values)?;
+    Ok(values)
+}
+
+/// A weight with these elements.
+pub fn weight(b: &dyn Backend, dtype: DType, n: usize, k: usize, values: &[f32]) -> Result<Weight> {
+    let mut w = b.weight(n, k, dtype, true)?;
+    b.load_weight(&upload(b, DType::F32, values)?, &mut w)?;
+    Ok(w)
+}

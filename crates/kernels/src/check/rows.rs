@@ -1,0 +1,173 @@
+//! Norms, rotation and activations: every row on its own.
+
+use super::units::{Case, Results, ask, by_row, pick, scaled};
+use super::{Check, download, random, random_ids, unwritten, upload};
+use crate::backend::{Activation, Backend, Heads, Norm};
+use crate::buffer::DType;
+use crate::error::Result;
+
+/// Every case.
+pub fn all(check: &mut Check<'_>) -> Result<()> {
+    cases().iter().try_for_each(|case| ask(check, &**case))
+}
+
+fn cases() -> Vec<Box<dyn Case>> {
+    let mut all: Vec<Box<dyn Case>> = Vec::new();
+    for (width, rows) in [(1, 70), (17, 5), (100, 170), (896, 150), (1536, 20)] {
+        for (centred, plus_one, add) in [(false, false, false), (false, true, true), (true, false, false)] {
+            all.push(Box::new(NormCase { op: Norm { centred, plus_one, eps: 1e-5, width }, rows, add }));
+        }
+    }
+    for (head_dim, rows) in [(15, 3), (33, 67), (64, 40), (128, 33)] {
+        for (heads, kv_heads, plus_one) in [(1, 1, true), (4, 2, false)] {
+            let op = Norm { centred: false, plus_one, eps: 1e-5, width: head_dim };
+            all.push(Box::new(HeadNormCase { op, heads: Heads { heads, kv_heads, head_dim }, rows }));
+        }
+    }
+    for (head_dim, rotary_dim) in [(20, 10), (64, 64), (96, 32), (128, 128)] {
+        all.push(Box::new(RotaryCase { heads: Heads { heads: 3, kv_heads: 2, head_dim }, rotary_dim }));
+    }
+    for op in [Activation::SiluGated, Activation::GeluGated, Activation::Gelu] {
+        for (width, rows) in [(1, 9), (33, 40), (4864, 12)] {
+            all.push(Box::new(ActivationCase { op, width, rows }));
+        }
+    }
+    all
+}
+
+struct NormCase {
+    op: Norm,
+    rows: usize,
+    add: bool,
+}
+
+impl Case for NormCase {
+    fn name(&self) -> String {
+        let kind = match (self.op.centred, self.op.plus_one) {
+            (true, _) => "LayerNorm",
+            (false, true) => "RMSNorm + 1",
+            (false, false) => "RMSNorm",
+        };
+        format!("{kind} {} x {}", self.rows, self.op.width)
+    }
+    fn rows(&self) -> usize {
+        self.rows
+    }
+    fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
+        let (op, width) = (self.op, self.op.width);
+        let input = |seed, dtype| upload(b, dtype, &pick(&random(seed, self.rows * width), width, picks));
+        // The residual stream is f32, what goes into a layer has the compute type.
+        let (x, delta, dy) = (input(1, DType::F32)?, input(2, dtype)?, input(3, dtype)?);
+        let weight = upload(b, DType::F32, &random(4, width))?;
+        let bias = if op.centred { Some(upload(b, DType::F32, &random(5, width))?) } else { None };
+        let n = x.len();
+        let mut y = unwritten(b, dtype, n)?;
+        b.norm(op, &x, &weight, bias.as_ref(), &mut y)?;
+        let (mut sum, mut z) = (unwritten(b, DType::F32, n)?, unwritten(b, dtype, n)?);
+        b.add_norm(op, &x, &delta, &weight, bias.as_ref(), &mut sum, &mut z)?;
+        let mut dx = if self.add { input(6, DType::F32)? } else { unwritten(b, DType::F32, n)? };
+        let vector = |seed| upload(b, DType::F32, &random(seed, width));
+        let (mut dweight, mut dbias) = (vector(7)?, vector(8)?);
+        b.norm_backward(op, &dy, &x, &weight, self.add, &mut dx, Some(&mut dweight), Some(&mut dbias))?;
+        let mut plain = unwritten(b, dtype, n)?;
+        b.norm_backward(op, &dy, &delta, &weight, false, &mut plain, None, None)?;
+        Ok(Results {
+            rows: vec![
+                ("norm", by_row(b, &y, width)?),
+                ("sum", by_row(b, &sum, width)?),
+                ("norm of the sum", by_row(b, &z, width)?),
+                ("dx", by_row(b, &dx, width)?),
+                ("dx in storage", by_row(b, &plain, width)?),
+            ],
+            sums: vec![("dweight", download(b, &dweight)?), ("dbias", download(b, &dbias)?)],
+        })
+    }
+}
+
+struct HeadNormCase {
+    op: Norm,
+    heads: Heads,
+    rows: usize,
+}
+
+impl Case for HeadNormCase {
+    fn name(&self) -> String {
+        let Heads { heads, kv_heads, head_dim } = self.heads;
+        format!("head norm {} x {heads}/{kv_heads} x {head_dim}", self.rows)
+    }
+    fn rows(&self) -> usize {
+        self.rows
+    }
+    fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
+        let (op, heads, width) = (self.op, self.heads, self.heads.qkv_width());
+        let input = |seed| upload(b, dtype, &pick(&random(seed, self.rows * width), width, picks));
+        let vector = |seed| upload(b, DType::F32, &random(seed, op.width));
+        let (x, mut d, q, k) = (input(1)?, input(2)?, vector(3)?, vector(4)?);
+        let mut y = unwritten(b, dtype, x.len())?;
+        b.head_norm(op, heads, &x, &q, &k, &mut y)?;
+        let (mut dq, mut dk) = (vector(5)?, vector(6)?);
+        b.head_norm_backward(op, heads, &x, &q, &k, &mut d, Some(&mut dq), Some(&mut dk))?;
+        Ok(Results {
+            rows: vec![("head norm", by_row(b, &y, width)?), ("dqkv", by_row(b, &d, width)?)],
+            sums: vec![("dq_weight", download(b, &dq)?), ("dk_weight", download(b, &dk)?)],
+        })
+    }
+}
+
+struct RotaryCase {
+    heads: Heads,
+    rotary_dim: usize,
+}
+
+impl Case for RotaryCase {
+    fn name(&self) -> String {
+        format!("rotary {} of {}", self.rotary_dim, self.heads.head_dim)
+    }
+    fn rows(&self) -> usize {
+        50
+    }
+    fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
+        let (half, width, known) = (self.rotary_dim / 2, self.heads.qkv_width(), 40);
+        let angles: Vec<f32> =
+            (0..known * half).map(|i| (i / half) as f32 * 0.7 / (1 + i % half) as f32).collect();
+        let table = |f: fn(f64) -> f64| angles.iter().map(|&a| f(f64::from(a)) as f32).collect::<Vec<f32>>();
+        let (cos, sin) = (upload(b, DType::F32, &table(f64::cos))?, upload(b, DType::F32, &table(f64::sin))?);
+        let positions = b.indices(&pick(&random_ids(1, 50, known), 1, picks))?;
+        let mut x = upload(b, dtype, &pick(&random(2, 50 * width), width, picks))?;
+        b.rotary(self.heads, self.rotary_dim, &cos, &sin, &positions, false, &mut x)?;
+        let turned = by_row(b, &x, width)?;
+        b.rotary(self.heads, self.rotary_dim, &cos, &sin, &positions, true, &mut x)?;
+        Ok(Results {
+            rows: vec![("turned", turned), ("turned back", by_row(b, &x, width)?)],
+            sums: Vec::new(),
+        })
+    }
+}
+
+struct ActivationCase {
+    op: Activation,
+    width: usize,
+    rows: usize,
+}
+
+impl Case for ActivationCase {
+    fn name(&self) -> String {
+        format!("{:?} {} x {}", self.op, self.rows, self.width)
+    }
+    fn rows(&self) -> usize {
+        self.rows
+    }
+    fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
+        let (op, width) = (self.op, self.width);
+        let inputs = if op == Activation::Gelu { width } else { 2 * width };
+        let x = upload(b, dtype, &pick(&scaled(1, self.rows * inputs, 3.0), inputs, picks))?;
+        let dy = upload(b, dtype, &pick(&random(2, self.rows * width), width, picks))?;
+        let (mut y, mut dx) = (unwritten(b, dtype, dy.len())?, unwritten(b, dtype, x.len())?);
+        b.activation(op, width, &x, &mut y)?;
+        b.activation_backward(op, width, &x, &dy, &mut dx)?;
+        Ok(Results {
+            rows: vec![("activation", by_row(b, &y, width)?), ("dx", by_row(b, &dx, inputs)?)],
+            sums: Vec::new(),
+        })
+    }
+}

@@ -1,0 +1,79 @@
+//! Operations on units that must not see each other: rows of a batch.
+
+use super::{Check, download};
+use crate::backend::Backend;
+use crate::buffer::{Buffer, DType};
+use crate::error::Result;
+
+/// What an operation gave for some rows.
+#[derive(Default)]
+pub struct Results {
+    /// One list a row: the same bits in any batch.
+    pub rows: Vec<(&'static str, Vec<Vec<f32>>)>,
+    /// Sums over rows: the same bits when done again.
+    pub sums: Vec<(&'static str, Vec<f32>)>,
+}
+
+/// An operation, its backward, and data for them.
+pub trait Case {
+    /// For people.
+    fn name(&self) -> String;
+    /// Rows of the data.
+    fn rows(&self) -> usize;
+    /// Does it for the picked rows.
+    fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results>;
+    /// Largest error of a result that is rounded to the storage type at most once.
+    fn limit(&self, dtype: DType) -> f64 {
+        if dtype == DType::Bf16 { 8e-3 } else { 2e-5 }
+    }
+}
+
+/// Near the CPU's; the same bits when done again, backwards, twice in a batch, a few, and alone.
+pub fn ask(check: &mut Check<'_>, case: &dyn Case) -> Result<()> {
+    for dtype in [DType::F32, DType::Bf16] {
+        let name = |what: &str| format!("{} {} {what}", case.name(), dtype.name());
+        let n = case.rows();
+        let all: Vec<usize> = (0..n).collect();
+        let (want, got) = (case.run(check.cpu, dtype, &all)?, case.run(check.card, dtype, &all)?);
+        let again = case.run(check.card, dtype, &all)?;
+        for (i, (what, rows)) in got.rows.iter().enumerate() {
+            check.close(name(what), &rows.concat(), &want.rows[i].1.concat(), case.limit(dtype));
+            check.same(name(&format!("{what} again")), &rows.concat(), &again.rows[i].1.concat());
+        }
+        for (i, (what, sum)) in got.sums.iter().enumerate() {
+            check.close(name(what), sum, &want.sums[i].1, case.limit(dtype));
+            check.same(name(&format!("{what} again")), sum, &again.sums[i].1);
+        }
+        let batches: [(&str, Vec<usize>); 6] = [
+            ("backwards", (0..n).rev().collect()),
+            ("twice in a batch", (0..2 * n).map(|i| i % n).collect()),
+            ("one in three", (0..n).step_by(3).collect()),
+            ("the first alone", vec![0]),
+            ("one alone", vec![n / 2]),
+            ("the last alone", vec![n - 1]),
+        ];
+        for (how, picks) in batches {
+            let part = case.run(check.card, dtype, &picks)?;
+            for (i, (what, rows)) in got.rows.iter().enumerate() {
+                let whole: Vec<f32> = picks.iter().flat_map(|&r| rows[r].iter().copied()).collect();
+                check.same(name(&format!("{what}, {how}")), &part.rows[i].1.concat(), &whole);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One list for each row of `width`.
+pub fn by_row(b: &dyn Backend, buffer: &Buffer, width: usize) -> Result<Vec<Vec<f32>>> {
+    Ok(download(b, buffer)?.chunks(width).map(<[f32]>::to_vec).collect())
+}
+
+/// The picked rows, in the order of `picks`.
+pub fn pick<T: Copy>(values: &[T], width: usize, picks: &[usize]) -> Vec<T> {
+    picks.iter().flat_map(|&r| values[r * width..(r + 1) * width].iter().copied()).collect()
+}
+
+/// Standard normal numbers times a factor.
+pub fn scaled(seed: u32, n: usize, factor: f32) -> Vec<f32> {
+    super::random(seed, n).iter().map(|x| x * factor).collect()
+}

@@ -1,0 +1,175 @@
+//! Plain vectors, rows by number, embeddings and updates.
+
+use super::units::{Case, Results, ask, by_row, pick, scaled};
+use super::{Check, download, random, random_ids, unwritten, upload};
+use crate::backend::{AdamW, Backend, Sgd};
+use crate::buffer::DType;
+use crate::error::Result;
+
+/// Every case.
+pub fn all(check: &mut Check<'_>) -> Result<()> {
+    cases().iter().try_for_each(|case| ask(check, &**case))
+}
+
+fn cases() -> Vec<Box<dyn Case>> {
+    vec![
+        Box::new(Vectors { n: 1 }),
+        Box::new(Vectors { n: 50_007 }),
+        Box::new(Rows { width: 33, rows: 70 }),
+        Box::new(Rows { width: 896, rows: 40 }),
+        Box::new(Embed { width: 17, rows: 150, vocab: 30 }),
+        Box::new(Embed { width: 896, rows: 300, vocab: 5000 }),
+        Box::new(Updates { n: 50_007 }),
+    ]
+}
+
+struct Vectors {
+    n: usize,
+}
+
+impl Case for Vectors {
+    fn name(&self) -> String {
+        format!("vectors of {}", self.n)
+    }
+    fn rows(&self) -> usize {
+        1
+    }
+    fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
+        let n = self.n;
+        let x = upload(b, dtype, &random(1, n))?;
+        let mut y = upload(b, DType::F32, &random(2, n))?;
+        b.axpy(0.7, &x, &mut y)?;
+        let mut z = upload(b, dtype, &random(3, n))?;
+        b.axpy(-0.3, &y, &mut z)?;
+        let (from, len) = (n / 5, n - n / 4 - n / 5);
+        let mut copied = upload(b, dtype, &random(4, n))?;
+        b.copy(&y, from, &mut copied, n / 7, len)?;
+        b.write(&mut copied, n / 2, &[3.5])?;
+        let mut part = vec![0.0; n - n / 3];
+        b.read(&copied, n / 3, &mut part)?;
+        let dots = [b.dot(&x, &x)?, b.dot(&x, &y)?, b.dot(&y, &y)?].map(|d| d as f32).to_vec();
+        let mut found = vec![b.first_non_finite(&x)?];
+        let mut bad = upload(b, dtype, &random(5, n))?;
+        for at in [n - 1, n / 2, n / 9] {
+            b.write(&mut bad, at, &[if at % 2 == 0 { f32::NAN } else { f32::NEG_INFINITY }])?;
+            found.push(b.first_non_finite(&bad)?);
+        }
+        let found = found.iter().map(|f| f.map_or(-1.0, |i| i as f32)).collect();
+        let forward = [("axpy", y), ("axpy into storage", z), ("copy", copied)];
+        let mut results = Results::default();
+        for (name, buffer) in &forward {
+            results.rows.push((name, vec![download(b, buffer)?; picks.len()]));
+        }
+        results.rows.push(("read", vec![part; picks.len()]));
+        results.rows.push(("first not finite", vec![found; picks.len()]));
+        results.sums.push(("dot", dots));
+        Ok(results)
+    }
+}
+
+struct Rows {
+    width: usize,
+    rows: usize,
+}
+
+impl Case for Rows {
+    fn name(&self) -> String {
+        format!("gather, scatter {} x {}", self.rows, self.width)
+    }
+    fn rows(&self) -> usize {
+        self.rows
+    }
+    fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
+        let x = upload(b, dtype, &random(1, self.rows * self.width))?;
+        let ids: Vec<u32> = picks.iter().map(|&r| r as u32).collect();
+        let mut y = unwritten(b, dtype, picks.len() * self.width)?;
+        b.gather_rows(&x, &b.indices(&ids)?, self.width, &mut y)?;
+        let places: Vec<u32> = (0..picks.len()).map(|i| (2 * i + 1) as u32).collect();
+        let mut spread = unwritten(b, DType::F32, 2 * picks.len() * self.width)?;
+        b.scatter_rows(&y, &b.indices(&places)?, self.width, &mut spread)?;
+        let spread = by_row(b, &spread, 2 * self.width)?;
+        Ok(Results {
+            rows: vec![("gather", by_row(b, &y, self.width)?), ("scatter", spread)],
+            sums: Vec::new(),
+        })
+    }
+}
+
+struct Embed {
+    width: usize,
+    rows: usize,
+    vocab: usize,
+}
+
+impl Case for Embed {
+    fn name(&self) -> String {
+        format!("embed {} x {} of {}", self.rows, self.width, self.vocab)
+    }
+    fn rows(&self) -> usize {
+        self.rows
+    }
+    fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
+        let (width, rows) = (self.width, picks.len());
+        // One id has many rows.
+        let ids = random_ids(1, self.rows, self.vocab)
+            .iter()
+            .map(|&id| if id % 5 == 0 { 3 } else { id })
+            .collect::<Vec<_>>();
+        let ids = b.indices(&pick(&ids, 1, picks))?;
+        let table = upload(b, DType::F32, &random(2, self.vocab * width))?;
+        let mut set = unwritten(b, DType::F32, rows * width)?;
+        let mut added = upload(b, DType::F32, &pick(&random(3, self.rows * width), width, picks))?;
+        b.embed(&ids, &table, 1.7, false, &mut set)?;
+        b.embed(&ids, &table, 0.3, true, &mut added)?;
+        let dout = upload(b, dtype, &pick(&random(4, self.rows * width), width, picks))?;
+        let mut dtable = upload(b, DType::F32, &random(5, self.vocab * width))?;
+        b.embed_backward(&ids, &dout, 0.5, &mut dtable)?;
+        Ok(Results {
+            rows: vec![("embed", by_row(b, &set, width)?), ("embed, added", by_row(b, &added, width)?)],
+            sums: vec![("dtable", download(b, &dtable)?)],
+        })
+    }
+}
+
+struct Updates {
+    n: usize,
+}
+
+impl Case for Updates {
+    fn name(&self) -> String {
+        format!("AdamW, SGD of {}", self.n)
+    }
+    fn rows(&self) -> usize {
+        1
+    }
+    fn run(&self, b: &dyn Backend, _: DType, _: &[usize]) -> Result<Results> {
+        let n = self.n;
+        let state = |seed: u32, factor: f32| upload(b, DType::F32, &scaled(seed, n, factor));
+        let (mut w, mut m, mut v, mut u) = (state(1, 1.0)?, state(0, 0.0)?, state(0, 0.0)?, state(0, 0.0)?);
+        let (mut plain, mut heavy) = (state(1, 1.0)?, state(1, 1.0)?);
+        for step in 1..=3u64 {
+            let grad = state(10 + step as u32, 1.0)?;
+            let op = AdamW {
+                lr: 1e-2 / step as f64,
+                beta1: 0.9,
+                beta2: 0.99,
+                eps: 1e-6,
+                weight_decay: 0.1,
+                step,
+                grad_scale: 0.5,
+            };
+            for range in [3..n / 3, n / 3..n - 5] {
+                b.adamw(op, range, &mut w, &grad, &mut m, &mut v)?;
+            }
+            let op = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, grad_scale: 2.0 };
+            b.sgd(op, 2..n, &mut heavy, &grad, Some(&mut u))?;
+            b.sgd(Sgd { momentum: 0.0, ..op }, 2..n, &mut plain, &grad, None)?;
+        }
+        let all = [("AdamW", &w), ("first", &m), ("second", &v), ("SGD", &plain), ("momentum", &heavy)];
+        let mut results = Results::default();
+        for (name, buffer) in all {
+            results.sums.push((name, download(b, buffer)?));
+        }
+        Ok(results)
+    }
+}

@@ -1,0 +1,54 @@
+//! The middle of a feed-forward network.
+
+use super::context::Cuda;
+use super::launch::{Grid, args};
+use super::memory::kernel;
+use super::vector::row_count;
+use crate::backend::Activation;
+use crate::buffer::Buffer;
+use crate::error::Result;
+
+fn name(op: Activation) -> &'static str {
+    match op {
+        Activation::SiluGated => "silu_gated",
+        Activation::GeluGated => "gelu_gated",
+        Activation::Gelu => "gelu",
+    }
+}
+
+/// Elements of a row of `x`, for rows of `width` of `y`.
+fn input_width(op: Activation, width: usize) -> usize {
+    if op == Activation::Gelu { width } else { 2 * width }
+}
+
+/// Where gated: a block for a stretch of a row, eight elements a thread; else a thread an element.
+fn grid(op: Activation, rows: usize, width: usize) -> Grid {
+    match op {
+        Activation::Gelu => Grid::new((rows * width).div_ceil(256), 256),
+        _ => Grid::plane(rows, width.div_ceil(8 * 128), 128),
+    }
+}
+
+/// `x` is `[rows, 2 * width]` for the gated ones (all gates of a row, then all ups), else `[rows, width]`.
+pub fn activation(cuda: &Cuda, op: Activation, width: usize, x: &Buffer, y: &mut Buffer) -> Result<()> {
+    let rows = row_count(y.len(), width);
+    assert_eq!(x.len(), rows * input_width(op, width));
+    let args = args![x, &*y, rows, width as u32];
+    cuda.launch("activation", &kernel(name(op), &[x, y]), grid(op, rows, width), &args)
+}
+
+/// Writes `dx`.
+pub fn activation_backward(
+    cuda: &Cuda,
+    op: Activation,
+    width: usize,
+    x: &Buffer,
+    dy: &Buffer,
+    dx: &mut Buffer,
+) -> Result<()> {
+    let rows = row_count(dy.len(), width);
+    assert!(x.len() == rows * input_width(op, width) && dx.len() == x.len());
+    let args = args![x, dy, &*dx, rows, width as u32];
+    let kernel = kernel(&format!("{}_backward", name(op)), &[x, dy, dx]);
+    cuda.launch("activation", &kernel, grid(op, rows, width), &args)
+}

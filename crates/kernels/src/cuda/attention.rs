@@ -1,0 +1,311 @@
+//! Causal attention with grouped heads, from packed sequences or from cache blocks of 64 tokens.
+//!
+//! `attention.cu` serves bf16 and heads whose width is a multiple of 8, on tensor cores; `attention_simple.cu` the rest.
+//! Hopper's larger products (`attention_wide.cu`) serve many rows of heads of 64 and 128, bit for bit the same.
+//! All meet keys in tiles of 64 from the start of a sequence, so training, prefill and decoding agree in every bit.
+
+mod backward;
+mod tables;
+
+pub use backward::attention_backward;
+pub use tables::Tables;
+
+use super::Cuda;
+use super::launch::{Arg, Grid, args};
+use super::memory::ptr;
+use super::vector::convert;
+use crate::backend::{Attention, Heads, PagedRows, Segments};
+use crate::buffer::{Buffer, DType};
+use crate::error::Result;
+use tables::{FEW, TOKENS, Unit};
+
+/// One of each kind of kernel, for tests: a plain one, a cap and a window, odd groups, the widest head.
+pub const VARIANTS: &[&str] = &[
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=4 TALL=2 STAGES=2 FEW_STAGES=3",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=4 TALL=1 STAGES=2 FEW_STAGES=3",
+    "HEAD_DIM=24 GROUP=5 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=8 TALL=1 STAGES=2 FEW_STAGES=3",
+    "HEAD_DIM=256 GROUP=1 SOFTCAP=1 WINDOW=1 PAGED=0 WARPS=4 TALL=1 STAGES=2 FEW_STAGES=2",
+];
+/// The same for cards of compute capability 9.0.
+pub const WIDE_VARIANTS: &[&str] = &[
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=8 TALL=1 STAGES=2 FEW_STAGES=2 WIDE_WARPS=8",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=4 TALL=2 STAGES=2 FEW_STAGES=2 WIDE_WARPS=8",
+];
+/// The same for the backward.
+pub const BACKWARD_VARIANTS: &[&str] = &[
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 KEY_TALL=2 ROW_TALL=2 STEP=32 KEY_STEP=32 SPLIT=1",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 KEY_TALL=1 ROW_TALL=1 STEP=32 KEY_STEP=64 SPLIT=1",
+    "HEAD_DIM=256 GROUP=1 SOFTCAP=0 WINDOW=0 KEY_TALL=1 ROW_TALL=1 STEP=32 KEY_STEP=32 SPLIT=2",
+];
+/// The same for the backward on cards of compute capability 9.0.
+pub const BACKWARD_WIDE_VARIANTS: &[&str] = &[
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 KEY_TALL=1 ROW_TALL=2 STEP=64 KEY_STEP=32 SPLIT=1",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 KEY_TALL=1 ROW_TALL=2 STEP=32 KEY_STEP=32 SPLIT=1",
+];
+/// The same for the kernels without tensor cores.
+pub const SIMPLE_VARIANTS: &[&str] =
+    &["ELEMENT=float HEAD_DIM=64 GROUP=7 PAGED=0", "ELEMENT=bf16 HEAD_DIM=33 GROUP=1 PAGED=1"];
+
+/// Warps of attention_rows_wide.
+const WIDE_WARPS: usize = 8;
+/// Threads of a block of attention_simple.cu, and its stacked rows or keys.
+const SIMPLE: (u32, usize) = (128, 16);
+
+/// How the tensor-core kernels are cut to a head and a card.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Warps of attention_rows, and how many times 16 rows each has.
+    warps: usize,
+    tall: usize,
+    /// Tiles of keys in shared memory at a time, there and in attention_few.
+    stages: usize,
+    few_stages: usize,
+    /// Warps of attention_rows_wide, with 16 rows each, where it takes the place of attention_rows.
+    wide: Option<usize>,
+}
+
+/// Whether the products of attention_wide.cu serve: Hopper's tensor cores, and heads of whole panels.
+fn is_wide(cuda: &Cuda, heads: Heads) -> bool {
+    cuda.card.capability == (9, 0) && matches!(heads.head_dim, 64 | 128)
+}
+
+/// Bytes of a row in shared memory: the head in whole steps of 16, and a gap against bank conflicts.
+fn pitch(heads: Heads) -> usize {
+    (heads.head_dim.next_multiple_of(16) + 8) * 2
+}
+
+/// Whether tensor cores can serve the head at all.
+fn fits_tensor_cores(heads: Heads, dtype: DType) -> bool {
+    dtype == DType::Bf16 && heads.head_dim.is_multiple_of(8) && heads.head_dim <= 256
+}
+
+/// Shared memory a kernel may take besides what it declares itself.
+fn room(cuda: &Cuda) -> usize {
+    cuda.card.shared.saturating_sub(4096)
+}
+
+impl Shape {
+    /// None where attention_simple.cu has to serve. Depends on head and card alone, never on the batch.
+    fn of(cuda: &Cuda, heads: Heads, dtype: DType) -> Option<Shape> {
+        if !fits_tensor_cores(heads, dtype) {
+            return None;
+        }
+        let (room, tile) = (room(cuda) / pitch(heads), 2 * TOKENS);
+        // Measured on an H200: 32 rows to a warp pay for wide heads until registers run out.
+        let (tall, most) = if heads.head_dim <= 64 || heads.head_dim > 128 { (1, 8) } else { (2, 4) };
+        let warps =
+            [8, 4, 2, 1].into_iter().filter(|w| *w <= most).find(|w| w * tall * 16 + 2 * tile <= room)?;
+        // Several blocks of attention_few shall fit into a processor at once.
+        let few_stages = 2;
+        let wide = is_wide(cuda, heads).then_some(WIDE_WARPS);
+        Some(Shape { warps, tall, stages: 2, few_stages, wide })
+    }
+    /// Stacked rows of a block of attention_rows.
+    fn rows(self) -> usize {
+        self.wide.unwrap_or(self.warps * self.tall) * 16
+    }
+    /// Threads of a block of its kernel for many rows.
+    fn threads(self) -> u32 {
+        32 * self.wide.unwrap_or(self.warps) as u32
+    }
+    /// The source and its kernel for many rows.
+    fn kernel(self) -> (&'static str, &'static str) {
+        if self.wide.is_some() {
+            ("attention_hopper", "attention_rows_wide")
+        } else {
+            ("attention", "attention_rows")
+        }
+    }
+    fn rows_shared(self, heads: Heads) -> usize {
+        if self.wide.is_some() {
+            return 1024 + (self.rows() + self.stages * 2 * TOKENS) * heads.head_dim * 2;
+        }
+        (self.rows() + self.stages * 2 * TOKENS) * pitch(heads)
+    }
+    fn few_shared(self, heads: Heads) -> usize {
+        (FEW + self.few_stages * 2 * TOKENS) * pitch(heads)
+    }
+}
+
+/// Definitions that all tensor-core kernels share.
+fn tile_defines(op: &Attention) -> String {
+    format!(
+        "HEAD_DIM={} GROUP={} SOFTCAP={} WINDOW={}",
+        op.heads.head_dim,
+        op.heads.heads / op.heads.kv_heads,
+        u8::from(op.softcap.is_some()),
+        u8::from(op.window.is_some()),
+    )
+}
+
+fn simple_defines(op: &Attention, dtype: DType, paged: bool) -> String {
+    let element = if dtype == DType::F32 { "float" } else { "bf16" };
+    let group = op.heads.heads / op.heads.kv_heads;
+    format!("ELEMENT={element} HEAD_DIM={} GROUP={group} PAGED={}", op.heads.head_dim, u8::from(paged))
+}
+
+/// A window that fits the kernels' arithmetic; no sequence is longer.
+fn window(op: &Attention) -> i32 {
+    op.window.map_or(0, |w| w.min(1 << 30) as i32)
+}
+
+/// Heads, then how a dot product becomes a score in units of log 2: its factor, what multiplies a cap's tanh, window.
+fn tile_scoring(op: &Attention) -> [Arg; 5] {
+    let log2_e = std::f32::consts::LOG2_E;
+    let (scale, cap) = match op.softcap {
+        None => (op.scale * log2_e, 0.0),
+        Some(cap) => (op.scale / cap, cap * log2_e),
+    };
+    args![op.heads.heads as u32, op.heads.kv_heads as u32, scale, cap, window(op)]
+}
+
+/// The same for attention_simple.cu: the factor itself, the cap or 0, the window or 0.
+fn simple_scoring(op: &Attention) -> [Arg; 5] {
+    let (heads, kv_heads) = (op.heads.heads as u32, op.heads.kv_heads as u32);
+    args![heads, kv_heads, op.scale, op.softcap.unwrap_or(0.0), window(op)]
+}
+
+fn check_shape(op: &Attention, dtype: DType) {
+    assert!(op.heads.heads.is_multiple_of(op.heads.kv_heads) && op.window != Some(0));
+    assert_ne!(dtype, DType::U32);
+}
+
+/// See [`crate::Backend::attention`].
+pub fn attention(
+    cuda: &Cuda,
+    op: Attention,
+    qkv: &Buffer,
+    segments: &Segments,
+    out: &mut Buffer,
+    lse: &mut Buffer,
+) -> Result<()> {
+    let (heads, tokens) = (op.heads, segments.rows());
+    check_shape(&op, qkv.dtype());
+    assert!(qkv.len() == tokens * heads.qkv_width() && lse.len() == tokens * heads.heads);
+    assert!(out.len() == tokens * heads.out_width() && out.dtype() == qkv.dtype());
+    let unit = Unit::Rows { group: heads.heads / heads.kv_heads };
+    let (none, shape) = (0u64, Shape::of(cuda, heads, qkv.dtype()));
+    let step = shape.map_or(SIMPLE.1, Shape::rows);
+    let list = tables::packed(cuda, segments, unit, step)?;
+    let mut arguments = args![qkv, none, none, &list.memory, out, lse].to_vec();
+    let blocks = list.len * heads.kv_heads;
+    let Some(shape) = shape else {
+        arguments.extend(simple_scoring(&op));
+        let defines = simple_defines(&op, qkv.dtype(), false);
+        let grid = Grid::new(blocks, SIMPLE.0);
+        return cuda.launch_variant("attention_simple", &defines, "simple_rows", grid, &arguments);
+    };
+    arguments.extend(tile_scoring(&op));
+    let grid = Grid::new(blocks, shape.threads()).with_shared(shape.rows_shared(heads));
+    let (source, kernel) = shape.kernel();
+    cuda.launch_variant(source, &defines(&op, shape, false), kernel, grid, &arguments)
+}
+
+fn defines(op: &Attention, shape: Shape, paged: bool) -> String {
+    let Shape { warps, tall, stages, few_stages, wide } = shape;
+    let wide = wide.map_or(String::new(), |w| format!(" WIDE_WARPS={w}"));
+    format!(
+        "{} PAGED={} WARPS={warps} TALL={tall} STAGES={stages} FEW_STAGES={few_stages}{wide}",
+        tile_defines(op),
+        u8::from(paged)
+    )
+}
+
+/// See [`crate::Backend::block_tokens`].
+pub fn block_tokens() -> usize {
+    TOKENS
+}
+
+/// See [`crate::Backend::cache_len`].
+pub fn cache_len(heads: Heads, blocks: usize) -> usize {
+    blocks * block_len(heads)
+}
+
+fn block_len(heads: Heads) -> usize {
+    2 * heads.kv_heads * heads.head_dim * TOKENS
+}
+
+/// The lists for these rows; those of `cache_write` and `attention_paged` are the same.
+fn lists(
+    cuda: &Cuda,
+    heads: Heads,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &Buffer,
+) -> Result<std::sync::Arc<tables::Paged>> {
+    assert!(qkv.len().is_multiple_of(heads.qkv_width()) && cache.dtype() == qkv.dtype());
+    let shape = Shape::of(cuda, heads, qkv.dtype());
+    let step = shape.map_or(SIMPLE.1, Shape::rows);
+    let group = heads.heads / heads.kv_heads;
+    let lists = tables::paged(cuda, rows, group, step, shape.is_some(), qkv.len() / heads.qkv_width())?;
+    assert!(cache_len(heads, lists.needed) <= cache.len(), "no such cache block");
+    Ok(lists)
+}
+
+/// See [`crate::Backend::stage_rows`].
+pub fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
+    tables::stage(cuda, rows, batch)
+}
+
+/// See [`crate::Backend::cache_write`].
+pub fn cache_write(
+    cuda: &Cuda,
+    heads: Heads,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &mut Buffer,
+) -> Result<()> {
+    let lists = lists(cuda, heads, qkv, rows, cache)?;
+    let size = qkv.dtype().size();
+    let unit = if (heads.head_dim * size).is_multiple_of(16) { 16 } else { size };
+    let per = |elements: usize| (elements * size / unit) as u32;
+    let (width, head) = (per(heads.qkv_width()), per(heads.head_dim));
+    let threads = lists.rows * 2 * heads.kv_heads * head as usize;
+    let (rows, kv_heads) = (lists.rows as u32, heads.kv_heads as u32);
+    let arguments = args![qkv, &lists.slots, cache, rows, width, kv_heads, head];
+    cuda.launch_flat("attention_cache", &format!("cache_write_{unit}"), threads, &arguments)
+}
+
+/// See [`crate::Backend::cache_copy`].
+pub fn cache_copy(cuda: &Cuda, heads: Heads, from: u32, to: u32, cache: &mut Buffer) -> Result<()> {
+    let len = block_len(heads);
+    assert!((from.max(to) as usize + 1) * len <= cache.len(), "no such cache block");
+    let at = |block: u32| (ptr(cache) + (block as usize * len * cache.dtype().size()) as u64, cache.dtype());
+    convert(cuda, at(from), at(to), len)
+}
+
+/// See [`crate::Backend::attention_paged`].
+pub fn attention_paged(
+    cuda: &Cuda,
+    op: Attention,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &Buffer,
+    out: &mut Buffer,
+) -> Result<()> {
+    let heads = op.heads;
+    check_shape(&op, qkv.dtype());
+    let lists = lists(cuda, heads, qkv, rows, cache)?;
+    assert!(out.len() == lists.rows * heads.out_width() && out.dtype() == qkv.dtype());
+    let no_lse = 0u64;
+    let Some(shape) = Shape::of(cuda, heads, qkv.dtype()) else {
+        let mut arguments = args![qkv, cache, &lists.blocks, &lists.many.memory, out, no_lse].to_vec();
+        arguments.extend(simple_scoring(&op));
+        let grid = Grid::new(lists.many.len * heads.kv_heads, SIMPLE.0);
+        let defines = simple_defines(&op, qkv.dtype(), true);
+        return cuda.launch_variant("attention_simple", &defines, "simple_rows", grid, &arguments);
+    };
+    let defines = defines(&op, shape, true);
+    let (source, kernel) = shape.kernel();
+    if lists.many.len > 0 {
+        let mut arguments = args![qkv, cache, &lists.blocks, &lists.many.memory, &mut *out, no_lse].to_vec();
+        arguments.extend(tile_scoring(&op));
+        let grid = Grid::new(lists.many.len * heads.kv_heads, shape.threads());
+        let grid = grid.with_shared(shape.rows_shared(heads));
+        cuda.launch_variant(source, &defines, kernel, grid, &arguments)?;
+    }
+    let mut arguments = args![qkv, cache, &lists.blocks, &lists.few.memory, out].to_vec();
+    arguments.extend(tile_scoring(&op));
+    let grid = Grid::new(lists.few.len * heads.kv_heads, 128).with_shared(shape.few_shared(heads));
+    cuda.launch_variant(source, &defines, "attention_few", grid, &arguments)
+}

@@ -1,0 +1,361 @@
+//! Which block of threads has which rows: lists on the card, made on the host.
+//!
+//! Every layer of a step asks for the same lists, so the last ones are kept and compared by value.
+
+use crate::backend::{PagedRows, Segments};
+use crate::cuda::Cuda;
+use crate::cuda::memory::Memory;
+use crate::error::Result;
+use std::sync::Arc;
+
+/// Tokens of a cache block: one tile of keys.
+pub(super) const TOKENS: usize = 64;
+/// Rows at most that decoding's kernel takes.
+pub(super) const FEW: usize = 16;
+/// Lists that are kept: forward and both passes of the backward, for two models.
+const KEPT: usize = 6;
+
+/// As the kernels declare it: of a sequence's `count` new tokens (from `row` of the batch and `position` of the
+/// sequence on) what begins at `first`; `blocks` is where the list of its cache blocks begins or, in a backward, where
+/// its kept gradients of scores do.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Work {
+    row: i32,
+    count: i32,
+    position: i32,
+    blocks: i32,
+    first: i32,
+}
+
+/// Work for some blocks of threads.
+pub(super) struct List {
+    /// On the card.
+    pub memory: Arc<Memory>,
+    /// Blocks of threads for each key head.
+    pub len: usize,
+    /// 16-byte units that the kept gradients of all scores of a key head take (see attention_backward.cu).
+    pub kept: usize,
+}
+
+impl List {
+    fn new(cuda: &Cuda, work: Vec<Work>, kept: usize) -> Result<Self> {
+        Ok(List { memory: Arc::new(cuda.uploaded(&work)?), len: work.len(), kept })
+    }
+}
+
+/// Heaviest first, so that the last blocks to finish are short ones.
+fn sorted(mut work: Vec<(usize, Work)>) -> Vec<Work> {
+    work.sort_by_key(|(weight, _)| std::cmp::Reverse(*weight));
+    work.into_iter().map(|(_, w)| w).collect()
+}
+
+/// What a list of packed sequences counts in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unit {
+    /// Stacked rows: that many heads to a token.
+    Rows { group: usize },
+    /// Keys, of which each serves that many heads.
+    Keys { group: usize },
+}
+
+/// Tiles of 16 stacked rows and 16 keys that such rows of a sequence see: those of number r see keys 0..=r / group.
+fn tiles(rows: usize, group: usize) -> usize {
+    let r = rows.div_ceil(16);
+    let (q, m) = (r / group, r % group);
+    group * (q * q.saturating_sub(1) / 2) + m * q + r
+}
+
+/// Lists for new tokens whose keys are in the cache.
+pub(super) struct Paged {
+    /// Blocks of all sequences, one after the other.
+    pub blocks: Arc<Memory>,
+    /// For each row of the batch its place in the cache, in tokens; `u32::MAX` for a row of no sequence.
+    pub slots: Arc<Memory>,
+    /// Rows that `slots` covers.
+    pub rows: usize,
+    /// Cache blocks there must be.
+    pub needed: usize,
+    /// Sequences with few rows.
+    pub few: List,
+    /// The others.
+    pub many: List,
+}
+
+/// What a paged list depends on: the rows, heads to a key head, rows of a block of threads, rows of the batch, and
+/// whether few rows have a kernel of their own.
+#[derive(PartialEq)]
+struct PagedKey {
+    rows: PagedRows,
+    group: usize,
+    step: usize,
+    batch: usize,
+    few: bool,
+}
+
+/// The lists made last.
+#[derive(Default)]
+pub struct Tables {
+    packed: Vec<(Vec<usize>, Unit, usize, Arc<List>)>,
+    paged: Vec<(PagedKey, Arc<Paged>)>,
+    /// One for each kind of batch that only decodes: its lists stay where they are, for recordings.
+    steady: Vec<Steady>,
+    /// Counts moves of such lists.
+    moves: u64,
+}
+
+/// Lists of a batch with one new token a sequence; what they hold changes in place.
+struct Steady {
+    key: PagedKey,
+    lists: Arc<Paged>,
+    /// Block numbers that fit.
+    room: usize,
+    /// The number of its last move.
+    moved: u64,
+}
+
+/// Block numbers that a steady list has room for at least.
+const ROOM: usize = 1 << 14;
+
+/// Work on whole sequences, and what keeping all gradients of scores takes.
+fn packed_work(segments: &Segments, unit: Unit, step: usize) -> (Vec<Work>, usize) {
+    let (mut work, mut kept) = (Vec::new(), 0);
+    for r in segments.iter() {
+        let (all, group) = match unit {
+            Unit::Rows { group } => (r.len() * group, group),
+            Unit::Keys { group } => (r.len(), group),
+        };
+        for first in (0..all).step_by(step) {
+            // Late rows see many keys; early keys are seen by many rows.
+            let weight = if let Unit::Keys { .. } = unit { all - first } else { first + step };
+            // Gradients are kept only where all of them are within the reach of this number.
+            let (row, count, blocks) = (r.start as i32, r.len() as i32, kept as i32);
+            work.push((weight, Work { row, count, position: 0, blocks, first: first as i32 }));
+        }
+        kept += 32 * tiles(r.len() * group, group);
+    }
+    (sorted(work), kept)
+}
+
+/// Work on whole sequences, `step` rows or keys to a block of threads.
+pub(super) fn packed(cuda: &Cuda, segments: &Segments, unit: Unit, step: usize) -> Result<Arc<List>> {
+    let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
+    let known = |(starts, u, s, _): &&(Vec<usize>, Unit, usize, Arc<List>)| {
+        *u == unit && *s == step && *starts == segments.starts
+    };
+    if let Some((_, _, _, list)) = tables.packed.iter().find(known) {
+        return Ok(list.clone());
+    }
+    let (work, kept) = packed_work(segments, unit, step);
+    let list = Arc::new(List::new(cuda, work, kept)?);
+    tables.packed.insert(0, (segments.starts.clone(), unit, step, list.clone()));
+    tables.packed.truncate(KEPT);
+    Ok(list)
+}
+
+/// [`Paged`] before it goes to the card.
+struct PagedWork {
+    blocks: Vec<u32>,
+    slots: Vec<u32>,
+    few: Vec<Work>,
+    many: Vec<Work>,
+}
+
+fn paged_work(rows: &PagedRows, group: usize, step: usize, few: bool, batch: usize) -> PagedWork {
+    let mut slots = vec![u32::MAX; batch];
+    let (mut blocks, mut short, mut long) = (Vec::new(), Vec::new(), Vec::new());
+    let mut written = Vec::new();
+    for s in &rows.sequences {
+        let seen = s.position + s.count;
+        assert!(s.row + s.count <= batch, "rows past the end of the batch");
+        assert!(s.blocks.len() * TOKENS >= seen, "too few cache blocks for a sequence");
+        let all = s.count * group;
+        let at = blocks.len() as i32;
+        blocks.extend_from_slice(&s.blocks[..seen.div_ceil(TOKENS)]);
+        for (i, slot) in slots[s.row..s.row + s.count].iter_mut().enumerate() {
+            let (block, token) = ((s.position + i) / TOKENS, (s.position + i) % TOKENS);
+            *slot = s.blocks[block] * TOKENS as u32 + token as u32;
+            written.push(*slot);
+        }
+        let (list, step) = if few && all <= FEW { (&mut short, FEW) } else { (&mut long, step) };
+        for first in (0..all).step_by(step) {
+            let weight = s.position + (first + step).min(all).div_ceil(group);
+            let (row, count, position) = (s.row as i32, s.count as i32, s.position as i32);
+            list.push((weight, Work { row, count, position, blocks: at, first: first as i32 }));
+        }
+    }
+    written.sort_unstable();
+    assert!(written.windows(2).all(|w| w[0] < w[1]), "two rows go to one place of the cache");
+    PagedWork { blocks, slots, few: sorted(short), many: sorted(long) }
+}
+
+/// Work on new tokens, `step` stacked rows to a block of threads, or `FEW` for short sequences if `few`. `batch` is
+/// the number of rows of `qkv`.
+pub(super) fn paged(
+    cuda: &Cuda,
+    rows: &PagedRows,
+    group: usize,
+    step: usize,
+    few: bool,
+    batch: usize,
+) -> Result<Arc<Paged>> {
+    let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
+    if !rows.sequences.is_empty() && rows.sequences.iter().all(|s| s.count == 1) {
+        return steady(cuda, &mut tables, rows, group, step, few, batch);
+    }
+    let known = |(k, _): &&(PagedKey, Arc<Paged>)| {
+        k.group == group && k.step == step && k.few == few && k.batch == batch && k.rows == *rows
+    };
+    if let Some((_, found)) = tables.paged.iter().find(known) {
+        return Ok(found.clone());
+    }
+    let lists = paged_work(rows, group, step, few, batch);
+    let made = Arc::new(Paged {
+        blocks: Arc::new(cuda.uploaded(&lists.blocks)?),
+        slots: Arc::new(cuda.uploaded(&lists.slots)?),
+        rows: batch,
+        needed: lists.blocks.iter().max().map_or(0, |&b| b as usize + 1),
+        few: List::new(cuda, lists.few, 0)?,
+        many: List::new(cuda, lists.many, 0)?,
+    });
+    let key = PagedKey { rows: rows.clone(), group, step, batch, few };
+    tables.paged.insert(0, (key, made.clone()));
+    tables.paged.truncate(2);
+    Ok(made)
+}
+
+/// As [`paged`], for one new token a sequence. As much work as for a full batch: what is missing does nothing.
+fn steady(
+    cuda: &Cuda,
+    tables: &mut Tables,
+    rows: &PagedRows,
+    group: usize,
+    step: usize,
+    few: bool,
+    batch: usize,
+) -> Result<Arc<Paged>> {
+    let same = |k: &PagedKey| k.group == group && k.step == step && k.few == few && k.batch == batch;
+    let found = tables.steady.iter().position(|s| same(&s.key));
+    if let Some(steady) = found.map(|i| &tables.steady[i]).filter(|s| s.key.rows == *rows) {
+        return Ok(steady.lists.clone());
+    }
+    let mut work = paged_work(rows, group, step, few, batch);
+    let nothing = Work { row: 0, count: 0, position: 0, blocks: 0, first: 0 };
+    for list in [&mut work.few, &mut work.many] {
+        let each = list.len() / rows.sequences.len();
+        list.resize(each * batch, nothing);
+    }
+    let needed = work.blocks.iter().max().map_or(0, |&b| b as usize + 1);
+    let key = PagedKey { rows: rows.clone(), group, step, batch, few };
+    if let Some(i) = found.filter(|&i| tables.steady[i].room >= work.blocks.len()) {
+        let old = tables.steady[i].lists.clone();
+        cuda.upload(old.blocks.ptr(), &work.blocks)?;
+        cuda.upload(old.slots.ptr(), &work.slots)?;
+        cuda.upload(old.few.memory.ptr(), &work.few)?;
+        cuda.upload(old.many.memory.ptr(), &work.many)?;
+        let list = |l: &List| List { memory: l.memory.clone(), len: l.len, kept: 0 };
+        let (blocks, slots) = (old.blocks.clone(), old.slots.clone());
+        let lists = Paged { blocks, slots, rows: batch, needed, few: list(&old.few), many: list(&old.many) };
+        tables.steady[i].key = key;
+        tables.steady[i].lists = Arc::new(lists);
+        return Ok(tables.steady[i].lists.clone());
+    }
+    let room = work.blocks.len().next_power_of_two().max(ROOM);
+    let blocks = cuda.arena.take(4 * room)?;
+    cuda.upload(blocks.ptr(), &work.blocks)?;
+    let lists = Arc::new(Paged {
+        blocks: Arc::new(blocks),
+        slots: Arc::new(cuda.uploaded(&work.slots)?),
+        rows: batch,
+        needed,
+        few: List::new(cuda, work.few, 0)?,
+        many: List::new(cuda, work.many, 0)?,
+    });
+    tables.moves += 1;
+    let new = Steady { key, lists: lists.clone(), room, moved: tables.moves };
+    match found {
+        Some(i) => tables.steady[i] = new,
+        None => tables.steady.push(new),
+    }
+    Ok(lists)
+}
+
+/// Puts the rows of a batch that only decodes into the lists of its size; a number that changes when any list moved.
+pub(super) fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
+    let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
+    let kinds: Vec<(usize, usize, bool)> = tables
+        .steady
+        .iter()
+        .filter(|s| s.key.batch == batch)
+        .map(|s| (s.key.group, s.key.step, s.key.few))
+        .collect();
+    for (group, step, few) in kinds {
+        steady(cuda, &mut tables, rows, group, step, few, batch)?;
+    }
+    // The largest number of those of this size: only its own moves make its recordings void.
+    Ok(tables.steady.iter().filter(|s| s.key.batch == batch).map(|s| s.moved).max().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::PagedSequence;
+
+    #[test]
+    fn every_row_and_key_has_one_owner_and_heavy_work_comes_first() {
+        let segments = Segments::of([70, 0, 1, 200]);
+        for (unit, per_token, step) in [(Unit::Rows { group: 7 }, 7, 128), (Unit::Keys { group: 7 }, 1, 64)] {
+            let (work, _) = packed_work(&segments, unit, step);
+            let mut owners = vec![0; segments.rows() * per_token];
+            for w in &work {
+                let all = w.count as usize * per_token;
+                for i in w.first as usize..(w.first as usize + step).min(all) {
+                    owners[w.row as usize * per_token + i] += 1;
+                }
+            }
+            assert!(owners.iter().all(|&n| n == 1));
+            let weight = |w: &Work| if per_token == 1 { w.count - w.first } else { w.first };
+            assert!(work.windows(2).all(|w| weight(&w[0]) >= weight(&w[1])));
+        }
+    }
+
+    #[test]
+    fn kept_gradients_have_room_for_what_rows_see() {
+        for (length, group) in [(1usize, 1usize), (70, 7), (33, 2), (130, 12), (64, 60)] {
+            let rows = length * group;
+            // Rows 16 r.. see keys up to their last token; the card counts all of a full tile.
+            let seen = |r: usize| (r * 16 + 15) / group / 16 + 1;
+            let all: usize = (0..rows.div_ceil(16)).map(seen).sum();
+            assert_eq!(tiles(rows, group), all, "{length} {group}");
+        }
+    }
+
+    #[test]
+    fn new_tokens_go_to_their_blocks_and_short_sequences_to_their_kernel() {
+        let sequence = |row, count, position, blocks: &[u32]| PagedSequence {
+            row,
+            count,
+            position,
+            blocks: blocks.to_vec(),
+        };
+        let rows =
+            PagedRows { sequences: vec![sequence(1, 1, 64, &[5, 3, 9]), sequence(2, 40, 30, &[0, 7])] };
+        let work = paged_work(&rows, 4, 64, true, 43);
+        assert_eq!(work.blocks, [5, 3, 0, 7], "only blocks that are read");
+        assert_eq!((work.slots[0], work.slots[1], work.slots[41]), (u32::MAX, 3 * 64, 7 * 64 + 5));
+        let only = Work { row: 1, count: 1, position: 64, blocks: 0, first: 0 };
+        assert_eq!(work.few, [only]);
+        let firsts: Vec<i32> = work.many.iter().map(|w| w.first).collect();
+        assert_eq!(firsts, [128, 64, 0]);
+        assert!(work.many.iter().all(|w| (w.row, w.count, w.position, w.blocks) == (2, 40, 30, 2)));
+        let all = paged_work(&rows, 4, 64, false, 43);
+        assert_eq!((all.few.len(), all.many.len()), (0, 4));
+    }
+
+    #[test]
+    #[should_panic(expected = "two rows go to one place")]
+    fn sequences_do_not_write_over_each_other() {
+        let sequence = |row| PagedSequence { row, count: 2, position: 0, blocks: vec![4] };
+        paged_work(&PagedRows { sequences: vec![sequence(0), sequence(2)] }, 1, 64, true, 4);
+    }
+}

@@ -1,0 +1,31 @@
+// Keys and values into the cache. A block of the cache holds 64 tokens, for each key head the keys and then the
+// values, a token's after another's: [block][key head][keys, values][token][head_dim].
+//
+// A thread copies one unit (16 bytes where rows allow it, else one element) of one row; nothing is computed.
+
+#define TOKENS 64
+
+// `slots[row]` is where the row's token goes, counted in tokens from the start of the cache. A row is `width` units,
+// of which the last 2 * kv_heads * head are keys and values.
+template <class Unit>
+__device__ __forceinline__ void write(const Unit *qkv, const u32 *slots, Unit *cache, u32 rows, u32 width, u32 kv_heads,
+                                      u32 head) {
+    u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    u32 per_row = 2 * kv_heads * head;
+    u32 row = i / per_row, at = i % per_row;
+    if (row >= rows || slots[row] == ~0u)
+        return;
+    u32 part = at / (kv_heads * head), kv = at / head % kv_heads, unit = at % head;
+    u64 block = slots[row] / TOKENS, token = slots[row] % TOKENS;
+    u64 to = (((block * kv_heads + kv) * 2 + part) * TOKENS + token) * head + unit;
+    cache[to] = qkv[(u64)row * width + (width - per_row) + at];
+}
+
+#define WRITE(name, unit)                                                                                              \
+    extern "C" __global__ void name(const unit *qkv, const u32 *slots, unit *cache, u32 rows, u32 width, u32 kv_heads, \
+                                    u32 head) {                                                                        \
+        write(qkv, slots, cache, rows, width, kv_heads, head);                                                         \
+    }
+WRITE(cache_write_16, uint4)
+WRITE(cache_write_4, u32)
+WRITE(cache_write_2, unsigned short)

@@ -1,0 +1,128 @@
+// Attention of many rows by the products of attention_wide.cu. The plan is that of attention_rows in attention.cu, and so
+// are the bits: the tensor cores add 16 products at a time to a sum whichever instruction asks for them. Four warps have
+// 64 stacked rows; WIDE_WARPS / 4 such groups share the tiles of keys and values.
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+#define WIDE_ROWS (16 * WIDE_WARPS)
+
+extern "C" __global__ void __launch_bounds__(WIDE_WARPS * 32)
+attention_rows_wide(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work *work, bf16 *out, float *lse,
+                    int heads, int kv_heads, float scale, float cap, int window) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    const int threads = WIDE_WARPS * 32;
+    // Swizzling counts from multiples of 1024.
+    bf16 *q = (bf16 *)(shared + (1024 - (shared_address(shared) & 1023)) % 1024);
+    bf16 *ring = q + WIDE_ROWS * HEAD_DIM;
+    const Work w = work[blockIdx.x / kv_heads];
+    if (w.count == 0)
+        return;
+    const Scoring op = {scale, cap, window};
+    const int kv = blockIdx.x % kv_heads, warp = threadIdx.x / 32, lane = threadIdx.x & 31, team = warp / 4;
+    const int width = (heads + 2 * kv_heads) * HEAD_DIM;
+    const int end = min(w.first + WIDE_ROWS, w.count * GROUP);
+    const int seen = w.position + (end - 1) / GROUP + 1;
+    const int first_tile = first_seen(op, w.position + w.first / GROUP) / KEYS;
+    const int last_tile = (seen + KEYS - 1) / KEYS;
+    Tiles tiles = tiles_of(qkv, cache, blocks, w, kv, heads, kv_heads, first_tile, last_tile);
+
+    auto fetch = [&](int tile) {
+        if (tile < last_tile) {
+            const bf16 *from = tiles.take(tile);
+            bf16 *to = ring + (tile - first_tile) % STAGES * (2 * KEYS * HEAD_DIM);
+            const int there = seen - tile * KEYS;
+#pragma unroll 4
+            for (int i = threadIdx.x; i < KEYS * UNITS; i += threads) {
+                const int r = i / UNITS, c = i % UNITS * 8;
+                const bf16 *at = from + (r < there ? r * tiles.stride + c : 0);
+                copy_unit(to + place<KEYS>(r, c), at, r < there);
+                copy_unit(to + KEYS * HEAD_DIM + place<KEYS>(r, c), at + tiles.values, r < there);
+            }
+        }
+        copy_commit();
+    };
+    const bf16 *q_base = qkv + (long long)w.row * width + kv * GROUP * HEAD_DIM;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < WIDE_ROWS * UNITS; i += threads) {
+        const int r = i / UNITS, c = i % UNITS * 8, at = w.first + r < end ? w.first + r : 0;
+        const bf16 *from = q_base + (long long)(at / GROUP) * width + at % GROUP * HEAD_DIM + c;
+        copy_unit(q + r / 64 * (64 * HEAD_DIM) + place<64>(r % 64, c), from, w.first + r < end);
+    }
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; ++s)
+        fetch(first_tile + s);
+
+    // The rows of this warp, and the tiles that all of them see whole; those of its team, and the tiles that some see.
+    const int top = w.first + warp * 16, bottom = min(top + 16, end);
+    const int lowest = w.position + top / GROUP, highest = w.position + (bottom - 1) / GROUP;
+    const int whole_from = first_seen(op, highest), whole_to = lowest + 1;
+    const int team_top = w.first + team * 64, team_bottom = min(team_top + 64, end);
+    const int tile_from = first_seen(op, w.position + team_top / GROUP) / KEYS;
+    const int tile_to = team_top < end ? (w.position + (team_bottom - 1) / GROUP) / KEYS : -1;
+
+    Softmax state;
+    state.begin();
+    float o[UNITS][4];
+#pragma unroll
+    for (int n = 0; n < UNITS; ++n)
+        o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
+
+    for (int tile = first_tile; tile < last_tile; ++tile) {
+        copy_wait<STAGES - 2>();
+        products_see_copies();
+        __syncthreads();
+        fetch(tile + STAGES - 1);
+        if (tile < tile_from || tile > tile_to)
+            continue;
+        const bf16 *k = ring + (tile - first_tile) % STAGES * (2 * KEYS * HEAD_DIM), *v = k + KEYS * HEAD_DIM;
+        float s[KEYS / 8][4];
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n)
+            s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+        products_begin();
+        start_scores<KEYS>(s, q + team * (64 * HEAD_DIM), k);
+        products_commit();
+        products_wait<0>();
+        const bool whole = tile * KEYS >= whole_from && (tile + 1) * KEYS <= whole_to;
+        if (whole)
+            step<true>(op, s, state, o, 0, 0, 0);
+        else
+            step<false>(op, s, state, o, tile * KEYS + lane % 4 * 2, w.position + (top + lane / 4) / GROUP,
+                        w.position + (top + lane / 4 + 8) / GROUP);
+        unsigned weights[KEYS / 16][4];
+#pragma unroll
+        for (int g = 0; g < KEYS / 16; ++g)
+            as_left(weights[g], s[2 * g], s[2 * g + 1]);
+        products_begin();
+        start_products<KEYS>(o, weights, v);
+        products_commit();
+        products_wait<0>();
+    }
+
+    // Through the ring, so that whole 16-byte units go out.
+    copy_wait<0>();
+    __syncthreads();
+    bf16 *room = ring + warp * 16 * PITCH;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int row = top + lane / 4 + 8 * h;
+        float sum = quad_sum(state.sum[h]);
+        float factor = 1.0f / sum;
+        if (lane % 4 == 0 && row < end && lse)
+            store_lse(lse + (long long)(w.row + row / GROUP) * heads + kv * GROUP + row % GROUP, state.max[h], sum);
+        unsigned *to = (unsigned *)(room + (lane / 4 + 8 * h) * PITCH + lane % 4 * 2);
+#pragma unroll
+        for (int n = 0; n < UNITS; ++n)
+            to[n * 4] = narrow2(o[n][2 * h] * factor + 0.0f, o[n][2 * h + 1] * factor + 0.0f);
+    }
+    __syncwarp();
+    for (int i = lane; i < 16 * UNITS; i += 32) {
+        const int r = top + i / UNITS, c = i % UNITS * 8;
+        if (r < end) {
+            bf16 *to = out + ((long long)(w.row + r / GROUP) * heads + kv * GROUP + r % GROUP) * HEAD_DIM + c;
+            *(uint4 *)to = *(const uint4 *)(room + i / UNITS * PITCH + c);
+        }
+    }
+}
+
+#endif

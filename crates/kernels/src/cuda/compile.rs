@@ -1,0 +1,301 @@
+//! Kernels from text: compiled by NVRTC for the card that is found, and kept in the user's cache folder.
+
+use super::attention;
+use super::context::check;
+use super::libraries::{self, Library};
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{self as driver, CUfunction, CUfunction_attribute, CUmodule};
+use cudarc::nvrtc::sys::{self as nvrtc, nvrtcProgram, nvrtcResult};
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+/// Comes before every source: storage types, conversions, reductions, mathematics.
+const PRELUDE: &str = include_str!("prelude.cuh");
+
+/// A source of kernels.
+pub struct Source {
+    /// By which launchers call it.
+    pub name: &'static str,
+    /// What is compiled after the prelude.
+    pub text: &'static str,
+    /// Definitions it is compiled with, such as `"HEAD_DIM=64 GROUP=7"`: one of each kind that matters, for tests.
+    pub variants: &'static [&'static str],
+}
+
+const fn plain(name: &'static str, text: &'static str) -> Source {
+    Source { name, text, variants: &[""] }
+}
+
+/// Every source of kernels.
+pub const SOURCES: &[Source] = &[
+    plain("activation", include_str!("activation.cu")),
+    Source {
+        name: "attention",
+        text: concat!(include_str!("attention_tile.cu"), include_str!("attention.cu")),
+        variants: attention::VARIANTS,
+    },
+    Source {
+        name: "attention_hopper",
+        text: concat!(
+            include_str!("attention_tile.cu"),
+            include_str!("attention.cu"),
+            include_str!("attention_wide.cu"),
+            include_str!("attention_rows_wide.cu")
+        ),
+        variants: attention::WIDE_VARIANTS,
+    },
+    Source {
+        name: "attention_backward",
+        text: concat!(include_str!("attention_tile.cu"), include_str!("attention_backward.cu")),
+        variants: attention::BACKWARD_VARIANTS,
+    },
+    Source {
+        name: "attention_backward_hopper",
+        text: concat!(
+            include_str!("attention_tile.cu"),
+            include_str!("attention_backward.cu"),
+            include_str!("attention_wide.cu"),
+            include_str!("attention_keys_wide.cu")
+        ),
+        variants: attention::BACKWARD_WIDE_VARIANTS,
+    },
+    plain("attention_cache", include_str!("attention_cache.cu")),
+    Source {
+        name: "attention_simple",
+        text: include_str!("attention_simple.cu"),
+        variants: attention::SIMPLE_VARIANTS,
+    },
+    plain("embed", include_str!("embed.cu")),
+    plain("head_norm", include_str!("head_norm.cu")),
+    plain("linear", include_str!("linear.cu")),
+    plain("logp", include_str!("logp.cu")),
+    plain("norm", include_str!("norm.cu")),
+    Source {
+        name: "norm_backward",
+        text: include_str!("norm_backward.cu"),
+        variants: &["VECTORS=1 BIAS=1", "VECTORS=7 BIAS=0", "VECTORS=16 BIAS=0"],
+    },
+    plain("optim", include_str!("optim.cu")),
+    plain("rotary", include_str!("rotary.cu")),
+    plain("sample", include_str!("sample.cu")),
+    plain("vector", include_str!("vector.cu")),
+];
+
+/// The whole text of a source with these definitions.
+fn whole_text(source: &Source, defines: &str) -> String {
+    let defines: String =
+        defines.split_whitespace().map(|d| format!("#define {}\n", d.replacen('=', " ", 1))).collect();
+    format!("{defines}{PRELUDE}\n#line 1 \"{}.cu\"\n{}", source.name, source.text)
+}
+
+/// Multiply-adds are never made by the compiler, only where the source says `fmaf`: the same bits in every kernel.
+const FLAGS: [&str; 3] = ["--std=c++17", "--fmad=false", "-default-device"];
+
+/// What NVRTC calls the card: `sm_90a` has instructions of its own.
+pub fn architecture(capability: (u32, u32)) -> String {
+    let own = if capability == (9, 0) { "a" } else { "" };
+    format!("sm_{}{}{own}", capability.0, capability.1)
+}
+
+/// NVRTC's version.
+pub fn version() -> Result<(u32, u32)> {
+    libraries::open(Library::Compiler)?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: live variables; the library is there.
+    nvrtc_check(unsafe { nvrtc::nvrtcVersion(&mut major, &mut minor) }, "asking NVRTC's version")?;
+    Ok((major as u32, minor as u32))
+}
+
+fn nvrtc_check(result: nvrtcResult, what: &str) -> Result<()> {
+    match result {
+        nvrtcResult::NVRTC_SUCCESS => Ok(()),
+        _ => Err(Error::device(format!("{what} failed: {result:?}"))),
+    }
+}
+
+/// Machine code of a source with definitions for an architecture, not cached. Needs no card.
+pub fn compile(source: &Source, defines: &str, architecture: &str) -> Result<Vec<u8>> {
+    libraries::open(Library::Compiler)?;
+    let name = source.name;
+    let text = CString::new(whole_text(source, defines))
+        .map_err(|_| Error::device(format!("{name}.cu holds a zero byte")))?;
+    let mut flags: Vec<CString> = FLAGS.iter().filter_map(|f| CString::new(*f).ok()).collect();
+    flags.extend(CString::new(format!("--gpu-architecture={architecture}")).ok());
+    let mut program: nvrtcProgram = std::ptr::null_mut();
+    // SAFETY: strings and variables live over the calls; the program is destroyed below.
+    unsafe {
+        let name = CString::new(format!("{name}.cu")).unwrap_or_default();
+        let (none, names) = (std::ptr::null(), std::ptr::null());
+        let made = nvrtc::nvrtcCreateProgram(&mut program, text.as_ptr(), name.as_ptr(), 0, none, names);
+        nvrtc_check(made, "making a program")?;
+    }
+    // SAFETY: as above.
+    let code = unsafe { compile_program(program, name, architecture, &flags) };
+    // SAFETY: made above, and not used after.
+    unsafe { nvrtc::nvrtcDestroyProgram(&mut program) };
+    code
+}
+
+/// # Safety
+/// The program is live.
+unsafe fn compile_program(
+    program: nvrtcProgram,
+    name: &str,
+    architecture: &str,
+    flags: &[CString],
+) -> Result<Vec<u8>> {
+    let flags: Vec<_> = flags.iter().map(|f| f.as_ptr()).collect();
+    // SAFETY: passed on to the caller; buffers have the sizes NVRTC asks for.
+    unsafe {
+        let done = nvrtc::nvrtcCompileProgram(program, flags.len() as i32, flags.as_ptr());
+        if done != nvrtcResult::NVRTC_SUCCESS {
+            let mut size = 0;
+            nvrtc_check(nvrtc::nvrtcGetProgramLogSize(program, &mut size), "reading the compiler's log")?;
+            let mut log = vec![0u8; size.max(1)];
+            nvrtc_check(
+                nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast()),
+                "reading the compiler's log",
+            )?;
+            let log = String::from_utf8_lossy(&log);
+            let what = format!(
+                "{name}.cu does not compile for {architecture}: {}",
+                log.trim_end_matches(['\0', '\n'])
+            );
+            return Err(Error::device(what));
+        }
+        let mut size = 0;
+        nvrtc_check(nvrtc::nvrtcGetCUBINSize(program, &mut size), "reading machine code")?;
+        let mut code = vec![0u8; size];
+        nvrtc_check(nvrtc::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()), "reading machine code")?;
+        Ok(code)
+    }
+}
+
+/// Where the machine code of a source is kept: its name tells source, architecture, compiler and flags.
+fn cached_at(source: &Source, defines: &str, architecture: &str) -> Option<PathBuf> {
+    let home = std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
+    let version = version().ok()?;
+    let key = format!("{}\0{architecture}\0{version:?}\0{FLAGS:?}", whole_text(source, defines));
+    let name = source.name;
+    Some(
+        home.join("ferrl")
+            .join("kernels")
+            .join(format!("{name}-{architecture}-{:032x}.cubin", fnv(key.as_bytes()))),
+    )
+}
+
+/// FNV-1a with 128 bits.
+fn fnv(bytes: &[u8]) -> u128 {
+    bytes.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |h: u128, &b| {
+        (h ^ u128::from(b)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b)
+    })
+}
+
+/// Machine code, from the cache where it is there. A cache that cannot be read or written costs time only.
+fn machine_code(source: &Source, defines: &str, architecture: &str) -> Result<Vec<u8>> {
+    let path = cached_at(source, defines, architecture);
+    if let Some(code) =
+        path.as_ref().and_then(|p| std::fs::read(p).ok()).filter(|c| c.starts_with(b"\x7fELF"))
+    {
+        return Ok(code);
+    }
+    let code = compile(source, defines, architecture)?;
+    if let Some(path) = path {
+        let part = path.with_extension(format!("part{}", std::process::id()));
+        let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
+        if folder
+            .and_then(|()| std::fs::write(&part, &code))
+            .and_then(|()| std::fs::rename(&part, &path))
+            .is_err()
+        {
+            let _ = std::fs::remove_file(&part);
+        }
+    }
+    Ok(code)
+}
+
+/// Kernels by name, loaded when first used.
+pub(super) struct Modules {
+    architecture: String,
+    loaded: Mutex<Loaded>,
+}
+
+#[derive(Default)]
+struct Loaded {
+    /// By source, then by definitions.
+    modules: HashMap<&'static str, HashMap<String, Module>>,
+}
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Loaded {}
+
+/// A source that is loaded, and the kernels of it that were used.
+struct Module {
+    handle: CUmodule,
+    kernels: HashMap<String, Kernel>,
+}
+
+/// A kernel, and how much dynamic shared memory it may surely ask for so far (it may have static memory as well).
+#[derive(Clone, Copy)]
+struct Kernel {
+    function: CUfunction,
+    shared: usize,
+}
+
+impl Modules {
+    pub(super) fn new(capability: (u32, u32)) -> Self {
+        Modules { architecture: architecture(capability), loaded: Mutex::default() }
+    }
+
+    /// The kernel of that name in a source, allowed that much shared memory. The context is current.
+    pub(super) fn kernel(
+        &self,
+        module: &'static str,
+        defines: &str,
+        name: &str,
+        shared: usize,
+    ) -> Result<CUfunction> {
+        // No text is copied where everything is there: this is asked hundreds of times for each token that is decoded.
+        let mut loaded = self.loaded.lock().unwrap_or_else(|e| e.into_inner());
+        let variants = loaded.modules.entry(module).or_default();
+        if !variants.contains_key(defines) {
+            let handle = self.load(module, defines)?;
+            variants.insert(defines.to_string(), Module { handle, kernels: HashMap::new() });
+        }
+        let Some(variant) = variants.get_mut(defines) else { unreachable!("inserted above") };
+        if !variant.kernels.contains_key(name) {
+            let mut function = std::ptr::null_mut();
+            let text = CString::new(name).unwrap_or_default();
+            // SAFETY: a loaded module and a live string.
+            let done = unsafe { driver::cuModuleGetFunction(&mut function, variant.handle, text.as_ptr()) };
+            check(done, || format!("finding kernel {name} of {module}.cu"))?;
+            variant.kernels.insert(name.to_string(), Kernel { function, shared: 16 << 10 });
+        }
+        let Some(kernel) = variant.kernels.get_mut(name) else { unreachable!("inserted above") };
+        if shared > kernel.shared {
+            let what = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: a loaded kernel.
+            let done = unsafe { driver::cuFuncSetAttribute(kernel.function, what, shared as i32) };
+            check(done, || format!("giving kernel {name} {shared} bytes of shared memory"))?;
+            kernel.shared = shared;
+        }
+        Ok(kernel.function)
+    }
+
+    fn load(&self, name: &'static str, defines: &str) -> Result<CUmodule> {
+        let Some(source) = SOURCES.iter().find(|s| s.name == name) else {
+            unreachable!("a module that is in SOURCES: {name}")
+        };
+        let code = machine_code(source, defines, &self.architecture)?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: a whole image, which the driver copies.
+        check(unsafe { driver::cuModuleLoadData(&mut module, code.as_ptr().cast()) }, || {
+            format!("loading {name}.cu")
+        })?;
+        Ok(module)
+    }
+}

@@ -1,0 +1,279 @@
+//! A card: its context, its stream, the handle for products, and what goes between host and card.
+
+use super::compile::Modules;
+use super::gemm::Products;
+use super::libraries::{self, Library};
+use super::memory::{Arena, Memory};
+use super::profile::Profile;
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{self, CUcontext, CUdevice_attribute as Attribute, CUresult, CUstream};
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+/// What the driver says about a card.
+#[derive(Clone, Debug)]
+pub struct Card {
+    /// As the driver calls it.
+    pub name: String,
+    /// Compute capability, such as `(9, 0)`.
+    pub capability: (u32, u32),
+    /// Multiprocessors.
+    pub processors: u32,
+    /// Clock of the multiprocessors in kHz.
+    pub clock: u32,
+    /// Bytes of memory.
+    pub memory: usize,
+    /// Bytes of shared memory that one block can ask for.
+    pub shared: usize,
+    /// Version of the driver's interface, such as `(13, 0)`.
+    pub driver: (u32, u32),
+}
+
+/// An open card.
+pub struct Cuda {
+    /// What it is.
+    pub card: Card,
+    /// Hands out memory.
+    pub arena: Arena,
+    /// Compiled kernels.
+    pub(super) modules: Modules,
+    /// Matrix products.
+    pub(super) products: Products,
+    pub(super) stream: CUstream,
+    pub(super) profile: Profile,
+    /// Whether work is being recorded instead of done.
+    pub(super) recording: AtomicBool,
+    /// What attention keeps between calls.
+    pub(super) tables: Mutex<super::attention::Tables>,
+    context: CUcontext,
+    staging: Mutex<Staging>,
+}
+
+// SAFETY: the driver's handles may be used from any thread; `bind` makes the context current where it is used.
+unsafe impl Send for Cuda {}
+// SAFETY: as above; what changes is behind locks.
+unsafe impl Sync for Cuda {}
+
+/// Page-locked memory that data for the card passes through, so that copies need not wait for the stream.
+struct Staging {
+    at: *mut u8,
+    used: usize,
+}
+
+/// Bytes of the staging memory.
+const STAGING: usize = 8 << 20;
+
+thread_local! {
+    static CURRENT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// An error unless the driver says that all is well.
+pub(super) fn check(result: CUresult, what: impl FnOnce() -> String) -> Result<()> {
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut text = std::ptr::null();
+    // SAFETY: the driver writes a pointer to a string that is never freed, or leaves null.
+    let named = unsafe { sys::cuGetErrorString(result, &mut text) } == CUresult::CUDA_SUCCESS;
+    let text = if named && !text.is_null() {
+        // SAFETY: a string of the driver's own.
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+    } else {
+        String::new()
+    };
+    Err(Error::device(format!("the card failed in {}: {text} ({result:?})", what())))
+}
+
+impl Cuda {
+    /// Opens the card of that number.
+    pub fn new(index: usize) -> Result<Self> {
+        for library in [Library::Driver, Library::Compiler, Library::Products] {
+            libraries::open(library)?;
+        }
+        let none = |e: Error| e.fix("check `nvidia-smi`; or use the device cpu");
+        // SAFETY: plain calls of the driver with pointers to live variables.
+        unsafe {
+            check(sys::cuInit(0), || "starting the driver".into()).map_err(none)?;
+            let mut count = 0;
+            check(sys::cuDeviceGetCount(&mut count), || "counting cards".into()).map_err(none)?;
+            if index >= count as usize {
+                let what = format!("there is no card {index}, the driver has {count}");
+                return Err(Error::device(what).fix("use a lower number, or the device cpu"));
+            }
+            let mut device = 0;
+            check(sys::cuDeviceGet(&mut device, index as c_int), || format!("opening card {index}"))?;
+            let mut context = std::ptr::null_mut();
+            check(sys::cuDevicePrimaryCtxRetain(&mut context, device), || format!("opening card {index}"))
+                .map_err(none)?;
+            check(sys::cuCtxSetCurrent(context), || format!("opening card {index}"))?;
+            CURRENT.set(context as usize);
+            let card = Card::of(device)?;
+            if card.capability < (8, 0) {
+                let what = format!(
+                    "{} has compute capability {}.{}, 8.0 or more is needed",
+                    card.name, card.capability.0, card.capability.1
+                );
+                return Err(Error::device(what).fix("use the device cpu"));
+            }
+            let mut stream = std::ptr::null_mut();
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            check(sys::cuStreamCreate(&mut stream, flags), || "making a stream".into())?;
+            let mut at: *mut c_void = std::ptr::null_mut();
+            check(sys::cuMemHostAlloc(&mut at, STAGING, 0), || "making staging memory".into())?;
+            let arena = Arena::new(context);
+            let products = Products::new(&arena)?;
+            let modules = Modules::new(card.capability);
+            let staging = Mutex::new(Staging { at: at.cast(), used: 0 });
+            let profile = Profile::from_env();
+            Ok(Cuda {
+                profile,
+                recording: AtomicBool::new(false),
+                card,
+                arena,
+                modules,
+                products,
+                stream,
+                tables: Mutex::default(),
+                context,
+                staging,
+            })
+        }
+    }
+
+    /// Makes the context current on this thread.
+    pub(super) fn bind(&self) -> Result<()> {
+        if CURRENT.get() == self.context as usize {
+            return Ok(());
+        }
+        // SAFETY: the context lives as long as `self`.
+        check(unsafe { sys::cuCtxSetCurrent(self.context) }, || "binding the context".into())?;
+        CURRENT.set(self.context as usize);
+        Ok(())
+    }
+
+    /// Waits for everything that was started.
+    pub fn synchronize(&self) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the stream lives as long as `self`.
+        check(unsafe { sys::cuStreamSynchronize(self.stream) }, || "work that was started earlier".into())
+    }
+
+    fn staging(&self) -> MutexGuard<'_, Staging> {
+        self.staging.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Copies to the card; the source may change as soon as this returns. Waits only when the staging memory is full.
+    pub(super) fn upload<T: Copy>(&self, to: u64, values: &[T]) -> Result<()> {
+        self.bind()?;
+        if self.recording.load(Ordering::Relaxed) {
+            return Err(Error::device("a copy to the card cannot be recorded"));
+        }
+        let mut staging = self.staging();
+        // SAFETY: any value's bytes may be read.
+        let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
+        for (i, piece) in bytes.chunks(STAGING).enumerate() {
+            if staging.used + piece.len() > STAGING {
+                // SAFETY: the stream lives as long as `self`.
+                check(unsafe { sys::cuStreamSynchronize(self.stream) }, || "work before a copy".into())?;
+                staging.used = 0;
+            }
+            // SAFETY: the piece fits behind what is used, and the card has room at `to` (asserted by callers).
+            unsafe {
+                let from = staging.at.add(staging.used);
+                std::ptr::copy_nonoverlapping(piece.as_ptr(), from, piece.len());
+                let to = to + (i * STAGING) as u64;
+                let done = sys::cuMemcpyHtoDAsync_v2(to, from.cast(), piece.len(), self.stream);
+                check(done, || format!("copying {} bytes to it", piece.len()))?;
+            }
+            staging.used = (staging.used + piece.len()).next_multiple_of(256);
+        }
+        Ok(())
+    }
+
+    /// New memory on the card with these values.
+    pub(super) fn uploaded<T: Copy>(&self, values: &[T]) -> Result<Memory> {
+        let memory = self.arena.take(size_of_val(values))?;
+        self.upload(memory.ptr(), values)?;
+        Ok(memory)
+    }
+
+    /// Copies from the card, after everything that was started.
+    pub(super) fn download<T: Copy>(&self, from: u64, values: &mut [T]) -> Result<()> {
+        self.bind()?;
+        if values.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the slice has this many bytes, and lives until the stream is done.
+        unsafe {
+            let bytes = size_of_val(values);
+            let done = sys::cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), from, bytes, self.stream);
+            check(done, || format!("copying {bytes} bytes from it"))?;
+        }
+        self.synchronize()
+    }
+
+    /// One line for people.
+    pub(super) fn describe_card(&self) -> String {
+        let Card { name, capability, driver, memory, .. } = &self.card;
+        let (nvrtc, places) = (super::compile::version().unwrap_or((0, 0)), super::libraries::open);
+        let found = |l| places(l).unwrap_or_else(|e| e.to_string());
+        format!(
+            "{name}, compute capability {}.{}, {:.1} GiB, driver for CUDA {}.{}, NVRTC {}.{} ({}), cuBLASLt {} ({})",
+            capability.0,
+            capability.1,
+            *memory as f64 / (1u64 << 30) as f64,
+            driver.0,
+            driver.1,
+            nvrtc.0,
+            nvrtc.1,
+            found(Library::Compiler),
+            self.products.version(),
+            found(Library::Products),
+        )
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // Nothing may still run when the memory it uses goes; an error here has no one to tell.
+        if self.synchronize().is_ok() {
+            self.profile.report();
+        }
+    }
+}
+
+impl Card {
+    fn of(device: sys::CUdevice) -> Result<Card> {
+        let attribute = |which: Attribute| -> Result<u32> {
+            let mut value = 0;
+            // SAFETY: a live variable and a device the driver gave.
+            check(unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) }, || {
+                "asking what it is".into()
+            })?;
+            Ok(value as u32)
+        };
+        let (mut name, mut memory, mut version) = ([0u8; 128], 0usize, 0);
+        // SAFETY: live variables of the given sizes.
+        unsafe {
+            check(sys::cuDeviceGetName(name.as_mut_ptr().cast(), 128, device), || "asking its name".into())?;
+            check(sys::cuDeviceTotalMem_v2(&mut memory, device), || "asking its memory".into())?;
+            check(sys::cuDriverGetVersion(&mut version), || "asking the driver's version".into())?;
+        }
+        let name =
+            CStr::from_bytes_until_nul(&name).map_or("unknown".into(), |n| n.to_string_lossy().into_owned());
+        Ok(Card {
+            name,
+            capability: (
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            clock: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
+            shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
+            memory,
+            driver: ((version / 1000) as u32, (version % 1000 / 10) as u32),
+        })
+    }
+}

@@ -1,0 +1,73 @@
+//! Rows of a table by id, and the sums that flow back into them.
+
+use super::context::Cuda;
+use super::launch::{Grid, args};
+use super::memory::{f32_ptr, kernel, u32s};
+use super::vector::row_count;
+use crate::buffer::Buffer;
+use crate::error::Result;
+
+fn check_ids(ids: &[u32], rows: usize) {
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= rows) {
+        panic!("id {id} is not in a table of {rows} rows");
+    }
+}
+
+/// Row `i` of f32 `out` is row `ids[i]` of f32 `table` times `scale`, or that much more with `add`.
+pub fn embed(
+    cuda: &Cuda,
+    ids: &Buffer,
+    table: &Buffer,
+    scale: f32,
+    add: bool,
+    out: &mut Buffer,
+) -> Result<()> {
+    if ids.is_empty() {
+        assert!(out.is_empty());
+        return Ok(());
+    }
+    let width = row_count(out.len(), ids.len());
+    check_ids(u32s(ids), row_count(table.len(), width));
+    let args = args![ids, f32_ptr(table), scale, add, width as u32, f32_ptr(out)];
+    cuda.launch("embed", "embed", Grid::new(ids.len(), 256), &args)
+}
+
+/// `dtable[ids[i]] += scale * dout[i]`, in row order for each id.
+///
+/// The host sorts the rows by id, so that each id is one sum in a fixed order and nothing is added atomically.
+pub fn embed_backward(
+    cuda: &Cuda,
+    ids: &Buffer,
+    dout: &Buffer,
+    scale: f32,
+    dtable: &mut Buffer,
+) -> Result<()> {
+    if ids.is_empty() {
+        assert!(dout.is_empty());
+        return Ok(());
+    }
+    let width = row_count(dout.len(), ids.len());
+    let ids = u32s(ids);
+    check_ids(ids, row_count(dtable.len(), width));
+    let mut order: Vec<u64> =
+        ids.iter().enumerate().map(|(row, &id)| u64::from(id) << 32 | row as u64).collect();
+    order.sort_unstable();
+    let (mut groups, mut starts) = (Vec::new(), Vec::new());
+    for (i, &pair) in order.iter().enumerate() {
+        let id = (pair >> 32) as u32;
+        if groups.last() != Some(&id) {
+            groups.push(id);
+            starts.push(i as u32);
+        }
+    }
+    let count = groups.len();
+    starts.push(order.len() as u32);
+    // One transfer: ids of the groups, their starts, the rows.
+    groups.extend(&starts);
+    groups.extend(order.iter().map(|&pair| pair as u32));
+    let lists = cuda.uploaded(&groups)?;
+    let (starts, rows) = (lists.ptr() + 4 * count as u64, lists.ptr() + 4 * (2 * count + 1) as u64);
+    let args = args![&lists, starts, rows, dout, scale, width as u32, f32_ptr(dtable)];
+    let grid = Grid::plane(count, width.div_ceil(128), 128);
+    cuda.launch("embed", &kernel("embed_backward", &[dout]), grid, &args)
+}

@@ -1,0 +1,460 @@
+//! Matrix products of bf16 on tensor cores, through cuBLASLt.
+//!
+//! Sums over k may not be split between blocks in forward products: without that, every algorithm cuBLASLt offers gives
+//! the same bits for a row whatever the number of rows (checked for each shape at first use, see `linear`).
+
+use super::context::Cuda;
+use super::libraries::{self, Library};
+use super::memory::{Arena, Memory};
+use crate::buffer::DType;
+use crate::error::{Error, Result};
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    cublasLtMatmulAlgoConfigAttributes_t as AlgoAttribute, cublasLtMatmulDesc_t,
+    cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulHeuristicResult_t,
+    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayout_t,
+    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasStatus_t, cudaDataType,
+};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::Mutex;
+
+/// What NVIDIA advises for Hopper.
+const WORKSPACE: usize = 32 << 20;
+/// Plans that are kept; batches of ever new sizes must not pile up.
+const PLANS: usize = 4096;
+/// Rows that still count as few.
+pub(super) const FEW: usize = 512;
+/// Algorithms the library is asked for.
+const CANDIDATES: usize = 16;
+
+/// `C = op(A) · op(B) + beta * C`, row-major, A and B in bf16: C is `[m, n]`, op(A) `[m, k]`, op(B) `[k, n]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gemm {
+    /// Rows of C.
+    pub m: usize,
+    /// Columns of C.
+    pub n: usize,
+    /// Length of the sums.
+    pub k: usize,
+    /// Address of A.
+    pub a: u64,
+    /// A is stored `[k, m]`.
+    pub a_transposed: bool,
+    /// Elements from one stored row of A to the next.
+    pub lda: usize,
+    /// Address of B.
+    pub b: u64,
+    /// B is stored `[n, k]`, as a weight is.
+    pub b_transposed: bool,
+    /// Elements from one stored row of B to the next.
+    pub ldb: usize,
+    /// Address of C.
+    pub c: u64,
+    /// Elements from one row of C to the next.
+    pub ldc: usize,
+    /// Storage of C.
+    pub out: DType,
+    /// 1 adds to C, 0 writes it.
+    pub beta: f32,
+    /// That many products side by side; each operand's next is `strides` elements on.
+    pub batch: usize,
+    /// From one A, B and C of a batch to the next.
+    pub strides: [usize; 3],
+}
+
+impl Gemm {
+    /// `x[m, k] · w[n, k]ᵀ`, all dense.
+    pub fn forward(m: usize, n: usize, k: usize, x: u64, w: u64, y: u64, out: DType) -> Self {
+        Gemm {
+            m,
+            n,
+            k,
+            a: x,
+            a_transposed: false,
+            lda: k,
+            b: w,
+            b_transposed: true,
+            ldb: k,
+            c: y,
+            ldc: n,
+            out,
+            beta: 0.0,
+            batch: 1,
+            strides: [0; 3],
+        }
+    }
+    /// `dy[m, n] · w[n, k]`, all dense: the gradient `[m, k]` of the input.
+    pub fn input_gradient(m: usize, n: usize, k: usize, dy: u64, w: u64, dx: u64, out: DType) -> Self {
+        Gemm {
+            m,
+            n: k,
+            k: n,
+            a: dy,
+            a_transposed: false,
+            lda: n,
+            b: w,
+            b_transposed: false,
+            ldb: k,
+            c: dx,
+            ldc: k,
+            out,
+            beta: 0.0,
+            batch: 1,
+            strides: [0; 3],
+        }
+    }
+    /// `dw[n, k] += dy[m, n]ᵀ · x[m, k]`, all dense, in f32.
+    pub fn weight_gradient(m: usize, n: usize, k: usize, dy: u64, x: u64, dw: u64) -> Self {
+        Gemm {
+            m: n,
+            n: k,
+            k: m,
+            a: dy,
+            a_transposed: true,
+            lda: n,
+            b: x,
+            b_transposed: false,
+            ldb: k,
+            c: dw,
+            ldc: k,
+            out: DType::F32,
+            beta: 1.0,
+            batch: 1,
+            strides: [0; 3],
+        }
+    }
+}
+
+/// What a plan depends on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    sizes: [usize; 6],
+    transposed: [bool; 2],
+    aligned: [u32; 3],
+    out: DType,
+    batch: usize,
+    strides: [usize; 3],
+    algo: Option<u64>,
+}
+
+impl Key {
+    fn of(g: &Gemm, algo: Option<&cublasLtMatmulAlgo_t>) -> Self {
+        Key {
+            sizes: [g.m, g.n, g.k, g.lda, g.ldb, g.ldc],
+            transposed: [g.a_transposed, g.b_transposed],
+            aligned: [alignment(g.a), alignment(g.b), alignment(g.c)],
+            out: g.out,
+            batch: g.batch,
+            strides: g.strides,
+            algo: algo.map(|a| a.data[0] ^ a.data[1].rotate_left(17) ^ a.data[2].rotate_left(31)),
+        }
+    }
+}
+
+/// Descriptors and the algorithm of one shape.
+#[derive(Clone, Copy)]
+struct Plan {
+    desc: cublasLtMatmulDesc_t,
+    layouts: [cublasLtMatrixLayout_t; 3],
+    algo: cublasLtMatmulAlgo_t,
+}
+
+/// How the rows of a forward product get the same bits whatever their number.
+#[derive(Clone, Copy)]
+pub(super) enum Rows {
+    /// Whatever algorithm the library advises for a number of rows.
+    Any,
+    /// One algorithm for few rows, one for many.
+    Two([cublasLtMatmulAlgo_t; 2]),
+    /// Not through this library.
+    Plain,
+}
+
+impl Rows {
+    /// The algorithm to name for that many rows.
+    pub(super) fn algo(&self, m: usize) -> Option<&cublasLtMatmulAlgo_t> {
+        match self {
+            Rows::Two([few, many]) => Some(if m <= FEW { few } else { many }),
+            _ => None,
+        }
+    }
+}
+
+/// cuBLASLt, its workspace, and the plans made so far.
+pub struct Products {
+    handle: cublasLtHandle_t,
+    workspace: Memory,
+    plans: Mutex<HashMap<Key, Plan>>,
+    /// How rows of an (n, k, storage) get the same bits for any m.
+    pub(super) rows: Mutex<HashMap<(usize, usize, DType), Rows>>,
+}
+
+// SAFETY: cuBLASLt's handle may be used from several threads; plans are behind a lock.
+unsafe impl Send for Products {}
+// SAFETY: as above.
+unsafe impl Sync for Products {}
+
+fn check(status: cublasStatus_t, what: impl FnOnce() -> String) -> Result<()> {
+    match status {
+        cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
+        _ => Err(Error::device(format!("cuBLASLt failed in {}: {status:?}", what()))),
+    }
+}
+
+fn data_type(dtype: DType) -> cudaDataType {
+    if dtype == DType::Bf16 { cudaDataType::CUDA_R_16BF } else { cudaDataType::CUDA_R_32F }
+}
+
+/// Bytes an address is a multiple of, up to 256.
+fn alignment(at: u64) -> u32 {
+    1 << at.trailing_zeros().min(8)
+}
+
+impl Products {
+    pub(super) fn new(arena: &Arena) -> Result<Self> {
+        libraries::open(Library::Products)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a live variable; the context is current.
+        check(unsafe { sys::cublasLtCreate(&mut handle) }, || "starting".into())?;
+        Ok(Products {
+            handle,
+            workspace: arena.take(WORKSPACE)?,
+            plans: Mutex::default(),
+            rows: Mutex::default(),
+        })
+    }
+
+    /// The library's version.
+    pub(super) fn version(&self) -> String {
+        // SAFETY: asks a loaded library for a number.
+        let v = unsafe { sys::cublasLtGetVersion() };
+        format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)
+    }
+
+    /// Starts a product.
+    pub fn gemm(&self, cuda: &Cuda, g: &Gemm) -> Result<()> {
+        self.gemm_by(cuda, g, None)
+    }
+
+    /// Starts a product by an algorithm, or by the one that is advised.
+    pub(super) fn gemm_by(&self, cuda: &Cuda, g: &Gemm, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<()> {
+        if g.m == 0 || g.n == 0 {
+            return Ok(());
+        }
+        cuda.bind()?;
+        let plan = self.plan(g, algo)?;
+        let (alpha, beta) = (1f32, g.beta);
+        let start = || {
+            // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
+            let done = unsafe {
+                sys::cublasLtMatmul(
+                    self.handle,
+                    plan.desc,
+                    (&raw const alpha).cast(),
+                    g.b as *const c_void,
+                    plan.layouts[0],
+                    g.a as *const c_void,
+                    plan.layouts[1],
+                    (&raw const beta).cast(),
+                    g.c as *const c_void,
+                    plan.layouts[2],
+                    g.c as *mut c_void,
+                    plan.layouts[2],
+                    &plan.algo,
+                    self.workspace.ptr() as *mut c_void,
+                    WORKSPACE,
+                    cuda.stream.cast(),
+                )
+            };
+            check(done, || format!("the product {}x{}x{}", g.m, g.n, g.k))
+        };
+        let turned = |t: bool| if t { "t" } else { "n" };
+        let name =
+            || format!("gemm {}{} {}x{}x{}", turned(g.a_transposed), turned(g.b_transposed), g.m, g.n, g.k);
+        cuda.profile.time(cuda.stream, name, start)
+    }
+
+    /// The algorithms with whole sums that are offered for a product, the best first.
+    pub(super) fn offers(&self, g: &Gemm) -> Result<Vec<cublasLtMatmulAlgo_t>> {
+        // SAFETY: descriptors are made and destroyed here.
+        let (plan, offers) = unsafe { self.make(g, &Key::of(g, None), None) }?;
+        plan.destroy();
+        Ok(offers)
+    }
+
+    fn plan(&self, g: &Gemm, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Plan> {
+        let key = Key::of(g, algo);
+        let mut plans = self.plans.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(plan) = plans.get(&key) {
+            return Ok(*plan);
+        }
+        if plans.len() >= PLANS {
+            for (_, plan) in plans.drain() {
+                plan.destroy();
+            }
+        }
+        // SAFETY: descriptors are made here and live as long as the plan.
+        let (plan, _) = unsafe { self.make(g, &key, algo) }?;
+        plans.insert(key, plan);
+        Ok(plan)
+    }
+
+    /// # Safety
+    /// The library is loaded.
+    unsafe fn make(
+        &self,
+        g: &Gemm,
+        key: &Key,
+        algo: Option<&cublasLtMatmulAlgo_t>,
+    ) -> Result<(Plan, Vec<cublasLtMatmulAlgo_t>)> {
+        // The library counts columns first: a row-major matrix is its transpose there, so C' = op(B)' · op(A)'.
+        let what = || format!("planning the product {}x{}x{}", g.m, g.n, g.k);
+        let layout = |dtype: DType, rows: usize, cols: usize, ld: usize| -> Result<cublasLtMatrixLayout_t> {
+            let mut layout = std::ptr::null_mut();
+            // SAFETY: a live variable.
+            let done = unsafe {
+                sys::cublasLtMatrixLayoutCreate(
+                    &mut layout,
+                    data_type(dtype),
+                    rows as u64,
+                    cols as u64,
+                    ld as i64,
+                )
+            };
+            check(done, what)?;
+            Ok(layout)
+        };
+        let bf16 = DType::Bf16;
+        let first =
+            if g.b_transposed { layout(bf16, g.k, g.n, g.ldb)? } else { layout(bf16, g.n, g.k, g.ldb)? };
+        let second =
+            if g.a_transposed { layout(bf16, g.m, g.k, g.lda)? } else { layout(bf16, g.k, g.m, g.lda)? };
+        let layouts = [first, second, layout(g.out, g.n, g.m, g.ldc)?];
+        if g.batch > 1 {
+            let [a, b, c] = g.strides.map(|s| s as i64);
+            for (layout, stride) in layouts.into_iter().zip([b, a, c]) {
+                let count = g.batch as i32;
+                // SAFETY: a live descriptor, and attributes of the sizes the library asks for.
+                unsafe {
+                    let of = LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+                    check(
+                        sys::cublasLtMatrixLayoutSetAttribute(layout, of, (&raw const count).cast(), 4),
+                        what,
+                    )?;
+                    let of = LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+                    check(
+                        sys::cublasLtMatrixLayoutSetAttribute(layout, of, (&raw const stride).cast(), 8),
+                        what,
+                    )?;
+                }
+            }
+        }
+        let mut desc = std::ptr::null_mut();
+        let compute = cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        // SAFETY: live variables; attributes have the sizes the library asks for.
+        unsafe {
+            check(sys::cublasLtMatmulDescCreate(&mut desc, compute, cudaDataType::CUDA_R_32F), what)?;
+            let turns = [
+                (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, g.b_transposed),
+                (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, g.a_transposed),
+            ];
+            for (attribute, turned) in turns {
+                let value = u32::from(turned); // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1
+                let value = (&raw const value).cast();
+                check(sys::cublasLtMatmulDescSetAttribute(desc, attribute, value, 4), what)?;
+            }
+            let mut wish: cublasLtMatmulPreference_t = std::ptr::null_mut();
+            check(sys::cublasLtMatmulPreferenceCreate(&mut wish), what)?;
+            let bytes = WORKSPACE as u64;
+            let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+            check(sys::cublasLtMatmulPreferenceSetAttribute(wish, most, (&raw const bytes).cast(), 8), what)?;
+            // No scheme to join sums that were cut: they must not be.
+            let schemes = 0u32;
+            let settings = [
+                (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes),
+                (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.aligned[1]),
+                (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.aligned[0]),
+                (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.aligned[2]),
+                (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.aligned[2]),
+            ];
+            for (attribute, value) in settings {
+                let value = (&raw const value).cast();
+                check(sys::cublasLtMatmulPreferenceSetAttribute(wish, attribute, value, 4), what)?;
+            }
+            let mut found: [cublasLtMatmulHeuristicResult_t; CANDIDATES] = std::mem::zeroed();
+            let mut count = 0;
+            let done = match algo {
+                Some(algo) => {
+                    count = 1;
+                    found[0].algo = *algo;
+                    let [a, b, c] = layouts;
+                    sys::cublasLtMatmulAlgoCheck(self.handle, desc, a, b, c, c, algo, &mut found[0])
+                }
+                None => sys::cublasLtMatmulAlgoGetHeuristic(
+                    self.handle,
+                    desc,
+                    layouts[0],
+                    layouts[1],
+                    layouts[2],
+                    layouts[2],
+                    wish,
+                    CANDIDATES as i32,
+                    found.as_mut_ptr(),
+                    &mut count,
+                ),
+            };
+            sys::cublasLtMatmulPreferenceDestroy(wish);
+            check(done, what)?;
+            if let Some(algo) = algo {
+                return Ok((Plan { desc, layouts, algo: *algo }, Vec::new()));
+            }
+            let found = found[..count as usize].iter().map(|f| f.algo);
+            let offers: Vec<_> = found.filter(whole_sums).collect();
+            let Some(&algo) = offers.first() else {
+                return Err(Error::device(format!(
+                    "cuBLASLt offers no algorithm with whole sums for {}",
+                    what()
+                )));
+            };
+            Ok((Plan { desc, layouts, algo }, offers))
+        }
+    }
+}
+
+/// Whether an algorithm leaves each sum over k to one block, from the first element to the last.
+fn whole_sums(algo: &cublasLtMatmulAlgo_t) -> bool {
+    let number = |attribute: AlgoAttribute| {
+        let (mut value, mut written) = (0u32, 0);
+        // SAFETY: live variables of the size that is said.
+        let done = unsafe {
+            let to = (&raw mut value).cast();
+            sys::cublasLtMatmulAlgoConfigGetAttribute(algo, attribute, to, 4, &mut written)
+        };
+        if done == cublasStatus_t::CUBLAS_STATUS_SUCCESS { value } else { 0 }
+    };
+    number(AlgoAttribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM) <= 1
+        && number(AlgoAttribute::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == 0
+}
+
+impl Plan {
+    fn destroy(self) {
+        // SAFETY: made by `make`, and no longer in the table.
+        unsafe {
+            sys::cublasLtMatmulDescDestroy(self.desc);
+            for layout in self.layouts {
+                sys::cublasLtMatrixLayoutDestroy(layout);
+            }
+        }
+    }
+}
+
+impl Drop for Products {
+    fn drop(&mut self) {
+        for (_, plan) in self.plans.lock().unwrap_or_else(|e| e.into_inner()).drain() {
+            plan.destroy();
+        }
+        // SAFETY: made by `new`; nothing uses it any more.
+        unsafe { sys::cublasLtDestroy(self.handle) };
+    }
+}

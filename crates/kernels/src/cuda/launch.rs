@@ -1,0 +1,156 @@
+//! Starting kernels.
+
+use super::context::{Cuda, check};
+use crate::buffer::Buffer;
+use crate::error::Result;
+use cudarc::driver::sys;
+use std::ffi::c_void;
+
+/// An argument of a kernel: a number or an address, in the low bytes of eight.
+#[derive(Clone, Copy)]
+pub struct Arg(pub u64);
+
+impl From<u64> for Arg {
+    fn from(x: u64) -> Self {
+        Arg(x)
+    }
+}
+impl From<u32> for Arg {
+    fn from(x: u32) -> Self {
+        Arg(u64::from(x))
+    }
+}
+impl From<i32> for Arg {
+    fn from(x: i32) -> Self {
+        Arg(u64::from(x as u32))
+    }
+}
+impl From<bool> for Arg {
+    fn from(x: bool) -> Self {
+        Arg(u64::from(x))
+    }
+}
+impl From<f32> for Arg {
+    fn from(x: f32) -> Self {
+        Arg(u64::from(x.to_bits()))
+    }
+}
+impl From<f64> for Arg {
+    fn from(x: f64) -> Self {
+        Arg(x.to_bits())
+    }
+}
+/// `usize` becomes `unsigned long long`.
+impl From<usize> for Arg {
+    fn from(x: usize) -> Self {
+        Arg(x as u64)
+    }
+}
+impl From<&Buffer> for Arg {
+    fn from(b: &Buffer) -> Self {
+        Arg(super::memory::ptr(b))
+    }
+}
+impl From<&mut Buffer> for Arg {
+    fn from(b: &mut Buffer) -> Self {
+        Arg(super::memory::ptr(b))
+    }
+}
+impl From<&super::memory::Memory> for Arg {
+    fn from(m: &super::memory::Memory) -> Self {
+        Arg(m.ptr())
+    }
+}
+impl From<&std::sync::Arc<super::memory::Memory>> for Arg {
+    fn from(m: &std::sync::Arc<super::memory::Memory>) -> Self {
+        Arg(m.ptr())
+    }
+}
+/// No buffer is a null pointer.
+impl From<Option<&Buffer>> for Arg {
+    fn from(b: Option<&Buffer>) -> Self {
+        b.map_or(Arg(0), Arg::from)
+    }
+}
+
+/// Arguments of a kernel, in its order; each must have the size of its parameter (`usize`: 8 bytes, `bool`: 1).
+macro_rules! args {
+    ($($x:expr),* $(,)?) => { [$($crate::cuda::launch::Arg::from($x)),*] };
+}
+pub(super) use args;
+
+/// How many blocks of threads, of what size, with how much dynamic shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid {
+    /// Blocks.
+    pub blocks: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: usize,
+}
+
+impl Grid {
+    /// That many blocks in a row.
+    pub fn new(blocks: usize, threads: u32) -> Self {
+        Grid { blocks: [blocks as u32, 1, 1], threads, shared: 0 }
+    }
+    /// In two dimensions.
+    pub fn plane(x: usize, y: usize, threads: u32) -> Self {
+        Grid { blocks: [x as u32, y as u32, 1], threads, shared: 0 }
+    }
+    /// With that much dynamic shared memory.
+    pub fn with_shared(self, shared: usize) -> Self {
+        Grid { shared, ..self }
+    }
+}
+
+impl Cuda {
+    /// Starts a kernel of a source. Nothing is started for a grid without blocks.
+    pub(super) fn launch(&self, module: &'static str, name: &str, grid: Grid, args: &[Arg]) -> Result<()> {
+        self.launch_variant(module, "", name, grid, args)
+    }
+
+    /// Starts a kernel of a source compiled with definitions, such as `"HEAD_DIM=64 GROUP=7"`.
+    pub(super) fn launch_variant(
+        &self,
+        module: &'static str,
+        defines: &str,
+        name: &str,
+        grid: Grid,
+        args: &[Arg],
+    ) -> Result<()> {
+        if grid.blocks.contains(&0) {
+            return Ok(());
+        }
+        self.bind()?;
+        let function = self.modules.kernel(module, defines, name, grid.shared)?;
+        let mut args: Vec<*mut c_void> = args.iter().map(|a| (&raw const a.0).cast_mut().cast()).collect();
+        let [x, y, z] = grid.blocks;
+        let start = || {
+            // SAFETY: each argument points to eight live bytes; launchers pass what the kernel's text declares.
+            let done = unsafe {
+                sys::cuLaunchKernel(
+                    function,
+                    x,
+                    y,
+                    z,
+                    grid.threads,
+                    1,
+                    1,
+                    grid.shared as u32,
+                    self.stream,
+                    args.as_mut_ptr(),
+                    std::ptr::null_mut(),
+                )
+            };
+            check(done, || format!("kernel {name} of {module}.cu with {grid:?}"))
+        };
+        self.profile.time(self.stream, || name.to_string(), start)
+    }
+
+    /// Starts a kernel with one thread for each of `n` things.
+    pub(super) fn launch_flat(&self, module: &'static str, name: &str, n: usize, args: &[Arg]) -> Result<()> {
+        self.launch(module, name, Grid::new(n.div_ceil(256), 256), args)
+    }
+}

@@ -1,0 +1,250 @@
+//! Linear layers: the derived form of a weight, and the three products of forward and backward.
+
+use super::context::Cuda;
+use super::gemm::{FEW, Gemm, Rows};
+use super::launch::{Grid, args};
+use super::memory::{Memory, f32_ptr, kernel, letter, ptr};
+use super::vector::{add_chunks, convert, sum_columns};
+use crate::buffer::{Buffer, DType, Weight};
+use crate::error::Result;
+
+/// Numbers of rows whose bits are compared.
+const ROWS: [usize; 5] = [1, 7, 64, 256, 4096];
+
+/// A weight as products read it: `[n, k]`, row-major, in the compute type.
+struct Form(Memory);
+
+/// The address of a weight's `[n, k]` elements in its compute type.
+pub fn form(w: &Weight) -> u64 {
+    w.data().downcast_ref::<Form>().expect("a weight of the CUDA backend").0.ptr()
+}
+
+/// See [`crate::Backend::weight`]. One form serves forward and backward.
+pub fn weight(cuda: &Cuda, n: usize, k: usize, dtype: DType) -> Result<Weight> {
+    let memory = cuda.arena.take(n * k * dtype.size())?;
+    Ok(Weight::new(n, k, dtype, Box::new(Form(memory))))
+}
+
+/// See [`crate::Backend::load_weight`].
+pub fn load_weight(cuda: &Cuda, master: &Buffer, weight: &mut Weight) -> Result<()> {
+    assert_eq!(master.len(), weight.n * weight.k);
+    convert(cuda, (f32_ptr(master), DType::F32), (form(weight), weight.dtype), master.len())
+}
+
+/// Whether tensor cores serve a product of these inner sizes: rows must start at multiples of 16 bytes.
+fn whole(sizes: [usize; 2]) -> bool {
+    sizes.iter().all(|s| s % 8 == 0)
+}
+
+/// An operand of the plain kernel: address, and elements from one row and one column to the next.
+#[derive(Clone, Copy)]
+struct Operand(u64, usize, usize);
+
+/// `C[m, n] = A[m, k] · B[n, k]ᵀ`, by the plain kernel.
+fn plain(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    a: Operand,
+    b: Operand,
+    dtype: DType,
+    bias: Option<&Buffer>,
+    (c, out): (u64, DType),
+    add: bool,
+) -> Result<()> {
+    let name = format!("product_{}{}", letter(dtype), letter(out));
+    let grid = Grid::plane(n.div_ceil(64), m.div_ceil(64), 256);
+    let args = args![a.0, a.1, a.2, b.0, b.1, b.2, bias, c, m as u32, n as u32, k as u32, add];
+    cuda.launch("linear", &name, grid, &args)
+}
+
+/// `y[m, n] = x[m, k] · w[n, k]ᵀ`, every row the same bits whatever `m`. Addresses are of dense matrices.
+pub fn forward(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    x: u64,
+    w: u64,
+    dtype: DType,
+    bias: Option<&Buffer>,
+    (y, out): (u64, DType),
+) -> Result<()> {
+    // The sum must not be rounded before the bias is added; the library adds none of f32 to a result of bf16.
+    let sums = if bias.is_some() { DType::F32 } else { out };
+    let how = if dtype == DType::Bf16 && whole([n, k]) { rows(cuda, n, k, sums)? } else { Rows::Plain };
+    if matches!(how, Rows::Plain) {
+        let (x, w) = (Operand(x, k, 1), Operand(w, k, 1));
+        return plain(cuda, [m, n, k], x, w, dtype, bias, (y, out), false);
+    }
+    let Some(bias) = bias else {
+        return cuda.products.gemm_by(cuda, &Gemm::forward(m, n, k, x, w, y, out), how.algo(m));
+    };
+    let room = if out == DType::F32 { None } else { Some(cuda.arena.take(m * n * 4)?) };
+    let at = room.as_ref().map_or(y, Memory::ptr);
+    cuda.products.gemm_by(cuda, &Gemm::forward(m, n, k, x, w, at, sums), how.algo(m))?;
+    let name = format!("add_bias_{}", letter(out));
+    let threads = if n % 4 == 0 { m * n / 4 } else { m * n };
+    cuda.launch_flat("linear", &name, threads, &args![at, bias, y, m * n, n as u32])
+}
+
+/// How the rows of a shape get the same bits for any number of rows; tried once.
+fn rows(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Rows> {
+    let key = (n, k, out);
+    let known = |c: &Cuda| c.products.rows.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
+    if let Some(answer) = known(cuda) {
+        return Ok(answer);
+    }
+    // The outputs of the largest try take at most 256 MiB.
+    let most = ROWS[4].min((1 << 26) / n).max(ROWS[2]);
+    let (x, w) = (cuda.arena.take(most * k * 2)?, cuda.arena.take(n * k * 2)?);
+    for (seed, memory, len) in [(1u32, &x, most * k), (2, &w, n * k)] {
+        cuda.launch_flat("linear", "noise", len, &args![memory, len, seed])?;
+    }
+    let (all, some) = (cuda.arena.take(most * n * out.size())?, cuda.arena.take(most * n * out.size())?);
+    let product = |rows: usize, to: u64| Gemm::forward(rows, n, k, x.ptr(), w.ptr(), to, out);
+    let Ok(offers) = cuda.products.offers(&product(most, all.ptr())) else {
+        return Ok(remember(cuda, key, Rows::Plain));
+    };
+    let found = cuda.arena.take(4)?;
+    // Whether every number of rows up to `most` gives the rows that are in `all`.
+    let agree = |how: Rows, most: usize| -> Result<bool> {
+        cuda.upload(found.ptr(), &[0u32])?;
+        for rows in ROWS.into_iter().filter(|&r| r <= most) {
+            // An algorithm may not serve every number of rows.
+            if cuda.products.gemm_by(cuda, &product(rows, some.ptr()), how.algo(rows)).is_err() {
+                return Ok(false);
+            }
+            let words = rows * n * out.size() / 4;
+            cuda.launch_flat("linear", "differ", words, &args![&all, &some, words, &found])?;
+        }
+        let mut differ = [1u32];
+        cuda.download(found.ptr(), &mut differ)?;
+        Ok(differ[0] == 0)
+    };
+    cuda.products.gemm_by(cuda, &product(most, all.ptr()), None)?;
+    if agree(Rows::Any, most)? {
+        return Ok(remember(cuda, key, Rows::Any));
+    }
+    // Many rows have the algorithm that is advised for them, few the best that gives the same bits.
+    let many = offers[0];
+    let mut few = Vec::new();
+    for rows in [ROWS[3], ROWS[2]] {
+        few.extend(cuda.products.offers(&product(rows, some.ptr()))?);
+    }
+    few.push(many);
+    for algo in few {
+        let how = Rows::Two([algo, many]);
+        if agree(how, FEW.min(most))? && agree(how, most)? {
+            return Ok(remember(cuda, key, how));
+        }
+    }
+    Ok(remember(cuda, key, Rows::Plain))
+}
+
+fn remember(cuda: &Cuda, key: (usize, usize, DType), how: Rows) -> Rows {
+    let name = match how {
+        Rows::Any => "any algorithm",
+        Rows::Two(_) => "two algorithms",
+        Rows::Plain => "the plain kernel",
+    };
+    cuda.profile
+        .note(|| format!("rows of {}x{} into {}: the same bits by {name}", key.0, key.1, key.2.name()));
+    cuda.products.rows.lock().unwrap_or_else(|e| e.into_inner()).insert(key, how);
+    how
+}
+
+/// See [`crate::Backend::linear`].
+pub fn linear(cuda: &Cuda, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()> {
+    assert!(x.dtype() == w.dtype && y.len() == x.len() / w.k * w.n);
+    assert!(bias.is_none_or(|b| b.dtype() == DType::F32 && b.len() == w.n));
+    let sizes = [x.len() / w.k, w.n, w.k];
+    forward(cuda, sizes, ptr(x), form(w), w.dtype, bias, (ptr(y), y.dtype()))
+}
+
+/// See [`crate::Backend::linear_dx`].
+pub fn linear_dx(cuda: &Cuda, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()> {
+    assert!(dy.dtype() == w.dtype && dx.len() == dy.len() / w.n * w.k);
+    let m = dy.len() / w.n;
+    input_gradient(cuda, [m, w.n, w.k], ptr(dy), form(w), w.dtype, (ptr(dx), dx.dtype()), false)
+}
+
+/// `dx[m, k] = dy[m, n] · w[n, k]`, or that much more with `add`.
+pub fn input_gradient(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    dy: u64,
+    w: u64,
+    dtype: DType,
+    (dx, out): (u64, DType),
+    add: bool,
+) -> Result<()> {
+    if dtype == DType::Bf16 && whole([n, k]) {
+        let beta = if add { 1.0 } else { 0.0 };
+        let product = Gemm { beta, ..Gemm::input_gradient(m, n, k, dy, w, dx, out) };
+        return cuda.products.gemm(cuda, &product);
+    }
+    plain(cuda, [m, k, n], Operand(dy, n, 1), Operand(w, 1, k), dtype, None, (dx, out), add)
+}
+
+/// `dw[n, k] += dy[m, n]ᵀ · x[m, k]`
+pub fn weight_gradient(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    dy: u64,
+    x: u64,
+    dtype: DType,
+    dw: u64,
+) -> Result<()> {
+    if m == 0 {
+        return Ok(());
+    }
+    if dtype == DType::Bf16 && whole([n, k]) {
+        return in_parts(cuda, [m, n, k], dy, x, dw);
+    }
+    plain(cuda, [n, k, m], Operand(dy, 1, n), Operand(x, 1, k), dtype, None, (dw, DType::F32), true)
+}
+
+/// A small matrix of long sums has too few tiles for a large card: the sums are then cut into parts that are computed
+/// side by side and added in order. How many depends on the shape and the card alone.
+fn in_parts(cuda: &Cuda, [m, n, k]: [usize; 3], dy: u64, x: u64, dw: u64) -> Result<()> {
+    let tiles = n.div_ceil(128) * k.div_ceil(128);
+    let parts = (cuda.card.processors as usize / tiles).min(8);
+    let each = m / parts.max(1) / 64 * 64;
+    if parts < 2 || each < 1024 {
+        return cuda.products.gemm(cuda, &Gemm::weight_gradient(m, n, k, dy, x, dw));
+    }
+    let sums = cuda.arena.take(parts * n * k * 4)?;
+    let strides = [each * n, each * k, n * k];
+    let whole = Gemm::weight_gradient(each, n, k, dy, x, sums.ptr());
+    cuda.products.gemm(cuda, &Gemm { beta: 0.0, batch: parts, strides, ..whole })?;
+    add_chunks(cuda, sums.ptr(), n * k, parts, n * k, dw)?;
+    let done = parts * each;
+    let at = |start: u64, width: usize| start + (done * width * 2) as u64;
+    match m - done {
+        0 => Ok(()),
+        rest => cuda.products.gemm(cuda, &Gemm::weight_gradient(rest, n, k, at(dy, n), at(x, k), dw)),
+    }
+}
+
+/// See [`crate::Backend::linear_dw`].
+pub fn linear_dw(
+    cuda: &Cuda,
+    dy: &Buffer,
+    x: &Buffer,
+    tokens: usize,
+    dw: Option<&mut Buffer>,
+    dbias: Option<&mut Buffer>,
+) -> Result<()> {
+    assert_eq!(dy.dtype(), x.dtype());
+    if tokens == 0 {
+        return Ok(());
+    }
+    let (n, k) = (dy.len() / tokens, x.len() / tokens);
+    if let Some(dw) = dw {
+        assert_eq!(dw.len(), n * k);
+        weight_gradient(cuda, [tokens, n, k], ptr(dy), ptr(x), dy.dtype(), f32_ptr(dw))?;
+    }
+    if let Some(dbias) = dbias {
+        assert_eq!(dbias.len(), n);
+        sum_columns(cuda, &kernel("column_sums", &[dy]), ptr(dy), tokens, n, f32_ptr(dbias))?;
+    }
+    Ok(())
+}

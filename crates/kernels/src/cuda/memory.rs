@@ -1,0 +1,278 @@
+//! Memory of the card that is kept and handed out again.
+//!
+//! Asking the driver for memory costs as much as a small kernel and freeing waits for the card, so blocks are kept.
+//! All work is on one stream: a block that is freed may be reused at once, because what reads it was started before
+//! what will write it. Sizes are rounded up to classes; a slightly larger block serves where none fits exactly.
+
+use super::context::check;
+use crate::buffer::{Buffer, DType};
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{self, CUcontext, CUresult};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+const ALIGN: usize = 512;
+const MIB: f64 = 1048576.0;
+
+/// Hands out memory and takes it back.
+#[derive(Clone)]
+pub struct Arena {
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    context: CUcontext,
+    free: BTreeMap<usize, Vec<u64>>,
+    unused: usize,
+    in_use: usize,
+    peak: usize,
+    held: usize,
+    /// While something is recorded: what was given back since, for its own use.
+    kept: Option<Vec<(usize, u64)>>,
+}
+
+// SAFETY: a context may be used from any thread.
+unsafe impl Send for State {}
+
+/// Memory of one buffer; goes back to its arena when dropped.
+pub struct Memory {
+    at: u64,
+    bytes: usize,
+    arena: Arena,
+}
+
+impl Memory {
+    /// Its address on the card.
+    pub fn ptr(&self) -> u64 {
+        self.at
+    }
+}
+
+/// What a buffer of this backend holds.
+pub(super) struct Data {
+    memory: Memory,
+    /// Indices are kept on the host as well, to check and to sort them without waiting for the card.
+    host: Option<Vec<u32>>,
+}
+
+/// The next of eight sizes between powers of two: at most an eighth is wasted.
+fn class(bytes: usize) -> usize {
+    let step = (bytes.next_power_of_two() / 16).max(ALIGN);
+    bytes.next_multiple_of(step)
+}
+
+impl Arena {
+    pub(super) fn new(context: CUcontext) -> Self {
+        let state =
+            State { context, free: BTreeMap::new(), unused: 0, in_use: 0, peak: 0, held: 0, kept: None };
+        Arena { state: Arc::new(Mutex::new(state)) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// At least `bytes` bytes with unspecified contents.
+    pub fn take(&self, bytes: usize) -> Result<Memory> {
+        let wanted = class(bytes.max(1));
+        let mut state = self.state();
+        if let Some(kept) = &mut state.kept {
+            let fits = |&(bytes, _): &(usize, u64)| (wanted..=wanted + wanted / 4).contains(&bytes);
+            if let Some(i) = kept.iter().position(fits) {
+                let (bytes, at) = kept.swap_remove(i);
+                return Ok(Memory { at, bytes, arena: self.clone() });
+            }
+        }
+        let near = state.free.range(wanted..=wanted + wanted / 4).find(|(_, blocks)| !blocks.is_empty());
+        let bytes = near.map_or(wanted, |(&bytes, _)| bytes);
+        let at = match state.free.get_mut(&bytes).and_then(Vec::pop) {
+            Some(at) => {
+                state.unused -= bytes;
+                at
+            }
+            None => {
+                // Batches of ever new sizes must not pile up.
+                let most = state.peak.max(state.in_use + bytes);
+                state.release(most / 4);
+                state.fresh(bytes)?
+            }
+        };
+        state.in_use += bytes;
+        state.peak = state.peak.max(state.in_use);
+        drop(state);
+        Ok(Memory { at, bytes, arena: self.clone() })
+    }
+
+    /// Bytes in use now, and the most there have ever been.
+    pub fn usage(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.in_use, state.peak)
+    }
+
+    /// Bytes taken from the driver, in use or not.
+    pub fn held(&self) -> usize {
+        self.state().held
+    }
+
+    /// A buffer with unspecified contents.
+    pub fn buffer(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        let bytes = len
+            .checked_mul(dtype.size())
+            .ok_or_else(|| Error::resource("a buffer of that size cannot exist"))?;
+        Ok(Buffer::new(dtype, len, Box::new(Data { memory: self.take(bytes)?, host: None })))
+    }
+}
+
+impl Arena {
+    /// From now on what is given back stays with the recording that is being made.
+    pub(super) fn hold(&self) {
+        self.state().kept = Some(Vec::new());
+    }
+
+    /// Ends that; the recording has what was given back.
+    pub(super) fn held_since(&self) -> Held {
+        let blocks = self.state().kept.take().unwrap_or_default();
+        Held { blocks, arena: self.clone() }
+    }
+}
+
+/// Memory of a recording; goes back to its arena when dropped.
+pub(super) struct Held {
+    blocks: Vec<(usize, u64)>,
+    arena: Arena,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        for (bytes, at) in self.blocks.drain(..) {
+            drop(Memory { at, bytes, arena: self.arena.clone() });
+        }
+    }
+}
+
+impl State {
+    fn fresh(&mut self, bytes: usize) -> Result<u64> {
+        let mut at = 0;
+        for attempt in 0..2 {
+            // SAFETY: the context is live; the driver writes an address.
+            let done = unsafe {
+                sys::cuCtxSetCurrent(self.context);
+                sys::cuMemAlloc_v2(&mut at, bytes)
+            };
+            if done == CUresult::CUDA_ERROR_OUT_OF_MEMORY && attempt == 0 {
+                self.release(0);
+            } else if done == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+                let (mut free, mut total) = (0, 0);
+                // SAFETY: live variables.
+                unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
+                return Err(Error::resource(format!(
+                    "out of memory on the card: {:.0} MiB more were wanted beside {:.0} MiB in use; {:.0} of {:.0} MiB are free",
+                    bytes as f64 / MIB,
+                    self.in_use as f64 / MIB,
+                    free as f64 / MIB,
+                    total as f64 / MIB
+                ))
+                .fix("fewer tokens in a micro-batch, fewer cache blocks, a smaller model, or bf16"));
+            } else {
+                check(done, || format!("taking {bytes} bytes of its memory"))?;
+                break;
+            }
+        }
+        self.held += bytes;
+        Ok(at)
+    }
+
+    /// Returns unused blocks to the driver, the largest first, until at most `keep` bytes are left.
+    fn release(&mut self, keep: usize) {
+        while self.unused > keep {
+            let Some((bytes, mut blocks)) = self.free.pop_last() else { return };
+            if let Some(at) = blocks.pop() {
+                self.unused -= bytes;
+                self.held -= bytes;
+                // SAFETY: every free block came from the driver and has no other owner; the driver waits for its users.
+                unsafe {
+                    sys::cuCtxSetCurrent(self.context);
+                    sys::cuMemFree_v2(at);
+                }
+            }
+            if !blocks.is_empty() {
+                self.free.insert(bytes, blocks);
+            }
+        }
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        self.release(0);
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let mut state = self.arena.state();
+        if let Some(kept) = &mut state.kept {
+            kept.push((self.bytes, self.at));
+            return;
+        }
+        state.in_use -= self.bytes;
+        state.unused += self.bytes;
+        state.free.entry(self.bytes).or_default().push(self.at);
+    }
+}
+
+fn data(b: &Buffer) -> &Data {
+    b.data().downcast_ref().expect("a buffer of the CUDA backend")
+}
+
+/// A buffer of ids, known to the host as well.
+pub(super) fn index_buffer(memory: Memory, values: &[u32]) -> Buffer {
+    Buffer::new(DType::U32, values.len(), Box::new(Data { memory, host: Some(values.to_vec()) }))
+}
+
+/// Other ids in the place of those of a buffer; as many.
+pub(super) fn set_indices(cuda: &super::Cuda, b: &mut Buffer, values: &[u32]) -> Result<()> {
+    assert!(b.dtype() == DType::U32 && b.len() == values.len());
+    cuda.upload(ptr(b), values)?;
+    let data: &mut Data = b.data_mut().downcast_mut().expect("a buffer of the CUDA backend");
+    data.host = Some(values.to_vec());
+    Ok(())
+}
+
+/// A buffer's address on the card.
+pub fn ptr(b: &Buffer) -> u64 {
+    data(b).memory.ptr()
+}
+
+/// The address of an f32 buffer.
+pub fn f32_ptr(b: &Buffer) -> u64 {
+    assert_eq!(b.dtype(), DType::F32);
+    ptr(b)
+}
+
+/// The address of an element.
+pub fn element(b: &Buffer, at: usize) -> u64 {
+    assert!(at <= b.len());
+    ptr(b) + (at * b.dtype().size()) as u64
+}
+
+/// The elements of an index buffer, as the host knows them.
+pub fn u32s(b: &Buffer) -> &[u32] {
+    assert_eq!(b.dtype(), DType::U32);
+    data(b).host.as_deref().expect("indices are known to the host")
+}
+
+/// The letter of a storage type in the names of kernels: `f` for f32, `b` for bf16.
+pub fn letter(dtype: DType) -> char {
+    match dtype {
+        DType::F32 => 'f',
+        DType::Bf16 => 'b',
+        DType::U32 => panic!("a float buffer was expected, not indices"),
+    }
+}
+
+/// The name of a kernel for buffers of these types: `axpy_fb`.
+pub fn kernel(name: &str, buffers: &[&Buffer]) -> String {
+    let letters: String = buffers.iter().map(|b| letter(b.dtype())).collect();
+    format!("{name}_{letters}")
+}

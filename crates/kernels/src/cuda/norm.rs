@@ -1,0 +1,159 @@
+//! RMSNorm and LayerNorm of rows.
+
+use super::context::Cuda;
+use super::launch::{Grid, args};
+use super::memory::{f32_ptr, kernel};
+use super::vector::{CHUNK, add_chunks, row_count};
+use crate::backend::Norm;
+use crate::buffer::{Buffer, DType};
+use crate::error::Result;
+
+/// A block a row.
+fn grid(rows: usize) -> Grid {
+    Grid::new(rows, 128)
+}
+
+/// Added to a weight before use.
+pub(super) fn offset(op: Norm) -> f32 {
+    if op.plus_one { 1.0 } else { 0.0 }
+}
+
+fn check(op: Norm, weight: &Buffer, bias: Option<&Buffer>) {
+    let fits = |b: &Buffer| b.dtype() == DType::F32 && b.len() == op.width;
+    assert!(fits(weight) && bias.is_none_or(fits));
+}
+
+/// `y = norm(x) * weight + bias`
+pub fn norm(
+    cuda: &Cuda,
+    op: Norm,
+    x: &Buffer,
+    weight: &Buffer,
+    bias: Option<&Buffer>,
+    y: &mut Buffer,
+) -> Result<()> {
+    check(op, weight, bias);
+    assert_eq!(x.len(), y.len());
+    let rows = row_count(x.len(), op.width);
+    let args = args![x, weight, bias, &*y, op.width as u32, op.centred, offset(op), op.eps];
+    cuda.launch("norm", &kernel("norm", &[x, y]), grid(rows), &args)
+}
+
+/// `sum = x + delta` (f32), `y = norm(sum) * weight + bias`
+pub fn add_norm(
+    cuda: &Cuda,
+    op: Norm,
+    x: &Buffer,
+    delta: &Buffer,
+    weight: &Buffer,
+    bias: Option<&Buffer>,
+    sum: &mut Buffer,
+    y: &mut Buffer,
+) -> Result<()> {
+    check(op, weight, bias);
+    assert!(x.len() == delta.len() && x.len() == sum.len() && x.len() == y.len());
+    let rows = row_count(x.len(), op.width);
+    let args =
+        args![x, delta, weight, bias, f32_ptr(sum), &*y, op.width as u32, op.centred, offset(op), op.eps];
+    cuda.launch("norm", &kernel("add_norm", &[x, delta, y]), grid(rows), &args)
+}
+
+/// The widest rows of the backward that keeps them in registers.
+const WIDEST: usize = 2048;
+
+/// The backward of the residual stream's norms, in one pass.
+fn in_registers(
+    cuda: &Cuda,
+    op: Norm,
+    dy: &Buffer,
+    x: &Buffer,
+    weight: &Buffer,
+    add: bool,
+    dx: &mut Buffer,
+    dweight: Option<&mut Buffer>,
+    dbias: Option<&mut Buffer>,
+) -> Result<()> {
+    let (rows, width) = (row_count(x.len(), op.width), op.width);
+    // Three blocks to a multiprocessor, each with as many rows: all of them run at the same time.
+    let chunk = rows.div_ceil(3 * cuda.card.processors as usize).next_multiple_of(8);
+    let (chunks, with_bias) = (rows.div_ceil(chunk), dbias.is_some());
+    let wanted = dweight.is_some() || with_bias;
+    let sums = if wanted { Some(cuda.arena.take(chunks * 2 * width * 4)?) } else { None };
+    let at = sums.as_ref().map_or(0, |s| s.ptr());
+    let args = args![
+        dy,
+        x,
+        weight,
+        &*dx,
+        rows as u32,
+        width as u32,
+        op.centred,
+        offset(op),
+        op.eps,
+        add,
+        chunk as u32,
+        at
+    ];
+    let defines = format!("VECTORS={} BIAS={}", width.div_ceil(128), u32::from(with_bias));
+    let grid = Grid::new(chunks, 256).with_shared(if wanted { 8 * width * 4 } else { 0 });
+    cuda.launch_variant("norm_backward", &defines, &kernel("norm_backward_rows", &[dy]), grid, &args)?;
+    for (from, to) in [(0, dweight), (width, dbias)] {
+        if let Some(to) = to {
+            assert_eq!(to.len(), width);
+            add_chunks(cuda, at + (from * 4) as u64, 2 * width, chunks, width, f32_ptr(to))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes `dx`, or adds to it with `add`; `dweight` and `dbias` are added to where given.
+pub fn norm_backward(
+    cuda: &Cuda,
+    op: Norm,
+    dy: &Buffer,
+    x: &Buffer,
+    weight: &Buffer,
+    add: bool,
+    dx: &mut Buffer,
+    dweight: Option<&mut Buffer>,
+    dbias: Option<&mut Buffer>,
+) -> Result<()> {
+    check(op, weight, None);
+    assert!(x.len() == dy.len() && x.len() == dx.len());
+    let (rows, width) = (row_count(x.len(), op.width), op.width);
+    let stream = x.dtype() == DType::F32 && dx.dtype() == DType::F32;
+    if stream && width % 4 == 0 && width <= WIDEST {
+        return in_registers(cuda, op, dy, x, weight, add, dx, dweight, dbias);
+    }
+    let sums = dweight.is_some() || dbias.is_some();
+    let stats = if sums { Some(cuda.arena.take(rows * 8)?) } else { None };
+    let at = stats.as_ref().map_or(0, |s| s.ptr());
+    let args = args![dy, x, weight, &*dx, width as u32, op.centred, offset(op), op.eps, add, at];
+    cuda.launch("norm", &kernel("norm_backward", &[dy, x, dx]), grid(rows), &args)?;
+    if !sums {
+        return Ok(());
+    }
+    let chunks = rows.div_ceil(CHUNK);
+    let partial = cuda.arena.take(2 * chunks * width * 4)?;
+    let (first, second) = (partial.ptr(), partial.ptr() + (chunks * width * 4) as u64);
+    let of = |wanted: bool, at: u64| if wanted { at } else { 0 };
+    let args = args![
+        dy,
+        x,
+        at,
+        rows as u32,
+        width as u32,
+        CHUNK as u32,
+        of(dweight.is_some(), first),
+        of(dbias.is_some(), second)
+    ];
+    let grid = Grid::plane(width.div_ceil(128), chunks, 128);
+    cuda.launch("norm", &kernel("norm_sums", &[dy, x]), grid, &args)?;
+    for (from, to) in [(first, dweight), (second, dbias)] {
+        if let Some(to) = to {
+            assert_eq!(to.len(), width);
+            add_chunks(cuda, from, width, chunks, width, f32_ptr(to))?;
+        }
+    }
+    Ok(())
+}

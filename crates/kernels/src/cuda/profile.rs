@@ -1,0 +1,91 @@
+//! Where the time goes: with `FERRL_PROFILE=1` every kernel and product is timed on the card, and a table of them is
+//! printed to standard error when the card is closed.
+
+use super::context::check;
+use crate::error::Result;
+use cudarc::driver::sys::{self, CUevent, CUstream};
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// Start and end of one piece of work.
+struct Span {
+    name: String,
+    events: [CUevent; 2],
+}
+
+/// Times, where they are wanted.
+pub(super) struct Profile(Option<Mutex<Vec<Span>>>);
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Profile {}
+// SAFETY: as above, and the list is behind a lock.
+unsafe impl Sync for Profile {}
+
+impl Profile {
+    pub(super) fn from_env() -> Self {
+        let wanted = std::env::var_os("FERRL_PROFILE").is_some_and(|v| !v.is_empty() && v != "0");
+        Profile(wanted.then(Mutex::default))
+    }
+
+    /// Does some work on the stream, timed where wanted.
+    pub(super) fn time(
+        &self,
+        stream: CUstream,
+        name: impl FnOnce() -> String,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let Some(spans) = &self.0 else { return work() };
+        let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a live variable and the card's stream.
+        check(unsafe { sys::cuStreamIsCapturing(stream, &mut status) }, || "timing".into())?;
+        if status != sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE {
+            return work();
+        }
+        let mut events = [std::ptr::null_mut(); 2];
+        // SAFETY: live variables; the stream is the card's.
+        unsafe {
+            for event in &mut events {
+                check(sys::cuEventCreate(event, 0), || "making an event".into())?;
+            }
+            check(sys::cuEventRecord(events[0], stream), || "timing".into())?;
+            work()?;
+            check(sys::cuEventRecord(events[1], stream), || "timing".into())?;
+        }
+        spans.lock().unwrap_or_else(|e| e.into_inner()).push(Span { name: name(), events });
+        Ok(())
+    }
+
+    /// Says something, where times are wanted.
+    pub(super) fn note(&self, text: impl FnOnce() -> String) {
+        if self.0.is_some() {
+            eprintln!("{}", text());
+        }
+    }
+
+    /// Prints what was timed, the slowest first. Everything must be done.
+    pub(super) fn report(&self) {
+        let Some(spans) = &self.0 else { return };
+        let mut sums: HashMap<String, (f64, usize)> = HashMap::new();
+        for span in spans.lock().unwrap_or_else(|e| e.into_inner()).drain(..) {
+            let mut ms = 0f32;
+            // SAFETY: both events were recorded, and everything is done.
+            unsafe {
+                sys::cuEventElapsedTime_v2(&mut ms, span.events[0], span.events[1]);
+                for event in span.events {
+                    sys::cuEventDestroy_v2(event);
+                }
+            }
+            let sum = sums.entry(span.name).or_default();
+            *sum = (sum.0 + f64::from(ms), sum.1 + 1);
+        }
+        let mut sums: Vec<_> = sums.into_iter().collect();
+        sums.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
+        let all: f64 = sums.iter().map(|(_, (ms, _))| ms).sum();
+        eprintln!("{:<52}{:>10}{:>9}{:>11}{:>8}", "kernel", "ms", "calls", "us a call", "share");
+        for (name, (ms, calls)) in sums.iter().take(48) {
+            let each = 1e3 * ms / *calls as f64;
+            eprintln!("{name:<52}{ms:>10.2}{calls:>9}{each:>11.1}{:>7.1}%", 100.0 * ms / all);
+        }
+        eprintln!("{:<52}{all:>10.2}", "all");
+    }
+}

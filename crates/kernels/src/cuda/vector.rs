@@ -1,0 +1,182 @@
+//! Plain vectors: filling, conversion, sums and rows picked by number.
+
+use super::context::{Cuda, check};
+use super::launch::{Grid, args};
+use super::memory::{element, index_buffer, kernel, letter, ptr, u32s};
+use crate::buffer::{Buffer, DType};
+use crate::cpu::simd::narrow;
+use crate::error::Result;
+use cudarc::driver::sys;
+
+/// Elements that `dot` adds up before the sums of such chunks are added in order.
+const DOT_CHUNK: usize = 4096;
+/// Rows whose columns are summed before the sums of such chunks are added in order.
+pub(super) const CHUNK: usize = 128;
+/// Stands for a row that becomes zero.
+const NO_ROW: u32 = u32::MAX;
+
+/// Number of rows of `width` in `len` elements.
+pub(super) fn row_count(len: usize, width: usize) -> usize {
+    assert!(width > 0 && len.is_multiple_of(width), "{len} elements are not rows of {width}");
+    len / width
+}
+
+/// Sets every element.
+pub fn fill(cuda: &Cuda, dst: &mut Buffer, value: f32) -> Result<()> {
+    cuda.bind()?;
+    let (at, n) = (ptr(dst), dst.len());
+    if n == 0 {
+        return Ok(());
+    }
+    // SAFETY: the buffer has `n` elements of that size.
+    let start = || unsafe {
+        check(
+            match dst.dtype() {
+                DType::Bf16 => sys::cuMemsetD16Async(at, narrow(value), n, cuda.stream),
+                _ => sys::cuMemsetD32Async(at, value.to_bits(), n, cuda.stream),
+            },
+            || format!("setting {n} elements"),
+        )
+    };
+    cuda.profile.time(cuda.stream, || "fill".into(), start)
+}
+
+/// Copies `n` elements between addresses, converted where the types differ.
+pub(super) fn convert(cuda: &Cuda, from: (u64, DType), to: (u64, DType), n: usize) -> Result<()> {
+    let name = format!("convert_{}{}", letter(from.1), letter(to.1));
+    cuda.launch("vector", &name, Grid::new(n.div_ceil(8 * 256), 256), &args![from.0, to.0, n])
+}
+
+/// To `dst[at..]`, converted to its type.
+pub fn write(cuda: &Cuda, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()> {
+    assert!(at + src.len() <= dst.len());
+    if dst.dtype() == DType::F32 {
+        return cuda.upload(element(dst, at), src);
+    }
+    let room = cuda.uploaded(src)?;
+    convert(cuda, (room.ptr(), DType::F32), (element(dst, at), dst.dtype()), src.len())
+}
+
+/// From `src[at..]`, converted to f32.
+pub fn read(cuda: &Cuda, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
+    assert!(at + dst.len() <= src.len());
+    if src.dtype() == DType::F32 {
+        return cuda.download(element(src, at), dst);
+    }
+    let mut bits = vec![0u16; dst.len()];
+    cuda.download(element(src, at), &mut bits)?;
+    dst.iter_mut().zip(bits).for_each(|(x, b)| *x = f32::from_bits(u32::from(b) << 16));
+    Ok(())
+}
+
+/// A buffer of ids, positions or row numbers.
+pub fn indices(cuda: &Cuda, values: &[u32]) -> Result<Buffer> {
+    Ok(index_buffer(cuda.uploaded(values)?, values))
+}
+
+/// `dst[to..to + len] = src[from..from + len]`, converted where the types differ.
+pub fn copy(cuda: &Cuda, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()> {
+    assert!(from + len <= src.len() && to + len <= dst.len());
+    convert(cuda, (element(src, from), src.dtype()), (element(dst, to), dst.dtype()), len)
+}
+
+/// `y += a * x`
+pub fn axpy(cuda: &Cuda, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()> {
+    assert_eq!(x.len(), y.len());
+    cuda.launch_flat("vector", &kernel("axpy", &[x, y]), x.len(), &args![a, x, &*y, x.len()])
+}
+
+/// Sum of products, in f64 over fixed chunks.
+pub fn dot(cuda: &Cuda, x: &Buffer, y: &Buffer) -> Result<f64> {
+    Ok(dots(cuda, &[(x, y)])?[0])
+}
+
+/// Sums of products of several pairs, with one wait for all.
+pub fn dots(cuda: &Cuda, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
+    let mut results = vec![0f64; pairs.len()];
+    let totals = cuda.arena.take(8 * pairs.len())?;
+    for (i, (x, y)) in pairs.iter().enumerate() {
+        assert_eq!(x.len(), y.len());
+        let chunks = x.len().div_ceil(DOT_CHUNK);
+        let sums = cuda.arena.take(chunks * 8)?;
+        let total = totals.ptr() + 8 * i as u64;
+        let args = args![*x, *y, x.len(), &sums];
+        cuda.launch("vector", &kernel("dot", &[x, y]), Grid::new(chunks, 256), &args)?;
+        cuda.launch("vector", "add_up", Grid::new(1, 1024), &args![&sums, chunks, total])?;
+    }
+    cuda.download(totals.ptr(), &mut results)?;
+    Ok(results)
+}
+
+/// Index of the first NaN or infinity.
+pub fn first_non_finite(cuda: &Cuda, x: &Buffer) -> Result<Option<usize>> {
+    let found = cuda.uploaded(&[u64::MAX])?;
+    let blocks = x.len().div_ceil(256).min(16 * cuda.card.processors as usize);
+    let grid = Grid::new(blocks, 256);
+    cuda.launch("vector", &kernel("non_finite", &[x]), grid, &args![x, x.len(), &found])?;
+    let mut first = [0u64];
+    cuda.download(found.ptr(), &mut first)?;
+    Ok(Some(first[0] as usize).filter(|_| first[0] != u64::MAX))
+}
+
+fn gather(cuda: &Cuda, src: &Buffer, rows: u64, count: usize, width: usize, dst: &mut Buffer) -> Result<()> {
+    let grid = Grid::new(count, 128);
+    cuda.launch("vector", &kernel("gather", &[src, dst]), grid, &args![src, rows, width, &*dst])
+}
+
+/// Row `i` of `dst` is row `rows[i]` of `src`.
+pub fn gather_rows(cuda: &Cuda, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+    let (host, count) = (u32s(rows), row_count(src.len(), width));
+    assert_eq!(dst.len(), host.len() * width);
+    assert!(host.iter().all(|&r| (r as usize) < count), "a row to gather is not among the {count} there are");
+    gather(cuda, src, ptr(rows), host.len(), width, dst)
+}
+
+/// Row `rows[i]` of `dst` is row `i` of `src`; the other rows become zero. `rows` are distinct.
+pub fn scatter_rows(cuda: &Cuda, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+    let (rows, count) = (u32s(rows), row_count(dst.len(), width));
+    assert_eq!(src.len(), rows.len() * width);
+    let mut from = vec![NO_ROW; count];
+    for (i, &row) in rows.iter().enumerate() {
+        let from = from.get_mut(row as usize);
+        let from =
+            from.unwrap_or_else(|| panic!("row {row} to scatter to is not among the {count} there are"));
+        assert_eq!(*from, NO_ROW, "row {row} is scattered to twice");
+        *from = i as u32;
+    }
+    let from = cuda.uploaded(&from)?;
+    gather(cuda, src, from.ptr(), count, width, dst)
+}
+
+/// Adds to `to` the sums of the columns of `rows` rows at `x`, by a kernel of `vector.cu`.
+pub(super) fn sum_columns(
+    cuda: &Cuda,
+    kernel: &str,
+    x: u64,
+    rows: usize,
+    width: usize,
+    to: u64,
+) -> Result<()> {
+    let chunks = rows.div_ceil(CHUNK);
+    let sums = cuda.arena.take(chunks * width * 4)?;
+    let grid = Grid::plane(width.div_ceil(128), chunks, 128);
+    let args = args![x, rows as u32, width as u32, CHUNK as u32, &sums];
+    cuda.launch("vector", kernel, grid, &args)?;
+    add_chunks(cuda, sums.ptr(), width, chunks, width, to)
+}
+
+/// Adds `chunks` sums of `width`, `stride` apart, to `to` in one addition.
+pub(super) fn add_chunks(
+    cuda: &Cuda,
+    sums: u64,
+    stride: usize,
+    chunks: usize,
+    width: usize,
+    to: u64,
+) -> Result<()> {
+    let args = args![sums, stride as u32, chunks as u32, width as u32, to];
+    if chunks > 16 {
+        return cuda.launch("vector", "add_many_chunks", Grid::new(width.div_ceil(32), 256), &args);
+    }
+    cuda.launch("vector", "add_chunks", Grid::new(width.div_ceil(256), 256), &args)
+}
