@@ -12,6 +12,7 @@ pub mod philox;
 
 pub use backend::Backend;
 pub use buffer::{Buffer, DType, Weight};
+pub use cpu::simd::{narrow, widen};
 pub use error::{Class, Error, Result, nearest};
 
 use std::sync::Arc;

@@ -13,9 +13,9 @@ mod vectors;
 
 use crate::backend::Backend;
 use crate::buffer::{Buffer, DType, Weight};
-use crate::cpu::simd::{narrow, widen};
 use crate::error::Result;
 use crate::philox::{normals, philox4x32};
+use crate::{narrow, widen};
 
 /// The answer to one question.
 #[derive(Clone, Debug)]

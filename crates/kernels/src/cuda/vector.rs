@@ -4,8 +4,8 @@ use super::context::{Cuda, check};
 use super::launch::{Grid, args};
 use super::memory::{element, index_buffer, kernel, letter, ptr, u32s};
 use crate::buffer::{Buffer, DType};
-use crate::cpu::simd::narrow;
 use crate::error::Result;
+use crate::narrow;
 use cudarc::driver::sys;
 
 /// Elements that `dot` adds up before the sums of such chunks are added in order.
