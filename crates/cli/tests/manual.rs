@@ -121,10 +121,25 @@ fn generated_pages_are_current() {
 #[test]
 fn every_algorithm_has_its_recipe() {
     for entry in ferrl::algo::ALGORITHMS {
-        let recipe = Recipe::load(&root().join(format!("recipes/{}.toml", entry.name)), &[]).unwrap();
+        let recipe = Recipe::load(root().join(format!("recipes/{}.toml", entry.name)), &[]).unwrap();
         let used = recipe.stages.iter().any(|s| s.recipe.algorithm_name() == entry.name);
         assert!(used, "recipes/{0}.toml does not use {0}", entry.name);
     }
+}
+
+/// Every study is a recipe that could run, and the page on them names it.
+#[test]
+fn studies_are_recipes_and_are_described() {
+    let page = std::fs::read_to_string(root().join("docs/takeaways.md")).unwrap();
+    let verifiers: Vec<&str> = ferrl::verify::VERIFIERS.iter().map(|v| v.name).collect();
+    let mut studies = 0;
+    for path in std::fs::read_dir(root().join("recipes/studies")).unwrap().map(|e| e.unwrap().path()) {
+        Recipe::load(&path, &[]).and_then(|r| r.check(&verifiers)).unwrap();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        assert!(page.contains(&format!("`{name}`")), "docs/takeaways.md says nothing of {name}");
+        studies += 1;
+    }
+    assert!(studies >= 10);
 }
 
 #[test]

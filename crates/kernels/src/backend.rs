@@ -266,11 +266,6 @@ pub trait Backend: Send + Sync {
     // ---- vectors ------------------------------------------------------------------------------------------
     /// `y += a * x`
     fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()>;
-    /// `sum = x + y`; `sum` and `x` have the same type.
-    fn add(&self, x: &Buffer, y: &Buffer, sum: &mut Buffer) -> Result<()> {
-        self.copy(x, 0, sum, 0, x.len())?;
-        self.axpy(1.0, y, sum)
-    }
     /// Sum of products, in f64 over fixed chunks.
     fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64>;
     /// [`Backend::dot`] of several pairs, for devices where one answer costs as much as many.

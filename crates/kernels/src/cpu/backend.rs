@@ -36,9 +36,6 @@ impl Backend for Cpu {
     fn copy(&self, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()> {
         vector::copy(self, src, from, dst, to, len)
     }
-    fn add(&self, x: &Buffer, y: &Buffer, sum: &mut Buffer) -> Result<()> {
-        vector::add(self, x, y, sum)
-    }
     fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()> {
         vector::axpy(self, a, x, y)
     }

@@ -149,29 +149,6 @@ multiversion! {
     }
 }
 
-/// `sum = x + y`
-pub fn add(cpu: &Cpu, x: &Buffer, y: &Buffer, sum: &mut Buffer) -> Result<()> {
-    assert!(x.len() == y.len() && x.len() == sum.len() && x.dtype() == sum.dtype());
-    typed!([ref x, ref y, mut sum] add_slice(cpu, x, y, sum));
-    Ok(())
-}
-
-fn add_slice<T: Stored, U: Stored, V: Stored>(cpu: &Cpu, x: &[T], y: &[U], sum: &mut [V]) {
-    let sum = Disjoint::new(sum);
-    cpu.pool.ranges(x.len(), PIECE, |r| {
-        // SAFETY: pieces of the slice do not overlap.
-        add_piece(cpu.level, &x[r.clone()], &y[r.clone()], unsafe { sum.part(r.start, r.len()) });
-    });
-}
-
-multiversion! {
-    fn add_piece<S, type T: Stored, type U: Stored, type V: Stored>(s, x: &[T], y: &[U], sum: &mut [V]) {
-        for i in (0..x.len()).step_by(LANES) {
-            put(s, sum, i, s.add(get(s, x, i), get(s, y, i)));
-        }
-    }
-}
-
 /// Sum of products, in f64 over fixed chunks.
 pub fn dot(cpu: &Cpu, x: &Buffer, y: &Buffer) -> Result<f64> {
     assert_eq!(x.len(), y.len());
