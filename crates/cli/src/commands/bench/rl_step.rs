@@ -40,6 +40,9 @@ pub struct Args {
     /// Tokens trained on at once
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
     micro_batch: usize,
+    /// Memory of the cache of keys and values, in MiB; answers that do not fit beside each other take turns
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    cache_mib: usize,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -107,7 +110,7 @@ fn recipe(args: &Args, dir: &Path) -> Result<Recipe> {
             prompts: args.prompts,
             samples: args.samples,
             max_new_tokens: args.new,
-            cache_mib: 32,
+            cache_mib: args.cache_mib,
             ..Default::default()
         },
         reward: vec![Reward {
