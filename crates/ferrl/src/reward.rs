@@ -115,6 +115,11 @@ impl Rewards {
                     (name.as_str(), model.score(prompts, answers)?.into_iter().map(score).collect())
                 }
             };
+            if scores.len() != answers.len() {
+                let (got, want) = (scores.len(), answers.len());
+                return Err(Error::data(format!("{name} gave {got} scores for {want} answers"))
+                    .fix("one score for every answer, in their order"));
+            }
             for (i, score) in scores.into_iter().enumerate() {
                 let score = match score {
                     Ok(score) => score,
@@ -150,5 +155,37 @@ impl Rewards {
             metrics.add("completions/clipped_ratio", f64::from(a.truncated));
         }
         Ok(graded)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Scores all but the last.
+    struct Forgetful;
+
+    impl Verifier for Forgetful {
+        fn name(&self) -> &str {
+            "forgetful"
+        }
+        fn about(&self) -> &'static str {
+            "forgets one"
+        }
+        fn score(&self, _sample: &Sample<'_>) -> Result<Score> {
+            Ok(Score::default())
+        }
+        fn score_batch(&self, samples: &[Sample<'_>]) -> Vec<Result<Score>> {
+            samples.iter().skip(1).map(|s| self.score(s)).collect()
+        }
+    }
+
+    #[test]
+    fn as_many_scores_as_answers() {
+        let rewards = Rewards(vec![(1.0, Judge::Verifier(Box::new(Forgetful)))]);
+        let answer = || Answer { prompt: 0, text: "a".into(), tokens: 1, truncated: false };
+        let (mut e, mut m) = (Experience::default(), Metrics::default());
+        let error = rewards.score(&[Prompt::default()], &[answer(), answer()], &mut e, &mut m).unwrap_err();
+        assert!(error.to_string().contains("forgetful gave 1 scores for 2 answers"), "{error}");
     }
 }
