@@ -350,6 +350,26 @@ fn known_gradients_in_one_pass_give_the_bits_of_two() {
 }
 
 #[test]
+fn a_wrong_guess_of_logp_adds_no_gradient() {
+    let mut t = trainer(best(), &tiny("qwen2"), DType::F32, OptimizerOptions::default());
+    let mut right = trainer(best(), &tiny("qwen2"), DType::F32, OptimizerOptions::default());
+    for seed in 0..3 {
+        let b = batch(seed, 67);
+        let grads = StatGrads { logp: vec![0.3; b.tokens()], ..Default::default() };
+        let stats = right.forward(&b).unwrap();
+        right.backward(&b, &grads).unwrap();
+        let before = gradients(&t);
+        let mut guess = stats.logp.clone();
+        let scored = guess.iter().position(|&x| x != 0.0).unwrap();
+        guess[scored] = f32::from_bits(guess[scored].to_bits() ^ 1);
+        assert_eq!(t.foreseen(&b, &grads, &guess).unwrap(), None);
+        assert_eq!(gradients(&t), before, "the first batch, and one that is added to others");
+        assert_eq!(t.foreseen(&b, &grads, &stats.logp).unwrap(), Some(stats));
+        assert_eq!(gradients(&t), gradients(&right));
+    }
+}
+
+#[test]
 fn batches_that_make_no_sense_are_refused() {
     let t = trainer(best(), &tiny("qwen2"), DType::F32, OptimizerOptions::default());
     for (b, says) in [

@@ -5,6 +5,8 @@
 mod api;
 #[path = "stage/evaluation.rs"]
 mod evaluation;
+#[path = "stage/foresight.rs"]
+mod foresight;
 #[path = "stage/graded.rs"]
 mod graded;
 #[path = "stage/help.rs"]
