@@ -246,7 +246,12 @@ fn weights_return_bit_for_bit_after_a_perturbation() {
     let sum = |s: &Stats| s.logp.iter().map(|&x| x as f64).sum::<f64>();
     // The derivative along the gradient is its squared length.
     let eps = 1e-4 / t.dot(&g, &g).unwrap().sqrt() as f32;
+    let places = |t: &Trainer| -> Vec<*const ()> {
+        t.model.params.iter().map(|p| std::ptr::from_ref(p.master.data()).cast()).collect()
+    };
+    let there = places(&t);
     let up = t.perturbed(eps, &g, |t| Ok(sum(&t.stats(&b)?))).unwrap();
+    assert_eq!(places(&t), there, "recorded sampling reads the weights where they were");
     let down = t.perturbed(-eps, &g, |t| Ok(sum(&t.stats(&b)?))).unwrap();
     let slope = (up - down) / (2.0 * eps as f64);
     assert!((slope / t.dot(&g, &g).unwrap() - 1.0).abs() < 1e-2, "{slope}");
