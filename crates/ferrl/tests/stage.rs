@@ -3,6 +3,8 @@
 
 #[path = "stage/api.rs"]
 mod api;
+#[path = "stage/best.rs"]
+mod best;
 #[path = "stage/evaluation.rs"]
 mod evaluation;
 #[path = "stage/foresight.rs"]
