@@ -11,6 +11,7 @@
 
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::{Error, Result};
+use crate::usage::{Purpose, Report};
 use std::any::Any;
 
 /// How rows are normalised.
@@ -210,6 +211,27 @@ pub trait Backend: Send + Sync {
     fn describe(&self) -> String;
     /// Bytes allocated now, and the most there have ever been.
     fn memory(&self) -> (usize, usize);
+    /// What memory is for from now on; what it was for before comes back. See [`Purpose::on`].
+    fn set_purpose(&self, _purpose: Purpose) -> Purpose {
+        Purpose::default()
+    }
+    /// Where its memory went; `None` where the device keeps no books.
+    fn memory_report(&self) -> Option<Report> {
+        None
+    }
+    /// Whether rows are invariant to the bit: they are unless [`Backend::set_exact`] said that they need not be.
+    fn is_exact(&self) -> bool {
+        true
+    }
+    /// Without exactness a row's bits may depend on the batch it is in, where that is faster; the same work still gives
+    /// the same bits every time. An error where nothing would be gained.
+    fn set_exact(&self, exact: bool) -> Result<()> {
+        if exact {
+            return Ok(());
+        }
+        Err(Error::usage("exact = false changes nothing on this device, where exactness costs nothing")
+            .fix("leave it out, or compute on another device"))
+    }
     /// Waits until everything that was started is done. Operations give their results in order without it; it is for
     /// clocks and for errors.
     fn wait(&self) -> Result<()> {

@@ -5,7 +5,7 @@
 use super::config::{Config, ParamShape, Position};
 use crate::Result;
 use crate::checkpoint::{InitOptions, ModelDir, SaveOptions, init_param, save_model};
-use ferrl_kernels::{Backend, Buffer, DType, Weight};
+use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -108,6 +108,7 @@ impl Model {
     }
 
     fn push(&mut self, shape: ParamShape, values: &[f32], training: bool) -> Result<()> {
+        let _weights = Purpose::Weights.on(&self.backend);
         let mut master = self.backend.alloc(DType::F32, shape.len())?;
         self.backend.write(&mut master, 0, values)?;
         let is_table = shape.name == "position" || (shape.name == "embed" && !self.layout.embed_is_head);

@@ -20,7 +20,7 @@ use crate::model::heads::{RowStats, Scored};
 use crate::model::weights::Model;
 use crate::{Error, Result};
 use ferrl_kernels::backend::Segments;
-use ferrl_kernels::{Buffer, DType};
+use ferrl_kernels::{Buffer, DType, Purpose};
 
 /// A model and what it takes to train it.
 pub struct Trainer {
@@ -229,6 +229,7 @@ impl Trainer {
         if !self.optimizer.trains(param) {
             return Ok(None);
         }
+        let _gradients = Purpose::Gradients.on(&self.model.backend);
         let mut b = self.model.backend.alloc(DType::F32, self.model.params[param].shape.len())?;
         self.model.backend.fill(&mut b, 0.0)?;
         Ok(Some(b))

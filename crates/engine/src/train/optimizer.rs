@@ -3,8 +3,8 @@
 use crate::model::weights::Model;
 use crate::model::{Tensor, family};
 use crate::{Error, Result, nearest};
-use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::{AdamW, Sgd};
+use ferrl_kernels::{Buffer, Purpose};
 use std::ops::Range;
 
 /// Settings of an optimizer; the learning rate comes with each step.
@@ -123,6 +123,7 @@ impl Optimizer {
         grad_scale: f32,
     ) -> Result<()> {
         let backend = model.backend.clone();
+        let _moments = Purpose::Optimizer.on(&backend);
         let param = &mut model.params[i];
         // A head with one output is a matrix of one row, and decays like any other.
         let is_vector = param.shape.is_vector() && param.shape.name != "value.weight";

@@ -10,6 +10,8 @@ use crate::backend::{
 };
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
+use crate::usage::{Purpose, Report};
+use std::sync::atomic::Ordering;
 
 impl Backend for Cuda {
     fn describe(&self) -> String {
@@ -17,6 +19,19 @@ impl Backend for Cuda {
     }
     fn memory(&self) -> (usize, usize) {
         self.arena.usage()
+    }
+    fn set_purpose(&self, purpose: Purpose) -> Purpose {
+        self.arena.set_purpose(purpose)
+    }
+    fn memory_report(&self) -> Option<Report> {
+        Some(self.arena.report())
+    }
+    fn is_exact(&self) -> bool {
+        self.exact()
+    }
+    fn set_exact(&self, exact: bool) -> Result<()> {
+        self.exact.store(exact, Ordering::Relaxed);
+        Ok(())
     }
     fn wait(&self) -> Result<()> {
         self.synchronize()

@@ -79,6 +79,7 @@ pub const SOURCES: &[Source] = &[
     },
     plain("optim", include_str!("optim.cu")),
     plain("rotary", include_str!("rotary.cu")),
+    plain("rows", include_str!("rows.cu")),
     plain("sample", include_str!("sample.cu")),
     plain("vector", include_str!("vector.cu")),
 ];

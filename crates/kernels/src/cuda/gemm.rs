@@ -1,11 +1,13 @@
 //! Matrix products of bf16 on tensor cores, through cuBLASLt.
 //!
 //! Sums over k may not be split between blocks in forward products: without that, every algorithm cuBLASLt offers gives
-//! the same bits for a row whatever the number of rows (checked for each shape at first use, see `linear`).
+//! the same bits for a row whatever the number of rows (checked for each shape at first use, see `rows`). A card that
+//! need not be exact takes whatever algorithm is advised.
 
 use super::context::Cuda;
 use super::libraries::{self, Library};
 use super::memory::{Arena, Memory};
+use super::rows::Rows;
 use crate::buffer::DType;
 use crate::error::{Error, Result};
 use cudarc::cublaslt::sys::{
@@ -23,8 +25,8 @@ use std::sync::Mutex;
 const WORKSPACE: usize = 32 << 20;
 /// Plans that are kept; batches of ever new sizes must not pile up.
 const PLANS: usize = 4096;
-/// Rows that still count as few.
-pub(super) const FEW: usize = 512;
+/// cuBLASLt's ways to join sums that were cut, all of them.
+const ANY_SCHEME: u32 = 7;
 /// Algorithms the library is asked for.
 const CANDIDATES: usize = 16;
 
@@ -136,10 +138,12 @@ struct Key {
     batch: usize,
     strides: [usize; 3],
     algo: Option<u64>,
+    /// Whether each sum is left to one block.
+    whole: bool,
 }
 
 impl Key {
-    fn of(g: &Gemm, algo: Option<&cublasLtMatmulAlgo_t>) -> Self {
+    fn of(g: &Gemm, whole: bool, algo: Option<&cublasLtMatmulAlgo_t>) -> Self {
         Key {
             sizes: [g.m, g.n, g.k, g.lda, g.ldb, g.ldc],
             transposed: [g.a_transposed, g.b_transposed],
@@ -148,6 +152,7 @@ impl Key {
             batch: g.batch,
             strides: g.strides,
             algo: algo.map(|a| a.data[0] ^ a.data[1].rotate_left(17) ^ a.data[2].rotate_left(31)),
+            whole,
         }
     }
 }
@@ -158,27 +163,6 @@ struct Plan {
     desc: cublasLtMatmulDesc_t,
     layouts: [cublasLtMatrixLayout_t; 3],
     algo: cublasLtMatmulAlgo_t,
-}
-
-/// How the rows of a forward product get the same bits whatever their number.
-#[derive(Clone, Copy)]
-pub(super) enum Rows {
-    /// Whatever algorithm the library advises for a number of rows.
-    Any,
-    /// One algorithm for few rows, one for many.
-    Two([cublasLtMatmulAlgo_t; 2]),
-    /// Not through this library.
-    Plain,
-}
-
-impl Rows {
-    /// The algorithm to name for that many rows.
-    pub(super) fn algo(&self, m: usize) -> Option<&cublasLtMatmulAlgo_t> {
-        match self {
-            Rows::Two([few, many]) => Some(if m <= FEW { few } else { many }),
-            _ => None,
-        }
-    }
 }
 
 /// cuBLASLt, its workspace, and the plans made so far.
@@ -243,7 +227,7 @@ impl Products {
             return Ok(());
         }
         cuda.bind()?;
-        let plan = self.plan(g, algo)?;
+        let plan = self.plan(g, cuda.exact(), algo)?;
         let (alpha, beta) = (1f32, g.beta);
         let start = || {
             // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
@@ -278,13 +262,13 @@ impl Products {
     /// The algorithms with whole sums that are offered for a product, the best first.
     pub(super) fn offers(&self, g: &Gemm) -> Result<Vec<cublasLtMatmulAlgo_t>> {
         // SAFETY: descriptors are made and destroyed here.
-        let (plan, offers) = unsafe { self.make(g, &Key::of(g, None), None) }?;
+        let (plan, offers) = unsafe { self.make(g, &Key::of(g, true, None), None) }?;
         plan.destroy();
         Ok(offers)
     }
 
-    fn plan(&self, g: &Gemm, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Plan> {
-        let key = Key::of(g, algo);
+    fn plan(&self, g: &Gemm, whole: bool, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Plan> {
+        let key = Key::of(g, whole, algo);
         let mut plans = self.plans.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(plan) = plans.get(&key) {
             return Ok(*plan);
@@ -369,8 +353,8 @@ impl Products {
             let bytes = WORKSPACE as u64;
             let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
             check(sys::cublasLtMatmulPreferenceSetAttribute(wish, most, (&raw const bytes).cast(), 8), what)?;
-            // No scheme to join sums that were cut: they must not be.
-            let schemes = 0u32;
+            // Without a scheme to join sums that were cut, none may be. Every scheme joins them in a fixed order.
+            let schemes = if key.whole { 0u32 } else { ANY_SCHEME };
             let settings = [
                 (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes),
                 (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.aligned[1]),
@@ -410,12 +394,10 @@ impl Products {
                 return Ok((Plan { desc, layouts, algo: *algo }, Vec::new()));
             }
             let found = found[..count as usize].iter().map(|f| f.algo);
-            let offers: Vec<_> = found.filter(whole_sums).collect();
+            let offers: Vec<_> = found.filter(|algo| !key.whole || whole_sums(algo)).collect();
             let Some(&algo) = offers.first() else {
-                return Err(Error::device(format!(
-                    "cuBLASLt offers no algorithm with whole sums for {}",
-                    what()
-                )));
+                let sums = if key.whole { " with whole sums" } else { "" };
+                return Err(Error::device(format!("cuBLASLt offers no algorithm{sums} for {}", what())));
             };
             Ok((Plan { desc, layouts, algo }, offers))
         }

@@ -1,15 +1,13 @@
 //! Linear layers: the derived form of a weight, and the three products of forward and backward.
 
 use super::context::Cuda;
-use super::gemm::{FEW, Gemm, Rows};
+use super::gemm::Gemm;
 use super::launch::{Grid, args};
 use super::memory::{Memory, f32_ptr, kernel, letter, ptr};
+use super::rows::{Rows, rows};
 use super::vector::{add_chunks, convert, sum_columns};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
-
-/// Numbers of rows whose bits are compared.
-const ROWS: [usize; 5] = [1, 7, 64, 256, 4096];
 
 /// A weight as products read it: `[n, k]`, row-major, in the compute type.
 struct Form(Memory);
@@ -83,72 +81,6 @@ pub fn forward(
     let name = format!("add_bias_{}", letter(out));
     let threads = if n % 4 == 0 { m * n / 4 } else { m * n };
     cuda.launch_flat("linear", &name, threads, &args![at, bias, y, m * n, n as u32])
-}
-
-/// How the rows of a shape get the same bits for any number of rows; tried once.
-fn rows(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Rows> {
-    let key = (n, k, out);
-    let known = |c: &Cuda| c.products.rows.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
-    if let Some(answer) = known(cuda) {
-        return Ok(answer);
-    }
-    // The outputs of the largest try take at most 256 MiB.
-    let most = ROWS[4].min((1 << 26) / n).max(ROWS[2]);
-    let (x, w) = (cuda.arena.take(most * k * 2)?, cuda.arena.take(n * k * 2)?);
-    for (seed, memory, len) in [(1u32, &x, most * k), (2, &w, n * k)] {
-        cuda.launch_flat("linear", "noise", len, &args![memory, len, seed])?;
-    }
-    let (all, some) = (cuda.arena.take(most * n * out.size())?, cuda.arena.take(most * n * out.size())?);
-    let product = |rows: usize, to: u64| Gemm::forward(rows, n, k, x.ptr(), w.ptr(), to, out);
-    let Ok(offers) = cuda.products.offers(&product(most, all.ptr())) else {
-        return Ok(remember(cuda, key, Rows::Plain));
-    };
-    let found = cuda.arena.take(4)?;
-    // Whether every number of rows up to `most` gives the rows that are in `all`.
-    let agree = |how: Rows, most: usize| -> Result<bool> {
-        cuda.upload(found.ptr(), &[0u32])?;
-        for rows in ROWS.into_iter().filter(|&r| r <= most) {
-            // An algorithm may not serve every number of rows.
-            if cuda.products.gemm_by(cuda, &product(rows, some.ptr()), how.algo(rows)).is_err() {
-                return Ok(false);
-            }
-            let words = rows * n * out.size() / 4;
-            cuda.launch_flat("linear", "differ", words, &args![&all, &some, words, &found])?;
-        }
-        let mut differ = [1u32];
-        cuda.download(found.ptr(), &mut differ)?;
-        Ok(differ[0] == 0)
-    };
-    cuda.products.gemm_by(cuda, &product(most, all.ptr()), None)?;
-    if agree(Rows::Any, most)? {
-        return Ok(remember(cuda, key, Rows::Any));
-    }
-    // Many rows have the algorithm that is advised for them, few the best that gives the same bits.
-    let many = offers[0];
-    let mut few = Vec::new();
-    for rows in [ROWS[3], ROWS[2]] {
-        few.extend(cuda.products.offers(&product(rows, some.ptr()))?);
-    }
-    few.push(many);
-    for algo in few {
-        let how = Rows::Two([algo, many]);
-        if agree(how, FEW.min(most))? && agree(how, most)? {
-            return Ok(remember(cuda, key, how));
-        }
-    }
-    Ok(remember(cuda, key, Rows::Plain))
-}
-
-fn remember(cuda: &Cuda, key: (usize, usize, DType), how: Rows) -> Rows {
-    let name = match how {
-        Rows::Any => "any algorithm",
-        Rows::Two(_) => "two algorithms",
-        Rows::Plain => "the plain kernel",
-    };
-    cuda.profile
-        .note(|| format!("rows of {}x{} into {}: the same bits by {name}", key.0, key.1, key.2.name()));
-    cuda.products.rows.lock().unwrap_or_else(|e| e.into_inner()).insert(key, how);
-    how
 }
 
 /// See [`crate::Backend::linear`].
