@@ -61,7 +61,14 @@ pub fn run(args: &Args) -> Result<()> {
         trainer.update(1e-3)?;
         device.wait()
     };
-    let mut work =
-        Work { title, tokens, flops: &|| flops * tokens as f64, device: &*device, dtype, once: &mut once };
+    let mut work = Work {
+        title,
+        tokens,
+        flops: &|| flops * tokens as f64,
+        device: &*device,
+        dtype,
+        once: &mut once,
+        parts: &Vec::new,
+    };
     report::run(&args.how, &mut work)
 }
