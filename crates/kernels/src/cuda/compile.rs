@@ -57,7 +57,8 @@ pub const SOURCES: &[Source] = &[
             include_str!("attention_tile.cu"),
             include_str!("attention_backward.cu"),
             include_str!("attention_wide.cu"),
-            include_str!("attention_keys_wide.cu")
+            include_str!("attention_keys_wide.cu"),
+            include_str!("attention_dq_wide.cu")
         ),
         variants: attention::BACKWARD_WIDE_VARIANTS,
     },
@@ -68,7 +69,11 @@ pub const SOURCES: &[Source] = &[
         variants: attention::SIMPLE_VARIANTS,
     },
     plain("embed", include_str!("embed.cu")),
-    plain("head_norm", include_str!("head_norm.cu")),
+    Source {
+        name: "head_norm",
+        text: include_str!("head_norm.cu"),
+        variants: &["MOST=1", "MOST=4", "MOST=16"],
+    },
     plain("linear", include_str!("linear.cu")),
     plain("logp", include_str!("logp.cu")),
     plain("norm", include_str!("norm.cu")),
