@@ -84,6 +84,24 @@ extern "C" __global__ void noise(bf16* x, u64 n, u32 seed) {
     store(x, i, (float)((h ^ (h >> 16)) >> 8) / 8388608.0f - 1.0f);
 }
 
+// Adds to sums[0] a number that depends on every word and its place, to sums[1] the words that are not zero.
+extern "C" __global__ void digest(const u32* words, u64 n, u64* sums) {
+    u64 sum = 0, filled = 0;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) {
+        u64 h = (i << 32 | words[i]) * 0x9E3779B97F4A7C15ull;
+        sum += (h ^ (h >> 29)) * 0xBF58476D1CE4E5B9ull;
+        filled += words[i] != 0;
+    }
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) {
+        sum += __shfl_xor_sync(ALL, sum, d);
+        filled += __shfl_xor_sync(ALL, filled, d);
+    }
+    if (threadIdx.x % WARP != 0) return;
+    atomicAdd(sums, sum);
+    atomicAdd(sums + 1, filled);
+}
+
 // Whether any bit differs.
 extern "C" __global__ void differ(const u32* a, const u32* b, u64 words, u32* found) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;

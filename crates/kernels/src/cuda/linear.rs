@@ -74,12 +74,16 @@ pub fn forward(
         let (x, w) = (Operand(x, k, 1), Operand(w, k, 1));
         return plain(cuda, [m, n, k], x, w, dtype, bias, (y, out), false);
     }
+    let product = |g: &Gemm| match how.algo(m) {
+        Some(algo) => cuda.products.gemm_by(cuda, g, Some(algo)),
+        None => cuda.products.gemm(cuda, g),
+    };
     let Some(bias) = bias else {
-        return cuda.products.gemm_by(cuda, &Gemm::forward(m, n, k, x, w, y, out), how.algo(m));
+        return product(&Gemm::forward(m, n, k, x, w, y, out));
     };
     let room = if out == DType::F32 { None } else { Some(cuda.arena.take(m * n * 4)?) };
     let at = room.as_ref().map_or(y, Memory::ptr);
-    cuda.products.gemm_by(cuda, &Gemm::forward(m, n, k, x, w, at, sums), how.algo(m))?;
+    product(&Gemm::forward(m, n, k, x, w, at, sums))?;
     let name = format!("add_bias_{}", letter(out));
     let threads = if n % 4 == 0 { m * n / 4 } else { m * n };
     cuda.launch_flat("linear", &name, threads, &args![at, bias, y, m * n, n as u32])

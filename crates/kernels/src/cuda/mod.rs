@@ -25,6 +25,7 @@ mod profile;
 mod record;
 pub mod rotary;
 pub mod sample;
+mod tune;
 pub mod vector;
 
 pub use context::Cuda;
