@@ -8,10 +8,12 @@ use super::context::check;
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUcontext, CUresult};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const ALIGN: usize = 512;
+/// Bytes of a block that is large.
+const LARGE: usize = 64 << 20;
 const MIB: f64 = 1048576.0;
 
 /// Hands out memory and takes it back.
@@ -27,6 +29,8 @@ struct State {
     in_use: usize,
     peak: usize,
     held: usize,
+    /// Large sizes that were asked for.
+    met: BTreeSet<usize>,
     /// While something is recorded: what was given back since, for its own use.
     kept: Option<Vec<(usize, u64)>>,
 }
@@ -55,16 +59,16 @@ pub(super) struct Data {
     host: Option<Vec<u32>>,
 }
 
-/// The next of eight sizes between powers of two: at most an eighth is wasted.
+/// The next of 32 sizes between powers of two: at most a 32nd is wasted.
 fn class(bytes: usize) -> usize {
-    let step = (bytes.next_power_of_two() / 16).max(ALIGN);
+    let step = (bytes.next_power_of_two() / 64).max(ALIGN);
     bytes.next_multiple_of(step)
 }
 
 impl Arena {
     pub(super) fn new(context: CUcontext) -> Self {
-        let state =
-            State { context, free: BTreeMap::new(), unused: 0, in_use: 0, peak: 0, held: 0, kept: None };
+        let (free, met) = (BTreeMap::new(), BTreeSet::new());
+        let state = State { context, free, unused: 0, in_use: 0, peak: 0, held: 0, met, kept: None };
         Arena { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -91,9 +95,11 @@ impl Arena {
                 at
             }
             None => {
-                // Batches of ever new sizes must not pile up.
+                // Batches of ever new sizes must not pile up. A large size that was never met comes with new shapes: what
+                // earlier ones left may never fit again.
                 let most = state.peak.max(state.in_use + bytes);
-                state.release(most / 4);
+                let keep = if bytes >= LARGE && state.met.insert(bytes) { 0 } else { most / 4 };
+                state.release(keep);
                 state.fresh(bytes)?
             }
         };
