@@ -26,6 +26,19 @@ pub struct Norm {
     pub width: usize,
 }
 
+/// What a norm of the residual stream was computed from.
+#[derive(Clone, Copy)]
+pub struct NormInput<'a> {
+    /// f32; the sum of this and `delta` was normalised.
+    pub x: &'a Buffer,
+    /// What a sublayer added, in the compute type.
+    pub delta: Option<&'a Buffer>,
+    /// The norm's weight.
+    pub weight: &'a Buffer,
+    /// The norm's bias.
+    pub bias: Option<&'a Buffer>,
+}
+
 /// The middle of a feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
@@ -318,6 +331,36 @@ pub trait Backend: Send + Sync {
         dweight: Option<&mut Buffer>,
         dbias: Option<&mut Buffer>,
     ) -> Result<()>;
+    /// `norm` or `add_norm` again into `y`, and `norm_backward` with `dx` added to: the same bits, perhaps sooner.
+    /// `rounded`, where given, takes a copy of `dx` in the compute type.
+    fn norm_again(
+        &self,
+        op: Norm,
+        of: NormInput<'_>,
+        dy: &Buffer,
+        y: &mut Buffer,
+        dx: &mut Buffer,
+        rounded: Option<&mut Buffer>,
+        dweight: Option<&mut Buffer>,
+        dbias: Option<&mut Buffer>,
+    ) -> Result<()> {
+        let NormInput { x, delta, weight, bias } = of;
+        match delta {
+            Some(delta) => {
+                let mut sum = self.alloc(DType::F32, x.len())?;
+                self.add_norm(op, x, delta, weight, bias, &mut sum, y)?;
+                self.norm_backward(op, dy, &sum, weight, true, dx, dweight, dbias)?;
+            }
+            None => {
+                self.norm(op, x, weight, bias, y)?;
+                self.norm_backward(op, dy, x, weight, true, dx, dweight, dbias)?;
+            }
+        }
+        match rounded {
+            Some(rounded) => self.copy(dx, 0, rounded, 0, dx.len()),
+            None => Ok(()),
+        }
+    }
 
     // ---- linear -------------------------------------------------------------------------------------------
     /// Room for the derived form of an `[n, k]` matrix; with `backward` also what `linear_dx` needs.
@@ -328,12 +371,13 @@ pub trait Backend: Send + Sync {
     fn linear(&self, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()>;
     /// `dx = dy · w`
     fn linear_dx(&self, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()>;
-    /// `dw += dyᵀ · x`, `dbias += Σ dy`
+    /// `dw = dyᵀ · x`, `dbias = Σ dy`, or that much more with `add`, each whole sum in one addition.
     fn linear_dw(
         &self,
         dy: &Buffer,
         x: &Buffer,
         tokens: usize,
+        add: bool,
         dw: Option<&mut Buffer>,
         dbias: Option<&mut Buffer>,
     ) -> Result<()>;
@@ -424,18 +468,14 @@ pub trait Backend: Send + Sync {
         dx: &mut Buffer,
     ) -> Result<()>;
 
-    /// `activation` again into `y`, and `activation_backward` into `dx`: the same bits, perhaps sooner.
-    fn activation_again(
-        &self,
-        op: Activation,
-        width: usize,
-        x: &Buffer,
-        dy: &Buffer,
-        y: &mut Buffer,
-        dx: &mut Buffer,
-    ) -> Result<()> {
-        self.activation(op, width, x, y)?;
-        self.activation_backward(op, width, x, dy, dx)
+    /// `activation` and `activation_backward` in place, the same bits, perhaps sooner: `dy` becomes what `activation` gave
+    /// and `x` the gradient by it.
+    fn activation_again(&self, op: Activation, width: usize, x: &mut Buffer, dy: &mut Buffer) -> Result<()> {
+        let (mut y, mut dx) = (self.alloc(dy.dtype(), dy.len())?, self.alloc(x.dtype(), x.len())?);
+        self.activation(op, width, x, &mut y)?;
+        self.activation_backward(op, width, x, dy, &mut dx)?;
+        (*dy, *x) = (y, dx);
+        Ok(())
     }
 
     // ---- heads --------------------------------------------------------------------------------------------
@@ -449,7 +489,7 @@ pub trait Backend: Send + Sync {
         others: Option<(&Buffer, &mut Buffer)>,
         stats: &mut LogpStats,
     ) -> Result<()>;
-    /// Writes `dx`, adds to `dw`.
+    /// Writes `dx`, and `dw` or adds to it with `add`.
     fn logp_backward(
         &self,
         op: LogpHead,
@@ -460,6 +500,7 @@ pub trait Backend: Send + Sync {
         stats: &LogpStats,
         grads: &LogpGrads<'_>,
         dx: &mut Buffer,
+        add: bool,
         dw: Option<&mut Buffer>,
     ) -> Result<()>;
     /// `logp` and `logp_backward` in one, for gradients known before: the same bits, perhaps sooner.
@@ -472,11 +513,12 @@ pub trait Backend: Send + Sync {
         dlogp: &Buffer,
         stats: &mut LogpStats,
         dx: &mut Buffer,
+        add: bool,
         dw: Option<&mut Buffer>,
     ) -> Result<()> {
         self.logp(op, x, w, targets, None, stats)?;
         let grads = LogpGrads { logp: dlogp, entropy: None, others: None };
-        self.logp_backward(op, x, w, targets, None, stats, &grads, dx, dw)
+        self.logp_backward(op, x, w, targets, None, stats, &grads, dx, add, dw)
     }
     /// For a few rows: the scaled logits themselves, `[rows, vocab]` f32, and their `lse`, the bits `logp` uses.
     fn logits(
@@ -524,7 +566,7 @@ pub trait Backend: Send + Sync {
     ) -> Result<()>;
 
     // ---- updates ------------------------------------------------------------------------------------------
-    /// Elements `range` of a parameter and of its state.
+    /// Elements `range` of a parameter, of its state, and of the form derived from it where there is one.
     fn adamw(
         &self,
         op: AdamW,
@@ -533,6 +575,7 @@ pub trait Backend: Send + Sync {
         grad: &Buffer,
         first: &mut Buffer,
         second: &mut Buffer,
+        derived: Option<&mut Weight>,
     ) -> Result<()>;
     /// Elements `range` of a parameter and of its velocity (absent without momentum).
     fn sgd(

@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod decoder;
+pub mod gradient;
 pub mod heads;
 pub mod rope;
 pub mod weights;

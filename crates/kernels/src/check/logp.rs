@@ -2,7 +2,7 @@
 
 use super::{Check, download, random, random_ids, stored, unwritten, upload, weight};
 use crate::backend::{Backend, LogpGrads, LogpHead, LogpStats};
-use crate::buffer::{Buffer, DType};
+use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
 /// Rows, vocabulary, hidden width, other tokens to a row, and the head's options: vocabularies of several tiles, of less
@@ -69,7 +69,7 @@ fn both_ways(b: &dyn Backend, op: LogpHead, dtype: DType, i: &Inputs, vocab: usi
     let grads = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: ids.as_ref().map(|_| &dothers) };
     let mut dx = unwritten(b, dtype, i.x.len())?;
     let mut dw = upload(b, DType::F32, &vec![1.0; i.w.len()])?;
-    b.logp_backward(op, &x, &w, &targets, ids.as_ref(), &stats, &grads, &mut dx, Some(&mut dw))?;
+    b.logp_backward(op, &x, &w, &targets, ids.as_ref(), &stats, &grads, &mut dx, true, Some(&mut dw))?;
     let stats = [
         download(b, &stats.logp)?,
         download(b, &stats.entropy)?,
@@ -97,6 +97,67 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
             check.close(name(dtype, vocab, "dw"), &got.dw, &want.dw, limit);
             check.same(name(dtype, vocab, "dx again"), &again.dx, &got.dx);
             check.same(name(dtype, vocab, "dw again"), &again.dw, &got.dw);
+        }
+    }
+    Ok(())
+}
+
+/// The head's gradients by `logp` alone, in one call or two, for some of the rows: stats, `dx`, `dw`.
+fn by_logp(
+    b: &dyn Backend,
+    op: LogpHead,
+    dtype: DType,
+    (i, w): (&Inputs, &Weight),
+    rows: std::ops::Range<usize>,
+    at_once: bool,
+    dw: &mut Buffer,
+) -> Result<[Vec<f32>; 3]> {
+    let (count, k) = (rows.len(), w.k);
+    let x = upload(b, dtype, &i.x[rows.start * k..rows.end * k])?;
+    let (targets, dlogp) =
+        (b.indices(&i.targets[rows.clone()])?, upload(b, DType::F32, &i.grads[0][rows.clone()])?);
+    let (mut stats, mut dx) = (stats(b, count)?, unwritten(b, dtype, x.len())?);
+    let add = rows.start > 0;
+    if at_once {
+        b.logp_known(op, &x, w, &targets, &dlogp, &mut stats, &mut dx, add, Some(dw))?;
+    } else {
+        b.logp(op, &x, w, &targets, None, &mut stats)?;
+        let grads = LogpGrads { logp: &dlogp, entropy: None, others: None };
+        b.logp_backward(op, &x, w, &targets, None, &stats, &grads, &mut dx, add, Some(dw))?;
+    }
+    Ok([download(b, &stats.logp)?, download(b, &stats.entropy)?, download(b, &dx)?])
+}
+
+/// Gradients known beforehand give the bits of forward and backward; so many rows that they come in parts give what
+/// their parts give.
+pub fn known(check: &mut Check<'_>) -> Result<()> {
+    let b = check.card;
+    let large = (2400, 151_936, 32, 0, LogpHead { temperature: 0.9, softcap: None });
+    for &(rows, vocab, k, _, op) in SHAPES.iter().chain([&large]) {
+        for dtype in [DType::F32, DType::Bf16] {
+            if dtype == DType::F32 && rows == large.0 {
+                continue;
+            }
+            let i = Inputs::new(dtype, rows, vocab, k, 0);
+            let w = weight(b, dtype, vocab, k, &i.w)?;
+            let room = || unwritten(b, DType::F32, i.w.len());
+            let (mut first, mut second, mut third) = (room()?, room()?, room()?);
+            let (first, second, third) = (&mut first, &mut second, &mut third);
+            let once = by_logp(b, op, dtype, (&i, &w), 0..rows, true, first)?;
+            let twice = by_logp(b, op, dtype, (&i, &w), 0..rows, false, second)?;
+            for (j, what) in ["logp", "entropy", "dx"].into_iter().enumerate() {
+                check.same(name(dtype, vocab, &format!("{what} at once")), &once[j], &twice[j]);
+            }
+            let (whole, again) = (download(b, first)?, download(b, second)?);
+            check.same(name(dtype, vocab, "dw at once"), &whole, &again);
+            let mut parts = by_logp(b, op, dtype, (&i, &w), 0..rows / 3, true, third)?;
+            let rest = by_logp(b, op, dtype, (&i, &w), rows / 3..rows, true, third)?;
+            for ((j, what), limit) in ["logp", "entropy", "dx"].into_iter().enumerate().zip([0.0, 0.0, 2e-2])
+            {
+                parts[j].extend_from_slice(&rest[j]);
+                check.close(name(dtype, vocab, &format!("{what} in parts")), &once[j], &parts[j], limit);
+            }
+            check.close(name(dtype, vocab, "dw in parts"), &whole, &download(b, third)?, 1e-4);
         }
     }
     Ok(())

@@ -57,6 +57,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("attention: bits", attention::bits),
     ("logp head", logp::results),
     ("logp head: bits", logp::bits),
+    ("logp head: known", logp::known),
     ("sampling", logp::sampling),
     ("divergence", logp::divergence),
 ];

@@ -5,8 +5,8 @@ use super::{
     rotary, sample, vector,
 };
 use crate::backend::{
-    Activation, AdamW, Attention, Backend, Choice, Heads, LogpGrads, LogpHead, LogpStats, Norm, PagedRows,
-    Recording, Segments, Sgd,
+    Activation, AdamW, Attention, Backend, Choice, Heads, LogpGrads, LogpHead, LogpStats, Norm, NormInput,
+    PagedRows, Recording, Segments, Sgd,
 };
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
@@ -119,6 +119,19 @@ impl Backend for Cuda {
     ) -> Result<()> {
         norm::norm_backward(self, op, dy, x, weight, add, dx, dweight, dbias)
     }
+    fn norm_again(
+        &self,
+        op: Norm,
+        of: NormInput<'_>,
+        dy: &Buffer,
+        y: &mut Buffer,
+        dx: &mut Buffer,
+        rounded: Option<&mut Buffer>,
+        dweight: Option<&mut Buffer>,
+        dbias: Option<&mut Buffer>,
+    ) -> Result<()> {
+        norm::norm_again(self, op, of, dy, y, dx, rounded, dweight, dbias)
+    }
     fn weight(&self, n: usize, k: usize, dtype: DType, _backward: bool) -> Result<Weight> {
         linear::weight(self, n, k, dtype)
     }
@@ -136,10 +149,11 @@ impl Backend for Cuda {
         dy: &Buffer,
         x: &Buffer,
         tokens: usize,
+        add: bool,
         dw: Option<&mut Buffer>,
         dbias: Option<&mut Buffer>,
     ) -> Result<()> {
-        linear::linear_dw(self, dy, x, tokens, dw, dbias)
+        linear::linear_dw(self, dy, x, tokens, add, dw, dbias)
     }
     fn head_norm(
         &self,
@@ -234,6 +248,9 @@ impl Backend for Cuda {
     ) -> Result<()> {
         activation::activation_backward(self, op, width, x, dy, dx)
     }
+    fn activation_again(&self, op: Activation, width: usize, x: &mut Buffer, dy: &mut Buffer) -> Result<()> {
+        activation::activation_again(self, op, width, x, dy)
+    }
     fn logp(
         &self,
         op: LogpHead,
@@ -255,9 +272,24 @@ impl Backend for Cuda {
         stats: &LogpStats,
         grads: &LogpGrads<'_>,
         dx: &mut Buffer,
+        add: bool,
         dw: Option<&mut Buffer>,
     ) -> Result<()> {
-        logp::logp_backward(self, op, x, w, targets, others, stats, grads, dx, dw)
+        logp::logp_backward(self, op, x, w, targets, others, stats, grads, dx, add, dw)
+    }
+    fn logp_known(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        dlogp: &Buffer,
+        stats: &mut LogpStats,
+        dx: &mut Buffer,
+        add: bool,
+        dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        logp::logp_known(self, op, x, w, targets, dlogp, stats, dx, add, dw)
     }
     fn logits(
         &self,
@@ -300,8 +332,9 @@ impl Backend for Cuda {
         grad: &Buffer,
         first: &mut Buffer,
         second: &mut Buffer,
+        derived: Option<&mut Weight>,
     ) -> Result<()> {
-        optim::adamw(self, op, range, param, grad, first, second)
+        optim::adamw(self, op, range, param, grad, first, second, derived)
     }
     fn sgd(
         &self,

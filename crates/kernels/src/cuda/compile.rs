@@ -75,7 +75,8 @@ pub const SOURCES: &[Source] = &[
         variants: &["MOST=1", "MOST=4", "MOST=16"],
     },
     plain("linear", include_str!("linear.cu")),
-    plain("logp", include_str!("logp.cu")),
+    plain("logp", concat!(include_str!("logp_head.cu"), include_str!("logp.cu"))),
+    plain("logp_backward", concat!(include_str!("logp_head.cu"), include_str!("logp_backward.cu"))),
     plain("norm", include_str!("norm.cu")),
     Source {
         name: "norm_backward",

@@ -94,7 +94,7 @@ pub fn head_norm_backward(
     for (from, to) in [(0, dq_weight), (dim, dk_weight)] {
         if let Some(to) = to {
             assert_eq!(to.len(), dim);
-            add_chunks(cuda, at + (from * 4) as u64, 2 * dim, chunks, dim, f32_ptr(to))?;
+            add_chunks(cuda, at + (from * 4) as u64, 2 * dim, chunks, dim, f32_ptr(to), true)?;
         }
     }
     Ok(())

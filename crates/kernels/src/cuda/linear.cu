@@ -74,6 +74,23 @@ extern "C" __global__ void add_bias_b(const float* x, const float* bias, bf16* y
     add_bias(x, bias, y, count, n);
 }
 
+// y = the sum of `parts` vectors of n that lie end to end, in their order; n is a multiple of four.
+template <class U>
+__device__ void join(const float* x, u64 n, u32 parts, U* y) {
+    const u64 i = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= n) return;
+    vec4 sum = load4(x, i);
+#pragma unroll 4
+    for (u32 p = 1; p < parts; p++) {
+        const vec4 v = load4(x + p * n, i);
+#pragma unroll
+        for (int k = 0; k < 4; k++) sum.x[k] += v.x[k];
+    }
+    store4(y, i, sum);
+}
+extern "C" __global__ void join_f(const float* x, u64 n, u32 parts, float* y) { join(x, n, parts, y); }
+extern "C" __global__ void join_b(const float* x, u64 n, u32 parts, bf16* y) { join(x, n, parts, y); }
+
 // Numbers between -1 and 1 without a pattern that matters, to try products on.
 extern "C" __global__ void noise(bf16* x, u64 n, u32 seed) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
