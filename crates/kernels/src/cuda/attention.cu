@@ -288,6 +288,8 @@ attention_few(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work 
     // What the warps tell each other of a tile: weights as left operands, their sums by lane, maxima by row.
     __shared__ uint4 weights[4][32];
     __shared__ float sums[4][2][32], tops[4][16];
+    let_next_start();
+    wait_for_earlier();
     const Work w = work[blockIdx.x / kv_heads];
     if (w.count == 0)
         return;

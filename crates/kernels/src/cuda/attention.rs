@@ -242,6 +242,17 @@ fn lists(
     Ok(lists)
 }
 
+/// Where the rows go in the cache, in tokens; `u32::MAX` is nowhere.
+pub(super) fn slots(
+    cuda: &Cuda,
+    heads: Heads,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &Buffer,
+) -> Result<std::sync::Arc<super::memory::Memory>> {
+    Ok(lists(cuda, heads, qkv, rows, cache)?.slots.clone())
+}
+
 /// See [`crate::Backend::stage_rows`].
 pub fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
     tables::stage(cuda, rows, batch)
@@ -306,6 +317,6 @@ pub fn attention_paged(
     }
     let mut arguments = args![qkv, cache, &lists.blocks, &lists.few.memory, out].to_vec();
     arguments.extend(tile_scoring(&op));
-    let grid = Grid::new(lists.few.len * heads.kv_heads, 128).with_shared(shape.few_shared(heads));
+    let grid = Grid::new(lists.few.len * heads.kv_heads, 128).with_shared(shape.few_shared(heads)).early();
     cuda.launch_variant(source, &defines, "attention_few", grid, &arguments)
 }
