@@ -251,7 +251,7 @@ impl Backend for Cuda {
         activation::activation_backward(self, op, width, x, dy, dx)
     }
     fn few_rows(&self) -> usize {
-        few::ROWS
+        few::WORTH
     }
     fn normed_qkv(
         &self,

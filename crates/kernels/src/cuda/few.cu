@@ -8,7 +8,8 @@
 // before it waits for the kernel before it, and lets the next kernel begin to do the same.
 
 #define THREADS 128
-#define PIECES 8
+// Pieces of k that weights come in.
+#define PIECES 4
 
 // What is done with the sums: kept as they are, to be compared, ...
 #define SUMS 0
@@ -44,10 +45,6 @@ __device__ __forceinline__ unsigned shared_address(const void* p) {
 // Until this thread's copies of a piece are there; the number that may be left has to be a constant.
 __device__ __forceinline__ void wait_for_piece(u32 piece) {
     switch (PIECES - 1 - piece) {
-        case 7: asm volatile("cp.async.wait_group 7;" ::: "memory"); break;
-        case 6: asm volatile("cp.async.wait_group 6;" ::: "memory"); break;
-        case 5: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
-        case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
         case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
         case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
         case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
@@ -70,11 +67,23 @@ __device__ __forceinline__ float gate(float x, bool gelu) {
     return x != x ? x : y;
 }
 
+// Σ over the block of a thread's four sums, in the order of `block_sum`. Rooms take turns, so that one barrier is enough.
+__device__ __forceinline__ float row_sum(const float (&parts)[4], u32& turn) {
+    __shared__ float room[2][THREADS / WARP];
+    const float x = warp_sum((parts[0] + parts[1]) + (parts[2] + parts[3]));
+    turn ^= 1;
+    if (threadIdx.x % WARP == 0) room[turn][threadIdx.x / WARP] = x;
+    __syncthreads();
+    float sum = room[turn][0];
+    for (int w = 1; w < THREADS / WARP; w++) sum += room[turn][w];
+    return sum;
+}
+
 // Norms a row of the residual stream into shared memory: the sums of norm.cu, over elements that stay in registers.
-// MOST fours a thread.
+// `weight` and, unless null, `bias` are in shared memory; a thread reads what it copied there. MOST fours a thread.
 #define MOST 8
-__device__ void norm_row(const float* x, const Before& p, bf16* y, u32 width) {
-    __shared__ float room[THREADS / WARP];
+__device__ __forceinline__ void norm_row(const float* x, const Before& p, const float* weight, const float* bias,
+                                         bf16* y, u32 width, u32& turn) {
     vec4 v[MOST];
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f}, square[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -90,7 +99,7 @@ __device__ void norm_row(const float* x, const Before& p, bf16* y, u32 width) {
                 for (int k = 0; k < 4; k++) sum[k] += v[j].x[k];
             }
         }
-        mean = block_sum((sum[0] + sum[1]) + (sum[2] + sum[3]), room) / (float)width;
+        mean = row_sum(sum, turn) / (float)width;
     }
 #pragma unroll
     for (int j = 0; j < MOST; j++) {
@@ -98,16 +107,15 @@ __device__ void norm_row(const float* x, const Before& p, bf16* y, u32 width) {
             for (int k = 0; k < 4; k++) square[k] = fmaf(v[j].x[k] - mean, v[j].x[k] - mean, square[k]);
         }
     }
-    const float variance = block_sum((square[0] + square[1]) + (square[2] + square[3]), room) / (float)width;
-    const float scale = 1.0f / sqrtf(variance + p.eps);
+    const float scale = 1.0f / sqrtf(row_sum(square, turn) / (float)width + p.eps);
 #pragma unroll
     for (int j = 0; j < MOST; j++) {
         const u32 i = 4 * (threadIdx.x + j * THREADS);
         if (i >= width) continue;
-        const vec4 w = load4(p.weight, i);
+        const vec4 w = load4(weight, i);
         vec4 out;
-        if (p.bias) {
-            const vec4 b = load4(p.bias, i);
+        if (bias) {
+            const vec4 b = load4(bias, i);
             for (int k = 0; k < 4; k++) out.x[k] = fmaf((v[j].x[k] - mean) * scale, w.x[k] + p.offset, b.x[k]);
         } else {
             for (int k = 0; k < 4; k++) out.x[k] = (v[j].x[k] - mean) * scale * (w.x[k] + p.offset);
@@ -127,97 +135,149 @@ __device__ __forceinline__ u32 feature(u32 tile, u32 i, u32 n, u32 dim) {
     return tile * 8 + i;
 }
 
-// `warps` of the block's four multiply; all of them copy. Shared memory: the weights of the block, then x, rows of k + 8.
+__device__ __forceinline__ void copy16(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void matrices(u32 (&f)[4], const bf16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// STEP of k: of eight rows, and of the eight features of each chain. All of it is read before the chain goes on: with one
+// read for each addition, the chain of 4864 took 13 us instead of 8.
+#define STEP 128
+template <int CHAINS>
+struct Operands {
+    u32 a[STEP / 32][4], b[STEP / 32][CHAINS][4];
+    __device__ __forceinline__ void read(const bf16* x, const bf16* w, u32 pitch) {
+#pragma unroll
+        for (int i = 0; i < STEP / 32; i++) {
+            matrices(a[i], x + 32 * i);
+#pragma unroll
+            for (int c = 0; c < CHAINS; c++) matrices(b[i][c], w + c * 8 * pitch + 32 * i);
+        }
+    }
+    __device__ __forceinline__ void add_to(float (&sum)[CHAINS][4]) const {
+#pragma unroll
+        for (int i = 0; i < STEP / 16; i++) {
+            const int j = i / 2, h = i % 2 * 2;
+#pragma unroll
+            for (int c = 0; c < CHAINS; c++) multiply(sum[c], a[j][h], a[j][h + 1], b[j][c][h], b[j][c][h + 1]);
+        }
+    }
+};
+
+// `warps` of the block's four multiply; all of them copy. Shared memory: the parameters of the norm, the weights of the
+// block, then x, rows of k + 8. Whatever does not depend on earlier kernels is asked for before they are waited for, and
+// what does right after: each read from far away takes as long as a thousand additions.
 template <int AFTER>
 __device__ void few(const bf16* w, const float* bias, void* out, const Before& before, const Turns& turns, bool gelu,
                     u32 rows, u32 n, u32 k, u32 warps) {
     constexpr int CHAINS = AFTER >= GATED ? 2 : 1;
     extern __shared__ __align__(16) unsigned char shared[];
     const u32 pitch = k + 8, mine = warps * CHAINS * 8, tiles = n / (8 * CHAINS), dim = turns.dim;
-    bf16 *weights = (bf16*)shared, *xs = weights + (u64)mine * pitch;
+    float *norm_weight = (float*)shared, *norm_bias = norm_weight + (before.normed ? k : 0);
+    bf16 *weights = (bf16*)(norm_bias + (before.normed && before.bias ? k : 0)), *xs = weights + (u64)mine * pitch;
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, tile = blockIdx.x * warps + warp;
+    const u32 row = lane / 4;
+    const bool multiplies = warp < warps && tile < tiles, has_row = multiplies && row < rows;
     let_next_start();
 
-    // All weights are on their way before anything is waited for: in pieces of k, so that the first can be used soon.
-    const u32 piece = (k / 32 + PIECES - 1) / PIECES * 32;
+    if (before.normed) {
+        for (u32 i = 4 * threadIdx.x; i < k; i += 4 * THREADS) {
+            copy16(norm_weight + i, before.weight + i);
+            if (before.bias) copy16(norm_bias + i, before.bias + i);
+        }
+    }
+    // In pieces of k, so that the first can be used soon.
+    const u32 piece = (k / STEP + PIECES - 1) / PIECES * STEP;
 #pragma unroll 1
     for (u32 g = 0; g < PIECES; g++) {
         const u32 from = g * piece, units = from < k ? min(piece, k - from) / 8 : 0;
         if (units) {
             const u32 row_step = THREADS / units, unit_step = THREADS % units;
-            u32 row = threadIdx.x / units, unit = threadIdx.x % units;
-            while (row < mine) {
-                const u32 of = blockIdx.x * warps + row / (CHAINS * 8);
+            u32 i = threadIdx.x / units, unit = threadIdx.x % units;
+            while (i < mine) {
+                const u32 of = blockIdx.x * warps + i / (CHAINS * 8);
                 if (of < tiles) {
-                    const bf16* at = w + (u64)feature<AFTER>(of, row % (CHAINS * 8), n, dim) * k + from + unit * 8;
-                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                                     shared_address(weights + row * pitch + from + unit * 8)),
-                                 "l"(at)
-                                 : "memory");
+                    const u32 f = feature<AFTER>(of, i % (CHAINS * 8), n, dim);
+                    copy16(weights + i * pitch + from + unit * 8, w + (u64)f * k + from + unit * 8);
                 }
-                row += row_step, unit += unit_step;
-                if (unit >= units) unit -= units, row++;
+                i += row_step, unit += unit_step;
+                if (unit >= units) unit -= units, i++;
             }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
+    // A lane has two neighbouring features of each chain, of one row.
+    const u32 f = feature<AFTER>(tile, lane % 4 * 2, n, dim);
+    float2 shift[CHAINS] = {};
+    if (bias && has_row) {
+#pragma unroll
+        for (int c = 0; c < CHAINS; c++)
+            shift[c] = *(const float2*)(bias + feature<AFTER>(tile, c * 8 + lane % 4 * 2, n, dim));
+    }
     wait_for_earlier();
+
+    float2 old = {}, cosine = {}, sine = {};
+    u32 slot = ~0u;
+    if (has_row) {
+        if constexpr (AFTER == ADD) old = *(const float2*)((const float*)out + (u64)row * n + f);
+        if constexpr (AFTER == TURNED) {
+            const u64 angle = (u64)turns.positions[row] * (dim / 2) + f % dim;
+            cosine = *(const float2*)(turns.cos + angle), sine = *(const float2*)(turns.sin + angle);
+            slot = turns.slots[row];
+        }
+    }
     if (before.normed) {
+        // The norm's parameters came with the first piece; a thread reads what it copied itself.
+        wait_for_piece(0);
+        u32 turn = 0;
 #pragma unroll 1
-        for (u32 r = 0; r < rows; r++) norm_row((const float*)before.x + (u64)r * k, before, xs + r * pitch, k);
+        for (u32 r = 0; r < rows; r++) {
+            norm_row((const float*)before.x + (u64)r * k, before, norm_weight, before.bias ? norm_bias : nullptr,
+                     xs + r * pitch, k, turn);
+        }
     } else {
 #pragma unroll 1
         for (u32 r = 0; r < rows; r++) {
             const uint4* from = (const uint4*)((const bf16*)before.x + (u64)r * k);
+#pragma unroll 4
             for (u32 i = threadIdx.x; i < k / 8; i += THREADS) *(uint4*)(xs + r * pitch + i * 8) = from[i];
         }
     }
 
     float sum[CHAINS][4] = {};
-    const u32 row = lane / 4;
-    const bf16* x = xs + row * pitch + lane % 4 * 2;
+    // A lane names a row of each matrix; rows that are not there are the first again, and nobody reads what comes of them.
+    const bf16* x = xs + (lane % 8 < rows ? lane % 8 : 0) * pitch + lane / 8 * 8;
     const bf16* at = weights + (warp * CHAINS * 8 + lane % 8) * pitch + lane / 8 * 8;
-    auto multiply_piece = [&](u32 g) {
-        __syncthreads();
-        if (warp >= warps || tile >= tiles) return;
-#pragma unroll 4
-        for (u32 i = g * piece; i < min((g + 1) * piece, k); i += 32) {
-            u32 a[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) a[j] = row < rows ? *(const u32*)(x + i + 8 * j) : 0u;
-#pragma unroll
-            for (int c = 0; c < CHAINS; c++) {
-                u32 b[4];
-                asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                             : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                             : "r"(shared_address(at + c * 8 * pitch + i))
-                             : "memory");
-                multiply(sum[c], a[0], a[1], b[0], b[1]);
-                multiply(sum[c], a[2], a[3], b[2], b[3]);
-            }
-        }
-    };
 #pragma unroll 1
     for (u32 g = 0; g < PIECES; g++) {
+        const u32 from = g * piece, to = min(from + piece, k);
         wait_for_piece(g);
-        multiply_piece(g);
+        __syncthreads();
+        if (!multiplies || from >= to) continue;
+#pragma unroll 1
+        for (u32 i = from; i < to; i += STEP) {
+            Operands<CHAINS> now;
+            now.read(x + i, at + i, pitch);
+            now.add_to(sum);
+        }
     }
-    if (warp >= warps || tile >= tiles || row >= rows) return;
+    if (!has_row) return;
 
-    // A lane has two neighbouring features of each chain, of one row.
 #pragma unroll
     for (int c = 0; c < CHAINS; c++) {
-        if (!bias) break;
-        const u32 f = feature<AFTER>(tile, c * 8 + lane % 4 * 2, n, dim);
-        sum[c][0] += bias[f], sum[c][1] += bias[f + 1];
+        if (bias) sum[c][0] += shift[c].x, sum[c][1] += shift[c].y;
     }
-    const u32 f = feature<AFTER>(tile, lane % 4 * 2, n, dim);
     if constexpr (AFTER == SUMS) {
         *(float2*)((float*)out + (u64)row * n + f) = make_float2(sum[0][0], sum[0][1]);
     } else if constexpr (AFTER == ADD) {
-        float2* to = (float2*)((float*)out + (u64)row * n + f);
-        const float2 old = *to;
-        *to = make_float2(old.x + widen(narrow(sum[0][0])), old.y + widen(narrow(sum[0][1])));
+        *(float2*)((float*)out + (u64)row * n + f) =
+            make_float2(old.x + widen(narrow(sum[0][0])), old.y + widen(narrow(sum[0][1])));
     } else if constexpr (AFTER == GATED) {
         float y[2];
 #pragma unroll
@@ -233,16 +293,14 @@ __device__ void few(const bf16* w, const float* bias, void* out, const Before& b
         for (int j = 0; j < 2; j++) {
             low[j] = widen(narrow(sum[0][j])), high[j] = widen(narrow(sum[1][j]));
             if (head < turns.heads + turns.kv_heads) {
-                const u64 angle = (u64)turns.positions[row] * half + i + j;
-                const float a = low[j], b = high[j];
-                const float c = turns.cos[angle], d = 1.0f * turns.sin[angle], e = 0.0f - d;
+                const float a = low[j], b = high[j], c = j ? cosine.y : cosine.x;
+                const float d = 1.0f * (j ? sine.y : sine.x), e = 0.0f - d;
                 low[j] = fmaf(a, c, b * e), high[j] = fmaf(b, c, a * d);
             }
         }
         const u32 first = narrow2(low[0], low[1]), second = narrow2(high[0], high[1]);
         bf16* to = (bf16*)out + (u64)row * n + f;
         *(u32*)to = first, *(u32*)(to + half) = second;
-        const u32 slot = turns.slots[row];
         if (head < turns.heads || slot == ~0u) return;
         const u32 kv = (head - turns.heads) % turns.kv_heads, part = (head - turns.heads) / turns.kv_heads;
         // As in attention_cache.cu: [block][key head][keys, values][token][head_dim], 64 tokens to a block.
@@ -252,7 +310,7 @@ __device__ void few(const bf16* w, const float* bias, void* out, const Before& b
 }
 
 #define FEW(name, AFTER)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, 6)                                                         \
         name(const bf16* w, const float* bias, void* out, const void* x, const float* norm_weight,                   \
              const float* norm_bias, float offset, float eps, u32 normed, u32 centred, const float* cos,             \
              const float* sin, const u32* positions, const u32* slots, bf16* cache, u32 heads, u32 kv_heads,         \

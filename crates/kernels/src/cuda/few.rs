@@ -15,7 +15,9 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 /// Rows at most: half of the operand of a tensor core.
-pub const ROWS: usize = 8;
+const ROWS: usize = 8;
+/// Rows up to which one kernel is faster than several with the library's products: measured on an H200.
+pub const WORTH: usize = 4;
 /// Threads of a block of few.cu.
 const THREADS: u32 = 128;
 /// The widest row that is normed on the way.
@@ -30,6 +32,8 @@ struct Few<'a> {
     rows: usize,
     /// Features that a warp computes.
     features: usize,
+    /// Vectors of a norm: its weight, and its bias.
+    norm: usize,
 }
 
 impl Few<'_> {
@@ -39,14 +43,15 @@ impl Few<'_> {
         if tiles <= 2 * cuda.card.processors as usize { 1 } else { 2 }
     }
 
-    /// Bytes of shared memory: the block's weights and the rows.
+    /// Bytes of shared memory: the block's weights and the rows, and room for the parameters of a norm.
     fn shared(&self, cuda: &Cuda) -> usize {
-        (self.warps(cuda) * self.features + self.rows) * (self.layer.weight.k + 8) * 2
+        let k = self.layer.weight.k;
+        (self.warps(cuda) * self.features + self.rows) * (k + 8) * 2 + self.norm * 4 * k
     }
 
     fn fits(&self, cuda: &Cuda) -> bool {
         let w = self.layer.weight;
-        let whole = w.n.is_multiple_of(self.features) && w.k.is_multiple_of(32) && w.dtype == DType::Bf16;
+        let whole = w.n.is_multiple_of(self.features) && w.k.is_multiple_of(128) && w.dtype == DType::Bf16;
         whole && (1..=ROWS).contains(&self.rows) && self.shared(cuda) + 2048 <= cuda.card.shared
     }
 
@@ -104,7 +109,7 @@ fn serves(cuda: &Cuda, few: &Few<'_>) -> Result<bool> {
     forward(cuda, [ROWS, n, k], x.ptr(), form(w), w.dtype, None, (want.ptr(), DType::F32))?;
     // With the layer's own weights: a row alone, some, and all.
     for rows in [1, ROWS / 2, ROWS] {
-        let trial = Few { layer: Affine { weight: w, bias: None }, rows, features: 8 };
+        let trial = Few { layer: Affine { weight: w, bias: None }, rows, features: 8, norm: 0 };
         if trial.fits(cuda) {
             trial.launch(cuda, "few_sums", got.ptr(), as_it_is(x.ptr()), still(), false)?;
             let words = rows * n;
@@ -118,6 +123,11 @@ fn serves(cuda: &Cuda, few: &Few<'_>) -> Result<bool> {
         .note(|| format!("few rows of {n}x{k}: {}", if same { "the library's sums" } else { "other sums" }));
     cuda.few.lock().unwrap_or_else(|e| e.into_inner()).insert((n, k), same);
     Ok(same)
+}
+
+/// Vectors of a norm.
+fn vectors(norm: Normed<'_>) -> usize {
+    1 + usize::from(norm.bias.is_some())
 }
 
 /// Whether rows of the residual stream can be normed on the way.
@@ -137,7 +147,7 @@ pub fn normed_qkv(
     cache: &mut Buffer,
     qkv: &mut Buffer,
 ) -> Result<bool> {
-    let few = Few { layer, rows: x.len() / norm.op.width, features: 16 };
+    let few = Few { layer, rows: x.len() / norm.op.width, features: 16, norm: vectors(norm) };
     let Some(turns) = turns.filter(|t| t.dim == heads.head_dim && t.dim.is_multiple_of(16)) else {
         return Ok(false);
     };
@@ -168,7 +178,7 @@ pub fn normed_qkv(
 
 /// See [`crate::Backend::linear_add`]; `false` where it has to be done one by one.
 pub fn linear_add(cuda: &Cuda, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<bool> {
-    let few = Few { layer, rows: x.len() / layer.weight.k, features: 8 };
+    let few = Few { layer, rows: x.len() / layer.weight.k, features: 8, norm: 0 };
     if x.dtype() != DType::Bf16 || !serves(cuda, &few)? {
         return Ok(false);
     }
@@ -186,7 +196,7 @@ pub fn normed_activation(
     op: Activation,
     y: &mut Buffer,
 ) -> Result<bool> {
-    let few = Few { layer, rows: x.len() / norm.op.width, features: 16 };
+    let few = Few { layer, rows: x.len() / norm.op.width, features: 16, norm: vectors(norm) };
     let served = op != Activation::Gelu && y.dtype() == DType::Bf16 && norms(norm, x);
     if !served || !serves(cuda, &few)? {
         return Ok(false);
