@@ -353,7 +353,7 @@ fn looking_ahead_changes_no_token() {
     let request = |i: u32| {
         let mut params = short(4 + i as usize * 3 % 17);
         params.temperature = [0.0, 1.0, 0.7, 1.0][i as usize % 4];
-        params.stop_ids = if i % 3 == 0 { vec![1, 4] } else { Vec::new() };
+        params.stop_ids = if i.is_multiple_of(3) { vec![1, 4] } else { Vec::new() };
         match i % 7 {
             3 => params.top_k = 9,
             4 => params.top_p = 0.8,

@@ -51,6 +51,8 @@ pub struct Cuda {
     pub(super) few: super::few::Known,
     /// Where choices arrive on the host.
     pub(super) slots: super::sample::Slots,
+    /// What was said about choosing last.
+    pub(super) lists: super::sample::Lists,
     context: CUcontext,
     staging: Mutex<Staging>,
 }
@@ -142,6 +144,7 @@ impl Cuda {
                 tables: Mutex::default(),
                 few: Default::default(),
                 slots: Default::default(),
+                lists: Default::default(),
                 context,
                 staging,
             })

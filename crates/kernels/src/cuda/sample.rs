@@ -17,8 +17,7 @@ const ROOM: usize = 32 * THREADS as usize * 4 + 32 * 8 + 24;
 const TILE_BYTES: usize = 16;
 const CHOICE_BYTES: usize = 16;
 
-/// As the kernels read it. A negative draw asks for the largest.
-#[repr(C)]
+/// What the kernels read, a word each. A negative draw asks for the largest.
 #[derive(Clone, Copy)]
 struct Asked {
     draw: f32,
@@ -51,6 +50,24 @@ unsafe impl Sync for Slot {}
 
 /// Slots nobody uses. They live as long as the process: a few kilobytes.
 pub type Slots = Arc<Mutex<Vec<Slot>>>;
+
+/// Lists that went to the card last, by value: from step to step most are the same.
+pub type Lists = Mutex<Vec<(Vec<u32>, Arc<Memory>)>>;
+
+/// Lists that are kept.
+const KEPT: usize = 4;
+
+/// A list on the card.
+fn listed(cuda: &Cuda, values: Vec<u32>) -> Result<Arc<Memory>> {
+    let mut lists = cuda.lists.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some((_, memory)) = lists.iter().find(|(known, _)| *known == values) {
+        return Ok(memory.clone());
+    }
+    let memory = Arc::new(cuda.uploaded(&values)?);
+    lists.truncate(KEPT - 1);
+    lists.insert(0, (values, memory.clone()));
+    Ok(memory)
+}
 
 /// Choices that are on their way.
 struct Pending {
@@ -93,7 +110,9 @@ fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[Asked]) -> 
     assert!(logits.len().is_multiple_of(rows.max(1)) && lse.is_none_or(|l| l.len() == rows));
     let vocab = logits.len() / rows.max(1);
     let count = vocab.div_ceil(super::logp::TILE);
-    let (asked, tiles) = (cuda.uploaded(asks)?, cuda.arena.take(rows * count * TILE_BYTES)?);
+    let words = |a: &Asked| [a.draw.to_bits(), a.top_p.to_bits(), a.min_p.to_bits(), a.top_k];
+    let asked = listed(cuda, asks.iter().flat_map(words).collect())?;
+    let tiles = cuda.arena.take(rows * count * TILE_BYTES)?;
     let chosen = cuda.arena.take(rows * CHOICE_BYTES)?;
     let (logits, lse) = (f32_ptr(logits), lse.map_or(0, f32_ptr));
     let (n_rows, n_vocab, n_count) = (rows as u32, vocab as u32, count as u32);
@@ -179,8 +198,7 @@ pub fn feed(cuda: &Cuda, choices: &[&Choices], from: &[(usize, u32)], ids: &mut 
         let rows: Vec<u32> = mine().map(|(_, f)| f.1).collect();
         assert!(rows.iter().all(|&r| (r as usize) < pending.rows));
         let count = rows.len();
-        let lists = rows.into_iter().chain(mine().map(|(to, _)| to as u32)).collect::<Vec<u32>>();
-        let lists = cuda.uploaded(&lists)?;
+        let lists = listed(cuda, rows.into_iter().chain(mine().map(|(to, _)| to as u32)).collect())?;
         let places = lists.ptr() + (count * 4) as u64;
         let all = args![&pending.chosen, &lists, places, count as u32, ptr(ids)];
         cuda.launch_flat("sample", "feed", count, &all)?;
