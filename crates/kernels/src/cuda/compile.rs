@@ -68,6 +68,7 @@ pub const SOURCES: &[Source] = &[
         variants: attention::SIMPLE_VARIANTS,
     },
     plain("embed", include_str!("embed.cu")),
+    plain("few", include_str!("few.cu")),
     plain("head_norm", include_str!("head_norm.cu")),
     plain("linear", include_str!("linear.cu")),
     plain("logp", include_str!("logp.cu")),
@@ -79,7 +80,8 @@ pub const SOURCES: &[Source] = &[
     },
     plain("optim", include_str!("optim.cu")),
     plain("rotary", include_str!("rotary.cu")),
-    plain("sample", include_str!("sample.cu")),
+    plain("sample", concat!(include_str!("sample_tile.cu"), include_str!("sample.cu"))),
+    plain("truncate", concat!(include_str!("sample_tile.cu"), include_str!("truncate.cu"))),
     plain("vector", include_str!("vector.cu")),
 ];
 

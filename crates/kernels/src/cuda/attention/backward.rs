@@ -113,6 +113,7 @@ pub fn attention_backward(
         blocks: [(list.len * kv_heads) as u32, 1, split as u32],
         threads: THREADS,
         shared,
+        early: false,
     };
     // As many key heads at a time as there is room for what is kept; with room for none everything is computed twice.
     let (per_head, all) = (keys.kept * 16, heads.kv_heads);
