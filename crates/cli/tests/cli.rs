@@ -20,3 +20,5 @@ mod measure;
 mod plan;
 #[path = "cli/score.rs"]
 mod score;
+#[path = "cli/steps.rs"]
+mod steps;

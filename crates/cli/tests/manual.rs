@@ -142,6 +142,23 @@ fn studies_are_recipes_and_are_described() {
     assert!(studies >= 10);
 }
 
+/// The worked example of a contribution shows lines that are there, in their order.
+#[test]
+fn the_worked_diff_is_the_code() {
+    let page = std::fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
+    let shown = blocks(&page, "diff");
+    assert_eq!(shown.len(), 3);
+    for block in shown {
+        let (head, lines) = block.split_once('\n').unwrap();
+        let path = head.trim_start_matches(['+', '-', ' ']);
+        let file = std::fs::read_to_string(root().join(path)).unwrap();
+        let mut rest = file.lines();
+        for line in lines.lines().filter(|l| !l.contains("...") && !l.starts_with("@@")) {
+            assert!(rest.any(|have| have == &line[1..]), "{path} has no such line there: {line}");
+        }
+    }
+}
+
 #[test]
 fn code_in_the_manual_is_the_examples() {
     let page = std::fs::read_to_string(root().join("docs/rust-api.md")).unwrap();

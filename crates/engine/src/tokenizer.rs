@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use tokenizers::models::ModelWrapper;
-use tokenizers::{AddedToken, PostProcessor, PostProcessorWrapper};
+use tokenizers::{AddedToken, Model as _, PostProcessor, PostProcessorWrapper};
 
 use crate::{Error, Result};
 use config::Config;
@@ -159,9 +159,35 @@ impl Tokenizer {
             twin.as_ref().map_err(Clone::clone)?.encode(text, plain)?
         };
         if self.drops_unknown {
-            refuse_gaps(text, &encoded)?;
+            self.refuse_strangers(text, plain)?;
         }
         Ok(encoded)
+    }
+
+    /// Refuses text with a character that leaves no token behind. The offsets cannot tell which: they are sums of
+    /// lengths that close up over what was dropped.
+    fn refuse_strangers(&self, text: &str, plain: &[Range<usize>]) -> Result<()> {
+        let ModelWrapper::BPE(bpe) = self.inner.get_model() else { return Ok(()) };
+        for range in plain::Scanner::new(self).rest(text, plain) {
+            let part = &text[range.clone()];
+            if bpe.ignore_merges && bpe.token_to_id(part).is_some() {
+                continue;
+            }
+            for (i, c) in part.char_indices() {
+                let (first, last) = (i == 0, i + c.len_utf8() == part.len());
+                let prefix = bpe.continuing_subword_prefix.as_deref().filter(|_| !first).unwrap_or_default();
+                let suffix = bpe.end_of_word_suffix.as_deref().filter(|_| last).unwrap_or_default();
+                if bpe.token_to_id(&format!("{prefix}{c}{suffix}")).is_none() {
+                    return Err(Error::data(format!("the character {c:?} is not in the vocabulary"))
+                        .at(format!("byte {} of the text", range.start + i))
+                        .fix(
+                            "remove it, or train the tokenizer on text that has it or with a \"<unk>\" special \
+                             token",
+                        ));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The special tokens in `text` that parsing finds outside the `plain` spans, in order.
@@ -259,22 +285,6 @@ fn add_missing(inner: &mut Backend, config: &Config) -> Result<()> {
     let fresh: Vec<AddedToken> = config.specials().filter(|t| !known.contains(&t.content)).collect();
     if !fresh.is_empty() {
         inner.add_tokens(fresh).map_err(|e| Error::model(format!("cannot add special tokens: {e}")))?;
-    }
-    Ok(())
-}
-
-/// Refuses text with a character that left no token behind.
-fn refuse_gaps(text: &str, encoded: &Encoded) -> Result<()> {
-    let mut at = 0;
-    for &(start, end) in encoded.offsets.iter().chain([&(text.len(), text.len())]) {
-        if let Some(lost) = text.get(at..start).and_then(|gap| gap.chars().next()) {
-            return Err(Error::data(format!("the character {lost:?} is not in the vocabulary"))
-                .at(format!("byte {at} of the text"))
-                .fix(
-                    "remove it, or train the tokenizer on text that has it or with a \"<unk>\" special token",
-                ));
-        }
-        at = at.max(end);
     }
     Ok(())
 }

@@ -246,7 +246,12 @@ fn weights_return_bit_for_bit_after_a_perturbation() {
     let sum = |s: &Stats| s.logp.iter().map(|&x| x as f64).sum::<f64>();
     // The derivative along the gradient is its squared length.
     let eps = 1e-4 / t.dot(&g, &g).unwrap().sqrt() as f32;
+    let places = |t: &Trainer| -> Vec<*const ()> {
+        t.model.params.iter().map(|p| std::ptr::from_ref(p.master.data()).cast()).collect()
+    };
+    let there = places(&t);
     let up = t.perturbed(eps, &g, |t| Ok(sum(&t.stats(&b)?))).unwrap();
+    assert_eq!(places(&t), there, "recorded sampling reads the weights where they were");
     let down = t.perturbed(-eps, &g, |t| Ok(sum(&t.stats(&b)?))).unwrap();
     let slope = (up - down) / (2.0 * eps as f64);
     assert!((slope / t.dot(&g, &g).unwrap() - 1.0).abs() < 1e-2, "{slope}");
@@ -346,6 +351,26 @@ fn known_gradients_in_one_pass_give_the_bits_of_two() {
                 assert_eq!(gradients(one), gradients(two), "{family}");
             }
         }
+    }
+}
+
+#[test]
+fn a_wrong_guess_of_logp_adds_no_gradient() {
+    let mut t = trainer(best(), &tiny("qwen2"), DType::F32, OptimizerOptions::default());
+    let mut right = trainer(best(), &tiny("qwen2"), DType::F32, OptimizerOptions::default());
+    for seed in 0..3 {
+        let b = batch(seed, 67);
+        let grads = StatGrads { logp: vec![0.3; b.tokens()], ..Default::default() };
+        let stats = right.forward(&b).unwrap();
+        right.backward(&b, &grads).unwrap();
+        let before = gradients(&t);
+        let mut guess = stats.logp.clone();
+        let scored = guess.iter().position(|&x| x != 0.0).unwrap();
+        guess[scored] = f32::from_bits(guess[scored].to_bits() ^ 1);
+        assert_eq!(t.foreseen(&b, &grads, &guess).unwrap(), None);
+        assert_eq!(gradients(&t), before, "the first batch, and one that is added to others");
+        assert_eq!(t.foreseen(&b, &grads, &stats.logp).unwrap(), Some(stats));
+        assert_eq!(gradients(&t), gradients(&right));
     }
 }
 

@@ -11,6 +11,7 @@ pub mod collect;
 pub mod data;
 pub mod evaluate;
 pub mod experience;
+mod foresee;
 pub mod pack;
 pub mod plan;
 pub mod recipe;

@@ -180,6 +180,43 @@ mod tests {
         }
     }
 
+    /// Its process dies over one text.
+    struct Fragile;
+
+    impl Verifier for Fragile {
+        fn name(&self) -> &str {
+            "fragile"
+        }
+        fn about(&self) -> &'static str {
+            "breaks"
+        }
+        fn score(&self, sample: &Sample<'_>) -> Result<Score> {
+            match sample.completion {
+                "bad" => Err(Error::device("the worker died")),
+                _ => Ok(Score { reward: 1.0, ..Score::default() }),
+            }
+        }
+    }
+
+    #[test]
+    fn an_answer_whose_reward_failed_is_not_learned_from() {
+        let rewards = Rewards(vec![(1.0, Judge::Verifier(Box::new(Fragile)))]);
+        let answer = |text: &str| Answer { prompt: 0, text: text.into(), tokens: 1, truncated: false };
+        let sequence = |trajectory| crate::experience::Sequence {
+            ids: vec![1, 2],
+            trained: vec![false, true],
+            reward: vec![0.0; 2],
+            trajectory,
+            ..Default::default()
+        };
+        let mut e = Experience { sequences: (0..3).map(sequence).collect() };
+        let (answers, mut m) = (["a", "bad", "b"].map(answer), Metrics::default());
+        rewards.score(&[Prompt::default()], &answers, &mut e, &mut m).unwrap();
+        assert_eq!(m.get("rollouts/lost"), Some(1.0));
+        let left: Vec<_> = e.sequences.iter().map(|s| (s.trajectory, s.total_reward())).collect();
+        assert_eq!(left, [(0, 1.0), (2, 1.0)]);
+    }
+
     #[test]
     fn as_many_scores_as_answers() {
         let rewards = Rewards(vec![(1.0, Judge::Verifier(Box::new(Forgetful)))]);

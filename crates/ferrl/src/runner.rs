@@ -211,7 +211,8 @@ impl OneStage<'_> {
             self.restore(&mut stage, path, state)?;
             watch.note(&format!("resumed after step {} of {}", stage.step, self.name));
         }
-        let at = stage.step;
+        let mut over = stage.step == total || self.settled(&recipe)?;
+        let was_over = over;
         let checkpoints = self.checkpoints(&recipe);
         let mut first = None;
         let mut at_start = Metrics::default();
@@ -224,7 +225,7 @@ impl OneStage<'_> {
             first = Some(evaluation);
         }
         let mut last = None;
-        while stage.step < total {
+        while !over {
             let Report { mut metrics, rollouts, epoch } = stage.step()?;
             metrics.join(std::mem::take(&mut at_start));
             let ends = stage.step == total;
@@ -234,7 +235,8 @@ impl OneStage<'_> {
             if due(recipe.eval.every) || (ends && (recipe.eval.every > 0 || recipe.eval.at_start)) {
                 let evaluation = self.evaluate(&mut stage, watch)?;
                 metrics.join(evaluation.metrics.clone());
-                judged = recipe.checkpoint.keep_best > 0 && rates(&recipe, &evaluation)?;
+                let c = &recipe.checkpoint;
+                judged = (c.keep_best > 0 || c.patience > 0) && rates(&recipe, &evaluation)?;
                 last = Some(evaluation);
             }
             let step = self.before + stage.step;
@@ -246,17 +248,22 @@ impl OneStage<'_> {
             }
             watch.step(self.name, stage.step, total, &record);
             let stop = watch.interrupted();
-            if due(recipe.checkpoint.every) || judged || ends || stop {
+            over = ends || (judged && self.settled(&recipe)?);
+            if due(recipe.checkpoint.every) || judged || over || stop {
                 self.save(&checkpoints, &stage, log, &record, &frozen)?;
             }
-            if stop && !ends {
+            if stop && !over {
                 return Ok((None, first, last));
+            }
+            if over && !ends {
+                watch.note(&format!("{} ends at step {}: its patience is used up", self.name, stage.step));
             }
         }
         let out = self.folder.path().join("stages").join(self.index.to_string());
-        if at == total && out.join("config.json").exists() {
-            watch.note(&format!("{} is finished: all of its {total} steps are done", self.name));
-            return Ok((Some(total), first, last));
+        let steps = stage.step;
+        if was_over && out.join("config.json").exists() {
+            watch.note(&format!("{} is finished: all of its {steps} steps are done", self.name));
+            return Ok((Some(steps), first, last));
         }
         if recipe.checkpoint.use_best {
             self.take_best(&mut stage, &checkpoints, watch)?;
@@ -264,7 +271,22 @@ impl OneStage<'_> {
         let options =
             SaveOptions { dtype: Dtype::F32, source: Some(self.dir), overwrite: true, ..Default::default() };
         stage.policy.model.save(&out, Some(&ModelDir::open(self.dir)?.config_json), &options)?;
-        Ok((Some(total), first, last))
+        Ok((Some(steps), first, last))
+    }
+
+    /// Whether the last evaluations of this stage, as many as `checkpoint.patience`, brought no new best. What was
+    /// written decides, so a resumed run decides the same.
+    fn settled(&self, recipe: &Recipe) -> Result<bool> {
+        let c = &recipe.checkpoint;
+        let (Some(metric), true) = (&c.metric, c.patience > 0) else { return Ok(false) };
+        let (mut best, mut since) = (f64::NEG_INFINITY, 0);
+        let lines = MetricsLog::history(&self.folder.metrics())?;
+        for value in lines.iter().filter(|r| r.step > self.before).filter_map(|r| r.get(metric)) {
+            let rank = if c.lower_is_better { -value } else { value };
+            since = if rank > best { 0 } else { since + 1 };
+            best = best.max(rank);
+        }
+        Ok(since >= c.patience)
     }
 
     /// What this stage reads and never writes: where it starts, which is also its reference, and where its critic does.

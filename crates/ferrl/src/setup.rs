@@ -149,6 +149,7 @@ pub fn stage_over(
         schedules,
         step: 0,
         ahead: VecDeque::new(),
+        foresees: true,
         waits: Arc::new(|_| ()),
     })
 }

@@ -48,6 +48,8 @@ pub struct Stage {
     pub step: u64,
     /// Experience of the steps to come, sampled ahead by policies of earlier versions.
     pub ahead: VecDeque<Collected>,
+    /// Whether the trainer has so far found the log-probabilities that the sampler told; see `foresee`.
+    pub foresees: bool,
     /// Is told what the step waits for: data, rollout, reward, annotate or train.
     pub waits: Waits,
 }
@@ -102,13 +104,12 @@ impl Stage {
             }
             let mut loss_value = 0.0;
             for batch in &batches {
-                let known = self.algo.known_grads(batch);
-                let stats = self.forward(batch, known.as_ref())?;
+                let (stats, flown) = self.forward_early(batch)?;
                 if n == 0 {
                     compare_logps(batch, &stats, version, &mut metrics);
                 }
                 let loss = self.algo.loss(batch, &stats); //                   loss
-                if known.is_none() {
+                if !flown {
                     self.backward(batch, &loss.grads)?; //                     gradients
                 }
                 loss_value += loss.value;
@@ -133,19 +134,13 @@ impl Stage {
         }
     }
 
-    /// Statistics of every role; the policy's backward is done as well where its gradients were known beforehand.
-    pub(crate) fn forward(
-        &mut self,
-        batch: &MicroBatch<'_>,
-        known: Option<&StatGrads>,
-    ) -> Result<ByRole<Stats>> {
+    /// Statistics of every role.
+    pub(crate) fn forward(&mut self, batch: &MicroBatch<'_>) -> Result<ByRole<Stats>> {
         let tokens = tokens(batch.sequences.iter().copied());
         let mut all = ByRole::default();
-        let teacher = self.reference.as_ref().filter(|_| self.algo.needs().full_kl);
-        let policy = match (known, teacher) {
-            (Some(grads), _) => self.policy.forward_backward(&tokens, grads)?,
-            (None, Some(teacher)) => self.policy.forward_against(&tokens, teacher)?,
-            (None, None) => self.policy.forward(&tokens)?,
+        let policy = match self.reference.as_ref().filter(|_| self.algo.needs().full_kl) {
+            Some(teacher) => self.policy.forward_against(&tokens, teacher)?,
+            None => self.policy.forward(&tokens)?,
         };
         all.set(Role::Policy, policy);
         if let Some(critic) = &mut self.critic {

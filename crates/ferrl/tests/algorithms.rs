@@ -1,10 +1,12 @@
 //! Every algorithm of the registry: gradients against finite differences, and invariance to how an update is cut.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+use ferrl::algo::metrics::TRUST;
 use ferrl::algo::{ALGORITHMS, Algorithm, Wants, find};
-use ferrl::experience::{Counts, Experience, Kind, MicroBatch, Sequence};
+use ferrl::experience::{Counts, Experience, Kind, Metrics, MicroBatch, Sequence};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 /// A number in (-1, 1) that depends on its arguments alone.
 fn noise(a: usize, b: usize) -> f32 {
@@ -42,6 +44,7 @@ fn experience(wants: Wants) -> Experience {
             margin: 0.2 * k as f32,
             trajectory_tokens: tokens,
             reward,
+            components: vec![("part".into(), noise(k, 79))],
             sources: vec![(1.0, noise(k, 77)), (0.5, noise(k, 78))],
             old_logp: logp.clone(),
             sampled_logp: logp,
@@ -55,15 +58,19 @@ fn experience(wants: Wants) -> Experience {
 
 /// What an algorithm learns from after its `prepare`, probes annotated as the trainer would.
 fn prepared(algorithm: &mut dyn Algorithm, wants: Wants) -> Experience {
+    prepared_with_metrics(algorithm, wants).0
+}
+
+fn prepared_with_metrics(algorithm: &mut dyn Algorithm, wants: Wants) -> (Experience, Metrics) {
     let mut e = experience(wants);
     algorithm.extend(&mut e).unwrap();
     for (k, s) in e.sequences.iter_mut().enumerate().filter(|(_, s)| s.kind == Kind::Probe) {
         s.old_logp = (0..s.ids.len()).map(|i| noise(k * 100 + 9, i) * 0.5 - 1.3).collect();
         s.ref_logp = (0..s.ids.len()).map(|i| noise(k * 100 + 10, i) * 0.5 - 1.5).collect();
     }
-    algorithm.prepare(&mut e).unwrap();
+    let metrics = algorithm.prepare(&mut e).unwrap();
     assert!(e.sequences.iter().all(|s| s.kind != Kind::Probe), "probes are not trained on");
-    e
+    (e, metrics)
 }
 
 /// Statistics near the old ones but away from every kink.
@@ -170,6 +177,9 @@ fn variants(name: &str) -> Vec<Value> {
             all.push(json!({ "advantage": { "baseline": "moving", "to_go": true, "gamma": 0.9 } }));
             all.push(json!({ "correction": { "kind": "truncate", "cap": 1.1 } }));
             all.push(json!({ "critic": { "clip": 0.3, "half": true, "coef": 0.5 } }));
+            let critic = json!({ "baseline": "critic", "parts": false, "to_go": false });
+            all.push(json!({ "advantage": critic, "refills": 0 }));
+            all.push(json!({ "filter_equal": true, "overlong": 0.5, "length": 8, "mask_truncated": true }));
             for surrogate in ["clip", "truncate", "ratio", "logp"] {
                 for ratio in ["token", "mean", "product"] {
                     all.push(json!({ "surrogate": surrogate, "ratio": ratio, "clip_high": 0.28 }));
@@ -182,7 +192,8 @@ fn variants(name: &str) -> Vec<Value> {
             assert!(!shared || all.len() > 12, "{name} takes {} of the shared settings", all.len());
             let own = match name {
                 "trpo" => {
-                    vec![json!({ "entropy_coef": 0.01 }), json!({ "advantage": { "baseline": "critic" } })]
+                    let kl = json!({ "entropy_coef": 0.01, "filter_equal": true, "kl": { "coef": 0.1 } });
+                    vec![kl, json!({ "advantage": { "baseline": "critic" } })]
                 }
                 "distill" => vec![json!({ "full": false }), json!({ "reward_coef": 0.5 })],
                 _ => vec![],
@@ -257,6 +268,33 @@ fn micro_batches_add_up_to_the_whole() {
             assert!((value - want.value).abs() < 1e-12 * (1.0 + want.value.abs()), "{}", entry.name);
             assert_eq!(dlogp, want.grads.get(Role::Policy).unwrap().logp, "{}", entry.name);
         }
+    }
+}
+
+/// Under some settings or other an algorithm writes every metric that its entry lists, and it never writes another.
+#[test]
+fn metrics_are_those_that_the_registry_lists() {
+    for entry in ALGORITHMS {
+        let mut written: BTreeSet<String> = BTreeSet::new();
+        for values in variants(entry.name) {
+            let mut algorithm = (entry.build)(values).unwrap();
+            let (e, mut metrics) = prepared_with_metrics(&mut *algorithm, entry.wants);
+            metrics.join(algorithm.loss(&whole(&e), &stats(&e, algorithm.needs().score)).metrics);
+            written.extend(metrics.means().map(|(name, _)| name.to_string()));
+        }
+        let listed: Vec<_> = entry.metrics.iter().copied().flatten().collect();
+        let exactly = |name: &str| listed.iter().any(|m| m.name == name);
+        for name in &written {
+            assert!(listed.iter().any(|m| m.covers(name)), "{}: {name} is not listed", entry.name);
+        }
+        // What the search for a step writes is seen in `trust_region.rs`.
+        for m in listed.iter().filter(|m| !TRUST.contains(m)) {
+            let shown = written.iter().any(|w| w == m.name || (m.covers(w) && !exactly(w)));
+            assert!(shown, "{}: {} is listed and never written", entry.name, m.name);
+            assert!(m.about.len() > 3 && m.about.ends_with('.'), "{}", m.name);
+        }
+        let names: BTreeSet<&str> = listed.iter().map(|m| m.name).collect();
+        assert_eq!(names.len(), listed.len(), "{} lists a metric twice", entry.name);
     }
 }
 

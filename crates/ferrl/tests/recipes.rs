@@ -1,7 +1,9 @@
-//! Every recipe of the repository takes three steps of each of its stages, made small.
+//! Every recipe of the repository takes three steps of each of its stages, made small. What they write is what the
+//! registry lists.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl::algo::{ALGORITHMS, Wants};
+use ferrl::algo::metrics::{EVALUATED, Metric, SAMPLED, STEP};
+use ferrl::algo::{ALGORITHMS, Entry, Wants, find};
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{RunFolder, StepRecord};
 use ferrl::runner::{self, Watch};
@@ -29,6 +31,8 @@ struct Quiet {
     losses: Vec<f64>,
     stages: usize,
     notes: Vec<String>,
+    /// Stages and the metrics they wrote.
+    written: BTreeSet<(String, String)>,
 }
 
 impl Watch for Quiet {
@@ -36,9 +40,10 @@ impl Watch for Quiet {
         assert_eq!(steps, 3);
         self.stages += 1;
     }
-    fn step(&mut self, _stage: &str, _step: u64, _steps: u64, record: &StepRecord) {
+    fn step(&mut self, stage: &str, _step: u64, _steps: u64, record: &StepRecord) {
         // A step in which no answer was right makes no update, and has no loss.
         self.losses.extend(record.get("loss"));
+        self.written.extend(record.metrics.iter().map(|(name, _)| (stage.to_string(), name.clone())));
     }
     fn note(&mut self, text: &str) {
         self.notes.push(text.to_string());
@@ -62,12 +67,35 @@ fn small(resolved: &mut Resolved) {
             (r.eval.every, r.checkpoint.every) = (1, 1);
         }
         (r.rollout.cache_mib, r.eval.prompts) = (4, r.eval.prompts.min(2));
+        if r.eval.temperature != Some(0.0) {
+            r.eval.samples = 2;
+        }
     }
 }
+
+/// Where the registry's lists explain what a stage of this algorithm wrote.
+fn explained(entry: &Entry, name: &str) -> Option<&'static Metric> {
+    let held_out = |pattern: &str| EVALUATED.iter().find(|m| m.name == pattern);
+    if let Some(rest) = name.strip_prefix("eval_start/") {
+        return explained(entry, &format!("eval/{rest}")).and(held_out("eval_start/METRIC"));
+    }
+    let own = || entry.metrics.iter().copied().flatten();
+    let answers = matches!(entry.wants, Wants::Rollouts | Wants::Weighted);
+    let evaluated = EVALUATED.iter().filter(|m| !m.name.ends_with("METRIC"));
+    let lists = || own().chain(STEP).chain(SAMPLED.iter().filter(|_| answers)).chain(evaluated.clone());
+    lists().find(|m| m.name == name).or_else(|| lists().find(|m| m.covers(name))).or_else(|| {
+        let rest = name.strip_prefix("eval/")?;
+        own().find(|m| m.covers(rest)).and(held_out("eval/METRIC"))
+    })
+}
+
+/// What only runs in trouble write: without a gradient, or with a reward that fails.
+const RARE: &[&str] = &["updates/skipped", "eval/lost"];
 
 #[test]
 fn every_recipe_takes_three_steps() {
     let backend = ferrl_kernels::open("cpu", Some(2)).unwrap();
+    let mut shown: BTreeSet<&str> = BTreeSet::new();
     for path in recipes() {
         let mut resolved = load(&path);
         small(&mut resolved);
@@ -83,6 +111,15 @@ fn every_recipe_takes_three_steps() {
         assert_eq!(watch.stages, resolved.stages.len());
         assert!(watch.losses.len() >= 3, "{}: {:?}", path.display(), watch.losses);
         assert!(watch.losses.iter().all(|l| l.is_finite()), "{}", path.display());
+        for (stage, name) in &watch.written {
+            let stage = resolved.stages.iter().find(|s| &s.name == stage).unwrap();
+            let entry = find(stage.recipe.algorithm_name()).unwrap();
+            let metric = explained(entry, name);
+            shown.insert(metric.unwrap_or_else(|| panic!("{}: {name} is not listed", entry.name)).name);
+        }
+    }
+    for m in [STEP, SAMPLED, EVALUATED].concat().iter().filter(|m| !RARE.contains(&m.name)) {
+        assert!(shown.contains(m.name), "{} is listed and never written", m.name);
     }
 }
 

@@ -203,3 +203,17 @@ fn show() {
     let Ok(root) = std::env::var("FERRL_REPORT") else { return };
     report(&run(Path::new(&root), "countdown-grpo", 600, false)).unwrap();
 }
+
+#[test]
+fn an_evaluation_before_the_first_step_begins_its_curve() {
+    let temp = Temp::new("eval");
+    let run = RunFolder::create(&temp.0, "run", RECIPE).unwrap();
+    let mut log = MetricsLog::open(&run.metrics(), &Files::default()).unwrap();
+    for (step, name, value) in [(1, "eval_start/pass@1", 0.125), (2, "eval/pass@1", 0.5)] {
+        let metrics = vec![(name.into(), value), ("reward".into(), value)];
+        log.append(&StepRecord { step, stage: "grpo".into(), epoch: 0.0, seconds: 1.0, metrics }).unwrap();
+    }
+    let html = fs::read_to_string(report(run.path()).unwrap()).unwrap();
+    assert!(html.contains("<span>eval/pass@1</span><b>0.125 → 0.500</b>"), "before and after in one figure");
+    assert_eq!(data(&html)["series"]["eval/pass@1"], serde_json::json!([0.125, 0.5]));
+}

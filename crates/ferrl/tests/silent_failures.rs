@@ -8,6 +8,8 @@ use ferrl::algo::find;
 use ferrl::batch::updates;
 use ferrl::experience::{Counts, Experience, MicroBatch, Sequence};
 use ferrl::recipe::{Data, Model, Optim, Recipe, Reward, Rollout, Train};
+use ferrl::run::{MetricsLog, RunFolder, StepRecord};
+use ferrl::runner::{self, Watch};
 use ferrl::setup;
 use ferrl::train::Stage;
 use ferrl_engine::checkpoint::{Dtype, InitOptions, SaveOptions, init_model};
@@ -90,6 +92,10 @@ impl World {
     fn stage(&self, recipe: Recipe, threads: usize) -> Result<Stage> {
         setup::stage(recipe, Arc::new(Cpu::new(Some(threads)).unwrap()), &self.0)
     }
+}
+
+fn path(folder: &std::path::Path, name: &str) -> String {
+    folder.join(name).to_str().unwrap().into()
 }
 
 fn grpo() -> Value {
@@ -224,6 +230,51 @@ fn a_mask_of_nothing() {
 }
 
 #[test]
+fn a_row_cut_to_nothing_that_still_counts() {
+    // The third question fills the limit: none of its answer is left.
+    let world = World::new();
+    let row = |i: usize| {
+        let question = if i == 2 { question(2) } else { format!("eta {i}") };
+        format!("{}\n", json!({ "prompt": question, "response": "zeta ".repeat(i + 1) }))
+    };
+    world.write("long.jsonl", &(0..6).map(row).collect::<String>());
+    world.write("short.jsonl", &(0..6).filter(|&i| i != 2).map(row).collect::<String>());
+    let first = |file: &str, overlong: &str, batch: usize| {
+        let mut recipe = world.recipe(file, json!({ "name": "sft", "aggregate": "sequence" }));
+        (recipe.data.max_length, recipe.data.overlong) = (48, overlong.into());
+        recipe.train.batch = batch;
+        let metrics = world.stage(recipe, 1).and_then(|mut s| s.step())?.metrics;
+        Ok::<_, ferrl_engine::Error>((metrics.get("loss").unwrap(), metrics.get("grad_norm").unwrap()))
+    };
+    let error = first("long.jsonl", "error", 6).unwrap_err();
+    let text = error.to_string();
+    assert!(error.class == Class::Data && text.contains("leaves nothing to train"), "{text}");
+    assert!(text.contains("long.jsonl:3"), "the row is named: {text}");
+    // Left out, it is left out of the mean too.
+    let (got, want) = (first("long.jsonl", "drop", 5).unwrap(), first("short.jsonl", "error", 5).unwrap());
+    let close = |a: f64, b: f64| (a - b).abs() <= 1e-5 * b.abs();
+    assert!(close(got.0, want.0) && close(got.1, want.1), "{got:?} against {want:?}");
+}
+
+#[test]
+fn a_cut_off_answer_that_is_left_out_and_still_counts() {
+    let settings =
+        json!({ "kl": { "coef": 0.0 }, "mask_truncated": true, "advantage": { "divide_by_std": false } });
+    let mut algorithm = (find("grpo").unwrap().build)(settings).unwrap();
+    let mut e = graded(&[0, 0, 0, 0], &[1.0, 0.0, 0.5, 0.5]);
+    e.sequences[3].truncated = true;
+    algorithm.prepare(&mut e).unwrap();
+    let update = &updates(&e, (1, 1), 0, 0)[0];
+    let batches = update.micro_batches(&e, 100).unwrap();
+    let rows: usize = batches.iter().map(MicroBatch::len).sum();
+    let mut all = ByRole::default();
+    all.set(Role::Policy, Stats { logp: vec![-1.0; rows], entropy: vec![0.0; rows], ..Default::default() });
+    let loss = algorithm.loss(&batches[0], &all);
+    // The better answer's advantage is 0.5, one of two tokens of one of three answers.
+    assert_eq!(loss.grads.get(Role::Policy).unwrap().logp[0], (-0.5 / 3.0 / 2.0) as f32);
+}
+
+#[test]
 fn a_nan_that_reaches_the_weights() {
     let world = World::new();
     let mut stage = world.stage(world.recipe("sft.jsonl", json!({ "name": "sft" })), 1).unwrap();
@@ -265,10 +316,12 @@ fn rewards_given_to_another_answer() {
                 .map(|r| f64::from(u8::from(r.answer.text.chars().filter(|&c| vowel(c)).count() >= 2)))
                 .collect();
             let mean = own.iter().sum::<f64>() / 6.0;
+            let std = (own.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / 5.0).sqrt();
             for (r, own) in group.iter().zip(&own) {
                 assert_eq!(r.graded.reward, *own, "{:?}", r.answer.text);
                 both[*own as usize] += 1;
-                assert_eq!(f64::from(r.advantage) > 0.0, own - mean > 0.0, "an advantage of the wrong sign");
+                let want = (own - mean) / (std + 1e-4);
+                assert!((f64::from(r.advantage) - want).abs() < 1e-5, "another's advantage: {own:?} {want}");
             }
         }
     }
@@ -343,6 +396,53 @@ fn an_order_of_data_that_begins_again_after_a_restart() {
     again.restore(&state).unwrap();
     assert!([again.next(5).unwrap(), again.next(5).unwrap()] == want);
     assert!(want[0] != want[1]);
+}
+
+/// Looks on for so many steps.
+struct Steps(usize);
+
+impl Watch for Steps {
+    fn stage(&mut self, _name: &str, _steps: u64) {}
+    fn step(&mut self, _stage: &str, _step: u64, _steps: u64, _record: &StepRecord) {
+        self.0 -= 1;
+    }
+    fn note(&mut self, _text: &str) {}
+    fn interrupted(&self) -> bool {
+        self.0 == 0
+    }
+}
+
+#[test]
+fn a_resume_that_loses_the_place_in_the_data_or_an_adaptive_weight() {
+    let world = World::new();
+    let row = |i: usize| format!("{}\n", json!({ "prompt": format!("eta {}", question(i)) }));
+    world.write("many.jsonl", &(0..6).map(row).collect::<String>());
+    let text = format!(
+        "model = {{ path = {:?}, dtype = \"f32\" }}\ndata = {{ train = [{:?}], max_length = 400 }}\n\
+         algo = {{ name = \"ppo\", kl = {{ coef = 0.05, target = 1e-4, horizon = 40 }} }}\n\
+         rollout = {{ prompts = 2, samples = 4, max_new_tokens = 8, cache_mib = 8 }}\n\
+         reward = [{{ verifier = \"regex\", options = {{ pattern = \"[aeiou].*[aeiou]\", whole = false }} }}]\n\
+         train.steps = 5\noptim.lr = 1e-2\n",
+        path(&world.0, ""),
+        path(&world.0, "many.jsonl"),
+    );
+    let resolved = Recipe::parse(&text, "recipe.toml", "test", &[]).unwrap();
+    let run = |name: &str, stops: &[usize]| {
+        for (i, &stop) in stops.iter().enumerate() {
+            let folder = match i {
+                0 => RunFolder::create(&world.0.join("runs"), name, &resolved.toml).unwrap(),
+                _ => RunFolder::open(&world.0.join("runs").join(name)).unwrap(),
+            };
+            runner::run(&resolved, folder, Arc::new(Cpu::new(Some(1)).unwrap()), &mut Steps(stop)).unwrap();
+        }
+        let lines = MetricsLog::history(&world.0.join("runs").join(name).join("metrics.jsonl")).unwrap();
+        let of = |name: &'static str| lines.iter().map(|r| r.get(name)).collect::<Vec<_>>();
+        (lines.iter().map(|r| r.epoch).collect::<Vec<_>>(), of("loss"), of("kl_coef"), of("score"))
+    };
+    let (whole, parts) = (run("whole", &[9]), run("parts", &[2, 1, 9]));
+    assert_eq!(whole, parts);
+    let coefs = whole.2;
+    assert!(coefs.len() == 5 && coefs.windows(2).all(|c| c[0] != c[1]), "the weight stands still: {coefs:?}");
 }
 
 #[test]

@@ -3,8 +3,12 @@
 
 #[path = "stage/api.rs"]
 mod api;
+#[path = "stage/best.rs"]
+mod best;
 #[path = "stage/evaluation.rs"]
 mod evaluation;
+#[path = "stage/foresight.rs"]
+mod foresight;
 #[path = "stage/graded.rs"]
 mod graded;
 #[path = "stage/help.rs"]

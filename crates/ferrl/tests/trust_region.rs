@@ -1,6 +1,7 @@
 //! The trust-region update and its parts, on tiny real models.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+use ferrl::algo::metrics::TRUST;
 use ferrl::recipe::Recipe;
 use ferrl::setup;
 use ferrl::train::Stage;
@@ -167,6 +168,10 @@ fn the_surrogate_rises_and_the_kl_keeps_its_bound() {
                 Some(kl) => {
                     assert!(kl > 0.0 && kl <= 0.02, "{name}: KL {kl}");
                     assert!(metrics.get("trust/improvement").unwrap() > 0.0);
+                    let written: Vec<&str> = metrics.means().map(|(n, _)| n).collect();
+                    assert!(TRUST.iter().all(|m| written.contains(&m.name)), "{written:?}");
+                    let listed = written.iter().filter(|n| n.starts_with("trust/")).count();
+                    assert_eq!(listed, TRUST.len(), "{written:?}");
                     assert_ne!(weights(&stage.policy), before);
                     moved += 1;
                 }
@@ -178,6 +183,16 @@ fn the_surrogate_rises_and_the_kl_keeps_its_bound() {
         let (first, last) = (mean(&rewards[..3]), mean(&rewards[STEPS - 3..]));
         assert!(last > first + 0.2, "{name}: from {first} to {last}: {rewards:?}");
     }
+}
+
+#[test]
+fn a_step_without_a_gradient_is_skipped() {
+    let nothing = "reward=[{ verifier = \"regex\", options = { pattern = \"never\" } }]";
+    let mut stage = stage("equal", &[nothing]);
+    let before = weights(&stage.policy);
+    let metrics = stage.step().unwrap().metrics;
+    assert_eq!((metrics.get("updates/skipped"), metrics.get("grad_norm")), (Some(1.0), Some(0.0)));
+    assert_eq!(weights(&stage.policy), before);
 }
 
 #[test]

@@ -3,12 +3,14 @@
 pub mod backend;
 pub mod buffer;
 pub mod check;
+pub mod composed;
 pub mod cpu;
 pub mod cuda;
 pub mod error;
 pub mod math;
 pub mod mmap;
 pub mod philox;
+pub mod truncate;
 
 pub use backend::Backend;
 pub use buffer::{Buffer, DType, Weight};

@@ -3,14 +3,16 @@
 use crate::output::print;
 use clap::{Parser, Subcommand};
 use ferrl::algo::{ALGORITHMS, Entry, find};
-use ferrl::recipe::{algorithm_keys, algorithms_markdown, explained, keys_markdown, keys_that_matter};
+use ferrl::recipe::{
+    algorithm_keys, algorithms_markdown, explained, keys_markdown, keys_that_matter, metrics_explained,
+};
 use ferrl_engine::{Error, Result};
 use serde_json::Map;
 use std::path::PathBuf;
 
 /// List the algorithms
 ///
-/// With a name: that one, with its settings, their defaults and what they mean.
+/// With a name: that one, with its settings, their defaults and what they mean, and what it writes at each step.
 #[derive(Parser)]
 pub struct Args {
     /// One of them
@@ -55,12 +57,13 @@ fn described(entry: &Entry, width: usize) -> String {
     )
 }
 
-/// An algorithm and its own settings.
+/// An algorithm, its own settings and its metrics.
 fn settings(entry: &Entry) -> String {
     let mut text = described(entry, entry.name.len());
     text += "settings, with their defaults (one without is off):\n";
     algorithm_keys(entry).iter().for_each(|key| text += &explained(key));
-    text
+    text += "\nmetrics of each step, beside those that every run writes:\n";
+    text + &metrics_explained(entry)
 }
 
 /// Explain every key of a recipe, with its default

@@ -108,6 +108,13 @@ impl Model {
         }
         let mut layers = Vec::new();
         let mut h = self.activations(x.len())?;
+        if let (Context::Paged(rows, caches), Keep::Nothing, true) =
+            (&mut context, keep, self.has_few(t.rows))
+        {
+            self.forward_few(t, rows, caches, &mut x)?;
+            self.norm(self.layout.final_norm, &x, &mut h)?;
+            return Ok((h, Activations { layers, x_final: x }));
+        }
         self.norm(self.norm_after(None), &x, &mut h)?;
         for l in 0..self.config.layers {
             let Passed { interior, x_mid, delta } = self.layer(l, t, &x, h, &mut context, keep)?;
@@ -143,23 +150,29 @@ impl Model {
         let (b, p, c) = (&*self.backend, &self.layout.layers[l], &self.config);
         let op = self.attention(l);
         let mut qkv = self.activations(t.rows * c.qkv_width())?;
-        self.linear(p.qkv, &h, &mut qkv)?;
-        drop(h);
         let mut qkv_raw = None;
-        if let Some((q, k)) = p.qk_norm {
-            let mut normed = self.activations(qkv.len())?;
-            b.head_norm(self.head_norm(), op.heads, &qkv, self.master(q), self.master(k), &mut normed)?;
-            qkv_raw = Some(std::mem::replace(&mut qkv, normed));
-        }
-        self.rotate(t, op.heads, false, &mut qkv)?;
         let mut att = self.activations(t.rows * c.attention_width())?;
         let mut lse = self.f32s(t.rows * c.heads)?;
+        if let (None, Context::Paged(rows, caches)) = (p.qk_norm, &mut *context) {
+            let (layer, tables) = (self.affine(p.qkv), self.rotary(t.reach)?);
+            let turns = self.turns(tables.as_deref(), t);
+            b.linear_qkv(&h, layer, op.heads, turns, rows, &mut caches[l], &mut qkv)?;
+        } else {
+            self.linear(p.qkv, &h, &mut qkv)?;
+            if let Some((q, k)) = p.qk_norm {
+                let mut normed = self.activations(qkv.len())?;
+                b.head_norm(self.head_norm(), op.heads, &qkv, self.master(q), self.master(k), &mut normed)?;
+                qkv_raw = Some(std::mem::replace(&mut qkv, normed));
+            }
+            self.rotate(t, op.heads, false, &mut qkv)?;
+            if let Context::Paged(rows, caches) = &mut *context {
+                b.cache_write(op.heads, &qkv, rows, &mut caches[l])?;
+            }
+        }
+        drop(h);
         match context {
             Context::Packed(segments) => b.attention(op, &qkv, segments, &mut att, &mut lse)?,
-            Context::Paged(rows, caches) => {
-                b.cache_write(op.heads, &qkv, rows, &mut caches[l])?;
-                b.attention_paged(op, &qkv, rows, &caches[l], &mut att)?;
-            }
+            Context::Paged(rows, caches) => b.attention_paged(op, &qkv, rows, &caches[l], &mut att)?,
         }
         let mut proj = self.activations(x.len())?;
         self.linear(p.attn_out, &att, &mut proj)?;
@@ -408,13 +421,13 @@ impl Model {
         Ok(Some(d))
     }
 
-    fn rotate(&self, t: &Tokens, heads: Heads, inverse: bool, qkv: &mut Buffer) -> Result<()> {
+    pub(super) fn rotate(&self, t: &Tokens, heads: Heads, inverse: bool, qkv: &mut Buffer) -> Result<()> {
         let super::config::Position::Rotary(rope) = &self.config.position else { return Ok(()) };
         let Some(tables) = self.rotary(t.reach)? else { return Ok(()) };
         self.backend.rotary(heads, rope.rotary_dim, &tables.cos, &tables.sin, &t.positions, inverse, qkv)
     }
 
-    fn attention(&self, l: usize) -> Attention {
+    pub(super) fn attention(&self, l: usize) -> Attention {
         let c = &self.config;
         Attention {
             heads: Heads { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim },
@@ -424,7 +437,7 @@ impl Model {
         }
     }
 
-    fn norm_op(&self) -> backend::Norm {
+    pub(super) fn norm_op(&self) -> backend::Norm {
         let n = self.config.norm;
         backend::Norm {
             centred: n.kind == NormKind::Layer,
@@ -434,7 +447,7 @@ impl Model {
         }
     }
 
-    fn head_norm(&self) -> backend::Norm {
+    pub(super) fn head_norm(&self) -> backend::Norm {
         backend::Norm { width: self.config.head_dim, ..self.norm_op() }
     }
 
@@ -447,7 +460,7 @@ impl Model {
     }
 }
 
-fn activation(a: Activation) -> backend::Activation {
+pub(super) fn activation(a: Activation) -> backend::Activation {
     match a {
         Activation::SiluGated => backend::Activation::SiluGated,
         Activation::GeluGated => backend::Activation::GeluGated,

@@ -11,6 +11,7 @@ pub mod rope;
 pub mod weights;
 
 mod common;
+mod few;
 mod fields;
 mod naming;
 mod rope_json;

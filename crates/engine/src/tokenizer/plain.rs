@@ -134,43 +134,64 @@ fn unmap(cuts: &[(usize, usize)], at: usize) -> usize {
 /// Finds added tokens in text by the rule the tokenizer has: leftmost first, then longest.
 #[derive(Clone)]
 pub(super) struct Scanner {
-    /// Name, id and whether it is special; longest name first.
-    tokens: Vec<(String, u32, bool)>,
+    /// With their ids, longest name first.
+    tokens: Vec<(AddedToken, u32)>,
     starts: HashSet<u8>,
 }
 
 impl Scanner {
     pub fn new(tokenizer: &Tokenizer) -> Self {
         let added = tokenizer.inner.get_added_tokens_decoder();
-        let mut tokens: Vec<_> = added.into_iter().map(|(id, t)| (t.content, id, t.special)).collect();
-        tokens.sort_by(|a, b| b.0.len().cmp(&a.0.len()).then_with(|| a.0.cmp(&b.0)));
-        let starts = tokens.iter().filter_map(|t| t.0.bytes().next()).collect();
+        let mut tokens: Vec<_> = added.into_iter().map(|(id, t)| (t, id)).collect();
+        let shorter = |a: &str, b: &str| b.len().cmp(&a.len()).then_with(|| a.cmp(b));
+        tokens.sort_by(|(a, _), (b, _)| shorter(&a.content, &b.content));
+        let starts = tokens.iter().filter_map(|t| t.0.content.bytes().next()).collect();
         Scanner { tokens, starts }
     }
 
     /// Special tokens of `text` that touch no `plain` span; an empty span is a barrier no token may cross.
     pub fn find(&self, text: &str, plain: &[Range<usize>]) -> Vec<(Range<usize>, u32)> {
+        let all = self.added(text, plain).into_iter();
+        all.filter(|(_, token, _)| token.special).map(|(range, _, id)| (range, id)).collect()
+    }
+
+    /// What added tokens leave of `text` for the model to read, without the spaces that they swallow beside them.
+    pub fn rest(&self, text: &str, plain: &[Range<usize>]) -> Vec<Range<usize>> {
+        let (mut rest, mut at, mut swallowed) = (Vec::new(), 0, false);
+        for (range, token, _) in self.added(text, plain) {
+            rest.push(trimmed(text, at..range.start, swallowed, token.lstrip));
+            (at, swallowed) = (range.end, token.rstrip);
+        }
+        rest.push(trimmed(text, at..text.len(), swallowed, false));
+        rest
+    }
+
+    /// All added tokens of `text`, in order; special ones only where they touch no `plain` span.
+    fn added(&self, text: &str, plain: &[Range<usize>]) -> Vec<(Range<usize>, &AddedToken, u32)> {
         let mut found = Vec::new();
         let mut at = 0;
         while at < text.len() {
             let rest = &text.as_bytes()[at..];
-            let hit = self.starts.contains(&rest[0]).then(|| {
-                self.tokens.iter().find(|(name, _, special)| {
-                    rest.starts_with(name.as_bytes()) && !(*special && touches(plain, at, at + name.len()))
-                })
-            });
-            match hit.flatten() {
-                Some((name, id, special)) => {
-                    if *special {
-                        found.push((at..at + name.len(), *id));
-                    }
-                    at += name.len();
-                }
-                None => at += 1,
+            let fits = |(token, _): &&(AddedToken, u32)| {
+                let end = at + token.content.len();
+                rest.starts_with(token.content.as_bytes()) && !(token.special && touches(plain, at, end))
+            };
+            let hit = self.starts.contains(&rest[0]).then(|| self.tokens.iter().find(fits)).flatten();
+            if let Some((token, id)) = hit {
+                found.push((at..at + token.content.len(), token, *id));
             }
+            at += hit.map_or(1, |(token, _)| token.content.len());
         }
         found
     }
+}
+
+/// A range of the text without the spaces at its start, at its end, or both.
+fn trimmed(text: &str, range: Range<usize>, start: bool, end: bool) -> Range<usize> {
+    let part = &text[range.clone()];
+    let left = if start { part.len() - part.trim_start().len() } else { 0 };
+    let right = if end { part[left..].len() - part[left..].trim_end().len() } else { 0 };
+    range.start + left..range.end - right
 }
 
 fn touches(plain: &[Range<usize>], start: usize, end: usize) -> bool {

@@ -115,38 +115,50 @@ impl Trainer {
     /// [`Trainer::forward`] and [`Trainer::backward`] in one, for a loss whose gradients are known beforehand: the
     /// same bits, and where these are by logp alone the head computes its logits once instead of twice.
     pub fn forward_backward(&mut self, batch: &Batch, grads: &StatGrads) -> Result<Stats> {
-        let others = [&grads.entropy, &grads.value, &grads.others];
+        if let Some(stats) = self.at_once(batch, grads, None)? {
+            return Ok(stats);
+        }
+        let stats = self.forward(batch)?;
+        self.backward(batch, grads)?;
+        Ok(stats)
+    }
+
+    /// As [`Trainer::forward_backward`], for gradients that are right only if the log-probabilities turn out to be
+    /// `logp` to the last bit. `None` where they do not, or where nothing is gained: no gradient has been added then.
+    pub fn foreseen(&mut self, batch: &Batch, grads: &StatGrads, logp: &[f32]) -> Result<Option<Stats>> {
+        self.at_once(batch, grads, Some(logp))
+    }
+
+    fn at_once(&mut self, batch: &Batch, grads: &StatGrads, logp: Option<&[f32]>) -> Result<Option<Stats>> {
+        let others = [&grads.entropy, &grads.value, &grads.others, &grads.kl];
         let by_logp = self.model.config.head.has_lm() && others.iter().all(|g| g.is_empty());
         if !by_logp || batch.others_per_row > 0 {
-            let stats = self.forward(batch)?;
-            self.backward(batch, grads)?;
-            return Ok(stats);
+            return Ok(None);
         }
         check_grads(grads)?;
         let (mut stats, p) = hidden(&self.model, batch, self.keep())?;
         // Found while the device computes.
         let (rows, targets, _) = batch.scored_rows();
         if rows.is_empty() {
-            self.check_finite(batch, &stats, &p)?;
-            self.pending = Some(p);
-            self.backward(batch, grads)?;
-            return Ok(stats);
+            return Ok(None);
         }
         let (mut sum, totals) = self.open_sum()?;
         let mut dh = self.model.activations(p.h.len())?;
         let g = pick_rows(grads, &rows, 0).logp;
         let r = self.model.score_known(&p.h, &rows, &targets, &g, self.temperature, &mut dh, &mut sum)?;
         place_rows(&mut stats, &rows, &r, 0);
-        if let Err(error) = self.check_finite(batch, &stats, &p) {
+        let finite = self.check_finite(batch, &stats, &p);
+        let as_foreseen = |logp: &[f32]| stats.logp.iter().zip(logp).all(|(a, b)| a.to_bits() == b.to_bits());
+        if finite.is_err() || !logp.is_none_or(as_foreseen) {
             // Only the head was added to, and apart from its total.
             for i in self.model.met_often() {
                 sum[i].iter_mut().for_each(Slot::clear);
             }
             self.close_sum(sum, totals)?;
-            return Err(error);
+            return finite.map(|()| None);
         }
         self.flow_down(p, &dh, sum, totals)?;
-        Ok(stats)
+        Ok(Some(stats))
     }
 
     fn keep(&self) -> Keep {

@@ -92,7 +92,8 @@ impl Trainer {
         let result = f(self);
         for (param, saved) in self.model.params.iter_mut().zip(saved) {
             if let Some(saved) = saved {
-                param.master = saved;
+                // Into the same memory: recorded work on a card reads the weights where they were.
+                backend.copy(&saved, 0, &mut param.master, 0, saved.len())?;
             }
         }
         self.model.refresh()?;

@@ -227,6 +227,20 @@ fn trained_characters_read_back_and_strangers_are_refused() {
             assert!(e.to_string().contains("is not in the vocabulary"), "{e}");
         }
     }
+    // The one that is named is the one that is missing, wherever it stands and however many bytes its neighbours have.
+    for (text, stranger, byte) in [
+        ("axa", 'x', 1),
+        ("thexü", 'x', 3),
+        ("xü", 'x', 0),
+        ("aéa", 'é', 1),
+        ("你éx", 'é', 3),
+        ("<|im_start|>the x<|im_end|>\n", 'x', 16),
+        ("<|im_start|>the<|im_end|>éx", 'é', 25),
+    ] {
+        let e = t.encode_markup(text).unwrap_err().to_string();
+        assert!(e.contains(&format!("the character {stranger:?} is not")), "{text}: {e}");
+        assert!(e.contains(&format!("byte {byte} of the text")), "{text}: {e}");
+    }
     let lenient = train_chars(corpus(), &names(&["<unk>"])).unwrap();
     assert_eq!(lenient.encode_text("axa").unwrap()[1], lenient.token_id("<unk>").unwrap());
     offer(&t, "chars", &texts);

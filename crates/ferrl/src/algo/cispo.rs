@@ -13,7 +13,7 @@
 
 use super::math::surrogate::Surrogate;
 use super::policy::{Advantage, Policy, method};
-use super::{Algorithm, Entry, Wants};
+use super::{Algorithm, Entry, Wants, metrics};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -23,6 +23,7 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "MiniMax, MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention, 2025, arXiv 2506.13585",
     source: include_str!("cispo.rs"),
     wants: Wants::Rollouts,
+    metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     build,
 };

@@ -9,6 +9,7 @@
 //! 2. `head_only_steps` as for the reward model.
 
 use super::math::{log_sigmoid, sigmoid};
+use super::metrics::metric;
 use super::{Algorithm, Entry, Needs, Wants, settings};
 use crate::experience::{Experience, Kind, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Role, Stats};
@@ -22,6 +23,11 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Cobbe et al., Training Verifiers to Solve Math Word Problems, 2021, arXiv 2110.14168",
     source: include_str!("classifier.rs"),
     wants: Wants::Targets,
+    metrics: &[&[
+        metric("accuracy", "Share of answers whose probability is on the target's side of one half."),
+        metric("brier", "Squared difference between probability and target."),
+        metric("probability", "The probability given."),
+    ]],
     defaults: || json!(Options::default()),
     build: |values| Ok(Box::new(Classifier(settings("classifier", values)?))),
 };

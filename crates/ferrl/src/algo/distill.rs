@@ -13,6 +13,7 @@
 
 use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
+use super::metrics::{REWARDED, SURROGATE, metric};
 use super::policy::{Advantage, Baseline, Kl, Place, Policy, merged, reward_metrics};
 use super::{Algorithm, Entry, Needs, Wants, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
@@ -27,6 +28,17 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Agarwal et al., On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes, 2023, arXiv 2306.13649",
     source: include_str!("distill.rs"),
     wants: Wants::Rollouts,
+    metrics: &[
+        REWARDED,
+        SURROGATE,
+        &[
+            metric(
+                "kl",
+                "KL to the teacher per token: over the vocabulary, or its estimate with `full = false`.",
+            ),
+            metric("objective/kl", "The estimate's sum over an answer, with `full = false`."),
+        ],
+    ],
     defaults: || json!(Options::default()),
     build,
 };

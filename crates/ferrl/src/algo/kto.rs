@@ -11,6 +11,7 @@
 //!    within 1 to 4/3 of `undesirable_weight` times that of bad ones.
 
 use super::math::sigmoid;
+use super::metrics::metric;
 use super::preference::{answer_logp, not_negative, positive};
 use super::{Algorithm, Entry, Needs, Wants, settings};
 use crate::experience::{Experience, Kind, Loss, Metrics, MicroBatch, Sequence};
@@ -25,6 +26,13 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Ethayarajh et al., KTO: Model Alignment as Prospect Theoretic Optimization, 2024, arXiv 2402.01306",
     source: include_str!("kto.rs"),
     wants: Wants::Labelled,
+    metrics: &[&[
+        metric("kl", "The reference point z of the update."),
+        metric("rewards/chosen", "beta times the gain over the reference, of good answers."),
+        metric("rewards/rejected", "The same of bad ones."),
+        metric("logps/chosen", "Log-probability of a good answer, summed over its tokens."),
+        metric("logps/rejected", "The same of a bad one."),
+    ]],
     defaults: || json!(Options::default()),
     build,
 };

@@ -7,9 +7,11 @@
 //! Differences from common implementations:
 //! 1. A negative `A` makes an answer less likely without bound; `clip_negative` (on by default) takes such answers as 0.
 //! 2. Divisors count all answers, also those of weight 0, and are those of the whole update.
+//! 3. Advantage-weighted regression (Peng et al., 2019) weighs an answer by `exp(A / β)`; here its weight is `A` itself.
 
 use super::math::advantage::centre;
 use super::math::aggregate::Aggregate;
+use super::metrics::{ENTROPY, metric};
 use super::{Algorithm, Entry, Needs, Wants, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
@@ -24,6 +26,11 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Peng et al., Advantage-Weighted Regression, 2019, arXiv 1910.00177",
     source: include_str!("mle.rs"),
     wants: Wants::Weighted,
+    metrics: &[&[
+        metric("reward", "Reward of an answer, or its advantage where the rows have that."),
+        metric("advantage", "What an answer counts for, after the baseline."),
+        ENTROPY,
+    ]],
     defaults: || json!(Options::default()),
     build: |values| Ok(Box::new(Mle(settings("mle", values)?))),
 };

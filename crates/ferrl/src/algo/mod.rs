@@ -6,6 +6,7 @@
 //! [`ALGORITHMS`]; one finite-difference test walks the list.
 
 pub mod math;
+pub mod metrics;
 pub mod policy;
 mod preference;
 
@@ -39,6 +40,7 @@ use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
 use crate::trust_region::TrustRegion;
 use ferrl_engine::train::{ByRole, StatGrads, Stats};
 use ferrl_engine::{Error, Result, nearest};
+use metrics::Metric;
 use serde_json::Value;
 
 /// An entry of the registry.
@@ -53,6 +55,8 @@ pub struct Entry {
     pub source: &'static str,
     /// What it learns from.
     pub wants: Wants,
+    /// What it writes at each step, in groups, beside what every run writes.
+    pub metrics: &'static [&'static [Metric]],
     /// Its settings where a recipe says nothing.
     pub defaults: fn() -> Value,
     /// Builds it from its settings; unknown ones are refused.

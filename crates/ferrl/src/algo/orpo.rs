@@ -14,7 +14,7 @@
 
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term, log_one_minus_exp, not_negative};
-use super::{Algorithm, Entry, Needs, Wants, settings};
+use super::{Algorithm, Entry, Needs, Wants, metrics, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::math::exp;
@@ -28,6 +28,7 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Hong et al., ORPO: Monolithic Preference Optimization without Reference Model, 2024, arXiv 2403.07691",
     source: include_str!("orpo.rs"),
     wants: Wants::Pairs,
+    metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     build,
 };

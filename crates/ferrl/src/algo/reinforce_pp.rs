@@ -10,7 +10,7 @@
 use super::math::advantage::Normalise;
 use super::math::kl::Estimator;
 use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
-use super::{Algorithm, Entry, Wants};
+use super::{Algorithm, Entry, Wants, metrics};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -20,6 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Hu et al., REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization, 2025, arXiv 2501.03262",
     source: include_str!("reinforce_pp.rs"),
     wants: Wants::Rollouts,
+    metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     build,
 };

@@ -7,12 +7,15 @@
 //! Differences from the paper:
 //! 1. `restart = true` fine-tunes the model the stage started from anew at each step, as the paper does; off (the
 //!    default) each step goes on from the last, which needs far fewer updates.
-//! 2. Which checkpoint is kept is up to the run: `eval.every = 1` with `checkpoint.keep_best` and `checkpoint.metric`
-//!    keeps the best on held-out questions.
+//! 2. The paper fine-tunes for as long as the reward on held-out questions rises. Here that is up to the run:
+//!    `checkpoint.metric = "eval/pass@1"` with `eval.every = 1` and `checkpoint.patience = 1` ends it at the first step that
+//!    does not improve, with `checkpoint.keep_best = 1` and `checkpoint.use_best = true` the best one is handed on. Off by
+//!    default: without `restart` a step is one small update, and one that does not improve says little.
 //! 3. The first `per_prompt` right answers are kept in the order of samples; identical ones count once.
 //! 4. A step whose answers are all wrong makes no update.
 
 use super::math::aggregate::Aggregate;
+use super::metrics::{ENTROPY, REWARDED, metric};
 use super::policy::reward_metrics;
 use super::{Algorithm, Entry, Needs, Wants, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
@@ -28,6 +31,7 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Singh et al., Beyond Human Data: Scaling Self-Training for Problem-Solving with Language Models, 2023, arXiv 2312.06585",
     source: include_str!("rest_em.rs"),
     wants: Wants::Rollouts,
+    metrics: &[REWARDED, &[metric("kept", "Share of answers that are imitated."), ENTROPY]],
     defaults: || json!(Options::default()),
     build,
 };

@@ -11,6 +11,7 @@
 //! 2. Centring is off by default; TRL recommends 0.01.
 
 use super::math::{log_sigmoid, sigmoid};
+use super::metrics::metric;
 use super::preference::not_negative;
 use super::{Algorithm, Entry, Needs, Wants, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
@@ -25,6 +26,12 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Stiennon et al., Learning to summarize from human feedback, 2020, arXiv 2009.01325",
     source: include_str!("reward_model.rs"),
     wants: Wants::Pairs,
+    metrics: &[&[
+        metric("rewards/chosen", "Score of the chosen answer."),
+        metric("rewards/rejected", "Score of the rejected one."),
+        metric("rewards/margins", "The difference of the two."),
+        metric("rewards/accuracies", "Share of pairs in which the chosen answer has the larger one."),
+    ]],
     defaults: || json!(Options::default()),
     build,
 };

@@ -11,7 +11,7 @@ use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
 use super::math::surrogate::Ratio;
 use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
-use super::{Algorithm, Entry, Wants};
+use super::{Algorithm, Entry, Wants, metrics};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -21,6 +21,7 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Ahmadian et al., Back to Basics: Revisiting REINFORCE Style Optimization, 2024, arXiv 2402.14740",
     source: include_str!("rloo.rs"),
     wants: Wants::Rollouts,
+    metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     build,
 };

@@ -7,6 +7,7 @@
 //! 1. Divisors are counted over the whole update, so neither micro-batches nor packing change the loss.
 
 use super::math::aggregate::Aggregate;
+use super::metrics::ENTROPY;
 use super::{Algorithm, Entry, Needs, Wants, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
@@ -20,6 +21,7 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Ouyang et al., Training language models to follow instructions with human feedback, 2022, arXiv 2203.02155",
     source: include_str!("sft.rs"),
     wants: Wants::Demonstrations,
+    metrics: &[&[ENTROPY]],
     defaults: || json!(Options::default()),
     build: |values| Ok(Box::new(Sft(settings("sft", values)?))),
 };

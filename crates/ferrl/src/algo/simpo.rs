@@ -8,7 +8,7 @@
 
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term, not_negative, positive};
-use super::{Algorithm, Entry, Needs, Wants, settings};
+use super::{Algorithm, Entry, Needs, Wants, metrics, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
@@ -21,6 +21,7 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Meng et al., SimPO: Simple Preference Optimization with a Reference-Free Reward, 2024, arXiv 2405.14734",
     source: include_str!("simpo.rs"),
     wants: Wants::Pairs,
+    metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     build,
 };

@@ -7,11 +7,11 @@
 //! the authors' data set. `ferrl steps` makes such rows from a model's own mistakes.
 //!
 //! Differences from the paper:
-//! 1. β = 0.5, its value for 7B models (0.4 for 72B).
+//! 1. β = 0.5, as in the authors' script for 7B models (0.4 in that for 72B).
 //! 2. No end-of-sequence token is added after a step: a step says itself where it ends.
 //! 3. `label_smoothing`, `sft_coef` and `positive` are those of DPO.
 
-use super::{Entry, Wants, dpo};
+use super::{Entry, Wants, dpo, metrics};
 use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -20,6 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Lai et al., Step-DPO: Step-wise Preference Optimization for Long-chain Reasoning of LLMs, 2024, arXiv 2406.18629",
     source: include_str!("step_dpo.rs"),
     wants: Wants::StepPairs,
+    metrics: &[metrics::PAIRED],
     defaults: || json!(defaults()),
     build: |values| dpo::build("step_dpo", defaults(), values),
 };

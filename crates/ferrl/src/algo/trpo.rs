@@ -16,6 +16,7 @@
 
 use super::math::aggregate::Aggregate;
 use super::math::surrogate::Surrogate;
+use super::metrics::{CRITIC, EQUAL, REFERENCE, REWARDED, SURROGATE, TRUST};
 use super::policy::{Advantage, Baseline, Critic, Kl, Method, Policy, merged};
 use super::{Algorithm, Entry, Needs, Wants, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
@@ -31,6 +32,7 @@ pub(super) const ENTRY: Entry = Entry {
     paper: "Schulman et al., Trust Region Policy Optimization, 2015, arXiv 1502.05477",
     source: include_str!("trpo.rs"),
     wants: Wants::Rollouts,
+    metrics: &[REWARDED, SURROGATE, REFERENCE, CRITIC, EQUAL, TRUST],
     defaults: || json!(Options::default()),
     build,
 };

@@ -11,6 +11,8 @@ pub const DTYPES: &[&str] = &["f32", "bf16"];
 pub const OPTIMIZERS: &[&str] = &["adamw", "sgd"];
 /// Courses of the learning rate.
 pub const SCHEDULES: &[&str] = &["constant", "linear", "cosine"];
+/// What becomes of rows that `max_length` leaves nothing of.
+pub const OVERLONG: &[&str] = &["error", "drop"];
 /// Tokenizers of new models.
 pub const TOKENIZERS: &[&str] = &["char", "bpe"];
 
@@ -176,6 +178,7 @@ fn data(r: &Recipe, p: &mut Problems) {
     let bad = d.weights.iter().any(|w| *w < 0.0) || (weights > 0 && d.weights.iter().sum::<f64>() <= 0.0);
     p.when(bad, "data.weights", "weights must not be negative, nor all 0", "data.weights = [1.0, 1.0]");
     p.when(d.max_length == 0, "data.max_length", "nothing would be left", "data.max_length = 2048");
+    p.word("data.overlong", &d.overlong, OVERLONG);
 }
 
 fn optimizer(r: &Recipe, p: &mut Problems) {
@@ -251,9 +254,21 @@ fn evaluation(r: &Recipe, p: &mut Problems) {
         "keep_best goes by an evaluation that never happens",
         "eval.every = 50",
     );
+    p.when(
+        c.patience > 0 && !judged,
+        "checkpoint.metric",
+        "patience waits for a metric of the evaluation to improve, and none is named",
+        "checkpoint.metric = \"eval/pass@1\"",
+    );
+    p.when(
+        c.patience > 0 && judged && r.eval.every == 0,
+        "eval.every",
+        "patience counts evaluations, and there are none before the end",
+        "eval.every = 50",
+    );
     let upside_down = c.metric.as_ref().is_some_and(|m| m.ends_with("loss")) && !c.lower_is_better;
     p.when(
-        c.keep_best > 0 && upside_down,
+        (c.keep_best > 0 || c.patience > 0) && upside_down,
         "checkpoint.lower_is_better",
         "the checkpoints with the largest loss would be kept",
         "checkpoint.lower_is_better = true",

@@ -3,6 +3,7 @@
 use super::keys::{self, Key, TABLE_HEAD, is_table, row, short};
 use super::load::filled;
 use super::{OFF, algorithm_keys};
+use crate::algo::metrics::{EVALUATED, Metric, SAMPLED, STEP};
 use crate::algo::{ALGORITHMS, Entry, Needs, Wants};
 use ferrl_engine::Result;
 use serde_json::{Map, Value};
@@ -16,10 +17,31 @@ pub fn algorithms_markdown(figures: &Map<String, Value>) -> String {
     for e in ALGORITHMS {
         page += &format!("| [`{0}`](#{0}) | {1} | {2} |\n", e.name, e.about, e.wants.words());
     }
+    page += &written_by_all();
     for entry in ALGORITHMS {
         page += &section(entry, figures.get(entry.name));
     }
     page
+}
+
+/// The metrics that are not an algorithm's own.
+fn written_by_all() -> String {
+    let mut text = String::from("\n## What every run writes\n\n");
+    text += "`metrics.jsonl` has a line for each step, TensorBoard the same: beside `step`, `stage`, `epoch` and `seconds` the \
+             means below and those of the algorithm, which its section lists. A word in capitals stands for a name.\n";
+    for (who, metrics) in [
+        ("Every stage:", STEP),
+        ("Stages with answers that were sampled, or came with their rewards:", SAMPLED),
+        ("Steps with an evaluation:", EVALUATED),
+    ] {
+        text += &format!("\n{who}\n\n{}", metrics_table(metrics.iter()));
+    }
+    text
+}
+
+fn metrics_table<'a>(metrics: impl Iterator<Item = &'a Metric>) -> String {
+    let row = |m: &Metric| format!("| `{}` | {} |\n", m.name, m.about.replace('|', "\\|"));
+    metrics.fold("| metric | meaning |\n|---|---|\n".into(), |table, m| table + &row(m))
 }
 
 fn section(entry: &Entry, figures: Option<&Value>) -> String {
@@ -40,13 +62,12 @@ fn section(entry: &Entry, figures: Option<&Value>) -> String {
         text += &format!("\nMeasured with `{command}`: {before} before and {after} after ({metric}).\n");
     }
     let keys = algorithm_keys(entry);
-    if keys.is_empty() {
-        return text;
+    if !keys.is_empty() {
+        text += "\n";
+        text += TABLE_HEAD;
+        keys.iter().for_each(|k| text += &row(k));
     }
-    text += "\n";
-    text += TABLE_HEAD;
-    keys.iter().for_each(|k| text += &row(k));
-    text
+    text + "\n" + &metrics_table(entry.metrics.iter().copied().flatten())
 }
 
 /// What opens the algorithm's file: formula and differences from the paper.
@@ -84,6 +105,12 @@ pub fn explained(key: &Key) -> String {
     };
     let off = if key.optional { format!(" or {OFF:?}") } else { String::new() };
     format!("  {}{default}    ({}{off})\n      {}\n", key.path, key.kind.words(), key.about)
+}
+
+/// An algorithm's own metrics for a terminal.
+pub fn metrics_explained(entry: &Entry) -> String {
+    let line = |m: &Metric| format!("  {}\n      {}\n", m.name, m.about);
+    entry.metrics.iter().copied().flatten().map(line).collect()
 }
 
 #[cfg(test)]

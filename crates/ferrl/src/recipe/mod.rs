@@ -16,11 +16,11 @@ mod settings;
 mod tree;
 mod types;
 
-pub use check::{DTYPES, OPTIMIZERS, SCHEDULES, TOKENIZERS};
+pub use check::{DTYPES, OPTIMIZERS, OVERLONG, SCHEDULES, TOKENIZERS};
 pub use difference::difference;
 pub use keys::{Key, algorithm_keys, keys, keys_markdown, policy_keys};
 pub use load::{Resolved, Stage};
-pub use manual::{algorithms_markdown, explained, keys_that_matter};
+pub use manual::{algorithms_markdown, explained, keys_that_matter, metrics_explained};
 pub use schema::Kind;
 pub use settings::*;
 

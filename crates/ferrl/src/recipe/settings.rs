@@ -147,6 +147,8 @@ pub struct Data {
     pub apply_chat_template: Option<bool>,
     /// Longer sequences are cut.
     pub max_length: usize,
+    /// What becomes of a row whose answer is cut off entirely: `error` or `drop`.
+    pub overlong: String,
     /// A new order in every epoch.
     pub shuffle: bool,
 }
@@ -165,6 +167,7 @@ impl Default for Data {
             separator: "\n\n".into(),
             apply_chat_template: None,
             max_length: 2048,
+            overlong: "error".into(),
             shuffle: true,
         }
     }
@@ -348,11 +351,21 @@ pub struct Checkpoint {
     pub lower_is_better: bool,
     /// Hand on the best checkpoint by `metric` instead of the last.
     pub use_best: bool,
+    /// End the stage after so many evaluations in a row without a new best `metric`; 0 goes on to the last step.
+    pub patience: usize,
 }
 
 impl Default for Checkpoint {
     fn default() -> Self {
-        Checkpoint { every: 0, keep: 2, keep_best: 0, metric: None, lower_is_better: false, use_best: false }
+        Checkpoint {
+            every: 0,
+            keep: 2,
+            keep_best: 0,
+            metric: None,
+            lower_is_better: false,
+            use_best: false,
+            patience: 0,
+        }
     }
 }
 

@@ -21,7 +21,8 @@ pub fn report(run_dir: &Path) -> Result<PathBuf> {
     }
     let recipe = fs::read_to_string(&recipe_path).map_err(|e| error("cannot read", &recipe_path, &e))?;
     let metrics = run_dir.join("metrics.jsonl");
-    let history = if metrics.exists() { MetricsLog::history(&metrics)? } else { Vec::new() };
+    let mut history = if metrics.exists() { MetricsLog::history(&metrics)? } else { Vec::new() };
+    history.iter_mut().for_each(join_evaluations);
     let absolute = fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.into());
     let name = absolute.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let data = page_data(&thin(&history), &run_dir.join("rollouts"))?;
@@ -29,6 +30,16 @@ pub fn report(run_dir: &Path) -> Result<PathBuf> {
     let path = run_dir.join("report.html");
     Files::default().write_whole(&path, page.as_bytes())?;
     Ok(path)
+}
+
+/// An evaluation before a stage's first step is the first point of the same curve.
+fn join_evaluations(record: &mut StepRecord) {
+    for i in 0..record.metrics.len() {
+        let joined = record.metrics[i].0.strip_prefix("eval_start/").map(|what| format!("eval/{what}"));
+        if let Some(joined) = joined.filter(|name| record.get(name).is_none()) {
+            record.metrics[i].0 = joined;
+        }
+    }
 }
 
 fn page(name: &str, recipe: &str, history: &[StepRecord], data: &str) -> String {
@@ -100,6 +111,9 @@ fn escape(text: &str) -> String {
     out
 }
 
+/// Evaluations worth a place at the top of the page, the first ones first.
+const EVALUATIONS: [&str; 5] = ["eval/pass@1", "eval/greedy", "eval/accuracy", "eval/margin", "eval/loss"];
+
 /// Label, value and a note for the top of the page.
 fn figures(history: &[StepRecord]) -> Vec<(String, String, String)> {
     let Some(last) = history.last() else {
@@ -111,12 +125,8 @@ fn figures(history: &[StepRecord]) -> Vec<(String, String, String)> {
         ("Steps".into(), last.step.to_string(), stages.join(" → ")),
         ("Time".into(), duration(last.seconds), format!("{:.2} epochs", last.epoch)),
     ];
-    let mut evals: Vec<&str> = Vec::new();
-    for (name, _) in history.iter().flat_map(|r| &r.metrics) {
-        if name.starts_with("eval") && evals.len() < 3 && !evals.contains(&name.as_str()) {
-            evals.push(name);
-        }
-    }
+    let evaluated = |name: &&str| history.iter().any(|r| r.get(name).is_some());
+    let evals = EVALUATIONS.iter().copied().filter(evaluated).take(3);
     // The loss of a policy says little; its reward says what matters.
     let main = if history.iter().any(|r| r.get("reward").is_some()) { "reward" } else { "loss" };
     for name in [main].into_iter().chain(evals) {

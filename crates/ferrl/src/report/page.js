@@ -45,7 +45,9 @@ const titles = {
   "kl": "KL to the reference", "grad_norm": "Gradient norm", "learning_rate": "Learning rate", "reward_std": "Reward spread in a group",
   "rewards/accuracies": "Pairs ranked right", "rewards/margins": "Reward margin",
 };
-const first = (n) => n.startsWith("eval") ? 1 : ["reward", "loss"].indexOf(n) === 0 ? 0 : Object.keys(titles).indexOf(n) >= 0 ? 2 + Object.keys(titles).indexOf(n) : 99;
+/** Of evaluations, what is judged; the rest is under "more". */
+const judged = (n) => n.startsWith("eval/") && !["mean_length", "clipped_ratio", "reward", "lost"].includes(n.slice(5));
+const first = (n) => judged(n) ? 1 : ["reward", "loss"].indexOf(n) === 0 ? 0 : Object.keys(titles).indexOf(n) >= 0 ? 2 + Object.keys(titles).indexOf(n) : 99;
 const charts = [];
 const smoothing = () => Number($("smooth").value);
 

@@ -123,13 +123,15 @@ pub fn encoding(settings: &Data) -> Result<Settings> {
         apply_chat_template: serde_json::from_value(apply.into())
             .map_err(|e| Error::usage(format!("data.apply_chat_template: {e}")))?,
         max_length: Some(settings.max_length),
+        overlong: serde_json::from_value(settings.overlong.as_str().into())
+            .map_err(|e| Error::usage(format!("data.overlong: {e}")))?,
         ..Default::default()
     })
 }
 
 impl Source for FileSource {
     fn next(&mut self, n: usize) -> Result<Vec<Item>> {
-        let mut items = Vec::new();
+        let (mut items, mut dropped) = (Vec::new(), 0);
         // A row that was dropped as too long is replaced by the next.
         while items.len() < n {
             for pick in self.loader.next_batch(n - items.len())?.picks {
@@ -140,6 +142,13 @@ impl Source for FileSource {
                 if let Some(sample) = self.encoder.encode(row, wants, &place, &mut self.counts)? {
                     items.push(item(sample, self.wants, self.drawn, self.encoder.tokenizer())?);
                     self.drawn += 1;
+                    dropped = 0;
+                } else if dropped > 2 * self.loader.epoch_rows() {
+                    return Err(Error::data("every row is cut to nothing and dropped")
+                        .at("data.max_length")
+                        .fix("a larger data.max_length"));
+                } else {
+                    dropped += 1;
                 }
             }
         }

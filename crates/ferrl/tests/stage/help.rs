@@ -42,7 +42,7 @@ pub fn write(dir: &Path, name: &str, rows: &str) -> String {
 pub fn stage(model: &str, recipe: &str) -> Result<Stage> {
     let text = format!("{recipe}\n[model]\npath = {model:?}\n");
     let resolved = Recipe::parse(&text, "recipe.toml", "test", &[])?;
-    resolved.check(&["countdown", "length", "exact"])?;
+    resolved.check(&["countdown", "length", "exact", "regex"])?;
     setup::stage(resolved.stages[0].recipe.clone(), backend(), Path::new(model))
 }
 
@@ -61,7 +61,7 @@ pub fn weights(stage: &Stage) -> Vec<f32> {
 /// Runs a recipe in a folder, or goes on with it; stops after so many steps of this call.
 pub fn run(runs: &Path, recipe: &str, resume: bool, stop_after: u64) -> Result<ferrl::runner::Outcome> {
     let resolved = Recipe::parse(recipe, "recipe.toml", "test", &[])?;
-    resolved.check(&["countdown", "length", "exact"])?;
+    resolved.check(&["countdown", "length", "exact", "regex"])?;
     let folder = match resume {
         true => RunFolder::open(&runs.join("test"))?,
         false => RunFolder::create(runs, "test", &resolved.toml)?,

@@ -1,4 +1,4 @@
-//! The logp head, sampling, and the divergence of two models.
+//! The logp head, and the divergence of two models.
 
 use super::{Check, download, random, random_ids, stored, unwritten, upload, weight};
 use crate::backend::{Backend, LogpGrads, LogpHead, LogpStats};
@@ -18,9 +18,9 @@ fn name(dtype: DType, vocab: usize, what: &str) -> String {
     format!("logp head {} of {vocab} {what}", dtype.name())
 }
 
-struct Inputs {
-    x: Vec<f32>,
-    w: Vec<f32>,
+pub(super) struct Inputs {
+    pub(super) x: Vec<f32>,
+    pub(super) w: Vec<f32>,
     targets: Vec<u32>,
     others: Vec<u32>,
     /// By logp, entropy, other tokens.
@@ -28,7 +28,7 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn new(dtype: DType, rows: usize, vocab: usize, k: usize, extra: usize) -> Self {
+    pub(super) fn new(dtype: DType, rows: usize, vocab: usize, k: usize, extra: usize) -> Self {
         let scaled = |seed, n: usize, by: f32| -> Vec<f32> {
             stored(dtype, &random(seed, n).iter().map(|x| x * by).collect::<Vec<f32>>())
         };
@@ -189,48 +189,6 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
             }
         }
     }
-    Ok(())
-}
-
-/// Draws fall where the cumulative distribution passes them; the first largest is found.
-pub fn sampling(check: &mut Check<'_>) -> Result<()> {
-    let op = LogpHead { temperature: 1.0, softcap: None };
-    for (rows, vocab, k) in [(64, 32_000, 64), (9, 1003, 32), (3, 40, 32)] {
-        let i = Inputs::new(DType::F32, rows, vocab, k, 0);
-        let b = check.card;
-        let (x, w) = (upload(b, DType::F32, &i.x)?, weight(b, DType::F32, vocab, k, &i.w)?);
-        let mut logits = unwritten(b, DType::F32, rows * vocab)?;
-        let mut lse = unwritten(b, DType::F32, rows)?;
-        b.logits(op, &x, &w, &mut logits, &mut lse)?;
-        let mut draws: Vec<f32> = (0..rows).map(|r| (r as f32 + 0.5) / rows as f32).collect();
-        draws[0] = 0.0;
-        draws[rows - 1] = 1.0 - f32::EPSILON / 2.0;
-        let chosen = b.sample(&logits, &lse, &draws)?;
-        let again = b.sample(&logits, &lse, &draws)?;
-        let (values, sums) = (download(b, &logits)?, download(b, &lse)?);
-        let mut worst = 0f64;
-        for (r, &token) in chosen.iter().enumerate() {
-            let row = &values[r * vocab..(r + 1) * vocab];
-            let p: Vec<f64> = row.iter().map(|l| f64::from(l - sums[r]).exp()).collect();
-            let below: f64 = p[..token as usize].iter().sum();
-            let draw = f64::from(draws[r]);
-            // How far the draw lies outside of the token's own stretch.
-            worst = worst.max(below - draw).max(draw - (below + p[token as usize]));
-        }
-        check.tell(format!("sampling of {vocab}: draws"), worst, 2e-6);
-        let ids = |ids: &[u32]| ids.iter().map(|&i| i as f32).collect::<Vec<f32>>();
-        check.same(format!("sampling of {vocab} again"), &ids(&again), &ids(&chosen));
-        let largest = check.card.argmax(&logits, rows)?;
-        let want = check.cpu.argmax(&upload(check.cpu, DType::F32, &values)?, rows)?;
-        check.same(format!("largest of {vocab}"), &ids(&largest), &ids(&want));
-    }
-    // Of equals the first; a flat row falls where the draw says.
-    let flat = upload(check.card, DType::F32, &vec![0.0; 5000])?;
-    let lse = upload(check.card, DType::F32, &[5000f32.ln()])?;
-    let first = check.card.argmax(&flat, 1)?[0];
-    check.tell("largest of equals".into(), f64::from(first), 0.0);
-    let middle = check.card.sample(&flat, &lse, &[0.5])?[0];
-    check.tell("sampling of equals".into(), (f64::from(middle) - 2500.0).abs(), 1.0);
     Ok(())
 }
 

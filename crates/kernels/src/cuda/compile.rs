@@ -69,6 +69,7 @@ pub const SOURCES: &[Source] = &[
         variants: attention::SIMPLE_VARIANTS,
     },
     plain("embed", include_str!("embed.cu")),
+    plain("few", include_str!("few.cu")),
     Source {
         name: "head_norm",
         text: include_str!("head_norm.cu"),
@@ -85,7 +86,8 @@ pub const SOURCES: &[Source] = &[
     },
     plain("optim", include_str!("optim.cu")),
     plain("rotary", include_str!("rotary.cu")),
-    plain("sample", include_str!("sample.cu")),
+    plain("sample", concat!(include_str!("sample_tile.cu"), include_str!("sample.cu"))),
+    plain("truncate", concat!(include_str!("sample_tile.cu"), include_str!("truncate.cu"))),
     plain("vector", include_str!("vector.cu")),
 ];
 

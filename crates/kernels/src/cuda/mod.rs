@@ -10,6 +10,7 @@ mod backend;
 pub mod compile;
 pub mod context;
 pub mod embed;
+pub mod few;
 pub mod gemm;
 pub mod head_norm;
 pub mod kl;

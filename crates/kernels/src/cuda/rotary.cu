@@ -38,3 +38,40 @@ __device__ void rotary(T* qkv, const float* cos, const float* sin, const u32* po
     }
 ROTARY(f, float)
 ROTARY(b, bf16)
+
+// What comes after the product that makes queries, keys and values: the bias is added, the result rounded to storage,
+// queries and keys turned, keys and values also stored in the cache (see attention_cache.cu). A block a row; `qkv` may be
+// where the sums are.
+template <class T>
+__device__ void finish_qkv(const T* sums, const float* bias, bf16* qkv, const float* cos, const float* sin,
+                           const u32* positions, const u32* slots, bf16* cache, u32 heads, u32 kv_heads, u32 dim) {
+    wait_for_earlier();
+    const u32 half = dim / 2, all = heads + 2 * kv_heads, slot = slots[blockIdx.x];
+    const u64 at = (u64)positions[blockIdx.x] * half;
+    sums += (u64)blockIdx.x * all * dim, qkv += (u64)blockIdx.x * all * dim;
+    for (u32 n = threadIdx.x; n < all * half; n += blockDim.x) {
+        const u32 head = n / half, i = n % half, low = head * dim + i, high = low + half;
+        float a = load(sums, low), b = load(sums, high);
+        if (bias) a += bias[low], b += bias[high];
+        a = stored(qkv, a), b = stored(qkv, b);
+        if (head < heads + kv_heads) {
+            const float x = a, y = b, c = cos[at + i], d = 1.0f * sin[at + i], e = 0.0f - d;
+            a = fmaf(x, c, y * e), b = fmaf(y, c, x * d);
+        }
+        store(qkv, low, a);
+        store(qkv, high, b);
+        if (head < heads || slot == ~0u) continue;
+        const u32 kv = (head - heads) % kv_heads, part = (head - heads) / kv_heads;
+        const u64 to = ((((u64)(slot / 64) * kv_heads + kv) * 2 + part) * 64 + slot % 64) * dim + i;
+        store(cache, to, a);
+        store(cache, to + half, b);
+    }
+}
+#define FINISH(name, T)                                                                                              \
+    extern "C" __global__ void finish_qkv_##name(const T* sums, const float* bias, bf16* qkv, const float* cos,      \
+                                                 const float* sin, const u32* positions, const u32* slots,           \
+                                                 bf16* cache, u32 heads, u32 kv_heads, u32 dim) {                    \
+        finish_qkv(sums, bias, qkv, cos, sin, positions, slots, cache, heads, kv_heads, dim);                        \
+    }
+FINISH(f, float)
+FINISH(b, bf16)

@@ -8,11 +8,14 @@ use ferrl::recipe::{Data, Model, Optim, Recipe, Reward, Rollout, Train};
 use ferrl::setup;
 use ferrl::train::Stage;
 use ferrl_engine::checkpoint::{Dtype, SaveOptions, init_model};
+use ferrl_engine::model::Config;
 use ferrl_engine::tokenizer::train_bpe;
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::Backend;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Rows of the data set that is made: more than a few steps ask for.
 const PROMPTS: usize = 256;
@@ -40,6 +43,10 @@ pub struct Args {
     /// Tokens trained on at once
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
     micro_batch: usize,
+    /// Folder with the model, its tokenizer and the prompts; made if it does not exist, and kept. When left out, they
+    /// are made anew each time
+    #[arg(long, value_name = "DIR")]
+    files: Option<PathBuf>,
     /// Memory of the cache of keys and values, in MiB; answers that do not fit beside each other take turns
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
     cache_mib: usize,
@@ -47,6 +54,13 @@ pub struct Args {
     device: DeviceArgs,
     #[command(flatten)]
     how: HowArgs,
+}
+
+impl Args {
+    /// Tokens that a prompt and its answer may have.
+    fn context(&self) -> usize {
+        16 * self.words + self.new
+    }
 }
 
 /// Runs the command.
@@ -62,10 +76,19 @@ pub fn run(args: &Args) -> Result<()> {
         device.describe(),
         dtype.name()
     );
-    let folder = Scratch::new()?;
-    make_files(args, &folder.0)?;
-    let mut stage = setup::stage(recipe(args, &folder.0)?, device.clone(), &folder.0)?;
-    drop(folder); // all of it has been read
+    let mut stage = match &args.files {
+        Some(dir) => {
+            if !dir.exists() {
+                make_files(args, dir)?;
+            }
+            stage(args, dir, &device)?
+        }
+        None => {
+            let scratch = Scratch::new()?;
+            make_files(args, &scratch.0)?;
+            stage(args, &scratch.0, &device)?
+        }
+    };
     let answers = args.prompts * args.samples;
     let (new, flops) = (answers * args.new, Cell::new(0.0));
     let mut once = || {
@@ -79,6 +102,18 @@ pub fn run(args: &Args) -> Result<()> {
     let mut work =
         Work { title, tokens: new, flops: &|| flops.get(), device: &*device, dtype, once: &mut once };
     report::run(&args.how, &mut work)
+}
+
+fn stage(args: &Args, dir: &Path, device: &Arc<dyn Backend>) -> Result<Stage> {
+    let stage = setup::stage(recipe(args, dir)?, device.clone(), dir)?;
+    let (asked, found) = (args.shape.init(args.context(), 0)?.build()?.0, &stage.policy.model.config);
+    let shape = |c: &Config| (c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.ffn);
+    if shape(&asked) != shape(found) || found.vocab < asked.vocab {
+        return Err(Error::usage("the model in this folder has another shape than the options ask for")
+            .at(dir.display())
+            .fix("the options it was made with, or another --files"));
+    }
+    Ok(stage)
 }
 
 /// One step; how many tokens it trained on.
@@ -134,8 +169,9 @@ fn make_files(args: &Args, dir: &Path) -> Result<()> {
     let lines: Vec<String> = (0..500).map(|_| text(30)).collect();
     let rows: String = (0..PROMPTS).map(|_| format!("{}\n", json!({ "prompt": text(args.words) }))).collect();
     let tokenizer = train_bpe(lines.into_iter(), args.shape.vocab, &["<pad>".into()])?;
-    let mut init = args.shape.init(16 * args.words + args.new, 24)?;
-    init.vocab = tokenizer.vocab_size();
+    let mut init = args.shape.init(args.context(), 24)?;
+    // Few words make few tokens; the rest of a larger vocabulary is sampled too, and gives no text.
+    init.vocab = init.vocab.max(tokenizer.vocab_size());
     init_model(dir, &init, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
     tokenizer.save(dir)?;
     let path = dir.join("prompts.jsonl");

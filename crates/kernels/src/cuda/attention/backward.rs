@@ -113,6 +113,7 @@ pub fn attention_backward(
         blocks: [(list.len * kv_heads) as u32, 1, split as u32],
         threads: THREADS,
         shared,
+        early: false,
     };
     // Where products are wide, the pass over queries has twice the warps for as many rows, and shared memory for three
     // tiles of keys and of each warp's gradients.
