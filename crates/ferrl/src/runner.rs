@@ -279,14 +279,12 @@ impl OneStage<'_> {
     fn settled(&self, recipe: &Recipe) -> Result<bool> {
         let c = &recipe.checkpoint;
         let (Some(metric), true) = (&c.metric, c.patience > 0) else { return Ok(false) };
-        let at_start = metric.replacen("eval/", "eval_start/", 1);
         let (mut best, mut since) = (f64::NEG_INFINITY, 0);
-        for record in MetricsLog::history(&self.folder.metrics())?.iter().filter(|r| r.step > self.before) {
-            for value in [record.get(&at_start), record.get(metric)].into_iter().flatten() {
-                let rank = if c.lower_is_better { -value } else { value };
-                since = if rank > best { 0 } else { since + 1 };
-                best = best.max(rank);
-            }
+        let lines = MetricsLog::history(&self.folder.metrics())?;
+        for value in lines.iter().filter(|r| r.step > self.before).filter_map(|r| r.get(metric)) {
+            let rank = if c.lower_is_better { -value } else { value };
+            since = if rank > best { 0 } else { since + 1 };
+            best = best.max(rank);
         }
         Ok(since >= c.patience)
     }

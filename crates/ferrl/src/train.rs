@@ -165,7 +165,7 @@ impl Stage {
 
     fn update(&mut self, metrics: &mut Metrics) -> Result<()> {
         if self.step < self.algo.policy_frozen_steps() {
-            self.policy.zero_grads()?;
+            self.policy.zero_grads();
         } else {
             let rate = self.schedules.0.at(self.step);
             let head_only = self.algo.head_only_steps();

@@ -3,6 +3,7 @@
 pub mod backend;
 pub mod buffer;
 pub mod check;
+pub mod composed;
 pub mod cpu;
 pub mod cuda;
 pub mod error;
@@ -10,6 +11,7 @@ pub mod footprint;
 pub mod math;
 pub mod mmap;
 pub mod philox;
+pub mod truncate;
 pub mod usage;
 
 pub use backend::Backend;

@@ -34,7 +34,7 @@ pub struct Param {
     /// The one owner of the value, f32.
     pub master: Buffer,
     /// What linear layers multiply with, derived from the master.
-    pub(super) derived: Option<Weight>,
+    pub(crate) derived: Option<Weight>,
 }
 
 /// Cosines and sines for the first `positions` positions.
@@ -200,6 +200,13 @@ impl Model {
         let tables = Arc::new(RotaryTables { positions, cos: upload(&cos)?, sin: upload(&sin)? });
         *slot = Some(tables.clone());
         Ok(Some(tables))
+    }
+
+    /// Parameters that a backward adds to more than once: tables, and the head.
+    pub(crate) fn met_often(&self) -> impl Iterator<Item = usize> + use<> {
+        let Layout { embed, position, head, .. } = self.layout;
+        let head = head.filter(|&head| head != embed);
+        [Some(embed), position, head].into_iter().flatten()
     }
 
     pub(super) fn master(&self, param: usize) -> &Buffer {

@@ -2,8 +2,8 @@
 //!
 //! `T` tokens at once, width `H`, feed-forward `F`, `e` bytes of the compute type. A trained model keeps f32 masters,
 //! what its device derives of every matrix, a gradient, the optimizer's moments; a frozen one its masters and what is
-//! derived for forward. A forward pass keeps for every layer the residual stream twice in f32 and what the linear
-//! layers read; with recompute only the stream once, and one layer's interior at a time.
+//! derived for forward. A forward pass keeps for every layer the residual stream in f32 and what the linear layers
+//! read, but for norms, which come again in backward; with recompute only the stream, and one layer's interior at a time.
 
 use super::Inputs;
 use crate::algo::Wants;
@@ -52,8 +52,9 @@ pub fn parts(i: &Inputs) -> Vec<Part> {
         sum(&|c| 4 * weights(c) + form(c, true)),
         format!("f32 masters, and in {name} for products"),
     );
-    let copies = if several { "the sum and one micro-batch's" } else { "f32" };
-    add("gradients", 4 * count * (1 + u64::from(several)), copies.into());
+    let apart = if several { sum(&met_often) } else { 0 };
+    let copies = if several { "f32, tables and head once more for a micro-batch" } else { "f32" };
+    add("gradients", 4 * (count + apart), copies.into());
     add("optimizer", 4 * count * moments, format!("{} in f32", o.name));
     if o.ema.is_some() {
         add("average", 4 * (count + sum(&largest)), "of the weights, f32".into());
@@ -123,12 +124,18 @@ pub fn activations(c: &Config, t: usize, e: usize, recompute: bool) -> usize {
 fn interior(c: &Config, e: usize) -> usize {
     let qkv = c.qkv_width() * if c.qk_norm { 2 } else { 1 };
     let post = if c.post_norms { 2 * c.hidden } else { 0 };
-    e * (2 * c.hidden + qkv + c.attention_width() + c.up_width() + post) + 4 * c.hidden + 4 * c.heads
+    e * (c.hidden + qkv + c.attention_width() + c.up_width() + post) + 4 * c.heads
+}
+
+/// Weights whose gradient a backward adds to more than once: tables and the head.
+fn met_often(c: &Config) -> usize {
+    let often = |name: &str| matches!(name, "embed" | "position" | "head");
+    c.params().iter().filter(|p| often(&p.name)).map(|p| p.len()).sum()
 }
 
 /// Bytes of gradients alive while one layer goes backward, with the packed rows of a weight's gradient.
 fn backward_work(c: &Config, t: usize, e: usize) -> usize {
-    let mlp = 2 * c.ffn + c.up_width() + 2 * c.hidden;
+    let mlp = c.ffn + 2 * c.hidden;
     let attention = c.attention_width() + c.qkv_width() + 2 * c.hidden;
     t * (e * (mlp.max(attention) + c.ffn) + 4 * c.hidden + e * c.hidden)
 }

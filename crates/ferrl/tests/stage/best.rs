@@ -60,11 +60,9 @@ fn a_stage_ends_when_its_patience_is_used_up() {
     assert_eq!(losses.len(), 12);
     for patience in [1, 3] {
         // The first evaluation that has `patience` before it, itself included, none of which is a new best.
-        let at = lines[0].get("eval_start/loss").unwrap();
-        let seen: Vec<f64> = std::iter::once(at).chain(losses.iter().map(|l| l.1)).collect();
-        let least = |n: usize| seen[..n].iter().copied().fold(f64::INFINITY, f64::min);
-        let end = (patience..seen.len()).find(|&i| least(i + 1) == least(i + 1 - patience)).unwrap();
-        let end = losses[end - 1].0;
+        let least = |n: usize| losses[..n].iter().map(|l| l.1).fold(f64::INFINITY, f64::min);
+        let end = (patience..losses.len()).find(|&i| least(i + 1) == least(i + 1 - patience)).unwrap();
+        let end = losses[end].0;
         assert!(end < 24 && end > 4, "patience {patience} ends at {end}: this shows nothing");
 
         let runs = dir.path().join(format!("runs{patience}"));

@@ -50,6 +50,12 @@ pub struct Cuda {
     pub(super) recording: AtomicBool,
     /// What attention keeps between calls.
     pub(super) tables: Mutex<super::attention::Tables>,
+    /// Which products the kernel for few rows serves.
+    pub(super) few: super::few::Known,
+    /// Where choices arrive on the host.
+    pub(super) slots: super::sample::Slots,
+    /// What was said about choosing last.
+    pub(super) lists: super::sample::Lists,
     context: CUcontext,
     staging: Mutex<Staging>,
 }
@@ -142,6 +148,9 @@ impl Cuda {
                 products,
                 stream,
                 tables: Mutex::default(),
+                few: Default::default(),
+                slots: Default::default(),
+                lists: Default::default(),
                 context,
                 staging,
             })

@@ -8,6 +8,7 @@ use super::context::Cuda;
 use super::libraries::{self, Library};
 use super::memory::{Arena, Memory};
 use super::rows::Rows;
+use super::tune::{Tuned, fastest};
 use crate::buffer::DType;
 use crate::error::{Error, Result};
 use cudarc::cublaslt::sys::{
@@ -66,6 +67,13 @@ pub struct Gemm {
 }
 
 impl Gemm {
+    /// For people: which operands are transposed, and the sizes.
+    pub(super) fn name(&self) -> String {
+        let turned = |t: bool| if t { "t" } else { "n" };
+        let batch = if self.batch > 1 { format!(" x{}", self.batch) } else { String::new() };
+        let (a, b) = (turned(self.a_transposed), turned(self.b_transposed));
+        format!("{a}{b} {}x{}x{}{batch}", self.m, self.n, self.k)
+    }
     /// `x[m, k] · w[n, k]ᵀ`, all dense.
     pub fn forward(m: usize, n: usize, k: usize, x: u64, w: u64, y: u64, out: DType) -> Self {
         Gemm {
@@ -170,6 +178,8 @@ pub struct Products {
     handle: cublasLtHandle_t,
     workspace: Memory,
     plans: Mutex<HashMap<Key, Plan>>,
+    /// The fastest algorithms that were found.
+    pub(super) tuned: Mutex<Tuned>,
     /// How rows of an (n, k, storage) get the same bits for any m.
     pub(super) rows: Mutex<HashMap<(usize, usize, DType), Rows>>,
 }
@@ -205,6 +215,7 @@ impl Products {
             handle,
             workspace: arena.take(WORKSPACE)?,
             plans: Mutex::default(),
+            tuned: Mutex::default(),
             rows: Mutex::default(),
         })
     }
@@ -216,9 +227,10 @@ impl Products {
         format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)
     }
 
-    /// Starts a product.
+    /// Starts a product, by the fastest algorithm where it is worth looking for.
     pub fn gemm(&self, cuda: &Cuda, g: &Gemm) -> Result<()> {
-        self.gemm_by(cuda, g, None)
+        let algo = fastest(cuda, g)?;
+        self.gemm_by(cuda, g, algo.as_ref())
     }
 
     /// Starts a product by an algorithm, or by the one that is advised.
@@ -228,41 +240,50 @@ impl Products {
         }
         cuda.bind()?;
         let plan = self.plan(g, cuda.exact(), algo)?;
-        let (alpha, beta) = (1f32, g.beta);
-        let start = || {
-            // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
-            let done = unsafe {
-                sys::cublasLtMatmul(
-                    self.handle,
-                    plan.desc,
-                    (&raw const alpha).cast(),
-                    g.b as *const c_void,
-                    plan.layouts[0],
-                    g.a as *const c_void,
-                    plan.layouts[1],
-                    (&raw const beta).cast(),
-                    g.c as *const c_void,
-                    plan.layouts[2],
-                    g.c as *mut c_void,
-                    plan.layouts[2],
-                    &plan.algo,
-                    self.workspace.ptr() as *mut c_void,
-                    WORKSPACE,
-                    cuda.stream.cast(),
-                )
-            };
-            check(done, || format!("the product {}x{}x{}", g.m, g.n, g.k))
-        };
-        let turned = |t: bool| if t { "t" } else { "n" };
-        let name =
-            || format!("gemm {}{} {}x{}x{}", turned(g.a_transposed), turned(g.b_transposed), g.m, g.n, g.k);
-        cuda.profile.time(cuda.stream, name, start)
+        cuda.profile.time(cuda.stream, || format!("gemm {}", g.name()), || self.start(cuda, g, &plan))
     }
 
-    /// The algorithms with whole sums that are offered for a product, the best first.
-    pub(super) fn offers(&self, g: &Gemm) -> Result<Vec<cublasLtMatmulAlgo_t>> {
+    /// The same without a profile, to try algorithms.
+    pub(super) fn attempt(&self, cuda: &Cuda, g: &Gemm, algo: &cublasLtMatmulAlgo_t) -> Result<()> {
+        cuda.bind()?;
+        self.start(cuda, g, &self.plan(g, cuda.exact(), Some(algo))?)
+    }
+
+    /// Whether an algorithm serves a product.
+    pub(super) fn serves(&self, cuda: &Cuda, g: &Gemm, algo: &cublasLtMatmulAlgo_t) -> bool {
+        self.plan(g, cuda.exact(), Some(algo)).is_ok()
+    }
+
+    fn start(&self, cuda: &Cuda, g: &Gemm, plan: &Plan) -> Result<()> {
+        let (alpha, beta) = (1f32, g.beta);
+        // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
+        let done = unsafe {
+            sys::cublasLtMatmul(
+                self.handle,
+                plan.desc,
+                (&raw const alpha).cast(),
+                g.b as *const c_void,
+                plan.layouts[0],
+                g.a as *const c_void,
+                plan.layouts[1],
+                (&raw const beta).cast(),
+                g.c as *const c_void,
+                plan.layouts[2],
+                g.c as *mut c_void,
+                plan.layouts[2],
+                &plan.algo,
+                self.workspace.ptr() as *mut c_void,
+                WORKSPACE,
+                cuda.stream.cast(),
+            )
+        };
+        check(done, || format!("the product {}", g.name()))
+    }
+
+    /// The algorithms that are offered for a product, the best first; with whole sums where the card is exact.
+    pub(super) fn offers(&self, cuda: &Cuda, g: &Gemm) -> Result<Vec<cublasLtMatmulAlgo_t>> {
         // SAFETY: descriptors are made and destroyed here.
-        let (plan, offers) = unsafe { self.make(g, &Key::of(g, true, None), None) }?;
+        let (plan, offers) = unsafe { self.make(g, &Key::of(g, cuda.exact(), None), None) }?;
         plan.destroy();
         Ok(offers)
     }
@@ -373,7 +394,10 @@ impl Products {
                     count = 1;
                     found[0].algo = *algo;
                     let [a, b, c] = layouts;
-                    sys::cublasLtMatmulAlgoCheck(self.handle, desc, a, b, c, c, algo, &mut found[0])
+                    let done =
+                        sys::cublasLtMatmulAlgoCheck(self.handle, desc, a, b, c, c, algo, &mut found[0]);
+                    let fits = found[0].workspaceSize <= WORKSPACE;
+                    if fits { done } else { cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED }
                 }
                 None => sys::cublasLtMatmulAlgoGetHeuristic(
                     self.handle,

@@ -9,10 +9,12 @@ use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
 use crate::usage::{Books, Purpose, Report, size};
 use cudarc::driver::sys::{self, CUcontext, CUresult};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const ALIGN: usize = 512;
+/// Bytes of a block that is large.
+const LARGE: usize = 64 << 20;
 
 /// Hands out memory and takes it back.
 #[derive(Clone)]
@@ -29,6 +31,8 @@ struct State {
     most_held: usize,
     /// Times the driver was asked.
     asked: u64,
+    /// Large sizes that were asked for.
+    met: BTreeSet<usize>,
     /// While something is recorded: what was given back since, for its own use.
     kept: Option<Vec<Block>>,
 }
@@ -64,16 +68,17 @@ pub(super) struct Data {
     host: Option<Vec<u32>>,
 }
 
-/// The next of eight sizes between powers of two: at most an eighth is wasted.
+/// The next of 32 sizes between powers of two: at most a 32nd is wasted.
 fn class(bytes: usize) -> usize {
-    let step = (bytes.next_power_of_two() / 16).max(ALIGN);
+    let step = (bytes.next_power_of_two() / 64).max(ALIGN);
     bytes.next_multiple_of(step)
 }
 
 impl Arena {
     pub(super) fn new(context: CUcontext) -> Self {
-        let (free, books) = (BTreeMap::new(), Books::default());
-        let state = State { context, free, unused: 0, books, held: 0, most_held: 0, asked: 0, kept: None };
+        let (free, met, books) = (BTreeMap::new(), BTreeSet::new(), Books::default());
+        let state =
+            State { context, free, unused: 0, books, held: 0, most_held: 0, asked: 0, met, kept: None };
         Arena { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -100,9 +105,11 @@ impl Arena {
                 at
             }
             None => {
-                // Batches of ever new sizes must not pile up.
+                // Batches of ever new sizes must not pile up. A large size that was never met comes with new shapes: what
+                // earlier ones left may never fit again.
                 let most = state.books.at_peak.total().max(state.books.now.total() + bytes);
-                state.release(most / 4);
+                let keep = if bytes >= LARGE && state.met.insert(bytes) { 0 } else { most / 4 };
+                state.release(keep);
                 state.fresh(bytes)?
             }
         };

@@ -10,6 +10,7 @@ mod backend;
 pub mod compile;
 pub mod context;
 pub mod embed;
+pub mod few;
 mod footprint;
 pub mod gemm;
 pub mod head_norm;
@@ -27,6 +28,7 @@ mod record;
 pub mod rotary;
 mod rows;
 pub mod sample;
+mod tune;
 pub mod vector;
 
 pub use context::Cuda;

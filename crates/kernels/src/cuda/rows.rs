@@ -64,7 +64,7 @@ pub(super) fn rows(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Rows> 
 
 fn find(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Rows> {
     let trial = Trial::new(cuda, [n, k], out)?;
-    let Ok(many) = cuda.products.offers(&trial.product(trial.most, trial.result.ptr())) else {
+    let Ok(many) = cuda.products.offers(cuda, &trial.product(trial.most, trial.result.ptr())) else {
         return Ok(Rows::Plain);
     };
     if trial.agree(Rows::Any)? {
@@ -73,7 +73,7 @@ fn find(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Rows> {
     // Many rows have the algorithm that is advised for them, few the best that gives the same bits.
     let mut few = Vec::new();
     for rows in [PERIOD, 64] {
-        few.extend(cuda.products.offers(&trial.product(rows, trial.result.ptr())).unwrap_or_default());
+        few.extend(cuda.products.offers(cuda, &trial.product(rows, trial.result.ptr())).unwrap_or_default());
     }
     few.push(many[0]);
     for algo in few {

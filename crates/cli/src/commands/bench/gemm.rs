@@ -191,7 +191,7 @@ fn measure(b: &dyn Backend, s: Shape, dtype: DType, count: usize, window: f64) -
         let y = noise(b, dtype, s.k * s.n)?;
         let mut dw = b.alloc(DType::F32, s.m * s.n)?;
         b.fill(&mut dw, 0.0)?;
-        return timed(b, count, window, &mut || b.linear_dw(&x, &y, s.k, Some(&mut dw), None));
+        return timed(b, count, window, &mut || b.linear_dw(&x, &y, s.k, true, Some(&mut dw), None));
     }
     let backward = s.layout == Layout::Nn;
     let (n, k) = if backward { (s.k, s.n) } else { (s.n, s.k) };
