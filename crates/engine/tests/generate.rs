@@ -7,6 +7,7 @@ use ferrl_engine::generate::{CacheOptions, Completion, Event, Request, Sampler, 
 use ferrl_engine::model::decoder::{Context, Keep};
 use ferrl_engine::model::{Head, Model, Options};
 use ferrl_engine::tokenizer::{Tokenizer, train_chars};
+use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer};
 use ferrl_kernels::backend::Segments;
 use ferrl_kernels::philox::{philox4x32, uniform};
 use ferrl_kernels::{DType, open};
@@ -432,6 +433,46 @@ fn a_step_that_was_begun_ahead_is_dropped_with_what_it_was_for() {
     assert_eq!(want, got);
     let versions = &got.1.iter().find(|(fork, _)| !*fork).unwrap().1.versions;
     assert_eq!((versions[..5].iter().max(), versions[5..].iter().min()), (Some(&0), Some(&1)));
+}
+
+#[test]
+fn sampler_and_trainer_read_one_copy_of_the_weights() {
+    let options = Options { training: true, ..Default::default() };
+    let backend = open("cpu", Some(2)).unwrap();
+    let model = Model::random(backend.clone(), &init("llama", 50, 0.2), options).unwrap();
+    let mut trainer = Trainer::new(model, OptimizerOptions::default()).unwrap();
+    // Where the masters and the head are.
+    let places = |m: &Model| {
+        let masters = m.params.iter().map(|p| std::ptr::from_ref(p.master.data()).addr());
+        masters.chain([std::ptr::from_ref(m.lm_head().unwrap().data()).addr()]).collect::<Vec<usize>>()
+    };
+    let (before, free) = (places(&trainer.model), backend.memory().0);
+    let cache = CacheOptions::default();
+    let mut sampler = Sampler::new(&trainer.model, cache).unwrap().look_ahead(true);
+    assert!(backend.memory().0 - free <= cache.bytes, "a sampler takes its cache and nothing else");
+    let asked = request(&[1, 2, 3], short(40), 0);
+    sampler.submit(asked.clone()).unwrap();
+    for step in 1..6u64 {
+        sampler.step(&trainer.model).unwrap();
+        let batch = Batch::of([vec![1, 2, 3, 4, 5]]);
+        trainer.forward(&batch).unwrap();
+        let grads = StatGrads { logp: vec![-0.2; batch.tokens()], ..Default::default() };
+        trainer.backward(&batch, &grads).unwrap();
+        trainer.update(0.05).unwrap();
+        assert_eq!((places(&trainer.model), trainer.model.version), (before.clone(), step));
+    }
+    // What is left is sampled as if it had only ever known these weights.
+    let ended = std::iter::from_fn(|| (!sampler.is_idle()).then(|| sampler.step(&trainer.model).unwrap()))
+        .flatten()
+        .find_map(|e| if let Event::Done { completion, .. } = e { Some(completion) } else { None });
+    let ended = ended.unwrap();
+    let mut prompt = asked.prompt;
+    prompt.extend(&ended.ids[..39]);
+    let last = logits(&trainer.model, &prompt);
+    let lse = last.iter().map(|&l| f64::from(l).exp()).sum::<f64>().ln();
+    let want = f64::from(last[ended.ids[39] as usize]) - lse;
+    assert!((f64::from(ended.logp[39]) - want).abs() < 1e-5);
+    assert_eq!(ended.versions[..6], [0, 1, 2, 3, 4, 5]);
 }
 
 #[test]
