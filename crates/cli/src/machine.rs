@@ -1,6 +1,12 @@
 //! What the machine has: memory, and how much of it this process has used.
 
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::Backend;
+use std::sync::LazyLock;
+use std::time::Instant;
+
+/// When the program started, once `main` has looked at it.
+pub static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Bytes of memory.
 #[derive(Clone, Copy, Debug)]
@@ -45,9 +51,25 @@ pub fn peak_rss_mib() -> f64 {
     kib(&status, "VmHWM:").map_or(0.0, |b| (b as f64 / 104_857.6).round() / 10.0)
 }
 
+/// The memory that a device computes in: its own, or the machine's.
+pub fn memory_of(device: &dyn Backend) -> Option<Memory> {
+    let own = device.memory_report();
+    let own = own.map(|r| Memory { total: r.total as u64, available: (r.total - r.used) as u64 });
+    own.or_else(memory)
+}
+
 /// Refuses what cannot fit before the system has to kill the process.
 pub fn ensure_memory(what: &str, bytes: u64, fix: &str) -> Result<()> {
-    match memory() {
+    ensure(memory(), what, bytes, fix)
+}
+
+/// The same for what a device holds.
+pub fn ensure_memory_of(device: &dyn Backend, what: &str, bytes: u64, fix: &str) -> Result<()> {
+    ensure(memory_of(device), what, bytes, fix)
+}
+
+fn ensure(memory: Option<Memory>, what: &str, bytes: u64, fix: &str) -> Result<()> {
+    match memory {
         Some(m) if bytes > m.available => Err(Error::resource(format!(
             "{what} needs about {} of memory, {} of {} is free",
             size(bytes),

@@ -11,6 +11,7 @@ mod text;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 /// Post-training and reinforcement learning for language models.
 #[derive(Parser)]
@@ -40,6 +41,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    LazyLock::force(&machine::START);
     install_panic_hook();
     let command = negative_numbers_are_values(Cli::command());
     let parsed = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());

@@ -59,12 +59,17 @@ pub struct DeviceArgs {
     /// Device to compute on
     #[arg(long, value_name = "NAME", default_value = BACKENDS[0].name)]
     pub device: String,
+    /// Let log-probabilities depend on the batch they are computed in, where that is faster: on cards alone
+    #[arg(long)]
+    pub inexact: bool,
 }
 
 impl DeviceArgs {
     /// Opens the device.
     pub fn open(&self) -> Result<Arc<dyn Backend>> {
-        ferrl_kernels::open(&self.device, self.threads)
+        let device = ferrl_kernels::open(&self.device, self.threads)?;
+        device.set_exact(!self.inexact).map_err(|e| e.at("--inexact"))?;
+        Ok(device)
     }
 }
 
@@ -101,13 +106,11 @@ impl ModelArgs {
         // Master and derived form of every weight, and one parameter on its way from the file.
         let largest = dir.config.params().iter().map(|p| p.len()).max().unwrap_or(0);
         let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size()) + largest * DType::F32.size();
-        machine::ensure_memory(
-            "the model",
-            bytes as u64,
-            "use a smaller model, --dtype bf16, or free memory",
-        )?;
+        let device = self.device.open()?;
+        let fix = "use a smaller model, --dtype bf16, or free memory";
+        machine::ensure_memory_of(&*device, "the model", bytes as u64, fix)?;
         let options = Options { dtype, training: false, context };
-        Model::load(self.device.open()?, dir, options)
+        Model::load(device, dir, options)
     }
 }
 

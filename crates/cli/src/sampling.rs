@@ -72,7 +72,7 @@ impl SamplingArgs {
         let longest = lengths.iter().copied().max().unwrap_or(1);
         let wanted = CacheOptions::fit(model, lengths.len().clamp(1, SIDE_BY_SIDE), longest);
         let least = CacheOptions::fit(model, 1, longest).bytes;
-        let free = machine::memory().map_or(usize::MAX, |m| m.available as usize);
+        let free = machine::memory_of(&*model.backend).map_or(usize::MAX, |m| m.available as usize);
         let bytes = match self.cache_mib {
             Some(mib) => mib << 20,
             None => wanted.bytes.min((free / 4).max(least)),

@@ -7,6 +7,7 @@ use ferrl_engine::generate::{CacheOptions, Completion, Event, Request, Sampler, 
 use ferrl_engine::model::decoder::{Context, Keep};
 use ferrl_engine::model::{Head, Model, Options};
 use ferrl_engine::tokenizer::{Tokenizer, train_chars};
+use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer};
 use ferrl_kernels::backend::Segments;
 use ferrl_kernels::philox::{philox4x32, uniform};
 use ferrl_kernels::{DType, open};
@@ -344,6 +345,134 @@ fn a_block_that_is_written_anew_is_no_longer_found() {
     }
     assert_eq!(sampler.usage().copies, 0);
     assert_eq!(sampler.generate(&model, vec![request(&prompt, short(5), 0)]).unwrap(), want);
+}
+
+#[test]
+fn looking_ahead_changes_no_token() {
+    let (tokenizer, model) = letters();
+    let vocab = tokenizer.vocab_size() as u32;
+    let request = |i: u32| {
+        let mut params = short(4 + i as usize * 3 % 17);
+        params.temperature = [0.0, 1.0, 0.7, 1.0][i as usize % 4];
+        params.stop_ids = if i.is_multiple_of(3) { vec![1, 4] } else { Vec::new() };
+        match i % 7 {
+            3 => params.top_k = 9,
+            4 => params.top_p = 0.8,
+            5 => params.min_p = 0.1,
+            6 => params.stop_strings = vec!["ab".into()],
+            _ => {}
+        }
+        // Some that only the host can choose for, late enough that others have run ahead.
+        if i >= 20 {
+            (params.frequency_penalty, params.top_logprobs) = (0.3, 2);
+        }
+        request(&(0..1 + i * 5 % 40).map(|t| (t * 7 + i % 4) % vocab).collect::<Vec<u32>>(), params, i)
+    };
+    let requests: Vec<Request> = (0..24).map(request).collect();
+    let block = CacheOptions::fit(&model, 1, 0).bytes;
+    for (blocks, max_sequences, batch) in [(200, 24, 2048), (200, 3, 16), (9, 24, 64)] {
+        let options = CacheOptions { bytes: blocks * block, max_batch_tokens: batch, max_sequences };
+        let run = |ahead: bool| {
+            let mut sampler =
+                Sampler::new(&model, options).unwrap().with_tokenizer(tokenizer.clone()).look_ahead(ahead);
+            let (mut done, mut ids, mut steps) = (vec![None; requests.len()], Vec::new(), 0);
+            while ids.len() < requests.len() || !sampler.is_idle() {
+                // They come in one by one, while others run; one leaves, one is continued by another.
+                if let Some(r) = requests.get(ids.len()).filter(|_| steps % 2 == 0 || steps < 6) {
+                    ids.push(sampler.submit(r.clone()).unwrap());
+                }
+                for event in sampler.step(&model).unwrap() {
+                    if let Event::Done { id, completion } = event {
+                        done[ids.iter().position(|&i| i == id).unwrap()] = Some(completion);
+                    }
+                }
+                steps += 1;
+            }
+            let usage = sampler.usage();
+            assert_eq!((usage.used, usage.running, usage.waiting), (0, 0, 0));
+            (done.into_iter().flatten().collect::<Vec<Completion>>(), usage)
+        };
+        let ((want, _), (got, usage)) = (run(false), run(true));
+        assert!(want.len() == requests.len() && want == got, "{usage:?}");
+    }
+}
+
+#[test]
+fn a_step_that_was_begun_ahead_is_dropped_with_what_it_was_for() {
+    let mut model = model("llama", 50, 0.3);
+    let prompts = [request(&[1, 2, 3], short(30), 0), request(&[4, 5], short(30), 1)];
+    let run = |model: &mut Model, ahead: bool| {
+        let mut sampler = Sampler::new(model, CacheOptions::default()).unwrap().look_ahead(ahead);
+        let ids: Vec<_> = prompts.iter().map(|r| sampler.submit(r.clone()).unwrap()).collect();
+        for _ in 0..5 {
+            sampler.step(model).unwrap();
+        }
+        let fork = sampler.fork(ids[0], 6, short(3), [9; 3]).unwrap();
+        let left = sampler.cancel(ids[1]).unwrap();
+        assert_eq!((left.ids.len(), left.stop), (5, Stop::Cancelled));
+        // The very next token is that of the new weights, and so is everything it depends on.
+        let bias = model.find("final_norm.weight").unwrap();
+        let values: Vec<f32> = model.read(bias).unwrap().iter().map(|x| -x).collect();
+        let backend = model.backend.clone();
+        backend.write(&mut model.params[bias].master, 0, &values).unwrap();
+        model.refresh().unwrap();
+        let mut done = Vec::new();
+        while !sampler.is_idle() {
+            for event in sampler.step(model).unwrap() {
+                if let Event::Done { id, completion } = event {
+                    done.push((id == fork, completion));
+                }
+            }
+        }
+        assert!(done.iter().any(|(fork, _)| *fork) && sampler.usage().used == 0);
+        (left, done)
+    };
+    let want = run(&mut model, false);
+    let mut model = self::model("llama", 50, 0.3);
+    let got = run(&mut model, true);
+    assert_eq!(want, got);
+    let versions = &got.1.iter().find(|(fork, _)| !*fork).unwrap().1.versions;
+    assert_eq!((versions[..5].iter().max(), versions[5..].iter().min()), (Some(&0), Some(&1)));
+}
+
+#[test]
+fn sampler_and_trainer_read_one_copy_of_the_weights() {
+    let options = Options { training: true, ..Default::default() };
+    let backend = open("cpu", Some(2)).unwrap();
+    let model = Model::random(backend.clone(), &init("llama", 50, 0.2), options).unwrap();
+    let mut trainer = Trainer::new(model, OptimizerOptions::default()).unwrap();
+    // Where the masters and the head are.
+    let places = |m: &Model| {
+        let masters = m.params.iter().map(|p| std::ptr::from_ref(p.master.data()).addr());
+        masters.chain([std::ptr::from_ref(m.lm_head().unwrap().data()).addr()]).collect::<Vec<usize>>()
+    };
+    let (before, free) = (places(&trainer.model), backend.memory().0);
+    let cache = CacheOptions::default();
+    let mut sampler = Sampler::new(&trainer.model, cache).unwrap().look_ahead(true);
+    assert!(backend.memory().0 - free <= cache.bytes, "a sampler takes its cache and nothing else");
+    let asked = request(&[1, 2, 3], short(40), 0);
+    sampler.submit(asked.clone()).unwrap();
+    for step in 1..6u64 {
+        sampler.step(&trainer.model).unwrap();
+        let batch = Batch::of([vec![1, 2, 3, 4, 5]]);
+        trainer.forward(&batch).unwrap();
+        let grads = StatGrads { logp: vec![-0.2; batch.tokens()], ..Default::default() };
+        trainer.backward(&batch, &grads).unwrap();
+        trainer.update(0.05).unwrap();
+        assert_eq!((places(&trainer.model), trainer.model.version), (before.clone(), step));
+    }
+    // What is left is sampled as if it had only ever known these weights.
+    let ended = std::iter::from_fn(|| (!sampler.is_idle()).then(|| sampler.step(&trainer.model).unwrap()))
+        .flatten()
+        .find_map(|e| if let Event::Done { completion, .. } = e { Some(completion) } else { None });
+    let ended = ended.unwrap();
+    let mut prompt = asked.prompt;
+    prompt.extend(&ended.ids[..39]);
+    let last = logits(&trainer.model, &prompt);
+    let lse = last.iter().map(|&l| f64::from(l).exp()).sum::<f64>().ln();
+    let want = f64::from(last[ended.ids[39] as usize]) - lse;
+    assert!((f64::from(ended.logp[39]) - want).abs() < 1e-5);
+    assert_eq!(ended.versions[..6], [0, 1, 2, 3, 4, 5]);
 }
 
 #[test]

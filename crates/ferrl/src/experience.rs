@@ -230,6 +230,21 @@ impl Loss {
     }
 }
 
+/// A mean in the making: for loops over tokens, where finding it by name would cost more than the rest.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Mean {
+    sum: f64,
+    weight: f64,
+}
+
+impl Mean {
+    /// One observation of weight 1.
+    pub fn add(&mut self, value: f64) {
+        self.sum += value;
+        self.weight += 1.0;
+    }
+}
+
 /// Weighted means by name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metrics(BTreeMap<String, (f64, f64)>);
@@ -241,9 +256,19 @@ impl Metrics {
     }
     /// An observation that counts for `weight`.
     pub fn add_weighted(&mut self, name: &str, value: f64, weight: f64) {
-        let slot = self.0.entry(name.into()).or_default();
-        slot.0 += value * weight;
-        slot.1 += weight;
+        self.add_all(name, Mean { sum: value * weight, weight });
+    }
+    /// Observations that were gathered elsewhere; without any, the name is not there.
+    pub fn add_all(&mut self, name: &str, mean: Mean) {
+        if mean.weight == 0.0 {
+            return;
+        }
+        let slot = match self.0.get_mut(name) {
+            Some(slot) => slot,
+            None => self.0.entry(name.into()).or_default(),
+        };
+        slot.0 += mean.sum;
+        slot.1 += mean.weight;
     }
     /// The largest observation so far; such names end in `/max`.
     pub fn add_max(&mut self, name: &str, value: f64) {

@@ -21,12 +21,12 @@ use crate::setup;
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Config, Head, family_of};
 use ferrl_engine::{Error, Result};
-use ferrl_kernels::DType;
+use ferrl_kernels::{DType, Footprint};
 use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Everything the formulas look at.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Inputs {
     /// The stage's settings.
     pub recipe: Recipe,
@@ -42,10 +42,12 @@ pub struct Inputs {
     pub passes: (usize, usize),
     /// How long its sequences are.
     pub lengths: Lengths,
+    /// What work takes on its device.
+    pub device: &'static Footprint,
 }
 
 /// One stage.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct StagePlan {
     /// Its name.
     pub name: String,
@@ -60,7 +62,7 @@ pub struct StagePlan {
 }
 
 /// All stages.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Plan {
     /// In order.
     pub stages: Vec<StagePlan>,
@@ -160,7 +162,8 @@ fn inputs(recipe: &Recipe, previous: Option<Config>) -> Result<Inputs> {
     }
     let lengths = lengths(recipe, wants, dir);
     let passes = algorithm.passes();
-    Ok(Inputs { recipe: recipe.clone(), config, critic, needs, wants, passes, lengths })
+    let device = ferrl_kernels::footprint(&recipe.device)?;
+    Ok(Inputs { recipe: recipe.clone(), config, critic, needs, wants, passes, lengths, device })
 }
 
 /// A model's configuration; its weights need not be there.

@@ -9,6 +9,9 @@ use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
 
+/// Tokens whose text is worth a thread.
+const THREAD_TOKENS: usize = 4096;
+
 /// An answer beside its prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
@@ -55,18 +58,35 @@ pub fn collect(
         }
     }
     let completions = sampler.generate(model, requests)?;
+    let texts = texts(tokenizer, &completions)?;
     let (mut experience, mut answers) = (Experience::default(), Vec::new());
-    for (i, c) in completions.into_iter().enumerate() {
+    for (i, (c, text)) in completions.into_iter().zip(texts).enumerate() {
         let prompt = i / samples;
-        answers.push(Answer {
-            prompt,
-            text: tokenizer.decode(&c.ids, true)?,
-            tokens: c.ids.len(),
-            truncated: c.stop == Stop::Length,
-        });
+        answers.push(Answer { prompt, text, tokens: c.ids.len(), truncated: c.stop == Stop::Length });
         experience.sequences.push(sequence(&prompts[prompt].ids, c, model.version, i, prompt));
     }
     Ok((experience, answers))
+}
+
+/// The text of each, by as many threads as there is work for: the device waits meanwhile.
+fn texts(tokenizer: &Tokenizer, completions: &[Completion]) -> Result<Vec<String>> {
+    let decode = |c: &Completion| tokenizer.decode(&c.ids, true);
+    let tokens: usize = completions.iter().map(|c| c.ids.len()).sum();
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(tokens / THREAD_TOKENS);
+    if threads < 2 {
+        return completions.iter().map(decode).collect();
+    }
+    std::thread::scope(|scope| {
+        let parts = completions.chunks(completions.len().div_ceil(threads));
+        let running: Vec<_> = parts
+            .map(|part| scope.spawn(move || part.iter().map(decode).collect::<Result<Vec<_>>>()))
+            .collect();
+        let mut all = Vec::with_capacity(completions.len());
+        for part in running {
+            all.extend(part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        }
+        Ok(all)
+    })
 }
 
 fn sequence(prompt: &[u32], c: Completion, version: u64, trajectory: usize, group: usize) -> Sequence {

@@ -16,7 +16,7 @@ use crate::run::{
 use crate::setup;
 use crate::train::{Report, Stage, Waits};
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
-use ferrl_engine::generate::{CacheOptions, Sampler};
+use ferrl_engine::generate::Sampler;
 use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::Backend;
 use serde_json::{Value, json};
@@ -400,8 +400,8 @@ impl OneStage<'_> {
     /// Held-out questions, sampled and graded.
     fn ask(&self, stage: &Stage, recipe: &Recipe) -> Result<Evaluation> {
         let mut source = setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true)?;
-        let cache = CacheOptions { bytes: recipe.rollout.cache_mib << 20, ..Default::default() };
         let model = &stage.policy.model;
+        let cache = setup::cache_options(&recipe.rollout, &*model.backend);
         let mut sampler = Sampler::new(model, cache)?.with_tokenizer(stage.tokenizer.clone());
         let own;
         let rewards = match &stage.sampler {

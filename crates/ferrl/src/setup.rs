@@ -1,7 +1,7 @@
 //! From a recipe to a stage that can take steps: models, data, rewards, schedules.
 
 use crate::algo::{self, Algorithm, Needs, Wants};
-use crate::recipe::{Init, Recipe};
+use crate::recipe::{Init, Recipe, Rollout};
 use crate::reward::Rewards;
 use crate::source::{FileSource, Source};
 use crate::task::{self, Task, TaskSource};
@@ -92,6 +92,7 @@ pub fn stage_over(
     dir: &Path,
     source: impl FnOnce(&Arc<Tokenizer>, Wants) -> Result<Box<dyn Source>>,
 ) -> Result<Stage> {
+    backend.set_exact(recipe.exact).map_err(|e| e.at("exact"))?;
     let (algo, wants) = algorithm(&recipe)?;
     let needs = algo.needs();
     let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
@@ -126,7 +127,7 @@ pub fn stage_over(
             let what = format!("{samples} answer to a prompt has no others to be compared with");
             return Err(Error::usage(what).at("rollout.samples").fix("rollout.samples = 8"));
         }
-        let cache = CacheOptions { bytes: recipe.rollout.cache_mib << 20, ..Default::default() };
+        let cache = cache_options(&recipe.rollout, &*backend);
         Some(Sampler::new(&policy.model, cache)?.with_tokenizer(tokenizer.clone()))
     } else {
         None
@@ -149,9 +150,18 @@ pub fn stage_over(
         schedules,
         step: 0,
         ahead: VecDeque::new(),
-        foresees: true,
+        foresees: backend.is_exact(),
         waits: Arc::new(|_| ()),
     })
+}
+
+/// Room for the answers of a run.
+pub fn cache_options(rollout: &Rollout, backend: &dyn Backend) -> CacheOptions {
+    CacheOptions {
+        bytes: rollout.cache_mib << 20,
+        max_batch_tokens: backend.busy_tokens(),
+        ..Default::default()
+    }
 }
 
 fn with_policy_head(dir: ModelDir, recipe: &Recipe, needs: Needs) -> Result<ModelDir> {

@@ -4,7 +4,7 @@
 use crate::algo::{Algorithm, Wants};
 use crate::batch::{balance, tokens, updates};
 use crate::collect::Collected;
-use crate::experience::{Metrics, MicroBatch};
+use crate::experience::{Mean, Metrics, MicroBatch};
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
 use crate::source::Source;
@@ -165,7 +165,7 @@ impl Stage {
 
     fn update(&mut self, metrics: &mut Metrics) -> Result<()> {
         if self.step < self.algo.policy_frozen_steps() {
-            self.policy.zero_grads()?;
+            self.policy.zero_grads();
         } else {
             let rate = self.schedules.0.at(self.step);
             let head_only = self.algo.head_only_steps();
@@ -197,16 +197,20 @@ pub(crate) fn compare_logps(
     metrics: &mut Metrics,
 ) {
     let Some(policy) = stats.get(Role::Policy) else { return };
-    let (mut worst, mut any) = (0.0f64, false);
+    let (mut worst, mut gaps, mut lags) = (0.0f64, Mean::default(), Mean::default());
     for (row, s) in batch.rows().filter(|(_, s)| !s.version.is_empty()) {
-        for i in s.actions().filter(|&i| s.version[i] == version) {
-            let gap = (policy.logp[row + i] - s.sampled_logp[i]).abs() as f64;
-            metrics.add("sampling/sampling_logp_difference/mean", gap);
-            (worst, any) = (worst.max(gap), true);
+        for i in s.actions() {
+            lags.add(version.saturating_sub(s.version[i]) as f64);
+            if s.version[i] == version {
+                let gap = (policy.logp[row + i] - s.sampled_logp[i]).abs() as f64;
+                gaps.add(gap);
+                worst = worst.max(gap);
+            }
         }
-        s.actions().for_each(|i| metrics.add("sampling/lag", version.saturating_sub(s.version[i]) as f64));
     }
-    if any {
+    metrics.add_all("sampling/lag", lags);
+    metrics.add_all("sampling/sampling_logp_difference/mean", gaps);
+    if gaps != Mean::default() {
         metrics.add_max("sampling/sampling_logp_difference/max", worst);
     }
 }

@@ -57,7 +57,7 @@ impl<'a> Fisher<'a> {
     pub fn times(&mut self, t: &mut Trainer, v: &ParamVector) -> Result<ParamVector> {
         let along = self.along(t, v)?;
         let count = self.batches.iter().map(scored).sum::<usize>().max(1);
-        t.zero_grads()?;
+        t.zero_grads();
         for (batch, along) in self.batches.iter().zip(along) {
             t.forward(batch)?;
             let logp = along.iter().map(|d| (d / count as f64) as f32).collect();
@@ -189,7 +189,7 @@ fn gradients(
     metrics: &mut Metrics,
 ) -> Result<(f64, Vec<ByRole<Stats>>)> {
     let (mut value, mut all) = (0.0, Vec::new());
-    stage.policy.zero_grads()?;
+    stage.policy.zero_grads();
     for batch in batches {
         let stats = stage.forward(batch)?;
         compare_logps(batch, &stats, stage.policy.model.version, metrics);

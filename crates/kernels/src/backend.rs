@@ -10,7 +10,9 @@
 //!   cause or meet: memory, devices.
 
 use crate::buffer::{Buffer, DType, Weight};
+use crate::composed;
 use crate::error::{Error, Result};
+use crate::usage::{Purpose, Report};
 use std::any::Any;
 
 /// How rows are normalised.
@@ -24,6 +26,19 @@ pub struct Norm {
     pub eps: f32,
     /// Elements of a row.
     pub width: usize,
+}
+
+/// What a norm of the residual stream was computed from.
+#[derive(Clone, Copy)]
+pub struct NormInput<'a> {
+    /// f32; the sum of this and `delta` was normalised.
+    pub x: &'a Buffer,
+    /// What a sublayer added, in the compute type.
+    pub delta: Option<&'a Buffer>,
+    /// The norm's weight.
+    pub weight: &'a Buffer,
+    /// The norm's bias.
+    pub bias: Option<&'a Buffer>,
 }
 
 /// The middle of a feed-forward network.
@@ -147,6 +162,64 @@ pub struct LogpGrads<'a> {
     pub others: Option<&'a Buffer>,
 }
 
+/// A norm with its parameters, f32.
+#[derive(Clone, Copy)]
+pub struct Normed<'a> {
+    /// How rows are normalised.
+    pub op: Norm,
+    /// One element a column.
+    pub weight: &'a Buffer,
+    /// The same.
+    pub bias: Option<&'a Buffer>,
+}
+
+/// A linear layer.
+#[derive(Clone, Copy)]
+pub struct Affine<'a> {
+    /// What rows are multiplied with.
+    pub weight: &'a Weight,
+    /// f32, added after.
+    pub bias: Option<&'a Buffer>,
+}
+
+/// How [`Backend::rotary`] turns rows.
+#[derive(Clone, Copy)]
+pub struct Turns<'a> {
+    /// Dimensions of a head that are turned.
+    pub dim: usize,
+    /// f32 `[positions, dim / 2]`.
+    pub cos: &'a Buffer,
+    /// The same.
+    pub sin: &'a Buffer,
+    /// One a row.
+    pub positions: &'a Buffer,
+}
+
+/// How a token of a row is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ask {
+    /// At least 0 and below 1: the first token, in the order of ids, whose cumulative probability exceeds it. Without one
+    /// the largest is taken, whatever the rest says.
+    pub draw: Option<f32>,
+    /// Only the so many likeliest tokens, of equals those of lower ids; 0 is all.
+    pub top_k: usize,
+    /// Of these only the likeliest that together reach this share; 1 is all.
+    pub top_p: f32,
+    /// Of these only tokens at least this many times as likely as the likeliest; 0 is all.
+    pub min_p: f32,
+}
+
+impl Ask {
+    /// With that draw, or the largest; no token is dropped.
+    pub fn plain(draw: Option<f32>) -> Self {
+        Ask { draw, top_k: 0, top_p: 1.0, min_p: 0.0 }
+    }
+    /// Whether tokens are dropped.
+    pub fn truncates(&self) -> bool {
+        self.draw.is_some() && (self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0)
+    }
+}
+
 /// A token chosen from a row of logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
@@ -156,6 +229,22 @@ pub struct Choice {
     pub logit: f32,
     /// The row's log of the sum of exponentials.
     pub lse: f32,
+    /// Its log-probability among the tokens that could be chosen; 0 for the largest.
+    pub kept: f32,
+}
+
+/// Choices that a device has begun to make; see [`Backend::choose`].
+pub struct Choices(Box<dyn Any + Send + Sync>);
+
+impl Choices {
+    /// For backends: wraps what they made.
+    pub fn new(data: Box<dyn Any + Send + Sync>) -> Self {
+        Choices(data)
+    }
+    /// For backends: what they made.
+    pub fn data(&self) -> &dyn Any {
+        &*self.0
+    }
 }
 
 /// AdamW's settings for one step.
@@ -210,6 +299,27 @@ pub trait Backend: Send + Sync {
     fn describe(&self) -> String;
     /// Bytes allocated now, and the most there have ever been.
     fn memory(&self) -> (usize, usize);
+    /// What memory is for from now on; what it was for before comes back. See [`Purpose::on`].
+    fn set_purpose(&self, _purpose: Purpose) -> Purpose {
+        Purpose::default()
+    }
+    /// Where its memory went; `None` where the device keeps no books.
+    fn memory_report(&self) -> Option<Report> {
+        None
+    }
+    /// Whether rows are invariant to the bit: they are unless [`Backend::set_exact`] said that they need not be.
+    fn is_exact(&self) -> bool {
+        true
+    }
+    /// Without exactness a row's bits may depend on the batch it is in, where that is faster; the same work still gives
+    /// the same bits every time. An error where nothing would be gained.
+    fn set_exact(&self, exact: bool) -> Result<()> {
+        if exact {
+            return Ok(());
+        }
+        Err(Error::usage("exact = false changes nothing on this device, where exactness costs nothing")
+            .fix("leave it out, or compute on another device"))
+    }
     /// Waits until everything that was started is done. Operations give their results in order without it; it is for
     /// clocks and for errors.
     fn wait(&self) -> Result<()> {
@@ -318,6 +428,36 @@ pub trait Backend: Send + Sync {
         dweight: Option<&mut Buffer>,
         dbias: Option<&mut Buffer>,
     ) -> Result<()>;
+    /// `norm` or `add_norm` again into `y`, and `norm_backward` with `dx` added to: the same bits, perhaps sooner.
+    /// `rounded`, where given, takes a copy of `dx` in the compute type.
+    fn norm_again(
+        &self,
+        op: Norm,
+        of: NormInput<'_>,
+        dy: &Buffer,
+        y: &mut Buffer,
+        dx: &mut Buffer,
+        rounded: Option<&mut Buffer>,
+        dweight: Option<&mut Buffer>,
+        dbias: Option<&mut Buffer>,
+    ) -> Result<()> {
+        let NormInput { x, delta, weight, bias } = of;
+        match delta {
+            Some(delta) => {
+                let mut sum = self.alloc(DType::F32, x.len())?;
+                self.add_norm(op, x, delta, weight, bias, &mut sum, y)?;
+                self.norm_backward(op, dy, &sum, weight, true, dx, dweight, dbias)?;
+            }
+            None => {
+                self.norm(op, x, weight, bias, y)?;
+                self.norm_backward(op, dy, x, weight, true, dx, dweight, dbias)?;
+            }
+        }
+        match rounded {
+            Some(rounded) => self.copy(dx, 0, rounded, 0, dx.len()),
+            None => Ok(()),
+        }
+    }
 
     // ---- linear -------------------------------------------------------------------------------------------
     /// Room for the derived form of an `[n, k]` matrix; with `backward` also what `linear_dx` needs.
@@ -328,12 +468,13 @@ pub trait Backend: Send + Sync {
     fn linear(&self, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()>;
     /// `dx = dy · w`
     fn linear_dx(&self, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()>;
-    /// `dw += dyᵀ · x`, `dbias += Σ dy`
+    /// `dw = dyᵀ · x`, `dbias = Σ dy`, or that much more with `add`, each whole sum in one addition.
     fn linear_dw(
         &self,
         dy: &Buffer,
         x: &Buffer,
         tokens: usize,
+        add: bool,
         dw: Option<&mut Buffer>,
         dbias: Option<&mut Buffer>,
     ) -> Result<()>;
@@ -411,6 +552,20 @@ pub trait Backend: Send + Sync {
         out: &mut Buffer,
     ) -> Result<()>;
 
+    /// New tokens' queries, keys and values, from their normed rows `x`: `linear`, `rotary`, `cache_write`.
+    fn linear_qkv(
+        &self,
+        x: &Buffer,
+        layer: Affine<'_>,
+        heads: Heads,
+        turns: Option<Turns<'_>>,
+        rows: &PagedRows,
+        cache: &mut Buffer,
+        qkv: &mut Buffer,
+    ) -> Result<()> {
+        composed::linear_qkv(self, x, layer, heads, turns, rows, cache, qkv)
+    }
+
     // ---- feed-forward -------------------------------------------------------------------------------------
     /// `x` is `[rows, 2 * width]` for the gated ones (all gates of a row, then all ups), else `[rows, width]`.
     fn activation(&self, op: Activation, width: usize, x: &Buffer, y: &mut Buffer) -> Result<()>;
@@ -424,18 +579,50 @@ pub trait Backend: Send + Sync {
         dx: &mut Buffer,
     ) -> Result<()>;
 
-    /// `activation` again into `y`, and `activation_backward` into `dx`: the same bits, perhaps sooner.
-    fn activation_again(
+    /// `activation` and `activation_backward` in place, the same bits, perhaps sooner: `dy` becomes what `activation` gave
+    /// and `x` the gradient by it.
+    fn activation_again(&self, op: Activation, width: usize, x: &mut Buffer, dy: &mut Buffer) -> Result<()> {
+        let (mut y, mut dx) = (self.alloc(dy.dtype(), dy.len())?, self.alloc(x.dtype(), x.len())?);
+        self.activation(op, width, x, &mut y)?;
+        self.activation_backward(op, width, x, dy, &mut dx)?;
+        (*dy, *x) = (y, dx);
+        Ok(())
+    }
+
+    // ---- a few rows ---------------------------------------------------------------------------------------
+    /// Rows up to which the operations of this part are sooner done than those they are made of. Their results are the
+    /// same bits.
+    fn few_rows(&self) -> usize {
+        0
+    }
+    /// The beginning of a layer, from the residual stream `x`: `linear_qkv` of its norm.
+    fn normed_qkv(
         &self,
-        op: Activation,
-        width: usize,
+        norm: Normed<'_>,
         x: &Buffer,
-        dy: &Buffer,
-        y: &mut Buffer,
-        dx: &mut Buffer,
+        layer: Affine<'_>,
+        heads: Heads,
+        turns: Option<Turns<'_>>,
+        rows: &PagedRows,
+        cache: &mut Buffer,
+        qkv: &mut Buffer,
     ) -> Result<()> {
-        self.activation(op, width, x, y)?;
-        self.activation_backward(op, width, x, dy, dx)
+        composed::normed_qkv(self, norm, x, layer, heads, turns, rows, cache, qkv)
+    }
+    /// The end of a sublayer: `to += linear(x)`, which is rounded to the storage of `x` before.
+    fn linear_add(&self, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<()> {
+        composed::linear_add(self, x, layer, to)
+    }
+    /// The beginning of a feed-forward network: `activation` of `linear` of the norm of the residual stream `x`.
+    fn normed_activation(
+        &self,
+        norm: Normed<'_>,
+        x: &Buffer,
+        layer: Affine<'_>,
+        op: Activation,
+        y: &mut Buffer,
+    ) -> Result<()> {
+        composed::normed_activation(self, norm, x, layer, op, y)
     }
 
     // ---- heads --------------------------------------------------------------------------------------------
@@ -449,7 +636,7 @@ pub trait Backend: Send + Sync {
         others: Option<(&Buffer, &mut Buffer)>,
         stats: &mut LogpStats,
     ) -> Result<()>;
-    /// Writes `dx`, adds to `dw`.
+    /// Writes `dx`, and `dw` or adds to it with `add`.
     fn logp_backward(
         &self,
         op: LogpHead,
@@ -460,6 +647,7 @@ pub trait Backend: Send + Sync {
         stats: &LogpStats,
         grads: &LogpGrads<'_>,
         dx: &mut Buffer,
+        add: bool,
         dw: Option<&mut Buffer>,
     ) -> Result<()>;
     /// `logp` and `logp_backward` in one, for gradients known before: the same bits, perhaps sooner.
@@ -472,11 +660,12 @@ pub trait Backend: Send + Sync {
         dlogp: &Buffer,
         stats: &mut LogpStats,
         dx: &mut Buffer,
+        add: bool,
         dw: Option<&mut Buffer>,
     ) -> Result<()> {
         self.logp(op, x, w, targets, None, stats)?;
         let grads = LogpGrads { logp: dlogp, entropy: None, others: None };
-        self.logp_backward(op, x, w, targets, None, stats, &grads, dx, dw)
+        self.logp_backward(op, x, w, targets, None, stats, &grads, dx, add, dw)
     }
     /// For a few rows: the scaled logits themselves, `[rows, vocab]` f32, and their `lse`, the bits `logp` uses.
     fn logits(
@@ -491,24 +680,22 @@ pub trait Backend: Send + Sync {
     fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>>;
     /// For each row of `logits`, the first largest.
     fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>>;
-    /// For each row of `logits` what `sample` gives for its number, or `argmax` without one. A device answers at once,
-    /// not piece by piece.
-    fn choose(&self, logits: &Buffer, lse: &Buffer, uniform: &[Option<f32>]) -> Result<Vec<Choice>> {
-        let rows = uniform.len();
-        let vocab = logits.len() / rows.max(1);
-        let draws: Vec<f32> = uniform.iter().map(|u| u.unwrap_or(0.0)).collect();
-        let any = |wanted: bool| uniform.iter().any(|u| u.is_some() == wanted);
-        let sampled = if any(true) { self.sample(logits, lse, &draws)? } else { Vec::new() };
-        let largest = if any(false) { self.argmax(logits, rows)? } else { Vec::new() };
-        let mut sums = vec![0.0; rows];
-        self.read(lse, 0, &mut sums)?;
-        let choice = |row: usize| {
-            let token = if uniform[row].is_some() { sampled[row] } else { largest[row] };
-            let mut logit = [0.0];
-            self.read(logits, row * vocab + token as usize, &mut logit)?;
-            Ok(Choice { token, logit: logit[0], lse: sums[row] })
-        };
-        (0..rows).map(choice).collect()
+    /// Begins to choose a token of each row of `logits`: what `sample` or `argmax` gives, or a draw among the tokens that
+    /// truncation leaves. [`Backend::chosen`] has the answers; other work may be begun before they are asked for.
+    fn choose(&self, logits: &Buffer, lse: &Buffer, asks: &[Ask]) -> Result<Choices> {
+        Ok(Choices::new(Box::new(composed::choose(self, logits, lse, asks)?)))
+    }
+    /// Waits for choices, not for what was begun after them.
+    fn chosen(&self, choices: &Choices) -> Result<Vec<Choice>> {
+        Ok(choices.data().downcast_ref::<Vec<Choice>>().expect("choices of this backend").clone())
+    }
+    /// Puts chosen tokens into an index buffer, on devices that can without asking which they are: element `i` becomes the
+    /// token of row `from[i].1` of `choices[from[i].0]`. Elements past those of `from` hold any token.
+    fn feed(&self, choices: &[&Choices], from: &[(usize, u32)], ids: &mut Buffer) -> Result<()> {
+        let chosen = choices.iter().map(|c| self.chosen(c)).collect::<Result<Vec<_>>>()?;
+        let mut tokens: Vec<u32> = from.iter().map(|&(i, row)| chosen[i][row as usize].token).collect();
+        tokens.resize(ids.len(), 0);
+        self.set_indices(ids, &tokens)
     }
     /// KL(p || q) per row over the whole vocabulary; `p` and `q` are (hidden states, head).
     fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()>;
@@ -524,7 +711,7 @@ pub trait Backend: Send + Sync {
     ) -> Result<()>;
 
     // ---- updates ------------------------------------------------------------------------------------------
-    /// Elements `range` of a parameter and of its state.
+    /// Elements `range` of a parameter, of its state, and of the form derived from it where there is one.
     fn adamw(
         &self,
         op: AdamW,
@@ -533,6 +720,7 @@ pub trait Backend: Send + Sync {
         grad: &Buffer,
         first: &mut Buffer,
         second: &mut Buffer,
+        derived: Option<&mut Weight>,
     ) -> Result<()>;
     /// Elements `range` of a parameter and of its velocity (absent without momentum).
     fn sgd(

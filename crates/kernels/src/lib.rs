@@ -3,17 +3,23 @@
 pub mod backend;
 pub mod buffer;
 pub mod check;
+pub mod composed;
 pub mod cpu;
 pub mod cuda;
 pub mod error;
+pub mod footprint;
 pub mod math;
 pub mod mmap;
 pub mod philox;
+pub mod truncate;
+pub mod usage;
 
 pub use backend::Backend;
 pub use buffer::{Buffer, DType, Weight};
 pub use cpu::simd::{narrow, widen};
 pub use error::{Class, Error, Result, nearest};
+pub use footprint::Footprint;
+pub use usage::Purpose;
 
 use std::sync::Arc;
 
@@ -23,12 +29,14 @@ pub struct Device {
     pub name: &'static str,
     /// Opens the one of that number, with that many threads where threads compute (as many as there are cores).
     pub open: fn(index: usize, threads: Option<usize>) -> Result<Arc<dyn Backend>>,
+    /// What work takes there.
+    pub footprint: &'static Footprint,
 }
 
 /// Every kind of device Ferrl knows; `auto` takes the last one that opens.
 pub const BACKENDS: &[Device] = &[
-    Device { name: "cpu", open: |index, threads| cpu::open(index, threads) },
-    Device { name: "cuda", open: |index, _| cuda::open(index) },
+    Device { name: "cpu", open: |index, threads| cpu::open(index, threads), footprint: &cpu::FOOTPRINT },
+    Device { name: "cuda", open: |index, _| cuda::open(index), footprint: &cuda::FOOTPRINT },
 ];
 
 /// The device is chosen by what there is.
@@ -56,6 +64,13 @@ fn parse(name: &str) -> Result<Option<(&'static Device, usize)>> {
 /// Refuses a name that can mean no device, without opening any.
 pub fn check_name(name: &str) -> Result<()> {
     parse(name).map(|_| ())
+}
+
+/// What work takes on the device of that name; it need not be there.
+pub fn footprint(name: &str) -> Result<&'static Footprint> {
+    let opens = |d: &&Device| (d.open)(0, None).is_ok();
+    let found = || BACKENDS[1..].iter().rev().find(opens).unwrap_or(&BACKENDS[0]);
+    Ok(parse(name)?.map_or_else(found, |(device, _)| device).footprint)
 }
 
 /// Opens the device of that name.

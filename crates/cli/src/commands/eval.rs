@@ -10,7 +10,7 @@ use ferrl::experience::Metrics;
 use ferrl::recipe::{Recipe, Reward};
 use ferrl::setup;
 use ferrl::task::{self, TASKS};
-use ferrl_engine::generate::{CacheOptions, Sampler};
+use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
@@ -120,15 +120,12 @@ pub fn run(args: &Args) -> Result<()> {
         if recipe.model.dtype.as_deref() == Some(DType::Bf16.name()) { DType::Bf16 } else { DType::F32 };
     let cache = recipe.rollout.cache_mib << 20;
     let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size()) + cache;
-    machine::ensure_memory(
-        "the model and its cache",
-        bytes as u64,
-        "a smaller --cache-mib, or --dtype bf16",
-    )?;
     let backend = ferrl_kernels::open(&args.device, args.threads)?;
+    let fix = "a smaller --cache-mib, or --dtype bf16";
+    machine::ensure_memory_of(&*backend, "the model and its cache", bytes as u64, fix)?;
     let rewards = setup::rewards(&recipe, Wants::Rollouts, &backend)?;
     let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
-    let cache = CacheOptions { bytes: cache, ..Default::default() };
+    let cache = setup::cache_options(&recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
     let stop = Arc::new(AtomicBool::new(false));
     listen(stop.clone())?;

@@ -6,7 +6,7 @@ use ferrl::plan::{Plan, Rates, StagePlan};
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::verify::VERIFIERS;
 use ferrl_engine::Result;
-use ferrl_kernels::{BACKENDS, DType};
+use ferrl_kernels::{AUTO, DType};
 use std::path::PathBuf;
 
 /// Estimate memory and time of a recipe, stage by stage
@@ -21,7 +21,7 @@ pub struct Args {
     /// Changes to it, as for `ferrl train`
     #[arg(value_name = "CHANGE")]
     changes: Vec<String>,
-    /// Memory to plan for, such as 22GiB or 900MiB; what is free on this machine when left out
+    /// Memory to plan for, such as 22GiB or 900MiB; what is free on the recipe's device when left out
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     memory: Option<u64>,
     /// One JSON object instead of a table
@@ -35,32 +35,40 @@ pub fn run(args: &Args) -> Result<()> {
     let verifiers: Vec<&str> = VERIFIERS.iter().map(|v| v.name).collect();
     resolved.check(&verifiers)?;
     let plan = Plan::new(&resolved)?;
-    let available = args.memory.or_else(|| machine::memory().map(|m| m.available));
-    let peaks = Peaks::measure(&resolved, &plan)?;
+    let machine = Machine::find(&resolved, &plan);
+    let machine = match args.memory {
+        // A device that is not here can be planned for; only how fast it is stays unknown.
+        Some(bytes) => Machine { memory: Some(bytes), peaks: machine.map_or(Vec::new(), |m| m.peaks) },
+        None => machine.map_err(|e| e.fix("--memory 80GiB plans for one that is not here"))?,
+    };
     if args.json {
-        print(&format!("{}\n", plan.json(available, &|s| peaks.of(s))))?;
+        print(&format!("{}\n", plan.json(machine.memory, &|s| machine.rates(s))))?;
     } else {
-        print(&plan.table(available, &|s| peaks.of(s)))?;
+        print(&plan.table(machine.memory, &|s| machine.rates(s)))?;
     }
-    available.map_or(Ok(()), |a| plan.fit(a))
+    machine.memory.map_or(Ok(()), |a| plan.fit(a))
 }
 
 /// The plan of a resolved recipe as text.
 pub fn text(resolved: &Resolved) -> Result<String> {
     let plan = Plan::new(resolved)?;
-    let peaks = Peaks::measure(resolved, &plan)?;
-    Ok(plan.table(machine::memory().map(|m| m.available), &|s| peaks.of(s)))
+    let machine = Machine::find(resolved, &plan).unwrap_or_default();
+    Ok(plan.table(machine.memory, &|s| machine.rates(s)))
 }
 
-/// Multiply-add peaks of the formats that a plan uses.
-struct Peaks(Vec<(DType, f64)>);
+/// What the device of a plan has: free memory, and multiply-add peaks of the formats that are used.
+#[derive(Default)]
+struct Machine {
+    memory: Option<u64>,
+    peaks: Vec<(DType, f64)>,
+}
 
-impl Peaks {
-    fn measure(resolved: &Resolved, plan: &Plan) -> Result<Self> {
+impl Machine {
+    fn find(resolved: &Resolved, plan: &Plan) -> Result<Self> {
         let first = resolved.stages.first().map(|s| &s.recipe);
         let threads = first.map(|r| r.threads).filter(|&t| t > 0);
-        let named = first.map_or("auto", |r| r.device.as_str());
-        let backend = ferrl_kernels::open(if named == "auto" { BACKENDS[0].name } else { named }, threads)?;
+        let backend = ferrl_kernels::open(first.map_or(AUTO, |r| r.device.as_str()), threads)?;
+        let memory = machine::memory_of(&*backend).map(|m| m.available);
         let mut peaks: Vec<(DType, f64)> = Vec::new();
         for stage in &plan.stages {
             let dtype = stage.inputs.dtype();
@@ -68,12 +76,12 @@ impl Peaks {
                 peaks.push((dtype, 1e9 * backend.peak_gflops(dtype)));
             }
         }
-        Ok(Peaks(peaks))
+        Ok(Machine { memory, peaks })
     }
 
-    fn of(&self, stage: &StagePlan) -> Option<Rates> {
-        let dtype = stage.inputs.dtype();
-        self.0.iter().find(|(d, _)| *d == dtype).map(|&(_, peak)| Rates { peak })
+    fn rates(&self, stage: &StagePlan) -> Option<Rates> {
+        let (dtype, device) = (stage.inputs.dtype(), stage.inputs.device);
+        self.peaks.iter().find(|(d, _)| *d == dtype).map(|&(_, peak)| Rates::of(device, peak))
     }
 }
 

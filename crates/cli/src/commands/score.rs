@@ -1,7 +1,7 @@
 //! `ferrl score`: what a model thinks of given tokens.
 
 use crate::data;
-use crate::machine::ensure_memory;
+use crate::machine::ensure_memory_of;
 use crate::options::{ModelArgs, above_zero, at_least_one};
 use crate::output::Output;
 use crate::progress::Progress;
@@ -68,7 +68,8 @@ pub fn run(args: &Args) -> Result<()> {
     let most = cuts.iter().map(|c| lengths[c.clone()].iter().sum::<usize>()).max().unwrap_or(0);
     let c = &model.config;
     let row = 4 * (4 * c.hidden + c.qkv_width() + c.attention_width() + c.up_width() + c.ffn);
-    ensure_memory("a batch", (most * row) as u64, "a smaller --batch-tokens, or shorter rows")?;
+    let fix = "a smaller --batch-tokens, or shorter rows";
+    ensure_memory_of(&*model.backend, "a batch", (most * row) as u64, fix)?;
     for cut in cuts {
         let batch = Batch::of(sequences[cut.clone()].iter().cloned());
         score(&model, &batch, args.temperature, &places[cut], &mut output)?;

@@ -8,7 +8,7 @@ use ferrl::algo::Wants;
 use ferrl::recipe::Recipe;
 use ferrl::setup;
 use ferrl::steps::{Collector, Settings, judge};
-use ferrl_engine::generate::{CacheOptions, Sampler};
+use ferrl_engine::generate::Sampler;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
     let path = dir.path.clone();
     let tokenizer = Arc::new(Tokenizer::from_dir(&path)?);
     let model = args.model.load(&dir, 0)?;
-    let cache = CacheOptions { bytes: recipe.rollout.cache_mib << 20, ..Default::default() };
+    let cache = setup::cache_options(&recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
     let mut source = setup::source(recipe, &path, &tokenizer, Wants::Rollouts, false)?;
     let mut output = Output::create(&args.output)?;

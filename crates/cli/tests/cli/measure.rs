@@ -34,7 +34,19 @@ fn whole_steps_are_measured() {
         let json: Value =
             serde_json::from_str(&ok(&[&args[..], &["--repeats", "2", "--json"]].concat())).unwrap();
         assert!(json["gflops"].as_f64().unwrap() > 0.0 && json["tokens_per_s"].as_f64().unwrap() > 0.0);
+        let sum: f64 = ["rollout", "reward", "training"]
+            .iter()
+            .map(|part| {
+                let seconds = json["parts"][part].as_array().unwrap();
+                assert_eq!(seconds.len(), 2, "{part}");
+                seconds[1].as_f64().unwrap()
+            })
+            .sum();
+        let whole = json["seconds"][1].as_f64().unwrap();
+        assert!(sum <= whole && sum > 0.5 * whole, "{sum} of {whole}");
     }
+    let table = ok(&[&["bench", "grpo", "--repeats", "1"][..], &sizes, &step].concat());
+    assert!(table.contains("rollout") && table.contains("training"), "{table}");
 }
 
 #[test]
@@ -71,4 +83,22 @@ fn the_doctor_lists_what_there_is() {
     for word in ["processor", "features", "FERRL_SIMD", "threads", "memory", "cpu", "qwen2", "gpt2"] {
         assert!(text.contains(word), "{text}");
     }
+}
+
+#[test]
+fn exactness_is_not_for_sale_where_it_costs_nothing() {
+    let why = ["--inexact", "changes nothing", "fix: "];
+    fails(&[&["bench", "train", "--inexact"], &SMALL[..]].concat(), 2, &why);
+}
+
+#[test]
+fn a_check_compares_with_reference_models() {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/fixtures");
+    let args = ["bench", "--check", "--device", "cpu", "--only", "reference qwen2", "--fixtures"];
+    let table = ok(&[&args[..], &[fixtures]].concat());
+    for word in ["reference qwen2 ", "reference qwen2_score", "reference qwen2_sliding", "all passed"] {
+        assert!(table.contains(word), "{table}");
+    }
+    fails(&[&args[..], &["nowhere"]].concat(), 3, &["nowhere", "bf16_errors.json", "fix: "]);
+    fails(&["bench", "--fixtures", fixtures], 2, &["--check"]);
 }

@@ -8,7 +8,8 @@ const RECIPE: &str = "name = \"planned\"\n\
     data = { train = [\"task:countdown\"], max_length = 64 }\n\
     rollout = { prompts = 16, samples = 8, max_new_tokens = 32, cache_mib = 16 }\n\
     train = { steps = 2, batch = 192, micro_batch_tokens = 1536 }\n\
-    threads = 2\n";
+    threads = 2\n\
+    device = \"cpu\"\n";
 
 fn plan(recipe: &str, changes: &[&str]) -> Value {
     serde_json::from_str(&ok(&[&["plan", recipe, "--json", "--memory", "1TiB"], changes].concat())).unwrap()
@@ -106,17 +107,22 @@ fn a_large_model_needs_only_its_configuration() {
     let rows = folder.write("rows.jsonl", "{\"prompt\": \"a\", \"response\": \"b\"}\n");
     let recipe =
         folder.write("r.toml", format!("algo = \"sft\"\ndata.train = [{rows:?}]\ntrain.steps = 10\n"));
-    let got = plan(&recipe, &[&path, "model.dtype=bf16", "train.micro_batch_tokens=16384"]);
-    let stage = &got["stages"][0];
-    assert_eq!(stage["weights"].as_u64(), Some(494_032_768));
-    let part = |name: &str| {
-        let parts = stage["parts"].as_array().unwrap();
-        parts.iter().find(|p| p["name"] == name).map_or(0, |p| p["bytes"].as_u64().unwrap())
-    };
-    // Masters and two bf16 forms are 8 bytes a weight, the moments 8, and two gradients 8.
-    for name in ["weights", "optimizer", "gradients"] {
-        let per_weight = part(name) as f64 / 494_032_768.0;
-        assert!((7.9..8.1).contains(&per_weight), "{name}: {per_weight} bytes a weight");
+    // Masters and two bf16 forms are 8 bytes a weight, on a card with one form 6; the moments 8; the
+    // gradients 4, and those of the embedding once more.
+    for (device, bytes) in [("device=cpu", 8.0), ("device=cuda", 6.0)] {
+        let got = plan(&recipe, &[&path, device, "model.dtype=bf16", "train.micro_batch_tokens=16384"]);
+        let stage = &got["stages"][0];
+        assert_eq!(stage["weights"].as_u64(), Some(494_032_768));
+        let part = |name: &str| {
+            let parts = stage["parts"].as_array().unwrap();
+            parts.iter().find(|p| p["name"] == name).map_or(0, |p| p["bytes"].as_u64().unwrap())
+        };
+        for (name, bytes) in [("weights", bytes), ("optimizer", 8.0), ("gradients", 5.1)] {
+            let per_weight = part(name) as f64 / 494_032_768.0;
+            assert!((per_weight - bytes).abs() < 0.1, "{device} {name}: {per_weight} bytes a weight");
+        }
+        // A card's memory holds its context, not the program.
+        assert_eq!([part("context") > 0, part("program") > 0], [bytes == 6.0, bytes == 8.0], "{device}");
     }
     let broken = folder.write("qwen/config.json", "{");
     fails(&["plan", &recipe, &path], 4, &[&broken, "JSON"]);
@@ -131,4 +137,19 @@ fn a_dry_run_is_a_recipe_with_the_plan_in_its_comments() {
     assert!(text.contains("\n#   activations"), "{text}");
     let again = folder.write("again.toml", &text);
     assert_eq!(ok(&["train", &again, "--dry-run"]).split("\n# ").next(), text.split("\n# ").next());
+}
+
+#[test]
+fn a_card_that_is_not_here_needs_a_size() {
+    let folder = Folder::new("plan-card");
+    let recipe = folder.write("planned.toml", RECIPE);
+    let runs = folder.path("runs");
+    let refused = ["train", &recipe, "algo=sft", "exact=false", "--runs", &runs];
+    fails(&refused, 2, &["exact", "changes nothing", "fix: "]);
+    assert!(!folder.0.join("runs").join("planned").exists(), "a run that never began leaves nothing behind");
+    if ok(&["doctor"]).contains("cuda: not usable") {
+        fails(&["plan", &recipe, "algo=sft", "device=cuda"], 6, &["libcuda", "--memory"]);
+        let table = ok(&["plan", &recipe, "algo=sft", "device=cuda", "--memory", "80GiB"]);
+        assert!(table.contains("of 80.0 GiB") && !table.contains("a step"), "{table}");
+    }
 }

@@ -5,6 +5,9 @@ use safetensors::Dtype as Stored;
 
 use crate::{Error, Result};
 
+/// Numbers that are worth a thread.
+const PART: usize = 1 << 20;
+
 /// The number formats Ferrl writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dtype {
@@ -47,20 +50,30 @@ impl Dtype {
         }
     }
 
-    /// Appends stored numbers to `out`.
-    pub(super) fn decode(self, bytes: &[u8], out: &mut Vec<f32>) {
+    /// Stored numbers as `f32`, one for each of `out`. Large tensors are shared among threads: pages that come from a file
+    /// and pages that are written for the first time cost more than the numbers.
+    pub(super) fn decode(self, bytes: &[u8], out: &mut [f32]) {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let part = out.len().div_ceil(threads).max(PART);
+        std::thread::scope(|scope| {
+            let mut parts = bytes.chunks(part * self.size()).zip(out.chunks_mut(part));
+            let last = parts.next();
+            for (bytes, out) in parts {
+                scope.spawn(move || self.decode_part(bytes, out));
+            }
+            if let Some((bytes, out)) = last {
+                self.decode_part(bytes, out);
+            }
+        });
+    }
+
+    fn decode_part(self, bytes: &[u8], out: &mut [f32]) {
+        let numbers = out.iter_mut().zip(bytes.chunks_exact(self.size()));
         match self {
-            Dtype::F32 => {
-                out.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])))
-            }
-            Dtype::Bf16 => out.extend(
-                bytes
-                    .chunks_exact(2)
-                    .map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)),
-            ),
-            Dtype::F16 => {
-                out.extend(bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()))
-            }
+            Dtype::F32 => numbers.for_each(|(x, b)| *x = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+            Dtype::Bf16 => numbers
+                .for_each(|(x, b)| *x = f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)),
+            Dtype::F16 => numbers.for_each(|(x, b)| *x = f16::from_le_bytes([b[0], b[1]]).to_f32()),
         }
     }
 

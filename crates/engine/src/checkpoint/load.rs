@@ -85,16 +85,20 @@ impl ModelDir {
             let options = InitOptions { seed, ..InitOptions::new(self.family.name()) };
             return Ok(init_param(&self.config, &options, &tensor.param));
         }
-        let mut out = Vec::with_capacity(tensor.param.len());
+        let mut out = vec![0.0; tensor.param.len()];
+        let mut rest = &mut out[..];
         for part in &tensor.parts {
             let (dtype, bytes) = self.part(part, &tensor.param)?;
+            let (own, after) = rest.split_at_mut(part.len());
+            rest = after;
             if part.transposed {
-                let mut stored = Vec::with_capacity(part.len());
+                let mut stored = vec![0.0; part.len()];
                 dtype.decode(bytes, &mut stored);
                 let rows = part.shape[1];
-                out.extend((0..rows).flat_map(|r| stored[r..].iter().step_by(rows)));
+                let turned = (0..rows).flat_map(|r| stored[r..].iter().step_by(rows));
+                own.iter_mut().zip(turned).for_each(|(x, y)| *x = *y);
             } else {
-                dtype.decode(bytes, &mut out);
+                dtype.decode(bytes, own);
             }
         }
         Ok(out)

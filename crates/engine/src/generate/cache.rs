@@ -6,7 +6,7 @@
 use crate::model::Model;
 use crate::{Error, Result};
 use ferrl_kernels::backend::Heads;
-use ferrl_kernels::{Backend, Buffer};
+use ferrl_kernels::{Backend, Buffer, Purpose};
 use std::collections::{BTreeMap, HashMap};
 
 /// Room for generation.
@@ -100,6 +100,7 @@ impl Cache {
                 .fix("a larger cache budget"));
         }
         let len = model.backend.cache_len(heads, count);
+        let _cache = Purpose::Cache.on(&model.backend);
         let layers = (0..model.config.layers).map(|_| model.backend.alloc(model.dtype, len));
         Ok(Cache {
             size: model.backend.block_tokens(),

@@ -114,6 +114,11 @@ impl SamplingParams {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
+    /// Whether the host need not look at logits: nothing depends on earlier tokens, and no others are reported.
+    pub(super) fn is_chosen_by_device(&self) -> bool {
+        !self.has_penalties() && self.top_logprobs == 0
+    }
+
     /// What the logits are divided by: the temperature, or 1 when the likeliest token is taken.
     pub fn divisor(&self) -> f32 {
         if self.is_greedy() { 1.0 } else { self.temperature }

@@ -121,6 +121,7 @@ impl Sampler {
 
     /// Takes the blocks from everyone and forgets what they held.
     pub(super) fn restart(&mut self) {
+        self.flight = None;
         for mut s in std::mem::take(&mut self.running) {
             s.rows = 0;
             self.waiting.push_back(s);

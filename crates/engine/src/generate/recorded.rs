@@ -25,7 +25,7 @@ pub(super) struct Recorded {
 struct Step {
     tokens: Tokens,
     /// Hidden states of the last time.
-    h: Buffer,
+    h: Option<Buffer>,
     recording: Option<Recording>,
     /// What the device said about the lists it was recorded with.
     lists: u64,
@@ -40,22 +40,21 @@ fn bucket(rows: usize) -> usize {
 impl Recorded {
     /// Hidden states of the step that was done last; more rows than there were sequences.
     pub fn hidden(&self) -> &Buffer {
-        &self.steps[&self.last].h
+        self.steps[&self.last].h.as_ref().expect("a step that was done")
     }
 
-    /// One new token of each sequence.
+    /// One new token of each sequence; `fill` puts their ids into the first elements of an index buffer.
     pub fn decode(
         &mut self,
         model: &Model,
-        ids: &[u32],
         positions: &[u32],
         rows: &PagedRows,
         cache: &mut [Buffer],
+        fill: &mut dyn FnMut(&mut Buffer) -> Result<()>,
     ) -> Result<()> {
         let backend = &*model.backend;
-        let batch = bucket(ids.len());
-        let filled = |values: &[u32]| [values, &vec![0; batch - values.len()]].concat();
-        let (ids, positions) = (filled(ids), filled(positions));
+        let batch = bucket(positions.len());
+        let filled = [positions, &vec![0; batch - positions.len()]].concat();
         // A table of rotations that grows moves, and a step that was recorded with the old one is void.
         let reach = positions.iter().max().map_or(0, |&p| p as usize + 1);
         let key = (batch, model.rotary(reach)?.map_or(0, |tables| tables.positions()));
@@ -65,14 +64,15 @@ impl Recorded {
                 self.steps.clear();
             }
             // The first time it is done as it is: everything is then compiled, planned and in memory.
-            let tokens = model.tokens(&ids, &positions)?;
+            let mut tokens = model.tokens(&vec![0; batch], &filled)?;
+            fill(&mut tokens.ids)?;
             let (h, _) = model.forward(&tokens, Context::Paged(rows, cache), Keep::Nothing)?;
-            self.steps.insert(key, Step { tokens, h, recording: None, lists: 0 });
+            self.steps.insert(key, Step { tokens, h: Some(h), recording: None, lists: 0 });
             return Ok(());
         }
         let Some(step) = self.steps.get_mut(&key) else { unreachable!("inserted before") };
-        backend.set_indices(&mut step.tokens.ids, &ids)?;
-        backend.set_indices(&mut step.tokens.positions, &positions)?;
+        fill(&mut step.tokens.ids)?;
+        backend.set_indices(&mut step.tokens.positions, &filled)?;
         step.tokens.reach = reach;
         let lists = backend.stage_rows(rows, batch)?;
         if step.recording.is_none() || step.lists != lists {
@@ -81,15 +81,19 @@ impl Recorded {
                 h = Some(model.forward(tokens, Context::Paged(rows, cache), Keep::Nothing)?.0);
                 Ok(())
             })?;
-            if let Some(h) = h {
-                step.h = h;
-            }
-            (step.recording, step.lists) = (Some(recording), lists);
+            (step.h, step.recording, step.lists) = (h, Some(recording), lists);
         }
         if let Some(recording) = &step.recording {
             backend.replay(recording)?;
         }
         Ok(())
+    }
+
+    /// The ids of sequences, as [`Recorded::decode`] wants them.
+    pub fn fill(model: &Model, ids: &[u32], to: &mut Buffer) -> Result<()> {
+        let mut all = ids.to_vec();
+        all.resize(to.len(), 0);
+        model.backend.set_indices(to, &all)
     }
 }
 

@@ -5,8 +5,9 @@ use super::sequence::Sequence;
 use crate::model::Model;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
-use ferrl_kernels::math::ln;
+use ferrl_kernels::backend::{Ask, Choices};
 use ferrl_kernels::philox::{philox4x32, uniform};
+use ferrl_kernels::truncate::Kept;
 
 /// A chosen token.
 pub(super) struct Pick {
@@ -21,20 +22,44 @@ pub(super) struct Pick {
 pub(super) struct Chooser {
     row: Vec<f32>,
     counts: Vec<u32>,
-    kept: Vec<(u32, f32)>,
+    kept: Kept,
+}
+
+/// Tokens that the device is choosing, one for each of some sequences.
+pub(super) struct Choosing {
+    /// One for each temperature.
+    groups: Vec<Group>,
+    /// Of each sequence its group and its row there.
+    places: Vec<(usize, u32)>,
+}
+
+struct Group {
+    /// Kept where the host has to look at a row.
+    logits: Option<Buffer>,
+    choices: Choices,
+}
+
+impl Choosing {
+    /// Puts the tokens of some of the sequences, by number, into an index buffer, whether they are known yet or not.
+    pub fn feed(&self, model: &Model, sequences: &[usize], ids: &mut Buffer) -> Result<()> {
+        let choices: Vec<&Choices> = self.groups.iter().map(|g| &g.choices).collect();
+        let from: Vec<(usize, u32)> = sequences.iter().map(|&i| self.places[i]).collect();
+        model.backend.feed(&choices, &from, ids)
+    }
 }
 
 impl Chooser {
-    /// One token for each of `wanted`, whose last hidden state is row `rows[i]` of `h`.
-    pub fn choose(
-        &mut self,
+    /// Begins to choose a token for each of `wanted`, whose last hidden state is row `rows[i]` of `h`. `ahead` of them are
+    /// being chosen before it and are not among the sequences' ids yet.
+    pub fn begin(
         model: &Model,
         h: &Buffer,
         rows: &[u32],
         wanted: &[&Sequence],
-    ) -> Result<Vec<Pick>> {
-        let mut picks: Vec<Option<Pick>> = wanted.iter().map(|_| None).collect();
-        while let Some(first) = picks.iter().position(Option::is_none) {
+        ahead: usize,
+    ) -> Result<Choosing> {
+        let mut choosing = Choosing { groups: Vec::new(), places: vec![(usize::MAX, 0); wanted.len()] };
+        while let Some(first) = choosing.places.iter().position(|&(group, _)| group == usize::MAX) {
             // One pass over the vocabulary for each temperature.
             let divisor = wanted[first].params.divisor();
             let group: Vec<usize> =
@@ -43,35 +68,37 @@ impl Chooser {
             let all = rows.len() * model.config.hidden == h.len() && rows.is_sorted();
             let selected = if all { None } else { Some(model.select_rows(h, &rows)?) };
             let (logits, lse) = model.logits(selected.as_ref().unwrap_or(h), divisor)?;
-            let group: Vec<&Sequence> = group.iter().map(|&i| wanted[i]).collect();
-            let mut found = self.group(model, &logits, &lse, &group)?.into_iter();
-            for (pick, s) in picks.iter_mut().zip(wanted) {
-                if s.params.divisor() == divisor {
-                    *pick = found.next();
-                }
+            // Where the host chooses, only the log-sum-exp is wanted.
+            let asked = |s: &Sequence| {
+                if s.params.has_penalties() { Ask::plain(None) } else { ask(s, ahead) }
+            };
+            let asks: Vec<Ask> = group.iter().map(|&i| asked(wanted[i])).collect();
+            let choices = model.backend.choose(&logits, &lse, &asks)?;
+            for (row, &i) in group.iter().enumerate() {
+                choosing.places[i] = (choosing.groups.len(), row as u32);
             }
+            let looked_at = group.iter().any(|&i| !wanted[i].params.is_chosen_by_device());
+            choosing.groups.push(Group { logits: looked_at.then_some(logits), choices });
         }
-        Ok(picks.into_iter().flatten().collect())
+        Ok(choosing)
     }
 
-    /// Rows of one temperature.
-    fn group(
+    /// The tokens, for those of the sequences that are still there.
+    pub fn end(
         &mut self,
         model: &Model,
-        logits: &Buffer,
-        lse: &Buffer,
-        wanted: &[&Sequence],
-    ) -> Result<Vec<Pick>> {
+        choosing: &Choosing,
+        wanted: &[Option<&Sequence>],
+    ) -> Result<Vec<Option<Pick>>> {
         let b = &*model.backend;
-        let vocab = logits.len() / wanted.len();
-        let greedy = |s: &Sequence| s.params.is_greedy();
-        let draws: Vec<Option<f32>> = wanted.iter().map(|s| (!greedy(s)).then(|| draw(s))).collect();
-        let plain =
-            |s: &&Sequence| s.params.is_exact() || (s.params.is_greedy() && !s.params.has_penalties());
-        let choices = b.choose(logits, lse, &draws)?;
+        let all = choosing.groups.iter().map(|g| b.chosen(&g.choices)).collect::<Result<Vec<_>>>()?;
         let mut picks = Vec::with_capacity(wanted.len());
-        for (i, s) in wanted.iter().enumerate() {
-            let choice = choices[i];
+        for (&(group, row), s) in choosing.places.iter().zip(wanted) {
+            let Some(s) = s else {
+                picks.push(None);
+                continue;
+            };
+            let choice = all[group][row as usize];
             if !choice.lse.is_finite() {
                 return Err(Error::numerics(format!(
                     "the logits after token {} are not finite",
@@ -79,77 +106,39 @@ impl Chooser {
                 ))
                 .fix("look at the weights: a checkpoint before this one may still be sound"));
             }
-            if !plain(s) || s.params.top_logprobs > 0 {
-                self.row.resize(vocab, 0.0);
-                b.read(logits, i * vocab, &mut self.row)?;
-            }
-            let top = self.top(s.params.top_logprobs, choice.lse);
-            let (token, logit, truncated) = if plain(s) {
-                (choice.token, choice.logit, greedy(s).then_some(0.0))
-            } else {
-                let (token, truncated) = self.truncated(s, draws[i].unwrap_or(0.0));
-                let mut logit = [0.0];
-                b.read(logits, i * vocab + token as usize, &mut logit)?;
-                (token, logit[0], truncated)
+            let mut pick = Pick {
+                token: choice.token,
+                logp: choice.logit - choice.lse,
+                sampled_logp: choice.kept,
+                top: Vec::new(),
             };
-            let logp = logit - choice.lse;
-            picks.push(Pick { token, logp, sampled_logp: truncated.unwrap_or(logp), top });
+            if let Some(logits) = &choosing.groups[group].logits
+                && !s.params.is_chosen_by_device()
+            {
+                let vocab = logits.len() / all[group].len();
+                let start = row as usize * vocab;
+                self.row.resize(vocab, 0.0);
+                b.read(logits, start, &mut self.row)?;
+                if s.params.top_logprobs > 0 {
+                    let top = self.kept.top(&self.row, s.params.top_logprobs);
+                    pick.top = top.iter().map(|&(id, logit)| (id, logit - choice.lse)).collect();
+                }
+                if s.params.has_penalties() {
+                    self.penalise(&s.params, &s.ids, s.prompt);
+                    (pick.token, pick.sampled_logp) = self.kept.choose(&self.row, &ask(s, 0));
+                    let mut logit = [0.0];
+                    b.read(logits, start + pick.token as usize, &mut logit)?;
+                    pick.logp = logit[0] - choice.lse;
+                }
+            }
+            picks.push(Some(pick));
         }
         Ok(picks)
-    }
-
-    /// The likeliest tokens of `row`, likeliest first.
-    fn top(&mut self, count: usize, lse: f32) -> Vec<(u32, f32)> {
-        if count == 0 {
-            return Vec::new();
-        }
-        self.keep_all();
-        let top = keep_top(&mut self.kept, count);
-        top.iter().map(|&(id, logit)| (id, logit - lse)).collect()
-    }
-
-    /// A token of `row` under penalties and truncation, and its log-probability there.
-    fn truncated(&mut self, s: &Sequence, draw: f32) -> (u32, Option<f32>) {
-        let p = &s.params;
-        self.penalise(p, &s.ids, s.prompt);
-        let best = self.row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        if p.is_greedy() {
-            let token = self.row.iter().position(|&l| l == best).unwrap_or(0);
-            return (token as u32, Some(0.0));
-        }
-        self.keep_all();
-        if p.top_k > 0 && p.top_k < self.kept.len() {
-            keep_top(&mut self.kept, p.top_k);
-            self.kept.truncate(p.top_k);
-        }
-        // From here on a token's weight, that of the likeliest being 1.
-        self.kept.iter_mut().for_each(|(_, l)| *l = exp(*l - best));
-        if p.top_p < 1.0 {
-            let kept = nucleus(&mut self.kept, p.top_p);
-            self.kept.truncate(kept);
-        }
-        self.kept.retain(|&(_, w)| w >= p.min_p);
-        self.kept.sort_unstable_by_key(|&(id, _)| id);
-        let total: f32 = self.kept.iter().map(|&(_, w)| w).sum();
-        let (mut below, mut chosen) = (0.0, None);
-        for &(id, w) in self.kept.iter().filter(|(_, w)| *w > 0.0) {
-            below += w;
-            chosen = Some(id);
-            if below > draw * total {
-                break;
-            }
-        }
-        // The likeliest token has weight 1, so there is one.
-        let token = chosen.unwrap_or(0);
-        (token, Some(self.row[token as usize] - best - ln(f64::from(total)) as f32))
     }
 
     /// Repetition over prompt and completion, presence and frequency over the completion. The row is divided by
     /// the temperature already: what is subtracted has to be as well.
     fn penalise(&mut self, p: &SamplingParams, ids: &[u32], prompt: usize) {
-        if !p.has_penalties() {
-            return;
-        }
         self.counts.resize(self.row.len(), 0);
         let row = &mut self.row;
         if p.repetition_penalty != 1.0 {
@@ -175,91 +164,18 @@ impl Chooser {
             }
         }
     }
+}
 
-    fn keep_all(&mut self) {
-        self.kept.clear();
-        self.kept.extend(self.row.iter().enumerate().map(|(id, &l)| (id as u32, l)));
-    }
+/// How the token after the next `ahead` ones is chosen. A greedy request ignores truncation.
+fn ask(s: &Sequence, ahead: usize) -> Ask {
+    let p = &s.params;
+    let draw = (!p.is_greedy()).then(|| draw(s, ahead));
+    Ask { draw, top_k: p.top_k, top_p: p.top_p, min_p: p.min_p }
 }
 
 /// The number a token is drawn with: a function of seed, stream and index alone.
-fn draw(s: &Sequence) -> f32 {
+fn draw(s: &Sequence, ahead: usize) -> f32 {
     let [a, b, c] = s.stream;
-    let index = (s.ids.len() - s.prompt) as u32;
+    let index = (s.ids.len() - s.prompt + ahead) as u32;
     uniform(philox4x32([a, b, c, index], [s.params.seed as u32, (s.params.seed >> 32) as u32])[0])
-}
-
-/// Larger first, then the lower id.
-fn order(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
-    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
-}
-
-/// Brings the `count` largest to the front, in order.
-fn keep_top(list: &mut [(u32, f32)], count: usize) -> &[(u32, f32)] {
-    let count = count.min(list.len());
-    if count < list.len() {
-        list.select_nth_unstable_by(count, order);
-    }
-    list[..count].sort_unstable_by(order);
-    &list[..count]
-}
-
-/// Brings the heaviest to the front that together reach the share `p`, and says how many they are.
-fn nucleus(list: &mut [(u32, f32)], p: f32) -> usize {
-    // In the order of ids, whatever was done to the list before.
-    list.sort_unstable_by_key(|&(id, _)| id);
-    let goal = p * list.iter().map(|&(_, w)| w).sum::<f32>();
-    let mut looked_at = 64;
-    loop {
-        let mut before = 0.0;
-        for (i, &(_, w)) in keep_top(list, looked_at).iter().enumerate() {
-            if before >= goal {
-                return i;
-            }
-            before += w;
-        }
-        if looked_at >= list.len() {
-            return list.len();
-        }
-        looked_at *= 8;
-    }
-}
-
-/// `e^x` for x at most 0, without the system's mathematics library.
-fn exp(x: f32) -> f32 {
-    if x < -87.0 {
-        return 0.0;
-    }
-    let x = f64::from(x);
-    let n = (x * std::f64::consts::LOG2_E).round();
-    let r = x - n * std::f64::consts::LN_2;
-    let mut sum = 1.0;
-    for k in (1..=9).rev() {
-        sum = 1.0 + sum * r / f64::from(k);
-    }
-    (sum * f64::from_bits(((n as i64 + 1023) as u64) << 52)) as f32
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn exp_is_that_of_the_library() {
-        for i in 0..8700 {
-            let x = -0.01 * i as f32;
-            let want = f64::from(x).exp();
-            assert!((f64::from(exp(x)) - want).abs() <= 1e-7 * want, "{x}");
-        }
-        assert_eq!((exp(0.0), exp(f32::NEG_INFINITY)), (1.0, 0.0));
-    }
-
-    #[test]
-    fn the_largest_come_first_and_of_equals_the_lower_id() {
-        let mut list = vec![(0, 1.0), (1, 3.0), (2, 3.0), (3, 2.0), (4, 3.0)];
-        assert_eq!(keep_top(&mut list, 2), [(1, 3.0), (2, 3.0)]);
-        let mut list = vec![(0, 1.0), (1, 1.0), (2, 2.0)];
-        assert_eq!(nucleus(&mut list, 0.75), 2);
-        assert_eq!(list[..2], [(2, 2.0), (0, 1.0)]);
-    }
 }

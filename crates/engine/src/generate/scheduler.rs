@@ -2,7 +2,7 @@
 
 use super::cache::Cache;
 use super::recorded::Recorded;
-use super::sampler::Chooser;
+use super::sampler::{Chooser, Choosing};
 use super::sequence::Sequence;
 use super::{CacheOptions, Completion, Event, Id, Request, SamplingParams, Stop};
 use crate::model::Model;
@@ -10,6 +10,7 @@ use crate::model::config::Position;
 use crate::model::decoder::{Context, Keep};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
+use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::{PagedRows, PagedSequence};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -30,10 +31,21 @@ pub struct Sampler {
     next: u64,
     chooser: Chooser,
     recorded: Recorded,
+    /// Whether the next step is begun before the tokens of the last are known.
+    pub(super) looks_ahead: bool,
+    /// The step that was begun and whose tokens nobody has asked for.
+    pub(super) flight: Option<Flight>,
     /// Kept from step to step for its allocations.
     rows: PagedRows,
     /// Events of other requests that came up while `generate` ran.
     kept: Vec<Event>,
+}
+
+/// A step whose tokens are being chosen.
+pub(super) struct Flight {
+    /// Whose, in their order.
+    ids: Vec<Id>,
+    choosing: Choosing,
 }
 
 /// How full a sampler is, and what it has done so far.
@@ -85,6 +97,8 @@ impl Sampler {
             next: 0,
             chooser: Chooser::default(),
             recorded: Recorded::default(),
+            looks_ahead: model.backend.records(),
+            flight: None,
             rows: PagedRows::default(),
             kept: Vec::new(),
         })
@@ -93,6 +107,14 @@ impl Sampler {
     /// With the tokenizer that stop strings need.
     pub fn with_tokenizer(mut self, tokenizer: Arc<Tokenizer>) -> Self {
         self.tokenizer = Some(tokenizer);
+        self
+    }
+
+    /// Says whether a step is begun before the tokens of the one before it are known to the host, where nothing but their
+    /// ids is missing: as on devices that work on while the host prepares. What is sampled does not depend on it; a
+    /// sequence that ends is then computed one step too far, and a request may begin one step later.
+    pub fn look_ahead(mut self, yes: bool) -> Self {
+        self.looks_ahead = yes;
         self
     }
 
@@ -173,6 +195,7 @@ impl Sampler {
             self.restart();
         }
         if self.running.is_empty() && self.waiting.is_empty() {
+            self.flight = None;
             return Ok(events);
         }
         let result = self.advance(model, &mut events);
@@ -216,41 +239,22 @@ impl Sampler {
     }
 
     fn advance(&mut self, model: &Model, events: &mut Vec<Event>) -> Result<()> {
-        let backend = &*model.backend;
-        // Where everyone who ran has given way to those who wait, a second look lets those in.
-        for _ in 0..2 {
-            self.schedule(backend)?;
-            if self.running.iter().any(|s| s.rows > 0) {
-                break;
-            }
-        }
-        let (ids, positions, last) = self.lay_out();
-        assert!(!ids.is_empty(), "a sequence that fits the cache alone always runs");
-        // One new token for each sequence, and all of them wanted: a step like many others.
-        let mut once = None;
-        if model.backend.records() && last.len() == ids.len() {
-            self.recorded.decode(model, &ids, &positions, &self.rows, &mut self.cache.layers)?;
-        } else {
-            let tokens = model.tokens(&ids, &positions)?;
-            let context = Context::Paged(&self.rows, &mut self.cache.layers);
-            once = Some(model.forward(&tokens, context, Keep::Nothing)?.0);
-        }
-        self.usage.steps += 1;
-        self.usage.rows += ids.len() as u64;
-        for s in &mut self.running {
-            s.computed += std::mem::take(&mut s.rows);
-        }
-        self.hand_over();
-        if last.is_empty() {
-            return Ok(());
-        }
-        let ready: Vec<&Sequence> = self.running.iter().filter(|s| s.pending() == 0).collect();
-        let h = once.as_ref().unwrap_or_else(|| self.recorded.hidden());
-        let mut picks = self.chooser.choose(model, h, &last, &ready)?.into_iter();
+        let flight = match self.flight.take() {
+            Some(flight) if self.land(&flight) => flight,
+            _ => match self.begin(model)? {
+                Some(flight) => flight,
+                None => return Ok(()),
+            },
+        };
+        self.flight = self.begin_next(model, &flight)?;
+        let find = |id: &Id| self.running.binary_search_by_key(id, |s| s.id).ok().map(|i| &self.running[i]);
+        let wanted: Vec<Option<&Sequence>> = flight.ids.iter().map(find).collect();
+        let picks = self.chooser.end(model, &flight.choosing, &wanted)?;
+        let mut picks = flight.ids.iter().zip(picks).peekable();
         let mut result = Ok(());
         for mut s in std::mem::take(&mut self.running) {
-            let pick = if s.pending() == 0 { picks.next() } else { None };
-            let Some(pick) = pick else {
+            while picks.next_if(|(id, _)| **id < s.id).is_some() {}
+            let Some((_, Some(pick))) = picks.next_if(|(id, _)| **id == s.id) else {
                 self.running.push(s);
                 continue;
             };
@@ -267,6 +271,110 @@ impl Sampler {
             }
         }
         result
+    }
+
+    /// Decides who runs, and begins a step with them; none where no token comes of it.
+    fn begin(&mut self, model: &Model) -> Result<Option<Flight>> {
+        let backend = &*model.backend;
+        // Where everyone who ran has given way to those who wait, a second look lets those in.
+        for _ in 0..2 {
+            self.schedule(backend)?;
+            if self.running.iter().any(|s| s.rows > 0) {
+                break;
+            }
+        }
+        let (ids, positions, last) = self.lay_out();
+        assert!(!ids.is_empty(), "a sequence that fits the cache alone always runs");
+        // One new token for each sequence, and all of them wanted: a step like many others.
+        let mut once = None;
+        if backend.records() && last.len() == ids.len() {
+            let fill = &mut |to: &mut Buffer| Recorded::fill(model, &ids, to);
+            self.recorded.decode(model, &positions, &self.rows, &mut self.cache.layers, fill)?;
+        } else {
+            let tokens = model.tokens(&ids, &positions)?;
+            let context = Context::Paged(&self.rows, &mut self.cache.layers);
+            once = Some(model.forward(&tokens, context, Keep::Nothing)?.0);
+        }
+        self.count(ids.len());
+        for s in &mut self.running {
+            s.computed += std::mem::take(&mut s.rows);
+        }
+        self.hand_over();
+        if last.is_empty() {
+            return Ok(None);
+        }
+        let ready: Vec<&Sequence> = self.running.iter().filter(|s| s.pending() == 0).collect();
+        let h = once.as_ref().unwrap_or_else(|| self.recorded.hidden());
+        let choosing = Chooser::begin(model, h, &last, &ready, 0)?;
+        Ok(Some(Flight { ids: ready.iter().map(|s| s.id).collect(), choosing }))
+    }
+
+    /// Begins the step after `flight`, whose tokens are still being chosen; none where more than their ids is missing:
+    /// someone computes a prompt, waits for a place, or is chosen for by the host, or blocks are short.
+    fn begin_next(&mut self, model: &Model, flight: &Flight) -> Result<Option<Flight>> {
+        let backend = &*model.backend;
+        let simple = |s: &Sequence| s.pending() == 0 && s.params.is_chosen_by_device();
+        if !self.looks_ahead || !self.running.iter().all(simple) {
+            return Ok(None);
+        }
+        let on: Vec<usize> = (0..self.running.len()).filter(|&i| self.running[i].goes_on()).collect();
+        let room = on.len() < self.options.max_sequences;
+        if on.is_empty() || (room && !self.waiting.is_empty()) {
+            return Ok(None);
+        }
+        for &i in &on {
+            let s = &mut self.running[i];
+            if !self.cache.reserve(backend, &mut s.table, s.computed, s.computed + 1)? {
+                return Ok(None);
+            }
+        }
+        let positions: Vec<u32> = on.iter().map(|&i| self.running[i].computed as u32).collect();
+        self.rows.sequences.resize_with(on.len(), PagedSequence::default);
+        for (row, (&i, entry)) in on.iter().zip(&mut self.rows.sequences).enumerate() {
+            let s = &self.running[i];
+            (entry.row, entry.count, entry.position) = (row, 1, s.computed);
+            entry.blocks.clone_from(&s.table.blocks);
+        }
+        let wanted: Vec<&Sequence> = on.iter().map(|&i| &self.running[i]).collect();
+        let ids: Vec<Id> = wanted.iter().map(|s| s.id).collect();
+        let places: Option<Vec<usize>> = ids.iter().map(|id| flight.ids.binary_search(id).ok()).collect();
+        let Some(places) = places else { return Ok(None) };
+        let fill = &mut |to: &mut Buffer| flight.choosing.feed(model, &places, to);
+        let mut once = None;
+        if backend.records() {
+            self.recorded.decode(model, &positions, &self.rows, &mut self.cache.layers, fill)?;
+        } else {
+            let mut tokens = model.tokens(&vec![0; positions.len()], &positions)?;
+            fill(&mut tokens.ids)?;
+            let context = Context::Paged(&self.rows, &mut self.cache.layers);
+            once = Some(model.forward(&tokens, context, Keep::Nothing)?.0);
+        }
+        let h = once.as_ref().unwrap_or_else(|| self.recorded.hidden());
+        let all: Vec<u32> = (0..ids.len() as u32).collect();
+        let choosing = Chooser::begin(model, h, &all, &wanted, 1)?;
+        Ok(Some(Flight { ids, choosing }))
+    }
+
+    /// Takes a step that was begun ahead for done; `false` where nobody of it runs any more.
+    fn land(&mut self, flight: &Flight) -> bool {
+        let mut rows = 0;
+        for s in &mut self.running {
+            if flight.ids.binary_search(&s.id).is_ok() {
+                s.computed += 1;
+                self.cache.publish(&mut s.table, &s.ids, s.computed);
+                rows += 1;
+            }
+        }
+        if rows > 0 {
+            self.count(flight.ids.len());
+            self.hand_over();
+        }
+        rows > 0
+    }
+
+    fn count(&mut self, rows: usize) {
+        self.usage.steps += 1;
+        self.usage.rows += rows as u64;
     }
 
     /// The rows of this step: ids, positions, and which of them a token follows.

@@ -54,6 +54,11 @@ impl Sequence {
         self.ids.len() - self.computed
     }
 
+    /// Whether it goes on for its length after the token that is being chosen now.
+    pub fn goes_on(&self) -> bool {
+        self.ids.len() - self.prompt + 1 < self.params.max_new_tokens
+    }
+
     /// The tokens that another sequence must begin with to take its place in the cache.
     pub fn beginning(&self) -> &[u32] {
         &self.ids[..self.ids.len() - 1]

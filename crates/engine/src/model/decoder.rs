@@ -4,9 +4,10 @@
 //! linear layers read and write has the model's compute type.
 
 use super::config::{Activation, NormKind};
+use super::gradient::{Grads, Slot, added_to};
 use super::weights::{Affine, LayerLayout, Model};
 use crate::Result;
-use ferrl_kernels::backend::{self, Attention, Heads, PagedRows, Segments};
+use ferrl_kernels::backend::{self, Attention, Heads, NormInput, PagedRows, Segments};
 use ferrl_kernels::{Buffer, DType};
 
 /// Where keys and values of earlier tokens are.
@@ -46,17 +47,24 @@ struct Layer {
     inner: Option<Interior>, // absent under `Keep::Inputs`
 }
 
+/// The residual stream between attention and network is `x + delta`; it and both norms are computed again in backward,
+/// where they cost next to nothing.
 struct Interior {
-    h: Buffer,                // (T, H) normed
     qkv_raw: Option<Buffer>,  // before the heads' norms
     qkv: Buffer,              // rotated
     att: Buffer,              // (T, heads * head_dim)
     lse: Buffer,              // (T, heads) f32
     att_proj: Option<Buffer>, // before the post norm
-    x_mid: Buffer,            // (T, H) f32: residual stream between attention and network
-    h_mid: Buffer,            // (T, H) normed
+    delta: Buffer,            // (T, H): what attention adds to the residual stream
     up: Buffer,               // (T, F or 2F)
     down: Option<Buffer>,     // before the post norm
+}
+
+/// A layer's activations, and what comes out of it: the residual stream before the network, what the network adds.
+struct Passed {
+    interior: Interior,
+    x_mid: Buffer,
+    delta: Buffer,
 }
 
 /// Activations of a whole forward pass.
@@ -65,8 +73,18 @@ pub struct Activations {
     x_final: Buffer, // (T, H) f32
 }
 
-/// Where gradients of parameters are added; `None` is frozen.
-pub type Grads<'a> = &'a mut [Option<Buffer>];
+/// The gradient of the residual stream.
+struct Flow {
+    dx: Buffer,              // (T, H) f32
+    rounded: Option<Buffer>, // the same in the compute type, where products read it
+}
+
+impl Flow {
+    /// What flows into a sublayer without a norm at its end.
+    fn plain(&self) -> &Buffer {
+        self.rounded.as_ref().unwrap_or(&self.dx)
+    }
+}
 
 impl Model {
     /// Uploads a batch of tokens.
@@ -90,13 +108,20 @@ impl Model {
         }
         let mut layers = Vec::new();
         let mut h = self.activations(x.len())?;
+        if let (Context::Paged(rows, caches), Keep::Nothing, true) =
+            (&mut context, keep, self.has_few(t.rows))
+        {
+            self.forward_few(t, rows, caches, &mut x)?;
+            self.norm(self.layout.final_norm, &x, &mut h)?;
+            return Ok((h, Activations { layers, x_final: x }));
+        }
         self.norm(self.norm_after(None), &x, &mut h)?;
         for l in 0..self.config.layers {
-            let (interior, delta) = self.layer(l, t, &x, h, &mut context, keep)?;
+            let Passed { interior, x_mid, delta } = self.layer(l, t, &x, h, &mut context, keep)?;
             // x = x_mid + delta, and the norm that comes next: the next layer's, or the final one.
             let mut next = self.f32s(x.len())?;
             h = self.activations(x.len())?;
-            self.add_norm(self.norm_after(Some(l)), &interior.x_mid, &delta, &mut next, &mut h)?;
+            self.add_norm(self.norm_after(Some(l)), &x_mid, &delta, &mut next, &mut h)?;
             let inner = (keep == Keep::All).then_some(interior);
             let previous = std::mem::replace(&mut x, next);
             if keep != Keep::Nothing {
@@ -112,8 +137,7 @@ impl Model {
         self.layout.layers.get(next).map_or(self.layout.final_norm, |p| p.attn_norm)
     }
 
-    /// One layer, from its input `x` and that normed, `h`: its activations, and what it adds to the residual stream
-    /// after `x_mid`.
+    /// One layer, from its input `x` and that normed, `h`.
     fn layer(
         &self,
         l: usize,
@@ -122,34 +146,41 @@ impl Model {
         h: Buffer,
         context: &mut Context<'_>,
         keep: Keep,
-    ) -> Result<(Interior, Buffer)> {
+    ) -> Result<Passed> {
         let (b, p, c) = (&*self.backend, &self.layout.layers[l], &self.config);
         let op = self.attention(l);
         let mut qkv = self.activations(t.rows * c.qkv_width())?;
-        self.linear(p.qkv, &h, &mut qkv)?;
         let mut qkv_raw = None;
-        if let Some((q, k)) = p.qk_norm {
-            let mut normed = self.activations(qkv.len())?;
-            b.head_norm(self.head_norm(), op.heads, &qkv, self.master(q), self.master(k), &mut normed)?;
-            qkv_raw = Some(std::mem::replace(&mut qkv, normed));
-        }
-        self.rotate(t, op.heads, false, &mut qkv)?;
         let mut att = self.activations(t.rows * c.attention_width())?;
         let mut lse = self.f32s(t.rows * c.heads)?;
+        if let (None, Context::Paged(rows, caches)) = (p.qk_norm, &mut *context) {
+            let (layer, tables) = (self.affine(p.qkv), self.rotary(t.reach)?);
+            let turns = self.turns(tables.as_deref(), t);
+            b.linear_qkv(&h, layer, op.heads, turns, rows, &mut caches[l], &mut qkv)?;
+        } else {
+            self.linear(p.qkv, &h, &mut qkv)?;
+            if let Some((q, k)) = p.qk_norm {
+                let mut normed = self.activations(qkv.len())?;
+                b.head_norm(self.head_norm(), op.heads, &qkv, self.master(q), self.master(k), &mut normed)?;
+                qkv_raw = Some(std::mem::replace(&mut qkv, normed));
+            }
+            self.rotate(t, op.heads, false, &mut qkv)?;
+            if let Context::Paged(rows, caches) = &mut *context {
+                b.cache_write(op.heads, &qkv, rows, &mut caches[l])?;
+            }
+        }
+        drop(h);
         match context {
             Context::Packed(segments) => b.attention(op, &qkv, segments, &mut att, &mut lse)?,
-            Context::Paged(rows, caches) => {
-                b.cache_write(op.heads, &qkv, rows, &mut caches[l])?;
-                b.attention_paged(op, &qkv, rows, &caches[l], &mut att)?;
-            }
+            Context::Paged(rows, caches) => b.attention_paged(op, &qkv, rows, &caches[l], &mut att)?,
         }
         let mut proj = self.activations(x.len())?;
         self.linear(p.attn_out, &att, &mut proj)?;
-        let (att_proj, delta) = self.post_norm(p.attn_post_norm, proj)?;
+        let (att_proj, att_delta) = self.post_norm(p.attn_post_norm, proj)?;
 
         let mut x_mid = self.f32s(x.len())?;
         let mut h_mid = self.activations(x.len())?;
-        self.add_norm(p.mlp_norm, x, &delta, &mut x_mid, &mut h_mid)?;
+        self.add_norm(p.mlp_norm, x, &att_delta, &mut x_mid, &mut h_mid)?;
         let mut up = self.activations(t.rows * c.up_width())?;
         self.linear(p.up, &h_mid, &mut up)?;
         let mut act = self.activations(t.rows * c.ffn)?;
@@ -159,7 +190,8 @@ impl Model {
         let (down, delta) = self.post_norm(p.mlp_post_norm, down)?;
         let kept = |b: Option<Buffer>| b.filter(|_| keep != Keep::Nothing);
         let (qkv_raw, att_proj, down) = (kept(qkv_raw), kept(att_proj), kept(down));
-        Ok((Interior { h, qkv_raw, qkv, att, lse, att_proj, x_mid, h_mid, up, down }, delta))
+        let interior = Interior { qkv_raw, qkv, att, lse, att_proj, delta: att_delta, up, down };
+        Ok(Passed { interior, x_mid, delta })
     }
 
     /// From d loss / d hidden states to the gradients of every parameter below them.
@@ -174,76 +206,82 @@ impl Model {
         let b = &*self.backend;
         let mut dx = self.f32s(kept.x_final.len())?;
         self.norm_backward(self.layout.final_norm, dh, &kept.x_final, false, &mut dx, grads)?;
+        drop(kept.x_final);
+        let mut rounded = None;
+        if self.dtype != dx.dtype() && !self.config.post_norms {
+            let mut copy = self.activations(dx.len())?;
+            b.copy(&dx, 0, &mut copy, 0, dx.len())?;
+            rounded = Some(copy);
+        }
+        let mut flow = Flow { dx, rounded };
         for (l, layer) in kept.layers.into_iter().enumerate().rev() {
             let interior = match layer.inner {
                 Some(interior) => interior,
                 None => {
                     let mut h = self.activations(layer.x.len())?;
                     self.norm(self.layout.layers[l].attn_norm, &layer.x, &mut h)?;
-                    self.layer(l, t, &layer.x, h, &mut Context::Packed(segments), Keep::All)?.0
+                    self.layer(l, t, &layer.x, h, &mut Context::Packed(segments), Keep::All)?.interior
                 }
             };
-            self.layer_backward(l, t, segments, &layer.x, interior, &mut dx, grads)?;
+            self.layer_backward(l, t, segments, &layer.x, interior, &mut flow, grads)?;
         }
-        if let Some(grad) = self.layout.position.and_then(|table| grads[table].as_mut()) {
-            b.embed_backward(&t.positions, &dx, 1.0, grad)?;
+        if let Some(slot) = self.layout.position.and_then(|table| grads[table].as_mut()) {
+            b.embed_backward(&t.positions, &flow.dx, 1.0, slot.added_to(b)?)?;
         }
-        if let Some(grad) = &mut grads[self.layout.embed] {
-            b.embed_backward(&t.ids, &dx, self.config.embedding_scale, grad)?;
+        if let Some(slot) = &mut grads[self.layout.embed] {
+            b.embed_backward(&t.ids, &flow.dx, self.config.embedding_scale, slot.added_to(b)?)?;
         }
         Ok(())
     }
 
-    /// `dx` is the gradient of the residual stream, after the layer on entry and before it on return.
+    /// `flow` is the gradient of the residual stream, after the layer on entry and before it on return.
     fn layer_backward(
         &self,
         l: usize,
         t: &Tokens,
         segments: &Segments,
         x: &Buffer,
-        a: Interior,
-        dx: &mut Buffer,
+        mut a: Interior,
+        flow: &mut Flow,
         grads: Grads<'_>,
     ) -> Result<()> {
         let (b, c) = (&*self.backend, &self.config);
         let p: &LayerLayout = &self.layout.layers[l];
         let op = self.attention(l);
-        let ddown = self.post_norm_backward(p.mlp_post_norm, dx, a.down.as_ref(), grads)?;
-        let ddown = ddown.as_ref().unwrap_or(dx);
+        let ddown = self.post_norm_backward(p.mlp_post_norm, &flow.dx, a.down.take(), grads)?;
+        let ddown = ddown.as_ref().unwrap_or(flow.plain());
         let mut dact = self.activations(t.rows * c.ffn)?;
         b.linear_dx(ddown, self.weight(p.down.weight), &mut dact)?;
-        let (mut act, mut dup) = (self.activations(dact.len())?, self.activations(a.up.len())?);
-        b.activation_again(activation(c.activation), c.ffn, &a.up, &dact, &mut act, &mut dup)?;
-        self.linear_backward(p.down, ddown, &act, None, grads)?;
+        // In place: what the activation gave, and the gradient of what it was given.
+        b.activation_again(activation(c.activation), c.ffn, &mut a.up, &mut dact)?;
+        let (act, dup) = (dact, a.up);
+        self.linear_backward(p.down, ddown, &act, grads)?;
+        drop(act);
         let mut dh_mid = self.activations(x.len())?;
-        self.linear_backward(p.up, &dup, &a.h_mid, Some(&mut dh_mid), grads)?;
-        self.norm_backward(p.mlp_norm, &dh_mid, &a.x_mid, true, dx, grads)?;
+        b.linear_dx(&dup, self.weight(p.up.weight), &mut dh_mid)?;
+        let h_mid = self.norm_again(p.mlp_norm, x, Some(&a.delta), &dh_mid, flow, grads)?;
+        self.linear_backward(p.up, &dup, &h_mid, grads)?;
+        drop((dup, dh_mid, h_mid));
 
-        let dproj = self.post_norm_backward(p.attn_post_norm, dx, a.att_proj.as_ref(), grads)?;
+        let dproj = self.post_norm_backward(p.attn_post_norm, &flow.dx, a.att_proj.take(), grads)?;
         let mut datt = self.activations(a.att.len())?;
-        let dproj = dproj.as_ref().unwrap_or(dx);
-        self.linear_backward(p.attn_out, dproj, &a.att, Some(&mut datt), grads)?;
+        let dproj = dproj.as_ref().unwrap_or(flow.plain());
+        self.linear_backward(p.attn_out, dproj, &a.att, grads)?;
+        b.linear_dx(dproj, self.weight(p.attn_out.weight), &mut datt)?;
         let mut dqkv = self.activations(a.qkv.len())?;
         b.attention_backward(op, &a.qkv, &a.att, &a.lse, &datt, segments, &mut dqkv)?;
         self.rotate(t, op.heads, true, &mut dqkv)?;
         if let (Some((q, k)), Some(raw)) = (p.qk_norm, &a.qkv_raw) {
-            let (mut dq, mut dk) = (grads[q].take(), grads[k].take());
             let (wq, wk) = (self.master(q), self.master(k));
-            b.head_norm_backward(
-                self.head_norm(),
-                op.heads,
-                raw,
-                wq,
-                wk,
-                &mut dqkv,
-                dq.as_mut(),
-                dk.as_mut(),
-            )?;
+            let (mut dq, mut dk) = (grads[q].take(), grads[k].take());
+            let (dwq, dwk) = (added_to(b, &mut dq)?, added_to(b, &mut dk)?);
+            b.head_norm_backward(self.head_norm(), op.heads, raw, wq, wk, &mut dqkv, dwq, dwk)?;
             (grads[q], grads[k]) = (dq, dk);
         }
         let mut dh = self.activations(x.len())?;
-        self.linear_backward(p.qkv, &dqkv, &a.h, Some(&mut dh), grads)?;
-        self.norm_backward(p.attn_norm, &dh, x, true, dx, grads)
+        b.linear_dx(&dqkv, self.weight(p.qkv.weight), &mut dh)?;
+        let h = self.norm_again(p.attn_norm, x, None, &dh, flow, grads)?;
+        self.linear_backward(p.qkv, &dqkv, &h, grads)
     }
 
     /// Runs forward again and names the first activation that holds a NaN or infinity.
@@ -251,13 +289,17 @@ impl Model {
         let (h, kept) = self.forward(t, Context::Packed(segments), Keep::All)?;
         for (l, layer) in kept.layers.iter().enumerate() {
             let Some(a) = &layer.inner else { continue };
+            let (p, n) = (&self.layout.layers[l], layer.x.len());
+            let (mut h, mut x_mid, mut h_mid) = (self.activations(n)?, self.f32s(n)?, self.activations(n)?);
+            self.norm(p.attn_norm, &layer.x, &mut h)?;
+            self.add_norm(p.mlp_norm, &layer.x, &a.delta, &mut x_mid, &mut h_mid)?;
             let steps = [
                 ("input", &layer.x),
-                ("attention norm", &a.h),
+                ("attention norm", &h),
                 ("queries, keys and values", &a.qkv),
                 ("attention", &a.att),
-                ("residual after attention", &a.x_mid),
-                ("feed-forward norm", &a.h_mid),
+                ("residual after attention", &x_mid),
+                ("feed-forward norm", &h_mid),
                 ("up projection", &a.up),
             ];
             for (name, buffer) in steps {
@@ -275,27 +317,22 @@ impl Model {
         self.backend.linear(x, self.weight(p.weight), p.bias.map(|i| self.master(i)), y)
     }
 
-    /// Adds to the weight's and bias's gradients; writes `dx` where it is wanted.
-    pub(super) fn linear_backward(
-        &self,
-        p: Affine,
-        dy: &Buffer,
-        x: &Buffer,
-        dx: Option<&mut Buffer>,
-        grads: Grads<'_>,
-    ) -> Result<()> {
-        let w = self.weight(p.weight);
+    /// Adds to the gradients of the weight and the bias.
+    pub(super) fn linear_backward(&self, p: Affine, dy: &Buffer, x: &Buffer, grads: Grads<'_>) -> Result<()> {
+        let (b, w) = (&*self.backend, self.weight(p.weight));
         let mut dw = grads[p.weight].take();
         let mut db = p.bias.and_then(|i| grads[i].take());
-        self.backend.linear_dw(dy, x, dy.len() / w.n, dw.as_mut(), db.as_mut())?;
+        let add = [&dw, &db].into_iter().flatten().any(|slot| !slot.is_empty());
+        let (to, bias_to) = match add {
+            true => (added_to(b, &mut dw)?, added_to(b, &mut db)?),
+            false => (dw.as_mut().map(Slot::written), db.as_mut().map(Slot::written)),
+        };
+        b.linear_dw(dy, x, dy.len() / w.n, add, to, bias_to)?;
         grads[p.weight] = dw;
         if let Some(i) = p.bias {
             grads[i] = db;
         }
-        match dx {
-            Some(dx) => self.backend.linear_dx(dy, w, dx),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     fn norm(&self, p: Affine, x: &Buffer, y: &mut Buffer) -> Result<()> {
@@ -326,13 +363,39 @@ impl Model {
     ) -> Result<()> {
         let mut dw = grads[p.weight].take();
         let mut db = p.bias.and_then(|i| grads[i].take());
-        let w = self.master(p.weight);
-        self.backend.norm_backward(self.norm_op(), dy, x, w, add, dx, dw.as_mut(), db.as_mut())?;
+        let (b, w) = (&*self.backend, self.master(p.weight));
+        let (to, bias_to) = (added_to(b, &mut dw)?, added_to(b, &mut db)?);
+        b.norm_backward(self.norm_op(), dy, x, w, add, dx, to, bias_to)?;
         grads[p.weight] = dw;
         if let Some(i) = p.bias {
             grads[i] = db;
         }
         Ok(())
+    }
+
+    /// What a norm of the residual stream gave, again; its backward goes into `flow`.
+    fn norm_again(
+        &self,
+        p: Affine,
+        x: &Buffer,
+        delta: Option<&Buffer>,
+        dy: &Buffer,
+        flow: &mut Flow,
+        grads: Grads<'_>,
+    ) -> Result<Buffer> {
+        let b = &*self.backend;
+        let mut dw = grads[p.weight].take();
+        let mut db = p.bias.and_then(|i| grads[i].take());
+        let mut y = self.activations(x.len())?;
+        let of = NormInput { x, delta, weight: self.master(p.weight), bias: p.bias.map(|i| self.master(i)) };
+        let (to, bias_to) = (added_to(b, &mut dw)?, added_to(b, &mut db)?);
+        let (dx, rounded) = (&mut flow.dx, flow.rounded.as_mut());
+        b.norm_again(self.norm_op(), of, dy, &mut y, dx, rounded, to, bias_to)?;
+        grads[p.weight] = dw;
+        if let Some(i) = p.bias {
+            grads[i] = db;
+        }
+        Ok(y)
     }
 
     /// Normalises a sublayer's output where the model does; returns (what backward needs, output).
@@ -343,33 +406,28 @@ impl Model {
         Ok((Some(y), normed))
     }
 
-    /// The gradient of a sublayer's output, in the compute type, from that of the residual stream; `None` where it is
-    /// `dx` itself.
+    /// The gradient before a sublayer's norm, in the compute type, from that of the residual stream; `None` where there
+    /// is no such norm.
     fn post_norm_backward(
         &self,
         p: Option<Affine>,
         dx: &Buffer,
-        y: Option<&Buffer>,
+        y: Option<Buffer>,
         grads: Grads<'_>,
     ) -> Result<Option<Buffer>> {
-        if p.is_none() && self.dtype == dx.dtype() {
-            return Ok(None);
-        }
+        let (Some(p), Some(y)) = (p, y) else { return Ok(None) };
         let mut d = self.activations(dx.len())?;
-        match (p, y) {
-            (Some(p), Some(y)) => self.norm_backward(p, dx, y, false, &mut d, grads)?,
-            _ => self.backend.copy(dx, 0, &mut d, 0, dx.len())?,
-        }
+        self.norm_backward(p, dx, &y, false, &mut d, grads)?;
         Ok(Some(d))
     }
 
-    fn rotate(&self, t: &Tokens, heads: Heads, inverse: bool, qkv: &mut Buffer) -> Result<()> {
+    pub(super) fn rotate(&self, t: &Tokens, heads: Heads, inverse: bool, qkv: &mut Buffer) -> Result<()> {
         let super::config::Position::Rotary(rope) = &self.config.position else { return Ok(()) };
         let Some(tables) = self.rotary(t.reach)? else { return Ok(()) };
         self.backend.rotary(heads, rope.rotary_dim, &tables.cos, &tables.sin, &t.positions, inverse, qkv)
     }
 
-    fn attention(&self, l: usize) -> Attention {
+    pub(super) fn attention(&self, l: usize) -> Attention {
         let c = &self.config;
         Attention {
             heads: Heads { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim },
@@ -379,7 +437,7 @@ impl Model {
         }
     }
 
-    fn norm_op(&self) -> backend::Norm {
+    pub(super) fn norm_op(&self) -> backend::Norm {
         let n = self.config.norm;
         backend::Norm {
             centred: n.kind == NormKind::Layer,
@@ -389,7 +447,7 @@ impl Model {
         }
     }
 
-    fn head_norm(&self) -> backend::Norm {
+    pub(super) fn head_norm(&self) -> backend::Norm {
         backend::Norm { width: self.config.head_dim, ..self.norm_op() }
     }
 
@@ -402,7 +460,7 @@ impl Model {
     }
 }
 
-fn activation(a: Activation) -> backend::Activation {
+pub(super) fn activation(a: Activation) -> backend::Activation {
     match a {
         Activation::SiluGated => backend::Activation::SiluGated,
         Activation::GeluGated => backend::Activation::GeluGated,

@@ -1,6 +1,6 @@
 //! What is read off the hidden states: log-probabilities, values, and for decoding the logits.
 
-use super::decoder::Grads;
+use super::gradient::{Grads, Slot, added_to};
 use super::weights::Model;
 use crate::{Error, Result};
 use ferrl_kernels::backend::{LogpGrads, LogpHead, LogpStats};
@@ -90,7 +90,8 @@ impl Model {
         let mut stats = LogpStats { logp: self.f32s(n)?, entropy: self.f32s(n)?, lse: self.f32s(n)? };
         let mut dx = self.activations(x.len())?;
         let dw = self.layout.head.and_then(|head| grads[head].as_mut());
-        b.logp_known(op, &x, w, &targets, &dlogp, &mut stats, &mut dx, dw)?;
+        let add = dw.as_ref().is_some_and(|slot| !slot.is_empty());
+        b.logp_known(op, &x, w, &targets, &dlogp, &mut stats, &mut dx, add, dw.map(Slot::written))?;
         b.scatter_rows(&dx, &rows, self.config.hidden, dh)?;
         let (logp, entropy) = (self.read_f32s(&stats.logp)?, self.read_f32s(&stats.entropy)?);
         Ok(RowStats { logp, entropy, others: Vec::new() })
@@ -108,8 +109,10 @@ impl Model {
         let flow = LogpGrads { logp: &dlogp, entropy: dentropy.as_ref(), others: dothers.as_ref() };
         let mut dx = self.activations(s.x.len())?;
         let head = self.layout.head.expect("scored rows come from a language-model head");
-        let dw = grads[head].as_mut();
-        b.logp_backward(s.op, &s.x, self.weight(head), &s.targets, others, &s.stats, &flow, &mut dx, dw)?;
+        let (w, dw) = (self.weight(head), grads[head].as_mut());
+        let add = dw.as_ref().is_some_and(|slot| !slot.is_empty());
+        let dw = dw.map(Slot::written);
+        b.logp_backward(s.op, &s.x, w, &s.targets, others, &s.stats, &flow, &mut dx, add, dw)?;
         b.scatter_rows(&dx, &s.rows, self.config.hidden, dh)
     }
 
@@ -136,7 +139,7 @@ impl Model {
         let head = self.layout.head.expect("a KL comes from a language-model head");
         let (mut dx, mut spread) = (self.activations(x.len())?, self.activations(dh.len())?);
         let (op, p, q) = (self.logp_head(temperature), (&x, self.weight(head)), (y, other.lm_head()?));
-        b.kl_backward(op, p, q, &self.upload(dkl)?, &mut dx, grads[head].as_mut())?;
+        b.kl_backward(op, p, q, &self.upload(dkl)?, &mut dx, added_to(b, &mut grads[head])?)?;
         b.scatter_rows(&dx, &b.indices(rows)?, self.config.hidden, &mut spread)?;
         b.axpy(1.0, &spread, dh)
     }
@@ -161,7 +164,8 @@ impl Model {
         let mut dv = self.activations(dvalue.len())?;
         self.backend.write(&mut dv, 0, dvalue)?;
         let mut dx = self.activations(h.len())?;
-        self.linear_backward(p, &dv, h, Some(&mut dx), grads)?;
+        self.linear_backward(p, &dv, h, grads)?;
+        self.backend.linear_dx(&dv, self.weight(p.weight), &mut dx)?;
         self.backend.axpy(1.0, &dx, dh)
     }
 

@@ -5,11 +5,13 @@
 
 pub mod config;
 pub mod decoder;
+pub mod gradient;
 pub mod heads;
 pub mod rope;
 pub mod weights;
 
 mod common;
+mod few;
 mod fields;
 mod naming;
 mod rope_json;

@@ -5,7 +5,7 @@
 use super::config::{Config, ParamShape, Position};
 use crate::Result;
 use crate::checkpoint::{InitOptions, ModelDir, SaveOptions, init_param, save_model};
-use ferrl_kernels::{Backend, Buffer, DType, Weight};
+use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
 use serde_json::Value;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -34,7 +34,7 @@ pub struct Param {
     /// The one owner of the value, f32.
     pub master: Buffer,
     /// What linear layers multiply with, derived from the master.
-    pub(super) derived: Option<Weight>,
+    pub(crate) derived: Option<Weight>,
 }
 
 /// Cosines and sines for the first `positions` positions.
@@ -108,6 +108,7 @@ impl Model {
     }
 
     fn push(&mut self, shape: ParamShape, values: &[f32], training: bool) -> Result<()> {
+        let _weights = Purpose::Weights.on(&self.backend);
         let mut master = self.backend.alloc(DType::F32, shape.len())?;
         self.backend.write(&mut master, 0, values)?;
         let is_table = shape.name == "position" || (shape.name == "embed" && !self.layout.embed_is_head);
@@ -199,6 +200,13 @@ impl Model {
         let tables = Arc::new(RotaryTables { positions, cos: upload(&cos)?, sin: upload(&sin)? });
         *slot = Some(tables.clone());
         Ok(Some(tables))
+    }
+
+    /// Parameters that a backward adds to more than once: tables, and the head.
+    pub(crate) fn met_often(&self) -> impl Iterator<Item = usize> + use<> {
+        let Layout { embed, position, head, .. } = self.layout;
+        let head = head.filter(|&head| head != embed);
+        [Some(embed), position, head].into_iter().flatten()
     }
 
     pub(super) fn master(&self, param: usize) -> &Buffer {

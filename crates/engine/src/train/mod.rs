@@ -1,7 +1,8 @@
 //! Training: `forward` gives numbers per token, `backward` takes their gradients, `update` changes the weights.
 //!
 //! An update is cut into micro-batches by [`plan`]. Each micro-batch's gradient is summed from zero and added to
-//! the total in the order of the micro-batches, so it does not matter where each was computed.
+//! the total in the order of the micro-batches, so it does not matter where each was computed. Most parameters are met
+//! once in a backward, by an operation that adds a whole sum in one addition: their gradients go into the total at once.
 
 mod batch;
 mod divergence;
@@ -16,11 +17,12 @@ pub use schedule::{Decay, Schedule};
 pub use vector::ParamVector;
 
 use crate::model::decoder::{Activations, Context, Keep, Tokens};
+use crate::model::gradient::Slot;
 use crate::model::heads::{RowStats, Scored};
 use crate::model::weights::Model;
 use crate::{Error, Result};
 use ferrl_kernels::backend::Segments;
-use ferrl_kernels::{Buffer, DType};
+use ferrl_kernels::{Buffer, Purpose};
 
 /// A model and what it takes to train it.
 pub struct Trainer {
@@ -32,10 +34,12 @@ pub struct Trainer {
     pub recompute: bool,
     /// Divides the logits; the policy's sampling temperature.
     pub temperature: f32,
-    grads: Vec<Option<Buffer>>,
-    micro_batches: usize,
+    grads: Vec<Option<Slot>>,
     pending: Option<Pending>,
 }
+
+/// Totals that a batch's gradient is added to when it is whole, by parameter.
+type Totals = Vec<(usize, Option<Slot>)>;
 
 /// A forward pass that waits for its backward.
 struct Pending {
@@ -59,10 +63,10 @@ impl Trainer {
             recompute: false,
             temperature: 1.0,
             grads: Vec::new(),
-            micro_batches: 0,
             pending: None,
         };
-        trainer.grads = trainer.vector()?.0;
+        let slots = (0..trainer.model.params.len()).map(|i| trainer.slot(i));
+        trainer.grads = slots.collect::<Result<_>>()?;
         Ok(trainer)
     }
 
@@ -88,7 +92,7 @@ impl Trainer {
         let p = self.pending.take().expect("backward follows the forward of the same batch");
         assert_eq!(p.segments.rows(), batch.tokens(), "backward follows the forward of the same batch");
         check_grads(grads)?;
-        let mut sum = self.open_sum()?;
+        let (mut sum, totals) = self.open_sum()?;
         let mut dh = self.model.activations(p.h.len())?;
         match &p.scored {
             Some(scored) => {
@@ -105,7 +109,7 @@ impl Trainer {
         if !grads.value.is_empty() {
             self.model.values_backward(&p.h, &grads.value, &mut dh, &mut sum)?;
         }
-        self.flow_down(p, &dh, sum)
+        self.flow_down(p, &dh, sum, totals)
     }
 
     /// [`Trainer::forward`] and [`Trainer::backward`] in one, for a loss whose gradients are known beforehand: the
@@ -127,14 +131,18 @@ impl Trainer {
 
     fn at_once(&mut self, batch: &Batch, grads: &StatGrads, logp: Option<&[f32]>) -> Result<Option<Stats>> {
         let others = [&grads.entropy, &grads.value, &grads.others, &grads.kl];
-        let (rows, targets, _) = batch.scored_rows();
         let by_logp = self.model.config.head.has_lm() && others.iter().all(|g| g.is_empty());
-        if !by_logp || rows.is_empty() || batch.others_per_row > 0 {
+        if !by_logp || batch.others_per_row > 0 {
             return Ok(None);
         }
         check_grads(grads)?;
         let (mut stats, p) = hidden(&self.model, batch, self.keep())?;
-        let mut sum = self.open_sum()?;
+        // Found while the device computes.
+        let (rows, targets, _) = batch.scored_rows();
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let (mut sum, totals) = self.open_sum()?;
         let mut dh = self.model.activations(p.h.len())?;
         let g = pick_rows(grads, &rows, 0).logp;
         let r = self.model.score_known(&p.h, &rows, &targets, &g, self.temperature, &mut dh, &mut sum)?;
@@ -142,12 +150,14 @@ impl Trainer {
         let finite = self.check_finite(batch, &stats, &p);
         let as_foreseen = |logp: &[f32]| stats.logp.iter().zip(logp).all(|(a, b)| a.to_bits() == b.to_bits());
         if finite.is_err() || !logp.is_none_or(as_foreseen) {
-            if self.micro_batches == 0 {
-                self.grads = self.vector()?.0; // the head's part is already in `sum`, which goes
+            // Only the head was added to, and apart from its total.
+            for i in self.model.met_often() {
+                sum[i].iter_mut().for_each(Slot::clear);
             }
+            self.close_sum(sum, totals)?;
             return finite.map(|()| None);
         }
-        self.flow_down(p, &dh, sum)?;
+        self.flow_down(p, &dh, sum, totals)?;
         Ok(Some(stats))
     }
 
@@ -155,32 +165,49 @@ impl Trainer {
         if self.recompute { Keep::Inputs } else { Keep::All }
     }
 
-    /// Zeros that a batch's gradient is added to: the total itself for the update's first batch.
-    fn open_sum(&mut self) -> Result<Vec<Option<Buffer>>> {
-        if self.micro_batches == 0 { Ok(std::mem::take(&mut self.grads)) } else { Ok(self.vector()?.0) }
+    /// Where a batch's gradient is added: the totals, but for parameters that are met often and have been added to before
+    /// room of their own. Their totals come second.
+    fn open_sum(&mut self) -> Result<(Vec<Option<Slot>>, Totals)> {
+        let mut totals = Vec::new();
+        for i in self.model.met_often() {
+            if self.grads[i].as_ref().is_some_and(|slot| !slot.is_empty()) {
+                let room = self.slot(i)?;
+                totals.push((i, std::mem::replace(&mut self.grads[i], room)));
+            }
+        }
+        Ok((std::mem::take(&mut self.grads), totals))
+    }
+
+    /// Adds what was summed apart to the totals.
+    fn close_sum(&mut self, mut sum: Vec<Option<Slot>>, totals: Totals) -> Result<()> {
+        let backend = &*self.model.backend;
+        for (i, mut total) in totals {
+            if let (Some(total), Some(part)) = (&mut total, sum[i].take().filter(|part| !part.is_empty())) {
+                backend.axpy(1.0, part.buffer(), total.added_to(backend)?)?;
+            }
+            sum[i] = total;
+        }
+        self.grads = sum;
+        Ok(())
     }
 
     /// From the hidden states' gradient to the parameters', and the batch's sum to the total.
-    fn flow_down(&mut self, p: Pending, dh: &Buffer, mut sum: Vec<Option<Buffer>>) -> Result<()> {
+    fn flow_down(
+        &mut self,
+        p: Pending,
+        dh: &Buffer,
+        mut sum: Vec<Option<Slot>>,
+        totals: Totals,
+    ) -> Result<()> {
         self.model.backward(&p.tokens, &p.segments, p.kept, dh, &mut sum)?;
-        if self.micro_batches == 0 {
-            self.grads = sum;
-        } else {
-            for (total, part) in self.grads.iter_mut().zip(&sum) {
-                if let (Some(total), Some(part)) = (total, part) {
-                    self.model.backend.axpy(1.0, part, total)?;
-                }
-            }
-        }
-        self.micro_batches += 1;
-        Ok(())
+        self.close_sum(sum, totals)
     }
 
     /// Changes the weights by the gradients added since the last update. On an error nothing has changed.
     pub fn update(&mut self, learning_rate: f64) -> Result<UpdateReport> {
         self.mask_frozen()?;
         let report = self.optimizer.update(&mut self.model, &self.grads, learning_rate)?;
-        self.zero_grads()?;
+        self.zero_grads();
         Ok(report)
     }
 
@@ -198,7 +225,7 @@ impl Trainer {
         }
         let report = self.update(learning_rate);
         held.into_iter().for_each(|(i, grad)| self.grads[i] = grad);
-        self.zero_grads()?;
+        self.zero_grads();
         report
     }
 
@@ -212,32 +239,32 @@ impl Trainer {
     }
 
     /// Forgets the gradients added since the last update.
-    pub fn zero_grads(&mut self) -> Result<()> {
-        for grad in self.grads.iter_mut().flatten() {
-            self.model.backend.fill(grad, 0.0)?;
-        }
-        self.micro_batches = 0;
-        Ok(())
+    pub fn zero_grads(&mut self) {
+        self.grads.iter_mut().flatten().for_each(Slot::clear);
     }
 
     /// The gradient of a parameter so far; `None` where it is frozen.
     pub fn gradient(&self, param: usize) -> Result<Option<Vec<f32>>> {
-        self.grads[param].as_ref().map(|g| self.model.read_f32s(g)).transpose()
-    }
-
-    fn zeroed(&self, param: usize) -> Result<Option<Buffer>> {
-        if !self.optimizer.trains(param) {
-            return Ok(None);
+        let Some(slot) = &self.grads[param] else { return Ok(None) };
+        if slot.is_empty() {
+            return Ok(Some(vec![0.0; self.model.params[param].shape.len()]));
         }
-        let mut b = self.model.backend.alloc(DType::F32, self.model.params[param].shape.len())?;
-        self.model.backend.fill(&mut b, 0.0)?;
-        Ok(Some(b))
+        self.model.read_f32s(slot.buffer()).map(Some)
     }
 
-    /// A parameter may hold several tensors of which some are frozen: their gradients do not count.
+    /// Room for the gradient of a parameter, unless it is frozen.
+    fn slot(&self, param: usize) -> Result<Option<Slot>> {
+        let len = self.model.params[param].shape.len();
+        let _gradients = Purpose::Gradients.on(&self.model.backend);
+        self.optimizer.trains(param).then(|| Slot::new(&*self.model.backend, len)).transpose()
+    }
+
+    /// A parameter may hold several tensors of which some are frozen: their gradients do not count. What was not added to
+    /// becomes zero.
     fn mask_frozen(&mut self) -> Result<()> {
-        for (i, grad) in self.grads.iter_mut().enumerate() {
-            let Some(grad) = grad else { continue };
+        for (i, slot) in self.grads.iter_mut().enumerate() {
+            let Some(slot) = slot else { continue };
+            let grad = slot.added_to(&*self.model.backend)?;
             let mut at = 0;
             for range in
                 self.optimizer.trained[i].iter().cloned().chain(std::iter::once(grad.len()..grad.len()))

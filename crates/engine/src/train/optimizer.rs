@@ -1,10 +1,11 @@
 //! From gradients to weights: what is trained, clipping, AdamW or SGD, an average of the weights.
 
+use crate::model::gradient::Slot;
 use crate::model::weights::Model;
 use crate::model::{Tensor, family};
 use crate::{Error, Result, nearest};
-use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::{AdamW, Sgd};
+use ferrl_kernels::{Buffer, Purpose};
 use std::ops::Range;
 
 /// Settings of an optimizer; the learning rate comes with each step.
@@ -98,7 +99,7 @@ impl Optimizer {
     }
 
     /// Clips, steps, and derives the weights anew. A gradient that is not finite is an error, and nothing changes.
-    pub fn update(&mut self, model: &mut Model, grads: &[Option<Buffer>], lr: f64) -> Result<UpdateReport> {
+    pub fn update(&mut self, model: &mut Model, grads: &[Option<Slot>], lr: f64) -> Result<UpdateReport> {
         let grad_norm = self.norm(model, grads)?;
         let scale = match self.options.max_grad_norm {
             // The margin is PyTorch's: clip_grad_norm_ divides by norm + 1e-6.
@@ -108,9 +109,9 @@ impl Optimizer {
         self.steps += 1;
         for (i, grad) in grads.iter().enumerate() {
             let Some(grad) = grad else { continue };
-            self.step_param(model, i, grad, lr, scale)?;
+            self.step_param(model, i, grad.buffer(), lr, scale)?;
         }
-        model.refresh()?;
+        model.version += 1;
         Ok(UpdateReport { grad_norm, learning_rate: lr })
     }
 
@@ -123,6 +124,7 @@ impl Optimizer {
         grad_scale: f32,
     ) -> Result<()> {
         let backend = model.backend.clone();
+        let _moments = Purpose::Optimizer.on(&backend);
         let param = &mut model.params[i];
         // A head with one output is a matrix of one row, and decays like any other.
         let is_vector = param.shape.is_vector() && param.shape.name != "value.weight";
@@ -144,7 +146,8 @@ impl Optimizer {
                         continue;
                     };
                     let op = AdamW { lr, beta1, beta2, eps, weight_decay, step: self.steps, grad_scale };
-                    backend.adamw(op, range, &mut param.master, grad, first, second)?;
+                    let derived = param.derived.as_mut();
+                    backend.adamw(op, range, &mut param.master, grad, first, second, derived)?;
                 }
                 Rule::Sgd { momentum } => {
                     if momentum != 0.0 {
@@ -152,6 +155,9 @@ impl Optimizer {
                     }
                     let op = Sgd { lr, momentum, weight_decay, grad_scale };
                     backend.sgd(op, range, &mut param.master, grad, self.first[i].as_mut())?;
+                    if let Some(derived) = &mut param.derived {
+                        backend.load_weight(&param.master, derived)?;
+                    }
                 }
             }
         }
@@ -195,15 +201,15 @@ impl Optimizer {
     }
 
     /// Length of the whole gradient.
-    fn norm(&self, model: &Model, grads: &[Option<Buffer>]) -> Result<f64> {
-        let pairs: Vec<(&Buffer, &Buffer)> = grads.iter().flatten().map(|g| (g, g)).collect();
+    fn norm(&self, model: &Model, grads: &[Option<Slot>]) -> Result<f64> {
+        let pairs: Vec<_> = grads.iter().flatten().map(|g| (g.buffer(), g.buffer())).collect();
         let square: f64 = model.backend.dots(&pairs)?.iter().sum();
         if square.is_finite() {
             return Ok(square.sqrt());
         }
         for (param, grad) in model.params.iter().zip(grads) {
             let Some(grad) = grad else { continue };
-            if let Some(at) = model.backend.first_non_finite(grad)? {
+            if let Some(at) = model.backend.first_non_finite(grad.buffer())? {
                 let (row, col) = (at / param.shape.cols, at % param.shape.cols);
                 return Err(Error::numerics(format!(
                     "the gradient of {} is not finite at [{row}, {col}]; the weights were not changed",
@@ -222,13 +228,17 @@ fn trained_parts(model: &Model, frozen: &[String]) -> Result<Vec<Vec<Range<usize
     let mut used = vec![false; frozen.len()];
     let mut out = Vec::new();
     for tensor in &tensors {
-        let (mut at, mut ranges) = (0, Vec::new());
+        let (mut at, mut ranges) = (0, Vec::<Range<usize>>::new());
         for part in &tensor.parts {
             let len = part.shape.iter().product::<usize>();
             let hit = frozen.iter().position(|f| part.name.contains(f.as_str()));
             match hit {
                 Some(i) => used[i] = true,
-                None => ranges.push(at..at + len),
+                // Tensors that lie side by side are one stretch.
+                None => match ranges.last_mut() {
+                    Some(last) if last.end == at => last.end = at + len,
+                    _ => ranges.push(at..at + len),
+                },
             }
             at += len;
         }

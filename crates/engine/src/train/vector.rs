@@ -1,6 +1,7 @@
 //! Vectors the size of the parameters, for methods that need more than the gradient (TRPO).
 
 use super::Trainer;
+use crate::model::gradient::Slot;
 use crate::{Error, Result};
 use ferrl_kernels::{Buffer, DType};
 
@@ -10,21 +11,26 @@ pub struct ParamVector(pub(super) Vec<Option<Buffer>>);
 impl Trainer {
     /// Zeros.
     pub fn vector(&self) -> Result<ParamVector> {
-        let zeros = (0..self.model.params.len()).map(|i| self.zeroed(i)).collect::<Result<_>>()?;
-        Ok(ParamVector(zeros))
+        let zeros = (0..self.model.params.len()).map(|i| self.slot(i)).collect::<Result<_>>()?;
+        self.summed(zeros)
     }
 
     /// The accumulated gradient, taken out: the next backward starts from zero.
     pub fn take_gradient(&mut self) -> Result<ParamVector> {
         self.mask_frozen()?;
-        self.micro_batches = 0;
-        let fresh = self.vector()?;
-        Ok(ParamVector(std::mem::replace(&mut self.grads, fresh.0)))
+        let fresh = (0..self.model.params.len()).map(|i| self.slot(i)).collect::<Result<_>>()?;
+        let taken = std::mem::replace(&mut self.grads, fresh);
+        self.summed(taken)
+    }
+
+    fn summed(&self, slots: Vec<Option<Slot>>) -> Result<ParamVector> {
+        let one = |slot: Option<Slot>| slot.map(|s| s.into_sum(&*self.model.backend)).transpose();
+        Ok(ParamVector(slots.into_iter().map(one).collect::<Result<_>>()?))
     }
 
     /// Puts a vector in the gradient's place.
     pub fn set_gradient(&mut self, v: ParamVector) {
-        self.grads = v.0;
+        self.grads = v.0.into_iter().map(|b| b.map(Slot::of)).collect();
     }
 
     /// Sum of products.

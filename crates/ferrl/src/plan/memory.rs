@@ -1,14 +1,14 @@
 //! Bytes at the peak of a step, part by part.
 //!
 //! `T` tokens at once, width `H`, feed-forward `F`, `e` bytes of the compute type. A trained model keeps f32 masters,
-//! two packed forms of every matrix (forward and backward), a gradient, the optimizer's moments; a frozen one its masters
-//! and one packed form. A forward pass keeps for every layer the residual stream twice in f32 and what the linear
-//! layers read; with recompute only the stream once, and one layer's interior at a time.
+//! what its device derives of every matrix, a gradient, the optimizer's moments; a frozen one its masters and what is
+//! derived for forward. A forward pass keeps for every layer the residual stream in f32 and what the linear layers
+//! read, but for norms, which come again in backward; with recompute only the stream, and one layer's interior at a time.
 
 use super::Inputs;
 use crate::algo::Wants;
 use ferrl_engine::model::Config;
-use ferrl_kernels::DType;
+use ferrl_kernels::{DType, Footprint};
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,20 +21,11 @@ pub struct Part {
     pub what: String,
 }
 
-/// Columns that packed matrices are padded to.
-const PANEL: usize = 32;
-/// Elements of the head's logits that are held at a time, and the columns they come in.
-const STRETCH: usize = 4 << 20;
-const TILE: usize = 256;
-/// Rows computed at once while prompts are read, and sequences sampled at once.
-const PREFILL: usize = 2048;
+/// Sequences sampled at once.
 const SIDE_BY_SIDE: usize = 256;
 /// The program itself, and what a tokenizer takes for every token it knows.
 const PROGRAM: u64 = 18 << 20;
 const PER_TOKEN_KNOWN: u64 = 600;
-/// Memory comes in size classes up to an eighth apart, and some of what one batch frees does not fit the next. In
-/// hundredths of the rest, as seen in runs of small models.
-const SLACK: u64 = 18;
 
 /// Everything that is there at the peak.
 pub fn parts(i: &Inputs) -> Vec<Part> {
@@ -55,20 +46,26 @@ pub fn parts(i: &Inputs) -> Vec<Part> {
         }
     };
     let name = i.dtype().name();
-    add("weights", sum(&|c| 4 * weights(c) + packed(c, e, true)), format!("f32 masters, {name} forms twice"));
-    let copies = if several { "the sum and one micro-batch's" } else { "f32" };
-    add("gradients", 4 * count * (1 + u64::from(several)), copies.into());
+    let form = |c: &Config, trained: bool| packed(c, e, trained, i.device.weight);
+    add(
+        "weights",
+        sum(&|c| 4 * weights(c) + form(c, true)),
+        format!("f32 masters, and in {name} for products"),
+    );
+    let apart = if several { sum(&met_often) } else { 0 };
+    let copies = if several { "f32, tables and head once more for a micro-batch" } else { "f32" };
+    add("gradients", 4 * (count + apart), copies.into());
     add("optimizer", 4 * count * moments, format!("{} in f32", o.name));
     if o.ema.is_some() {
         add("average", 4 * (count + sum(&largest)), "of the weights, f32".into());
     }
     if i.needs.reference {
         let c = &i.config;
-        add("reference", (4 * weights(c) + packed(c, e, false)) as u64, "frozen copy".into());
+        add("reference", (4 * weights(c) + form(c, false)) as u64, "frozen copy".into());
     }
     let recompute = i.recipe.model.recompute;
     let kept = sum(&|c| activations(c, t, e, recompute));
-    let works = trained.iter().map(|c| backward_work(c, t, e).max(head_work(c, t, e)));
+    let works = trained.iter().map(|c| backward_work(c, t, e).max(head_work(c, t, e, i.device)));
     let training = kept + works.max().unwrap_or(0) as u64;
     let sampling = if i.wants == Wants::Rollouts { sampling_work(i, e) } else { 0 };
     let how = if recompute { ", layers computed again" } else { "" };
@@ -80,8 +77,12 @@ pub fn parts(i: &Inputs) -> Vec<Part> {
             format!("keys and values, rollout.cache_mib = {}", i.recipe.rollout.cache_mib),
         );
     }
-    let rest: u64 = out.iter().map(|p| p.bytes).sum();
-    out.push(Part { name: "allocator", bytes: rest * SLACK / 100, what: format!("{SLACK} % of the above") });
+    let (rest, slack) = (out.iter().map(|p| p.bytes).sum::<u64>(), i.device.slack);
+    out.push(Part { name: "allocator", bytes: rest * slack / 100, what: format!("{slack} % of the above") });
+    if i.device.own_memory {
+        out.push(Part { name: "context", bytes: i.device.fixed, what: "driver, kernels, libraries".into() });
+        return out;
+    }
     let rows = i.update_tokens() as u64 * i.passes.1 as u64 * 64;
     let program = PROGRAM + i.config.vocab as u64 * PER_TOKEN_KNOWN + rows;
     out.push(Part { name: "program", bytes: program, what: "code, tokenizer, data of a step".into() });
@@ -97,8 +98,8 @@ fn largest(c: &Config) -> usize {
     c.params().iter().map(|p| p.len()).max().unwrap_or(0)
 }
 
-/// Bytes of the packed forms that linear layers read.
-pub fn packed(c: &Config, e: usize, training: bool) -> usize {
+/// Bytes of what linear layers read, where a device takes `form` bytes for a matrix.
+fn packed(c: &Config, e: usize, trained: bool, form: fn(usize, usize, usize, bool) -> usize) -> usize {
     let head = c.head.has_lm() && c.tied;
     let linear = |name: &str, rows: usize| match name {
         "position" => false,
@@ -106,13 +107,8 @@ pub fn packed(c: &Config, e: usize, training: bool) -> usize {
         "value.weight" => true,
         _ => rows > 1,
     };
-    let pad = |n: usize| n.next_multiple_of(PANEL);
-    let form = |rows: usize, cols: usize| e * pad(rows) * cols;
-    c.params()
-        .iter()
-        .filter(|p| linear(&p.name, p.rows))
-        .map(|p| form(p.rows, p.cols) + if training { form(p.cols, p.rows) } else { 0 })
-        .sum()
+    let params = c.params().into_iter().filter(|p| linear(&p.name, p.rows));
+    params.map(|p| form(p.rows, p.cols, e, trained)).sum()
 }
 
 /// Bytes a forward pass of `t` tokens keeps for backward.
@@ -128,40 +124,46 @@ pub fn activations(c: &Config, t: usize, e: usize, recompute: bool) -> usize {
 fn interior(c: &Config, e: usize) -> usize {
     let qkv = c.qkv_width() * if c.qk_norm { 2 } else { 1 };
     let post = if c.post_norms { 2 * c.hidden } else { 0 };
-    e * (2 * c.hidden + qkv + c.attention_width() + c.up_width() + post) + 4 * c.hidden + 4 * c.heads
+    e * (c.hidden + qkv + c.attention_width() + c.up_width() + post) + 4 * c.heads
+}
+
+/// Weights whose gradient a backward adds to more than once: tables and the head.
+fn met_often(c: &Config) -> usize {
+    let often = |name: &str| matches!(name, "embed" | "position" | "head");
+    c.params().iter().filter(|p| often(&p.name)).map(|p| p.len()).sum()
 }
 
 /// Bytes of gradients alive while one layer goes backward, with the packed rows of a weight's gradient.
 fn backward_work(c: &Config, t: usize, e: usize) -> usize {
-    let mlp = 2 * c.ffn + c.up_width() + 2 * c.hidden;
+    let mlp = c.ffn + 2 * c.hidden;
     let attention = c.attention_width() + c.qkv_width() + 2 * c.hidden;
     t * (e * (mlp.max(attention) + c.ffn) + 4 * c.hidden + e * c.hidden)
 }
 
-/// Bytes of the head's backward: logits of a stretch of the vocabulary, gradients of the rows, their packed form.
-fn head_work(c: &Config, t: usize, e: usize) -> usize {
+/// Bytes that the head takes while it scores rows and goes backward.
+fn head_work(c: &Config, t: usize, e: usize, device: &Footprint) -> usize {
     if !c.head.has_lm() {
         return 2 * t * c.hidden * e;
     }
-    let stretch = (STRETCH / t.max(1) / TILE).clamp(1, 8) * TILE;
-    t * (e * stretch.min(c.vocab) + 4 * c.hidden + 3 * e * c.hidden)
+    (device.head)(t, c.hidden, c.vocab, e)
 }
 
 /// Bytes alive while prompts are read or tokens sampled: one layer, and logits of the sequences.
 fn sampling_work(i: &Inputs, e: usize) -> usize {
     let c = &i.config;
     let sequences = (i.recipe.rollout.prompts * i.recipe.rollout.samples).min(SIDE_BY_SIDE);
-    let rows = PREFILL.min((sequences as f64 * i.lengths.prompt).ceil() as usize + sequences);
+    let rows = i.device.busy_tokens.min((sequences as f64 * i.lengths.prompt).ceil() as usize + sequences);
     rows * (interior(c, e) + e * (c.ffn + 2 * c.hidden) + 8 * c.hidden) + 4 * sequences * c.vocab
 }
 
-/// Bytes of keys and values: all the recipe allows, or what the whole run writes where that is less.
+/// Bytes of keys and values: all the recipe allows; in the machine's memory, what the whole run writes where that is less.
 fn cache(i: &Inputs, e: usize) -> u64 {
     let c = &i.config;
     let per_token = 2 * c.layers * c.kv_heads * c.head_dim * e;
     let step = (i.recipe.rollout.prompts * i.recipe.rollout.samples) as f64 * i.lengths.sequence;
     let run = step * per_token as f64 * i.recipe.train.steps.unwrap_or(u64::MAX) as f64;
-    ((i.recipe.rollout.cache_mib as u64) << 20).min(run as u64)
+    let allowed = (i.recipe.rollout.cache_mib as u64) << 20;
+    if i.device.own_memory { allowed } else { allowed.min(run as u64) }
 }
 
 /// Whether halving the compute type would help.

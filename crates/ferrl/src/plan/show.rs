@@ -1,6 +1,6 @@
 //! A plan for people.
 
-use super::work::{Rates, SAMPLING_SHARE, TRAINING_SHARE, millions};
+use super::work::{Rates, millions};
 use super::{Plan, StagePlan};
 use crate::algo::Wants;
 use serde_json::{Value, json};
@@ -64,11 +64,10 @@ impl StagePlan {
         };
         let _ = writeln!(
             out,
-            "  {:<12}{step:>10}  a step{all} (at {:.0} % of {:.0} GFLOP/s, {:.0} % while sampling)",
+            "  {:<12}{step:>10}  a step{all} (at {:.0} GFLOP/s, {:.0} while sampling)",
             "time",
-            100.0 * TRAINING_SHARE,
-            rates.peak / 1e9,
-            100.0 * SAMPLING_SHARE
+            rates.training / 1e9,
+            rates.sampling / 1e9,
         );
         out
     }

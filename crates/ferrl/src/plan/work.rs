@@ -7,12 +7,7 @@ use super::Inputs;
 use super::memory::weights;
 use crate::algo::Wants;
 use ferrl_engine::model::Config;
-
-/// Share of the measured peak that a plan reckons with: `docs/performance.md` has 8725 tokens/s in bf16 and 5142 in f32 of
-/// a model that takes 32.8 million operations a token, 61 and 71 % of the peaks beside them.
-pub const TRAINING_SHARE: f64 = 0.6;
-/// The same for sampling: 21893 and 12384 tokens/s at 10.2 million operations a token, 47 and 54 %.
-pub const SAMPLING_SHARE: f64 = 0.45;
+use ferrl_kernels::Footprint;
 
 /// Operations of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -30,19 +25,29 @@ pub struct Work {
 /// What the machine can do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Measured multiply-add peak in the stage's number format, operations a second.
-    pub peak: f64,
+    /// Operations a second while training.
+    pub training: f64,
+    /// While sampling.
+    pub sampling: f64,
+}
+
+impl Rates {
+    /// The shares that a device reaches of a peak of so many multiply-adds a second, two operations each, as measured in
+    /// the stage's number format.
+    pub fn of(device: &Footprint, peak: f64) -> Self {
+        Rates { training: device.training_share * peak, sampling: device.sampling_share * peak }
+    }
 }
 
 impl Work {
     /// Seconds of one step.
     pub fn step_seconds(&self, rates: Rates) -> f64 {
-        ((self.train + self.annotate) / TRAINING_SHARE + self.sample / SAMPLING_SHARE) / rates.peak
+        (self.train + self.annotate) / rates.training + self.sample / rates.sampling
     }
 
     /// Seconds of the stage's evaluations.
     pub fn evaluation_seconds(&self, rates: Rates) -> f64 {
-        self.evaluate / SAMPLING_SHARE / rates.peak
+        self.evaluate / rates.sampling
     }
 }
 

@@ -18,6 +18,9 @@ pub struct Recipe {
     pub device: String,
     /// Threads; 0 takes all cores.
     pub threads: usize,
+    /// Tokens have the same log-probability, to the bit, when they are sampled and when they are trained on. `false` is for
+    /// cards alone, where it may be a little faster; the same recipe still gives the same bits every time.
+    pub exact: bool,
     /// The model that is trained.
     pub model: Model,
     /// The critic, for algorithms that have one.
@@ -377,6 +380,7 @@ impl Default for Recipe {
             seed: 0,
             device: "auto".into(),
             threads: 0,
+            exact: true,
             model: Model::default(),
             critic: Critic::default(),
             teacher: Teacher::default(),

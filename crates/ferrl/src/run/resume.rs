@@ -68,7 +68,7 @@ pub fn load(path: &Path, roles: &mut [(&str, &mut Trainer)]) -> Result<Value> {
     for (name, trainer) in roles.iter_mut() {
         let at = path.join(file(name));
         tensor_file::read(&at, parts(name)?, trainer).map_err(|e| e.at(at.display()))?;
-        trainer.zero_grads()?;
+        trainer.zero_grads();
         trainer.model.refresh()?;
         let count = |key: &str| state["roles"][*name][key].as_u64().unwrap_or(0);
         (trainer.optimizer.steps, trainer.model.version) = (count("steps"), count("version"));

@@ -40,15 +40,23 @@ impl Case for Linear {
         b.linear_dx(&dy, &w, &mut dx)?;
         let mut dw = upload(b, DType::F32, &random(5, n * k))?;
         let mut db = upload(b, DType::F32, &random(6, n))?;
-        b.linear_dw(&dy, &x, picks.len(), Some(&mut dw), Some(&mut db))?;
-        b.linear_dw(&dy, &x, picks.len(), Some(&mut dw), None)?;
+        b.linear_dw(&dy, &x, picks.len(), true, Some(&mut dw), Some(&mut db))?;
+        b.linear_dw(&dy, &x, picks.len(), true, Some(&mut dw), None)?;
+        let (mut new_dw, mut new_db) = (unwritten(b, DType::F32, n * k)?, unwritten(b, DType::F32, n)?);
+        b.linear_dw(&dy, &x, picks.len(), false, Some(&mut new_dw), Some(&mut new_db))?;
         Ok(Results {
             rows: vec![
                 ("linear with bias", by_row(b, &y, n)?),
                 ("linear into f32", by_row(b, &plain, n)?),
                 ("linear", by_row(b, &without, n)?),
             ],
-            sums: vec![("dx", download(b, &dx)?), ("dw", download(b, &dw)?), ("dbias", download(b, &db)?)],
+            sums: vec![
+                ("dx", download(b, &dx)?),
+                ("dw", download(b, &dw)?),
+                ("dbias", download(b, &db)?),
+                ("dw, written", download(b, &new_dw)?),
+                ("dbias, written", download(b, &new_db)?),
+            ],
         })
     }
 }

@@ -1,8 +1,8 @@
-//! The logp head, sampling, and the divergence of two models.
+//! The logp head, and the divergence of two models.
 
 use super::{Check, download, random, random_ids, stored, unwritten, upload, weight};
 use crate::backend::{Backend, LogpGrads, LogpHead, LogpStats};
-use crate::buffer::{Buffer, DType};
+use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
 /// Rows, vocabulary, hidden width, other tokens to a row, and the head's options: vocabularies of several tiles, of less
@@ -18,9 +18,9 @@ fn name(dtype: DType, vocab: usize, what: &str) -> String {
     format!("logp head {} of {vocab} {what}", dtype.name())
 }
 
-struct Inputs {
-    x: Vec<f32>,
-    w: Vec<f32>,
+pub(super) struct Inputs {
+    pub(super) x: Vec<f32>,
+    pub(super) w: Vec<f32>,
     targets: Vec<u32>,
     others: Vec<u32>,
     /// By logp, entropy, other tokens.
@@ -28,7 +28,7 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn new(dtype: DType, rows: usize, vocab: usize, k: usize, extra: usize) -> Self {
+    pub(super) fn new(dtype: DType, rows: usize, vocab: usize, k: usize, extra: usize) -> Self {
         let scaled = |seed, n: usize, by: f32| -> Vec<f32> {
             stored(dtype, &random(seed, n).iter().map(|x| x * by).collect::<Vec<f32>>())
         };
@@ -69,7 +69,7 @@ fn both_ways(b: &dyn Backend, op: LogpHead, dtype: DType, i: &Inputs, vocab: usi
     let grads = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: ids.as_ref().map(|_| &dothers) };
     let mut dx = unwritten(b, dtype, i.x.len())?;
     let mut dw = upload(b, DType::F32, &vec![1.0; i.w.len()])?;
-    b.logp_backward(op, &x, &w, &targets, ids.as_ref(), &stats, &grads, &mut dx, Some(&mut dw))?;
+    b.logp_backward(op, &x, &w, &targets, ids.as_ref(), &stats, &grads, &mut dx, true, Some(&mut dw))?;
     let stats = [
         download(b, &stats.logp)?,
         download(b, &stats.entropy)?,
@@ -102,6 +102,67 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
+/// The head's gradients by `logp` alone, in one call or two, for some of the rows: stats, `dx`, `dw`.
+fn by_logp(
+    b: &dyn Backend,
+    op: LogpHead,
+    dtype: DType,
+    (i, w): (&Inputs, &Weight),
+    rows: std::ops::Range<usize>,
+    at_once: bool,
+    dw: &mut Buffer,
+) -> Result<[Vec<f32>; 3]> {
+    let (count, k) = (rows.len(), w.k);
+    let x = upload(b, dtype, &i.x[rows.start * k..rows.end * k])?;
+    let (targets, dlogp) =
+        (b.indices(&i.targets[rows.clone()])?, upload(b, DType::F32, &i.grads[0][rows.clone()])?);
+    let (mut stats, mut dx) = (stats(b, count)?, unwritten(b, dtype, x.len())?);
+    let add = rows.start > 0;
+    if at_once {
+        b.logp_known(op, &x, w, &targets, &dlogp, &mut stats, &mut dx, add, Some(dw))?;
+    } else {
+        b.logp(op, &x, w, &targets, None, &mut stats)?;
+        let grads = LogpGrads { logp: &dlogp, entropy: None, others: None };
+        b.logp_backward(op, &x, w, &targets, None, &stats, &grads, &mut dx, add, Some(dw))?;
+    }
+    Ok([download(b, &stats.logp)?, download(b, &stats.entropy)?, download(b, &dx)?])
+}
+
+/// Gradients known beforehand give the bits of forward and backward; so many rows that they come in parts give what
+/// their parts give.
+pub fn known(check: &mut Check<'_>) -> Result<()> {
+    let b = check.card;
+    let large = (2400, 151_936, 32, 0, LogpHead { temperature: 0.9, softcap: None });
+    for &(rows, vocab, k, _, op) in SHAPES.iter().chain([&large]) {
+        for dtype in [DType::F32, DType::Bf16] {
+            if dtype == DType::F32 && rows == large.0 {
+                continue;
+            }
+            let i = Inputs::new(dtype, rows, vocab, k, 0);
+            let w = weight(b, dtype, vocab, k, &i.w)?;
+            let room = || unwritten(b, DType::F32, i.w.len());
+            let (mut first, mut second, mut third) = (room()?, room()?, room()?);
+            let (first, second, third) = (&mut first, &mut second, &mut third);
+            let once = by_logp(b, op, dtype, (&i, &w), 0..rows, true, first)?;
+            let twice = by_logp(b, op, dtype, (&i, &w), 0..rows, false, second)?;
+            for (j, what) in ["logp", "entropy", "dx"].into_iter().enumerate() {
+                check.same(name(dtype, vocab, &format!("{what} at once")), &once[j], &twice[j]);
+            }
+            let (whole, again) = (download(b, first)?, download(b, second)?);
+            check.same(name(dtype, vocab, "dw at once"), &whole, &again);
+            let mut parts = by_logp(b, op, dtype, (&i, &w), 0..rows / 3, true, third)?;
+            let rest = by_logp(b, op, dtype, (&i, &w), rows / 3..rows, true, third)?;
+            for ((j, what), limit) in ["logp", "entropy", "dx"].into_iter().enumerate().zip([0.0, 0.0, 2e-2])
+            {
+                parts[j].extend_from_slice(&rest[j]);
+                check.close(name(dtype, vocab, &format!("{what} in parts")), &once[j], &parts[j], limit);
+            }
+            check.close(name(dtype, vocab, "dw in parts"), &whole, &download(b, third)?, 1e-4);
+        }
+    }
+    Ok(())
+}
+
 /// Decoding's logits are those that training uses, for any number of rows.
 pub fn bits(check: &mut Check<'_>) -> Result<()> {
     let b = check.card;
@@ -128,48 +189,6 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
             }
         }
     }
-    Ok(())
-}
-
-/// Draws fall where the cumulative distribution passes them; the first largest is found.
-pub fn sampling(check: &mut Check<'_>) -> Result<()> {
-    let op = LogpHead { temperature: 1.0, softcap: None };
-    for (rows, vocab, k) in [(64, 32_000, 64), (9, 1003, 32), (3, 40, 32)] {
-        let i = Inputs::new(DType::F32, rows, vocab, k, 0);
-        let b = check.card;
-        let (x, w) = (upload(b, DType::F32, &i.x)?, weight(b, DType::F32, vocab, k, &i.w)?);
-        let mut logits = unwritten(b, DType::F32, rows * vocab)?;
-        let mut lse = unwritten(b, DType::F32, rows)?;
-        b.logits(op, &x, &w, &mut logits, &mut lse)?;
-        let mut draws: Vec<f32> = (0..rows).map(|r| (r as f32 + 0.5) / rows as f32).collect();
-        draws[0] = 0.0;
-        draws[rows - 1] = 1.0 - f32::EPSILON / 2.0;
-        let chosen = b.sample(&logits, &lse, &draws)?;
-        let again = b.sample(&logits, &lse, &draws)?;
-        let (values, sums) = (download(b, &logits)?, download(b, &lse)?);
-        let mut worst = 0f64;
-        for (r, &token) in chosen.iter().enumerate() {
-            let row = &values[r * vocab..(r + 1) * vocab];
-            let p: Vec<f64> = row.iter().map(|l| f64::from(l - sums[r]).exp()).collect();
-            let below: f64 = p[..token as usize].iter().sum();
-            let draw = f64::from(draws[r]);
-            // How far the draw lies outside of the token's own stretch.
-            worst = worst.max(below - draw).max(draw - (below + p[token as usize]));
-        }
-        check.tell(format!("sampling of {vocab}: draws"), worst, 2e-6);
-        let ids = |ids: &[u32]| ids.iter().map(|&i| i as f32).collect::<Vec<f32>>();
-        check.same(format!("sampling of {vocab} again"), &ids(&again), &ids(&chosen));
-        let largest = check.card.argmax(&logits, rows)?;
-        let want = check.cpu.argmax(&upload(check.cpu, DType::F32, &values)?, rows)?;
-        check.same(format!("largest of {vocab}"), &ids(&largest), &ids(&want));
-    }
-    // Of equals the first; a flat row falls where the draw says.
-    let flat = upload(check.card, DType::F32, &vec![0.0; 5000])?;
-    let lse = upload(check.card, DType::F32, &[5000f32.ln()])?;
-    let first = check.card.argmax(&flat, 1)?[0];
-    check.tell("largest of equals".into(), f64::from(first), 0.0);
-    let middle = check.card.sample(&flat, &lse, &[0.5])?[0];
-    check.tell("sampling of equals".into(), (f64::from(middle) - 2500.0).abs(), 1.0);
     Ok(())
 }
 

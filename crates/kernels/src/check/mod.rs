@@ -5,9 +5,11 @@
 //! case.
 
 mod attention;
+mod few;
 mod linear;
 mod logp;
 mod rows;
+mod sampling;
 mod units;
 mod vectors;
 
@@ -55,9 +57,12 @@ pub const CASES: &[(&str, Case)] = &[
     ("linear", linear::all),
     ("attention", attention::results),
     ("attention: bits", attention::bits),
+    ("few rows", few::all),
     ("logp head", logp::results),
     ("logp head: bits", logp::bits),
-    ("sampling", logp::sampling),
+    ("logp head: known", logp::known),
+    ("sampling", sampling::draws),
+    ("sampling: truncation", sampling::truncation),
     ("divergence", logp::divergence),
 ];
 

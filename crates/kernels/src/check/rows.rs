@@ -1,8 +1,8 @@
 //! Norms, rotation and activations: every row on its own.
 
-use super::units::{Case, Results, ask, by_row, pick, scaled};
+use super::units::{Case, Results, ask, by_row, differing, pick, scaled};
 use super::{Check, download, random, random_ids, unwritten, upload};
-use crate::backend::{Activation, Backend, Heads, Norm};
+use crate::backend::{Activation, Backend, Heads, Norm, NormInput};
 use crate::buffer::DType;
 use crate::error::Result;
 
@@ -71,7 +71,7 @@ impl Case for NormCase {
         b.norm_backward(op, &dy, &x, &weight, self.add, &mut dx, Some(&mut dweight), Some(&mut dbias))?;
         let mut plain = unwritten(b, dtype, n)?;
         b.norm_backward(op, &dy, &delta, &weight, false, &mut plain, None, None)?;
-        Ok(Results {
+        let mut results = Results {
             rows: vec![
                 ("norm", by_row(b, &y, width)?),
                 ("sum", by_row(b, &sum, width)?),
@@ -80,7 +80,22 @@ impl Case for NormCase {
                 ("dx in storage", by_row(b, &plain, width)?),
             ],
             sums: vec![("dweight", download(b, &dweight)?), ("dbias", download(b, &dbias)?)],
-        })
+        };
+        // All at once: what forward gave must come back bit by bit.
+        for (what, delta, forward) in [("norm again", None, &y), ("norm of the sum again", Some(&delta), &z)]
+        {
+            let of = NormInput { x: &x, delta, weight: &weight, bias: bias.as_ref() };
+            let (mut y, mut rounded) = (unwritten(b, dtype, n)?, unwritten(b, dtype, n)?);
+            let (mut dx, mut dweight, mut dbias) = (input(6, DType::F32)?, vector(7)?, vector(8)?);
+            let to = (Some(&mut dweight), bias.as_ref().map(|_| &mut dbias));
+            b.norm_again(op, of, &dy, &mut y, &mut dx, Some(&mut rounded), to.0, to.1)?;
+            results.rows.push((what, by_row(b, &dx, width)?));
+            results.rows.push((what, by_row(b, &rounded, width)?));
+            results.sums.push((what, differing(b, &y, forward)?));
+            results.sums.push((what, download(b, &dweight)?));
+            results.sums.push((what, download(b, &dbias)?));
+        }
+        Ok(results)
     }
 }
 
@@ -165,9 +180,14 @@ impl Case for ActivationCase {
         let (mut y, mut dx) = (unwritten(b, dtype, dy.len())?, unwritten(b, dtype, x.len())?);
         b.activation(op, width, &x, &mut y)?;
         b.activation_backward(op, width, &x, &dy, &mut dx)?;
+        let (mut turned, mut value) = (x, dy);
+        b.activation_again(op, width, &mut turned, &mut value)?;
         Ok(Results {
             rows: vec![("activation", by_row(b, &y, width)?), ("dx", by_row(b, &dx, inputs)?)],
-            sums: Vec::new(),
+            sums: vec![
+                ("activation again", differing(b, &value, &y)?),
+                ("dx again", differing(b, &turned, &dx)?),
+            ],
         })
     }
 }

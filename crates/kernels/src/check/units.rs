@@ -68,6 +68,12 @@ pub fn by_row(b: &dyn Backend, buffer: &Buffer, width: usize) -> Result<Vec<Vec<
     Ok(download(b, buffer)?.chunks(width).map(<[f32]>::to_vec).collect())
 }
 
+/// How many elements of two buffers are not the same bits: for results that come in two ways.
+pub fn differing(b: &dyn Backend, x: &Buffer, y: &Buffer) -> Result<Vec<f32>> {
+    let (x, y) = (download(b, x)?, download(b, y)?);
+    Ok(vec![x.iter().zip(&y).filter(|(x, y)| x.to_bits() != y.to_bits() || x.is_nan()).count() as f32])
+}
+
 /// The picked rows, in the order of `picks`.
 pub fn pick<T: Copy>(values: &[T], width: usize, picks: &[usize]) -> Vec<T> {
     picks.iter().flat_map(|&r| values[r * width..(r + 1) * width].iter().copied()).collect()

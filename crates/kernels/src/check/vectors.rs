@@ -1,7 +1,7 @@
 //! Plain vectors, rows by number, embeddings and updates.
 
 use super::units::{Case, Results, ask, by_row, pick, scaled};
-use super::{Check, download, random, random_ids, unwritten, upload};
+use super::{Check, download, random, random_ids, unwritten, upload, weight};
 use crate::backend::{AdamW, Backend, Sgd};
 use crate::buffer::DType;
 use crate::error::Result;
@@ -142,8 +142,10 @@ impl Case for Updates {
     fn rows(&self) -> usize {
         1
     }
-    fn run(&self, b: &dyn Backend, _: DType, _: &[usize]) -> Result<Results> {
+    fn run(&self, b: &dyn Backend, dtype: DType, _: &[usize]) -> Result<Results> {
         let n = self.n;
+        // A product with rows of one element reads the derived form back.
+        let (mut form, one) = (weight(b, dtype, n, 1, &scaled(1, n, 1.0))?, upload(b, dtype, &[1.0])?);
         let state = |seed: u32, factor: f32| upload(b, DType::F32, &scaled(seed, n, factor));
         let (mut w, mut m, mut v, mut u) = (state(1, 1.0)?, state(0, 0.0)?, state(0, 0.0)?, state(0, 0.0)?);
         let (mut plain, mut heavy) = (state(1, 1.0)?, state(1, 1.0)?);
@@ -159,13 +161,22 @@ impl Case for Updates {
                 grad_scale: 0.5,
             };
             for range in [3..n / 3, n / 3..n - 5] {
-                b.adamw(op, range, &mut w, &grad, &mut m, &mut v)?;
+                b.adamw(op, range, &mut w, &grad, &mut m, &mut v, Some(&mut form))?;
             }
             let op = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, grad_scale: 2.0 };
             b.sgd(op, 2..n, &mut heavy, &grad, Some(&mut u))?;
             b.sgd(Sgd { momentum: 0.0, ..op }, 2..n, &mut plain, &grad, None)?;
         }
-        let all = [("AdamW", &w), ("first", &m), ("second", &v), ("SGD", &plain), ("momentum", &heavy)];
+        let mut derived = unwritten(b, DType::F32, n)?;
+        b.linear(&one, &form, None, &mut derived)?;
+        let all = [
+            ("AdamW", &w),
+            ("derived", &derived),
+            ("first", &m),
+            ("second", &v),
+            ("SGD", &plain),
+            ("momentum", &heavy),
+        ];
         let mut results = Results::default();
         for (name, buffer) in all {
             results.sums.push((name, download(b, buffer)?));

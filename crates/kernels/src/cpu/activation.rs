@@ -3,7 +3,7 @@
 use super::Cpu;
 use super::element::{Stored, get, put};
 use super::math::sigmoid;
-use super::memory::{Slice, SliceMut, floats, floats_mut};
+use super::memory::{SliceMut, floats_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion};
 use super::vector::{row_count, rows_of_task, typed};
@@ -172,71 +172,61 @@ multiversion! {
     }
 }
 
-/// Writes `y` as [`activation`] does and `dx` as [`activation_backward`] does, with one sigmoid for both. All have one
-/// type.
+/// Turns `dy` into what [`activation`] writes and `x` into what [`activation_backward`] does, with one sigmoid for both.
 pub fn activation_again(
     cpu: &Cpu,
     op: Activation,
     width: usize,
-    x: &Buffer,
-    dy: &Buffer,
-    y: &mut Buffer,
-    dx: &mut Buffer,
+    x: &mut Buffer,
+    dy: &mut Buffer,
 ) -> Result<()> {
-    let (rows, inputs) = (row_count(dy.len(), width), input_width(op, width));
-    assert!(x.len() == rows * inputs && dx.len() == x.len() && y.len() == dy.len());
-    match (floats(x), floats(dy), floats_mut(y), floats_mut(dx)) {
-        (Slice::F32(x), Slice::F32(dy), SliceMut::F32(y), SliceMut::F32(dx)) => {
-            again(cpu, op, width, x, dy, y, dx)
-        }
-        (Slice::Bf16(x), Slice::Bf16(dy), SliceMut::Bf16(y), SliceMut::Bf16(dx)) => {
-            again(cpu, op, width, x, dy, y, dx)
-        }
+    assert_eq!(x.len(), row_count(dy.len(), width) * input_width(op, width));
+    match (floats_mut(x), floats_mut(dy)) {
+        (SliceMut::F32(x), SliceMut::F32(dy)) => again(cpu, op, width, x, dy),
+        (SliceMut::Bf16(x), SliceMut::Bf16(dy)) => again(cpu, op, width, x, dy),
         _ => panic!("an activation and its gradient have one type"),
     }
     Ok(())
 }
 
-fn again<T: Stored>(cpu: &Cpu, op: Activation, width: usize, x: &[T], dy: &[T], y: &mut [T], dx: &mut [T]) {
+fn again<T: Stored>(cpu: &Cpu, op: Activation, width: usize, x: &mut [T], dy: &mut [T]) {
     let (rows, inputs) = (row_count(dy.len(), width), input_width(op, width));
-    let (y, dx) = (Disjoint::new(y), Disjoint::new(dx));
+    let (x, dy) = (Disjoint::new(x), Disjoint::new(dy));
     cpu.pool.ranges(rows, rows_of_task(inputs), |r| {
         // SAFETY: tasks have disjoint rows.
-        let y = unsafe { y.part(r.start * width, r.len() * width) };
+        let x = unsafe { x.part(r.start * inputs, r.len() * inputs) };
         // SAFETY: as above.
-        let dx = unsafe { dx.part(r.start * inputs, r.len() * inputs) };
-        let (x, dy) = (&x[r.start * inputs..r.end * inputs], &dy[r.start * width..r.end * width]);
+        let dy = unsafe { dy.part(r.start * width, r.len() * width) };
         match op {
-            Activation::SiluGated => gated_again::<_, Silu>(cpu.level, width, x, dy, y, dx),
-            Activation::GeluGated => gated_again::<_, Gelu>(cpu.level, width, x, dy, y, dx),
-            Activation::Gelu => plain_again::<_, Gelu>(cpu.level, x, dy, y, dx),
+            Activation::SiluGated => gated_again::<_, Silu>(cpu.level, width, x, dy),
+            Activation::GeluGated => gated_again::<_, Gelu>(cpu.level, width, x, dy),
+            Activation::Gelu => plain_again::<_, Gelu>(cpu.level, x, dy),
         }
     })
 }
 
 multiversion! {
-    fn gated_again<S, type T: Stored, type C: Curve>(s, width: usize, x: &[T], dy: &[T], y: &mut [T], dx: &mut [T]) {
+    fn gated_again<S, type T: Stored, type C: Curve>(s, width: usize, x: &mut [T], dy: &mut [T]) {
         for r in 0..dy.len() / width {
-            let (gates, ups) = x[2 * r * width..][..2 * width].split_at(width);
-            let (dgates, dups) = dx[2 * r * width..][..2 * width].split_at_mut(width);
-            let (y, dy) = (&mut y[r * width..][..width], &dy[r * width..][..width]);
+            let (gates, ups) = x[2 * r * width..][..2 * width].split_at_mut(width);
+            let dy = &mut dy[r * width..][..width];
             for i in (0..width).step_by(LANES) {
                 let (d, up) = (get(s, dy, i), get(s, ups, i));
                 let (value, derivative) = both::<S, C>(s, get(s, gates, i));
-                put(s, y, i, s.mul(value, up));
-                put(s, dgates, i, s.mul(s.mul(d, up), derivative));
-                put(s, dups, i, s.mul(d, value));
+                put(s, dy, i, s.mul(value, up));
+                put(s, gates, i, s.mul(s.mul(d, up), derivative));
+                put(s, ups, i, s.mul(d, value));
             }
         }
     }
 }
 
 multiversion! {
-    fn plain_again<S, type T: Stored, type C: Curve>(s, x: &[T], dy: &[T], y: &mut [T], dx: &mut [T]) {
+    fn plain_again<S, type T: Stored, type C: Curve>(s, x: &mut [T], dy: &mut [T]) {
         for i in (0..x.len()).step_by(LANES) {
-            let (value, derivative) = both::<S, C>(s, get(s, x, i));
-            put(s, y, i, value);
-            put(s, dx, i, s.mul(get(s, dy, i), derivative));
+            let (d, (value, derivative)) = (get(s, dy, i), both::<S, C>(s, get(s, x, i)));
+            put(s, dy, i, value);
+            put(s, x, i, s.mul(d, derivative));
         }
     }
 }

@@ -2,11 +2,16 @@
 
 use super::{Cpu, activation, attention, embed, head_norm, linear, logp, norm, optim, peak, rotary, vector};
 use crate::backend::{
-    Activation, AdamW, Attention, Backend, Heads, LogpGrads, LogpHead, LogpStats, Norm, PagedRows, Segments,
-    Sgd,
+    Activation, AdamW, Attention, Backend, Heads, LogpGrads, LogpHead, LogpStats, Norm, NormInput, PagedRows,
+    Segments, Sgd,
 };
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
+
+/// Sets what a sum is then added to.
+fn clear<const N: usize>(cpu: &Cpu, sums: [Option<&mut Buffer>; N]) -> Result<()> {
+    sums.into_iter().flatten().try_for_each(|sum| vector::fill(cpu, sum, 0.0))
+}
 
 impl Backend for Cpu {
     fn describe(&self) -> String {
@@ -92,6 +97,19 @@ impl Backend for Cpu {
     ) -> Result<()> {
         norm::norm_backward(self, op, dy, x, weight, add, dx, dweight, dbias)
     }
+    fn norm_again(
+        &self,
+        op: Norm,
+        of: NormInput<'_>,
+        dy: &Buffer,
+        y: &mut Buffer,
+        dx: &mut Buffer,
+        rounded: Option<&mut Buffer>,
+        dweight: Option<&mut Buffer>,
+        dbias: Option<&mut Buffer>,
+    ) -> Result<()> {
+        norm::norm_again(self, op, of, dy, y, dx, rounded, dweight, dbias)
+    }
     fn weight(&self, n: usize, k: usize, dtype: DType, backward: bool) -> Result<Weight> {
         linear::weight(self, n, k, dtype, backward)
     }
@@ -109,9 +127,13 @@ impl Backend for Cpu {
         dy: &Buffer,
         x: &Buffer,
         tokens: usize,
-        dw: Option<&mut Buffer>,
-        dbias: Option<&mut Buffer>,
+        add: bool,
+        mut dw: Option<&mut Buffer>,
+        mut dbias: Option<&mut Buffer>,
     ) -> Result<()> {
+        if !add {
+            clear(self, [dw.as_deref_mut(), dbias.as_deref_mut()])?;
+        }
         linear::linear_dw(self, dy, x, tokens, dw, dbias)
     }
     fn head_norm(
@@ -207,16 +229,8 @@ impl Backend for Cpu {
     ) -> Result<()> {
         activation::activation_backward(self, op, width, x, dy, dx)
     }
-    fn activation_again(
-        &self,
-        op: Activation,
-        width: usize,
-        x: &Buffer,
-        dy: &Buffer,
-        y: &mut Buffer,
-        dx: &mut Buffer,
-    ) -> Result<()> {
-        activation::activation_again(self, op, width, x, dy, y, dx)
+    fn activation_again(&self, op: Activation, width: usize, x: &mut Buffer, dy: &mut Buffer) -> Result<()> {
+        activation::activation_again(self, op, width, x, dy)
     }
     fn logp(
         &self,
@@ -239,8 +253,12 @@ impl Backend for Cpu {
         stats: &LogpStats,
         grads: &LogpGrads<'_>,
         dx: &mut Buffer,
-        dw: Option<&mut Buffer>,
+        add: bool,
+        mut dw: Option<&mut Buffer>,
     ) -> Result<()> {
+        if !add {
+            clear(self, [dw.as_deref_mut()])?;
+        }
         logp::logp_backward(self, op, x, w, targets, others, stats, grads, dx, dw)
     }
     fn logp_known(
@@ -252,8 +270,12 @@ impl Backend for Cpu {
         dlogp: &Buffer,
         stats: &mut LogpStats,
         dx: &mut Buffer,
-        dw: Option<&mut Buffer>,
+        add: bool,
+        mut dw: Option<&mut Buffer>,
     ) -> Result<()> {
+        if !add {
+            clear(self, [dw.as_deref_mut()])?;
+        }
         logp::logp_known(self, op, x, w, targets, dlogp, stats, dx, dw)
     }
     fn logits(
@@ -294,8 +316,10 @@ impl Backend for Cpu {
         grad: &Buffer,
         first: &mut Buffer,
         second: &mut Buffer,
+        derived: Option<&mut Weight>,
     ) -> Result<()> {
-        optim::adamw(self, op, range, param, grad, first, second)
+        optim::adamw(self, op, range, param, grad, first, second)?;
+        derived.map_or(Ok(()), |weight| linear::load_weight(self, param, weight))
     }
     fn sgd(
         &self,

@@ -5,6 +5,7 @@ pub mod attention;
 mod backend;
 pub mod element;
 pub mod embed;
+mod footprint;
 pub mod head_norm;
 pub mod linear;
 pub mod logp;
@@ -18,6 +19,8 @@ pub mod pool;
 pub mod rotary;
 pub mod simd;
 pub mod vector;
+
+pub use footprint::FOOTPRINT;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};

@@ -4,11 +4,11 @@
 
 use super::Cpu;
 use super::element::{Stored, get, put};
-use super::memory::{Memory, f32s, f32s_mut};
+use super::memory::{Memory, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion};
 use super::vector::{row_count, rows_of_task, typed};
-use crate::backend::Norm;
+use crate::backend::{Norm, NormInput};
 use crate::buffer::Buffer;
 use crate::error::Result;
 use std::ops::Range;
@@ -295,6 +295,105 @@ multiversion! {
                     d = s.add(get(s, dx, j), d);
                 }
                 put(s, dx, j, d);
+                if !dweight.is_empty() {
+                    gradient.add_weight(s, dy, x, dweight, j);
+                }
+                if !dbias.is_empty() {
+                    let sum = s.add(get(s, dbias, j), dy);
+                    put(s, dbias, j, sum);
+                }
+            }
+        }
+    }
+}
+
+/// See [`crate::Backend::norm_again`].
+pub fn norm_again(
+    cpu: &Cpu,
+    op: Norm,
+    of: NormInput<'_>,
+    dy: &Buffer,
+    y: &mut Buffer,
+    dx: &mut Buffer,
+    rounded: Option<&mut Buffer>,
+    dweight: Option<&mut Buffer>,
+    dbias: Option<&mut Buffer>,
+) -> Result<()> {
+    let (delta, rounded) = (of.delta.map(floats), rounded.map(floats_mut));
+    // Each is there or not, and all have the type of the first.
+    macro_rules! again {
+        ($slice:ident, $dy:ident, $y:ident) => {{
+            let delta = delta.map(|d| if let Slice::$slice(d) = d { d } else { panic!("{MIXED}") });
+            let rounded = rounded.map(|r| if let SliceMut::$slice(r) = r { r } else { panic!("{MIXED}") });
+            again(cpu, op, of, delta, $dy, $y, f32s_mut(dx), rounded, dweight, dbias)
+        }};
+    }
+    match (floats(dy), floats_mut(y)) {
+        (Slice::F32(dy), SliceMut::F32(y)) => again!(F32, dy, y),
+        (Slice::Bf16(dy), SliceMut::Bf16(y)) => again!(Bf16, dy, y),
+        _ => panic!("{MIXED}"),
+    }
+}
+
+const MIXED: &str = "a norm's output, its gradient and what is added before have one type";
+
+fn again<T: Stored>(
+    cpu: &Cpu,
+    op: Norm,
+    of: NormInput<'_>,
+    delta: Option<&[T]>,
+    dy: &[T],
+    y: &mut [T],
+    dx: &mut [f32],
+    rounded: Option<&mut [T]>,
+    dweight: Option<&mut Buffer>,
+    dbias: Option<&mut Buffer>,
+) -> Result<()> {
+    let ((weight, bias), x) = (parameters(op, of.weight, of.bias), f32s(of.x));
+    let n = x.len();
+    assert!(dy.len() == n && y.len() == n && dx.len() == n && delta.is_none_or(|d| d.len() == n));
+    let rounded = rounded.unwrap_or(&mut []);
+    assert!(rounded.is_empty() || rounded.len() == n);
+    let (rows, rounds) = (row_count(n, op.width), !rounded.is_empty());
+    let wanted = (dweight.is_some(), dbias.is_some());
+    let mut partials = Partials::new(cpu, rows, [(op.width, wanted.0), (op.width, wanted.1)])?;
+    let (y, dx, rounded) = (Disjoint::new(y), Disjoint::new(dx), Disjoint::new(rounded));
+    partials.run(cpu, rows, op.width, |r, [dweight, dbias]| {
+        let r = r.start * op.width..r.end * op.width;
+        // SAFETY: tasks have disjoint rows.
+        let (y, dx) = unsafe { (y.part(r.start, r.len()), dx.part(r.start, r.len())) };
+        // SAFETY: as above; all rows are there or none.
+        let rounded = if rounds { unsafe { rounded.part(r.start, r.len()) } } else { &mut [] };
+        let (delta, dy, x) = (delta.map(|d| &d[r.clone()]), &dy[r.clone()], &x[r]);
+        again_rows(cpu.level, op, x, delta, weight, bias, dy, y, dx, rounded, dweight, dbias);
+    });
+    partials.add(cpu, [dweight, dbias]);
+    Ok(())
+}
+
+multiversion! {
+    fn again_rows<S, type T: Stored>(s, op: Norm, x: &[f32], delta: Option<&[T]>, weight: &[f32], bias: Option<&[f32]>, dy: &[T], y: &mut [T], dx: &mut [f32], rounded: &mut [T], dweight: &mut [f32], dbias: &mut [f32]) {
+        let mut sums = vec![0.0; if delta.is_some() { op.width } else { 0 }];
+        for i in (0..x.len()).step_by(op.width) {
+            let row = i..i + op.width;
+            let mut x = &x[row.clone()];
+            if let Some(delta) = delta {
+                let delta = &delta[row.clone()];
+                for j in (0..op.width).step_by(LANES) {
+                    put(s, &mut sums, j, s.add(get(s, x, j), get(s, delta, j)));
+                }
+                x = &sums;
+            }
+            let (dy, dx) = (&dy[row.clone()], &mut dx[row.clone()]);
+            norm_row(s, op, x, weight, bias, &mut y[row.clone()]);
+            let gradient = RowGradient::of(s, op, dy, x, weight);
+            for j in (0..op.width).step_by(LANES) {
+                let (dy, x) = (get(s, dy, j), get(s, x, j));
+                let d = s.add(get(s, dx, j), gradient.input(s, dy, x, get(s, weight, j)));
+                put(s, dx, j, d);
+                if !rounded.is_empty() {
+                    put(s, &mut rounded[row.clone()], j, d);
+                }
                 if !dweight.is_empty() {
                     gradient.add_weight(s, dy, x, dweight, j);
                 }

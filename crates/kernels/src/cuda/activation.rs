@@ -52,3 +52,18 @@ pub fn activation_backward(
     let kernel = kernel(&format!("{}_backward", name(op)), &[x, dy, dx]);
     cuda.launch("activation", &kernel, grid(op, rows, width), &args)
 }
+
+/// See [`crate::Backend::activation_again`].
+pub fn activation_again(
+    cuda: &Cuda,
+    op: Activation,
+    width: usize,
+    x: &mut Buffer,
+    dy: &mut Buffer,
+) -> Result<()> {
+    let rows = row_count(dy.len(), width);
+    assert_eq!(x.len(), rows * input_width(op, width));
+    assert_eq!(x.dtype(), dy.dtype(), "an activation and its gradient have one type");
+    let kernel = kernel(&format!("{}_again", name(op)), &[x]);
+    cuda.launch("activation", &kernel, grid(op, rows, width), &args![&*x, &*dy, rows, width as u32])
+}

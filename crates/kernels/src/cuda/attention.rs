@@ -21,15 +21,15 @@ use tables::{FEW, TOKENS, Unit};
 
 /// One of each kind of kernel, for tests: a plain one, a cap and a window, odd groups, the widest head.
 pub const VARIANTS: &[&str] = &[
-    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=4 TALL=2 STAGES=2 FEW_STAGES=3",
-    "HEAD_DIM=128 GROUP=2 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=4 TALL=1 STAGES=2 FEW_STAGES=3",
-    "HEAD_DIM=24 GROUP=5 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=8 TALL=1 STAGES=2 FEW_STAGES=3",
-    "HEAD_DIM=256 GROUP=1 SOFTCAP=1 WINDOW=1 PAGED=0 WARPS=4 TALL=1 STAGES=2 FEW_STAGES=2",
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=4 TALL=2 STAGES=2 DEEP_STAGES=5",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=4 TALL=1 STAGES=2 DEEP_STAGES=5",
+    "HEAD_DIM=24 GROUP=5 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=8 TALL=1 STAGES=2 DEEP_STAGES=5",
+    "HEAD_DIM=256 GROUP=1 SOFTCAP=1 WINDOW=1 PAGED=0 WARPS=4 TALL=1 STAGES=2 DEEP_STAGES=3",
 ];
 /// The same for cards of compute capability 9.0.
 pub const WIDE_VARIANTS: &[&str] = &[
-    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=8 TALL=1 STAGES=2 FEW_STAGES=2 WIDE_WARPS=8",
-    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=4 TALL=2 STAGES=2 FEW_STAGES=2 WIDE_WARPS=8",
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=8 TALL=1 STAGES=2 DEEP_STAGES=3 WIDE_WARPS=8",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=4 TALL=2 STAGES=2 DEEP_STAGES=3 WIDE_WARPS=8",
 ];
 /// The same for the backward.
 pub const BACKWARD_VARIANTS: &[&str] = &[
@@ -57,9 +57,9 @@ struct Shape {
     /// Warps of attention_rows, and how many times 16 rows each has.
     warps: usize,
     tall: usize,
-    /// Tiles of keys in shared memory at a time, there and in attention_few.
+    /// Tiles of keys in shared memory at a time, there and in attention_few_deep.
     stages: usize,
-    few_stages: usize,
+    deep: usize,
     /// Warps of attention_rows_wide, with 16 rows each, where it takes the place of attention_rows.
     wide: Option<usize>,
 }
@@ -95,10 +95,9 @@ impl Shape {
         let (tall, most) = if heads.head_dim <= 64 || heads.head_dim > 128 { (1, 8) } else { (2, 4) };
         let warps =
             [8, 4, 2, 1].into_iter().filter(|w| *w <= most).find(|w| w * tall * 16 + 2 * tile <= room)?;
-        // Several blocks of attention_few shall fit into a processor at once.
-        let few_stages = 2;
+        let deep = (2..=6).rev().find(|stages| FEW + stages * tile <= room).unwrap_or(2);
         let wide = is_wide(cuda, heads).then_some(WIDE_WARPS);
-        Some(Shape { warps, tall, stages: 2, few_stages, wide })
+        Some(Shape { warps, tall, stages: 2, deep, wide })
     }
     /// Stacked rows of a block of attention_rows.
     fn rows(self) -> usize {
@@ -122,8 +121,8 @@ impl Shape {
         }
         (self.rows() + self.stages * 2 * TOKENS) * pitch(heads)
     }
-    fn few_shared(self, heads: Heads) -> usize {
-        (FEW + self.few_stages * 2 * TOKENS) * pitch(heads)
+    fn few_shared(self, heads: Heads, stages: usize) -> usize {
+        (FEW + stages * 2 * TOKENS) * pitch(heads)
     }
 }
 
@@ -202,10 +201,10 @@ pub fn attention(
 }
 
 fn defines(op: &Attention, shape: Shape, paged: bool) -> String {
-    let Shape { warps, tall, stages, few_stages, wide } = shape;
+    let Shape { warps, tall, stages, deep, wide } = shape;
     let wide = wide.map_or(String::new(), |w| format!(" WIDE_WARPS={w}"));
     format!(
-        "{} PAGED={} WARPS={warps} TALL={tall} STAGES={stages} FEW_STAGES={few_stages}{wide}",
+        "{} PAGED={} WARPS={warps} TALL={tall} STAGES={stages} DEEP_STAGES={deep}{wide}",
         tile_defines(op),
         u8::from(paged)
     )
@@ -240,6 +239,17 @@ fn lists(
     let lists = tables::paged(cuda, rows, group, step, shape.is_some(), qkv.len() / heads.qkv_width())?;
     assert!(cache_len(heads, lists.needed) <= cache.len(), "no such cache block");
     Ok(lists)
+}
+
+/// Where the rows go in the cache, in tokens; `u32::MAX` is nowhere.
+pub(super) fn slots(
+    cuda: &Cuda,
+    heads: Heads,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &Buffer,
+) -> Result<std::sync::Arc<super::memory::Memory>> {
+    Ok(lists(cuda, heads, qkv, rows, cache)?.slots.clone())
 }
 
 /// See [`crate::Backend::stage_rows`].
@@ -306,6 +316,12 @@ pub fn attention_paged(
     }
     let mut arguments = args![qkv, cache, &lists.blocks, &lists.few.memory, out].to_vec();
     arguments.extend(tile_scoring(&op));
-    let grid = Grid::new(lists.few.len * heads.kv_heads, 128).with_shared(shape.few_shared(heads));
-    cuda.launch_variant(source, &defines, "attention_few", grid, &arguments)
+    // Several blocks of attention_few shall fit into a processor at once; where there is not even one for each, the other.
+    let blocks = lists.few.len * heads.kv_heads;
+    let (kernel, stages) = match blocks <= cuda.card.processors as usize {
+        true => ("attention_few_deep", shape.deep),
+        false => ("attention_few", 2),
+    };
+    let grid = Grid::new(blocks, 128).with_shared(shape.few_shared(heads, stages)).early();
+    cuda.launch_variant(source, &defines, kernel, grid, &arguments)
 }

@@ -1,15 +1,18 @@
 //! The contract of [`Backend`], operation by operation, each in the file of its name.
 
 use super::{
-    Cuda, activation, attention, embed, head_norm, kl, linear, logp, memory, norm, optim, peak, record,
+    Cuda, activation, attention, embed, few, head_norm, kl, linear, logp, memory, norm, optim, peak, record,
     rotary, sample, vector,
 };
 use crate::backend::{
-    Activation, AdamW, Attention, Backend, Choice, Heads, LogpGrads, LogpHead, LogpStats, Norm, PagedRows,
-    Recording, Segments, Sgd,
+    Activation, AdamW, Affine, Ask, Attention, Backend, Choice, Choices, Heads, LogpGrads, LogpHead,
+    LogpStats, Norm, NormInput, Normed, PagedRows, Recording, Segments, Sgd, Turns,
 };
 use crate::buffer::{Buffer, DType, Weight};
+use crate::composed;
 use crate::error::Result;
+use crate::usage::{Purpose, Report};
+use std::sync::atomic::Ordering;
 
 impl Backend for Cuda {
     fn describe(&self) -> String {
@@ -17,6 +20,19 @@ impl Backend for Cuda {
     }
     fn memory(&self) -> (usize, usize) {
         self.arena.usage()
+    }
+    fn set_purpose(&self, purpose: Purpose) -> Purpose {
+        self.arena.set_purpose(purpose)
+    }
+    fn memory_report(&self) -> Option<Report> {
+        Some(self.arena.report())
+    }
+    fn is_exact(&self) -> bool {
+        self.exact()
+    }
+    fn set_exact(&self, exact: bool) -> Result<()> {
+        self.exact.store(exact, Ordering::Relaxed);
+        Ok(())
     }
     fn wait(&self) -> Result<()> {
         self.synchronize()
@@ -119,6 +135,19 @@ impl Backend for Cuda {
     ) -> Result<()> {
         norm::norm_backward(self, op, dy, x, weight, add, dx, dweight, dbias)
     }
+    fn norm_again(
+        &self,
+        op: Norm,
+        of: NormInput<'_>,
+        dy: &Buffer,
+        y: &mut Buffer,
+        dx: &mut Buffer,
+        rounded: Option<&mut Buffer>,
+        dweight: Option<&mut Buffer>,
+        dbias: Option<&mut Buffer>,
+    ) -> Result<()> {
+        norm::norm_again(self, op, of, dy, y, dx, rounded, dweight, dbias)
+    }
     fn weight(&self, n: usize, k: usize, dtype: DType, _backward: bool) -> Result<Weight> {
         linear::weight(self, n, k, dtype)
     }
@@ -136,10 +165,11 @@ impl Backend for Cuda {
         dy: &Buffer,
         x: &Buffer,
         tokens: usize,
+        add: bool,
         dw: Option<&mut Buffer>,
         dbias: Option<&mut Buffer>,
     ) -> Result<()> {
-        linear::linear_dw(self, dy, x, tokens, dw, dbias)
+        linear::linear_dw(self, dy, x, tokens, add, dw, dbias)
     }
     fn head_norm(
         &self,
@@ -221,6 +251,21 @@ impl Backend for Cuda {
     ) -> Result<()> {
         attention::attention_paged(self, op, qkv, rows, cache, out)
     }
+    fn linear_qkv(
+        &self,
+        x: &Buffer,
+        layer: Affine<'_>,
+        heads: Heads,
+        turns: Option<Turns<'_>>,
+        rows: &PagedRows,
+        cache: &mut Buffer,
+        qkv: &mut Buffer,
+    ) -> Result<()> {
+        match rotary::linear_qkv(self, x, layer, heads, turns, rows, cache, qkv)? {
+            true => Ok(()),
+            false => composed::linear_qkv(self, x, layer, heads, turns, rows, cache, qkv),
+        }
+    }
     fn activation(&self, op: Activation, width: usize, x: &Buffer, y: &mut Buffer) -> Result<()> {
         activation::activation(self, op, width, x, y)
     }
@@ -233,6 +278,47 @@ impl Backend for Cuda {
         dx: &mut Buffer,
     ) -> Result<()> {
         activation::activation_backward(self, op, width, x, dy, dx)
+    }
+    fn activation_again(&self, op: Activation, width: usize, x: &mut Buffer, dy: &mut Buffer) -> Result<()> {
+        activation::activation_again(self, op, width, x, dy)
+    }
+    fn few_rows(&self) -> usize {
+        few::WORTH
+    }
+    fn normed_qkv(
+        &self,
+        norm: Normed<'_>,
+        x: &Buffer,
+        layer: Affine<'_>,
+        heads: Heads,
+        turns: Option<Turns<'_>>,
+        rows: &PagedRows,
+        cache: &mut Buffer,
+        qkv: &mut Buffer,
+    ) -> Result<()> {
+        match few::normed_qkv(self, norm, x, layer, heads, turns, rows, cache, qkv)? {
+            true => Ok(()),
+            false => composed::normed_qkv(self, norm, x, layer, heads, turns, rows, cache, qkv),
+        }
+    }
+    fn linear_add(&self, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<()> {
+        match few::linear_add(self, x, layer, to)? {
+            true => Ok(()),
+            false => composed::linear_add(self, x, layer, to),
+        }
+    }
+    fn normed_activation(
+        &self,
+        norm: Normed<'_>,
+        x: &Buffer,
+        layer: Affine<'_>,
+        op: Activation,
+        y: &mut Buffer,
+    ) -> Result<()> {
+        match few::normed_activation(self, norm, x, layer, op, y)? {
+            true => Ok(()),
+            false => composed::normed_activation(self, norm, x, layer, op, y),
+        }
     }
     fn logp(
         &self,
@@ -255,9 +341,24 @@ impl Backend for Cuda {
         stats: &LogpStats,
         grads: &LogpGrads<'_>,
         dx: &mut Buffer,
+        add: bool,
         dw: Option<&mut Buffer>,
     ) -> Result<()> {
-        logp::logp_backward(self, op, x, w, targets, others, stats, grads, dx, dw)
+        logp::logp_backward(self, op, x, w, targets, others, stats, grads, dx, add, dw)
+    }
+    fn logp_known(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        dlogp: &Buffer,
+        stats: &mut LogpStats,
+        dx: &mut Buffer,
+        add: bool,
+        dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        logp::logp_known(self, op, x, w, targets, dlogp, stats, dx, add, dw)
     }
     fn logits(
         &self,
@@ -275,8 +376,14 @@ impl Backend for Cuda {
     fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
         sample::argmax(self, logits, rows)
     }
-    fn choose(&self, logits: &Buffer, lse: &Buffer, uniform: &[Option<f32>]) -> Result<Vec<Choice>> {
-        sample::choose(self, logits, lse, uniform)
+    fn choose(&self, logits: &Buffer, lse: &Buffer, asks: &[Ask]) -> Result<Choices> {
+        sample::choose(self, logits, lse, asks)
+    }
+    fn chosen(&self, choices: &Choices) -> Result<Vec<Choice>> {
+        sample::chosen(choices)
+    }
+    fn feed(&self, choices: &[&Choices], from: &[(usize, u32)], ids: &mut Buffer) -> Result<()> {
+        sample::feed(self, choices, from, ids)
     }
     fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()> {
         kl::kl(self, op, p, q, kl)
@@ -300,8 +407,9 @@ impl Backend for Cuda {
         grad: &Buffer,
         first: &mut Buffer,
         second: &mut Buffer,
+        derived: Option<&mut Weight>,
     ) -> Result<()> {
-        optim::adamw(self, op, range, param, grad, first, second)
+        optim::adamw(self, op, range, param, grad, first, second, derived)
     }
     fn sgd(
         &self,

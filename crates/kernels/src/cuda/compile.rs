@@ -57,7 +57,8 @@ pub const SOURCES: &[Source] = &[
             include_str!("attention_tile.cu"),
             include_str!("attention_backward.cu"),
             include_str!("attention_wide.cu"),
-            include_str!("attention_keys_wide.cu")
+            include_str!("attention_keys_wide.cu"),
+            include_str!("attention_dq_wide.cu")
         ),
         variants: attention::BACKWARD_WIDE_VARIANTS,
     },
@@ -68,9 +69,15 @@ pub const SOURCES: &[Source] = &[
         variants: attention::SIMPLE_VARIANTS,
     },
     plain("embed", include_str!("embed.cu")),
-    plain("head_norm", include_str!("head_norm.cu")),
+    plain("few", include_str!("few.cu")),
+    Source {
+        name: "head_norm",
+        text: include_str!("head_norm.cu"),
+        variants: &["MOST=1", "MOST=4", "MOST=16"],
+    },
     plain("linear", include_str!("linear.cu")),
-    plain("logp", include_str!("logp.cu")),
+    plain("logp", concat!(include_str!("logp_head.cu"), include_str!("logp.cu"))),
+    plain("logp_backward", concat!(include_str!("logp_head.cu"), include_str!("logp_backward.cu"))),
     plain("norm", include_str!("norm.cu")),
     Source {
         name: "norm_backward",
@@ -79,7 +86,9 @@ pub const SOURCES: &[Source] = &[
     },
     plain("optim", include_str!("optim.cu")),
     plain("rotary", include_str!("rotary.cu")),
-    plain("sample", include_str!("sample.cu")),
+    plain("rows", include_str!("rows.cu")),
+    plain("sample", concat!(include_str!("sample_tile.cu"), include_str!("sample.cu"))),
+    plain("truncate", concat!(include_str!("sample_tile.cu"), include_str!("truncate.cu"))),
     plain("vector", include_str!("vector.cu")),
 ];
 

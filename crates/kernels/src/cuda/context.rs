@@ -6,6 +6,7 @@ use super::libraries::{self, Library};
 use super::memory::{Arena, Memory};
 use super::profile::Profile;
 use crate::error::{Error, Result};
+use crate::usage::Purpose;
 use cudarc::driver::sys::{self, CUcontext, CUdevice_attribute as Attribute, CUresult, CUstream};
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -43,10 +44,18 @@ pub struct Cuda {
     pub(super) products: Products,
     pub(super) stream: CUstream,
     pub(super) profile: Profile,
+    /// Whether a row's bits must not depend on the rows beside it.
+    pub(super) exact: AtomicBool,
     /// Whether work is being recorded instead of done.
     pub(super) recording: AtomicBool,
     /// What attention keeps between calls.
     pub(super) tables: Mutex<super::attention::Tables>,
+    /// Which products the kernel for few rows serves.
+    pub(super) few: super::few::Known,
+    /// Where choices arrive on the host.
+    pub(super) slots: super::sample::Slots,
+    /// What was said about choosing last.
+    pub(super) lists: super::sample::Lists,
     context: CUcontext,
     staging: Mutex<Staging>,
 }
@@ -123,12 +132,15 @@ impl Cuda {
             let mut at: *mut c_void = std::ptr::null_mut();
             check(sys::cuMemHostAlloc(&mut at, STAGING, 0), || "making staging memory".into())?;
             let arena = Arena::new(context);
+            let usual = arena.set_purpose(Purpose::Workspace);
             let products = Products::new(&arena)?;
+            arena.set_purpose(usual);
             let modules = Modules::new(card.capability);
             let staging = Mutex::new(Staging { at: at.cast(), used: 0 });
             let profile = Profile::from_env();
             Ok(Cuda {
                 profile,
+                exact: AtomicBool::new(true),
                 recording: AtomicBool::new(false),
                 card,
                 arena,
@@ -136,10 +148,18 @@ impl Cuda {
                 products,
                 stream,
                 tables: Mutex::default(),
+                few: Default::default(),
+                slots: Default::default(),
+                lists: Default::default(),
                 context,
                 staging,
             })
         }
+    }
+
+    /// Whether a row's bits must not depend on the rows beside it.
+    pub(super) fn exact(&self) -> bool {
+        self.exact.load(Ordering::Relaxed)
     }
 
     /// Makes the context current on this thread.

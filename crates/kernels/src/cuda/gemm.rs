@@ -1,11 +1,14 @@
 //! Matrix products of bf16 on tensor cores, through cuBLASLt.
 //!
 //! Sums over k may not be split between blocks in forward products: without that, every algorithm cuBLASLt offers gives
-//! the same bits for a row whatever the number of rows (checked for each shape at first use, see `linear`).
+//! the same bits for a row whatever the number of rows (checked for each shape at first use, see `rows`). A card that
+//! need not be exact takes whatever algorithm is advised.
 
 use super::context::Cuda;
 use super::libraries::{self, Library};
 use super::memory::{Arena, Memory};
+use super::rows::Rows;
+use super::tune::{Tuned, fastest};
 use crate::buffer::DType;
 use crate::error::{Error, Result};
 use cudarc::cublaslt::sys::{
@@ -23,8 +26,8 @@ use std::sync::Mutex;
 const WORKSPACE: usize = 32 << 20;
 /// Plans that are kept; batches of ever new sizes must not pile up.
 const PLANS: usize = 4096;
-/// Rows that still count as few.
-pub(super) const FEW: usize = 512;
+/// cuBLASLt's ways to join sums that were cut, all of them.
+const ANY_SCHEME: u32 = 7;
 /// Algorithms the library is asked for.
 const CANDIDATES: usize = 16;
 
@@ -64,6 +67,13 @@ pub struct Gemm {
 }
 
 impl Gemm {
+    /// For people: which operands are transposed, and the sizes.
+    pub(super) fn name(&self) -> String {
+        let turned = |t: bool| if t { "t" } else { "n" };
+        let batch = if self.batch > 1 { format!(" x{}", self.batch) } else { String::new() };
+        let (a, b) = (turned(self.a_transposed), turned(self.b_transposed));
+        format!("{a}{b} {}x{}x{}{batch}", self.m, self.n, self.k)
+    }
     /// `x[m, k] · w[n, k]ᵀ`, all dense.
     pub fn forward(m: usize, n: usize, k: usize, x: u64, w: u64, y: u64, out: DType) -> Self {
         Gemm {
@@ -136,10 +146,12 @@ struct Key {
     batch: usize,
     strides: [usize; 3],
     algo: Option<u64>,
+    /// Whether each sum is left to one block.
+    whole: bool,
 }
 
 impl Key {
-    fn of(g: &Gemm, algo: Option<&cublasLtMatmulAlgo_t>) -> Self {
+    fn of(g: &Gemm, whole: bool, algo: Option<&cublasLtMatmulAlgo_t>) -> Self {
         Key {
             sizes: [g.m, g.n, g.k, g.lda, g.ldb, g.ldc],
             transposed: [g.a_transposed, g.b_transposed],
@@ -148,6 +160,7 @@ impl Key {
             batch: g.batch,
             strides: g.strides,
             algo: algo.map(|a| a.data[0] ^ a.data[1].rotate_left(17) ^ a.data[2].rotate_left(31)),
+            whole,
         }
     }
 }
@@ -160,32 +173,13 @@ struct Plan {
     algo: cublasLtMatmulAlgo_t,
 }
 
-/// How the rows of a forward product get the same bits whatever their number.
-#[derive(Clone, Copy)]
-pub(super) enum Rows {
-    /// Whatever algorithm the library advises for a number of rows.
-    Any,
-    /// One algorithm for few rows, one for many.
-    Two([cublasLtMatmulAlgo_t; 2]),
-    /// Not through this library.
-    Plain,
-}
-
-impl Rows {
-    /// The algorithm to name for that many rows.
-    pub(super) fn algo(&self, m: usize) -> Option<&cublasLtMatmulAlgo_t> {
-        match self {
-            Rows::Two([few, many]) => Some(if m <= FEW { few } else { many }),
-            _ => None,
-        }
-    }
-}
-
 /// cuBLASLt, its workspace, and the plans made so far.
 pub struct Products {
     handle: cublasLtHandle_t,
     workspace: Memory,
     plans: Mutex<HashMap<Key, Plan>>,
+    /// The fastest algorithms that were found.
+    pub(super) tuned: Mutex<Tuned>,
     /// How rows of an (n, k, storage) get the same bits for any m.
     pub(super) rows: Mutex<HashMap<(usize, usize, DType), Rows>>,
 }
@@ -221,6 +215,7 @@ impl Products {
             handle,
             workspace: arena.take(WORKSPACE)?,
             plans: Mutex::default(),
+            tuned: Mutex::default(),
             rows: Mutex::default(),
         })
     }
@@ -232,9 +227,10 @@ impl Products {
         format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100)
     }
 
-    /// Starts a product.
+    /// Starts a product, by the fastest algorithm where it is worth looking for.
     pub fn gemm(&self, cuda: &Cuda, g: &Gemm) -> Result<()> {
-        self.gemm_by(cuda, g, None)
+        let algo = fastest(cuda, g)?;
+        self.gemm_by(cuda, g, algo.as_ref())
     }
 
     /// Starts a product by an algorithm, or by the one that is advised.
@@ -243,48 +239,57 @@ impl Products {
             return Ok(());
         }
         cuda.bind()?;
-        let plan = self.plan(g, algo)?;
-        let (alpha, beta) = (1f32, g.beta);
-        let start = || {
-            // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
-            let done = unsafe {
-                sys::cublasLtMatmul(
-                    self.handle,
-                    plan.desc,
-                    (&raw const alpha).cast(),
-                    g.b as *const c_void,
-                    plan.layouts[0],
-                    g.a as *const c_void,
-                    plan.layouts[1],
-                    (&raw const beta).cast(),
-                    g.c as *const c_void,
-                    plan.layouts[2],
-                    g.c as *mut c_void,
-                    plan.layouts[2],
-                    &plan.algo,
-                    self.workspace.ptr() as *mut c_void,
-                    WORKSPACE,
-                    cuda.stream.cast(),
-                )
-            };
-            check(done, || format!("the product {}x{}x{}", g.m, g.n, g.k))
-        };
-        let turned = |t: bool| if t { "t" } else { "n" };
-        let name =
-            || format!("gemm {}{} {}x{}x{}", turned(g.a_transposed), turned(g.b_transposed), g.m, g.n, g.k);
-        cuda.profile.time(cuda.stream, name, start)
+        let plan = self.plan(g, cuda.exact(), algo)?;
+        cuda.profile.time(cuda.stream, || format!("gemm {}", g.name()), || self.start(cuda, g, &plan))
     }
 
-    /// The algorithms with whole sums that are offered for a product, the best first.
-    pub(super) fn offers(&self, g: &Gemm) -> Result<Vec<cublasLtMatmulAlgo_t>> {
+    /// The same without a profile, to try algorithms.
+    pub(super) fn attempt(&self, cuda: &Cuda, g: &Gemm, algo: &cublasLtMatmulAlgo_t) -> Result<()> {
+        cuda.bind()?;
+        self.start(cuda, g, &self.plan(g, cuda.exact(), Some(algo))?)
+    }
+
+    /// Whether an algorithm serves a product.
+    pub(super) fn serves(&self, cuda: &Cuda, g: &Gemm, algo: &cublasLtMatmulAlgo_t) -> bool {
+        self.plan(g, cuda.exact(), Some(algo)).is_ok()
+    }
+
+    fn start(&self, cuda: &Cuda, g: &Gemm, plan: &Plan) -> Result<()> {
+        let (alpha, beta) = (1f32, g.beta);
+        // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
+        let done = unsafe {
+            sys::cublasLtMatmul(
+                self.handle,
+                plan.desc,
+                (&raw const alpha).cast(),
+                g.b as *const c_void,
+                plan.layouts[0],
+                g.a as *const c_void,
+                plan.layouts[1],
+                (&raw const beta).cast(),
+                g.c as *const c_void,
+                plan.layouts[2],
+                g.c as *mut c_void,
+                plan.layouts[2],
+                &plan.algo,
+                self.workspace.ptr() as *mut c_void,
+                WORKSPACE,
+                cuda.stream.cast(),
+            )
+        };
+        check(done, || format!("the product {}", g.name()))
+    }
+
+    /// The algorithms that are offered for a product, the best first; with whole sums where the card is exact.
+    pub(super) fn offers(&self, cuda: &Cuda, g: &Gemm) -> Result<Vec<cublasLtMatmulAlgo_t>> {
         // SAFETY: descriptors are made and destroyed here.
-        let (plan, offers) = unsafe { self.make(g, &Key::of(g, None), None) }?;
+        let (plan, offers) = unsafe { self.make(g, &Key::of(g, cuda.exact(), None), None) }?;
         plan.destroy();
         Ok(offers)
     }
 
-    fn plan(&self, g: &Gemm, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Plan> {
-        let key = Key::of(g, algo);
+    fn plan(&self, g: &Gemm, whole: bool, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Plan> {
+        let key = Key::of(g, whole, algo);
         let mut plans = self.plans.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(plan) = plans.get(&key) {
             return Ok(*plan);
@@ -369,8 +374,8 @@ impl Products {
             let bytes = WORKSPACE as u64;
             let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
             check(sys::cublasLtMatmulPreferenceSetAttribute(wish, most, (&raw const bytes).cast(), 8), what)?;
-            // No scheme to join sums that were cut: they must not be.
-            let schemes = 0u32;
+            // Without a scheme to join sums that were cut, none may be. Every scheme joins them in a fixed order.
+            let schemes = if key.whole { 0u32 } else { ANY_SCHEME };
             let settings = [
                 (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes),
                 (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.aligned[1]),
@@ -389,7 +394,10 @@ impl Products {
                     count = 1;
                     found[0].algo = *algo;
                     let [a, b, c] = layouts;
-                    sys::cublasLtMatmulAlgoCheck(self.handle, desc, a, b, c, c, algo, &mut found[0])
+                    let done =
+                        sys::cublasLtMatmulAlgoCheck(self.handle, desc, a, b, c, c, algo, &mut found[0]);
+                    let fits = found[0].workspaceSize <= WORKSPACE;
+                    if fits { done } else { cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED }
                 }
                 None => sys::cublasLtMatmulAlgoGetHeuristic(
                     self.handle,
@@ -410,12 +418,10 @@ impl Products {
                 return Ok((Plan { desc, layouts, algo: *algo }, Vec::new()));
             }
             let found = found[..count as usize].iter().map(|f| f.algo);
-            let offers: Vec<_> = found.filter(whole_sums).collect();
+            let offers: Vec<_> = found.filter(|algo| !key.whole || whole_sums(algo)).collect();
             let Some(&algo) = offers.first() else {
-                return Err(Error::device(format!(
-                    "cuBLASLt offers no algorithm with whole sums for {}",
-                    what()
-                )));
+                let sums = if key.whole { " with whole sums" } else { "" };
+                return Err(Error::device(format!("cuBLASLt offers no algorithm{sums} for {}", what())));
             };
             Ok((Plan { desc, layouts, algo }, offers))
         }

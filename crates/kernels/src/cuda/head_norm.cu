@@ -1,6 +1,5 @@
-// Norms of each query and key head inside rows of qkv; a warp a head. The head's elements stay in registers.
-
-#define MOST 16  // elements of a head that one lane has: heads of up to 512
+// Norms of each query and key head inside rows of qkv; a warp a head. The head's elements stay in registers: MOST, which
+// the launcher sets, is how many of them a lane has at most.
 
 struct Head {
     float x[MOST];

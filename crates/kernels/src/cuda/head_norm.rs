@@ -10,8 +10,13 @@ use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
 /// Rows of a block of the backward.
-const CHUNK: usize = 32;
+const CHUNK: usize = 16;
 const WARPS: usize = 8;
+
+/// How the kernels are cut to a head: elements of it that a lane has.
+fn defines(op: Norm) -> String {
+    format!("MOST={}", op.width.div_ceil(32))
+}
 
 fn check(op: Norm, heads: Heads, weights: [&Buffer; 2]) {
     assert!(op.width == heads.head_dim && op.width <= 512, "heads of up to 512 elements are normalised");
@@ -45,7 +50,8 @@ pub fn head_norm(
         offset(op),
         op.eps
     ];
-    cuda.launch("head_norm", &kernel("head_norm", &[qkv, out]), Grid::new(warps.div_ceil(8), 256), &args)
+    let (name, grid) = (kernel("head_norm", &[qkv, out]), Grid::new(warps.div_ceil(8), 256));
+    cuda.launch_variant("head_norm", &defines(op), &name, grid, &args)
 }
 
 /// `dqkv` holds the gradient of the output and becomes that of the input.
@@ -83,11 +89,12 @@ pub fn head_norm_backward(
         at
     ];
     let grid = Grid::new(chunks, (32 * WARPS) as u32).with_shared(WARPS * 2 * dim * 4);
-    cuda.launch("head_norm", &kernel("head_norm_backward", &[qkv, dqkv]), grid, &args)?;
+    let name = kernel("head_norm_backward", &[qkv, dqkv]);
+    cuda.launch_variant("head_norm", &defines(op), &name, grid, &args)?;
     for (from, to) in [(0, dq_weight), (dim, dk_weight)] {
         if let Some(to) = to {
             assert_eq!(to.len(), dim);
-            add_chunks(cuda, at + (from * 4) as u64, 2 * dim, chunks, dim, f32_ptr(to))?;
+            add_chunks(cuda, at + (from * 4) as u64, 2 * dim, chunks, dim, f32_ptr(to), true)?;
         }
     }
     Ok(())

@@ -88,20 +88,27 @@ pub struct Grid {
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared: usize,
+    /// Whether it may start before the kernel before it has ended; see `wait_for_earlier` in prelude.cuh, which it must
+    /// call.
+    pub early: bool,
 }
 
 impl Grid {
     /// That many blocks in a row.
     pub fn new(blocks: usize, threads: u32) -> Self {
-        Grid { blocks: [blocks as u32, 1, 1], threads, shared: 0 }
+        Grid { blocks: [blocks as u32, 1, 1], threads, shared: 0, early: false }
     }
     /// In two dimensions.
     pub fn plane(x: usize, y: usize, threads: u32) -> Self {
-        Grid { blocks: [x as u32, y as u32, 1], threads, shared: 0 }
+        Grid { blocks: [x as u32, y as u32, 1], threads, shared: 0, early: false }
     }
     /// With that much dynamic shared memory.
     pub fn with_shared(self, shared: usize) -> Self {
         Grid { shared, ..self }
+    }
+    /// Started early.
+    pub fn early(self) -> Self {
+        Grid { early: true, ..self }
     }
 }
 
@@ -127,23 +134,29 @@ impl Cuda {
         let function = self.modules.kernel(module, defines, name, grid.shared)?;
         let mut args: Vec<*mut c_void> = args.iter().map(|a| (&raw const a.0).cast_mut().cast()).collect();
         let [x, y, z] = grid.blocks;
+        // Cards before Hopper, and kernels that do not wait themselves, have no attribute.
+        let early = grid.early && self.card.capability >= (9, 0);
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared as u32,
+            hStream: self.stream,
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(early),
+        };
         let start = || {
             // SAFETY: each argument points to eight live bytes; launchers pass what the kernel's text declares.
-            let done = unsafe {
-                sys::cuLaunchKernel(
-                    function,
-                    x,
-                    y,
-                    z,
-                    grid.threads,
-                    1,
-                    1,
-                    grid.shared as u32,
-                    self.stream,
-                    args.as_mut_ptr(),
-                    std::ptr::null_mut(),
-                )
-            };
+            let done =
+                unsafe { sys::cuLaunchKernelEx(&config, function, args.as_mut_ptr(), std::ptr::null_mut()) };
             check(done, || format!("kernel {name} of {module}.cu with {grid:?}"))
         };
         self.profile.time(self.stream, || name.to_string(), start)

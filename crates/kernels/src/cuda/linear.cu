@@ -74,6 +74,23 @@ extern "C" __global__ void add_bias_b(const float* x, const float* bias, bf16* y
     add_bias(x, bias, y, count, n);
 }
 
+// y = the sum of `parts` vectors of n that lie end to end, in their order; n is a multiple of four.
+template <class U>
+__device__ void join(const float* x, u64 n, u32 parts, U* y) {
+    const u64 i = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= n) return;
+    vec4 sum = load4(x, i);
+#pragma unroll 4
+    for (u32 p = 1; p < parts; p++) {
+        const vec4 v = load4(x + p * n, i);
+#pragma unroll
+        for (int k = 0; k < 4; k++) sum.x[k] += v.x[k];
+    }
+    store4(y, i, sum);
+}
+extern "C" __global__ void join_f(const float* x, u64 n, u32 parts, float* y) { join(x, n, parts, y); }
+extern "C" __global__ void join_b(const float* x, u64 n, u32 parts, bf16* y) { join(x, n, parts, y); }
+
 // Numbers between -1 and 1 without a pattern that matters, to try products on.
 extern "C" __global__ void noise(bf16* x, u64 n, u32 seed) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -82,6 +99,24 @@ extern "C" __global__ void noise(bf16* x, u64 n, u32 seed) {
     h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
     h = (h ^ (h >> 13)) * 0xC2B2AE35u;
     store(x, i, (float)((h ^ (h >> 16)) >> 8) / 8388608.0f - 1.0f);
+}
+
+// Adds to sums[0] a number that depends on every word and its place, to sums[1] the words that are not zero.
+extern "C" __global__ void digest(const u32* words, u64 n, u64* sums) {
+    u64 sum = 0, filled = 0;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) {
+        u64 h = (i << 32 | words[i]) * 0x9E3779B97F4A7C15ull;
+        sum += (h ^ (h >> 29)) * 0xBF58476D1CE4E5B9ull;
+        filled += words[i] != 0;
+    }
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) {
+        sum += __shfl_xor_sync(ALL, sum, d);
+        filled += __shfl_xor_sync(ALL, filled, d);
+    }
+    if (threadIdx.x % WARP != 0) return;
+    atomicAdd(sums, sum);
+    atomicAdd(sums + 1, filled);
 }
 
 // Whether any bit differs.

@@ -1,15 +1,13 @@
 //! Linear layers: the derived form of a weight, and the three products of forward and backward.
 
 use super::context::Cuda;
-use super::gemm::{FEW, Gemm, Rows};
+use super::gemm::Gemm;
 use super::launch::{Grid, args};
 use super::memory::{Memory, f32_ptr, kernel, letter, ptr};
-use super::vector::{add_chunks, convert, sum_columns};
+use super::rows::{Rows, rows};
+use super::vector::{add_chunks, convert, fill, sum_columns};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
-
-/// Numbers of rows whose bits are compared.
-const ROWS: [usize; 5] = [1, 7, 64, 256, 4096];
 
 /// A weight as products read it: `[n, k]`, row-major, in the compute type.
 struct Form(Memory);
@@ -74,81 +72,19 @@ pub fn forward(
         let (x, w) = (Operand(x, k, 1), Operand(w, k, 1));
         return plain(cuda, [m, n, k], x, w, dtype, bias, (y, out), false);
     }
+    let product = |g: &Gemm| match how.algo(m) {
+        Some(algo) => cuda.products.gemm_by(cuda, g, Some(algo)),
+        None => cuda.products.gemm(cuda, g),
+    };
     let Some(bias) = bias else {
-        return cuda.products.gemm_by(cuda, &Gemm::forward(m, n, k, x, w, y, out), how.algo(m));
+        return product(&Gemm::forward(m, n, k, x, w, y, out));
     };
     let room = if out == DType::F32 { None } else { Some(cuda.arena.take(m * n * 4)?) };
     let at = room.as_ref().map_or(y, Memory::ptr);
-    cuda.products.gemm_by(cuda, &Gemm::forward(m, n, k, x, w, at, sums), how.algo(m))?;
+    product(&Gemm::forward(m, n, k, x, w, at, sums))?;
     let name = format!("add_bias_{}", letter(out));
     let threads = if n % 4 == 0 { m * n / 4 } else { m * n };
     cuda.launch_flat("linear", &name, threads, &args![at, bias, y, m * n, n as u32])
-}
-
-/// How the rows of a shape get the same bits for any number of rows; tried once.
-fn rows(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Rows> {
-    let key = (n, k, out);
-    let known = |c: &Cuda| c.products.rows.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
-    if let Some(answer) = known(cuda) {
-        return Ok(answer);
-    }
-    // The outputs of the largest try take at most 256 MiB.
-    let most = ROWS[4].min((1 << 26) / n).max(ROWS[2]);
-    let (x, w) = (cuda.arena.take(most * k * 2)?, cuda.arena.take(n * k * 2)?);
-    for (seed, memory, len) in [(1u32, &x, most * k), (2, &w, n * k)] {
-        cuda.launch_flat("linear", "noise", len, &args![memory, len, seed])?;
-    }
-    let (all, some) = (cuda.arena.take(most * n * out.size())?, cuda.arena.take(most * n * out.size())?);
-    let product = |rows: usize, to: u64| Gemm::forward(rows, n, k, x.ptr(), w.ptr(), to, out);
-    let Ok(offers) = cuda.products.offers(&product(most, all.ptr())) else {
-        return Ok(remember(cuda, key, Rows::Plain));
-    };
-    let found = cuda.arena.take(4)?;
-    // Whether every number of rows up to `most` gives the rows that are in `all`.
-    let agree = |how: Rows, most: usize| -> Result<bool> {
-        cuda.upload(found.ptr(), &[0u32])?;
-        for rows in ROWS.into_iter().filter(|&r| r <= most) {
-            // An algorithm may not serve every number of rows.
-            if cuda.products.gemm_by(cuda, &product(rows, some.ptr()), how.algo(rows)).is_err() {
-                return Ok(false);
-            }
-            let words = rows * n * out.size() / 4;
-            cuda.launch_flat("linear", "differ", words, &args![&all, &some, words, &found])?;
-        }
-        let mut differ = [1u32];
-        cuda.download(found.ptr(), &mut differ)?;
-        Ok(differ[0] == 0)
-    };
-    cuda.products.gemm_by(cuda, &product(most, all.ptr()), None)?;
-    if agree(Rows::Any, most)? {
-        return Ok(remember(cuda, key, Rows::Any));
-    }
-    // Many rows have the algorithm that is advised for them, few the best that gives the same bits.
-    let many = offers[0];
-    let mut few = Vec::new();
-    for rows in [ROWS[3], ROWS[2]] {
-        few.extend(cuda.products.offers(&product(rows, some.ptr()))?);
-    }
-    few.push(many);
-    for algo in few {
-        let how = Rows::Two([algo, many]);
-        if agree(how, FEW.min(most))? && agree(how, most)? {
-            return Ok(remember(cuda, key, how));
-        }
-    }
-    Ok(remember(cuda, key, Rows::Plain))
-}
-
-fn remember(cuda: &Cuda, key: (usize, usize, DType), how: Rows) -> Rows {
-    let name = match how {
-        Rows::Any => "any algorithm",
-        Rows::Two(_) => "two algorithms",
-        Rows::Plain => "the plain kernel",
-    };
-    cuda.profile
-        .note(|| format!("rows of {}x{} into {}: the same bits by {name}", key.0, key.1, key.2.name()));
-    cuda.products.rows.lock().unwrap_or_else(|e| e.into_inner()).insert(key, how);
-    how
 }
 
 /// See [`crate::Backend::linear`].
@@ -163,65 +99,107 @@ pub fn linear(cuda: &Cuda, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mu
 pub fn linear_dx(cuda: &Cuda, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()> {
     assert!(dy.dtype() == w.dtype && dx.len() == dy.len() / w.n * w.k);
     let m = dy.len() / w.n;
-    input_gradient(cuda, [m, w.n, w.k], ptr(dy), form(w), w.dtype, (ptr(dx), dx.dtype()), false)
+    input_gradient(cuda, [m, w.n, w.k], (ptr(dy), w.n), form(w), w.dtype, (ptr(dx), dx.dtype()))
 }
 
-/// `dx[m, k] = dy[m, n] · w[n, k]`, or that much more with `add`.
-pub fn input_gradient(
+/// `dx[m, k] = dy[m, n] · w[n, k]`; rows of `dy` are `ld` elements apart.
+fn input_gradient(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],
-    dy: u64,
+    (dy, ld): (u64, usize),
     w: u64,
     dtype: DType,
     (dx, out): (u64, DType),
-    add: bool,
 ) -> Result<()> {
     if dtype == DType::Bf16 && whole([n, k]) {
-        let beta = if add { 1.0 } else { 0.0 };
-        let product = Gemm { beta, ..Gemm::input_gradient(m, n, k, dy, w, dx, out) };
+        let product = Gemm { lda: ld, ..Gemm::input_gradient(m, n, k, dy, w, dx, out) };
         return cuda.products.gemm(cuda, &product);
     }
-    plain(cuda, [m, k, n], Operand(dy, n, 1), Operand(w, 1, k), dtype, None, (dx, out), add)
+    plain(cuda, [m, k, n], Operand(dy, ld, 1), Operand(w, 1, k), dtype, None, (dx, out), false)
 }
 
-/// `dw[n, k] += dy[m, n]ᵀ · x[m, k]`
+/// Into how many parts the sums of a product are cut where its tiles are too few for the card: parts are computed side by
+/// side and added in order. A function of the shape and the card alone.
+fn cuts(cuda: &Cuda, [m, n]: [usize; 2], possible: impl Fn(usize) -> bool) -> usize {
+    let (tiles, processors) = (m.div_ceil(128) * n.div_ceil(128), cuda.card.processors as usize);
+    if 2 * tiles >= 3 * processors {
+        return 1;
+    }
+    // Hundredths of the card's time that are used; a multiprocessor is busy only with two tiles at a time.
+    let used = |parts: usize| {
+        let hundredths = 100 * tiles * parts / (tiles * parts).next_multiple_of(processors);
+        if tiles * parts < 2 * processors { hundredths / 2 } else { hundredths }
+    };
+    let better = |best: usize, parts: usize| if used(parts) > used(best) + 4 { parts } else { best };
+    [2, 4, 8].into_iter().filter(|&parts| possible(parts)).fold(1, better)
+}
+
+/// The same for long sums, which may be cut.
+pub fn long_input_gradient(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    dy: (u64, usize),
+    w: u64,
+    dtype: DType,
+    to: (u64, DType),
+) -> Result<()> {
+    let parts = cuts(cuda, [m, k], |parts| n.is_multiple_of(8 * parts) && n / parts >= 4096);
+    if parts == 1 || dtype != DType::Bf16 || !whole([n, k]) {
+        return input_gradient(cuda, [m, n, k], dy, w, dtype, to);
+    }
+    let (each, sums) = (n / parts, cuda.arena.take(parts * m * k * 4)?);
+    let one = Gemm::input_gradient(m, each, k, dy.0, w, sums.ptr(), DType::F32);
+    let strides = [each, each * k, m * k];
+    cuda.products.gemm(cuda, &Gemm { lda: dy.1, batch: parts, strides, ..one })?;
+    let name = format!("join_{}", letter(to.1));
+    cuda.launch_flat("linear", &name, (m * k).div_ceil(4), &args![&sums, m * k, parts as u32, to.0])
+}
+
+/// `dw[n, k] = dy[m, n]ᵀ · x[m, k]`, or that much more with `add`, in one addition; rows of `dy` are `ld` elements apart.
 pub fn weight_gradient(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],
-    dy: u64,
+    dy: (u64, usize),
     x: u64,
     dtype: DType,
     dw: u64,
+    add: bool,
 ) -> Result<()> {
-    if m == 0 {
-        return Ok(());
+    if dtype == DType::Bf16 && whole([n, k]) && m > 0 {
+        return in_parts(cuda, [m, n, k], dy, x, dw, add);
     }
-    if dtype == DType::Bf16 && whole([n, k]) {
-        return in_parts(cuda, [m, n, k], dy, x, dw);
-    }
-    plain(cuda, [n, k, m], Operand(dy, 1, n), Operand(x, 1, k), dtype, None, (dw, DType::F32), true)
+    let (dy, x) = (Operand(dy.0, 1, dy.1), Operand(x, 1, k));
+    plain(cuda, [n, k, m], dy, x, dtype, None, (dw, DType::F32), add)
 }
 
-/// A small matrix of long sums has too few tiles for a large card: the sums are then cut into parts that are computed
-/// side by side and added in order. How many depends on the shape and the card alone.
-fn in_parts(cuda: &Cuda, [m, n, k]: [usize; 3], dy: u64, x: u64, dw: u64) -> Result<()> {
-    let tiles = n.div_ceil(128) * k.div_ceil(128);
-    let parts = (cuda.card.processors as usize / tiles).min(8);
-    let each = m / parts.max(1) / 64 * 64;
-    if parts < 2 || each < 1024 {
-        return cuda.products.gemm(cuda, &Gemm::weight_gradient(m, n, k, dy, x, dw));
+/// The gradient of a weight on tensor cores, its sums cut where the weight is small.
+fn in_parts(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    (dy, ld): (u64, usize),
+    x: u64,
+    dw: u64,
+    add: bool,
+) -> Result<()> {
+    let parts = cuts(cuda, [n, k], |parts| m / parts >= 1024);
+    let (each, beta) = (m / parts / 64 * 64, if add { 1.0 } else { 0.0 });
+    if parts == 1 {
+        let whole = Gemm { lda: ld, beta, ..Gemm::weight_gradient(m, n, k, dy, x, dw) };
+        return cuda.products.gemm(cuda, &whole);
     }
-    let sums = cuda.arena.take(parts * n * k * 4)?;
-    let strides = [each * n, each * k, n * k];
-    let whole = Gemm::weight_gradient(each, n, k, dy, x, sums.ptr());
-    cuda.products.gemm(cuda, &Gemm { beta: 0.0, batch: parts, strides, ..whole })?;
-    add_chunks(cuda, sums.ptr(), n * k, parts, n * k, dw)?;
-    let done = parts * each;
-    let at = |start: u64, width: usize| start + (done * width * 2) as u64;
-    match m - done {
-        0 => Ok(()),
-        rest => cuda.products.gemm(cuda, &Gemm::weight_gradient(rest, n, k, at(dy, n), at(x, k), dw)),
+    let rest = m - parts * each;
+    let count = parts + usize::from(rest > 0);
+    let sums = cuda.arena.take(count * n * k * 4)?;
+    let whole = Gemm { lda: ld, beta: 0.0, ..Gemm::weight_gradient(each, n, k, dy, x, sums.ptr()) };
+    let strides = [each * ld, each * k, n * k];
+    cuda.products.gemm(cuda, &Gemm { batch: parts, strides, ..whole })?;
+    if rest > 0 {
+        let (done, at) = (parts * each, sums.ptr() + (parts * n * k * 4) as u64);
+        let (dy, x) = (dy + (done * ld * 2) as u64, x + (done * k * 2) as u64);
+        let last = Gemm { lda: ld, beta: 0.0, ..Gemm::weight_gradient(rest, n, k, dy, x, at) };
+        cuda.products.gemm(cuda, &last)?;
     }
+    add_chunks(cuda, sums.ptr(), n * k, count, n * k, dw, add)
 }
 
 /// See [`crate::Backend::linear_dw`].
@@ -230,21 +208,25 @@ pub fn linear_dw(
     dy: &Buffer,
     x: &Buffer,
     tokens: usize,
+    add: bool,
     dw: Option<&mut Buffer>,
     dbias: Option<&mut Buffer>,
 ) -> Result<()> {
     assert_eq!(dy.dtype(), x.dtype());
     if tokens == 0 {
-        return Ok(());
+        return match add {
+            true => Ok(()),
+            false => dw.into_iter().chain(dbias).try_for_each(|d| fill(cuda, d, 0.0)),
+        };
     }
     let (n, k) = (dy.len() / tokens, x.len() / tokens);
     if let Some(dw) = dw {
         assert_eq!(dw.len(), n * k);
-        weight_gradient(cuda, [tokens, n, k], ptr(dy), ptr(x), dy.dtype(), f32_ptr(dw))?;
+        weight_gradient(cuda, [tokens, n, k], (ptr(dy), n), ptr(x), dy.dtype(), f32_ptr(dw), add)?;
     }
     if let Some(dbias) = dbias {
         assert_eq!(dbias.len(), n);
-        sum_columns(cuda, &kernel("column_sums", &[dy]), ptr(dy), tokens, n, f32_ptr(dbias))?;
+        sum_columns(cuda, &kernel("column_sums", &[dy]), ptr(dy), tokens, n, f32_ptr(dbias), add)?;
     }
     Ok(())
 }

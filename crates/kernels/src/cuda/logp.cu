@@ -4,32 +4,6 @@
 // a lane's elements are fixed (every 128th four), lanes are joined in a fixed tree. `finish` joins a row's tiles: lane i
 // has tiles i, i + 32, ... in ascending order, then lanes are joined in a fixed tree. Nothing depends on other rows or
 // on how many of them there are, so decoding gets the bits that training gets.
-//
-// Gradients are element by element: a thread has four neighbouring logits.
-
-#define TILE 1024
-
-// What happens to a raw logit: cap * tanh(x / cap) / temperature; no cap is 0.
-struct Head {
-    float inverse, temperature, cap;
-    __device__ __forceinline__ float scale(float raw) const {
-        if (cap == 0.0f) return raw * inverse;
-        return tanh_(raw * (1.0f / cap)) * cap * inverse;
-    }
-    // The derivative, from the scaled logit.
-    __device__ __forceinline__ float slope(float scaled) const {
-        if (cap == 0.0f) return inverse;
-        const float t = scaled * (temperature / cap);
-        return inverse * (1.0f - t * t);
-    }
-};
-
-// e^x for x that is at most about 0, by the card's own 2^x: what a thousand million logits a step can afford.
-__device__ __forceinline__ float weight(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
-    return y;
-}
 
 // Of the logits met so far: the largest m, s = Σ e^(l-m), w = Σ e^(l-m) (l-m).
 struct Fold {
@@ -42,15 +16,6 @@ __device__ __forceinline__ Fold join(const Fold& a, const Fold& b) {
     const float m = fmaxf(a.m, b.m), d1 = a.m - m, d2 = b.m - m;
     const float a1 = exp_(d1), a2 = exp_(d2);
     return {m, a.s * a1 + b.s * a2, a1 * (a.w + d1 * a.s) + a2 * (b.w + d2 * b.s)};
-}
-
-// Four raw logits from `at` on; past the end of the vocabulary `fill`.
-__device__ __forceinline__ vec4 raw4(const float* row, u32 at, u32 vocab, float fill) {
-    if (vocab % 4 == 0 && at < vocab) return load4(row, at);
-    vec4 v;
-#pragma unroll
-    for (int i = 0; i < 4; i++) v.x[i] = at + i < vocab ? row[at + i] : fill;
-    return v;
 }
 
 // Folds of all tiles of all rows; writes the scaled logits of wanted tokens to `found` ([rows][1 + extra], target first)
@@ -152,110 +117,3 @@ extern "C" __global__ void __launch_bounds__(256)
         }
     }
 }
-
-// Raw logits of the tokens from..from+width of some rows become gradients by the raw logits, in the storage of `out`.
-template <class T>
-__device__ __forceinline__ void dlogits(const float* logits, u32 rows, u32 from, u32 width, const Head& head,
-                                        const u32* targets, const u32* others, u32 extra, const float* lse,
-                                        const float* entropy, const float* dlogp, const float* dentropy,
-                                        const float* dothers, T* out) {
-    const u32 row = blockIdx.y, c = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
-    if (c >= width) return;
-    float total = dlogp[row];
-    for (u32 j = 0; j < extra; j++) total += dothers[(u64)row * extra + j];
-    const float de = dentropy ? dentropy[row] : 0.0f, h = entropy[row], sum = lse[row];
-    const u32 target = targets[row];
-    vec4 l = raw4(logits + (u64)row * width, c, width, 0.0f);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const u32 token = from + c + i;
-        const float x = head.scale(l.x[i]), slope = head.slope(x), logp = x - sum;
-        const float pull = fmaf(de, logp + h, total);
-        float d = (0.0f - weight(logp)) * pull * slope;
-        if (token == target) d += dlogp[row] * slope;
-        for (u32 j = 0; j < extra; j++) {
-            if (token == others[(u64)row * extra + j]) d += dothers[(u64)row * extra + j] * slope;
-        }
-        l.x[i] = d;
-    }
-    T* to = out + (u64)row * width;
-    if (width % 4 == 0) {
-        store4(to, c, l);
-    } else {
-        for (int i = 0; i < 4 && c + i < width; i++) store(to, c + i, l.x[i]);
-    }
-}
-#define DLOGITS(name, T)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(256)                                                                  \
-        name(const float* logits, u32 rows, u32 from, u32 width, float inverse, float temperature, float cap,          \
-             const u32* targets, const u32* others, u32 extra, const float* lse, const float* entropy,                 \
-             const float* dlogp, const float* dentropy, const float* dothers, T* out) {                                \
-        dlogits(logits, rows, from, width, Head{inverse, temperature, cap}, targets, others, extra, lse, entropy,      \
-                dlogp, dentropy, dothers, out);                                                                        \
-    }
-DLOGITS(dlogits_f, float)
-DLOGITS(dlogits_b, bf16)
-
-// ---- KL(p || q) -----------------------------------------------------------------------------------------------------
-
-// Σ p (log p - log q) of every tile, from the raw logits of both.
-extern "C" __global__ void __launch_bounds__(256)
-    kl_tiles(const float* p, const float* q, u32 rows, u32 vocab, u32 tiles, float inverse, float temperature,
-             float cap, const float* p_lse, const float* q_lse, float* parts) {
-    const u64 id = (u64)blockIdx.x * 8 + threadIdx.x / WARP;
-    const u32 row = id / tiles, tile = id % tiles, lane = threadIdx.x % WARP;
-    if (row >= rows) return;
-    const Head head = {inverse, temperature, cap};
-    float sum = 0.0f;
-    for (int i = 0; i < TILE / 128; i++) {
-        const u32 c = tile * TILE + i * 128 + lane * 4;
-        const vec4 a = raw4(p + (u64)row * vocab, c, vocab, 0.0f), b = raw4(q + (u64)row * vocab, c, vocab, 0.0f);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float lp = head.scale(a.x[j]) - p_lse[row], lq = head.scale(b.x[j]) - q_lse[row];
-            if (c + j < vocab) sum += weight(lp) * (lp - lq);
-        }
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) parts[id] = sum;
-}
-
-// Adds the tiles of a row up: lane i has tiles i, i + 32, ...
-extern "C" __global__ void __launch_bounds__(256) kl_finish(const float* parts, u32 rows, u32 tiles, float* kl) {
-    const u32 row = blockIdx.x * 8 + threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    if (row >= rows) return;
-    float sum = 0.0f;
-    for (u32 t = lane; t < tiles; t += WARP) sum += parts[(u64)row * tiles + t];
-    sum = warp_sum(sum);
-    if (lane == 0) kl[row] = sum;
-}
-
-// The gradient by p's raw logits of the tokens of one stretch: dkl * p (log p - log q - KL).
-template <class T>
-__device__ __forceinline__ void kl_dlogits(const float* p, const float* q, u32 width, const Head& head,
-                                           const float* p_lse, const float* q_lse, const float* kl, const float* dkl,
-                                           T* out) {
-    const u32 row = blockIdx.y, c = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
-    if (c >= width) return;
-    vec4 a = raw4(p + (u64)row * width, c, width, 0.0f);
-    const vec4 b = raw4(q + (u64)row * width, c, width, 0.0f);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float x = head.scale(a.x[i]), lp = x - p_lse[row], lq = head.scale(b.x[i]) - q_lse[row];
-        a.x[i] = dkl[row] * (weight(lp) * (lp - lq - kl[row])) * head.slope(x);
-    }
-    T* to = out + (u64)row * width;
-    if (width % 4 == 0) {
-        store4(to, c, a);
-    } else {
-        for (int i = 0; i < 4 && c + i < width; i++) store(to, c + i, a.x[i]);
-    }
-}
-#define KL_DLOGITS(name, T)                                                                                            \
-    extern "C" __global__ void __launch_bounds__(256)                                                                  \
-        name(const float* p, const float* q, u32 width, float inverse, float temperature, float cap,                   \
-             const float* p_lse, const float* q_lse, const float* kl, const float* dkl, T* out) {                      \
-        kl_dlogits(p, q, width, Head{inverse, temperature, cap}, p_lse, q_lse, kl, dkl, out);                          \
-    }
-KL_DLOGITS(kl_dlogits_f, float)
-KL_DLOGITS(kl_dlogits_b, bf16)

@@ -1,50 +1,50 @@
 //! From hidden states to log-probabilities, some rows' logits at a time.
 //!
-//! Forward and decoding multiply rows with the whole vocabulary at once, so a row's logits are the same product with
-//! another number of rows. The backward computes logits again for many rows and a stretch of the vocabulary at a time,
-//! turns them into their gradient, and multiplies that into `dx` and `dw` before the next stretch.
+//! Rows are multiplied with the whole vocabulary at once, in training as in decoding, so a row's logits are the same
+//! product with another number of rows. In the backward the gradient takes the logits' place and is multiplied into `dx`
+//! and `dw` before the next rows. Where the gradient by `logp` is known before, the logits that forward folds are the ones
+//! that backward turns; else they are computed again.
 
 use super::Cuda;
 use super::launch::{Arg, Grid, args};
-use super::linear::{form, forward, input_gradient, weight_gradient};
+use super::linear::{form, forward, long_input_gradient, weight_gradient};
 use super::memory::{Memory, f32_ptr, letter, ptr, u32s};
-use super::vector::convert;
 use crate::backend::{LogpGrads, LogpHead, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
 /// Tokens a warp folds.
 pub(super) const TILE: usize = 1024;
-/// Logits that exist at a time in the forward, and in the backward: 1 GiB and 256 MiB. Fewer rows to a product cost
-/// it a fifth of its speed.
-const FORWARD: usize = 1 << 28;
-const BACKWARD: usize = 1 << 26;
-/// Rows the backward meets at a time, at most.
-const ROWS: usize = 4096;
+/// Logits that exist at a time: 1.25 GiB. Fewer rows to a product cost it a fifth of its speed.
+const LOGITS: usize = 5 << 26;
 
 /// What the kernels know of a head.
 pub(super) fn head_args(op: LogpHead) -> [Arg; 3] {
     args![1.0 / op.temperature, op.temperature, op.softcap.unwrap_or(0.0)]
 }
 
-/// Raw logits `[rows, width]` of the tokens `from..from + width`, in f32, of rows from `first` on.
+/// Raw logits `[rows, vocab]` in f32 of rows from `first` on.
 pub(super) fn raw_logits(
     cuda: &Cuda,
-    x: &Buffer,
-    w: &Weight,
+    (x, w): (&Buffer, &Weight),
     (first, rows): (usize, usize),
-    (from, width): (usize, usize),
     out: u64,
 ) -> Result<()> {
-    let size = w.dtype.size();
-    let at = |start: u64, row: usize| start + (row * w.k * size) as u64;
-    forward(cuda, [rows, width, w.k], at(ptr(x), first), at(form(w), from), w.dtype, None, (out, DType::F32))
+    let x = ptr(x) + (first * w.k * w.dtype.size()) as u64;
+    forward(cuda, [rows, w.n, w.k], x, form(w), w.dtype, None, (out, DType::F32))
 }
 
-/// Rows whose logits are in memory at a time when `copies` of them are needed.
-pub(super) fn rows_at_a_time(vocab: usize, copies: usize) -> usize {
-    let rows = FORWARD / copies / vocab;
-    if rows >= 64 { rows / 64 * 64 } else { rows.max(1) }
+/// Rows whose logits are in memory at a time when `copies` of them are needed: about equal parts of all rows.
+pub(super) fn rows_at_a_time(rows: usize, vocab: usize, copies: usize) -> usize {
+    let most = LOGITS / copies / vocab;
+    // Whole tiles of the products where there is room for some.
+    let (most, tile) = if most >= 128 { (most / 128 * 128, 128) } else { (most.max(1), 1) };
+    rows.div_ceil(rows.div_ceil(most).max(1)).max(1).next_multiple_of(tile)
+}
+
+/// Parts of that many rows: the first of each, and how many there are.
+pub(super) fn parts(rows: usize, step: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows).step_by(step).map(move |first| (first, step.min(rows - first)))
 }
 
 /// Tokens whose logits are wanted, and what is made of them; addresses of the first of the rows.
@@ -101,22 +101,37 @@ fn fold(
     cuda.launch("logp", "finish", Grid::new(rows.div_ceil(8), 256), &all)
 }
 
-/// Folds all rows of `x` without keeping logits.
-fn fold_all(cuda: &Cuda, op: LogpHead, x: &Buffer, w: &Weight, wanted: Wanted, lse: u64) -> Result<()> {
-    let (rows, step) = (x.len() / w.k, rows_at_a_time(w.n, 1));
+/// The log-sum-exp of rows of raw logits.
+pub(super) fn lse(cuda: &Cuda, op: LogpHead, logits: u64, rows: usize, vocab: usize, lse: u64) -> Result<()> {
+    fold(cuda, op, logits, rows, vocab, false, Wanted::default(), lse)
+}
+
+/// Calls `then(rows, their raw logits)` for all rows of `x`, some at a time, after folding them.
+fn fold_all(
+    cuda: &Cuda,
+    op: LogpHead,
+    (x, w): (&Buffer, &Weight),
+    wanted: Wanted,
+    lse: u64,
+    mut then: impl FnMut((usize, usize), u64) -> Result<()>,
+) -> Result<()> {
+    let rows = x.len() / w.k;
+    let step = rows_at_a_time(rows, w.n, 1);
     let logits = cuda.arena.take(rows.min(step) * w.n * 4)?;
-    for first in (0..rows).step_by(step) {
-        let count = step.min(rows - first);
-        raw_logits(cuda, x, w, (first, count), (0, w.n), logits.ptr())?;
+    for (first, count) in parts(rows, step) {
+        raw_logits(cuda, (x, w), (first, count), logits.ptr())?;
         let lse = lse + (first * 4) as u64;
         fold(cuda, op, logits.ptr(), count, w.n, false, wanted.after(first), lse)?;
+        then((first, count), logits.ptr())?;
     }
     Ok(())
 }
 
-/// The log-sum-exp of rows of raw logits.
-pub(super) fn lse(cuda: &Cuda, op: LogpHead, logits: u64, rows: usize, vocab: usize, lse: u64) -> Result<()> {
-    fold(cuda, op, logits, rows, vocab, false, Wanted::default(), lse)
+fn check(x: &Buffer, w: &Weight, targets: &Buffer, stats: &LogpStats) {
+    let rows = x.len() / w.k;
+    assert!(x.dtype() == w.dtype && targets.len() == rows);
+    assert!([&stats.logp, &stats.entropy, &stats.lse].iter().all(|b| b.len() == rows));
+    assert!(u32s(targets).iter().all(|&t| (t as usize) < w.n));
 }
 
 /// See [`crate::Backend::logp`].
@@ -129,10 +144,8 @@ pub fn logp(
     others: Option<(&Buffer, &mut Buffer)>,
     stats: &mut LogpStats,
 ) -> Result<()> {
-    let rows = x.len() / w.k;
-    assert!(x.dtype() == w.dtype && targets.len() == rows);
-    assert!([&stats.logp, &stats.entropy, &stats.lse].iter().all(|b| b.len() == rows));
-    assert!(u32s(targets).iter().all(|&t| (t as usize) < w.n));
+    check(x, w, targets, stats);
+    let rows = targets.len();
     let extra = others.as_ref().map_or(0, |(ids, _)| ids.len() / rows.max(1));
     if let Some((ids, out)) = &others {
         assert!(ids.len() == rows * extra && out.len() == ids.len());
@@ -141,7 +154,7 @@ pub fn logp(
     let (others, other_logp) = others.map_or((0, 0), |(ids, out)| (ptr(ids), f32_ptr(out)));
     let (logp, entropy) = (f32_ptr(&stats.logp), f32_ptr(&stats.entropy));
     let wanted = Wanted { targets: ptr(targets), others, extra, logp, entropy, other_logp };
-    fold_all(cuda, op, x, w, wanted, f32_ptr(&stats.lse))
+    fold_all(cuda, op, (x, w), wanted, f32_ptr(&stats.lse), |_, _| Ok(()))
 }
 
 /// See [`crate::Backend::logits`].
@@ -155,8 +168,62 @@ pub fn logits(
 ) -> Result<()> {
     let rows = x.len() / w.k;
     assert!(x.dtype() == w.dtype && logits.len() == rows * w.n && lse.len() == rows);
-    raw_logits(cuda, x, w, (0, rows), (0, w.n), f32_ptr(logits))?;
+    raw_logits(cuda, (x, w), (0, rows), f32_ptr(logits))?;
     fold(cuda, op, f32_ptr(logits), rows, w.n, true, Wanted::default(), f32_ptr(lse))
+}
+
+/// What flows back into rows, beside what forward wrote of them; addresses of the first row.
+struct Flow {
+    op: LogpHead,
+    /// Takes gradients in the place of log-probabilities.
+    grads: Wanted,
+    lse: u64,
+    entropy: u64,
+}
+
+impl Flow {
+    /// Turns the raw logits of some rows into their gradient, in place.
+    fn turn(&self, cuda: &Cuda, w: &Weight, (first, rows): (usize, usize), logits: u64) -> Result<()> {
+        let Wanted { targets, others, extra, logp, entropy, other_logp } = self.grads.after(first);
+        let later = |start: u64| start + (first * 4) as u64;
+        let mut all = args![logits, w.n as u32].to_vec();
+        all.extend(head_args(self.op));
+        all.extend(args![targets, others, extra as u32, later(self.lse), later(self.entropy)]);
+        all.extend(args![logp, entropy, other_logp]);
+        cuda.launch("logp_backward", &turning("dlogits", w), Grid::new(rows, 512), &all)
+    }
+}
+
+/// The kernel that turns rows of logits into their gradient.
+pub(super) fn turning(name: &str, w: &Weight) -> String {
+    let per_thread = if w.n.is_multiple_of(8) { 8 } else { 1 };
+    format!("{name}_{}{per_thread}", letter(w.dtype))
+}
+
+/// Multiplies the gradient of some rows' logits, which stands where these were, into `dx` and `dw`; `add` says whether
+/// to add to `dw` also for the first rows.
+pub(super) fn multiply_back(
+    cuda: &Cuda,
+    (x, w): (&Buffer, &Weight),
+    (first, rows): (usize, usize),
+    grad: u64,
+    dx: &mut Buffer,
+    add: bool,
+    dw: Option<&mut Buffer>,
+) -> Result<()> {
+    assert!(dx.len() == x.len() && dx.dtype() != DType::U32);
+    let (size, sizes) = (w.dtype.size(), [rows, w.n, w.k]);
+    let grad = (grad, w.n * 4 / size);
+    let to = (ptr(dx) + (first * w.k * dx.dtype().size()) as u64, dx.dtype());
+    long_input_gradient(cuda, sizes, grad, form(w), w.dtype, to)?;
+    match dw {
+        Some(dw) => {
+            assert_eq!(dw.len(), w.n * w.k);
+            let x = ptr(x) + (first * w.k * size) as u64;
+            weight_gradient(cuda, sizes, grad, x, w.dtype, f32_ptr(dw), add || first > 0)
+        }
+        None => Ok(()),
+    }
 }
 
 /// See [`crate::Backend::logp_backward`].
@@ -170,90 +237,57 @@ pub fn logp_backward(
     stats: &LogpStats,
     grads: &LogpGrads<'_>,
     dx: &mut Buffer,
-    dw: Option<&mut Buffer>,
+    add: bool,
+    mut dw: Option<&mut Buffer>,
 ) -> Result<()> {
+    check(x, w, targets, stats);
     let rows = targets.len();
-    let extra = others.map_or(0, |o| o.len() / rows.max(1));
-    assert!(x.dtype() == w.dtype && x.len() == rows * w.k);
     assert!(others.map_or(0, Buffer::len) == grads.others.map_or(0, Buffer::len));
-    let wanted = Wanted {
-        targets: ptr(targets),
-        others: others.map_or(0, ptr),
-        extra,
-        logp: f32_ptr(grads.logp),
-        entropy: grads.entropy.map_or(0, f32_ptr),
-        other_logp: grads.others.map_or(0, f32_ptr),
+    let flow = Flow {
+        op,
+        grads: Wanted {
+            targets: ptr(targets),
+            others: others.map_or(0, ptr),
+            extra: others.map_or(0, |o| o.len() / rows.max(1)),
+            logp: f32_ptr(grads.logp),
+            entropy: grads.entropy.map_or(0, f32_ptr),
+            other_logp: grads.others.map_or(0, f32_ptr),
+        },
+        lse: f32_ptr(&stats.lse),
+        entropy: f32_ptr(&stats.entropy),
     };
-    let (lse, entropy) = (f32_ptr(&stats.lse), f32_ptr(&stats.entropy));
-    let name = format!("dlogits_{}", letter(w.dtype));
-    through_vocabulary(cuda, x, w, dx, dw, 1, |piece, logits, out| {
-        let Piece { first, rows, from, width } = piece;
-        raw_logits(cuda, x, w, (first, rows), (from, width), logits)?;
-        let Wanted { targets, others, logp, entropy: dentropy, other_logp, .. } = wanted.after(first);
-        let later = |start: u64| start + (first * 4) as u64;
-        let mut all = args![logits, rows as u32, from as u32, width as u32].to_vec();
-        all.extend(head_args(op));
-        all.extend(args![targets, others, extra as u32, later(lse), later(entropy)]);
-        all.extend(args![logp, dentropy, other_logp, out]);
-        cuda.launch("logp", &name, Grid::plane(width.div_ceil(1024), rows, 256), &all)
-    })
-}
-
-/// Some rows and a stretch of the vocabulary.
-#[derive(Clone, Copy)]
-pub(super) struct Piece {
-    /// First row.
-    pub first: usize,
-    /// Rows.
-    pub rows: usize,
-    /// First token.
-    pub from: usize,
-    /// Tokens.
-    pub width: usize,
-}
-
-/// Runs `fill(piece, room for `copies` times its logits in f32, its gradient)` for every piece, in an order that the
-/// number of rows decides, and multiplies each gradient into `dx` and `dw`.
-pub(super) fn through_vocabulary(
-    cuda: &Cuda,
-    x: &Buffer,
-    w: &Weight,
-    dx: &mut Buffer,
-    dw: Option<&mut Buffer>,
-    copies: usize,
-    fill: impl Fn(Piece, u64, u64) -> Result<()>,
-) -> Result<()> {
-    let rows = x.len() / w.k;
-    if rows == 0 {
-        return Ok(());
-    }
-    assert!(dx.len() == rows * w.k && dx.dtype() != DType::U32);
-    assert!(dw.as_ref().is_none_or(|dw| dw.len() == w.n * w.k));
-    let dw = dw.map(|dw| f32_ptr(dw));
-    let size = w.dtype.size();
-    let step = rows.min(ROWS);
-    let stretch = (BACKWARD / copies / step / TILE * TILE).max(TILE).min(w.n);
-    let logits = cuda.arena.take(copies * step * stretch * 4)?;
-    // In f32 the gradient takes the place of the logits.
-    let grad = if w.dtype == DType::F32 { None } else { Some(cuda.arena.take(step * stretch * size)?) };
-    let grad = grad.as_ref().map_or(logits.ptr(), Memory::ptr);
-    let sums = cuda.arena.take(step * w.k * 4)?;
-    for first in (0..rows).step_by(step) {
-        let count = step.min(rows - first);
-        let row = |start: u64, size: usize| start + (first * w.k * size) as u64;
-        for from in (0..w.n).step_by(stretch) {
-            let width = stretch.min(w.n - from);
-            fill(Piece { first, rows: count, from, width }, logits.ptr(), grad)?;
-            let part = |start: u64, size: usize| start + (from * w.k * size) as u64;
-            let sizes = [count, width, w.k];
-            let to = (sums.ptr(), DType::F32);
-            input_gradient(cuda, sizes, grad, part(form(w), size), w.dtype, to, from > 0)?;
-            if let Some(dw) = dw {
-                weight_gradient(cuda, sizes, grad, row(ptr(x), size), w.dtype, part(dw, 4))?;
-            }
-        }
-        let to = (row(ptr(dx), dx.dtype().size()), dx.dtype());
-        convert(cuda, (sums.ptr(), DType::F32), to, count * w.k)?;
+    let step = rows_at_a_time(rows, w.n, 1);
+    let logits = cuda.arena.take(rows.min(step) * w.n * 4)?;
+    for part in parts(rows, step) {
+        raw_logits(cuda, (x, w), part, logits.ptr())?;
+        flow.turn(cuda, w, part, logits.ptr())?;
+        multiply_back(cuda, (x, w), part, logits.ptr(), dx, add, dw.as_deref_mut())?;
     }
     Ok(())
+}
+
+/// See [`crate::Backend::logp_known`].
+pub fn logp_known(
+    cuda: &Cuda,
+    op: LogpHead,
+    x: &Buffer,
+    w: &Weight,
+    targets: &Buffer,
+    dlogp: &Buffer,
+    stats: &mut LogpStats,
+    dx: &mut Buffer,
+    add: bool,
+    mut dw: Option<&mut Buffer>,
+) -> Result<()> {
+    check(x, w, targets, stats);
+    assert_eq!(dlogp.len(), targets.len());
+    let (logp, entropy, lse) = (f32_ptr(&stats.logp), f32_ptr(&stats.entropy), f32_ptr(&stats.lse));
+    let targets = ptr(targets);
+    let grads = Wanted { targets, logp: f32_ptr(dlogp), ..Wanted::default() };
+    let flow = Flow { op, grads, lse, entropy };
+    let wanted = Wanted { targets, logp, entropy, ..Wanted::default() };
+    fold_all(cuda, op, (x, w), wanted, lse, |part, logits| {
+        flow.turn(cuda, w, part, logits)?;
+        multiply_back(cuda, (x, w), part, logits, dx, add, dw.as_deref_mut())
+    })
 }

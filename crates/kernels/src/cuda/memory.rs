@@ -7,12 +7,14 @@
 use super::context::check;
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
+use crate::usage::{Books, Purpose, Report, size};
 use cudarc::driver::sys::{self, CUcontext, CUresult};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const ALIGN: usize = 512;
-const MIB: f64 = 1048576.0;
+/// Bytes of a block that is large.
+const LARGE: usize = 64 << 20;
 
 /// Hands out memory and takes it back.
 #[derive(Clone)]
@@ -24,11 +26,23 @@ struct State {
     context: CUcontext,
     free: BTreeMap<usize, Vec<u64>>,
     unused: usize,
-    in_use: usize,
-    peak: usize,
+    books: Books,
     held: usize,
+    most_held: usize,
+    /// Times the driver was asked.
+    asked: u64,
+    /// Large sizes that were asked for.
+    met: BTreeSet<usize>,
     /// While something is recorded: what was given back since, for its own use.
-    kept: Option<Vec<(usize, u64)>>,
+    kept: Option<Vec<Block>>,
+}
+
+/// A stretch of memory that is in use.
+#[derive(Clone, Copy)]
+struct Block {
+    at: u64,
+    bytes: usize,
+    purpose: Purpose,
 }
 
 // SAFETY: a context may be used from any thread.
@@ -36,15 +50,14 @@ unsafe impl Send for State {}
 
 /// Memory of one buffer; goes back to its arena when dropped.
 pub struct Memory {
-    at: u64,
-    bytes: usize,
+    block: Block,
     arena: Arena,
 }
 
 impl Memory {
     /// Its address on the card.
     pub fn ptr(&self) -> u64 {
-        self.at
+        self.block.at
     }
 }
 
@@ -55,16 +68,17 @@ pub(super) struct Data {
     host: Option<Vec<u32>>,
 }
 
-/// The next of eight sizes between powers of two: at most an eighth is wasted.
+/// The next of 32 sizes between powers of two: at most a 32nd is wasted.
 fn class(bytes: usize) -> usize {
-    let step = (bytes.next_power_of_two() / 16).max(ALIGN);
+    let step = (bytes.next_power_of_two() / 64).max(ALIGN);
     bytes.next_multiple_of(step)
 }
 
 impl Arena {
     pub(super) fn new(context: CUcontext) -> Self {
+        let (free, met, books) = (BTreeMap::new(), BTreeSet::new(), Books::default());
         let state =
-            State { context, free: BTreeMap::new(), unused: 0, in_use: 0, peak: 0, held: 0, kept: None };
+            State { context, free, unused: 0, books, held: 0, most_held: 0, asked: 0, met, kept: None };
         Arena { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -77,10 +91,10 @@ impl Arena {
         let wanted = class(bytes.max(1));
         let mut state = self.state();
         if let Some(kept) = &mut state.kept {
-            let fits = |&(bytes, _): &(usize, u64)| (wanted..=wanted + wanted / 4).contains(&bytes);
+            let fits = |b: &Block| (wanted..=wanted + wanted / 4).contains(&b.bytes);
             if let Some(i) = kept.iter().position(fits) {
-                let (bytes, at) = kept.swap_remove(i);
-                return Ok(Memory { at, bytes, arena: self.clone() });
+                let block = kept.swap_remove(i);
+                return Ok(Memory { block, arena: self.clone() });
             }
         }
         let near = state.free.range(wanted..=wanted + wanted / 4).find(|(_, blocks)| !blocks.is_empty());
@@ -91,27 +105,36 @@ impl Arena {
                 at
             }
             None => {
-                // Batches of ever new sizes must not pile up.
-                let most = state.peak.max(state.in_use + bytes);
-                state.release(most / 4);
+                // Batches of ever new sizes must not pile up. A large size that was never met comes with new shapes: what
+                // earlier ones left may never fit again.
+                let most = state.books.at_peak.total().max(state.books.now.total() + bytes);
+                let keep = if bytes >= LARGE && state.met.insert(bytes) { 0 } else { most / 4 };
+                state.release(keep);
                 state.fresh(bytes)?
             }
         };
-        state.in_use += bytes;
-        state.peak = state.peak.max(state.in_use);
+        let block = Block { at, bytes, purpose: state.books.add(bytes) };
         drop(state);
-        Ok(Memory { at, bytes, arena: self.clone() })
+        Ok(Memory { block, arena: self.clone() })
     }
 
     /// Bytes in use now, and the most there have ever been.
     pub fn usage(&self) -> (usize, usize) {
-        let state = self.state();
-        (state.in_use, state.peak)
+        let books = self.state().books;
+        (books.now.total(), books.at_peak.total())
     }
 
-    /// Bytes taken from the driver, in use or not.
-    pub fn held(&self) -> usize {
-        self.state().held
+    /// What memory is for from now on; what it was for before comes back.
+    pub(super) fn set_purpose(&self, purpose: Purpose) -> Purpose {
+        std::mem::replace(&mut self.state().books.purpose, purpose)
+    }
+
+    /// Where memory went.
+    pub(super) fn report(&self) -> Report {
+        let state = self.state();
+        let (used, total) = state.card();
+        let most = used + (state.most_held - state.held);
+        Report { books: state.books, asked: state.asked, used, most, total }
     }
 
     /// A buffer with unspecified contents.
@@ -138,14 +161,14 @@ impl Arena {
 
 /// Memory of a recording; goes back to its arena when dropped.
 pub(super) struct Held {
-    blocks: Vec<(usize, u64)>,
+    blocks: Vec<Block>,
     arena: Arena,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        for (bytes, at) in self.blocks.drain(..) {
-            drop(Memory { at, bytes, arena: self.arena.clone() });
+        for block in self.blocks.drain(..) {
+            drop(Memory { block, arena: self.arena.clone() });
         }
     }
 }
@@ -162,24 +185,45 @@ impl State {
             if done == CUresult::CUDA_ERROR_OUT_OF_MEMORY && attempt == 0 {
                 self.release(0);
             } else if done == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-                let (mut free, mut total) = (0, 0);
-                // SAFETY: live variables.
-                unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
-                return Err(Error::resource(format!(
-                    "out of memory on the card: {:.0} MiB more were wanted beside {:.0} MiB in use; {:.0} of {:.0} MiB are free",
-                    bytes as f64 / MIB,
-                    self.in_use as f64 / MIB,
-                    free as f64 / MIB,
-                    total as f64 / MIB
-                ))
-                .fix("fewer tokens in a micro-batch, fewer cache blocks, a smaller model, or bf16"));
+                return Err(self.full(bytes));
             } else {
                 check(done, || format!("taking {bytes} bytes of its memory"))?;
                 break;
             }
         }
         self.held += bytes;
+        self.most_held = self.most_held.max(self.held);
+        self.asked += 1;
         Ok(at)
+    }
+
+    /// Bytes in use on the card, and all it has.
+    fn card(&self) -> (usize, usize) {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: live variables; the context is live.
+        unsafe {
+            sys::cuCtxSetCurrent(self.context);
+            sys::cuMemGetInfo_v2(&mut free, &mut total);
+        }
+        (total.saturating_sub(free), total)
+    }
+
+    /// The error where the card has no room: what was wanted, what there is, and what would help.
+    fn full(&self, bytes: usize) -> Error {
+        let (books, (used, total)) = (&self.books, self.card());
+        let what = format!(
+            "out of memory on the card: {} more were wanted for {}, beside {}; {} of {} are free",
+            size(bytes),
+            books.purpose.name(),
+            books.now.words(),
+            size(total - used),
+            size(total)
+        );
+        // What is wanted now may be small beside what can be made smaller.
+        let large = [Purpose::Cache, Purpose::Activations].into_iter().max_by_key(|&p| books.now.of(p));
+        let other = large.filter(|&p| p != books.purpose && books.now.of(p) > bytes);
+        let other = other.map_or(String::new(), |p| format!("; or {}", p.less()));
+        Error::resource(what).fix(format!("{}{other}", books.purpose.less()))
     }
 
     /// Returns unused blocks to the driver, the largest first, until at most `keep` bytes are left.
@@ -212,12 +256,13 @@ impl Drop for Memory {
     fn drop(&mut self) {
         let mut state = self.arena.state();
         if let Some(kept) = &mut state.kept {
-            kept.push((self.bytes, self.at));
+            kept.push(self.block);
             return;
         }
-        state.in_use -= self.bytes;
-        state.unused += self.bytes;
-        state.free.entry(self.bytes).or_default().push(self.at);
+        let Block { at, bytes, purpose } = self.block;
+        state.books.remove(purpose, bytes);
+        state.unused += bytes;
+        state.free.entry(bytes).or_default().push(at);
     }
 }
 

@@ -10,6 +10,8 @@ mod backend;
 pub mod compile;
 pub mod context;
 pub mod embed;
+pub mod few;
+mod footprint;
 pub mod gemm;
 pub mod head_norm;
 pub mod kl;
@@ -24,10 +26,13 @@ pub mod peak;
 mod profile;
 mod record;
 pub mod rotary;
+mod rows;
 pub mod sample;
+mod tune;
 pub mod vector;
 
 pub use context::Cuda;
+pub use footprint::FOOTPRINT;
 
 use crate::backend::Backend;
 use crate::error::Result;

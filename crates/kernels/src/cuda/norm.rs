@@ -3,8 +3,8 @@
 use super::context::Cuda;
 use super::launch::{Grid, args};
 use super::memory::{f32_ptr, kernel};
-use super::vector::{CHUNK, add_chunks, row_count};
-use crate::backend::Norm;
+use super::vector::{CHUNK, add_chunks, copy, row_count};
+use crate::backend::{Norm, NormInput};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
@@ -61,49 +61,80 @@ pub fn add_norm(
 /// The widest rows of the backward that keeps them in registers.
 const WIDEST: usize = 2048;
 
-/// The backward of the residual stream's norms, in one pass.
+/// Whether the backward in one pass serves.
+fn fits_registers(op: Norm, x: &Buffer, dx: &Buffer) -> bool {
+    let stream = x.dtype() == DType::F32 && dx.dtype() == DType::F32;
+    stream && op.width.is_multiple_of(4) && op.width <= WIDEST
+}
+
+/// The backward of the residual stream's norms in one pass, and what forward gave and a rounded `dx` where wanted.
 fn in_registers(
     cuda: &Cuda,
     op: Norm,
+    of: NormInput<'_>,
     dy: &Buffer,
-    x: &Buffer,
-    weight: &Buffer,
     add: bool,
     dx: &mut Buffer,
+    [y, rounded]: [Option<&Buffer>; 2],
     dweight: Option<&mut Buffer>,
     dbias: Option<&mut Buffer>,
 ) -> Result<()> {
-    let (rows, width) = (row_count(x.len(), op.width), op.width);
-    // Three blocks to a multiprocessor, each with as many rows: all of them run at the same time.
-    let chunk = rows.div_ceil(3 * cuda.card.processors as usize).next_multiple_of(8);
+    let (rows, width) = (row_count(of.x.len(), op.width), op.width);
+    let typed = [of.delta, y, rounded];
+    assert!(typed.iter().flatten().all(|b| b.dtype() == dy.dtype() && b.len() == dy.len()));
+    // As many blocks as run at the same time, each with as many rows.
+    let vectors = width.div_ceil(128);
+    let at_once = if vectors <= 8 { 3 } else { 1 + usize::from(vectors <= 12) };
+    let blocks = at_once * cuda.card.processors as usize;
+    let chunk = rows.div_ceil(blocks).next_multiple_of(8);
     let (chunks, with_bias) = (rows.div_ceil(chunk), dbias.is_some());
     let wanted = dweight.is_some() || with_bias;
     let sums = if wanted { Some(cuda.arena.take(chunks * 2 * width * 4)?) } else { None };
     let at = sums.as_ref().map_or(0, |s| s.ptr());
-    let args = args![
-        dy,
-        x,
-        weight,
-        &*dx,
-        rows as u32,
-        width as u32,
-        op.centred,
-        offset(op),
-        op.eps,
-        add,
-        chunk as u32,
-        at
-    ];
-    let defines = format!("VECTORS={} BIAS={}", width.div_ceil(128), u32::from(with_bias));
-    let grid = Grid::new(chunks, 256).with_shared(if wanted { 8 * width * 4 } else { 0 });
-    cuda.launch_variant("norm_backward", &defines, &kernel("norm_backward_rows", &[dy]), grid, &args)?;
+    let mut all = args![dy, of.x, of.delta, of.weight, of.bias, &*dx, y, rounded].to_vec();
+    all.extend(args![rows as u32, width as u32, op.centred, offset(op), op.eps, add, chunk as u32, at]);
+    let defines = format!("VECTORS={vectors} BIAS={}", u32::from(with_bias));
+    let grid = Grid::new(chunks, 256).with_shared(if wanted {
+        (1 + usize::from(with_bias)) * 8 * width * 4
+    } else {
+        0
+    });
+    cuda.launch_variant("norm_backward", &defines, &kernel("rows_backward", &[dy]), grid, &all)?;
     for (from, to) in [(0, dweight), (width, dbias)] {
         if let Some(to) = to {
             assert_eq!(to.len(), width);
-            add_chunks(cuda, at + (from * 4) as u64, 2 * width, chunks, width, f32_ptr(to))?;
+            add_chunks(cuda, at + (from * 4) as u64, 2 * width, chunks, width, f32_ptr(to), true)?;
         }
     }
     Ok(())
+}
+
+/// See [`crate::Backend::norm_again`].
+pub fn norm_again(
+    cuda: &Cuda,
+    op: Norm,
+    of: NormInput<'_>,
+    dy: &Buffer,
+    y: &mut Buffer,
+    dx: &mut Buffer,
+    rounded: Option<&mut Buffer>,
+    dweight: Option<&mut Buffer>,
+    dbias: Option<&mut Buffer>,
+) -> Result<()> {
+    let NormInput { x, delta, weight, bias } = of;
+    check(op, weight, bias);
+    assert!(x.len() == dy.len() && x.len() == dx.len());
+    if fits_registers(op, x, dx) && y.dtype() == dy.dtype() {
+        let outputs = [Some(&*y), rounded.as_deref()];
+        return in_registers(cuda, op, of, dy, true, dx, outputs, dweight, dbias);
+    }
+    let mut sum = delta.map(|_| cuda.arena.buffer(DType::F32, x.len())).transpose()?;
+    match (delta, &mut sum) {
+        (Some(delta), Some(sum)) => add_norm(cuda, op, x, delta, weight, bias, sum, y)?,
+        _ => norm(cuda, op, x, weight, bias, y)?,
+    }
+    norm_backward(cuda, op, dy, sum.as_ref().unwrap_or(x), weight, true, dx, dweight, dbias)?;
+    rounded.map_or(Ok(()), |rounded| copy(cuda, dx, 0, rounded, 0, dx.len()))
 }
 
 /// Writes `dx`, or adds to it with `add`; `dweight` and `dbias` are added to where given.
@@ -121,9 +152,9 @@ pub fn norm_backward(
     check(op, weight, None);
     assert!(x.len() == dy.len() && x.len() == dx.len());
     let (rows, width) = (row_count(x.len(), op.width), op.width);
-    let stream = x.dtype() == DType::F32 && dx.dtype() == DType::F32;
-    if stream && width % 4 == 0 && width <= WIDEST {
-        return in_registers(cuda, op, dy, x, weight, add, dx, dweight, dbias);
+    if fits_registers(op, x, dx) {
+        let of = NormInput { x, delta: None, weight, bias: None };
+        return in_registers(cuda, op, of, dy, add, dx, [None; 2], dweight, dbias);
     }
     let sums = dweight.is_some() || dbias.is_some();
     let stats = if sums { Some(cuda.arena.take(rows * 8)?) } else { None };
@@ -152,7 +183,7 @@ pub fn norm_backward(
     for (from, to) in [(first, dweight), (second, dbias)] {
         if let Some(to) = to {
             assert_eq!(to.len(), width);
-            add_chunks(cuda, from, width, chunks, width, f32_ptr(to))?;
+            add_chunks(cuda, from, width, chunks, width, f32_ptr(to), true)?;
         }
     }
     Ok(())

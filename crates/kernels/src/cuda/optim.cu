@@ -11,26 +11,47 @@ struct AdamW {
     }
 };
 
-// Four elements a thread where all four arrays allow it.
-extern "C" __global__ void adamw(float* param, const float* grad, float* first, float* second, u64 n, float grad_scale,
-                                 float keep, float beta1, float rest1, float beta2, float rest2,
-                                 float root_correction, float eps, float step_size) {
-    const AdamW op = {grad_scale, keep, beta1, rest1, beta2, rest2, root_correction, eps, step_size};
+// Twice four elements a thread where all arrays allow it, a block's width apart, so that more reads are under way.
+// `derived`, where given, takes the new values in its storage.
+template <class T>
+__device__ __forceinline__ void adamw(float* param, const float* grad, float* first, float* second, T* derived, u64 n,
+                                      const AdamW& op) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const u64 fours = (((u64)param | (u64)grad | (u64)first | (u64)second) % 16) == 0 ? n / 4 : 0;
-    if (i < fours) {
-        vec4 w = load4(param, 4 * i), m = load4(first, 4 * i), v = load4(second, 4 * i);
-        const vec4 g = load4(grad, 4 * i);
+    const bool aligned = (((u64)param | (u64)grad | (u64)first | (u64)second) % 16 | (u64)derived % sizeof(T[4])) == 0;
+    const u64 fours = aligned ? n / 4 : 0;
+    const u64 at[2] = {2 * (i - threadIdx.x) + threadIdx.x, 2 * (i - threadIdx.x) + threadIdx.x + blockDim.x};
+    vec4 w[2], g[2], m[2], v[2];
 #pragma unroll
-        for (int k = 0; k < 4; k++) op.step(w.x[k], g.x[k], m.x[k], v.x[k]);
-        store4(param, 4 * i, w);
-        store4(first, 4 * i, m);
-        store4(second, 4 * i, v);
+    for (int h = 0; h < 2; h++) {
+        if (at[h] >= fours) continue;
+        w[h] = load4(param, 4 * at[h]), g[h] = load4(grad, 4 * at[h]);
+        m[h] = load4(first, 4 * at[h]), v[h] = load4(second, 4 * at[h]);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (at[h] >= fours) continue;
+#pragma unroll
+        for (int k = 0; k < 4; k++) op.step(w[h].x[k], g[h].x[k], m[h].x[k], v[h].x[k]);
+        store4(param, 4 * at[h], w[h]);
+        store4(first, 4 * at[h], m[h]);
+        store4(second, 4 * at[h], v[h]);
+        if (derived) store4(derived, 4 * at[h], w[h]);
     }
     for (u64 j = 4 * fours + i; j < n; j += (u64)gridDim.x * blockDim.x) {
         op.step(param[j], grad[j], first[j], second[j]);
+        if (derived) store(derived, j, param[j]);
     }
 }
+#define ADAMW(name, T)                                                                                                 \
+    extern "C" __global__ void adamw_##name(float* param, const float* grad, float* first, float* second, T* derived,  \
+                                            u64 n, float grad_scale, float keep, float beta1, float rest1,             \
+                                            float beta2, float rest2, float root_correction, float eps,                \
+                                            float step_size) {                                                         \
+        const AdamW op = {grad_scale, keep, beta1, rest1, beta2, rest2, root_correction, eps, step_size};              \
+        adamw(param, grad, first, second, derived, n, op);                                                             \
+    }
+ADAMW(f, float)
+ADAMW(b, bf16)
 
 extern "C" __global__ void sgd(float* param, const float* grad, float* velocity, u64 n, float grad_scale, float decay,
                                float momentum, float lr) {

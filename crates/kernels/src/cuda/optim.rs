@@ -2,9 +2,10 @@
 
 use super::context::Cuda;
 use super::launch::args;
-use super::memory::element;
+use super::linear::form;
+use super::memory::{element, letter};
 use crate::backend::{AdamW, Sgd};
-use crate::buffer::{Buffer, DType};
+use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 use std::ops::Range;
 
@@ -25,7 +26,7 @@ fn all_f32(buffers: &[&Buffer], len: usize) -> bool {
     buffers.iter().all(|b| b.dtype() == DType::F32 && b.len() == len)
 }
 
-/// Elements `range` of a parameter and of its state.
+/// Elements `range` of a parameter, of its state, and of the form derived from it where there is one.
 pub fn adamw(
     cuda: &Cuda,
     op: AdamW,
@@ -34,16 +35,23 @@ pub fn adamw(
     grad: &Buffer,
     first: &mut Buffer,
     second: &mut Buffer,
+    derived: Option<&mut Weight>,
 ) -> Result<()> {
     assert!(op.step > 0, "AdamW's steps are counted from 1");
     let n = param.len();
     assert!(range.end <= n && all_f32(&[param, grad, first, second], n));
     let at = range.start;
+    let dtype = derived.as_ref().map_or(DType::F32, |w| w.dtype);
+    let derived = derived.map_or(0, |w| {
+        assert_eq!(w.n * w.k, n);
+        form(w) + (at * dtype.size()) as u64
+    });
     let args = args![
         element(param, at),
         element(grad, at),
         element(first, at),
         element(second, at),
+        derived,
         range.len(),
         op.grad_scale,
         (1.0 - op.lr * op.weight_decay) as f32,
@@ -55,7 +63,7 @@ pub fn adamw(
         op.eps as f32,
         (op.lr / (1.0 - power(op.beta1, op.step))) as f32
     ];
-    cuda.launch_flat("optim", "adamw", range.len().div_ceil(4), &args)
+    cuda.launch_flat("optim", &format!("adamw_{}", letter(dtype)), range.len().div_ceil(8), &args)
 }
 
 /// Elements `range` of a parameter and of its velocity (absent without momentum).

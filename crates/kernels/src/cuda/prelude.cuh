@@ -170,3 +170,19 @@ __device__ __forceinline__ float sigmoid_(float x) {
     asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
     return y;
 }
+
+// ---- kernels that follow each other closely ------------------------------------------------------------------------
+
+// Waits until the kernels before this one are done and their results can be seen. A kernel that is started early (see
+// `Grid::early`) calls it in every thread before it touches what they read or write.
+__device__ __forceinline__ void wait_for_earlier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel be started, if it is one that is started early, as soon as all blocks have said so.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}

@@ -1,118 +1,82 @@
-// Choosing a token of each row of logits (f32, scaled).
-//
-// A block has one row. `sample` inverts the cumulative distribution in the order of token ids: the warps add up tiles of
-// 1024 tokens, each in one order; then one warp walks the tiles in ascending order, and in the tile where the sum passes
-// the draw it walks the tokens, 32 at a time with a prefix sum. So the chosen token depends on the row and its draw alone.
+// Rows that drop no token: `tiles` does what can be done for all tiles of 1024 tokens side by side, `pick` ends it for each
+// row.
 
-#define TILE 1024
-#define THREADS 512
-
-// Σ of lanes 0..=lane, in a fixed tree.
-__device__ __forceinline__ float prefix_sum(float x) {
-    const int lane = threadIdx.x % WARP;
-#pragma unroll
-    for (int d = 1; d < WARP; d <<= 1) {
-        const float y = __shfl_up_sync(ALL, x, d);
-        if (lane >= d) x += y;
-    }
-    return x;
-}
-
-// The first token whose cumulative probability exceeds the draw; the first warp gets it. `sums` has room for every tile.
-__device__ u32 sampled(const float* row, float sum, float draw, u32 vocab, float* sums) {
-    const u32 tiles = (vocab + TILE - 1) / TILE, lane = threadIdx.x % WARP;
-    for (u32 t = threadIdx.x / WARP; t < tiles; t += THREADS / WARP) {
-        float part = 0.0f;
-#pragma unroll 8
-        for (u32 c = t * TILE + lane * 4; c < min((t + 1) * TILE, vocab); c += 128) {
-            if (vocab % 4 == 0) {
-                const vec4 v = load4(row, c);
-#pragma unroll
-                for (int i = 0; i < 4; i++) part += exp_(v.x[i] - sum);
-            } else {
-                for (int i = 0; i < 4 && c + i < vocab; i++) part += exp_(row[c + i] - sum);
-            }
-        }
-        part = warp_sum(part);
-        if (lane == 0) sums[t] = part;
-    }
-    __syncthreads();
-    if (threadIdx.x >= WARP) return 0;
-    float below = 0.0f;
-    // The last token that can occur, for a draw above the last sum: rounding leaves a sliver there.
-    u32 last = 0;
-    for (u32 t = 0; t < tiles; t++) {
-        if (below + sums[t] > draw) {
-            for (u32 from = t * TILE; from < min((t + 1) * TILE, vocab); from += WARP) {
-                const u32 c = from + lane;
-                const float p = c < vocab ? exp_(row[c] - sum) : 0.0f;
-                const float up_to = below + prefix_sum(p);
-                const u32 passed = __ballot_sync(ALL, up_to > draw && p > 0.0f);
-                if (passed) return from + __ffs(passed) - 1;
-                below = __shfl_sync(ALL, up_to, WARP - 1);
-            }
-        } else {
-            below += sums[t];
-        }
-        if (sums[t] > 0.0f) last = t;
-    }
-    u32 best = last * TILE;
-    for (u32 from = last * TILE; from < min((last + 1) * TILE, vocab); from += WARP) {
-        const u32 c = from + lane;
-        const u32 there = __ballot_sync(ALL, c < vocab && exp_(row[min(c, vocab - 1)] - sum) > 0.0f);
-        if (there) best = from + 31 - __clz(there);
-    }
-    return best;
-}
-
-// The first largest; the first thread gets it.
-__device__ u32 largest(const float* row, u32 vocab) {
-    __shared__ float tops[THREADS / WARP];
-    __shared__ u32 places[THREADS / WARP];
-    float top = -INFINITY_;
-    u32 place = 0xffffffffu;
-    for (u32 c = threadIdx.x; c < vocab; c += THREADS) {
-        if (row[c] > top) {
-            top = row[c];
-            place = c;
-        }
-    }
+// The first of the lanes' (value, place) pairs that is largest, in every lane.
+__device__ __forceinline__ void warp_largest(float& top, u32& place) {
 #pragma unroll
     for (int d = 16; d > 0; d >>= 1) {
         const float t = __shfl_xor_sync(ALL, top, d);
         const u32 p = __shfl_xor_sync(ALL, place, d);
-        if (t > top || (t == top && p < place)) {
-            top = t;
-            place = p;
-        }
+        if (t > top || (t == top && p < place)) top = t, place = p;
     }
-    if (threadIdx.x % WARP == 0) {
-        tops[threadIdx.x / WARP] = top;
-        places[threadIdx.x / WARP] = place;
-    }
-    __syncthreads();
-    if (threadIdx.x) return 0;
-    for (int w = 1; w < THREADS / WARP; w++) {
-        if (tops[w] > top || (tops[w] == top && places[w] < place)) {
-            top = tops[w];
-            place = places[w];
-        }
-    }
-    // A row of NaN or -infinity has no largest.
-    return place == 0xffffffffu ? 0 : place;
 }
 
-struct Choice {
-    u32 token;
-    float logit, lse;
-};
+// A warp has one tile of one row.
+extern "C" __global__ void __launch_bounds__(256)
+    tiles(const float* logits, const float* lse, const Ask* asks, u32 rows, u32 vocab, u32 count, Tile* out) {
+    const u64 id = (u64)blockIdx.x * 8 + threadIdx.x / WARP;
+    const u32 row = id / count, lane = threadIdx.x % WARP, from = id % count * TILE;
+    if (row >= rows) return;
+    vec4 l[TILE / 128];
+    // All reads under way before the first is used.
+#pragma unroll
+    for (int i = 0; i < TILE / 128; i++) l[i] = four(logits + (u64)row * vocab, from + i * 128 + lane * 4, vocab);
+    if (!asks[row].largest() && !asks[row].truncates()) {
+        const float sum = lse[row];
+        double part = 0.0;
+#pragma unroll
+        for (int i = 0; i < TILE / 128; i++) {
+            float p[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) p[j] = exp_(l[i].x[j] - sum);
+            part += sum4(p);
+        }
+        part = warp_sum(part);
+        if (lane == 0) out[id] = {part, 0.0f, 0};
+        return;
+    }
+    float top = -INFINITY_;
+    u32 place = ~0u;
+#pragma unroll
+    for (int i = 0; i < TILE / 128; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (l[i].x[j] > top) top = l[i].x[j], place = from + i * 128 + lane * 4 + j;
+        }
+    }
+    warp_largest(top, place);
+    if (lane == 0) out[id] = {0.0, top, place};
+}
 
-// One token of each row: sampled with its draw, or the largest where the draw is negative. Without `lse` all draws are.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    choose(const float* logits, const float* lse, const float* draws, u32 vocab, Choice* chosen) {
-    extern __shared__ float sums[];
+// A warp has one row.
+extern "C" __global__ void __launch_bounds__(WARP)
+    pick(const float* logits, const float* lse, const Ask* asks, u32 vocab, u32 count, const Tile* tiles,
+         Choice* chosen) {
+    const u32 lane = threadIdx.x;
+    const Ask ask = asks[blockIdx.x];
     const float* row = logits + (u64)blockIdx.x * vocab;
-    const float sum = lse ? lse[blockIdx.x] : 0.0f, draw = lse ? draws[blockIdx.x] : -1.0f;
-    const u32 token = draw < 0.0f ? largest(row, vocab) : sampled(row, sum, draw, vocab, sums);
-    if (threadIdx.x == 0) chosen[blockIdx.x] = {token, row[token], sum};
+    const float sum = lse ? lse[blockIdx.x] : 0.0f;
+    tiles += (u64)blockIdx.x * count;
+    if (ask.truncates()) return;
+    u32 token = ~0u;
+    if (ask.largest()) {
+        float top = -INFINITY_;
+        for (u32 t = lane; t < count; t += WARP) {
+            if (tiles[t].top > top) top = tiles[t].top, token = tiles[t].place;
+        }
+        warp_largest(top, token);
+    } else {
+        double below;
+        const u32 tile = which_tile(count, (double)ask.draw, below, [&](u32 t) { return tiles[t].sum; });
+        token = in_tile(row, tile, vocab, below, (double)ask.draw, [&](u32, float l) { return exp_(l - sum); });
+    }
+    // A row of NaN or -infinity has no largest.
+    token = token == ~0u ? 0 : token;
+    if (lane == 0) chosen[blockIdx.x] = {token, row[token], sum, ask.largest() ? 0.0f : row[token] - sum};
+}
+
+// Chosen tokens become the ids of the next step: that of row from[i] goes to place to[i].
+extern "C" __global__ void feed(const Choice* chosen, const u32* from, const u32* to, u32 count, u32* ids) {
+    const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) ids[to[i]] = chosen[from[i]].token;
 }

@@ -1,58 +1,207 @@
-//! Choosing a token of each row of logits; only the choices leave the card.
+//! Choosing a token of each row of logits; only the choices leave the card, and only when they are asked for.
 
 use super::Cuda;
+use super::context::check;
 use super::launch::{Grid, args};
-use super::memory::f32_ptr;
-use crate::backend::Choice;
-use crate::buffer::Buffer;
+use super::memory::{Memory, f32_ptr, ptr};
+use crate::backend::{Ask, Choice, Choices};
+use crate::buffer::{Buffer, DType};
 use crate::error::Result;
+use cudarc::driver::sys::{self, CUevent};
+use std::sync::{Arc, Mutex};
 
-/// Threads of a block of sample.cu, which has one row.
+/// Threads of a block of `truncated`, and bytes of its shared memory besides a sum for every tile.
 const THREADS: u32 = 512;
+const ROOM: usize = 32 * THREADS as usize * 4 + 32 * 8 + 24;
+/// Bytes of a tile and of a choice, as the kernels declare them.
+const TILE_BYTES: usize = 16;
+const CHOICE_BYTES: usize = 16;
 
-/// As the kernel writes it.
+/// What the kernels read, a word each. A negative draw asks for the largest.
+#[derive(Clone, Copy)]
+struct Asked {
+    draw: f32,
+    top_p: f32,
+    min_p: f32,
+    top_k: u32,
+}
+
+/// As the kernels write it.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Chosen {
     token: u32,
     logit: f32,
     lse: f32,
+    kept: f32,
 }
 
-/// One kernel, one copy. A negative draw asks for the largest.
-fn run(
-    cuda: &Cuda,
-    logits: &Buffer,
-    lse: Option<&Buffer>,
-    draws: &[f32],
+/// Page-locked memory that choices arrive in, and the event that says so.
+pub struct Slot {
+    at: *mut Chosen,
     rows: usize,
-) -> Result<Vec<Chosen>> {
+    event: CUevent,
+}
+
+// SAFETY: memory and event may be used from any thread; one owner at a time.
+unsafe impl Send for Slot {}
+// SAFETY: as above.
+unsafe impl Sync for Slot {}
+
+/// Slots nobody uses. They live as long as the process: a few kilobytes.
+pub type Slots = Arc<Mutex<Vec<Slot>>>;
+
+/// Lists that went to the card last, by value: from step to step most are the same.
+pub type Lists = Mutex<Vec<(Vec<u32>, Arc<Memory>)>>;
+
+/// Lists that are kept.
+const KEPT: usize = 4;
+
+/// A list on the card.
+fn listed(cuda: &Cuda, values: Vec<u32>) -> Result<Arc<Memory>> {
+    let mut lists = cuda.lists.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some((_, memory)) = lists.iter().find(|(known, _)| *known == values) {
+        return Ok(memory.clone());
+    }
+    let memory = Arc::new(cuda.uploaded(&values)?);
+    lists.truncate(KEPT - 1);
+    lists.insert(0, (values, memory.clone()));
+    Ok(memory)
+}
+
+/// Choices that are on their way.
+struct Pending {
+    /// On the card.
+    chosen: Memory,
+    rows: usize,
+    slot: Option<Slot>,
+    slots: Slots,
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            // SAFETY: the event was recorded. Nothing may arrive in memory that somebody else has.
+            unsafe { sys::cuEventSynchronize(slot.event) };
+            self.slots.lock().unwrap_or_else(|e| e.into_inner()).push(slot);
+        }
+    }
+}
+
+fn slot(cuda: &Cuda, rows: usize) -> Result<Slot> {
+    let mut free = cuda.slots.lock().unwrap_or_else(|e| e.into_inner());
+    if let Some(i) = free.iter().position(|s| s.rows >= rows) {
+        return Ok(free.swap_remove(i));
+    }
+    let rows = rows.next_power_of_two().max(64);
+    let (mut at, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+    // SAFETY: live variables; the context is current.
+    unsafe {
+        check(sys::cuMemHostAlloc(&mut at, rows * CHOICE_BYTES, 0), || "making room for choices".into())?;
+        check(sys::cuEventCreate(&mut event, flags), || "making an event".into())?;
+    }
+    Ok(Slot { at: at.cast(), rows, event })
+}
+
+/// Starts the kernels and, behind them, the copy of what they chose.
+fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[Asked]) -> Result<Pending> {
+    let rows = asks.len();
     assert!(logits.len().is_multiple_of(rows.max(1)) && lse.is_none_or(|l| l.len() == rows));
     let vocab = logits.len() / rows.max(1);
-    let (draws, chosen) = (cuda.uploaded(draws)?, cuda.arena.take(rows * size_of::<Chosen>())?);
-    let grid = Grid::new(rows, THREADS).with_shared(vocab.div_ceil(super::logp::TILE) * 4);
-    let arguments = args![f32_ptr(logits), lse.map_or(0, f32_ptr), &draws, vocab as u32, &chosen];
-    cuda.launch("sample", "choose", grid, &arguments)?;
-    let mut result = vec![Chosen::default(); rows];
-    cuda.download(chosen.ptr(), &mut result)?;
-    Ok(result)
+    let count = vocab.div_ceil(super::logp::TILE);
+    let words = |a: &Asked| [a.draw.to_bits(), a.top_p.to_bits(), a.min_p.to_bits(), a.top_k];
+    let asked = listed(cuda, asks.iter().flat_map(words).collect())?;
+    let tiles = cuda.arena.take(rows * count * TILE_BYTES)?;
+    let chosen = cuda.arena.take(rows * CHOICE_BYTES)?;
+    let (logits, lse) = (f32_ptr(logits), lse.map_or(0, f32_ptr));
+    let (n_rows, n_vocab, n_count) = (rows as u32, vocab as u32, count as u32);
+    let all = args![logits, lse, &asked, n_rows, n_vocab, n_count, &tiles];
+    cuda.launch("sample", "tiles", Grid::new((rows * count).div_ceil(8), 256), &all)?;
+    let all = args![logits, lse, &asked, n_vocab, n_count, &tiles, &chosen];
+    cuda.launch("sample", "pick", Grid::new(rows, 32), &all)?;
+    let truncates = |a: &Asked| a.draw >= 0.0 && (a.top_k > 0 || a.top_p < 1.0 || a.min_p > 0.0);
+    if asks.iter().any(truncates) {
+        let grid = Grid::new(rows, THREADS).with_shared(ROOM + count * 8);
+        cuda.launch("truncate", "truncated", grid, &all)?;
+    }
+    cuda.bind()?;
+    let slot = slot(cuda, rows)?;
+    if rows > 0 {
+        // SAFETY: the slot has room for so many rows, and is nobody else's until the event.
+        unsafe {
+            let copied =
+                sys::cuMemcpyDtoHAsync_v2(slot.at.cast(), chosen.ptr(), rows * CHOICE_BYTES, cuda.stream);
+            check(copied, || "fetching choices".into())?;
+        }
+    }
+    // SAFETY: a live event and the card's stream.
+    check(unsafe { sys::cuEventRecord(slot.event, cuda.stream) }, || "fetching choices".into())?;
+    Ok(Pending { chosen, rows, slot: Some(slot), slots: cuda.slots.clone() })
+}
+
+/// Waits for the choices, not for what was started after them.
+fn finish(pending: &Pending) -> Result<Vec<Chosen>> {
+    let Some(slot) = &pending.slot else { unreachable!("taken when dropped") };
+    // SAFETY: a recorded event; once it has happened the slot holds so many rows.
+    unsafe {
+        check(sys::cuEventSynchronize(slot.event), || "choosing tokens".into())?;
+        Ok(std::slice::from_raw_parts(slot.at, pending.rows).to_vec())
+    }
+}
+
+/// Without truncation.
+fn plain(draw: f32) -> Asked {
+    Asked { draw, top_p: 1.0, min_p: 0.0, top_k: 0 }
 }
 
 /// See [`crate::Backend::sample`].
 pub fn sample(cuda: &Cuda, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>> {
     assert!(uniform.iter().all(|&u| u >= 0.0));
-    let chosen = run(cuda, logits, Some(lse), uniform, uniform.len())?;
+    let asks: Vec<Asked> = uniform.iter().map(|&u| plain(u)).collect();
+    let chosen = finish(&start(cuda, logits, Some(lse), &asks)?)?;
     Ok(chosen.into_iter().map(|c| c.token).collect())
 }
 
 /// See [`crate::Backend::argmax`].
 pub fn argmax(cuda: &Cuda, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
-    Ok(run(cuda, logits, None, &[], rows)?.into_iter().map(|c| c.token).collect())
+    let chosen = finish(&start(cuda, logits, None, &vec![plain(-1.0); rows])?)?;
+    Ok(chosen.into_iter().map(|c| c.token).collect())
 }
 
 /// See [`crate::Backend::choose`].
-pub fn choose(cuda: &Cuda, logits: &Buffer, lse: &Buffer, uniform: &[Option<f32>]) -> Result<Vec<Choice>> {
-    let draws: Vec<f32> = uniform.iter().map(|u| u.unwrap_or(-1.0)).collect();
-    let chosen = run(cuda, logits, Some(lse), &draws, draws.len())?;
-    Ok(chosen.into_iter().map(|Chosen { token, logit, lse }| Choice { token, logit, lse }).collect())
+pub fn choose(cuda: &Cuda, logits: &Buffer, lse: &Buffer, asks: &[Ask]) -> Result<Choices> {
+    let asked = |a: &Ask| match a.draw {
+        None => plain(-1.0),
+        Some(draw) => Asked { draw, top_p: a.top_p, min_p: a.min_p, top_k: a.top_k.min(1 << 30) as u32 },
+    };
+    let asks: Vec<Asked> = asks.iter().map(asked).collect();
+    Ok(Choices::new(Box::new(start(cuda, logits, Some(lse), &asks)?)))
+}
+
+fn pending(choices: &Choices) -> &Pending {
+    choices.data().downcast_ref().expect("choices of the CUDA backend")
+}
+
+/// See [`crate::Backend::chosen`].
+pub fn chosen(choices: &Choices) -> Result<Vec<Choice>> {
+    let all = finish(pending(choices))?;
+    Ok(all.into_iter().map(|Chosen { token, logit, lse, kept }| Choice { token, logit, lse, kept }).collect())
+}
+
+/// See [`crate::Backend::feed`].
+pub fn feed(cuda: &Cuda, choices: &[&Choices], from: &[(usize, u32)], ids: &mut Buffer) -> Result<()> {
+    assert!(ids.dtype() == DType::U32 && from.len() <= ids.len());
+    for (i, choices) in choices.iter().enumerate() {
+        let pending = pending(choices);
+        let mine = || from.iter().enumerate().filter(|(_, f)| f.0 == i);
+        let rows: Vec<u32> = mine().map(|(_, f)| f.1).collect();
+        assert!(rows.iter().all(|&r| (r as usize) < pending.rows));
+        let count = rows.len();
+        let lists = listed(cuda, rows.into_iter().chain(mine().map(|(to, _)| to as u32)).collect())?;
+        let places = lists.ptr() + (count * 4) as u64;
+        let all = args![&pending.chosen, &lists, places, count as u32, ptr(ids)];
+        cuda.launch_flat("sample", "feed", count, &all)?;
+    }
+    Ok(())
 }

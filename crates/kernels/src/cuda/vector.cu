@@ -20,18 +20,25 @@ PAIRS(CONVERT)
 
 template <class T, class U>
 __device__ void axpy(float a, const T* x, U* y, u64 n) {
-    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) store(y, i, fmaf(a, load(x, i), load(y, i)));
+    const u64 i = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
+    if (i + 4 <= n) {
+        const vec4 v = load4(x, i);
+        vec4 w = load4(y, i);
+#pragma unroll
+        for (int k = 0; k < 4; k++) w.x[k] = fmaf(a, v.x[k], w.x[k]);
+        store4(y, i, w);
+    } else {
+        for (u64 j = i; j < n; j++) store(y, j, fmaf(a, load(x, j), load(y, j)));
+    }
 }
 #define AXPY(name, T, U) \
     extern "C" __global__ void axpy_##name(float a, const T* x, U* y, u64 n) { axpy(a, x, y, n); }
 PAIRS(AXPY)
 
-// One sum a block of 4096 elements, in f64: of each thread's sixteen, four sums of four.
+// The sum of 4096 elements from `from` on, in f64, by a block: of each thread's sixteen, four sums of four.
 template <class T, class U>
-__device__ void dot(const T* x, const U* y, u64 n, double* sums) {
+__device__ double chunk_dot(const T* x, const U* y, u64 n, u64 from) {
     __shared__ double room[8];
-    const u64 from = (u64)blockIdx.x * 4096;
     double sum = 0.0;
     if (from + 4096 <= n) {
         double part[4] = {0.0, 0.0, 0.0, 0.0};
@@ -47,20 +54,40 @@ __device__ void dot(const T* x, const U* y, u64 n, double* sums) {
             sum += (double)load(x, from + i) * (double)load(y, from + i);
         }
     }
-    sum = block_sum(sum, room);
-    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+    return block_sum(sum, room);
 }
-#define DOT(name, T, U) \
-    extern "C" __global__ void dot_##name(const T* x, const U* y, u64 n, double* sums) { dot(x, y, n, sums); }
+#define DOT(name, T, U)                                                                          \
+    extern "C" __global__ void dot_##name(const T* x, const U* y, u64 n, double* sums) {         \
+        const double sum = chunk_dot(x, y, n, 4096 * (u64)blockIdx.x);                           \
+        if (threadIdx.x == 0) sums[blockIdx.x] = sum;                                            \
+    }
 PAIRS(DOT)
 
-// One block: the sums of all chunks.
-extern "C" __global__ void add_up(const double* sums, u64 n, double* total) {
+// Two vectors to multiply, and the number of their first chunk among those of all pairs.
+struct Pair {
+    const float *x, *y;
+    u64 n, first;
+};
+
+// A block has a chunk of some pair of many.
+extern "C" __global__ void dots(const Pair* pairs, u32 count, double* sums) {
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        const u32 middle = (low + high) / 2;
+        (pairs[middle].first <= blockIdx.x ? low : high) = middle;
+    }
+    const Pair pair = pairs[low];
+    const double sum = chunk_dot(pair.x, pair.y, pair.n, 4096 * (blockIdx.x - pair.first));
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+// A block has a pair and adds up the sums of its chunks, from starts[i] to starts[i + 1].
+extern "C" __global__ void add_up(const double* sums, const u64* starts, double* totals) {
     __shared__ double room[32];
     double sum = 0.0;
-    for (u64 i = threadIdx.x; i < n; i += blockDim.x) sum += sums[i];
+    for (u64 i = starts[blockIdx.x] + threadIdx.x; i < starts[blockIdx.x + 1]; i += blockDim.x) sum += sums[i];
     sum = block_sum(sum, room);
-    if (threadIdx.x == 0) *total = sum;
+    if (threadIdx.x == 0) totals[blockIdx.x] = sum;
 }
 
 // The smallest index wins, whoever comes first.
@@ -92,12 +119,25 @@ __device__ void gather(const T* src, const u32* rows, u64 width, U* dst) {
     }
 PAIRS(GATHER)
 
-// Sums of the columns of a chunk of rows, in row order: chunk blockIdx.y, one thread a column.
+// Sums of the columns of a chunk of rows, in row order: chunk blockIdx.y, one thread a column, or four where rows are
+// whole fours.
 template <class T>
 __device__ void column_sums(const T* x, u32 rows, u32 width, u32 chunk, float* sums) {
     const u32 column = blockIdx.x * blockDim.x + threadIdx.x;
-    if (column >= width) return;
     const u32 from = blockIdx.y * chunk, to = min(from + chunk, rows);
+    if (width % 4 == 0) {
+        if (4 * column >= width) return;
+        vec4 sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
+#pragma unroll 8
+        for (u32 r = from; r < to; r++) {
+            const vec4 v = load4(x, (u64)r * width + 4 * column);
+#pragma unroll
+            for (int k = 0; k < 4; k++) sum.x[k] += v.x[k];
+        }
+        store4(sums, (u64)blockIdx.y * width + 4 * column, sum);
+        return;
+    }
+    if (column >= width) return;
     float sum = 0.0f;
 #pragma unroll 8
     for (u32 r = from; r < to; r++) sum += load(x, (u64)r * width + column);
@@ -110,18 +150,34 @@ extern "C" __global__ void column_sums_b(const bf16* x, u32 rows, u32 width, u32
     column_sums(x, rows, width, chunk, sums);
 }
 
-// Adds the sums of all chunks, in their order, in one addition.
-extern "C" __global__ void add_chunks(const float* sums, u32 stride, u32 chunks, u32 width, float* to) {
+// Writes the sum of all chunks, added up in their order, or adds it in one addition.
+extern "C" __global__ void add_chunks(const float* sums, u32 stride, u32 chunks, u32 width, float* to, bool add) {
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (stride % 4 == 0 && width % 4 == 0 && ((u64)sums | (u64)to) % 16 == 0) {
+        if (4 * i >= width) return;
+        vec4 sum = {{0.0f, 0.0f, 0.0f, 0.0f}};
+#pragma unroll 8
+        for (u32 c = 0; c < chunks; c++) {
+            const vec4 v = load4(sums + (u64)c * stride, 4 * i);
+#pragma unroll
+            for (int k = 0; k < 4; k++) sum.x[k] += v.x[k];
+        }
+        const vec4 old = add ? load4(to, 4 * i) : vec4{{0.0f, 0.0f, 0.0f, 0.0f}};
+#pragma unroll
+        for (int k = 0; k < 4; k++) sum.x[k] = add ? old.x[k] + sum.x[k] : sum.x[k];
+        store4(to, 4 * i, sum);
+        return;
+    }
     if (i >= width) return;
     float sum = 0.0f;
 #pragma unroll 8
     for (u32 c = 0; c < chunks; c++) sum += sums[(u64)c * stride + i];
-    to[i] += sum;
+    to[i] = add ? to[i] + sum : sum;
 }
 
 // The same for many chunks: eight strands of consecutive chunks for each column, added in the order of the strands.
-extern "C" __global__ void add_many_chunks(const float* sums, u32 stride, u32 chunks, u32 width, float* to) {
+extern "C" __global__ void add_many_chunks(const float* sums, u32 stride, u32 chunks, u32 width, float* to,
+                                           bool add) {
     __shared__ float room[8][32];
     const u32 column = blockIdx.x * 32 + threadIdx.x % 32, strand = threadIdx.x / 32;
     const u32 each = (chunks + 7) / 8, last = min((strand + 1) * each, chunks);
@@ -134,5 +190,5 @@ extern "C" __global__ void add_many_chunks(const float* sums, u32 stride, u32 ch
     __syncthreads();
     if (strand > 0 || column >= width) return;
     for (u32 s = 1; s < 8; s++) sum += room[s][threadIdx.x];
-    to[column] += sum;
+    to[column] = add ? to[column] + sum : sum;
 }

@@ -83,7 +83,7 @@ pub fn copy(cuda: &Cuda, src: &Buffer, from: usize, dst: &mut Buffer, to: usize,
 /// `y += a * x`
 pub fn axpy(cuda: &Cuda, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()> {
     assert_eq!(x.len(), y.len());
-    cuda.launch_flat("vector", &kernel("axpy", &[x, y]), x.len(), &args![a, x, &*y, x.len()])
+    cuda.launch_flat("vector", &kernel("axpy", &[x, y]), x.len().div_ceil(4), &args![a, x, &*y, x.len()])
 }
 
 /// Sum of products, in f64 over fixed chunks.
@@ -91,19 +91,31 @@ pub fn dot(cuda: &Cuda, x: &Buffer, y: &Buffer) -> Result<f64> {
     Ok(dots(cuda, &[(x, y)])?[0])
 }
 
-/// Sums of products of several pairs, with one wait for all.
+/// Sums of products of several pairs, with one wait for all; all pairs of f32 by one kernel.
 pub fn dots(cuda: &Cuda, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
-    let mut results = vec![0f64; pairs.len()];
-    let totals = cuda.arena.take(8 * pairs.len())?;
-    for (i, (x, y)) in pairs.iter().enumerate() {
+    let mut starts = vec![0u64];
+    for (x, y) in pairs {
         assert_eq!(x.len(), y.len());
-        let chunks = x.len().div_ceil(DOT_CHUNK);
-        let sums = cuda.arena.take(chunks * 8)?;
-        let total = totals.ptr() + 8 * i as u64;
-        let args = args![*x, *y, x.len(), &sums];
-        cuda.launch("vector", &kernel("dot", &[x, y]), Grid::new(chunks, 256), &args)?;
-        cuda.launch("vector", "add_up", Grid::new(1, 1024), &args![&sums, chunks, total])?;
+        starts.push(starts[starts.len() - 1] + x.len().div_ceil(DOT_CHUNK) as u64);
     }
+    let chunks = starts[pairs.len()] as usize;
+    let (sums, totals) = (cuda.arena.take(chunks * 8)?, cuda.arena.take(8 * pairs.len())?);
+    let plain = |b: &Buffer| b.dtype() == DType::F32;
+    if pairs.iter().all(|(x, y)| plain(x) && plain(y)) {
+        let row = |((x, y), first): (&(&Buffer, &Buffer), &u64)| [ptr(x), ptr(y), x.len() as u64, *first];
+        let table = cuda.uploaded(&pairs.iter().zip(&starts).flat_map(row).collect::<Vec<u64>>())?;
+        let args = args![&table, pairs.len() as u32, &sums];
+        cuda.launch("vector", "dots", Grid::new(chunks, 256), &args)?;
+    } else {
+        for ((x, y), first) in pairs.iter().zip(&starts) {
+            let args = args![*x, *y, x.len(), sums.ptr() + 8 * first];
+            let grid = Grid::new(x.len().div_ceil(DOT_CHUNK), 256);
+            cuda.launch("vector", &kernel("dot", &[x, y]), grid, &args)?;
+        }
+    }
+    let starts = cuda.uploaded(&starts)?;
+    cuda.launch("vector", "add_up", Grid::new(pairs.len(), 1024), &args![&sums, &starts, &totals])?;
+    let mut results = vec![0f64; pairs.len()];
     cuda.download(totals.ptr(), &mut results)?;
     Ok(results)
 }
@@ -148,7 +160,7 @@ pub fn scatter_rows(cuda: &Cuda, src: &Buffer, rows: &Buffer, width: usize, dst:
     gather(cuda, src, from.ptr(), count, width, dst)
 }
 
-/// Adds to `to` the sums of the columns of `rows` rows at `x`, by a kernel of `vector.cu`.
+/// Writes to `to`, or adds, the sums of the columns of `rows` rows at `x`, by a kernel of `vector.cu`.
 pub(super) fn sum_columns(
     cuda: &Cuda,
     kernel: &str,
@@ -156,16 +168,18 @@ pub(super) fn sum_columns(
     rows: usize,
     width: usize,
     to: u64,
+    add: bool,
 ) -> Result<()> {
     let chunks = rows.div_ceil(CHUNK);
     let sums = cuda.arena.take(chunks * width * 4)?;
-    let grid = Grid::plane(width.div_ceil(128), chunks, 128);
+    let columns = if width.is_multiple_of(4) { 4 * 64 } else { 64 };
+    let grid = Grid::plane(width.div_ceil(columns), chunks, 64);
     let args = args![x, rows as u32, width as u32, CHUNK as u32, &sums];
     cuda.launch("vector", kernel, grid, &args)?;
-    add_chunks(cuda, sums.ptr(), width, chunks, width, to)
+    add_chunks(cuda, sums.ptr(), width, chunks, width, to, add)
 }
 
-/// Adds `chunks` sums of `width`, `stride` apart, to `to` in one addition.
+/// Writes the sum of `chunks` sums of `width`, `stride` apart, to `to`, or adds it in one addition.
 pub(super) fn add_chunks(
     cuda: &Cuda,
     sums: u64,
@@ -173,8 +187,9 @@ pub(super) fn add_chunks(
     chunks: usize,
     width: usize,
     to: u64,
+    add: bool,
 ) -> Result<()> {
-    let args = args![sums, stride as u32, chunks as u32, width as u32, to];
+    let args = args![sums, stride as u32, chunks as u32, width as u32, to, add];
     if chunks > 16 {
         return cuda.launch("vector", "add_many_chunks", Grid::new(width.div_ceil(32), 256), &args);
     }

@@ -1,5 +1,6 @@
 //! `ferrl bench --check`: whether a device computes what the CPU computes and keeps the engine's promises.
 
+use super::parity::Fixtures;
 use crate::output::print;
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::generate::{CacheOptions, Completion, Request, Sampler, SamplingParams};
@@ -8,6 +9,7 @@ use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, stats};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::check::{CASES, Outcome, run as run_cases};
 use ferrl_kernels::{BACKENDS, Backend, DType};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,6 +22,17 @@ struct Table {
 impl Table {
     fn head(&self) -> Result<()> {
         print(&format!("{:<44}{:>9}{:>12}{:>12}{:>9}\n", "what", "checks", "worst", "allowed", "seconds"))
+    }
+
+    /// An error is one failure, and its own line.
+    fn wrong<T>(&mut self, name: &str, done: Result<T>) -> Result<()> {
+        match done {
+            Ok(_) => Ok(()),
+            Err(e) => {
+                self.failures += 1;
+                print(&format!("{name}: {e}\n"))
+            }
+        }
     }
 
     /// One line for a group of questions, then one for each that failed.
@@ -42,7 +55,8 @@ impl Table {
 }
 
 /// Runs the command.
-pub fn run(device: &str, threads: Option<usize>, only: &str) -> Result<()> {
+pub fn run(device: &str, threads: Option<usize>, only: &str, fixtures: Option<&Path>) -> Result<()> {
+    let fixtures = fixtures.map(Fixtures::open).transpose()?;
     let card = ferrl_kernels::open(device, threads)?;
     let cpu = (BACKENDS[0].open)(0, threads)?;
     print(&format!("{}\nagainst {}\n\n", card.describe(), cpu.describe()))?;
@@ -51,10 +65,7 @@ pub fn run(device: &str, threads: Option<usize>, only: &str) -> Result<()> {
     for (name, _) in CASES.iter().filter(|(name, _)| name.contains(only)) {
         let (mut outcomes, start) = (Vec::new(), Instant::now());
         let done = run_cases(&*cpu, &*card, name, &mut |o: &Outcome| outcomes.push(o.clone()));
-        if let Err(e) = done {
-            print(&format!("{name}: {e}\n"))?;
-            table.failures += 1;
-        }
+        table.wrong(name, done)?;
         table.group(name, &outcomes, start.elapsed().as_secs_f64())?;
     }
     for family in FAMILIES.iter().map(|f| f.name()).filter(|n| n.contains(only)) {
@@ -63,12 +74,18 @@ pub fn run(device: &str, threads: Option<usize>, only: &str) -> Result<()> {
                 let (start, mut outcomes) = (Instant::now(), Vec::new());
                 let done = family_checks(&cpu, &card, &init, dtype, &mut outcomes);
                 let name = format!("{family} {kind} {}", dtype.name());
-                if let Err(e) = done {
-                    print(&format!("{name}: {e}\n"))?;
-                    table.failures += 1;
-                }
+                table.wrong(&name, done)?;
                 table.group(&name, &outcomes, start.elapsed().as_secs_f64())?;
             }
+        }
+    }
+    for dir in fixtures.iter().flat_map(|f| &f.models) {
+        let name = format!("reference {}", dir.file_name().map_or("".into(), |n| n.to_string_lossy()));
+        if name.contains(only) {
+            let (start, mut outcomes) = (Instant::now(), Vec::new());
+            let done = fixtures.as_ref().map_or(Ok(()), |f| f.check(&card, dir, &mut outcomes));
+            table.wrong(&name, done)?;
+            table.group(&name, &outcomes, start.elapsed().as_secs_f64())?;
         }
     }
     match table.failures {
@@ -179,7 +196,8 @@ fn step(trainer: &mut Trainer, batch: &Batch) -> Result<f64> {
     Ok(loss)
 }
 
-/// A hundred times sampling and training in turn: what was sampled is scored to the same bits, memory stays flat.
+/// A hundred times sampling and training in turn: what was sampled is scored to the same bits, memory stays flat. Then
+/// the same turn again and again, which asks the system for no memory.
 fn switches(
     card: &Arc<dyn Backend>,
     mut trainer: Trainer,
@@ -188,32 +206,9 @@ fn switches(
 ) -> Result<()> {
     let mut sampler = Sampler::new(&trainer.model, CacheOptions::fit(&trainer.model, 8, 160))?;
     let (mut different, mut first, mut last) = (0, 0, 0);
-    for turn in 0..100u32 {
-        let temperature = [1.0, 0.7, 1.6][turn as usize % 3];
-        let requests: Vec<Request> = (0..6u32)
-            .map(|p| Request {
-                prompt: (0..1 + (p * 13 + turn) % 70).map(|i| (i * 7 + p) % vocab as u32).collect(),
-                params: SamplingParams {
-                    temperature,
-                    max_new_tokens: 1 + (p as usize * 5 + turn as usize) % 16,
-                    seed: 5,
-                    ..Default::default()
-                },
-                stream: [turn, p, 0],
-            })
-            .collect();
-        let completions = sampler.generate(&trainer.model, requests.clone())?;
-        let whole = |(r, c): (&Request, &Completion)| [&r.prompt[..], &c.ids[..]].concat();
-        let batch = Batch::of(requests.iter().zip(&completions).map(whole));
-        let scored = stats(&trainer.model, &batch, temperature)?;
-        for ((request, completion), rows) in requests.iter().zip(&completions).zip(batch.segments().iter()) {
-            let from = rows.start + request.prompt.len() - 1;
-            let again = &scored.logp[from..rows.end - 1];
-            different +=
-                again.iter().zip(&completion.logp).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
-        }
-        step(&mut trainer, &batch)?;
-        if turn == 20 {
+    for n in 0..100 {
+        different += turn(&mut sampler, &mut trainer, vocab, n)?;
+        if n == 20 {
             first = card.memory().0;
         }
         last = card.memory().0;
@@ -221,5 +216,43 @@ fn switches(
     out.push(outcome("sampled and recomputed logp, other bits", different as f64, 0.0));
     // Lists of the last batch's rows may be a little longer. The least that is lost at every turn is 80 x 512 bytes.
     out.push(outcome("memory after 100 switches, bytes more", last.abs_diff(first) as f64, 16384.0));
+    let asked = || card.memory_report().map_or(0, |r| r.asked);
+    let mut before = 0;
+    for n in 0..8 {
+        if n == 3 {
+            before = asked();
+        }
+        turn(&mut sampler, &mut trainer, vocab, 0)?;
+    }
+    out.push(outcome("allocations in the steady state", (asked() - before) as f64, 0.0));
     Ok(())
+}
+
+/// Samples, scores what was sampled and trains on it; how many log-probabilities were sampled with other bits.
+fn turn(sampler: &mut Sampler, trainer: &mut Trainer, vocab: usize, turn: u32) -> Result<usize> {
+    let temperature = [1.0, 0.7, 1.6][turn as usize % 3];
+    let requests: Vec<Request> = (0..6u32)
+        .map(|p| Request {
+            prompt: (0..1 + (p * 13 + turn) % 70).map(|i| (i * 7 + p) % vocab as u32).collect(),
+            params: SamplingParams {
+                temperature,
+                max_new_tokens: 1 + (p as usize * 5 + turn as usize) % 16,
+                seed: 5,
+                ..Default::default()
+            },
+            stream: [turn, p, 0],
+        })
+        .collect();
+    let completions = sampler.generate(&trainer.model, requests.clone())?;
+    let whole = |(r, c): (&Request, &Completion)| [&r.prompt[..], &c.ids[..]].concat();
+    let batch = Batch::of(requests.iter().zip(&completions).map(whole));
+    let scored = stats(&trainer.model, &batch, temperature)?;
+    let mut different = 0;
+    for ((request, completion), rows) in requests.iter().zip(&completions).zip(batch.segments().iter()) {
+        let from = rows.start + request.prompt.len() - 1;
+        let again = &scored.logp[from..rows.end - 1];
+        different += again.iter().zip(&completion.logp).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+    }
+    step(trainer, &batch)?;
+    Ok(different)
 }

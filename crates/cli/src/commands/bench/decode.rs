@@ -65,7 +65,14 @@ pub fn run(args: &Args) -> Result<()> {
         }
     };
     let (tokens, all) = (args.batch * args.new, args.batch * length);
-    let mut work =
-        Work { title, tokens, flops: &|| flops * all as f64, device: &*device, dtype, once: &mut once };
+    let mut work = Work {
+        title,
+        tokens,
+        flops: &|| flops * all as f64,
+        device: &*device,
+        dtype,
+        once: &mut once,
+        parts: &Vec::new,
+    };
     report::run(&args.how, &mut work)
 }

@@ -2,7 +2,7 @@
 
 use super::HowArgs;
 use super::report::{median, serve, spread};
-use crate::machine::{ensure_memory, peak_rss_mib};
+use crate::machine::{ensure_memory_of, peak_rss_mib};
 use crate::options::Compute;
 use crate::output::print;
 use crate::progress::Progress;
@@ -111,8 +111,9 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let shapes = shapes(args);
     let largest = shapes.iter().map(|s| s.n * s.k).max().unwrap_or(0) as u64;
-    ensure_memory("the largest matrix", 10 * largest, "--max-elements 40000000 leaves large ones out")?;
     let backend = ferrl_kernels::open(&args.device, args.threads)?;
+    let fix = "--max-elements 40000000 leaves large ones out";
+    ensure_memory_of(&*backend, "the largest matrix", 10 * largest, fix)?;
     if args.how.worker {
         return serve(|count| {
             Ok(json!({"results": results(&*backend, &shapes, &dtypes, count, args.window)?}))
@@ -190,7 +191,7 @@ fn measure(b: &dyn Backend, s: Shape, dtype: DType, count: usize, window: f64) -
         let y = noise(b, dtype, s.k * s.n)?;
         let mut dw = b.alloc(DType::F32, s.m * s.n)?;
         b.fill(&mut dw, 0.0)?;
-        return timed(b, count, window, &mut || b.linear_dw(&x, &y, s.k, Some(&mut dw), None));
+        return timed(b, count, window, &mut || b.linear_dw(&x, &y, s.k, true, Some(&mut dw), None));
     }
     let backward = s.layout == Layout::Nn;
     let (n, k) = if backward { (s.k, s.n) } else { (s.n, s.k) };

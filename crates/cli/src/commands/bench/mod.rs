@@ -3,17 +3,19 @@
 mod check;
 mod decode;
 mod gemm;
+mod parity;
 mod report;
 mod rl_step;
 mod train;
 
-use crate::machine::ensure_memory;
+use crate::machine::ensure_memory_of;
 use crate::options::{at_least_one, size, weights};
 use clap::Subcommand;
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Config, FAMILIES, Model, Options};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{AUTO, Backend};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Measure this machine, or check a device
@@ -34,6 +36,10 @@ pub struct Args {
     /// Threads of the CPU; all cores when left out
     #[arg(long, value_name = "N", requires = "check", value_parser = size::<1024>)]
     threads: Option<usize>,
+    /// Folder of reference models with results of another library, to compare with: crates/engine/tests/fixtures in the
+    /// source of this version
+    #[arg(long, value_name = "DIR", requires = "check")]
+    fixtures: Option<PathBuf>,
     /// Only checks whose name contains this
     #[arg(long, value_name = "TEXT", requires = "check", default_value = "", hide_default_value = true)]
     only: String,
@@ -54,7 +60,7 @@ pub fn run(args: &Args) -> Result<()> {
         Some(What::Decode(args)) => decode::run(args),
         Some(What::Grpo(args)) => rl_step::run(args),
         Some(What::Gemm(args)) => gemm::run(args),
-        None => check::run(&args.device, args.threads, &args.only),
+        None => check::run(&args.device, args.threads, &args.only, args.fixtures.as_deref()),
     }
 }
 
@@ -103,7 +109,7 @@ struct ShapeArgs {
 
 impl ShapeArgs {
     /// How the random model is made, for sequences of so many tokens; `bytes` are needed for each of its weights.
-    fn init(&self, context: usize, bytes: usize) -> Result<InitOptions> {
+    fn init(&self, device: &dyn Backend, context: usize, bytes: usize) -> Result<InitOptions> {
         let family = self.family.clone().or_else(|| measured_family().map(String::from));
         let family = family.ok_or_else(|| Error::usage("no family has the shape to measure"))?;
         let init = InitOptions {
@@ -120,13 +126,15 @@ impl ShapeArgs {
             ..InitOptions::new(family)
         };
         let need = weights(&init.build()?.0) * bytes;
-        ensure_memory("the model", need as u64, "a smaller --hidden, --inter, --vocab or --layers")?;
+        let fix = "a smaller --hidden, --inter, --vocab or --layers";
+        ensure_memory_of(device, "the model", need as u64, fix)?;
         Ok(init)
     }
 
     /// The random model.
     fn model(&self, device: Arc<dyn Backend>, options: Options, bytes: usize) -> Result<Model> {
-        Model::random(device, &self.init(options.context, bytes)?, options)
+        let init = self.init(&*device, options.context, bytes)?;
+        Model::random(device, &init, options)
     }
 
     fn describe(&self) -> String {

@@ -1,11 +1,11 @@
 //! How measurements are asked for and told.
 
 use super::HowArgs;
-use crate::machine::peak_rss_mib;
+use crate::machine::{START, peak_rss_mib};
 use crate::output::print;
 use crate::progress::Progress;
 use ferrl_engine::{Error, Result};
-use ferrl_kernels::{Backend, DType};
+use ferrl_kernels::{Backend, DType, Purpose};
 use serde_json::{Value, json};
 use std::io::BufRead;
 use std::time::Instant;
@@ -24,6 +24,8 @@ pub struct Work<'a> {
     pub dtype: DType,
     /// Does it once.
     pub once: &'a mut dyn FnMut() -> Result<()>,
+    /// Seconds of its parts, each time that it was done.
+    pub parts: &'a dyn Fn() -> Vec<(&'static str, Vec<f64>)>,
 }
 
 /// Measures and prints, or serves.
@@ -34,32 +36,58 @@ pub fn run(how: &HowArgs, work: &mut Work<'_>) -> Result<()> {
             Ok(json!({"tokens_per_s": work.tokens as f64 / median(&seconds), "seconds": seconds}))
         });
     }
-    let peak = work.device.peak_gflops(work.dtype);
+    let ready = START.elapsed().as_secs_f64();
     let progress = Progress::new("measuring", how.repeats as u64 + 1, "rounds");
-    (work.once)()?;
-    progress.add(1);
+    let first = measure(work.once, 1, Some(&progress))?[0];
     let seconds = measure(work.once, how.repeats, Some(&progress))?;
     drop(progress);
     let (time, rss) = (median(&seconds), peak_rss_mib());
-    let memory = work.device.memory().1 as f64 / 1_048_576.0;
+    let (memory, books) = (work.device.memory().1 as f64 / 1_048_576.0, work.device.memory_report());
+    let peak = work.device.peak_gflops(work.dtype);
     let (rate, gflops) = (work.tokens as f64 / time, (work.flops)() / time / 1e9);
+    // Of the measurements that count.
+    let parts: Vec<(&str, Vec<f64>)> = (work.parts)()
+        .into_iter()
+        .map(|(name, all)| (name, all[all.len() - how.repeats..].to_vec()))
+        .collect();
     if how.json {
-        return print(&format!(
-            "{}\n",
-            json!({"seconds": seconds, "tokens_per_s": rate, "gflops": gflops, "peak_gflops": peak,
-                "peak_rss_mib": rss, "peak_buffers_mib": memory})
-        ));
+        let mut out = json!({"seconds": seconds, "tokens_per_s": rate, "gflops": gflops, "peak_gflops": peak,
+            "peak_rss_mib": rss, "peak_buffers_mib": memory, "ready_s": ready, "first_s": first});
+        for (name, seconds) in parts {
+            out["parts"][name] = json!(seconds);
+        }
+        if let Some(report) = books {
+            for purpose in Purpose::ALL {
+                out["buffers"][purpose.name()] = json!(report.books.at_peak.of(purpose));
+            }
+            out["device_bytes"] = json!(report.most);
+        }
+        return print(&format!("{out}\n"));
     }
     let rates: Vec<f64> = seconds.iter().map(|s| work.tokens as f64 / s).collect();
     let times: Vec<f64> = seconds.iter().map(|s| s * 1e3).collect();
     print(&format!(
-        "{}\n  time        {} ms\n  tokens/s    {}\n  GFLOP/s     {gflops:.0}, {:.0} % of a measured peak of {peak:.0}\n\
+        "{}\n  start       {ready:.2} s until the first round, which took {first:.2} s\n",
+        work.title
+    ))?;
+    print(&format!("  time        {} ms\n", spread(&times, 1)))?;
+    for (name, seconds) in parts {
+        let times: Vec<f64> = seconds.iter().map(|s| s * 1e3).collect();
+        print(&format!("    {name:<10}{} ms\n", spread(&times, 1)))?;
+    }
+    print(&format!(
+        "  tokens/s    {}\n  GFLOP/s     {gflops:.0}, {:.0} % of a measured peak of {peak:.0}\n\
          \x20 peak RSS    {rss:.0} MiB; buffers of the device {memory:.0} MiB at most\n",
-        work.title,
-        spread(&times, 1),
         spread(&rates, 0),
         100.0 * gflops / peak
-    ))
+    ))?;
+    match books {
+        Some(report) => {
+            let [buffers, device] = report.lines();
+            print(&format!("  buffers     {buffers}\n  device      {device}\n"))
+        }
+        None => Ok(()),
+    }
 }
 
 fn measure(

@@ -4,7 +4,7 @@ use super::report::{self, Work};
 use super::{HowArgs, ShapeArgs, forward_flops, some_ids};
 use crate::options::{DeviceArgs, at_least_one};
 use ferrl_engine::model::Options;
-use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer};
+use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, plan};
 use ferrl_engine::{Error, Result};
 
 /// Training steps of a small random model: forward, backward, AdamW
@@ -21,6 +21,9 @@ pub struct Args {
     /// Tokens of a sequence
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
     seq: usize,
+    /// Most tokens of a micro-batch; all of a step where not given
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
+    micro_batch: Option<usize>,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -36,10 +39,11 @@ pub fn run(args: &Args) -> Result<()> {
     let options = Options { dtype, training: true, context: args.seq };
     let device = args.device.open()?;
     let title = format!(
-        "training step: {}; {} x {} tokens; {}, compute {}",
+        "training step: {}; {} x {} tokens{}; {}, compute {}",
         args.shape.describe(),
         args.batch,
         args.seq,
+        args.micro_batch.map_or(String::new(), |n| format!(" in micro-batches of {n}")),
         device.describe(),
         dtype.name()
     );
@@ -49,19 +53,33 @@ pub fn run(args: &Args) -> Result<()> {
     let mut trainer = Trainer::new(model, settings)?;
     let tokens = args.batch * args.seq;
     let ids = some_ids(tokens, args.shape.vocab);
-    let batch = Batch::of(ids.chunks(args.seq).map(<[u32]>::to_vec));
+    let cuts = plan(&vec![args.seq; args.batch], args.micro_batch.unwrap_or(tokens))?;
+    let batches: Vec<Batch> = cuts
+        .iter()
+        .map(|c| Batch::of(ids[c.start * args.seq..c.end * args.seq].chunks(args.seq).map(<[u32]>::to_vec)))
+        .collect();
     let targets = tokens - args.batch;
-    let grads = StatGrads { logp: vec![-1.0 / targets as f32; tokens], ..Default::default() };
     let mut once = || {
-        let stats = trainer.forward_backward(&batch, &grads)?;
-        let loss = -stats.logp.iter().map(|&x| f64::from(x)).sum::<f64>() / targets as f64;
+        let mut loss = 0.0;
+        for batch in &batches {
+            let logp = vec![-1.0 / targets as f32; batch.tokens()];
+            let stats = trainer.forward_backward(batch, &StatGrads { logp, ..Default::default() })?;
+            loss -= stats.logp.iter().map(|&x| f64::from(x)).sum::<f64>() / targets as f64;
+        }
         if !loss.is_finite() {
             return Err(Error::numerics(format!("the loss is {loss}")));
         }
         trainer.update(1e-3)?;
         device.wait()
     };
-    let mut work =
-        Work { title, tokens, flops: &|| flops * tokens as f64, device: &*device, dtype, once: &mut once };
+    let mut work = Work {
+        title,
+        tokens,
+        flops: &|| flops * tokens as f64,
+        device: &*device,
+        dtype,
+        once: &mut once,
+        parts: &Vec::new,
+    };
     report::run(&args.how, &mut work)
 }

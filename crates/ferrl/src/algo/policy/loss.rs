@@ -2,7 +2,7 @@
 
 use super::{Baseline, Place, Policy};
 use crate::algo::math::surrogate::Bounds;
-use crate::experience::{Loss, Metrics, MicroBatch};
+use crate::experience::{Loss, Mean, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Role, StatGrads, Stats};
 
 impl Policy {
@@ -16,6 +16,7 @@ impl Policy {
         }
         let bounds = Bounds { low: self.clip_low, high: self.clip_high, dual: self.dual_clip };
         let (mut value, mut metrics) = (0.0, Metrics::default());
+        let [mut entropies, mut ratios, mut low, mut high, mut clipped] = [Mean::default(); 5];
         for (row, s) in batch.rows() {
             let w = self.aggregate.weight(s, &batch.counts, self.length);
             let at: Vec<usize> = s.actions().collect();
@@ -43,17 +44,22 @@ impl Policy {
                 if self.entropy_coef != 0.0 {
                     grads.entropy[row + i] = (-w * self.entropy_coef) as f32;
                 }
-                metrics.add("entropy", entropy);
-                metrics.add("policy/ratio", t.ratio);
-                metrics.add("clip_ratio/low_mean", f64::from(t.clipped_low));
-                metrics.add("clip_ratio/high_mean", f64::from(t.clipped_high));
-                metrics.add("clip_ratio/region_mean", f64::from(t.clipped_low || t.clipped_high));
+                entropies.add(entropy);
+                ratios.add(t.ratio);
+                low.add(f64::from(t.clipped_low));
+                high.add(f64::from(t.clipped_high));
+                clipped.add(f64::from(t.clipped_low || t.clipped_high));
             }
             let each = shared.map_or(0.0, |(_, slope)| into_shared * slope);
             for (&i, slope) in at.iter().zip(slopes) {
                 grads.logp[row + i] = (w * (slope + each)) as f32;
             }
         }
+        metrics.add_all("entropy", entropies);
+        metrics.add_all("policy/ratio", ratios);
+        metrics.add_all("clip_ratio/low_mean", low);
+        metrics.add_all("clip_ratio/high_mean", high);
+        metrics.add_all("clip_ratio/region_mean", clipped);
         let mut by_role = ByRole::default();
         if self.advantage.baseline == Baseline::Critic {
             let own = stats.get(Role::Critic);
@@ -74,6 +80,7 @@ impl Policy {
         let mut grads = vec![0.0; batch.len()];
         let mut total = 0.0;
         let scale = self.critic.coef * if self.critic.half { 0.5 } else { 1.0 };
+        let (mut clips, mut errors) = (Mean::default(), Mean::default());
         for (row, s) in batch.rows() {
             let w = scale * self.aggregate.weight(s, &batch.counts, self.length);
             for i in s.actions() {
@@ -86,10 +93,12 @@ impl Policy {
                 total += w * error * error;
                 // Where the clipped error is the larger, it does not depend on the value.
                 grads[row + i] = if clipped { 0.0 } else { (2.0 * w * free) as f32 };
-                metrics.add("value/clip_ratio", f64::from(clipped));
-                metrics.add("value/error", free * free);
+                clips.add(f64::from(clipped));
+                errors.add(free * free);
             }
         }
+        metrics.add_all("value/clip_ratio", clips);
+        metrics.add_all("value/error", errors);
         (total, grads)
     }
 }

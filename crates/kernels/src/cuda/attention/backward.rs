@@ -113,7 +113,13 @@ pub fn attention_backward(
         blocks: [(list.len * kv_heads) as u32, 1, split as u32],
         threads: THREADS,
         shared,
+        early: false,
     };
+    // Where products are wide, the pass over queries has twice the warps for as many rows, and shared memory for three
+    // tiles of keys and of each warp's gradients.
+    let (over_queries, more) = if wide { ("attention_dq_wide", 2) } else { ("attention_dq", 1) };
+    let queries_shared =
+        if wide { 1024 + 3 * (OWN * heads.head_dim * 2 + 8 * 2048) } else { 2 * OWN * pitch(heads) };
     // As many key heads at a time as there is room for what is kept; with room for none everything is computed twice.
     let (per_head, all) = (keys.kept * 16, heads.kv_heads);
     let some = (KEPT / per_head.max(1)).min(all);
@@ -131,8 +137,9 @@ pub fn attention_backward(
         let (heads_, kv_heads) = (heads.heads as u32, heads.kv_heads as u32);
         let mut arguments = args![qkv, &queries.memory, &*dqkv, heads_, kv_heads, window(&op)].to_vec();
         arguments.extend(part);
-        let grid = grid(&queries, count, 1, 2 * OWN * pitch(heads));
-        cuda.launch_variant(module, &defines, "attention_dq", grid, &arguments)?;
+        let grid = grid(&queries, count, 1, queries_shared);
+        let grid = Grid { threads: more * THREADS, ..grid };
+        cuda.launch_variant(module, &defines, over_queries, grid, &arguments)?;
     }
     if some > 0 {
         return Ok(());

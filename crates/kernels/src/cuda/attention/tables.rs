@@ -108,6 +108,8 @@ pub struct Tables {
 struct Steady {
     key: PagedKey,
     lists: Arc<Paged>,
+    /// What `lists.blocks` holds, which seldom changes.
+    blocks: Vec<u32>,
     /// Block numbers that fit.
     room: usize,
     /// The number of its last move.
@@ -249,7 +251,10 @@ fn steady(
     let key = PagedKey { rows: rows.clone(), group, step, batch, few };
     if let Some(i) = found.filter(|&i| tables.steady[i].room >= work.blocks.len()) {
         let old = tables.steady[i].lists.clone();
-        cuda.upload(old.blocks.ptr(), &work.blocks)?;
+        if tables.steady[i].blocks != work.blocks {
+            cuda.upload(old.blocks.ptr(), &work.blocks)?;
+            tables.steady[i].blocks = work.blocks;
+        }
         cuda.upload(old.slots.ptr(), &work.slots)?;
         cuda.upload(old.few.memory.ptr(), &work.few)?;
         cuda.upload(old.many.memory.ptr(), &work.many)?;
@@ -272,7 +277,7 @@ fn steady(
         many: List::new(cuda, work.many, 0)?,
     });
     tables.moves += 1;
-    let new = Steady { key, lists: lists.clone(), room, moved: tables.moves };
+    let new = Steady { key, lists: lists.clone(), blocks: work.blocks, room, moved: tables.moves };
     match found {
         Some(i) => tables.steady[i] = new,
         None => tables.steady.push(new),

@@ -1,0 +1,199 @@
+//! Small models of every family against what another library computed with them: `ferrl bench --check --fixtures`.
+
+use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::generate::{CacheOptions, Request, Sampler, SamplingParams};
+use ferrl_engine::model::{Model, Options, family};
+use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, stats};
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::check::Outcome;
+use ferrl_kernels::{Backend, DType};
+use safetensors::SafeTensors;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Off by that much, of numbers around one, in f32. In bf16 as much as the other library itself loses there.
+const CLOSE: f64 = 1e-4;
+const CLOSE_BF16: f64 = 2e-2;
+
+/// Folders of reference models, and how far bf16 is off in the other library, by folder name.
+pub struct Fixtures {
+    /// In order.
+    pub models: Vec<PathBuf>,
+    bf16: Value,
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|e| {
+        Error::data(format!("cannot read: {e}"))
+            .at(path.display())
+            .fix("--fixtures crates/engine/tests/fixtures, from the source of this version")
+    })
+}
+
+fn json(path: &Path) -> Result<Value> {
+    serde_json::from_slice(&read(path)?)
+        .map_err(|e| Error::data(format!("is not valid JSON: {e}")).at(path.display()))
+}
+
+impl Fixtures {
+    /// Those in a folder.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let bf16 = json(&dir.join("bf16_errors.json"))?;
+        let entries = std::fs::read_dir(dir.join("models")).into_iter().flatten().flatten();
+        let mut models: Vec<PathBuf> =
+            entries.map(|e| e.path()).filter(|p| p.join("reference.safetensors").exists()).collect();
+        models.sort();
+        if models.is_empty() {
+            return Err(Error::data("no reference models").at(dir.join("models").display()));
+        }
+        Ok(Fixtures { models, bf16 })
+    }
+
+    /// Everything about one of them.
+    pub fn check(&self, card: &Arc<dyn Backend>, dir: &Path, out: &mut Vec<Outcome>) -> Result<()> {
+        let reference = Reference::read(dir)?;
+        let name = dir.file_name().map_or(String::new(), |n| n.to_string_lossy().into_owned());
+        let theirs = self.bf16[&name].as_f64().unwrap_or(0.0);
+        reference.values(&load(card, dir, DType::F32)?, CLOSE, out)?;
+        reference.values(&load(card, dir, DType::Bf16)?, theirs.max(CLOSE_BF16), out)?;
+        reference.gradients(load(card, dir, DType::F32)?, out)?;
+        reference.continuations(&load(card, dir, DType::F32)?, out)
+    }
+}
+
+fn load(card: &Arc<dyn Backend>, dir: &Path, dtype: DType) -> Result<Model> {
+    Model::load(card.clone(), &ModelDir::open(dir)?, Options { dtype, training: true, context: 0 })
+}
+
+/// What the other library said.
+struct Reference {
+    bytes: Vec<u8>,
+    json: Value,
+    path: PathBuf,
+}
+
+/// The largest difference beside the wanted number, or beside one where that is larger.
+fn worst(got: &[f32], want: &[f32]) -> f64 {
+    let far = |(g, w): (&f32, &f32)| f64::from((g - w).abs()) / f64::from(w.abs()).max(1.0);
+    got.iter().zip(want).map(far).fold(0.0, |a, b| if b.is_nan() { f64::INFINITY } else { a.max(b) })
+}
+
+impl Reference {
+    fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join("reference.safetensors");
+        Ok(Reference { bytes: read(&path)?, json: json(&dir.join("reference.json"))?, path })
+    }
+
+    /// Shape and bytes of a tensor, where it is there.
+    fn tensor(&self, name: &str) -> Result<Option<(Vec<usize>, &[u8])>> {
+        let file = SafeTensors::deserialize(&self.bytes)
+            .map_err(|e| Error::data(format!("is not readable: {e}")).at(self.path.display()))?;
+        Ok(file.tensor(name).ok().map(|t| (t.shape().to_vec(), t.data())))
+    }
+
+    fn floats(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        let number = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        Ok(self.tensor(name)?.map(|(_, bytes)| bytes.chunks_exact(4).map(number).collect()))
+    }
+
+    fn sequences(&self) -> Result<Vec<Vec<u32>>> {
+        let (mut all, number) = (Vec::new(), |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        while let Some((_, bytes)) = self.tensor(&format!("ids.{}", all.len()))? {
+            all.push(bytes.chunks_exact(8).map(number).collect());
+        }
+        Ok(all)
+    }
+
+    fn gives_scores(&self) -> bool {
+        self.json["kind"] == "sequence_classification"
+    }
+
+    /// Log-probabilities and entropies, or scores.
+    fn values(&self, model: &Model, limit: f64, out: &mut Vec<Outcome>) -> Result<()> {
+        let sequences = self.sequences()?;
+        let got = stats(model, &Batch::of(sequences.clone()), 1.0)?;
+        let columns: &[(&str, &[f32])] = match self.gives_scores() {
+            true => &[("score", &got.value)],
+            false => &[("logp", &got.logp), ("entropy", &got.entropy)],
+        };
+        for (name, values) in columns {
+            let (mut start, mut most) = (0, 0.0f64);
+            for (k, ids) in sequences.iter().enumerate() {
+                let mut want = self.floats(&format!("{name}.{k}"))?.unwrap_or_default();
+                // Nothing follows the last token that could be predicted.
+                want.truncate(ids.len() - usize::from(!self.gives_scores()));
+                most = most.max(worst(&values[start..start + want.len()], &want));
+                start += ids.len();
+            }
+            out.push(Outcome { name: format!("{name} in {}", model.dtype.name()), worst: most, limit });
+        }
+        Ok(())
+    }
+
+    /// The gradient of every tensor, beside its largest element.
+    fn gradients(&self, model: Model, out: &mut Vec<Outcome>) -> Result<()> {
+        let mut trainer = Trainer::new(model, OptimizerOptions::default())?;
+        let batch = Batch::of(self.sequences()?);
+        trainer.forward(&batch)?;
+        let mut grads = StatGrads::default();
+        for (k, s) in batch.sequences.iter().enumerate() {
+            let column = |name: &str, scale: f32| -> Result<Vec<f32>> {
+                let mut values = self.floats(&format!("{name}.{k}"))?.unwrap_or_default();
+                values.resize(s.ids.len(), 0.0);
+                Ok(values.iter().map(|v| v * scale).collect())
+            };
+            if self.gives_scores() {
+                grads.value.extend(column("c", 1.0)?);
+            } else {
+                grads.logp.extend(column("w", 1.0)?);
+                grads.entropy.extend(column("u", 0.1)?);
+            }
+        }
+        trainer.backward(&batch, &grads)?;
+        let config = trainer.model.config.clone();
+        let mut most = 0.0f64;
+        for (i, tensor) in family(config.family)?.tensors(&config).iter().enumerate() {
+            let got = trainer.gradient(i)?.unwrap_or_default();
+            let mut at = 0;
+            for part in &tensor.parts {
+                let name = format!("grad.{}", part.name);
+                let missing = || Error::data(format!("{name} is missing")).at(self.path.display());
+                let (shape, _) = self.tensor(&name)?.ok_or_else(missing)?;
+                let want = self.floats(&name)?.unwrap_or_default();
+                let scale = want.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
+                for (j, w) in want.iter().enumerate() {
+                    // A transposed tensor is stored [in, out].
+                    let g = if part.transposed { j % shape[1] * shape[0] + j / shape[1] } else { j };
+                    let far = f64::from((got[at + g] - w).abs() / scale);
+                    most = if far.is_nan() { f64::INFINITY } else { most.max(far) };
+                }
+                at += want.len();
+            }
+        }
+        out.push(Outcome { name: "gradients in f32".into(), worst: most, limit: CLOSE });
+        Ok(())
+    }
+
+    /// Greedy continuations, token by token.
+    fn continuations(&self, model: &Model, out: &mut Vec<Outcome>) -> Result<()> {
+        let Some(greedy) = self.json["greedy"].as_array() else { return Ok(()) };
+        let (sequences, mut other) = (self.sequences()?, 0);
+        for entry in greedy {
+            let want: Vec<u32> = entry["tokens"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|t| Some(t.as_u64()? as u32))
+                .collect();
+            let prompt = sequences[entry["sequence"].as_u64().unwrap_or(0) as usize].clone();
+            let cache = CacheOptions::fit(model, 1, prompt.len() + want.len());
+            let params = SamplingParams { max_new_tokens: want.len(), ..SamplingParams::greedy() };
+            let request = Request { prompt, params, stream: [0; 3] };
+            let got = Sampler::new(model, cache)?.generate(model, vec![request])?;
+            other += got[0].ids.iter().zip(&want).filter(|(a, b)| a != b).count();
+        }
+        out.push(Outcome { name: "greedy tokens that differ".into(), worst: other as f64, limit: 0.0 });
+        Ok(())
+    }
+}

@@ -1,0 +1,34 @@
+//! What the processor takes, for plans.
+
+use super::logp::TILE;
+use super::matmul::tile::PANEL;
+use crate::footprint::Footprint;
+
+/// Elements of the head's logits that are held at a time.
+const STRETCH: usize = 4 << 20;
+
+/// As seen in runs of small models. `docs/performance.md` has 8725 tokens/s in bf16 and 5142 in f32 of a model that takes
+/// 32.8 million operations a token, 61 and 71 % of the peaks beside them; sampling, 21893 and 12384 tokens/s at 10.2
+/// million operations a token, 47 and 54 %.
+pub const FOOTPRINT: Footprint = Footprint {
+    own_memory: false,
+    weight,
+    head,
+    busy_tokens: 2048,
+    fixed: 0,
+    slack: 18,
+    training_share: 0.6,
+    sampling_share: 0.45,
+};
+
+/// One packed form for forward, one for backward.
+fn weight(n: usize, k: usize, size: usize, backward: bool) -> usize {
+    let form = |rows: usize, cols: usize| size * rows.next_multiple_of(PANEL) * cols;
+    form(n, k) + if backward { form(k, n) } else { 0 }
+}
+
+/// Logits of a stretch of the vocabulary, gradients of the rows, their packed form.
+fn head(rows: usize, hidden: usize, vocab: usize, size: usize) -> usize {
+    let stretch = (STRETCH / rows.max(1) / TILE).clamp(1, 8) * TILE;
+    rows * (size * stretch.min(vocab) + 4 * hidden + 3 * size * hidden)
+}

@@ -1,0 +1,207 @@
+//! Linear layers of a few rows, with what comes before and after them: decoding one or a few sequences.
+//!
+//! A product is served where its sums are, bit for bit, those of the library for many rows; that is tried once for each
+//! shape. Elsewhere the operations are done one by one (`composed`).
+
+use super::context::Cuda;
+use super::launch::{Arg, Grid, args};
+use super::linear::{form, forward};
+use super::memory::{f32_ptr, ptr, u32s};
+use super::norm::offset;
+use crate::backend::{Activation, Affine, Heads, Normed, PagedRows, Turns};
+use crate::buffer::{Buffer, DType};
+use crate::error::Result;
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// Rows at most: half of the operand of a tensor core.
+const ROWS: usize = 8;
+/// Rows up to which one kernel is faster than several with the library's products: measured on an H200.
+pub const WORTH: usize = 4;
+/// Threads of a block of few.cu.
+const THREADS: u32 = 128;
+/// The widest row that is normed on the way.
+const WIDEST: usize = 4096;
+
+/// What is known of shapes (n, k).
+pub type Known = Mutex<HashMap<(usize, usize), bool>>;
+
+/// A product of `rows` rows and what becomes of it, as the kernels are told.
+struct Few<'a> {
+    layer: Affine<'a>,
+    rows: usize,
+    /// Features that a warp computes.
+    features: usize,
+    /// Vectors of a norm: its weight, and its bias.
+    norm: usize,
+}
+
+impl Few<'_> {
+    /// Warps of a block that multiply: one if that keeps all processors busy, else two.
+    fn warps(&self, cuda: &Cuda) -> usize {
+        let tiles = self.layer.weight.n / self.features;
+        if tiles <= 2 * cuda.card.processors as usize { 1 } else { 2 }
+    }
+
+    /// Bytes of shared memory: the block's weights and the rows, and room for the parameters of a norm.
+    fn shared(&self, cuda: &Cuda) -> usize {
+        let k = self.layer.weight.k;
+        (self.warps(cuda) * self.features + self.rows) * (k + 8) * 2 + self.norm * 4 * k
+    }
+
+    fn fits(&self, cuda: &Cuda) -> bool {
+        let w = self.layer.weight;
+        let whole = w.n.is_multiple_of(self.features) && w.k.is_multiple_of(128) && w.dtype == DType::Bf16;
+        whole && (1..=ROWS).contains(&self.rows) && self.shared(cuda) + 2048 <= cuda.card.shared
+    }
+
+    fn launch(
+        &self,
+        cuda: &Cuda,
+        kernel: &str,
+        out: u64,
+        before: [Arg; 7],
+        turns: [Arg; 8],
+        gelu: bool,
+    ) -> Result<()> {
+        let (w, warps) = (self.layer.weight, self.warps(cuda));
+        let mut all = args![form(w), self.layer.bias, out].to_vec();
+        all.extend(before);
+        all.extend(turns);
+        all.extend(args![gelu, self.rows as u32, w.n as u32, w.k as u32, warps as u32]);
+        let blocks = (w.n / self.features).div_ceil(warps);
+        let grid = Grid::new(blocks, THREADS).with_shared(self.shared(cuda)).early();
+        cuda.launch("few", kernel, grid, &all)
+    }
+}
+
+/// Rows of `x` as they are.
+fn as_it_is(x: u64) -> [Arg; 7] {
+    args![x, 0u64, 0u64, 0f32, 0f32, 0u32, 0u32]
+}
+
+/// Rows of the residual stream, normed.
+fn normed(norm: Normed<'_>, x: &Buffer) -> [Arg; 7] {
+    let Normed { op, weight, bias } = norm;
+    args![f32_ptr(x), f32_ptr(weight), bias, offset(op), op.eps, 1u32, u32::from(op.centred)]
+}
+
+/// Nothing is turned.
+fn still() -> [Arg; 8] {
+    args![0u64, 0u64, 0u64, 0u64, 0u64, 0u32, 0u32, 0u32]
+}
+
+/// Whether the kernel's sums are the library's; tried once for each shape.
+fn serves(cuda: &Cuda, few: &Few<'_>) -> Result<bool> {
+    let (n, k) = (few.layer.weight.n, few.layer.weight.k);
+    if !few.fits(cuda) {
+        return Ok(false);
+    }
+    let known = |c: &Cuda| c.few.lock().unwrap_or_else(|e| e.into_inner()).get(&(n, k)).copied();
+    if let Some(answer) = known(cuda) {
+        return Ok(answer);
+    }
+    let x = cuda.arena.take(ROWS * k * 2)?;
+    cuda.launch_flat("linear", "noise", ROWS * k, &args![&x, ROWS * k, 3u32])?;
+    let (want, got) = (cuda.arena.take(ROWS * n * 4)?, cuda.arena.take(ROWS * n * 4)?);
+    let found = cuda.uploaded(&[0u32])?;
+    let w = few.layer.weight;
+    forward(cuda, [ROWS, n, k], x.ptr(), form(w), w.dtype, None, (want.ptr(), DType::F32))?;
+    // With the layer's own weights: a row alone, some, and all.
+    for rows in [1, ROWS / 2, ROWS] {
+        let trial = Few { layer: Affine { weight: w, bias: None }, rows, features: 8, norm: 0 };
+        if trial.fits(cuda) {
+            trial.launch(cuda, "few_sums", got.ptr(), as_it_is(x.ptr()), still(), false)?;
+            let words = rows * n;
+            cuda.launch_flat("linear", "differ", words, &args![&want, &got, words, &found])?;
+        }
+    }
+    let mut differ = [1u32];
+    cuda.download(found.ptr(), &mut differ)?;
+    let same = differ[0] == 0;
+    cuda.profile
+        .note(|| format!("few rows of {n}x{k}: {}", if same { "the library's sums" } else { "other sums" }));
+    cuda.few.lock().unwrap_or_else(|e| e.into_inner()).insert((n, k), same);
+    Ok(same)
+}
+
+/// Vectors of a norm.
+fn vectors(norm: Normed<'_>) -> usize {
+    1 + usize::from(norm.bias.is_some())
+}
+
+/// Whether rows of the residual stream can be normed on the way.
+fn norms(norm: Normed<'_>, x: &Buffer) -> bool {
+    x.dtype() == DType::F32 && norm.op.width.is_multiple_of(4) && norm.op.width <= WIDEST
+}
+
+/// See [`crate::Backend::normed_qkv`]; `false` where it has to be done one by one.
+pub fn normed_qkv(
+    cuda: &Cuda,
+    norm: Normed<'_>,
+    x: &Buffer,
+    layer: Affine<'_>,
+    heads: Heads,
+    turns: Option<Turns<'_>>,
+    rows: &PagedRows,
+    cache: &mut Buffer,
+    qkv: &mut Buffer,
+) -> Result<bool> {
+    let few = Few { layer, rows: x.len() / norm.op.width, features: 16, norm: vectors(norm) };
+    let Some(turns) = turns.filter(|t| t.dim == heads.head_dim && t.dim.is_multiple_of(16)) else {
+        return Ok(false);
+    };
+    let whole = layer.weight.n == heads.qkv_width() && qkv.dtype() == DType::Bf16;
+    if !whole || !norms(norm, x) || !serves(cuda, &few)? {
+        return Ok(false);
+    }
+    let known = turns.cos.len() / (turns.dim / 2);
+    assert!(turns.positions.len() == few.rows && qkv.len() == few.rows * heads.qkv_width());
+    assert!(
+        u32s(turns.positions).iter().all(|&p| (p as usize) < known),
+        "a position beyond the {known} known"
+    );
+    let slots = super::attention::slots(cuda, heads, qkv, rows, cache)?;
+    let turned = args![
+        f32_ptr(turns.cos),
+        f32_ptr(turns.sin),
+        turns.positions,
+        &slots,
+        &*cache,
+        heads.heads as u32,
+        heads.kv_heads as u32,
+        heads.head_dim as u32
+    ];
+    few.launch(cuda, "few_turned", ptr(qkv), normed(norm, x), turned, false)?;
+    Ok(true)
+}
+
+/// See [`crate::Backend::linear_add`]; `false` where it has to be done one by one.
+pub fn linear_add(cuda: &Cuda, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<bool> {
+    let few = Few { layer, rows: x.len() / layer.weight.k, features: 8, norm: 0 };
+    if x.dtype() != DType::Bf16 || !serves(cuda, &few)? {
+        return Ok(false);
+    }
+    assert_eq!(to.len(), few.rows * layer.weight.n);
+    few.launch(cuda, "few_add", f32_ptr(to), as_it_is(ptr(x)), still(), false)?;
+    Ok(true)
+}
+
+/// See [`crate::Backend::normed_activation`]; `false` where it has to be done one by one.
+pub fn normed_activation(
+    cuda: &Cuda,
+    norm: Normed<'_>,
+    x: &Buffer,
+    layer: Affine<'_>,
+    op: Activation,
+    y: &mut Buffer,
+) -> Result<bool> {
+    let few = Few { layer, rows: x.len() / norm.op.width, features: 16, norm: vectors(norm) };
+    let served = op != Activation::Gelu && y.dtype() == DType::Bf16 && norms(norm, x);
+    if !served || !serves(cuda, &few)? {
+        return Ok(false);
+    }
+    assert_eq!(y.len(), few.rows * layer.weight.n / 2);
+    few.launch(cuda, "few_gated", ptr(y), normed(norm, x), still(), op == Activation::GeluGated)?;
+    Ok(true)
+}

@@ -1,0 +1,167 @@
+// Rows that drop unlikely tokens before one is drawn. A block has a row.
+
+// Larger logits have larger keys.
+__device__ __forceinline__ u32 key_of(float l) {
+    const u32 bits = __float_as_uint(l);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// The tokens that are left: keys above `key`, and those that are equal up to the token `last`.
+struct Edge {
+    u32 key, last;
+    __device__ __forceinline__ bool keeps(u32 k, u32 id) const { return k > key || (k == key && id <= last); }
+};
+
+// e^x for x at most 0, by the card's own 2^x.
+__device__ __forceinline__ float share(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
+}
+
+// Calls f(id, logit) for every element of this thread, in ascending order.
+template <class F>
+__device__ __forceinline__ void each_of(const float* row, u32 vocab, F f) {
+#pragma unroll 2
+    for (u32 c = 4 * threadIdx.x; c < vocab; c += 4 * THREADS) {
+        const vec4 v = four(row, c, vocab);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (c + j < vocab) f(c + j, v.x[j]);
+        }
+    }
+}
+
+#define BINS 32
+
+// Room of a block: sums of each thread's tokens in each bin, sums of the bins, and what the first thread found.
+struct Room {
+    float parts[BINS][THREADS];
+    double bins[BINS];
+    double above, found;
+    u32 prefix, ties;
+};
+
+// The likeliest tokens of those in `edge` whose weights reach the goal together: a token is kept while those before it
+// (larger logits, and equal ones of lower ids) are below. A token weighs 1 where they are counted, else as much as its
+// share beside the best, and then the goal is a part of all. Finds the key of the last token five bits at a time.
+__device__ __noinline__ Edge narrowed(const float* row, u32 vocab, Edge edge, Room& room, bool counted, float best,
+                                      double goal) {
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const auto weight = [=](float l) { return counted ? 1.0f : share(l - best); };
+    double above = 0.0;
+    u32 prefix = 0;
+    for (int shift = 27; ; shift = max(shift - 5, 0)) {
+        // The last digit has two bits.
+        const u32 digits = shift == 0 ? 3u : 31u, upper = shift == 27 ? 32 : shift == 0 ? 2 : shift + 5;
+        for (int b = 0; b < BINS; b++) room.parts[b][threadIdx.x] = 0.0f;
+        each_of(row, vocab, [&](u32 id, float l) {
+            const u32 key = key_of(l);
+            if ((upper < 32 && key >> upper != prefix) || !edge.keeps(key, id)) return;
+            room.parts[key >> shift & digits][threadIdx.x] += weight(l);
+        });
+        __syncthreads();
+        for (u32 b = warp; b < BINS; b += THREADS / WARP) {
+            double sum = 0.0;
+            for (u32 t = lane; t < THREADS; t += WARP) sum += (double)room.parts[b][t];
+            sum = warp_sum(sum);
+            if (lane == 0) room.bins[b] = sum;
+        }
+        __syncthreads();
+        if (shift == 27) {
+            double all = 0.0;
+            for (int b = BINS - 1; b >= 0; b--) all += room.bins[b];
+            if (!counted) goal *= all;
+        }
+        // Every thread walks the same bins. Where rounding keeps the sum below, the lowest bin that has something.
+        int bin = -1;
+        double start = above;
+        for (int b = digits; b >= 0; b--) {
+            if (!(room.bins[b] > 0.0)) continue;
+            bin = b, start = above;
+            if (above + room.bins[b] >= goal) break;
+            above += room.bins[b];
+        }
+        __syncthreads();
+        if (bin < 0) return edge;
+        above = start;
+        prefix = prefix << (shift == 0 ? 2 : 5) | (u32)bin;
+        if (shift > 0) continue;
+        // All tokens of this key weigh the same: how many of them are needed, and which is the last?
+        const float l = __uint_as_float(prefix >> 31 ? prefix & 0x7fffffffu : ~prefix);
+        const double each = (double)weight(l), ties = rint(room.bins[bin] / each);
+        const double wanted = fmax(1.0, ceil((goal - above) / each));
+        Edge found = {prefix, ~0u};
+        if (wanted >= ties) {
+            if (edge.key == prefix) found.last = edge.last;
+            return found;
+        }
+        // Threads have fours of tokens that lie apart: the first warp counts in the order of ids.
+        if (warp == 0) {
+            double left = wanted;
+            for (u32 from = 0; from < vocab; from += WARP) {
+                const u32 id = from + lane;
+                const bool tie = id < vocab && key_of(row[min(id, vocab - 1)]) == prefix && edge.keeps(prefix, id);
+                const u32 there = __ballot_sync(ALL, tie);
+                const double before = (double)__popc(there & ((1u << lane) - 1u));
+                const u32 last = __ballot_sync(ALL, tie && before + 1.0 == left);
+                if (last) {
+                    if (lane == 0) room.ties = from + __ffs(last) - 1;
+                    break;
+                }
+                left -= (double)__popc(there);
+            }
+        }
+        __syncthreads();
+        found.last = room.ties;
+        __syncthreads();
+        return found;
+    }
+}
+
+// A block has one row; rows that drop no token have been served. Shared memory: a Room, then a sum for every tile.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    truncated(const float* logits, const float* lse, const Ask* asks, u32 vocab, u32 count, const Tile* tiles,
+              Choice* chosen) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    Room& room = *(Room*)shared;
+    double* sums = (double*)(shared + sizeof(Room));
+    const Ask ask = asks[blockIdx.x];
+    if (!ask.truncates()) return;
+    const float* row = logits + (u64)blockIdx.x * vocab;
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    float best = -INFINITY_;
+    for (u32 t = lane; t < count; t += WARP) best = fmaxf(best, tiles[(u64)blockIdx.x * count + t].top);
+    best = warp_max(best);
+    Edge edge = {0, ~0u};
+    if (ask.top_k > 0 && ask.top_k < vocab) edge = narrowed(row, vocab, edge, room, true, best, (double)ask.top_k);
+    if (ask.top_p < 1.0f) edge = narrowed(row, vocab, edge, room, false, best, (double)ask.top_p);
+    const float least = ask.min_p;
+    const auto weight = [=](u32 id, float l) {
+        const float w = share(l - best);
+        return edge.keeps(key_of(l), id) && w >= least ? w : 0.0f;
+    };
+    for (u32 t = warp; t < count; t += THREADS / WARP) {
+        double part = 0.0;
+#pragma unroll
+        for (u32 i = 0; i < TILE / 128; i++) {
+            const u32 c = t * TILE + i * 128 + lane * 4;
+            const vec4 v = four(row, c, vocab);
+            float w[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) w[j] = c + j < vocab ? weight(c + j, v.x[j]) : 0.0f;
+            part += sum4(w);
+        }
+        part = warp_sum(part);
+        if (lane == 0) sums[t] = part;
+    }
+    __syncthreads();
+    if (warp > 0) return;
+    double all = 0.0, below;
+    for (u32 t = 0; t < count; t++) all += sums[t];
+    const double goal = (double)ask.draw * all;
+    const u32 tile = which_tile(count, goal, below, [&](u32 t) { return sums[t]; });
+    u32 token = in_tile(row, tile, vocab, below, goal, weight);
+    token = token == ~0u ? 0 : token;
+    if (lane == 0) chosen[blockIdx.x] = {token, row[token], lse[blockIdx.x], row[token] - best - log_((float)all)};
+}

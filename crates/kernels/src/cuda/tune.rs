@@ -1,0 +1,130 @@
+//! The fastest algorithm for a large product, found by trying what cuBLASLt offers.
+//!
+//! The library's advice is by a model of the card and at times a fifth from the best. What a clock decides must not
+//! decide bits: only algorithms that give the bits of the advised one are taken, so a run is the same whichever wins. It is
+//! tried on the product's own operands where its result is written, not added, and nothing else is allocated.
+
+use super::context::Cuda;
+use super::gemm::Gemm;
+use super::launch::{Grid, args};
+use crate::buffer::DType;
+use crate::error::Result;
+use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Multiply-adds of the smallest product that is worth it.
+const LARGE: usize = 1 << 32;
+/// Algorithms that are tried.
+const TRIES: usize = 12;
+/// How much faster than the advised one another must be, in hundredths.
+const GAIN: f64 = 1.0;
+
+/// What products have in common that share an algorithm: sizes rounded up to an eighth of a power of two, transposition,
+/// storage of the result, alignment, batch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Kind {
+    sizes: [usize; 3],
+    transposed: [bool; 2],
+    out: DType,
+    aligned: bool,
+    batch: usize,
+}
+
+impl Kind {
+    fn of(g: &Gemm) -> Self {
+        let rounded = |n: usize| n.next_multiple_of((n.next_power_of_two() / 16).max(1));
+        Kind {
+            sizes: [g.m, g.n, g.k].map(rounded),
+            transposed: [g.a_transposed, g.b_transposed],
+            out: g.out,
+            aligned: [g.a, g.b, g.c].iter().all(|at| at % 256 == 0),
+            batch: g.batch,
+        }
+    }
+}
+
+/// What was found; `None` is the advised algorithm.
+pub(super) type Tuned = HashMap<Kind, Option<cublasLtMatmulAlgo_t>>;
+
+/// The algorithm to name for a product, if not the advised one.
+pub(super) fn fastest(cuda: &Cuda, g: &Gemm) -> Result<Option<cublasLtMatmulAlgo_t>> {
+    if g.m * g.n * g.k * g.batch < LARGE {
+        return Ok(None);
+    }
+    let kind = Kind::of(g);
+    let known = cuda.products.tuned.lock().unwrap_or_else(|e| e.into_inner()).get(&kind).copied();
+    if let Some(known) = known {
+        // One that was found for another size may not serve this one.
+        return Ok(known.filter(|algo| cuda.products.serves(cuda, g, algo)));
+    }
+    if g.beta != 0.0 || cuda.recording.load(Ordering::Relaxed) {
+        return Ok(None);
+    }
+    let Some(found) = search(cuda, g)? else { return Ok(None) };
+    cuda.products.tuned.lock().unwrap_or_else(|e| e.into_inner()).insert(kind, found);
+    Ok(found)
+}
+
+/// Tries what is offered. Nothing comes back where the operands say too little: of zeros every sum is the same.
+fn search(cuda: &Cuda, g: &Gemm) -> Result<Option<Option<cublasLtMatmulAlgo_t>>> {
+    let offers = cuda.products.offers(cuda, g)?;
+    let (mut first, mut best) = (None, None);
+    for (i, algo) in offers.iter().take(TRIES).enumerate() {
+        if cuda.products.attempt(cuda, g, algo).is_err() {
+            continue;
+        }
+        let [bits, filled] = digest(cuda, g)?;
+        match first {
+            None if i > 0 || 2 * (filled as usize) < words(g) => return Ok(None),
+            None => {}
+            Some((same, _)) if same != bits => continue,
+            Some(_) => {}
+        }
+        let time = time(cuda, g, algo)?;
+        let advised = first.get_or_insert((bits, time)).1;
+        let limit = best.map_or(advised * (1.0 - GAIN / 100.0), |(time, _)| time);
+        if i > 0 && time < limit {
+            best = Some((time, *algo));
+        }
+    }
+    let Some((_, advised)) = first else { return Ok(None) };
+    cuda.profile.note(|| {
+        let found = best.map_or(advised, |(time, _)| time);
+        let work = 2.0 * (g.m * g.n * g.k * g.batch) as f64 * 1e-12;
+        format!("{}: {:.0} TFLOP/s as advised, {:.0} as found", g.name(), work / advised, work / found)
+    });
+    // The result stays as the last that was tried has left it: only the advised one's bits may.
+    if let Some(algo) = offers.first() {
+        cuda.products.attempt(cuda, g, algo)?;
+    }
+    Ok(Some(best.map(|(_, algo)| algo)))
+}
+
+/// Seconds of one product.
+fn time(cuda: &Cuda, g: &Gemm, algo: &cublasLtMatmulAlgo_t) -> Result<f64> {
+    const TIMES: usize = 4;
+    cuda.synchronize()?;
+    let start = Instant::now();
+    for _ in 0..TIMES {
+        cuda.products.attempt(cuda, g, algo)?;
+    }
+    cuda.synchronize()?;
+    Ok(start.elapsed().as_secs_f64() / TIMES as f64)
+}
+
+/// Words of four bytes of a result.
+fn words(g: &Gemm) -> usize {
+    g.batch * g.m * g.n * g.out.size() / 4
+}
+
+/// A sum over all words of the result that changes with any of them, and the number of words that are not zero.
+fn digest(cuda: &Cuda, g: &Gemm) -> Result<[u64; 2]> {
+    let room = cuda.uploaded(&[0u64; 2])?;
+    let blocks = words(g).div_ceil(256).min(16 * cuda.card.processors as usize);
+    cuda.launch("linear", "digest", Grid::new(blocks, 256), &args![g.c, words(g), &room])?;
+    let mut sums = [0u64; 2];
+    cuda.download(room.ptr(), &mut sums)?;
+    Ok(sums)
+}

@@ -1,0 +1,131 @@
+//! Choosing among the likeliest tokens of a row, on the host: what devices that do it themselves must equal, up to sums.
+
+use crate::backend::Ask;
+use crate::math::ln;
+
+/// Room for the tokens that are left.
+#[derive(Default)]
+pub struct Kept {
+    list: Vec<(u32, f32)>,
+}
+
+impl Kept {
+    /// The likeliest tokens of a row with their logits, likeliest first; of equals the lower id.
+    pub fn top(&mut self, row: &[f32], count: usize) -> &[(u32, f32)] {
+        self.all(row);
+        keep_top(&mut self.list, count)
+    }
+
+    /// A token of a row of scaled logits, and its log-probability among those that could be chosen: 0 for the largest.
+    pub fn choose(&mut self, row: &[f32], ask: &Ask) -> (u32, f32) {
+        let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let Some(draw) = ask.draw else {
+            return (row.iter().position(|&l| l == best).unwrap_or(0) as u32, 0.0);
+        };
+        self.all(row);
+        if ask.top_k > 0 && ask.top_k < self.list.len() {
+            keep_top(&mut self.list, ask.top_k);
+            self.list.truncate(ask.top_k);
+        }
+        // From here on a token's weight, that of the likeliest being 1.
+        self.list.iter_mut().for_each(|(_, l)| *l = exp(*l - best));
+        if ask.top_p < 1.0 {
+            let kept = nucleus(&mut self.list, ask.top_p);
+            self.list.truncate(kept);
+        }
+        self.list.retain(|&(_, w)| w >= ask.min_p);
+        self.list.sort_unstable_by_key(|&(id, _)| id);
+        let total: f32 = self.list.iter().map(|&(_, w)| w).sum();
+        let (mut below, mut chosen) = (0.0, None);
+        for &(id, w) in self.list.iter().filter(|(_, w)| *w > 0.0) {
+            below += w;
+            chosen = Some(id);
+            if below > draw * total {
+                break;
+            }
+        }
+        // The likeliest token has weight 1, so there is one.
+        let token = chosen.unwrap_or(0);
+        (token, row[token as usize] - best - ln(f64::from(total)) as f32)
+    }
+
+    fn all(&mut self, row: &[f32]) {
+        self.list.clear();
+        self.list.extend(row.iter().enumerate().map(|(id, &l)| (id as u32, l)));
+    }
+}
+
+/// Larger first, then the lower id.
+fn order(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
+    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+}
+
+/// Brings the `count` largest to the front, in order.
+fn keep_top(list: &mut [(u32, f32)], count: usize) -> &[(u32, f32)] {
+    let count = count.min(list.len());
+    if count < list.len() {
+        list.select_nth_unstable_by(count, order);
+    }
+    list[..count].sort_unstable_by(order);
+    &list[..count]
+}
+
+/// Brings the heaviest to the front that together reach the share `p`, and says how many they are.
+fn nucleus(list: &mut [(u32, f32)], p: f32) -> usize {
+    // In the order of ids, whatever was done to the list before.
+    list.sort_unstable_by_key(|&(id, _)| id);
+    let goal = p * list.iter().map(|&(_, w)| w).sum::<f32>();
+    let mut looked_at = 64;
+    loop {
+        let mut before = 0.0;
+        for (i, &(_, w)) in keep_top(list, looked_at).iter().enumerate() {
+            if before >= goal {
+                return i;
+            }
+            before += w;
+        }
+        if looked_at >= list.len() {
+            return list.len();
+        }
+        looked_at *= 8;
+    }
+}
+
+/// `e^x` for x at most 0, without the system's mathematics library.
+fn exp(x: f32) -> f32 {
+    if x < -87.0 {
+        return 0.0;
+    }
+    let x = f64::from(x);
+    let n = (x * std::f64::consts::LOG2_E).round();
+    let r = x - n * std::f64::consts::LN_2;
+    let mut sum = 1.0;
+    for k in (1..=9).rev() {
+        sum = 1.0 + sum * r / f64::from(k);
+    }
+    (sum * f64::from_bits(((n as i64 + 1023) as u64) << 52)) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_is_that_of_the_library() {
+        for i in 0..8700 {
+            let x = -0.01 * i as f32;
+            let want = f64::from(x).exp();
+            assert!((f64::from(exp(x)) - want).abs() <= 1e-7 * want, "{x}");
+        }
+        assert_eq!((exp(0.0), exp(f32::NEG_INFINITY)), (1.0, 0.0));
+    }
+
+    #[test]
+    fn the_largest_come_first_and_of_equals_the_lower_id() {
+        let mut list = vec![(0, 1.0), (1, 3.0), (2, 3.0), (3, 2.0), (4, 3.0)];
+        assert_eq!(keep_top(&mut list, 2), [(1, 3.0), (2, 3.0)]);
+        let mut list = vec![(0, 1.0), (1, 1.0), (2, 2.0)];
+        assert_eq!(nucleus(&mut list, 0.75), 2);
+        assert_eq!(list[..2], [(2, 2.0), (0, 1.0)]);
+    }
+}

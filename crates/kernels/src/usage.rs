@@ -1,0 +1,184 @@
+//! What memory is for: a label on every allocation, and the report made of them.
+
+use crate::backend::Backend;
+use std::sync::Arc;
+
+/// What memory is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// Master weights and what is derived from them.
+    Weights,
+    /// Gradients of the weights.
+    Gradients,
+    /// Moments of the optimizer.
+    Optimizer,
+    /// Keys and values of sequences that are sampled.
+    Cache,
+    /// What a pass over tokens computes, and everything else that comes and goes.
+    #[default]
+    Activations,
+    /// Room that libraries ask for.
+    Workspace,
+}
+
+/// Number of purposes.
+const COUNT: usize = 6;
+
+impl Purpose {
+    /// All of them.
+    pub const ALL: [Purpose; COUNT] = [
+        Purpose::Weights,
+        Purpose::Gradients,
+        Purpose::Optimizer,
+        Purpose::Cache,
+        Purpose::Activations,
+        Purpose::Workspace,
+    ];
+
+    /// In a word or three.
+    pub fn name(self) -> &'static str {
+        match self {
+            Purpose::Weights => "weights",
+            Purpose::Gradients => "gradients",
+            Purpose::Optimizer => "optimizer",
+            Purpose::Cache => "keys and values",
+            Purpose::Activations => "activations",
+            Purpose::Workspace => "workspace",
+        }
+    }
+
+    /// Which setting makes it less.
+    pub fn less(self) -> &'static str {
+        match self {
+            Purpose::Weights => "a smaller model, or dtype = \"bf16\"",
+            Purpose::Gradients => "a smaller model, or frozen tensors (model.frozen)",
+            Purpose::Optimizer => "optim.name = \"sgd\", or a smaller model",
+            Purpose::Cache => "a lower rollout.cache_mib (--cache-mib), or fewer and shorter answers at once",
+            Purpose::Activations | Purpose::Workspace => {
+                "a lower train.micro_batch_tokens (--micro-batch), or model.recompute = true"
+            }
+        }
+    }
+
+    /// From now on memory of that device is for this, until what comes back is dropped.
+    pub fn on(self, device: &Arc<dyn Backend>) -> Labelled {
+        Labelled { before: device.set_purpose(self), device: device.clone() }
+    }
+}
+
+/// While this lives, allocations are for one purpose.
+#[must_use]
+pub struct Labelled {
+    device: Arc<dyn Backend>,
+    before: Purpose,
+}
+
+impl Drop for Labelled {
+    fn drop(&mut self) {
+        self.device.set_purpose(self.before);
+    }
+}
+
+/// Bytes by purpose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bytes([usize; COUNT]);
+
+impl Bytes {
+    /// Those of a purpose.
+    pub fn of(&self, purpose: Purpose) -> usize {
+        self.0[purpose as usize]
+    }
+    /// All together.
+    pub fn total(&self) -> usize {
+        self.0.iter().sum()
+    }
+    /// `weights 2.77 GiB, gradients 1.84 GiB`: those there are, the largest first.
+    pub fn words(&self) -> String {
+        let mut there: Vec<Purpose> = Purpose::ALL.into_iter().filter(|&p| self.of(p) > 0).collect();
+        there.sort_by_key(|&p| std::cmp::Reverse(self.of(p)));
+        let each = |p: Purpose| format!("{} {}", p.name(), size(self.of(p)));
+        there.into_iter().map(each).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Bytes for people.
+pub fn size(bytes: usize) -> String {
+    let mib = bytes as f64 / 1048576.0;
+    if mib < 1024.0 { format!("{mib:.1} MiB") } else { format!("{:.2} GiB", mib / 1024.0) }
+}
+
+/// What is in use, and what was when it was most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Books {
+    /// What new memory is for.
+    pub purpose: Purpose,
+    /// In use now.
+    pub now: Bytes,
+    /// In use when all together was most.
+    pub at_peak: Bytes,
+}
+
+impl Books {
+    /// Memory is handed out; what it is for comes back.
+    pub fn add(&mut self, bytes: usize) -> Purpose {
+        self.now.0[self.purpose as usize] += bytes;
+        if self.now.total() > self.at_peak.total() {
+            self.at_peak = self.now;
+        }
+        self.purpose
+    }
+    /// Memory that was for this comes back.
+    pub fn remove(&mut self, purpose: Purpose, bytes: usize) {
+        self.now.0[purpose as usize] -= bytes;
+    }
+}
+
+/// Where a device's memory went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Buffers.
+    pub books: Books,
+    /// Times the system was asked for memory.
+    pub asked: u64,
+    /// Bytes in use on the device, as the system says: with context, libraries, blocks kept for reuse, other programs.
+    pub used: usize,
+    /// The same when buffers and blocks were most.
+    pub most: usize,
+    /// All it has.
+    pub total: usize,
+}
+
+impl Report {
+    /// Two lines for people.
+    pub fn lines(&self) -> [String; 2] {
+        let peak = self.books.at_peak;
+        [
+            format!("{} when most was in use: {}", size(peak.total()), peak.words()),
+            format!(
+                "{} of {} at most, with context, libraries and blocks kept for reuse",
+                size(self.most),
+                size(self.total)
+            ),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_keeps_what_it_was_made_of() {
+        let mut books = Books { purpose: Purpose::Weights, ..Default::default() };
+        let weights = books.add(300 << 20);
+        books.purpose = Purpose::Activations;
+        let activations = books.add(2 << 30);
+        books.remove(activations, 2 << 30);
+        books.purpose = Purpose::Cache;
+        books.add(1 << 20);
+        assert_eq!(weights, Purpose::Weights);
+        assert_eq!(books.at_peak.words(), "activations 2.00 GiB, weights 300.0 MiB");
+        assert_eq!(books.now.words(), "weights 300.0 MiB, keys and values 1.0 MiB");
+        assert_eq!(books.now.total(), 301 << 20);
+    }
+}
