@@ -89,7 +89,6 @@ impl Stage {
         if !experience.sequences.is_empty() {
             self.restart()?;
         }
-        let version = self.policy.model.version;
         let passes = self.algo.passes();
         for (n, update) in updates(&experience, passes, self.recipe.seed, self.step).iter().enumerate() {
             let batches = update.micro_batches(&experience, self.recipe.train.micro_batch_tokens)?;
@@ -106,7 +105,7 @@ impl Stage {
             for batch in &batches {
                 let (stats, flown) = self.forward_early(batch)?;
                 if n == 0 {
-                    compare_logps(batch, &stats, version, &mut metrics);
+                    compare_logps(batch, &stats, &self.policy.model, &mut metrics)?;
                 }
                 let loss = self.algo.loss(batch, &stats); //                   loss
                 if !flown {
@@ -189,19 +188,20 @@ impl Stage {
 }
 
 /// How far the trainer's log-probabilities are from the sampler's, over tokens that this version of the policy
-/// sampled: exactly zero, because it has not moved.
+/// sampled: exactly zero on an exact device, because it has not moved. Anything else is an error of ours, and would
+/// be learned from.
 pub(crate) fn compare_logps(
     batch: &MicroBatch<'_>,
     stats: &ByRole<Stats>,
-    version: u64,
+    model: &Model,
     metrics: &mut Metrics,
-) {
-    let Some(policy) = stats.get(Role::Policy) else { return };
+) -> Result<()> {
+    let Some(policy) = stats.get(Role::Policy) else { return Ok(()) };
     let (mut worst, mut gaps, mut lags) = (0.0f64, Mean::default(), Mean::default());
     for (row, s) in batch.rows().filter(|(_, s)| !s.version.is_empty()) {
         for i in s.actions() {
-            lags.add(version.saturating_sub(s.version[i]) as f64);
-            if s.version[i] == version {
+            lags.add(model.version.saturating_sub(s.version[i]) as f64);
+            if s.version[i] == model.version {
                 let gap = (policy.logp[row + i] - s.sampled_logp[i]).abs() as f64;
                 gaps.add(gap);
                 worst = worst.max(gap);
@@ -213,6 +213,13 @@ pub(crate) fn compare_logps(
     if gaps != Mean::default() {
         metrics.add_max("sampling/sampling_logp_difference/max", worst);
     }
+    if worst > 0.0 && model.backend.is_exact() {
+        return Err(Error::numerics(format!(
+            "a token's log-probability was {worst} off when these very weights sampled it"
+        ))
+        .fix("run `ferrl bench --check` on this device, and report it; on a card `exact = false` goes on regardless"));
+    }
+    Ok(())
 }
 
 /// Seconds of the phases of a step.

@@ -192,7 +192,7 @@ fn gradients(
     stage.policy.zero_grads();
     for batch in batches {
         let stats = stage.forward(batch)?;
-        compare_logps(batch, &stats, stage.policy.model.version, metrics);
+        compare_logps(batch, &stats, &stage.policy.model, metrics)?;
         let loss = stage.algo.loss(batch, &stats);
         stage.backward(batch, &loss.grads)?;
         value += loss.value;

@@ -87,3 +87,25 @@ fn a_stopped_and_resumed_run_with_lag_is_the_same_run() {
     let bytes = |runs: &std::path::Path| std::fs::read(runs.join("test/stages/0/model.safetensors")).unwrap();
     assert!(bytes(&whole) == bytes(&parts));
 }
+
+/// Weights that moved under the sampler's feet, or tokens of another model: learned from, they would be noise.
+#[test]
+fn a_sampled_log_probability_that_the_weights_do_not_give_stops_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(dir.path());
+    let mut stage = stage(&model, &grpo(1)).unwrap();
+    stage.step().unwrap();
+    let waiting = stage.ahead[0].clone();
+    let with = |collected: Collected| {
+        let mut fresh = crate::help::stage(&model, &grpo(1)).unwrap();
+        fresh.ahead.push_back(collected);
+        fresh.step()
+    };
+    assert!(with(waiting.clone()).is_ok(), "the same weights sampled it");
+    let mut off = waiting;
+    let s = &mut off.experience.sequences[2];
+    let at = s.actions().next().unwrap();
+    s.sampled_logp[at] = f32::from_bits(s.sampled_logp[at].to_bits() ^ 1);
+    let error = with(off).err().expect("one bit is enough").to_string();
+    assert!(error.contains("off when these very weights sampled it"), "{error}");
+}
