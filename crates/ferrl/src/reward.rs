@@ -33,7 +33,7 @@ pub struct Graded {
     pub reward: f64,
     /// Named parts.
     pub components: Vec<(String, f32)>,
-    /// Logged only: usually whether the answer is right.
+    /// Logged only: what the first verifier says of it, usually whether it is right.
     pub score: f64,
 }
 
@@ -103,15 +103,15 @@ impl Rewards {
         let mut lost = vec![false; answers.len()];
         let mut sources: Vec<Vec<(f32, f32)>> = vec![Vec::new(); answers.len()];
         let verified = self.0.iter().any(|(_, judge)| matches!(judge, Judge::Verifier(_)));
-        for (weight, judge) in &self.0 {
+        // Whether an answer is right is for the first verifier to say; without one, for the first source.
+        let says = |judge: &Judge| !verified || matches!(judge, Judge::Verifier(_));
+        let first = self.0.iter().position(|(_, judge)| says(judge));
+        for (source, (weight, judge)) in self.0.iter().enumerate() {
             let (name, scores) = match judge {
                 Judge::Verifier(verifier) => (verifier.name(), verifier.score_batch(&samples)),
                 Judge::Model(model, name) => {
-                    let score = |r: f64| {
-                        // Whether an answer is right is for verifiers to say, where there are any.
-                        let score = Some(if verified { 0.0 } else { r });
-                        Ok(Score { reward: r, components: vec![(name.clone(), r)], score })
-                    };
+                    let score =
+                        |r: f64| Ok(Score { reward: r, components: vec![(name.clone(), r)], score: Some(r) });
                     (name.as_str(), model.score(prompts, answers)?.into_iter().map(score).collect())
                 }
             };
@@ -135,7 +135,9 @@ impl Rewards {
                 }
                 graded[i].reward += weight * score.reward;
                 sources[i].push((*weight as f32, score.reward as f32));
-                graded[i].score += score.score.unwrap_or(score.reward);
+                if Some(source) == first {
+                    graded[i].score = score.score.unwrap_or(score.reward);
+                }
                 graded[i].components.extend(score.components.into_iter().map(|(n, v)| (n, v as f32)));
             }
         }
@@ -215,6 +217,22 @@ mod tests {
         assert_eq!(m.get("rollouts/lost"), Some(1.0));
         let left: Vec<_> = e.sequences.iter().map(|s| (s.trajectory, s.total_reward())).collect();
         assert_eq!(left, [(0, 1.0), (2, 1.0)]);
+    }
+
+    #[test]
+    fn the_first_verifier_says_whether_an_answer_is_right() {
+        let judge = |name: &str, pattern: &str| {
+            let options = serde_json::json!({ "pattern": pattern, "whole": false });
+            let options = options.as_object().cloned().unwrap_or_default();
+            Judge::Verifier(verify::build(name, &options).unwrap())
+        };
+        let rewards = Rewards(vec![(1.0, judge("regex", "4")), (0.5, judge("regex", "[0-9]"))]);
+        let answer = |text: &str| Answer { prompt: 0, text: text.into(), tokens: 1, truncated: false };
+        let answers = ["4", "5", "x"].map(answer);
+        let (mut e, mut m) = (Experience::default(), Metrics::default());
+        let graded = rewards.score(&[Prompt::default()], &answers, &mut e, &mut m).unwrap();
+        let both: Vec<_> = graded.iter().map(|g| (g.reward, g.score)).collect();
+        assert_eq!(both, [(1.5, 1.0), (0.5, 0.0), (0.0, 0.0)], "a digit is well formed, not right");
     }
 
     #[test]

@@ -13,9 +13,13 @@ pub fn algorithms_markdown(figures: &Map<String, Value>) -> String {
     let mut page = String::from("# The algorithms\n\n");
     page += "`algo = \"NAME\"` in a recipe chooses one; `ferrl recipe show NAME` prints what is here for one of them and the \
              other keys that matter to it. This page is made from the registry and the comments of the code.\n\n";
-    page += "| name | what it is | learns from |\n|---|---|---|\n";
+    page += "The last two columns are of its recipe, run to its end: what the last stage changed. Sections say what was measured.\n\n";
+    page += "| name | what it is | learns from | before | after |\n|---|---|---|---:|---:|\n";
     for e in ALGORITHMS {
-        page += &format!("| [`{0}`](#{0}) | {1} | {2} |\n", e.name, e.about, e.wants.words());
+        let figure = |key: &str| figures.get(e.name).and_then(|f| f[key].as_str()).unwrap_or("");
+        let (before, after) = (figure("before"), figure("after"));
+        let (name, about, wants) = (e.name, e.about, e.wants.words());
+        page += &format!("| [`{name}`](#{name}) | {about} | {wants} | {before} | {after} |\n");
     }
     page += &written_by_all();
     for entry in ALGORITHMS {
