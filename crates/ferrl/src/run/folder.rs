@@ -17,7 +17,7 @@ use serde_json::json;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A run's folder, open and locked until dropped.
 #[derive(Debug)]
@@ -167,25 +167,35 @@ fn taken(root: &Path, name: &str) -> Error {
         .fix(format!("--resume to go on with it, or --name {} for a new one", free.unwrap_or_default()))
 }
 
+/// How often a lock that this very process has is tried again, 10 ms apart.
+const OWN_ATTEMPTS: usize = 50;
+
 /// Takes the folder for this process. The system gives the lock back when the process ends, however it ends.
 fn lock(folder: &Path) -> Result<File> {
     let path = folder.join("lock");
     let fail = |e: std::io::Error| error("cannot lock the run's folder", &path, &e);
     let mut how = OpenOptions::new();
     let mut file = how.read(true).write(true).create(true).truncate(false).open(&path).map_err(fail)?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut holder = String::new();
-            let _ = file.read_to_string(&mut holder); // only for the message
-            let holder: String = holder.chars().filter(char::is_ascii_digit).take(20).collect();
-            return Err(Error::usage(format!("process {holder} is using this run"))
-                .at(folder.display())
-                .fix("wait until it ends, or choose another --name"));
+    for attempt in 0.. {
+        match file.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                let _ = file.rewind().and_then(|()| file.read_to_string(&mut holder)); // only for the message
+                let holder: String = holder.chars().filter(char::is_ascii_digit).take(20).collect();
+                // A worker that this process is just starting has all of its open files until the new program runs.
+                if attempt < OWN_ATTEMPTS && holder == std::process::id().to_string() {
+                    std::thread::sleep(Duration::from_millis(10));
+                    continue;
+                }
+                return Err(Error::usage(format!("process {holder} is using this run"))
+                    .at(folder.display())
+                    .fix("wait until it ends, or choose another --name"));
+            }
+            // Some network disks have no locks; a run there is the user's to keep alone.
+            Err(TryLockError::Error(e)) if e.kind() == std::io::ErrorKind::Unsupported => break,
+            Err(TryLockError::Error(e)) => return Err(fail(e)),
         }
-        // Some network disks have no locks; a run there is the user's to keep alone.
-        Err(TryLockError::Error(e)) if e.kind() == std::io::ErrorKind::Unsupported => {}
-        Err(TryLockError::Error(e)) => return Err(fail(e)),
     }
     file.set_len(0).map_err(fail)?;
     file.rewind().map_err(fail)?;
