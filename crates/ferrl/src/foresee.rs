@@ -56,8 +56,7 @@ impl Stage {
         let mut by_role = ByRole::default();
         by_role.set(Role::Policy, stats);
         let grads = self.algo.loss(batch, &by_role).grads.get(Role::Policy)?.clone();
-        let others = [&grads.entropy, &grads.value, &grads.others, &grads.kl];
-        let by_logp = others.iter().all(|g| g.is_empty()) && grads.logp.iter().all(|g| g.is_finite());
+        let by_logp = grads.is_logp_alone() && grads.logp.iter().all(|g| g.is_finite());
         by_logp.then_some((grads, logp))
     }
 }

@@ -61,6 +61,13 @@ pub struct Stats {
     pub kl: Vec<f32>,
 }
 
+impl Stats {
+    /// Whether there is nothing but log-probabilities.
+    pub fn is_logp_alone(&self) -> bool {
+        [&self.entropy, &self.value, &self.others, &self.kl].iter().all(|column| column.is_empty())
+    }
+}
+
 /// d loss / d each number of [`Stats`], in its layout; an empty vector means zero.
 pub type StatGrads = Stats;
 

@@ -130,9 +130,7 @@ impl Trainer {
     }
 
     fn at_once(&mut self, batch: &Batch, grads: &StatGrads, logp: Option<&[f32]>) -> Result<Option<Stats>> {
-        let others = [&grads.entropy, &grads.value, &grads.others, &grads.kl];
-        let by_logp = self.model.config.head.has_lm() && others.iter().all(|g| g.is_empty());
-        if !by_logp || batch.others_per_row > 0 {
+        if !self.model.config.head.has_lm() || !grads.is_logp_alone() || batch.others_per_row > 0 {
             return Ok(None);
         }
         check_grads(grads)?;
