@@ -1,5 +1,6 @@
 //! Kernels from text: compiled by NVRTC for the card that is found, and kept in the user's cache folder.
 
+use super::ahead::Ahead;
 use super::attention;
 use super::context::check;
 use super::libraries::{self, Library};
@@ -204,8 +205,13 @@ fn fnv(bytes: &[u8]) -> u128 {
     })
 }
 
+/// Whether the machine code of a source is in the cache.
+pub(super) fn is_kept(source: &Source, defines: &str, architecture: &str) -> bool {
+    cached_at(source, defines, architecture).is_some_and(|path| path.exists())
+}
+
 /// Machine code, from the cache where it is there. A cache that cannot be read or written costs time only.
-fn machine_code(source: &Source, defines: &str, architecture: &str) -> Result<Vec<u8>> {
+pub(super) fn machine_code(source: &Source, defines: &str, architecture: &str) -> Result<Vec<u8>> {
     let path = cached_at(source, defines, architecture);
     if let Some(code) =
         path.as_ref().and_then(|p| std::fs::read(p).ok()).filter(|c| c.starts_with(b"\x7fELF"))
@@ -237,6 +243,7 @@ pub(super) struct Modules {
 struct Loaded {
     /// By source, then by definitions.
     modules: HashMap<&'static str, HashMap<String, Module>>,
+    ahead: Ahead,
 }
 
 // SAFETY: the driver's handles may be used from any thread.
@@ -270,9 +277,10 @@ impl Modules {
     ) -> Result<CUfunction> {
         // No text is copied where everything is there: this is asked hundreds of times for each token that is decoded.
         let mut loaded = self.loaded.lock().unwrap_or_else(|e| e.into_inner());
-        let variants = loaded.modules.entry(module).or_default();
+        let Loaded { modules, ahead } = &mut *loaded;
+        let variants = modules.entry(module).or_default();
         if !variants.contains_key(defines) {
-            let handle = self.load(module, defines)?;
+            let handle = self.load(module, defines, ahead)?;
             variants.insert(defines.to_string(), Module { handle, kernels: HashMap::new() });
         }
         let Some(variant) = variants.get_mut(defines) else { unreachable!("inserted above") };
@@ -295,11 +303,15 @@ impl Modules {
         Ok(kernel.function)
     }
 
-    fn load(&self, name: &'static str, defines: &str) -> Result<CUmodule> {
+    fn load(&self, name: &'static str, defines: &str, ahead: &mut Ahead) -> Result<CUmodule> {
         let Some(source) = SOURCES.iter().find(|s| s.name == name) else {
             unreachable!("a module that is in SOURCES: {name}")
         };
-        let code = machine_code(source, defines, &self.architecture)?;
+        if !is_kept(source, defines, &self.architecture) {
+            ahead.begin(&self.architecture);
+        }
+        let begun = if defines.is_empty() { ahead.take(name) } else { None };
+        let code = begun.unwrap_or_else(|| machine_code(source, defines, &self.architecture))?;
         let mut module = std::ptr::null_mut();
         // SAFETY: a whole image, which the driver copies.
         check(unsafe { driver::cuModuleLoadData(&mut module, code.as_ptr().cast()) }, || {

@@ -5,6 +5,7 @@
 //! work is on one stream, memory that is freed may be handed out again at once.
 
 pub mod activation;
+mod ahead;
 pub mod attention;
 mod backend;
 pub mod compile;
