@@ -462,6 +462,11 @@ pub trait Backend: Send + Sync {
     // ---- linear -------------------------------------------------------------------------------------------
     /// Room for the derived form of an `[n, k]` matrix; with `backward` also what `linear_dx` needs.
     fn weight(&self, n: usize, k: usize, dtype: DType, backward: bool) -> Result<Weight>;
+    /// Room for the f32 master of a weight, where the device holds both in the memory of one; to change the one is to change
+    /// the other then.
+    fn master(&self, _weight: &Weight) -> Result<Option<Buffer>> {
+        Ok(None)
+    }
     /// Derives it from the f32 master.
     fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()>;
     /// `y = x · wᵀ + bias`

@@ -109,15 +109,16 @@ impl Model {
 
     fn push(&mut self, shape: ParamShape, values: &[f32], training: bool) -> Result<()> {
         let _weights = Purpose::Weights.on(&self.backend);
-        let mut master = self.backend.alloc(DType::F32, shape.len())?;
-        self.backend.write(&mut master, 0, values)?;
         let is_table = shape.name == "position" || (shape.name == "embed" && !self.layout.embed_is_head);
         let is_linear = !shape.is_vector() || shape.name == "value.weight";
-        let mut derived = None;
-        if is_linear && !is_table {
-            let mut weight = self.backend.weight(shape.rows, shape.cols, self.dtype, training)?;
-            self.backend.load_weight(&master, &mut weight)?;
-            derived = Some(weight);
+        let multiplies = is_linear && !is_table;
+        let weight = || self.backend.weight(shape.rows, shape.cols, self.dtype, training);
+        let mut derived = multiplies.then(weight).transpose()?;
+        let shared = derived.as_ref().map(|weight| self.backend.master(weight)).transpose()?.flatten();
+        let mut master = shared.map_or_else(|| self.backend.alloc(DType::F32, shape.len()), Ok)?;
+        self.backend.write(&mut master, 0, values)?;
+        if let Some(weight) = &mut derived {
+            self.backend.load_weight(&master, weight)?;
         }
         self.params.push(Param { shape, master, derived });
         Ok(())

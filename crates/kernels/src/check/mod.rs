@@ -8,6 +8,7 @@ mod attention;
 mod few;
 mod linear;
 mod logp;
+mod masters;
 mod rows;
 mod sampling;
 mod units;
@@ -53,6 +54,7 @@ pub type Case = fn(&mut Check<'_>) -> Result<()>;
 /// Every case, by name.
 pub const CASES: &[(&str, Case)] = &[
     ("vectors", vectors::all),
+    ("masters", masters::all),
     ("rows", rows::all),
     ("linear", linear::all),
     ("attention", attention::results),

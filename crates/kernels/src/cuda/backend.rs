@@ -1,8 +1,8 @@
 //! The contract of [`Backend`], operation by operation, each in the file of its name.
 
 use super::{
-    Cuda, activation, attention, embed, few, head_norm, kl, linear, logp, memory, norm, optim, peak, record,
-    rotary, sample, vector,
+    Cuda, activation, attention, embed, few, halves, head_norm, kl, linear, logp, memory, norm, optim, peak,
+    record, rotary, sample, vector,
 };
 use crate::backend::{
     Activation, AdamW, Affine, Ask, Attention, Backend, Choice, Choices, Heads, LogpGrads, LogpHead,
@@ -150,6 +150,9 @@ impl Backend for Cuda {
     }
     fn weight(&self, n: usize, k: usize, dtype: DType, _backward: bool) -> Result<Weight> {
         linear::weight(self, n, k, dtype)
+    }
+    fn master(&self, weight: &Weight) -> Result<Option<Buffer>> {
+        halves::master(self, weight)
     }
     fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()> {
         linear::load_weight(self, master, weight)

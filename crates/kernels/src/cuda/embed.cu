@@ -1,11 +1,21 @@
 // Rows of a table by id, and the sums that flow back into them.
 
-extern "C" __global__ void embed(const u32* ids, const float* table, float scale, bool add, u32 width, float* out) {
-    const float* row = table + (u64)ids[blockIdx.x] * width;
+template <class P>
+__device__ __forceinline__ void embed(const u32* ids, const P& table, float scale, bool add, u32 width, float* out) {
+    const u64 row = (u64)ids[blockIdx.x] * width;
     out += (u64)blockIdx.x * width;
     for (u32 j = threadIdx.x; j < width; j += blockDim.x) {
-        out[j] = add ? fmaf(scale, row[j], out[j]) : scale * row[j];
+        const float x = load(table, row + j);
+        out[j] = add ? fmaf(scale, x, out[j]) : scale * x;
     }
+}
+extern "C" __global__ void embed_whole(const u32* ids, const float* table, u64, float scale, bool add, u32 width,
+                                       float* out) {
+    embed(ids, table, scale, add, width, out);
+}
+extern "C" __global__ void embed_halves(const u32* ids, u16* lower, u16* upper, float scale, bool add, u32 width,
+                                        float* out) {
+    embed(ids, Halves{lower, upper}, scale, add, width, out);
 }
 
 // Rows sorted by id: group g has id ids[g] and rows order[starts[g]..starts[g + 1]]; a thread has a column of a group.

@@ -2,7 +2,7 @@
 
 use super::context::Cuda;
 use super::launch::{Grid, args};
-use super::memory::{f32_ptr, kernel, u32s};
+use super::memory::{f32_ptr, halves, kernel, u32s};
 use super::vector::row_count;
 use crate::buffer::Buffer;
 use crate::error::Result;
@@ -28,8 +28,12 @@ pub fn embed(
     }
     let width = row_count(out.len(), ids.len());
     check_ids(u32s(ids), row_count(table.len(), width));
-    let args = args![ids, f32_ptr(table), scale, add, width as u32, f32_ptr(out)];
-    cuda.launch("embed", "embed", Grid::new(ids.len(), 256), &args)
+    let (name, [first, second]) = match halves(table, 0) {
+        Some(halves) => ("embed_halves", halves),
+        None => ("embed_whole", [f32_ptr(table), 0]),
+    };
+    let args = args![ids, first, second, scale, add, width as u32, f32_ptr(out)];
+    cuda.launch("embed", name, Grid::new(ids.len(), 256), &args)
 }
 
 /// `dtable[ids[i]] += scale * dout[i]`, in row order for each id.

@@ -2,15 +2,17 @@
 
 use super::context::Cuda;
 use super::gemm::Gemm;
+use super::halves::{self, Whole};
 use super::launch::{Grid, args};
 use super::memory::{Memory, f32_ptr, kernel, letter, ptr};
 use super::rows::{Rows, rows};
 use super::vector::{add_chunks, convert, fill, sum_columns};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
+use std::sync::Arc;
 
 /// A weight as products read it: `[n, k]`, row-major, in the compute type.
-struct Form(Memory);
+pub(super) struct Form(pub(super) Arc<Memory>);
 
 /// The address of a weight's `[n, k]` elements in its compute type.
 pub fn form(w: &Weight) -> u64 {
@@ -20,13 +22,17 @@ pub fn form(w: &Weight) -> u64 {
 /// See [`crate::Backend::weight`]. One form serves forward and backward.
 pub fn weight(cuda: &Cuda, n: usize, k: usize, dtype: DType) -> Result<Weight> {
     let memory = cuda.arena.take(n * k * dtype.size())?;
-    Ok(Weight::new(n, k, dtype, Box::new(Form(memory))))
+    Ok(Weight::new(n, k, dtype, Box::new(Form(Arc::new(memory)))))
 }
 
 /// See [`crate::Backend::load_weight`].
 pub fn load_weight(cuda: &Cuda, master: &Buffer, weight: &mut Weight) -> Result<()> {
     assert_eq!(master.len(), weight.n * weight.k);
-    convert(cuda, (f32_ptr(master), DType::F32), (form(weight), weight.dtype), master.len())
+    if halves::is_of(master, weight) {
+        return Ok(());
+    }
+    let whole = Whole::of(cuda, master, 0, master.len())?;
+    convert(cuda, (whole.ptr(), DType::F32), (form(weight), weight.dtype), master.len())
 }
 
 /// Whether tensor cores serve a product of these inner sizes: rows must start at multiples of 16 bytes.

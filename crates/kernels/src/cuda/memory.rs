@@ -66,6 +66,14 @@ pub(super) struct Data {
     memory: Memory,
     /// Indices are kept on the host as well, to check and to sort them without waiting for the card.
     host: Option<Vec<u32>>,
+    /// Where `memory` holds the lower halves of its numbers: the upper ones, which belong to a weight.
+    upper: Option<Arc<Memory>>,
+}
+
+impl Data {
+    pub(super) fn in_halves(lower: Memory, upper: Arc<Memory>) -> Self {
+        Data { memory: lower, host: None, upper: Some(upper) }
+    }
 }
 
 /// The next of 32 sizes between powers of two: at most a 32nd is wasted.
@@ -142,7 +150,7 @@ impl Arena {
         let bytes = len
             .checked_mul(dtype.size())
             .ok_or_else(|| Error::resource("a buffer of that size cannot exist"))?;
-        Ok(Buffer::new(dtype, len, Box::new(Data { memory: self.take(bytes)?, host: None })))
+        Ok(Buffer::new(dtype, len, Box::new(Data { memory: self.take(bytes)?, host: None, upper: None })))
     }
 }
 
@@ -272,7 +280,7 @@ fn data(b: &Buffer) -> &Data {
 
 /// A buffer of ids, known to the host as well.
 pub(super) fn index_buffer(memory: Memory, values: &[u32]) -> Buffer {
-    Buffer::new(DType::U32, values.len(), Box::new(Data { memory, host: Some(values.to_vec()) }))
+    Buffer::new(DType::U32, values.len(), Box::new(Data { memory, host: Some(values.to_vec()), upper: None }))
 }
 
 /// Other ids in the place of those of a buffer; as many.
@@ -286,7 +294,16 @@ pub(super) fn set_indices(cuda: &super::Cuda, b: &mut Buffer, values: &[u32]) ->
 
 /// A buffer's address on the card.
 pub fn ptr(b: &Buffer) -> u64 {
-    data(b).memory.ptr()
+    let Data { memory, upper, .. } = data(b);
+    assert!(upper.is_none(), "a master in halves where whole numbers are wanted");
+    memory.ptr()
+}
+
+/// Addresses of the lower and upper halves of the elements from `at` on, of a buffer in halves.
+pub(super) fn halves(b: &Buffer, at: usize) -> Option<[u64; 2]> {
+    let Data { memory, upper, .. } = data(b);
+    assert!(at <= b.len());
+    upper.as_ref().map(|upper| [memory, upper.as_ref()].map(|m| m.ptr() + 2 * at as u64))
 }
 
 /// The address of an f32 buffer.

@@ -14,6 +14,7 @@ pub mod embed;
 pub mod few;
 mod footprint;
 pub mod gemm;
+mod halves;
 pub mod head_norm;
 pub mod kl;
 pub mod launch;

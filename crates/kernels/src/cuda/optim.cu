@@ -13,11 +13,12 @@ struct AdamW {
 
 // Twice four elements a thread where all arrays allow it, a block's width apart, so that more reads are under way.
 // `derived`, where given, takes the new values in its storage.
-template <class T>
-__device__ __forceinline__ void adamw(float* param, const float* grad, float* first, float* second, T* derived, u64 n,
-                                      const AdamW& op) {
+template <class P, class T>
+__device__ __forceinline__ void adamw(const P& param, bool param_aligned, const float* grad, float* first,
+                                      float* second, T* derived, u64 n, const AdamW& op) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const bool aligned = (((u64)param | (u64)grad | (u64)first | (u64)second) % 16 | (u64)derived % sizeof(T[4])) == 0;
+    const bool aligned =
+        param_aligned && (((u64)grad | (u64)first | (u64)second) % 16 | (u64)derived % sizeof(T[4])) == 0;
     const u64 fours = aligned ? n / 4 : 0;
     const u64 at[2] = {2 * (i - threadIdx.x) + threadIdx.x, 2 * (i - threadIdx.x) + threadIdx.x + blockDim.x};
     vec4 w[2], g[2], m[2], v[2];
@@ -38,8 +39,10 @@ __device__ __forceinline__ void adamw(float* param, const float* grad, float* fi
         if (derived) store4(derived, 4 * at[h], w[h]);
     }
     for (u64 j = 4 * fours + i; j < n; j += (u64)gridDim.x * blockDim.x) {
-        op.step(param[j], grad[j], first[j], second[j]);
-        if (derived) store(derived, j, param[j]);
+        float x = load(param, j);
+        op.step(x, grad[j], first[j], second[j]);
+        store(param, j, x);
+        if (derived) store(derived, j, x);
     }
 }
 #define ADAMW(name, T)                                                                                                 \
@@ -48,10 +51,19 @@ __device__ __forceinline__ void adamw(float* param, const float* grad, float* fi
                                             float beta2, float rest2, float root_correction, float eps,                \
                                             float step_size) {                                                         \
         const AdamW op = {grad_scale, keep, beta1, rest1, beta2, rest2, root_correction, eps, step_size};              \
-        adamw(param, grad, first, second, derived, n, op);                                                             \
+        adamw(param, (u64)param % 16 == 0, grad, first, second, derived, n, op);                                                             \
     }
 ADAMW(f, float)
 ADAMW(b, bf16)
+
+// The parameter in halves, of which the upper one is what is derived from it.
+extern "C" __global__ void adamw_halves(u16* lower, const float* grad, float* first, float* second, u16* upper, u64 n,
+                                        float grad_scale, float keep, float beta1, float rest1, float beta2,
+                                        float rest2, float root_correction, float eps, float step_size) {
+    const AdamW op = {grad_scale, keep, beta1, rest1, beta2, rest2, root_correction, eps, step_size};
+    const bool aligned = ((u64)lower | (u64)upper) % 8 == 0;
+    adamw(Halves{lower, upper}, aligned, grad, first, second, (float*)nullptr, n, op);
+}
 
 extern "C" __global__ void sgd(float* param, const float* grad, float* velocity, u64 n, float grad_scale, float decay,
                                float momentum, float lr) {

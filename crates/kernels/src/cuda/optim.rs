@@ -1,9 +1,10 @@
 //! Updates of parameters from their gradients.
 
 use super::context::Cuda;
+use super::halves::Whole;
 use super::launch::args;
 use super::linear::form;
-use super::memory::{element, letter};
+use super::memory::{element, halves, letter};
 use crate::backend::{AdamW, Sgd};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
@@ -46,8 +47,13 @@ pub fn adamw(
         assert_eq!(w.n * w.k, n);
         form(w) + (at * dtype.size()) as u64
     });
+    // In halves, the upper ones are what is derived.
+    let (name, [whole_or_lower, derived]) = match halves(param, at) {
+        Some(halves) => ("adamw_halves".into(), halves),
+        None => (format!("adamw_{}", letter(dtype)), [element(param, at), derived]),
+    };
     let args = args![
-        element(param, at),
+        whole_or_lower,
         element(grad, at),
         element(first, at),
         element(second, at),
@@ -63,7 +69,7 @@ pub fn adamw(
         op.eps as f32,
         (op.lr / (1.0 - power(op.beta1, op.step))) as f32
     ];
-    cuda.launch_flat("optim", &format!("adamw_{}", letter(dtype)), range.len().div_ceil(8), &args)
+    cuda.launch_flat("optim", &name, range.len().div_ceil(8), &args)
 }
 
 /// Elements `range` of a parameter and of its velocity (absent without momentum).
@@ -83,8 +89,9 @@ pub fn sgd(
         assert!(all_f32(&[v], n));
         element(v, range.start)
     });
+    let whole = Whole::of(cuda, param, range.start, range.len())?;
     let args = args![
-        element(param, range.start),
+        whole.ptr(),
         element(grad, range.start),
         velocity,
         range.len(),
@@ -93,5 +100,6 @@ pub fn sgd(
         op.momentum as f32,
         op.lr as f32
     ];
-    cuda.launch_flat("optim", "sgd", range.len(), &args)
+    cuda.launch_flat("optim", "sgd", range.len(), &args)?;
+    whole.put_back(cuda, param, range.start, range.len())
 }

@@ -1,6 +1,7 @@
 // Comes before every kernel: storage types, reductions in a fixed order, and our own mathematics.
 // The compiler makes no multiply-adds of its own (--fmad=false): where one is meant it is written fmaf.
 
+typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 

@@ -1,8 +1,9 @@
 //! Plain vectors: filling, conversion, sums and rows picked by number.
 
 use super::context::{Cuda, check};
+use super::halves::{self, Whole};
 use super::launch::{Grid, args};
-use super::memory::{element, index_buffer, kernel, letter, ptr, u32s};
+use super::memory::{self, Memory, element, index_buffer, kernel, letter, ptr, u32s};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 use crate::narrow;
@@ -50,6 +51,9 @@ pub(super) fn convert(cuda: &Cuda, from: (u64, DType), to: (u64, DType), n: usiz
 /// To `dst[at..]`, converted to its type.
 pub fn write(cuda: &Cuda, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()> {
     assert!(at + src.len() <= dst.len());
+    if memory::halves(dst, at).is_some() {
+        return halves::write(cuda, dst, at, src);
+    }
     if dst.dtype() == DType::F32 {
         return cuda.upload(element(dst, at), src);
     }
@@ -61,7 +65,7 @@ pub fn write(cuda: &Cuda, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()
 pub fn read(cuda: &Cuda, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
     assert!(at + dst.len() <= src.len());
     if src.dtype() == DType::F32 {
-        return cuda.download(element(src, at), dst);
+        return cuda.download(Whole::of(cuda, src, at, dst.len())?.ptr(), dst);
     }
     let mut bits = vec![0u16; dst.len()];
     cuda.download(element(src, at), &mut bits)?;
@@ -77,13 +81,25 @@ pub fn indices(cuda: &Cuda, values: &[u32]) -> Result<Buffer> {
 /// `dst[to..to + len] = src[from..from + len]`, converted where the types differ.
 pub fn copy(cuda: &Cuda, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()> {
     assert!(from + len <= src.len() && to + len <= dst.len());
-    convert(cuda, (element(src, from), src.dtype()), (element(dst, to), dst.dtype()), len)
+    let source = Whole::of(cuda, src, from, len)?;
+    if memory::halves(dst, to).is_none() {
+        return convert(cuda, (source.ptr(), src.dtype()), (element(dst, to), dst.dtype()), len);
+    }
+    let room = if src.dtype() == DType::F32 { None } else { Some(cuda.arena.take(4 * len)?) };
+    if let Some(room) = &room {
+        convert(cuda, (source.ptr(), src.dtype()), (room.ptr(), DType::F32), len)?;
+    }
+    halves::split(cuda, room.as_ref().map_or(source.ptr(), Memory::ptr), dst, to, len)
 }
 
 /// `y += a * x`
 pub fn axpy(cuda: &Cuda, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()> {
     assert_eq!(x.len(), y.len());
-    cuda.launch_flat("vector", &kernel("axpy", &[x, y]), x.len().div_ceil(4), &args![a, x, &*y, x.len()])
+    let n = x.len();
+    let (from, to) = (Whole::of(cuda, x, 0, n)?, Whole::of(cuda, y, 0, n)?);
+    let args = args![a, from.ptr(), to.ptr(), n];
+    cuda.launch_flat("vector", &kernel("axpy", &[x, y]), n.div_ceil(4), &args)?;
+    to.put_back(cuda, y, 0, n)
 }
 
 /// Sum of products, in f64 over fixed chunks.
@@ -125,7 +141,8 @@ pub fn first_non_finite(cuda: &Cuda, x: &Buffer) -> Result<Option<usize>> {
     let found = cuda.uploaded(&[u64::MAX])?;
     let blocks = x.len().div_ceil(256).min(16 * cuda.card.processors as usize);
     let grid = Grid::new(blocks, 256);
-    cuda.launch("vector", &kernel("non_finite", &[x]), grid, &args![x, x.len(), &found])?;
+    let whole = Whole::of(cuda, x, 0, x.len())?;
+    cuda.launch("vector", &kernel("non_finite", &[x]), grid, &args![whole.ptr(), x.len(), &found])?;
     let mut first = [0u64];
     cuda.download(found.ptr(), &mut first)?;
     Ok(Some(first[0] as usize).filter(|_| first[0] != u64::MAX))

@@ -1,0 +1,137 @@
+//! Masters that share the memory of their weights: whatever is done to one gives the bits of a plain buffer of f32.
+
+use super::{Check, download, random, unwritten, upload, weight};
+use crate::backend::{AdamW, Backend, Sgd};
+use crate::buffer::{Buffer, DType, Weight};
+use crate::error::Result;
+
+const ROWS: usize = 1031;
+const WIDTH: usize = 24;
+
+/// Numbers of all sizes: halfway between two of bf16, just beside that, the largest, the smallest, zeros.
+fn numbers() -> Vec<f32> {
+    let special =
+        [0x3f80_8000, 0x3f81_8000, 0xbf80_8000, 0x3f80_7fff, 0x3f80_8001, 0x7f7f_7fff, 1, 0x8000_0000, 0];
+    let mut values = random(1, ROWS * WIDTH);
+    values.iter_mut().zip(special).for_each(|(x, bits)| *x = f32::from_bits(bits));
+    values
+}
+
+/// What a weight of bf16 holds of a master whose upper half it is.
+fn rounded(x: f32) -> f32 {
+    // A sum of products is never a negative zero.
+    f32::from_bits((x.to_bits() + 0x8000) & 0xffff_0000) + 0.0
+}
+
+/// A weight with its master, where the device has such.
+fn shared(b: &dyn Backend) -> Result<Option<(Weight, Buffer)>> {
+    let weight = b.weight(ROWS, WIDTH, DType::Bf16, true)?;
+    Ok(b.master(&weight)?.map(|master| (weight, master)))
+}
+
+/// Every case.
+pub fn all(check: &mut Check<'_>) -> Result<()> {
+    let (b, values) = (check.card, numbers());
+    let (Some((mut form, mut master)), Some((_, mut other))) = (shared(b)?, shared(b)?) else {
+        return Ok(());
+    };
+    b.write(&mut master, 0, &values[..101])?;
+    b.write(&mut master, 101, &values[101..])?;
+    check.same("masters: written and read", &download(b, &master)?, &values);
+    let mut part = vec![0.0; 333];
+    b.read(&master, 77, &mut part)?;
+    check.same("masters: a part", &part, &values[77..77 + 333]);
+    check.same(
+        "masters: derived",
+        &derived(b, &form)?,
+        &values.iter().map(|&x| rounded(x)).collect::<Vec<_>>(),
+    );
+    b.load_weight(&master, &mut form)?;
+    let mut apart = b.weight(ROWS, WIDTH, DType::Bf16, true)?;
+    b.load_weight(&master, &mut apart)?;
+    let nearest = weight(b, DType::Bf16, ROWS, WIDTH, &values)?;
+    check.same("masters: derived elsewhere", &derived(b, &apart)?, &derived(b, &nearest)?);
+
+    let mut plain = upload(b, DType::F32, &values)?;
+    b.copy(&master, 0, &mut other, 0, values.len())?;
+    check.same("masters: copied", &download(b, &other)?, &values);
+    let mut copy = unwritten(b, DType::F32, values.len())?;
+    b.copy(&master, 0, &mut copy, 0, values.len())?;
+    check.same("masters: copied as a whole", &download(b, &copy)?, &values);
+    b.copy(&plain, 5, &mut other, 2, 500)?;
+    check.same("masters: copied in part", &download(b, &other)?[2..502], &values[5..505]);
+
+    let ids = b.indices(&[7, 0, 1030, 7])?;
+    let embedded = |table: &Buffer| -> Result<Vec<f32>> {
+        let mut out = unwritten(b, DType::F32, 4 * WIDTH)?;
+        b.embed(&ids, table, 1.5, false, &mut out)?;
+        download(b, &out)
+    };
+    check.same("masters: embedded", &embedded(&master)?, &embedded(&plain)?);
+
+    for (what, change) in CHANGES {
+        let (mut state, mut beside) = (State::new(b)?, State::new(b)?);
+        change(b, &mut master, &mut state)?;
+        change(b, &mut plain, &mut beside)?;
+        let got = download(b, &master)?;
+        check.same(format!("masters: {what}"), &got, &download(b, &plain)?);
+        let weights: Vec<f32> = got.iter().map(|&x| rounded(x)).collect();
+        check.same(format!("masters: derived after {what}"), &derived(b, &form)?, &weights);
+    }
+    Ok(())
+}
+
+/// A product with the rows of the identity reads a weight back.
+fn derived(b: &dyn Backend, form: &Weight) -> Result<Vec<f32>> {
+    let identity: Vec<f32> =
+        (0..WIDTH * WIDTH).map(|i| if i % (WIDTH + 1) == 0 { 1.0 } else { 0.0 }).collect();
+    let x = upload(b, DType::Bf16, &identity)?;
+    let mut y = unwritten(b, DType::F32, WIDTH * ROWS)?;
+    b.linear(&x, form, None, &mut y)?;
+    let y = download(b, &y)?;
+    Ok((0..ROWS * WIDTH).map(|i| y[i % WIDTH * ROWS + i / WIDTH]).collect())
+}
+
+/// Moments.
+struct State([Buffer; 2]);
+
+impl State {
+    fn new(b: &dyn Backend) -> Result<Self> {
+        let zeros = || upload(b, DType::F32, &vec![0.0; ROWS * WIDTH]);
+        Ok(State([zeros()?, zeros()?]))
+    }
+}
+
+/// What is done to a master.
+type Change = fn(&dyn Backend, &mut Buffer, &mut State) -> Result<()>;
+
+const CHANGES: [(&str, Change); 3] = [
+    ("AdamW", |b, param, State([first, second])| {
+        for step in 1..=3u64 {
+            let grad = upload(b, DType::F32, &random(20 + step as u32, param.len()))?;
+            let op = AdamW {
+                lr: 1e-2,
+                beta1: 0.9,
+                beta2: 0.99,
+                eps: 1e-6,
+                weight_decay: 0.1,
+                step,
+                grad_scale: 0.5,
+            };
+            for range in [3..4000, 4000..param.len()] {
+                b.adamw(op, range, param, &grad, first, second, None)?;
+            }
+        }
+        Ok(())
+    }),
+    ("SGD", |b, param, State([velocity, _])| {
+        let grad = upload(b, DType::F32, &random(30, param.len()))?;
+        let op = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, grad_scale: 2.0 };
+        b.sgd(op, 5..param.len(), param, &grad, Some(velocity))
+    }),
+    ("axpy", |b, param, _| {
+        let mut step = upload(b, DType::F32, &random(31, param.len()))?;
+        b.axpy(-0.25, param, &mut step)?;
+        b.axpy(1e-3, &step, param)
+    }),
+];
