@@ -5,8 +5,9 @@ use crate::footprint::Footprint;
 /// Bytes of logits that the head holds at a time, in f32, with their gradient beside them in backward.
 const LOGITS: usize = 1 << 30;
 
-/// Measured on one H200 with a model of half a billion weights in bf16: a training step of 16 x 1024 tokens takes 21.9 GiB
-/// of the card and 115 ms, where the plan says 22.3 GiB; 256 sequences are decoded at 137.7k tokens/s.
+/// Measured on one H200 with a model of half a billion weights in bf16: a training step of 16 x 1024 tokens takes 21.0 GiB
+/// of the card and 115 ms, where the plan says 21.3 GiB (38.2 and 39.7 GiB with three times the weights and 8192 tokens at
+/// once); 256 sequences are decoded at 137.7k tokens/s.
 pub const FOOTPRINT: Footprint = Footprint {
     own_memory: true,
     // One form serves forward and backward; that of bf16 is the upper half of the master.
