@@ -5,6 +5,7 @@ use super::gemm::Products;
 use super::libraries::{self, Library};
 use super::memory::{Arena, Memory};
 use super::profile::Profile;
+use super::trace::Trace;
 use crate::error::{Error, Result};
 use crate::usage::Purpose;
 use cudarc::driver::sys::{self, CUcontext, CUdevice_attribute as Attribute, CUresult, CUstream};
@@ -44,6 +45,7 @@ pub struct Cuda {
     pub(super) products: Products,
     pub(super) stream: CUstream,
     pub(super) profile: Profile,
+    pub(super) trace: Trace,
     /// Whether a row's bits must not depend on the rows beside it.
     pub(super) exact: AtomicBool,
     /// Whether work is being recorded instead of done.
@@ -83,6 +85,11 @@ pub(super) fn check(result: CUresult, what: impl FnOnce() -> String) -> Result<(
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
     }
+    Err(Error::device(format!("the card failed in {}: {}", what(), reason(result))))
+}
+
+/// What the driver says about a result.
+pub(super) fn reason(result: CUresult) -> String {
     let mut text = std::ptr::null();
     // SAFETY: the driver writes a pointer to a string that is never freed, or leaves null.
     let named = unsafe { sys::cuGetErrorString(result, &mut text) } == CUresult::CUDA_SUCCESS;
@@ -92,7 +99,7 @@ pub(super) fn check(result: CUresult, what: impl FnOnce() -> String) -> Result<(
     } else {
         String::new()
     };
-    Err(Error::device(format!("the card failed in {}: {text} ({result:?})", what())))
+    format!("{text} ({result:?})")
 }
 
 impl Cuda {
@@ -140,6 +147,7 @@ impl Cuda {
             let profile = Profile::from_env();
             Ok(Cuda {
                 profile,
+                trace: Trace::from_env(),
                 exact: AtomicBool::new(true),
                 recording: AtomicBool::new(false),
                 card,
@@ -177,7 +185,10 @@ impl Cuda {
     pub fn synchronize(&self) -> Result<()> {
         self.bind()?;
         // SAFETY: the stream lives as long as `self`.
-        check(unsafe { sys::cuStreamSynchronize(self.stream) }, || "work that was started earlier".into())
+        match unsafe { sys::cuStreamSynchronize(self.stream) } {
+            CUresult::CUDA_SUCCESS => Ok(()),
+            failed => Err(self.failed(failed, "work that was started earlier")),
+        }
     }
 
     fn staging(&self) -> MutexGuard<'_, Staging> {

@@ -256,6 +256,7 @@ impl Products {
 
     fn start(&self, cuda: &Cuda, g: &Gemm, plan: &Plan) -> Result<()> {
         let (alpha, beta) = (1f32, g.beta);
+        cuda.trace.product(g);
         // SAFETY: the plan's descriptors fit the matrices, whose addresses callers vouch for; scalars are on the host.
         let done = unsafe {
             sys::cublasLtMatmul(
@@ -277,7 +278,10 @@ impl Products {
                 cuda.stream.cast(),
             )
         };
-        check(done, || format!("the product {}", g.name()))
+        match done {
+            cublasStatus_t::CUBLAS_STATUS_SUCCESS => cuda.started(),
+            failed => Err(cuda.failure(format!("cuBLASLt failed in the product {}: {failed:?}", g.name()))),
+        }
     }
 
     /// The algorithms that are offered for a product, the best first; with whole sums where the card is exact.

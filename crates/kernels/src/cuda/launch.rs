@@ -1,75 +1,94 @@
 //! Starting kernels.
 
-use super::context::{Cuda, check};
+use super::context::Cuda;
 use crate::buffer::Buffer;
 use crate::error::Result;
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUresult};
 use std::ffi::c_void;
 
 /// An argument of a kernel: a number or an address, in the low bytes of eight.
 #[derive(Clone, Copy)]
-pub struct Arg(pub u64);
+pub struct Arg {
+    bits: u64,
+    /// Whether it is a count of things.
+    counts: bool,
+}
+
+impl Arg {
+    const fn count(bits: u64) -> Self {
+        Arg { bits, counts: true }
+    }
+
+    const fn other(bits: u64) -> Self {
+        Arg { bits, counts: false }
+    }
+
+    /// The number, of an argument that counts things.
+    pub(super) fn size(&self) -> Option<u64> {
+        self.counts.then_some(self.bits)
+    }
+}
 
 impl From<u64> for Arg {
     fn from(x: u64) -> Self {
-        Arg(x)
+        Arg::other(x)
     }
 }
 impl From<u32> for Arg {
     fn from(x: u32) -> Self {
-        Arg(u64::from(x))
+        Arg::count(u64::from(x))
     }
 }
 impl From<i32> for Arg {
     fn from(x: i32) -> Self {
-        Arg(u64::from(x as u32))
+        Arg::other(u64::from(x as u32))
     }
 }
 impl From<bool> for Arg {
     fn from(x: bool) -> Self {
-        Arg(u64::from(x))
+        Arg::other(u64::from(x))
     }
 }
 impl From<f32> for Arg {
     fn from(x: f32) -> Self {
-        Arg(u64::from(x.to_bits()))
+        Arg::other(u64::from(x.to_bits()))
     }
 }
 impl From<f64> for Arg {
     fn from(x: f64) -> Self {
-        Arg(x.to_bits())
+        Arg::other(x.to_bits())
     }
 }
 /// `usize` becomes `unsigned long long`.
 impl From<usize> for Arg {
     fn from(x: usize) -> Self {
-        Arg(x as u64)
+        Arg::count(x as u64)
     }
 }
 impl From<&Buffer> for Arg {
     fn from(b: &Buffer) -> Self {
-        Arg(super::memory::ptr(b))
+        Arg::other(super::memory::ptr(b))
     }
 }
 impl From<&mut Buffer> for Arg {
     fn from(b: &mut Buffer) -> Self {
-        Arg(super::memory::ptr(b))
+        Arg::other(super::memory::ptr(b))
     }
 }
 impl From<&super::memory::Memory> for Arg {
     fn from(m: &super::memory::Memory) -> Self {
-        Arg(m.ptr())
+        Arg::other(m.ptr())
     }
 }
 impl From<&std::sync::Arc<super::memory::Memory>> for Arg {
     fn from(m: &std::sync::Arc<super::memory::Memory>) -> Self {
-        Arg(m.ptr())
+        Arg::other(m.ptr())
     }
 }
 /// No buffer is a null pointer.
 impl From<Option<&Buffer>> for Arg {
     fn from(b: Option<&Buffer>) -> Self {
-        b.map_or(Arg(0), Arg::from)
+        b.map_or(Arg::other(0), Arg::from)
     }
 }
 
@@ -132,7 +151,8 @@ impl Cuda {
         }
         self.bind()?;
         let function = self.modules.kernel(module, defines, name, grid.shared)?;
-        let mut args: Vec<*mut c_void> = args.iter().map(|a| (&raw const a.0).cast_mut().cast()).collect();
+        self.trace.kernel(module, name, grid, args);
+        let mut args: Vec<*mut c_void> = args.iter().map(|a| (&raw const a.bits).cast_mut().cast()).collect();
         let [x, y, z] = grid.blocks;
         // Cards before Hopper, and kernels that do not wait themselves, have no attribute.
         let early = grid.early && self.card.capability >= (9, 0);
@@ -157,9 +177,13 @@ impl Cuda {
             // SAFETY: each argument points to eight live bytes; launchers pass what the kernel's text declares.
             let done =
                 unsafe { sys::cuLaunchKernelEx(&config, function, args.as_mut_ptr(), std::ptr::null_mut()) };
-            check(done, || format!("kernel {name} of {module}.cu with {grid:?}"))
+            match done {
+                CUresult::CUDA_SUCCESS => Ok(()),
+                failed => Err(self.failed(failed, &format!("starting {name}"))),
+            }
         };
-        self.profile.time(self.stream, || name.to_string(), start)
+        self.profile.time(self.stream, || name.to_string(), start)?;
+        self.started()
     }
 
     /// Starts a kernel with one thread for each of `n` things.

@@ -1,0 +1,157 @@
+//! What an error of the card says beside what failed: the work that was started last, how the stream is, and how much
+//! memory is free.
+//!
+//! Work is started without waiting for it, so a kernel that fails is noticed later. With `FERRL_SYNC=1` everything is
+//! waited for, outside of recordings, and the error names the one that failed.
+
+use super::context::{Cuda, reason};
+use super::gemm::Gemm;
+use super::launch::{Arg, Grid};
+use crate::error::{Error, Result};
+use crate::usage::size;
+use cudarc::driver::sys::{self, CUresult, CUstreamCaptureStatus_enum as Capture};
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+/// Remembers what was started last.
+#[derive(Default)]
+pub(super) struct Trace {
+    last: Mutex<Last>,
+    waits: bool,
+}
+
+#[derive(Default)]
+enum Last {
+    #[default]
+    Nothing,
+    Kernel {
+        module: &'static str,
+        name: String,
+        grid: Grid,
+        args: Vec<Arg>,
+    },
+    Product(Gemm),
+}
+
+impl Trace {
+    pub(super) fn from_env() -> Self {
+        let waits = std::env::var_os("FERRL_SYNC").is_some_and(|v| !v.is_empty() && v != "0");
+        Trace { last: Mutex::default(), waits }
+    }
+
+    /// A kernel is about to be started.
+    pub(super) fn kernel(&self, of: &'static str, called: &str, on: Grid, with: &[Arg]) {
+        let mut last = self.last.lock().unwrap_or_else(|e| e.into_inner());
+        match &mut *last {
+            // No text is made anew for a kernel like the last one.
+            Last::Kernel { module, name, grid, args } => {
+                (*module, *grid) = (of, on);
+                called.clone_into(name);
+                with.clone_into(args);
+            }
+            other => {
+                *other = Last::Kernel { module: of, name: called.into(), grid: on, args: with.to_vec() };
+            }
+        }
+    }
+
+    /// A product is about to be started.
+    pub(super) fn product(&self, g: &Gemm) {
+        *self.last.lock().unwrap_or_else(|e| e.into_inner()) = Last::Product(*g);
+    }
+
+    fn describe(&self) -> String {
+        match &*self.last.lock().unwrap_or_else(|e| e.into_inner()) {
+            Last::Nothing => "nothing".into(),
+            Last::Kernel { module, name, grid, args } => {
+                let sizes: Vec<String> = args.iter().filter_map(Arg::size).map(|n| n.to_string()).collect();
+                let [x, y, z] = grid.blocks;
+                format!(
+                    "kernel {name} of {module}.cu, sizes {}, {x} x {y} x {z} blocks of {} threads and {} bytes",
+                    sizes.join(" "),
+                    grid.threads,
+                    grid.shared
+                )
+            }
+            Last::Product(g) => format!("product {} into {}", g.name(), g.out.name()),
+        }
+    }
+}
+
+impl Cuda {
+    /// The error of a call that failed in something the driver has a reason for.
+    pub(super) fn failed(&self, result: CUresult, what: &str) -> Error {
+        self.failure(format!("the card failed in {what}: {}", reason(result)))
+    }
+
+    /// The error of a failure, with everything that is known beside it.
+    pub(super) fn failure(&self, what: String) -> Error {
+        let fix = if self.trace.waits {
+            "report it, with this message and what `ferrl doctor` says"
+        } else {
+            "run it again with FERRL_SYNC=1, which names the work that failed"
+        };
+        let (last, stream, memory) = (self.trace.describe(), self.stream_state(), self.free_memory());
+        Error::device(format!("{what}; last started: {last}; stream: {stream}; memory: {memory}")).fix(fix)
+    }
+
+    fn stream_state(&self) -> String {
+        let mut status = Capture::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a live variable and the card's stream.
+        let (asked, state) =
+            unsafe { (sys::cuStreamIsCapturing(self.stream, &mut status), sys::cuStreamQuery(self.stream)) };
+        match (asked, status, state) {
+            (CUresult::CUDA_SUCCESS, Capture::CU_STREAM_CAPTURE_STATUS_ACTIVE, _) => "recording".into(),
+            (_, _, CUresult::CUDA_SUCCESS) => "idle".into(),
+            (_, _, CUresult::CUDA_ERROR_NOT_READY) => "busy".into(),
+            (_, _, other) => format!("broken ({})", reason(other)),
+        }
+    }
+
+    fn free_memory(&self) -> String {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: live variables.
+        match unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) } {
+            CUresult::CUDA_SUCCESS => format!("{} of {} free", size(free), size(total)),
+            _ => format!("{} in use before", size(self.arena.usage().0)),
+        }
+    }
+
+    /// Waits for what was just started, where that is wanted.
+    pub(super) fn started(&self) -> Result<()> {
+        if self.trace.waits && !self.recording.load(Ordering::Relaxed) {
+            return self.synchronize();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::launch::args;
+    use super::*;
+
+    /// Needs a card; elsewhere it says so.
+    #[test]
+    fn an_error_names_the_work_its_sizes_the_stream_and_the_memory() {
+        let cuda = match Cuda::new(0) {
+            Ok(cuda) => cuda,
+            Err(e) => return eprintln!("skipped: {e}"),
+        };
+        let impossible = Grid::new(3, 4096);
+        let error =
+            cuda.launch("halves", "join", impossible, &args![0u64, 0u64, 0u64, 12_345usize]).unwrap_err();
+        let text = error.to_string();
+        let parts = [
+            "starting join",
+            "halves.cu, sizes 12345, 3 x 1 x 1 blocks of 4096",
+            "stream: idle",
+            "free",
+            "FERRL_SYNC",
+        ];
+        for part in parts {
+            assert!(text.contains(part), "{part} is not in {text:?}");
+        }
+        cuda.synchronize().unwrap();
+    }
+}
