@@ -167,8 +167,9 @@ fn taken(root: &Path, name: &str) -> Error {
         .fix(format!("--resume to go on with it, or --name {} for a new one", free.unwrap_or_default()))
 }
 
-/// How often a lock that this very process has is tried again, 10 ms apart.
-const OWN_ATTEMPTS: usize = 50;
+/// How often a lock is tried, 10 ms apart: a process that was killed holds it until the system has cleared it away, and a
+/// worker that this process is just starting has all of its open files until the new program runs.
+const ATTEMPTS: usize = 100;
 
 /// Takes the folder for this process. The system gives the lock back when the process ends, however it ends.
 fn lock(folder: &Path) -> Result<File> {
@@ -179,15 +180,13 @@ fn lock(folder: &Path) -> Result<File> {
     for attempt in 0.. {
         match file.try_lock() {
             Ok(()) => break,
+            Err(TryLockError::WouldBlock) if attempt < ATTEMPTS => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();
                 let _ = file.rewind().and_then(|()| file.read_to_string(&mut holder)); // only for the message
                 let holder: String = holder.chars().filter(char::is_ascii_digit).take(20).collect();
-                // A worker that this process is just starting has all of its open files until the new program runs.
-                if attempt < OWN_ATTEMPTS && holder == std::process::id().to_string() {
-                    std::thread::sleep(Duration::from_millis(10));
-                    continue;
-                }
                 return Err(Error::usage(format!("process {holder} is using this run"))
                     .at(folder.display())
                     .fix("wait until it ends, or choose another --name"));
