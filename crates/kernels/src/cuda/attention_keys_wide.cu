@@ -1,6 +1,6 @@
 // The backward over keys by the products of attention_wide.cu. What a block does is what attention_keys in
 // attention_backward.cu does, but rows are cut by heads: a step meets STEP tokens of one head, all heads of the group and
-// then the next tokens, so that only steps on the diagonal have anything to hide.
+// then the tokens before, so that only steps on the diagonal have anything to hide.
 //
 // Four warps have 64 keys, a warp 16 of them; TEAMS such teams share the rows, RING steps of which are in shared memory
 // at a time. The products of a step are started before the results of the step before are stored: scores wait for
@@ -13,7 +13,7 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // Steps in shared memory at a time.
-#define RING 3
+#define RING 4
 // 16-byte units of a tile of gradients.
 #define TILE_UNITS 512
 
@@ -57,7 +57,8 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
         }
     }
 
-    // Steps that meet the keys of the block, and of the team: tokens from its first key on, until none sees any of its keys.
+    // Steps that meet the keys of the block, and of the team: from the last tile of tokens that sees any of them down to
+    // that of the keys themselves. All blocks of a sequence are at its end at the same time, and read the same rows.
     const int a_tile = GROUP * (64 / STEP);
     auto last_of = [&](int last_key) {
 #if WINDOW
@@ -66,15 +67,15 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
         return (w.count + 63) / 64;
 #endif
     };
-    const int first_tile = w.first / 64, own_tile = first_tile + team;
-    const int steps = (last_of(w.first + TEAMS * 64 - 1) - first_tile) * a_tile;
-    const int from_step = team * a_tile, to_step = (last_of(own_tile * 64 + 63) - first_tile) * a_tile;
+    const int first_tile = w.first / 64, last_tile = last_of(w.first + TEAMS * 64 - 1), steps = (last_tile - first_tile) * a_tile;
+    const int own_tile = first_tile + team, own_last = last_of(own_tile * 64 + 63);
+    const int from_step = (last_tile - own_last) * a_tile, to_step = (last_tile - own_tile) * a_tile;
 
     // The step to be fetched next: its first token, its head, and where this thread's bytes of it are.
-    int token = w.first, head = 0;
-    const bf16 *q_from = qkv + (long long)(w.row + w.first + r0) * width + kv * GROUP * HEAD_DIM + c0;
-    const bf16 *g_from = dout + (long long)(w.row + w.first + r0) * out_width + kv * GROUP * HEAD_DIM + c0;
-    const float2 *rows_from = rows + (long long)kv * GROUP * tokens + w.row + w.first + threadIdx.x;
+    int token = (last_tile - 1) * 64, head = 0;
+    const bf16 *q_from = qkv + (long long)(w.row + token + r0) * width + kv * GROUP * HEAD_DIM + c0;
+    const bf16 *g_from = dout + (long long)(w.row + token + r0) * out_width + kv * GROUP * HEAD_DIM + c0;
+    const float2 *rows_from = rows + (long long)kv * GROUP * tokens + w.row + token + threadIdx.x;
     const u32 own_place = ring + 2 * place<STEP>(r0, c0);
     auto fetch = [&](int step, int slot) {
         if (step < steps) {
@@ -93,11 +94,11 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
                                  shared_address(&kept[slot][threadIdx.x])),
                              "l"(rows_from), "r"(token + (int)threadIdx.x < w.count ? 8 : 0)
                              : "memory");
-            // Half the tokens of a tile, then the other half, then the next head.
+            // Half the tokens of a tile, then the other half, then the next head, then the tile before.
             token += STEP;
             q_from += (long long)STEP * width, g_from += (long long)STEP * out_width, rows_from += STEP;
             if (token % 64 == 0) {
-                const int back = ++head < GROUP ? 64 : 0, other = head < GROUP ? 1 : 1 - GROUP;
+                const int back = ++head < GROUP ? 64 : 128, other = head < GROUP ? 1 : 1 - GROUP;
                 token -= back;
                 q_from += other * HEAD_DIM - (long long)back * width;
                 g_from += other * HEAD_DIM - (long long)back * out_width;
@@ -143,7 +144,7 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
     };
     const int own_key = own_tile * 64 + warp % 4 * 16 + lane / 4;
     // The step that is met: where in its tile, which head, which tile.
-    int part = 0, own_head = 0, tile = own_tile;
+    int part = 0, own_head = 0, tile = own_last - 1;
     float p[STEP / 8][4], slopes[SOFTCAP ? STEP / 8 : 1][4];
     // Weights of a step from its scores.
     auto weigh = [&](int slot) {
@@ -220,7 +221,7 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
         if (++part == 64 / STEP) {
             part = 0;
             if (++own_head == GROUP)
-                own_head = 0, ++tile;
+                own_head = 0, --tile;
         }
         weigh(slot);
     }

@@ -74,9 +74,9 @@ impl Wide {
         let step = if broad && op.softcap.is_some() { 32 } else { 64 };
         is_wide(cuda, op.heads).then_some(Wide { teams: if broad { 2 } else { 1 }, step })
     }
-    /// Shared memory of attention_keys_wide: keys, values, and three steps of queries and gradients of outputs.
+    /// Shared memory of attention_keys_wide: keys, values, and four steps of queries and gradients of outputs.
     fn shared(&self, heads: Heads) -> usize {
-        1024 + (2 * OWN * self.teams + 3 * 2 * self.step) * heads.head_dim * 2
+        1024 + (2 * OWN * self.teams + 4 * 2 * self.step) * heads.head_dim * 2
     }
     /// Shared memory of attention_dq_wide: three tiles of keys, and of each warp's gradients.
     fn dq_shared(heads: Heads) -> usize {
