@@ -1,7 +1,7 @@
 //! Causal attention with grouped heads, from packed sequences or from cache blocks of 64 tokens.
 //!
 //! `attention.cu` serves bf16 and heads whose width is a multiple of 8, on tensor cores; `attention_simple.cu` the rest.
-//! Hopper's larger products (`attention_wide.cu`) serve many rows of heads of 64 and 128, bit for bit the same.
+//! Hopper's larger products (`attention_wide.cu`) serve many rows of heads of 64 and 128; the forward's bits are the same.
 //! All meet keys in tiles of 64 from the start of a sequence, so training, prefill and decoding agree in every bit.
 
 mod backward;
@@ -46,7 +46,7 @@ pub const BACKWARD_WIDE_VARIANTS: &[&str] = &[
 pub const SIMPLE_VARIANTS: &[&str] =
     &["ELEMENT=float HEAD_DIM=64 GROUP=7 PAGED=0", "ELEMENT=bf16 HEAD_DIM=33 GROUP=1 PAGED=1"];
 
-/// Warps of attention_rows_wide, for heads of 64 and of 128: two blocks of the first fit into a processor, one of the other.
+/// Warps of attention_rows_wide for heads of 64 and of 128: two such blocks fit into a processor, or one.
 const WIDE_WARPS: [usize; 2] = [8, 12];
 /// Threads of a block of attention_simple.cu, and its stacked rows or keys.
 const SIMPLE: (u32, usize) = (128, 16);

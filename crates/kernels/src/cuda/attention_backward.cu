@@ -10,6 +10,8 @@
 // `attention_queries` does the same without that room and computes ds again.
 // `attention_delta` before them: Σ dout · out for each row and head.
 //
+// The same with Hopper's products: attention_keys_wide.cu and attention_dq_wide.cu.
+//
 // Also set by the launcher: KEY_TALL and ROW_TALL (how many times 16 keys, or rows, a warp has), STEP (rows met at a time
 // in attention_keys), KEY_STEP (keys met at a time in attention_queries), SPLIT (blocks that share the columns of dk and
 // dv, each computing all scores).
@@ -24,7 +26,7 @@
 // Lanes that share a row of attention_delta: one for each 16 bytes where that is a power of two, else a warp.
 #define SHARERS (HEAD_DIM / 8 <= 32 && (HEAD_DIM / 8 & (HEAD_DIM / 8 - 1)) == 0 ? HEAD_DIM / 8 : 32)
 
-// Also leaves log-sum-exp in units of log 2 and delta side by side in `both`, if there is such, one head after the other.
+// Where there is `both`, also log-sum-exp in units of log 2 beside delta, all tokens of a head after those of another.
 extern "C" __global__ void attention_delta(const bf16 *out, const bf16 *dout, const float *lse, float *delta,
                                            float2 *both, int heads, int rows) {
     const long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;

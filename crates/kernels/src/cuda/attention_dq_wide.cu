@@ -1,6 +1,6 @@
-// dq = ds k by the products of attention_wide.cu, from the gradients of dot products that attention_keys_wide kept: they lie
-// as the left operand of a product wants them. Four warps have 64 tokens of one head; two such teams, neighbours in the
-// order in which gradients are kept, share the tiles of keys.
+// dq = ds k by the products of attention_wide.cu, from the gradients of dot products that attention_keys_wide kept: they
+// lie as the left operand of a product wants them. Four warps have 64 tokens of one head; two such teams, neighbours in
+// the order in which gradients are kept, share the tiles of keys.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -23,8 +23,8 @@ attention_dq_wide(const bf16 *qkv, const Work *work, bf16 *dqkv, int heads, int 
     const int start = first_seen(op, w.first / GROUP * 64) / 64, end = last_row / GROUP + 1;
     const int tile = row / GROUP, head = row % GROUP;
     const int own_start = first_seen(op, tile * 64) / 64, own_end = row < all ? tile + 1 : 0;
-    const uint4 *from = gradients + (kv - first_kv) * per_kv + w.blocks + (long long)head_tiles(tile, head) * TILE_UNITS +
-                        warp % 4 * DQ_UNITS + lane;
+    const uint4 *from = gradients + (kv - first_kv) * per_kv + w.blocks + warp % 4 * DQ_UNITS + lane;
+    from += (long long)head_tiles(tile, head) * TILE_UNITS;
     uint4 *own = (uint4 *)(shared + (ring - shared_address(shared)) + DQ_STAGES * stage_bytes) +
                  warp * (DQ_STAGES * DQ_UNITS) + lane;
     const u32 own_at = shared_address(own);

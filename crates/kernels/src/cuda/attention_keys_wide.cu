@@ -1,25 +1,32 @@
 // The backward over keys by the products of attention_wide.cu. What a block does is what attention_keys in
-// attention_backward.cu does, but rows are cut by heads: a step meets STEP tokens of one head, all heads of the group and
-// then the tokens before, so that only steps on the diagonal have anything to hide.
+// attention_backward.cu does, but rows are cut by heads: a step meets STEP tokens of one head, then those of the other
+// heads of the group, then earlier tokens. Rows are a fixed stride apart, and only steps on the diagonal hide anything.
 //
-// Four warps have 64 keys, a warp 16 of them; TEAMS such teams share the rows, RING steps of which are in shared memory
-// at a time. The products of a step are started before the results of the step before are stored: scores wait for
-// nothing but their rows.
+// Four warps have 64 keys, a warp 16 of them; TEAMS such teams share the rows. The dot products of a step are under way
+// while the gradients of the step before it are stored.
 //
-// Gradients of dot products are kept in tiles of 64 tokens of one head and 64 keys. A tile is 4x4 left operands as
-// `store_turned` writes them, 16 tokens after the other; tiles of keys 0..=t of head 0 in the tile of tokens t, then
-// head 1, then the next tokens.
+// Gradients of dot products are kept in tiles of 64 tokens of one head and 64 keys: for a tile t of tokens, the tiles of
+// keys 0..=t of head 0, then of head 1, and so on. A tile is 4x4 left operands as attention_dq_wide multiplies them, 32
+// lanes' four registers each, those of its first 16 tokens first.
+//
+// Also set by the launcher: TEAMS, STEP.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-// Steps in shared memory at a time.
-#define RING 4
+// Steps in shared memory at a time; measured on an H200: 157 us with four, 172 with three where heads are 64 wide and two
+// blocks share a processor, 264 and 253 where they are 128 wide and one has it.
+#define RING (TEAMS == 1 ? 4 : 3)
 // 16-byte units of a tile of gradients.
 #define TILE_UNITS 512
 
 // Where the tiles of a head in a tile of tokens begin, counted in tiles.
 __device__ __forceinline__ int head_tiles(int tile, int head) {
     return GROUP * (tile * (tile + 1) / 2) + head * (tile + 1);
+}
+
+// Two numbers from global to shared memory, zeros unless `valid`.
+__device__ __forceinline__ void copy_pair(u32 to, const float2 *from, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(valid ? 8 : 0) : "memory");
 }
 
 // Keeps a left operand that a warp has with keys as rows.
@@ -57,8 +64,9 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
         }
     }
 
-    // Steps that meet the keys of the block, and of the team: from the last tile of tokens that sees any of them down to
-    // that of the keys themselves. All blocks of a sequence are at its end at the same time, and read the same rows.
+    // Steps that meet the keys of the block, and of the team: from the last tile of tokens that sees any of them down
+    // to that of the keys. Blocks of a sequence that start together so read the same rows at the same time, one from
+    // memory and the others from the cache.
     const int a_tile = GROUP * (64 / STEP);
     auto last_of = [&](int last_key) {
 #if WINDOW
@@ -67,7 +75,8 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
         return (w.count + 63) / 64;
 #endif
     };
-    const int first_tile = w.first / 64, last_tile = last_of(w.first + TEAMS * 64 - 1), steps = (last_tile - first_tile) * a_tile;
+    const int first_tile = w.first / 64, last_tile = last_of(w.first + TEAMS * 64 - 1);
+    const int steps = (last_tile - first_tile) * a_tile;
     const int own_tile = first_tile + team, own_last = last_of(own_tile * 64 + 63);
     const int from_step = (last_tile - own_last) * a_tile, to_step = (last_tile - own_tile) * a_tile;
 
@@ -90,10 +99,7 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
                 g += (long long)APART * out_width;
             }
             if (threadIdx.x < STEP)
-                asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(
-                                 shared_address(&kept[slot][threadIdx.x])),
-                             "l"(rows_from), "r"(token + (int)threadIdx.x < w.count ? 8 : 0)
-                             : "memory");
+                copy_pair(shared_address(&kept[slot][threadIdx.x]), rows_from, token + (int)threadIdx.x < w.count);
             // Half the tokens of a tile, then the other half, then the next head, then the tile before.
             token += STEP;
             q_from += (long long)STEP * width, g_from += (long long)STEP * out_width, rows_from += STEP;
@@ -213,7 +219,8 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
         next(step, slot);
         begin(slot);
         if (gradients) {
-            uint4 *to = keep + (long long)(head_tiles(tile, own_head) + own_tile) * TILE_UNITS + part * (STEP / 16 * 128);
+            const int at = head_tiles(tile, own_head) + own_tile;
+            uint4 *to = keep + (long long)at * TILE_UNITS + part * (STEP / 16 * 128);
 #pragma unroll
             for (int r = 0; r < STEP / 16; ++r)
                 keep_turned(to + r * 128, changes[r]);

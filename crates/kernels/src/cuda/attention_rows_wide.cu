@@ -1,6 +1,7 @@
 // Attention of many rows by the products of attention_wide.cu. The plan is that of attention_rows in attention.cu, and so
 // are the bits: the tensor cores add 16 products at a time to a sum whichever instruction asks for them. Four warps have
-// 64 stacked rows; WIDE_WARPS / 4 such groups share the tiles of keys and values.
+// 64 stacked rows; WIDE_WARPS / 4 such teams share the tiles of keys and values. Scores of the next tile follow the
+// products of a tile without a pause.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 

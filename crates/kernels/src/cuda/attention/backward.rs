@@ -74,9 +74,10 @@ impl Wide {
         let step = if broad && op.softcap.is_some() { 32 } else { 64 };
         is_wide(cuda, op.heads).then_some(Wide { teams: if broad { 2 } else { 1 }, step })
     }
-    /// Shared memory of attention_keys_wide: keys, values, and four steps of queries and gradients of outputs.
+    /// Shared memory of attention_keys_wide: keys, values, and the queries and gradients of outputs of its RING steps.
     fn shared(&self, heads: Heads) -> usize {
-        1024 + (2 * OWN * self.teams + 4 * 2 * self.step) * heads.head_dim * 2
+        let ring = if self.teams == 1 { 4 } else { 3 };
+        1024 + 2 * (OWN * self.teams + ring * self.step) * heads.head_dim * 2
     }
     /// Shared memory of attention_dq_wide: three tiles of keys, and of each warp's gradients.
     fn dq_shared(heads: Heads) -> usize {
@@ -160,7 +161,10 @@ pub fn attention_backward(
                 ("attention_keys_wide", grid.with_shared(wide.shared(heads)), arguments)
             }
             None => {
-                let grid = Grid { blocks: [(keys.len * count) as u32, 1, cut.split as u32], ..Grid::new(0, THREADS) };
+                let grid = Grid {
+                    blocks: [(keys.len * count) as u32, 1, cut.split as u32],
+                    ..Grid::new(0, THREADS)
+                };
                 let shared = Cut::shared(heads, cut.key_tall, cut.step);
                 ("attention_keys", grid.with_shared(shared), common(&keys, dqkv, tile_scoring(&op)))
             }
@@ -185,6 +189,7 @@ pub fn attention_backward(
     }
     let mut arguments = common(&queries, dqkv, tile_scoring(&op));
     arguments.extend(args![factor]);
-    let grid = Grid::new(queries.len * all, THREADS).with_shared(Cut::shared(heads, cut.row_tall, cut.key_step));
+    let grid =
+        Grid::new(queries.len * all, THREADS).with_shared(Cut::shared(heads, cut.row_tall, cut.key_step));
     cuda.launch_variant(module, &defines, "attention_queries", grid, &arguments)
 }
