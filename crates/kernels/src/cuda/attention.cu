@@ -131,11 +131,14 @@ __device__ __forceinline__ void step(const Scoring &op, float (&s)[KEYS / 8][4],
     for (int h = 0; h < 2; ++h)
         state.sum[h] =
             __fmaf_rn(state.sum[h], decay[h], (part[h][0] + part[h][1]) + (part[h][2] + part[h][3]));
+    // Maxima seldom rise once a few tiles are seen.
+    if (__any_sync(~0u, decay[0] != 1.0f || decay[1] != 1.0f)) {
 #pragma unroll
-    for (int n = 0; n < UNITS; ++n)
+        for (int n = 0; n < UNITS; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            o[n][e] *= decay[e >> 1];
+            for (int e = 0; e < 4; ++e)
+                o[n][e] *= decay[e >> 1];
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)

@@ -1,7 +1,7 @@
 //! Causal attention with grouped heads, from packed sequences or from cache blocks of 64 tokens.
 //!
 //! `attention.cu` serves bf16 and heads whose width is a multiple of 8, on tensor cores; `attention_simple.cu` the rest.
-//! Hopper's larger products (`attention_wide.cu`) serve many rows of heads of 64 and 128, bit for bit the same.
+//! Hopper's larger products (`attention_wide.cu`) serve many rows of heads of 64 and 128; the forward's bits are the same.
 //! All meet keys in tiles of 64 from the start of a sequence, so training, prefill and decoding agree in every bit.
 
 mod backward;
@@ -28,8 +28,8 @@ pub const VARIANTS: &[&str] = &[
 ];
 /// The same for cards of compute capability 9.0.
 pub const WIDE_VARIANTS: &[&str] = &[
-    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=8 TALL=1 STAGES=2 DEEP_STAGES=3 WIDE_WARPS=8",
-    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=4 TALL=2 STAGES=2 DEEP_STAGES=3 WIDE_WARPS=8",
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=8 TALL=1 STAGES=3 DEEP_STAGES=3 WIDE_WARPS=8",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=4 TALL=2 STAGES=3 DEEP_STAGES=3 WIDE_WARPS=12",
 ];
 /// The same for the backward.
 pub const BACKWARD_VARIANTS: &[&str] = &[
@@ -39,15 +39,15 @@ pub const BACKWARD_VARIANTS: &[&str] = &[
 ];
 /// The same for the backward on cards of compute capability 9.0.
 pub const BACKWARD_WIDE_VARIANTS: &[&str] = &[
-    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 KEY_TALL=1 ROW_TALL=2 STEP=64 KEY_STEP=32 SPLIT=1",
-    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 KEY_TALL=1 ROW_TALL=2 STEP=32 KEY_STEP=32 SPLIT=1",
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 KEY_TALL=1 ROW_TALL=2 STEP=64 KEY_STEP=32 SPLIT=1 TEAMS=1",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 KEY_TALL=1 ROW_TALL=2 STEP=32 KEY_STEP=32 SPLIT=1 TEAMS=2",
 ];
 /// The same for the kernels without tensor cores.
 pub const SIMPLE_VARIANTS: &[&str] =
     &["ELEMENT=float HEAD_DIM=64 GROUP=7 PAGED=0", "ELEMENT=bf16 HEAD_DIM=33 GROUP=1 PAGED=1"];
 
-/// Warps of attention_rows_wide.
-const WIDE_WARPS: usize = 8;
+/// Warps of attention_rows_wide for heads of 64 and of 128: two such blocks fit into a processor, or one.
+const WIDE_WARPS: [usize; 2] = [8, 12];
 /// Threads of a block of attention_simple.cu, and its stacked rows or keys.
 const SIMPLE: (u32, usize) = (128, 16);
 
@@ -96,8 +96,9 @@ impl Shape {
         let warps =
             [8, 4, 2, 1].into_iter().filter(|w| *w <= most).find(|w| w * tall * 16 + 2 * tile <= room)?;
         let deep = (2..=6).rev().find(|stages| FEW + stages * tile <= room).unwrap_or(2);
-        let wide = is_wide(cuda, heads).then_some(WIDE_WARPS);
-        Some(Shape { warps, tall, stages: 2, deep, wide })
+        let wide = is_wide(cuda, heads).then_some(WIDE_WARPS[usize::from(heads.head_dim > 64)]);
+        let stages = if wide.is_some() { 3 } else { 2 };
+        Some(Shape { warps, tall, stages, deep, wide })
     }
     /// Stacked rows of a block of attention_rows.
     fn rows(self) -> usize {

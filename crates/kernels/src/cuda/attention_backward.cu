@@ -10,6 +10,8 @@
 // `attention_queries` does the same without that room and computes ds again.
 // `attention_delta` before them: Σ dout · out for each row and head.
 //
+// The same with Hopper's products: attention_keys_wide.cu and attention_dq_wide.cu.
+//
 // Also set by the launcher: KEY_TALL and ROW_TALL (how many times 16 keys, or rows, a warp has), STEP (rows met at a time
 // in attention_keys), KEY_STEP (keys met at a time in attention_queries), SPLIT (blocks that share the columns of dk and
 // dv, each computing all scores).
@@ -24,7 +26,9 @@
 // Lanes that share a row of attention_delta: one for each 16 bytes where that is a power of two, else a warp.
 #define SHARERS (HEAD_DIM / 8 <= 32 && (HEAD_DIM / 8 & (HEAD_DIM / 8 - 1)) == 0 ? HEAD_DIM / 8 : 32)
 
-extern "C" __global__ void attention_delta(const bf16 *out, const bf16 *dout, float *delta, int rows) {
+// Where there is `both`, also log-sum-exp in units of log 2 beside delta, all tokens of a head after those of another.
+extern "C" __global__ void attention_delta(const bf16 *out, const bf16 *dout, const float *lse, float *delta,
+                                           float2 *both, int heads, int rows) {
     const long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     const long long row = at / SHARERS, own = row < rows ? row : rows - 1;
     const int lane = at % SHARERS;
@@ -42,8 +46,11 @@ extern "C" __global__ void attention_delta(const bf16 *out, const bf16 *dout, fl
 #pragma unroll
     for (int d = SHARERS / 2; d > 0; d >>= 1)
         sum += __shfl_xor_sync(ALL, sum, d);
-    if (lane == 0 && row < rows)
+    if (lane == 0 && row < rows) {
         delta[row] = sum;
+        if (both)
+            both[row % heads * (rows / heads) + row / heads] = make_float2(lse[row] * LOG2_E, sum);
+    }
 }
 
 // Gradients of dot products are kept as the left operands that `attention_dq` multiplies: 16 stacked rows and 16 keys are

@@ -1,148 +1,249 @@
-// The backward over keys by the products of attention_wide.cu. The plan is that of attention_keys in
-// attention_backward.cu: a block has 64 keys, a warp 16 of them, and meets the stacked rows that see them, STEP at a time.
+// The backward over keys by the products of attention_wide.cu. What a block does is what attention_keys in
+// attention_backward.cu does, but rows are cut by heads: a step meets STEP tokens of one head, then those of the other
+// heads of the group, then earlier tokens. Rows are a fixed stride apart, and only steps on the diagonal hide anything.
+//
+// Four warps have 64 keys, a warp 16 of them; TEAMS such teams share the rows. The dot products of a step are under way
+// while the gradients of the step before it are stored.
+//
+// Gradients of dot products are kept in tiles of 64 tokens of one head and 64 keys: for a tile t of tokens, the tiles of
+// keys 0..=t of head 0, then of head 1, and so on. A tile is 4x4 left operands as attention_dq_wide multiplies them, 32
+// lanes' four registers each, those of its first 16 tokens first.
+//
+// Also set by the launcher: TEAMS, STEP.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-extern "C" __global__ void __launch_bounds__(128)
-attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float *lse, const float *delta, const Work *work,
-                    bf16 *dqkv, int heads, int kv_heads, float scale, float cap, int window, float factor, int first_kv,
+// Steps in shared memory at a time; measured on an H200: 157 us with four, 172 with three where heads are 64 wide and two
+// blocks share a processor, 264 and 253 where they are 128 wide and one has it.
+#define RING (TEAMS == 1 ? 4 : 3)
+// 16-byte units of a tile of gradients.
+#define TILE_UNITS 512
+
+// Where the tiles of a head in a tile of tokens begin, counted in tiles.
+__device__ __forceinline__ int head_tiles(int tile, int head) {
+    return GROUP * (tile * (tile + 1) / 2) + head * (tile + 1);
+}
+
+// Two numbers from global to shared memory, zeros unless `valid`.
+__device__ __forceinline__ void copy_pair(u32 to, const float2 *from, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(valid ? 8 : 0) : "memory");
+}
+
+// Keeps a left operand that a warp has with keys as rows.
+__device__ __forceinline__ void keep_turned(uint4 *to, const unsigned (&a)[4]) {
+    *to = make_uint4(turned(a[0]), turned(a[2]), turned(a[1]), turned(a[3]));
+}
+
+extern "C" __global__ void __launch_bounds__(TEAMS * 128, 2 / TEAMS)
+attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const Work *work, bf16 *dqkv, int tokens,
+                    int heads, int kv_heads, float scale, float cap, int window, float factor, int first_kv,
                     int some_kv, uint4 *gradients, long long per_kv) {
     extern __shared__ __align__(16) unsigned char shared[];
-    // Swizzling counts from multiples of 1024.
-    bf16 *k = (bf16 *)(shared + (1024 - (shared_address(shared) & 1023)) % 1024);
-    bf16 *v = k + 64 * HEAD_DIM, *ring = v + 64 * HEAD_DIM;
+    const int threads = TEAMS * 128;
     // Of the rows in the ring: log-sum-exp in units of log 2, and delta.
-    __shared__ float kept[2][2][STEP];
+    __shared__ __align__(16) float2 kept[RING][STEP];
+    const u32 keys_at = aligned(shared), values_at = keys_at + TEAMS * 64 * HEAD_DIM * 2;
+    const u32 ring = values_at + TEAMS * 64 * HEAD_DIM * 2, stage_bytes = 2 * STEP * HEAD_DIM * 2;
     const Work w = work[blockIdx.x / some_kv];
     const Scoring op = {scale, cap, window};
-    const int kv = first_kv + blockIdx.x % some_kv, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const int kv = first_kv + blockIdx.x % some_kv, warp = own_warp(), lane = threadIdx.x & 31, team = warp / 4;
     const int width = (heads + 2 * kv_heads) * HEAD_DIM, out_width = heads * HEAD_DIM;
-    // Tokens from `first` on see the first key; past `last` none sees any of the keys.
-    const int first = w.first, keys = min(64, w.count - first);
-#if WINDOW
-    const int last = (int)min((long long)w.count, (long long)first + 63 + window);
-#else
-    const int last = w.count;
-#endif
-    const int end = last * GROUP;
-    const bf16 *q_base = qkv + (long long)w.row * width + kv * GROUP * HEAD_DIM;
-    const bf16 *dout_base = dout + (long long)w.row * out_width + kv * GROUP * HEAD_DIM;
-    const bf16 *k_base = qkv + (long long)(w.row + first) * width + (heads + kv) * HEAD_DIM;
 
-    auto fetch = [&](int row, int slot) {
-        if (row < end) {
-            bf16 *to = ring + slot * (2 * STEP * HEAD_DIM);
-#pragma unroll 4
-            for (int i = threadIdx.x; i < STEP * UNITS; i += 128) {
-                const int r = i / UNITS, c = i % UNITS * 8, at = row + r < end ? row + r : 0;
-                const long long head = at % GROUP * HEAD_DIM + c;
-                copy_unit(to + place<STEP>(r, c), q_base + (long long)(at / GROUP) * width + head, row + r < end);
-                copy_unit(to + STEP * HEAD_DIM + place<STEP>(r, c),
-                          dout_base + (long long)(at / GROUP) * out_width + head, row + r < end);
+    // This thread copies 16 bytes of every APART-th row.
+    const int APART = threads / UNITS, r0 = threadIdx.x / UNITS, c0 = threadIdx.x % UNITS * 8;
+    {
+        const bf16 *from = qkv + (long long)(w.row + w.first + r0) * width + (heads + kv) * HEAD_DIM + c0;
+#pragma unroll
+        for (int i = 0; i < TEAMS * 64 / APART; ++i) {
+            const int r = r0 + i * APART;
+            const u32 to = keys_at + r / 64 * (64 * HEAD_DIM * 2) + 2 * place<64>(r % 64, c0);
+            const bool there = w.first + r < w.count;
+            copy_to(to, from, there);
+            copy_to(to + TEAMS * 64 * HEAD_DIM * 2, from + kv_heads * HEAD_DIM, there);
+            from += (long long)APART * width;
+        }
+    }
+
+    // Steps that meet the keys of the block, and of the team: from the last tile of tokens that sees any of them down
+    // to that of the keys. Blocks of a sequence that start together so read the same rows at the same time, one from
+    // memory and the others from the cache.
+    const int a_tile = GROUP * (64 / STEP);
+    auto last_of = [&](int last_key) {
+#if WINDOW
+        return ((int)min((long long)w.count, (long long)last_key + window) + 63) / 64;
+#else
+        return (w.count + 63) / 64;
+#endif
+    };
+    const int first_tile = w.first / 64, last_tile = last_of(w.first + TEAMS * 64 - 1);
+    const int steps = (last_tile - first_tile) * a_tile;
+    const int own_tile = first_tile + team, own_last = last_of(own_tile * 64 + 63);
+    const int from_step = (last_tile - own_last) * a_tile, to_step = (last_tile - own_tile) * a_tile;
+
+    // The step to be fetched next: its first token, its head, and where this thread's bytes of it are.
+    int token = (last_tile - 1) * 64, head = 0;
+    const bf16 *q_from = qkv + (long long)(w.row + token + r0) * width + kv * GROUP * HEAD_DIM + c0;
+    const bf16 *g_from = dout + (long long)(w.row + token + r0) * out_width + kv * GROUP * HEAD_DIM + c0;
+    const float2 *rows_from = rows + (long long)kv * GROUP * tokens + w.row + token + threadIdx.x;
+    const u32 own_place = ring + 2 * place<STEP>(r0, c0);
+    auto fetch = [&](int step, int slot) {
+        if (step < steps) {
+            const u32 to = own_place + slot * stage_bytes;
+            const bf16 *q = q_from, *g = g_from;
+#pragma unroll
+            for (int i = 0; i < STEP / APART; ++i) {
+                const bool there = token + r0 + i * APART < w.count;
+                copy_to(to + i * APART * 128, q, there);
+                copy_to(to + i * APART * 128 + STEP * HEAD_DIM * 2, g, there);
+                q += (long long)APART * width;
+                g += (long long)APART * out_width;
             }
-            for (int i = threadIdx.x; i < STEP; i += 128) {
-                const int r = row + i;
-                const long long at = (long long)(w.row + r / GROUP) * heads + kv * GROUP + r % GROUP;
-                kept[slot][0][i] = r < end ? lse[at] * LOG2_E : 0.0f;
-                kept[slot][1][i] = r < end ? delta[at] : 0.0f;
+            if (threadIdx.x < STEP)
+                copy_pair(shared_address(&kept[slot][threadIdx.x]), rows_from, token + (int)threadIdx.x < w.count);
+            // Half the tokens of a tile, then the other half, then the next head, then the tile before.
+            token += STEP;
+            q_from += (long long)STEP * width, g_from += (long long)STEP * out_width, rows_from += STEP;
+            if (token % 64 == 0) {
+                const int back = ++head < GROUP ? 64 : 128, other = head < GROUP ? 1 : 1 - GROUP;
+                token -= back;
+                q_from += other * HEAD_DIM - (long long)back * width;
+                g_from += other * HEAD_DIM - (long long)back * out_width;
+                rows_from += (long long)other * tokens - back;
+                head = head < GROUP ? head : 0;
             }
         }
         copy_commit();
     };
-#pragma unroll 4
-    for (int i = threadIdx.x; i < 64 * UNITS; i += 128) {
-        const int r = i / UNITS, c = i % UNITS * 8;
-        const bf16 *from = k_base + (r < keys ? (long long)r * width + c : 0);
-        copy_unit(k + place<64>(r, c), from, r < keys);
-        copy_unit(v + place<64>(r, c), from + kv_heads * HEAD_DIM, r < keys);
-    }
-    fetch(first * GROUP, 0);
+#pragma unroll
+    for (int s = 0; s < RING - 1; ++s)
+        fetch(s, s);
 
+    const u64 k = described(keys_at + team * (64 * HEAD_DIM * 2), 16);
+    const u64 v = described(values_at + team * (64 * HEAD_DIM * 2), 16);
     float dk[HEAD_DIM / 8][4], dv[HEAD_DIM / 8][4];
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             dk[n][e] = dv[n][e] = 0.0f;
+    settle(dk);
+    settle(dv);
+    float score_sums[STEP / 8][4], weight_sums[STEP / 8][4];
+    unsigned weights[STEP / 16][4], changes[STEP / 16][4];
 
-    const int top = first + warp * 16;
-    int slot = 0;
-    for (int row = first * GROUP; row < end; row += STEP, slot ^= 1) {
-        copy_wait<0>();
+    // Dot products of a step whose rows are in shared memory.
+    auto begin = [&](int slot) {
+        const u64 q = described(ring + slot * stage_bytes, 16);
+        products_begin();
+        start_scores<STEP>(score_sums, k, q);
+        products_commit();
+        start_scores<STEP>(weight_sums, v, further(q, STEP * HEAD_DIM));
+        products_commit();
+    };
+    // Until the rows of the next step are there for products; of the step before last nobody reads any more.
+    auto next = [&](int step, int &slot) {
+        copy_wait<RING - 3>();
         products_see_copies();
         __syncthreads();
-        fetch(row + STEP, slot ^ 1);
-        const bf16 *q = ring + slot * (2 * STEP * HEAD_DIM), *g = q + STEP * HEAD_DIM;
-        float p[STEP / 8][4], ds[STEP / 8][4];
-#pragma unroll
-        for (int n = 0; n < STEP / 8; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e)
-                p[n][e] = ds[n][e] = 0.0f;
-        products_begin();
-        start_scores<STEP>(p, k, q);
-        products_commit();
-        start_scores<STEP>(ds, v, g);
-        products_commit();
+        fetch(step + RING - 1, slot == 0 ? RING - 1 : slot - 1);
+        slot = slot == RING - 1 ? 0 : slot + 1;
+    };
+    const int own_key = own_tile * 64 + warp % 4 * 16 + lane / 4;
+    // The step that is met: where in its tile, which head, which tile.
+    int part = 0, own_head = 0, tile = own_last - 1;
+    float p[STEP / 8][4], slopes[SOFTCAP ? STEP / 8 : 1][4];
+    // Weights of a step from its scores.
+    auto weigh = [&](int slot) {
         products_wait<1>();
-        const int low = row / GROUP, high = (min(row + STEP, end) - 1) / GROUP;
-        const bool whole = low >= first + 63 && first_seen(op, high) <= first;
-        unsigned weights[STEP / 16][4], changes[STEP / 16][4];
-        float slopes[SOFTCAP ? STEP / 8 : 1][4];
+        settle(score_sums);
+        const int first_row = tile * 64 + part * STEP;
+        const bool whole = tile > own_tile && first_seen(op, first_row + STEP - 1) <= own_tile * 64;
 #pragma unroll
         for (int n = 0; n < STEP / 8; ++n) {
-            const int i = n * 8 + lane % 4 * 2;
-            const float2 l = *(const float2 *)&kept[slot][0][i];
+            const float4 l = *(const float4 *)&kept[slot][n * 8 + lane % 4 * 2];
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                float slope;
-                float x = score_and_slope(op, p[n][e], slope) - (e & 1 ? l.y : l.x);
-                if (!whole && !sees(op, (row + i + (e & 1)) / GROUP, top + lane / 4 + (e >> 1) * 8))
-                    x = -INFINITY_;
-                p[n][e] = power2(x);
-                if (SOFTCAP)
-                    slopes[SOFTCAP ? n : 0][e] = slope;
+#if SOFTCAP
+                p[n][e] = power2(score_and_slope(op, score_sums[n][e], slopes[n][e]) - (e & 1 ? l.z : l.x));
+#else
+                p[n][e] = power2(fmaf(score_sums[n][e], scale, -(e & 1 ? l.z : l.x)));
+#endif
             }
+        }
+        if (!whole) {
+#pragma unroll
+            for (int n = 0; n < STEP / 8; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (!sees(op, first_row + n * 8 + lane % 4 * 2 + (e & 1), own_key + (e >> 1) * 8))
+                        p[n][e] = 0.0f;
         }
 #pragma unroll
         for (int r = 0; r < STEP / 16; ++r)
             as_left(weights[r], p[2 * r], p[2 * r + 1]);
+    };
+    copy_wait<RING - 2>();
+    products_see_copies();
+    __syncthreads();
+    int slot = 0;
+    for (int step = 0; step < from_step; ++step)
+        next(step, slot);
+    begin(slot);
+    weigh(slot);
+
+    uint4 *keep = gradients + (kv - first_kv) * per_kv + w.blocks + warp % 4 * 32 + lane;
+    for (int step = from_step; step < to_step; ++step) {
+        const u64 q = described(ring + slot * stage_bytes, STEP * 128), g = further(q, STEP * HEAD_DIM);
         products_wait<0>();
+        settle(weight_sums);
         products_begin();
         start_products<STEP>(dv, weights, g);
         products_commit();
 #pragma unroll
         for (int n = 0; n < STEP / 8; ++n) {
-            const int i = n * 8 + lane % 4 * 2;
-            const float2 dl = *(const float2 *)&kept[slot][1][i];
+            const float4 l = *(const float4 *)&kept[slot][n * 8 + lane % 4 * 2];
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                ds[n][e] = p[n][e] * (ds[n][e] - (e & 1 ? dl.y : dl.x)) * (SOFTCAP ? slopes[SOFTCAP ? n : 0][e] : 1.0f);
+            for (int e = 0; e < 4; ++e) {
+                p[n][e] *= weight_sums[n][e] - (e & 1 ? l.w : l.y);
+                if (SOFTCAP)
+                    p[n][e] *= slopes[SOFTCAP ? n : 0][e];
+            }
         }
 #pragma unroll
         for (int r = 0; r < STEP / 16; ++r)
-            as_left(changes[r], ds[2 * r], ds[2 * r + 1]);
+            as_left(changes[r], p[2 * r], p[2 * r + 1]);
         products_begin();
         start_products<STEP>(dk, changes, q);
         products_commit();
+        // After the last step these are products of what happens to lie there, and are not used.
+        next(step, slot);
+        begin(slot);
         if (gradients) {
-            uint4 *to = gradients + (kv - first_kv) * per_kv + w.blocks;
+            const int at = head_tiles(tile, own_head) + own_tile;
+            uint4 *to = keep + (long long)at * TILE_UNITS + part * (STEP / 16 * 128);
 #pragma unroll
-            for (int r = 0; r < STEP / 16; ++r) {
-                const int rows = row / 16 + r;
-                if (rows * 16 < w.count * GROUP && top / 16 <= rows / GROUP)
-                    store_turned(to, rows, top / 16, ds[2 * r], ds[2 * r + 1]);
-            }
+            for (int r = 0; r < STEP / 16; ++r)
+                keep_turned(to + r * 128, changes[r]);
         }
-        products_wait<0>();
+        if (++part == 64 / STEP) {
+            part = 0;
+            if (++own_head == GROUP)
+                own_head = 0, --tile;
+        }
+        weigh(slot);
     }
+    for (int step = max(to_step, from_step); step < steps; ++step)
+        next(step, slot);
+    products_wait<0>();
+    settle(dk);
+    settle(dv);
 
     copy_wait<0>();
     __syncthreads();
-    bf16 *to = dqkv + (long long)w.row * width + (heads + kv) * HEAD_DIM, *room = k + warp * 16 * PITCH;
-    auto place_of = [&](int r) {
-        return top + r < first + keys ? to + (long long)(top + r) * width : (bf16 *)nullptr;
-    };
+    bf16 *room = (bf16 *)(shared + (keys_at - shared_address(shared))) + warp * 16 * PITCH;
+    const int top = own_tile * 64 + warp % 4 * 16;
+    bf16 *to = dqkv + (long long)w.row * width + (heads + kv) * HEAD_DIM;
+    auto place_of = [&](int r) { return top + r < w.count ? to + (long long)(top + r) * width : (bf16 *)nullptr; };
     store_rows(room, dk, factor, 0, place_of);
     to += kv_heads * HEAD_DIM;
     store_rows(room, dv, 1.0f, 0, place_of);

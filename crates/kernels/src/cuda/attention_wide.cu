@@ -14,10 +14,23 @@ template <int R> __device__ __forceinline__ int place(int row, int column) {
 }
 
 // What the instruction needs to know of a matrix: address, bytes from one panel to the next, and from 8 rows to the next.
-__device__ __forceinline__ u64 described(const bf16 *m, u32 panel) {
-    const u64 address = (shared_address(m) & 0x3ffff) >> 4;
-    return address | (u64)(panel >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+__device__ __forceinline__ u64 described(u32 address, u32 panel) {
+    return (address & 0x3ffff) >> 4 | (u64)(panel >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
 }
+
+// The same matrix from that many elements on.
+__device__ __forceinline__ u64 further(u64 matrix, u32 elements) { return matrix + (elements * 2 >> 4); }
+
+// 16 bytes from global to shared memory, zeros unless `valid`.
+__device__ __forceinline__ void copy_to(u32 to, const bf16 *from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+
+// The address of shared memory; swizzling counts from multiples of 1024.
+__device__ __forceinline__ u32 aligned(const unsigned char *shared) { return (shared_address(shared) + 1023) & ~1023u; }
+
+// The warp's number, which the compiler shall know to be the same for all lanes.
+__device__ __forceinline__ int own_warp() { return __shfl_sync(ALL, (int)threadIdx.x / 32, 0); }
 
 // Registers may be read and written by products from here on.
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -33,22 +46,22 @@ template <int LEFT> __device__ __forceinline__ void products_wait() {
 // What this thread copied to shared memory is there for products.
 __device__ __forceinline__ void products_see_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// x += a bᵀ for 64 rows and 16 steps; both matrices lie with the steps in a row.
-__device__ __forceinline__ void wide(float (&x)[4][4], u64 a, u64 b) {
+// x += a bᵀ for 64 rows and 16 steps, or x = a bᵀ unless `more`; both matrices lie with the steps in a row.
+__device__ __forceinline__ void wide(float (&x)[4][4], u64 a, u64 b, int more) {
     asm volatile(
-        "{ .reg .pred yes; setp.ne.b32 yes, 1, 0; "
+        "{ .reg .pred yes; setp.ne.b32 yes, %18, 0; "
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
         "}, %16, %17, yes, 1, 1, 0, 0; }"
         : "+f"(x[0][0]), "+f"(x[0][1]), "+f"(x[0][2]), "+f"(x[0][3]), "+f"(x[1][0]), "+f"(x[1][1]),
           "+f"(x[1][2]), "+f"(x[1][3]), "+f"(x[2][0]), "+f"(x[2][1]), "+f"(x[2][2]), "+f"(x[2][3]),
           "+f"(x[3][0]), "+f"(x[3][1]), "+f"(x[3][2]), "+f"(x[3][3])
-        : "l"(a), "l"(b));
+        : "l"(a), "l"(b), "r"(more));
 }
 
-__device__ __forceinline__ void wide(float (&x)[8][4], u64 a, u64 b) {
+__device__ __forceinline__ void wide(float (&x)[8][4], u64 a, u64 b, int more) {
     asm volatile(
-        "{ .reg .pred yes; setp.ne.b32 yes, 1, 0; "
+        "{ .reg .pred yes; setp.ne.b32 yes, %34, 0; "
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
         "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -59,7 +72,7 @@ __device__ __forceinline__ void wide(float (&x)[8][4], u64 a, u64 b) {
           "+f"(x[4][2]), "+f"(x[4][3]), "+f"(x[5][0]), "+f"(x[5][1]), "+f"(x[5][2]), "+f"(x[5][3]),
           "+f"(x[6][0]), "+f"(x[6][1]), "+f"(x[6][2]), "+f"(x[6][3]), "+f"(x[7][0]), "+f"(x[7][1]),
           "+f"(x[7][2]), "+f"(x[7][3])
-        : "l"(a), "l"(b));
+        : "l"(a), "l"(b), "r"(more));
 }
 
 // x += a b for 64 rows and 16 steps: a in registers, a row of b holds one step.
@@ -102,23 +115,30 @@ __device__ __forceinline__ void wide_left(float (&x)[16][4], const unsigned (&a)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// x += a bᵀ over the width of the head: 64 rows of a, N rows of b.
-template <int N>
-__device__ __forceinline__ void start_scores(float (&x)[N / 8][4], const bf16 *a, const bf16 *b) {
+// What products under way write is not read or written before this place.
+template <int N> __device__ __forceinline__ void settle(float (&x)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            asm volatile("" : "+f"(x[n][e])::"memory");
+}
+
+// x = a bᵀ over the width of the head: 64 rows of a, N rows of b.
+template <int N> __device__ __forceinline__ void start_scores(float (&x)[N / 8][4], u64 a, u64 b) {
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; d += 16) {
         const int panel = d / 64, inside = d % 64;
-        wide(x, described(a + panel * 64 * 64 + inside, 16), described(b + panel * N * 64 + inside, 16));
+        wide(x, further(a, panel * 64 * 64 + inside), further(b, panel * N * 64 + inside), d > 0);
     }
 }
 
 // x += w b: N rows of b, all columns.
 template <int N>
-__device__ __forceinline__ void start_products(float (&x)[HEAD_DIM / 8][4], const unsigned (&w)[N / 16][4],
-                                               const bf16 *b) {
+__device__ __forceinline__ void start_products(float (&x)[HEAD_DIM / 8][4], const unsigned (&w)[N / 16][4], u64 b) {
 #pragma unroll
     for (int r = 0; r < N / 16; ++r)
-        wide_left(x, w[r], described(b + r * 16 * 64, N * 128));
+        wide_left(x, w[r], further(b, r * 16 * 64));
 }
 
 #endif

@@ -1,4 +1,5 @@
-//! The backward pass: `attention_backward.cu`, or `attention_simple.cu` where tensor cores do not serve.
+//! The backward pass: `attention_backward.cu`, its passes with Hopper's products (`attention_keys_wide.cu`,
+//! `attention_dq_wide.cu`), or `attention_simple.cu` where tensor cores do not serve.
 //!
 //! The pass over keys keeps the gradients of scores, up to 1 GiB of them at a time, for the pass over queries.
 
@@ -46,6 +47,42 @@ impl Cut {
     fn shared(heads: Heads, tall: usize, step: usize) -> usize {
         (2 * OWN * tall + 4 * step) * pitch(heads)
     }
+    fn defines(&self, op: &Attention, wide: Option<&Wide>) -> String {
+        let Cut { key_tall, row_tall, step, key_step, split } = self;
+        let own = wide.map_or(format!(" STEP={step}"), |w| format!(" STEP={} TEAMS={}", w.step, w.teams));
+        let tile = tile_defines(op);
+        format!("{tile} KEY_TALL={key_tall} ROW_TALL={row_tall} KEY_STEP={key_step} SPLIT={split}{own}")
+    }
+}
+
+/// How the kernels with Hopper's products are cut.
+struct Wide {
+    /// Teams of four warps to a block of attention_keys_wide, each with `OWN` keys.
+    teams: usize,
+    /// Tokens of a head met at a time there.
+    step: usize,
+}
+
+/// Teams of four warps to a block of attention_dq_wide.
+const DQ_TEAMS: usize = 2;
+
+impl Wide {
+    fn of(cuda: &Cuda, op: &Attention) -> Option<Wide> {
+        let broad = op.heads.head_dim > 64;
+        // Registers are for two teams on a processor: two blocks, or one where shared memory has no room for two. A cap
+        // costs the registers of half a step.
+        let step = if broad && op.softcap.is_some() { 32 } else { 64 };
+        is_wide(cuda, op.heads).then_some(Wide { teams: if broad { 2 } else { 1 }, step })
+    }
+    /// Shared memory of attention_keys_wide: keys, values, and the queries and gradients of outputs of its RING steps.
+    fn shared(&self, heads: Heads) -> usize {
+        let ring = if self.teams == 1 { 4 } else { 3 };
+        1024 + 2 * (OWN * self.teams + ring * self.step) * heads.head_dim * 2
+    }
+    /// Shared memory of attention_dq_wide: three tiles of keys, and of each warp's gradients.
+    fn dq_shared(heads: Heads) -> usize {
+        1024 + 3 * (OWN * heads.head_dim * 2 + 4 * DQ_TEAMS * 2048)
+    }
 }
 
 /// See [`crate::Backend::attention_backward`].
@@ -65,20 +102,20 @@ pub fn attention_backward(
     assert!(out.len() == tokens * heads.out_width() && dout.len() == out.len());
     assert!(lse.len() == tokens * heads.heads);
     assert!([out, dout, &*dqkv].iter().all(|b| b.dtype() == qkv.dtype()));
-    let delta = cuda.arena.take(tokens * heads.heads * 4)?;
     let rows = tokens * heads.heads;
+    let delta = cuda.arena.take(rows * 4)?;
     let group = heads.heads / heads.kv_heads;
-    let (keys, queries) = (Unit::Keys { group }, Unit::Rows { group });
-    let delta_args = args![out, dout, &delta, rows as u32];
     let common = |list: &tables::List, dqkv: &Buffer, scoring: [Arg; 5]| {
         let mut all = args![qkv, dout, lse, &delta, &list.memory, dqkv].to_vec();
         all.extend(scoring);
         all
     };
+    let (keys, queries) = (Unit::Keys { group }, Unit::Rows { group });
     let Some(cut) = Cut::of(cuda, heads, qkv.dtype()) else {
         let (module, defines) = ("attention_simple", simple_defines(&op, qkv.dtype(), false));
         let grid = Grid::new(rows.div_ceil(4), SIMPLE.0);
-        cuda.launch_variant(module, &defines, "simple_delta", grid, &delta_args)?;
+        let arguments = args![out, dout, &delta, rows as u32];
+        cuda.launch_variant(module, &defines, "simple_delta", grid, &arguments)?;
         for (unit, name) in [(keys, "simple_keys"), (queries, "simple_queries")] {
             let list = tables::packed(cuda, segments, unit, SIMPLE.1)?;
             let grid = Grid::new(list.len * heads.kv_heads, SIMPLE.0);
@@ -86,66 +123,73 @@ pub fn attention_backward(
         }
         return Ok(());
     };
-    let Cut { key_tall, row_tall, step, key_step, split } = cut;
-    // The same pass over keys with the products of Hopper's tensor cores; a cap costs the registers of a step.
-    let wide = is_wide(cuda, heads);
-    let step = if wide && heads.head_dim == 128 && op.softcap.is_some() { 32 } else { step };
-    let (module, over_keys, shared) = if wide {
-        let shared = 1024 + (2 * OWN + 4 * step) * heads.head_dim * 2;
-        ("attention_backward_hopper", "attention_keys_wide", shared)
-    } else {
-        ("attention_backward", "attention_keys", Cut::shared(heads, key_tall, step))
-    };
-    let defines = format!(
-        "{} KEY_TALL={key_tall} ROW_TALL={row_tall} STEP={step} KEY_STEP={key_step} SPLIT={split}",
-        tile_defines(&op)
-    );
+    // Both passes with the products of Hopper's tensor cores: they cut rows, and keep gradients, in their own way.
+    let wide = Wide::of(cuda, &op);
+    let defines = cut.defines(&op, wide.as_ref());
+    let module = if wide.is_some() { "attention_backward_hopper" } else { "attention_backward" };
+    let both = wide.as_ref().map(|_| cuda.arena.take(rows * 8)).transpose()?;
+    let both_at = both.as_ref().map_or(0, |m| m.ptr());
     // As many lanes to a row as the kernel's SHARERS.
     let units = heads.head_dim / 8;
     let sharers = if units.is_power_of_two() && units <= 32 { units } else { 32 };
     let grid = Grid::new((rows * sharers).div_ceil(256), 256);
-    cuda.launch_variant(module, &defines, "attention_delta", grid, &delta_args)?;
+    let arguments = args![out, dout, lse, &delta, both_at, heads.heads as u32, rows as u32];
+    cuda.launch_variant(module, &defines, "attention_delta", grid, &arguments)?;
     // What a score's gradient is multiplied by to become that of the dot product.
     let factor = op.scale;
-    let keys = tables::packed(cuda, segments, keys, OWN * key_tall)?;
-    let queries = tables::packed(cuda, segments, queries, OWN * row_tall)?;
-    let grid = |list: &tables::List, kv_heads: usize, split: usize, shared: usize| Grid {
-        blocks: [(list.len * kv_heads) as u32, 1, split as u32],
-        threads: THREADS,
-        shared,
-        early: false,
+    let keys = match &wide {
+        Some(wide) => tables::packed(cuda, segments, Unit::WideKeys { group }, OWN * wide.teams)?,
+        None => tables::packed(cuda, segments, keys, OWN * cut.key_tall)?,
     };
-    // Where products are wide, the pass over queries has twice the warps for as many rows, and shared memory for three
-    // tiles of keys and of each warp's gradients.
-    let (over_queries, more) = if wide { ("attention_dq_wide", 2) } else { ("attention_dq", 1) };
-    let queries_shared =
-        if wide { 1024 + 3 * (OWN * heads.head_dim * 2 + 8 * 2048) } else { 2 * OWN * pitch(heads) };
     // As many key heads at a time as there is room for what is kept; with room for none everything is computed twice.
     let (per_head, all) = (keys.kept * 16, heads.kv_heads);
     let some = (KEPT / per_head.max(1)).min(all);
     let room = cuda.arena.take(some * per_head)?;
+    let queries = match &wide {
+        Some(_) if some > 0 => tables::packed(cuda, segments, Unit::TileRows { group }, DQ_TEAMS)?,
+        _ => tables::packed(cuda, segments, queries, OWN * cut.row_tall)?,
+    };
     for first in (0..all).step_by(some.max(1)) {
         let count = if some == 0 { all } else { some.min(all - first) };
         let kept = if some == 0 { 0 } else { room.ptr() };
         let part = args![factor, first as u32, count as u32, kept, keys.kept];
-        let mut arguments = common(&keys, dqkv, tile_scoring(&op));
+        let (name, grid, mut arguments) = match &wide {
+            Some(wide) => {
+                let grid = Grid::new(keys.len * count, wide.teams as u32 * THREADS);
+                let mut arguments = args![qkv, dout, both_at, &keys.memory, &*dqkv, tokens as u32].to_vec();
+                arguments.extend(tile_scoring(&op));
+                ("attention_keys_wide", grid.with_shared(wide.shared(heads)), arguments)
+            }
+            None => {
+                let grid = Grid {
+                    blocks: [(keys.len * count) as u32, 1, cut.split as u32],
+                    ..Grid::new(0, THREADS)
+                };
+                let shared = Cut::shared(heads, cut.key_tall, cut.step);
+                ("attention_keys", grid.with_shared(shared), common(&keys, dqkv, tile_scoring(&op)))
+            }
+        };
         arguments.extend(part);
-        cuda.launch_variant(module, &defines, over_keys, grid(&keys, count, split, shared), &arguments)?;
+        cuda.launch_variant(module, &defines, name, grid, &arguments)?;
         if some == 0 {
             break;
         }
         let (heads_, kv_heads) = (heads.heads as u32, heads.kv_heads as u32);
         let mut arguments = args![qkv, &queries.memory, &*dqkv, heads_, kv_heads, window(&op)].to_vec();
         arguments.extend(part);
-        let grid = grid(&queries, count, 1, queries_shared);
-        let grid = Grid { threads: more * THREADS, ..grid };
-        cuda.launch_variant(module, &defines, over_queries, grid, &arguments)?;
+        let (name, threads, shared) = match &wide {
+            Some(_) => ("attention_dq_wide", DQ_TEAMS as u32 * THREADS, Wide::dq_shared(heads)),
+            None => ("attention_dq", THREADS, 2 * OWN * pitch(heads)),
+        };
+        let grid = Grid::new(queries.len * count, threads).with_shared(shared);
+        cuda.launch_variant(module, &defines, name, grid, &arguments)?;
     }
     if some > 0 {
         return Ok(());
     }
     let mut arguments = common(&queries, dqkv, tile_scoring(&op));
     arguments.extend(args![factor]);
-    let grid = grid(&queries, all, 1, Cut::shared(heads, row_tall, key_step));
+    let grid =
+        Grid::new(queries.len * all, THREADS).with_shared(Cut::shared(heads, cut.row_tall, cut.key_step));
     cuda.launch_variant(module, &defines, "attention_queries", grid, &arguments)
 }

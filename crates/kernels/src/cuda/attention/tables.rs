@@ -34,7 +34,7 @@ pub(super) struct List {
     pub memory: Arc<Memory>,
     /// Blocks of threads for each key head.
     pub len: usize,
-    /// 16-byte units that the kept gradients of all scores of a key head take (see attention_backward.cu).
+    /// 16-byte units that the kept gradients of all scores of a key head take.
     pub kept: usize,
 }
 
@@ -57,6 +57,35 @@ pub(super) enum Unit {
     Rows { group: usize },
     /// Keys, of which each serves that many heads.
     Keys { group: usize },
+    /// The same where gradients of scores are kept as attention_keys_wide.cu does.
+    WideKeys { group: usize },
+    /// Rows of the tiles that are kept so: 64 tokens of one head, that many heads, the next tokens.
+    TileRows { group: usize },
+}
+
+impl Unit {
+    /// How many of them a sequence of that length has.
+    fn of(self, length: usize) -> usize {
+        match self {
+            Unit::Rows { group } => length * group,
+            Unit::Keys { .. } | Unit::WideKeys { .. } => length,
+            Unit::TileRows { group } => length.div_ceil(TOKENS) * group,
+        }
+    }
+    /// 16-byte units that all gradients of scores of such a sequence take, for one key head.
+    fn kept(self, length: usize) -> usize {
+        match self {
+            Unit::Rows { group } | Unit::Keys { group } => 32 * tiles(length * group, group),
+            Unit::WideKeys { group } | Unit::TileRows { group } => {
+                let tiles = length.div_ceil(TOKENS);
+                512 * group * (tiles * (tiles + 1) / 2)
+            }
+        }
+    }
+    /// Whether early ones have most to do: early keys are seen by many rows, late rows see many keys.
+    fn early_is_heavy(self) -> bool {
+        matches!(self, Unit::Keys { .. } | Unit::WideKeys { .. })
+    }
 }
 
 /// Tiles of 16 stacked rows and 16 keys that such rows of a sequence see: those of number r see keys 0..=r / group.
@@ -123,18 +152,14 @@ const ROOM: usize = 1 << 14;
 fn packed_work(segments: &Segments, unit: Unit, step: usize) -> (Vec<Work>, usize) {
     let (mut work, mut kept) = (Vec::new(), 0);
     for r in segments.iter() {
-        let (all, group) = match unit {
-            Unit::Rows { group } => (r.len() * group, group),
-            Unit::Keys { group } => (r.len(), group),
-        };
+        let all = unit.of(r.len());
         for first in (0..all).step_by(step) {
-            // Late rows see many keys; early keys are seen by many rows.
-            let weight = if let Unit::Keys { .. } = unit { all - first } else { first + step };
+            let weight = if unit.early_is_heavy() { all - first } else { first + step };
             // Gradients are kept only where all of them are within the reach of this number.
             let (row, count, blocks) = (r.start as i32, r.len() as i32, kept as i32);
             work.push((weight, Work { row, count, position: 0, blocks, first: first as i32 }));
         }
-        kept += 32 * tiles(r.len() * group, group);
+        kept += unit.kept(r.len());
     }
     (sorted(work), kept)
 }
@@ -322,6 +347,25 @@ mod tests {
             let weight = |w: &Work| if per_token == 1 { w.count - w.first } else { w.first };
             assert!(work.windows(2).all(|w| weight(&w[0]) >= weight(&w[1])));
         }
+    }
+
+    #[test]
+    fn wide_passes_cut_and_keep_the_same_tiles() {
+        let segments = Segments::of([70, 0, 1, 200]);
+        let (keys, kept) = packed_work(&segments, Unit::WideKeys { group: 7 }, 128);
+        let (rows, same) = packed_work(&segments, Unit::TileRows { group: 7 }, 2);
+        // Tiles of 64x64 on and under the diagonal, 8 KiB each: 3, 1 and 10 for every head.
+        assert_eq!((kept * 16, same), ((3 + 1 + 10) * 7 * 8192, kept));
+        for list in [&keys, &rows] {
+            let from = |row: i32| list.iter().find(|w| w.row == row).unwrap().blocks;
+            assert_eq!((from(0), from(70), from(71)), (0, 3 * 7 * 512, 4 * 7 * 512));
+        }
+        let firsts = |list: &[Work], row: i32| -> Vec<i32> {
+            list.iter().filter(|w| w.row == row).map(|w| w.first).collect()
+        };
+        assert_eq!(firsts(&keys, 71), [0, 128]);
+        assert_eq!(firsts(&rows, 0), [12, 10, 8, 6, 4, 2, 0]);
+        assert_eq!(firsts(&rows, 70), [6, 4, 2, 0]);
     }
 
     #[test]
