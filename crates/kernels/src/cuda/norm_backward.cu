@@ -56,6 +56,7 @@ template <class D>
 __device__ __forceinline__ void rows_backward(const D* dy, const float* x, const D* delta, const float* weight,
                                               const float* bias, float* dx, D* y, D* rounded, u32 rows, u32 width,
                                               float offset, float eps, bool add, float* sums) {
+    let_next_start();
     // Of every second row other places, so that one barrier is enough.
     __shared__ __align__(16) float parts[2][TEAMS][4][4];
     extern __shared__ __align__(16) float totals[];  // [weight, bias][TEAMS][width]

@@ -125,6 +125,7 @@ FINISH(b, bf16)
 template <class T>
 __device__ __forceinline__ void turn_back(T* dqkv, const float* cos, const float* sin, const u32* positions, u32 rows,
                                           u32 turned, u32 all, u32 dim, u32 chunk, float* sums) {
+    let_next_start();
     __shared__ __align__(16) float room[STRANDS][2][4 * FOURS];
     const u32 half = dim / 2, width = all * dim, lane = threadIdx.x % FOURS, strand = threadIdx.x / FOURS;
     const u32 n = 4 * (blockIdx.x * FOURS + lane), low = n / half * dim + n % half, high = low + half;
