@@ -266,6 +266,24 @@ pub struct AdamW {
     pub grad_scale: f32,
 }
 
+/// A parameter that AdamW updates; all buffers are f32.
+pub struct AdamWParam<'a> {
+    /// The step's settings.
+    pub op: AdamW,
+    /// Elements that are updated.
+    pub ranges: &'a [std::ops::Range<usize>],
+    /// The parameter.
+    pub param: &'a mut Buffer,
+    /// Its gradient.
+    pub grad: &'a Buffer,
+    /// First moment.
+    pub first: &'a mut Buffer,
+    /// Second moment.
+    pub second: &'a mut Buffer,
+    /// What products read.
+    pub derived: Option<&'a mut Weight>,
+}
+
 /// SGD's settings for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
@@ -557,18 +575,30 @@ pub trait Backend: Send + Sync {
         out: &mut Buffer,
     ) -> Result<()>;
 
-    /// New tokens' queries, keys and values, from their normed rows `x`: `linear`, `rotary`, `cache_write`.
+    /// Queries, keys and values of tokens, from their normed rows `x`: `linear`, `rotary`, and `cache_write` where there
+    /// is a cache.
     fn linear_qkv(
         &self,
         x: &Buffer,
         layer: Affine<'_>,
         heads: Heads,
         turns: Option<Turns<'_>>,
-        rows: &PagedRows,
-        cache: &mut Buffer,
+        cache: Option<(&PagedRows, &mut Buffer)>,
         qkv: &mut Buffer,
     ) -> Result<()> {
-        composed::linear_qkv(self, x, layer, heads, turns, rows, cache, qkv)
+        composed::linear_qkv(self, x, layer, heads, turns, cache, qkv)
+    }
+    /// The backward of what comes after the product: `dqkv` is turned back in place, and its rows are summed into `dbias`,
+    /// or that much more with `add`.
+    fn qkv_backward(
+        &self,
+        heads: Heads,
+        turns: Option<Turns<'_>>,
+        dqkv: &mut Buffer,
+        add: bool,
+        dbias: Option<&mut Buffer>,
+    ) -> Result<()> {
+        composed::qkv_backward(self, heads, turns, dqkv, add, dbias)
     }
 
     // ---- feed-forward -------------------------------------------------------------------------------------
@@ -716,17 +746,8 @@ pub trait Backend: Send + Sync {
     ) -> Result<()>;
 
     // ---- updates ------------------------------------------------------------------------------------------
-    /// Elements `range` of a parameter, of its state, and of the form derived from it where there is one.
-    fn adamw(
-        &self,
-        op: AdamW,
-        range: std::ops::Range<usize>,
-        param: &mut Buffer,
-        grad: &Buffer,
-        first: &mut Buffer,
-        second: &mut Buffer,
-        derived: Option<&mut Weight>,
-    ) -> Result<()>;
+    /// Updates parameters, their state, and the forms derived from them where there are any.
+    fn adamw(&self, params: &mut [AdamWParam<'_>]) -> Result<()>;
     /// Elements `range` of a parameter and of its velocity (absent without momentum).
     fn sgd(
         &self,

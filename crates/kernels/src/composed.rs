@@ -12,15 +12,32 @@ pub fn linear_qkv<B: Backend + ?Sized>(
     layer: Affine<'_>,
     heads: Heads,
     turns: Option<Turns<'_>>,
-    rows: &PagedRows,
-    cache: &mut Buffer,
+    cache: Option<(&PagedRows, &mut Buffer)>,
     qkv: &mut Buffer,
 ) -> Result<()> {
     b.linear(x, layer.weight, layer.bias, qkv)?;
     if let Some(t) = turns {
         b.rotary(heads, t.dim, t.cos, t.sin, t.positions, false, qkv)?;
     }
-    b.cache_write(heads, qkv, rows, cache)
+    cache.map_or(Ok(()), |(rows, cache)| b.cache_write(heads, qkv, rows, cache))
+}
+
+/// See [`Backend::qkv_backward`].
+pub fn qkv_backward<B: Backend + ?Sized>(
+    b: &B,
+    heads: Heads,
+    turns: Option<Turns<'_>>,
+    dqkv: &mut Buffer,
+    add: bool,
+    dbias: Option<&mut Buffer>,
+) -> Result<()> {
+    if let Some(t) = turns {
+        b.rotary(heads, t.dim, t.cos, t.sin, t.positions, true, dqkv)?;
+    }
+    // Without a weight it does not matter what the rows were multiplied with.
+    dbias.map_or(Ok(()), |dbias| {
+        b.linear_dw(dqkv, dqkv, dqkv.len() / heads.qkv_width(), add, None, Some(dbias))
+    })
 }
 
 /// See [`Backend::normed_qkv`].
@@ -37,7 +54,7 @@ pub fn normed_qkv<B: Backend + ?Sized>(
 ) -> Result<()> {
     let mut h = b.alloc(layer.weight.dtype, x.len())?;
     b.norm(norm.op, x, norm.weight, norm.bias, &mut h)?;
-    linear_qkv(b, &h, layer, heads, turns, rows, cache, qkv)
+    linear_qkv(b, &h, layer, heads, turns, Some((rows, cache)), qkv)
 }
 
 /// See [`Backend::linear_add`].

@@ -153,21 +153,22 @@ impl Model {
         let mut qkv_raw = None;
         let mut att = self.activations(t.rows * c.attention_width())?;
         let mut lse = self.f32s(t.rows * c.heads)?;
-        if let (None, Context::Paged(rows, caches)) = (p.qk_norm, &mut *context) {
-            let (layer, tables) = (self.affine(p.qkv), self.rotary(t.reach)?);
-            let turns = self.turns(tables.as_deref(), t);
-            b.linear_qkv(&h, layer, op.heads, turns, rows, &mut caches[l], &mut qkv)?;
-        } else {
-            self.linear(p.qkv, &h, &mut qkv)?;
-            if let Some((q, k)) = p.qk_norm {
-                let mut normed = self.activations(qkv.len())?;
-                b.head_norm(self.head_norm(), op.heads, &qkv, self.master(q), self.master(k), &mut normed)?;
-                qkv_raw = Some(std::mem::replace(&mut qkv, normed));
-            }
+        if let Some((q, k)) = p.qk_norm {
+            let mut raw = self.activations(qkv.len())?;
+            self.linear(p.qkv, &h, &mut raw)?;
+            b.head_norm(self.head_norm(), op.heads, &raw, self.master(q), self.master(k), &mut qkv)?;
+            qkv_raw = Some(raw);
             self.rotate(t, op.heads, false, &mut qkv)?;
             if let Context::Paged(rows, caches) = &mut *context {
                 b.cache_write(op.heads, &qkv, rows, &mut caches[l])?;
             }
+        } else {
+            let (layer, tables) = (self.affine(p.qkv), self.rotary(t.reach)?);
+            let cache = match &mut *context {
+                Context::Packed(_) => None,
+                Context::Paged(rows, caches) => Some((*rows, &mut caches[l])),
+            };
+            b.linear_qkv(&h, layer, op.heads, self.turns(tables.as_deref(), t), cache, &mut qkv)?;
         }
         drop(h);
         match context {
@@ -270,18 +271,26 @@ impl Model {
         b.linear_dx(dproj, self.weight(p.attn_out.weight), &mut datt)?;
         let mut dqkv = self.activations(a.qkv.len())?;
         b.attention_backward(op, &a.qkv, &a.att, &a.lse, &datt, segments, &mut dqkv)?;
-        self.rotate(t, op.heads, true, &mut dqkv)?;
+        let mut rest = p.qkv;
         if let (Some((q, k)), Some(raw)) = (p.qk_norm, &a.qkv_raw) {
+            self.rotate(t, op.heads, true, &mut dqkv)?;
             let (wq, wk) = (self.master(q), self.master(k));
             let (mut dq, mut dk) = (grads[q].take(), grads[k].take());
             let (dwq, dwk) = (added_to(b, &mut dq)?, added_to(b, &mut dk)?);
             b.head_norm_backward(self.head_norm(), op.heads, raw, wq, wk, &mut dqkv, dwq, dwk)?;
             (grads[q], grads[k]) = (dq, dk);
+        } else {
+            let tables = self.rotary(t.reach)?;
+            let turns = self.turns(tables.as_deref(), t);
+            let mut bias = rest.bias.take().and_then(|i| grads[i].as_mut());
+            let add = bias.as_ref().is_some_and(|slot| !slot.is_empty());
+            let dbias = bias.as_mut().map(|slot| slot.written());
+            b.qkv_backward(op.heads, turns, &mut dqkv, add, dbias)?;
         }
         let mut dh = self.activations(x.len())?;
         b.linear_dx(&dqkv, self.weight(p.qkv.weight), &mut dh)?;
         let h = self.norm_again(p.attn_norm, x, None, &dh, flow, grads)?;
-        self.linear_backward(p.qkv, &dqkv, &h, grads)
+        self.linear_backward(rest, &dqkv, &h, grads)
     }
 
     /// Runs forward again and names the first activation that holds a NaN or infinity.

@@ -1,11 +1,11 @@
 //! From gradients to weights: what is trained, clipping, AdamW or SGD, an average of the weights.
 
 use crate::model::gradient::Slot;
-use crate::model::weights::Model;
+use crate::model::weights::{Model, Param};
 use crate::model::{Tensor, family};
 use crate::{Error, Result, nearest};
-use ferrl_kernels::backend::{AdamW, Sgd};
-use ferrl_kernels::{Buffer, Purpose};
+use ferrl_kernels::backend::{AdamW, AdamWParam, Backend, Sgd};
+use ferrl_kernels::{Buffer, DType, Purpose};
 use std::ops::Range;
 
 /// Settings of an optimizer; the learning rate comes with each step.
@@ -107,72 +107,92 @@ impl Optimizer {
             None => 1.0,
         };
         self.steps += 1;
-        for (i, grad) in grads.iter().enumerate() {
-            let Some(grad) = grad else { continue };
-            self.step_param(model, i, grad.buffer(), lr, scale)?;
+        let _moments = Purpose::Optimizer.on(&model.backend.clone());
+        match self.options.rule {
+            Rule::AdamW { beta1, beta2, eps } => {
+                let op =
+                    AdamW { lr, beta1, beta2, eps, weight_decay: 0.0, step: self.steps, grad_scale: scale };
+                self.adamw(model, grads, op)?;
+            }
+            Rule::Sgd { momentum } => {
+                self.sgd(model, grads, Sgd { lr, momentum, weight_decay: 0.0, grad_scale: scale })?;
+            }
+        }
+        if let Some(keep) = self.options.ema {
+            self.move_averages(model, grads, keep)?;
         }
         model.version += 1;
         Ok(UpdateReport { grad_norm, learning_rate: lr })
     }
 
-    fn step_param(
-        &mut self,
-        model: &mut Model,
-        i: usize,
-        grad: &Buffer,
-        lr: f64,
-        grad_scale: f32,
-    ) -> Result<()> {
-        let backend = model.backend.clone();
-        let _moments = Purpose::Optimizer.on(&backend);
-        let param = &mut model.params[i];
+    /// Decay of a parameter's weights.
+    fn decay(&self, param: &Param) -> f64 {
         // A head with one output is a matrix of one row, and decays like any other.
         let is_vector = param.shape.is_vector() && param.shape.name != "value.weight";
-        let weight_decay = if is_vector { 0.0 } else { self.options.weight_decay };
-        let zeros = |slot: &mut Option<Buffer>| -> Result<()> {
-            if slot.is_none() {
-                let mut b = backend.alloc(ferrl_kernels::DType::F32, grad.len())?;
-                backend.fill(&mut b, 0.0)?;
-                *slot = Some(b);
+        if is_vector { 0.0 } else { self.options.weight_decay }
+    }
+
+    fn adamw(&mut self, model: &mut Model, grads: &[Option<Slot>], op: AdamW) -> Result<()> {
+        let backend = model.backend.clone();
+        let wanted = |i: usize| grads[i].is_some() && !self.trained[i].is_empty();
+        for i in (0..grads.len()).filter(|&i| wanted(i)) {
+            for slot in [&mut self.first[i], &mut self.second[i]] {
+                zeros(&*backend, slot, model.params[i].master.len())?;
             }
-            Ok(())
-        };
-        for range in self.trained[i].clone() {
-            match self.options.rule {
-                Rule::AdamW { beta1, beta2, eps } => {
-                    zeros(&mut self.first[i])?;
-                    zeros(&mut self.second[i])?;
-                    let (Some(first), Some(second)) = (&mut self.first[i], &mut self.second[i]) else {
-                        continue;
-                    };
-                    let op = AdamW { lr, beta1, beta2, eps, weight_decay, step: self.steps, grad_scale };
-                    let derived = param.derived.as_mut();
-                    backend.adamw(op, range, &mut param.master, grad, first, second, derived)?;
+        }
+        let decays: Vec<f64> = model.params.iter().map(|p| self.decay(p)).collect();
+        let moments = self.first.iter_mut().zip(&mut self.second);
+        let params = model.params.iter_mut().zip(grads).zip(moments).zip(&self.trained).zip(decays);
+        let mut steps = Vec::new();
+        for ((((param, grad), (first, second)), ranges), weight_decay) in params {
+            let (Some(grad), Some(first), Some(second)) = (grad, first, second) else { continue };
+            steps.push(AdamWParam {
+                op: AdamW { weight_decay, ..op },
+                ranges,
+                param: &mut param.master,
+                grad: grad.buffer(),
+                first,
+                second,
+                derived: param.derived.as_mut(),
+            });
+        }
+        backend.adamw(&mut steps)
+    }
+
+    fn sgd(&mut self, model: &mut Model, grads: &[Option<Slot>], op: Sgd) -> Result<()> {
+        let backend = model.backend.clone();
+        for (i, grad) in grads.iter().enumerate() {
+            let Some(grad) = grad else { continue };
+            let op = Sgd { weight_decay: self.decay(&model.params[i]), ..op };
+            let param = &mut model.params[i];
+            for range in &self.trained[i] {
+                if op.momentum != 0.0 {
+                    zeros(&*backend, &mut self.first[i], grad.buffer().len())?;
                 }
-                Rule::Sgd { momentum } => {
-                    if momentum != 0.0 {
-                        zeros(&mut self.first[i])?;
-                    }
-                    let op = Sgd { lr, momentum, weight_decay, grad_scale };
-                    backend.sgd(op, range, &mut param.master, grad, self.first[i].as_mut())?;
-                    if let Some(derived) = &mut param.derived {
-                        backend.load_weight(&param.master, derived)?;
-                    }
+                backend.sgd(op, range.clone(), &mut param.master, grad.buffer(), self.first[i].as_mut())?;
+                if let Some(derived) = &mut param.derived {
+                    backend.load_weight(&param.master, derived)?;
                 }
             }
         }
-        if let Some(keep) = self.options.ema {
+        Ok(())
+    }
+
+    /// average -= (1 - keep) * (average - weight)
+    fn move_averages(&mut self, model: &Model, grads: &[Option<Slot>], keep: f32) -> Result<()> {
+        let backend = &*model.backend;
+        for (i, param) in model.params.iter().enumerate().filter(|&(i, _)| grads[i].is_some()) {
+            let n = param.master.len();
             match &mut self.average[i] {
                 Some(average) => {
-                    // average -= (1 - keep) * (average - weight)
-                    let mut gap = backend.alloc(ferrl_kernels::DType::F32, grad.len())?;
-                    backend.copy(average, 0, &mut gap, 0, grad.len())?;
+                    let mut gap = backend.alloc(DType::F32, n)?;
+                    backend.copy(average, 0, &mut gap, 0, n)?;
                     backend.axpy(-1.0, &param.master, &mut gap)?;
                     backend.axpy(keep - 1.0, &gap, average)?;
                 }
                 slot => {
-                    let mut b = backend.alloc(ferrl_kernels::DType::F32, grad.len())?;
-                    backend.copy(&param.master, 0, &mut b, 0, grad.len())?;
+                    let mut b = backend.alloc(DType::F32, n)?;
+                    backend.copy(&param.master, 0, &mut b, 0, n)?;
                     *slot = Some(b);
                 }
             }
@@ -220,6 +240,16 @@ impl Optimizer {
         }
         Err(Error::numerics("the gradient's length overflows f64; the weights were not changed"))
     }
+}
+
+/// Room for a moment where there is none yet.
+fn zeros(backend: &dyn Backend, slot: &mut Option<Buffer>, len: usize) -> Result<()> {
+    if slot.is_none() {
+        let mut b = backend.alloc(DType::F32, len)?;
+        backend.fill(&mut b, 0.0)?;
+        *slot = Some(b);
+    }
+    Ok(())
 }
 
 /// For each parameter, the elements whose tensor is not frozen.

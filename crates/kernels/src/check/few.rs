@@ -15,8 +15,15 @@ const SHAPES: &[(usize, Heads, usize, bool, bool, Activation)] = &[
     (40, Heads { heads: 5, kv_heads: 1, head_dim: 8 }, 72, false, false, Activation::SiluGated),
 ];
 /// What is compared.
-const WHAT: [&str; 6] =
-    ["queries", "cache", "activation", "residual stream", "queries of normed rows", "their cache"];
+const WHAT: [&str; 7] = [
+    "queries",
+    "cache",
+    "activation",
+    "residual stream",
+    "queries of normed rows",
+    "their cache",
+    "queries without a cache",
+];
 /// Positions that are known.
 const REACH: usize = 200;
 
@@ -108,36 +115,32 @@ fn ask(
         b.fill(&mut cache, 0.5)?;
         Ok(cache)
     };
-    let run = |whole: bool| -> Result<[Vec<f32>; 6]> {
+    let run = |whole: bool| -> Result<[Vec<f32>; 7]> {
         let (mut cache, mut qkv) = (cache_of()?, unwritten(b, dtype, rows * heads.qkv_width())?);
         let (mut act, mut stream) =
             (unwritten(b, dtype, rows * ffn)?, upload(b, DType::F32, &random(1, rows * hidden))?);
         let (mut second, mut plain) = (cache_of()?, unwritten(b, dtype, qkv.len())?);
+        let mut alone = unwritten(b, dtype, qkv.len())?;
         let normed = upload(b, dtype, &random(12, rows * hidden))?;
         let narrow = upload(b, dtype, &random(10, rows * ffn))?;
         if whole {
             b.normed_qkv(norm, &x, affine(0), heads, Some(turns), &places, &mut cache, &mut qkv)?;
-            b.linear_qkv(&normed, affine(0), heads, Some(turns), &places, &mut second, &mut plain)?;
+            let to = Some((&places, &mut second));
+            b.linear_qkv(&normed, affine(0), heads, Some(turns), to, &mut plain)?;
+            b.linear_qkv(&normed, affine(0), heads, Some(turns), None, &mut alone)?;
             b.normed_activation(norm, &x, affine(1), op, &mut act)?;
             b.linear_add(&narrow, affine(2), &mut stream)?;
         } else {
             composed::normed_qkv(b, norm, &x, affine(0), heads, Some(turns), &places, &mut cache, &mut qkv)?;
-            composed::linear_qkv(
-                b,
-                &normed,
-                affine(0),
-                heads,
-                Some(turns),
-                &places,
-                &mut second,
-                &mut plain,
-            )?;
+            let to = Some((&places, &mut second));
+            composed::linear_qkv(b, &normed, affine(0), heads, Some(turns), to, &mut plain)?;
+            composed::linear_qkv(b, &normed, affine(0), heads, Some(turns), None, &mut alone)?;
             composed::normed_activation(b, norm, &x, affine(1), op, &mut act)?;
             composed::linear_add(b, &narrow, affine(2), &mut stream)?;
         }
-        let all = [&qkv, &cache, &act, &stream, &plain, &second].map(|x| download(b, x));
-        let [a, b, c, d, e, f] = all;
-        Ok([a?, b?, c?, d?, e?, f?])
+        let all = [&qkv, &cache, &act, &stream, &plain, &second, &alone].map(|x| download(b, x));
+        let [a, b, c, d, e, f, g] = all;
+        Ok([a?, b?, c?, d?, e?, f?, g?])
     };
     let (want, got) = (run(false)?, run(true)?);
     for (i, what) in WHAT.into_iter().enumerate() {

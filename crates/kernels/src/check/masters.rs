@@ -1,7 +1,7 @@
 //! Masters that share the memory of their weights: whatever is done to one gives the bits of a plain buffer of f32.
 
 use super::{Check, download, random, unwritten, upload, weight};
-use crate::backend::{AdamW, Backend, Sgd};
+use crate::backend::{AdamW, AdamWParam, Backend, Sgd};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
@@ -118,9 +118,8 @@ const CHANGES: [(&str, Change); 3] = [
                 step,
                 grad_scale: 0.5,
             };
-            for range in [3..4000, 4000..param.len()] {
-                b.adamw(op, range, param, &grad, first, second, None)?;
-            }
+            let ranges = &[3..4000, 4000..param.len()];
+            b.adamw(&mut [AdamWParam { op, ranges, param, grad: &grad, first, second, derived: None }])?;
         }
         Ok(())
     }),

@@ -2,7 +2,7 @@
 
 use super::units::{Case, Results, ask, by_row, differing, pick, scaled};
 use super::{Check, download, random, random_ids, unwritten, upload};
-use crate::backend::{Activation, Backend, Heads, Norm, NormInput};
+use crate::backend::{Activation, Backend, Heads, Norm, NormInput, Turns};
 use crate::buffer::DType;
 use crate::error::Result;
 
@@ -139,7 +139,7 @@ impl Case for RotaryCase {
         format!("rotary {} of {}", self.rotary_dim, self.heads.head_dim)
     }
     fn rows(&self) -> usize {
-        50
+        150
     }
     fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
         let (half, width, known) = (self.rotary_dim / 2, self.heads.qkv_width(), 40);
@@ -147,15 +147,23 @@ impl Case for RotaryCase {
             (0..known * half).map(|i| (i / half) as f32 * 0.7 / (1 + i % half) as f32).collect();
         let table = |f: fn(f64) -> f64| angles.iter().map(|&a| f(f64::from(a)) as f32).collect::<Vec<f32>>();
         let (cos, sin) = (upload(b, DType::F32, &table(f64::cos))?, upload(b, DType::F32, &table(f64::sin))?);
-        let positions = b.indices(&pick(&random_ids(1, 50, known), 1, picks))?;
-        let mut x = upload(b, dtype, &pick(&random(2, 50 * width), width, picks))?;
+        let positions = b.indices(&pick(&random_ids(1, 150, known), 1, picks))?;
+        let mut x = upload(b, dtype, &pick(&random(2, 150 * width), width, picks))?;
         b.rotary(self.heads, self.rotary_dim, &cos, &sin, &positions, false, &mut x)?;
         let turned = by_row(b, &x, width)?;
+        // With the sums of the columns, added and alone.
+        let turns = Turns { dim: self.rotary_dim, cos: &cos, sin: &sin, positions: &positions };
+        let mut results = Results { rows: vec![("turned", turned)], sums: Vec::new() };
+        for add in [false, true] {
+            let mut dbias = upload(b, DType::F32, &random(3, width))?;
+            let mut d = upload(b, dtype, &download(b, &x)?)?;
+            b.qkv_backward(self.heads, Some(turns), &mut d, add, Some(&mut dbias))?;
+            results.rows.push(("turned back and summed", by_row(b, &d, width)?));
+            results.sums.push(("sums of columns", download(b, &dbias)?));
+        }
         b.rotary(self.heads, self.rotary_dim, &cos, &sin, &positions, true, &mut x)?;
-        Ok(Results {
-            rows: vec![("turned", turned), ("turned back", by_row(b, &x, width)?)],
-            sums: Vec::new(),
-        })
+        results.rows.push(("turned back", by_row(b, &x, width)?));
+        Ok(results)
     }
 }
 

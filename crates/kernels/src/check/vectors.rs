@@ -2,7 +2,7 @@
 
 use super::units::{Case, Results, ask, by_row, pick, scaled};
 use super::{Check, download, random, random_ids, unwritten, upload, weight};
-use crate::backend::{AdamW, Backend, Sgd};
+use crate::backend::{AdamW, AdamWParam, Backend, Sgd};
 use crate::buffer::DType;
 use crate::error::Result;
 
@@ -149,6 +149,7 @@ impl Case for Updates {
         let state = |seed: u32, factor: f32| upload(b, DType::F32, &scaled(seed, n, factor));
         let (mut w, mut m, mut v, mut u) = (state(1, 1.0)?, state(0, 0.0)?, state(0, 0.0)?, state(0, 0.0)?);
         let (mut plain, mut heavy) = (state(1, 1.0)?, state(1, 1.0)?);
+        let (mut light, mut light_m, mut light_v) = (state(2, 1.0)?, state(0, 0.0)?, state(0, 0.0)?);
         for step in 1..=3u64 {
             let grad = state(10 + step as u32, 1.0)?;
             let op = AdamW {
@@ -160,9 +161,29 @@ impl Case for Updates {
                 step,
                 grad_scale: 0.5,
             };
-            for range in [3..n / 3, n / 3..n - 5] {
-                b.adamw(op, range, &mut w, &grad, &mut m, &mut v, Some(&mut form))?;
-            }
+            // In two parts with a derived form, and beside it another whole one.
+            let (parts, whole) = ([3..n / 3, n / 3..n - 5], 0..n);
+            let gentle = AdamW { lr: 0.02, weight_decay: 0.0, ..op };
+            b.adamw(&mut [
+                AdamWParam {
+                    op,
+                    ranges: &parts,
+                    param: &mut w,
+                    grad: &grad,
+                    first: &mut m,
+                    second: &mut v,
+                    derived: Some(&mut form),
+                },
+                AdamWParam {
+                    op: gentle,
+                    ranges: &[whole],
+                    param: &mut light,
+                    grad: &grad,
+                    first: &mut light_m,
+                    second: &mut light_v,
+                    derived: None,
+                },
+            ])?;
             let op = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, grad_scale: 2.0 };
             b.sgd(op, 2..n, &mut heavy, &grad, Some(&mut u))?;
             b.sgd(Sgd { momentum: 0.0, ..op }, 2..n, &mut plain, &grad, None)?;
@@ -174,6 +195,7 @@ impl Case for Updates {
             ("derived", &derived),
             ("first", &m),
             ("second", &v),
+            ("AdamW beside it", &light),
             ("SGD", &plain),
             ("momentum", &heavy),
         ];

@@ -2,8 +2,8 @@
 
 use super::{Cpu, activation, attention, embed, head_norm, linear, logp, norm, optim, peak, rotary, vector};
 use crate::backend::{
-    Activation, AdamW, Attention, Backend, Heads, LogpGrads, LogpHead, LogpStats, Norm, NormInput, PagedRows,
-    Segments, Sgd,
+    Activation, AdamWParam, Attention, Backend, Heads, LogpGrads, LogpHead, LogpStats, Norm, NormInput,
+    PagedRows, Segments, Sgd,
 };
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
@@ -308,18 +308,16 @@ impl Backend for Cpu {
     ) -> Result<()> {
         logp::kl_backward(self, op, p, q, dkl, dx, dw)
     }
-    fn adamw(
-        &self,
-        op: AdamW,
-        range: std::ops::Range<usize>,
-        param: &mut Buffer,
-        grad: &Buffer,
-        first: &mut Buffer,
-        second: &mut Buffer,
-        derived: Option<&mut Weight>,
-    ) -> Result<()> {
-        optim::adamw(self, op, range, param, grad, first, second)?;
-        derived.map_or(Ok(()), |weight| linear::load_weight(self, param, weight))
+    fn adamw(&self, params: &mut [AdamWParam<'_>]) -> Result<()> {
+        for p in params {
+            for range in p.ranges {
+                optim::adamw(self, p.op, range.clone(), p.param, p.grad, p.first, p.second)?;
+            }
+            if let Some(weight) = p.derived.as_deref_mut() {
+                linear::load_weight(self, p.param, weight)?;
+            }
+        }
+        Ok(())
     }
     fn sgd(
         &self,

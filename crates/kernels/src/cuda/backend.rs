@@ -5,7 +5,7 @@ use super::{
     record, rotary, sample, vector,
 };
 use crate::backend::{
-    Activation, AdamW, Affine, Ask, Attention, Backend, Choice, Choices, Heads, LogpGrads, LogpHead,
+    Activation, AdamWParam, Affine, Ask, Attention, Backend, Choice, Choices, Heads, LogpGrads, LogpHead,
     LogpStats, Norm, NormInput, Normed, PagedRows, Recording, Segments, Sgd, Turns,
 };
 use crate::buffer::{Buffer, DType, Weight};
@@ -260,13 +260,26 @@ impl Backend for Cuda {
         layer: Affine<'_>,
         heads: Heads,
         turns: Option<Turns<'_>>,
-        rows: &PagedRows,
-        cache: &mut Buffer,
+        cache: Option<(&PagedRows, &mut Buffer)>,
         qkv: &mut Buffer,
     ) -> Result<()> {
-        match rotary::linear_qkv(self, x, layer, heads, turns, rows, cache, qkv)? {
+        let to = cache.as_ref().map(|(rows, cache)| (*rows, &**cache));
+        match rotary::linear_qkv(self, x, layer, heads, turns, to, qkv)? {
             true => Ok(()),
-            false => composed::linear_qkv(self, x, layer, heads, turns, rows, cache, qkv),
+            false => composed::linear_qkv(self, x, layer, heads, turns, cache, qkv),
+        }
+    }
+    fn qkv_backward(
+        &self,
+        heads: Heads,
+        turns: Option<Turns<'_>>,
+        dqkv: &mut Buffer,
+        add: bool,
+        mut dbias: Option<&mut Buffer>,
+    ) -> Result<()> {
+        match rotary::qkv_backward(self, heads, turns, dqkv, add, dbias.as_deref_mut())? {
+            true => Ok(()),
+            false => composed::qkv_backward(self, heads, turns, dqkv, add, dbias),
         }
     }
     fn activation(&self, op: Activation, width: usize, x: &Buffer, y: &mut Buffer) -> Result<()> {
@@ -402,17 +415,8 @@ impl Backend for Cuda {
     ) -> Result<()> {
         kl::kl_backward(self, op, p, q, dkl, dx, dw)
     }
-    fn adamw(
-        &self,
-        op: AdamW,
-        range: std::ops::Range<usize>,
-        param: &mut Buffer,
-        grad: &Buffer,
-        first: &mut Buffer,
-        second: &mut Buffer,
-        derived: Option<&mut Weight>,
-    ) -> Result<()> {
-        optim::adamw(self, op, range, param, grad, first, second, derived)
+    fn adamw(&self, params: &mut [AdamWParam<'_>]) -> Result<()> {
+        optim::adamw(self, params)
     }
     fn sgd(
         &self,

@@ -84,7 +84,11 @@ pub const SOURCES: &[Source] = &[
     Source {
         name: "norm_backward",
         text: include_str!("norm_backward.cu"),
-        variants: &["VECTORS=1 BIAS=1", "VECTORS=7 BIAS=0", "VECTORS=16 BIAS=0"],
+        variants: &[
+            "VECTORS=1 TEAMS=8 CENTRED=1 BIAS=1",
+            "VECTORS=2 TEAMS=5 CENTRED=0 BIAS=0",
+            "VECTORS=4 TEAMS=3 CENTRED=0 BIAS=0",
+        ],
     },
     plain("optim", concat!(include_str!("halves.cuh"), include_str!("optim.cu"))),
     plain("rotary", include_str!("rotary.cu")),

@@ -18,41 +18,79 @@ __device__ __forceinline__ Fold join(const Fold& a, const Fold& b) {
     return {m, a.s * a1 + b.s * a2, a1 * (a.w + d1 * a.s) + a2 * (b.w + d2 * b.s)};
 }
 
+// Out of line: heads with a cap are few, and what all pass through should be short.
+__device__ __noinline__ vec4 capped(Head head, vec4 raw) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) raw.x[j] = head.scale(raw.x[j]);
+    return raw;
+}
+
 // Folds of all tiles of all rows; writes the scaled logits of wanted tokens to `found` ([rows][1 + extra], target first)
 // and, with `keep`, all scaled logits back.
 extern "C" __global__ void __launch_bounds__(256)
     fold(float* logits, u32 rows, u32 vocab, u32 tiles, float inverse, float temperature, float cap, bool keep,
          const u32* targets, const u32* others, u32 extra, float* found, Fold* folds) {
-    const u64 id = (u64)blockIdx.x * 8 + threadIdx.x / WARP;
+    const u32 id = blockIdx.x * 8 + threadIdx.x / WARP;
     const u32 row = id / tiles, tile = id % tiles, lane = threadIdx.x % WARP, from = tile * TILE;
     if (row >= rows) return;
     const Head head = {inverse, temperature, cap};
+    const bool whole = from + TILE <= vocab;
     float* at = logits + (u64)row * vocab;
+    // Known early, so that nothing has to be waited for in the end.
+    auto wanted = [&](u32 j) { return j == 0 ? targets[row] : others[(u64)row * extra + j - 1]; };
+    const u32 soon = found && lane < 1 + extra ? wanted(lane) : ~0u;
     vec4 l[TILE / 128];
-    float m = -INFINITY_;
     // All reads under way before the first is used.
+    if (whole && vocab % 4 == 0) {
 #pragma unroll
-    for (int i = 0; i < TILE / 128; i++) l[i] = raw4(at, from + i * 128 + lane * 4, vocab, 0.0f);
+        for (int i = 0; i < TILE / 128; i++) l[i] = load4(at, from + i * 128 + lane * 4);
+    } else {
 #pragma unroll
-    for (int i = 0; i < TILE / 128; i++) {
-        const u32 c = from + i * 128 + lane * 4;
+        for (int i = 0; i < TILE / 128; i++) l[i] = raw4(at, from + i * 128 + lane * 4, vocab, 0.0f);
+    }
+    if (cap == 0.0f) {
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            l[i].x[j] = c + j < vocab ? head.scale(l[i].x[j]) : -INFINITY_;
-            m = fmaxf(m, l[i].x[j]);
+        for (int i = 0; i < TILE / 128; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) l[i].x[j] = head.scale(l[i].x[j]);
         }
-        if (keep && c < vocab) {
+    } else {
+#pragma unroll
+        for (int i = 0; i < TILE / 128; i++) l[i] = capped(head, l[i]);
+    }
+    if (keep) {
+#pragma unroll
+        for (int i = 0; i < TILE / 128; i++) {
+            const u32 c = from + i * 128 + lane * 4;
             if (vocab % 4 == 0) {
-                store4(at, c, l[i]);
+                if (c < vocab) store4(at, c, l[i]);
             } else {
-                for (int j = 0; j < 4 && c + j < vocab; j++) at[c + j] = l[i].x[j];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    if (c + j < vocab) at[c + j] = l[i].x[j];
+                }
             }
         }
+    }
+    if (!whole) {
+#pragma unroll
+        for (int i = 0; i < TILE / 128; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (from + i * 128 + lane * 4 + j >= vocab) l[i].x[j] = -INFINITY_;
+            }
+        }
+    }
+    float m = -INFINITY_;
+#pragma unroll
+    for (int i = 0; i < TILE / 128; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) m = fmaxf(m, l[i].x[j]);
     }
     m = warp_max(m);
     // Four sums a lane, so that one addition need not wait for another.
     float s[4] = {}, w[4] = {};
-    if (from + TILE <= vocab) {
+    if (whole) {
 #pragma unroll
         for (int i = 0; i < TILE / 128; i++) {
 #pragma unroll
@@ -80,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (!found) return;
     __syncwarp();
     for (u32 j = lane; j < 1 + extra; j += WARP) {
-        const u32 token = j == 0 ? targets[row] : others[(u64)row * extra + j - 1];
+        const u32 token = j < WARP ? soon : wanted(j);
         if (token >= from && token < from + TILE && token < vocab)
             found[(u64)row * (1 + extra) + j] = keep ? at[token] : head.scale(at[token]);
     }

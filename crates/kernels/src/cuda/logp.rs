@@ -190,7 +190,7 @@ impl Flow {
         all.extend(head_args(self.op));
         all.extend(args![targets, others, extra as u32, later(self.lse), later(self.entropy)]);
         all.extend(args![logp, entropy, other_logp]);
-        cuda.launch("logp_backward", &turning("dlogits", w), Grid::new(rows, 512), &all)
+        cuda.launch("logp_backward", &turning("dlogits", w), Grid::new(rows, 768), &all)
     }
 }
 

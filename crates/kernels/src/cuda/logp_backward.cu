@@ -71,7 +71,7 @@ __device__ __forceinline__ void dlogits(float* logits, u32 vocab, const Head& he
 }
 #define TURNING(M) M(f8, 8, float) M(b8, 8, bf16) M(f1, 1, float) M(b1, 1, bf16)
 #define DLOGITS(name, PER, T)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(512, 3)                                                               \
+    extern "C" __global__ void __launch_bounds__(768, 2)                                                               \
         dlogits_##name(float* logits, u32 vocab, float inverse, float temperature, float cap, const u32* targets,      \
                        const u32* others, u32 extra, const float* lse, const float* entropy, const float* dlogp,       \
                        const float* dentropy, const float* dothers) {                                                  \

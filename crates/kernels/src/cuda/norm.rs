@@ -82,28 +82,25 @@ fn in_registers(
     let (rows, width) = (row_count(of.x.len(), op.width), op.width);
     let typed = [of.delta, y, rounded];
     assert!(typed.iter().flatten().all(|b| b.dtype() == dy.dtype() && b.len() == dy.len()));
-    // As many blocks as run at the same time, each with as many rows.
-    let vectors = width.div_ceil(128);
-    let at_once = if vectors <= 8 { 3 } else { 1 + usize::from(vectors <= 12) };
-    let blocks = at_once * cuda.card.processors as usize;
-    let chunk = rows.div_ceil(blocks).next_multiple_of(8);
-    let (chunks, with_bias) = (rows.div_ceil(chunk), dbias.is_some());
+    // A block a multiprocessor, of as many teams as its registers hold rows for.
+    let vectors = width.div_ceil(512);
+    let teams = [8, 5, 4, 3][vectors - 1];
+    let blocks = rows.div_ceil(teams).min(cuda.card.processors as usize);
+    let with_bias = dbias.is_some();
     let wanted = dweight.is_some() || with_bias;
-    let sums = if wanted { Some(cuda.arena.take(chunks * 2 * width * 4)?) } else { None };
+    let sums = if wanted { Some(cuda.arena.take(blocks * 2 * width * 4)?) } else { None };
     let at = sums.as_ref().map_or(0, |s| s.ptr());
     let mut all = args![dy, of.x, of.delta, of.weight, of.bias, &*dx, y, rounded].to_vec();
-    all.extend(args![rows as u32, width as u32, op.centred, offset(op), op.eps, add, chunk as u32, at]);
-    let defines = format!("VECTORS={vectors} BIAS={}", u32::from(with_bias));
-    let grid = Grid::new(chunks, 256).with_shared(if wanted {
-        (1 + usize::from(with_bias)) * 8 * width * 4
-    } else {
-        0
-    });
+    all.extend(args![rows as u32, width as u32, offset(op), op.eps, add, at]);
+    let (centred, bias) = (u32::from(op.centred), u32::from(with_bias));
+    let defines = format!("VECTORS={vectors} TEAMS={teams} CENTRED={centred} BIAS={bias}");
+    let shared = if wanted { (1 + usize::from(with_bias)) * teams * width * 4 } else { 0 };
+    let grid = Grid::new(blocks, 128 * teams as u32).with_shared(shared);
     cuda.launch_variant("norm_backward", &defines, &kernel("rows_backward", &[dy]), grid, &all)?;
     for (from, to) in [(0, dweight), (width, dbias)] {
         if let Some(to) = to {
             assert_eq!(to.len(), width);
-            add_chunks(cuda, at + (from * 4) as u64, 2 * width, chunks, width, f32_ptr(to), true)?;
+            add_chunks(cuda, at + (from * 4) as u64, 2 * width, blocks, width, f32_ptr(to), true)?;
         }
     }
     Ok(())

@@ -1,8 +1,9 @@
-// The backward of norms of the residual stream in one pass: a row stays in the registers of its warp. VECTORS is the
-// number of fours that a lane has of a row, for widths that are whole fours; BIAS says whether the bias has a gradient.
+// The backward of norms of the residual stream in one pass: a team of 128 threads has a row at a time in its registers
+// and reads its next one meanwhile. A thread has the same columns in every row and keeps their share of the gradients of
+// weight and bias. VECTORS is the number of fours a thread has of a row, for widths that are whole fours; TEAMS those of
+// a block; CENTRED and BIAS say whether the mean is subtracted and whether the bias has a gradient.
 
-// Whether registers hold also what is added to, so that all reads of a row are under way at once.
-#define AT_ONCE (VECTORS <= 4)
+#define TEAM 128
 
 // Four elements as they are stored.
 __device__ __forceinline__ float4 fetch(const float* p, u64 i) { return *reinterpret_cast<const float4*>(p + i); }
@@ -12,141 +13,163 @@ __device__ __forceinline__ vec4 widened(uint2 v) {
     return {{low_half(v.x), high_half(v.x), low_half(v.y), high_half(v.y)}};
 }
 
-// What a row's fours give by `term(sum, x)`, added up in the order of norm.cu: there the four n of a lane belongs to warp
-// n % 4 of four, so statistics are those of the forward, to the last bit.
-template <class F>
-__device__ __forceinline__ float row_total(const vec4* v, F term) {
-    float total = 0.0f;
+// The column of a thread's four n.
+__device__ __forceinline__ u32 column(u32 n) { return 4 * (threadIdx.x % TEAM) + 4 * TEAM * n; }
+
+// What a thread reads of a row; zeros past its end and of what is absent.
+template <class D>
+struct Row {
+    float4 x[VECTORS], dx[VECTORS];
+    decltype(fetch((const D*)0, 0)) dy[VECTORS], delta[VECTORS];
+
+    __device__ __forceinline__ void read(const D* from_dy, const float* from_x, const D* from_delta,
+                                         const float* from_dx, u64 at, u32 width) {
 #pragma unroll
-    for (u32 w = 0; w < 4; w++) {
-        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-        for (u32 n = w; n < VECTORS; n += 4) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) sum[k] = term(sum[k], v[n].x[k]);
+        for (u32 n = 0; n < VECTORS; n++) {
+            const u32 i = column(n);
+            x[n] = dx[n] = make_float4(0.0f, 0.0f, 0.0f, 0.0f), dy[n] = delta[n] = {};
+            if (i >= width) continue;
+            x[n] = fetch(from_x, at + i), dy[n] = fetch(from_dy, at + i);
+            if (from_delta) delta[n] = fetch(from_delta, at + i);
+            if (from_dx) dx[n] = fetch(from_dx, at + i);
         }
-        const float part = warp_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
-        total = w == 0 ? part : total + part;
     }
-    return total;
+};
+
+// Waits for the threads of a team; barrier 0 is the block's.
+__device__ __forceinline__ void wait_for_team(u32 team) {
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(TEAM) : "memory");
 }
 
-// A block has a chunk of rows, of which each of its eight warps takes every eighth, in order; the warps' sums of the
-// gradients of weight and bias, in shared memory, are then added in their order. `sums` is [chunks][2][width], or absent. The norm was of
-// x + delta, or of x where there is no delta; y, where given, takes it again; rounded takes dx in the storage D.
+// The sum over a warp, and of the sums of a team's four warps, in the order of norm.cu: statistics are those of the
+// forward to the last bit.
+__device__ __forceinline__ float of_warp(const float* sum) { return warp_sum((sum[0] + sum[1]) + (sum[2] + sum[3])); }
+__device__ __forceinline__ float of_team(const float* parts) {
+    const float4 v = *reinterpret_cast<const float4*>(parts);
+    return ((v.x + v.y) + v.z) + v.w;
+}
+
+// Teams take rows in turn; in the end a block adds up the sums of its teams, in their order: `sums` is
+// [blocks][2][width], or absent. The norm was of x + delta, or of x where there is no delta; y, where given, takes it
+// again; rounded takes dx in the storage D.
 template <class D>
 __device__ __forceinline__ void rows_backward(const D* dy, const float* x, const D* delta, const float* weight,
                                               const float* bias, float* dx, D* y, D* rounded, u32 rows, u32 width,
-                                              bool centred, float offset, float eps, bool add, u32 chunk,
-                                              float* sums) {
-    extern __shared__ __align__(16) float room[];  // [weight, bias][8 warps][width]
-    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const u32 first = blockIdx.x * chunk, last = min(first + chunk, rows);
-    float *dweight = room + warp * width, *dbias = dweight + 8 * width;
-    if (sums) {
-        for (u32 i = 4 * lane; i < width; i += 4 * WARP) {
-            store4(dweight, i, {{0.0f, 0.0f, 0.0f, 0.0f}});
-            if (BIAS) store4(dbias, i, {{0.0f, 0.0f, 0.0f, 0.0f}});
-        }
+                                              float offset, float eps, bool add, float* sums) {
+    let_next_start();
+    // Of every second row other places, so that one barrier is enough.
+    __shared__ __align__(16) float parts[2][TEAMS][4][4];
+    extern __shared__ __align__(16) float totals[];  // [weight, bias][TEAMS][width]
+    const u32 team = threadIdx.x / TEAM, warp = threadIdx.x % TEAM / WARP;
+    const bool leads = threadIdx.x % WARP == 0;
+    const float* old = add ? dx : 0;
+    const float count = (float)width;
+    vec4 w[VECTORS], dweight[VECTORS], dbias[VECTORS];
+#pragma unroll
+    for (u32 n = 0; n < VECTORS; n++) {
+        w[n] = dweight[n] = dbias[n] = vec4{{0.0f, 0.0f, 0.0f, 0.0f}};
+        if (column(n) < width) w[n] = load4(weight, column(n));
+#pragma unroll
+        for (int k = 0; k < 4; k++) w[n].x[k] += offset;
     }
-    for (u32 row = first + warp; row < last; row += 8) {
+    u32 row = blockIdx.x * TEAMS + team, turn = 0;
+    Row<D> next;
+    if (row < rows) next.read(dy, x, delta, old, (u64)row * width, width);
+    while (row < rows) {
         const u64 at = (u64)row * width;
-        vec4 v[VECTORS], old[VECTORS];
+        vec4 v[VECTORS], out[VECTORS];
         decltype(fetch(dy, 0)) d[VECTORS];
-        // All reads under way before the first is used.
 #pragma unroll
         for (u32 n = 0; n < VECTORS; n++) {
-            const u32 i = 4 * lane + 4 * WARP * n;
-            v[n] = old[n] = vec4{{0.0f, 0.0f, 0.0f, 0.0f}};
-            d[n] = {};
-            if (i >= width) continue;
-            v[n] = load4(x, at + i), d[n] = fetch(dy, at + i);
-            if (add && AT_ONCE) old[n] = load4(dx, at + i);
+            v[n] = widened(next.x[n]), out[n] = widened(next.dx[n]), d[n] = next.dy[n];
+            if (!delta) continue;
+            const vec4 more = widened(next.delta[n]);
+#pragma unroll
+            for (int k = 0; k < 4; k++) v[n].x[k] += more.x[k];
         }
-        if (delta) {
+        row += gridDim.x * TEAMS;
+        if (row < rows) next.read(dy, x, delta, old, (u64)row * width, width);
+
+        float(*const mine)[4] = parts[turn][team];
+        turn ^= 1;
+        if (CENTRED) {
+            float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
             for (u32 n = 0; n < VECTORS; n++) {
-                const u32 i = 4 * lane + 4 * WARP * n;
-                if (i >= width) continue;
-                const vec4 more = load4(delta, at + i);
 #pragma unroll
-                for (int k = 0; k < 4; k++) v[n].x[k] += more.x[k];
+                for (int k = 0; k < 4; k++) sum[k] += v[n].x[k];
             }
-        }
-        if (centred) {
-            const float mean = row_total(v, [](float sum, float x) { return sum + x; }) / (float)width;
+            const float part = of_warp(sum);
+            if (leads) mine[3][warp] = part;
+            wait_for_team(team);
+            const float mean = of_team(mine[3]) / count;
 #pragma unroll
             for (u32 n = 0; n < VECTORS; n++) {
-                if (4 * lane + 4 * WARP * n >= width) continue;
+                if (column(n) >= width) continue;
 #pragma unroll
                 for (int k = 0; k < 4; k++) v[n].x[k] -= mean;
             }
         }
-        const float variance = row_total(v, [](float sum, float x) { return fmaf(x, x, sum); }) / (float)width;
-        const float scale = 1.0f / sqrtf(variance + eps);
-        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f}, slope[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        float square[4] = {0.0f, 0.0f, 0.0f, 0.0f}, slope[4] = {0.0f, 0.0f, 0.0f, 0.0f},
+              flows[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (u32 n = 0; n < VECTORS; n++) {
-            const u32 i = 4 * lane + 4 * WARP * n;
-            if (i >= width) continue;
-            const vec4 w = load4(weight, i), flow = widened(d[n]);
-            vec4 again;
-            const vec4 b = y && bias ? load4(bias, i) : vec4{{0.0f, 0.0f, 0.0f, 0.0f}};
+            const vec4 flow = widened(d[n]);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const float normed = v[n].x[k] * scale, g = flow.x[k] * (w.x[k] + offset);
-                v[n].x[k] = normed;
-                again.x[k] = bias ? fmaf(normed, w.x[k] + offset, b.x[k]) : normed * (w.x[k] + offset);
-                sum[k] += g;
-                slope[k] = fmaf(g, normed, slope[k]);
-            }
-            if (y) store4(y, at + i, again);
-            if (sums) {
-                vec4 total = load4(dweight, i);
-#pragma unroll
-                for (int k = 0; k < 4; k++) total.x[k] = fmaf(flow.x[k], v[n].x[k], total.x[k]);
-                store4(dweight, i, total);
-            }
-            if (sums && BIAS) {
-                vec4 total = load4(dbias, i);
-#pragma unroll
-                for (int k = 0; k < 4; k++) total.x[k] += flow.x[k];
-                store4(dbias, i, total);
+                const float g = flow.x[k] * w[n].x[k];
+                square[k] = fmaf(v[n].x[k], v[n].x[k], square[k]);
+                slope[k] = fmaf(g, v[n].x[k], slope[k]);
+                flows[k] += g;
             }
         }
-        const float shift = centred ? warp_sum((sum[0] + sum[1]) + (sum[2] + sum[3])) / (float)width : 0.0f;
-        const float lean = warp_sum((slope[0] + slope[1]) + (slope[2] + slope[3])) / (float)width;
+        const float a = of_warp(square), b = of_warp(slope), c = CENTRED ? of_warp(flows) : 0.0f;
+        if (leads) mine[0][warp] = a, mine[1][warp] = b, mine[2][warp] = c;
+        wait_for_team(team);
+        const float scale = 1.0f / sqrtf(of_team(mine[0]) / count + eps);
+        const float lean = of_team(mine[1]) * scale / count, shift = CENTRED ? of_team(mine[2]) / count : 0.0f;
 #pragma unroll
         for (u32 n = 0; n < VECTORS; n++) {
-            const u32 i = 4 * lane + 4 * WARP * n;
+            const u32 i = column(n);
             if (i >= width) continue;
-            const vec4 w = load4(weight, i), flow = widened(d[n]);
-            if (add && !AT_ONCE) old[n] = load4(dx, at + i);
+            const vec4 flow = widened(d[n]), plus = y && bias ? load4(bias, i) : vec4{{0.0f, 0.0f, 0.0f, 0.0f}};
+            vec4 again;
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                const float g = fmaf(v[n].x[k], -lean, fmaf(flow.x[k], w.x[k] + offset, -shift)) * scale;
-                old[n].x[k] = add ? old[n].x[k] + g : g;
+                const float normed = v[n].x[k] * scale;
+                again.x[k] = bias ? fmaf(normed, w[n].x[k], plus.x[k]) : normed * w[n].x[k];
+                dweight[n].x[k] = fmaf(flow.x[k], normed, dweight[n].x[k]);
+                if (BIAS) dbias[n].x[k] += flow.x[k];
+                const float g = fmaf(normed, -lean, fmaf(flow.x[k], w[n].x[k], -shift)) * scale;
+                out[n].x[k] = add ? out[n].x[k] + g : g;
             }
-            store4(dx, at + i, old[n]);
-            if (rounded) store4(rounded, at + i, old[n]);
+            if (y) store4(y, at + i, again);
+            store4(dx, at + i, out[n]);
+            if (rounded) store4(rounded, at + i, out[n]);
         }
     }
     if (!sums) return;
-    sums += 2 * (u64)blockIdx.x * width;
+#pragma unroll
+    for (u32 n = 0; n < VECTORS; n++) {
+        if (column(n) >= width) continue;
+        store4(totals + team * width, column(n), dweight[n]);
+        if (BIAS) store4(totals + (TEAMS + team) * width, column(n), dbias[n]);
+    }
     __syncthreads();
+    sums += 2 * (u64)blockIdx.x * width;
     for (u32 i = threadIdx.x; i < (BIAS ? 2 : 1) * width; i += blockDim.x) {
-        const float* from = room + i / width * (8 * width) + i % width;
+        const float* from = totals + i / width * (TEAMS * width) + i % width;
         float total = 0.0f;
-        for (u32 w = 0; w < 8; w++) total += from[w * width];
+        for (u32 t = 0; t < TEAMS; t++) total += from[t * width];
         sums[i] = total;
     }
 }
 #define ROWS_BACKWARD(name, D)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(256, VECTORS <= 8 ? 3 : VECTORS <= 12 ? 2 : 1)                                            \
+    extern "C" __global__ void __launch_bounds__(TEAMS* TEAM)                                                          \
         rows_backward_##name(const D* dy, const float* x, const D* delta, const float* weight, const float* bias,      \
-                             float* dx, D* y, D* rounded, u32 rows, u32 width, bool centred, float offset, float eps,  \
-                             bool add, u32 chunk, float* sums) {                                                       \
-        rows_backward(dy, x, delta, weight, bias, dx, y, rounded, rows, width, centred, offset, eps, add, chunk, sums); \
+                             float* dx, D* y, D* rounded, u32 rows, u32 width, float offset, float eps, bool add,      \
+                             float* sums) {                                                                            \
+        rows_backward(dy, x, delta, weight, bias, dx, y, rounded, rows, width, offset, eps, add, sums);                \
     }
 ROWS_BACKWARD(f, float)
 ROWS_BACKWARD(b, bf16)

@@ -11,58 +11,69 @@ struct AdamW {
     }
 };
 
-// Twice four elements a thread where all arrays allow it, a block's width apart, so that more reads are under way.
-// `derived`, where given, takes the new values in its storage.
+// How a stretch is stored: whole, with a copy of its type or none; whole, with a copy in bf16; or in halves.
+#define WHOLE 0
+#define COPIED 1
+#define HALVED 2
+
+// A stretch of a parameter with its state; `derived`, where given, takes the new values, or their upper halves.
+// `start` is the number of its first chunk among those of all stretches.
+struct Stretch {
+    void* param;
+    const float* grad;
+    float *first, *second;
+    void* derived;
+    u64 n, start;
+    AdamW op;
+    u32 storage;
+};
+
+// Elements from `from` to `to` by a block, in fours where all arrays allow it.
 template <class P, class T>
-__device__ __forceinline__ void adamw(const P& param, bool param_aligned, const float* grad, float* first,
-                                      float* second, T* derived, u64 n, const AdamW& op) {
-    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
-    const bool aligned =
-        param_aligned && (((u64)grad | (u64)first | (u64)second) % 16 | (u64)derived % sizeof(T[4])) == 0;
-    const u64 fours = aligned ? n / 4 : 0;
-    const u64 at[2] = {2 * (i - threadIdx.x) + threadIdx.x, 2 * (i - threadIdx.x) + threadIdx.x + blockDim.x};
-    vec4 w[2], g[2], m[2], v[2];
+__device__ __forceinline__ void adamw(const Stretch& stretch, const P& param, bool fours, T* derived, u64 from,
+                                      u64 to) {
+    float *first = stretch.first, *second = stretch.second;
+    const float* grad = stretch.grad;
+    const AdamW op = stretch.op;
+    const bool aligned = fours && (((u64)grad | (u64)first | (u64)second) % 16 | (u64)derived % sizeof(T[4])) == 0;
+    const u64 whole = aligned ? to / 4 * 4 : from;
+    for (u64 i = from + 4 * threadIdx.x; i < whole; i += 4 * blockDim.x) {
+        vec4 w = load4(param, i), m = load4(first, i), v = load4(second, i);
+        const vec4 g = load4(grad, i);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (at[h] >= fours) continue;
-        w[h] = load4(param, 4 * at[h]), g[h] = load4(grad, 4 * at[h]);
-        m[h] = load4(first, 4 * at[h]), v[h] = load4(second, 4 * at[h]);
+        for (int k = 0; k < 4; k++) op.step(w.x[k], g.x[k], m.x[k], v.x[k]);
+        store4(param, i, w);
+        store4(first, i, m);
+        store4(second, i, v);
+        if (derived) store4(derived, i, w);
     }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if (at[h] >= fours) continue;
-#pragma unroll
-        for (int k = 0; k < 4; k++) op.step(w[h].x[k], g[h].x[k], m[h].x[k], v[h].x[k]);
-        store4(param, 4 * at[h], w[h]);
-        store4(first, 4 * at[h], m[h]);
-        store4(second, 4 * at[h], v[h]);
-        if (derived) store4(derived, 4 * at[h], w[h]);
-    }
-    for (u64 j = 4 * fours + i; j < n; j += (u64)gridDim.x * blockDim.x) {
-        float x = load(param, j);
-        op.step(x, grad[j], first[j], second[j]);
-        store(param, j, x);
-        if (derived) store(derived, j, x);
+    for (u64 i = whole + threadIdx.x; i < to; i += blockDim.x) {
+        float w = load(param, i);
+        op.step(w, grad[i], first[i], second[i]);
+        store(param, i, w);
+        if (derived) store(derived, i, w);
     }
 }
-#define ADAMW(name, T)                                                                                                 \
-    extern "C" __global__ void adamw_##name(float* param, const float* grad, float* first, float* second, T* derived,  \
-                                            u64 n, float grad_scale, float keep, float beta1, float rest1,             \
-                                            float beta2, float rest2, float root_correction, float eps,                \
-                                            float step_size) {                                                         \
-        const AdamW op = {grad_scale, keep, beta1, rest1, beta2, rest2, root_correction, eps, step_size};              \
-        adamw(param, (u64)param % 16 == 0, grad, first, second, derived, n, op);                                                             \
-    }
-ADAMW(f, float)
-ADAMW(b, bf16)
 
-// The parameter in halves, of which the upper one is what is derived from it.
-extern "C" __global__ void adamw_halves(u16* lower, const float* grad, float* first, float* second, u16* upper, u64 n,
-                                        float grad_scale, float keep, float beta1, float rest1, float beta2,
-                                        float rest2, float root_correction, float eps, float step_size) {
-    const AdamW op = {grad_scale, keep, beta1, rest1, beta2, rest2, root_correction, eps, step_size};
-    const bool aligned = ((u64)lower | (u64)upper) % 8 == 0;
-    adamw(Halves{lower, upper}, aligned, grad, first, second, (float*)nullptr, n, op);
+// A block has a chunk of some stretch of many.
+extern "C" __global__ void __launch_bounds__(256) adamw(const Stretch* stretches, u32 count, u32 chunk) {
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        const u32 middle = (low + high) / 2;
+        (stretches[middle].start <= blockIdx.x ? low : high) = middle;
+    }
+    const Stretch& stretch = stretches[low];
+    const u64 from = chunk * (blockIdx.x - stretch.start), to = min(from + chunk, stretch.n);
+    float* whole = (float*)stretch.param;
+    const bool fours = (u64)whole % 16 == 0;
+    if (stretch.storage == HALVED) {
+        const Halves halves = {(u16*)stretch.param, (u16*)stretch.derived};
+        adamw(stretch, halves, ((u64)halves.lower | (u64)halves.upper) % 8 == 0, (float*)nullptr, from, to);
+    } else if (stretch.storage == COPIED) {
+        adamw(stretch, whole, fours, (bf16*)stretch.derived, from, to);
+    } else {
+        adamw(stretch, whole, fours, (float*)stretch.derived, from, to);
+    }
 }
 
 extern "C" __global__ void sgd(float* param, const float* grad, float* velocity, u64 n, float grad_scale, float decay,

@@ -2,11 +2,11 @@
 
 use super::context::Cuda;
 use super::halves::Whole;
-use super::launch::args;
+use super::launch::{Grid, args};
 use super::linear::form;
-use super::memory::{element, halves, letter};
-use crate::backend::{AdamW, Sgd};
-use crate::buffer::{Buffer, DType, Weight};
+use super::memory::{element, halves};
+use crate::backend::{AdamW, AdamWParam, Sgd};
+use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 use std::ops::Range;
 
@@ -27,38 +27,17 @@ fn all_f32(buffers: &[&Buffer], len: usize) -> bool {
     buffers.iter().all(|b| b.dtype() == DType::F32 && b.len() == len)
 }
 
-/// Elements `range` of a parameter, of its state, and of the form derived from it where there is one.
-pub fn adamw(
-    cuda: &Cuda,
-    op: AdamW,
-    range: Range<usize>,
-    param: &mut Buffer,
-    grad: &Buffer,
-    first: &mut Buffer,
-    second: &mut Buffer,
-    derived: Option<&mut Weight>,
-) -> Result<()> {
+/// How a stretch is stored, as in optim.cu.
+const WHOLE: u32 = 0;
+const COPIED: u32 = 1;
+const HALVED: u32 = 2;
+/// Elements of a stretch that a block has.
+const CHUNK: usize = 2048;
+
+/// What a step multiplies with, in the order of `AdamW` in optim.cu.
+fn factors(op: AdamW) -> [f32; 9] {
     assert!(op.step > 0, "AdamW's steps are counted from 1");
-    let n = param.len();
-    assert!(range.end <= n && all_f32(&[param, grad, first, second], n));
-    let at = range.start;
-    let dtype = derived.as_ref().map_or(DType::F32, |w| w.dtype);
-    let derived = derived.map_or(0, |w| {
-        assert_eq!(w.n * w.k, n);
-        form(w) + (at * dtype.size()) as u64
-    });
-    // In halves, the upper ones are what is derived.
-    let (name, [whole_or_lower, derived]) = match halves(param, at) {
-        Some(halves) => ("adamw_halves".into(), halves),
-        None => (format!("adamw_{}", letter(dtype)), [element(param, at), derived]),
-    };
-    let args = args![
-        whole_or_lower,
-        element(grad, at),
-        element(first, at),
-        element(second, at),
-        derived,
-        range.len(),
+    [
         op.grad_scale,
         (1.0 - op.lr * op.weight_decay) as f32,
         op.beta1 as f32,
@@ -67,9 +46,41 @@ pub fn adamw(
         (1.0 - op.beta2) as f32,
         (1.0 - power(op.beta2, op.step)).sqrt() as f32,
         op.eps as f32,
-        (op.lr / (1.0 - power(op.beta1, op.step))) as f32
-    ];
-    cuda.launch_flat("optim", &name, range.len().div_ceil(8), &args)
+        (op.lr / (1.0 - power(op.beta1, op.step))) as f32,
+    ]
+}
+
+/// See [`crate::Backend::adamw`]. All stretches by one kernel: most are small, and starting one for each would take longer
+/// than some of them.
+pub fn adamw(cuda: &Cuda, params: &mut [AdamWParam<'_>]) -> Result<()> {
+    let (mut table, mut count, mut chunks) = (Vec::<u64>::new(), 0u32, 0);
+    for p in params {
+        let (n, state) = (p.param.len(), [&*p.param, p.grad, &*p.first, &*p.second]);
+        assert!(all_f32(&state, n) && p.derived.as_ref().is_none_or(|w| w.n * w.k == n));
+        let storage = match (halves(p.param, 0), &p.derived) {
+            (Some(_), _) => HALVED,
+            (None, Some(w)) if w.dtype == DType::Bf16 => COPIED,
+            _ => WHOLE,
+        };
+        let mut numbers: Vec<u32> = factors(p.op).iter().map(|x| x.to_bits()).collect();
+        numbers.push(storage);
+        for range in p.ranges {
+            assert!(range.end <= n);
+            let copy = p.derived.as_ref().map_or(0, |w| form(w) + (range.start * w.dtype.size()) as u64);
+            let [param, derived] =
+                halves(p.param, range.start).unwrap_or_else(|| [element(p.param, range.start), copy]);
+            table.push(param);
+            table.extend([p.grad, p.first, p.second].map(|b| element(b, range.start)));
+            table.extend([derived, range.len() as u64, chunks as u64]);
+            table.extend(numbers.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32));
+            (count, chunks) = (count + 1, chunks + range.len().div_ceil(CHUNK));
+        }
+    }
+    if chunks == 0 {
+        return Ok(());
+    }
+    let table = cuda.uploaded(&table)?;
+    cuda.launch("optim", "adamw", Grid::new(chunks, 256), &args![&table, count, CHUNK as u32])
 }
 
 /// Elements `range` of a parameter and of its velocity (absent without momentum).

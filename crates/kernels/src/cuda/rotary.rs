@@ -1,9 +1,10 @@
-//! Rotary position embedding, in place on the queries and keys of fused rows.
+//! Rotary position embedding of the queries and keys of fused rows, alone and with what is beside it in a layer.
 
 use super::context::Cuda;
 use super::launch::{Grid, args};
 use super::linear::{form, forward};
 use super::memory::{f32_ptr, kernel, letter, ptr, u32s};
+use super::vector::{add_chunks, row_count};
 use crate::backend::{Affine, Heads, PagedRows, Turns};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
@@ -41,6 +42,21 @@ pub fn rotary(
     cuda.launch("rotary", &kernel("rotary", &[qkv]), Grid::new(positions.len(), 128), &args)
 }
 
+/// Whether all of a head is turned, which the kernels that turn on their way ask for.
+fn wholly(turns: &Turns<'_>, heads: Heads) -> bool {
+    turns.dim == heads.head_dim
+}
+
+/// Checks that the angles of every row are known.
+fn check(turns: &Turns<'_>, rows: usize) {
+    let known = turns.cos.len() / (turns.dim / 2);
+    assert!(turns.cos.len() == turns.sin.len() && turns.positions.len() == rows);
+    assert!(
+        u32s(turns.positions).iter().all(|&p| (p as usize) < known),
+        "a position is beyond the {known} known"
+    );
+}
+
 /// See [`Backend::linear_qkv`](crate::Backend::linear_qkv); `false` where it has to be done one by one.
 pub fn linear_qkv(
     cuda: &Cuda,
@@ -48,20 +64,15 @@ pub fn linear_qkv(
     layer: Affine<'_>,
     heads: Heads,
     turns: Option<Turns<'_>>,
-    rows: &PagedRows,
-    cache: &mut Buffer,
+    cache: Option<(&PagedRows, &Buffer)>,
     qkv: &mut Buffer,
 ) -> Result<bool> {
     let (w, count) = (layer.weight, qkv.len() / heads.qkv_width());
-    let Some(turns) = turns.filter(|t| t.dim == heads.head_dim && qkv.dtype() == DType::Bf16) else {
+    let Some(turns) = turns.filter(|t| wholly(t, heads) && qkv.dtype() == DType::Bf16) else {
         return Ok(false);
     };
-    let known = turns.cos.len() / (turns.dim / 2);
-    assert!(x.len() == count * w.k && w.n == heads.qkv_width() && turns.positions.len() == count);
-    assert!(
-        u32s(turns.positions).iter().all(|&p| (p as usize) < known),
-        "a position is beyond the {known} known"
-    );
+    assert!(x.len() == count * w.k && w.n == heads.qkv_width());
+    check(&turns, count);
     // Sums that a bias is added to must not be rounded before.
     let sums = match layer.bias {
         Some(_) => Some(cuda.arena.take(qkv.len() * 4)?),
@@ -69,7 +80,8 @@ pub fn linear_qkv(
     };
     let (at, storage) = sums.as_ref().map_or((ptr(qkv), DType::Bf16), |m| (m.ptr(), DType::F32));
     forward(cuda, [count, w.n, w.k], ptr(x), form(w), w.dtype, None, (at, storage))?;
-    let slots = super::attention::slots(cuda, heads, qkv, rows, cache)?;
+    let slots =
+        cache.map(|(rows, cache)| super::attention::slots(cuda, heads, qkv, rows, cache)).transpose()?;
     let args = args![
         at,
         layer.bias,
@@ -77,13 +89,54 @@ pub fn linear_qkv(
         f32_ptr(turns.cos),
         f32_ptr(turns.sin),
         turns.positions,
-        &slots,
-        &*cache,
+        slots.as_ref().map_or(0, |s| s.ptr()),
+        cache.map(|(_, cache)| cache),
         heads.heads as u32,
         heads.kv_heads as u32,
         heads.head_dim as u32
     ];
     let name = format!("finish_qkv_{}", letter(storage));
-    cuda.launch("rotary", &name, Grid::new(count, 128).early(), &args)?;
+    cuda.launch("rotary", &name, Grid::new(count, 96).early(), &args)?;
+    Ok(true)
+}
+
+/// Rows whose columns are summed before the sums of such chunks are added in order.
+const CHUNK: usize = 64;
+/// Fours of columns that a block has, of each half of a head.
+const FOURS: usize = 16;
+
+/// See [`Backend::qkv_backward`](crate::Backend::qkv_backward); `false` where it has to be done one by one.
+pub fn qkv_backward(
+    cuda: &Cuda,
+    heads: Heads,
+    turns: Option<Turns<'_>>,
+    dqkv: &mut Buffer,
+    add: bool,
+    dbias: Option<&mut Buffer>,
+) -> Result<bool> {
+    let (width, half) = (heads.qkv_width(), heads.head_dim / 2);
+    let turns = turns.filter(|t| wholly(t, heads) && heads.head_dim.is_multiple_of(8));
+    let (Some(turns), Some(dbias)) = (turns, dbias) else { return Ok(false) };
+    let rows = row_count(dqkv.len(), width);
+    assert_eq!(dbias.len(), width);
+    check(&turns, rows);
+    let chunks = rows.div_ceil(CHUNK);
+    let sums = cuda.arena.take(chunks * width * 4)?;
+    let all = heads.heads + 2 * heads.kv_heads;
+    let args = args![
+        &*dqkv,
+        f32_ptr(turns.cos),
+        f32_ptr(turns.sin),
+        turns.positions,
+        rows as u32,
+        (heads.heads + heads.kv_heads) as u32,
+        all as u32,
+        heads.head_dim as u32,
+        CHUNK as u32,
+        &sums
+    ];
+    let grid = Grid::plane((all * half / 4).div_ceil(FOURS), chunks, 256);
+    cuda.launch("rotary", &kernel("turn_back", &[dqkv]), grid, &args)?;
+    add_chunks(cuda, sums.ptr(), width, chunks, width, f32_ptr(dbias), add)?;
     Ok(true)
 }

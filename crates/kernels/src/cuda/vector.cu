@@ -123,6 +123,7 @@ PAIRS(GATHER)
 // whole fours.
 template <class T>
 __device__ void column_sums(const T* x, u32 rows, u32 width, u32 chunk, float* sums) {
+    let_next_start();
     const u32 column = blockIdx.x * blockDim.x + threadIdx.x;
     const u32 from = blockIdx.y * chunk, to = min(from + chunk, rows);
     if (width % 4 == 0) {
@@ -152,6 +153,7 @@ extern "C" __global__ void column_sums_b(const bf16* x, u32 rows, u32 width, u32
 
 // Writes the sum of all chunks, added up in their order, or adds it in one addition.
 extern "C" __global__ void add_chunks(const float* sums, u32 stride, u32 chunks, u32 width, float* to, bool add) {
+    wait_for_earlier();
     const u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (stride % 4 == 0 && width % 4 == 0 && ((u64)sums | (u64)to) % 16 == 0) {
         if (4 * i >= width) return;
@@ -178,6 +180,7 @@ extern "C" __global__ void add_chunks(const float* sums, u32 stride, u32 chunks,
 // The same for many chunks: eight strands of consecutive chunks for each column, added in the order of the strands.
 extern "C" __global__ void add_many_chunks(const float* sums, u32 stride, u32 chunks, u32 width, float* to,
                                            bool add) {
+    wait_for_earlier();
     __shared__ float room[8][32];
     const u32 column = blockIdx.x * 32 + threadIdx.x % 32, strand = threadIdx.x / 32;
     const u32 each = (chunks + 7) / 8, last = min((strand + 1) * each, chunks);

@@ -208,7 +208,7 @@ pub(super) fn add_chunks(
 ) -> Result<()> {
     let args = args![sums, stride as u32, chunks as u32, width as u32, to, add];
     if chunks > 16 {
-        return cuda.launch("vector", "add_many_chunks", Grid::new(width.div_ceil(32), 256), &args);
+        return cuda.launch("vector", "add_many_chunks", Grid::new(width.div_ceil(32), 256).early(), &args);
     }
-    cuda.launch("vector", "add_chunks", Grid::new(width.div_ceil(256), 256), &args)
+    cuda.launch("vector", "add_chunks", Grid::new(width.div_ceil(256), 256).early(), &args)
 }
