@@ -41,6 +41,17 @@ pub struct NormInput<'a> {
     pub bias: Option<&'a Buffer>,
 }
 
+/// Where the gradients of a norm's parameters go, each whole sum in one addition.
+#[derive(Default)]
+pub struct NormGrads<'a> {
+    /// f32, one element a column.
+    pub weight: Option<&'a mut Buffer>,
+    /// The same.
+    pub bias: Option<&'a mut Buffer>,
+    /// Whether they are added to, or written.
+    pub add: bool,
+}
+
 /// The middle of a feed-forward network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
@@ -434,7 +445,7 @@ pub trait Backend: Send + Sync {
         sum: &mut Buffer,
         y: &mut Buffer,
     ) -> Result<()>;
-    /// Writes `dx`, or adds to it with `add`; `dweight` and `dbias` are added to where given.
+    /// Writes `dx`, or adds to it with `add`.
     fn norm_backward(
         &self,
         op: Norm,
@@ -443,8 +454,7 @@ pub trait Backend: Send + Sync {
         weight: &Buffer,
         add: bool,
         dx: &mut Buffer,
-        dweight: Option<&mut Buffer>,
-        dbias: Option<&mut Buffer>,
+        grads: NormGrads<'_>,
     ) -> Result<()>;
     /// `norm` or `add_norm` again into `y`, and `norm_backward` with `dx` added to: the same bits, perhaps sooner.
     /// `rounded`, where given, takes a copy of `dx` in the compute type.
@@ -456,19 +466,18 @@ pub trait Backend: Send + Sync {
         y: &mut Buffer,
         dx: &mut Buffer,
         rounded: Option<&mut Buffer>,
-        dweight: Option<&mut Buffer>,
-        dbias: Option<&mut Buffer>,
+        grads: NormGrads<'_>,
     ) -> Result<()> {
         let NormInput { x, delta, weight, bias } = of;
         match delta {
             Some(delta) => {
                 let mut sum = self.alloc(DType::F32, x.len())?;
                 self.add_norm(op, x, delta, weight, bias, &mut sum, y)?;
-                self.norm_backward(op, dy, &sum, weight, true, dx, dweight, dbias)?;
+                self.norm_backward(op, dy, &sum, weight, true, dx, grads)?;
             }
             None => {
                 self.norm(op, x, weight, bias, y)?;
-                self.norm_backward(op, dy, x, weight, true, dx, dweight, dbias)?;
+                self.norm_backward(op, dy, x, weight, true, dx, grads)?;
             }
         }
         match rounded {

@@ -7,7 +7,7 @@ use super::config::{Activation, NormKind};
 use super::gradient::{Grads, Slot, added_to};
 use super::weights::{Affine, LayerLayout, Model};
 use crate::Result;
-use ferrl_kernels::backend::{self, Attention, Heads, NormInput, PagedRows, Segments};
+use ferrl_kernels::backend::{self, Attention, Backend, Heads, NormGrads, NormInput, PagedRows, Segments};
 use ferrl_kernels::{Buffer, DType};
 
 /// Where keys and values of earlier tokens are.
@@ -83,6 +83,41 @@ impl Flow {
     /// What flows into a sublayer without a norm at its end.
     fn plain(&self) -> &Buffer {
         self.rounded.as_ref().unwrap_or(&self.dx)
+    }
+}
+
+/// The gradients of a weight and its bias, out of the list of all for a while.
+struct Taken {
+    of: Affine,
+    weight: Option<Slot>,
+    bias: Option<Slot>,
+}
+
+impl Taken {
+    fn of(of: Affine, grads: Grads<'_>) -> Self {
+        Taken { of, weight: grads[of.weight].take(), bias: of.bias.and_then(|i| grads[i].take()) }
+    }
+
+    /// Where the sums go, and whether to add to what is there.
+    fn sums(&mut self, b: &dyn Backend) -> Result<(bool, [Option<&mut Buffer>; 2])> {
+        let add = [&self.weight, &self.bias].into_iter().flatten().any(|slot| !slot.is_empty());
+        let sums = match add {
+            true => [added_to(b, &mut self.weight)?, added_to(b, &mut self.bias)?],
+            false => [&mut self.weight, &mut self.bias].map(|slot| slot.as_mut().map(Slot::written)),
+        };
+        Ok((add, sums))
+    }
+
+    fn norm_grads(&mut self, b: &dyn Backend) -> Result<NormGrads<'_>> {
+        let (add, [weight, bias]) = self.sums(b)?;
+        Ok(NormGrads { weight, bias, add })
+    }
+
+    fn give_back(self, grads: Grads<'_>) {
+        grads[self.of.weight] = self.weight;
+        if let Some(i) = self.of.bias {
+            grads[i] = self.bias;
+        }
     }
 }
 
@@ -329,18 +364,10 @@ impl Model {
     /// Adds to the gradients of the weight and the bias.
     pub(super) fn linear_backward(&self, p: Affine, dy: &Buffer, x: &Buffer, grads: Grads<'_>) -> Result<()> {
         let (b, w) = (&*self.backend, self.weight(p.weight));
-        let mut dw = grads[p.weight].take();
-        let mut db = p.bias.and_then(|i| grads[i].take());
-        let add = [&dw, &db].into_iter().flatten().any(|slot| !slot.is_empty());
-        let (to, bias_to) = match add {
-            true => (added_to(b, &mut dw)?, added_to(b, &mut db)?),
-            false => (dw.as_mut().map(Slot::written), db.as_mut().map(Slot::written)),
-        };
+        let mut taken = Taken::of(p, grads);
+        let (add, [to, bias_to]) = taken.sums(b)?;
         b.linear_dw(dy, x, dy.len() / w.n, add, to, bias_to)?;
-        grads[p.weight] = dw;
-        if let Some(i) = p.bias {
-            grads[i] = db;
-        }
+        taken.give_back(grads);
         Ok(())
     }
 
@@ -370,15 +397,10 @@ impl Model {
         dx: &mut Buffer,
         grads: Grads<'_>,
     ) -> Result<()> {
-        let mut dw = grads[p.weight].take();
-        let mut db = p.bias.and_then(|i| grads[i].take());
         let (b, w) = (&*self.backend, self.master(p.weight));
-        let (to, bias_to) = (added_to(b, &mut dw)?, added_to(b, &mut db)?);
-        b.norm_backward(self.norm_op(), dy, x, w, add, dx, to, bias_to)?;
-        grads[p.weight] = dw;
-        if let Some(i) = p.bias {
-            grads[i] = db;
-        }
+        let mut taken = Taken::of(p, grads);
+        b.norm_backward(self.norm_op(), dy, x, w, add, dx, taken.norm_grads(b)?)?;
+        taken.give_back(grads);
         Ok(())
     }
 
@@ -393,17 +415,12 @@ impl Model {
         grads: Grads<'_>,
     ) -> Result<Buffer> {
         let b = &*self.backend;
-        let mut dw = grads[p.weight].take();
-        let mut db = p.bias.and_then(|i| grads[i].take());
         let mut y = self.activations(x.len())?;
         let of = NormInput { x, delta, weight: self.master(p.weight), bias: p.bias.map(|i| self.master(i)) };
-        let (to, bias_to) = (added_to(b, &mut dw)?, added_to(b, &mut db)?);
+        let mut taken = Taken::of(p, grads);
         let (dx, rounded) = (&mut flow.dx, flow.rounded.as_mut());
-        b.norm_again(self.norm_op(), of, dy, &mut y, dx, rounded, to, bias_to)?;
-        grads[p.weight] = dw;
-        if let Some(i) = p.bias {
-            grads[i] = db;
-        }
+        b.norm_again(self.norm_op(), of, dy, &mut y, dx, rounded, taken.norm_grads(b)?)?;
+        taken.give_back(grads);
         Ok(y)
     }
 

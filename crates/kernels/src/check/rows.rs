@@ -2,7 +2,7 @@
 
 use super::units::{Case, Results, ask, by_row, differing, pick, scaled};
 use super::{Check, download, random, random_ids, unwritten, upload};
-use crate::backend::{Activation, Backend, Heads, Norm, NormInput, Turns};
+use crate::backend::{Activation, Backend, Heads, Norm, NormGrads, NormInput, Turns};
 use crate::buffer::DType;
 use crate::error::Result;
 
@@ -68,9 +68,10 @@ impl Case for NormCase {
         let mut dx = if self.add { input(6, DType::F32)? } else { unwritten(b, DType::F32, n)? };
         let vector = |seed| upload(b, DType::F32, &random(seed, width));
         let (mut dweight, mut dbias) = (vector(7)?, vector(8)?);
-        b.norm_backward(op, &dy, &x, &weight, self.add, &mut dx, Some(&mut dweight), Some(&mut dbias))?;
+        let grads = NormGrads { weight: Some(&mut dweight), bias: Some(&mut dbias), add: true };
+        b.norm_backward(op, &dy, &x, &weight, self.add, &mut dx, grads)?;
         let mut plain = unwritten(b, dtype, n)?;
-        b.norm_backward(op, &dy, &delta, &weight, false, &mut plain, None, None)?;
+        b.norm_backward(op, &dy, &delta, &weight, false, &mut plain, NormGrads::default())?;
         let mut results = Results {
             rows: vec![
                 ("norm", by_row(b, &y, width)?),
@@ -87,8 +88,9 @@ impl Case for NormCase {
             let of = NormInput { x: &x, delta, weight: &weight, bias: bias.as_ref() };
             let (mut y, mut rounded) = (unwritten(b, dtype, n)?, unwritten(b, dtype, n)?);
             let (mut dx, mut dweight, mut dbias) = (input(6, DType::F32)?, vector(7)?, vector(8)?);
-            let to = (Some(&mut dweight), bias.as_ref().map(|_| &mut dbias));
-            b.norm_again(op, of, &dy, &mut y, &mut dx, Some(&mut rounded), to.0, to.1)?;
+            let with_bias = bias.as_ref().map(|_| &mut dbias);
+            let grads = NormGrads { weight: Some(&mut dweight), bias: with_bias, add: delta.is_some() };
+            b.norm_again(op, of, &dy, &mut y, &mut dx, Some(&mut rounded), grads)?;
             results.rows.push((what, by_row(b, &dx, width)?));
             results.rows.push((what, by_row(b, &rounded, width)?));
             results.sums.push((what, differing(b, &y, forward)?));

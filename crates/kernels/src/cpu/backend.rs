@@ -2,8 +2,8 @@
 
 use super::{Cpu, activation, attention, embed, head_norm, linear, logp, norm, optim, peak, rotary, vector};
 use crate::backend::{
-    Activation, AdamWParam, Attention, Backend, Heads, LogpGrads, LogpHead, LogpStats, Norm, NormInput,
-    PagedRows, Segments, Sgd,
+    Activation, AdamWParam, Attention, Backend, Heads, LogpGrads, LogpHead, LogpStats, Norm, NormGrads,
+    NormInput, PagedRows, Segments, Sgd,
 };
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
@@ -11,6 +11,14 @@ use crate::error::Result;
 /// Sets what a sum is then added to.
 fn clear<const N: usize>(cpu: &Cpu, sums: [Option<&mut Buffer>; N]) -> Result<()> {
     sums.into_iter().flatten().try_for_each(|sum| vector::fill(cpu, sum, 0.0))
+}
+
+/// The gradients of a norm's weight and bias, to be added to.
+fn ready<'a>(cpu: &Cpu, mut grads: NormGrads<'a>) -> Result<[Option<&'a mut Buffer>; 2]> {
+    if !grads.add {
+        clear(cpu, [grads.weight.as_deref_mut(), grads.bias.as_deref_mut()])?;
+    }
+    Ok([grads.weight, grads.bias])
 }
 
 impl Backend for Cpu {
@@ -92,9 +100,9 @@ impl Backend for Cpu {
         weight: &Buffer,
         add: bool,
         dx: &mut Buffer,
-        dweight: Option<&mut Buffer>,
-        dbias: Option<&mut Buffer>,
+        grads: NormGrads<'_>,
     ) -> Result<()> {
+        let [dweight, dbias] = ready(self, grads)?;
         norm::norm_backward(self, op, dy, x, weight, add, dx, dweight, dbias)
     }
     fn norm_again(
@@ -105,9 +113,9 @@ impl Backend for Cpu {
         y: &mut Buffer,
         dx: &mut Buffer,
         rounded: Option<&mut Buffer>,
-        dweight: Option<&mut Buffer>,
-        dbias: Option<&mut Buffer>,
+        grads: NormGrads<'_>,
     ) -> Result<()> {
+        let [dweight, dbias] = ready(self, grads)?;
         norm::norm_again(self, op, of, dy, y, dx, rounded, dweight, dbias)
     }
     fn weight(&self, n: usize, k: usize, dtype: DType, backward: bool) -> Result<Weight> {

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::backend::{
     Activation, AdamWParam, Affine, Ask, Attention, Backend, Choice, Choices, Heads, LogpGrads, LogpHead,
-    LogpStats, Norm, NormInput, Normed, PagedRows, Recording, Segments, Sgd, Turns,
+    LogpStats, Norm, NormGrads, NormInput, Normed, PagedRows, Recording, Segments, Sgd, Turns,
 };
 use crate::buffer::{Buffer, DType, Weight};
 use crate::composed;
@@ -130,10 +130,9 @@ impl Backend for Cuda {
         weight: &Buffer,
         add: bool,
         dx: &mut Buffer,
-        dweight: Option<&mut Buffer>,
-        dbias: Option<&mut Buffer>,
+        grads: NormGrads<'_>,
     ) -> Result<()> {
-        norm::norm_backward(self, op, dy, x, weight, add, dx, dweight, dbias)
+        norm::norm_backward(self, op, dy, x, weight, add, dx, grads)
     }
     fn norm_again(
         &self,
@@ -143,10 +142,9 @@ impl Backend for Cuda {
         y: &mut Buffer,
         dx: &mut Buffer,
         rounded: Option<&mut Buffer>,
-        dweight: Option<&mut Buffer>,
-        dbias: Option<&mut Buffer>,
+        grads: NormGrads<'_>,
     ) -> Result<()> {
-        norm::norm_again(self, op, of, dy, y, dx, rounded, dweight, dbias)
+        norm::norm_again(self, op, of, dy, y, dx, rounded, grads)
     }
     fn weight(&self, n: usize, k: usize, dtype: DType, _backward: bool) -> Result<Weight> {
         linear::weight(self, n, k, dtype)

@@ -4,7 +4,7 @@ use super::context::Cuda;
 use super::launch::{Grid, args};
 use super::memory::{f32_ptr, kernel};
 use super::vector::{CHUNK, add_chunks, copy, row_count};
-use crate::backend::{Norm, NormInput};
+use crate::backend::{Norm, NormGrads, NormInput};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
@@ -76,8 +76,7 @@ fn in_registers(
     add: bool,
     dx: &mut Buffer,
     [y, rounded]: [Option<&Buffer>; 2],
-    dweight: Option<&mut Buffer>,
-    dbias: Option<&mut Buffer>,
+    grads: NormGrads<'_>,
 ) -> Result<()> {
     let (rows, width) = (row_count(of.x.len(), op.width), op.width);
     let typed = [of.delta, y, rounded];
@@ -86,8 +85,8 @@ fn in_registers(
     let vectors = width.div_ceil(512);
     let teams = [8, 5, 4, 3][vectors - 1];
     let blocks = rows.div_ceil(teams).min(cuda.card.processors as usize);
-    let with_bias = dbias.is_some();
-    let wanted = dweight.is_some() || with_bias;
+    let with_bias = grads.bias.is_some();
+    let wanted = grads.weight.is_some() || with_bias;
     let sums = if wanted { Some(cuda.arena.take(blocks * 2 * width * 4)?) } else { None };
     let at = sums.as_ref().map_or(0, |s| s.ptr());
     let mut all = args![dy, of.x, of.delta, of.weight, of.bias, &*dx, y, rounded].to_vec();
@@ -97,10 +96,10 @@ fn in_registers(
     let shared = if wanted { (1 + usize::from(with_bias)) * teams * width * 4 } else { 0 };
     let grid = Grid::new(blocks, 128 * teams as u32).with_shared(shared);
     cuda.launch_variant("norm_backward", &defines, &kernel("rows_backward", &[dy]), grid, &all)?;
-    for (from, to) in [(0, dweight), (width, dbias)] {
+    for (from, to) in [(0, grads.weight), (width, grads.bias)] {
         if let Some(to) = to {
             assert_eq!(to.len(), width);
-            add_chunks(cuda, at + (from * 4) as u64, 2 * width, blocks, width, f32_ptr(to), true)?;
+            add_chunks(cuda, at + (from * 4) as u64, 2 * width, blocks, width, f32_ptr(to), grads.add)?;
         }
     }
     Ok(())
@@ -115,26 +114,25 @@ pub fn norm_again(
     y: &mut Buffer,
     dx: &mut Buffer,
     rounded: Option<&mut Buffer>,
-    dweight: Option<&mut Buffer>,
-    dbias: Option<&mut Buffer>,
+    grads: NormGrads<'_>,
 ) -> Result<()> {
     let NormInput { x, delta, weight, bias } = of;
     check(op, weight, bias);
     assert!(x.len() == dy.len() && x.len() == dx.len());
     if fits_registers(op, x, dx) && y.dtype() == dy.dtype() {
         let outputs = [Some(&*y), rounded.as_deref()];
-        return in_registers(cuda, op, of, dy, true, dx, outputs, dweight, dbias);
+        return in_registers(cuda, op, of, dy, true, dx, outputs, grads);
     }
     let mut sum = delta.map(|_| cuda.arena.buffer(DType::F32, x.len())).transpose()?;
     match (delta, &mut sum) {
         (Some(delta), Some(sum)) => add_norm(cuda, op, x, delta, weight, bias, sum, y)?,
         _ => norm(cuda, op, x, weight, bias, y)?,
     }
-    norm_backward(cuda, op, dy, sum.as_ref().unwrap_or(x), weight, true, dx, dweight, dbias)?;
+    norm_backward(cuda, op, dy, sum.as_ref().unwrap_or(x), weight, true, dx, grads)?;
     rounded.map_or(Ok(()), |rounded| copy(cuda, dx, 0, rounded, 0, dx.len()))
 }
 
-/// Writes `dx`, or adds to it with `add`; `dweight` and `dbias` are added to where given.
+/// Writes `dx`, or adds to it with `add`.
 pub fn norm_backward(
     cuda: &Cuda,
     op: Norm,
@@ -143,17 +141,16 @@ pub fn norm_backward(
     weight: &Buffer,
     add: bool,
     dx: &mut Buffer,
-    dweight: Option<&mut Buffer>,
-    dbias: Option<&mut Buffer>,
+    grads: NormGrads<'_>,
 ) -> Result<()> {
     check(op, weight, None);
     assert!(x.len() == dy.len() && x.len() == dx.len());
     let (rows, width) = (row_count(x.len(), op.width), op.width);
     if fits_registers(op, x, dx) {
         let of = NormInput { x, delta: None, weight, bias: None };
-        return in_registers(cuda, op, of, dy, add, dx, [None; 2], dweight, dbias);
+        return in_registers(cuda, op, of, dy, add, dx, [None; 2], grads);
     }
-    let sums = dweight.is_some() || dbias.is_some();
+    let sums = grads.weight.is_some() || grads.bias.is_some();
     let stats = if sums { Some(cuda.arena.take(rows * 8)?) } else { None };
     let at = stats.as_ref().map_or(0, |s| s.ptr());
     let args = args![dy, x, weight, &*dx, width as u32, op.centred, offset(op), op.eps, add, at];
@@ -172,15 +169,15 @@ pub fn norm_backward(
         rows as u32,
         width as u32,
         CHUNK as u32,
-        of(dweight.is_some(), first),
-        of(dbias.is_some(), second)
+        of(grads.weight.is_some(), first),
+        of(grads.bias.is_some(), second)
     ];
     let grid = Grid::plane(width.div_ceil(128), chunks, 128);
     cuda.launch("norm", &kernel("norm_sums", &[dy, x]), grid, &args)?;
-    for (from, to) in [(first, dweight), (second, dbias)] {
+    for (from, to) in [(first, grads.weight), (second, grads.bias)] {
         if let Some(to) = to {
             assert_eq!(to.len(), width);
-            add_chunks(cuda, from, width, chunks, width, f32_ptr(to), true)?;
+            add_chunks(cuda, from, width, chunks, width, f32_ptr(to), grads.add)?;
         }
     }
     Ok(())
