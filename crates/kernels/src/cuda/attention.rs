@@ -13,7 +13,6 @@ pub use tables::Tables;
 use super::Cuda;
 use super::launch::{Arg, Grid, args};
 use super::memory::ptr;
-use super::vector::convert;
 use crate::backend::{Attention, Heads, PagedRows, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
@@ -276,12 +275,18 @@ pub fn cache_write(
     cuda.launch_flat("attention_cache", &format!("cache_write_{unit}"), threads, &arguments)
 }
 
-/// See [`crate::Backend::cache_copy`].
-pub fn cache_copy(cuda: &Cuda, heads: Heads, from: u32, to: u32, cache: &mut Buffer) -> Result<()> {
-    let len = block_len(heads);
-    assert!((from.max(to) as usize + 1) * len <= cache.len(), "no such cache block");
-    let at = |block: u32| (ptr(cache) + (block as usize * len * cache.dtype().size()) as u64, cache.dtype());
-    convert(cuda, at(from), at(to), len)
+/// See [`crate::Backend::cache_copies`].
+pub fn cache_copies(cuda: &Cuda, heads: Heads, pairs: &[(u32, u32)], layers: &mut [Buffer]) -> Result<()> {
+    let Some(first) = layers.first() else { return Ok(()) };
+    let bytes = block_len(heads) * first.dtype().size();
+    assert!(layers.iter().all(|l| l.len() == first.len() && l.dtype() == first.dtype()));
+    assert!(pairs.iter().all(|&(a, b)| cache_len(heads, a.max(b) as usize + 1) <= first.len()));
+    // Where layers are, then the pairs.
+    let words = layers.iter().map(ptr).chain(pairs.iter().map(|&(a, b)| u64::from(a) | u64::from(b) << 32));
+    let table = cuda.uploaded(&words.collect::<Vec<u64>>())?;
+    let at = table.ptr() + (layers.len() * 8) as u64;
+    let arguments = args![&table, at, (bytes / 16) as u32];
+    cuda.launch("attention_cache", "cache_copies", Grid::plane(pairs.len(), layers.len(), 256), &arguments)
 }
 
 /// See [`crate::Backend::attention_paged`].
