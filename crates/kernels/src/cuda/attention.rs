@@ -1,6 +1,7 @@
 //! Causal attention with grouped heads, from packed sequences or from cache blocks of 64 tokens.
 //!
 //! `attention.cu` serves bf16 and heads whose width is a multiple of 8, on tensor cores; `attention_simple.cu` the rest.
+//! Where few sequences are decoded, `attention_few.cu` does more of the work at a time.
 //! Hopper's larger products (`attention_wide.cu`) serve many rows of heads of 64 and 128, bit for bit the same.
 //! All meet keys in tiles of 64 from the start of a sequence, so training, prefill and decoding agree in every bit.
 
@@ -20,15 +21,15 @@ use tables::{FEW, TOKENS, Unit};
 
 /// One of each kind of kernel, for tests: a plain one, a cap and a window, odd groups, the widest head.
 pub const VARIANTS: &[&str] = &[
-    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=4 TALL=2 STAGES=2 DEEP_STAGES=5",
-    "HEAD_DIM=128 GROUP=2 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=4 TALL=1 STAGES=2 DEEP_STAGES=5",
-    "HEAD_DIM=24 GROUP=5 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=8 TALL=1 STAGES=2 DEEP_STAGES=5",
-    "HEAD_DIM=256 GROUP=1 SOFTCAP=1 WINDOW=1 PAGED=0 WARPS=4 TALL=1 STAGES=2 DEEP_STAGES=3",
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=4 TALL=2 STAGES=2",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=4 TALL=1 STAGES=2 TILES=4",
+    "HEAD_DIM=24 GROUP=5 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=8 TALL=1 STAGES=2 TILES=8",
+    "HEAD_DIM=256 GROUP=1 SOFTCAP=1 WINDOW=1 PAGED=0 WARPS=4 TALL=1 STAGES=2",
 ];
 /// The same for cards of compute capability 9.0.
 pub const WIDE_VARIANTS: &[&str] = &[
-    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=8 TALL=1 STAGES=2 DEEP_STAGES=3 WIDE_WARPS=8",
-    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=4 TALL=2 STAGES=2 DEEP_STAGES=3 WIDE_WARPS=8",
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=8 TALL=1 STAGES=2 TILES=8 WIDE_WARPS=8",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=4 TALL=2 STAGES=2 TILES=4 WIDE_WARPS=8",
 ];
 /// The same for the backward.
 pub const BACKWARD_VARIANTS: &[&str] = &[
@@ -47,6 +48,8 @@ pub const SIMPLE_VARIANTS: &[&str] =
 
 /// Warps of attention_rows_wide.
 const WIDE_WARPS: usize = 8;
+/// Bytes that a block of attention_few_beside declares itself for each of its tiles.
+const BESIDE_BYTES: usize = 3456;
 /// Threads of a block of attention_simple.cu, and its stacked rows or keys.
 const SIMPLE: (u32, usize) = (128, 16);
 
@@ -56,9 +59,10 @@ struct Shape {
     /// Warps of attention_rows, and how many times 16 rows each has.
     warps: usize,
     tall: usize,
-    /// Tiles of keys in shared memory at a time, there and in attention_few_deep.
+    /// Tiles of keys in shared memory at a time.
     stages: usize,
-    deep: usize,
+    /// The same of attention_few_beside, where there is room for it.
+    beside: Option<usize>,
     /// Warps of attention_rows_wide, with 16 rows each, where it takes the place of attention_rows.
     wide: Option<usize>,
 }
@@ -89,14 +93,16 @@ impl Shape {
         if !fits_tensor_cores(heads, dtype) {
             return None;
         }
-        let (room, tile) = (room(cuda) / pitch(heads), 2 * TOKENS);
+        let (all, tile) = (room(cuda), 2 * TOKENS);
+        let room = all / pitch(heads);
         // Measured on an H200: 32 rows to a warp pay for wide heads until registers run out.
         let (tall, most) = if heads.head_dim <= 64 || heads.head_dim > 128 { (1, 8) } else { (2, 4) };
         let warps =
             [8, 4, 2, 1].into_iter().filter(|w| *w <= most).find(|w| w * tall * 16 + 2 * tile <= room)?;
-        let deep = (2..=6).rev().find(|stages| FEW + stages * tile <= room).unwrap_or(2);
+        let fits = |tiles: &usize| (FEW + tiles * tile) * pitch(heads) + tiles * BESIDE_BYTES <= all;
+        let beside = [8, 6, 4, 2].into_iter().find(fits);
         let wide = is_wide(cuda, heads).then_some(WIDE_WARPS);
-        Some(Shape { warps, tall, stages: 2, deep, wide })
+        Some(Shape { warps, tall, stages: 2, beside, wide })
     }
     /// Stacked rows of a block of attention_rows.
     fn rows(self) -> usize {
@@ -200,10 +206,11 @@ pub fn attention(
 }
 
 fn defines(op: &Attention, shape: Shape, paged: bool) -> String {
-    let Shape { warps, tall, stages, deep, wide } = shape;
+    let Shape { warps, tall, stages, beside, wide } = shape;
+    let beside = beside.map_or(String::new(), |tiles| format!(" TILES={tiles}"));
     let wide = wide.map_or(String::new(), |w| format!(" WIDE_WARPS={w}"));
     format!(
-        "{} PAGED={} WARPS={warps} TALL={tall} STAGES={stages} DEEP_STAGES={deep}{wide}",
+        "{} PAGED={} WARPS={warps} TALL={tall} STAGES={stages}{beside}{wide}",
         tile_defines(op),
         u8::from(paged)
     )
@@ -323,10 +330,12 @@ pub fn attention_paged(
     arguments.extend(tile_scoring(&op));
     // Several blocks of attention_few shall fit into a processor at once; where there is not even one for each, the other.
     let blocks = lists.few.len * heads.kv_heads;
-    let (kernel, stages) = match blocks <= cuda.card.processors as usize {
-        true => ("attention_few_deep", shape.deep),
-        false => ("attention_few", 2),
+    let (kernel, threads, stages) = match shape.beside {
+        Some(tiles) if blocks <= cuda.card.processors as usize => {
+            ("attention_few_beside", 128 * tiles, tiles)
+        }
+        _ => ("attention_few", 128, 2),
     };
-    let grid = Grid::new(blocks, 128).with_shared(shape.few_shared(heads, stages)).early();
+    let grid = Grid::new(blocks, threads as u32).with_shared(shape.few_shared(heads, stages)).early();
     cuda.launch_variant(source, &defines, kernel, grid, &arguments)
 }

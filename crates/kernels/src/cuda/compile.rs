@@ -33,7 +33,11 @@ pub const SOURCES: &[Source] = &[
     plain("activation", include_str!("activation.cu")),
     Source {
         name: "attention",
-        text: concat!(include_str!("attention_tile.cu"), include_str!("attention.cu")),
+        text: concat!(
+            include_str!("attention_tile.cu"),
+            include_str!("attention.cu"),
+            include_str!("attention_few.cu")
+        ),
         variants: attention::VARIANTS,
     },
     Source {
@@ -41,6 +45,7 @@ pub const SOURCES: &[Source] = &[
         text: concat!(
             include_str!("attention_tile.cu"),
             include_str!("attention.cu"),
+            include_str!("attention_few.cu"),
             include_str!("attention_wide.cu"),
             include_str!("attention_rows_wide.cu")
         ),
