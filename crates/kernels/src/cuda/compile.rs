@@ -74,7 +74,11 @@ pub const SOURCES: &[Source] = &[
         variants: attention::SIMPLE_VARIANTS,
     },
     plain("embed", include_str!("embed.cu")),
-    plain("few", include_str!("few.cu")),
+    Source {
+        name: "few",
+        text: concat!(include_str!("few_products.cu"), include_str!("few.cu")),
+        variants: &["FOURS=1", "FOURS=8"],
+    },
     Source {
         name: "head_norm",
         text: include_str!("head_norm.cu"),
