@@ -137,17 +137,15 @@ __device__ void few(const bf16* w, const float* bias, void* out, const Before& b
 #pragma unroll 1
     for (u32 g = 0; g < PIECES; g++) {
         const u32 from = g * piece, units = from < k ? min(piece, k - from) / 8 : 0;
-        if (units) {
-            const u32 row_step = THREADS / units, unit_step = THREADS % units;
-            u32 i = threadIdx.x / units, unit = threadIdx.x % units;
-            while (i < mine) {
-                const u32 of = blockIdx.x * warps + i / (CHAINS * 8);
-                if (of < tiles) {
-                    const u32 f = feature<AFTER>(of, i % (CHAINS * 8), n, dim);
-                    copy16(weights + weight_place(i, from + unit * 8, mine, k), w + (u64)f * k + from + unit * 8);
-                }
-                i += row_step, unit += unit_step;
-                if (unit >= units) unit -= units, i++;
+        // A multiplication in the place of a division: exact for numbers this small.
+        const u32 inverse = units ? ~0u / units + 1 : 0;
+#pragma unroll 4
+        for (u32 j = threadIdx.x; j < mine * units; j += THREADS) {
+            const u32 i = __umulhi(j, inverse), column = from + (j - i * units) * 8;
+            const u32 of = blockIdx.x * warps + i / (CHAINS * 8);
+            if (of < tiles) {
+                const u32 f = feature<AFTER>(of, i % (CHAINS * 8), n, dim);
+                copy16(weights + weight_place(i, column, mine, k), w + (u64)f * k + column);
             }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
