@@ -572,8 +572,9 @@ pub trait Backend: Send + Sync {
     fn cache_len(&self, heads: Heads, blocks: usize) -> usize;
     /// Stores the keys and values of the rows.
     fn cache_write(&self, heads: Heads, qkv: &Buffer, rows: &PagedRows, cache: &mut Buffer) -> Result<()>;
-    /// Block `to` becomes a copy of block `from`.
-    fn cache_copy(&self, heads: Heads, from: u32, to: u32, cache: &mut Buffer) -> Result<()>;
+    /// In every layer's cache, the second block of each pair becomes a copy of the first. No block that is written is in
+    /// another pair.
+    fn cache_copies(&self, heads: Heads, pairs: &[(u32, u32)], layers: &mut [Buffer]) -> Result<()>;
     /// The same bits as `attention` gives for these rows; their own keys are in the cache already.
     fn attention_paged(
         &self,

@@ -83,6 +83,8 @@ pub(super) struct Cache {
     /// Blocks copied because a shared one was written.
     pub copies: u64,
     heads: Heads,
+    /// Copies that have to be made before anything is computed.
+    pending: Vec<(u32, u32)>,
     blocks: Vec<Block>,
     free: Vec<u32>,
     idle: BTreeMap<u64, u32>,
@@ -108,6 +110,7 @@ impl Cache {
             layers: layers.collect::<Result<_>>()?,
             copies: 0,
             heads,
+            pending: Vec::new(),
             blocks: (0..count).map(|_| Block::default()).collect(),
             free: (0..count as u32).rev().collect(),
             idle: BTreeMap::new(),
@@ -162,7 +165,16 @@ impl Cache {
         self.blocks_for(to).saturating_sub(table.blocks.len()) + usize::from(copied)
     }
 
-    /// Makes places `from..to` of a sequence writable; `false` where blocks are short, and may be called again.
+    /// Makes the copies that [`Cache::reserve`] has asked for, of all sequences and layers at once.
+    pub fn copy(&mut self, backend: &dyn Backend) -> Result<()> {
+        match std::mem::take(&mut self.pending) {
+            pairs if pairs.is_empty() => Ok(()),
+            pairs => backend.cache_copies(self.heads, &pairs, &mut self.layers),
+        }
+    }
+
+    /// Makes places `from..to` of a sequence writable, after the next [`Cache::copy`]; `false` where blocks are short, and
+    /// may be called again.
     pub fn reserve(
         &mut self,
         backend: &dyn Backend,
@@ -173,9 +185,11 @@ impl Cache {
         if let Some(&block) = table.blocks.get(from / self.size) {
             if self.blocks[block as usize].refs > 1 {
                 let Some(own) = self.allocate() else { return Ok(false) };
-                for layer in &mut self.layers {
-                    backend.cache_copy(self.heads, block, own, layer)?;
+                // A block that was given back meanwhile may be in a copy that is still to be made.
+                if self.pending.iter().any(|&(from, to)| to == block || to == own || from == own) {
+                    self.copy(backend)?;
                 }
+                self.pending.push((block, own));
                 self.copies += 1;
                 table.blocks[from / self.size] = own;
                 self.drop_ref(block);

@@ -285,6 +285,7 @@ impl Sampler {
         }
         let (ids, positions, last) = self.lay_out();
         assert!(!ids.is_empty(), "a sequence that fits the cache alone always runs");
+        self.cache.copy(backend)?;
         // One new token for each sequence, and all of them wanted: a step like many others.
         let mut once = None;
         if backend.records() && last.len() == ids.len() {
@@ -339,6 +340,7 @@ impl Sampler {
         let ids: Vec<Id> = wanted.iter().map(|s| s.id).collect();
         let places: Option<Vec<usize>> = ids.iter().map(|id| flight.ids.binary_search(id).ok()).collect();
         let Some(places) = places else { return Ok(None) };
+        self.cache.copy(backend)?;
         let fill = &mut |to: &mut Buffer| flight.choosing.feed(model, &places, to);
         let mut once = None;
         if backend.records() {

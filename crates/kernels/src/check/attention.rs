@@ -174,7 +174,7 @@ fn paged(
             if done[s] > 0 && below(3) == 0 {
                 let newest = &mut blocks[s][(done[s] - 1) / size];
                 let to = free.remove(below(free.len()));
-                b.cache_copy(op.heads, *newest, to, &mut cache)?;
+                b.cache_copies(op.heads, &[(*newest, to)], std::slice::from_mut(&mut cache))?;
                 free.push(std::mem::replace(newest, to));
             }
             let count = 1 + below(left.min(most));

@@ -211,8 +211,11 @@ impl Backend for Cpu {
     fn cache_write(&self, heads: Heads, qkv: &Buffer, rows: &PagedRows, cache: &mut Buffer) -> Result<()> {
         attention::cache_write(self, heads, qkv, rows, cache)
     }
-    fn cache_copy(&self, heads: Heads, from: u32, to: u32, cache: &mut Buffer) -> Result<()> {
-        attention::cache_copy(self, heads, from, to, cache)
+    fn cache_copies(&self, heads: Heads, pairs: &[(u32, u32)], layers: &mut [Buffer]) -> Result<()> {
+        for layer in layers {
+            pairs.iter().try_for_each(|&(from, to)| attention::cache_copy(self, heads, from, to, layer))?;
+        }
+        Ok(())
     }
     fn attention_paged(
         &self,

@@ -17,7 +17,7 @@
 // the block sees are never read (zeros take their place), so memory nobody wrote cannot reach a result.
 //
 // Also set by the launcher: PAGED (keys and values in cache blocks of KEYS tokens, [key head][keys, values][token]),
-// WARPS, TALL and STAGES (tiles in shared memory at a time) of attention_rows, DEEP_STAGES of attention_few_deep.
+// WARPS, TALL and STAGES (tiles in shared memory at a time) of attention_rows.
 
 #define ROWS (16 * TALL * WARPS)
 
@@ -282,10 +282,12 @@ attention_rows(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work
 // Pairs of 8-column products of the output that a warp of attention_few has.
 #define PAIRS ((WIDE / 16 + 3) / 4)
 
-// DEEP tiles are in shared memory at a time.
-template <int DEEP>
-__device__ __forceinline__ void few_rows(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work *work,
-                                         bf16 *out, int heads, int kv_heads, float scale, float cap, int window) {
+// Tiles of attention_few in shared memory at a time.
+#define FEW_STAGES 2
+
+extern "C" __global__ void __launch_bounds__(128)
+attention_few(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work *work, bf16 *out, int heads,
+              int kv_heads, float scale, float cap, int window) {
     extern __shared__ __align__(16) unsigned char few_shared[];
     bf16 *q = (bf16 *)few_shared;
     bf16 *ring = q + 16 * PITCH;
@@ -296,16 +298,6 @@ __device__ __forceinline__ void few_rows(const bf16 *qkv, const bf16 *cache, con
     const Work w = work[blockIdx.x / kv_heads];
     const Scoring op = {scale, cap, window};
     const int kv = blockIdx.x % kv_heads, warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-#if PAGED
-    // The lists were there before the step began; what they name may still be written and is only brought nearer.
-    if (DEEP > 2) {
-        for (int tile = first_seen(op, w.position) / KEYS; tile < w.position / KEYS; ++tile) {
-            const bf16 *at = cache + ((long long)blocks[w.blocks + tile] * kv_heads + kv) * (2 * KEYS * HEAD_DIM);
-            for (int line = threadIdx.x; line < 2 * KEYS * HEAD_DIM / 64; line += 128)
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(at + line * 64));
-        }
-    }
-#endif
     wait_for_earlier();
     if (w.count == 0)
         return;
@@ -320,7 +312,7 @@ __device__ __forceinline__ void few_rows(const bf16 *qkv, const bf16 *cache, con
     auto fetch = [&](int tile) {
         if (tile < last_tile) {
             const bf16 *from = tiles.take(tile);
-            bf16 *to = ring + (tile - first_tile) % DEEP * (2 * KEYS * PITCH);
+            bf16 *to = ring + (tile - first_tile) % FEW_STAGES * (2 * KEYS * PITCH);
             load_tile<KEYS, 128>(to, from, tiles.stride, seen - tile * KEYS);
             load_tile<KEYS, 128>(to + KEYS * PITCH, from + tiles.values, tiles.stride, seen - tile * KEYS);
         }
@@ -328,7 +320,7 @@ __device__ __forceinline__ void few_rows(const bf16 *qkv, const bf16 *cache, con
     };
     load_rows<16, 128>(q, qkv + (long long)w.row * width + kv * GROUP * HEAD_DIM, width, w.first, end);
 #pragma unroll
-    for (int s = 0; s < DEEP - 1; ++s)
+    for (int s = 0; s < FEW_STAGES - 1; ++s)
         fetch(first_tile + s);
 
     const int row[2] = {w.first + lane / 4, w.first + lane / 4 + 8};
@@ -342,10 +334,10 @@ __device__ __forceinline__ void few_rows(const bf16 *qkv, const bf16 *cache, con
         o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
 
     for (int tile = first_tile; tile < last_tile; ++tile) {
-        copy_wait<DEEP - 2>();
+        copy_wait<FEW_STAGES - 2>();
         __syncthreads();
-        fetch(tile + DEEP - 1);
-        const bf16 *k = ring + (tile - first_tile) % DEEP * (2 * KEYS * PITCH), *v = k + KEYS * PITCH;
+        fetch(tile + FEW_STAGES - 1);
+        const bf16 *k = ring + (tile - first_tile) % FEW_STAGES * (2 * KEYS * PITCH), *v = k + KEYS * PITCH;
         float s[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll
         for (int d = 0; d < WIDE; d += 16) {
@@ -434,13 +426,3 @@ __device__ __forceinline__ void few_rows(const bf16 *qkv, const bf16 *cache, con
         }
     }
 }
-
-// Where a card has little to do, what a tile takes to arrive is not hidden by other blocks: more tiles are on their way.
-#define FEW(name, DEEP)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(128)                                                                  \
-    name(const bf16 *qkv, const bf16 *cache, const int *blocks, const Work *work, bf16 *out, int heads, int kv_heads,  \
-         float scale, float cap, int window) {                                                                         \
-        few_rows<DEEP>(qkv, cache, blocks, work, out, heads, kv_heads, scale, cap, window);                            \
-    }
-FEW(attention_few, 2)
-FEW(attention_few_deep, DEEP_STAGES)

@@ -1,6 +1,7 @@
 //! Causal attention with grouped heads, from packed sequences or from cache blocks of 64 tokens.
 //!
 //! `attention.cu` serves bf16 and heads whose width is a multiple of 8, on tensor cores; `attention_simple.cu` the rest.
+//! Where few sequences are decoded, `attention_few.cu` does more of the work at a time.
 //! Hopper's larger products (`attention_wide.cu`) serve many rows of heads of 64 and 128; the forward's bits are the same.
 //! All meet keys in tiles of 64 from the start of a sequence, so training, prefill and decoding agree in every bit.
 
@@ -13,7 +14,6 @@ pub use tables::Tables;
 use super::Cuda;
 use super::launch::{Arg, Grid, args};
 use super::memory::ptr;
-use super::vector::convert;
 use crate::backend::{Attention, Heads, PagedRows, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
@@ -21,15 +21,15 @@ use tables::{FEW, TOKENS, Unit};
 
 /// One of each kind of kernel, for tests: a plain one, a cap and a window, odd groups, the widest head.
 pub const VARIANTS: &[&str] = &[
-    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=4 TALL=2 STAGES=2 DEEP_STAGES=5",
-    "HEAD_DIM=128 GROUP=2 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=4 TALL=1 STAGES=2 DEEP_STAGES=5",
-    "HEAD_DIM=24 GROUP=5 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=8 TALL=1 STAGES=2 DEEP_STAGES=5",
-    "HEAD_DIM=256 GROUP=1 SOFTCAP=1 WINDOW=1 PAGED=0 WARPS=4 TALL=1 STAGES=2 DEEP_STAGES=3",
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=4 TALL=2 STAGES=2",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=4 TALL=1 STAGES=2 TILES=4",
+    "HEAD_DIM=24 GROUP=5 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=8 TALL=1 STAGES=2 TILES=8",
+    "HEAD_DIM=256 GROUP=1 SOFTCAP=1 WINDOW=1 PAGED=0 WARPS=4 TALL=1 STAGES=2",
 ];
 /// The same for cards of compute capability 9.0.
 pub const WIDE_VARIANTS: &[&str] = &[
-    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=8 TALL=1 STAGES=3 DEEP_STAGES=3 WIDE_WARPS=8",
-    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=4 TALL=2 STAGES=3 DEEP_STAGES=3 WIDE_WARPS=12",
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=8 TALL=1 STAGES=3 TILES=8 WIDE_WARPS=8",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=4 TALL=2 STAGES=3 TILES=4 WIDE_WARPS=12",
 ];
 /// The same for the backward.
 pub const BACKWARD_VARIANTS: &[&str] = &[
@@ -48,6 +48,8 @@ pub const SIMPLE_VARIANTS: &[&str] =
 
 /// Warps of attention_rows_wide for heads of 64 and of 128: two such blocks fit into a processor, or one.
 const WIDE_WARPS: [usize; 2] = [8, 12];
+/// Bytes that a block of attention_few_beside declares itself for each of its tiles.
+const BESIDE_BYTES: usize = 3456;
 /// Threads of a block of attention_simple.cu, and its stacked rows or keys.
 const SIMPLE: (u32, usize) = (128, 16);
 
@@ -57,9 +59,10 @@ struct Shape {
     /// Warps of attention_rows, and how many times 16 rows each has.
     warps: usize,
     tall: usize,
-    /// Tiles of keys in shared memory at a time, there and in attention_few_deep.
+    /// Tiles of keys in shared memory at a time.
     stages: usize,
-    deep: usize,
+    /// The same of attention_few_beside, where there is room for it.
+    beside: Option<usize>,
     /// Warps of attention_rows_wide, with 16 rows each, where it takes the place of attention_rows.
     wide: Option<usize>,
 }
@@ -90,15 +93,17 @@ impl Shape {
         if !fits_tensor_cores(heads, dtype) {
             return None;
         }
-        let (room, tile) = (room(cuda) / pitch(heads), 2 * TOKENS);
+        let (all, tile) = (room(cuda), 2 * TOKENS);
+        let room = all / pitch(heads);
         // Measured on an H200: 32 rows to a warp pay for wide heads until registers run out.
         let (tall, most) = if heads.head_dim <= 64 || heads.head_dim > 128 { (1, 8) } else { (2, 4) };
         let warps =
             [8, 4, 2, 1].into_iter().filter(|w| *w <= most).find(|w| w * tall * 16 + 2 * tile <= room)?;
-        let deep = (2..=6).rev().find(|stages| FEW + stages * tile <= room).unwrap_or(2);
+        let fits = |tiles: &usize| (FEW + tiles * tile) * pitch(heads) + tiles * BESIDE_BYTES <= all;
+        let beside = [8, 6, 4, 2].into_iter().find(fits);
         let wide = is_wide(cuda, heads).then_some(WIDE_WARPS[usize::from(heads.head_dim > 64)]);
         let stages = if wide.is_some() { 3 } else { 2 };
-        Some(Shape { warps, tall, stages, deep, wide })
+        Some(Shape { warps, tall, stages, beside, wide })
     }
     /// Stacked rows of a block of attention_rows.
     fn rows(self) -> usize {
@@ -202,10 +207,11 @@ pub fn attention(
 }
 
 fn defines(op: &Attention, shape: Shape, paged: bool) -> String {
-    let Shape { warps, tall, stages, deep, wide } = shape;
+    let Shape { warps, tall, stages, beside, wide } = shape;
+    let beside = beside.map_or(String::new(), |tiles| format!(" TILES={tiles}"));
     let wide = wide.map_or(String::new(), |w| format!(" WIDE_WARPS={w}"));
     format!(
-        "{} PAGED={} WARPS={warps} TALL={tall} STAGES={stages} DEEP_STAGES={deep}{wide}",
+        "{} PAGED={} WARPS={warps} TALL={tall} STAGES={stages}{beside}{wide}",
         tile_defines(op),
         u8::from(paged)
     )
@@ -277,12 +283,18 @@ pub fn cache_write(
     cuda.launch_flat("attention_cache", &format!("cache_write_{unit}"), threads, &arguments)
 }
 
-/// See [`crate::Backend::cache_copy`].
-pub fn cache_copy(cuda: &Cuda, heads: Heads, from: u32, to: u32, cache: &mut Buffer) -> Result<()> {
-    let len = block_len(heads);
-    assert!((from.max(to) as usize + 1) * len <= cache.len(), "no such cache block");
-    let at = |block: u32| (ptr(cache) + (block as usize * len * cache.dtype().size()) as u64, cache.dtype());
-    convert(cuda, at(from), at(to), len)
+/// See [`crate::Backend::cache_copies`].
+pub fn cache_copies(cuda: &Cuda, heads: Heads, pairs: &[(u32, u32)], layers: &mut [Buffer]) -> Result<()> {
+    let Some(first) = layers.first() else { return Ok(()) };
+    let bytes = block_len(heads) * first.dtype().size();
+    assert!(layers.iter().all(|l| l.len() == first.len() && l.dtype() == first.dtype()));
+    assert!(pairs.iter().all(|&(a, b)| cache_len(heads, a.max(b) as usize + 1) <= first.len()));
+    // Where layers are, then the pairs.
+    let words = layers.iter().map(ptr).chain(pairs.iter().map(|&(a, b)| u64::from(a) | u64::from(b) << 32));
+    let table = cuda.uploaded(&words.collect::<Vec<u64>>())?;
+    let at = table.ptr() + (layers.len() * 8) as u64;
+    let arguments = args![&table, at, (bytes / 16) as u32];
+    cuda.launch("attention_cache", "cache_copies", Grid::plane(pairs.len(), layers.len(), 256), &arguments)
 }
 
 /// See [`crate::Backend::attention_paged`].
@@ -319,10 +331,12 @@ pub fn attention_paged(
     arguments.extend(tile_scoring(&op));
     // Several blocks of attention_few shall fit into a processor at once; where there is not even one for each, the other.
     let blocks = lists.few.len * heads.kv_heads;
-    let (kernel, stages) = match blocks <= cuda.card.processors as usize {
-        true => ("attention_few_deep", shape.deep),
-        false => ("attention_few", 2),
+    let (kernel, threads, stages) = match shape.beside {
+        Some(tiles) if blocks <= cuda.card.processors as usize => {
+            ("attention_few_beside", 128 * tiles, tiles)
+        }
+        _ => ("attention_few", 128, 2),
     };
-    let grid = Grid::new(blocks, 128).with_shared(shape.few_shared(heads, stages)).early();
+    let grid = Grid::new(blocks, threads as u32).with_shared(shape.few_shared(heads, stages)).early();
     cuda.launch_variant(source, &defines, kernel, grid, &arguments)
 }

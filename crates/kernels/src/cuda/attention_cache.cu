@@ -29,3 +29,15 @@ __device__ __forceinline__ void write(const Unit *qkv, const u32 *slots, Unit *c
 WRITE(cache_write_16, uint4)
 WRITE(cache_write_4, u32)
 WRITE(cache_write_2, unsigned short)
+
+// In each layer's cache (blockIdx.y), block `to` of each pair (blockIdx.x) becomes a copy of block `from`: `units` of 16
+// bytes, which a block always has whole.
+struct Pair {
+    u32 from, to;
+};
+extern "C" __global__ void cache_copies(uint4 *const *layers, const Pair *pairs, u32 units) {
+    const Pair pair = pairs[blockIdx.x];
+    uint4 *cache = layers[blockIdx.y];
+    for (u32 i = threadIdx.x; i < units; i += blockDim.x)
+        cache[(u64)pair.to * units + i] = cache[(u64)pair.from * units + i];
+}

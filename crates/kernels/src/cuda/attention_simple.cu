@@ -14,7 +14,7 @@
 #define ROWS 16
 
 struct Work {
-    int row, count, position, blocks, first;
+    int row, count, position, blocks, first, settled;
 };
 
 // What happens to a dot product before the softmax.

@@ -20,9 +20,9 @@
 
 // Some rows of one sequence: of its `count` new tokens, which start at `row` of the batch and at `position` of the
 // sequence, the stacked rows (or, in the backward over keys, the tokens) from `first` on. `blocks` is where the
-// list of its cache blocks begins.
+// list of its cache blocks begins; no row of the batch writes the first `settled` tiles of keys.
 struct Work {
-    int row, count, position, blocks, first;
+    int row, count, position, blocks, first, settled;
 };
 
 // What happens to a dot product before the softmax, in units of log 2: x * scale, or out * tanh(x * scale) with a

@@ -239,8 +239,8 @@ impl Backend for Cuda {
     fn cache_write(&self, heads: Heads, qkv: &Buffer, rows: &PagedRows, cache: &mut Buffer) -> Result<()> {
         attention::cache_write(self, heads, qkv, rows, cache)
     }
-    fn cache_copy(&self, heads: Heads, from: u32, to: u32, cache: &mut Buffer) -> Result<()> {
-        attention::cache_copy(self, heads, from, to, cache)
+    fn cache_copies(&self, heads: Heads, pairs: &[(u32, u32)], layers: &mut [Buffer]) -> Result<()> {
+        attention::cache_copies(self, heads, pairs, layers)
     }
     fn attention_paged(
         &self,

@@ -34,7 +34,11 @@ pub const SOURCES: &[Source] = &[
     plain("activation", include_str!("activation.cu")),
     Source {
         name: "attention",
-        text: concat!(include_str!("attention_tile.cu"), include_str!("attention.cu")),
+        text: concat!(
+            include_str!("attention_tile.cu"),
+            include_str!("attention.cu"),
+            include_str!("attention_few.cu")
+        ),
         variants: attention::VARIANTS,
     },
     Source {
@@ -42,6 +46,7 @@ pub const SOURCES: &[Source] = &[
         text: concat!(
             include_str!("attention_tile.cu"),
             include_str!("attention.cu"),
+            include_str!("attention_few.cu"),
             include_str!("attention_wide.cu"),
             include_str!("attention_rows_wide.cu")
         ),
@@ -70,7 +75,11 @@ pub const SOURCES: &[Source] = &[
         variants: attention::SIMPLE_VARIANTS,
     },
     plain("embed", concat!(include_str!("halves.cuh"), include_str!("embed.cu"))),
-    plain("few", include_str!("few.cu")),
+    Source {
+        name: "few",
+        text: concat!(include_str!("few_products.cu"), include_str!("few.cu")),
+        variants: &["FOURS=1", "FOURS=8"],
+    },
     plain("halves", concat!(include_str!("halves.cuh"), include_str!("halves.cu"))),
     Source {
         name: "head_norm",

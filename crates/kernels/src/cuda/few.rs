@@ -1,7 +1,7 @@
 //! Linear layers of a few rows, with what comes before and after them: decoding one or a few sequences.
 //!
-//! A product is served where its sums are, bit for bit, those of the library for many rows; that is tried once for each
-//! shape. Elsewhere the operations are done one by one (`composed`).
+//! In exact mode a product is served where its sums are, bit for bit, those of the library for many rows; that is tried
+//! once for each shape. Elsewhere the operations are done one by one (`composed`).
 
 use super::context::Cuda;
 use super::launch::{Arg, Grid, args};
@@ -14,12 +14,15 @@ use crate::error::Result;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// Rows at most: half of the operand of a tensor core.
+/// Rows at most, and features of a tile at least: half of an operand of a tensor core.
 const ROWS: usize = 8;
+const TILE: usize = 8;
 /// Rows up to which one kernel is faster than several with the library's products: measured on an H200.
 pub const WORTH: usize = 4;
 /// Threads of a block of few.cu.
 const THREADS: u32 = 128;
+/// Shared memory of a block besides what it asks for.
+const RESERVED: usize = 2048;
 /// The widest row that is normed on the way.
 const WIDEST: usize = 4096;
 
@@ -30,29 +33,41 @@ pub type Known = Mutex<HashMap<(usize, usize), bool>>;
 struct Few<'a> {
     layer: Affine<'a>,
     rows: usize,
-    /// Features that a warp computes.
+    /// Features of a tile: those that a warp has at the end.
     features: usize,
     /// Vectors of a norm: its weight, and its bias.
     norm: usize,
 }
 
 impl Few<'_> {
-    /// Warps of a block that multiply: one if that keeps all processors busy, else two.
-    fn warps(&self, cuda: &Cuda) -> usize {
-        let tiles = self.layer.weight.n / self.features;
-        if tiles <= 2 * cuda.card.processors as usize { 1 } else { 2 }
+    /// Tiles of features that a block has: one if that keeps all processors busy, else three if all blocks are in the
+    /// processors at once then, else two.
+    fn tiles(&self, cuda: &Cuda) -> usize {
+        let (all, processors) = (self.layer.weight.n / self.features, cuda.card.processors as usize);
+        if all <= 2 * processors || self.features == TILE {
+            return 1;
+        }
+        let at_once = cuda.card.shared / (self.shared_of(3) + RESERVED) * processors;
+        if all.div_ceil(3) <= at_once { 3 } else { 2 }
     }
 
-    /// Bytes of shared memory: the block's weights and the rows, and room for the parameters of a norm.
+    /// Bytes of shared memory of a block with that many tiles: its weights, the rows and the parameters of a norm. Hopper's
+    /// products read the weights of 64 features, and eight rows, whatever is there.
+    fn shared_of(&self, tiles: usize) -> usize {
+        let (k, features) = (self.layer.weight.k, tiles * self.features);
+        let beside = (ROWS * 16) + self.rows * (k + 8) * 2 + self.norm * 4 * k;
+        let read = if features > TILE { (64 - features) * 128 } else { 0 };
+        features * (k + 8) * 2 + beside.max(read)
+    }
+
     fn shared(&self, cuda: &Cuda) -> usize {
-        let k = self.layer.weight.k;
-        (self.warps(cuda) * self.features + self.rows) * (k + 8) * 2 + self.norm * 4 * k
+        self.shared_of(self.tiles(cuda))
     }
 
     fn fits(&self, cuda: &Cuda) -> bool {
         let w = self.layer.weight;
         let whole = w.n.is_multiple_of(self.features) && w.k.is_multiple_of(128) && w.dtype == DType::Bf16;
-        whole && (1..=ROWS).contains(&self.rows) && self.shared(cuda) + 2048 <= cuda.card.shared
+        whole && (1..=ROWS).contains(&self.rows) && self.shared(cuda) + RESERVED <= cuda.card.shared
     }
 
     fn launch(
@@ -60,30 +75,32 @@ impl Few<'_> {
         cuda: &Cuda,
         kernel: &str,
         out: u64,
-        before: [Arg; 7],
+        before: [Arg; 6],
         turns: [Arg; 8],
         gelu: bool,
     ) -> Result<()> {
-        let (w, warps) = (self.layer.weight, self.warps(cuda));
+        let (w, tiles) = (self.layer.weight, self.tiles(cuda));
         let mut all = args![form(w), self.layer.bias, out].to_vec();
         all.extend(before);
         all.extend(turns);
-        all.extend(args![gelu, self.rows as u32, w.n as u32, w.k as u32, warps as u32]);
-        let blocks = (w.n / self.features).div_ceil(warps);
+        all.extend(args![gelu, self.rows as u32, w.n as u32, w.k as u32, tiles as u32]);
+        let blocks = (w.n / self.features).div_ceil(tiles);
         let grid = Grid::new(blocks, THREADS).with_shared(self.shared(cuda)).early();
-        cuda.launch("few", kernel, grid, &all)
+        // Fours of a normed row that a thread has.
+        let fours = if self.norm > 0 { w.k.div_ceil(4 * THREADS as usize) } else { 1 };
+        cuda.launch_variant("few", &format!("FOURS={fours}"), kernel, grid, &all)
     }
 }
 
 /// Rows of `x` as they are.
-fn as_it_is(x: u64) -> [Arg; 7] {
-    args![x, 0u64, 0u64, 0f32, 0f32, 0u32, 0u32]
+fn as_it_is(x: u64) -> [Arg; 6] {
+    args![x, 0u64, 0u64, 0f32, 0f32, 0u32]
 }
 
 /// Rows of the residual stream, normed.
-fn normed(norm: Normed<'_>, x: &Buffer) -> [Arg; 7] {
+fn normed(norm: Normed<'_>, x: &Buffer) -> [Arg; 6] {
     let Normed { op, weight, bias } = norm;
-    args![f32_ptr(x), f32_ptr(weight), bias, offset(op), op.eps, 1u32, u32::from(op.centred)]
+    args![f32_ptr(x), f32_ptr(weight), bias, offset(op), op.eps, u32::from(op.centred)]
 }
 
 /// Nothing is turned.
@@ -97,6 +114,10 @@ fn serves(cuda: &Cuda, few: &Few<'_>) -> Result<bool> {
     if !few.fits(cuda) {
         return Ok(false);
     }
+    // Where no bits are promised these are as good as any, and sooner there.
+    if !cuda.exact() {
+        return Ok(true);
+    }
     let known = |c: &Cuda| c.few.lock().unwrap_or_else(|e| e.into_inner()).get(&(n, k)).copied();
     if let Some(answer) = known(cuda) {
         return Ok(answer);
@@ -109,7 +130,7 @@ fn serves(cuda: &Cuda, few: &Few<'_>) -> Result<bool> {
     forward(cuda, [ROWS, n, k], x.ptr(), form(w), w.dtype, None, (want.ptr(), DType::F32))?;
     // With the layer's own weights: a row alone, some, and all.
     for rows in [1, ROWS / 2, ROWS] {
-        let trial = Few { layer: Affine { weight: w, bias: None }, rows, features: 8, norm: 0 };
+        let trial = Few { layer: Affine { weight: w, bias: None }, rows, features: TILE, norm: 0 };
         if trial.fits(cuda) {
             trial.launch(cuda, "few_sums", got.ptr(), as_it_is(x.ptr()), still(), false)?;
             let words = rows * n;
@@ -147,7 +168,7 @@ pub fn normed_qkv(
     cache: &mut Buffer,
     qkv: &mut Buffer,
 ) -> Result<bool> {
-    let few = Few { layer, rows: x.len() / norm.op.width, features: 16, norm: vectors(norm) };
+    let few = Few { layer, rows: x.len() / norm.op.width, features: 2 * TILE, norm: vectors(norm) };
     let Some(turns) = turns.filter(|t| t.dim == heads.head_dim && t.dim.is_multiple_of(16)) else {
         return Ok(false);
     };
@@ -178,7 +199,7 @@ pub fn normed_qkv(
 
 /// See [`crate::Backend::linear_add`]; `false` where it has to be done one by one.
 pub fn linear_add(cuda: &Cuda, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<bool> {
-    let few = Few { layer, rows: x.len() / layer.weight.k, features: 8, norm: 0 };
+    let few = Few { layer, rows: x.len() / layer.weight.k, features: TILE, norm: 0 };
     if x.dtype() != DType::Bf16 || !serves(cuda, &few)? {
         return Ok(false);
     }
@@ -196,7 +217,7 @@ pub fn normed_activation(
     op: Activation,
     y: &mut Buffer,
 ) -> Result<bool> {
-    let few = Few { layer, rows: x.len() / norm.op.width, features: 16, norm: vectors(norm) };
+    let few = Few { layer, rows: x.len() / norm.op.width, features: 2 * TILE, norm: vectors(norm) };
     let served = op != Activation::Gelu && y.dtype() == DType::Bf16 && norms(norm, x);
     if !served || !serves(cuda, &few)? {
         return Ok(false);

@@ -14,6 +14,8 @@ __device__ __forceinline__ void warp_largest(float& top, u32& place) {
 // A warp has one tile of one row.
 extern "C" __global__ void __launch_bounds__(256)
     tiles(const float* logits, const float* lse, const Ask* asks, u32 rows, u32 vocab, u32 count, Tile* out) {
+    let_next_start();
+    wait_for_earlier();
     const u64 id = (u64)blockIdx.x * 8 + threadIdx.x / WARP;
     const u32 row = id / count, lane = threadIdx.x % WARP, from = id % count * TILE;
     if (row >= rows) return;
@@ -52,6 +54,7 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(WARP)
     pick(const float* logits, const float* lse, const Ask* asks, u32 vocab, u32 count, const Tile* tiles,
          Choice* chosen) {
+    wait_for_earlier();
     const u32 lane = threadIdx.x;
     const Ask ask = asks[blockIdx.x];
     const float* row = logits + (u64)blockIdx.x * vocab;

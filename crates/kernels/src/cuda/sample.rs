@@ -117,9 +117,9 @@ fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[Asked]) -> 
     let (logits, lse) = (f32_ptr(logits), lse.map_or(0, f32_ptr));
     let (n_rows, n_vocab, n_count) = (rows as u32, vocab as u32, count as u32);
     let all = args![logits, lse, &asked, n_rows, n_vocab, n_count, &tiles];
-    cuda.launch("sample", "tiles", Grid::new((rows * count).div_ceil(8), 256), &all)?;
+    cuda.launch("sample", "tiles", Grid::new((rows * count).div_ceil(8), 256).early(), &all)?;
     let all = args![logits, lse, &asked, n_vocab, n_count, &tiles, &chosen];
-    cuda.launch("sample", "pick", Grid::new(rows, 32), &all)?;
+    cuda.launch("sample", "pick", Grid::new(rows, 32).early(), &all)?;
     let truncates = |a: &Asked| a.draw >= 0.0 && (a.top_k > 0 || a.top_p < 1.0 || a.min_p > 0.0);
     if asks.iter().any(truncates) {
         let grid = Grid::new(rows, THREADS).with_shared(ROOM + count * 8);

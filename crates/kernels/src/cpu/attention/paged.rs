@@ -99,7 +99,7 @@ fn write<T: Storage + Default>(cpu: &Cpu, heads: Heads, qkv: &[T], rows: &PagedR
     if new * width <= SMALL { (0..pieces.len()).for_each(task) } else { cpu.pool.run(pieces.len(), task) }
 }
 
-/// See [`Backend::cache_copy`](crate::Backend::cache_copy).
+/// Block `to` becomes a copy of block `from`; see [`Backend::cache_copies`](crate::Backend::cache_copies).
 pub fn cache_copy(_: &Cpu, heads: Heads, from: u32, to: u32, cache: &mut Buffer) -> Result<()> {
     let len = block_len(heads);
     let (from, to) = (from as usize * len, to as usize * len);

@@ -17,7 +17,7 @@ const KEPT: usize = 6;
 
 /// As the kernels declare it: of a sequence's `count` new tokens (from `row` of the batch and `position` of the
 /// sequence on) what begins at `first`; `blocks` is where the list of its cache blocks begins or, in a backward, where
-/// its kept gradients of scores do.
+/// its kept gradients of scores do. The first `settled` of these blocks are full and not written by this batch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Work {
@@ -26,6 +26,7 @@ struct Work {
     position: i32,
     blocks: i32,
     first: i32,
+    settled: i32,
 }
 
 /// Work for some blocks of threads.
@@ -157,7 +158,7 @@ fn packed_work(segments: &Segments, unit: Unit, step: usize) -> (Vec<Work>, usiz
             let weight = if unit.early_is_heavy() { all - first } else { first + step };
             // Gradients are kept only where all of them are within the reach of this number.
             let (row, count, blocks) = (r.start as i32, r.len() as i32, kept as i32);
-            work.push((weight, Work { row, count, position: 0, blocks, first: first as i32 }));
+            work.push((weight, Work { row, count, position: 0, blocks, first: first as i32, settled: 0 }));
         }
         kept += unit.kept(r.len());
     }
@@ -188,10 +189,25 @@ struct PagedWork {
     many: Vec<Work>,
 }
 
+/// Of each cache block that is named, whether a row of the batch goes there: a sequence may read what another computes
+/// beside it.
+fn written_blocks(rows: &PagedRows) -> Vec<bool> {
+    let most = rows.sequences.iter().flat_map(|s| &s.blocks).max().map_or(0, |&b| b as usize + 1);
+    let mut open = vec![false; most];
+    for s in &rows.sequences {
+        let tiles = s.position / TOKENS..(s.position + s.count).div_ceil(TOKENS);
+        for &b in s.blocks.iter().take(tiles.end).skip(tiles.start) {
+            open[b as usize] = true;
+        }
+    }
+    open
+}
+
 fn paged_work(rows: &PagedRows, group: usize, step: usize, few: bool, batch: usize) -> PagedWork {
     let mut slots = vec![u32::MAX; batch];
     let (mut blocks, mut short, mut long) = (Vec::new(), Vec::new(), Vec::new());
     let mut written = Vec::new();
+    let open = written_blocks(rows);
     for s in &rows.sequences {
         let seen = s.position + s.count;
         assert!(s.row + s.count <= batch, "rows past the end of the batch");
@@ -204,11 +220,14 @@ fn paged_work(rows: &PagedRows, group: usize, step: usize, few: bool, batch: usi
             *slot = s.blocks[block] * TOKENS as u32 + token as u32;
             written.push(*slot);
         }
+        let full = &s.blocks[..s.position / TOKENS];
+        let settled = full.iter().take_while(|&&b| !open[b as usize]).count() as i32;
         let (list, step) = if few && all <= FEW { (&mut short, FEW) } else { (&mut long, step) };
         for first in (0..all).step_by(step) {
             let weight = s.position + (first + step).min(all).div_ceil(group);
             let (row, count, position) = (s.row as i32, s.count as i32, s.position as i32);
-            list.push((weight, Work { row, count, position, blocks: at, first: first as i32 }));
+            let first = first as i32;
+            list.push((weight, Work { row, count, position, blocks: at, first, settled }));
         }
     }
     written.sort_unstable();
@@ -267,7 +286,7 @@ fn steady(
         return Ok(steady.lists.clone());
     }
     let mut work = paged_work(rows, group, step, few, batch);
-    let nothing = Work { row: 0, count: 0, position: 0, blocks: 0, first: 0 };
+    let nothing = Work { row: 0, count: 0, position: 0, blocks: 0, first: 0, settled: 0 };
     for list in [&mut work.few, &mut work.many] {
         let each = list.len() / rows.sequences.len();
         list.resize(each * batch, nothing);
@@ -392,13 +411,28 @@ mod tests {
         let work = paged_work(&rows, 4, 64, true, 43);
         assert_eq!(work.blocks, [5, 3, 0, 7], "only blocks that are read");
         assert_eq!((work.slots[0], work.slots[1], work.slots[41]), (u32::MAX, 3 * 64, 7 * 64 + 5));
-        let only = Work { row: 1, count: 1, position: 64, blocks: 0, first: 0 };
+        let only = Work { row: 1, count: 1, position: 64, blocks: 0, first: 0, settled: 1 };
         assert_eq!(work.few, [only]);
         let firsts: Vec<i32> = work.many.iter().map(|w| w.first).collect();
         assert_eq!(firsts, [128, 64, 0]);
         assert!(work.many.iter().all(|w| (w.row, w.count, w.position, w.blocks) == (2, 40, 30, 2)));
         let all = paged_work(&rows, 4, 64, false, 43);
         assert_eq!((all.few.len(), all.many.len()), (0, 4));
+    }
+
+    #[test]
+    fn what_another_sequence_writes_beside_it_is_not_settled() {
+        let sequence = |row, position, blocks: &[u32]| PagedSequence {
+            row,
+            count: 1,
+            position,
+            blocks: blocks.to_vec(),
+        };
+        // The second reads block 4 in full, which the first fills with its last token now.
+        let rows = PagedRows { sequences: vec![sequence(0, 127, &[2, 4]), sequence(1, 130, &[2, 4, 5])] };
+        let work = paged_work(&rows, 1, 64, true, 2);
+        let settled = |row: i32| work.few.iter().find(|w| w.row == row).map(|w| w.settled);
+        assert_eq!((settled(0), settled(1)), (Some(1), Some(1)));
     }
 
     #[test]
