@@ -138,10 +138,10 @@ fn last(values: &[f64]) -> f64 {
 /// Both were given the same sequences at every step.
 ///
 /// What rounding alone does was measured on a CPU by other micro-batches and other instruction sets. In f32 it moves the
-/// loss of no step by more than 1.6e-6 and no gradient norm by more than 1.7e-5 of itself, whereas a learning rate that is
-/// 0.1 % off moves them by 3e-3 and 7e-2. In bf16 rounding moves single steps more than the learning rate does, but on
-/// average only by up to 1.8e-3 and 3e-2, and the last losses by 5e-4; a learning rate that is 5 % off by 2.4e-2 and 0.19.
-/// The limits lie between, three times or more above rounding.
+/// loss of no step by more than 1e-6 and no gradient norm by more than 1.5e-5 of itself, whereas a learning rate that is
+/// 0.1 % off moves them by 1.8e-3 and 2.6e-2. In bf16 it moves single steps further, but on average only by up to 1.1e-3
+/// and 2.2e-2, and the last losses by 4e-4; a learning rate that is 5 % off by 2.1e-2 and 0.14. The limits lie between.
+/// The gradient's norm is asked for because the optimizer hides its scale from the loss.
 fn losses(want: &Curve, got: &Curve, dtype: DType, out: &mut Vec<Outcome>) {
     let gaps = |name: &str| -> Vec<f64> {
         want.column(name).iter().zip(got.column(name)).map(|(w, g)| (g - w).abs() / w.abs()).collect()
@@ -161,16 +161,16 @@ fn losses(want: &Curve, got: &Curve, dtype: DType, out: &mut Vec<Outcome>) {
 /// Both began with the same weights and random numbers, and then went their own ways.
 ///
 /// Between instruction sets of a CPU not one of the first tokens differs, in either type, and the first gradient norm by
-/// 1e-5 at most; but a token whose draw lies at the edge may fall to either side, and its answer's rest and reward with
-/// it. Runs that part at some step, because of rounding in bf16 or of a learning rate 0.1 or 0.2 % off, end with scores
-/// up to 0.024 apart; they gain 0.15.
+/// 1.3e-5 at most; but a token whose draw lies at the edge may fall to either side, and its answer's rest and reward with
+/// it. Runs that part at some step, because of rounding or of a learning rate that is 0.1 % off, end with scores up to
+/// 0.012 apart, having gained 0.14.
 fn answers(want: &Curve, got: &Curve, dtype: DType, out: &mut Vec<Outcome>) {
     let (tokens, norm) = if dtype == DType::Bf16 { (0.05, 0.1) } else { (0.01, 0.02) };
     out.push(outcome("first answers, other tokens", other_tokens(&want.answers, &got.answers), tokens));
     let first = |c: &Curve| c.column("grad_norm")[0];
     out.push(outcome("first gradient norm", (first(got) / first(want) - 1.0).abs(), norm));
     let (there, here) = (want.column("score"), got.column("score"));
-    out.push(outcome("score of the last steps", (last(&here) - last(&there)).abs(), 0.06));
+    out.push(outcome("score of the last steps", (last(&here) - last(&there)).abs(), 0.05));
     let gain = |score: &[f64]| last(score) - score[0];
     out.push(outcome("share of the gain that is missing", 1.0 - gain(&here) / gain(&there).max(0.0), 0.5));
     let gap = largest(got.column("sampling/sampling_logp_difference/max"));
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(found(&right, &["3*8", "1-2"]), "first answers, other tokens");
         assert_eq!(found(&right, &["3*8", "1+22"]), "first answers, other tokens");
         assert_eq!(found(&with(1, 1.03, 1.0), &texts), "first gradient norm");
-        assert_eq!(found(&with(0, 0.4, 0.57), &texts), "score of the last steps");
+        assert_eq!(found(&with(0, 0.4, 0.56), &texts), "score of the last steps");
         assert_eq!(found(&with(0, 0.41, 0.5), &texts), "share of the gain that is missing");
         assert_eq!(found(&with(2, 0.0, 1e-7), &texts), "sampled and recomputed logp");
         assert_eq!(found(&right[..2], &texts), "sampled and recomputed logp");
