@@ -102,3 +102,15 @@ fn a_check_compares_with_reference_models() {
     fails(&[&args[..], &["nowhere"]].concat(), 3, &["nowhere", "bf16_errors.json", "fix: "]);
     fails(&["bench", "--fixtures", fixtures], 2, &["--check"]);
 }
+
+/// A device beside itself: whatever is compared is the same, in imitation and in learning from answers.
+#[test]
+fn a_check_trains_on_two_devices() {
+    for (only, comparisons) in [("curves sft bf16", 3), ("curves grpo f32", 5)] {
+        let table = ok(&["bench", "--check", "--device", "cpu", "--only", only]);
+        let compared: Vec<&str> = table.lines().filter(|l| l.contains(", allowed ")).collect();
+        assert_eq!(compared.len(), comparisons, "{table}");
+        assert!(compared.iter().all(|l| l.contains(": 0.000e0, allowed ")), "{table}");
+        assert!(table.contains("all passed"), "{table}");
+    }
+}

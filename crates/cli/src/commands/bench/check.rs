@@ -1,5 +1,8 @@
 //! `ferrl bench --check`: whether a device computes what the CPU computes and keeps the engine's promises.
 
+mod curves;
+
+use self::curves::Curves;
 use super::parity::Fixtures;
 use crate::output::print;
 use ferrl_engine::checkpoint::InitOptions;
@@ -37,20 +40,29 @@ impl Table {
 
     /// One line for a group of questions, then one for each that failed.
     fn group(&mut self, name: &str, outcomes: &[Outcome], seconds: f64) -> Result<()> {
+        self.row(name, outcomes, seconds)?;
+        outcomes.iter().filter(|o| !o.is_right()).take(8).try_for_each(Self::line)
+    }
+
+    /// The same for questions of different kinds, of which none stands for the others.
+    fn each(&mut self, name: &str, outcomes: &[Outcome], seconds: f64) -> Result<()> {
+        self.row(name, outcomes, seconds)?;
+        outcomes.iter().try_for_each(Self::line)
+    }
+
+    fn line(o: &Outcome) -> Result<()> {
+        let verdict = if o.is_right() { "" } else { "  FAILED" };
+        print(&format!("    {}: {:.3e}, allowed {:.3e}{verdict}\n", o.name, o.worst, o.limit))
+    }
+
+    fn row(&mut self, name: &str, outcomes: &[Outcome], seconds: f64) -> Result<()> {
         let share = |o: &Outcome| if o.limit > 0.0 { o.worst / o.limit } else { o.worst };
         let worst = outcomes.iter().max_by(|a, b| share(a).total_cmp(&share(b)));
         let (most, limit) = worst.map_or((0.0, 0.0), |o| (o.worst, o.limit));
-        let wrong: Vec<&Outcome> = outcomes.iter().filter(|o| !o.is_right()).collect();
-        let verdict = if wrong.is_empty() { String::new() } else { format!("  {} FAILED", wrong.len()) };
-        print(&format!(
-            "{name:<44}{:>9}{most:>12.2e}{limit:>12.2e}{seconds:>9.2}{verdict}\n",
-            outcomes.len()
-        ))?;
-        for o in wrong.iter().take(8) {
-            print(&format!("    {}: {:.3e}, allowed {:.3e}\n", o.name, o.worst, o.limit))?;
-        }
-        self.failures += wrong.len();
-        Ok(())
+        let wrong = outcomes.iter().filter(|o| !o.is_right()).count();
+        let verdict = if wrong == 0 { String::new() } else { format!("  {wrong} FAILED") };
+        self.failures += wrong;
+        print(&format!("{name:<44}{:>9}{most:>12.2e}{limit:>12.2e}{seconds:>9.2}{verdict}\n", outcomes.len()))
     }
 }
 
@@ -79,6 +91,7 @@ pub fn run(device: &str, threads: Option<usize>, only: &str, fixtures: Option<&P
             }
         }
     }
+    curve_checks(&cpu, &card, only, &mut table)?;
     for dir in fixtures.iter().flat_map(|f| &f.models) {
         let name = format!("reference {}", dir.file_name().map_or("".into(), |n| n.to_string_lossy()));
         if name.contains(only) {
@@ -93,6 +106,28 @@ pub fn run(device: &str, threads: Option<usize>, only: &str, fixtures: Option<&P
         n => Err(Error::device(format!("{n} checks failed"))
             .fix("report the table above with the card's name; train on another device until then")),
     }
+}
+
+/// Whole training runs; without one that is asked for, not even their folder is made.
+fn curve_checks(
+    cpu: &Arc<dyn Backend>,
+    card: &Arc<dyn Backend>,
+    only: &str,
+    table: &mut Table,
+) -> Result<()> {
+    let mut cases = Curves::cases()?;
+    cases.retain(|c| c.name.contains(only));
+    if cases.is_empty() {
+        return Ok(());
+    }
+    let curves = Curves::new("curves")?;
+    for case in &cases {
+        let (start, mut outcomes) = (Instant::now(), Vec::new());
+        let done = curves.check(cpu, card, case, &mut outcomes);
+        table.wrong(&case.name, done)?;
+        table.each(&case.name, &outcomes, start.elapsed().as_secs_f64())?;
+    }
+    Ok(())
 }
 
 /// Odd sizes, which take the plain ways; and even ones, which take the fast ways.
@@ -132,6 +167,11 @@ fn outcome(name: impl Into<String>, worst: f64, limit: f64) -> Outcome {
     Outcome { name: name.into(), worst: if worst.is_nan() { f64::INFINITY } else { worst }, limit }
 }
 
+/// The largest; a NaN is larger than anything.
+fn largest(values: impl IntoIterator<Item = f64>) -> f64 {
+    values.into_iter().fold(0.0, |most, x| if x.is_nan() { f64::INFINITY } else { most.max(x) })
+}
+
 /// Sequences of several lengths.
 fn batch(vocab: usize, seed: usize) -> Batch {
     let ids = |s: usize, n: usize| {
@@ -154,10 +194,7 @@ fn family_checks(
     let (here, there) = (model(cpu, init, dtype)?, model(card, init, dtype)?);
     let (want, got) = (stats(&here, &batch_of(0), 1.0)?, stats(&there, &batch_of(0), 1.0)?);
     let far = |a: &[f32], b: &[f32]| {
-        a.iter()
-            .zip(b)
-            .map(|(a, b)| f64::from((a - b).abs()) / (1.0 + f64::from(b.abs())))
-            .fold(0.0, f64::max)
+        largest(a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs()) / (1.0 + f64::from(b.abs()))))
     };
     let limit = if dtype == DType::Bf16 { 0.1 } else { 1e-4 };
     out.push(outcome("logp", far(&got.logp, &want.logp), limit));
@@ -166,7 +203,7 @@ fn family_checks(
     let (here, _) = curve(here, &batch_of(0), 50)?;
     let (there, trained) = curve(there, &batch_of(0), 50)?;
     let drop = here[0] - here[49];
-    let worst = here.iter().zip(&there).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    let worst = largest(here.iter().zip(&there).map(|(a, b)| (a - b).abs()));
     out.push(outcome("curve of 50 steps", worst / drop, if dtype == DType::Bf16 { 0.05 } else { 2e-3 }));
     // Twice the same bits.
     let (again, _) = curve(model(card, init, dtype)?, &batch_of(0), 50)?;

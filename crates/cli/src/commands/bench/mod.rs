@@ -6,6 +6,7 @@ mod gemm;
 mod parity;
 mod report;
 mod rl_step;
+mod scratch;
 mod train;
 
 use crate::machine::ensure_memory_of;
@@ -20,8 +21,9 @@ use std::sync::Arc;
 
 /// Measure this machine, or check a device
 ///
-/// `ferrl bench --check --device cuda` puts a device through every operation, beside the CPU, and through training and
-/// sampling with small models of every family. It is what to run first on a new card.
+/// `ferrl bench --check --device cuda` puts a device through every operation, beside the CPU, through training and sampling
+/// with small models of every family, and through a recipe of imitation and reinforcement, whose curves must be the
+/// CPU's. It is what to run first on a new card.
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
 pub struct Args {

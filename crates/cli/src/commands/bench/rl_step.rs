@@ -1,6 +1,7 @@
 //! `ferrl bench grpo`: whole steps of the loop, as `ferrl train` takes them.
 
 use super::report::{self, Work};
+use super::scratch::Scratch;
 use super::{HowArgs, ShapeArgs, forward_flops};
 use crate::options::{DeviceArgs, at_least_one};
 use ferrl::algo::GROUP_RELATIVE;
@@ -89,7 +90,7 @@ pub fn run(args: &Args) -> Result<()> {
             stage(args, dir, &device)?
         }
         None => {
-            let scratch = Scratch::new()?;
+            let scratch = Scratch::new("step")?;
             make_files(args, &scratch.0, &*device)?;
             stage(args, &scratch.0, &device)?
         }
@@ -208,24 +209,6 @@ impl Random {
     fn word(&mut self) -> String {
         let length = 2 + self.below(8);
         (0..length).map(|_| char::from(b'a' + self.below(26) as u8)).collect()
-    }
-}
-
-/// A directory that disappears.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("ferrl-bench-{}", std::process::id()));
-        let made = std::fs::create_dir_all(&path);
-        made.map_err(|e| Error::data(format!("cannot create: {e}")).at(path.display()))?;
-        Ok(Scratch(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
