@@ -9,7 +9,10 @@
 // keys 0..=t of head 0, then of head 1, and so on. A tile is 4x4 left operands as attention_dq_wide multiplies them, 32
 // lanes' four registers each, those of its first 16 tokens first.
 //
-// Also set by the launcher: TEAMS, STEP.
+// Where blocks are too few for the card, PARTS of them share the heads of a group: each leaves its sums in f32, and
+// attention_keys_join adds them in order.
+//
+// Also set by the launcher: TEAMS, STEP, PARTS.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -18,6 +21,8 @@
 #define RING (TEAMS == 1 ? 4 : 3)
 // 16-byte units of a tile of gradients.
 #define TILE_UNITS 512
+// Heads that a block meets.
+#define OWN_HEADS (GROUP / PARTS)
 
 // Where the tiles of a head in a tile of tokens begin, counted in tiles.
 __device__ __forceinline__ int head_tiles(int tile, int head) {
@@ -37,16 +42,17 @@ __device__ __forceinline__ void keep_turned(uint4 *to, const unsigned (&a)[4]) {
 extern "C" __global__ void __launch_bounds__(TEAMS * 128, 2 / TEAMS)
 attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const Work *work, bf16 *dqkv, int tokens,
                     int heads, int kv_heads, float scale, float cap, int window, float factor, int first_kv,
-                    int some_kv, uint4 *gradients, long long per_kv) {
+                    int some_kv, uint4 *gradients, long long per_kv, float *sums) {
     extern __shared__ __align__(16) unsigned char shared[];
     const int threads = TEAMS * 128;
     // Of the rows in the ring: log-sum-exp in units of log 2, and delta.
     __shared__ __align__(16) float2 kept[RING][STEP];
     const u32 keys_at = aligned(shared), values_at = keys_at + TEAMS * 64 * HEAD_DIM * 2;
     const u32 ring = values_at + TEAMS * 64 * HEAD_DIM * 2, stage_bytes = 2 * STEP * HEAD_DIM * 2;
-    const Work w = work[blockIdx.x / some_kv];
+    const Work w = work[blockIdx.x / (some_kv * PARTS)];
     const Scoring op = {scale, cap, window};
     const int kv = first_kv + blockIdx.x % some_kv, warp = own_warp(), lane = threadIdx.x & 31, team = warp / 4;
+    const int shares = PARTS == 1 ? 0 : blockIdx.x / some_kv % PARTS, first_head = shares * OWN_HEADS;
     const int width = (heads + 2 * kv_heads) * HEAD_DIM, out_width = heads * HEAD_DIM;
 
     // This thread copies 16 bytes of every APART-th row.
@@ -67,7 +73,7 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
     // Steps that meet the keys of the block, and of the team: from the last tile of tokens that sees any of them down
     // to that of the keys. Blocks of a sequence that start together so read the same rows at the same time, one from
     // memory and the others from the cache.
-    const int a_tile = GROUP * (64 / STEP);
+    const int a_tile = OWN_HEADS * (64 / STEP);
     auto last_of = [&](int last_key) {
 #if WINDOW
         return ((int)min((long long)w.count, (long long)last_key + window) + 63) / 64;
@@ -82,9 +88,10 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
 
     // The step to be fetched next: its first token, its head, and where this thread's bytes of it are.
     int token = (last_tile - 1) * 64, head = 0;
-    const bf16 *q_from = qkv + (long long)(w.row + token + r0) * width + kv * GROUP * HEAD_DIM + c0;
-    const bf16 *g_from = dout + (long long)(w.row + token + r0) * out_width + kv * GROUP * HEAD_DIM + c0;
-    const float2 *rows_from = rows + (long long)kv * GROUP * tokens + w.row + token + threadIdx.x;
+    const int query_head = kv * GROUP + first_head;
+    const bf16 *q_from = qkv + (long long)(w.row + token + r0) * width + query_head * HEAD_DIM + c0;
+    const bf16 *g_from = dout + (long long)(w.row + token + r0) * out_width + query_head * HEAD_DIM + c0;
+    const float2 *rows_from = rows + (long long)query_head * tokens + w.row + token + threadIdx.x;
     const u32 own_place = ring + 2 * place<STEP>(r0, c0);
     auto fetch = [&](int step, int slot) {
         if (step < steps) {
@@ -104,12 +111,12 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
             token += STEP;
             q_from += (long long)STEP * width, g_from += (long long)STEP * out_width, rows_from += STEP;
             if (token % 64 == 0) {
-                const int back = ++head < GROUP ? 64 : 128, other = head < GROUP ? 1 : 1 - GROUP;
+                const int back = ++head < OWN_HEADS ? 64 : 128, other = head < OWN_HEADS ? 1 : 1 - OWN_HEADS;
                 token -= back;
                 q_from += other * HEAD_DIM - (long long)back * width;
                 g_from += other * HEAD_DIM - (long long)back * out_width;
                 rows_from += (long long)other * tokens - back;
-                head = head < GROUP ? head : 0;
+                head = head < OWN_HEADS ? head : 0;
             }
         }
         copy_commit();
@@ -219,7 +226,7 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
         next(step, slot);
         begin(slot);
         if (gradients) {
-            const int at = head_tiles(tile, own_head) + own_tile;
+            const int at = head_tiles(tile, first_head + own_head) + own_tile;
             uint4 *to = keep + (long long)at * TILE_UNITS + part * (STEP / 16 * 128);
 #pragma unroll
             for (int r = 0; r < STEP / 16; ++r)
@@ -227,7 +234,7 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
         }
         if (++part == 64 / STEP) {
             part = 0;
-            if (++own_head == GROUP)
+            if (++own_head == OWN_HEADS)
                 own_head = 0, --tile;
         }
         weigh(slot);
@@ -240,13 +247,51 @@ attention_keys_wide(const bf16 *qkv, const bf16 *dout, const float2 *rows, const
 
     copy_wait<0>();
     __syncthreads();
-    bf16 *room = (bf16 *)(shared + (keys_at - shared_address(shared))) + warp * 16 * PITCH;
     const int top = own_tile * 64 + warp % 4 * 16;
+#if PARTS > 1
+    float *own = sums + ((long long)(shares * some_kv + kv - first_kv) * tokens + w.row + top + lane / 4) * (2 * HEAD_DIM) +
+                 lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        if (top + lane / 4 + half * 8 < w.count) {
+            float *to = own + half * 8 * (2 * HEAD_DIM);
+#pragma unroll
+            for (int n = 0; n < HEAD_DIM / 8; ++n) {
+                *(float2 *)(to + n * 8) = make_float2(dk[n][2 * half], dk[n][2 * half + 1]);
+                *(float2 *)(to + HEAD_DIM + n * 8) = make_float2(dv[n][2 * half], dv[n][2 * half + 1]);
+            }
+        }
+    }
+#else
+    bf16 *room = (bf16 *)(shared + (keys_at - shared_address(shared))) + warp * 16 * PITCH;
     bf16 *to = dqkv + (long long)w.row * width + (heads + kv) * HEAD_DIM;
     auto place_of = [&](int r) { return top + r < w.count ? to + (long long)(top + r) * width : (bf16 *)nullptr; };
     store_rows(room, dk, factor, 0, place_of);
     to += kv_heads * HEAD_DIM;
     store_rows(room, dv, 1.0f, 0, place_of);
+#endif
+}
+
+// The sums of PARTS blocks, in order: a thread has four columns of a token's keys or values.
+extern "C" __global__ void attention_keys_join(const float *sums, bf16 *dqkv, int tokens, int heads, int kv_heads,
+                                               float factor, int first_kv, int some_kv) {
+    const long long i = 4 * ((long long)blockIdx.x * blockDim.x + threadIdx.x), each = 2ll * some_kv * tokens * HEAD_DIM;
+    if (i >= each)
+        return;
+    vec4 x = load4(sums, i);
+#pragma unroll
+    for (int s = 1; s < PARTS; ++s) {
+        const vec4 more = load4(sums, s * each + i);
+        for (int e = 0; e < 4; ++e)
+            x.x[e] += more.x[e];
+    }
+    const int column = i % HEAD_DIM, of_values = i / HEAD_DIM % 2;
+    const long long row = i / (2 * HEAD_DIM) % tokens;
+    const int kv = first_kv + (int)(i / (2ll * HEAD_DIM * tokens));
+    for (int e = 0; e < 4; ++e)
+        x.x[e] *= of_values ? 1.0f : factor;
+    const int width = (heads + 2 * kv_heads) * HEAD_DIM;
+    store4(dqkv, row * width + (heads + kv + of_values * kv_heads) * HEAD_DIM + column, x);
 }
 
 #endif

@@ -49,7 +49,9 @@ impl Cut {
     }
     fn defines(&self, op: &Attention, wide: Option<&Wide>) -> String {
         let Cut { key_tall, row_tall, step, key_step, split } = self;
-        let own = wide.map_or(format!(" STEP={step}"), |w| format!(" STEP={} TEAMS={}", w.step, w.teams));
+        let own = wide.map_or(format!(" STEP={step}"), |w| {
+            format!(" STEP={} TEAMS={} PARTS={}", w.step, w.teams, w.parts)
+        });
         let tile = tile_defines(op);
         format!("{tile} KEY_TALL={key_tall} ROW_TALL={row_tall} KEY_STEP={key_step} SPLIT={split}{own}")
     }
@@ -61,6 +63,8 @@ struct Wide {
     teams: usize,
     /// Tokens of a head met at a time there.
     step: usize,
+    /// Blocks that share the heads of a group there.
+    parts: usize,
 }
 
 /// Teams of four warps to a block of attention_dq_wide.
@@ -72,7 +76,15 @@ impl Wide {
         // Registers are for two teams on a processor: two blocks, or one where shared memory has no room for two. A cap
         // costs the registers of half a step.
         let step = if broad && op.softcap.is_some() { 32 } else { 64 };
-        is_wide(cuda, op.heads).then_some(Wide { teams: if broad { 2 } else { 1 }, step })
+        is_wide(cuda, op.heads).then_some(Wide { teams: if broad { 2 } else { 1 }, step, parts: 1 })
+    }
+    /// Shares the heads of a group where `blocks` are so few that the card would wait for the longest of them: early keys
+    /// are seen by many rows.
+    fn share(&mut self, cuda: &Cuda, heads: Heads, blocks: usize) {
+        let at_once = cuda.card.processors as usize * 2 / self.teams;
+        if 2 * blocks < 3 * at_once && (heads.heads / heads.kv_heads).is_multiple_of(2) {
+            self.parts = 2;
+        }
     }
     /// Shared memory of attention_keys_wide: keys, values, and the queries and gradients of outputs of its RING steps.
     fn shared(&self, heads: Heads) -> usize {
@@ -124,7 +136,17 @@ pub fn attention_backward(
         return Ok(());
     };
     // Both passes with the products of Hopper's tensor cores: they cut rows, and keep gradients, in their own way.
-    let wide = Wide::of(cuda, &op);
+    let mut wide = Wide::of(cuda, &op);
+    let keys = match &wide {
+        Some(wide) => tables::packed(cuda, segments, Unit::WideKeys { group }, OWN * wide.teams)?,
+        None => tables::packed(cuda, segments, keys, OWN * cut.key_tall)?,
+    };
+    // As many key heads at a time as there is room for what is kept; with room for none everything is computed twice.
+    let (per_head, all) = (keys.kept * 16, heads.kv_heads);
+    let some = (KEPT / per_head.max(1)).min(all);
+    if let Some(wide) = &mut wide {
+        wide.share(cuda, heads, keys.len * if some == 0 { all } else { some });
+    }
     let defines = cut.defines(&op, wide.as_ref());
     let module = if wide.is_some() { "attention_backward_hopper" } else { "attention_backward" };
     let both = wide.as_ref().map(|_| cuda.arena.take(rows * 8)).transpose()?;
@@ -137,13 +159,6 @@ pub fn attention_backward(
     cuda.launch_variant(module, &defines, "attention_delta", grid, &arguments)?;
     // What a score's gradient is multiplied by to become that of the dot product.
     let factor = op.scale;
-    let keys = match &wide {
-        Some(wide) => tables::packed(cuda, segments, Unit::WideKeys { group }, OWN * wide.teams)?,
-        None => tables::packed(cuda, segments, keys, OWN * cut.key_tall)?,
-    };
-    // As many key heads at a time as there is room for what is kept; with room for none everything is computed twice.
-    let (per_head, all) = (keys.kept * 16, heads.kv_heads);
-    let some = (KEPT / per_head.max(1)).min(all);
     let room = cuda.arena.take(some * per_head)?;
     let queries = match &wide {
         Some(_) if some > 0 => tables::packed(cuda, segments, Unit::TileRows { group }, DQ_TEAMS)?,
@@ -155,7 +170,7 @@ pub fn attention_backward(
         let part = args![factor, first as u32, count as u32, kept, keys.kept];
         let (name, grid, mut arguments) = match &wide {
             Some(wide) => {
-                let grid = Grid::new(keys.len * count, wide.teams as u32 * THREADS);
+                let grid = Grid::new(keys.len * count * wide.parts, wide.teams as u32 * THREADS);
                 let mut arguments = args![qkv, dout, both_at, &keys.memory, &*dqkv, tokens as u32].to_vec();
                 arguments.extend(tile_scoring(&op));
                 ("attention_keys_wide", grid.with_shared(wide.shared(heads)), arguments)
@@ -170,7 +185,20 @@ pub fn attention_backward(
             }
         };
         arguments.extend(part);
+        let parts = wide.as_ref().map_or(1, |w| w.parts);
+        let columns = 2 * count * tokens * heads.head_dim;
+        let sums = (parts > 1).then(|| cuda.arena.take(parts * columns * 4)).transpose()?;
+        if wide.is_some() {
+            arguments.extend(args![sums.as_ref().map_or(0, |m| m.ptr())]);
+        }
         cuda.launch_variant(module, &defines, name, grid, &arguments)?;
+        if let Some(sums) = &sums {
+            let (all_heads, kv_heads) = (heads.heads as u32, heads.kv_heads as u32);
+            let arguments =
+                args![sums, &*dqkv, tokens as u32, all_heads, kv_heads, factor, first as u32, count as u32];
+            let grid = Grid::new((columns / 4).div_ceil(256), 256);
+            cuda.launch_variant(module, &defines, "attention_keys_join", grid, &arguments)?;
+        }
         if some == 0 {
             break;
         }
