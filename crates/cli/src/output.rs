@@ -112,10 +112,16 @@ pub fn say(text: &str) -> Result<()> {
     print(&text.chars().map(|c| if harmless(c) { c } else { '\u{FFFD}' }).collect::<String>())
 }
 
+/// Ends the program now.
+pub fn exit(code: i32) -> ! {
+    ferrl_kernels::BACKENDS.iter().for_each(|device| (device.settle)());
+    std::process::exit(code)
+}
+
 /// What a failed write means. A reader that has gone away (`| head`) ends the program quietly.
 pub fn unwritable(path: &Path, e: &std::io::Error) -> Error {
     let class = match e.kind() {
-        ErrorKind::BrokenPipe => std::process::exit(0),
+        ErrorKind::BrokenPipe => exit(0),
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => Class::Resource,
         _ => Class::Usage,
     };

@@ -31,12 +31,24 @@ pub struct Device {
     pub open: fn(index: usize, threads: Option<usize>) -> Result<Arc<dyn Backend>>,
     /// What work takes there.
     pub footprint: &'static Footprint,
+    /// Ends what goes on in the background, before the program exits.
+    pub settle: fn(),
 }
 
 /// Every kind of device Ferrl knows; `auto` takes the last one that opens.
 pub const BACKENDS: &[Device] = &[
-    Device { name: "cpu", open: |index, threads| cpu::open(index, threads), footprint: &cpu::FOOTPRINT },
-    Device { name: "cuda", open: |index, _| cuda::open(index), footprint: &cuda::FOOTPRINT },
+    Device {
+        name: "cpu",
+        open: |index, threads| cpu::open(index, threads),
+        footprint: &cpu::FOOTPRINT,
+        settle: || (),
+    },
+    Device {
+        name: "cuda",
+        open: |index, _| cuda::open(index),
+        footprint: &cuda::FOOTPRINT,
+        settle: cuda::settle,
+    },
 ];
 
 /// The device is chosen by what there is.

@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<()> {
         // Between replies, or while one is already being stopped, an interrupt leaves.
         if seen.compare_exchange(REPLYING, STOPPED, Ordering::AcqRel, Ordering::Acquire).is_err() {
             eprintln!();
-            std::process::exit(0);
+            crate::output::exit(0);
         }
     };
     ctrlc::set_handler(handler)

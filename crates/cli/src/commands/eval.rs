@@ -151,7 +151,7 @@ pub fn run(args: &Args) -> Result<()> {
     show(args, &recipe, &found.model, &all, start.elapsed().as_secs_f64())?;
     if asked < prompts {
         eprintln!("stopped after {asked} of {prompts} questions");
-        std::process::exit(130);
+        crate::output::exit(130);
     }
     output.map_or(Ok(()), Output::finish)
 }
@@ -315,7 +315,7 @@ fn graders(args: &Args) -> Result<Option<Reward>> {
 fn listen(stop: Arc<AtomicBool>) -> Result<()> {
     let handler = move || {
         if stop.swap(true, Ordering::SeqCst) {
-            std::process::exit(130);
+            crate::output::exit(130);
         }
         eprintln!("\nfinishing the answers under way; once more to stop at once");
     };

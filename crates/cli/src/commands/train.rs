@@ -130,7 +130,7 @@ fn conclude(outcome: &Outcome) -> Result<()> {
     let report = ferrl::report::report(folder)?;
     if outcome.interrupted {
         println!("\nstopped and saved in {}; go on with the same command and --resume", folder.display());
-        std::process::exit(INTERRUPTED);
+        crate::output::exit(INTERRUPTED);
     }
     if let Some(model) = &outcome.model {
         println!("\nmodel   {}", model.display());
@@ -177,7 +177,7 @@ impl Terminal {
         let count = interrupts.clone();
         let handler = move || {
             if count.fetch_add(1, Ordering::SeqCst) > 0 {
-                std::process::exit(INTERRUPTED);
+                crate::output::exit(INTERRUPTED);
             }
             eprintln!("\nfinishing this step and saving; once more to stop at once");
         };

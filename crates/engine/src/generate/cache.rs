@@ -310,12 +310,54 @@ mod tests {
     use crate::checkpoint::InitOptions;
     use crate::model::Options;
 
-    #[test]
-    fn a_hash_that_lies_is_not_believed() {
+    fn model() -> Model {
         let mut init = InitOptions::new("llama");
         (init.vocab, init.hidden, init.layers) = (8, 8, 1);
         let backend = ferrl_kernels::open("cpu", Some(1)).unwrap();
-        let model = Model::random(backend, &init, Options::default()).unwrap();
+        Model::random(backend, &init, Options::default()).unwrap()
+    }
+
+    /// A card makes all of them at the same time.
+    #[test]
+    fn copies_that_wait_for_each_other_are_not_made_at_once() {
+        let model = model();
+        let b = &*model.backend;
+        let mut cache = Cache::new(&model, 6 * block_bytes(&model)).unwrap();
+        let mut tables: Vec<Table> = Vec::new();
+        let mut most = 0;
+        for i in 0..4000u32 {
+            let [what, which, ..] = ferrl_kernels::philox::philox4x32([i, 0, 0, 0], [7, 0]);
+            let at = which as usize % tables.len().max(1);
+            match what % 4 {
+                0 => {
+                    let mut table = Table::default();
+                    if cache.reserve(b, &mut table, 0, 1).unwrap() {
+                        tables.push(table);
+                    }
+                }
+                1 if !tables.is_empty() => {
+                    let shared = cache.share(&tables[at], 1);
+                    tables.push(shared);
+                }
+                2 if !tables.is_empty() => {
+                    cache.reserve(b, &mut tables[at], 0, 1).unwrap();
+                }
+                3 if !tables.is_empty() => cache.release(&mut tables.swap_remove(at)),
+                _ => {}
+            }
+            most = most.max(cache.pending.len());
+            for (n, &(_, to)) in cache.pending.iter().enumerate() {
+                let others = cache.pending.iter().enumerate().filter(|&(m, _)| m != n);
+                assert!(cache.pending.iter().all(|&(from, _)| from != to), "{i}: {:?}", cache.pending);
+                assert!({ others }.all(|(_, &(_, other))| other != to), "{i}: {:?}", cache.pending);
+            }
+        }
+        assert!(most >= 2, "copies do wait");
+    }
+
+    #[test]
+    fn a_hash_that_lies_is_not_believed() {
+        let model = model();
         let mut cache = Cache::new(&model, 1 << 20).unwrap();
         let n = cache.size;
         let (one, other) = (vec![1; 2 * n + 1], vec![2; 2 * n + 1]);

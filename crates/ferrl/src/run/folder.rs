@@ -45,6 +45,9 @@ impl RunFolder {
         let aside = root.join(format!(".{name}.new"));
         if aside.is_dir() {
             drop(lock(&aside)?); // unless another process is at it right now, somebody was killed here
+            if fs::symlink_metadata(&path).is_ok() {
+                return Err(taken(root, name)); // it was at it, and is done
+            }
             files.remove_dir_all(&aside)?;
         }
         files.create_dir(&aside)?; // fails if another process was faster

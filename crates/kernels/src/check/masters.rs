@@ -32,7 +32,7 @@ fn shared(b: &dyn Backend) -> Result<Option<(Weight, Buffer)>> {
 /// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     let (b, values) = (check.card, numbers());
-    let (Some((mut form, mut master)), Some((_, mut other))) = (shared(b)?, shared(b)?) else {
+    let (Some((mut form, mut master)), Some((beside, mut other))) = (shared(b)?, shared(b)?) else {
         return Ok(());
     };
     b.write(&mut master, 0, &values[..101])?;
@@ -46,6 +46,16 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
         &derived(b, &form)?,
         &values.iter().map(|&x| rounded(x)).collect::<Vec<_>>(),
     );
+    for bits in [0x7fff_ffff, 0xffff_ffff, 0x7fff_8000, 0x7f80_0001, 0x7fc0_0000] {
+        b.write(&mut other, 0, &vec![1.0; ROWS * WIDTH])?;
+        b.write(&mut other, 5 * WIDTH, &[f32::from_bits(bits)])?;
+        // A product of a row with zeros is no number either, so the whole row is none.
+        let (master, products) = (download(b, &other)?, derived(b, &beside)?);
+        let none = |values: &[f32]| values.iter().filter(|x| x.is_nan()).count();
+        let lost = none(&master[5 * WIDTH..][..1]) != 1 || none(&products[5 * WIDTH..][..WIDTH]) != WIDTH;
+        let spread = none(&master) != 1 || none(&products) != WIDTH;
+        check.tell(format!("masters: not a number, {bits:#x}"), f64::from(u8::from(lost || spread)), 0.0);
+    }
     b.load_weight(&master, &mut form)?;
     let mut apart = b.weight(ROWS, WIDTH, DType::Bf16, true)?;
     b.load_weight(&master, &mut apart)?;
@@ -70,9 +80,9 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
     check.same("masters: embedded", &embedded(&master)?, &embedded(&plain)?);
 
     for (what, change) in CHANGES {
-        let (mut state, mut beside) = (State::new(b)?, State::new(b)?);
-        change(b, &mut master, &mut state)?;
-        change(b, &mut plain, &mut beside)?;
+        let (mut state, mut plain_state) = (State::new(b)?, State::new(b)?);
+        change(b, &mut master, &mut state, std::slice::from_mut(&mut form))?;
+        change(b, &mut plain, &mut plain_state, &mut [])?;
         let got = download(b, &master)?;
         check.same(format!("masters: {what}"), &got, &download(b, &plain)?);
         let weights: Vec<f32> = got.iter().map(|&x| rounded(x)).collect();
@@ -102,11 +112,11 @@ impl State {
     }
 }
 
-/// What is done to a master.
-type Change = fn(&dyn Backend, &mut Buffer, &mut State) -> Result<()>;
+/// What is done to a master, and the weight derived from it where it shares one's memory.
+type Change = fn(&dyn Backend, &mut Buffer, &mut State, &mut [Weight]) -> Result<()>;
 
 const CHANGES: [(&str, Change); 3] = [
-    ("AdamW", |b, param, State([first, second])| {
+    ("AdamW", |b, param, State([first, second]), derived| {
         for step in 1..=3u64 {
             let grad = upload(b, DType::F32, &random(20 + step as u32, param.len()))?;
             let op = AdamW {
@@ -119,16 +129,24 @@ const CHANGES: [(&str, Change); 3] = [
                 grad_scale: 0.5,
             };
             let ranges = &[3..4000, 4000..param.len()];
-            b.adamw(&mut [AdamWParam { op, ranges, param, grad: &grad, first, second, derived: None }])?;
+            b.adamw(&mut [AdamWParam {
+                op,
+                ranges,
+                param,
+                grad: &grad,
+                first,
+                second,
+                derived: derived.first_mut(),
+            }])?;
         }
         Ok(())
     }),
-    ("SGD", |b, param, State([velocity, _])| {
+    ("SGD", |b, param, State([velocity, _]), _| {
         let grad = upload(b, DType::F32, &random(30, param.len()))?;
         let op = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, grad_scale: 2.0 };
         b.sgd(op, 5..param.len(), param, &grad, Some(velocity))
     }),
-    ("axpy", |b, param, _| {
+    ("axpy", |b, param, _, _| {
         let mut step = upload(b, DType::F32, &random(31, param.len()))?;
         b.axpy(-0.25, param, &mut step)?;
         b.axpy(1e-3, &step, param)

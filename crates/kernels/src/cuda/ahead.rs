@@ -1,50 +1,152 @@
 //! Kernels that are compiled before they are asked for.
 //!
 //! One after another, the sources take a dozen seconds at the first start on a machine. So when one is asked for that is
-//! not in the cache folder, all others that are not are begun as well, side by side. (Those with definitions wait until
-//! somebody says which.)
+//! not in the cache folder, threads compile all others that are not as well. (Those with definitions wait until somebody
+//! says which.) Nobody waits for a source that no thread has begun: who needs it compiles it.
 
-use super::compile::{SOURCES, is_kept, machine_code};
+use super::compile::{SOURCES, Source, is_kept, machine_code};
 use crate::error::{Error, Result};
 use std::collections::HashMap;
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// Machine code under way, by source.
+/// What is to be done, and what became of it.
+#[derive(Default)]
+struct Board {
+    waiting: Vec<&'static Source>,
+    /// By name; `None` while a thread is at it.
+    begun: HashMap<&'static str, Option<Result<Vec<u8>>>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    board: Mutex<Board>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn board(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// The threads and their board.
 #[derive(Default)]
 pub(super) struct Ahead {
-    begun: bool,
-    under_way: HashMap<&'static str, JoinHandle<Result<Vec<u8>>>>,
+    shared: Arc<Shared>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+    started: bool,
 }
 
 impl Ahead {
-    /// Begins everything that is not kept and has no variants.
-    pub(super) fn begin(&mut self, architecture: &str) {
-        if std::mem::replace(&mut self.begun, true) {
+    /// Begins everything that is not kept and has no variants, but `not`.
+    pub(super) fn begin(&mut self, architecture: &str, not: &str) {
+        if std::mem::replace(&mut self.started, true) {
             return;
         }
-        let missing = |s: &&super::compile::Source| s.variants == [""] && !is_kept(s, "", architecture);
-        for source in SOURCES.iter().filter(missing) {
-            let architecture = architecture.to_string();
-            let work = move || machine_code(source, "", &architecture);
-            // A machine that has no thread to give compiles it when it is needed.
-            if let Ok(handle) = std::thread::Builder::new().name(source.name.into()).spawn(work) {
-                self.under_way.insert(source.name, handle);
-            }
+        let missing = |s: &&Source| s.variants == [""] && s.name != not && !is_kept(s, "", architecture);
+        let missing: Vec<&'static Source> = SOURCES.iter().filter(missing).collect();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = missing.len().min(cores - 1);
+        self.shared.board().waiting = missing;
+        for _ in 0..threads {
+            let (shared, architecture) = (self.shared.clone(), architecture.to_string());
+            let work = move || {
+                let _here = Here::new();
+                while let Some(source) = next(&shared) {
+                    let compiled = || machine_code(source, "", &architecture);
+                    let code = std::panic::catch_unwind(compiled).unwrap_or_else(|_| {
+                        Err(Error::device(format!("the thread that compiled {}.cu panicked", source.name)))
+                    });
+                    shared.board().begun.insert(source.name, Some(code));
+                    shared.changed.notify_all();
+                }
+            };
+            // A machine that has no thread to give compiles what is needed when it is.
+            self.threads.extend(std::thread::Builder::new().name("compiler".into()).spawn(work));
         }
     }
 
-    /// The machine code of a source that was begun.
+    /// The machine code of a source that a thread has begun; one that none has is left to the caller.
     pub(super) fn take(&mut self, name: &str) -> Option<Result<Vec<u8>>> {
-        let handle = self.under_way.remove(name)?;
-        Some(handle.join().unwrap_or_else(|_| Err(Error::device(format!("compiling {name}.cu failed")))))
+        let mut board = self.shared.board();
+        board.waiting.retain(|s| s.name != name);
+        while let Some(None) = board.begun.get(name) {
+            board = self.shared.changed.wait(board).unwrap_or_else(|e| e.into_inner());
+        }
+        board.begun.remove(name).flatten()
     }
 }
 
+/// The next source for a thread.
+fn next(shared: &Shared) -> Option<&'static Source> {
+    let mut board = shared.board();
+    let source = board.waiting.pop().filter(|_| !LEAVING.load(Ordering::Relaxed))?;
+    board.begun.insert(source.name, None);
+    Some(source)
+}
+
 impl Drop for Ahead {
-    /// Waits: a program that ends must not pull the compiler away from under its threads.
+    /// Nothing more is begun, and what is under way ends.
     fn drop(&mut self) {
-        for (_, handle) in self.under_way.drain() {
-            let _ = handle.join();
+        self.shared.board().waiting.clear();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+static LEAVING: AtomicBool = AtomicBool::new(false);
+static THREADS: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+
+/// A thread of this file that is alive.
+struct Here;
+
+impl Here {
+    fn new() -> Self {
+        *THREADS.lock().unwrap_or_else(|e| e.into_inner()) += 1;
+        Here
+    }
+}
+
+impl Drop for Here {
+    fn drop(&mut self) {
+        *THREADS.lock().unwrap_or_else(|e| e.into_inner()) -= 1;
+        ENDED.notify_all();
+    }
+}
+
+/// Before the program exits: a compiler that is at work must not be pulled away from under its threads.
+pub fn settle() {
+    LEAVING.store(true, Ordering::Relaxed);
+    let mut threads = THREADS.lock().unwrap_or_else(|e| e.into_inner());
+    while *threads > 0 {
+        threads = ENDED.wait(threads).unwrap_or_else(|e| e.into_inner());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::compile::version;
+    use super::*;
+
+    /// Needs NVRTC; elsewhere it says so. Its cache is the user's, as for every program.
+    #[test]
+    fn what_is_begun_is_what_the_compiler_gives() {
+        if let Err(e) = version() {
+            return eprintln!("skipped: {e}");
+        }
+        let architecture = "sm_80";
+        let mut ahead = Ahead::default();
+        ahead.begin(architecture, "rows");
+        assert!(ahead.take("rows").is_none(), "left to who asked for it");
+        for source in SOURCES.iter().filter(|s| ["embed", "rotary", "optim"].contains(&s.name)) {
+            let own = machine_code(source, "", architecture).unwrap();
+            if let Some(code) = ahead.take(source.name) {
+                assert!(code.unwrap() == own, "{}", source.name);
+            }
+            assert!(ahead.take(source.name).is_none(), "taken once");
         }
     }
 }

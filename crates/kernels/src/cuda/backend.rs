@@ -62,7 +62,7 @@ impl Backend for Cuda {
         memory::set_indices(self, dst, values)
     }
     fn records(&self) -> bool {
-        true
+        !self.trace.waits()
     }
     fn record(&self, body: &mut dyn FnMut() -> Result<()>) -> Result<Recording> {
         record::record(self, body)

@@ -5,12 +5,13 @@ use super::attention;
 use super::context::check;
 use super::libraries::{self, Library};
 use crate::error::{Error, Result};
-use cudarc::driver::sys::{self as driver, CUfunction, CUfunction_attribute, CUmodule};
+use cudarc::driver::sys::{self as driver, CUfunction, CUfunction_attribute, CUmodule, CUresult};
 use cudarc::nvrtc::sys::{self as nvrtc, nvrtcProgram, nvrtcResult};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Comes before every source: storage types, conversions, reductions, mathematics.
 const PRELUDE: &str = include_str!("prelude.cuh");
@@ -219,6 +220,9 @@ fn fnv(bytes: &[u8]) -> u128 {
     })
 }
 
+/// Files that were begun, so that no two threads write one.
+static PARTS: AtomicU64 = AtomicU64::new(0);
+
 /// Whether the machine code of a source is in the cache.
 pub(super) fn is_kept(source: &Source, defines: &str, architecture: &str) -> bool {
     cached_at(source, defines, architecture).is_some_and(|path| path.exists())
@@ -234,7 +238,8 @@ pub(super) fn machine_code(source: &Source, defines: &str, architecture: &str) -
     }
     let code = compile(source, defines, architecture)?;
     if let Some(path) = path {
-        let part = path.with_extension(format!("part{}", std::process::id()));
+        let number = PARTS.fetch_add(1, Ordering::Relaxed);
+        let part = path.with_extension(format!("part{}-{number}", std::process::id()));
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);
         if folder
             .and_then(|()| std::fs::write(&part, &code))
@@ -322,15 +327,18 @@ impl Modules {
             unreachable!("a module that is in SOURCES: {name}")
         };
         if !is_kept(source, defines, &self.architecture) {
-            ahead.begin(&self.architecture);
+            ahead.begin(&self.architecture, name);
         }
         let begun = if defines.is_empty() { ahead.take(name) } else { None };
         let code = begun.unwrap_or_else(|| machine_code(source, defines, &self.architecture))?;
         let mut module = std::ptr::null_mut();
         // SAFETY: a whole image, which the driver copies.
-        check(unsafe { driver::cuModuleLoadData(&mut module, code.as_ptr().cast()) }, || {
-            format!("loading {name}.cu")
-        })?;
+        let mut load = |code: &[u8]| unsafe { driver::cuModuleLoadData(&mut module, code.as_ptr().cast()) };
+        if load(&code) != CUresult::CUDA_SUCCESS {
+            // What was kept may be damaged.
+            let fresh = compile(source, defines, &self.architecture)?;
+            check(load(&fresh), || format!("loading {name}.cu"))?;
+        }
         Ok(module)
     }
 }

@@ -6,8 +6,7 @@ use crate::footprint::Footprint;
 const LOGITS: usize = 1 << 30;
 
 /// Measured on one H200 with a model of half a billion weights in bf16: a training step of 16 x 1024 tokens takes 21.0 GiB
-/// of the card and 115 ms, where the plan says 21.3 GiB (38.2 and 39.7 GiB with three times the weights and 8192 tokens at
-/// once); 256 sequences are decoded at 137.7k tokens/s.
+/// of the card, where the plan says 21.3 GiB (38.3 and 39.7 GiB with three times the weights and 8192 tokens at once).
 pub const FOOTPRINT: Footprint = Footprint {
     own_memory: true,
     // One form serves forward and backward; that of bf16 is the upper half of the master.

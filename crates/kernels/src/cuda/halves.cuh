@@ -1,5 +1,5 @@
 // Numbers of f32 in two halves. The upper one is the number rounded to bf16, which products read; the lower one says how
-// many of the number's last places are missing. Nothing is lost and nothing is stored twice. Ties are rounded away from
+// many of the number's last places are missing. Nothing is lost (of what is not a number, which), nothing is stored twice. Ties are rounded away from
 // zero, so that the count is at least -32768 and at most 32767.
 
 struct Halves {
@@ -10,7 +10,11 @@ struct Halves {
 __device__ __forceinline__ float joined(u32 lower, u32 upper) {
     return __uint_as_float((upper << 16) + (u32)(int)(short)lower);
 }
-__device__ __forceinline__ u32 upper_half(float x) { return (__float_as_uint(x) + 0x8000u) >> 16; }
+// Rounding up must not make a number of what is none.
+__device__ __forceinline__ u32 upper_half(float x) {
+    const u32 bits = __float_as_uint(x);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 0x40u : (bits + 0x8000u) >> 16;
+}
 __device__ __forceinline__ u32 lower_half(float x) { return __float_as_uint(x) & 0xffffu; }
 
 __device__ __forceinline__ float load(const Halves& p, u64 i) { return joined(p.lower[i], p.upper[i]); }

@@ -34,6 +34,7 @@ mod trace;
 mod tune;
 pub mod vector;
 
+pub use ahead::settle;
 pub use context::Cuda;
 pub use footprint::FOOTPRINT;
 

@@ -1,7 +1,7 @@
 //! Updates of parameters from their gradients.
 
 use super::context::Cuda;
-use super::halves::Whole;
+use super::halves::{Whole, is_of};
 use super::launch::{Grid, args};
 use super::linear::form;
 use super::memory::{element, halves};
@@ -57,6 +57,8 @@ pub fn adamw(cuda: &Cuda, params: &mut [AdamWParam<'_>]) -> Result<()> {
     for p in params {
         let (n, state) = (p.param.len(), [&*p.param, p.grad, &*p.first, &*p.second]);
         assert!(all_f32(&state, n) && p.derived.as_ref().is_none_or(|w| w.n * w.k == n));
+        let own = p.derived.as_ref().is_none_or(|w| halves(p.param, 0).is_none() || is_of(p.param, w));
+        assert!(own, "a master in halves is updated with its own weight");
         let storage = match (halves(p.param, 0), &p.derived) {
             (Some(_), _) => HALVED,
             (None, Some(w)) if w.dtype == DType::Bf16 => COPIED,

@@ -1,8 +1,8 @@
 //! What an error of the card says beside what failed: the work that was started last, how the stream is, and how much
 //! memory is free.
 //!
-//! Work is started without waiting for it, so a kernel that fails is noticed later. With `FERRL_SYNC=1` everything is
-//! waited for, outside of recordings, and the error names the one that failed.
+//! Work is started without waiting for it, so a kernel that fails is noticed later. With `FERRL_SYNC=1` every kernel and
+//! product is waited for and nothing is recorded, so that the error names the one that failed.
 
 use super::context::{Cuda, reason};
 use super::gemm::Gemm;
@@ -37,6 +37,11 @@ impl Trace {
     pub(super) fn from_env() -> Self {
         let waits = std::env::var_os("FERRL_SYNC").is_some_and(|v| !v.is_empty() && v != "0");
         Trace { last: Mutex::default(), waits }
+    }
+
+    /// Whether everything is waited for.
+    pub(super) fn waits(&self) -> bool {
+        self.waits
     }
 
     /// A kernel is about to be started.
