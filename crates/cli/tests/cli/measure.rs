@@ -103,6 +103,18 @@ fn a_check_compares_with_reference_models() {
     fails(&["bench", "--fixtures", fixtures], 2, &["--check"]);
 }
 
+/// A typo must not pass for a device that is right; a row of the table can be asked for by its name.
+#[test]
+fn a_check_that_is_not_there_is_refused() {
+    fails(
+        &["bench", "--check", "--device", "cpu", "--only", "curvs"],
+        2,
+        &["\"curvs\"", "fix: --only \"curves\""],
+    );
+    let table = ok(&["bench", "--check", "--device", "cpu", "--only", "qwen2 odd f32"]);
+    assert_eq!(table.lines().filter(|l| l.starts_with("qwen2")).count(), 1, "{table}");
+}
+
 /// A device beside itself: whatever is compared is the same, in imitation and in learning from answers.
 #[test]
 fn a_check_trains_on_two_devices() {

@@ -68,20 +68,6 @@ pub const CASES: &[(&str, Case)] = &[
     ("divergence", logp::divergence),
 ];
 
-/// Runs every case whose name contains `only`, tells `each` about every question, and says whether all went well.
-pub fn run(
-    cpu: &dyn Backend,
-    card: &dyn Backend,
-    only: &str,
-    each: &mut dyn FnMut(&Outcome),
-) -> Result<bool> {
-    let mut check = Check::new(cpu, card, each);
-    for (name, case) in CASES.iter().filter(|(name, _)| name.contains(only)) {
-        case(&mut check).map_err(|e| e.at(name))?;
-    }
-    Ok(check.right)
-}
-
 impl<'a> Check<'a> {
     /// Nothing asked yet; `each` hears every answer.
     pub fn new(cpu: &'a dyn Backend, card: &'a dyn Backend, each: &'a mut dyn FnMut(&Outcome)) -> Self {

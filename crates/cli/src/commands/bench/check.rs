@@ -9,44 +9,38 @@ use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::generate::{CacheOptions, Completion, Request, Sampler, SamplingParams};
 use ferrl_engine::model::{FAMILIES, Model, Options};
 use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, stats};
-use ferrl_engine::{Error, Result};
-use ferrl_kernels::check::{CASES, Outcome, run as run_cases};
+use ferrl_engine::{Error, Result, nearest};
+use ferrl_kernels::check::{CASES, Check, Outcome};
 use ferrl_kernels::{BACKENDS, Backend, DType};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Rows of the table, and what went wrong.
-#[derive(Default)]
-struct Table {
+/// What is asked for, the rows printed so far, and what went wrong.
+struct Table<'a> {
+    only: &'a str,
+    rows: usize,
     failures: usize,
 }
 
-impl Table {
-    fn head(&self) -> Result<()> {
-        print(&format!("{:<44}{:>9}{:>12}{:>12}{:>9}\n", "what", "checks", "worst", "allowed", "seconds"))
+impl Table<'_> {
+    fn wants(&self, name: &str) -> bool {
+        name.contains(self.only)
     }
 
-    /// An error is one failure, and its own line.
-    fn wrong<T>(&mut self, name: &str, done: Result<T>) -> Result<()> {
-        match done {
-            Ok(_) => Ok(()),
-            Err(e) => {
-                self.failures += 1;
-                print(&format!("{name}: {e}\n"))
-            }
-        }
-    }
-
-    /// One line for a group of questions, then one for each that failed.
-    fn group(&mut self, name: &str, outcomes: &[Outcome], seconds: f64) -> Result<()> {
-        self.row(name, outcomes, seconds)?;
+    /// One line for a group of questions that is asked for, then one for each that failed.
+    fn ask(&mut self, name: &str, questions: impl FnOnce(&mut Vec<Outcome>) -> Result<()>) -> Result<()> {
+        let outcomes = self.row(name, questions)?;
         outcomes.iter().filter(|o| !o.is_right()).take(8).try_for_each(Self::line)
     }
 
     /// The same for questions of different kinds, of which none stands for the others.
-    fn each(&mut self, name: &str, outcomes: &[Outcome], seconds: f64) -> Result<()> {
-        self.row(name, outcomes, seconds)?;
+    fn ask_each(
+        &mut self,
+        name: &str,
+        questions: impl FnOnce(&mut Vec<Outcome>) -> Result<()>,
+    ) -> Result<()> {
+        let outcomes = self.row(name, questions)?;
         outcomes.iter().try_for_each(Self::line)
     }
 
@@ -55,14 +49,36 @@ impl Table {
         print(&format!("    {}: {:.3e}, allowed {:.3e}{verdict}\n", o.name, o.worst, o.limit))
     }
 
-    fn row(&mut self, name: &str, outcomes: &[Outcome], seconds: f64) -> Result<()> {
+    fn row(
+        &mut self,
+        name: &str,
+        questions: impl FnOnce(&mut Vec<Outcome>) -> Result<()>,
+    ) -> Result<Vec<Outcome>> {
+        let (mut outcomes, start) = (Vec::new(), Instant::now());
+        if !self.wants(name) {
+            return Ok(outcomes);
+        }
+        if self.rows == 0 {
+            print(&format!(
+                "{:<44}{:>9}{:>12}{:>12}{:>9}\n",
+                "what", "checks", "worst", "allowed", "seconds"
+            ))?;
+        }
+        self.rows += 1;
+        // An error is one failure, and its own line.
+        if let Err(e) = questions(&mut outcomes) {
+            self.failures += 1;
+            print(&format!("{name}: {e}\n"))?;
+        }
         let share = |o: &Outcome| if o.limit > 0.0 { o.worst / o.limit } else { o.worst };
         let worst = outcomes.iter().max_by(|a, b| share(a).total_cmp(&share(b)));
         let (most, limit) = worst.map_or((0.0, 0.0), |o| (o.worst, o.limit));
         let wrong = outcomes.iter().filter(|o| !o.is_right()).count();
         let verdict = if wrong == 0 { String::new() } else { format!("  {wrong} FAILED") };
         self.failures += wrong;
-        print(&format!("{name:<44}{:>9}{most:>12.2e}{limit:>12.2e}{seconds:>9.2}{verdict}\n", outcomes.len()))
+        let (count, seconds) = (outcomes.len(), start.elapsed().as_secs_f64());
+        print(&format!("{name:<44}{count:>9}{most:>12.2e}{limit:>12.2e}{seconds:>9.2}{verdict}\n"))?;
+        Ok(outcomes)
     }
 }
 
@@ -72,34 +88,30 @@ pub fn run(device: &str, threads: Option<usize>, only: &str, fixtures: Option<&P
     let card = ferrl_kernels::open(device, threads)?;
     let cpu = (BACKENDS[0].open)(0, threads)?;
     print(&format!("{}\nagainst {}\n\n", card.describe(), cpu.describe()))?;
-    let mut table = Table::default();
-    table.head()?;
-    for (name, _) in CASES.iter().filter(|(name, _)| name.contains(only)) {
-        let (mut outcomes, start) = (Vec::new(), Instant::now());
-        let done = run_cases(&*cpu, &*card, name, &mut |o: &Outcome| outcomes.push(o.clone()));
-        table.wrong(name, done)?;
-        table.group(name, &outcomes, start.elapsed().as_secs_f64())?;
+    let mut table = Table { only, rows: 0, failures: 0 };
+    for (name, case) in CASES {
+        table.ask(name, |out| case(&mut Check::new(&*cpu, &*card, &mut |o| out.push(o.clone()))))?;
     }
-    for family in FAMILIES.iter().map(|f| f.name()).filter(|n| n.contains(only)) {
+    for family in FAMILIES.iter().map(|f| f.name()) {
         for (kind, init) in sizes(family) {
             for dtype in [DType::F32, DType::Bf16] {
-                let (start, mut outcomes) = (Instant::now(), Vec::new());
-                let done = family_checks(&cpu, &card, &init, dtype, &mut outcomes);
                 let name = format!("{family} {kind} {}", dtype.name());
-                table.wrong(&name, done)?;
-                table.group(&name, &outcomes, start.elapsed().as_secs_f64())?;
+                table.ask(&name, |out| family_checks(&cpu, &card, &init, dtype, out))?;
             }
         }
     }
-    curve_checks(&cpu, &card, only, &mut table)?;
-    for dir in fixtures.iter().flat_map(|f| &f.models) {
-        let name = format!("reference {}", dir.file_name().map_or("".into(), |n| n.to_string_lossy()));
-        if name.contains(only) {
-            let (start, mut outcomes) = (Instant::now(), Vec::new());
-            let done = fixtures.as_ref().map_or(Ok(()), |f| f.check(&card, dir, &mut outcomes));
-            table.wrong(&name, done)?;
-            table.group(&name, &outcomes, start.elapsed().as_secs_f64())?;
+    curve_checks(&cpu, &card, &mut table)?;
+    if let Some(fixtures) = &fixtures {
+        for dir in &fixtures.models {
+            let name = format!("reference {}", dir.file_name().map_or("".into(), |n| n.to_string_lossy()));
+            table.ask(&name, |out| fixtures.check(&card, dir, out))?;
         }
+    }
+    if table.rows == 0 {
+        let names: Vec<&str> = CASES.iter().map(|c| c.0).chain(FAMILIES.iter().map(|f| f.name())).collect();
+        let hint = nearest(only, names.iter().copied().chain(["curves"])).unwrap_or("curves");
+        return Err(Error::usage(format!("no check's name contains {only:?}"))
+            .fix(format!("--only {hint:?}; without --only the names of all are printed")));
     }
     match table.failures {
         0 => print("\nall passed\n"),
@@ -109,25 +121,14 @@ pub fn run(device: &str, threads: Option<usize>, only: &str, fixtures: Option<&P
 }
 
 /// Whole training runs; without one that is asked for, not even their folder is made.
-fn curve_checks(
-    cpu: &Arc<dyn Backend>,
-    card: &Arc<dyn Backend>,
-    only: &str,
-    table: &mut Table,
-) -> Result<()> {
+fn curve_checks(cpu: &Arc<dyn Backend>, card: &Arc<dyn Backend>, table: &mut Table<'_>) -> Result<()> {
     let mut cases = Curves::cases()?;
-    cases.retain(|c| c.name.contains(only));
+    cases.retain(|c| table.wants(&c.name));
     if cases.is_empty() {
         return Ok(());
     }
     let curves = Curves::new("curves")?;
-    for case in &cases {
-        let (start, mut outcomes) = (Instant::now(), Vec::new());
-        let done = curves.check(cpu, card, case, &mut outcomes);
-        table.wrong(&case.name, done)?;
-        table.each(&case.name, &outcomes, start.elapsed().as_secs_f64())?;
-    }
-    Ok(())
+    cases.iter().try_for_each(|case| table.ask_each(&case.name, |out| curves.check(cpu, card, case, out)))
 }
 
 /// Odd sizes, which take the plain ways; and even ones, which take the fast ways.
