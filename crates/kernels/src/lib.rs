@@ -10,6 +10,7 @@ pub mod error;
 pub mod footprint;
 pub mod math;
 pub mod mmap;
+mod operands;
 pub mod philox;
 pub mod truncate;
 pub mod usage;

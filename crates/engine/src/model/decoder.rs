@@ -4,10 +4,10 @@
 //! linear layers read and write has the model's compute type.
 
 use super::config::{Activation, NormKind};
-use super::gradient::{Grads, Slot, added_to};
+use super::gradient::{Grads, Taken, added_to};
 use super::weights::{Affine, LayerLayout, Model};
 use crate::Result;
-use ferrl_kernels::backend::{self, Attention, Backend, Heads, NormGrads, NormInput, PagedRows, Segments};
+use ferrl_kernels::backend::{self, Attention, Heads, NormInput, PagedRows, Segments};
 use ferrl_kernels::{Buffer, DType};
 
 /// Where keys and values of earlier tokens are.
@@ -83,41 +83,6 @@ impl Flow {
     /// What flows into a sublayer without a norm at its end.
     fn plain(&self) -> &Buffer {
         self.rounded.as_ref().unwrap_or(&self.dx)
-    }
-}
-
-/// The gradients of a weight and its bias, out of the list of all for a while.
-struct Taken {
-    of: Affine,
-    weight: Option<Slot>,
-    bias: Option<Slot>,
-}
-
-impl Taken {
-    fn of(of: Affine, grads: Grads<'_>) -> Self {
-        Taken { of, weight: grads[of.weight].take(), bias: of.bias.and_then(|i| grads[i].take()) }
-    }
-
-    /// Where the sums go, and whether to add to what is there.
-    fn sums(&mut self, b: &dyn Backend) -> Result<(bool, [Option<&mut Buffer>; 2])> {
-        let add = [&self.weight, &self.bias].into_iter().flatten().any(|slot| !slot.is_empty());
-        let sums = match add {
-            true => [added_to(b, &mut self.weight)?, added_to(b, &mut self.bias)?],
-            false => [&mut self.weight, &mut self.bias].map(|slot| slot.as_mut().map(Slot::written)),
-        };
-        Ok((add, sums))
-    }
-
-    fn norm_grads(&mut self, b: &dyn Backend) -> Result<NormGrads<'_>> {
-        let (add, [weight, bias]) = self.sums(b)?;
-        Ok(NormGrads { weight, bias, add })
-    }
-
-    fn give_back(self, grads: Grads<'_>) {
-        grads[self.of.weight] = self.weight;
-        if let Some(i) = self.of.bias {
-            grads[i] = self.bias;
-        }
     }
 }
 
@@ -306,6 +271,7 @@ impl Model {
         b.linear_dx(dproj, self.weight(p.attn_out.weight), &mut datt)?;
         let mut dqkv = self.activations(a.qkv.len())?;
         b.attention_backward(op, &a.qkv, &a.att, &a.lse, &datt, segments, &mut dqkv)?;
+        // What the product's own backward is left with: without the bias, where that was summed on the way.
         let mut rest = p.qkv;
         if let (Some((q, k)), Some(raw)) = (p.qk_norm, &a.qkv_raw) {
             self.rotate(t, op.heads, true, &mut dqkv)?;

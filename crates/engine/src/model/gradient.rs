@@ -1,6 +1,8 @@
 //! Gradients of parameters while they are summed.
 
+use super::weights::Affine;
 use crate::Result;
+use ferrl_kernels::backend::NormGrads;
 use ferrl_kernels::{Backend, Buffer, DType};
 
 /// Where gradients of parameters go; `None` is frozen.
@@ -64,4 +66,42 @@ impl Slot {
 /// A slot that may be absent, to be added to.
 pub fn added_to<'a>(backend: &dyn Backend, slot: &'a mut Option<Slot>) -> Result<Option<&'a mut Buffer>> {
     slot.as_mut().map(|slot| slot.added_to(backend)).transpose()
+}
+
+/// The gradients of a weight and its bias, out of the list of all for a while.
+pub(super) struct Taken {
+    of: Affine,
+    weight: Option<Slot>,
+    bias: Option<Slot>,
+}
+
+impl Taken {
+    /// Takes them out.
+    pub(super) fn of(of: Affine, grads: Grads<'_>) -> Self {
+        Taken { of, weight: grads[of.weight].take(), bias: of.bias.and_then(|i| grads[i].take()) }
+    }
+
+    /// Where the sums go, and whether to add to what is there.
+    pub(super) fn sums(&mut self, b: &dyn Backend) -> Result<(bool, [Option<&mut Buffer>; 2])> {
+        let add = [&self.weight, &self.bias].into_iter().flatten().any(|slot| !slot.is_empty());
+        let sums = match add {
+            true => [added_to(b, &mut self.weight)?, added_to(b, &mut self.bias)?],
+            false => [&mut self.weight, &mut self.bias].map(|slot| slot.as_mut().map(Slot::written)),
+        };
+        Ok((add, sums))
+    }
+
+    /// The same for a norm.
+    pub(super) fn norm_grads(&mut self, b: &dyn Backend) -> Result<NormGrads<'_>> {
+        let (add, [weight, bias]) = self.sums(b)?;
+        Ok(NormGrads { weight, bias, add })
+    }
+
+    /// Back into the list.
+    pub(super) fn give_back(self, grads: Grads<'_>) {
+        grads[self.of.weight] = self.weight;
+        if let Some(i) = self.of.bias {
+            grads[i] = self.bias;
+        }
+    }
 }

@@ -6,8 +6,9 @@
 use super::context::Cuda;
 use super::launch::{Arg, Grid, args};
 use super::linear::{form, forward};
-use super::memory::{f32_ptr, ptr, u32s};
+use super::memory::{f32_ptr, ptr};
 use super::norm::offset;
+use super::rotary::check_positions;
 use crate::backend::{Activation, Affine, Heads, Normed, PagedRows, Turns};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
@@ -176,12 +177,8 @@ pub fn normed_qkv(
     if !whole || !norms(norm, x) || !serves(cuda, &few)? {
         return Ok(false);
     }
-    let known = turns.cos.len() / (turns.dim / 2);
-    assert!(turns.positions.len() == few.rows && qkv.len() == few.rows * heads.qkv_width());
-    assert!(
-        u32s(turns.positions).iter().all(|&p| (p as usize) < known),
-        "a position beyond the {known} known"
-    );
+    assert_eq!(qkv.len(), few.rows * heads.qkv_width());
+    check_positions(&turns, few.rows);
     let slots = super::attention::slots(cuda, heads, qkv, rows, cache)?;
     let turned = args![
         f32_ptr(turns.cos),

@@ -48,7 +48,7 @@ fn wholly(turns: &Turns<'_>, heads: Heads) -> bool {
 }
 
 /// Checks that the angles of every row are known.
-fn check(turns: &Turns<'_>, rows: usize) {
+pub(super) fn check_positions(turns: &Turns<'_>, rows: usize) {
     let known = turns.cos.len() / (turns.dim / 2);
     assert!(turns.cos.len() == turns.sin.len() && turns.positions.len() == rows);
     assert!(
@@ -72,7 +72,7 @@ pub fn linear_qkv(
         return Ok(false);
     };
     assert!(x.len() == count * w.k && w.n == heads.qkv_width());
-    check(&turns, count);
+    check_positions(&turns, count);
     // Sums that a bias is added to must not be rounded before.
     let sums = match layer.bias {
         Some(_) => Some(cuda.arena.take(qkv.len() * 4)?),
@@ -119,7 +119,7 @@ pub fn qkv_backward(
     let (Some(turns), Some(dbias)) = (turns, dbias) else { return Ok(false) };
     let rows = row_count(dqkv.len(), width);
     assert_eq!(dbias.len(), width);
-    check(&turns, rows);
+    check_positions(&turns, rows);
     let chunks = rows.div_ceil(CHUNK);
     let sums = cuda.arena.take(chunks * width * 4)?;
     let all = heads.heads + 2 * heads.kv_heads;

@@ -1,0 +1,311 @@
+//! What the operations of a [`Backend`](crate::Backend) are told and give back: settings, shapes, lists of rows.
+
+use crate::buffer::{Buffer, Weight};
+use std::any::Any;
+
+/// How rows are normalised.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    /// Mean subtracted as well (LayerNorm), or only the scale (RMSNorm).
+    pub centred: bool,
+    /// Multiply by `1 + weight` instead of `weight`.
+    pub plus_one: bool,
+    /// Added to the variance.
+    pub eps: f32,
+    /// Elements of a row.
+    pub width: usize,
+}
+
+/// What a norm of the residual stream was computed from.
+#[derive(Clone, Copy)]
+pub struct NormInput<'a> {
+    /// f32; the sum of this and `delta` was normalised.
+    pub x: &'a Buffer,
+    /// What a sublayer added, in the compute type.
+    pub delta: Option<&'a Buffer>,
+    /// The norm's weight.
+    pub weight: &'a Buffer,
+    /// The norm's bias.
+    pub bias: Option<&'a Buffer>,
+}
+
+/// Where the gradients of a norm's parameters go, each whole sum in one addition.
+#[derive(Default)]
+pub struct NormGrads<'a> {
+    /// f32, one element a column.
+    pub weight: Option<&'a mut Buffer>,
+    /// The same.
+    pub bias: Option<&'a mut Buffer>,
+    /// Whether they are added to, or written.
+    pub add: bool,
+}
+
+/// The middle of a feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `[gate, up] -> silu(gate) * up`
+    SiluGated,
+    /// `[gate, up] -> gelu_tanh(gate) * up`
+    GeluGated,
+    /// `x -> gelu_tanh(x)`
+    Gelu,
+}
+
+/// Heads of an attention layer. A row of `qkv` is `[heads | kv_heads | kv_heads] * head_dim`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Heads {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl Heads {
+    /// Elements of a row of `qkv`.
+    pub fn qkv_width(self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+    /// Elements of a row of attention's output.
+    pub fn out_width(self) -> usize {
+        self.heads * self.head_dim
+    }
+}
+
+/// Causal attention over packed sequences.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Attention {
+    /// The heads.
+    pub heads: Heads,
+    /// Scores are `q . k * scale`.
+    pub scale: f32,
+    /// `cap * tanh(score / cap)`.
+    pub softcap: Option<f32>,
+    /// Keys a query sees, counting itself.
+    pub window: Option<usize>,
+}
+
+/// Sequences laid end to end: sequence `i` is rows `starts[i]..starts[i + 1]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segments {
+    /// One more than there are sequences; the last is the number of rows.
+    pub starts: Vec<usize>,
+}
+
+impl Segments {
+    /// From the lengths of the sequences.
+    pub fn of(lengths: impl IntoIterator<Item = usize>) -> Self {
+        let mut starts = vec![0];
+        for len in lengths {
+            starts.push(starts[starts.len() - 1] + len);
+        }
+        Segments { starts }
+    }
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.starts[self.starts.len() - 1]
+    }
+    /// Row ranges of the sequences.
+    pub fn iter(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
+        self.starts.windows(2).map(|w| w[0]..w[1])
+    }
+}
+
+/// New tokens of some sequences whose keys and values live in cache blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PagedRows {
+    /// One entry per sequence, rows in this order.
+    pub sequences: Vec<PagedSequence>,
+}
+
+/// The new tokens of one sequence.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PagedSequence {
+    /// First row in this batch.
+    pub row: usize,
+    /// Number of new tokens.
+    pub count: usize,
+    /// Position of the first new token; all earlier ones are in the cache.
+    pub position: usize,
+    /// Cache blocks of the sequence, in order, enough for `position + count` tokens.
+    pub blocks: Vec<u32>,
+}
+
+/// What turns hidden states into token log-probabilities: `log softmax(cap(x · wᵀ) / temperature)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogpHead {
+    /// Divides the logits.
+    pub temperature: f32,
+    /// `cap * tanh(logit / cap)` before the temperature.
+    pub softcap: Option<f32>,
+}
+
+/// Per-row results of the logp head, f32, one element a row.
+pub struct LogpStats {
+    /// Log-probability of the row's target.
+    pub logp: Buffer,
+    /// Entropy of the row's distribution, in nats.
+    pub entropy: Buffer,
+    /// Log of the sum of exponentials of the scaled logits.
+    pub lse: Buffer,
+}
+
+/// What flows back into the logp head, f32, one element a row.
+pub struct LogpGrads<'a> {
+    /// d loss / d logp
+    pub logp: &'a Buffer,
+    /// d loss / d entropy
+    pub entropy: Option<&'a Buffer>,
+    /// d loss / d logp of the other tokens, `[rows, others]`
+    pub others: Option<&'a Buffer>,
+}
+
+/// A norm with its parameters, f32.
+#[derive(Clone, Copy)]
+pub struct Normed<'a> {
+    /// How rows are normalised.
+    pub op: Norm,
+    /// One element a column.
+    pub weight: &'a Buffer,
+    /// The same.
+    pub bias: Option<&'a Buffer>,
+}
+
+/// A linear layer.
+#[derive(Clone, Copy)]
+pub struct Affine<'a> {
+    /// What rows are multiplied with.
+    pub weight: &'a Weight,
+    /// f32, added after.
+    pub bias: Option<&'a Buffer>,
+}
+
+/// How [`Backend::rotary`](crate::Backend::rotary) turns rows.
+#[derive(Clone, Copy)]
+pub struct Turns<'a> {
+    /// Dimensions of a head that are turned.
+    pub dim: usize,
+    /// f32 `[positions, dim / 2]`.
+    pub cos: &'a Buffer,
+    /// The same.
+    pub sin: &'a Buffer,
+    /// One a row.
+    pub positions: &'a Buffer,
+}
+
+/// How a token of a row is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ask {
+    /// At least 0 and below 1: the first token, in the order of ids, whose cumulative probability exceeds it. Without one
+    /// the largest is taken, whatever the rest says.
+    pub draw: Option<f32>,
+    /// Only the so many likeliest tokens, of equals those of lower ids; 0 is all.
+    pub top_k: usize,
+    /// Of these only the likeliest that together reach this share; 1 is all.
+    pub top_p: f32,
+    /// Of these only tokens at least this many times as likely as the likeliest; 0 is all.
+    pub min_p: f32,
+}
+
+impl Ask {
+    /// With that draw, or the largest; no token is dropped.
+    pub fn plain(draw: Option<f32>) -> Self {
+        Ask { draw, top_k: 0, top_p: 1.0, min_p: 0.0 }
+    }
+    /// Whether tokens are dropped.
+    pub fn truncates(&self) -> bool {
+        self.draw.is_some() && (self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0)
+    }
+}
+
+/// A token chosen from a row of logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// Which.
+    pub token: u32,
+    /// Its logit.
+    pub logit: f32,
+    /// The row's log of the sum of exponentials.
+    pub lse: f32,
+    /// Its log-probability among the tokens that could be chosen; 0 for the largest.
+    pub kept: f32,
+}
+
+/// Choices that a device has begun to make; see [`Backend::choose`](crate::Backend::choose).
+pub struct Choices(Box<dyn Any + Send + Sync>);
+
+impl Choices {
+    /// For backends: wraps what they made.
+    pub fn new(data: Box<dyn Any + Send + Sync>) -> Self {
+        Choices(data)
+    }
+    /// For backends: what they made.
+    pub fn data(&self) -> &dyn Any {
+        &*self.0
+    }
+}
+
+/// AdamW's settings for one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+    /// Decoupled: `w -= lr * weight_decay * w`.
+    pub weight_decay: f64,
+    /// Steps taken, counting this one; for the bias correction.
+    pub step: u64,
+    /// Multiplies the gradient first (clipping).
+    pub grad_scale: f32,
+}
+
+/// A parameter that AdamW updates; all buffers are f32.
+pub struct AdamWParam<'a> {
+    /// The step's settings.
+    pub op: AdamW,
+    /// Elements that are updated.
+    pub ranges: &'a [std::ops::Range<usize>],
+    /// The parameter.
+    pub param: &'a mut Buffer,
+    /// Its gradient.
+    pub grad: &'a Buffer,
+    /// First moment.
+    pub first: &'a mut Buffer,
+    /// Second moment.
+    pub second: &'a mut Buffer,
+    /// What products read.
+    pub derived: Option<&'a mut Weight>,
+}
+
+/// SGD's settings for one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sgd {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Decay of the velocity; 0 is plain gradient descent.
+    pub momentum: f64,
+    /// Added to the gradient: `g += weight_decay * w`.
+    pub weight_decay: f64,
+    /// Multiplies the gradient first (clipping).
+    pub grad_scale: f32,
+}
+
+/// Work that a device can start again; see [`Backend::record`](crate::Backend::record).
+pub struct Recording(Box<dyn Any + Send + Sync>);
+
+impl Recording {
+    /// For backends: wraps what they made.
+    pub fn new(data: Box<dyn Any + Send + Sync>) -> Self {
+        Recording(data)
+    }
+    /// For backends: what they made.
+    pub fn data(&self) -> &dyn Any {
+        &*self.0
+    }
+}
