@@ -90,6 +90,9 @@ fn what_does_not_fit_is_refused_and_the_named_change_fits() {
     fails(&["plan", &recipe, "algo=sft", "--memory", "3MiB"], 5, &["no setting alone", "smaller model"]);
     fails(&["plan", &recipe, "--memory", "3apples"], 2, &["apples", "GiB"]);
     fails(&["plan", &folder.path("palnned.toml")], 2, &["cannot read the recipe"]);
+    // A file that is there is not asked whether it was meant.
+    let bytes = folder.write("bytes.toml", b"algo = \"\xff\"\n");
+    fails(&["plan", &bytes], 2, &["bytes.toml", "UTF-8", "fix: give the path of a .toml file"]);
 }
 
 #[test]

@@ -104,7 +104,7 @@ impl Resolved {
 fn read(path: &std::path::Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|e| {
         let error = Error::usage(format!("cannot read the recipe: {e}")).at(path.display());
-        match similar(path) {
+        match similar(path).filter(|_| e.kind() == std::io::ErrorKind::NotFound) {
             Some(near) => error.fix(format!("did you mean {}?", near.display())),
             None => {
                 error.fix("give the path of a .toml file; `ferrl recipe show NAME` prints one to start from")
