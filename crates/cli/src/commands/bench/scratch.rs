@@ -3,7 +3,7 @@
 use ferrl_engine::{Error, Result};
 use std::path::PathBuf;
 
-/// Removed, with all that is in it, when it goes out of scope.
+/// Removed, with all that is in it, when it goes out of scope or the program is interrupted.
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
@@ -12,6 +12,13 @@ impl Scratch {
         let path = std::env::temp_dir().join(format!("ferrl-bench-{name}-{}", std::process::id()));
         let made = std::fs::create_dir_all(&path);
         made.map_err(|e| Error::data(format!("cannot create: {e}")).at(path.display()))?;
+        let gone = path.clone();
+        let interrupted = move || {
+            let _ = std::fs::remove_dir_all(&gone);
+            crate::output::exit(130);
+        };
+        // Only the first of a process is heard; where another is, the folder stays.
+        let _ = ctrlc::set_handler(interrupted);
         Ok(Scratch(path))
     }
 }
