@@ -46,6 +46,28 @@ pub struct Group {
     pub place: String,
 }
 
+/// Called with the number of rows that are done and of all rows; `false` ends the work early, without an error.
+pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> bool;
+
+/// What a source holds: the start of a run says it, and so does its report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Rows of all files; none for a generated task, which has no end.
+    pub rows: Option<usize>,
+    /// Tokens of all rows; none where nothing is known yet.
+    pub tokens: Option<usize>,
+    /// Those of them that are trained (0 for prompts).
+    pub trained: usize,
+    /// Whether every row was counted; an estimate from some of them otherwise.
+    pub exact: bool,
+    /// Sequences cut to `data.max_length`.
+    pub truncated: usize,
+    /// Rows left out because the cut left nothing to train.
+    pub dropped: usize,
+    /// Tokens of the longest sequence, as it is trained.
+    pub longest: usize,
+}
+
 /// A stream of examples.
 pub trait Source: Send {
     /// The next `n`.
@@ -59,6 +81,15 @@ pub trait Source: Send {
     /// Whether all prompts come with answers and rewards: nothing is sampled then.
     fn graded(&self) -> bool {
         false
+    }
+    /// Reads every example once, in the order of the files, and refuses the first that cannot be learned from. What is only
+    /// doubtful is raised as a warning. Where the stream stands does not change.
+    fn check(&mut self, _progress: Progress<'_>) -> Result<()> {
+        Ok(())
+    }
+    /// What is there to learn from: exact after [`Source::check`].
+    fn summary(&self) -> Summary {
+        Summary::default()
     }
     /// Where the stream stands.
     fn state(&self) -> Value;
