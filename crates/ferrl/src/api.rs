@@ -161,7 +161,7 @@ impl Trainer {
         }
         let rows = vec![data::Dataset::from_rows("dataset", rows)];
         let data = own.data.clone();
-        let mut stage = setup::stage_over(own, backend, &model, |tokenizer, wants| {
+        let mut stage = setup::stage_over(own, backend, &model, |tokenizer, wants, _| {
             Ok(Box::new(FileSource::over(rows, &data, &model, tokenizer, wants, config.seed)?))
         })?;
         if reference.is_some() {

@@ -29,4 +29,5 @@ pub mod teacher;
 pub mod train;
 pub mod trust_region;
 pub mod verify;
+pub mod warnings;
 pub mod worker;

@@ -15,6 +15,7 @@ use crate::run::{
 };
 use crate::setup;
 use crate::train::{Report, Stage, Waits};
+use crate::warnings::{Warning, Warnings};
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::{Error, Result, nearest};
@@ -32,6 +33,10 @@ pub trait Watch {
     fn step(&mut self, stage: &str, step: u64, steps: u64, record: &StepRecord);
     /// Something worth a line.
     fn note(&mut self, text: &str);
+    /// Something that is probably not meant.
+    fn warn(&mut self, warning: &Warning) {
+        self.note(&format!("warning: {warning}"));
+    }
     /// Who wants to be told what a step is busy with.
     fn waits(&self) -> Option<Waits> {
         None
@@ -211,6 +216,7 @@ impl OneStage<'_> {
             self.restore(&mut stage, path, state)?;
             watch.note(&format!("resumed after step {} of {}", stage.step, self.name));
         }
+        self.warn(&stage.warnings, watch)?;
         let mut over = stage.step == total || self.settled(&recipe)?;
         let was_over = over;
         let checkpoints = self.checkpoints(&recipe);
@@ -247,6 +253,7 @@ impl OneStage<'_> {
                 log.rollouts.write(step, &rollouts.iter().map(printed).collect::<Vec<_>>())?;
             }
             watch.step(self.name, stage.step, total, &record);
+            self.warn(&stage.warnings, watch)?;
             let stop = watch.interrupted();
             over = ends || (judged && self.settled(&recipe)?);
             if due(recipe.checkpoint.every) || judged || over || stop {
@@ -272,6 +279,15 @@ impl OneStage<'_> {
             SaveOptions { dtype: Dtype::F32, source: Some(self.dir), overwrite: true, ..Default::default() };
         stage.policy.model.save(&out, Some(&ModelDir::open(self.dir)?.config_json), &options)?;
         Ok((Some(steps), first, last))
+    }
+
+    /// Shows what was raised since the last call.
+    fn warn(&self, warnings: &Warnings, watch: &mut dyn Watch) -> Result<()> {
+        for warning in warnings.take() {
+            watch.warn(&warning);
+            self.folder.log_warning(&warning)?;
+        }
+        Ok(())
     }
 
     /// Whether the last evaluations of this stage, as many as `checkpoint.patience`, brought no new best. What was
@@ -385,7 +401,8 @@ impl OneStage<'_> {
         let (wants, recipe) = (stage.wants, stage.recipe.clone());
         let mut all = Evaluation::default();
         if wants != Wants::Rollouts {
-            let mut source = setup::source(&recipe, self.dir, &stage.tokenizer, wants, true)?;
+            let mut source =
+                setup::source(&recipe, self.dir, &stage.tokenizer, wants, true, &stage.warnings)?;
             all.metrics = stage.validate(&mut *source, recipe.eval.prompts)?;
         }
         let graded = wants == Wants::Rollouts || setup::task(&recipe)?.is_some() || !recipe.reward.is_empty();
@@ -399,7 +416,8 @@ impl OneStage<'_> {
 
     /// Held-out questions, sampled and graded.
     fn ask(&self, stage: &Stage, recipe: &Recipe) -> Result<Evaluation> {
-        let mut source = setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true)?;
+        let mut source =
+            setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true, &stage.warnings)?;
         let model = &stage.policy.model;
         let cache = setup::cache_options(&recipe.rollout, &*model.backend);
         let mut sampler = Sampler::new(model, cache)?.with_tokenizer(stage.tokenizer.clone());
@@ -418,7 +436,8 @@ impl OneStage<'_> {
             evaluate(model, &mut sampler, &stage.tokenizer, &mut *source, rewards, &settings, asked)?;
         if temperature > 0.0 {
             settings.temperature = 0.0;
-            let mut source = setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true)?;
+            let mut source =
+                setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true, &stage.warnings)?;
             let asked = (recipe.eval.prompts, 1, recipe.seed);
             let greedy =
                 evaluate(model, &mut sampler, &stage.tokenizer, &mut *source, rewards, &settings, asked)?;

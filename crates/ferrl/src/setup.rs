@@ -6,6 +6,7 @@ use crate::reward::Rewards;
 use crate::source::{FileSource, Source};
 use crate::task::{self, Task, TaskSource};
 use crate::train::Stage;
+use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::{Dtype, InitOptions, ModelDir, SaveOptions, init_model};
 use ferrl_engine::generate::{CacheOptions, Sampler};
 use ferrl_engine::model::{Head, Model, Options};
@@ -82,7 +83,9 @@ fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> {
 /// A stage that starts from the model in `dir` and learns from what its recipe names.
 pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<Stage> {
     let data = recipe.clone();
-    stage_over(recipe, backend, dir, |tokenizer, wants| source(&data, dir, tokenizer, wants, false))
+    stage_over(recipe, backend, dir, |tokenizer, wants, warnings| {
+        source(&data, dir, tokenizer, wants, false, warnings)
+    })
 }
 
 /// A stage that starts from the model in `dir` and learns from any source.
@@ -90,7 +93,7 @@ pub fn stage_over(
     recipe: Recipe,
     backend: Arc<dyn Backend>,
     dir: &Path,
-    source: impl FnOnce(&Arc<Tokenizer>, Wants) -> Result<Box<dyn Source>>,
+    source: impl FnOnce(&Arc<Tokenizer>, Wants, &Warnings) -> Result<Box<dyn Source>>,
 ) -> Result<Stage> {
     backend.set_exact(recipe.exact).map_err(|e| e.at("exact"))?;
     let (algo, wants) = algorithm(&recipe)?;
@@ -120,7 +123,8 @@ pub fn stage_over(
     } else {
         None
     };
-    let source = source(&tokenizer, wants)?;
+    let warnings = Warnings::default();
+    let source = source(&tokenizer, wants, &warnings)?;
     let samples = recipe.rollout.samples;
     let sampler = if wants == Wants::Rollouts && !source.graded() {
         if samples < needs.group {
@@ -151,6 +155,7 @@ pub fn stage_over(
         step: 0,
         ahead: VecDeque::new(),
         foresees: backend.is_exact(),
+        warnings,
         waits: Arc::new(|_| ()),
     })
 }
@@ -218,10 +223,16 @@ pub fn source(
     tokenizer: &Arc<Tokenizer>,
     wants: Wants,
     held_out: bool,
+    warnings: &Warnings,
 ) -> Result<Box<dyn Source>> {
     match task(recipe)? {
         Some(task) => Ok(Box::new(TaskSource::new(task, tokenizer.clone(), wants, held_out)?)),
         None => {
+            if !recipe.data.task.is_empty() {
+                let options = recipe.data.task.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+                let what = format!("data.task ({options}) is not used: data.train names no generated task");
+                warnings.raise("unused-task-options", what, "data.train = [\"task:NAME\"], or no data.task");
+            }
             let (mut data, split) = (recipe.data.clone(), recipe.eval.split);
             let mut sources = &recipe.data.train;
             if held_out && !recipe.eval.data.is_empty() {

@@ -9,6 +9,7 @@ use crate::recipe::Recipe;
 use crate::reward::Rewards;
 use crate::source::Source;
 use crate::trust_region;
+use crate::warnings::Warnings;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
@@ -50,6 +51,8 @@ pub struct Stage {
     pub ahead: VecDeque<Collected>,
     /// Whether the trainer has so far found the log-probabilities that the sampler told; see `foresee`.
     pub foresees: bool,
+    /// What a user should know although the run goes on.
+    pub warnings: Warnings,
     /// Is told what the step waits for: data, rollout, reward, annotate or train.
     pub waits: Waits,
 }

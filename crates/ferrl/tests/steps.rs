@@ -36,7 +36,8 @@ fn collect(stage: &Stage, recipe: &Recipe, dir: &Path) -> Vec<Map<String, Value>
     let cache = CacheOptions { bytes: 8 << 20, ..Default::default() };
     let mut sampler =
         Sampler::new(&stage.policy.model, cache).unwrap().with_tokenizer(stage.tokenizer.clone());
-    let mut source = setup::source(recipe, dir, &stage.tokenizer, Wants::Rollouts, false).unwrap();
+    let mut source =
+        setup::source(recipe, dir, &stage.tokenizer, Wants::Rollouts, false, &Default::default()).unwrap();
     let mut collector = Collector {
         model: &stage.policy.model,
         sampler: &mut sampler,

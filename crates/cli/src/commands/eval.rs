@@ -10,6 +10,7 @@ use ferrl::experience::Metrics;
 use ferrl::recipe::{Recipe, Reward};
 use ferrl::setup;
 use ferrl::task::{self, TASKS};
+use ferrl::warnings::Warnings;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
@@ -105,7 +106,9 @@ pub fn run(args: &Args) -> Result<()> {
     let dir = open_model(&found.model)?;
     let recipe = settings(args, found.recipe)?;
     let tokenizer = Arc::new(Tokenizer::from_dir(&dir.path)?);
-    let mut source = setup::source(&recipe, &dir.path, &tokenizer, Wants::Rollouts, true)?;
+    let warnings = Warnings::default();
+    let mut source = setup::source(&recipe, &dir.path, &tokenizer, Wants::Rollouts, true, &warnings)?;
+    warnings.take().iter().for_each(|w| eprintln!("warning: {w}"));
     let samples = recipe.eval.samples;
     let prompts = match (args.prompts, source.epoch()) {
         (Some(asked), Some(all)) if asked > all => {

@@ -8,6 +8,7 @@ use ferrl::algo::Wants;
 use ferrl::recipe::Recipe;
 use ferrl::setup;
 use ferrl::steps::{Collector, Settings, judge};
+use ferrl::warnings::Warnings;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
@@ -61,7 +62,9 @@ pub fn run(args: &Args) -> Result<()> {
     let model = args.model.load(&dir, 0)?;
     let cache = setup::cache_options(&recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
-    let mut source = setup::source(recipe, &path, &tokenizer, Wants::Rollouts, false)?;
+    let warnings = Warnings::default();
+    let mut source = setup::source(recipe, &path, &tokenizer, Wants::Rollouts, false, &warnings)?;
+    warnings.take().iter().for_each(|w| eprintln!("warning: {w}"));
     let mut output = Output::create(&args.output)?;
     let progress = Progress::new("asking", args.prompts as u64, "questions");
     let mut done = 0;

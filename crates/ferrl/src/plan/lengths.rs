@@ -4,6 +4,7 @@ use crate::algo::Wants;
 use crate::recipe::Recipe;
 use crate::setup;
 use crate::source::Item;
+use crate::warnings::Warnings;
 use ferrl_engine::Result;
 use ferrl_engine::tokenizer::Tokenizer;
 use std::path::Path;
@@ -56,7 +57,7 @@ fn measure(recipe: &Recipe, wants: Wants, model: Option<&Path>, answer: usize) -
         }
         (_, Some(dir)) => {
             let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
-            let mut source = setup::source(recipe, dir, &tokenizer, wants, false)?;
+            let mut source = setup::source(recipe, dir, &tokenizer, wants, false, &Warnings::default())?;
             rows = source.epoch();
             for item in source.next(rows.unwrap_or(EXAMPLES).min(EXAMPLES))? {
                 match item {

@@ -12,8 +12,9 @@
 //! ```
 
 use super::files::{Files, error};
+use crate::warnings::Warning;
 use ferrl_engine::{Error, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -123,7 +124,18 @@ impl RunFolder {
 
     /// Adds a line to `log.jsonl`: the time, a level such as `info`, and a message.
     pub fn log(&self, level: &str, message: &str) -> Result<()> {
-        let line = json!({"time": unix_seconds(), "level": level, "message": message});
+        self.log_line(&json!({"time": unix_seconds(), "level": level, "message": message}))
+    }
+
+    /// A warning in `log.jsonl`, from which the report takes it.
+    pub fn log_warning(&self, warning: &Warning) -> Result<()> {
+        let Warning { name, message, fix } = warning;
+        self.log_line(
+            &json!({"time": unix_seconds(), "level": "warning", "name": name, "message": message, "fix": fix}),
+        )
+    }
+
+    fn log_line(&self, line: &Value) -> Result<()> {
         self.files.append(&self.path.join("log.jsonl"))?.put(format!("{line}\n").as_bytes())
     }
 }

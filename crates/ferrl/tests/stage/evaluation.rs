@@ -31,8 +31,16 @@ fn held_out_rows_are_never_trained_on() {
         });
         given.collect()
     };
-    let part =
-        |held_out| setup::source(&recipe, Path::new(&model), &tokenizer, Wants::Demonstrations, held_out);
+    let part = |held_out| {
+        setup::source(
+            &recipe,
+            Path::new(&model),
+            &tokenizer,
+            Wants::Demonstrations,
+            held_out,
+            &Default::default(),
+        )
+    };
     let mut held = part(true).unwrap();
     assert_eq!(held.epoch(), Some(8));
     let held = texts(held.next(8).unwrap());
@@ -60,6 +68,7 @@ fn the_loss_is_that_of_the_examples_and_changes_nothing() {
             &watched.tokenizer,
             Wants::Demonstrations,
             true,
+            &Default::default(),
         )
         .unwrap();
         let loss = watched.validate(&mut *source, 16).unwrap().get("eval/loss").unwrap();

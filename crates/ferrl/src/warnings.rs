@@ -1,0 +1,71 @@
+//! What a user should know although the run goes on: raised once, shown in the terminal, in log.jsonl and in the report.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Something that is probably not meant.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Warning {
+    /// What kind it is, in kebab case: `truncated-rows`.
+    pub name: &'static str,
+    /// What was found, with numbers and the first place.
+    pub message: String,
+    /// What to do about it.
+    pub fix: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\n  fix: {}", self.message, self.fix)
+    }
+}
+
+/// A shared list of warnings. Whatever builds or runs a stage holds a clone and raises into it; the runner takes them out
+/// and shows them.
+#[derive(Clone, Debug, Default)]
+pub struct Warnings(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    raised: HashSet<&'static str>,
+    waiting: Vec<Warning>,
+}
+
+impl Warnings {
+    /// Adds a warning, unless one of this name was raised before: a fault of every step is said once.
+    pub fn raise(&self, name: &'static str, message: impl Into<String>, fix: impl Into<String>) {
+        let mut state = self.lock();
+        if state.raised.insert(name) {
+            state.waiting.push(Warning { name, message: message.into(), fix: fix.into() });
+        }
+    }
+
+    /// Those raised since the last call, in their order.
+    pub fn take(&self) -> Vec<Warning> {
+        std::mem::take(&mut self.lock().waiting)
+    }
+
+    /// A thread that panicked while it held the list leaves a list that is whole.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_warning_is_raised_once_whoever_raises_it() {
+        let warnings = Warnings::default();
+        let other = warnings.clone();
+        warnings.raise("truncated-rows", "3 of 10 rows are cut", "data.max_length = 512");
+        other.raise("truncated-rows", "4 of 10 rows are cut", "data.max_length = 512");
+        other.raise("equal-pairs", "1 of 10 pairs", "remove it");
+        let names = |list: Vec<Warning>| list.into_iter().map(|w| w.name).collect::<Vec<_>>();
+        assert_eq!(names(warnings.take()), ["truncated-rows", "equal-pairs"]);
+        warnings.raise("equal-pairs", "1 of 10 pairs", "remove it");
+        assert!(other.take().is_empty(), "what was shown is not shown again");
+    }
+}
