@@ -12,6 +12,7 @@ pub mod data;
 pub mod evaluate;
 pub mod experience;
 mod foresee;
+pub mod interrupt;
 pub mod pack;
 pub mod plan;
 pub mod recipe;

@@ -19,6 +19,8 @@ pub enum Class {
     Numerics,
     /// The hardware or a library it needs is missing or failed.
     Device,
+    /// Work that was given up because the process was asked to stop.
+    Interrupted,
 }
 
 impl Class {
@@ -31,6 +33,7 @@ impl Class {
             Class::Resource => 5,
             Class::Device => 6,
             Class::Numerics => 8,
+            Class::Interrupted => 130,
         }
     }
 }

@@ -1,0 +1,36 @@
+//! Whether somebody asked this process to stop: one flag, because a signal goes to the whole process.
+//!
+//! The command's signal handler raises it. A run finishes its step and saves; whatever waits on something outside of
+//! Ferrl (a reward in a Python worker, an HTTP request) looks at it and gives up within a second, with
+//! [`interrupted`] as its error.
+
+use ferrl_engine::{Class, Error};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
+
+static FLAG: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
+
+/// The flag itself, for whoever polls it; tests give a flag of their own instead.
+pub fn handle() -> Arc<AtomicBool> {
+    FLAG.clone()
+}
+
+/// Asks the process to stop.
+pub fn request() {
+    FLAG.store(true, Ordering::SeqCst);
+}
+
+/// Whether the process was asked to stop.
+pub fn requested() -> bool {
+    FLAG.load(Ordering::SeqCst)
+}
+
+/// The error of work that was given up because the process was asked to stop.
+pub fn interrupted(what: &str) -> Error {
+    Error::new(Class::Interrupted, format!("interrupted while {what}"))
+}
+
+/// Whether work failed because the process was asked to stop.
+pub fn is_interruption(error: &Error) -> bool {
+    error.class == Class::Interrupted
+}
