@@ -75,7 +75,8 @@ impl Stage {
         if prompts.is_empty() {
             return Ok(out);
         }
-        let mut asked = prompts.len();
+        // The last batch of an epoch is smaller.
+        let (mut asked, count) = (prompts.len(), prompts.len());
         self.round(prompts, 0, number, &mut out, clock, metrics)?;
         for _ in 0..self.algo.refills() {
             let Some(more) = refill::missing(&out.experience, &*self.algo, count) else { break };

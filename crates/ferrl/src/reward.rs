@@ -46,6 +46,11 @@ impl Rewards {
         })
     }
 
+    /// One verifier, of weight 1.
+    pub fn of(verifier: Box<dyn Verifier>) -> Self {
+        Rewards(vec![(1.0, Judge::Verifier(verifier))])
+    }
+
     /// As the recipe says, its models in memory.
     pub fn load(recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>) -> Result<Self> {
         Self::build(&recipe.reward, &mut |dir| RewardModel::open(Path::new(dir), recipe, dtype, backend))

@@ -5,9 +5,8 @@ use super::recorded::Recorded;
 use super::sampler::{Chooser, Choosing};
 use super::sequence::Sequence;
 use super::{CacheOptions, Completion, Event, Id, Request, SamplingParams, Stop};
-use crate::model::Model;
-use crate::model::config::Position;
 use crate::model::decoder::{Context, Keep};
+use crate::model::{Config, Model};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
@@ -24,9 +23,8 @@ pub struct Sampler {
     pub(super) waiting: VecDeque<Sequence>,
     pub(super) usage: Usage,
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
-    pub(super) vocab: usize,
-    /// Where the model has a table of positions, its length.
-    pub(super) positions: Option<usize>,
+    /// Of the model it samples from.
+    pub(super) config: Config,
     version: u64,
     next: u64,
     chooser: Chooser,
@@ -91,8 +89,7 @@ impl Sampler {
             waiting: VecDeque::new(),
             usage: Usage::default(),
             tokenizer: None,
-            vocab: model.config.vocab,
-            positions: (model.config.position == Position::Learned).then_some(model.config.max_positions),
+            config: model.config.clone(),
             version: model.version,
             next: 0,
             chooser: Chooser::default(),

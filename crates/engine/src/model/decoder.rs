@@ -87,15 +87,14 @@ impl Flow {
 }
 
 impl Model {
-    /// Uploads a batch of tokens.
+    /// Uploads a batch of tokens. This is the one way in for ids and positions: a device does not look at them again.
     pub fn tokens(&self, ids: &[u32], positions: &[u32]) -> Result<Tokens> {
         assert_eq!(ids.len(), positions.len());
-        Ok(Tokens {
-            ids: self.backend.indices(ids)?,
-            positions: self.backend.indices(positions)?,
-            rows: ids.len(),
-            reach: positions.iter().max().map_or(0, |&p| p as usize + 1),
-        })
+        let reach = positions.iter().max().map_or(0, |&p| p as usize + 1);
+        self.config.check_ids(ids)?;
+        self.config.check_length(reach)?;
+        let (ids_there, positions) = (self.backend.indices(ids)?, self.backend.indices(positions)?);
+        Ok(Tokens { ids: ids_there, positions, rows: ids.len(), reach })
     }
 
     /// Hidden states after the final norm, `(T, H)` in the compute type, and what backward needs.

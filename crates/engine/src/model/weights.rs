@@ -160,6 +160,11 @@ impl Model {
         Ok(values)
     }
 
+    /// Longest sequence the model was trained for ([`Config::max_context`]).
+    pub fn max_context(&self) -> Option<usize> {
+        self.config.max_context()
+    }
+
     /// Index of the parameter of that canonical name.
     pub fn find(&self, name: &str) -> Option<usize> {
         self.params.iter().position(|p| p.shape.name == name)

@@ -34,7 +34,7 @@ pub fn comparable(p: &Model, q: &Model) -> Result<()> {
 
 /// Hidden states of the scored rows, in their order.
 fn scored_states(model: &Model, batch: &Batch, rows: &[u32]) -> Result<Buffer> {
-    batch.check(model.config.vocab)?;
+    batch.check(&model.config)?;
     let (ids, positions) = batch.flat();
     let tokens = model.tokens(&ids, &positions)?;
     let (h, _) = model.forward(&tokens, Context::Packed(&batch.segments()), Keep::Nothing)?;

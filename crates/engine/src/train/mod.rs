@@ -318,7 +318,7 @@ fn run(model: &Model, batch: &Batch, temperature: f32, keep: Keep) -> Result<(St
 
 /// Everything below the language-model head: values, and zeros where its numbers go.
 fn hidden(model: &Model, batch: &Batch, keep: Keep) -> Result<(Stats, Pending)> {
-    batch.check(model.config.vocab)?;
+    batch.check(&model.config)?;
     let segments = batch.segments();
     let (ids, positions) = batch.flat();
     let tokens = model.tokens(&ids, &positions)?;

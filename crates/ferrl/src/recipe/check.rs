@@ -2,6 +2,7 @@
 
 use super::{Recipe, Stage};
 use crate::algo::{self, Wants};
+use crate::data::loader::{MAX_EPOCHS, MAX_WEIGHT};
 use ferrl_engine::{Error, model, nearest};
 use ferrl_kernels::{AUTO, BACKENDS};
 
@@ -175,8 +176,10 @@ fn data(r: &Recipe, p: &mut Problems) {
         format!("{weights} weights for {sources} sources"),
         "one weight for each entry of data.train",
     );
-    let bad = d.weights.iter().any(|w| *w < 0.0) || (weights > 0 && d.weights.iter().sum::<f64>() <= 0.0);
-    p.when(bad, "data.weights", "weights must not be negative, nor all 0", "data.weights = [1.0, 1.0]");
+    if let Some(bad) = d.weights.iter().find(|w| !(**w > 0.0 && **w <= MAX_WEIGHT)) {
+        let what = format!("a weight is {bad}, expected a number above 0, at most {MAX_WEIGHT}");
+        p.when(true, "data.weights", what, "data.weights = [1.0, 1.0]");
+    }
     p.when(d.max_length == 0, "data.max_length", "nothing would be left", "data.max_length = 2048");
     p.word("data.overlong", &d.overlong, OVERLONG);
 }
@@ -202,6 +205,8 @@ fn portions(r: &Recipe, p: &mut Problems) {
     p.when(r.train.steps == Some(0), "train.steps", "nothing would be learned", "train.steps = 100");
     let none = r.train.steps.is_none() && r.train.epochs <= 0.0;
     p.when(none, "train.epochs", "nothing would be learned", "train.epochs = 1.0, or train.steps");
+    let (epochs, many) = (r.train.epochs, r.train.steps.is_none() && !(r.train.epochs <= MAX_EPOCHS));
+    p.when(many, "train.epochs", format!("{epochs} epochs, at most {MAX_EPOCHS}"), "train.epochs = 3.0");
 }
 
 fn evaluation(r: &Recipe, p: &mut Problems) {
@@ -213,11 +218,12 @@ fn evaluation(r: &Recipe, p: &mut Problems) {
     let greedy = r.eval.temperature == Some(0.0) && r.eval.samples > 1;
     let what = format!("{} samples at temperature 0 are all the same", r.eval.samples);
     p.when(greedy, "eval.samples", what, "eval.samples = 1, or a temperature above 0");
-    let (split, task) = (r.eval.split, r.data.train.first().is_some_and(|t| t.starts_with("task:")));
+    let (split, task) = (r.eval.split, r.data.train.iter().any(|t| t.starts_with("task:")));
+    let files = r.data.train.iter().any(|t| !t.starts_with("task:"));
     let share = (0.0..1.0).contains(&split);
     p.when(!share, "eval.split", format!("{split} is not a share from 0 up to 1"), "eval.split = 0.05");
     p.when(
-        split > 0.0 && task,
+        split > 0.0 && task && !files,
         "eval.split",
         "a generated task has a held-out part of its own",
         "leave it out",

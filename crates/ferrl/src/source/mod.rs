@@ -1,8 +1,10 @@
 //! Where examples come from, one at a time and in an order that can be taken up again.
 
-mod files;
+mod item;
+mod mixture;
 
-pub use files::{FileSource, encoding, schema_of};
+pub use item::schema_of;
+pub use mixture::{Mixture, Part, Reading, encoding};
 
 use crate::experience::Sequence;
 use ferrl_engine::Result;
@@ -70,13 +72,18 @@ pub struct Summary {
 
 /// A stream of examples.
 pub trait Source: Send {
-    /// The next `n`.
+    /// The next `n`, or those that are left of the epoch.
     fn next(&mut self, n: usize) -> Result<Vec<Item>>;
     /// How many there are in an epoch; `None` without end.
     fn epoch(&self) -> Option<usize>;
     /// Passes over the data so far; 0 for a stream without end.
     fn epochs(&self) -> f64 {
         0.0
+    }
+    /// Batches of up to `batch` examples in so many passes over the data: the last one of a pass is smaller. `None` without
+    /// end.
+    fn batches(&self, epochs: f64, batch: usize) -> Option<u64> {
+        self.epoch().map(|rows| (epochs * rows.div_ceil(batch.max(1)) as f64).ceil() as u64)
     }
     /// Whether all prompts come with answers and rewards: nothing is sampled then.
     fn graded(&self) -> bool {
