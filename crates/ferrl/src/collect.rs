@@ -62,6 +62,7 @@ impl Stage {
         let sampled = self.wants == Wants::Rollouts;
         let count = if sampled { self.recipe.rollout.prompts } else { self.recipe.train.batch };
         clock.waits_for("data");
+        let before = self.source.cut();
         let (items, mut out, mut prompts) = (self.source.next(count)?, Collected::default(), Vec::new());
         out.epoch = self.source.epochs();
         for (i, item) in items.into_iter().enumerate() {
@@ -72,6 +73,10 @@ impl Stage {
             }
         }
         clock.lap("data", metrics);
+        if !sampled {
+            let cut = (self.source.cut() - before) as f64;
+            out.metrics.add("data/truncated", cut / out.experience.sequences.len().max(1) as f64);
+        }
         if prompts.is_empty() {
             return Ok(out);
         }

@@ -2,6 +2,7 @@
 
 mod data;
 
+pub(crate) use data::room;
 pub use data::{source, task, task_verifier, tasks, total_steps};
 
 use crate::algo::{self, Algorithm, Needs, Wants};

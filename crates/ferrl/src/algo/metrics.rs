@@ -41,6 +41,7 @@ pub const STEP: &[Metric] = &[
         "1 for an update that was not made: the policy had moved too far, or no step was better.",
     ),
     metric("num_tokens", "Tokens that were trained on, prompts included."),
+    metric("data/truncated", "Fraction of the given sequences that were cut to `data.max_length`."),
     metric("micro_batches", "Parts an update was cut into."),
     metric("micro_batches/balance", "How full the mean part is compared with the fullest; 1 is even."),
     metric("step_time", "Seconds of the step, evaluation and checkpoints left out."),

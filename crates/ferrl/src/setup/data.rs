@@ -1,25 +1,27 @@
 //! What a recipe's stage learns from: its sources, its generated tasks, how many steps they make, a new model's tokenizer.
 
-use crate::algo::Wants;
+use crate::algo::{self, Wants};
 use crate::data::hub::Cache;
 use crate::data::loader::MAX_EPOCHS;
 use crate::data::{self, Dataset};
 use crate::recipe::{Init, Recipe};
-use crate::source::{Mixture, Part, Reading, Source};
+use crate::source::{Mixture, Part, Reading, Room, Source};
 use crate::task::{self, ByTask, TASKS, Task, TaskExamples};
 use crate::verify::Verifier;
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::{Dtype, InitOptions, SaveOptions, init_model};
+use ferrl_engine::model::config::Position;
 use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Examples of a generated task from which a new tokenizer learns its characters.
 const TOKENIZER_EXAMPLES: u64 = 2000;
 
-/// Examples to learn from, or held out.
+/// Examples to learn from, or held out. Those to learn from know what evaluations will read: [`Source::check`] looks at both.
 pub fn source(
     recipe: &Recipe,
     model: &Path,
@@ -28,50 +30,105 @@ pub fn source(
     held_out: bool,
     warnings: &Warnings,
 ) -> Result<Box<dyn Source>> {
-    let (own, split) = (held_out && !recipe.eval.data.is_empty(), recipe.eval.split);
-    let (key, names) =
-        if own { ("eval.data", &recipe.eval.data) } else { ("data.train", &recipe.data.train) };
-    let weights: &[f64] = if own { &[] } else { &recipe.data.weights };
-    if !weights.is_empty() && weights.len() != names.len() {
-        let what = format!("{} weights for {} sources", weights.len(), names.len());
-        return Err(Error::usage(what).at("data.weights").fix(format!("one weight for each entry of {key}")));
-    }
-    let has_task = names.iter().any(|n| task_name(n).is_some());
     unused_options(recipe, warnings);
-    let cache = Cache::from_env();
-    let mut parts = Vec::new();
-    for (i, name) in names.iter().enumerate() {
-        let weight = weights.get(i).copied().unwrap_or(1.0);
-        if let Some(name) = task_name(name) {
-            let task = build(recipe, name)?;
-            let examples = TaskExamples::new(name, task, tokenizer.clone(), wants, held_out)?;
-            parts.push(Part::Task(Box::new(examples), weight));
-            continue;
+    let mut sources =
+        Sources { recipe, model, tokenizer, warnings, room: room(recipe, model)?, read: HashMap::new() };
+    let main = sources.mixture(wants, held_out)?;
+    let (evaluates, mut others) = (recipe.eval.every > 0 || recipe.eval.at_start, Vec::new());
+    if !held_out && evaluates {
+        others.push(sources.mixture(wants, true)?);
+        let rewarded = !recipe.reward.is_empty() || !tasks(recipe)?.is_empty();
+        if wants != Wants::Rollouts && rewarded && !recipe.algorithm()?.needs().score {
+            others.push(sources.mixture(Wants::Rollouts, true)?);
         }
-        // Of mixed data, only a task has a held-out part by itself, and only its completions are rewarded by themselves.
-        let none_held_out = held_out && !own && split == 0.0;
-        let unrewarded = held_out && wants == Wants::Rollouts && recipe.reward.is_empty();
-        if has_task && (none_held_out || unrewarded) {
-            continue;
-        }
-        if has_task
-            && wants == Wants::Rollouts
-            && recipe.reward.is_empty()
-            && !recipe.algorithm()?.needs().rewardless
-        {
-            return Err(Error::usage(format!(
-                "a generated task brings its verifier, but nothing rewards completions to {name}"
-            ))
-            .at("reward")
-            .fix("name a [[reward]] that fits all of data.train, or train on them in stages"));
-        }
-        let mut source = data::Source::parse(name)?;
-        source.weight = weight;
-        parts.push(Dataset::read(&source, &cache)?.into());
     }
-    let split = (split > 0.0 && !own).then_some((split, held_out));
-    let reading = Reading { data: &recipe.data, model, tokenizer, wants, seed: recipe.seed, split, warnings };
-    Ok(Box::new(Mixture::new(parts, &reading)?))
+    Ok(Box::new(main.with_held_out(others)))
+}
+
+/// What the model in a directory can take, and what will be sampled from it.
+pub(crate) fn room(recipe: &Recipe, model: &Path) -> Result<Room> {
+    let config = crate::plan::read_config(model)?;
+    let asks = algo::find(recipe.algorithm_name())?.wants == Wants::Rollouts;
+    Ok(Room {
+        context: Some(config.max_positions),
+        learned: config.position == Position::Learned,
+        new_tokens: if asks { recipe.rollout.max_new_tokens } else { 0 },
+        group: recipe.algorithm()?.needs().group,
+    })
+}
+
+/// The sources of a recipe; files are read once.
+struct Sources<'a> {
+    recipe: &'a Recipe,
+    model: &'a Path,
+    tokenizer: &'a Arc<Tokenizer>,
+    warnings: &'a Warnings,
+    room: Room,
+    read: HashMap<String, Arc<Dataset>>,
+}
+
+impl Sources<'_> {
+    fn mixture(&mut self, wants: Wants, held_out: bool) -> Result<Mixture> {
+        let recipe = self.recipe;
+        let (own, split) = (held_out && !recipe.eval.data.is_empty(), recipe.eval.split);
+        let (key, names) =
+            if own { ("eval.data", &recipe.eval.data) } else { ("data.train", &recipe.data.train) };
+        let weights: &[f64] = if own { &[] } else { &recipe.data.weights };
+        if !weights.is_empty() && weights.len() != names.len() {
+            let what = format!("{} weights for {} sources", weights.len(), names.len());
+            return Err(Error::usage(what)
+                .at("data.weights")
+                .fix(format!("one weight for each entry of {key}")));
+        }
+        let has_task = names.iter().any(|n| task_name(n).is_some());
+        let unrewarded = has_task && wants == Wants::Rollouts && recipe.reward.is_empty();
+        let mut parts = Vec::new();
+        for (i, name) in names.iter().enumerate() {
+            let weight = weights.get(i).copied().unwrap_or(1.0);
+            if let Some(name) = task_name(name) {
+                let task = build(recipe, name)?;
+                let examples = TaskExamples::new(name, task, self.tokenizer.clone(), wants, held_out)?;
+                parts.push(Part::Task(Box::new(examples), weight));
+                continue;
+            }
+            // Of mixed data, only a task has a held-out part by itself, and only its completions are rewarded by themselves.
+            let none_held_out = has_task && !own && split == 0.0;
+            if held_out && (none_held_out || unrewarded) {
+                continue;
+            }
+            if unrewarded && !recipe.algorithm()?.needs().rewardless {
+                return Err(Error::usage(format!(
+                    "a generated task brings its verifier, but nothing rewards completions to {name}"
+                ))
+                .at("reward")
+                .fix("name a [[reward]] that fits all of data.train, or train on them in stages"));
+            }
+            parts.push(Part::of(self.dataset(name)?, weight));
+        }
+        let asks = wants == Wants::Rollouts;
+        Mixture::new(
+            parts,
+            &Reading {
+                data: &recipe.data,
+                model: self.model,
+                tokenizer: self.tokenizer,
+                wants,
+                seed: recipe.seed,
+                split: (split > 0.0 && !own).then_some((split, held_out)),
+                room: Room { new_tokens: if asks { recipe.rollout.max_new_tokens } else { 0 }, ..self.room },
+                warnings: self.warnings,
+            },
+        )
+    }
+
+    fn dataset(&mut self, name: &str) -> Result<Arc<Dataset>> {
+        if let Some(dataset) = self.read.get(name) {
+            return Ok(dataset.clone());
+        }
+        let dataset = Arc::new(Dataset::read(&data::Source::parse(name)?, &Cache::from_env())?);
+        self.read.insert(name.to_owned(), dataset.clone());
+        Ok(dataset)
+    }
 }
 
 /// The name of the generated task that an entry of `data.train` is.
@@ -124,7 +181,7 @@ fn build(recipe: &Recipe, name: &str) -> Result<Arc<dyn Task>> {
     if let Some((key, other)) = own.keys().next().zip(names.iter().find(|n| **n != name)) {
         return Err(Error::usage(format!("{key:?} could be a setting of {name} or of {other}"))
             .at(format!("data.task.{key}"))
-            .fix(format!("data.task.{name}.{key} = ...")));
+            .fix(format!("data.task.{name}.{key} = ..., or data.task.{other}.{key} = ...")));
     }
     own.extend(options.get(name).and_then(Value::as_object).cloned().unwrap_or_default());
     Ok(Arc::from((entry.build)(&own, recipe.seed)?))

@@ -1,20 +1,21 @@
 //! Examples from files, folders, hub datasets and generated tasks, mixed by weight, in an order that can be taken up again.
 
 use super::item::{is_group, item, schema_of};
-use super::{Item, Source};
+use super::survey::{Found, Room};
+use super::{Item, Progress, Source, Summary};
 use crate::algo;
 use crate::data::loader::{self, Loader, Size};
 use crate::data::prompt::Settings;
-use crate::data::{Counts, Dataset, Encoder};
+use crate::data::{self, Counts, Dataset, Encoder, Overlong};
 use crate::recipe::Data;
 use crate::task::TaskExamples;
 use crate::warnings::Warnings;
-use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::philox4x32;
 use serde_json::Value;
 use std::path::Path;
+use std::sync::Arc;
 
 /// One of the sources that are mixed.
 pub enum Part {
@@ -26,14 +27,35 @@ pub enum Part {
 
 /// The rows of a dataset that are used.
 pub struct Rows {
-    dataset: Dataset,
-    used: Vec<u32>,
+    dataset: Arc<Dataset>,
+    weight: f64,
+    pub(super) used: Vec<u32>,
 }
 
-impl From<Dataset> for Part {
-    fn from(dataset: Dataset) -> Self {
+impl Rows {
+    /// A row of those that are used, by its number in the dataset, and its place.
+    pub(super) fn read(&self, number: u32) -> Result<(data::Row, String)> {
+        Ok((self.dataset.row(number as usize)?, self.dataset.place(number as usize)))
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.dataset.name
+    }
+}
+
+impl Part {
+    /// All rows of a dataset.
+    pub fn of(dataset: Arc<Dataset>, weight: f64) -> Self {
         let used = (0..dataset.len() as u32).collect();
-        Part::Rows(Rows { dataset, used })
+        Part::Rows(Rows { dataset, weight, used })
+    }
+
+    /// Its rows, where it has some.
+    pub(super) fn rows(&self) -> Option<&Rows> {
+        match self {
+            Part::Rows(rows) => Some(rows),
+            Part::Task(..) => None,
+        }
     }
 }
 
@@ -51,21 +73,30 @@ pub struct Reading<'a> {
     pub seed: u64,
     /// A share of the rows that is held out, and whether these are wanted or the others.
     pub split: Option<(f64, bool)>,
+    /// What the model can take.
+    pub room: Room,
     /// Where to say what is doubtful.
     pub warnings: &'a Warnings,
 }
 
 /// Examples of several sources in one order.
 pub struct Mixture {
-    parts: Vec<Part>,
+    pub(super) parts: Vec<Part>,
     loader: Loader,
-    encoder: Encoder,
-    wants: algo::Wants,
+    pub(super) encoder: Encoder,
+    pub(super) wants: algo::Wants,
     /// Whether rows bring their answers.
-    grouped: bool,
+    pub(super) grouped: bool,
     drawn: u64,
     /// What was cut so far.
-    pub counts: Counts,
+    counts: Counts,
+    pub(super) room: Room,
+    /// Rows that were left out when it was made.
+    pub(super) dropped: Found,
+    /// What evaluations read: checked with it, and compared with it.
+    pub(super) held_out: Vec<Mixture>,
+    pub(super) summary: Summary,
+    pub(super) warnings: Warnings,
 }
 
 /// Examples of a task in a round of the loader, where only tasks are mixed and no epoch ends.
@@ -89,14 +120,37 @@ impl Mixture {
             }
         }
         let encoding = encoding(how.data)?;
+        let drops = encoding.overlong == Overlong::Drop;
         let grouped = how.wants == algo::Wants::Rollouts && grouped(&parts, &encoding)?;
-        let chat = ChatTemplate::from_dir(how.model).ok();
-        let encoder = Encoder::new(how.tokenizer.clone(), chat, encoding)?;
+        let encoder = Encoder::for_model(how.tokenizer.clone(), how.model, encoding)?;
         let options = loader::Options { seed: how.seed, shuffle: how.data.shuffle };
         let loader = Loader::new(sizes(&parts), options)?;
-        unused(&parts, &loader, how.warnings);
-        let counts = Counts::default();
-        Ok(Mixture { parts, loader, encoder, wants: how.wants, grouped, drawn: 0, counts })
+        let mut mixture = Mixture {
+            loader,
+            encoder,
+            wants: how.wants,
+            grouped,
+            drawn: 0,
+            counts: Counts::default(),
+            room: how.room,
+            dropped: Found::default(),
+            held_out: Vec::new(),
+            summary: Summary { rows: rows(&parts), ..Default::default() },
+            warnings: how.warnings.clone(),
+            parts,
+        };
+        if drops {
+            mixture.prune()?;
+            mixture.loader = Loader::new(sizes(&mixture.parts), options)?;
+        }
+        unused(&mixture.parts, &mixture.loader, how.warnings);
+        Ok(mixture)
+    }
+
+    /// With what evaluations will read, to be looked at before the first step.
+    pub fn with_held_out(mut self, held_out: Vec<Mixture>) -> Self {
+        self.held_out = held_out;
+        self
     }
 
     fn draw(&mut self, part: usize, row: u64) -> Result<Item> {
@@ -105,10 +159,9 @@ impl Mixture {
         match &self.parts[part] {
             Part::Task(task, _) => task.item(row, number),
             Part::Rows(rows) => {
-                let row = rows.used[row as usize] as usize;
-                let (record, place) = (&rows.dataset.records[row].row, rows.dataset.place(row));
-                let wants = schema_of(self.wants, self.grouped, &self.encoder.columns(record));
-                let sample = self.encoder.encode(record, wants, &place, &mut self.counts)?;
+                let (record, place) = rows.read(rows.used[row as usize])?;
+                let wants = schema_of(self.wants, self.grouped, &self.encoder.columns(&record));
+                let sample = self.encoder.encode(&record, wants, &place, &mut self.counts)?;
                 let sample = sample.ok_or_else(|| Error::data("the row was to be left out").at(&place))?;
                 item(sample, self.wants, number, self.encoder.tokenizer())
             }
@@ -116,7 +169,7 @@ impl Mixture {
     }
 
     fn ends(&self) -> bool {
-        self.parts.iter().any(|p| matches!(p, Part::Rows(_)))
+        rows(&self.parts).is_some()
     }
 }
 
@@ -124,7 +177,7 @@ impl Part {
     /// Only the rows that a share holds out, or only the others. Which these are depends on the seed and on how many
     /// rows the source has; at least one is on either side. A task has a held-out part of its own.
     fn split(&mut self, number: usize, share: f64, held_out: bool, seed: u64) -> Result<()> {
-        let Part::Rows(Rows { dataset, used }) = self else { return Ok(()) };
+        let Part::Rows(Rows { dataset, used, .. }) = self else { return Ok(()) };
         let n = used.len();
         if n < 2 {
             return Err(Error::data(format!("{n} rows cannot be split"))
@@ -150,17 +203,17 @@ impl Part {
 /// What a choice is for; part of its random numbers' counter.
 const HELD_OUT: u32 = 0x6865_6c64;
 
+/// Rows of all files; none where there are only tasks.
+fn rows(parts: &[Part]) -> Option<usize> {
+    let files = || parts.iter().filter_map(Part::rows);
+    files().next().map(|_| files().map(|rows| rows.used.len()).sum())
+}
+
 fn sizes(parts: &[Part]) -> Vec<Size> {
-    let rows = |part: &Part| match part {
-        Part::Rows(rows) => rows.used.len(),
-        Part::Task(..) => 0,
-    };
-    let all: usize = parts.iter().map(rows).sum();
+    let all = rows(parts).unwrap_or(ROUND);
     let size = |part: &Part| match part {
-        Part::Rows(rows) => Size::of(rows.used.len(), rows.dataset.weight),
-        Part::Task(_, weight) => {
-            Size { rows: if all > 0 { all } else { ROUND }, weight: *weight, endless: true }
-        }
+        Part::Rows(rows) => Size::of(rows.used.len(), rows.weight),
+        Part::Task(_, weight) => Size { rows: all, weight: *weight, endless: true },
     };
     parts.iter().map(size).collect()
 }
@@ -216,6 +269,15 @@ impl Source for Mixture {
     fn graded(&self) -> bool {
         self.grouped
     }
+    fn cut(&self) -> usize {
+        self.counts.truncated
+    }
+    fn check(&mut self, progress: Progress<'_>) -> Result<()> {
+        self.look(progress)
+    }
+    fn summary(&self) -> Summary {
+        self.summary
+    }
     fn state(&self) -> Value {
         serde_json::json!({ "loader": self.loader.state(), "drawn": self.drawn, "counts": self.counts })
     }
@@ -230,13 +292,10 @@ impl Source for Mixture {
 
 /// Whether rows hold answers with rewards; what the first one says goes for all.
 fn grouped(parts: &[Part], settings: &Settings) -> Result<bool> {
-    let first = parts.iter().find_map(|part| match part {
-        Part::Rows(rows) => Some((rows, *rows.used.first()? as usize)),
-        Part::Task(..) => None,
-    });
-    let Some((Rows { dataset, .. }, row)) = first else { return Ok(false) };
-    let record =
-        settings.column_map()?.apply(&dataset.records[row].row).map_err(|e| e.at(dataset.place(row)))?;
+    let first = parts.iter().filter_map(Part::rows).find_map(|rows| Some((rows, *rows.used.first()?)));
+    let Some((rows, number)) = first else { return Ok(false) };
+    let (row, place) = rows.read(number)?;
+    let record = settings.column_map()?.apply(&row).map_err(|e| e.at(place))?;
     let task = parts.iter().find(|p| matches!(p, Part::Task(..)));
     match (is_group(&record), task) {
         (true, Some(task)) => Err(Error::usage(format!(

@@ -2,9 +2,11 @@
 
 mod item;
 mod mixture;
+mod survey;
 
 pub use item::schema_of;
 pub use mixture::{Mixture, Part, Reading, encoding};
+pub use survey::Room;
 
 use crate::experience::Sequence;
 use ferrl_engine::Result;
@@ -88,6 +90,10 @@ pub trait Source: Send {
     /// Whether all prompts come with answers and rewards: nothing is sampled then.
     fn graded(&self) -> bool {
         false
+    }
+    /// Sequences that were cut so far, of those that were drawn.
+    fn cut(&self) -> usize {
+        0
     }
     /// Reads every example once, in the order of the files, and refuses the first that cannot be learned from. What is only
     /// doubtful is raised as a warning. Where the stream stands does not change.
