@@ -3,6 +3,7 @@
 use super::ahead::Ahead;
 use super::attention;
 use super::context::check;
+use super::few;
 use super::libraries::{self, Library};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self as driver, CUfunction, CUfunction_attribute, CUmodule, CUresult};
@@ -78,8 +79,13 @@ pub const SOURCES: &[Source] = &[
     plain("embed", concat!(include_str!("halves.cuh"), include_str!("embed.cu"))),
     Source {
         name: "few",
-        text: concat!(include_str!("few_products.cu"), include_str!("few.cu")),
-        variants: &["FOURS=1", "FOURS=8"],
+        text: concat!(
+            include_str!("few_products.cu"),
+            include_str!("few.cu"),
+            include_str!("few_ring.cu"),
+            include_str!("few_kernels.cu")
+        ),
+        variants: few::VARIANTS,
     },
     plain("halves", concat!(include_str!("halves.cuh"), include_str!("halves.cu"))),
     Source {
