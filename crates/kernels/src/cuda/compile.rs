@@ -5,6 +5,7 @@ use super::attention;
 use super::context::check;
 use super::few;
 use super::libraries::{self, Library};
+use super::stream;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self as driver, CUfunction, CUfunction_attribute, CUmodule, CUresult};
 use cudarc::nvrtc::sys::{self as nvrtc, nvrtcProgram, nvrtcResult};
@@ -111,6 +112,7 @@ pub const SOURCES: &[Source] = &[
     plain("rows", include_str!("rows.cu")),
     plain("sample", concat!(include_str!("sample_tile.cu"), include_str!("sample.cu"))),
     plain("truncate", concat!(include_str!("sample_tile.cu"), include_str!("truncate.cu"))),
+    Source { name: "stream", text: include_str!("stream.cu"), variants: stream::VARIANTS },
     plain("vector", include_str!("vector.cu")),
 ];
 

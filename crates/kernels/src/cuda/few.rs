@@ -10,7 +10,7 @@ use super::memory::{f32_ptr, ptr};
 use super::norm::offset;
 use super::rotary::check_positions;
 use crate::backend::{Activation, Affine, Heads, Normed, PagedRows, Turns};
-use crate::buffer::{Buffer, DType, Weight};
+use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -83,6 +83,14 @@ struct Room {
     hopper: bool,
 }
 
+impl Room {
+    fn of(cuda: &Cuda) -> Self {
+        let card = &cuda.card;
+        let hopper = card.capability == (9, 0);
+        Room { processors: card.processors as usize, shared: card.shared, hopper }
+    }
+}
+
 impl Shape {
     /// Which kernel serves the shape, if one does.
     fn plan(&self, card: Room) -> Option<Plan> {
@@ -145,10 +153,7 @@ impl Few<'_> {
     }
 
     fn plan(&self, cuda: &Cuda) -> Option<Plan> {
-        let card = &cuda.card;
-        let hopper = card.capability == (9, 0);
-        let room = Room { processors: card.processors as usize, shared: card.shared, hopper };
-        self.shape().plan(room).filter(|_| self.layer.weight.dtype == DType::Bf16)
+        self.shape().plan(Room::of(cuda)).filter(|_| self.layer.weight.dtype == DType::Bf16)
     }
 
     fn launch(
@@ -315,14 +320,10 @@ pub fn normed_activation(
     Ok(true)
 }
 
-/// Raw logits of a few rows in f32; `false` where the library has to multiply.
-pub fn logits(cuda: &Cuda, x: u64, rows: usize, w: &Weight, out: u64) -> Result<bool> {
-    let layer = Affine { weight: w, bias: None };
-    let few = Few { layer, rows, features: TILE, norm: 0 };
-    // The library is as fast where a block's weights are resident: that kernel is for the layers' small weights.
-    let Some(plan @ Plan::Ring { .. }) = serves(cuda, &few)? else { return Ok(false) };
-    few.launch(cuda, plan, "few_sums", out, as_it_is(x), still(), false)?;
-    Ok(true)
+/// Rows up to which the kernels here are sooner done than the library's, in a model whose longest k is `widest`.
+pub fn worth(cuda: &Cuda, widest: usize) -> usize {
+    let down = Shape { rows: ROWS, n: widest, k: widest, features: TILE, norm: 0 };
+    if matches!(down.plan(Room::of(cuda)), Some(Plan::Ring { .. })) { ROWS } else { WORTH }
 }
 
 #[cfg(test)]

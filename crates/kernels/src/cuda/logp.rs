@@ -6,7 +6,6 @@
 //! that backward turns; else they are computed again.
 
 use super::Cuda;
-use super::few;
 use super::launch::{Arg, Grid, args};
 use super::linear::{form, forward, long_input_gradient, weight_gradient};
 use super::memory::{Memory, f32_ptr, letter, ptr, u32s};
@@ -32,9 +31,6 @@ pub(super) fn raw_logits(
     out: u64,
 ) -> Result<()> {
     let x = ptr(x) + (first * w.k * w.dtype.size()) as u64;
-    if rows <= few::WORTH && few::logits(cuda, x, rows, w, out)? {
-        return Ok(());
-    }
     forward(cuda, [rows, w.n, w.k], x, form(w), w.dtype, None, (out, DType::F32))
 }
 
