@@ -116,6 +116,7 @@ pub fn stage_over(
         step: 0,
         ahead: VecDeque::new(),
         foresees: backend.is_exact(),
+        updating: false,
         warnings,
         waits: Arc::new(|_| ()),
     })

@@ -51,6 +51,8 @@ pub struct Stage {
     pub ahead: VecDeque<Collected>,
     /// Whether the trainer has so far found the log-probabilities that the sampler told; see `foresee`.
     pub foresees: bool,
+    /// Whether weights are on the way from one value to the next; stays so where that failed halfway.
+    pub updating: bool,
     /// What a user should know although the run goes on.
     pub warnings: Warnings,
     /// Is told what the step waits for: data, rollout, reward, annotate or train.
@@ -101,7 +103,9 @@ impl Stage {
                 continue;
             }
             if let Some(region) = self.algo.trust_region() {
+                self.updating = true;
                 metrics.join(trust_region::update(self, &batches, region)?); //    all the rest
+                self.updating = false;
                 continue;
             }
             let mut loss_value = 0.0;
@@ -166,6 +170,13 @@ impl Stage {
     }
 
     fn update(&mut self, metrics: &mut Metrics) -> Result<()> {
+        self.updating = true;
+        let done = self.update_all(metrics);
+        self.updating = false; // an error leaves the weights as they were, or a higher count of updates
+        done
+    }
+
+    fn update_all(&mut self, metrics: &mut Metrics) -> Result<()> {
         if self.step < self.algo.policy_frozen_steps() {
             self.policy.zero_grads();
         } else {

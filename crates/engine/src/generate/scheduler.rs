@@ -25,10 +25,11 @@ pub struct Sampler {
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
     /// Of the model it samples from.
     pub(super) config: Config,
-    version: u64,
+    /// Number and version of the weights that the cached blocks are of; none at first and after [`Sampler::invalidate`].
+    weights: Option<(u64, u64)>,
     next: u64,
     chooser: Chooser,
-    recorded: Recorded,
+    pub(super) recorded: Recorded,
     /// Whether the next step is begun before the tokens of the last are known.
     pub(super) looks_ahead: bool,
     /// The step that was begun and whose tokens nobody has asked for.
@@ -90,7 +91,7 @@ impl Sampler {
             usage: Usage::default(),
             tokenizer: None,
             config: model.config.clone(),
-            version: model.version,
+            weights: None,
             next: 0,
             chooser: Chooser::default(),
             recorded: Recorded::default(),
@@ -178,19 +179,35 @@ impl Sampler {
         }
     }
 
-    /// Forgets all that is cached; for weights that changed without a new version, or another model of the
-    /// same shape.
+    /// Forgets all that is cached, for weights that changed without a new version. (Another version, and another model
+    /// of the same shape, are noticed.)
     pub fn invalidate(&mut self) {
         self.restart();
+        self.weights = None;
+    }
+
+    /// Whether these weights are those of the last step; if not, all that came of others is forgotten.
+    fn meet(&mut self, model: &Model) -> Result<()> {
+        if self.weights == Some(model.weights()) {
+            return Ok(());
+        }
+        let stored_alike = self.cache.layers.iter().all(|layer| layer.dtype() == model.dtype);
+        if model.config != self.config || !stored_alike {
+            return Err(Error::usage(
+                "a sampler is given a model of another shape than the one it was made for",
+            )
+            .fix("a sampler of its own for each"));
+        }
+        self.restart();
+        self.recorded.of(model);
+        self.weights = Some(model.weights());
+        Ok(())
     }
 
     /// One forward pass: a token for every sequence that is up to date, and some of the prompts of the others.
     pub fn step(&mut self, model: &Model) -> Result<Vec<Event>> {
+        self.meet(model)?;
         let mut events = std::mem::take(&mut self.kept);
-        if self.version != model.version {
-            self.version = model.version;
-            self.restart();
-        }
         if self.running.is_empty() && self.waiting.is_empty() {
             self.flight = None;
             return Ok(events);
