@@ -57,6 +57,44 @@ fn snippets_render_as_in_jinja() {
 }
 
 #[test]
+fn content_is_given_in_the_form_the_template_reads() {
+    let (none, user) = (Kwargs::new(), |content: Value| [json!({ "role": "user", "content": content })]);
+    let text = "{% for m in messages %}[{{ m.content }}]{% endfor %}";
+    let parts = "{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}[{{ p.text }}]{% endif %}{% endfor %}{% endfor %}";
+    let list = json!([{ "type": "text", "text": "a " }, { "type": "text", "text": "b" }]);
+    for source in [text, parts] {
+        let chat = ChatTemplate::from_source(source, Map::new()).unwrap();
+        for content in [json!("a b"), list.clone()] {
+            assert_eq!(chat.render(&user(content), None, false, &none).unwrap(), "[a b]", "{source}");
+        }
+        let image = user(json!([{ "type": "image", "url": "x" }]));
+        let e = chat.render(&image, None, false, &none).unwrap_err();
+        assert!(e.class == Class::Data && e.to_string().contains("message 1"), "{e}");
+    }
+}
+
+#[test]
+fn what_a_template_leaves_out_is_refused() {
+    let chat = |source: &str| ChatTemplate::from_source(source, Map::new()).unwrap();
+    let known = chat("{% for m in messages if m.role in ['user', 'assistant'] %}{{ m.content }}{% endfor %}");
+    let all =
+        chat("{% for m in messages %}{{ m.content }}{{ m.tool_calls | default('') }}{% endfor %}{{ tools }}");
+    let call = json!([{ "type": "function", "function": { "name": "f", "arguments": {} } }]);
+    let messages = |second: Value| vec![json!({ "role": "user", "content": "u" }), second];
+    let (none, tools) = (Kwargs::new(), json!([{ "type": "function" }]));
+    let calls = json!({ "role": "assistant", "content": "", "tool_calls": call });
+    for (messages, tools, place) in [
+        (messages(calls), None, "message 2 (assistant)"),
+        (messages(json!({ "role": "tool", "content": "42" })), None, "message 2 (tool)"),
+        (messages(json!({ "role": "user", "content": "42" })), Some(&tools), "tools"),
+    ] {
+        let e = known.shows_all(&messages, tools, &none).unwrap_err().to_string();
+        assert!(e.contains(place) && e.contains("leaves out"), "{e}");
+        all.shows_all(&messages, tools, &none).unwrap();
+    }
+}
+
+#[test]
 fn dates_are_pinned() {
     let chat = ChatTemplate::from_source("{{ strftime_now('%d %b %Y|%A %-d %B|%F %T %p %%') }}", Map::new())
         .unwrap();

@@ -180,6 +180,7 @@ impl Encoder {
         match prompt {
             Content::Text(text) => self.text_prompt(&format!("{text}{prefill}")),
             Content::Messages(messages) => {
+                self.template()?.shows_all(messages, chat.tools.as_ref(), &chat.kwargs)?;
                 let mut ids = self.template()?.encode_chat(
                     &self.tokenizer,
                     messages,
@@ -332,6 +333,7 @@ impl Encoder {
     /// A rendered conversation, up to its last trained token.
     fn training(&self, messages: &[Value], turns: Turns, chat: &Chat<'_>) -> Result<Tokens> {
         let template = self.template()?;
+        template.shows_all(messages, chat.tools.as_ref(), &chat.kwargs)?;
         let (mut ids, mut mask) =
             template.encode_training(&self.tokenizer, messages, chat.tools.as_ref(), &chat.kwargs, turns)?;
         let end = mask.iter().rposition(|&m| m).map_or(0, |p| p + 1);
