@@ -52,7 +52,10 @@ impl Reference {
 }
 
 fn backends() -> Vec<Arc<dyn Backend>> {
-    Level::available().into_iter().map(|l| Arc::new(Cpu::with_level(2, l).unwrap()) as Arc<dyn Backend>).collect()
+    Level::available()
+        .into_iter()
+        .map(|l| Arc::new(Cpu::with_level(2, l).unwrap()) as Arc<dyn Backend>)
+        .collect()
 }
 
 fn load(backend: &Arc<dyn Backend>, dir: &Path, dtype: DType) -> Model {
