@@ -20,6 +20,7 @@ use serde_json::{Map, Value};
 use crate::tokenizer::{Tokenizer, content, read_json, read_text};
 use crate::{Error, Result};
 use environment::Now;
+pub use environment::{today, unix_day};
 use marks::{Marked, Marks};
 pub use parts::text_of;
 
@@ -135,8 +136,8 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, variables, names, source: all, generation, place, takes_parts })
     }
 
-    /// Sets the date that `strftime_now` tells, in seconds since 1970 (UTC). It is 26 July 2024 until set:
-    /// a run must not depend on the day it is started.
+    /// Sets the time that `strftime_now` tells, in seconds since 1970 (UTC). It is the beginning of this day until set; a run
+    /// sets the day it began, so that it goes on with it.
     pub fn with_now(mut self, unix_seconds: i64) -> Self {
         environment::set_now(&mut self.environment, Now::from_unix(unix_seconds));
         self
@@ -225,7 +226,8 @@ impl ChatTemplate {
             .at(&self.place)
             .fix("name one of them \"default\"")
         })?;
-        template.render(json::to_template(&Value::Object(context))).map_err(|e| self.refused(&e))
+        let context = json::to_template(&Value::Object(context));
+        environment::render(&template, context).map_err(|e| self.refused(&e))
     }
 
     fn refused(&self, e: &minijinja::Error) -> Error {

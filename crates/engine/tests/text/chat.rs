@@ -1,7 +1,7 @@
 //! Chat templates, special-token names in messages, training masks.
 
 use ferrl_engine::Class;
-use ferrl_engine::chat::{ChatTemplate, Kwargs, Turns};
+use ferrl_engine::chat::{ChatTemplate, Kwargs, Turns, today, unix_day};
 use ferrl_engine::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -95,11 +95,44 @@ fn what_a_template_leaves_out_is_refused() {
 }
 
 #[test]
+fn templates_without_end_are_errors() {
+    let nested = format!("{}{{{{ x }}}}{}", "{% if true %}".repeat(5000), "{% endif %}".repeat(5000));
+    let brackets = format!("{{{{ {}1{} }}}}", "(".repeat(20_000), ")".repeat(20_000));
+    for source in [
+        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+        "{% macro f(x) %}{{ g(x) }}{% endmacro %}{% macro g(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 1000000000 }}",
+        "{{ [0] * 1000000000 }}",
+        "{% for a in range(90000) %}{{ 'x' * 100000 }}{% endfor %}",
+        "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+        "{% set ns = namespace(x=1) %}{% for a in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+        &nested,
+        &brackets,
+    ] {
+        let start = std::time::Instant::now();
+        let shown: String = source.chars().take(80).collect();
+        let result = ChatTemplate::from_source(source, Map::new())
+            .and_then(|chat| chat.render(&[], None, false, &Kwargs::new()));
+        assert!(result.is_err(), "{shown}");
+        assert!(start.elapsed().as_secs() < 10, "{shown}");
+    }
+}
+
+#[test]
 fn dates_are_pinned() {
     let chat = ChatTemplate::from_source("{{ strftime_now('%d %b %Y|%A %-d %B|%F %T %p %%') }}", Map::new())
         .unwrap();
     let say = |c: &ChatTemplate| c.render(&[], None, false, &Kwargs::new()).unwrap();
-    assert_eq!(say(&chat), "26 Jul 2024|Friday 26 July|2024-07-26 00:00:00 AM %");
+    let fixed = chat.clone().with_now(unix_day("2024-07-26").unwrap());
+    assert_eq!(say(&fixed), "26 Jul 2024|Friday 26 July|2024-07-26 00:00:00 AM %");
+    // It said July 2024 whatever the day.
+    assert_eq!(say(&chat), say(&chat.clone().with_now(today())));
+    assert!(today() > 1_767_225_600 && today() % 86_400 == 0);
+    assert_eq!(unix_day("2024-02-29"), Some(1_709_164_800));
+    for bad in ["2023-02-29", "2024-13-01", "2024-1", "2024-01-01-01", "x", "", "24-01-00", "+024-01-01"] {
+        assert_eq!(unix_day(bad), None, "{bad}");
+    }
     assert_eq!(
         say(&chat.with_now(1_709_251_199)),
         "29 Feb 2024|Thursday 29 February|2024-02-29 23:59:59 PM %"
