@@ -33,6 +33,8 @@ enum Command {
     Generate(Box<commands::generate::Args>),
     Chat(commands::chat::Args),
     Score(commands::score::Args),
+    Verify(commands::verify::Args),
+    Env(commands::env::Args),
     Steps(Box<commands::steps::Args>),
     Init(Box<commands::init::Args>),
     Tokenizer(commands::tokenizer::Args),
@@ -56,6 +58,8 @@ fn main() -> ExitCode {
         Command::Generate(args) => commands::generate::run(&args),
         Command::Chat(args) => commands::chat::run(&args),
         Command::Score(args) => commands::score::run(&args),
+        Command::Verify(args) => commands::verify::run(&args),
+        Command::Env(args) => commands::env::run(&args),
         Command::Steps(args) => commands::steps::run(&args),
         Command::Init(args) => commands::init::run(&args),
         Command::Tokenizer(args) => commands::tokenizer::run(&args),
@@ -65,7 +69,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {e}");
+            eprintln!("error: {}", output::visible(&e.to_string()));
             ExitCode::from(e.class.exit_code())
         }
     }
@@ -88,6 +92,7 @@ fn install_panic_hook() {
         let words = payload.downcast_ref::<&str>().copied();
         let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic");
         let place = info.location().map_or(String::new(), |l| format!(" ({}:{})", l.file(), l.line()));
+        let words = output::visible(words);
         eprintln!("error: this is a bug in ferrl, not a mistake of yours: {words}{place}");
         eprintln!("  fix: please report it with the command you ran; RUST_BACKTRACE=1 shows more");
         std::process::exit(101);

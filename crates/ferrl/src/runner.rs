@@ -9,6 +9,7 @@ use crate::data::hub::model_dir;
 use crate::evaluate::{Evaluation, evaluate};
 use crate::experience::Metrics;
 use crate::recipe::{Recipe, Resolved, Rollout};
+use crate::rollout::Generator;
 use crate::run::{
     Best, CheckpointOptions, Checkpoints, EventWriter, Mark, MetricsLog, Role, Rollouts, RunFolder,
     StepRecord, frozen, latest, load,
@@ -18,11 +19,12 @@ use crate::train::{Report, Stage, Waits};
 use crate::warnings::{Warning, Warnings};
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
 use ferrl_engine::generate::Sampler;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Class, Error, Result, nearest};
 use ferrl_kernels::Backend;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 /// Whoever looks on while a run goes on.
@@ -43,6 +45,10 @@ pub trait Watch {
     }
     /// Whether to finish this step, save and stop.
     fn interrupted(&self) -> bool;
+    /// The flag that says so, for waits within a step that end early.
+    fn interrupt_flag(&self) -> Option<Arc<AtomicBool>> {
+        None
+    }
 }
 
 /// How a run ended.
@@ -161,6 +167,8 @@ struct Log {
     start: Instant,
     /// What the run had taken when it was last stopped.
     before: f64,
+    /// Tokens learned from so far, all stages together.
+    num_tokens: u64,
 }
 
 impl Log {
@@ -174,7 +182,8 @@ impl Log {
         let history = MetricsLog::history(&folder.metrics())?;
         let events = EventWriter::create(&folder.tensorboard(), folder.files(), &history)?;
         let before = history.last().map_or(0.0, |r| r.seconds);
-        Ok(Log { metrics, rollouts, events, start: Instant::now(), before })
+        let num_tokens = history.last().and_then(|r| r.get("num_tokens")).map_or(0, |n| n as u64);
+        Ok(Log { metrics, rollouts, events, start: Instant::now(), before, num_tokens })
     }
 
     /// Since the run began, interruptions left out.
@@ -212,11 +221,15 @@ impl OneStage<'_> {
         let total = stage.schedules.0.total_steps;
         watch.stage(self.name, total);
         stage.waits = watch.waits().unwrap_or(stage.waits);
+        if let Some(flag) = watch.interrupt_flag() {
+            stage.interrupt.follow(flag);
+        }
         if let Some(path) = resumed {
             self.restore(&mut stage, path, state)?;
             watch.note(&format!("resumed after step {} of {}", stage.step, self.name));
         }
         self.warn(&stage.warnings, watch)?;
+        stage.num_tokens = log.num_tokens;
         let mut over = stage.step == total || self.settled(&recipe)?;
         let was_over = over;
         let checkpoints = self.checkpoints(&recipe);
@@ -232,7 +245,22 @@ impl OneStage<'_> {
         }
         let mut last = None;
         while !over {
-            let Report { mut metrics, rollouts, epoch } = stage.step()?;
+            let Report { mut metrics, rollouts, epoch } = match stage.step() {
+                Ok(report) => report,
+                Err(e) => {
+                    self.warn(&stage.warnings, watch)?;
+                    if e.class != Class::Interrupted {
+                        return Err(e);
+                    }
+                    // Nothing of the step has happened: the run stands where the last one left it.
+                    watch.note("stopped while waiting for rewards");
+                    let step = self.before + stage.step;
+                    if stage.step > 0 && !checkpoints.list()?.iter().any(|(saved, _)| *saved == step) {
+                        self.save(&checkpoints, &stage, log, &StepRecord::default(), &frozen)?;
+                    }
+                    return Ok((None, first, last));
+                }
+            };
             metrics.join(std::mem::take(&mut at_start));
             let ends = stage.step == total;
             let step_of_stage = stage.step;
@@ -247,6 +275,7 @@ impl OneStage<'_> {
             }
             let step = self.before + stage.step;
             let record = StepRecord::new(step, self.name, epoch, log.seconds(), &metrics);
+            log.num_tokens = stage.num_tokens;
             log.metrics.append(&record)?;
             log.events.append(&record)?;
             if !rollouts.is_empty() {
@@ -286,6 +315,9 @@ impl OneStage<'_> {
         for warning in warnings.take() {
             watch.warn(&warning);
             self.folder.log_warning(&warning)?;
+        }
+        for printed in warnings.take_printed() {
+            self.folder.log_printed(&printed)?;
         }
         Ok(())
     }
@@ -419,28 +451,27 @@ impl OneStage<'_> {
         let mut source =
             setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true, &stage.warnings)?;
         let model = &stage.policy.model;
+        let generator = Generator { model, tokenizer: &stage.tokenizer, stops: &stage.stops };
         let cache = setup::cache_options(&recipe.rollout, &*model.backend);
         let mut sampler = Sampler::new(model, cache)?.with_tokenizer(stage.tokenizer.clone());
         let own;
         let rewards = match &stage.sampler {
             Some(_) => &stage.rewards,
             None => {
-                own = setup::rewards(recipe, Wants::Rollouts, &model.backend)?;
+                own = setup::rewards(recipe, Wants::Rollouts, &model.backend, &stage.hooks())?;
                 &own
             }
         };
         let temperature = recipe.eval.temperature.unwrap_or(recipe.rollout.temperature);
         let mut settings = Rollout { temperature, ..recipe.rollout.clone() };
         let asked = (recipe.eval.prompts, recipe.eval.samples, recipe.seed ^ 0xe7a1);
-        let mut all =
-            evaluate(model, &mut sampler, &stage.tokenizer, &mut *source, rewards, &settings, asked)?;
+        let mut all = evaluate(generator, &mut sampler, &mut *source, rewards, &settings, asked)?;
         if temperature > 0.0 {
             settings.temperature = 0.0;
             let mut source =
                 setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true, &stage.warnings)?;
             let asked = (recipe.eval.prompts, 1, recipe.seed);
-            let greedy =
-                evaluate(model, &mut sampler, &stage.tokenizer, &mut *source, rewards, &settings, asked)?;
+            let greedy = evaluate(generator, &mut sampler, &mut *source, rewards, &settings, asked)?;
             all.metrics.add("eval/greedy", greedy.metrics.get("eval/pass@1").unwrap_or(0.0));
         }
         Ok(all)
@@ -467,6 +498,8 @@ fn printed(r: &crate::train::Rollout) -> crate::run::Rollout {
         prompt: r.prompt.text.clone(),
         completion: r.answer.text.clone(),
         reward: r.graded.reward,
+        temperature: r.temperature.map(f64::from),
+        extra: r.graded.extra.clone(),
         components: r.graded.components.iter().map(|(n, v)| (n.clone(), f64::from(*v))).collect(),
         advantage: f64::from(r.advantage),
         tokens: r.answer.tokens,

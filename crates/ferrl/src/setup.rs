@@ -1,11 +1,15 @@
 //! From a recipe to a stage that can take steps: models, data, rewards, schedules.
 
 use crate::algo::{self, Algorithm, Needs, Wants};
+use crate::interrupt::Interrupt;
 use crate::recipe::{Init, Recipe, Rollout};
 use crate::reward::Rewards;
+use crate::rollout;
+use crate::signal::Signal;
 use crate::source::{FileSource, Source};
 use crate::task::{self, Task, TaskSource};
 use crate::train::Stage;
+use crate::verify::Hooks;
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::{Dtype, InitOptions, ModelDir, SaveOptions, init_model};
 use ferrl_engine::generate::{CacheOptions, Sampler};
@@ -20,6 +24,9 @@ use std::sync::Arc;
 
 /// Examples of a generated task from which a new tokenizer learns its characters.
 const TOKENIZER_EXAMPLES: u64 = 2000;
+
+/// Above this temperature hardly any model writes sentences.
+const HOT: f64 = 2.0;
 
 /// The algorithm a stage's recipe names, and what it learns from.
 pub fn algorithm(recipe: &Recipe) -> Result<(Box<dyn Algorithm>, Wants)> {
@@ -139,7 +146,15 @@ pub fn stage_over(
     let total = total_steps(&recipe, &*source, wants)?;
     let rate = |lr| schedule(&recipe, lr, total);
     let schedules = (rate(recipe.optim.lr)?, rate(recipe.critic.lr.unwrap_or(5.0 * recipe.optim.lr))?);
-    let rewards = if source.graded() { own_rewards(&recipe)? } else { rewards(&recipe, wants, &backend)? };
+    let hooks = Hooks { warnings: warnings.clone(), interrupt: Interrupt::default() };
+    let rewards =
+        if source.graded() { own_rewards(&recipe)? } else { rewards(&recipe, wants, &backend, &hooks)? };
+    let stops = rollout::stops(dir, &tokenizer, &recipe.rollout);
+    if sampler.is_some() && recipe.rollout.temperature > HOT {
+        let t = recipe.rollout.temperature;
+        let what = format!("rollout.temperature = {t}: completions are close to random tokens");
+        warnings.raise("hot-sampling", what, "rollout.temperature = 1.0");
+    }
     Ok(Stage {
         recipe,
         algo,
@@ -147,6 +162,7 @@ pub fn stage_over(
         policy,
         reference,
         critic,
+        stops,
         tokenizer,
         source,
         rewards,
@@ -155,7 +171,10 @@ pub fn stage_over(
         step: 0,
         ahead: VecDeque::new(),
         foresees: backend.is_exact(),
+        num_tokens: 0,
+        signal: Signal::default(),
         warnings,
+        interrupt: hooks.interrupt,
         waits: Arc::new(|_| ()),
     })
 }
@@ -212,7 +231,6 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
     };
     let mut trainer = Trainer::new(model, options)?;
     trainer.recompute = recipe.model.recompute;
-    trainer.temperature = recipe.rollout.temperature as f32;
     Ok(trainer)
 }
 
@@ -245,7 +263,18 @@ pub fn source(
 }
 
 /// Rewards as the recipe says, or those that fit its task.
-pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>) -> Result<Rewards> {
+pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Rewards> {
+    let rewards = sources_of_reward(recipe, wants, backend, hooks)?;
+    rewards.check_stops(&recipe.rollout.stop, recipe.rollout.include_stop)?;
+    Ok(rewards)
+}
+
+fn sources_of_reward(
+    recipe: &Recipe,
+    wants: Wants,
+    backend: &Arc<dyn Backend>,
+    hooks: &Hooks,
+) -> Result<Rewards> {
     if recipe.reward.is_empty() && wants == Wants::Rollouts {
         let Some(task) = task(recipe)? else {
             if recipe.algorithm()?.needs().rewardless {
@@ -262,7 +291,7 @@ pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>) -> Res
         let own = crate::recipe::Reward { verifier: Some(verifier.into()), options, ..Default::default() };
         return Rewards::new(&[own]);
     }
-    Rewards::load(recipe, dtype(recipe)?, backend)
+    Rewards::load(recipe, dtype(recipe)?, backend, hooks)
 }
 
 /// Rows bring their rewards: what the recipe names beside them would be for evaluations only.

@@ -170,6 +170,7 @@ fn single_options_are_mapped() {
         (&s.rollout.stop[..], &s.data.train[..]),
         (&["</answer>".into()][..], &["train@countdown.json".into()][..])
     );
+    assert!(s.rollout.include_stop, "RL2's rewards see the stop text");
     assert_eq!((r.name.as_str(), s.model.path.as_deref()), ("count", Some("Qwen/Qwen2.5-3B-Instruct")));
 }
 

@@ -19,6 +19,8 @@ pub enum Class {
     Numerics,
     /// The hardware or a library it needs is missing or failed.
     Device,
+    /// The user asked to stop.
+    Interrupted,
 }
 
 impl Class {
@@ -31,6 +33,7 @@ impl Class {
             Class::Resource => 5,
             Class::Device => 6,
             Class::Numerics => 8,
+            Class::Interrupted => 130,
         }
     }
 }
@@ -76,6 +79,11 @@ impl Error {
     /// A non-finite number.
     pub fn numerics(what: impl Into<String>) -> Self {
         Self::new(Class::Numerics, what)
+    }
+    /// The same error as the reason for something larger.
+    pub fn context(mut self, what: impl fmt::Display) -> Self {
+        self.what = format!("{what}: {}", self.what);
+        self
     }
     /// Where it happened: a file, a row, a field.
     pub fn at(mut self, place: impl fmt::Display) -> Self {

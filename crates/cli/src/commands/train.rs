@@ -1,6 +1,6 @@
 //! `ferrl train`: a recipe from beginning to end, or from where it was stopped.
 
-use crate::output::print;
+use crate::output::{print, visible};
 use clap::Parser;
 use ferrl::evaluate::Evaluation;
 use ferrl::recipe::{Recipe, Resolved, difference};
@@ -13,7 +13,7 @@ use ferrl_kernels::AUTO;
 use indicatif::HumanDuration;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -154,14 +154,18 @@ fn doing(phase: &str) -> &str {
 /// A few answers, for the eye.
 fn samples(evaluation: &Evaluation) {
     for (prompt, answer, graded) in evaluation.answers.iter().take(4) {
-        let mark = if graded.score >= 1.0 { "right" } else { "wrong" };
-        println!("  {mark}: {} {}", prompt.text.trim(), answer.text.trim());
+        let mark = match graded.is_right() {
+            true => "right",
+            false if graded.is_lost() => "lost",
+            false => "wrong",
+        };
+        println!("  {mark}: {}", visible(&format!("{} {}", prompt.text.trim(), answer.text.trim())));
     }
 }
 
 /// Progress on standard error: one line that moves on a terminal, a line now and then elsewhere.
 struct Terminal {
-    interrupts: Arc<AtomicUsize>,
+    interrupted: Arc<AtomicBool>,
     live: bool,
     /// The line as last shown, for whoever adds to it.
     line: Arc<Mutex<String>>,
@@ -173,10 +177,10 @@ struct Terminal {
 
 impl Terminal {
     fn new() -> Result<Self> {
-        let interrupts = Arc::new(AtomicUsize::new(0));
-        let count = interrupts.clone();
+        let interrupted = Arc::new(AtomicBool::new(false));
+        let flag = interrupted.clone();
         let handler = move || {
-            if count.fetch_add(1, Ordering::SeqCst) > 0 {
+            if flag.swap(true, Ordering::SeqCst) {
                 crate::output::exit(INTERRUPTED);
             }
             eprintln!("\nfinishing this step and saving; once more to stop at once");
@@ -184,7 +188,7 @@ impl Terminal {
         ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))?;
         let live = std::io::stderr().is_terminal();
         let (line, began) = (Arc::default(), Instant::now());
-        Ok(Terminal { interrupts, live, line, shown: None, began, first_step: 0, trend: None })
+        Ok(Terminal { interrupted, live, line, shown: None, began, first_step: 0, trend: None })
     }
 
     fn clear(&self) {
@@ -219,7 +223,7 @@ impl Watch for Terminal {
             std::cmp::Ordering::Less => "down",
             std::cmp::Ordering::Equal => "level",
         };
-        let rate = record.get("num_tokens").zip(record.get("step_time")).map_or(0.0, |(n, t)| n / t);
+        let rate = record.get("timing/tokens_per_second").unwrap_or(0.0);
         let per_step = self.began.elapsed().as_secs_f64() / (step - self.first_step) as f64;
         let left = per_step * (steps - step) as f64;
         let line = format!(
@@ -255,10 +259,14 @@ impl Watch for Terminal {
 
     fn note(&mut self, text: &str) {
         self.clear();
-        eprintln!("{text}");
+        eprintln!("{}", visible(text));
     }
 
     fn interrupted(&self) -> bool {
-        self.interrupts.load(Ordering::SeqCst) > 0
+        self.interrupted.load(Ordering::SeqCst)
+    }
+
+    fn interrupt_flag(&self) -> Option<Arc<AtomicBool>> {
+        Some(self.interrupted.clone())
     }
 }

@@ -48,6 +48,11 @@ impl Encoder {
         &self.tokenizer
     }
 
+    /// New and old name of each column that `data.columns` renames.
+    pub fn renamed(&self) -> &[(String, String)] {
+        &self.columns.0
+    }
+
     /// The names of a row's columns, new ones included.
     pub fn columns<'a>(&'a self, row: &'a Row) -> Vec<&'a str> {
         self.columns.0.iter().map(|(new, _)| new.as_str()).chain(row.keys().map(String::as_str)).collect()

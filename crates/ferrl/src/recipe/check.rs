@@ -2,6 +2,7 @@
 
 use super::{Recipe, Stage};
 use crate::algo::{self, Wants};
+use ferrl_engine::generate::SamplingParams;
 use ferrl_engine::{Error, model, nearest};
 use ferrl_kernels::{AUTO, BACKENDS};
 
@@ -59,6 +60,7 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
     p.when(recipe.base.is_some(), "base", what, "@base.toml on the command line");
     names(recipe, &mut p);
     references(recipe, earlier, &mut p);
+    temperatures(recipe, &mut p);
     evaluation(recipe, &mut p);
     starting_point(stage, &mut p);
     data(recipe, &mut p);
@@ -204,12 +206,23 @@ fn portions(r: &Recipe, p: &mut Problems) {
     p.when(none, "train.epochs", "nothing would be learned", "train.epochs = 1.0, or train.steps");
 }
 
+/// What no sampler can divide by, whichever algorithm the stage has: its evaluations sample too.
+fn temperatures(r: &Recipe, p: &mut Problems) {
+    let both =
+        [("rollout.temperature", Some(r.rollout.temperature)), ("eval.temperature", r.eval.temperature)];
+    for (key, t) in both.into_iter().filter_map(|(key, t)| Some((key, t?))) {
+        let usable = t == 0.0 || SamplingParams::TEMPERATURES.contains(&(t as f32));
+        let range = SamplingParams::TEMPERATURES;
+        let what =
+            format!("{t} is no sampling temperature, expected 0 or {} to {}", range.start(), range.end());
+        p.when(!usable, key, what, format!("{key} = 1.0; 0 takes the most probable token"));
+    }
+}
+
 fn evaluation(r: &Recipe, p: &mut Problems) {
     p.when(r.eval.samples == 0, "eval.samples", "no answers to judge", "eval.samples = 1");
     let asks = r.eval.every > 0 || r.eval.at_start;
     p.when(asks && r.eval.prompts == 0, "eval.prompts", "no prompts to judge by", "eval.prompts = 200");
-    let cold = r.eval.temperature.is_some_and(|t| t < 0.0);
-    p.when(cold, "eval.temperature", "must not be negative", "0 takes the likeliest token");
     let greedy = r.eval.temperature == Some(0.0) && r.eval.samples > 1;
     let what = format!("{} samples at temperature 0 are all the same", r.eval.samples);
     p.when(greedy, "eval.samples", what, "eval.samples = 1, or a temperature above 0");
@@ -281,7 +294,7 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
     p.when(r.samples == 0, "rollout.samples", "a prompt needs answers", "rollout.samples = 8");
     p.when(r.max_new_tokens == 0, "rollout.max_new_tokens", "answers would be empty", "max_new_tokens = 256");
     p.when(
-        r.temperature <= 0.0,
+        r.temperature == 0.0,
         "rollout.temperature",
         format!("{} leaves nothing to explore: all answers to a prompt are the same", r.temperature),
         "rollout.temperature = 1.0",
@@ -397,6 +410,9 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
         );
         if let Some(verifier) = &reward.verifier {
             p.word("reward", verifier, verifiers);
+        }
+        if let Some(word) = &reward.truncated {
+            p.word("reward", word, crate::reward::TRUNCATED);
         }
     }
 }

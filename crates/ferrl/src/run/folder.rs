@@ -12,7 +12,7 @@
 //! ```
 
 use super::files::{Files, error};
-use crate::warnings::Warning;
+use crate::warnings::{Printed, Warning};
 use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -133,6 +133,12 @@ impl RunFolder {
         self.log_line(
             &json!({"time": unix_seconds(), "level": "warning", "name": name, "message": message, "fix": fix}),
         )
+    }
+
+    /// A line that user code printed, in `log.jsonl`.
+    pub fn log_printed(&self, printed: &Printed) -> Result<()> {
+        let Printed { source, line } = printed;
+        self.log_line(&json!({"time": unix_seconds(), "level": "print", "source": source, "message": line}))
     }
 
     fn log_line(&self, line: &Value) -> Result<()> {

@@ -140,7 +140,7 @@ impl Source for FileSource {
                 let (row, place) = (&dataset.records[number].row, dataset.place(number));
                 let wants = schema_of(self.wants, self.grouped, &self.encoder.columns(row));
                 if let Some(sample) = self.encoder.encode(row, wants, &place, &mut self.counts)? {
-                    items.push(item(sample, self.wants, self.drawn, self.encoder.tokenizer())?);
+                    items.push(item(sample, self.wants, self.drawn, &self.encoder)?);
                     self.drawn += 1;
                     dropped = 0;
                 } else if dropped > 2 * self.loader.epoch_rows() {
@@ -203,7 +203,8 @@ pub fn schema_of(wants: algo::Wants, grouped: bool, columns: &[&str]) -> schema:
     }
 }
 
-fn item(sample: Sample, wants: algo::Wants, index: u64, tokenizer: &Tokenizer) -> Result<Item> {
+fn item(sample: Sample, wants: algo::Wants, index: u64, encoder: &Encoder) -> Result<Item> {
+    let (tokenizer, renamed) = (encoder.tokenizer(), encoder.renamed());
     let sequence = |t: Tokens, kind: Kind| Sequence {
         pair: matches!(kind, Kind::Chosen | Kind::Rejected).then_some(0),
         ids: t.ids,
@@ -217,6 +218,7 @@ fn item(sample: Sample, wants: algo::Wants, index: u64, tokenizer: &Tokenizer) -
         ids,
         text: prompt.as_str().map_or_else(|| prompt.to_string(), String::from),
         messages: prompt.as_array().cloned().unwrap_or_default(),
+        renamed: renamed.to_vec(),
         columns,
     };
     let number = |name: &str, otherwise: f32| match sample.extra.get(name) {
@@ -256,7 +258,7 @@ fn item(sample: Sample, wants: algo::Wants, index: u64, tokenizer: &Tokenizer) -
                 // An answer without its end was cut.
                 s.truncated = s.ids.last().is_some_and(|&id| !tokenizer.is_special(id));
                 s.components = rewards.iter().map(|(name, list)| (name.clone(), list[i])).collect();
-                s.sources = s.components.iter().map(|c| (1.0, c.1)).collect();
+                s.sources = s.components.iter().map(|c| (1.0, Some(c.1))).collect();
                 let total = s.components.iter().map(|c| c.1).sum();
                 s.rewarded(total)
             };

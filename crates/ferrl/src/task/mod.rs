@@ -18,6 +18,10 @@ pub struct Entry {
     pub name: &'static str,
     /// One line for people.
     pub about: &'static str,
+    /// The file it is written in: the comments of its settings are the manual's text.
+    pub source: &'static str,
+    /// Its settings where a recipe says nothing.
+    pub defaults: fn() -> Value,
     /// Builds it from `data.task`; unknown settings are refused.
     pub build: Build,
 }
