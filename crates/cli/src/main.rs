@@ -1,5 +1,8 @@
 //! The `ferrl` command: flags in, one clear message and an exit code out.
 
+#[macro_use]
+mod console;
+
 mod commands;
 mod data;
 mod machine;
@@ -10,8 +13,13 @@ mod sampling;
 mod text;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Exit code of a panic.
+const BUG: i32 = 101;
 
 /// Post-training and reinforcement learning for language models.
 #[derive(Parser)]
@@ -47,7 +55,20 @@ fn main() -> ExitCode {
     install_panic_hook();
     let command = negative_numbers_are_values(Cli::command());
     let parsed = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
-    let result = match parsed.command {
+    // A panic of a run comes here once the run is saved; the hook has said what it was.
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| dispatch(parsed.command)));
+    match result {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(e)) => {
+            eprintln!("error: {}", output::visible(&e.to_string()));
+            ExitCode::from(e.class.exit_code())
+        }
+        Err(_) => output::exit(BUG),
+    }
+}
+
+fn dispatch(command: Command) -> ferrl_engine::Result<()> {
+    match command {
         Command::Train(args) => commands::train::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
@@ -65,13 +86,6 @@ fn main() -> ExitCode {
         Command::Tokenizer(args) => commands::tokenizer::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("error: {}", output::visible(&e.to_string()));
-            ExitCode::from(e.class.exit_code())
-        }
     }
 }
 
@@ -80,8 +94,10 @@ fn negative_numbers_are_values(command: clap::Command) -> clap::Command {
     command.mut_args(|a| a.allow_negative_numbers(true)).mut_subcommands(negative_numbers_are_values)
 }
 
-/// A panic is never the user's mistake: say so in two lines and stop, whichever thread it happened in.
+/// A panic is never the user's mistake: say so in two lines and stop, whichever thread it happened in. A run that can still be
+/// saved is: the panic goes on to whoever does that.
 fn install_panic_hook() {
+    static TOLD: AtomicBool = AtomicBool::new(false);
     let backtrace = std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v != "0");
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -92,9 +108,14 @@ fn install_panic_hook() {
         let words = payload.downcast_ref::<&str>().copied();
         let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic");
         let place = info.location().map_or(String::new(), |l| format!(" ({}:{})", l.file(), l.line()));
-        let words = output::visible(words);
-        eprintln!("error: this is a bug in ferrl, not a mistake of yours: {words}{place}");
-        eprintln!("  fix: please report it with the command you ran; RUST_BACKTRACE=1 shows more");
-        std::process::exit(101);
+        // Whoever waited for a thread that panicked panics in turn.
+        if !TOLD.swap(true, Ordering::SeqCst) {
+            let words = output::visible(words);
+            eprintln!("error: this is a bug in ferrl, not a mistake of yours: {words}{place}");
+            eprintln!("  fix: please report it with the command you ran; RUST_BACKTRACE=1 shows more");
+        }
+        if !ferrl::runner::guarded() {
+            std::process::exit(BUG);
+        }
     }));
 }

@@ -3,6 +3,8 @@
 
 #[path = "resume/common.rs"]
 mod common;
+#[path = "resume/losses.rs"]
+mod losses;
 #[path = "resume/refusals.rs"]
 mod refusals;
 

@@ -60,6 +60,15 @@ struct Input<'a> {
 impl ChatTemplate {
     /// Loads `chat_template.jinja`, or else the template in `tokenizer_config.json`.
     pub fn from_dir(dir: &Path) -> Result<Self> {
+        Self::find(dir)?.ok_or_else(|| {
+            Error::model("the model has no chat template").at(dir.display()).fix(
+                "add a chat_template.jinja, use an instruction-tuned model, or give raw prompts instead of messages",
+            )
+        })
+    }
+
+    /// The same; `None` for a model without a template.
+    pub fn find(dir: &Path) -> Result<Option<Self>> {
         let config_path = dir.join("tokenizer_config.json");
         let config = read_json(&config_path)?.unwrap_or_default();
         let specials = read_json(&dir.join("special_tokens_map.json"))?.unwrap_or_default();
@@ -88,11 +97,9 @@ impl ChatTemplate {
             }
         }
         if templates.is_empty() {
-            return Err(Error::model("the model has no chat template").at(dir.display()).fix(
-                "add a chat_template.jinja, use an instruction-tuned model, or give raw prompts instead of messages",
-            ));
+            return Ok(None);
         }
-        Self::compile(templates, variables, place.display().to_string())
+        Self::compile(templates, variables, place.display().to_string()).map(Some)
     }
 
     /// Compiles a template given as text; `variables` are what the tokenizer would provide (`bos_token`, ...).

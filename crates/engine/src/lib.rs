@@ -1,5 +1,7 @@
 //! A language model to sample from and to train, on one copy of the weights. Knows nothing of rewards.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic where nobody reads
+
 pub mod chat;
 pub mod checkpoint;
 pub mod generate;

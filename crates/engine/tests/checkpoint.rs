@@ -380,3 +380,61 @@ fn weights_depend_on_seed_and_name_alone() {
     let variance = data.iter().map(|x| f64::from(x * x)).sum::<f64>() / data.len() as f64;
     assert!((variance.sqrt() / 0.02 - 1.0).abs() < 0.1);
 }
+
+/// A NaN in the weights a run began with came up as "go back to the last checkpoint".
+#[test]
+fn weights_that_are_not_finite_are_named_when_they_are_loaded() {
+    for (family, tensor, param, at, place) in [
+        ("llama", "model.layers.1.mlp.down_proj.weight", "layers.1.down.weight", 43, "[1, 3]"),
+        ("llama", "model.layers.0.self_attn.k_proj.weight", "layers.0.qkv.weight", 32 * 32 + 5, "[0, 5]"),
+        ("llama", "model.norm.weight", "final_norm.weight", 31, "[31]"),
+        // Stored the other way round: row 3 of 40 columns.
+        ("gpt2", "transformer.h.1.mlp.c_fc.weight", "layers.1.up.weight", 2 * 32 + 3, "[3, 2]"),
+    ] {
+        for (dtype, bad) in [
+            (Dtype::F32, f32::NAN),
+            (Dtype::Bf16, f32::NEG_INFINITY),
+            (Dtype::F16, f32::NAN),
+            (Dtype::F16, f32::INFINITY),
+        ] {
+            let temp = Temp::new();
+            let (dir, options) = (temp.join("model"), tiny(family));
+            let config = options.build().unwrap().0;
+            save_model(&dir, &config, None, &SaveOptions { dtype, ..F32 }, &mut |shape| {
+                let mut values = init_param(&config, &options, shape);
+                if shape.name == param {
+                    values[at] = bad;
+                }
+                Ok(values)
+            })
+            .unwrap();
+            let error = ModelDir::open(&dir).unwrap().load(|_, _| Ok(())).unwrap_err();
+            let text = error.to_string();
+            let file = dir.join("model.safetensors").display().to_string();
+            assert!(error.class == Class::Model && text.starts_with(&file), "{text}");
+            assert!(text.contains(&format!("{tensor:?} holds a NaN or infinity at {place}")), "{text}");
+        }
+    }
+}
+
+/// Large tensors are read by several threads: the first bad number counts, whoever met it.
+#[test]
+fn the_first_of_several_bad_numbers_is_named() {
+    let temp = Temp::new();
+    let options = InitOptions { vocab: 40_000, hidden: 64, heads: Some(4), ..tiny("llama") };
+    let config = options.build().unwrap().0;
+    for bad in [[2_559_999, 2_100_001], [1_048_577, 2_559_998], [1_048_575, 1_048_576]] {
+        let dir = temp.join(&format!("model-{}", bad[0]));
+        save_model(&dir, &config, None, &F32, &mut |shape| {
+            let mut values = vec![0.5; shape.len()];
+            if shape.name == "embed" {
+                bad.iter().for_each(|&at| values[at] = f32::NAN);
+            }
+            Ok(values)
+        })
+        .unwrap();
+        let first = bad[0].min(bad[1]);
+        let error = ModelDir::open(&dir).unwrap().load(|_, _| Ok(())).unwrap_err().to_string();
+        assert!(error.contains(&format!("at [{}, {}]", first / 64, first % 64)), "{error}");
+    }
+}

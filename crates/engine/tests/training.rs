@@ -4,7 +4,7 @@
 use ferrl_engine::checkpoint::{InitOptions, ModelDir};
 use ferrl_engine::model::{FAMILIES, Head, Model, Options};
 use ferrl_engine::train::{
-    Batch, Decay, OptimizerOptions, Rule, Schedule, Sequence, StatGrads, Stats, Trainer, plan,
+    Batch, Decay, OptimizerOptions, Rule, Schedule, Sequence, StatGrads, Stats, Trainer, kl, plan,
 };
 use ferrl_kernels::cpu::Cpu;
 use ferrl_kernels::cpu::simd::Level;
@@ -380,6 +380,7 @@ fn batches_that_make_no_sense_are_refused() {
     for (b, says) in [
         (Batch::of([vec![1, 2], vec![]]), "sequence 1: it has no tokens"),
         (Batch::of([vec![1, 67]]), "token id 67 is not below the vocabulary's 67"),
+        (Batch::default(), "a batch without sequences"),
         (
             Batch {
                 sequences: vec![Sequence { ids: vec![1, 2], scored: vec![true], ..Default::default() }],
@@ -393,6 +394,36 @@ fn batches_that_make_no_sense_are_refused() {
     }
     assert!(plan(&[3, 9], 8).is_err_and(|e| e.to_string().contains("sequence 1 has 9 tokens")));
     assert_eq!(plan(&[3, 4, 2, 8, 1], 8).unwrap(), [0..2, 2..3, 3..4, 4..5]);
+}
+
+/// A GPT-2 read beyond its table of positions: a panic.
+#[test]
+fn a_sequence_beyond_the_learned_positions_is_refused() {
+    let mut t = trainer(best(), &tiny("gpt2"), DType::F32, OptimizerOptions::default());
+    assert_eq!((t.model.max_context(), t.model.config.max_positions_hard()), (Some(64), Some(64)));
+    let long = Batch::of([vec![1; 3], vec![1; 65]]);
+    let grads = StatGrads { logp: vec![0.1; 68], ..Default::default() };
+    let errors = [
+        t.stats(&long).err(),
+        t.forward(&long).err(),
+        t.forward_backward(&long, &grads).err(),
+        kl(&t.model, &t.model, &long, 1.0).err(),
+        t.model.tokens(&[1], &[64]).err(),
+        t.model.tokens(&[67], &[0]).err(),
+    ];
+    for (i, error) in errors.into_iter().enumerate() {
+        let error = error.unwrap();
+        let says = match i {
+            0..4 => "sequence 1: 65 tokens, the model has 64 learned positions",
+            4 => "65 tokens, the model has 64 learned positions",
+            _ => "token id 67",
+        };
+        assert!(error.class == Class::Data && error.to_string().starts_with(says), "{i}: {error}");
+    }
+    t.stats(&Batch::of([vec![1; 64]])).unwrap();
+    let rotary = trainer(best(), &tiny("llama"), DType::F32, OptimizerOptions::default());
+    assert_eq!((rotary.model.max_context(), rotary.model.config.max_positions_hard()), (Some(64), None));
+    rotary.stats(&Batch::of([vec![1; 65]])).unwrap();
 }
 
 #[test]

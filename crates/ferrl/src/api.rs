@@ -8,7 +8,7 @@ use crate::data::{self, Row};
 use crate::experience::Metrics;
 use crate::recipe::{self, Recipe};
 use crate::setup;
-use crate::source::FileSource;
+use crate::source::{Mixture, Part, Reading};
 use crate::train::Stage;
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
 use ferrl_engine::model::{Model, Options};
@@ -159,11 +159,15 @@ impl Trainer {
                 }
             }
         }
-        let rows = vec![data::Dataset::from_rows("dataset", rows)];
+        let rows = data::Dataset::from_rows("dataset", rows)?;
+        let room = setup::room(&own, &model)?;
         let data = own.data.clone();
-        let mut stage = setup::stage_over(own, backend, &model, |tokenizer, wants, _| {
-            Ok(Box::new(FileSource::over(rows, &data, &model, tokenizer, wants, config.seed)?))
+        let mut stage = setup::stage_over(own, backend, &model, |tokenizer, wants, warnings| {
+            let (data, model, seed) = (&data, &*model, config.seed);
+            let reading = Reading { data, model, tokenizer, wants, seed, split: None, room, warnings };
+            Ok(Box::new(Mixture::new(vec![Part::of(Arc::new(rows), 1.0)], &reading)?))
         })?;
+        stage.source.check(&mut |_, _| true)?;
         if reference.is_some() {
             stage.reference = reference;
         }

@@ -53,15 +53,8 @@ impl Stage {
         loop {
             let number = self.step + self.ahead.len() as u64;
             if self.ahead.len() <= lag && (self.ahead.is_empty() || number < last) {
-                // Where rewards fail or are interrupted, the same prompts are drawn again.
-                let before = self.source.state();
-                match self.collect(number, clock, metrics) {
-                    Ok(next) => self.ahead.push_back(next),
-                    Err(e) => {
-                        self.source.restore(&before)?;
-                        return Err(e);
-                    }
-                }
+                let next = self.collect(number, clock, metrics)?;
+                self.ahead.push_back(next);
             } else if let Some(first) = self.ahead.pop_front() {
                 return Ok(first);
             }
@@ -73,6 +66,7 @@ impl Stage {
         let sampled = self.wants == Wants::Rollouts;
         let count = if sampled { self.recipe.rollout.prompts } else { self.recipe.train.batch };
         clock.waits_for("data");
+        let before = self.source.cut();
         let (items, mut out, mut prompts) = (self.source.next(count)?, Collected::default(), Vec::new());
         out.epoch = self.source.epochs();
         for (i, item) in items.into_iter().enumerate() {
@@ -83,11 +77,16 @@ impl Stage {
             }
         }
         clock.lap("data", metrics);
+        if !sampled {
+            let cut = (self.source.cut() - before) as f64;
+            out.metrics.add("data/truncated", cut / out.experience.sequences.len().max(1) as f64);
+        }
         if prompts.is_empty() {
             out.measure_lengths();
             return Ok(out);
         }
-        let mut asked = prompts.len();
+        // The last batch of an epoch is smaller.
+        let (mut asked, count) = (prompts.len(), prompts.len());
         self.round(prompts, 0, number, &mut out, clock, metrics)?;
         for _ in 0..self.algo.refills() {
             let Some(more) = refill::missing(&out.experience, &*self.algo, count) else { break };

@@ -1,27 +1,36 @@
-//! A request to stop that whatever waits long can see: a reward function that hangs must not hold up Ctrl-C.
+//! Whether somebody asked this process to stop: one flag, because a signal goes to the whole process.
+//!
+//! The command's signal handler raises it. A run finishes its step and saves; whatever waits on something outside of
+//! Ferrl (a reward in a Python worker, an HTTP request) looks at it and gives up within a second, with
+//! [`interrupted`] as its error.
 
 use ferrl_engine::{Class, Error};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 
-/// A shared handle. Whoever builds a stage makes one; whoever runs it says which flag it follows.
-#[derive(Clone, Debug, Default)]
-pub struct Interrupt(Arc<OnceLock<Arc<AtomicBool>>>);
+static FLAG: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-impl Interrupt {
-    /// From now on the request is this flag; the first one given stays.
-    pub fn follow(&self, flag: Arc<AtomicBool>) {
-        let _ = self.0.set(flag);
-    }
+/// The flag itself, for whoever polls it; tests give a flag of their own instead.
+pub fn handle() -> Arc<AtomicBool> {
+    FLAG.clone()
+}
 
-    /// Whether the user asked to stop.
-    pub fn is_set(&self) -> bool {
-        self.0.get().is_some_and(|flag| flag.load(Ordering::SeqCst))
-    }
+/// Asks the process to stop.
+pub fn request() {
+    FLAG.store(true, Ordering::SeqCst);
+}
 
-    /// The error of a call that was given up because of it.
-    pub fn error(waited_for: &str) -> Error {
-        Error::new(Class::Interrupted, format!("interrupted while waiting for {waited_for}"))
-            .fix("resume the run with --resume")
-    }
+/// Whether the process was asked to stop.
+pub fn requested() -> bool {
+    FLAG.load(Ordering::SeqCst)
+}
+
+/// The error of work that was given up because the process was asked to stop.
+pub fn interrupted(what: &str) -> Error {
+    Error::new(Class::Interrupted, format!("interrupted while {what}"))
+}
+
+/// Whether work failed because the process was asked to stop.
+pub fn is_interruption(error: &Error) -> bool {
+    error.class == Class::Interrupted
 }

@@ -3,6 +3,8 @@
 //! Prompts become rollouts, rollouts get rewards, rewards become advantages, advantages a loss on numbers per token,
 //! and the engine turns the gradients of those numbers into new weights.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic where nobody reads
+
 pub mod algo;
 mod annotate;
 pub mod api;
@@ -19,6 +21,7 @@ pub mod recipe;
 pub mod refill;
 pub mod report;
 pub mod reward;
+mod rollback;
 pub mod rollout;
 pub mod run;
 pub mod runner;

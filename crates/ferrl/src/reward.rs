@@ -5,12 +5,12 @@ mod model;
 pub use model::RewardModel;
 
 use crate::experience::{Experience, Metrics};
-use crate::interrupt::Interrupt;
+use crate::interrupt::{interrupted, is_interruption};
 use crate::recipe::{self, Recipe};
 use crate::rollout::Answer;
 use crate::source::Prompt;
 use crate::verify::{self, Columns, Hooks, Outcome, Progress, Sample, Score, Truncated, Verifier};
-use ferrl_engine::{Class, Error, Result, nearest};
+use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{Backend, DType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -89,6 +89,13 @@ impl Rewards {
             Err(Error::usage("a reward model needs a device to run on")
                 .at(format!("reward: model = {dir:?}")))
         })
+    }
+
+    /// One verifier, of weight 1.
+    pub fn of(verifier: Box<dyn Verifier>) -> Self {
+        let source =
+            Source { weight: 1.0, judge: Judge::Verifier(verifier), truncated: Truncated::default() };
+        Rewards { sources: vec![source], hooks: Hooks::default() }
     }
 
     /// As the recipe says, its models in memory.
@@ -179,9 +186,6 @@ impl Rewards {
             for (sum, outcome) in sums.iter_mut().zip(outcomes) {
                 sum.add(source.weight, outcome, i == first)?;
             }
-        }
-        if self.hooks.interrupt.is_set() && sums.iter().any(|s| s.failure.is_some()) {
-            return Err(Interrupt::error("rewards"));
         }
         let graded: Vec<Graded> = sums.iter().map(|s| s.graded(self.sources.is_empty())).collect();
         self.account_for_lost(&sums, &graded, completions.at)?;
@@ -307,7 +311,9 @@ impl Sum {
             }
             // A source without an opinion adds nothing, and keeps its place among the sources.
             Outcome::Abstained => self.sources.push((weight as f32, None)),
-            Outcome::Lost(error) if error.class == Class::Interrupted => return Err(error),
+            Outcome::Lost(error) if is_interruption(&error) => {
+                return Err(interrupted("waiting for rewards"));
+            }
             Outcome::Lost(error) => self.failure = self.failure.take().or(Some(error)),
         }
         Ok(())
@@ -442,7 +448,7 @@ mod tests {
     fn a_step_without_any_reward_stops_with_the_first_failure() {
         let rewards = rewards(vec![(1.0, Box::new(Fragile))]);
         let error = score(&rewards, &["bad", "bad"].map(answer), &mut experience(2)).unwrap_err();
-        assert_eq!(error.class, Class::Device);
+        assert_eq!(error.class, ferrl_engine::Class::Device);
         assert!(error.to_string().contains("no completion of step 1 got a reward (2 lost)"), "{error}");
         assert!(error.to_string().contains("the worker died"), "{error}");
         let error = score(&rewards, &["?", "?"].map(answer), &mut experience(2)).unwrap_err();

@@ -4,28 +4,37 @@
 //! `stages/<n>/` (the model each finished stage hands on). A resumed run builds the stage as it was built the first
 //! time and puts the checkpoint's state into it.
 
+mod guard;
+mod log;
+mod pending;
+mod steps;
+
+pub use guard::guarded;
+
 use crate::algo::Wants;
 use crate::data::hub::model_dir;
 use crate::evaluate::{Evaluation, evaluate};
 use crate::experience::Metrics;
 use crate::recipe::{Recipe, Resolved, Rollout};
+use crate::reward::Rewards;
 use crate::rollout::Generator;
 use crate::run::{
-    Best, CheckpointOptions, Checkpoints, EventWriter, Mark, MetricsLog, Role, Rollouts, RunFolder,
-    StepRecord, frozen, latest, load,
+    Best, CheckpointOptions, Checkpoints, MetricsLog, Role, RunFolder, StepRecord, frozen, latest, load,
 };
 use crate::setup;
-use crate::train::{Report, Stage, Waits};
+use crate::train::{Stage, Waits};
 use crate::warnings::{Warning, Warnings};
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
 use ferrl_engine::generate::Sampler;
-use ferrl_engine::{Class, Error, Result, nearest};
+use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::Backend;
+use log::{Log, Marks};
+use pending::Pending;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use steps::{End, Steps};
 
 /// Whoever looks on while a run goes on.
 pub trait Watch {
@@ -33,6 +42,8 @@ pub trait Watch {
     fn stage(&mut self, name: &str, steps: u64);
     /// A step is done.
     fn step(&mut self, stage: &str, step: u64, steps: u64, record: &StepRecord);
+    /// An evaluation is done, after so many steps of the stage.
+    fn evaluated(&mut self, _stage: &str, _step: u64, _evaluation: &Evaluation) {}
     /// Something worth a line.
     fn note(&mut self, text: &str);
     /// Something that is probably not meant.
@@ -43,12 +54,12 @@ pub trait Watch {
     fn waits(&self) -> Option<Waits> {
         None
     }
+    /// The disk is full, and has been for a while: whether to try again. Who wants to wait does so before it answers.
+    fn disk_full(&mut self, _error: &Error, _waited: Duration) -> bool {
+        false
+    }
     /// Whether to finish this step, save and stop.
     fn interrupted(&self) -> bool;
-    /// The flag that says so, for waits within a step that end early.
-    fn interrupt_flag(&self) -> Option<Arc<AtomicBool>> {
-        None
-    }
 }
 
 /// How a run ended.
@@ -159,39 +170,6 @@ fn starting_model(folder: &RunFolder, index: usize, recipe: &Recipe) -> Result<P
     Ok(fresh)
 }
 
-/// Everything that is written step by step.
-struct Log {
-    metrics: MetricsLog,
-    rollouts: Rollouts,
-    events: EventWriter,
-    start: Instant,
-    /// What the run had taken when it was last stopped.
-    before: f64,
-    /// Tokens learned from so far, all stages together.
-    num_tokens: u64,
-}
-
-impl Log {
-    /// Opens all of it, cut back to what was written when the checkpoint was made.
-    fn open(folder: &RunFolder, state: &Value) -> Result<Self> {
-        let mut metrics = MetricsLog::open(&folder.metrics(), folder.files())?;
-        metrics.truncate_to(state["metrics_bytes"].as_u64().unwrap_or(0))?;
-        let mut rollouts = Rollouts::open(&folder.rollouts(), folder.files())?;
-        let mark = serde_json::from_value(state["rollouts"].clone()).unwrap_or_else(|_| Mark::default());
-        rollouts.truncate_to(mark)?;
-        let history = MetricsLog::history(&folder.metrics())?;
-        let events = EventWriter::create(&folder.tensorboard(), folder.files(), &history)?;
-        let before = history.last().map_or(0.0, |r| r.seconds);
-        let num_tokens = history.last().and_then(|r| r.get("num_tokens")).map_or(0, |n| n as u64);
-        Ok(Log { metrics, rollouts, events, start: Instant::now(), before, num_tokens })
-    }
-
-    /// Since the run began, interruptions left out.
-    fn seconds(&self) -> f64 {
-        self.before + self.start.elapsed().as_secs_f64()
-    }
-}
-
 struct OneStage<'a> {
     name: &'a str,
     index: usize,
@@ -221,83 +199,40 @@ impl OneStage<'_> {
         let total = stage.schedules.0.total_steps;
         watch.stage(self.name, total);
         stage.waits = watch.waits().unwrap_or(stage.waits);
-        if let Some(flag) = watch.interrupt_flag() {
-            stage.interrupt.follow(flag);
-        }
         if let Some(path) = resumed {
             self.restore(&mut stage, path, state)?;
             watch.note(&format!("resumed after step {} of {}", stage.step, self.name));
         }
-        self.warn(&stage.warnings, watch)?;
-        stage.num_tokens = log.num_tokens;
-        let mut over = stage.step == total || self.settled(&recipe)?;
-        let was_over = over;
-        let checkpoints = self.checkpoints(&recipe);
-        let mut first = None;
-        let mut at_start = Metrics::default();
-        if recipe.eval.at_start && stage.step == 0 {
-            let evaluation = self.evaluate(&mut stage, watch)?;
-            evaluation
-                .metrics
-                .means()
-                .for_each(|(n, v)| at_start.add(&n.replacen("eval/", "eval_start/", 1), v));
-            first = Some(evaluation);
+        self.warn(&stage.warnings, watch);
+        let pending = Pending::from_json(&resumed.map_or(Value::Null, |_| state["pending"].clone()))?;
+        stage.num_tokens = match &pending {
+            Some(taken) => taken.metrics.get("num_tokens").map_or(0, |n| n as u64),
+            None => log.num_tokens,
+        };
+        let over = pending.is_none() && (stage.step == total || self.settled(&recipe)?);
+        let mut steps = Steps {
+            one: self,
+            checkpoints: self.checkpoints(&recipe),
+            frozen,
+            total,
+            first: None,
+            last: None,
+            at_start: Metrics::default(),
+            pending,
+            marks: log.marks(),
+            saved: resumed.map(|_| self.before + stage.step),
+            saved_at: Instant::now(),
+            stage,
+            log,
+            watch,
+        };
+        if !over && steps.run()? == End::Stopped {
+            return Ok((None, steps.first, steps.last));
         }
-        let mut last = None;
-        while !over {
-            let Report { mut metrics, rollouts, epoch } = match stage.step() {
-                Ok(report) => report,
-                Err(e) => {
-                    self.warn(&stage.warnings, watch)?;
-                    if e.class != Class::Interrupted {
-                        return Err(e);
-                    }
-                    // Nothing of the step has happened: the run stands where the last one left it.
-                    watch.note("stopped while waiting for rewards");
-                    let step = self.before + stage.step;
-                    if stage.step > 0 && !checkpoints.list()?.iter().any(|(saved, _)| *saved == step) {
-                        self.save(&checkpoints, &stage, log, &StepRecord::default(), &frozen)?;
-                    }
-                    return Ok((None, first, last));
-                }
-            };
-            metrics.join(std::mem::take(&mut at_start));
-            let ends = stage.step == total;
-            let step_of_stage = stage.step;
-            let due = |every: u64| every > 0 && step_of_stage.is_multiple_of(every);
-            let mut judged = false;
-            if due(recipe.eval.every) || (ends && (recipe.eval.every > 0 || recipe.eval.at_start)) {
-                let evaluation = self.evaluate(&mut stage, watch)?;
-                metrics.join(evaluation.metrics.clone());
-                let c = &recipe.checkpoint;
-                judged = (c.keep_best > 0 || c.patience > 0) && rates(&recipe, &evaluation)?;
-                last = Some(evaluation);
-            }
-            let step = self.before + stage.step;
-            let record = StepRecord::new(step, self.name, epoch, log.seconds(), &metrics);
-            log.num_tokens = stage.num_tokens;
-            log.metrics.append(&record)?;
-            log.events.append(&record)?;
-            if !rollouts.is_empty() {
-                log.rollouts.write(step, &rollouts.iter().map(printed).collect::<Vec<_>>())?;
-            }
-            watch.step(self.name, stage.step, total, &record);
-            self.warn(&stage.warnings, watch)?;
-            let stop = watch.interrupted();
-            over = ends || (judged && self.settled(&recipe)?);
-            if due(recipe.checkpoint.every) || judged || over || stop {
-                self.save(&checkpoints, &stage, log, &record, &frozen)?;
-            }
-            if stop && !over {
-                return Ok((None, first, last));
-            }
-            if over && !ends {
-                watch.note(&format!("{} ends at step {}: its patience is used up", self.name, stage.step));
-            }
-        }
+        let Steps { mut stage, checkpoints, first, last, watch, .. } = steps;
         let out = self.folder.path().join("stages").join(self.index.to_string());
         let steps = stage.step;
-        if was_over && out.join("config.json").exists() {
+        if over && out.join("config.json").exists() {
             watch.note(&format!("{} is finished: all of its {steps} steps are done", self.name));
             return Ok((Some(steps), first, last));
         }
@@ -311,15 +246,14 @@ impl OneStage<'_> {
     }
 
     /// Shows what was raised since the last call.
-    fn warn(&self, warnings: &Warnings, watch: &mut dyn Watch) -> Result<()> {
+    fn warn(&self, warnings: &Warnings, watch: &mut dyn Watch) {
         for warning in warnings.take() {
             watch.warn(&warning);
-            self.folder.log_warning(&warning)?;
+            self.folder.note_warning(&warning);
         }
         for printed in warnings.take_printed() {
-            self.folder.log_printed(&printed)?;
+            self.folder.note_printed(&printed);
         }
-        Ok(())
     }
 
     /// Whether the last evaluations of this stage, as many as `checkpoint.patience`, brought no new best. What was
@@ -352,43 +286,44 @@ impl OneStage<'_> {
         Checkpoints::new(&self.folder.checkpoints(), self.folder.files(), options)
     }
 
-    fn save(
-        &self,
-        checkpoints: &Checkpoints,
-        stage: &Stage,
-        log: &mut Log,
-        record: &StepRecord,
-        frozen: &Value,
-    ) -> Result<()> {
-        log.metrics.sync()?;
+    /// All that a resumed run needs beside the weights and moments.
+    fn state(&self, stage: &Stage, marks: Marks, pending: Option<&Pending>, frozen: &Value) -> Value {
         let mut steps = vec![0; self.index];
         if self.index > 0 {
             steps[self.index - 1] = self.before;
         }
-        let state = json!({
+        json!({
             "stage": self.index,
             "steps": steps,
             "step": stage.step,
             "source": stage.source.state(),
             "algorithm": stage.algo.state(),
             "ahead": stage.ahead,
-            "metrics_bytes": log.metrics.byte_len(),
-            "rollouts": log.rollouts.mark(),
+            "metrics_bytes": marks.metrics,
+            "rollouts": marks.rollouts,
+            "pending": pending.map(Pending::to_json),
             "frozen": frozen,
-        });
+        })
+    }
+
+    /// Saves a stage with its state.
+    fn checkpoint(
+        &self,
+        checkpoints: &Checkpoints,
+        stage: &Stage,
+        state: &Value,
+        best: Option<Best>,
+    ) -> Result<PathBuf> {
         let json = ModelDir::open(self.dir)?.config_json;
         let role = |name, trainer| Role { name, trainer, config_json: Some(&json), source: Some(self.dir) };
         let mut roles = vec![role("policy", &stage.policy)];
         roles.extend(stage.critic.as_ref().map(|c| role("critic", c)));
-        let settings = &stage.recipe.checkpoint;
-        let best = settings.metric.as_ref().and_then(|m| {
-            let value = record.get(m)?;
-            Some(Best { metric: m.clone(), value, lower: settings.lower_is_better })
-        });
-        for problem in checkpoints.save(self.before + stage.step, &roles, &state, best)?.problems {
-            self.folder.log("warning", &problem.to_string())?;
+        let saved = checkpoints.save(self.before + stage.step, &roles, state, best)?;
+        for problem in saved.problems {
+            let what = format!("an old checkpoint cannot be removed: {problem}");
+            stage.warnings.raise("old-checkpoints", what, "it is tried again with every checkpoint");
         }
-        Ok(())
+        Ok(saved.path)
     }
 
     fn restore(&self, stage: &mut Stage, path: &Path, state: &Value) -> Result<()> {
@@ -447,32 +382,45 @@ impl OneStage<'_> {
     }
 
     /// Held-out questions, sampled and graded.
-    fn ask(&self, stage: &Stage, recipe: &Recipe) -> Result<Evaluation> {
-        let mut source =
-            setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true, &stage.warnings)?;
-        let model = &stage.policy.model;
-        let generator = Generator { model, tokenizer: &stage.tokenizer, stops: &stage.stops };
-        let cache = setup::cache_options(&recipe.rollout, &*model.backend);
-        let mut sampler = Sampler::new(model, cache)?.with_tokenizer(stage.tokenizer.clone());
-        let own;
-        let rewards = match &stage.sampler {
-            Some(_) => &stage.rewards,
-            None => {
-                own = setup::rewards(recipe, Wants::Rollouts, &model.backend, &stage.hooks())?;
-                &own
+    fn ask(&self, stage: &mut Stage, recipe: &Recipe) -> Result<Evaluation> {
+        // There is one KV cache at a time: the rollouts' own, or one that is gone when the evaluation ends.
+        match stage.sampler.take() {
+            Some(mut sampler) => {
+                let asked = self.ask_with(&mut sampler, stage, &stage.rewards, recipe);
+                stage.sampler = Some(sampler);
+                asked
             }
-        };
+            None => {
+                let model = &stage.policy.model;
+                let cache = setup::cache_options(&recipe.rollout, &*model.backend);
+                let mut sampler = Sampler::new(model, cache)?.with_tokenizer(stage.tokenizer.clone());
+                let rewards = setup::rewards(recipe, Wants::Rollouts, &model.backend, &stage.hooks())?;
+                self.ask_with(&mut sampler, stage, &rewards, recipe)
+            }
+        }
+    }
+
+    fn ask_with(
+        &self,
+        sampler: &mut Sampler,
+        stage: &Stage,
+        rewards: &Rewards,
+        recipe: &Recipe,
+    ) -> Result<Evaluation> {
+        let source =
+            || setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true, &stage.warnings);
+        let generator =
+            Generator { model: &stage.policy.model, tokenizer: &stage.tokenizer, stops: &stage.stops };
         let temperature = recipe.eval.temperature.unwrap_or(recipe.rollout.temperature);
         let mut settings = Rollout { temperature, ..recipe.rollout.clone() };
         let asked = (recipe.eval.prompts, recipe.eval.samples, recipe.seed ^ 0xe7a1);
-        let mut all = evaluate(generator, &mut sampler, &mut *source, rewards, &settings, asked)?;
+        let mut all = evaluate(generator, sampler, &mut *source()?, rewards, &settings, asked)?;
         if temperature > 0.0 {
             settings.temperature = 0.0;
-            let mut source =
-                setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true, &stage.warnings)?;
             let asked = (recipe.eval.prompts, 1, recipe.seed);
-            let greedy = evaluate(generator, &mut sampler, &mut *source, rewards, &settings, asked)?;
-            all.metrics.add("eval/greedy", greedy.metrics.get("eval/pass@1").unwrap_or(0.0));
+            let greedy = evaluate(generator, sampler, &mut *source()?, rewards, &settings, asked)?;
+            let right = greedy.metrics.get("eval/pass@1");
+            right.into_iter().for_each(|right| all.metrics.add("eval/greedy", right));
         }
         Ok(all)
     }

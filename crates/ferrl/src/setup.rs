@@ -1,29 +1,29 @@
 //! From a recipe to a stage that can take steps: models, data, rewards, schedules.
 
+mod data;
+
+pub(crate) use data::room;
+pub use data::{source, task, task_verifier, tasks, total_steps};
+
 use crate::algo::{self, Algorithm, Needs, Wants};
-use crate::interrupt::Interrupt;
-use crate::recipe::{Init, Recipe, Rollout};
+use crate::recipe::{Recipe, Rollout};
 use crate::reward::Rewards;
 use crate::rollout;
 use crate::signal::Signal;
-use crate::source::{FileSource, Source};
-use crate::task::{self, Task, TaskSource};
+use crate::source::Source;
 use crate::train::Stage;
 use crate::verify::Hooks;
 use crate::warnings::Warnings;
-use ferrl_engine::checkpoint::{Dtype, InitOptions, ModelDir, SaveOptions, init_model};
+use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::{CacheOptions, Sampler};
 use ferrl_engine::model::{Head, Model, Options};
-use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
+use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Decay, OptimizerOptions, Rule, Schedule, Trainer};
 use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{Backend, DType};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Examples of a generated task from which a new tokenizer learns its characters.
-const TOKENIZER_EXAMPLES: u64 = 2000;
 
 /// Above this temperature hardly any model writes sentences.
 const HOT: f64 = 2.0;
@@ -33,58 +33,18 @@ pub fn algorithm(recipe: &Recipe) -> Result<(Box<dyn Algorithm>, Wants)> {
     Ok((recipe.algorithm()?, algo::find(recipe.algorithm_name())?.wants))
 }
 
-/// The generated task a stage's data names, if it does.
-pub fn task(recipe: &Recipe) -> Result<Option<Arc<dyn Task>>> {
-    match recipe.data.train.first().and_then(|t| t.strip_prefix("task:")) {
-        Some(name) => Ok(Some(Arc::from((task::find(name)?.build)(&recipe.data.task, recipe.seed)?))),
-        None => Ok(None),
-    }
-}
-
 /// The directory a run starts from: the recipe's, or a new random model written to `fresh`.
 pub fn starting_model(recipe: &Recipe, fresh: &Path) -> Result<PathBuf> {
     match (&recipe.model.path, &recipe.model.init) {
         (Some(path), None) => crate::data::hub::model_dir(Path::new(path)),
         (None, Some(init)) => {
-            new_model(recipe, init, fresh)?;
+            data::new_model(recipe, init, fresh)?;
             Ok(fresh.to_path_buf())
         }
         _ => Err(Error::usage("a run starts from model.path or from model.init, one of the two")
             .at("model")
             .fix("model.path = \"a Hugging Face directory\"")),
     }
-}
-
-fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> {
-    let Some(task) = task(recipe)? else {
-        return Err(Error::usage("a new tokenizer learns from a generated task; data.train names none")
-            .at("model.init")
-            .fix("make one with `ferrl tokenizer train` and `ferrl init`, and give model.path"));
-    };
-    let mut texts = Vec::new();
-    for i in 0..TOKENIZER_EXAMPLES {
-        let e = task.example(i, false)?;
-        texts.push(e.prompt + &e.answer);
-    }
-    let specials = ["<pad>".to_string(), "<eos>".to_string()];
-    let tokenizer = match init.tokenizer.as_str() {
-        "char" => train_chars(texts.into_iter(), &specials)?,
-        "bpe" => train_bpe(texts.into_iter(), init.vocab, &specials)?,
-        other => {
-            let hint = nearest(other, ["char", "bpe"]).unwrap_or("char");
-            return Err(Error::usage(format!("unknown tokenizer {other:?}, expected char or bpe"))
-                .at("model.init.tokenizer")
-                .fix(format!("tokenizer = \"{hint}\"")));
-        }
-    };
-    let mut options = InitOptions::new(&init.family);
-    options.vocab = tokenizer.vocab_size();
-    (options.hidden, options.layers) = (init.hidden, init.layers);
-    (options.heads, options.kv_heads, options.ffn) = (init.heads, init.kv_heads, init.ffn);
-    (options.max_positions, options.seed, options.tied) = (init.max_positions, recipe.seed, Some(true));
-    (options.eos, options.pad) = (tokenizer.eos().first().copied(), tokenizer.pad());
-    init_model(dir, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
-    tokenizer.save(dir)
 }
 
 /// A stage that starts from the model in `dir` and learns from what its recipe names.
@@ -146,7 +106,7 @@ pub fn stage_over(
     let total = total_steps(&recipe, &*source, wants)?;
     let rate = |lr| schedule(&recipe, lr, total);
     let schedules = (rate(recipe.optim.lr)?, rate(recipe.critic.lr.unwrap_or(5.0 * recipe.optim.lr))?);
-    let hooks = Hooks { warnings: warnings.clone(), interrupt: Interrupt::default() };
+    let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
     let rewards =
         if source.graded() { own_rewards(&recipe)? } else { rewards(&recipe, wants, &backend, &hooks)? };
     let stops = rollout::stops(dir, &tokenizer, &recipe.rollout);
@@ -173,8 +133,8 @@ pub fn stage_over(
         foresees: backend.is_exact(),
         num_tokens: 0,
         signal: Signal::default(),
+        updating: false,
         warnings,
-        interrupt: hooks.interrupt,
         waits: Arc::new(|_| ()),
     })
 }
@@ -234,34 +194,6 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
     Ok(trainer)
 }
 
-/// Examples to learn from, or held out.
-pub fn source(
-    recipe: &Recipe,
-    model: &Path,
-    tokenizer: &Arc<Tokenizer>,
-    wants: Wants,
-    held_out: bool,
-    warnings: &Warnings,
-) -> Result<Box<dyn Source>> {
-    match task(recipe)? {
-        Some(task) => Ok(Box::new(TaskSource::new(task, tokenizer.clone(), wants, held_out)?)),
-        None => {
-            if !recipe.data.task.is_empty() {
-                let options = recipe.data.task.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-                let what = format!("data.task ({options}) is not used: data.train names no generated task");
-                warnings.raise("unused-task-options", what, "data.train = [\"task:NAME\"], or no data.task");
-            }
-            let (mut data, split) = (recipe.data.clone(), recipe.eval.split);
-            let mut sources = &recipe.data.train;
-            if held_out && !recipe.eval.data.is_empty() {
-                (sources, data.weights) = (&recipe.eval.data, Vec::new());
-            }
-            let all = FileSource::new(sources, &data, model, tokenizer, wants, recipe.seed)?;
-            Ok(Box::new(if split > 0.0 { all.split(split, held_out)? } else { all }))
-        }
-    }
-}
-
 /// Rewards as the recipe says, or those that fit its task.
 pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Rewards> {
     let rewards = sources_of_reward(recipe, wants, backend, hooks)?;
@@ -276,7 +208,7 @@ fn sources_of_reward(
     hooks: &Hooks,
 ) -> Result<Rewards> {
     if recipe.reward.is_empty() && wants == Wants::Rollouts {
-        let Some(task) = task(recipe)? else {
+        let Some(own) = task_verifier(recipe)? else {
             if recipe.algorithm()?.needs().rewardless {
                 return Rewards::new(&[]);
             }
@@ -287,9 +219,7 @@ fn sources_of_reward(
             .at("reward")
             .fix("reward = \"name of a verifier\", or rows with completions and rewards"));
         };
-        let (verifier, options) = task.reward();
-        let own = crate::recipe::Reward { verifier: Some(verifier.into()), options, ..Default::default() };
-        return Rewards::new(&[own]);
+        return Ok(Rewards::of(own));
     }
     Rewards::load(recipe, dtype(recipe)?, backend, hooks)
 }
@@ -307,18 +237,6 @@ fn own_rewards(recipe: &Recipe) -> Result<Rewards> {
         return Err(Error::usage(what).at(key).fix(format!("leave {key} out")));
     }
     Rewards::new(&[])
-}
-
-/// Steps of a stage.
-pub fn total_steps(recipe: &Recipe, source: &dyn Source, wants: Wants) -> Result<u64> {
-    if let Some(steps) = recipe.train.steps {
-        return Ok(steps);
-    }
-    let per_step = if wants == Wants::Rollouts { recipe.rollout.prompts } else { recipe.train.batch };
-    match source.epoch() {
-        Some(n) => Ok((recipe.train.epochs * n as f64 / per_step as f64).floor().max(1.0) as u64),
-        None => Err(Error::usage("a generated task has no end").at("train").fix("train.steps = 100")),
-    }
 }
 
 fn schedule(recipe: &Recipe, lr: f64, total_steps: u64) -> Result<Schedule> {

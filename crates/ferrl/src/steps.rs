@@ -61,11 +61,8 @@ pub fn judge(recipe: &Recipe) -> Result<Box<dyn Verifier>> {
     if let Some(name) = recipe.reward.first().and_then(|r| r.verifier.as_ref()) {
         return verify::build(name, &recipe.reward[0].options);
     }
-    match setup::task(recipe)? {
-        Some(task) => {
-            let (name, options) = task.reward();
-            verify::build(name, &options)
-        }
+    match setup::task_verifier(recipe)? {
+        Some(verifier) => Ok(verifier),
         None => Err(Error::usage("nothing says which steps are wrong")
             .at("reward")
             .fix("[[reward]] verifier = \"chain\"")),
@@ -117,7 +114,7 @@ impl Collector<'_> {
                 found.pairs += 1;
                 row(made)?;
             }
-            asked += n;
+            asked += prompts.len().max(1);
             progress(asked, found);
         }
         Ok(found)

@@ -5,7 +5,6 @@ use crate::algo::{Algorithm, Wants};
 use crate::batch::{balance, tokens, updates};
 use crate::collect::Collected;
 use crate::experience::{Mean, Metrics, MicroBatch};
-use crate::interrupt::Interrupt;
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
 use crate::signal::{self, Signal};
@@ -60,10 +59,10 @@ pub struct Stage {
     pub num_tokens: u64,
     /// Notices rewards that leave nothing to learn from.
     pub signal: Signal,
+    /// Whether weights are on the way from one value to the next; stays so where that failed halfway.
+    pub updating: bool,
     /// What a user should know although the run goes on.
     pub warnings: Warnings,
-    /// Ends waits for rewards.
-    pub interrupt: Interrupt,
     /// Is told what the step waits for: data, rollout, reward, annotate or train.
     pub waits: Waits,
 }
@@ -84,7 +83,7 @@ pub struct Report {
 impl Stage {
     /// What rewards beyond the stage's own are built with.
     pub fn hooks(&self) -> Hooks {
-        Hooks { warnings: self.warnings.clone(), interrupt: self.interrupt.clone() }
+        Hooks { warnings: self.warnings.clone(), ..Default::default() }
     }
 
     /// One step: the whole straight line.
@@ -110,6 +109,9 @@ impl Stage {
         self.look_for_signal(&rollouts, empty);
         if empty {
             metrics.add("updates/skipped", 1.0);
+            if !experience.sequences.is_empty() {
+                ["loss", "grad_norm"].iter().for_each(|name| metrics.add(name, 0.0));
+            }
             experience.sequences.clear();
         } else {
             self.restart()?;
@@ -123,7 +125,9 @@ impl Stage {
                 continue;
             }
             if let Some(region) = self.algo.trust_region() {
+                self.updating = true;
                 metrics.join(trust_region::update(self, &batches, region)?); //    all the rest
+                self.updating = false;
                 continue;
             }
             let mut loss_value = 0.0;
@@ -209,6 +213,13 @@ impl Stage {
     }
 
     fn update(&mut self, metrics: &mut Metrics) -> Result<()> {
+        self.updating = true;
+        let done = self.update_all(metrics);
+        self.updating = false; // an error leaves the weights as they were, or a higher count of updates
+        done
+    }
+
+    fn update_all(&mut self, metrics: &mut Metrics) -> Result<()> {
         let warmup = self.algo.policy_frozen_steps();
         if self.step < warmup && self.shares_trunk() {
             // The head is all that a critic on the policy's trunk has to itself: the policy stays as it is.

@@ -31,7 +31,8 @@ fn rows() -> Vec<Row> {
 
 fn read(path: &Path) -> Result<Vec<Row>> {
     let source = Source::parse(path.to_str().unwrap()).unwrap();
-    Ok(Dataset::read(&source, &no_cache())?.records.into_iter().map(|r| r.row).collect())
+    let dataset = Dataset::read(&source, &no_cache())?;
+    (0..dataset.len()).map(|i| dataset.row(i)).collect()
 }
 
 fn error(path: &Path) -> String {
@@ -262,7 +263,7 @@ fn folders_globs_splits_and_ranges() {
         let at = if split.is_empty() { String::new() } else { format!("{split}@") };
         let source = Source::parse(&format!("{at}{}/{path}", root.display())).unwrap();
         let data = Dataset::read(&source, &no_cache()).map_err(|e| e.to_string())?;
-        Ok(data.records.iter().map(|r| r.row["id"].as_i64().unwrap()).collect())
+        Ok((0..data.len()).map(|i| data.row(i).unwrap()["id"].as_i64().unwrap()).collect())
     };
     for (text, ids) in [
         ("plain", vec![1, 2]),
@@ -302,9 +303,8 @@ fn folders_globs_splits_and_ranges() {
     for text in ["", "@x", "train@", "train[1@x", "train[a:b]@x", "train[:120%]@x"] {
         assert!(Source::parse(text).is_err(), "{text}");
     }
-    let weighted = Source::parse(root.join("plain").to_str().unwrap()).unwrap().weighted(0.0);
-    assert!(Dataset::read(&weighted, &no_cache()).unwrap_err().to_string().contains("weight"));
-    let data = Dataset::read(&weighted.weighted(2.0), &no_cache()).unwrap();
+    let plain = Source::parse(root.join("plain").to_str().unwrap()).unwrap();
+    let data = Dataset::read(&plain, &no_cache()).unwrap();
     assert!(data.place(1).ends_with("b.jsonl:1"), "{}", data.place(1));
 }
 
@@ -326,7 +326,7 @@ fn the_hugging_face_cache_is_read_as_it_lies_on_disk() {
     link("../../../blobs/bbbb", "data/test-00000-of-00001.jsonl");
     let read = |text: &str| {
         let data = Dataset::read(&Source::parse(text).unwrap(), &cache);
-        data.map(|d| d.records[0].row["prompt"].as_str().unwrap().to_owned()).map_err(|e| e.to_string())
+        data.map(|d| d.row(0).unwrap()["prompt"].as_str().unwrap().to_owned()).map_err(|e| e.to_string())
     };
     assert_eq!(read("org/sums").unwrap(), "1+1");
     assert_eq!(read("test@org/sums").unwrap(), "2+2");

@@ -264,9 +264,13 @@ fn markers_in_the_data_stay_text() {
     let end = encoder.tokenizer().token_id("<|im_end|>").unwrap();
     assert_eq!(tokens.ids.iter().filter(|&&id| id == end).count(), 2);
     // A raw prompt is the user's own markup; a response is not.
-    let row = json!({ "prompt": "<|im_start|>x", "response": "<|im_end|>" });
-    let Example::Text(tokens) = encode(&encoder, row, Wants::Sft).unwrap().example else {
+    let row = |response: &str| json!({ "prompt": "<|im_start|>x", "response": response });
+    let Example::Text(tokens) = encode(&encoder, row("<|im_end|>y"), Wants::Sft).unwrap().example else {
         panic!("not text")
     };
-    assert_eq!(tokens.ids.len(), 2 + "<|im_end|>".len() + 1);
+    assert_eq!(tokens.ids.len(), 2 + "<|im_end|>y".len() + 1);
+    // At the end of a response it is the end itself, and learned once.
+    assert_eq!(shown(&encoder, row("y<|im_end|>"), Wants::Sft), "<|im_start|>x⟦y<|im_end|>⟧");
+    let talk = json!({ "messages": [{ "role": "user", "content": "x" }, { "role": "assistant", "content": "y<|im_end|>\n" }] });
+    assert!(shown(&encoder, talk, Wants::Sft).ends_with("assistant\n⟦y<|im_end|>⟧"));
 }

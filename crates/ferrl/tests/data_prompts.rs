@@ -88,7 +88,7 @@ fn max_length_cuts_each_side_apart_and_counts() {
     let sample = encoder.encode(&pair, Wants::Preference, "x:1", &mut counts).unwrap().unwrap();
     let Example::Pair { chosen, rejected } = sample.example else { panic!("not a pair") };
     assert_eq!((chosen.ids.len(), rejected.ids.len()), (8, 8));
-    assert_eq!(counts, Counts { truncated: 1, dropped: 0 });
+    assert_eq!((counts.truncated, counts.dropped, counts.longest), (1, 0, 13));
     fails(
         &data_help::encoder(settings(json!({ "max_length": 4 }))),
         Value::Object(pair.clone()),
@@ -103,8 +103,11 @@ fn max_length_cuts_each_side_apart_and_counts() {
         panic!("not steps");
     };
     assert_eq!((ends, labels), (vec![3, 6], vec![1.0, 1.0]));
-    // Prompts to sample from are never cut.
-    assert_eq!(shown(&encoder, json!({ "prompt": "0123456789" }), Wants::Prompt), "0123456789");
+    // Prompts to sample from are never cut: they are refused or left out.
+    let long = json!({ "prompt": "0123456789" });
+    fails(&encoder, long.clone(), Wants::Prompt, &["10 tokens", "data.max_length is 8", "overlong"]);
+    let drop = data_help::encoder(settings(json!({ "max_length": 8, "overlong": "drop" })));
+    assert!(drop.encode(&row(long), Wants::Prompt, "x:1", &mut counts).unwrap().is_none());
 }
 
 #[test]
@@ -175,7 +178,7 @@ fn rows_that_do_not_fit_say_what_was_found_and_expected() {
     fails(&e, json!({ "messages": talk, "tools": 3 }), Sft, &["column tools"]);
     fails(&e, json!({}), Prompt, &["got columns nothing"]);
     let off = encoder(settings(json!({ "apply_chat_template": "off" })));
-    fails(&off, json!({ "messages": user }), Prompt, &["apply_chat_template is off"]);
+    fails(&off, json!({ "messages": user }), Prompt, &["apply_chat_template is false"]);
     let system = encoder(settings(json!({ "system": "x" })));
     fails(&system, json!({ "prompt": "a" }), Prompt, &["data.system", "apply_chat_template"]);
     let template = encoder(settings(json!({ "template": "{{ quest }}" })));

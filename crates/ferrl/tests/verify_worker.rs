@@ -1,7 +1,6 @@
 //! Python workers under every fault: the caller always gets an answer or a failure that says why.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl::interrupt::Interrupt;
 use ferrl::verify::{Outcome, Progress, Sample, Verifier, build, python::Python};
 use ferrl::worker::{Answer, Arguments, Failure, Kind, Pool, WorkerOptions};
 use ferrl_engine::Class;
@@ -227,9 +226,8 @@ fn an_interrupt_ends_the_wait_for_a_function_that_hangs() {
     if !python() {
         return;
     }
-    let (interrupt, flag) = (Interrupt::default(), std::sync::Arc::new(AtomicBool::new(false)));
-    interrupt.follow(flag.clone());
-    let options = WorkerOptions { interrupt, ..WorkerOptions::new(file(), &["hangs"]) };
+    let flag = std::sync::Arc::new(AtomicBool::new(false));
+    let options = WorkerOptions { interrupt: flag.clone(), ..WorkerOptions::new(file(), &["hangs"]) };
     let pool = Pool::start(options).unwrap();
     let wait = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));

@@ -329,9 +329,9 @@ pub trait Backend: Send + Sync {
     }
 
     // ---- a few rows ---------------------------------------------------------------------------------------
-    /// Rows up to which the operations of this part are sooner done than those they are made of. Their results are the
-    /// same bits.
-    fn few_rows(&self) -> usize {
+    /// Rows up to which the operations of this part are sooner done than those they are made of, in a model whose longest
+    /// input of a linear layer is `widest`. Their results are the same bits.
+    fn few_rows(&self, _widest: usize) -> usize {
         0
     }
     /// The beginning of a layer, from the residual stream `x`: `linear_qkv` of its norm.

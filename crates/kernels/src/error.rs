@@ -19,7 +19,7 @@ pub enum Class {
     Numerics,
     /// The hardware or a library it needs is missing or failed.
     Device,
-    /// The user asked to stop.
+    /// Work that was given up because the process was asked to stop.
     Interrupted,
 }
 

@@ -1,5 +1,7 @@
 //! What hardware does: coarse, exact, deterministic operations. Knows nothing of models.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic where nobody reads
+
 pub mod backend;
 pub mod buffer;
 pub mod check;

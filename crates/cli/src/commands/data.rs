@@ -152,7 +152,7 @@ fn rows(sources: &[Source], cache: &Cache) -> Result<Vec<Map<String, Value>>> {
     for source in sources {
         source.files(cache)?;
         if let Ok(dataset) = Dataset::read_with(source, cache, &mut |_| Ok(())) {
-            rows.extend(dataset.records.into_iter().map(|r| r.row));
+            rows.extend((0..dataset.len()).filter_map(|i| dataset.row(i).ok()));
         }
     }
     Ok(rows)

@@ -9,20 +9,21 @@ use crate::progress::Progress;
 use ferrl::algo::Wants;
 use ferrl::evaluate::{Answered, Evaluation, Summary, evaluate};
 use ferrl::experience::Metrics;
+use ferrl::interrupt;
 use ferrl::recipe::{Recipe, Reward};
 use ferrl::rollout::{self, Generator};
+use ferrl::run::newest_model;
 use ferrl::setup;
 use ferrl::task::{self, TASKS};
 use ferrl::verify::Hooks;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::{Class, Error, Result, nearest};
+use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{BACKENDS, DType};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Answers drawn before the next look at the keyboard and the file of rollouts.
@@ -138,21 +139,19 @@ pub fn run(args: &Args) -> Result<()> {
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
     let stops = rollout::stops(&dir.path, &tokenizer, &recipe.rollout);
     let generator = Generator { model: &model, tokenizer: &tokenizer, stops: &stops };
-    let stop = Arc::new(AtomicBool::new(false));
-    listen(stop.clone())?;
-    hooks.interrupt.follow(stop.clone());
+    listen()?;
     let start = Instant::now();
     let progress = Progress::new("evaluating", prompts as u64, "questions");
     let mut all = Evaluation { metrics: Metrics::default(), answers: Vec::new() };
     let (mut asked, mut output) = (0, output);
-    while asked < prompts && !stop.load(Ordering::SeqCst) {
+    while asked < prompts && !interrupt::requested() {
         let now = (AT_ONCE / samples).max(1).min(prompts - asked);
         let settings = (now, samples, args.seed.unwrap_or(recipe.seed));
         let part = evaluate(generator, &mut sampler, &mut *source, &rewards, &recipe.rollout, settings);
         warn(&hooks.warnings);
         hooks.warnings.take_printed().iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
         let part = match part {
-            Err(e) if e.class == Class::Interrupted => break,
+            Err(e) if interrupt::is_interruption(&e) => break,
             other => other?,
         };
         for answer in &part.answers {
@@ -236,36 +235,12 @@ fn find(path: &Path) -> Result<Found> {
     if path.join("config.json").is_file() || !recipe.is_file() {
         return Ok(Found { model: path.into(), recipe: None, from: None });
     }
-    let stages = std::fs::read_dir(path.join("stages")).into_iter().flatten().flatten();
-    let number = |p: &PathBuf| p.file_name().and_then(|n| n.to_str()).and_then(|n| n.parse::<u64>().ok());
-    let whole = |p: &PathBuf| p.join("config.json").is_file();
-    let finished = stages.map(|e| e.path()).filter(whole).filter_map(|p| Some((number(&p)?, p))).max();
-    let checkpoint = match path.join("checkpoints").is_dir() {
-        true => ferrl::run::latest(&path.join("checkpoints"))?.path.and_then(|p| in_progress(&p)),
-        false => None,
+    let newest = newest_model(path)?;
+    let from = match newest.step {
+        Some(step) => format!("the checkpoint of step {step}, stage {}", newest.stage),
+        None => format!("what stage {} left", newest.stage),
     };
-    let (model, from) = match (finished, checkpoint) {
-        (Some((last, dir)), Some((stage, _, _))) if stage <= last => (dir, format!("stage {last}, finished")),
-        (_, Some((stage, step, dir))) => (dir, format!("checkpoint of stage {stage} after step {step}")),
-        (Some((last, dir)), None) => (dir, format!("stage {last}, finished")),
-        (None, None) => {
-            return Err(Error::model(
-                "this run has no model yet: no stage is finished and there is no checkpoint",
-            )
-            .at(path.display())
-            .fix("wait for its first checkpoint (checkpoint.every), or give a model directory"));
-        }
-    };
-    Ok(Found { model, recipe: Some(recipe), from: Some(from) })
-}
-
-/// Stage, step of the stage, and model of a checkpoint.
-fn in_progress(checkpoint: &Path) -> Option<(u64, u64, PathBuf)> {
-    let text = std::fs::read_to_string(checkpoint.join("state/state.json")).ok()?;
-    let state: Value = serde_json::from_str(&text).ok()?;
-    let number = |name: &str| state["value"][name].as_u64();
-    let model = checkpoint.join("model");
-    model.join("config.json").is_file().then_some((number("stage")?, number("step")?, model))
+    Ok(Found { model: newest.model, recipe: Some(recipe), from: Some(from) })
 }
 
 /// The recipe's last stage with what the flags say.
@@ -341,12 +316,13 @@ fn graders(args: &Args) -> Result<Option<Reward>> {
     Ok(Some(Reward { verifier: Some(verifier), options, ..Default::default() }))
 }
 
-/// The first Ctrl-C ends after the answers under way, the second at once.
-fn listen(stop: Arc<AtomicBool>) -> Result<()> {
-    let handler = move || {
-        if stop.swap(true, Ordering::SeqCst) {
+/// The first Ctrl-C ends after the answers under way, or at once where rewards are waited for; the second at once.
+fn listen() -> Result<()> {
+    let handler = || {
+        if interrupt::requested() {
             crate::output::exit(130);
         }
+        interrupt::request();
         eprintln!("\nfinishing the answers under way; once more to stop at once");
     };
     ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))

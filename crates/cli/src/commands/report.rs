@@ -1,5 +1,6 @@
 //! `ferrl report`: a run as one HTML file.
 
+use crate::output::print;
 use clap::Parser;
 use ferrl_engine::Result;
 use std::path::PathBuf;
@@ -14,6 +15,5 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    println!("{}", ferrl::report::report(&args.run)?.display());
-    Ok(())
+    print(&format!("{}\n", ferrl::report::report(&args.run)?.display()))
 }

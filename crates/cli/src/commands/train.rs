@@ -3,6 +3,7 @@
 use crate::output::{print, visible};
 use clap::Parser;
 use ferrl::evaluate::Evaluation;
+use ferrl::interrupt;
 use ferrl::recipe::{Recipe, Resolved, difference};
 use ferrl::run::{RunFolder, StepRecord};
 use ferrl::runner::{self, Outcome, Watch};
@@ -13,12 +14,13 @@ use ferrl_kernels::AUTO;
 use indicatif::HumanDuration;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Exit code of a run that was interrupted and saved.
 const INTERRUPTED: i32 = 130;
+/// How long a run waits on a full disk before it gives up.
+const DISK_PATIENCE: Duration = Duration::from_secs(600);
 
 /// Train as a recipe says
 ///
@@ -165,7 +167,6 @@ fn samples(evaluation: &Evaluation) {
 
 /// Progress on standard error: one line that moves on a terminal, a line now and then elsewhere.
 struct Terminal {
-    interrupted: Arc<AtomicBool>,
     live: bool,
     /// The line as last shown, for whoever adds to it.
     line: Arc<Mutex<String>>,
@@ -173,22 +174,23 @@ struct Terminal {
     began: Instant,
     first_step: u64,
     trend: Option<f64>,
+    /// Whether it was said that the disk is full.
+    waits_for_disk: bool,
 }
 
 impl Terminal {
     fn new() -> Result<Self> {
-        let interrupted = Arc::new(AtomicBool::new(false));
-        let flag = interrupted.clone();
-        let handler = move || {
-            if flag.swap(true, Ordering::SeqCst) {
+        let handler = || {
+            if interrupt::requested() {
                 crate::output::exit(INTERRUPTED);
             }
+            interrupt::request();
             eprintln!("\nfinishing this step and saving; once more to stop at once");
         };
         ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))?;
         let live = std::io::stderr().is_terminal();
         let (line, began) = (Arc::default(), Instant::now());
-        Ok(Terminal { interrupted, live, line, shown: None, began, first_step: 0, trend: None })
+        Ok(Terminal { live, line, shown: None, began, first_step: 0, trend: None, waits_for_disk: false })
     }
 
     fn clear(&self) {
@@ -205,6 +207,7 @@ impl Watch for Terminal {
     }
 
     fn step(&mut self, stage: &str, step: u64, steps: u64, record: &StepRecord) {
+        self.waits_for_disk = false;
         self.first_step = self.first_step.min(step - 1);
         let (name, value) = match (record.get("reward"), record.get("loss")) {
             (Some(reward), _) => ("reward", reward),
@@ -262,11 +265,22 @@ impl Watch for Terminal {
         eprintln!("{}", visible(text));
     }
 
-    fn interrupted(&self) -> bool {
-        self.interrupted.load(Ordering::SeqCst)
+    fn disk_full(&mut self, error: &Error, waited: Duration) -> bool {
+        if waited >= DISK_PATIENCE || interrupt::requested() {
+            return false;
+        }
+        if !self.waits_for_disk {
+            let minutes = DISK_PATIENCE.as_secs() / 60;
+            self.note(&format!(
+                "paused: {error}\n  waiting {minutes} minutes for space; Ctrl-C stops the run"
+            ));
+        }
+        self.waits_for_disk = true;
+        std::thread::sleep(Duration::from_millis(500));
+        true
     }
 
-    fn interrupt_flag(&self) -> Option<Arc<AtomicBool>> {
-        Some(self.interrupted.clone())
+    fn interrupted(&self) -> bool {
+        interrupt::requested()
     }
 }

@@ -134,7 +134,8 @@ impl Folder {
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     }
 
-    fn command(&self, threads: usize) -> Command {
+    /// The command that starts the run, or goes on with it where there is one.
+    pub fn command(&self, threads: usize) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ferrl"));
         command.current_dir(&self.0).args(["train", "tiny.toml", &format!("threads={threads}")]);
         command.args(self.run().exists().then_some("--resume"));

@@ -7,6 +7,8 @@ use crate::{Error, Result};
 
 /// Numbers that are worth a thread.
 const PART: usize = 1 << 20;
+/// Numbers that are looked at for a NaN or infinity right after they were read.
+const LOOK: usize = 2048;
 
 /// The number formats Ferrl writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,31 +52,45 @@ impl Dtype {
         }
     }
 
-    /// Stored numbers as `f32`, one for each of `out`. Large tensors are shared among threads: pages that come from a file
-    /// and pages that are written for the first time cost more than the numbers.
-    pub(super) fn decode(self, bytes: &[u8], out: &mut [f32]) {
+    /// Stored numbers as `f32`, one for each of `out`; where the first NaN or infinity is, if there is one. Large tensors
+    /// are shared among threads: pages that come from a file and pages that are written for the first time cost more than
+    /// the numbers.
+    pub(super) fn decode(self, bytes: &[u8], out: &mut [f32]) -> Option<usize> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
         let part = out.len().div_ceil(threads).max(PART);
         std::thread::scope(|scope| {
-            let mut parts = bytes.chunks(part * self.size()).zip(out.chunks_mut(part));
-            let last = parts.next();
-            for (bytes, out) in parts {
-                scope.spawn(move || self.decode_part(bytes, out));
-            }
-            if let Some((bytes, out)) = last {
-                self.decode_part(bytes, out);
-            }
-        });
+            let mut parts = bytes.chunks(part * self.size()).zip(out.chunks_mut(part)).enumerate();
+            let first = parts.next();
+            let others: Vec<_> = parts
+                .map(|(i, (bytes, out))| (i, scope.spawn(move || self.decode_part(bytes, out))))
+                .collect();
+            let bad = first.and_then(|(_, (bytes, out))| self.decode_part(bytes, out));
+            let joined = others.into_iter().filter_map(|(i, thread)| match thread.join() {
+                Ok(bad) => bad.map(|at| i * part + at),
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            bad.into_iter().chain(joined).min()
+        })
     }
 
-    fn decode_part(self, bytes: &[u8], out: &mut [f32]) {
-        let numbers = out.iter_mut().zip(bytes.chunks_exact(self.size()));
-        match self {
-            Dtype::F32 => numbers.for_each(|(x, b)| *x = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
-            Dtype::Bf16 => numbers
-                .for_each(|(x, b)| *x = f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)),
-            Dtype::F16 => numbers.for_each(|(x, b)| *x = f16::from_le_bytes([b[0], b[1]]).to_f32()),
+    fn decode_part(self, bytes: &[u8], out: &mut [f32]) -> Option<usize> {
+        let pieces = out.chunks_mut(LOOK).zip(bytes.chunks(LOOK * self.size()));
+        let mut bad = None;
+        for (i, (out, bytes)) in pieces.enumerate() {
+            let numbers = out.iter_mut().zip(bytes.chunks_exact(self.size()));
+            match self {
+                Dtype::F32 => numbers.for_each(|(x, b)| *x = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+                Dtype::Bf16 => numbers.for_each(|(x, b)| {
+                    *x = f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
+                }),
+                Dtype::F16 => numbers.for_each(|(x, b)| *x = f16::from_le_bytes([b[0], b[1]]).to_f32()),
+            }
+            // Without a branch for each number, which is still in the nearest cache.
+            if bad.is_none() && out.iter().fold(false, |bad, x| bad | !x.is_finite()) {
+                bad = out.iter().position(|x| !x.is_finite()).map(|at| i * LOOK + at);
+            }
         }
+        bad
     }
 
     /// Appends numbers to `out` as they are stored, rounded to nearest even.

@@ -91,17 +91,32 @@ impl ModelDir {
             let (dtype, bytes) = self.part(part, &tensor.param)?;
             let (own, after) = rest.split_at_mut(part.len());
             rest = after;
-            if part.transposed {
+            let bad = if part.transposed {
                 let mut stored = vec![0.0; part.len()];
-                dtype.decode(bytes, &mut stored);
+                let bad = dtype.decode(bytes, &mut stored);
                 let rows = part.shape[1];
                 let turned = (0..rows).flat_map(|r| stored[r..].iter().step_by(rows));
                 own.iter_mut().zip(turned).for_each(|(x, y)| *x = *y);
+                bad
             } else {
-                dtype.decode(bytes, own);
+                dtype.decode(bytes, own)
+            };
+            if let Some(at) = bad {
+                return Err(self.not_finite(part, at));
             }
         }
         Ok(out)
+    }
+
+    /// A weight is a NaN or infinity.
+    fn not_finite(&self, part: &Part, at: usize) -> Error {
+        let found = self.store.find(&part.name).and_then(|name| self.store.get(name));
+        let file = found.map_or_else(|| self.path.clone(), |(file, _, _)| self.path.join(file));
+        let width = part.shape.last().copied().unwrap_or(1).max(1);
+        let place = if part.shape.len() > 1 { vec![at / width, at % width] } else { vec![at] };
+        Error::model(format!("tensor {:?} holds a NaN or infinity at {place:?}", part.name))
+            .at(file.display())
+            .fix("the file is damaged, or was saved after training had diverged; use another copy of the model")
     }
 
     /// A new value or score parameter has no tensor in the files.

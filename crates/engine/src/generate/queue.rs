@@ -13,17 +13,14 @@ use ferrl_kernels::Backend;
 impl Sampler {
     /// Refuses what cannot be completed.
     pub(super) fn check(&self, request: &Request) -> Result<()> {
-        let (p, vocab) = (&request.params, self.vocab);
+        let (p, vocab) = (&request.params, self.config.vocab);
         p.validate()?;
         if request.prompt.is_empty() {
             return Err(
                 Error::data("the prompt has no tokens").fix("begin with the model's first token (BOS)")
             );
         }
-        if let Some(&id) = request.prompt.iter().find(|&&id| id as usize >= vocab) {
-            return Err(Error::data(format!("token id {id} is not below the vocabulary's {vocab}"))
-                .fix("use the tokenizer of this model"));
-        }
+        self.config.check_ids(&request.prompt)?;
         if !p.stop_strings.is_empty() && self.tokenizer.is_none() {
             return Err(Error::usage("stop strings need a tokenizer, and this sampler has none")
                 .fix("give the sampler its tokenizer, or use stop_ids"));
@@ -37,7 +34,7 @@ impl Sampler {
         let (prompt, new) = (request.prompt.len(), p.max_new_tokens);
         // The last token is sampled but never computed.
         let tokens = prompt.saturating_add(new - 1);
-        if let Some(most) = self.positions.filter(|&most| tokens > most) {
+        if let Some(most) = self.config.max_positions_hard().filter(|&most| tokens > most) {
             return Err(Error::usage(format!(
                 "a prompt of {prompt} tokens and {new} new ones pass the model's {most} positions"
             ))

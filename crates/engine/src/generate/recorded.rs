@@ -16,6 +16,8 @@ const MOST: usize = 64;
 /// Recordings of one model's decoding steps, over one cache.
 #[derive(Default)]
 pub(super) struct Recorded {
+    /// Whose steps these are: the recordings name the addresses of its weights.
+    place: Vec<usize>,
     steps: HashMap<(usize, usize), Step>,
     /// The step that was done last.
     last: (usize, usize),
@@ -38,6 +40,15 @@ fn bucket(rows: usize) -> usize {
 }
 
 impl Recorded {
+    /// What follows is of this model: recordings of another, or of weights that lie elsewhere now, are dropped.
+    pub fn of(&mut self, model: &Model) {
+        let place = model.place();
+        if self.place != place {
+            self.steps.clear();
+            self.place = place;
+        }
+    }
+
     /// Hidden states of the step that was done last; more rows than there were sequences.
     pub fn hidden(&self) -> &Buffer {
         self.steps[&self.last].h.as_ref().expect("a step that was done")
@@ -99,7 +110,57 @@ impl Recorded {
 
 #[cfg(test)]
 mod tests {
-    use super::bucket;
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::checkpoint::InitOptions;
+    use crate::generate::{CacheOptions, Request, Sampler, SamplingParams};
+    use crate::model::Options;
+
+    /// A sampler replayed the steps it had recorded of one model when it was given another.
+    #[test]
+    fn steps_of_another_model_are_dropped() {
+        let mut init = InitOptions::new("llama");
+        (init.vocab, init.hidden, init.layers, init.std) = (20, 8, 1, 0.4);
+        let backend = ferrl_kernels::open("cpu", Some(1)).unwrap();
+        let model = |seed| {
+            let init = InitOptions { seed, ..init.clone() };
+            Model::random(backend.clone(), &init, Options::default()).unwrap()
+        };
+        let (one, other) = (model(1), model(2));
+        let mut sampler = Sampler::new(&one, CacheOptions::default()).unwrap();
+        let params = SamplingParams { max_new_tokens: 6, ..SamplingParams::greedy() };
+        let ask = || Request { prompt: vec![1, 2], params: params.clone(), stream: [0; 3] };
+        let record = |sampler: &mut Sampler, model: &Model| {
+            let step =
+                || Step { tokens: model.tokens(&[0], &[0]).unwrap(), h: None, recording: None, lists: 0 };
+            sampler.recorded.steps.insert((1, 256), step());
+        };
+        sampler.generate(&one, vec![ask()]).unwrap();
+        record(&mut sampler, &one);
+        sampler.generate(&one, vec![ask()]).unwrap();
+        sampler.invalidate();
+        let mine = sampler.generate(&one, vec![ask()]).unwrap();
+        assert_eq!(sampler.recorded.steps.len(), 1, "its own stay: they read the weights where they are");
+        let theirs = sampler.generate(&other, vec![ask()]).unwrap();
+        assert!(sampler.recorded.steps.is_empty());
+        // Nor does it answer from blocks of the first, whose version is the same.
+        let mut fresh = Sampler::new(&other, CacheOptions::default()).unwrap();
+        assert!(theirs == fresh.generate(&other, vec![ask()]).unwrap() && theirs != mine);
+        // Weights that lie elsewhere.
+        record(&mut sampler, &other);
+        let mut moved = other;
+        moved.params[0].master = backend.alloc(ferrl_kernels::DType::F32, 20 * 8).unwrap();
+        moved.version += 1;
+        sampler.recorded.of(&moved);
+        assert!(sampler.recorded.steps.is_empty());
+        // A model that does not fit the cache is no model of this sampler.
+        let wide = InitOptions { hidden: 16, ..init.clone() };
+        let wide = Model::random(backend.clone(), &wide, Options::default()).unwrap();
+        sampler.submit(ask()).unwrap();
+        let error = sampler.step(&wide).unwrap_err().to_string();
+        assert!(error.contains("another shape"), "{error}");
+    }
 
     #[test]
     fn few_sizes_and_little_waste() {

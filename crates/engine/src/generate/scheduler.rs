@@ -5,9 +5,8 @@ use super::recorded::Recorded;
 use super::sampler::{Chooser, Choosing};
 use super::sequence::Sequence;
 use super::{CacheOptions, Completion, Event, Id, Request, SamplingParams, Stop};
-use crate::model::Model;
-use crate::model::config::Position;
 use crate::model::decoder::{Context, Keep};
+use crate::model::{Config, Model};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
@@ -24,13 +23,13 @@ pub struct Sampler {
     pub(super) waiting: VecDeque<Sequence>,
     pub(super) usage: Usage,
     pub(super) tokenizer: Option<Arc<Tokenizer>>,
-    pub(super) vocab: usize,
-    /// Where the model has a table of positions, its length.
-    pub(super) positions: Option<usize>,
-    version: u64,
+    /// Of the model it samples from.
+    pub(super) config: Config,
+    /// Number and version of the weights that the cached blocks are of; none at first and after [`Sampler::invalidate`].
+    weights: Option<(u64, u64)>,
     next: u64,
     chooser: Chooser,
-    recorded: Recorded,
+    pub(super) recorded: Recorded,
     /// Whether the next step is begun before the tokens of the last are known.
     pub(super) looks_ahead: bool,
     /// The step that was begun and whose tokens nobody has asked for.
@@ -91,9 +90,8 @@ impl Sampler {
             waiting: VecDeque::new(),
             usage: Usage::default(),
             tokenizer: None,
-            vocab: model.config.vocab,
-            positions: (model.config.position == Position::Learned).then_some(model.config.max_positions),
-            version: model.version,
+            config: model.config.clone(),
+            weights: None,
             next: 0,
             chooser: Chooser::default(),
             recorded: Recorded::default(),
@@ -181,19 +179,35 @@ impl Sampler {
         }
     }
 
-    /// Forgets all that is cached; for weights that changed without a new version, or another model of the
-    /// same shape.
+    /// Forgets all that is cached, for weights that changed without a new version. (Another version, and another model
+    /// of the same shape, are noticed.)
     pub fn invalidate(&mut self) {
         self.restart();
+        self.weights = None;
+    }
+
+    /// Whether these weights are those of the last step; if not, all that came of others is forgotten.
+    fn meet(&mut self, model: &Model) -> Result<()> {
+        if self.weights == Some(model.weights()) {
+            return Ok(());
+        }
+        let stored_alike = self.cache.layers.iter().all(|layer| layer.dtype() == model.dtype);
+        if model.config != self.config || !stored_alike {
+            return Err(Error::usage(
+                "a sampler is given a model of another shape than the one it was made for",
+            )
+            .fix("a sampler of its own for each"));
+        }
+        self.restart();
+        self.recorded.of(model);
+        self.weights = Some(model.weights());
+        Ok(())
     }
 
     /// One forward pass: a token for every sequence that is up to date, and some of the prompts of the others.
     pub fn step(&mut self, model: &Model) -> Result<Vec<Event>> {
+        self.meet(model)?;
         let mut events = std::mem::take(&mut self.kept);
-        if self.version != model.version {
-            self.version = model.version;
-            self.restart();
-        }
         if self.running.is_empty() && self.waiting.is_empty() {
             self.flight = None;
             return Ok(events);

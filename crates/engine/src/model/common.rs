@@ -85,7 +85,7 @@ pub(crate) fn llama_config(
         out_bias: false,
         mlp_bias: false,
         position: Position::Rotary(rope_json::read(f, head_dim, max_positions, rope)?),
-        attention_scale: (head_dim as f64).powf(-0.5) as f32,
+        attention_scale: (1.0 / (head_dim as f64).sqrt()) as f32,
         attention_softcap: None,
         final_softcap: None,
         windows: vec![None; layers],

@@ -1,5 +1,7 @@
 //! What a decoder is made of: every difference between the families, as plain options.
 
+use crate::{Error, Result};
+
 /// How a layer normalises.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
@@ -183,6 +185,36 @@ pub struct Config {
 }
 
 impl Config {
+    /// Longest sequence the model was trained for, in tokens: `max_position_embeddings`, times the factor by which linear
+    /// and YaRN scaling stretch it. Beyond it RoPE still computes, outside of what it learned; learned positions end
+    /// ([`Config::max_positions_hard`]). `None` where the configuration names no limit.
+    pub fn max_context(&self) -> Option<usize> {
+        let stretched = match &self.position {
+            Position::Learned => 0.0,
+            Position::Rotary(rope) => match rope.scaling {
+                RopeScaling::Linear { factor } => self.max_positions as f64 * factor,
+                RopeScaling::Yarn { factor, original, .. } => original * factor,
+                _ => 0.0,
+            },
+        };
+        Some(self.max_positions.max(stretched as usize)).filter(|&n| n > 0)
+    }
+    /// Longest sequence that can be computed at all: the rows of the table of learned positions; `None` under RoPE.
+    pub fn max_positions_hard(&self) -> Option<usize> {
+        (self.position == Position::Learned).then_some(self.max_positions)
+    }
+    /// Refuses a token id that is not in the embedding table.
+    pub fn check_ids(&self, ids: &[u32]) -> Result<()> {
+        let Some(id) = ids.iter().find(|&&id| id as usize >= self.vocab) else { return Ok(()) };
+        Err(Error::data(format!("token id {id} is not below the vocabulary's {}", self.vocab))
+            .fix("use the tokenizer of this model"))
+    }
+    /// Refuses a sequence that is longer than the table of learned positions.
+    pub fn check_length(&self, tokens: usize) -> Result<()> {
+        let Some(most) = self.max_positions_hard().filter(|&most| tokens > most) else { return Ok(()) };
+        Err(Error::data(format!("{tokens} tokens, the model has {most} learned positions"))
+            .fix(format!("sequences of at most {most} tokens, prompt and completion together")))
+    }
     /// Rows of the fused query-key-value projection.
     pub fn qkv_width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim

@@ -87,15 +87,14 @@ impl Flow {
 }
 
 impl Model {
-    /// Uploads a batch of tokens.
+    /// Uploads a batch of tokens. This is the one way in for ids and positions: a device does not look at them again.
     pub fn tokens(&self, ids: &[u32], positions: &[u32]) -> Result<Tokens> {
         assert_eq!(ids.len(), positions.len());
-        Ok(Tokens {
-            ids: self.backend.indices(ids)?,
-            positions: self.backend.indices(positions)?,
-            rows: ids.len(),
-            reach: positions.iter().max().map_or(0, |&p| p as usize + 1),
-        })
+        let reach = positions.iter().max().map_or(0, |&p| p as usize + 1);
+        self.config.check_ids(ids)?;
+        self.config.check_length(reach)?;
+        let (ids_there, positions) = (self.backend.indices(ids)?, self.backend.indices(positions)?);
+        Ok(Tokens { ids: ids_there, positions, rows: ids.len(), reach })
     }
 
     /// Hidden states after the final norm, `(T, H)` in the compute type, and what backward needs.
@@ -276,10 +275,9 @@ impl Model {
         if let (Some((q, k)), Some(raw)) = (p.qk_norm, &a.qkv_raw) {
             self.rotate(t, op.heads, true, &mut dqkv)?;
             let (wq, wk) = (self.master(q), self.master(k));
-            let (mut dq, mut dk) = (grads[q].take(), grads[k].take());
-            let (dwq, dwk) = (added_to(b, &mut dq)?, added_to(b, &mut dk)?);
+            let [slot_q, slot_k] = grads.get_disjoint_mut([q, k]).expect("two parameters");
+            let (dwq, dwk) = (added_to(b, slot_q)?, added_to(b, slot_k)?);
             b.head_norm_backward(self.head_norm(), op.heads, raw, wq, wk, &mut dqkv, dwq, dwk)?;
-            (grads[q], grads[k]) = (dq, dk);
         } else {
             let tables = self.rotary(t.reach)?;
             let turns = self.turns(tables.as_deref(), t);
@@ -330,11 +328,10 @@ impl Model {
     /// Adds to the gradients of the weight and the bias.
     pub(super) fn linear_backward(&self, p: Affine, dy: &Buffer, x: &Buffer, grads: Grads<'_>) -> Result<()> {
         let (b, w) = (&*self.backend, self.weight(p.weight));
-        let mut taken = Taken::of(p, grads);
-        let (add, [to, bias_to]) = taken.sums(b)?;
-        b.linear_dw(dy, x, dy.len() / w.n, add, to, bias_to)?;
-        taken.give_back(grads);
-        Ok(())
+        Taken::with(p, grads, |taken| {
+            let (add, [to, bias_to]) = taken.sums(b)?;
+            b.linear_dw(dy, x, dy.len() / w.n, add, to, bias_to)
+        })
     }
 
     fn norm(&self, p: Affine, x: &Buffer, y: &mut Buffer) -> Result<()> {
@@ -364,10 +361,9 @@ impl Model {
         grads: Grads<'_>,
     ) -> Result<()> {
         let (b, w) = (&*self.backend, self.master(p.weight));
-        let mut taken = Taken::of(p, grads);
-        b.norm_backward(self.norm_op(), dy, x, w, add, dx, taken.norm_grads(b)?)?;
-        taken.give_back(grads);
-        Ok(())
+        Taken::with(p, grads, |taken| {
+            b.norm_backward(self.norm_op(), dy, x, w, add, dx, taken.norm_grads(b)?)
+        })
     }
 
     /// What a norm of the residual stream gave, again; its backward goes into `flow`.
@@ -383,10 +379,10 @@ impl Model {
         let b = &*self.backend;
         let mut y = self.activations(x.len())?;
         let of = NormInput { x, delta, weight: self.master(p.weight), bias: p.bias.map(|i| self.master(i)) };
-        let mut taken = Taken::of(p, grads);
         let (dx, rounded) = (&mut flow.dx, flow.rounded.as_mut());
-        b.norm_again(self.norm_op(), of, dy, &mut y, dx, rounded, taken.norm_grads(b)?)?;
-        taken.give_back(grads);
+        Taken::with(p, grads, |taken| {
+            b.norm_again(self.norm_op(), of, dy, &mut y, dx, rounded, taken.norm_grads(b)?)
+        })?;
         Ok(y)
     }
 

@@ -12,7 +12,8 @@ impl Model {
     /// Whether the larger operations cover this model, and are worth it for so many rows.
     pub(super) fn has_few(&self, rows: usize) -> bool {
         let post = |p: &super::weights::LayerLayout| p.attn_post_norm.is_some() || p.mlp_post_norm.is_some();
-        rows <= self.backend.few_rows() && !self.layout.layers.iter().any(post)
+        rows <= self.backend.few_rows(self.config.hidden.max(self.config.ffn))
+            && !self.layout.layers.iter().any(post)
     }
 
     /// From the embedded tokens `x` to the residual stream after the last layer.

@@ -70,7 +70,7 @@ impl Family for Gemma2 {
         c.post_norms = true;
         c.qkv_bias = f.flag("attention_bias", false)?;
         c.out_bias = c.qkv_bias;
-        c.attention_scale = f.opt_positive("query_pre_attn_scalar")?.unwrap_or(256.0).powf(-0.5) as f32;
+        c.attention_scale = (1.0 / f.opt_positive("query_pre_attn_scalar")?.unwrap_or(256.0).sqrt()) as f32;
         c.attention_softcap = softcap(&f, "attn_logit_softcapping", 50.0)?;
         c.final_softcap = softcap(&f, "final_logit_softcapping", 30.0)?;
         c.embedding_scale = (c.hidden as f64).sqrt() as f32;
@@ -107,6 +107,6 @@ fn softcap(f: &Fields, key: &str, default: f64) -> Result<Option<f32>> {
 
 /// The number whose inverse square root is the scale: whole, but for the rounding of the scale.
 fn inverse_square(scale: f32) -> Value {
-    let x = f64::from(scale).powi(-2);
+    let x = 1.0 / (f64::from(scale) * f64::from(scale));
     if (x - x.round()).abs() < 1e-4 * x { json!(x.round() as u64) } else { json!(x) }
 }

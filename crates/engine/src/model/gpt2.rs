@@ -79,7 +79,7 @@ impl Family for Gpt2 {
             out_bias: true,
             mlp_bias: true,
             position: Position::Learned,
-            attention_scale: if scaled { (head_dim as f64).powf(-0.5) as f32 } else { 1.0 },
+            attention_scale: if scaled { (1.0 / (head_dim as f64).sqrt()) as f32 } else { 1.0 },
             attention_softcap: None,
             final_softcap: None,
             windows: vec![None; layers],

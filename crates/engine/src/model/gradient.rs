@@ -70,15 +70,25 @@ pub fn added_to<'a>(backend: &dyn Backend, slot: &'a mut Option<Slot>) -> Result
 
 /// The gradients of a weight and its bias, out of the list of all for a while.
 pub(super) struct Taken {
-    of: Affine,
     weight: Option<Slot>,
     bias: Option<Slot>,
 }
 
 impl Taken {
-    /// Takes them out.
-    pub(super) fn of(of: Affine, grads: Grads<'_>) -> Self {
-        Taken { of, weight: grads[of.weight].take(), bias: of.bias.and_then(|i| grads[i].take()) }
+    /// Calls `f` with them out of the list, and puts them back whatever happens.
+    pub(super) fn with<T>(
+        of: Affine,
+        grads: Grads<'_>,
+        f: impl FnOnce(&mut Taken) -> Result<T>,
+    ) -> Result<T> {
+        let mut taken =
+            Taken { weight: grads[of.weight].take(), bias: of.bias.and_then(|i| grads[i].take()) };
+        let done = f(&mut taken);
+        grads[of.weight] = taken.weight;
+        if let Some(i) = of.bias {
+            grads[i] = taken.bias;
+        }
+        done
     }
 
     /// Where the sums go, and whether to add to what is there.
@@ -95,13 +105,5 @@ impl Taken {
     pub(super) fn norm_grads(&mut self, b: &dyn Backend) -> Result<NormGrads<'_>> {
         let (add, [weight, bias]) = self.sums(b)?;
         Ok(NormGrads { weight, bias, add })
-    }
-
-    /// Back into the list.
-    pub(super) fn give_back(self, grads: Grads<'_>) {
-        grads[self.of.weight] = self.weight;
-        if let Some(i) = self.of.bias {
-            grads[i] = self.bias;
-        }
     }
 }

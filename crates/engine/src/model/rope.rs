@@ -3,6 +3,7 @@
 use std::f64::consts::TAU;
 
 use super::config::{Rope, RopeScaling};
+use crate::math::{ln, pow};
 
 impl Rope {
     /// The angle a position adds for each pair of turning dimensions, and the gain on cos and sin.
@@ -39,15 +40,14 @@ impl Rope {
     /// `theta` to the power of 0, 2/d, 4/d, ...
     fn powers(&self) -> Vec<f32> {
         let dim = self.rotary_dim as f32;
-        let power = |i| f64::from(self.theta as f32).powf(f64::from((2 * i) as f32 / dim)) as f32;
+        let power = |i| pow(f64::from(self.theta as f32), f64::from((2 * i) as f32 / dim)) as f32;
         (0..self.rotary_dim / 2).map(power).collect()
     }
 
     /// 0 where YaRN keeps a frequency, 1 where it divides it.
     fn yarn_ramp(&self, beta_fast: f64, beta_slow: f64, original: f64, truncate: bool) -> Vec<f32> {
         let dim = self.rotary_dim as f64;
-        let dimension_of =
-            |rotations: f64| dim * (original / (rotations * TAU)).ln() / (2.0 * self.theta.ln());
+        let dimension_of = |rotations: f64| dim * ln(original / (rotations * TAU)) / (2.0 * ln(self.theta));
         let (mut low, mut high) = (dimension_of(beta_fast), dimension_of(beta_slow));
         if truncate {
             (low, high) = (low.floor(), high.ceil());
@@ -86,6 +86,24 @@ mod tests {
             assert!((g - w).abs() <= 3e-7 * w, "frequency {i}: {g} is not {w}");
         }
         assert!((got_gain - gain).abs() < 1e-6);
+    }
+
+    /// Frequencies came from the system's library, so the same model could give other bits on another system.
+    #[test]
+    fn powers_are_our_own_and_what_the_library_rounded_to() {
+        let (mut all, mut other) = (0, 0);
+        for theta in [1e4, 1e5, 1.3e5, 1.5e5, 2.5e5, 5e5, 1e6, 5e6, 8e6, 1e7] {
+            for rotary_dim in (2..=256).step_by(2) {
+                let rope = Rope { theta, rotary_dim, scaling: RopeScaling::None };
+                for (i, got) in rope.powers().into_iter().enumerate() {
+                    let exponent = f64::from((2 * i) as f32 / rotary_dim as f32);
+                    let want = f64::from(theta as f32).powf(exponent) as f32;
+                    assert!(got.to_bits().abs_diff(want.to_bits()) <= 1, "{theta} {rotary_dim} {i}");
+                    (all, other) = (all + 1, other + usize::from(got != want));
+                }
+            }
+        }
+        assert!(all > 80_000 && other == 0, "{other} of {all} round to a neighbour");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::config::{Rope, RopeScaling};
 use super::fields::Fields;
+use crate::math::ln;
 use crate::{Result, nearest};
 
 const TYPES: [&str; 5] = ["default", "linear", "llama3", "yarn", "longrope"];
@@ -76,7 +77,7 @@ pub(crate) fn read(f: &Fields, head_dim: usize, max_positions: usize, rules: &Ro
         }
         "longrope" => {
             let factor = dict.opt_positive("factor")?.unwrap_or(stretched);
-            let gain = if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() };
+            let gain = if factor <= 1.0 { 1.0 } else { (1.0 + ln(factor) / ln(original as f64)).sqrt() };
             RopeScaling::PerDimension {
                 short: dict.positives("short_factor", rotary_dim / 2)?,
                 long: dict.positives("long_factor", rotary_dim / 2)?,
@@ -105,7 +106,7 @@ fn yarn_gain(dict: &Fields, factor: f64) -> Result<f64> {
     if let Some(given) = dict.opt_positive("attention_factor")? {
         return Ok(given);
     }
-    let gain = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+    let gain = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * ln(factor) + 1.0 };
     let m = (dict.opt_number("mscale")?, dict.opt_number("mscale_all_dim")?);
     Ok(match m {
         (Some(over), Some(under)) if over != 0.0 && under != 0.0 => gain(over) / gain(under),

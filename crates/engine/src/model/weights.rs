@@ -8,6 +8,7 @@ use crate::checkpoint::{InitOptions, ModelDir, SaveOptions, init_param, save_mod
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
 use serde_json::Value;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A decoder with its weights on a device.
@@ -25,7 +26,12 @@ pub struct Model {
     pub(super) layout: Layout,
     rotary: Mutex<Option<Arc<RotaryTables>>>,
     context: usize,
+    /// No other model of this process has it.
+    number: u64,
 }
+
+/// Models that were made.
+static MODELS: AtomicU64 = AtomicU64::new(0);
 
 /// One parameter.
 pub struct Param {
@@ -104,7 +110,22 @@ impl Model {
             layout,
             rotary: Mutex::new(None),
             context: options.context,
+            number: MODELS.fetch_add(1, Ordering::Relaxed),
         })
+    }
+
+    /// Number of the model and version of its weights: what was computed with equal ones is the same.
+    pub(crate) fn weights(&self) -> (u64, u64) {
+        (self.number, self.version)
+    }
+
+    /// Which weights these are and where they lie, whatever their values: recorded work that names addresses is good for
+    /// one such place.
+    pub(crate) fn place(&self) -> Vec<usize> {
+        let forms = self.params.iter().filter_map(|p| p.derived.as_ref());
+        let forms = forms.map(|w| std::ptr::from_ref(w.data()).addr());
+        let masters = self.params.iter().map(|p| std::ptr::from_ref(p.master.data()).addr());
+        [self.number as usize].into_iter().chain(masters).chain(forms).collect()
     }
 
     fn push(&mut self, shape: ParamShape, values: &[f32], training: bool) -> Result<()> {
@@ -153,11 +174,24 @@ impl Model {
         Ok(())
     }
 
+    /// Makes sure that what changes the weights will find memory for `copies` copies of a parameter of each of these
+    /// lengths, one parameter at a time: what was handed out and comes back is kept for the next who asks.
+    pub(crate) fn room(&self, lengths: impl IntoIterator<Item = usize>, copies: usize) -> Result<()> {
+        let lengths: std::collections::BTreeSet<usize> = lengths.into_iter().collect();
+        let all = lengths.into_iter().flat_map(|n| std::iter::repeat_n(n, copies));
+        all.map(|n| self.backend.alloc(DType::F32, n)).collect::<Result<Vec<Buffer>>>().map(drop)
+    }
+
     /// The values of a parameter.
     pub fn read(&self, param: usize) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.params[param].shape.len()];
         self.backend.read(&self.params[param].master, 0, &mut values)?;
         Ok(values)
+    }
+
+    /// Longest sequence the model was trained for ([`Config::max_context`]).
+    pub fn max_context(&self) -> Option<usize> {
+        self.config.max_context()
     }
 
     /// Index of the parameter of that canonical name.

@@ -4,6 +4,7 @@
 //! `entropy[i]` belong to token `i + 1` (at the last position there is none, and they are 0); `value[i]` is of the
 //! state after token `i` and exists at every position.
 
+use crate::model::Config;
 use crate::{Error, Result};
 use ferrl_kernels::backend::Segments;
 
@@ -128,17 +129,17 @@ impl Batch {
     }
 
     /// Refuses what cannot be computed.
-    pub(super) fn check(&self, vocab: usize) -> Result<()> {
+    pub(super) fn check(&self, config: &Config) -> Result<()> {
+        if self.sequences.is_empty() {
+            return Err(Error::data("a batch without sequences").fix("leave empty batches out"));
+        }
         for (i, s) in self.sequences.iter().enumerate() {
             let at = |e: Error| e.at(format!("sequence {i}"));
             if s.ids.is_empty() {
                 return Err(at(Error::data("it has no tokens")).fix("leave empty sequences out"));
             }
-            if let Some(p) = s.ids.iter().chain(&s.others).position(|&t| t as usize >= vocab) {
-                let id = s.ids.iter().chain(&s.others).nth(p).copied().unwrap_or(0);
-                return Err(at(Error::data(format!("token id {id} is not below the vocabulary's {vocab}")))
-                    .fix("use the tokenizer of this model"));
-            }
+            config.check_ids(&s.ids).and_then(|()| config.check_ids(&s.others)).map_err(at)?;
+            config.check_length(s.ids.len()).map_err(at)?;
             if !s.scored.is_empty() && s.scored.len() != s.ids.len() {
                 let (got, want) = (s.scored.len(), s.ids.len());
                 return Err(at(Error::data(format!("the mask has {got} entries for {want} tokens"))));

@@ -9,6 +9,7 @@ use ferrl_kernels::Buffer;
 
 /// KL(p || q) per input position; 0 where no token is scored.
 pub fn kl(p: &Model, q: &Model, batch: &Batch, temperature: f32) -> Result<Vec<f32>> {
+    comparable(p, q)?;
     let rows = batch.scored_rows().0;
     let (x, y) = (scored_states(p, batch, &rows)?, scored_states(q, batch, &rows)?);
     between((p, &x), (q, &y), &rows, batch.tokens(), temperature)
@@ -34,7 +35,7 @@ pub fn comparable(p: &Model, q: &Model) -> Result<()> {
 
 /// Hidden states of the scored rows, in their order.
 fn scored_states(model: &Model, batch: &Batch, rows: &[u32]) -> Result<Buffer> {
-    batch.check(model.config.vocab)?;
+    batch.check(&model.config)?;
     let (ids, positions) = batch.flat();
     let tokens = model.tokens(&ids, &positions)?;
     let (h, _) = model.forward(&tokens, Context::Packed(&batch.segments()), Keep::Nothing)?;
@@ -48,7 +49,6 @@ fn between(
     positions: usize,
     temperature: f32,
 ) -> Result<Vec<f32>> {
-    comparable(p, q)?;
     let mut column = vec![0.0; positions];
     if !rows.is_empty() {
         let kl = p.kl(x, (q, y), temperature)?;
@@ -60,7 +60,12 @@ fn between(
 impl Trainer {
     /// As [`Trainer::forward`], and the statistics' `kl` is KL(this model || other).
     pub fn forward_against(&mut self, batch: &Batch, other: &Model) -> Result<Stats> {
-        let mut stats = self.forward(batch)?;
+        self.for_update(|t| t.compared(batch, other))
+    }
+
+    fn compared(&mut self, batch: &Batch, other: &Model) -> Result<Stats> {
+        comparable(&self.model, other)?;
+        let mut stats = self.forward_kept(batch)?;
         let p = self.pending.as_mut().expect("forward has just left it");
         let x = self.model.select_rows(&p.h, &p.rows)?;
         let y = scored_states(other, batch, &p.rows)?;
@@ -75,6 +80,6 @@ impl Trainer {
 
     /// As [`Trainer::backward`], for the last [`Trainer::forward_against`] and the same other model.
     pub fn backward_against(&mut self, batch: &Batch, grads: &StatGrads, other: &Model) -> Result<()> {
-        self.backward_with(batch, grads, Some(other))
+        self.for_update(|t| t.backward_with(batch, grads, Some(other)))
     }
 }

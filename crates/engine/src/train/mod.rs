@@ -4,6 +4,7 @@
 //! the total in the order of the micro-batches, so it does not matter where each was computed. Most parameters are met
 //! once in a backward, by an operation that adds a whole sum in one addition: their gradients go into the total at once.
 
+mod accumulate;
 mod batch;
 mod divergence;
 mod optimizer;
@@ -21,8 +22,9 @@ use crate::model::gradient::Slot;
 use crate::model::heads::{RowStats, Scored};
 use crate::model::weights::Model;
 use crate::{Error, Result};
+use accumulate::{Fits, Sum};
+use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::Segments;
-use ferrl_kernels::{Buffer, Purpose};
 
 /// A model and what it takes to train it.
 pub struct Trainer {
@@ -35,14 +37,15 @@ pub struct Trainer {
     /// Divides the logits: the temperature that the batch was sampled at, 1 for data that was not sampled.
     pub temperature: f32,
     grads: Vec<Option<Slot>>,
+    /// What `grads` are the sum of.
+    sum: Sum,
     pending: Option<Pending>,
 }
 
-/// Totals that a batch's gradient is added to when it is whole, by parameter.
-type Totals = Vec<(usize, Option<Slot>)>;
-
 /// A forward pass that waits for its backward.
 struct Pending {
+    /// Of all sequences, to know them again.
+    ids: Vec<u32>,
     tokens: Tokens,
     segments: Segments,
     kept: Activations,
@@ -63,6 +66,7 @@ impl Trainer {
             recompute: false,
             temperature: 1.0,
             grads: Vec::new(),
+            sum: Sum::Nothing,
             pending: None,
         };
         let slots = (0..trainer.model.params.len()).map(|i| trainer.slot(i));
@@ -72,6 +76,10 @@ impl Trainer {
 
     /// Numbers per token, and activations kept for [`Trainer::backward`].
     pub fn forward(&mut self, batch: &Batch) -> Result<Stats> {
+        self.for_update(|t| t.forward_kept(batch))
+    }
+
+    fn forward_kept(&mut self, batch: &Batch) -> Result<Stats> {
         let (stats, pending) = run(&self.model, batch, self.temperature, self.keep())?;
         self.check_finite(batch, &stats, &pending)?;
         self.pending = Some(pending);
@@ -83,126 +91,107 @@ impl Trainer {
         stats(&self.model, batch, self.temperature)
     }
 
-    /// Adds this batch's gradient to the update's. `grads` belong to the last [`Trainer::forward`].
+    /// Adds this batch's gradient to the update's. `grads` belong to the last [`Trainer::forward`]. After an error the
+    /// update has to be computed again from its first batch ([`Trainer::zero_grads`]).
     pub fn backward(&mut self, batch: &Batch, grads: &StatGrads) -> Result<()> {
-        self.backward_with(batch, grads, None)
+        self.for_update(|t| t.backward_with(batch, grads, None))
     }
 
     fn backward_with(&mut self, batch: &Batch, grads: &StatGrads, other: Option<&Model>) -> Result<()> {
-        let p = self.pending.take().expect("backward follows the forward of the same batch");
-        assert_eq!(p.segments.rows(), batch.tokens(), "backward follows the forward of the same batch");
-        check_grads(grads)?;
-        let (mut sum, totals) = self.open_sum()?;
-        let mut dh = self.model.activations(p.h.len())?;
-        match &p.scored {
-            Some(scored) => {
-                let g = pick_rows(grads, &p.rows, batch.others_per_row);
-                self.model.score_backward(scored, &g, &mut dh, &mut sum)?;
+        let same = |p: &Pending| p.segments == batch.segments() && p.ids == batch.flat().0;
+        let p = self.pending.take().filter(same).ok_or_else(|| {
+            Error::usage("a backward that does not follow the forward of the same batch")
+                .fix("forward, then backward, batch by batch")
+        })?;
+        self.fits(batch, p.other.is_some() && other.is_some()).check(grads)?;
+        let temperature = self.temperature;
+        self.accumulate(|model, sum| {
+            let mut dh = model.activations(p.h.len())?;
+            match &p.scored {
+                Some(scored) => {
+                    let g = pick_rows(grads, &p.rows, batch.others_per_row);
+                    model.score_backward(scored, &g, &mut dh, sum)?;
+                }
+                None => model.backend.fill(&mut dh, 0.0)?,
             }
-            None => self.model.backend.fill(&mut dh, 0.0)?,
-        }
-        if let (Some(y), Some(other), false) = (&p.other, other, grads.kl.is_empty()) {
-            let dkl: Vec<f32> = p.rows.iter().map(|&r| grads.kl[r as usize]).collect();
-            let (temperature, rows) = (self.temperature, (&p.h, &p.rows[..]));
-            self.model.kl_backward(rows, (other, y), &dkl, temperature, &mut dh, &mut sum)?;
-        }
-        if !grads.value.is_empty() {
-            self.model.values_backward(&p.h, &grads.value, &mut dh, &mut sum)?;
-        }
-        self.flow_down(p, &dh, sum, totals)
+            if let (Some(y), Some(other), false) = (&p.other, other, grads.kl.is_empty()) {
+                let dkl: Vec<f32> = p.rows.iter().map(|&r| grads.kl[r as usize]).collect();
+                model.kl_backward((&p.h, &p.rows[..]), (other, y), &dkl, temperature, &mut dh, sum)?;
+            }
+            if !grads.value.is_empty() {
+                model.values_backward(&p.h, &grads.value, &mut dh, sum)?;
+            }
+            model.backward(&p.tokens, &p.segments, p.kept, &dh, sum).map(Some)
+        })?;
+        Ok(())
     }
 
     /// [`Trainer::forward`] and [`Trainer::backward`] in one, for a loss whose gradients are known beforehand: the
     /// same bits, and where these are by logp alone the head computes its logits once instead of twice.
     pub fn forward_backward(&mut self, batch: &Batch, grads: &StatGrads) -> Result<Stats> {
-        if let Some(stats) = self.at_once(batch, grads, None)? {
-            return Ok(stats);
-        }
-        let stats = self.forward(batch)?;
-        self.backward(batch, grads)?;
-        Ok(stats)
+        self.for_update(|t| {
+            if let Some(stats) = t.at_once(batch, grads, None)? {
+                return Ok(stats);
+            }
+            let stats = t.forward_kept(batch)?;
+            t.backward_with(batch, grads, None)?;
+            Ok(stats)
+        })
     }
 
     /// As [`Trainer::forward_backward`], for gradients that are right only if the log-probabilities turn out to be
     /// `logp` to the last bit. `None` where they do not, or where nothing is gained: no gradient has been added then.
     pub fn foreseen(&mut self, batch: &Batch, grads: &StatGrads, logp: &[f32]) -> Result<Option<Stats>> {
-        self.at_once(batch, grads, Some(logp))
+        self.for_update(|t| t.at_once(batch, grads, Some(logp)))
     }
 
     fn at_once(&mut self, batch: &Batch, grads: &StatGrads, logp: Option<&[f32]>) -> Result<Option<Stats>> {
         if !self.model.config.head.has_lm() || !grads.is_logp_alone() || batch.others_per_row > 0 {
             return Ok(None);
         }
-        check_grads(grads)?;
+        self.fits(batch, false).check(grads)?;
         let (mut stats, p) = hidden(&self.model, batch, self.keep())?;
         // Found while the device computes.
         let (rows, targets, _) = batch.scored_rows();
         if rows.is_empty() {
             return Ok(None);
         }
-        let (mut sum, totals) = self.open_sum()?;
         let mut dh = self.model.activations(p.h.len())?;
         let g = pick_rows(grads, &rows, 0).logp;
-        let r = self.model.score_known(&p.h, &rows, &targets, &g, self.temperature, &mut dh, &mut sum)?;
-        place_rows(&mut stats, &rows, &r, 0);
-        let finite = self.check_finite(batch, &stats, &p);
-        let as_foreseen = |logp: &[f32]| stats.logp.iter().zip(logp).all(|(a, b)| a.to_bits() == b.to_bits());
-        if finite.is_err() || !logp.is_none_or(as_foreseen) {
-            // Only the head was added to, and apart from its total.
-            for i in self.model.met_often() {
-                sum[i].iter_mut().for_each(Slot::clear);
+        let (temperature, start) = (self.temperature, self.optimizer.steps == 0);
+        self.accumulate(|model, sum| {
+            let r = model.score_known(&p.h, &rows, &targets, &g, temperature, &mut dh, sum)?;
+            place_rows(&mut stats, &rows, &r, 0);
+            check_finite(model, start, batch, &stats, &p)?;
+            let same = |logp: &[f32]| stats.logp.iter().zip(logp).all(|(a, b)| a.to_bits() == b.to_bits());
+            if !logp.is_none_or(same) {
+                // Only the head was added to, and apart from its total.
+                model.met_often().for_each(|i| sum[i].iter_mut().for_each(Slot::clear));
+                return Ok(None);
             }
-            self.close_sum(sum, totals)?;
-            return finite.map(|()| None);
-        }
-        self.flow_down(p, &dh, sum, totals)?;
-        Ok(Some(stats))
+            model.backward(&p.tokens, &p.segments, p.kept, &dh, sum)?;
+            Ok(Some(stats))
+        })
     }
 
     fn keep(&self) -> Keep {
         if self.recompute { Keep::Inputs } else { Keep::All }
     }
 
-    /// Where a batch's gradient is added: the totals, but for parameters that are met often and have been added to before
-    /// room of their own. Their totals come second.
-    fn open_sum(&mut self) -> Result<(Vec<Option<Slot>>, Totals)> {
-        let mut totals = Vec::new();
-        for i in self.model.met_often() {
-            if self.grads[i].as_ref().is_some_and(|slot| !slot.is_empty()) {
-                let room = self.slot(i)?;
-                totals.push((i, std::mem::replace(&mut self.grads[i], room)));
-            }
-        }
-        Ok((std::mem::take(&mut self.grads), totals))
+    /// What gradients of this batch must be.
+    fn fits(&self, batch: &Batch, compared: bool) -> Fits {
+        let value = self.model.config.head.has_value();
+        Fits { tokens: batch.tokens(), others: batch.others_per_row, value, compared }
     }
 
-    /// Adds what was summed apart to the totals.
-    fn close_sum(&mut self, mut sum: Vec<Option<Slot>>, totals: Totals) -> Result<()> {
-        let backend = &*self.model.backend;
-        for (i, mut total) in totals {
-            if let (Some(total), Some(part)) = (&mut total, sum[i].take().filter(|part| !part.is_empty())) {
-                backend.axpy(1.0, part.buffer(), total.added_to(backend)?)?;
-            }
-            sum[i] = total;
-        }
-        self.grads = sum;
-        Ok(())
+    fn check_finite(&self, batch: &Batch, stats: &Stats, p: &Pending) -> Result<()> {
+        check_finite(&self.model, self.optimizer.steps == 0, batch, stats, p)
     }
 
-    /// From the hidden states' gradient to the parameters', and the batch's sum to the total.
-    fn flow_down(
-        &mut self,
-        p: Pending,
-        dh: &Buffer,
-        mut sum: Vec<Option<Slot>>,
-        totals: Totals,
-    ) -> Result<()> {
-        self.model.backward(&p.tokens, &p.segments, p.kept, dh, &mut sum)?;
-        self.close_sum(sum, totals)
-    }
-
-    /// Changes the weights by the gradients added since the last update. On an error nothing has changed.
+    /// Changes the weights by the gradients added since the last update. On an error nothing has changed: weights,
+    /// version, moments and average are as before, and so are the gradients.
     pub fn update(&mut self, learning_rate: f64) -> Result<UpdateReport> {
+        self.sum.check(self.pending.is_some())?;
         self.mask_frozen()?;
         let report = self.optimizer.update(&mut self.model, &self.grads, learning_rate)?;
         self.zero_grads();
@@ -223,22 +212,20 @@ impl Trainer {
         }
         let report = self.update(learning_rate);
         held.into_iter().for_each(|(i, grad)| self.grads[i] = grad);
-        self.zero_grads();
+        if report.is_ok() {
+            self.zero_grads();
+        }
         report
     }
 
     /// Takes the weights of a model of the same shape and begins training anew.
     pub fn restart_from(&mut self, start: &Model) -> Result<()> {
+        self.model.room(self.model.params.iter().map(|p| p.shape.len()), 1)?;
         for (param, own) in self.model.params.iter_mut().zip(&start.params) {
             self.model.backend.copy(&own.master, 0, &mut param.master, 0, param.shape.len())?;
         }
         self.optimizer.restart();
         self.model.refresh()
-    }
-
-    /// Forgets the gradients added since the last update.
-    pub fn zero_grads(&mut self) {
-        self.grads.iter_mut().flatten().for_each(Slot::clear);
     }
 
     /// The gradient of a parameter so far; `None` where it is frozen.
@@ -248,54 +235,6 @@ impl Trainer {
             return Ok(Some(vec![0.0; self.model.params[param].shape.len()]));
         }
         self.model.read_f32s(slot.buffer()).map(Some)
-    }
-
-    /// Room for the gradient of a parameter, unless it is frozen.
-    fn slot(&self, param: usize) -> Result<Option<Slot>> {
-        let len = self.model.params[param].shape.len();
-        let _gradients = Purpose::Gradients.on(&self.model.backend);
-        self.optimizer.trains(param).then(|| Slot::new(&*self.model.backend, len)).transpose()
-    }
-
-    /// A parameter may hold several tensors of which some are frozen: their gradients do not count. What was not added to
-    /// becomes zero.
-    fn mask_frozen(&mut self) -> Result<()> {
-        for (i, slot) in self.grads.iter_mut().enumerate() {
-            let Some(slot) = slot else { continue };
-            let grad = slot.added_to(&*self.model.backend)?;
-            let mut at = 0;
-            for range in
-                self.optimizer.trained[i].iter().cloned().chain(std::iter::once(grad.len()..grad.len()))
-            {
-                if at < range.start {
-                    self.model.backend.write(grad, at, &vec![0.0; range.start - at])?;
-                }
-                at = range.end;
-            }
-        }
-        Ok(())
-    }
-
-    fn check_finite(&self, batch: &Batch, stats: &Stats, p: &Pending) -> Result<()> {
-        let columns = [("logp", &stats.logp), ("entropy", &stats.entropy), ("value", &stats.value)];
-        let bad = columns.iter().find_map(|(name, c)| Some((name, c.iter().position(|x| !x.is_finite())?)));
-        let Some((name, row)) = bad else { return Ok(()) };
-        for param in &self.model.params {
-            if let Some(at) = self.model.backend.first_non_finite(&param.master)? {
-                let name = &param.shape.name;
-                return Err(Error::numerics(format!("the weight {name} is not finite at element {at}"))
-                    .fix("go back to the last checkpoint"));
-            }
-        }
-        let sequence = p.segments.starts.partition_point(|&s| s <= row) - 1;
-        let at = row - p.segments.starts[sequence];
-        let first =
-            self.model.first_bad_activation(&p.tokens, &p.segments)?.unwrap_or_else(|| "the head".into());
-        Err(Error::numerics(format!(
-            "{name} is not finite at position {at} of sequence {sequence} (of {}); first in {first}",
-            batch.sequences.len()
-        ))
-        .fix("a lower learning rate, or f32"))
     }
 }
 
@@ -318,7 +257,7 @@ fn run(model: &Model, batch: &Batch, temperature: f32, keep: Keep) -> Result<(St
 
 /// Everything below the language-model head: values, and zeros where its numbers go.
 fn hidden(model: &Model, batch: &Batch, keep: Keep) -> Result<(Stats, Pending)> {
-    batch.check(model.config.vocab)?;
+    batch.check(&model.config)?;
     let segments = batch.segments();
     let (ids, positions) = batch.flat();
     let tokens = model.tokens(&ids, &positions)?;
@@ -327,7 +266,7 @@ fn hidden(model: &Model, batch: &Batch, keep: Keep) -> Result<(Stats, Pending)> 
     let (n, j) = (segments.rows(), batch.others_per_row);
     let stats =
         Stats { logp: vec![0.0; n], entropy: vec![0.0; n], value, others: vec![0.0; n * j], kl: Vec::new() };
-    Ok((stats, Pending { tokens, segments, kept, h, scored: None, rows: Vec::new(), other: None }))
+    Ok((stats, Pending { ids, tokens, segments, kept, h, scored: None, rows: Vec::new(), other: None }))
 }
 
 /// Puts the numbers of the scored rows in their places.
@@ -354,19 +293,27 @@ fn pick_rows(g: &StatGrads, rows: &[u32], others: usize) -> RowStats {
     out
 }
 
-fn check_grads(g: &StatGrads) -> Result<()> {
-    let columns = [
-        ("logp", &g.logp),
-        ("entropy", &g.entropy),
-        ("value", &g.value),
-        ("others", &g.others),
-        ("kl", &g.kl),
-    ];
-    for (name, column) in columns {
-        if let Some(at) = column.iter().position(|x| !x.is_finite()) {
-            return Err(Error::numerics(format!("the loss's gradient by {name} is not finite at row {at}"))
-                .fix("look at the rewards and advantages of that row"));
+/// Names what first was not finite, if anything of the statistics is not; `start` where the weights are still those that
+/// were loaded.
+fn check_finite(model: &Model, start: bool, batch: &Batch, stats: &Stats, p: &Pending) -> Result<()> {
+    let columns = [("logp", &stats.logp), ("entropy", &stats.entropy), ("value", &stats.value)];
+    let bad = columns.iter().find_map(|(name, c)| Some((name, c.iter().position(|x| !x.is_finite())?)));
+    let Some((name, row)) = bad else { return Ok(()) };
+    for param in &model.params {
+        if let Some(at) = model.backend.first_non_finite(&param.master)? {
+            let name = &param.shape.name;
+            let fix =
+                if start { "a model whose weights are finite" } else { "go back to the last checkpoint" };
+            return Err(Error::numerics(format!("the weight {name} is not finite at element {at}")).fix(fix));
         }
     }
-    Ok(())
+    let sequence = p.segments.starts.partition_point(|&s| s <= row) - 1;
+    let at = row - p.segments.starts[sequence];
+    let first = model.first_bad_activation(&p.tokens, &p.segments)?.unwrap_or_else(|| "the head".into());
+    let fix = if start { "f32 (model.dtype)" } else { "a lower learning rate, or f32 (model.dtype)" };
+    Err(Error::numerics(format!(
+        "{name} is not finite at position {at} of sequence {sequence} (of {}); first in {first}",
+        batch.sequences.len()
+    ))
+    .fix(fix))
 }

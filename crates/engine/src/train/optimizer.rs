@@ -4,7 +4,7 @@ use crate::model::gradient::Slot;
 use crate::model::weights::{Model, Param};
 use crate::model::{Tensor, family};
 use crate::{Error, Result, nearest};
-use ferrl_kernels::backend::{AdamW, AdamWParam, Backend, Sgd};
+use ferrl_kernels::backend::{AdamW, AdamWParam, Sgd};
 use ferrl_kernels::{Buffer, DType, Purpose};
 use std::ops::Range;
 
@@ -98,7 +98,8 @@ impl Optimizer {
         !self.trained[param].is_empty()
     }
 
-    /// Clips, steps, and derives the weights anew. A gradient that is not finite is an error, and nothing changes.
+    /// Clips, steps, and derives the weights anew. After an error nothing has changed: a gradient that is not finite, or
+    /// memory that is missing, is found before the first weight moves.
     pub fn update(&mut self, model: &mut Model, grads: &[Option<Slot>], lr: f64) -> Result<UpdateReport> {
         let grad_norm = self.norm(model, grads)?;
         let scale = match self.options.max_grad_norm {
@@ -106,23 +107,79 @@ impl Optimizer {
             Some(max) => (max as f64 / (grad_norm + 1e-6)).min(1.0) as f32,
             None => 1.0,
         };
-        self.steps += 1;
         let _moments = Purpose::Optimizer.on(&model.backend.clone());
+        let fresh = self.make_room(model, grads)?;
+        let averages = self.put_moments(fresh);
+        if let Err(e) = self.step(model, grads, lr, scale) {
+            self.take_moments(&averages);
+            return Err(e);
+        }
+        self.steps += 1;
+        model.version += 1;
+        if let Some(keep) = self.options.ema {
+            self.move_averages(model, grads, averages, keep)?;
+        }
+        Ok(UpdateReport { grad_norm, learning_rate: lr })
+    }
+
+    /// The weights and their moments one step further.
+    fn step(&mut self, model: &mut Model, grads: &[Option<Slot>], lr: f64, grad_scale: f32) -> Result<()> {
+        let (weight_decay, step) = (0.0, self.steps + 1);
         match self.options.rule {
             Rule::AdamW { beta1, beta2, eps } => {
-                let op =
-                    AdamW { lr, beta1, beta2, eps, weight_decay: 0.0, step: self.steps, grad_scale: scale };
-                self.adamw(model, grads, op)?;
+                self.adamw(model, grads, AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale })
             }
-            Rule::Sgd { momentum } => {
-                self.sgd(model, grads, Sgd { lr, momentum, weight_decay: 0.0, grad_scale: scale })?;
+            Rule::Sgd { momentum } => self.sgd(model, grads, Sgd { lr, momentum, weight_decay, grad_scale }),
+        }
+    }
+
+    /// Everything that an update needs memory for, before it changes anything: moments (zeros) and averages that are
+    /// missing, and room for the copies that some devices work on.
+    fn make_room(&self, model: &Model, grads: &[Option<Slot>]) -> Result<Vec<Fresh>> {
+        let (backend, average) = (&*model.backend, self.options.ema.is_some());
+        let (moments, copies) = match self.options.rule {
+            Rule::AdamW { .. } => ([true, true], 0),
+            Rule::Sgd { momentum } => ([momentum != 0.0, false], 1),
+        };
+        let moved: Vec<usize> = (0..grads.len()).filter(|&i| grads[i].is_some() && self.trains(i)).collect();
+        let mut all = Vec::new();
+        for &param in &moved {
+            let n = model.params[param].master.len();
+            let [first, second, old] = self.buffers(param);
+            let zeros = |wanted: bool| -> Result<Option<Buffer>> {
+                let mut buffer = wanted.then(|| backend.alloc(DType::F32, n)).transpose()?;
+                buffer.iter_mut().try_for_each(|b| backend.fill(b, 0.0))?;
+                Ok(buffer)
+            };
+            let moments = [zeros(moments[0] && first.is_none())?, zeros(moments[1] && second.is_none())?];
+            let average = (average && old.is_none()).then(|| backend.alloc(DType::F32, n)).transpose()?;
+            all.push(Fresh { param, moments, average });
+        }
+        let copies = if average { copies.max(2) } else { copies };
+        model.room(moved.iter().map(|&i| model.params[i].master.len()), copies)?;
+        Ok(all)
+    }
+
+    /// Puts new moments in their places; of each parameter, what was new, and room for its average where it has none.
+    fn put_moments(&mut self, fresh: Vec<Fresh>) -> Vec<Placed> {
+        let mut placed = Vec::new();
+        for Fresh { param, moments, average } in fresh {
+            let new = moments.each_ref().map(Option::is_some);
+            let slots = [&mut self.first[param], &mut self.second[param]];
+            for (slot, moment) in slots.into_iter().zip(moments).filter(|(_, m)| m.is_some()) {
+                *slot = moment;
             }
+            placed.push(Placed { param, new, average });
         }
-        if let Some(keep) = self.options.ema {
-            self.move_averages(model, grads, keep)?;
+        placed
+    }
+
+    /// Takes them away again.
+    fn take_moments(&mut self, placed: &[Placed]) {
+        for Placed { param, new, .. } in placed {
+            let slots = [&mut self.first[*param], &mut self.second[*param]];
+            slots.into_iter().zip(new).filter(|(_, new)| **new).for_each(|(slot, _)| *slot = None);
         }
-        model.version += 1;
-        Ok(UpdateReport { grad_norm, learning_rate: lr })
     }
 
     /// Decay of a parameter's weights.
@@ -134,12 +191,6 @@ impl Optimizer {
 
     fn adamw(&mut self, model: &mut Model, grads: &[Option<Slot>], op: AdamW) -> Result<()> {
         let backend = model.backend.clone();
-        let wanted = |i: usize| grads[i].is_some() && !self.trained[i].is_empty();
-        for i in (0..grads.len()).filter(|&i| wanted(i)) {
-            for slot in [&mut self.first[i], &mut self.second[i]] {
-                zeros(&*backend, slot, model.params[i].master.len())?;
-            }
-        }
         let decays: Vec<f64> = model.params.iter().map(|p| self.decay(p)).collect();
         let moments = self.first.iter_mut().zip(&mut self.second);
         let params = model.params.iter_mut().zip(grads).zip(moments).zip(&self.trained).zip(decays);
@@ -166,9 +217,6 @@ impl Optimizer {
             let op = Sgd { weight_decay: self.decay(&model.params[i]), ..op };
             let param = &mut model.params[i];
             for range in &self.trained[i] {
-                if op.momentum != 0.0 {
-                    zeros(&*backend, &mut self.first[i], grad.buffer().len())?;
-                }
                 backend.sgd(op, range.clone(), &mut param.master, grad.buffer(), self.first[i].as_mut())?;
                 if let Some(derived) = &mut param.derived {
                     backend.load_weight(&param.master, derived)?;
@@ -178,24 +226,27 @@ impl Optimizer {
         Ok(())
     }
 
-    /// average -= (1 - keep) * (average - weight)
-    fn move_averages(&mut self, model: &Model, grads: &[Option<Slot>], keep: f32) -> Result<()> {
+    /// `average -= (1 - keep) * (average - weight)`; a first average is the weight.
+    fn move_averages(
+        &mut self,
+        model: &Model,
+        grads: &[Option<Slot>],
+        placed: Vec<Placed>,
+        keep: f32,
+    ) -> Result<()> {
         let backend = &*model.backend;
         for (i, param) in model.params.iter().enumerate().filter(|&(i, _)| grads[i].is_some()) {
-            let n = param.master.len();
-            match &mut self.average[i] {
-                Some(average) => {
-                    let mut gap = backend.alloc(DType::F32, n)?;
-                    backend.copy(average, 0, &mut gap, 0, n)?;
-                    backend.axpy(-1.0, &param.master, &mut gap)?;
-                    backend.axpy(keep - 1.0, &gap, average)?;
-                }
-                slot => {
-                    let mut b = backend.alloc(DType::F32, n)?;
-                    backend.copy(&param.master, 0, &mut b, 0, n)?;
-                    *slot = Some(b);
-                }
-            }
+            let (n, Some(average)) = (param.master.len(), &mut self.average[i]) else { continue };
+            let mut gap = backend.alloc(DType::F32, n)?;
+            backend.copy(average, 0, &mut gap, 0, n)?;
+            backend.axpy(-1.0, &param.master, &mut gap)?;
+            backend.axpy(keep - 1.0, &gap, average)?;
+        }
+        for Placed { param, average, .. } in placed {
+            let Some(mut average) = average else { continue };
+            let master = &model.params[param].master;
+            backend.copy(master, 0, &mut average, 0, master.len())?;
+            self.average[param] = Some(average);
         }
         Ok(())
     }
@@ -242,14 +293,18 @@ impl Optimizer {
     }
 }
 
-/// Room for a moment where there is none yet.
-fn zeros(backend: &dyn Backend, slot: &mut Option<Buffer>, len: usize) -> Result<()> {
-    if slot.is_none() {
-        let mut b = backend.alloc(DType::F32, len)?;
-        backend.fill(&mut b, 0.0)?;
-        *slot = Some(b);
-    }
-    Ok(())
+/// Memory of a parameter that an update is the first to need.
+struct Fresh {
+    param: usize,
+    moments: [Option<Buffer>; 2],
+    average: Option<Buffer>,
+}
+
+/// What became of it: which moments are new, and the average that is still to be put in its place.
+struct Placed {
+    param: usize,
+    new: [bool; 2],
+    average: Option<Buffer>,
 }
 
 /// For each parameter, the elements whose tensor is not frozen.

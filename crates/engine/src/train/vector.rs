@@ -1,6 +1,7 @@
 //! Vectors the size of the parameters, for methods that need more than the gradient (TRPO).
 
 use super::Trainer;
+use super::accumulate::Sum;
 use crate::model::gradient::Slot;
 use crate::{Error, Result};
 use ferrl_kernels::{Buffer, DType};
@@ -17,9 +18,13 @@ impl Trainer {
 
     /// The accumulated gradient, taken out: the next backward starts from zero.
     pub fn take_gradient(&mut self) -> Result<ParamVector> {
+        if self.sum != Sum::Nothing {
+            self.sum.check(self.pending.is_some())?;
+        }
         self.mask_frozen()?;
         let fresh = (0..self.model.params.len()).map(|i| self.slot(i)).collect::<Result<_>>()?;
         let taken = std::mem::replace(&mut self.grads, fresh);
+        self.sum = Sum::Nothing;
         self.summed(taken)
     }
 
@@ -31,6 +36,7 @@ impl Trainer {
     /// Puts a vector in the gradient's place.
     pub fn set_gradient(&mut self, v: ParamVector) {
         self.grads = v.0.into_iter().map(|b| b.map(Slot::of)).collect();
+        (self.sum, self.pending) = (Sum::Whole, None);
     }
 
     /// Sum of products.
@@ -56,6 +62,12 @@ impl Trainer {
 
     /// Moves the weights by `a * v` for good. The optimizer does not notice.
     pub fn shift(&mut self, a: f32, v: &ParamVector) -> Result<()> {
+        self.model.room(v.lengths(), 1)?;
+        self.moved(a, v)
+    }
+
+    /// The weights by `a * v` further. Nothing but the device itself can fail where there is room.
+    fn moved(&mut self, a: f32, v: &ParamVector) -> Result<()> {
         let backend = self.model.backend.clone();
         for (param, v) in self.model.params.iter_mut().zip(&v.0) {
             if let Some(v) = v {
@@ -77,19 +89,18 @@ impl Trainer {
         }
         let backend = self.model.backend.clone();
         let version = self.model.version;
+        // All that may fail comes before the first weight moves.
         let mut saved = Vec::new();
-        for (param, v) in self.model.params.iter_mut().zip(&v.0) {
-            let Some(v) = v else {
-                saved.push(None);
-                continue;
-            };
-            let mut copy = backend.alloc(DType::F32, v.len())?;
-            backend.copy(&param.master, 0, &mut copy, 0, v.len())?;
-            backend.axpy(eps, v, &mut param.master)?;
-            saved.push(Some(copy));
+        for (param, v) in self.model.params.iter().zip(&v.0) {
+            let copy = v.as_ref().map(|v| -> Result<Buffer> {
+                let mut copy = backend.alloc(DType::F32, v.len())?;
+                backend.copy(&param.master, 0, &mut copy, 0, v.len())?;
+                Ok(copy)
+            });
+            saved.push(copy.transpose()?);
         }
-        self.model.refresh()?;
-        let result = f(self);
+        self.model.room(v.lengths(), 1)?;
+        let result = self.moved(eps, v).and_then(|()| f(self));
         for (param, saved) in self.model.params.iter_mut().zip(saved) {
             if let Some(saved) = saved {
                 // Into the same memory: recorded work on a card reads the weights where they were.
@@ -99,5 +110,12 @@ impl Trainer {
         self.model.refresh()?;
         self.model.version = version;
         result
+    }
+}
+
+impl ParamVector {
+    /// Of the parameters that are trained.
+    fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
+        self.0.iter().flatten().map(Buffer::len)
     }
 }

@@ -43,6 +43,7 @@ pub const STEP: &[Metric] = &[
     ),
     metric("num_tokens", "Tokens learned from since the run began, prompts included, as TRL counts them."),
     metric("timing/tokens_per_second", "Tokens of the step over its seconds."),
+    metric("data/truncated", "Fraction of the given sequences that were cut to `data.max_length`."),
     metric("micro_batches", "Parts an update was cut into."),
     metric("micro_batches/balance", "How full the mean part is compared with the fullest; 1 is even."),
     metric("step_time", "Seconds of the step, evaluation and checkpoints left out."),

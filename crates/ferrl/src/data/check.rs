@@ -95,8 +95,10 @@ impl Report {
     fn encode(&mut self, dataset: &Dataset, encoder: &Encoder, wants: Wants, limits: Limits) {
         self.files += dataset.files.len();
         self.rows += dataset.len();
-        for (i, record) in dataset.records.iter().enumerate() {
-            match encoder.encode(&record.row, wants, &dataset.place(i), &mut self.counts) {
+        for i in 0..dataset.len() {
+            let place = dataset.place(i);
+            let row = dataset.row(i);
+            match row.and_then(|row| encoder.encode(&row, wants, &place, &mut self.counts)) {
                 Ok(Some(sample)) => {
                     for (length, trained) in lengths(&sample.example) {
                         self.lengths.push(length);
@@ -186,7 +188,7 @@ impl fmt::Display for Report {
         let total: usize = self.lengths.iter().sum();
         writeln!(f, "{total} tokens, {} trained", self.trained)?;
         if self.counts.truncated + self.counts.dropped > 0 {
-            let Counts { truncated, dropped } = self.counts;
+            let Counts { truncated, dropped, .. } = self.counts;
             writeln!(f, "{truncated} sequences cut to max_length, {dropped} rows dropped")?;
         }
         self.histogram(f)?;

@@ -3,13 +3,15 @@
 //! A column is read as numbers, booleans or JSON lists and objects when every cell of it is one and would be
 //! written back with the same characters; otherwise it is text. Empty cells are null.
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 use ::csv::{ReaderBuilder, StringRecord};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
-use super::{BOM, Each, Format, Row, extension, unreadable};
+use super::{BOM, Each, Format, Line, MAX_ROW, Row, extension, too_long, unreadable};
 
 /// Comma- or tab-separated values.
 pub struct Csv;
@@ -26,62 +28,69 @@ impl Format for Csv {
     }
 
     fn read(&self, path: &Path, each: Each<'_>) -> Result<()> {
-        let bytes = std::fs::read(path).map_err(|e| unreadable(path, &e))?;
-        let bytes = bytes.strip_prefix(BOM).unwrap_or(&bytes);
         let delimiter = if extension(path) == "tsv" { b'\t' } else { b',' };
-        let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(bytes);
+        let open = || -> Result<BufReader<File>> {
+            let mut reader =
+                BufReader::with_capacity(1 << 16, File::open(path).map_err(|e| unreadable(path, &e))?);
+            if reader.fill_buf().map_err(|e| unreadable(path, &e))?.starts_with(BOM) {
+                reader.consume(BOM.len());
+            }
+            Ok(reader)
+        };
+        check_quotes(&mut open()?, delimiter, path)?;
+        let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(open()?);
         let header = reader.headers().map_err(|e| broken(path, &e))?.clone();
         check_header(&header).map_err(|e| e.at(format!("{}:1", path.display())))?;
-        check_quotes(bytes, delimiter, header.len()).map_err(|e| e.at(path.display()))?;
-        let records: std::result::Result<Vec<StringRecord>, _> = reader.records().collect();
-        let records = records.map_err(|e| broken(path, &e))?;
-        let types: Vec<Type> = (0..header.len())
-            .map(|c| Type::of(records.iter().filter_map(|r| r.get(c)).filter(|cell| !cell.is_empty())))
-            .collect();
-        for (i, record) in records.iter().enumerate() {
-            let cells = header.iter().zip(record).zip(&types);
+        let (mut types, mut record) = (vec![Type::default(); header.len()], StringRecord::new());
+        while reader.read_record(&mut record).map_err(|e| broken(path, &e))? {
+            let cells = record.iter().zip(&mut types).filter(|(cell, _)| !cell.is_empty());
+            cells.for_each(|(cell, kind)| kind.see(cell));
+        }
+        let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(open()?);
+        for number in 1.. {
+            if !reader.read_record(&mut record).map_err(|e| broken(path, &e))? {
+                break;
+            }
+            let cells = header.iter().zip(&record).zip(&types);
             let row: Row = cells.map(|((name, cell), kind)| (name.to_owned(), kind.value(cell))).collect();
-            each(i + 1, Ok(row))?;
+            each(Line::new(number, Ok(row)))?;
         }
         Ok(())
     }
 }
 
 /// What all cells of a column are.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Default, PartialEq)]
 enum Type {
+    /// No cell has anything in it.
+    #[default]
+    Empty,
+    Number,
+    Bool,
+    Nested,
     Text,
-    Json,
 }
 
 impl Type {
-    fn of<'a>(cells: impl Iterator<Item = &'a str>) -> Type {
-        #[derive(Clone, Copy, PartialEq)]
-        enum Class {
-            Number,
-            Bool,
-            Nested,
+    /// Looks at one more cell.
+    fn see(&mut self, cell: &str) {
+        if *self == Type::Text {
+            return;
         }
-        let mut class = None;
-        for cell in cells {
-            let this = match serde_json::from_str::<Value>(cell) {
-                Ok(Value::Number(n)) if n.to_string() == cell => Class::Number,
-                Ok(Value::Bool(_)) => Class::Bool,
-                Ok(Value::Array(_) | Value::Object(_)) => Class::Nested,
-                _ => return Type::Text,
-            };
-            if *class.get_or_insert(this) != this {
-                return Type::Text;
-            }
-        }
-        if class.is_some() { Type::Json } else { Type::Text }
+        let this = match serde_json::from_str::<Value>(cell) {
+            Ok(Value::Number(n)) if n.to_string() == cell => Type::Number,
+            Ok(Value::Bool(_)) => Type::Bool,
+            Ok(Value::Array(_) | Value::Object(_)) => Type::Nested,
+            _ => Type::Text,
+        };
+        *self = if *self == Type::Empty || *self == this { this } else { Type::Text };
     }
 
     fn value(self, cell: &str) -> Value {
         match self {
             _ if cell.is_empty() => Value::Null,
-            Type::Json => serde_json::from_str(cell).unwrap_or_else(|_| cell.into()),
-            Type::Text => cell.into(),
+            Type::Text | Type::Empty => cell.into(),
+            _ => serde_json::from_str(cell).unwrap_or_else(|_| cell.into()),
         }
     }
 }
@@ -95,21 +104,57 @@ fn check_header(header: &StringRecord) -> Result<()> {
     Ok(())
 }
 
-/// An open quote swallows the rest of the file without an error of the parser's: one more row shows it.
-fn check_quotes(bytes: &[u8], delimiter: u8, columns: usize) -> Result<()> {
-    if bytes.iter().filter(|&&b| b == b'"').count() % 2 == 0 {
-        return Ok(());
+/// Where the parser stands between two bytes.
+#[derive(Clone, Copy, PartialEq)]
+enum At {
+    /// Of a cell.
+    Start,
+    Plain,
+    Quoted,
+    /// A quote inside a quoted cell: its end, or the first half of a quote that is meant.
+    Quote,
+}
+
+/// An open quote swallows the rest of the file without an error of the parser's, and all memory with it: this looks first.
+fn check_quotes(reader: &mut impl BufRead, delimiter: u8, path: &Path) -> Result<()> {
+    let (mut at, mut line, mut opened, mut length) = (At::Start, 1, 1, 0);
+    loop {
+        let buffer = reader.fill_buf().map_err(|e| unreadable(path, &e))?;
+        let read = buffer.len();
+        if read == 0 {
+            break;
+        }
+        for &b in buffer {
+            let ends = at != At::Quoted && (b == b'\n' || b == b'\r');
+            length = if ends { 0 } else { length + 1 };
+            if length > MAX_ROW {
+                return Err(too_long(length).at(format!("{}:{opened}", path.display())));
+            }
+            line += usize::from(b == b'\n');
+            at = match (at, b) {
+                (At::Start, b'"') => {
+                    opened = line;
+                    At::Quoted
+                }
+                (At::Quote, b'"') => At::Quoted,
+                (At::Quoted, b'"') => At::Quote,
+                (At::Quoted, _) => At::Quoted,
+                (_, b'\n' | b'\r') => {
+                    opened = line;
+                    At::Start
+                }
+                (_, b) if b == delimiter => At::Start,
+                _ => At::Plain,
+            };
+        }
+        reader.consume(read);
     }
-    let mut more = bytes.to_vec();
-    more.push(b'\n');
-    more.extend(vec!["x"; columns].join(&*String::from(delimiter as char)).into_bytes());
-    let mut reader = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(&*more);
-    let last = reader.records().flatten().last();
-    if last.is_some_and(|record| record.len() == columns && record.iter().all(|cell| cell == "x")) {
-        return Ok(());
+    if at == At::Quoted {
+        return Err(Error::data("a quote is opened and never closed, or the file is cut short")
+            .at(format!("{}:{opened}", path.display()))
+            .fix("write \"\" for a quote inside a quoted cell"));
     }
-    Err(Error::data("a quote is opened and never closed, or the file is cut short")
-        .fix("write \"\" for a quote inside a quoted cell"))
+    Ok(())
 }
 
 fn broken(path: &Path, e: &::csv::Error) -> Error {

@@ -1,34 +1,22 @@
 //! All rows of a source, each with the place it came from.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ferrl_engine::{Error, Result};
 
 use super::hub::Cache;
-use super::{Row, Source, format_of};
+use super::store::{MEMORY, Span, Store};
+use super::{MAX_ROW, Row, Source, format_of, too_long};
 
-/// A row and where it stands.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Record {
-    /// Its columns.
-    pub row: Row,
-    /// Which file of the dataset.
-    pub file: usize,
-    /// Line of a JSONL file, row of any other, from 1.
-    pub number: usize,
-}
-
-/// The rows of one source, in the order of its files.
-#[derive(Clone, Debug, Default)]
+/// The rows of one source, in the order of its files. They are parsed when they are asked for.
+#[derive(Debug, Default)]
 pub struct Dataset {
     /// The source as it was written.
     pub name: String,
-    /// How often each row is seen in an epoch.
-    pub weight: f64,
     /// The files it was read from.
     pub files: Vec<PathBuf>,
-    /// Its rows.
-    pub records: Vec<Record>,
+    spans: Vec<Span>,
+    store: Store,
 }
 
 impl Dataset {
@@ -43,61 +31,109 @@ impl Dataset {
         cache: &Cache,
         bad: &mut dyn FnMut(Error) -> Result<()>,
     ) -> Result<Self> {
-        if !(source.weight.is_finite() && source.weight > 0.0) {
-            return Err(Error::usage(format!("the weight is {}, expected a number above 0", source.weight))
-                .at(&source.path)
-                .fix("leave the source out, or give it a positive weight"));
-        }
+        Self::within(source, cache, bad, MEMORY)
+    }
+
+    /// The same with another bound on what is kept in memory.
+    pub fn within(
+        source: &Source,
+        cache: &Cache,
+        bad: &mut dyn FnMut(Error) -> Result<()>,
+        memory: u64,
+    ) -> Result<Self> {
         let files = source.files(cache)?;
-        let mut records = Vec::new();
+        let size = |path: &PathBuf| std::fs::metadata(path).map_or(0, |m| m.len());
+        let large = files.iter().map(size).sum::<u64>() > memory;
+        let (mut spans, mut store) = (Vec::new(), Store::new(memory));
         for (file, path) in files.iter().enumerate() {
             let format = format_of(path)?;
-            format.read(path, &mut |number, row| {
-                match row {
-                    Ok(row) => records.push(Record { row, file, number }),
-                    Err(e) => bad(e.at(format!("{}:{number}", path.display())))?,
+            if large && format.in_place() {
+                store.read_in_place(file, path)?;
+            }
+            format.read(path, &mut |line| {
+                let number = line.number;
+                let kept = line.row.and_then(|row| {
+                    let text = if line.at.is_some() && large { Vec::new() } else { text(&row)? };
+                    let span = store.add(file, number, line.at, &text)?;
+                    spans.push(span);
+                    Ok(())
+                });
+                match kept {
+                    Err(e) => bad(e.at(format!("{}:{number}", path.display()))),
+                    Ok(()) => Ok(()),
                 }
-                Ok(())
             })?;
         }
         if let Some(slice) = source.slice {
-            let range = slice.range(records.len());
-            records = records.drain(range).collect();
+            let range = slice.range(spans.len());
+            spans = spans.drain(range).collect();
         }
-        if records.is_empty() {
+        if spans.is_empty() {
             return Err(Error::data("there are no rows")
                 .at(&source.path)
                 .fix("check the files and the range"));
         }
-        Ok(Dataset { name: source.path.clone(), weight: source.weight, files, records })
+        if spans.len() > u32::MAX as usize {
+            return Err(Error::data(format!("{} rows, at most {}", spans.len(), u32::MAX))
+                .at(&source.path)
+                .fix("name a part of it: train[:1000000]@path"));
+        }
+        store.finish()?;
+        spans.shrink_to_fit();
+        Ok(Dataset { name: source.path.clone(), files, spans, store })
     }
 
     /// A dataset made of rows that are already in memory.
-    pub fn from_rows(name: &str, rows: Vec<Row>) -> Self {
-        let number = |(i, row)| Record { row, file: 0, number: i + 1 };
-        let records = rows.into_iter().enumerate().map(number).collect();
-        Dataset { name: name.to_owned(), weight: 1.0, files: vec![name.into()], records }
+    pub fn from_rows(name: &str, rows: Vec<Row>) -> Result<Self> {
+        let (mut spans, mut store) = (Vec::with_capacity(rows.len()), Store::new(u64::MAX));
+        for (i, row) in rows.into_iter().enumerate() {
+            let at = |e: Error| e.at(format!("{name}:{}", i + 1));
+            spans.push(store.add(0, i + 1, None, &text(&row).map_err(at)?)?);
+        }
+        store.finish()?;
+        Ok(Dataset { name: name.to_owned(), files: vec![name.into()], spans, store })
     }
 
     /// Number of rows.
     pub fn len(&self) -> usize {
-        self.records.len()
+        self.spans.len()
     }
 
     /// Whether there is no row.
     pub fn is_empty(&self) -> bool {
-        self.records.is_empty()
+        self.spans.is_empty()
+    }
+
+    /// A row, parsed now.
+    pub fn row(&self, index: usize) -> Result<Row> {
+        let Some(span) = self.spans.get(index) else {
+            return Err(Error::data(format!("there is no row {index}")).at(&self.name));
+        };
+        let text = self.store.text(*span)?;
+        serde_json::from_slice(&text).map_err(|e| {
+            Error::data(format!("the row cannot be read a second time: {e}"))
+                .at(self.place(index))
+                .fix("leave data files alone during a run")
+        })
     }
 
     /// File and number of a row, as messages name it.
     pub fn place(&self, index: usize) -> String {
-        match self.records.get(index) {
-            Some(r) => format!(
-                "{}:{}",
-                self.files.get(r.file).map_or("".into(), |f| f.display().to_string()),
-                r.number
-            ),
+        match self.spans.get(index) {
+            Some(span) => {
+                let file = self.files.get(span.file as usize).map_or(Path::new(""), PathBuf::as_path);
+                format!("{}:{}", file.display(), span.number)
+            }
             None => format!("{}: row {index}", self.name),
         }
     }
+}
+
+/// A row as it is kept.
+fn text(row: &Row) -> Result<Vec<u8>> {
+    let text = serde_json::to_vec(row).map_err(|e| Error::data(format!("cannot be kept as JSON: {e}")))?;
+    if text.len() > MAX_ROW {
+        return Err(too_long(text.len()));
+    }
+    Ok(text)
 }

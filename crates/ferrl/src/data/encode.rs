@@ -4,13 +4,15 @@
 //! end-of-sequence token. Messages: the chat template decides, including what ends a turn; what it writes after
 //! the last trained token is left off, so that every sequence ends where a sampled one would.
 
+use std::path::Path;
+
 use ferrl_engine::chat::{ChatTemplate, Kwargs, Turns};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
 
-use super::prompt::{Prompts, Settings, Train};
-use super::schema::{self, Columns, Content, Fields, Wants};
+use super::prompt::{Apply, Prompts, Settings, Train};
+use super::schema::{self, Columns, Content, Fields, Wants, is_assistant};
 use super::{Counts, Example, Overlong, Row, Sample, Tokens, kind};
 
 /// Turns rows into examples for one model.
@@ -20,6 +22,10 @@ pub struct Encoder {
     prompts: Prompts,
     columns: Columns,
     settings: Settings,
+    /// Why the model's chat template cannot be used, where it has one.
+    broken: Option<Error>,
+    /// Tokens that end a response, as text.
+    ends: Vec<String>,
 }
 
 /// What belongs to one row while it is encoded.
@@ -40,7 +46,17 @@ impl Encoder {
             );
         }
         let (prompts, columns) = (Prompts::new(&settings)?, settings.column_map()?);
-        Ok(Encoder { tokenizer, chat, prompts, columns, settings })
+        let ends = ends(&tokenizer, chat.as_ref());
+        Ok(Encoder { tokenizer, chat, prompts, columns, settings, broken: None, ends })
+    }
+
+    /// An encoder for the model in a directory. A chat template that cannot be used is an error once a row needs it.
+    pub fn for_model(tokenizer: Tokenizer, dir: &Path, settings: Settings) -> Result<Self> {
+        let (chat, broken) = match ChatTemplate::find(dir) {
+            Ok(chat) => (chat, None),
+            Err(e) => (None, Some(e)),
+        };
+        Ok(Encoder { broken, ..Self::new(tokenizer, chat, settings)? })
     }
 
     /// The tokenizer it was made with.
@@ -51,6 +67,11 @@ impl Encoder {
     /// New and old name of each column that `data.columns` renames.
     pub fn renamed(&self) -> &[(String, String)] {
         &self.columns.0
+    }
+
+    /// Where sequences are cut.
+    pub fn max_length(&self) -> Option<usize> {
+        self.settings.max_length
     }
 
     /// The names of a row's columns, new ones included.
@@ -74,6 +95,9 @@ impl Encoder {
         let (fields, extra) = schema::parse(row, wants, self.prompts.render(row)?)?;
         let mut chat = Chat { tools: tools(row)?, kwargs: self.kwargs(row)?, counts, empty: false };
         let (prompt, example) = self.fields(fields, &mut chat)?;
+        if let Example::Prompt { ids } = &example {
+            self.fits(ids.len(), &mut chat)?;
+        }
         if chat.empty {
             chat.counts.dropped += 1;
             return Ok(None);
@@ -81,46 +105,67 @@ impl Encoder {
         Ok(Some(Sample { example, prompt, extra, place: place.to_owned() }))
     }
 
+    /// A prompt to sample from is never cut: half a question is another question.
+    fn fits(&self, length: usize, chat: &mut Chat<'_>) -> Result<()> {
+        chat.counts.longest = chat.counts.longest.max(length);
+        let Some(most) = self.settings.max_length.filter(|&most| length > most) else { return Ok(()) };
+        if self.settings.overlong == Overlong::Error {
+            return Err(Error::data(format!("the prompt has {length} tokens, data.max_length is {most}"))
+                .fix(format!(
+                    "data.max_length = {length}, or data.overlong = \"drop\" to leave such prompts out"
+                )));
+        }
+        chat.empty = true;
+        Ok(())
+    }
+
+    /// The whole prompt of a row.
+    fn built(&self, prompt: Content, messages: bool, chat: &mut Chat<'_>) -> Result<Content> {
+        let prompt = self.prompts.build(prompt, messages)?;
+        let raw = self.chat.is_some() && self.settings.apply_chat_template == Apply::Auto;
+        chat.counts.raw += usize::from(raw && !is_messages(&prompt));
+        Ok(prompt)
+    }
+
     fn fields(&self, fields: Fields, chat: &mut Chat<'_>) -> Result<(Value, Example)> {
-        let prompts = &self.prompts;
         Ok(match fields {
             Fields::Text(text) => (Value::Null, Example::Text(self.cut(self.whole_text(&text)?, chat)?)),
             Fields::Conversation(messages) => {
-                let tokens = self.conversation(&prompts.conversation(messages)?, chat)?;
+                let tokens = self.conversation(&self.prompts.conversation(messages)?, chat)?;
                 (Value::Null, Example::Text(self.cut(tokens, chat)?))
             }
             Fields::Completion { prompt, completion } => {
-                let prompt = prompts.build(prompt, is_messages(&completion))?;
+                let prompt = self.built(prompt, is_messages(&completion), chat)?;
                 (prompt.value(), Example::Text(self.answer(&prompt, &completion, chat)?))
             }
             Fields::Pair { prompt, chosen, rejected } => {
-                let prompt = prompts.build(prompt, is_messages(&chosen))?;
+                let prompt = self.built(prompt, is_messages(&chosen), chat)?;
                 let chosen = self.answer(&prompt, &chosen, chat).map_err(|e| e.at("chosen"))?;
                 let rejected = self.answer(&prompt, &rejected, chat).map_err(|e| e.at("rejected"))?;
                 (prompt.value(), Example::Pair { chosen, rejected })
             }
             Fields::StepPair { prompt, before, chosen, rejected } => {
-                let prompt = prompts.build(prompt, false)?;
+                let prompt = self.built(prompt, false, chat)?;
                 let chosen = self.step(&prompt, &before, &chosen, chat).map_err(|e| e.at("chosen"))?;
                 let rejected = self.step(&prompt, &before, &rejected, chat).map_err(|e| e.at("rejected"))?;
                 (prompt.value(), Example::Pair { chosen, rejected })
             }
             Fields::Labelled { prompt, completion, label } => {
-                let prompt = prompts.build(prompt, is_messages(&completion))?;
+                let prompt = self.built(prompt, is_messages(&completion), chat)?;
                 let tokens = self.answer(&prompt, &completion, chat)?;
                 (prompt.value(), Example::Labelled { tokens, label })
             }
             Fields::Target { prompt, completion, target } => {
-                let prompt = prompts.build(prompt, is_messages(&completion))?;
+                let prompt = self.built(prompt, is_messages(&completion), chat)?;
                 let tokens = self.answer(&prompt, &completion, chat)?;
                 (prompt.value(), Example::Target { tokens, target })
             }
             Fields::Prompt(prompt) => {
-                let prompt = prompts.build(prompt, false)?;
+                let prompt = self.built(prompt, false, chat)?;
                 (prompt.value(), Example::Prompt { ids: self.prompt(&prompt, chat)? })
             }
             Fields::Group { prompt, completions, rewards } => {
-                let prompt = prompts.build(prompt, completions.iter().any(is_messages))?;
+                let prompt = self.built(prompt, completions.iter().any(is_messages), chat)?;
                 let encode = |(i, c): (usize, &Content)| {
                     self.answer(&prompt, c, chat).map_err(|e| e.at(format!("completion {}", i + 1)))
                 };
@@ -128,7 +173,7 @@ impl Encoder {
                 (prompt.value(), Example::Group { completions, rewards })
             }
             Fields::Steps { prompt, steps, labels } => {
-                let prompt = prompts.build(prompt, false)?;
+                let prompt = self.built(prompt, false, chat)?;
                 (prompt.value(), self.steps(&prompt, &steps, labels, chat)?)
             }
         })
@@ -178,6 +223,7 @@ impl Encoder {
 
     /// A prompt with an answer to it, of which the answer is trained.
     fn answer(&self, prompt: &Content, completion: &Content, chat: &mut Chat<'_>) -> Result<Tokens> {
+        let completion = &self.unended(completion, chat.counts);
         let tokens = match (prompt, completion) {
             (Content::Text(_), Content::Text(answer)) => {
                 self.joined(self.prompt(prompt, chat)?, answer, Some(self.eos()?))?
@@ -194,6 +240,46 @@ impl Encoder {
             }
         };
         self.cut(tokens, chat)
+    }
+
+    /// A response without an end that is written into it: the end is added as a token, and would be learned twice.
+    fn unended(&self, completion: &Content, counts: &mut Counts) -> Content {
+        let blank = |text: &str| text.trim().is_empty();
+        match completion {
+            Content::Text(text) => {
+                let text = self.without_end(text, counts);
+                counts.empty += usize::from(blank(text));
+                Content::Text(text.to_owned())
+            }
+            Content::Messages(messages) => {
+                let messages = self.without_ends(messages, counts);
+                let says = |m: &Value| {
+                    m["content"].as_str().is_some_and(|c| !blank(c)) || m.get("tool_calls").is_some()
+                };
+                counts.empty += usize::from(!messages.iter().any(|m| is_assistant(Some(m)) && says(m)));
+                Content::Messages(messages)
+            }
+        }
+    }
+
+    fn without_ends(&self, messages: &[Value], counts: &mut Counts) -> Vec<Value> {
+        let mut messages = messages.to_vec();
+        for message in messages.iter_mut().filter(|m| is_assistant(Some(m))) {
+            if let Some(Value::String(text)) = message.get_mut("content") {
+                *text = self.without_end(text, counts).to_owned();
+            }
+        }
+        messages
+    }
+
+    fn without_end<'t>(&self, text: &'t str, counts: &mut Counts) -> &'t str {
+        let cut = |text: &'t str| self.ends.iter().find_map(|end| text.trim_end().strip_suffix(end.as_str()));
+        let Some(mut rest) = cut(text) else { return text };
+        while let Some(shorter) = cut(rest) {
+            rest = shorter;
+        }
+        counts.ended += 1;
+        rest
     }
 
     fn joined(&self, prompt: Vec<u32>, answer: &str, end: Option<u32>) -> Result<Tokens> {
@@ -235,7 +321,8 @@ impl Encoder {
         checked(tokens)
     }
 
-    fn conversation(&self, messages: &[Value], chat: &Chat<'_>) -> Result<Tokens> {
+    fn conversation(&self, messages: &[Value], chat: &mut Chat<'_>) -> Result<Tokens> {
+        let messages = &self.without_ends(messages, chat.counts);
         if self.settings.prefill.is_some() {
             return Err(Error::usage("data.prefill cannot begin the turns of a whole conversation")
                 .fix("leave it out, or give rows with a prompt and a response"));
@@ -290,10 +377,11 @@ impl Encoder {
 
     /// Cuts to `max_length` and counts it.
     fn cut(&self, mut tokens: Tokens, chat: &mut Chat<'_>) -> Result<Tokens> {
-        let Some(most) = self.settings.max_length.filter(|&most| tokens.ids.len() > most) else {
+        let length = tokens.ids.len();
+        chat.counts.longest = chat.counts.longest.max(length);
+        let Some(most) = self.settings.max_length.filter(|&most| length > most) else {
             return checked(tokens);
         };
-        let length = tokens.ids.len();
         tokens.ids.truncate(most);
         tokens.mask.truncate(most);
         chat.counts.truncated += 1;
@@ -321,6 +409,9 @@ impl Encoder {
 
     fn template(&self) -> Result<&ChatTemplate> {
         self.chat.as_ref().ok_or_else(|| {
+            if let Some(broken) = &self.broken {
+                return broken.clone();
+            }
             Error::model("the row has messages, but the model has no chat template")
                 .fix("use an instruction-tuned model, or give rows of plain text (prompt and response)")
         })
@@ -339,6 +430,24 @@ impl Encoder {
         }
         Ok(kwargs)
     }
+}
+
+/// The special tokens that end a response, as text: the tokenizer's, and the one that ends a turn of the chat template.
+fn ends(tokenizer: &Tokenizer, chat: Option<&ChatTemplate>) -> Vec<String> {
+    const REPLY: &str = "ferrl";
+    let eos = tokenizer.eos().iter().filter(|&&id| tokenizer.is_special(id));
+    let mut ends: Vec<String> = eos.filter_map(|&id| tokenizer.token(id)).collect();
+    let messages =
+        [json!({ "role": "user", "content": "?" }), json!({ "role": "assistant", "content": REPLY })];
+    let rendered = chat.and_then(|c| c.render(&messages, None, false, &Kwargs::new()).ok());
+    let after = rendered.as_deref().and_then(|text| Some(text.rsplit_once(REPLY)?.1)).unwrap_or_default();
+    let first = tokenizer.special_tokens().iter().filter_map(|name| Some((after.find(name.as_str())?, name)));
+    if let Some((_, name)) = first.min_by_key(|(at, _)| *at)
+        && !ends.contains(name)
+    {
+        ends.push(name.clone());
+    }
+    ends
 }
 
 fn is_messages(content: &Content) -> bool {

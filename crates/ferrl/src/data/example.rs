@@ -89,9 +89,18 @@ pub enum Overlong {
 
 /// What was counted on the way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Counts {
     /// Sequences cut to `max_length`.
     pub truncated: usize,
     /// Rows left out because the cut left nothing to train.
     pub dropped: usize,
+    /// Responses that end in the token, written out, that ends them anyway.
+    pub ended: usize,
+    /// Responses without any text.
+    pub empty: usize,
+    /// Prompts of plain text although the model has a chat template.
+    pub raw: usize,
+    /// Tokens of the longest sequence before it was cut.
+    pub longest: usize,
 }

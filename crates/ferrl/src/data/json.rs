@@ -1,13 +1,16 @@
 //! A JSON file: one array of objects.
 
+use std::cell::Cell;
 use std::fmt;
+use std::fs::File;
+use std::io::{BufReader, Read, Seek};
 use std::path::Path;
 
 use ferrl_engine::{Error, Result};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 
-use super::{BOM, Each, Format, object, unreadable};
+use super::{BOM, Each, Format, Line, MAX_ROW, object, too_long, unreadable};
 
 /// A JSON array of objects.
 pub struct Json;
@@ -26,20 +29,54 @@ impl Format for Json {
     }
 
     fn read(&self, path: &Path, each: Each<'_>) -> Result<()> {
-        let bytes = std::fs::read(path).map_err(|e| unreadable(path, &e))?;
-        let bytes = bytes.strip_prefix(BOM).unwrap_or(&bytes);
-        let mut parser = serde_json::Deserializer::from_slice(bytes);
+        let mut file = File::open(path).map_err(|e| unreadable(path, &e))?;
+        skip_mark(&mut file).map_err(|e| unreadable(path, &e))?;
+        let left = Cell::new(MAX_ROW);
+        let reader = BufReader::with_capacity(BUFFER, Bounded { file, left: &left });
+        let mut parser = serde_json::Deserializer::from_reader(reader);
         let (mut failed, mut count) = (None, 0);
-        let rows = Rows { each, failed: &mut failed, count: &mut count };
+        let rows = Rows { each, failed: &mut failed, count: &mut count, left: &left };
         let parsed = parser.deserialize_seq(rows).and_then(|()| parser.end());
         if let Some(error) = failed {
             return Err(error);
         }
         parsed.map_err(|e| {
+            if left.get() == 0 {
+                return too_long(MAX_ROW + 1).at(format!("{}:{}", path.display(), count + 1));
+            }
             Error::data(format!("is not valid JSON after row {count}: {e}"))
                 .at(format!("{}:{}", path.display(), e.line()))
                 .fix("a JSON file holds one array of objects: [{...}, {...}]; one object per line is JSONL")
         })
+    }
+}
+
+const BUFFER: usize = 1 << 16;
+
+/// Moves behind a byte order mark.
+fn skip_mark(file: &mut File) -> std::io::Result<()> {
+    let mut head = [0; BOM.len()];
+    if file.read_exact(&mut head).is_err() || head != BOM {
+        file.rewind()?;
+    }
+    Ok(())
+}
+
+/// A file of which no row is read much beyond the longest: a quote that is never closed must not fill the memory.
+struct Bounded<'a> {
+    file: File,
+    /// Bytes that the row under way may still take.
+    left: &'a Cell<usize>,
+}
+
+impl Read for Bounded<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.left.get() == 0 {
+            return Err(std::io::Error::other("a row is too long"));
+        }
+        let n = self.file.read(buffer)?;
+        self.left.set(self.left.get().saturating_sub(n));
+        Ok(n)
     }
 }
 
@@ -49,6 +86,7 @@ struct Rows<'a, 'b> {
     /// What the taker refused; the parser's own error type cannot carry it.
     failed: &'b mut Option<Error>,
     count: &'b mut usize,
+    left: &'b Cell<usize>,
 }
 
 impl<'de> Visitor<'de> for Rows<'_, '_> {
@@ -61,7 +99,8 @@ impl<'de> Visitor<'de> for Rows<'_, '_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> std::result::Result<(), A::Error> {
         while let Some(value) = items.next_element::<Value>()? {
             *self.count += 1;
-            if let Err(error) = (self.each)(*self.count, object(value)) {
+            self.left.set(MAX_ROW + BUFFER);
+            if let Err(error) = (self.each)(Line::new(*self.count, object(value))) {
                 *self.failed = Some(error);
                 return Err(serde::de::Error::custom("stopped"));
             }

@@ -1,12 +1,12 @@
 //! JSON Lines: one object per line; blank lines are passed over.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use ferrl_engine::{Error, Result};
 
-use super::{BOM, Each, Format, Row, object, unreadable};
+use super::{BOM, Each, Format, Line, MAX_ROW, Row, object, too_long, unreadable};
 
 /// One JSON object per line.
 pub struct Jsonl;
@@ -24,20 +24,52 @@ impl Format for Jsonl {
             .is_some_and(|rest| matches!(rest.trim_ascii_start().first(), Some(b'"' | b'}')))
     }
 
+    fn in_place(&self) -> bool {
+        true
+    }
+
     fn read(&self, path: &Path, each: Each<'_>) -> Result<()> {
-        let mut reader = BufReader::new(File::open(path).map_err(|e| unreadable(path, &e))?);
-        let mut line = Vec::new();
+        let failed = |e: std::io::Error| unreadable(path, &e);
+        let mut reader = BufReader::with_capacity(1 << 16, File::open(path).map_err(failed)?);
+        let (mut line, mut start) = (Vec::new(), 0u64);
         for number in 1.. {
             line.clear();
-            if reader.read_until(b'\n', &mut line).map_err(|e| unreadable(path, &e))? == 0 {
+            let read =
+                reader.by_ref().take(MAX_ROW as u64 + 1).read_until(b'\n', &mut line).map_err(failed)?;
+            if read == 0 {
                 break;
             }
-            let bytes = if number == 1 { line.strip_prefix(BOM).unwrap_or(&line) } else { &line };
-            if !bytes.trim_ascii().is_empty() {
-                each(number, row(bytes))?;
+            let mut length = read as u64;
+            if read > MAX_ROW && line.last() != Some(&b'\n') {
+                line.clear();
+                length += pass_over(&mut reader).map_err(failed)?;
+                each(Line::new(number, Err(too_long(length as usize))))?;
             }
+            let bytes = if number == 1 { line.strip_prefix(BOM).unwrap_or(&line) } else { &line };
+            let text = bytes.trim_ascii();
+            if !text.is_empty() {
+                let before = line.len() - bytes.len() + (bytes.len() - bytes.trim_ascii_start().len());
+                let at = Some((start + before as u64, text.len() as u32));
+                each(Line { number, row: row(bytes), at })?;
+            }
+            start += length;
         }
         Ok(())
+    }
+}
+
+/// Skips to the end of the line; how much that was.
+fn pass_over(reader: &mut impl BufRead) -> std::io::Result<u64> {
+    let mut passed = 0;
+    loop {
+        let buffer = reader.fill_buf()?;
+        let end = buffer.iter().position(|&b| b == b'\n');
+        let used = end.map_or(buffer.len(), |i| i + 1);
+        reader.consume(used);
+        passed += used as u64;
+        if end.is_some() || used == 0 {
+            return Ok(passed);
+        }
     }
 }
 

@@ -1,13 +1,12 @@
 //! Which rows come next: shuffled, weighted, and exactly resumable.
 //!
 //! The order is a function of the seed and of how many rows each dataset has. A dataset of weight `w` gives
-//! `w` times its rows to each epoch; it goes through all of them before it repeats any, also across epochs.
+//! `w` times its rows to each epoch; it goes through all of them before it repeats any, also across epochs. An endless
+//! one (a generated task) goes on counting instead, and its rows keep their order among themselves.
 
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::philox4x32;
 use serde::{Deserialize, Serialize};
-
-use super::Dataset;
 
 /// How rows are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,13 +15,29 @@ pub struct Options {
     pub seed: u64,
     /// Off: datasets one after the other, rows in the order of the files.
     pub shuffle: bool,
-    /// Leaves out the batch at the end of an epoch that is smaller than asked for.
-    pub drop_last: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { seed: 0, shuffle: true, drop_last: true }
+        Options { seed: 0, shuffle: true }
+    }
+}
+
+/// What a loader knows of a dataset.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Size {
+    /// Rows; of an endless dataset those that an epoch takes at weight 1.
+    pub rows: usize,
+    /// How often each row is seen in an epoch.
+    pub weight: f64,
+    /// Rows are numbered on and on and never come again.
+    pub endless: bool,
+}
+
+impl Size {
+    /// Of a dataset with an end.
+    pub fn of(rows: usize, weight: f64) -> Self {
+        Size { rows, weight, endless: false }
     }
 }
 
@@ -30,9 +45,9 @@ impl Default for Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Pick {
     /// Which dataset.
-    pub dataset: usize,
-    /// Which row of it.
-    pub row: usize,
+    pub dataset: u32,
+    /// Which row of it, counted from where the epoch begins if the dataset is endless.
+    row: u32,
 }
 
 /// Rows drawn together; a batch never spans two epochs.
@@ -40,8 +55,8 @@ pub struct Pick {
 pub struct Draw {
     /// The epoch they belong to, from 0.
     pub epoch: u64,
-    /// The rows.
-    pub picks: Vec<Pick>,
+    /// Dataset and row of each.
+    pub picks: Vec<(usize, u64)>,
 }
 
 /// Everything a checkpoint needs to go on with the very next row.
@@ -63,11 +78,18 @@ pub struct State {
 #[derive(Clone, Debug)]
 pub struct Loader {
     options: Options,
-    sizes: Vec<(usize, f64)>,
+    sizes: Vec<Size>,
     epoch: u64,
     cursor: usize,
     order: Vec<Pick>,
 }
+
+/// Largest weight of a dataset.
+pub const MAX_WEIGHT: f64 = 10_000.0;
+/// Most rows of an epoch: its order is in memory.
+pub const MAX_ROWS: f64 = 200e6;
+/// Most passes over the data.
+pub const MAX_EPOCHS: f64 = 1e6;
 
 /// What a permutation is for; part of its random numbers' counter.
 const ROWS: u32 = 0x726f_7773;
@@ -75,17 +97,21 @@ const MIX: u32 = 0x6d69_7865;
 
 impl Loader {
     /// A loader over datasets.
-    pub fn new(datasets: &[Dataset], options: Options) -> Result<Self> {
-        Self::over(datasets.iter().map(|d| (d.len(), d.weight)).collect(), options)
-    }
-
-    /// A loader over datasets given by number of rows and weight.
-    pub fn over(sizes: Vec<(usize, f64)>, options: Options) -> Result<Self> {
-        if sizes.iter().any(|(_, w)| !(w.is_finite() && *w > 0.0)) {
-            return Err(Error::usage("a weight of data is not a number above 0").fix("give positive weights"));
+    pub fn new(sizes: Vec<Size>, options: Options) -> Result<Self> {
+        if let Some(size) = sizes.iter().find(|s| !(s.weight > 0.0 && s.weight <= MAX_WEIGHT)) {
+            let what =
+                format!("a weight is {}, expected a number above 0, at most {MAX_WEIGHT}", size.weight);
+            return Err(Error::usage(what).at("data.weights").fix("data.weights = [1.0, 0.5]"));
+        }
+        let rows: f64 = sizes.iter().map(|s| s.rows as f64 * s.weight).sum();
+        if rows > MAX_ROWS {
+            let what = format!("an epoch would have {rows:.0} rows, more than {MAX_ROWS:.0}");
+            return Err(Error::usage(what)
+                .at("data.weights")
+                .fix("smaller weights, or a part: train[:1000000]@path"));
         }
         let mut loader = Loader { options, sizes, epoch: 0, cursor: 0, order: Vec::new() };
-        if (0..loader.sizes.len()).all(|d| loader.share(d, 0).is_empty()) {
+        if loader.rows_of(0) == 0 {
             return Err(Error::data("an epoch has no rows").fix("give more data or larger weights"));
         }
         loader.order = loader.arrange();
@@ -97,27 +123,27 @@ impl Loader {
         if count == 0 {
             return Err(Error::usage("a batch of 0 rows").fix("set the batch size to at least 1"));
         }
-        let whole = |l: &Loader| l.order.len() - l.cursor >= count;
-        if self.cursor >= self.order.len() || (self.options.drop_last && !whole(self)) {
+        if self.at_end() {
             self.advance();
         }
-        if self.options.drop_last && !whole(self) {
-            return Err(Error::usage(format!(
-                "a batch of {count} rows, but an epoch has only {}",
-                self.order.len()
-            ))
-            .fix("lower the batch size, give more data, or keep the last batch (drop_last = false)"));
-        }
         let end = (self.cursor + count).min(self.order.len());
-        let picks = self.order[self.cursor..end].to_vec();
+        let row = |p: &Pick| {
+            let dataset = p.dataset as usize;
+            let before = if self.sizes[dataset].endless { self.share(dataset, self.epoch).start } else { 0 };
+            (dataset, before + u64::from(p.row))
+        };
+        let picks = self.order[self.cursor..end].iter().map(row).collect();
         self.cursor = end;
         Ok(Draw { epoch: self.epoch, picks })
     }
 
-    /// Batches of `count` rows in the epoch under way.
-    pub fn batches(&self, count: usize) -> usize {
-        let rows = self.order.len();
-        if self.options.drop_last { rows / count.max(1) } else { rows.div_ceil(count.max(1)) }
+    /// Batches of up to `count` rows in so many epochs; a part of an epoch counts with that part of its batches.
+    pub fn batches(&self, epochs: f64, count: usize) -> u64 {
+        let (epochs, count) = (epochs.clamp(0.0, MAX_EPOCHS), count.max(1) as u64);
+        let batches = |epoch: u64| self.rows_of(epoch).div_ceil(count);
+        let whole = epochs.floor() as u64;
+        let part = (epochs.fract() * batches(whole) as f64 - 1e-9).ceil().max(0.0) as u64;
+        (0..whole).map(batches).sum::<u64>() + part
     }
 
     /// The epoch under way, from 0.
@@ -140,26 +166,36 @@ impl Loader {
         self.order.len()
     }
 
+    /// Rows of one dataset in the first epoch.
+    pub fn rows_from(&self, dataset: usize) -> u64 {
+        let share = self.share(dataset, 0);
+        share.end - share.start
+    }
+
     /// What a checkpoint keeps.
     pub fn state(&self) -> State {
         State {
             seed: self.options.seed,
             epoch: self.epoch,
             cursor: self.cursor,
-            sizes: self.sizes.clone(),
+            sizes: self.plain_sizes(),
             shuffle: self.options.shuffle,
         }
     }
 
+    fn plain_sizes(&self) -> Vec<(usize, f64)> {
+        self.sizes.iter().map(|s| (s.rows, s.weight)).collect()
+    }
+
     /// Goes on where a checkpoint stopped; refused when the data is not what it was.
     pub fn restore(&mut self, state: &State) -> Result<()> {
-        if state.sizes != self.sizes {
+        if state.sizes != self.plain_sizes() {
             let show = |sizes: &[(usize, f64)]| {
                 sizes.iter().map(|(n, w)| format!("{n} rows x {w}")).collect::<Vec<_>>().join(", ")
             };
             return Err(Error::data(format!(
                 "the data is not what the checkpoint was made with: got {}, expected {}",
-                show(&self.sizes),
+                show(&self.plain_sizes()),
                 show(&state.sizes)
             ))
             .fix("resume with the same data and weights, or start a new run from the saved model"));
@@ -189,20 +225,32 @@ impl Loader {
         }
     }
 
+    /// Rows of an epoch.
+    fn rows_of(&self, epoch: u64) -> u64 {
+        let rows = |d: usize| self.share(d, epoch);
+        (0..self.sizes.len()).map(|d| rows(d).end - rows(d).start).sum()
+    }
+
     /// The part of a dataset's endless stream of rows that an epoch takes.
     fn share(&self, dataset: usize, epoch: u64) -> std::ops::Range<u64> {
-        let (rows, weight) = self.sizes[dataset];
+        let Size { rows, weight, .. } = self.sizes[dataset];
         let upto = |epoch: u64| (epoch as f64 * weight * rows as f64).round() as u64;
         upto(epoch)..upto(epoch + 1)
     }
 
     /// All rows of the epoch, in order.
     fn arrange(&self) -> Vec<Pick> {
-        let mut order = Vec::new();
+        let mut order = Vec::with_capacity(self.rows_of(self.epoch) as usize);
         for dataset in 0..self.sizes.len() {
-            let rows = self.sizes[dataset].0 as u64;
+            let share = self.share(dataset, self.epoch);
+            let pick = |row: usize| Pick { dataset: dataset as u32, row: row as u32 };
+            if self.sizes[dataset].endless {
+                order.extend((0..share.end - share.start).map(|row| pick(row as usize)));
+                continue;
+            }
+            let rows = self.sizes[dataset].rows as u64;
             let (mut pass, mut permutation) = (u64::MAX, Vec::new());
-            for position in self.share(dataset, self.epoch) {
+            for position in share {
                 if position / rows != pass {
                     pass = position / rows;
                     permutation = (0..rows as usize).collect();
@@ -210,13 +258,24 @@ impl Loader {
                         shuffle(&mut permutation, self.options.seed, pass, ROWS ^ dataset as u32);
                     }
                 }
-                order.push(Pick { dataset, row: permutation[(position % rows) as usize] });
+                order.push(pick(permutation[(position % rows) as usize]));
             }
         }
         if self.options.shuffle {
             shuffle(&mut order, self.options.seed, self.epoch, MIX);
+            self.in_turn(&mut order);
         }
         order
+    }
+
+    /// Rows of endless datasets, back in their own order: they are random already, and number 7 follows number 6.
+    fn in_turn(&self, order: &mut [Pick]) {
+        let mut next = vec![0; self.sizes.len()];
+        for pick in order.iter_mut().filter(|p| self.sizes[p.dataset as usize].endless) {
+            let next = &mut next[pick.dataset as usize];
+            pick.row = *next;
+            *next += 1;
+        }
     }
 }
 
@@ -239,14 +298,18 @@ mod tests {
     use std::collections::HashMap;
 
     fn loader(sizes: &[(usize, f64)], options: Options) -> Loader {
-        Loader::over(sizes.to_vec(), options).unwrap()
+        Loader::new(sizes.iter().map(|&(n, w)| Size::of(n, w)).collect(), options).unwrap()
+    }
+
+    fn endless(rows: usize, weight: f64) -> Size {
+        Size { rows, weight, endless: true }
     }
 
     #[test]
     fn an_epoch_has_every_row_once_and_the_next_another_order() {
-        let mut l = loader(&[(10, 1.0), (7, 1.0)], Options { drop_last: false, ..Options::default() });
-        let mut epochs: HashMap<u64, Vec<Pick>> = HashMap::new();
-        for _ in 0..2 * l.batches(4) {
+        let mut l = loader(&[(10, 1.0), (7, 1.0)], Options::default());
+        let mut epochs: HashMap<u64, Vec<(usize, u64)>> = HashMap::new();
+        for _ in 0..l.batches(2.0, 4) {
             let draw = l.next_batch(4).unwrap();
             epochs.entry(draw.epoch).or_default().extend(draw.picks);
         }
@@ -255,68 +318,115 @@ mod tests {
             picks.sort();
             picks
         };
-        let all: Vec<Pick> = (0..10)
-            .map(|row| Pick { dataset: 0, row })
-            .chain((0..7).map(|row| Pick { dataset: 1, row }))
-            .collect();
+        let all: Vec<(usize, u64)> = (0..10).map(|row| (0, row)).chain((0..7).map(|row| (1, row))).collect();
         assert_eq!(sorted(0), all);
         assert_eq!(sorted(1), all);
         assert_ne!(epochs[&0], epochs[&1]);
     }
 
     #[test]
+    fn three_epochs_of_100_rows_in_batches_of_64_are_three_epochs_not_3_64() {
+        let mut l = loader(&[(100, 1.0)], Options::default());
+        assert_eq!(l.batches(3.0, 64), 6);
+        let sizes: Vec<usize> = (0..6).map(|_| l.next_batch(64).unwrap().picks.len()).collect();
+        assert_eq!(sizes, [64, 36, 64, 36, 64, 36]);
+        assert_eq!(l.epochs(), 3.0);
+    }
+
+    #[test]
+    fn a_batch_larger_than_an_epoch_is_the_epoch() {
+        let mut l = loader(&[(3, 1.0)], Options::default());
+        assert_eq!(l.batches(2.0, 64), 2);
+        assert_eq!(l.next_batch(64).unwrap().picks.len(), 3);
+        assert_eq!((l.next_batch(64).unwrap().epoch, l.epochs()), (1, 2.0));
+    }
+
+    #[test]
+    fn parts_of_an_epoch_and_weights_that_leave_a_rest_are_counted_exactly() {
+        let l = loader(&[(100, 1.0)], Options::default());
+        assert_eq!([l.batches(0.5, 10), l.batches(2.5, 64), l.batches(0.3, 10)], [5, 5, 3]);
+        assert_eq!(l.batches(f64::MAX, 64), 2_000_000, "bounded");
+        // 3.6 rows an epoch: 4, 3, 4, 3, 4.
+        let mut l = loader(&[(9, 0.4)], Options::default());
+        assert_eq!(l.batches(5.0, 3), 2 + 1 + 2 + 1 + 2);
+        (0..8).for_each(|_| drop(l.next_batch(3).unwrap()));
+        assert_eq!(l.epochs(), 5.0);
+    }
+
+    #[test]
     fn resume_is_exact_from_every_point() {
-        for drop_last in [true, false] {
-            let options = Options { seed: 9, drop_last, ..Options::default() };
-            let sizes = [(11, 1.0), (5, 2.0), (9, 0.4)];
-            let mut whole = loader(&sizes, options);
-            let draws: Vec<Draw> = (0..40).map(|i| whole.next_batch(1 + i % 5).unwrap()).collect();
-            for stop in 0..40 {
-                let mut first = loader(&sizes, options);
-                (0..stop).for_each(|i| drop(first.next_batch(1 + i % 5).unwrap()));
-                let saved = serde_json::to_string(&first.state()).unwrap();
-                let mut second = loader(&sizes, options);
-                second.restore(&serde_json::from_str(&saved).unwrap()).unwrap();
-                for i in stop..40 {
-                    assert_eq!(second.next_batch(1 + i % 5).unwrap(), draws[i], "stop {stop} draw {i}");
-                }
+        let options = Options { seed: 9, ..Options::default() };
+        let sizes = vec![Size::of(11, 1.0), Size::of(5, 2.0), endless(16, 0.7), Size::of(9, 0.4)];
+        let new = || Loader::new(sizes.clone(), options).unwrap();
+        let mut whole = new();
+        let draws: Vec<Draw> = (0..40).map(|i| whole.next_batch(1 + i % 5).unwrap()).collect();
+        for stop in 0..40 {
+            let mut first = new();
+            (0..stop).for_each(|i| drop(first.next_batch(1 + i % 5).unwrap()));
+            let saved = serde_json::to_string(&first.state()).unwrap();
+            let mut second = new();
+            second.restore(&serde_json::from_str(&saved).unwrap()).unwrap();
+            for (i, draw) in draws.iter().enumerate().skip(stop) {
+                assert_eq!(&second.next_batch(1 + i % 5).unwrap(), draw, "stop {stop} draw {i}");
             }
         }
     }
 
     #[test]
     fn weights_give_shares_and_no_row_repeats_before_all_were_seen() {
-        let mut l = loader(&[(8, 0.5), (4, 2.0)], Options { drop_last: false, ..Options::default() });
-        let mut seen: HashMap<Pick, usize> = HashMap::new();
+        let mut l = loader(&[(8, 0.5), (4, 2.0)], Options::default());
+        let mut seen: HashMap<(usize, u64), usize> = HashMap::new();
         for epoch in 0..2 {
             let draw = l.next_batch(100).unwrap();
             assert_eq!((draw.epoch, draw.picks.len()), (epoch, 12));
             draw.picks.into_iter().for_each(|p| *seen.entry(p).or_default() += 1);
         }
         for (pick, count) in seen {
-            assert_eq!(count, if pick.dataset == 0 { 1 } else { 4 });
+            assert_eq!(count, if pick.0 == 0 { 1 } else { 4 });
         }
+    }
+
+    #[test]
+    fn an_endless_dataset_counts_on_and_mixes_by_weight() {
+        let mut l = Loader::new(vec![Size::of(10, 1.0), endless(10, 0.5)], Options::default()).unwrap();
+        let (mut next, mut rows) = (0, 0);
+        for _ in 0..60 {
+            match l.next_batch(1).unwrap().picks[0] {
+                (0, _) => rows += 1,
+                (_, row) => {
+                    assert_eq!(row, next, "in its own order, each once");
+                    next += 1;
+                }
+            }
+        }
+        assert_eq!((rows, next, l.epochs()), (40, 20, 4.0));
+        let mut alone = Loader::new(vec![endless(4, 1.0)], Options::default()).unwrap();
+        let rows: Vec<u64> = (0..9).map(|_| alone.next_batch(1).unwrap().picks[0].1).collect();
+        assert_eq!(rows, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
     #[test]
     fn without_shuffle_rows_come_in_file_order() {
         let mut l = loader(&[(3, 1.0)], Options { shuffle: false, ..Options::default() });
-        let rows = |d: Draw| d.picks.iter().map(|p| p.row).collect::<Vec<_>>();
+        let rows = |d: Draw| d.picks.iter().map(|p| p.1).collect::<Vec<_>>();
         assert_eq!(rows(l.next_batch(2).unwrap()), [0, 1]);
+        assert_eq!(rows(l.next_batch(2).unwrap()), [2]);
         assert_eq!(rows(l.next_batch(2).unwrap()), [0, 1]);
         assert_eq!(l.epoch(), 1);
     }
 
     #[test]
-    fn changed_data_and_impossible_batches_are_refused() {
+    fn changed_data_and_impossible_weights_are_refused() {
         let state = loader(&[(3, 1.0)], Options::default()).state();
         let e = loader(&[(4, 1.0)], Options::default()).restore(&state).unwrap_err().to_string();
         assert!(e.contains("got 4 rows x 1, expected 3 rows x 1"), "{e}");
         let e = loader(&[(3, 1.0)], Options { seed: 1, ..Options::default() }).restore(&state).unwrap_err();
         assert!(e.to_string().contains("seed 1"), "{e}");
-        let e = loader(&[(3, 1.0)], Options::default()).next_batch(4).unwrap_err().to_string();
-        assert!(e.contains("batch of 4 rows") && e.contains("only 3"), "{e}");
-        assert!(Loader::over(vec![(0, 1.0)], Options::default()).is_err());
-        assert!(Loader::over(vec![(2, f64::NAN)], Options::default()).is_err());
+        for (rows, weight) in
+            [(0, 1.0), (2, f64::NAN), (2, -1.0), (2, 0.0), (2, 1e18), (1 << 30, 9000.0), (9, 1e-9)]
+        {
+            let refused = Loader::new(vec![Size::of(rows, weight)], Options::default());
+            assert!(refused.is_err(), "{rows} rows x {weight}");
+        }
     }
 }

@@ -21,6 +21,7 @@ mod parquet;
 pub mod prompt;
 pub mod schema;
 mod source;
+mod store;
 
 use std::io::Read;
 use std::path::Path;
@@ -28,7 +29,7 @@ use std::path::Path;
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::Value;
 
-pub use dataset::{Dataset, Record};
+pub use dataset::Dataset;
 pub use encode::Encoder;
 pub use example::{Counts, Example, Overlong, Sample, Tokens};
 pub use source::{Bound, Slice, Source};
@@ -36,8 +37,27 @@ pub use source::{Bound, Slice, Source};
 /// One row of data: column names and JSON values, in the order of the file.
 pub type Row = serde_json::Map<String, Value>;
 
-/// Takes each row with its number; a row that cannot be read is an error the taker may pass over.
-pub type Each<'a> = &'a mut dyn FnMut(usize, Result<Row>) -> Result<()>;
+/// Longest row, in bytes of JSON.
+pub const MAX_ROW: usize = 16 << 20;
+
+/// One row of a file.
+pub struct Line {
+    /// Its number, from 1: the line of a JSONL file, the row of any other.
+    pub number: usize,
+    /// Its columns; a row that cannot be read is an error the taker may pass over.
+    pub row: Result<Row>,
+    /// Where its JSON text stands in the file, and how long it is, where it stands there as it is.
+    pub at: Option<(u64, u32)>,
+}
+
+impl Line {
+    fn new(number: usize, row: Result<Row>) -> Self {
+        Line { number, row, at: None }
+    }
+}
+
+/// Takes each row of a file.
+pub type Each<'a> = &'a mut dyn FnMut(Line) -> Result<()>;
 
 /// A kind of file that holds rows.
 pub trait Format: Sync {
@@ -47,7 +67,11 @@ pub trait Format: Sync {
     fn extensions(&self) -> &'static [&'static str];
     /// Whether a file that begins like this is certainly of this format.
     fn begins(&self, head: &[u8]) -> bool;
-    /// Gives every row, numbered from 1: by line for JSONL, by row for the others.
+    /// Whether a row can be found again by where its text stands.
+    fn in_place(&self) -> bool {
+        false
+    }
+    /// Gives every row in order, with bounded memory.
     fn read(&self, path: &Path, each: Each<'_>) -> Result<()>;
 }
 
@@ -143,6 +167,13 @@ fn kind(value: &Value) -> &'static str {
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     }
+}
+
+/// A row that no one can have meant.
+fn too_long(bytes: usize) -> Error {
+    let mib = |n: usize| n as f64 / f64::from(1 << 20);
+    Error::data(format!("the row has {:.1} MiB, at most {:.0} MiB", mib(bytes), mib(MAX_ROW)))
+        .fix("cut it into documents, or check that line ends and quotes are where they belong")
 }
 
 /// A row from a value, which has to be an object.

@@ -29,7 +29,7 @@ impl Format for Parquet {
                 .at(path.display())
                 .fix("the file is cut short or damaged: copy or download it again")
         };
-        let open = || ParquetRecordBatchReaderBuilder::try_new(file)?.build();
+        let open = || ParquetRecordBatchReaderBuilder::try_new(file)?.with_batch_size(256).build();
         let reader = columns::guarded(open).map_err(broken)?;
         columns::batches(path, reader, &broken, each)
     }

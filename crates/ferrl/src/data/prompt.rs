@@ -55,7 +55,7 @@ pub struct Settings {
     pub chat_template_kwargs: Map<String, Value>,
     /// Which turns of a conversation are trained.
     pub turns: Train,
-    /// Sequences are cut to this many tokens; prompts to sample from never are.
+    /// Sequences are cut to this many tokens; longer prompts to sample from are refused or left out.
     pub max_length: Option<usize>,
     /// What happens to an example that has no trained token left after the cut.
     pub overlong: Overlong,
@@ -174,9 +174,8 @@ impl Prompts {
             (Apply::Auto, Content::Text(_)) => messages,
             (Apply::Off, Content::Text(_)) if !messages => false,
             (Apply::Off, _) => {
-                return Err(Error::usage("the row has messages, but data.apply_chat_template is off").fix(
-                    "set data.apply_chat_template = \"auto\", or make text of them with data.template",
-                ));
+                return Err(Error::usage("the row has messages, but data.apply_chat_template is false")
+                    .fix("leave data.apply_chat_template out, or make text of them with data.template"));
             }
         };
         let turns = match prompt {
@@ -203,7 +202,7 @@ impl Prompts {
     fn text(&self, text: String) -> Result<Content> {
         if self.system.is_some() {
             return Err(Error::usage("data.system is set, but the prompt is text without a chat template")
-                .fix("set data.apply_chat_template = \"on\", or put the words into data.template"));
+                .fix("set data.apply_chat_template = true, or put the words into data.template"));
         }
         let mut whole = String::new();
         for (prompt, response) in &self.examples {
@@ -222,8 +221,8 @@ impl Prompts {
                 .fix("leave them out, or give rows with a prompt and a response"));
         }
         if self.apply == Apply::Off {
-            return Err(Error::usage("the row has messages, but data.apply_chat_template is off")
-                .fix("set data.apply_chat_template = \"auto\""));
+            return Err(Error::usage("the row has messages, but data.apply_chat_template is false")
+                .fix("leave data.apply_chat_template out"));
         }
         let mut all = self.system_message(&turns);
         all.extend(turns);

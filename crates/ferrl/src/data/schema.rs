@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::{Row, list};
 use read::Reader;
+pub(super) use value::is_assistant;
 
 /// What an algorithm is trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

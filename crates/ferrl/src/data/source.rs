@@ -18,8 +18,6 @@ pub struct Source {
     pub slice: Option<Slice>,
     /// Branch, tag or commit of `org/name`.
     pub revision: Option<String>,
-    /// How often each row is seen in an epoch; a fraction takes that share of the rows.
-    pub weight: f64,
 }
 
 /// A range of rows; each end is a number of rows or a percentage, from the back when negative.
@@ -54,13 +52,7 @@ const NOT_DATA: [&str; 5] =
 impl Source {
     /// Reads `path` or `split@path` or `split[a:b]@path`.
     pub fn parse(text: &str) -> Result<Self> {
-        let whole = |path: &str| Source {
-            path: path.to_owned(),
-            split: None,
-            slice: None,
-            revision: None,
-            weight: 1.0,
-        };
+        let whole = |path: &str| Source { path: path.to_owned(), split: None, slice: None, revision: None };
         if text.is_empty() {
             return Err(Error::usage("an empty name for data").fix("give a file, a folder or org/name"));
         }
@@ -88,11 +80,6 @@ impl Source {
             return Err(bad("a split or a path is missing"));
         }
         Ok(Source { split: Some(name.to_owned()), slice, ..whole(path) })
-    }
-
-    /// The same source seen `weight` times in an epoch.
-    pub fn weighted(self, weight: f64) -> Self {
-        Source { weight, ..self }
     }
 
     /// The files of the source, in a fixed order.

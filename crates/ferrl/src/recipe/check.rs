@@ -2,6 +2,7 @@
 
 use super::{Recipe, Stage};
 use crate::algo::{self, Wants};
+use crate::data::loader::{MAX_EPOCHS, MAX_WEIGHT};
 use ferrl_engine::generate::SamplingParams;
 use ferrl_engine::{Error, model, nearest};
 use ferrl_kernels::{AUTO, BACKENDS};
@@ -61,6 +62,7 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
     names(recipe, &mut p);
     references(recipe, earlier, &mut p);
     temperatures(recipe, &mut p);
+    sizes(recipe, &mut p);
     evaluation(recipe, &mut p);
     starting_point(stage, &mut p);
     data(recipe, &mut p);
@@ -177,8 +179,10 @@ fn data(r: &Recipe, p: &mut Problems) {
         format!("{weights} weights for {sources} sources"),
         "one weight for each entry of data.train",
     );
-    let bad = d.weights.iter().any(|w| *w < 0.0) || (weights > 0 && d.weights.iter().sum::<f64>() <= 0.0);
-    p.when(bad, "data.weights", "weights must not be negative, nor all 0", "data.weights = [1.0, 1.0]");
+    if let Some(bad) = d.weights.iter().find(|w| !(**w > 0.0 && **w <= MAX_WEIGHT)) {
+        let what = format!("a weight is {bad}, expected a number above 0, at most {MAX_WEIGHT}");
+        p.when(true, "data.weights", what, "data.weights = [1.0, 1.0]");
+    }
     p.when(d.max_length == 0, "data.max_length", "nothing would be left", "data.max_length = 2048");
     p.word("data.overlong", &d.overlong, OVERLONG);
 }
@@ -204,6 +208,8 @@ fn portions(r: &Recipe, p: &mut Problems) {
     p.when(r.train.steps == Some(0), "train.steps", "nothing would be learned", "train.steps = 100");
     let none = r.train.steps.is_none() && r.train.epochs <= 0.0;
     p.when(none, "train.epochs", "nothing would be learned", "train.epochs = 1.0, or train.steps");
+    let (epochs, many) = (r.train.epochs, r.train.steps.is_none() && !(r.train.epochs <= MAX_EPOCHS));
+    p.when(many, "train.epochs", format!("{epochs} epochs, at most {MAX_EPOCHS}"), "train.epochs = 3.0");
 }
 
 /// What no sampler can divide by, whichever algorithm the stage has: its evaluations sample too.
@@ -219,6 +225,30 @@ fn temperatures(r: &Recipe, p: &mut Problems) {
     }
 }
 
+/// Sizes beyond which no machine goes: products of them stay in range, and nothing is allocated for them.
+fn sizes(r: &Recipe, p: &mut Problems) {
+    let (roll, eval) = (&r.rollout, &r.eval);
+    let limits: [(&'static str, usize, usize); 7] = [
+        ("rollout.prompts", roll.prompts, 1 << 20),
+        ("rollout.samples", roll.samples, 1 << 16),
+        ("rollout.max_new_tokens", roll.max_new_tokens, 1 << 24),
+        ("rollout.cache_mib", roll.cache_mib, 1 << 24),
+        ("rollout.max_lag", roll.max_lag, 1 << 10),
+        ("eval.prompts", eval.prompts, 1 << 24),
+        ("eval.samples", eval.samples, 1 << 16),
+    ];
+    for (key, size, most) in limits {
+        p.when(size > most, key, format!("{size}, at most {most}"), format!("{key} = {most} or less"));
+    }
+    let together = roll.prompts.saturating_mul(roll.samples);
+    let fits = roll.prompts <= 1 << 20 && roll.samples <= 1 << 16;
+    let what = format!("{together} completions in one step, at most {MOST_COMPLETIONS}");
+    p.when(fits && together > MOST_COMPLETIONS, "rollout.samples", what, "fewer rollout.prompts or samples");
+}
+
+/// Completions of one step.
+const MOST_COMPLETIONS: usize = 1 << 24;
+
 fn evaluation(r: &Recipe, p: &mut Problems) {
     p.when(r.eval.samples == 0, "eval.samples", "no answers to judge", "eval.samples = 1");
     let asks = r.eval.every > 0 || r.eval.at_start;
@@ -226,11 +256,12 @@ fn evaluation(r: &Recipe, p: &mut Problems) {
     let greedy = r.eval.temperature == Some(0.0) && r.eval.samples > 1;
     let what = format!("{} samples at temperature 0 are all the same", r.eval.samples);
     p.when(greedy, "eval.samples", what, "eval.samples = 1, or a temperature above 0");
-    let (split, task) = (r.eval.split, r.data.train.first().is_some_and(|t| t.starts_with("task:")));
+    let (split, task) = (r.eval.split, r.data.train.iter().any(|t| t.starts_with("task:")));
+    let files = r.data.train.iter().any(|t| !t.starts_with("task:"));
     let share = (0.0..1.0).contains(&split);
     p.when(!share, "eval.split", format!("{split} is not a share from 0 up to 1"), "eval.split = 0.05");
     p.when(
-        split > 0.0 && task,
+        split > 0.0 && task && !files,
         "eval.split",
         "a generated task has a held-out part of its own",
         "leave it out",
@@ -366,7 +397,7 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
         "critic.shared = false",
     );
     let (_, minibatches) = algorithm.passes();
-    let answers = r.prompts * r.samples;
+    let answers = r.prompts.saturating_mul(r.samples);
     p.when(
         answers > 0 && minibatches > answers,
         "algo.minibatches",

@@ -347,8 +347,10 @@ impl Default for Eval {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Checkpoint {
-    /// Every so many steps; 0 is only at the end.
+    /// Every so many steps; 0 leaves it to `minutes`. The end of a stage is always saved.
     pub every: u64,
+    /// Also when so many minutes have passed since the last, at the end of the step; 0 switches it off.
+    pub minutes: f64,
     /// How many of the latest to keep.
     pub keep: usize,
     /// How many of the best by `metric` to keep beside them.
@@ -368,6 +370,7 @@ impl Default for Checkpoint {
     fn default() -> Self {
         Checkpoint {
             every: 0,
+            minutes: 10.0,
             keep: 2,
             keep_best: 0,
             metric: None,

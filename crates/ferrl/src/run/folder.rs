@@ -25,7 +25,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct RunFolder {
     path: PathBuf,
     files: Files,
-    _lock: File,
+    lock: File,
 }
 
 impl RunFolder {
@@ -59,7 +59,7 @@ impl RunFolder {
         files.write_whole(&aside.join("recipe.toml"), resolved_toml.as_bytes())?;
         files.rename(&aside, &path)?;
         files.sync_dir(root)?;
-        Ok(RunFolder { path, files, _lock: lock })
+        Ok(RunFolder { path, files, lock })
     }
 
     /// A folder that is there, to go on with.
@@ -85,7 +85,7 @@ impl RunFolder {
         for inner in ["rollouts", "checkpoints", "tensorboard"] {
             files.create_dir_all(&path.join(inner))?;
         }
-        Ok(RunFolder { path: path.into(), files, _lock: lock })
+        Ok(RunFolder { path: path.into(), files, lock })
     }
 
     /// Where it is.
@@ -127,23 +127,58 @@ impl RunFolder {
         self.log_line(&json!({"time": unix_seconds(), "level": level, "message": message}))
     }
 
+    /// The same for whoever has more important things to do than to fail here.
+    pub fn note(&self, level: &str, message: &str) {
+        let _ = self.log(level, message);
+    }
+
     /// A warning in `log.jsonl`, from which the report takes it.
-    pub fn log_warning(&self, warning: &Warning) -> Result<()> {
+    pub fn note_warning(&self, warning: &Warning) {
         let Warning { name, message, fix } = warning;
-        self.log_line(
-            &json!({"time": unix_seconds(), "level": "warning", "name": name, "message": message, "fix": fix}),
-        )
+        let line =
+            json!({"time": unix_seconds(), "level": "warning", "name": name, "message": message, "fix": fix});
+        let _ = self.log_line(&line);
     }
 
     /// A line that user code printed, in `log.jsonl`.
-    pub fn log_printed(&self, printed: &Printed) -> Result<()> {
+    pub fn note_printed(&self, printed: &Printed) {
         let Printed { source, line } = printed;
-        self.log_line(&json!({"time": unix_seconds(), "level": "print", "source": source, "message": line}))
+        let row = json!({"time": unix_seconds(), "level": "print", "source": source, "message": line});
+        let _ = self.log_line(&row);
+    }
+
+    /// Whether the folder is still what was opened: files that are open can be written long after they were removed, and
+    /// nobody would find what was written.
+    pub fn still_there(&self) -> Result<()> {
+        let path = self.path.join("lock");
+        let gone = |what: String| {
+            Err(Error::data(format!("the folder of this run is gone: {what}"))
+                .at(self.path.display())
+                .fix("put it back and resume from its last checkpoint, or start the run again"))
+        };
+        match fs::metadata(&path) {
+            Ok(now) if same_file(&now, &self.lock) => Ok(()),
+            Ok(_) => gone("another one is in its place".into()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => gone("it was moved or removed".into()),
+            Err(e) => Err(error("cannot read", &path, &e)),
+        }
     }
 
     fn log_line(&self, line: &Value) -> Result<()> {
         self.files.append(&self.path.join("log.jsonl"))?.put(format!("{line}\n").as_bytes())
     }
+}
+
+/// Whether an open file is the one that is found by its name now.
+#[cfg(unix)]
+fn same_file(now: &fs::Metadata, open: &File) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    open.metadata().is_ok_and(|then| (now.dev(), now.ino()) == (then.dev(), then.ino()))
+}
+
+#[cfg(not(unix))]
+fn same_file(_now: &fs::Metadata, _open: &File) -> bool {
+    true
 }
 
 /// Seconds since 1970.

@@ -118,7 +118,12 @@ impl Manifest {
 
     /// Checks every byte of every file.
     pub fn verify(&self, dir: &Path) -> Result<()> {
-        for (name, parts) in &self.files {
+        self.verify_below(dir, "")
+    }
+
+    /// Checks every byte of the files whose path begins with `prefix`.
+    pub fn verify_below(&self, dir: &Path, prefix: &str) -> Result<()> {
+        for (name, parts) in self.files.iter().filter(|(name, _)| name.starts_with(prefix)) {
             let path = dir.join(name);
             check_file(&path, parts).map_err(|e| e.at(path.display()))?;
         }

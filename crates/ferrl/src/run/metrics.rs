@@ -84,7 +84,7 @@ pub(crate) fn number(x: f64) -> Value {
     }
 }
 
-fn read_number(value: &Value) -> Option<f64> {
+pub(crate) fn read_number(value: &Value) -> Option<f64> {
     match value.as_str() {
         Some("NaN") => Some(f64::NAN),
         Some("Infinity") => Some(f64::INFINITY),

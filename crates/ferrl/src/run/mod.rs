@@ -3,20 +3,24 @@
 //! Everything is written through [`files::Files`], so that tests can break any single file operation.
 
 pub mod checkpoint;
+pub mod disk;
 pub mod files;
 pub mod folder;
 pub mod frozen;
 mod manifest;
 pub mod metrics;
+pub mod newest;
 pub mod resume;
 pub mod rollouts;
 mod tensor_file;
 pub mod tensorboard;
 
 pub use checkpoint::{Best, CheckpointOptions, Checkpoints, Role, Saved};
+pub use disk::Disk;
 pub use files::{Fault, FaultKind, Files};
 pub use folder::{RunFolder, check_name};
 pub use metrics::{MetricsLog, StepRecord};
+pub use newest::{Newest, newest_model};
 pub use resume::{Found, latest, load};
 pub use rollouts::{Mark, Rollout, Rollouts};
 pub use tensorboard::EventWriter;

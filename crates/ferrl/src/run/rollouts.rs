@@ -58,6 +58,11 @@ impl Rollout {
     }
 }
 
+/// Rollouts as the lines of their file.
+pub(crate) fn lines(rollouts: &[Rollout]) -> String {
+    rollouts.iter().map(|rollout| format!("{}\n", rollout.to_json())).collect()
+}
+
 /// How far the rollouts had come; a checkpoint keeps it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
@@ -94,11 +99,11 @@ impl Rollouts {
 
     /// Writes the rollouts of a step, once for each step; its file appears whole or not at all.
     pub fn write(&mut self, step: u64, rollouts: &[Rollout]) -> Result<Mark> {
-        let mut text = String::new();
-        for rollout in rollouts {
-            text.push_str(&rollout.to_json().to_string());
-            text.push('\n');
-        }
+        self.write_text(step, &lines(rollouts))
+    }
+
+    /// The same from the [`lines`] of its rollouts.
+    pub fn write_text(&mut self, step: u64, text: &str) -> Result<Mark> {
         let aside = self.dir.join(format!("step_{step}.tmp"));
         let mut file = self.files.create(&aside)?;
         file.put(text.as_bytes())?;

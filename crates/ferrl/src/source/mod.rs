@@ -1,8 +1,12 @@
 //! Where examples come from, one at a time and in an order that can be taken up again.
 
-mod files;
+mod item;
+mod mixture;
+mod survey;
 
-pub use files::{FileSource, encoding, schema_of};
+pub use item::schema_of;
+pub use mixture::{Mixture, Part, Reading, encoding};
+pub use survey::Room;
 
 use crate::experience::Sequence;
 use ferrl_engine::Result;
@@ -49,9 +53,31 @@ pub struct Group {
     pub place: String,
 }
 
+/// Called with the number of rows that are done and of all rows; `false` ends the work early, without an error.
+pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> bool;
+
+/// What a source holds: the start of a run says it, and so does its report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Rows of all files; none for a generated task, which has no end.
+    pub rows: Option<usize>,
+    /// Tokens of all rows; none where nothing is known yet.
+    pub tokens: Option<usize>,
+    /// Those of them that are trained (0 for prompts).
+    pub trained: usize,
+    /// Whether every row was counted; an estimate from some of them otherwise.
+    pub exact: bool,
+    /// Sequences cut to `data.max_length`.
+    pub truncated: usize,
+    /// Rows left out because the cut left nothing to train.
+    pub dropped: usize,
+    /// Tokens of the longest sequence, as it is trained.
+    pub longest: usize,
+}
+
 /// A stream of examples.
 pub trait Source: Send {
-    /// The next `n`.
+    /// The next `n`, or those that are left of the epoch.
     fn next(&mut self, n: usize) -> Result<Vec<Item>>;
     /// How many there are in an epoch; `None` without end.
     fn epoch(&self) -> Option<usize>;
@@ -59,9 +85,27 @@ pub trait Source: Send {
     fn epochs(&self) -> f64 {
         0.0
     }
+    /// Batches of up to `batch` examples in so many passes over the data: the last one of a pass is smaller. `None` without
+    /// end.
+    fn batches(&self, epochs: f64, batch: usize) -> Option<u64> {
+        self.epoch().map(|rows| (epochs * rows.div_ceil(batch.max(1)) as f64).ceil() as u64)
+    }
     /// Whether all prompts come with answers and rewards: nothing is sampled then.
     fn graded(&self) -> bool {
         false
+    }
+    /// Sequences that were cut so far, of those that were drawn.
+    fn cut(&self) -> usize {
+        0
+    }
+    /// Reads every example once, in the order of the files, and refuses the first that cannot be learned from. What is only
+    /// doubtful is raised as a warning. Where the stream stands does not change.
+    fn check(&mut self, _progress: Progress<'_>) -> Result<()> {
+        Ok(())
+    }
+    /// What is there to learn from: exact after [`Source::check`].
+    fn summary(&self) -> Summary {
+        Summary::default()
     }
     /// Where the stream stands.
     fn state(&self) -> Value;

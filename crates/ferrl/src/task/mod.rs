@@ -6,10 +6,12 @@ mod letter_counting;
 
 use crate::algo::Wants;
 use crate::experience::{Kind, Sequence};
-use crate::source::{Item, Prompt, Source};
+use crate::source::{Item, Prompt};
+use crate::verify::{self, Sample, Score, Verifier};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// An entry of the registry.
@@ -82,18 +84,27 @@ pub fn find(name: &str) -> Result<&'static Entry> {
     })
 }
 
-/// The stream of a task's examples, without end.
-pub struct TaskSource {
+/// A task's examples as an algorithm wants them, by number and without end.
+pub struct TaskExamples {
+    /// The name in recipes, after `task:`.
+    pub name: String,
     task: Arc<dyn Task>,
     tokenizer: Arc<Tokenizer>,
     wants: Wants,
     held_out: bool,
-    next: u64,
+    /// Whether prompts name their task in a column: they do where several kinds are mixed.
+    pub named: bool,
 }
 
-impl TaskSource {
+impl TaskExamples {
     /// Whatever the algorithm wants to learn from, where the task has it.
-    pub fn new(task: Arc<dyn Task>, tokenizer: Arc<Tokenizer>, wants: Wants, held_out: bool) -> Result<Self> {
+    pub fn new(
+        name: &str,
+        task: Arc<dyn Task>,
+        tokenizer: Arc<Tokenizer>,
+        wants: Wants,
+        held_out: bool,
+    ) -> Result<Self> {
         let has = match wants {
             Wants::Demonstrations | Wants::Rollouts => true,
             Wants::StepPairs => task.step_pair(0, held_out)?.is_some(),
@@ -102,14 +113,19 @@ impl TaskSource {
             }
         };
         if !has {
-            return Err(Error::usage(format!("this generated task has no {}", wants.words()))
+            return Err(Error::usage(format!("task:{name} has no {}", wants.words()))
                 .at("data.train")
                 .fix("data.train = [\"task:chain\"], a file of such rows, or an algorithm that samples"));
         }
-        Ok(TaskSource { task, tokenizer, wants, held_out, next: 0 })
+        Ok(TaskExamples { name: name.into(), task, tokenizer, wants, held_out, named: false })
     }
 
-    fn item(&self, index: u64) -> Result<Item> {
+    /// Example `index` of the task; `number` is that of its prompt in the run.
+    pub fn item(&self, index: u64, number: u64) -> Result<Item> {
+        self.example(index, number).map_err(|e| e.at(format!("task:{} example {index}", self.name)))
+    }
+
+    fn example(&self, index: u64, number: u64) -> Result<Item> {
         let example = self.task.example(index, self.held_out)?;
         let prompt = self.tokenizer.encode_text(&example.prompt)?;
         let eos = self.tokenizer.eos().first().copied();
@@ -123,8 +139,17 @@ impl TaskSource {
         let whole = |text: &str, kind: Kind| self.sequence(&prompt, text, eos, kind);
         Ok(Item::Given(match self.wants {
             Wants::Rollouts => {
-                let (text, columns) = (example.prompt, example.columns);
-                return Ok(Item::Ask(Prompt { index, ids: prompt, text, columns, ..Default::default() }));
+                let (text, mut columns) = (example.prompt, example.columns);
+                if self.named {
+                    columns.insert(TASK.into(), self.name.as_str().into());
+                }
+                return Ok(Item::Ask(Prompt {
+                    index: number,
+                    ids: prompt,
+                    text,
+                    columns,
+                    ..Default::default()
+                }));
             }
             Wants::Demonstrations => vec![whole(&example.answer, Kind::Plain)?],
             Wants::Weighted => {
@@ -167,21 +192,53 @@ impl TaskSource {
     }
 }
 
-impl Source for TaskSource {
-    fn next(&mut self, n: usize) -> Result<Vec<Item>> {
-        let from = self.next;
-        self.next += n as u64;
-        (from..self.next).map(|i| self.item(i)).collect()
+/// The column that says which task a prompt is from, where several kinds of data are mixed.
+pub const TASK: &str = "task";
+
+/// The verifier of several tasks: each completion is scored by that of the task its prompt is from.
+pub struct ByTask(Vec<(String, Box<dyn Verifier>)>);
+
+impl ByTask {
+    /// The verifier that fits some tasks: their own where there is only one.
+    pub fn of(tasks: &[(String, Arc<dyn Task>)]) -> Result<Option<Box<dyn Verifier>>> {
+        let build = |(name, task): &(String, Arc<dyn Task>)| {
+            let (verifier, options) = task.reward();
+            Ok((name.clone(), verify::build(verifier, &options)?))
+        };
+        let mut all = tasks.iter().map(build).collect::<Result<Vec<_>>>()?;
+        Ok(match all.len() {
+            0 | 1 => all.pop().map(|(_, verifier)| verifier),
+            _ => Some(Box::new(ByTask(all))),
+        })
     }
-    fn epoch(&self) -> Option<usize> {
-        None
+
+    fn find(&self, sample: &Sample<'_>) -> Result<&dyn Verifier> {
+        let name = sample.columns.get(TASK).and_then(Value::as_str).unwrap_or_default();
+        let found = self.0.iter().find(|(task, _)| task == name);
+        found.map(|(_, verifier)| &**verifier).ok_or_else(|| {
+            Error::data(format!(
+                "the prompt is of no generated task, so nothing rewards it (column task: {name:?})"
+            ))
+            .at(format!("rollout {}", sample.id))
+            .fix("name a [[reward]] that fits all of data.train")
+        })
     }
-    fn state(&self) -> Value {
-        json!({ "next": self.next })
+}
+
+impl Verifier for ByTask {
+    fn name(&self) -> &str {
+        TASK
     }
-    fn restore(&mut self, state: &Value) -> Result<()> {
-        let next = state["next"].as_u64();
-        self.next = next.ok_or_else(|| Error::data("the task's state has no \"next\""))?;
-        Ok(())
+    fn about(&self) -> &'static str {
+        "the verifier of the task a prompt is from"
+    }
+    fn score(&self, sample: &Sample<'_>) -> Result<Score> {
+        self.find(sample)?.score(sample)
+    }
+    fn reads(&self) -> &'static [&'static str] {
+        self.0.iter().map(|(_, verifier)| verifier.reads()).find(|r| !r.is_empty()).unwrap_or_default()
+    }
+    fn wrong_step(&self, sample: &Sample<'_>) -> Result<Option<Range<usize>>> {
+        self.find(sample)?.wrong_step(sample)
     }
 }

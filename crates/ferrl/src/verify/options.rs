@@ -1,11 +1,12 @@
 //! The options of a verifier: a table whose keys are known and typed.
 
-use crate::interrupt::Interrupt;
+use crate::interrupt;
 use crate::warnings::Warnings;
 use crate::worker::Log;
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// One option of a verifier.
 pub struct Setting {
@@ -26,12 +27,18 @@ pub struct Options<'a> {
 }
 
 /// Where a verifier with processes of its own says things, and who may end its waits.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Hooks {
     /// Takes what user code prints.
     pub warnings: Warnings,
-    /// Ends waits.
-    pub interrupt: Interrupt,
+    /// Ends waits when it is raised; the process's own unless a test gives another.
+    pub interrupt: Arc<AtomicBool>,
+}
+
+impl Default for Hooks {
+    fn default() -> Self {
+        Hooks { warnings: Warnings::default(), interrupt: interrupt::handle() }
+    }
 }
 
 impl Hooks {

@@ -51,7 +51,7 @@ impl Call<'_> {
         let options = &self.pool.options;
         self.costly >= PATIENCE
             || self.began.elapsed() > RETRY_TIMEOUTS * options.timeout
-            || options.interrupt.is_set()
+            || options.interrupt.load(Ordering::SeqCst)
     }
 
     /// One try for a range of rollouts; the ranges that are worth another.

@@ -10,14 +10,14 @@ mod process;
 
 pub use failure::{Failure, Kind};
 
-use crate::interrupt::Interrupt;
+use crate::interrupt;
 use call::Call;
 use ferrl_engine::{Error, Result};
 use process::Process;
 use serde_json::{Map, Value};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -76,8 +76,8 @@ pub struct WorkerOptions {
     pub max_line: usize,
     /// Who wants to see what the workers print.
     pub log: Option<Log>,
-    /// Ends every wait early.
-    pub interrupt: Interrupt,
+    /// Ends every wait when it is raised.
+    pub interrupt: Arc<AtomicBool>,
 }
 
 impl WorkerOptions {
@@ -92,7 +92,7 @@ impl WorkerOptions {
             start_timeout: Duration::from_secs(120),
             max_line: 16 << 20,
             log: None,
-            interrupt: Interrupt::default(),
+            interrupt: interrupt::handle(),
         }
     }
 }

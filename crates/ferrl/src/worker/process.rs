@@ -2,10 +2,10 @@
 
 use super::failure::Kind;
 use super::{WorkerOptions, pipes};
-use crate::interrupt::Interrupt;
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
@@ -74,7 +74,7 @@ impl Process {
         &mut self,
         mut request: Value,
         timeout: Duration,
-        interrupt: &Interrupt,
+        interrupt: &AtomicBool,
     ) -> Result<Value, Kind> {
         let deadline = Instant::now() + timeout;
         self.calls += 1;
@@ -111,7 +111,7 @@ impl Process {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if interrupt.is_set() {
+            if interrupt.load(Ordering::SeqCst) {
                 return Err(Kind::Interrupted);
             }
             if Instant::now() >= deadline {

@@ -18,15 +18,21 @@ pub fn backend() -> Arc<dyn Backend> {
 
 /// A random model of 2 layers in `dir/model`.
 pub fn model(dir: &Path) -> String {
+    model_of(dir, FAMILIES[0].name())
+}
+
+/// The same of a family.
+pub fn model_of(dir: &Path, family: &str) -> String {
     let text: String = (' '..='~').chain(['\n']).collect();
     let specials = ["<pad>", "<eos>"].map(String::from);
     let tokenizer = train_chars([text].into_iter(), &specials).unwrap();
-    let mut options = InitOptions::new(FAMILIES[0].name());
+    let mut options = InitOptions::new(family);
     (options.vocab, options.hidden, options.layers) = (tokenizer.vocab_size(), 32, 2);
-    (options.heads, options.kv_heads, options.ffn) = (Some(2), Some(1), Some(48));
+    let kv_heads = if family == "gpt2" { 2 } else { 1 };
+    (options.heads, options.kv_heads, options.ffn) = (Some(2), Some(kv_heads), Some(48));
     (options.max_positions, options.seed, options.tied) = (64, 3, Some(true));
     (options.eos, options.pad) = (tokenizer.eos().first().copied(), tokenizer.pad());
-    let path = dir.join("model");
+    let path = dir.join(if family == FAMILIES[0].name() { "model" } else { family });
     init_model(&path, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() }).unwrap();
     tokenizer.save(&path).unwrap();
     path.to_string_lossy().into()

@@ -5,6 +5,7 @@
 //! case.
 
 mod attention;
+mod decode;
 mod few;
 mod linear;
 mod logp;
@@ -60,6 +61,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("attention", attention::results),
     ("attention: bits", attention::bits),
     ("few rows", few::all),
+    ("decode products", decode::all),
     ("logp head", logp::results),
     ("logp head: bits", logp::bits),
     ("logp head: known", logp::known),

@@ -37,6 +37,8 @@ struct State {
     unused: usize,
     in_use: usize,
     peak: usize,
+    /// Bytes that may be in use, less one: 0 is no limit.
+    limit: usize,
     /// Where the next small weight goes, and how much of it is taken.
     slab: Option<(Arc<Pages>, usize)>,
 }
@@ -129,6 +131,7 @@ impl Arena {
         let mut state = self.state();
         let near = state.free.range(wanted..=wanted + wanted / 4).find(|(_, blocks)| !blocks.is_empty());
         let bytes = near.map_or(wanted, |(&bytes, _)| bytes);
+        state.within_limit(bytes)?;
         let reused = state.free.get_mut(&bytes).and_then(Vec::pop);
         let block = match reused {
             Some(block) => {
@@ -152,6 +155,7 @@ impl Arena {
             return self.take(bytes);
         }
         let mut state = self.state();
+        state.within_limit(bytes)?;
         let (slab, from) = match state.slab.take() {
             Some((slab, taken)) if taken + bytes <= SLAB => (slab, taken),
             _ => (Arc::new(Pages::new(SLAB).ok_or_else(|| state.full(SLAB))?), 0),
@@ -166,6 +170,11 @@ impl Arena {
         state.in_use += bytes;
         state.peak = state.peak.max(state.in_use);
         Memory { at: block.at(), bytes, block: Some(block), arena: self.clone() }
+    }
+
+    /// From now on no more than so many bytes are in use; `None` lifts the limit.
+    pub fn set_limit(&self, bytes: Option<usize>) {
+        self.state().limit = bytes.map_or(0, |b| b.saturating_add(1));
     }
 
     /// Bytes in use now, and the most there have ever been.
@@ -198,6 +207,10 @@ impl Drop for Memory {
 }
 
 impl State {
+    fn within_limit(&self, bytes: usize) -> Result<()> {
+        if self.limit > 0 && self.in_use + bytes >= self.limit { Err(self.full(bytes)) } else { Ok(()) }
+    }
+
     fn full(&self, bytes: usize) -> Error {
         Error::resource(format!(
             "out of memory: {:.1} MiB more were wanted beside {:.1} MiB in use",

@@ -58,4 +58,8 @@ impl Cpu {
         assert!(level.is_available(), "this CPU has no {level:?}");
         Cpu { level, pool: Pool::new(threads), arena: Arena::default() }
     }
+    /// Refuses to have more than so many bytes of buffers in use; `None` lifts the limit.
+    pub fn limit_memory(&self, bytes: Option<usize>) {
+        self.arena.set_limit(bytes);
+    }
 }

@@ -296,8 +296,8 @@ impl Backend for Cuda {
     fn activation_again(&self, op: Activation, width: usize, x: &mut Buffer, dy: &mut Buffer) -> Result<()> {
         activation::activation_again(self, op, width, x, dy)
     }
-    fn few_rows(&self) -> usize {
-        few::WORTH
+    fn few_rows(&self, widest: usize) -> usize {
+        few::worth(self, widest)
     }
     fn normed_qkv(
         &self,

@@ -3,7 +3,9 @@
 use super::ahead::Ahead;
 use super::attention;
 use super::context::check;
+use super::few;
 use super::libraries::{self, Library};
+use super::stream;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self as driver, CUfunction, CUfunction_attribute, CUmodule, CUresult};
 use cudarc::nvrtc::sys::{self as nvrtc, nvrtcProgram, nvrtcResult};
@@ -78,8 +80,13 @@ pub const SOURCES: &[Source] = &[
     plain("embed", concat!(include_str!("halves.cuh"), include_str!("embed.cu"))),
     Source {
         name: "few",
-        text: concat!(include_str!("few_products.cu"), include_str!("few.cu")),
-        variants: &["FOURS=1", "FOURS=8"],
+        text: concat!(
+            include_str!("few_products.cu"),
+            include_str!("few.cu"),
+            include_str!("few_ring.cu"),
+            include_str!("few_kernels.cu")
+        ),
+        variants: few::VARIANTS,
     },
     plain("halves", concat!(include_str!("halves.cuh"), include_str!("halves.cu"))),
     Source {
@@ -105,6 +112,7 @@ pub const SOURCES: &[Source] = &[
     plain("rows", include_str!("rows.cu")),
     plain("sample", concat!(include_str!("sample_tile.cu"), include_str!("sample.cu"))),
     plain("truncate", concat!(include_str!("sample_tile.cu"), include_str!("truncate.cu"))),
+    Source { name: "stream", text: include_str!("stream.cu"), variants: stream::VARIANTS },
     plain("vector", include_str!("vector.cu")),
 ];
 

@@ -54,6 +54,8 @@ pub struct Cuda {
     pub(super) tables: Mutex<super::attention::Tables>,
     /// Which products the kernel for few rows serves.
     pub(super) few: super::few::Known,
+    /// For which products stream.cu is the better choice.
+    pub(super) streams: super::stream::Known,
     /// Where choices arrive on the host.
     pub(super) slots: super::sample::Slots,
     /// What was said about choosing last.
@@ -157,6 +159,7 @@ impl Cuda {
                 stream,
                 tables: Mutex::default(),
                 few: Default::default(),
+                streams: Default::default(),
                 slots: Default::default(),
                 lists: Default::default(),
                 context,

@@ -98,6 +98,13 @@ __device__ __forceinline__ void norm_row(const Before& p, const float* weight, c
     }
 }
 
+// Features of a warp's tile where they are neighbours; where they are pairs, a tile has two chains of eight.
+#if RING
+#define PLAIN_TILE 16
+#else
+#define PLAIN_TILE 8
+#endif
+
 // The feature that row `i` (of 8 for each chain) of a warp's tile is.
 template <int AFTER>
 __device__ __forceinline__ u32 feature(u32 tile, u32 i, u32 n, u32 dim) {
@@ -106,7 +113,99 @@ __device__ __forceinline__ u32 feature(u32 tile, u32 i, u32 n, u32 dim) {
         const u32 pairs = dim / 16;
         return tile / pairs * dim + i / 8 * (dim / 2) + tile % pairs * 8 + i % 8;
     }
-    return tile * 8 + i;
+    return tile * PLAIN_TILE + i;
+}
+
+// What a lane reads for its epilogue besides the sums: asked for before the product, so that it is there after it.
+template <int CHAINS>
+struct Beside {
+    float2 shift[CHAINS];
+    float2 old[CHAINS];
+    float2 cosine, sine;
+    u32 slot;
+};
+
+// The first of a lane's two neighbouring features of a chain.
+template <int AFTER>
+__device__ __forceinline__ u32 lane_feature(u32 tile, int chain, u32 n, u32 dim) {
+    return feature<AFTER>(tile, chain * 8 + threadIdx.x % 4 * 2, n, dim);
+}
+
+// What depends on no earlier kernel. The step's positions and slots do not either: they came before its first kernel.
+template <int AFTER, int CHAINS>
+__device__ __forceinline__ void fetch_early(Beside<CHAINS>& b, const float* bias, const Turns& turns, u32 tile, u32 row,
+                                            u32 n) {
+    if (bias) {
+#pragma unroll
+        for (int c = 0; c < CHAINS; c++)
+            b.shift[c] = *(const float2*)(bias + lane_feature<AFTER>(tile, c, n, turns.dim));
+    }
+    if constexpr (AFTER == TURNED) {
+        const u32 f = lane_feature<AFTER>(tile, 0, n, turns.dim);
+        const u64 angle = (u64)turns.positions[row] * (turns.dim / 2) + f % turns.dim;
+        b.cosine = *(const float2*)(turns.cos + angle), b.sine = *(const float2*)(turns.sin + angle);
+        b.slot = turns.slots[row];
+    }
+}
+
+// What the kernel before may have written.
+template <int AFTER, int CHAINS>
+__device__ __forceinline__ void fetch_late(Beside<CHAINS>& b, const void* out, u32 tile, u32 row, u32 n) {
+    if constexpr (AFTER == ADD) {
+#pragma unroll
+        for (int c = 0; c < CHAINS; c++)
+            b.old[c] = *(const float2*)((const float*)out + (u64)row * n + lane_feature<AFTER>(tile, c, n, 1));
+    }
+}
+
+// From the sums of a lane, those of `row` and two neighbouring features of each chain, to the output.
+template <int AFTER, int CHAINS>
+__device__ __forceinline__ void finish(float (&sum)[CHAINS][2], const Beside<CHAINS>& b, bool biased, void* out,
+                                       const Turns& turns, bool gelu, u32 tile, u32 row, u32 n) {
+    const u32 dim = turns.dim, f = lane_feature<AFTER>(tile, 0, n, dim);
+#pragma unroll
+    for (int c = 0; c < CHAINS; c++) {
+        if (biased) sum[c][0] += b.shift[c].x, sum[c][1] += b.shift[c].y;
+    }
+    if constexpr (AFTER == SUMS || AFTER == ADD) {
+#pragma unroll
+        for (int c = 0; c < CHAINS; c++) {
+            float2* to = (float2*)((float*)out + (u64)row * n + lane_feature<AFTER>(tile, c, n, dim));
+            if constexpr (AFTER == SUMS) {
+                *to = make_float2(sum[c][0], sum[c][1]);
+            } else {
+                *to = make_float2(b.old[c].x + widen(narrow(sum[c][0])), b.old[c].y + widen(narrow(sum[c][1])));
+            }
+        }
+    } else if constexpr (AFTER == GATED) {
+        float y[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float g = widen(narrow(sum[0][i])), u = widen(narrow(sum[1][i]));
+            y[i] = g * gate(g, gelu) * u;
+        }
+        *(u32*)((bf16*)out + (u64)row * (n / 2) + f) = narrow2(y[0], y[1]);
+    } else {
+        const u32 half = dim / 2, head = f / dim, i = f % dim;
+        float low[2], high[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            low[j] = widen(narrow(sum[0][j])), high[j] = widen(narrow(sum[1][j]));
+            if (head < turns.heads + turns.kv_heads) {
+                const float a = low[j], b_ = high[j], c = j ? b.cosine.y : b.cosine.x;
+                const float d = 1.0f * (j ? b.sine.y : b.sine.x), e = 0.0f - d;
+                low[j] = fmaf(a, c, b_ * e), high[j] = fmaf(b_, c, a * d);
+            }
+        }
+        const u32 first = narrow2(low[0], low[1]), second = narrow2(high[0], high[1]);
+        bf16* to = (bf16*)out + (u64)row * n + f;
+        *(u32*)to = first, *(u32*)(to + half) = second;
+        if (head < turns.heads || b.slot == ~0u) return;
+        const u32 kv = (head - turns.heads) % turns.kv_heads, part = (head - turns.heads) / turns.kv_heads;
+        // As in attention_cache.cu: [block][key head][keys, values][token][head_dim], 64 tokens to a block.
+        to = turns.cache + ((((u64)(b.slot / 64) * turns.kv_heads + kv) * 2 + part) * 64 + b.slot % 64) * dim + i;
+        *(u32*)to = first, *(u32*)(to + half) = second;
+    }
 }
 
 // `warps` of the block's four have a tile each; all of them copy. Shared memory: the weights of the block, x, then the
@@ -150,29 +249,11 @@ __device__ void few(const bf16* w, const float* bias, void* out, const Before& b
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
-    // A lane has two neighbouring features of each chain, of one row.
-    const u32 f = feature<AFTER>(tile, lane % 4 * 2, n, dim);
-    float2 shift[CHAINS] = {};
-    if (bias && has_row) {
-#pragma unroll
-        for (int c = 0; c < CHAINS; c++)
-            shift[c] = *(const float2*)(bias + feature<AFTER>(tile, c * 8 + lane % 4 * 2, n, dim));
-    }
-    // The step's positions and places depend on none of its kernels either: they came before the first.
-    float2 old = {}, cosine = {}, sine = {};
-    u32 slot = ~0u;
-    if constexpr (AFTER == TURNED) {
-        if (has_row) {
-            const u64 angle = (u64)turns.positions[row] * (dim / 2) + f % dim;
-            cosine = *(const float2*)(turns.cos + angle), sine = *(const float2*)(turns.sin + angle);
-            slot = turns.slots[row];
-        }
-    }
+    Beside<CHAINS> beside = {};
+    if (has_row) fetch_early<AFTER>(beside, bias, turns, tile, row, n);
     wait_for_earlier();
 
-    if constexpr (AFTER == ADD) {
-        if (has_row) old = *(const float2*)((const float*)out + (u64)row * n + f);
-    }
+    if (has_row) fetch_late<AFTER>(beside, out, tile, row, n);
     if constexpr (NORMED) {
         // The norm's parameters came with the first piece; a thread reads what it copied itself.
         wait_for_piece(0);
@@ -191,59 +272,6 @@ __device__ void few(const bf16* w, const float* bias, void* out, const Before& b
 
     float sum[CHAINS][2];
     product<CHAINS>(sum, weights, xs, mine, rows, k);
-    if (!has_row) return;
-
-#pragma unroll
-    for (int c = 0; c < CHAINS; c++) {
-        if (bias) sum[c][0] += shift[c].x, sum[c][1] += shift[c].y;
-    }
-    if constexpr (AFTER == SUMS) {
-        *(float2*)((float*)out + (u64)row * n + f) = make_float2(sum[0][0], sum[0][1]);
-    } else if constexpr (AFTER == ADD) {
-        *(float2*)((float*)out + (u64)row * n + f) =
-            make_float2(old.x + widen(narrow(sum[0][0])), old.y + widen(narrow(sum[0][1])));
-    } else if constexpr (AFTER == GATED) {
-        float y[2];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float g = widen(narrow(sum[0][i])), u = widen(narrow(sum[1][i]));
-            y[i] = g * gate(g, gelu) * u;
-        }
-        *(u32*)((bf16*)out + (u64)row * (n / 2) + f) = narrow2(y[0], y[1]);
-    } else {
-        const u32 half = dim / 2, head = f / dim, i = f % dim;
-        float low[2], high[2];
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            low[j] = widen(narrow(sum[0][j])), high[j] = widen(narrow(sum[1][j]));
-            if (head < turns.heads + turns.kv_heads) {
-                const float a = low[j], b = high[j], c = j ? cosine.y : cosine.x;
-                const float d = 1.0f * (j ? sine.y : sine.x), e = 0.0f - d;
-                low[j] = fmaf(a, c, b * e), high[j] = fmaf(b, c, a * d);
-            }
-        }
-        const u32 first = narrow2(low[0], low[1]), second = narrow2(high[0], high[1]);
-        bf16* to = (bf16*)out + (u64)row * n + f;
-        *(u32*)to = first, *(u32*)(to + half) = second;
-        if (head < turns.heads || slot == ~0u) return;
-        const u32 kv = (head - turns.heads) % turns.kv_heads, part = (head - turns.heads) / turns.kv_heads;
-        // As in attention_cache.cu: [block][key head][keys, values][token][head_dim], 64 tokens to a block.
-        to = turns.cache + ((((u64)(slot / 64) * turns.kv_heads + kv) * 2 + part) * 64 + slot % 64) * dim + i;
-        *(u32*)to = first, *(u32*)(to + half) = second;
-    }
+    if (has_row) finish<AFTER>(sum, beside, bias, out, turns, gelu, tile, row, n);
 }
 
-#define FEW(name, AFTER)                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS, 5)                                                         \
-        name(const bf16* w, const float* bias, void* out, const void* x, const float* norm_weight,                   \
-             const float* norm_bias, float offset, float eps, u32 centred, const float* cos, const float* sin,       \
-             const u32* positions, const u32* slots, bf16* cache, u32 heads, u32 kv_heads, u32 dim, bool gelu,       \
-             u32 rows, u32 n, u32 k, u32 warps) {                                                                    \
-        const Before before = {x, norm_weight, norm_bias, offset, eps, centred};                                     \
-        const Turns turns = {cos, sin, positions, slots, cache, heads, kv_heads, dim};                               \
-        few<AFTER>(w, bias, out, before, turns, gelu, rows, n, k, warps);                                            \
-    }
-FEW(few_sums, SUMS)
-FEW(few_add, ADD)
-FEW(few_gated, GATED)
-FEW(few_turned, TURNED)

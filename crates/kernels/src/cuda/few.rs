@@ -25,7 +25,21 @@ const THREADS: u32 = 128;
 /// Shared memory of a block besides what it asks for.
 const RESERVED: usize = 2048;
 /// The widest row that is normed on the way.
-const WIDEST: usize = 4096;
+const WIDEST: usize = 8192;
+/// Features of a warp's tile of the ring, and bytes of its stages: half of a processor's shared memory, so that the next
+/// kernel's first stages are asked for while this one ends.
+const RING_TILE: usize = 16;
+const RING_BYTES: usize = 96 << 10;
+
+/// One set of definitions of each kind that matters, for tests.
+pub const VARIANTS: &[&str] = &[
+    "FOURS=1 RING=0",
+    "FOURS=8 RING=0",
+    "FOURS=7 RING=6 COLUMNS=256 WARPS=2",
+    "FOURS=7 RING=8 COLUMNS=128 WARPS=3",
+    "FOURS=16 RING=6 COLUMNS=128 WARPS=4",
+    "FOURS=1 RING=12 COLUMNS=256 WARPS=1",
+];
 
 /// What is known of shapes (n, k).
 pub type Known = Mutex<HashMap<(usize, usize), bool>>;
@@ -40,56 +54,137 @@ struct Few<'a> {
     norm: usize,
 }
 
-impl Few<'_> {
+/// How a block gets its weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Plan {
+    /// All of them are in shared memory at once; a block has that many tiles.
+    Resident { tiles: usize },
+    /// k streams through a ring of stages (few_ring.cu); a group of features has that many tiles of 16.
+    Ring { warps: usize, columns: usize, stages: usize },
+}
+
+/// What a plan depends on.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    rows: usize,
+    n: usize,
+    k: usize,
+    /// Features of a warp's tile in the resident kernel.
+    features: usize,
+    /// Vectors of a norm: its weight, and its bias.
+    norm: usize,
+}
+
+/// What of a card it depends on.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    processors: usize,
+    shared: usize,
+    hopper: bool,
+}
+
+impl Room {
+    fn of(cuda: &Cuda) -> Self {
+        let card = &cuda.card;
+        let hopper = card.capability == (9, 0);
+        Room { processors: card.processors as usize, shared: card.shared, hopper }
+    }
+}
+
+impl Shape {
+    /// Which kernel serves the shape, if one does.
+    fn plan(&self, card: Room) -> Option<Plan> {
+        if !(1..=ROWS).contains(&self.rows) || !self.k.is_multiple_of(128) {
+            return None;
+        }
+        let fits = |plan: &Plan| self.shared(*plan) + RESERVED <= card.shared;
+        let resident = Plan::Resident { tiles: self.tiles(card) };
+        if self.n.is_multiple_of(self.features) && fits(&resident) {
+            return Some(resident);
+        }
+        (card.hopper && self.n.is_multiple_of(RING_TILE)).then(|| self.ring(card)).filter(fits)
+    }
+
     /// Tiles of features that a block has: one if that keeps all processors busy, else three if all blocks are in the
     /// processors at once then, else two.
-    fn tiles(&self, cuda: &Cuda) -> usize {
-        let (all, processors) = (self.layer.weight.n / self.features, cuda.card.processors as usize);
-        if all <= 2 * processors || self.features == TILE {
+    fn tiles(&self, card: Room) -> usize {
+        let all = self.n / self.features;
+        if all <= 2 * card.processors || self.features == TILE {
             return 1;
         }
-        let at_once = cuda.card.shared / (self.shared_of(3) + RESERVED) * processors;
+        let at_once = card.shared / (self.shared(Plan::Resident { tiles: 3 }) + RESERVED) * card.processors;
         if all.div_ceil(3) <= at_once { 3 } else { 2 }
     }
 
-    /// Bytes of shared memory of a block with that many tiles: its weights, the rows and the parameters of a norm. Hopper's
-    /// products read the weights of 64 features, and eight rows, whatever is there.
-    fn shared_of(&self, tiles: usize) -> usize {
-        let (k, features) = (self.layer.weight.k, tiles * self.features);
-        let beside = (ROWS * 16) + self.rows * (k + 8) * 2 + self.norm * 4 * k;
-        let read = if features > TILE { (64 - features) * 128 } else { 0 };
-        features * (k + 8) * 2 + beside.max(read)
+    /// Groups of as many tiles as keep the last round of blocks full, stages of 8 to 16 KiB, [`RING_BYTES`] of them.
+    fn ring(&self, card: Room) -> Plan {
+        let all = self.n / RING_TILE;
+        let time = |warps: usize| all.div_ceil(warps).div_ceil(card.processors) * warps;
+        let warps = (1..=4).rev().min_by_key(|&w| time(w)).unwrap_or(4);
+        let columns = if warps <= 2 && self.k.is_multiple_of(256) { 256 } else { 128 };
+        let stages = (RING_BYTES / (warps * RING_TILE * columns * 2)).min(self.k / columns + 2);
+        Plan::Ring { warps, columns, stages }
     }
 
-    fn shared(&self, cuda: &Cuda) -> usize {
-        self.shared_of(self.tiles(cuda))
+    /// Bytes of shared memory of a block: its weights, the rows and the parameters of a norm. Hopper's products read the
+    /// weights of 64 features, and eight rows, whatever is there.
+    fn shared(&self, plan: Plan) -> usize {
+        let norm = self.norm * 4 * self.k;
+        let behind = |features: usize| if features > TILE { (64 - features) * 128 } else { 0 };
+        match plan {
+            Plan::Resident { tiles } => {
+                let features = tiles * self.features;
+                let rows = self.rows * (self.k + 8) * 2;
+                features * (self.k + 8) * 2 + (ROWS * 16 + rows + norm).max(behind(features))
+            }
+            Plan::Ring { warps, columns, stages } => {
+                let features = warps * RING_TILE;
+                let rows = if self.norm > 0 { self.k } else { stages * columns } * self.rows * 2;
+                stages * features * columns * 2 + (ROWS * 16 + rows + norm).max(behind(features))
+            }
+        }
     }
+}
 
-    fn fits(&self, cuda: &Cuda) -> bool {
+impl Few<'_> {
+    fn shape(&self) -> Shape {
         let w = self.layer.weight;
-        let whole = w.n.is_multiple_of(self.features) && w.k.is_multiple_of(128) && w.dtype == DType::Bf16;
-        whole && (1..=ROWS).contains(&self.rows) && self.shared(cuda) + RESERVED <= cuda.card.shared
+        Shape { rows: self.rows, n: w.n, k: w.k, features: self.features, norm: self.norm }
+    }
+
+    fn plan(&self, cuda: &Cuda) -> Option<Plan> {
+        self.shape().plan(Room::of(cuda)).filter(|_| self.layer.weight.dtype == DType::Bf16)
     }
 
     fn launch(
         &self,
         cuda: &Cuda,
+        plan: Plan,
         kernel: &str,
         out: u64,
         before: [Arg; 6],
         turns: [Arg; 8],
         gelu: bool,
     ) -> Result<()> {
-        let (w, tiles) = (self.layer.weight, self.tiles(cuda));
+        let w = self.layer.weight;
+        // Fours of a normed row that a thread has.
+        let fours = if self.norm > 0 { w.k.div_ceil(4 * THREADS as usize) } else { 1 };
+        let (blocks, warps, defines) = match plan {
+            Plan::Resident { tiles } => {
+                ((w.n / self.features).div_ceil(tiles), tiles, format!("FOURS={fours} RING=0"))
+            }
+            Plan::Ring { warps, columns, stages } => {
+                let groups = (w.n / RING_TILE).div_ceil(warps);
+                let defines = format!("FOURS={fours} RING={stages} COLUMNS={columns} WARPS={warps}");
+                (groups.min(cuda.card.processors as usize), warps, defines)
+            }
+        };
         let mut all = args![form(w), self.layer.bias, out].to_vec();
         all.extend(before);
         all.extend(turns);
-        all.extend(args![gelu, self.rows as u32, w.n as u32, w.k as u32, tiles as u32]);
-        let blocks = (w.n / self.features).div_ceil(tiles);
-        let grid = Grid::new(blocks, THREADS).with_shared(self.shared(cuda)).early();
-        // Fours of a normed row that a thread has.
-        let fours = if self.norm > 0 { w.k.div_ceil(4 * THREADS as usize) } else { 1 };
-        cuda.launch_variant("few", &format!("FOURS={fours}"), kernel, grid, &all)
+        all.extend(args![gelu, self.rows as u32, w.n as u32, w.k as u32, warps as u32]);
+        let grid = Grid::new(blocks, THREADS).with_shared(self.shape().shared(plan)).early();
+        cuda.launch_variant("few", &defines, kernel, grid, &all)
     }
 }
 
@@ -110,18 +205,16 @@ fn still() -> [Arg; 8] {
 }
 
 /// Whether the kernel's sums are the library's; tried once for each shape.
-fn serves(cuda: &Cuda, few: &Few<'_>) -> Result<bool> {
+fn serves(cuda: &Cuda, few: &Few<'_>) -> Result<Option<Plan>> {
     let (n, k) = (few.layer.weight.n, few.layer.weight.k);
-    if !few.fits(cuda) {
-        return Ok(false);
-    }
+    let Some(plan) = few.plan(cuda) else { return Ok(None) };
     // Where no bits are promised these are as good as any, and sooner there.
     if !cuda.exact() {
-        return Ok(true);
+        return Ok(Some(plan));
     }
     let known = |c: &Cuda| c.few.lock().unwrap_or_else(|e| e.into_inner()).get(&(n, k)).copied();
     if let Some(answer) = known(cuda) {
-        return Ok(answer);
+        return Ok(answer.then_some(plan));
     }
     let x = cuda.arena.take(ROWS * k * 2)?;
     cuda.launch_flat("linear", "noise", ROWS * k, &args![&x, ROWS * k, 3u32])?;
@@ -132,8 +225,8 @@ fn serves(cuda: &Cuda, few: &Few<'_>) -> Result<bool> {
     // With the layer's own weights: a row alone, some, and all.
     for rows in [1, ROWS / 2, ROWS] {
         let trial = Few { layer: Affine { weight: w, bias: None }, rows, features: TILE, norm: 0 };
-        if trial.fits(cuda) {
-            trial.launch(cuda, "few_sums", got.ptr(), as_it_is(x.ptr()), still(), false)?;
+        if let Some(plan) = trial.plan(cuda) {
+            trial.launch(cuda, plan, "few_sums", got.ptr(), as_it_is(x.ptr()), still(), false)?;
             let words = rows * n;
             cuda.launch_flat("linear", "differ", words, &args![&want, &got, words, &found])?;
         }
@@ -144,7 +237,7 @@ fn serves(cuda: &Cuda, few: &Few<'_>) -> Result<bool> {
     cuda.profile
         .note(|| format!("few rows of {n}x{k}: {}", if same { "the library's sums" } else { "other sums" }));
     cuda.few.lock().unwrap_or_else(|e| e.into_inner()).insert((n, k), same);
-    Ok(same)
+    Ok(same.then_some(plan))
 }
 
 /// Vectors of a norm.
@@ -174,9 +267,10 @@ pub fn normed_qkv(
         return Ok(false);
     };
     let whole = layer.weight.n == heads.qkv_width() && qkv.dtype() == DType::Bf16;
-    if !whole || !norms(norm, x) || !serves(cuda, &few)? {
+    if !whole || !norms(norm, x) {
         return Ok(false);
     }
+    let Some(plan) = serves(cuda, &few)? else { return Ok(false) };
     assert_eq!(qkv.len(), few.rows * heads.qkv_width());
     check_positions(&turns, few.rows);
     let slots = super::attention::slots(cuda, heads, qkv, rows, cache)?;
@@ -190,18 +284,19 @@ pub fn normed_qkv(
         heads.kv_heads as u32,
         heads.head_dim as u32
     ];
-    few.launch(cuda, "few_turned", ptr(qkv), normed(norm, x), turned, false)?;
+    few.launch(cuda, plan, "few_turned", ptr(qkv), normed(norm, x), turned, false)?;
     Ok(true)
 }
 
 /// See [`crate::Backend::linear_add`]; `false` where it has to be done one by one.
 pub fn linear_add(cuda: &Cuda, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<bool> {
     let few = Few { layer, rows: x.len() / layer.weight.k, features: TILE, norm: 0 };
-    if x.dtype() != DType::Bf16 || !serves(cuda, &few)? {
+    if x.dtype() != DType::Bf16 {
         return Ok(false);
     }
+    let Some(plan) = serves(cuda, &few)? else { return Ok(false) };
     assert_eq!(to.len(), few.rows * layer.weight.n);
-    few.launch(cuda, "few_add", f32_ptr(to), as_it_is(ptr(x)), still(), false)?;
+    few.launch(cuda, plan, "few_add", f32_ptr(to), as_it_is(ptr(x)), still(), false)?;
     Ok(true)
 }
 
@@ -216,10 +311,73 @@ pub fn normed_activation(
 ) -> Result<bool> {
     let few = Few { layer, rows: x.len() / norm.op.width, features: 2 * TILE, norm: vectors(norm) };
     let served = op != Activation::Gelu && y.dtype() == DType::Bf16 && norms(norm, x);
-    if !served || !serves(cuda, &few)? {
+    if !served {
         return Ok(false);
     }
+    let Some(plan) = serves(cuda, &few)? else { return Ok(false) };
     assert_eq!(y.len(), few.rows * layer.weight.n / 2);
-    few.launch(cuda, "few_gated", ptr(y), normed(norm, x), still(), op == Activation::GeluGated)?;
+    few.launch(cuda, plan, "few_gated", ptr(y), normed(norm, x), still(), op == Activation::GeluGated)?;
     Ok(true)
+}
+
+/// Rows up to which the kernels here are sooner done than the library's, in a model whose longest k is `widest`.
+pub fn worth(cuda: &Cuda, widest: usize) -> usize {
+    let down = Shape { rows: ROWS, n: widest, k: widest, features: TILE, norm: 0 };
+    if matches!(down.plan(Room::of(cuda)), Some(Plan::Ring { .. })) { ROWS } else { WORTH }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: Room = Room { processors: 132, shared: 232_448, hopper: true };
+
+    /// Hidden width, qkv width, feed-forward width of published models, 0.1B to 32B.
+    const MODELS: &[(&str, usize, usize, usize)] = &[
+        ("SmolLM2 135M", 576, 960, 1536),
+        ("Qwen2.5 0.5B", 896, 1152, 4864),
+        ("Llama 3.2 1B", 2048, 3072, 8192),
+        ("Qwen2.5 1.5B", 1536, 2048, 8960),
+        ("Qwen2.5 3B", 2048, 2560, 11008),
+        ("Llama 3.2 3B", 3072, 5120, 8192),
+        ("Qwen2.5 7B", 3584, 4608, 18944),
+        ("Llama 3.1 8B", 4096, 6144, 14336),
+        ("Mistral 7B", 4096, 6144, 14336),
+        ("Qwen2.5 14B", 5120, 7168, 13824),
+        ("Qwen2.5 32B", 5120, 7168, 27648),
+    ];
+
+    #[test]
+    fn every_published_shape_has_a_decode_kernel_on_hopper() {
+        for &(name, hidden, qkv, ffn) in MODELS {
+            for rows in 1..=WORTH {
+                let shape = |n, k, features, norm| Shape { rows, n, k, features, norm };
+                let layers = [
+                    shape(qkv, hidden, 2 * TILE, 1),
+                    shape(hidden, hidden, TILE, 0),
+                    shape(2 * ffn, hidden, 2 * TILE, 1),
+                    shape(hidden, ffn, TILE, 0),
+                ];
+                for layer in layers {
+                    let plan = layer.plan(H200);
+                    // 576 is no multiple of 128.
+                    assert!(plan.is_some() || !layer.k.is_multiple_of(128), "{name}: {layer:?}");
+                    if let Some(Plan::Ring { columns, stages, .. }) = plan {
+                        assert!(stages >= 4 && stages - 2 <= layer.k / columns, "{name}: {layer:?} {plan:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn weights_that_fit_stay_resident() {
+        let shape = |n, k, norm| Shape { rows: 1, n, k, features: if norm > 0 { 16 } else { 8 }, norm };
+        assert_eq!(shape(1152, 896, 1).plan(H200), Some(Plan::Resident { tiles: 1 }));
+        assert_eq!(shape(896, 4864, 0).plan(H200), Some(Plan::Resident { tiles: 1 }));
+        let down = shape(3584, 18944, 0).plan(H200);
+        assert_eq!(down, Some(Plan::Ring { warps: 2, columns: 256, stages: 6 }));
+        let older = Room { hopper: false, ..H200 };
+        assert_eq!(shape(3584, 18944, 0).plan(older), None);
+    }
 }

@@ -47,12 +47,27 @@ __device__ __forceinline__ u32 x_place(u32 row, u32 column, u32 rows, u32) {
     return (column / 8 * rows + row) * 8 + column % 8;
 }
 
-__device__ __forceinline__ void multiply(float (&c)[4], u64 a, u64 b) {
+// c += a b, or c = a b where `add` is 0.
+__device__ __forceinline__ void multiply(float (&c)[4], u64 a, u64 b, u32 add) {
     asm volatile(
-        "{ .reg .pred yes; setp.ne.b32 yes, 1, 0; wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+        "{ .reg .pred yes; setp.ne.b32 yes, %6, 0; wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3}, %4, %5, yes, 1, 1, 0, 0; }"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "l"(a), "l"(b));
+        : "l"(a), "l"(b), "r"(add));
+}
+
+// A lane has features lane / 4 and that plus 8, of rows 2 (lane % 4) and the next; it gets those of row lane / 4.
+template <int CHAINS>
+__device__ __forceinline__ void by_rows(float (&sum)[CHAINS][2], const float (&c)[4]) {
+    const u32 lane = threadIdx.x % WARP, from = lane % 4 * 8 + lane / 8;
+#pragma unroll
+    for (int i = 0; i < CHAINS; i++) {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const float even = __shfl_sync(ALL, c[2 * i], from + 4 * j), odd = __shfl_sync(ALL, c[2 * i + 1], from + 4 * j);
+            sum[i][j] = lane / 4 % 2 ? odd : even;
+        }
+    }
 }
 
 template <int CHAINS>
@@ -74,21 +89,12 @@ __device__ __forceinline__ void product(float (&sum)[CHAINS][2], const bf16* wei
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         }
 #pragma unroll
-        for (int j = 0; j < STEP / 16; j++) multiply(c, a + j / 4 * mine * 8 + j % 4 * 2, b + j * 2 * rows);
+        for (int j = 0; j < STEP / 16; j++) multiply(c, a + j / 4 * mine * 8 + j % 4 * 2, b + j * 2 * rows, 1);
         a += STEP / 64 * mine * 8, b += STEP / 8 * rows;
     }
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-    // A lane has features lane / 4 and that plus 8, of rows 2 (lane % 4) and the next.
-    const u32 lane = threadIdx.x % WARP, from = lane % 4 * 8 + lane / 8;
-#pragma unroll
-    for (int i = 0; i < CHAINS; i++) {
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const float even = __shfl_sync(ALL, c[2 * i], from + 4 * j), odd = __shfl_sync(ALL, c[2 * i + 1], from + 4 * j);
-            sum[i][j] = lane / 4 % 2 ? odd : even;
-        }
-    }
+    by_rows<CHAINS>(sum, c);
 }
 
 #else

@@ -6,6 +6,7 @@ use super::halves::{self, Whole};
 use super::launch::{Grid, args};
 use super::memory::{Memory, f32_ptr, kernel, letter, ptr};
 use super::rows::{Rows, rows};
+use super::stream;
 use super::vector::{add_chunks, convert, fill, sum_columns};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
@@ -79,6 +80,7 @@ pub fn forward(
         return plain(cuda, [m, n, k], x, w, dtype, bias, (y, out), false);
     }
     let product = |g: &Gemm| match how.algo(m) {
+        None if matches!(how, Rows::Any) && stream::product(cuda, g)? => Ok(()),
         Some(algo) => cuda.products.gemm_by(cuda, g, Some(algo)),
         None => cuda.products.gemm(cuda, g),
     };

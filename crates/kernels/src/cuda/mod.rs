@@ -30,6 +30,7 @@ mod record;
 pub mod rotary;
 mod rows;
 pub mod sample;
+mod stream;
 mod trace;
 mod tune;
 pub mod vector;

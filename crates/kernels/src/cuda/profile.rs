@@ -5,6 +5,7 @@ use super::context::check;
 use crate::error::Result;
 use cudarc::driver::sys::{self, CUevent, CUstream};
 use std::collections::HashMap;
+use std::io::Write;
 use std::sync::Mutex;
 
 /// Start and end of one piece of work.
@@ -58,7 +59,7 @@ impl Profile {
     /// Says something, where times are wanted.
     pub(super) fn note(&self, text: impl FnOnce() -> String) {
         if self.0.is_some() {
-            eprintln!("{}", text());
+            let _ = writeln!(std::io::stderr(), "{}", text());
         }
     }
 
@@ -81,11 +82,12 @@ impl Profile {
         let mut sums: Vec<_> = sums.into_iter().collect();
         sums.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
         let all: f64 = sums.iter().map(|(_, (ms, _))| ms).sum();
-        eprintln!("{:<52}{:>10}{:>9}{:>11}{:>8}", "kernel", "ms", "calls", "us a call", "share");
+        let mut table =
+            format!("{:<52}{:>10}{:>9}{:>11}{:>8}\n", "kernel", "ms", "calls", "us a call", "share");
         for (name, (ms, calls)) in sums.iter().take(48) {
             let each = 1e3 * ms / *calls as f64;
-            eprintln!("{name:<52}{ms:>10.2}{calls:>9}{each:>11.1}{:>7.1}%", 100.0 * ms / all);
+            table += &format!("{name:<52}{ms:>10.2}{calls:>9}{each:>11.1}{:>7.1}%\n", 100.0 * ms / all);
         }
-        eprintln!("{:<52}{all:>10.2}", "all");
+        let _ = writeln!(std::io::stderr(), "{table}{:<52}{all:>10.2}", "all");
     }
 }

@@ -14,10 +14,12 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Multiply-adds of the smallest product that is worth it.
-const LARGE: usize = 1 << 32;
+/// Multiply-adds of the smallest product that is worth it: 21 rows of a 7B model's smallest weight.
+const LARGE: usize = 1 << 28;
 /// Algorithms that are tried.
 const TRIES: usize = 12;
+/// Repetitions that are timed.
+const TIMES: usize = 4;
 /// How much faster than the advised one another must be, in hundredths.
 const GAIN: f64 = 1.0;
 
@@ -82,7 +84,7 @@ fn search(cuda: &Cuda, g: &Gemm) -> Result<Option<Option<cublasLtMatmulAlgo_t>>>
             Some((same, _)) if same != bits => continue,
             Some(_) => {}
         }
-        let time = time(cuda, g, algo)?;
+        let time = time(cuda, TIMES, || cuda.products.attempt(cuda, g, algo))?;
         let advised = first.get_or_insert((bits, time)).1;
         let limit = best.map_or(advised * (1.0 - GAIN / 100.0), |(time, _)| time);
         if i > 0 && time < limit {
@@ -102,16 +104,15 @@ fn search(cuda: &Cuda, g: &Gemm) -> Result<Option<Option<cublasLtMatmulAlgo_t>>>
     Ok(Some(best.map(|(_, algo)| algo)))
 }
 
-/// Seconds of one product.
-fn time(cuda: &Cuda, g: &Gemm, algo: &cublasLtMatmulAlgo_t) -> Result<f64> {
-    const TIMES: usize = 4;
+/// Seconds of one piece of work.
+pub(super) fn time(cuda: &Cuda, times: usize, work: impl Fn() -> Result<()>) -> Result<f64> {
     cuda.synchronize()?;
     let start = Instant::now();
-    for _ in 0..TIMES {
-        cuda.products.attempt(cuda, g, algo)?;
+    for _ in 0..times {
+        work()?;
     }
     cuda.synchronize()?;
-    Ok(start.elapsed().as_secs_f64() / TIMES as f64)
+    Ok(start.elapsed().as_secs_f64() / times as f64)
 }
 
 /// Words of four bytes of a result.

@@ -107,6 +107,9 @@ struct ShapeArgs {
     /// Tokens the model knows
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = size::<{ 1 << 24 }>)]
     vocab: usize,
+    /// Give the head a weight of its own instead of the embedding's
+    #[arg(long)]
+    untied: bool,
 }
 
 impl ShapeArgs {
@@ -122,7 +125,7 @@ impl ShapeArgs {
             kv_heads: Some(self.kv_heads),
             head_dim: self.head_dim,
             ffn: Some(self.inter),
-            tied: Some(true),
+            tied: Some(!self.untied),
             rope_theta: Some(1e6),
             max_positions: context.max(1024),
             ..InitOptions::new(family)

@@ -278,9 +278,14 @@ fn tell(name: &str, done: u64, size: u64) {
     let live = std::io::stderr().is_terminal();
     if live && (done == size || done % (1 << 20) < 1 << 16) {
         let end = if done == size { "\n" } else { "" };
-        eprint!("\r\x1b[Kdownloading {name}: {:.1} of {:.1} MiB{end}", mib(done), mib(size));
+        let _ = write!(
+            std::io::stderr(),
+            "\r\x1b[Kdownloading {name}: {:.1} of {:.1} MiB{end}",
+            mib(done),
+            mib(size)
+        );
     } else if !live && done == 0 {
-        eprintln!("downloading {name}: {:.1} MiB", mib(size));
+        let _ = writeln!(std::io::stderr(), "downloading {name}: {:.1} MiB", mib(size));
     }
 }
 

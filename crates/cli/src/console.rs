@@ -1,0 +1,34 @@
+//! What the command tells people, on standard output and standard error, and never at the cost of the work.
+//!
+//! `println!` and its kin panic when their reader has gone away (`ferrl train ... | head -3`) or the disk behind them is
+//! full, and a run of days would end for a line nobody reads. In this crate these names mean the macros below: they try to
+//! write and go on. Results, whose loss must be noticed, go through [`crate::output`].
+
+use std::fmt::Arguments;
+use std::io::Write;
+
+/// Text to standard output; nobody may be listening.
+pub fn out(text: Arguments<'_>) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = stdout.write_fmt(text).and_then(|()| stdout.flush());
+}
+
+/// Text to standard error; nobody may be listening.
+pub fn err(text: Arguments<'_>) {
+    let mut stderr = std::io::stderr().lock();
+    let _ = stderr.write_fmt(text).and_then(|()| stderr.flush());
+}
+
+macro_rules! println {
+    () => { $crate::console::out(format_args!("\n")) };
+    ($($text:tt)*) => { $crate::console::out(format_args!("{}\n", format_args!($($text)*))) };
+}
+
+macro_rules! eprint {
+    ($($text:tt)*) => { $crate::console::err(format_args!($($text)*)) };
+}
+
+macro_rules! eprintln {
+    () => { $crate::console::err(format_args!("\n")) };
+    ($($text:tt)*) => { $crate::console::err(format_args!("{}\n", format_args!($($text)*))) };
+}

@@ -1,0 +1,5 @@
+use crate::case::Case;
+
+pub fn cases() -> Vec<Case> {
+    Vec::new()
+}

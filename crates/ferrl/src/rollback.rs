@@ -1,0 +1,56 @@
+//! What a step that fails leaves: the stage as it was before the step, so that it can be saved and resumed there.
+//!
+//! Most of a step changes no weight: data, sampling, rewards, the first loss. What it does change (where the data stand,
+//! adaptive coefficients, rollouts in flight) is small and is put back. Weights are not copied: a step that fails after one
+//! of its updates cannot be undone, and the last checkpoint is what is left of it.
+
+use crate::collect::Collected;
+use crate::train::Stage;
+use ferrl_engine::Result;
+use serde_json::Value;
+use std::collections::VecDeque;
+
+/// A stage between two steps, without its weights.
+pub struct Before {
+    source: Value,
+    algorithm: Value,
+    ahead: VecDeque<Collected>,
+    foresees: bool,
+    step: u64,
+    weights: Vec<(u64, u64)>,
+}
+
+impl Stage {
+    /// What [`Stage::go_back`] needs.
+    pub fn before_step(&self) -> Before {
+        Before {
+            source: self.source.state(),
+            algorithm: self.algo.state(),
+            ahead: self.ahead.clone(),
+            foresees: self.foresees,
+            step: self.step,
+            weights: self.weights_version(),
+        }
+    }
+
+    /// Puts everything but the weights back; whether these are what they were, too.
+    pub fn go_back(&mut self, before: Before) -> Result<bool> {
+        let same = !self.updating && self.weights_version() == before.weights;
+        self.source.restore(&before.source)?;
+        if !before.algorithm.is_null() {
+            self.algo.restore(&before.algorithm)?;
+        }
+        (self.ahead, self.foresees, self.step) = (before.ahead, before.foresees, before.step);
+        self.policy.zero_grads();
+        if let Some(critic) = &mut self.critic {
+            critic.zero_grads();
+        }
+        Ok(same)
+    }
+
+    /// Changes whenever a weight or a moment of the optimizer does.
+    fn weights_version(&self) -> Vec<(u64, u64)> {
+        let trainers = std::iter::once(&self.policy).chain(&self.critic);
+        trainers.map(|t| (t.model.version, t.optimizer.steps)).collect()
+    }
+}

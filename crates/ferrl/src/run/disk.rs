@@ -1,0 +1,85 @@
+//! What a run needs of the disk: its checkpoints and the models its stages leave.
+//!
+//! A checkpoint is written whole before an older one is removed, so one more than is kept lies on the disk for a while.
+
+use crate::plan::memory::weights;
+use crate::recipe::Recipe;
+use ferrl_engine::checkpoint::Dtype;
+use ferrl_engine::model::Config;
+use ferrl_kernels::DType;
+use std::path::Path;
+
+/// Bytes of a stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Disk {
+    /// One checkpoint.
+    pub checkpoint: u64,
+    /// Checkpoints on the disk at once: those that are kept, and the one being written.
+    pub copies: usize,
+    /// The model that the stage leaves in `stages/`.
+    pub model: u64,
+}
+
+impl Disk {
+    /// Of a stage that trains `config`, and a critic on its own weights beside it.
+    pub fn of(recipe: &Recipe, config: &Config, critic: Option<&Config>) -> Disk {
+        let own =
+            if recipe.model.dtype.as_deref() == Some(DType::Bf16.name()) { Dtype::Bf16 } else { Dtype::F32 };
+        let optim = &recipe.optim;
+        let moments = match optim.name.as_str() {
+            "adamw" => 2,
+            _ if optim.beta1 > 0.0 => 1,
+            _ => 0,
+        };
+        let state = 4 * (1 + moments + usize::from(optim.ema.is_some()));
+        let count: usize = std::iter::once(config).chain(critic).map(weights).sum();
+        let c = &recipe.checkpoint;
+        Disk {
+            checkpoint: (count * (state + own.size())) as u64,
+            copies: c.keep.max(1) + c.keep_best + 1,
+            model: (4 * weights(config)) as u64,
+        }
+    }
+
+    /// Bytes at the peak of a run of these stages: their checkpoints share the places, their models stay.
+    pub fn total(stages: &[Disk]) -> u64 {
+        let checkpoints = stages.iter().map(|s| s.checkpoint * s.copies as u64).max();
+        checkpoints.unwrap_or(0) + stages.iter().map(|s| s.model).sum::<u64>()
+    }
+}
+
+/// Bytes that a user may still write on the disk of `path`, which need not exist yet; `None` where the system does not say.
+pub fn free(path: &Path) -> Option<u64> {
+    let there = path.ancestors().find(|p| p.exists()).filter(|p| !p.as_os_str().is_empty());
+    free_at(there.unwrap_or(Path::new(".")))
+}
+
+#[cfg(unix)]
+fn free_at(path: &Path) -> Option<u64> {
+    let disk = rustix::fs::statvfs(path).ok()?;
+    disk.f_bavail.checked_mul(disk.f_frsize)
+}
+
+#[cfg(not(unix))]
+fn free_at(_path: &Path) -> Option<u64> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checkpoints_share_their_places_and_models_stay() {
+        let stage = |checkpoint, copies, model| Disk { checkpoint, copies, model };
+        assert_eq!(Disk::total(&[]), 0);
+        assert_eq!(Disk::total(&[stage(100, 3, 7), stage(80, 2, 7)]), 300 + 14);
+    }
+
+    #[test]
+    fn the_disk_of_a_folder_that_is_not_there_yet_is_that_of_the_folder_above() {
+        if let Some(free) = free(Path::new("no/such/folder")) {
+            assert!(free > 0);
+        }
+    }
+}

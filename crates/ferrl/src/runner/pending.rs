@@ -1,0 +1,48 @@
+//! A step that was taken and is not written yet: its evaluation or its lines may fail, and a checkpoint then keeps it.
+
+use crate::experience::Metrics;
+use crate::run::metrics::{number, read_number};
+use crate::run::rollouts;
+use crate::train::Report;
+use ferrl_engine::{Error, Result};
+use serde_json::{Map, Value, json};
+
+/// What is left to be written of a step.
+#[derive(Clone)]
+pub(super) struct Pending {
+    pub metrics: Metrics,
+    pub epoch: f64,
+    /// The lines of its rollouts.
+    pub rollouts: String,
+}
+
+impl Pending {
+    pub fn new(report: Report) -> Self {
+        let rollouts = rollouts::lines(&report.rollouts.iter().map(super::printed).collect::<Vec<_>>());
+        Pending { metrics: report.metrics, epoch: report.epoch, rollouts }
+    }
+
+    /// As a checkpoint keeps it.
+    pub fn to_json(&self) -> Value {
+        let metrics: Map<String, Value> =
+            self.metrics.means().map(|(name, value)| (name.to_string(), number(value))).collect();
+        json!({ "metrics": metrics, "epoch": number(self.epoch), "rollouts": self.rollouts })
+    }
+
+    /// What a checkpoint kept; `None` for a checkpoint between two steps.
+    pub fn from_json(value: &Value) -> Result<Option<Pending>> {
+        if value.is_null() {
+            return Ok(None);
+        }
+        let read = || {
+            let mut metrics = Metrics::default();
+            for (name, value) in value["metrics"].as_object()? {
+                metrics.add(name, read_number(value)?);
+            }
+            let epoch = read_number(&value["epoch"])?;
+            Some(Pending { metrics, epoch, rollouts: value["rollouts"].as_str()?.into() })
+        };
+        let broken = || Error::data("the checkpoint's last step cannot be read");
+        read().map(Some).ok_or_else(broken)
+    }
+}

@@ -1,0 +1,257 @@
+//! What a recipe's stage learns from: its sources, its generated tasks, how many steps they make, a new model's tokenizer.
+
+use crate::algo::{self, Wants};
+use crate::data::hub::Cache;
+use crate::data::loader::MAX_EPOCHS;
+use crate::data::{self, Dataset};
+use crate::recipe::{Init, Recipe};
+use crate::source::{Mixture, Part, Reading, Room, Source};
+use crate::task::{self, ByTask, TASKS, Task, TaskExamples};
+use crate::verify::Verifier;
+use crate::warnings::Warnings;
+use ferrl_engine::checkpoint::{Dtype, InitOptions, SaveOptions, init_model};
+use ferrl_engine::model::config::Position;
+use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
+use ferrl_engine::{Error, Result, nearest};
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Examples of a generated task from which a new tokenizer learns its characters.
+const TOKENIZER_EXAMPLES: u64 = 2000;
+
+/// Examples to learn from, or held out. Those to learn from know what evaluations will read: [`Source::check`] looks at both.
+pub fn source(
+    recipe: &Recipe,
+    model: &Path,
+    tokenizer: &Arc<Tokenizer>,
+    wants: Wants,
+    held_out: bool,
+    warnings: &Warnings,
+) -> Result<Box<dyn Source>> {
+    unused_options(recipe, warnings);
+    let mut sources =
+        Sources { recipe, model, tokenizer, warnings, room: room(recipe, model)?, read: HashMap::new() };
+    let main = sources.mixture(wants, held_out)?;
+    let (evaluates, mut others) = (recipe.eval.every > 0 || recipe.eval.at_start, Vec::new());
+    if !held_out && evaluates {
+        others.push(sources.mixture(wants, true)?);
+        let rewarded = !recipe.reward.is_empty() || !tasks(recipe)?.is_empty();
+        if wants != Wants::Rollouts && rewarded && !recipe.algorithm()?.needs().score {
+            others.push(sources.mixture(Wants::Rollouts, true)?);
+        }
+    }
+    Ok(Box::new(main.with_held_out(others)))
+}
+
+/// What the model in a directory can take, and what will be sampled from it.
+pub(crate) fn room(recipe: &Recipe, model: &Path) -> Result<Room> {
+    let config = crate::plan::read_config(model)?;
+    let asks = algo::find(recipe.algorithm_name())?.wants == Wants::Rollouts;
+    Ok(Room {
+        context: Some(config.max_positions),
+        learned: config.position == Position::Learned,
+        new_tokens: if asks { recipe.rollout.max_new_tokens } else { 0 },
+        group: recipe.algorithm()?.needs().group,
+    })
+}
+
+/// The sources of a recipe; files are read once.
+struct Sources<'a> {
+    recipe: &'a Recipe,
+    model: &'a Path,
+    tokenizer: &'a Arc<Tokenizer>,
+    warnings: &'a Warnings,
+    room: Room,
+    read: HashMap<String, Arc<Dataset>>,
+}
+
+impl Sources<'_> {
+    fn mixture(&mut self, wants: Wants, held_out: bool) -> Result<Mixture> {
+        let recipe = self.recipe;
+        let (own, split) = (held_out && !recipe.eval.data.is_empty(), recipe.eval.split);
+        let (key, names) =
+            if own { ("eval.data", &recipe.eval.data) } else { ("data.train", &recipe.data.train) };
+        let weights: &[f64] = if own { &[] } else { &recipe.data.weights };
+        if !weights.is_empty() && weights.len() != names.len() {
+            let what = format!("{} weights for {} sources", weights.len(), names.len());
+            return Err(Error::usage(what)
+                .at("data.weights")
+                .fix(format!("one weight for each entry of {key}")));
+        }
+        let has_task = names.iter().any(|n| task_name(n).is_some());
+        let unrewarded = has_task && wants == Wants::Rollouts && recipe.reward.is_empty();
+        let mut parts = Vec::new();
+        for (i, name) in names.iter().enumerate() {
+            let weight = weights.get(i).copied().unwrap_or(1.0);
+            if let Some(name) = task_name(name) {
+                let task = build(recipe, name)?;
+                let examples = TaskExamples::new(name, task, self.tokenizer.clone(), wants, held_out)?;
+                parts.push(Part::Task(Box::new(examples), weight));
+                continue;
+            }
+            // Of mixed data, only a task has a held-out part by itself, and only its completions are rewarded by themselves.
+            let none_held_out = has_task && !own && split == 0.0;
+            if held_out && (none_held_out || unrewarded) {
+                continue;
+            }
+            if unrewarded && !recipe.algorithm()?.needs().rewardless {
+                return Err(Error::usage(format!(
+                    "a generated task brings its verifier, but nothing rewards completions to {name}"
+                ))
+                .at("reward")
+                .fix("name a [[reward]] that fits all of data.train, or train on them in stages"));
+            }
+            parts.push(Part::of(self.dataset(name)?, weight));
+        }
+        let asks = wants == Wants::Rollouts;
+        Mixture::new(
+            parts,
+            &Reading {
+                data: &recipe.data,
+                model: self.model,
+                tokenizer: self.tokenizer,
+                wants,
+                seed: recipe.seed,
+                split: (split > 0.0 && !own).then_some((split, held_out)),
+                room: Room { new_tokens: if asks { recipe.rollout.max_new_tokens } else { 0 }, ..self.room },
+                warnings: self.warnings,
+            },
+        )
+    }
+
+    fn dataset(&mut self, name: &str) -> Result<Arc<Dataset>> {
+        if let Some(dataset) = self.read.get(name) {
+            return Ok(dataset.clone());
+        }
+        let dataset = Arc::new(Dataset::read(&data::Source::parse(name)?, &Cache::from_env())?);
+        self.read.insert(name.to_owned(), dataset.clone());
+        Ok(dataset)
+    }
+}
+
+/// The name of the generated task that an entry of `data.train` is.
+fn task_name(source: &str) -> Option<&str> {
+    source.strip_prefix("task:")
+}
+
+/// Every generated task a stage's data names, each once.
+pub fn tasks(recipe: &Recipe) -> Result<Vec<(String, Arc<dyn Task>)>> {
+    let mut names: Vec<&str> = Vec::new();
+    for (key, list) in [("data.train", &recipe.data.train), ("eval.data", &recipe.eval.data)] {
+        let mut own: Vec<&str> = Vec::new();
+        for name in list.iter().filter_map(|s| task_name(s)) {
+            if own.contains(&name) {
+                return Err(Error::usage(format!(
+                    "task:{name} is named twice: both would give the same examples"
+                ))
+                .at(key)
+                .fix("name it once; data.weights says how often it is drawn"));
+            }
+            own.push(name);
+        }
+        names.extend(own);
+    }
+    names.sort_unstable();
+    names.dedup();
+    names.into_iter().map(|name| Ok((name.to_string(), build(recipe, name)?))).collect()
+}
+
+/// The first generated task of `data.train`.
+pub fn task(recipe: &Recipe) -> Result<Option<Arc<dyn Task>>> {
+    let name = recipe.data.train.iter().find_map(|s| task_name(s));
+    name.map(|name| build(recipe, name)).transpose()
+}
+
+/// The verifier that fits the generated tasks of a recipe, where it names some and nothing else.
+pub fn task_verifier(recipe: &Recipe) -> Result<Option<Box<dyn Verifier>>> {
+    ByTask::of(&tasks(recipe)?)
+}
+
+/// A task with its settings: all of `data.task`, or those under its name.
+fn build(recipe: &Recipe, name: &str) -> Result<Arc<dyn Task>> {
+    let entry = task::find(name)?;
+    let options = &recipe.data.task;
+    let table = |key: &str, value: &Value| TASKS.iter().any(|t| t.name == key) && value.is_object();
+    let mut own: Map<String, Value> =
+        options.iter().filter(|(k, v)| !table(k, v)).map(|(k, v)| (k.clone(), v.clone())).collect();
+    let names: Vec<&str> =
+        recipe.data.train.iter().chain(&recipe.eval.data).filter_map(|s| task_name(s)).collect();
+    if let Some((key, other)) = own.keys().next().zip(names.iter().find(|n| **n != name)) {
+        return Err(Error::usage(format!("{key:?} could be a setting of {name} or of {other}"))
+            .at(format!("data.task.{key}"))
+            .fix(format!("data.task.{name}.{key} = ..., or data.task.{other}.{key} = ...")));
+    }
+    own.extend(options.get(name).and_then(Value::as_object).cloned().unwrap_or_default());
+    Ok(Arc::from((entry.build)(&own, recipe.seed)?))
+}
+
+/// Says which settings of generated tasks no source uses.
+fn unused_options(recipe: &Recipe, warnings: &Warnings) {
+    let names: Vec<&str> =
+        recipe.data.train.iter().chain(&recipe.eval.data).filter_map(|s| task_name(s)).collect();
+    let of_another = |key: &str, value: &Value| {
+        value.is_object() && TASKS.iter().any(|t| t.name == key) && !names.contains(&key)
+    };
+    let unused = recipe.data.task.iter().filter(|(k, v)| names.is_empty() || of_another(k, v));
+    let unused: Vec<&str> = unused.map(|(key, _)| key.as_str()).collect();
+    if !unused.is_empty() {
+        let what =
+            format!("data.task ({}) is not used: data.train names no such generated task", unused.join(", "));
+        warnings.raise("unused-task-options", what, "data.train = [\"task:NAME\"], or no data.task");
+    }
+}
+
+/// Steps of a stage.
+pub fn total_steps(recipe: &Recipe, source: &dyn Source, wants: Wants) -> Result<u64> {
+    if let Some(steps) = recipe.train.steps {
+        return Ok(steps);
+    }
+    let epochs = recipe.train.epochs;
+    if !(epochs > 0.0 && epochs <= MAX_EPOCHS) {
+        return Err(Error::usage(format!(
+            "{epochs} epochs, expected a number above 0, at most {MAX_EPOCHS}"
+        ))
+        .at("train.epochs")
+        .fix("train.epochs = 3"));
+    }
+    let per_step = if wants == Wants::Rollouts { recipe.rollout.prompts } else { recipe.train.batch };
+    match source.batches(epochs, per_step) {
+        Some(steps) => Ok(steps.max(1)),
+        None => Err(Error::usage("a generated task has no end").at("train").fix("train.steps = 100")),
+    }
+}
+
+/// A random model whose tokenizer knows the stage's data.
+pub(super) fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> {
+    let Some(task) = task(recipe)? else {
+        return Err(Error::usage("a new tokenizer learns from a generated task; data.train names none")
+            .at("model.init")
+            .fix("make one with `ferrl tokenizer train` and `ferrl init`, and give model.path"));
+    };
+    let mut texts = Vec::new();
+    for i in 0..TOKENIZER_EXAMPLES {
+        let e = task.example(i, false)?;
+        texts.push(e.prompt + &e.answer);
+    }
+    let specials = ["<pad>".to_string(), "<eos>".to_string()];
+    let tokenizer = match init.tokenizer.as_str() {
+        "char" => train_chars(texts.into_iter(), &specials)?,
+        "bpe" => train_bpe(texts.into_iter(), init.vocab, &specials)?,
+        other => {
+            let hint = nearest(other, ["char", "bpe"]).unwrap_or("char");
+            return Err(Error::usage(format!("unknown tokenizer {other:?}, expected char or bpe"))
+                .at("model.init.tokenizer")
+                .fix(format!("tokenizer = \"{hint}\"")));
+        }
+    };
+    let mut options = InitOptions::new(&init.family);
+    options.vocab = tokenizer.vocab_size();
+    (options.hidden, options.layers) = (init.hidden, init.layers);
+    (options.heads, options.kv_heads, options.ffn) = (init.heads, init.kv_heads, init.ffn);
+    (options.max_positions, options.seed, options.tied) = (init.max_positions, recipe.seed, Some(true));
+    (options.eos, options.pad) = (tokenizer.eos().first().copied(), tokenizer.pad());
+    init_model(dir, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
+    tokenizer.save(dir)
+}

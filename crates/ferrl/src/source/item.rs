@@ -1,0 +1,100 @@
+//! From an encoded row to what an algorithm learns from.
+
+use super::{Group, Item, Prompt};
+use crate::algo;
+use crate::data::schema;
+use crate::data::{self, Encoder, Example, Sample, Tokens};
+use crate::experience::{Kind, Sequence};
+use ferrl_engine::{Error, Result};
+use serde_json::Value;
+
+/// Whether a row brings answers and their rewards.
+pub(super) fn is_group(row: &data::Row) -> bool {
+    ["completions", "rewards"].iter().all(|c| row.get(*c).is_some_and(|v| !v.is_null()))
+}
+
+/// How a row of these columns is read for an algorithm; `grouped` rows bring their answers.
+pub fn schema_of(wants: algo::Wants, grouped: bool, columns: &[&str]) -> schema::Wants {
+    match wants {
+        algo::Wants::Demonstrations => schema::Wants::Sft,
+        algo::Wants::Weighted if columns.contains(&"completions") => schema::Wants::Group,
+        algo::Wants::Weighted => schema::Wants::Sft,
+        algo::Wants::Pairs => schema::Wants::Preference,
+        algo::Wants::StepPairs => schema::Wants::StepPreference,
+        algo::Wants::Labelled => schema::Wants::Unpaired,
+        algo::Wants::Targets => schema::Wants::Target,
+        algo::Wants::Rollouts if grouped => schema::Wants::Group,
+        algo::Wants::Rollouts => schema::Wants::Prompt,
+    }
+}
+
+/// An encoded row as an example; `index` is the number of its prompt in the run.
+pub(super) fn item(sample: Sample, wants: algo::Wants, index: u64, encoder: &Encoder) -> Result<Item> {
+    let tokenizer = encoder.tokenizer();
+    let sequence = |t: Tokens, kind: Kind| Sequence {
+        pair: matches!(kind, Kind::Chosen | Kind::Rejected).then_some(0),
+        ids: t.ids,
+        trained: t.mask,
+        weight: 1.0,
+        kind,
+        ..Default::default()
+    };
+    let ask = |ids: Vec<u32>, prompt: &Value, columns: data::Row| Prompt {
+        index,
+        ids,
+        text: prompt.as_str().map_or_else(|| prompt.to_string(), String::from),
+        messages: prompt.as_array().cloned().unwrap_or_default(),
+        renamed: encoder.renamed().to_vec(),
+        columns,
+    };
+    let number = |name: &str, otherwise: f32| match sample.extra.get(name) {
+        None | Some(Value::Null) => Ok(otherwise),
+        Some(value) => value.as_f64().map(|n| n as f32).filter(|n| n.is_finite()).ok_or_else(|| {
+            Error::data(format!("column {name} is {value}, expected a number")).at(&sample.place)
+        }),
+    };
+    Ok(match sample.example {
+        Example::Text(tokens) if wants == algo::Wants::Weighted => {
+            Item::Given(vec![sequence(tokens, Kind::Plain).rewarded(number("advantage", 1.0)?)])
+        }
+        Example::Text(tokens) => Item::Given(vec![sequence(tokens, Kind::Plain)]),
+        Example::Pair { chosen, rejected } => {
+            let margin = number("margin", 0.0)?;
+            let chosen = Sequence { margin, ..sequence(chosen, Kind::Chosen) };
+            Item::Given(vec![chosen, sequence(rejected, Kind::Rejected)])
+        }
+        Example::Labelled { tokens, label } => Item::Given(vec![sequence(tokens, Kind::Labelled(label))]),
+        Example::Target { tokens, target } => Item::Given(vec![sequence(tokens, Kind::Target(target))]),
+        Example::Group { completions, rewards } if wants == algo::Wants::Weighted => {
+            let total = |i: usize| rewards.iter().map(|(_, list)| list[i]).sum();
+            let answers = completions.into_iter().enumerate();
+            Item::Given(answers.map(|(i, t)| sequence(t, Kind::Plain).rewarded(total(i))).collect())
+        }
+        Example::Prompt { .. } if is_group(&sample.extra) => {
+            return Err(Error::data(
+                "this row brings its answers and rewards, the first row is a prompt alone",
+            )
+            .at(sample.place)
+            .fix("give either kind of row to a stage, not both"));
+        }
+        Example::Prompt { ids } => Item::Ask(ask(ids, &sample.prompt, sample.extra)),
+        Example::Group { completions, rewards } => {
+            let answer = |(i, tokens): (usize, Tokens)| {
+                let mut s = sequence(tokens, Kind::Plain);
+                // An answer without its end was cut.
+                s.truncated = s.ids.last().is_some_and(|&id| !tokenizer.is_special(id));
+                s.components = rewards.iter().map(|(name, list)| (name.clone(), list[i])).collect();
+                s.sources = s.components.iter().map(|c| (1.0, Some(c.1))).collect();
+                let total = s.components.iter().map(|c| c.1).sum();
+                s.rewarded(total)
+            };
+            let answers: Vec<Sequence> = completions.into_iter().enumerate().map(answer).collect();
+            let first = answers.first().and_then(|s| Some(s.ids[..=s.actions().next()?].to_vec()));
+            let prompt = ask(first.unwrap_or_default(), &sample.prompt, sample.extra);
+            Item::Graded(Group { prompt, answers, place: sample.place })
+        }
+        other => {
+            return Err(Error::data(format!("no algorithm learns from {other:?} yet")).at(sample.place));
+        }
+    })
+}

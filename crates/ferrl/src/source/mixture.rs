@@ -1,0 +1,309 @@
+//! Examples from files, folders, hub datasets and generated tasks, mixed by weight, in an order that can be taken up again.
+
+use super::item::{is_group, item, schema_of};
+use super::survey::{Found, Room};
+use super::{Item, Progress, Source, Summary};
+use crate::algo;
+use crate::data::loader::{self, Loader, Size};
+use crate::data::prompt::Settings;
+use crate::data::{self, Counts, Dataset, Encoder, Overlong};
+use crate::recipe::Data;
+use crate::task::TaskExamples;
+use crate::warnings::Warnings;
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::philox::philox4x32;
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+
+/// One of the sources that are mixed.
+pub enum Part {
+    /// Rows of files.
+    Rows(Rows),
+    /// A generated task and its weight.
+    Task(Box<TaskExamples>, f64),
+}
+
+/// The rows of a dataset that are used.
+pub struct Rows {
+    dataset: Arc<Dataset>,
+    weight: f64,
+    pub(super) used: Vec<u32>,
+}
+
+impl Rows {
+    /// A row of those that are used, by its number in the dataset, and its place.
+    pub(super) fn read(&self, number: u32) -> Result<(data::Row, String)> {
+        Ok((self.dataset.row(number as usize)?, self.dataset.place(number as usize)))
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.dataset.name
+    }
+}
+
+impl Part {
+    /// All rows of a dataset.
+    pub fn of(dataset: Arc<Dataset>, weight: f64) -> Self {
+        let used = (0..dataset.len() as u32).collect();
+        Part::Rows(Rows { dataset, weight, used })
+    }
+
+    /// Its rows, where it has some.
+    pub(super) fn rows(&self) -> Option<&Rows> {
+        match self {
+            Part::Rows(rows) => Some(rows),
+            Part::Task(..) => None,
+        }
+    }
+}
+
+/// What rows are read for.
+pub struct Reading<'a> {
+    /// How rows become examples.
+    pub data: &'a Data,
+    /// The directory of the model, for its chat template.
+    pub model: &'a Path,
+    /// The model's tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// What the algorithm learns from.
+    pub wants: algo::Wants,
+    /// Decides the order.
+    pub seed: u64,
+    /// A share of the rows that is held out, and whether these are wanted or the others.
+    pub split: Option<(f64, bool)>,
+    /// What the model can take.
+    pub room: Room,
+    /// Where to say what is doubtful.
+    pub warnings: &'a Warnings,
+}
+
+/// Examples of several sources in one order.
+pub struct Mixture {
+    pub(super) parts: Vec<Part>,
+    loader: Loader,
+    pub(super) encoder: Encoder,
+    pub(super) wants: algo::Wants,
+    /// Whether rows bring their answers.
+    pub(super) grouped: bool,
+    drawn: u64,
+    /// What was cut so far.
+    counts: Counts,
+    pub(super) room: Room,
+    /// Rows that were left out when it was made.
+    pub(super) dropped: Found,
+    /// What evaluations read: checked with it, and compared with it.
+    pub(super) held_out: Vec<Mixture>,
+    pub(super) summary: Summary,
+    pub(super) warnings: Warnings,
+}
+
+/// Examples of a task in a round of the loader, where only tasks are mixed and no epoch ends.
+const ROUND: usize = 1024;
+
+impl Mixture {
+    /// Mixes sources as their weights say. A task of weight 1 gives as many examples to an epoch as all files have rows.
+    pub fn new(mut parts: Vec<Part>, how: &Reading<'_>) -> Result<Self> {
+        if parts.is_empty() {
+            return Err(Error::usage("there is nothing to learn from")
+                .at("data.train")
+                .fix("data.train = [\"rows.jsonl\"]"));
+        }
+        if let Some((share, held_out)) = how.split {
+            parts.iter_mut().enumerate().try_for_each(|(i, p)| p.split(i, share, held_out, how.seed))?;
+        }
+        let mixed = parts.len() > 1;
+        for part in &mut parts {
+            if let Part::Task(task, _) = part {
+                task.named = mixed;
+            }
+        }
+        let encoding = encoding(how.data)?;
+        let drops = encoding.overlong == Overlong::Drop;
+        let grouped = how.wants == algo::Wants::Rollouts && grouped(&parts, &encoding)?;
+        let encoder = Encoder::for_model(how.tokenizer.clone(), how.model, encoding)?;
+        let options = loader::Options { seed: how.seed, shuffle: how.data.shuffle };
+        let loader = Loader::new(sizes(&parts), options)?;
+        let mut mixture = Mixture {
+            loader,
+            encoder,
+            wants: how.wants,
+            grouped,
+            drawn: 0,
+            counts: Counts::default(),
+            room: how.room,
+            dropped: Found::default(),
+            held_out: Vec::new(),
+            summary: Summary { rows: rows(&parts), ..Default::default() },
+            warnings: how.warnings.clone(),
+            parts,
+        };
+        if drops {
+            mixture.prune()?;
+            mixture.loader = Loader::new(sizes(&mixture.parts), options)?;
+        }
+        unused(&mixture.parts, &mixture.loader, how.warnings);
+        Ok(mixture)
+    }
+
+    /// With what evaluations will read, to be looked at before the first step.
+    pub fn with_held_out(mut self, held_out: Vec<Mixture>) -> Self {
+        self.held_out = held_out;
+        self
+    }
+
+    fn draw(&mut self, part: usize, row: u64) -> Result<Item> {
+        let number = self.drawn;
+        self.drawn += 1;
+        match &self.parts[part] {
+            Part::Task(task, _) => task.item(row, number),
+            Part::Rows(rows) => {
+                let (record, place) = rows.read(rows.used[row as usize])?;
+                let wants = schema_of(self.wants, self.grouped, &self.encoder.columns(&record));
+                let sample = self.encoder.encode(&record, wants, &place, &mut self.counts)?;
+                let sample = sample.ok_or_else(|| Error::data("the row was to be left out").at(&place))?;
+                item(sample, self.wants, number, &self.encoder)
+            }
+        }
+    }
+
+    fn ends(&self) -> bool {
+        rows(&self.parts).is_some()
+    }
+}
+
+impl Part {
+    /// Only the rows that a share holds out, or only the others. Which these are depends on the seed and on how many
+    /// rows the source has; at least one is on either side. A task has a held-out part of its own.
+    fn split(&mut self, number: usize, share: f64, held_out: bool, seed: u64) -> Result<()> {
+        let Part::Rows(Rows { dataset, used, .. }) = self else { return Ok(()) };
+        let n = used.len();
+        if n < 2 {
+            return Err(Error::data(format!("{n} rows cannot be split"))
+                .at(&dataset.name)
+                .fix("more rows, or eval.data instead of eval.split"));
+        }
+        let key = [seed as u32, (seed >> 32) as u32];
+        used.sort_by_cached_key(|&row| (philox4x32([row, number as u32, 0, HELD_OUT], key), row));
+        let held = ((share * n as f64).round() as usize).clamp(1, n - 1);
+        *used = if held_out { used[..held].to_vec() } else { used[held..].to_vec() };
+        used.sort_unstable();
+        Ok(())
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Part::Rows(rows) => rows.dataset.name.clone(),
+            Part::Task(task, _) => format!("task:{}", task.name),
+        }
+    }
+}
+
+/// What a choice is for; part of its random numbers' counter.
+const HELD_OUT: u32 = 0x6865_6c64;
+
+/// Rows of all files; none where there are only tasks.
+fn rows(parts: &[Part]) -> Option<usize> {
+    let files = || parts.iter().filter_map(Part::rows);
+    files().next().map(|_| files().map(|rows| rows.used.len()).sum())
+}
+
+fn sizes(parts: &[Part]) -> Vec<Size> {
+    let all = rows(parts).unwrap_or(ROUND);
+    let size = |part: &Part| match part {
+        Part::Rows(rows) => Size::of(rows.used.len(), rows.weight),
+        Part::Task(_, weight) => Size { rows: all, weight: *weight, endless: true },
+    };
+    parts.iter().map(size).collect()
+}
+
+/// Says which sources a small weight leaves out of the first epoch.
+fn unused(parts: &[Part], loader: &Loader, warnings: &Warnings) {
+    let empty: Vec<String> =
+        (0..parts.len()).filter(|&i| loader.rows_from(i) == 0).map(|i| parts[i].name()).collect();
+    if !empty.is_empty() {
+        let what =
+            format!("the weight of {} is so small that the first epoch has no row of it", empty.join(", "));
+        warnings.raise("unused-source", what, "a larger weight in data.weights, or leave the source out");
+    }
+}
+
+/// The part of a recipe that says how rows become examples.
+pub fn encoding(settings: &Data) -> Result<Settings> {
+    let apply = match settings.apply_chat_template {
+        None => "auto",
+        Some(true) => "on",
+        Some(false) => "off",
+    };
+    Ok(Settings {
+        columns: settings.columns.clone(),
+        template: settings.template.clone(),
+        system: settings.system.clone(),
+        prefill: settings.prefill.clone(),
+        examples: settings.examples.clone(),
+        separator: settings.separator.clone(),
+        apply_chat_template: serde_json::from_value(apply.into())
+            .map_err(|e| Error::usage(format!("data.apply_chat_template: {e}")))?,
+        max_length: Some(settings.max_length),
+        overlong: serde_json::from_value(settings.overlong.as_str().into())
+            .map_err(|e| Error::usage(format!("data.overlong: {e}")))?,
+        ..Default::default()
+    })
+}
+
+impl Source for Mixture {
+    fn next(&mut self, n: usize) -> Result<Vec<Item>> {
+        let picks = self.loader.next_batch(n)?.picks;
+        picks.into_iter().map(|(part, row)| self.draw(part, row)).collect()
+    }
+    fn epoch(&self) -> Option<usize> {
+        self.ends().then(|| self.loader.epoch_rows())
+    }
+    fn epochs(&self) -> f64 {
+        if self.ends() { self.loader.epochs() } else { 0.0 }
+    }
+    fn batches(&self, epochs: f64, batch: usize) -> Option<u64> {
+        self.ends().then(|| self.loader.batches(epochs, batch))
+    }
+    fn graded(&self) -> bool {
+        self.grouped
+    }
+    fn cut(&self) -> usize {
+        self.counts.truncated
+    }
+    fn check(&mut self, progress: Progress<'_>) -> Result<()> {
+        self.look(progress)
+    }
+    fn summary(&self) -> Summary {
+        self.summary
+    }
+    fn state(&self) -> Value {
+        serde_json::json!({ "loader": self.loader.state(), "drawn": self.drawn, "counts": self.counts })
+    }
+    fn restore(&mut self, state: &Value) -> Result<()> {
+        let broken = |e: serde_json::Error| Error::data(format!("the loader's state cannot be read: {e}"));
+        self.loader.restore(&serde_json::from_value(state["loader"].clone()).map_err(broken)?)?;
+        self.drawn = serde_json::from_value(state["drawn"].clone()).map_err(broken)?;
+        self.counts = serde_json::from_value(state["counts"].clone()).map_err(broken)?;
+        Ok(())
+    }
+}
+
+/// Whether rows hold answers with rewards; what the first one says goes for all.
+fn grouped(parts: &[Part], settings: &Settings) -> Result<bool> {
+    let first = parts.iter().filter_map(Part::rows).find_map(|rows| Some((rows, *rows.used.first()?)));
+    let Some((rows, number)) = first else { return Ok(false) };
+    let (row, place) = rows.read(number)?;
+    let record = settings.column_map()?.apply(&row).map_err(|e| e.at(place))?;
+    let task = parts.iter().find(|p| matches!(p, Part::Task(..)));
+    match (is_group(&record), task) {
+        (true, Some(task)) => Err(Error::usage(format!(
+            "rows that bring their completions and rewards do not mix with {}",
+            task.name()
+        ))
+        .at("data.train")
+        .fix("train on them in a stage of their own")),
+        (grouped, _) => Ok(grouped),
+    }
+}

@@ -1,0 +1,388 @@
+//! One look at every row before the first step: what cannot be learned from is refused, what is doubtful is counted.
+
+use super::item::{item, schema_of};
+use super::mixture::{Mixture, Part};
+use super::{Item, Progress, Summary};
+use crate::data::Counts;
+use crate::experience::Sequence;
+use ferrl_engine::{Error, Result};
+use std::collections::{HashMap, HashSet};
+use std::thread;
+use xxhash_rust::xxh3::Xxh3;
+
+/// What a model and its sampler can take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Tokens the model was trained to see at once, where it says so.
+    pub context: Option<usize>,
+    /// There is no position beyond the context: a longer sequence cannot be computed at all.
+    pub learned: bool,
+    /// Tokens that may be sampled after a prompt.
+    pub new_tokens: usize,
+    /// Completions that a graded prompt needs.
+    pub group: usize,
+}
+
+/// Something that was found in some rows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Found {
+    pub rows: usize,
+    /// Where it was found first, and what was there.
+    first: String,
+    /// The longest of them, in tokens.
+    longest: usize,
+}
+
+impl Found {
+    fn add(&mut self, yes: bool, place: &str, length: usize) {
+        if yes {
+            if self.rows == 0 {
+                self.first = if length > 0 { format!("{place}, {length} tokens") } else { place.to_owned() };
+            }
+            self.rows += 1;
+            self.longest = self.longest.max(length);
+        }
+    }
+
+    fn join(&mut self, later: Found) {
+        if self.rows == 0 {
+            self.first = later.first;
+        }
+        self.rows += later.rows;
+        self.longest = self.longest.max(later.longest);
+    }
+}
+
+/// What every row together is.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Survey {
+    rows: usize,
+    tokens: usize,
+    trained: usize,
+    longest: usize,
+    truncated: Found,
+    dropped: Found,
+    ended: Found,
+    empty: Found,
+    raw: Found,
+    equal: Found,
+    beyond: Found,
+    /// Rows that were left out, as numbers of part and row.
+    pub left_out: Vec<(usize, u32)>,
+    /// What each row is, to find it again elsewhere; where they are asked for.
+    prints: Vec<(u64, String)>,
+    /// Those of the known rows that were met.
+    met: Vec<u64>,
+}
+
+/// What rows are compared with.
+#[derive(Clone, Copy)]
+enum Compare<'a> {
+    /// Nothing: they are what others are compared with.
+    Note,
+    /// Rows that are held out.
+    With(&'a HashMap<u64, String>),
+}
+
+/// Rows that one thread looks at before it is joined with the others.
+const PORTION: usize = 128;
+
+impl Mixture {
+    /// Looks at every row, with all cores; whether it came to the end.
+    fn survey(
+        &self,
+        compare: Compare<'_>,
+        progress: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<(Survey, bool)> {
+        let (mut all, mut done) = (Survey::default(), 0);
+        let threads = thread::available_parallelism().map_or(1, |n| n.get());
+        for (part, rows) in self.parts.iter().enumerate().filter_map(|(i, p)| Some((i, p.rows()?))) {
+            for stretch in rows.used.chunks(PORTION * threads) {
+                let portions: Vec<&[u32]> = stretch.chunks(PORTION).collect();
+                let results: Vec<Result<Survey>> = thread::scope(|scope| {
+                    let look = |rows| scope.spawn(move || self.portion(part, rows, compare));
+                    let running: Vec<_> = portions.into_iter().map(look).collect();
+                    let died = |_| Err(Error::data("a thread that read the data ended early"));
+                    running.into_iter().map(|t| t.join().unwrap_or_else(died)).collect()
+                });
+                // In the order of the rows: the first fault is the one that is told.
+                results.into_iter().try_for_each(|found| found.map(|found| all.join(found)))?;
+                done += stretch.len();
+                if !progress(done) {
+                    return Ok((all, false));
+                }
+            }
+        }
+        Ok((all, true))
+    }
+
+    fn portion(&self, part: usize, numbers: &[u32], compare: Compare<'_>) -> Result<Survey> {
+        let mut found = Survey::default();
+        let Some(rows) = self.parts[part].rows() else { return Ok(found) };
+        for &number in numbers {
+            let (row, place) = rows.read(number)?;
+            let wants = schema_of(self.wants, self.grouped, &self.encoder.columns(&row));
+            let mut counts = Counts::default();
+            let sample = self.encoder.encode(&row, wants, &place, &mut counts)?;
+            found.rows += 1;
+            found.truncated.add(counts.truncated > 0 && counts.dropped == 0, &place, counts.longest);
+            found.dropped.add(counts.dropped > 0, &place, counts.longest);
+            found.ended.add(counts.ended > 0, &place, 0);
+            found.empty.add(counts.empty > 0, &place, 0);
+            found.raw.add(counts.raw > 0, &place, 0);
+            match sample {
+                Some(sample) => {
+                    let item = item(sample, self.wants, 0, &self.encoder)?;
+                    found.measure(&item, &place, self.room)?;
+                    let print = print(&item);
+                    match compare {
+                        Compare::Note => found.prints.push((print, place)),
+                        Compare::With(known) if known.contains_key(&print) => found.met.push(print),
+                        Compare::With(_) => {}
+                    }
+                }
+                None => found.left_out.push((part, number)),
+            }
+        }
+        Ok(found)
+    }
+
+    fn row_count(&self) -> usize {
+        self.parts.iter().filter_map(Part::rows).map(|rows| rows.used.len()).sum()
+    }
+
+    /// Rows that `data.overlong = "drop"` leaves out, by part; what is left of each.
+    pub(super) fn prune(&mut self) -> Result<()> {
+        let (survey, _) = self.survey(Compare::With(&HashMap::new()), &mut |_| true)?;
+        for (i, part) in self.parts.iter_mut().enumerate() {
+            let out: HashSet<u32> =
+                survey.left_out.iter().filter(|(p, _)| *p == i).map(|(_, row)| *row).collect();
+            if let (Part::Rows(rows), false) = (part, out.is_empty()) {
+                rows.used.retain(|row| !out.contains(row));
+                if rows.used.is_empty() {
+                    return Err(Error::data(format!(
+                        "every row of {} is cut to nothing and dropped",
+                        rows.name()
+                    ))
+                    .at("data.max_length")
+                    .fix(format!("data.max_length = {}", survey.dropped.longest)));
+                }
+            }
+        }
+        self.dropped = survey.dropped;
+        Ok(())
+    }
+
+    /// Looks at all that is held out, then at all that is learned from, and says what is doubtful.
+    pub(super) fn look(&mut self, progress: Progress<'_>) -> Result<()> {
+        let held: usize = self.held_out.iter().map(Mixture::row_count).sum();
+        let (total, mut known, mut before) = (held + self.row_count(), HashMap::new(), 0);
+        for other in &self.held_out {
+            let (survey, whole) = other.survey(Compare::Note, &mut |done| progress(before + done, total))?;
+            before += other.row_count();
+            if !whole {
+                return Ok(());
+            }
+            other.warn(&survey, "evaluation ");
+            known.extend(survey.prints);
+        }
+        self.probe_tasks()?;
+        let (mut survey, whole) =
+            self.survey(Compare::With(&known), &mut |done| progress(before + done, total))?;
+        self.warn(&survey, "");
+        survey.met.sort_unstable();
+        survey.met.dedup();
+        if let Some(first) = survey.met.first().and_then(|print| known.get(print)) {
+            let what = format!(
+                "{} of {} evaluation rows are training rows too (first: {first})",
+                survey.met.len(),
+                known.len()
+            );
+            let fix = "remove the duplicates: the evaluation measures what was learned by heart";
+            self.warnings.raise("leaked-rows", what, fix);
+        }
+        self.summary = Summary { dropped: self.dropped.rows, ..survey.summary(whole) };
+        Ok(())
+    }
+
+    /// The first examples of generated tasks: they have no row to name, but they must fit the model too.
+    fn probe_tasks(&self) -> Result<()> {
+        let mut found = Survey::default();
+        for part in &self.parts {
+            let Part::Task(task, _) = part else { continue };
+            for index in 0..PORTION as u64 {
+                let place = format!("task:{} example {index}", task.name);
+                found.measure(&task.item(index, index)?, &place, self.room)?;
+            }
+        }
+        found.rows = PORTION;
+        self.warn(&found, "generated ");
+        Ok(())
+    }
+
+    /// Says what is doubtful in these rows.
+    fn warn(&self, s: &Survey, which: &str) {
+        let many = |found: &Found| format!("{} of {} {which}rows", found.rows, s.rows);
+        let raise = |name, found: &Found, what: &str, fix: &str| {
+            if found.rows > 0 {
+                let message = format!("{} {what} (first: {})", many(found), found.first);
+                self.warnings.raise(name, message, fix);
+            }
+        };
+        let most = self.encoder.max_length().unwrap_or(usize::MAX);
+        let whole = |found: &Found| format!("data.max_length = {} for whole rows", found.longest);
+        raise(
+            "truncated-rows",
+            &s.truncated,
+            &format!("are cut to data.max_length = {most}"),
+            &whole(&s.truncated),
+        );
+        raise(
+            "dropped-rows",
+            if which.is_empty() { &self.dropped } else { &s.dropped },
+            &format!("are left out: data.max_length = {most} leaves nothing of them to learn"),
+            &whole(&self.dropped),
+        );
+        raise("equal-pairs", &s.equal, "have chosen = rejected: they teach nothing", "remove them");
+        raise(
+            "empty-responses",
+            &s.empty,
+            "have a response without text: the model learns to say nothing",
+            "remove them",
+        );
+        raise(
+            "written-end",
+            &s.ended,
+            "end their response with the end-of-turn token as text; it is taken for the token itself, not learned twice",
+            "remove it from the text: every response is ended anyway",
+        );
+        raise(
+            "raw-prompts",
+            &s.raw,
+            "are plain text although the model has a chat template: prompt and response are joined without a separator",
+            "data.apply_chat_template = true puts them into the template; false says that plain text is meant",
+        );
+        if let Some(context) = self.room.context {
+            let asks = self.room.new_tokens > 0;
+            let with = if asks { " with rollout.max_new_tokens" } else { "" };
+            let fix = if asks {
+                "shorter prompts, or a smaller rollout.max_new_tokens"
+            } else {
+                "data.max_length = "
+            };
+            let fix = if asks { fix.to_string() } else { format!("{fix}{context}") };
+            raise(
+                "beyond-context",
+                &s.beyond,
+                &format!("are longer{with} than the {context} tokens the model was made for"),
+                &fix,
+            );
+        }
+    }
+}
+
+/// A sequence the model cannot take.
+fn too_long(length: usize, new: usize, most: usize, learned: bool) -> Error {
+    let positions = if learned { "has learned positions for" } else { "was made for" };
+    let (what, fix) = match new {
+        0 => (format!("{length} tokens"), format!("data.max_length = {most}")),
+        _ => (
+            format!("a prompt of {length} tokens and rollout.max_new_tokens = {new}"),
+            format!(
+                "rollout.max_new_tokens = {}, shorter prompts, or data.max_length with data.overlong = \"drop\"",
+                most.saturating_sub(length).max(1)
+            ),
+        ),
+    };
+    Error::data(format!("{what}, but the model {positions} {most}")).fix(fix)
+}
+
+/// What a row is made of, in 64 bits.
+fn print(item: &Item) -> u64 {
+    let mut hash = Xxh3::new();
+    let mut add = |ids: &[u32]| {
+        hash.update(&(ids.len() as u64).to_le_bytes());
+        ids.iter().for_each(|id| hash.update(&id.to_le_bytes()));
+    };
+    match item {
+        Item::Given(sequences) => sequences.iter().for_each(|s| add(&s.ids)),
+        Item::Ask(prompt) => add(&prompt.ids),
+        Item::Graded(group) => add(&group.prompt.ids),
+    }
+    hash.digest()
+}
+
+impl Survey {
+    fn join(&mut self, later: Survey) {
+        self.rows += later.rows;
+        self.tokens += later.tokens;
+        self.trained += later.trained;
+        self.longest = self.longest.max(later.longest);
+        self.truncated.join(later.truncated);
+        self.dropped.join(later.dropped);
+        self.ended.join(later.ended);
+        self.empty.join(later.empty);
+        self.raw.join(later.raw);
+        self.equal.join(later.equal);
+        self.beyond.join(later.beyond);
+        self.left_out.extend(later.left_out);
+        self.prints.extend(later.prints);
+        self.met.extend(later.met);
+    }
+
+    /// Lengths, pairs that do not differ, groups that are too small, what does not fit into the model.
+    fn measure(&mut self, item: &Item, place: &str, room: Room) -> Result<()> {
+        let mut longest = 0;
+        let mut given = |sequences: &[Sequence]| {
+            for s in sequences {
+                self.tokens += s.ids.len();
+                self.trained += s.trained.iter().filter(|t| **t).count();
+                longest = longest.max(s.ids.len());
+            }
+        };
+        match item {
+            Item::Given(sequences) => {
+                given(sequences);
+                let equal = matches!(&sequences[..], [a, b] if a.pair.is_some() && a.ids == b.ids);
+                self.equal.add(equal, place, 0);
+            }
+            Item::Graded(group) => {
+                given(&group.answers);
+                let (n, least) = (group.answers.len(), room.group);
+                if n < least {
+                    return Err(Error::data(format!(
+                        "{n} completions, where {least} at least can be compared"
+                    ))
+                    .at(place)
+                    .fix("give the prompt more completions, or leave the row out"));
+                }
+            }
+            Item::Ask(prompt) => {
+                self.tokens += prompt.ids.len();
+                longest = prompt.ids.len();
+            }
+        }
+        self.longest = self.longest.max(longest);
+        let new = if let Item::Ask(_) = item { room.new_tokens } else { 0 };
+        let beyond = room.context.is_some_and(|most| longest + new > most);
+        self.beyond.add(beyond, place, longest + new);
+        match room.context {
+            Some(most) if beyond && (room.learned || (new > 0 && longest >= most)) => {
+                Err(too_long(longest, new, most, room.learned).at(place))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn summary(&self, exact: bool) -> Summary {
+        Summary {
+            rows: Some(self.rows),
+            tokens: Some(self.tokens),
+            trained: self.trained,
+            exact,
+            truncated: self.truncated.rows,
+            dropped: self.dropped.rows,
+            longest: self.longest,
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! A run that fails in the middle, in whatever way, has saved what it learned, and goes on from there.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use ferrl::recipe::{Recipe, Resolved};
+use ferrl::run::{Fault, FaultKind, Files, MetricsLog, RunFolder, StepRecord, latest};
+use ferrl::runner::{self, Outcome, Watch};
+use ferrl::train::Waits;
+use ferrl_engine::{Class, Error, Result};
+use ferrl_kernels::cpu::Cpu;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Two stages, four steps, no checkpoint but at the end of each stage; rollouts run ahead by one.
+const RECIPE: &str = r#"
+name = "r"
+model = { init = { hidden = 16, layers = 1, heads = 2, kv_heads = 1, ffn = 16, max_positions = 64 } }
+data = { train = ["task:countdown"], max_length = 64 }
+rollout = { prompts = 2, samples = 2, max_new_tokens = 4, cache_mib = 1, max_lag = 1 }
+train = { micro_batch_tokens = 256 }
+eval = { every = 2, prompts = 2 }
+
+[[stage]]
+name = "imitate"
+algo = "sft"
+train = { steps = 3, batch = 2 }
+optim = { ema = 0.9 }
+
+[[stage]]
+name = "reinforce"
+algo = { name = "grpo" }
+train = { steps = 4 }
+"#;
+
+/// A directory that disappears with the test.
+struct Temp(PathBuf);
+
+impl Temp {
+    fn new() -> Temp {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let memory = PathBuf::from("/dev/shm");
+        let root = if memory.is_dir() { memory } else { std::env::temp_dir() };
+        let path = root.join(format!("ferrl-losses-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Temp(path)
+    }
+}
+
+impl Drop for Temp {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Looks on, and breaks what it is asked to break.
+#[derive(Default)]
+struct Saboteur {
+    /// Panics at that many-th thing that a run tells anybody; 0 never.
+    panics_at: usize,
+    told: Arc<AtomicUsize>,
+    /// Notes, in order.
+    notes: Vec<String>,
+    /// Removes this folder after a step.
+    removes: Option<(u64, PathBuf)>,
+    waits_for_disk: bool,
+}
+
+fn tell(told: &AtomicUsize, panics_at: usize) {
+    assert!(told.fetch_add(1, Ordering::SeqCst) + 1 != panics_at, "sabotage");
+}
+
+impl Watch for Saboteur {
+    fn stage(&mut self, _: &str, _: u64) {}
+    fn step(&mut self, _: &str, _: u64, _: u64, record: &StepRecord) {
+        if let Some((_, folder)) = self.removes.as_ref().filter(|r| r.0 == record.step) {
+            fs::remove_dir_all(folder).unwrap();
+        }
+    }
+    fn note(&mut self, text: &str) {
+        if text == "evaluating" {
+            tell(&self.told, self.panics_at);
+        }
+        self.notes.push(text.into());
+    }
+    fn waits(&self) -> Option<Waits> {
+        let (told, at) = (self.told.clone(), self.panics_at);
+        Some(Arc::new(move |_| tell(&told, at)))
+    }
+    fn disk_full(&mut self, _: &Error, _: Duration) -> bool {
+        self.waits_for_disk
+    }
+    fn interrupted(&self) -> bool {
+        false
+    }
+}
+
+/// Starts the run, or goes on with it.
+fn go(root: &Path, resolved: &Resolved, files: &Files, watch: &mut Saboteur) -> Result<Outcome> {
+    let folder = match root.join("r").exists() {
+        true => RunFolder::open_with(&root.join("r"), files.clone())?,
+        false => RunFolder::create_with(root, "r", &resolved.toml, files.clone())?,
+    };
+    runner::run(resolved, folder, Arc::new(Cpu::new(Some(1)).unwrap()), watch)
+}
+
+fn parse(text: &str) -> Resolved {
+    Recipe::parse(text, "r.toml", "r", &[]).unwrap()
+}
+
+/// Weights, metrics without times, and all rollouts.
+type Left = (Vec<u8>, Vec<StepRecord>, Vec<String>);
+
+fn left(root: &Path, stages: usize) -> Left {
+    let run = root.join("r");
+    let mut steps = MetricsLog::history(&run.join("metrics.jsonl")).unwrap();
+    for record in &mut steps {
+        record.seconds = 0.0;
+        record.metrics.retain(|(name, _)| !name.contains("tim"));
+    }
+    let rollouts = steps.iter().map(|r| run.join(format!("rollouts/step_{}.jsonl", r.step)));
+    let rollouts = rollouts.filter_map(|path| fs::read_to_string(path).ok()).collect();
+    let weights = fs::read(run.join(format!("stages/{}/model.safetensors", stages - 1))).unwrap();
+    (weights, steps, rollouts)
+}
+
+/// Steps in metrics.jsonl, and the step of the newest checkpoint.
+fn standing(root: &Path) -> (u64, u64) {
+    let run = root.join("r");
+    let steps = MetricsLog::history(&run.join("metrics.jsonl")).unwrap().len() as u64;
+    let newest = latest(&run.join("checkpoints")).unwrap().path;
+    let step = newest.map_or(0, |p| p.file_name().unwrap().to_str().unwrap()[5..].parse().unwrap());
+    (steps, step)
+}
+
+#[test]
+fn a_panic_anywhere_in_a_step_or_an_evaluation_loses_no_step() {
+    let resolved = parse(RECIPE);
+    let whole = Temp::new();
+    let mut watch = Saboteur::default();
+    go(&whole.0, &resolved, &Files::default(), &mut watch).unwrap();
+    let want = left(&whole.0, 2);
+    assert_eq!((want.1.len(), want.2.len()), (7, 4));
+    let places = watch.told.load(Ordering::SeqCst);
+    assert!(places > 30, "{places} places");
+    std::panic::set_hook(Box::new(|_| ())); // what follows panics on purpose
+    for at in 1..=places {
+        let temp = Temp::new();
+        let mut watch = Saboteur { panics_at: at, ..Default::default() };
+        let run = catch_unwind(AssertUnwindSafe(|| go(&temp.0, &resolved, &Files::default(), &mut watch)));
+        assert!(run.is_err(), "nothing happened at {at}");
+        let (written, saved) = standing(&temp.0);
+        let pending = saved == written + 1; // a step whose evaluation panicked is kept with the checkpoint
+        assert!(saved == written || pending, "at {at}: {written} steps, saved after {saved}");
+        let told = watch.notes.iter().any(|n| n.contains(&format!("--resume goes on after step {saved}")));
+        assert!(told || saved == 0 || saved == 3, "at {at}: {:?}", watch.notes);
+        go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
+        assert!(left(&temp.0, 2) == want, "at {at}: another run");
+    }
+    let _ = std::panic::take_hook();
+}
+
+#[test]
+fn an_error_in_the_middle_saves_the_last_good_state() {
+    // The learning rate rises until a weight is no number any more.
+    let text = RECIPE.split("[[stage]]").take(2).collect::<Vec<_>>().join("[[stage]]");
+    let text = text
+        .replace("eval = { every = 2, prompts = 2 }", "")
+        .replace("ema = 0.9", "name = \"sgd\", lr = 1e18, warmup = 1.0, max_grad_norm = 0.0");
+    let resolved = parse(&text.replace("steps = 3", "steps = 50"));
+    let temp = Temp::new();
+    let mut watch = Saboteur::default();
+    let error = go(&temp.0, &resolved, &Files::default(), &mut watch).err().expect("numbers too large");
+    assert_eq!(error.class, Class::Numerics, "{error}");
+    let (written, saved) = standing(&temp.0);
+    assert!(written > 0 && written == saved, "{written} steps, saved after {saved}");
+    assert!(watch.notes.iter().any(|n| n.contains(&format!("after step {saved}"))), "{:?}", watch.notes);
+    let log = fs::read_to_string(temp.0.join("r/log.jsonl")).unwrap();
+    assert!(log.contains("\"level\":\"error\"") && log.contains(&format!("after step {saved}")), "{log}");
+    let again = go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).err().unwrap();
+    assert_eq!(again.to_string(), error.to_string(), "the resumed run fails at the same place");
+    assert_eq!(standing(&temp.0), (written, saved));
+}
+
+#[test]
+fn a_disk_that_is_full_for_a_while_pauses_the_run() {
+    let text = RECIPE.replace("steps = 3,", "steps = 2,").replace("steps = 4", "steps = 2");
+    let resolved = parse(&text.replace("eval = { every = 2, prompts = 2 }", "checkpoint = { every = 1 }"));
+    let (whole, files) = (Temp::new(), Files::default());
+    go(&whole.0, &resolved, &files, &mut Saboteur::default()).unwrap();
+    let want = left(&whole.0, 2);
+    let made = Temp::new();
+    let before = Files::default();
+    drop(RunFolder::create_with(&made.0, "r", &resolved.toml, before.clone()).unwrap());
+    let mut paused = 0;
+    for at in before.operations() + 1..=files.operations() {
+        let temp = Temp::new();
+        let fault = Fault { at, kind: FaultKind::Enospc, lasting: false };
+        let mut watch = Saboteur { waits_for_disk: true, ..Default::default() };
+        match go(&temp.0, &resolved, &Files::with_faults(Some(fault)), &mut watch) {
+            Ok(_) => paused += 1,
+            // Before the first step nothing is lost, and the models of stages are written once more.
+            Err(e) => {
+                assert_eq!(e.class, Class::Resource, "{e}");
+                go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
+            }
+        }
+        assert!(left(&temp.0, 2) == want, "at operation {at}: another run");
+    }
+    assert!(paused > 60, "the run waited at {paused} operations only");
+}
+
+#[test]
+fn what_was_learned_is_saved_when_a_line_cannot_be_written() {
+    let text = RECIPE.replace("eval = { every = 2, prompts = 2 }", "");
+    let resolved = parse(&text);
+    let (whole, files) = (Temp::new(), Files::default());
+    go(&whole.0, &resolved, &files, &mut Saboteur::default()).unwrap();
+    let want = left(&whole.0, 2);
+    let mut lost = 0;
+    for at in (20..=files.operations()).step_by(3) {
+        let temp = Temp::new();
+        let files = Files::with_faults(Some(Fault { at, kind: FaultKind::Eio, lasting: false }));
+        if go(&temp.0, &resolved, &files, &mut Saboteur::default()).is_err() {
+            let (written, saved) = standing(&temp.0);
+            lost += written.saturating_sub(saved);
+            go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
+        }
+        assert!(left(&temp.0, 2) == want, "at operation {at}: another run");
+    }
+    assert_eq!(lost, 0, "steps were taken again");
+}
+
+#[test]
+fn a_folder_that_vanishes_is_noticed_at_the_next_step() {
+    let temp = Temp::new();
+    let mut watch = Saboteur { removes: Some((2, temp.0.join("r"))), ..Default::default() };
+    let error = go(&temp.0, &parse(RECIPE), &Files::default(), &mut watch).err().expect("it is gone");
+    let text = error.to_string();
+    assert!(text.contains("is gone") && text.contains(temp.0.join("r").to_str().unwrap()), "{text}");
+    assert!(!temp.0.join("r").exists(), "nothing is left where somebody removed everything");
+}

@@ -1,0 +1,36 @@
+//! Products of decoding: every number of rows from one to 64, and some beyond, gives each row the bits it has among many.
+
+use super::{Check, download, random, unwritten, upload, weight};
+use crate::buffer::DType;
+use crate::error::Result;
+
+/// Features and length of the sums: a model's width and a long k, more features than blocks, features that do not fill the
+/// last tile.
+const SHAPES: [(usize, usize); 4] = [(1152, 18944), (9472, 1024), (1000, 8960), (3584, 3584)];
+/// Rows of which the others are a part.
+const MANY: usize = 300;
+const ROWS: [usize; 13] = [1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 48, 64, 65];
+
+/// Every case.
+pub fn all(check: &mut Check<'_>) -> Result<()> {
+    let b = check.card;
+    for (n, k) in SHAPES {
+        let by = 1.0 / (k as f32).sqrt();
+        let values: Vec<f32> = random(1, n * k).iter().map(|x| x * by).collect();
+        let w = weight(b, DType::Bf16, n, k, &values)?;
+        let x = random(2, MANY * k);
+        for out in [DType::F32, DType::Bf16] {
+            let product = |rows: usize| -> Result<Vec<f32>> {
+                let (x, mut y) = (upload(b, DType::Bf16, &x[..rows * k])?, unwritten(b, out, rows * n)?);
+                b.linear(&x, &w, None, &mut y)?;
+                download(b, &y)
+            };
+            let many = product(MANY)?;
+            for rows in ROWS {
+                let name = format!("decode product {rows} x {n} x {k} into {}", out.name());
+                check.same(name, &product(rows)?, &many[..rows * n]);
+            }
+        }
+    }
+    Ok(())
+}
