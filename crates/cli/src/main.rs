@@ -41,6 +41,8 @@ enum Command {
     Generate(Box<commands::generate::Args>),
     Chat(commands::chat::Args),
     Score(commands::score::Args),
+    Verify(commands::verify::Args),
+    Env(commands::env::Args),
     Steps(Box<commands::steps::Args>),
     Init(Box<commands::init::Args>),
     Tokenizer(commands::tokenizer::Args),
@@ -58,7 +60,7 @@ fn main() -> ExitCode {
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(e)) => {
-            eprintln!("error: {e}");
+            eprintln!("error: {}", output::visible(&e.to_string()));
             ExitCode::from(e.class.exit_code())
         }
         Err(_) => output::exit(BUG),
@@ -77,6 +79,8 @@ fn dispatch(command: Command) -> ferrl_engine::Result<()> {
         Command::Generate(args) => commands::generate::run(&args),
         Command::Chat(args) => commands::chat::run(&args),
         Command::Score(args) => commands::score::run(&args),
+        Command::Verify(args) => commands::verify::run(&args),
+        Command::Env(args) => commands::env::run(&args),
         Command::Steps(args) => commands::steps::run(&args),
         Command::Init(args) => commands::init::run(&args),
         Command::Tokenizer(args) => commands::tokenizer::run(&args),
@@ -106,6 +110,7 @@ fn install_panic_hook() {
         let place = info.location().map_or(String::new(), |l| format!(" ({}:{})", l.file(), l.line()));
         // Whoever waited for a thread that panicked panics in turn.
         if !TOLD.swap(true, Ordering::SeqCst) {
+            let words = output::visible(words);
             eprintln!("error: this is a bug in ferrl, not a mistake of yours: {words}{place}");
             eprintln!("  fix: please report it with the command you ran; RUST_BACKTRACE=1 shows more");
         }

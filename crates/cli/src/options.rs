@@ -3,9 +3,11 @@
 use crate::machine;
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{self, ModelDir};
+use ferrl_engine::generate::SamplingParams;
 use ferrl_engine::model::{Config, Model, Options};
 use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{BACKENDS, Backend, DType};
+use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -168,11 +170,14 @@ pub fn above_zero(text: &str) -> std::result::Result<f32, String> {
     }
 }
 
-/// A temperature: 0, or large enough to divide by.
+/// A temperature: 0, or one to sample at.
 pub fn temperature(text: &str) -> std::result::Result<f32, String> {
     match text.parse::<f32>() {
-        Ok(x) if x == 0.0 || (x.is_finite() && x >= 1e-4) => Ok(x),
-        Ok(_) => Err("must be 0 (the likeliest token) or at least 0.0001".into()),
+        Ok(x) if x == 0.0 || SamplingParams::TEMPERATURES.contains(&x) => Ok(x),
+        Ok(_) => {
+            let (least, most) = (SamplingParams::TEMPERATURES.start(), SamplingParams::TEMPERATURES.end());
+            Err(format!("must be 0 (the most probable token) or {least} to {most}"))
+        }
         Err(_) => Err(format!("{text:?} is not a number")),
     }
 }
@@ -193,4 +198,15 @@ pub fn share_or_zero(text: &str) -> std::result::Result<f32, String> {
         Ok(_) => Err("must be from 0 to 1".into()),
         Err(_) => Err(format!("{text:?} is not a number")),
     }
+}
+
+/// Options given as `key=value`: numbers, booleans, lists and tables as JSON, anything else as text.
+pub fn key_values(pairs: &[String]) -> Result<Map<String, Value>> {
+    let read = |pair: &String| {
+        let (key, value) = pair.split_once('=').ok_or_else(|| {
+            Error::usage(format!("--option {pair:?} is not key=value")).fix("--option format=plain")
+        })?;
+        Ok((key.to_string(), serde_json::from_str(value).unwrap_or_else(|_| value.into())))
+    };
+    pairs.iter().map(read).collect()
 }

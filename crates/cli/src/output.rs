@@ -1,7 +1,9 @@
 //! Where results go: a file that appears when it is complete, or standard output.
 
+use ferrl::warnings::Warnings;
 use ferrl_engine::{Class, Error, Result};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -102,14 +104,40 @@ pub fn print(text: &str) -> Result<()> {
     written.map_err(|e| unwritable(Path::new("standard output"), &e))
 }
 
-/// What a model says, to standard output, at once. A terminal gets no control characters: a model may not move
-/// the cursor or set the title of a window.
+/// What a model says, to standard output, at once. A terminal gets it as [`visible`] text, a pipe as it is.
 pub fn say(text: &str) -> Result<()> {
-    let harmless = |c: char| !c.is_control() || matches!(c, '\n' | '\t');
-    if text.chars().all(harmless) || !std::io::stdout().is_terminal() {
-        return print(text);
+    match std::io::stdout().is_terminal() {
+        true => print(&visible(text)),
+        false => print(text),
     }
-    print(&text.chars().map(|c| if harmless(c) { c } else { '\u{FFFD}' }).collect::<String>())
+}
+
+/// Foreign text as people may see it: data, prompts, completions, what user code prints or raises. Control characters, which
+/// could move the cursor or set the title of a window, and marks that reorder text become escapes such as `\x1b`.
+pub fn visible(text: &str) -> Cow<'_, str> {
+    let harmless = |c: char| {
+        matches!(c, '\n' | '\t')
+            || !(c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'))
+    };
+    if text.chars().all(harmless) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match c {
+            c if harmless(c) => out.push(c),
+            c if (c as u32) < 0x100 => out.push_str(&format!("\\x{:02x}", c as u32)),
+            c => out.push_str(&format!("\\u{{{:x}}}", c as u32)),
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// Shows what was raised: a word of warning on standard error.
+pub fn warn(warnings: &Warnings) {
+    for warning in warnings.take() {
+        eprintln!("warning: {}", visible(&warning.to_string()));
+    }
 }
 
 /// Ends the program now.
@@ -132,5 +160,17 @@ pub fn unwritable(path: &Path, e: &std::io::Error) -> Error {
         (ErrorKind::PermissionDenied, _) => error.fix("choose a place you may write to"),
         _ if class == Class::Resource => error.fix("free some disk space or choose another disk"),
         _ => error.fix("choose another --output"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::visible;
+
+    #[test]
+    fn escape_codes_of_foreign_text_do_not_reach_a_terminal() {
+        assert_eq!(visible("plain é\n\ttext"), "plain é\n\ttext");
+        assert_eq!(visible("\x1b]0;owned\x07\r\u{9b}2J"), "\\x1b]0;owned\\x07\\x0d\\x9b2J");
+        assert_eq!(visible("a\u{202e}b\u{7f}"), "a\\u{202e}b\\x7f");
     }
 }

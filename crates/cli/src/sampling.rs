@@ -3,7 +3,7 @@
 use crate::machine;
 use crate::options::{above_zero, at_least_one, share, share_or_zero, temperature};
 use crate::text::Text;
-use ferrl_engine::generate::{CacheOptions, Sampler, SamplingParams};
+use ferrl_engine::generate::{CacheOptions, Sampler, SamplingParams, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::{Error, Result};
 use std::sync::Arc;
@@ -49,8 +49,14 @@ pub struct SamplingArgs {
 }
 
 impl SamplingArgs {
+    /// What ends a completion: what the model's files say, and the stop strings asked for.
+    pub fn stops(&self, text: &Text) -> Result<Stops> {
+        let stops = text.stops()?.with_strings(&self.stop, false);
+        Ok(if self.ignore_eos { stops.without_ids() } else { stops })
+    }
+
     /// Parameters for a prompt of that many tokens.
-    pub fn params(&self, text: &Text, prompt: usize, chat: bool) -> Result<SamplingParams> {
+    pub fn params(&self, text: &Text, stops: &Stops, prompt: usize) -> Result<SamplingParams> {
         let params = SamplingParams {
             temperature: self.temperature,
             top_k: self.top_k,
@@ -58,8 +64,8 @@ impl SamplingArgs {
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
             max_new_tokens: self.max_new_tokens.unwrap_or_else(|| text.room(prompt, USUAL)),
-            stop_ids: if self.ignore_eos { Vec::new() } else { text.ends(chat)? },
-            stop_strings: self.stop.clone(),
+            stop_ids: stops.ids().to_vec(),
+            stop_strings: stops.strings().to_vec(),
             seed: self.seed,
             ..Default::default()
         };
@@ -91,13 +97,4 @@ impl SamplingArgs {
         }
         Ok(sampler)
     }
-}
-
-/// The text of a completion, without special tokens and without the stop string that ended it.
-pub fn completion_text(text: &Text, ids: &[u32], stop: Option<&str>) -> Result<String> {
-    let mut words = text.tokenizer()?.decode(ids, true)?;
-    if let Some(at) = stop.and_then(|s| words.rfind(s)) {
-        words.truncate(at);
-    }
-    Ok(words)
 }

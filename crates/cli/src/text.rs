@@ -3,6 +3,7 @@
 use crate::data::Row;
 use ferrl_engine::chat::{ChatTemplate, Kwargs};
 use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::generate::Stops;
 use ferrl_engine::model::config::Position;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
@@ -85,16 +86,16 @@ impl Text {
         Ok(ids)
     }
 
-    /// Ids of a row that is to be continued (`ids`, `prompt`, or `messages`), and whether it is a conversation.
-    pub fn prompted(&self, row: &Row) -> Result<(Vec<u32>, bool)> {
+    /// Ids of a row that is to be continued: `ids`, `prompt`, or `messages`.
+    pub fn prompted(&self, row: &Row) -> Result<Vec<u32>> {
         let at = |e: Error| e.at(&row.place);
         Ok(match row.choose(&["ids", "prompt", "messages"])? {
-            "ids" => (row.ids("ids", self.vocab)?, false),
+            "ids" => row.ids("ids", self.vocab)?,
             "prompt" if row.get("prompt").is_some_and(Value::is_array) => {
-                (self.chat(row.messages("prompt")?, Some(row), true).map_err(at)?, true)
+                self.chat(row.messages("prompt")?, Some(row), true).map_err(at)?
             }
-            "prompt" => (self.prompt(row.text("prompt")?).map_err(at)?, false),
-            _ => (self.chat(row.messages("messages")?, Some(row), true).map_err(at)?, true),
+            "prompt" => self.prompt(row.text("prompt")?).map_err(at)?,
+            _ => self.chat(row.messages("messages")?, Some(row), true).map_err(at)?,
         })
     }
 
@@ -108,30 +109,12 @@ impl Text {
         self.dir.join("tokenizer.json").is_file()
     }
 
-    /// The tokens that end a completion: those the model's files name, and for a conversation those that end a turn.
-    pub fn ends(&self, chat: bool) -> Result<Vec<u32>> {
-        let mut ids = Vec::new();
-        if self.has_tokenizer() {
-            let tokenizer = self.tokenizer()?;
-            ids.extend_from_slice(tokenizer.eos());
-            let turns = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>"];
-            let turns = turns.iter().filter(|_| chat).filter_map(|t| tokenizer.token_id(t));
-            ids.extend(turns.filter(|id| tokenizer.is_special(*id)));
-        } else {
-            for file in ["config.json", "generation_config.json"] {
-                let text = std::fs::read_to_string(self.dir.join(file)).unwrap_or_default();
-                let json: Value = serde_json::from_str(&text).unwrap_or_default();
-                match &json["eos_token_id"] {
-                    Value::Array(list) => {
-                        ids.extend(list.iter().filter_map(Value::as_u64).map(|id| id as u32))
-                    }
-                    one => ids.extend(one.as_u64().map(|id| id as u32)),
-                }
-            }
+    /// What ends a completion.
+    pub fn stops(&self) -> Result<Stops> {
+        match self.has_tokenizer() {
+            true => Ok(Stops::of(self.tokenizer()?, self.template().ok())),
+            false => Stops::of_ids(&self.dir),
         }
-        ids.sort_unstable();
-        ids.dedup();
-        Ok(ids)
     }
 
     /// Ids of a bare string, as `transformers` gives them.

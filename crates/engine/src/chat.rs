@@ -143,6 +143,17 @@ impl ChatTemplate {
         self
     }
 
+    /// The token by which the template ends the assistant's turn, found by rendering one; `None` where it writes no marker
+    /// after it, or cannot render a question and its answer.
+    pub fn end_of_turn(&self, tokenizer: &Tokenizer) -> Option<u32> {
+        const REPLY: &str = "ferrl";
+        let message = |role: &str, content: &str| serde_json::json!({ "role": role, "content": content });
+        let messages = [message("user", "?"), message("assistant", REPLY)];
+        let text = self.render(&messages, None, false, &Kwargs::new()).ok()?;
+        let (_, after) = text.rsplit_once(REPLY)?;
+        tokenizer.first_marker(after)
+    }
+
     /// Whether the template marks what the assistant says with `{% generation %}`.
     pub fn has_generation_blocks(&self) -> bool {
         self.generation

@@ -20,7 +20,7 @@ use tokenizers::{AddedToken, Model as _, PostProcessor, PostProcessorWrapper};
 
 use crate::{Error, Result};
 use config::Config;
-pub(crate) use config::{content, read_json, read_text};
+pub(crate) use config::{content, eos_ids, read_json, read_text};
 pub(crate) use plain::GUARDS;
 use plain::Plain;
 pub use stream::StreamDecoder;
@@ -201,6 +201,19 @@ impl Tokenizer {
     /// The special tokens in `text` that parsing finds outside the `plain` spans, in order.
     pub(crate) fn markers(&self, text: &str, plain: &[Range<usize>]) -> Vec<(Range<usize>, u32)> {
         plain::Scanner::new(self).find(text, plain)
+    }
+
+    /// The first token in `text` that is written as a marker: a special token, or an added one named `<...>` or `[...]`.
+    /// Other added tokens may be mere runs of spaces or line ends.
+    pub(crate) fn first_marker(&self, text: &str) -> Option<u32> {
+        let written = |name: &str| {
+            let ends = (name.chars().next(), name.chars().next_back());
+            matches!(ends, (Some('<'), Some('>')) | (Some('['), Some(']')))
+        };
+        let added = self.inner.get_added_tokens_decoder();
+        let markers = added.iter().filter(|(_, t)| t.special || written(&t.content));
+        let found = markers.filter_map(|(&id, t)| Some((text.find(&t.content)?, t.content.len(), id)));
+        found.min_by_key(|&(at, len, id)| (at, usize::MAX - len, id)).map(|(_, _, id)| id)
     }
 
     /// Text of `ids`; `skip_special` leaves special tokens out. Ids outside the vocabulary give no text.

@@ -19,8 +19,8 @@ impl Stage {
         if !needs.reference && !needs.critic && !moved {
             return Ok(());
         }
-        let temperature = self.policy.temperature;
         for bin in Update::whole(e).bins(e, self.recipe.train.micro_batch_tokens)? {
+            let temperature = bin.first().map_or(1.0, |&i| e.sequences[i].divisor());
             let batch = tokens(bin.iter().map(|&i| &e.sequences[i]));
             let reference = match self.reference.as_ref().filter(|_| needs.reference) {
                 Some(model) => stats(model, &batch, temperature)?.logp,
@@ -34,7 +34,7 @@ impl Stage {
                 false => Vec::new(),
             };
             let own = match bin.iter().any(|&i| asked(&e.sequences[i])) {
-                true => self.policy.stats(&batch)?.logp,
+                true => stats(&self.policy.model, &batch, temperature)?.logp,
                 false => Vec::new(),
             };
             let mut row = 0;
@@ -61,7 +61,8 @@ impl Stage {
         let Some(limit) = self.algo.skip_ratio() else { return Ok(false) };
         let (mut sum, mut count) = (0.0, 0.0);
         for batch in batches {
-            let now = self.policy.stats(&tokens(batch.sequences.iter().copied()))?;
+            let tokens = tokens(batch.sequences.iter().copied());
+            let now = stats(&self.policy.model, &tokens, batch.temperature())?;
             for (row, s) in batch.rows() {
                 for i in s.actions() {
                     sum += ferrl_engine::math::exp((now.logp[row + i] - s.old_logp[i]) as f64);

@@ -48,19 +48,22 @@ impl Update {
     }
 
     /// Which sequences are computed together: at most `budget` tokens each, about equally full, both sides of a pair
-    /// in one. A function of the sequences' order and lengths and of the budget alone.
+    /// in one, and only what was sampled at the same temperature. A function of the sequences' order, lengths and
+    /// temperatures and of the budget alone.
     pub fn bins(&self, e: &Experience, budget: usize) -> Result<Vec<Vec<usize>>> {
-        let sequence = |m: usize| &e.sequences[self.members[m]];
-        let lengths: Vec<usize> = (0..self.members.len()).map(|m| sequence(m).ids.len()).collect();
-        // Pairs are numbered from 0; whoever is in none gets a number beyond them.
-        let pairs = 1 + e.sequences.iter().filter_map(|s| s.pair).max().unwrap_or(0);
-        let together: Vec<usize> =
-            (0..self.members.len()).map(|m| sequence(m).pair.unwrap_or(pairs + m)).collect();
-        let place =
-            |m: usize| format!("sequence {} of the step (group {})", self.members[m], sequence(m).group);
-        let budget = Budget { tokens: budget, setting: "train.micro_batch_tokens", multiple: 1 };
-        let packing = pack(&lengths, &together, budget, &place)?;
-        Ok(packing.bins.into_iter().map(|bin| bin.into_iter().map(|m| self.members[m]).collect()).collect())
+        let mut by_temperature: Vec<(u32, Vec<usize>)> = Vec::new();
+        for &i in &self.members {
+            let key = e.sequences[i].divisor().to_bits();
+            match by_temperature.iter_mut().find(|(other, _)| *other == key) {
+                Some((_, members)) => members.push(i),
+                None => by_temperature.push((key, vec![i])),
+            }
+        }
+        let mut bins = Vec::new();
+        for (_, members) in by_temperature {
+            bins.extend(bins_of(&members, e, budget)?);
+        }
+        Ok(bins)
     }
 
     /// Micro-batches of at most `budget` tokens, as [`Update::bins`] cuts them.
@@ -76,6 +79,18 @@ impl Update {
         };
         Ok(self.bins(e, budget)?.into_iter().map(batch).collect())
     }
+}
+
+fn bins_of(members: &[usize], e: &Experience, budget: usize) -> Result<Vec<Vec<usize>>> {
+    let sequence = |m: usize| &e.sequences[members[m]];
+    let lengths: Vec<usize> = (0..members.len()).map(|m| sequence(m).ids.len()).collect();
+    // Pairs are numbered from 0; whoever is in none gets a number beyond them.
+    let pairs = 1 + e.sequences.iter().filter_map(|s| s.pair).max().unwrap_or(0);
+    let together: Vec<usize> = (0..members.len()).map(|m| sequence(m).pair.unwrap_or(pairs + m)).collect();
+    let place = |m: usize| format!("sequence {} of the step (group {})", members[m], sequence(m).group);
+    let budget = Budget { tokens: budget, setting: "train.micro_batch_tokens", multiple: 1 };
+    let packing = pack(&lengths, &together, budget, &place)?;
+    Ok(packing.bins.into_iter().map(|bin| bin.into_iter().map(|m| members[m]).collect()).collect())
 }
 
 /// How many micro-batches an update has, and how full the mean one is compared with the fullest.

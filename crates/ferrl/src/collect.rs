@@ -6,10 +6,11 @@
 use crate::algo::Wants;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::refill;
-use crate::reward::Graded;
-use crate::rollout::{self, Answer};
+use crate::reward::{Completions, Graded};
+use crate::rollout::{self, Answer, Generator};
 use crate::source::{Group, Item, Prompt};
 use crate::train::{Clock, Stage};
+use crate::verify::Progress;
 use ferrl_engine::generate::SamplingParams;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
@@ -39,6 +40,9 @@ pub struct Rollout {
     pub graded: Graded,
     /// How much better than expected that was.
     pub advantage: f32,
+    /// Temperature it was sampled at; absent where it was given.
+    #[serde(default)]
+    pub temperature: Option<f32>,
 }
 
 impl Stage {
@@ -78,6 +82,7 @@ impl Stage {
             out.metrics.add("data/truncated", cut / out.experience.sequences.len().max(1) as f64);
         }
         if prompts.is_empty() {
+            out.measure_lengths();
             return Ok(out);
         }
         // The last batch of an epoch is smaller.
@@ -94,8 +99,10 @@ impl Stage {
         if self.algo.refills() > 0 {
             refill::cut(&mut out.experience, &*self.algo, count);
         }
+        out.measure_lengths();
         let tokens = out.rollouts.iter().map(|r| r.answer.tokens as f64).sum();
         out.metrics.add("completions/total_tokens", tokens);
+        out.metrics.add("rollouts/lost", out.rollouts.iter().filter(|r| r.graded.is_lost()).count() as f64);
         Ok(out)
     }
 
@@ -110,17 +117,19 @@ impl Stage {
         metrics: &mut Metrics,
     ) -> Result<()> {
         let r = &self.recipe.rollout;
-        let (params, samples) = (rollout::params(r, &self.tokenizer, self.recipe.seed), r.samples);
+        let (params, samples) = (rollout::params(r, &self.stops, self.recipe.seed), r.samples);
         clock.waits_for("rollout");
         let (mut experience, answers) = self.answer(&prompts, &params, samples, number)?;
         clock.lap("rollout", metrics);
         clock.waits_for("reward");
-        let graded = self.rewards.score(&prompts, &answers, &mut experience, &mut out.metrics)?;
+        let at = Progress { step: number, steps: self.schedules.0.total_steps, epoch: out.epoch };
+        let completions = Completions { prompts: &prompts, answers: &answers, at };
+        let graded = self.rewards.score(completions, &mut experience, &mut out.metrics)?;
         clock.lap("reward", metrics);
         refill::append(&mut out.experience, experience, before, out.rollouts.len());
         let shown = |(answer, graded): (Answer, Graded)| {
             let prompt = prompts[answer.prompt].clone();
-            Rollout { prompt, answer, graded, advantage: 0.0 }
+            Rollout { prompt, answer, graded, advantage: 0.0, temperature: Some(params.divisor()) }
         };
         out.rollouts.extend(answers.into_iter().zip(graded).map(shown));
         Ok(())
@@ -135,7 +144,9 @@ impl Stage {
         step: u64,
     ) -> Result<(Experience, Vec<Answer>)> {
         let sampler = self.sampler.as_mut().expect("a stage that samples has a sampler");
-        rollout::collect(sampler, &self.policy.model, &self.tokenizer, prompts, params, samples, step)
+        let generator =
+            Generator { model: &self.policy.model, tokenizer: &self.tokenizer, stops: &self.stops };
+        rollout::collect(sampler, generator, prompts, params, samples, step)
     }
 }
 
@@ -147,6 +158,25 @@ impl Collected {
             s.pair = s.pair.map(|_| group);
             s.trajectory_tokens = s.action_count();
             self.experience.sequences.push(s);
+        }
+    }
+
+    /// How long completions are, under TRL's names.
+    fn measure_lengths(&mut self) {
+        let mut lengths = |name: &str, tokens: Vec<usize>| {
+            let (Some(least), Some(most)) = (tokens.iter().min(), tokens.iter().max()) else { return };
+            let mean = tokens.iter().sum::<usize>() as f64 / tokens.len() as f64;
+            for (kind, value) in [("mean", mean), ("min", *least as f64), ("max", *most as f64)] {
+                self.metrics.add(&format!("completions/{kind}_{name}"), value);
+            }
+        };
+        let of = |keep: &dyn Fn(&Answer) -> bool| -> Vec<usize> {
+            self.rollouts.iter().map(|r| &r.answer).filter(|a| keep(a)).map(|a| a.tokens).collect()
+        };
+        lengths("length", of(&|_| true));
+        lengths("terminated_length", of(&|a| !a.truncated));
+        for r in &self.rollouts {
+            self.metrics.add("completions/clipped_ratio", f64::from(r.answer.truncated));
         }
     }
 
@@ -163,11 +193,10 @@ impl Collected {
             let (tokens, truncated) = (said.len(), s.truncated);
             let answer = Answer { prompt: group, text: tokenizer.decode(&said, true)?, tokens, truncated };
             let (reward, components) = (s.total_reward(), s.components.clone());
-            self.metrics.add("completions/mean_length", tokens as f64);
-            self.metrics.add("completions/clipped_ratio", f64::from(truncated));
-            let graded = Graded { reward, components, score: reward };
+            let graded =
+                Graded { reward: Some(reward), components, score: Some(reward), ..Default::default() };
             let prompt = given.prompt.clone();
-            self.rollouts.push(Rollout { prompt, answer, graded, advantage: 0.0 });
+            self.rollouts.push(Rollout { prompt, answer, graded, advantage: 0.0, temperature: None });
         }
         self.give(given.answers, group);
         Ok(())

@@ -10,15 +10,14 @@ use crate::batch::{Update, tokens};
 use crate::collect::Collected;
 use crate::experience::Metrics;
 use crate::recipe::Rollout;
-use crate::reward::{Graded, Rewards};
-use crate::rollout::{self, Answer};
+use crate::reward::{Completions, Graded, Rewards};
+use crate::rollout::{self, Answer, Generator};
 use crate::source::{Item, Prompt, Source};
 use crate::train::Stage;
+use crate::verify::Progress;
 use ferrl_engine::Result;
 use ferrl_engine::generate::Sampler;
-use ferrl_engine::model::Model;
-use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::train::{ByRole, Role};
+use ferrl_engine::train::{self, ByRole, Role};
 
 /// What was asked, answered and given.
 #[derive(Default)]
@@ -32,14 +31,10 @@ pub struct Evaluation {
 /// A question, an answer to it, and what the answer got.
 pub type Answered = (Prompt, Answer, Graded);
 
-/// An answer counts as right from this score on.
-const RIGHT: f64 = 1.0;
-
 /// Asks `prompts` held-out questions, `samples` times each, at a temperature; 0 is greedy.
 pub fn evaluate(
-    model: &Model,
+    generator: Generator<'_>,
     sampler: &mut Sampler,
-    tokenizer: &Tokenizer,
     source: &mut dyn Source,
     rewards: &Rewards,
     settings: &Rollout,
@@ -52,19 +47,27 @@ pub fn evaluate(
     };
     let prompts = prompts.min(source.epoch().unwrap_or(usize::MAX));
     let prompts: Vec<Prompt> = source.next(prompts)?.into_iter().filter_map(ask).collect();
-    let params = rollout::params(settings, tokenizer, seed);
+    let params = rollout::params(settings, generator.stops, seed);
     let (mut experience, answers) =
-        rollout::collect(sampler, model, tokenizer, &prompts, &params, samples, u32::MAX as u64)?;
-    let mut scratch = Metrics::default();
-    let graded = rewards.score(&prompts, &answers, &mut experience, &mut scratch)?;
+        rollout::collect(sampler, generator, &prompts, &params, samples, u32::MAX as u64)?;
+    let completions = Completions { prompts: &prompts, answers: &answers, at: Progress::default() };
+    let graded = rewards.score(completions, &mut experience, &mut Metrics::default())?;
     let mut metrics = Metrics::default();
-    let lost = scratch.get("rollouts/lost").filter(|&lost| lost > 0.0);
-    lost.into_iter().for_each(|lost| metrics.add("eval/lost", lost));
+    let lost = graded.iter().filter(|g| g.is_lost()).count();
+    if lost > 0 {
+        metrics.add("eval/lost", lost as f64);
+    }
     for (question, graded) in graded.chunks(samples).enumerate() {
-        let right = graded.iter().filter(|g| g.score >= RIGHT).count();
-        metrics.add("eval/pass@1", right as f64 / samples as f64);
-        metrics.add("eval/reward", graded.iter().map(|g| g.reward).sum::<f64>() / samples as f64);
-        if samples > 1 {
+        // What could not be graded is neither right nor wrong.
+        let scored: Vec<&Graded> = graded.iter().filter(|g| !g.is_lost()).collect();
+        if scored.is_empty() {
+            continue;
+        }
+        let right = scored.iter().filter(|g| g.is_right()).count();
+        let rewards: f64 = scored.iter().filter_map(|g| g.reward).sum();
+        metrics.add("eval/pass@1", right as f64 / scored.len() as f64);
+        metrics.add("eval/reward", rewards / scored.len() as f64);
+        if samples > 1 && scored.len() == samples {
             metrics.add(&format!("eval/pass@{samples}"), f64::from(right > 0));
             let own = &answers[question * samples..(question + 1) * samples];
             metrics.add(&format!("eval/majority@{samples}"), f64::from(majority_is_right(own, graded)));
@@ -100,7 +103,8 @@ impl Stage {
         let mut loss = 0.0;
         for batch in Update::whole(&e).micro_batches(&e, self.recipe.train.micro_batch_tokens)? {
             let mut stats = ByRole::default();
-            stats.set(Role::Policy, self.policy.stats(&tokens(batch.sequences.iter().copied()))?);
+            let tokens = tokens(batch.sequences.iter().copied());
+            stats.set(Role::Policy, train::stats(&self.policy.model, &tokens, batch.temperature())?);
             let part = self.algo.loss(&batch, &stats);
             loss += part.value;
             seen.join(part.metrics);
@@ -121,5 +125,5 @@ impl Stage {
 /// Whether the most frequent answer is right; the first of equals wins.
 fn majority_is_right(answers: &[Answer], graded: &[Graded]) -> bool {
     let winner = estimate::majority(answers.iter().map(|a| estimate::vote(&a.text)));
-    winner.is_some_and(|first| graded[first].score >= RIGHT)
+    winner.is_some_and(|first| graded[first].is_right())
 }

@@ -32,8 +32,8 @@ pub struct Sequence {
     pub reward: Vec<f32>,
     /// Named parts of the trajectory's reward.
     pub components: Vec<(String, f32)>,
-    /// Weight and reward of each source of the trajectory's reward, in the recipe's order.
-    pub sources: Vec<(f32, f32)>,
+    /// Weight and reward of each source of the trajectory's reward, in the recipe's order; a source may have none.
+    pub sources: Vec<(f32, Option<f32>)>,
     /// Log-probability under the policy that is being improved upon.
     pub old_logp: Vec<f32>,
     /// Log-probability when it was sampled; differs from `old_logp` only if the policy has moved since.
@@ -52,6 +52,9 @@ pub struct Sequence {
     pub correction: Vec<f32>,
     /// Whether generation was cut off by its length limit.
     pub truncated: bool,
+    /// Temperature it was sampled at; absent where it was not sampled by this run, which counts as 1.
+    #[serde(default)]
+    pub temperature: Option<f32>,
 }
 
 /// What kind of evidence a sequence is.
@@ -84,6 +87,11 @@ impl Sequence {
     /// Number of trained tokens.
     pub fn action_count(&self) -> usize {
         self.actions().count()
+    }
+    /// What divides the logits wherever its log-probabilities are computed: a log-probability is that of the distribution
+    /// which the token was drawn from.
+    pub fn divisor(&self) -> f32 {
+        self.temperature.unwrap_or(1.0)
     }
     /// Sum of a column over the actions.
     pub fn sum(&self, column: &[f32]) -> f64 {
@@ -170,7 +178,7 @@ impl Counts {
 
 /// A part of an update that is computed at once.
 pub struct MicroBatch<'a> {
-    /// Its sequences, end to end; both sides of a pair are in it.
+    /// Its sequences, end to end; both sides of a pair are in it, and all were sampled at the same temperature.
     pub sequences: Vec<&'a Sequence>,
     /// Of the whole update.
     pub counts: Counts,
@@ -184,6 +192,10 @@ impl MicroBatch<'_> {
             *row += s.ids.len();
             Some((start, *s))
         })
+    }
+    /// What divides the logits of all its sequences.
+    pub fn temperature(&self) -> f32 {
+        self.sequences.first().map_or(1.0, |s| s.divisor())
     }
     /// Rows in all.
     pub fn len(&self) -> usize {

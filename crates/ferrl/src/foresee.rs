@@ -20,6 +20,7 @@ impl Stage {
             all.set(Role::Policy, stats);
             (all, true)
         };
+        self.policy.temperature = batch.temperature();
         if let Some(grads) = self.algo.known_grads(batch) {
             let tokens = tokens(batch.sequences.iter().copied());
             return Ok(policy(self.policy.forward_backward(&tokens, &grads)?));

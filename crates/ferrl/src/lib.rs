@@ -26,6 +26,7 @@ pub mod rollout;
 pub mod run;
 pub mod runner;
 pub mod setup;
+pub mod signal;
 pub mod source;
 pub mod steps;
 pub mod task;

@@ -5,20 +5,31 @@ mod model;
 pub use model::RewardModel;
 
 use crate::experience::{Experience, Metrics};
+use crate::interrupt::{interrupted, is_interruption};
 use crate::recipe::{self, Recipe};
 use crate::rollout::Answer;
 use crate::source::Prompt;
-use crate::verify::{self, Sample, Score, Verifier};
-use ferrl_engine::{Error, Result};
+use crate::verify::{self, Columns, Hooks, Outcome, Progress, Sample, Score, Truncated, Verifier};
+use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{Backend, DType};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
 
 /// The sources of a run, with their weights.
-pub struct Rewards(Vec<(f64, Judge)>);
+pub struct Rewards {
+    sources: Vec<Source>,
+    hooks: Hooks,
+}
 
-/// Whoever says what an answer is worth.
+struct Source {
+    weight: f64,
+    judge: Judge,
+    truncated: Truncated,
+}
+
+/// Whoever says what a completion is worth.
 enum Judge {
     /// A function of the text.
     Verifier(Box<dyn Verifier>),
@@ -26,21 +37,55 @@ enum Judge {
     Model(Box<RewardModel>, String),
 }
 
-/// What one answer got.
+/// What one completion got.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Graded {
-    /// What training sees.
-    pub reward: f64,
+    /// What training sees; absent where it was lost, which is never the same as 0.
+    pub reward: Option<f64>,
     /// Named parts.
     pub components: Vec<(String, f32)>,
     /// Logged only: what the first verifier says of it, usually whether it is right.
-    pub score: f64,
+    pub score: Option<f64>,
+    /// Whether an answer was found in it, where a verifier looks for one.
+    #[serde(default)]
+    pub found: Option<bool>,
+    /// Columns that a Python function logged with `log_extra`.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub extra: Map<String, Value>,
+}
+
+impl Graded {
+    /// Whether nobody could say what it is worth.
+    pub fn is_lost(&self) -> bool {
+        self.reward.is_none()
+    }
+
+    /// Whether it counts as right: a score of 1 or more.
+    pub fn is_right(&self) -> bool {
+        self.score.is_some_and(|score| score >= 1.0)
+    }
+}
+
+/// Completions to be rewarded.
+#[derive(Clone, Copy)]
+pub struct Completions<'a> {
+    /// What they complete.
+    pub prompts: &'a [Prompt],
+    /// In the order of the experience's sequences.
+    pub answers: &'a [Answer],
+    /// Where the run stands.
+    pub at: Progress,
 }
 
 impl Rewards {
     /// From sources that need no model.
     pub fn new(sources: &[recipe::Reward]) -> Result<Self> {
-        Self::build(sources, &mut |dir| {
+        Self::with_hooks(sources, &Hooks::default())
+    }
+
+    /// The same for a run, which hears what user code prints and may end its waits.
+    pub fn with_hooks(sources: &[recipe::Reward], hooks: &Hooks) -> Result<Self> {
+        Self::build(sources, hooks, &mut |dir| {
             Err(Error::usage("a reward model needs a device to run on")
                 .at(format!("reward: model = {dir:?}")))
         })
@@ -48,26 +93,35 @@ impl Rewards {
 
     /// One verifier, of weight 1.
     pub fn of(verifier: Box<dyn Verifier>) -> Self {
-        Rewards(vec![(1.0, Judge::Verifier(verifier))])
+        let source =
+            Source { weight: 1.0, judge: Judge::Verifier(verifier), truncated: Truncated::default() };
+        Rewards { sources: vec![source], hooks: Hooks::default() }
     }
 
     /// As the recipe says, its models in memory.
-    pub fn load(recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>) -> Result<Self> {
-        Self::build(&recipe.reward, &mut |dir| RewardModel::open(Path::new(dir), recipe, dtype, backend))
+    pub fn load(recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Self> {
+        let mut open = |dir: &str| RewardModel::open(Path::new(dir), recipe, dtype, backend);
+        Self::build(&recipe.reward, hooks, &mut open)
     }
 
-    fn build(sources: &[recipe::Reward], open: &mut dyn FnMut(&str) -> Result<RewardModel>) -> Result<Self> {
+    fn build(
+        sources: &[recipe::Reward],
+        hooks: &Hooks,
+        open: &mut dyn FnMut(&str) -> Result<RewardModel>,
+    ) -> Result<Self> {
         let (mut all, mut models) = (Vec::new(), 0);
         for source in sources {
             let judge = match (&source.verifier, &source.python, &source.model) {
-                (Some(name), None, None) => Judge::Verifier(verify::build(name, &source.options)?),
+                (Some(name), None, None) => {
+                    Judge::Verifier(verify::build_with(name, &source.options, hooks)?)
+                }
                 (None, Some(file), None) => {
                     let mut options = source.options.clone();
                     options.insert("file".into(), file.to_string_lossy().into());
                     if let Some(function) = &source.function {
                         options.insert("function".into(), function.as_str().into());
                     }
-                    Judge::Verifier(verify::build("python", &options)?)
+                    Judge::Verifier(verify::build_with("python", &options, hooks)?)
                 }
                 (None, None, Some(dir)) => {
                     models += 1;
@@ -80,94 +134,225 @@ impl Rewards {
                         .fix("verifier = \"countdown\""));
                 }
             };
-            all.push((source.weight.unwrap_or(1.0), judge));
+            let truncated = truncated(source.truncated.as_deref())?;
+            all.push(Source { weight: source.weight.unwrap_or(1.0), judge, truncated });
         }
-        Ok(Rewards(all))
+        Ok(Rewards { sources: all, hooks: hooks.clone() })
     }
 
-    /// Scores the answers and places each reward on its answer's last token. An answer that no worker could score is
-    /// left out of the experience and counted.
+    /// Refuses stop strings that cut off what a verifier reads, because no completion could ever be right.
+    pub fn check_stops(&self, strings: &[String], include: bool) -> Result<()> {
+        if include {
+            return Ok(());
+        }
+        for source in &self.sources {
+            let Judge::Verifier(verifier) = &source.judge else { continue };
+            let reads = verifier.reads().iter();
+            let cut = reads.flat_map(|read| strings.iter().map(move |s| (read, s)));
+            if let Some((read, stop)) = cut.into_iter().find(|(read, stop)| read.contains(stop.as_str())) {
+                let what = format!(
+                    "the verifier {} reads {read:?}, which the stop text {stop:?} is cut from",
+                    verifier.name()
+                );
+                return Err(Error::usage(what).at("rollout.stop").fix("rollout.include_stop = true"));
+            }
+            let closing = |s: &&String| s.starts_with("</") && s.ends_with('>');
+            if let Some(stop) = strings.iter().find(closing).filter(|_| verifier.name() == "python") {
+                let what = format!("rollout.stop = {stop:?} is cut from what the Python reward sees");
+                self.hooks.warnings.raise("stop-text-cut", what, "rollout.include_stop = true to keep it");
+            }
+        }
+        Ok(())
+    }
+
+    /// Scores completions and places each reward on its completion's last token. A completion that nobody could score is
+    /// left out of the experience and counted; where that is so of all of them, the first failure is the error.
     pub fn score(
         &self,
-        prompts: &[Prompt],
-        answers: &[Answer],
+        completions: Completions<'_>,
         experience: &mut Experience,
         metrics: &mut Metrics,
     ) -> Result<Vec<Graded>> {
-        let samples: Vec<Sample<'_>> = answers
-            .iter()
-            .enumerate()
-            .map(|(i, a)| Sample {
-                id: i as u64,
-                prompt: &prompts[a.prompt].text,
-                completion: &a.text,
-                columns: &prompts[a.prompt].columns,
-            })
-            .collect();
-        let mut graded = vec![Graded::default(); answers.len()];
-        let mut lost = vec![false; answers.len()];
-        let mut sources: Vec<Vec<(f32, f32)>> = vec![Vec::new(); answers.len()];
-        let verified = self.0.iter().any(|(_, judge)| matches!(judge, Judge::Verifier(_)));
-        // Whether an answer is right is for the first verifier to say; without one, for the first source.
-        let says = |judge: &Judge| !verified || matches!(judge, Judge::Verifier(_));
-        let first = self.0.iter().position(|(_, judge)| says(judge));
-        for (source, (weight, judge)) in self.0.iter().enumerate() {
-            let (name, scores) = match judge {
-                Judge::Verifier(verifier) => (verifier.name(), verifier.score_batch(&samples)),
-                Judge::Model(model, name) => {
-                    let score =
-                        |r: f64| Ok(Score { reward: r, components: vec![(name.clone(), r)], score: Some(r) });
-                    (name.as_str(), model.score(prompts, answers)?.into_iter().map(score).collect())
-                }
-            };
-            if scores.len() != answers.len() {
-                let (got, want) = (scores.len(), answers.len());
-                return Err(Error::data(format!("{name} gave {got} scores for {want} answers"))
-                    .fix("one score for every answer, in their order"));
-            }
-            for (i, score) in scores.into_iter().enumerate() {
-                let score = match score {
-                    Ok(score) => score,
-                    Err(e) if verify::dropped(&e) => {
-                        lost[i] = true;
-                        continue;
-                    }
-                    Err(e) => return Err(e),
-                };
-                if !score.reward.is_finite() {
-                    return Err(Error::numerics(format!("{name} gave a reward of {}", score.reward))
-                        .at(format!("answer {i}")));
-                }
-                graded[i].reward += weight * score.reward;
-                sources[i].push((*weight as f32, score.reward as f32));
-                if Some(source) == first {
-                    graded[i].score = score.score.unwrap_or(score.reward);
-                }
-                graded[i].components.extend(score.components.into_iter().map(|(n, v)| (n, v as f32)));
+        let answers = completions.answers;
+        let ids: Vec<Vec<u32>> =
+            experience.sequences.iter().map(|s| s.actions().map(|i| s.ids[i + 1]).collect()).collect();
+        let samples = completions.samples(&ids);
+        let mut sums = vec![Sum::default(); answers.len()];
+        // Whether a completion is right is for the first verifier to say; without one, for the first source.
+        let verified = |s: &Source| matches!(s.judge, Judge::Verifier(_));
+        let first = self.sources.iter().position(verified).unwrap_or(0);
+        for (i, source) in self.sources.iter().enumerate() {
+            let outcomes = source.score(completions, &samples, metrics)?;
+            for (sum, outcome) in sums.iter_mut().zip(outcomes) {
+                sum.add(source.weight, outcome, i == first)?;
             }
         }
-        for ((s, g), sources) in experience.sequences.iter_mut().zip(&graded).zip(sources) {
-            if let Some(last) = s.actions().last() {
-                s.reward[last] = g.reward as f32;
+        let graded: Vec<Graded> = sums.iter().map(|s| s.graded(self.sources.is_empty())).collect();
+        self.account_for_lost(&sums, &graded, completions.at)?;
+        for ((s, g), sum) in experience.sequences.iter_mut().zip(&graded).zip(sums) {
+            if let (Some(last), Some(reward)) = (s.actions().last(), g.reward) {
+                s.reward[last] = reward as f32;
             }
             s.components = g.components.clone();
-            s.sources = sources;
+            s.sources = sum.sources;
         }
-        let mut keep = lost.iter().map(|l| !l);
+        let mut keep = graded.iter().map(|g| !g.is_lost());
         experience.sequences.retain(|_| keep.next().unwrap_or(true));
-        metrics.add("rollouts/lost", lost.iter().filter(|&&l| l).count() as f64);
-        for (a, g) in answers.iter().zip(&graded) {
-            metrics.add("score", g.score);
-            metrics.add("completions/mean_length", a.tokens as f64);
-            metrics.add("completions/clipped_ratio", f64::from(a.truncated));
-        }
+        graded.iter().filter_map(|g| g.score).for_each(|score| metrics.add("score", score));
         Ok(graded)
     }
+
+    /// Says once why completions have no reward, and stops where none has.
+    fn account_for_lost(&self, sums: &[Sum], graded: &[Graded], at: Progress) -> Result<()> {
+        let (lost, all) = (graded.iter().filter(|g| g.is_lost()).count(), graded.len());
+        if lost == 0 {
+            return Ok(());
+        }
+        let failure = sums.iter().find_map(|s| s.failure.clone()).unwrap_or_else(|| {
+            Error::usage("no reward function gave a number: all returned None")
+                .at("reward")
+                .fix("let at least one function return a number for every completion")
+        });
+        let step = at.step + 1;
+        if lost == all {
+            let what = format!(
+                "no completion of step {step} got a reward ({all} lost), so there is nothing to learn from"
+            );
+            return Err(failure.context(what));
+        }
+        let message =
+            format!("{lost} of {all} completions of step {step} got no reward and are left out: {failure}");
+        let fix = "later losses are counted in rollouts/lost; what functions print is in log.jsonl";
+        self.hooks.warnings.raise("lost-rewards", message, fix);
+        Ok(())
+    }
 }
+
+impl Source {
+    fn score(
+        &self,
+        completions: Completions<'_>,
+        samples: &[Sample<'_>],
+        metrics: &mut Metrics,
+    ) -> Result<Vec<Outcome>> {
+        let (name, outcomes) = match &self.judge {
+            Judge::Verifier(verifier) => {
+                let outcomes = verify::score_all(&**verifier, samples, completions.at, self.truncated)?;
+                verifier.take_metrics().iter().for_each(|(name, value)| metrics.add(name, *value));
+                (verifier.name(), outcomes)
+            }
+            Judge::Model(model, name) => {
+                let scored = |r: f64| {
+                    let components = vec![(name.clone(), r)];
+                    Outcome::Scored(Score { reward: r, components, score: Some(r), ..Default::default() })
+                };
+                let rewards = model.score(completions.prompts, completions.answers)?;
+                (name.as_str(), rewards.into_iter().map(scored).collect())
+            }
+        };
+        for (i, outcome) in outcomes.iter().enumerate() {
+            if let Outcome::Scored(score) = outcome
+                && !score.reward.is_finite()
+            {
+                return Err(Error::numerics(format!("{name} gave a reward of {}", score.reward))
+                    .at(format!("completion {i}")));
+            }
+        }
+        Ok(outcomes)
+    }
+}
+
+impl<'a> Completions<'a> {
+    fn samples(&self, ids: &'a [Vec<u32>]) -> Vec<Sample<'a>> {
+        let sample = |(i, a): (usize, &'a Answer)| {
+            let prompt = &self.prompts[a.prompt];
+            Sample {
+                id: i as u64,
+                prompt: &prompt.text,
+                messages: &prompt.messages,
+                completion: &a.text,
+                ids: ids.get(i).map_or(&[], Vec::as_slice),
+                tokens: Some(a.tokens),
+                truncated: a.truncated,
+                columns: Columns { row: Some(&prompt.columns), renamed: &prompt.renamed },
+            }
+        };
+        self.answers.iter().enumerate().map(sample).collect()
+    }
+}
+
+/// What the sources say of one completion together.
+#[derive(Clone, Default)]
+struct Sum {
+    reward: f64,
+    /// Sources that gave a reward.
+    count: usize,
+    components: Vec<(String, f32)>,
+    sources: Vec<(f32, Option<f32>)>,
+    score: Option<f64>,
+    found: Option<bool>,
+    extra: Map<String, Value>,
+    failure: Option<Error>,
+}
+
+impl Sum {
+    fn add(&mut self, weight: f64, outcome: Outcome, says_right: bool) -> Result<()> {
+        match outcome {
+            Outcome::Scored(score) => {
+                self.reward += weight * score.reward;
+                self.count += 1;
+                self.sources.push((weight as f32, Some(score.reward as f32)));
+                if says_right {
+                    self.score = Some(score.score.unwrap_or(score.reward));
+                }
+                self.found = self.found.or(score.found);
+                self.components.extend(score.components.into_iter().map(|(n, v)| (n, v as f32)));
+                self.extra.extend(score.extra);
+            }
+            // A source without an opinion adds nothing, and keeps its place among the sources.
+            Outcome::Abstained => self.sources.push((weight as f32, None)),
+            Outcome::Lost(error) if is_interruption(&error) => {
+                return Err(interrupted("waiting for rewards"));
+            }
+            Outcome::Lost(error) => self.failure = self.failure.take().or(Some(error)),
+        }
+        Ok(())
+    }
+
+    /// Lost where a source failed, or where none had an opinion though there are some.
+    fn graded(&self, without_sources: bool) -> Graded {
+        let known = self.failure.is_none() && (self.count > 0 || without_sources);
+        Graded {
+            reward: known.then_some(self.reward),
+            components: if known { self.components.clone() } else { Vec::new() },
+            score: self.score.or(without_sources.then_some(0.0)).filter(|_| known),
+            found: self.found,
+            extra: self.extra.clone(),
+        }
+    }
+}
+
+/// What a recipe says of truncated completions.
+fn truncated(word: Option<&str>) -> Result<Truncated> {
+    match word {
+        None | Some("wrong") => Ok(Truncated::Wrong),
+        Some("score") => Ok(Truncated::Score),
+        Some(other) => {
+            let near = nearest(other, TRUNCATED.iter().copied()).unwrap_or(TRUNCATED[0]);
+            Err(Error::usage(format!("unknown name {other:?}, expected one of {}", TRUNCATED.join(", ")))
+                .at("reward.truncated")
+                .fix(format!("truncated = {near:?}")))
+        }
+    }
+}
+
+/// What may become of truncated completions.
+pub const TRUNCATED: &[&str] = &["wrong", "score"];
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     /// Scores all but the last.
     struct Forgetful;
@@ -182,12 +367,12 @@ mod tests {
         fn score(&self, _sample: &Sample<'_>) -> Result<Score> {
             Ok(Score::default())
         }
-        fn score_batch(&self, samples: &[Sample<'_>]) -> Vec<Result<Score>> {
-            samples.iter().skip(1).map(|s| self.score(s)).collect()
+        fn score_batch(&self, samples: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
+            samples.iter().skip(1).map(|s| self.score(s).map(Outcome::Scored)).collect()
         }
     }
 
-    /// Its process dies over one text.
+    /// Its process dies over one text, and it has no opinion on another.
     struct Fragile;
 
     impl Verifier for Fragile {
@@ -197,18 +382,32 @@ mod tests {
         fn about(&self) -> &'static str {
             "breaks"
         }
-        fn score(&self, sample: &Sample<'_>) -> Result<Score> {
-            match sample.completion {
-                "bad" => Err(Error::device("the worker died")),
-                _ => Ok(Score { reward: 1.0, ..Score::default() }),
-            }
+        fn score(&self, _sample: &Sample<'_>) -> Result<Score> {
+            Ok(Score { reward: 1.0, ..Score::default() })
+        }
+        fn score_batch(&self, samples: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
+            let one = |s: &Sample<'_>| {
+                Ok(match s.completion {
+                    "bad" => Outcome::Lost(Error::device("the worker died").at("rewards.py")),
+                    "?" => Outcome::Abstained,
+                    _ => Outcome::Scored(self.score(s)?),
+                })
+            };
+            samples.iter().map(one).collect()
         }
     }
 
-    #[test]
-    fn an_answer_whose_reward_failed_is_not_learned_from() {
-        let rewards = Rewards(vec![(1.0, Judge::Verifier(Box::new(Fragile)))]);
-        let answer = |text: &str| Answer { prompt: 0, text: text.into(), tokens: 1, truncated: false };
+    fn rewards(judges: Vec<(f64, Box<dyn Verifier>)>) -> Rewards {
+        let source =
+            |(weight, v)| Source { weight, judge: Judge::Verifier(v), truncated: Truncated::default() };
+        Rewards { sources: judges.into_iter().map(source).collect(), hooks: Hooks::default() }
+    }
+
+    fn answer(text: &str) -> Answer {
+        Answer { prompt: 0, text: text.into(), tokens: 1, truncated: false }
+    }
+
+    fn experience(n: usize) -> Experience {
         let sequence = |trajectory| crate::experience::Sequence {
             ids: vec![1, 2],
             trained: vec![false, true],
@@ -216,36 +415,132 @@ mod tests {
             trajectory,
             ..Default::default()
         };
-        let mut e = Experience { sequences: (0..3).map(sequence).collect() };
-        let (answers, mut m) = (["a", "bad", "b"].map(answer), Metrics::default());
-        rewards.score(&[Prompt::default()], &answers, &mut e, &mut m).unwrap();
-        assert_eq!(m.get("rollouts/lost"), Some(1.0));
+        Experience { sequences: (0..n).map(sequence).collect() }
+    }
+
+    fn score(rewards: &Rewards, answers: &[Answer], e: &mut Experience) -> Result<Vec<Graded>> {
+        let completions = Completions { prompts: &[Prompt::default()], answers, at: Progress::default() };
+        rewards.score(completions, e, &mut Metrics::default())
+    }
+
+    fn regex(pattern: &str) -> Box<dyn Verifier> {
+        let options = json!({ "pattern": pattern, "whole": false });
+        verify::build("regex", options.as_object().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn an_answer_whose_reward_failed_is_not_learned_from() {
+        let rewards = rewards(vec![(1.0, Box::new(Fragile))]);
+        let mut e = experience(3);
+        let graded = score(&rewards, &["a", "bad", "b"].map(answer), &mut e).unwrap();
+        let got: Vec<_> = graded.iter().map(|g| g.reward).collect();
+        assert_eq!(got, [Some(1.0), None, Some(1.0)], "lost is not zero");
         let left: Vec<_> = e.sequences.iter().map(|s| (s.trajectory, s.total_reward())).collect();
         assert_eq!(left, [(0, 1.0), (2, 1.0)]);
+        let warning = rewards.hooks.warnings.take().remove(0);
+        assert!(
+            warning.message.contains("1 of 3 completions") && warning.message.contains("the worker died")
+        );
+    }
+
+    /// Was: a step whose rewards all failed "trained" on nothing, with a loss of NaN and exit code 0.
+    #[test]
+    fn a_step_without_any_reward_stops_with_the_first_failure() {
+        let rewards = rewards(vec![(1.0, Box::new(Fragile))]);
+        let error = score(&rewards, &["bad", "bad"].map(answer), &mut experience(2)).unwrap_err();
+        assert_eq!(error.class, ferrl_engine::Class::Device);
+        assert!(error.to_string().contains("no completion of step 1 got a reward (2 lost)"), "{error}");
+        assert!(error.to_string().contains("the worker died"), "{error}");
+        let error = score(&rewards, &["?", "?"].map(answer), &mut experience(2)).unwrap_err();
+        assert!(error.to_string().contains("None"), "{error}");
+    }
+
+    #[test]
+    fn a_source_without_an_opinion_leaves_it_to_the_others() {
+        let rewards = rewards(vec![(1.0, Box::new(Fragile)), (0.5, regex("."))]);
+        let mut e = experience(2);
+        let graded = score(&rewards, &["?", "a"].map(answer), &mut e).unwrap();
+        assert_eq!(graded.iter().map(|g| g.reward).collect::<Vec<_>>(), [Some(0.5), Some(1.5)]);
+        assert_eq!(e.sequences[0].sources, [(1.0, None), (0.5, Some(1.0))]);
     }
 
     #[test]
     fn the_first_verifier_says_whether_an_answer_is_right() {
-        let judge = |name: &str, pattern: &str| {
-            let options = serde_json::json!({ "pattern": pattern, "whole": false });
-            let options = options.as_object().cloned().unwrap_or_default();
-            Judge::Verifier(verify::build(name, &options).unwrap())
-        };
-        let rewards = Rewards(vec![(1.0, judge("regex", "4")), (0.5, judge("regex", "[0-9]"))]);
-        let answer = |text: &str| Answer { prompt: 0, text: text.into(), tokens: 1, truncated: false };
-        let answers = ["4", "5", "x"].map(answer);
-        let (mut e, mut m) = (Experience::default(), Metrics::default());
-        let graded = rewards.score(&[Prompt::default()], &answers, &mut e, &mut m).unwrap();
+        let rewards = rewards(vec![(1.0, regex("4")), (0.5, regex("[0-9]"))]);
+        let graded = score(&rewards, &["4", "5", "x"].map(answer), &mut experience(0)).unwrap();
         let both: Vec<_> = graded.iter().map(|g| (g.reward, g.score)).collect();
-        assert_eq!(both, [(1.5, 1.0), (0.5, 0.0), (0.0, 0.0)], "a digit is well formed, not right");
+        let want = [(1.5, 1.0), (0.5, 0.0), (0.0, 0.0)].map(|(r, s)| (Some(r), Some(s)));
+        assert_eq!(both, want, "a digit is well formed, not right");
     }
 
     #[test]
     fn as_many_scores_as_answers() {
-        let rewards = Rewards(vec![(1.0, Judge::Verifier(Box::new(Forgetful)))]);
-        let answer = || Answer { prompt: 0, text: "a".into(), tokens: 1, truncated: false };
-        let (mut e, mut m) = (Experience::default(), Metrics::default());
-        let error = rewards.score(&[Prompt::default()], &[answer(), answer()], &mut e, &mut m).unwrap_err();
-        assert!(error.to_string().contains("forgetful gave 1 scores for 2 answers"), "{error}");
+        let rewards = rewards(vec![(1.0, Box::new(Forgetful))]);
+        let error = score(&rewards, &["a", "a"].map(answer), &mut experience(0)).unwrap_err();
+        assert!(error.to_string().contains("forgetful gave 1 scores for 2 completions"), "{error}");
+    }
+
+    /// Was: `numeric` rewarded a completion that was cut off for the last number in it.
+    #[test]
+    fn a_truncated_completion_is_wrong_unless_the_recipe_says_otherwise() {
+        let prompt = Prompt {
+            columns: json!({ "answer": "12", "terms": [7, 5], "nums": [3, 4], "target": 7 })
+                .as_object()
+                .cloned()
+                .unwrap(),
+            ..Default::default()
+        };
+        let cases = [
+            (json!({ "verifier": "numeric" }), "so far 12"),
+            (json!({ "verifier": "exact" }), "12"),
+            (json!({ "verifier": "chain" }), "7+5=12"),
+            (json!({ "verifier": "regex", "options": { "pattern": "12" } }), "12"),
+            (json!({ "verifier": "countdown", "options": { "format": "plain" } }), "3+4"),
+        ];
+        for (recipe, text) in cases {
+            for (truncated, word, want) in [(false, "wrong", 1.0), (true, "wrong", 0.0), (true, "score", 1.0)]
+            {
+                let mut source: recipe::Reward = serde_json::from_value(recipe.clone()).unwrap();
+                source.truncated = Some(word.into());
+                let rewards = Rewards::new(&[source]).unwrap();
+                let answers = [Answer { truncated, ..answer(text) }];
+                let completions = Completions {
+                    prompts: std::slice::from_ref(&prompt),
+                    answers: &answers,
+                    at: Progress::default(),
+                };
+                let graded = rewards.score(completions, &mut experience(1), &mut Metrics::default()).unwrap();
+                assert_eq!(graded[0].reward, Some(want), "{recipe} truncated {truncated}, {word}");
+                assert_eq!(graded[0].score, Some(want), "{recipe} truncated {truncated}, {word}");
+                assert!(graded[0].components.iter().all(|c| c.1 == want as f32), "{graded:?}");
+            }
+        }
+    }
+
+    /// Was: `verifier = "length"` needed a column that nobody gave.
+    #[test]
+    fn the_length_of_a_completion_is_known_without_a_column() {
+        let source = json!({ "verifier": "length", "options": { "max": 10, "cache": 4 } });
+        let rewards = Rewards::new(&[serde_json::from_value(source).unwrap()]).unwrap();
+        let cut = Answer { tokens: 10, truncated: true, ..answer("a") };
+        let answers = [Answer { tokens: 6, ..answer("a") }, Answer { tokens: 8, ..answer("a") }, cut];
+        let graded = score(&rewards, &answers, &mut experience(3)).unwrap();
+        let got: Vec<_> = graded.iter().map(|g| g.reward).collect();
+        assert_eq!(
+            got,
+            [Some(0.0), Some(-0.5), Some(-1.0)],
+            "a penalty for length is felt when it is cut off"
+        );
+    }
+
+    #[test]
+    fn a_stop_text_that_the_verifier_reads_is_refused() {
+        let source = json!({ "verifier": "countdown" });
+        let rewards = Rewards::new(&[serde_json::from_value(source).unwrap()]).unwrap();
+        let stop = ["</answer>".to_string()];
+        let error = rewards.check_stops(&stop, false).unwrap_err().to_string();
+        assert!(error.contains("rollout.stop") && error.contains("include_stop"), "{error}");
+        rewards.check_stops(&stop, true).unwrap();
+        rewards.check_stops(&["\n\n".to_string()], false).unwrap();
     }
 }

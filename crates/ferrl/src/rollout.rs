@@ -4,10 +4,11 @@ use crate::experience::{Experience, Sequence};
 use crate::recipe::Rollout;
 use crate::source::Prompt;
 use ferrl_engine::Result;
-use ferrl_engine::generate::{Completion, Request, Sampler, SamplingParams, Stop};
+use ferrl_engine::generate::{Completion, Request, Sampler, SamplingParams, Stop, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 
 /// Tokens whose text is worth a thread.
 const THREAD_TOKENS: usize = 4096;
@@ -25,15 +26,31 @@ pub struct Answer {
     pub truncated: bool,
 }
 
+/// A model to sample from, how its text is read, and what ends its completions.
+#[derive(Clone, Copy)]
+pub struct Generator<'a> {
+    /// The weights.
+    pub model: &'a Model,
+    /// The model's.
+    pub tokenizer: &'a Tokenizer,
+    /// Stop tokens and stop strings.
+    pub stops: &'a Stops,
+}
+
+/// What ends completions of the model in `dir` as a recipe samples them.
+pub fn stops(dir: &Path, tokenizer: &Tokenizer, r: &Rollout) -> Stops {
+    Stops::of_dir(dir, tokenizer).with_strings(&r.stop, r.include_stop)
+}
+
 /// How answers are sampled in a run.
-pub fn params(r: &Rollout, tokenizer: &Tokenizer, seed: u64) -> SamplingParams {
+pub fn params(r: &Rollout, stops: &Stops, seed: u64) -> SamplingParams {
     SamplingParams {
         temperature: r.temperature as f32,
         top_k: r.top_k,
         top_p: r.top_p as f32,
         max_new_tokens: r.max_new_tokens,
-        stop_ids: tokenizer.eos().to_vec(),
-        stop_strings: r.stop.clone(),
+        stop_ids: stops.ids().to_vec(),
+        stop_strings: stops.strings().to_vec(),
         seed,
         ..Default::default()
     }
@@ -43,8 +60,7 @@ pub fn params(r: &Rollout, tokenizer: &Tokenizer, seed: u64) -> SamplingParams {
 /// the prompt's number and the sample's alone.
 pub fn collect(
     sampler: &mut Sampler,
-    model: &Model,
-    tokenizer: &Tokenizer,
+    generator: Generator<'_>,
     prompts: &[Prompt],
     params: &SamplingParams,
     samples: usize,
@@ -57,36 +73,40 @@ pub fn collect(
             requests.push(Request { prompt: prompt.ids.clone(), params: params.clone(), stream });
         }
     }
-    let completions = sampler.generate(model, requests)?;
-    let texts = texts(tokenizer, &completions)?;
+    let completions = sampler.generate(generator.model, requests)?;
+    let texts = generator.texts(&completions)?;
     let (mut experience, mut answers) = (Experience::default(), Vec::new());
     for (i, (c, text)) in completions.into_iter().zip(texts).enumerate() {
         let prompt = i / samples;
         answers.push(Answer { prompt, text, tokens: c.ids.len(), truncated: c.stop == Stop::Length });
-        experience.sequences.push(sequence(&prompts[prompt].ids, c, model.version, i, prompt));
+        let mut sampled = sequence(&prompts[prompt].ids, c, generator.model.version, i, prompt);
+        sampled.temperature = Some(params.divisor());
+        experience.sequences.push(sampled);
     }
     Ok((experience, answers))
 }
 
-/// The text of each, by as many threads as there is work for: the device waits meanwhile.
-fn texts(tokenizer: &Tokenizer, completions: &[Completion]) -> Result<Vec<String>> {
-    let decode = |c: &Completion| tokenizer.decode(&c.ids, true);
-    let tokens: usize = completions.iter().map(|c| c.ids.len()).sum();
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(tokens / THREAD_TOKENS);
-    if threads < 2 {
-        return completions.iter().map(decode).collect();
-    }
-    std::thread::scope(|scope| {
-        let parts = completions.chunks(completions.len().div_ceil(threads));
-        let running: Vec<_> = parts
-            .map(|part| scope.spawn(move || part.iter().map(decode).collect::<Result<Vec<_>>>()))
-            .collect();
-        let mut all = Vec::with_capacity(completions.len());
-        for part in running {
-            all.extend(part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+impl Generator<'_> {
+    /// The text of each, by as many threads as there is work for: the device waits meanwhile.
+    pub fn texts(&self, completions: &[Completion]) -> Result<Vec<String>> {
+        let decode = |c: &Completion| self.stops.text(self.tokenizer, c);
+        let tokens: usize = completions.iter().map(|c| c.ids.len()).sum();
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(tokens / THREAD_TOKENS);
+        if threads < 2 {
+            return completions.iter().map(decode).collect();
         }
-        Ok(all)
-    })
+        std::thread::scope(|scope| {
+            let parts = completions.chunks(completions.len().div_ceil(threads));
+            let running: Vec<_> = parts
+                .map(|part| scope.spawn(move || part.iter().map(decode).collect::<Result<Vec<_>>>()))
+                .collect();
+            let mut all = Vec::with_capacity(completions.len());
+            for part in running {
+                all.extend(part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+            }
+            Ok(all)
+        })
+    }
 }
 
 fn sequence(prompt: &[u32], c: Completion, version: u64, trajectory: usize, group: usize) -> Sequence {

@@ -16,6 +16,8 @@ use crate::data::hub::model_dir;
 use crate::evaluate::{Evaluation, evaluate};
 use crate::experience::Metrics;
 use crate::recipe::{Recipe, Resolved, Rollout};
+use crate::reward::Rewards;
+use crate::rollout::Generator;
 use crate::run::{
     Best, CheckpointOptions, Checkpoints, MetricsLog, Role, RunFolder, StepRecord, frozen, latest, load,
 };
@@ -203,6 +205,10 @@ impl OneStage<'_> {
         }
         self.warn(&stage.warnings, watch);
         let pending = Pending::from_json(&resumed.map_or(Value::Null, |_| state["pending"].clone()))?;
+        stage.num_tokens = match &pending {
+            Some(taken) => taken.metrics.get("num_tokens").map_or(0, |n| n as u64),
+            None => log.num_tokens,
+        };
         let over = pending.is_none() && (stage.step == total || self.settled(&recipe)?);
         let mut steps = Steps {
             one: self,
@@ -244,6 +250,9 @@ impl OneStage<'_> {
         for warning in warnings.take() {
             watch.warn(&warning);
             self.folder.note_warning(&warning);
+        }
+        for printed in warnings.take_printed() {
+            self.folder.note_printed(&printed);
         }
     }
 
@@ -373,33 +382,45 @@ impl OneStage<'_> {
     }
 
     /// Held-out questions, sampled and graded.
-    fn ask(&self, stage: &Stage, recipe: &Recipe) -> Result<Evaluation> {
-        let mut source =
-            setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true, &stage.warnings)?;
-        let model = &stage.policy.model;
-        let cache = setup::cache_options(&recipe.rollout, &*model.backend);
-        let mut sampler = Sampler::new(model, cache)?.with_tokenizer(stage.tokenizer.clone());
-        let own;
-        let rewards = match &stage.sampler {
-            Some(_) => &stage.rewards,
-            None => {
-                own = setup::rewards(recipe, Wants::Rollouts, &model.backend)?;
-                &own
+    fn ask(&self, stage: &mut Stage, recipe: &Recipe) -> Result<Evaluation> {
+        // There is one KV cache at a time: the rollouts' own, or one that is gone when the evaluation ends.
+        match stage.sampler.take() {
+            Some(mut sampler) => {
+                let asked = self.ask_with(&mut sampler, stage, &stage.rewards, recipe);
+                stage.sampler = Some(sampler);
+                asked
             }
-        };
+            None => {
+                let model = &stage.policy.model;
+                let cache = setup::cache_options(&recipe.rollout, &*model.backend);
+                let mut sampler = Sampler::new(model, cache)?.with_tokenizer(stage.tokenizer.clone());
+                let rewards = setup::rewards(recipe, Wants::Rollouts, &model.backend, &stage.hooks())?;
+                self.ask_with(&mut sampler, stage, &rewards, recipe)
+            }
+        }
+    }
+
+    fn ask_with(
+        &self,
+        sampler: &mut Sampler,
+        stage: &Stage,
+        rewards: &Rewards,
+        recipe: &Recipe,
+    ) -> Result<Evaluation> {
+        let source =
+            || setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true, &stage.warnings);
+        let generator =
+            Generator { model: &stage.policy.model, tokenizer: &stage.tokenizer, stops: &stage.stops };
         let temperature = recipe.eval.temperature.unwrap_or(recipe.rollout.temperature);
         let mut settings = Rollout { temperature, ..recipe.rollout.clone() };
         let asked = (recipe.eval.prompts, recipe.eval.samples, recipe.seed ^ 0xe7a1);
-        let mut all =
-            evaluate(model, &mut sampler, &stage.tokenizer, &mut *source, rewards, &settings, asked)?;
+        let mut all = evaluate(generator, sampler, &mut *source()?, rewards, &settings, asked)?;
         if temperature > 0.0 {
             settings.temperature = 0.0;
-            let mut source =
-                setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true, &stage.warnings)?;
             let asked = (recipe.eval.prompts, 1, recipe.seed);
-            let greedy =
-                evaluate(model, &mut sampler, &stage.tokenizer, &mut *source, rewards, &settings, asked)?;
-            all.metrics.add("eval/greedy", greedy.metrics.get("eval/pass@1").unwrap_or(0.0));
+            let greedy = evaluate(generator, sampler, &mut *source()?, rewards, &settings, asked)?;
+            let right = greedy.metrics.get("eval/pass@1");
+            right.into_iter().for_each(|right| all.metrics.add("eval/greedy", right));
         }
         Ok(all)
     }
@@ -425,6 +446,8 @@ fn printed(r: &crate::train::Rollout) -> crate::run::Rollout {
         prompt: r.prompt.text.clone(),
         completion: r.answer.text.clone(),
         reward: r.graded.reward,
+        temperature: r.temperature.map(f64::from),
+        extra: r.graded.extra.clone(),
         components: r.graded.components.iter().map(|(n, v)| (n.clone(), f64::from(*v))).collect(),
         advantage: f64::from(r.advantage),
         tokens: r.answer.tokens,

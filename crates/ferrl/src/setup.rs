@@ -8,8 +8,11 @@ pub use data::{source, task, task_verifier, tasks, total_steps};
 use crate::algo::{self, Algorithm, Needs, Wants};
 use crate::recipe::{Recipe, Rollout};
 use crate::reward::Rewards;
+use crate::rollout;
+use crate::signal::Signal;
 use crate::source::Source;
 use crate::train::Stage;
+use crate::verify::Hooks;
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::{CacheOptions, Sampler};
@@ -21,6 +24,9 @@ use ferrl_kernels::{Backend, DType};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Above this temperature hardly any model writes sentences.
+const HOT: f64 = 2.0;
 
 /// The algorithm a stage's recipe names, and what it learns from.
 pub fn algorithm(recipe: &Recipe) -> Result<(Box<dyn Algorithm>, Wants)> {
@@ -100,7 +106,15 @@ pub fn stage_over(
     let total = total_steps(&recipe, &*source, wants)?;
     let rate = |lr| schedule(&recipe, lr, total);
     let schedules = (rate(recipe.optim.lr)?, rate(recipe.critic.lr.unwrap_or(5.0 * recipe.optim.lr))?);
-    let rewards = if source.graded() { own_rewards(&recipe)? } else { rewards(&recipe, wants, &backend)? };
+    let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
+    let rewards =
+        if source.graded() { own_rewards(&recipe)? } else { rewards(&recipe, wants, &backend, &hooks)? };
+    let stops = rollout::stops(dir, &tokenizer, &recipe.rollout);
+    if sampler.is_some() && recipe.rollout.temperature > HOT {
+        let t = recipe.rollout.temperature;
+        let what = format!("rollout.temperature = {t}: completions are close to random tokens");
+        warnings.raise("hot-sampling", what, "rollout.temperature = 1.0");
+    }
     Ok(Stage {
         recipe,
         algo,
@@ -108,6 +122,7 @@ pub fn stage_over(
         policy,
         reference,
         critic,
+        stops,
         tokenizer,
         source,
         rewards,
@@ -116,6 +131,8 @@ pub fn stage_over(
         step: 0,
         ahead: VecDeque::new(),
         foresees: backend.is_exact(),
+        num_tokens: 0,
+        signal: Signal::default(),
         updating: false,
         warnings,
         waits: Arc::new(|_| ()),
@@ -174,12 +191,22 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
     };
     let mut trainer = Trainer::new(model, options)?;
     trainer.recompute = recipe.model.recompute;
-    trainer.temperature = recipe.rollout.temperature as f32;
     Ok(trainer)
 }
 
 /// Rewards as the recipe says, or those that fit its task.
-pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>) -> Result<Rewards> {
+pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Rewards> {
+    let rewards = sources_of_reward(recipe, wants, backend, hooks)?;
+    rewards.check_stops(&recipe.rollout.stop, recipe.rollout.include_stop)?;
+    Ok(rewards)
+}
+
+fn sources_of_reward(
+    recipe: &Recipe,
+    wants: Wants,
+    backend: &Arc<dyn Backend>,
+    hooks: &Hooks,
+) -> Result<Rewards> {
     if recipe.reward.is_empty() && wants == Wants::Rollouts {
         let Some(own) = task_verifier(recipe)? else {
             if recipe.algorithm()?.needs().rewardless {
@@ -194,7 +221,7 @@ pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>) -> Res
         };
         return Ok(Rewards::of(own));
     }
-    Rewards::load(recipe, dtype(recipe)?, backend)
+    Rewards::load(recipe, dtype(recipe)?, backend, hooks)
 }
 
 /// Rows bring their rewards: what the recipe names beside them would be for evaluations only.

@@ -5,11 +5,11 @@
 //! alone), and the columns of its question.
 
 use crate::recipe::Recipe;
-use crate::rollout;
+use crate::rollout::{self, Generator};
 use crate::setup;
 use crate::source::{Item, Prompt, Source};
-use crate::verify::{self, Sample, Verifier};
-use ferrl_engine::generate::{Request, Sampler};
+use crate::verify::{self, Columns, Sample, Verifier};
+use ferrl_engine::generate::{Request, Sampler, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
@@ -77,6 +77,8 @@ pub struct Collector<'a> {
     pub sampler: &'a mut Sampler,
     /// The model's.
     pub tokenizer: &'a Tokenizer,
+    /// What ends its completions.
+    pub stops: &'a Stops,
     /// Finds wrong steps.
     pub verifier: &'a dyn Verifier,
     /// Says how to sample.
@@ -164,7 +166,9 @@ impl Collector<'_> {
     }
 
     fn wrong_step(&self, prompt: &Prompt, completion: &str) -> Result<Option<std::ops::Range<usize>>> {
-        let sample = Sample { id: prompt.index, prompt: &prompt.text, completion, columns: &prompt.columns };
+        let columns = Columns { row: Some(&prompt.columns), renamed: &prompt.renamed };
+        let sample =
+            Sample { id: prompt.index, prompt: &prompt.text, completion, columns, ..Default::default() };
         self.verifier.wrong_step(&sample)
     }
 
@@ -176,7 +180,7 @@ impl Collector<'_> {
         samples: usize,
         pass: u32,
     ) -> Result<Vec<String>> {
-        let params = rollout::params(&self.recipe.rollout, self.tokenizer, self.recipe.seed);
+        let params = rollout::params(&self.recipe.rollout, self.stops, self.recipe.seed);
         let mut requests = Vec::new();
         for (start, (prompt, before)) in starts.iter().enumerate() {
             let mut ids = prompts[*prompt].ids.clone();
@@ -192,6 +196,7 @@ impl Collector<'_> {
             }
         }
         let completions = self.sampler.generate(self.model, requests)?;
-        completions.into_iter().map(|c| self.tokenizer.decode(&c.ids, true)).collect()
+        let generator = Generator { model: self.model, tokenizer: self.tokenizer, stops: self.stops };
+        generator.texts(&completions)
     }
 }

@@ -7,10 +7,12 @@ use crate::collect::Collected;
 use crate::experience::{Mean, Metrics, MicroBatch};
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
+use crate::signal::{self, Signal};
 use crate::source::Source;
 use crate::trust_region;
+use crate::verify::Hooks;
 use crate::warnings::Warnings;
-use ferrl_engine::generate::Sampler;
+use ferrl_engine::generate::{Sampler, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{ByRole, Role, Schedule, StatGrads, Stats, Trainer};
@@ -37,6 +39,8 @@ pub struct Stage {
     pub critic: Option<Trainer>,
     /// The policy's.
     pub tokenizer: Arc<Tokenizer>,
+    /// What ends the policy's completions.
+    pub stops: Stops,
     /// Where examples come from.
     pub source: Box<dyn Source>,
     /// What answers are worth.
@@ -51,6 +55,10 @@ pub struct Stage {
     pub ahead: VecDeque<Collected>,
     /// Whether the trainer has so far found the log-probabilities that the sampler told; see `foresee`.
     pub foresees: bool,
+    /// Tokens that were learned from so far, prompts included; the runner sets it to what earlier stages had.
+    pub num_tokens: u64,
+    /// Notices rewards that leave nothing to learn from.
+    pub signal: Signal,
     /// Whether weights are on the way from one value to the next; stays so where that failed halfway.
     pub updating: bool,
     /// What a user should know although the run goes on.
@@ -73,12 +81,18 @@ pub struct Report {
 }
 
 impl Stage {
+    /// What rewards beyond the stage's own are built with.
+    pub fn hooks(&self) -> Hooks {
+        Hooks { warnings: self.warnings.clone(), ..Default::default() }
+    }
+
     /// One step: the whole straight line.
     pub fn step(&mut self) -> Result<Report> {
         let (mut clock, mut metrics) = (Clock::new(&self.waits), Metrics::default());
         let mut collected = self.collected(&mut clock, &mut metrics)?; //      prompt, rollout, reward
         metrics.join(std::mem::take(&mut collected.metrics));
         let Collected { mut experience, mut rollouts, epoch, .. } = collected;
+        let tokens: usize = experience.sequences.iter().map(|s| s.ids.len()).sum();
         clock.waits_for("annotate");
         self.algo.extend(&mut experience)?;
         self.annotate(&mut experience)?; //                                    reference logp, values
@@ -91,7 +105,15 @@ impl Stage {
                 rollout.advantage = first.and_then(|i| s.advantage.get(i).copied()).unwrap_or(0.0);
             }
         }
-        if !experience.sequences.is_empty() {
+        let empty = experience.sequences.is_empty() || self.algo.learns_nothing(&experience);
+        self.look_for_signal(&rollouts, empty);
+        if empty {
+            metrics.add("updates/skipped", 1.0);
+            if !experience.sequences.is_empty() {
+                ["loss", "grad_norm"].iter().for_each(|name| metrics.add(name, 0.0));
+            }
+            experience.sequences.clear();
+        } else {
             self.restart()?;
         }
         let passes = self.algo.passes();
@@ -125,11 +147,27 @@ impl Stage {
             self.update(&mut metrics)?; //                                     weights
         }
         clock.lap("train", &mut metrics);
-        let trained: usize = experience.sequences.iter().map(|s| s.ids.len()).sum();
-        metrics.add("num_tokens", trained as f64);
+        self.num_tokens += tokens as u64;
+        metrics.add("num_tokens", self.num_tokens as f64);
+        metrics.add("timing/tokens_per_second", tokens as f64 / clock.total().max(1e-9));
         metrics.add("step_time", clock.total());
         self.step += 1;
+        if self.step == self.algo.policy_frozen_steps() && self.shares_trunk() {
+            self.policy.optimizer.restart(); // its moments count steps in which the trunk did not move
+        }
         Ok(Report { metrics, rollouts, epoch })
+    }
+
+    /// Whether the critic is a head on the policy's trunk.
+    fn shares_trunk(&self) -> bool {
+        self.critic.is_none() && self.algo.needs().critic
+    }
+
+    /// Says so where rewards leave nothing to learn from.
+    fn look_for_signal(&mut self, rollouts: &[Rollout], empty: bool) {
+        let max_new_tokens = self.recipe.rollout.max_new_tokens;
+        let step = signal::Step { number: self.step + 1, rollouts, empty, max_new_tokens };
+        self.signal.look(&step, &self.warnings);
     }
 
     /// Back to the stage's first weights, for algorithms that fine-tune those at every step.
@@ -144,6 +182,7 @@ impl Stage {
     pub(crate) fn forward(&mut self, batch: &MicroBatch<'_>) -> Result<ByRole<Stats>> {
         let tokens = tokens(batch.sequences.iter().copied());
         let mut all = ByRole::default();
+        self.policy.temperature = batch.temperature();
         let policy = match self.reference.as_ref().filter(|_| self.algo.needs().full_kl) {
             Some(teacher) => self.policy.forward_against(&tokens, teacher)?,
             None => self.policy.forward(&tokens)?,
@@ -159,12 +198,16 @@ impl Stage {
         let tokens = tokens(batch.sequences.iter().copied());
         let missing = || Error::numerics("the loss gives no gradient for a model that is trained");
         let policy = grads.get(Role::Policy).ok_or_else(missing)?;
+        if let Some(critic) = &mut self.critic {
+            critic.backward(&tokens, grads.get(Role::Critic).ok_or_else(missing)?)?;
+            // A policy that does not move needs no gradient.
+            if self.step < self.algo.policy_frozen_steps() {
+                return Ok(());
+            }
+        }
         match self.reference.as_ref().filter(|_| self.algo.needs().full_kl) {
             Some(teacher) => self.policy.backward_against(&tokens, policy, teacher)?,
             None => self.policy.backward(&tokens, policy)?,
-        }
-        if let Some(critic) = &mut self.critic {
-            critic.backward(&tokens, grads.get(Role::Critic).ok_or_else(missing)?)?;
         }
         Ok(())
     }
@@ -177,9 +220,12 @@ impl Stage {
     }
 
     fn update_all(&mut self, metrics: &mut Metrics) -> Result<()> {
-        if self.step < self.algo.policy_frozen_steps() {
-            self.policy.zero_grads();
-        } else {
+        let warmup = self.algo.policy_frozen_steps();
+        if self.step < warmup && self.shares_trunk() {
+            // The head is all that a critic on the policy's trunk has to itself: the policy stays as it is.
+            let report = self.policy.update_head(self.schedules.1.at(self.step))?;
+            metrics.add("critic/grad_norm", report.grad_norm);
+        } else if self.step >= warmup {
             let rate = self.schedules.0.at(self.step);
             let head_only = self.algo.head_only_steps();
             if head_only > 0 && self.step == head_only {

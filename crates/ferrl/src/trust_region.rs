@@ -140,6 +140,12 @@ pub fn conjugate_gradients(
 /// One update of a stage's policy, and of its critic where there is one.
 pub fn update(stage: &mut Stage, batches: &[MicroBatch<'_>], region: TrustRegion) -> Result<Metrics> {
     let mut metrics = Metrics::default();
+    let one = batches.first().map_or(1.0, MicroBatch::temperature);
+    if batches.iter().any(|b| b.temperature() != one) {
+        return Err(Error::data("a trust region compares completions that were sampled at one temperature")
+            .fix("give the stage either rows with completions or prompts to sample from, not both"));
+    }
+    stage.policy.temperature = one;
     let (before, stats) = gradients(stage, batches, &mut metrics)?;
     metrics.add("loss", before);
     let gradient = stage.policy.take_gradient()?;

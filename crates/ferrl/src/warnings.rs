@@ -30,7 +30,22 @@ pub struct Warnings(Arc<Mutex<State>>);
 struct State {
     raised: HashSet<&'static str>,
     waiting: Vec<Warning>,
+    printed: Vec<Printed>,
+    /// Lines that were left out since the last ones were taken.
+    dropped: usize,
 }
+
+/// A line that user code printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Printed {
+    /// The worker that printed it, or the program itself.
+    pub source: String,
+    /// Without its end.
+    pub line: String,
+}
+
+/// Lines kept until the next time they are taken, which is every step.
+const MOST_LINES: usize = 1000;
 
 impl Warnings {
     /// Adds a warning, unless one of this name was raised before: a fault of every step is said once.
@@ -44,6 +59,27 @@ impl Warnings {
     /// Those raised since the last call, in their order.
     pub fn take(&self) -> Vec<Warning> {
         std::mem::take(&mut self.lock().waiting)
+    }
+
+    /// Adds a line that user code printed, for log.jsonl.
+    pub fn print(&self, source: &str, line: &str) {
+        let mut state = self.lock();
+        match state.printed.len() < MOST_LINES {
+            true => state.printed.push(Printed { source: source.into(), line: line.into() }),
+            false => state.dropped += 1,
+        }
+    }
+
+    /// The lines printed since the last call, in their order; of very many the first ones and a word on the rest.
+    pub fn take_printed(&self) -> Vec<Printed> {
+        let mut state = self.lock();
+        let mut lines = std::mem::take(&mut state.printed);
+        let dropped = std::mem::take(&mut state.dropped);
+        if dropped > 0 {
+            lines
+                .push(Printed { source: "ferrl".into(), line: format!("{dropped} more lines are left out") });
+        }
+        lines
     }
 
     /// A thread that panicked while it held the list leaves a list that is whole.

@@ -44,7 +44,7 @@ fn experience(all: &Value) -> Experience {
             weight: 1.0,
             trajectory_tokens: tokens,
             reward,
-            sources: weights.iter().zip(&rewards[k]).map(|(w, r)| (*w as f32, *r as f32)).collect(),
+            sources: weights.iter().zip(&rewards[k]).map(|(w, r)| (*w as f32, Some(*r as f32))).collect(),
             sampled_logp: column(&old[k]),
             ref_logp: column(&reference[k]),
             ..Default::default()

@@ -45,7 +45,7 @@ fn experience(wants: Wants) -> Experience {
             trajectory_tokens: tokens,
             reward,
             components: vec![("part".into(), noise(k, 79))],
-            sources: vec![(1.0, noise(k, 77)), (0.5, noise(k, 78))],
+            sources: vec![(1.0, Some(noise(k, 77))), (0.5, Some(noise(k, 78)))],
             old_logp: logp.clone(),
             sampled_logp: logp,
             ref_logp: column(2, 0.5, -1.4),

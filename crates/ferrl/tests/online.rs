@@ -27,7 +27,7 @@ fn rollout(lengths: &[usize], rewards: &[f32]) -> Experience {
             weight: 1.0,
             trajectory_tokens: tokens,
             reward: given,
-            sources: vec![(1.0, reward)],
+            sources: vec![(1.0, Some(reward))],
             sampled_logp: column(1.0, -2.0),
             ref_logp: column(0.7, -1.8),
             old_value: column(0.5, 0.0),
@@ -292,7 +292,7 @@ fn gdpo_lets_a_reward_with_a_small_spread_count() {
     let mut e = rollout(&[2; 4], &[0.0; 4]);
     for (k, (big, small)) in [(1.0, 0.0), (0.0, 0.01), (0.0, 0.0), (1.0, 0.01)].into_iter().enumerate() {
         e.sequences[k].reward[2] = big + small;
-        e.sequences[k].sources = vec![(1.0, big), (1.0, small)];
+        e.sequences[k].sources = vec![(1.0, Some(big)), (1.0, Some(small))];
     }
     build("gdpo", json!({})).prepare(&mut e).unwrap();
     let a: Vec<f32> = e.sequences.iter().map(|s| s.advantage[1]).collect();
@@ -306,9 +306,9 @@ fn gdpo_keeps_a_group_whose_rewards_trade_off() {
         let mut e = rollout(&[2; 8], &[1.0; 8]);
         for (k, s) in e.sequences.iter_mut().enumerate().take(4) {
             let first = k as f32 / 4.0;
-            s.sources = vec![(1.0, first), (1.0, 1.0 - first)];
+            s.sources = vec![(1.0, Some(first)), (1.0, Some(1.0 - first))];
         }
-        e.sequences.iter_mut().skip(4).for_each(|s| s.sources = vec![(1.0, 0.5), (1.0, 0.5)]);
+        e.sequences.iter_mut().skip(4).for_each(|s| s.sources = vec![(1.0, Some(0.5)), (1.0, Some(0.5))]);
         e
     };
     let mut e = trade();

@@ -135,13 +135,16 @@ fn single_options_are_mapped() {
         json!({ "name": "ppo", "kl": { "coef": 0.0 } }),
         "without kl.type there is no KL"
     );
-    let words = ["actor.tis_coef=2.0", "actor.freeze_steps=4", "actor.entropy.coef=0.01", "adv.lamda=0.95"];
+    // Without a critic nothing would be trained meanwhile.
+    assert_eq!(algo(&["adv.estimator=gae", "actor.freeze_steps=4"])["critic_warmup"], 4);
+    let alone = Recipe::parse("model.path = \"m\"", "r.toml", "r", &["actor.freeze_steps=4".into()]);
+    assert!(alone.unwrap_err().to_string().contains("critic_warmup"));
+    let words = ["actor.tis_coef=2.0", "actor.entropy.coef=0.01", "adv.lamda=0.95"];
     assert_eq!(
         algo(&[&words[..], &["actor.update_per_rollout=4", "critic.clip=0.3", "adv.gamma=0.99"]].concat()),
         json!({
             "name": "dr_grpo",
             "entropy_coef": 0.01,
-            "critic_warmup": 4,
             "minibatches": 4,
             "advantage": { "gamma": 0.99, "lambda": 0.95 },
             "critic": { "clip": 0.3 },
@@ -170,6 +173,7 @@ fn single_options_are_mapped() {
         (&s.rollout.stop[..], &s.data.train[..]),
         (&["</answer>".into()][..], &["train@countdown.json".into()][..])
     );
+    assert!(s.rollout.include_stop, "RL2's rewards see the stop text");
     assert_eq!((r.name.as_str(), s.model.path.as_deref()), ("count", Some("Qwen/Qwen2.5-3B-Instruct")));
 }
 

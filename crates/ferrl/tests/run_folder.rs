@@ -184,11 +184,12 @@ fn rollouts_are_cut_at_a_checkpoint() {
     let make = |step: u64| Rollout {
         prompt: "2 + 2 = ?\n".into(),
         completion: format!("<think>\u{2028}{step}"),
-        reward: f64::INFINITY,
+        reward: Some(f64::INFINITY),
         components: vec![("format".into(), 0.1)],
         advantage: -0.5,
         tokens: 7,
         truncated: true,
+        ..Default::default()
     };
     let mut marks = vec![Mark::default()];
     for step in 1..=4 {

@@ -55,7 +55,7 @@ fn run(root: &Path, name: &str, steps: u64, hostile: bool) -> PathBuf {
                             i % 9
                         )
                     },
-                    reward,
+                    reward: Some(reward),
                     components: vec![
                         (if hostile { HOSTILE.into() } else { "correct".into() }, f64::from(right)),
                         ("format".into(), reward.min(0.1)),
@@ -63,6 +63,7 @@ fn run(root: &Path, name: &str, steps: u64, hostile: bool) -> PathBuf {
                     advantage: (reward - 0.5) * 2.0 + 0.1 * u,
                     tokens: 30 + (i as usize * 7) % 40,
                     truncated: i == 5,
+                    ..Default::default()
                 }
             };
             let list: Vec<Rollout> = (0..16).map(|i| sample(i, noise())).collect();

@@ -19,3 +19,5 @@ mod lag;
 mod packing;
 #[path = "stage/reward_model.rs"]
 mod reward_model;
+#[path = "stage/stops.rs"]
+mod stops;

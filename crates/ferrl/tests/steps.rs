@@ -42,6 +42,7 @@ fn collect(stage: &Stage, recipe: &Recipe, dir: &Path) -> Vec<Map<String, Value>
         model: &stage.policy.model,
         sampler: &mut sampler,
         tokenizer: &stage.tokenizer,
+        stops: &stage.stops,
         verifier: &*verifier,
         recipe,
         settings: Settings { prompts: 100, samples: 2, ..Default::default() },

@@ -132,7 +132,7 @@ fn stage(name: &str, overrides: &[&str]) -> Stage {
         model.init = { hidden = 32, layers = 2, heads = 2, kv_heads = 2, ffn = 64, max_positions = 64 }
         data = { train = ["task:countdown"], max_length = 32 }
         rollout = { prompts = 8, samples = 8, max_new_tokens = 4, cache_mib = 8 }
-        reward = { verifier = "regex", options = { pattern = "^[0-9]", whole = false } }
+        reward = { verifier = "regex", truncated = "score", options = { pattern = "^[0-9]", whole = false } }
         optim = { lr = 1e-3 }
         train = { steps = 12, micro_batch_tokens = 512 }
         algo = "trpo"

@@ -7,7 +7,10 @@ use serde_json::{Value, json};
 fn reward(name: &str, options: Value, completion: &str, columns: Value) -> f64 {
     let verifier = build(name, options.as_object().unwrap()).unwrap();
     let columns = columns.as_object().unwrap();
-    verifier.score(&Sample { id: 3, prompt: "", completion, columns }).unwrap().reward
+    verifier
+        .score(&Sample { id: 3, completion, columns: columns.into(), ..Default::default() })
+        .unwrap()
+        .reward
 }
 
 #[test]
@@ -67,6 +70,12 @@ fn wrong_options_are_refused_with_a_hint() {
         ("countdown", json!({"correct_reward": "x"}), "a number"),
         ("python", json!({}), "\"file\" is missing"),
         ("python", json!({"file": "a.py", "worker": 2}), "did you mean \"workers\"?"),
+        ("python", json!({"file": "a.py", "workers": 100000}), "from 1 to 256"),
+        (
+            "python",
+            json!({"file": "a.py", "function": "f", "functions": ["g"]}),
+            "both function and functions",
+        ),
     ] {
         let error = build(name, options.as_object().unwrap()).err().unwrap().to_string();
         assert!(error.contains(part), "{name}: {error}");
@@ -83,7 +92,9 @@ fn the_registry_describes_itself() {
     let column = json!({"anser": 3});
     let verifier = build("exact", &Default::default()).unwrap();
     let columns = column.as_object().unwrap();
-    let error =
-        verifier.score(&Sample { id: 3, prompt: "", completion: "", columns }).unwrap_err().to_string();
+    let error = verifier
+        .score(&Sample { id: 3, columns: columns.into(), ..Default::default() })
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("rollout 3") && error.contains("anser"), "{error}");
 }

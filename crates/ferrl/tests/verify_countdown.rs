@@ -122,7 +122,7 @@ fn score(options: Value, completion: &str) -> Score {
     let verifier = build("countdown", options.as_object().unwrap()).unwrap();
     let columns = json!({"nums": [3, 5, 5, 20], "target": 42});
     let columns = columns.as_object().unwrap();
-    verifier.score(&Sample { id: 0, prompt: "", completion, columns }).unwrap()
+    verifier.score(&Sample { completion, columns: columns.into(), ..Default::default() }).unwrap()
 }
 
 #[test]
@@ -171,7 +171,12 @@ fn columns_are_read_with_care() {
     let verifier = build("countdown", &Map::new()).unwrap();
     let score = |columns: Value| {
         let columns = columns.as_object().unwrap().clone();
-        verifier.score(&Sample { id: 9, prompt: "", completion: "<answer>1+2</answer>", columns: &columns })
+        verifier.score(&Sample {
+            id: 9,
+            completion: "<answer>1+2</answer>",
+            columns: (&columns).into(),
+            ..Default::default()
+        })
     };
     assert_eq!(score(json!({"numbers": [1, 2.0], "target": "3"})).unwrap().reward, 1.0);
     for (columns, part) in [

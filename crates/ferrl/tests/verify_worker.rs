@@ -1,12 +1,12 @@
 //! Python workers under every fault: the caller always gets an answer or a failure that says why.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl::verify::{Sample, Verifier, build, dropped, python::Python};
-use ferrl::worker::{Answer, Failure, Kind, Pool, WorkerOptions};
+use ferrl::verify::{Outcome, Progress, Sample, Verifier, build, python::Python};
+use ferrl::worker::{Answer, Arguments, Failure, Kind, Pool, WorkerOptions};
 use ferrl_engine::Class;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 fn file() -> PathBuf {
@@ -44,10 +44,10 @@ fn call(pool: &Pool, function: &str, completions: &[&str]) -> Vec<Answer> {
 
 fn call_as(pool: &Pool, function: &str, prompt: &str, completions: &[&str]) -> Vec<Answer> {
     let ids: Vec<u64> = (40..).take(completions.len()).collect();
-    let mut arguments = Map::new();
-    arguments.insert("prompts".into(), json!(vec![prompt; completions.len()]));
-    arguments.insert("completions".into(), json!(completions));
-    pool.call(function, &ids, &arguments)
+    let mut arguments = Arguments::default();
+    arguments.columns.insert("prompts".into(), json!(vec![prompt; completions.len()]));
+    arguments.columns.insert("completions".into(), json!(completions));
+    pool.call(function, &ids, &arguments).answers
 }
 
 /// The failure of a call on two completions, and that the worker is sound again within a second.
@@ -55,7 +55,8 @@ fn failure(pool: &Pool, function: &str) -> Box<Failure> {
     let answers = call(pool, function, &["a", "bb"]);
     assert_eq!(answers.len(), 2);
     let failure = answers[0].clone().unwrap_err();
-    assert_eq!(failure.ids, [40, 41]);
+    assert_eq!(failure.ids, [40], "each rollout was tried by itself");
+    assert_eq!(answers[1].clone().unwrap_err().ids, [41]);
     let began = Instant::now();
     assert_eq!(call(pool, "reward", &["abc"]), [Ok(Some(3.0))]);
     assert!(began.elapsed() < Duration::from_secs(1), "{function}: back after {:?}", began.elapsed());
@@ -90,11 +91,12 @@ fn a_worker_that_ends_is_replaced_and_its_call_made_again() {
         let f = failure(&pool, "aborts");
         assert!(matches!(&f.kind, Kind::Exited(s) if s.contains("SIGABRT")), "{f}");
     }
-    assert_eq!((pool.counts().restarts, pool.counts().failures), (12, 6));
+    // Both rollouts at once, then each by itself.
+    assert_eq!((pool.counts().restarts, pool.counts().failures), (18, 12));
     for function in ["exits_once", "hangs_once", "raises_once"] {
         assert_eq!(call(&pool, function, &["a"]), [Ok(Some(1.0))], "{function}");
     }
-    assert_eq!((pool.counts().restarts, pool.counts().retries), (14, 9));
+    assert_eq!((pool.counts().restarts, pool.counts().retries), (20, 15));
 }
 
 #[test]
@@ -138,46 +140,134 @@ fn what_is_not_the_answer_is_never_taken_for_it() {
     let f = failure(&pool, "forges");
     assert!(matches!(f.kind, Kind::Garbage(_)), "{f}");
     assert_eq!(failure(&pool, "huge").kind, Kind::TooLong(1 << 20));
-    assert!(matches!(failure(&pool, "quits").kind, Kind::Raised(t) if t.contains("SystemExit")));
+    let f = failure(&pool, "quits");
+    assert!(matches!(f.kind, Kind::Raised { trace, .. } if trace.contains("SystemExit")));
 }
 
 #[test]
-fn contracts_are_told_at_once_with_got_and_expected() {
+fn contracts_are_told_with_got_and_expected() {
     if !python() {
         return;
     }
-    let names = ["reward", "short", "scalar", "words", "nothing", "raises", "nan"];
+    let names = ["reward", "empty", "scalar", "words", "nothing", "raises", "nan", "asks_too_much"];
     let pool = pool(&names, 5_000);
-    for (function, got) in [
-        ("short", "list of 1"),
-        ("scalar", "float 1.0"),
-        ("words", "str '1.0' at place 0"),
-        ("nothing", "NoneType None"),
+    let one = "a list of 1 numbers or None";
+    for (function, got, expected) in [
+        ("empty", "list of 0", one),
+        ("scalar", "float 1.0", one),
+        ("words", "str '1.0'", "a number or None for each completion"),
+        ("nothing", "NoneType None", one),
     ] {
         let f = failure(&pool, function);
-        let expected = "a list of 2 numbers or None".to_string();
-        assert_eq!(f.kind, Kind::Contract { got: got.into(), expected });
-        assert_eq!((f.attempts, f.is_contract()), (1, true));
+        assert_eq!(f.kind, Kind::Contract { got: got.into(), expected: expected.into() });
         let error = ferrl_engine::Error::from(f);
-        assert!(error.class == Class::Usage && !dropped(&error), "{error}");
+        assert!(error.class == Class::Usage, "{error}");
     }
     let f = failure(&pool, "raises");
     assert!(
-        matches!(&f.kind, Kind::Raised(t) if t.contains("ValueError") && t.contains("rewards.py")),
+        matches!(&f.kind, Kind::Raised { trace, place } if trace.contains("ValueError")
+            && trace.contains("in raises") && !trace.contains("<string>") && place.starts_with("rewards.py:")),
         "{f}"
     );
     let error = ferrl_engine::Error::from(f);
-    assert!(dropped(&error));
+    assert_eq!(error.class, Class::Usage, "the function is the user's");
     let text = error.to_string();
-    for part in ["raises", "40, 41", "2 tries", "waited", "rewards-0", "ValueError: no such"] {
+    for part in ["raises", "rollouts 40", "2 tries", "waited", "rewards-0", "ValueError: no such"] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
+    // A function that cannot be called is not called again and again.
+    let retries = pool.counts().retries;
+    let answers = call(&pool, "asks_too_much", &["a", "b", "c"]);
+    let f = answers[2].clone().unwrap_err();
+    assert!(
+        matches!(&f.kind, Kind::Signature { problem, given } if problem.contains("'solution'")
+        && given.contains("completions")),
+        "{f}"
+    );
+    assert_eq!((pool.counts().retries, f.attempts), (retries, 1));
     // A bad number costs its own sample only.
     let answers = call(&pool, "nan", &["good", "bad", "good"]);
     assert_eq!((&answers[0], &answers[2]), (&Ok(Some(1.0)), &Ok(Some(1.0))));
     let f = answers[1].clone().unwrap_err();
     assert_eq!((f.kind, f.ids), (Kind::NonFinite("nan".into()), vec![41]));
     assert_eq!(pool.counts().restarts, 0);
+}
+
+/// Was: whatever one completion did to the function cost the rewards of all completions of the call.
+#[test]
+fn one_bad_completion_costs_its_own_reward_only() {
+    if !python() {
+        return;
+    }
+    let pool = pool(&["fussy"], 1_000);
+    let texts = ["raise", "exit", "segfault", "nan", "text", "quit", "short"];
+    for bad in texts {
+        let mut completions = vec!["fine"; 40];
+        completions[17] = bad;
+        let answers = call(&pool, "fussy", &completions);
+        let lost: Vec<usize> = (0..40).filter(|&i| answers[i].is_err()).collect();
+        assert_eq!(lost, [17], "{bad}");
+        assert!(answers.iter().enumerate().all(|(i, a)| i == 17 || *a == Ok(Some(1.0))), "{bad}");
+    }
+    // A hang costs time-outs; those that are left are given up rather than waited for one by one.
+    let began = Instant::now();
+    let mut completions = vec!["fine"; 40];
+    completions[17] = "hang";
+    let answers = call(&pool, "fussy", &completions);
+    assert!(answers[17].is_err() && began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    assert!(answers.iter().filter(|a| a.is_ok()).count() >= 30, "{answers:?}");
+    let began = Instant::now();
+    assert!(call(&pool, "fussy", &["hang"; 40]).iter().all(Result::is_err));
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+}
+
+#[test]
+fn an_interrupt_ends_the_wait_for_a_function_that_hangs() {
+    if !python() {
+        return;
+    }
+    let flag = std::sync::Arc::new(AtomicBool::new(false));
+    let options = WorkerOptions { interrupt: flag.clone(), ..WorkerOptions::new(file(), &["hangs"]) };
+    let pool = Pool::start(options).unwrap();
+    let wait = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        flag.store(true, Ordering::SeqCst);
+        Instant::now()
+    });
+    let answers = call(&pool, "hangs", &["a", "b"]);
+    let since = wait.join().unwrap().elapsed();
+    assert!(answers.iter().all(|a| matches!(a, Err(f) if f.kind == Kind::Interrupted)), "{answers:?}");
+    assert!(since < Duration::from_secs(2), "{since:?}");
+}
+
+/// TRL's arguments: conversations as lists of messages, tokens, the trainer's state, and its two ways to log.
+#[test]
+fn functions_get_what_trl_gives_them() {
+    if !python() {
+        return;
+    }
+    let verifier = Python::with(WorkerOptions::new(file(), &["trl"]), vec![1.0], 0).unwrap();
+    let columns = json!({"answer": "42"});
+    let messages = [json!({"role": "user", "content": "6 * 7?"})];
+    let chat = Sample {
+        id: 0,
+        prompt: "[...]",
+        messages: &messages,
+        completion: "42",
+        ids: &[5, 6, 7],
+        columns: columns.as_object().unwrap().into(),
+        ..Default::default()
+    };
+    let plain = Sample { id: 1, prompt: "6 * 7?", messages: &[], ..chat };
+    let at = Progress { step: 3, steps: 9, epoch: 0.5 };
+    let outcomes = verifier.score_batch(&[chat, plain], at).unwrap();
+    let Outcome::Scored(score) = &outcomes[0] else { panic!("{outcomes:?}") };
+    assert_eq!(score.reward, 42.0 + 3.0 + 0.1 * 3.0 + 0.01 * 9.0);
+    assert_eq!(score.extra["seen"], json!([{"role": "assistant", "content": "42"}]));
+    let Outcome::Scored(score) = &outcomes[1] else { panic!("{outcomes:?}") };
+    assert_eq!((&score.extra["seen"], &score.extra["asked"]), (&json!("42"), &json!("6 * 7?")));
+    assert_eq!(verifier.take_metrics(), [("seen/count".to_string(), 2.0)]);
+    assert!(verifier.take_metrics().is_empty());
 }
 
 fn lives(pid: &str) -> bool {
@@ -270,7 +360,14 @@ fn a_file_that_cannot_be_used_is_refused_at_the_start() {
 
 fn samples<'a>(completions: &'a [&'a str], columns: &'a Map<String, Value>) -> Vec<Sample<'a>> {
     let numbered = completions.iter().zip(100..);
-    numbered.map(|(completion, id)| Sample { id, prompt: "p", completion, columns }).collect()
+    let sample = |(completion, id): (&&'a str, u64)| Sample {
+        id,
+        prompt: "p",
+        completion,
+        columns: columns.into(),
+        ..Default::default()
+    };
+    numbered.map(sample).collect()
 }
 
 #[test]
@@ -284,15 +381,15 @@ fn the_verifier_adds_up_functions_over_several_workers() {
     let verifier = build("python", options.as_object().unwrap()).unwrap();
     let columns = json!({"answer": "aa", "prompt": "left out"});
     let texts = ["a", "aa", "aaa", "aaaa", "aaaaa", "aa", ""];
-    let scores = verifier.score_batch(&samples(&texts, columns.as_object().unwrap()));
-    for (text, score) in texts.iter().zip(scores) {
-        let score = score.unwrap();
+    let scores = verifier.score_batch(&samples(&texts, columns.as_object().unwrap()), Progress::default());
+    for (text, score) in texts.iter().zip(scores.unwrap()) {
+        let Outcome::Scored(score) = score else { panic!("{score:?}") };
         let (length, right) = (text.len() as f64, *text == "aa");
         assert_eq!(score.reward, 0.5 * length + if right { 10.0 } else { 0.0 });
         let names: Vec<&str> = score.components.iter().map(|(n, _)| n.as_str()).collect();
         assert_eq!(names, if right { vec!["reward", "narrow"] } else { vec!["reward"] });
     }
-    assert!(verifier.score_batch(&[]).is_empty());
+    assert!(verifier.score_batch(&[], Progress::default()).unwrap().is_empty());
     let options = json!({"file": file(), "weights": [1, 2]});
     assert!(build("python", options.as_object().unwrap()).is_err());
 }
@@ -305,11 +402,15 @@ fn a_broken_part_of_a_batch_costs_that_part_only() {
     let workers = WorkerOptions { workers: 2, ..WorkerOptions::new(file(), &["nan"]) };
     let verifier = Python::with(workers, vec![1.0], 1).unwrap();
     let columns = Map::new();
-    let scores = verifier.score_batch(&samples(&["good", "bad", "good", "good"], &columns));
-    let kept: Vec<bool> = scores.iter().map(Result::is_ok).collect();
+    let samples = |texts| samples(texts, &columns);
+    let scores =
+        verifier.score_batch(&samples(&["good", "bad", "good", "good"]), Progress::default()).unwrap();
+    let kept: Vec<bool> = scores.iter().map(|s| matches!(s, Outcome::Scored(_))).collect();
     assert_eq!(kept, [true, false, true, true]);
-    assert!(dropped(scores[1].as_ref().unwrap_err()));
+    assert!(matches!(&scores[1], Outcome::Lost(_)));
     let verifier = Python::with(WorkerOptions::new(file(), &["none"]), vec![1.0], 0).unwrap();
-    let error = verifier.score(&samples(&["a"], &columns)[0]).unwrap_err();
-    assert!(!dropped(&error) && error.to_string().contains("None from every function"), "{error}");
+    let scores = verifier.score_batch(&samples(&["a"]), Progress::default()).unwrap();
+    assert_eq!(scores, [Outcome::Abstained]);
+    let error = verifier.score(&samples(&["a"])[0]).unwrap_err();
+    assert!(error.to_string().contains("None from every function"), "{error}");
 }

@@ -80,6 +80,11 @@ impl Error {
     pub fn numerics(what: impl Into<String>) -> Self {
         Self::new(Class::Numerics, what)
     }
+    /// The same error as the reason for something larger.
+    pub fn context(mut self, what: impl fmt::Display) -> Self {
+        self.what = format!("{what}: {}", self.what);
+        self
+    }
     /// Where it happened: a file, a row, a field.
     pub fn at(mut self, place: impl fmt::Display) -> Self {
         let place = place.to_string();

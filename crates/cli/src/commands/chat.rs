@@ -1,10 +1,10 @@
 //! `ferrl chat`: talk with a model in the terminal.
 
 use crate::options::{ModelArgs, at_least_one};
-use crate::output::{print, say};
+use crate::output::{print, say, visible};
 use crate::sampling::SamplingArgs;
 use crate::text::Text;
-use ferrl_engine::generate::{Event, Request, Sampler};
+use ferrl_engine::generate::{Event, Request, Sampler, Stop};
 use ferrl_engine::model::Model;
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Value, json};
@@ -101,7 +101,7 @@ impl Chat<'_> {
                 "/help" => print(HELP)?,
                 other if other.starts_with('/') => {
                     let near = nearest(other, COMMANDS).unwrap_or("/help");
-                    eprintln!("no command {other}; did you mean {near}?");
+                    eprintln!("no command {}; did you mean {near}?", visible(other));
                 }
                 _ => self.answer(line)?,
             }
@@ -120,7 +120,7 @@ impl Chat<'_> {
             Ok(reply) => self.messages.push(json!({"role": "assistant", "content": reply})),
             Err(e) if std::io::stdin().is_terminal() => {
                 self.messages.truncate(before);
-                eprintln!("error: {e}");
+                eprintln!("error: {}", visible(&e.to_string()));
             }
             Err(e) => return Err(e),
         }
@@ -138,29 +138,30 @@ impl Chat<'_> {
             ))
             .fix("/reset begins a new one; --context N makes more room"));
         }
-        let mut params = self.args.sampling.params(self.text, prompt.len(), true)?;
+        let stops = self.args.sampling.stops(self.text)?;
+        let mut params = self.args.sampling.params(self.text, &stops, prompt.len())?;
         params.max_new_tokens = params.max_new_tokens.min(room);
         self.turn += 1;
-        let mut decoder = self.text.tokenizer()?.stream(true);
+        let mut reader = stops.stream(self.text.tokenizer()?);
         let id = self.sampler.submit(Request { prompt, params, stream: [self.turn, 0, 0] })?;
-        let (mut reply, mut done) = (String::new(), false);
-        while !done {
+        let (mut reply, mut stop) = (String::new(), None);
+        while stop.is_none() {
             for event in self.sampler.step(self.model)? {
                 match event {
                     Event::Token { token, .. } => {
-                        let piece = decoder.push(token)?;
+                        let piece = reader.push(token)?;
                         say(&piece)?;
                         reply += &piece;
                     }
-                    Event::Done { .. } => done = true,
+                    Event::Done { completion, .. } => stop = Some(completion.stop),
                 }
             }
             if self.state.load(Ordering::Acquire) == STOPPED {
                 self.sampler.cancel(id);
-                done = true;
+                stop = Some(Stop::Cancelled);
             }
         }
-        let rest = decoder.finish()?;
+        let rest = reader.finish(stop.unwrap_or(Stop::Cancelled))?;
         say(&format!("{rest}\n"))?;
         Ok(reply + &rest)
     }

@@ -1,16 +1,21 @@
 //! `ferrl eval`: how many questions a model answers right.
 
 use crate::machine;
-use crate::options::{Compute, at_least_one, nearest_path, open_model, size, temperature, weights};
-use crate::output::{Output, print};
+use crate::options::{
+    Compute, at_least_one, key_values, nearest_path, open_model, size, temperature, weights,
+};
+use crate::output::{Output, print, visible, warn};
 use crate::progress::Progress;
 use ferrl::algo::Wants;
 use ferrl::evaluate::{Answered, Evaluation, Summary, evaluate};
 use ferrl::experience::Metrics;
+use ferrl::interrupt;
 use ferrl::recipe::{Recipe, Reward};
+use ferrl::rollout::{self, Generator};
+use ferrl::run::newest_model;
 use ferrl::setup;
 use ferrl::task::{self, TASKS};
-use ferrl::warnings::Warnings;
+use ferrl::verify::Hooks;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
@@ -19,7 +24,6 @@ use ferrl_kernels::{BACKENDS, DType};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 /// Answers drawn before the next look at the keyboard and the file of rollouts.
@@ -103,12 +107,15 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let found = find(&args.model)?;
+    if let Some(from) = &found.from {
+        eprintln!("{}: {from}", found.model.display());
+    }
     let dir = open_model(&found.model)?;
     let recipe = settings(args, found.recipe)?;
     let tokenizer = Arc::new(Tokenizer::from_dir(&dir.path)?);
-    let warnings = Warnings::default();
-    let mut source = setup::source(&recipe, &dir.path, &tokenizer, Wants::Rollouts, true, &warnings)?;
-    warnings.take().iter().for_each(|w| eprintln!("warning: {w}"));
+    let hooks = Hooks::default();
+    let mut source = setup::source(&recipe, &dir.path, &tokenizer, Wants::Rollouts, true, &hooks.warnings)?;
+    warn(&hooks.warnings);
     let samples = recipe.eval.samples;
     let prompts = match (args.prompts, source.epoch()) {
         (Some(asked), Some(all)) if asked > all => {
@@ -126,21 +133,27 @@ pub fn run(args: &Args) -> Result<()> {
     let backend = ferrl_kernels::open(&args.device, args.threads)?;
     let fix = "a smaller --cache-mib, or --dtype bf16";
     machine::ensure_memory_of(&*backend, "the model and its cache", bytes as u64, fix)?;
-    let rewards = setup::rewards(&recipe, Wants::Rollouts, &backend)?;
+    let rewards = setup::rewards(&recipe, Wants::Rollouts, &backend, &hooks)?;
     let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
     let cache = setup::cache_options(&recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
-    let stop = Arc::new(AtomicBool::new(false));
-    listen(stop.clone())?;
+    let stops = rollout::stops(&dir.path, &tokenizer, &recipe.rollout);
+    let generator = Generator { model: &model, tokenizer: &tokenizer, stops: &stops };
+    listen()?;
     let start = Instant::now();
     let progress = Progress::new("evaluating", prompts as u64, "questions");
     let mut all = Evaluation { metrics: Metrics::default(), answers: Vec::new() };
     let (mut asked, mut output) = (0, output);
-    while asked < prompts && !stop.load(Ordering::SeqCst) {
+    while asked < prompts && !interrupt::requested() {
         let now = (AT_ONCE / samples).max(1).min(prompts - asked);
-        let settings = (now, samples, recipe.seed);
-        let part =
-            evaluate(&model, &mut sampler, &tokenizer, &mut *source, &rewards, &recipe.rollout, settings)?;
+        let settings = (now, samples, args.seed.unwrap_or(recipe.seed));
+        let part = evaluate(generator, &mut sampler, &mut *source, &rewards, &recipe.rollout, settings);
+        warn(&hooks.warnings);
+        hooks.warnings.take_printed().iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
+        let part = match part {
+            Err(e) if interrupt::is_interruption(&e) => break,
+            other => other?,
+        };
         for answer in &part.answers {
             output.as_mut().map_or(Ok(()), |o| o.row(&written(answer)))?;
         }
@@ -163,15 +176,13 @@ fn show(args: &Args, recipe: &Recipe, model: &Path, all: &Evaluation, seconds: f
     let samples = recipe.eval.samples;
     let ks = if args.k.is_empty() { usual_ks(samples) } else { args.k.clone() };
     let summary = Summary::new(all, samples, &ks);
-    let lost = all.metrics.get("eval/lost").unwrap_or(0.0);
     let tokens: usize = all.answers.iter().map(|(_, a, _)| a.tokens).sum();
     let t = recipe.rollout.temperature;
     if args.json {
         let mut line = summary.json();
         line.insert("model".into(), json!(model.display().to_string()));
         line.insert("temperature".into(), json!(t));
-        line.insert("seed".into(), json!(recipe.seed));
-        line.insert("lost".into(), json!(lost));
+        line.insert("seed".into(), json!(args.seed.unwrap_or(recipe.seed)));
         line.insert("seconds".into(), json!(seconds));
         line.insert("tokens".into(), json!(tokens));
         return print(&format!("{}\n", Value::Object(line)));
@@ -183,7 +194,13 @@ fn show(args: &Args, recipe: &Recipe, model: &Path, all: &Evaluation, seconds: f
     );
     let rate = tokens as f64 / seconds.max(1e-9);
     let tail = format!("{tokens} tokens in {seconds:.1} s ({rate:.0} tokens/s)\n");
-    let lost = if lost > 0.0 { "some answers could not be graded and count as wrong\n" } else { "" };
+    let lost = match summary.lost {
+        0 => String::new(),
+        n => format!(
+            "{n} of {} completions could not be graded and count neither as right nor as wrong\n",
+            all.answers.len()
+        ),
+    };
     print(&format!("{head}{summary}{tail}{lost}"))
 }
 
@@ -207,28 +224,23 @@ struct Found {
     model: PathBuf,
     /// The run's own recipe, where it is a run.
     recipe: Option<PathBuf>,
+    /// Which of a run's models it is.
+    from: Option<String>,
 }
 
-/// A model directory, or the newest model of a run: the last finished stage's, else the last checkpoint's.
+/// A model directory, or the model of a run that has come furthest: what a finished stage left, or the newest checkpoint of
+/// the stage after it.
 fn find(path: &Path) -> Result<Found> {
     let recipe = path.join("recipe.toml");
     if path.join("config.json").is_file() || !recipe.is_file() {
-        return Ok(Found { model: path.into(), recipe: None });
+        return Ok(Found { model: path.into(), recipe: None, from: None });
     }
-    let stages = std::fs::read_dir(path.join("stages")).into_iter().flatten().flatten();
-    let number = |p: &PathBuf| p.file_name().and_then(|n| n.to_str()).and_then(|n| n.parse::<usize>().ok());
-    let whole = |p: &PathBuf| p.join("config.json").is_file();
-    let last = stages.map(|e| e.path()).filter(|p| number(p).is_some() && whole(p)).max_by_key(number);
-    let model = match last {
-        Some(stage) => Some(stage),
-        None => ferrl::run::latest(&path.join("checkpoints"))?.path.filter(whole),
+    let newest = newest_model(path)?;
+    let from = match newest.step {
+        Some(step) => format!("the checkpoint of step {step}, stage {}", newest.stage),
+        None => format!("what stage {} left", newest.stage),
     };
-    let none = || {
-        Error::model("this run has no model yet: no stage is finished and there is no checkpoint")
-            .at(path.display())
-            .fix("wait for its first checkpoint (checkpoint.every), or give a model directory")
-    };
-    Ok(Found { model: model.ok_or_else(none)?, recipe: Some(recipe) })
+    Ok(Found { model: newest.model, recipe: Some(recipe), from: Some(from) })
 }
 
 /// The recipe's last stage with what the flags say.
@@ -254,9 +266,11 @@ fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
     if !args.data.is_empty() {
         (recipe.eval.data, recipe.data.train) = (args.data.clone(), Vec::new());
         recipe.data.weights.clear();
+        // The share of the run's own data that it held out says nothing about this file.
+        recipe.eval.split = 0.0;
     }
     recipe.data.shuffle = false;
-    if recipe.eval.data.is_empty() && setup::task(&recipe)?.is_none() {
+    if recipe.eval.data.is_empty() && recipe.eval.split == 0.0 && setup::task(&recipe)?.is_none() {
         return Err(Error::usage("there are no questions to ask")
             .fix("--data FILE, --task NAME, or a recipe with eval.data"));
     }
@@ -264,16 +278,14 @@ fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
         recipe.reward = vec![reward];
     }
     if recipe.reward.is_empty() && setup::task(&recipe)?.is_none() {
-        let names: Vec<&str> = ferrl::verify::VERIFIERS.iter().map(|v| v.name).collect();
         return Err(Error::usage("nothing says which answers are right")
-            .fix(format!("--verifier NAME ({}) or --reward FILE.py", names.join(", "))));
+            .fix(format!("--verifier NAME ({}) or --reward FILE.py", super::verify::names())));
     }
     let r = &mut recipe.rollout;
     r.temperature = args.temperature.map_or(recipe.eval.temperature.unwrap_or(r.temperature), f64::from);
     r.max_new_tokens = args.max_new_tokens.unwrap_or(r.max_new_tokens);
     r.top_p = args.top_p.map_or(r.top_p, f64::from);
     r.cache_mib = args.cache_mib.unwrap_or(r.cache_mib);
-    recipe.seed = args.seed.unwrap_or(recipe.seed);
     recipe.eval.samples = args.samples.unwrap_or(recipe.eval.samples.max(1));
     if let Some(dtype) = args.dtype {
         recipe.model.dtype = Some(dtype.dtype().name().into());
@@ -300,26 +312,17 @@ fn graders(args: &Args) -> Result<Option<Reward>> {
         return Ok(Some(Reward { python: Some(file.into()), function, ..Default::default() }));
     }
     let Some(verifier) = args.verifier.clone() else { return Ok(None) };
-    let mut options = Map::new();
-    for pair in &args.option {
-        let Some((key, value)) = pair.split_once('=') else {
-            return Err(
-                Error::usage(format!("--option {pair:?} is not key=value")).fix("--option format=plain")
-            );
-        };
-        // Numbers and booleans as such, anything else as text.
-        let value = serde_json::from_str(value).unwrap_or_else(|_| json!(value));
-        options.insert(key.into(), value);
-    }
+    let options = key_values(&args.option)?;
     Ok(Some(Reward { verifier: Some(verifier), options, ..Default::default() }))
 }
 
-/// The first Ctrl-C ends after the answers under way, the second at once.
-fn listen(stop: Arc<AtomicBool>) -> Result<()> {
-    let handler = move || {
-        if stop.swap(true, Ordering::SeqCst) {
+/// The first Ctrl-C ends after the answers under way, or at once where rewards are waited for; the second at once.
+fn listen() -> Result<()> {
+    let handler = || {
+        if interrupt::requested() {
             crate::output::exit(130);
         }
+        interrupt::request();
         eprintln!("\nfinishing the answers under way; once more to stop at once");
     };
     ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))

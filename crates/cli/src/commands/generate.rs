@@ -4,10 +4,10 @@ use crate::data::{self, Row};
 use crate::options::{ModelArgs, size};
 use crate::output::{Output, say};
 use crate::progress::Progress;
-use crate::sampling::{SamplingArgs, completion_text};
+use crate::sampling::SamplingArgs;
 use crate::text::Text;
 use ferrl_engine::Result;
-use ferrl_engine::generate::{Completion, Event, Request, Sampler, Stop};
+use ferrl_engine::generate::{Completion, Event, Request, Sampler, Stop, Stops};
 use ferrl_engine::model::Model;
 use serde::Serialize;
 use serde_json::{Map, json};
@@ -17,15 +17,19 @@ use std::path::{Path, PathBuf};
 /// Continue prompts with a model
 ///
 /// Each input row holds `ids`, `prompt` (text, or a list of messages), or `messages`, which go through the model's
-/// chat template. Each output row holds `prompt_ids` and `completions`, a list of {ids, text, logprobs, stop}.
+/// chat template. --prompt is one user's message where the model has a chat template, and text to continue with
+/// --raw or without one. Each output row holds `prompt_ids` and `completions`, a list of {ids, text, logprobs, stop}.
 /// With --prompt alone the text is printed as it comes.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Text to continue
+    /// What to say to the model: it goes through the chat template where the model has one
     #[arg(long, value_name = "TEXT", required_unless_present = "input", conflicts_with = "input")]
     prompt: Option<String>,
+    /// Continue the text of --prompt as it is, without the chat template
+    #[arg(long, requires = "prompt")]
+    raw: bool,
     /// JSON lines to continue; - is standard input
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
@@ -64,7 +68,10 @@ pub fn run(args: &Args) -> Result<()> {
     let text = Text::new(&dir);
     let rows = match (&args.prompt, &args.input) {
         (Some(prompt), _) => {
-            let fields = Map::from_iter([("prompt".to_string(), json!(prompt))]);
+            let chat = !args.raw && text.has_tokenizer() && text.template().is_ok();
+            let messages = || json!([{ "role": "user", "content": prompt }]);
+            let prompt = if chat { messages() } else { json!(prompt) };
+            let fields = Map::from_iter([("prompt".to_string(), prompt)]);
             vec![Row { place: "--prompt".into(), fields }]
         }
         (None, Some(path)) => data::rows(path)?,
@@ -73,10 +80,11 @@ pub fn run(args: &Args) -> Result<()> {
     if !args.sampling.stop.is_empty() {
         text.tokenizer()?;
     }
+    let stops = args.sampling.stops(&text)?;
     let mut requests = Vec::with_capacity(rows.len());
     for (index, row) in rows.into_iter().enumerate() {
-        let (prompt, chat) = text.prompted(&row)?;
-        let params = args.sampling.params(&text, prompt.len(), chat)?;
+        let prompt = text.prompted(&row)?;
+        let params = args.sampling.params(&text, &stops, prompt.len())?;
         text.fits(&row.place, &prompt, params.max_new_tokens)?;
         requests.push(Request { prompt, params, stream: [0, index as u32, 0] });
     }
@@ -87,7 +95,7 @@ pub fn run(args: &Args) -> Result<()> {
     let lengths: Vec<usize> = requests.iter().flat_map(|r| std::iter::repeat_n(length(r), args.n)).collect();
     let model = args.model.load(&dir, lengths.iter().copied().max().unwrap_or(0))?;
     let sampler = args.sampling.sampler(&model, &text, &lengths)?;
-    let job = Job { args, text: &text, model: &model, requests: &requests };
+    let job = Job { args, text: &text, stops: &stops, model: &model, requests: &requests };
     match output {
         Some(output) => job.write(sampler, output),
         None if args.n == 1 => job.stream(sampler),
@@ -98,6 +106,7 @@ pub fn run(args: &Args) -> Result<()> {
 struct Job<'a> {
     args: &'a Args,
     text: &'a Text,
+    stops: &'a Stops,
     model: &'a Model,
     requests: &'a [Request],
 }
@@ -168,44 +177,31 @@ impl Job<'_> {
 
     /// Prints one completion as it comes, holding back what may turn out to be a stop string.
     fn stream(&self, mut sampler: Sampler) -> Result<()> {
-        let tokenizer = self.text.tokenizer()?;
-        let mut decoder = tokenizer.stream(true);
-        let hold = self.args.sampling.stop.iter().map(String::len).max().unwrap_or(1) - 1;
-        let (mut held, mut stop) = (String::new(), None);
+        let mut reader = self.stops.stream(self.text.tokenizer()?);
+        let mut stop = None;
         sampler.submit(self.requests[0].clone())?;
         while stop.is_none() {
             for event in sampler.step(self.model)? {
                 match event {
-                    Event::Token { token, .. } => held += &decoder.push(token)?,
+                    Event::Token { token, .. } => say(&reader.push(token)?)?,
                     Event::Done { completion, .. } => stop = Some(completion.stop),
                 }
             }
-            if stop.is_none() {
-                let cut = (0..=held.len().saturating_sub(hold)).rev().find(|i| held.is_char_boundary(*i));
-                say(&held[..cut.unwrap_or(0)])?;
-                held.drain(..cut.unwrap_or(0));
-            }
         }
-        held += &decoder.finish()?;
-        if let Some(Stop::String(i)) = stop
-            && let Some(at) = held.rfind(&self.args.sampling.stop[i])
-        {
-            held.truncate(at);
-        }
-        say(&format!("{held}\n"))
+        say(&format!("{}\n", reader.finish(stop.unwrap_or(Stop::Cancelled))?))
     }
 
     fn written(&self, c: Completion) -> Result<Written> {
-        let (name, string) = match c.stop {
-            Stop::Token(_) => ("eos", None),
-            Stop::String(i) => ("string", self.args.sampling.stop.get(i).map(String::as_str)),
-            Stop::Length => ("length", None),
-            Stop::Cancelled => ("cancelled", None),
+        let stop = match c.stop {
+            Stop::Token(_) => "eos",
+            Stop::String(_) => "string",
+            Stop::Length => "length",
+            Stop::Cancelled => "cancelled",
         };
         let text = match self.text.has_tokenizer() {
-            true => Some(completion_text(self.text, &c.ids, string)?),
+            true => Some(self.stops.text(self.text.tokenizer()?, &c)?),
             false => None,
         };
-        Ok(Written { text, logprobs: self.args.logprobs.then_some(c.logp), ids: c.ids, stop: name })
+        Ok(Written { text, logprobs: self.args.logprobs.then_some(c.logp), ids: c.ids, stop })
     }
 }

@@ -6,6 +6,7 @@ use crate::progress::Progress;
 use clap::Parser;
 use ferrl::algo::Wants;
 use ferrl::recipe::Recipe;
+use ferrl::rollout;
 use ferrl::setup;
 use ferrl::steps::{Collector, Settings, judge};
 use ferrl::warnings::Warnings;
@@ -62,9 +63,10 @@ pub fn run(args: &Args) -> Result<()> {
     let model = args.model.load(&dir, 0)?;
     let cache = setup::cache_options(&recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
+    let stops = rollout::stops(&path, &tokenizer, &recipe.rollout);
     let warnings = Warnings::default();
     let mut source = setup::source(recipe, &path, &tokenizer, Wants::Rollouts, false, &warnings)?;
-    warnings.take().iter().for_each(|w| eprintln!("warning: {w}"));
+    crate::output::warn(&warnings);
     let mut output = Output::create(&args.output)?;
     let progress = Progress::new("asking", args.prompts as u64, "questions");
     let mut done = 0;
@@ -72,6 +74,7 @@ pub fn run(args: &Args) -> Result<()> {
         model: &model,
         sampler: &mut sampler,
         tokenizer: &tokenizer,
+        stops: &stops,
         verifier: &*verifier,
         recipe,
         settings: Settings {

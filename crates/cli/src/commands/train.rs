@@ -1,6 +1,6 @@
 //! `ferrl train`: a recipe from beginning to end, or from where it was stopped.
 
-use crate::output::print;
+use crate::output::{print, visible};
 use clap::Parser;
 use ferrl::evaluate::Evaluation;
 use ferrl::interrupt;
@@ -156,8 +156,12 @@ fn doing(phase: &str) -> &str {
 /// A few answers, for the eye.
 fn samples(evaluation: &Evaluation) {
     for (prompt, answer, graded) in evaluation.answers.iter().take(4) {
-        let mark = if graded.score >= 1.0 { "right" } else { "wrong" };
-        println!("  {mark}: {} {}", prompt.text.trim(), answer.text.trim());
+        let mark = match graded.is_right() {
+            true => "right",
+            false if graded.is_lost() => "lost",
+            false => "wrong",
+        };
+        println!("  {mark}: {}", visible(&format!("{} {}", prompt.text.trim(), answer.text.trim())));
     }
 }
 
@@ -222,7 +226,7 @@ impl Watch for Terminal {
             std::cmp::Ordering::Less => "down",
             std::cmp::Ordering::Equal => "level",
         };
-        let rate = record.get("num_tokens").zip(record.get("step_time")).map_or(0.0, |(n, t)| n / t);
+        let rate = record.get("timing/tokens_per_second").unwrap_or(0.0);
         let per_step = self.began.elapsed().as_secs_f64() / (step - self.first_step) as f64;
         let left = per_step * (steps - step) as f64;
         let line = format!(
@@ -258,7 +262,7 @@ impl Watch for Terminal {
 
     fn note(&mut self, text: &str) {
         self.clear();
-        eprintln!("{text}");
+        eprintln!("{}", visible(text));
     }
 
     fn disk_full(&mut self, error: &Error, waited: Duration) -> bool {

@@ -12,7 +12,7 @@ const COMMON: &str = r#"
 name = "tiny"
 model = { path = "model" }
 rollout = { prompts = 4, samples = 4, max_new_tokens = 8, cache_mib = 4 }
-reward = [{ verifier = "regex", options = { pattern = ".*1.*" } }]
+reward = [{ verifier = "regex", truncated = "score", options = { pattern = ".*1.*" } }]
 train = { micro_batch_tokens = 96 }
 checkpoint = { every = 3 }
 "#;

@@ -13,8 +13,10 @@ mod request;
 mod sampler;
 mod scheduler;
 mod sequence;
+mod stops;
 
 pub use cache::CacheOptions;
 pub use params::SamplingParams;
 pub use request::{Completion, Event, Id, Request, Stop};
 pub use scheduler::{Sampler, Usage};
+pub use stops::{StopStream, Stops};

@@ -52,10 +52,11 @@ impl Default for SamplingParams {
     }
 }
 
-/// Below this, dividing by the temperature leaves the range of an f32.
-const COLDEST: f32 = 1e-4;
-
 impl SamplingParams {
+    /// Temperatures to sample at. Below, dividing by it leaves the range of an f32; above, every token is as probable as
+    /// any other.
+    pub const TEMPERATURES: std::ops::RangeInclusive<f32> = 1e-4..=100.0;
+
     /// The likeliest token each time.
     pub fn greedy() -> Self {
         SamplingParams { temperature: 0.0, ..Default::default() }
@@ -64,9 +65,11 @@ impl SamplingParams {
     /// Refuses values that mean nothing.
     pub fn validate(&self) -> Result<()> {
         let t = self.temperature;
-        if !(t == 0.0 || (t >= COLDEST && t.is_finite())) {
-            return Err(Error::usage(format!("temperature is {t}, expected 0 or at least {COLDEST}"))
-                .fix("temperature = 0 takes the likeliest token"));
+        let range = Self::TEMPERATURES;
+        if !(t == 0.0 || range.contains(&t)) {
+            let (least, most) = (range.start(), range.end());
+            return Err(Error::usage(format!("temperature is {t}, expected 0 or {least} to {most}"))
+                .fix("temperature = 0 takes the most probable token"));
         }
         check(
             "top_p",

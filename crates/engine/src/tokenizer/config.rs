@@ -41,7 +41,7 @@ impl Config {
         Ok(Config {
             bos_id: first("bos_token_id").first().copied().filter(|_| alone),
             pad_id: first("pad_token_id").first().copied(),
-            eos_ids: first("eos_token_id"),
+            eos_ids: eos_ids(dir)?,
             settings: settings.unwrap_or_default(),
             specials: read_json(&dir.join(SPECIALS))?.unwrap_or_default(),
             template,
@@ -147,6 +147,17 @@ fn added(value: &Value) -> Option<AddedToken> {
     let token = AddedToken::from(content(value)?, flag("special"));
     let token = token.normalized(flag("normalized")).single_word(flag("single_word"));
     Some(token.lstrip(flag("lstrip")).rstrip(flag("rstrip")))
+}
+
+/// The tokens that a model directory's `generation_config.json`, or else its `config.json`, names as ends of generation.
+pub(crate) fn eos_ids(dir: &Path) -> Result<Vec<u32>> {
+    for file in ["generation_config.json", "config.json"] {
+        let found = ids(read_json(&dir.join(file))?.unwrap_or_default().get("eos_token_id"));
+        if !found.is_empty() {
+            return Ok(found);
+        }
+    }
+    Ok(Vec::new())
 }
 
 fn ids(value: Option<&Value>) -> Vec<u32> {

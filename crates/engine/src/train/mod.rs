@@ -34,7 +34,7 @@ pub struct Trainer {
     pub optimizer: Optimizer,
     /// Whether layers are computed again in backward, to save memory.
     pub recompute: bool,
-    /// Divides the logits; the policy's sampling temperature.
+    /// Divides the logits: the temperature that the batch was sampled at, 1 for data that was not sampled.
     pub temperature: f32,
     grads: Vec<Option<Slot>>,
     /// What `grads` are the sum of.

@@ -2,6 +2,7 @@
 
 use ferrl_engine::Class;
 use ferrl_engine::chat::{ChatTemplate, Kwargs, Turns, today, unix_day};
+use ferrl_engine::generate::{Completion, Stop, Stops};
 use ferrl_engine::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -333,4 +334,67 @@ fn a_template_that_rewrites_old_turns_is_refused() {
     assert!(e.contains("no message is the assistant's"), "{e}");
     let e = template("gemma2", "metaspace").encode_training(&t, &two, None, &none, Turns::All).unwrap_err();
     assert!(e.to_string().contains("System role not supported"), "{e}");
+}
+
+/// The end of an assistant's turn is found by rendering, whatever the tokenizer's `eos_token` is.
+#[test]
+fn the_template_says_which_token_ends_a_turn() {
+    let ends = [
+        ("qwen25", "qwen", "<|im_end|>"),
+        ("qwen3", "qwen", "<|im_end|>"),
+        ("generation", "qwen", "<|im_end|>"),
+        ("llama3", "llama3", "<|eot_id|>"),
+        ("mistral", "metaspace", "</s>"),
+        ("gemma2", "metaspace", "<end_of_turn>"),
+        ("phi3", "metaspace", "<|end|>"),
+    ];
+    for (name, owner, want) in ends {
+        let (chat, t) = (template(name, owner), tokenizer(owner));
+        let got = chat.end_of_turn(&t).and_then(|id| t.token(id));
+        assert_eq!(got.as_deref(), Some(want), "{name}");
+        let stops = Stops::of(&t, Some(&chat));
+        assert!(stops.ids().starts_with(t.eos()), "{name}");
+        assert!(stops.ids().contains(&t.token_id(want).unwrap()), "{name}");
+    }
+    let t = tokenizer("qwen");
+    let plain = ChatTemplate::from_source(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}",
+        Map::new(),
+    );
+    assert_eq!(plain.unwrap().end_of_turn(&t), None, "line ends are no marker");
+    let refuses = ChatTemplate::from_source("{{ raise_exception('no') }}", Map::new()).unwrap();
+    assert_eq!(refuses.end_of_turn(&t), None);
+    assert_eq!(Stops::of(&t, None).ids(), t.eos());
+}
+
+/// What ended a completion is not part of its text: the stop token, or everything from the stop string on.
+#[test]
+fn text_is_cut_at_what_ended_it() {
+    let t = tokenizer("qwen");
+    let stops = Stops::of(&t, None).with_strings(&["</a>".into(), "x</a".into()], false);
+    let completion = |text: &str, last: Option<&str>, stop: Stop| {
+        let mut ids = t.encode_text(text).unwrap();
+        ids.extend(last.map(|name| t.token_id(name).unwrap()));
+        Completion { ids, logp: vec![], sampled_logp: vec![], top: vec![], versions: vec![], stop }
+    };
+    let eos = t.token_id("<|im_end|>").unwrap();
+    let cases = [
+        (completion("yes", Some("<|im_end|>"), Stop::Token(eos)), "yes"),
+        // `<think>` is no special token, so only its being the stop token keeps it out of the text.
+        (completion("yes", Some("<think>"), Stop::Token(t.token_id("<think>").unwrap())), "yes"),
+        (completion("no</a>", None, Stop::String(0)), "no"),
+        (completion("no x</a>", None, Stop::String(0)), "no "),
+        (completion("never</a>", None, Stop::Length), "never</a>"),
+    ];
+    for (c, want) in cases {
+        assert_eq!(stops.text(&t, &c).unwrap(), want);
+        let (mut stream, mut text) = (stops.stream(&t), String::new());
+        let said = if matches!(c.stop, Stop::Token(_)) { &c.ids[..c.ids.len() - 1] } else { &c.ids };
+        for &id in said {
+            text += &stream.push(id).unwrap();
+        }
+        assert_eq!(text + &stream.finish(c.stop).unwrap(), want, "streamed");
+    }
+    let kept = stops.with_strings(&["</a>".into()], true);
+    assert_eq!(kept.text(&t, &completion("5</a>", None, Stop::String(0))).unwrap(), "5</a>");
 }

@@ -38,9 +38,11 @@ pub const STEP: &[Metric] = &[
     metric("critic/grad_norm", "Length of the critic's gradient, where it has weights of its own."),
     metric(
         "updates/skipped",
-        "1 for an update that was not made: the policy had moved too far, or no step was better.",
+        "1 for an update that was not made: nothing could be learned (every advantage is 0, or every completion was left \
+         out), the policy had moved too far, or no step was better.",
     ),
-    metric("num_tokens", "Tokens that were trained on, prompts included."),
+    metric("num_tokens", "Tokens learned from since the run began, prompts included, as TRL counts them."),
+    metric("timing/tokens_per_second", "Tokens of the step over its seconds."),
     metric("data/truncated", "Fraction of the given sequences that were cut to `data.max_length`."),
     metric("micro_batches", "Parts an update was cut into."),
     metric("micro_batches/balance", "How full the mean part is compared with the fullest; 1 is even."),
@@ -51,10 +53,22 @@ pub const STEP: &[Metric] = &[
 /// Written where answers are sampled, or come with their rewards.
 pub const SAMPLED: &[Metric] = &[
     metric("score", "What the sources of reward say of an answer, before weights; 1 is right."),
-    metric("completions/mean_length", "Tokens of an answer."),
-    metric("completions/clipped_ratio", "Share of answers that the length limit cut off."),
-    metric("completions/total_tokens", "Tokens of all answers of the step."),
-    metric("rollouts/lost", "Answers that a reward gave up on; they are not learned from."),
+    metric("completions/mean_length", "Tokens of a completion."),
+    metric("completions/min_length", "Tokens of the shortest."),
+    metric("completions/max_length", "Tokens of the longest."),
+    metric(
+        "completions/mean_terminated_length",
+        "Tokens of a completion that ended by itself, where there are any.",
+    ),
+    metric("completions/min_terminated_length", "Tokens of the shortest of these."),
+    metric("completions/max_terminated_length", "Tokens of the longest of these."),
+    metric("completions/clipped_ratio", "Fraction of completions that the length limit cut off."),
+    metric("completions/total_tokens", "Tokens of all completions of the step."),
+    metric(
+        "rollouts/lost",
+        "Completions without a reward, because a function failed or gave none; they are not learned from, and no mean \
+         counts them.",
+    ),
     metric(
         "sampling/sampling_logp_difference/mean",
         "How far the trainer's log-probability of a token is from the sampler's, for tokens that this policy sampled: 0.",
@@ -78,7 +92,10 @@ pub const EVALUATED: &[Metric] = &[
     metric("eval/reward", "Reward of an answer."),
     metric("eval/mean_length", "Tokens of an answer."),
     metric("eval/clipped_ratio", "Share of answers that the length limit cut off."),
-    metric("eval/lost", "Answers that a reward gave up on, where there were any."),
+    metric(
+        "eval/lost",
+        "Completions that could not be graded, where there were any; they count neither as right nor as wrong.",
+    ),
     metric("eval/loss", "The loss on held-out rows, for stages that learn from rows."),
     metric("eval/accuracy", "`rewards/accuracies` on them."),
     metric("eval/margin", "`rewards/margins` on them."),

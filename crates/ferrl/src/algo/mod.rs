@@ -185,7 +185,7 @@ pub trait Algorithm: Send {
     fn passes(&self) -> (usize, usize) {
         (1, 1)
     }
-    /// Updates at the start that train the critic alone.
+    /// Steps at the start that train the critic alone.
     fn policy_frozen_steps(&self) -> u64 {
         0
     }
@@ -208,6 +208,10 @@ pub trait Algorithm: Send {
     /// Whether anything can be learned from the rewarded answers to one prompt.
     fn teaches(&self, _group: &[&Sequence]) -> bool {
         true
+    }
+    /// Whether every gradient of a prepared update is zero, so that its passes would be computed for nothing.
+    fn learns_nothing(&self, _experience: &Experience) -> bool {
+        false
     }
     /// How far an update may go, where a search for the step takes the optimizer's place.
     fn trust_region(&self) -> Option<TrustRegion> {

@@ -55,7 +55,8 @@ pub struct Policy {
     pub minibatches: usize,
     /// An update whose mean probability ratio exceeds this is skipped.
     pub skip_ratio: Option<f64>,
-    /// Updates at the start that train the critic alone.
+    /// Steps at the start that train the critic alone, as in verl and OpenRLHF; of a critic on the policy's trunk
+    /// (`critic.shared`) that is its value head, at `critic.lr`.
     pub critic_warmup: u64,
     /// Leave out groups whose rewards are all equal; a step where all are makes no update.
     pub filter_equal: bool,
@@ -206,7 +207,12 @@ impl Policy {
         let compares = matches!(a.baseline, Baseline::Group | Baseline::Others);
         let apart = a.baseline == Baseline::Group && !a.to_go && self.kl.place != Place::Reward;
         let unit = |x: f64| (0.0..=1.0).contains(&x);
-        let rules: [(bool, &str, &str); 14] = [
+        let rules: [(bool, &str, &str); 15] = [
+            (
+                self.critic_warmup > 0 && a.baseline != Baseline::Critic,
+                "critic_warmup trains a critic alone, and this baseline has none: nothing would be trained",
+                "critic_warmup = 0, or advantage.baseline = \"critic\"",
+            ),
             (
                 clip_is_odd,
                 "clip_low must lie in (0, 1] and clip_high above 0",

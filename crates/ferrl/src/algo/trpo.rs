@@ -141,6 +141,9 @@ impl Algorithm for Trpo {
     fn teaches(&self, group: &[&Sequence]) -> bool {
         self.method.teaches(group)
     }
+    fn learns_nothing(&self, experience: &Experience) -> bool {
+        self.method.learns_nothing(experience)
+    }
     fn trust_region(&self) -> Option<TrustRegion> {
         Some(self.region)
     }

@@ -72,6 +72,11 @@ impl Encoder {
         &self.tokenizer
     }
 
+    /// New and old name of each column that `data.columns` renames.
+    pub fn renamed(&self) -> &[(String, String)] {
+        &self.columns.0
+    }
+
     /// Where sequences are cut.
     pub fn max_length(&self) -> Option<usize> {
         self.settings.max_length

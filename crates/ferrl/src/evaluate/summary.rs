@@ -1,7 +1,7 @@
 //! What a set of graded answers says about a model, for tables and machines.
 
 use super::estimate::{majority, mean, pass_at_k, vote};
-use super::{Evaluation, RIGHT};
+use super::{Answered, Evaluation};
 use serde_json::{Map, Value, json};
 
 /// One figure, with its standard error over questions where there is one.
@@ -24,6 +24,8 @@ pub struct Summary {
     pub prompts: usize,
     /// Answers to each.
     pub samples: usize,
+    /// Answers that could not be graded; no figure counts them as right or wrong.
+    pub lost: usize,
     /// In the order for a table.
     pub figures: Vec<Figure>,
 }
@@ -32,33 +34,42 @@ impl Summary {
     /// From graded answers, `samples` of each question in a row, with pass@k for every `k` that was drawn.
     pub fn new(evaluation: &Evaluation, samples: usize, ks: &[usize]) -> Self {
         let questions: Vec<_> = evaluation.answers.chunks(samples.max(1)).collect();
+        let lost = evaluation.answers.iter().filter(|(_, _, g)| g.is_lost()).count();
         let mut figures = Vec::new();
         let mut add = |name: String, share: bool, values: Vec<f64>| {
             if let Some((value, error)) = mean(&values) {
                 figures.push(Figure { name, value, error, share });
             }
         };
-        let right = |q: &[_]| q.iter().filter(|(_, _, g): &&super::Answered| g.score >= RIGHT).count();
-        let over = |f: &dyn Fn(&[super::Answered]) -> f64| questions.iter().map(|q| f(q)).collect::<Vec<_>>();
-        add("accuracy".into(), true, over(&|q| right(q) as f64 / q.len() as f64));
+        // Of each question the answers that could be graded; a question without any says nothing.
+        let graded = |q: &&[Answered]| q.iter().filter(|(_, _, g)| !g.is_lost()).cloned().collect::<Vec<_>>();
+        let scored: Vec<Vec<Answered>> = questions.iter().map(graded).filter(|q| !q.is_empty()).collect();
+        let right = |q: &[Answered]| q.iter().filter(|(_, _, g)| g.is_right()).count();
+        let over =
+            |f: &dyn Fn(&[Answered]) -> Option<f64>| scored.iter().filter_map(|q| f(q)).collect::<Vec<_>>();
+        add("accuracy".into(), true, over(&|q| Some(right(q) as f64 / q.len() as f64)));
         for &k in ks.iter().filter(|&&k| k <= samples) {
-            let pass = |q: &[super::Answered]| pass_at_k(q.len(), right(q), k).unwrap_or(f64::NAN);
-            add(format!("pass@{k}"), true, over(&pass));
+            add(format!("pass@{k}"), true, over(&|q| pass_at_k(q.len(), right(q), k)));
         }
         if samples > 1 {
-            let wins = |q: &[super::Answered]| {
+            let wins = |q: &[Answered]| {
                 let winner = majority(q.iter().map(|(_, a, _)| vote(&a.text)));
-                f64::from(winner.is_some_and(|i| q[i].2.score >= RIGHT))
+                Some(f64::from(winner.is_some_and(|i| q[i].2.is_right())))
             };
             add(format!("majority@{samples}"), true, over(&wins));
         }
-        let each = |f: &dyn Fn(&super::Answered) -> f64| {
-            over(&|q| q.iter().map(f).sum::<f64>() / q.len().max(1) as f64)
+        add(
+            "reward".into(),
+            false,
+            over(&|q| Some(q.iter().filter_map(|(_, _, g)| g.reward).sum::<f64>() / q.len() as f64)),
+        );
+        let each = |f: &dyn Fn(&Answered) -> f64| {
+            let mean = |q: &&[Answered]| q.iter().map(f).sum::<f64>() / q.len().max(1) as f64;
+            questions.iter().map(mean).collect::<Vec<_>>()
         };
-        add("reward".into(), false, each(&|(_, _, g)| g.reward));
         add("mean_length".into(), false, each(&|(_, a, _)| a.tokens as f64));
         add("truncated".into(), true, each(&|(_, a, _)| f64::from(a.truncated)));
-        Summary { prompts: questions.len(), samples, figures }
+        Summary { prompts: questions.len(), samples, lost, figures }
     }
 
     /// As one JSON object.
@@ -66,6 +77,7 @@ impl Summary {
         let mut out = Map::new();
         out.insert("prompts".into(), json!(self.prompts));
         out.insert("samples".into(), json!(self.samples));
+        out.insert("lost".into(), json!(self.lost));
         for f in &self.figures {
             out.insert(f.name.clone(), json!(f.value));
             if let Some(error) = f.error {

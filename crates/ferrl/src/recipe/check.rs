@@ -3,6 +3,7 @@
 use super::{Recipe, Stage};
 use crate::algo::{self, Wants};
 use crate::data::loader::{MAX_EPOCHS, MAX_WEIGHT};
+use ferrl_engine::generate::SamplingParams;
 use ferrl_engine::{Error, model, nearest};
 use ferrl_kernels::{AUTO, BACKENDS};
 
@@ -60,6 +61,8 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
     p.when(recipe.base.is_some(), "base", what, "@base.toml on the command line");
     names(recipe, &mut p);
     references(recipe, earlier, &mut p);
+    temperatures(recipe, &mut p);
+    sizes(recipe, &mut p);
     evaluation(recipe, &mut p);
     starting_point(stage, &mut p);
     data(recipe, &mut p);
@@ -209,12 +212,47 @@ fn portions(r: &Recipe, p: &mut Problems) {
     p.when(many, "train.epochs", format!("{epochs} epochs, at most {MAX_EPOCHS}"), "train.epochs = 3.0");
 }
 
+/// What no sampler can divide by, whichever algorithm the stage has: its evaluations sample too.
+fn temperatures(r: &Recipe, p: &mut Problems) {
+    let both =
+        [("rollout.temperature", Some(r.rollout.temperature)), ("eval.temperature", r.eval.temperature)];
+    for (key, t) in both.into_iter().filter_map(|(key, t)| Some((key, t?))) {
+        let usable = t == 0.0 || SamplingParams::TEMPERATURES.contains(&(t as f32));
+        let range = SamplingParams::TEMPERATURES;
+        let what =
+            format!("{t} is no sampling temperature, expected 0 or {} to {}", range.start(), range.end());
+        p.when(!usable, key, what, format!("{key} = 1.0; 0 takes the most probable token"));
+    }
+}
+
+/// Sizes beyond which no machine goes: products of them stay in range, and nothing is allocated for them.
+fn sizes(r: &Recipe, p: &mut Problems) {
+    let (roll, eval) = (&r.rollout, &r.eval);
+    let limits: [(&'static str, usize, usize); 7] = [
+        ("rollout.prompts", roll.prompts, 1 << 20),
+        ("rollout.samples", roll.samples, 1 << 16),
+        ("rollout.max_new_tokens", roll.max_new_tokens, 1 << 24),
+        ("rollout.cache_mib", roll.cache_mib, 1 << 24),
+        ("rollout.max_lag", roll.max_lag, 1 << 10),
+        ("eval.prompts", eval.prompts, 1 << 24),
+        ("eval.samples", eval.samples, 1 << 16),
+    ];
+    for (key, size, most) in limits {
+        p.when(size > most, key, format!("{size}, at most {most}"), format!("{key} = {most} or less"));
+    }
+    let together = roll.prompts.saturating_mul(roll.samples);
+    let fits = roll.prompts <= 1 << 20 && roll.samples <= 1 << 16;
+    let what = format!("{together} completions in one step, at most {MOST_COMPLETIONS}");
+    p.when(fits && together > MOST_COMPLETIONS, "rollout.samples", what, "fewer rollout.prompts or samples");
+}
+
+/// Completions of one step.
+const MOST_COMPLETIONS: usize = 1 << 24;
+
 fn evaluation(r: &Recipe, p: &mut Problems) {
     p.when(r.eval.samples == 0, "eval.samples", "no answers to judge", "eval.samples = 1");
     let asks = r.eval.every > 0 || r.eval.at_start;
     p.when(asks && r.eval.prompts == 0, "eval.prompts", "no prompts to judge by", "eval.prompts = 200");
-    let cold = r.eval.temperature.is_some_and(|t| t < 0.0);
-    p.when(cold, "eval.temperature", "must not be negative", "0 takes the likeliest token");
     let greedy = r.eval.temperature == Some(0.0) && r.eval.samples > 1;
     let what = format!("{} samples at temperature 0 are all the same", r.eval.samples);
     p.when(greedy, "eval.samples", what, "eval.samples = 1, or a temperature above 0");
@@ -287,7 +325,7 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
     p.when(r.samples == 0, "rollout.samples", "a prompt needs answers", "rollout.samples = 8");
     p.when(r.max_new_tokens == 0, "rollout.max_new_tokens", "answers would be empty", "max_new_tokens = 256");
     p.when(
-        r.temperature <= 0.0,
+        r.temperature == 0.0,
         "rollout.temperature",
         format!("{} leaves nothing to explore: all answers to a prompt are the same", r.temperature),
         "rollout.temperature = 1.0",
@@ -359,7 +397,7 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
         "critic.shared = false",
     );
     let (_, minibatches) = algorithm.passes();
-    let answers = r.prompts * r.samples;
+    let answers = r.prompts.saturating_mul(r.samples);
     p.when(
         answers > 0 && minibatches > answers,
         "algo.minibatches",
@@ -403,6 +441,9 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
         );
         if let Some(verifier) = &reward.verifier {
             p.word("reward", verifier, verifiers);
+        }
+        if let Some(word) = &reward.truncated {
+            p.word("reward", word, crate::reward::TRUNCATED);
         }
     }
 }

@@ -29,7 +29,8 @@ const RENAMED: &[(&str, &str)] = &[
     ("data.train_data_path", "data.train"),
     ("rollout.test_sampling_params.temperature", "eval.temperature"),
     ("rollout.train_sampling_params.max_new_tokens", "rollout.max_new_tokens"),
-    ("rollout.train_sampling_params.stop", "rollout.stop"),
+    ("rollout.train_sampling_params.no_stop_trim", "rollout.include_stop"),
+    (STOP, "rollout.stop"),
     ("rollout.train_sampling_params.temperature", "rollout.temperature"),
     ("rollout.train_sampling_params.top_k", "rollout.top_k"),
     ("rollout.train_sampling_params.top_p", "rollout.top_p"),
@@ -38,6 +39,9 @@ const RENAMED: &[(&str, &str)] = &[
     ("trainer.save_freq", "checkpoint.every"),
     ("trainer.test_freq", "eval.every"),
 ];
+
+/// Its rewards see the stop text: RL2 reads completions by their ids.
+const STOP: &str = "rollout.train_sampling_params.stop";
 
 /// Options that are settings of the algorithm.
 const ALGORITHM: &[&str] = &[
@@ -74,6 +78,9 @@ pub(super) fn translate(tree: &mut Tree) -> Result<()> {
     for (theirs, ours) in RENAMED {
         if let Some((value, place)) = tree.take(&path(theirs)) {
             set(tree, ours, value, &place)?;
+            if *theirs == STOP && tree.get(&path("rollout.include_stop")).is_none() {
+                set(tree, "rollout.include_stop", true.into(), &place)?;
+            }
         }
     }
     let given: BTreeMap<&str, (Value, Place)> =

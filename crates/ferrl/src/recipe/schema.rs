@@ -107,7 +107,7 @@ impl Schema {
         self.tables.iter().find(|t| t.0 == table).map_or("", |t| &t.1)
     }
 
-    fn read(sources: &[&str]) -> Schema {
+    pub fn read(sources: &[&str]) -> Schema {
         let choices: Vec<(String, Vec<String>)> = sources.iter().flat_map(|s| enums(s)).collect();
         let mut structs: Vec<String> = Vec::new();
         for line in sources.iter().flat_map(|s| code(s)) {

@@ -196,8 +196,10 @@ pub struct Rollout {
     pub top_k: usize,
     /// Only the likeliest that make up this share; 1 is off.
     pub top_p: f64,
-    /// Text that ends an answer.
+    /// Text that ends a completion; it is cut from what rewards see, as vLLM and SGLang do.
     pub stop: Vec<String>,
+    /// Keep the stop text at the end of what rewards see (vLLM's `include_stop_str_in_output`).
+    pub include_stop: bool,
     /// Allow truncated sampling though its log-probabilities are not the policy's.
     pub allow_off_policy: bool,
     /// Memory of the cache.
@@ -216,6 +218,7 @@ impl Default for Rollout {
             top_k: 0,
             top_p: 1.0,
             stop: Vec::new(),
+            include_stop: false,
             allow_off_policy: false,
             cache_mib: 256,
             max_lag: 0,
@@ -239,6 +242,9 @@ pub struct Reward {
     pub model: Option<String>,
     /// Its factor, 1 where absent; 0 only logs what it says.
     pub weight: Option<f64>,
+    /// What a completion gets that the length limit cut off: `wrong` (nothing, the default) or `score` (the verifier's score
+    /// of the text as it stands). Python functions and reward models always see it; with `wrong` it never counts as right.
+    pub truncated: Option<String>,
 }
 
 /// From gradients to weights.

@@ -78,6 +78,7 @@ fn row(step: u64, rollout: &Value) -> Value {
         "prompt": text("prompt"),
         "completion": text("completion"),
         "reward": rollout["reward"],
+        "lost": rollout["lost"] == true,
         "components": rollout["components"],
         "advantage": rollout["advantage"],
         "tokens": rollout["tokens"],

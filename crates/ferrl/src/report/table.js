@@ -36,7 +36,7 @@ function rows() {
   for (const r of list.slice(0, view.rows)) {
     const tr = make("tr", "row");
     for (const [name, , cls] of columns) {
-      const text = cls === "n" ? (name === "step" ? String(r.step) : show(r[name])) : r[name].slice(0, 400).replace(/\s+/g, " ");
+      const text = cls === "n" ? (name === "step" ? String(r.step) : name === "reward" ? reward(r) : show(r[name])) : r[name].slice(0, 400).replace(/\s+/g, " ");
       const td = make("td", cls, text + (name === "tokens" && r.truncated ? " ✂" : ""));
       if (name === "tokens" && r.truncated) td.title = "cut off by the length limit";
       if (name === "advantage" && typeof r.advantage === "number") td.style.background = tint(r.advantage);
@@ -57,11 +57,13 @@ function rows() {
   }
 }
 
+const reward = (r) => r.lost ? "lost" : show(r.reward);
+
 function full(r) {
   const tr = make("tr", "full"), td = make("td");
   td.colSpan = columns.length;
   const parts = Object.entries(r.components || {}).map(([n, v]) => `${n} ${show(v)}`).join("   ");
-  for (const [title, text] of [["Prompt", r.prompt], ["Completion", r.completion], ["Reward", show(r.reward) + (parts ? "   =   " + parts : "")]])
+  for (const [title, text] of [["Prompt", r.prompt], ["Completion", r.completion], ["Reward", reward(r) + (parts ? "   =   " + parts : "")]])
     td.append(make("h4", "", title), make("div", "", text));
   tr.append(td);
   return tr;

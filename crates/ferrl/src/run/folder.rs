@@ -12,7 +12,7 @@
 //! ```
 
 use super::files::{Files, error};
-use crate::warnings::Warning;
+use crate::warnings::{Printed, Warning};
 use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -138,6 +138,13 @@ impl RunFolder {
         let line =
             json!({"time": unix_seconds(), "level": "warning", "name": name, "message": message, "fix": fix});
         let _ = self.log_line(&line);
+    }
+
+    /// A line that user code printed, in `log.jsonl`.
+    pub fn note_printed(&self, printed: &Printed) {
+        let Printed { source, line } = printed;
+        let row = json!({"time": unix_seconds(), "level": "print", "source": source, "message": line});
+        let _ = self.log_line(&row);
     }
 
     /// Whether the folder is still what was opened: files that are open can be written long after they were removed, and

@@ -15,8 +15,8 @@ pub struct Rollout {
     pub prompt: String,
     /// What it wrote.
     pub completion: String,
-    /// The whole reward.
-    pub reward: f64,
+    /// The whole reward; absent where it was lost.
+    pub reward: Option<f64>,
     /// Its named parts.
     pub components: Vec<(String, f64)>,
     /// How much better than expected it was.
@@ -25,21 +25,36 @@ pub struct Rollout {
     pub tokens: usize,
     /// Whether it was cut off by the length limit.
     pub truncated: bool,
+    /// Temperature it was sampled at; absent where it was given.
+    pub temperature: Option<f64>,
+    /// Further columns, such as a reward function logs.
+    pub extra: Map<String, Value>,
 }
 
 impl Rollout {
     fn to_json(&self) -> Value {
         let parts: Map<String, Value> =
             self.components.iter().map(|(n, v)| (n.clone(), number(*v))).collect();
-        json!({
+        let lost = self.reward.is_none();
+        let mut row = json!({
             "prompt": self.prompt,
             "completion": self.completion,
-            "reward": number(self.reward),
+            "reward": self.reward.map(number),
             "components": parts,
-            "advantage": number(self.advantage),
+            "advantage": (!lost).then(|| number(self.advantage)),
             "tokens": self.tokens,
             "truncated": self.truncated,
-        })
+        });
+        if lost {
+            row["lost"] = true.into();
+        }
+        if let Some(temperature) = self.temperature {
+            row["temperature"] = number(temperature);
+        }
+        if !self.extra.is_empty() {
+            row["extra"] = self.extra.clone().into();
+        }
+        row
     }
 }
 

@@ -14,6 +14,8 @@ pub(super) struct Log {
     start: Instant,
     /// What the run had taken when it was last stopped.
     before: f64,
+    /// Tokens learned from so far, all stages together.
+    pub num_tokens: u64,
 }
 
 /// How long the files are; a checkpoint keeps it.
@@ -34,7 +36,8 @@ impl Log {
         let history = MetricsLog::history(&folder.metrics())?;
         let events = EventWriter::create(&folder.tensorboard(), folder.files(), &history)?;
         let before = history.last().map_or(0.0, |r| r.seconds);
-        Ok(Log { metrics, rollouts, events: Some(events), start: Instant::now(), before })
+        let num_tokens = history.last().and_then(|r| r.get("num_tokens")).map_or(0, |n| n as u64);
+        Ok(Log { metrics, rollouts, events: Some(events), start: Instant::now(), before, num_tokens })
     }
 
     /// Since the run began, interruptions left out.
@@ -52,7 +55,9 @@ impl Log {
         if !rollouts.is_empty() {
             self.rollouts.write_text(record.step, rollouts)?;
         }
-        self.metrics.append(record)
+        self.metrics.append(record)?;
+        self.num_tokens = record.get("num_tokens").map_or(self.num_tokens, |n| n as u64);
+        Ok(())
     }
 
     /// Adds a step to the TensorBoard file; why that is over, where it just failed.

@@ -3,9 +3,8 @@
 use super::{Group, Item, Prompt};
 use crate::algo;
 use crate::data::schema;
-use crate::data::{self, Example, Sample, Tokens};
+use crate::data::{self, Encoder, Example, Sample, Tokens};
 use crate::experience::{Kind, Sequence};
-use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
@@ -30,7 +29,8 @@ pub fn schema_of(wants: algo::Wants, grouped: bool, columns: &[&str]) -> schema:
 }
 
 /// An encoded row as an example; `index` is the number of its prompt in the run.
-pub(super) fn item(sample: Sample, wants: algo::Wants, index: u64, tokenizer: &Tokenizer) -> Result<Item> {
+pub(super) fn item(sample: Sample, wants: algo::Wants, index: u64, encoder: &Encoder) -> Result<Item> {
+    let tokenizer = encoder.tokenizer();
     let sequence = |t: Tokens, kind: Kind| Sequence {
         pair: matches!(kind, Kind::Chosen | Kind::Rejected).then_some(0),
         ids: t.ids,
@@ -44,6 +44,7 @@ pub(super) fn item(sample: Sample, wants: algo::Wants, index: u64, tokenizer: &T
         ids,
         text: prompt.as_str().map_or_else(|| prompt.to_string(), String::from),
         messages: prompt.as_array().cloned().unwrap_or_default(),
+        renamed: encoder.renamed().to_vec(),
         columns,
     };
     let number = |name: &str, otherwise: f32| match sample.extra.get(name) {
@@ -85,7 +86,7 @@ pub(super) fn item(sample: Sample, wants: algo::Wants, index: u64, tokenizer: &T
                 // An answer without its end was cut.
                 s.truncated = s.ids.last().is_some_and(|&id| !tokenizer.is_special(id));
                 s.components = rewards.iter().map(|(name, list)| (name.clone(), list[i])).collect();
-                s.sources = s.components.iter().map(|c| (1.0, c.1)).collect();
+                s.sources = s.components.iter().map(|c| (1.0, Some(c.1))).collect();
                 let total = s.components.iter().map(|c| c.1).sum();
                 s.rewarded(total)
             };

@@ -163,7 +163,7 @@ impl Mixture {
                 let wants = schema_of(self.wants, self.grouped, &self.encoder.columns(&record));
                 let sample = self.encoder.encode(&record, wants, &place, &mut self.counts)?;
                 let sample = sample.ok_or_else(|| Error::data("the row was to be left out").at(&place))?;
-                item(sample, self.wants, number, self.encoder.tokenizer())
+                item(sample, self.wants, number, &self.encoder)
             }
         }
     }

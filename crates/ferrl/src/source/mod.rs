@@ -26,6 +26,9 @@ pub struct Prompt {
     pub messages: Vec<Value>,
     /// All other columns of its row.
     pub columns: Map<String, Value>,
+    /// New and old name of each column that the recipe renames.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub renamed: Vec<(String, String)>,
 }
 
 /// One example.

@@ -132,7 +132,7 @@ impl Mixture {
             found.raw.add(counts.raw > 0, &place, 0);
             match sample {
                 Some(sample) => {
-                    let item = item(sample, self.wants, 0, self.encoder.tokenizer())?;
+                    let item = item(sample, self.wants, 0, &self.encoder)?;
                     found.measure(&item, &place, self.room)?;
                     let print = print(&item);
                     match compare {

@@ -7,16 +7,18 @@ use crate::verify::countdown::{
     CountdownOptions, DemonstrationOptions, Format, Split, demonstrate, generate,
 };
 use ferrl_engine::{Error, Result};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "countdown",
     about: "reach a target from a few numbers, each used once",
+    source: include_str!("countdown.rs"),
+    defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(Countdown::new(values, seed)?)),
 };
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Numbers in a puzzle.

@@ -20,6 +20,10 @@ pub struct Entry {
     pub name: &'static str,
     /// One line for people.
     pub about: &'static str,
+    /// The file it is written in: the comments of its settings are the manual's text.
+    pub source: &'static str,
+    /// Its settings where a recipe says nothing.
+    pub defaults: fn() -> Value,
     /// Builds it from `data.task`; unknown settings are refused.
     pub build: Build,
 }
@@ -230,6 +234,9 @@ impl Verifier for ByTask {
     }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         self.find(sample)?.score(sample)
+    }
+    fn reads(&self) -> &'static [&'static str] {
+        self.0.iter().map(|(_, verifier)| verifier.reads()).find(|r| !r.is_empty()).unwrap_or_default()
     }
     fn wrong_step(&self, sample: &Sample<'_>) -> Result<Option<Range<usize>>> {
         self.find(sample)?.wrong_step(sample)

@@ -118,7 +118,7 @@ impl Verifier for ChainVerifier {
         let share = (right_lines.min(chain.len() - 1)) as f64 / (chain.len() - 1).max(1) as f64;
         let reward = if wrong.is_none() { 1.0 } else { self.partial * share };
         let components = vec![("correct".into(), correct)];
-        Ok(Score { reward, components, score: Some(correct) })
+        Ok(Score { reward, components, score: Some(correct), ..Default::default() })
     }
     fn wrong_step(&self, sample: &Sample<'_>) -> Result<Option<Range<usize>>> {
         Ok(self.chain(sample)?.first_wrong(sample.completion))

@@ -183,6 +183,15 @@ impl Verifier for Countdown {
     fn about(&self) -> &'static str {
         ENTRY.about
     }
+    fn extract(&self, completion: &str) -> Option<String> {
+        self.format.answer(completion).map(String::from)
+    }
+    fn reads(&self) -> &'static [&'static str] {
+        match self.format {
+            Format::Answer | Format::ThinkAnswer => &["<answer>", "</answer>"],
+            _ => &[],
+        }
+    }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let (numbers, target) = (self.numbers(sample)?, self.target(sample)?);
         let verdict = match self.format.answer(sample.completion) {
@@ -195,6 +204,7 @@ impl Verifier for Countdown {
             Verdict::Right => (self.correct_reward, 1.0, 1.0),
         };
         let components = vec![("correct".into(), correct), ("format".into(), format)];
-        Ok(Score { reward, components, score: Some(correct) })
+        let found = Some(verdict != Verdict::Malformed);
+        Ok(Score { reward, components, score: Some(correct), found, ..Default::default() })
     }
 }

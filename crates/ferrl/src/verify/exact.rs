@@ -63,6 +63,14 @@ impl Exact {
         kept.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
+    fn taken<'a>(&self, completion: &'a str) -> Option<&'a str> {
+        match self.take {
+            Take::Whole => Some(completion),
+            Take::Answer => last_answer(completion),
+            Take::LastLine => completion.trim_end().lines().last(),
+        }
+    }
+
     fn equals(&self, answer: &str, expected: &Value) -> Option<bool> {
         Some(match expected {
             Value::String(text) => self.normal(text) == answer,
@@ -81,19 +89,26 @@ impl Verifier for Exact {
     fn about(&self) -> &'static str {
         ENTRY.about
     }
+    fn extract(&self, completion: &str) -> Option<String> {
+        self.taken(completion).map(|answer| self.normal(answer))
+    }
+    fn reads(&self) -> &'static [&'static str] {
+        match self.take {
+            Take::Answer => &["<answer>", "</answer>"],
+            _ => &[],
+        }
+    }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let expected = required(sample, &self.column, ENTRY.name)?;
-        let answer = match self.take {
-            Take::Whole => Some(sample.completion),
-            Take::Answer => last_answer(sample.completion),
-            Take::LastLine => sample.completion.trim_end().lines().last(),
-        };
+        let answer = self.taken(sample.completion);
+        let found = Some(answer.is_some_and(|a| !a.trim().is_empty()));
         let answer = answer.map(|a| self.normal(a)).unwrap_or_default();
         let equal = self.equals(&answer, expected).ok_or_else(|| {
             Error::data(format!("column {:?} must be text, got {expected}", self.column))
                 .at(format!("rollout {}", sample.id))
         })?;
         // An empty answer never earns anything, not even against an empty column.
-        Ok(Score::single("correct", f64::from(u8::from(equal && !answer.is_empty()))))
+        let correct = f64::from(u8::from(equal && !answer.is_empty()));
+        Ok(Score { found, ..Score::single("correct", correct) })
     }
 }

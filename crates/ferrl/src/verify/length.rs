@@ -12,8 +12,8 @@ pub const ENTRY: Entry = Entry {
         Setting { name: "cache", default: "max / 5", about: "tokens below max over which it grows" },
         Setting {
             name: "column",
-            default: "\"completion_tokens\"",
-            about: "column with the length in tokens",
+            default: "the completion's own length",
+            about: "column with the length in tokens, where the rows bring it",
         },
     ],
     build: |options| Ok(Box::new(Length::new(options)?)),
@@ -23,7 +23,7 @@ pub const ENTRY: Entry = Entry {
 pub struct Length {
     max: u64,
     cache: u64,
-    column: String,
+    column: Option<String>,
 }
 
 impl Length {
@@ -38,7 +38,21 @@ impl Length {
         if cache > max {
             return Err(Error::usage(format!("cache = {cache} is more than max = {max}")).at(ENTRY.name));
         }
-        Ok(Length { max, cache, column: options.text("column", "completion_tokens")? })
+        let column = options.has("column").then(|| options.required_text("column")).transpose()?;
+        Ok(Length { max, cache, column })
+    }
+
+    /// Length of a completion in tokens.
+    fn tokens(&self, sample: &Sample<'_>) -> Result<u64> {
+        let at = |e: Error| e.at(format!("rollout {}", sample.id));
+        if let (None, Some(tokens)) = (&self.column, sample.tokens) {
+            return Ok(tokens as u64);
+        }
+        let column = self.column.as_deref().unwrap_or("completion_tokens");
+        let value = required(sample, column, ENTRY.name)?;
+        value
+            .as_u64()
+            .ok_or_else(|| at(Error::data(format!("column {column:?} must be a whole number, got {value}"))))
     }
 
     /// The reward for that many tokens.
@@ -62,13 +76,11 @@ impl Verifier for Length {
         ENTRY.about
     }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
-        let value = required(sample, &self.column, ENTRY.name)?;
-        let tokens = value.as_u64().ok_or_else(|| {
-            Error::data(format!("column {:?} must be a whole number, got {value}", self.column))
-                .at(format!("rollout {}", sample.id))
-        })?;
-        let reward = self.reward(tokens);
-        Ok(Score { reward, components: vec![("length".into(), reward)], score: None })
+        let reward = self.reward(self.tokens(sample)?);
+        Ok(Score { reward, components: vec![("length".into(), reward)], ..Default::default() })
+    }
+    fn judges_truncated(&self) -> bool {
+        true
     }
 }
 
@@ -78,7 +90,7 @@ mod tests {
 
     #[test]
     fn the_penalty_grows_over_the_cache() {
-        let length = Length { max: 100, cache: 20, column: String::new() };
+        let length = Length { max: 100, cache: 20, column: None };
         for (tokens, want) in [(0, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0), (5000, -1.0)] {
             assert_eq!(length.reward(tokens), want, "{tokens}");
         }

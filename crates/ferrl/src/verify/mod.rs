@@ -11,22 +11,75 @@ pub mod options;
 pub mod python;
 pub mod regex_format;
 
-use ferrl_engine::{Class, Error, Result, nearest};
-pub use options::{Options, Setting};
+use ferrl_engine::{Error, Result, nearest};
+pub use options::{Hooks, Options, Setting};
 use serde_json::{Map, Value};
 use std::ops::Range;
 
 /// One completion to be scored.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Sample<'a> {
     /// The rollout's number, for messages.
     pub id: u64,
-    /// What the model was asked.
+    /// The prompt's text.
     pub prompt: &'a str,
-    /// What it answered.
+    /// The conversation that the prompt is, where it is one.
+    pub messages: &'a [Value],
+    /// The completion's text.
     pub completion: &'a str,
+    /// Its tokens, the stop token included; empty where only the text is known.
+    pub ids: &'a [u32],
+    /// Its length in tokens, where it is known.
+    pub tokens: Option<usize>,
+    /// Whether the length limit cut it off.
+    pub truncated: bool,
     /// The other columns of the data row.
-    pub columns: &'a Map<String, Value>,
+    pub columns: Columns<'a>,
+}
+
+/// The columns of a row as a verifier finds them: under the names of the recipe, and under those of the file where
+/// `data.columns` renames them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Columns<'a> {
+    /// By their names after renaming.
+    pub row: Option<&'a Map<String, Value>>,
+    /// New name and old name of each renamed column.
+    pub renamed: &'a [(String, String)],
+}
+
+impl<'a> From<&'a Map<String, Value>> for Columns<'a> {
+    fn from(row: &'a Map<String, Value>) -> Self {
+        Columns { row: Some(row), renamed: &[] }
+    }
+}
+
+impl<'a> Columns<'a> {
+    /// Every name there is.
+    pub fn names(&self) -> Vec<&'a str> {
+        let own = self.row.into_iter().flat_map(|row| row.keys().map(String::as_str));
+        let old = self.renamed.iter().filter(|(new, _)| self.row.is_some_and(|r| r.contains_key(new)));
+        own.chain(old.map(|(_, old)| old.as_str())).collect()
+    }
+
+    /// The column at a dotted path, such as `extra_info.target`.
+    pub fn get(&self, path: &str) -> Option<&'a Value> {
+        let row = self.row?;
+        at_path(row, path).or_else(|| {
+            let (new, _) = self.renamed.iter().find(|(_, old)| old == path)?;
+            row.get(new)
+        })
+    }
+}
+
+/// Where the run stands when rewards are asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// Steps done.
+    pub step: u64,
+    /// Steps of the stage; 0 where nobody knows.
+    pub steps: u64,
+    /// Passes over the data.
+    pub epoch: f64,
 }
 
 /// What a verifier says of one completion.
@@ -38,19 +91,80 @@ pub struct Score {
     pub components: Vec<(String, f64)>,
     /// Logged only: usually whether the answer is right.
     pub score: Option<f64>,
+    /// Whether an answer was found in the completion, where the verifier looks for one.
+    pub found: Option<bool>,
+    /// What else is worth a column beside the completion.
+    pub extra: Map<String, Value>,
 }
 
 impl Score {
     /// A score of one part that is the whole reward.
     pub fn single(name: &str, reward: f64) -> Self {
-        Score { reward, components: vec![(name.to_string(), reward)], score: Some(reward) }
+        let components = vec![(name.to_string(), reward)];
+        Score { reward, components, score: Some(reward), ..Default::default() }
     }
+
+    /// Nothing earned: what a completion gets that was cut off before its end.
+    fn wrong(mut self) -> Self {
+        self.reward = 0.0;
+        self.components.iter_mut().for_each(|(_, part)| *part = 0.0);
+        self.score = self.score.map(|_| 0.0);
+        self
+    }
+}
+
+/// What came of scoring one completion.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// It has a score.
+    Scored(Score),
+    /// This source has no reward for it: others decide.
+    Abstained,
+    /// Its score could not be computed; the error says why. It is left out and counted, never taken for 0.
+    Lost(Error),
+}
+
+/// What truncated completions get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Truncated {
+    /// Nothing: a completion that was cut off has no answer, whatever stands in it.
+    #[default]
+    Wrong,
+    /// The verifier's score of the text as it stands.
+    Score,
+}
+
+/// Scores completions; one that was truncated is wrong unless `truncated` says otherwise.
+pub fn score_all(
+    verifier: &dyn Verifier,
+    samples: &[Sample<'_>],
+    at: Progress,
+    truncated: Truncated,
+) -> Result<Vec<Outcome>> {
+    let mut outcomes = verifier.score_batch(samples, at)?;
+    if outcomes.len() != samples.len() {
+        let (name, got, want) = (verifier.name(), outcomes.len(), samples.len());
+        return Err(Error::data(format!("{name} gave {got} scores for {want} completions"))
+            .fix("one score for every completion, in their order"));
+    }
+    let cut_off =
+        outcomes.iter_mut().zip(samples).filter(|(_, s)| s.truncated && truncated == Truncated::Wrong);
+    for (outcome, _) in cut_off {
+        if let Outcome::Scored(score) = outcome {
+            match verifier.judges_truncated() {
+                // Its reward has a scale of its own; that nothing right was said holds all the same.
+                true => score.score = Some(score.score.unwrap_or(score.reward).min(0.0)),
+                false => *score = std::mem::take(score).wrong(),
+            }
+        }
+    }
+    Ok(outcomes)
 }
 
 /// Turns completions into rewards.
 ///
-/// An error for which [`dropped`] holds concerns that sample alone: the caller leaves it out and counts it.
-/// Any other error is a mistake in the recipe or the data and ends the run.
+/// What concerns one completion alone is an [`Outcome::Lost`]; an error is a mistake in the recipe or the data and ends
+/// the run.
 pub trait Verifier: Send + Sync {
     /// The name a recipe uses.
     fn name(&self) -> &str;
@@ -59,19 +173,31 @@ pub trait Verifier: Send + Sync {
     /// The score of one completion.
     fn score(&self, sample: &Sample<'_>) -> Result<Score>;
     /// The scores of many, in their order.
-    fn score_batch(&self, samples: &[Sample<'_>]) -> Vec<Result<Score>> {
-        samples.iter().map(|s| self.score(s)).collect()
+    fn score_batch(&self, samples: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
+        samples.iter().map(|s| self.score(s).map(Outcome::Scored)).collect()
+    }
+    /// Whether its reward means something for a completion that was cut off: it goes by the length, or has a scale on
+    /// which 0 is not the reward of a wrong answer.
+    fn judges_truncated(&self) -> bool {
+        false
+    }
+    /// What it takes as the answer in a completion, where it looks for one.
+    fn extract(&self, _completion: &str) -> Option<String> {
+        None
+    }
+    /// Text that must stand in a completion for it to be right; a stop string must not cut it off.
+    fn reads(&self) -> &'static [&'static str] {
+        &[]
+    }
+    /// What it logged since the last call, by name.
+    fn take_metrics(&self) -> Vec<(String, f64)> {
+        Vec::new()
     }
     /// The first wrong step of a completion, as a range of its bytes; none where every step is right.
     fn wrong_step(&self, _sample: &Sample<'_>) -> Result<Option<Range<usize>>> {
         Err(Error::usage(format!("{} judges whole answers, not steps", self.name()))
             .fix("a verifier that finds the first wrong step, such as chain"))
     }
-}
-
-/// Whether an error of a verifier costs only the sample: a worker process failed, not the run's settings.
-pub fn dropped(error: &Error) -> bool {
-    error.class == Class::Device
 }
 
 /// A verifier's place in the registry.
@@ -99,6 +225,11 @@ pub const VERIFIERS: &[Entry] = &[
 
 /// The verifier of that name with these options.
 pub fn build(name: &str, options: &Map<String, Value>) -> Result<Box<dyn Verifier>> {
+    build_with(name, options, &Hooks::default())
+}
+
+/// The same for a run, which hears what user code prints and may end its waits.
+pub fn build_with(name: &str, options: &Map<String, Value>, hooks: &Hooks) -> Result<Box<dyn Verifier>> {
     let names = VERIFIERS.iter().map(|e| e.name);
     let Some(entry) = VERIFIERS.iter().find(|e| e.name == name) else {
         let all = names.clone().collect::<Vec<_>>().join(", ");
@@ -108,22 +239,26 @@ pub fn build(name: &str, options: &Map<String, Value>) -> Result<Box<dyn Verifie
             None => error,
         });
     };
-    (entry.build)(&Options::checked(entry.name, entry.settings, options)?)
+    (entry.build)(&Options::checked(entry.name, entry.settings, options, hooks)?)
 }
 
 /// The column at a dotted path, such as `extra_info.target`.
-pub fn column<'a>(columns: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
+pub fn column<'a>(columns: Columns<'a>, path: &str) -> Option<&'a Value> {
+    columns.get(path)
+}
+
+fn at_path<'a>(columns: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
     if let Some(value) = columns.get(path) {
         return Some(value);
     }
     let (head, rest) = path.split_once('.')?;
-    column(columns.get(head)?.as_object()?, rest)
+    at_path(columns.get(head)?.as_object()?, rest)
 }
 
 /// The column at a dotted path, or an error that names those there are.
 pub fn required<'a>(sample: &Sample<'a>, path: &str, verifier: &str) -> Result<&'a Value> {
-    column(sample.columns, path).ok_or_else(|| {
-        let names: Vec<&str> = sample.columns.keys().map(String::as_str).collect();
+    sample.columns.get(path).ok_or_else(|| {
+        let names = sample.columns.names();
         let there = if names.is_empty() { "none".to_string() } else { names.join(", ") };
         let error = Error::data(format!("{verifier} needs column {path:?}; the row has {there}"))
             .at(format!("rollout {}", sample.id));
@@ -172,8 +307,20 @@ mod tests {
     fn columns_are_found_by_dotted_paths() {
         let row = json!({"extra_info": {"target": 3}, "a.b": 1});
         let row = row.as_object().expect("an object");
-        assert_eq!(column(row, "extra_info.target"), Some(&json!(3)));
-        assert_eq!(column(row, "a.b"), Some(&json!(1)));
-        assert_eq!(column(row, "extra_info.x"), None);
+        let columns = Columns::from(row);
+        assert_eq!(columns.get("extra_info.target"), Some(&json!(3)));
+        assert_eq!(columns.get("a.b"), Some(&json!(1)));
+        assert_eq!(columns.get("extra_info.x"), None);
+    }
+
+    /// Was: `options = { column = "answer" }` failed as soon as `data.columns` had made a `response` of `answer`.
+    #[test]
+    fn a_renamed_column_is_found_under_both_names() {
+        let row = json!({"response": "7"});
+        let renamed = [("response".to_string(), "answer".to_string())];
+        let columns = Columns { row: row.as_object(), renamed: &renamed };
+        assert_eq!(columns.get("response"), Some(&json!("7")));
+        assert_eq!(columns.get("answer"), Some(&json!("7")));
+        assert_eq!(columns.names(), ["response", "answer"]);
     }
 }

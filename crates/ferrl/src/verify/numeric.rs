@@ -143,6 +143,20 @@ impl Verifier for Numeric {
     fn about(&self) -> &'static str {
         ENTRY.about
     }
+    fn extract(&self, text: &str) -> Option<String> {
+        match self.take {
+            Take::Auto => after_hashes(text).or_else(|| last_number(text)),
+            Take::Hashes => after_hashes(text),
+            Take::Last => last_number(text),
+            Take::Answer => last_answer(text).and_then(last_number),
+        }
+    }
+    fn reads(&self) -> &'static [&'static str] {
+        match self.take {
+            Take::Answer => &["<answer>", "</answer>"],
+            _ => &[],
+        }
+    }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let value = required(sample, &self.column, ENTRY.name)?;
         let expected = match value {
@@ -154,13 +168,8 @@ impl Verifier for Numeric {
             Error::data(format!("column {:?} holds no number: {value}", self.column))
                 .at(format!("rollout {}", sample.id))
         })?;
-        let text = sample.completion;
-        let answer = match self.take {
-            Take::Auto => after_hashes(text).or_else(|| last_number(text)),
-            Take::Hashes => after_hashes(text),
-            Take::Last => last_number(text),
-            Take::Answer => last_answer(text).and_then(last_number),
-        };
+        let answer = self.extract(sample.completion);
+        let found = Some(answer.is_some());
         let right = answer.is_some_and(|answer| {
             answer == expected
                 || self.tolerance > 0.0
@@ -169,7 +178,7 @@ impl Verifier for Numeric {
                         _ => false,
                     }
         });
-        Ok(Score::single("correct", f64::from(u8::from(right))))
+        Ok(Score { found, ..Score::single("correct", f64::from(u8::from(right))) })
     }
 }
 

@@ -1,7 +1,12 @@
 //! The options of a verifier: a table whose keys are known and typed.
 
+use crate::interrupt;
+use crate::warnings::Warnings;
+use crate::worker::Log;
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// One option of a verifier.
 pub struct Setting {
@@ -18,6 +23,30 @@ pub struct Setting {
 pub struct Options<'a> {
     verifier: &'static str,
     table: &'a Map<String, Value>,
+    hooks: &'a Hooks,
+}
+
+/// Where a verifier with processes of its own says things, and who may end its waits.
+#[derive(Clone, Debug)]
+pub struct Hooks {
+    /// Takes what user code prints.
+    pub warnings: Warnings,
+    /// Ends waits when it is raised; the process's own unless a test gives another.
+    pub interrupt: Arc<AtomicBool>,
+}
+
+impl Default for Hooks {
+    fn default() -> Self {
+        Hooks { warnings: Warnings::default(), interrupt: interrupt::handle() }
+    }
+}
+
+impl Hooks {
+    /// Who is told each line that a worker prints.
+    pub fn prints(&self) -> Log {
+        let warnings = self.warnings.clone();
+        Arc::new(move |worker, line| warnings.print(worker, line))
+    }
 }
 
 impl<'a> Options<'a> {
@@ -26,6 +55,7 @@ impl<'a> Options<'a> {
         verifier: &'static str,
         settings: &[Setting],
         table: &'a Map<String, Value>,
+        hooks: &'a Hooks,
     ) -> Result<Self> {
         for key in table.keys() {
             let names = settings.iter().map(|s| s.name);
@@ -39,7 +69,12 @@ impl<'a> Options<'a> {
                 None => error,
             });
         }
-        Ok(Options { verifier, table })
+        Ok(Options { verifier, table, hooks })
+    }
+
+    /// What the run gives a verifier with processes of its own.
+    pub fn hooks(&self) -> &'a Hooks {
+        self.hooks
     }
 
     fn wrong(&self, key: &str, expected: &str, got: &Value) -> Error {
@@ -99,6 +134,13 @@ impl<'a> Options<'a> {
             None if least == f64::NEG_INFINITY => Err(self.wrong(key, "a number", value)),
             None => Err(self.wrong(key, &format!("a number of at least {least}"), value)),
         }
+    }
+
+    /// A whole number within a range.
+    pub fn size(&self, key: &str, default: u64, range: std::ops::RangeInclusive<u64>) -> Result<u64> {
+        let Some(value) = self.table.get(key) else { return Ok(default) };
+        let expected = format!("a whole number from {} to {}", range.start(), range.end());
+        value.as_u64().filter(|n| range.contains(n)).ok_or_else(|| self.wrong(key, &expected, value))
     }
 
     /// A whole number of at least `least`.

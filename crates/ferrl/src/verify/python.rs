@@ -1,9 +1,9 @@
 //! Rewards from a user's Python file: `reward(prompts, completions, **columns)`, as TRL calls it.
 
-use super::{Entry, Options, Sample, Score, Setting, Verifier};
-use crate::worker::{Answer, Pool, WorkerOptions};
+use super::{Entry, Options, Outcome, Progress, Sample, Score, Setting, Verifier};
+use crate::worker::{Arguments, Called, Pool, WorkerOptions};
 use ferrl_engine::{Error, Result};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,10 +15,11 @@ pub const ENTRY: Entry = Entry {
     about: "functions of a Python file, in supervised worker processes",
     settings: &[
         Setting { name: "file", default: "", about: "the Python file" },
+        Setting { name: "function", default: "\"reward\"", about: "the function to call" },
         Setting {
             name: "functions",
             default: "\"reward\"",
-            about: "the functions to call, one name or a list",
+            about: "several functions to call instead, whose rewards are added",
         },
         Setting { name: "weights", default: "1 each", about: "what each function's reward is multiplied by" },
         Setting { name: "workers", default: "1", about: "how many processes" },
@@ -34,26 +35,40 @@ pub const ENTRY: Entry = Entry {
     build: |options| Ok(Box::new(Python::new(options)?)),
 };
 
+/// Processes at most: each holds a Python and whatever the file imports.
+const MOST_WORKERS: u64 = 256;
+
 /// The verifier.
 pub struct Python {
     pool: Pool,
     functions: Vec<String>,
     weights: Vec<f64>,
     batch: usize,
+    metrics: Mutex<Vec<(String, f64)>>,
 }
 
 impl Python {
     fn new(options: &Options<'_>) -> Result<Self> {
-        let functions = options.texts("functions", &["reward"])?;
+        let functions = match options.has("function") {
+            true if options.has("functions") => {
+                return Err(Error::usage("both function and functions are given")
+                    .at(ENTRY.name)
+                    .fix("functions = [\"first\", \"second\"]"));
+            }
+            true => vec![options.required_text("function")?],
+            false => options.texts("functions", &["reward"])?,
+        };
         let names: Vec<&str> = functions.iter().map(String::as_str).collect();
         let seconds = |key: &str, default: f64| {
             options.number(key, default, 0.001).map(|s| Duration::from_secs_f64(s.min(1e6)))
         };
         let workers = WorkerOptions {
             python: options.text("python", "python3")?,
-            workers: options.count("workers", 1, 1)?.min(256) as usize,
+            workers: options.size("workers", 1, 1..=MOST_WORKERS)? as usize,
             timeout: seconds("timeout", 30.0)?,
             start_timeout: seconds("start_timeout", 120.0)?,
+            log: Some(options.hooks().prints()),
+            interrupt: options.hooks().interrupt.clone(),
             ..WorkerOptions::new(options.required_text("file")?, &names)
         };
         let weights = options.numbers("weights")?.unwrap_or_else(|| vec![1.0; functions.len()]);
@@ -67,7 +82,7 @@ impl Python {
             let (w, f) = (weights.len(), functions.len());
             return Err(Error::usage(format!("got {w} weights for {f} functions")).at(ENTRY.name));
         }
-        Ok(Python { pool: Pool::start(workers)?, functions, weights, batch })
+        Ok(Python { pool: Pool::start(workers)?, functions, weights, batch, metrics: Mutex::default() })
     }
 
     /// The workers.
@@ -75,8 +90,8 @@ impl Python {
         &self.pool
     }
 
-    /// Every function's answer for every sample, function by function.
-    fn answers(&self, samples: &[Sample<'_>]) -> Vec<Vec<Answer>> {
+    /// Every function's answers for every sample, function by function.
+    fn call(&self, samples: &[Sample<'_>], at: Progress) -> Vec<Called> {
         let size = match self.batch {
             0 => samples.len().div_ceil(self.pool.workers()).max(1),
             size => size,
@@ -85,42 +100,66 @@ impl Python {
             (0..samples.len()).step_by(size).map(|from| from..(from + size).min(samples.len())).collect();
         let jobs: Vec<(usize, Range<usize>)> =
             (0..self.functions.len()).flat_map(|f| parts.iter().map(move |p| (f, p.clone()))).collect();
-        let empty = || (0..samples.len()).map(|_| Ok(None)).collect();
-        let answers: Vec<Mutex<Vec<Answer>>> = self.functions.iter().map(|_| Mutex::new(empty())).collect();
+        let done: Mutex<Vec<(usize, Called)>> = Mutex::default();
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for _ in 0..self.pool.workers().min(jobs.len()) {
                 scope.spawn(|| {
-                    while let Some((function, part)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    loop {
+                        let job = next.fetch_add(1, Ordering::Relaxed);
+                        let Some((function, part)) = jobs.get(job) else { return };
                         let samples = &samples[part.clone()];
                         let ids: Vec<u64> = samples.iter().map(|s| s.id).collect();
-                        let got = self.pool.call(&self.functions[*function], &ids, &arguments(samples));
-                        let mut answers = answers[*function].lock().unwrap_or_else(|e| e.into_inner());
-                        for (at, answer) in part.clone().zip(got) {
-                            answers[at] = answer;
-                        }
+                        let called =
+                            self.pool.call(&self.functions[*function], &ids, &arguments(samples, at));
+                        done.lock().unwrap_or_else(|e| e.into_inner()).push((job, called));
                     }
                 });
             }
         });
-        answers.into_iter().map(|a| a.into_inner().unwrap_or_else(|e| e.into_inner())).collect()
+        let mut done = done.into_inner().unwrap_or_else(|e| e.into_inner());
+        done.sort_by_key(|(job, _)| *job);
+        let mut all = vec![Called::default(); self.functions.len()];
+        for (job, called) in done {
+            let whole = &mut all[jobs[job].0];
+            whole.answers.extend(called.answers);
+            whole.extra.extend(called.extra);
+            whole.metrics.extend(called.metrics);
+        }
+        all
     }
 }
 
-/// TRL's keyword arguments: prompts, completions, and every column as a list.
-fn arguments(samples: &[Sample<'_>]) -> Map<String, Value> {
-    let mut arguments = Map::new();
+/// TRL's keyword arguments: prompts, completions, their tokens, every column as a list, and the trainer's state. A
+/// conversation is a list of messages, and so is the completion of one.
+fn arguments(samples: &[Sample<'_>], at: Progress) -> Arguments {
+    let mut columns = Map::new();
     let list = |of: &dyn Fn(&Sample<'_>) -> Value| Value::Array(samples.iter().map(of).collect());
-    for name in samples.iter().flat_map(|s| s.columns.keys()) {
-        if !["prompt", "completion"].contains(&name.as_str()) && !arguments.contains_key(name) {
+    let truncated = |s: &Sample<'_>| s.truncated.into();
+    columns.insert("truncated".into(), list(&truncated));
+    for name in samples.iter().flat_map(|s| s.columns.names()) {
+        if !OWN.contains(&name) {
             let of = |s: &Sample<'_>| s.columns.get(name).cloned().unwrap_or(Value::Null);
-            arguments.insert(name.clone(), list(&of));
+            columns.insert(name.into(), list(&of));
         }
     }
-    arguments.insert("prompts".into(), list(&|s| s.prompt.into()));
-    arguments.insert("completions".into(), list(&|s| s.completion.into()));
-    arguments
+    let prompt = |s: &Sample<'_>| match s.messages.is_empty() {
+        true => s.prompt.into(),
+        false => s.messages.into(),
+    };
+    let completion = |s: &Sample<'_>| match s.messages.is_empty() {
+        true => s.completion.into(),
+        false => json!([{ "role": "assistant", "content": s.completion }]),
+    };
+    columns.insert("prompts".into(), list(&prompt));
+    columns.insert("completions".into(), list(&completion));
+    columns.insert("completion_ids".into(), list(&|s| s.ids.into()));
+    let state = json!({ "global_step": at.step, "max_steps": at.steps, "epoch": at.epoch });
+    Arguments { columns, state: state.as_object().cloned().unwrap_or_default() }
 }
+
+/// Names that no column of the data can take.
+const OWN: [&str; 5] = ["prompt", "completion", "prompts", "completions", "completion_ids"];
 
 impl Verifier for Python {
     fn name(&self) -> &str {
@@ -129,30 +168,49 @@ impl Verifier for Python {
     fn about(&self) -> &'static str {
         ENTRY.about
     }
-    fn score(&self, sample: &Sample<'_>) -> Result<Score> {
-        self.score_batch(std::slice::from_ref(sample)).pop().unwrap_or_else(|| Ok(Score::default()))
+    fn judges_truncated(&self) -> bool {
+        true
     }
-    fn score_batch(&self, samples: &[Sample<'_>]) -> Vec<Result<Score>> {
-        let mut answers = self.answers(samples);
-        (0..samples.len())
-            .map(|i| {
-                let mut score = Score::default();
-                for (f, name) in self.functions.iter().enumerate() {
-                    // A function that gives no reward for a sample leaves it to the others.
-                    if let Some(reward) = std::mem::replace(&mut answers[f][i], Ok(None))? {
-                        score.reward += self.weights[f] * reward;
-                        score.components.push((name.clone(), reward));
-                    }
+    fn score(&self, sample: &Sample<'_>) -> Result<Score> {
+        match self.score_batch(std::slice::from_ref(sample), Progress::default())?.pop() {
+            Some(Outcome::Scored(score)) => Ok(score),
+            Some(Outcome::Lost(error)) => Err(error),
+            Some(Outcome::Abstained) | None => {
+                Err(Error::data(format!("None from every function ({})", self.functions.join(", ")))
+                    .at(self.pool.file().display()))
+            }
+        }
+    }
+    fn score_batch(&self, samples: &[Sample<'_>], at: Progress) -> Result<Vec<Outcome>> {
+        let mut called = self.call(samples, at);
+        let mut metrics = self.metrics.lock().unwrap_or_else(|e| e.into_inner());
+        called.iter_mut().for_each(|c| metrics.append(&mut c.metrics));
+        Ok((0..samples.len()).map(|i| self.outcome(&mut called, i)).collect())
+    }
+    fn take_metrics(&self) -> Vec<(String, f64)> {
+        std::mem::take(&mut *self.metrics.lock().unwrap_or_else(|e| e.into_inner()))
+    }
+}
+
+impl Python {
+    /// What the functions say of a sample together. One that gives no reward for it leaves it to the others; one that failed
+    /// leaves the sum unknown.
+    fn outcome(&self, called: &mut [Called], i: usize) -> Outcome {
+        let mut score = Score::default();
+        for ((name, weight), called) in self.functions.iter().zip(&self.weights).zip(called) {
+            match std::mem::replace(&mut called.answers[i], Ok(None)) {
+                Ok(Some(reward)) => {
+                    score.reward += weight * reward;
+                    score.components.push((name.clone(), reward));
                 }
-                if score.components.is_empty() {
-                    let names = self.functions.join(", ");
-                    let what = format!("rollout {}: None from every function ({names})", samples[i].id);
-                    return Err(Error::data(what)
-                        .at(self.pool.file().display())
-                        .fix("let at least one function give a number for every sample"));
-                }
-                Ok(score)
-            })
-            .collect()
+                Ok(None) => {}
+                Err(failure) => return Outcome::Lost(failure.into()),
+            }
+            score.extra.append(&mut called.extra[i]);
+        }
+        match score.components.is_empty() {
+            true => Outcome::Abstained,
+            false => Outcome::Scored(score),
+        }
     }
 }

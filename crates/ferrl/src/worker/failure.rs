@@ -16,8 +16,13 @@ pub enum Kind {
     Garbage(String),
     /// A line longer than this many bytes.
     TooLong(usize),
-    /// The function raised: its traceback.
-    Raised(String),
+    /// The function raised.
+    Raised {
+        /// Its traceback, from the user's file on.
+        trace: String,
+        /// `file:line` of the last frame in the user's file.
+        place: String,
+    },
     /// A reward that is NaN or infinite.
     NonFinite(String),
     /// The function does not keep to its contract: a list of the wrong length or of other things than numbers.
@@ -27,8 +32,32 @@ pub enum Kind {
         /// What should have come.
         expected: String,
     },
+    /// The function cannot be called with the arguments there are.
+    Signature {
+        /// What Python says of it.
+        problem: String,
+        /// The names of the arguments.
+        given: String,
+    },
     /// The process could not be started.
     Start(String),
+    /// The user asked to stop.
+    Interrupted,
+}
+
+impl Kind {
+    /// Whether the same call can never succeed.
+    pub(super) fn is_final(&self) -> bool {
+        matches!(self, Kind::Signature { .. } | Kind::Interrupted)
+    }
+
+    /// Whether it cost a process or a whole time-out.
+    pub(super) fn is_costly(&self) -> bool {
+        !matches!(
+            self,
+            Kind::Raised { .. } | Kind::NonFinite(_) | Kind::Contract { .. } | Kind::Signature { .. }
+        )
+    }
 }
 
 impl fmt::Display for Kind {
@@ -38,10 +67,14 @@ impl fmt::Display for Kind {
             Kind::TimedOut(limit) => write!(f, "no answer within {:.1} s", limit.as_secs_f64()),
             Kind::Garbage(text) => write!(f, "the worker answered garbage: {text:?}"),
             Kind::TooLong(limit) => write!(f, "the worker answered with a line of over {limit} bytes"),
-            Kind::Raised(trace) => write!(f, "it raised {}", trace.trim_end().lines().last().unwrap_or("")),
+            Kind::Raised { trace, place } => {
+                write!(f, "it raised {} ({place})", trace.trim_end().lines().last().unwrap_or(""))
+            }
             Kind::NonFinite(value) => write!(f, "it returned {value}"),
             Kind::Contract { got, expected } => write!(f, "got {got}, expected {expected}"),
+            Kind::Signature { problem, given } => write!(f, "{problem}; it is called with {given}"),
             Kind::Start(why) => write!(f, "the worker did not start: {why}"),
+            Kind::Interrupted => write!(f, "interrupted"),
         }
     }
 }
@@ -67,13 +100,6 @@ pub struct Failure {
     pub stderr: Vec<String>,
 }
 
-impl Failure {
-    /// Whether the user's function is wrong as written, so that the run should end.
-    pub fn is_contract(&self) -> bool {
-        matches!(self.kind, Kind::Contract { .. })
-    }
-}
-
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Failure { kind, function, worker, attempts, .. } = self;
@@ -86,7 +112,7 @@ impl fmt::Display for Failure {
         }
         let tries = if *attempts == 1 { "1 try".to_string() } else { format!("{attempts} tries") };
         write!(f, "; {tries}, waited {:.1} s", self.waited.as_secs_f64())?;
-        if let Kind::Raised(trace) = kind {
+        if let Kind::Raised { trace, .. } = kind {
             write!(f, "\n  {}", trace.trim_end().replace('\n', "\n  "))?;
         }
         if !self.stderr.is_empty() {
@@ -103,12 +129,14 @@ impl From<Box<Failure>> for Error {
     fn from(failure: Box<Failure>) -> Error {
         let (class, fix) = match &failure.kind {
             Kind::Contract { .. } => (Class::Usage, "return one number or None for each completion"),
+            Kind::NonFinite(_) => (Class::Usage, "return None where there is no reward"),
+            Kind::Signature { .. } => (Class::Usage, "def reward(prompts, completions, **columns)"),
+            Kind::Raised { .. } => (Class::Usage, "correct the function; the traceback says where"),
             Kind::TimedOut(_) => (Class::Device, "make the function faster or raise timeout"),
-            Kind::NonFinite(_) => (Class::Device, "return None where there is no reward"),
-            _ => (
-                Class::Device,
-                "the sample is left out; call the function by hand on this rollout to find out why",
-            ),
+            Kind::Interrupted => (Class::Interrupted, "resume the run with --resume"),
+            _ => {
+                (Class::Device, "call the function by hand on this rollout to find out why its process fails")
+            }
         };
         Error::new(class, failure.to_string()).at(failure.file.display()).fix(fix)
     }

@@ -33,7 +33,7 @@ def host():
         if os.getpid() != me:  # a fork that returned from the user's function
             os._exit(0)
         fields.update(id=request["id"], nonce=request["nonce"])
-        data = memoryview(json.dumps(fields).encode() + b"\n")
+        data = memoryview(json.dumps(fields, default=repr).encode() + b"\n")
         while data:
             data = data[os.write(answers, data) :]
 
@@ -54,12 +54,21 @@ def host():
         threading.Thread(target=body, daemon=True).start()
 
     def trace():
-        return traceback.format_exc(limit=-8)[-3000:].encode("utf-8", "replace").decode()
+        """The traceback from the user's code on, and the last line of the user's file that it goes through."""
+        error = sys.exc_info()[1]
+        tb = error.__traceback__
+        while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename == "<string>":
+            tb = tb.tb_next
+        text = "".join(traceback.format_exception(type(error), error, tb, limit=-8))
+        own = [f for f in traceback.extract_tb(tb) if f.filename == start["file"]]
+        line = own[-1].lineno if own else getattr(error, "lineno", None)
+        place = os.path.basename(start["file"]) + (f":{line}" if line else "")
+        return {"trace": text[-3000:].encode("utf-8", "replace").decode(), "place": place}
 
     try:
         module = load(start["file"])
     except BaseException:
-        answer(start, refused=trace())
+        answer(start, refused=trace()["trace"])
         return
     functions = {}
     for name in start["functions"]:
@@ -71,14 +80,17 @@ def host():
     answer(start, ready=True)
 
     def number(value):
+        """A finite number, None, the text of one that is not finite, or what it is instead."""
         if value is None:
             return None
-        if isinstance(value, (str, bytes, bytearray, complex)):
-            raise TypeError
         try:
+            if isinstance(value, (str, bytes, bytearray, complex)):
+                raise TypeError
             value = float(value)
         except OverflowError:
             value = math.inf
+        except (TypeError, ValueError):
+            return {"bad": f"{type(value).__name__} {value!r:.80}"}
         return value if math.isfinite(value) else str(value)
 
     def numbers(result, count):
@@ -91,27 +103,77 @@ def host():
             return {"contract": [f"{kind} {result!r:.80}", expected]}
         if len(result) != count:
             return {"contract": [f"{kind} of {len(result)}", expected]}
-        rewards = []
-        for i, value in enumerate(result):
-            try:
-                rewards.append(number(value))
-            except (TypeError, ValueError):
-                return {"contract": [f"{type(value).__name__} {value!r:.80} at place {i}", expected]}
-        return {"rewards": rewards}
+        return {"rewards": [number(value) for value in result]}
 
     while True:
         request = json.loads(inbox.get())
         # Shortly before the deadline a hanging call shows where it hangs; long after it, the kernel ends it.
         faulthandler.dump_traceback_later(max(request["timeout"] * 0.5, request["timeout"] - 1), file=2)
         signal.alarm(int(request["timeout"]) + 5)
+        logged = Logged()
         try:
-            result = call(functions[request["function"]], request["arguments"])
+            arguments = dict(request["arguments"])
+            arguments["trainer_state"] = State(request.get("state") or {})
+            arguments["log_extra"], arguments["log_metric"] = logged.extra, logged.metric
+            result = call(functions[request["function"]], arguments)
             fields = numbers(result, request["count"])
+            fields.update(extra=logged.columns(request["count"]), metrics=logged.metrics)
+        except Signature as mismatch:
+            fields = {"signature": [str(mismatch), ", ".join(arguments)]}
         except BaseException:
             fields = {"raised": trace()}
         faulthandler.cancel_dump_traceback_later()
         signal.alarm(0)
+        sys.stdout.flush()
         answer(request, **fields)
+
+
+class Signature(Exception):
+    """The function cannot take the arguments."""
+
+
+class State:
+    """What TRL's `trainer_state` says that a reward function may ask for."""
+
+    def __init__(self, fields):
+        self.global_step, self.max_steps, self.epoch = 0, 0, 0.0
+        self.is_world_process_zero = self.is_local_process_zero = True
+        self.log_history = []
+        self.__dict__.update(fields)
+
+
+class Logged:
+    """What a function logs with TRL's `log_extra` and `log_metric`."""
+
+    def __init__(self):
+        self.listed, self.metrics = {}, {}
+
+    def extra(self, column, values):
+        self.listed.setdefault(str(column), []).extend(plain(value) for value in values)
+
+    def metric(self, name, value):
+        value = float(value)
+        if value - value == 0.0:  # finite
+            self.metrics.setdefault(str(name), []).append(value)
+        else:
+            print(f"log_metric({name!r}): got {value}, not logged")
+
+    def columns(self, count):
+        for column, values in self.listed.items():
+            if len(values) != count:
+                print(f"log_extra({column!r}): got {len(values)} values for {count} completions, not logged")
+        return {column: values for column, values in self.listed.items() if len(values) == count}
+
+
+def plain(value):
+    """The value if JSON can say it, else its text."""
+    import json
+
+    try:
+        json.dumps(value, allow_nan=False)
+        return value
+    except (TypeError, ValueError):
+        return repr(value)
 
 
 def load(file):
@@ -133,12 +195,17 @@ def call(function, arguments):
     import inspect
 
     try:
-        parameters = inspect.signature(function).parameters.values()
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
-        parameters = ()
-    if parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        names = {p.name for p in parameters}
-        arguments = {k: v for k, v in arguments.items() if k in names}
+        signature = None
+    if signature is not None:
+        parameters = signature.parameters.values()
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            arguments = {k: v for k, v in arguments.items() if k in signature.parameters}
+        try:
+            signature.bind(**arguments)
+        except TypeError as problem:
+            raise Signature(f"{getattr(function, '__name__', 'reward')}{signature}: {problem}") from None
     result = function(**arguments)
     if inspect.isawaitable(result):
         import asyncio

@@ -3,17 +3,21 @@
 //! A worker may crash, hang, print, fork or answer nonsense; the caller gets an answer or a [`Failure`] before
 //! a deadline, and the worker is replaced.
 
+mod call;
 mod failure;
 mod pipes;
 mod process;
 
 pub use failure::{Failure, Kind};
 
+use crate::interrupt;
+use call::Call;
 use ferrl_engine::{Error, Result};
 use process::Process;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,6 +26,36 @@ pub type Log = Arc<dyn Fn(&str, &str) + Send + Sync>;
 
 /// What a call gave for one rollout: a finite number, `None` where the function gave none, or why nothing came.
 pub type Answer = std::result::Result<Option<f64>, Box<Failure>>;
+
+/// The arguments of a call: one value of each column for every rollout, and the state of the run for all.
+#[derive(Clone, Debug, Default)]
+pub struct Arguments {
+    /// Lists of as many values as there are rollouts.
+    pub columns: Map<String, Value>,
+    /// TRL's `trainer_state`.
+    pub state: Map<String, Value>,
+}
+
+impl Arguments {
+    fn part(&self, range: &Range<usize>) -> Map<String, Value> {
+        let cut = |v: &Value| match v {
+            Value::Array(list) => Value::Array(list.get(range.clone()).unwrap_or_default().to_vec()),
+            other => other.clone(),
+        };
+        self.columns.iter().map(|(name, values)| (name.clone(), cut(values))).collect()
+    }
+}
+
+/// What a call gave.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Called {
+    /// One answer per rollout, in their order.
+    pub answers: Vec<Answer>,
+    /// What the function logged for each rollout with `log_extra`.
+    pub extra: Vec<Map<String, Value>>,
+    /// What it logged with `log_metric`.
+    pub metrics: Vec<(String, f64)>,
+}
 
 /// How workers are run.
 #[derive(Clone)]
@@ -42,6 +76,8 @@ pub struct WorkerOptions {
     pub max_line: usize,
     /// Who wants to see what the workers print.
     pub log: Option<Log>,
+    /// Ends every wait when it is raised.
+    pub interrupt: Arc<AtomicBool>,
 }
 
 impl WorkerOptions {
@@ -56,6 +92,7 @@ impl WorkerOptions {
             start_timeout: Duration::from_secs(120),
             max_line: 16 << 20,
             log: None,
+            interrupt: interrupt::handle(),
         }
     }
 }
@@ -65,11 +102,11 @@ impl WorkerOptions {
 pub struct Counts {
     /// Calls made.
     pub calls: u64,
-    /// Calls made a second time.
+    /// Calls made again, for all or some of the rollouts of one that failed.
     pub retries: u64,
     /// Processes replaced.
     pub restarts: u64,
-    /// Calls given up.
+    /// Rollouts given up.
     pub failures: u64,
     /// Answers that came too late or twice, and were not used.
     pub stale: u64,
@@ -99,9 +136,16 @@ struct Slot {
 
 /// What one try gave: an answer, or what went wrong and the worker's last words.
 enum Tried {
-    Rewards(Vec<Value>),
+    Answered(Value),
     Failed(Kind, Vec<String>),
 }
+
+/// A call that failed is cut into this many parts, and each part that fails again, down to single rollouts.
+const PARTS: usize = 8;
+/// So many processes or time-outs lost in a row, with nothing answered in between, end the retries of a call.
+const PATIENCE: u32 = 3;
+/// The retries of a call end after so many time-outs' time.
+const RETRY_TIMEOUTS: u32 = 4;
 
 impl Pool {
     /// Starts the workers; a file that cannot be loaded or lacks a function is an error.
@@ -151,59 +195,28 @@ impl Pool {
         }
     }
 
-    /// Calls a function for the rollouts `ids` with keyword arguments, each a list of as many values.
-    ///
-    /// One answer per rollout, in their order. A call that fails is made once more, in a new process if the old one is not to be trusted.
-    pub fn call(&self, function: &str, ids: &[u64], arguments: &Map<String, Value>) -> Vec<Answer> {
-        let add = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
-        let request = json!({"function": function, "count": ids.len(), "arguments": arguments});
-        let began = Instant::now();
-        let mut slot = self.free_slot();
-        let fail = |slot: &Slot, kind: Kind, ids: &[u64], attempts: u32, stderr: Vec<String>| {
-            Box::new(Failure {
-                kind,
-                function: function.to_string(),
-                file: self.options.file.clone(),
-                worker: slot.label.clone(),
-                ids: ids.to_vec(),
-                attempts,
-                waited: began.elapsed(),
-                stderr,
-            })
+    /// Calls a function for the rollouts `ids`. What fails for all of them at once is tried again for parts of them, down to
+    /// single ones, in a new process if the old one is not to be trusted: one bad completion costs its own reward.
+    pub fn call(&self, function: &str, ids: &[u64], arguments: &Arguments) -> Called {
+        let slot = self.free_slot();
+        let blank = Called {
+            answers: vec![Ok(None); ids.len()],
+            extra: vec![Map::new(); ids.len()],
+            metrics: Vec::new(),
         };
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            add(if attempts == 1 { &self.counters.calls } else { &self.counters.retries });
-            match self.attempt(&mut slot, &request, ids.len()) {
-                Tried::Rewards(rewards) => {
-                    let finite = rewards.iter().all(|r| !r.is_string());
-                    if !finite && attempts == 1 {
-                        continue;
-                    }
-                    if !finite {
-                        add(&self.counters.failures);
-                    }
-                    let one = |(reward, id): (&Value, &u64)| match reward.as_str() {
-                        None => Ok(reward.as_f64()),
-                        Some(text) => {
-                            let tail = slot.process.as_ref().map(Process::tail).unwrap_or_default();
-                            Err(fail(&slot, Kind::NonFinite(text.into()), &[*id], attempts, tail))
-                        }
-                    };
-                    return rewards.iter().zip(ids).map(one).collect();
-                }
-                Tried::Failed(kind, stderr) => {
-                    let contract = matches!(kind, Kind::Contract { .. });
-                    if attempts == 1 && !contract {
-                        continue;
-                    }
-                    add(&self.counters.failures);
-                    let failure = fail(&slot, kind, ids, attempts, stderr);
-                    return vec![Err(failure); ids.len()];
-                }
-            }
-        }
+        let mut call = Call {
+            pool: self,
+            slot,
+            function,
+            ids,
+            arguments,
+            began: Instant::now(),
+            costly: 0,
+            retrying: false,
+            out: blank,
+        };
+        call.whole();
+        call.out
     }
 
     /// One try in one worker, which is replaced if it broke.
@@ -216,16 +229,16 @@ impl Pool {
             },
         };
         let stale = process.stale;
-        let answer = process.ask(request.clone(), self.options.timeout);
+        let answer = process.ask(request.clone(), self.options.timeout, &self.options.interrupt);
         self.counters.stale.fetch_add(process.stale - stale, Ordering::Relaxed);
         let kind = match answer {
-            Ok(answer) => match read_answer(&answer, count) {
-                Ok(rewards) => {
+            Ok(answer) => match check_answer(&answer, count) {
+                Ok(()) => {
                     slot.process = Some(process);
-                    return Tried::Rewards(rewards);
+                    return Tried::Answered(answer);
                 }
                 // The function raised or broke its contract in a process that is sound.
-                Err(kind @ (Kind::Raised(_) | Kind::Contract { .. })) => {
+                Err(kind @ (Kind::Raised { .. } | Kind::Contract { .. } | Kind::Signature { .. })) => {
                     let stderr = process.tail();
                     slot.process = Some(process);
                     return Tried::Failed(kind, stderr);
@@ -235,6 +248,9 @@ impl Pool {
             Err(kind) => kind,
         };
         let (status, stderr) = process.end();
+        if kind == Kind::Interrupted {
+            return Tried::Failed(kind, stderr);
+        }
         self.counters.restarts.fetch_add(1, Ordering::Relaxed);
         // At once, so that the worker is back before it is needed; if that fails, the next try says why.
         slot.process = Process::start(&self.options, &slot.label).ok();
@@ -252,17 +268,22 @@ impl Pool {
     }
 }
 
-fn read_answer(answer: &Value, count: usize) -> std::result::Result<Vec<Value>, Kind> {
-    if let Some(trace) = answer["raised"].as_str() {
-        return Err(Kind::Raised(trace.into()));
+/// Whether an answer holds rewards for that many rollouts.
+fn check_answer(answer: &Value, count: usize) -> std::result::Result<(), Kind> {
+    let text = |v: &Value| v.as_str().unwrap_or_default().to_string();
+    if let Some(raised) = answer["raised"].as_object() {
+        let field = |name: &str| raised.get(name).map(text).unwrap_or_default();
+        return Err(Kind::Raised { trace: field("trace"), place: field("place") });
     }
     if let Some([got, expected]) = answer["contract"].as_array().map(Vec::as_slice) {
-        let text = |v: &Value| v.as_str().unwrap_or_default().to_string();
         return Err(Kind::Contract { got: text(got), expected: text(expected) });
     }
-    let fits = |r: &Value| r.is_null() || r.is_number() || r.is_string();
+    if let Some([problem, given]) = answer["signature"].as_array().map(Vec::as_slice) {
+        return Err(Kind::Signature { problem: text(problem), given: text(given) });
+    }
+    let fits = |r: &Value| r.is_null() || r.is_number() || r.is_string() || r.is_object();
     match answer["rewards"].as_array() {
-        Some(rewards) if rewards.len() == count && rewards.iter().all(fits) => Ok(rewards.clone()),
+        Some(rewards) if rewards.len() == count && rewards.iter().all(fits) => Ok(()),
         _ => Err(Kind::Garbage(answer.to_string().chars().take(80).collect())),
     }
 }

@@ -5,6 +5,7 @@ use super::{WorkerOptions, pipes};
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
@@ -56,7 +57,7 @@ impl Process {
         let request = json!({
             "file": options.file, "functions": options.functions, "parent": std::process::id(),
         });
-        match process.ask(request, options.start_timeout) {
+        match process.ask(request, options.start_timeout, &options.interrupt) {
             Ok(answer) => match refusal(&answer) {
                 None => Ok(process),
                 Some(why) => Err((Kind::Start(why), process.end().1)),
@@ -69,7 +70,12 @@ impl Process {
     }
 
     /// Sends a request and waits for its own answer; anything else that comes is refused.
-    pub(super) fn ask(&mut self, mut request: Value, timeout: Duration) -> Result<Value, Kind> {
+    pub(super) fn ask(
+        &mut self,
+        mut request: Value,
+        timeout: Duration,
+        interrupt: &AtomicBool,
+    ) -> Result<Value, Kind> {
         let deadline = Instant::now() + timeout;
         self.calls += 1;
         let nonce = nonce();
@@ -104,6 +110,9 @@ impl Process {
                     return Err(Kind::Exited(String::new()));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
+            }
+            if interrupt.load(Ordering::SeqCst) {
+                return Err(Kind::Interrupted);
             }
             if Instant::now() >= deadline {
                 return Err(Kind::TimedOut(timeout));

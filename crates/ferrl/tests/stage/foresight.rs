@@ -7,7 +7,7 @@ use ferrl::train::Stage;
 fn recipe(algo: &str, train: &str) -> String {
     format!(
         "data.train = \"task:countdown\"\ndata.max_length = 48\n\
-         reward = {{ verifier = \"regex\", options = {{ pattern = \"[a-m]\", whole = false }} }}\noptim.lr = 1e-2\n\
+         reward = {{ verifier = \"regex\", truncated = \"score\", options = {{ pattern = \"[a-m]\", whole = false }} }}\noptim.lr = 1e-2\n\
          train = {{ steps = 5, {train} }}\nrollout = {{ prompts = 2, samples = 4, max_new_tokens = 8 }}\nalgo = {algo}"
     )
 }

@@ -26,6 +26,9 @@ const PROMPTS: usize = 256;
 const PARTS: [(&str, &[&str]); 3] =
     [("rollout", &["data", "rollout"]), ("reward", &["reward"]), ("training", &["annotate", "train"])];
 
+/// Steps taken at most until one has something to learn from.
+const TRIES: usize = 20;
+
 /// GRPO steps of a small random model: sample, reward, train
 ///
 /// One time is a whole step of the training loop: prompts are drawn and answered, answers rewarded (for the letters
@@ -99,11 +102,12 @@ pub fn run(args: &Args) -> Result<()> {
     let (new, flops) = (answers * args.new, Cell::new(0.0));
     let parts = RefCell::new(PARTS.map(|(name, _)| (name, Vec::new())));
     let mut once = || {
+        let before = stage.num_tokens;
         let metrics = step(&mut stage, args)?;
         for ((_, all), (_, phases)) in parts.borrow_mut().iter_mut().zip(PARTS) {
             all.push(phases.iter().filter_map(|p| metrics.get(&format!("timing/{p}"))).sum());
         }
-        let trained = metrics.get("num_tokens").unwrap_or(f64::NAN);
+        let trained = (stage.num_tokens - before) as f64;
         // Each prompt is read once for all of its answers; a trained token costs three forward passes.
         let sampled = new as f64 + (trained - new as f64) / args.samples as f64;
         let context = trained / answers as f64 / 2.0;
@@ -137,7 +141,14 @@ fn stage(args: &Args, dir: &Path, device: &Arc<dyn Backend>) -> Result<Stage> {
 
 /// One step, and what it says about itself.
 fn step(stage: &mut Stage, args: &Args) -> Result<Metrics> {
-    let metrics = stage.step()?.metrics;
+    let mut metrics = stage.step()?.metrics;
+    // A step whose completions all got the same reward trains nothing, and would be no step to measure.
+    for _ in 0..TRIES {
+        if metrics.get("updates/skipped").is_none() {
+            break;
+        }
+        metrics = stage.step()?.metrics;
+    }
     let get = |name: &str| metrics.get(name).unwrap_or(f64::NAN);
     let (length, gap) = (get("completions/mean_length"), get("sampling/sampling_logp_difference/max"));
     if length != args.new as f64 {
@@ -171,6 +182,7 @@ fn recipe(args: &Args, dir: &Path) -> Result<Recipe> {
         reward: vec![Reward {
             verifier: Some("regex".into()),
             options: object(json!({ "pattern": "ab", "whole": false })),
+            truncated: Some("score".into()), // nothing ends by itself here
             ..Default::default()
         }],
         optim: Optim { lr: 1e-4, ..Default::default() },

@@ -117,14 +117,17 @@ impl Policy {
         for (i, t) in trajectories.iter().enumerate() {
             groups.entry(e.sequences[t[0]].group).or_default().push(i);
         }
-        let parts: Vec<Vec<(f64, f64)>> = trajectories.iter().map(|t| parts(e, t)).collect();
+        let parts: Vec<Vec<(f64, Option<f64>)>> = trajectories.iter().map(|t| parts(e, t)).collect();
         for members in groups.into_values() {
             let mut total = vec![0.0; members.len()];
             for part in 0..parts[members[0]].len() {
-                let own: Vec<f64> = members.iter().map(|&i| parts[i][part].1).collect();
+                // A completion that a source gave no reward is not compared by it.
+                let own: Vec<Option<f64>> = members.iter().map(|&i| parts[i][part].1).collect();
+                let given: Vec<f64> = own.iter().copied().flatten().collect();
                 let weight = parts[members[0]][part].0;
-                let centred = centre(&own, self.advantage.divide_by_std);
-                total.iter_mut().zip(centred).for_each(|(t, c)| *t += weight * c);
+                let centred = centre(&given, self.advantage.divide_by_std);
+                let scored = total.iter_mut().zip(&own).filter(|(_, own)| own.is_some());
+                scored.zip(centred).for_each(|((t, _), c)| *t += weight * c);
             }
             for (&i, a) in members.iter().zip(total) {
                 self.credit(e, &trajectories[i], |_| a);
@@ -171,10 +174,10 @@ impl Policy {
 }
 
 /// Weight and reward of each source; a reward that came without sources is its own.
-fn parts(e: &Experience, trajectory: &[usize]) -> Vec<(f64, f64)> {
+fn parts(e: &Experience, trajectory: &[usize]) -> Vec<(f64, Option<f64>)> {
     let sources = &e.sequences[trajectory[0]].sources;
     if sources.is_empty() {
-        return vec![(1.0, trajectory.iter().map(|&s| e.sequences[s].total_reward()).sum())];
+        return vec![(1.0, Some(trajectory.iter().map(|&s| e.sequences[s].total_reward()).sum()))];
     }
-    sources.iter().map(|&(weight, reward)| (weight as f64, reward as f64)).collect()
+    sources.iter().map(|&(weight, reward)| (weight as f64, reward.map(f64::from))).collect()
 }

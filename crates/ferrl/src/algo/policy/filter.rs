@@ -8,12 +8,12 @@ impl Policy {
     /// Whether the answers of a group got different rewards; a lone answer has nothing to differ from. With
     /// `advantage.parts` one source that tells them apart is enough, even where the sums are equal.
     pub(super) fn differs(&self, group: &[&Sequence]) -> bool {
-        let mut answers: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+        let mut answers: BTreeMap<usize, Vec<Option<f64>>> = BTreeMap::new();
         for s in group {
-            let own = answers.entry(s.trajectory).or_insert_with(|| vec![0.0]);
-            own[0] += s.total_reward();
+            let own = answers.entry(s.trajectory).or_insert_with(|| vec![Some(0.0)]);
+            own[0] = own[0].map(|sum| sum + s.total_reward());
             if self.advantage.parts && own.len() == 1 {
-                own.extend(s.sources.iter().map(|&(_, reward)| reward as f64));
+                own.extend(s.sources.iter().map(|&(_, reward)| reward.map(f64::from)));
             }
         }
         // With parts the sum says nothing: equal sums may hide a trade.
@@ -43,7 +43,7 @@ impl Policy {
             let tokens = e.sequences[members[0]].trajectory_tokens as f64;
             let penalty = ((tokens - free) / (limit - free)).clamp(0.0, 1.0) as f32;
             metrics.add("rewards/overlong/mean", -penalty as f64);
-            members.iter().for_each(|&s| e.sequences[s].sources.push((1.0, -penalty)));
+            members.iter().for_each(|&s| e.sequences[s].sources.push((1.0, Some(-penalty))));
             let last = members.iter().rev().find_map(|&s| Some((s, e.sequences[s].actions().last()?)));
             if let Some((s, i)) = last {
                 e.sequences[s].reward[i] -= penalty;
@@ -55,6 +55,8 @@ impl Policy {
     pub(super) fn drop_truncated(&self, e: &mut Experience, metrics: &mut Metrics) {
         let before = e.sequences.len();
         e.sequences.retain(|s| !s.truncated);
-        metrics.add("truncated_filtering_ratio", 1.0 - e.sequences.len() as f64 / before.max(1) as f64);
+        if before > 0 {
+            metrics.add("truncated_filtering_ratio", 1.0 - e.sequences.len() as f64 / before as f64);
+        }
     }
 }

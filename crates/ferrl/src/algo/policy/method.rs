@@ -1,6 +1,6 @@
 //! A method made of the shared settings alone.
 
-use super::{Baseline, Kl, Policy};
+use super::{Baseline, Kl, Place, Policy};
 use crate::algo::math::mean_std;
 use crate::algo::{Algorithm, Needs, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
@@ -100,6 +100,14 @@ impl Algorithm for Method {
 
     fn policy_frozen_steps(&self) -> u64 {
         self.policy.critic_warmup
+    }
+
+    fn learns_nothing(&self, experience: &Experience) -> bool {
+        let p = &self.policy;
+        let by_loss = self.kl.coef > 0.0 && p.kl.place == Place::Loss;
+        let other_terms = by_loss || p.entropy_coef != 0.0 || p.advantage.baseline == Baseline::Critic;
+        let zero = |s: &Sequence| s.advantage.iter().all(|a| *a == 0.0);
+        !other_terms && experience.sequences.iter().all(zero)
     }
 
     fn skip_ratio(&self) -> Option<f64> {

@@ -222,6 +222,7 @@ mod tests {
             answer: Answer { prompt: 0, text: text.to_string(), tokens: text.len() + 1, truncated: false },
             graded: Graded::default(),
             advantage: 0.0,
+            temperature: None,
         };
         Curve { steps: (0..40).map(step).collect(), answers: texts.iter().map(answer).collect() }
     }

@@ -1,0 +1,192 @@
+//! `ferrl verify`: grade given completions with a verifier.
+
+use crate::data::{self, Row};
+use crate::options::key_values;
+use crate::output::{Output, print, visible, warn};
+use ferrl::recipe::{verifiers_json, verifiers_markdown, verifiers_text};
+use ferrl::verify::{self, Hooks, Outcome, Progress, Sample, Truncated, VERIFIERS, Verifier};
+use ferrl_engine::{Error, Result};
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Grade completions with a verifier, or list the verifiers
+///
+/// Each input row holds a `completion`, and where the verifier or a Python function wants them a `prompt` (text or a list of
+/// messages) and any other columns; `truncated: true` marks one that was cut off. Each output row holds `reward`,
+/// `components`, `score`, `extracted` (what was taken as the answer), `why` (a reason where it is not right) and `micros`
+/// (the time it took). A row that cannot be graded has `reward: null` and `error`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// One of `ferrl verify --list`
+    #[arg(value_name = "NAME", required_unless_present_any = ["list", "markdown"], requires = "input")]
+    name: Option<String>,
+    /// JSON lines to grade; - is standard input
+    #[arg(long, visible_alias = "data", value_name = "FILE", requires = "name")]
+    input: Option<PathBuf>,
+    /// JSON lines to write, in the order of the input; - is standard output
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    output: PathBuf,
+    /// Option of the verifier: key=value; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", requires = "name")]
+    option: Vec<String>,
+    /// Grade completions marked as truncated by their text; they are wrong otherwise
+    #[arg(long, requires = "name")]
+    score_truncated: bool,
+    /// List the verifiers with their options
+    #[arg(long, conflicts_with = "name")]
+    list: bool,
+    /// The list as JSON
+    #[arg(long, requires = "list")]
+    json: bool,
+    /// Write the manual's page on verifiers and generated tasks
+    #[arg(long, conflicts_with_all = ["name", "list"])]
+    markdown: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    match (&args.name, &args.input) {
+        (Some(name), Some(input)) => grade(args, name, data::rows(input)?),
+        _ if args.markdown => print(&verifiers_markdown()),
+        _ if args.json => print(&format!("{}\n", verifiers_json())),
+        _ => print(&verifiers_text()),
+    }
+}
+
+/// A row that was graded, or why it was not, and microseconds.
+type Graded = (Result<Outcome>, f64);
+
+fn grade(args: &Args, name: &str, rows: Vec<Row>) -> Result<()> {
+    let hooks = Hooks::default();
+    let verifier = verify::build_with(name, &key_values(&args.option)?, &hooks)?;
+    let mut output = Output::create(&args.output)?;
+    let samples: Vec<Result<Asked>> = rows.into_iter().map(Asked::read).collect();
+    let truncated = if args.score_truncated { Truncated::Score } else { Truncated::Wrong };
+    let graded = all(&*verifier, &samples, truncated);
+    warn(&hooks.warnings);
+    hooks.warnings.take_printed().iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
+    let (mut rewards, mut times, mut first) = (Vec::new(), Vec::new(), None);
+    for (asked, (outcome, micros)) in samples.iter().zip(&graded) {
+        times.push(*micros);
+        let row = match outcome {
+            Ok(Outcome::Scored(score)) => {
+                rewards.push(score.reward);
+                let completion = asked.as_ref().map_or("", |a| a.completion.as_str());
+                let parts: Map<String, Value> =
+                    score.components.iter().map(|(n, v)| (n.clone(), json!(v))).collect();
+                json!({
+                    "reward": score.reward, "components": parts, "score": score.score,
+                    "extracted": verifier.extract(completion), "why": why(asked, score), "micros": micros,
+                })
+            }
+            Ok(Outcome::Abstained) => {
+                json!({ "reward": null, "why": "no function gave a reward for it", "micros": micros })
+            }
+            Ok(Outcome::Lost(e)) | Err(e) => {
+                first.get_or_insert_with(|| e.clone());
+                json!({ "reward": null, "error": e.to_string(), "micros": micros })
+            }
+        };
+        output.row(&row)?;
+    }
+    output.finish()?;
+    if let (true, Some(error)) = (rewards.is_empty(), first) {
+        return Err(error.context(format!("none of {} rows could be graded", graded.len())));
+    }
+    times.sort_by(f64::total_cmp);
+    let mean = rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
+    eprintln!(
+        "{} rows, {} graded, mean reward {mean:.4}, {:.0} us at the median, {:.0} us at worst",
+        graded.len(),
+        rewards.len(),
+        times.get(times.len() / 2).copied().unwrap_or(0.0),
+        times.last().copied().unwrap_or(0.0),
+    );
+    Ok(())
+}
+
+/// Functions of their own process are called once for all rows, the others row by row.
+fn all(verifier: &dyn Verifier, samples: &[Result<Asked>], truncated: Truncated) -> Vec<Graded> {
+    let ask = |list: &[Sample<'_>]| verify::score_all(verifier, list, Progress::default(), truncated);
+    if verifier.name() == "python" {
+        let good: Vec<Sample<'_>> = samples.iter().flatten().zip(0..).map(|(a, i)| a.sample(i)).collect();
+        let start = Instant::now();
+        let outcomes = ask(&good);
+        let micros = start.elapsed().as_secs_f64() * 1e6 / good.len().max(1) as f64;
+        let mut outcomes = outcomes.map(Vec::into_iter);
+        let one = |s: &Result<Asked>| {
+            let outcome = match (s, &mut outcomes) {
+                (Err(e), _) => Err(e.clone()),
+                (Ok(_), Err(e)) => Err(e.clone()),
+                (Ok(_), Ok(list)) => list.next().ok_or_else(|| Error::data("no score came for it")),
+            };
+            (outcome, micros)
+        };
+        return samples.iter().map(one).collect();
+    }
+    let one = |(i, s): (usize, &Result<Asked>)| {
+        let start = Instant::now();
+        let outcome = s.as_ref().map_err(Clone::clone).and_then(|a| {
+            let mut scored = ask(&[a.sample(i as u64)]).map_err(|e| e.at(&a.place))?;
+            scored.pop().ok_or_else(|| Error::data("no score came for it").at(&a.place))
+        });
+        (outcome, start.elapsed().as_secs_f64() * 1e6)
+    };
+    samples.iter().enumerate().map(one).collect()
+}
+
+/// Why a completion is not right, in a few words.
+fn why(asked: &Result<Asked>, score: &verify::Score) -> Option<&'static str> {
+    let right = score.score.unwrap_or(score.reward) >= 1.0;
+    match score.found {
+        _ if right => None,
+        _ if asked.as_ref().is_ok_and(|a| a.truncated) => Some("it was cut off"),
+        Some(false) => Some("no answer was found in it"),
+        Some(true) => Some("the answer is not the expected one"),
+        None => None,
+    }
+}
+
+/// A row as a verifier takes it.
+struct Asked {
+    place: String,
+    prompt: String,
+    messages: Vec<Value>,
+    completion: String,
+    truncated: bool,
+    columns: Map<String, Value>,
+}
+
+impl Asked {
+    fn read(row: Row) -> Result<Self> {
+        let completion = row.text("completion")?.to_string();
+        let (prompt, messages) = match row.get("prompt") {
+            Some(Value::Array(list)) => (Value::Array(list.clone()).to_string(), list.clone()),
+            Some(Value::String(text)) => (text.clone(), Vec::new()),
+            Some(_) => return Err(row.error("field \"prompt\" is neither text nor a list of messages")),
+            None => (String::new(), Vec::new()),
+        };
+        let truncated = row.get("truncated").and_then(Value::as_bool).unwrap_or(false);
+        let mut columns = row.fields;
+        columns.retain(|name, _| !["completion", "prompt"].contains(&name.as_str()));
+        Ok(Asked { place: row.place, prompt, messages, completion, truncated, columns })
+    }
+
+    fn sample(&self, id: u64) -> Sample<'_> {
+        Sample {
+            id,
+            prompt: &self.prompt,
+            messages: &self.messages,
+            completion: &self.completion,
+            truncated: self.truncated,
+            columns: (&self.columns).into(),
+            ..Default::default()
+        }
+    }
+}
+
+/// The names, for `--help` and hints.
+pub fn names() -> String {
+    VERIFIERS.iter().map(|v| v.name).collect::<Vec<_>>().join(", ")
+}

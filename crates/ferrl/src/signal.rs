@@ -1,0 +1,182 @@
+//! Says so, once and with the cause, when rewards leave nothing to learn from: every completion wrong, every one right, no
+//! answer that the verifier finds, completions cut off before their end.
+
+use crate::collect::Rollout;
+use crate::warnings::Warnings;
+
+/// Steps in a row without anything to learn from before the run is said to stand still.
+const STREAK: u64 = 3;
+/// Steps in a row in which every completion got the same reward.
+const SAME: u64 = 10;
+
+/// What the last steps had in common.
+#[derive(Clone, Debug, Default)]
+pub struct Signal {
+    empty: Streak,
+    same: Streak,
+}
+
+/// Steps in a row, and what their completions were.
+#[derive(Clone, Debug, Default)]
+struct Streak {
+    steps: u64,
+    completions: usize,
+    truncated: usize,
+    right: usize,
+    /// Completions in which a verifier looked for an answer, and those in which it found one.
+    looked: usize,
+    found: usize,
+    lowest: f64,
+    highest: f64,
+}
+
+/// What a step was like.
+pub struct Step<'a> {
+    /// Counted from 1.
+    pub number: u64,
+    /// Its completions.
+    pub rollouts: &'a [Rollout],
+    /// Whether its update is skipped because no gradient could come of it.
+    pub empty: bool,
+    /// Where completions are cut off.
+    pub max_new_tokens: usize,
+}
+
+impl Signal {
+    /// Takes a step into account.
+    pub fn look(&mut self, step: &Step<'_>, warnings: &Warnings) {
+        let rewards: Vec<f64> = step.rollouts.iter().filter_map(|r| r.graded.reward).collect();
+        if rewards.is_empty() {
+            return;
+        }
+        let flat = rewards.iter().all(|r| *r == rewards[0]);
+        self.same.count(step, flat && (self.same.steps == 0 || rewards[0] == self.same.lowest));
+        self.empty.count(step, step.empty);
+        if step.empty && self.empty.steps == 1 {
+            let (cause, fix) = self.empty.cause(step.max_new_tokens);
+            let what =
+                format!("step {} has nothing to learn from, and its update is skipped: {cause}", step.number);
+            warnings.raise("empty-step", what, fix);
+        }
+        if self.empty.steps == STREAK {
+            let (cause, fix) = self.empty.cause(step.max_new_tokens);
+            let what = format!("the last {STREAK} steps had nothing to learn from: {cause}");
+            warnings.raise("no-signal", what, fix);
+        }
+        if self.same.steps == SAME && self.empty.steps < STREAK {
+            let (cause, fix) = self.same.cause(step.max_new_tokens);
+            let what = format!("every reward of the last {SAME} steps was {}: {cause}", self.same.lowest);
+            warnings.raise("constant-rewards", what, fix);
+        }
+    }
+}
+
+impl Streak {
+    fn count(&mut self, step: &Step<'_>, goes_on: bool) {
+        if !goes_on {
+            *self = Streak::default();
+            return;
+        }
+        for r in step.rollouts {
+            let Some(reward) = r.graded.reward else { continue };
+            let first = self.completions == 0;
+            self.lowest = if first { reward } else { self.lowest.min(reward) };
+            self.highest = if first { reward } else { self.highest.max(reward) };
+            self.completions += 1;
+            self.truncated += usize::from(r.answer.truncated);
+            self.right += usize::from(r.graded.is_right());
+            self.looked += usize::from(r.graded.found.is_some());
+            self.found += usize::from(r.graded.found == Some(true));
+        }
+        self.steps += 1;
+    }
+
+    /// Why nothing can be learned, as far as the completions tell, and what helps.
+    fn cause(&self, max_new_tokens: usize) -> (String, String) {
+        let n = self.completions;
+        let (mut why, mut fix) = if self.right == n {
+            (
+                format!("all {n} completions are right"),
+                "harder prompts; the model has learned these".to_string(),
+            )
+        } else if self.lowest < self.highest {
+            let why = format!("within every group the {n} completions got equal rewards");
+            (why, "more rollout.samples, or a reward that tells partial success apart".into())
+        } else {
+            let what = if self.right == 0 { "are wrong" } else { "got the same reward" };
+            let why = format!("all {n} completions {what} (reward {})", self.lowest);
+            (
+                why,
+                "easier prompts, a supervised stage before this one, or a reward for partial success".into(),
+            )
+        };
+        if self.looked > 0 && self.found == 0 {
+            why += "; the verifier found no answer in any of them";
+            fix = "compare a completion in rollouts/ with the form the verifier reads (ferrl verify --list)"
+                .into();
+        }
+        if 2 * self.truncated >= n {
+            let cut = self.truncated;
+            why += &format!("; {cut} were cut off at rollout.max_new_tokens = {max_new_tokens}");
+            fix = "a larger rollout.max_new_tokens, or rollout.stop where the model does not end by itself"
+                .into();
+        }
+        (why, fix)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reward::Graded;
+    use crate::rollout::Answer;
+
+    fn rollouts(rewards: &[f64], truncated: bool, found: Option<bool>) -> Vec<Rollout> {
+        let one = |&reward: &f64| Rollout {
+            prompt: Default::default(),
+            answer: Answer { prompt: 0, text: String::new(), tokens: 4, truncated },
+            graded: Graded { reward: Some(reward), score: Some(reward), found, ..Default::default() },
+            advantage: 0.0,
+            temperature: None,
+        };
+        rewards.iter().map(one).collect()
+    }
+
+    /// The warnings after so many steps of the same kind.
+    fn said(steps: u64, rollouts: &[Rollout], empty: bool) -> Vec<(&'static str, String)> {
+        let (mut signal, warnings) = (Signal::default(), Warnings::default());
+        for number in 1..=steps {
+            signal.look(&Step { number, rollouts, empty, max_new_tokens: 8 }, &warnings);
+        }
+        warnings.take().into_iter().map(|w| (w.name, format!("{} {}", w.message, w.fix))).collect()
+    }
+
+    #[test]
+    fn a_run_without_signal_is_told_with_its_cause() {
+        for (rewards, truncated, found, words) in [
+            ([0.0, 0.0], false, Some(true), "all 6 completions are wrong (reward 0)"),
+            ([1.0, 1.0], false, Some(true), "all 6 completions are right"),
+            ([0.0, 0.0], false, Some(false), "found no answer"),
+            ([0.0, 0.0], true, Some(true), "6 were cut off at rollout.max_new_tokens = 8"),
+            ([0.0, 0.5], false, None, "within every group"),
+        ] {
+            let said = said(3, &rollouts(&rewards, truncated, found), true);
+            assert_eq!(said.iter().map(|s| s.0).collect::<Vec<_>>(), ["empty-step", "no-signal"]);
+            assert!(said[1].1.contains(words), "{said:?}");
+        }
+        assert_eq!(said(2, &rollouts(&[0.0, 0.0], false, None), true).len(), 1);
+    }
+
+    #[test]
+    fn rewards_that_never_vary_are_told() {
+        assert!(said(9, &rollouts(&[0.0, 0.0], false, None), false).is_empty());
+        let said = said(10, &rollouts(&[0.0, 0.0], false, None), false);
+        assert_eq!((said.len(), said[0].0), (1, "constant-rewards"));
+        let (mut signal, warnings) = (Signal::default(), Warnings::default());
+        for number in 1..30u64 {
+            let rollouts = rollouts(&[f64::from(number % 7 == 0), 0.0], false, None);
+            signal.look(&Step { number, rollouts: &rollouts, empty: false, max_new_tokens: 8 }, &warnings);
+        }
+        assert!(warnings.take().is_empty());
+    }
+}
