@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
     let name = args.name.clone().unwrap_or_else(|| resolved.name.clone());
     if args.dry_run {
         // The plan comes as comments, so that the whole is still a recipe.
-        let plan = super::plan::text(&resolved)?;
+        let plan = super::plan::text(&resolved, &args.runs)?;
         print(&format!("{}\n# {}\n", resolved.toml, plan.trim_end().replace('\n', "\n# ")))?;
         return Ok(());
     }
