@@ -10,19 +10,23 @@ mod keys;
 mod load;
 mod manual;
 mod overrides;
+mod range;
 mod rl2;
 mod schema;
 mod settings;
 mod tree;
 mod types;
+mod warn;
 
 pub use check::{DTYPES, OPTIMIZERS, OVERLONG, SCHEDULES, TOKENIZERS};
 pub use difference::difference;
 pub use keys::{Key, algorithm_keys, keys, keys_markdown, policy_keys};
 pub use load::{Resolved, Stage};
 pub use manual::{algorithms_markdown, explained, keys_that_matter, metrics_explained};
+pub use range::Range;
 pub use schema::Kind;
 pub use settings::*;
+pub use warn::warn;
 
 /// The algorithm of a recipe that names none.
 pub const DEFAULT_ALGORITHM: &str = crate::algo::DEFAULT.name;
