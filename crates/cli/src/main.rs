@@ -119,3 +119,49 @@ fn install_panic_hook() {
         }
     }));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::any::TypeId;
+
+    /// Every flag of every command that takes a number, as `command sub --flag`.
+    fn numeric(command: &clap::Command, at: &[String], found: &mut Vec<Vec<String>>) {
+        let numbers = [TypeId::of::<usize>(), TypeId::of::<u64>(), TypeId::of::<f32>(), TypeId::of::<f64>()];
+        for arg in
+            command.get_arguments().filter(|a| numbers.iter().any(|n| a.get_value_parser().type_id() == *n))
+        {
+            let flag = format!("--{}", arg.get_long().expect("numbers are flags"));
+            found.push([at, &[flag]].concat());
+        }
+        for sub in command.get_subcommands() {
+            numeric(sub, &[at, &[sub.get_name().to_string()]].concat(), found);
+        }
+    }
+
+    #[test]
+    fn every_number_on_the_command_line_is_bounded() {
+        let mut flags = Vec::new();
+        numeric(&Cli::command(), &["ferrl".to_string()], &mut flags);
+        assert!(flags.len() > 50, "{}", flags.len());
+        for words in flags {
+            let seed = words.last().is_some_and(|w| w == "--seed"); // any number is one
+            for value in ["9223372036854775807", "1000000000000000000", "1e300", "nan", "inf", "-1", "x"] {
+                let given = words.iter().map(String::as_str).chain([value]);
+                let error = match negative_numbers_are_values(Cli::command()).try_get_matches_from(given) {
+                    Ok(_) if seed => continue,
+                    Ok(_) => panic!("{words:?} {value} is accepted"),
+                    Err(e) => e,
+                };
+                if !seed || value == "x" {
+                    use clap::error::ErrorKind::{InvalidValue, ValueValidation};
+                    let kind = error.kind();
+                    assert!(matches!(kind, ValueValidation | InvalidValue), "{words:?} {value}: {kind:?}");
+                    let said = error.to_string();
+                    let flag = words.last().map_or("", String::as_str);
+                    assert!(said.contains(flag) && said.contains(value), "{words:?} {value}: {said}");
+                }
+            }
+        }
+    }
+}

@@ -3,7 +3,6 @@
 use crate::machine;
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{self, ModelDir};
-use ferrl_engine::generate::SamplingParams;
 use ferrl_engine::model::{Config, Model, Options};
 use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{BACKENDS, Backend, DType};
@@ -143,61 +142,67 @@ pub fn nearest_path(path: &Path) -> Option<String> {
     Some(path.with_file_name(near).display().to_string())
 }
 
-/// A whole number above zero, small enough that sizes made of it stay in range.
-pub fn at_least_one(text: &str) -> std::result::Result<usize, String> {
-    match text.parse::<u64>() {
-        Ok(0) => Err("must be at least 1".into()),
-        Ok(n) if n < 1 << 32 => Ok(n as usize),
-        Ok(_) => Err(format!("must be at most {}", u32::MAX)),
-        Err(_) => Err(format!("{text:?} is not a whole number of at least 1")),
-    }
+/// Most of what a flag counts, unless it says otherwise: products of such numbers stay in range.
+const MOST: usize = 1 << 24;
+
+/// What a flag's number is refused with.
+type Refusal = String;
+
+/// A whole number from `LEAST` to `MOST`.
+pub fn whole<const LEAST: usize, const MOST: usize>(text: &str) -> std::result::Result<usize, Refusal> {
+    let refused = || format!("must be a whole number from {LEAST} to {MOST}");
+    text.parse().ok().filter(|n| (LEAST..=MOST).contains(n)).ok_or_else(refused)
+}
+
+/// A whole number from 1 on.
+pub fn at_least_one(text: &str) -> std::result::Result<usize, Refusal> {
+    whole::<1, MOST>(text)
+}
+
+/// A whole number from 0 on, where 0 is none or no limit.
+pub fn count(text: &str) -> std::result::Result<usize, Refusal> {
+    whole::<0, MOST>(text)
 }
 
 /// A size: from 1 to `MOST`, so that products of sizes stay in range.
-pub fn size<const MOST: usize>(text: &str) -> std::result::Result<usize, String> {
-    match at_least_one(text)? {
-        n if n > MOST => Err(format!("must be at most {MOST}")),
-        n => Ok(n),
-    }
+pub fn size<const MOST: usize>(text: &str) -> std::result::Result<usize, Refusal> {
+    whole::<1, MOST>(text)
 }
 
-/// A finite number above zero.
-pub fn above_zero(text: &str) -> std::result::Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(x) if x.is_finite() && x > 0.0 => Ok(x),
-        Ok(_) => Err("must be a finite number above 0".into()),
-        Err(_) => Err(format!("{text:?} is not a number")),
-    }
+fn number(text: &str, good: impl Fn(f32) -> bool, wanted: &str) -> std::result::Result<f32, Refusal> {
+    text.parse().ok().filter(|x| good(*x)).ok_or_else(|| format!("must be {wanted}"))
 }
 
-/// A temperature: 0, or one to sample at.
-pub fn temperature(text: &str) -> std::result::Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(x) if x == 0.0 || SamplingParams::TEMPERATURES.contains(&x) => Ok(x),
-        Ok(_) => {
-            let (least, most) = (SamplingParams::TEMPERATURES.start(), SamplingParams::TEMPERATURES.end());
-            Err(format!("must be 0 (the most probable token) or {least} to {most}"))
-        }
-        Err(_) => Err(format!("{text:?} is not a number")),
-    }
+/// A number above zero.
+pub fn above_zero(text: &str) -> std::result::Result<f32, Refusal> {
+    number(text, |x| x > 0.0 && x <= 1e6, "a number above 0, up to 1000000")
 }
 
-/// A share: above 0 and up to 1.
-pub fn share(text: &str) -> std::result::Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(x) if x > 0.0 && x <= 1.0 => Ok(x),
-        Ok(_) => Err("must be above 0 and at most 1".into()),
-        Err(_) => Err(format!("{text:?} is not a number")),
-    }
+/// A temperature: 0, or large enough to divide by.
+pub fn temperature(text: &str) -> std::result::Result<f32, Refusal> {
+    let good = |x| x == 0.0 || (1e-4..=100.0).contains(&x);
+    number(text, good, "0 (greedy), or a number from 0.0001 to 100")
 }
 
-/// A share that may be zero: from 0 to 1.
-pub fn share_or_zero(text: &str) -> std::result::Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(x) if (0.0..=1.0).contains(&x) => Ok(x),
-        Ok(_) => Err("must be from 0 to 1".into()),
-        Err(_) => Err(format!("{text:?} is not a number")),
-    }
+/// The temperature of given tokens.
+pub fn scale(text: &str) -> std::result::Result<f32, Refusal> {
+    number(text, |x| (1e-4..=100.0).contains(&x), "a number from 0.0001 to 100")
+}
+
+/// A fraction: above 0 and up to 1.
+pub fn share(text: &str) -> std::result::Result<f32, Refusal> {
+    number(text, |x| x > 0.0 && x <= 1.0, "a number above 0, up to 1")
+}
+
+/// A fraction that may be zero: from 0 to 1.
+pub fn share_or_zero(text: &str) -> std::result::Result<f32, Refusal> {
+    number(text, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
+}
+
+/// The base of rotary frequencies.
+pub fn base(text: &str) -> std::result::Result<f64, Refusal> {
+    let good = |x: &f64| *x > 0.0 && *x <= 1e12;
+    text.parse().ok().filter(good).ok_or_else(|| "must be a number above 0, up to 1e12".into())
 }
 
 /// Options given as `key=value`: numbers, booleans, lists and tables as JSON, anything else as text.

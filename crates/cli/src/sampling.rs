@@ -1,7 +1,7 @@
 //! Options of sampling, and room for its cache.
 
 use crate::machine;
-use crate::options::{above_zero, at_least_one, share, share_or_zero, temperature};
+use crate::options::{above_zero, at_least_one, count, share, share_or_zero, size, temperature};
 use crate::text::Text;
 use ferrl_engine::generate::{CacheOptions, Sampler, SamplingParams, Stops};
 use ferrl_engine::model::Model;
@@ -17,7 +17,7 @@ const SIDE_BY_SIDE: usize = 64;
 #[derive(clap::Args, Clone, Debug)]
 pub struct SamplingArgs {
     /// Tokens of a completion at most; 256, or what the model has room for, when left out
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
     pub max_new_tokens: Option<usize>,
     /// Divides the logits; 0 takes the likeliest token each time
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature)]
@@ -26,7 +26,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share)]
     pub top_p: f32,
     /// Only so many of the likeliest tokens; 0 is all
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count)]
     pub top_k: usize,
     /// Only tokens at least this many times as likely as the likeliest; 0 is all
     #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = share_or_zero)]

@@ -16,6 +16,8 @@ mod generate;
 mod make;
 #[path = "cli/measure.rs"]
 mod measure;
+#[path = "cli/numbers.rs"]
+mod numbers;
 #[path = "cli/plan.rs"]
 mod plan;
 #[path = "cli/score.rs"]

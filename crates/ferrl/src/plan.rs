@@ -1,6 +1,6 @@
-//! What a recipe will need before it runs: memory by part, and time from arithmetic.
+//! What a recipe will need before it runs: memory by part, time from arithmetic, disk.
 //!
-//! Pure functions of a recipe, a model's configuration and the lengths of its data; nothing is allocated and no weight
+//! Pure functions of a recipe, its models' configurations and the lengths of its data; nothing is allocated and no weight
 //! is read. The memory formulas follow what `ferrl_engine` keeps: see [`memory`]. They are checked against the peak of
 //! real runs by a test.
 
@@ -12,18 +12,20 @@ pub mod work;
 
 pub use lengths::{Lengths, lengths};
 pub use memory::Part;
+pub use show::Room;
 pub use work::{Rates, Work};
 
 use crate::algo::{self, Needs, Wants};
 use crate::data::hub::model_dir;
 use crate::recipe::{Init, Recipe, Resolved};
+use crate::run::Disk;
 use crate::setup;
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Config, Head, family_of};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{DType, Footprint};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Everything the formulas look at.
 #[derive(Clone)]
@@ -34,6 +36,12 @@ pub struct Inputs {
     pub config: Config,
     /// A critic on its own weights.
     pub critic: Option<Config>,
+    /// The model that is imitated.
+    pub teacher: Option<Config>,
+    /// Reward models, each with weights of its own.
+    pub judges: Vec<Config>,
+    /// A directory with the stage's tokenizer; none where the run makes it.
+    pub tokenizer: Option<PathBuf>,
     /// What the algorithm computes.
     pub needs: Needs,
     /// What it learns from.
@@ -44,6 +52,8 @@ pub struct Inputs {
     pub lengths: Lengths,
     /// What work takes on its device.
     pub device: &'static Footprint,
+    /// Bytes of the largest stage before.
+    pub before: u64,
 }
 
 /// One stage.
@@ -59,6 +69,8 @@ pub struct StagePlan {
     pub work: Work,
     /// Steps, where they are known.
     pub steps: Option<u64>,
+    /// Bytes on the disk.
+    pub disk: Disk,
 }
 
 /// All stages.
@@ -85,6 +97,22 @@ impl Inputs {
         }
     }
 
+    /// Sequences sampled in one step, or in one evaluation where those are `evaluated`.
+    pub fn sampled(&self, evaluated: bool) -> usize {
+        let r = &self.recipe;
+        if evaluated { r.eval.prompts * r.eval.samples } else { r.rollout.prompts * r.rollout.samples }
+    }
+
+    /// Whether completions are sampled to evaluate.
+    pub fn evaluates(&self) -> bool {
+        let r = &self.recipe;
+        let asks = (r.eval.every > 0 || r.eval.at_start) && r.eval.prompts > 0;
+        let graded = self.wants == Wants::Rollouts
+            || !r.reward.is_empty()
+            || r.data.train.iter().any(|s| s.starts_with("task:"));
+        asks && graded && !self.needs.score
+    }
+
     /// Tokens of one update.
     pub fn update_tokens(&self) -> usize {
         (self.sequences() as f64 * self.lengths.sequence).ceil() as usize
@@ -101,7 +129,8 @@ impl StagePlan {
     fn new(name: &str, inputs: Inputs) -> Self {
         let parts = memory::parts(&inputs);
         let steps = work::steps(&inputs);
-        StagePlan { name: name.into(), parts, work: work::work(&inputs), steps, inputs }
+        let disk = Disk::of(&inputs.recipe, &inputs.config, inputs.critic.as_ref());
+        StagePlan { name: name.into(), parts, work: work::work(&inputs), steps, disk, inputs }
     }
 
     /// Bytes at the peak.
@@ -115,12 +144,17 @@ impl Plan {
     pub fn new(resolved: &Resolved) -> Result<Plan> {
         let mut stages: Vec<StagePlan> = Vec::new();
         for stage in &resolved.stages {
-            let previous = stages.last().map(|s| s.inputs.config.clone()).filter(|_| stage.continues);
-            let inputs =
-                inputs(&stage.recipe, previous).map_err(|e| e.at(format!("stage {}", stage.name)))?;
+            let previous = stages.last().filter(|_| stage.continues);
+            let inputs = inputs(&stage.recipe, previous, &stages)
+                .map_err(|e| e.at(format!("stage {}", stage.name)))?;
             stages.push(StagePlan::new(&stage.name, inputs));
         }
         Ok(Plan { stages })
+    }
+
+    /// Bytes on the disk at the peak: checkpoints of all stages and the models they leave.
+    pub fn disk(&self) -> u64 {
+        Disk::total(&self.stages.iter().map(|s| s.disk).collect::<Vec<_>>())
     }
 
     /// Refuses a stage that does not fit into `available` bytes, and says what would.
@@ -130,17 +164,20 @@ impl Plan {
             None => Ok(()),
         }
     }
+
+    /// Refuses a run whose checkpoints do not fit into `free` bytes of disk.
+    pub fn fit_disk(&self, free: u64) -> Result<()> {
+        if self.disk() <= free { Ok(()) } else { Err(advice::disk_refusal(self, free)) }
+    }
 }
 
-fn inputs(recipe: &Recipe, previous: Option<Config>) -> Result<Inputs> {
+fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) -> Result<Inputs> {
     let algorithm = recipe.algorithm()?;
     let (needs, wants) = (algorithm.needs(), algo::find(recipe.algorithm_name())?.wants);
-    let dir = recipe.model.path.as_ref().map(|p| model_dir(Path::new(p))).transpose()?;
-    let dir = dir.as_deref();
-    let mut config = match (previous, dir, &recipe.model.init) {
-        (Some(config), None, None) => config,
-        (_, Some(dir), _) => read_config(dir)?,
-        (_, None, Some(init)) => new_config(recipe, init)?,
+    let (mut config, tokenizer) = match (previous, &recipe.model.path, &recipe.model.init) {
+        (Some(stage), None, None) => (stage.inputs.config.clone(), stage.inputs.tokenizer.clone()),
+        (_, Some(path), _) => model_at(path, earlier).map_err(|e| e.at("model.path"))?,
+        (_, None, Some(init)) => (new_config(recipe, init)?, None),
         _ => {
             return Err(Error::usage("a run starts from model.path or from model.init, one of the two")
                 .at("model")
@@ -149,10 +186,16 @@ fn inputs(recipe: &Recipe, previous: Option<Config>) -> Result<Inputs> {
     };
     let own = needs.critic && !recipe.critic.shared;
     let critic = match recipe.critic.path.as_ref().filter(|_| own) {
-        Some(path) => Some(read_config(&model_dir(Path::new(path))?)?),
+        Some(path) => Some(model_at(path, earlier).map_err(|e| e.at("critic.path"))?.0),
         None => own.then(|| config.clone()),
     };
     let critic = critic.map(|c| Config { head: Head::Score, ..c });
+    let teacher = recipe.teacher.path.as_ref().filter(|_| needs.teacher);
+    let teacher =
+        teacher.map(|path| model_at(path, earlier).map_err(|e| e.at("teacher.path"))).transpose()?;
+    let judges = recipe.reward.iter().filter_map(|r| r.model.as_ref());
+    let judges = judges.map(|path| Ok(model_at(path, earlier).map_err(|e| e.at("reward"))?.0));
+    let judges = judges.collect::<Result<Vec<Config>>>()?;
     if needs.score {
         config.head = Head::Score;
     } else if needs.critic && recipe.critic.shared {
@@ -160,10 +203,37 @@ fn inputs(recipe: &Recipe, previous: Option<Config>) -> Result<Inputs> {
     } else if config.head == Head::Score {
         config.head = Head::Lm;
     }
-    let lengths = lengths(recipe, wants, dir);
-    let passes = algorithm.passes();
-    let device = ferrl_kernels::footprint(&recipe.device)?;
-    Ok(Inputs { recipe: recipe.clone(), config, critic, needs, wants, passes, lengths, device })
+    let lengths = lengths(recipe, wants, tokenizer.as_deref());
+    let (passes, device) = (algorithm.passes(), ferrl_kernels::footprint(&recipe.device)?);
+    let (recipe, teacher) = (recipe.clone(), teacher.map(|t| t.0));
+    let before = earlier.iter().map(StagePlan::bytes).max().unwrap_or(0);
+    Ok(Inputs {
+        recipe,
+        config,
+        critic,
+        teacher,
+        judges,
+        tokenizer,
+        needs,
+        wants,
+        passes,
+        lengths,
+        device,
+        before,
+    })
+}
+
+/// The configuration of a directory, or of what an earlier stage leaves (`stage:NAME`), and where its tokenizer is.
+fn model_at(path: &str, earlier: &[StagePlan]) -> Result<(Config, Option<PathBuf>)> {
+    let stage = path.strip_prefix("stage:").map(|name| earlier.iter().find(|s| s.name == name));
+    match stage {
+        Some(Some(stage)) => Ok((stage.inputs.config.clone(), stage.inputs.tokenizer.clone())),
+        Some(None) => Err(Error::usage(format!("{path:?} names no earlier stage"))),
+        None => {
+            let dir = model_dir(Path::new(path))?;
+            Ok((read_config(&dir)?, Some(dir)))
+        }
+    }
 }
 
 /// A model's configuration; its weights need not be there.
@@ -195,5 +265,5 @@ fn new_config(recipe: &Recipe, init: &Init) -> Result<Config> {
     (options.hidden, options.layers) = (init.hidden, init.layers);
     (options.heads, options.kv_heads, options.ffn) = (init.heads, init.kv_heads, init.ffn);
     (options.max_positions, options.tied) = (init.max_positions, Some(true));
-    Ok(options.build()?.0)
+    Ok(options.build().map_err(|e| e.at("model.init"))?.0)
 }

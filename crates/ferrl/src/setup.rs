@@ -91,6 +91,7 @@ pub fn stage_over(
         None
     };
     let warnings = Warnings::default();
+    crate::recipe::warn(&recipe, &warnings);
     let source = source(&tokenizer, wants, &warnings)?;
     let samples = recipe.rollout.samples;
     let sampler = if wants == Wants::Rollouts && !source.graded() {

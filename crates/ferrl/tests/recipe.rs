@@ -213,11 +213,11 @@ fn every_key_has_a_type_a_default_and_a_meaning() {
     }
     let words = |path: &str| {
         let key = keys().iter().chain(policy_keys()).find(|k| k.path == path).unwrap();
-        (key.kind.words(), key.optional)
+        (key.words(), key.optional)
     };
-    assert_eq!(words("rollout.top_k"), ("a whole number from 0 up".into(), false));
-    assert_eq!(words("train.steps"), ("a whole number from 0 up".into(), true));
-    assert_eq!(words("data.weights"), ("a list of numbers".into(), false));
+    assert_eq!(words("rollout.top_k"), ("a whole number from 0 to 16777216".into(), false));
+    assert_eq!(words("train.steps"), ("a whole number from 1 to 1000000000".into(), true));
+    assert_eq!(words("data.weights"), ("a list of numbers above 0, up to 10000".into(), false));
     assert_eq!(words("reward.N.python"), ("text".into(), true));
     assert_eq!(words("algo.aggregate"), ("one of \"token\", \"sequence\", \"constant\"".into(), false));
     assert_eq!(words("algo.correction.kind"), ("one of \"none\", \"truncate\", \"mask\"".into(), false));
@@ -229,7 +229,10 @@ fn the_manual_page_lists_every_key_once() {
     for key in ["optim.lr", "model.init.layers", "reward.N.verifier", "algo.kl.estimator", "stage", "seed"] {
         assert_eq!(page.matches(&format!("| `{key}` |")).count(), 1, "{key}");
     }
-    assert!(page.contains("| `optim.lr` | a number | `1e-5` | Learning rate at its peak. |"), "{page}");
+    assert!(
+        page.contains("| `optim.lr` | a number from 1e-12 to 10 | `1e-5` | Learning rate at its peak. |"),
+        "{page}"
+    );
     assert!(page.contains("## `[[reward]]`") && page.contains("## `[model.init]`"));
 }
 
@@ -255,7 +258,7 @@ fn what_may_have_no_value_can_be_switched_off() {
     let words = ["algo=ppo".to_string(), "algo.clip_low=off".to_string()];
     let error = Recipe::parse(BASE, "r.toml", "r", &words).unwrap_err().to_string();
     assert!(error.contains("algo.clip_low: expected a number"), "{error}");
-    assert!(keys_markdown().contains("| `optim.ema` | a number or \"off\" |"));
+    assert!(keys_markdown().contains("| `optim.ema` | a number above 0, up to 0.999999 or \"off\" |"));
 }
 
 #[test]

@@ -78,27 +78,45 @@ fn unknown_settings_of_an_algorithm() {
     over(&["algo.name=3"], &["override algo.name=3: algo.name: expected text, got the number 3"]);
     over(
         &["algo.kl.place=los"],
-        &["algo.kl.place: expected one of reward, loss, advantage, got \"los\"", "= \"loss\""],
+        &[
+            "algo.kl.place: expected one of \"reward\", \"loss\", \"advantage\", got the text \"los\"",
+            "= \"loss\"",
+        ],
     );
-    over(&["algo.epochs=two"], &["algo.epochs: expected a whole number from 0 up, got the text \"two\""]);
+    over(
+        &["algo.epochs=two"],
+        &["algo.epochs: expected a whole number from 1 to 1000, got the text \"two\""],
+    );
     over(&["algo.kl=0.1"], &["override algo.kl=0.1: algo.kl: expected a table, got the number 0.1"]);
     over(&["algo.filter_equal=1"], &["algo.filter_equal: expected true or false, got the number 1"]);
     over(
         &["algo.clip_low=2"],
-        &["override algo.clip_low=2", "clip_low must lie in (0, 1]", "fix: clip_low = 0.2"],
+        &[
+            "override algo.clip_low=2: algo.clip_low: expected a number above 0, up to 1",
+            "fix: algo.clip_low = 0.2",
+        ],
     );
 }
 
 #[test]
 fn wrong_types() {
-    with("[optim]\nlr = \"fast\"", &["r.toml:5: optim.lr: expected a number, got the text \"fast\""]);
-    with("seed = \"3\"", &["r.toml:4: seed: expected a whole number from 0 up", "without quotes"]);
-    with("rollout.prompts = -1", &["rollout.prompts: expected a whole number from 0 up, got the number -1"]);
+    with(
+        "[optim]\nlr = \"fast\"",
+        &["r.toml:5: optim.lr: expected a number from 1e-12 to 10, got the text \"fast\""],
+    );
+    with("seed = \"3\"", &["r.toml:4: seed: expected a whole number from 0 to", "without quotes"]);
+    with(
+        "rollout.prompts = -1",
+        &["rollout.prompts: expected a whole number from 1 to 1000000, got the number -1"],
+    );
     with("train.batch = 1e3", &["train.batch: expected a whole number", "fix: train.batch = 1000"]);
     with("data.shuffle = 1", &["data.shuffle: expected true or false, got the number 1"]);
     with("optim = 3", &["optim: expected a table, got the number 3"]);
     with("rollout.stop = [1]", &["rollout.stop.0: expected text, got the number 1"]);
-    with("data.weights = \"x\"", &["data.weights: expected a list of numbers, got the text \"x\""]);
+    with(
+        "data.weights = \"x\"",
+        &["data.weights: expected a list of numbers above 0, up to 10000, got the text \"x\""],
+    );
     with("stage = 3", &["stage: expected a list of tables", "[[stage]]"]);
     over(&["name=123"], &["override name=123: name: expected text, got the number 123", "name = \"123\""]);
     over(&["algo.kl.target=6"], &["override algo.kl.target=6", "kl.target steers kl.coef, which is 0"]);
@@ -137,21 +155,31 @@ fn rollouts_that_cannot_work() {
         &["rollout.samples=1"],
         &["override rollout.samples=1: rollout.samples: dr_grpo compares", "rollout.samples = 8"],
     );
-    over(&["rollout.samples=0"], &["a prompt needs answers"]);
-    over(&["rollout.prompts=0"], &["a rollout needs prompts"]);
-    over(&["rollout.temperature=0"], &["rollout.temperature: 0 leaves nothing to explore", "= 1.0"]);
+    over(
+        &["rollout.samples=0"],
+        &["rollout.samples: expected a whole number from 1 to", "rollout.samples = 8"],
+    );
+    over(&["rollout.prompts=0"], &["rollout.prompts: expected a whole number from 1 to"]);
+    over(
+        &["rollout.prompts=1000000", "rollout.samples=65536"],
+        &["65536000000 completions", "rollout.samples"],
+    );
+    over(
+        &["rollout.temperature=0"],
+        &["rollout.temperature: expected a number from 0.0001 to 100, got", "= 1.0"],
+    );
     over(
         &["rollout.top_k=50"],
         &["rollout.top_k: log-probabilities of truncated", "rollout.allow_off_policy = true"],
     );
     over(&["rollout.top_p=0.9"], &["rollout.top_p: log-probabilities of truncated", "rollout.top_p = 1"]);
-    over(&["rollout.top_p=1.5"], &["1.5 is not in (0, 1]"]);
+    over(&["rollout.top_p=1.5"], &["rollout.top_p: expected a number above 0, up to 1, got the number 1.5"]);
     over(
         &["train.micro_batch_tokens=1000"],
         &["1000 tokens do not hold one prompt", "micro_batch_tokens = 2304"],
     );
     over(&["algo.minibatches=1000"], &["256 answers do not make 1000 minibatches"]);
-    over(&["rollout.max_new_tokens=0"], &["answers would be empty"]);
+    over(&["rollout.max_new_tokens=0"], &["rollout.max_new_tokens: expected", "from 1 to 1048576"]);
     over(
         &["~model.path", "model.init.layers=2", "algo=grpo"],
         &["hold the policy to a random model", "algo.kl.coef = 0"],
@@ -188,16 +216,19 @@ fn other_settings_that_cannot_work() {
     over(&["device=cup"], &["device: unknown name \"cup\"", "device = \"cpu\""]);
     over(&["optim.schedule=cosin"], &["optim.schedule: unknown name", "optim.schedule = \"cosine\""]);
     over(&["optim.name=adam"], &["optim.name = \"adamw\""]);
-    over(&["optim.lr=0"], &["optim.lr: must be above 0"]);
-    over(&["optim.beta1=1"], &["optim.beta1: 1 is not in [0, 1)"]);
-    over(&["optim.warmup=3"], &["optim.warmup: 3 is not a share"]);
-    over(&["eval.samples=0"], &["eval.samples: no answers to judge"]);
-    over(&["checkpoint.keep=0"], &["checkpoint.keep: the run could not be resumed"]);
-    over(&["checkpoint.keep_best=1"], &["checkpoint.metric: keep_best does not know"]);
-    over(&["train.steps=0"], &["train.steps: nothing would be learned"]);
+    over(
+        &["optim.lr=0"],
+        &["optim.lr: expected a number from 1e-12 to 10, got the number 0", "optim.lr = 1e-5"],
+    );
+    over(&["optim.beta1=1"], &["optim.beta1: expected a number from 0 to below 1"]);
+    over(&["optim.warmup=3"], &["optim.warmup: expected a number from 0 to 1, got the number 3"]);
+    over(&["eval.samples=0"], &["eval.samples: expected a whole number from 1 to"]);
+    over(&["checkpoint.keep=0"], &["checkpoint.keep: expected a whole number from 1 to"]);
+    over(&["checkpoint.keep_best=1"], &["checkpoint.metric: checkpoint.keep_best does not know"]);
+    over(&["train.steps=0"], &["train.steps: expected a whole number from 1 to"]);
     over(&["algo=sft", "train.micro_batch_tokens=2047"], &["do not hold one sequence", "= 2048"]);
     over(&["algo=dpo", "train.micro_batch_tokens=4000"], &["do not hold one pair", "= 4096"]);
-    over(&["algo=sft", "train.batch=0"], &["train.batch: an update needs examples"]);
+    over(&["algo=sft", "train.batch=0"], &["train.batch: expected a whole number from 1 to"]);
     over(&["data.weights=[1, 2]"], &["2 weights for 1 sources"]);
     over(&["critic.shared=true", "critic.path=x"], &["has no weights of its own"]);
     over(&["~model.path", "model.init={heads = 3}"], &["hidden = 128 does not divide into 3 heads"]);
@@ -216,8 +247,8 @@ fn settings_that_do_not_apply_are_no_error() {
 fn all_problems_are_told_at_once_and_stages_by_number() {
     let text = "model.path = \"m\"\ndata.train = \"a\"\n[[stage]]\nalgo = \"sft\"\n[[stage]]\nalgo = \"ppo\"\nrollout.prompts = 0\n";
     let message = error(text, &["optim.lr=-1"]);
-    says(&message, &["3 problems", "override optim.lr=-1: optim.lr: must be above 0"]);
-    says(&message, &["r.toml:7: stage.1.rollout.prompts: a rollout needs prompts"]);
+    says(&message, &["2 problems", "override optim.lr=-1: optim.lr: expected a number from 1e-12 to 10"]);
+    says(&message, &["r.toml:7: stage.1.rollout.prompts: expected a whole number from 1 to"]);
     let twice = "[[stage]]\nname = \"a\"\n[[stage]]\nname = \"a\"\n";
     says(&error(twice, &[]), &["r.toml:3: stage.1: two stages are called \"a\"", "its own name"]);
 }
@@ -231,7 +262,7 @@ fn rl2_options_that_are_wrong() {
     over(&["adv.estimator=gea"], &["adv.estimator: expected one of reinforce, gae", "adv.estimator=gae"]);
     over(
         &["kl.type=loss", "kl.coef=x"],
-        &["override kl.coef=x: algo.kl.coef: expected a number, got the text \"x\""],
+        &["override kl.coef=x: algo.kl.coef: expected a number from 0 to 1000, got the text \"x\""],
     );
     over(&["actor.lr=x"], &["override actor.lr=x: optim.lr: expected a number"]);
     over(

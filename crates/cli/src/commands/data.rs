@@ -51,10 +51,10 @@ struct CheckArgs {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     changes: Vec<String>,
     /// Examples to show
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = crate::options::count)]
     examples: usize,
     /// Problems to show; all are counted
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = crate::options::count)]
     problems: usize,
     /// One JSON object instead of text
     #[arg(long)]

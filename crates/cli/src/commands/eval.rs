@@ -70,7 +70,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = size::<65536>)]
     samples: Option<usize>,
     /// The k of pass@k, separated by commas; 1, 2, 4, … and the number of samples when left out
-    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = at_least_one)]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = size::<65536>)]
     k: Vec<usize>,
     /// Divides the logits; 0 takes the likeliest token each time; the recipe's when left out
     #[arg(long, value_name = "T", value_parser = temperature)]
@@ -79,7 +79,7 @@ pub struct Args {
     #[arg(long, value_name = "P", value_parser = crate::options::share)]
     top_p: Option<f32>,
     /// Tokens of an answer at most; the recipe's when left out
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
     max_new_tokens: Option<usize>,
     /// Memory for keys and values in MiB; the recipe's when left out
     #[arg(long, value_name = "N", value_parser = at_least_one)]

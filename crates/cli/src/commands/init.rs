@@ -1,7 +1,7 @@
 //! `ferrl init`: a new model with random weights.
 
 use crate::machine;
-use crate::options::{Stored, above_zero, at_least_one, size, weights};
+use crate::options::{Stored, above_zero, at_least_one, base, size, weights};
 use crate::output::print;
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{InitOptions, SaveOptions, init_model};
@@ -19,10 +19,10 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = FAMILIES[0].name(), value_parser = families())]
     family: String,
     /// Width of the residual stream
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = size::<{ 1 << 20 }>)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = size::<131072>)]
     hidden: usize,
     /// Number of layers
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<4096>)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<1024>)]
     layers: usize,
     /// Query heads; one for every 64 of the width when left out
     #[arg(long, value_name = "N", value_parser = size::<4096>)]
@@ -34,7 +34,7 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = size::<4096>)]
     head_dim: Option<usize>,
     /// Inner width of the feed-forward network; four times the width when left out
-    #[arg(long, value_name = "N", value_parser = size::<{ 1 << 24 }>)]
+    #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
     ffn: Option<usize>,
     /// Tokens the model knows; taken from --tokenizer when left out
     #[arg(long, value_name = "N", required_unless_present = "tokenizer", value_parser = size::<{ 1 << 24 }>)]
@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = size::<{ 1 << 24 }>)]
     max_positions: usize,
     /// Base of the rotary frequencies; 10000 when left out
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = base)]
     rope_theta: Option<f64>,
     /// Sliding window of attention, for families that have one
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -111,9 +111,6 @@ pub fn run(args: &Args) -> Result<()> {
         },
         ..InitOptions::new(args.family.clone())
     };
-    if let Some(theta) = args.rope_theta.filter(|t| !(t.is_finite() && *t > 0.0)) {
-        return Err(Error::usage(format!("--rope-theta must be above 0, got {theta}")));
-    }
     if let Some(vocab) = args.vocab {
         options.vocab = vocab;
     }

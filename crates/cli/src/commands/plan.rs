@@ -2,17 +2,18 @@
 
 use crate::machine;
 use crate::output::print;
-use ferrl::plan::{Plan, Rates, StagePlan};
+use ferrl::plan::{Plan, Rates, Room, StagePlan};
 use ferrl::recipe::{Recipe, Resolved};
+use ferrl::run::disk;
 use ferrl::verify::VERIFIERS;
 use ferrl_engine::Result;
 use ferrl_kernels::{AUTO, DType};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Estimate memory and time of a recipe, stage by stage
+/// Estimate memory, time and disk of a recipe, stage by stage
 ///
-/// Refuses (exit code 5) what does not fit into the memory that is free, and names the settings that would. A model
-/// directory needs only its config.json.
+/// Refuses (exit code 5) what does not fit into the memory or the disk that is free, and names the settings that would. A
+/// model directory needs only its config.json; without a tokenizer or data, sequences count as long as the recipe allows.
 #[derive(clap::Args)]
 pub struct Args {
     /// The recipe, a TOML file
@@ -24,6 +25,9 @@ pub struct Args {
     /// Memory to plan for, such as 22GiB or 900MiB; what is free on the recipe's device when left out
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     memory: Option<u64>,
+    /// Where run folders would be made: checkpoints have to fit there
+    #[arg(long, value_name = "DIR", default_value = "runs")]
+    runs: PathBuf,
     /// One JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -41,19 +45,22 @@ pub fn run(args: &Args) -> Result<()> {
         Some(bytes) => Machine { memory: Some(bytes), peaks: machine.map_or(Vec::new(), |m| m.peaks) },
         None => machine.map_err(|e| e.fix("--memory 80GiB plans for one that is not here"))?,
     };
+    let room = Room { memory: machine.memory, disk: disk::free(&args.runs) };
     if args.json {
-        print(&format!("{}\n", plan.json(machine.memory, &|s| machine.rates(s))))?;
+        print(&format!("{}\n", plan.json(room, &|s| machine.rates(s))))?;
     } else {
-        print(&plan.table(machine.memory, &|s| machine.rates(s)))?;
+        print(&plan.table(room, &|s| machine.rates(s)))?;
     }
-    machine.memory.map_or(Ok(()), |a| plan.fit(a))
+    room.memory.map_or(Ok(()), |a| plan.fit(a))?;
+    room.disk.map_or(Ok(()), |free| plan.fit_disk(free))
 }
 
-/// The plan of a resolved recipe as text.
-pub fn text(resolved: &Resolved) -> Result<String> {
+/// The plan of a resolved recipe as text, for runs in that folder.
+pub fn text(resolved: &Resolved, runs: &Path) -> Result<String> {
     let plan = Plan::new(resolved)?;
     let machine = Machine::find(resolved, &plan).unwrap_or_default();
-    Ok(plan.table(machine.memory, &|s| machine.rates(s)))
+    let room = Room { memory: machine.memory, disk: disk::free(runs) };
+    Ok(plan.table(room, &|s| machine.rates(s)))
 }
 
 /// What the device of a plan has: free memory, and multiply-add peaks of the formats that are used.
@@ -85,6 +92,9 @@ impl Machine {
     }
 }
 
+/// The most memory that a plan is made for: 1024 TiB.
+const MOST_BYTES: f64 = 1125899906842624.0;
+
 /// A number of bytes with a unit.
 fn bytes(text: &str) -> std::result::Result<u64, String> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
@@ -102,7 +112,8 @@ fn bytes(text: &str) -> std::result::Result<u64, String> {
         other => return Err(format!("{other:?} is no unit; write 22GiB, 900MiB or a number of bytes")),
     };
     match number.trim().parse::<f64>() {
-        Ok(n) if n > 0.0 && n.is_finite() => Ok((n * factor) as u64),
+        Ok(n) if n * factor >= 1.0 && n * factor <= MOST_BYTES => Ok((n * factor) as u64),
+        Ok(_) => Err("must be from 1B to 1024TiB".into()),
         _ => Err(format!("{text:?} is not a size; write 22GiB, 900MiB or a number of bytes")),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::data;
 use crate::machine::ensure_memory_of;
-use crate::options::{ModelArgs, above_zero, at_least_one};
+use crate::options::{ModelArgs, at_least_one, scale};
 use crate::output::Output;
 use crate::progress::Progress;
 use crate::text::Text;
@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     batch_tokens: usize,
     /// Divides the logits
-    #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = above_zero)]
+    #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = scale)]
     temperature: f32,
 }
 

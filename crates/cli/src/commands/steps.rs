@@ -1,6 +1,6 @@
 //! `ferrl steps`: pairs of a right and a wrong step from a model's own mistakes.
 
-use crate::options::{ModelArgs, at_least_one};
+use crate::options::{ModelArgs, at_least_one, size};
 use crate::output::Output;
 use crate::progress::Progress;
 use clap::Parser;
@@ -38,10 +38,10 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     prompts: usize,
     /// Answers to each question
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<65536>)]
     samples: usize,
     /// Continuations sampled from before a wrong step
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = size::<65536>)]
     tries: usize,
     /// What ends a step; a line's end when left out
     #[arg(long, value_name = "TEXT", default_value = "\n", hide_default_value = true)]

@@ -56,8 +56,11 @@ pub fn run(args: &Args) -> Result<()> {
     let name = args.name.clone().unwrap_or_else(|| resolved.name.clone());
     if args.dry_run {
         // The plan comes as comments, so that the whole is still a recipe.
-        let plan = super::plan::text(&resolved)?;
+        let plan = super::plan::text(&resolved, &args.runs)?;
         print(&format!("{}\n# {}\n", resolved.toml, plan.trim_end().replace('\n', "\n# ")))?;
+        let warnings = ferrl::warnings::Warnings::default();
+        resolved.stages.iter().for_each(|s| ferrl::recipe::warn(&s.recipe, &warnings));
+        warnings.take().iter().for_each(|w| eprintln!("warning: {w}"));
         return Ok(());
     }
     let threads = resolved.stages.first().map(|s| s.recipe.threads).filter(|&t| t > 0);

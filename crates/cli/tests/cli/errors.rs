@@ -10,10 +10,10 @@ fn wrong_flags_name_the_nearest() {
     fails(&["score", "--input", "x"], 2, &["--model"]);
     fails(&["generate", "--model", "x"], 2, &["--prompt"]);
     fails(&["score", "--model", "x", "--input", "y", "--dtype", "fp32"], 2, &["fp32", "f32", "bf16"]);
-    fails(&["score", "--model", "x", "--input", "y", "--threads", "0"], 2, &["--threads", "at least 1"]);
+    fails(&["score", "--model", "x", "--input", "y", "--threads", "0"], 2, &["--threads", "from 1 to 1024"]);
     fails(&["score", "--model", "x", "--input", "y", "--threads", "two"], 2, &["two", "whole number"]);
-    fails(&["score", "--model", "x", "--input", "y", "--temperature", "0"], 2, &["above 0"]);
-    fails(&["generate", "--model", "x", "--prompt", "y", "--top-p", "1.5"], 2, &["--top-p", "at most 1"]);
+    fails(&["score", "--model", "x", "--input", "y", "--temperature", "0"], 2, &["--temperature", "0.0001"]);
+    fails(&["generate", "--model", "x", "--prompt", "y", "--top-p", "1.5"], 2, &["--top-p", "up to 1"]);
     fails(&["generate", "--model", "x", "--prompt", "y", "--temperature", "-1"], 2, &["temperature"]);
     fails(&["init", "--out", "x"], 2, &["--vocab"]);
     fails(
@@ -154,10 +154,11 @@ fn what_does_not_fit_is_said_before_it_is_tried() {
     let out = folder.path("huge");
     let huge = ["--vocab", "16000000", "--hidden", "65536"];
     fails(&[&["init", "--out", &out], &huge[..]].concat(), 5, &["memory", "free", "fix: "]);
-    fails(&["init", "--out", &out, "--vocab", "99999999999"], 2, &["at most"]);
+    fails(&["init", "--out", &out, "--vocab", "99999999999"], 2, &["--vocab", "from 1 to"]);
     fails(&[&["bench", "train"], &huge[..]].concat(), 5, &["memory", "fix: "]);
     let model = folder.model();
     let base = ["generate", "--model", &model, "--prompt", "the"];
-    fails(&[&base[..], &["--max-new-tokens", "4000000000"]].concat(), 5, &["cache", "fix: "]);
+    fails(&[&base[..], &["--max-new-tokens", "4000000000"]].concat(), 2, &["--max-new-tokens", "1048576"]);
+    fails(&[&base[..], &["--cache-mib", "16777216"]].concat(), 5, &["cache", "fix: "]);
     fails(&[&base[..], &["--cache-mib", "1", "--max-new-tokens", "100000"]].concat(), 5, &["cache", "fix: "]);
 }

@@ -42,7 +42,7 @@ fn peak_of(args: &[&str]) -> u64 {
     }
 }
 
-/// Supervised, sampled, and with a critic: within a quarter of what the runs take.
+/// Supervised, sampled, with a critic, with an evaluation: within 15 % of what the runs take.
 #[test]
 #[cfg(target_os = "linux")]
 fn the_estimate_agrees_with_the_peak_of_real_runs() {
@@ -56,16 +56,98 @@ fn the_estimate_agrees_with_the_peak_of_real_runs() {
         vec!["algo=sft".into(), "model.recompute=true".into()],
         sampled("grpo"),
         sampled("ppo"),
+        [sampled("grpo"), vec!["eval.at_start=true".into(), "eval.prompts=256".into()]].concat(),
+        vec!["algo=sft".into(), "eval.at_start=true".into(), "eval.prompts=256".into()],
     ];
+    let mut wrong = Vec::new();
     for (i, changes) in cases.iter().enumerate() {
         let changes: Vec<&str> = changes.iter().map(String::as_str).collect();
-        let planned = plan(&recipe, &changes)["stages"][0]["bytes"].as_f64().unwrap();
-        let runs = folder.path(&format!("runs-{i}"));
-        let real = peak_of(&[&["train", &recipe, "--runs", &runs], &changes[..]].concat()) as f64;
-        let ratio = planned / real;
-        println!("{changes:?}: planned {:.0} MiB, real {:.0} MiB", planned / 1048576.0, real / 1048576.0);
-        assert!((0.75..=1.25).contains(&ratio), "{changes:?}: planned {planned}, real {real}: {ratio:.2}");
+        wrong.extend(compare(&folder, &recipe, &changes, &format!("runs-{i}")));
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Plans a recipe and runs it; says what is wrong where the plan's largest stage is more than 15 % off.
+#[cfg(target_os = "linux")]
+fn compare(folder: &Folder, recipe: &str, changes: &[&str], runs: &str) -> Option<String> {
+    let stages = plan(recipe, changes)["stages"].as_array().unwrap().clone();
+    let planned = stages.iter().map(|s| s["bytes"].as_f64().unwrap()).fold(0.0, f64::max);
+    let real = peak_of(&[&["train", recipe, "--runs", &folder.path(runs)], changes].concat()) as f64;
+    let text =
+        format!("{changes:?}: planned {:.0} MiB, real {:.0} MiB", planned / 1048576.0, real / 1048576.0);
+    println!("{text}");
+    (!(0.85..=1.15).contains(&(planned / real))).then_some(text)
+}
+
+/// Bug: plans left out the teacher, reward models, and the evaluation's own cache, and `stage:NAME` had none at all.
+#[test]
+#[cfg(target_os = "linux")]
+fn teachers_reward_models_and_critics_of_earlier_stages_are_planned() {
+    let folder = Folder::new("plan-others");
+    let text = |stages: &str| format!("{RECIPE}algo.kl.coef = 0.0\n{stages}");
+    let large = "model.init = { hidden = 192, layers = 4, max_positions = 128 }";
+    let sft = |name: &str, more: &str| {
+        format!("[[stage]]\nname = {name:?}\nalgo = \"sft\"\ntrain = {{ steps = 1, batch = 8 }}\n{more}\n")
+    };
+    let score = "[[stage]]\nname = \"score\"\nalgo = \"rm\"\ntrain = { steps = 1, batch = 8 }\n";
+    let teacher = sft("teacher", large)
+        + &sft("student", "model.init = { hidden = 64, layers = 2, max_positions = 128 }")
+        + "[[stage]]\nalgo = \"distill\"\nteacher.path = \"stage:teacher\"\n";
+    let judge = sft("start", "")
+        + score
+        + "[[stage]]\nalgo = { name = \"grpo\", kl = { coef = 0.0 } }\nmodel.path = \"stage:start\"\n\
+           [[stage.reward]]\nmodel = \"stage:score\"\n";
+    let critic = sft("start", "")
+        + score
+        + "[[stage]]\nalgo = \"ppo\"\nmodel.path = \"stage:start\"\ncritic.path = \"stage:score\"\n\
+           eval = { at_start = true, prompts = 64 }\n[[stage.reward]]\nmodel = \"stage:score\"\n";
+    let mut wrong = Vec::new();
+    for (name, stages, part) in
+        [("teacher", teacher, "teacher"), ("judge", judge, "rewards"), ("critic", critic, "evaluation")]
+    {
+        let text = text(&stages).replace("task:countdown", "task:chain");
+        let recipe = folder.write(&format!("{name}.toml"), text.replace("algo.kl.coef = 0.0\n", ""));
+        let parts = plan(&recipe, &[])["stages"][2]["parts"].clone();
+        assert!(parts.as_array().unwrap().iter().any(|p| p["name"] == part), "{name}: {parts}");
+        wrong.extend(compare(&folder, &recipe, &[], name));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Bug: `ferrl plan recipes/rlhf.toml` looked for a directory called `stage:imitate`.
+#[test]
+fn every_shipped_recipe_is_planned() {
+    let recipes = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+    let mut planned = 0;
+    for path in std::fs::read_dir(recipes).unwrap().map(|e| e.unwrap().path()) {
+        if path.extension().is_some_and(|e| e == "toml") {
+            let path = path.to_str().unwrap();
+            let stages = plan(path, &[])["stages"].clone();
+            assert!(stages.as_array().is_some_and(|s| !s.is_empty()), "{path}: {stages}");
+            planned += 1;
+        }
+    }
+    assert!(planned > 20);
+}
+
+#[test]
+fn disk_is_planned_and_assumed_lengths_are_told() {
+    let folder = Folder::new("plan-disk");
+    let recipe = folder.write("planned.toml", RECIPE);
+    let got = plan(&recipe, &["algo=sft", "checkpoint.keep=3"]);
+    let stage = &got["stages"][0];
+    // Masters, two moments and the model in f32; three are kept and one is being written; the stage leaves its model.
+    let weights = stage["weights"].as_u64().unwrap();
+    assert_eq!(stage["checkpoint_bytes"].as_u64(), Some(16 * weights));
+    assert_eq!(got["disk_bytes"].as_u64(), Some(4 * 16 * weights + 4 * weights));
+    assert!(stage["lengths_assumed"].is_null(), "{stage}");
+    let table = ok(&["plan", &recipe, "algo=sft", "--memory", "1TiB"]);
+    assert!(table.contains("disk ") && !table.contains("assumed"), "{table}");
+    let missing =
+        ["plan", &recipe, "algo=sft", "data.train=nowhere.jsonl", "train.steps=3", "--memory", "1TiB"];
+    let path = format!("model.path={}", fixture("llama2"));
+    let table = ok(&[&missing[..], &["~model.init", &path]].concat());
+    assert!(table.contains("assumed") && table.contains("disk "), "{table}");
 }
 
 #[test]

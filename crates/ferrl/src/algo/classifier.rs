@@ -35,7 +35,7 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Steps at the start in which only the score head learns.
+    /// Steps at the start in which only the score head learns. [0, 1000000000]
     head_only_steps: u64,
 }
 

@@ -48,19 +48,19 @@ pub(super) const ENTRY: Entry = Entry {
 struct Options {
     /// Compare whole distributions, not only the sampled tokens.
     full: bool,
-    /// Weight of the advantages that come from rewards; 0 learns from the teacher alone.
+    /// Weight of the advantages that come from rewards; 0 learns from the teacher alone. [0, 1000]
     reward_coef: f64,
     /// How token losses are averaged.
     aggregate: Aggregate,
-    /// The fixed length of `aggregate = "constant"`; a recipe fills in its generation limit.
+    /// The fixed length of `aggregate = "constant"`; a recipe fills in its generation limit. [0, 1048576]
     length: usize,
-    /// Probability ratios are clipped below `1 - clip_low`.
+    /// Probability ratios are clipped below `1 - clip_low`. (0, 1]
     clip_low: f64,
-    /// Probability ratios are clipped above `1 + clip_high`.
+    /// Probability ratios are clipped above `1 + clip_high`. (0, 1000]
     clip_high: f64,
-    /// Passes over each rollout.
+    /// Passes over each rollout. [1, 1000]
     epochs: usize,
-    /// Updates in each pass.
+    /// Updates in each pass. [1, 1000000]
     minibatches: usize,
 }
 

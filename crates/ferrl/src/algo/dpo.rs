@@ -35,13 +35,13 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Options {
-    /// How strongly the policy is held to the reference.
+    /// How strongly the policy is held to the reference. (0, 1000]
     pub beta: f64,
-    /// Share of pairs that are taken to be labelled the wrong way round.
+    /// Share of pairs that are taken to be labelled the wrong way round. [0, 0.5)
     pub label_smoothing: f64,
-    /// Weight of imitating the chosen answer beside preferring it.
+    /// Weight of imitating the chosen answer beside preferring it. [0, 1000]
     pub sft_coef: f64,
-    /// Weight of the penalty on a chosen answer that becomes less likely than under the reference.
+    /// Weight of the penalty on a chosen answer that becomes less likely than under the reference. [0, 1000]
     pub positive: f64,
 }
 

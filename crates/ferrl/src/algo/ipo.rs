@@ -30,7 +30,7 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Strength of regularisation: the margin aimed at is 1 / (2 tau).
+    /// Strength of regularisation: the margin aimed at is 1 / (2 tau). (0, 1000]
     tau: f64,
     /// Log-probabilities per token instead of per answer.
     average: bool,

@@ -40,11 +40,11 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// How strongly the policy is held to the reference.
+    /// How strongly the policy is held to the reference. (0, 1000]
     beta: f64,
-    /// Weight of good answers.
+    /// Weight of good answers. [0, 1000]
     desirable_weight: f64,
-    /// Weight of bad answers.
+    /// Weight of bad answers. [0, 1000]
     undesirable_weight: f64,
 }
 

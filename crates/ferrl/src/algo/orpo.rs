@@ -36,7 +36,7 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Weight of the odds ratio beside imitation; the paper's lambda.
+    /// Weight of the odds ratio beside imitation; the paper's lambda. [0, 1000]
     beta: f64,
 }
 

@@ -25,21 +25,22 @@ pub struct Policy {
     pub surrogate: Surrogate,
     /// Over which tokens the ratio is taken.
     pub ratio: Ratio,
-    /// Probability ratios are clipped below `1 - clip_low`.
+    /// Probability ratios are clipped below `1 - clip_low`. (0, 1]
     pub clip_low: f64,
-    /// Probability ratios are clipped above `1 + clip_high`.
+    /// Probability ratios are clipped above `1 + clip_high`. (0, 1000]
     pub clip_high: f64,
-    /// A negative advantage is multiplied with no larger ratio than this.
+    /// A negative advantage is multiplied with no larger ratio than this. (1, 1000]
     pub dual_clip: Option<f64>,
     /// How token losses are averaged.
     pub aggregate: Aggregate,
     /// The fixed length of `aggregate = "constant"` and of `overlong`; a recipe fills in its generation limit.
+    /// [0, 1048576]
     pub length: usize,
-    /// Answers in this last share of the length lose up to 1 of their reward; 0 is off.
+    /// Answers in this last share of the length lose up to 1 of their reward; 0 is off. [0, 1]
     pub overlong: f64,
     /// Answers that the length limit cut off are compared with but not learned from.
     pub mask_truncated: bool,
-    /// Weight of the entropy bonus.
+    /// Weight of the entropy bonus. [-10, 10]
     pub entropy_coef: f64,
     /// The penalty for leaving the reference.
     pub kl: Kl,
@@ -49,18 +50,18 @@ pub struct Policy {
     pub correction: Correction,
     /// The critic's loss.
     pub critic: Critic,
-    /// Passes over each rollout.
+    /// Passes over each rollout. [1, 1000]
     pub epochs: usize,
-    /// Updates in each pass.
+    /// Updates in each pass. [1, 1000000]
     pub minibatches: usize,
-    /// An update whose mean probability ratio exceeds this is skipped.
+    /// An update whose mean probability ratio exceeds this is skipped. (1, 1000]
     pub skip_ratio: Option<f64>,
     /// Steps at the start that train the critic alone, as in verl and OpenRLHF; of a critic on the policy's trunk
-    /// (`critic.shared`) that is its value head, at `critic.lr`.
+    /// (`critic.shared`) that is its value head, at `critic.lr`. [0, 1000000000]
     pub critic_warmup: u64,
     /// Leave out groups whose rewards are all equal; a step where all are makes no update.
     pub filter_equal: bool,
-    /// How often more prompts are asked for in place of those that `filter_equal` leaves out.
+    /// How often more prompts are asked for in place of those that `filter_equal` leaves out. [0, 1000]
     pub refills: usize,
 }
 
@@ -68,15 +69,15 @@ pub struct Policy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Kl {
-    /// Its weight; 0 needs no reference.
+    /// Its weight; 0 needs no reference. [0, 1000]
     pub coef: f64,
     /// Where it is felt.
     pub place: Place,
     /// How it is estimated.
     pub estimator: Estimator,
-    /// Steer the weight so that the KL per trajectory stays near this.
+    /// Steer the weight so that the KL per trajectory stays near this. (0, 1000000]
     pub target: Option<f64>,
-    /// Trajectories over which the steering acts.
+    /// Trajectories over which the steering acts. (0, 1000000000]
     pub horizon: f64,
 }
 
@@ -106,11 +107,11 @@ pub struct Advantage {
     pub to_go: bool,
     /// Normalisation over the whole rollout, afterwards.
     pub normalise: Normalise,
-    /// Share of the old value that `baseline = "moving"` keeps at each step.
+    /// Share of the old value that `baseline = "moving"` keeps at each step. [0, 1]
     pub decay: f64,
-    /// Discount, for the critic and for `to_go`.
+    /// Discount, for the critic and for `to_go`. [0, 1]
     pub gamma: f64,
-    /// Trace decay of the critic's advantages.
+    /// Trace decay of the critic's advantages. [0, 1]
     pub lambda: f64,
 }
 
@@ -136,9 +137,9 @@ pub enum Baseline {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Critic {
-    /// Its weight.
+    /// Its weight. [0, 1000]
     pub coef: f64,
-    /// The value may move this far from what it was; `"off"` lets it.
+    /// The value may move this far from what it was; `"off"` lets it. (0, 1000000]
     pub clip: Option<f64>,
     /// Half the square (OpenAI, TRL) or the square (RL2).
     pub half: bool,

@@ -39,19 +39,19 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Answers with at least this reward are kept.
+    /// Answers with at least this reward are kept. [-1000000, 1000000]
     threshold: f64,
-    /// How many answers to one question are kept at most.
+    /// How many answers to one question are kept at most. [1, 65536]
     per_prompt: usize,
     /// Start from the stage's first weights at every step.
     restart: bool,
-    /// Passes over what was kept.
+    /// Passes over what was kept. [1, 1000]
     epochs: usize,
-    /// Updates in each pass.
+    /// Updates in each pass. [1, 1000000]
     minibatches: usize,
     /// How token losses are averaged.
     aggregate: Aggregate,
-    /// The fixed length of `aggregate = "constant"`.
+    /// The fixed length of `aggregate = "constant"`. [1, 1048576]
     length: usize,
 }
 

@@ -39,9 +39,9 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Weight of holding scores near zero.
+    /// Weight of holding scores near zero. [0, 1000]
     centre: f64,
-    /// Steps at the start in which only the score head learns.
+    /// Steps at the start in which only the score head learns. [0, 1000000000]
     head_only_steps: u64,
 }
 

@@ -31,7 +31,7 @@ pub(super) const ENTRY: Entry = Entry {
 struct Options {
     /// How token losses are averaged.
     aggregate: Aggregate,
-    /// The fixed length of `aggregate = "constant"`.
+    /// The fixed length of `aggregate = "constant"`. [1, 1048576]
     length: usize,
 }
 

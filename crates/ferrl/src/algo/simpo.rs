@@ -29,11 +29,11 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Scale of the reward, which is the mean log-probability of an answer's tokens.
+    /// Scale of the reward, which is the mean log-probability of an answer's tokens. (0, 1000]
     beta: f64,
-    /// The margin that the chosen answer's reward should have.
+    /// The margin that the chosen answer's reward should have. [0, 1000]
     gamma: f64,
-    /// Weight of imitating the chosen answer beside preferring it.
+    /// Weight of imitating the chosen answer beside preferring it. [0, 1000]
     sft_coef: f64,
 }
 

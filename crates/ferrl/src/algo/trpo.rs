@@ -40,25 +40,25 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// The most that the mean KL per token may be after an update.
+    /// The most that the mean KL per token may be after an update. (0, 100]
     delta: f64,
-    /// Added to the Fisher matrix's diagonal.
+    /// Added to the Fisher matrix's diagonal. (0, 1000]
     damping: f64,
-    /// Iterations of the conjugate gradients.
+    /// Iterations of the conjugate gradients. [1, 1000]
     cg_steps: usize,
-    /// Share of the answers that the Fisher matrix is estimated with.
+    /// Share of the answers that the Fisher matrix is estimated with. (0, 1]
     fisher_share: f64,
-    /// A step that fails is shortened by this factor.
+    /// A step that fails is shortened by this factor. (0, 1)
     shrink: f64,
-    /// Steps tried before the update is given up.
+    /// Steps tried before the update is given up. [1, 1000]
     tries: usize,
-    /// Updates of the critic on each rollout, where there is one.
+    /// Updates of the critic on each rollout, where there is one. [1, 1000]
     critic_updates: usize,
     /// How token losses are averaged.
     aggregate: Aggregate,
-    /// The fixed length of `aggregate = "constant"`; a recipe fills in its generation limit.
+    /// The fixed length of `aggregate = "constant"`; a recipe fills in its generation limit. [0, 1048576]
     length: usize,
-    /// Weight of the entropy bonus.
+    /// Weight of the entropy bonus. [-10, 10]
     entropy_coef: f64,
     /// The penalty for leaving the reference.
     kl: Kl,

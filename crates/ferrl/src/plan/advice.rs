@@ -2,7 +2,7 @@
 
 use super::memory::{self, is_f32};
 use super::show::size;
-use super::{Inputs, StagePlan};
+use super::{Inputs, Plan, StagePlan};
 use crate::algo::Wants;
 use ferrl_engine::Error;
 use ferrl_kernels::DType;
@@ -62,7 +62,8 @@ fn smaller_cache(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
     let mib = i.recipe.rollout.cache_mib.saturating_sub(over + over / 8);
     let mut now = i.clone();
     now.recipe.rollout.cache_mib = mib;
-    (i.wants == Wants::Rollouts && mib >= 16).then_some((mib, now))
+    let samples = i.wants == Wants::Rollouts || i.evaluates();
+    (samples && mib >= 16 && bytes(&now) <= available).then_some((mib, now))
 }
 
 /// Single changes after which the stage fits; where none does, all of them together if that does.
@@ -93,7 +94,7 @@ pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
         texts.push("model.recompute=true".into());
         now = next;
     }
-    if i.wants == Wants::Rollouts && now.recipe.rollout.cache_mib > 64 {
+    if (i.wants == Wants::Rollouts || i.evaluates()) && now.recipe.rollout.cache_mib > 64 {
         texts.push("rollout.cache_mib=64".into());
         now.recipe.rollout.cache_mib = 64;
     }
@@ -121,7 +122,7 @@ pub fn refusal(stage: &StagePlan, available: u64) -> Error {
     let found = changes(&stage.inputs, available);
     let fix = match &found[..] {
         [] => {
-            let fixed = ["weights", "gradients", "optimizer", "reference", "average"];
+            let fixed = ["weights", "gradients", "optimizer", "reference", "teacher", "rewards", "average"];
             let fixed = stage.parts.iter().filter(|p| fixed.contains(&p.name)).map(|p| p.bytes).sum();
             format!(
                 "no setting alone makes it fit: what the model itself takes is {}; a smaller model, optim.name = \
@@ -133,6 +134,18 @@ pub fn refusal(stage: &StagePlan, available: u64) -> Error {
             let each = |c: &Change| format!("{} ({})", c.text, size(c.bytes));
             format!("add {}", list.iter().map(each).collect::<Vec<_>>().join(", or "))
         }
+    };
+    Error::resource(what).fix(fix)
+}
+
+/// The error for a run whose checkpoints do not fit on the disk.
+pub fn disk_refusal(plan: &Plan, free: u64) -> Error {
+    let what =
+        format!("checkpoints and models need about {} of disk, {} is free", size(plan.disk()), size(free));
+    let largest = plan.stages.iter().map(|s| s.disk).max_by_key(|d| d.checkpoint * d.copies as u64);
+    let fix = match largest {
+        Some(d) if d.copies > 2 => "checkpoint.keep = 1, or --runs on another disk",
+        _ => "--runs on another disk",
     };
     Error::resource(what).fix(fix)
 }

@@ -1,6 +1,7 @@
 //! How long the sequences of a recipe are: measured on its first rows, or the most its settings allow.
 
 use crate::algo::Wants;
+use crate::experience::Sequence;
 use crate::recipe::Recipe;
 use crate::setup;
 use crate::source::Item;
@@ -16,7 +17,7 @@ pub(super) const EXAMPLES: usize = 256;
 /// Tokens of a stage's sequences.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lengths {
-    /// Mean tokens of a prompt that is answered.
+    /// Mean tokens of a prompt.
     pub prompt: f64,
     /// Mean tokens of a whole sequence; answers count with all the tokens they may have.
     pub sequence: f64,
@@ -24,21 +25,21 @@ pub struct Lengths {
     pub longest: usize,
     /// Rows of an epoch, where data has an end and could be read.
     pub rows: Option<usize>,
-    /// Whether rows were looked at; otherwise the settings' limits are taken.
-    pub measured: bool,
+    /// Why no rows were looked at and the settings' limits are taken instead; `None` where lengths are measured.
+    pub assumed: Option<String>,
 }
 
 /// From the first rows where data, tokenizer and model are there; from the limits of the recipe otherwise.
 pub fn lengths(recipe: &Recipe, wants: Wants, model: Option<&Path>) -> Lengths {
     let answer = if wants == Wants::Rollouts { recipe.rollout.max_new_tokens } else { 0 };
     let limit = recipe.data.max_length;
-    measure(recipe, wants, model, answer).ok().flatten().unwrap_or(Lengths {
-        prompt: limit as f64,
-        sequence: (limit + answer) as f64,
-        longest: limit + answer,
-        rows: None,
-        measured: false,
-    })
+    let assumed = match measure(recipe, wants, model, answer) {
+        Ok(Some(lengths)) => return lengths,
+        Ok(None) => "no rows to measure before the run makes its tokenizer".to_string(),
+        Err(e) => e.to_string().lines().next().unwrap_or_default().to_string(),
+    };
+    let (prompt, longest) = (limit as f64, limit + answer);
+    Lengths { prompt, sequence: longest as f64, longest, rows: None, assumed: Some(assumed) }
 }
 
 fn measure(recipe: &Recipe, wants: Wants, model: Option<&Path>, answer: usize) -> Result<Option<Lengths>> {
@@ -65,7 +66,11 @@ fn measure(recipe: &Recipe, wants: Wants, model: Option<&Path>, answer: usize) -
                         prompts.push(prompt.ids.len());
                         sequences.push(prompt.ids.len() + answer);
                     }
-                    Item::Given(all) => sequences.extend(all.iter().map(|s| s.ids.len())),
+                    Item::Given(all) => {
+                        let asked = |s: &Sequence| s.trained.iter().position(|t| *t).unwrap_or(s.ids.len());
+                        prompts.extend(all.iter().map(asked));
+                        sequences.extend(all.iter().map(|s| s.ids.len()));
+                    }
                     Item::Graded(group) => {
                         prompts.push(group.prompt.ids.len());
                         sequences.extend(group.answers.iter().map(|s| s.ids.len()));
@@ -77,5 +82,5 @@ fn measure(recipe: &Recipe, wants: Wants, model: Option<&Path>, answer: usize) -
     }
     let mean = |all: &[usize]| all.iter().sum::<usize>() as f64 / all.len().max(1) as f64;
     let Some(&longest) = sequences.iter().max() else { return Ok(None) };
-    Ok(Some(Lengths { prompt: mean(&prompts), sequence: mean(&sequences), longest, rows, measured: true }))
+    Ok(Some(Lengths { prompt: mean(&prompts), sequence: mean(&sequences), longest, rows, assumed: None }))
 }

@@ -26,6 +26,8 @@ const SIDE_BY_SIDE: usize = 256;
 /// The program itself, and what a tokenizer takes for every token it knows.
 const PROGRAM: u64 = 18 << 20;
 const PER_TOKEN_KNOWN: u64 = 600;
+/// Memory that nobody uses and that is not given back, beside a quarter of the peak.
+const KEPT: u64 = 32 << 20;
 
 /// Everything that is there at the peak.
 pub fn parts(i: &Inputs) -> Vec<Part> {
@@ -59,26 +61,45 @@ pub fn parts(i: &Inputs) -> Vec<Part> {
     if o.ema.is_some() {
         add("average", 4 * (count + sum(&largest)), "of the weights, f32".into());
     }
-    if i.needs.reference {
-        let c = &i.config;
-        add("reference", (4 * weights(c) + form(c, false)) as u64, "frozen copy".into());
+    let frozen = |c: &Config| (4 * weights(c) + form(c, false)) as u64;
+    if let Some(teacher) = &i.teacher {
+        add("teacher", frozen(teacher), "frozen".into());
+    } else if i.needs.reference || i.needs.start {
+        add("reference", frozen(&i.config), "frozen copy".into());
     }
+    let judges = i.judges.iter().map(frozen).sum();
+    add("rewards", judges, format!("{} reward model{}, frozen", i.judges.len(), plural(i.judges.len())));
     let recompute = i.recipe.model.recompute;
     let kept = sum(&|c| activations(c, t, e, recompute));
     let works = trained.iter().map(|c| backward_work(c, t, e).max(head_work(c, t, e, i.device)));
-    let training = kept + works.max().unwrap_or(0) as u64;
-    let sampling = if i.wants == Wants::Rollouts { sampling_work(i, e) } else { 0 };
+    // The teacher's forward pass runs while the policy's activations are kept for backward.
+    let against = i.teacher.as_ref().map_or(0, |c| forward_work(c, t, e) + 2 * t * c.hidden * e);
+    let training = kept + works.max().unwrap_or(0).max(against) as u64;
+    let sampling = if i.wants == Wants::Rollouts { sampling_work(i, e, false) } else { 0 };
+    let scoring = i.judges.iter().map(|c| forward_work(c, t, e)).max().unwrap_or(0);
+    let step = training.max(sampling.max(scoring) as u64);
     let how = if recompute { ", layers computed again" } else { "" };
-    add("activations", training.max(sampling as u64), format!("{t} tokens at once{how}"));
+    add("activations", step, format!("{t} tokens at once{how}"));
+    let mib = i.recipe.rollout.cache_mib;
     if i.wants == Wants::Rollouts {
-        add(
-            "cache",
-            cache(i, e),
-            format!("keys and values, rollout.cache_mib = {}", i.recipe.rollout.cache_mib),
-        );
+        add("cache", cache(i, e, false), format!("keys and values, rollout.cache_mib = {mib}"));
+    }
+    let evaluation = if i.evaluates() { cache(i, e, true) + sampling_work(i, e, true) as u64 } else { 0 };
+    if evaluation > 0 {
+        let taken: u64 = out.iter().map(|p| p.bytes).sum();
+        let (more, less) = (step.max(evaluation), step.min(evaluation));
+        // What training has freed is kept for its next step while an evaluation takes memory of other sizes.
+        let kept = if i.device.own_memory { less } else { less.min(KEPT + (taken - step + more) / 4) };
+        let what = format!("keys and values of its own, rollout.cache_mib = {mib}");
+        out.push(Part { name: "evaluation", bytes: more + kept - step, what });
     }
     let (rest, slack) = (out.iter().map(|p| p.bytes).sum::<u64>(), i.device.slack);
-    out.push(Part { name: "allocator", bytes: rest * slack / 100, what: format!("{slack} % of the above") });
+    let (left, also) = match i.before.min(KEPT) {
+        0 => (0, ""),
+        left => (left, ", and what earlier stages leave"),
+    };
+    let what = format!("{slack} % of the above{also}");
+    out.push(Part { name: "allocator", bytes: rest * slack / 100 + left, what });
     if i.device.own_memory {
         out.push(Part { name: "context", bytes: i.device.fixed, what: "driver, kernels, libraries".into() });
         return out;
@@ -148,22 +169,34 @@ fn head_work(c: &Config, t: usize, e: usize, device: &Footprint) -> usize {
     (device.head)(t, c.hidden, c.vocab, e)
 }
 
+/// Bytes alive while one layer goes forward and nothing is kept.
+fn forward_work(c: &Config, rows: usize, e: usize) -> usize {
+    rows * (interior(c, e) + e * (c.ffn + 2 * c.hidden) + 8 * c.hidden)
+}
+
 /// Bytes alive while prompts are read or tokens sampled: one layer, and logits of the sequences.
-fn sampling_work(i: &Inputs, e: usize) -> usize {
-    let c = &i.config;
-    let sequences = (i.recipe.rollout.prompts * i.recipe.rollout.samples).min(SIDE_BY_SIDE);
-    let rows = i.device.busy_tokens.min((sequences as f64 * i.lengths.prompt).ceil() as usize + sequences);
-    rows * (interior(c, e) + e * (c.ffn + 2 * c.hidden) + 8 * c.hidden) + 4 * sequences * c.vocab
+fn sampling_work(i: &Inputs, e: usize, evaluated: bool) -> usize {
+    let sequences = i.sampled(evaluated).min(SIDE_BY_SIDE);
+    // The completions of a prompt share its keys and values.
+    let prompts = if evaluated { i.recipe.eval.prompts } else { i.recipe.rollout.prompts }.min(sequences);
+    let rows = i.device.busy_tokens.min((prompts as f64 * i.lengths.prompt).ceil() as usize + sequences);
+    forward_work(&i.config, rows, e) + 4 * sequences * i.config.vocab
 }
 
 /// Bytes of keys and values: all the recipe allows; in the machine's memory, what the whole run writes where that is less.
-fn cache(i: &Inputs, e: usize) -> u64 {
+fn cache(i: &Inputs, e: usize, evaluated: bool) -> u64 {
     let c = &i.config;
     let per_token = 2 * c.layers * c.kv_heads * c.head_dim * e;
-    let step = (i.recipe.rollout.prompts * i.recipe.rollout.samples) as f64 * i.lengths.sequence;
-    let run = step * per_token as f64 * i.recipe.train.steps.unwrap_or(u64::MAX) as f64;
+    let longest = i.lengths.prompt + i.recipe.rollout.max_new_tokens as f64;
+    let length = if i.wants == Wants::Rollouts { i.lengths.sequence } else { longest };
+    let times = if evaluated { 2.0 } else { i.recipe.train.steps.unwrap_or(u64::MAX) as f64 };
+    let run = i.sampled(evaluated) as f64 * length * per_token as f64 * times;
     let allowed = (i.recipe.rollout.cache_mib as u64) << 20;
     if i.device.own_memory { allowed } else { allowed.min(run as u64) }
+}
+
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
 }
 
 /// Whether halving the compute type would help.

@@ -16,6 +16,15 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
+/// What there is to fit into, in bytes, where it is known.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Room {
+    /// Memory of the device.
+    pub memory: Option<u64>,
+    /// Disk of the run folder.
+    pub disk: Option<u64>,
+}
+
 fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 0.1 => format!("{:.0} ms", 1e3 * s),
@@ -36,10 +45,10 @@ impl StagePlan {
     fn table(&self, available: Option<u64>, rates: Option<Rates>) -> String {
         let i = &self.inputs;
         let mut out = String::new();
-        let lengths = match (i.lengths.measured, i.wants) {
-            (true, Wants::Rollouts) => "prompts as in the data, answers as long as allowed",
-            (true, _) => "lengths as in the data",
-            (false, _) => "sequences as long as allowed",
+        let lengths = match (&i.lengths.assumed, i.wants) {
+            (None, Wants::Rollouts) => "prompts as in the data, completions as long as allowed",
+            (None, _) => "lengths as in the data",
+            (Some(_), _) => "assumed: as long as allowed",
         };
         let _ = writeln!(
             out,
@@ -51,6 +60,9 @@ impl StagePlan {
             i.sequences(),
             i.lengths.sequence
         );
+        if let Some(why) = &i.lengths.assumed {
+            let _ = writeln!(out, "  lengths are assumed, not measured: {why}");
+        }
         for p in &self.parts {
             let _ = writeln!(out, "  {:<12}{:>10}  {}", p.name, size(p.bytes), p.what);
         }
@@ -75,12 +87,25 @@ impl StagePlan {
 
 impl Plan {
     /// As a table; `rates` gives the peak of each stage's number format.
-    pub fn table(&self, available: Option<u64>, rates: &dyn Fn(&StagePlan) -> Option<Rates>) -> String {
-        self.stages.iter().map(|s| s.table(available, rates(s))).collect()
+    pub fn table(&self, room: Room, rates: &dyn Fn(&StagePlan) -> Option<Rates>) -> String {
+        let mut out: String = self.stages.iter().map(|s| s.table(room.memory, rates(s))).collect();
+        let of = room.disk.map_or(String::new(), |d| format!("  of {}", size(d)));
+        let most = self.stages.iter().map(|s| s.disk).max_by_key(|d| d.checkpoint * d.copies as u64);
+        let Some(most) = most else { return out };
+        let models: u64 = self.stages.iter().map(|s| s.disk.model).sum();
+        let _ = writeln!(
+            out,
+            "disk{:>18}{of} ({} checkpoints of {} while one is written, models {})",
+            size(self.disk()),
+            most.copies,
+            size(most.checkpoint),
+            size(models)
+        );
+        out
     }
 
     /// As JSON.
-    pub fn json(&self, available: Option<u64>, rates: &dyn Fn(&StagePlan) -> Option<Rates>) -> Value {
+    pub fn json(&self, room: Room, rates: &dyn Fn(&StagePlan) -> Option<Rates>) -> Value {
         let stage = |s: &StagePlan| {
             let rates = rates(s);
             json!({
@@ -89,12 +114,19 @@ impl Plan {
                 "micro_batch_tokens": s.inputs.micro_tokens(),
                 "parts": s.parts.iter().map(|p| json!({"name": p.name, "bytes": p.bytes})).collect::<Vec<_>>(),
                 "bytes": s.bytes(),
+                "lengths_assumed": s.inputs.lengths.assumed,
+                "checkpoint_bytes": s.disk.checkpoint,
                 "steps": s.steps,
                 "flops_per_step": s.work.train + s.work.annotate + s.work.sample,
                 "seconds_per_step": rates.map(|r| s.work.step_seconds(r)),
                 "seconds": rates.and_then(|r| s.seconds(r)),
             })
         };
-        json!({ "available": available, "stages": self.stages.iter().map(stage).collect::<Vec<_>>() })
+        json!({
+            "available": room.memory,
+            "disk_bytes": self.disk(),
+            "disk_free": room.disk,
+            "stages": self.stages.iter().map(stage).collect::<Vec<_>>(),
+        })
     }
 }

@@ -77,10 +77,12 @@ pub fn work(i: &Inputs) -> Work {
     let again = if r.model.recompute { 1.0 } else { 0.0 };
     let both = |c: &Config| (3.0 + again) * trunk(c) + 4.0 * head(c);
     let train = passes as f64 * tokens * (both(&i.config) + i.critic.as_ref().map_or(0.0, both));
-    let reference = if i.needs.reference { forward(&i.config) } else { 0.0 };
+    let compared = i.teacher.as_ref().unwrap_or(&i.config);
+    let reference = if i.needs.reference || i.teacher.is_some() { forward(compared) } else { 0.0 };
     let critic =
         if i.needs.critic { i.critic.as_ref().map_or_else(|| forward(&i.config), forward) } else { 0.0 };
-    let mut work = Work { train, annotate: tokens * (reference + critic), ..Default::default() };
+    let judges: f64 = i.judges.iter().map(forward).sum();
+    let mut work = Work { train, annotate: tokens * (reference + critic + judges), ..Default::default() };
     if i.wants == Wants::Rollouts {
         let answers = |prompts: f64, samples: f64| {
             let read = prompts * l.prompt * trunk(&i.config); // shared by the answers to it
@@ -100,7 +102,7 @@ pub fn work(i: &Inputs) -> Work {
 pub fn steps(i: &Inputs) -> Option<u64> {
     let r = &i.recipe;
     let portion = if i.wants == Wants::Rollouts { r.rollout.prompts } else { r.train.batch };
-    let epochs = |rows: usize| (r.train.epochs * rows as f64 / portion.max(1) as f64).floor().max(1.0) as u64;
+    let epochs = |rows: usize| (r.train.epochs * rows as f64 / portion as f64).ceil().max(1.0) as u64;
     r.train.steps.or_else(|| i.lengths.rows.map(epochs))
 }
 

@@ -1,16 +1,23 @@
-//! The settings under `algo`: the algorithm itself says what it accepts, and blame is found by leaving settings out.
+//! The settings under `algo`: checked against the algorithm's own types and ranges, then by the algorithm itself, whose
+//! blame is found by leaving settings out.
 
 use super::keys::nearest_to;
 use super::load::filled;
+use super::schema::{Schema, settings_of};
 use super::tree::{Path, Tree, describe, dotted};
-use super::types::place;
+use super::types::{Found, Rules, place};
 use crate::algo::{self, Entry};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};
 
-/// Builds the algorithm of a tree's `algo` to see whether its settings are right. `full` gives a key's full name for
-/// errors; `length` is the generation limit, which the recipe fills in.
-pub(super) fn check(tree: &Tree, full: &dyn Fn(&[String]) -> Path, length: usize) -> Result<()> {
+/// Refuses wrong settings of a tree's `algo`. `full` gives a key's full name for errors; `length` is the generation
+/// limit, which the recipe fills in; numbers out of range are added to `outside`.
+pub(super) fn check(
+    tree: &Tree,
+    full: &dyn Fn(&[String]) -> Path,
+    length: usize,
+    outside: &mut Vec<Error>,
+) -> Result<()> {
     let at = vec!["algo".to_string(), "name".to_string()];
     let name = match tree.get(&at) {
         None => super::DEFAULT_ALGORITHM,
@@ -21,57 +28,57 @@ pub(super) fn check(tree: &Tree, full: &dyn Fn(&[String]) -> Path, length: usize
         }
     };
     let entry = algo::find(name).map_err(|e| e.at(dotted(&full(&at))).at(place(tree, &at)))?;
+    let found = settings(tree, entry, full)?;
+    if !found.outside.is_empty() {
+        outside.extend(found.outside);
+        return Ok(());
+    }
     let empty = Map::new();
     let values = tree.get(&at[..1]).and_then(Value::as_object).unwrap_or(&empty);
     let Err(error) = build(entry, values, length) else { return Ok(()) };
     let message = error.to_string();
-    let is_setting = ["unknown field", "unknown variant", "invalid "].iter().any(|w| message.contains(w));
     let blamed = blame(entry, values, length, &message).unwrap_or_default();
     let inner: Path = [vec!["algo".to_string()], blamed].concat();
-    let spot = place(tree, &inner);
-    let got = tree.get(&inner).filter(|_| is_setting && inner.len() > 1);
-    Err(got.map_or(error, |got| explain(name, &message, &full(&inner), got)).at(spot))
+    Err(error.at(place(tree, &inner)))
 }
 
-/// What the reader of settings said, in terms of the recipe.
-fn explain(algorithm: &str, message: &str, key: &[String], got: &Value) -> Error {
-    let quoted: Vec<&str> = message.split('\n').next().unwrap_or("").split('`').skip(1).step_by(2).collect();
-    let (bad, known) = quoted.split_first().map_or(("", &[][..]), |(bad, known)| (*bad, known));
-    let near = nearest(bad, known.iter().copied());
-    let listed = || format!("known keys here: {}", known.join(", "));
-    if message.contains("unknown field") {
-        let error = Error::usage(format!("unknown key {}: {algorithm} has no such setting", dotted(key)));
-        let beside = |near: &str| dotted(&[&key[..key.len() - 1], &[near.to_string()]].concat());
-        // Only where this algorithm has such a setting, and not the one that was written.
-        let own = |k: &String| {
-            let first = k.split("algo.").nth(1).and_then(|rest| rest.split('.').next());
-            known.iter().any(|n| Some(*n) == first) && *k != dotted(key)
-        };
-        let elsewhere = || nearest_to(key).filter(own);
-        return match near.map(beside).or_else(|| known.first().and_then(|_| elsewhere())) {
-            Some(near) => error.fix(format!("did you mean {near}?")),
-            None if known.is_empty() => error.fix(format!("{algorithm} has no settings here")),
-            None => error.fix(listed()),
-        };
-    }
-    if message.contains("unknown variant") {
-        let error =
-            Error::usage(format!("expected one of {}, got {bad:?}", known.join(", "))).at(dotted(key));
-        return match near {
-            Some(near) => error.fix(format!("{} = {near:?}", dotted(key))),
-            None => error,
-        };
-    }
-    let wanted = message.rsplit("expected ").next().unwrap_or("").split('\n').next().unwrap_or("");
-    let wanted = match wanted {
-        "f64" => "a number",
-        "usize" | "u64" => "a whole number from 0 up",
-        "a boolean" => "true or false",
-        "a string" | "string or map" => "text",
-        w if w.starts_with("struct ") => "a table",
-        w => w,
+/// Names, types and ranges, as the algorithm's types say them.
+fn settings(tree: &Tree, entry: &Entry, full: &dyn Fn(&[String]) -> Path) -> Result<Found> {
+    let (schema, table) = settings_of(entry).unwrap_or_default();
+    let defaults = (entry.defaults)();
+    let rules = Rules {
+        schema: &schema,
+        full,
+        unknown: &|tree, at, table| unknown(tree, entry, &full(at), at, schema_names(&schema, table)),
+        default: &|at| at[1..].iter().fold(&defaults, |value, key| &value[key]).clone(),
     };
-    Error::usage(format!("expected {wanted}, got {}", describe(got))).at(dotted(key))
+    let mut own = tree.clone();
+    own.take(&["algo".to_string(), "name".to_string()]);
+    let mut found = Found::default();
+    rules.table(&own, &mut vec!["algo".to_string()], table, &mut found)?;
+    Ok(found)
+}
+
+fn schema_names<'a>(schema: &'a Schema, table: &str) -> Vec<&'a str> {
+    schema.fields(table).iter().map(|f| f.name.as_str()).collect()
+}
+
+fn unknown(tree: &Tree, entry: &Entry, key: &[String], at: &[String], known: Vec<&str>) -> Error {
+    let what = format!("unknown key {}: {} has no such setting", dotted(key), entry.name);
+    let error = Error::usage(what).at(place(tree, at));
+    let leaf = key.last().map_or("", String::as_str);
+    let near = nearest(leaf, known.iter().copied());
+    let beside = |near: &str| dotted(&[&key[..key.len() - 1], &[near.to_string()]].concat());
+    // Only where this algorithm has such a setting, and not the one that was written.
+    let own = |k: &String| {
+        let first = k.split("algo.").nth(1).and_then(|rest| rest.split('.').next());
+        known.iter().any(|n| Some(*n) == first) && *k != dotted(key)
+    };
+    match near.map(beside).or_else(|| nearest_to(key).filter(own)) {
+        Some(near) => error.fix(format!("did you mean {near}?")),
+        None if known.is_empty() => error.fix(format!("{} has no settings here", entry.name)),
+        None => error.fix(format!("known keys here: {}", known.join(", "))),
+    }
 }
 
 fn build(entry: &Entry, values: &Map<String, Value>, length: usize) -> Result<()> {

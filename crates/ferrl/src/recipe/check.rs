@@ -2,8 +2,6 @@
 
 use super::{Recipe, Stage};
 use crate::algo::{self, Wants};
-use crate::data::loader::{MAX_EPOCHS, MAX_WEIGHT};
-use ferrl_engine::generate::SamplingParams;
 use ferrl_engine::{Error, model, nearest};
 use ferrl_kernels::{AUTO, BACKENDS};
 
@@ -18,10 +16,16 @@ pub const OVERLONG: &[&str] = &["error", "drop"];
 /// Tokenizers of new models.
 pub const TOKENIZERS: &[&str] = &["char", "bpe"];
 
+/// Completions that are held in memory at once, at most.
+const COMPLETIONS: u64 = 1 << 24;
+
+/// A dotted key.
+type Key = std::borrow::Cow<'static, str>;
+
 /// Something that cannot work.
 pub(super) struct Problem {
     /// The setting to change.
-    pub key: &'static str,
+    pub key: Key,
     what: String,
     fix: String,
 }
@@ -38,14 +42,15 @@ impl Problem {
 struct Problems(Vec<Problem>);
 
 impl Problems {
-    fn when(&mut self, bad: bool, key: &'static str, what: impl Into<String>, fix: impl Into<String>) {
+    fn when(&mut self, bad: bool, key: impl Into<Key>, what: impl Into<String>, fix: impl Into<String>) {
         if bad {
-            self.0.push(Problem { key, what: what.into(), fix: fix.into() });
+            self.0.push(Problem { key: key.into(), what: what.into(), fix: fix.into() });
         }
     }
 
-    fn word(&mut self, key: &'static str, word: &str, known: &[&str]) {
+    fn word(&mut self, key: impl Into<Key>, word: &str, known: &[&str]) {
         if !known.contains(&word) {
+            let key = key.into();
             let what = format!("unknown name {word:?}, expected one of {}", known.join(", "));
             let near = nearest(word, known.iter().copied());
             let fix = near.or(known.first().copied()).map(|n| format!("{key} = {n:?}"));
@@ -61,13 +66,9 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
     p.when(recipe.base.is_some(), "base", what, "@base.toml on the command line");
     names(recipe, &mut p);
     references(recipe, earlier, &mut p);
-    temperatures(recipe, &mut p);
-    sizes(recipe, &mut p);
     evaluation(recipe, &mut p);
     starting_point(stage, &mut p);
     data(recipe, &mut p);
-    optimizer(recipe, &mut p);
-    portions(recipe, &mut p);
     let Ok(entry) = algo::find(recipe.algorithm_name()) else { return p.0 };
     let taught = recipe.algorithm().is_ok_and(|a| a.needs().teacher);
     p.when(
@@ -93,7 +94,6 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
             format!("{budget} tokens do not hold {one} data.max_length = {}", recipe.data.max_length),
             format!("train.micro_batch_tokens = {longest}, or a smaller data.max_length"),
         );
-        p.when(recipe.train.batch == 0, "train.batch", "an update needs examples", "train.batch = 64");
     }
     p.0
 }
@@ -117,15 +117,16 @@ fn names(r: &Recipe, p: &mut Problems) {
 
 /// Whether `stage:NAME` names a stage that has run by then.
 fn references(r: &Recipe, earlier: &[Stage], p: &mut Problems) {
-    let rewards = r.reward.iter().map(|reward| ("reward", &reward.model));
+    let rewards = r.reward.iter().enumerate();
+    let rewards = rewards.map(|(i, reward)| (Key::from(format!("reward.{i}.model")), &reward.model));
     let places =
         [("model.path", &r.model.path), ("critic.path", &r.critic.path), ("teacher.path", &r.teacher.path)];
-    for (key, path) in places.into_iter().chain(rewards) {
+    for (key, path) in places.map(|(key, path)| (key.into(), path)).into_iter().chain(rewards) {
         let Some(name) = path.as_ref().and_then(|p| p.strip_prefix("stage:")) else { continue };
         let known: Vec<&str> = earlier.iter().map(|s| s.name.as_str()).collect();
         if !known.contains(&name) {
             let near = nearest(name, known.iter().copied()).or(known.last().copied());
-            let fix = near.map_or("a directory".into(), |n| format!("\"stage:{n}\""));
+            let fix = near.map_or("a directory".into(), |n| format!("{key} = \"stage:{n}\""));
             p.when(true, key, format!("no stage {name:?} comes before this one"), fix);
         }
     }
@@ -148,19 +149,15 @@ fn starting_point(stage: &Stage, p: &mut Problems) {
         "a critic that shares the policy's trunk has no weights of its own",
         "leave out critic.path or critic.shared",
     );
-    p.when(c.lr.is_some_and(|lr| lr <= 0.0), "critic.lr", "must be above 0", "critic.lr = 5e-6");
     let Some(init) = &m.init else { return };
-    let sizes = [init.hidden, init.layers, init.max_positions, init.heads.unwrap_or(1)];
-    p.when(sizes.contains(&0), "model.init", "a size is 0", "hidden = 128, layers = 4");
-    if let Some(heads) = init.heads.filter(|h| *h > 0) {
-        let even = init.hidden.is_multiple_of(heads);
-        let what = format!("hidden = {} does not divide into {heads} heads", init.hidden);
-        p.when(!even, "model.init.heads", what, "a divisor of hidden");
-        let kv = init.kv_heads.unwrap_or(heads);
-        let bad = kv == 0 || !heads.is_multiple_of(kv);
-        let what = format!("{heads} heads do not divide into {kv} key and value heads");
-        p.when(bad, "model.init.kv_heads", what, "a divisor of heads");
-    }
+    let heads = init.heads.unwrap_or((init.hidden / 64).max(1));
+    let what = format!("model.init.hidden = {} does not divide into {heads} heads", init.hidden);
+    let divides = init.hidden.is_multiple_of(heads);
+    p.when(!divides, "model.init.heads", what, "model.init.heads = a divisor of model.init.hidden");
+    let kv = init.kv_heads.unwrap_or(heads);
+    let what = format!("{heads} heads do not divide into {kv} key and value heads");
+    let divides = heads.is_multiple_of(kv);
+    p.when(!divides, "model.init.kv_heads", what, "model.init.kv_heads = a divisor of model.init.heads");
     p.when(
         init.tokenizer == "bpe" && init.vocab < 256,
         "model.init.vocab",
@@ -179,87 +176,25 @@ fn data(r: &Recipe, p: &mut Problems) {
         format!("{weights} weights for {sources} sources"),
         "one weight for each entry of data.train",
     );
-    if let Some(bad) = d.weights.iter().find(|w| !(**w > 0.0 && **w <= MAX_WEIGHT)) {
-        let what = format!("a weight is {bad}, expected a number above 0, at most {MAX_WEIGHT}");
-        p.when(true, "data.weights", what, "data.weights = [1.0, 1.0]");
-    }
-    p.when(d.max_length == 0, "data.max_length", "nothing would be left", "data.max_length = 2048");
     p.word("data.overlong", &d.overlong, OVERLONG);
 }
 
-fn optimizer(r: &Recipe, p: &mut Problems) {
-    let o = &r.optim;
-    p.when(o.lr <= 0.0, "optim.lr", "must be above 0", "optim.lr = 1e-6");
-    for (key, beta) in [("optim.beta1", o.beta1), ("optim.beta2", o.beta2)] {
-        p.when(!(0.0..1.0).contains(&beta), key, format!("{beta} is not in [0, 1)"), format!("{key} = 0.9"));
-    }
-    p.when(o.eps <= 0.0, "optim.eps", "must be above 0", "optim.eps = 1e-8");
-    p.when(o.weight_decay < 0.0, "optim.weight_decay", "must not be negative", "optim.weight_decay = 0.0");
-    p.when(o.max_grad_norm < 0.0, "optim.max_grad_norm", "must not be negative", "0 switches it off");
-    for (key, share) in [("optim.warmup", o.warmup), ("optim.min_ratio", o.min_ratio)] {
-        let what = format!("{share} is not a share between 0 and 1");
-        p.when(!(0.0..=1.0).contains(&share), key, what, format!("{key} = 0.1"));
-    }
-    let ema = o.ema.is_some_and(|e| !(e > 0.0 && e < 1.0));
-    p.when(ema, "optim.ema", "must lie between 0 and 1", "optim.ema = 0.999");
-}
-
-fn portions(r: &Recipe, p: &mut Problems) {
-    p.when(r.train.steps == Some(0), "train.steps", "nothing would be learned", "train.steps = 100");
-    let none = r.train.steps.is_none() && r.train.epochs <= 0.0;
-    p.when(none, "train.epochs", "nothing would be learned", "train.epochs = 1.0, or train.steps");
-    let (epochs, many) = (r.train.epochs, r.train.steps.is_none() && !(r.train.epochs <= MAX_EPOCHS));
-    p.when(many, "train.epochs", format!("{epochs} epochs, at most {MAX_EPOCHS}"), "train.epochs = 3.0");
-}
-
-/// What no sampler can divide by, whichever algorithm the stage has: its evaluations sample too.
-fn temperatures(r: &Recipe, p: &mut Problems) {
-    let both =
-        [("rollout.temperature", Some(r.rollout.temperature)), ("eval.temperature", r.eval.temperature)];
-    for (key, t) in both.into_iter().filter_map(|(key, t)| Some((key, t?))) {
-        let usable = t == 0.0 || SamplingParams::TEMPERATURES.contains(&(t as f32));
-        let range = SamplingParams::TEMPERATURES;
-        let what =
-            format!("{t} is no sampling temperature, expected 0 or {} to {}", range.start(), range.end());
-        p.when(!usable, key, what, format!("{key} = 1.0; 0 takes the most probable token"));
-    }
-}
-
-/// Sizes beyond which no machine goes: products of them stay in range, and nothing is allocated for them.
-fn sizes(r: &Recipe, p: &mut Problems) {
-    let (roll, eval) = (&r.rollout, &r.eval);
-    let limits: [(&'static str, usize, usize); 7] = [
-        ("rollout.prompts", roll.prompts, 1 << 20),
-        ("rollout.samples", roll.samples, 1 << 16),
-        ("rollout.max_new_tokens", roll.max_new_tokens, 1 << 24),
-        ("rollout.cache_mib", roll.cache_mib, 1 << 24),
-        ("rollout.max_lag", roll.max_lag, 1 << 10),
-        ("eval.prompts", eval.prompts, 1 << 24),
-        ("eval.samples", eval.samples, 1 << 16),
-    ];
-    for (key, size, most) in limits {
-        p.when(size > most, key, format!("{size}, at most {most}"), format!("{key} = {most} or less"));
-    }
-    let together = roll.prompts.saturating_mul(roll.samples);
-    let fits = roll.prompts <= 1 << 20 && roll.samples <= 1 << 16;
-    let what = format!("{together} completions in one step, at most {MOST_COMPLETIONS}");
-    p.when(fits && together > MOST_COMPLETIONS, "rollout.samples", what, "fewer rollout.prompts or samples");
-}
-
-/// Completions of one step.
-const MOST_COMPLETIONS: usize = 1 << 24;
-
 fn evaluation(r: &Recipe, p: &mut Problems) {
-    p.when(r.eval.samples == 0, "eval.samples", "no answers to judge", "eval.samples = 1");
     let asks = r.eval.every > 0 || r.eval.at_start;
     p.when(asks && r.eval.prompts == 0, "eval.prompts", "no prompts to judge by", "eval.prompts = 200");
+    let cold = r.eval.temperature.is_some_and(|t| t > 0.0 && t < 1e-4);
+    p.when(cold, "eval.temperature", "must be 0 or at least 0.0001", "eval.temperature = 0");
+    let completions = r.eval.prompts as u64 * r.eval.samples as u64;
+    let what = format!(
+        "eval.prompts = {} times eval.samples = {} are {completions} completions; at most {COMPLETIONS}",
+        r.eval.prompts, r.eval.samples
+    );
+    p.when(completions > COMPLETIONS, "eval.samples", what, "fewer eval.prompts or eval.samples");
     let greedy = r.eval.temperature == Some(0.0) && r.eval.samples > 1;
     let what = format!("{} samples at temperature 0 are all the same", r.eval.samples);
     p.when(greedy, "eval.samples", what, "eval.samples = 1, or a temperature above 0");
     let (split, task) = (r.eval.split, r.data.train.iter().any(|t| t.starts_with("task:")));
     let files = r.data.train.iter().any(|t| !t.starts_with("task:"));
-    let share = (0.0..1.0).contains(&split);
-    p.when(!share, "eval.split", format!("{split} is not a share from 0 up to 1"), "eval.split = 0.05");
     p.when(
         split > 0.0 && task && !files,
         "eval.split",
@@ -278,36 +213,35 @@ fn evaluation(r: &Recipe, p: &mut Problems) {
         "eval.split = 0.05, or eval.data = \"file.jsonl\"",
     );
     let c = &r.checkpoint;
-    p.when(c.keep == 0, "checkpoint.keep", "the run could not be resumed", "checkpoint.keep = 1");
     p.when(
         c.keep_best > 0 && c.metric.is_none(),
         "checkpoint.metric",
-        "keep_best does not know what best means",
+        "checkpoint.keep_best does not know what best means",
         "checkpoint.metric = \"eval/pass@1\"",
     );
     p.when(
         c.use_best && c.keep_best == 0,
         "checkpoint.keep_best",
-        "use_best needs the best checkpoint to be kept",
+        "checkpoint.use_best needs the best checkpoint to be kept",
         "checkpoint.keep_best = 1",
     );
     let judged = c.metric.as_ref().is_some_and(|m| m.starts_with("eval/"));
     p.when(
         c.keep_best > 0 && judged && r.eval.every == 0,
         "eval.every",
-        "keep_best goes by an evaluation that never happens",
+        "checkpoint.keep_best goes by an evaluation that never happens",
         "eval.every = 50",
     );
     p.when(
         c.patience > 0 && !judged,
         "checkpoint.metric",
-        "patience waits for a metric of the evaluation to improve, and none is named",
+        "checkpoint.patience waits for a metric of the evaluation to improve, and none is named",
         "checkpoint.metric = \"eval/pass@1\"",
     );
     p.when(
         c.patience > 0 && judged && r.eval.every == 0,
         "eval.every",
-        "patience counts evaluations, and there are none before the end",
+        "checkpoint.patience counts evaluations, and there are none before the end",
         "eval.every = 50",
     );
     let upside_down = c.metric.as_ref().is_some_and(|m| m.ends_with("loss")) && !c.lower_is_better;
@@ -321,19 +255,14 @@ fn evaluation(r: &Recipe, p: &mut Problems) {
 
 fn rollouts(stage: &Stage, p: &mut Problems) {
     let (recipe, r) = (&stage.recipe, &stage.recipe.rollout);
-    p.when(r.prompts == 0, "rollout.prompts", "a rollout needs prompts", "rollout.prompts = 32");
-    p.when(r.samples == 0, "rollout.samples", "a prompt needs answers", "rollout.samples = 8");
-    p.when(r.max_new_tokens == 0, "rollout.max_new_tokens", "answers would be empty", "max_new_tokens = 256");
-    p.when(
-        r.temperature == 0.0,
-        "rollout.temperature",
-        format!("{} leaves nothing to explore: all answers to a prompt are the same", r.temperature),
-        "rollout.temperature = 1.0",
+    let completions = r.prompts as u64 * r.samples as u64;
+    let what = format!(
+        "rollout.prompts = {} times rollout.samples = {} are {completions} completions a step; at most {COMPLETIONS}",
+        r.prompts, r.samples
     );
-    let share = r.top_p > 0.0 && r.top_p <= 1.0;
-    p.when(!share, "rollout.top_p", format!("{} is not in (0, 1]", r.top_p), "rollout.top_p = 1.0");
+    p.when(completions > COMPLETIONS, "rollout.samples", what, "fewer rollout.prompts or rollout.samples");
     let why = "log-probabilities of truncated sampling are not the policy's, so gradients are biased";
-    for (key, truncated) in [("rollout.top_k", r.top_k > 0), ("rollout.top_p", share && r.top_p < 1.0)] {
+    for (key, truncated) in [("rollout.top_k", r.top_k > 0), ("rollout.top_p", r.top_p < 1.0)] {
         let off = if key == "rollout.top_k" { 0 } else { 1 };
         let fix = format!("{key} = {off}, or rollout.allow_off_policy = true");
         p.when(truncated && !r.allow_off_policy, key, why, fix);
@@ -357,7 +286,7 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
     let Ok(algorithm) = recipe.algorithm() else { return };
     let (needs, name) = (algorithm.needs(), recipe.algorithm_name());
     p.when(
-        r.samples > 0 && r.samples < needs.group,
+        r.samples < needs.group,
         "rollout.samples",
         format!(
             "{name} compares answers to the same prompt, and {} leaves nothing to compare with",
@@ -399,7 +328,7 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
     let (_, minibatches) = algorithm.passes();
     let answers = r.prompts.saturating_mul(r.samples);
     p.when(
-        answers > 0 && minibatches > answers,
+        minibatches > answers,
         "algo.minibatches",
         format!("{answers} answers do not make {minibatches} minibatches"),
         format!("algo.minibatches = {answers} at most, or more rollout.prompts"),
@@ -423,24 +352,25 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
 /// A recipe without any is not wrong by itself: a generated task has its own, and rows may bring theirs.
 fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
     let silent = !r.reward.is_empty() && r.reward.iter().all(|x| x.weight == Some(0.0));
-    p.when(silent, "reward", "all weights are 0, so nothing is learned from", "weight = 1.0");
-    for reward in &r.reward {
+    let what = "all weights are 0, so nothing is learned from";
+    p.when(silent, "reward.0.weight", what, "reward.0.weight = 1.0");
+    for (i, reward) in r.reward.iter().enumerate() {
         let sources = [reward.verifier.is_some(), reward.python.is_some(), reward.model.is_some()];
         let count = sources.iter().filter(|s| **s).count();
         p.when(
             count != 1,
-            "reward",
+            format!("reward.{i}"),
             format!("one [[reward]] has {count} sources"),
             "exactly one of verifier, python, model",
         );
         p.when(
             reward.function.is_some() && reward.python.is_none(),
-            "reward",
+            format!("reward.{i}.function"),
             "function names a function of a python file, and there is none",
-            "python = \"file.py\"",
+            format!("reward.{i}.python = \"file.py\""),
         );
         if let Some(verifier) = &reward.verifier {
-            p.word("reward", verifier, verifiers);
+            p.word(format!("reward.{i}.verifier"), verifier, verifiers);
         }
         if let Some(word) = &reward.truncated {
             p.word("reward", word, crate::reward::TRUNCATED);

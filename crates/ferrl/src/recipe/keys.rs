@@ -1,5 +1,6 @@
 //! Every key a recipe may hold, with type, default and meaning: for the manual, for help, and for the nearest name.
 
+use super::range::{Range, short};
 use super::schema::{Kind, POLICY, RECIPE, Schema, settings_of};
 use super::tree::Path;
 use super::{Init, OFF, Recipe, Reward, rl2};
@@ -18,10 +19,19 @@ pub struct Key {
     pub kind: Kind,
     /// Whether it may have no value.
     pub optional: bool,
+    /// What its number, or the numbers of its list, must lie in.
+    pub range: Option<Range>,
     /// Its value where the recipe says nothing; null where it has none.
     pub default: Value,
     /// What it means.
     pub about: String,
+}
+
+impl Key {
+    /// What it holds, in words.
+    pub fn words(&self) -> String {
+        self.kind.words(self.range)
+    }
 }
 
 /// Every key of a recipe, in the order of the types; those of `algo` belong to the algorithm.
@@ -57,9 +67,9 @@ pub fn algorithm_keys(entry: &Entry) -> Vec<Key> {
 fn expand(schema: &Schema, table: &str, prefix: &str, defaults: &Value, all: &mut Vec<Key>) {
     for field in schema.fields(table) {
         let path = format!("{prefix}{}", field.name);
-        let (kind, optional, about) = (field.kind.clone(), field.optional, field.about.clone());
-        let default = defaults[&field.name].clone();
-        all.push(Key { path: path.clone(), kind, optional, default: default.clone(), about });
+        let (kind, optional, range) = (field.kind.clone(), field.optional, field.range);
+        let (default, about) = (defaults[&field.name].clone(), field.about.clone());
+        all.push(Key { path: path.clone(), kind, optional, range, default: default.clone(), about });
         let (inner, inner_path) = match &field.kind {
             Kind::Table(inner) => (inner, format!("{path}.")),
             Kind::List(of) => match &**of {
@@ -193,13 +203,6 @@ pub(super) fn row(key: &Key) -> String {
         value => format!("`{value}`"),
     };
     let off = if key.optional { format!(" or {OFF:?}") } else { String::new() };
-    let (kind, about) = (key.kind.words(), key.about.replace('|', "\\|"));
+    let (kind, about) = (key.words(), key.about.replace('|', "\\|"));
     format!("| `{}` | {kind}{off} | {default} | {about} |\n", key.path)
-}
-
-/// A number as people write it.
-pub(super) fn short(n: &serde_json::Number) -> String {
-    let plain = n.to_string();
-    let scientific = n.as_f64().map_or(plain.clone(), |f| format!("{f:e}"));
-    if plain.len() > 6 && scientific.len() < plain.len() { scientific } else { plain }
 }

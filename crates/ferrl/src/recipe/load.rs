@@ -61,29 +61,22 @@ impl Recipe {
             rl2::translate(&mut stage)?;
             tree.graft(&at, stage)?;
         }
-        types::check(&mut tree)?;
-        resolve(tree, name)
+        let outside = types::check(&mut tree)?;
+        resolve(tree, name, outside)
     }
 }
 
 impl Resolved {
     /// Refuses settings that cannot work, with reason and fix. `verifiers` are the built-in ones.
     pub fn check(&self, verifiers: &[&str]) -> Result<()> {
-        let mut problems: Vec<String> = Vec::new();
-        let mut first = None;
+        let mut problems = Vec::new();
         for stage in &self.stages {
             for problem in check::problems(stage, &self.stages[..stage.index], verifiers) {
-                let (key, place) = self.place(stage, problem.key);
-                let error = problem.error(&key, &place);
-                problems.push(error.to_string());
-                first.get_or_insert(error);
+                let (key, place) = self.place(stage, &problem.key);
+                problems.push(problem.error(&key, &place));
             }
         }
-        match (first, problems.len()) {
-            (None, _) => Ok(()),
-            (Some(one), 1) => Err(one),
-            (_, n) => Err(Error::usage(format!("{n} problems\n{}", problems.join("\n")))),
-        }
+        all(problems)
     }
 
     /// The full name of a stage's key, and where it was written.
@@ -98,6 +91,21 @@ impl Resolved {
             false => (base.clone(), base),
         };
         (dotted(&key), self.tree.place(&at).map_or_else(String::new, |p| p.text.clone()))
+    }
+}
+
+/// All problems as one error; what several stages share is told once.
+fn all(problems: Vec<Error>) -> Result<()> {
+    let mut texts: Vec<String> = Vec::new();
+    for text in problems.iter().map(Error::to_string) {
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+    }
+    match (texts.len(), problems.into_iter().next()) {
+        (1, Some(one)) => Err(one),
+        (_, None) => Ok(()),
+        (n, _) => Err(Error::usage(format!("{n} problems\n{}", texts.join("\n")))),
     }
 }
 
@@ -207,7 +215,8 @@ fn stage_path(index: usize) -> Path {
     vec!["stage".into(), index.to_string()]
 }
 
-fn resolve(tree: Tree, file_name: &str) -> Result<Resolved> {
+/// `outside` are the numbers that are out of range so far.
+fn resolve(tree: Tree, file_name: &str, mut outside: Vec<Error>) -> Result<Resolved> {
     let name = tree.get(&path("name")).and_then(Value::as_str).unwrap_or(file_name).to_string();
     let base = typed(&tree)?;
     let mut common = tree.clone();
@@ -215,7 +224,7 @@ fn resolve(tree: Tree, file_name: &str) -> Result<Resolved> {
     common.take(&path("name"));
     let count = stage_count(&tree);
     if count > 0 && common.get(&path("algo")).is_some() {
-        algorithm::check(&common, &|p| p.to_vec(), 1)?;
+        algorithm::check(&common, &|p| p.to_vec(), 1, &mut outside)?;
     }
     let mut stages: Vec<Stage> = Vec::new();
     for index in 0..count.max(1) {
@@ -243,7 +252,7 @@ fn resolve(tree: Tree, file_name: &str) -> Result<Resolved> {
             true => [stage_path(index), p.to_vec()].concat(),
             false => p.to_vec(),
         };
-        algorithm::check(&merged, &prefix, fill)?;
+        algorithm::check(&merged, &prefix, fill, &mut outside)?;
         let method = recipe.algorithm_name().to_string();
         recipe.algo.insert("name".into(), method.clone().into());
         let mut settings = filled(algo::find(&method)?, &recipe.algo, fill);
@@ -258,6 +267,7 @@ fn resolve(tree: Tree, file_name: &str) -> Result<Resolved> {
         let stage_name = own_name.unwrap_or_else(|| unique(&method, &stages));
         stages.push(Stage { index, name: stage_name, recipe, continues, staged });
     }
+    all(outside)?;
     let toml = write(base, &name)?;
     Ok(Resolved { name, stages, toml, tree })
 }

@@ -1,7 +1,8 @@
 //! What the registry says about an algorithm, as a page of the manual and as text for a terminal.
 
-use super::keys::{self, Key, TABLE_HEAD, is_table, row, short};
+use super::keys::{self, Key, TABLE_HEAD, is_table, row};
 use super::load::filled;
+use super::range::short;
 use super::{OFF, algorithm_keys};
 use crate::algo::metrics::{EVALUATED, Metric, SAMPLED, STEP};
 use crate::algo::{ALGORITHMS, Entry, Needs, Wants};
@@ -108,7 +109,7 @@ pub fn explained(key: &Key) -> String {
         value => format!(" = {value}"),
     };
     let off = if key.optional { format!(" or {OFF:?}") } else { String::new() };
-    format!("  {}{default}    ({}{off})\n      {}\n", key.path, key.kind.words(), key.about)
+    format!("  {}{default}    ({}{off})\n      {}\n", key.path, key.words(), key.about)
 }
 
 /// An algorithm's own metrics for a terminal.

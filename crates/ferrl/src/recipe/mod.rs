@@ -11,11 +11,13 @@ mod listing;
 mod load;
 mod manual;
 mod overrides;
+mod range;
 mod rl2;
 mod schema;
 mod settings;
 mod tree;
 mod types;
+mod warn;
 
 pub use check::{DTYPES, OPTIMIZERS, OVERLONG, SCHEDULES, TOKENIZERS};
 pub use difference::difference;
@@ -23,8 +25,10 @@ pub use keys::{Key, algorithm_keys, keys, keys_markdown, policy_keys};
 pub use listing::{task_keys, tasks_json, tasks_text, verifiers_json, verifiers_markdown, verifiers_text};
 pub use load::{Resolved, Stage};
 pub use manual::{algorithms_markdown, explained, keys_that_matter, metrics_explained};
+pub use range::Range;
 pub use schema::Kind;
 pub use settings::*;
+pub use warn::warn;
 
 /// The algorithm of a recipe that names none.
 pub const DEFAULT_ALGORITHM: &str = crate::algo::DEFAULT.name;

@@ -1,6 +1,7 @@
 //! What the types say, read from their source: fields, types, comments. The manual and the checks cannot drift from
 //! the code, because both are made of it.
 
+use super::range::Range;
 use crate::algo::{ALGORITHMS, Entry};
 use std::sync::LazyLock;
 
@@ -26,19 +27,20 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// In words, after "expected".
-    pub fn words(&self) -> String {
+    /// In words, after "expected"; numbers with the range they must lie in.
+    pub fn words(&self, range: Option<Range>) -> String {
+        let within = range.map_or(String::new(), |r| format!(" {r}"));
         match self {
             Kind::Text => "text".into(),
-            Kind::Whole => "a whole number from 0 up".into(),
-            Kind::Number => "a number".into(),
+            Kind::Whole => format!("a whole number{within}"),
+            Kind::Number => format!("a number{within}"),
             Kind::Flag => "true or false".into(),
             Kind::Choice(words) => {
                 format!("one of {}", words.iter().map(|w| format!("{w:?}")).collect::<Vec<_>>().join(", "))
             }
             Kind::List(of) => match **of {
                 Kind::Text => "a list of texts".into(),
-                Kind::Number => "a list of numbers".into(),
+                Kind::Number => format!("a list of numbers{within}"),
                 Kind::Table(_) | Kind::Free => "a list of tables".into(),
                 _ => "a list".into(),
             },
@@ -54,6 +56,8 @@ pub(super) struct Field {
     pub kind: Kind,
     /// Whether it may be left out without having a value then.
     pub optional: bool,
+    /// What a number, or the numbers of a list, must lie in.
+    pub range: Option<Range>,
     pub about: String,
 }
 
@@ -127,9 +131,11 @@ impl Schema {
                     inside = false;
                 } else if let (true, Some((name, of))) = (inside, field(text)) {
                     let (kind, optional) = kind(of, &structs, &choices);
-                    let about = std::mem::take(&mut comment).join(" ");
+                    let comment = std::mem::take(&mut comment).join(" ");
+                    let (about, range) = Range::split(&comment);
+                    let about = about.to_string();
                     if let Some((_, _, fields)) = schema.tables.last_mut() {
-                        fields.push(Field { name: name.into(), kind, optional, about });
+                        fields.push(Field { name: name.into(), kind, optional, range, about });
                     }
                 } else if !text.starts_with("#[") {
                     comment.clear();

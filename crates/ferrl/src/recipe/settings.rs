@@ -12,11 +12,11 @@ pub struct Recipe {
     pub name: Option<String>,
     /// Another recipe beside this one, over which this one is laid: it says only what differs.
     pub base: Option<String>,
-    /// Decides every random choice.
+    /// Decides every random choice. [0, 9223372036854775807]
     pub seed: u64,
     /// Where to compute.
     pub device: String,
-    /// Threads; 0 takes all cores.
+    /// Threads; 0 takes all cores. [0, 1024]
     pub threads: usize,
     /// Tokens have the same log-probability, to the bit, when they are sampled and when they are trained on. `false` is for
     /// cards alone, where it may be a little faster; the same recipe still gives the same bits every time.
@@ -69,21 +69,21 @@ pub struct Model {
 pub struct Init {
     /// One of the families of `ferrl doctor`.
     pub family: String,
-    /// Width.
+    /// Width. [1, 131072]
     pub hidden: usize,
-    /// Depth.
+    /// Depth. [1, 1024]
     pub layers: usize,
-    /// Query heads; hidden / 64 where absent.
+    /// Query heads; hidden / 64 where absent. [1, 4096]
     pub heads: Option<usize>,
-    /// Key and value heads.
+    /// Key and value heads. [1, 4096]
     pub kv_heads: Option<usize>,
-    /// Inner width of the feed-forward network.
+    /// Inner width of the feed-forward network. [1, 1048576]
     pub ffn: Option<usize>,
     /// `char` (every character of the data is a token) or `bpe`.
     pub tokenizer: String,
-    /// Tokens of a `bpe` tokenizer.
+    /// Tokens of a `bpe` tokenizer. [1, 16777216]
     pub vocab: usize,
-    /// Longest sequence.
+    /// Longest sequence. [1, 16777216]
     pub max_positions: usize,
 }
 
@@ -111,7 +111,7 @@ pub struct Critic {
     pub shared: bool,
     /// Where its own weights start, a directory or `stage:NAME`; the policy's where absent.
     pub path: Option<String>,
-    /// Its own learning rate; five times the policy's where absent.
+    /// Its own learning rate; five times the policy's where absent. [1e-12, 10]
     pub lr: Option<f64>,
 }
 
@@ -131,7 +131,7 @@ pub struct Data {
     /// `task:countdown`, mixed.
     pub train: Vec<String>,
     /// Weight of each source: how often its rows are seen in an epoch. A task of weight 1 gives as many examples as all files
-    /// have rows.
+    /// have rows. (0, 10000]
     pub weights: Vec<f64>,
     /// Settings of a generated task; under its name where there are several.
     pub task: Map<String, Value>,
@@ -152,6 +152,7 @@ pub struct Data {
     /// The day that chat templates are told (`strftime_now`), such as `2026-01-31`; the day the run began where absent.
     pub date: Option<String>,
     /// Longer sequences are cut to this many tokens; a longer prompt to sample from is refused or left out (`overlong`).
+    /// [1, 16777216]
     pub max_length: usize,
     /// What becomes of a row whose response is cut off entirely, or whose prompt is too long: `error` or `drop`.
     pub overlong: String,
@@ -184,17 +185,17 @@ impl Default for Data {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rollout {
-    /// Prompts of one step.
+    /// Prompts of one step. [1, 1000000]
     pub prompts: usize,
-    /// Answers to each.
+    /// Answers to each. [1, 65536]
     pub samples: usize,
-    /// Longest answer.
+    /// Longest answer. [1, 1048576]
     pub max_new_tokens: usize,
-    /// Divides the logits.
+    /// Divides the logits. [0.0001, 100]
     pub temperature: f64,
-    /// Only the likeliest; 0 is off.
+    /// Only the likeliest; 0 is off. [0, 16777216]
     pub top_k: usize,
-    /// Only the likeliest that make up this share; 1 is off.
+    /// Only the likeliest that make up this share; 1 is off. (0, 1]
     pub top_p: f64,
     /// Text that ends a completion; it is cut from what rewards see, as vLLM and SGLang do.
     pub stop: Vec<String>,
@@ -202,9 +203,10 @@ pub struct Rollout {
     pub include_stop: bool,
     /// Allow truncated sampling though its log-probabilities are not the policy's.
     pub allow_off_policy: bool,
-    /// Memory of the cache.
+    /// Memory of the cache. [1, 16777216]
     pub cache_mib: usize,
     /// Answers may be sampled this many steps before they are learned from; 0 samples each step with its own weights.
+    /// [0, 100]
     pub max_lag: usize,
 }
 
@@ -240,7 +242,7 @@ pub struct Reward {
     pub function: Option<String>,
     /// A reward model: a directory, or `stage:NAME` for what an earlier stage left.
     pub model: Option<String>,
-    /// Its factor, 1 where absent; 0 only logs what it says.
+    /// Its factor, 1 where absent; 0 only logs what it says. [-1000000, 1000000]
     pub weight: Option<f64>,
     /// What a completion gets that the length limit cut off: `wrong` (nothing, the default) or `score` (the verifier's score
     /// of the text as it stands). Python functions and reward models always see it; with `wrong` it never counts as right.
@@ -251,27 +253,27 @@ pub struct Reward {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Optim {
-    /// Learning rate at its peak.
+    /// Learning rate at its peak. [1e-12, 10]
     pub lr: f64,
     /// `adamw` or `sgd`.
     pub name: String,
-    /// Decay of the first moment (or SGD's momentum).
+    /// Decay of the first moment (or SGD's momentum). [0, 1)
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// Decay of the second moment. [0, 1)
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the root of the second moment. [1e-30, 1]
     pub eps: f64,
-    /// Pulls matrices to zero; norms and biases are left alone.
+    /// Pulls matrices to zero; norms and biases are left alone. [0, 1000]
     pub weight_decay: f64,
-    /// Longer gradients are scaled down to this; 0 is off.
+    /// Longer gradients are scaled down to this; 0 is off. [0, 1000000]
     pub max_grad_norm: f64,
     /// `constant`, `linear` or `cosine`.
     pub schedule: String,
-    /// Share of the steps that warm up.
+    /// Share of the steps that warm up. [0, 1]
     pub warmup: f64,
-    /// Where the rate ends, as a share of the peak.
+    /// Where the rate ends, as a share of the peak. [0, 1]
     pub min_ratio: f64,
-    /// Share of the old average kept at each step, where an average of the weights is wanted.
+    /// Share of the old average kept at each step, where an average of the weights is wanted. (0, 0.999999]
     pub ema: Option<f64>,
 }
 
@@ -297,13 +299,13 @@ impl Default for Optim {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Train {
-    /// Steps; `epochs` decide where absent.
+    /// Steps; `epochs` decide where absent. [1, 1000000000]
     pub steps: Option<u64>,
-    /// Passes over the data.
+    /// Passes over the data. (0, 1000000]
     pub epochs: f64,
-    /// Examples (or pairs) of one update, for algorithms that do not sample.
+    /// Examples (or pairs) of one update, for algorithms that do not sample. [1, 1000000]
     pub batch: usize,
-    /// Tokens computed at once; does not change what is learned.
+    /// Tokens computed at once; does not change what is learned. [1, 16777216]
     pub micro_batch_tokens: usize,
 }
 
@@ -317,19 +319,19 @@ impl Default for Train {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Eval {
-    /// Every so many steps; 0 is never.
+    /// Every so many steps; 0 is never. [0, 1000000000]
     pub every: u64,
     /// Also before the first step.
     pub at_start: bool,
     /// Held-out data, as in `data.train`; a generated task's own held-out part where empty.
     pub data: Vec<String>,
-    /// Share of `data.train` that is held out instead: drawn by the seed, never trained on.
+    /// Share of `data.train` that is held out instead: drawn by the seed, never trained on. [0, 1)
     pub split: f64,
-    /// Prompts (or examples) to use.
+    /// Prompts (or examples) to use. [0, 10000000]
     pub prompts: usize,
-    /// Answers to each prompt.
+    /// Answers to each prompt. [1, 65536]
     pub samples: usize,
-    /// Sampling temperature; the rollout's where absent.
+    /// Sampling temperature; the rollout's where absent. [0, 100]
     pub temperature: Option<f64>,
 }
 
@@ -351,13 +353,13 @@ impl Default for Eval {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Checkpoint {
-    /// Every so many steps; 0 leaves it to `minutes`. The end of a stage is always saved.
+    /// Every so many steps; 0 leaves it to `minutes`. The end of a stage is always saved. [0, 1000000000]
     pub every: u64,
-    /// Also when so many minutes have passed since the last, at the end of the step; 0 switches it off.
+    /// Also when so many minutes have passed since the last, at the end of the step; 0 switches it off. [0, 100000]
     pub minutes: f64,
-    /// How many of the latest to keep.
+    /// How many of the latest to keep. [1, 1000]
     pub keep: usize,
-    /// How many of the best by `metric` to keep beside them.
+    /// How many of the best by `metric` to keep beside them. [0, 1000]
     pub keep_best: usize,
     /// What best means, such as `eval/pass@1`, measured at each evaluation; the largest is best unless
     /// `lower_is_better`.
@@ -367,6 +369,7 @@ pub struct Checkpoint {
     /// Hand on the best checkpoint by `metric` instead of the last.
     pub use_best: bool,
     /// End the stage after so many evaluations in a row without a new best `metric`; 0 goes on to the last step.
+    /// [0, 1000000]
     pub patience: usize,
 }
 

@@ -1,42 +1,164 @@
-//! Unknown keys and wrong types, at any depth, with place and nearest name.
+//! Unknown keys, wrong types and numbers out of range, at any depth, with place and nearest name.
 
 use super::OFF;
-use super::keys::nearest_to;
-use super::schema::{Kind, RECIPE};
+use super::keys::{self, nearest_to};
+use super::schema::{Field, Kind, RECIPE, Schema};
 use super::tree::{Path, Place, Tree, describe, dotted};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
-/// Refuses what the types do not allow. A lone value where a list is expected becomes a list of one.
-pub(super) fn check(tree: &mut Tree) -> Result<()> {
-    let mut lone = Vec::new();
-    table(tree, &mut Vec::new(), "Recipe", &mut lone)?;
-    for path in lone {
+/// What the keys below a type are checked against.
+pub(super) struct Rules<'a> {
+    /// The types.
+    pub schema: &'a Schema,
+    /// A key's full name, for errors.
+    pub full: &'a dyn Fn(&[String]) -> Path,
+    /// The error for a key that a type does not have.
+    pub unknown: &'a dyn Fn(&Tree, &[String], &str) -> Error,
+    /// A key's value where the recipe says nothing.
+    pub default: &'a dyn Fn(&[String]) -> Value,
+}
+
+/// What was found beside errors that end the search.
+#[derive(Default)]
+pub(super) struct Found {
+    /// Lone values where a list is expected.
+    lone: Vec<Path>,
+    /// Numbers out of range: all are told at once.
+    pub outside: Vec<Error>,
+}
+
+/// Refuses what the types do not allow; gives the numbers that are out of range. A lone value where a list is expected
+/// becomes a list of one.
+pub(super) fn check(tree: &mut Tree) -> Result<Vec<Error>> {
+    let rules = Rules {
+        schema: &RECIPE,
+        full: &|path| path.to_vec(),
+        unknown: &unknown,
+        default: &|path| keys::find(path).map_or(Value::Null, |k| k.default.clone()),
+    };
+    let mut found = Found::default();
+    rules.table(tree, &mut Vec::new(), "Recipe", &mut found)?;
+    for path in found.lone {
         if let Some((value, place)) = tree.take(&path) {
             tree.set(&path, Value::Array(vec![value]), place)?;
         }
     }
-    Ok(())
+    Ok(found.outside)
 }
 
-fn table(tree: &Tree, at: &mut Path, name: &str, lone: &mut Vec<Path>) -> Result<()> {
-    let Some(Value::Object(map)) = tree.get(at) else { return Ok(()) };
-    for (key, value) in map {
-        at.push(key.clone());
-        let field = RECIPE.fields(name).iter().find(|f| f.name == *key);
-        let Some(field) = field else { return Err(unknown(tree, at, name)) };
-        match key.as_str() {
-            _ if field.optional && value == OFF => {}
-            "stage" if at.len() == 1 => stages(tree, at, value, lone)?,
-            "stage" => {
-                let what = "a stage cannot have stages of its own";
-                return Err(Error::usage(what).at(dotted(at)).at(place(tree, at)));
+impl Rules<'_> {
+    /// Checks the table there, whose keys are the fields of a type.
+    pub fn table(&self, tree: &Tree, at: &mut Path, name: &str, found: &mut Found) -> Result<()> {
+        let Some(Value::Object(map)) = tree.get(at) else { return Ok(()) };
+        for (key, value) in map {
+            at.push(key.clone());
+            let field = self.schema.fields(name).iter().find(|f| f.name == *key);
+            let Some(field) = field else { return Err((self.unknown)(tree, at, name)) };
+            match key.as_str() {
+                _ if field.optional && value == OFF => {}
+                "stage" if at.len() == 1 => self.stages(tree, at, value, found)?,
+                "stage" => {
+                    let what = "a stage cannot have stages of its own";
+                    return Err(Error::usage(what).at(dotted(at)).at(place(tree, at)));
+                }
+                _ => self.entry(tree, at, field, &field.kind, value, found)?,
             }
-            _ => entry(tree, at, &field.kind, value, lone)?,
+            at.pop();
         }
-        at.pop();
+        Ok(())
     }
-    Ok(())
+
+    fn stages(&self, tree: &Tree, at: &mut Path, value: &Value, found: &mut Found) -> Result<()> {
+        let Value::Array(list) = value else {
+            return Err(self
+                .wrong(tree, at, "a list of tables", value)
+                .fix("write [[stage]] above each stage"));
+        };
+        for (i, stage) in list.iter().enumerate() {
+            at.push(i.to_string());
+            if !stage.is_object() {
+                return Err(self.wrong(tree, at, "a table", stage));
+            }
+            self.table(tree, at, "Recipe", found)?;
+            at.pop();
+        }
+        Ok(())
+    }
+
+    fn entry(
+        &self,
+        tree: &Tree,
+        at: &mut Path,
+        field: &Field,
+        kind: &Kind,
+        value: &Value,
+        found: &mut Found,
+    ) -> Result<()> {
+        let fits = match (kind, value) {
+            (Kind::Table(inner), Value::Object(_)) => return self.table(tree, at, inner, found),
+            (Kind::List(of), Value::Array(list)) => {
+                for (i, inner) in list.iter().enumerate() {
+                    at.push(i.to_string());
+                    self.entry(tree, at, field, of, inner, found)?;
+                    at.pop();
+                }
+                true
+            }
+            (Kind::List(of), value) => {
+                found.lone.push(at.clone());
+                let words = kind.words(field.range);
+                return self
+                    .entry(tree, at, field, of, value, found)
+                    .map_err(|e| if value.is_object() { e } else { self.wrong(tree, at, &words, value) });
+            }
+            (Kind::Text, Value::String(_)) | (Kind::Flag, Value::Bool(_)) => true,
+            (Kind::Number, Value::Number(_)) | (Kind::Free, Value::Object(_)) => true,
+            (Kind::Whole, Value::Number(n)) => n.is_u64(),
+            (Kind::Choice(words), Value::String(s)) => words.contains(s),
+            _ => false,
+        };
+        let words = kind.words(field.range);
+        match (field.range, value.as_f64()) {
+            (Some(range), Some(number)) if fits && !range.holds(number) => {
+                let error = self.wrong(tree, at, &words, value);
+                found.outside.push(match range.remedy(&(self.default)(at), number) {
+                    Some(good) => error.fix(format!("{} = {good}", dotted(&(self.full)(at)))),
+                    None => error,
+                });
+            }
+            _ if fits => {}
+            _ => return Err(self.misfit(tree, at, kind, &words, value)),
+        }
+        Ok(())
+    }
+
+    /// The error for a value of another type, with a fix where it is plain what was meant.
+    fn misfit(&self, tree: &Tree, at: &[String], kind: &Kind, words: &str, value: &Value) -> Error {
+        let (error, key) = (self.wrong(tree, at, words, value), dotted(&(self.full)(at)));
+        match (kind, value) {
+            (Kind::Whole, Value::Number(n)) => match n.as_f64().filter(|f| f.fract() == 0.0 && *f >= 0.0) {
+                Some(whole) if whole < 1e15 => error.fix(format!("{key} = {whole}")),
+                _ => error,
+            },
+            (Kind::Text, Value::Number(_) | Value::Bool(_)) => error.fix(format!("{key} = \"{value}\"")),
+            (Kind::Number | Kind::Whole | Kind::Flag, Value::String(s)) if s.parse::<f64>().is_ok() => {
+                error.fix("write it without quotes")
+            }
+            (Kind::Choice(known), Value::String(s)) => {
+                match ferrl_engine::nearest(s, known.iter().map(String::as_str)) {
+                    Some(near) => error.fix(format!("{key} = {near:?}")),
+                    None => error,
+                }
+            }
+            _ => error,
+        }
+    }
+
+    fn wrong(&self, tree: &Tree, at: &[String], expected: &str, got: &Value) -> Error {
+        let what = format!("expected {expected}, got {}", describe(got));
+        Error::usage(what).at(dotted(&(self.full)(at))).at(place(tree, at))
+    }
 }
 
 /// Takes out what is switched off; the tree has passed [`check`].
@@ -59,67 +181,9 @@ pub(super) fn switch_off(value: &mut Value, table: &str) {
     }
 }
 
-fn stages(tree: &Tree, at: &mut Path, value: &Value, lone: &mut Vec<Path>) -> Result<()> {
-    let Value::Array(list) = value else {
-        return Err(wrong(tree, at, "a list of tables", value).fix("write [[stage]] above each stage"));
-    };
-    for (i, stage) in list.iter().enumerate() {
-        at.push(i.to_string());
-        if !stage.is_object() {
-            return Err(wrong(tree, at, "a table", stage));
-        }
-        table(tree, at, "Recipe", lone)?;
-        at.pop();
-    }
-    Ok(())
-}
-
-fn entry(tree: &Tree, at: &mut Path, kind: &Kind, value: &Value, lone: &mut Vec<Path>) -> Result<()> {
-    let fits = match (kind, value) {
-        (Kind::Table(inner), Value::Object(_)) => return table(tree, at, inner, lone),
-        (Kind::List(of), Value::Array(list)) => {
-            for (i, inner) in list.iter().enumerate() {
-                at.push(i.to_string());
-                entry(tree, at, of, inner, lone)?;
-                at.pop();
-            }
-            true
-        }
-        (Kind::List(of), value) => {
-            lone.push(at.clone());
-            return entry(tree, at, of, value, lone)
-                .map_err(|e| if value.is_object() { e } else { wrong(tree, at, &kind.words(), value) });
-        }
-        (Kind::Text, Value::String(_)) | (Kind::Flag, Value::Bool(_)) => true,
-        (Kind::Number, Value::Number(_)) | (Kind::Free, Value::Object(_)) => true,
-        (Kind::Whole, Value::Number(n)) => n.is_u64(),
-        (Kind::Choice(words), Value::String(s)) => words.contains(s),
-        _ => false,
-    };
-    if fits {
-        return Ok(());
-    }
-    let error = wrong(tree, at, &kind.words(), value);
-    Err(match (kind, value) {
-        (Kind::Whole, Value::Number(n)) => match n.as_f64().filter(|f| f.fract() == 0.0 && *f >= 0.0) {
-            Some(whole) => error.fix(format!("{} = {whole}", dotted(at))),
-            None => error,
-        },
-        (Kind::Text, Value::Number(_) | Value::Bool(_)) => error.fix(format!("{} = \"{value}\"", dotted(at))),
-        (Kind::Number | Kind::Whole | Kind::Flag, Value::String(s)) if s.parse::<f64>().is_ok() => {
-            error.fix("write it without quotes")
-        }
-        _ => error,
-    })
-}
-
 /// Where the value was written, for people.
 pub(super) fn place(tree: &Tree, at: &[String]) -> String {
     tree.place(at).map_or_else(|| "recipe".into(), |p: &Place| p.text.clone())
-}
-
-fn wrong(tree: &Tree, at: &[String], expected: &str, got: &Value) -> Error {
-    Error::usage(format!("expected {expected}, got {}", describe(got))).at(dotted(at)).at(place(tree, at))
 }
 
 fn unknown(tree: &Tree, at: &[String], table: &str) -> Error {

@@ -2,7 +2,7 @@
 
 use super::report::{self, Work};
 use super::{HowArgs, ShapeArgs, forward_flops};
-use crate::options::{DeviceArgs, at_least_one};
+use crate::options::{DeviceArgs, size};
 use ferrl_engine::generate::{CacheOptions, Request, Sampler, SamplingParams};
 use ferrl_engine::model::Options;
 use ferrl_engine::{Error, Result};
@@ -15,13 +15,13 @@ pub struct Args {
     #[command(flatten)]
     shape: ShapeArgs,
     /// Sequences that are decoded together
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = size::<65536>)]
     batch: usize,
     /// Tokens of a prompt
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = size::<{ 1 << 20 }>)]
     prompt: usize,
     /// New tokens of a sequence
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = size::<{ 1 << 20 }>)]
     new: usize,
     #[command(flatten)]
     device: DeviceArgs,

@@ -31,7 +31,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = BACKENDS[0].name)]
     device: String,
     /// Leave out shapes whose N times K is larger
-    #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
+    #[arg(long, value_name = "N", default_value_t = 1 << 40, hide_default_value = true, value_parser = crate::options::size::<{ 1 << 40 }>)]
     max_elements: usize,
     /// Seconds that a measurement lasts at least
     #[arg(long, value_name = "S", default_value_t = 0.05, value_parser = crate::options::above_zero)]

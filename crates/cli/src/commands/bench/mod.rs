@@ -10,7 +10,7 @@ mod scratch;
 mod train;
 
 use crate::machine::ensure_memory_of;
-use crate::options::{at_least_one, size, weights};
+use crate::options::{size, weights};
 use clap::Subcommand;
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Config, FAMILIES, Model, Options};
@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
 #[derive(clap::Args)]
 struct HowArgs {
     /// Measurements, after one that does not count
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = size::<1000000>)]
     repeats: usize,
     /// Print one line of JSON instead of a table
     #[arg(long)]
@@ -84,10 +84,10 @@ struct HowArgs {
 #[derive(clap::Args)]
 struct ShapeArgs {
     /// Width of the residual stream
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = size::<{ 1 << 20 }>)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = size::<131072>)]
     hidden: usize,
     /// Number of layers
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<4096>)]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<1024>)]
     layers: usize,
     /// Query heads
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<4096>)]
@@ -102,7 +102,7 @@ struct ShapeArgs {
     #[arg(long, value_name = "NAME")]
     family: Option<String>,
     /// Inner width of the feed-forward network
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = size::<{ 1 << 24 }>)]
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = size::<{ 1 << 20 }>)]
     inter: usize,
     /// Tokens the model knows
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = size::<{ 1 << 24 }>)]

@@ -3,7 +3,7 @@
 use super::report::{self, Work};
 use super::scratch::Scratch;
 use super::{HowArgs, ShapeArgs, forward_flops};
-use crate::options::{DeviceArgs, at_least_one};
+use crate::options::{DeviceArgs, at_least_one, size};
 use ferrl::algo::GROUP_RELATIVE;
 use ferrl::experience::Metrics;
 use ferrl::recipe::{Data, Model, Optim, Recipe, Reward, Rollout, Train};
@@ -38,16 +38,16 @@ pub struct Args {
     #[command(flatten)]
     shape: ShapeArgs,
     /// Prompts of a step
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = size::<65536>)]
     prompts: usize,
     /// Answers to each
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = size::<65536>)]
     samples: usize,
     /// Words of a prompt
-    #[arg(long, value_name = "N", default_value_t = 12, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = size::<{ 1 << 20 }>)]
     words: usize,
     /// New tokens of an answer
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = size::<{ 1 << 20 }>)]
     new: usize,
     /// Tokens trained on at once
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]

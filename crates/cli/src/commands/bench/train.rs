@@ -2,7 +2,7 @@
 
 use super::report::{self, Work};
 use super::{HowArgs, ShapeArgs, forward_flops, some_ids};
-use crate::options::{DeviceArgs, at_least_one};
+use crate::options::{DeviceArgs, at_least_one, size};
 use ferrl_engine::model::Options;
 use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, plan};
 use ferrl_engine::{Error, Result};
@@ -16,10 +16,10 @@ pub struct Args {
     #[command(flatten)]
     shape: ShapeArgs,
     /// Sequences of a step
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = size::<65536>)]
     batch: usize,
     /// Tokens of a sequence
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = size::<{ 1 << 20 }>)]
     seq: usize,
     /// Most tokens of a micro-batch; all of a step where not given
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]

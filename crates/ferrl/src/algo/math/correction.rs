@@ -11,9 +11,9 @@ pub struct Correction {
     pub kind: CorrectionKind,
     /// Whether tokens or whole sequences are weighed.
     pub level: Level,
-    /// Largest weight; beyond it truncated to it, or masked out.
+    /// Largest weight; beyond it truncated to it, or masked out. (0, 1000000]
     pub cap: Option<f64>,
-    /// Smallest weight; below it masked out (masks only).
+    /// Smallest weight; below it masked out (masks only). [0, 1000000]
     pub floor: Option<f64>,
 }
 

@@ -1,0 +1,60 @@
+//! Settings that may be meant and probably are not: the run goes on, and says so.
+
+use super::Recipe;
+use crate::algo::{self, Wants};
+use crate::warnings::Warnings;
+
+/// Fraction of a weight that one step may decay before it is told.
+const DECAY: f64 = 0.1;
+/// AdamW moves a weight by about the learning rate, and weights are about 0.02.
+const LARGE_LR: f64 = 0.05;
+/// The spacing of f32 at 0.02 is about twice this: smaller updates are lost in rounding.
+const SMALL_LR: f64 = 1e-9;
+/// Sampling is close to greedy below, and close to uniform above.
+const TEMPERATURES: std::ops::RangeInclusive<f64> = 0.1..=2.0;
+
+/// Raises what is odd about a stage's settings.
+pub fn warn(recipe: &Recipe, warnings: &Warnings) {
+    let o = &recipe.optim;
+    let critic = recipe.algorithm().is_ok_and(|a| a.needs().critic) && !recipe.critic.shared;
+    let rates = [("optim.lr", Some(o.lr)), ("critic.lr", recipe.critic.lr.filter(|_| critic))];
+    for (key, lr) in rates.into_iter().filter_map(|(key, lr)| Some((key, lr?))) {
+        let decay = lr * o.weight_decay;
+        if decay > DECAY {
+            let does = match decay {
+                d if d >= 2.0 => "makes every matrix grow without end",
+                d if d > 1.0 => "turns the sign of every matrix",
+                _ => "shrinks every matrix by that fraction",
+            };
+            warnings.raise(
+                "decay-too-large",
+                format!(
+                    "{key} = {lr} times optim.weight_decay = {} is {decay}: each step {does}",
+                    o.weight_decay
+                ),
+                format!("optim.weight_decay = 0.01, or a smaller {key}"),
+            );
+        }
+        let adam = o.name == "adamw";
+        if adam && lr > LARGE_LR {
+            let what = format!("{key} = {lr}: AdamW moves every weight by about that much at each step");
+            warnings.raise(
+                "lr-too-large",
+                what,
+                format!("{key} = 1e-5 for a trained model, 1e-3 for a new one"),
+            );
+        }
+        if adam && lr < SMALL_LR {
+            let what = format!("{key} = {lr}: such updates are lost in the rounding of the weights");
+            warnings.raise("lr-too-small", what, format!("{key} = 1e-6"));
+        }
+    }
+    let samples = algo::find(recipe.algorithm_name()).is_ok_and(|e| e.wants == Wants::Rollouts);
+    let t = recipe.rollout.temperature;
+    if samples && !TEMPERATURES.contains(&t) {
+        let nearly =
+            if t < 1.0 { "greedy: all completions of a prompt are alike" } else { "uniform over all tokens" };
+        let what = format!("rollout.temperature = {t}: sampling is nearly {nearly}");
+        warnings.raise("temperature-extreme", what, "rollout.temperature = 1.0");
+    }
+}
