@@ -13,6 +13,7 @@ pub fn task_keys(entry: &task::Entry) -> Vec<Key> {
         path: format!("data.task.{}", f.name),
         kind: f.kind.clone(),
         optional: f.optional,
+        range: f.range,
         default: defaults[&f.name].clone(),
         about: f.about.clone(),
     };
@@ -84,7 +85,7 @@ pub fn tasks_text() -> String {
 pub fn tasks_json() -> Value {
     let key = |k: &Key| {
         let name = k.path.trim_start_matches("data.task.");
-        json!({ "name": name, "type": k.kind.words(), "default": k.default, "about": k.about })
+        json!({ "name": name, "type": k.kind.words(k.range), "default": k.default, "about": k.about })
     };
     let one = |e: &&task::Entry| json!({ "name": e.name, "about": e.about, "options": task_keys(e).iter().map(key).collect::<Vec<_>>() });
     TASKS.iter().map(one).collect()
