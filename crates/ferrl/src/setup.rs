@@ -1,6 +1,7 @@
 //! From a recipe to a stage that can take steps: models, data, rewards, schedules.
 
 mod data;
+mod fresh;
 
 pub(crate) use data::room;
 pub use data::{source, task, task_verifier, tasks, total_steps};
@@ -38,7 +39,7 @@ pub fn starting_model(recipe: &Recipe, fresh: &Path) -> Result<PathBuf> {
     match (&recipe.model.path, &recipe.model.init) {
         (Some(path), None) => crate::data::hub::model_dir(Path::new(path)),
         (None, Some(init)) => {
-            data::new_model(recipe, init, fresh)?;
+            fresh::new_model(recipe, init, fresh)?;
             Ok(fresh.to_path_buf())
         }
         _ => Err(Error::usage("a run starts from model.path or from model.init, one of the two")

@@ -172,8 +172,17 @@ fn every_format_gives_the_same_rows() {
         let path = write(folder.path(), name, bytes);
         assert_eq!(format_of(&path).unwrap().name(), format, "{name}");
         assert_eq!(read(&path).unwrap(), rows(), "{name}");
+        // And again where nothing fits into memory: in place, or from a temporary file.
+        let source = Source::parse(path.to_str().unwrap()).unwrap();
+        let dataset = Dataset::within(&source, &no_cache(), &mut Err, 0).unwrap();
+        let spooled: Vec<Row> = (0..dataset.len()).rev().map(|i| dataset.row(i).unwrap()).collect();
+        assert!(spooled.iter().rev().eq(&rows()), "{name}");
         seen.push(format);
     }
+    let path = write(folder.path(), "r.txt", "\u{feff}one line\r\n\n  two \"quoted\"\n");
+    let text = |t: &str| row(json!({ "text": t }));
+    assert_eq!(read(&path).unwrap(), [text("one line"), text("  two \"quoted\"")]);
+    seen.push("text");
     assert!(FORMATS.iter().all(|f| seen.contains(&f.name())));
 }
 
@@ -220,6 +229,34 @@ fn broken_files_are_errors_that_name_the_place() {
 }
 
 #[test]
+fn a_row_of_many_megabytes_is_refused_by_its_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = "y".repeat(ferrl::data::MAX_ROW + 10);
+    let row = format!("{{\"a\": \"{long}\"}}");
+    for (name, text, place) in [
+        ("a.jsonl", format!("{{\"a\": 1}}\n{row}\n{{\"a\": 2}}\n"), "a.jsonl:2"),
+        ("b.json", format!("[{{\"a\": 1}}, {row}]"), "b.json:2"),
+        ("c.csv", format!("a,b\n1,\"{long}\"\n"), "c.csv:2"),
+        ("d.txt", format!("short\n{long}\n"), "d.txt:2"),
+        // What is never closed must not fill the memory either.
+        ("e.json", format!("[{{\"a\": \"{long}"), "e.json:1"),
+        ("f.csv", format!("a,b\n1,\"{long}"), "f.csv:2"),
+    ] {
+        let message = error(&write(folder.path(), name, text));
+        assert!(message.contains(place) && message.contains("MiB"), "{message}");
+    }
+    // The rows behind it can still be read by whoever passes over it.
+    let source = Source::parse(folder.path().join("a.jsonl").to_str().unwrap()).unwrap();
+    let mut bad = 0;
+    let dataset = Dataset::read_with(&source, &no_cache(), &mut |_| {
+        bad += 1;
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!((bad, dataset.len(), dataset.place(1).ends_with("a.jsonl:3")), (1, 2, true));
+}
+
+#[test]
 fn csv_cells_keep_what_was_written() {
     let folder = tempfile::tempdir().unwrap();
     let path =
@@ -256,6 +293,7 @@ fn folders_globs_splits_and_ranges() {
     write(root, "saved/dataset_dict.json", "{\"splits\": [\"train\", \"val\"]}");
     write(root, "saved/train/state.json", "{}");
     write(root, "plain/README.md", "words");
+    write(root, "plain/LICENSE.txt", "words");
     write(root, "mixed/b.csv", "id\n1\n");
     write(root, "many.jsonl", (0..10).map(line).collect::<String>());
     let read = |text: &str| -> std::result::Result<Vec<i64>, String> {

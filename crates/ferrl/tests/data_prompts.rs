@@ -4,7 +4,7 @@
 mod data_help;
 
 use data_help::{encode, encoder, no_cache, row, settings, shown, write};
-use ferrl::data::check::{Limits, check};
+use ferrl::data::check::{Limits, check, read};
 use ferrl::data::prompt::Settings;
 use ferrl::data::schema::Wants;
 use ferrl::data::{Counts, Encoder, Example, Source};
@@ -120,7 +120,7 @@ fn rows_that_do_not_fit_say_what_was_found_and_expected() {
         &e,
         json!({ "promt": "a", "response": "b" }),
         Sft,
-        &["got columns promt, response", "prompt + response", "did you mean \"prompt\" by \"promt\""],
+        &["got columns promt, response", "prompt + response", "prompt = \"promt\""],
     );
     fails(
         &e,
@@ -283,7 +283,11 @@ fn the_report_shows_examples_lengths_and_every_problem() {
     let source = Source::parse(path.to_str().unwrap()).unwrap();
     let e = encoder(settings(json!({ "max_length": 20 })));
     let limits = Limits { examples: 1, problems: 2 };
-    let report = check(&[source], &no_cache(), &e, Wants::Sft, limits).unwrap();
+    let look = |limits: Limits| {
+        let (datasets, report) = read(&[source.clone()], &no_cache(), limits).unwrap();
+        check(&datasets, report, &e, Wants::Sft, limits, &|_| Ok(())).unwrap()
+    };
+    let report = look(limits);
     assert_eq!((report.rows, report.files, report.found, report.problems.len()), (5, 1, 3, 2));
     assert_eq!(report.counts.truncated, 1);
     assert_eq!(report.lengths, [6, 20]);
@@ -292,20 +296,55 @@ fn the_report_shows_examples_lengths_and_every_problem() {
         "train.jsonl:1\n  2+2=⟦4<|im_end|>⟧",
         "train.jsonl:4: is not valid JSON",
         "train.jsonl:6: a row is a list",
-        "3 problems, the first 2 shown",
+        "3 problems, 2 of them shown",
         "least 6, median 6",
-        "1 sequences cut",
+        "1 of 5 rows are cut",
     ] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
-    let all = check(
-        &[Source::parse(path.to_str().unwrap()).unwrap()],
-        &no_cache(),
-        &e,
-        Wants::Sft,
-        Limits::default(),
+    let all = look(Limits::default()).to_string();
+    assert!(all.contains("train.jsonl:2: the row does not fit"), "{all}");
+}
+
+#[test]
+fn one_fault_in_many_rows_is_one_problem() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines: String =
+        (0..500).map(|i| format!("{{\"question\": \"{i}\", \"answer\": \"{i}\"}}\n")).collect();
+    let path = write(folder.path(), "qa.jsonl", lines + "{\"prompt\": 3}\n");
+    let source = Source::parse(path.to_str().unwrap()).unwrap();
+    let (datasets, report) = read(&[source], &no_cache(), Limits::default()).unwrap();
+    let e = encoder(Settings::default());
+    let report = check(&datasets, report, &e, Wants::Sft, Limits::default(), &|_| Ok(())).unwrap();
+    assert_eq!((report.found, report.problems.len()), (501, 2));
+    let text = report.to_string();
+    for part in [
+        "500 rows",
+        "qa.jsonl:1, ",
+        "qa.jsonl:3 and 497 more",
+        "prompt = \"question\", response = \"answer\"",
+    ] {
+        assert!(text.contains(part), "no {part:?} in\n{text}");
+    }
+    assert!(!text.contains("qa.jsonl:4,"), "{text}");
+}
+
+#[test]
+fn alpaca_columns_are_read() {
+    let e = encoder(Settings::default());
+    let row = |input: Value| json!({ "instruction": "Add.", "input": input, "output": "3" });
+    assert_eq!(shown(&e, row(json!("1+2")), Wants::Sft), "Add.\n1+2⟦3<|im_end|>⟧");
+    for none in [json!(""), Value::Null] {
+        assert_eq!(shown(&e, row(none), Wants::Sft), "Add.⟦3<|im_end|>⟧");
+    }
+    assert_eq!(shown(&e, json!({ "instruction": "Add." }), Wants::Prompt), "Add.");
+    let pair = json!({ "instruction": "Add.", "input": "1", "chosen": "1", "rejected": "2" });
+    assert!(shown(&e, pair, Wants::Preference).contains("Add.\n1⟦1"));
+    // Columns of these names beside a prompt of its own are columns like any other.
+    assert_eq!(
+        shown(&e, json!({ "prompt": "p", "response": "r", "input": "x", "output": "y" }), Wants::Sft),
+        "p⟦r<|im_end|>⟧"
     );
-    assert!(all.unwrap().to_string().contains("train.jsonl:2: the row does not fit"));
 }
 
 #[test]

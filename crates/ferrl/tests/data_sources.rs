@@ -280,3 +280,25 @@ fn plain_text_for_a_model_with_a_chat_template_is_said() {
     );
     assert!(checked(&path, &recipe("sft", &train, "data.apply_chat_template = false")).1.is_empty());
 }
+
+#[test]
+fn a_new_model_makes_its_tokenizer_from_data_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let init = "train.steps = 1\ntrain.batch = 2\n[model.init]\nhidden = 32\nlayers = 1\nheads = 2\nmax_positions = 64\n";
+    let data = write(dir.path(), "rows.jsonl", "{\"prompt\": \"1+1=\", \"response\": \"2é\"}\n");
+    help::run(&dir.path().join("plain"), &recipe("sft", &format!("[{data:?}]"), init), false, 9).unwrap();
+    let made = ferrl_engine::tokenizer::Tokenizer::from_dir(&dir.path().join("plain/test/start_0")).unwrap();
+    assert!(made.token_id("é").is_some() && made.eos().len() == 1);
+    let talk = json!({ "messages": [{ "role": "user", "content": "a?" }, { "role": "assistant", "content": "b!" }] });
+    let data = write(dir.path(), "chat.jsonl", &format!("{talk}\n"));
+    for kind in ["char", "bpe"] {
+        let runs = dir.path().join(kind);
+        let text =
+            recipe("sft", &format!("[{data:?}]"), &format!("{init}tokenizer = {kind:?}\nvocab = 300\n"));
+        help::run(&runs, &text, false, 9).unwrap();
+        assert!(ferrl_engine::chat::ChatTemplate::from_dir(&runs.join("test/start_0")).is_ok(), "{kind}");
+    }
+    let bad = write(dir.path(), "bad.jsonl", "{\"prompt\": \"1\"}\n");
+    let e = help::run(&dir.path().join("bad"), &recipe("sft", &format!("[{bad:?}]"), init), false, 9);
+    assert!(e.err().unwrap().to_string().contains("bad.jsonl:1"));
+}

@@ -3,10 +3,11 @@
 use crate::options::open_model;
 use crate::output::print;
 use ferrl::algo::{self, ALGORITHMS};
-use ferrl::data::check::{Limits, MARKS, Report, check};
+use ferrl::data::check::{Limits, MARKS, Problem, Report, check, read};
 use ferrl::data::hub::{Cache, model_dir};
+use ferrl::data::prompt::{Apply, Settings};
 use ferrl::data::schema::Wants;
-use ferrl::data::{Dataset, Encoder, Source};
+use ferrl::data::{Dataset, Encoder, Source, strings};
 use ferrl::recipe::{Data, Recipe};
 use ferrl::source::{encoding, schema_of};
 use ferrl_engine::chat::ChatTemplate;
@@ -30,13 +31,14 @@ enum Command {
 
 /// Show what would be trained on, and every problem
 ///
-/// Reads every row as training would, shows the first examples with the trained tokens marked, the lengths, and every
-/// problem with file, row, column, what was found and what was expected. Exit code 3 if there is one. Without --model
-/// (or a recipe that names one) tokens are characters and messages get a plain template.
+/// Reads every row as training would, shows the first examples with the trained tokens marked, the lengths, what a run would
+/// warn of, and every problem: what was found and expected, the number of rows, file and row of the first three. Exit code 3
+/// if there is one. Without --model (or a recipe that names one) tokens are characters and messages get a plain template.
 #[derive(clap::Args)]
 struct CheckArgs {
-    /// Files, folders, split@path or org/name; the recipe's data.train when left out
-    #[arg(value_name = "PATH", required_unless_present = "recipe")]
+    /// Files, folders, split@path or org/name (the recipe's data.train when left out), and changes to the settings such as
+    /// data.max_length=512
+    #[arg(value_name = "PATH|KEY=VALUE", required_unless_present = "recipe")]
     paths: Vec<String>,
     /// Algorithm the data is for; guessed from the columns when left out
     #[arg(long, value_name = "NAME")]
@@ -47,13 +49,13 @@ struct CheckArgs {
     /// Recipe whose data settings (and model, and algorithm) are used
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
-    /// Settings of the data part of a recipe, such as data.max_length=512; may be given several times
-    #[arg(long = "set", value_name = "KEY=VALUE")]
+    /// The same as KEY=VALUE
+    #[arg(long = "set", value_name = "KEY=VALUE", hide = true)]
     changes: Vec<String>,
     /// Examples to show
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = crate::options::count)]
     examples: usize,
-    /// Problems to show; all are counted
+    /// Kinds of problems to show; all are counted
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = crate::options::count)]
     problems: usize,
     /// One JSON object instead of text
@@ -75,35 +77,39 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn run_check(args: &CheckArgs) -> Result<()> {
+    let (mut changes, paths): (Vec<String>, Vec<String>) =
+        args.paths.iter().cloned().partition(|p| is_change(p));
+    changes.extend(args.changes.iter().cloned());
     let recipe = match &args.recipe {
-        Some(path) => Recipe::load(path, &args.changes)?,
-        None => Recipe::parse("", "the command line", "data", &args.changes)?,
+        Some(path) => Recipe::load(path, &changes)?,
+        None => Recipe::parse("", "the command line", "data", &changes)?,
     };
-    let first = |r: &Recipe| !r.data.train.iter().any(|t| t.starts_with("task:"));
+    let first = |r: &Recipe| r.data.train.iter().any(|t| !t.starts_with("task:"));
     let stage = recipe.stages.iter().find(|s| first(&s.recipe)).or(recipe.stages.first());
     let stage = stage.map(|s| s.recipe.clone()).unwrap_or_default();
-    let paths = if args.paths.is_empty() { stage.data.train.clone() } else { args.paths.clone() };
-    if paths.is_empty() || paths.iter().any(|p| p.starts_with("task:")) {
+    let paths = if paths.is_empty() { stage.data.train.clone() } else { paths };
+    let files: Vec<&String> = paths.iter().filter(|p| !p.starts_with("task:")).collect();
+    if files.is_empty() {
         return Err(Error::usage("there is no data to check: a generated task has no files")
             .fix("ferrl data check FILE"));
     }
-    let sources: Vec<Source> = paths.iter().map(|p| Source::parse(p)).collect::<Result<_>>()?;
-    let cache = Cache::from_env();
+    let sources: Vec<Source> = files.into_iter().map(|p| Source::parse(p)).collect::<Result<_>>()?;
+    let limits = Limits { examples: args.examples, problems: args.problems };
+    let (datasets, report) = read(&sources, &Cache::from_env(), limits)?;
+    let guessed = guess(&datasets, &stage.data);
     let named = args.algo.clone().or(args.recipe.as_ref().map(|_| stage.algorithm_name().to_string()));
     let wants = match &named {
         Some(name) => {
             let near = nearest(name, ALGORITHMS.iter().map(|a| a.name)).unwrap_or(ALGORITHMS[0].name);
             let wants = algo::find(name).map_err(|e| e.fix(format!("--algo {near}")))?.wants;
-            let answers_given = matches!(wants, algo::Wants::Rollouts | algo::Wants::Weighted)
-                && guess(&sources, &cache, &stage.data).is_ok_and(|g| g == Wants::Group);
-            if answers_given { Wants::Group } else { schema_of(wants, false, &[]) }
+            let answers_given = matches!(wants, algo::Wants::Rollouts | algo::Wants::Weighted);
+            if answers_given && guessed == Wants::Group { Wants::Group } else { schema_of(wants, false, &[]) }
         }
-        None => guess(&sources, &cache, &stage.data)?,
+        None => guessed,
     };
     let model = args.model.clone().or(stage.model.path.as_ref().map(PathBuf::from));
-    let encoder = encoder(model, &sources, &cache, &stage.data)?;
-    let limits = Limits { examples: args.examples, problems: args.problems };
-    let report = check(&sources, &cache, &encoder.0, wants, limits)?;
+    let encoder = encoder(model, &datasets, &stage.data)?;
+    let report = check(&datasets, report, &encoder.0, wants, limits, &|_| Ok(()))?;
     if args.json {
         print(&format!("{}\n", machine_readable(&report, wants)))?;
     } else {
@@ -116,6 +122,15 @@ fn run_check(args: &CheckArgs) -> Result<()> {
         1 => Err(Error::data("1 row cannot be used as it is").fix("mend it, or leave it out")),
         n => Err(Error::data(format!("{n} problems were found")).fix("mend the rows, or leave them out")),
     }
+}
+
+/// Whether an argument is a change to a setting; a file of that name is a file.
+fn is_change(text: &str) -> bool {
+    let key = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+' | '~');
+    let named = text
+        .split_once('=')
+        .is_some_and(|(k, _)| !k.is_empty() && k.chars().all(key) && !k.contains(".json"));
+    (named || text.starts_with('~')) && !std::path::Path::new(text).exists()
 }
 
 /// On a terminal trained tokens are green; elsewhere they stand between marks.
@@ -137,72 +152,57 @@ fn coloured(text: &str) -> String {
 
 fn machine_readable(r: &Report, wants: Wants) -> Value {
     let example = |(place, text): &(String, String)| json!({"place": place, "text": text});
+    let problem = |p: &Problem| json!({"rows": p.rows, "places": p.places, "text": p.text});
+    let warning =
+        |(name, message, fix): &(&str, String, String)| json!({"name": name, "message": message, "fix": fix});
     json!({
         "kind": wants.to_string(), "rows": r.rows, "files": r.files, "sequences": r.lengths.len(),
         "tokens": r.lengths.iter().sum::<usize>(), "trained": r.trained,
         "longest": r.lengths.last(), "truncated": r.counts.truncated, "dropped": r.counts.dropped,
         "examples": r.examples.iter().map(example).collect::<Vec<_>>(),
-        "found": r.found, "problems": r.problems.iter().map(|p| p.to_string()).collect::<Vec<_>>(),
+        "warnings": r.warnings.iter().map(warning).collect::<Vec<_>>(),
+        "found": r.found, "problems": r.problems.iter().map(problem).collect::<Vec<_>>(),
     })
 }
 
-/// Every row that can be read; the check itself tells of the others.
-fn rows(sources: &[Source], cache: &Cache) -> Result<Vec<Map<String, Value>>> {
-    let mut rows = Vec::new();
-    for source in sources {
-        source.files(cache)?;
-        if let Ok(dataset) = Dataset::read_with(source, cache, &mut |_| Ok(())) {
-            rows.extend((0..dataset.len()).filter_map(|i| dataset.row(i).ok()));
-        }
-    }
-    Ok(rows)
-}
-
 /// The kind whose columns the first row has; the most demanding one first.
-fn guess(sources: &[Source], cache: &Cache, data: &Data) -> Result<Wants> {
-    let rows = rows(sources, cache)?;
+fn guess(datasets: &[Dataset], data: &Data) -> Wants {
+    let first = datasets.iter().find_map(|d| d.row(0).ok());
     let has = |name: &str| {
         data.columns.contains_key(name)
-            || rows.first().is_some_and(|r| r.get(name).is_some_and(|v| !v.is_null()))
+            || first.as_ref().is_some_and(|r| r.get(name).is_some_and(|v| !v.is_null()))
     };
     use Wants::*;
     let fits = |w: &Wants| w.schemas().iter().any(|s| s.iter().all(|c| has(c)));
-    let order = [Preference, Group, Steps, Unpaired, Target, Sft, Prompt];
-    Ok(order.into_iter().find(fits).unwrap_or(if data.template.is_some() { Prompt } else { Sft }))
+    let order = [StepPreference, Preference, Group, Steps, Unpaired, Target, Sft, Prompt];
+    order.into_iter().find(fits).unwrap_or(if data.template.is_some() { Prompt } else { Sft })
 }
 
 /// An encoder for the model, or for characters where there is none; and which of the two.
-fn encoder(
-    model: Option<PathBuf>,
-    sources: &[Source],
-    cache: &Cache,
-    data: &Data,
-) -> Result<(Encoder, bool)> {
+fn encoder(model: Option<PathBuf>, datasets: &[Dataset], data: &Data) -> Result<(Encoder, bool)> {
     let settings = encoding(data)?;
     if let Some(path) = model {
         let dir = model_dir(&path)?;
         if !dir.join("tokenizer.json").is_file() {
             open_model(&dir)?;
         }
-        let chat = ChatTemplate::from_dir(&dir).ok();
-        return Ok((Encoder::new(Tokenizer::from_dir(&dir)?, chat, settings)?, true));
+        return Ok((Encoder::for_model(Tokenizer::from_dir(&dir)?, &dir, settings)?, true));
     }
     let mut texts = vec![data.template.clone(), data.system.clone(), data.prefill.clone()];
     texts.push(Some((' '..='~').chain(['\n']).collect()));
-    let written = rows(sources, cache)?.into_iter().flat_map(|r| strings(Value::Object(r)));
+    let rows = datasets.iter().flat_map(|d| (0..d.len()).filter_map(|i| d.row(i).ok()));
+    let written = rows.flat_map(|r| strings(Value::Object(r)));
     let texts = texts.into_iter().flatten().chain(written);
     let specials = ["<|im_start|>", "<|im_end|>"].map(String::from);
     let tokenizer = train_chars(texts, &specials)?;
     let chat = ChatTemplate::from_source(PLAIN, Map::new())?;
+    // Nobody chose this template: plain text is nothing to warn of.
+    let settings = Settings {
+        apply_chat_template: match settings.apply_chat_template {
+            Apply::Auto => Apply::Quiet,
+            chosen => chosen,
+        },
+        ..settings
+    };
     Ok((Encoder::new(tokenizer, Some(chat), settings)?, false))
-}
-
-/// Every text inside a value.
-fn strings(value: Value) -> Vec<String> {
-    match value {
-        Value::String(text) => vec![text],
-        Value::Array(list) => list.into_iter().flat_map(strings).collect(),
-        Value::Object(map) => map.into_iter().flat_map(|(_, v)| strings(v)).collect(),
-        other => vec![other.to_string()],
-    }
 }

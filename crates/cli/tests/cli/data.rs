@@ -57,7 +57,7 @@ fn every_problem_has_file_row_and_fix_and_the_exit_code_is_3() {
     let text = String::from_utf8_lossy(&out.stdout);
     assert_eq!(out.status.code(), Some(3));
     let wanted =
-        ["rows.jsonl:2", "did you mean \"prompt\"", "rows.jsonl:3", "rows.jsonl:4", "column", "3 problems"];
+        ["rows.jsonl:2", "prompt = \"promt\"", "rows.jsonl:3", "rows.jsonl:4", "column", "3 problems"];
     for part in wanted {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }

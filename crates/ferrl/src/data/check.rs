@@ -1,20 +1,22 @@
 //! What `ferrl data check` shows: rendered examples, lengths, and every problem.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 
 use super::hub::Cache;
 use super::schema::Wants;
-use super::{Counts, Dataset, Encoder, Example, Sample, Source, Tokens};
+use super::{Counts, Dataset, Encoder, Example, Findings, Sample, Source, Tokens, portions};
 
 /// How much is shown.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Examples shown in full.
     pub examples: usize,
-    /// Problems kept; the rest is counted.
+    /// Kinds of problems kept; all are counted.
     pub problems: usize,
 }
 
@@ -24,8 +26,34 @@ impl Default for Limits {
     }
 }
 
+/// The same fault in some rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problem {
+    /// What is wrong and how to mend it, without a place.
+    pub text: String,
+    /// Rows that have it.
+    pub rows: usize,
+    /// The first of them.
+    pub places: Vec<String>,
+}
+
+/// Places that are named of one problem.
+const PLACES: usize = 3;
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let more = self.rows.saturating_sub(self.places.len());
+        let places = self.places.join(", ");
+        match (self.rows, more) {
+            (1, _) => write!(f, "{places}: {}", self.text),
+            (n, 0) => write!(f, "{n} rows ({places}): {}", self.text),
+            (n, more) => write!(f, "{n} rows ({places} and {more} more): {}", self.text),
+        }
+    }
+}
+
 /// What was found.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Rows read.
     pub rows: usize,
@@ -39,80 +67,148 @@ pub struct Report {
     pub trained: usize,
     /// Sequences cut and rows dropped.
     pub counts: Counts,
-    /// Problems, up to the limit.
-    pub problems: Vec<Error>,
-    /// Number of problems.
+    /// What a run would warn of: name, message and fix.
+    pub warnings: Vec<(&'static str, String, String)>,
+    /// Problems by kind, up to the limit.
+    pub problems: Vec<Problem>,
+    /// Rows with a problem.
     pub found: usize,
+    /// Which of the problems a fault is.
+    kinds: HashMap<String, usize>,
+    doubts: Findings,
 }
 
 /// Marks before and after trained tokens.
 pub const MARKS: [char; 2] = ['⟦', '⟧'];
 
-/// Reads and encodes every row of the sources; only a source that cannot be found at all is an error.
+/// Every dataset of the sources that can be read, and the problems on the way. Only a source that cannot be found at all is
+/// an error.
+pub fn read(sources: &[Source], cache: &Cache, limits: Limits) -> Result<(Vec<Dataset>, Report)> {
+    let (mut datasets, mut report) = (Vec::new(), Report::default());
+    for source in sources {
+        source.files(cache)?;
+        let read = Dataset::read_with(source, cache, &mut |e| {
+            report.rows += 1;
+            report.problem(&e, limits);
+            Ok(())
+        });
+        match read {
+            Ok(dataset) => datasets.push(dataset),
+            Err(e) => report.problem(&e, limits),
+        }
+    }
+    Ok((datasets, report))
+}
+
+/// Encodes every row of the datasets, with all cores; `more` may refuse a row that is encoded. Goes on with the report of
+/// reading them.
 pub fn check(
-    sources: &[Source],
-    cache: &Cache,
+    datasets: &[Dataset],
+    mut report: Report,
     encoder: &Encoder,
     wants: Wants,
     limits: Limits,
+    more: &(dyn Fn(&Sample) -> Result<()> + Sync),
 ) -> Result<Report> {
-    let mut report = Report {
-        rows: 0,
-        files: 0,
-        examples: Vec::new(),
-        lengths: Vec::new(),
-        trained: 0,
-        counts: Counts::default(),
-        problems: Vec::new(),
-        found: 0,
-    };
-    for source in sources {
-        source.files(cache)?;
-        let mut bad = Vec::new();
-        let read = Dataset::read_with(source, cache, &mut |e| {
-            bad.push(e);
-            Ok(())
-        });
-        report.rows += bad.len();
-        bad.into_iter().for_each(|e| report.problem(e, limits));
-        match read {
-            Ok(dataset) => report.encode(&dataset, encoder, wants, limits),
-            Err(e) => report.problem(e, limits),
-        }
+    for dataset in datasets {
+        report.files += dataset.files.len();
+        let missing = limits.examples.saturating_sub(report.examples.len());
+        let work = |range: Range<usize>| {
+            let mut part = Report::default();
+            let shown = missing.saturating_sub(range.start);
+            range.for_each(|i| {
+                part.row(dataset, i, encoder, wants, Limits { examples: shown, ..limits }, more)
+            });
+            Ok(part)
+        };
+        portions(dataset.len(), &work, &mut |part, _| {
+            report.join(part, limits);
+            Ok(true)
+        })?;
     }
     report.lengths.sort_unstable();
+    let rows = format!("{} rows", report.rows);
+    let most = encoder.max_length().unwrap_or(usize::MAX);
+    let doubts = std::mem::take(&mut report.doubts);
+    doubts.say(&rows, most, &mut |name, what, fix| report.warnings.push((name, what, fix)));
     Ok(report)
 }
 
 impl Report {
-    fn problem(&mut self, e: Error, limits: Limits) {
-        self.found += 1;
-        if self.problems.len() < limits.problems {
-            self.problems.push(e);
+    fn row(
+        &mut self,
+        dataset: &Dataset,
+        number: usize,
+        encoder: &Encoder,
+        wants: Wants,
+        limits: Limits,
+        more: &dyn Fn(&Sample) -> Result<()>,
+    ) {
+        self.rows += 1;
+        let (place, mut counts) = (dataset.place(number), Counts::default());
+        let sample = dataset.row(number).and_then(|row| encoder.encode(&row, wants, &place, &mut counts));
+        self.counts.truncated += counts.truncated;
+        self.counts.dropped += counts.dropped;
+        self.doubts.add(&counts, &place);
+        let sample = match sample
+            .and_then(|s| s.map(|s| more(&s).map_err(|e| e.at(&place)).map(|()| s)).transpose())
+        {
+            Ok(Some(sample)) => sample,
+            Ok(None) => return,
+            Err(e) => return self.problem(&e, limits),
+        };
+        if let Example::Pair { chosen, rejected } = &sample.example {
+            self.doubts.equal.add(chosen.ids == rejected.ids, &place, 0);
+        }
+        for (length, trained) in lengths(&sample.example) {
+            self.lengths.push(length);
+            self.trained += trained;
+        }
+        if self.examples.len() < limits.examples {
+            match show(encoder.tokenizer(), &sample) {
+                Ok(text) => self.examples.push((sample.place, text)),
+                Err(e) => self.problem(&e.at(sample.place), limits),
+            }
         }
     }
 
-    fn encode(&mut self, dataset: &Dataset, encoder: &Encoder, wants: Wants, limits: Limits) {
-        self.files += dataset.files.len();
-        self.rows += dataset.len();
-        for i in 0..dataset.len() {
-            let place = dataset.place(i);
-            let row = dataset.row(i);
-            match row.and_then(|row| encoder.encode(&row, wants, &place, &mut self.counts)) {
-                Ok(Some(sample)) => {
-                    for (length, trained) in lengths(&sample.example) {
-                        self.lengths.push(length);
-                        self.trained += trained;
-                    }
-                    if self.examples.len() < limits.examples {
-                        match show(encoder.tokenizer(), &sample) {
-                            Ok(text) => self.examples.push((sample.place, text)),
-                            Err(e) => self.problem(e.at(sample.place), limits),
-                        }
-                    }
+    /// Counts a problem to those of its kind: the same words but for numbers, wherever it is.
+    fn problem(&mut self, e: &Error, limits: Limits) {
+        let whole = e.to_string();
+        let (place, text) = split_place(&whole);
+        self.found += 1;
+        let kind: String = text.chars().map(|c| if c.is_ascii_digit() { '#' } else { c }).collect();
+        let next = self.problems.len();
+        if next >= limits.problems && !self.kinds.contains_key(&kind) {
+            return;
+        }
+        let at = *self.kinds.entry(kind).or_insert(next);
+        if at == next {
+            self.problems.push(Problem { text: text.to_owned(), rows: 0, places: Vec::new() });
+        }
+        self.problems[at].count(1, vec![place.to_owned()]);
+    }
+
+    fn join(&mut self, later: Report, limits: Limits) {
+        self.rows += later.rows;
+        self.trained += later.trained;
+        self.found += later.found;
+        self.counts.truncated += later.counts.truncated;
+        self.counts.dropped += later.counts.dropped;
+        self.doubts.join(later.doubts);
+        self.lengths.extend(later.lengths);
+        let missing = limits.examples.saturating_sub(self.examples.len());
+        self.examples.extend(later.examples.into_iter().take(missing));
+        let mut kinds: Vec<(String, usize)> = later.kinds.into_iter().collect();
+        kinds.sort_by_key(|(_, at)| *at);
+        for ((kind, _), problem) in kinds.into_iter().zip(later.problems) {
+            match self.kinds.get(&kind) {
+                Some(&at) => self.problems[at].count(problem.rows, problem.places),
+                None if self.problems.len() < limits.problems => {
+                    self.kinds.insert(kind, self.problems.len());
+                    self.problems.push(problem);
                 }
-                Ok(None) => {}
-                Err(e) => self.problem(e, limits),
+                None => {}
             }
         }
     }
@@ -121,6 +217,26 @@ impl Report {
     pub fn is_clean(&self) -> bool {
         self.found == 0
     }
+}
+
+impl Problem {
+    fn count(&mut self, rows: usize, places: Vec<String>) {
+        self.rows += rows;
+        let missing = PLACES.saturating_sub(self.places.len());
+        self.places.extend(places.into_iter().take(missing));
+    }
+}
+
+/// A message of ours, `file:row: what`, cut after the row.
+fn split_place(whole: &str) -> (&str, &str) {
+    let is_row = |i: &usize| {
+        whole[..*i]
+            .rsplit_once(':')
+            .is_some_and(|(_, n)| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let line = whole.lines().next().unwrap_or_default();
+    let at = line.match_indices(": ").map(|(i, _)| i).find(is_row).or_else(|| line.find(": "));
+    at.map_or(("", whole), |i| (&whole[..i], &whole[i + 2..]))
 }
 
 fn lengths(example: &Example) -> Vec<(usize, usize)> {
@@ -187,19 +303,17 @@ impl fmt::Display for Report {
         writeln!(f, "{rows} in {files}, {}", many(self.lengths.len(), "sequence"))?;
         let total: usize = self.lengths.iter().sum();
         writeln!(f, "{total} tokens, {} trained", self.trained)?;
-        if self.counts.truncated + self.counts.dropped > 0 {
-            let Counts { truncated, dropped, .. } = self.counts;
-            writeln!(f, "{truncated} sequences cut to max_length, {dropped} rows dropped")?;
-        }
         self.histogram(f)?;
+        for (_, message, fix) in &self.warnings {
+            writeln!(f, "warning: {message}\n  fix: {fix}")?;
+        }
         for problem in &self.problems {
             writeln!(f, "problem: {problem}")?;
         }
+        let shown: usize = self.problems.iter().map(|p| p.rows).sum();
         match self.found {
             0 => writeln!(f, "no problems"),
-            n if n > self.problems.len() => {
-                writeln!(f, "{n} problems, the first {} shown", self.problems.len())
-            }
+            n if n > shown => writeln!(f, "{n} problems, {shown} of them shown"),
             n => writeln!(f, "{n} problem{}", if n == 1 { "" } else { "s" }),
         }
     }

@@ -188,7 +188,7 @@ pub fn wanted(repo: Repo, name: &str) -> bool {
             let part = [".json", ".safetensors", ".jinja", ".txt"].iter().any(|end| name.ends_with(end));
             part && !name.contains('/')
         }
-        Repo::Dataset => super::known(Path::new(name)),
+        Repo::Dataset => super::known(Path::new(name)) && !super::is_text(Path::new(name)),
     }
 }
 

@@ -59,7 +59,7 @@ impl Format for Jsonl {
 }
 
 /// Skips to the end of the line; how much that was.
-fn pass_over(reader: &mut impl BufRead) -> std::io::Result<u64> {
+pub(super) fn pass_over(reader: &mut impl BufRead) -> std::io::Result<u64> {
     let mut passed = 0;
     loop {
         let buffer = reader.fill_buf()?;

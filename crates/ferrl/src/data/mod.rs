@@ -12,16 +12,20 @@ mod csv;
 mod dataset;
 mod encode;
 mod example;
+mod findings;
 pub mod hub;
 mod json;
 mod jsonl;
 pub mod loader;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod portions;
 pub mod prompt;
 pub mod schema;
 mod source;
 mod store;
+mod text;
+mod texts;
 
 use std::io::Read;
 use std::path::Path;
@@ -32,7 +36,10 @@ use serde_json::Value;
 pub use dataset::Dataset;
 pub use encode::Encoder;
 pub use example::{Counts, Example, Overlong, Sample, Tokens};
+pub use findings::{Findings, Found};
+pub use portions::{PORTION, portions};
 pub use source::{Bound, Slice, Source};
+pub use texts::{Texts, strings};
 
 /// One row of data: column names and JSON values, in the order of the file.
 pub type Row = serde_json::Map<String, Value>;
@@ -80,6 +87,7 @@ pub const FORMATS: &[&dyn Format] = &[
     &json::Json,
     &jsonl::Jsonl,
     &csv::Csv,
+    &text::Text,
     #[cfg(feature = "parquet")]
     &parquet::Parquet,
     #[cfg(feature = "parquet")]
@@ -125,6 +133,11 @@ pub fn format_of(path: &Path) -> Result<&'static dyn Format> {
 fn known(path: &Path) -> bool {
     let extension = extension(path);
     FORMATS.iter().any(|f| f.extensions().contains(&extension.as_str()))
+}
+
+/// Whether a file is plain text, which may as well describe the data beside it.
+fn is_text(path: &Path) -> bool {
+    extension(path) == "txt"
 }
 
 fn extension(path: &Path) -> String {

@@ -16,6 +16,8 @@ pub enum Apply {
     /// Messages do, text does not.
     #[default]
     Auto,
+    /// The same, where nobody would expect text to go through it.
+    Quiet,
     /// Text becomes a user's message.
     On,
     /// Never; messages are refused.
@@ -176,8 +178,8 @@ impl Prompts {
     pub fn build(&self, prompt: Content, messages: bool) -> Result<Content> {
         let chat = match (self.apply, &prompt) {
             (Apply::On, _) => true,
-            (Apply::Auto, Content::Messages(_)) => true,
-            (Apply::Auto, Content::Text(_)) => messages,
+            (Apply::Auto | Apply::Quiet, Content::Messages(_)) => true,
+            (Apply::Auto | Apply::Quiet, Content::Text(_)) => messages,
             (Apply::Off, Content::Text(_)) if !messages => false,
             (Apply::Off, _) => {
                 return Err(Error::usage("the row has messages, but data.apply_chat_template is false")

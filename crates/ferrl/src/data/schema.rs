@@ -54,6 +54,7 @@ impl Wants {
                 &["prompt", "response"],
                 &["prompt", "completion"],
                 &["messages", "response"],
+                &["instruction", "output"],
                 &["text"],
             ],
             Wants::Preference => &[
@@ -75,7 +76,7 @@ impl Wants {
                 &["prompt", "completion", "target"],
                 &["messages", "target"],
             ],
-            Wants::Prompt => &[&["prompt"], &["messages"]],
+            Wants::Prompt => &[&["prompt"], &["messages"], &["instruction"]],
             Wants::Group => &[&["prompt", "completions", "rewards"], &["messages", "completions", "rewards"]],
             Wants::Steps => &[&["prompt", "completions", "labels"], &["messages", "completions", "labels"]],
         }
@@ -253,23 +254,54 @@ pub fn parse(row: &Row, wants: Wants, prompt: Option<String>) -> Result<(Fields,
     Ok((fields, extra.map(|(k, v)| (k.clone(), v.clone())).collect()))
 }
 
+/// What columns are called elsewhere, the likeliest first.
+const ALIASES: &[(&str, &[&str])] = &[
+    ("messages", &["conversation", "chat", "dialogue", "dialog", "turns"]),
+    ("prompt", &["question", "query", "problem", "instruction", "input", "user", "context", "prompts"]),
+    (
+        "response",
+        &["answer", "output", "reply", "assistant", "solution", "target", "responses", "ground_truth"],
+    ),
+    ("completion", &["answer", "output", "reply", "assistant", "solution", "target"]),
+    ("chosen", &["accepted", "preferred", "better", "winner", "response_chosen", "positive"]),
+    ("rejected", &["refused", "dispreferred", "worse", "loser", "response_rejected", "negative"]),
+    ("label", &["labels", "is_good", "correct", "preference"]),
+    ("target", &["score", "probability", "rating"]),
+    ("completions", &["responses", "answers", "generations", "samples", "outputs"]),
+    ("rewards", &["scores", "reward", "ratings"]),
+    ("text", &["content", "document", "body"]),
+];
+
+/// For each column a schema lacks, the one of the row that it seems to be.
+fn mapping(schema: &[&'static str], have: &[&str]) -> Option<Vec<(&'static str, String)>> {
+    let mut free: Vec<&str> = have.iter().copied().filter(|h| !schema.contains(h)).collect();
+    let mut found = Vec::new();
+    for name in schema.iter().copied().filter(|n| !have.contains(n)) {
+        let known = ALIASES.iter().find(|(n, _)| *n == name).map_or(&[][..], |(_, others)| others);
+        let is = |h: &&str| known.iter().any(|k| h.eq_ignore_ascii_case(k));
+        let by_name = known.iter().find_map(|k| free.iter().copied().find(|h| h.eq_ignore_ascii_case(k)));
+        let old = nearest(name, free.iter().copied().filter(|h| !is(h))).or(by_name)?;
+        free.retain(|h| *h != old);
+        found.push((name, old.to_owned()));
+    }
+    (!found.is_empty()).then_some(found)
+}
+
 /// The error for a row that fits none of the schemas.
 fn misfit(row: &Row, wants: Wants) -> Error {
     let have: Vec<&str> = row.iter().filter(|(_, v)| !v.is_null()).map(|(k, _)| k.as_str()).collect();
     let schemas: Vec<String> = wants.schemas().iter().map(|s| s.join(" + ")).collect();
-    let names = || wants.schemas().iter().flat_map(|s| s.iter().copied());
-    let strange: Vec<&str> = have.iter().copied().filter(|h| names().all(|n| n != *h)).collect();
-    let near = names()
-        .filter(|n| !have.contains(n))
-        .find_map(|n| nearest(n, strange.iter().copied()).map(|found| (n, found)));
+    let found = wants.schemas().iter().filter_map(|s| mapping(s, &have));
     Error::data(format!(
         "the row does not fit {wants}: got columns {}; expected {}",
         list(&have),
         schemas.join(", or ")
     ))
-    .fix(match near {
-        Some((name, found)) => {
-            format!("did you mean {name:?} by {found:?}? write {name} = {found:?} in data.columns")
+    .fix(match found.min_by_key(Vec::len) {
+        Some(pairs) => {
+            let one = |(new, old): &(&str, String)| format!("{new} = {old:?}");
+            let pairs = pairs.iter().map(one).collect::<Vec<_>>().join(", ");
+            format!("data.columns = {{ {pairs} }}, if that is what these columns hold")
         }
         None => "rename the columns, or map them in data.columns: new name = old name".into(),
     })

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use ferrl_engine::{Error, Result, nearest};
 
 use super::hub::{Cache, Repo, is_id};
-use super::{FORMATS, extension, known, list};
+use super::{FORMATS, extension, is_text, known, list};
 
 /// One set of files, read as one dataset.
 #[derive(Clone, Debug, PartialEq)]
@@ -143,6 +143,10 @@ impl Source {
     fn folder(&self, folder: &Path) -> Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         walk(folder, &mut files)?;
+        // Beside tables, a text is a licence or a note.
+        if files.iter().any(|f| !is_text(f)) {
+            files.retain(|f| !is_text(f));
+        }
         files.sort();
         let labels: Vec<Vec<String>> =
             files.iter().map(|f| label(f.strip_prefix(folder).unwrap_or(f))).collect();

@@ -4,22 +4,18 @@ use crate::algo::{self, Wants};
 use crate::data::hub::Cache;
 use crate::data::loader::MAX_EPOCHS;
 use crate::data::{self, Dataset};
-use crate::recipe::{Init, Recipe};
+use crate::recipe::Recipe;
 use crate::source::{Mixture, Part, Reading, Room, Source};
 use crate::task::{self, ByTask, TASKS, Task, TaskExamples};
 use crate::verify::Verifier;
 use crate::warnings::Warnings;
-use ferrl_engine::checkpoint::{Dtype, InitOptions, SaveOptions, init_model};
 use ferrl_engine::model::config::Position;
-use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-
-/// Examples of a generated task from which a new tokenizer learns its characters.
-const TOKENIZER_EXAMPLES: u64 = 2000;
 
 /// Examples to learn from, or held out. Those to learn from know what evaluations will read: [`Source::check`] looks at both.
 pub fn source(
@@ -132,7 +128,7 @@ impl Sources<'_> {
 }
 
 /// The name of the generated task that an entry of `data.train` is.
-fn task_name(source: &str) -> Option<&str> {
+pub(super) fn task_name(source: &str) -> Option<&str> {
     source.strip_prefix("task:")
 }
 
@@ -221,37 +217,4 @@ pub fn total_steps(recipe: &Recipe, source: &dyn Source, wants: Wants) -> Result
         Some(steps) => Ok(steps.max(1)),
         None => Err(Error::usage("a generated task has no end").at("train").fix("train.steps = 100")),
     }
-}
-
-/// A random model whose tokenizer knows the stage's data.
-pub(super) fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> {
-    let Some(task) = task(recipe)? else {
-        return Err(Error::usage("a new tokenizer learns from a generated task; data.train names none")
-            .at("model.init")
-            .fix("make one with `ferrl tokenizer train` and `ferrl init`, and give model.path"));
-    };
-    let mut texts = Vec::new();
-    for i in 0..TOKENIZER_EXAMPLES {
-        let e = task.example(i, false)?;
-        texts.push(e.prompt + &e.answer);
-    }
-    let specials = ["<pad>".to_string(), "<eos>".to_string()];
-    let tokenizer = match init.tokenizer.as_str() {
-        "char" => train_chars(texts.into_iter(), &specials)?,
-        "bpe" => train_bpe(texts.into_iter(), init.vocab, &specials)?,
-        other => {
-            let hint = nearest(other, ["char", "bpe"]).unwrap_or("char");
-            return Err(Error::usage(format!("unknown tokenizer {other:?}, expected char or bpe"))
-                .at("model.init.tokenizer")
-                .fix(format!("tokenizer = \"{hint}\"")));
-        }
-    };
-    let mut options = InitOptions::new(&init.family);
-    options.vocab = tokenizer.vocab_size();
-    (options.hidden, options.layers) = (init.hidden, init.layers);
-    (options.heads, options.kv_heads, options.ffn) = (init.heads, init.kv_heads, init.ffn);
-    (options.max_positions, options.seed, options.tied) = (init.max_positions, recipe.seed, Some(true));
-    (options.eos, options.pad) = (tokenizer.eos().first().copied(), tokenizer.pad());
-    init_model(dir, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
-    tokenizer.save(dir)
 }

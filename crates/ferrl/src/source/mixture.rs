@@ -1,12 +1,12 @@
 //! Examples from files, folders, hub datasets and generated tasks, mixed by weight, in an order that can be taken up again.
 
 use super::item::{is_group, item, schema_of};
-use super::survey::{Found, Room};
+use super::survey::Room;
 use super::{Item, Progress, Source, Summary};
 use crate::algo;
 use crate::data::loader::{self, Loader, Size};
 use crate::data::prompt::Settings;
-use crate::data::{self, Counts, Dataset, Encoder, Overlong};
+use crate::data::{self, Counts, Dataset, Encoder, Found, Overlong};
 use crate::recipe::Data;
 use crate::task::TaskExamples;
 use crate::warnings::Warnings;

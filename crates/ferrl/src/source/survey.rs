@@ -3,11 +3,11 @@
 use super::item::{item, schema_of};
 use super::mixture::{Mixture, Part};
 use super::{Item, Progress, Summary};
-use crate::data::Counts;
+use crate::data::{Counts, Findings, Found, PORTION, portions};
 use crate::experience::Sequence;
 use ferrl_engine::{Error, Result};
 use std::collections::{HashMap, HashSet};
-use std::thread;
+use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
 
 /// What a model and its sampler can take.
@@ -23,36 +23,6 @@ pub struct Room {
     pub group: usize,
 }
 
-/// Something that was found in some rows.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Found {
-    pub rows: usize,
-    /// Where it was found first, and what was there.
-    first: String,
-    /// The longest of them, in tokens.
-    longest: usize,
-}
-
-impl Found {
-    fn add(&mut self, yes: bool, place: &str, length: usize) {
-        if yes {
-            if self.rows == 0 {
-                self.first = if length > 0 { format!("{place}, {length} tokens") } else { place.to_owned() };
-            }
-            self.rows += 1;
-            self.longest = self.longest.max(length);
-        }
-    }
-
-    fn join(&mut self, later: Found) {
-        if self.rows == 0 {
-            self.first = later.first;
-        }
-        self.rows += later.rows;
-        self.longest = self.longest.max(later.longest);
-    }
-}
-
 /// What every row together is.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Survey {
@@ -60,12 +30,7 @@ pub(super) struct Survey {
     tokens: usize,
     trained: usize,
     longest: usize,
-    truncated: Found,
-    dropped: Found,
-    ended: Found,
-    empty: Found,
-    raw: Found,
-    equal: Found,
+    doubts: Findings,
     beyond: Found,
     /// Rows that were left out, as numbers of part and row.
     pub left_out: Vec<(usize, u32)>,
@@ -81,11 +46,8 @@ enum Compare<'a> {
     /// Nothing: they are what others are compared with.
     Note,
     /// Rows that are held out.
-    With(&'a HashMap<u64, String>),
+    With(&'a HashMap<u64, (usize, String)>),
 }
-
-/// Rows that one thread looks at before it is joined with the others.
-const PORTION: usize = 128;
 
 impl Mixture {
     /// Looks at every row, with all cores; whether it came to the end.
@@ -94,24 +56,17 @@ impl Mixture {
         compare: Compare<'_>,
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<(Survey, bool)> {
-        let (mut all, mut done) = (Survey::default(), 0);
-        let threads = thread::available_parallelism().map_or(1, |n| n.get());
+        let (mut all, mut before) = (Survey::default(), 0);
         for (part, rows) in self.parts.iter().enumerate().filter_map(|(i, p)| Some((i, p.rows()?))) {
-            for stretch in rows.used.chunks(PORTION * threads) {
-                let portions: Vec<&[u32]> = stretch.chunks(PORTION).collect();
-                let results: Vec<Result<Survey>> = thread::scope(|scope| {
-                    let look = |rows| scope.spawn(move || self.portion(part, rows, compare));
-                    let running: Vec<_> = portions.into_iter().map(look).collect();
-                    let died = |_| Err(Error::data("a thread that read the data ended early"));
-                    running.into_iter().map(|t| t.join().unwrap_or_else(died)).collect()
-                });
-                // In the order of the rows: the first fault is the one that is told.
-                results.into_iter().try_for_each(|found| found.map(|found| all.join(found)))?;
-                done += stretch.len();
-                if !progress(done) {
-                    return Ok((all, false));
-                }
+            let work = |range: Range<usize>| self.portion(part, &rows.used[range], compare);
+            let whole = portions(rows.used.len(), &work, &mut |found, done| {
+                all.join(found);
+                Ok(progress(before + done))
+            })?;
+            if !whole {
+                return Ok((all, false));
             }
+            before += rows.used.len();
         }
         Ok((all, true))
     }
@@ -125,11 +80,7 @@ impl Mixture {
             let mut counts = Counts::default();
             let sample = self.encoder.encode(&row, wants, &place, &mut counts)?;
             found.rows += 1;
-            found.truncated.add(counts.truncated > 0 && counts.dropped == 0, &place, counts.longest);
-            found.dropped.add(counts.dropped > 0, &place, counts.longest);
-            found.ended.add(counts.ended > 0, &place, 0);
-            found.empty.add(counts.empty > 0, &place, 0);
-            found.raw.add(counts.raw > 0, &place, 0);
+            found.doubts.add(&counts, &place);
             match sample {
                 Some(sample) => {
                     let item = item(sample, self.wants, 0, &self.encoder)?;
@@ -165,11 +116,11 @@ impl Mixture {
                         rows.name()
                     ))
                     .at("data.max_length")
-                    .fix(format!("data.max_length = {}", survey.dropped.longest)));
+                    .fix(format!("data.max_length = {}", survey.doubts.dropped.longest)));
                 }
             }
         }
-        self.dropped = survey.dropped;
+        self.dropped = survey.doubts.dropped;
         Ok(())
     }
 
@@ -184,7 +135,9 @@ impl Mixture {
                 return Ok(());
             }
             other.warn(&survey, "evaluation ");
-            known.extend(survey.prints);
+            let order = known.len();
+            let prints = survey.prints.into_iter().enumerate();
+            known.extend(prints.map(|(i, (print, place))| (print, (order + i, place))));
         }
         self.probe_tasks()?;
         let (mut survey, whole) =
@@ -192,7 +145,7 @@ impl Mixture {
         self.warn(&survey, "");
         survey.met.sort_unstable();
         survey.met.dedup();
-        if let Some(first) = survey.met.first().and_then(|print| known.get(print)) {
+        if let Some((_, first)) = survey.met.iter().filter_map(|print| known.get(print)).min() {
             let what = format!(
                 "{} of {} evaluation rows are training rows too (first: {first})",
                 survey.met.len(),
@@ -201,7 +154,10 @@ impl Mixture {
             let fix = "remove the duplicates: the evaluation measures what was learned by heart";
             self.warnings.raise("leaked-rows", what, fix);
         }
-        self.summary = Summary { dropped: self.dropped.rows, ..survey.summary(whole) };
+        self.summary = match self.summary.rows {
+            Some(_) => Summary { dropped: self.dropped.rows, ..survey.summary(whole) },
+            None => Summary { exact: whole, ..self.summary },
+        };
         Ok(())
     }
 
@@ -222,61 +178,26 @@ impl Mixture {
 
     /// Says what is doubtful in these rows.
     fn warn(&self, s: &Survey, which: &str) {
-        let many = |found: &Found| format!("{} of {} {which}rows", found.rows, s.rows);
-        let raise = |name, found: &Found, what: &str, fix: &str| {
-            if found.rows > 0 {
-                let message = format!("{} {what} (first: {})", many(found), found.first);
-                self.warnings.raise(name, message, fix);
-            }
-        };
+        let rows = format!("{} {which}rows", s.rows);
+        let mut doubts = s.doubts.clone();
+        if which.is_empty() {
+            doubts.dropped.join(self.dropped.clone()); // they are gone from the rows that were looked at
+        }
         let most = self.encoder.max_length().unwrap_or(usize::MAX);
-        let whole = |found: &Found| format!("data.max_length = {} for whole rows", found.longest);
-        raise(
-            "truncated-rows",
-            &s.truncated,
-            &format!("are cut to data.max_length = {most}"),
-            &whole(&s.truncated),
-        );
-        raise(
-            "dropped-rows",
-            if which.is_empty() { &self.dropped } else { &s.dropped },
-            &format!("are left out: data.max_length = {most} leaves nothing of them to learn"),
-            &whole(&self.dropped),
-        );
-        raise("equal-pairs", &s.equal, "have chosen = rejected: they teach nothing", "remove them");
-        raise(
-            "empty-responses",
-            &s.empty,
-            "have a response without text: the model learns to say nothing",
-            "remove them",
-        );
-        raise(
-            "written-end",
-            &s.ended,
-            "end their response with the end-of-turn token as text; it is taken for the token itself, not learned twice",
-            "remove it from the text: every response is ended anyway",
-        );
-        raise(
-            "raw-prompts",
-            &s.raw,
-            "are plain text although the model has a chat template: prompt and response are joined without a separator",
-            "data.apply_chat_template = true puts them into the template; false says that plain text is meant",
-        );
-        if let Some(context) = self.room.context {
-            let asks = self.room.new_tokens > 0;
-            let with = if asks { " with rollout.max_new_tokens" } else { "" };
-            let fix = if asks {
-                "shorter prompts, or a smaller rollout.max_new_tokens"
-            } else {
-                "data.max_length = "
+        doubts.say(&rows, most, &mut |name, what, fix| self.warnings.raise(name, what, fix));
+        if let Some(context) = self.room.context.filter(|_| s.beyond.rows > 0) {
+            let (with, fix) = match self.room.new_tokens {
+                0 => ("", format!("data.max_length = {context}")),
+                _ => (
+                    " with rollout.max_new_tokens",
+                    "shorter prompts, or a smaller rollout.max_new_tokens".into(),
+                ),
             };
-            let fix = if asks { fix.to_string() } else { format!("{fix}{context}") };
-            raise(
-                "beyond-context",
-                &s.beyond,
-                &format!("are longer{with} than the {context} tokens the model was made for"),
-                &fix,
+            let what = format!(
+                "{} of {rows} are longer{with} than the {context} tokens the model was made for (first: {})",
+                s.beyond.rows, s.beyond.first
             );
+            self.warnings.raise("beyond-context", what, fix);
         }
     }
 }
@@ -318,12 +239,7 @@ impl Survey {
         self.tokens += later.tokens;
         self.trained += later.trained;
         self.longest = self.longest.max(later.longest);
-        self.truncated.join(later.truncated);
-        self.dropped.join(later.dropped);
-        self.ended.join(later.ended);
-        self.empty.join(later.empty);
-        self.raw.join(later.raw);
-        self.equal.join(later.equal);
+        self.doubts.join(later.doubts);
         self.beyond.join(later.beyond);
         self.left_out.extend(later.left_out);
         self.prints.extend(later.prints);
@@ -344,7 +260,7 @@ impl Survey {
             Item::Given(sequences) => {
                 given(sequences);
                 let equal = matches!(&sequences[..], [a, b] if a.pair.is_some() && a.ids == b.ids);
-                self.equal.add(equal, place, 0);
+                self.doubts.equal.add(equal, place, 0);
             }
             Item::Graded(group) => {
                 given(&group.answers);
@@ -380,8 +296,8 @@ impl Survey {
             tokens: Some(self.tokens),
             trained: self.trained,
             exact,
-            truncated: self.truncated.rows,
-            dropped: self.dropped.rows,
+            truncated: self.doubts.truncated.rows,
+            dropped: self.doubts.dropped.rows,
             longest: self.longest,
         }
     }

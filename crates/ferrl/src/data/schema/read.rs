@@ -203,8 +203,24 @@ impl<'a> Reader<'a> {
     fn completion(&mut self) -> Result<Option<Content>> {
         match self.content("completion")? {
             Some(completion) => Ok(Some(completion)),
+            None if self.alpaca() && self.get("response").is_none() => self.content("output"),
             None => self.content("response"),
         }
+    }
+
+    /// Whether the row has the columns of Alpaca: `instruction`, `input` (often empty) and `output`.
+    fn alpaca(&self) -> bool {
+        let own = ["prompt", "messages", "conversations"].iter().any(|c| self.get(c).is_some());
+        !own && self.get("instruction").is_some()
+    }
+
+    /// The instruction, and the input on a line of its own.
+    fn instruction(&mut self) -> Result<Option<Content>> {
+        let Some(mut prompt) = self.text("instruction")? else { return Ok(None) };
+        if let Some(input) = self.text("input")?.filter(|t| !t.trim().is_empty()) {
+            prompt = format!("{prompt}\n{input}");
+        }
+        Ok(Some(Content::Text(prompt)))
     }
 
     /// What comes before the answer: `prompt`, or `messages` that the assistant has not answered yet.
@@ -212,6 +228,9 @@ impl<'a> Reader<'a> {
         if let Some(text) = &self.prompt {
             self.used.push("prompt");
             return Ok(Some(Content::Text(text.clone())));
+        }
+        if self.alpaca() {
+            return self.instruction();
         }
         let (name, prompt) = match self.content("prompt")? {
             Some(prompt) => ("prompt", prompt),

@@ -1,0 +1,126 @@
+//! A new model for a recipe that names none: random weights, and a tokenizer made from the stage's own data.
+
+use super::data::{task_name, tasks};
+use crate::algo::{self, Wants};
+use crate::data::hub::Cache;
+use crate::data::{self, Dataset, Texts, strings};
+use crate::recipe::{Init, Recipe};
+use crate::source::{encoding, schema_of};
+use ferrl_engine::checkpoint::{Dtype, InitOptions, SaveOptions, init_model};
+use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
+use ferrl_engine::{Error, Result, nearest};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+/// Examples of a generated task from which a new tokenizer learns.
+const EXAMPLES: u64 = 2000;
+
+/// A random model whose tokenizer knows the stage's data.
+pub(super) fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> {
+    let tokenizer = tokenizer(recipe, init)?;
+    let mut options = InitOptions::new(&init.family);
+    options.vocab = tokenizer.vocab_size();
+    (options.hidden, options.layers) = (init.hidden, init.layers);
+    (options.heads, options.kv_heads, options.ffn) = (init.heads, init.kv_heads, init.ffn);
+    (options.max_positions, options.seed, options.tied) = (init.max_positions, recipe.seed, Some(true));
+    (options.eos, options.pad) = (tokenizer.eos().first().copied(), tokenizer.pad());
+    init_model(dir, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
+    tokenizer.save(dir)
+}
+
+/// A tokenizer for what the stage trains and evaluates on. Conversations bring a ChatML template.
+fn tokenizer(recipe: &Recipe, init: &Init) -> Result<Tokenizer> {
+    let files = Files::read(recipe, init.tokenizer == "char")?;
+    let specials: &[&str] =
+        if files.chat()? { &["<pad>", "<|im_start|>", "<|im_end|>"] } else { &["<pad>", "<eos>"] };
+    let specials: Vec<String> = specials.iter().map(|s| s.to_string()).collect();
+    let mut texts = Vec::new();
+    for (_, task) in tasks(recipe)? {
+        for i in 0..EXAMPLES {
+            let e = task.example(i, false)?;
+            texts.push(e.prompt + &e.answer);
+        }
+    }
+    // The trainers take plain texts: an error ends them and is kept here.
+    let failed: Mutex<Option<Error>> = Mutex::new(None);
+    let rows = files
+        .texts()
+        .map_while(|text| text.map_err(|e| *failed.lock().unwrap_or_else(|p| p.into_inner()) = Some(e)).ok());
+    let texts = texts.into_iter().chain(rows);
+    let made = match init.tokenizer.as_str() {
+        "char" => train_chars(texts, &specials),
+        "bpe" => train_bpe(texts, init.vocab, &specials),
+        other => {
+            let hint = nearest(other, ["char", "bpe"]).unwrap_or("char");
+            return Err(Error::usage(format!("unknown tokenizer {other:?}, expected char or bpe"))
+                .at("model.init.tokenizer")
+                .fix(format!("tokenizer = \"{hint}\"")));
+        }
+    };
+    match failed.into_inner().unwrap_or_else(|p| p.into_inner()) {
+        Some(error) => Err(error),
+        None => made,
+    }
+}
+
+/// The files of a recipe and how their rows are read.
+struct Files {
+    datasets: Vec<Arc<Dataset>>,
+    texts: Texts,
+    wants: Wants,
+    /// Words of the recipe that are put into prompts.
+    words: Vec<String>,
+    /// Whether every text of a row counts: characters that only an answer column has are sampled, too.
+    all: bool,
+}
+
+impl Files {
+    fn read(recipe: &Recipe, all: bool) -> Result<Self> {
+        let names = recipe.data.train.iter().chain(&recipe.eval.data).filter(|n| task_name(n).is_none());
+        let read =
+            |name: &String| Ok(Arc::new(Dataset::read(&data::Source::parse(name)?, &Cache::from_env())?));
+        let d = &recipe.data;
+        let words = [d.system.clone(), d.prefill.clone(), Some(d.separator.clone())].into_iter().flatten();
+        // What a template of ChatML writes beside the messages.
+        let chat = "system\nuser\nassistant\ntool\n".to_owned();
+        Ok(Files {
+            datasets: names.map(read).collect::<Result<_>>()?,
+            texts: Texts::new(&encoding(d)?)?,
+            wants: algo::find(recipe.algorithm_name())?.wants,
+            words: words.chain([chat]).collect(),
+            all,
+        })
+    }
+
+    /// Whether rows are conversations; what the first of each file says goes for all.
+    fn chat(&self) -> Result<bool> {
+        for dataset in &self.datasets {
+            if self.row(dataset, 0)?.1 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn row(&self, dataset: &Dataset, number: usize) -> Result<(Vec<String>, bool)> {
+        let row = dataset.row(number)?;
+        let columns = self.texts.columns(&row);
+        let grouped = ["completions", "rewards"].iter().all(|c| columns.contains(c));
+        let wants = schema_of(self.wants, grouped, &columns);
+        let (mut texts, chat) = self.texts.of(&row, wants).map_err(|e| e.at(dataset.place(number)))?;
+        if self.all {
+            texts.extend(strings(Value::Object(row)));
+        }
+        Ok((texts, chat))
+    }
+
+    fn texts(&self) -> impl Iterator<Item = Result<String>> + '_ {
+        let words = self.words.iter().filter(|_| !self.datasets.is_empty()).cloned().map(Ok);
+        let rows = self.datasets.iter().flat_map(|d| (0..d.len()).map(move |i| (d, i)));
+        words.chain(rows.flat_map(|(dataset, i)| match self.row(dataset, i) {
+            Ok((texts, _)) => texts.into_iter().map(Ok).collect(),
+            Err(e) => vec![Err(e)],
+        }))
+    }
+}
