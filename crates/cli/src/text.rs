@@ -68,17 +68,28 @@ impl Text {
         self.template()?.encode_chat(self.tokenizer()?, messages, tools, reply, kwargs)
     }
 
-    /// Ids of a row that is to be scored: `ids`, `text`, `prompt` and `completion`, or `messages`.
-    pub fn scored(&self, row: &Row) -> Result<Vec<u32>> {
+    /// Ids of a row that is to be scored: `ids`, `text`, `prompt` and `completion`, or `messages`. A reward model judges a
+    /// completion where it ends, so the row ends with the token that does that, as it did in the model's training.
+    pub fn scored(&self, row: &Row, reward_model: bool) -> Result<Vec<u32>> {
         let at = |e: Error| e.at(&row.place);
         let ids = match row.choose(&["ids", "text", "prompt", "messages"])? {
             "ids" => row.ids("ids", self.vocab)?,
             "text" => self.prompt(row.text("text")?).map_err(at)?,
-            "messages" => self.chat(row.messages("messages")?, Some(row), false).map_err(at)?,
+            "messages" => {
+                let mut ids = self.chat(row.messages("messages")?, Some(row), false).map_err(at)?;
+                let stops = self.stops()?;
+                if let Some(end) =
+                    ids.iter().rposition(|id| stops.ids().contains(id)).filter(|_| reward_model)
+                {
+                    ids.truncate(end + 1);
+                }
+                ids
+            }
             _ => {
                 let (prompt, completion) = (row.text("prompt")?, row.text("completion")?);
                 let mut ids = self.prompt(prompt).map_err(at)?;
                 ids.extend(self.tokenizer().and_then(|t| t.encode_text(completion)).map_err(at)?);
+                ids.extend(self.stops()?.ids().first().filter(|_| reward_model));
                 ids
             }
         };

@@ -12,6 +12,8 @@ mod errors;
 mod eval;
 #[path = "cli/generate.rs"]
 mod generate;
+#[path = "cli/interrupt.rs"]
+mod interrupt;
 #[path = "cli/make.rs"]
 mod make;
 #[path = "cli/measure.rs"]

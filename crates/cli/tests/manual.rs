@@ -103,6 +103,8 @@ fn commands_of_every_page_work() {
 fn generated_pages_are_current() {
     let page = |name: &str| std::fs::read_to_string(root().join("docs").join(name)).unwrap();
     assert!(page("keys.md") == ferrl::recipe::keys_markdown(), "old: ferrl recipe > docs/keys.md");
+    let verifiers = ferrl::recipe::verifiers_markdown();
+    assert!(page("verifiers.md") == verifiers, "old: ferrl verify --markdown > docs/verifiers.md");
     let figures: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(&page("figures.json")).unwrap();
     for (name, measured) in &figures {

@@ -82,6 +82,7 @@ impl Stage {
             out.metrics.add("data/truncated", cut / out.experience.sequences.len().max(1) as f64);
         }
         if prompts.is_empty() {
+            self.look_for_ends(&out);
             out.measure_lengths();
             return Ok(out);
         }
@@ -104,6 +105,32 @@ impl Stage {
         out.metrics.add("completions/total_tokens", tokens);
         out.metrics.add("rollouts/lost", out.rollouts.iter().filter(|r| r.graded.is_lost()).count() as f64);
         Ok(out)
+    }
+
+    /// Says so where demonstrations end without a token that completions stop at: the model would not learn to end.
+    fn look_for_ends(&self, given: &Collected) {
+        if self.wants != Wants::Demonstrations {
+            return;
+        }
+        let cut = self.recipe.data.max_length;
+        let whole: Vec<&Sequence> = given.experience.sequences.iter().filter(|s| s.ids.len() < cut).collect();
+        let ends = |s: &&&Sequence| {
+            let last = s.ids.last().zip(s.trained.last());
+            last.is_some_and(|(id, trained)| *trained && self.stops.ids().contains(id))
+        };
+        let without = whole.len() - whole.iter().filter(ends).count();
+        if without > 0 {
+            let names: Vec<String> =
+                self.stops.ids().iter().filter_map(|&id| self.tokenizer.token(id)).collect();
+            let what = format!(
+                "{without} of {} examples of step {} end without a stop token ({}): the model does not learn to end",
+                whole.len(),
+                self.step + 1,
+                names.join(", ")
+            );
+            let fix = "a chat template that ends the assistant's turn with a special token, inside its generation block";
+            self.warnings.raise("untrained-stop", what, fix);
+        }
     }
 
     /// Answers to prompts, rewarded, behind what is there: `before` prompts and their answers.

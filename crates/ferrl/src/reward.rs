@@ -209,8 +209,12 @@ impl Rewards {
             return Ok(());
         }
         let failure = sums.iter().find_map(|s| s.failure.clone()).unwrap_or_else(|| {
+            let files = self.sources.iter().find_map(|s| match &s.judge {
+                Judge::Verifier(verifier) => verifier.file().map(|f| f.display().to_string()),
+                Judge::Model(..) => None,
+            });
             Error::usage("no reward function gave a number: all returned None")
-                .at("reward")
+                .at(files.unwrap_or("reward".into()))
                 .fix("let at least one function return a number for every completion")
         });
         let step = at.step + 1;

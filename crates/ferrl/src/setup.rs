@@ -134,6 +134,7 @@ pub fn stage_over(
         ahead: VecDeque::new(),
         foresees: backend.is_exact(),
         num_tokens: 0,
+        skips_empty: true,
         signal: Signal::default(),
         updating: false,
         warnings,

@@ -57,6 +57,8 @@ pub struct Stage {
     pub foresees: bool,
     /// Tokens that were learned from so far, prompts included; the runner sets it to what earlier stages had.
     pub num_tokens: u64,
+    /// Whether a step whose gradients are all zero is skipped.
+    pub skips_empty: bool,
     /// Notices rewards that leave nothing to learn from.
     pub signal: Signal,
     /// Whether weights are on the way from one value to the next; stays so where that failed halfway.
@@ -105,7 +107,8 @@ impl Stage {
                 rollout.advantage = first.and_then(|i| s.advantage.get(i).copied()).unwrap_or(0.0);
             }
         }
-        let empty = experience.sequences.is_empty() || self.algo.learns_nothing(&experience);
+        let nothing = self.skips_empty && self.algo.learns_nothing(&experience);
+        let empty = experience.sequences.is_empty() || nothing;
         self.look_for_signal(&rollouts, empty);
         if empty {
             metrics.add("updates/skipped", 1.0);

@@ -19,5 +19,7 @@ mod lag;
 mod packing;
 #[path = "stage/reward_model.rs"]
 mod reward_model;
+#[path = "stage/signal.rs"]
+mod signal;
 #[path = "stage/stops.rs"]
 mod stops;

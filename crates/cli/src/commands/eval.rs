@@ -63,6 +63,9 @@ pub struct Args {
     /// Python file (FILE or FILE:FUNCTION) that grades answers; 1 or more is right
     #[arg(long, value_name = "FILE")]
     reward: Option<String>,
+    /// Grade completions that the length limit cut off by their text; they are wrong otherwise
+    #[arg(long)]
+    score_truncated: bool,
     /// Questions to ask; all of the data, or 200 of a task, when left out
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     prompts: Option<usize>,
@@ -280,6 +283,9 @@ fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
     if recipe.reward.is_empty() && setup::task(&recipe)?.is_none() {
         return Err(Error::usage("nothing says which answers are right")
             .fix(format!("--verifier NAME ({}) or --reward FILE.py", super::verify::names())));
+    }
+    if args.score_truncated {
+        recipe.reward.iter_mut().for_each(|r| r.truncated = Some("score".into()));
     }
     let r = &mut recipe.rollout;
     r.temperature = args.temperature.map_or(recipe.eval.temperature.unwrap_or(r.temperature), f64::from);

@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", required_unless_present = "input", conflicts_with = "input")]
     prompt: Option<String>,
     /// Continue the text of --prompt as it is, without the chat template
-    #[arg(long, requires = "prompt")]
+    #[arg(long, conflicts_with = "input")]
     raw: bool,
     /// JSON lines to continue; - is standard input
     #[arg(long, value_name = "FILE")]

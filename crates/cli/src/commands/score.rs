@@ -17,7 +17,7 @@ use std::path::PathBuf;
 /// Each input row holds `ids` (taken as they are), `text`, `prompt` and `completion`, or `messages`.
 /// Each output row holds its `ids`, and for every token but the first its log-probability (`logprobs`) and the
 /// entropy of the distribution it was drawn from (`entropy`), both in nats. A reward model writes `score`,
-/// its value at the last token.
+/// its value at the last token, which for `completion` and `messages` is the token that ends them.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut places = Vec::with_capacity(rows.len());
     let mut sequences = Vec::with_capacity(rows.len());
     for row in rows {
-        sequences.push(text.scored(&row)?);
+        sequences.push(text.scored(&row, !dir.config.head.has_lm())?);
         places.push(row.place);
     }
     let mut output = Output::create(&args.output)?;

@@ -2,7 +2,7 @@
 
 use crate::data;
 use crate::options::{at_least_one, nearest_path};
-use crate::output::print;
+use crate::output::{print, say};
 use crate::progress::Progress;
 use clap::{Subcommand, ValueEnum};
 use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
@@ -235,7 +235,7 @@ fn encode(args: &Encode) -> Result<()> {
         return print(&format!("{}\n", ids.join(" ")));
     }
     let line = |id: &u32| format!("{id}\t{}\n", tokenizer.token(*id).unwrap_or_default());
-    print(&ids.iter().map(line).collect::<String>())
+    say(&ids.iter().map(line).collect::<String>())
 }
 
 fn decode(args: &Decode) -> Result<()> {
@@ -252,5 +252,5 @@ fn decode(args: &Decode) -> Result<()> {
         }
         ids.push(id);
     }
-    print(&format!("{}\n", tokenizer.decode(&ids, args.skip_special)?))
+    say(&format!("{}\n", tokenizer.decode(&ids, args.skip_special)?))
 }

@@ -1,5 +1,265 @@
+//! Rewards that fail, completions that say nothing, sampling that cannot work.
+
 use crate::case::Case;
+use std::path::Path;
+
+const ROWS: &str = "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n{\"prompt\": \"2+2=\", \"answer\": \"4\"}\n";
+const CHAT: &str = "{\"prompt\": [{\"role\": \"user\", \"content\": \"1+1=\"}], \"answer\": \"2\"}\n";
+
+/// Two prompts, four completions each, a step or two, rewarded by `my.py` unless more is said.
+fn grpo(more: &str) -> String {
+    format!(
+        "name = \"run\"\nalgo = \"dr_grpo\"\nmodel.path = \"{{model}}\"\ndata = {{ train = [\"rows.jsonl\"], max_length = 32 }}\n\
+         rollout = {{ prompts = 2, samples = 4, max_new_tokens = 4, cache_mib = 4 }}\n\
+         train = {{ steps = 2, micro_batch_tokens = 64 }}\n{more}"
+    )
+}
+
+const PYTHON: &str = "reward = { python = \"my.py\" }\n";
+
+/// A recipe with a Python reward, whose file is `body`.
+fn python(name: &'static str, body: &str) -> Case {
+    Case::new(name, "train r.toml").file("r.toml", grpo(PYTHON)).file("rows.jsonl", ROWS).file("my.py", body)
+}
+
+/// Every completion of a kind fails, the others are rewarded by chance.
+fn partly(name: &'static str, fault: &str) -> Case {
+    let body = format!(
+        "import os, sys, time\ndef reward(prompts, completions, **kw):\n    out = []\n    \
+         for c in completions:\n        if sum(map(ord, c)) % 3 == 0:\n            {fault}\n        out.append(float(len(set(c))))\n    return out\n"
+    );
+    python(name, &body).exit(0).says(&["warning", "my.py", "no reward"]).check(lost_is_not_zero)
+}
+
+fn rollouts(folder: &Path) -> String {
+    std::fs::read_to_string(folder.join("runs/run/rollouts/step_1.jsonl")).unwrap()
+}
+
+fn lost_is_not_zero(folder: &Path, _output: &str) {
+    let rows = rollouts(folder);
+    let lost: Vec<&str> = rows.lines().filter(|r| r.contains("\"lost\":true")).collect();
+    assert!(!lost.is_empty() && lost.len() < 8, "{rows}");
+    assert!(lost.iter().all(|r| r.contains("\"reward\":null")), "{rows}");
+    let metrics = std::fs::read_to_string(folder.join("runs/run/metrics.jsonl")).unwrap();
+    let first: serde_json::Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
+    assert_eq!(first["rollouts/lost"].as_f64(), Some(lost.len() as f64), "{first}");
+}
+
+fn prints_are_logged(folder: &Path, _output: &str) {
+    let log = std::fs::read_to_string(folder.join("runs/run/log.jsonl")).unwrap();
+    assert!(log.contains("\"level\":\"print\"") && log.contains("looking at 8"), "{log}");
+    assert!(log.contains("\\u001b"), "kept as it is in the file: {log}");
+}
 
 pub fn cases() -> Vec<Case> {
-    Vec::new()
+    let mut all = failing_rewards();
+    all.extend(partly_failing_rewards());
+    all.extend(settings());
+    all.extend(commands());
+    all
+}
+
+fn failing_rewards() -> Vec<Case> {
+    let always = |name, body: &str| python(name, body).says(&["my.py", "step 1"]).leaves_no(&["runs/run"]);
+    vec![
+        always(
+            "a reward function that always raises",
+            "def reward(prompts, completions, **kw):\n    return [len(c) / nothing for c in completions]\n",
+        )
+        .says(&["NameError", "my.py:2"]),
+        always(
+            "a reward function that asks for a column that is not there",
+            "def reward(completions, solution):\n    return [1.0 for c in completions]\n",
+        )
+        .says(&["solution", "completions"]),
+        always(
+            "a reward function that returns one number",
+            "def reward(completions, **kw):\n    return 1.0\n",
+        )
+        .says(&["float", "list"]),
+        always(
+            "a reward function that returns a list too short",
+            "def reward(completions, **kw):\n    return []\n",
+        )
+        .says(&["list of 0"]),
+        always(
+            "a reward function that returns texts",
+            "def reward(completions, **kw):\n    return ['1' for c in completions]\n",
+        )
+        .says(&["str"]),
+        always(
+            "a reward function that returns NaN",
+            "def reward(completions, **kw):\n    return [float('nan') for c in completions]\n",
+        )
+        .says(&["nan"]),
+        always(
+            "a reward function that returns None for everything",
+            "def reward(completions, **kw):\n    return [None for c in completions]\n",
+        )
+        .says(&["None"])
+        .never_says(&["Traceback"]),
+        always(
+            "a reward function that calls sys.exit",
+            "import sys\ndef reward(completions, **kw):\n    sys.exit(3)\n",
+        )
+        .says(&["SystemExit", "my.py:3"]),
+        always(
+            "a reward function that crashes its process",
+            "import os\ndef reward(completions, **kw):\n    os.kill(os.getpid(), 11)\n",
+        )
+        .exit(6)
+        .says(&["SIGSEGV"]),
+        python(
+            "a reward function that hangs",
+            "import time\ndef reward(completions, **kw):\n    time.sleep(3600)\n",
+        )
+        .arg("reward.0.options.timeout=0.3")
+        .exit(6)
+        .says(&["my.py", "0.3 s", "step 1"]),
+        python("a reward file that does not compile", "def reward(:\n").says(&["my.py", "SyntaxError"]),
+        python("a reward file without the function", "def rewards(completions, **kw):\n    return []\n")
+            .says(&["my.py", "reward", "rewards"]),
+        Case::new("a reward file that is not there", "train r.toml")
+            .file("r.toml", grpo(PYTHON))
+            .file("rows.jsonl", ROWS)
+            .says(&["my.py"]),
+        Case::new(
+            "eval with a reward that always raises",
+            "eval {model} --data rows.jsonl --reward my.py:grade --max-new-tokens 4",
+        )
+        .file("rows.jsonl", ROWS)
+        .file("my.py", "def grade(completions, **kw):\n    raise ValueError('\\x1b[31mno')\n")
+        .says(&["ValueError", "my.py:2", "\\x1b[31mno"])
+        .never_says(&["\x1b"]),
+    ]
+}
+
+fn partly_failing_rewards() -> Vec<Case> {
+    vec![
+        partly("a reward function that raises over one completion", "raise KeyError('no')").says(&["KeyError"]),
+        partly("a reward function that ends its process over one completion", "os._exit(5)").says(&["exit status: 5"]),
+        partly("a reward that is NaN for one completion", "out.append(float('nan')); continue").says(&["nan"]),
+        partly("a reward that is a text for one completion", "out.append('good'); continue").says(&["str"]),
+        python(
+            "a reward function that prints escape codes",
+            "def reward(completions, **kw):\n    print('\\x1b[2Jlooking at', len(completions))\n    \
+             return [float(len(set(c))) for c in completions]\n",
+        )
+        .exit(0)
+        .never_says(&["\x1b[2J"])
+        .check(prints_are_logged),
+        Case::new("a TRL reward function on chat data", "train r.toml model.path={chat}")
+            .file("r.toml", grpo(PYTHON).replace("prompts = 2", "prompts = 1"))
+            .file("rows.jsonl", CHAT)
+            .file(
+                "my.py",
+                "def reward(prompts, completions, completion_ids, trainer_state, log_extra, **kw):\n    \
+                 assert prompts[0] == [{'role': 'user', 'content': '1+1='}]\n    \
+                 texts = [c[0]['content'] for c in completions]\n    assert completions[0][0]['role'] == 'assistant'\n    \
+                 log_extra('step', [trainer_state.global_step for _ in texts])\n    \
+                 return [float(len(set(t))) + len(i) for t, i in zip(texts, completion_ids)]\n",
+            )
+            .exit(0)
+            .check(|folder, _| assert!(rollouts(folder).contains("\"extra\":{\"step\":0}"))),
+    ]
+}
+
+fn settings() -> Vec<Case> {
+    let exact = |name, more: &str| {
+        Case::new(name, "train r.toml")
+            .file("r.toml", grpo("reward = { verifier = \"exact\" }\n"))
+            .file("rows.jsonl", ROWS)
+            .arg(more)
+    };
+    vec![
+        exact("a negative sampling temperature", "rollout.temperature=-1")
+            .says(&["rollout.temperature", "-1"]),
+        exact("an absurd sampling temperature", "rollout.temperature=1e9")
+            .says(&["rollout.temperature", "100"]),
+        exact("a sampling temperature beyond reason", "rollout.temperature=5").exit(0).says(&[
+            "warning",
+            "rollout.temperature",
+            "5",
+        ]),
+        Case::new(
+            "a negative sampling temperature in supervised training",
+            "train r.toml rollout.temperature=-0.5",
+        )
+        .file("r.toml", "algo = \"sft\"\nmodel.path = \"{model}\"\ndata.train = [\"rows.jsonl\"]\n")
+        .file("rows.jsonl", "{\"prompt\": \"a\", \"response\": \"b\"}\n")
+        .says(&["rollout.temperature", "-0.5"]),
+        exact("a million million samples", "rollout.samples=1000000000000")
+            .says(&["rollout.samples", "65536"]),
+        exact("samples that make too many completions", "rollout.samples=65536")
+            .arg("rollout.prompts=1048576")
+            .says(&["rollout.samples", "16777216"]),
+        exact("a cache beyond all memory", "rollout.cache_mib=1000000000000").says(&["rollout.cache_mib"]),
+        Case::new("a hundred thousand workers", "train r.toml reward.0.options.workers=100000")
+            .file("r.toml", grpo(PYTHON))
+            .file("rows.jsonl", ROWS)
+            .file("my.py", "def reward(completions, **kw):\n    return [1.0 for c in completions]\n")
+            .says(&["workers", "100000", "256"]),
+        exact("an unknown word for truncated completions", "reward.0.truncated=zero")
+            .says(&["zero", "wrong", "score"]),
+        exact("a warm-up for a critic that is not there", "algo.critic_warmup=3")
+            .says(&["critic_warmup", "algo"]),
+        exact("a run without any signal", "train.steps=4").exit(0).says(&[
+            "warning",
+            "the last 3 steps",
+            "rollout.max_new_tokens",
+        ]),
+        Case::new("a stop text that the verifier reads", "train r.toml")
+            .file("r.toml", grpo("reward = { verifier = \"exact\", options = { take = \"answer\" } }\n"))
+            .file("rows.jsonl", ROWS)
+            .arg("rollout.stop=[\"</answer>\"]")
+            .says(&["rollout.stop", "include_stop", "</answer>"]),
+        exact("a verifier's column that the rows lack", "reward.0.options.column=solution")
+            .exit(3)
+            .says(&["solution", "answer"]),
+        Case::new("an unknown verifier", "train r.toml reward.0.verifier=exactly")
+            .file("r.toml", grpo("reward = { verifier = \"exact\" }\n"))
+            .file("rows.jsonl", ROWS)
+            .says(&["exactly", "exact"]),
+        Case::new("an unknown option of a verifier", "train r.toml reward.0.options.colum=answer")
+            .file("r.toml", grpo("reward = { verifier = \"exact\" }\n"))
+            .file("rows.jsonl", ROWS)
+            .says(&["colum", "column"]),
+    ]
+}
+
+fn commands() -> Vec<Case> {
+    vec![
+        Case::new("verify with an unknown verifier", "verify numberic --input rows.jsonl")
+            .file("rows.jsonl", ROWS)
+            .says(&["numberic", "numeric"]),
+        Case::new("verify with an unknown option", "verify exact --input rows.jsonl --option tak=whole")
+            .file("rows.jsonl", ROWS)
+            .says(&["tak", "take"]),
+        Case::new("verify with rows without completions", "verify exact --input rows.jsonl")
+            .file("rows.jsonl", ROWS)
+            .exit(3)
+            .says(&["rows.jsonl:1", "completion"]),
+        Case::new("verify with one row that cannot be graded", "verify numeric --input rows.jsonl")
+            .file(
+                "rows.jsonl",
+                "{\"completion\": \"4\", \"answer\": \"4\"}\n{\"completion\": \"4\", \"answer\": \"four\"}\n",
+            )
+            .exit(0)
+            .says(&["\"reward\":1.0", "\"reward\":null", "holds no number", "2 rows, 1 graded"]),
+        Case::new("verify without anything to grade", "verify exact").says(&["--input"]),
+        Case::new("eval of a model that is not there", "eval nowhere --task countdown")
+            .exit(4)
+            .says(&["nowhere"]),
+        Case::new("eval without anything that says what is right", "eval {model} --data rows.jsonl")
+            .file("rows.jsonl", ROWS)
+            .says(&["--verifier", "--reward"]),
+        Case::new(
+            "generate with an absurd temperature",
+            "generate --model {model} --prompt a --temperature 1e30",
+        )
+        .says(&["--temperature", "100"]),
+        Case::new("generate --raw without a prompt", "generate --model {model} --input rows.jsonl --raw")
+            .file("rows.jsonl", ROWS)
+            .says(&["--raw"]),
+    ]
 }

@@ -31,7 +31,7 @@ fn figures_follow_from_the_rollouts_that_are_written() {
         "def reward(prompts, completions, **columns):\n    return [float(len(c) % 2) for c in completions]\n",
     );
     let out = folder.path("rollouts.jsonl");
-    let base = ["eval", &run, "--prompts", "30", "--samples", "4", "--reward", &python];
+    let base = ["eval", &run, "--prompts", "30", "--samples", "4", "--reward", &python, "--score-truncated"];
     let got = json(&ok(&[&base[..], &["--json", "--output", &out]].concat()));
     let rows = rows(&folder.read("rollouts.jsonl"));
     assert_eq!(rows.len(), 120);
@@ -130,4 +130,60 @@ fn a_model_in_the_hub_s_cache_goes_by_its_name() {
     let message = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(3), "{message}");
     assert!(message.contains("org/tiny") && message.contains("HF_HUB_OFFLINE"), "{message}");
+}
+
+/// Was: the run's `eval.split` was applied to the file, and 5 of 100 questions were asked.
+#[test]
+fn every_row_of_a_file_is_asked() {
+    let folder = Folder::new("eval-all-rows");
+    let model = folder.model();
+    let row = |i: usize| format!("{{\"prompt\": \"the {i}\", \"answer\": \"fox\"}}\n");
+    let data = folder.write("rows.jsonl", (0..100).map(row).collect::<String>());
+    let recipe = folder.write(
+        "split.toml",
+        &format!(
+            "algo = \"dr_grpo\"\nmodel.path = {model:?}\ndata = {{ train = [{data:?}], max_length = 64 }}\n\
+             reward = {{ verifier = \"exact\" }}\ntrain = {{ steps = 2, micro_batch_tokens = 256 }}\n\
+             rollout = {{ prompts = 2, samples = 2, max_new_tokens = 4, cache_mib = 4 }}\n\
+             eval = {{ split = 0.05, every = 2, prompts = 2 }}\n"
+        ),
+    );
+    let runs = folder.path("runs");
+    ok(&["train", &recipe, "--runs", &runs]);
+    let run = format!("{runs}/split");
+    let asked = |more: &[&str]| {
+        let base = ["eval", &run, "--max-new-tokens", "2", "--json"];
+        json(&ok(&[&base[..], more].concat()))["prompts"].as_u64()
+    };
+    assert_eq!(asked(&["--data", &data]), Some(100));
+    assert_eq!(asked(&[]), Some(5), "the run's own held-out part");
+    assert_eq!(asked(&["--seed", "7"]), Some(5), "another seed samples anew and holds out the same rows");
+}
+
+/// A completion that was cut off is wrong, whatever stands in it.
+#[test]
+fn a_truncated_completion_is_not_right() {
+    let folder = Folder::new("eval-truncated");
+    let (model, data) = (folder.model(), folder.write("rows.jsonl", "{\"prompt\": \"the\"}\n"));
+    let python =
+        folder.write("one.py", "def one(completions, **kw):\n    return [1.0 for c in completions]\n");
+    let grade = format!("{python}:one");
+    let base = [
+        "eval",
+        &model,
+        "--data",
+        &data,
+        "--reward",
+        &grade,
+        "--max-new-tokens",
+        "1",
+        "--json",
+        "--samples",
+        "4",
+    ];
+    let (strict, loose) = (json(&ok(&base)), json(&ok(&[&base[..], &["--score-truncated"]].concat())));
+    assert_eq!(loose["accuracy"].as_f64(), Some(1.0));
+    let cut = strict["truncated"].as_f64().unwrap();
+    assert!(cut > 0.0);
+    assert_eq!(strict["accuracy"].as_f64(), Some(1.0 - cut));
 }

@@ -89,3 +89,18 @@ fn a_conversation_goes_on_after_a_typo() {
     assert!(!out.stdout.is_empty());
     assert_eq!(ok_with(&args, "hello\n"), ok_with(&args, "hello\n"));
 }
+
+/// Was: `--prompt` was raw text even where the model has a chat template.
+#[test]
+fn a_prompt_goes_through_the_chat_template() {
+    let folder = Folder::new("generate-chat");
+    let model = folder.model();
+    let base =
+        ["generate", "--model", &model, "--prompt", "the fox", "--max-new-tokens", "4", "--output", "-"];
+    let ids = |text: String| rows(&text)[0]["prompt_ids"].clone();
+    let plain = ids(ok(&[&base[..], &["--raw"]].concat()));
+    let input = "{\"messages\": [{\"role\": \"user\", \"content\": \"the fox\"}]}\n";
+    let chat = ids(ok_with(&["generate", "--model", &model, "--input", "-", "--max-new-tokens", "4"], input));
+    assert_ne!(plain, chat, "the model has a chat template");
+    assert_eq!(ids(ok(&base)), chat);
+}

@@ -102,11 +102,14 @@ impl StopStream<'_> {
         if self.stops.ids.contains(&id) {
             return Ok(String::new());
         }
-        self.held += &self.decoder.push(id)?;
-        let hold = self.stops.strings.iter().map(String::len).max().unwrap_or(1) - 1;
-        let most = self.held.len().saturating_sub(hold);
+        let piece = self.decoder.push(id)?;
+        let Some(longest) = self.stops.strings.iter().map(String::len).max() else { return Ok(piece) };
+        // The piece may complete a stop string, which then began at most `longest - 1` bytes before it.
+        let most = self.held.len().saturating_sub(longest - 1);
         let certain = (0..=most).rev().find(|&i| self.held.is_char_boundary(i)).unwrap_or(0);
-        Ok(self.held.drain(..certain).collect())
+        let given = self.held.drain(..certain).collect();
+        self.held += &piece;
+        Ok(given)
     }
 
     /// The rest of the text, once it is known why it ended.

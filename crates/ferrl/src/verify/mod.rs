@@ -15,6 +15,7 @@ use ferrl_engine::{Error, Result, nearest};
 pub use options::{Hooks, Options, Setting};
 use serde_json::{Map, Value};
 use std::ops::Range;
+use std::path::Path;
 
 /// One completion to be scored.
 #[derive(Clone, Copy, Debug, Default)]
@@ -188,6 +189,10 @@ pub trait Verifier: Send + Sync {
     /// Text that must stand in a completion for it to be right; a stop string must not cut it off.
     fn reads(&self) -> &'static [&'static str] {
         &[]
+    }
+    /// The user's file that it runs, where it does.
+    fn file(&self) -> Option<&Path> {
+        None
     }
     /// What it logged since the last call, by name.
     fn take_metrics(&self) -> Vec<(String, f64)> {

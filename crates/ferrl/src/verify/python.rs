@@ -5,6 +5,7 @@ use crate::worker::{Arguments, Called, Pool, WorkerOptions};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -186,6 +187,9 @@ impl Verifier for Python {
         let mut metrics = self.metrics.lock().unwrap_or_else(|e| e.into_inner());
         called.iter_mut().for_each(|c| metrics.append(&mut c.metrics));
         Ok((0..samples.len()).map(|i| self.outcome(&mut called, i)).collect())
+    }
+    fn file(&self) -> Option<&Path> {
+        Some(self.pool.file())
     }
     fn take_metrics(&self) -> Vec<(String, f64)> {
         std::mem::take(&mut *self.metrics.lock().unwrap_or_else(|e| e.into_inner()))

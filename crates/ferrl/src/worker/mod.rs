@@ -145,7 +145,7 @@ const PARTS: usize = 8;
 /// So many processes or time-outs lost in a row, with nothing answered in between, end the retries of a call.
 const PATIENCE: u32 = 3;
 /// The retries of a call end after so many time-outs' time.
-const RETRY_TIMEOUTS: u32 = 4;
+const RETRY_TIMEOUTS: u32 = 20;
 
 impl Pool {
     /// Starts the workers; a file that cannot be loaded or lacks a function is an error.

@@ -26,9 +26,6 @@ const PROMPTS: usize = 256;
 const PARTS: [(&str, &[&str]); 3] =
     [("rollout", &["data", "rollout"]), ("reward", &["reward"]), ("training", &["annotate", "train"])];
 
-/// Steps taken at most until one has something to learn from.
-const TRIES: usize = 20;
-
 /// GRPO steps of a small random model: sample, reward, train
 ///
 /// One time is a whole step of the training loop: prompts are drawn and answered, answers rewarded (for the letters
@@ -127,7 +124,8 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn stage(args: &Args, dir: &Path, device: &Arc<dyn Backend>) -> Result<Stage> {
-    let stage = setup::stage(recipe(args, dir)?, device.clone(), dir)?;
+    let mut stage = setup::stage(recipe(args, dir)?, device.clone(), dir)?;
+    stage.skips_empty = false; // a step whose rewards happen to be equal is measured like any other
     let (asked, found) =
         (args.shape.init(&**device, args.context(), 0)?.build()?.0, &stage.policy.model.config);
     let shape = |c: &Config| (c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.ffn);
@@ -141,14 +139,7 @@ fn stage(args: &Args, dir: &Path, device: &Arc<dyn Backend>) -> Result<Stage> {
 
 /// One step, and what it says about itself.
 fn step(stage: &mut Stage, args: &Args) -> Result<Metrics> {
-    let mut metrics = stage.step()?.metrics;
-    // A step whose completions all got the same reward trains nothing, and would be no step to measure.
-    for _ in 0..TRIES {
-        if metrics.get("updates/skipped").is_none() {
-            break;
-        }
-        metrics = stage.step()?.metrics;
-    }
+    let metrics = stage.step()?.metrics;
     let get = |name: &str| metrics.get(name).unwrap_or(f64::NAN);
     let (length, gap) = (get("completions/mean_length"), get("sampling/sampling_logp_difference/max"));
     if length != args.new as f64 {

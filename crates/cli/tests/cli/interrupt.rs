@@ -1,0 +1,51 @@
+//! Ctrl-C while a reward function hangs.
+
+use crate::common::*;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Was: the run went on until the function's time-out, half a minute or more.
+#[test]
+#[cfg(unix)]
+fn a_reward_that_hangs_does_not_hold_up_ctrl_c() {
+    let folder = Folder::new("interrupt");
+    let model = folder.model();
+    let data = folder.write("rows.jsonl", "{\"prompt\": \"the\"}\n{\"prompt\": \"fox\"}\n");
+    let python = folder.write(
+        "hang.py",
+        "import os, time\ndef reward(completions, trainer_state, **kw):\n    if trainer_state.global_step == 1 and 'HANGS' in os.environ:\n        \
+         open(os.path.join(os.path.dirname(__file__), 'hangs'), 'w').close()\n        time.sleep(3600)\n    \
+         return [float(len(set(c))) for c in completions]\n",
+    );
+    let recipe = folder.write(
+        "hang.toml",
+        format!(
+            "algo = \"dr_grpo\"\nmodel.path = {model:?}\ndata = {{ train = [{data:?}], max_length = 64 }}\n\
+             reward = {{ python = {python:?}, options = {{ timeout = 600 }} }}\ntrain = {{ steps = 3, micro_batch_tokens = 256 }}\n\
+             rollout = {{ prompts = 2, samples = 4, max_new_tokens = 4, cache_mib = 4 }}\n"
+        ),
+    );
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ferrl"))
+        .args(["train", &recipe, "--runs", &folder.path("runs")])
+        .current_dir(&folder.0)
+        .env("HANGS", "1")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while !folder.0.join("hangs").exists() {
+        assert!(start.elapsed() < Duration::from_secs(60), "the second step never came");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let asked = Instant::now();
+    let status = child.wait().unwrap();
+    // Two seconds are promised; a machine that is busy with other tests gets a little more.
+    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    assert_eq!(status.code(), Some(130));
+    let run = folder.0.join("runs/hang");
+    assert!(run.join("checkpoints/step_1").is_dir(), "the step before is saved");
+    ok(&["train", &recipe, "--runs", &folder.path("runs"), "--resume"]);
+    assert_eq!(folder.read("runs/hang/metrics.jsonl").lines().count(), 3);
+}
