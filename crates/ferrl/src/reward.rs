@@ -85,6 +85,22 @@ impl Rewards {
         Ok(Rewards(all))
     }
 
+    /// Whether verifiers find what they need in the row of a prompt: each that is a plain function scores an empty completion.
+    pub fn check(&self, prompt: &Prompt) -> Result<()> {
+        let sample =
+            Sample { id: prompt.index, prompt: &prompt.text, completion: "", columns: &prompt.columns };
+        let place = |e: Error| if prompt.place.is_empty() { e } else { e.at(&prompt.place) };
+        for (_, judge) in &self.0 {
+            match judge {
+                Judge::Verifier(v) if v.name() != verify::python::ENTRY.name => {
+                    v.score(&sample).map_err(place)?
+                }
+                _ => continue,
+            };
+        }
+        Ok(())
+    }
+
     /// Scores the answers and places each reward on its answer's last token. An answer that no worker could score is
     /// left out of the experience and counted.
     pub fn score(

@@ -1,9 +1,12 @@
 //! From a recipe to a stage that can take steps: models, data, rewards, schedules.
 
 mod data;
+mod draft;
 
+pub(crate) use data::new_model_parts;
 pub(crate) use data::room;
 pub use data::{source, task, task_verifier, tasks, total_steps};
+pub use draft::Draft;
 
 use crate::algo::{self, Algorithm, Needs, Wants};
 use crate::recipe::{Recipe, Rollout};
@@ -13,7 +16,7 @@ use crate::train::Stage;
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::{CacheOptions, Sampler};
-use ferrl_engine::model::{Head, Model, Options};
+use ferrl_engine::model::{Config, Head, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Decay, OptimizerOptions, Rule, Schedule, Trainer};
 use ferrl_engine::{Error, Result, nearest};
@@ -43,10 +46,8 @@ pub fn starting_model(recipe: &Recipe, fresh: &Path) -> Result<PathBuf> {
 
 /// A stage that starts from the model in `dir` and learns from what its recipe names.
 pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<Stage> {
-    let data = recipe.clone();
-    stage_over(recipe, backend, dir, |tokenizer, wants, warnings| {
-        source(&data, dir, tokenizer, wants, false, warnings)
-    })
+    let draft = Draft::new(&recipe, dir, &Warnings::default())?;
+    from_draft(recipe, draft, backend, dir)
 }
 
 /// A stage that starts from the model in `dir` and learns from any source.
@@ -56,17 +57,16 @@ pub fn stage_over(
     dir: &Path,
     source: impl FnOnce(&Arc<Tokenizer>, Wants, &Warnings) -> Result<Box<dyn Source>>,
 ) -> Result<Stage> {
+    let draft = Draft::over(&recipe, dir, &Warnings::default(), source)?;
+    from_draft(recipe, draft, backend, dir)
+}
+
+/// A stage with its models in memory.
+pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: &Path) -> Result<Stage> {
+    let Draft { algo, wants, needs, tokenizer, source, total, rewards: drafted, warnings } = draft;
     backend.set_exact(recipe.exact).map_err(|e| e.at("exact"))?;
-    let (algo, wants) = algorithm(&recipe)?;
-    let needs = algo.needs();
-    let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
     let opened = ModelDir::open(dir)?;
-    if opened.config.vocab < tokenizer.vocab_size() {
-        let (model, tokens) = (opened.config.vocab, tokenizer.vocab_size());
-        return Err(
-            Error::model(format!("the model knows {model} tokens, its tokenizer {tokens}")).at(dir.display())
-        );
-    }
+    fits(&opened.config, &tokenizer, dir)?;
     let policy = trainer(&recipe, backend.clone(), &with_policy_head(opened, &recipe, needs)?)?;
     let reference = match needs {
         Needs { teacher: true, .. } => Some(crate::teacher::load(&recipe, &policy.model)?),
@@ -84,23 +84,16 @@ pub fn stage_over(
     } else {
         None
     };
-    let warnings = Warnings::default();
-    let source = source(&tokenizer, wants, &warnings)?;
-    let samples = recipe.rollout.samples;
     let sampler = if wants == Wants::Rollouts && !source.graded() {
-        if samples < needs.group {
-            let what = format!("{samples} answer to a prompt has no others to be compared with");
-            return Err(Error::usage(what).at("rollout.samples").fix("rollout.samples = 8"));
-        }
         let cache = cache_options(&recipe.rollout, &*backend);
         Some(Sampler::new(&policy.model, cache)?.with_tokenizer(tokenizer.clone()))
     } else {
         None
     };
-    let total = total_steps(&recipe, &*source, wants)?;
     let rate = |lr| schedule(&recipe, lr, total);
     let schedules = (rate(recipe.optim.lr)?, rate(recipe.critic.lr.unwrap_or(5.0 * recipe.optim.lr))?);
-    let rewards = if source.graded() { own_rewards(&recipe)? } else { rewards(&recipe, wants, &backend)? };
+    let judged = recipe.reward.iter().any(|r| r.model.is_some()) && !source.graded();
+    let rewards = if judged { rewards(&recipe, wants, &backend)? } else { drafted };
     Ok(Stage {
         recipe,
         algo,
@@ -120,6 +113,17 @@ pub fn stage_over(
         warnings,
         waits: Arc::new(|_| ()),
     })
+}
+
+/// Refuses a tokenizer that gives ids the model does not know.
+pub(crate) fn fits(config: &Config, tokenizer: &Tokenizer, dir: &Path) -> Result<()> {
+    let (model, tokens) = (config.vocab, tokenizer.vocab_size());
+    if model < tokens {
+        return Err(
+            Error::model(format!("the model knows {model} tokens, its tokenizer {tokens}")).at(dir.display())
+        );
+    }
+    Ok(())
 }
 
 /// Room for the answers of a run.
@@ -180,6 +184,14 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
 
 /// Rewards as the recipe says, or those that fit its task.
 pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>) -> Result<Rewards> {
+    match recipe.reward.iter().any(|r| r.model.is_some()) {
+        true => Rewards::load(recipe, dtype(recipe)?, backend),
+        false => plain_rewards(recipe, wants),
+    }
+}
+
+/// The same but for reward models, which need a device.
+fn plain_rewards(recipe: &Recipe, wants: Wants) -> Result<Rewards> {
     if recipe.reward.is_empty() && wants == Wants::Rollouts {
         let Some(own) = task_verifier(recipe)? else {
             if recipe.algorithm()?.needs().rewardless {
@@ -194,7 +206,8 @@ pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>) -> Res
         };
         return Ok(Rewards::of(own));
     }
-    Rewards::load(recipe, dtype(recipe)?, backend)
+    let plain: Vec<_> = recipe.reward.iter().filter(|r| r.model.is_none()).cloned().collect();
+    Rewards::new(&plain)
 }
 
 /// Rows bring their rewards: what the recipe names beside them would be for evaluations only.

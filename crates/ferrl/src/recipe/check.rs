@@ -240,6 +240,13 @@ fn evaluation(r: &Recipe, p: &mut Problems) {
         "eval.split = 0.05, or eval.data = \"file.jsonl\"",
     );
     let c = &r.checkpoint;
+    let odd = !(0.0..=1e9).contains(&c.minutes);
+    p.when(
+        odd,
+        "checkpoint.minutes",
+        format!("{} is no time to wait", c.minutes),
+        "10, or 0 to save by steps alone",
+    );
     p.when(c.keep == 0, "checkpoint.keep", "the run could not be resumed", "checkpoint.keep = 1");
     p.when(
         c.keep_best > 0 && c.metric.is_none(),

@@ -17,7 +17,7 @@ mod tree;
 mod types;
 
 pub use check::{DTYPES, OPTIMIZERS, OVERLONG, SCHEDULES, TOKENIZERS};
-pub use difference::difference;
+pub use difference::{Difference, difference, differences};
 pub use keys::{Key, algorithm_keys, keys, keys_markdown, policy_keys};
 pub use load::{Resolved, Stage};
 pub use manual::{algorithms_markdown, explained, keys_that_matter, metrics_explained};

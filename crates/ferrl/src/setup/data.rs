@@ -225,6 +225,13 @@ pub fn total_steps(recipe: &Recipe, source: &dyn Source, wants: Wants) -> Result
 
 /// A random model whose tokenizer knows the stage's data.
 pub(super) fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> {
+    let (tokenizer, options) = new_model_parts(recipe, init)?;
+    init_model(dir, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
+    tokenizer.save(dir)
+}
+
+/// The tokenizer and the shape of a random model.
+pub(crate) fn new_model_parts(recipe: &Recipe, init: &Init) -> Result<(Tokenizer, InitOptions)> {
     let Some(task) = task(recipe)? else {
         return Err(Error::usage("a new tokenizer learns from a generated task; data.train names none")
             .at("model.init")
@@ -252,6 +259,5 @@ pub(super) fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> 
     (options.heads, options.kv_heads, options.ffn) = (init.heads, init.kv_heads, init.ffn);
     (options.max_positions, options.seed, options.tied) = (init.max_positions, recipe.seed, Some(true));
     (options.eos, options.pad) = (tokenizer.eos().first().copied(), tokenizer.pad());
-    init_model(dir, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
-    tokenizer.save(dir)
+    Ok((tokenizer, options))
 }

@@ -45,6 +45,7 @@ pub(super) fn item(sample: Sample, wants: algo::Wants, index: u64, tokenizer: &T
         text: prompt.as_str().map_or_else(|| prompt.to_string(), String::from),
         messages: prompt.as_array().cloned().unwrap_or_default(),
         columns,
+        place: sample.place.clone(),
     };
     let number = |name: &str, otherwise: f32| match sample.extra.get(name) {
         None | Some(Value::Null) => Ok(otherwise),

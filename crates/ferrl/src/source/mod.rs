@@ -26,6 +26,9 @@ pub struct Prompt {
     pub messages: Vec<Value>,
     /// All other columns of its row.
     pub columns: Map<String, Value>,
+    /// File and row, for messages.
+    #[serde(default)]
+    pub place: String,
 }
 
 /// One example.
