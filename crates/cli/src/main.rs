@@ -10,6 +10,7 @@ mod options;
 mod output;
 mod progress;
 mod sampling;
+mod terminal;
 mod text;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};

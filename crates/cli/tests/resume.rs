@@ -1,6 +1,8 @@
 //! A run that is stopped in whatever way and resumed ends with the same bytes as one that was left alone.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+#[path = "resume/changes.rs"]
+mod changes;
 #[path = "resume/common.rs"]
 mod common;
 #[path = "resume/losses.rs"]

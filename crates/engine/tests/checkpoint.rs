@@ -186,6 +186,34 @@ fn a_directory_is_replaced_only_on_request() {
 }
 
 #[test]
+fn what_is_no_part_of_a_model_stays_when_the_model_is_replaced() {
+    let temp = Temp::new();
+    let dir = temp.join("m");
+    let shards = SaveOptions { max_shard_bytes: 4000, ..F32 };
+    init_model(&dir, &tiny("llama"), &shards).unwrap();
+    let names = |dir: &Path| {
+        let mut names: Vec<String> =
+            fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    assert!(names(&dir).len() > 3, "{:?}", names(&dir));
+    fs::write(dir.join("notes.txt"), "mine").unwrap();
+    fs::create_dir_all(dir.join("data/rows")).unwrap();
+    fs::write(dir.join("data/rows/a.jsonl"), "{}").unwrap();
+    init_model(&dir, &tiny("llama"), &SaveOptions { overwrite: true, ..F32 }).unwrap();
+    assert_eq!(names(&dir), ["config.json", "data", "model.safetensors", "notes.txt"], "no old shard");
+    assert_eq!(fs::read_to_string(dir.join("notes.txt")).unwrap(), "mine");
+    assert!(dir.join("data/rows/a.jsonl").is_file());
+    fs::write(temp.join("file"), "mine").unwrap();
+    let e =
+        init_model(&temp.join("file"), &tiny("llama"), &SaveOptions { overwrite: true, ..F32 }).unwrap_err();
+    assert!(e.to_string().contains("is a file"), "{e}");
+    assert_eq!(fs::read_to_string(temp.join("file")).unwrap(), "mine");
+    assert_eq!(names(&temp.0), ["file", "m"]);
+}
+
+#[test]
 fn a_failed_save_leaves_the_old_model() {
     let temp = Temp::new();
     let dir = temp.join("m");

@@ -17,6 +17,7 @@ mod foresee;
 pub mod interrupt;
 pub mod pack;
 pub mod plan;
+pub mod preflight;
 pub mod recipe;
 pub mod refill;
 pub mod report;

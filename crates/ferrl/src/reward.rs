@@ -165,6 +165,30 @@ impl Rewards {
         Ok(())
     }
 
+    /// Whether verifiers find what they need in the row of a prompt: each that is a plain function scores an empty completion.
+    pub fn check(&self, prompt: &Prompt) -> Result<()> {
+        let sample = Sample {
+            id: prompt.index,
+            prompt: &prompt.text,
+            messages: &prompt.messages,
+            completion: "",
+            ids: &[],
+            tokens: Some(0),
+            truncated: false,
+            columns: Columns { row: Some(&prompt.columns), renamed: &prompt.renamed },
+        };
+        let place = |e: Error| if prompt.place.is_empty() { e } else { e.at(&prompt.place) };
+        for source in &self.sources {
+            match &source.judge {
+                Judge::Verifier(v) if v.name() != verify::python::ENTRY.name => {
+                    v.score(&sample).map_err(place)?
+                }
+                _ => continue,
+            };
+        }
+        Ok(())
+    }
+
     /// Scores completions and places each reward on its completion's last token. A completion that nobody could score is
     /// left out of the experience and counted; where that is so of all of them, the first failure is the error.
     pub fn score(

@@ -7,9 +7,11 @@
 mod guard;
 mod log;
 mod pending;
+mod resume;
 mod steps;
 
 pub use guard::guarded;
+pub use resume::{Accepted, Position, accept};
 
 use crate::algo::Wants;
 use crate::data::hub::model_dir;
@@ -19,9 +21,10 @@ use crate::recipe::{Recipe, Resolved, Rollout};
 use crate::reward::Rewards;
 use crate::rollout::Generator;
 use crate::run::{
-    Best, CheckpointOptions, Checkpoints, MetricsLog, Role, RunFolder, StepRecord, frozen, latest, load,
+    Best, CheckpointOptions, Checkpoints, MetricsLog, Role, RunFolder, StepRecord, frozen, load,
 };
-use crate::setup;
+use crate::setup::{self, Draft};
+use crate::source::Source;
 use crate::train::{Stage, Waits};
 use crate::warnings::{Warning, Warnings};
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
@@ -31,6 +34,8 @@ use ferrl_kernels::Backend;
 use log::{Log, Marks};
 use pending::Pending;
 use serde_json::{Value, json};
+use std::cell::{RefCell, RefMut};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -74,6 +79,21 @@ pub struct Outcome {
     pub evaluations: Vec<(String, Option<Evaluation>, Option<Evaluation>)>,
 }
 
+/// What a run is told beside its recipe.
+#[derive(Default)]
+pub struct Options {
+    /// Where the run stands, where that is known already.
+    pub position: Option<Position>,
+    /// The recipe's changes, for a run that goes on.
+    pub accepted: Option<Accepted>,
+    /// Go on although data, rewards or models are not what they were.
+    pub allow_changed: bool,
+    /// The lists that stages raise into, by the number of the stage.
+    pub warnings: BTreeMap<usize, Warnings>,
+    /// Where a checkpoint goes when the run's own folder cannot take it.
+    pub rescue: Option<PathBuf>,
+}
+
 /// Runs a recipe in a new folder, or goes on in one that is there.
 pub fn run(
     resolved: &Resolved,
@@ -81,53 +101,115 @@ pub fn run(
     backend: Arc<dyn Backend>,
     watch: &mut dyn Watch,
 ) -> Result<Outcome> {
-    let found = latest(&folder.checkpoints())?;
-    for (path, problem) in &found.skipped {
+    run_with(resolved, folder, backend, watch, Options::default())
+}
+
+/// The same with options.
+pub fn run_with(
+    resolved: &Resolved,
+    folder: RunFolder,
+    backend: Arc<dyn Backend>,
+    watch: &mut dyn Watch,
+    mut options: Options,
+) -> Result<Outcome> {
+    let at = options.position.take().map_or_else(|| Position::of(&folder), Ok)?;
+    for (path, problem) in &at.found.skipped {
         watch.note(&format!("passed over {}: {problem}", path.display()));
     }
-    if let (None, Some((path, problem))) = (&found.path, found.skipped.first()) {
-        return Err(Error::data(format!("no checkpoint of this run is whole: {problem}"))
-            .at(path.display())
-            .fix("remove the damaged checkpoints to start the run from its beginning"));
+    tidy(&folder, resolved, &at);
+    if let Some(accepted) = &options.accepted {
+        renew(&folder, accepted, &at, watch)?;
     }
-    let state = match &found.path {
-        Some(path) => {
-            let text = std::fs::read_to_string(path.join("state/state.json"))
-                .map_err(|e| Error::data(format!("cannot read the state: {e}")).at(path.display()))?;
-            let broken = |e| Error::data(format!("the state is broken: {e}")).at(path.display());
-            serde_json::from_str::<Value>(&text).map_err(broken)?["value"].take()
-        }
-        None => Value::Null,
-    };
-    let mut log = Log::open(&folder, &state)?;
-    let mut evaluations = Vec::new();
-    let mut done = 0;
+    for warning in options.warnings.values().flat_map(Warnings::take) {
+        watch.warn(&warning);
+        folder.note_warning(&warning);
+    }
+    let mut log = Log::open(&folder, &at.state)?;
+    let (mut evaluations, mut done) = (Vec::new(), 0);
     for plan in &resolved.stages {
-        let at = state["stage"].as_u64().map_or(0, |s| s as usize);
-        let recipe = with_directories(&plan.recipe, resolved, &folder)?;
-        let dir = starting_model(&folder, plan.index, &recipe)?;
-        if plan.index < at {
-            done += state["steps"][plan.index].as_u64().unwrap_or(0);
+        if plan.index < at.next() {
+            let own = at.state["steps"][plan.index].as_u64().unwrap_or(0);
+            let own = if plan.index == at.stage { at.step } else { own };
+            if plan.index == at.stage {
+                watch.note(&format!("{} is finished: all of its {own} steps are done", plan.name));
+            }
+            done += own;
             continue;
         }
-        let resumed = if plan.index == at { found.path.as_deref() } else { None };
-        let one = OneStage { name: &plan.name, index: plan.index, dir: &dir, folder: &folder, before: done };
-        let (ended, first, last) = one.run(recipe, backend.clone(), resumed, &state, &mut log, watch)?;
+        let recipe = with_directories(&plan.recipe, resolved, &folder)?;
+        let dir = starting_model(&folder, plan.index, &recipe)?;
+        let warnings = options.warnings.get(&plan.index).cloned().unwrap_or_default();
+        let (name, folder, options, toml) = (plan.name.as_str(), &folder, &options, resolved.toml.as_str());
+        let one = OneStage {
+            name,
+            index: plan.index,
+            dir: &dir,
+            folder,
+            before: done,
+            warnings,
+            options,
+            toml,
+            opened: RefCell::default(),
+        };
+        let resumed = if plan.index == at.stage { at.found.path.as_deref() } else { None };
+        let (ended, first, last) = one.run(recipe, backend.clone(), resumed, &at.state, &mut log, watch)?;
         evaluations.push((plan.name.clone(), first, last));
         match ended {
             Some(steps) => done += steps,
             None => {
-                return Ok(Outcome {
-                    folder: folder.path().into(),
-                    model: None,
-                    interrupted: true,
-                    evaluations,
-                });
+                let folder = folder.path().into();
+                return Ok(Outcome { folder, model: None, interrupted: true, evaluations });
             }
         }
     }
     let model = folder.path().join("stages").join((resolved.stages.len() - 1).to_string());
     Ok(Outcome { folder: folder.path().into(), model: Some(model), interrupted: false, evaluations })
+}
+
+/// Whether a stage has left its model.
+fn finished(folder: &RunFolder, stage: usize) -> bool {
+    folder.path().join(format!("stages/{stage}/config.json")).exists()
+}
+
+/// Removes what a process that was killed left half done. What cannot be removed is tried again with every checkpoint.
+fn tidy(folder: &RunFolder, resolved: &Resolved, at: &Position) {
+    if let Some(stage) = resolved.stages.get(at.stage) {
+        let c = &stage.recipe.checkpoint;
+        let rated = |metric: &String| Best { metric: metric.clone(), value: 0.0, lower: c.lower_is_better };
+        let all = checkpoints(folder, &stage.recipe);
+        // A damaged one would count among those to keep.
+        let tidied =
+            if at.found.skipped.is_empty() { all.tidy(c.metric.as_ref().map(rated)) } else { all.clean() };
+        if let Err(e) = tidied {
+            folder.note("warning", &e.to_string());
+        }
+    }
+    folder.tidy();
+}
+
+/// Takes up a changed recipe: the old one is kept under another name, and models made for stages that are others now go.
+fn renew(folder: &RunFolder, accepted: &Accepted, at: &Position, watch: &mut dyn Watch) -> Result<()> {
+    if accepted.changes.is_empty() {
+        return Ok(());
+    }
+    for change in &accepted.changes {
+        watch.note(&format!("changed: {change}"));
+        folder.note("info", &format!("the recipe has changed: {change}"));
+    }
+    for stage in &accepted.anew {
+        let made = folder.path().join(format!("start_{stage}"));
+        if made.is_dir() {
+            folder.files().remove_dir_all(&made)?;
+        }
+    }
+    let before: u64 = at.state["steps"].as_array().into_iter().flatten().filter_map(Value::as_u64).sum();
+    folder.replace_recipe(&accepted.resolved.toml, before + at.step)
+}
+
+fn checkpoints(folder: &RunFolder, recipe: &Recipe) -> Checkpoints {
+    let c = &recipe.checkpoint;
+    let options = CheckpointOptions { keep: c.keep, keep_best: c.keep_best, ..Default::default() };
+    Checkpoints::new(&folder.checkpoints(), folder.files(), options)
 }
 
 /// The recipe with directories instead of `stage:NAME` and `org/name`.
@@ -177,6 +259,13 @@ struct OneStage<'a> {
     folder: &'a RunFolder,
     /// Steps of all stages before.
     before: u64,
+    /// What it raises into.
+    warnings: Warnings,
+    options: &'a Options,
+    /// The whole recipe.
+    toml: &'a str,
+    /// What evaluations read: for what, its first state, and where it stands.
+    opened: RefCell<Vec<(Wants, Value, Box<dyn Source>)>>,
 }
 
 type Ended = (Option<u64>, Option<Evaluation>, Option<Evaluation>);
@@ -191,16 +280,25 @@ impl OneStage<'_> {
         log: &mut Log,
         watch: &mut dyn Watch,
     ) -> Result<Ended> {
-        let mut stage = setup::stage(recipe.clone(), backend, self.dir)?;
-        let frozen = self.frozen(&recipe)?;
+        let frozen = frozen::describe(&recipe, self.dir)?;
         if resumed.is_some() {
-            frozen::unchanged(&frozen, &state["frozen"])?;
+            self.same(&frozen, &state["frozen"], watch)?;
         }
+        let draft = Draft::new(&recipe, self.dir, &self.warnings)?;
+        let mut stage = setup::from_draft(recipe.clone(), draft, backend, self.dir)?;
         let total = stage.schedules.0.total_steps;
         watch.stage(self.name, total);
         stage.waits = watch.waits().unwrap_or(stage.waits);
         if let Some(path) = resumed {
-            self.restore(&mut stage, path, state)?;
+            self.restore(&mut stage, path, state, watch)?;
+            if stage.step > total {
+                return Err(Error::usage(format!(
+                    "{} steps are done, and the recipe has {total}",
+                    stage.step
+                ))
+                .at("train.steps")
+                .fix(format!("train.steps = {} or more", stage.step)));
+            }
             watch.note(&format!("resumed after step {} of {}", stage.step, self.name));
         }
         self.warn(&stage.warnings, watch);
@@ -212,7 +310,8 @@ impl OneStage<'_> {
         let over = pending.is_none() && (stage.step == total || self.settled(&recipe)?);
         let mut steps = Steps {
             one: self,
-            checkpoints: self.checkpoints(&recipe),
+            checkpoints: checkpoints(self.folder, &recipe),
+            config_json: ModelDir::open(self.dir)?.config_json,
             frozen,
             total,
             first: None,
@@ -232,7 +331,7 @@ impl OneStage<'_> {
         let Steps { mut stage, checkpoints, first, last, watch, .. } = steps;
         let out = self.folder.path().join("stages").join(self.index.to_string());
         let steps = stage.step;
-        if over && out.join("config.json").exists() {
+        if over && finished(self.folder, self.index) {
             watch.note(&format!("{} is finished: all of its {steps} steps are done", self.name));
             return Ok((Some(steps), first, last));
         }
@@ -271,19 +370,17 @@ impl OneStage<'_> {
         Ok(since >= c.patience)
     }
 
-    /// What this stage reads and never writes: where it starts, which is also its reference, and where its critic does.
-    fn frozen(&self, recipe: &Recipe) -> Result<Value> {
-        let critic = recipe.critic.path.as_ref().map(|p| ("critic", Path::new(p)));
-        let teacher = recipe.teacher.path.as_ref().map(|p| ("teacher", Path::new(p)));
-        let judge =
-            recipe.reward.iter().find_map(|r| r.model.as_ref()).map(|p| ("reward model", Path::new(p)));
-        frozen::describe([("starting", self.dir)].into_iter().chain(critic).chain(teacher).chain(judge))
-    }
-
-    fn checkpoints(&self, recipe: &Recipe) -> Checkpoints {
-        let c = &recipe.checkpoint;
-        let options = CheckpointOptions { keep: c.keep, keep_best: c.keep_best, ..Default::default() };
-        Checkpoints::new(&self.folder.checkpoints(), self.folder.files(), options)
+    /// Refuses to go on over data, rewards and models that are not what they were, unless that is wanted.
+    fn same(&self, now: &Value, saved: &Value, watch: &mut dyn Watch) -> Result<()> {
+        let changes = frozen::changed(now, saved);
+        if !self.options.allow_changed {
+            return frozen::refuse(&changes);
+        }
+        for change in changes {
+            watch.note(&format!("changed: {change}"));
+            self.folder.note("warning", &format!("the run goes on although {change}"));
+        }
+        Ok(())
     }
 
     /// All that a resumed run needs beside the weights and moments.
@@ -310,12 +407,12 @@ impl OneStage<'_> {
     fn checkpoint(
         &self,
         checkpoints: &Checkpoints,
-        stage: &Stage,
+        (stage, config_json): (&Stage, &Value),
         state: &Value,
         best: Option<Best>,
     ) -> Result<PathBuf> {
-        let json = ModelDir::open(self.dir)?.config_json;
-        let role = |name, trainer| Role { name, trainer, config_json: Some(&json), source: Some(self.dir) };
+        let config_json = Some(config_json);
+        let role = |name, trainer| Role { name, trainer, config_json, source: Some(self.dir) };
         let mut roles = vec![role("policy", &stage.policy)];
         roles.extend(stage.critic.as_ref().map(|c| role("critic", c)));
         let saved = checkpoints.save(self.before + stage.step, &roles, state, best)?;
@@ -326,11 +423,28 @@ impl OneStage<'_> {
         Ok(saved.path)
     }
 
-    fn restore(&self, stage: &mut Stage, path: &Path, state: &Value) -> Result<()> {
+    /// Saves a stage in a run folder of its own, for when this run's cannot be written; where that is. What was measured so
+    /// far stays behind.
+    fn rescue(&self, root: &Path, stage: (&Stage, &Value), mut state: Value) -> Result<PathBuf> {
+        let folder = RunFolder::create(root, &self.folder.name(), self.toml)?;
+        (state["metrics_bytes"], state["rollouts"]) = (json!(0), Value::Null);
+        let path = self.checkpoint(&checkpoints(&folder, &stage.0.recipe), stage, &state, None)?;
+        let model = path.join("model");
+        if !model.join("tokenizer.json").exists() {
+            stage.0.tokenizer.save(&model)?; // where it came from may be gone as well
+        }
+        Ok(folder.path().into())
+    }
+
+    fn restore(&self, stage: &mut Stage, path: &Path, state: &Value, watch: &mut dyn Watch) -> Result<()> {
         let mut roles = vec![("policy", &mut stage.policy)];
         roles.extend(stage.critic.as_mut().map(|c| ("critic", c)));
         load(path, &mut roles)?;
-        stage.source.restore(&state["source"])?;
+        match stage.source.restore(&state["source"]) {
+            // Other rows have no place where the old ones stood.
+            Err(e) if self.options.allow_changed => watch.note(&format!("the data begin anew: {e}")),
+            restored => restored?,
+        }
         if !state["algorithm"].is_null() {
             stage.algo.restore(&state["algorithm"])?;
         }
@@ -368,9 +482,8 @@ impl OneStage<'_> {
         let (wants, recipe) = (stage.wants, stage.recipe.clone());
         let mut all = Evaluation::default();
         if wants != Wants::Rollouts {
-            let mut source =
-                setup::source(&recipe, self.dir, &stage.tokenizer, wants, true, &stage.warnings)?;
-            all.metrics = stage.validate(&mut *source, recipe.eval.prompts)?;
+            let mut source = self.held_out(stage, wants)?;
+            all.metrics = stage.validate(&mut **source, recipe.eval.prompts)?;
         }
         let graded = wants == Wants::Rollouts || setup::task(&recipe)?.is_some() || !recipe.reward.is_empty();
         if graded && !stage.algo.needs().score {
@@ -379,6 +492,24 @@ impl OneStage<'_> {
             all.answers = asked.answers;
         }
         Ok(all)
+    }
+
+    /// Held-out examples from their first on. They are opened once: a file that is changed or removed later does not change
+    /// what is measured.
+    fn held_out(&self, stage: &Stage, wants: Wants) -> Result<RefMut<'_, Box<dyn Source>>> {
+        let mut opened = self.opened.borrow_mut();
+        let at = match opened.iter().position(|o| o.0 == wants) {
+            Some(at) => at,
+            None => {
+                let (recipe, tokenizer) = (&stage.recipe, &stage.tokenizer);
+                let source = setup::source(recipe, self.dir, tokenizer, wants, true, &stage.warnings)?;
+                opened.push((wants, source.state(), source));
+                opened.len() - 1
+            }
+        };
+        let (_, start, source) = &mut opened[at];
+        source.restore(start)?;
+        Ok(RefMut::map(opened, |opened| &mut opened[at].2))
     }
 
     /// Held-out questions, sampled and graded.
@@ -407,18 +538,30 @@ impl OneStage<'_> {
         rewards: &Rewards,
         recipe: &Recipe,
     ) -> Result<Evaluation> {
-        let source =
-            || setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true, &stage.warnings);
         let generator =
             Generator { model: &stage.policy.model, tokenizer: &stage.tokenizer, stops: &stage.stops };
         let temperature = recipe.eval.temperature.unwrap_or(recipe.rollout.temperature);
         let mut settings = Rollout { temperature, ..recipe.rollout.clone() };
         let asked = (recipe.eval.prompts, recipe.eval.samples, recipe.seed ^ 0xe7a1);
-        let mut all = evaluate(generator, sampler, &mut *source()?, rewards, &settings, asked)?;
+        let mut all = evaluate(
+            generator,
+            sampler,
+            &mut **self.held_out(stage, Wants::Rollouts)?,
+            rewards,
+            &settings,
+            asked,
+        )?;
         if temperature > 0.0 {
             settings.temperature = 0.0;
             let asked = (recipe.eval.prompts, 1, recipe.seed);
-            let greedy = evaluate(generator, sampler, &mut *source()?, rewards, &settings, asked)?;
+            let greedy = evaluate(
+                generator,
+                sampler,
+                &mut **self.held_out(stage, Wants::Rollouts)?,
+                rewards,
+                &settings,
+                asked,
+            )?;
             let right = greedy.metrics.get("eval/pass@1");
             right.into_iter().for_each(|right| all.metrics.add("eval/greedy", right));
         }

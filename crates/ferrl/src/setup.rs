@@ -1,10 +1,13 @@
 //! From a recipe to a stage that can take steps: models, data, rewards, schedules.
 
 mod data;
+mod draft;
 mod fresh;
 
 pub(crate) use data::room;
 pub use data::{source, task, task_verifier, tasks, total_steps};
+pub use draft::Draft;
+pub(crate) use fresh::new_model_parts;
 
 use crate::algo::{self, Algorithm, Needs, Wants};
 use crate::recipe::{Recipe, Rollout};
@@ -17,7 +20,7 @@ use crate::verify::Hooks;
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::{CacheOptions, Sampler};
-use ferrl_engine::model::{Head, Model, Options};
+use ferrl_engine::model::{Config, Head, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Decay, OptimizerOptions, Rule, Schedule, Trainer};
 use ferrl_engine::{Error, Result, nearest};
@@ -25,9 +28,6 @@ use ferrl_kernels::{Backend, DType};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// Above this temperature hardly any model writes sentences.
-const HOT: f64 = 2.0;
 
 /// The algorithm a stage's recipe names, and what it learns from.
 pub fn algorithm(recipe: &Recipe) -> Result<(Box<dyn Algorithm>, Wants)> {
@@ -50,10 +50,8 @@ pub fn starting_model(recipe: &Recipe, fresh: &Path) -> Result<PathBuf> {
 
 /// A stage that starts from the model in `dir` and learns from what its recipe names.
 pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<Stage> {
-    let data = recipe.clone();
-    stage_over(recipe, backend, dir, |tokenizer, wants, warnings| {
-        source(&data, dir, tokenizer, wants, false, warnings)
-    })
+    let draft = Draft::new(&recipe, dir, &Warnings::default())?;
+    from_draft(recipe, draft, backend, dir)
 }
 
 /// A stage that starts from the model in `dir` and learns from any source.
@@ -63,17 +61,16 @@ pub fn stage_over(
     dir: &Path,
     source: impl FnOnce(&Arc<Tokenizer>, Wants, &Warnings) -> Result<Box<dyn Source>>,
 ) -> Result<Stage> {
+    let draft = Draft::over(&recipe, dir, &Warnings::default(), source)?;
+    from_draft(recipe, draft, backend, dir)
+}
+
+/// A stage with its models in memory.
+pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: &Path) -> Result<Stage> {
+    let Draft { algo, wants, needs, tokenizer, source, total, rewards: drafted, warnings } = draft;
     backend.set_exact(recipe.exact).map_err(|e| e.at("exact"))?;
-    let (algo, wants) = algorithm(&recipe)?;
-    let needs = algo.needs();
-    let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
     let opened = ModelDir::open(dir)?;
-    if opened.config.vocab < tokenizer.vocab_size() {
-        let (model, tokens) = (opened.config.vocab, tokenizer.vocab_size());
-        return Err(
-            Error::model(format!("the model knows {model} tokens, its tokenizer {tokens}")).at(dir.display())
-        );
-    }
+    fits(&opened.config, &tokenizer, dir)?;
     let policy = trainer(&recipe, backend.clone(), &with_policy_head(opened, &recipe, needs)?)?;
     let reference = match needs {
         Needs { teacher: true, .. } => Some(crate::teacher::load(&recipe, &policy.model)?),
@@ -91,32 +88,18 @@ pub fn stage_over(
     } else {
         None
     };
-    let warnings = Warnings::default();
-    crate::recipe::warn(&recipe, &warnings);
-    let source = source(&tokenizer, wants, &warnings)?;
-    let samples = recipe.rollout.samples;
     let sampler = if wants == Wants::Rollouts && !source.graded() {
-        if samples < needs.group {
-            let what = format!("{samples} answer to a prompt has no others to be compared with");
-            return Err(Error::usage(what).at("rollout.samples").fix("rollout.samples = 8"));
-        }
         let cache = cache_options(&recipe.rollout, &*backend);
         Some(Sampler::new(&policy.model, cache)?.with_tokenizer(tokenizer.clone()))
     } else {
         None
     };
-    let total = total_steps(&recipe, &*source, wants)?;
     let rate = |lr| schedule(&recipe, lr, total);
     let schedules = (rate(recipe.optim.lr)?, rate(recipe.critic.lr.unwrap_or(5.0 * recipe.optim.lr))?);
+    let judged = recipe.reward.iter().any(|r| r.model.is_some()) && !source.graded();
     let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
-    let rewards =
-        if source.graded() { own_rewards(&recipe)? } else { rewards(&recipe, wants, &backend, &hooks)? };
+    let rewards = if judged { rewards(&recipe, wants, &backend, &hooks)? } else { drafted };
     let stops = rollout::stops(dir, &tokenizer, &recipe.rollout);
-    if sampler.is_some() && recipe.rollout.temperature > HOT {
-        let t = recipe.rollout.temperature;
-        let what = format!("rollout.temperature = {t}: completions are close to random tokens");
-        warnings.raise("hot-sampling", what, "rollout.temperature = 1.0");
-    }
     Ok(Stage {
         recipe,
         algo,
@@ -140,6 +123,17 @@ pub fn stage_over(
         warnings,
         waits: Arc::new(|_| ()),
     })
+}
+
+/// Refuses a tokenizer that gives ids the model does not know.
+pub(crate) fn fits(config: &Config, tokenizer: &Tokenizer, dir: &Path) -> Result<()> {
+    let (model, tokens) = (config.vocab, tokenizer.vocab_size());
+    if model < tokens {
+        return Err(
+            Error::model(format!("the model knows {model} tokens, its tokenizer {tokens}")).at(dir.display())
+        );
+    }
+    Ok(())
 }
 
 /// Room for the answers of a run.
@@ -199,17 +193,16 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
 
 /// Rewards as the recipe says, or those that fit its task.
 pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Rewards> {
-    let rewards = sources_of_reward(recipe, wants, backend, hooks)?;
+    if recipe.reward.iter().all(|r| r.model.is_none()) {
+        return plain_rewards(recipe, wants, hooks);
+    }
+    let rewards = Rewards::load(recipe, dtype(recipe)?, backend, hooks)?;
     rewards.check_stops(&recipe.rollout.stop, recipe.rollout.include_stop)?;
     Ok(rewards)
 }
 
-fn sources_of_reward(
-    recipe: &Recipe,
-    wants: Wants,
-    backend: &Arc<dyn Backend>,
-    hooks: &Hooks,
-) -> Result<Rewards> {
+/// The same but for reward models, which need a device.
+fn plain_rewards(recipe: &Recipe, wants: Wants, hooks: &Hooks) -> Result<Rewards> {
     if recipe.reward.is_empty() && wants == Wants::Rollouts {
         let Some(own) = task_verifier(recipe)? else {
             if recipe.algorithm()?.needs().rewardless {
@@ -224,7 +217,10 @@ fn sources_of_reward(
         };
         return Ok(Rewards::of(own));
     }
-    Rewards::load(recipe, dtype(recipe)?, backend, hooks)
+    let plain: Vec<_> = recipe.reward.iter().filter(|r| r.model.is_none()).cloned().collect();
+    let rewards = Rewards::with_hooks(&plain, hooks)?;
+    rewards.check_stops(&recipe.rollout.stop, recipe.rollout.include_stop)?;
+    Ok(rewards)
 }
 
 /// Rows bring their rewards: what the recipe names beside them would be for evaluations only.

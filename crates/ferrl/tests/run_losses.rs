@@ -3,7 +3,7 @@
 
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{Fault, FaultKind, Files, MetricsLog, RunFolder, StepRecord, latest};
-use ferrl::runner::{self, Outcome, Watch};
+use ferrl::runner::{self, Options, Outcome, Watch};
 use ferrl::train::Waits;
 use ferrl_engine::{Class, Error, Result};
 use ferrl_kernels::cpu::Cpu;
@@ -242,4 +242,22 @@ fn a_folder_that_vanishes_is_noticed_at_the_next_step() {
     let text = error.to_string();
     assert!(text.contains("is gone") && text.contains(temp.0.join("r").to_str().unwrap()), "{text}");
     assert!(!temp.0.join("r").exists(), "nothing is left where somebody removed everything");
+}
+
+#[test]
+fn a_folder_that_vanishes_is_rescued_where_that_was_asked_for() {
+    let text = RECIPE.split("[[stage]]").take(2).collect::<Vec<_>>().join("[[stage]]");
+    let (whole, temp, resolved) = (Temp::new(), Temp::new(), parse(&text));
+    go(&whole.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
+    let mut watch = Saboteur { removes: Some((1, temp.0.join("r"))), ..Default::default() };
+    let folder = RunFolder::create(&temp.0, "r", &resolved.toml).unwrap();
+    let options = Options { rescue: Some(temp.0.join("elsewhere")), ..Default::default() };
+    let backend = Arc::new(Cpu::new(Some(1)).unwrap());
+    let error = runner::run_with(&resolved, folder, backend, &mut watch, options).err().expect("it is gone");
+    assert!(error.to_string().contains("is gone"), "{error}");
+    let rescued = temp.0.join("elsewhere");
+    assert!(watch.notes.iter().any(|n| n.contains(rescued.join("r").to_str().unwrap())), "{:?}", watch.notes);
+    assert!(rescued.join("r/checkpoints/step_2/model/tokenizer.json").is_file());
+    go(&rescued, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
+    assert!(left(&rescued, 1).0 == left(&whole.0, 1).0, "the rescued run ends with other weights");
 }

@@ -69,7 +69,7 @@ pub struct Args {
     /// Directory to write
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Replace the directory if it is there already
+    /// Replace a model that is there already; other files stay
     #[arg(long)]
     overwrite: bool,
 }

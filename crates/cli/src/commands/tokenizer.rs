@@ -53,6 +53,9 @@ struct Train {
     /// Directory to write
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// Replace a tokenizer that is there already
+    #[arg(long)]
+    overwrite: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -107,6 +110,11 @@ fn train(args: &Train) -> Result<()> {
     }
     if args.out.is_file() {
         return Err(Error::usage("is a file, expected a directory to write").at(args.out.display()));
+    }
+    if args.out.join("tokenizer.json").exists() && !args.overwrite {
+        return Err(Error::usage("there is a tokenizer already")
+            .at(args.out.join("tokenizer.json").display())
+            .fix("another --out, or --overwrite to replace it"));
     }
     let sizes = args.input.iter().map(|p| std::fs::metadata(p).map_or(0, |m| m.len()));
     let progress = Progress::new("reading text", sizes.sum::<u64>() / 1024, "KiB");

@@ -1,5 +1,190 @@
+//! Runs: every stage is checked before the first begins, and nothing that is there is lost.
+
 use crate::case::Case;
+use std::path::Path;
+
+/// A stage of imitation that would be trained for a while, and a stage after it that has a fault.
+fn later(fault: &str) -> String {
+    let data = if fault.contains("data.train") { "" } else { "data.train = \"rows.jsonl\"\n" };
+    format!(
+        "model.path = \"{{model}}\"\ntrain.steps = 100000\ndata.max_length = 32\n\
+         rollout = {{ prompts = 2, samples = 2, max_new_tokens = 4, cache_mib = 4 }}\n\
+         [[stage]]\nname = \"imitate\"\nalgo = \"sft\"\ndata.train = \"good.jsonl\"\n\
+         [[stage]]\nname = \"second\"\n{fault}\n{data}"
+    )
+}
+
+const GOOD: &str =
+    "{\"prompt\": \"1+1=\", \"response\": \"2\"}\n{\"prompt\": \"1+2=\", \"response\": \"3\"}\n";
+
+/// A fault of a later stage, found by the run and by `--dry-run` alike, before anything is made.
+fn faults(name: [&'static str; 2], rows: &str, fault: &str, exit: i32, says: &[&str]) -> [Case; 2] {
+    let case = |name, command| {
+        Case::new(name, command)
+            .file("good.jsonl", GOOD)
+            .file("rows.jsonl", rows)
+            .file("r.toml", later(fault))
+            .exit(exit)
+            .says(says)
+            .says(&["second"])
+            .leaves_no(&["runs"])
+    };
+    [case(name[0], "train r.toml"), case(name[1], "train r.toml --dry-run")]
+}
+
+fn rows(n: usize, bad: usize, line: &str) -> String {
+    let good = |i: usize| format!("{{\"prompt\": \"{i}+1=\", \"response\": \"2\", \"answer\": \"2\"}}\n");
+    (1..=n).map(|i| if i == bad { format!("{line}\n") } else { good(i) }).collect()
+}
+
+fn later_stages() -> Vec<Case> {
+    let good = rows(4, 0, "");
+    let mut out = Vec::new();
+    out.extend(faults(
+        ["a later stage without a reward", "a later stage without a reward (--dry-run)"],
+        &good,
+        "algo = \"grpo\"",
+        2,
+        &["reward"],
+    ));
+    out.extend(faults(
+        [
+            "a later stage whose row lacks the reward's column",
+            "a row that lacks the reward's column (--dry-run)",
+        ],
+        &rows(400, 351, "{\"prompt\": \"x\"}"),
+        "algo = \"grpo\"\nreward = { verifier = \"exact\", options = { column = \"answer\" } }",
+        3,
+        &["rows.jsonl:351", "answer"],
+    ));
+    out.extend(faults(
+        ["a typo in the verifier options of a later stage", "a typo in later verifier options (--dry-run)"],
+        &good,
+        "algo = \"grpo\"\nreward = { verifier = \"exact\", options = { colum = \"answer\" } }",
+        2,
+        &["colum", "column"],
+    ));
+    out.extend(faults(
+        ["a bad row in the middle of a later stage's data", "a bad row in later data (--dry-run)"],
+        &rows(400, 351, "{\"prompt\": \"x\"}"),
+        "algo = \"sft\"",
+        3,
+        &["rows.jsonl:351"],
+    ));
+    out.extend(faults(
+        ["a row of a later stage that is no JSON", "a row of later data that is no JSON (--dry-run)"],
+        &rows(40, 31, "{\"prompt\": "),
+        "algo = \"sft\"",
+        3,
+        &["rows.jsonl:31"],
+    ));
+    out.extend(faults(
+        ["a later stage's data file that is not there", "later data that are not there (--dry-run)"],
+        &good,
+        "algo = \"sft\"\ndata.train = \"rowz.jsonl\"",
+        3,
+        &["rowz.jsonl"],
+    ));
+    out.extend(faults(
+        ["a later stage's evaluation data that are not there", "later evaluation data not there (--dry-run)"],
+        &good,
+        "algo = \"sft\"\neval = { every = 1, data = [\"held.jsonl\"] }",
+        3,
+        &["held.jsonl"],
+    ));
+    out.extend(faults(
+        ["a Python reward of a later stage that is not there", "a later Python reward not there (--dry-run)"],
+        &good,
+        "algo = \"grpo\"\nreward = { python = \"rewardz.py\" }",
+        2,
+        &["rewardz.py"],
+    ));
+    out.extend(faults(
+        ["a reward model of a later stage that is not there", "a later reward model not there (--dry-run)"],
+        &good,
+        "algo = \"grpo\"\nreward = { model = \"./nowhere\" }",
+        4,
+        &["./nowhere"],
+    ));
+    out.extend(faults(
+        ["a language model as reward model of a later stage", "a language model as reward model (--dry-run)"],
+        &good,
+        "algo = \"grpo\"\nreward = { model = \"stage:imitate\" }",
+        4,
+        &["reward", "imitate"],
+    ));
+    out.extend(faults(
+        ["a critic of a later stage that is not there", "a later critic not there (--dry-run)"],
+        &good,
+        "algo = \"ppo\"\ncritic.path = \"./nowhere\"\nreward = { verifier = \"exact\" }",
+        4,
+        &["critic.path", "./nowhere"],
+    ));
+    out.extend(faults(
+        ["a frozen name of a later stage that no tensor has", "a frozen name that no tensor has (--dry-run)"],
+        &good,
+        "algo = \"sft\"\nmodel.frozen = [\"q_porj\"]",
+        2,
+        &["model.frozen", "q_porj"],
+    ));
+    out.extend(faults(
+        ["a later stage with every weight frozen", "a later stage with every weight frozen (--dry-run)"],
+        &good,
+        "algo = \"sft\"\nmodel.frozen = [\"model\", \"lm_head\"]",
+        2,
+        &["model.frozen"],
+    ));
+    out
+}
+
+/// Whatever a command left alone is byte for byte what it was.
+fn mine(folder: &Path, name: &str) {
+    assert_eq!(std::fs::read_to_string(folder.join(name)).unwrap(), "mine\n", "{name}");
+}
+
+fn folders() -> Vec<Case> {
+    let small = "algo = \"sft\"\nmodel.path = \"{model}\"\ndata.train = \"good.jsonl\"\ntrain.steps = 2\n";
+    let run = |name, command| Case::new(name, command).file("good.jsonl", GOOD).file("r.toml", small);
+    vec![
+        Case::new(
+            "init --overwrite where a user keeps other files",
+            "init --vocab 9 --hidden 16 --out m --overwrite",
+        )
+        .file("m/notes.txt", "mine\n")
+        .file("m/data/rows.jsonl", "mine\n")
+        .exit(0)
+        .leaves(&["m/config.json", "m/model.safetensors"])
+        .check(|folder, _| ["m/notes.txt", "m/data/rows.jsonl"].iter().for_each(|f| mine(folder, f))),
+        Case::new("init --overwrite onto a file", "init --vocab 9 --hidden 16 --out notes.txt --overwrite")
+            .file("notes.txt", "mine\n")
+            .says(&["notes.txt"])
+            .check(|folder, _| mine(folder, "notes.txt")),
+        Case::new("a tokenizer trained into a model's folder", "tokenizer train --input text.txt --out m")
+            .file("text.txt", "some text\n")
+            .file("m/tokenizer.json", "mine\n")
+            .says(&["m/tokenizer.json", "--overwrite"])
+            .check(|folder, _| mine(folder, "m/tokenizer.json")),
+        run("a run whose name is taken by a folder", "train r.toml --name taken")
+            .file("runs/taken/notes.txt", "mine\n")
+            .says(&["runs/taken", "--name taken-2"])
+            .check(|folder, _| mine(folder, "runs/taken/notes.txt")),
+        run("--resume of a folder that is no run", "train r.toml --name taken --resume")
+            .file("runs/taken/notes.txt", "mine\n")
+            .says(&["runs/taken", "recipe.toml"])
+            .check(|folder, _| mine(folder, "runs/taken/notes.txt")),
+        run("--resume of a run that is not there", "train r.toml --resume").says(&["runs/r"]),
+        run("--allow-changed without --resume", "train r.toml --allow-changed").says(&["--resume"]),
+        run("checkpoints that the disk cannot hold", "train r.toml checkpoint.keep=1000000000000")
+            .exit(5)
+            .says(&["checkpoint.keep", "free", "runs/r"])
+            .leaves_no(&["runs"]),
+        run("a negative time between checkpoints", "train r.toml checkpoint.minutes=-1")
+            .says(&["checkpoint.minutes"]),
+    ]
+}
 
 pub fn cases() -> Vec<Case> {
-    Vec::new()
+    let mut all = later_stages();
+    all.extend(folders());
+    all
 }

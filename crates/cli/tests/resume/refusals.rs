@@ -5,7 +5,7 @@ use crate::common::{Folder, Left, STAGES, names};
 use std::fs;
 use std::path::PathBuf;
 
-fn said(out: &std::process::Output) -> String {
+pub fn said(out: &std::process::Output) -> String {
     String::from_utf8_lossy(&out.stderr).into_owned()
 }
 

@@ -21,7 +21,7 @@ pub struct SaveOptions<'a> {
     pub max_shard_bytes: u64,
     /// A model directory whose tokenizer, chat template and generation settings come along.
     pub source: Option<&'a Path>,
-    /// Whether a directory that is already there is replaced.
+    /// Whether a model that is already in the directory is replaced. Files that are no part of a model stay.
     pub overwrite: bool,
 }
 
@@ -58,12 +58,18 @@ pub fn save_model(
     options: &SaveOptions,
     params: &mut dyn FnMut(&ParamShape) -> Result<Vec<f32>>,
 ) -> Result<()> {
-    let occupied = fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) || dir.is_file();
+    if dir.is_file() {
+        return Err(Error::usage("is a file, expected a directory to write").at(dir.display()));
+    }
+    let occupied = fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
     if occupied && !options.overwrite {
         return Err(Error::usage("already exists and is not empty")
             .at(dir.display())
             .fix("choose another directory or remove this one"));
     }
+    // A link stays a link: what it leads to is replaced.
+    let real = if occupied { fs::canonicalize(dir) } else { Ok(dir.to_path_buf()) };
+    let dir = &real.map_err(|e| io_error("cannot read", dir, &e))?;
     let temporary = sibling(dir, "tmp")?;
     let result = write_all(&temporary, config, config_json, options, params).and_then(|()| {
         if !occupied {
@@ -72,7 +78,8 @@ pub fn save_model(
         let old = sibling(dir, "old")?;
         rename(dir, &old)?;
         rename(&temporary, dir)?;
-        remove(&old).map_err(|e| io_error("cannot remove the replaced directory", &old, &e))
+        keep_others(&old, dir)?;
+        fs::remove_dir_all(&old).map_err(|e| io_error("cannot remove the replaced model", &old, &e))
     });
     if result.is_err() {
         let _ = fs::remove_dir_all(&temporary); // the first error is the one to report
@@ -80,6 +87,22 @@ pub fn save_model(
     }
     if let Some(parent) = dir.parent().filter(|p| !p.as_os_str().is_empty()) {
         sync_dir(parent)?;
+    }
+    Ok(())
+}
+
+/// Moves what is no part of a model from the replaced directory into the new one: a user's notes, data, a tokenizer that the
+/// new model did not bring.
+fn keep_others(old: &Path, new: &Path) -> Result<()> {
+    let fail = |e: std::io::Error| io_error("cannot read the replaced directory", old, &e);
+    for entry in fs::read_dir(old).map_err(fail)? {
+        let name = entry.map_err(fail)?.file_name();
+        let text = name.to_string_lossy();
+        let weights = text.starts_with("model") && text.ends_with(".safetensors");
+        let model = weights || matches!(&*text, "config.json" | "model.safetensors.index.json");
+        if !model && fs::symlink_metadata(new.join(&name)).is_err() {
+            fs::rename(old.join(&name), new.join(&name)).map_err(fail)?;
+        }
     }
     Ok(())
 }
@@ -151,10 +174,6 @@ fn sibling(dir: &Path, kind: &str) -> Result<PathBuf> {
 
 fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(|e| io_error("cannot put the finished directory in place", to, &e))
-}
-
-fn remove(path: &Path) -> std::io::Result<()> {
-    if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
 }
 
 /// A rename is on disk once its directory is.

@@ -13,7 +13,7 @@ mod vector;
 
 pub use batch::{Batch, ByRole, Origin, Role, Sequence, StatGrads, Stats, plan};
 pub use divergence::{comparable, kl};
-pub use optimizer::{Optimizer, OptimizerOptions, Rule, UpdateReport};
+pub use optimizer::{Optimizer, OptimizerOptions, Rule, UpdateReport, trained_weights};
 pub use schedule::{Decay, Schedule};
 pub use vector::ParamVector;
 

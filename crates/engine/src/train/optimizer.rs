@@ -2,7 +2,7 @@
 
 use crate::model::gradient::Slot;
 use crate::model::weights::{Model, Param};
-use crate::model::{Tensor, family};
+use crate::model::{Config, Tensor, family};
 use crate::{Error, Result, nearest};
 use ferrl_kernels::backend::{AdamW, AdamWParam, Sgd};
 use ferrl_kernels::{Buffer, DType, Purpose};
@@ -80,7 +80,7 @@ impl Optimizer {
     /// For the parameters of a model.
     pub fn new(model: &Model, options: OptimizerOptions) -> Result<Self> {
         let n = model.params.len();
-        let trained = trained_parts(model, &options.frozen)?;
+        let trained = trained_parts(&model.config, &options.frozen)?;
         let none = || (0..n).map(|_| None).collect();
         Ok(Optimizer { options, steps: 0, trained, first: none(), second: none(), average: none() })
     }
@@ -307,9 +307,14 @@ struct Placed {
     average: Option<Buffer>,
 }
 
+/// How many weights of a model are trained; a name in `frozen` that no tensor has is an error.
+pub fn trained_weights(config: &Config, frozen: &[String]) -> Result<usize> {
+    Ok(trained_parts(config, frozen)?.iter().flatten().map(ExactSizeIterator::len).sum())
+}
+
 /// For each parameter, the elements whose tensor is not frozen.
-fn trained_parts(model: &Model, frozen: &[String]) -> Result<Vec<Vec<Range<usize>>>> {
-    let tensors: Vec<Tensor> = family(model.config.family)?.tensors(&model.config);
+fn trained_parts(config: &Config, frozen: &[String]) -> Result<Vec<Vec<Range<usize>>>> {
+    let tensors: Vec<Tensor> = family(config.family)?.tensors(config);
     let mut used = vec![false; frozen.len()];
     let mut out = Vec::new();
     for tensor in &tensors {

@@ -213,6 +213,7 @@ fn evaluation(r: &Recipe, p: &mut Problems) {
         "eval.split = 0.05, or eval.data = \"file.jsonl\"",
     );
     let c = &r.checkpoint;
+    p.when(c.keep == 0, "checkpoint.keep", "the run could not be resumed", "checkpoint.keep = 1");
     p.when(
         c.keep_best > 0 && c.metric.is_none(),
         "checkpoint.metric",

@@ -3,23 +3,33 @@
 use super::Recipe;
 use serde_json::Value;
 
-/// The first setting in which they differ: its key and both values; `None` where they say the same.
-pub fn difference(before: &Recipe, now: &Recipe) -> Option<(String, String, String)> {
-    let value = |r: &Recipe| serde_json::to_value(r).unwrap_or(Value::Null);
-    walk(&value(before), &value(now), "")
+/// A setting that differs: its key and both values.
+pub type Difference = (String, String, String);
+
+/// The first setting in which they differ; `None` where they say the same.
+pub fn difference(before: &Recipe, now: &Recipe) -> Option<Difference> {
+    differences(before, now).into_iter().next()
 }
 
-fn walk(before: &Value, now: &Value, path: &str) -> Option<(String, String, String)> {
+/// Every setting in which they differ.
+pub fn differences(before: &Recipe, now: &Recipe) -> Vec<Difference> {
+    let value = |r: &Recipe| serde_json::to_value(r).unwrap_or(Value::Null);
+    let mut out = Vec::new();
+    walk(&value(before), &value(now), "", &mut out);
+    out
+}
+
+fn walk(before: &Value, now: &Value, path: &str, out: &mut Vec<Difference>) {
     if before == now {
-        return None;
+        return;
     }
     let (Some(a), Some(b)) = (before.as_object(), now.as_object()) else {
-        return Some((path.to_string(), shown(before), shown(now)));
+        return out.push((path.to_string(), shown(before), shown(now)));
     };
-    a.keys().chain(b.keys().filter(|k| !a.contains_key(*k))).find_map(|key| {
+    for key in a.keys().chain(b.keys().filter(|k| !a.contains_key(*k))) {
         let inner = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-        walk(a.get(key).unwrap_or(&Value::Null), b.get(key).unwrap_or(&Value::Null), &inner)
-    })
+        walk(a.get(key).unwrap_or(&Value::Null), b.get(key).unwrap_or(&Value::Null), &inner, out);
+    }
 }
 
 fn shown(value: &Value) -> String {
@@ -39,6 +49,9 @@ mod tests {
         now.optim.lr = 0.5;
         let found = difference(&before, &now).unwrap();
         assert_eq!(found, ("optim.lr".into(), "0.25".into(), "0.5".into()));
+        now.seed = 3;
+        let all: Vec<String> = differences(&before, &now).into_iter().map(|d| d.0).collect();
+        assert_eq!(all, ["seed", "optim.lr"]);
         let mut now = before.clone();
         now.algo.insert("clip_low".into(), 0.1.into());
         assert_eq!(

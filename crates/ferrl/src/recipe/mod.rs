@@ -20,7 +20,7 @@ mod types;
 mod warn;
 
 pub use check::{DTYPES, OPTIMIZERS, OVERLONG, SCHEDULES, TOKENIZERS};
-pub use difference::difference;
+pub use difference::{Difference, difference, differences};
 pub use keys::{Key, algorithm_keys, keys, keys_markdown, policy_keys};
 pub use listing::{task_keys, tasks_json, tasks_text, verifiers_json, verifiers_markdown, verifiers_text};
 pub use load::{Resolved, Stage};

@@ -161,8 +161,15 @@ impl Checkpoints {
         })
     }
 
+    /// Removes what a process that was killed left: halves of checkpoints, and those that are no longer to be kept. `best`
+    /// says by what they are rated.
+    pub fn tidy(&self, best: Option<Best>) -> Result<()> {
+        self.clean()?;
+        self.retain(best.as_ref())
+    }
+
     /// Removes what a save or removal left that was cut short.
-    fn clean(&self) -> Result<()> {
+    pub fn clean(&self) -> Result<()> {
         for name in names(&self.dir)? {
             let path = self.dir.join(&name);
             let Some((stem, kind)) = name.rsplit_once('.').filter(|(stem, _)| step_of(stem).is_some()) else {

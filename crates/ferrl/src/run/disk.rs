@@ -6,6 +6,7 @@ use crate::plan::memory::weights;
 use crate::recipe::Recipe;
 use ferrl_engine::checkpoint::Dtype;
 use ferrl_engine::model::Config;
+use ferrl_engine::{Error, Result};
 use ferrl_kernels::DType;
 use std::path::Path;
 
@@ -46,6 +47,44 @@ impl Disk {
         let checkpoints = stages.iter().map(|s| s.checkpoint * s.copies as u64).max();
         checkpoints.unwrap_or(0) + stages.iter().map(|s| s.model).sum::<u64>()
     }
+}
+
+/// Refuses a run whose checkpoints and models do not fit on the disk of its folder. What the folder holds already counts as
+/// free: new checkpoints take the place of old ones.
+pub fn ensure(stages: &[Disk], run: &Path) -> Result<()> {
+    let Some(free) = free(run) else { return Ok(()) };
+    let (needed, there) = (Disk::total(stages), held(&run.join("checkpoints")));
+    let Some(largest) = stages.iter().max_by_key(|s| s.checkpoint).filter(|_| needed > free + there) else {
+        return Ok(());
+    };
+    let (copies, each) = (largest.copies, gib(largest.checkpoint));
+    let models: u64 = stages.iter().map(|s| s.model).sum();
+    Err(Error::resource(format!(
+        "the run needs {} of disk: {copies} checkpoints of {each} ({} kept and one being written) and models of {}; \
+         {} is free",
+        gib(needed),
+        copies - 1,
+        gib(models),
+        gib(free + there)
+    ))
+    .at(run.display())
+    .fix("checkpoint.keep = 1, model.dtype = \"bf16\", or --runs DIR on a larger disk"))
+}
+
+/// Bytes of all files in a folder.
+fn held(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let bytes = |e: std::fs::DirEntry| match e.metadata() {
+        Ok(m) if m.is_dir() => held(&e.path()),
+        Ok(m) => m.len(),
+        Err(_) => 0,
+    };
+    entries.map(bytes).sum()
+}
+
+fn gib(bytes: u64) -> String {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    if mib < 1024.0 { format!("{mib:.1} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
 }
 
 /// Bytes that a user may still write on the disk of `path`, which need not exist yet; `None` where the system does not say.

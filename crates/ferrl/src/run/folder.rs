@@ -12,6 +12,7 @@
 //! ```
 
 use super::files::{Files, error};
+use super::resume::names;
 use crate::warnings::{Printed, Warning};
 use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
@@ -34,13 +35,41 @@ impl RunFolder {
         Self::create_with(root, name, resolved_toml, Files::new()?)
     }
 
+    /// Whether a run of this name may be made there.
+    pub fn free(root: &Path, name: &str) -> Result<()> {
+        check_name(name)?;
+        match fs::symlink_metadata(root.join(name)) {
+            Ok(_) => Err(taken(root, name)),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Removes the folder of a run that never saved nor measured anything, and nothing but what a run writes.
+    pub fn discard_unused(path: &Path) {
+        let measured = fs::metadata(path.join("metrics.jsonl")).is_ok_and(|m| m.len() > 0);
+        let saved = !names(&path.join("checkpoints")).unwrap_or_default().is_empty();
+        if measured || saved {
+            return;
+        }
+        for name in names(path).unwrap_or_default() {
+            let made = name.strip_prefix("start_").or(name.strip_prefix(".start_"));
+            let made = made.is_some_and(|n| n.starts_with(|c: char| c.is_ascii_digit()));
+            let entry = path.join(&name);
+            match name.as_str() {
+                "rollouts" | "checkpoints" => drop(fs::remove_dir(entry)), // empty
+                "tensorboard" | "stages" => drop(fs::remove_dir_all(entry)),
+                _ if made => drop(fs::remove_dir_all(entry)),
+                "recipe.toml" | "metrics.jsonl" | "log.jsonl" | "lock" => drop(fs::remove_file(entry)),
+                _ => {}
+            }
+        }
+        let _ = fs::remove_dir(path); // unless somebody put something there
+    }
+
     /// As [`RunFolder::create`], through these files.
     pub fn create_with(root: &Path, name: &str, resolved_toml: &str, files: Files) -> Result<RunFolder> {
-        check_name(name)?;
+        Self::free(root, name)?;
         let path = root.join(name);
-        if fs::symlink_metadata(&path).is_ok() {
-            return Err(taken(root, name));
-        }
         files.create_dir_all(root)?;
         // Made aside: a process that is killed here leaves no half of a run that neither starts nor resumes.
         let aside = root.join(format!(".{name}.new"));
@@ -145,6 +174,41 @@ impl RunFolder {
         let Printed { source, line } = printed;
         let row = json!({"time": unix_seconds(), "level": "print", "source": source, "message": line});
         let _ = self.log_line(&row);
+    }
+
+    /// Another recipe from now on; the one before stays beside it.
+    pub fn replace_recipe(&self, toml: &str, step: u64) -> Result<()> {
+        let old = self.path.join(format!("recipe_until_step_{step}.toml"));
+        if !old.exists() {
+            self.files.write_whole(&old, self.recipe()?.as_bytes())?;
+        }
+        self.files.write_whole(&self.path.join("recipe.toml"), toml.as_bytes())
+    }
+
+    /// Removes what a process that was killed left half done, as far as it can be removed: models of stages, rollouts, files
+    /// that were about to get their name.
+    pub fn tidy(&self) {
+        let left = |dir: &Path, ours: &dyn Fn(&str) -> bool| {
+            for name in names(dir).unwrap_or_default().into_iter().filter(|name| ours(name)) {
+                let path = dir.join(name);
+                let _ = if path.is_dir() {
+                    self.files.remove_dir_all(&path)
+                } else {
+                    self.files.remove_file(&path)
+                };
+            }
+        };
+        let number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        let stage = |name: &str| {
+            let parts: Vec<&str> = name.split('.').collect();
+            matches!(parts[..], ["", stage, process, "tmp" | "old"] if number(stage) && number(process))
+        };
+        left(&self.path.join("stages"), &stage);
+        let rollout =
+            |name: &str| name.strip_prefix("step_").and_then(|n| n.strip_suffix(".tmp")).is_some_and(number);
+        left(&self.rollouts(), &rollout);
+        let aside = |name: &str| name.starts_with(".start_") && name.ends_with(".tmp");
+        left(&self.path, &|name| ["recipe.toml.tmp", "report.html.tmp"].contains(&name) || aside(name));
     }
 
     /// Whether the folder is still what was opened: files that are open can be written long after they were removed, and

@@ -1,34 +1,28 @@
-//! Models that a run reads and never writes: what is on disk must stay what it was.
+//! What a run reads and never writes: what is on disk must stay what it was.
 //!
-//! A resumed run builds its reference, its critic's start and its tokenizer from these directories again. Were one of
-//! them another by now, the run would go on with another objective and nobody would notice.
+//! A resumed run builds its reference, its critic's start and its tokenizer from model directories again, draws rows from the
+//! same files and calls the same functions. Were one of them another by now, the run would go on with another objective and
+//! nobody would notice. A checkpoint keeps a checksum of each.
 
 use super::files::error;
 use super::manifest::hex;
 use super::resume::plain_files;
+use crate::data::Source;
+use crate::data::hub::Cache;
+use crate::recipe::Recipe;
 use ferrl_engine::{Error, Result};
+use regex::Regex;
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use xxhash_rust::xxh3::Xxh3;
 
 /// A checksum of everything in a model's directory that decides what the model says.
 pub fn fingerprint(dir: &Path) -> Result<String> {
-    let (mut hash, mut buffer) = (Xxh3::new(), vec![0; 1 << 20]);
-    for name in plain_files(dir)?.iter().filter(|name| matters(name)) {
-        let path = dir.join(name);
-        let fail = |e: std::io::Error| error("cannot read", &path, &e);
-        let mut file = File::open(&path).map_err(fail)?;
-        hash.update(format!("{name}\n{}\n", file.metadata().map_err(fail)?.len()).as_bytes());
-        loop {
-            match file.read(&mut buffer).map_err(fail)? {
-                0 => break,
-                n => hash.update(&buffer[..n]),
-            }
-        }
-    }
-    Ok(hex(hash.digest128()))
+    let files = plain_files(dir)?.into_iter().filter(|name| matters(name)).map(|name| dir.join(name));
+    Ok(checksum(&files.collect::<Vec<_>>())?.0)
 }
 
 /// Weights, configuration, tokenizer and chat template; not a README or other formats of the same weights.
@@ -36,24 +30,164 @@ fn matters(name: &str) -> bool {
     [".safetensors", ".json", ".model", ".txt", ".jinja"].iter().any(|end| name.ends_with(end))
 }
 
-/// The directories as a checkpoint keeps them: path and checksum by role.
-pub fn describe<'a>(dirs: impl IntoIterator<Item = (&'a str, &'a Path)>) -> Result<Value> {
-    let entry = |(role, dir): (&str, &'a Path)| {
-        Ok((role.to_string(), json!({ "path": dir.display().to_string(), "xxh3": fingerprint(dir)? })))
-    };
-    Ok(Value::Object(dirs.into_iter().map(entry).collect::<Result<Map<_, _>>>()?))
-}
-
-/// Refuses to go on where a directory is not what it was when the checkpoint was made.
-pub fn unchanged(now: &Value, saved: &Value) -> Result<()> {
-    for (role, was) in saved.as_object().into_iter().flatten() {
-        let is = &now[role];
-        if is["xxh3"] != was["xxh3"] {
-            let path = is["path"].as_str().or(was["path"].as_str()).unwrap_or_default();
-            return Err(Error::data(format!("the {role} model is not the one this run was started with"))
-                .at(path)
-                .fix("put the files back as they were, or start a new run with --name"));
+/// A checksum over names, lengths and bytes of files, and how many bytes they have.
+fn checksum(files: &[PathBuf]) -> Result<(String, u64)> {
+    let (mut hash, mut buffer, mut bytes) = (Xxh3::new(), vec![0; 1 << 20], 0);
+    for path in files {
+        let fail = |e: std::io::Error| error("cannot read", path, &e);
+        let mut file = File::open(path).map_err(fail)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let length = file.metadata().map_err(fail)?.len();
+        hash.update(format!("{name}\n{length}\n").as_bytes());
+        bytes += length;
+        loop {
+            match file.read(&mut buffer).map_err(fail)? {
+                0 => break,
+                n => hash.update(&buffer[..n]),
+            }
         }
     }
-    Ok(())
+    Ok((hex(hash.digest128()), bytes))
+}
+
+/// Everything that a stage reads, by what it is to the stage: where it is, its bytes and its checksum. The recipe's paths are
+/// directories by now.
+pub fn describe(recipe: &Recipe, start: &Path) -> Result<Value> {
+    let mut out = Map::new();
+    let own = [("critic", &recipe.critic.path), ("teacher", &recipe.teacher.path)];
+    let own = own.into_iter().filter_map(|(role, path)| Some((role, Path::new(path.as_ref()?))));
+    let judges = recipe.reward.iter().filter_map(|r| r.model.as_ref()).map(|p| ("reward", Path::new(p)));
+    for (role, dir) in [("starting", start)].into_iter().chain(own).chain(judges) {
+        let name = unique(&out, &format!("{role} model"));
+        out.insert(name, json!({ "path": dir.display().to_string(), "xxh3": fingerprint(dir)? }));
+    }
+    let cache = Cache::from_env();
+    for (key, list) in [("data.train", &recipe.data.train), ("eval.data", &recipe.eval.data)] {
+        for name in list.iter().filter(|name| !name.starts_with("task:")) {
+            let files = Source::parse(name)?.files(&cache)?;
+            out.insert(unique(&out, &format!("{key} {name}")), entry(name, &files)?);
+        }
+    }
+    for file in recipe.reward.iter().filter_map(python_file) {
+        let mut files = vec![file.clone()];
+        local_imports(&file, &mut files);
+        let shown = file.display().to_string();
+        out.insert(unique(&out, &format!("reward {shown}")), entry(&shown, &files)?);
+    }
+    Ok(Value::Object(out))
+}
+
+fn entry(name: &str, files: &[PathBuf]) -> Result<Value> {
+    let (xxh3, bytes) = checksum(files)?;
+    Ok(json!({ "path": name, "xxh3": xxh3, "bytes": bytes, "files": files.len() }))
+}
+
+/// A name that nothing has yet.
+fn unique(taken: &Map<String, Value>, name: &str) -> String {
+    let numbered = (2..).map(|n| format!("{name} {n}"));
+    let mut names = std::iter::once(name.to_string()).chain(numbered);
+    names.find(|n| !taken.contains_key(n)).unwrap_or_default()
+}
+
+/// The Python file of a reward.
+fn python_file(reward: &crate::recipe::Reward) -> Option<PathBuf> {
+    let option = reward.options.get("file").and_then(Value::as_str).map(PathBuf::from);
+    reward.python.clone().or(option.filter(|_| reward.verifier.as_deref() == Some("python")))
+}
+
+/// Adds the files beside a Python file that it imports, and those that these import.
+fn local_imports(file: &Path, found: &mut Vec<PathBuf>) {
+    static IMPORT: LazyLock<Option<Regex>> =
+        LazyLock::new(|| Regex::new(r"(?m)^\s*(?:from\s+\.*([\w.]+)\s+import|import\s+([\w., ]+))").ok());
+    let (Some(import), Ok(text)) = (&*IMPORT, std::fs::read_to_string(file)) else { return };
+    let folder = file.parent().unwrap_or(Path::new("."));
+    let names = import.captures_iter(&text).filter_map(|c| c.get(1).or(c.get(2)));
+    for name in names.flat_map(|names| names.as_str().split(',')) {
+        let name = name.split_whitespace().next().unwrap_or_default();
+        let base = folder.join(name.replace('.', "/"));
+        for path in [base.with_extension("py"), base.join("__init__.py")] {
+            if path.is_file() && !found.contains(&path) {
+                found.push(path.clone());
+                local_imports(&path, found);
+            }
+        }
+    }
+}
+
+/// What is not what it was when the checkpoint was made, in words.
+pub fn changed(now: &Value, saved: &Value) -> Vec<String> {
+    let mut out = Vec::new();
+    for (what, was) in saved.as_object().into_iter().flatten() {
+        let is = &now[what];
+        if is["xxh3"] == was["xxh3"] {
+            continue;
+        }
+        out.push(match (was["bytes"].as_u64(), is["bytes"].as_u64()) {
+            (Some(a), Some(b)) if a != b => format!("{what} had {a} bytes and has {b}"),
+            (Some(a), Some(_)) => format!("{what} has other content ({a} bytes, as before)"),
+            (Some(_), None) => format!("{what} is not read any more"),
+            _ => format!("the {what} is not the one this run was started with ({})", path_of(is, was)),
+        });
+    }
+    let saved = saved.as_object();
+    let new = now
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter(|(what, _)| saved.is_some_and(|s| !s.contains_key(*what)));
+    out.extend(new.map(|(what, _)| format!("{what} is new")));
+    out
+}
+
+fn path_of<'a>(is: &'a Value, was: &'a Value) -> &'a str {
+    is["path"].as_str().or(was["path"].as_str()).unwrap_or_default()
+}
+
+/// Refuses to go on where something is not what it was.
+pub fn refuse(changes: &[String]) -> Result<()> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    Err(Error::data(format!("what this run learns from has changed: {}", changes.join("; "))).fix(
+        "put it back as it was, start a new run with --name, or go on with what is there now: --allow-changed",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_python_file_brings_along_what_it_imports_from_beside_it() {
+        let dir = std::env::temp_dir().join(format!("ferrl-imports-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("pack")).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).unwrap();
+        write("reward.py", "import re, helper as h\nfrom pack import thing\nimport os.path\n");
+        write("helper.py", "from .deep import x\n");
+        write("deep.py", "import reward\n");
+        write("pack/__init__.py", "");
+        write("other.py", "");
+        let mut found = vec![dir.join("reward.py")];
+        local_imports(&dir.join("reward.py"), &mut found);
+        let mut names: Vec<String> =
+            found.iter().map(|p| p.strip_prefix(&dir).unwrap().display().to_string()).collect();
+        names.sort();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(names, ["deep.py", "helper.py", "pack/__init__.py", "reward.py"]);
+    }
+
+    #[test]
+    fn every_change_is_named() {
+        let of = |xxh3: &str, bytes: u64| json!({ "path": "p", "xxh3": xxh3, "bytes": bytes });
+        let saved = json!({ "data.train a": of("1", 5), "data.train b": of("2", 5), "reward r": of("3", 5) });
+        let now = json!({ "data.train a": of("9", 5), "data.train b": of("2", 5), "reward r": of("4", 7), "eval.data c": of("5", 1) });
+        let told = changed(&now, &saved).join("; ");
+        for part in ["data.train a has other content", "reward r had 5 bytes and has 7", "eval.data c is new"]
+        {
+            assert!(told.contains(part), "{told}");
+        }
+        assert!(!told.contains("data.train b"), "{told}");
+        assert!(changed(&saved, &saved).is_empty() && refuse(&[]).is_ok());
+        assert!(refuse(&changed(&now, &saved)).unwrap_err().to_string().contains("--allow-changed"));
+    }
 }

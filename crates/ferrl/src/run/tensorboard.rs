@@ -16,12 +16,13 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// A new event file with the whole history; event files that were in the folder are removed, so that a
+    /// A new event file with the whole history; event files that Ferrl left in the folder are removed, so that a
     /// resumed run shows each step once.
     pub fn create(dir: &Path, files: &Files, history: &[StepRecord]) -> Result<EventWriter> {
         if let Ok(entries) = std::fs::read_dir(dir) {
             for entry in entries.flatten() {
-                if entry.file_name().to_string_lossy().starts_with("events.out.tfevents.") {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                if name.starts_with("events.out.tfevents.") && name.contains(".ferrl.") {
                     files.remove_file(&entry.path())?;
                 }
             }

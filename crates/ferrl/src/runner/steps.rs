@@ -24,6 +24,8 @@ pub(super) struct Steps<'a> {
     pub log: &'a mut Log,
     pub watch: &'a mut dyn Watch,
     pub checkpoints: Checkpoints,
+    /// The `config.json` that its models came with.
+    pub config_json: Value,
     /// What the stage reads and never writes.
     pub frozen: Value,
     pub total: u64,
@@ -136,6 +138,7 @@ impl Steps<'_> {
         if !(self.due(e.every) || (ends && (e.every > 0 || e.at_start))) {
             return Ok(false);
         }
+        self.one.folder.still_there()?;
         let evaluation = guard(|| self.one.evaluate(&mut self.stage, self.watch))?;
         self.watch.evaluated(self.one.name, self.stage.step, &evaluation);
         metrics.join(evaluation.metrics.clone());
@@ -175,7 +178,7 @@ impl Steps<'_> {
         let state = self.one.state(&self.stage, self.marks, self.pending.as_ref(), &self.frozen);
         let saved = patiently(self.watch, || {
             self.one.folder.still_there()?;
-            self.one.checkpoint(&self.checkpoints, &self.stage, &state, best.clone())
+            self.one.checkpoint(&self.checkpoints, (&self.stage, &self.config_json), &state, best.clone())
         })?;
         (self.saved, self.saved_at) = (Some(step), Instant::now());
         self.one.warn(&self.stage.warnings, self.watch);
@@ -194,29 +197,43 @@ impl Steps<'_> {
         let kept = if self.stage.updating {
             Err("the step that failed had changed weights already".to_string())
         } else if self.stage.step == 0 || (self.saved == Some(step) && self.pending.is_none()) {
-            Ok(())
+            Ok(self
+                .saved
+                .map_or_else(String::new, |saved| format!("saved: --resume goes on after step {saved}")))
         } else {
             match guard(|| self.save(None)) {
-                Ok(_) => Ok(()),
-                Err(e) => Err(format!("the state cannot be saved: {}", e.text())),
+                Ok(_) => Ok(format!("saved: --resume goes on after step {step}")),
+                Err(e) => self.rescue(&e.text()),
             }
         };
-        let told = match (&kept, self.saved) {
-            (Ok(()), Some(saved)) => format!("saved: --resume goes on after step {saved}"),
-            (Ok(()), None) => String::new(),
+        let (kept, told) = match (kept, self.saved) {
+            (Ok(told), _) => (true, told),
             (Err(why), Some(saved)) => {
-                format!("{why}; --resume goes on from the last checkpoint, step {saved}")
+                (false, format!("{why}; --resume goes on from the last checkpoint, step {saved}"))
             }
-            (Err(why), None) => format!("{why}, and there is no checkpoint yet"),
+            (Err(why), None) => (false, format!("{why}, and there is no checkpoint yet")),
         };
         if !told.is_empty() {
             self.watch.note(&told);
-            folder.note(if kept.is_ok() { "info" } else { "error" }, &told);
+            folder.note(if kept { "info" } else { "error" }, &told);
         }
         match failed {
-            Failed::Error(_) if asked && kept.is_ok() => Ok(End::Stopped),
+            Failed::Error(_) if asked && kept => Ok(End::Stopped),
             Failed::Error(e) => Err(e),
             Failed::Panic(payload) => std::panic::resume_unwind(payload),
+        }
+    }
+}
+
+impl Steps<'_> {
+    /// Saves elsewhere what the run's own folder did not take, where that is wanted; what to say of it.
+    fn rescue(&mut self, why: &str) -> std::result::Result<String, String> {
+        let why = format!("the state cannot be saved: {why}");
+        let Some(root) = self.one.options.rescue.clone() else { return Err(why) };
+        let state = self.one.state(&self.stage, self.marks, self.pending.as_ref(), &self.frozen);
+        match guard(|| self.one.rescue(&root, (&self.stage, &self.config_json), state)) {
+            Ok(folder) => Ok(format!("{why}\n  saved in {} instead", folder.display())),
+            Err(e) => Err(format!("{why}; nor can it be saved in {}: {}", root.display(), e.text())),
         }
     }
 }

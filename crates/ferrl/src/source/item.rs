@@ -46,6 +46,7 @@ pub(super) fn item(sample: Sample, wants: algo::Wants, index: u64, encoder: &Enc
         messages: prompt.as_array().cloned().unwrap_or_default(),
         renamed: encoder.renamed().to_vec(),
         columns,
+        place: sample.place.clone(),
     };
     let number = |name: &str, otherwise: f32| match sample.extra.get(name) {
         None | Some(Value::Null) => Ok(otherwise),

@@ -29,6 +29,9 @@ pub struct Prompt {
     /// New and old name of each column that the recipe renames.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub renamed: Vec<(String, String)>,
+    /// File and row, for messages.
+    #[serde(default)]
+    pub place: String,
 }
 
 /// One example.

@@ -1,0 +1,259 @@
+//! Every stage of a run looked at before the first begins: models, data row by row, rewards, evaluations, disk.
+//!
+//! `ferrl train` and `ferrl train --dry-run` check the same. A stage is drafted as it will be when its turn comes; one that
+//! goes on from an earlier stage is drafted with that stage's tokenizer and shape, since its weights are not there yet.
+
+use crate::algo::Wants;
+use crate::data::hub::model_dir;
+use crate::interrupt;
+use crate::plan::memory::weights;
+use crate::recipe::{Recipe, Resolved, Stage};
+use crate::run::Disk;
+use crate::setup::{self, Draft};
+use crate::source::{Item, Summary};
+use crate::warnings::Warnings;
+use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::model::{Config, Head, family};
+use ferrl_engine::train::trained_weights;
+use ferrl_engine::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What is known of a stage before it begins.
+pub struct Checked {
+    /// Its name.
+    pub name: String,
+    /// Its algorithm.
+    pub algorithm: String,
+    /// What it learns from.
+    pub wants: Wants,
+    /// Its data.
+    pub summary: Summary,
+    /// Its steps.
+    pub steps: u64,
+    /// Weights of the policy, and how many of them are trained.
+    pub weights: usize,
+    /// Those that are trained.
+    pub trained: usize,
+    /// Weights of a critic of its own.
+    pub critic: usize,
+    /// What it takes on disk.
+    pub disk: Disk,
+    /// What is doubtful; the stage will raise into the same list.
+    pub warnings: Warnings,
+}
+
+/// Where a run stands.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Standing<'a> {
+    /// Its folder, where it has one already.
+    pub folder: Option<&'a Path>,
+    /// The first stage that is not finished; those before it are not looked at.
+    pub stage: usize,
+    /// Whether this stage has begun: its rows were checked when it did.
+    pub begun: bool,
+}
+
+/// Called with the stage's name, the rows that are done and all rows; `false` gives up.
+pub type Progress<'a> = &'a mut dyn FnMut(&str, usize, usize) -> bool;
+
+/// Rows that are rewarded on trial, at most; a missing column is missing in many.
+const TRIALS: usize = 100_000;
+/// Rows drawn at once for that.
+const AT_ONCE: usize = 256;
+
+/// Checks every stage that is not finished.
+pub fn check(resolved: &Resolved, at: Standing<'_>, progress: Progress<'_>) -> Result<Vec<Checked>> {
+    let mut starts: Vec<Start> = Vec::new();
+    let mut out = Vec::new();
+    for stage in &resolved.stages {
+        let place = |e: Error| if stage.staged { e.at(format!("stage {}", stage.name)) } else { e };
+        let start = Start::of(stage, &starts, at).map_err(place)?;
+        if stage.index >= at.stage {
+            let rows = !(at.begun && stage.index == at.stage);
+            out.push(one(stage, &start, &starts, rows, progress).map_err(place)?);
+        }
+        starts.push(start.trained_by(stage)?);
+    }
+    Ok(out)
+}
+
+fn one(
+    stage: &Stage,
+    start: &Start,
+    starts: &[Start],
+    rows: bool,
+    progress: Progress<'_>,
+) -> Result<Checked> {
+    let (recipe, warnings) = (&stage.recipe, Warnings::default());
+    let named = |path: &str| path.strip_prefix("stage:").and_then(|n| starts.iter().find(|s| s.name == n));
+    let (policy, critic) = models(recipe, start, &named)?;
+    let mut draft = Draft::new(recipe, &start.dir, &warnings)?;
+    setup::fits(&start.config, &draft.tokenizer, &start.dir)?;
+    let trained = trained_weights(&policy, &recipe.model.frozen).map_err(|e| e.at("model.frozen"))?;
+    if trained == 0 {
+        return Err(Error::usage("every weight is frozen: nothing would be learned")
+            .at("model.frozen")
+            .fix("leave out some of model.frozen"));
+    }
+    if rows {
+        draft.source.check(&mut |done, all| progress(&stage.name, done, all))?;
+        rewarded(&mut draft, recipe)?;
+    }
+    if interrupt::requested() {
+        return Err(interrupt::interrupted("the data were checked"));
+    }
+    Ok(Checked {
+        name: stage.name.clone(),
+        algorithm: recipe.algorithm_name().into(),
+        wants: draft.wants,
+        summary: draft.source.summary(),
+        steps: draft.total,
+        weights: weights(&policy),
+        trained,
+        critic: critic.as_ref().map_or(0, weights),
+        disk: Disk::of(recipe, &policy, critic.as_ref()),
+        warnings,
+    })
+}
+
+/// The models of a stage as they will be trained: the policy, and a critic on its own weights. All others are looked at.
+fn models<'a>(
+    recipe: &Recipe,
+    start: &Start,
+    named: &dyn Fn(&str) -> Option<&'a Start>,
+) -> Result<(Config, Option<Config>)> {
+    let config = |path: &str| -> Result<Config> {
+        match named(path) {
+            Some(start) => Ok(start.config.clone()),
+            None => Ok(ModelDir::open(&model_dir(Path::new(path))?)?.config),
+        }
+    };
+    let needs = recipe.algorithm()?.needs();
+    let mut policy = start.config.clone();
+    let own = needs.critic && !recipe.critic.shared;
+    let critic = match recipe.critic.path.as_deref().filter(|_| own) {
+        Some(path) => Some(config(path).map_err(|e| e.at("critic.path"))?),
+        None => own.then(|| policy.clone()),
+    };
+    policy.head = match (needs.score, needs.critic && recipe.critic.shared, policy.head) {
+        (true, _, _) => Head::Score,
+        (_, true, _) => Head::LmAndValue,
+        (_, _, head) => head,
+    };
+    if let Some(path) = recipe.teacher.path.as_deref().filter(|_| needs.teacher) {
+        let (ours, theirs) = (policy.vocab, config(path).map_err(|e| e.at("teacher.path"))?.vocab);
+        if ours != theirs {
+            return Err(Error::model(format!("the policy has {ours} tokens, the teacher {theirs}"))
+                .at("teacher.path")
+                .fix("a teacher with the policy's tokenizer"));
+        }
+    }
+    for path in recipe.reward.iter().filter_map(|r| r.model.as_deref()) {
+        if config(path).map_err(|e| e.at("reward"))?.head != Head::Score {
+            return Err(Error::model(format!("{path} is a language model, which scores no completions"))
+                .at("reward")
+                .fix(
+                    "a sequence classifier with one label, such as a stage that trains a reward model leaves",
+                ));
+        }
+    }
+    Ok((policy, critic.map(|c| Config { head: Head::Score, ..c })))
+}
+
+/// Rewards an empty completion of every prompt, where that is a plain function: a column that a verifier needs and a row
+/// lacks comes up here.
+fn rewarded(draft: &mut Draft, recipe: &Recipe) -> Result<()> {
+    if draft.wants != Wants::Rollouts
+        || draft.source.graded()
+        || recipe.reward.iter().all(|r| r.verifier.is_none())
+    {
+        return Ok(());
+    }
+    let all = draft.source.epoch().unwrap_or(1).min(TRIALS);
+    let mut done = 0;
+    while done < all && !interrupt::requested() {
+        let items = draft.source.next(AT_ONCE.min(all - done))?;
+        done += items.len().max(1);
+        for item in items {
+            if let Item::Ask(prompt) = item {
+                draft.rewards.check(&prompt)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The model a stage starts from, or what is known of it.
+#[derive(Clone)]
+struct Start {
+    /// The stage that trained it last.
+    name: String,
+    /// With config.json and the tokenizer; the weights may not be there yet.
+    dir: PathBuf,
+    config: Config,
+    /// Keeps what was made for the check.
+    _sketch: Option<Arc<Sketch>>,
+}
+
+impl Start {
+    fn of(stage: &Stage, before: &[Start], at: Standing<'_>) -> Result<Start> {
+        let there =
+            |name: String| at.folder.map(|f| f.join(name)).filter(|d| d.join("config.json").is_file());
+        let open = |dir: PathBuf| {
+            let config = ModelDir::open(&dir)?.config;
+            Ok(Start { name: String::new(), dir, config, _sketch: None })
+        };
+        let m = &stage.recipe.model;
+        if let Some(path) = &m.path {
+            let named = path.strip_prefix("stage:").and_then(|n| before.iter().find(|s| s.name == n));
+            return named.map_or_else(|| open(model_dir(Path::new(path))?), |start| Ok(start.clone()));
+        }
+        if m.init.is_some() {
+            return there(format!("start_{}", stage.index)).map_or_else(|| Sketch::of(&stage.recipe), open);
+        }
+        let Some(previous) = before.last() else {
+            return Err(Error::usage("no model to train").at("model").fix("model.path = \"directory\""));
+        };
+        // What finished stages left is what this one will start from.
+        let left = there(format!("stages/{}", stage.index - 1)).filter(|_| stage.index <= at.stage);
+        left.map_or_else(|| Ok(previous.clone()), open)
+    }
+
+    /// The same once the stage has trained it.
+    fn trained_by(mut self, stage: &Stage) -> Result<Start> {
+        if stage.recipe.algorithm()?.needs().score {
+            self.config.head = Head::Score;
+        }
+        self.name = stage.name.clone();
+        Ok(self)
+    }
+}
+
+/// A directory with what is known of a model that is yet to be made; it goes with the check.
+struct Sketch(PathBuf);
+
+impl Sketch {
+    fn of(recipe: &Recipe) -> Result<Start> {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let init = recipe.model.init.clone().unwrap_or_default();
+        let (tokenizer, options) = setup::new_model_parts(recipe, &init)?;
+        let config = options.build()?.0;
+        let name = format!("ferrl-check-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(name);
+        let fail = |e: std::io::Error| Error::data(format!("cannot write: {e}")).at(dir.display());
+        std::fs::create_dir_all(&dir).map_err(fail)?;
+        let sketch = Sketch(dir.clone());
+        let json = family(config.family)?.to_json(&config).to_string();
+        std::fs::write(dir.join("config.json"), json).map_err(fail)?;
+        tokenizer.save(&dir)?;
+        Ok(Start { name: String::new(), dir, config, _sketch: Some(Arc::new(sketch)) })
+    }
+}
+
+impl Drop for Sketch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

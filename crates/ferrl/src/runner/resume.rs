@@ -1,0 +1,107 @@
+//! Where a run stands, and which changes of its recipe it may go on with.
+//!
+//! What has been learned stays as it was learned: a stage that has begun keeps its settings. Stages that have not begun may be
+//! any other, a stage may get more steps as long as none after it has begun, and how often things are saved is nobody's
+//! business but the user's.
+
+use super::finished;
+use crate::recipe::{Recipe, Resolved, Stage, differences};
+use crate::run::{Found, RunFolder, latest};
+use ferrl_engine::{Error, Result};
+use serde_json::Value;
+
+/// Where a run stands.
+#[derive(Clone, Debug, Default)]
+pub struct Position {
+    pub(super) found: Found,
+    pub(super) state: Value,
+    /// The stage of the last checkpoint.
+    pub stage: usize,
+    /// Steps of this stage; 0 where nothing has been saved yet.
+    pub step: u64,
+    /// Whether all that the recipe asked of this stage is done.
+    pub finished: bool,
+}
+
+impl Position {
+    /// Of the run in a folder.
+    pub fn of(folder: &RunFolder) -> Result<Position> {
+        let found = latest(&folder.checkpoints())?;
+        if let (None, Some((path, problem))) = (&found.path, found.skipped.first()) {
+            return Err(Error::data(format!("no checkpoint of this run is whole: {problem}"))
+                .at(path.display())
+                .fix("remove the damaged checkpoints to start the run from its beginning"));
+        }
+        let Some(path) = &found.path else { return Ok(Position { found, ..Default::default() }) };
+        let text = std::fs::read_to_string(path.join("state/state.json"))
+            .map_err(|e| Error::data(format!("cannot read the state: {e}")).at(path.display()))?;
+        let broken = |e| Error::data(format!("the state is broken: {e}")).at(path.display());
+        let state = serde_json::from_str::<Value>(&text).map_err(broken)?["value"].take();
+        let stage = state["stage"].as_u64().map_or(0, |s| s as usize);
+        let step = state["step"].as_u64().unwrap_or(0);
+        Ok(Position { finished: finished(folder, stage), found, state, stage, step })
+    }
+
+    /// The first stage that has something left to do.
+    pub fn next(&self) -> usize {
+        self.stage + usize::from(self.finished)
+    }
+
+    /// Whether that stage has taken steps.
+    pub fn begun(&self) -> bool {
+        self.step > 0 && !self.finished
+    }
+}
+
+/// A recipe that a run goes on with, and what is new in it.
+pub struct Accepted {
+    /// The recipe.
+    pub resolved: Resolved,
+    /// What differs from the one that the run has had so far, in words.
+    pub changes: Vec<String>,
+    /// Stages that have not begun and differ.
+    pub(super) anew: Vec<usize>,
+}
+
+/// The recipe `now` for a run that was started with another, or the same. `allow` accepts changes of what has begun.
+pub fn accept(folder: &RunFolder, now: Resolved, position: &mut Position, allow: bool) -> Result<Accepted> {
+    let saved = Recipe::parse(&folder.recipe()?, "recipe.toml", &now.name, &[])?;
+    let plain = |s: &Stage| Recipe { threads: 0, name: None, ..s.recipe.clone() };
+    let refuse = |what: String| {
+        Err(Error::usage(format!("the recipe is not the one the run was started with: {what}"))
+            .at(folder.path().join("recipe.toml").display())
+            .fix(
+                "take it back, start a new run with --name, or go on with it: --allow-changed \
+                 (stages that have not begun, more steps of the last one, and checkpoint.* may change without)",
+            ))
+    };
+    let (mut changes, mut anew) = (Vec::new(), Vec::new());
+    for old in &saved.stages {
+        let begun = position.step > 0 && old.index <= position.stage;
+        let Some(new) = now.stages.get(old.index) else {
+            if begun {
+                return refuse(format!("stage {} has begun and is not in it", old.name));
+            }
+            changes.push(format!("stage {} is gone", old.name));
+            continue;
+        };
+        for (key, was, is) in differences(&plain(old), &plain(new)) {
+            let what = format!("{key} of stage {} was {was} and is {is}", old.name);
+            let length = ["train.steps", "train.epochs"].contains(&key.as_str());
+            let longer = length && old.index == position.stage;
+            if begun && !(longer || key.starts_with("checkpoint.") || allow) {
+                return refuse(what);
+            }
+            if begun && longer {
+                position.finished = false;
+            }
+            if !begun && anew.last() != Some(&old.index) {
+                anew.push(old.index);
+            }
+            changes.push(what);
+        }
+    }
+    let more = now.stages.iter().skip(saved.stages.len());
+    changes.extend(more.map(|s| format!("stage {} is new", s.name)));
+    Ok(Accepted { resolved: now, changes, anew })
+}
