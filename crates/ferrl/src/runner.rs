@@ -201,6 +201,7 @@ impl OneStage<'_> {
             self.restore(&mut stage, path, state)?;
             watch.note(&format!("resumed after step {} of {}", stage.step, self.name));
         }
+        stage.source.check(&mut |_, _| !watch.interrupted())?;
         self.warn(&stage.warnings, watch);
         let pending = Pending::from_json(&resumed.map_or(Value::Null, |_| state["pending"].clone()))?;
         let over = pending.is_none() && (stage.step == total || self.settled(&recipe)?);

@@ -18,6 +18,13 @@ const EXAMPLES: u64 = 2000;
 
 /// A random model whose tokenizer knows the stage's data.
 pub(super) fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> {
+    let (tokenizer, options) = new_model_parts(recipe, init)?;
+    init_model(dir, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
+    tokenizer.save(dir)
+}
+
+/// The tokenizer and the shape of a random model.
+pub(crate) fn new_model_parts(recipe: &Recipe, init: &Init) -> Result<(Tokenizer, InitOptions)> {
     let tokenizer = tokenizer(recipe, init)?;
     let mut options = InitOptions::new(&init.family);
     options.vocab = tokenizer.vocab_size();
@@ -25,8 +32,7 @@ pub(super) fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> 
     (options.heads, options.kv_heads, options.ffn) = (init.heads, init.kv_heads, init.ffn);
     (options.max_positions, options.seed, options.tied) = (init.max_positions, recipe.seed, Some(true));
     (options.eos, options.pad) = (tokenizer.eos().first().copied(), tokenizer.pad());
-    init_model(dir, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
-    tokenizer.save(dir)
+    Ok((tokenizer, options))
 }
 
 /// A tokenizer for what the stage trains and evaluates on. Conversations bring a ChatML template.
