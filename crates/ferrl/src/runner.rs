@@ -301,6 +301,7 @@ impl OneStage<'_> {
             }
             watch.note(&format!("resumed after step {} of {}", stage.step, self.name));
         }
+        stage.source.check(&mut |_, _| !watch.interrupted())?;
         self.warn(&stage.warnings, watch);
         let pending = Pending::from_json(&resumed.map_or(Value::Null, |_| state["pending"].clone()))?;
         stage.num_tokens = match &pending {
