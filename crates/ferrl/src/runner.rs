@@ -20,6 +20,7 @@ use crate::experience::Metrics;
 use crate::recipe::{Recipe, Resolved, Rollout};
 use crate::reward::Rewards;
 use crate::rollout::Generator;
+use crate::run::metrics::number;
 use crate::run::{
     Best, CheckpointOptions, Checkpoints, MetricsLog, Role, RunFolder, StepRecord, frozen, load,
 };
@@ -33,13 +34,14 @@ use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::Backend;
 use log::{Log, Marks};
 use pending::Pending;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use steps::{End, Steps};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Whoever looks on while a run goes on.
 pub trait Watch {
@@ -92,6 +94,8 @@ pub struct Options {
     pub warnings: BTreeMap<usize, Warnings>,
     /// Where a checkpoint goes when the run's own folder cannot take it.
     pub rescue: Option<PathBuf>,
+    /// More fields for the first line of the log: the command, its threads.
+    pub about: Value,
 }
 
 /// Runs a recipe in a new folder, or goes on in one that is there.
@@ -113,18 +117,67 @@ pub fn run_with(
     mut options: Options,
 ) -> Result<Outcome> {
     let at = options.position.take().map_or_else(|| Position::of(&folder), Ok)?;
-    for (path, problem) in &at.found.skipped {
-        watch.note(&format!("passed over {}: {problem}", path.display()));
+    begin(&folder, resolved, &*backend, &at, &options);
+    let outcome = stages(resolved, &folder, backend, watch, &at, &options);
+    match &outcome {
+        Ok(outcome) => {
+            let how = if outcome.interrupted { "interrupted" } else { "finished" };
+            folder.event("end", how, json!({ "interrupted": outcome.interrupted }));
+        }
+        Err(e) => folder.note("error", &e.to_string()),
     }
-    tidy(&folder, resolved, &at);
+    if let Some(e) = folder.take_unlogged() {
+        watch.warn(&unlogged(&e));
+    }
+    outcome
+}
+
+fn unlogged(error: &Error) -> Warning {
+    let fix = "the run goes on; see why the file cannot be written".to_string();
+    Warning { name: "log", message: format!("lines of the log are missing: {error}"), fix }
+}
+
+/// The first line of the log.
+fn begin(folder: &RunFolder, resolved: &Resolved, backend: &dyn Backend, at: &Position, options: &Options) {
+    let mut fields = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "device": backend.describe(),
+        "recipe_xxh3": format!("{:032x}", xxh3_128(resolved.toml.as_bytes())),
+    });
+    for (key, value) in options.about.as_object().into_iter().flatten() {
+        fields[key] = value.clone();
+    }
+    match &at.found.path {
+        None => folder.event("start", "started", fields),
+        Some(path) => {
+            (fields["stage"], fields["step"]) = (json!(at.stage), json!(at.step));
+            folder.event("resume", &format!("resumed from {}", path.display()), fields);
+        }
+    }
+}
+
+fn stages(
+    resolved: &Resolved,
+    folder: &RunFolder,
+    backend: Arc<dyn Backend>,
+    watch: &mut dyn Watch,
+    at: &Position,
+    options: &Options,
+) -> Result<Outcome> {
+    for (path, problem) in &at.found.skipped {
+        let text = format!("passed over {}: {problem}", path.display());
+        watch.note(&text);
+        folder.note("warning", &text);
+    }
+    tidy(folder, resolved, at);
     if let Some(accepted) = &options.accepted {
-        renew(&folder, accepted, &at, watch)?;
+        renew(folder, accepted, at, watch)?;
     }
     for warning in options.warnings.values().flat_map(Warnings::take) {
         watch.warn(&warning);
         folder.note_warning(&warning);
     }
-    let mut log = Log::open(&folder, &at.state)?;
+    let mut log = Log::open(folder, &at.state)?;
     let (mut evaluations, mut done) = (Vec::new(), 0);
     for plan in &resolved.stages {
         if plan.index < at.next() {
@@ -136,19 +189,16 @@ pub fn run_with(
             done += own;
             continue;
         }
-        let recipe = with_directories(&plan.recipe, resolved, &folder)?;
-        let dir = starting_model(&folder, plan.index, &recipe)?;
-        let warnings = options.warnings.get(&plan.index).cloned().unwrap_or_default();
-        let (name, folder, options, toml) = (plan.name.as_str(), &folder, &options, resolved.toml.as_str());
+        let recipe = with_directories(&plan.recipe, resolved, folder)?;
         let one = OneStage {
-            name,
+            name: &plan.name,
             index: plan.index,
-            dir: &dir,
+            dir: &starting_model(folder, plan.index, &recipe)?,
             folder,
             before: done,
-            warnings,
+            warnings: options.warnings.get(&plan.index).cloned().unwrap_or_default(),
             options,
-            toml,
+            toml: &resolved.toml,
             opened: RefCell::default(),
         };
         let resumed = if plan.index == at.stage { at.found.path.as_deref() } else { None };
@@ -288,6 +338,7 @@ impl OneStage<'_> {
         let mut stage = setup::from_draft(recipe.clone(), draft, backend, self.dir)?;
         let total = stage.schedules.0.total_steps;
         watch.stage(self.name, total);
+        self.log_stage(&stage, total);
         stage.waits = watch.waits().unwrap_or(stage.waits);
         if let Some(path) = resumed {
             self.restore(&mut stage, path, state, watch)?;
@@ -345,8 +396,31 @@ impl OneStage<'_> {
         Ok((Some(steps), first, last))
     }
 
+    /// What begins, in the log.
+    fn log_stage(&self, stage: &Stage, total: u64) {
+        let (algorithm, data) = (stage.recipe.algorithm_name(), stage.source.summary());
+        let weights: usize = stage.policy.model.params.iter().map(|p| p.shape.len()).sum();
+        let fields = json!({
+            "stage": self.name, "algorithm": algorithm, "steps": total, "weights": weights, "data": data,
+            "model": self.dir.display().to_string(),
+        });
+        self.folder.event("stage", &format!("{} begins: {algorithm}, {total} steps", self.name), fields);
+    }
+
+    /// What was measured, in the log.
+    fn log_evaluation(&self, step: u64, evaluation: &Evaluation) {
+        let metrics: Map<String, Value> =
+            evaluation.metrics.means().map(|(name, value)| (name.to_string(), number(value))).collect();
+        let fields = json!({ "stage": self.name, "step": self.before + step, "metrics": metrics });
+        self.folder.event("evaluation", &format!("{} evaluated after step {step}", self.name), fields);
+    }
+
     /// Shows what was raised since the last call.
     fn warn(&self, warnings: &Warnings, watch: &mut dyn Watch) {
+        if let Some(e) = self.folder.take_unlogged() {
+            let Warning { name, message, fix } = unlogged(&e);
+            warnings.raise(name, message, fix);
+        }
         for warning in warnings.take() {
             watch.warn(&warning);
             self.folder.note_warning(&warning);

@@ -120,7 +120,7 @@ fn broken_at(n: u64, kind: FaultKind, want: &Left) {
         match go(&temp.0, &Files::with_faults(Some(fault))) {
             // Old checkpoints that could not be removed are a warning, and so is what is derived from other files.
             Ok(warnings) => {
-                let known = |w: &Warning| ["old-checkpoints", "tensorboard"].contains(&w.name);
+                let known = |w: &Warning| ["log", "old-checkpoints", "tensorboard"].contains(&w.name);
                 let short = kind == FaultKind::Short; // a write of half the bytes that says so is made whole
                 assert!(short || warnings.iter().any(known), "{what} was not noticed: {warnings:?}");
             }

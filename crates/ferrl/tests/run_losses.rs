@@ -164,6 +164,32 @@ fn a_panic_anywhere_in_a_step_or_an_evaluation_loses_no_step() {
 }
 
 #[test]
+fn the_log_tells_what_happened_to_a_run() {
+    let temp = Temp::new();
+    let resolved = parse(&RECIPE.replace("eval = {", "eval = { at_start = true,"));
+    go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
+    go(&temp.0, &resolved, &Files::default(), &mut Saboteur::default()).unwrap();
+    let lines = ferrl::run::journal::read(&temp.0.join("r")).unwrap();
+    let of = |event: &str| lines.iter().filter(|l| l["event"] == event).collect::<Vec<_>>();
+    for line in &lines {
+        let whole = line["time"].is_number() && line["level"].is_string() && line["message"].is_string();
+        assert!(whole, "{line}");
+    }
+    let start = of("start");
+    assert_eq!(start.len(), 1);
+    assert!(start[0]["version"].is_string() && start[0]["recipe_xxh3"].is_string(), "{}", start[0]);
+    assert!(start[0]["device"].as_str().unwrap().contains("cpu"), "{}", start[0]);
+    let names: Vec<_> = of("stage").iter().map(|l| l["stage"].as_str().unwrap()).collect();
+    assert_eq!(names, ["imitate", "reinforce"]);
+    let evaluated: Vec<_> = of("evaluation").iter().map(|l| l["step"].as_u64().unwrap()).collect();
+    assert_eq!(evaluated, [0, 2, 3, 3, 5, 7], "counted over all stages");
+    assert!(of("evaluation").iter().all(|l| !l["metrics"].as_object().unwrap().is_empty()));
+    let saved: Vec<_> = of("checkpoint").iter().map(|l| l["step"].as_u64().unwrap()).collect();
+    assert_eq!(saved, [3, 7]);
+    assert_eq!((of("resume").len(), of("end").len()), (1, 2));
+}
+
+#[test]
 fn an_error_in_the_middle_saves_the_last_good_state() {
     // The learning rate rises until a weight is no number any more.
     let text = RECIPE.split("[[stage]]").take(2).collect::<Vec<_>>().join("[[stage]]");

@@ -218,3 +218,33 @@ fn an_evaluation_before_the_first_step_begins_its_curve() {
     assert!(html.contains("<span>eval/pass@1</span><b>0.125 → 0.500</b>"), "before and after in one figure");
     assert_eq!(data(&html)["series"]["eval/pass@1"], serde_json::json!([0.125, 0.5]));
 }
+
+#[test]
+fn warnings_and_errors_stand_on_top_and_stay_text() {
+    let root = std::env::temp_dir().join(format!("ferrl-report-troubles-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&root);
+    let dir = run(&root, "r", 4, false);
+    assert!(!fs::read_to_string(report(&dir).unwrap()).unwrap().contains("<ul class"), "nothing to say");
+    let folder = RunFolder::open(&dir).unwrap();
+    let warning = |message: &str| ferrl::warnings::Warning {
+        name: "w",
+        message: message.into(),
+        fix: "mend it".into(),
+    };
+    folder.note("info", "nobody needs to see this");
+    folder.note_warning(&warning("3 of 10 rows are cut"));
+    folder.note_warning(&warning(HOSTILE));
+    folder.note("error", "the reward failed");
+    folder.note("error", "the reward failed");
+    drop(folder);
+    let page = fs::read_to_string(report(&dir).unwrap()).unwrap();
+    let (top, rest) = page.split_once("class=\"figures\"").unwrap();
+    for part in ["3 of 10 rows are cut", "mend it", "the reward failed", "&lt;/script&gt;&lt;script&gt;"] {
+        assert!(top.contains(part), "no {part:?}");
+    }
+    assert_eq!(page.matches("the reward failed").count(), 1, "said once");
+    assert!(
+        !page.contains("nobody needs to see this") && !page.contains(HOSTILE) && !rest.contains("mend it")
+    );
+    fs::remove_dir_all(&root).unwrap();
+}

@@ -14,6 +14,7 @@ use ferrl::verify::VERIFIERS;
 use ferrl_engine::Result;
 use ferrl_kernels::AUTO;
 use indicatif::HumanCount;
+use serde_json::json;
 use std::path::{Path, PathBuf};
 
 /// Train a model from a recipe
@@ -91,6 +92,8 @@ pub fn run(args: &Args) -> Result<()> {
     let (first, fresh) = (position.next(), !args.resume);
     options.warnings = checked.iter().enumerate().map(|(i, c)| (first + i, c.warnings.clone())).collect();
     options.position = args.resume.then_some(position);
+    options.about =
+        json!({ "command": command(), "threads": resolved.stages.first().map(|s| s.recipe.threads) });
     let outcome = runner::run_with(&resolved, folder, backend, &mut watch, options).map_err(|error| {
         // A run that never took a step leaves nothing behind: the same command works once the mistake is mended.
         if fresh {
@@ -100,6 +103,17 @@ pub fn run(args: &Args) -> Result<()> {
     })?;
     watch.clear();
     conclude(&outcome)
+}
+
+/// The command line, without what looks like a secret.
+fn command() -> String {
+    let names = ["token", "secret", "password", "key"];
+    let secret = |key: &str| names.iter().any(|name| key.to_lowercase().ends_with(name));
+    let shown = |word: String| match word.split_once('=') {
+        Some((key, _)) if secret(key) => format!("{key}=***"),
+        _ => word,
+    };
+    std::env::args().map(shown).collect::<Vec<_>>().join(" ")
 }
 
 /// Checks all that is left to do, with a bar while rows are read.

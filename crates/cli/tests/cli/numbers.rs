@@ -44,7 +44,7 @@ fn try_one(recipe: &str, word: &str, key: &str) {
     let started = std::time::Instant::now();
     let out = ferrl(&["train", recipe, word, "--dry-run"], "");
     let said = String::from_utf8_lossy(&out.stderr);
-    assert!(matches!(out.status.code(), Some(0 | 2)), "{word}: {:?}\n{said}", out.status);
-    assert!(out.status.success() || said.contains(key), "{word} does not name its key:\n{said}");
+    assert!(matches!(out.status.code(), Some(0 | 2 | 5)), "{word}: {:?}\n{said}", out.status);
+    assert!(out.status.code() != Some(2) || said.contains(key), "{word} does not name its key:\n{said}");
     assert!(started.elapsed().as_secs() < 20, "{word} took {:?}", started.elapsed());
 }

@@ -102,7 +102,7 @@ fn after_a_change(name: &str, recipe: &str, change: impl Fn(&Folder), says: &[&s
         replace(
             &folder,
             "tiny.toml",
-            "reward = [{ verifier = \"regex\", options = { pattern = \".*1.*\" } }]",
+            "reward = [{ verifier = \"regex\", truncated = \"score\", options = { pattern = \".*1.*\" } }]",
             recipe,
         );
         folder.write("reward.py", "import helper\ndef reward(completions, **_):\n    return [helper.score(c) for c in completions]\n");

@@ -5,9 +5,10 @@
 mod collect;
 
 use crate::run::files::error;
-use crate::run::{Files, MetricsLog, StepRecord};
+use crate::run::{Files, MetricsLog, StepRecord, journal};
 use collect::{page_data, thin};
 use ferrl_engine::{Error, Result};
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -26,7 +27,7 @@ pub fn report(run_dir: &Path) -> Result<PathBuf> {
     let absolute = fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.into());
     let name = absolute.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let data = page_data(&thin(&history), &run_dir.join("rollouts"))?;
-    let page = page(&name, &recipe, &history, &data.to_string());
+    let page = page(&name, &recipe, &history, &data.to_string(), &troubles(&journal::read(run_dir)?));
     let path = run_dir.join("report.html");
     Files::default().write_whole(&path, page.as_bytes())?;
     Ok(path)
@@ -42,7 +43,29 @@ fn join_evaluations(record: &mut StepRecord) {
     }
 }
 
-fn page(name: &str, recipe: &str, history: &[StepRecord], data: &str) -> String {
+/// Most warnings and errors that are shown.
+const TROUBLES: usize = 50;
+
+/// Warnings and errors of a run's log, each once, as they stand at the top of the page.
+fn troubles(log: &[Value]) -> String {
+    let mut shown: Vec<String> = Vec::new();
+    for line in log.iter().filter(|line| ["warning", "error"].iter().any(|level| line["level"] == *level)) {
+        let text = |key: &str| line[key].as_str().unwrap_or_default();
+        let fix =
+            if text("fix").is_empty() { String::new() } else { format!("<i>{}</i>", escape(text("fix"))) };
+        let (level, message) = (escape(text("level")), escape(text("message")));
+        let item = format!("<li class=\"{level}\"><b>{level}</b> {message}{fix}</li>\n");
+        if !shown.contains(&item) && shown.len() < TROUBLES {
+            shown.push(item);
+        }
+    }
+    match shown.is_empty() {
+        true => String::new(),
+        false => format!("<ul class=\"troubles\">\n{}</ul>\n", shown.concat()),
+    }
+}
+
+fn page(name: &str, recipe: &str, history: &[StepRecord], data: &str, troubles: &str) -> String {
     let name = escape(name);
     let figures: String = figures(history)
         .iter()
@@ -75,7 +98,7 @@ fn page(name: &str, recipe: &str, history: &[StepRecord], data: &str) -> String 
 <button id="theme" type="button" title="Light or dark">◐</button>
 </header>
 <main>
-<section class="figures">
+{troubles}<section class="figures">
 {figures}</section>
 <section id="curves"><h2>Curves</h2><div id="main-charts" class="charts"></div>
 <details id="more"><summary>More metrics</summary><div id="more-charts" class="charts"></div></details></section>

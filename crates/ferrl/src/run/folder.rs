@@ -13,12 +13,11 @@
 
 use super::files::{Files, error};
 use super::resume::names;
-use crate::warnings::{Printed, Warning};
 use ferrl_engine::{Error, Result};
-use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A run's folder, open and locked until dropped.
@@ -27,6 +26,8 @@ pub struct RunFolder {
     path: PathBuf,
     files: Files,
     lock: File,
+    /// Why a line of `log.jsonl` could not be written.
+    pub(super) unlogged: Mutex<Option<Error>>,
 }
 
 impl RunFolder {
@@ -88,7 +89,7 @@ impl RunFolder {
         files.write_whole(&aside.join("recipe.toml"), resolved_toml.as_bytes())?;
         files.rename(&aside, &path)?;
         files.sync_dir(root)?;
-        Ok(RunFolder { path, files, lock })
+        Ok(RunFolder { path, files, lock, unlogged: Mutex::default() })
     }
 
     /// A folder that is there, to go on with.
@@ -114,7 +115,7 @@ impl RunFolder {
         for inner in ["rollouts", "checkpoints", "tensorboard"] {
             files.create_dir_all(&path.join(inner))?;
         }
-        Ok(RunFolder { path: path.into(), files, lock })
+        Ok(RunFolder { path: path.into(), files, lock, unlogged: Mutex::default() })
     }
 
     /// Where it is.
@@ -149,31 +150,6 @@ impl RunFolder {
     /// `tensorboard/`
     pub fn tensorboard(&self) -> PathBuf {
         self.path.join("tensorboard")
-    }
-
-    /// Adds a line to `log.jsonl`: the time, a level such as `info`, and a message.
-    pub fn log(&self, level: &str, message: &str) -> Result<()> {
-        self.log_line(&json!({"time": unix_seconds(), "level": level, "message": message}))
-    }
-
-    /// The same for whoever has more important things to do than to fail here.
-    pub fn note(&self, level: &str, message: &str) {
-        let _ = self.log(level, message);
-    }
-
-    /// A warning in `log.jsonl`, from which the report takes it.
-    pub fn note_warning(&self, warning: &Warning) {
-        let Warning { name, message, fix } = warning;
-        let line =
-            json!({"time": unix_seconds(), "level": "warning", "name": name, "message": message, "fix": fix});
-        let _ = self.log_line(&line);
-    }
-
-    /// A line that user code printed, in `log.jsonl`.
-    pub fn note_printed(&self, printed: &Printed) {
-        let Printed { source, line } = printed;
-        let row = json!({"time": unix_seconds(), "level": "print", "source": source, "message": line});
-        let _ = self.log_line(&row);
     }
 
     /// Another recipe from now on; the one before stays beside it.
@@ -226,10 +202,6 @@ impl RunFolder {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => gone("it was moved or removed".into()),
             Err(e) => Err(error("cannot read", &path, &e)),
         }
-    }
-
-    fn log_line(&self, line: &Value) -> Result<()> {
-        self.files.append(&self.path.join("log.jsonl"))?.put(format!("{line}\n").as_bytes())
     }
 }
 

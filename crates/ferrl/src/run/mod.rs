@@ -7,6 +7,7 @@ pub mod disk;
 pub mod files;
 pub mod folder;
 pub mod frozen;
+pub mod journal;
 mod manifest;
 pub mod metrics;
 pub mod newest;

@@ -13,7 +13,7 @@ use crate::interrupt::is_interruption;
 use crate::run::{Best, Checkpoints, StepRecord};
 use crate::train::Stage;
 use ferrl_engine::{Class, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -60,6 +60,7 @@ impl Steps<'_> {
         }
         let evaluation = guard(|| self.one.evaluate(&mut self.stage, self.watch))?;
         self.watch.evaluated(self.one.name, 0, &evaluation);
+        self.one.log_evaluation(0, &evaluation);
         let named = |n: &str| n.replacen("eval/", "eval_start/", 1);
         evaluation.metrics.means().for_each(|(n, v)| self.at_start.add(&named(n), v));
         self.first = Some(evaluation);
@@ -141,6 +142,7 @@ impl Steps<'_> {
         self.one.folder.still_there()?;
         let evaluation = guard(|| self.one.evaluate(&mut self.stage, self.watch))?;
         self.watch.evaluated(self.one.name, self.stage.step, &evaluation);
+        self.one.log_evaluation(self.stage.step, &evaluation);
         metrics.join(evaluation.metrics.clone());
         let judged = (c.keep_best > 0 || c.patience > 0) && rates(&recipe, &evaluation)?;
         self.last = Some(evaluation);
@@ -175,12 +177,16 @@ impl Steps<'_> {
     fn save(&mut self, best: Option<Best>) -> Result<PathBuf> {
         let step = self.one.before + self.stage.step;
         self.log.metrics.sync()?;
+        let began = Instant::now();
         let state = self.one.state(&self.stage, self.marks, self.pending.as_ref(), &self.frozen);
         let saved = patiently(self.watch, || {
             self.one.folder.still_there()?;
             self.one.checkpoint(&self.checkpoints, (&self.stage, &self.config_json), &state, best.clone())
         })?;
         (self.saved, self.saved_at) = (Some(step), Instant::now());
+        let fields =
+            json!({ "stage": self.one.name, "step": step, "seconds": began.elapsed().as_secs_f64() });
+        self.one.folder.event("checkpoint", &format!("saved {}", saved.display()), fields);
         self.one.warn(&self.stage.warnings, self.watch);
         Ok(saved)
     }
@@ -191,7 +197,7 @@ impl Steps<'_> {
         let asked = matches!(&failed, Failed::Error(e) if is_interruption(e));
         let step = self.one.before + self.stage.step;
         let folder = self.one.folder;
-        if !asked {
+        if matches!(failed, Failed::Panic(_)) {
             folder.note("error", &failed.text());
         }
         let kept = if self.stage.updating {

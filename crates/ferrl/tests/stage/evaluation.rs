@@ -133,7 +133,7 @@ fn evaluations_that_cannot_happen_are_refused() {
     for (more, says) in [
         ("eval.every = 2", "nothing to evaluate on"),
         ("eval.split = 0.1", "never happens"),
-        ("eval = { split = 1.5, every = 1 }", "not a share"),
+        ("eval = { split = 1.5, every = 1 }", "eval.split: expected"),
         ("eval = { split = 0.1, every = 1, data = \"x\" }", "held out already"),
         (
             "eval = { split = 0.1, every = 1 }\ncheckpoint = { keep_best = 1, metric = \"eval/loss\" }",
