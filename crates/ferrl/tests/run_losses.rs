@@ -195,8 +195,9 @@ fn an_error_in_the_middle_saves_the_last_good_state() {
     let text = RECIPE.split("[[stage]]").take(2).collect::<Vec<_>>().join("[[stage]]");
     let text = text
         .replace("eval = { every = 2, prompts = 2 }", "")
-        .replace("ema = 0.9", "name = \"sgd\", lr = 1e18, warmup = 1.0, max_grad_norm = 0.0");
-    let resolved = parse(&text.replace("steps = 3", "steps = 50"));
+        .replace("ema = 0.9", "name = \"sgd\", warmup = 1.0, max_grad_norm = 0.0");
+    let mut resolved = parse(&text.replace("steps = 3", "steps = 50"));
+    resolved.stages[0].recipe.optim.lr = 1e18; // beyond what a recipe may say
     let temp = Temp::new();
     let mut watch = Saboteur::default();
     let error = go(&temp.0, &resolved, &Files::default(), &mut watch).err().expect("numbers too large");

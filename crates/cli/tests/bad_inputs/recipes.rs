@@ -83,6 +83,7 @@ fn limits() -> Vec<Case> {
             "train r.toml algo=grpo reward=numeric rollout.temperature=50 --dry-run",
             "",
         )
+        .file("rows.jsonl", "{\"prompt\": \"2 + 2 = \", \"answer\": \"4\"}\n")
         .exit(0)
         .says(&["warning", "rollout.temperature", "50"]),
         Case::new("ten thousand threads on the command line", "doctor --threads 10000").says(&[

@@ -191,7 +191,7 @@ fn settings() -> Vec<Case> {
         exact("a million million samples", "rollout.samples=1000000000000")
             .says(&["rollout.samples", "65536"]),
         exact("samples that make too many completions", "rollout.samples=65536")
-            .arg("rollout.prompts=1048576")
+            .arg("rollout.prompts=1000000")
             .says(&["rollout.samples", "16777216"]),
         exact("a cache beyond all memory", "rollout.cache_mib=1000000000000").says(&["rollout.cache_mib"]),
         Case::new("a hundred thousand workers", "train r.toml reward.0.options.workers=100000")
