@@ -66,7 +66,7 @@ fn recipes_for_public_models_resolve_and_are_planned() {
     assert!(all.len() >= 5);
     for recipe in all {
         let out = Command::new(env!("CARGO_BIN_EXE_ferrl"))
-            .arg("plan")
+            .args(["plan", "--memory", "1000GiB"])
             .arg(&recipe)
             .env("HF_HOME", &home)
             .env_remove("HF_HUB_CACHE")

@@ -302,6 +302,9 @@ fn starting_model(folder: &RunFolder, index: usize, recipe: &Recipe) -> Result<P
     Ok(fresh)
 }
 
+/// A source of held-out rows: what it is read for, where it began, and itself.
+type Opened = (Wants, Value, Box<dyn Source>);
+
 struct OneStage<'a> {
     name: &'a str,
     index: usize,
@@ -315,7 +318,7 @@ struct OneStage<'a> {
     /// The whole recipe.
     toml: &'a str,
     /// What evaluations read: for what, its first state, and where it stands.
-    opened: RefCell<Vec<(Wants, Value, Box<dyn Source>)>>,
+    opened: RefCell<Vec<Opened>>,
 }
 
 type Ended = (Option<u64>, Option<Evaluation>, Option<Evaluation>);

@@ -47,7 +47,7 @@ fn lost_is_not_zero(folder: &Path, _output: &str) {
 
 fn prints_are_logged(folder: &Path, _output: &str) {
     let log = std::fs::read_to_string(folder.join("runs/run/log.jsonl")).unwrap();
-    assert!(log.contains("\"level\":\"print\"") && log.contains("looking at 8"), "{log}");
+    assert!(log.contains("\"event\":\"print\"") && log.contains("looking at 8"), "{log}");
     assert!(log.contains("\\u001b"), "kept as it is in the file: {log}");
 }
 

@@ -131,7 +131,7 @@ pub struct Data {
     /// `task:countdown`, mixed.
     pub train: Vec<String>,
     /// Weight of each source: how often its rows are seen in an epoch. A task of weight 1 gives as many examples as all files
-    /// have rows. (0, 10000]
+    /// have rows. (0, 1000]
     pub weights: Vec<f64>,
     /// Settings of a generated task; under its name where there are several.
     pub task: Map<String, Value>,
