@@ -2,6 +2,8 @@
 //! no abort, no hang, and nothing lost. `docs/errors.md` lists them; `FERRL_WRITE_DOCS=1 cargo test --test bad_inputs`
 //! writes that list anew.
 
+#![allow(clippy::unwrap_used)]
+
 #[path = "bad_inputs/case.rs"]
 mod case;
 #[path = "bad_inputs/data.rs"]

@@ -284,7 +284,7 @@ fn the_report_shows_examples_lengths_and_every_problem() {
     let e = encoder(settings(json!({ "max_length": 20 })));
     let limits = Limits { examples: 1, problems: 2 };
     let look = |limits: Limits| {
-        let (datasets, report) = read(&[source.clone()], &no_cache(), limits).unwrap();
+        let (datasets, report) = read(std::slice::from_ref(&source), &no_cache(), limits).unwrap();
         check(&datasets, report, &e, Wants::Sft, limits, &|_| Ok(())).unwrap()
     };
     let report = look(limits);

@@ -94,12 +94,11 @@ pub fn run(args: &Args) -> Result<()> {
     options.position = args.resume.then_some(position);
     options.about =
         json!({ "command": command(), "threads": resolved.stages.first().map(|s| s.recipe.threads) });
-    let outcome = runner::run_with(&resolved, folder, backend, &mut watch, options).map_err(|error| {
+    let outcome = runner::run_with(&resolved, folder, backend, &mut watch, options).inspect_err(|_| {
         // A run that never took a step leaves nothing behind: the same command works once the mistake is mended.
         if fresh {
             RunFolder::discard_unused(&path);
         }
-        error
     })?;
     watch.clear();
     conclude(&outcome)
