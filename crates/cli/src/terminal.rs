@@ -101,12 +101,12 @@ impl Terminal {
         let mut parts = vec![
             (0, format!("{stage} {step}/{steps}")),
             (1, format!("{name} {value:.4}")),
-            (4, format!("({trend:.4}, {direction})")),
-            (5, format!("{rate:.0} tokens/s")),
+            (5, format!("({trend:.4}, {direction})")),
+            (6, format!("{rate:.0} tokens/s")),
             (2, format!("{} left", HumanDuration(left))),
         ];
         if !self.evaluated.is_empty() {
-            parts.push((3, self.evaluated.clone()));
+            parts.push((4, self.evaluated.clone()));
         }
         parts
     }
@@ -191,7 +191,7 @@ impl Watch for Terminal {
         let tell = move |phase: &'static str| {
             if let Ok(line) = line.lock() {
                 let mut parts = line.clone();
-                parts.push((1, doing(phase).into()));
+                parts.push((3, doing(phase).into()));
                 show(&parts);
             }
         };
@@ -231,6 +231,7 @@ fn doing(phase: &str) -> &str {
         "reward" => "waiting for rewards",
         "annotate" => "reference and critic",
         "train" => "training",
+        "evaluate" => "evaluating",
         other => other,
     }
 }

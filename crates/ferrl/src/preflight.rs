@@ -17,6 +17,7 @@ use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Config, Head, family};
 use ferrl_engine::train::trained_weights;
 use ferrl_engine::{Error, Result, nearest};
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,6 +32,8 @@ pub struct Checked {
     pub wants: Wants,
     /// Its data.
     pub summary: Summary,
+    /// Whether its data never end.
+    pub endless: bool,
     /// Its steps.
     pub steps: u64,
     /// Weights of the policy, and how many of them are trained.
@@ -43,6 +46,8 @@ pub struct Checked {
     pub disk: Disk,
     /// What is doubtful; the stage will raise into the same list.
     pub warnings: Warnings,
+    /// The draft of the first stage, which begins at once: its data need not be read a second time.
+    pub draft: RefCell<Option<Draft>>,
 }
 
 /// Where a run stands.
@@ -73,7 +78,11 @@ pub fn check(resolved: &Resolved, at: Standing<'_>, progress: Progress<'_>) -> R
         let start = Start::of(stage, &starts, at).map_err(place)?;
         if stage.index >= at.stage {
             let rows = !(at.begun && stage.index == at.stage);
-            out.push(one(stage, &start, &starts, rows, progress).map_err(place)?);
+            let checked = one(stage, &start, &starts, rows, progress).map_err(place)?;
+            if !out.is_empty() {
+                checked.draft.take();
+            }
+            out.push(checked);
         }
         starts.push(start.trained_by(stage)?);
     }
@@ -101,7 +110,9 @@ fn one(
     }
     if rows {
         draft.source.check(&mut |done, all| progress(&stage.name, done, all))?;
+        let start = draft.source.state();
         rewarded(&mut draft, recipe)?;
+        draft.source.restore(&start)?;
     }
     if interrupt::requested() {
         return Err(interrupt::interrupted("the data were checked"));
@@ -111,12 +122,14 @@ fn one(
         algorithm: recipe.algorithm_name().into(),
         wants: draft.wants,
         summary: draft.source.summary(),
+        endless: draft.source.epoch().is_none(),
         steps: draft.total,
         weights: weights(&policy),
         trained,
         critic: critic.as_ref().map_or(0, weights),
         disk: Disk::of(recipe, &policy, critic.as_ref()),
         warnings,
+        draft: RefCell::new(Some(draft)),
     })
 }
 
