@@ -169,7 +169,8 @@ impl Watch for Terminal {
             let phases = ["rollout", "reward", "annotate", "train"];
             let phases: Vec<String> =
                 phases.iter().filter_map(|p| Some(format!("{p} {:.2} s", spent(p)?))).collect();
-            eprintln!("{}  ({})", fit(&parts, usize::MAX), phases.join(", "));
+            let spent = if phases.is_empty() { String::new() } else { format!("  ({})", phases.join(", ")) };
+            eprintln!("{}{spent}", fit(&parts, usize::MAX));
         }
         if let Ok(mut line) = self.line.lock() {
             *line = parts;

@@ -125,7 +125,7 @@ pub fn run_with(
         }
         Err(e) => folder.note("error", &e.to_string()),
     }
-    if let Some(e) = folder.take_unlogged() {
+    if let (Some(e), Ok(_)) = (folder.take_unlogged(), &outcome) {
         watch.warn(&unlogged(&e));
     }
     outcome
