@@ -102,12 +102,12 @@ impl Terminal {
         let mut parts = vec![
             (0, format!("{stage} {step}/{steps}")),
             (1, format!("{name} {value:.4}")),
-            (4, format!("({trend:.4}, {direction})")),
-            (5, format!("{rate:.0} tokens/s")),
+            (5, format!("({trend:.4}, {direction})")),
+            (6, format!("{rate:.0} tokens/s")),
             (2, format!("{} left", HumanDuration(left))),
         ];
         if !self.evaluated.is_empty() {
-            parts.push((3, self.evaluated.clone()));
+            parts.push((4, self.evaluated.clone()));
         }
         parts
     }
@@ -170,7 +170,8 @@ impl Watch for Terminal {
             let phases = ["rollout", "reward", "annotate", "train"];
             let phases: Vec<String> =
                 phases.iter().filter_map(|p| Some(format!("{p} {:.2} s", spent(p)?))).collect();
-            eprintln!("{}  ({})", fit(&parts, usize::MAX), phases.join(", "));
+            let spent = if phases.is_empty() { String::new() } else { format!("  ({})", phases.join(", ")) };
+            eprintln!("{}{spent}", fit(&parts, usize::MAX));
         }
         if let Ok(mut line) = self.line.lock() {
             *line = parts;
@@ -192,7 +193,7 @@ impl Watch for Terminal {
         let tell = move |phase: &'static str| {
             if let Ok(line) = line.lock() {
                 let mut parts = line.clone();
-                parts.push((1, doing(phase).into()));
+                parts.push((3, doing(phase).into()));
                 show(&parts);
             }
         };
@@ -232,6 +233,7 @@ fn doing(phase: &str) -> &str {
         "reward" => "waiting for rewards",
         "annotate" => "reference and critic",
         "train" => "training",
+        "evaluate" => "evaluating",
         other => other,
     }
 }

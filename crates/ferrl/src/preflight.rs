@@ -3,7 +3,8 @@
 //! `ferrl train` and `ferrl train --dry-run` check the same. A stage is drafted as it will be when its turn comes; one that
 //! goes on from an earlier stage is drafted with that stage's tokenizer and shape, since its weights are not there yet.
 
-use crate::algo::Wants;
+use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
+use crate::algo::{self, Wants};
 use crate::data::hub::model_dir;
 use crate::interrupt;
 use crate::plan::memory::weights;
@@ -15,7 +16,8 @@ use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Config, Head, family};
 use ferrl_engine::train::trained_weights;
-use ferrl_engine::{Error, Result};
+use ferrl_engine::{Error, Result, nearest};
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,6 +32,8 @@ pub struct Checked {
     pub wants: Wants,
     /// Its data.
     pub summary: Summary,
+    /// Whether its data never end.
+    pub endless: bool,
     /// Its steps.
     pub steps: u64,
     /// Weights of the policy, and how many of them are trained.
@@ -42,6 +46,8 @@ pub struct Checked {
     pub disk: Disk,
     /// What is doubtful; the stage will raise into the same list.
     pub warnings: Warnings,
+    /// The draft of the first stage, which begins at once: its data need not be read a second time.
+    pub draft: RefCell<Option<Draft>>,
 }
 
 /// Where a run stands.
@@ -72,7 +78,11 @@ pub fn check(resolved: &Resolved, at: Standing<'_>, progress: Progress<'_>) -> R
         let start = Start::of(stage, &starts, at).map_err(place)?;
         if stage.index >= at.stage {
             let rows = !(at.begun && stage.index == at.stage);
-            out.push(one(stage, &start, &starts, rows, progress).map_err(place)?);
+            let checked = one(stage, &start, &starts, rows, progress).map_err(place)?;
+            if !out.is_empty() {
+                checked.draft.take();
+            }
+            out.push(checked);
         }
         starts.push(start.trained_by(stage)?);
     }
@@ -89,6 +99,7 @@ fn one(
     let (recipe, warnings) = (&stage.recipe, Warnings::default());
     let named = |path: &str| path.strip_prefix("stage:").and_then(|n| starts.iter().find(|s| s.name == n));
     let (policy, critic) = models(recipe, start, &named)?;
+    rated(recipe)?;
     let mut draft = Draft::new(recipe, &start.dir, &warnings)?;
     setup::fits(&start.config, &draft.tokenizer, &start.dir)?;
     let trained = trained_weights(&policy, &recipe.model.frozen).map_err(|e| e.at("model.frozen"))?;
@@ -99,7 +110,9 @@ fn one(
     }
     if rows {
         draft.source.check(&mut |done, all| progress(&stage.name, done, all))?;
+        let start = draft.source.state();
         rewarded(&mut draft, recipe)?;
+        draft.source.restore(&start)?;
     }
     if interrupt::requested() {
         return Err(interrupt::interrupted("the data were checked"));
@@ -109,12 +122,14 @@ fn one(
         algorithm: recipe.algorithm_name().into(),
         wants: draft.wants,
         summary: draft.source.summary(),
+        endless: draft.source.epoch().is_none(),
         steps: draft.total,
         weights: weights(&policy),
         trained,
         critic: critic.as_ref().map_or(0, weights),
         disk: Disk::of(recipe, &policy, critic.as_ref()),
         warnings,
+        draft: RefCell::new(Some(draft)),
     })
 }
 
@@ -160,6 +175,28 @@ fn models<'a>(
         }
     }
     Ok((policy, critic.map(|c| Config { head: Head::Score, ..c })))
+}
+
+/// Refuses to rate checkpoints by a metric that nobody measures.
+fn rated(recipe: &Recipe) -> Result<()> {
+    let c = &recipe.checkpoint;
+    let Some(metric) = c.metric.as_deref().filter(|_| c.keep_best > 0 || c.patience > 0) else {
+        return Ok(());
+    };
+    let entry = algo::find(recipe.algorithm_name())?;
+    let own = || entry.metrics.iter().copied().flatten().chain(STEP).chain(SAMPLED);
+    let evaluated = || EVALUATED.iter().filter(|m| !m.name.ends_with("/METRIC"));
+    let known = match metric.strip_prefix("eval/") {
+        Some(inner) => evaluated().any(|m| m.covers(metric)) || own().any(|m| m.covers(inner)),
+        None => own().any(|m| m.covers(metric)),
+    };
+    if known {
+        return Ok(());
+    }
+    let near = nearest(metric, evaluated().chain(own()).map(|m| m.name)).unwrap_or("eval/pass@1");
+    Err(Error::usage(format!("no stage that learns by {} measures {metric:?}", entry.name))
+        .at("checkpoint.metric")
+        .fix(format!("checkpoint.metric = {near:?}")))
 }
 
 /// Rewards an empty completion of every prompt, where that is a plain function: a column that a verifier needs and a row

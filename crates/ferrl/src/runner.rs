@@ -17,6 +17,7 @@ use crate::algo::Wants;
 use crate::data::hub::model_dir;
 use crate::evaluate::{Evaluation, evaluate};
 use crate::experience::Metrics;
+use crate::preflight::Checked;
 use crate::recipe::{Recipe, Resolved, Rollout};
 use crate::reward::Rewards;
 use crate::rollout::Generator;
@@ -90,8 +91,8 @@ pub struct Options {
     pub accepted: Option<Accepted>,
     /// Go on although data, rewards or models are not what they were.
     pub allow_changed: bool,
-    /// The lists that stages raise into, by the number of the stage.
-    pub warnings: BTreeMap<usize, Warnings>,
+    /// What is known of stages already, by their number.
+    pub checked: BTreeMap<usize, Checked>,
     /// Where a checkpoint goes when the run's own folder cannot take it.
     pub rescue: Option<PathBuf>,
     /// More fields for the first line of the log: the command, its threads.
@@ -126,7 +127,7 @@ pub fn run_with(
         }
         Err(e) => folder.note("error", &e.to_string()),
     }
-    if let Some(e) = folder.take_unlogged() {
+    if let (Some(e), Ok(_)) = (folder.take_unlogged(), &outcome) {
         watch.warn(&unlogged(&e));
     }
     outcome
@@ -173,7 +174,7 @@ fn stages(
     if let Some(accepted) = &options.accepted {
         renew(folder, accepted, at, watch)?;
     }
-    for warning in options.warnings.values().flat_map(Warnings::take) {
+    for warning in options.checked.values().flat_map(|c| c.warnings.take()) {
         watch.warn(&warning);
         folder.note_warning(&warning);
     }
@@ -196,7 +197,7 @@ fn stages(
             dir: &starting_model(folder, plan.index, &recipe)?,
             folder,
             before: done,
-            warnings: options.warnings.get(&plan.index).cloned().unwrap_or_default(),
+            warnings: options.checked.get(&plan.index).map(|c| c.warnings.clone()).unwrap_or_default(),
             options,
             toml: &resolved.toml,
             opened: RefCell::default(),
@@ -337,7 +338,8 @@ impl OneStage<'_> {
         if resumed.is_some() {
             self.same(&frozen, &state["frozen"], watch)?;
         }
-        let draft = Draft::new(&recipe, self.dir, &self.warnings)?;
+        let checked = self.options.checked.get(&self.index).and_then(|c| c.draft.take());
+        let draft = checked.map_or_else(|| Draft::new(&recipe, self.dir, &self.warnings), Ok)?;
         let mut stage = setup::from_draft(recipe.clone(), draft, backend, self.dir)?;
         let total = stage.schedules.0.total_steps;
         watch.stage(self.name, total);
@@ -401,7 +403,8 @@ impl OneStage<'_> {
 
     /// What begins, in the log.
     fn log_stage(&self, stage: &Stage, total: u64) {
-        let (algorithm, data) = (stage.recipe.algorithm_name(), stage.source.summary());
+        let checked = self.options.checked.get(&self.index).map(|c| c.summary);
+        let (algorithm, data) = (stage.recipe.algorithm_name(), checked.unwrap_or(stage.source.summary()));
         let weights: usize = stage.policy.model.params.iter().map(|p| p.shape.len()).sum();
         let fields = json!({
             "stage": self.name, "algorithm": algorithm, "steps": total, "weights": weights, "data": data,
@@ -555,8 +558,8 @@ impl OneStage<'_> {
     }
 
     /// Held-out examples, and held-out questions where something says what their answers are worth.
-    fn evaluate(&self, stage: &mut Stage, watch: &mut dyn Watch) -> Result<Evaluation> {
-        watch.note("evaluating");
+    fn evaluate(&self, stage: &mut Stage) -> Result<Evaluation> {
+        (stage.waits)("evaluate");
         let (wants, recipe) = (stage.wants, stage.recipe.clone());
         let mut all = Evaluation::default();
         if wants != Wants::Rollouts {

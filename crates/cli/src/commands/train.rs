@@ -1,6 +1,5 @@
 //! `ferrl train`: a recipe from beginning to end, or from where it was stopped.
 
-use crate::machine::size;
 use crate::output::{print, visible};
 use crate::progress::Progress;
 use crate::terminal::{INTERRUPTED, SHOWN, Terminal, figure};
@@ -90,7 +89,7 @@ pub fn run(args: &Args) -> Result<()> {
     watch.note(&about(&checked, &resolved));
     watch.several = checked.len() > 1;
     let (first, fresh) = (position.next(), !args.resume);
-    options.warnings = checked.iter().enumerate().map(|(i, c)| (first + i, c.warnings.clone())).collect();
+    options.checked = checked.into_iter().enumerate().map(|(i, c)| (first + i, c)).collect();
     options.position = args.resume.then_some(position);
     options.about =
         json!({ "command": command(), "threads": resolved.stages.first().map(|s| s.recipe.threads) });
@@ -165,7 +164,7 @@ fn about(checked: &[Checked], resolved: &Resolved) -> String {
 
 fn data(c: &Checked) -> String {
     let s = &c.summary;
-    let Some(rows) = s.rows else { return "generated, without end".into() };
+    let Some(rows) = s.rows.filter(|_| !c.endless) else { return "generated, without end".into() };
     let mut text = format!("{} rows", count(rows));
     if let Some(tokens) = s.tokens {
         let about = if s.exact { "" } else { "about " };
@@ -182,7 +181,7 @@ fn data(c: &Checked) -> String {
     text
 }
 
-fn saved(recipe: &Recipe, disk: Disk) -> String {
+fn saved(recipe: &Recipe, on_disk: Disk) -> String {
     let c = &recipe.checkpoint;
     let mut when = Vec::new();
     if c.every > 0 {
@@ -194,7 +193,7 @@ fn saved(recipe: &Recipe, disk: Disk) -> String {
     when.push("at the end".into());
     let kept =
         if c.keep_best > 0 { format!("{} and the {} best", c.keep, c.keep_best) } else { c.keep.to_string() };
-    format!("{}; {kept} kept, {} each", when.join(", "), size(disk.checkpoint))
+    format!("{}; {kept} kept, {} each", when.join(", "), disk::size(on_disk.checkpoint))
 }
 
 fn count(n: usize) -> String {

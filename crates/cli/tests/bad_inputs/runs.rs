@@ -134,6 +134,17 @@ fn later_stages() -> Vec<Case> {
         2,
         &["model.frozen"],
     ));
+    out.extend(faults(
+        [
+            "a later stage's checkpoints rated by a metric that nobody measures",
+            "a metric nobody measures (--dry-run)",
+        ],
+        &good,
+        "algo = \"sft\"\neval = { every = 1, split = 0.5 }\n\
+         checkpoint = { keep_best = 1, metric = \"eval/los\", lower_is_better = true }",
+        2,
+        &["checkpoint.metric", "eval/los", "eval/loss"],
+    ));
     out
 }
 

@@ -57,15 +57,15 @@ pub fn ensure(stages: &[Disk], run: &Path) -> Result<()> {
     let Some(largest) = stages.iter().max_by_key(|s| s.checkpoint).filter(|_| needed > free + there) else {
         return Ok(());
     };
-    let (copies, each) = (largest.copies, gib(largest.checkpoint));
+    let (copies, each) = (largest.copies, size(largest.checkpoint));
     let models: u64 = stages.iter().map(|s| s.model).sum();
     Err(Error::resource(format!(
         "the run needs {} of disk: {copies} checkpoints of {each} ({} kept and one being written) and models of {}; \
          {} is free",
-        gib(needed),
+        size(needed),
         copies - 1,
-        gib(models),
-        gib(free + there)
+        size(models),
+        size(free + there)
     ))
     .at(run.display())
     .fix("checkpoint.keep = 1, model.dtype = \"bf16\", or --runs DIR on a larger disk"))
@@ -82,9 +82,14 @@ fn held(dir: &Path) -> u64 {
     entries.map(bytes).sum()
 }
 
-fn gib(bytes: u64) -> String {
-    let mib = bytes as f64 / f64::from(1 << 20);
-    if mib < 1024.0 { format!("{mib:.1} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
+/// Bytes for people.
+pub fn size(bytes: u64) -> String {
+    let kib = bytes as f64 / 1024.0;
+    match kib {
+        _ if kib < 1024.0 => format!("{kib:.0} KiB"),
+        _ if kib < 1024.0 * 1024.0 => format!("{:.1} MiB", kib / 1024.0),
+        _ => format!("{:.1} GiB", kib / 1024.0 / 1024.0),
+    }
 }
 
 /// Bytes that a user may still write on the disk of `path`, which need not exist yet; `None` where the system does not say.

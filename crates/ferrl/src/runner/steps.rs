@@ -58,7 +58,7 @@ impl Steps<'_> {
         if !self.stage.recipe.eval.at_start || self.stage.step > 0 {
             return Ok(());
         }
-        let evaluation = guard(|| self.one.evaluate(&mut self.stage, self.watch))?;
+        let evaluation = guard(|| self.one.evaluate(&mut self.stage))?;
         self.watch.evaluated(self.one.name, 0, &evaluation);
         self.one.log_evaluation(0, &evaluation);
         let named = |n: &str| n.replacen("eval/", "eval_start/", 1);
@@ -140,7 +140,7 @@ impl Steps<'_> {
             return Ok(false);
         }
         self.one.folder.still_there()?;
-        let evaluation = guard(|| self.one.evaluate(&mut self.stage, self.watch))?;
+        let evaluation = guard(|| self.one.evaluate(&mut self.stage))?;
         self.watch.evaluated(self.one.name, self.stage.step, &evaluation);
         self.one.log_evaluation(self.stage.step, &evaluation);
         metrics.join(evaluation.metrics.clone());
