@@ -141,7 +141,7 @@ fn every_row_of_a_file_is_asked() {
     let data = folder.write("rows.jsonl", (0..100).map(row).collect::<String>());
     let recipe = folder.write(
         "split.toml",
-        &format!(
+        format!(
             "algo = \"dr_grpo\"\nmodel.path = {model:?}\ndata = {{ train = [{data:?}], max_length = 64 }}\n\
              reward = {{ verifier = \"exact\" }}\ntrain = {{ steps = 2, micro_batch_tokens = 256 }}\n\
              rollout = {{ prompts = 2, samples = 2, max_new_tokens = 4, cache_mib = 4 }}\n\
