@@ -241,15 +241,14 @@ impl Rewards {
                 .at(files.unwrap_or("reward".into()))
                 .fix("let at least one function return a number for every completion")
         });
-        let step = at.step + 1;
+        let of_step = if at.steps > 0 { format!(" of step {}", at.step + 1) } else { String::new() };
         if lost == all {
-            let what = format!(
-                "no completion of step {step} got a reward ({all} lost), so there is nothing to learn from"
-            );
+            let what =
+                format!("no completion{of_step} got a reward ({all} lost), so there is nothing to go by");
             return Err(failure.context(what));
         }
         let message =
-            format!("{lost} of {all} completions of step {step} got no reward and are left out: {failure}");
+            format!("{lost} of {all} completions{of_step} got no reward and are left out: {failure}");
         let fix = "later losses are counted in rollouts/lost; what functions print is in log.jsonl";
         self.hooks.warnings.raise("lost-rewards", message, fix);
         Ok(())
@@ -447,7 +446,8 @@ mod tests {
     }
 
     fn score(rewards: &Rewards, answers: &[Answer], e: &mut Experience) -> Result<Vec<Graded>> {
-        let completions = Completions { prompts: &[Prompt::default()], answers, at: Progress::default() };
+        let at = Progress { steps: 5, ..Default::default() };
+        let completions = Completions { prompts: &[Prompt::default()], answers, at };
         rewards.score(completions, e, &mut Metrics::default())
     }
 

@@ -155,6 +155,14 @@ impl Stage {
         metrics.add("timing/tokens_per_second", tokens as f64 / clock.total().max(1e-9));
         metrics.add("step_time", clock.total());
         self.step += 1;
+        if self.step == self.schedules.0.total_steps && self.policy.model.version == 0 {
+            let what = format!("none of the {} steps changed a weight: nothing was learned", self.step);
+            self.warnings.raise(
+                "nothing-learned",
+                what,
+                "see the warnings before, and rollouts/ for what was rewarded",
+            );
+        }
         if self.step == self.algo.policy_frozen_steps() && self.shares_trunk() {
             self.policy.optimizer.restart(); // its moments count steps in which the trunk did not move
         }

@@ -194,7 +194,7 @@ fn kind(text: &str, structs: &[String], choices: &[(String, Vec<String>)]) -> (K
     let found = match text {
         "f64" | "f32" => Kind::Number,
         "bool" => Kind::Flag,
-        "u64" | "usize" | "u32" => Kind::Whole,
+        "u64" | "usize" | "u32" | "i64" => Kind::Whole,
         "String" | "PathBuf" => Kind::Text,
         other if structs.iter().any(|s| s == other) => Kind::Table(other.into()),
         other => match choices.iter().find(|c| c.0 == other) {

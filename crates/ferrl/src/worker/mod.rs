@@ -289,6 +289,9 @@ fn check_answer(answer: &Value, count: usize) -> std::result::Result<(), Kind> {
 }
 
 fn start_error(kind: Kind, stderr: &[String]) -> Error {
+    if kind == Kind::Interrupted {
+        return interrupt::interrupted("starting reward workers");
+    }
     let mut text = kind.to_string();
     for line in stderr {
         text.push_str("\n  | ");
