@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(e)) => {
-            eprintln!("error: {e}");
+            eprintln!("error: {}", ferrl::secrets::redact(&e.to_string()));
             ExitCode::from(e.class.exit_code())
         }
         Err(_) => output::exit(BUG),

@@ -135,7 +135,7 @@ pub fn nearest_path(path: &Path) -> Option<String> {
     let entries: Vec<String> = std::fs::read_dir(parent)
         .ok()?
         .filter_map(|e| e.ok()?.file_name().into_string().ok())
-        .filter(|n| !n.starts_with('.'))
+        .filter(|n| !n.starts_with('.') && n != name)
         .collect();
     let near = nearest(name, entries.iter().map(String::as_str))?;
     Some(path.with_file_name(near).display().to_string())

@@ -136,6 +136,7 @@ impl Stage {
     ) -> Result<(Experience, Vec<Answer>)> {
         let sampler = self.sampler.as_mut().expect("a stage that samples has a sampler");
         rollout::collect(sampler, &self.policy.model, &self.tokenizer, prompts, params, samples, step)
+            .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))
     }
 }
 

@@ -25,6 +25,7 @@ mod rollback;
 pub mod rollout;
 pub mod run;
 pub mod runner;
+pub mod secrets;
 pub mod setup;
 pub mod source;
 pub mod steps;

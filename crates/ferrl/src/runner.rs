@@ -378,7 +378,8 @@ impl OneStage<'_> {
             setup::source(recipe, self.dir, &stage.tokenizer, Wants::Rollouts, true, &stage.warnings)?;
         let model = &stage.policy.model;
         let cache = setup::cache_options(&recipe.rollout, &*model.backend);
-        let mut sampler = Sampler::new(model, cache)?.with_tokenizer(stage.tokenizer.clone());
+        let sampler = Sampler::new(model, cache).map_err(|e| setup::cache_error(e, &recipe.rollout))?;
+        let mut sampler = sampler.with_tokenizer(stage.tokenizer.clone());
         let own;
         let rewards = match &stage.sampler {
             Some(_) => &stage.rewards,
@@ -391,7 +392,8 @@ impl OneStage<'_> {
         let mut settings = Rollout { temperature, ..recipe.rollout.clone() };
         let asked = (recipe.eval.prompts, recipe.eval.samples, recipe.seed ^ 0xe7a1);
         let mut all =
-            evaluate(model, &mut sampler, &stage.tokenizer, &mut *source, rewards, &settings, asked)?;
+            evaluate(model, &mut sampler, &stage.tokenizer, &mut *source, rewards, &settings, asked)
+                .map_err(|e| setup::too_small(e, &recipe.rollout))?;
         if temperature > 0.0 {
             settings.temperature = 0.0;
             let mut source =

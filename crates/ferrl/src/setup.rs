@@ -16,7 +16,7 @@ use ferrl_engine::generate::{CacheOptions, Sampler};
 use ferrl_engine::model::{Head, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Decay, OptimizerOptions, Rule, Schedule, Trainer};
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Class, Error, Result, nearest};
 use ferrl_kernels::{Backend, DType};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -94,7 +94,8 @@ pub fn stage_over(
             return Err(Error::usage(what).at("rollout.samples").fix("rollout.samples = 8"));
         }
         let cache = cache_options(&recipe.rollout, &*backend);
-        Some(Sampler::new(&policy.model, cache)?.with_tokenizer(tokenizer.clone()))
+        let sampler = Sampler::new(&policy.model, cache).map_err(|e| cache_error(e, &recipe.rollout))?;
+        Some(sampler.with_tokenizer(tokenizer.clone()))
     } else {
         None
     };
@@ -121,6 +122,21 @@ pub fn stage_over(
         warnings,
         waits: Arc::new(|_| ()),
     })
+}
+
+/// What is wrong with the cache, under its key.
+pub fn cache_error(error: Error, rollout: &Rollout) -> Error {
+    let other = if error.class == Class::Resource { "smaller" } else { "larger" };
+    error.at(format!("rollout.cache_mib = {}", rollout.cache_mib)).fix(format!("a {other} rollout.cache_mib"))
+}
+
+/// A completion that the cache has no room for, under the cache's key.
+pub fn too_small(error: Error, rollout: &Rollout) -> Error {
+    if error.class != Class::Resource {
+        return error;
+    }
+    let fix = "a larger rollout.cache_mib, or a smaller rollout.max_new_tokens";
+    error.at(format!("rollout.cache_mib = {}", rollout.cache_mib)).fix(fix)
 }
 
 /// Room for the answers of a run.

@@ -6,9 +6,11 @@
 mod algorithm;
 mod check;
 mod difference;
+mod environment;
 mod keys;
 mod load;
 mod manual;
+mod options;
 mod overrides;
 mod range;
 mod rl2;

@@ -158,7 +158,8 @@ impl RunFolder {
     }
 
     fn log_line(&self, line: &Value) -> Result<()> {
-        self.files.append(&self.path.join("log.jsonl"))?.put(format!("{line}\n").as_bytes())
+        let text = format!("{line}\n");
+        self.files.append(&self.path.join("log.jsonl"))?.put(crate::secrets::redact(&text).as_bytes())
     }
 }
 
