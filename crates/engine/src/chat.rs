@@ -8,9 +8,11 @@ mod environment;
 mod json;
 mod marks;
 mod mask;
+mod parts;
 
 use std::ffi::OsStr;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use minijinja::Environment;
 use serde_json::{Map, Value};
@@ -18,7 +20,9 @@ use serde_json::{Map, Value};
 use crate::tokenizer::{Tokenizer, content, read_json, read_text};
 use crate::{Error, Result};
 use environment::Now;
+pub use environment::{today, unix_day};
 use marks::{Marked, Marks};
+pub use parts::text_of;
 
 /// Extra variables for a template, such as `enable_thinking`.
 pub type Kwargs = Map<String, Value>;
@@ -46,6 +50,8 @@ pub struct ChatTemplate {
     generation: bool,
     /// Where the template came from, for messages.
     place: String,
+    /// Whether the template reads content as a list of parts alone; found out when first needed.
+    takes_parts: OnceLock<bool>,
 }
 
 /// What one rendering is made from.
@@ -126,11 +132,12 @@ impl ChatTemplate {
             })?;
             names.push(name);
         }
-        Ok(ChatTemplate { environment, variables, names, source: all, generation, place })
+        let takes_parts = OnceLock::new();
+        Ok(ChatTemplate { environment, variables, names, source: all, generation, place, takes_parts })
     }
 
-    /// Sets the date that `strftime_now` tells, in seconds since 1970 (UTC). It is 26 July 2024 until set:
-    /// a run must not depend on the day it is started.
+    /// Sets the time that `strftime_now` tells, in seconds since 1970 (UTC). It is the beginning of this day until set; a run
+    /// sets the day it began, so that it goes on with it.
     pub fn with_now(mut self, unix_seconds: i64) -> Self {
         environment::set_now(&mut self.environment, Now::from_unix(unix_seconds));
         self
@@ -169,6 +176,12 @@ impl ChatTemplate {
         Ok(tokenizer.encode_spans(&marked.text, &marked.plain)?.ids)
     }
 
+    /// Refuses a conversation of which the template leaves out a call of a tool, a tool, or what a role says: the model would
+    /// be trained to answer what it was never shown, or to say nothing where it called.
+    pub fn shows_all(&self, messages: &[Value], tools: Option<&Value>, kwargs: &Kwargs) -> Result<()> {
+        parts::refuse_dropped(self, Input { messages, tools, add_generation_prompt: false, kwargs })
+    }
+
     /// The ids of a whole conversation and, for each, whether it is trained: what the assistant says in the
     /// chosen turns, up to and including the token that ends the turn.
     pub fn encode_training(
@@ -184,9 +197,15 @@ impl ChatTemplate {
 
     /// Renders; with `generation` marks, each generation block is put between them.
     fn render_input(&self, input: Input<'_>, generation: Option<(char, char)>) -> Result<String> {
+        let parts = *self.takes_parts.get_or_init(|| parts::wanted(self));
+        self.render_as(input, generation, parts)
+    }
+
+    /// The same with content as text, or as a list of one part.
+    fn render_as(&self, input: Input<'_>, generation: Option<(char, char)>, parts: bool) -> Result<String> {
         let mut context = self.variables.clone();
         let messages: Result<Vec<Value>> =
-            input.messages.iter().enumerate().map(|(i, m)| message(i, m)).collect();
+            input.messages.iter().enumerate().map(|(i, m)| message(i, m, parts)).collect();
         context.insert("messages".into(), messages?.into());
         context.insert("tools".into(), input.tools.cloned().unwrap_or(Value::Null));
         context.insert("documents".into(), Value::Null);
@@ -207,7 +226,8 @@ impl ChatTemplate {
             .at(&self.place)
             .fix("name one of them \"default\"")
         })?;
-        template.render(json::to_template(&Value::Object(context))).map_err(|e| self.refused(&e))
+        let context = json::to_template(&Value::Object(context));
+        environment::render(&template, context).map_err(|e| self.refused(&e))
     }
 
     fn refused(&self, e: &minijinja::Error) -> Error {
@@ -263,8 +283,8 @@ impl ChatTemplate {
     }
 }
 
-/// A message as the template sees it: reasoning under every name that templates look for.
-fn message(index: usize, message: &Value) -> Result<Value> {
+/// A message as the template sees it: reasoning under every name that templates look for, content in the form it reads.
+fn message(index: usize, message: &Value, parts: bool) -> Result<Value> {
     const NAMES: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
     let Some(fields) = message.as_object() else {
         return Err(Error::data("a message is not an object")
@@ -272,6 +292,10 @@ fn message(index: usize, message: &Value) -> Result<Value> {
             .fix("write messages as {\"role\": ..., \"content\": ...}"));
     };
     let mut fields = fields.clone();
+    if let Some(content) = fields.get_mut("content").filter(|c| c.is_array() || (parts && c.is_string())) {
+        let text = text_of(content).map_err(|e| e.at(format!("message {}", index + 1)))?;
+        *content = if parts { serde_json::json!([{ "type": "text", "text": text }]) } else { text.into() };
+    }
     let reasoning = NAMES.iter().find_map(|n| fields.get(*n).filter(|v| !v.is_null()).cloned());
     if let Some(reasoning) = reasoning {
         fields.entry("thinking").or_insert_with(|| reasoning.clone());

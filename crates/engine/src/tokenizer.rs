@@ -6,6 +6,7 @@
 
 mod config;
 mod plain;
+mod renamed;
 mod stream;
 mod train;
 
@@ -59,12 +60,19 @@ impl Tokenizer {
     pub fn from_dir(dir: &Path) -> Result<Self> {
         let path = dir.join("tokenizer.json");
         let text = std::fs::read_to_string(&path).map_err(|e| missing(dir, &path, &e))?;
-        let inner: Backend = text.parse().map_err(|e: tokenizers::Error| {
-            Error::model(format!("is not a usable tokenizer: {e}"))
-                .at(path.display())
-                .fix("the file is cut short, damaged or of an unknown kind: copy or download it again")
-        })?;
-        Self::assemble(inner, Config::read(dir)?).map_err(|e| e.at(dir.display()))
+        let config = Config::read(dir)?;
+        let parse = |text: &str| -> Result<Backend> {
+            text.parse().map_err(|e: tokenizers::Error| {
+                Error::model(format!("is not a usable tokenizer: {e}"))
+                    .at(path.display())
+                    .fix("the file is cut short, damaged or of an unknown kind: copy or download it again")
+            })
+        };
+        let mut inner = parse(&text)?;
+        if let Some(renamed) = renamed::vocabulary(&inner, &text, &config) {
+            inner = parse(&renamed)?;
+        }
+        Self::assemble(inner, config).map_err(|e| e.at(dir.display()))
     }
 
     fn assemble(mut inner: Backend, config: Config) -> Result<Self> {

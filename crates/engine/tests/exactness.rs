@@ -8,7 +8,7 @@ use ferrl_engine::generate::{CacheOptions, Completion, Event, Request, Sampler, 
 use ferrl_engine::model::{FAMILIES, Model, Options};
 use ferrl_engine::train::{Batch, stats};
 use ferrl_kernels::cpu::Cpu;
-use ferrl_kernels::cpu::simd::Level;
+use ferrl_kernels::cpu::Level;
 use ferrl_kernels::philox::philox4x32;
 use ferrl_kernels::{Backend, DType, open};
 use std::collections::HashMap;
@@ -106,7 +106,7 @@ fn every_logp_is_the_trainers() {
     for level in Level::available() {
         for (f, family) in FAMILIES.iter().enumerate() {
             for dtype in [DType::F32, DType::Bf16] {
-                let model = on(Arc::new(Cpu::with_level(2, level)), family.name(), dtype);
+                let model = on(Arc::new(Cpu::with_level(2, level).unwrap()), family.name(), dtype);
                 for seed in 0..3 {
                     let what = format!("{level:?} {} {dtype:?} {seed}", family.name());
                     preempted += logps_are_the_trainers(&model, 10 * f as u32 + seed, &what);

@@ -5,7 +5,7 @@ use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Model, Options, family};
 use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, stats};
 use ferrl_kernels::cpu::Cpu;
-use ferrl_kernels::cpu::simd::Level;
+use ferrl_kernels::cpu::Level;
 use ferrl_kernels::{Backend, DType};
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -52,7 +52,10 @@ impl Reference {
 }
 
 fn backends() -> Vec<Arc<dyn Backend>> {
-    Level::available().into_iter().map(|l| Arc::new(Cpu::with_level(2, l)) as Arc<dyn Backend>).collect()
+    Level::available()
+        .into_iter()
+        .map(|l| Arc::new(Cpu::with_level(2, l).unwrap()) as Arc<dyn Backend>)
+        .collect()
 }
 
 fn load(backend: &Arc<dyn Backend>, dir: &Path, dtype: DType) -> Model {

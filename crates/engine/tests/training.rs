@@ -7,13 +7,13 @@ use ferrl_engine::train::{
     Batch, Decay, OptimizerOptions, Rule, Schedule, Sequence, StatGrads, Stats, Trainer, kl, plan,
 };
 use ferrl_kernels::cpu::Cpu;
-use ferrl_kernels::cpu::simd::Level;
+use ferrl_kernels::cpu::Level;
 use ferrl_kernels::{Backend, Class, DType};
 use std::path::Path;
 use std::sync::Arc;
 
 fn backend(threads: usize, level: Level) -> Arc<dyn Backend> {
-    Arc::new(Cpu::with_level(threads, level))
+    Arc::new(Cpu::with_level(threads, level).unwrap())
 }
 
 fn best() -> Arc<dyn Backend> {

@@ -188,6 +188,74 @@ fn rows_that_do_not_fit_say_what_was_found_and_expected() {
 }
 
 #[test]
+fn numbers_roles_and_ends_of_conversations_are_named_as_they_are() {
+    use Wants::*;
+    let e = encoder(Settings::default());
+    let talk = |role: &str| json!([{ "role": "user", "content": "a" }, { "role": role, "content": "b" }]);
+    // It said: got columns messages; expected messages.
+    fails(
+        &e,
+        json!({ "messages": talk("assistent") }),
+        Sft,
+        &["column messages", "message 2", "\"assistent\"", "\"assistant\""],
+    );
+    fails(&e, json!({ "messages": talk("User") }), Sft, &["message 2", "did you mean \"user\""]);
+    fails(
+        &e,
+        json!({ "messages": talk("user") }),
+        Sft,
+        &["column messages", "last message is from \"user\""],
+    );
+    fails(&e, json!({ "conversations": talk("user") }), Sft, &["column conversations"]);
+    // It said: got a number, expected a number.
+    fails(
+        &e,
+        json!({ "prompt": "a", "completions": ["b"], "rewards": [1e300] }),
+        Group,
+        &["item 1", "1e+300", "32 bits"],
+    );
+    fails(
+        &e,
+        json!({ "prompt": "a", "completions": ["b"], "rewards": ["0.5"] }),
+        Group,
+        &["\"0.5\"", "without quotes"],
+    );
+    fails(
+        &e,
+        json!({ "prompt": "a", "response": "b", "target": "0.5" }),
+        Target,
+        &["column target", "without quotes"],
+    );
+}
+
+#[test]
+fn content_in_parts_is_joined_and_images_are_refused() {
+    let e = encoder(Settings::default());
+    let user = |content: Value| json!({ "messages": [{ "role": "user", "content": content }, { "role": "assistant", "content": "b" }] });
+    let text = |t: &str| json!({ "type": "text", "text": t });
+    let whole = shown(&e, user(json!("one two")), Wants::Sft);
+    assert_eq!(shown(&e, user(json!([text("one "), text("two")])), Wants::Sft), whole);
+    assert_eq!(shown(&e, user(json!(["one ", { "text": "two" }])), Wants::Sft), whole);
+    let image = user(json!([text("what?"), { "type": "image", "image": "cat.png" }]));
+    fails(&e, image, Wants::Sft, &["column messages", "message 1", "part 2", "image"]);
+    let pair = json!({ "prompt": [{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }], "chosen": "a", "rejected": "b" });
+    fails(&e, pair, Wants::Preference, &["column prompt", "part 1"]);
+}
+
+#[test]
+fn tool_calls_that_the_template_drops_are_refused() {
+    let e = encoder(Settings::default());
+    let call = json!([{ "type": "function", "function": { "name": "add", "arguments": { "a": 1 } } }]);
+    let talk = |last: Value| json!({ "messages": [{ "role": "user", "content": "1+1" }, last] });
+    let calls = talk(json!({ "role": "assistant", "content": "", "tool_calls": call }));
+    fails(&e, calls, Wants::Sft, &["message 2 (assistant)", "tool_calls"]);
+    let tools = json!([{ "type": "function", "function": { "name": "add", "parameters": {} } }]);
+    let mut row = talk(json!({ "role": "assistant", "content": "2" }));
+    row["tools"] = tools;
+    fails(&e, row, Wants::Sft, &["tools"]);
+}
+
+#[test]
 fn bad_settings_are_refused_at_once() {
     let refused = |value: Value| {
         let e = Encoder::new(data_help::tokenizer(), None, settings(value)).err();

@@ -21,6 +21,8 @@ struct State {
     cuts: usize,
     /// Send other bytes than the etag promises.
     corrupt: bool,
+    /// Where the large file's bytes are; here where absent.
+    elsewhere: Option<String>,
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -98,6 +100,7 @@ fn answer(mut stream: TcpStream, state: &Mutex<State>, own: &str) {
         let content = s.files[name].clone();
         if name == "model.safetensors" {
             let (etag, size) = (sha256(&content), content.len());
+            let own = s.elsewhere.as_deref().unwrap_or(own);
             let headers = format!(
                 "X-Linked-Etag: \"{etag}\"\r\nX-Linked-Size: {size}\r\nLocation: {own}/bytes\r\nETag: \"x\"\r\n"
             );
@@ -206,6 +209,23 @@ fn a_token_goes_to_the_hub_and_into_no_message() {
     assert!(error.contains("there is no") && !error.contains("secret"), "{error}");
     let seen = &state.lock().unwrap().seen;
     assert_eq!(seen.last().unwrap().3.as_deref(), Some("Bearer secret"));
+}
+
+#[test]
+fn a_token_does_not_follow_a_redirect_to_another_host() {
+    let ((hub, asked), (other, store)) = (serve(), serve());
+    // The second begins like the hub's own address: a prefix must not decide.
+    let disguised = format!("{hub}@{}", other.trim_start_matches("http://"));
+    for place in [other.clone(), disguised] {
+        asked.lock().unwrap().elsewhere = Some(place.clone());
+        let folder = tempfile::tempdir().unwrap();
+        Hub::new(&hub, Some("secret".into())).snapshot(&cache(&folder), REPO, &all).unwrap();
+        let seen = std::mem::take(&mut store.lock().unwrap().seen);
+        assert!(seen.iter().any(|r| r.1 == "/bytes"), "{place}: the bytes come from there");
+        assert!(seen.iter().all(|r| r.3.as_deref() != Some("Bearer secret")), "{place} was told the token");
+    }
+    let seen = &asked.lock().unwrap().seen;
+    assert!(seen.iter().all(|r| r.3.as_deref() == Some("Bearer secret")), "the hub itself is told it");
 }
 
 #[test]

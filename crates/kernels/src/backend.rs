@@ -6,8 +6,8 @@
 //! - **Fixed-order sums.** Gradients are the same bits under any number of threads.
 //! - Sums are kept in f32 whatever the storage type; `f32` and `bf16` name the storage of activations ("compute
 //!   type"). The residual stream, statistics, master weights and gradients of weights are always f32.
-//! - Shapes that do not fit are broken invariants of the caller (asserted); errors are for what a user can
-//!   cause or meet: memory, devices.
+//! - Operands that do not fit (lengths, types, indices, memory of another device) are errors, found before anything is
+//!   computed: `shapes` has what each operation asks for.
 
 pub use crate::operands::*;
 
@@ -426,13 +426,20 @@ pub trait Backend: Send + Sync {
     }
     /// Waits for choices, not for what was begun after them.
     fn chosen(&self, choices: &Choices) -> Result<Vec<Choice>> {
-        Ok(choices.data().downcast_ref::<Vec<Choice>>().expect("choices of this backend").clone())
+        let made = choices.data().downcast_ref::<Vec<Choice>>();
+        made.cloned().ok_or_else(|| Error::usage("operation chosen: choices of another device"))
     }
     /// Puts chosen tokens into an index buffer, on devices that can without asking which they are: element `i` becomes the
     /// token of row `from[i].1` of `choices[from[i].0]`. Elements past those of `from` hold any token.
     fn feed(&self, choices: &[&Choices], from: &[(usize, u32)], ids: &mut Buffer) -> Result<()> {
         let chosen = choices.iter().map(|c| self.chosen(c)).collect::<Result<Vec<_>>>()?;
-        let mut tokens: Vec<u32> = from.iter().map(|&(i, row)| chosen[i][row as usize].token).collect();
+        let of = |&(i, row): &(usize, u32)| chosen.get(i).and_then(|rows| rows.get(row as usize));
+        let tokens: Option<Vec<u32>> = from.iter().map(|f| of(f).map(|choice| choice.token)).collect();
+        let Some(mut tokens) = tokens.filter(|tokens| tokens.len() <= ids.len()) else {
+            return Err(Error::usage(
+                "operation feed: more tokens than ids, or a row that nothing was chosen for",
+            ));
+        };
         tokens.resize(ids.len(), 0);
         self.set_indices(ids, &tokens)
     }

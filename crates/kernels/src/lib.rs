@@ -14,12 +14,14 @@ pub mod math;
 pub mod mmap;
 mod operands;
 pub mod philox;
+mod plain;
+mod shapes;
 pub mod truncate;
 pub mod usage;
 
 pub use backend::Backend;
 pub use buffer::{Buffer, DType, Weight};
-pub use cpu::simd::{narrow, widen};
+pub use cpu::{narrow, widen};
 pub use error::{Class, Error, Result, nearest};
 pub use footprint::Footprint;
 pub use usage::Purpose;

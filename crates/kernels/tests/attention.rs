@@ -3,14 +3,8 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl_kernels::backend::{Attention, Heads, PagedRows, PagedSequence, Segments};
-use ferrl_kernels::cpu::Cpu;
-use ferrl_kernels::cpu::attention::{
-    attention, attention_backward, attention_paged, block_tokens, cache_copy, cache_len, cache_write,
-};
-use ferrl_kernels::cpu::memory::{Slice, SliceMut, floats, floats_mut};
-use ferrl_kernels::cpu::rotary::rotary;
-use ferrl_kernels::cpu::simd::{Level, narrow, widen};
-use ferrl_kernels::{Buffer, DType};
+use ferrl_kernels::cpu::{Cpu, Level, narrow, widen};
+use ferrl_kernels::{Backend, Buffer, DType};
 
 // ---- helpers --------------------------------------------------------------------------------------------
 
@@ -34,30 +28,24 @@ impl Random {
     }
 }
 
-fn put(b: &mut Buffer, at: usize, x: &[f32]) {
-    match floats_mut(b) {
-        SliceMut::F32(y) => y[at..at + x.len()].copy_from_slice(x),
-        SliceMut::Bf16(y) => y[at..at + x.len()].iter_mut().zip(x).for_each(|(y, x)| *y = narrow(*x)),
-    }
+fn put(cpu: &Cpu, b: &mut Buffer, at: usize, x: &[f32]) {
+    cpu.write(b, at, x).unwrap();
 }
 
 fn buffer(cpu: &Cpu, dtype: DType, x: &[f32]) -> Buffer {
-    let mut b = cpu.arena.buffer(dtype, x.len()).unwrap();
-    put(&mut b, 0, x);
+    let mut b = cpu.alloc(dtype, x.len()).unwrap();
+    put(cpu, &mut b, 0, x);
     b
 }
 
-fn values(b: &Buffer) -> Vec<f32> {
-    match floats(b) {
-        Slice::F32(x) => x.to_vec(),
-        Slice::Bf16(x) => x.iter().map(|x| widen(*x)).collect(),
-    }
+fn values(cpu: &Cpu, b: &Buffer) -> Vec<f32> {
+    let mut x = vec![0.0; b.len()];
+    cpu.read(b, 0, &mut x).unwrap();
+    x
 }
 
 fn indices(cpu: &Cpu, x: &[u32]) -> Buffer {
-    let mut memory = cpu.arena.take(x.len() * 4).unwrap();
-    memory.slice_mut::<u32>(x.len()).copy_from_slice(x);
-    Buffer::new(DType::U32, x.len(), Box::new(memory))
+    cpu.indices(x).unwrap()
 }
 
 fn nan(cpu: &Cpu, dtype: DType, len: usize) -> Buffer {
@@ -84,7 +72,10 @@ fn assert_close(got: &[f32], want: &[f64], tolerance: f64, what: &str) {
 }
 
 fn cpus() -> Vec<Cpu> {
-    Level::available().into_iter().flat_map(|l| (1..=3).map(move |t| Cpu::with_level(t, l))).collect()
+    Level::available()
+        .into_iter()
+        .flat_map(|l| (1..=3).map(move |t| Cpu::with_level(t, l).unwrap()))
+        .collect()
 }
 
 fn random_op(random: &mut Random, head_dim: usize) -> Attention {
@@ -105,9 +96,9 @@ fn forward(cpu: &Cpu, op: Attention, dtype: DType, qkv: &[f32], lengths: &[usize
     let mut out = nan(cpu, dtype, segments.rows() * op.heads.out_width());
     let mut lse = nan(cpu, DType::F32, segments.rows() * op.heads.heads);
     // What memory that is handed out again may hold.
-    drop(nan(cpu, dtype, cache_len(op.heads, lengths.iter().map(|l| l.div_ceil(32)).sum())));
-    attention(cpu, op, &buffer(cpu, dtype, qkv), &segments, &mut out, &mut lse).unwrap();
-    (values(&out), values(&lse))
+    drop(nan(cpu, dtype, cpu.cache_len(op.heads, lengths.iter().map(|l| l.div_ceil(32)).sum())));
+    cpu.attention(op, &buffer(cpu, dtype, qkv), &segments, &mut out, &mut lse).unwrap();
+    (values(cpu, &out), values(cpu, &lse))
 }
 
 fn backward(
@@ -123,8 +114,8 @@ fn backward(
     let mut dqkv = nan(cpu, dtype, qkv.len());
     let [q, o, d] = [qkv, out, dout].map(|x| buffer(cpu, dtype, x));
     let l = buffer(cpu, DType::F32, lse);
-    attention_backward(cpu, op, &q, &o, &l, &d, &segments, &mut dqkv).unwrap();
-    values(&dqkv)
+    cpu.attention_backward(op, &q, &o, &l, &d, &segments, &mut dqkv).unwrap();
+    values(cpu, &dqkv)
 }
 
 // ---- against f64 ----------------------------------------------------------------------------------------
@@ -199,7 +190,7 @@ fn the_reference_gradient_is_the_derivative() {
 #[test]
 fn forward_and_backward_agree_with_f64() {
     let mut random = Random(11);
-    let cpus: Vec<Cpu> = Level::available().into_iter().map(|l| Cpu::with_level(2, l)).collect();
+    let cpus: Vec<Cpu> = Level::available().into_iter().map(|l| Cpu::with_level(2, l).unwrap()).collect();
     for head_dim in [8, 16, 20, 33, 64, 96, 128] {
         for dtype in [DType::F32, DType::Bf16] {
             let op = random_op(&mut random, head_dim);
@@ -221,7 +212,7 @@ fn forward_and_backward_agree_with_f64() {
                         &part(&dqkv, width),
                         &e.dqkv,
                         coarse,
-                        &format!("dqkv {op:?} {:?}", cpu.level),
+                        &format!("dqkv {op:?} {:?}", cpu.level()),
                     );
                 }
             }
@@ -232,7 +223,7 @@ fn forward_and_backward_agree_with_f64() {
 #[test]
 fn backward_of_long_sequences_agrees_with_f64() {
     let mut random = Random(12);
-    let cpu = Cpu::with_level(2, Level::available().pop().unwrap());
+    let cpu = Cpu::with_level(2, Level::available().pop().unwrap()).unwrap();
     for (len, window) in [(1100, None), (1600, Some(300)), (1030, Some(31))] {
         let heads = Heads { heads: 3, kv_heads: 1, head_dim: 8 };
         let op = Attention { heads, scale: 1.0, softcap: None, window };
@@ -264,16 +255,16 @@ fn paged(
     random: &mut Random,
     decode: bool,
 ) -> Vec<f32> {
-    let (width, ow, block) = (op.heads.qkv_width(), op.heads.out_width(), cache_len(op.heads, 1));
+    let (width, ow, block) = (op.heads.qkv_width(), op.heads.out_width(), cpu.cache_len(op.heads, 1));
     let segments = Segments::of(lengths.iter().copied());
-    let needed: Vec<usize> = lengths.iter().map(|l| l.div_ceil(block_tokens())).collect();
+    let needed: Vec<usize> = lengths.iter().map(|l| l.div_ceil(cpu.block_tokens())).collect();
     let total = needed.iter().sum::<usize>() + 3;
     let mut free: Vec<u32> = (0..total as u32).collect();
     for i in (1..free.len()).rev() {
         free.swap(i, random.below(i + 1));
     }
     let mut blocks: Vec<Vec<u32>> = needed.iter().map(|n| free.drain(..*n).collect()).collect();
-    let mut cache = nan(cpu, dtype, cache_len(op.heads, total));
+    let mut cache = nan(cpu, dtype, cpu.cache_len(op.heads, total));
     let mut done = vec![0; lengths.len()];
     let mut result = vec![f32::NAN; segments.rows() * ow];
     while done.iter().zip(lengths).any(|(d, l)| d < l) {
@@ -287,10 +278,10 @@ fn paged(
             }
             if done[s] > 0 && random.below(3) == 0 {
                 // The newest block moves elsewhere, as a fork would have it.
-                let newest = &mut blocks[s][(done[s] - 1) / block_tokens()];
+                let newest = &mut blocks[s][(done[s] - 1) / cpu.block_tokens()];
                 let to = free.remove(random.below(free.len()));
-                cache_copy(cpu, op.heads, *newest, to, &mut cache).unwrap();
-                put(&mut cache, *newest as usize * block, &vec![f32::NAN; block]);
+                cpu.cache_copies(op.heads, &[(*newest, to)], std::slice::from_mut(&mut cache)).unwrap();
+                put(cpu, &mut cache, *newest as usize * block, &vec![f32::NAN; block]);
                 free.push(std::mem::replace(newest, to));
             }
             let most = if decode { 1 } else { left.min(random.one_of(&[1, 40, 1000])) };
@@ -303,9 +294,9 @@ fn paged(
         }
         let x = buffer(cpu, dtype, &x);
         let mut out = nan(cpu, dtype, row * ow);
-        cache_write(cpu, op.heads, &x, &rows, &mut cache).unwrap();
-        attention_paged(cpu, op, &x, &rows, &cache, &mut out).unwrap();
-        let out = values(&out);
+        cpu.cache_write(op.heads, &x, &rows, &mut cache).unwrap();
+        cpu.attention_paged(op, &x, &rows, &cache, &mut out).unwrap();
+        let out = values(cpu, &out);
         for (s, row, from, count) in batch {
             result[from * ow..(from + count) * ow].copy_from_slice(&out[row * ow..(row + count) * ow]);
             done[s] += count;
@@ -326,10 +317,10 @@ fn training_prefill_and_decoding_give_the_same_bits() {
             let (width, ow, h) = (op.heads.qkv_width(), op.heads.out_width(), op.heads.heads);
             let segments = Segments::of(lengths.iter().copied());
             let qkv = random.values(segments.rows() * width);
-            for level in Level::available().into_iter().filter(|l| *l != Level::Portable || round % 4 == 0) {
+            for level in Level::available().into_iter().filter(|l| *l != Level::PORTABLE || round % 4 == 0) {
                 let what = format!("{op:?} {lengths:?} {dtype:?} {level:?}");
                 let at =
-                    |threads| cpus.iter().find(|c| c.level == level && c.pool.threads() == threads).unwrap();
+                    |threads| cpus.iter().find(|c| c.level() == level && c.threads() == threads).unwrap();
                 let cpu = at(1 + random.below(3));
                 let (want, lse) = forward(cpu, op, dtype, &qkv, &lengths);
                 assert!(want.iter().chain(&lse).all(|x| x.is_finite()), "{what}");
@@ -354,7 +345,7 @@ fn training_prefill_and_decoding_give_the_same_bits() {
 fn extreme_scores_and_zeros_give_the_same_bits() {
     let mut random = Random(23);
     for level in Level::available() {
-        let cpu = Cpu::with_level(1, level);
+        let cpu = Cpu::with_level(1, level).unwrap();
         for head_dim in [8, 33] {
             let heads = Heads { heads: 6, kv_heads: 2, head_dim };
             let op = Attention { heads, scale: 1.0, softcap: None, window: Some(45) };
@@ -391,7 +382,7 @@ fn gradients_do_not_depend_on_threads_and_little_on_the_level() {
                     let got = backward(cpu, op, dtype, &qkv, &kept, &dout, &lengths);
                     assert_eq!(&bits(&got), first.get_or_insert(bits(&got)));
                     let tolerance = if dtype == DType::F32 { 2e-5 } else { 2e-2 };
-                    assert_close(&got, portable.get_or_insert(wide(&got)), tolerance, cpu.level.name());
+                    assert_close(&got, portable.get_or_insert(wide(&got)), tolerance, cpu.level().name());
                 }
             }
         }
@@ -428,10 +419,10 @@ fn rotary_agrees_with_f64_and_turns_back() {
                 let p = indices(cpu, &positions);
                 let mut x = buffer(cpu, dtype, &before);
                 let (fine, coarse) = if dtype == DType::F32 { (2e-7, 1e-6) } else { (4e-3, 2e-2) };
-                rotary(cpu, heads, rotary_dim, &c, &s, &p, false, &mut x).unwrap();
-                assert_close(&values(&x), &want, fine, "turned");
-                rotary(cpu, heads, rotary_dim, &c, &s, &p, true, &mut x).unwrap();
-                assert_close(&values(&x), &wide(&before), coarse, "turned back");
+                cpu.rotary(heads, rotary_dim, &c, &s, &p, false, &mut x).unwrap();
+                assert_close(&values(cpu, &x), &want, fine, "turned");
+                cpu.rotary(heads, rotary_dim, &c, &s, &p, true, &mut x).unwrap();
+                assert_close(&values(cpu, &x), &wide(&before), coarse, "turned back");
             }
         }
     }

@@ -2,13 +2,12 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl_kernels::check::{CASES, Check, Outcome};
-use ferrl_kernels::cpu::Cpu;
-use ferrl_kernels::cpu::simd::Level;
+use ferrl_kernels::cpu::{Cpu, Level};
 
 #[test]
 fn another_level_of_the_cpu_passes_every_case() {
-    let best = Cpu::with_level(2, Level::available().pop().unwrap());
-    let other = Cpu::with_level(2, Level::available()[Level::available().len().saturating_sub(2)]);
+    let best = Cpu::with_level(2, Level::available().pop().unwrap()).unwrap();
+    let other = Cpu::with_level(2, Level::available()[Level::available().len().saturating_sub(2)]).unwrap();
     let mut count = 0;
     let mut each = |o: &Outcome| {
         count += 1;
@@ -21,7 +20,7 @@ fn another_level_of_the_cpu_passes_every_case() {
 
 #[test]
 fn wrong_results_are_found() {
-    let cpu = Cpu::with_level(1, Level::available().pop().unwrap());
+    let cpu = Cpu::with_level(1, Level::available().pop().unwrap()).unwrap();
     let mut found = Vec::new();
     let mut each = |o: &Outcome| found.push(o.is_right());
     let mut check = Check::new(&cpu, &cpu, &mut each);

@@ -3,9 +3,9 @@
 
 mod suite;
 
-use ferrl_kernels::backend::{Activation, AdamW, Heads, Norm, Sgd};
-use ferrl_kernels::cpu::{Cpu, activation, embed, head_norm, norm, optim, vector};
-use ferrl_kernels::{Buffer, DType};
+use ferrl_kernels::backend::{Activation, AdamW, AdamWParam, Heads, Norm, NormGrads, Sgd};
+use ferrl_kernels::cpu::Cpu;
+use ferrl_kernels::{Backend, Buffer, DType, Result};
 use suite::*;
 
 /// (width, rows): around a vector's length, and enough rows for several chunks and tasks.
@@ -57,13 +57,22 @@ impl Op for NormOp {
         let (weight, bias) = (upload(cpu, DType::F32, &self.weight()), upload(cpu, DType::F32, &self.bias()));
         let bias = self.bias.then_some(&bias);
         let mut y = unwritten(cpu, dtype, x.len());
-        norm::norm(cpu, op, &x, &weight, bias, &mut y).unwrap();
+        cpu.norm(op, &x, &weight, bias, &mut y).unwrap();
         let (mut sum, mut z) = (unwritten(cpu, DType::F32, x.len()), unwritten(cpu, dtype, x.len()));
-        norm::add_norm(cpu, op, &x, &delta, &weight, bias, &mut sum, &mut z).unwrap();
+        cpu.add_norm(op, &x, &delta, &weight, bias, &mut sum, &mut z).unwrap();
         if !self.add {
             dx = unwritten(cpu, dtype, x.len());
         }
-        norm::norm_backward(cpu, op, &dy, &x, &weight, self.add, &mut dx, None, None).unwrap();
+        cpu.norm_backward(
+            op,
+            &dy,
+            &x,
+            &weight,
+            self.add,
+            &mut dx,
+            NormGrads { weight: None, bias: None, add: true },
+        )
+        .unwrap();
         [y, sum, z, dx].iter().map(|b| download(cpu, b)).collect()
     }
     fn sums(&self, cpu: &Cpu, dtype: DType) -> Vec<Vec<f32>> {
@@ -73,13 +82,39 @@ impl Op for NormOp {
         let sum = |seed| upload(cpu, DType::F32, &random(seed, op.width));
         let (mut dweight, mut dbias) = (sum(6), sum(7));
         let mut dx = unwritten(cpu, dtype, x.len());
-        norm::norm_backward(cpu, op, &dy, &x, &weight, false, &mut dx, Some(&mut dweight), Some(&mut dbias))
-            .unwrap();
+        cpu.norm_backward(
+            op,
+            &dy,
+            &x,
+            &weight,
+            false,
+            &mut dx,
+            NormGrads { weight: Some(&mut dweight), bias: Some(&mut dbias), add: true },
+        )
+        .unwrap();
         // Each alone gives the same, and the gradient of the input does not depend on them.
         let (mut dw, mut db, mut again) = (sum(6), sum(7), unwritten(cpu, dtype, x.len()));
-        norm::norm_backward(cpu, op, &dy, &x, &weight, false, &mut again, Some(&mut dw), None).unwrap();
+        cpu.norm_backward(
+            op,
+            &dy,
+            &x,
+            &weight,
+            false,
+            &mut again,
+            NormGrads { weight: Some(&mut dw), bias: None, add: true },
+        )
+        .unwrap();
         assert_same_bits("dx", &download(cpu, &again), &download(cpu, &dx));
-        norm::norm_backward(cpu, op, &dy, &x, &weight, false, &mut again, None, Some(&mut db)).unwrap();
+        cpu.norm_backward(
+            op,
+            &dy,
+            &x,
+            &weight,
+            false,
+            &mut again,
+            NormGrads { weight: None, bias: Some(&mut db), add: true },
+        )
+        .unwrap();
         assert_same_bits("dweight", &download(cpu, &dw), &download(cpu, &dweight));
         assert_same_bits("dbias", &download(cpu, &db), &download(cpu, &dbias));
         vec![download(cpu, &dweight), download(cpu, &dbias)]
@@ -157,8 +192,8 @@ impl Op for HeadNormOp {
         let q = upload(cpu, DType::F32, &random(2, op.width));
         let k = upload(cpu, DType::F32, &random(3, op.width));
         let mut y = unwritten(cpu, dtype, x.len());
-        head_norm::head_norm(cpu, op, heads, &x, &q, &k, &mut y).unwrap();
-        head_norm::head_norm_backward(cpu, op, heads, &x, &q, &k, &mut d, None, None).unwrap();
+        cpu.head_norm(op, heads, &x, &q, &k, &mut y).unwrap();
+        cpu.head_norm_backward(op, heads, &x, &q, &k, &mut d, None, None).unwrap();
         vec![download(cpu, &y), download(cpu, &d)]
     }
     fn sums(&self, cpu: &Cpu, dtype: DType) -> Vec<Vec<f32>> {
@@ -168,9 +203,9 @@ impl Op for HeadNormOp {
         let (q, k, mut dq, mut dk) = (vector(2), vector(3), vector(4), vector(5));
         let mut d = upload(cpu, dtype, &self.data(1, dtype));
         let sums = (Some(&mut dq), Some(&mut dk));
-        head_norm::head_norm_backward(cpu, op, heads, &x, &q, &k, &mut d, sums.0, sums.1).unwrap();
+        cpu.head_norm_backward(op, heads, &x, &q, &k, &mut d, sums.0, sums.1).unwrap();
         let (mut alone, mut d) = (vector(5), upload(cpu, dtype, &self.data(1, dtype)));
-        head_norm::head_norm_backward(cpu, op, heads, &x, &q, &k, &mut d, None, Some(&mut alone)).unwrap();
+        cpu.head_norm_backward(op, heads, &x, &q, &k, &mut d, None, Some(&mut alone)).unwrap();
         assert_same_bits("dk_weight", &download(cpu, &alone), &download(cpu, &dk));
         vec![download(cpu, &dq), download(cpu, &dk)]
     }
@@ -241,8 +276,8 @@ impl Op for ActivationOp {
         let x = upload(cpu, dtype, &pick(&self.x(dtype), self.inputs(), picks));
         let dy = upload(cpu, dtype, &pick(&self.dy(dtype), self.width, picks));
         let (mut y, mut dx) = (unwritten(cpu, dtype, dy.len()), unwritten(cpu, dtype, x.len()));
-        activation::activation(cpu, self.op, self.width, &x, &mut y).unwrap();
-        activation::activation_backward(cpu, self.op, self.width, &x, &dy, &mut dx).unwrap();
+        cpu.activation(self.op, self.width, &x, &mut y).unwrap();
+        cpu.activation_backward(self.op, self.width, &x, &dy, &mut dx).unwrap();
         vec![download(cpu, &y), download(cpu, &dx)]
     }
     fn exact(&self, dtype: DType) -> Results<f64> {
@@ -272,17 +307,17 @@ fn activations_far_from_zero() {
         let x = [1e30, -1e30, 50.0, -50.0, 1e-30, 0.0, f32::MAX, f32::MIN];
         let x = upload(cpu, DType::F32, &x);
         let (mut y, mut dx) = (unwritten(cpu, DType::F32, 8), unwritten(cpu, DType::F32, 8));
-        activation::activation(cpu, Activation::Gelu, 8, &x, &mut y).unwrap();
+        cpu.activation(Activation::Gelu, 8, &x, &mut y).unwrap();
         let want = [1e30, 0.0, 50.0, 0.0, 5e-31, 0.0, f32::MAX, 0.0];
         assert!(download(cpu, &y).iter().zip(want).all(|(y, w)| *y == w), "{:?}", download(cpu, &y));
         let dy = upload(cpu, DType::F32, &[1.0; 8]);
-        activation::activation_backward(cpu, Activation::Gelu, 8, &x, &dy, &mut dx).unwrap();
+        cpu.activation_backward(Activation::Gelu, 8, &x, &dy, &mut dx).unwrap();
         let want = [1.0, 0.0, 1.0, 0.0, 0.5, 0.5, 1.0, 0.0];
         assert!(download(cpu, &dx).iter().zip(want).all(|(d, w)| *d == w), "{:?}", download(cpu, &dx));
         // Gates -1e30 and 1e30 with ups 2 and 3.
         let x = upload(cpu, DType::F32, &[-1e30, 1e30, 2.0, 3.0]);
         let (dy, mut dx) = (upload(cpu, DType::F32, &[1.0; 2]), unwritten(cpu, DType::F32, 4));
-        activation::activation_backward(cpu, Activation::SiluGated, 2, &x, &dy, &mut dx).unwrap();
+        cpu.activation_backward(Activation::SiluGated, 2, &x, &dy, &mut dx).unwrap();
         let got = download(cpu, &dx);
         assert!(got[0] == 0.0 && got[1] == 3.0 && got[2] == 0.0 && got[3] == 1e30, "{got:?}");
     });
@@ -317,20 +352,20 @@ impl Op for EmbedOp {
         self.rows
     }
     fn by_row(&self, cpu: &Cpu, _: DType, picks: &[usize]) -> Vec<Vec<f32>> {
-        let ids = vector::indices(cpu, &pick(&self.ids(), 1, picks)).unwrap();
+        let ids = cpu.indices(&pick(&self.ids(), 1, picks)).unwrap();
         let table = upload(cpu, DType::F32, &random(1, self.vocab * self.width));
         let mut set = unwritten(cpu, DType::F32, picks.len() * self.width);
         let mut added = upload(cpu, DType::F32, &pick(&random(2, self.rows * self.width), self.width, picks));
-        embed::embed(cpu, &ids, &table, EMBED_SCALE, false, &mut set).unwrap();
-        embed::embed(cpu, &ids, &table, EMBED_SCALE, true, &mut added).unwrap();
+        cpu.embed(&ids, &table, EMBED_SCALE, false, &mut set).unwrap();
+        cpu.embed(&ids, &table, EMBED_SCALE, true, &mut added).unwrap();
         vec![download(cpu, &set), download(cpu, &added)]
     }
     fn sums(&self, cpu: &Cpu, dtype: DType) -> Vec<Vec<f32>> {
-        let ids = vector::indices(cpu, &self.ids()).unwrap();
+        let ids = cpu.indices(&self.ids()).unwrap();
         let dout = upload(cpu, dtype, &random(3, self.rows * self.width));
         let old = random(4, self.vocab * self.width);
         let mut dtable = upload(cpu, DType::F32, &old);
-        embed::embed_backward(cpu, &ids, &dout, EMBED_SCALE, &mut dtable).unwrap();
+        cpu.embed_backward(&ids, &dout, EMBED_SCALE, &mut dtable).unwrap();
         let dtable = download(cpu, &dtable);
         for id in (0..self.vocab as u32).filter(|id| !self.ids().contains(id)) {
             let row = id as usize * self.width..(id as usize + 1) * self.width;
@@ -371,10 +406,10 @@ fn embedding_sums_of_wide_rows_do_not_depend_on_threads() {
     }
     for level in levels() {
         let results = THREADS.map(|threads| {
-            let cpu = &Cpu::with_level(threads, level);
-            let (ids, dout) = (vector::indices(cpu, &ids).unwrap(), upload(cpu, DType::F32, &dout));
+            let cpu = &Cpu::with_level(threads, level).unwrap();
+            let (ids, dout) = (cpu.indices(&ids).unwrap(), upload(cpu, DType::F32, &dout));
             let mut dtable = upload(cpu, DType::F32, &old);
-            embed::embed_backward(cpu, &ids, &dout, 0.5, &mut dtable).unwrap();
+            cpu.embed_backward(&ids, &dout, 0.5, &mut dtable).unwrap();
             download(cpu, &dtable)
         });
         assert_close("dtable", &results[0], &want, 1e-6, 1e-6);
@@ -384,11 +419,11 @@ fn embedding_sums_of_wide_rows_do_not_depend_on_threads() {
 }
 
 #[test]
-#[should_panic(expected = "id 5 is not in a table of 5 rows")]
+#[should_panic(expected = "ids holds 5, expected numbers below 5")]
 fn an_id_past_the_table_is_refused() {
-    let cpu = &Cpu::with_level(1, levels()[0]);
-    let (ids, table) = (vector::indices(cpu, &[1, 5]).unwrap(), upload(cpu, DType::F32, &[0.0; 10]));
-    embed::embed(cpu, &ids, &table, 1.0, false, &mut unwritten(cpu, DType::F32, 4)).unwrap();
+    let cpu = &Cpu::with_level(1, levels()[0]).unwrap();
+    let (ids, table) = (cpu.indices(&[1, 5]).unwrap(), upload(cpu, DType::F32, &[0.0; 10]));
+    cpu.embed(&ids, &table, 1.0, false, &mut unwritten(cpu, DType::F32, 4)).unwrap();
 }
 
 // ---- storage types ------------------------------------------------------------------------------------------
@@ -397,7 +432,7 @@ fn an_id_past_the_table_is_refused() {
 /// storage types gives the f32 results, rounded where the output is bf16.
 fn check_mixes<const N: usize>(what: &str, inputs: [&[f32]; N], f: impl Fn(&Cpu, [&Buffer; N], &mut Buffer)) {
     for level in levels() {
-        let cpu = &Cpu::with_level(2, level);
+        let cpu = &Cpu::with_level(2, level).unwrap();
         let run = |dtypes: [DType; N], out: DType| {
             let buffers: [Buffer; N] =
                 std::array::from_fn(|i| upload(cpu, dtypes[i], &stored(DType::Bf16, inputs[i])));
@@ -420,39 +455,47 @@ fn any_mix_of_storage_types() {
     let (a, b, weight) = (random(0, 5 * 33), random(1, 5 * 33), random(2, 33));
     let op = Norm { centred: true, plus_one: true, eps: 1e-5, width: 33 };
     let weights = |cpu: &Cpu| upload(cpu, DType::F32, &weight);
-    check_mixes("norm", [&a], |cpu, [x], y| norm::norm(cpu, op, x, &weights(cpu), None, y).unwrap());
+    check_mixes("norm", [&a], |cpu, [x], y| cpu.norm(op, x, &weights(cpu), None, y).unwrap());
     check_mixes("add_norm", [&a, &b], |cpu, [x, delta], y| {
         let mut sum = unwritten(cpu, DType::F32, x.len());
-        norm::add_norm(cpu, op, x, delta, &weights(cpu), None, &mut sum, y).unwrap();
+        cpu.add_norm(op, x, delta, &weights(cpu), None, &mut sum, y).unwrap();
     });
     check_mixes("norm_backward", [&a, &b], |cpu, [dy, x], dx| {
-        norm::norm_backward(cpu, op, dy, x, &weights(cpu), true, dx, None, None).unwrap();
+        cpu.norm_backward(
+            op,
+            dy,
+            x,
+            &weights(cpu),
+            true,
+            dx,
+            NormGrads { weight: None, bias: None, add: true },
+        )
+        .unwrap();
     });
     let heads = Heads { heads: 3, kv_heads: 1, head_dim: 33 };
     check_mixes("head_norm", [&a], |cpu, [x], y| {
-        head_norm::head_norm(cpu, op, heads, x, &weights(cpu), &weights(cpu), y).unwrap();
+        cpu.head_norm(op, heads, x, &weights(cpu), &weights(cpu), y).unwrap();
     });
     check_mixes("head_norm_backward", [&a], |cpu, [x], d| {
-        head_norm::head_norm_backward(cpu, op, heads, x, &weights(cpu), &weights(cpu), d, None, None)
-            .unwrap();
+        cpu.head_norm_backward(op, heads, x, &weights(cpu), &weights(cpu), d, None, None).unwrap();
     });
     check_mixes("activation", [&a], |cpu, [x], y| {
-        activation::activation(cpu, Activation::Gelu, 33, x, y).unwrap();
+        cpu.activation(Activation::Gelu, 33, x, y).unwrap();
     });
     check_mixes("activation_backward", [&a, &b], |cpu, [x, dy], dx| {
-        activation::activation_backward(cpu, Activation::Gelu, 33, x, dy, dx).unwrap();
+        cpu.activation_backward(Activation::Gelu, 33, x, dy, dx).unwrap();
     });
     check_mixes("gated backward", [&a[..132], &b[..66]], |cpu, [x, dy], dx| {
-        activation::activation_backward(cpu, Activation::SiluGated, 33, x, dy, dx).unwrap();
+        cpu.activation_backward(Activation::SiluGated, 33, x, dy, dx).unwrap();
     });
-    check_mixes("axpy", [&a], |cpu, [x], y| vector::axpy(cpu, -0.3, x, y).unwrap());
-    check_mixes("copy", [&a], |cpu, [x], y| vector::copy(cpu, x, 3, y, 20, 77).unwrap());
+    check_mixes("axpy", [&a], |cpu, [x], y| cpu.axpy(-0.3, x, y).unwrap());
+    check_mixes("copy", [&a], |cpu, [x], y| cpu.copy(x, 3, y, 20, 77).unwrap());
     let rows = [4, 0, 3, 1, 2];
     check_mixes("gather", [&a], |cpu, [x], y| {
-        vector::gather_rows(cpu, x, &vector::indices(cpu, &rows).unwrap(), 33, y).unwrap();
+        cpu.gather_rows(x, &cpu.indices(&rows).unwrap(), 33, y).unwrap();
     });
     check_mixes("scatter", [&a], |cpu, [x], y| {
-        vector::scatter_rows(cpu, x, &vector::indices(cpu, &rows).unwrap(), 33, y).unwrap();
+        cpu.scatter_rows(x, &cpu.indices(&rows).unwrap(), 33, y).unwrap();
     });
 }
 
@@ -464,18 +507,18 @@ fn elements_are_set_written_read_and_copied() {
     for_each_cpu(|cpu| {
         for dtype in STORAGE {
             let mut a = unwritten(cpu, dtype, LONG);
-            vector::fill(cpu, &mut a, 1.25).unwrap();
+            cpu.fill(&mut a, 1.25).unwrap();
             assert!(download(cpu, &a).iter().all(|&x| x == 1.25));
-            vector::write(cpu, &mut a, 5, &values[..LONG - 9]).unwrap();
+            cpu.write(&mut a, 5, &values[..LONG - 9]).unwrap();
             let mut want = vec![1.25; LONG];
             want[5..LONG - 4].copy_from_slice(&stored(dtype, &values[..LONG - 9]));
             assert_same_bits("write", &download(cpu, &a), &want);
             let mut part = vec![0.0; 40];
-            vector::read(cpu, &a, 7, &mut part).unwrap();
+            cpu.read(&a, 7, &mut part).unwrap();
             assert_same_bits("read", &part, &want[7..47]);
             for to in STORAGE {
                 let mut b = upload(cpu, to, &vec![-1.0; LONG]);
-                vector::copy(cpu, &a, 11, &mut b, 2, LONG - 20).unwrap();
+                cpu.copy(&a, 11, &mut b, 2, LONG - 20).unwrap();
                 let mut copied = vec![-1.0; LONG];
                 copied[2..LONG - 18].copy_from_slice(&stored(to, &want[11..LONG - 9]));
                 assert_same_bits("copy", &download(cpu, &b), &copied);
@@ -491,17 +534,14 @@ fn sums_of_products_are_the_same_bits_everywhere() {
     let mut first = None;
     for_each_cpu(|cpu| {
         let (a, b) = (upload(cpu, DType::F32, &x), upload(cpu, DType::F32, &y));
-        let dot = vector::dot(cpu, &a, &b).unwrap();
+        let dot = cpu.dot(&a, &b).unwrap();
         assert!((dot - want).abs() < 1e-9 * LONG as f64, "{dot} {want}");
         assert_eq!(first.get_or_insert(dot.to_bits()), &dot.to_bits());
         let (a, b) = (upload(cpu, DType::Bf16, &x), upload(cpu, DType::F32, &stored(DType::Bf16, &x)));
-        let squares = vector::dot(cpu, &a, &a).unwrap();
-        assert_eq!(squares.to_bits(), vector::dot(cpu, &b, &a).unwrap().to_bits());
-        assert_eq!(squares.to_bits(), vector::dot(cpu, &b, &b).unwrap().to_bits());
-        assert_eq!(
-            vector::dot(cpu, &upload(cpu, DType::F32, &[]), &upload(cpu, DType::Bf16, &[])).unwrap(),
-            0.0
-        );
+        let squares = cpu.dot(&a, &a).unwrap();
+        assert_eq!(squares.to_bits(), cpu.dot(&b, &a).unwrap().to_bits());
+        assert_eq!(squares.to_bits(), cpu.dot(&b, &b).unwrap().to_bits());
+        assert_eq!(cpu.dot(&upload(cpu, DType::F32, &[]), &upload(cpu, DType::Bf16, &[])).unwrap(), 0.0);
     });
 }
 
@@ -511,7 +551,7 @@ fn scaled_additions() {
     for_each_cpu(|cpu| {
         for (dtype, relative) in [(DType::F32, 1e-6), (DType::Bf16, BF16)] {
             let (a, mut b) = (upload(cpu, dtype, &x), upload(cpu, dtype, &y));
-            vector::axpy(cpu, 0.7, &a, &mut b).unwrap();
+            cpu.axpy(0.7, &a, &mut b).unwrap();
             let pairs = stored(dtype, &x).into_iter().zip(stored(dtype, &y));
             let want: Vec<f64> = pairs.map(|(x, y)| y as f64 + 0.7f32 as f64 * x as f64).collect();
             assert_close("axpy", &download(cpu, &b), &want, relative, 1e-7);
@@ -525,15 +565,15 @@ fn the_first_number_that_is_not_finite() {
     for_each_cpu(|cpu| {
         for dtype in STORAGE {
             let mut x = upload(cpu, dtype, &values);
-            assert_eq!(vector::first_non_finite(cpu, &x).unwrap(), None);
+            assert_eq!(cpu.first_non_finite(&x).unwrap(), None);
             for (at, bad) in
                 [(LONG - 1, f32::NAN), (40000, f32::INFINITY), (16384, f32::NEG_INFINITY), (1023, f32::NAN)]
             {
-                vector::write(cpu, &mut x, at, &[bad]).unwrap();
-                assert_eq!(vector::first_non_finite(cpu, &x).unwrap(), Some(at));
+                cpu.write(&mut x, at, &[bad]).unwrap();
+                assert_eq!(cpu.first_non_finite(&x).unwrap(), Some(at));
             }
         }
-        assert_eq!(vector::first_non_finite(cpu, &upload(cpu, DType::F32, &[f32::MAX; 3])).unwrap(), None);
+        assert_eq!(cpu.first_non_finite(&upload(cpu, DType::F32, &[f32::MAX; 3])).unwrap(), None);
     });
 }
 
@@ -544,12 +584,12 @@ fn rows_are_gathered_and_scattered() {
             let src = random(0, count * width);
             let rows: Vec<usize> = (0..count).map(|i| i * 7 % count).step_by(2).collect();
             let ids: Vec<u32> = rows.iter().map(|&r| r as u32).collect();
-            let (x, ids) = (upload(cpu, DType::F32, &src), vector::indices(cpu, &ids).unwrap());
+            let (x, ids) = (upload(cpu, DType::F32, &src), cpu.indices(&ids).unwrap());
             let mut y = unwritten(cpu, DType::F32, rows.len() * width);
-            vector::gather_rows(cpu, &x, &ids, width, &mut y).unwrap();
+            cpu.gather_rows(&x, &ids, width, &mut y).unwrap();
             assert_same_bits("gather", &download(cpu, &y), &pick(&src, width, &rows));
             let mut back = unwritten(cpu, DType::F32, src.len());
-            vector::scatter_rows(cpu, &y, &ids, width, &mut back).unwrap();
+            cpu.scatter_rows(&y, &ids, width, &mut back).unwrap();
             let mut want = vec![0.0; src.len()];
             for &r in &rows {
                 want[r * width..(r + 1) * width].copy_from_slice(&src[r * width..(r + 1) * width]);
@@ -592,7 +632,7 @@ fn adamw_steps() {
     for level in levels() {
         let mut first: Option<[Vec<f32>; 3]> = None;
         for threads in THREADS {
-            let cpu = &Cpu::with_level(threads, level);
+            let cpu = &Cpu::with_level(threads, level).unwrap();
             let mut w = upload(cpu, DType::F32, &start);
             let (mut m, mut v) =
                 (upload(cpu, DType::F32, &vec![0.0; n]), upload(cpu, DType::F32, &vec![0.0; n]));
@@ -600,7 +640,7 @@ fn adamw_steps() {
                 let grad = upload(cpu, DType::F32, grad);
                 // However the range is cut.
                 for r in [range.start..threads * 10, threads * 10..range.end] {
-                    optim::adamw(cpu, op(t as u64 + 1), r, &mut w, &grad, &mut m, &mut v).unwrap();
+                    adamw(cpu, op(t as u64 + 1), r, &mut w, &grad, &mut m, &mut v).unwrap();
                 }
             }
             let got = [w, m, v].map(|b| download(cpu, &b));
@@ -612,6 +652,19 @@ fn adamw_steps() {
             assert_same_bits("outside", &got[0][n - 5..], &start[n - 5..]);
         }
     }
+}
+
+/// A step of some elements.
+fn adamw(
+    cpu: &Cpu,
+    op: AdamW,
+    range: std::ops::Range<usize>,
+    param: &mut Buffer,
+    grad: &Buffer,
+    first: &mut Buffer,
+    second: &mut Buffer,
+) -> Result<()> {
+    cpu.adamw(&mut [AdamWParam { op, ranges: &[range], param, grad, first, second, derived: None }])
 }
 
 #[test]
@@ -628,13 +681,13 @@ fn adamw_corrects_the_bias_of_late_steps_and_stands_still_without_gradient() {
         };
         let (mut w, grad) = (upload(cpu, DType::F32, &[0.0]), upload(cpu, DType::F32, &[2.0]));
         let (mut m, mut v) = (upload(cpu, DType::F32, &[2.0]), upload(cpu, DType::F32, &[4.0]));
-        optim::adamw(cpu, op, 0..1, &mut w, &grad, &mut m, &mut v).unwrap();
+        adamw(cpu, op, 0..1, &mut w, &grad, &mut m, &mut v).unwrap();
         let want = -2.0 / (4.0 / (1.0 - 0.999f64.powi(1000))).sqrt();
         assert_close("adamw", &download(cpu, &w), &[want], 1e-6, 0.0);
         let zero = || upload(cpu, DType::F32, &[0.0]);
         let op = AdamW { step: 1, eps: 1e-8, ..op };
         let (mut w, mut m, mut v) = (upload(cpu, DType::F32, &[3.0]), zero(), zero());
-        optim::adamw(cpu, op, 0..1, &mut w, &zero(), &mut m, &mut v).unwrap();
+        adamw(cpu, op, 0..1, &mut w, &zero(), &mut m, &mut v).unwrap();
         assert_eq!(download(cpu, &w), [3.0]);
     });
 }
@@ -655,13 +708,13 @@ fn sgd_steps() {
         for level in levels() {
             let mut first = None;
             for threads in THREADS {
-                let cpu = &Cpu::with_level(threads, level);
+                let cpu = &Cpu::with_level(threads, level).unwrap();
                 let mut param = upload(cpu, DType::F32, &start);
                 let mut velocity = upload(cpu, DType::F32, &vec![0.0; n]);
                 for grad in &grads {
                     let grad = upload(cpu, DType::F32, grad);
                     let velocity = (momentum > 0.0).then_some(&mut velocity);
-                    optim::sgd(cpu, op, 2..n, &mut param, &grad, velocity).unwrap();
+                    cpu.sgd(op, 2..n, &mut param, &grad, velocity).unwrap();
                 }
                 let got = download(cpu, &param);
                 assert_close(&format!("sgd {}", level.name()), &got, &w, 1e-6, 1e-6);

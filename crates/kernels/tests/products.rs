@@ -4,13 +4,13 @@
 mod suite;
 
 use ferrl_kernels::backend::{LogpGrads, LogpHead, LogpStats};
-use ferrl_kernels::cpu::{Cpu, linear, logp, vector};
-use ferrl_kernels::{Buffer, DType, Weight};
+use ferrl_kernels::cpu::Cpu;
+use ferrl_kernels::{Backend, Buffer, DType, Weight};
 use suite::*;
 
 fn weight(cpu: &Cpu, dtype: DType, n: usize, k: usize, values: &[f32]) -> Weight {
-    let mut w = linear::weight(cpu, n, k, dtype, true).unwrap();
-    linear::load_weight(cpu, &upload(cpu, DType::F32, values), &mut w).unwrap();
+    let mut w = cpu.weight(n, k, dtype, true).unwrap();
+    cpu.load_weight(&upload(cpu, DType::F32, values), &mut w).unwrap();
     w
 }
 
@@ -57,17 +57,17 @@ impl Op for LinearOp {
         let bias = upload(cpu, DType::F32, &bias);
         let (mut y, mut dx) = (unwritten(cpu, dtype, dy.len()), unwritten(cpu, dtype, x.len()));
         let mut plain = unwritten(cpu, DType::F32, dy.len());
-        linear::linear(cpu, &x, &w, Some(&bias), &mut y).unwrap();
-        linear::linear(cpu, &x, &w, None, &mut plain).unwrap();
-        linear::linear_dx(cpu, &dy, &w, &mut dx).unwrap();
+        cpu.linear(&x, &w, Some(&bias), &mut y).unwrap();
+        cpu.linear(&x, &w, None, &mut plain).unwrap();
+        cpu.linear_dx(&dy, &w, &mut dx).unwrap();
         vec![download(cpu, &y), download(cpu, &plain), download(cpu, &dx)]
     }
     fn sums(&self, cpu: &Cpu, dtype: DType) -> Vec<Vec<f32>> {
         let [x, _, dy, bias] = self.inputs(dtype);
         let (mut dw, mut db) = (zeros(cpu, self.n * self.k), upload(cpu, DType::F32, &bias));
         let (x, dy) = (upload(cpu, dtype, &x), upload(cpu, dtype, &dy));
-        linear::linear_dw(cpu, &dy, &x, self.rows, Some(&mut dw), Some(&mut db)).unwrap();
-        linear::linear_dw(cpu, &dy, &x, self.rows, Some(&mut dw), None).unwrap();
+        cpu.linear_dw(&dy, &x, self.rows, true, Some(&mut dw), Some(&mut db)).unwrap();
+        cpu.linear_dw(&dy, &x, self.rows, true, Some(&mut dw), None).unwrap();
         vec![download(cpu, &dw), download(cpu, &db)]
     }
     fn exact(&self, dtype: DType) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
@@ -103,7 +103,7 @@ fn one_row_is_the_same_bits_among_two_thousand() {
             let x = random(2, m * k);
             let run = |rows: usize| {
                 let mut y = unwritten(cpu, DType::F32, rows * n);
-                linear::linear(cpu, &upload(cpu, dtype, &x[..rows * k]), &w, None, &mut y).unwrap();
+                cpu.linear(&upload(cpu, dtype, &x[..rows * k]), &w, None, &mut y).unwrap();
                 download(cpu, &y)
             };
             let all = run(m);
@@ -186,16 +186,16 @@ impl Op for LogpOp {
         let i = self.inputs(dtype);
         let w = weight(cpu, dtype, self.vocab, self.hidden, &i.w);
         let x = upload(cpu, dtype, &pick(&i.x, self.hidden, picks));
-        let targets = vector::indices(cpu, &pick(&i.targets, 1, picks)).unwrap();
-        let others = vector::indices(cpu, &pick(&i.others, self.others, picks)).unwrap();
+        let targets = cpu.indices(&pick(&i.targets, 1, picks)).unwrap();
+        let others = cpu.indices(&pick(&i.others, self.others, picks)).unwrap();
         let mut stats = self.stats(cpu, picks.len());
         let mut logp_others = unwritten(cpu, DType::F32, picks.len() * self.others);
         let also = (self.others > 0).then_some((&others, &mut logp_others));
-        logp::logp(cpu, self.head, &x, &w, &targets, also, &mut stats).unwrap();
+        cpu.logp(self.head, &x, &w, &targets, also, &mut stats).unwrap();
         // Decoding must see the same numbers.
         let mut logits = unwritten(cpu, DType::F32, picks.len() * self.vocab);
         let mut lse = unwritten(cpu, DType::F32, picks.len());
-        logp::logits(cpu, self.head, &x, &w, &mut logits, &mut lse).unwrap();
+        cpu.logits(self.head, &x, &w, &mut logits, &mut lse).unwrap();
         assert_same_bits("lse of logits", &download(cpu, &lse), &download(cpu, &stats.lse));
         let (all, lse) = (download(cpu, &logits), download(cpu, &lse));
         let again: Vec<f32> = picks
@@ -210,16 +210,15 @@ impl Op for LogpOp {
         let i = self.inputs(dtype);
         let w = weight(cpu, dtype, self.vocab, self.hidden, &i.w);
         let x = upload(cpu, dtype, &i.x);
-        let (targets, others) =
-            (vector::indices(cpu, &i.targets).unwrap(), vector::indices(cpu, &i.others).unwrap());
+        let (targets, others) = (cpu.indices(&i.targets).unwrap(), cpu.indices(&i.others).unwrap());
         let mut stats = self.stats(cpu, self.rows);
-        logp::logp(cpu, self.head, &x, &w, &targets, None, &mut stats).unwrap();
+        cpu.logp(self.head, &x, &w, &targets, None, &mut stats).unwrap();
         let [dlogp, dentropy, dothers] = i.flow.each_ref().map(|f| upload(cpu, DType::F32, f));
         let some = self.others > 0;
         let flow = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: some.then_some(&dothers) };
         let (mut dx, mut dw) = (unwritten(cpu, DType::F32, i.x.len()), zeros(cpu, i.w.len()));
         let listed = some.then_some(&others);
-        logp::logp_backward(cpu, self.head, &x, &w, &targets, listed, &stats, &flow, &mut dx, Some(&mut dw))
+        cpu.logp_backward(self.head, &x, &w, &targets, listed, &stats, &flow, &mut dx, true, Some(&mut dw))
             .unwrap();
         vec![download(cpu, &dx), download(cpu, &dw)]
     }
@@ -256,19 +255,19 @@ fn known_gradients_in_one_pass_are_the_bits_of_two() {
                 let i = op.inputs(dtype);
                 let w = weight(cpu, dtype, vocab, hidden, &i.w);
                 let (x, dlogp) = (upload(cpu, dtype, &i.x), upload(cpu, DType::F32, &i.flow[0]));
-                let targets = vector::indices(cpu, &i.targets).unwrap();
+                let targets = cpu.indices(&i.targets).unwrap();
                 let results = [false, true].map(|once| {
                     let mut stats = op.stats(cpu, rows);
                     let (mut dx, mut dw) = (unwritten(cpu, dtype, x.len()), upload(cpu, DType::F32, &i.w));
                     if once {
                         let dw = Some(&mut dw);
-                        logp::logp_known(cpu, head, &x, &w, &targets, &dlogp, &mut stats, &mut dx, dw)
+                        cpu.logp_known(head, &x, &w, &targets, &dlogp, &mut stats, &mut dx, true, dw)
                             .unwrap();
                     } else {
                         let flow = LogpGrads { logp: &dlogp, entropy: None, others: None };
                         let dw = Some(&mut dw);
-                        logp::logp(cpu, head, &x, &w, &targets, None, &mut stats).unwrap();
-                        logp::logp_backward(cpu, head, &x, &w, &targets, None, &stats, &flow, &mut dx, dw)
+                        cpu.logp(head, &x, &w, &targets, None, &mut stats).unwrap();
+                        cpu.logp_backward(head, &x, &w, &targets, None, &stats, &flow, &mut dx, true, dw)
                             .unwrap();
                     }
                     [&stats.logp, &stats.entropy, &stats.lse, &dx, &dw].map(|b| download(cpu, b))
@@ -293,8 +292,8 @@ fn sampling_inverts_the_cumulative_distribution() {
             .collect();
         let uniform: Vec<f32> = (0..rows).map(|r| r as f32 / rows as f32).collect();
         let (l, s) = (upload(cpu, DType::F32, &logits), upload(cpu, DType::F32, &lse));
-        let got = logp::sample(cpu, &l, &s, &uniform).unwrap();
-        let largest = logp::argmax(cpu, &l, rows).unwrap();
+        let got = cpu.sample(&l, &s, &uniform).unwrap();
+        let largest = cpu.argmax(&l, rows).unwrap();
         for r in 0..rows {
             let row = &logits[r * vocab..][..vocab];
             let below = |n: usize| row[..n].iter().map(|&l| (l as f64 - lse[r] as f64).exp()).sum::<f64>();
@@ -306,7 +305,7 @@ fn sampling_inverts_the_cumulative_distribution() {
         let mut sharp = vec![-1e4f32; vocab];
         sharp[5] = 0.0;
         let (l, s) = (upload(cpu, DType::F32, &sharp), upload(cpu, DType::F32, &[0.0]));
-        assert_eq!(logp::sample(cpu, &l, &s, &[0.999_999_94]).unwrap(), [5]);
+        assert_eq!(cpu.sample(&l, &s, &[0.999_999_94]).unwrap(), [5]);
     });
 }
 
@@ -324,10 +323,10 @@ fn divergence_of_two_models_and_its_gradient() {
             let p = (upload(cpu, dtype, &px), weight(cpu, dtype, vocab, hidden, &pw));
             let q = (upload(cpu, dtype, &qx), weight(cpu, dtype, vocab, q_hidden, &qw));
             let mut kl = unwritten(cpu, DType::F32, rows);
-            logp::kl(cpu, head, (&p.0, &p.1), (&q.0, &q.1), &mut kl).unwrap();
+            cpu.kl(head, (&p.0, &p.1), (&q.0, &q.1), &mut kl).unwrap();
             let (mut dx, mut dw) = (unwritten(cpu, DType::F32, px.len()), zeros(cpu, pw.len()));
             let flow = upload(cpu, DType::F32, &dkl);
-            logp::kl_backward(cpu, head, (&p.0, &p.1), (&q.0, &q.1), &flow, &mut dx, Some(&mut dw)).unwrap();
+            cpu.kl_backward(head, (&p.0, &p.1), (&q.0, &q.1), &flow, &mut dx, Some(&mut dw)).unwrap();
 
             let logps = |x: &[f64], w: &[f64], hidden: usize| -> Vec<f64> {
                 let one = LogpOp { head, rows: 1, vocab: w.len() / hidden, hidden, others: w.len() / hidden };

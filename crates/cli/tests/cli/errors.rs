@@ -41,7 +41,7 @@ fn wrong_paths_name_the_nearest() {
         4,
         &["lama2", "no such directory", "fix: ", "llama2"],
     );
-    fails(&["score", "--model", &rows, "--input", &rows], 4, &["rows.jsonl", "not a directory"]);
+    fails(&["score", "--model", &rows, "--input", &rows], 4, &["rows.jsonl", "not a model directory"]);
     let row = folder.path("row.jsonl");
     fails(&["score", "--model", &model, "--input", &row], 3, &["row.jsonl", "no such file", "rows.jsonl"]);
     let here = folder.0.to_str().unwrap();

@@ -1,10 +1,11 @@
 //! The Jinja environment that Hugging Face templates expect.
 
 use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::{Environment, Error, ErrorKind, State, Template, Value};
 
 use super::json;
 
@@ -12,6 +13,13 @@ use super::json;
 pub(super) const GENERATION: &str = "filter ferrl_generation";
 /// The variable with the two characters to put around a generation block.
 pub(super) const MARKS: &str = "ferrl_generation_marks";
+
+/// Operations of one rendering. The longest of real templates need some hundred for a message.
+const FUEL: u64 = 2_000_000;
+/// Bytes that one rendering may write.
+const OUTPUT: usize = 32 << 20;
+/// Levels of macros and blocks within each other.
+const DEPTH: usize = 100;
 
 /// What a template said when it called `raise_exception`.
 #[derive(Debug)]
@@ -55,8 +63,62 @@ pub(super) fn new() -> Environment<'static> {
     environment.add_function("raise_exception", |words: String| -> Result<Value, Error> {
         Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(words)))
     });
-    set_now(&mut environment, Now::from_unix(1_721_952_000));
+    environment.set_fuel(Some(FUEL));
+    environment.set_recursion_limit(DEPTH);
+    set_now(&mut environment, Now::from_unix(today()));
     environment
+}
+
+/// The beginning of this day in UTC, in seconds since 1970.
+pub fn today() -> i64 {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64);
+    seconds - seconds.rem_euclid(86_400)
+}
+
+/// The beginning of a day written `2026-01-31`, in seconds since 1970.
+pub fn unix_day(date: &str) -> Option<i64> {
+    let mut parts =
+        date.split('-').map(|p| p.parse::<i64>().ok().filter(|_| p.bytes().all(|b| b.is_ascii_digit())));
+    let (year, month, day) = (parts.next()??, parts.next()??, parts.next()??);
+    let known = parts.next().is_none() && (1970..10_000).contains(&year) && (1..=12).contains(&month);
+    let shifted = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days =
+        365 * shifted.0 + shifted.0 / 4 - shifted.0 / 100 + shifted.0 / 400 + (153 * shifted.1 + 2) / 5;
+    let seconds = (days + day - 1 - 719_468) * 86_400;
+    // A day that the month does not have comes out as another.
+    let now = Now::from_unix(seconds);
+    (known && (now.year, now.month as i64, now.day) == (year, month, day)).then_some(seconds)
+}
+
+/// Renders; a template that writes without end is an error.
+pub(super) fn render(template: &Template<'_, '_>, context: Value) -> Result<String, Error> {
+    let mut out = Bounded(Vec::new());
+    template.render_captured_to(context, &mut out).map_err(|e| match e.kind() {
+        ErrorKind::WriteFailure => {
+            Error::new(ErrorKind::WriteFailure, format!("it writes more than {} MiB", OUTPUT >> 20))
+        }
+        ErrorKind::OutOfFuel => {
+            Error::new(ErrorKind::OutOfFuel, format!("it takes more than {FUEL} operations"))
+        }
+        _ => e,
+    })?;
+    Ok(String::from_utf8_lossy(&out.0).into_owned())
+}
+
+/// Text that may not become longer than [`OUTPUT`].
+struct Bounded(Vec<u8>);
+
+impl std::io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.0.len() + bytes.len() > OUTPUT {
+            return Err(std::io::Error::other("too much text"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Makes `strftime_now` tell this time.
@@ -139,7 +201,7 @@ fn tojson(value: &Value, ensure_ascii: Option<bool>, options: Kwargs) -> Result<
     if value.is_undefined() {
         return Err(wrong("tojson: the value is undefined".into()));
     }
-    let value = json::from_template(value)?;
+    let value = json::from_template(value, 0)?;
     Ok(json::Style { ensure_ascii, indent, separators, sort_keys }.dump(&value).into())
 }
 

@@ -140,8 +140,14 @@ pub(super) fn to_template(value: &Value) -> TemplateValue {
     }
 }
 
-/// A template's value as JSON.
-pub(super) fn from_template(value: &TemplateValue) -> Result<Value, Error> {
+/// Lists and objects within each other that are written; as many as the parser reads.
+const DEPTH: usize = 128;
+
+/// A template's value, so many levels deep, as JSON.
+pub(super) fn from_template(value: &TemplateValue, depth: usize) -> Result<Value, Error> {
+    if depth > DEPTH {
+        return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: more than {DEPTH} levels")));
+    }
     Ok(match value.kind() {
         ValueKind::None => Value::Null,
         ValueKind::Bool => value.is_true().into(),
@@ -152,12 +158,12 @@ pub(super) fn from_template(value: &TemplateValue) -> Result<Value, Error> {
         },
         ValueKind::String => value.to_string().into(),
         ValueKind::Seq | ValueKind::Iterable => {
-            value.try_iter()?.map(|v| from_template(&v)).collect::<Result<_, _>>()?
+            value.try_iter()?.map(|v| from_template(&v, depth + 1)).collect::<Result<_, _>>()?
         }
         ValueKind::Map => {
             let mut map = Map::new();
             for key in value.try_iter()? {
-                map.insert(key.to_string(), from_template(&value.get_item(&key)?)?);
+                map.insert(key.to_string(), from_template(&value.get_item(&key)?, depth + 1)?);
             }
             Value::Object(map)
         }

@@ -40,9 +40,13 @@ impl ModelDir {
     /// `v_head.summary.*` beside a language model makes it one with a value head.
     pub fn open(path: &Path) -> Result<ModelDir> {
         let place = path.display();
+        if let Some(error) = super::foreign(path) {
+            return Err(error);
+        }
         if !path.is_dir() {
-            let what = if path.exists() { "not a directory" } else { "no such directory" };
-            return Err(Error::model(what).at(place).fix("give the directory that holds config.json"));
+            return Err(Error::model("no such directory")
+                .at(place)
+                .fix("give the directory that holds config.json"));
         }
         if !path.join("config.json").exists() {
             return Err(Error::model("config.json is missing")

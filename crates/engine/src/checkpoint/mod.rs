@@ -1,6 +1,7 @@
 //! Models on disk: Hugging Face directories in and out, never pickle.
 
 mod dtype;
+mod foreign;
 mod init;
 mod load;
 mod save;
@@ -8,6 +9,7 @@ mod store;
 mod write;
 
 pub use dtype::Dtype;
+pub use foreign::foreign;
 pub use init::{InitOptions, init_model, init_param};
 pub use load::ModelDir;
 pub use save::{SaveOptions, save_model};

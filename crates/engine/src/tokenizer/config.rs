@@ -59,12 +59,18 @@ impl Config {
         [&self.settings, &self.specials].into_iter().find_map(|m| m.get(role).and_then(content))
     }
 
-    /// Every token the settings call special.
-    pub fn specials(&self) -> impl Iterator<Item = AddedToken> + '_ {
+    /// Tokens that the settings list with their ids (`added_tokens_decoder`), by id.
+    pub fn listed(&self) -> Vec<(u32, &Value)> {
         let listed = self.settings.get("added_tokens_decoder").and_then(Value::as_object);
         let mut listed: Vec<(u32, &Value)> =
             listed.into_iter().flatten().filter_map(|(k, v)| Some((k.parse().ok()?, v))).collect();
         listed.sort_by_key(|(id, _)| *id);
+        listed
+    }
+
+    /// Every token the settings call special.
+    pub fn specials(&self) -> impl Iterator<Item = AddedToken> + '_ {
+        let listed = self.listed();
         let extra = ["additional_special_tokens", "extra_special_tokens"].into_iter().flat_map(|key| {
             [&self.settings, &self.specials].into_iter().filter_map(move |m| m.get(key)).flat_map(|v| match v
             {

@@ -1,7 +1,7 @@
 //! Chat templates, special-token names in messages, training masks.
 
 use ferrl_engine::Class;
-use ferrl_engine::chat::{ChatTemplate, Kwargs, Turns};
+use ferrl_engine::chat::{ChatTemplate, Kwargs, Turns, today, unix_day};
 use ferrl_engine::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -57,11 +57,82 @@ fn snippets_render_as_in_jinja() {
 }
 
 #[test]
+fn content_is_given_in_the_form_the_template_reads() {
+    let (none, user) = (Kwargs::new(), |content: Value| [json!({ "role": "user", "content": content })]);
+    let text = "{% for m in messages %}[{{ m.content }}]{% endfor %}";
+    let parts = "{% for m in messages %}{% for p in m.content %}{% if p.type == 'text' %}[{{ p.text }}]{% endif %}{% endfor %}{% endfor %}";
+    let list = json!([{ "type": "text", "text": "a " }, { "type": "text", "text": "b" }]);
+    for source in [text, parts] {
+        let chat = ChatTemplate::from_source(source, Map::new()).unwrap();
+        for content in [json!("a b"), list.clone()] {
+            assert_eq!(chat.render(&user(content), None, false, &none).unwrap(), "[a b]", "{source}");
+        }
+        let image = user(json!([{ "type": "image", "url": "x" }]));
+        let e = chat.render(&image, None, false, &none).unwrap_err();
+        assert!(e.class == Class::Data && e.to_string().contains("message 1"), "{e}");
+    }
+}
+
+#[test]
+fn what_a_template_leaves_out_is_refused() {
+    let chat = |source: &str| ChatTemplate::from_source(source, Map::new()).unwrap();
+    let known = chat("{% for m in messages if m.role in ['user', 'assistant'] %}{{ m.content }}{% endfor %}");
+    let all =
+        chat("{% for m in messages %}{{ m.content }}{{ m.tool_calls | default('') }}{% endfor %}{{ tools }}");
+    let call = json!([{ "type": "function", "function": { "name": "f", "arguments": {} } }]);
+    let messages = |second: Value| vec![json!({ "role": "user", "content": "u" }), second];
+    let (none, tools) = (Kwargs::new(), json!([{ "type": "function" }]));
+    let calls = json!({ "role": "assistant", "content": "", "tool_calls": call });
+    for (messages, tools, place) in [
+        (messages(calls), None, "message 2 (assistant)"),
+        (messages(json!({ "role": "tool", "content": "42" })), None, "message 2 (tool)"),
+        (messages(json!({ "role": "user", "content": "42" })), Some(&tools), "tools"),
+    ] {
+        let e = known.shows_all(&messages, tools, &none).unwrap_err().to_string();
+        assert!(e.contains(place) && e.contains("leaves out"), "{e}");
+        all.shows_all(&messages, tools, &none).unwrap();
+    }
+}
+
+#[test]
+fn templates_without_end_are_errors() {
+    let nested = format!("{}{{{{ x }}}}{}", "{% if true %}".repeat(5000), "{% endif %}".repeat(5000));
+    let brackets = format!("{{{{ {}1{} }}}}", "(".repeat(20_000), ")".repeat(20_000));
+    for source in [
+        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+        "{% macro f(x) %}{{ g(x) }}{% endmacro %}{% macro g(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 1000000000 }}",
+        "{{ [0] * 1000000000 }}",
+        "{% for a in range(90000) %}{{ 'x' * 100000 }}{% endfor %}",
+        "{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+        "{% set ns = namespace(x=1) %}{% for a in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+        &nested,
+        &brackets,
+    ] {
+        let start = std::time::Instant::now();
+        let shown: String = source.chars().take(80).collect();
+        let result = ChatTemplate::from_source(source, Map::new())
+            .and_then(|chat| chat.render(&[], None, false, &Kwargs::new()));
+        assert!(result.is_err(), "{shown}");
+        assert!(start.elapsed().as_secs() < 10, "{shown}");
+    }
+}
+
+#[test]
 fn dates_are_pinned() {
     let chat = ChatTemplate::from_source("{{ strftime_now('%d %b %Y|%A %-d %B|%F %T %p %%') }}", Map::new())
         .unwrap();
     let say = |c: &ChatTemplate| c.render(&[], None, false, &Kwargs::new()).unwrap();
-    assert_eq!(say(&chat), "26 Jul 2024|Friday 26 July|2024-07-26 00:00:00 AM %");
+    let fixed = chat.clone().with_now(unix_day("2024-07-26").unwrap());
+    assert_eq!(say(&fixed), "26 Jul 2024|Friday 26 July|2024-07-26 00:00:00 AM %");
+    // It said July 2024 whatever the day.
+    assert_eq!(say(&chat), say(&chat.clone().with_now(today())));
+    assert!(today() > 1_767_225_600 && today() % 86_400 == 0);
+    assert_eq!(unix_day("2024-02-29"), Some(1_709_164_800));
+    for bad in ["2023-02-29", "2024-13-01", "2024-1", "2024-01-01-01", "x", "", "24-01-00", "+024-01-01"] {
+        assert_eq!(unix_day(bad), None, "{bad}");
+    }
     assert_eq!(
         say(&chat.with_now(1_709_251_199)),
         "29 Feb 2024|Thursday 29 February|2024-02-29 23:59:59 PM %"

@@ -46,6 +46,39 @@ fn plain_text_never_yields_a_special_token() {
 }
 
 #[test]
+fn added_tokens_of_the_settings_alone_have_the_ids_they_are_listed_with() {
+    // As in InternLM2: tokenizer.json knows the ids under the names of unused tokens.
+    let folder = Folder::new("added");
+    let names: Vec<String> =
+        ["a", "b", "[UNUSED_TOKEN_145]", "[UNUSED_TOKEN_146]", "c"].map(String::from).into();
+    train_chars(["abc ".to_string()].into_iter(), &["<s>".to_string()]).unwrap().save(&folder.0).unwrap();
+    let path = folder.0.join("tokenizer.json");
+    let mut json: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let vocab: serde_json::Map<String, Value> = [String::from("<s>")]
+        .into_iter()
+        .chain(names)
+        .enumerate()
+        .map(|(id, name)| (name, json!(id)))
+        .collect();
+    json["model"]["vocab"] = Value::Object(vocab);
+    std::fs::write(&path, json.to_string()).unwrap();
+    let token = |name: &str| json!({ "content": name, "special": true });
+    let settings = json!({ "eos_token": "<|im_end|>", "added_tokens_decoder": {
+        "0": token("<s>"), "3": token("<|im_end|>"), "4": token("<|im_start|>"), "6": token("<|new|>"),
+    } });
+    std::fs::write(folder.0.join("tokenizer_config.json"), settings.to_string()).unwrap();
+    let t = Tokenizer::from_dir(&folder.0).unwrap();
+    assert_eq!(
+        [t.token_id("<|im_end|>"), t.token_id("<|im_start|>"), t.token_id("<|new|>")],
+        [Some(3), Some(4), Some(6)]
+    );
+    assert_eq!((t.eos(), t.vocab_size()), (&[3][..], 7));
+    assert!(t.is_special(3) && t.encode_markup("<|im_start|>ab<|im_end|>").unwrap() == [4, 1, 2, 3]);
+    assert!(!t.encode_text("ab").unwrap().contains(&3));
+    assert_eq!(t.decode(&[1, 3], false).unwrap(), "a<|im_end|>");
+}
+
+#[test]
 fn special_tokens_are_known() {
     let t = tokenizer("qwen");
     assert_eq!(t.eos(), [t.token_id("<|im_end|>").unwrap(), t.token_id("<|endoftext|>").unwrap()]);

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use ferrl_engine::chat::{ChatTemplate, Kwargs, Turns};
+use ferrl_engine::chat::{ChatTemplate, Kwargs, Turns, unix_day};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
@@ -52,8 +52,16 @@ impl Encoder {
 
     /// An encoder for the model in a directory. A chat template that cannot be used is an error once a row needs it.
     pub fn for_model(tokenizer: Tokenizer, dir: &Path, settings: Settings) -> Result<Self> {
+        let day = settings.date.as_deref().map(|date| {
+            unix_day(date).ok_or_else(|| {
+                Error::usage(format!("{date:?} is not a day"))
+                    .at("data.date")
+                    .fix("data.date = \"2026-01-31\"")
+            })
+        });
+        let day = day.transpose()?;
         let (chat, broken) = match ChatTemplate::find(dir) {
-            Ok(chat) => (chat, None),
+            Ok(chat) => (chat.map(|c| if let Some(day) = day { c.with_now(day) } else { c }), None),
             Err(e) => (None, Some(e)),
         };
         Ok(Encoder { broken, ..Self::new(tokenizer, chat, settings)? })
@@ -180,6 +188,7 @@ impl Encoder {
         match prompt {
             Content::Text(text) => self.text_prompt(&format!("{text}{prefill}")),
             Content::Messages(messages) => {
+                self.template()?.shows_all(messages, chat.tools.as_ref(), &chat.kwargs)?;
                 let mut ids = self.template()?.encode_chat(
                     &self.tokenizer,
                     messages,
@@ -332,6 +341,7 @@ impl Encoder {
     /// A rendered conversation, up to its last trained token.
     fn training(&self, messages: &[Value], turns: Turns, chat: &Chat<'_>) -> Result<Tokens> {
         let template = self.template()?;
+        template.shows_all(messages, chat.tools.as_ref(), &chat.kwargs)?;
         let (mut ids, mut mask) =
             template.encode_training(&self.tokenizer, messages, chat.tools.as_ref(), &chat.kwargs, turns)?;
         let end = mask.iter().rposition(|&m| m).map_or(0, |p| p + 1);

@@ -167,6 +167,9 @@ impl Cache {
 
 /// The directory of a model: the path itself where it exists, else the snapshot of `org/name` in the cache.
 pub fn model_dir(path: &Path) -> Result<PathBuf> {
+    if let Some(error) = ferrl_engine::checkpoint::foreign(path) {
+        return Err(error);
+    }
     let text = path.to_string_lossy();
     // One word is a folder that is missing: the hub's models all have an owner now.
     let named = text.contains('/') && is_id(&text) && !path.exists();

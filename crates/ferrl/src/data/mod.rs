@@ -38,7 +38,7 @@ pub use source::{Bound, Slice, Source};
 pub type Row = serde_json::Map<String, Value>;
 
 /// Longest row, in bytes of JSON.
-pub const MAX_ROW: usize = 16 << 20;
+pub const MAX_ROW: usize = 8 << 20;
 
 /// One row of a file.
 pub struct Line {

@@ -51,6 +51,8 @@ pub struct Settings {
     pub examples: Vec<Row>,
     /// What stands between worked examples when the prompt is text.
     pub separator: String,
+    /// The day that `strftime_now` tells chat templates, as `2026-01-31`; today where absent.
+    pub date: Option<String>,
     /// Variables for the chat template, such as `enable_thinking`.
     pub chat_template_kwargs: Map<String, Value>,
     /// Which turns of a conversation are trained.
@@ -71,6 +73,7 @@ impl Default for Settings {
             apply_chat_template: Apply::Auto,
             examples: Vec::new(),
             separator: "\n\n".into(),
+            date: None,
             chat_template_kwargs: Map::new(),
             turns: Train::All,
             max_length: None,
@@ -108,6 +111,9 @@ impl Prompts {
     pub fn new(settings: &Settings) -> Result<Self> {
         let mut environment = Environment::new();
         environment.set_undefined_behavior(UndefinedBehavior::Strict);
+        // A template of a recipe that loops or calls itself without end is an error, too.
+        environment.set_fuel(Some(1_000_000));
+        environment.set_recursion_limit(100);
         let syntax = SyntaxConfig::builder().keep_trailing_newline(true).build();
         environment.set_syntax(syntax.map_err(|e| Error::usage(format!("template syntax: {e}")))?);
         if let Some(source) = &settings.template {

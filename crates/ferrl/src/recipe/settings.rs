@@ -127,12 +127,13 @@ pub struct Teacher {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
-    /// Files, directories, globs, `split@path`, or `org/name` in the Hugging Face cache; or a generated task such as
-    /// `task:countdown`.
+    /// Files, directories, globs, `split@path`, `org/name` in the Hugging Face cache, and generated tasks such as
+    /// `task:countdown`, mixed.
     pub train: Vec<String>,
-    /// Weight of each source. (0, 10000]
+    /// Weight of each source: how often its rows are seen in an epoch. A task of weight 1 gives as many examples as all files
+    /// have rows. (0, 10000]
     pub weights: Vec<f64>,
-    /// Settings of a generated task.
+    /// Settings of a generated task; under its name where there are several.
     pub task: Map<String, Value>,
     /// New column name = the name it has in the files.
     pub columns: Map<String, Value>,
@@ -146,11 +147,14 @@ pub struct Data {
     pub examples: Vec<Map<String, Value>>,
     /// What stands between worked examples where the prompt is raw text.
     pub separator: String,
-    /// Render messages with the model's chat template; raw text is left alone where absent.
+    /// Put text prompts into the model's chat template as a user's message. Absent: messages are rendered, text is not.
     pub apply_chat_template: Option<bool>,
-    /// Longer sequences are cut. [1, 16777216]
+    /// The day that chat templates are told (`strftime_now`), such as `2026-01-31`; the day the run began where absent.
+    pub date: Option<String>,
+    /// Longer sequences are cut to this many tokens; a longer prompt to sample from is refused or left out (`overlong`).
+    /// [1, 16777216]
     pub max_length: usize,
-    /// What becomes of a row whose answer is cut off entirely: `error` or `drop`.
+    /// What becomes of a row whose response is cut off entirely, or whose prompt is too long: `error` or `drop`.
     pub overlong: String,
     /// A new order in every epoch.
     pub shuffle: bool,
@@ -169,6 +173,7 @@ impl Default for Data {
             examples: Vec::new(),
             separator: "\n\n".into(),
             apply_chat_template: None,
+            date: None,
             max_length: 2048,
             overlong: "error".into(),
             shuffle: true,

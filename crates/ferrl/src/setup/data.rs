@@ -50,7 +50,7 @@ pub(crate) fn room(recipe: &Recipe, model: &Path) -> Result<Room> {
     let config = crate::plan::read_config(model)?;
     let asks = algo::find(recipe.algorithm_name())?.wants == Wants::Rollouts;
     Ok(Room {
-        context: Some(config.max_positions),
+        context: config.max_context(),
         learned: config.position == Position::Learned,
         new_tokens: if asks { recipe.rollout.max_new_tokens } else { 0 },
         group: recipe.algorithm()?.needs().group,

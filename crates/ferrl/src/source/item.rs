@@ -49,7 +49,9 @@ pub(super) fn item(sample: Sample, wants: algo::Wants, index: u64, tokenizer: &T
     let number = |name: &str, otherwise: f32| match sample.extra.get(name) {
         None | Some(Value::Null) => Ok(otherwise),
         Some(value) => value.as_f64().map(|n| n as f32).filter(|n| n.is_finite()).ok_or_else(|| {
-            Error::data(format!("column {name} is {value}, expected a number")).at(&sample.place)
+            Error::data(format!("column {name} is {value}, expected a number of 32 bits"))
+                .at(&sample.place)
+                .fix("correct the row, or map another column")
         }),
     };
     Ok(match sample.example {

@@ -243,6 +243,7 @@ pub fn encoding(settings: &Data) -> Result<Settings> {
         prefill: settings.prefill.clone(),
         examples: settings.examples.clone(),
         separator: settings.separator.clone(),
+        date: settings.date.clone(),
         apply_chat_template: serde_json::from_value(apply.into())
             .map_err(|e| Error::usage(format!("data.apply_chat_template: {e}")))?,
         max_length: Some(settings.max_length),

@@ -14,7 +14,7 @@ const SHAPES: &[(usize, Heads, usize, bool, bool, Activation)] = &[
     (96, Heads { heads: 2, kv_heads: 1, head_dim: 48 }, 64, true, true, Activation::Gelu),
     // Weights that stream: of qkv and gate and up, and of a long k.
     (3584, Heads { heads: 28, kv_heads: 4, head_dim: 128 }, 2432, false, true, Activation::SiluGated),
-    (512, Heads { heads: 4, kv_heads: 4, head_dim: 128 }, 18944, true, true, Activation::GeluGated),
+    (256, Heads { heads: 2, kv_heads: 2, head_dim: 128 }, 18944, true, true, Activation::GeluGated),
     (40, Heads { heads: 5, kv_heads: 1, head_dim: 8 }, 72, false, false, Activation::SiluGated),
 ];
 /// What is compared.

@@ -12,6 +12,7 @@ mod logp;
 mod masters;
 mod rows;
 mod sampling;
+mod shapes;
 mod units;
 mod vectors;
 
@@ -54,10 +55,12 @@ pub type Case = fn(&mut Check<'_>) -> Result<()>;
 
 /// Every case, by name.
 pub const CASES: &[(&str, Case)] = &[
+    ("operands", shapes::all),
     ("vectors", vectors::all),
     ("masters", masters::all),
     ("rows", rows::all),
     ("linear", linear::all),
+    ("linear: bits", linear::bits),
     ("attention", attention::results),
     ("attention: bits", attention::bits),
     ("few rows", few::all),

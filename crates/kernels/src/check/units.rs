@@ -22,6 +22,10 @@ pub trait Case {
     fn rows(&self) -> usize;
     /// Does it for the picked rows.
     fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results>;
+    /// Size of the terms whose sum a result is, where they may cancel and leave nothing but rounding.
+    fn terms(&self, _what: &str) -> f32 {
+        0.0
+    }
     /// Largest error of a result that is rounded to the storage type at most once.
     fn limit(&self, dtype: DType) -> f64 {
         if dtype == DType::Bf16 { 8e-3 } else { 2e-5 }
@@ -37,7 +41,8 @@ pub fn ask(check: &mut Check<'_>, case: &dyn Case) -> Result<()> {
         let (want, got) = (case.run(check.cpu, dtype, &all)?, case.run(check.card, dtype, &all)?);
         let again = case.run(check.card, dtype, &all)?;
         for (i, (what, rows)) in got.rows.iter().enumerate() {
-            check.close(name(what), &rows.concat(), &want.rows[i].1.concat(), case.limit(dtype));
+            let (want, terms) = (want.rows[i].1.concat(), case.terms(what));
+            check.close_beside(name(what), &rows.concat(), &want, &[terms], case.limit(dtype));
             check.same(name(&format!("{what} again")), &rows.concat(), &again.rows[i].1.concat());
         }
         for (i, (what, sum)) in got.sums.iter().enumerate() {

@@ -10,6 +10,7 @@ use super::vector::{row_count, rows_of_task, typed};
 use crate::backend::Activation;
 use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::shapes::input_width;
 
 /// Twice the square root of 2 / pi: `(1 + tanh(u)) / 2` is `sigmoid(2 u)`, which keeps its digits far left of zero.
 const TWO_ROOT: f32 = 1.595_769;
@@ -71,11 +72,6 @@ fn both<S: Simd, C: Curve>(s: S, x: S::V) -> (S::V, S::V) {
     let fall = s.sub(s.splat(1.0), gate);
     let derivative = s.fma(s.mul(gate, fall), C::lean(s, x), gate);
     (s.mul(x, gate), derivative)
-}
-
-/// Elements of a row of `x`, for rows of `width` of `y`.
-fn input_width(op: Activation, width: usize) -> usize {
-    if op == Activation::Gelu { width } else { 2 * width }
 }
 
 /// `x` is `[rows, 2 * width]` for the gated ones (all gates of a row, then all ups), else `[rows, width]`.

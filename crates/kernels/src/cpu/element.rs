@@ -3,7 +3,10 @@
 use super::simd::{LANES, Simd};
 
 /// A stored float: f32, or bf16 as its bits.
-pub trait Stored: Copy + Send + Sync + 'static {
+///
+/// # Safety
+/// `get` and `put` touch `n` elements (sixteen at most) and no others.
+pub unsafe trait Stored: Copy + Send + Sync + 'static {
     /// Up to sixteen elements, widened; lanes past `n` are zero.
     ///
     /// # Safety
@@ -16,7 +19,8 @@ pub trait Stored: Copy + Send + Sync + 'static {
     unsafe fn put<S: Simd>(s: S, n: usize, p: *mut Self, v: S::V);
 }
 
-impl Stored for f32 {
+// SAFETY: whole vectors where sixteen are there, else their first elements.
+unsafe impl Stored for f32 {
     #[inline(always)]
     unsafe fn get<S: Simd>(s: S, n: usize, p: *const f32) -> S::V {
         // SAFETY: passed on to the caller.
@@ -29,7 +33,8 @@ impl Stored for f32 {
     }
 }
 
-impl Stored for u16 {
+// SAFETY: as above.
+unsafe impl Stored for u16 {
     #[inline(always)]
     unsafe fn get<S: Simd>(s: S, n: usize, p: *const u16) -> S::V {
         // SAFETY: passed on to the caller.

@@ -14,11 +14,9 @@ use std::ops::Range;
 pub fn embed(cpu: &Cpu, ids: &Buffer, table: &Buffer, scale: f32, add: bool, out: &mut Buffer) -> Result<()> {
     let (ids, table, out) = (u32s(ids), f32s(table), f32s_mut(out));
     if ids.is_empty() {
-        assert!(out.is_empty());
         return Ok(());
     }
     let width = row_count(out.len(), ids.len());
-    check_ids(ids, row_count(table.len(), width));
     let out = Disjoint::new(out);
     cpu.pool.ranges(ids.len(), rows_of_task(width), |r| {
         // SAFETY: tasks have disjoint rows.
@@ -26,12 +24,6 @@ pub fn embed(cpu: &Cpu, ids: &Buffer, table: &Buffer, scale: f32, add: bool, out
         embed_rows(cpu.level, &ids[r], table, scale, add, out);
     });
     Ok(())
-}
-
-fn check_ids(ids: &[u32], rows: usize) {
-    if let Some(id) = ids.iter().find(|&&id| id as usize >= rows) {
-        panic!("id {id} is not in a table of {rows} rows");
-    }
 }
 
 multiversion! {
@@ -56,11 +48,9 @@ multiversion! {
 pub fn embed_backward(cpu: &Cpu, ids: &Buffer, dout: &Buffer, scale: f32, dtable: &mut Buffer) -> Result<()> {
     let (ids, dtable) = (u32s(ids), f32s_mut(dtable));
     if ids.is_empty() {
-        assert!(dout.is_empty());
         return Ok(());
     }
     let width = row_count(dout.len(), ids.len());
-    check_ids(ids, row_count(dtable.len(), width));
     // Rows in the order of their ids, and in their own order within an id: each id's rows are then neighbours.
     let mut order: Vec<(u32, u32)> = ids.iter().enumerate().map(|(row, &id)| (id, row as u32)).collect();
     order.sort_unstable();
@@ -100,7 +90,7 @@ fn scatter_add<T: Stored>(
 }
 
 multiversion! {
-    fn add_groups<S, type T: Stored>(s, order: &[(u32, u32)], dout: &[T], width: usize, columns: Range<usize>, scale: f32, dtable: Disjoint<f32>) {
+    fn add_groups<S, type T: Stored>(s, order: &[(u32, u32)], dout: &[T], width: usize, columns: Range<usize>, scale: f32, dtable: Disjoint<'_, f32>) {
         let scale = s.splat(scale);
         let mut from = 0;
         while from < order.len() {

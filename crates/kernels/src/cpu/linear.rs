@@ -35,6 +35,17 @@ pub fn backward_pack<E: Element<Unit: Plain>>(w: &Weight) -> Packed<'_, E> {
     Packed::new(shape, pack.slice(shape.storage::<E>()))
 }
 
+/// Whether a weight is of this backend with room for what its shape implies; with `backward`, for `linear_dx` too.
+pub(super) fn holds(w: &Weight, backward: bool) -> bool {
+    let Some(packs) = w.data().downcast_ref::<Packs>() else { return false };
+    let units = |n, k| match w.dtype {
+        DType::Bf16 => Shape { n, k }.storage::<u16>(),
+        _ => Shape { n, k }.storage::<f32>(),
+    };
+    let back = || packs.backward.as_ref().is_some_and(|m| m.has_room(units(w.k, w.n), 4));
+    w.dtype != DType::U32 && packs.forward.has_room(units(w.n, w.k), 4) && (!backward || back())
+}
+
 /// See [`crate::Backend::weight`].
 pub fn weight(cpu: &Cpu, n: usize, k: usize, dtype: DType, backward: bool) -> Result<Weight> {
     let units = |shape: Shape| match dtype {
@@ -66,10 +77,10 @@ fn pack_both<E: TokenRows<Unit: Plain>>(cpu: &Cpu, master: &[f32], n: usize, k: 
     }
 }
 
-fn out(y: &mut Buffer) -> Out {
+fn out(y: &mut Buffer) -> Out<'_> {
     match floats_mut(y) {
-        SliceMut::F32(y) => Out::F32(Disjoint::new(y)),
-        SliceMut::Bf16(y) => Out::Bf16(Disjoint::new(y)),
+        SliceMut::F32(y) => Out::F32(y),
+        SliceMut::Bf16(y) => Out::Bf16(y),
     }
 }
 

@@ -116,6 +116,14 @@ fn class(bytes: usize) -> usize {
     bytes.next_multiple_of(step)
 }
 
+/// Refuses sizes whose classes would overflow.
+fn within_reason(bytes: usize) -> Result<()> {
+    if bytes > isize::MAX as usize / 2 {
+        return Err(Error::resource("a buffer of that size cannot exist"));
+    }
+    Ok(())
+}
+
 fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(bytes.checked_add(SLACK)?, ALIGN).ok()
 }
@@ -127,6 +135,7 @@ impl Arena {
 
     /// At least `bytes` bytes with unspecified contents.
     pub fn take(&self, bytes: usize) -> Result<Memory> {
+        within_reason(bytes)?;
         let wanted = class(bytes.max(1));
         let mut state = self.state();
         let near = state.free.range(wanted..=wanted + wanted / 4).find(|(_, blocks)| !blocks.is_empty());
@@ -150,6 +159,7 @@ impl Arena {
     /// As [`Arena::take`], for what lives long and is read often: small ones lie side by side in large pages. They
     /// go back to the system with the last one of their slab, and are not handed out again.
     pub fn take_lasting(&self, bytes: usize) -> Result<Memory> {
+        within_reason(bytes)?;
         let bytes = class(bytes.max(1));
         if bytes >= HUGE {
             return self.take(bytes);
@@ -243,22 +253,26 @@ impl Drop for State {
     }
 }
 
-/// Plain element types: any bit pattern is a value.
-pub trait Plain: Copy + Send + Sync + 'static {}
-impl Plain for f32 {}
-impl Plain for u16 {}
-impl Plain for u32 {}
+pub(crate) use crate::plain::Plain;
 
 impl Memory {
+    fn check<T>(&self, len: usize) {
+        let bytes = len.checked_mul(size_of::<T>());
+        assert!(bytes.is_some_and(|bytes| bytes <= self.bytes), "more elements than there is memory for");
+    }
+    /// Whether there is room for so many elements of that size.
+    pub(super) fn has_room(&self, len: usize, size: usize) -> bool {
+        len.checked_mul(size).is_some_and(|bytes| bytes <= self.bytes)
+    }
     /// The first `len` elements.
     pub fn slice<T: Plain>(&self, len: usize) -> &[T] {
-        assert!(len * size_of::<T>() <= self.bytes);
+        self.check::<T>(len);
         // SAFETY: initialised (allocated zeroed), aligned, long enough, and T is plain.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr().cast(), len) }
     }
     /// The first `len` elements.
     pub fn slice_mut<T: Plain>(&mut self, len: usize) -> &mut [T] {
-        assert!(len * size_of::<T>() <= self.bytes);
+        self.check::<T>(len);
         // SAFETY: as above, and access is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr().cast(), len) }
     }
@@ -279,6 +293,11 @@ pub enum SliceMut<'a> {
     F32(&'a mut [f32]),
     /// bf16 bits
     Bf16(&'a mut [u16]),
+}
+
+/// The memory of a buffer, if it is of this backend.
+pub(super) fn memory_of(b: &Buffer) -> Option<&Memory> {
+    b.data().downcast_ref()
 }
 
 fn memory(b: &Buffer) -> &Memory {
@@ -306,6 +325,13 @@ pub fn f32s_mut(b: &mut Buffer) -> &mut [f32] {
 pub fn u32s(b: &Buffer) -> &[u32] {
     assert_eq!(b.dtype(), DType::U32);
     memory(b).slice(b.len())
+}
+
+/// The elements of an index buffer.
+pub fn u32s_mut(b: &mut Buffer) -> &mut [u32] {
+    assert_eq!(b.dtype(), DType::U32);
+    let len = b.len();
+    memory_mut(b).slice_mut(len)
 }
 
 /// The elements of a float buffer.

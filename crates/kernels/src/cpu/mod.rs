@@ -1,32 +1,33 @@
 //! The CPU backend: the readable reference and the fast path are the same code, generic over the instruction set.
 
-pub mod activation;
-pub mod attention;
+// Operations have one way in from outside, the trait `Backend`: it checks what they are given.
+mod activation;
+mod attention;
 mod backend;
-pub mod element;
-pub mod embed;
+mod element;
+mod embed;
 mod footprint;
-pub mod head_norm;
-pub mod linear;
-pub mod logp;
-pub mod math;
-pub mod matmul;
-pub mod memory;
-pub mod norm;
-pub mod optim;
-pub mod peak;
-pub mod pool;
-pub mod rotary;
-pub mod simd;
-pub mod vector;
+mod head_norm;
+mod linear;
+mod logp;
+mod math;
+mod matmul;
+mod memory;
+mod norm;
+mod optim;
+mod peak;
+mod pool;
+mod rotary;
+mod simd;
+mod vector;
 
 pub use footprint::FOOTPRINT;
+pub use simd::{Level, narrow, widen};
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use memory::Arena;
 use pool::Pool;
-use simd::Level;
 use std::sync::Arc;
 
 /// Opens the processor; there is only number 0.
@@ -40,23 +41,30 @@ pub fn open(index: usize, threads: Option<usize>) -> Result<Arc<dyn Backend>> {
 /// Threads, an instruction set, and memory that is kept.
 pub struct Cpu {
     /// Instruction set of every kernel.
-    pub level: Level,
+    level: Level,
     /// Runs tasks.
-    pub pool: Pool,
+    pool: Pool,
     /// Hands out buffers and scratch.
-    pub arena: Arena,
+    arena: Arena,
 }
 
 impl Cpu {
     /// All cores unless `threads` says otherwise; the best instruction set unless `FERRL_SIMD` names one.
     pub fn new(threads: Option<usize>) -> Result<Self> {
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
-        Ok(Self::with_level(threads.unwrap_or_else(cores), Level::from_env()?))
+        Self::with_level(threads.unwrap_or_else(cores), Level::from_env()?)
     }
-    /// For tests: that many threads at that level, which the CPU must have.
-    pub fn with_level(threads: usize, level: Level) -> Self {
-        assert!(level.is_available(), "this CPU has no {level:?}");
-        Cpu { level, pool: Pool::new(threads), arena: Arena::default() }
+    /// For tests: that many threads at that level.
+    pub fn with_level(threads: usize, level: Level) -> Result<Self> {
+        Ok(Cpu { level, pool: Pool::new(threads)?, arena: Arena::default() })
+    }
+    /// Instruction set of its kernels.
+    pub fn level(&self) -> Level {
+        self.level
+    }
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
     }
     /// Refuses to have more than so many bytes of buffers in use; `None` lifts the limit.
     pub fn limit_memory(&self, bytes: Option<usize>) {

@@ -5,6 +5,8 @@
 //! that has not joined it: whoever is awake takes tasks from a shared counter until none is left.
 //! Which thread runs which task never matters to a result.
 
+use crate::error::{Error, Result};
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::thread::{JoinHandle, Thread};
@@ -12,6 +14,10 @@ use std::thread::{JoinHandle, Thread};
 /// Rounds of looking for work before a worker sleeps: about a millisecond, longer than what happens between two
 /// operations of a decoding step.
 const SPINS: u32 = 50_000;
+/// Threads to a core at most, and threads that are always allowed: waiting threads look for work, so more than there are
+/// cores for only take time from each other. (A job counts the workers inside it in 16 bits.)
+const TO_A_CORE: usize = 16;
+const ALWAYS: usize = 64;
 
 /// A fixed set of threads running indexed tasks.
 pub struct Pool {
@@ -47,7 +53,13 @@ const INSIDE: u64 = OPEN - 1;
 
 impl Pool {
     /// `threads` counts the caller, so 1 starts none.
-    pub fn new(threads: usize) -> Self {
+    pub fn new(threads: usize) -> Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let most = (TO_A_CORE * cores).clamp(ALWAYS, INSIDE as usize);
+        if threads > most {
+            return Err(Error::usage(format!("{threads} threads on a machine with {cores} cores"))
+                .fix(format!("threads = {cores}, or leave it out; at most {most}")));
+        }
         let n = threads.max(1) - 1;
         let nothing: &'static (dyn Fn(usize) + Sync) = &|_| {};
         let shared = Arc::new(Shared {
@@ -58,17 +70,19 @@ impl Pool {
             quit: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         });
-        let workers: Vec<JoinHandle<()>> = (0..n)
-            .map(|i| {
-                let shared = shared.clone();
-                std::thread::Builder::new()
-                    .name(format!("ferrl-{}", i + 1))
-                    .spawn(move || shared.work(i))
-                    .expect("a thread can be started")
-            })
-            .collect();
-        let wakers = workers.iter().map(|w| w.thread().clone()).collect();
-        Pool { shared, workers, wakers, busy: Mutex::new(()) }
+        // Grows as threads start, so that those that did end with it if one cannot.
+        let mut pool = Pool { shared, workers: Vec::new(), wakers: Vec::new(), busy: Mutex::new(()) };
+        for i in 0..n {
+            let shared = pool.shared.clone();
+            let thread = std::thread::Builder::new().name(format!("ferrl-{}", i + 1));
+            let worker = thread.spawn(move || shared.work(i)).map_err(|e| {
+                Error::resource(format!("the system starts no more than {} threads: {e}", i + 1))
+                    .fix(format!("threads = {cores}, or a higher limit (ulimit -u)"))
+            })?;
+            pool.wakers.push(worker.thread().clone());
+            pool.workers.push(worker);
+        }
+        Ok(pool)
     }
 
     /// Threads that can work at once, the caller included.
@@ -110,7 +124,7 @@ impl Pool {
     }
 }
 
-fn unpoison<T>(e: TryLockError<T>) -> Result<T, ()> {
+fn unpoison<T>(e: TryLockError<T>) -> std::result::Result<T, ()> {
     match e {
         TryLockError::Poisoned(p) => Ok(p.into_inner()),
         TryLockError::WouldBlock => Err(()),
@@ -206,36 +220,47 @@ impl Drop for Pool {
     }
 }
 
-/// A pointer that tasks share; each task touches its own part.
-#[derive(Clone, Copy)]
-pub struct Disjoint<T>(*mut T);
+/// A slice that tasks share; each task touches its own part. Nobody else has it as long as this lives.
+pub struct Disjoint<'a, T> {
+    at: *mut T,
+    len: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
 
-// SAFETY: the holder promises that tasks write to disjoint parts.
-unsafe impl<T> Send for Disjoint<T> {}
+impl<T> Clone for Disjoint<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Disjoint<'_, T> {}
+
+// SAFETY: as a `&mut [T]`; who takes a part promises that no other task uses it meanwhile.
+unsafe impl<T: Send> Send for Disjoint<'_, T> {}
 // SAFETY: as above.
-unsafe impl<T> Sync for Disjoint<T> {}
+unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 
-impl<T> Disjoint<T> {
+impl<'a, T> Disjoint<'a, T> {
     /// Of the whole slice.
-    pub fn new(slice: &mut [T]) -> Self {
-        Disjoint(slice.as_mut_ptr())
+    pub fn new(slice: &'a mut [T]) -> Self {
+        Disjoint { at: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
     /// The slice from `from` on.
-    ///
-    /// # Safety
-    /// `from` lies in the slice.
-    pub unsafe fn shifted(self, from: usize) -> Self {
-        // SAFETY: passed on to the caller.
-        Disjoint(unsafe { self.0.add(from) })
+    pub fn shifted(self, from: usize) -> Self {
+        assert!(from <= self.len, "{from} is beyond {} elements", self.len);
+        // SAFETY: within the slice.
+        Disjoint { at: unsafe { self.at.add(from) }, len: self.len - from, slice: PhantomData }
     }
-    /// The part `from..from + len`.
+    /// The part `from..from + len`, which must lie in the slice.
     ///
     /// # Safety
-    /// The part lies in the slice, and no other task uses an overlapping part meanwhile.
+    /// No other task uses an overlapping part meanwhile.
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn part(&self, from: usize, len: usize) -> &mut [T] {
-        // SAFETY: passed on to the caller.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(from), len) }
+    #[inline(always)]
+    pub unsafe fn part(&self, from: usize, len: usize) -> &'a mut [T] {
+        // Kept in release: a length that was not checked must never become a write beyond a buffer.
+        assert!(from <= self.len && len <= self.len - from, "a part beyond the end");
+        // SAFETY: within the slice; that nobody else has it is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.at.add(from), len) }
     }
 }
 
@@ -246,7 +271,7 @@ mod tests {
     #[test]
     fn every_task_runs_once() {
         for threads in [1, 2, 5] {
-            let pool = Pool::new(threads);
+            let pool = Pool::new(threads).expect("threads");
             for tasks in [0, 1, 2, 3, 100] {
                 for _ in 0..200 {
                     let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
@@ -259,9 +284,27 @@ mod tests {
         }
     }
 
+    /// `threads = 10000` brought a machine with two cores to a halt; the largest number aborted.
+    #[test]
+    fn absurd_numbers_of_threads_are_refused() {
+        for threads in [10_000_000, usize::MAX, 1 << 63] {
+            let error = Pool::new(threads).err().expect("refused").to_string();
+            assert!(error.contains(&format!("{threads} threads on a machine with")), "{error}");
+        }
+        assert_eq!(Pool::new(0).expect("the caller").threads(), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond the end")]
+    fn a_part_beyond_the_end_is_never_handed_out() {
+        let mut slice = [0u8; 8];
+        // SAFETY: no other task.
+        unsafe { Disjoint::new(&mut slice).shifted(4).part(1, 4) };
+    }
+
     #[test]
     fn callers_may_overlap_and_nest() {
-        let pool = Pool::new(3);
+        let pool = Pool::new(3).expect("threads");
         let sum = AtomicUsize::new(0);
         std::thread::scope(|s| {
             for _ in 0..4 {
@@ -281,7 +324,7 @@ mod tests {
 
     #[test]
     fn sleeping_workers_wake() {
-        let pool = Pool::new(2);
+        let pool = Pool::new(2).expect("threads");
         for _ in 0..20 {
             std::thread::sleep(std::time::Duration::from_millis(2));
             let n = AtomicUsize::new(0);

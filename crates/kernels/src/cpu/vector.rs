@@ -2,11 +2,12 @@
 
 use super::Cpu;
 use super::element::{Stored, get, put};
-use super::memory::u32s;
+use super::memory::{u32s, u32s_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion, widen};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
+use crate::shapes::NO_ROW;
 use std::any::TypeId;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -81,6 +82,11 @@ pub fn write(cpu: &Cpu, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()> 
 pub fn read(cpu: &Cpu, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
     typed!([ref src] copy_slice(cpu, &src[at..][..dst.len()], dst));
     Ok(())
+}
+
+/// Other ids in the place of those of an index buffer.
+pub fn set_indices(dst: &mut Buffer, values: &[u32]) {
+    u32s_mut(dst).copy_from_slice(values);
 }
 
 /// A buffer of ids, positions or row numbers.
@@ -260,9 +266,7 @@ multiversion! {
 
 /// Row `i` of `dst` is row `rows[i]` of `src`.
 pub fn gather_rows(cpu: &Cpu, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
-    let (rows, count) = (u32s(rows), row_count(src.len(), width));
-    assert_eq!(dst.len(), rows.len() * width);
-    assert!(rows.iter().all(|&r| (r as usize) < count), "a row to gather is not among the {count} there are");
+    let rows = u32s(rows);
     typed!([ref src, mut dst] gather(cpu, src, rows, width, dst));
     Ok(())
 }
@@ -275,9 +279,6 @@ fn gather<T: Stored, U: Stored>(cpu: &Cpu, src: &[T], rows: &[u32], width: usize
         gather_piece(cpu.level, src, &rows[r], width, dst);
     });
 }
-
-/// Stands for a row that becomes zero.
-const NO_ROW: u32 = u32::MAX;
 
 multiversion! {
     fn gather_piece<S, type T: Stored, type U: Stored>(s, src: &[T], rows: &[u32], width: usize, dst: &mut [U]) {
@@ -295,19 +296,9 @@ multiversion! {
     }
 }
 
-/// Row `rows[i]` of `dst` is row `i` of `src`; the other rows become zero. `rows` are distinct.
-pub fn scatter_rows(cpu: &Cpu, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
-    let (rows, count) = (u32s(rows), row_count(dst.len(), width));
-    assert_eq!(src.len(), rows.len() * width);
-    let mut from = vec![NO_ROW; count];
-    for (i, &row) in rows.iter().enumerate() {
-        let from = from.get_mut(row as usize);
-        let from =
-            from.unwrap_or_else(|| panic!("row {row} to scatter to is not among the {count} there are"));
-        assert_eq!(*from, NO_ROW, "row {row} is scattered to twice");
-        *from = i as u32;
-    }
-    typed!([ref src, mut dst] gather(cpu, src, &from, width, dst));
+/// Row `i` of `dst` is row `from[i]` of `src`, or zero.
+pub fn scatter_rows(cpu: &Cpu, src: &Buffer, from: &[u32], width: usize, dst: &mut Buffer) -> Result<()> {
+    typed!([ref src, mut dst] gather(cpu, src, from, width, dst));
     Ok(())
 }
 
@@ -316,7 +307,7 @@ pub fn scatter_rows(cpu: &Cpu, src: &Buffer, rows: &Buffer, width: usize, dst: &
 /// # Safety
 /// As [`Disjoint::part`].
 #[allow(clippy::mut_from_ref)]
-pub(crate) unsafe fn part<'a, T>(of: &'a Disjoint<T>, range: &Range<usize>) -> &'a mut [T] {
+pub(crate) unsafe fn part<'a, T>(of: &Disjoint<'a, T>, range: &Range<usize>) -> &'a mut [T] {
     // SAFETY: passed on to the caller.
     unsafe { of.part(range.start, range.len()) }
 }

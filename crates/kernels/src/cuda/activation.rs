@@ -7,6 +7,7 @@ use super::vector::row_count;
 use crate::backend::Activation;
 use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::shapes::input_width;
 
 fn name(op: Activation) -> &'static str {
     match op {
@@ -14,11 +15,6 @@ fn name(op: Activation) -> &'static str {
         Activation::GeluGated => "gelu_gated",
         Activation::Gelu => "gelu",
     }
-}
-
-/// Elements of a row of `x`, for rows of `width` of `y`.
-fn input_width(op: Activation, width: usize) -> usize {
-    if op == Activation::Gelu { width } else { 2 * width }
 }
 
 /// Where gated: a block for a stretch of a row, eight elements a thread; else a thread an element.

@@ -4,6 +4,7 @@ use super::ahead::Ahead;
 use super::attention;
 use super::context::check;
 use super::few;
+use super::handles::Context;
 use super::libraries::{self, Library};
 use super::stream;
 use crate::error::{Error, Result};
@@ -12,8 +13,8 @@ use cudarc::nvrtc::sys::{self as nvrtc, nvrtcProgram, nvrtcResult};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Comes before every source: storage types, conversions, reductions, mathematics.
 const PRELUDE: &str = include_str!("prelude.cuh");
@@ -264,6 +265,7 @@ pub(super) fn machine_code(source: &Source, defines: &str, architecture: &str) -
 pub(super) struct Modules {
     architecture: String,
     loaded: Mutex<Loaded>,
+    context: Arc<Context>,
 }
 
 #[derive(Default)]
@@ -290,8 +292,8 @@ struct Kernel {
 }
 
 impl Modules {
-    pub(super) fn new(capability: (u32, u32)) -> Self {
-        Modules { architecture: architecture(capability), loaded: Mutex::default() }
+    pub(super) fn new(capability: (u32, u32), context: Arc<Context>) -> Self {
+        Modules { architecture: architecture(capability), loaded: Mutex::default(), context }
     }
 
     /// The kernel of that name in a source, allowed that much shared memory. The context is current.
@@ -348,5 +350,17 @@ impl Modules {
             check(load(&fresh), || format!("loading {name}.cu"))?;
         }
         Ok(module)
+    }
+}
+
+impl Drop for Modules {
+    fn drop(&mut self) {
+        let loaded = self.loaded.get_mut().unwrap_or_else(|e| e.into_inner());
+        if self.context.bind().is_ok() {
+            for module in loaded.modules.values().flat_map(HashMap::values) {
+                // SAFETY: loaded by `load`; none of its kernels is started any more.
+                unsafe { driver::cuModuleUnload(module.handle) };
+            }
+        }
     }
 }

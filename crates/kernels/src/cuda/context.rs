@@ -2,17 +2,18 @@
 
 use super::compile::Modules;
 use super::gemm::Products;
+use super::handles::{Context, Pinned, Stream};
 use super::libraries::{self, Library};
 use super::memory::{Arena, Memory};
 use super::profile::Profile;
 use super::trace::Trace;
 use crate::error::{Error, Result};
+use crate::plain::Plain;
 use crate::usage::Purpose;
-use cudarc::driver::sys::{self, CUcontext, CUdevice_attribute as Attribute, CUresult, CUstream};
-use std::cell::Cell;
-use std::ffi::{CStr, c_int, c_void};
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult, CUstream};
+use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What the driver says about a card.
 #[derive(Clone, Debug)]
@@ -38,7 +39,7 @@ pub struct Cuda {
     /// What it is.
     pub card: Card,
     /// Hands out memory.
-    pub arena: Arena,
+    pub(super) arena: Arena,
     /// Compiled kernels.
     pub(super) modules: Modules,
     /// Matrix products.
@@ -60,8 +61,10 @@ pub struct Cuda {
     pub(super) slots: super::sample::Slots,
     /// What was said about choosing last.
     pub(super) lists: super::sample::Lists,
-    context: CUcontext,
     staging: Mutex<Staging>,
+    /// Owns `stream`. Declared last but one: what is above ends before it.
+    _stream: Stream,
+    pub(super) context: Arc<Context>,
 }
 
 // SAFETY: the driver's handles may be used from any thread; `bind` makes the context current where it is used.
@@ -71,16 +74,12 @@ unsafe impl Sync for Cuda {}
 
 /// Page-locked memory that data for the card passes through, so that copies need not wait for the stream.
 struct Staging {
-    at: *mut u8,
+    memory: Pinned,
     used: usize,
 }
 
 /// Bytes of the staging memory.
 const STAGING: usize = 8 << 20;
-
-thread_local! {
-    static CURRENT: Cell<usize> = const { Cell::new(0) };
-}
 
 /// An error unless the driver says that all is well.
 pub(super) fn check(result: CUresult, what: impl FnOnce() -> String) -> Result<()> {
@@ -122,11 +121,7 @@ impl Cuda {
             }
             let mut device = 0;
             check(sys::cuDeviceGet(&mut device, index as c_int), || format!("opening card {index}"))?;
-            let mut context = std::ptr::null_mut();
-            check(sys::cuDevicePrimaryCtxRetain(&mut context, device), || format!("opening card {index}"))
-                .map_err(none)?;
-            check(sys::cuCtxSetCurrent(context), || format!("opening card {index}"))?;
-            CURRENT.set(context as usize);
+            let context = Context::of(device).map_err(none)?;
             let card = Card::of(device)?;
             if card.capability < (8, 0) {
                 let what = format!(
@@ -135,18 +130,14 @@ impl Cuda {
                 );
                 return Err(Error::device(what).fix("use the device cpu"));
             }
-            let mut stream = std::ptr::null_mut();
-            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            check(sys::cuStreamCreate(&mut stream, flags), || "making a stream".into())?;
-            let mut at: *mut c_void = std::ptr::null_mut();
-            check(sys::cuMemHostAlloc(&mut at, STAGING, 0), || "making staging memory".into())?;
-            let arena = Arena::new(context);
+            let stream = Stream::new(&context)?;
+            let staging = Mutex::new(Staging { memory: Pinned::new(&context, STAGING)?, used: 0 });
+            let arena = Arena::new(context.clone());
             let usual = arena.set_purpose(Purpose::Workspace);
-            let products = Products::new(&arena)?;
+            let products = Products::new(&context, &arena)?;
             arena.set_purpose(usual);
-            let modules = Modules::new(card.capability);
-            let staging = Mutex::new(Staging { at: at.cast(), used: 0 });
-            let profile = Profile::from_env();
+            let modules = Modules::new(card.capability, context.clone());
+            let profile = Profile::from_env(&context);
             Ok(Cuda {
                 profile,
                 trace: Trace::from_env(),
@@ -156,14 +147,15 @@ impl Cuda {
                 arena,
                 modules,
                 products,
-                stream,
+                stream: stream.handle,
                 tables: Mutex::default(),
                 few: Default::default(),
                 streams: Default::default(),
                 slots: Default::default(),
                 lists: Default::default(),
-                context,
                 staging,
+                _stream: stream,
+                context,
             })
         }
     }
@@ -175,13 +167,7 @@ impl Cuda {
 
     /// Makes the context current on this thread.
     pub(super) fn bind(&self) -> Result<()> {
-        if CURRENT.get() == self.context as usize {
-            return Ok(());
-        }
-        // SAFETY: the context lives as long as `self`.
-        check(unsafe { sys::cuCtxSetCurrent(self.context) }, || "binding the context".into())?;
-        CURRENT.set(self.context as usize);
-        Ok(())
+        self.context.bind()
     }
 
     /// Waits for everything that was started.
@@ -199,13 +185,13 @@ impl Cuda {
     }
 
     /// Copies to the card; the source may change as soon as this returns. Waits only when the staging memory is full.
-    pub(super) fn upload<T: Copy>(&self, to: u64, values: &[T]) -> Result<()> {
+    pub(super) fn upload<T: Plain>(&self, to: u64, values: &[T]) -> Result<()> {
         self.bind()?;
         if self.recording.load(Ordering::Relaxed) {
             return Err(Error::device("a copy to the card cannot be recorded"));
         }
         let mut staging = self.staging();
-        // SAFETY: any value's bytes may be read.
+        // SAFETY: plain elements have no padding.
         let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
         for (i, piece) in bytes.chunks(STAGING).enumerate() {
             if staging.used + piece.len() > STAGING {
@@ -213,9 +199,9 @@ impl Cuda {
                 check(unsafe { sys::cuStreamSynchronize(self.stream) }, || "work before a copy".into())?;
                 staging.used = 0;
             }
-            // SAFETY: the piece fits behind what is used, and the card has room at `to` (asserted by callers).
+            let from = staging.memory.at(staging.used, piece.len());
+            // SAFETY: the piece fits behind what is used, and the card has room at `to` (checked by callers).
             unsafe {
-                let from = staging.at.add(staging.used);
                 std::ptr::copy_nonoverlapping(piece.as_ptr(), from, piece.len());
                 let to = to + (i * STAGING) as u64;
                 let done = sys::cuMemcpyHtoDAsync_v2(to, from.cast(), piece.len(), self.stream);
@@ -227,19 +213,19 @@ impl Cuda {
     }
 
     /// New memory on the card with these values.
-    pub(super) fn uploaded<T: Copy>(&self, values: &[T]) -> Result<Memory> {
+    pub(super) fn uploaded<T: Plain>(&self, values: &[T]) -> Result<Memory> {
         let memory = self.arena.take(size_of_val(values))?;
         self.upload(memory.ptr(), values)?;
         Ok(memory)
     }
 
     /// Copies from the card, after everything that was started.
-    pub(super) fn download<T: Copy>(&self, from: u64, values: &mut [T]) -> Result<()> {
+    pub(super) fn download<T: Plain>(&self, from: u64, values: &mut [T]) -> Result<()> {
         self.bind()?;
         if values.is_empty() {
             return Ok(());
         }
-        // SAFETY: the slice has this many bytes, and lives until the stream is done.
+        // SAFETY: the slice has this many bytes, any of which are values, and lives until the stream is done.
         unsafe {
             let bytes = size_of_val(values);
             let done = sys::cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), from, bytes, self.stream);

@@ -1,14 +1,16 @@
 //! Linear layers of a few rows, with what comes before and after them: decoding one or a few sequences.
 //!
 //! In exact mode a product is served where its sums are, bit for bit, those of the library for many rows; that is tried
-//! once for each shape. Elsewhere the operations are done one by one (`composed`).
+//! once for each shape, on operands of which another order of additions would show (`rows`). Elsewhere the operations are
+//! done one by one (`composed`).
 
 use super::context::Cuda;
 use super::launch::{Arg, Grid, args};
-use super::linear::{form, forward};
+use super::linear::form;
 use super::memory::{f32_ptr, ptr};
 use super::norm::offset;
 use super::rotary::check_positions;
+use super::rows::agreeing;
 use crate::backend::{Activation, Affine, Heads, Normed, PagedRows, Turns};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
@@ -41,8 +43,8 @@ pub const VARIANTS: &[&str] = &[
     "FOURS=1 RING=12 COLUMNS=256 WARPS=1",
 ];
 
-/// What is known of shapes (n, k).
-pub type Known = Mutex<HashMap<(usize, usize), bool>>;
+/// What is known of shapes (n, k) without and with a bias, resident and streamed: up to how many rows the kernel serves.
+pub type Known = Mutex<HashMap<(usize, usize, bool, bool), usize>>;
 
 /// A product of `rows` rows and what becomes of it, as the kernels are told.
 struct Few<'a> {
@@ -156,11 +158,19 @@ impl Few<'_> {
         self.shape().plan(Room::of(cuda)).filter(|_| self.layer.weight.dtype == DType::Bf16)
     }
 
+    /// The ring, also where weights would fit.
+    fn streamed(&self, cuda: &Cuda) -> Option<Plan> {
+        let (shape, room) = (self.shape(), Room::of(cuda));
+        let plan = shape.ring(room);
+        (shape.shared(plan) + RESERVED <= room.shared).then_some(plan)
+    }
+
     fn launch(
         &self,
         cuda: &Cuda,
         plan: Plan,
         kernel: &str,
+        weights: u64,
         out: u64,
         before: [Arg; 6],
         turns: [Arg; 8],
@@ -179,7 +189,7 @@ impl Few<'_> {
                 (groups.min(cuda.card.processors as usize), warps, defines)
             }
         };
-        let mut all = args![form(w), self.layer.bias, out].to_vec();
+        let mut all = args![weights, self.layer.bias, out].to_vec();
         all.extend(before);
         all.extend(turns);
         all.extend(args![gelu, self.rows as u32, w.n as u32, w.k as u32, warps as u32]);
@@ -206,38 +216,30 @@ fn still() -> [Arg; 8] {
 
 /// Whether the kernel's sums are the library's; tried once for each shape.
 fn serves(cuda: &Cuda, few: &Few<'_>) -> Result<Option<Plan>> {
-    let (n, k) = (few.layer.weight.n, few.layer.weight.k);
     let Some(plan) = few.plan(cuda) else { return Ok(None) };
     // Where no bits are promised these are as good as any, and sooner there.
     if !cuda.exact() {
         return Ok(Some(plan));
     }
-    let known = |c: &Cuda| c.few.lock().unwrap_or_else(|e| e.into_inner()).get(&(n, k)).copied();
-    if let Some(answer) = known(cuda) {
-        return Ok(answer.then_some(plan));
+    let (w, biased, ring) = (few.layer.weight, few.layer.bias.is_some(), matches!(plan, Plan::Ring { .. }));
+    let key = (w.n, w.k, biased, ring);
+    let known = cuda.few.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
+    if let Some(rows) = known {
+        return Ok((few.rows <= rows).then_some(plan));
     }
-    let x = cuda.arena.take(ROWS * k * 2)?;
-    cuda.launch_flat("linear", "noise", ROWS * k, &args![&x, ROWS * k, 3u32])?;
-    let (want, got) = (cuda.arena.take(ROWS * n * 4)?, cuda.arena.take(ROWS * n * 4)?);
-    let found = cuda.uploaded(&[0u32])?;
-    let w = few.layer.weight;
-    forward(cuda, [ROWS, n, k], x.ptr(), form(w), w.dtype, None, (want.ptr(), DType::F32))?;
-    // With the layer's own weights: a row alone, some, and all.
-    for rows in [1, ROWS / 2, ROWS] {
+    // Sums that a bias is added to are not rounded before; others are.
+    let out = if biased { DType::F32 } else { DType::Bf16 };
+    let rows = agreeing(cuda, [w.n, w.k], out, ROWS, |rows, x, weights, to| {
         let trial = Few { layer: Affine { weight: w, bias: None }, rows, features: TILE, norm: 0 };
-        if let Some(plan) = trial.plan(cuda) {
-            trial.launch(cuda, plan, "few_sums", got.ptr(), as_it_is(x.ptr()), still(), false)?;
-            let words = rows * n;
-            cuda.launch_flat("linear", "differ", words, &args![&want, &got, words, &found])?;
-        }
-    }
-    let mut differ = [1u32];
-    cuda.download(found.ptr(), &mut differ)?;
-    let same = differ[0] == 0;
+        // By the kernel that is asked for: resident or not is a matter of the norm's room too.
+        let plan = if ring { trial.streamed(cuda) } else { trial.plan(cuda) };
+        let Some(plan) = plan else { return Ok(false) };
+        trial.launch(cuda, plan, "few_sums", weights, to, as_it_is(x), still(), false).map(|()| true)
+    })?;
     cuda.profile
-        .note(|| format!("few rows of {n}x{k}: {}", if same { "the library's sums" } else { "other sums" }));
-    cuda.few.lock().unwrap_or_else(|e| e.into_inner()).insert((n, k), same);
-    Ok(same.then_some(plan))
+        .note(|| format!("few rows of {}x{}: the library's sums up to {rows} of {ROWS} rows", w.n, w.k));
+    cuda.few.lock().unwrap_or_else(|e| e.into_inner()).insert(key, rows);
+    Ok((few.rows <= rows).then_some(plan))
 }
 
 /// Vectors of a norm.
@@ -284,7 +286,7 @@ pub fn normed_qkv(
         heads.kv_heads as u32,
         heads.head_dim as u32
     ];
-    few.launch(cuda, plan, "few_turned", ptr(qkv), normed(norm, x), turned, false)?;
+    few.launch(cuda, plan, "few_turned", form(layer.weight), ptr(qkv), normed(norm, x), turned, false)?;
     Ok(true)
 }
 
@@ -296,7 +298,7 @@ pub fn linear_add(cuda: &Cuda, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -
     }
     let Some(plan) = serves(cuda, &few)? else { return Ok(false) };
     assert_eq!(to.len(), few.rows * layer.weight.n);
-    few.launch(cuda, plan, "few_add", f32_ptr(to), as_it_is(ptr(x)), still(), false)?;
+    few.launch(cuda, plan, "few_add", form(layer.weight), f32_ptr(to), as_it_is(ptr(x)), still(), false)?;
     Ok(true)
 }
 
@@ -316,7 +318,8 @@ pub fn normed_activation(
     }
     let Some(plan) = serves(cuda, &few)? else { return Ok(false) };
     assert_eq!(y.len(), few.rows * layer.weight.n / 2);
-    few.launch(cuda, plan, "few_gated", ptr(y), normed(norm, x), still(), op == Activation::GeluGated)?;
+    let gelu = op == Activation::GeluGated;
+    few.launch(cuda, plan, "few_gated", form(layer.weight), ptr(y), normed(norm, x), still(), gelu)?;
     Ok(true)
 }
 

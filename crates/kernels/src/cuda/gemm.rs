@@ -1,13 +1,14 @@
 //! Matrix products of bf16 on tensor cores, through cuBLASLt.
 //!
-//! Sums over k may not be split between blocks in forward products: without that, every algorithm cuBLASLt offers gives
-//! the same bits for a row whatever the number of rows (checked for each shape at first use, see `rows`). A card that
-//! need not be exact takes whatever algorithm is advised.
+//! Sums over k may not be split between blocks in forward products: without that, nearly every algorithm cuBLASLt offers
+//! gives the same bits for a row whatever the number of rows. Which do is found out by trying them (`rows`). A card that need
+//! not be exact takes whatever algorithm is advised.
 
 use super::context::Cuda;
+use super::handles::Context;
 use super::libraries::{self, Library};
 use super::memory::{Arena, Memory};
-use super::rows::Rows;
+use super::rows::{Checked, Rows};
 use super::tune::{Tuned, fastest};
 use crate::buffer::DType;
 use crate::error::{Error, Result};
@@ -20,7 +21,7 @@ use cudarc::cublaslt::sys::{
 };
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// What NVIDIA advises for Hopper.
 const WORKSPACE: usize = 32 << 20;
@@ -145,7 +146,7 @@ struct Key {
     out: DType,
     batch: usize,
     strides: [usize; 3],
-    algo: Option<u64>,
+    algo: Option<[u64; 8]>,
     /// Whether each sum is left to one block.
     whole: bool,
 }
@@ -159,25 +160,60 @@ impl Key {
             out: g.out,
             batch: g.batch,
             strides: g.strides,
-            algo: algo.map(|a| a.data[0] ^ a.data[1].rotate_left(17) ^ a.data[2].rotate_left(31)),
+            algo: algo.map(|a| a.data),
             whole,
         }
     }
 }
 
-/// Descriptors and the algorithm of one shape.
-#[derive(Clone, Copy)]
+/// How a matrix lies in memory.
+struct Layout(cublasLtMatrixLayout_t);
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: made by `layouts`.
+        unsafe { sys::cublasLtMatrixLayoutDestroy(self.0) };
+    }
+}
+
+/// What a product does.
+struct Desc(cublasLtMatmulDesc_t);
+
+impl Drop for Desc {
+    fn drop(&mut self) {
+        // SAFETY: made by `Desc::of`.
+        unsafe { sys::cublasLtMatmulDescDestroy(self.0) };
+    }
+}
+
+/// What an algorithm must be.
+struct Wish(cublasLtMatmulPreference_t);
+
+impl Drop for Wish {
+    fn drop(&mut self) {
+        // SAFETY: made by `Wish::of`.
+        unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };
+    }
+}
+
+/// Descriptors and the algorithm of one shape. Shared: who uses it holds it, whatever becomes of the table meanwhile.
 struct Plan {
-    desc: cublasLtMatmulDesc_t,
-    layouts: [cublasLtMatrixLayout_t; 3],
+    desc: Desc,
+    layouts: [Layout; 3],
     algo: cublasLtMatmulAlgo_t,
 }
+
+// SAFETY: descriptors are only read once they are made.
+unsafe impl Send for Plan {}
+// SAFETY: as above.
+unsafe impl Sync for Plan {}
 
 /// cuBLASLt, its workspace, and the plans made so far.
 pub struct Products {
     handle: cublasLtHandle_t,
+    context: Arc<Context>,
     workspace: Memory,
-    plans: Mutex<HashMap<Key, Plan>>,
+    plans: Mutex<HashMap<Key, Arc<Plan>>>,
     /// The fastest algorithms that were found.
     pub(super) tuned: Mutex<Tuned>,
     /// How rows of an (n, k, storage) get the same bits for any m.
@@ -201,19 +237,22 @@ fn data_type(dtype: DType) -> cudaDataType {
 }
 
 /// Bytes an address is a multiple of, up to 256.
-fn alignment(at: u64) -> u32 {
+pub(super) fn alignment(at: u64) -> u32 {
     1 << at.trailing_zeros().min(8)
 }
 
 impl Products {
-    pub(super) fn new(arena: &Arena) -> Result<Self> {
+    pub(super) fn new(context: &Arc<Context>, arena: &Arena) -> Result<Self> {
         libraries::open(Library::Products)?;
+        let workspace = arena.take(WORKSPACE)?;
+        context.bind()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: a live variable; the context is current.
         check(unsafe { sys::cublasLtCreate(&mut handle) }, || "starting".into())?;
         Ok(Products {
             handle,
-            workspace: arena.take(WORKSPACE)?,
+            context: context.clone(),
+            workspace,
             plans: Mutex::default(),
             tuned: Mutex::default(),
             rows: Mutex::default(),
@@ -229,7 +268,16 @@ impl Products {
 
     /// Starts a product, by the fastest algorithm where it is worth looking for.
     pub fn gemm(&self, cuda: &Cuda, g: &Gemm) -> Result<()> {
-        let algo = fastest(cuda, g)?;
+        let algo = fastest(cuda, g, None)?;
+        self.gemm_by(cuda, g, algo.as_ref())
+    }
+
+    /// The same among algorithms that give a row the same bits whatever the number of rows.
+    pub(super) fn gemm_checked(&self, cuda: &Cuda, g: &Gemm, checked: &Checked) -> Result<()> {
+        if g.m == 0 || g.n == 0 {
+            return Ok(());
+        }
+        let algo = fastest(cuda, g, Some(checked))?;
         self.gemm_by(cuda, g, algo.as_ref())
     }
 
@@ -246,7 +294,8 @@ impl Products {
     /// The same without a profile, to try algorithms.
     pub(super) fn attempt(&self, cuda: &Cuda, g: &Gemm, algo: &cublasLtMatmulAlgo_t) -> Result<()> {
         cuda.bind()?;
-        self.start(cuda, g, &self.plan(g, cuda.exact(), Some(algo))?)
+        let plan = self.plan(g, cuda.exact(), Some(algo))?;
+        self.start(cuda, g, &plan)
     }
 
     /// Whether an algorithm serves a product.
@@ -261,17 +310,17 @@ impl Products {
         let done = unsafe {
             sys::cublasLtMatmul(
                 self.handle,
-                plan.desc,
+                plan.desc.0,
                 (&raw const alpha).cast(),
                 g.b as *const c_void,
-                plan.layouts[0],
+                plan.layouts[0].0,
                 g.a as *const c_void,
-                plan.layouts[1],
+                plan.layouts[1].0,
                 (&raw const beta).cast(),
                 g.c as *const c_void,
-                plan.layouts[2],
+                plan.layouts[2].0,
                 g.c as *mut c_void,
-                plan.layouts[2],
+                plan.layouts[2].0,
                 &plan.algo,
                 self.workspace.ptr() as *mut c_void,
                 WORKSPACE,
@@ -286,149 +335,184 @@ impl Products {
 
     /// The algorithms that are offered for a product, the best first; with whole sums where the card is exact.
     pub(super) fn offers(&self, cuda: &Cuda, g: &Gemm) -> Result<Vec<cublasLtMatmulAlgo_t>> {
-        // SAFETY: descriptors are made and destroyed here.
-        let (plan, offers) = unsafe { self.make(g, &Key::of(g, cuda.exact(), None), None) }?;
-        plan.destroy();
-        Ok(offers)
+        cuda.bind()?;
+        let key = Key::of(g, cuda.exact(), None);
+        self.advice(g, &key, &Desc::of(g)?, &layouts(g)?)
     }
 
-    fn plan(&self, g: &Gemm, whole: bool, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Plan> {
+    fn plan(&self, g: &Gemm, whole: bool, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Arc<Plan>> {
         let key = Key::of(g, whole, algo);
         let mut plans = self.plans.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(plan) = plans.get(&key) {
-            return Ok(*plan);
+            return Ok(plan.clone());
         }
         if plans.len() >= PLANS {
-            for (_, plan) in plans.drain() {
-                plan.destroy();
-            }
+            plans.clear();
         }
-        // SAFETY: descriptors are made here and live as long as the plan.
-        let (plan, _) = unsafe { self.make(g, &key, algo) }?;
-        plans.insert(key, plan);
+        let plan = Arc::new(self.make(g, &key, algo)?);
+        plans.insert(key, plan.clone());
         Ok(plan)
     }
 
-    /// # Safety
-    /// The library is loaded.
-    unsafe fn make(
+    fn make(&self, g: &Gemm, key: &Key, algo: Option<&cublasLtMatmulAlgo_t>) -> Result<Plan> {
+        let (desc, layouts) = (Desc::of(g)?, layouts(g)?);
+        let algo = match algo {
+            Some(algo) => {
+                self.check_algo(g, &desc, &layouts, algo)?;
+                *algo
+            }
+            None => self.advice(g, key, &desc, &layouts)?[0],
+        };
+        Ok(Plan { desc, layouts, algo })
+    }
+
+    /// An error unless the algorithm serves the product within the workspace.
+    fn check_algo(
+        &self,
+        g: &Gemm,
+        desc: &Desc,
+        layouts: &[Layout; 3],
+        algo: &cublasLtMatmulAlgo_t,
+    ) -> Result<()> {
+        let [a, b, c] = layouts.each_ref().map(|l| l.0);
+        // SAFETY: live descriptors; the result is a plain structure that the library writes.
+        let (done, fits) = unsafe {
+            let mut found: cublasLtMatmulHeuristicResult_t = std::mem::zeroed();
+            let done = sys::cublasLtMatmulAlgoCheck(self.handle, desc.0, a, b, c, c, algo, &mut found);
+            (done, found.workspaceSize <= WORKSPACE)
+        };
+        check(if fits { done } else { cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED }, || planning(g))
+    }
+
+    /// What the library advises, the best first; never nothing.
+    fn advice(
         &self,
         g: &Gemm,
         key: &Key,
-        algo: Option<&cublasLtMatmulAlgo_t>,
-    ) -> Result<(Plan, Vec<cublasLtMatmulAlgo_t>)> {
-        // The library counts columns first: a row-major matrix is its transpose there, so C' = op(B)' · op(A)'.
-        let what = || format!("planning the product {}x{}x{}", g.m, g.n, g.k);
-        let layout = |dtype: DType, rows: usize, cols: usize, ld: usize| -> Result<cublasLtMatrixLayout_t> {
-            let mut layout = std::ptr::null_mut();
-            // SAFETY: a live variable.
-            let done = unsafe {
-                sys::cublasLtMatrixLayoutCreate(
-                    &mut layout,
-                    data_type(dtype),
-                    rows as u64,
-                    cols as u64,
-                    ld as i64,
-                )
-            };
-            check(done, what)?;
-            Ok(layout)
+        desc: &Desc,
+        layouts: &[Layout; 3],
+    ) -> Result<Vec<cublasLtMatmulAlgo_t>> {
+        let wish = Wish::of(g, key)?;
+        let [a, b, c] = layouts.each_ref().map(|l| l.0);
+        // SAFETY: live descriptors; results are plain structures, of which the library writes the first `count`.
+        let (done, found) = unsafe {
+            let mut found: [cublasLtMatmulHeuristicResult_t; CANDIDATES] = std::mem::zeroed();
+            let (mut count, most) = (0, CANDIDATES as i32);
+            let to = found.as_mut_ptr();
+            let done = sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                desc.0,
+                a,
+                b,
+                c,
+                c,
+                wish.0,
+                most,
+                to,
+                &mut count,
+            );
+            (done, found.into_iter().take(count.max(0) as usize).map(|f| f.algo).collect::<Vec<_>>())
         };
-        let bf16 = DType::Bf16;
-        let first =
-            if g.b_transposed { layout(bf16, g.k, g.n, g.ldb)? } else { layout(bf16, g.n, g.k, g.ldb)? };
-        let second =
-            if g.a_transposed { layout(bf16, g.m, g.k, g.lda)? } else { layout(bf16, g.k, g.m, g.lda)? };
-        let layouts = [first, second, layout(g.out, g.n, g.m, g.ldc)?];
+        check(done, || planning(g))?;
+        let offers: Vec<_> = found.into_iter().filter(|algo| !key.whole || whole_sums(algo)).collect();
+        if offers.is_empty() {
+            let sums = if key.whole { " with whole sums" } else { "" };
+            return Err(Error::device(format!("cuBLASLt offers no algorithm{sums} for {}", planning(g))));
+        }
+        Ok(offers)
+    }
+}
+
+fn planning(g: &Gemm) -> String {
+    format!("planning the product {}x{}x{}", g.m, g.n, g.k)
+}
+
+/// Of the library's first and second operand and its result. It counts columns first: a row-major matrix is its transpose
+/// there, so C' = op(B)' · op(A)'.
+fn layouts(g: &Gemm) -> Result<[Layout; 3]> {
+    let layout = |dtype: DType, rows: usize, cols: usize, ld: usize, stride: usize| -> Result<Layout> {
+        let mut layout = std::ptr::null_mut();
+        let (rows, cols, ld) = (rows as u64, cols as u64, ld as i64);
+        // SAFETY: a live variable.
+        let made = unsafe { sys::cublasLtMatrixLayoutCreate(&mut layout, data_type(dtype), rows, cols, ld) };
+        check(made, || planning(g))?;
+        let layout = Layout(layout);
         if g.batch > 1 {
-            let [a, b, c] = g.strides.map(|s| s as i64);
-            for (layout, stride) in layouts.into_iter().zip([b, a, c]) {
-                let count = g.batch as i32;
-                // SAFETY: a live descriptor, and attributes of the sizes the library asks for.
-                unsafe {
-                    let of = LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
-                    check(
-                        sys::cublasLtMatrixLayoutSetAttribute(layout, of, (&raw const count).cast(), 4),
-                        what,
-                    )?;
-                    let of = LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
-                    check(
-                        sys::cublasLtMatrixLayoutSetAttribute(layout, of, (&raw const stride).cast(), 8),
-                        what,
-                    )?;
-                }
+            let (count, stride) = (g.batch as i32, stride as i64);
+            // SAFETY: a live descriptor, and attributes of the sizes the library asks for.
+            unsafe {
+                let of = LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+                let set = sys::cublasLtMatrixLayoutSetAttribute(layout.0, of, (&raw const count).cast(), 4);
+                check(set, || planning(g))?;
+                let of = LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+                let set = sys::cublasLtMatrixLayoutSetAttribute(layout.0, of, (&raw const stride).cast(), 8);
+                check(set, || planning(g))?;
             }
         }
+        Ok(layout)
+    };
+    let (bf16, [a, b, c]) = (DType::Bf16, g.strides);
+    let first = if g.b_transposed { (g.k, g.n) } else { (g.n, g.k) };
+    let second = if g.a_transposed { (g.m, g.k) } else { (g.k, g.m) };
+    Ok([
+        layout(bf16, first.0, first.1, g.ldb, b)?,
+        layout(bf16, second.0, second.1, g.lda, a)?,
+        layout(g.out, g.n, g.m, g.ldc, c)?,
+    ])
+}
+
+impl Desc {
+    fn of(g: &Gemm) -> Result<Self> {
         let mut desc = std::ptr::null_mut();
         let compute = cublasComputeType_t::CUBLAS_COMPUTE_32F;
-        // SAFETY: live variables; attributes have the sizes the library asks for.
-        unsafe {
-            check(sys::cublasLtMatmulDescCreate(&mut desc, compute, cudaDataType::CUDA_R_32F), what)?;
-            let turns = [
-                (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, g.b_transposed),
-                (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, g.a_transposed),
-            ];
-            for (attribute, turned) in turns {
-                let value = u32::from(turned); // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1
-                let value = (&raw const value).cast();
-                check(sys::cublasLtMatmulDescSetAttribute(desc, attribute, value, 4), what)?;
-            }
-            let mut wish: cublasLtMatmulPreference_t = std::ptr::null_mut();
-            check(sys::cublasLtMatmulPreferenceCreate(&mut wish), what)?;
-            let bytes = WORKSPACE as u64;
-            let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-            check(sys::cublasLtMatmulPreferenceSetAttribute(wish, most, (&raw const bytes).cast(), 8), what)?;
-            // Without a scheme to join sums that were cut, none may be. Every scheme joins them in a fixed order.
-            let schemes = if key.whole { 0u32 } else { ANY_SCHEME };
-            let settings = [
-                (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes),
-                (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.aligned[1]),
-                (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.aligned[0]),
-                (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.aligned[2]),
-                (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.aligned[2]),
-            ];
-            for (attribute, value) in settings {
-                let value = (&raw const value).cast();
-                check(sys::cublasLtMatmulPreferenceSetAttribute(wish, attribute, value, 4), what)?;
-            }
-            let mut found: [cublasLtMatmulHeuristicResult_t; CANDIDATES] = std::mem::zeroed();
-            let mut count = 0;
-            let done = match algo {
-                Some(algo) => {
-                    count = 1;
-                    found[0].algo = *algo;
-                    let [a, b, c] = layouts;
-                    let done =
-                        sys::cublasLtMatmulAlgoCheck(self.handle, desc, a, b, c, c, algo, &mut found[0]);
-                    let fits = found[0].workspaceSize <= WORKSPACE;
-                    if fits { done } else { cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED }
-                }
-                None => sys::cublasLtMatmulAlgoGetHeuristic(
-                    self.handle,
-                    desc,
-                    layouts[0],
-                    layouts[1],
-                    layouts[2],
-                    layouts[2],
-                    wish,
-                    CANDIDATES as i32,
-                    found.as_mut_ptr(),
-                    &mut count,
-                ),
+        // SAFETY: a live variable.
+        let made = unsafe { sys::cublasLtMatmulDescCreate(&mut desc, compute, cudaDataType::CUDA_R_32F) };
+        check(made, || planning(g))?;
+        let desc = Desc(desc);
+        let turns = [
+            (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, g.b_transposed),
+            (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, g.a_transposed),
+        ];
+        for (attribute, turned) in turns {
+            let value = u32::from(turned); // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1
+            // SAFETY: a live descriptor, and an attribute of the size the library asks for.
+            let set = unsafe {
+                sys::cublasLtMatmulDescSetAttribute(desc.0, attribute, (&raw const value).cast(), 4)
             };
-            sys::cublasLtMatmulPreferenceDestroy(wish);
-            check(done, what)?;
-            if let Some(algo) = algo {
-                return Ok((Plan { desc, layouts, algo: *algo }, Vec::new()));
-            }
-            let found = found[..count as usize].iter().map(|f| f.algo);
-            let offers: Vec<_> = found.filter(|algo| !key.whole || whole_sums(algo)).collect();
-            let Some(&algo) = offers.first() else {
-                let sums = if key.whole { " with whole sums" } else { "" };
-                return Err(Error::device(format!("cuBLASLt offers no algorithm{sums} for {}", what())));
-            };
-            Ok((Plan { desc, layouts, algo }, offers))
+            check(set, || planning(g))?;
         }
+        Ok(desc)
+    }
+}
+
+impl Wish {
+    fn of(g: &Gemm, key: &Key) -> Result<Self> {
+        let mut wish: cublasLtMatmulPreference_t = std::ptr::null_mut();
+        // SAFETY: a live variable.
+        check(unsafe { sys::cublasLtMatmulPreferenceCreate(&mut wish) }, || planning(g))?;
+        let wish = Wish(wish);
+        let bytes = WORKSPACE as u64;
+        let most = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        // SAFETY: a live descriptor, and an attribute of the size the library asks for.
+        let set =
+            unsafe { sys::cublasLtMatmulPreferenceSetAttribute(wish.0, most, (&raw const bytes).cast(), 8) };
+        check(set, || planning(g))?;
+        // Without a scheme to join sums that were cut, none may be. Every scheme joins them in a fixed order.
+        let schemes = if key.whole { 0u32 } else { ANY_SCHEME };
+        let settings = [
+            (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.aligned[1]),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.aligned[0]),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.aligned[2]),
+            (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.aligned[2]),
+        ];
+        for (attribute, value) in settings {
+            let value = (&raw const value).cast();
+            // SAFETY: as above.
+            let set = unsafe { sys::cublasLtMatmulPreferenceSetAttribute(wish.0, attribute, value, 4) };
+            check(set, || planning(g))?;
+        }
+        Ok(wish)
     }
 }
 
@@ -447,24 +531,12 @@ fn whole_sums(algo: &cublasLtMatmulAlgo_t) -> bool {
         && number(AlgoAttribute::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == 0
 }
 
-impl Plan {
-    fn destroy(self) {
-        // SAFETY: made by `make`, and no longer in the table.
-        unsafe {
-            sys::cublasLtMatmulDescDestroy(self.desc);
-            for layout in self.layouts {
-                sys::cublasLtMatrixLayoutDestroy(layout);
-            }
-        }
-    }
-}
-
 impl Drop for Products {
     fn drop(&mut self) {
-        for (_, plan) in self.plans.lock().unwrap_or_else(|e| e.into_inner()).drain() {
-            plan.destroy();
+        self.plans.lock().unwrap_or_else(|e| e.into_inner()).clear();
+        if self.context.bind().is_ok() {
+            // SAFETY: made by `new`; nothing uses it any more.
+            unsafe { sys::cublasLtDestroy(self.handle) };
         }
-        // SAFETY: made by `new`; nothing uses it any more.
-        unsafe { sys::cublasLtDestroy(self.handle) };
     }
 }

@@ -4,7 +4,7 @@ use super::context::Cuda;
 use super::gemm::Gemm;
 use super::halves::{self, Whole};
 use super::launch::{Grid, args};
-use super::memory::{Memory, f32_ptr, kernel, letter, ptr};
+use super::memory::{Arena, Memory, f32_ptr, kernel, letter, ptr};
 use super::rows::{Rows, rows};
 use super::stream;
 use super::vector::{add_chunks, convert, fill, sum_columns};
@@ -18,6 +18,12 @@ pub(super) struct Form(pub(super) Arc<Memory>);
 /// The address of a weight's `[n, k]` elements in its compute type.
 pub fn form(w: &Weight) -> u64 {
     w.data().downcast_ref::<Form>().expect("a weight of the CUDA backend").0.ptr()
+}
+
+/// Whether a weight is of this arena, with room for what its shape implies.
+pub(super) fn holds(arena: &Arena, w: &Weight) -> bool {
+    let form = w.data().downcast_ref::<Form>();
+    w.dtype != DType::U32 && form.is_some_and(|f| f.0.is_room(arena, w.n * w.k, w.dtype.size()))
 }
 
 /// See [`crate::Backend::weight`]. One form serves forward and backward.
@@ -75,15 +81,15 @@ pub fn forward(
     // The sum must not be rounded before the bias is added; the library adds none of f32 to a result of bf16.
     let sums = if bias.is_some() { DType::F32 } else { out };
     let how = if dtype == DType::Bf16 && whole([n, k]) { rows(cuda, n, k, sums)? } else { Rows::Plain };
+    let library = |g: &Gemm| match &how {
+        Rows::Checked(checked) => cuda.products.gemm_checked(cuda, g, checked),
+        _ => cuda.products.gemm(cuda, g),
+    };
+    let product = |g: &Gemm| if stream::product(cuda, g, &library)? { Ok(()) } else { library(g) };
     if matches!(how, Rows::Plain) {
         let (x, w) = (Operand(x, k, 1), Operand(w, k, 1));
         return plain(cuda, [m, n, k], x, w, dtype, bias, (y, out), false);
     }
-    let product = |g: &Gemm| match how.algo(m) {
-        None if matches!(how, Rows::Any) && stream::product(cuda, g)? => Ok(()),
-        Some(algo) => cuda.products.gemm_by(cuda, g, Some(algo)),
-        None => cuda.products.gemm(cuda, g),
-    };
     let Some(bias) = bias else {
         return product(&Gemm::forward(m, n, k, x, w, y, out));
     };

@@ -5,10 +5,11 @@
 //! what will write it. Sizes are rounded up to classes; a slightly larger block serves where none fits exactly.
 
 use super::context::check;
+use super::handles::Context;
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
 use crate::usage::{Books, Purpose, Report, size};
-use cudarc::driver::sys::{self, CUcontext, CUresult};
+use cudarc::driver::sys::{self, CUresult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -23,7 +24,7 @@ pub struct Arena {
 }
 
 struct State {
-    context: CUcontext,
+    context: Arc<Context>,
     free: BTreeMap<usize, Vec<u64>>,
     unused: usize,
     books: Books,
@@ -45,9 +46,6 @@ struct Block {
     purpose: Purpose,
 }
 
-// SAFETY: a context may be used from any thread.
-unsafe impl Send for State {}
-
 /// Memory of one buffer; goes back to its arena when dropped.
 pub struct Memory {
     block: Block,
@@ -58,6 +56,11 @@ impl Memory {
     /// Its address on the card.
     pub fn ptr(&self) -> u64 {
         self.block.at
+    }
+    /// Whether it is of this arena, with room for so many elements of that size.
+    pub(super) fn is_room(&self, arena: &Arena, len: usize, size: usize) -> bool {
+        let bytes = len.checked_mul(size);
+        Arc::ptr_eq(&self.arena.state, &arena.state) && bytes.is_some_and(|bytes| bytes <= self.block.bytes)
     }
 }
 
@@ -83,7 +86,7 @@ fn class(bytes: usize) -> usize {
 }
 
 impl Arena {
-    pub(super) fn new(context: CUcontext) -> Self {
+    pub(super) fn new(context: Arc<Context>) -> Self {
         let (free, met, books) = (BTreeMap::new(), BTreeSet::new(), Books::default());
         let state =
             State { context, free, unused: 0, books, held: 0, most_held: 0, asked: 0, met, kept: None };
@@ -96,6 +99,9 @@ impl Arena {
 
     /// At least `bytes` bytes with unspecified contents.
     pub fn take(&self, bytes: usize) -> Result<Memory> {
+        if bytes > isize::MAX as usize / 2 {
+            return Err(Error::resource("a buffer of that size cannot exist"));
+        }
         let wanted = class(bytes.max(1));
         let mut state = self.state();
         if let Some(kept) = &mut state.kept {
@@ -173,6 +179,13 @@ pub(super) struct Held {
     arena: Arena,
 }
 
+impl Held {
+    /// Whether it was recorded on the card of this arena.
+    pub(super) fn is_of(&self, arena: &Arena) -> bool {
+        Arc::ptr_eq(&self.arena.state, &arena.state)
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         for block in self.blocks.drain(..) {
@@ -185,11 +198,9 @@ impl State {
     fn fresh(&mut self, bytes: usize) -> Result<u64> {
         let mut at = 0;
         for attempt in 0..2 {
-            // SAFETY: the context is live; the driver writes an address.
-            let done = unsafe {
-                sys::cuCtxSetCurrent(self.context);
-                sys::cuMemAlloc_v2(&mut at, bytes)
-            };
+            self.context.bind()?;
+            // SAFETY: the context is current; the driver writes an address.
+            let done = unsafe { sys::cuMemAlloc_v2(&mut at, bytes) };
             if done == CUresult::CUDA_ERROR_OUT_OF_MEMORY && attempt == 0 {
                 self.release(0);
             } else if done == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
@@ -208,10 +219,9 @@ impl State {
     /// Bytes in use on the card, and all it has.
     fn card(&self) -> (usize, usize) {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: live variables; the context is live.
-        unsafe {
-            sys::cuCtxSetCurrent(self.context);
-            sys::cuMemGetInfo_v2(&mut free, &mut total);
+        if self.context.bind().is_ok() {
+            // SAFETY: live variables; the context is current.
+            unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
         }
         (total.saturating_sub(free), total)
     }
@@ -224,7 +234,7 @@ impl State {
             size(bytes),
             books.purpose.name(),
             books.now.words(),
-            size(total - used),
+            size(total.saturating_sub(used)),
             size(total)
         );
         // What is wanted now may be small beside what can be made smaller.
@@ -241,10 +251,9 @@ impl State {
             if let Some(at) = blocks.pop() {
                 self.unused -= bytes;
                 self.held -= bytes;
-                // SAFETY: every free block came from the driver and has no other owner; the driver waits for its users.
-                unsafe {
-                    sys::cuCtxSetCurrent(self.context);
-                    sys::cuMemFree_v2(at);
+                if self.context.bind().is_ok() {
+                    // SAFETY: every free block came from the driver and has no other owner; the driver waits for its users.
+                    unsafe { sys::cuMemFree_v2(at) };
                 }
             }
             if !blocks.is_empty() {
@@ -272,6 +281,16 @@ impl Drop for Memory {
         state.unused += bytes;
         state.free.entry(bytes).or_default().push(at);
     }
+}
+
+/// Whether a buffer is of this arena, with room for as many elements as it says; of indices also whether the host knows
+/// them.
+pub(super) fn holds(arena: &Arena, b: &Buffer) -> bool {
+    let Some(Data { memory, host, upper }) = b.data().downcast_ref::<Data>() else { return false };
+    let known = b.dtype() != DType::U32 || host.as_ref().is_some_and(|ids| ids.len() == b.len());
+    let size = if upper.is_some() { 2 } else { b.dtype().size() };
+    let fits = |m: &Memory| m.is_room(arena, b.len(), size);
+    known && fits(memory) && upper.as_ref().is_none_or(|m| fits(m))
 }
 
 fn data(b: &Buffer) -> &Data {

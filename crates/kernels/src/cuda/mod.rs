@@ -1,39 +1,41 @@
 //! The backend for NVIDIA cards.
 //!
-//! One context, one stream, one arena. Kernels are `.cu` text beside their launchers, compiled for the card that is
+//! One context, one stream, one arena ([`handles`] says who ends what). Kernels are `.cu` text beside their launchers, compiled for the card that is
 //! found ([`compile`]) after the same prelude (`prelude.cuh`); products go through cuBLASLt ([`gemm`]). Because all
 //! work is on one stream, memory that is freed may be handed out again at once.
 
-pub mod activation;
+// Operations have one way in from outside, the trait `Backend`: it checks what they are given.
+mod activation;
 mod ahead;
-pub mod attention;
+mod attention;
 mod backend;
 pub mod compile;
-pub mod context;
-pub mod embed;
-pub mod few;
+mod context;
+mod embed;
+mod few;
 mod footprint;
-pub mod gemm;
+mod gemm;
 mod halves;
-pub mod head_norm;
-pub mod kl;
-pub mod launch;
-pub mod libraries;
-pub mod linear;
-pub mod logp;
-pub mod memory;
-pub mod norm;
-pub mod optim;
-pub mod peak;
+mod handles;
+mod head_norm;
+mod kl;
+mod launch;
+mod libraries;
+mod linear;
+mod logp;
+mod memory;
+mod norm;
+mod optim;
+mod peak;
 mod profile;
 mod record;
-pub mod rotary;
+mod rotary;
 mod rows;
-pub mod sample;
+mod sample;
 mod stream;
 mod trace;
 mod tune;
-pub mod vector;
+mod vector;
 
 pub use ahead::settle;
 pub use context::Cuda;

@@ -2,30 +2,26 @@
 //! printed to standard error when the card is closed.
 
 use super::context::check;
+use super::handles::{Context, Event};
 use crate::error::Result;
-use cudarc::driver::sys::{self, CUevent, CUstream};
+use cudarc::driver::sys::{self, CUstream};
 use std::collections::HashMap;
 use std::io::Write;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// Start and end of one piece of work.
 struct Span {
     name: String,
-    events: [CUevent; 2],
+    events: [Event; 2],
 }
 
 /// Times, where they are wanted.
-pub(super) struct Profile(Option<Mutex<Vec<Span>>>);
-
-// SAFETY: events may be used from any thread.
-unsafe impl Send for Profile {}
-// SAFETY: as above, and the list is behind a lock.
-unsafe impl Sync for Profile {}
+pub(super) struct Profile(Option<(Mutex<Vec<Span>>, Arc<Context>)>);
 
 impl Profile {
-    pub(super) fn from_env() -> Self {
+    pub(super) fn from_env(context: &Arc<Context>) -> Self {
         let wanted = std::env::var_os("FERRL_PROFILE").is_some_and(|v| !v.is_empty() && v != "0");
-        Profile(wanted.then(Mutex::default))
+        Profile(wanted.then(|| (Mutex::default(), context.clone())))
     }
 
     /// Does some work on the stream, timed where wanted.
@@ -35,22 +31,19 @@ impl Profile {
         name: impl FnOnce() -> String,
         work: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let Some(spans) = &self.0 else { return work() };
+        let Some((spans, context)) = &self.0 else { return work() };
         let mut status = sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: a live variable and the card's stream.
         check(unsafe { sys::cuStreamIsCapturing(stream, &mut status) }, || "timing".into())?;
         if status != sys::CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE {
             return work();
         }
-        let mut events = [std::ptr::null_mut(); 2];
-        // SAFETY: live variables; the stream is the card's.
+        let events = [Event::new(context, true)?, Event::new(context, true)?];
+        // SAFETY: live events; the stream is the card's.
         unsafe {
-            for event in &mut events {
-                check(sys::cuEventCreate(event, 0), || "making an event".into())?;
-            }
-            check(sys::cuEventRecord(events[0], stream), || "timing".into())?;
+            check(sys::cuEventRecord(events[0].handle, stream), || "timing".into())?;
             work()?;
-            check(sys::cuEventRecord(events[1], stream), || "timing".into())?;
+            check(sys::cuEventRecord(events[1].handle, stream), || "timing".into())?;
         }
         spans.lock().unwrap_or_else(|e| e.into_inner()).push(Span { name: name(), events });
         Ok(())
@@ -65,17 +58,12 @@ impl Profile {
 
     /// Prints what was timed, the slowest first. Everything must be done.
     pub(super) fn report(&self) {
-        let Some(spans) = &self.0 else { return };
+        let Some((spans, _)) = &self.0 else { return };
         let mut sums: HashMap<String, (f64, usize)> = HashMap::new();
         for span in spans.lock().unwrap_or_else(|e| e.into_inner()).drain(..) {
             let mut ms = 0f32;
             // SAFETY: both events were recorded, and everything is done.
-            unsafe {
-                sys::cuEventElapsedTime_v2(&mut ms, span.events[0], span.events[1]);
-                for event in span.events {
-                    sys::cuEventDestroy_v2(event);
-                }
-            }
+            unsafe { sys::cuEventElapsedTime_v2(&mut ms, span.events[0].handle, span.events[1].handle) };
             let sum = sums.entry(span.name).or_default();
             *sum = (sum.0 + f64::from(ms), sum.1 + 1);
         }

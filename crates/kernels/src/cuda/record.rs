@@ -4,16 +4,19 @@
 //! uses that memory between two replays.
 
 use super::context::{Cuda, check};
+use super::handles::Context;
 use super::memory::Held;
 use crate::backend::Recording;
-use crate::error::Result;
-use cudarc::driver::sys::{self, CUgraphExec, CUstreamCaptureMode_enum};
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode_enum};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// A graph that can be launched, and the memory between its kernels.
 struct Graph {
     exec: CUgraphExec,
-    _held: Held,
+    held: Held,
+    context: Arc<Context>,
 }
 
 // SAFETY: a graph may be used from any thread.
@@ -23,39 +26,84 @@ unsafe impl Sync for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made by `record`; the driver waits for a launch that runs.
-        unsafe { sys::cuGraphExecDestroy(self.exec) };
+        if self.context.bind().is_ok() {
+            // SAFETY: made by `record`; the driver waits for a launch that runs.
+            unsafe { sys::cuGraphExecDestroy(self.exec) };
+        }
+    }
+}
+
+/// What was captured, before it is made into something that can be launched.
+struct Captured(CUgraph);
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: made by the capture that ended.
+            unsafe { sys::cuGraphDestroy(self.0) };
+        }
+    }
+}
+
+/// While this lives, work is recorded. It ends the capture also where the work fails or panics.
+struct Capture<'a> {
+    cuda: &'a Cuda,
+    ended: bool,
+}
+
+impl<'a> Capture<'a> {
+    fn begin(cuda: &'a Cuda) -> Result<Self> {
+        let mode = CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the card's stream, on which nothing is being recorded.
+        check(unsafe { sys::cuStreamBeginCapture_v2(cuda.stream, mode) }, || "beginning to record".into())?;
+        cuda.recording.store(true, Ordering::Relaxed);
+        cuda.arena.hold();
+        Ok(Capture { cuda, ended: false })
+    }
+
+    /// What was recorded, and the memory that was given back meanwhile.
+    fn end(&mut self) -> (Result<Captured>, Held) {
+        self.ended = true;
+        let held = self.cuda.arena.held_since();
+        self.cuda.recording.store(false, Ordering::Relaxed);
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: ends what `begin` began.
+        let ended = unsafe { sys::cuStreamEndCapture(self.cuda.stream, &mut graph) };
+        let graph = Captured(graph);
+        (check(ended, || "recording".into()).map(|()| graph), held)
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            let _ = self.end();
+        }
     }
 }
 
 /// See [`crate::Backend::record`].
 pub fn record(cuda: &Cuda, body: &mut dyn FnMut() -> Result<()>) -> Result<Recording> {
     cuda.bind()?;
-    let mode = CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED;
-    // SAFETY: the card's stream, on which nothing is being recorded.
-    check(unsafe { sys::cuStreamBeginCapture_v2(cuda.stream, mode) }, || "beginning to record".into())?;
-    cuda.recording.store(true, Ordering::Relaxed);
-    cuda.arena.hold();
+    let mut capture = Capture::begin(cuda)?;
     let done = body();
-    let held = cuda.arena.held_since();
-    cuda.recording.store(false, Ordering::Relaxed);
-    let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: ends what was begun above; the graph is destroyed when its executable form exists.
-    unsafe {
-        let ended = sys::cuStreamEndCapture(cuda.stream, &mut graph);
-        done?;
-        check(ended, || "recording".into())?;
-        let made = sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0);
-        sys::cuGraphDestroy(graph);
-        check(made, || "making a recording".into())?;
-    }
-    Ok(Recording::new(Box::new(Graph { exec, _held: held })))
+    let (graph, held) = capture.end();
+    done?;
+    let graph = graph?;
+    let mut exec = std::ptr::null_mut();
+    // SAFETY: a graph that was captured whole; it is destroyed when its executable form exists.
+    let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph.0, 0) };
+    check(made, || "making a recording".into())?;
+    Ok(Recording::new(Box::new(Graph { exec, held, context: cuda.context.clone() })))
 }
 
 /// See [`crate::Backend::replay`].
 pub fn replay(cuda: &Cuda, recording: &Recording) -> Result<()> {
     cuda.bind()?;
-    let graph: &Graph = recording.data().downcast_ref().expect("a recording of the CUDA backend");
+    let graph = recording.data().downcast_ref::<Graph>();
+    let Some(graph) = graph.filter(|graph| graph.held.is_of(&cuda.arena)) else {
+        return Err(Error::usage("operation replay: a recording of another device"));
+    };
     let start = || {
         // SAFETY: the graph lives; what it names lives as long as the caller promises.
         check(unsafe { sys::cuGraphLaunch(graph.exec, cuda.stream) }, || "a recording".into())

@@ -1,13 +1,20 @@
 // To try products on: operands whose rows repeat, and whether results repeat with them.
 
-// Numbers between -1 and 1 without a pattern that matters, the same again after every `period`.
-extern "C" __global__ void noise_again(bf16* x, u64 n, u64 period, u32 seed) {
+// Numbers of many magnitudes, exact in bf16, the same again after every `period`. The second half of each row of `width`
+// repeats the first, with the other sign if `turned`: products of turned rows and others sum up to zero, but for rounding.
+extern "C" __global__ void cancelling(bf16* x, u64 n, u64 period, u64 width, u32 seed, bool turned) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    u32 h = (u32)(i % period) * 0x9E3779B9u ^ seed;
+    const u64 at = i % period, column = at % width, half = width / 2;
+    const bool second = column >= half;
+    u32 h = (u32)(second ? at - half : at) * 0x9E3779B9u ^ seed;
     h = (h ^ (h >> 16)) * 0x85EBCA6Bu;
     h = (h ^ (h >> 13)) * 0xC2B2AE35u;
-    store(x, i, (float)((h ^ (h >> 16)) >> 8) / 8388608.0f - 1.0f);
+    h ^= h >> 16;
+    // A sign, an exponent from -9 to 0, seven bits.
+    const u32 sign = (h & 0x80000000u) ^ (second && turned ? 0x80000000u : 0u);
+    const u32 exponent = 127u - (h >> 8) % 10u;
+    store(x, i, __uint_as_float(sign | exponent << 23 | (h & 0x7Fu) << 16));
 }
 
 // Whether any bit of `a` differs from `b`, which has `period` words and is met again and again.

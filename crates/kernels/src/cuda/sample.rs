@@ -2,12 +2,13 @@
 
 use super::Cuda;
 use super::context::check;
+use super::handles::{Event, Pinned};
 use super::launch::{Grid, args};
 use super::memory::{Memory, f32_ptr, ptr};
 use crate::backend::{Ask, Choice, Choices};
 use crate::buffer::{Buffer, DType};
-use crate::error::Result;
-use cudarc::driver::sys::{self, CUevent};
+use crate::error::{Error, Result};
+use cudarc::driver::sys;
 use std::sync::{Arc, Mutex};
 
 /// Threads of a block of `truncated`, and bytes of its shared memory besides a sum for every tile.
@@ -38,17 +39,12 @@ struct Chosen {
 
 /// Page-locked memory that choices arrive in, and the event that says so.
 pub struct Slot {
-    at: *mut Chosen,
+    memory: Pinned,
     rows: usize,
-    event: CUevent,
+    event: Event,
 }
 
-// SAFETY: memory and event may be used from any thread; one owner at a time.
-unsafe impl Send for Slot {}
-// SAFETY: as above.
-unsafe impl Sync for Slot {}
-
-/// Slots nobody uses. They live as long as the process: a few kilobytes.
+/// Slots nobody uses; they end with the card.
 pub type Slots = Arc<Mutex<Vec<Slot>>>;
 
 /// Lists that went to the card last, by value: from step to step most are the same.
@@ -81,8 +77,8 @@ struct Pending {
 impl Drop for Pending {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
-            // SAFETY: the event was recorded. Nothing may arrive in memory that somebody else has.
-            unsafe { sys::cuEventSynchronize(slot.event) };
+            // Nothing may arrive in memory that somebody else has.
+            let _ = slot.event.wait();
             self.slots.lock().unwrap_or_else(|e| e.into_inner()).push(slot);
         }
     }
@@ -94,14 +90,8 @@ fn slot(cuda: &Cuda, rows: usize) -> Result<Slot> {
         return Ok(free.swap_remove(i));
     }
     let rows = rows.next_power_of_two().max(64);
-    let (mut at, mut event) = (std::ptr::null_mut(), std::ptr::null_mut());
-    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-    // SAFETY: live variables; the context is current.
-    unsafe {
-        check(sys::cuMemHostAlloc(&mut at, rows * CHOICE_BYTES, 0), || "making room for choices".into())?;
-        check(sys::cuEventCreate(&mut event, flags), || "making an event".into())?;
-    }
-    Ok(Slot { at: at.cast(), rows, event })
+    let memory = Pinned::new(&cuda.context, rows * CHOICE_BYTES)?;
+    Ok(Slot { memory, rows, event: Event::new(&cuda.context, false)? })
 }
 
 /// Starts the kernels and, behind them, the copy of what they chose.
@@ -127,27 +117,30 @@ fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[Asked]) -> 
     }
     cuda.bind()?;
     let slot = slot(cuda, rows)?;
+    let bytes = rows * CHOICE_BYTES;
     if rows > 0 {
         // SAFETY: the slot has room for so many rows, and is nobody else's until the event.
-        unsafe {
-            let copied =
-                sys::cuMemcpyDtoHAsync_v2(slot.at.cast(), chosen.ptr(), rows * CHOICE_BYTES, cuda.stream);
-            check(copied, || "fetching choices".into())?;
-        }
+        let copied = unsafe {
+            sys::cuMemcpyDtoHAsync_v2(slot.memory.at(0, bytes).cast(), chosen.ptr(), bytes, cuda.stream)
+        };
+        check(copied, || "fetching choices".into())?;
     }
     // SAFETY: a live event and the card's stream.
-    check(unsafe { sys::cuEventRecord(slot.event, cuda.stream) }, || "fetching choices".into())?;
+    let recorded = unsafe { sys::cuEventRecord(slot.event.handle, cuda.stream) };
+    check(recorded, || "fetching choices".into()).inspect_err(|_| {
+        // The copy must not arrive in memory that is gone.
+        let _ = cuda.synchronize();
+    })?;
     Ok(Pending { chosen, rows, slot: Some(slot), slots: cuda.slots.clone() })
 }
 
 /// Waits for the choices, not for what was started after them.
 fn finish(pending: &Pending) -> Result<Vec<Chosen>> {
     let Some(slot) = &pending.slot else { unreachable!("taken when dropped") };
-    // SAFETY: a recorded event; once it has happened the slot holds so many rows.
-    unsafe {
-        check(sys::cuEventSynchronize(slot.event), || "choosing tokens".into())?;
-        Ok(std::slice::from_raw_parts(slot.at, pending.rows).to_vec())
-    }
+    slot.event.wait()?;
+    let at = slot.memory.at(0, pending.rows * CHOICE_BYTES);
+    // SAFETY: the event was recorded after the copy, so the slot holds so many rows.
+    Ok(unsafe { std::slice::from_raw_parts(at.cast::<Chosen>(), pending.rows) }.to_vec())
 }
 
 /// Without truncation.
@@ -179,13 +172,19 @@ pub fn choose(cuda: &Cuda, logits: &Buffer, lse: &Buffer, asks: &[Ask]) -> Resul
     Ok(Choices::new(Box::new(start(cuda, logits, Some(lse), &asks)?)))
 }
 
-fn pending(choices: &Choices) -> &Pending {
-    choices.data().downcast_ref().expect("choices of the CUDA backend")
+fn pending(choices: &Choices) -> Result<&Pending> {
+    let made = choices.data().downcast_ref();
+    made.ok_or_else(|| Error::usage("choices of another device"))
+}
+
+/// Rows that were chosen for.
+pub(super) fn rows(choices: &Choices) -> Result<usize> {
+    Ok(pending(choices)?.rows)
 }
 
 /// See [`crate::Backend::chosen`].
 pub fn chosen(choices: &Choices) -> Result<Vec<Choice>> {
-    let all = finish(pending(choices))?;
+    let all = finish(pending(choices)?)?;
     Ok(all.into_iter().map(|Chosen { token, logit, lse, kept }| Choice { token, logit, lse, kept }).collect())
 }
 
@@ -193,7 +192,7 @@ pub fn chosen(choices: &Choices) -> Result<Vec<Choice>> {
 pub fn feed(cuda: &Cuda, choices: &[&Choices], from: &[(usize, u32)], ids: &mut Buffer) -> Result<()> {
     assert!(ids.dtype() == DType::U32 && from.len() <= ids.len());
     for (i, choices) in choices.iter().enumerate() {
-        let pending = pending(choices);
+        let pending = pending(choices)?;
         let mine = || from.iter().enumerate().filter(|(_, f)| f.0 == i);
         let rows: Vec<u32> = mine().map(|(_, f)| f.1).collect();
         assert!(rows.iter().all(|&r| (r as usize) < pending.rows));

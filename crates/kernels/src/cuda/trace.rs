@@ -115,7 +115,10 @@ impl Cuda {
 
     fn free_memory(&self) -> String {
         let (mut free, mut total) = (0, 0);
-        // SAFETY: live variables.
+        if self.bind().is_err() {
+            return format!("{} in use before", size(self.arena.usage().0));
+        }
+        // SAFETY: live variables; the context is current.
         match unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) } {
             CUresult::CUDA_SUCCESS => format!("{} of {} free", size(free), size(total)),
             _ => format!("{} in use before", size(self.arena.usage().0)),

@@ -2,11 +2,13 @@
 //!
 //! The library's advice is by a model of the card and at times a fifth from the best. What a clock decides must not
 //! decide bits: only algorithms that give the bits of the advised one are taken, so a run is the same whichever wins. It is
-//! tried on the product's own operands where its result is written, not added, and nothing else is allocated.
+//! tried on the product's own operands where its result is written, not added. Where rows must not depend on their number
+//! (`rows`), the advised one is one that was found to do that, and so must be every other.
 
 use super::context::Cuda;
 use super::gemm::Gemm;
 use super::launch::{Grid, args};
+use super::rows::Checked;
 use crate::buffer::DType;
 use crate::error::Result;
 use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t;
@@ -27,6 +29,8 @@ const GAIN: f64 = 1.0;
 /// storage of the result, alignment, batch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Kind {
+    /// Whether rows must not depend on their number.
+    checked: bool,
     sizes: [usize; 3],
     transposed: [bool; 2],
     out: DType,
@@ -35,9 +39,10 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    fn of(g: &Gemm) -> Self {
+    fn of(g: &Gemm, checked: bool) -> Self {
         let rounded = |n: usize| n.next_multiple_of((n.next_power_of_two() / 16).max(1));
         Kind {
+            checked,
             sizes: [g.m, g.n, g.k].map(rounded),
             transposed: [g.a_transposed, g.b_transposed],
             out: g.out,
@@ -50,28 +55,43 @@ impl Kind {
 /// What was found; `None` is the advised algorithm.
 pub(super) type Tuned = HashMap<Kind, Option<cublasLtMatmulAlgo_t>>;
 
-/// The algorithm to name for a product, if not the advised one.
-pub(super) fn fastest(cuda: &Cuda, g: &Gemm) -> Result<Option<cublasLtMatmulAlgo_t>> {
+/// The algorithm to name for a product, if not the library's advice; one of the checked ones where there are such.
+pub(super) fn fastest(
+    cuda: &Cuda,
+    g: &Gemm,
+    checked: Option<&Checked>,
+) -> Result<Option<cublasLtMatmulAlgo_t>> {
+    let advised = checked.map(|checked| checked.algo(cuda, g)).transpose()?;
     if g.m * g.n * g.k * g.batch < LARGE {
-        return Ok(None);
+        return Ok(advised);
     }
-    let kind = Kind::of(g);
+    let kind = Kind::of(g, checked.is_some());
     let known = cuda.products.tuned.lock().unwrap_or_else(|e| e.into_inner()).get(&kind).copied();
     if let Some(known) = known {
         // One that was found for another size may not serve this one.
-        return Ok(known.filter(|algo| cuda.products.serves(cuda, g, algo)));
+        return Ok(known.filter(|algo| cuda.products.serves(cuda, g, algo)).or(advised));
     }
     if g.beta != 0.0 || cuda.recording.load(Ordering::Relaxed) {
-        return Ok(None);
+        return Ok(advised);
     }
-    let Some(found) = search(cuda, g)? else { return Ok(None) };
+    let Some(found) = search(cuda, g, advised, checked)? else { return Ok(advised) };
     cuda.products.tuned.lock().unwrap_or_else(|e| e.into_inner()).insert(kind, found);
-    Ok(found)
+    Ok(found.or(advised))
 }
 
 /// Tries what is offered. Nothing comes back where the operands say too little: of zeros every sum is the same.
-fn search(cuda: &Cuda, g: &Gemm) -> Result<Option<Option<cublasLtMatmulAlgo_t>>> {
-    let offers = cuda.products.offers(cuda, g)?;
+fn search(
+    cuda: &Cuda,
+    g: &Gemm,
+    advised: Option<cublasLtMatmulAlgo_t>,
+    checked: Option<&Checked>,
+) -> Result<Option<Option<cublasLtMatmulAlgo_t>>> {
+    let mut offers = cuda.products.offers(cuda, g)?;
+    // What was tried before comes first: its bits are the ones.
+    if let Some(first) = advised {
+        offers.retain(|algo| algo.data != first.data);
+        offers.insert(0, first);
+    }
     let (mut first, mut best) = (None, None);
     for (i, algo) in offers.iter().take(TRIES).enumerate() {
         if cuda.products.attempt(cuda, g, algo).is_err() {
@@ -83,6 +103,11 @@ fn search(cuda: &Cuda, g: &Gemm) -> Result<Option<Option<cublasLtMatmulAlgo_t>>>
             None => {}
             Some((same, _)) if same != bits => continue,
             Some(_) => {}
+        }
+        if let Some(checked) = checked.filter(|_| i > 0)
+            && !checked.accepts(cuda, algo, g.m)?
+        {
+            continue;
         }
         let time = time(cuda, TIMES, || cuda.products.attempt(cuda, g, algo))?;
         let advised = first.get_or_insert((bits, time)).1;

@@ -3,7 +3,7 @@
 use super::context::{Cuda, check};
 use super::halves::{self, Whole};
 use super::launch::{Grid, args};
-use super::memory::{self, Memory, element, index_buffer, kernel, letter, ptr, u32s};
+use super::memory::{self, Memory, element, index_buffer, kernel, letter, ptr};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 use crate::narrow;
@@ -13,8 +13,6 @@ use cudarc::driver::sys;
 const DOT_CHUNK: usize = 4096;
 /// Rows whose columns are summed before the sums of such chunks are added in order.
 pub(super) const CHUNK: usize = 128;
-/// Stands for a row that becomes zero.
-const NO_ROW: u32 = u32::MAX;
 
 /// Number of rows of `width` in `len` elements.
 pub(super) fn row_count(len: usize, width: usize) -> usize {
@@ -155,26 +153,13 @@ fn gather(cuda: &Cuda, src: &Buffer, rows: u64, count: usize, width: usize, dst:
 
 /// Row `i` of `dst` is row `rows[i]` of `src`.
 pub fn gather_rows(cuda: &Cuda, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
-    let (host, count) = (u32s(rows), row_count(src.len(), width));
-    assert_eq!(dst.len(), host.len() * width);
-    assert!(host.iter().all(|&r| (r as usize) < count), "a row to gather is not among the {count} there are");
-    gather(cuda, src, ptr(rows), host.len(), width, dst)
+    gather(cuda, src, ptr(rows), rows.len(), width, dst)
 }
 
-/// Row `rows[i]` of `dst` is row `i` of `src`; the other rows become zero. `rows` are distinct.
-pub fn scatter_rows(cuda: &Cuda, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
-    let (rows, count) = (u32s(rows), row_count(dst.len(), width));
-    assert_eq!(src.len(), rows.len() * width);
-    let mut from = vec![NO_ROW; count];
-    for (i, &row) in rows.iter().enumerate() {
-        let from = from.get_mut(row as usize);
-        let from =
-            from.unwrap_or_else(|| panic!("row {row} to scatter to is not among the {count} there are"));
-        assert_eq!(*from, NO_ROW, "row {row} is scattered to twice");
-        *from = i as u32;
-    }
-    let from = cuda.uploaded(&from)?;
-    gather(cuda, src, from.ptr(), count, width, dst)
+/// Row `i` of `dst` is row `from[i]` of `src`, or zero.
+pub fn scatter_rows(cuda: &Cuda, src: &Buffer, from: &[u32], width: usize, dst: &mut Buffer) -> Result<()> {
+    let rows = cuda.uploaded(from)?;
+    gather(cuda, src, rows.ptr(), from.len(), width, dst)
 }
 
 /// Writes to `to`, or adds, the sums of the columns of `rows` rows at `x`, by a kernel of `vector.cu`.

@@ -2,10 +2,9 @@
 //! the backend's contract as one [`check`].
 #![allow(dead_code, clippy::unwrap_used)] // not every test uses every helper; helpers of tests are tests
 
-use ferrl_kernels::cpu::simd::{Level, narrow, widen};
-use ferrl_kernels::cpu::{Cpu, vector};
+use ferrl_kernels::cpu::{Cpu, Level, narrow, widen};
 use ferrl_kernels::philox::{normals, philox4x32};
-use ferrl_kernels::{Buffer, DType};
+use ferrl_kernels::{Backend, Buffer, DType};
 use std::sync::Once;
 
 /// Thread counts every result must be the same for.
@@ -19,8 +18,8 @@ pub const BF16: f64 = 1.0 / 256.0;
 pub fn levels() -> Vec<Level> {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
-        for level in Level::ALL.into_iter().filter(|l| !l.is_available()) {
-            eprintln!("skipped: this CPU has no {}", level.name());
+        for level in Level::missing() {
+            eprintln!("skipped: this CPU has no {level}");
         }
     });
     Level::available()
@@ -30,7 +29,7 @@ pub fn levels() -> Vec<Level> {
 pub fn for_each_cpu(mut f: impl FnMut(&Cpu)) {
     for level in levels() {
         for threads in THREADS {
-            f(&Cpu::with_level(threads, level));
+            f(&Cpu::with_level(threads, level).unwrap());
         }
     }
 }
@@ -47,8 +46,8 @@ pub fn random_ids(seed: u32, n: usize, below: u32) -> Vec<u32> {
 
 /// A buffer with these elements.
 pub fn upload(cpu: &Cpu, dtype: DType, values: &[f32]) -> Buffer {
-    let mut buffer = cpu.arena.buffer(dtype, values.len()).unwrap();
-    vector::write(cpu, &mut buffer, 0, values).unwrap();
+    let mut buffer = cpu.alloc(dtype, values.len()).unwrap();
+    cpu.write(&mut buffer, 0, values).unwrap();
     buffer
 }
 
@@ -60,7 +59,7 @@ pub fn unwritten(cpu: &Cpu, dtype: DType, n: usize) -> Buffer {
 /// A buffer's elements.
 pub fn download(cpu: &Cpu, buffer: &Buffer) -> Vec<f32> {
     let mut values = vec![0.0; buffer.len()];
-    vector::read(cpu, buffer, 0, &mut values).unwrap();
+    cpu.read(buffer, 0, &mut values).unwrap();
     values
 }
 
@@ -162,7 +161,7 @@ pub fn check(op: &dyn Op) {
         let mut portable: Option<Results<f32>> = None;
         for level in levels() {
             let name = format!("{} {} {}", op.name(), dtype.name(), level.name());
-            let one = Cpu::with_level(1, level);
+            let one = Cpu::with_level(1, level).unwrap();
             let base = (op.by_row(&one, dtype, &all), op.sums(&one, dtype));
             assert_eq!((base.0.len(), base.1.len()), (exact.0.len(), exact.1.len()), "{name}");
             let portable = portable.get_or_insert_with(|| base.clone());
@@ -183,7 +182,7 @@ pub fn check(op: &dyn Op) {
                 assert_close(&format!("{name} sum {k} against portable"), got, &want, 1e-5, tolerance);
             }
             for threads in THREADS {
-                let cpu = Cpu::with_level(threads, level);
+                let cpu = Cpu::with_level(threads, level).unwrap();
                 for (b, picks) in batches.iter().enumerate() {
                     for (k, got) in op.by_row(&cpu, dtype, picks).iter().enumerate() {
                         let want = pick(&base.0[k], base.0[k].len() / rows, picks);

@@ -37,8 +37,6 @@ struct Remote {
     size: u64,
     /// Where its bytes are: the hub sends large files from elsewhere.
     location: String,
-    /// Whether that place may be told the token.
-    trusted: bool,
 }
 
 impl Hub {
@@ -115,11 +113,10 @@ impl Hub {
     }
 
     fn json(&self, url: &str, id: &str) -> Result<Value> {
-        let mut response = self.get(url, 0, true).map_err(|e| self.unreachable(&e))?;
+        let mut response = self.get(url, 0).map_err(|e| self.unreachable(&e))?;
         for _ in 0..5 {
             let Some(next) = redirect(&response, url) else { break };
-            response =
-                self.get(&next, 0, next.starts_with(&self.endpoint)).map_err(|e| self.unreachable(&e))?;
+            response = self.get(&next, 0).map_err(|e| self.unreachable(&e))?;
         }
         self.refuse(response.status().as_u16(), id)?;
         let text = response.body_mut().read_to_string().map_err(|e| self.unreachable(&e))?;
@@ -131,7 +128,7 @@ impl Hub {
         let mut url = url.to_owned();
         for _ in 0..5 {
             let mut request = self.agent.head(&url).header("Accept-Encoding", "identity");
-            if let Some(token) = &self.token {
+            if let Some(token) = self.token_for(&url) {
                 request = request.header("Authorization", format!("Bearer {token}"));
             }
             let response = request.call().map_err(|e| self.unreachable(&e))?;
@@ -141,7 +138,7 @@ impl Hub {
             let next = redirect(&response, &url);
             // A redirect inside the hub (a renamed repository) is followed; one that carries the etag leads to the bytes.
             if let (Some(next), None) = (&next, header("x-linked-etag"))
-                && next.starts_with(&self.endpoint)
+                && same_origin(next, &self.endpoint)
             {
                 url = next.clone();
                 continue;
@@ -156,9 +153,7 @@ impl Hub {
             let (Some(etag), Some(size)) = (etag, size) else {
                 return Err(strange(id, "gives a file without etag or size"));
             };
-            let location = next.unwrap_or(url);
-            let trusted = location.starts_with(&self.endpoint);
-            return Ok(Remote { etag, size, location, trusted });
+            return Ok(Remote { etag, size, location: next.unwrap_or(url) });
         }
         Err(strange(id, "sends requests round in a circle"))
     }
@@ -207,8 +202,7 @@ impl Hub {
     }
 
     fn append(&self, remote: &Remote, part: &Path, have: u64, name: &str) -> Result<()> {
-        let mut response =
-            self.get(&remote.location, have, remote.trusted).map_err(|e| self.unreachable(&e))?;
+        let mut response = self.get(&remote.location, have).map_err(|e| self.unreachable(&e))?;
         let status = response.status().as_u16();
         let fresh = match status {
             206 if have > 0 => false,
@@ -237,12 +231,17 @@ impl Hub {
         }
     }
 
-    fn get(&self, url: &str, from: u64, trusted: bool) -> std::result::Result<Response<Body>, ureq::Error> {
+    /// The token, for the host it is meant for and for no other, wherever a redirect leads.
+    fn token_for(&self, url: &str) -> Option<&str> {
+        self.token.as_deref().filter(|_| same_origin(url, &self.endpoint))
+    }
+
+    fn get(&self, url: &str, from: u64) -> std::result::Result<Response<Body>, ureq::Error> {
         let mut request = self.agent.get(url).header("Accept-Encoding", "identity");
         if from > 0 {
             request = request.header("Range", format!("bytes={from}-"));
         }
-        if let Some(token) = self.token.as_ref().filter(|_| trusted) {
+        if let Some(token) = self.token_for(url) {
             request = request.header("Authorization", format!("Bearer {token}"));
         }
         request.call()
@@ -287,6 +286,29 @@ fn tell(name: &str, done: u64, size: u64) {
     } else if !live && done == 0 {
         let _ = writeln!(std::io::stderr(), "downloading {name}: {:.1} MiB", mib(size));
     }
+}
+
+/// Whether two addresses have the same scheme, host and port.
+fn same_origin(a: &str, b: &str) -> bool {
+    matches!((origin(a), origin(b)), (Some(a), Some(b)) if a == b)
+}
+
+/// Scheme, host and port of an address, without the user that may stand before them.
+fn origin(url: &str) -> Option<(String, String, u16)> {
+    let (scheme, rest) = url.split_once("://")?;
+    let scheme = scheme.to_ascii_lowercase();
+    let authority = rest.split(['/', '?', '#', '\\']).next()?;
+    let place = authority.rsplit_once('@').map_or(authority, |(_, place)| place);
+    let usual = match scheme.as_str() {
+        "https" => 443,
+        "http" => 80,
+        _ => return None,
+    };
+    let (host, port) = match place.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, port.parse().ok()?),
+        _ => (place, usual),
+    };
+    (!host.is_empty()).then(|| (scheme, host.trim_end_matches('.').to_ascii_lowercase(), port))
 }
 
 /// Where a redirect leads, as a whole address.
@@ -367,4 +389,37 @@ fn unwritable(path: &Path, e: &std::io::Error) -> Error {
     Error::resource(format!("cannot write: {e}"))
         .at(path.display())
         .fix("free some space, or point HF_HUB_CACHE at a disk that has it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_compared_and_not_a_prefix() {
+        let hub = "https://huggingface.co";
+        for same in
+            ["https://huggingface.co/x", "https://HuggingFace.co:443/y?z", "https://u@huggingface.co/"]
+        {
+            assert!(same_origin(same, hub), "{same}");
+        }
+        for other in [
+            "https://huggingface.co.evil.org/x",
+            "https://huggingface.community/x",
+            "https://huggingface.co@evil.org/x",
+            "https://evil.org/https://huggingface.co",
+            "https://evil.org\\@huggingface.co",
+            "http://huggingface.co/x",
+            "https://huggingface.co:8443/x",
+            "ftp://huggingface.co/x",
+            "huggingface.co/x",
+            "https://",
+        ] {
+            assert!(!same_origin(other, hub), "{other}");
+        }
+        assert!(
+            same_origin("http://[::1]:80/a", "http://[::1]")
+                && !same_origin("http://[::1]:81", "http://[::1]")
+        );
+    }
 }

@@ -39,7 +39,18 @@ impl<'a> Reader<'a> {
             return Ok(Some(Fields::Completion { prompt, completion }));
         }
         self.used.clear();
-        Ok(self.text("text")?.filter(|_| self.prompt.is_none()).map(Fields::Text))
+        if let Some(text) = self.text("text")?.filter(|_| self.prompt.is_none()) {
+            return Ok(Some(Fields::Text(text)));
+        }
+        match self.messages()? {
+            // Messages, and nothing that answers them.
+            Some(messages) if self.prompt.is_none() => {
+                let name =
+                    CONVERSATION.into_iter().find(|n| self.get(n).is_some()).unwrap_or(CONVERSATION[0]);
+                Err(ends_wrong(&messages, "the assistant's").at(column(name)))
+            }
+            _ => Ok(None),
+        }
     }
 
     pub fn preference(&mut self) -> Result<Option<Fields>> {
@@ -115,7 +126,8 @@ impl<'a> Reader<'a> {
 
     pub fn target(&mut self) -> Result<Option<Fields>> {
         let Some(value) = self.get("target") else { return Ok(None) };
-        let target = number(value).ok_or_else(|| wrong("target", value, "a number between 0 and 1"))?;
+        let target =
+            number(value).ok_or_else(|| no_number(value, "a number between 0 and 1").at(column("target")))?;
         if !(0.0..=1.0).contains(&target) {
             return Err(Error::data(format!("is {target}, expected a number between 0 and 1"))
                 .at(column("target"))

@@ -1,6 +1,7 @@
 //! Values of columns: text, numbers, messages.
 
-use ferrl_engine::{Error, Result};
+use ferrl_engine::chat::text_of;
+use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Value, json};
 
 use super::{Content, Fields};
@@ -39,8 +40,21 @@ pub fn numbers(name: &str, value: &Value, count: usize) -> Result<Vec<f32>> {
             .at(column(name))
             .fix("give one for each completion"));
     }
-    let one = |(i, v): (usize, &Value)| number(v).ok_or_else(|| nth(name, i, expected(v, "a number")));
+    let one = |(i, v): (usize, &Value)| number(v).ok_or_else(|| nth(name, i, no_number(v, "a number")));
     items.iter().enumerate().map(one).collect()
+}
+
+/// The error for a value that is no number, or one too large for 32 bits.
+pub fn no_number(value: &Value, what: &str) -> Error {
+    match value {
+        Value::Number(n) => Error::data(format!("got {n}, expected {what} within the range of 32 bits"))
+            .fix("correct the row, or scale the column"),
+        Value::String(text) if text.trim().parse::<f64>().is_ok() => {
+            Error::data(format!("got the text {text:?}, expected {what}"))
+                .fix(format!("write {} without quotes", text.trim()))
+        }
+        other => expected(other, what),
+    }
 }
 
 pub fn number(value: &Value) -> Option<f32> {
@@ -83,6 +97,7 @@ pub fn message(value: &Value) -> Result<Value> {
             "gpt" | "model" | "bot" => "assistant",
             other => other,
         };
+        let said = text_of(said).map_err(|e| e.at("value"))?;
         return Ok(json!({ "role": role, "content": said }));
     }
     let keys: Vec<&str> = fields.keys().map(String::as_str).collect();
@@ -90,18 +105,34 @@ pub fn message(value: &Value) -> Result<Value> {
         return Err(Error::data(format!("has no role; its fields are {}", crate::data::list(&keys)))
             .fix("write messages as {\"role\": \"user\", \"content\": \"...\"}"));
     }
+    spelt(fields["role"].as_str().unwrap_or_default())?;
     let mut fields = fields.clone();
     let content = fields.get("content").cloned().unwrap_or_default();
     fields.retain(|_, v| !v.is_null());
     fields.values_mut().for_each(without_nulls);
     match content {
-        Value::String(_) | Value::Array(_) => {}
+        Value::String(_) => {}
+        Value::Array(_) => {
+            fields.insert("content".into(), text_of(&content)?.into());
+        }
         Value::Null if fields.contains_key("tool_calls") => {
             fields.insert("content".into(), Value::Null);
         }
         other => return Err(expected(&other, "text").at("content")),
     }
     Ok(Value::Object(fields))
+}
+
+/// Refuses a role that is nearly one of those that templates know: its turn would be neither trained nor shown rightly.
+fn spelt(role: &str) -> Result<()> {
+    const ROLES: [&str; 8] =
+        ["system", "user", "assistant", "tool", "developer", "function", "ipython", "observation"];
+    match nearest(&role.to_lowercase(), ROLES) {
+        Some(near) if !ROLES.contains(&role) => Err(Error::data(format!("unknown role {role:?}"))
+            .at("role")
+            .fix(format!("did you mean {near:?}?"))),
+        _ => Ok(()),
+    }
 }
 
 pub fn without_nulls(value: &mut Value) {

@@ -52,7 +52,7 @@ struct Call<'a, T> {
     out: &'a [T],
     lse: &'a [f32],
     dout: &'a [T],
-    dqkv: Disjoint<T>,
+    dqkv: Disjoint<'a, T>,
 }
 
 /// Query positions `span` of the sequence in `rows`, which see `blocks`.

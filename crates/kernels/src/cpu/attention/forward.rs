@@ -60,7 +60,7 @@ pub(super) fn attend<T: Storage>(
     rows: &PagedRows,
     cache: &[T],
     out: &mut Buffer,
-    lse: Option<Disjoint<f32>>,
+    lse: Option<Disjoint<'_, f32>>,
 ) {
     let heads = op.heads;
     let tokens = qkv.len() / heads.qkv_width();
@@ -92,8 +92,8 @@ fn attend_rows<T: Storage>(
     task: &Task<'_>,
     qkv: &[T],
     cache: &[T],
-    out: Disjoint<T>,
-    lse: Option<Disjoint<f32>>,
+    out: Disjoint<'_, T>,
+    lse: Option<Disjoint<'_, f32>>,
     mut scratch: &mut [f32],
 ) {
     let (heads, sequence) = (op.heads, task.sequence);

@@ -442,7 +442,7 @@ multiversion! {
 multiversion! {
     /// Rows of panels, each times its factor, to rows of `dims` elements. No zero is stored as minus zero:
     /// multiples of zero by unseen values may have given the sums either sign.
-    fn scatter<S, type T: Stored>(s, x: &[f32], stride: usize, factors: &[f32], offsets: &[usize], dims: usize, out: Rooms<T>) {
+    fn scatter<S, type T: Stored>(s, x: &[f32], stride: usize, factors: &[f32], offsets: &[usize], dims: usize, out: Rooms<'_, T>) {
         for r in 0..offsets.len() {
             let factor = s.splat(factors[r]);
             // SAFETY: the maker of `out` promises that the rows lie in it and are this task's alone.
@@ -460,12 +460,12 @@ multiversion! {
 }
 
 /// Rows that the task of its holder alone writes.
-struct Rooms<T>(Disjoint<T>);
+struct Rooms<'a, T>(Disjoint<'a, T>);
 
-impl<T> Rooms<T> {
+impl<'a, T> Rooms<'a, T> {
     /// # Safety
     /// The rows that will be written lie within the array and belong to this task alone.
-    unsafe fn new(all: Disjoint<T>) -> Self {
+    unsafe fn new(all: Disjoint<'a, T>) -> Self {
         Rooms(all)
     }
 }

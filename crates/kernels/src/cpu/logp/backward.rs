@@ -58,7 +58,7 @@ impl From32 for u16 {
 }
 
 multiversion! {
-    fn dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, op: LogpHead, x: &[E], w: Packed<'_, E>, rows: Range<usize>, tile: usize, g: &RowGrads<'_>, out: Disjoint<E>, at: usize, ld: usize) {
+    fn dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, op: LogpHead, x: &[E], w: Packed<'_, E>, rows: Range<usize>, tile: usize, g: &RowGrads<'_>, out: Disjoint<'_, E>, at: usize, ld: usize) {
         logit_tile(s, scratch, op, x, rows.clone(), w, tile, &mut tiles.first);
         turn(s, tiles, op, w.shape.n, rows, tile, g, out, at, ld)
     }
@@ -66,7 +66,7 @@ multiversion! {
 
 multiversion! {
     /// From logits that forward has kept, `[rows, vocab]`.
-    fn kept_dlogits<S, type E: GradElement>(s, tiles: &mut Tiles, op: LogpHead, kept: &[f32], vocab: usize, rows: Range<usize>, tile: usize, g: &RowGrads<'_>, out: Disjoint<E>, at: usize, ld: usize) {
+    fn kept_dlogits<S, type E: GradElement>(s, tiles: &mut Tiles, op: LogpHead, kept: &[f32], vocab: usize, rows: Range<usize>, tile: usize, g: &RowGrads<'_>, out: Disjoint<'_, E>, at: usize, ld: usize) {
         let (from, width) = (tile * TILE, tile_width(vocab, tile));
         for (i, row) in rows.clone().enumerate() {
             tiles.first[i * TILE..][..width].copy_from_slice(&kept[row * vocab + from..][..width]);
@@ -85,7 +85,7 @@ fn turn<S: Simd, E: GradElement>(
     rows: Range<usize>,
     tile: usize,
     g: &RowGrads<'_>,
-    out: Disjoint<E>,
+    out: Disjoint<'_, E>,
     at: usize,
     ld: usize,
 ) {
@@ -264,7 +264,7 @@ pub(super) fn through_vocabulary<E: GradElement>(
     w: &Weight,
     dx: &mut Buffer,
     dw: Option<&mut Buffer>,
-    fill: impl Fn(Range<usize>, usize, Disjoint<E>, usize, usize) + Sync,
+    fill: impl Fn(Range<usize>, usize, Disjoint<'_, E>, usize, usize) + Sync,
 ) -> Result<()> {
     let rows = x.len() / w.k;
     if rows == 0 {
@@ -315,7 +315,7 @@ impl<'a, E: GradElement> Flow<'a, E> {
     fn part(
         &mut self,
         part: Range<usize>,
-        fill: impl Fn(Range<usize>, usize, Disjoint<E>, usize, usize) + Sync,
+        fill: impl Fn(Range<usize>, usize, Disjoint<'_, E>, usize, usize) + Sync,
     ) {
         let (cpu, w, rows) = (self.cpu, self.w, part.len());
         let dx = &mut self.dx.slice_mut::<f32>(self.rows * w.k)[part.start * w.k..part.end * w.k];
@@ -330,12 +330,12 @@ impl<'a, E: GradElement> Flow<'a, E> {
                 fill(rows, from / TILE + tile, shared, tile * TILE, width);
             });
             let back = backward_pack::<E>(w).stretch(from, width);
-            matmul::linear(cpu.level, &cpu.pool, grad, back, None, Out::AddF32(Disjoint::new(dx)));
+            matmul::linear(cpu.level, &cpu.pool, grad, back, None, Out::AddF32(&mut *dx));
             if let Some(dw) = &mut self.dw {
                 let here = from * w.k..(from + width) * w.k;
                 let open = self.open.as_mut().map(|m| &mut m.slice_mut::<f32>(w.n * w.k)[here.clone()]);
                 let (earlier, later) = (part.start > 0, part.end < self.rows);
-                let chain = Chain { open: open.map(Disjoint::new), earlier, later };
+                let chain = Chain { open, earlier, later };
                 matmul::accumulate_dw(cpu.level, &cpu.pool, grad, tokens, chain, &mut dw[here]);
             }
         }

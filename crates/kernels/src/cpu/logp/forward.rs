@@ -23,12 +23,12 @@ struct Pass<'a> {
     wanted: &'a [u32],
     per_row: usize,
     /// Their scaled logits.
-    found: Disjoint<f32>,
+    found: Disjoint<'a, f32>,
     /// `[rows][tiles]`
-    folds: Disjoint<Fold>,
+    folds: Disjoint<'a, Fold>,
     tiles: usize,
     /// `[rows][vocab]`, for decoding.
-    logits: Option<Disjoint<f32>>,
+    logits: Option<Disjoint<'a, f32>>,
 }
 
 multiversion! {
@@ -77,6 +77,7 @@ pub(super) fn fold_rows<E: TokenRows<Unit: Plain>>(
     let rows = x.len() / w.k;
     let per_row = wanted.len() / rows.max(1);
     assert!(found.len() == wanted.len() && wanted.iter().all(|&t| (t as usize) < w.n));
+    assert!(logits.as_ref().is_none_or(|l| l.len() == rows * w.n));
     let tiles = w.n.div_ceil(TILE);
     let logits = logits.map(Disjoint::new);
     let found = Disjoint::new(found);
@@ -90,9 +91,7 @@ pub(super) fn fold_rows<E: TokenRows<Unit: Plain>>(
         let shared = Disjoint::new(&mut folds);
         cpu.pool.run(part.len().div_ceil(ROWS) * tiles, |i| {
             let (rows, tile) = task(i, part.len());
-            // SAFETY: shifted views of the same disjoint parts.
-            let (found, logits) =
-                unsafe { (found.shifted(start * per_row), logits.map(|l| l.shifted(start * w.n))) };
+            let (found, logits) = (found.shifted(start * per_row), logits.map(|l| l.shifted(start * w.n)));
             let wanted = &wanted[start * per_row..part.end * per_row];
             let p = Pass { op, rows, tile, wanted, per_row, found, folds: shared, tiles, logits };
             with_tiles(|scratch, t| pass(cpu.level, scratch, t, x, forward_pack::<E>(w), p));

@@ -32,7 +32,7 @@ impl<E: GradElement> Copy for Side<'_, E> {}
 
 multiversion! {
     /// Σ over the tile of `p (log p - log q)`, for each row.
-    fn kl_tile<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, op: LogpHead, p: Side<'_, E>, q: Side<'_, E>, rows: Range<usize>, tile: usize, out: Disjoint<f32>, n_tiles: usize) {
+    fn kl_tile<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, op: LogpHead, p: Side<'_, E>, q: Side<'_, E>, rows: Range<usize>, tile: usize, out: Disjoint<'_, f32>, n_tiles: usize) {
         logit_tile(s, scratch, op, p.x, rows.clone(), p.w, tile, &mut tiles.first);
         logit_tile(s, scratch, op, q.x, rows.clone(), q.w, tile, &mut tiles.second);
         let width = tile_width(p.w.shape.n, tile);
@@ -55,7 +55,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn kl_dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, op: LogpHead, p: Side<'_, E>, q: Side<'_, E>, kl: &[f32], dkl: &[f32], rows: Range<usize>, tile: usize, out: Disjoint<E>, at: usize, ld: usize) {
+    fn kl_dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, op: LogpHead, p: Side<'_, E>, q: Side<'_, E>, kl: &[f32], dkl: &[f32], rows: Range<usize>, tile: usize, out: Disjoint<'_, E>, at: usize, ld: usize) {
         logit_tile(s, scratch, op, p.x, rows.clone(), p.w, tile, &mut tiles.first);
         logit_tile(s, scratch, op, q.x, rows.clone(), q.w, tile, &mut tiles.second);
         let width = tile_width(p.w.shape.n, tile);
@@ -108,6 +108,7 @@ fn rows(
     kl: &mut [f32],
 ) {
     assert!(p.1.n == q.1.n && p.0.dtype() == q.0.dtype());
+    assert!(p_lse.len() == kl.len() && q_lse.len() == kl.len());
     let n_tiles = p.1.n.div_ceil(TILE);
     let mut parts = vec![0f32; kl.len() * n_tiles];
     let shared = Disjoint::new(&mut parts);

@@ -11,7 +11,7 @@ pub mod pack;
 pub mod tile;
 
 use super::pool::{Disjoint, Pool};
-use super::simd::{LANES, Level, Simd, multiversion};
+use super::simd::{Kind, LANES, Level, Simd, multiversion};
 use pack::{Columns, FromMaster, Packed, Shape, TokenRows, pack_panels};
 use std::cell::RefCell;
 use std::ops::Range;
@@ -26,24 +26,40 @@ const MAX_PANELS: usize = 8;
 const MAX_ROWS: usize = 14;
 
 /// Where results go.
-#[derive(Clone, Copy)]
-pub enum Out {
+pub enum Out<'a> {
     /// f32, row-major
-    F32(Disjoint<f32>),
+    F32(&'a mut [f32]),
     /// bf16, row-major
-    Bf16(Disjoint<u16>),
+    Bf16(&'a mut [u16]),
     /// added to f32, row-major
-    AddF32(Disjoint<f32>),
+    AddF32(&'a mut [f32]),
+}
+
+impl Out<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Out::F32(o) | Out::AddF32(o) => o.len(),
+            Out::Bf16(o) => o.len(),
+        }
+    }
+}
+
+/// The same, shared by tasks.
+#[derive(Clone, Copy)]
+enum Shared<'a> {
+    F32(Disjoint<'a, f32>),
+    Bf16(Disjoint<'a, u16>),
+    AddF32(Disjoint<'a, f32>),
 }
 
 /// Rows of a tile at a level.
 pub fn tile_rows(level: Level) -> usize {
-    match level {
-        Level::Portable => super::simd::Portable::MR,
+    match level.kind() {
+        Kind::Portable => super::simd::Portable::MR,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => super::simd::Avx2::MR,
+        Kind::Avx2 => super::simd::Avx2::MR,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 | Level::Avx512Bf16 => super::simd::Avx512::<true>::MR,
+        Kind::Avx512 | Kind::Avx512Bf16 => super::simd::Avx512::<true>::MR,
         #[cfg(not(target_arch = "x86_64"))]
         _ => super::simd::Portable::MR,
     }
@@ -56,10 +72,16 @@ pub fn linear<E: TokenRows>(
     x: &[E],
     w: Packed<'_, E>,
     bias: Option<&[f32]>,
-    out: Out,
+    out: Out<'_>,
 ) {
     let m = x.len() / w.shape.k;
-    assert!(x.len() == m * w.shape.k);
+    assert!(x.len() == m * w.shape.k && w.is_whole());
+    assert!(out.len() == m * w.shape.n && bias.is_none_or(|b| b.len() == w.shape.n));
+    let out = match out {
+        Out::F32(o) => Shared::F32(Disjoint::new(o)),
+        Out::Bf16(o) => Shared::Bf16(Disjoint::new(o)),
+        Out::AddF32(o) => Shared::AddF32(Disjoint::new(o)),
+    };
     let mr = tile_rows(level);
     let (row_panels, column_panels) = (m.div_ceil(mr), w.shape.panels());
     // Enough tasks that no thread idles for long at the end, but each worth its packing of rows and its hand-over.
@@ -84,7 +106,7 @@ pub fn linear<E: TokenRows>(
 }
 
 multiversion! {
-    fn linear_task<S, type E: TokenRows>(s, scratch: &mut Scratch, x: &[E], rows: Range<usize>, w: Packed<'_, E>, panels: Range<usize>, bias: Option<&[f32]>, out: Out) {
+    fn linear_task<S, type E: TokenRows>(s, scratch: &mut Scratch, x: &[E], rows: Range<usize>, w: Packed<'_, E>, panels: Range<usize>, bias: Option<&[f32]>, out: Shared<'_>) {
         let n = w.shape.n;
         product(s, scratch, x, rows, w, panels, &mut |s: S, row: usize, count: usize, panel: usize, tile: *const f32| {
             let columns = (n - panel * PANEL).min(PANEL);
@@ -101,14 +123,14 @@ multiversion! {
                         }
                         let to = (row + r) * n + at;
                         match out {
-                            Out::F32(o) if lanes == LANES => s.store(o.part(to, lanes).as_mut_ptr(), v),
-                            Out::F32(o) => s.store_first(lanes, o.part(to, lanes).as_mut_ptr(), v),
-                            Out::AddF32(o) => {
+                            Shared::F32(o) if lanes == LANES => s.store(o.part(to, lanes).as_mut_ptr(), v),
+                            Shared::F32(o) => s.store_first(lanes, o.part(to, lanes).as_mut_ptr(), v),
+                            Shared::AddF32(o) => {
                                 let o = o.part(to, lanes).as_mut_ptr();
                                 s.store_first(lanes, o, s.add(s.load_first(lanes, o, 0.0), v));
                             }
-                            Out::Bf16(o) if lanes == LANES => s.store_bf16(o.part(to, lanes).as_mut_ptr(), v),
-                            Out::Bf16(o) => s.store_first_bf16(lanes, o.part(to, lanes).as_mut_ptr(), v),
+                            Shared::Bf16(o) if lanes == LANES => s.store_bf16(o.part(to, lanes).as_mut_ptr(), v),
+                            Shared::Bf16(o) => s.store_first_bf16(lanes, o.part(to, lanes).as_mut_ptr(), v),
                         }
                     }
                 }
@@ -149,6 +171,7 @@ pub fn product<S: Simd, E: TokenRows>(
     panels: Range<usize>,
     finish: &mut impl FnMut(S, usize, usize, usize, *const f32),
 ) {
+    assert!(S::MR <= MAX_ROWS && panels.end <= w.shape.panels() && w.is_whole());
     let units = w.shape.units::<E>();
     let row_panels = rows.len().div_ceil(S::MR);
     if row_panels == 0 || panels.is_empty() {
@@ -272,20 +295,27 @@ unsafe fn tile_of_rows<S: Simd, E: Element>(s: S, rows: usize, panels: usize, op
 }
 
 /// Which part of a sum over tokens a call of [`accumulate_dw`] is.
-#[derive(Clone, Copy)]
-pub struct Chain {
+pub struct Chain<'a> {
     /// Unfinished sums, laid out as `dw`: to go on from where there is an `earlier` part, to leave behind where
     /// there is a `later` one.
-    pub open: Option<Disjoint<f32>>,
+    pub open: Option<&'a mut [f32]>,
     /// Tokens before these have been summed.
     pub earlier: bool,
     /// Tokens after these will be.
     pub later: bool,
 }
 
-impl Chain {
+impl Chain<'_> {
     /// All tokens at once.
-    pub const WHOLE: Chain = Chain { open: None, earlier: false, later: false };
+    pub const WHOLE: Chain<'static> = Chain { open: None, earlier: false, later: false };
+}
+
+/// The same, shared by tasks.
+#[derive(Clone, Copy)]
+struct Open<'a> {
+    sums: Option<Disjoint<'a, f32>>,
+    earlier: bool,
+    later: bool,
 }
 
 /// `dw += dyᵀ · x`: `dy` is `[tokens, n]`, `x` packed from `[tokens, k]` by [`pack::pack_tokens`], `dw` is `[n, k]`.
@@ -298,13 +328,16 @@ pub fn accumulate_dw<E: TokenRows>(
     pool: &Pool,
     dy: &[E],
     x: Packed<'_, E>,
-    chain: Chain,
+    chain: Chain<'_>,
     dw: &mut [f32],
 ) {
     let Shape { n: k, k: tokens } = x.shape;
     let n = dy.len() / tokens;
-    assert!(dy.len() == n * tokens && dw.len() == n * k);
+    assert!(dy.len() == n * tokens && dw.len() == n * k && x.is_whole());
     assert!(chain.open.is_some() || !(chain.earlier || chain.later));
+    assert!(chain.open.as_ref().is_none_or(|open| open.len() == dw.len()));
+    let Chain { open, earlier, later } = chain;
+    let chain = Open { sums: open.map(Disjoint::new), earlier, later };
     let mr = tile_rows(level);
     let (row_panels, column_panels) = (n.div_ceil(mr), x.shape.panels());
     let wanted = if pool.threads() == 1 { 1 } else { 8 * pool.threads() };
@@ -322,14 +355,14 @@ pub fn accumulate_dw<E: TokenRows>(
 }
 
 multiversion! {
-    fn dw_task<S, type E: TokenRows>(s, scratch: &mut Scratch, dy: &[E], n: usize, rows: Range<usize>, x: Packed<'_, E>, panels: Range<usize>, chain: Chain, dw: Disjoint<f32>) {
+    fn dw_task<S, type E: TokenRows>(s, scratch: &mut Scratch, dy: &[E], n: usize, rows: Range<usize>, x: Packed<'_, E>, panels: Range<usize>, chain: Open<'_>, dw: Disjoint<'_, f32>) {
         let units = x.shape.units::<E>();
         let row_panels = rows.len().div_ceil(S::MR);
         let slots = row_panels * panels.len();
         let block = K_BLOCK * LANES; // units of a packed row panel
         scratch.a.resize(scratch.a.len().max(row_panels * block), 0);
         scratch.c.resize(scratch.c.len().max(slots * MAX_ROWS * PANEL), 0.0);
-        if let (true, Some(open)) = (chain.earlier, chain.open) {
+        if let (true, Some(open)) = (chain.earlier, chain.sums) {
             each_sum(S::MR, rows.clone(), x.shape.n, panels.clone(), |at, columns, tile| {
                 // SAFETY: this task owns these elements.
                 scratch.c[tile..tile + columns].copy_from_slice(unsafe { open.part(at, columns) });
@@ -375,7 +408,7 @@ multiversion! {
         }
         each_sum(S::MR, rows, x.shape.n, panels, |at, columns, tile| {
             let sums = &scratch.c[tile..tile + columns];
-            match chain.open {
+            match chain.sums {
                 // SAFETY: this task owns these elements.
                 Some(open) if chain.later => unsafe { open.part(at, columns) }.copy_from_slice(sums),
                 _ => {

@@ -47,6 +47,12 @@ impl<'a, E: Element> Packed<'a, E> {
         assert!(data.len() >= shape.storage::<E>());
         Packed { shape, stride: shape.units::<E>(), data }
     }
+    /// Whether all that its shape implies lies in `data`.
+    pub fn is_whole(&self) -> bool {
+        let units = self.shape.units::<E>();
+        let last = self.shape.panels().saturating_sub(1) * self.stride + units;
+        units <= self.stride && self.data.len() >= last * PANEL
+    }
     /// Products over `from..from + k` only; `from` is a multiple of the elements in a unit.
     pub fn stretch(self, from: usize, k: usize) -> Self {
         assert!(from.is_multiple_of(E::PER_UNIT) && from + k <= self.shape.k);
@@ -186,7 +192,10 @@ pub struct Columns<'a, E> {
 }
 
 /// Elements whose token rows can be zipped into units.
-pub trait TokenRows: FromMaster {
+///
+/// # Safety
+/// `zip` reads `lanes` elements of each row and writes sixteen units.
+pub unsafe trait TokenRows: FromMaster {
     /// The first `lanes` elements of a row, or of two rows in pairs; the other lanes are zero.
     ///
     /// # Safety
@@ -194,7 +203,8 @@ pub trait TokenRows: FromMaster {
     unsafe fn zip<S: Simd>(s: S, lanes: usize, low: *const Self, high: *const Self, out: *mut Self::Unit);
 }
 
-impl TokenRows for f32 {
+// SAFETY: one load and one store.
+unsafe impl TokenRows for f32 {
     #[inline(always)]
     unsafe fn zip<S: Simd>(s: S, lanes: usize, low: *const f32, _: *const f32, out: *mut f32) {
         // SAFETY: passed on to the caller.
@@ -202,7 +212,8 @@ impl TokenRows for f32 {
     }
 }
 
-impl TokenRows for u16 {
+// SAFETY: two loads and one store.
+unsafe impl TokenRows for u16 {
     #[inline(always)]
     unsafe fn zip<S: Simd>(s: S, lanes: usize, low: *const u16, high: *const u16, out: *mut u32) {
         // SAFETY: passed on to the caller; the copies stay within `lanes`.

@@ -10,7 +10,10 @@ use crate::cpu::simd::{LANES, Simd};
 pub const PANEL: usize = 32;
 
 /// What a matrix product multiplies: f32, or bf16 in pairs along k.
-pub trait Element: Copy + Send + Sync + 'static {
+///
+/// # Safety
+/// A unit has four bytes and any of their values, and holds `PER_UNIT` elements; `load` reads sixteen units.
+pub unsafe trait Element: Copy + Send + Sync + 'static {
     /// What one step along k reads: an f32, or two bf16.
     type Unit: Copy + Default + Send + Sync + 'static;
     /// Elements of k in a unit.
@@ -32,7 +35,8 @@ pub trait Element: Copy + Send + Sync + 'static {
     fn splat<S: Simd>(s: S, unit: Self::Unit) -> Self::Wide<S>;
 }
 
-impl Element for f32 {
+// SAFETY: a unit is an f32.
+unsafe impl Element for f32 {
     type Unit = f32;
     type Wide<S: Simd> = S::V;
     const PER_UNIT: usize = 1;
@@ -51,8 +55,8 @@ impl Element for f32 {
     }
 }
 
-/// bf16 as its bits.
-impl Element for u16 {
+// SAFETY: a unit is two bf16, as their bits.
+unsafe impl Element for u16 {
     type Unit = u32;
     type Wide<S: Simd> = S::P;
     const PER_UNIT: usize = 2;

@@ -8,9 +8,10 @@ use std::arch::x86_64::*;
 pub struct Avx2(());
 
 impl Avx2 {
-    /// Only code compiled for the level may make the token.
+    /// # Safety
+    /// The CPU has these instructions.
     #[inline(always)]
-    pub(crate) fn new() -> Self {
+    pub(crate) unsafe fn new() -> Self {
         Avx2(())
     }
 }
@@ -26,7 +27,7 @@ macro_rules! both {
 }
 
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Simd for Avx2 {
+unsafe impl Simd for Avx2 {
     type V = Two<__m256>;
     type P = Two<__m256i>;
     const MR: usize = 6;

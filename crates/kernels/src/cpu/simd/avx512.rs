@@ -8,9 +8,10 @@ use std::arch::x86_64::*;
 pub struct Avx512<const DOT: bool>(());
 
 impl<const DOT: bool> Avx512<DOT> {
-    /// Only code compiled for the level may make the token.
+    /// # Safety
+    /// The CPU has these instructions.
     #[inline(always)]
-    pub(crate) fn new() -> Self {
+    pub(crate) unsafe fn new() -> Self {
         Avx512(())
     }
 }
@@ -18,7 +19,7 @@ impl<const DOT: bool> Avx512<DOT> {
 // SAFETY (all blocks of this file): the token exists only inside functions compiled for, and dispatched on,
 // CPUs with these instructions; the pointer operations hand their own contract to the caller.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<const DOT: bool> Simd for Avx512<DOT> {
+unsafe impl<const DOT: bool> Simd for Avx512<DOT> {
     type V = __m512;
     type P = __m512i;
     const MR: usize = 14;

@@ -22,9 +22,19 @@ use crate::error::{Error, Result, nearest};
 /// Lanes of a vector.
 pub const LANES: usize = 16;
 
-/// An instruction-set level this CPU has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+/// An instruction-set level that this CPU has: it can only be had by asking the CPU, so kernels may rely on it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Level(Kind);
+
+impl std::fmt::Debug for Level {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The levels there are.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
     /// Plain Rust, no vector instructions named.
     Portable,
     /// AVX2 and FMA.
@@ -35,22 +45,21 @@ pub enum Level {
     Avx512Bf16,
 }
 
-impl Level {
-    /// All levels, slowest first.
-    pub const ALL: [Level; 4] = [Level::Portable, Level::Avx2, Level::Avx512, Level::Avx512Bf16];
+impl Kind {
+    /// All of them, slowest first.
+    const ALL: [Kind; 4] = [Kind::Portable, Kind::Avx2, Kind::Avx512, Kind::Avx512Bf16];
 
-    /// The name used in `FERRL_SIMD`.
-    pub fn name(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
-            Level::Portable => "portable",
-            Level::Avx2 => "avx2",
-            Level::Avx512 => "avx512",
-            Level::Avx512Bf16 => "avx512bf16",
+            Kind::Portable => "portable",
+            Kind::Avx2 => "avx2",
+            Kind::Avx512 => "avx512",
+            Kind::Avx512Bf16 => "avx512bf16",
         }
     }
 
     /// Whether this CPU can run it.
-    pub fn is_available(self) -> bool {
+    fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
             let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
@@ -60,51 +69,73 @@ impl Level {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl");
             match self {
-                Level::Portable => true,
-                Level::Avx2 => avx2,
-                Level::Avx512 => avx512,
-                Level::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
+                Kind::Portable => true,
+                Kind::Avx2 => avx2,
+                Kind::Avx512 => avx512,
+                Kind::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
         {
-            self == Level::Portable
+            self == Kind::Portable
         }
+    }
+}
+
+impl Level {
+    /// Plain Rust, which every CPU has.
+    pub const PORTABLE: Level = Level(Kind::Portable);
+
+    /// The name used in `FERRL_SIMD`.
+    pub fn name(self) -> &'static str {
+        self.0.name()
+    }
+
+    pub(crate) fn kind(self) -> Kind {
+        self.0
     }
 
     /// The levels this CPU has, slowest first.
     pub fn available() -> Vec<Level> {
-        Level::ALL.into_iter().filter(|l| l.is_available()).collect()
+        Kind::ALL.into_iter().filter(|kind| kind.is_available()).map(Level).collect()
+    }
+
+    /// Names of those it has not.
+    pub fn missing() -> Vec<&'static str> {
+        Kind::ALL.into_iter().filter(|kind| !kind.is_available()).map(Kind::name).collect()
     }
 
     /// The fastest level, unless `FERRL_SIMD` names another.
     pub fn from_env() -> Result<Level> {
         match std::env::var("FERRL_SIMD") {
             Ok(name) => Level::named(&name),
-            Err(_) => Ok(Level::available().pop().unwrap_or(Level::Portable)),
+            Err(_) => Ok(Level::available().pop().unwrap_or(Level::PORTABLE)),
         }
     }
 
     /// The level of that name, if the CPU has it.
     pub fn named(name: &str) -> Result<Level> {
-        let names = Level::ALL.map(Level::name);
-        let Some(level) = Level::ALL.into_iter().find(|l| l.name() == name) else {
+        let names = Kind::ALL.map(Kind::name);
+        let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == name) else {
             let hint = nearest(name, names).unwrap_or("portable");
             return Err(Error::usage(format!("FERRL_SIMD={name} is not one of {}", names.join(", ")))
                 .fix(format!("FERRL_SIMD={hint}, or unset it")));
         };
-        if !level.is_available() {
+        if !kind.is_available() {
             return Err(Error::usage(format!("FERRL_SIMD={name}: this CPU does not have it")).fix(format!(
                 "one of {}",
                 Level::available().iter().map(|l| l.name()).collect::<Vec<_>>().join(", ")
             )));
         }
-        Ok(level)
+        Ok(Level(kind))
     }
 }
 
 /// Sixteen lanes and what kernels do with them.
-pub trait Simd: Copy + Send + Sync + 'static {
+///
+/// # Safety
+/// Loads and stores touch the elements that they say and no others; `MR` is at most 14.
+pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32.
     type V: Copy;
     /// Sixteen pairs of bf16.
@@ -237,35 +268,41 @@ macro_rules! multiversion {
         $(#[$doc])*
         $vis fn $name<$(const $C: $CT,)* $($T: $B,)*>(level: $crate::cpu::simd::Level $(, $arg: $ty)*) $(-> $ret)? {
             #[allow(unused_imports)]
-            use $crate::cpu::simd::{Level, Simd, Portable};
+            use $crate::cpu::simd::{Kind, Simd, Portable};
             #[inline(always)]
             fn generic<$S: Simd, $(const $C: $CT,)* $($T: $B,)*>($s: $S $(, $arg: $ty)*) $(-> $ret)? $body
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
             fn avx512bf16<$(const $C: $CT,)* $($T: $B,)*>($($arg: $ty),*) $(-> $ret)? {
-                generic::<_, $($C,)* $($T,)*>($crate::cpu::simd::Avx512::<true>::new() $(, $arg)*)
+                // SAFETY: compiled for these instructions, and called where the CPU has them.
+                let token = unsafe { $crate::cpu::simd::Avx512::<true>::new() };
+                generic::<_, $($C,)* $($T,)*>(token $(, $arg)*)
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             fn avx512<$(const $C: $CT,)* $($T: $B,)*>($($arg: $ty),*) $(-> $ret)? {
-                generic::<_, $($C,)* $($T,)*>($crate::cpu::simd::Avx512::<false>::new() $(, $arg)*)
+                // SAFETY: compiled for these instructions, and called where the CPU has them.
+                let token = unsafe { $crate::cpu::simd::Avx512::<false>::new() };
+                generic::<_, $($C,)* $($T,)*>(token $(, $arg)*)
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             fn avx2<$(const $C: $CT,)* $($T: $B,)*>($($arg: $ty),*) $(-> $ret)? {
-                generic::<_, $($C,)* $($T,)*>($crate::cpu::simd::Avx2::new() $(, $arg)*)
+                // SAFETY: compiled for these instructions, and called where the CPU has them.
+                let token = unsafe { $crate::cpu::simd::Avx2::new() };
+                generic::<_, $($C,)* $($T,)*>(token $(, $arg)*)
             }
-            match level {
-                Level::Portable => generic::<_, $($C,)* $($T,)*>(Portable $(, $arg)*),
+            match level.kind() {
+                Kind::Portable => generic::<_, $($C,)* $($T,)*>(Portable $(, $arg)*),
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: a backend only holds a level that `Level::is_available` confirmed.
-                Level::Avx2 => unsafe { avx2::<$($C,)* $($T,)*>($($arg),*) },
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
-                Level::Avx512 => unsafe { avx512::<$($C,)* $($T,)*>($($arg),*) },
+                // SAFETY: there is a level only where `Kind::is_available` confirmed it.
+                Kind::Avx2 => unsafe { avx2::<$($C,)* $($T,)*>($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
-                Level::Avx512Bf16 => unsafe { avx512bf16::<$($C,)* $($T,)*>($($arg),*) },
+                Kind::Avx512 => unsafe { avx512::<$($C,)* $($T,)*>($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                Kind::Avx512Bf16 => unsafe { avx512bf16::<$($C,)* $($T,)*>($($arg),*) },
                 #[cfg(not(target_arch = "x86_64"))]
                 _ => unreachable!("only the portable level exists on this architecture"),
             }

@@ -29,7 +29,8 @@ pub fn narrow(x: f32) -> u16 {
     (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16
 }
 
-impl Simd for Portable {
+// SAFETY: loads and stores copy sixteen elements; there are 4 rows.
+unsafe impl Simd for Portable {
     type V = V;
     type P = [u32; LANES];
     const MR: usize = 4;

@@ -6,6 +6,7 @@ use crate::backend::{PagedRows, Segments};
 use crate::cuda::Cuda;
 use crate::cuda::memory::Memory;
 use crate::error::Result;
+use crate::plain::Plain;
 use std::sync::Arc;
 
 /// Tokens of a cache block: one tile of keys.
@@ -28,6 +29,9 @@ struct Work {
     first: i32,
     settled: i32,
 }
+
+// SAFETY: six numbers of four bytes, one after the other.
+unsafe impl Plain for Work {}
 
 /// Work for some blocks of threads.
 pub(super) struct List {

@@ -1,0 +1,356 @@
+//! Operands that do not fit: every operation refuses them, on every device, before it computes anything.
+//!
+//! Each case builds its operands through a [`Maker`] and calls one operation. It is run once with all of them as they should
+//! be, which must succeed, and then with each in turn one element too short, and of a wrong type, which must be an error:
+//! what is read or written beyond a buffer is somebody else's memory.
+
+use super::{Check, random};
+use crate::backend::*;
+use crate::buffer::{Buffer, DType, Weight};
+use crate::error::Result;
+use std::cell::Cell;
+
+/// What is wrong with one of the operands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Wrong {
+    Nothing,
+    /// One element less.
+    Short(usize),
+    /// Indices in the place of numbers, or numbers in the place of indices.
+    Mistyped(usize),
+}
+
+/// Makes operands, of which one may be wrong.
+struct Maker<'a> {
+    b: &'a dyn Backend,
+    dtype: DType,
+    wrong: Wrong,
+    made: Cell<usize>,
+}
+
+impl Maker<'_> {
+    fn floats(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        let number = self.made.replace(self.made.get() + 1);
+        let len = if self.wrong == Wrong::Short(number) { len - 1 } else { len };
+        if self.wrong == Wrong::Mistyped(number) {
+            return self.b.indices(&vec![0; len]);
+        }
+        super::upload(self.b, dtype, &random(number as u32, len))
+    }
+    /// Of the compute type.
+    fn x(&self, len: usize) -> Result<Buffer> {
+        self.floats(self.dtype, len)
+    }
+    fn f32s(&self, len: usize) -> Result<Buffer> {
+        self.floats(DType::F32, len)
+    }
+    fn ids(&self, ids: &[u32]) -> Result<Buffer> {
+        let number = self.made.replace(self.made.get() + 1);
+        let len = if self.wrong == Wrong::Short(number) { ids.len() - 1 } else { ids.len() };
+        if self.wrong == Wrong::Mistyped(number) {
+            return super::upload(self.b, DType::F32, &vec![0.0; len]);
+        }
+        self.b.indices(&ids[..len])
+    }
+    /// Not among the operands that may be wrong: its shape is its own.
+    fn weight(&self, n: usize, k: usize) -> Result<Weight> {
+        super::weight(self.b, self.dtype, n, k, &random(99, n * k))
+    }
+    fn stats(&self, rows: usize) -> Result<LogpStats> {
+        Ok(LogpStats { logp: self.f32s(rows)?, entropy: self.f32s(rows)?, lse: self.f32s(rows)? })
+    }
+}
+
+/// An operation, by its name in [`Backend`].
+type Case = (&'static str, fn(&Maker<'_>) -> Result<()>);
+
+const NORM: Norm = Norm { centred: true, plus_one: false, eps: 1e-5, width: 24 };
+const HEADS: Heads = Heads { heads: 4, kv_heads: 2, head_dim: 8 };
+const HEAD_NORM: Norm = Norm { centred: false, plus_one: false, eps: 1e-5, width: 8 };
+const ATTENTION: Attention = Attention { heads: HEADS, scale: 0.3, softcap: None, window: None };
+const HEAD: LogpHead = LogpHead { temperature: 0.7, softcap: None };
+/// Elements of a row of queries, keys and values, and of attention's output.
+const QKV: usize = (4 + 2 * 2) * 8;
+const OUT: usize = 4 * 8;
+/// Rows of most operands, and positions whose angles are known.
+const ROWS: usize = 6;
+const REACH: usize = 9;
+/// Tokens of a head, and what its rows are.
+const VOCAB: usize = 40;
+const TARGETS: [u32; ROWS] = [0, 39, 7, 8, 9, 20];
+const POSITIONS: [u32; ROWS] = [0, 1, 2, 8, 3, 4];
+
+/// One new token of each of six sequences; the last block of the cache is used.
+fn places(b: &dyn Backend) -> PagedRows {
+    let at = b.block_tokens();
+    let sequence = |i: usize| PagedSequence {
+        row: i,
+        count: 1,
+        position: at + i,
+        blocks: vec![i as u32, (ROWS + i) as u32],
+    };
+    PagedRows { sequences: (0..ROWS).map(sequence).collect() }
+}
+
+fn cache(m: &Maker<'_>) -> Result<Buffer> {
+    m.x(m.b.cache_len(HEADS, 2 * ROWS))
+}
+
+fn turned(m: &Maker<'_>, f: impl FnOnce(Turns<'_>) -> Result<()>) -> Result<()> {
+    let (cos, sin) = (m.f32s(REACH * 4)?, m.f32s(REACH * 4)?);
+    let positions = m.ids(&POSITIONS)?;
+    f(Turns { dim: 8, cos: &cos, sin: &sin, positions: &positions })
+}
+
+const CASES: &[Case] = &[
+    ("write", |m| m.b.write(&mut m.x(20)?, 12, &[1.0; 8])),
+    ("read", |m| m.b.read(&m.x(20)?, 12, &mut [0.0; 8])),
+    ("set_indices", |m| m.b.set_indices(&mut m.ids(&[1, 2, 3])?, &[4, 5, 6])),
+    ("copy", |m| m.b.copy(&m.x(20)?, 12, &mut m.f32s(30)?, 22, 8)),
+    ("axpy", |m| m.b.axpy(0.5, &m.x(70)?, &mut m.f32s(70)?)),
+    ("dot", |m| m.b.dot(&m.x(70)?, &m.x(70)?).map(drop)),
+    ("dots", |m| m.b.dots(&[(&m.f32s(70)?, &m.f32s(70)?), (&m.f32s(5)?, &m.f32s(5)?)]).map(drop)),
+    ("gather_rows", |m| m.b.gather_rows(&m.x(7 * 5)?, &m.ids(&[6, 0, 6])?, 5, &mut m.x(3 * 5)?)),
+    ("scatter_rows", |m| m.b.scatter_rows(&m.x(3 * 5)?, &m.ids(&[6, 0, 2])?, 5, &mut m.x(7 * 5)?)),
+    ("embed", |m| m.b.embed(&m.ids(&[6, 0, 3])?, &m.f32s(7 * 5)?, 1.0, false, &mut m.f32s(3 * 5)?)),
+    ("embed_backward", |m| m.b.embed_backward(&m.ids(&[6, 0, 3])?, &m.x(3 * 5)?, 1.0, &mut m.f32s(7 * 5)?)),
+    ("norm", |m| {
+        let n = ROWS * 24;
+        m.b.norm(NORM, &m.x(n)?, &m.f32s(24)?, Some(&m.f32s(24)?), &mut m.x(n)?)
+    }),
+    ("add_norm", |m| {
+        let n = ROWS * 24;
+        let (x, delta, weight, bias) = (m.f32s(n)?, m.x(n)?, m.f32s(24)?, m.f32s(24)?);
+        m.b.add_norm(NORM, &x, &delta, &weight, Some(&bias), &mut m.f32s(n)?, &mut m.x(n)?)
+    }),
+    ("norm_backward", |m| {
+        let n = ROWS * 24;
+        let (dy, x, weight, mut dx) = (m.x(n)?, m.x(n)?, m.f32s(24)?, m.x(n)?);
+        let (mut dw, mut db) = (m.f32s(24)?, m.f32s(24)?);
+        let grads = NormGrads { weight: Some(&mut dw), bias: Some(&mut db), add: false };
+        m.b.norm_backward(NORM, &dy, &x, &weight, false, &mut dx, grads)
+    }),
+    ("norm_again", |m| {
+        let n = ROWS * 24;
+        let (x, delta, weight, bias, dy) = (m.f32s(n)?, m.x(n)?, m.f32s(24)?, m.f32s(24)?, m.x(n)?);
+        let (mut y, mut dx, mut rounded) = (m.x(n)?, m.f32s(n)?, m.x(n)?);
+        let (mut dw, mut db) = (m.f32s(24)?, m.f32s(24)?);
+        let of = NormInput { x: &x, delta: Some(&delta), weight: &weight, bias: Some(&bias) };
+        let grads = NormGrads { weight: Some(&mut dw), bias: Some(&mut db), add: true };
+        m.b.norm_again(NORM, of, &dy, &mut y, &mut dx, Some(&mut rounded), grads)
+    }),
+    ("load_weight", |m| m.b.load_weight(&m.f32s(24 * 33)?, &mut m.weight(24, 33)?)),
+    ("linear", |m| {
+        let w = m.weight(33, 24)?;
+        m.b.linear(&m.x(ROWS * 24)?, &w, Some(&m.f32s(33)?), &mut m.x(ROWS * 33)?)
+    }),
+    ("linear_dx", |m| m.b.linear_dx(&m.x(ROWS * 33)?, &m.weight(33, 24)?, &mut m.x(ROWS * 24)?)),
+    ("linear_dw", |m| {
+        let (dy, x) = (m.x(ROWS * 33)?, m.x(ROWS * 24)?);
+        let (mut dw, mut db) = (m.f32s(33 * 24)?, m.f32s(33)?);
+        m.b.linear_dw(&dy, &x, ROWS, true, Some(&mut dw), Some(&mut db))
+    }),
+    ("head_norm", |m| {
+        m.b.head_norm(HEAD_NORM, HEADS, &m.x(ROWS * QKV)?, &m.f32s(8)?, &m.f32s(8)?, &mut m.x(ROWS * QKV)?)
+    }),
+    ("head_norm_backward", |m| {
+        let (qkv, q, k, mut d) = (m.x(ROWS * QKV)?, m.f32s(8)?, m.f32s(8)?, m.x(ROWS * QKV)?);
+        let (mut dq, mut dk) = (m.f32s(8)?, m.f32s(8)?);
+        m.b.head_norm_backward(HEAD_NORM, HEADS, &qkv, &q, &k, &mut d, Some(&mut dq), Some(&mut dk))
+    }),
+    ("rotary", |m| {
+        let mut qkv = m.x(ROWS * QKV)?;
+        turned(m, |t| m.b.rotary(HEADS, t.dim, t.cos, t.sin, t.positions, false, &mut qkv))
+    }),
+    ("attention", |m| {
+        let (qkv, segments) = (m.x(ROWS * QKV)?, Segments::of([2, 4]));
+        m.b.attention(ATTENTION, &qkv, &segments, &mut m.x(ROWS * OUT)?, &mut m.f32s(ROWS * 4)?)
+    }),
+    ("attention_backward", |m| {
+        let (qkv, out, lse) = (m.x(ROWS * QKV)?, m.x(ROWS * OUT)?, m.f32s(ROWS * 4)?);
+        let (dout, segments, mut dqkv) = (m.x(ROWS * OUT)?, Segments::of([2, 4]), m.x(ROWS * QKV)?);
+        m.b.attention_backward(ATTENTION, &qkv, &out, &lse, &dout, &segments, &mut dqkv)
+    }),
+    ("cache_write", |m| m.b.cache_write(HEADS, &m.x(ROWS * QKV)?, &places(m.b), &mut cache(m)?)),
+    ("cache_copies", |m| m.b.cache_copies(HEADS, &[(0, 3), (1, 11)], &mut [cache(m)?, cache(m)?])),
+    ("attention_paged", |m| {
+        let (qkv, cache) = (m.x(ROWS * QKV)?, cache(m)?);
+        m.b.attention_paged(ATTENTION, &qkv, &places(m.b), &cache, &mut m.x(ROWS * OUT)?)
+    }),
+    ("linear_qkv", |m| {
+        let (x, w, bias) = (m.x(ROWS * 24)?, m.weight(QKV, 24)?, m.f32s(QKV)?);
+        let (layer, rows) = (Affine { weight: &w, bias: Some(&bias) }, places(m.b));
+        let (mut cache, mut qkv) = (cache(m)?, m.x(ROWS * QKV)?);
+        turned(m, |t| m.b.linear_qkv(&x, layer, HEADS, Some(t), Some((&rows, &mut cache)), &mut qkv))
+    }),
+    ("qkv_backward", |m| {
+        let (mut dqkv, mut db) = (m.x(ROWS * QKV)?, m.f32s(QKV)?);
+        turned(m, |t| m.b.qkv_backward(HEADS, Some(t), &mut dqkv, true, Some(&mut db)))
+    }),
+    ("activation", |m| m.b.activation(Activation::SiluGated, 20, &m.x(ROWS * 40)?, &mut m.x(ROWS * 20)?)),
+    ("activation_backward", |m| {
+        let (x, dy, mut dx) = (m.x(ROWS * 40)?, m.x(ROWS * 20)?, m.x(ROWS * 40)?);
+        m.b.activation_backward(Activation::GeluGated, 20, &x, &dy, &mut dx)
+    }),
+    ("activation_again", |m| {
+        m.b.activation_again(Activation::Gelu, 20, &mut m.x(ROWS * 20)?, &mut m.x(ROWS * 20)?)
+    }),
+    ("normed_qkv", |m| {
+        let (weight, shift, x) = (m.f32s(24)?, m.f32s(24)?, m.f32s(ROWS * 24)?);
+        let (w, bias, rows) = (m.weight(QKV, 24)?, m.f32s(QKV)?, places(m.b));
+        let norm = Normed { op: NORM, weight: &weight, bias: Some(&shift) };
+        let (layer, mut cache, mut qkv) =
+            (Affine { weight: &w, bias: Some(&bias) }, cache(m)?, m.x(ROWS * QKV)?);
+        turned(m, |t| m.b.normed_qkv(norm, &x, layer, HEADS, Some(t), &rows, &mut cache, &mut qkv))
+    }),
+    ("linear_add", |m| {
+        let (x, w, bias) = (m.x(ROWS * 24)?, m.weight(33, 24)?, m.f32s(33)?);
+        m.b.linear_add(&x, Affine { weight: &w, bias: Some(&bias) }, &mut m.f32s(ROWS * 33)?)
+    }),
+    ("normed_activation", |m| {
+        let (weight, shift, x) = (m.f32s(24)?, m.f32s(24)?, m.f32s(ROWS * 24)?);
+        let (w, bias) = (m.weight(40, 24)?, m.f32s(40)?);
+        let norm = Normed { op: NORM, weight: &weight, bias: Some(&shift) };
+        let layer = Affine { weight: &w, bias: Some(&bias) };
+        m.b.normed_activation(norm, &x, layer, Activation::SiluGated, &mut m.x(ROWS * 20)?)
+    }),
+    ("logp", |m| {
+        let (x, w, targets) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?, m.ids(&TARGETS)?);
+        let (listed, mut out) = (m.ids(&[TARGETS, TARGETS].concat())?, m.f32s(2 * ROWS)?);
+        m.b.logp(HEAD, &x, &w, &targets, Some((&listed, &mut out)), &mut m.stats(ROWS)?)
+    }),
+    ("logp_backward", |m| {
+        let (x, w, targets) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?, m.ids(&TARGETS)?);
+        let (listed, dlisted) = (m.ids(&[TARGETS, TARGETS].concat())?, m.f32s(2 * ROWS)?);
+        let (stats, dlogp, dentropy) = (m.stats(ROWS)?, m.f32s(ROWS)?, m.f32s(ROWS)?);
+        let grads = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: Some(&dlisted) };
+        let (mut dx, mut dw) = (m.x(ROWS * 24)?, m.f32s(VOCAB * 24)?);
+        m.b.logp_backward(HEAD, &x, &w, &targets, Some(&listed), &stats, &grads, &mut dx, true, Some(&mut dw))
+    }),
+    ("logp_known", |m| {
+        let (x, w, targets) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?, m.ids(&TARGETS)?);
+        let (dlogp, mut stats) = (m.f32s(ROWS)?, m.stats(ROWS)?);
+        let (mut dx, mut dw) = (m.x(ROWS * 24)?, m.f32s(VOCAB * 24)?);
+        m.b.logp_known(HEAD, &x, &w, &targets, &dlogp, &mut stats, &mut dx, true, Some(&mut dw))
+    }),
+    ("logits", |m| {
+        let (x, w) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?);
+        m.b.logits(HEAD, &x, &w, &mut m.f32s(ROWS * VOCAB)?, &mut m.f32s(ROWS)?)
+    }),
+    ("sample", |m| m.b.sample(&m.f32s(ROWS * VOCAB)?, &m.f32s(ROWS)?, &[0.5; ROWS]).map(drop)),
+    ("argmax", |m| m.b.argmax(&m.f32s(ROWS * VOCAB)?, ROWS).map(drop)),
+    ("choose", |m| {
+        let asks = [Ask { top_k: 3, ..Ask::plain(Some(0.5)) }; ROWS];
+        m.b.choose(&m.f32s(ROWS * VOCAB)?, &m.f32s(ROWS)?, &asks).map(drop)
+    }),
+    ("feed", |m| {
+        let (logits, lse) = (m.f32s(ROWS * VOCAB)?, m.f32s(ROWS)?);
+        let choices = m.b.choose(&logits, &lse, &[Ask::plain(None); ROWS])?;
+        m.b.feed(&[&choices], &[(0, 5), (0, 0), (0, 1)], &mut m.ids(&[0; 3])?)
+    }),
+    ("kl", |m| {
+        let (p, q) = (m.x(ROWS * 24)?, m.x(ROWS * 24)?);
+        let (w, v) = (m.weight(VOCAB, 24)?, m.weight(VOCAB, 24)?);
+        m.b.kl(HEAD, (&p, &w), (&q, &v), &mut m.f32s(ROWS)?)
+    }),
+    ("kl_backward", |m| {
+        let (p, q, dkl) = (m.x(ROWS * 24)?, m.x(ROWS * 24)?, m.f32s(ROWS)?);
+        let (w, v) = (m.weight(VOCAB, 24)?, m.weight(VOCAB, 24)?);
+        let (mut dx, mut dw) = (m.x(ROWS * 24)?, m.f32s(VOCAB * 24)?);
+        m.b.kl_backward(HEAD, (&p, &w), (&q, &v), &dkl, &mut dx, Some(&mut dw))
+    }),
+    ("adamw", |m| {
+        let op = AdamW {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            step: 1,
+            grad_scale: 1.0,
+        };
+        let (mut weight, mut param, grad) = (m.weight(4, 10)?, m.f32s(40)?, m.f32s(40)?);
+        let (mut first, mut second) = (m.f32s(40)?, m.f32s(40)?);
+        m.b.fill(&mut second, 0.5)?;
+        m.b.adamw(&mut [AdamWParam {
+            op,
+            ranges: &[0..7, 9..40],
+            param: &mut param,
+            grad: &grad,
+            first: &mut first,
+            second: &mut second,
+            derived: Some(&mut weight),
+        }])
+    }),
+    ("sgd", |m| {
+        let op = Sgd { lr: 1e-3, momentum: 0.9, weight_decay: 0.0, grad_scale: 1.0 };
+        m.b.sgd(op, 3..40, &mut m.f32s(40)?, &m.f32s(40)?, Some(&mut m.f32s(40)?))
+    }),
+];
+
+/// Every case.
+pub fn all(check: &mut Check<'_>) -> Result<()> {
+    for dtype in [DType::F32, DType::Bf16] {
+        for (name, case) in CASES {
+            let run = |wrong: Wrong| {
+                let maker = Maker { b: check.card, dtype, wrong, made: Cell::new(0) };
+                (case(&maker), maker.made.get())
+            };
+            let (done, operands) = run(Wrong::Nothing);
+            done.map_err(|e| e.at(format!("{name}, {} operands", dtype.name())))?;
+            let mut taken = 0;
+            for i in 0..operands {
+                taken += usize::from(run(Wrong::Short(i)).0.is_ok());
+                taken += usize::from(run(Wrong::Mistyped(i)).0.is_ok());
+            }
+            check.tell(format!("{name} {}: wrong operands are refused", dtype.name()), taken as f64, 0.0);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Operations without operands that could be too short: whose length is asked of the buffer itself, or that have none.
+    const WHOLE: &[&str] = &[
+        "describe",
+        "memory",
+        "set_purpose",
+        "memory_report",
+        "is_exact",
+        "set_exact",
+        "wait",
+        "peak_gflops",
+        "busy_tokens",
+        "alloc",
+        "fill",
+        "indices",
+        "records",
+        "record",
+        "replay",
+        "stage_rows",
+        "first_non_finite",
+        "weight",
+        "master",
+        "block_tokens",
+        "cache_len",
+        "few_rows",
+        "chosen",
+    ];
+
+    /// A new operation has a case here, or a reason why it needs none.
+    #[test]
+    fn every_operation_is_walked() {
+        let text = include_str!("../backend.rs");
+        let methods = text.lines().filter_map(|line| line.strip_prefix("    fn "));
+        let mut count = 0;
+        for name in methods.filter_map(|rest| rest.split(['(', '<']).next()) {
+            let walked = CASES.iter().any(|(case, _)| *case == name);
+            assert!(walked != WHOLE.contains(&name), "{name}: in one of the two lists");
+            count += 1;
+        }
+        assert_eq!(count, CASES.len() + WHOLE.len(), "no case without an operation");
+    }
+}

@@ -1,0 +1,193 @@
+//! The driver's handles: a card's context, which the process keeps, and streams, events and page-locked memory, each of which
+//! ends with its owner.
+//!
+//! Each makes its context current before it ends, since a thread may have been at another card meanwhile.
+
+use super::context::check;
+use crate::error::Result;
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUstream};
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+
+/// A card's primary context.
+pub(super) struct Context {
+    handle: CUcontext,
+    device: CUdevice,
+}
+
+// SAFETY: a context may be used from any thread.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// One for each card that was opened. To make a context takes a good part of a second, and a card is often opened to see
+/// whether it is there before it is used; so they stay until the process ends.
+static OPENED: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// The context that is current on this thread, as far as we made it so.
+    static CURRENT: Cell<CUcontext> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+impl Context {
+    /// Of a device of the driver, which has been started. It is current afterwards.
+    pub(super) fn of(device: CUdevice) -> Result<Arc<Context>> {
+        let mut opened = OPENED.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(context) = opened.iter().find(|context| context.device == device) {
+            context.bind()?;
+            return Ok(context.clone());
+        }
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a live variable.
+        let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, device) };
+        check(retained, || "opening its context".into())?;
+        let context = Arc::new(Context { handle, device });
+        opened.push(context.clone());
+        context.bind()?;
+        Ok(context)
+    }
+
+    /// Makes it current on this thread.
+    pub(super) fn bind(&self) -> Result<()> {
+        if CURRENT.get() == self.handle {
+            return Ok(());
+        }
+        // SAFETY: a context that was retained and is never given back.
+        check(unsafe { sys::cuCtxSetCurrent(self.handle) }, || "binding its context".into())?;
+        CURRENT.set(self.handle);
+        Ok(())
+    }
+}
+
+/// A stream of work.
+pub(super) struct Stream {
+    pub(super) handle: CUstream,
+    context: Arc<Context>,
+}
+
+impl Stream {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self> {
+        context.bind()?;
+        let mut handle = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a live variable; the context is current.
+        check(unsafe { sys::cuStreamCreate(&mut handle, flags) }, || "making a stream".into())?;
+        Ok(Stream { handle, context: context.clone() })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: made by `new`; nobody starts anything on it any more.
+            unsafe { sys::cuStreamDestroy_v2(self.handle) };
+        }
+    }
+}
+
+/// A place in a stream that can be waited for.
+pub(super) struct Event {
+    pub(super) handle: CUevent,
+    context: Arc<Context>,
+}
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    pub(super) fn new(context: &Arc<Context>, timing: bool) -> Result<Self> {
+        context.bind()?;
+        let mut handle = std::ptr::null_mut();
+        let flags = if timing { 0 } else { sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 };
+        // SAFETY: a live variable; the context is current.
+        check(unsafe { sys::cuEventCreate(&mut handle, flags) }, || "making an event".into())?;
+        Ok(Event { handle, context: context.clone() })
+    }
+
+    /// Waits until it has happened.
+    pub(super) fn wait(&self) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: made by `new`.
+        check(unsafe { sys::cuEventSynchronize(self.handle) }, || "work that was started earlier".into())
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: made by `new`.
+            unsafe { sys::cuEventDestroy_v2(self.handle) };
+        }
+    }
+}
+
+/// Page-locked memory of the host. Who has a copy under way waits for it before this ends.
+pub(super) struct Pinned {
+    at: *mut u8,
+    bytes: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: plain memory with one owner.
+unsafe impl Send for Pinned {}
+// SAFETY: shared access gives an address only.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    pub(super) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self> {
+        context.bind()?;
+        let mut at: *mut c_void = std::ptr::null_mut();
+        // SAFETY: a live variable; the context is current.
+        let made = unsafe { sys::cuMemHostAlloc(&mut at, bytes, 0) };
+        check(made, || format!("taking {bytes} bytes of page-locked memory"))?;
+        Ok(Pinned { at: at.cast(), bytes, context: context.clone() })
+    }
+
+    /// The address of byte `from`, with `len` bytes there.
+    pub(super) fn at(&self, from: usize, len: usize) -> *mut u8 {
+        assert!(from <= self.bytes && len <= self.bytes - from, "beyond the page-locked memory");
+        // SAFETY: within the allocation.
+        unsafe { self.at.add(from) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: made by `new`.
+            unsafe { sys::cuMemFreeHost(self.at.cast()) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::backend::Backend;
+    use crate::buffer::DType;
+    use crate::cuda::Cuda;
+
+    /// Needs a card; elsewhere it says so. Streams, page-locked memory, modules and descriptors were never given back.
+    #[test]
+    fn a_card_that_is_closed_gives_everything_back() {
+        let use_it = || -> crate::error::Result<usize> {
+            let cuda = Cuda::new(0)?;
+            let mut x = cuda.alloc(DType::F32, 1 << 20)?;
+            cuda.fill(&mut x, 1.0)?;
+            assert_eq!(cuda.dot(&x, &x)?, f64::from(1 << 20));
+            let used = cuda.memory_report().map_or(0, |report| report.used);
+            drop(cuda);
+            // A buffer may outlive its card.
+            drop(x);
+            Ok(used)
+        };
+        let first = match use_it() {
+            Ok(used) => used,
+            Err(e) => return eprintln!("skipped: {e}"),
+        };
+        let last = (0..30).map(|_| use_it().expect("the card")).last().unwrap_or(0);
+        assert!(last <= first + (64 << 20), "{first} bytes in use at first, {last} in the end");
+    }
+}

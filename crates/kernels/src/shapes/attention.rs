@@ -1,0 +1,179 @@
+//! Attention over packed sequences and over cache blocks.
+
+use super::layers::{normed, turns};
+use super::{Home, Op};
+use crate::backend::{Affine, Attention, Heads, Normed, PagedRows, Segments, Turns};
+use crate::buffer::Buffer;
+use crate::error::Result;
+
+/// Rows.
+fn sequences(op: Op<'_>, of: &Attention, segments: &Segments) -> Result<usize> {
+    op.groups(of)?;
+    let starts = &segments.starts;
+    op.expect(starts.first() == Some(&0) && starts.is_sorted(), || "sequences overlap".into())?;
+    let rows = segments.rows();
+    op.times(rows, of.heads.qkv_width())?;
+    Ok(rows)
+}
+
+pub(crate) fn attention(
+    home: &dyn Home,
+    of: &Attention,
+    qkv: &Buffer,
+    segments: &Segments,
+    [out, lse]: [&Buffer; 2],
+) -> Result<()> {
+    let op = Op::new(home, "attention");
+    let rows = sequences(op, of, segments)?;
+    op.floats("qkv", qkv, rows * of.heads.qkv_width())?;
+    op.typed("out", out, qkv.dtype(), rows * of.heads.out_width())?;
+    op.f32s("lse", lse, rows * of.heads.heads)
+}
+
+pub(crate) fn attention_backward(
+    home: &dyn Home,
+    of: &Attention,
+    qkv: &Buffer,
+    [out, lse, dout]: [&Buffer; 3],
+    segments: &Segments,
+    dqkv: &Buffer,
+) -> Result<()> {
+    let op = Op::new(home, "attention_backward");
+    let rows = sequences(op, of, segments)?;
+    op.floats("qkv", qkv, rows * of.heads.qkv_width())?;
+    op.typed("dqkv", dqkv, qkv.dtype(), qkv.len())?;
+    op.typed("out", out, qkv.dtype(), rows * of.heads.out_width())?;
+    op.typed("dout", dout, qkv.dtype(), out.len())?;
+    op.f32s("lse", lse, rows * of.heads.heads)
+}
+
+/// New tokens of a batch of `batch` rows, whose blocks are in the cache. Where they are written, no block is two sequences'.
+fn paged(
+    op: Op<'_>,
+    heads: Heads,
+    rows: &PagedRows,
+    batch: usize,
+    cache: &Buffer,
+    written: bool,
+) -> Result<()> {
+    let (tokens, len) = op.home.block(heads);
+    let blocks = cache.len() / len;
+    let (mut end, mut to) = (0, Vec::new());
+    for (i, s) in rows.sequences.iter().enumerate() {
+        let wrong = |what: &str| format!("sequence {i} {what}");
+        let last = s.row.checked_add(s.count).filter(|&last| s.row >= end && last <= batch);
+        end = last.ok_or_else(|| op.error(wrong(&format!("has rows beside the batch's {batch}"))))?;
+        let seen = s.position.checked_add(s.count).filter(|&seen| seen.div_ceil(tokens) <= s.blocks.len());
+        let seen = seen.ok_or_else(|| op.error(wrong(&format!("has {} blocks, too few", s.blocks.len()))))?;
+        let used = &s.blocks[..seen.div_ceil(tokens)];
+        let highest = used.iter().copied().max().unwrap_or(0) as usize;
+        op.expect(used.is_empty() || highest < blocks, || {
+            wrong(&format!("is in block {highest}, the cache has {blocks}"))
+        })?;
+        if written && s.count > 0 {
+            to.extend_from_slice(&used[s.position / tokens..]);
+        }
+    }
+    to.sort_unstable();
+    op.expect(to.windows(2).all(|w| w[0] != w[1]), || "two sequences write to one block".into())
+}
+
+pub(crate) fn cache_write(
+    home: &dyn Home,
+    heads: Heads,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &Buffer,
+) -> Result<()> {
+    let op = Op::new(home, "cache_write");
+    op.heads(heads)?;
+    let batch = op.rows("qkv", qkv, heads.qkv_width())?;
+    op.typed("cache", cache, qkv.dtype(), cache.len())?;
+    paged(op, heads, rows, batch, cache, true)
+}
+
+pub(crate) fn attention_paged(
+    home: &dyn Home,
+    of: &Attention,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &Buffer,
+    out: &Buffer,
+) -> Result<()> {
+    let op = Op::new(home, "attention_paged");
+    op.groups(of)?;
+    let batch = op.rows("qkv", qkv, of.heads.qkv_width())?;
+    op.typed("cache", cache, qkv.dtype(), cache.len())?;
+    op.typed("out", out, qkv.dtype(), batch * of.heads.out_width())?;
+    paged(op, of.heads, rows, batch, cache, false)
+}
+
+pub(crate) fn cache_copies(
+    home: &dyn Home,
+    heads: Heads,
+    pairs: &[(u32, u32)],
+    layers: &[Buffer],
+) -> Result<()> {
+    let op = Op::new(home, "cache_copies");
+    op.heads(heads)?;
+    let Some(first) = layers.first() else { return Ok(()) };
+    op.floats("a layer", first, first.len())?;
+    layers.iter().try_for_each(|layer| op.typed("a layer", layer, first.dtype(), first.len()))?;
+    let blocks = first.len() / home.block(heads).1;
+    for (i, &(from, to)) in pairs.iter().enumerate() {
+        let highest = from.max(to) as usize;
+        op.expect(highest < blocks, || format!("block {highest}, the cache has {blocks}"))?;
+        let others = pairs.iter().enumerate().filter(|&(j, _)| i != j);
+        let alone = { others }.all(|(_, &(a, b))| a != to && b != to) && from != to;
+        op.expect(alone, || format!("block {to} is written and in another pair"))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn linear_qkv(
+    home: &dyn Home,
+    x: &Buffer,
+    layer: Affine<'_>,
+    heads: Heads,
+    of: Option<Turns<'_>>,
+    cache: Option<(&PagedRows, &Buffer)>,
+    qkv: &Buffer,
+) -> Result<()> {
+    let op = Op::new(home, "linear_qkv");
+    let rows = op.affine(x, layer)?;
+    fused(op, layer, heads, of, cache, rows, qkv)
+}
+
+pub(crate) fn normed_qkv(
+    home: &dyn Home,
+    norm: Normed<'_>,
+    x: &Buffer,
+    layer: Affine<'_>,
+    heads: Heads,
+    of: Option<Turns<'_>>,
+    cache: (&PagedRows, &Buffer),
+    qkv: &Buffer,
+) -> Result<()> {
+    let op = Op::new(home, "normed_qkv");
+    let rows = normed(op, norm, x, layer)?;
+    fused(op, layer, heads, of, Some(cache), rows, qkv)
+}
+
+fn fused(
+    op: Op<'_>,
+    layer: Affine<'_>,
+    heads: Heads,
+    of: Option<Turns<'_>>,
+    cache: Option<(&PagedRows, &Buffer)>,
+    rows: usize,
+    qkv: &Buffer,
+) -> Result<()> {
+    op.heads(heads)?;
+    let (n, width) = (layer.weight.n, heads.qkv_width());
+    op.expect(n == width, || format!("a weight of {n} features, heads of {width}"))?;
+    op.floats("qkv", qkv, op.times(rows, width)?)?;
+    of.map_or(Ok(()), |of| turns(op, heads, of, rows))?;
+    let Some((paged_rows, cache)) = cache else { return Ok(()) };
+    op.typed("cache", cache, qkv.dtype(), cache.len())?;
+    paged(op, heads, paged_rows, rows, cache, true)
+}

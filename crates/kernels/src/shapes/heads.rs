@@ -1,0 +1,178 @@
+//! The head: log-probabilities, logits, choices, divergence.
+
+use super::{Home, Op};
+use crate::backend::{LogpGrads, LogpStats};
+use crate::buffer::{Buffer, DType, Weight};
+use crate::error::Result;
+
+/// Other tokens of a row at most.
+const OTHERS: usize = 32;
+
+/// Rows of a head.
+fn scored(op: Op<'_>, name: &str, x: &Buffer, w: &Weight, backward: bool) -> Result<usize> {
+    op.weight("the head", w, backward)?;
+    let rows = op.factor(name, x, w.k, w)?;
+    op.times(rows, w.n)?;
+    Ok(rows)
+}
+
+fn stats(op: Op<'_>, s: &LogpStats, rows: usize) -> Result<()> {
+    op.f32s("logp", &s.logp, rows)?;
+    op.f32s("entropy", &s.entropy, rows)?;
+    op.f32s("lse", &s.lse, rows)
+}
+
+fn others(op: Op<'_>, ids: &Buffer, (name, out): (&str, &Buffer), rows: usize, vocab: usize) -> Result<()> {
+    let each = ids.len() / rows.max(1);
+    op.expect(each <= OTHERS, || format!("{each} other tokens a row, expected at most {OTHERS}"))?;
+    op.below("others", ids, rows * each, vocab)?;
+    op.f32s(name, out, ids.len())
+}
+
+pub(crate) fn logp(
+    home: &dyn Home,
+    x: &Buffer,
+    w: &Weight,
+    targets: &Buffer,
+    listed: Option<(&Buffer, &Buffer)>,
+    s: &LogpStats,
+) -> Result<()> {
+    let op = Op::new(home, "logp");
+    let rows = scored(op, "x", x, w, false)?;
+    op.below("targets", targets, rows, w.n)?;
+    listed.map_or(Ok(()), |(ids, out)| others(op, ids, ("logp of others", out), rows, w.n))?;
+    stats(op, s, rows)
+}
+
+fn gradients(op: Op<'_>, w: &Weight, rows: usize, dx: &Buffer, dw: Option<&Buffer>) -> Result<()> {
+    op.floats("dx", dx, op.times(rows, w.k)?)?;
+    op.some_f32s("dw", dw, w.n * w.k)
+}
+
+pub(crate) fn logp_backward(
+    home: &dyn Home,
+    x: &Buffer,
+    w: &Weight,
+    targets: &Buffer,
+    listed: Option<&Buffer>,
+    s: &LogpStats,
+    grads: &LogpGrads<'_>,
+    dx: &Buffer,
+    dw: Option<&Buffer>,
+) -> Result<()> {
+    let op = Op::new(home, "logp_backward");
+    let rows = scored(op, "x", x, w, true)?;
+    op.below("targets", targets, rows, w.n)?;
+    stats(op, s, rows)?;
+    op.f32s("dlogp", grads.logp, rows)?;
+    op.some_f32s("dentropy", grads.entropy, rows)?;
+    match (listed, grads.others) {
+        (None, None) => {}
+        (Some(ids), Some(d)) => others(op, ids, ("dothers", d), rows, w.n)?,
+        _ => return Err(op.error("other tokens without their gradient, or a gradient without them".into())),
+    }
+    gradients(op, w, rows, dx, dw)
+}
+
+pub(crate) fn logp_known(
+    home: &dyn Home,
+    x: &Buffer,
+    w: &Weight,
+    targets: &Buffer,
+    dlogp: &Buffer,
+    s: &LogpStats,
+    dx: &Buffer,
+    dw: Option<&Buffer>,
+) -> Result<()> {
+    let op = Op::new(home, "logp_known");
+    let rows = scored(op, "x", x, w, true)?;
+    op.below("targets", targets, rows, w.n)?;
+    op.f32s("dlogp", dlogp, rows)?;
+    stats(op, s, rows)?;
+    gradients(op, w, rows, dx, dw)
+}
+
+pub(crate) fn logits(home: &dyn Home, x: &Buffer, w: &Weight, [logits, lse]: [&Buffer; 2]) -> Result<()> {
+    let op = Op::new(home, "logits");
+    let rows = scored(op, "x", x, w, false)?;
+    op.f32s("logits", logits, rows * w.n)?;
+    op.f32s("lse", lse, rows)
+}
+
+/// Tokens of a row.
+fn chosen_from(op: Op<'_>, logits: &Buffer, rows: usize) -> Result<usize> {
+    let vocab = logits.len() / rows.max(1);
+    op.f32s("logits", logits, rows * vocab)?;
+    op.expect(rows == 0 || vocab > 0, || "logits of no token".into())?;
+    Ok(vocab)
+}
+
+pub(crate) fn sample(home: &dyn Home, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<usize> {
+    let op = Op::new(home, "sample");
+    op.f32s("lse", lse, uniform.len())?;
+    drawn(op, uniform.iter().copied())?;
+    chosen_from(op, logits, uniform.len())
+}
+
+pub(crate) fn argmax(home: &dyn Home, logits: &Buffer, rows: usize) -> Result<usize> {
+    chosen_from(Op::new(home, "argmax"), logits, rows)
+}
+
+pub(crate) fn choose(
+    home: &dyn Home,
+    logits: &Buffer,
+    lse: &Buffer,
+    draws: impl ExactSizeIterator<Item = Option<f32>>,
+) -> Result<usize> {
+    let (op, rows) = (Op::new(home, "choose"), draws.len());
+    op.f32s("lse", lse, rows)?;
+    drawn(op, draws.flatten())?;
+    chosen_from(op, logits, rows)
+}
+
+fn drawn(op: Op<'_>, mut draws: impl Iterator<Item = f32>) -> Result<()> {
+    let bad = draws.find(|draw| !(0.0..=1.0).contains(draw));
+    bad.map_or(Ok(()), |draw| Err(op.error(format!("a draw of {draw}, expected 0 to 1"))))
+}
+
+/// `choices` are the numbers of rows of each.
+pub(crate) fn feed(home: &dyn Home, choices: &[usize], from: &[(usize, u32)], ids: &Buffer) -> Result<()> {
+    let op = Op::new(home, "feed");
+    op.typed("ids", ids, DType::U32, ids.len())?;
+    let (n, room) = (from.len(), ids.len());
+    op.expect(n <= room, || format!("ids have {room} elements, {n} are put there"))?;
+    let known =
+        |&(choice, row): &(usize, u32)| choices.get(choice).is_some_and(|&rows| (row as usize) < rows);
+    op.expect(from.iter().all(known), || "a row that nothing was chosen for".into())
+}
+
+type Side<'a> = (&'a Buffer, &'a Weight);
+
+/// Rows.
+fn compared(op: Op<'_>, p: Side<'_>, q: Side<'_>, backward: bool) -> Result<usize> {
+    let (rows, others) = (scored(op, "p", p.0, p.1, backward)?, scored(op, "q", q.0, q.1, false)?);
+    op.expect(rows == others, || format!("{rows} rows of p, {others} of q"))?;
+    let (a, b) = (p.1.n, q.1.n);
+    op.expect(a == b && p.1.dtype == q.1.dtype, || format!("heads of {a} and {b} tokens, or of two types"))?;
+    Ok(rows)
+}
+
+pub(crate) fn kl(home: &dyn Home, p: Side<'_>, q: Side<'_>, kl: &Buffer) -> Result<()> {
+    let op = Op::new(home, "kl");
+    let rows = compared(op, p, q, false)?;
+    op.f32s("kl", kl, rows)
+}
+
+pub(crate) fn kl_backward(
+    home: &dyn Home,
+    p: Side<'_>,
+    q: Side<'_>,
+    dkl: &Buffer,
+    dx: &Buffer,
+    dw: Option<&Buffer>,
+) -> Result<()> {
+    let op = Op::new(home, "kl_backward");
+    let rows = compared(op, p, q, true)?;
+    op.f32s("dkl", dkl, rows)?;
+    gradients(op, p.1, rows, dx, dw)
+}

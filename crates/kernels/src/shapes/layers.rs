@@ -1,0 +1,310 @@
+//! Norms, linear layers, rotation, activations.
+
+use super::{Home, Op};
+use crate::backend::{Activation, Affine, Heads, Norm, NormGrads, NormInput, Normed, Turns};
+use crate::buffer::{Buffer, DType, Weight};
+use crate::error::Result;
+
+pub(crate) fn norm(
+    home: &dyn Home,
+    norm: Norm,
+    x: &Buffer,
+    weight: &Buffer,
+    bias: Option<&Buffer>,
+    y: &Buffer,
+) -> Result<()> {
+    let op = Op::new(home, "norm");
+    op.norm(norm, weight, bias)?;
+    op.rows("x", x, norm.width)?;
+    op.floats("y", y, x.len())
+}
+
+pub(crate) fn add_norm(
+    home: &dyn Home,
+    norm: Norm,
+    x: &Buffer,
+    delta: &Buffer,
+    weight: &Buffer,
+    bias: Option<&Buffer>,
+    [sum, y]: [&Buffer; 2],
+) -> Result<()> {
+    let op = Op::new(home, "add_norm");
+    op.norm(norm, weight, bias)?;
+    op.rows("x", x, norm.width)?;
+    op.floats("delta", delta, x.len())?;
+    op.f32s("sum", sum, x.len())?;
+    op.floats("y", y, x.len())
+}
+
+fn norm_grads(op: Op<'_>, norm: Norm, grads: &NormGrads<'_>) -> Result<()> {
+    op.some_f32s("dweight", grads.weight.as_deref(), norm.width)?;
+    op.some_f32s("dbias", grads.bias.as_deref(), norm.width)
+}
+
+pub(crate) fn norm_backward(
+    home: &dyn Home,
+    norm: Norm,
+    dy: &Buffer,
+    x: &Buffer,
+    weight: &Buffer,
+    dx: &Buffer,
+    grads: &NormGrads<'_>,
+) -> Result<()> {
+    let op = Op::new(home, "norm_backward");
+    op.norm(norm, weight, None)?;
+    op.rows("x", x, norm.width)?;
+    op.floats("dy", dy, x.len())?;
+    op.floats("dx", dx, x.len())?;
+    norm_grads(op, norm, grads)
+}
+
+pub(crate) fn norm_again(
+    home: &dyn Home,
+    norm: Norm,
+    of: NormInput<'_>,
+    dy: &Buffer,
+    [y, dx]: [&Buffer; 2],
+    rounded: Option<&Buffer>,
+    grads: &NormGrads<'_>,
+) -> Result<()> {
+    let op = Op::new(home, "norm_again");
+    op.norm(norm, of.weight, of.bias)?;
+    op.rows("x", of.x, norm.width)?;
+    let n = of.x.len();
+    op.f32s("x", of.x, n)?;
+    op.f32s("dx", dx, n)?;
+    op.floats("dy", dy, n)?;
+    for (name, b) in [("y", Some(y)), ("delta", of.delta), ("rounded", rounded)] {
+        b.map_or(Ok(()), |b| op.typed(name, b, dy.dtype(), n))?;
+    }
+    norm_grads(op, norm, grads)
+}
+
+pub(crate) fn weight(home: &dyn Home, n: usize, k: usize, dtype: DType) -> Result<()> {
+    let op = Op::new(home, "weight");
+    op.expect(n > 0 && k > 0 && dtype != DType::U32, || format!("{n} x {k} of {}", dtype.name()))?;
+    op.times(n, k).map(|_| ())
+}
+
+pub(crate) fn master(home: &dyn Home, w: &Weight) -> Result<()> {
+    Op::new(home, "master").weight("the weight", w, false)
+}
+
+pub(crate) fn load_weight(home: &dyn Home, master: &Buffer, w: &Weight) -> Result<()> {
+    let op = Op::new(home, "load_weight");
+    op.weight("the weight", w, false)?;
+    op.f32s("master", master, w.n * w.k)
+}
+
+pub(crate) fn linear(
+    home: &dyn Home,
+    x: &Buffer,
+    w: &Weight,
+    bias: Option<&Buffer>,
+    y: &Buffer,
+) -> Result<()> {
+    let op = Op::new(home, "linear");
+    let rows = op.affine(x, Affine { weight: w, bias })?;
+    op.floats("y", y, op.times(rows, w.n)?)
+}
+
+pub(crate) fn linear_dx(home: &dyn Home, dy: &Buffer, w: &Weight, dx: &Buffer) -> Result<()> {
+    let op = Op::new(home, "linear_dx");
+    op.weight("the weight", w, true)?;
+    let rows = op.factor("dy", dy, w.n, w)?;
+    op.floats("dx", dx, op.times(rows, w.k)?)
+}
+
+pub(crate) fn linear_dw(
+    home: &dyn Home,
+    dy: &Buffer,
+    x: &Buffer,
+    tokens: usize,
+    dw: Option<&Buffer>,
+    dbias: Option<&Buffer>,
+) -> Result<()> {
+    let op = Op::new(home, "linear_dw");
+    op.floats("dy", dy, dy.len())?;
+    op.typed("x", x, dy.dtype(), x.len())?;
+    if tokens == 0 {
+        op.floats("dy", dy, 0)?;
+        op.floats("x", x, 0)?;
+        let either = [("dw", dw), ("dbias", dbias)];
+        return either.iter().try_for_each(|(name, b)| op.some_f32s(name, *b, b.map_or(0, Buffer::len)));
+    }
+    let (n, k) = (dy.len() / tokens, x.len() / tokens);
+    op.floats("dy", dy, n * tokens)?;
+    op.floats("x", x, k * tokens)?;
+    op.some_f32s("dw", dw, op.times(n, k)?)?;
+    op.some_f32s("dbias", dbias, n)
+}
+
+pub(crate) fn head_norm(
+    home: &dyn Home,
+    norm: Norm,
+    heads: Heads,
+    qkv: &Buffer,
+    weights: [&Buffer; 2],
+    out: &Buffer,
+) -> Result<()> {
+    head_norms(Op::new(home, "head_norm"), norm, heads, qkv, weights, ("out", out))
+}
+
+pub(crate) fn head_norm_backward(
+    home: &dyn Home,
+    norm: Norm,
+    heads: Heads,
+    qkv: &Buffer,
+    weights: [&Buffer; 2],
+    dqkv: &Buffer,
+    dweights: [Option<&Buffer>; 2],
+) -> Result<()> {
+    let op = Op::new(home, "head_norm_backward");
+    head_norms(op, norm, heads, qkv, weights, ("dqkv", dqkv))?;
+    op.some_f32s("dq_weight", dweights[0], norm.width)?;
+    op.some_f32s("dk_weight", dweights[1], norm.width)
+}
+
+fn head_norms(
+    op: Op<'_>,
+    norm: Norm,
+    heads: Heads,
+    qkv: &Buffer,
+    [q, k]: [&Buffer; 2],
+    (name, out): (&str, &Buffer),
+) -> Result<()> {
+    op.heads(heads)?;
+    let (width, dim) = (norm.width, heads.head_dim);
+    op.expect(width == dim, || format!("a norm of {width} elements, heads have {dim}"))?;
+    op.norm(norm, q, None)?;
+    op.norm(norm, k, None)?;
+    op.rows("qkv", qkv, heads.qkv_width())?;
+    op.floats(name, out, qkv.len())
+}
+
+/// Angles for each of `rows` rows.
+pub(super) fn turns(op: Op<'_>, heads: Heads, turns: Turns<'_>, rows: usize) -> Result<()> {
+    let Turns { dim, cos, sin, positions } = turns;
+    let fits = dim.is_multiple_of(2) && dim <= heads.head_dim;
+    op.expect(fits, || format!("{dim} of a head's {} elements are turned", heads.head_dim))?;
+    op.f32s("cos", cos, cos.len())?;
+    op.f32s("sin", sin, cos.len())?;
+    if dim == 0 {
+        return op.below("positions", positions, rows, usize::MAX);
+    }
+    let known = op.rows("cos", cos, dim / 2)?;
+    op.below("positions", positions, rows, known)
+}
+
+pub(crate) fn rotary(home: &dyn Home, heads: Heads, of: Turns<'_>, qkv: &Buffer) -> Result<()> {
+    let op = Op::new(home, "rotary");
+    op.heads(heads)?;
+    let rows = op.rows("qkv", qkv, heads.qkv_width())?;
+    turns(op, heads, of, rows)
+}
+
+pub(crate) fn qkv_backward(
+    home: &dyn Home,
+    heads: Heads,
+    of: Option<Turns<'_>>,
+    dqkv: &Buffer,
+    dbias: Option<&Buffer>,
+) -> Result<()> {
+    let op = Op::new(home, "qkv_backward");
+    op.heads(heads)?;
+    let rows = op.rows("dqkv", dqkv, heads.qkv_width())?;
+    of.map_or(Ok(()), |of| turns(op, heads, of, rows))?;
+    op.some_f32s("dbias", dbias, heads.qkv_width())
+}
+
+/// Elements of a row of `x`, for rows of `width` of `y`.
+pub(crate) fn input_width(op: Activation, width: usize) -> usize {
+    if op == Activation::Gelu { width } else { 2 * width }
+}
+
+/// Rows.
+fn activations(
+    op: Op<'_>,
+    kind: Activation,
+    width: usize,
+    (xs, x): (&str, &Buffer),
+    (ys, y): (&str, &Buffer),
+) -> Result<usize> {
+    op.times(width, 2)?;
+    let rows = op.rows(ys, y, width)?;
+    op.floats(xs, x, op.times(rows, input_width(kind, width))?)?;
+    Ok(rows)
+}
+
+/// Rows.
+pub(crate) fn activation(
+    home: &dyn Home,
+    kind: Activation,
+    width: usize,
+    x: &Buffer,
+    y: &Buffer,
+) -> Result<usize> {
+    activations(Op::new(home, "activation"), kind, width, ("x", x), ("y", y))
+}
+
+/// Rows.
+pub(crate) fn activation_backward(
+    home: &dyn Home,
+    kind: Activation,
+    width: usize,
+    x: &Buffer,
+    dy: &Buffer,
+    dx: &Buffer,
+) -> Result<usize> {
+    let op = Op::new(home, "activation_backward");
+    let rows = activations(op, kind, width, ("x", x), ("dy", dy))?;
+    op.floats("dx", dx, x.len())?;
+    Ok(rows)
+}
+
+/// Rows.
+pub(crate) fn activation_again(
+    home: &dyn Home,
+    kind: Activation,
+    width: usize,
+    x: &Buffer,
+    dy: &Buffer,
+) -> Result<usize> {
+    let op = Op::new(home, "activation_again");
+    let rows = activations(op, kind, width, ("x", x), ("dy", dy))?;
+    op.typed("x", x, dy.dtype(), x.len())?;
+    Ok(rows)
+}
+
+pub(crate) fn linear_add(home: &dyn Home, x: &Buffer, layer: Affine<'_>, to: &Buffer) -> Result<()> {
+    let op = Op::new(home, "linear_add");
+    let rows = op.affine(x, layer)?;
+    op.f32s("to", to, op.times(rows, layer.weight.n)?)
+}
+
+/// Rows of the residual stream whose norm a layer multiplies.
+pub(super) fn normed(op: Op<'_>, norm: Normed<'_>, x: &Buffer, layer: Affine<'_>) -> Result<usize> {
+    op.norm(norm.op, norm.weight, norm.bias)?;
+    op.weight("the weight", layer.weight, false)?;
+    op.some_f32s("bias", layer.bias, layer.weight.n)?;
+    let (width, k) = (norm.op.width, layer.weight.k);
+    op.expect(width == k, || format!("a norm of {width} elements before a weight of {k}"))?;
+    op.f32s("x", x, x.len())?;
+    op.rows("x", x, width)
+}
+
+pub(crate) fn normed_activation(
+    home: &dyn Home,
+    norm: Normed<'_>,
+    x: &Buffer,
+    layer: Affine<'_>,
+    kind: Activation,
+    y: &Buffer,
+) -> Result<()> {
+    let op = Op::new(home, "normed_activation");
+    let rows = normed(op, norm, x, layer)?;
+    let n = layer.weight.n;
+    let width = if kind == Activation::Gelu { n } else { n / 2 };
+    op.expect(n == input_width(kind, width), || format!("{n} features are not gates and ups"))?;
+    op.floats("y", y, op.times(rows, width)?)
+}

@@ -1,0 +1,162 @@
+//! What the operands of every operation must be: the one place where lengths, types and indices are checked, before unsafe
+//! code or a card meets an address.
+//!
+//! A function here stands for the operation of [`Backend`](crate::Backend) of its name, and every backend calls it first. An
+//! operand that does not fit is an error that names operation and operand; nothing has been computed then.
+
+mod attention;
+mod heads;
+mod layers;
+mod updates;
+mod vectors;
+
+pub(crate) use attention::*;
+pub(crate) use heads::*;
+pub(crate) use layers::*;
+pub(crate) use updates::*;
+pub(crate) use vectors::*;
+
+use crate::backend::{Affine, Attention, Heads, Norm};
+use crate::buffer::{Buffer, DType, Weight};
+use crate::error::{Error, Result};
+
+/// Whose memory the operands are.
+pub(crate) trait Home {
+    /// Whether a buffer is memory of this device, with room for as many elements as it says.
+    fn holds(&self, buffer: &Buffer) -> bool;
+    /// The same of a weight; with `backward`, whether it was made for `linear_dx` too.
+    fn holds_weight(&self, weight: &Weight, backward: bool) -> bool;
+    /// The elements of an index buffer of this device.
+    fn ids<'a>(&self, buffer: &'a Buffer) -> &'a [u32];
+    /// Tokens and elements of a cache block.
+    fn block(&self, heads: Heads) -> (usize, usize);
+}
+
+/// An operation whose operands are looked at.
+#[derive(Clone, Copy)]
+pub(crate) struct Op<'a> {
+    name: &'static str,
+    home: &'a dyn Home,
+}
+
+impl<'a> Op<'a> {
+    pub(crate) fn new(home: &'a dyn Home, name: &'static str) -> Self {
+        Op { name, home }
+    }
+
+    #[cold]
+    fn error(&self, what: String) -> Error {
+        Error::usage(format!("operation {}: {what}", self.name))
+    }
+
+    /// An error unless so; `what` says what is wrong.
+    fn expect(&self, so: bool, what: impl FnOnce() -> String) -> Result<()> {
+        if so { Ok(()) } else { Err(self.error(what())) }
+    }
+
+    /// A product of sizes that memory could hold.
+    fn times(&self, a: usize, b: usize) -> Result<usize> {
+        a.checked_mul(b)
+            .filter(|&n| n <= MOST)
+            .ok_or_else(|| self.error(format!("{a} x {b} elements cannot exist")))
+    }
+
+    /// Of this device, and of this length.
+    fn sized(&self, operand: &str, b: &Buffer, len: usize) -> Result<()> {
+        self.expect(self.home.holds(b), || format!("{operand} is not memory of this device"))?;
+        self.expect(b.len() == len, || format!("{operand} has {} elements, expected {len}", b.len()))
+    }
+
+    /// So many elements of this type.
+    fn typed(&self, operand: &str, b: &Buffer, dtype: DType, len: usize) -> Result<()> {
+        let (is, want) = (b.dtype(), dtype.name());
+        self.expect(is == dtype, || format!("{operand} is {}, expected {want}", is.name()))?;
+        self.sized(operand, b, len)
+    }
+
+    /// So many f32 elements.
+    fn f32s(&self, operand: &str, b: &Buffer, len: usize) -> Result<()> {
+        self.typed(operand, b, DType::F32, len)
+    }
+
+    /// The same where there are any.
+    fn some_f32s(&self, operand: &str, b: Option<&Buffer>, len: usize) -> Result<()> {
+        b.map_or(Ok(()), |b| self.f32s(operand, b, len))
+    }
+
+    /// So many elements of either compute type.
+    fn floats(&self, operand: &str, b: &Buffer, len: usize) -> Result<()> {
+        self.expect(b.dtype() != DType::U32, || format!("{operand} is u32, expected f32 or bf16"))?;
+        self.sized(operand, b, len)
+    }
+
+    /// Rows of a float buffer.
+    fn rows(&self, operand: &str, b: &Buffer, width: usize) -> Result<usize> {
+        self.expect(width > 0, || format!("rows of {operand} have no elements"))?;
+        self.floats(operand, b, b.len())?;
+        let whole = b.len().is_multiple_of(width);
+        self.expect(whole, || format!("{operand} has {} elements, expected rows of {width}", b.len()))?;
+        Ok(b.len() / width)
+    }
+
+    /// So many indices, all below a bound.
+    fn below(&self, operand: &str, b: &Buffer, len: usize, bound: usize) -> Result<()> {
+        self.typed(operand, b, DType::U32, len)?;
+        match self.home.ids(b).iter().find(|&&id| id as usize >= bound) {
+            None => Ok(()),
+            Some(id) => Err(self.error(format!("{operand} holds {id}, expected numbers below {bound}"))),
+        }
+    }
+
+    fn weight(&self, operand: &str, w: &Weight, backward: bool) -> Result<()> {
+        self.expect(w.n > 0 && w.k > 0, || format!("{operand} is {} x {}", w.n, w.k))?;
+        self.times(w.n, w.k)?;
+        let what =
+            if backward { "a weight of this device made for training" } else { "a weight of this device" };
+        self.expect(self.home.holds_weight(w, backward), || format!("{operand} is not {what}"))
+    }
+
+    /// Rows that a weight multiplies.
+    fn factor(&self, operand: &str, x: &Buffer, width: usize, w: &Weight) -> Result<usize> {
+        let (is, want) = (x.dtype().name(), w.dtype.name());
+        self.expect(x.dtype() == w.dtype, || format!("{operand} is {is}, the weight {want}"))?;
+        self.rows(operand, x, width)
+    }
+
+    /// Rows that a layer multiplies.
+    fn affine(&self, x: &Buffer, layer: Affine<'_>) -> Result<usize> {
+        self.weight("the weight", layer.weight, false)?;
+        self.some_f32s("bias", layer.bias, layer.weight.n)?;
+        self.factor("x", x, layer.weight.k, layer.weight)
+    }
+
+    fn heads(&self, heads: Heads) -> Result<()> {
+        let Heads { heads: all, kv_heads, head_dim } = heads;
+        let sane = [all, kv_heads, head_dim].iter().all(|n| (1..=1 << 16).contains(n));
+        self.expect(sane, || format!("{all} heads, {kv_heads} key heads of {head_dim}"))
+    }
+
+    /// Heads that share key heads, and what they see.
+    fn groups(&self, of: &Attention) -> Result<()> {
+        self.heads(of.heads)?;
+        let Heads { heads, kv_heads, .. } = of.heads;
+        self.expect(heads.is_multiple_of(kv_heads), || format!("{heads} heads share {kv_heads} key heads"))?;
+        self.expect(of.window != Some(0), || "a window without keys".into())
+    }
+
+    fn norm(&self, op: Norm, weight: &Buffer, bias: Option<&Buffer>) -> Result<()> {
+        self.expect(op.width > 0, || "rows without elements".into())?;
+        self.f32s("weight", weight, op.width)?;
+        self.some_f32s("bias", bias, op.width)
+    }
+
+    /// Elements `at..at + len` of a float buffer.
+    fn stretch(&self, operand: &str, b: &Buffer, at: usize, len: usize) -> Result<()> {
+        self.floats(operand, b, b.len())?;
+        let inside = at.checked_add(len).is_some_and(|end| end <= b.len());
+        self.expect(inside, || format!("{operand} has {} elements, not {len} from {at} on", b.len()))
+    }
+}
+
+/// More elements than any memory has; products of two such numbers' roots do not overflow.
+const MOST: usize = 1 << 48;

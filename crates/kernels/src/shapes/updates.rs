@@ -1,0 +1,52 @@
+//! Updates of parameters.
+
+use super::{Home, Op};
+use crate::backend::{AdamWParam, Sgd};
+use crate::buffer::Buffer;
+use crate::error::Result;
+use std::ops::Range;
+
+/// Stretches of a parameter: within it, in order, none twice.
+fn stretches(op: Op<'_>, ranges: &[Range<usize>], len: usize) -> Result<()> {
+    let mut at = 0;
+    for r in ranges {
+        op.expect(at <= r.start && r.start <= r.end && r.end <= len, || {
+            format!("elements {}..{} of a parameter of {len}, after {at}", r.start, r.end)
+        })?;
+        at = r.end;
+    }
+    Ok(())
+}
+
+pub(crate) fn adamw(home: &dyn Home, params: &[AdamWParam<'_>]) -> Result<()> {
+    let op = Op::new(home, "adamw");
+    for p in params {
+        let n = p.param.len();
+        op.expect(p.op.step > 0, || "steps are counted from 1".into())?;
+        let state = [("param", &*p.param), ("grad", p.grad), ("first", &*p.first), ("second", &*p.second)];
+        state.iter().try_for_each(|(name, b)| op.f32s(name, b, n))?;
+        stretches(op, p.ranges, n)?;
+        if let Some(w) = &p.derived {
+            op.weight("the weight", w, false)?;
+            op.f32s("param", p.param, w.n * w.k)?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn sgd(
+    home: &dyn Home,
+    of: Sgd,
+    range: &Range<usize>,
+    param: &Buffer,
+    grad: &Buffer,
+    velocity: Option<&Buffer>,
+) -> Result<()> {
+    let op = Op::new(home, "sgd");
+    let n = param.len();
+    op.f32s("param", param, n)?;
+    op.f32s("grad", grad, n)?;
+    op.some_f32s("velocity", velocity, n)?;
+    op.expect(of.momentum == 0.0 || velocity.is_some(), || "momentum needs a velocity".into())?;
+    stretches(op, std::slice::from_ref(range), n)
+}

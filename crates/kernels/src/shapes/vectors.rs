@@ -1,0 +1,112 @@
+//! Memory, plain vectors and rows by number.
+
+use super::{Home, Op};
+use crate::buffer::{Buffer, DType};
+use crate::error::Result;
+
+pub(crate) fn fill(home: &dyn Home, dst: &Buffer) -> Result<()> {
+    Op::new(home, "fill").floats("dst", dst, dst.len())
+}
+
+pub(crate) fn write(home: &dyn Home, dst: &Buffer, at: usize, len: usize) -> Result<()> {
+    Op::new(home, "write").stretch("dst", dst, at, len)
+}
+
+pub(crate) fn read(home: &dyn Home, src: &Buffer, at: usize, len: usize) -> Result<()> {
+    Op::new(home, "read").stretch("src", src, at, len)
+}
+
+pub(crate) fn set_indices(home: &dyn Home, dst: &Buffer, len: usize) -> Result<()> {
+    Op::new(home, "set_indices").typed("dst", dst, DType::U32, len)
+}
+
+pub(crate) fn copy(
+    home: &dyn Home,
+    (src, from): (&Buffer, usize),
+    (dst, to): (&Buffer, usize),
+    len: usize,
+) -> Result<()> {
+    let op = Op::new(home, "copy");
+    op.stretch("src", src, from, len)?;
+    op.stretch("dst", dst, to, len)
+}
+
+pub(crate) fn axpy(home: &dyn Home, x: &Buffer, y: &Buffer) -> Result<()> {
+    let op = Op::new(home, "axpy");
+    op.floats("x", x, y.len())?;
+    op.floats("y", y, y.len())
+}
+
+pub(crate) fn dot(home: &dyn Home, x: &Buffer, y: &Buffer) -> Result<()> {
+    let op = Op::new(home, "dot");
+    op.floats("x", x, y.len())?;
+    op.floats("y", y, y.len())
+}
+
+pub(crate) fn first_non_finite(home: &dyn Home, x: &Buffer) -> Result<()> {
+    Op::new(home, "first_non_finite").floats("x", x, x.len())
+}
+
+pub(crate) fn gather_rows(
+    home: &dyn Home,
+    src: &Buffer,
+    rows: &Buffer,
+    width: usize,
+    dst: &Buffer,
+) -> Result<()> {
+    let op = Op::new(home, "gather_rows");
+    let count = op.rows("src", src, width)?;
+    op.below("rows", rows, rows.len(), count)?;
+    op.floats("dst", dst, op.times(rows.len(), width)?)
+}
+
+/// Stands for a row that becomes zero.
+pub(crate) const NO_ROW: u32 = u32::MAX;
+
+/// For each row of `dst` the row of `src` that goes there.
+pub(crate) fn scatter_rows(
+    home: &dyn Home,
+    src: &Buffer,
+    rows: &Buffer,
+    width: usize,
+    dst: &Buffer,
+) -> Result<Vec<u32>> {
+    let op = Op::new(home, "scatter_rows");
+    let count = op.rows("dst", dst, width)?;
+    op.below("rows", rows, rows.len(), count)?;
+    op.floats("src", src, op.times(rows.len(), width)?)?;
+    let mut from = vec![NO_ROW; count];
+    for (i, &row) in home.ids(rows).iter().enumerate() {
+        let place = &mut from[row as usize];
+        op.expect(*place == NO_ROW, || format!("row {row} is scattered to twice"))?;
+        *place = i as u32;
+    }
+    Ok(from)
+}
+
+fn table(op: Op<'_>, ids: &Buffer, rows: (&str, &Buffer), table: (&str, &Buffer)) -> Result<usize> {
+    if ids.is_empty() {
+        op.below("ids", ids, 0, 0)?;
+        op.floats(rows.0, rows.1, 0)?;
+        return Ok(0);
+    }
+    let width = rows.1.len() / ids.len();
+    op.rows(rows.0, rows.1, width)?;
+    op.floats(rows.0, rows.1, op.times(ids.len(), width)?)?;
+    op.f32s(table.0, table.1, table.1.len())?;
+    let count = op.rows(table.0, table.1, width)?;
+    op.below("ids", ids, ids.len(), count)?;
+    Ok(width)
+}
+
+/// Elements of a row.
+pub(crate) fn embed(home: &dyn Home, ids: &Buffer, from: &Buffer, out: &Buffer) -> Result<usize> {
+    let op = Op::new(home, "embed");
+    op.f32s("out", out, out.len())?;
+    table(op, ids, ("out", out), ("table", from))
+}
+
+/// Elements of a row.
+pub(crate) fn embed_backward(home: &dyn Home, ids: &Buffer, dout: &Buffer, to: &Buffer) -> Result<usize> {
+    table(Op::new(home, "embed_backward"), ids, ("dout", dout), ("dtable", to))
+}
