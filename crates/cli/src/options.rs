@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use ferrl_engine::checkpoint::{self, ModelDir};
 use ferrl_engine::model::{Config, Model, Options};
 use ferrl_engine::{Error, Result, nearest};
-use ferrl_kernels::{BACKENDS, Backend, DType};
+use ferrl_kernels::{AUTO, Backend, DType};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -56,8 +56,8 @@ pub struct DeviceArgs {
     /// Threads; all cores when left out. The results are the same bits for any number
     #[arg(long, value_name = "N", value_parser = size::<1024>)]
     pub threads: Option<usize>,
-    /// Device to compute on
-    #[arg(long, value_name = "NAME", default_value = BACKENDS[0].name)]
+    /// Device to compute on: cpu, cuda, cuda:1; auto takes a card where there is one
+    #[arg(long, value_name = "NAME", default_value = AUTO)]
     pub device: String,
     /// Let log-probabilities depend on the batch they are computed in, where that is faster: on cards alone
     #[arg(long)]

@@ -1,6 +1,7 @@
 //! From a recipe to a stage that can take steps: models, data, rewards, schedules.
 
 mod data;
+pub mod trained;
 
 pub(crate) use data::room;
 pub use data::{source, task, task_verifier, tasks, total_steps};
@@ -67,23 +68,23 @@ pub fn stage_over(
             Error::model(format!("the model knows {model} tokens, its tokenizer {tokens}")).at(dir.display())
         );
     }
-    let policy = trainer(&recipe, backend.clone(), &with_policy_head(opened, &recipe, needs)?)?;
+    let opened = with_policy_head(opened, &recipe, needs)?;
+    let critic_dir = match needs.critic && !recipe.critic.shared {
+        true => {
+            let own = recipe.critic.path.as_ref().map(|path| crate::data::hub::model_dir(Path::new(path)));
+            let start = own.transpose()?.unwrap_or_else(|| dir.to_path_buf());
+            Some(ModelDir::open(&start)?.with_head(Head::Score, recipe.seed)?)
+        }
+        false => None,
+    };
+    trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model.frozen)?;
+    let policy = trainer(&recipe, backend.clone(), &opened)?;
     let reference = match needs {
         Needs { teacher: true, .. } => Some(crate::teacher::load(&recipe, &policy.model)?),
         Needs { reference: true, .. } | Needs { start: true, .. } => Some(policy.model.frozen_copy()?),
         _ => None,
     };
-    let critic = if needs.critic && !recipe.critic.shared {
-        let own = recipe.critic.path.as_ref().map(|path| crate::data::hub::model_dir(Path::new(path)));
-        let start = own.transpose()?.unwrap_or_else(|| dir.to_path_buf());
-        Some(trainer(
-            &recipe,
-            backend.clone(),
-            &ModelDir::open(&start)?.with_head(Head::Score, recipe.seed)?,
-        )?)
-    } else {
-        None
-    };
+    let critic = critic_dir.map(|dir| trainer(&recipe, backend.clone(), &dir)).transpose()?;
     let warnings = Warnings::default();
     crate::recipe::warn(&recipe, &warnings);
     let source = source(&tokenizer, wants, &warnings)?;
@@ -164,7 +165,7 @@ fn dtype(recipe: &Recipe) -> Result<DType> {
         Some("bf16") => Ok(DType::Bf16),
         Some(other) => Err(Error::usage(format!("unknown dtype {other:?}, expected f32 or bf16"))
             .at("model.dtype")
-            .fix("dtype = \"bf16\"")),
+            .fix("model.dtype = \"bf16\"")),
     }
 }
 
@@ -179,7 +180,7 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
             let hint = nearest(other, ["adamw", "sgd"]).unwrap_or("adamw");
             return Err(Error::usage(format!("unknown optimizer {other:?}, expected adamw or sgd"))
                 .at("optim.name")
-                .fix(format!("name = \"{hint}\"")));
+                .fix(format!("optim.name = \"{hint}\"")));
         }
     };
     let options = OptimizerOptions {
@@ -187,7 +188,7 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
         weight_decay: o.weight_decay,
         max_grad_norm: (o.max_grad_norm > 0.0).then_some(o.max_grad_norm as f32),
         ema: o.ema.map(|e| e as f32),
-        frozen: recipe.model.frozen.clone(),
+        frozen: trained::patterns(&dir.config, &recipe.model.frozen)?,
     };
     let mut trainer = Trainer::new(model, options)?;
     trainer.recompute = recipe.model.recompute;

@@ -243,7 +243,7 @@ pub(super) fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> 
             let hint = nearest(other, ["char", "bpe"]).unwrap_or("char");
             return Err(Error::usage(format!("unknown tokenizer {other:?}, expected char or bpe"))
                 .at("model.init.tokenizer")
-                .fix(format!("tokenizer = \"{hint}\"")));
+                .fix(format!("model.init.tokenizer = \"{hint}\"")));
         }
     };
     let mut options = InitOptions::new(&init.family);
