@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(e)) => {
-            eprintln!("error: {}", output::visible(&e.to_string()));
+            eprintln!("error: {}", output::visible(&ferrl::secrets::redact(&e.to_string())));
             ExitCode::from(e.class.exit_code())
         }
         Err(_) => output::exit(BUG),

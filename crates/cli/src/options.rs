@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use ferrl_engine::checkpoint::{self, ModelDir};
 use ferrl_engine::model::{Config, Model, Options};
 use ferrl_engine::{Error, Result, nearest};
-use ferrl_kernels::{BACKENDS, Backend, DType};
+use ferrl_kernels::{AUTO, Backend, DType};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -57,8 +57,8 @@ pub struct DeviceArgs {
     /// Threads; all cores when left out. The results are the same bits for any number
     #[arg(long, value_name = "N", value_parser = size::<1024>)]
     pub threads: Option<usize>,
-    /// Device to compute on
-    #[arg(long, value_name = "NAME", default_value = BACKENDS[0].name)]
+    /// Device to compute on: cpu, cuda, cuda:1; auto takes a card where there is one
+    #[arg(long, value_name = "NAME", default_value = AUTO)]
     pub device: String,
     /// Let log-probabilities depend on the batch they are computed in, where that is faster: on cards alone
     #[arg(long)]
@@ -136,7 +136,7 @@ pub fn nearest_path(path: &Path) -> Option<String> {
     let entries: Vec<String> = std::fs::read_dir(parent)
         .ok()?
         .filter_map(|e| e.ok()?.file_name().into_string().ok())
-        .filter(|n| !n.starts_with('.'))
+        .filter(|n| !n.starts_with('.') && n != name)
         .collect();
     let near = nearest(name, entries.iter().map(String::as_str))?;
     Some(path.with_file_name(near).display().to_string())

@@ -12,7 +12,7 @@ use crate::source::{Mixture, Part, Reading};
 use crate::train::Stage;
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
 use ferrl_engine::model::{Model, Options};
-use ferrl_kernels::{BACKENDS, Backend};
+use ferrl_kernels::{AUTO, Backend};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub struct Config {
     pub max_length: usize,
     /// Decides every random choice.
     pub seed: u64,
-    /// Where to compute.
+    /// Where to compute: `cpu`, `cuda`, `cuda:1`; `auto` takes a card where there is one.
     pub device: String,
     /// Threads; all cores where absent.
     pub threads: Option<usize>,
@@ -41,7 +41,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        let device = BACKENDS[0].name.into();
+        let device = AUTO.into();
         Config { beta: None, lr: 1e-5, batch_size: 4, max_length: 1024, seed: 0, device, threads: None }
     }
 }

@@ -174,6 +174,7 @@ impl Stage {
         let generator =
             Generator { model: &self.policy.model, tokenizer: &self.tokenizer, stops: &self.stops };
         rollout::collect(sampler, generator, prompts, params, samples, step)
+            .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))
     }
 }
 

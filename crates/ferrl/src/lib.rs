@@ -26,6 +26,7 @@ mod rollback;
 pub mod rollout;
 pub mod run;
 pub mod runner;
+pub mod secrets;
 pub mod setup;
 pub mod signal;
 pub mod source;

@@ -203,6 +203,7 @@ fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) 
     } else if config.head == Head::Score {
         config.head = Head::Lm;
     }
+    setup::trained::check(&config, critic.as_ref(), &recipe.model.frozen)?;
     let lengths = lengths(recipe, wants, tokenizer.as_deref());
     let (passes, device) = (algorithm.passes(), ferrl_kernels::footprint(&recipe.device)?);
     let (recipe, teacher) = (recipe.clone(), teacher.map(|t| t.0));

@@ -102,12 +102,8 @@ fn one(
     rated(recipe)?;
     let mut draft = Draft::new(recipe, &start.dir, &warnings)?;
     setup::fits(&start.config, &draft.tokenizer, &start.dir)?;
-    let trained = trained_weights(&policy, &recipe.model.frozen).map_err(|e| e.at("model.frozen"))?;
-    if trained == 0 {
-        return Err(Error::usage("every weight is frozen: nothing would be learned")
-            .at("model.frozen")
-            .fix("leave out some of model.frozen"));
-    }
+    setup::trained::check(&policy, critic.as_ref(), &recipe.model.frozen)?;
+    let trained = trained_weights(&policy, &setup::trained::patterns(&policy, &recipe.model.frozen)?)?;
     if rows {
         draft.source.check(&mut |done, all| progress(&stage.name, done, all))?;
         let start = draft.source.state();

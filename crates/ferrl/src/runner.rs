@@ -605,7 +605,9 @@ impl OneStage<'_> {
             None => {
                 let model = &stage.policy.model;
                 let cache = setup::cache_options(&recipe.rollout, &*model.backend);
-                let mut sampler = Sampler::new(model, cache)?.with_tokenizer(stage.tokenizer.clone());
+                let sampler =
+                    Sampler::new(model, cache).map_err(|e| setup::cache_error(e, &recipe.rollout))?;
+                let mut sampler = sampler.with_tokenizer(stage.tokenizer.clone());
                 let rewards = setup::rewards(recipe, Wants::Rollouts, &model.backend, &stage.hooks())?;
                 self.ask_with(&mut sampler, stage, &rewards, recipe)
             }
@@ -631,7 +633,8 @@ impl OneStage<'_> {
             rewards,
             &settings,
             asked,
-        )?;
+        )
+        .map_err(|e| setup::too_small(e, &recipe.rollout))?;
         if temperature > 0.0 {
             settings.temperature = 0.0;
             let asked = (recipe.eval.prompts, 1, recipe.seed);

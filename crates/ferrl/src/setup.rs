@@ -3,6 +3,7 @@
 mod data;
 mod draft;
 mod fresh;
+pub mod trained;
 
 pub(crate) use data::room;
 pub use data::{source, task, task_verifier, tasks, total_steps};
@@ -23,7 +24,7 @@ use ferrl_engine::generate::{CacheOptions, Sampler};
 use ferrl_engine::model::{Config, Head, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Decay, OptimizerOptions, Rule, Schedule, Trainer};
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Class, Error, Result, nearest};
 use ferrl_kernels::{Backend, DType};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -71,26 +72,27 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
     backend.set_exact(recipe.exact).map_err(|e| e.at("exact"))?;
     let opened = ModelDir::open(dir)?;
     fits(&opened.config, &tokenizer, dir)?;
-    let policy = trainer(&recipe, backend.clone(), &with_policy_head(opened, &recipe, needs)?)?;
+    let opened = with_policy_head(opened, &recipe, needs)?;
+    let critic_dir = match needs.critic && !recipe.critic.shared {
+        true => {
+            let own = recipe.critic.path.as_ref().map(|path| crate::data::hub::model_dir(Path::new(path)));
+            let start = own.transpose()?.unwrap_or_else(|| dir.to_path_buf());
+            Some(ModelDir::open(&start)?.with_head(Head::Score, recipe.seed)?)
+        }
+        false => None,
+    };
+    trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model.frozen)?;
+    let policy = trainer(&recipe, backend.clone(), &opened)?;
     let reference = match needs {
         Needs { teacher: true, .. } => Some(crate::teacher::load(&recipe, &policy.model)?),
         Needs { reference: true, .. } | Needs { start: true, .. } => Some(policy.model.frozen_copy()?),
         _ => None,
     };
-    let critic = if needs.critic && !recipe.critic.shared {
-        let own = recipe.critic.path.as_ref().map(|path| crate::data::hub::model_dir(Path::new(path)));
-        let start = own.transpose()?.unwrap_or_else(|| dir.to_path_buf());
-        Some(trainer(
-            &recipe,
-            backend.clone(),
-            &ModelDir::open(&start)?.with_head(Head::Score, recipe.seed)?,
-        )?)
-    } else {
-        None
-    };
+    let critic = critic_dir.map(|dir| trainer(&recipe, backend.clone(), &dir)).transpose()?;
     let sampler = if wants == Wants::Rollouts && !source.graded() {
         let cache = cache_options(&recipe.rollout, &*backend);
-        Some(Sampler::new(&policy.model, cache)?.with_tokenizer(tokenizer.clone()))
+        let sampler = Sampler::new(&policy.model, cache).map_err(|e| cache_error(e, &recipe.rollout))?;
+        Some(sampler.with_tokenizer(tokenizer.clone()))
     } else {
         None
     };
@@ -136,6 +138,21 @@ pub(crate) fn fits(config: &Config, tokenizer: &Tokenizer, dir: &Path) -> Result
     Ok(())
 }
 
+/// What is wrong with the cache, under its key.
+pub fn cache_error(error: Error, rollout: &Rollout) -> Error {
+    let other = if error.class == Class::Resource { "smaller" } else { "larger" };
+    error.at(format!("rollout.cache_mib = {}", rollout.cache_mib)).fix(format!("a {other} rollout.cache_mib"))
+}
+
+/// A completion that the cache has no room for, under the cache's key.
+pub fn too_small(error: Error, rollout: &Rollout) -> Error {
+    if error.class != Class::Resource {
+        return error;
+    }
+    let fix = "a larger rollout.cache_mib, or a smaller rollout.max_new_tokens";
+    error.at(format!("rollout.cache_mib = {}", rollout.cache_mib)).fix(fix)
+}
+
 /// Room for the answers of a run.
 pub fn cache_options(rollout: &Rollout, backend: &dyn Backend) -> CacheOptions {
     CacheOptions {
@@ -161,7 +178,7 @@ fn dtype(recipe: &Recipe) -> Result<DType> {
         Some("bf16") => Ok(DType::Bf16),
         Some(other) => Err(Error::usage(format!("unknown dtype {other:?}, expected f32 or bf16"))
             .at("model.dtype")
-            .fix("dtype = \"bf16\"")),
+            .fix("model.dtype = \"bf16\"")),
     }
 }
 
@@ -176,7 +193,7 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
             let hint = nearest(other, ["adamw", "sgd"]).unwrap_or("adamw");
             return Err(Error::usage(format!("unknown optimizer {other:?}, expected adamw or sgd"))
                 .at("optim.name")
-                .fix(format!("name = \"{hint}\"")));
+                .fix(format!("optim.name = \"{hint}\"")));
         }
     };
     let options = OptimizerOptions {
@@ -184,7 +201,7 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
         weight_decay: o.weight_decay,
         max_grad_norm: (o.max_grad_norm > 0.0).then_some(o.max_grad_norm as f32),
         ema: o.ema.map(|e| e as f32),
-        frozen: recipe.model.frozen.clone(),
+        frozen: trained::patterns(&dir.config, &recipe.model.frozen)?,
     };
     let mut trainer = Trainer::new(model, options)?;
     trainer.recompute = recipe.model.recompute;

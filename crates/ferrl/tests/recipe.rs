@@ -270,3 +270,98 @@ fn a_recipe_that_is_not_there_is_looked_for_nearby() {
     let error = Recipe::load(dir.path().join("nowhere/r.toml"), &[]).unwrap_err().to_string();
     assert!(error.contains("fix: give the path of a .toml file"), "{error}");
 }
+
+/// Bug: text on the command line had to be TOML, so that `data.template='{{ question }}'` failed.
+#[test]
+fn text_on_the_command_line_needs_no_quotes() {
+    for (word, want) in [
+        ("data.template={{ question }}", "{{ question }}"),
+        ("data.template={% if a %}{{ a }}{% endif %}", "{% if a %}{{ a }}{% endif %}"),
+        ("data.template=[INST] {{ q }} [/INST]", "[INST] {{ q }} [/INST]"),
+        ("data.template=\"{{ q }}\" is", "\"{{ q }}\" is"),
+        ("data.template=\"{{ q }}\\n\"", "{{ q }}\n"),
+        ("data.template='{{ q }}'", "{{ q }}"),
+        ("data.template=a # b", "a # b"),
+        ("data.template=1e5", "1e5"),
+        ("data.template=line\nname = \"x\"", "line\nname = \"x\""),
+    ] {
+        assert_eq!(one(BASE, &[word]).data.template.as_deref(), Some(want), "{word}");
+    }
+    assert_eq!(load(BASE, &["name=my run"]).name, "my run");
+    assert_eq!(load(BASE, &["name=123"]).name, "123");
+    assert_eq!(one(BASE, &["data.system=true"]).data.system.as_deref(), Some("true"));
+    assert_eq!(one(BASE, &["rollout.stop=</answer>"]).rollout.stop, ["</answer>"]);
+    assert_eq!(
+        one(BASE, &["rollout.stop=[\"a\", \"b\"]", "+rollout.stop=[x"]).rollout.stop,
+        ["a", "b", "[x"]
+    );
+    assert_eq!(one(BASE, &["reward.0.options.pattern={{x}}"]).reward[0].options["pattern"], "{{x}}");
+}
+
+/// Bug: an alias and the key itself in one file were both taken, and the alias won without a word.
+#[test]
+fn one_setting_under_two_names() {
+    let error = |text: &str, words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|w| w.to_string()).collect();
+        Recipe::parse(text, "r.toml", "r", &words).unwrap_err().to_string()
+    };
+    let said = error("optim.lr = 1e-3\nactor.lr = 1e-4\n", &[]);
+    assert!(said.contains("r.toml:1") && said.contains("r.toml:2") && said.contains("actor.lr"), "{said}");
+    // The same value twice is no harm, and a later word wins.
+    assert_eq!(load("optim.lr = 1e-3\nactor.lr = 1e-3\n", &[]).stages[0].recipe.optim.lr, 1e-3);
+    assert_eq!(load("optim.lr = 1e-3\n", &["actor.lr=1e-4"]).stages[0].recipe.optim.lr, 1e-4);
+    assert_eq!(load("actor.lr = 1e-3\n", &["optim.lr=1e-4"]).stages[0].recipe.optim.lr, 1e-4);
+}
+
+#[test]
+fn values_may_refer_to_the_environment_and_the_saved_recipe_keeps_the_reference() {
+    // Cargo sets these for every test.
+    let (name, version) = (env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION_MINOR"));
+    let text = "name = \"run-${CARGO_PKG_NAME}\"\nmodel.path = \"m\"\ndata.train = \"${CARGO_PKG_NAME}.jsonl\"\n\
+                seed = \"${CARGO_PKG_VERSION_MINOR}\"\ndata.template = \"$${CARGO_PKG_NAME} costs ${{ price }} or ${\"\n\
+                [[reward]]\nverifier = \"exact\"\noptions = { column = \"${CARGO_PKG_NAME}\" }\n\
+                [[stage]]\nname = \"one\"\noptim.lr = \"${CARGO_PKG_VERSION_MINOR}\"\n";
+    let resolved = load(text, &[]);
+    let recipe = &resolved.stages[0].recipe;
+    assert_eq!(resolved.name, format!("run-{name}"));
+    assert_eq!(recipe.data.train, [format!("{name}.jsonl")]);
+    assert_eq!(recipe.seed.to_string(), version);
+    assert_eq!(recipe.optim.lr.to_string(), version);
+    assert_eq!(recipe.data.template.as_deref(), Some("${CARGO_PKG_NAME} costs ${{ price }} or ${"));
+    assert_eq!(recipe.reward[0].options["column"], name);
+    for kept in [
+        "\"run-${CARGO_PKG_NAME}\"",
+        "[\"${CARGO_PKG_NAME}.jsonl\"]",
+        "\"${CARGO_PKG_VERSION_MINOR}\"",
+        "$${",
+    ] {
+        assert!(resolved.toml.contains(kept), "no {kept} in\n{}", resolved.toml);
+    }
+    assert!(!resolved.toml.contains(&format!("{name}.jsonl")), "{}", resolved.toml);
+    assert_eq!(load(&resolved.toml, &[]).stages, resolved.stages, "and it resolves to the same again");
+    assert_eq!(load(&resolved.toml, &[]).toml, resolved.toml);
+}
+
+#[test]
+fn a_missing_variable_names_key_line_and_variable() {
+    let error = |text: &str, words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|w| w.to_string()).collect();
+        let error = Recipe::parse(text, "r.toml", "r", &words).unwrap_err();
+        assert_eq!(error.class.exit_code(), 2);
+        error.to_string()
+    };
+    let said = error("seed = 1\nmodel.path = \"${FERRL_NO_SUCH}\"\n", &[]);
+    assert!(["r.toml:2", "model.path", "FERRL_NO_SUCH"].iter().all(|w| said.contains(w)), "{said}");
+    let said = error("[[reward]]\nverifier = \"exact\"\noptions = { column = \"${FERRL_NO_SUCH}\" }\n", &[]);
+    assert!(["r.toml:3", "reward.0.options.column"].iter().all(|w| said.contains(w)), "{said}");
+    let said = error("", &["model.path=${FERRL_NO_SUCH}"]);
+    assert!(["override", "model.path", "FERRL_NO_SUCH"].iter().all(|w| said.contains(w)), "{said}");
+    let said = error("base = \"${FERRL_NO_SUCH}.toml\"\n", &[]);
+    assert!(["r.toml:1", "base", "FERRL_NO_SUCH"].iter().all(|w| said.contains(w)), "{said}");
+    // What a variable holds is not shown where it is wrong.
+    let said = error("threads = \"${CARGO_PKG_NAME}\"\n", &[]);
+    assert!(
+        said.contains("${CARGO_PKG_NAME}") && !said.contains(&format!("{:?}", env!("CARGO_PKG_NAME"))),
+        "{said}"
+    );
+}

@@ -43,7 +43,7 @@ fn bases_that_lead_nowhere_or_in_a_circle_are_named() {
     let error =
         |file: &str| Recipe::load(dir.join(file), &[]).and_then(|r| r.check(&[])).err().unwrap().to_string();
     assert!(
-        error("a.toml").contains("circle") && error("a.toml").contains("b.toml:1"),
+        error("a.toml").contains("circular") && error("a.toml").contains("b.toml:1"),
         "{}",
         error("a.toml")
     );
@@ -55,4 +55,13 @@ fn bases_that_lead_nowhere_or_in_a_circle_are_named() {
     assert!(error("d.toml").contains("expected text"), "{}", error("d.toml"));
     assert!(error("e.toml").contains("base"), "{}", error("e.toml"));
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// Bug: a key over an alias of the base was overridden by the base.
+#[test]
+fn a_key_wins_over_an_alias_of_the_base() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.toml"), "actor.lr = 1e-3\n").unwrap();
+    std::fs::write(dir.path().join("b.toml"), "base = \"a.toml\"\noptim.lr = 1e-4\n").unwrap();
+    assert_eq!(Recipe::load(dir.path().join("b.toml"), &[]).unwrap().stages[0].recipe.optim.lr, 1e-4);
 }

@@ -52,7 +52,7 @@ fn unknown_keys() {
     );
     over(&["num_generations=3"], &["unknown key num_generations", "did you mean rollout.samples?"]);
     let text = "model.path = \"m\"\n[[reward]]\nverifyer = \"x\"\n";
-    says(&error(text, &[]), &["r.toml:3: unknown key reward.0.verifyer", "reward.N.verifier?"]);
+    says(&error(text, &[]), &["r.toml:3: unknown key reward.0.verifyer", "reward.0.verifier?"]);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn wrong_types() {
         &["data.weights: expected a list of numbers above 0, up to 10000, got the text \"x\""],
     );
     with("stage = 3", &["stage: expected a list of tables", "[[stage]]"]);
-    over(&["name=123"], &["override name=123: name: expected text, got the number 123", "name = \"123\""]);
+    with("name = 123", &["r.toml:4: name: expected text, got the number 123", "name = \"123\""]);
     over(&["algo.kl.target=6"], &["override algo.kl.target=6", "kl.target steers kl.coef, which is 0"]);
     over(&["seed=1", "seed.x=1"], &["override seed.x=1: seed is the number 1, not a table"]);
     over(&["reward.3.weight=1"], &["reward has 1 entries, numbered from 0, and none \"3\""]);

@@ -20,7 +20,7 @@ use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
-use ferrl_kernels::{BACKENDS, DType};
+use ferrl_kernels::DType;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -93,12 +93,12 @@ pub struct Args {
     /// Number format of the computation; the recipe's when left out
     #[arg(long, value_enum)]
     dtype: Option<Compute>,
-    /// Threads; all cores when left out
+    /// Threads; the recipe's when left out
     #[arg(long, value_name = "N", value_parser = size::<1024>)]
     threads: Option<usize>,
-    /// Device to compute on
-    #[arg(long, value_name = "NAME", default_value = BACKENDS[0].name)]
-    device: String,
+    /// Device to compute on: cpu, cuda, cuda:1 or auto; the recipe's when left out
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
     /// One JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -133,7 +133,9 @@ pub fn run(args: &Args) -> Result<()> {
         if recipe.model.dtype.as_deref() == Some(DType::Bf16.name()) { DType::Bf16 } else { DType::F32 };
     let cache = recipe.rollout.cache_mib << 20;
     let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size()) + cache;
-    let backend = ferrl_kernels::open(&args.device, args.threads)?;
+    let device = args.device.as_deref().unwrap_or(&recipe.device);
+    let threads = args.threads.or(Some(recipe.threads).filter(|&t| t > 0));
+    let backend = ferrl_kernels::open(device, threads)?;
     let fix = "a smaller --cache-mib, or --dtype bf16";
     machine::ensure_memory_of(&*backend, "the model and its cache", bytes as u64, fix)?;
     let rewards = setup::rewards(&recipe, Wants::Rollouts, &backend, &hooks)?;

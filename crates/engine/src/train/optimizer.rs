@@ -321,14 +321,14 @@ fn trained_parts(config: &Config, frozen: &[String]) -> Result<Vec<Vec<Range<usi
         let (mut at, mut ranges) = (0, Vec::<Range<usize>>::new());
         for part in &tensor.parts {
             let len = part.shape.iter().product::<usize>();
-            let hit = frozen.iter().position(|f| part.name.contains(f.as_str()));
-            match hit {
-                Some(i) => used[i] = true,
-                // Tensors that lie side by side are one stretch.
-                None => match ranges.last_mut() {
-                    Some(last) if last.end == at => last.end = at + len,
-                    _ => ranges.push(at..at + len),
-                },
+            let hits = frozen.iter().enumerate().filter(|(_, f)| part.name.contains(f.as_str()));
+            let hits: Vec<usize> = hits.map(|(i, _)| i).collect();
+            hits.iter().for_each(|&i| used[i] = true);
+            // Tensors that lie side by side are one stretch.
+            match ranges.last_mut() {
+                _ if !hits.is_empty() => {}
+                Some(last) if last.end == at => last.end = at + len,
+                _ => ranges.push(at..at + len),
             }
             at += len;
         }
@@ -339,6 +339,10 @@ fn trained_parts(config: &Config, frozen: &[String]) -> Result<Vec<Vec<Range<usi
         let hint = nearest(&frozen[i], names.iter().copied()).or(names.first().copied()).unwrap_or("");
         return Err(Error::usage(format!("frozen {:?} is part of no tensor's name", frozen[i]))
             .fix(format!("a part of a name such as {hint:?}")));
+    }
+    if out.iter().all(Vec::is_empty) {
+        return Err(Error::usage("every tensor is frozen: nothing would be learned")
+            .fix("leave the tensors out of `frozen` that should be trained"));
     }
     Ok(out)
 }

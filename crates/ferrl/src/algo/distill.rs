@@ -82,7 +82,9 @@ impl Default for Options {
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {
     let o: Options = settings("distill", merged(json!(Options::default()), values))?;
     if o.reward_coef < 0.0 {
-        return Err(Error::usage("reward_coef must not be negative").at("algo").fix("reward_coef = 0.0"));
+        return Err(Error::usage("reward_coef must not be negative")
+            .at("algo")
+            .fix("algo.reward_coef = 0.0"));
     }
     // The teacher is the reference, and leaving it is the whole penalty.
     let coef = if o.full { 0.0 } else { 1.0 };

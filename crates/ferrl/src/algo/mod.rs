@@ -244,7 +244,9 @@ pub fn settings<T: serde::de::DeserializeOwned>(algorithm: &str, mut values: Val
     serde_json::from_value(values).map_err(|e| {
         let message = e.to_string();
         let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
-        let error = Error::usage(message.clone()).at(format!("algo ({algorithm})"));
+        let place =
+            if algorithm.contains('.') { algorithm.to_string() } else { format!("algo ({algorithm})") };
+        let error = Error::usage(in_words(&message)).at(place);
         match quoted.split_first() {
             Some((bad, known)) if message.starts_with("unknown") => {
                 match nearest(bad, known.iter().copied()) {
@@ -255,6 +257,30 @@ pub fn settings<T: serde::de::DeserializeOwned>(algorithm: &str, mut values: Val
             _ => error,
         }
     })
+}
+
+/// What the reader of settings says, without the names of its types.
+fn in_words(message: &str) -> String {
+    let invalid = ["invalid type: ", "invalid value: "].iter().find_map(|start| message.strip_prefix(start));
+    let Some((got, expected)) = invalid.and_then(|rest| rest.split_once(", expected ")) else {
+        return message.replace("unknown field", "unknown key").replace('`', "\"");
+    };
+    let expected = match expected {
+        "f64" | "f32" => "a number",
+        "usize" | "u64" | "u32" => "a whole number from 0 up",
+        "a boolean" => "true or false",
+        "a string" | "string or map" => "text",
+        other if other.starts_with("struct ") => "a table",
+        other => other,
+    };
+    let got = match got.split_once(' ') {
+        Some(("integer", number)) => format!("the number {number}"),
+        Some(("floating", number)) => format!("the number {}", number.trim_start_matches("point ")),
+        Some(("string", text)) => format!("the text {text}"),
+        Some(("boolean", value)) => value.to_string(),
+        _ => got.replace("sequence", "a list").replace("map", "a table"),
+    };
+    format!("expected {expected}, got {}", got.replace('`', ""))
 }
 
 fn switch_off(value: &mut Value) {

@@ -217,32 +217,32 @@ impl Policy {
             (
                 clip_is_odd,
                 "clip_low must lie in (0, 1] and clip_high above 0",
-                "clip_low = 0.2, clip_high = 0.2",
+                "algo.clip_low = 0.2, algo.clip_high = 0.2",
             ),
             (
                 self.dual_clip.is_some_and(|d| d <= 1.0 + self.clip_high),
                 "dual_clip must lie above 1 + clip_high",
-                "dual_clip = 4.0",
+                "algo.dual_clip = 4.0",
             ),
             (
                 self.dual_clip.is_some() && self.surrogate != Surrogate::Clip,
                 "dual_clip bounds the clipped surrogate only",
-                "surrogate = \"clip\", or no dual_clip",
+                "algo.surrogate = \"clip\", or no algo.dual_clip",
             ),
             (
                 self.surrogate == Surrogate::Logp && self.ratio != Ratio::Token,
-                "surrogate = \"logp\" has no ratio",
-                "ratio = \"token\"",
+                "algo.surrogate = \"logp\" has no ratio",
+                "algo.ratio = \"token\"",
             ),
             (
                 self.epochs == 0 || self.minibatches == 0,
                 "epochs and minibatches must be at least 1",
-                "epochs = 1",
+                "algo.epochs = 1",
             ),
             (
                 self.kl.coef < 0.0 || self.kl.horizon <= 0.0,
                 "kl.coef must not be negative and kl.horizon above 0",
-                "kl.coef = 0.001",
+                "algo.kl.coef = 0.001",
             ),
             (
                 self.kl.target.is_some() && self.kl.coef == 0.0,
@@ -251,34 +251,34 @@ impl Policy {
             ),
             (
                 has_length && self.length == 0,
-                "aggregate = \"constant\" and overlong need a length",
-                "length = the generation limit",
+                "algo.aggregate = \"constant\" and algo.overlong need a length",
+                "algo.length = 256, the generation limit",
             ),
-            (!unit(self.overlong), "overlong is a share of the length", "overlong = 0.2"),
+            (!unit(self.overlong), "overlong is a share of the length", "algo.overlong = 0.2"),
             (
                 self.skip_ratio.is_some() && self.epochs * self.minibatches == 1,
                 "skip_ratio has nothing to skip with one update per rollout",
-                "epochs = 2, or no skip_ratio",
+                "algo.epochs = 2, or no algo.skip_ratio",
             ),
             (
                 self.refills > 0 && !(self.filter_equal && compares),
                 "refills replace groups that filter_equal leaves out",
-                "filter_equal = true and a baseline within the group",
+                "algo.filter_equal = true and a baseline within the group",
             ),
             (
                 !unit(a.decay) || !unit(a.gamma) || !unit(a.lambda),
                 "decay, gamma and lambda lie in [0, 1]",
-                "gamma = 1.0",
+                "algo.advantage.gamma = 1.0",
             ),
             (
                 a.to_go && a.baseline == Baseline::Critic,
                 "the critic's advantages count from each token on already",
-                "advantage.to_go = false",
+                "algo.advantage.to_go = false",
             ),
             (
                 a.parts && !apart,
                 "advantage.parts compares within the group, whole answers, without a KL in the reward",
-                "baseline = \"group\", to_go = false, kl.place = \"loss\"",
+                "algo.advantage.baseline = \"group\", algo.advantage.to_go = false, algo.kl.place = \"loss\"",
             ),
         ];
         match rules.into_iter().find(|r| r.0) {

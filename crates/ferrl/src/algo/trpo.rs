@@ -97,7 +97,9 @@ fn build(values: Value) -> Result<Box<dyn Algorithm>> {
     let whole = o.cg_steps > 0 && o.tries > 0 && o.critic_updates > 0;
     if !(o.delta > 0.0 && o.damping > 0.0 && whole && share(o.fisher_share) && share(o.shrink)) {
         let what = "delta, damping, cg_steps, tries and critic_updates must be above 0, shares in (0, 1]";
-        return Err(Error::usage(what).at("algo").fix("delta = 0.01, damping = 0.1, fisher_share = 0.25"));
+        return Err(Error::usage(what)
+            .at("algo")
+            .fix("algo.delta = 0.01, algo.damping = 0.1, algo.fisher_share = 0.25"));
     }
     let region = TrustRegion {
         delta: o.delta,

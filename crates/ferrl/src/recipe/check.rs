@@ -1,6 +1,7 @@
 //! Settings that are well-formed and yet cannot work, each with a reason and a way out.
 
 use super::{Recipe, Stage};
+use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
 use crate::algo::{self, Wants};
 use ferrl_engine::{Error, model, nearest};
 use ferrl_kernels::{AUTO, BACKENDS};
@@ -67,6 +68,7 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
     names(recipe, &mut p);
     references(recipe, earlier, &mut p);
     evaluation(recipe, &mut p);
+    metric(recipe, &mut p);
     starting_point(stage, &mut p);
     data(recipe, &mut p);
     let Ok(entry) = algo::find(recipe.algorithm_name()) else { return p.0 };
@@ -252,6 +254,19 @@ fn evaluation(r: &Recipe, p: &mut Problems) {
         "the checkpoints with the largest loss would be kept",
         "checkpoint.lower_is_better = true",
     );
+}
+
+/// Whether `checkpoint.metric` is one that the stage writes.
+fn metric(r: &Recipe, p: &mut Problems) {
+    let (Some(name), Ok(entry)) = (&r.checkpoint.metric, algo::find(r.algorithm_name())) else { return };
+    let own = || entry.metrics.iter().copied().flatten();
+    let held_out = || EVALUATED.iter().filter(|m| !m.name.ends_with("/METRIC"));
+    let known = STEP.iter().chain(SAMPLED).chain(own()).chain(held_out()).any(|m| m.covers(name));
+    let known = known || name.strip_prefix("eval/").is_some_and(|name| own().any(|m| m.covers(name)));
+    let names = held_out().chain(own()).map(|m| m.name);
+    let near = nearest(name, names).unwrap_or("eval/loss");
+    let what = format!("{} writes no metric {name:?}", r.algorithm_name());
+    p.when(!known, "checkpoint.metric", what, format!("checkpoint.metric = {near:?}"));
 }
 
 fn rollouts(stage: &Stage, p: &mut Problems) {

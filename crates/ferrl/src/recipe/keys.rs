@@ -130,7 +130,16 @@ pub(super) fn nearest_to(path: &[String]) -> Option<String> {
     } else {
         Vec::new()
     };
-    let whole = |key: &str| stage.iter().map(String::as_str).chain([key]).collect::<Vec<_>>().join(".");
+    // Entries of a list keep the number that was written.
+    let mut numbers = path[stage.len()..].iter().filter(|k| k.parse::<usize>().is_ok());
+    let mut whole = |key: &str| {
+        let mut number = |part: &str| match part {
+            "N" => numbers.next().map_or("0", String::as_str).to_string(),
+            part => part.to_string(),
+        };
+        let parts: Vec<String> = key.split('.').map(&mut number).collect();
+        stage.iter().cloned().chain(parts).collect::<Vec<_>>().join(".")
+    };
     if let Some((_, key)) = ELSEWHERE.iter().find(|e| e.0 == leaf) {
         return Some(whole(key));
     }

@@ -1,7 +1,7 @@
 //! From a file and the command line's overrides to a checked recipe, stage by stage.
 
 use super::tree::{Path, Tree, describe, dotted, path};
-use super::{DEFAULT_ALGORITHM, Recipe, algorithm, check, overrides, rl2, types};
+use super::{DEFAULT_ALGORITHM, Recipe, algorithm, check, environment, options, overrides, rl2, types};
 use crate::algo::{self, Entry, Wants};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};
@@ -61,6 +61,7 @@ impl Recipe {
             rl2::translate(&mut stage)?;
             tree.graft(&at, stage)?;
         }
+        environment::expand(&mut tree)?;
         let outside = types::check(&mut tree)?;
         resolve(tree, name, outside)
     }
@@ -74,6 +75,11 @@ impl Resolved {
             for problem in check::problems(stage, &self.stages[..stage.index], verifiers) {
                 let (key, place) = self.place(stage, &problem.key);
                 problems.push(problem.error(&key, &place));
+            }
+            for (key, error) in options::problems(stage) {
+                let (key, place) = self.place(stage, &key);
+                let named = error.to_string().starts_with(&key);
+                problems.push(if named { error } else { error.at(key) }.at(place));
             }
         }
         all(problems)
@@ -109,16 +115,29 @@ fn all(problems: Vec<Error>) -> Result<()> {
     }
 }
 
+/// Larger files are no recipes.
+const LARGEST: u64 = 4 << 20;
+
 fn read(path: &std::path::Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|e| {
-        let error = Error::usage(format!("cannot read the recipe: {e}")).at(path.display());
-        match similar(path).filter(|_| e.kind() == std::io::ErrorKind::NotFound) {
-            Some(near) => error.fix(format!("did you mean {}?", near.display())),
-            None => {
-                error.fix("give the path of a .toml file; `ferrl recipe show NAME` prints one to start from")
-            }
+    use std::io::Read;
+    let mut text = String::new();
+    // A directory, a device without end and a file of data are refused before they fill the memory.
+    let file = std::fs::File::open(path).and_then(|f| f.take(LARGEST + 1).read_to_string(&mut text));
+    let usual = "give the path of a .toml file; `ferrl recipe show NAME` prints one to start from";
+    match file {
+        Ok(size) if size as u64 <= LARGEST => Ok(text),
+        Ok(_) => {
+            let what = format!("is larger than {} MiB: not a recipe", LARGEST >> 20);
+            Err(Error::usage(what).at(path.display()).fix(usual))
         }
-    })
+        Err(e) => {
+            let error = Error::usage(format!("cannot read the recipe: {e}")).at(path.display());
+            Err(match similar(path).filter(|_| e.kind() == std::io::ErrorKind::NotFound) {
+                Some(near) => error.fix(format!("did you mean {}?", near.display())),
+                None => error.fix(usual),
+            })
+        }
+    }
 }
 
 /// A recipe beside the path whose name is nearest to it.
@@ -126,27 +145,43 @@ fn similar(path: &std::path::Path) -> Option<std::path::PathBuf> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
     let entries = std::fs::read_dir(folder.unwrap_or(std::path::Path::new("."))).ok()?;
     let names: Vec<String> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
-    let mut recipes: Vec<&str> = names.iter().map(String::as_str).filter(|n| n.ends_with(".toml")).collect();
-    recipes.sort_unstable();
     let wanted = path.file_name()?.to_str()?;
+    // A link that leads nowhere is there, and is not what was meant.
+    let recipe = |name: &&str| name.ends_with(".toml") && *name != wanted;
+    let mut recipes: Vec<&str> = names.iter().map(String::as_str).filter(recipe).collect();
+    recipes.sort_unstable();
     Some(path.with_file_name(nearest(wanted, recipes)?))
+}
+
+/// Recipes that may lie over each other.
+const LONGEST_CHAIN: usize = 100;
+
+/// The place in time of what the source of that number says itself; its bases come before it, and sources after it later.
+pub(super) fn latest(source: usize) -> usize {
+    (source + 1) * LONGEST_CHAIN
 }
 
 /// A file's tree, with shorthands written out, laid over its `base` where it names one.
 fn source(text: &str, file: &str, order: usize) -> Result<Tree> {
-    let mut tree = written_out(text, file, order)?;
+    let mut tree = written_out(text, file, latest(order))?;
     let mut chain = vec![std::path::PathBuf::from(file)];
     while let Some((base, place)) = tree.take(&path("base")) {
         let Value::String(base) = base else {
             let what = format!("expected text, got {}", describe(&base));
             return Err(Error::usage(what).at("base").at(place.text));
         };
+        let base = environment::fill(&base).map_err(|e| e.at("base").at(&place.text))?;
         let next = chain[chain.len() - 1].with_file_name(base);
-        if chain.contains(&next) {
-            return Err(Error::usage("the recipes are laid over each other in a circle").at(place.text));
+        if chain.contains(&next) || chain.len() + 1 >= LONGEST_CHAIN {
+            let names = chain.iter().chain([&next]).map(|p| p.display().to_string()).collect::<Vec<_>>();
+            let what = match names.len() {
+                n if n < LONGEST_CHAIN => format!("circular `base` chain: {}", names.join(" -> ")),
+                _ => format!("a `base` chain of {LONGEST_CHAIN} recipes"),
+            };
+            return Err(Error::usage(what).at("base").at(place.text).fix("leave out one `base`"));
         }
         let text = read(&next).map_err(|e| e.at(place.text))?;
-        let mut below = written_out(&text, &next.display().to_string(), order)?;
+        let mut below = written_out(&text, &next.display().to_string(), latest(order) - chain.len())?;
         lay_over(&mut below, &tree)?;
         tree = below;
         chain.push(next);
@@ -268,7 +303,7 @@ fn resolve(tree: Tree, file_name: &str, mut outside: Vec<Error>) -> Result<Resol
         stages.push(Stage { index, name: stage_name, recipe, continues, staged });
     }
     all(outside)?;
-    let toml = write(base, &name)?;
+    let toml = write(base, &name, &tree)?;
     Ok(Resolved { name, stages, toml, tree })
 }
 
@@ -299,10 +334,29 @@ pub(super) fn filled(entry: &Entry, values: &Map<String, Value>, length: usize) 
     values
 }
 
-/// The recipe with every default written out.
-fn write(mut recipe: Recipe, name: &str) -> Result<String> {
+/// The recipe with every default written out, and `${NAME}` where a value is a variable's.
+fn write(mut recipe: Recipe, name: &str, tree: &Tree) -> Result<String> {
     recipe.name = Some(name.to_string());
     let algorithm = recipe.algorithm_name().to_string();
     recipe.algo.insert("name".into(), algorithm.into());
-    toml::to_string(&recipe).map_err(|e| Error::usage(format!("cannot write the recipe: {e}")))
+    let unwritable = |e: toml::ser::Error| Error::usage(format!("cannot write the recipe: {e}"));
+    let mut value = toml::Value::try_from(&recipe).map_err(unwritable)?;
+    for (path, reference) in tree.references() {
+        refer(&mut value, path, reference);
+    }
+    toml::to_string(&value).map_err(unwritable)
+}
+
+/// Puts the reference where its value is; a lone value may have become a list of one.
+fn refer(value: &mut toml::Value, path: &[String], reference: &str) {
+    let inner = path.iter().try_fold(value, |value, key| match value {
+        toml::Value::Table(table) => table.get_mut(key),
+        toml::Value::Array(list) => list.get_mut(key.parse::<usize>().ok()?),
+        _ => None,
+    });
+    match inner {
+        Some(toml::Value::Array(list)) => list.iter_mut().for_each(|v| *v = reference.into()),
+        Some(value) => *value = reference.into(),
+        None => {}
+    }
 }

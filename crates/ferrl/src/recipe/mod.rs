@@ -6,10 +6,12 @@
 mod algorithm;
 mod check;
 mod difference;
+mod environment;
 mod keys;
 mod listing;
 mod load;
 mod manual;
+mod options;
 mod overrides;
 mod range;
 mod rl2;

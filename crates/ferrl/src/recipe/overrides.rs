@@ -2,15 +2,15 @@
 
 use super::OFF;
 use super::keys;
-use super::load::shorthand;
+use super::load::{latest, shorthand};
 use super::schema::Kind;
 use super::tree::{Path, Place, Tree, dotted};
 use ferrl_engine::{Error, Result};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Applies one of them.
 pub(super) fn apply(tree: &mut Tree, word: &str, order: usize) -> Result<()> {
-    let place = Place { order, text: format!("override {word}") };
+    let place = Place { order: latest(order), text: format!("override {word}"), reference: None };
     let wrong = |what: &str, fix: String| Error::usage(what).at(&place.text).fix(fix);
     if let Some(file) = word.strip_prefix('@') {
         return super::load::overlay(tree, file, order);
@@ -35,7 +35,8 @@ pub(super) fn apply(tree: &mut Tree, word: &str, order: usize) -> Result<()> {
     }
     let adds = key.starts_with('+');
     let path = tree.numbered(&read_key(key.trim_start_matches('+'), &place)?);
-    let value = read_value(text.trim(), &place)?;
+    let value = read_value(&path, text.trim(), adds, &place)?;
+    grow(tree, &path, &place)?;
     match value {
         Value::Null if path.ends_with(&["kl".into(), "type".into()]) && !path.contains(&"algo".into()) => {
             tree.set(&path, "null".into(), place)
@@ -58,6 +59,28 @@ pub(super) fn apply(tree: &mut Tree, word: &str, order: usize) -> Result<()> {
     }
 }
 
+/// `reward.0.verifier=x` makes the first reward where there is none. A stage is not made that way: it would change what
+/// the rest of the recipe means.
+fn grow(tree: &mut Tree, path: &[String], place: &Place) -> Result<()> {
+    for depth in 1..path.len() {
+        let (list, entry) = (&path[..depth], path[depth].parse::<usize>());
+        let Some((Kind::List(of), entry)) = keys::find(list).map(|k| &k.kind).zip(entry.ok()) else {
+            continue;
+        };
+        let count = tree.get(list).map_or(Some(0), |v| v.as_array().map(Vec::len));
+        if list == ["stage"] && count == Some(0) {
+            let what = "the recipe has no stages";
+            return Err(Error::usage(what)
+                .at(&place.text)
+                .fix(format!("{} for the whole run", dotted(&path[2..]))));
+        }
+        if count == Some(entry) && matches!(**of, Kind::Table(_)) {
+            tree.push(list, Value::Object(Map::new()), place.clone())?;
+        }
+    }
+    Ok(())
+}
+
 /// A dotted key, read as TOML reads it.
 fn read_key(key: &str, place: &Place) -> Result<Path> {
     let parsed = Tree::parse(&format!("{key} = 0"), 0, |_| String::new());
@@ -73,19 +96,41 @@ fn read_key(key: &str, place: &Place) -> Result<Path> {
     Ok(path)
 }
 
-/// A value, read as TOML reads it; anything else that does not begin like TOML is text.
-fn read_value(text: &str, place: &Place) -> Result<Value> {
+/// A value, read as its key wants it: a text needs no quotes, whatever it begins with; anything else is read as TOML
+/// reads it, and is text where that cannot be.
+fn read_value(path: &[String], text: &str, adds: bool, place: &Place) -> Result<Value> {
+    let kind = keys::find(path).map(|k| &k.kind);
+    let entry = match kind {
+        Some(Kind::List(of)) => Some(&**of),
+        kind => kind,
+    };
+    let of_text = matches!(entry, Some(Kind::Text | Kind::Choice(_)));
+    let listed = matches!(kind, Some(Kind::List(_))) && !adds;
     match text {
         "null" | "None" => return Ok(Value::Null),
-        "True" => return Ok(Value::Bool(true)),
-        "False" => return Ok(Value::Bool(false)),
+        "True" if !of_text => return Ok(Value::Bool(true)),
+        "False" if !of_text => return Ok(Value::Bool(false)),
         _ => {}
     }
-    match Tree::parse(&format!("v = {text}"), 0, |_| place.text.clone()) {
-        // What is more than one value (a line break in the text) is text.
-        Ok(tree) if tree.root.as_object().is_some_and(|m| m.len() == 1) => Ok(tree.root["v"].clone()),
-        Err(e) if text.starts_with(['[', '{', '"', '\'']) => {
-            Err(e.fix("text in lists and tables needs quotes: 'key=[\"a\", \"b\"]'"))
+    let parsed = parse(path, text, place);
+    if of_text && !(listed && text.starts_with('[')) {
+        return Ok(match parsed {
+            Ok(Some(quoted @ Value::String(_))) if text.starts_with(['"', '\'']) => quoted,
+            _ => Value::String(text.to_string()),
+        });
+    }
+    match parsed {
+        Ok(Some(value)) => Ok(value),
+        Err(e)
+            if text.starts_with(['[', '{', '"', '\''])
+                && !text.starts_with("{{")
+                && !text.starts_with("{%") =>
+        {
+            Err(e.fix(match text.as_bytes() {
+                [b'{', ..] => "a table is written 'key={a = 1, b = \"text\"}'",
+                [b'[', ..] => "a list is written 'key=[\"a\", \"b\"]': text in it needs quotes",
+                _ => "close the quote, or leave quotes out",
+            }))
         }
         Err(e) if ["finite", "out of range"].iter().any(|w| e.to_string().contains(w)) => Err(e),
         _ => match text.parse::<f64>().ok().filter(|n| n.is_finite()) {
@@ -93,4 +138,12 @@ fn read_value(text: &str, place: &Place) -> Result<Value> {
             None => Ok(Value::String(text.to_string())),
         },
     }
+}
+
+/// The text as TOML under its own key, so that errors name it; `None` where it is more than one value (a line break).
+fn parse(path: &[String], text: &str, place: &Place) -> Result<Option<Value>> {
+    let tree = Tree::parse(&format!("{} = {text}", dotted(path)), 0, |_| place.text.clone())?;
+    let alone =
+        |depth: usize| tree.get(&path[..depth]).and_then(Value::as_object).is_some_and(|m| m.len() == 1);
+    Ok(tree.get(path).filter(|_| (0..path.len()).all(alone)).cloned())
 }

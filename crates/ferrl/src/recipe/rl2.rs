@@ -77,6 +77,7 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 pub(super) fn translate(tree: &mut Tree) -> Result<()> {
     for (theirs, ours) in RENAMED {
         if let Some((value, place)) = tree.take(&path(theirs)) {
+            once(tree, theirs, ours, &value, &place)?;
             set(tree, ours, value, &place)?;
             if *theirs == STOP && tree.get(&path("rollout.include_stop")).is_none() {
                 set(tree, "rollout.include_stop", true.into(), &place)?;
@@ -105,6 +106,20 @@ pub(super) fn translate(tree: &mut Tree) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Refuses one file that says a thing under both names, and not the same.
+fn once(tree: &Tree, theirs: &str, ours: &str, value: &Value, place: &Place) -> Result<()> {
+    let at = path(ours);
+    let there = tree.get(&at).zip(tree.place(&at));
+    match there.filter(|(v, p)| p.order == place.order && !same(v, value)) {
+        None => Ok(()),
+        Some((_, p)) => {
+            Err(Error::usage(format!("{theirs} and {ours} are the same setting, with two values"))
+                .at(format!("{} and {}", p.text, place.text))
+                .fix(format!("leave out {theirs}")))
+        }
+    }
 }
 
 /// Sets unless a later source has.

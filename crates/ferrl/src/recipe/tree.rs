@@ -19,6 +19,8 @@ pub(super) struct Place {
     pub order: usize,
     /// `file:line`, or the override.
     pub text: String,
+    /// What was written where the value is a variable's: `${NAME}`.
+    pub reference: Option<String>,
 }
 
 /// Values and their places.
@@ -67,10 +69,15 @@ impl Tree {
     pub fn parse(text: &str, order: usize, name: impl Fn(usize) -> String) -> Result<Self> {
         let mut tree = Tree::default();
         let document = DeTable::parse(text).map_err(|e| {
-            let line = e.span().map_or(1, |s| line_of(text, &s));
-            Error::usage(e.message().to_string()).at(name(line))
+            let line = e.span().map_or(1, |s| line_of(&line_starts(text), &s));
+            let error = Error::usage(e.message().to_string()).at(name(line));
+            match e.message().starts_with("cannot extend value") {
+                // Such as `algo = "grpo"` with `algo.clip_low = 0.1` below it.
+                true => error.fix("write the table whole: algo = { name = \"grpo\", clip_low = 0.1 }"),
+                false => error,
+            }
         })?;
-        let mut reader = Reader { text, order, name: &name, places: &mut tree.places };
+        let mut reader = Reader { lines: line_starts(text), order, name: &name, places: &mut tree.places };
         tree.root = reader.table(document.get_ref(), &mut Vec::new())?;
         Ok(tree)
     }
@@ -84,9 +91,16 @@ impl Tree {
         })
     }
 
-    /// The place of the value, or of the nearest that contains it.
+    /// The place of the value, or of the nearest that contains it, or of the first within it.
     pub fn place(&self, path: &[String]) -> Option<&Place> {
-        (1..=path.len()).rev().find_map(|n| self.places.get(&path[..n]))
+        let around = (1..=path.len()).rev().find_map(|n| self.places.get(&path[..n]));
+        let within = || self.places.range(path.to_vec()..).next().filter(|(p, _)| p.starts_with(path));
+        around.or_else(|| within().map(|(_, place)| place))
+    }
+
+    /// What was written for values that are variables', by path.
+    pub fn references(&self) -> impl Iterator<Item = (&Path, &String)> {
+        self.places.iter().filter_map(|(path, place)| Some((path, place.reference.as_ref()?)))
     }
 
     /// The same path with entries of lists by number where they were given by their `name`.
@@ -230,7 +244,8 @@ impl Tree {
 
 /// From TOML's values to ours, noting lines.
 struct Reader<'a> {
-    text: &'a str,
+    /// Where each line begins.
+    lines: Vec<usize>,
     order: usize,
     name: &'a dyn Fn(usize) -> String,
     places: &'a mut BTreeMap<Path, Place>,
@@ -249,7 +264,7 @@ impl Reader<'_> {
     }
 
     fn value(&mut self, value: &DeValue<'_>, span: &Range<usize>, at: &mut Path) -> Result<Value> {
-        let place = (self.name)(line_of(self.text, span));
+        let place = (self.name)(line_of(&self.lines, span));
         let wrong = |what: String| Error::usage(what).at(dotted(at)).at(place);
         Ok(match value {
             DeValue::String(s) => Value::String(s.to_string()),
@@ -278,11 +293,16 @@ impl Reader<'_> {
     }
 
     fn note(&mut self, at: &Path, span: &Range<usize>) {
-        let text = (self.name)(line_of(self.text, span));
-        self.places.insert(at.clone(), Place { order: self.order, text });
+        let text = (self.name)(line_of(&self.lines, span));
+        self.places.insert(at.clone(), Place { order: self.order, text, reference: None });
     }
 }
 
-fn line_of(text: &str, span: &Range<usize>) -> usize {
-    1 + text.as_bytes().iter().take(span.start).filter(|&&b| b == b'\n').count()
+fn line_starts(text: &str) -> Vec<usize> {
+    std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect()
+}
+
+/// The number of the line, from 1.
+fn line_of(starts: &[usize], span: &Range<usize>) -> usize {
+    starts.partition_point(|start| *start <= span.start)
 }

@@ -156,7 +156,9 @@ impl Rules<'_> {
     }
 
     fn wrong(&self, tree: &Tree, at: &[String], expected: &str, got: &Value) -> Error {
-        let what = format!("expected {expected}, got {}", describe(got));
+        let reference = tree.place(at).and_then(|p| p.reference.as_ref());
+        let got = reference.map_or_else(|| describe(got), |r| format!("the value of {r}"));
+        let what = format!("expected {expected}, got {got}");
         Error::usage(what).at(dotted(&(self.full)(at))).at(place(tree, at))
     }
 }

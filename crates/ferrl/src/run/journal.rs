@@ -62,7 +62,7 @@ impl RunFolder {
         let mut line = Map::from_iter([("time".to_string(), json!(unix_seconds()))]);
         line.extend(fields.as_object().cloned().unwrap_or_default());
         let line = format!("{}\n", Value::Object(line));
-        self.files().append(&self.path().join(NAME))?.put(line.as_bytes())
+        self.files().append(&self.path().join(NAME))?.put(crate::secrets::redact(&line).as_bytes())
     }
 }
 

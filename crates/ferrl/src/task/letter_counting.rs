@@ -43,7 +43,9 @@ impl Options {
                 "texts of {} to {} words, expected 3 <= min_words <= max_words <= 1000",
                 o.min_words, o.max_words
             );
-            return Err(Error::usage(what).at("data.task").fix("min_words = 5, max_words = 15"));
+            return Err(Error::usage(what)
+                .at("data.task")
+                .fix("data.task.min_words = 5, data.task.max_words = 15"));
         }
         Ok(o)
     }

@@ -34,7 +34,7 @@ impl Process {
         let failed = |why: String| (Kind::Start(why), Vec::new());
         let tag = nonce();
         let mut command = Command::new(&options.python);
-        command.args(["-c", HOST]).env(TAG, &tag);
+        command.args(["-c", HOST]).envs(crate::secrets::for_children()).env(TAG, &tag);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);

@@ -8,7 +8,7 @@ use crate::output::print;
 use crate::progress::Progress;
 use clap::ValueEnum;
 use ferrl_engine::Result;
-use ferrl_kernels::{BACKENDS, Backend, Buffer, DType};
+use ferrl_kernels::{AUTO, Backend, Buffer, DType};
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -27,8 +27,8 @@ pub struct Args {
     /// Threads; all cores when left out
     #[arg(long, value_name = "N", value_parser = crate::options::size::<1024>)]
     threads: Option<usize>,
-    /// Device to compute on
-    #[arg(long, value_name = "NAME", default_value = BACKENDS[0].name)]
+    /// Device to compute on: cpu, cuda, cuda:1; auto takes a card where there is one
+    #[arg(long, value_name = "NAME", default_value = AUTO)]
     device: String,
     /// Leave out shapes whose N times K is larger
     #[arg(long, value_name = "N", default_value_t = 1 << 40, hide_default_value = true, value_parser = crate::options::size::<{ 1 << 40 }>)]

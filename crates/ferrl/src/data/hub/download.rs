@@ -40,11 +40,11 @@ struct Remote {
 }
 
 impl Hub {
-    /// As the environment says: `HF_ENDPOINT`, `HF_TOKEN`.
+    /// As the environment says: `HF_ENDPOINT`, `HF_TOKEN`, which may also stand in `.env`.
     pub fn from_env() -> Self {
         let get = |name: &str| std::env::var(name).ok().filter(|v| !v.trim().is_empty());
         let endpoint = get("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
-        Hub { watch: tell, ..Self::new(&endpoint, get("HF_TOKEN")) }
+        Hub { watch: tell, ..Self::new(&endpoint, crate::secrets::get("HF_TOKEN").ok().flatten()) }
     }
 
     /// From an address and, for private repositories, a token.

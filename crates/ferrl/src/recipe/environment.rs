@@ -1,0 +1,88 @@
+//! `${NAME}` in a recipe's values: the variable of the environment, or of `.env`. `$${NAME}` is the text `${NAME}`.
+//!
+//! A value that is referred to keeps the reference in its place, so that the recipe of a run folder names the variable and
+//! not its value; a resumed run looks it up again.
+
+use super::keys;
+use super::schema::Kind;
+use super::tree::{Path, Place, Tree, dotted};
+use crate::secrets;
+use ferrl_engine::{Error, Result};
+use serde_json::Value;
+
+/// Looks up every variable that a value of the tree refers to.
+pub(super) fn expand(tree: &mut Tree) -> Result<()> {
+    let mut found = Vec::new();
+    collect(&tree.root, &mut Vec::new(), &mut found);
+    for (path, text) in found {
+        let place = tree.place(&path).cloned().unwrap_or_default();
+        let filled = fill(&text).map_err(|e| e.at(dotted(&path)).at(&place.text))?;
+        if filled != text {
+            let value = typed(&path, filled);
+            tree.set(&path, value, Place { reference: Some(text), ..place })?;
+        }
+    }
+    Ok(())
+}
+
+/// Every text that may refer to a variable.
+fn collect(value: &Value, at: &mut Path, found: &mut Vec<(Path, String)>) {
+    let mut inner = |key: String, value: &Value, found: &mut Vec<(Path, String)>| {
+        at.push(key);
+        collect(value, at, found);
+        at.pop();
+    };
+    match value {
+        Value::String(text) if text.contains("${") => found.push((at.clone(), text.clone())),
+        Value::Object(map) => map.iter().for_each(|(key, value)| inner(key.clone(), value, found)),
+        Value::Array(list) => {
+            list.iter().enumerate().for_each(|(i, value)| inner(i.to_string(), value, found))
+        }
+        _ => {}
+    }
+}
+
+/// The text with its variables filled in.
+pub(super) fn fill(text: &str) -> Result<String> {
+    let (mut out, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find("${") {
+        let (before, after) = (&rest[..at], &rest[at + 2..]);
+        let Some(name) = after.split_once('}').map(|(name, _)| name).filter(|n| secrets::is_name(n)) else {
+            out += &rest[..at + 2];
+            rest = after;
+            continue;
+        };
+        rest = &after[name.len() + 1..];
+        if let Some(before) = before.strip_suffix('$') {
+            out += &format!("{before}${{{name}}}");
+            continue;
+        }
+        let missing = || {
+            Error::usage(format!("the variable {name} is not set, or empty")).fix(format!(
+                "export {name}=..., or a line {name}=... in {}; $${{{name}}} is the text itself",
+                secrets::FILE
+            ))
+        };
+        out += before;
+        out += &secrets::get(name)?.ok_or_else(missing)?;
+    }
+    Ok(out + rest)
+}
+
+/// Text as the key's type wants it: variables are texts, settings may be numbers.
+fn typed(path: &[String], text: String) -> Value {
+    let kind = keys::find(path).map(|k| &k.kind);
+    let list = path.split_last().and_then(|(_, list)| keys::find(list)).map(|k| &k.kind);
+    let is_text = |kind: &Kind| match kind {
+        Kind::Text | Kind::Choice(_) => true,
+        Kind::List(of) => matches!(**of, Kind::Text),
+        _ => false,
+    };
+    if kind.or(list).is_some_and(is_text) {
+        return Value::String(text);
+    }
+    let number = text.trim().parse::<i64>().map(Value::from).ok();
+    let number =
+        number.or_else(|| text.trim().parse::<f64>().ok().filter(|f| f.is_finite()).map(Value::from));
+    number.or_else(|| text.trim().parse::<bool>().map(Value::from).ok()).unwrap_or(Value::String(text))
+}

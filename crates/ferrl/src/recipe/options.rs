@@ -1,0 +1,57 @@
+//! Options that a task or a verifier checks itself: built before the run, so that an error has a line.
+
+use super::Stage;
+use crate::setup;
+use crate::verify::{self, VERIFIERS};
+use ferrl_engine::{Error, Result};
+use serde_json::{Map, Value};
+
+/// What the tasks and verifiers of a stage say about their options: the key to blame, and the error.
+pub(super) fn problems(stage: &Stage) -> Vec<(String, Error)> {
+    let recipe = &stage.recipe;
+    let mut found = Vec::new();
+    let tasks = |options: &Map<String, Value>| {
+        let mut recipe = recipe.clone();
+        recipe.data.task = options.clone();
+        setup::tasks(&recipe).map(|_| ())
+    };
+    if let Err(error) = tasks(&recipe.data.task) {
+        let key = blame(&recipe.data.task, &error, &tasks);
+        // Without options it is the task itself that is wrong.
+        let key = key.map_or_else(|| "data.train".into(), |key| format!("data.task.{key}"));
+        found.push((key, error));
+    }
+    for (i, reward) in recipe.reward.iter().enumerate() {
+        // A Python function is not started only to look at its options.
+        let Some(name) = reward.verifier.as_ref().filter(|n| VERIFIERS.iter().any(|v| v.name == **n)) else {
+            continue;
+        };
+        if name == "python" {
+            continue;
+        }
+        let build = |options: &Map<String, Value>| verify::build(name, options).map(|_| ());
+        if let Err(error) = build(&reward.options) {
+            let key = blame(&reward.options, &error, &build);
+            let key =
+                key.map_or_else(|| format!("reward.{i}.options"), |key| format!("reward.{i}.options.{key}"));
+            found.push((key, error));
+        }
+    }
+    found
+}
+
+/// The option without which the error is not the same.
+fn blame(
+    options: &Map<String, Value>,
+    error: &Error,
+    build: &dyn Fn(&Map<String, Value>) -> Result<()>,
+) -> Option<String> {
+    options
+        .keys()
+        .find(|key| {
+            let mut less = options.clone();
+            less.shift_remove(*key);
+            build(&less).err().is_none_or(|e| e != *error)
+        })
+        .cloned()
+}
