@@ -3,8 +3,7 @@
 //! `ferrl train` and `ferrl train --dry-run` check the same. A stage is drafted as it will be when its turn comes; one that
 //! goes on from an earlier stage is drafted with that stage's tokenizer and shape, since its weights are not there yet.
 
-use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
-use crate::algo::{self, Wants};
+use crate::algo::Wants;
 use crate::data::hub::model_dir;
 use crate::interrupt;
 use crate::plan::memory::weights;
@@ -16,7 +15,7 @@ use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Config, Head, family};
 use ferrl_engine::train::trained_weights;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -99,7 +98,6 @@ fn one(
     let (recipe, warnings) = (&stage.recipe, Warnings::default());
     let named = |path: &str| path.strip_prefix("stage:").and_then(|n| starts.iter().find(|s| s.name == n));
     let (policy, critic) = models(recipe, start, &named)?;
-    rated(recipe)?;
     let mut draft = Draft::new(recipe, &start.dir, &warnings)?;
     setup::fits(&start.config, &draft.tokenizer, &start.dir)?;
     setup::trained::check(&policy, critic.as_ref(), &recipe.model.frozen)?;
@@ -171,28 +169,6 @@ fn models<'a>(
         }
     }
     Ok((policy, critic.map(|c| Config { head: Head::Score, ..c })))
-}
-
-/// Refuses to rate checkpoints by a metric that nobody measures.
-fn rated(recipe: &Recipe) -> Result<()> {
-    let c = &recipe.checkpoint;
-    let Some(metric) = c.metric.as_deref().filter(|_| c.keep_best > 0 || c.patience > 0) else {
-        return Ok(());
-    };
-    let entry = algo::find(recipe.algorithm_name())?;
-    let own = || entry.metrics.iter().copied().flatten().chain(STEP).chain(SAMPLED);
-    let evaluated = || EVALUATED.iter().filter(|m| !m.name.ends_with("/METRIC"));
-    let known = match metric.strip_prefix("eval/") {
-        Some(inner) => evaluated().any(|m| m.covers(metric)) || own().any(|m| m.covers(inner)),
-        None => own().any(|m| m.covers(metric)),
-    };
-    if known {
-        return Ok(());
-    }
-    let near = nearest(metric, evaluated().chain(own()).map(|m| m.name)).unwrap_or("eval/pass@1");
-    Err(Error::usage(format!("no stage that learns by {} measures {metric:?}", entry.name))
-        .at("checkpoint.metric")
-        .fix(format!("checkpoint.metric = {near:?}")))
 }
 
 /// Rewards an empty completion of every prompt, where that is a plain function: a column that a verifier needs and a row

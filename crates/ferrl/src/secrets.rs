@@ -91,7 +91,7 @@ fn parse(text: &str) -> Result<Vec<(String, String)>> {
             Error::usage(what).at(format!("{FILE}:{}", number + 1)).fix("NAME=value, one to a line")
         };
         let line = line.strip_prefix("export ").unwrap_or(line);
-        let (name, value) = line.split_once('=').ok_or_else(|| wrong("no = after a name"))?;
+        let (name, value) = line.split_once('=').ok_or_else(|| wrong("a line without `=`"))?;
         let name = name.trim();
         if !is_name(name) {
             return Err(wrong("not a name of letters, digits and _ before ="));

@@ -217,7 +217,7 @@ fn every_key_has_a_type_a_default_and_a_meaning() {
     };
     assert_eq!(words("rollout.top_k"), ("a whole number from 0 to 16777216".into(), false));
     assert_eq!(words("train.steps"), ("a whole number from 1 to 1000000000".into(), true));
-    assert_eq!(words("data.weights"), ("a list of numbers above 0, up to 10000".into(), false));
+    assert_eq!(words("data.weights"), ("a list of numbers above 0, up to 1000".into(), false));
     assert_eq!(words("reward.N.python"), ("text".into(), true));
     assert_eq!(words("algo.aggregate"), ("one of \"token\", \"sequence\", \"constant\"".into(), false));
     assert_eq!(words("algo.correction.kind"), ("one of \"none\", \"truncate\", \"mask\"".into(), false));

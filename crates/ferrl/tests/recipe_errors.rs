@@ -115,7 +115,7 @@ fn wrong_types() {
     with("rollout.stop = [1]", &["rollout.stop.0: expected text, got the number 1"]);
     with(
         "data.weights = \"x\"",
-        &["data.weights: expected a list of numbers above 0, up to 10000, got the text \"x\""],
+        &["data.weights: expected a list of numbers above 0, up to 1000, got the text \"x\""],
     );
     with("stage = 3", &["stage: expected a list of tables", "[[stage]]"]);
     with("name = 123", &["r.toml:4: name: expected text, got the number 123", "name = \"123\""]);

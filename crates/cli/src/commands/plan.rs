@@ -22,7 +22,8 @@ pub struct Args {
     /// Changes to it, as for `ferrl train`
     #[arg(value_name = "CHANGE")]
     changes: Vec<String>,
-    /// Memory to plan for, such as 22GiB or 900MiB; what is free on the recipe's device when left out
+    /// Memory to plan for, such as 22GiB or 900MiB: that of another machine, whose disk is not looked at. What is free on the
+    /// recipe's device when left out
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     memory: Option<u64>,
     /// Where run folders would be made: checkpoints have to fit there
@@ -45,7 +46,8 @@ pub fn run(args: &Args) -> Result<()> {
         Some(bytes) => Machine { memory: Some(bytes), peaks: machine.map_or(Vec::new(), |m| m.peaks) },
         None => machine.map_err(|e| e.fix("--memory 80GiB plans for one that is not here"))?,
     };
-    let room = Room { memory: machine.memory, disk: disk::free(&args.runs) };
+    let room =
+        Room { memory: machine.memory, disk: args.memory.map_or_else(|| disk::free(&args.runs), |_| None) };
     if args.json {
         print(&format!("{}\n", plan.json(room, &|s| machine.rates(s))))?;
     } else {

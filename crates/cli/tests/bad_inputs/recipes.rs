@@ -201,9 +201,9 @@ fn overrides() -> Vec<Case> {
         sft("a word that is no override", "train r.toml optim.lr", "").says(&["optim.lr", "key=value"]),
         sft("an overlay that is not there", "train r.toml @nowhere.toml", "").says(&["nowhere.toml"]),
         sft("text with braces needs no quotes", "train r.toml --dry-run", "")
-            .arg("data.template={{ question }} = ")
+            .arg("data.template={{ prompt }} = ")
             .exit(0)
-            .says(&["{{ question }}"]),
+            .says(&["{{ prompt }}"]),
     ]
 }
 

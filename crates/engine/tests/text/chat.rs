@@ -371,7 +371,7 @@ fn the_template_says_which_token_ends_a_turn() {
 #[test]
 fn text_is_cut_at_what_ended_it() {
     let t = tokenizer("qwen");
-    let stops = Stops::of(&t, None).with_strings(&["</a>".into(), "x</a".into()], false);
+    let stops = Stops::of(&t, None).with_strings(&["</a>".into(), "x</a>".into()], false);
     let completion = |text: &str, last: Option<&str>, stop: Stop| {
         let mut ids = t.encode_text(text).unwrap();
         ids.extend(last.map(|name| t.token_id(name).unwrap()));

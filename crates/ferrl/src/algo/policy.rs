@@ -212,7 +212,7 @@ impl Policy {
             (
                 self.critic_warmup > 0 && a.baseline != Baseline::Critic,
                 "critic_warmup trains a critic alone, and this baseline has none: nothing would be trained",
-                "critic_warmup = 0, or advantage.baseline = \"critic\"",
+                "algo.critic_warmup = 0, or algo.advantage.baseline = \"critic\"",
             ),
             (
                 clip_is_odd,

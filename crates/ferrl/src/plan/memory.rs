@@ -81,16 +81,24 @@ pub fn parts(i: &Inputs) -> Vec<Part> {
     let how = if recompute { ", layers computed again" } else { "" };
     add("activations", step, format!("{t} tokens at once{how}"));
     let mib = i.recipe.rollout.cache_mib;
-    if i.wants == Wants::Rollouts {
-        add("cache", cache(i, e, false), format!("keys and values, rollout.cache_mib = {mib}"));
+    let own = i.wants == Wants::Rollouts;
+    let asked = if i.evaluates() { cache(i, e, true) } else { 0 };
+    if own {
+        // Evaluations use it too.
+        let bytes = cache(i, e, false).max(asked);
+        add("cache", bytes, format!("keys and values, rollout.cache_mib = {mib}"));
     }
-    let evaluation = if i.evaluates() { cache(i, e, true) + sampling_work(i, e, true) as u64 } else { 0 };
-    if evaluation > 0 {
+    let evaluation = if i.evaluates() { sampling_work(i, e, true) as u64 } else { 0 };
+    let evaluation = if own { evaluation } else { evaluation + asked };
+    if evaluation > if own { step } else { 0 } {
         let taken: u64 = out.iter().map(|p| p.bytes).sum();
         let (more, less) = (step.max(evaluation), step.min(evaluation));
         // What training has freed is kept for its next step while an evaluation takes memory of other sizes.
         let kept = if i.device.own_memory { less } else { less.min(KEPT + (taken - step + more) / 4) };
-        let what = format!("keys and values of its own, rollout.cache_mib = {mib}");
+        let what = match own {
+            true => "tokens of more sequences at once".into(),
+            false => format!("keys and values of its own, rollout.cache_mib = {mib}"),
+        };
         out.push(Part { name: "evaluation", bytes: more + kept - step, what });
     }
     let (rest, slack) = (out.iter().map(|p| p.bytes).sum::<u64>(), i.device.slack);

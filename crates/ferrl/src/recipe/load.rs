@@ -74,15 +74,21 @@ impl Resolved {
         for stage in &self.stages {
             for problem in check::problems(stage, &self.stages[..stage.index], verifiers) {
                 let (key, place) = self.place(stage, &problem.key);
-                problems.push(problem.error(&key, &place));
+                problems.push(problem.error(&key, &self.in_stage(stage, &key, place)));
             }
             for (key, error) in options::problems(stage) {
                 let (key, place) = self.place(stage, &key);
                 let named = error.to_string().starts_with(&key);
-                problems.push(if named { error } else { error.at(key) }.at(place));
+                problems
+                    .push(if named { error } else { error.at(&key) }.at(self.in_stage(stage, &key, place)));
             }
         }
         all(problems)
+    }
+
+    /// The place with the name of the stage whose own key it is.
+    fn in_stage(&self, stage: &Stage, key: &str, place: String) -> String {
+        if key.starts_with("stage.") { format!("{place}: stage {}", stage.name) } else { place }
     }
 
     /// The full name of a stage's key, and where it was written.

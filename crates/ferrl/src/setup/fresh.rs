@@ -61,7 +61,7 @@ fn tokenizer(recipe: &Recipe, init: &Init) -> Result<Tokenizer> {
             let hint = nearest(other, ["char", "bpe"]).unwrap_or("char");
             return Err(Error::usage(format!("unknown tokenizer {other:?}, expected char or bpe"))
                 .at("model.init.tokenizer")
-                .fix(format!("tokenizer = \"{hint}\"")));
+                .fix(format!("model.init.tokenizer = \"{hint}\"")));
         }
     };
     match failed.into_inner().unwrap_or_else(|p| p.into_inner()) {

@@ -4,9 +4,9 @@ use super::{Check, download, random, unwritten, upload, weight};
 use crate::buffer::DType;
 use crate::error::Result;
 
-/// Features and length of the sums: a long k, more features than blocks, features that do not fill the last tile. No larger
-/// than it takes for weights to stream: a CPU goes through the same cases.
-const SHAPES: [(usize, usize); 3] = [(256, 18944), (4128, 1024), (472, 8960)];
+/// Features and length of the sums: a long k, more features than blocks, features that do not fill the last tile. Just above
+/// the 24 MiB from which weights stream (cuda/stream.rs): a CPU goes through the same cases.
+const SHAPES: [(usize, usize); 3] = [(672, 18944), (12320, 1024), (1416, 8960)];
 /// Rows of which the others are a part.
 const MANY: usize = 300;
 const ROWS: [usize; 13] = [1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 48, 64, 65];

@@ -42,7 +42,7 @@ impl DemonstrationOptions {
         if self.tries > 0 && self.format == Format::Plain {
             return Err(Error::usage("a plain answer has no room for tries")
                 .at("countdown demonstrations")
-                .fix("format = \"line\" or \"think_answer\", or tries = 0"));
+                .fix("data.task.format = \"line\" or \"think_answer\", or data.task.tries = 0"));
         }
         Ok(())
     }
