@@ -60,7 +60,8 @@ type Graded = (Result<Outcome>, f64);
 fn grade(args: &Args, name: &str, rows: Vec<Row>) -> Result<()> {
     let hooks = Hooks::default();
     let verifier = verify::build_with(name, &key_values(&args.option)?, &hooks)?;
-    let mut output = Output::create(&args.output)?;
+    let mut output =
+        Output::beside(&args.output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
     let samples: Vec<Result<Asked>> = rows.into_iter().map(Asked::read).collect();
     let truncated = if args.score_truncated { Truncated::Score } else { Truncated::Wrong };
     let graded = all(&*verifier, &samples, truncated);

@@ -142,6 +142,12 @@ impl Mixture {
         self.probe_tasks()?;
         let (mut survey, whole) =
             self.survey(Compare::With(&known), &mut |done| progress(before + done, total))?;
+        if whole && survey.rows > 0 && survey.doubts.equal.rows == survey.rows {
+            let what = format!("all {} pairs have chosen = rejected: nothing can be learned", survey.rows);
+            return Err(Error::data(what)
+                .at(&survey.doubts.equal.first)
+                .fix("check the columns the pairs are read from"));
+        }
         self.warn(&survey, "");
         survey.met.sort_unstable();
         survey.met.dedup();
