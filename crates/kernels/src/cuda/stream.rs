@@ -22,9 +22,9 @@ const THREADS: u32 = 128;
 const TILE: usize = 16;
 /// Bytes of shared memory that a block's stages take.
 const RING_BYTES: usize = 160 << 10;
-/// Bytes of the smallest weight that is worth a kernel of its own: smaller ones stay in the cache of the card, and the library is
-/// faster in a graph than it is alone (0.5B shape, 64 sequences: 52.6k tok/s against 48.7k with streams).
-const SMALLEST: usize = 24 << 20;
+/// Bytes of the smallest weight that is worth a kernel of its own. (0.5B shape, 64 sequences, one H200: 48.7k tok/s from 8 MiB on,
+/// 40.7k from 24 MiB on.)
+const SMALLEST: usize = 8 << 20;
 
 /// Repetitions that are timed: the shortest products take as long as starting them.
 const TIMES: usize = 16;
