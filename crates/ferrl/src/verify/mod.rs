@@ -6,6 +6,7 @@ pub mod chain;
 pub mod countdown;
 pub mod exact;
 pub mod length;
+pub mod math;
 pub mod numeric;
 pub mod options;
 pub mod python;
@@ -223,6 +224,7 @@ pub const VERIFIERS: &[Entry] = &[
     chain::ENTRY,
     exact::ENTRY,
     numeric::ENTRY,
+    math::ENTRY,
     regex_format::ENTRY,
     length::ENTRY,
     python::ENTRY,
