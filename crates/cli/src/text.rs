@@ -68,7 +68,7 @@ impl Text {
         self.template()?.encode_chat(self.tokenizer()?, messages, tools, reply, kwargs)
     }
 
-    /// Ids of a row that is to be scored: `ids`, `text`, `prompt` and `completion`, or `messages`. A reward model judges a
+    /// Ids of a row that is to be scored: `ids`, `text`, `prompt` (text or messages) and `completion`, or `messages`. A reward model judges a
     /// completion where it ends, so the row ends with the token that does that, as it did in the model's training.
     pub fn scored(&self, row: &Row, reward_model: bool) -> Result<Vec<u32>> {
         let at = |e: Error| e.at(&row.place);
@@ -86,8 +86,12 @@ impl Text {
                 ids
             }
             _ => {
-                let (prompt, completion) = (row.text("prompt")?, row.text("completion")?);
-                let mut ids = self.prompt(prompt).map_err(at)?;
+                let completion = row.text("completion")?;
+                let mut ids = match row.get("prompt") {
+                    Some(Value::Array(_)) => self.chat(row.messages("prompt")?, Some(row), true),
+                    _ => self.prompt(row.text("prompt")?),
+                }
+                .map_err(at)?;
                 ids.extend(self.tokenizer().and_then(|t| t.encode_text(completion)).map_err(at)?);
                 ids.extend(self.stops()?.ids().first().filter(|_| reward_model));
                 ids

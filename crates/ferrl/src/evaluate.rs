@@ -39,6 +39,7 @@ pub fn evaluate(
     rewards: &Rewards,
     settings: &Rollout,
     (prompts, samples, seed): (usize, usize, u64),
+    at: Progress,
 ) -> Result<Evaluation> {
     let ask = |item: Item| match item {
         Item::Ask(prompt) => Some(prompt),
@@ -50,7 +51,7 @@ pub fn evaluate(
     let params = rollout::params(settings, generator.stops, seed);
     let (mut experience, answers) =
         rollout::collect(sampler, generator, &prompts, &params, samples, u32::MAX as u64)?;
-    let completions = Completions { prompts: &prompts, answers: &answers, at: Progress::default() };
+    let completions = Completions { prompts: &prompts, answers: &answers, at };
     let graded = rewards.score(completions, &mut experience, &mut Metrics::default())?;
     let mut metrics = Metrics::default();
     let lost = graded.iter().filter(|g| g.is_lost()).count();

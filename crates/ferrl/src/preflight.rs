@@ -78,6 +78,7 @@ pub fn check(resolved: &Resolved, at: Standing<'_>, progress: Progress<'_>) -> R
         if stage.index >= at.stage {
             let rows = !(at.begun && stage.index == at.stage);
             let checked = one(stage, &start, &starts, rows, progress).map_err(place)?;
+            resolved.warn_unused(stage, &checked.warnings);
             if !out.is_empty() {
                 checked.draft.take();
             }

@@ -28,6 +28,7 @@ use crate::run::{
 use crate::setup::{self, Draft};
 use crate::source::Source;
 use crate::train::{Stage, Waits};
+use crate::verify::Progress;
 use crate::warnings::{Warning, Warnings};
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
 use ferrl_engine::generate::Sampler;
@@ -626,6 +627,8 @@ impl OneStage<'_> {
         let temperature = recipe.eval.temperature.unwrap_or(recipe.rollout.temperature);
         let mut settings = Rollout { temperature, ..recipe.rollout.clone() };
         let asked = (recipe.eval.prompts, recipe.eval.samples, recipe.seed ^ 0xe7a1);
+        let at =
+            Progress { step: stage.step, steps: stage.schedules.0.total_steps, epoch: stage.source.epochs() };
         let mut all = evaluate(
             generator,
             sampler,
@@ -633,6 +636,7 @@ impl OneStage<'_> {
             rewards,
             &settings,
             asked,
+            at,
         )
         .map_err(|e| setup::too_small(e, &recipe.rollout))?;
         if temperature > 0.0 {
@@ -645,6 +649,7 @@ impl OneStage<'_> {
                 rewards,
                 &settings,
                 asked,
+                at,
             )?;
             let right = greedy.metrics.get("eval/pass@1");
             right.into_iter().for_each(|right| all.metrics.add("eval/greedy", right));

@@ -230,7 +230,10 @@ fn plain_rewards(recipe: &Recipe, wants: Wants, hooks: &Hooks) -> Result<Rewards
                 recipe.algorithm_name()
             ))
             .at("reward")
-            .fix("reward = \"name of a verifier\", or rows with completions and rewards"));
+            .fix(
+                "reward.0.verifier = \"numeric\", reward.0.python = \"my_reward.py\" or reward.0.model = \"DIR\"; or rows \
+                 with completions and rewards; or algo.name = \"sft\" or \"dpo\" to learn from given responses",
+            ));
         };
         return Ok(Rewards::of(own));
     }

@@ -6,8 +6,6 @@ use crate::warnings::Warnings;
 
 /// Steps in a row without anything to learn from before the run is said to stand still.
 const STREAK: u64 = 3;
-/// Steps in a row in which every completion got the same reward.
-const SAME: u64 = 10;
 
 /// What the last steps had in common.
 #[derive(Clone, Debug, Default)]
@@ -63,9 +61,9 @@ impl Signal {
             let what = format!("the last {STREAK} steps had nothing to learn from: {cause}");
             warnings.raise("no-signal", what, fix);
         }
-        if self.same.steps == SAME && self.empty.steps < STREAK {
+        if self.same.steps == STREAK && self.empty.steps < STREAK {
             let (cause, fix) = self.same.cause(step.max_new_tokens);
-            let what = format!("every reward of the last {SAME} steps was {}: {cause}", self.same.lowest);
+            let what = format!("every reward of the last {STREAK} steps was {}: {cause}", self.same.lowest);
             warnings.raise("constant-rewards", what, fix);
         }
     }
@@ -103,12 +101,17 @@ impl Streak {
             let why = format!("within every group the {n} completions got equal rewards");
             (why, "more rollout.samples, or a reward that tells partial success apart".into())
         } else {
-            let what = if self.right == 0 { "are wrong" } else { "got the same reward" };
-            let why = format!("all {n} completions {what} (reward {})", self.lowest);
-            (
-                why,
-                "easier prompts, a supervised stage before this one, or a reward for partial success".into(),
-            )
+            match self.lowest {
+                0.0 => (
+                    format!("all {n} completions are wrong (reward 0)"),
+                    "easier prompts, a supervised stage before this one, or a reward for partial success"
+                        .into(),
+                ),
+                same => (
+                    format!("all {n} completions got the same reward, {same}"),
+                    "a reward that tells completions apart".into(),
+                ),
+            }
         };
         if self.looked > 0 && self.found == 0 {
             why += "; the verifier found no answer in any of them";
@@ -169,12 +172,12 @@ mod tests {
 
     #[test]
     fn rewards_that_never_vary_are_told() {
-        assert!(said(9, &rollouts(&[0.0, 0.0], false, None), false).is_empty());
-        let said = said(10, &rollouts(&[0.0, 0.0], false, None), false);
+        assert!(said(2, &rollouts(&[0.0, 0.0], false, None), false).is_empty());
+        let said = said(3, &rollouts(&[0.0, 0.0], false, None), false);
         assert_eq!((said.len(), said[0].0), (1, "constant-rewards"));
         let (mut signal, warnings) = (Signal::default(), Warnings::default());
         for number in 1..30u64 {
-            let rollouts = rollouts(&[f64::from(number % 7 == 0), 0.0], false, None);
+            let rollouts = rollouts(&[f64::from(number % 3 == 0), 0.0], false, None);
             signal.look(&Step { number, rollouts: &rollouts, empty: false, max_new_tokens: 8 }, &warnings);
         }
         assert!(warnings.take().is_empty());

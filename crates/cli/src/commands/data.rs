@@ -175,6 +175,10 @@ fn guess(datasets: &[Dataset], data: &Data) -> Wants {
     use Wants::*;
     let fits = |w: &Wants| w.schemas().iter().any(|s| s.iter().all(|c| has(c)));
     let order = [StepPreference, Preference, Group, Steps, Unpaired, Target, Sft, Prompt];
+    // A pair that lacks its other half is no prompt.
+    if has("chosen") != has("rejected") {
+        return Preference;
+    }
     order.into_iter().find(fits).unwrap_or(if data.template.is_some() { Prompt } else { Sft })
 }
 

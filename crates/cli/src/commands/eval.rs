@@ -152,7 +152,15 @@ pub fn run(args: &Args) -> Result<()> {
     while asked < prompts && !interrupt::requested() {
         let now = (AT_ONCE / samples).max(1).min(prompts - asked);
         let settings = (now, samples, args.seed.unwrap_or(recipe.seed));
-        let part = evaluate(generator, &mut sampler, &mut *source, &rewards, &recipe.rollout, settings);
+        let part = evaluate(
+            generator,
+            &mut sampler,
+            &mut *source,
+            &rewards,
+            &recipe.rollout,
+            settings,
+            Default::default(),
+        );
         warn(&hooks.warnings);
         hooks.warnings.take_printed().iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
         let part = match part {

@@ -33,7 +33,62 @@ const ROW: &str = "{\"prompt\": \"a \", \"response\": \"b\"}\n";
 const PAIR: &str = "{\"prompt\": \"a \", \"chosen\": \"b\", \"rejected\": \"c\"}\n";
 
 pub fn cases() -> Vec<Case> {
-    [sources(), rows(), conversations(), doubts(), sizes(), models(), check()].into_iter().flatten().collect()
+    [sources(), rows(), conversations(), fields(), doubts(), sizes(), models(), check()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// Columns and fields of messages that other tools write.
+fn fields() -> Vec<Case> {
+    let talk = |more: &str, answer: &str| {
+        format!(
+            "{{\"messages\": [{{\"role\": \"user\", \"content\": \"a\"}}, {{\"role\": \"assistant\", \"content\": \"b\"{answer}}}]{more}}}\n"
+        )
+    };
+    let shown = |name, rows: &str| {
+        Case::new(name, "data check rows.jsonl").file("rows.jsonl", rows).exit(0).never_says(&["warning"])
+    };
+    let from = |speaker: &str| {
+        format!(
+            "{{\"conversations\": [{{\"from\": \"human\", \"value\": \"a\"}}, {{\"from\": \"{speaker}\", \"value\": \"b\"}}]}}\n"
+        )
+    };
+    let pairs = "{\"prompt\": \"c\", \"chosen\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}], \
+                 \"rejected\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"d\"}]}\n";
+    vec![
+        shown("a column with the system message", &talk(", \"system\": \"be short\"", ""))
+            .says(&["<|im_start|>system", "be short"]),
+        shown("a column with earlier turns", "{\"instruction\": \"a\", \"output\": \"b\", \"history\": [[\"c\", \"d\"]]}\n")
+            .says(&["<|im_start|>user\n  c", "<|im_start|>assistant\n  d"]),
+        chat("two system messages", "{\"system\": \"a\", \"messages\": [{\"role\": \"system\", \"content\": \"b\"}, {\"role\": \"user\", \"content\": \"c\"}, {\"role\": \"assistant\", \"content\": \"d\"}]}\n")
+            .says(&["rows.jsonl:1", "system"]),
+        chat("the only turn has no weight", &talk("", ", \"weight\": 0")).says(&["rows.jsonl:1", "loss"]),
+        chat("the only turn is not to be trained", &talk("", ", \"train\": false")).says(&["rows.jsonl:1", "loss"]),
+        chat("a weight of a half", &talk("", ", \"weight\": 0.5")).says(&["rows.jsonl:1", "message 2", "weight", "0.5"]),
+        chat("reasoning that the template does not show", &talk("", ", \"reasoning_content\": \"c\""))
+            .says(&["rows.jsonl:1", "message 2", "reasoning_content"]),
+        chat("another format's word for a role", &talk("", "").replace("assistant", "bot"))
+            .says(&["rows.jsonl:1", "message 2", "bot", "assistant"]),
+        chat("a speaker that nobody knows", &from("chatbox")).says(&["rows.jsonl:1", "message 2", "chatbox"]),
+        chat("a role that no template knows", &talk("", "").replace("[", "[{\"role\": \"referee\", \"content\": \"e\"}, "))
+            .exit(0)
+            .says(&["warning", "role", "rows.jsonl:1"]),
+        chat("an empty turn of the assistant", &talk("", "").replace("\"b\"", "\"\""))
+            .exit(0)
+            .says(&["warning", "without text", "rows.jsonl:1"]),
+        sft("words that run into each other", "{\"instruction\": \"a b\", \"output\": \"c\"}\n")
+            .exit(0)
+            .says(&["warning", "rows.jsonl:1", "data.template"]),
+        Case::new("a prompt that the pair does not begin with", "data check rows.jsonl")
+            .file("rows.jsonl", pairs)
+            .exit(0)
+            .says(&["warning", "chosen", "rows.jsonl:1"]),
+        Case::new("a pair that lacks its other half", "data check rows.jsonl")
+            .file("rows.jsonl", "{\"prompt\": \"a\", \"chosen\": \"b\"}\n")
+            .exit(3)
+            .says(&["chosen", "rejected"]),
+    ]
 }
 
 /// What `data.train` names.

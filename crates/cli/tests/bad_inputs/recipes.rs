@@ -20,6 +20,15 @@ fn general() -> Vec<Case> {
         Case::new("a recipe that is not there", "train nowhere.toml").says(&["nowhere.toml"]),
         sft("an unknown key", "train r.toml optim.learning_rate=1", "")
             .says(&["optim.learning_rate", "optim.lr"]),
+        sft("a key of TRL's that has another name", "train r.toml num_train_epochs=2", "")
+            .says(&["num_train_epochs", "train.epochs"]),
+        sft("a key of TRL's that is two keys here", "train r.toml train.per_device_train_batch_size=2", "")
+            .says(&["per_device_train_batch_size", "train.batch", "rollout.prompts"]),
+        sft("LoRA", "train r.toml lora.r=8", "").says(&["lora.r", "adapters"]),
+        sft("bfloat16", "train r.toml model.dtype=bfloat16", "").says(&["bfloat16", "\"bf16\""]),
+        sft("settings that change nothing", "train r.toml rollout.samples=4 train.epochs=2", "")
+            .exit(0)
+            .says(&["warning", "rollout.samples", "train.epochs"]),
         sft("options of a generated task, and no task", "train r.toml data.task.numbers=3", "")
             .exit(0)
             .says(&["warning", "data.task", "numbers"]),

@@ -208,6 +208,11 @@ fn settings() -> Vec<Case> {
             "the last 3 steps",
             "rollout.max_new_tokens",
         ]),
+        exact("rewards that never differ, with a penalty", "train.steps=3")
+            .arg("algo=grpo")
+            .arg("algo.kl.coef=0.04")
+            .exit(0)
+            .says(&["warning", "the last 3 steps", "reward"]),
         Case::new("a stop text that the verifier reads", "train r.toml")
             .file("r.toml", grpo("reward = { verifier = \"exact\", options = { take = \"answer\" } }\n"))
             .file("rows.jsonl", ROWS)

@@ -22,13 +22,14 @@ pub(super) fn encode(
     }
     let blocks = template.generation;
     let whole = template.render_marked(tokenizer, input, blocks)?;
-    let spans = match (blocks, which) {
-        (true, Turns::All) => whole.generation.clone(),
+    let some = which == Turns::Last || input.messages.iter().any(|m| is_assistant(m) && !is_trained(m));
+    let spans = match (blocks, some) {
+        (true, false) => whole.generation.clone(),
         (false, _) => turns(template, tokenizer, input, &whole, which)?,
-        (true, Turns::Last) => {
-            let last = turns(template, tokenizer, input, &whole, which)?;
+        (true, true) => {
+            let turns = turns(template, tokenizer, input, &whole, which)?;
             let cut = |a: &Range<usize>, b: &Range<usize>| a.start.max(b.start)..a.end.min(b.end);
-            last.iter().flat_map(|l| whole.generation.iter().map(|g| cut(l, g))).collect()
+            turns.iter().flat_map(|l| whole.generation.iter().map(|g| cut(l, g))).collect()
         }
     };
     let encoded = tokenizer.encode_spans(&whole.text, &whole.plain)?;
@@ -36,7 +37,7 @@ pub(super) fn encode(
     let inside = |start: usize| spans.iter().any(|s| s.contains(&start));
     let mask: Vec<bool> = encoded.offsets.iter().map(|&(start, _)| inside(start)).collect();
     if !mask.contains(&true) {
-        return Err(Error::data("the conversation has nothing to train on: the assistant's turns are empty")
+        return Err(Error::data("the conversation has nothing to train on: the assistant's turns are empty or left out of the loss")
             .at(&template.place)
             .fix(if blocks {
                 "check that the template's {% generation %} blocks surround what the assistant says"
@@ -60,7 +61,7 @@ fn turns(
     let assistant: Vec<usize> =
         (0..input.messages.len()).filter(|&i| is_assistant(&input.messages[i])).collect();
     let first = if which == Turns::Last { assistant.len().saturating_sub(1) } else { 0 };
-    for &index in &assistant[first..] {
+    for &index in assistant[first..].iter().filter(|&&i| is_trained(&input.messages[i])) {
         let render = |count: usize, add_generation_prompt: bool| {
             let part = Input { messages: &input.messages[..count], add_generation_prompt, ..input };
             template.render_input(part, None).map_err(|e| {
@@ -92,6 +93,12 @@ fn turns(
 
 fn is_assistant(message: &Value) -> bool {
     message.get("role").and_then(Value::as_str) == Some("assistant")
+}
+
+/// Whether a message may be trained: OpenAI's `"weight": 0` and axolotl's `"train": false` leave its turn out of the loss.
+fn is_trained(message: &Value) -> bool {
+    let zero = message.get("weight").and_then(Value::as_f64) == Some(0.0);
+    !zero && message.get("train") != Some(&Value::Bool(false))
 }
 
 /// Length in bytes of what two texts have in common from the start, at a character boundary.

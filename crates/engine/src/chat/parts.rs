@@ -54,7 +54,14 @@ pub(super) fn wanted(template: &ChatTemplate) -> bool {
 pub(super) fn refuse_dropped(template: &ChatTemplate, input: Input<'_>) -> Result<()> {
     let calls = |m: &Value| m.get("tool_calls").is_some_and(|c| c.as_array().is_some_and(|c| !c.is_empty()));
     let usual = |m: &Value| matches!(m.get("role").and_then(Value::as_str), Some("user" | "assistant"));
-    if input.tools.is_none() && input.messages.iter().all(|m| usual(m) && !calls(m)) {
+    // Templates leave the reasoning of earlier turns out on purpose.
+    let reasons = |m: &Value| {
+        ["reasoning_content", "reasoning", "thinking"]
+            .into_iter()
+            .find(|key| m.get(*key).and_then(Value::as_str).is_some_and(|text| !text.trim().is_empty()))
+    };
+    let last = input.messages.last().and_then(reasons);
+    if input.tools.is_none() && last.is_none() && input.messages.iter().all(|m| usual(m) && !calls(m)) {
         return Ok(());
     }
     let whole = template.render_input(input, None)?;
@@ -67,6 +74,13 @@ pub(super) fn refuse_dropped(template: &ChatTemplate, input: Input<'_>) -> Resul
             .at(format!("message {} ({role})", index + 1))
             .fix("use a model whose chat template shows it, or leave the row out"))
     };
+    if let (Some(key), Some(i)) = (last, input.messages.len().checked_sub(1)) {
+        let mut changed = input.messages.to_vec();
+        changed[i].as_object_mut().map(|m| m.remove(key));
+        if same(&changed, input.tools) {
+            return dropped(format!("its {key}"), i);
+        }
+    }
     for (i, message) in input.messages.iter().enumerate() {
         let mut changed = input.messages.to_vec();
         if calls(message) {

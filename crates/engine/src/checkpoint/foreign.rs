@@ -13,6 +13,13 @@ pub fn foreign(path: &Path) -> Option<Error> {
     if !path.is_dir() || path.join("config.json").exists() {
         return None;
     }
+    if path.join("adapter_config.json").exists() {
+        return Some(
+            Error::model("is a PEFT adapter, not a whole model; Ferrl trains all weights of a model")
+                .at(path.display())
+                .fix("merge it into its base model first: AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...)"),
+        );
+    }
     let mut files: Vec<PathBuf> = std::fs::read_dir(path).ok()?.flatten().map(|entry| entry.path()).collect();
     files.sort();
     files.iter().find(|f| is_gguf(f)).map(|f| gguf(f))

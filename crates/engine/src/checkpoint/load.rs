@@ -51,7 +51,7 @@ impl ModelDir {
         if !path.join("config.json").exists() {
             return Err(Error::model("config.json is missing")
                 .at(place)
-                .fix("download it into the directory"));
+                .fix("give the directory that holds config.json, model.safetensors and tokenizer.json"));
         }
         let config_json = read_json(&path.join("config.json"))?;
         let family = family_of(&config_json).map_err(|e| e.at(path.display()))?;

@@ -12,7 +12,7 @@ use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
 
 use super::prompt::{Apply, Prompts, Settings, Train};
-use super::schema::{self, Columns, Content, Fields, Wants, is_assistant};
+use super::schema::{self, Columns, Content, Fields, Wants, is_assistant, is_strange};
 use super::{Counts, Example, Overlong, Row, Sample, Tokens, kind};
 
 /// Turns rows into examples for one model.
@@ -101,6 +101,7 @@ impl Encoder {
     fn row(&self, row: &Row, wants: Wants, place: &str, counts: &mut Counts) -> Result<Option<Sample>> {
         let row = &self.columns.apply(row)?;
         let (fields, extra) = schema::parse(row, wants, self.prompts.render(row)?)?;
+        counts.other_prompt += usize::from(contradicts(&fields, &extra));
         let mut chat = Chat { tools: tools(row)?, kwargs: self.kwargs(row)?, counts, empty: false };
         let (prompt, example) = self.fields(fields, &mut chat)?;
         if let Example::Prompt { ids } = &example {
@@ -235,6 +236,7 @@ impl Encoder {
         let completion = &self.unended(completion, chat.counts);
         let tokens = match (prompt, completion) {
             (Content::Text(_), Content::Text(answer)) => {
+                chat.counts.glued += usize::from(self.glued(prompt, answer));
                 self.joined(self.prompt(prompt, chat)?, answer, Some(self.eos()?))?
             }
             (Content::Messages(messages), Content::Text(answer)) => {
@@ -291,6 +293,15 @@ impl Encoder {
         rest
     }
 
+    /// Whether a word of the prompt goes on in the response, where nobody said that plain text is meant.
+    fn glued(&self, prompt: &Content, answer: &str) -> bool {
+        let word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
+        let meant = self.settings.apply_chat_template == Apply::Off
+            || self.settings.template.is_some()
+            || self.settings.prefill.is_some();
+        matches!(prompt, Content::Text(text) if !meant && word(text.chars().next_back()) && word(answer.chars().next()))
+    }
+
     fn joined(&self, prompt: Vec<u32>, answer: &str, end: Option<u32>) -> Result<Tokens> {
         let mut ids = prompt;
         let start = ids.len();
@@ -301,7 +312,13 @@ impl Encoder {
     }
 
     /// Messages that answer messages, of which the assistant's are trained.
-    fn turn(&self, before: &[Value], answer: &[Value], prompt: &Content, chat: &Chat<'_>) -> Result<Tokens> {
+    fn turn(
+        &self,
+        before: &[Value],
+        answer: &[Value],
+        prompt: &Content,
+        chat: &mut Chat<'_>,
+    ) -> Result<Tokens> {
         let single = answer.len() == 1;
         if let Some(prefill) = &self.settings.prefill {
             let said = answer.first().and_then(|m| m.get("content")).and_then(Value::as_str);
@@ -332,6 +349,10 @@ impl Encoder {
 
     fn conversation(&self, messages: &[Value], chat: &mut Chat<'_>) -> Result<Tokens> {
         let messages = &self.without_ends(messages, chat.counts);
+        let says = |m: &Value| {
+            m["content"].as_str().is_some_and(|c| !c.trim().is_empty()) || m.get("tool_calls").is_some()
+        };
+        chat.counts.empty += usize::from(messages.iter().any(|m| is_assistant(Some(m)) && !says(m)));
         if self.settings.prefill.is_some() {
             return Err(Error::usage("data.prefill cannot begin the turns of a whole conversation")
                 .fix("leave it out, or give rows with a prompt and a response"));
@@ -344,8 +365,9 @@ impl Encoder {
     }
 
     /// A rendered conversation, up to its last trained token.
-    fn training(&self, messages: &[Value], turns: Turns, chat: &Chat<'_>) -> Result<Tokens> {
+    fn training(&self, messages: &[Value], turns: Turns, chat: &mut Chat<'_>) -> Result<Tokens> {
         let template = self.template()?;
+        chat.counts.strange += usize::from(messages.iter().any(is_strange));
         template.shows_all(messages, chat.tools.as_ref(), &chat.kwargs)?;
         let (mut ids, mut mask) =
             template.encode_training(&self.tokenizer, messages, chat.tools.as_ref(), &chat.kwargs, turns)?;
@@ -458,6 +480,25 @@ fn ends(tokenizer: &Tokenizer, chat: Option<&ChatTemplate>) -> Vec<String> {
         ends.push(name.clone());
     }
     ends
+}
+
+/// Whether a column `prompt` that nothing used says something else than the conversation of `chosen` and `rejected`.
+fn contradicts(fields: &Fields, extra: &Row) -> bool {
+    let (Fields::Pair { prompt: Content::Messages(turns), .. }, Some(prompt)) = (fields, extra.get("prompt"))
+    else {
+        return false;
+    };
+    let asked = match prompt {
+        Value::Array(messages) => messages.last().and_then(|m| m["content"].as_str()),
+        other => other.as_str(),
+    };
+    let said = |asked: &str| {
+        turns
+            .iter()
+            .filter_map(|m| m["content"].as_str())
+            .any(|c| asked.contains(c.trim()) || c.contains(asked.trim()))
+    };
+    asked.is_some_and(|asked| !asked.trim().is_empty() && !said(asked))
 }
 
 fn is_messages(content: &Content) -> bool {

@@ -99,6 +99,12 @@ pub struct Counts {
     pub ended: usize,
     /// Responses without any text.
     pub empty: usize,
+    /// Messages whose role no template is known to treat apart.
+    pub strange: usize,
+    /// Prompts of plain text whose last word runs into the response's first.
+    pub glued: usize,
+    /// Prompts that are not what `chosen` and `rejected` begin with.
+    pub other_prompt: usize,
     /// Prompts of plain text although the model has a chat template.
     pub raw: usize,
     /// Tokens of the longest sequence before it was cut.

@@ -50,6 +50,12 @@ pub struct Findings {
     pub raw: Found,
     /// Pairs that do not differ.
     pub equal: Found,
+    /// Messages of unknown roles.
+    pub strange: Found,
+    /// Prompts that run into their responses.
+    pub glued: Found,
+    /// Pairs whose prompt is another.
+    pub other_prompt: Found,
 }
 
 impl Findings {
@@ -60,6 +66,9 @@ impl Findings {
         self.ended.add(counts.ended > 0, place, 0);
         self.empty.add(counts.empty > 0, place, 0);
         self.raw.add(counts.raw > 0, place, 0);
+        self.strange.add(counts.strange > 0, place, 0);
+        self.glued.add(counts.glued > 0, place, 0);
+        self.other_prompt.add(counts.other_prompt > 0, place, 0);
     }
 
     /// Adds what was found in later rows.
@@ -70,12 +79,15 @@ impl Findings {
         self.empty.join(later.empty);
         self.raw.join(later.raw);
         self.equal.join(later.equal);
+        self.strange.join(later.strange);
+        self.glued.join(later.glued);
+        self.other_prompt.join(later.other_prompt);
     }
 
     /// Gives `raise` the name, message and fix of each kind that was found; `rows` says of how many, such as `40 rows`.
     pub fn say(&self, rows: &str, max_length: usize, raise: &mut dyn FnMut(&'static str, String, String)) {
         let whole = |found: &Found| format!("data.max_length = {} for whole rows", found.longest);
-        let kinds: [(&'static str, &Found, String, String); 6] = [
+        let kinds: [(&'static str, &Found, String, String); 9] = [
             (
                 "truncated-rows",
                 &self.truncated,
@@ -116,6 +128,25 @@ impl Findings {
                     .into(),
                 "data.apply_chat_template = true puts them into the template; false says that plain text is meant"
                     .into(),
+            ),
+            (
+                "unknown-roles",
+                &self.strange,
+                "have a message whose role is none of system, user, assistant and tool: such turns are never trained"
+                    .into(),
+                "rename the role, if it is one of them by another name".into(),
+            ),
+            (
+                "joined-words",
+                &self.glued,
+                "join the prompt's last word and the response's first, with nothing between them".into(),
+                "data.template = \"{{ prompt }}\\n\" puts an end of line between, or train with a chat template".into(),
+            ),
+            (
+                "other-prompts",
+                &self.other_prompt,
+                "have a prompt that chosen and rejected do not begin with; it is not used".into(),
+                "check that the columns belong to the same row, or leave prompt out".into(),
             ),
         ];
         for (name, found, what, fix) in kinds {

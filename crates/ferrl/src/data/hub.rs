@@ -170,6 +170,9 @@ pub fn model_dir(path: &Path) -> Result<PathBuf> {
     if let Some(error) = ferrl_engine::checkpoint::foreign(path) {
         return Err(error);
     }
+    if let Some(model) = of_run(path) {
+        return model;
+    }
     let text = path.to_string_lossy();
     // One word is a folder that is missing: the hub's models all have an owner now.
     let named = text.contains('/') && is_id(&text) && !path.exists();
@@ -178,6 +181,18 @@ pub fn model_dir(path: &Path) -> Result<PathBuf> {
     }
     let cache = Cache::from_env();
     cache.resolve(Repo::Model, &text, None)
+}
+
+/// The model of a run folder, its newest, or of one of its checkpoints.
+fn of_run(path: &Path) -> Option<Result<PathBuf>> {
+    if !path.is_dir() || path.join("config.json").exists() {
+        return None;
+    }
+    if path.join("model").join("config.json").is_file() {
+        return Some(Ok(path.join("model")));
+    }
+    let run = path.join("recipe.toml").is_file() && path.join("metrics.jsonl").is_file();
+    run.then(|| crate::run::newest_model(path).map(|newest| newest.model))
 }
 
 /// Whether a file of a repository is needed: what a model directory holds, or any file of data.

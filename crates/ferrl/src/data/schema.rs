@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{Row, list};
 use read::Reader;
-pub(super) use value::is_assistant;
+pub(super) use value::{is_assistant, is_strange};
 
 /// What an algorithm is trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

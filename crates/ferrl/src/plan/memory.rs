@@ -90,7 +90,7 @@ pub fn parts(i: &Inputs) -> Vec<Part> {
     }
     let evaluation = if i.evaluates() { sampling_work(i, e, true) as u64 } else { 0 };
     let evaluation = if own { evaluation } else { evaluation + asked };
-    if evaluation > if own { step } else { 0 } {
+    if evaluation > 0 {
         let taken: u64 = out.iter().map(|p| p.bytes).sum();
         let (more, less) = (step.max(evaluation), step.min(evaluation));
         // What training has freed is kept for its next step while an evaluation takes memory of other sizes.

@@ -1,6 +1,7 @@
 //! The settings under `algo`: checked against the algorithm's own types and ranges, then by the algorithm itself, whose
 //! blame is found by leaving settings out.
 
+use super::elsewhere;
 use super::keys::nearest_to;
 use super::load::filled;
 use super::schema::{Schema, settings_of};
@@ -74,6 +75,9 @@ fn unknown(tree: &Tree, entry: &Entry, key: &[String], at: &[String], known: Vec
         let first = k.split("algo.").nth(1).and_then(|rest| rest.split('.').next());
         known.iter().any(|n| Some(*n) == first) && *k != dotted(key)
     };
+    if let Some(advice) = elsewhere::advice(key) {
+        return error.fix(advice);
+    }
     match near.map(beside).or_else(|| nearest_to(key).filter(own)) {
         Some(near) => error.fix(format!("did you mean {near}?")),
         None if known.is_empty() => error.fix(format!("{} has no settings here", entry.name)),

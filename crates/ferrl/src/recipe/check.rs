@@ -53,7 +53,12 @@ impl Problems {
         if !known.contains(&word) {
             let key = key.into();
             let what = format!("unknown name {word:?}, expected one of {}", known.join(", "));
-            let near = nearest(word, known.iter().copied());
+            // `bfloat16` holds `bf16` in order, `float32` does not.
+            let inside = |k: &&str| {
+                let mut rest = word.chars();
+                k.chars().all(|c| rest.any(|w| w == c))
+            };
+            let near = nearest(word, known.iter().copied()).or(known.iter().copied().find(inside));
             let fix = near.or(known.first().copied()).map(|n| format!("{key} = {n:?}"));
             self.when(true, key, what, fix.unwrap_or_default());
         }

@@ -3,7 +3,7 @@
 use super::range::{Range, short};
 use super::schema::{Kind, POLICY, RECIPE, Schema, settings_of};
 use super::tree::Path;
-use super::{Init, OFF, Recipe, Reward, rl2};
+use super::{Init, OFF, Recipe, Reward, elsewhere, rl2};
 use crate::algo::Entry;
 use crate::algo::policy::Policy;
 use ferrl_engine::nearest;
@@ -101,23 +101,6 @@ fn pattern(path: &[String]) -> String {
     path.iter().map(number).collect::<Vec<String>>().join(".")
 }
 
-/// Names that others use for what is a key here.
-const ELSEWHERE: &[(&str, &str)] = &[
-    ("batch_size", "train.batch"),
-    ("beta", "algo.kl.coef"),
-    ("epsilon", "algo.clip_low"),
-    ("learning_rate", "optim.lr"),
-    ("lr", "optim.lr"),
-    ("lr_scheduler_type", "optim.schedule"),
-    ("max_completion_length", "rollout.max_new_tokens"),
-    ("max_steps", "train.steps"),
-    ("model_name_or_path", "model.path"),
-    ("num_generations", "rollout.samples"),
-    ("num_train_epochs", "train.epochs"),
-    ("save_steps", "checkpoint.every"),
-    ("warmup_ratio", "optim.warmup"),
-];
-
 /// The valid key that was probably meant.
 pub(super) fn nearest_to(path: &[String]) -> Option<String> {
     let wanted = pattern(path);
@@ -140,7 +123,7 @@ pub(super) fn nearest_to(path: &[String]) -> Option<String> {
         let parts: Vec<String> = key.split('.').map(&mut number).collect();
         stage.iter().cloned().chain(parts).collect::<Vec<_>>().join(".")
     };
-    if let Some((_, key)) = ELSEWHERE.iter().find(|e| e.0 == leaf) {
+    if let Some(key) = elsewhere::key(path) {
         return Some(whole(key));
     }
     if let Some(key) = all().find(|k| split(k).1 == leaf) {

@@ -3,6 +3,7 @@
 use super::tree::{Path, Tree, describe, dotted, path};
 use super::{DEFAULT_ALGORITHM, Recipe, algorithm, check, environment, options, overrides, rl2, types};
 use crate::algo::{self, Entry, Wants};
+use crate::warnings::Warnings;
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};
 
@@ -84,6 +85,25 @@ impl Resolved {
             }
         }
         all(problems)
+    }
+
+    /// Raises settings that say something and change nothing: in a recipe with stages only a stage's own.
+    pub fn warn_unused(&self, stage: &Stage, warnings: &Warnings) {
+        let own = |key: &str| {
+            !stage.staged || self.tree.get(&[stage_path(stage.index), path(key)].concat()).is_some()
+        };
+        let unused: Vec<_> =
+            super::warn::unused(&stage.recipe).into_iter().filter(|(key, _)| own(key)).collect();
+        if let Some((_, fix)) = unused.first() {
+            let keys: Vec<&str> = unused.iter().map(|(key, _)| *key).collect();
+            let what = format!(
+                "{} change{} nothing for {} as it is set up here",
+                keys.join(", "),
+                if keys.len() == 1 { "s" } else { "" },
+                stage.recipe.algorithm_name()
+            );
+            warnings.raise("unused-settings", what, *fix);
+        }
     }
 
     /// The place with the name of the stage whose own key it is.

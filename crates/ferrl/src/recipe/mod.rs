@@ -6,6 +6,7 @@
 mod algorithm;
 mod check;
 mod difference;
+mod elsewhere;
 mod environment;
 mod keys;
 mod listing;

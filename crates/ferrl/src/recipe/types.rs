@@ -1,9 +1,9 @@
 //! Unknown keys, wrong types and numbers out of range, at any depth, with place and nearest name.
 
-use super::OFF;
 use super::keys::{self, nearest_to};
 use super::schema::{Field, Kind, RECIPE, Schema};
 use super::tree::{Path, Place, Tree, describe, dotted};
+use super::{OFF, elsewhere};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
@@ -191,6 +191,9 @@ pub(super) fn place(tree: &Tree, at: &[String]) -> String {
 fn unknown(tree: &Tree, at: &[String], table: &str) -> Error {
     let error = Error::usage(format!("unknown key {}", dotted(at))).at(place(tree, at));
     let known: Vec<&str> = RECIPE.fields(table).iter().map(|f| f.name.as_str()).collect();
+    if let Some(advice) = elsewhere::advice(at) {
+        return error.fix(advice);
+    }
     match nearest_to(at) {
         Some(near) => error.fix(format!("did you mean {near}?")),
         None => error.fix(format!("known keys here: {}", known.join(", "))),

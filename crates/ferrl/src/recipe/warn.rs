@@ -58,3 +58,39 @@ pub fn warn(recipe: &Recipe, warnings: &Warnings) {
         warnings.raise("temperature-extreme", what, "rollout.temperature = 1.0");
     }
 }
+
+/// Keys whose value is not the default and that the algorithm never reads, each with what is meant instead.
+pub(super) fn unused(recipe: &Recipe) -> Vec<(&'static str, &'static str)> {
+    let Ok(entry) = algo::find(recipe.algorithm_name()) else { return Vec::new() };
+    let (samples, usual) = (entry.wants == Wants::Rollouts, Recipe::default());
+    let asks = (recipe.eval.every > 0 || recipe.eval.at_start) && recipe.eval.prompts > 0;
+    let (t, r) = (&recipe.train, &recipe.rollout);
+    let rules = [
+        (
+            samples && t.batch != usual.train.batch,
+            "train.batch",
+            "rollout.prompts and rollout.samples say how many completions a step has",
+        ),
+        (
+            t.steps.is_some() && t.epochs != usual.train.epochs,
+            "train.epochs",
+            "train.steps decides; leave it out to count epochs",
+        ),
+        (
+            !samples && r.prompts != usual.rollout.prompts,
+            "rollout.prompts",
+            "train.batch says how many rows a step has",
+        ),
+        (
+            !samples && r.samples != usual.rollout.samples,
+            "rollout.samples",
+            "nothing is sampled: the rows bring their responses",
+        ),
+        (
+            !samples && !asks && r.max_new_tokens != usual.rollout.max_new_tokens,
+            "rollout.max_new_tokens",
+            "nothing is sampled: the rows bring their responses",
+        ),
+    ];
+    rules.into_iter().filter(|rule| rule.0).map(|(_, key, fix)| (key, fix)).collect()
+}

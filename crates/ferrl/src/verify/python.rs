@@ -155,7 +155,7 @@ fn arguments(samples: &[Sample<'_>], at: Progress) -> Arguments {
     columns.insert("prompts".into(), list(&prompt));
     columns.insert("completions".into(), list(&completion));
     columns.insert("completion_ids".into(), list(&|s| s.ids.into()));
-    let state = json!({ "global_step": at.step, "max_steps": at.steps, "epoch": at.epoch });
+    let state = json!({ "global_step": at.step, "max_steps": at.steps.max(1), "epoch": at.epoch });
     Arguments { columns, state: state.as_object().cloned().unwrap_or_default() }
 }
 

@@ -4,9 +4,12 @@ use super::{Check, download, random, unwritten, upload, weight};
 use crate::buffer::DType;
 use crate::error::Result;
 
-/// Features and length of the sums: a long k, more features than blocks, features that do not fill the last tile. Just above
-/// the 24 MiB from which weights stream (cuda/stream.rs): a CPU goes through the same cases.
-const SHAPES: [(usize, usize); 3] = [(672, 18944), (12320, 1024), (1416, 8960)];
+/// Features and length of the sums: a long k, more features than blocks, features that do not fill the last tile. Small: a CPU
+/// without vector instructions goes through them too.
+const SHAPES: [(usize, usize); 3] = [(40, 18944), (1040, 1024), (88, 8960)];
+/// The same where weights do not fit the caches of a card, and from the 24 MiB on at which they stream (cuda/stream.rs).
+const ON_CARDS: [(usize, usize); 6] =
+    [(256, 18944), (4128, 1024), (472, 8960), (672, 18944), (12320, 1024), (1416, 8960)];
 /// Rows of which the others are a part.
 const MANY: usize = 300;
 const ROWS: [usize; 13] = [1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 48, 64, 65];
@@ -14,7 +17,8 @@ const ROWS: [usize; 13] = [1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 48, 64, 65];
 /// Every case.
 pub fn all(check: &mut Check<'_>) -> Result<()> {
     let b = check.card;
-    for (n, k) in SHAPES {
+    let larger = if b.records() { &ON_CARDS[..] } else { &[] };
+    for &(n, k) in SHAPES.iter().chain(larger) {
         let by = 1.0 / (k as f32).sqrt();
         let values: Vec<f32> = random(1, n * k).iter().map(|x| x * by).collect();
         let w = weight(b, DType::Bf16, n, k, &values)?;

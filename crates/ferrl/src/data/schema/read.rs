@@ -1,7 +1,7 @@
 //! One row, column by column.
 
 use ferrl_engine::{Error, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::value::*;
 use super::{Content, Fields};
@@ -81,7 +81,7 @@ impl<'a> Reader<'a> {
                     // Both hold the whole conversation; the column only repeats the question.
                     _ => {
                         self.used.truncate(before);
-                        split_messages(chosen, rejected)?
+                        self.led_pair(split_messages(chosen, rejected)?)?
                     }
                 }
             }
@@ -230,7 +230,8 @@ impl<'a> Reader<'a> {
             return Ok(Some(Content::Text(text.clone())));
         }
         if self.alpaca() {
-            return self.instruction();
+            let prompt = self.instruction()?;
+            return prompt.map(|prompt| self.led(prompt)).transpose();
         }
         let (name, prompt) = match self.content("prompt")? {
             Some(prompt) => ("prompt", prompt),
@@ -243,8 +244,62 @@ impl<'a> Reader<'a> {
             Content::Messages(messages) if is_assistant(messages.last()) => {
                 Err(ends_wrong(messages, "a user's").at(column(name)))
             }
-            _ => Ok(Some(prompt)),
+            _ if name == "messages" => Ok(Some(prompt)),
+            _ => self.led(prompt).map(Some),
         }
+    }
+
+    /// The prompt after what the columns `system` and `history` (LLaMA-Factory's) put before it.
+    fn led(&mut self, prompt: Content) -> Result<Content> {
+        let mut all = self.before()?;
+        let turns = match prompt {
+            Content::Text(text) if all.is_empty() => return Ok(Content::Text(text)),
+            Content::Text(text) => vec![json!({ "role": "user", "content": text })],
+            Content::Messages(messages) => messages,
+        };
+        let own = turns.first().filter(|m| m["role"] == "system");
+        if let (Some(own), true) = (own, all.first().is_some_and(|m| m["role"] == "system")) {
+            if *own != all[0] {
+                return Err(Error::data("is not the system message of the conversation")
+                    .at(column("system"))
+                    .fix("leave one of them out"));
+            }
+            all.remove(0);
+        }
+        all.extend(turns);
+        Ok(Content::Messages(all))
+    }
+
+    fn led_pair(&mut self, fields: Fields) -> Result<Fields> {
+        match fields {
+            Fields::Pair { prompt, chosen, rejected } => {
+                Ok(Fields::Pair { prompt: self.led(prompt)?, chosen, rejected })
+            }
+            other => Ok(other),
+        }
+    }
+
+    /// Messages of the columns `system` and `history`.
+    fn before(&mut self) -> Result<Vec<Value>> {
+        let mut turns = Vec::new();
+        if let Some(Value::String(words)) = self.get("system").filter(|s| *s != "") {
+            self.used.push("system");
+            turns.push(json!({ "role": "system", "content": words }));
+        }
+        if let Some(Value::Array(pairs)) = self.get("history") {
+            self.used.push("history");
+            for (i, pair) in pairs.iter().enumerate() {
+                let texts = pair.as_array().map(|p| p.iter().map(text).collect::<Option<Vec<String>>>());
+                let Some(Some([user, assistant])) =
+                    texts.map(|t| t.and_then(|t| <[String; 2]>::try_from(t).ok()))
+                else {
+                    return Err(nth("history", i, expected(pair, "a list of a prompt and its response")));
+                };
+                turns.push(json!({ "role": "user", "content": user }));
+                turns.push(json!({ "role": "assistant", "content": assistant }));
+            }
+        }
+        Ok(turns)
     }
 
     fn get(&self, name: &str) -> Option<&'a Value> {
@@ -266,7 +321,10 @@ impl<'a> Reader<'a> {
     fn messages(&mut self) -> Result<Option<Vec<Value>>> {
         let Some(name) = CONVERSATION.into_iter().find(|n| self.get(n).is_some()) else { return Ok(None) };
         match self.content(name)? {
-            Some(Content::Messages(messages)) => Ok(Some(messages)),
+            Some(Content::Messages(messages)) => match self.led(Content::Messages(messages))? {
+                Content::Messages(messages) => Ok(Some(messages)),
+                Content::Text(_) => Ok(None),
+            },
             _ => Err(wrong(name, &self.row[name], "a list of messages")),
         }
     }

@@ -92,10 +92,16 @@ pub fn message(value: &Value) -> Result<Value> {
         return Err(expected(value, "an object with role and content"));
     };
     if let (Some(from), Some(said)) = (fields.get("from").and_then(Value::as_str), fields.get("value")) {
-        let role = match from {
-            "human" => "user",
-            "gpt" | "model" | "bot" => "assistant",
-            other => other,
+        let role = match from.to_lowercase().as_str() {
+            "human" | "user" => "user",
+            "gpt" | "chatgpt" | "model" | "bot" | "assistant" | "bing" | "bard" => "assistant",
+            "tool" | "function_response" | "observation" => "tool",
+            "system" => "system",
+            _ => {
+                return Err(Error::data(format!("unknown speaker {from:?}"))
+                    .at("from")
+                    .fix("write \"human\", \"gpt\" or \"system\""));
+            }
         };
         let said = text_of(said).map_err(|e| e.at("value"))?;
         return Ok(json!({ "role": role, "content": said }));
@@ -106,6 +112,14 @@ pub fn message(value: &Value) -> Result<Value> {
             .fix("write messages as {\"role\": \"user\", \"content\": \"...\"}"));
     }
     spelt(fields["role"].as_str().unwrap_or_default())?;
+    if let Some(weight) = fields
+        .get("weight")
+        .filter(|w| ![json!(0), json!(1), json!(0.0), json!(1.0), Value::Null].contains(w))
+    {
+        return Err(Error::data(format!("got {weight}, expected 0 or 1"))
+            .at("weight")
+            .fix("a message is trained (1) or not (0)"));
+    }
     let mut fields = fields.clone();
     let content = fields.get("content").cloned().unwrap_or_default();
     fields.retain(|_, v| !v.is_null());
@@ -123,11 +137,31 @@ pub fn message(value: &Value) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// Refuses a role that is nearly one of those that templates know: its turn would be neither trained nor shown rightly.
+/// Roles that templates know.
+const ROLES: [&str; 8] =
+    ["system", "user", "assistant", "tool", "developer", "function", "ipython", "observation"];
+/// What other formats call them.
+const SPEAKERS: [(&str, &str); 7] = [
+    ("human", "user"),
+    ("gpt", "assistant"),
+    ("chatgpt", "assistant"),
+    ("bot", "assistant"),
+    ("model", "assistant"),
+    ("ai", "assistant"),
+    ("agent", "assistant"),
+];
+
+/// Whether a message has a role that no template is known to treat apart: its turn is never trained.
+pub fn is_strange(message: &Value) -> bool {
+    message.get("role").and_then(Value::as_str).is_some_and(|role| !ROLES.contains(&role))
+}
+
+/// Refuses a role that is nearly one of those that templates know, or another format's word for it: its turn would be
+/// neither trained nor shown rightly.
 fn spelt(role: &str) -> Result<()> {
-    const ROLES: [&str; 8] =
-        ["system", "user", "assistant", "tool", "developer", "function", "ipython", "observation"];
-    match nearest(&role.to_lowercase(), ROLES) {
+    let lower = role.to_lowercase();
+    let other = SPEAKERS.iter().find(|(word, _)| *word == lower).map(|(_, role)| *role);
+    match other.or_else(|| nearest(&lower, ROLES)) {
         Some(near) if !ROLES.contains(&role) => Err(Error::data(format!("unknown role {role:?}"))
             .at("role")
             .fix(format!("did you mean {near:?}?"))),

@@ -1,0 +1,116 @@
+//! What settings are called in TRL, transformers, PEFT and verl: the key they are here, or what to do where there is none.
+
+/// Another library's name, and the key here.
+const KEYS: &[(&str, &str)] = &[
+    ("adam_beta1", "optim.beta1"),
+    ("adam_beta2", "optim.beta2"),
+    ("adam_epsilon", "optim.eps"),
+    ("batch_size", "train.batch"),
+    ("beta", "algo.kl.coef"),
+    ("clip_ratio", "algo.clip_low"),
+    ("cliprange", "algo.clip_low"),
+    ("dataset_name", "data.train"),
+    ("epsilon", "algo.clip_low"),
+    ("epsilon_high", "algo.clip_high"),
+    ("eval_steps", "eval.every"),
+    ("gradient_checkpointing", "model.recompute"),
+    ("kl_coef", "algo.kl.coef"),
+    ("learning_rate", "optim.lr"),
+    ("logging_dir", "name"),
+    ("lr", "optim.lr"),
+    ("lr_scheduler_type", "optim.schedule"),
+    ("mask_truncated_completions", "algo.mask_truncated"),
+    ("max_completion_length", "rollout.max_new_tokens"),
+    ("max_prompt_length", "data.max_length"),
+    ("max_seq_length", "data.max_length"),
+    ("max_steps", "train.steps"),
+    ("metric_for_best_model", "checkpoint.metric"),
+    ("mini_batch_size", "algo.minibatches"),
+    ("model_name_or_path", "model.path"),
+    ("n", "rollout.samples"),
+    ("num_generations", "rollout.samples"),
+    ("num_iterations", "algo.epochs"),
+    ("num_ppo_epochs", "algo.epochs"),
+    ("num_train_epochs", "train.epochs"),
+    ("output_dir", "name"),
+    ("ppo_epochs", "algo.epochs"),
+    ("run_name", "name"),
+    ("save_steps", "checkpoint.every"),
+    ("save_total_limit", "checkpoint.keep"),
+    ("torch_dtype", "model.dtype"),
+    ("train_batch_size", "train.batch"),
+    ("warmup_ratio", "optim.warmup"),
+];
+
+/// Another library's name (a beginning of it where it ends in `_`), and what to write instead.
+const ADVICE: &[(&str, &str)] = &[
+    (
+        "assistant_only_loss",
+        "only the assistant's turns are trained already; data.turns = \"last\" trains the last one",
+    ),
+    ("bf16", "model.dtype = \"bf16\""),
+    ("completion_only_loss", "only completions are trained already; rows with `text` are trained whole"),
+    ("dataset_text_field", "data.columns.text = \"the column's name\""),
+    ("eval_strategy", "eval.every = 50 evaluates every 50 steps"),
+    ("file", "python = \"my_reward.py\" in [[reward]]"),
+    ("fp16", "model.dtype = \"bf16\"; f16 is not offered"),
+    (
+        "gradient_accumulation_steps",
+        "train.micro_batch_tokens bounds the tokens at once; train.batch is the whole batch",
+    ),
+    ("load_in_", "no quantised weights; model.dtype = \"bf16\" and model.recompute = true need less memory"),
+    ("logging_steps", "every step is written to metrics.jsonl"),
+    ("lora", "no adapters: all weights are trained; model.frozen leaves some as they are"),
+    ("loss_type", "algo.name chooses the loss; `ferrl algorithms` lists them"),
+    ("num_processes", "one process; threads = 8 sets its threads"),
+    ("packing", "sequences are packed without padding always; train.micro_batch_tokens bounds a pack"),
+    ("peft", "no adapters: all weights are trained; model.frozen leaves some as they are"),
+    ("per_device_eval_batch_size", "eval.prompts is how many prompts are asked"),
+    (
+        "per_device_train_batch_size",
+        "train.batch for given rows, rollout.prompts for sampled ones: of the whole step",
+    ),
+    ("report_to", "metrics.jsonl holds every metric; `ferrl report` shows them"),
+    ("reward_funcs", "[[reward]] with python = \"my_reward.py\" and function = \"name\""),
+    ("scale_rewards", "algo.name = \"grpo\" divides by the standard deviation, \"dr_grpo\" does not"),
+    ("steps_per_generation", "algo.minibatches cuts the completions of a step into several updates"),
+    ("use_peft", "no adapters: all weights are trained; model.frozen leaves some as they are"),
+    ("use_vllm", "completions are sampled in the same process always"),
+    ("vllm_", "completions are sampled in the same process always"),
+    ("warmup_steps", "optim.warmup is a fraction of the steps: 10 of 1000 is 0.01"),
+];
+
+/// The key here of the last name in a path.
+pub(super) fn key(path: &[String]) -> Option<&'static str> {
+    let leaf = path.last()?;
+    KEYS.iter().find(|(name, _)| name == leaf).map(|(_, key)| *key)
+}
+
+/// What to do instead, where no single key is meant.
+pub(super) fn advice(path: &[String]) -> Option<&'static str> {
+    let says = |part: &str| {
+        let is = |name: &str| part == name || (name.ends_with('_') && part.starts_with(name));
+        ADVICE.iter().find(|(name, _)| is(name)).map(|(_, advice)| *advice)
+    };
+    // `lora.r` is about LoRA whatever follows.
+    says(path.last()?).or_else(|| path.first().filter(|p| *p == "lora" || *p == "peft").and_then(|p| says(p)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_of_the_table_exists() {
+        for (name, key) in KEYS {
+            let path: Vec<String> = key.split('.').map(String::from).collect();
+            assert!(super::super::keys::find(&path).is_some(), "{name}: {key}");
+        }
+        let path = |text: &str| text.split('.').map(String::from).collect::<Vec<_>>();
+        assert!(advice(&path("lora.r")).unwrap().contains("adapters"));
+        assert!(advice(&path("train.per_device_train_batch_size")).unwrap().contains("rollout.prompts"));
+        assert!(advice(&path("load_in_4bit")).is_some());
+        assert_eq!(key(&path("actor.n")), Some("rollout.samples"));
+        assert_eq!(advice(&path("optim.lr")), None);
+    }
+}
