@@ -109,6 +109,13 @@ fn the_expected_answer_may_be_a_solution_a_number_or_any_of_several() {
     }
 }
 
+#[test]
+fn an_unknown_mode_is_refused_with_the_known_ones() {
+    let options = json!({"mode": "hendryks"});
+    let error = build("math", options.as_object().unwrap()).err().unwrap().to_string();
+    assert!(error.contains("mode = \"hendrycks\"") && error.contains("math_verify"), "{error}");
+}
+
 /// Where known graders differ from each other and from mathematics.
 #[test]
 fn modes_judge_as_the_graders_they_are_named_after() {
