@@ -188,6 +188,10 @@ impl<'a> Compare<'a> {
             if shape::is_set(gold) || shape::is_set(answer) {
                 return false;
             }
+            // Nor is one that is closed at both, unless it is a list that someone put into brackets.
+            if matches!((gold, answer), (Expr::Tuple('[', ends, ']'), Expr::List(..)) if ends.len() == 2) {
+                return false;
+            }
             let set = |e: &Expr| matches!(e, Expr::Set(_)) && !self.rules.lists_are_sets;
             let flat = |items: Vec<(Option<String>, Expr)>| -> Vec<Expr> {
                 items.into_iter().map(|(_, value)| value).collect()
@@ -268,7 +272,11 @@ impl<'a> Compare<'a> {
         if let Some((x, y)) = letters_again(gold, answer, &g, &a) {
             return both(&x, &y);
         }
-        if !g.unit.compatible(&a.unit) {
+        // Degrees, percents and units are different things; a bare number may leave out any of them.
+        // (A degree Fahrenheit is a unit.)
+        let kinds = |p: &shape::Peeled| [p.degree && p.unit.is_none(), p.percent, !p.unit.is_none()];
+        let apart = |x: [bool; 3], y: [bool; 3]| x != y && x.contains(&true) && y.contains(&true);
+        if !g.unit.compatible(&a.unit) || apart(kinds(&g), kinds(&a)) {
             return false;
         }
         if infinite(&g.core) != 0 || infinite(&a.core) != 0 {

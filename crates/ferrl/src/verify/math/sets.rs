@@ -150,7 +150,10 @@ pub fn real_set(expr: &Expr, budget: &Budget) -> Option<RealSet> {
     match expr {
         Expr::Tuple(open @ ('(' | '['), items, close @ (')' | ']')) => {
             let [low, high] = &items[..] else { return None };
-            RealSet::interval(end(low, *open == '[', false, budget)?, end(high, *close == ']', true, budget)?)
+            let (low, high) =
+                (end(low, *open == '[', false, budget)?, end(high, *close == ']', true, budget)?);
+            // (0, 0) and (5, 2) are points.
+            RealSet::interval(low, high).filter(|set| !set.is_empty())
         }
         Expr::Set(items) => items
             .iter()
@@ -179,13 +182,18 @@ pub fn real_set(expr: &Expr, budget: &Budget) -> Option<RealSet> {
         }
         Expr::Chain(first, rest) => chain(first, rest, budget),
         Expr::List(join, items) => {
+            // Conditions on several variables are no set of numbers.
+            if Names::of(&[expr]).all.iter().filter(|name| *name != "·").count() > 1 {
+                return None;
+            }
+            let conditions = items.iter().any(|item| matches!(item, Expr::Chain(..)));
             let mut sets = items.iter().map(|item| real_set(item, budget));
             let first = sets.next()??;
             sets.try_fold(first, |all, set| {
                 let set = set?;
                 let both = all.clone().intersection(set.clone())?;
                 // A comma between conditions that exclude each other can only mean "or".
-                let or = matches!(join, Join::Or) || *join != Join::And && both.is_empty();
+                let or = *join == Join::Or || !conditions || *join != Join::And && both.is_empty();
                 if or { all.union(set) } else { Some(both) }
             })
         }

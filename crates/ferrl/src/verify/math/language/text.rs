@@ -106,7 +106,9 @@ pub fn choice(text: &str) -> Option<(char, bool, bool)> {
             _ => return None,
         },
     };
-    ('a'..='j').contains(&letter).then_some((letter, marked, !rest.is_empty()))
+    // (A), (D) are two choices.
+    let another = rest.strip_prefix('(').is_some_and(|r| r.chars().nth(1) == Some(')'));
+    (('a'..='j').contains(&letter) && !another).then_some((letter, marked, !rest.is_empty()))
 }
 
 /// Whether a text starts with a letter and a full stop or colon, as choices do.

@@ -75,12 +75,24 @@ fn takes_quotient(func: Func) -> bool {
     matches!(func, Sin | Cos | Tan | Cot | Sec | Csc | Cis)
 }
 
+/// What stands behind the `d` of `dy` or `d`: a derivative is no quotient.
+fn differential(expr: &Expr) -> Option<Expr> {
+    let is_d = |e: &Expr| matches!(e, Expr::Var(name) if name == "d");
+    match expr {
+        Expr::Mul(factors) if is_d(factors.first()?) => Some(Expr::Mul(factors[1..].to_vec())),
+        expr => is_d(expr).then(|| Expr::int(1)),
+    }
+}
+
 impl Parser<'_> {
     /// A command whose name has been read.
     pub(super) fn command(&mut self, name: &'static str) -> Option<Expr> {
         match name {
             "frac" | "dfrac" | "tfrac" | "cfrac" => {
                 let (top, bottom) = self.two_arguments()?;
+                if let (Some(of), Some(by)) = (differential(&top), differential(&bottom)) {
+                    return Some(Expr::Call("derivative".into(), vec![of, by]));
+                }
                 Some(Expr::Div(top.boxed(), bottom.boxed()))
             }
             "binom" | "dbinom" | "tbinom" => {
