@@ -1,6 +1,6 @@
 //! Pure arithmetic of an evaluation: pass@k, majority votes, means over questions.
 
-use crate::verify::last_answer;
+use crate::verify::{last_answer, last_boxed};
 use std::collections::BTreeMap;
 
 /// The chance that at least one of `k` answers is right, from `right` of `n` drawn: `1 - C(n - right, k) / C(n, k)`.
@@ -20,20 +20,7 @@ pub fn pass_at_k(n: usize, right: usize, k: usize) -> Option<f64> {
 
 /// What an answer votes for: the text of its last `<answer>`, else of its last `\boxed{}`, else all of it.
 pub fn vote(text: &str) -> &str {
-    last_answer(text).or_else(|| boxed(text)).unwrap_or(text.trim())
-}
-
-/// Inside of the last `\boxed{…}` whose braces close.
-fn boxed(text: &str) -> Option<&str> {
-    let inside = &text[text.rfind("\\boxed{")? + "\\boxed{".len()..];
-    let mut depth = 1;
-    for (at, c) in inside.char_indices() {
-        depth += i32::from(c == '{') - i32::from(c == '}');
-        if depth == 0 {
-            return Some(inside[..at].trim());
-        }
-    }
-    None
+    last_answer(text).or_else(|| last_boxed(text)).unwrap_or(text.trim())
 }
 
 /// Index of the first answer with the most frequent vote; of equally frequent ones the first wins.

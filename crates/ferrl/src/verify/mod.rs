@@ -6,6 +6,7 @@ pub mod chain;
 pub mod countdown;
 pub mod exact;
 pub mod length;
+pub mod math;
 pub mod numeric;
 pub mod options;
 pub mod python;
@@ -223,6 +224,7 @@ pub const VERIFIERS: &[Entry] = &[
     chain::ENTRY,
     exact::ENTRY,
     numeric::ENTRY,
+    math::ENTRY,
     regex_format::ENTRY,
     length::ENTRY,
     python::ENTRY,
@@ -281,6 +283,28 @@ pub fn last_answer(text: &str) -> Option<&str> {
     // A second closing tag belongs to no answer.
     let inner = text[start..end].split("</answer>").next().unwrap_or_default();
     Some(inner.trim())
+}
+
+/// The text of the last `\boxed{…}` whose braces close, trimmed.
+pub fn last_boxed(text: &str) -> Option<&str> {
+    let open = text.rfind("\\boxed{")? + "\\boxed".len();
+    group_end(text, open).map(|end| text[open + 1..end].trim())
+}
+
+/// Where the group ends whose opening brace stands at `open`.
+pub(crate) fn group_end(text: &str, open: usize) -> Option<usize> {
+    let mut depth = 0usize;
+    for (at, byte) in text.bytes().enumerate().skip(open) {
+        match byte {
+            b'{' => depth += 1,
+            b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(at);
+        }
+    }
+    None
 }
 
 #[cfg(test)]

@@ -1,0 +1,215 @@
+//! Answers without a box: announced by a phrase, or the last formula or number.
+
+use super::super::equal::clean;
+use super::super::language::{units, words};
+use super::boxes::percent_follows;
+use super::{TAIL, tail};
+use crate::verify::group_end;
+
+/// Phrases that announce the answer, the most certain first.
+const ANNOUNCEMENTS: &[&str] = &[
+    "final answer is",
+    "final answer:",
+    "the answer is",
+    "answer is",
+    "answer:",
+    "answer =",
+    "answer**:",
+    "option is",
+    "choice is",
+];
+
+/// What follows the last announcement.
+pub(super) fn announced(text: &str) -> Option<String> {
+    let lower = text.to_ascii_lowercase();
+    for phrase in ANNOUNCEMENTS {
+        let Some(at) = lower.rfind(phrase) else { continue };
+        let rest = &text[at + phrase.len()..];
+        let rest = rest.trim_start_matches([':', '*', ' ', '\n', '\t']);
+        let sentence = sentence(rest);
+        let found = match formula_at_start(rest) {
+            Some(formula) => formula,
+            None if is_bare(sentence) => sentence,
+            None => match last(sentence) {
+                Some(found) => found,
+                None if sentence.split_whitespace().count() <= 8 => sentence,
+                None => continue,
+            },
+        };
+        if !clean(found).is_empty() {
+            return Some(found.trim().to_string());
+        }
+    }
+    None
+}
+
+/// The first sentence of a text.
+pub(super) fn sentence(text: &str) -> &str {
+    let stop = text.char_indices().find(|(at, c)| {
+        let rest = &text[at + c.len_utf8()..];
+        *c == '\n'
+            || *c == '.' && (rest.is_empty() || rest.starts_with([' ', '\n', '*'])) && !rest.starts_with("..")
+    });
+    let text = match stop {
+        Some((at, _)) => &text[..at],
+        None => text,
+    };
+    text.trim().trim_end_matches("**")
+}
+
+/// A formula in delimiters at the start of a text, with the formulas, units and signs joined to it.
+pub(super) fn formula_at_start(text: &str) -> Option<&str> {
+    let (start, end) = delimited(text)?;
+    if start > 0 {
+        return None;
+    }
+    let sentence = sentence(&text[end..]);
+    let whole = &text[..end + text[end..].find(sentence).unwrap_or(0) + sentence.len()];
+    Some(if is_bare(whole) { whole } else { &text[..end] })
+}
+
+/// The first formula in delimiters.
+pub(super) fn delimited(text: &str) -> Option<(usize, usize)> {
+    let mut best: Option<(usize, usize)> = None;
+    for (open, close) in [("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$")] {
+        let Some(start) = text.find(open) else { continue };
+        if open == "$" && text[start..].starts_with("$$") || best.is_some_and(|(at, _)| at <= start) {
+            continue;
+        }
+        let inner = start + open.len();
+        let mut from = inner;
+        // A dollar sign behind a backslash is money.
+        while let Some(at) = text[from..].find(close) {
+            let end = from + at;
+            if close == "$" && text[..end].ends_with('\\') {
+                from = end + 1;
+                continue;
+            }
+            if !text[inner..end].trim().is_empty() {
+                best = Some((start, end + close.len()));
+            }
+            break;
+        }
+    }
+    best
+}
+
+/// Whether a text is an answer by itself and no sentence.
+pub fn is_bare(text: &str) -> bool {
+    let text = text.trim();
+    if text.is_empty() || text.len() > 2_000 || text.contains("\n\n") {
+        return false;
+    }
+    let outside = without_text(text);
+    // Words that lead to a formula make a sentence: `Solving gives \[x = 2\]`.
+    let lead = delimited(text).map_or("", |(start, _)| &text[..start]);
+    if lead.split_whitespace().any(|w| words::is_word(w) && !units::is_unit_word(w)) {
+        return false;
+    }
+    let mut unknown = 0;
+    for word in outside.split(|c: char| !c.is_alphabetic()).filter(|w| w.len() >= 2) {
+        let lower = word.to_ascii_lowercase();
+        match lower.as_str() {
+            "is" | "are" | "answer" | "so" | "therefore" | "thus" | "hence" | "which" | "it" | "we"
+            | "that" | "then" | "because" | "since" | "was" | "were" => return false,
+            _ if words::command_whole(word).is_some() || units::is_unit_word(word) => {}
+            _ if words::is_word(word) => unknown += 1,
+            _ => {}
+        }
+    }
+    let formula = text.contains(['$', '\\', '=']) || text.bytes().any(|b| b.is_ascii_digit());
+    unknown <= if formula { 2 } else { 8 }
+}
+
+/// A text without what stands in `\text{..}` and the names of commands.
+pub(super) fn without_text(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut from = 0;
+    while let Some(at) = text[from..].find('\\') {
+        let start = from + at;
+        out.push_str(&text[from..start]);
+        let name_len = text[start + 1..].bytes().take_while(u8::is_ascii_alphabetic).count();
+        let end = start + 1 + name_len;
+        let name = &text[start + 1..end];
+        let group = words::is_text_command(name) || name == "begin" || name == "end";
+        from = match text[end..].starts_with('{') && group {
+            true => group_end(text, end).map_or(text.len(), |end| end + 1),
+            false => end,
+        };
+        out.push(' ');
+    }
+    out.push_str(&text[from.min(text.len())..]);
+    out
+}
+
+/// The last formula in delimiters or the last number with its signs, whichever stands later.
+pub(super) fn last(text: &str) -> Option<&str> {
+    let text = tail(text, TAIL);
+    let mut from = 0;
+    let mut formula: Option<(usize, usize)> = None;
+    while let Some((start, end)) = delimited(&text[from..]) {
+        formula = Some((from + start, from + end));
+        from += end;
+    }
+    let number = last_number(text);
+    match (formula, number) {
+        (Some((start, end)), Some((at, until))) if at >= end => {
+            // The unit or percent sign behind a formula belongs to it.
+            let joined = &text[start..until];
+            Some(if is_bare(joined) { joined } else { &text[at..until] })
+        }
+        (Some((start, end)), _) => {
+            let tail = &text[end..];
+            let percent = percent_follows(tail);
+            let until = if percent { end + tail.find(['%', 'p']).map_or(0, |at| at + 1) } else { end };
+            Some(if percent && tail[..until - end].ends_with('%') {
+                &text[start..until]
+            } else {
+                &text[start..end]
+            })
+        }
+        (None, Some((at, until))) => Some(&text[at..until]),
+        (None, None) => None,
+    }
+}
+
+/// The last run of digits and the signs that make it an expression: `2/3`, `-1,000.99`, `3*(4+5)`, `50%`.
+pub(super) fn last_number(text: &str) -> Option<(usize, usize)> {
+    let bytes = text.as_bytes();
+    let last = bytes.iter().rposition(u8::is_ascii_digit)?;
+    let in_run = |b: u8| b.is_ascii_digit() || b".,/^*+-()".contains(&b);
+    let mut start = last;
+    while start > 0 && last - start < 200 && in_run(bytes[start - 1]) {
+        start -= 1;
+    }
+    if last - start == 200 {
+        // No answer is that long: the last number of it.
+        start = bytes[..last].iter().rposition(|b| !b.is_ascii_digit()).map_or(0, |at| at + 1);
+    }
+    let mut end = last + 1;
+    while end < bytes.len() && end - last < 200 && in_run(bytes[end]) {
+        end += 1;
+    }
+    // A letter right before is part of a name, unless it is a currency.
+    let mut run = &text[start..end];
+    run = run.trim_end_matches(['.', ',', '-', '+', '*', '/', '^']);
+    while run.matches(')').count() > run.matches('(').count() && run.ends_with(')') {
+        run = run[..run.len() - 1].trim_end_matches(['.', ',']);
+    }
+    while run.matches('(').count() > run.matches(')').count() && run.starts_with('(') {
+        run = &run[1..];
+        start += 1;
+    }
+    let trimmed = run.trim_start_matches([',', '*', '/', ')', '+', '^']);
+    start += run.len() - trimmed.len();
+    let mut end = start + trimmed.len();
+    if text[..start].ends_with('−') {
+        start -= '−'.len_utf8();
+    }
+    if bytes.get(end) == Some(&b'%') {
+        end += 1;
+    } else if text[end..].starts_with("\\%") {
+        end += 2;
+    }
+    (end > start).then_some((start, end))
+}

@@ -1,0 +1,136 @@
+//! Mathematical equality: whether the answer of a completion is the expected one, however either is written.
+//!
+//! An answer is found ([`extract`]), read by a parser of LaTeX, ASCII and Unicode mathematics ([`lexer`], [`parser`])
+//! into a tree ([`ast`]), and compared with the expected one ([`equal`], [`compare`]): constants in exact normal forms
+//! ([`form`]), expressions with variables at points of exact or certified arithmetic ([`eval`], [`arith`]), sets,
+//! equations and inequalities by what satisfies them ([`sets`], [`relations`]). No text is ever run as code, and a
+//! budget of steps ([`budget`]) in place of a clock makes every verdict the same on every machine.
+
+mod arith;
+mod ast;
+mod budget;
+mod compare;
+mod equal;
+mod eval;
+mod extract;
+mod form;
+#[cfg(test)]
+mod form_tests;
+mod functions;
+#[cfg(test)]
+mod fuzz;
+mod language;
+mod lexer;
+mod linear;
+mod modes;
+mod names;
+mod parser;
+mod relations;
+mod scalar;
+mod sets;
+mod shape;
+
+use super::{Entry, Options, Sample, Score, Setting, Verifier, required};
+use extract::Take;
+use ferrl_engine::{Error, Result};
+use modes::{MODES, Mode};
+use serde_json::Value;
+
+/// Its place in the registry.
+pub const ENTRY: Entry = Entry {
+    name: "math",
+    about: "1 when the answer equals the column's as mathematics (MATH, AIME), otherwise 0",
+    settings: &[
+        Setting {
+            name: "column",
+            default: "\"answer\"",
+            about: "the expected answer, or a solution with it in \\boxed{} or after ####; a list of which any will do",
+        },
+        Setting {
+            name: "mode",
+            default: "\"equal\"",
+            about: "equal (mathematical equality), or the verdicts of a known grader: hendrycks, prm800k, minerva, \
+                    math_verify",
+        },
+        Setting {
+            name: "take",
+            default: "\"auto\"",
+            about: "the answer: auto (the box, else the answer tag, else after \"the answer is\" or ####, else the \
+                    last formula), boxed, answer, hashes, last, whole",
+        },
+    ],
+    build: |options| Ok(Box::new(Math::new(options)?)),
+};
+
+/// The verifier.
+pub struct Math {
+    column: String,
+    mode: Mode,
+    take: Take,
+}
+
+impl Math {
+    fn new(options: &Options<'_>) -> Result<Self> {
+        let takes = [
+            ("auto", Take::Auto),
+            ("boxed", Take::Boxed),
+            ("answer", Take::Tag),
+            ("hashes", Take::Hashes),
+            ("last", Take::Last),
+            ("whole", Take::Whole),
+        ];
+        Ok(Math {
+            column: options.text("column", "answer")?,
+            mode: options.choice("mode", Mode::Equal, MODES)?,
+            take: options.choice("take", Take::Auto, &takes)?,
+        })
+    }
+
+    /// Whether an answer is as good as the expected one, or any of them; none where the column holds no answer.
+    fn equals(&self, answer: &str, expected: &Value, problem: &str) -> Option<bool> {
+        let equals = |gold: &str| modes::grade(self.mode, gold, answer, problem);
+        match expected {
+            Value::String(text) => {
+                let gold = extract::expected(text);
+                (!gold.is_empty()).then(|| equals(&gold))
+            }
+            Value::Number(number) => Some(equals(&number.to_string())),
+            Value::Array(any) if !any.is_empty() => {
+                any.iter().try_fold(false, |hit, one| Some(self.equals(answer, one, problem)? || hit))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Verifier for Math {
+    fn name(&self) -> &str {
+        ENTRY.name
+    }
+    fn about(&self) -> &'static str {
+        ENTRY.about
+    }
+    fn extract(&self, completion: &str) -> Option<String> {
+        extract::answer(completion, self.take)
+    }
+    fn reads(&self) -> &'static [&'static str] {
+        match self.take {
+            Take::Tag => &["<answer>", "</answer>"],
+            _ => &[],
+        }
+    }
+    fn score(&self, sample: &Sample<'_>) -> Result<Score> {
+        let expected = required(sample, &self.column, ENTRY.name)?;
+        let answer = self.extract(sample.completion);
+        let found = Some(answer.is_some());
+        let equal = self.equals(answer.as_deref().unwrap_or_default(), expected, sample.prompt);
+        let equal = equal.ok_or_else(|| {
+            Error::data(format!("column {:?} must hold an answer, got {expected}", self.column))
+                .at(format!("rollout {}", sample.id))
+                .fix("a text such as \"\\\\frac{1}{2}\", a number, or a list of them")
+        })?;
+        // No answer never earns anything, whatever a mode makes of an empty text.
+        let right = equal && answer.is_some();
+        Ok(Score { found, ..Score::single("correct", f64::from(u8::from(right))) })
+    }
+}
