@@ -55,6 +55,7 @@ pub fn cases() -> Vec<Case> {
     let mut all = failing_rewards();
     all.extend(partly_failing_rewards());
     all.extend(settings());
+    all.extend(before_the_first_step());
     all.extend(commands());
     all
 }
@@ -67,11 +68,27 @@ fn failing_rewards() -> Vec<Case> {
             "def reward(prompts, completions, **kw):\n    return [len(c) / nothing for c in completions]\n",
         )
         .says(&["NameError", "my.py:2"]),
-        always(
+        python(
             "a reward function that asks for a column that is not there",
             "def reward(completions, solution):\n    return [1.0 for c in completions]\n",
         )
-        .says(&["solution", "completions"]),
+        .says(&["rows.jsonl:1", "my.py", "solution", "completions"])
+        .leaves_no(&["runs"]),
+        python(
+            "a reward function that asks for a column that one row lacks",
+            "def reward(completions, answer):\n    return [1.0 for c in completions]\n",
+        )
+        .file("rows.jsonl", format!("{ROWS}{{\"prompt\": \"3+3=\"}}\n"))
+        .arg("--dry-run")
+        .says(&["rows.jsonl:3", "my.py", "answer"]),
+        python("a reward function of other arguments", "def reward(a, b):\n    return 1\n")
+            .arg("--dry-run")
+            .says(&["my.py", "reward(a, b)", "completions"]),
+        always(
+            "a reward function that returns numbers beyond 32 bits",
+            "def reward(completions, **kw):\n    return [1e300 for c in completions]\n",
+        )
+        .says(&["1e300", "32 bits"]),
         always(
             "a reward function that returns one number",
             "def reward(completions, **kw):\n    return 1.0\n",
@@ -139,6 +156,7 @@ fn partly_failing_rewards() -> Vec<Case> {
         partly("a reward function that raises over one completion", "raise KeyError('no')").says(&["KeyError"]),
         partly("a reward function that ends its process over one completion", "os._exit(5)").says(&["exit status: 5"]),
         partly("a reward that is NaN for one completion", "out.append(float('nan')); continue").says(&["nan"]),
+        partly("a reward beyond 32 bits for one completion", "out.append(-1e300); continue").says(&["-1e300"]),
         partly("a reward that is a text for one completion", "out.append('good'); continue").says(&["str"]),
         python(
             "a reward function that prints escape codes",
@@ -199,6 +217,21 @@ fn settings() -> Vec<Case> {
             .file("rows.jsonl", ROWS)
             .file("my.py", "def reward(completions, **kw):\n    return [1.0 for c in completions]\n")
             .says(&["workers", "100000", "256"]),
+        Case::new("a time-out without end", "train r.toml reward.0.options.timeout=1e300")
+            .file("r.toml", grpo(PYTHON))
+            .file("rows.jsonl", ROWS)
+            .file("my.py", "def reward(completions, **kw):\n    return [1.0 for c in completions]\n")
+            .says(&["timeout", "1e+300", "1000000"]),
+        Case::new("a reward times its weight beyond 32 bits", "train r.toml reward.0.weight=1e6")
+            .file("r.toml", grpo(PYTHON))
+            .file("rows.jsonl", ROWS)
+            .file("my.py", "def reward(completions, **kw):\n    return [1e35 for c in completions]\n")
+            .says(&["reward", "1e35", "1000000", "32 bits"]),
+        exact("an empty stop text", "rollout.stop=[\"\"]").says(&["rollout.stop", "empty"]),
+        Case::new("an empty stop text in supervised training", "train r.toml")
+            .file("r.toml", "algo = \"sft\"\nmodel.path = \"{model}\"\ndata.train = [\"rows.jsonl\"]\nrollout.stop = [\"\"]\n")
+            .file("rows.jsonl", "{\"prompt\": \"a\", \"response\": \"b\"}\n")
+            .says(&["rollout.stop", "empty"]),
         exact("an unknown word for truncated completions", "reward.0.truncated=zero")
             .says(&["zero", "wrong", "score"]),
         exact("a warm-up for a critic that is not there", "algo.critic_warmup=3")
@@ -232,8 +265,122 @@ fn settings() -> Vec<Case> {
     ]
 }
 
-fn commands() -> Vec<Case> {
+/// What evaluations read and what other models must take: looked at before any step of any stage.
+fn before_the_first_step() -> Vec<Case> {
+    let held_out = |name, rows: &str| {
+        Case::new(name, "train r.toml --dry-run")
+            .file(
+                "r.toml",
+                grpo("reward = { verifier = \"exact\" }\neval = { every = 1, data = [\"e.jsonl\"] }\n"),
+            )
+            .file("rows.jsonl", ROWS)
+            .file("e.jsonl", rows)
+            .exit(3)
+    };
+    let lacks = "{\"prompt\": \"5+1=\", \"answer\": \"6\"}\n{\"prompt\": \"x\"}\n";
+    let second = |name, more: &str| {
+        let stages = format!(
+            "model.path = \"{{model}}\"\ntrain = {{ steps = 9, batch = 2 }}\ndata.max_length = 32\n\
+             rollout = {{ prompts = 2, samples = 2, max_new_tokens = 4, cache_mib = 4 }}\n\
+             [[stage]]\nname = \"imitate\"\nalgo = \"sft\"\ndata.train = \"given.jsonl\"\n\
+             [[stage]]\nname = \"second\"\n{more}"
+        );
+        Case::new(name, "train r.toml")
+            .file("r.toml", stages)
+            .file("given.jsonl", "{\"prompt\": \"a \", \"response\": \"b\"}\n")
+            .file("rows.jsonl", ROWS)
+            .file("e.jsonl", lacks)
+            .says(&["stage second"])
+            .leaves_no(&["runs"])
+    };
+    let many: String =
+        (0..3000).map(|i| format!("{{\"prompt\": \"{i}=\", \"answer\": \"{i}\"}}\n")).collect();
+    let beside = |name, algo: &str, more: &str| {
+        Case::new(name, "train r.toml --dry-run")
+            .file("r.toml", grpo(more).replace("dr_grpo", algo))
+            .file("rows.jsonl", ROWS.replace("1+1=", "1+1+1+1+1+1+1=") + ROWS)
+            .exit(3)
+            .says(&["rows.jsonl:1", "16"])
+    };
     vec![
+        held_out("an evaluation row without the answer", lacks).says(&["e.jsonl:2", "answer"]),
+        held_out("the last of many evaluation rows without the answer", &(many + "{\"prompt\": \"x\"}\n"))
+            .says(&["e.jsonl:3001", "answer"]),
+        second(
+            "an evaluation row of a later stage without the answer",
+            "algo = \"grpo\"\ndata.train = \"rows.jsonl\"\nreward = { verifier = \"exact\" }\neval = { every = 1, data = [\"e.jsonl\"] }\n",
+        )
+        .exit(3)
+        .says(&["e.jsonl:2", "answer"]),
+        second(
+            "a later stage whose evaluation nothing rewards",
+            "algo = \"grpo\"\ndata.train = \"task:countdown\"\neval = { every = 1, data = [\"task:countdown\", \"nope.jsonl\"] }\n",
+        )
+        .says(&["eval.data", "nope.jsonl"]),
+        second(
+            "a later stage whose reward function asks for a column that is not there",
+            "algo = \"grpo\"\ndata.train = \"rows.jsonl\"\nreward = { python = \"my.py\" }\n",
+        )
+        .file("my.py", "def reward(completions, solution, **kw):\n    return [1.0 for c in completions]\n")
+        .says(&["rows.jsonl:1", "my.py", "solution"]),
+        beside("a reward model of fewer positions", "dr_grpo", "reward = { model = \"{judge}\" }\n")
+            .says(&["reward.0.model"]),
+        beside("a teacher of fewer positions", "distill", "teacher.path = \"{short}\"\n").says(&["teacher.path"]),
+        beside(
+            "a critic of fewer positions",
+            "ppo",
+            "critic.path = \"{short}\"\nreward = { verifier = \"exact\" }\n",
+        )
+        .says(&["critic.path"]),
+        Case::new(
+            "eval of a row without the answer",
+            "eval {model} --data e.jsonl --verifier exact --max-new-tokens 3",
+        )
+        .file("e.jsonl", lacks)
+        .exit(3)
+        .says(&["e.jsonl:2", "answer"]),
+        Case::new("eval beyond learned positions", "eval {short} --data rows.jsonl --verifier exact --max-new-tokens 14")
+            .file("rows.jsonl", ROWS)
+            .exit(3)
+            .says(&["rows.jsonl:1", "16", "max_new_tokens = 13"]),
+        Case::new("eval to the last learned position", "eval {short} --data rows.jsonl --verifier exact --max-new-tokens 13")
+            .file("rows.jsonl", ROWS)
+            .exit(0)
+            .says(&["2 questions"]),
+    ]
+}
+
+fn commands() -> Vec<Case> {
+    let marked = |text: &str| format!("\u{feff}{text}");
+    let huge = format!("{{\"completion\": \"{}\", \"answer\": \"a\"}}\n", "a".repeat(9 << 20));
+    vec![
+        Case::new("verify by tokens that nobody counted", "verify length --input rows.jsonl --option max=4")
+            .file("rows.jsonl", "{\"completion\": \"abc\"}\n")
+            .exit(3)
+            .says(&["rows.jsonl:1", "--model", "completion_tokens"]),
+        Case::new("verify by tokens", "verify length --input rows.jsonl --option max=4 --model {model}")
+            .file("rows.jsonl", "{\"completion\": \"abcde\"}\n")
+            .exit(0)
+            .says(&["\"reward\":-1.0"]),
+        Case::new("verify with a byte order mark", "verify exact --input rows.jsonl")
+            .file("rows.jsonl", marked("{\"completion\": \"a\", \"answer\": \"a\"}\n"))
+            .exit(0)
+            .says(&["1 graded"]),
+        Case::new("verify with a line of megabytes", "verify exact --input rows.jsonl")
+            .file("rows.jsonl", format!("{}{huge}", "{\"completion\": \"a\", \"answer\": \"a\"}\n"))
+            .exit(3)
+            .says(&["rows.jsonl:2", "8 MiB"]),
+        Case::new("score with a byte order mark", "score --model {model} --input rows.jsonl")
+            .file("rows.jsonl", marked("{\"text\": \"ab\"}\n"))
+            .exit(0)
+            .says(&["logprobs"]),
+        Case::new(
+            "generate with a byte order mark",
+            "generate --model {model} --input rows.jsonl --max-new-tokens 2",
+        )
+        .file("rows.jsonl", marked("{\"prompt\": \"ab\"}\n"))
+        .exit(0)
+        .says(&["completions"]),
         Case::new("verify with an unknown verifier", "verify numberic --input rows.jsonl")
             .file("rows.jsonl", ROWS)
             .says(&["numberic", "numeric"]),
