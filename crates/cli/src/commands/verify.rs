@@ -194,7 +194,6 @@ impl Asked {
             place: &self.place,
             truncated: self.truncated,
             columns: (&self.columns).into(),
-            ..Default::default()
         }
     }
 }

@@ -226,7 +226,16 @@ impl Pool {
         match self.attempt(&mut self.free_slot(), &request, 0) {
             Tried::Answered(_) => Ok(()),
             Tried::Failed(Kind::Interrupted, _) => Err(interrupt::interrupted("checking reward functions")),
-            Tried::Failed(kind, _) => Err(kind.error(kind.to_string()).at(self.file().display())),
+            Tried::Failed(kind, _) => {
+                let error = kind.error(kind.to_string()).at(self.file().display());
+                Err(match kind {
+                    Kind::Signature { .. } => error.fix(
+                        "name only arguments that are there, as in def reward(prompts, completions, **columns); \
+                         a row without a value for a column has null",
+                    ),
+                    _ => error,
+                })
+            }
         }
     }
 
