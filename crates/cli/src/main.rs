@@ -19,6 +19,16 @@ use std::process::ExitCode;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// A file that may not grow (`ulimit -f`) is an error of the write like a full disk, not the end of the process.
+fn block_size_signal() {
+    #[cfg(unix)]
+    {
+        let mut set = nix::sys::signal::SigSet::empty();
+        set.add(nix::sys::signal::Signal::SIGXFSZ);
+        let _ = set.thread_block(); // of this thread and all that it starts
+    }
+}
+
 /// Exit code of a panic.
 const BUG: i32 = 101;
 
@@ -54,6 +64,7 @@ enum Command {
 fn main() -> ExitCode {
     LazyLock::force(&machine::START);
     install_panic_hook();
+    block_size_signal();
     let command = negative_numbers_are_values(Cli::command());
     let parsed = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
     // A panic of a run comes here once the run is saved; the hook has said what it was.

@@ -31,6 +31,18 @@ enum Target {
 impl Output {
     /// Opens `path`, or standard output for `-`.
     pub fn create(path: &Path) -> Result<Self> {
+        Self::beside(path, &[])
+    }
+
+    /// The same, but never over a file that is read.
+    pub fn beside(path: &Path, inputs: &[&Path]) -> Result<Self> {
+        let real = |p: &Path| p.canonicalize().ok();
+        if path.is_file() && inputs.iter().any(|input| real(input).is_some() && real(input) == real(path)) {
+            return Err(Error::usage("is the file that is read; its rows would be lost")
+                .at(path.display())
+                .fix("--output with another name"));
+        }
+
         let open = |p: &Path| File::create(p).map(BufWriter::new).map_err(|e| unwritable(path, &e));
         let target = if path.as_os_str() == "-" {
             Target::Stdout(BufWriter::new(std::io::stdout()))

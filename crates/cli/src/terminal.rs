@@ -45,6 +45,8 @@ pub struct Terminal {
     evaluated: String,
     /// Whether it was said that the disk is full.
     waits_for_disk: bool,
+    /// It was, long enough.
+    out_of_patience: bool,
     /// Whether the run has several stages.
     pub several: bool,
 }
@@ -64,7 +66,7 @@ impl Terminal {
         };
         ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))?;
         Ok(Terminal {
-            live: std::io::stderr().is_terminal(),
+            live: std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb"),
             line: Arc::default(),
             shown: None,
             began: Instant::now(),
@@ -72,6 +74,7 @@ impl Terminal {
             trend: None,
             evaluated: String::new(),
             waits_for_disk: false,
+            out_of_patience: false,
             several: false,
         })
     }
@@ -206,7 +209,9 @@ impl Watch for Terminal {
     }
 
     fn disk_full(&mut self, error: &Error, waited: Duration) -> bool {
-        if waited >= DISK_PATIENCE || interrupt::requested() {
+        // One patience for all that is left to write: the last checkpoint is not waited for again.
+        self.out_of_patience |= waited >= DISK_PATIENCE;
+        if self.out_of_patience || interrupt::requested() {
             return false;
         }
         if !self.waits_for_disk {

@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 use crate::tokenizer::{Tokenizer, content, read_json, read_text};
 use crate::{Error, Result};
 use environment::Now;
-pub use environment::{today, unix_day};
+pub use environment::{bounded, today, unix_day};
 use marks::{Marked, Marks};
 pub use parts::text_of;
 
@@ -36,6 +36,9 @@ pub enum Turns {
     /// The last turn, with the earlier ones as context however the template shows them.
     Last,
 }
+
+/// What a template may take for its first message.
+const TRIAL: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// A compiled chat template and the variables that belong to its model.
 #[derive(Clone, Debug)]
@@ -122,6 +125,11 @@ impl ChatTemplate {
         let mut all = String::new();
         let (mut names, mut generation) = (Vec::new(), false);
         for (name, source) in templates {
+            environment::bounded(&source).map_err(|e| {
+                Error::model(format!("the chat template cannot be used: {e}"))
+                    .at(&place)
+                    .fix("use the template of the model's authors")
+            })?;
             all.push_str(&source);
             let source = environment::rewrite(&source);
             generation |= source.contains(environment::GENERATION);
@@ -133,7 +141,31 @@ impl ChatTemplate {
             names.push(name);
         }
         let takes_parts = OnceLock::new();
-        Ok(ChatTemplate { environment, variables, names, source: all, generation, place, takes_parts })
+        let made =
+            ChatTemplate { environment, variables, names, source: all, generation, place, takes_parts };
+        made.ends()?;
+        Ok(made)
+    }
+
+    /// Renders one message on trial. Fuel counts operations and not what they make: a template that doubles a text forty
+    /// times would take all memory, so another thread tries it first.
+    fn ends(&self) -> Result<()> {
+        let trial = self.clone();
+        let (done, wait) = std::sync::mpsc::channel();
+        let work = move || {
+            parts::wanted(&trial);
+            let _ = done.send(());
+        };
+        let Ok(_) = std::thread::Builder::new().spawn(work) else { return Ok(()) };
+        match wait.recv_timeout(TRIAL) {
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => Err(Error::model(format!(
+                "the chat template takes more than {} s for one message",
+                TRIAL.as_secs()
+            ))
+            .at(&self.place)
+            .fix("use the template of the model's authors")),
+            _ => Ok(()),
+        }
     }
 
     /// Sets the time that `strftime_now` tells, in seconds since 1970 (UTC). It is the beginning of this day until set; a run

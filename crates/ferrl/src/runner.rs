@@ -37,7 +37,7 @@ use ferrl_kernels::Backend;
 use log::{Log, Marks};
 use pending::Pending;
 use serde_json::{Map, Value, json};
-use std::cell::{RefCell, RefMut};
+use std::cell::{Cell, RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -172,8 +172,11 @@ fn stages(
         folder.note("warning", &text);
     }
     tidy(folder, resolved, at);
-    if let Some(accepted) = &options.accepted {
-        renew(folder, accepted, at, watch)?;
+    let mut renewed = None;
+    if let Some(accepted) = options.accepted.as_ref().filter(|a| !a.changes.is_empty()) {
+        renew(folder, accepted, watch)?;
+        let before: u64 = at.state["steps"].as_array().into_iter().flatten().filter_map(Value::as_u64).sum();
+        renewed = Some((accepted.resolved.toml.clone(), before + at.step));
     }
     for warning in options.checked.values().flat_map(|c| c.warnings.take()) {
         watch.warn(&warning);
@@ -201,6 +204,7 @@ fn stages(
             warnings: options.checked.get(&plan.index).map(|c| c.warnings.clone()).unwrap_or_default(),
             options,
             toml: &resolved.toml,
+            renewed: Cell::new(renewed.take()),
             opened: RefCell::default(),
         };
         let resumed = if plan.index == at.stage { at.found.path.as_deref() } else { None };
@@ -239,11 +243,8 @@ fn tidy(folder: &RunFolder, resolved: &Resolved, at: &Position) {
     folder.tidy();
 }
 
-/// Takes up a changed recipe: the old one is kept under another name, and models made for stages that are others now go.
-fn renew(folder: &RunFolder, accepted: &Accepted, at: &Position, watch: &mut dyn Watch) -> Result<()> {
-    if accepted.changes.is_empty() {
-        return Ok(());
-    }
+/// Says what is new in the recipe; models made for stages that are others now go.
+fn renew(folder: &RunFolder, accepted: &Accepted, watch: &mut dyn Watch) -> Result<()> {
     for change in &accepted.changes {
         watch.note(&format!("changed: {change}"));
         folder.note("info", &format!("the recipe has changed: {change}"));
@@ -254,8 +255,7 @@ fn renew(folder: &RunFolder, accepted: &Accepted, at: &Position, watch: &mut dyn
             folder.files().remove_dir_all(&made)?;
         }
     }
-    let before: u64 = at.state["steps"].as_array().into_iter().flatten().filter_map(Value::as_u64).sum();
-    folder.replace_recipe(&accepted.resolved.toml, before + at.step)
+    Ok(())
 }
 
 fn checkpoints(folder: &RunFolder, recipe: &Recipe) -> Checkpoints {
@@ -319,6 +319,8 @@ struct OneStage<'a> {
     options: &'a Options,
     /// The whole recipe.
     toml: &'a str,
+    /// A changed recipe that is written once nothing can refuse it any more, and the step up to which the old one held.
+    renewed: Cell<Option<(String, u64)>>,
     /// What evaluations read: for what, its first state, and where it stands.
     opened: RefCell<Vec<Opened>>,
 }
@@ -357,6 +359,10 @@ impl OneStage<'_> {
                 .fix(format!("train.steps = {} or more", stage.step)));
             }
             watch.note(&format!("resumed after step {} of {}", stage.step, self.name));
+        }
+        // A resumption that is refused leaves the run as it was.
+        if let Some((toml, step)) = self.renewed.take() {
+            self.folder.replace_recipe(&toml, step)?;
         }
         stage.source.check(&mut |_, _| !watch.interrupted())?;
         self.warn(&stage.warnings, watch);

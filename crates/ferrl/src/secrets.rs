@@ -9,7 +9,7 @@ use std::sync::{LazyLock, Mutex};
 /// The file in the working directory.
 pub const FILE: &str = ".env";
 
-/// What the names of secrets contain; other variables (a path, a number) may be shown.
+/// What the names of secrets end in; other variables (a path, a number) may be shown.
 const SECRET: &[&str] = &["KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL"];
 
 /// Shorter values would black out ordinary words.
@@ -32,21 +32,34 @@ pub fn get(name: &str) -> Result<Option<String>> {
         }
         _ => file()?.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone()).filter(there),
     };
-    if let Some(value) = &value
-        && SECRET.iter().any(|word| name.to_ascii_uppercase().contains(word))
-        && value.len() >= SHORTEST
-    {
+    value.iter().for_each(|value| keep(name, value));
+    Ok(value)
+}
+
+/// Whether a variable of that name holds a secret.
+pub fn is_secret(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    SECRET.iter().any(|word| name.ends_with(word) || name.ends_with(&format!("{word}S")))
+}
+
+/// Remembers a secret, so that it is blacked out.
+fn keep(name: &str, value: &str) {
+    if is_secret(name) && value.len() >= SHORTEST {
         let mut given = GIVEN.lock().unwrap_or_else(|e| e.into_inner());
         if !given.iter().any(|(n, v)| n == name && v == value) {
-            given.push((name.to_string(), value.clone()));
+            given.push((name.to_string(), value.to_string()));
         }
     }
-    Ok(value)
 }
 
 /// The variables of the file `.env` that the environment does not have, for programs that are started here.
 pub fn for_children() -> Vec<(String, String)> {
     let lines = file().unwrap_or_default();
+    // What a program is given it may print.
+    lines.iter().for_each(|(name, value)| keep(name, value));
+    std::env::vars_os()
+        .filter_map(|(n, v)| n.into_string().ok().zip(v.into_string().ok()))
+        .for_each(|(n, v)| keep(&n, &v));
     lines.iter().filter(|(name, _)| std::env::var_os(name).is_none()).cloned().collect()
 }
 

@@ -36,6 +36,8 @@ pub struct Step<'a> {
     pub rollouts: &'a [Rollout],
     /// Whether its update is skipped because no gradient could come of it.
     pub empty: bool,
+    /// Whether the stage ends with it.
+    pub last: bool,
     /// Where completions are cut off.
     pub max_new_tokens: usize,
 }
@@ -61,9 +63,13 @@ impl Signal {
             let what = format!("the last {STREAK} steps had nothing to learn from: {cause}");
             warnings.raise("no-signal", what, fix);
         }
-        if self.same.steps == STREAK && self.empty.steps < STREAK {
+        let never = step.last && self.same.steps == step.number && self.same.steps < STREAK;
+        if (self.same.steps == STREAK || never) && self.empty.steps == 0 {
             let (cause, fix) = self.same.cause(step.max_new_tokens);
-            let what = format!("every reward of the last {STREAK} steps was {}: {cause}", self.same.lowest);
+            let what = format!(
+                "every reward of the last {} steps was {}: {cause}",
+                self.same.steps, self.same.lowest
+            );
             warnings.raise("constant-rewards", what, fix);
         }
     }
@@ -149,7 +155,7 @@ mod tests {
     fn said(steps: u64, rollouts: &[Rollout], empty: bool) -> Vec<(&'static str, String)> {
         let (mut signal, warnings) = (Signal::default(), Warnings::default());
         for number in 1..=steps {
-            signal.look(&Step { number, rollouts, empty, max_new_tokens: 8 }, &warnings);
+            signal.look(&Step { number, rollouts, empty, last: false, max_new_tokens: 8 }, &warnings);
         }
         warnings.take().into_iter().map(|w| (w.name, format!("{} {}", w.message, w.fix))).collect()
     }
@@ -178,7 +184,10 @@ mod tests {
         let (mut signal, warnings) = (Signal::default(), Warnings::default());
         for number in 1..30u64 {
             let rollouts = rollouts(&[f64::from(number % 3 == 0), 0.0], false, None);
-            signal.look(&Step { number, rollouts: &rollouts, empty: false, max_new_tokens: 8 }, &warnings);
+            signal.look(
+                &Step { number, rollouts: &rollouts, empty: false, last: false, max_new_tokens: 8 },
+                &warnings,
+            );
         }
         assert!(warnings.take().is_empty());
     }

@@ -177,7 +177,9 @@ impl Stage {
     /// Says so where rewards leave nothing to learn from.
     fn look_for_signal(&mut self, rollouts: &[Rollout], empty: bool) {
         let max_new_tokens = self.recipe.rollout.max_new_tokens;
-        let step = signal::Step { number: self.step + 1, rollouts, empty, max_new_tokens };
+        let number = self.step + 1;
+        let last = number == self.schedules.0.total_steps;
+        let step = signal::Step { number, rollouts, empty, last, max_new_tokens };
         self.signal.look(&step, &self.warnings);
     }
 

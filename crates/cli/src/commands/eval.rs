@@ -128,7 +128,8 @@ pub fn run(args: &Args) -> Result<()> {
         (Some(asked), _) => asked,
         (None, all) => all.unwrap_or(USUAL),
     };
-    let output = args.output.as_deref().map(Output::create).transpose()?;
+    let read: Vec<&Path> = args.data.iter().map(Path::new).collect();
+    let output = args.output.as_deref().map(|o| Output::beside(o, &read)).transpose()?;
     let dtype =
         if recipe.model.dtype.as_deref() == Some(DType::Bf16.name()) { DType::Bf16 } else { DType::F32 };
     let cache = recipe.rollout.cache_mib << 20;
@@ -269,6 +270,9 @@ fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
         None => Recipe::parse("", "the command line", "eval", &args.changes)?,
     };
     let mut recipe = resolved.stages.into_iter().last().map(|s| s.recipe).unwrap_or_default();
+    if let (Some(path), None, true) = (&own, &args.recipe, args.data.is_empty() && args.task.is_none()) {
+        same_split(&recipe, path)?;
+    }
     if let Some(task) = &args.task {
         let task = task.trim_start_matches("task:");
         let near = nearest(task, TASKS.iter().map(|t| t.name)).unwrap_or(TASKS[0].name);
@@ -345,4 +349,21 @@ fn listen() -> Result<()> {
         eprintln!("\nfinishing the answers under way; once more to stop at once");
     };
     ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))
+}
+
+/// Refuses changes that would ask a run about rows it was trained on.
+fn same_split(recipe: &Recipe, own: &Path) -> Result<()> {
+    let trained = Recipe::load(own, &[])?.stages.into_iter().last().map(|s| s.recipe).unwrap_or_default();
+    let other = |key: &'static str, same: bool| (!same).then_some(key);
+    let changed = other("seed", trained.seed == recipe.seed)
+        .or(other("eval.split", trained.eval.split == recipe.eval.split))
+        .or(other("data.train", trained.data.train == recipe.data.train));
+    match changed.filter(|_| trained.eval.split > 0.0) {
+        Some(key) => {
+            Err(Error::usage("would hold out other rows than the run did: it has learned from some of them")
+                .at(key)
+                .fix("--seed for other samples, --data FILE for other prompts"))
+        }
+        None => Ok(()),
+    }
 }

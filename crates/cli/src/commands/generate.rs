@@ -90,7 +90,11 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let plain = args.prompt.is_some() && args.output.is_none() && !args.logprobs;
     let output = args.output.as_deref().unwrap_or(Path::new("-"));
-    let output = if plain { None } else { Some(Output::create(output)?) };
+    let output = if plain {
+        None
+    } else {
+        Some(Output::beside(output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?)
+    };
     let length = |r: &Request| r.prompt.len() + r.params.max_new_tokens;
     let lengths: Vec<usize> = requests.iter().flat_map(|r| std::iter::repeat_n(length(r), args.n)).collect();
     let model = args.model.load(&dir, lengths.iter().copied().max().unwrap_or(0))?;

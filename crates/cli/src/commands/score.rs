@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
         sequences.push(text.scored(&row, !dir.config.head.has_lm())?);
         places.push(row.place);
     }
-    let mut output = Output::create(&args.output)?;
+    let mut output = Output::beside(&args.output, &[&args.input])?;
     let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
     let longest = lengths.iter().copied().max().unwrap_or(0);
     let model = args.model.load(&dir, longest)?;

@@ -65,7 +65,8 @@ type Graded = (Result<Outcome>, f64);
 fn grade(args: &Args, name: &str, rows: Vec<Row>) -> Result<()> {
     let hooks = Hooks::default();
     let verifier = verify::build_with(name, &key_values(&args.option)?, &hooks)?;
-    let mut output = Output::create(&args.output)?;
+    let mut output =
+        Output::beside(&args.output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
     let tokenizer = args.model.as_ref().map(|path| Tokenizer::from_dir(&model_dir(path)?)).transpose()?;
     let samples: Vec<Result<Asked>> =
         rows.into_iter().map(|row| Asked::read(row, tokenizer.as_ref())).collect();

@@ -70,6 +70,22 @@ fn fields() -> Vec<Case> {
             .says(&["rows.jsonl:1", "message 2", "reasoning_content"]),
         chat("another format's word for a role", &talk("", "").replace("assistant", "bot"))
             .says(&["rows.jsonl:1", "message 2", "bot", "assistant"]),
+        chat("a function call that the template does not show", &talk("", ", \"function_call\": {\"name\": \"f\"}"))
+            .says(&["rows.jsonl:1", "message 2", "function_call"]),
+        chat("images beside the messages", &talk(", \"images\": [\"a.png\"]", "")).says(&["rows.jsonl:1", "images"]),
+        with("pairs that all have no difference", recipe("dpo", "[\"rows.jsonl\"]", ""), &PAIR.replace("\"c\"", "\"b\"").repeat(3))
+            .exit(3)
+            .says(&["rows.jsonl", "chosen", "rejected"]),
+        with("one example to compare, for KTO", recipe("kto", "[\"rows.jsonl\"]", ""), "{\"prompt\": \"a \", \"completion\": \"b\", \"label\": true}\n")
+            .exit(2)
+            .says(&["train.batch", "kto"]),
+        with(
+            "a template with a hundred thousand signs",
+            recipe("sft", "[\"rows.jsonl\"]", &format!("data.template = \"{{{{ {}1 }}}}\"", "-".repeat(100_000))),
+            ROW,
+        )
+        .exit(2)
+        .says(&["data.template"]),
         chat("a speaker that nobody knows", &from("chatbox")).says(&["rows.jsonl:1", "message 2", "chatbox"]),
         chat("a role that no template knows", &talk("", "").replace("[", "[{\"role\": \"referee\", \"content\": \"e\"}, "))
             .exit(0)

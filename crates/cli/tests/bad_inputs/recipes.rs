@@ -26,6 +26,13 @@ fn general() -> Vec<Case> {
             .says(&["per_device_train_batch_size", "train.batch", "rollout.prompts"]),
         sft("LoRA", "train r.toml lora.r=8", "").says(&["lora.r", "adapters"]),
         sft("bfloat16", "train r.toml model.dtype=bfloat16", "").says(&["bfloat16", "\"bf16\""]),
+        sft("a warm-up as long as the run", "train r.toml optim.warmup=1.0", "").says(&["optim.warmup"]),
+        sft("a variable that is not closed", "train r.toml", "name = \"${HOM\"\n")
+            .says(&["r.toml:5", "name", "${HOM"]),
+        sft("a secret as the name of a run", "train r.toml", "name = \"run-${FERRL_TOKEN}\"\n")
+            .env("FERRL_TOKEN", "abcdefgh12345")
+            .says(&["name", "secret"])
+            .never_says(&["abcdefgh12345"]),
         sft("settings that change nothing", "train r.toml rollout.samples=4 train.epochs=2", "")
             .exit(0)
             .says(&["warning", "rollout.samples", "train.epochs"]),

@@ -203,3 +203,21 @@ fn what_a_killed_process_left_is_cleared_away_at_the_start() {
     assert_eq!(stages, ["0", "notes.tmp"], "only what a run makes is removed");
     assert!(!run.join(".start_0.tmp.4711.tmp").exists() && !run.join("rollouts/step_15.tmp").exists());
 }
+
+/// Bug: the saved recipe was read with today's variables, so a run went on at another learning rate without a word; and a
+/// resumption that was refused had rewritten the run's recipe.
+#[test]
+fn a_variable_that_has_another_value_is_refused_and_the_recipe_stays() {
+    let folder = Folder::of("variable", "sft");
+    replace(&folder, "tiny.toml", "max_length = 32", "max_length = 32, separator = \"${FERRL_BETWEEN}\"");
+    let run = |between: &str| folder.command(1).env("FERRL_BETWEEN", between).output().unwrap();
+    assert!(run("a").status.success());
+    replace(&folder, "tiny.toml", "steps = 14", "steps = 20");
+    let out = run("b");
+    assert_eq!(out.status.code(), Some(3), "{}", said(&out));
+    assert!(said(&out).contains("${NAME}") && said(&out).contains("--allow-changed"), "{}", said(&out));
+    let kept = fs::read_to_string(folder.run().join("recipe.toml")).unwrap();
+    assert!(kept.contains("steps = 14") && !folder.run().join("recipe_until_step_14.toml").exists());
+    let out = run("a");
+    assert!(out.status.success(), "{}", said(&out));
+}

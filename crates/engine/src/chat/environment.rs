@@ -21,6 +21,37 @@ const OUTPUT: usize = 32 << 20;
 /// Levels of macros and blocks within each other.
 const DEPTH: usize = 100;
 
+/// Bytes of a template, and operators between two of its braces: parsers go down a level with each.
+const SOURCE: usize = 1 << 20;
+const OPERATORS: usize = 1000;
+
+/// Refuses a template that is no template but an attack: one that would take the stack of whoever parses it.
+pub fn bounded(source: &str) -> std::result::Result<(), String> {
+    if source.len() > SOURCE {
+        return Err(format!("it has more than {} MiB", SOURCE >> 20));
+    }
+    let (mut inside, mut quote, mut count, mut before) = (false, None, 0, ' ');
+    for c in source.chars() {
+        match (quote, c) {
+            (Some(q), c) if c == q && before != '\\' => quote = None,
+            (Some(_), _) => {}
+            (None, '{' | '%') if before == '{' => (inside, count) = (true, 0),
+            (None, '}') if inside && (before == '}' || before == '%') => inside = false,
+            (None, '"' | '\'') if inside => quote = Some(c),
+            // Signs, and words: `not not not`.
+            (None, c) if inside && ("+-*/~|.<>=!([{,".contains(c) || (c == ' ' && before != ' ')) => {
+                count += 1
+            }
+            _ => {}
+        }
+        before = if before == '\\' && c == '\\' { ' ' } else { c };
+        if count > OPERATORS {
+            return Err(format!("it has more than {OPERATORS} operators in one expression"));
+        }
+    }
+    Ok(())
+}
+
 /// What a template said when it called `raise_exception`.
 #[derive(Debug)]
 struct Raised(String);

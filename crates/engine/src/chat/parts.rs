@@ -52,7 +52,10 @@ pub(super) fn wanted(template: &ChatTemplate) -> bool {
 
 /// See [`ChatTemplate::shows_all`]. What is left out is found by rendering without it: nothing changes.
 pub(super) fn refuse_dropped(template: &ChatTemplate, input: Input<'_>) -> Result<()> {
-    let calls = |m: &Value| m.get("tool_calls").is_some_and(|c| c.as_array().is_some_and(|c| !c.is_empty()));
+    let calls = |m: &Value| {
+        let several = m.get("tool_calls").is_some_and(|c| c.as_array().is_some_and(|c| !c.is_empty()));
+        several || m.get("function_call").is_some_and(Value::is_object)
+    };
     let usual = |m: &Value| matches!(m.get("role").and_then(Value::as_str), Some("user" | "assistant"));
     // Templates leave the reasoning of earlier turns out on purpose.
     let reasons = |m: &Value| {
@@ -84,9 +87,10 @@ pub(super) fn refuse_dropped(template: &ChatTemplate, input: Input<'_>) -> Resul
     for (i, message) in input.messages.iter().enumerate() {
         let mut changed = input.messages.to_vec();
         if calls(message) {
-            changed[i].as_object_mut().map(|m| m.remove("tool_calls"));
+            changed[i].as_object_mut().map(|m| [m.remove("tool_calls"), m.remove("function_call")]);
             if same(&changed, input.tools) {
-                return dropped("its tool_calls".into(), i);
+                let key = if message.get("tool_calls").is_some() { "tool_calls" } else { "function_call" };
+                return dropped(format!("its {key}"), i);
             }
         } else if !usual(message) {
             let text = message.get("content").map(text_of).transpose()?.unwrap_or_default();

@@ -20,11 +20,17 @@ use crate::{Class, Error};
 
 /// An input or output error, in words, with its file.
 fn io_error(what: &str, path: &Path, e: &std::io::Error) -> Error {
-    use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, StorageFull};
-    let class = if matches!(e.kind(), StorageFull | QuotaExceeded) { Class::Resource } else { Class::Model };
+    use std::io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, StorageFull};
+    let class = if matches!(e.kind(), StorageFull | QuotaExceeded | FileTooLarge) {
+        Class::Resource
+    } else {
+        Class::Model
+    };
     let error = Error::new(class, format!("{what}: {e}")).at(path.display());
     match e.kind() {
-        StorageFull | QuotaExceeded => error.fix("free some disk space or choose another disk"),
+        StorageFull | QuotaExceeded | FileTooLarge => {
+            error.fix("free some disk space or choose another disk")
+        }
         PermissionDenied => error.fix("check who owns the file and its permissions"),
         _ => error,
     }

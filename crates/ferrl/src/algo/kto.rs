@@ -6,7 +6,8 @@
 //!
 //! Differences from the paper and from TRL:
 //! 1. The reference point is that of the whole update; TRL's is that of each micro-batch.
-//! 2. Answers move on by one question, so an update of one answer has no mismatched pair and is refused.
+//! 2. Answers move on by one question, so an update of one answer has no mismatched pair: `train.batch = 1` is refused, and
+//!    a last batch of one has `z = 0`.
 //! 3. The loss is a mean over good and bad answers together: keep `desirable_weight` times the number of good ones
 //!    within 1 to 4/3 of `undesirable_weight` times that of bad ones.
 
@@ -15,8 +16,8 @@ use super::metrics::metric;
 use super::preference::{answer_logp, not_negative, positive};
 use super::{Algorithm, Entry, Needs, Wants, settings};
 use crate::experience::{Experience, Kind, Loss, Metrics, MicroBatch, Sequence};
+use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
-use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -82,15 +83,13 @@ fn mismatched(question: &Sequence, answer: &Sequence) -> Sequence {
 
 impl Algorithm for Kto {
     fn needs(&self) -> Needs {
-        Needs { reference: true, ..Default::default() }
+        Needs { reference: true, batch: 2, ..Default::default() }
     }
 
     fn extend(&self, e: &mut Experience) -> Result<()> {
         let n = e.sequences.len();
         if n < 2 {
-            return Err(Error::usage("the reference point needs a second answer to pair the question with")
-                .at("train.batch")
-                .fix("train.batch = 16"));
+            return Ok(()); // the last batch of an epoch: nothing to pair with, and a reference point of 0
         }
         let probes = (0..n).map(|i| mismatched(&e.sequences[i], &e.sequences[(i + n - 1) % n]));
         let probes: Vec<Sequence> = probes.collect();

@@ -159,6 +159,8 @@ pub struct Needs {
     pub score: bool,
     /// Samples per prompt that make sense at least.
     pub group: usize,
+    /// Examples of an update that make sense at least.
+    pub batch: usize,
     /// A copy of the weights the stage starts from.
     pub start: bool,
 }

@@ -26,6 +26,8 @@ pub struct Encoder {
     broken: Option<Error>,
     /// Tokens that end a response, as text.
     ends: Vec<String>,
+    /// The chat template ends the assistant's turn with no token that stops a completion.
+    endless: bool,
 }
 
 /// What belongs to one row while it is encoded.
@@ -47,7 +49,8 @@ impl Encoder {
         }
         let (prompts, columns) = (Prompts::new(&settings)?, settings.column_map()?);
         let ends = ends(&tokenizer, chat.as_ref());
-        Ok(Encoder { tokenizer, chat, prompts, columns, settings, broken: None, ends })
+        let endless = chat.as_ref().is_some_and(|c| c.end_of_turn(&tokenizer).is_none());
+        Ok(Encoder { tokenizer, chat, prompts, columns, settings, broken: None, ends, endless })
     }
 
     /// An encoder for the model in a directory. A chat template that cannot be used is an error once a row needs it.
@@ -101,6 +104,11 @@ impl Encoder {
     fn row(&self, row: &Row, wants: Wants, place: &str, counts: &mut Counts) -> Result<Option<Sample>> {
         let row = &self.columns.apply(row)?;
         let (fields, extra) = schema::parse(row, wants, self.prompts.render(row)?)?;
+        if let Some(name) = ["images", "videos", "audios"].into_iter().find(|name| filled(extra.get(*name))) {
+            return Err(Error::data("holds what a model of text cannot see")
+                .at(format!("column {name}"))
+                .fix("Ferrl trains models of text alone: leave such rows out"));
+        }
         counts.other_prompt += usize::from(contradicts(&fields, &extra));
         let mut chat = Chat { tools: tools(row)?, kwargs: self.kwargs(row)?, counts, empty: false };
         let (prompt, example) = self.fields(fields, &mut chat)?;
@@ -368,6 +376,7 @@ impl Encoder {
     fn training(&self, messages: &[Value], turns: Turns, chat: &mut Chat<'_>) -> Result<Tokens> {
         let template = self.template()?;
         chat.counts.strange += usize::from(messages.iter().any(is_strange));
+        chat.counts.endless += usize::from(self.endless);
         template.shows_all(messages, chat.tools.as_ref(), &chat.kwargs)?;
         let (mut ids, mut mask) =
             template.encode_training(&self.tokenizer, messages, chat.tools.as_ref(), &chat.kwargs, turns)?;
@@ -480,6 +489,11 @@ fn ends(tokenizer: &Tokenizer, chat: Option<&ChatTemplate>) -> Vec<String> {
         ends.push(name.clone());
     }
     ends
+}
+
+/// Whether a column has entries.
+fn filled(value: Option<&Value>) -> bool {
+    value.and_then(Value::as_array).is_some_and(|list| !list.is_empty())
 }
 
 /// Whether a column `prompt` that nothing used says something else than the conversation of `chosen` and `rejected`.

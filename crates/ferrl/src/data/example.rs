@@ -101,6 +101,8 @@ pub struct Counts {
     pub empty: usize,
     /// Messages whose role no template is known to treat apart.
     pub strange: usize,
+    /// Turns that end in no token that stops a completion.
+    pub endless: usize,
     /// Prompts of plain text whose last word runs into the response's first.
     pub glued: usize,
     /// Prompts that are not what `chosen` and `rejected` begin with.

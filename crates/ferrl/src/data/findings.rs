@@ -52,6 +52,8 @@ pub struct Findings {
     pub equal: Found,
     /// Messages of unknown roles.
     pub strange: Found,
+    /// Turns that no token ends.
+    pub endless: Found,
     /// Prompts that run into their responses.
     pub glued: Found,
     /// Pairs whose prompt is another.
@@ -67,6 +69,7 @@ impl Findings {
         self.empty.add(counts.empty > 0, place, 0);
         self.raw.add(counts.raw > 0, place, 0);
         self.strange.add(counts.strange > 0, place, 0);
+        self.endless.add(counts.endless > 0, place, 0);
         self.glued.add(counts.glued > 0, place, 0);
         self.other_prompt.add(counts.other_prompt > 0, place, 0);
     }
@@ -80,6 +83,7 @@ impl Findings {
         self.raw.join(later.raw);
         self.equal.join(later.equal);
         self.strange.join(later.strange);
+        self.endless.join(later.endless);
         self.glued.join(later.glued);
         self.other_prompt.join(later.other_prompt);
     }
@@ -87,7 +91,7 @@ impl Findings {
     /// Gives `raise` the name, message and fix of each kind that was found; `rows` says of how many, such as `40 rows`.
     pub fn say(&self, rows: &str, max_length: usize, raise: &mut dyn FnMut(&'static str, String, String)) {
         let whole = |found: &Found| format!("data.max_length = {} for whole rows", found.longest);
-        let kinds: [(&'static str, &Found, String, String); 9] = [
+        let kinds: [(&'static str, &Found, String, String); 10] = [
             (
                 "truncated-rows",
                 &self.truncated,
@@ -135,6 +139,12 @@ impl Findings {
                 "have a message whose role is none of system, user, assistant and tool: such turns are never trained"
                     .into(),
                 "rename the role, if it is one of them by another name".into(),
+            ),
+            (
+                "endless-turns",
+                &self.endless,
+                "end their turn in no token that stops: completions go on until the limit of new tokens".into(),
+                "a chat template that ends turns with the eos token, or the text that ends them in rollout.stop".into(),
             ),
             (
                 "joined-words",

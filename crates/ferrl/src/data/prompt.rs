@@ -119,6 +119,9 @@ impl Prompts {
         let syntax = SyntaxConfig::builder().keep_trailing_newline(true).build();
         environment.set_syntax(syntax.map_err(|e| Error::usage(format!("template syntax: {e}")))?);
         if let Some(source) = &settings.template {
+            ferrl_engine::chat::bounded(source).map_err(|e| {
+                Error::usage(format!("the template cannot be used: {e}")).at(NAME).fix("a shorter expression")
+            })?;
             environment.add_template_owned(NAME, source.clone()).map_err(|e| {
                 Error::usage(format!("the template does not compile: {e}"))
                     .at(NAME)

@@ -46,7 +46,7 @@ const KEYS: &[(&str, &str)] = &[
 const ADVICE: &[(&str, &str)] = &[
     (
         "assistant_only_loss",
-        "only the assistant's turns are trained already; data.turns = \"last\" trains the last one",
+        "only the assistant's turns are trained already; \"weight\": 0 leaves a message out",
     ),
     ("bf16", "model.dtype = \"bf16\""),
     ("completion_only_loss", "only completions are trained already; rows with `text` are trained whole"),

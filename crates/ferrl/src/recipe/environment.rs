@@ -17,6 +17,17 @@ pub(super) fn expand(tree: &mut Tree) -> Result<()> {
     for (path, text) in found {
         let place = tree.place(&path).cloned().unwrap_or_default();
         let filled = fill(&text).map_err(|e| e.at(dotted(&path)).at(&place.text))?;
+        // The name of a run is the name of its folder.
+        if path.last().is_some_and(|key| key == "name")
+            && filled != text
+            && secrets::redact(&filled) != filled
+        {
+            let what = "a name cannot hold a secret: it is written to disk";
+            return Err(Error::usage(what)
+                .at(dotted(&path))
+                .at(&place.text)
+                .fix("name it without the variable"));
+        }
         if filled != text {
             let value = typed(&path, filled);
             tree.set(&path, value, Place { reference: Some(text), ..place })?;
@@ -48,9 +59,15 @@ pub(super) fn fill(text: &str) -> Result<String> {
     while let Some(at) = rest.find("${") {
         let (before, after) = (&rest[..at], &rest[at + 2..]);
         let Some(name) = after.split_once('}').map(|(name, _)| name).filter(|n| secrets::is_name(n)) else {
-            out += &rest[..at + 2];
-            rest = after;
-            continue;
+            let named = |c: char| c.is_ascii_alphabetic() || c == '_' || c == '}';
+            if before.ends_with('$') || !after.starts_with(named) {
+                out += &rest[..at + 2];
+                rest = after;
+                continue;
+            }
+            let shown: String = rest[at..].chars().take(20).collect();
+            return Err(Error::usage(format!("{shown:?} names no variable"))
+                .fix("${NAME} is the variable NAME; $${ is the text ${"));
         };
         rest = &after[name.len() + 1..];
         if let Some(before) = before.strip_suffix('$') {

@@ -91,6 +91,9 @@ impl Checkpoints {
         let place = self.dir.join(format!("step_{step}"));
         let aside = self.dir.join(format!("step_{step}.tmp"));
         let old = self.dir.join(format!("step_{step}.old"));
+        if !self.dir.is_dir() {
+            self.files.create_dir_all(&self.dir)?; // somebody removed it
+        }
         self.clean()?;
         let best = best.filter(|b| b.value.is_finite());
         let result = self.write(&aside, step, roles, value, best.clone()).and_then(|()| {

@@ -244,8 +244,8 @@ fn strike(kind: FaultKind) -> io::Error {
 
 /// An input or output error, in words, with its file.
 pub(crate) fn error(what: &str, path: &Path, e: &io::Error) -> Error {
-    use io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
-    let full = matches!(e.kind(), StorageFull | QuotaExceeded);
+    use io::ErrorKind::{FileTooLarge, PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    let full = matches!(e.kind(), StorageFull | QuotaExceeded | FileTooLarge);
     let class = if full { Class::Resource } else { Class::Data };
     let error = Error::new(class, format!("{what}: {e}")).at(path.display());
     match e.kind() {

@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 /// A checksum of everything in a model's directory that decides what the model says.
 pub fn fingerprint(dir: &Path) -> Result<String> {
@@ -74,7 +74,38 @@ pub fn describe(recipe: &Recipe, start: &Path) -> Result<Value> {
         let shown = file.display().to_string();
         out.insert(unique(&out, &format!("reward {shown}")), entry(&shown, &files)?);
     }
+    let values = settings(recipe).to_string();
+    out.insert(SETTINGS.into(), json!({ "xxh3": hex(xxh3_128(values.as_bytes())) }));
     Ok(Value::Object(out))
+}
+
+/// The settings of a stage, where variables of the environment are their values.
+const SETTINGS: &str = "settings";
+
+/// What decides what is learned, but for what is told apart (files by their content) and what may change.
+fn settings(recipe: &Recipe) -> Value {
+    let mut all = json!(recipe);
+    for path in [
+        "/threads",
+        "/name",
+        "/checkpoint",
+        "/train/steps",
+        "/train/epochs",
+        "/data/train",
+        "/data/date",
+        "/eval/data",
+        "/model/path",
+        "/critic/path",
+        "/teacher/path",
+    ] {
+        if let Some(value) = all.pointer_mut(path) {
+            *value = Value::Null;
+        }
+    }
+    for reward in all["reward"].as_array_mut().into_iter().flatten() {
+        (reward["model"], reward["python"]) = (Value::Null, Value::Null);
+    }
+    all
 }
 
 fn entry(name: &str, files: &[PathBuf]) -> Result<Value> {
@@ -122,6 +153,13 @@ pub fn changed(now: &Value, saved: &Value) -> Vec<String> {
         if is["xxh3"] == was["xxh3"] {
             continue;
         }
+        if what == SETTINGS {
+            // The recipe reads as before, or it would have been refused.
+            out.push(
+                "a variable of the environment that the recipe refers to (${NAME}) has another value".into(),
+            );
+            continue;
+        }
         out.push(match (was["bytes"].as_u64(), is["bytes"].as_u64()) {
             (Some(a), Some(b)) if a != b => format!("{what} had {a} bytes and has {b}"),
             (Some(a), Some(_)) => format!("{what} has other content ({a} bytes, as before)"),
@@ -134,7 +172,7 @@ pub fn changed(now: &Value, saved: &Value) -> Vec<String> {
         .as_object()
         .into_iter()
         .flatten()
-        .filter(|(what, _)| saved.is_some_and(|s| !s.contains_key(*what)));
+        .filter(|(what, _)| *what != SETTINGS && saved.is_some_and(|s| !s.contains_key(*what)));
     out.extend(new.map(|(what, _)| format!("{what} is new")));
     out
 }

@@ -124,6 +124,10 @@ impl MetricsLog {
     /// Adds a step's line. After an error the line is not there, and the next attempt starts clean.
     pub fn append(&mut self, record: &StepRecord) -> Result<()> {
         let line = format!("{}\n", record.to_json()?);
+        // Somebody removed it: lines would go into a file that nobody finds.
+        if !self.path.exists() {
+            *self = MetricsLog::open(&self.path, &self.files)?;
+        }
         if self.torn {
             self.files.truncate(&self.path, self.len)?;
             self.torn = false;

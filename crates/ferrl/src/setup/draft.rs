@@ -38,6 +38,28 @@ pub struct Draft {
     pub warnings: Warnings,
 }
 
+/// Refuses a stage in which no step can move the policy.
+fn moves(recipe: &Recipe, algo: &dyn Algorithm, total: u64) -> Result<()> {
+    let rate = super::schedule(recipe, recipe.optim.lr, total)?;
+    if recipe.optim.lr > 0.0 && total > 0 && (0..total.min(1 << 20)).all(|step| rate.at(step) == 0.0) {
+        let what = format!(
+            "the learning rate is 0 in all {total} steps: optim.warmup = {} begins at 0",
+            recipe.optim.warmup
+        );
+        return Err(Error::usage(what).at("optim.warmup").fix("optim.warmup = 0.0, or more steps"));
+    }
+    let frozen = algo.policy_frozen_steps();
+    if frozen > 0 && frozen >= total {
+        let what = format!(
+            "the critic alone is trained for {frozen} steps, and there are {total}: the policy never learns"
+        );
+        return Err(Error::usage(what)
+            .at("algo.critic_warmup")
+            .fix("a smaller algo.critic_warmup, or more steps"));
+    }
+    Ok(())
+}
+
 impl Draft {
     /// Of a stage that starts from the model in `dir` and learns from what its recipe names.
     pub fn new(recipe: &Recipe, dir: &Path, warnings: &Warnings) -> Result<Draft> {
@@ -63,7 +85,17 @@ impl Draft {
             let what = format!("{samples} answer to a prompt has no others to be compared with");
             return Err(Error::usage(what).at("rollout.samples").fix("rollout.samples = 8"));
         }
+        let least = source.epoch().unwrap_or(usize::MAX).min(recipe.train.batch);
+        if wants != Wants::Rollouts && least < needs.batch {
+            let what = format!(
+                "{} compares {} examples at least, a batch has {least}",
+                recipe.algorithm_name(),
+                needs.batch
+            );
+            return Err(Error::usage(what).at("train.batch").fix("train.batch = 16, and as many rows"));
+        }
         let total = total_steps(recipe, &*source, wants)?;
+        moves(recipe, &*algo, total)?;
         let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
         let rewards =
             if source.graded() { own_rewards(recipe)? } else { plain_rewards(recipe, wants, &hooks)? };

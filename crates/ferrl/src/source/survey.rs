@@ -151,6 +151,12 @@ impl Mixture {
         self.probe_tasks(look, false)?;
         let plan = Plan { compare: Compare::With(&known), look, held_out: false };
         let (mut survey, whole) = self.survey(plan, &mut |done| progress(before + done, total))?;
+        if whole && survey.rows > 0 && survey.doubts.equal.rows == survey.rows {
+            let what = format!("all {} pairs have chosen = rejected: nothing can be learned", survey.rows);
+            return Err(Error::data(what)
+                .at(&survey.doubts.equal.first)
+                .fix("check the columns the pairs are read from"));
+        }
         self.warn(&survey, "");
         survey.met.sort_unstable();
         survey.met.dedup();

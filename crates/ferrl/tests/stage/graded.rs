@@ -96,7 +96,7 @@ fn rows_that_do_not_fit_are_named() {
     let alone = write(dir.path(), "prompts.jsonl", "{\"prompt\": \"a\"}\n");
     let error = fails(&model, &recipe(&alone, "algo = \"grpo\""));
     assert!(
-        error.contains("reward: grpo learns from rewards") && error.contains("name of a verifier"),
+        error.contains("reward: grpo learns from rewards") && error.contains("reward.0.verifier"),
         "{error}"
     );
     let error = fails(&model, &recipe(&data, "algo = \"grpo\"\nrollout.max_lag = 1"));
