@@ -1,10 +1,11 @@
 //! Rows of JSON lines, each with its place for messages.
 
 use crate::options::nearest_path;
+use ferrl::data::{BOM, MAX_ROW};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};
 use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 
 /// One line of a file.
@@ -45,25 +46,38 @@ pub fn name(path: &Path) -> String {
     if path.as_os_str() == "-" { "standard input".into() } else { path.display().to_string() }
 }
 
-/// Lines of a file, numbered from 1, blank ones left out.
+/// Lines of a file, numbered from 1, blank ones left out. A byte order mark before the first is none of it; a line may be as
+/// long as a row of training data.
 pub fn lines(path: &Path) -> Result<impl Iterator<Item = Result<(String, String)>> + Send + use<>> {
     let (mut reader, name, mut number) = (open(path)?, name(path), 0);
     Ok(std::iter::from_fn(move || {
         loop {
-            let mut line = String::new();
+            let mut line = Vec::new();
             number += 1;
             let place = format!("{name}:{number}");
-            match reader.read_line(&mut line) {
+            let failed = |e: std::io::Error| Error::data(format!("cannot read: {e}")).at(&place);
+            match reader.by_ref().take(MAX_ROW as u64 + 1).read_until(b'\n', &mut line) {
                 Ok(0) => return None,
-                Ok(_) if line.trim().is_empty() => {}
-                Ok(_) => return Some(Ok((place, line))),
-                Err(e) if e.kind() == ErrorKind::InvalidData => {
+                Ok(read) if read > MAX_ROW && line.last() != Some(&b'\n') => {
+                    let error =
+                        Error::data(format!("the line has more than {} MiB", MAX_ROW >> 20)).at(place);
+                    return Some(Err(
+                        error.fix("cut it into several rows, or check that line ends are there")
+                    ));
+                }
+                Ok(_) => {}
+                Err(e) => return Some(Err(failed(e))),
+            }
+            let line = if number == 1 { line.strip_prefix(BOM).unwrap_or(&line) } else { &line };
+            match std::str::from_utf8(line) {
+                Ok(line) if line.trim().is_empty() => {}
+                Ok(line) => return Some(Ok((place, line.to_string()))),
+                Err(_) => {
                     let error = Error::data("is not UTF-8 text").at(place);
                     return Some(Err(
                         error.fix("save the file as UTF-8; it must be plain text, not compressed")
                     ));
                 }
-                Err(e) => return Some(Err(Error::data(format!("cannot read: {e}")).at(place))),
             }
         }
     }))

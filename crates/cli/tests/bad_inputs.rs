@@ -12,6 +12,8 @@ mod data;
 mod engine;
 #[path = "bad_inputs/page.rs"]
 mod page;
+#[path = "bad_inputs/preflight.rs"]
+mod preflight;
 #[path = "bad_inputs/recipes.rs"]
 mod recipes;
 #[path = "bad_inputs/rewards.rs"]
@@ -26,6 +28,7 @@ const AREAS: &[Area] = &[
     ("Recipes and flags", recipes::cases),
     ("Data", data::cases),
     ("Rewards and rollouts", rewards::cases),
+    ("Before the first step", preflight::cases),
     ("Runs", runs::cases),
     ("Models", engine::cases),
 ];
@@ -43,6 +46,11 @@ fn data() {
 #[test]
 fn rewards() {
     case::all(rewards::cases());
+}
+
+#[test]
+fn before_the_first_step() {
+    case::all(preflight::cases());
 }
 
 #[test]

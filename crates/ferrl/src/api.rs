@@ -8,7 +8,7 @@ use crate::data::{self, Row};
 use crate::experience::Metrics;
 use crate::recipe::{self, Recipe};
 use crate::setup;
-use crate::source::{Mixture, Part, Reading};
+use crate::source::{Item, Mixture, Part, Reading, Seen};
 use crate::train::Stage;
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
 use ferrl_engine::model::{Model, Options};
@@ -167,7 +167,12 @@ impl Trainer {
             let reading = Reading { data, model, tokenizer, wants, seed, split: None, room, warnings };
             Ok(Box::new(Mixture::new(vec![Part::of(Arc::new(rows), 1.0)], &reading)?))
         })?;
-        stage.source.check(&mut |_, _| true)?;
+        let rewards = &stage.rewards;
+        let look = |seen: Seen<'_>| match seen.item {
+            Item::Ask(prompt) => rewards.check(prompt, seen.place),
+            _ => Ok(()),
+        };
+        stage.source.check_with(&look, &mut |_, _| true)?;
         if reference.is_some() {
             stage.reference = reference;
         }

@@ -15,9 +15,10 @@ use crate::rollout::{self, Answer, Generator};
 use crate::source::{Item, Prompt, Source};
 use crate::train::Stage;
 use crate::verify::Progress;
-use ferrl_engine::Result;
 use ferrl_engine::generate::Sampler;
+use ferrl_engine::model::Config;
 use ferrl_engine::train::{self, ByRole, Role};
+use ferrl_engine::{Error, Result};
 
 /// What was asked, answered and given.
 #[derive(Default)]
@@ -31,6 +32,53 @@ pub struct Evaluation {
 /// A question, an answer to it, and what the answer got.
 pub type Answered = (Prompt, Answer, Graded);
 
+/// Questions looked at together before any is asked.
+const AT_ONCE: usize = 256;
+
+/// Whether the next `prompts` questions can be asked, with `new_tokens` for an answer, and their answers be rewarded. The
+/// first that cannot is named by its file and row. The source stands where it stood.
+pub fn check(
+    source: &mut dyn Source,
+    rewards: &Rewards,
+    config: &Config,
+    (prompts, new_tokens): (usize, usize),
+) -> Result<()> {
+    let (start, mut left) = (source.state(), prompts);
+    while left > 0 {
+        let items = source.next(left.min(AT_ONCE))?;
+        left = if items.is_empty() { 0 } else { left.saturating_sub(items.len()) };
+        for prompt in items.into_iter().filter_map(question) {
+            let place = match prompt.place.is_empty() {
+                true => format!("question {}", prompt.index),
+                false => prompt.place.clone(),
+            };
+            // The last token is sampled, but never an input.
+            let (asked, new) = (prompt.ids.len(), new_tokens);
+            if let Some(most) = config.max_positions_hard().filter(|most| asked + new > most + 1) {
+                let what = format!(
+                    "a prompt of {asked} tokens and rollout.max_new_tokens = {new}, but the model has learned \
+                     positions for {most}"
+                );
+                return Err(Error::data(what).at(place).fix(format!(
+                    "rollout.max_new_tokens = {}, or a shorter prompt",
+                    (most + 1).saturating_sub(asked).max(1)
+                )));
+            }
+            rewards.check(&prompt, &place)?;
+        }
+    }
+    source.restore(&start)
+}
+
+/// What an item asks, where it asks something.
+fn question(item: Item) -> Option<Prompt> {
+    match item {
+        Item::Ask(prompt) => Some(prompt),
+        Item::Graded(group) => Some(group.prompt),
+        Item::Given(_) => None,
+    }
+}
+
 /// Asks `prompts` held-out questions, `samples` times each, at a temperature; 0 is greedy.
 pub fn evaluate(
     generator: Generator<'_>,
@@ -41,13 +89,8 @@ pub fn evaluate(
     (prompts, samples, seed): (usize, usize, u64),
     at: Progress,
 ) -> Result<Evaluation> {
-    let ask = |item: Item| match item {
-        Item::Ask(prompt) => Some(prompt),
-        Item::Graded(group) => Some(group.prompt),
-        Item::Given(_) => None,
-    };
     let prompts = prompts.min(source.epoch().unwrap_or(usize::MAX));
-    let prompts: Vec<Prompt> = source.next(prompts)?.into_iter().filter_map(ask).collect();
+    let prompts: Vec<Prompt> = source.next(prompts)?.into_iter().filter_map(question).collect();
     let params = rollout::params(settings, generator.stops, seed);
     let (mut experience, answers) =
         rollout::collect(sampler, generator, &prompts, &params, samples, u32::MAX as u64)?;

@@ -3,6 +3,8 @@
 //! `ferrl train` and `ferrl train --dry-run` check the same. A stage is drafted as it will be when its turn comes; one that
 //! goes on from an earlier stage is drafted with that stage's tokenizer and shape, since its weights are not there yet.
 
+mod look;
+
 use crate::algo::Wants;
 use crate::data::hub::model_dir;
 use crate::interrupt;
@@ -10,12 +12,13 @@ use crate::plan::memory::weights;
 use crate::recipe::{Recipe, Resolved, Stage};
 use crate::run::Disk;
 use crate::setup::{self, Draft};
-use crate::source::{Item, Summary};
+use crate::source::Summary;
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Config, Head, family};
 use ferrl_engine::train::trained_weights;
 use ferrl_engine::{Error, Result};
+use look::Look;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -63,11 +66,6 @@ pub struct Standing<'a> {
 /// Called with the stage's name, the rows that are done and all rows; `false` gives up.
 pub type Progress<'a> = &'a mut dyn FnMut(&str, usize, usize) -> bool;
 
-/// Rows that are rewarded on trial, at most; a missing column is missing in many.
-const TRIALS: usize = 100_000;
-/// Rows drawn at once for that.
-const AT_ONCE: usize = 256;
-
 /// Checks every stage that is not finished.
 pub fn check(resolved: &Resolved, at: Standing<'_>, progress: Progress<'_>) -> Result<Vec<Checked>> {
     let mut starts: Vec<Start> = Vec::new();
@@ -104,10 +102,10 @@ fn one(
     setup::trained::check(&policy, critic.as_ref(), &recipe.model.frozen)?;
     let trained = trained_weights(&policy, &setup::trained::patterns(&policy, &recipe.model.frozen)?)?;
     if rows {
-        draft.source.check(&mut |done, all| progress(&stage.name, done, all))?;
-        let start = draft.source.state();
-        rewarded(&mut draft, recipe)?;
-        draft.source.restore(&start)?;
+        let look = Look::new(&draft, recipe, &named)?;
+        let (source, rewards) = (&mut draft.source, &draft.rewards);
+        let progress = &mut |done, all| progress(&stage.name, done, all);
+        source.check_with(&|seen| look.at(rewards, seen), progress)?;
     }
     if interrupt::requested() {
         return Err(interrupt::interrupted("the data were checked"));
@@ -170,29 +168,6 @@ fn models<'a>(
         }
     }
     Ok((policy, critic.map(|c| Config { head: Head::Score, ..c })))
-}
-
-/// Rewards an empty completion of every prompt, where that is a plain function: a column that a verifier needs and a row
-/// lacks comes up here.
-fn rewarded(draft: &mut Draft, recipe: &Recipe) -> Result<()> {
-    if draft.wants != Wants::Rollouts
-        || draft.source.graded()
-        || recipe.reward.iter().all(|r| r.verifier.is_none())
-    {
-        return Ok(());
-    }
-    let all = draft.source.epoch().unwrap_or(1).min(TRIALS);
-    let mut done = 0;
-    while done < all && !interrupt::requested() {
-        let items = draft.source.next(AT_ONCE.min(all - done))?;
-        done += items.len().max(1);
-        for item in items {
-            if let Item::Ask(prompt) = item {
-                draft.rewards.check(&prompt)?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The model a stage starts from, or what is known of it.

@@ -3,6 +3,7 @@
 mod model;
 
 pub use model::RewardModel;
+pub(crate) use model::asked;
 
 use crate::experience::{Experience, Metrics};
 use crate::interrupt::{interrupted, is_interruption};
@@ -165,8 +166,8 @@ impl Rewards {
         Ok(())
     }
 
-    /// Whether verifiers find what they need in the row of a prompt: each that is a plain function scores an empty completion.
-    pub fn check(&self, prompt: &Prompt) -> Result<()> {
+    /// Whether every source could reward completions to a prompt: its row has the columns they need.
+    pub fn check(&self, prompt: &Prompt, place: &str) -> Result<()> {
         let sample = Sample {
             id: prompt.index,
             prompt: &prompt.text,
@@ -176,17 +177,12 @@ impl Rewards {
             tokens: Some(0),
             truncated: false,
             columns: Columns { row: Some(&prompt.columns), renamed: &prompt.renamed },
+            place,
         };
-        let place = |e: Error| if prompt.place.is_empty() { e } else { e.at(&prompt.place) };
-        for source in &self.sources {
-            match &source.judge {
-                Judge::Verifier(v) if v.name() != verify::python::ENTRY.name => {
-                    v.score(&sample).map_err(place)?
-                }
-                _ => continue,
-            };
-        }
-        Ok(())
+        self.sources.iter().try_for_each(|source| match &source.judge {
+            Judge::Verifier(verifier) => verifier.check(&sample),
+            Judge::Model(..) => Ok(()),
+        })
     }
 
     /// Scores completions and places each reward on its completion's last token. A completion that nobody could score is
@@ -302,6 +298,7 @@ impl<'a> Completions<'a> {
                 tokens: Some(a.tokens),
                 truncated: a.truncated,
                 columns: Columns { row: Some(&prompt.columns), renamed: &prompt.renamed },
+                place: &prompt.place,
             }
         };
         self.answers.iter().enumerate().map(sample).collect()
@@ -327,6 +324,14 @@ impl Sum {
         match outcome {
             Outcome::Scored(score) => {
                 self.reward += weight * score.reward;
+                if !(self.reward as f32).is_finite() && self.failure.is_none() {
+                    let what = format!(
+                        "a reward of {:e} times its weight {weight}; a reward is a number of 32 bits, {:e} at most",
+                        score.reward,
+                        f32::MAX
+                    );
+                    self.failure = Some(Error::usage(what).at("reward").fix("smaller rewards or weights"));
+                }
                 self.count += 1;
                 self.sources.push((weight as f32, Some(score.reward as f32)));
                 if says_right {

@@ -219,7 +219,7 @@ pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>, hooks:
 }
 
 /// The same but for reward models, which need a device.
-fn plain_rewards(recipe: &Recipe, wants: Wants, hooks: &Hooks) -> Result<Rewards> {
+pub(crate) fn plain_rewards(recipe: &Recipe, wants: Wants, hooks: &Hooks) -> Result<Rewards> {
     if recipe.reward.is_empty() && wants == Wants::Rollouts {
         let Some(own) = task_verifier(recipe)? else {
             if recipe.algorithm()?.needs().rewardless {

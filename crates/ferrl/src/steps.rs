@@ -167,8 +167,14 @@ impl Collector<'_> {
 
     fn wrong_step(&self, prompt: &Prompt, completion: &str) -> Result<Option<std::ops::Range<usize>>> {
         let columns = Columns { row: Some(&prompt.columns), renamed: &prompt.renamed };
-        let sample =
-            Sample { id: prompt.index, prompt: &prompt.text, completion, columns, ..Default::default() };
+        let sample = Sample {
+            id: prompt.index,
+            prompt: &prompt.text,
+            completion,
+            columns,
+            place: &prompt.place,
+            ..Default::default()
+        };
         self.verifier.wrong_step(&sample)
     }
 

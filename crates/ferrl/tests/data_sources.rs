@@ -302,3 +302,35 @@ fn a_new_model_makes_its_tokenizer_from_data_files() {
     let e = help::run(&dir.path().join("bad"), &recipe("sft", &format!("[{bad:?}]"), init), false, 9);
     assert!(e.err().unwrap().to_string().contains("bad.jsonl:1"));
 }
+
+/// Was: `did you mean "rows.jsonl"?` of `rows.jsonl`, where the name is that of a pipe or of a link that leads nowhere.
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_said_to_be_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    std::os::unix::fs::symlink("loop.jsonl", path("loop.jsonl")).unwrap();
+    std::os::unix::fs::symlink("gone.jsonl", path("link.jsonl")).unwrap();
+    std::fs::create_dir(path("folder")).unwrap();
+    for pipe in ["pipe.jsonl", "folder/pipe.jsonl"] {
+        let made = std::process::Command::new("mkfifo").arg(path(pipe)).status().unwrap();
+        assert!(made.success());
+    }
+    let files = |path: &Path| {
+        let source = ferrl::data::Source::parse(path.to_str().unwrap()).unwrap();
+        source.files(&ferrl::data::hub::Cache::from_env()).unwrap_err().to_string()
+    };
+    let cases = [
+        ("loop.jsonl", "loop.jsonl"),
+        ("link.jsonl", "gone.jsonl"),
+        ("pipe.jsonl", "pipe"),
+        ("folder", "pipe"),
+    ];
+    for (name, word) in cases {
+        let error = files(&path(name));
+        assert!(error.contains("not a regular file") && error.contains(word), "{error}");
+        assert!(!error.contains("did you mean"), "{error}");
+    }
+    let error = files(&path("lop.jsonl"));
+    assert!(error.contains("did you mean") && error.contains("loop.jsonl"), "{error}");
+}

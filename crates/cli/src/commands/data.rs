@@ -1,15 +1,17 @@
 //! `ferrl data`: look at data before training on it.
 
 use crate::options::open_model;
-use crate::output::print;
+use crate::output::{print, visible};
 use ferrl::algo::{self, ALGORITHMS};
 use ferrl::data::check::{Limits, MARKS, Problem, Report, check, read};
 use ferrl::data::hub::{Cache, model_dir};
 use ferrl::data::prompt::{Apply, Settings};
 use ferrl::data::schema::Wants;
-use ferrl::data::{Dataset, Encoder, Source, strings};
-use ferrl::recipe::{Data, Recipe};
-use ferrl::source::{encoding, schema_of};
+use ferrl::data::{Dataset, Encoder, Sample, Source, strings};
+use ferrl::recipe::{Data, Recipe, Reward};
+use ferrl::reward::Rewards;
+use ferrl::source::{encoding, prompt_of, schema_of};
+use ferrl::verify::Hooks;
 use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::tokenizer::{Tokenizer, train_chars};
 use ferrl_engine::{Error, Result, nearest};
@@ -32,7 +34,7 @@ enum Command {
 /// Show what would be trained on, and every problem
 ///
 /// Reads every row as training would, shows the first examples with the trained tokens marked, the lengths, what a run would
-/// warn of, and every problem: what was found and expected, the number of rows, file and row of the first three. Exit code 3
+/// warn of, and every problem (a column that a reward of the recipe needs, too): what was found and expected, the number of rows, file and row of the first three. Exit code 3
 /// if there is one. Without --model (or a recipe that names one) tokens are characters and messages get a plain template.
 #[derive(clap::Args)]
 struct CheckArgs {
@@ -97,7 +99,8 @@ fn run_check(args: &CheckArgs) -> Result<()> {
     let limits = Limits { examples: args.examples, problems: args.problems };
     let (datasets, report) = read(&sources, &Cache::from_env(), limits)?;
     let guessed = guess(&datasets, &stage.data);
-    let named = args.algo.clone().or(args.recipe.as_ref().map(|_| stage.algorithm_name().to_string()));
+    let said = args.recipe.is_some() || changes.iter().any(|c| c.starts_with("algo"));
+    let named = args.algo.clone().or(said.then(|| stage.algorithm_name().to_string()));
     let wants = match &named {
         Some(name) => {
             let near = nearest(name, ALGORITHMS.iter().map(|a| a.name)).unwrap_or(ALGORITHMS[0].name);
@@ -109,7 +112,14 @@ fn run_check(args: &CheckArgs) -> Result<()> {
     };
     let model = args.model.clone().or(stage.model.path.as_ref().map(PathBuf::from));
     let encoder = encoder(model, &datasets, &stage.data)?;
-    let report = check(&datasets, report, &encoder.0, wants, limits, &|_| Ok(()))?;
+    let hooks = Hooks::default();
+    let rewards = rewards(&stage, &hooks)?;
+    let rewarded = |sample: &Sample| match wants {
+        Wants::Prompt => rewards.check(&prompt_of(sample, &encoder.0), &sample.place),
+        _ => Ok(()), // given answers are not rewarded
+    };
+    let report = check(&datasets, report, &encoder.0, wants, limits, &rewarded)?;
+    hooks.warnings.take_printed().iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
     if args.json {
         print(&format!("{}\n", machine_readable(&report, wants)))?;
     } else {
@@ -122,6 +132,12 @@ fn run_check(args: &CheckArgs) -> Result<()> {
         1 => Err(Error::data("1 row cannot be used as it is").fix("mend it, or leave it out")),
         n => Err(Error::data(format!("{n} problems were found")).fix("mend the rows, or leave them out")),
     }
+}
+
+/// What rewards completions, but for reward models, which ask for no column.
+fn rewards(stage: &Recipe, hooks: &Hooks) -> Result<Rewards> {
+    let plain: Vec<Reward> = stage.reward.iter().filter(|r| r.model.is_none()).cloned().collect();
+    Rewards::with_hooks(&plain, hooks).map_err(|e| e.at("reward"))
 }
 
 /// Whether an argument is a change to a setting; a file of that name is a file.

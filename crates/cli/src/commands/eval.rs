@@ -7,7 +7,7 @@ use crate::options::{
 use crate::output::{Output, print, visible, warn};
 use crate::progress::Progress;
 use ferrl::algo::Wants;
-use ferrl::evaluate::{Answered, Evaluation, Summary, evaluate};
+use ferrl::evaluate::{self, Answered, Evaluation, Summary, evaluate};
 use ferrl::experience::Metrics;
 use ferrl::interrupt;
 use ferrl::recipe::{Recipe, Reward};
@@ -140,6 +140,9 @@ pub fn run(args: &Args) -> Result<()> {
     let fix = "a smaller --cache-mib, or --dtype bf16";
     machine::ensure_memory_of(&*backend, "the model and its cache", bytes as u64, fix)?;
     let rewards = setup::rewards(&recipe, Wants::Rollouts, &backend, &hooks)?;
+    // Every question is looked at before the first is asked.
+    let asked = (prompts, recipe.rollout.max_new_tokens);
+    evaluate::check(&mut *source, &rewards, &dir.config, asked)?;
     let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
     let cache = setup::cache_options(&recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());

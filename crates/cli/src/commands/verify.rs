@@ -3,8 +3,10 @@
 use crate::data::{self, Row};
 use crate::options::key_values;
 use crate::output::{Output, print, visible, warn};
+use ferrl::data::hub::model_dir;
 use ferrl::recipe::{verifiers_json, verifiers_markdown, verifiers_text};
 use ferrl::verify::{self, Hooks, Outcome, Progress, Sample, Truncated, VERIFIERS, Verifier};
+use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
@@ -30,6 +32,9 @@ pub struct Args {
     /// Option of the verifier: key=value; may be given several times
     #[arg(long, value_name = "KEY=VALUE", requires = "name")]
     option: Vec<String>,
+    /// Model directory whose tokenizer counts the tokens of completions, for verifiers and functions that ask for them
+    #[arg(long, value_name = "DIR", requires = "name")]
+    model: Option<PathBuf>,
     /// Grade completions marked as truncated by their text; they are wrong otherwise
     #[arg(long, requires = "name")]
     score_truncated: bool,
@@ -62,7 +67,9 @@ fn grade(args: &Args, name: &str, rows: Vec<Row>) -> Result<()> {
     let verifier = verify::build_with(name, &key_values(&args.option)?, &hooks)?;
     let mut output =
         Output::beside(&args.output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
-    let samples: Vec<Result<Asked>> = rows.into_iter().map(Asked::read).collect();
+    let tokenizer = args.model.as_ref().map(|path| Tokenizer::from_dir(&model_dir(path)?)).transpose()?;
+    let samples: Vec<Result<Asked>> =
+        rows.into_iter().map(|row| Asked::read(row, tokenizer.as_ref())).collect();
     let truncated = if args.score_truncated { Truncated::Score } else { Truncated::Wrong };
     let graded = all(&*verifier, &samples, truncated);
     warn(&hooks.warnings);
@@ -129,7 +136,7 @@ fn all(verifier: &dyn Verifier, samples: &[Result<Asked>], truncated: Truncated)
     let one = |(i, s): (usize, &Result<Asked>)| {
         let start = Instant::now();
         let outcome = s.as_ref().map_err(Clone::clone).and_then(|a| {
-            let mut scored = ask(&[a.sample(i as u64)]).map_err(|e| e.at(&a.place))?;
+            let mut scored = ask(&[a.sample(i as u64)])?;
             scored.pop().ok_or_else(|| Error::data("no score came for it").at(&a.place))
         });
         (outcome, start.elapsed().as_secs_f64() * 1e6)
@@ -155,13 +162,16 @@ struct Asked {
     prompt: String,
     messages: Vec<Value>,
     completion: String,
+    /// Its tokens, where there is a tokenizer.
+    ids: Option<Vec<u32>>,
     truncated: bool,
     columns: Map<String, Value>,
 }
 
 impl Asked {
-    fn read(row: Row) -> Result<Self> {
+    fn read(row: Row, tokenizer: Option<&Tokenizer>) -> Result<Self> {
         let completion = row.text("completion")?.to_string();
+        let ids = tokenizer.map(|t| t.encode_text(&completion).map_err(|e| e.at(&row.place))).transpose()?;
         let (prompt, messages) = match row.get("prompt") {
             Some(Value::Array(list)) => (Value::Array(list.clone()).to_string(), list.clone()),
             Some(Value::String(text)) => (text.clone(), Vec::new()),
@@ -171,7 +181,7 @@ impl Asked {
         let truncated = row.get("truncated").and_then(Value::as_bool).unwrap_or(false);
         let mut columns = row.fields;
         columns.retain(|name, _| !["completion", "prompt"].contains(&name.as_str()));
-        Ok(Asked { place: row.place, prompt, messages, completion, truncated, columns })
+        Ok(Asked { place: row.place, prompt, messages, completion, ids, truncated, columns })
     }
 
     fn sample(&self, id: u64) -> Sample<'_> {
@@ -180,9 +190,11 @@ impl Asked {
             prompt: &self.prompt,
             messages: &self.messages,
             completion: &self.completion,
+            ids: self.ids.as_deref().unwrap_or_default(),
+            tokens: self.ids.as_ref().map(Vec::len),
+            place: &self.place,
             truncated: self.truncated,
             columns: (&self.columns).into(),
-            ..Default::default()
         }
     }
 }

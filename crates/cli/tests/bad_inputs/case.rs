@@ -16,7 +16,8 @@ pub type Check = fn(&Path, &str);
 pub struct Case {
     /// What is wrong, in a few words; also the row of the manual.
     pub name: &'static str,
-    /// The arguments of `ferrl`; `{model}` and `{chat}` stand for tiny models without and with a chat template.
+    /// The arguments of `ferrl`; `{model}` and `{chat}` stand for tiny models without and with a chat template,
+    /// `{short}` for one with 16 learned positions and `{judge}` for a reward model of that kind.
     pub command: Vec<String>,
     files: Vec<(&'static str, Vec<u8>)>,
     /// The exit code of its class; 0 where a warning is enough.
@@ -103,7 +104,8 @@ impl Case {
     /// What is wrong with the outcome, if anything is.
     fn problem(&self) -> Option<String> {
         let folder = tempfile::tempdir().unwrap();
-        let filled = |text: &str| text.replace("{model}", &models().plain).replace("{chat}", &models().chat);
+        let filled =
+            |text: &str| models().iter().fold(text.to_string(), |t, (name, dir)| t.replace(name, dir));
         for (name, content) in &self.files {
             let path = folder.path().join(name);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -191,20 +193,14 @@ pub fn all(cases: Vec<Case>) {
     assert!(problems.is_empty(), "{failed} of {all} bad inputs\n\n{}", problems.join("\n\n"));
 }
 
-/// Tiny models, made once: characters as tokens, one layer.
-pub struct Models {
-    plain: String,
-    chat: String,
-    _folder: tempfile::TempDir,
-}
-
 /// Turns begin with a name and end with a token that is not the tokenizer's end of text.
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>\n{% endfor %}\
                         {% if add_generation_prompt %}assistant: {% endif %}";
 
-fn models() -> &'static Models {
-    static MODELS: OnceLock<Models> = OnceLock::new();
-    MODELS.get_or_init(|| {
+/// Tiny models by their names in cases, made once: characters as tokens, one layer.
+fn models() -> &'static [(&'static str, String)] {
+    static MODELS: OnceLock<(Vec<(&str, String)>, tempfile::TempDir)> = OnceLock::new();
+    let made = || {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let letters: String = (' '..='~').collect();
@@ -226,15 +222,22 @@ fn models() -> &'static Models {
             ]
             .concat(),
         );
-        let sizes = ["--family", "qwen2", "--hidden", "16", "--layers", "1", "--heads", "2"];
-        let from = ["--tokenizer", "tok", "--out"];
-        for name in ["plain", "chat"] {
-            make(&[&["init"], &sizes[..], &from[..], &[name]].concat());
+        let sizes = "--hidden 16 --layers 1 --heads 2 --tokenizer tok --out";
+        let kinds = [
+            ("{model}", "plain", "--family qwen2"),
+            ("{chat}", "chat", "--family qwen2"),
+            ("{short}", "short", "--family gpt2 --max-positions 16"),
+            ("{judge}", "judge", "--family gpt2 --max-positions 16 --head score"),
+        ];
+        let mut all = Vec::new();
+        for (shown, name, family) in kinds {
+            make(&format!("init {family} {sizes} {name}").split(' ').collect::<Vec<_>>());
+            all.push((shown, path(name).to_str().unwrap().to_string()));
         }
         add_template(&path("chat"));
-        let text = |name: &str| path(name).to_str().unwrap().to_string();
-        Models { plain: text("plain"), chat: text("chat"), _folder: folder }
-    })
+        (all, folder)
+    };
+    &MODELS.get_or_init(made).0
 }
 
 fn add_template(dir: &Path) {

@@ -335,6 +335,10 @@ fn doubts() -> Vec<Case> {
 fn sizes() -> Vec<Case> {
     let long = ROW.replace("\"b\"", &format!("\"{}\"", "b".repeat(9 << 20)));
     vec![
+        sft("data that are a device", ROW)
+            .arg("data.train=/dev/null")
+            .says(&["/dev/null", "device"])
+            .never_says(&["did you mean"]),
         sft("a row of megabytes", &format!("{ROW}{long}")).says(&["rows.jsonl:2", "MiB"]),
         with(
             "a prompt longer than data.max_length",
@@ -393,6 +397,24 @@ fn check() -> Vec<Case> {
         Case::new("a misspelt setting of data check", "data check rows.jsonl data.max_lenght=3")
             .file("rows.jsonl", ROW)
             .says(&["max_lenght", "max_length"]),
+        Case::new("data check of rows without a reward's column", "data check --recipe r.toml")
+            .file("r.toml", recipe("grpo", "[\"rows.jsonl\"]", "reward = { verifier = \"exact\" }"))
+            .file("rows.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}\n{\"prompt\": \"a\"}\n")
+            .exit(3)
+            .says(&["rows.jsonl:2", "answer", "1 problem"]),
+        Case::new("data check with an unknown verifier", "data check --recipe r.toml")
+            .file("r.toml", recipe("grpo", "[\"rows.jsonl\"]", "reward = { verifier = \"exactly\" }"))
+            .file("rows.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}\n")
+            .says(&["reward", "exactly", "exact"]),
+        Case::new(
+            "data check with an unknown verifier as a change",
+            "data check rows.jsonl --algo grpo reward.0.verifier=exactly",
+        )
+        .file("rows.jsonl", "{\"prompt\": \"a\", \"answer\": \"b\"}\n")
+        .says(&["reward", "exactly", "exact"]),
+        Case::new("data check with an unknown algorithm as a change", "data check rows.jsonl algo=bogus")
+            .file("rows.jsonl", ROW)
+            .says(&["algo", "bogus"]),
         Case::new("a text file without text", "data check rows.txt")
             .file("rows.txt", "\n\n")
             .exit(3)

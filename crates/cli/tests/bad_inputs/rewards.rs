@@ -3,11 +3,12 @@
 use crate::case::Case;
 use std::path::Path;
 
-const ROWS: &str = "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n{\"prompt\": \"2+2=\", \"answer\": \"4\"}\n";
+pub const ROWS: &str =
+    "{\"prompt\": \"1+1=\", \"answer\": \"2\"}\n{\"prompt\": \"2+2=\", \"answer\": \"4\"}\n";
 const CHAT: &str = "{\"prompt\": [{\"role\": \"user\", \"content\": \"1+1=\"}], \"answer\": \"2\"}\n";
 
 /// Two prompts, four completions each, a step or two, rewarded by `my.py` unless more is said.
-fn grpo(more: &str) -> String {
+pub fn grpo(more: &str) -> String {
     format!(
         "name = \"run\"\nalgo = \"dr_grpo\"\nmodel.path = \"{{model}}\"\ndata = {{ train = [\"rows.jsonl\"], max_length = 32 }}\n\
          rollout = {{ prompts = 2, samples = 4, max_new_tokens = 4, cache_mib = 4 }}\n\
@@ -67,11 +68,27 @@ fn failing_rewards() -> Vec<Case> {
             "def reward(prompts, completions, **kw):\n    return [len(c) / nothing for c in completions]\n",
         )
         .says(&["NameError", "my.py:2"]),
-        always(
+        python(
             "a reward function that asks for a column that is not there",
             "def reward(completions, solution):\n    return [1.0 for c in completions]\n",
         )
-        .says(&["solution", "completions"]),
+        .says(&["rows.jsonl:1", "my.py", "solution", "completions"])
+        .leaves_no(&["runs"]),
+        python(
+            "a reward function that asks for a column that one row lacks",
+            "def reward(completions, answer):\n    return [1.0 for c in completions]\n",
+        )
+        .file("rows.jsonl", format!("{ROWS}{{\"prompt\": \"3+3=\"}}\n"))
+        .arg("--dry-run")
+        .says(&["rows.jsonl:3", "my.py", "answer"]),
+        python("a reward function of other arguments", "def reward(a, b):\n    return 1\n")
+            .arg("--dry-run")
+            .says(&["my.py", "reward(a, b)", "completions"]),
+        always(
+            "a reward function that returns numbers beyond 32 bits",
+            "def reward(completions, **kw):\n    return [1e300 for c in completions]\n",
+        )
+        .says(&["1e300", "32 bits"]),
         always(
             "a reward function that returns one number",
             "def reward(completions, **kw):\n    return 1.0\n",
@@ -139,6 +156,7 @@ fn partly_failing_rewards() -> Vec<Case> {
         partly("a reward function that raises over one completion", "raise KeyError('no')").says(&["KeyError"]),
         partly("a reward function that ends its process over one completion", "os._exit(5)").says(&["exit status: 5"]),
         partly("a reward that is NaN for one completion", "out.append(float('nan')); continue").says(&["nan"]),
+        partly("a reward beyond 32 bits for one completion", "out.append(-1e300); continue").says(&["-1e300"]),
         partly("a reward that is a text for one completion", "out.append('good'); continue").says(&["str"]),
         python(
             "a reward function that prints escape codes",
@@ -199,6 +217,21 @@ fn settings() -> Vec<Case> {
             .file("rows.jsonl", ROWS)
             .file("my.py", "def reward(completions, **kw):\n    return [1.0 for c in completions]\n")
             .says(&["workers", "100000", "256"]),
+        Case::new("a time-out without end", "train r.toml reward.0.options.timeout=1e300")
+            .file("r.toml", grpo(PYTHON))
+            .file("rows.jsonl", ROWS)
+            .file("my.py", "def reward(completions, **kw):\n    return [1.0 for c in completions]\n")
+            .says(&["timeout", "1e+300", "1000000"]),
+        Case::new("a reward times its weight beyond 32 bits", "train r.toml reward.0.weight=1e6")
+            .file("r.toml", grpo(PYTHON))
+            .file("rows.jsonl", ROWS)
+            .file("my.py", "def reward(completions, **kw):\n    return [1e35 for c in completions]\n")
+            .says(&["reward", "1e35", "1000000", "32 bits"]),
+        exact("an empty stop text", "rollout.stop=[\"\"]").says(&["rollout.stop", "empty"]),
+        Case::new("an empty stop text in supervised training", "train r.toml")
+            .file("r.toml", "algo = \"sft\"\nmodel.path = \"{model}\"\ndata.train = [\"rows.jsonl\"]\nrollout.stop = [\"\"]\n")
+            .file("rows.jsonl", "{\"prompt\": \"a\", \"response\": \"b\"}\n")
+            .says(&["rollout.stop", "empty"]),
         exact("an unknown word for truncated completions", "reward.0.truncated=zero")
             .says(&["zero", "wrong", "score"]),
         exact("a warm-up for a critic that is not there", "algo.critic_warmup=3")
@@ -233,7 +266,36 @@ fn settings() -> Vec<Case> {
 }
 
 fn commands() -> Vec<Case> {
+    let marked = |text: &str| format!("\u{feff}{text}");
+    let huge = format!("{{\"completion\": \"{}\", \"answer\": \"a\"}}\n", "a".repeat(9 << 20));
     vec![
+        Case::new("verify by tokens that nobody counted", "verify length --input rows.jsonl --option max=4")
+            .file("rows.jsonl", "{\"completion\": \"abc\"}\n")
+            .exit(3)
+            .says(&["rows.jsonl:1", "--model", "completion_tokens"]),
+        Case::new("verify by tokens", "verify length --input rows.jsonl --option max=4 --model {model}")
+            .file("rows.jsonl", "{\"completion\": \"abcde\"}\n")
+            .exit(0)
+            .says(&["\"reward\":-1.0"]),
+        Case::new("verify with a byte order mark", "verify exact --input rows.jsonl")
+            .file("rows.jsonl", marked("{\"completion\": \"a\", \"answer\": \"a\"}\n"))
+            .exit(0)
+            .says(&["1 graded"]),
+        Case::new("verify with a line of megabytes", "verify exact --input rows.jsonl")
+            .file("rows.jsonl", format!("{}{huge}", "{\"completion\": \"a\", \"answer\": \"a\"}\n"))
+            .exit(3)
+            .says(&["rows.jsonl:2", "8 MiB"]),
+        Case::new("score with a byte order mark", "score --model {model} --input rows.jsonl")
+            .file("rows.jsonl", marked("{\"text\": \"ab\"}\n"))
+            .exit(0)
+            .says(&["logprobs"]),
+        Case::new(
+            "generate with a byte order mark",
+            "generate --model {model} --input rows.jsonl --max-new-tokens 2",
+        )
+        .file("rows.jsonl", marked("{\"prompt\": \"ab\"}\n"))
+        .exit(0)
+        .says(&["completions"]),
         Case::new("verify with an unknown verifier", "verify numberic --input rows.jsonl")
             .file("rows.jsonl", ROWS)
             .says(&["numberic", "numeric"]),

@@ -100,7 +100,7 @@ pub fn read(sources: &[Source], cache: &Cache, limits: Limits) -> Result<(Vec<Da
     Ok((datasets, report))
 }
 
-/// Encodes every row of the datasets, with all cores; `more` may refuse a row that is encoded. Goes on with the report of
+/// Encodes every row of the datasets, with all cores; `more` may refuse a row that is encoded, with its place. Goes on with the report of
 /// reading them.
 pub fn check(
     datasets: &[Dataset],
@@ -150,9 +150,7 @@ impl Report {
         self.counts.truncated += counts.truncated;
         self.counts.dropped += counts.dropped;
         self.doubts.add(&counts, &place);
-        let sample = match sample
-            .and_then(|s| s.map(|s| more(&s).map_err(|e| e.at(&place)).map(|()| s)).transpose())
-        {
+        let sample = match sample.and_then(|s| s.map(|s| more(&s).map(|()| s)).transpose()) {
             Ok(Some(sample)) => sample,
             Ok(None) => return,
             Err(e) => return self.problem(&e, limits),

@@ -156,7 +156,8 @@ fn head(path: &Path) -> Result<Vec<u8>> {
     })
 }
 
-const BOM: &[u8] = &[0xef, 0xbb, 0xbf];
+/// What some editors write before a text of UTF-8.
+pub const BOM: &[u8] = &[0xef, 0xbb, 0xbf];
 
 fn unreadable(path: &Path, e: &std::io::Error) -> Error {
     Error::data(format!("cannot read: {e}"))

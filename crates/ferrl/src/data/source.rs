@@ -91,6 +91,9 @@ impl Source {
         if path.is_dir() {
             return self.folder(path);
         }
+        if let Some(error) = not_a_file(path) {
+            return Err(error);
+        }
         if self.path.contains(['*', '?', '[']) {
             return self.glob();
         }
@@ -275,18 +278,56 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
                 walk(&path, files)?;
             }
         } else if known(&path) {
+            if let Some(error) = not_a_file(&path) {
+                return Err(error);
+            }
             files.push(path);
         }
     }
     Ok(())
 }
 
+/// What there is instead of a file of data.
+fn not_a_file(path: &Path) -> Option<Error> {
+    let (is, fix) = match (path.metadata(), path.symlink_metadata()) {
+        (Ok(m), _) if m.is_file() || m.is_dir() => return None,
+        (Ok(m), _) => {
+            (special(&m.file_type()).to_string(), "write the rows to a file: they are read more than once")
+        }
+        (Err(e), Ok(m)) if m.is_symlink() => {
+            let target = std::fs::read_link(path).map_or(String::new(), |t| format!(" to {}", t.display()));
+            (format!("a link{target} that cannot be followed ({e})"), "name the file itself")
+        }
+        (Err(e), Ok(_)) => return Some(super::unreadable(path, &e)),
+        (Err(_), Err(_)) => return None,
+    };
+    Some(Error::data(format!("is not a regular file but {is}")).at(path.display()).fix(fix))
+}
+
+#[cfg(unix)]
+fn special(kind: &std::fs::FileType) -> &'static str {
+    use std::os::unix::fs::FileTypeExt;
+    match () {
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_socket() => "a socket",
+        () => "a device",
+    }
+}
+
+#[cfg(not(unix))]
+fn special(_kind: &std::fs::FileType) -> &'static str {
+    "a device"
+}
+
 fn missing(path: &Path) -> Error {
+    if let Some(error) = not_a_file(path) {
+        return error;
+    }
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     let names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let near = nearest(&name, names.iter().map(String::as_str));
+    let near = nearest(&name, names.iter().map(String::as_str).filter(|n| *n != name));
     Error::data("there is no such file or folder").at(path.display()).fix(match near {
         Some(near) => format!("did you mean {:?}?", parent.join(near).display().to_string()),
         None if parent.is_dir() => format!("look at what {} holds", parent.display()),

@@ -187,6 +187,10 @@ fn data(r: &Recipe, p: &mut Problems) {
 }
 
 fn evaluation(r: &Recipe, p: &mut Problems) {
+    // Evaluations of any stage may sample.
+    let empty = r.rollout.stop.iter().any(String::is_empty);
+    let what = "an empty stop text would end every completion before its first token";
+    p.when(empty, "rollout.stop", what, "leave the empty text out");
     let asks = r.eval.every > 0 || r.eval.at_start;
     p.when(asks && r.eval.prompts == 0, "eval.prompts", "no prompts to judge by", "eval.prompts = 200");
     let cold = r.eval.temperature.is_some_and(|t| t > 0.0 && t < 1e-4);

@@ -65,10 +65,7 @@ impl RewardModel {
 
     /// Prompt and answer as the model was trained to read them.
     fn tokens(&self, prompt: &Prompt, answer: &Answer) -> Result<Vec<u32>> {
-        let asked = match prompt.messages.is_empty() {
-            true => Value::String(prompt.text.clone()),
-            false => Value::Array(prompt.messages.clone()),
-        };
+        let asked = asked(prompt);
         let said = format!("{}{}", self.prefill, answer.text);
         let row = Row::from_iter([("prompt".to_string(), asked), ("completion".to_string(), said.into())]);
         let mut counts = Counts::default();
@@ -82,5 +79,13 @@ impl RewardModel {
             tokens.ids.pop();
         }
         Ok(tokens.ids)
+    }
+}
+
+/// A prompt as a model with its own chat template reads it.
+pub(crate) fn asked(prompt: &Prompt) -> Value {
+    match prompt.messages.is_empty() {
+        true => Value::String(prompt.text.clone()),
+        false => Value::Array(prompt.messages.clone()),
     }
 }

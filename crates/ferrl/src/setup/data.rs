@@ -89,15 +89,17 @@ impl Sources<'_> {
             }
             // Of mixed data, only a task has a held-out part by itself, and only its completions are rewarded by themselves.
             let none_held_out = has_task && !own && split == 0.0;
-            if held_out && (none_held_out || unrewarded) {
+            let only_asked = algo::find(recipe.algorithm_name())?.wants == Wants::Rollouts;
+            if held_out && (none_held_out || unrewarded) && !(own && only_asked) {
                 continue;
             }
-            if unrewarded && !recipe.algorithm()?.needs().rewardless {
+            if unrewarded && (held_out || !recipe.algorithm()?.needs().rewardless) {
+                let otherwise = if own { "leave it out" } else { "train on them in stages" };
                 return Err(Error::usage(format!(
                     "a generated task brings its verifier, but nothing rewards completions to {name}"
                 ))
-                .at("reward")
-                .fix("name a [[reward]] that fits all of data.train, or train on them in stages"));
+                .at(if own { key } else { "reward" })
+                .fix(format!("name a [[reward]] that fits all of {key}, or {otherwise}")));
             }
             parts.push(Part::of(self.dataset(name)?, weight));
         }

@@ -28,6 +28,23 @@ pub fn schema_of(wants: algo::Wants, grouped: bool, columns: &[&str]) -> schema:
     }
 }
 
+/// What a row asks, without its tokens: as rewards see it.
+fn asked(prompt: &Value, columns: data::Row, place: &str, encoder: &Encoder) -> Prompt {
+    Prompt {
+        text: prompt.as_str().map_or_else(|| prompt.to_string(), String::from),
+        messages: prompt.as_array().cloned().unwrap_or_default(),
+        renamed: encoder.renamed().to_vec(),
+        columns,
+        place: place.to_string(),
+        ..Default::default()
+    }
+}
+
+/// The prompt of an encoded row, without its tokens: as rewards see it.
+pub fn prompt_of(sample: &Sample, encoder: &Encoder) -> Prompt {
+    asked(&sample.prompt, sample.extra.clone(), &sample.place, encoder)
+}
+
 /// An encoded row as an example; `index` is the number of its prompt in the run.
 pub(super) fn item(sample: Sample, wants: algo::Wants, index: u64, encoder: &Encoder) -> Result<Item> {
     let tokenizer = encoder.tokenizer();
@@ -42,11 +59,7 @@ pub(super) fn item(sample: Sample, wants: algo::Wants, index: u64, encoder: &Enc
     let ask = |ids: Vec<u32>, prompt: &Value, columns: data::Row| Prompt {
         index,
         ids,
-        text: prompt.as_str().map_or_else(|| prompt.to_string(), String::from),
-        messages: prompt.as_array().cloned().unwrap_or_default(),
-        renamed: encoder.renamed().to_vec(),
-        columns,
-        place: sample.place.clone(),
+        ..asked(prompt, columns, &sample.place, encoder)
     };
     let number = |name: &str, otherwise: f32| match sample.extra.get(name) {
         None | Some(Value::Null) => Ok(otherwise),

@@ -2,7 +2,7 @@
 
 use super::item::{is_group, item, schema_of};
 use super::survey::Room;
-use super::{Item, Progress, Source, Summary};
+use super::{Item, Look, Progress, Source, Summary};
 use crate::algo;
 use crate::data::loader::{self, Loader, Size};
 use crate::data::prompt::Settings;
@@ -273,8 +273,8 @@ impl Source for Mixture {
     fn cut(&self) -> usize {
         self.counts.truncated
     }
-    fn check(&mut self, progress: Progress<'_>) -> Result<()> {
-        self.look(progress)
+    fn check_with(&mut self, look: Look<'_>, progress: Progress<'_>) -> Result<()> {
+        self.look(look, progress)
     }
     fn summary(&self) -> Summary {
         self.summary

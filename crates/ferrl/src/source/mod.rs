@@ -4,7 +4,7 @@ mod item;
 mod mixture;
 mod survey;
 
-pub use item::schema_of;
+pub use item::{prompt_of, schema_of};
 pub use mixture::{Mixture, Part, Reading, encoding};
 pub use survey::Room;
 
@@ -59,6 +59,20 @@ pub struct Group {
 /// Called with the number of rows that are done and of all rows; `false` ends the work early, without an error.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize) -> bool;
 
+/// An example as it is looked at before the first step.
+#[derive(Clone, Copy)]
+pub struct Seen<'a> {
+    /// The example.
+    pub item: &'a Item,
+    /// File and row, or the number in a generated task.
+    pub place: &'a str,
+    /// Whether evaluations read it, and training does not.
+    pub held_out: bool,
+}
+
+/// Refuses an example that cannot be used; called from many threads.
+pub type Look<'a> = &'a (dyn Fn(Seen<'_>) -> Result<()> + Sync);
+
 /// What a source holds: the start of a run says it, and so does its report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -103,7 +117,11 @@ pub trait Source: Send {
     }
     /// Reads every example once, in the order of the files, and refuses the first that cannot be learned from. What is only
     /// doubtful is raised as a warning. Where the stream stands does not change.
-    fn check(&mut self, _progress: Progress<'_>) -> Result<()> {
+    fn check(&mut self, progress: Progress<'_>) -> Result<()> {
+        self.check_with(&|_| Ok(()), progress)
+    }
+    /// The same with a look of the caller's at every example.
+    fn check_with(&mut self, _look: Look<'_>, _progress: Progress<'_>) -> Result<()> {
         Ok(())
     }
     /// What is there to learn from: exact after [`Source::check`].

@@ -2,7 +2,7 @@
 
 use super::item::{item, schema_of};
 use super::mixture::{Mixture, Part};
-use super::{Item, Progress, Summary};
+use super::{Item, Look, Progress, Seen, Summary};
 use crate::data::{Counts, Findings, Found, PORTION, portions};
 use crate::experience::Sequence;
 use ferrl_engine::{Error, Result};
@@ -49,16 +49,20 @@ enum Compare<'a> {
     With(&'a HashMap<u64, (usize, String)>),
 }
 
+/// What is done with every row of a survey.
+#[derive(Clone, Copy)]
+struct Plan<'a> {
+    compare: Compare<'a>,
+    look: Look<'a>,
+    held_out: bool,
+}
+
 impl Mixture {
     /// Looks at every row, with all cores; whether it came to the end.
-    fn survey(
-        &self,
-        compare: Compare<'_>,
-        progress: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<(Survey, bool)> {
+    fn survey(&self, plan: Plan<'_>, progress: &mut dyn FnMut(usize) -> bool) -> Result<(Survey, bool)> {
         let (mut all, mut before) = (Survey::default(), 0);
         for (part, rows) in self.parts.iter().enumerate().filter_map(|(i, p)| Some((i, p.rows()?))) {
-            let work = |range: Range<usize>| self.portion(part, &rows.used[range], compare);
+            let work = |range: Range<usize>| self.portion(part, &rows.used[range], plan);
             let whole = portions(rows.used.len(), &work, &mut |found, done| {
                 all.join(found);
                 Ok(progress(before + done))
@@ -71,7 +75,7 @@ impl Mixture {
         Ok((all, true))
     }
 
-    fn portion(&self, part: usize, numbers: &[u32], compare: Compare<'_>) -> Result<Survey> {
+    fn portion(&self, part: usize, numbers: &[u32], plan: Plan<'_>) -> Result<Survey> {
         let mut found = Survey::default();
         let Some(rows) = self.parts[part].rows() else { return Ok(found) };
         for &number in numbers {
@@ -85,8 +89,9 @@ impl Mixture {
                 Some(sample) => {
                     let item = item(sample, self.wants, 0, &self.encoder)?;
                     found.measure(&item, &place, self.room)?;
+                    (plan.look)(Seen { item: &item, place: &place, held_out: plan.held_out })?;
                     let print = print(&item);
-                    match compare {
+                    match plan.compare {
                         Compare::Note => found.prints.push((print, place)),
                         Compare::With(known) if known.contains_key(&print) => found.met.push(print),
                         Compare::With(_) => {}
@@ -104,7 +109,9 @@ impl Mixture {
 
     /// Rows that `data.overlong = "drop"` leaves out, by part; what is left of each.
     pub(super) fn prune(&mut self) -> Result<()> {
-        let (survey, _) = self.survey(Compare::With(&HashMap::new()), &mut |_| true)?;
+        let known = HashMap::new();
+        let plan = Plan { compare: Compare::With(&known), look: &|_| Ok(()), held_out: false };
+        let (survey, _) = self.survey(plan, &mut |_| true)?;
         for (i, part) in self.parts.iter_mut().enumerate() {
             let out: HashSet<u32> =
                 survey.left_out.iter().filter(|(p, _)| *p == i).map(|(_, row)| *row).collect();
@@ -125,11 +132,13 @@ impl Mixture {
     }
 
     /// Looks at all that is held out, then at all that is learned from, and says what is doubtful.
-    pub(super) fn look(&mut self, progress: Progress<'_>) -> Result<()> {
+    pub(super) fn look(&mut self, look: Look<'_>, progress: Progress<'_>) -> Result<()> {
         let held: usize = self.held_out.iter().map(Mixture::row_count).sum();
         let (total, mut known, mut before) = (held + self.row_count(), HashMap::new(), 0);
         for other in &self.held_out {
-            let (survey, whole) = other.survey(Compare::Note, &mut |done| progress(before + done, total))?;
+            let plan = Plan { compare: Compare::Note, look, held_out: true };
+            let (survey, whole) = other.survey(plan, &mut |done| progress(before + done, total))?;
+            other.probe_tasks(look, true)?;
             before += other.row_count();
             if !whole {
                 return Ok(());
@@ -139,9 +148,9 @@ impl Mixture {
             let prints = survey.prints.into_iter().enumerate();
             known.extend(prints.map(|(i, (print, place))| (print, (order + i, place))));
         }
-        self.probe_tasks()?;
-        let (mut survey, whole) =
-            self.survey(Compare::With(&known), &mut |done| progress(before + done, total))?;
+        self.probe_tasks(look, false)?;
+        let plan = Plan { compare: Compare::With(&known), look, held_out: false };
+        let (mut survey, whole) = self.survey(plan, &mut |done| progress(before + done, total))?;
         if whole && survey.rows > 0 && survey.doubts.equal.rows == survey.rows {
             let what = format!("all {} pairs have chosen = rejected: nothing can be learned", survey.rows);
             return Err(Error::data(what)
@@ -168,17 +177,19 @@ impl Mixture {
     }
 
     /// The first examples of generated tasks: they have no row to name, but they must fit the model too.
-    fn probe_tasks(&self) -> Result<()> {
+    fn probe_tasks(&self, look: Look<'_>, held_out: bool) -> Result<()> {
         let mut found = Survey::default();
         for part in &self.parts {
             let Part::Task(task, _) = part else { continue };
             for index in 0..PORTION as u64 {
                 let place = format!("task:{} example {index}", task.name);
-                found.measure(&task.item(index, index)?, &place, self.room)?;
+                let item = task.item(index, index)?;
+                found.measure(&item, &place, self.room)?;
+                look(Seen { item: &item, place: &place, held_out })?;
             }
         }
         found.rows = PORTION;
-        self.warn(&found, "generated ");
+        self.warn(&found, if held_out { "generated evaluation " } else { "generated " });
         Ok(())
     }
 

@@ -216,11 +216,9 @@ impl ByTask {
         let name = sample.columns.get(TASK).and_then(Value::as_str).unwrap_or_default();
         let found = self.0.iter().find(|(task, _)| task == name);
         found.map(|(_, verifier)| &**verifier).ok_or_else(|| {
-            Error::data(format!(
-                "the prompt is of no generated task, so nothing rewards it (column task: {name:?})"
-            ))
-            .at(format!("rollout {}", sample.id))
-            .fix("name a [[reward]] that fits all of data.train")
+            let what =
+                format!("the prompt is of no generated task, so nothing rewards it (column task: {name:?})");
+            sample.error(Error::data(what)).fix("name a [[reward]] that fits all of data.train")
         })
     }
 }

@@ -95,8 +95,10 @@ impl ChainVerifier {
     fn chain(&self, sample: &Sample<'_>) -> Result<Chain> {
         let value = required(sample, &self.column, ENTRY.name)?;
         Chain::read(value).ok_or_else(|| {
-            Error::data(format!("column {:?} must be a list of whole numbers, got {value}", self.column))
-                .at(format!("rollout {}", sample.id))
+            sample.error(Error::data(format!(
+                "column {:?} must be a list of whole numbers, got {value}",
+                self.column
+            )))
         })
     }
 }

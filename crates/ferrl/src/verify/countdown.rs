@@ -127,16 +127,19 @@ impl Countdown {
             value.as_array().and_then(|a| a.iter().map(|v| whole(v).filter(|n| *n >= 0)).collect());
         numbers.filter(|n| !n.is_empty()).ok_or_else(|| {
             let column = &self.numbers_column;
-            Error::data(format!("column {column:?} must be a list of whole numbers from 0 up, got {value}"))
-                .at(format!("rollout {}", sample.id))
+            sample.error(Error::data(format!(
+                "column {column:?} must be a list of whole numbers from 0 up, got {value}"
+            )))
         })
     }
 
     fn target(&self, sample: &Sample<'_>) -> Result<i64> {
         let value = required(sample, &self.target_column, ENTRY.name)?;
         whole(value).ok_or_else(|| {
-            Error::data(format!("column {:?} must be a whole number, got {value}", self.target_column))
-                .at(format!("rollout {}", sample.id))
+            sample.error(Error::data(format!(
+                "column {:?} must be a whole number, got {value}",
+                self.target_column
+            )))
         })
     }
 }

@@ -104,8 +104,7 @@ impl Verifier for Exact {
         let found = Some(answer.is_some_and(|a| !a.trim().is_empty()));
         let answer = answer.map(|a| self.normal(a)).unwrap_or_default();
         let equal = self.equals(&answer, expected).ok_or_else(|| {
-            Error::data(format!("column {:?} must be text, got {expected}", self.column))
-                .at(format!("rollout {}", sample.id))
+            sample.error(Error::data(format!("column {:?} must be text, got {expected}", self.column)))
         })?;
         // An empty answer never earns anything, not even against an empty column.
         let correct = f64::from(u8::from(equal && !answer.is_empty()));

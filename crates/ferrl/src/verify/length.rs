@@ -19,6 +19,9 @@ pub const ENTRY: Entry = Entry {
     build: |options| Ok(Box::new(Length::new(options)?)),
 };
 
+/// The column that has the length where nobody counted it.
+const COUNTED: &str = "completion_tokens";
+
 /// The verifier.
 pub struct Length {
     max: u64,
@@ -44,15 +47,21 @@ impl Length {
 
     /// Length of a completion in tokens.
     fn tokens(&self, sample: &Sample<'_>) -> Result<u64> {
-        let at = |e: Error| e.at(format!("rollout {}", sample.id));
         if let (None, Some(tokens)) = (&self.column, sample.tokens) {
             return Ok(tokens as u64);
         }
-        let column = self.column.as_deref().unwrap_or("completion_tokens");
+        if self.column.is_none() && sample.columns.get(COUNTED).is_none() {
+            let what = "length goes by the tokens of a completion, and nothing says how many it has";
+            let fix = format!(
+                "ferrl verify --model DIR counts them with the model's tokenizer; or give rows a column {COUNTED:?}"
+            );
+            return Err(sample.error(Error::data(what)).fix(fix));
+        }
+        let column = self.column.as_deref().unwrap_or(COUNTED);
         let value = required(sample, column, ENTRY.name)?;
-        value
-            .as_u64()
-            .ok_or_else(|| at(Error::data(format!("column {column:?} must be a whole number, got {value}"))))
+        value.as_u64().ok_or_else(|| {
+            sample.error(Error::data(format!("column {column:?} must be a whole number, got {value}")))
+        })
     }
 
     /// The reward for that many tokens.

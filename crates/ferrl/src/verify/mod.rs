@@ -37,6 +37,15 @@ pub struct Sample<'a> {
     pub truncated: bool,
     /// The other columns of the data row.
     pub columns: Columns<'a>,
+    /// File and row of the prompt, for messages; empty where it has none.
+    pub place: &'a str,
+}
+
+impl Sample<'_> {
+    /// An error about this sample, under the row it is from, or else under the rollout's number.
+    pub fn error(&self, error: Error) -> Error {
+        if self.place.is_empty() { error.at(format!("rollout {}", self.id)) } else { error.at(self.place) }
+    }
 }
 
 /// The columns of a row as a verifier finds them: under the names of the recipe, and under those of the file where
@@ -183,6 +192,11 @@ pub trait Verifier: Send + Sync {
     fn judges_truncated(&self) -> bool {
         false
     }
+    /// Whether completions to this sample's prompt could be scored: the row has what is needed. The sample's completion is
+    /// empty, and code of users is not called.
+    fn check(&self, sample: &Sample<'_>) -> Result<()> {
+        self.score(sample).map(|_| ())
+    }
     /// What it takes as the answer in a completion, where it looks for one.
     fn extract(&self, _completion: &str) -> Option<String> {
         None
@@ -267,8 +281,8 @@ pub fn required<'a>(sample: &Sample<'a>, path: &str, verifier: &str) -> Result<&
     sample.columns.get(path).ok_or_else(|| {
         let names = sample.columns.names();
         let there = if names.is_empty() { "none".to_string() } else { names.join(", ") };
-        let error = Error::data(format!("{verifier} needs column {path:?}; the row has {there}"))
-            .at(format!("rollout {}", sample.id));
+        let error =
+            sample.error(Error::data(format!("{verifier} needs column {path:?}; the row has {there}")));
         match nearest(path, names) {
             Some(near) => error.fix(format!("name the column in the verifier's options: {near:?}?")),
             None => error.fix("name the column in the verifier's options"),

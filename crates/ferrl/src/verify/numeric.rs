@@ -165,8 +165,7 @@ impl Verifier for Numeric {
             _ => None,
         };
         let expected = expected.ok_or_else(|| {
-            Error::data(format!("column {:?} holds no number: {value}", self.column))
-                .at(format!("rollout {}", sample.id))
+            sample.error(Error::data(format!("column {:?} holds no number: {value}", self.column)))
         })?;
         let answer = self.extract(sample.completion);
         let found = Some(answer.is_some());

@@ -136,6 +136,13 @@ impl<'a> Options<'a> {
         }
     }
 
+    /// A number within a range.
+    pub fn between(&self, key: &str, default: f64, range: std::ops::RangeInclusive<f64>) -> Result<f64> {
+        let Some(value) = self.table.get(key) else { return Ok(default) };
+        let expected = format!("a number from {} to {}", range.start(), range.end());
+        value.as_f64().filter(|n| range.contains(n)).ok_or_else(|| self.wrong(key, &expected, value))
+    }
+
     /// A whole number within a range.
     pub fn size(&self, key: &str, default: u64, range: std::ops::RangeInclusive<u64>) -> Result<u64> {
         let Some(value) = self.table.get(key) else { return Ok(default) };

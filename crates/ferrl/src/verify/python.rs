@@ -4,7 +4,8 @@ use super::{Entry, Options, Outcome, Progress, Sample, Score, Setting, Verifier}
 use crate::worker::{Arguments, Called, Pool, WorkerOptions};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
-use std::ops::Range;
+use std::collections::HashSet;
+use std::ops::{Range, RangeInclusive};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,6 +40,9 @@ pub const ENTRY: Entry = Entry {
 /// Processes at most: each holds a Python and whatever the file imports.
 const MOST_WORKERS: u64 = 256;
 
+/// What a call may be given: a millisecond to eleven days.
+const SECONDS: RangeInclusive<f64> = 0.001..=1e6;
+
 /// The verifier.
 pub struct Python {
     pool: Pool,
@@ -46,6 +50,8 @@ pub struct Python {
     weights: Vec<f64>,
     batch: usize,
     metrics: Mutex<Vec<(String, f64)>>,
+    /// Names of arguments that every function can be called with.
+    bound: Mutex<HashSet<Vec<String>>>,
 }
 
 impl Python {
@@ -60,9 +66,8 @@ impl Python {
             false => options.texts("functions", &["reward"])?,
         };
         let names: Vec<&str> = functions.iter().map(String::as_str).collect();
-        let seconds = |key: &str, default: f64| {
-            options.number(key, default, 0.001).map(|s| Duration::from_secs_f64(s.min(1e6)))
-        };
+        let seconds =
+            |key: &str, default: f64| options.between(key, default, SECONDS).map(Duration::from_secs_f64);
         let workers = WorkerOptions {
             python: options.text("python", "python3")?,
             workers: options.size("workers", 1, 1..=MOST_WORKERS)? as usize,
@@ -83,7 +88,8 @@ impl Python {
             let (w, f) = (weights.len(), functions.len());
             return Err(Error::usage(format!("got {w} weights for {f} functions")).at(ENTRY.name));
         }
-        Ok(Python { pool: Pool::start(workers)?, functions, weights, batch, metrics: Mutex::default() })
+        let (metrics, bound) = Default::default();
+        Ok(Python { pool: Pool::start(workers)?, functions, weights, batch, metrics, bound })
     }
 
     /// The workers.
@@ -187,6 +193,20 @@ impl Verifier for Python {
         let mut metrics = self.metrics.lock().unwrap_or_else(|e| e.into_inner());
         called.iter_mut().for_each(|c| metrics.append(&mut c.metrics));
         Ok((0..samples.len()).map(|i| self.outcome(&mut called, i)).collect())
+    }
+    /// The functions are not called: only whether they could be, with the columns of this row.
+    fn check(&self, sample: &Sample<'_>) -> Result<()> {
+        let own = ["truncated", "prompts", "completions", "completion_ids"];
+        let columns = sample.columns.names().into_iter().filter(|name| !OWN.contains(name));
+        let mut names: Vec<String> = own.into_iter().chain(columns).map(String::from).collect();
+        names.sort_unstable();
+        let mut bound = self.bound.lock().unwrap_or_else(|e| e.into_inner());
+        if !bound.contains(&names) {
+            let bind = |function: &String| self.pool.bind(function, names.iter().map(String::as_str));
+            self.functions.iter().try_for_each(bind).map_err(|e| sample.error(e))?;
+            bound.insert(names);
+        }
+        Ok(())
     }
     fn file(&self) -> Option<&Path> {
         Some(self.pool.file())

@@ -90,6 +90,9 @@ impl Call<'_> {
         for (i, reward) in range.clone().zip(answer["rewards"].as_array().into_iter().flatten()) {
             let kind = match reward {
                 Value::String(text) => Kind::NonFinite(text.clone()),
+                Value::Number(n) if !n.as_f64().is_some_and(|n| (n as f32).is_finite()) => {
+                    Kind::NonFinite(n.as_f64().map_or(n.to_string(), |n| format!("{n:e}")))
+                }
                 Value::Object(bad) => Kind::Contract {
                     got: bad.get("bad").and_then(Value::as_str).unwrap_or_default().into(),
                     expected: "a number or None for each completion".into(),

@@ -23,7 +23,7 @@ pub enum Kind {
         /// `file:line` of the last frame in the user's file.
         place: String,
     },
-    /// A reward that is NaN or infinite.
+    /// A reward that is NaN or infinite, as it is or as a number of 32 bits.
     NonFinite(String),
     /// The function does not keep to its contract: a list of the wrong length or of other things than numbers.
     Contract {
@@ -69,6 +69,9 @@ impl fmt::Display for Kind {
             Kind::TooLong(limit) => write!(f, "the worker answered with a line of over {limit} bytes"),
             Kind::Raised { trace, place } => {
                 write!(f, "it raised {} ({place})", trace.trim_end().lines().last().unwrap_or(""))
+            }
+            Kind::NonFinite(value) if value.parse().is_ok_and(f64::is_finite) => {
+                write!(f, "it returned {value}; a reward is a number of 32 bits, {:e} at most", f32::MAX)
             }
             Kind::NonFinite(value) => write!(f, "it returned {value}"),
             Kind::Contract { got, expected } => write!(f, "got {got}, expected {expected}"),
@@ -125,11 +128,14 @@ impl fmt::Display for Failure {
     }
 }
 
-impl From<Box<Failure>> for Error {
-    fn from(failure: Box<Failure>) -> Error {
-        let (class, fix) = match &failure.kind {
+impl Kind {
+    /// An error of its class that says `what`, with a way out.
+    pub(super) fn error(&self, what: String) -> Error {
+        let (class, fix) = match self {
             Kind::Contract { .. } => (Class::Usage, "return one number or None for each completion"),
-            Kind::NonFinite(_) => (Class::Usage, "return None where there is no reward"),
+            Kind::NonFinite(_) => {
+                (Class::Usage, "return a number of a few digits, or None where there is no reward")
+            }
             Kind::Signature { .. } => (Class::Usage, "def reward(prompts, completions, **columns)"),
             Kind::Raised { .. } => (Class::Usage, "correct the function; the traceback says where"),
             Kind::TimedOut(_) => (Class::Device, "make the function faster or raise timeout"),
@@ -138,6 +144,12 @@ impl From<Box<Failure>> for Error {
                 (Class::Device, "call the function by hand on this rollout to find out why its process fails")
             }
         };
-        Error::new(class, failure.to_string()).at(failure.file.display()).fix(fix)
+        Error::new(class, what).fix(fix)
+    }
+}
+
+impl From<Box<Failure>> for Error {
+    fn from(failure: Box<Failure>) -> Error {
+        failure.kind.error(failure.to_string()).at(failure.file.display())
     }
 }

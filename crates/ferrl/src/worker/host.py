@@ -115,9 +115,13 @@ def host():
             arguments = dict(request["arguments"])
             arguments["trainer_state"] = State(request.get("state") or {})
             arguments["log_extra"], arguments["log_metric"] = logged.extra, logged.metric
-            result = call(functions[request["function"]], arguments)
-            fields = numbers(result, request["count"])
-            fields.update(extra=logged.columns(request["count"]), metrics=logged.metrics)
+            if request.get("bind"):  # only whether it could be called so
+                bound(functions[request["function"]], arguments)
+                fields = {"rewards": []}
+            else:
+                result = call(functions[request["function"]], arguments)
+                fields = numbers(result, request["count"])
+                fields.update(extra=logged.columns(request["count"]), metrics=logged.metrics)
         except Signature as mismatch:
             fields = {"signature": [str(mismatch), ", ".join(arguments)]}
         except BaseException:
@@ -190,8 +194,8 @@ def load(file):
     return module
 
 
-def call(function, arguments):
-    """Calls it with the arguments it can take; a coroutine is run to its end."""
+def bound(function, arguments):
+    """Those of the arguments that it can take, if it can be called with them."""
     import inspect
 
     try:
@@ -206,7 +210,14 @@ def call(function, arguments):
             signature.bind(**arguments)
         except TypeError as problem:
             raise Signature(f"{getattr(function, '__name__', 'reward')}{signature}: {problem}") from None
-    result = function(**arguments)
+    return arguments
+
+
+def call(function, arguments):
+    """Calls it with the arguments it can take; a coroutine is run to its end."""
+    import inspect
+
+    result = function(**bound(function, arguments))
     if inspect.isawaitable(result):
         import asyncio
 

@@ -14,7 +14,7 @@ use crate::interrupt;
 use call::Call;
 use ferrl_engine::{Error, Result};
 use process::Process;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -217,6 +217,26 @@ impl Pool {
         };
         call.whole();
         call.out
+    }
+
+    /// Whether a function can be called with arguments of these names; it is not called.
+    pub fn bind<'a>(&self, function: &str, names: impl Iterator<Item = &'a str>) -> Result<()> {
+        let arguments: Map<String, Value> = names.map(|name| (name.to_string(), Value::Null)).collect();
+        let request = json!({ "function": function, "bind": true, "count": 0, "arguments": arguments });
+        match self.attempt(&mut self.free_slot(), &request, 0) {
+            Tried::Answered(_) => Ok(()),
+            Tried::Failed(Kind::Interrupted, _) => Err(interrupt::interrupted("checking reward functions")),
+            Tried::Failed(kind, _) => {
+                let error = kind.error(kind.to_string()).at(self.file().display());
+                Err(match kind {
+                    Kind::Signature { .. } => error.fix(
+                        "name only arguments that are there, as in def reward(prompts, completions, **columns); \
+                         a row without a value for a column has null",
+                    ),
+                    _ => error,
+                })
+            }
+        }
     }
 
     /// One try in one worker, which is replaced if it broke.

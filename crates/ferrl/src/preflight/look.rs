@@ -1,0 +1,153 @@
+//! What every example of a stage is looked at for: rewards that could be given to it, and models that must take it.
+
+use super::Start;
+use crate::algo::Wants;
+use crate::data::hub::model_dir;
+use crate::data::prompt::Settings;
+use crate::data::{Counts, Encoder, Example, Row, schema};
+use crate::recipe::Recipe;
+use crate::reward::{Rewards, asked};
+use crate::setup::{self, Draft};
+use crate::source::{Item, Prompt, Seen};
+use crate::verify::Hooks;
+use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::model::Config;
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// The look at the examples of one stage.
+pub(super) struct Look {
+    /// What rewards the completions of evaluations, where that is not what rewards rollouts.
+    evaluated: Option<Rewards>,
+    limits: Vec<Limit>,
+    new_tokens: usize,
+}
+
+/// A model beside the policy that has no position beyond a certain one.
+struct Limit {
+    key: String,
+    who: &'static str,
+    most: usize,
+    /// How it reads prompts, where that is not as the policy does.
+    own: Option<Box<Encoder>>,
+}
+
+impl Look {
+    /// For a stage as it is drafted; `named` knows the models that earlier stages train.
+    pub fn new<'b>(
+        draft: &Draft,
+        recipe: &Recipe,
+        named: &dyn Fn(&str) -> Option<&'b Start>,
+    ) -> Result<Self> {
+        let sampled = draft.wants == Wants::Rollouts && !draft.source.graded();
+        let evaluates = recipe.eval.every > 0 || recipe.eval.at_start;
+        let asks =
+            draft.wants == Wants::Rollouts || !recipe.reward.is_empty() || !setup::tasks(recipe)?.is_empty();
+        let evaluated = match evaluates && !sampled && asks && !draft.needs.score {
+            true => {
+                let hooks = Hooks { warnings: draft.warnings.clone(), ..Default::default() };
+                Some(setup::plain_rewards(recipe, Wants::Rollouts, &hooks)?)
+            }
+            false => None,
+        };
+        let limits = limits(draft, recipe, named)?;
+        Ok(Look { evaluated, limits, new_tokens: recipe.rollout.max_new_tokens })
+    }
+
+    /// Refuses an example whose completions nothing could reward, or that some model has no positions for.
+    pub fn at(&self, rewards: &Rewards, seen: Seen<'_>) -> Result<()> {
+        let asked = match seen.item {
+            Item::Ask(prompt) => Some(prompt),
+            // What its completions are worth is known; an evaluation asks for others.
+            Item::Graded(group) if seen.held_out => Some(&group.prompt),
+            _ => None,
+        };
+        if let Some(prompt) = asked {
+            let rewards = self.evaluated.as_ref().filter(|_| seen.held_out).unwrap_or(rewards);
+            rewards.check(prompt, seen.place)?;
+        }
+        self.limits.iter().try_for_each(|limit| limit.takes(seen, asked, self.new_tokens))
+    }
+}
+
+impl Limit {
+    fn takes(&self, seen: Seen<'_>, asked: Option<&Prompt>, new: usize) -> Result<()> {
+        let (length, new) = match (asked, &self.own) {
+            (Some(prompt), Some(encoder)) => (length(encoder, prompt, seen.place)?, new),
+            (None, Some(_)) => return Ok(()),
+            // An evaluation samples from the policy alone.
+            (Some(_), None) if seen.held_out => return Ok(()),
+            (Some(prompt), None) => (prompt.ids.len(), new),
+            (None, None) => {
+                let sequences = match seen.item {
+                    Item::Given(sequences) => sequences,
+                    Item::Graded(group) => &group.answers,
+                    Item::Ask(_) => return Ok(()),
+                };
+                (sequences.iter().map(|s| s.ids.len()).max().unwrap_or(0), 0)
+            }
+        };
+        if length + new <= self.most {
+            return Ok(());
+        }
+        let what = match new {
+            0 => format!("{length} tokens"),
+            _ => format!("a prompt of {length} tokens and rollout.max_new_tokens = {new}"),
+        };
+        let shorter = if new == 0 { "a smaller data.max_length" } else { "a smaller rollout.max_new_tokens" };
+        let what = format!("{what}, but the {} has learned positions for {}", self.who, self.most);
+        Err(Error::data(what)
+            .at(&self.key)
+            .at(seen.place)
+            .fix(format!("a {} with more positions, shorter rows, or {shorter}", self.who)))
+    }
+}
+
+/// Tokens of a prompt as another model reads it.
+fn length(encoder: &Encoder, prompt: &Prompt, place: &str) -> Result<usize> {
+    let row = Row::from_iter([("prompt".to_string(), asked(prompt))]);
+    let sample = encoder.encode(&row, schema::Wants::Prompt, place, &mut Counts::default())?;
+    Ok(sample.map_or(0, |s| if let Example::Prompt { ids } = s.example { ids.len() } else { 0 }))
+}
+
+/// Every model of the stage but the policy whose positions end.
+fn limits<'b>(
+    draft: &Draft,
+    recipe: &Recipe,
+    named: &dyn Fn(&str) -> Option<&'b Start>,
+) -> Result<Vec<Limit>> {
+    let mut limits = Vec::new();
+    let open = |path: &str| -> Result<(PathBuf, Config)> {
+        if let Some(start) = named(path) {
+            return Ok((start.dir.clone(), start.config.clone()));
+        }
+        let dir = model_dir(Path::new(path))?;
+        let config = ModelDir::open(&dir)?.config;
+        Ok((dir, config))
+    };
+    let mut add = |key: String, who, path: &str, reads: bool| -> Result<()> {
+        let (dir, config) = open(path)?;
+        let Some(most) = config.max_positions_hard() else { return Ok(()) };
+        let own = match reads {
+            true => {
+                let encoder = Encoder::for_model(Tokenizer::from_dir(&dir)?, &dir, Settings::default())?;
+                Some(Box::new(encoder))
+            }
+            false => None,
+        };
+        limits.push(Limit { key, who, most, own });
+        Ok(())
+    };
+    if let Some(path) = recipe.teacher.path.as_deref().filter(|_| draft.needs.teacher) {
+        add("teacher.path".into(), "teacher", path, false)?;
+    }
+    if let Some(path) = recipe.critic.path.as_deref().filter(|_| draft.needs.critic && !recipe.critic.shared)
+    {
+        add("critic.path".into(), "critic", path, false)?;
+    }
+    for (i, path) in recipe.reward.iter().enumerate().filter_map(|(i, r)| Some((i, r.model.as_deref()?))) {
+        add(format!("reward.{i}.model"), "reward model", path, true)?;
+    }
+    Ok(limits)
+}
