@@ -86,7 +86,7 @@ fn file() -> Result<&'static [(String, String)]> {
 /// `NAME=value` lines; none where there is no file.
 fn read(path: &Path) -> Result<Vec<(String, String)>> {
     match std::fs::read_to_string(path) {
-        Ok(text) => parse(&text),
+        Ok(text) => parse(text.strip_prefix('\u{feff}').unwrap_or(&text)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(e) => Err(Error::usage(format!("cannot read: {e}")).at(FILE)),
     }
