@@ -48,7 +48,7 @@ enum Command {
     Data(commands::data::Args),
     Report(commands::report::Args),
     Algorithms(commands::algorithms::Args),
-    Recipe(commands::algorithms::RecipeArgs),
+    Recipe(commands::recipe::Args),
     Generate(Box<commands::generate::Args>),
     Chat(commands::chat::Args),
     Score(commands::score::Args),
@@ -59,6 +59,8 @@ enum Command {
     Tokenizer(commands::tokenizer::Args),
     Bench(commands::bench::Args),
     Doctor(commands::doctor::Args),
+    Completions(commands::shell::CompletionsArgs),
+    Man(commands::shell::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -87,7 +89,7 @@ fn dispatch(command: Command) -> ferrl_engine::Result<()> {
         Command::Data(args) => commands::data::run(&args),
         Command::Report(args) => commands::report::run(&args),
         Command::Algorithms(args) => commands::algorithms::run(&args),
-        Command::Recipe(args) => commands::algorithms::recipe(&args),
+        Command::Recipe(args) => commands::recipe::run(&args),
         Command::Generate(args) => commands::generate::run(&args),
         Command::Chat(args) => commands::chat::run(&args),
         Command::Score(args) => commands::score::run(&args),
@@ -98,6 +100,8 @@ fn dispatch(command: Command) -> ferrl_engine::Result<()> {
         Command::Tokenizer(args) => commands::tokenizer::run(&args),
         Command::Bench(args) => commands::bench::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Completions(args) => commands::shell::completions(&args, Cli::command()),
+        Command::Man(args) => commands::shell::man(&args, Cli::command()),
     }
 }
 

@@ -103,6 +103,10 @@ fn commands_of_every_page_work() {
 fn generated_pages_are_current() {
     let page = |name: &str| std::fs::read_to_string(root().join("docs").join(name)).unwrap();
     assert!(page("keys.md") == ferrl::recipe::keys_markdown(), "old: ferrl recipe > docs/keys.md");
+    assert!(page("names.md") == ferrl::recipe::names_markdown(), "old: ferrl recipe names > docs/names.md");
+    let commands = Command::new(env!("CARGO_BIN_EXE_ferrl")).args(["man", "--markdown"]).output().unwrap();
+    let commands = String::from_utf8(commands.stdout).unwrap();
+    assert!(page("commands.md") == commands, "old: ferrl man --markdown > docs/commands.md");
     let verifiers = ferrl::recipe::verifiers_markdown();
     assert!(page("verifiers.md") == verifiers, "old: ferrl verify --markdown > docs/verifiers.md");
     let figures: serde_json::Map<String, serde_json::Value> =

@@ -1,11 +1,9 @@
-//! `ferrl algorithms` and `ferrl recipe`: what there is to choose from.
+//! `ferrl algorithms`: what there is to choose from.
 
 use crate::output::print;
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use ferrl::algo::{ALGORITHMS, Entry, find};
-use ferrl::recipe::{
-    algorithm_keys, algorithms_markdown, explained, keys_markdown, keys_that_matter, metrics_explained,
-};
+use ferrl::recipe::{algorithm_keys, algorithms_markdown, explained, metrics_explained};
 use ferrl_engine::{Error, Result};
 use serde_json::Map;
 use std::path::PathBuf;
@@ -58,37 +56,10 @@ fn described(entry: &Entry, width: usize) -> String {
 }
 
 /// An algorithm, its own settings and its metrics.
-fn settings(entry: &Entry) -> String {
+pub(super) fn settings(entry: &Entry) -> String {
     let mut text = described(entry, entry.name.len());
     text += "settings, with their defaults (one without is off):\n";
     algorithm_keys(entry).iter().for_each(|key| text += &explained(key));
     text += "\nmetrics of each step, beside those that every run writes:\n";
     text + &metrics_explained(entry)
-}
-
-/// Explain every key of a recipe, with its default
-#[derive(Parser)]
-pub struct RecipeArgs {
-    #[command(subcommand)]
-    command: Option<RecipeCommand>,
-}
-
-#[derive(Subcommand)]
-enum RecipeCommand {
-    /// Explain the settings of one algorithm and the recipe's keys that matter to it
-    Show {
-        /// One of `ferrl algorithms`
-        #[arg(value_name = "NAME")]
-        name: String,
-    },
-}
-
-/// Runs `ferrl recipe`.
-pub fn recipe(args: &RecipeArgs) -> Result<()> {
-    let Some(RecipeCommand::Show { name }) = &args.command else { return print(&keys_markdown()) };
-    let entry = find(name)?;
-    let mut text = settings(entry);
-    text += "\nthe recipe's other keys that matter to it:\n";
-    keys_that_matter(entry)?.iter().for_each(|key| text += &explained(key));
-    print(&text)
 }

@@ -33,6 +33,7 @@ pub struct Lengths {
 pub fn lengths(recipe: &Recipe, wants: Wants, model: Option<&Path>) -> Lengths {
     let answer = if wants == Wants::Rollouts { recipe.rollout.max_new_tokens } else { 0 };
     let limit = recipe.data.max_length;
+    let limit = recipe.model.init.as_ref().map_or(limit, |init| limit.min(init.max_positions));
     let assumed = match measure(recipe, wants, model, answer) {
         Ok(Some(lengths)) => return lengths,
         Ok(None) => "no rows to measure before the run makes its tokenizer".to_string(),

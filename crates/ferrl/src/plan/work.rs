@@ -102,7 +102,8 @@ pub fn work(i: &Inputs) -> Work {
 pub fn steps(i: &Inputs) -> Option<u64> {
     let r = &i.recipe;
     let portion = if i.wants == Wants::Rollouts { r.rollout.prompts } else { r.train.batch };
-    let epochs = |rows: usize| (r.train.epochs * rows as f64 / portion as f64).ceil().max(1.0) as u64;
+    // The last batch of an epoch is smaller.
+    let epochs = |rows: usize| (r.train.epochs * rows.div_ceil(portion) as f64).ceil().max(1.0) as u64;
     r.train.steps.or_else(|| i.lengths.rows.map(epochs))
 }
 

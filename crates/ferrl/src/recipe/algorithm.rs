@@ -75,7 +75,8 @@ fn unknown(tree: &Tree, entry: &Entry, key: &[String], at: &[String], known: Vec
         let first = k.split("algo.").nth(1).and_then(|rest| rest.split('.').next());
         known.iter().any(|n| Some(*n) == first) && *k != dotted(key)
     };
-    if let Some(advice) = elsewhere::advice(key) {
+    // Not where it names the very key that this algorithm lacks.
+    if let Some(advice) = elsewhere::advice(key).filter(|a| !a.contains(&dotted(key))) {
         return error.fix(advice);
     }
     match near.map(beside).or_else(|| nearest_to(key).filter(own)) {

@@ -48,6 +48,7 @@ const ADVICE: &[(&str, &str)] = &[
         "assistant_only_loss",
         "only the assistant's turns are trained already; \"weight\": 0 leaves a message out",
     ),
+    ("beta", "algo.beta of preference methods, algo.kl.coef of those that sample"),
     ("bf16", "model.dtype = \"bf16\""),
     ("completion_only_loss", "only completions are trained already; rows with `text` are trained whole"),
     ("dataset_text_field", "data.columns.text = \"the column's name\""),
@@ -79,6 +80,24 @@ const ADVICE: &[(&str, &str)] = &[
     ("vllm_", "completions are sampled in the same process always"),
     ("warmup_steps", "optim.warmup is a fraction of the steps: 10 of 1000 is 0.01"),
 ];
+
+/// The manual's page: every name with its key here, or what to write instead.
+pub fn names_markdown() -> String {
+    let mut rows: Vec<(&str, String)> = KEYS.iter().map(|(name, key)| (*name, format!("`{key}`"))).collect();
+    rows.retain(|(name, _)| ADVICE.iter().all(|(other, _)| other != name));
+    let whole = |name: &str| if name.ends_with('_') { format!("{name}...") } else { name.to_string() };
+    rows.extend(ADVICE.iter().map(|(name, advice)| (*name, advice.to_string())));
+    rows.sort();
+    let rows = rows.iter().map(|(name, here)| format!("| `{}` | {here} |\n", whole(name)));
+    format!(
+        "# Coming from TRL, transformers, PEFT or verl\n\n\
+         A trainer is an algorithm here (`algo.name`; [all of them](algorithms.md)), a config a [recipe](recipes.md), a data set's columns \
+         [stay as they are](data.md), and a reward function of TRL's is called as TRL calls it ([rewards](rewards.md)). \
+         A name of theirs in a recipe gets an error that says what it is here:\n\n\
+         | there | here |\n|---|---|\n{}",
+        rows.collect::<String>()
+    )
+}
 
 /// The key here of the last name in a path.
 pub(super) fn key(path: &[String]) -> Option<&'static str> {

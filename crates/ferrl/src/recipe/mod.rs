@@ -24,6 +24,7 @@ mod warn;
 
 pub use check::{DTYPES, OPTIMIZERS, OVERLONG, SCHEDULES, TOKENIZERS};
 pub use difference::{Difference, difference, differences};
+pub use elsewhere::names_markdown;
 pub use keys::{Key, algorithm_keys, keys, keys_markdown, policy_keys};
 pub use listing::{task_keys, tasks_json, tasks_text, verifiers_json, verifiers_markdown, verifiers_text};
 pub use load::{Resolved, Stage};

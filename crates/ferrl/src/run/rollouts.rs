@@ -102,7 +102,7 @@ impl Rollouts {
         self.write_text(step, &lines(rollouts))
     }
 
-    /// The same from the [`lines`] of its rollouts.
+    /// The same from the `lines` of its rollouts.
     pub fn write_text(&mut self, step: u64, text: &str) -> Result<Mark> {
         let aside = self.dir.join(format!("step_{step}.tmp"));
         let mut file = self.files.create(&aside)?;

@@ -1,7 +1,7 @@
 //! The backend for NVIDIA cards.
 //!
-//! One context, one stream, one arena ([`handles`] says who ends what). Kernels are `.cu` text beside their launchers, compiled for the card that is
-//! found ([`compile`]) after the same prelude (`prelude.cuh`); products go through cuBLASLt ([`gemm`]). Because all
+//! One context, one stream, one arena (`handles` says who ends what). Kernels are `.cu` text beside their launchers, compiled for the card that is
+//! found ([`compile`]) after the same prelude (`prelude.cuh`); products go through cuBLASLt (`gemm`). Because all
 //! work is on one stream, memory that is freed may be handed out again at once.
 
 // Operations have one way in from outside, the trait `Backend`: it checks what they are given.

@@ -1,10 +1,10 @@
 //! Mathematical equality: whether the answer of a completion is the expected one, however either is written.
 //!
-//! An answer is found ([`extract`]), read by a parser of LaTeX, ASCII and Unicode mathematics ([`lexer`], [`parser`])
-//! into a tree ([`ast`]), and compared with the expected one ([`equal`], [`compare`]): constants in exact normal forms
-//! ([`form`]), expressions with variables at points of exact or certified arithmetic ([`eval`], [`arith`]), sets,
-//! equations and inequalities by what satisfies them ([`sets`], [`relations`]). No text is ever run as code, and a
-//! budget of steps ([`budget`]) in place of a clock makes every verdict the same on every machine.
+//! An answer is found (`extract`), read by a parser of LaTeX, ASCII and Unicode mathematics (`lexer`, `parser`)
+//! into a tree (`ast`), and compared with the expected one (`equal`, `compare`): constants in exact normal forms
+//! (`form`), expressions with variables at points of exact or certified arithmetic (`eval`, `arith`), sets,
+//! equations and inequalities by what satisfies them (`sets`, `relations`). No text is ever run as code, and a
+//! budget of steps (`budget`) in place of a clock makes every verdict the same on every machine.
 
 mod arith;
 mod ast;
