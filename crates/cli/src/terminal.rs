@@ -158,7 +158,12 @@ impl Watch for Terminal {
 
     fn step(&mut self, stage: &str, step: u64, steps: u64, record: &StepRecord) {
         self.waits_for_disk = false;
-        self.first_step = self.first_step.min(step - 1);
+        if self.first_step == u64::MAX {
+            // What came before the first step does not come again.
+            let took = Duration::from_secs_f64(record.get("step_time").unwrap_or(0.0).max(0.0));
+            let began = Instant::now().checked_sub(took).unwrap_or(self.began);
+            (self.first_step, self.began) = (step - 1, began.max(self.began));
+        }
         let parts = self.parts(stage, step, steps, record);
         let pause = Duration::from_millis(if self.live { 200 } else { 5000 });
         if step < steps && self.shown.is_some_and(|s| s.elapsed() < pause) {

@@ -245,7 +245,10 @@ impl Rewards {
         }
         let message =
             format!("{lost} of {all} completions{of_step} got no reward and are left out: {failure}");
-        let fix = "later losses are counted in rollouts/lost; what functions print is in log.jsonl";
+        let fix = match at.steps {
+            0 => "they count neither as right nor as wrong; correct the function",
+            _ => "later losses are counted in rollouts/lost; what functions print is in log.jsonl",
+        };
         self.hooks.warnings.raise("lost-rewards", message, fix);
         Ok(())
     }

@@ -10,7 +10,7 @@ use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{Disk, RunFolder, disk};
 use ferrl::runner::{self, Options, Outcome, Position, Watch, accept};
 use ferrl::verify::VERIFIERS;
-use ferrl_engine::Result;
+use ferrl_engine::{Error, Result};
 use ferrl_kernels::AUTO;
 use indicatif::HumanCount;
 use serde_json::json;
@@ -56,6 +56,9 @@ pub fn run(args: &Args) -> Result<()> {
     resolved.check(&verifiers)?;
     let name = args.name.clone().unwrap_or_else(|| resolved.name.clone());
     let path = args.runs.join(&name);
+    if let Some(file) = args.rescue.as_deref().filter(|p| p.exists() && !p.is_dir()) {
+        return Err(Error::usage("is not a folder").at(file.display()).fix("--rescue DIR on another disk"));
+    }
     let mut watch = Terminal::new()?;
     let (mut folder, mut options) = (None, Options { rescue: args.rescue.clone(), ..Default::default() });
     let mut position = Position::default();

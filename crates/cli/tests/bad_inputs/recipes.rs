@@ -33,6 +33,8 @@ fn general() -> Vec<Case> {
             .env("FERRL_TOKEN", "abcdefgh12345")
             .says(&["name", "secret"])
             .never_says(&["abcdefgh12345"]),
+        sft("a file as the folder to rescue to", "train r.toml --rescue rows.jsonl", "")
+            .says(&["rows.jsonl", "--rescue"]),
         sft("settings that change nothing", "train r.toml rollout.samples=4 train.epochs=2", "")
             .exit(0)
             .says(&["warning", "rollout.samples", "train.epochs"]),
