@@ -207,13 +207,16 @@ fn conclude(outcome: &Outcome) -> Result<()> {
     for (stage, first, last) in &outcome.evaluations {
         let Some(last) = last else { continue };
         println!("\n{stage}, on held-out data:");
-        for (name, fraction) in SHOWN {
+        // Rewards other than 0 and 1 say how good a completion is, not whether it is right.
+        let judged = last.answers.iter().all(|(_, _, g)| g.score.is_none_or(|s| s == 0.0 || s == 1.0));
+        let shown = if judged { SHOWN } else { &[("eval/reward", false)] };
+        for (name, fraction) in shown {
             let Some(after) = last.metrics.get(name) else { continue };
             let before = first.as_ref().and_then(|f| f.metrics.get(name));
             let before = before.map_or(String::new(), |b| format!("{} before, ", figure(b, *fraction)));
             println!("  {:<12} {before}{} after", name.trim_start_matches("eval/"), figure(after, *fraction));
         }
-        samples(last);
+        samples(last, judged);
     }
     let folder = &outcome.folder;
     let report = ferrl::report::report(folder);
@@ -229,12 +232,13 @@ fn conclude(outcome: &Outcome) -> Result<()> {
 }
 
 /// A few answers, for the eye.
-fn samples(evaluation: &Evaluation) {
+fn samples(evaluation: &Evaluation, judged: bool) {
     for (prompt, answer, graded) in evaluation.answers.iter().take(4) {
-        let mark = match graded.is_right() {
-            true => "right",
-            false if graded.is_lost() => "lost",
-            false => "wrong",
+        let mark = match graded.reward {
+            None => "lost".to_string(),
+            Some(reward) if !judged => format!("{reward:.3}"),
+            Some(_) if graded.is_right() => "right".into(),
+            Some(_) => "wrong".into(),
         };
         println!("  {mark}: {}", visible(&format!("{} {}", prompt.text.trim(), answer.text.trim())));
     }

@@ -32,7 +32,6 @@ pub struct Case {
     input: &'static str,
 }
 
-#[allow(dead_code)]
 impl Case {
     /// `command` is split at spaces; [`Case::arg`] adds arguments that contain some.
     pub fn new(name: &'static str, command: &str) -> Self {

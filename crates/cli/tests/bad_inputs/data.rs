@@ -86,6 +86,7 @@ fn fields() -> Vec<Case> {
         )
         .exit(2)
         .says(&["data.template"]),
+        Case::new("no JSON on standard input", "score --model {model} --input -").input("x\n").exit(3).says(&["1"]),
         chat("a speaker that nobody knows", &from("chatbox")).says(&["rows.jsonl:1", "message 2", "chatbox"]),
         chat("a role that no template knows", &talk("", "").replace("[", "[{\"role\": \"referee\", \"content\": \"e\"}, "))
             .exit(0)
