@@ -4,6 +4,7 @@
 //! `stages/<n>/` (the model each finished stage hands on). A resumed run builds the stage as it was built the first
 //! time and puts the checkpoint's state into it.
 
+mod evaluation;
 mod guard;
 mod log;
 mod pending;
@@ -15,12 +16,10 @@ pub use resume::{Accepted, Position, accept};
 
 use crate::algo::Wants;
 use crate::data::hub::model_dir;
-use crate::evaluate::{Evaluation, evaluate};
+use crate::evaluate::Evaluation;
 use crate::experience::Metrics;
 use crate::preflight::Checked;
-use crate::recipe::{Recipe, Resolved, Rollout};
-use crate::reward::Rewards;
-use crate::rollout::Generator;
+use crate::recipe::{Recipe, Resolved};
 use crate::run::metrics::number;
 use crate::run::{
     Best, CheckpointOptions, Checkpoints, MetricsLog, Role, RunFolder, StepRecord, frozen, load,
@@ -28,16 +27,14 @@ use crate::run::{
 use crate::setup::{self, Draft};
 use crate::source::Source;
 use crate::train::{Stage, Waits};
-use crate::verify::Progress;
 use crate::warnings::{Warning, Warnings};
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
-use ferrl_engine::generate::Sampler;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use ferrl_kernels::Backend;
 use log::{Log, Marks};
 use pending::Pending;
 use serde_json::{Map, Value, json};
-use std::cell::{Cell, RefCell, RefMut};
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -563,120 +560,6 @@ impl OneStage<'_> {
         watch.note(&format!("{} hands on step {} with {metric} {value:.4}", self.name, step - self.before));
         Ok(())
     }
-
-    /// Held-out examples, and held-out questions where something says what their answers are worth.
-    fn evaluate(&self, stage: &mut Stage) -> Result<Evaluation> {
-        (stage.waits)("evaluate");
-        let (wants, recipe) = (stage.wants, stage.recipe.clone());
-        let mut all = Evaluation::default();
-        if wants != Wants::Rollouts {
-            let mut source = self.held_out(stage, wants)?;
-            all.metrics = stage.validate(&mut **source, recipe.eval.prompts)?;
-        }
-        let graded = wants == Wants::Rollouts || setup::task(&recipe)?.is_some() || !recipe.reward.is_empty();
-        if graded && !stage.algo.needs().score {
-            let asked = self.ask(stage, &recipe)?;
-            all.metrics.join(asked.metrics);
-            all.answers = asked.answers;
-        }
-        Ok(all)
-    }
-
-    /// Held-out examples from their first on. They are opened once: a file that is changed or removed later does not change
-    /// what is measured.
-    fn held_out(&self, stage: &Stage, wants: Wants) -> Result<RefMut<'_, Box<dyn Source>>> {
-        let mut opened = self.opened.borrow_mut();
-        let at = match opened.iter().position(|o| o.0 == wants) {
-            Some(at) => at,
-            None => {
-                let (recipe, tokenizer) = (&stage.recipe, &stage.tokenizer);
-                let source = setup::source(recipe, self.dir, tokenizer, wants, true, &stage.warnings)?;
-                opened.push((wants, source.state(), source));
-                opened.len() - 1
-            }
-        };
-        let (_, start, source) = &mut opened[at];
-        source.restore(start)?;
-        Ok(RefMut::map(opened, |opened| &mut opened[at].2))
-    }
-
-    /// Held-out questions, sampled and graded.
-    fn ask(&self, stage: &mut Stage, recipe: &Recipe) -> Result<Evaluation> {
-        // There is one KV cache at a time: the rollouts' own, or one that is gone when the evaluation ends.
-        match stage.sampler.take() {
-            Some(mut sampler) => {
-                let asked = self.ask_with(&mut sampler, stage, &stage.rewards, recipe);
-                stage.sampler = Some(sampler);
-                asked
-            }
-            None => {
-                let model = &stage.policy.model;
-                let cache = setup::cache_options(&recipe.rollout, &*model.backend);
-                let sampler =
-                    Sampler::new(model, cache).map_err(|e| setup::cache_error(e, &recipe.rollout))?;
-                let mut sampler = sampler.with_tokenizer(stage.tokenizer.clone());
-                let rewards = setup::rewards(recipe, Wants::Rollouts, &model.backend, &stage.hooks())?;
-                self.ask_with(&mut sampler, stage, &rewards, recipe)
-            }
-        }
-    }
-
-    fn ask_with(
-        &self,
-        sampler: &mut Sampler,
-        stage: &Stage,
-        rewards: &Rewards,
-        recipe: &Recipe,
-    ) -> Result<Evaluation> {
-        let generator =
-            Generator { model: &stage.policy.model, tokenizer: &stage.tokenizer, stops: &stage.stops };
-        let temperature = recipe.eval.temperature.unwrap_or(recipe.rollout.temperature);
-        let mut settings = Rollout { temperature, ..recipe.rollout.clone() };
-        let asked = (recipe.eval.prompts, recipe.eval.samples, recipe.seed ^ 0xe7a1);
-        let at =
-            Progress { step: stage.step, steps: stage.schedules.0.total_steps, epoch: stage.source.epochs() };
-        let mut all = evaluate(
-            generator,
-            sampler,
-            &mut **self.held_out(stage, Wants::Rollouts)?,
-            rewards,
-            &settings,
-            asked,
-            at,
-        )
-        .map_err(|e| setup::too_small(e, &recipe.rollout))?;
-        if temperature > 0.0 {
-            settings.temperature = 0.0;
-            let asked = (recipe.eval.prompts, 1, recipe.seed);
-            let greedy = evaluate(
-                generator,
-                sampler,
-                &mut **self.held_out(stage, Wants::Rollouts)?,
-                rewards,
-                &settings,
-                asked,
-                at,
-            )?;
-            let right = greedy.metrics.get("eval/pass@1");
-            right.into_iter().for_each(|right| all.metrics.add("eval/greedy", right));
-        }
-        Ok(all)
-    }
-}
-
-/// Whether an evaluation decides which checkpoints are the best; one that lacks the metric it should is an error.
-fn rates(recipe: &Recipe, evaluation: &Evaluation) -> Result<bool> {
-    let Some(metric) = recipe.checkpoint.metric.as_ref().filter(|m| m.starts_with("eval/")) else {
-        return Ok(false);
-    };
-    if evaluation.metrics.get(metric).is_some() {
-        return Ok(true);
-    }
-    let names: Vec<&str> = evaluation.metrics.means().map(|(name, _)| name).collect();
-    let near = nearest(metric, names.iter().copied()).or(names.first().copied()).unwrap_or("eval/loss");
-    Err(Error::usage(format!("the evaluation has no {metric:?}, only {}", names.join(", ")))
-        .at("checkpoint.metric")
-        .fix(format!("checkpoint.metric = {near:?}")))
 }
 
 fn printed(r: &crate::train::Rollout) -> crate::run::Rollout {

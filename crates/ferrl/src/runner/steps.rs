@@ -3,10 +3,11 @@
 //! Between any two lines of [`Steps`] the same holds: the stage, the marks of the logs and the step that is not written yet
 //! belong together, so that a checkpoint can be made of them. A step that fails puts itself back first.
 
+use super::evaluation::rates;
 use super::guard::{Failed, Guarded, guard};
 use super::log::{Log, Marks};
 use super::pending::Pending;
-use super::{OneStage, Watch, rates};
+use super::{OneStage, Watch};
 use crate::evaluate::Evaluation;
 use crate::experience::Metrics;
 use crate::interrupt::is_interruption;

@@ -1,0 +1,118 @@
+//! Evaluations of a run: held-out examples and held-out prompts, measured while it trains.
+
+use super::OneStage;
+use crate::algo::Wants;
+use crate::evaluate::{Evaluation, evaluate};
+use crate::recipe::{Recipe, Rollout};
+use crate::reward::Rewards;
+use crate::rollout::Generator;
+use crate::setup;
+use crate::source::Source;
+use crate::train::Stage;
+use crate::verify::Progress;
+use ferrl_engine::generate::Sampler;
+use ferrl_engine::{Error, Result, nearest};
+use std::cell::RefMut;
+
+impl OneStage<'_> {
+    /// Held-out examples, and held-out questions where something says what their answers are worth.
+    pub(super) fn evaluate(&self, stage: &mut Stage) -> Result<Evaluation> {
+        (stage.waits)("evaluate");
+        let (wants, recipe) = (stage.wants, stage.recipe.clone());
+        let mut all = Evaluation::default();
+        if wants != Wants::Rollouts {
+            let mut source = self.held_out(stage, wants)?;
+            all.metrics = stage.validate(&mut **source, recipe.eval.prompts)?;
+        }
+        let graded = wants == Wants::Rollouts || setup::task(&recipe)?.is_some() || !recipe.reward.is_empty();
+        if graded && !stage.algo.needs().score {
+            let asked = self.ask(stage, &recipe)?;
+            all.metrics.join(asked.metrics);
+            all.answers = asked.answers;
+        }
+        Ok(all)
+    }
+
+    /// Held-out examples from their first on. They are opened once: a file that is changed or removed later does not change
+    /// what is measured.
+    fn held_out(&self, stage: &Stage, wants: Wants) -> Result<RefMut<'_, Box<dyn Source>>> {
+        let mut opened = self.opened.borrow_mut();
+        let at = match opened.iter().position(|o| o.0 == wants) {
+            Some(at) => at,
+            None => {
+                let (recipe, tokenizer) = (&stage.recipe, &stage.tokenizer);
+                let source = setup::source(recipe, self.dir, tokenizer, wants, true, &stage.warnings)?;
+                opened.push((wants, source.state(), source));
+                opened.len() - 1
+            }
+        };
+        let (_, start, source) = &mut opened[at];
+        source.restore(start)?;
+        Ok(RefMut::map(opened, |opened| &mut opened[at].2))
+    }
+
+    /// Held-out questions, sampled and graded.
+    fn ask(&self, stage: &mut Stage, recipe: &Recipe) -> Result<Evaluation> {
+        // There is one KV cache at a time: the rollouts' own, or one that is gone when the evaluation ends.
+        match stage.sampler.take() {
+            Some(mut sampler) => {
+                let asked = self.ask_with(&mut sampler, stage, &stage.rewards, recipe);
+                stage.sampler = Some(sampler);
+                asked
+            }
+            None => {
+                let model = &stage.policy.model;
+                let cache = setup::cache_options(&recipe.rollout, &*model.backend);
+                let sampler =
+                    Sampler::new(model, cache).map_err(|e| setup::cache_error(e, &recipe.rollout))?;
+                let mut sampler = sampler.with_tokenizer(stage.tokenizer.clone());
+                let rewards = setup::rewards(recipe, Wants::Rollouts, &model.backend, &stage.hooks())?;
+                self.ask_with(&mut sampler, stage, &rewards, recipe)
+            }
+        }
+    }
+
+    /// The same with a sampler: at the evaluation's temperature, and greedy.
+    fn ask_with(
+        &self,
+        sampler: &mut Sampler,
+        stage: &Stage,
+        rewards: &Rewards,
+        recipe: &Recipe,
+    ) -> Result<Evaluation> {
+        let generator =
+            Generator { model: &stage.policy.model, tokenizer: &stage.tokenizer, stops: &stage.stops };
+        let at =
+            Progress { step: stage.step, steps: stage.schedules.0.total_steps, epoch: stage.source.epochs() };
+        let mut asked = |temperature: f64, samples: usize, seed: u64| {
+            let settings = Rollout { temperature, ..recipe.rollout.clone() };
+            let mut source = self.held_out(stage, Wants::Rollouts)?;
+            let counts = (recipe.eval.prompts, samples, seed);
+            evaluate(generator, sampler, &mut **source, rewards, &settings, counts, at)
+                .map_err(|e| setup::too_small(e, &recipe.rollout))
+        };
+        let temperature = recipe.eval.temperature.unwrap_or(recipe.rollout.temperature);
+        let mut all = asked(temperature, recipe.eval.samples, recipe.seed ^ 0xe7a1)?;
+        if temperature > 0.0 {
+            let greedy = asked(0.0, 1, recipe.seed)?;
+            let right = greedy.metrics.get("eval/pass@1");
+            right.into_iter().for_each(|right| all.metrics.add("eval/greedy", right));
+        }
+        Ok(all)
+    }
+}
+
+/// Whether an evaluation decides which checkpoints are the best; one that lacks the metric it should is an error.
+pub(super) fn rates(recipe: &Recipe, evaluation: &Evaluation) -> Result<bool> {
+    let Some(metric) = recipe.checkpoint.metric.as_ref().filter(|m| m.starts_with("eval/")) else {
+        return Ok(false);
+    };
+    if evaluation.metrics.get(metric).is_some() {
+        return Ok(true);
+    }
+    let names: Vec<&str> = evaluation.metrics.means().map(|(name, _)| name).collect();
+    let near = nearest(metric, names.iter().copied()).or(names.first().copied()).unwrap_or("eval/loss");
+    Err(Error::usage(format!("the evaluation has no {metric:?}, only {}", names.join(", ")))
+        .at("checkpoint.metric")
+        .fix(format!("checkpoint.metric = {near:?}")))
+}
