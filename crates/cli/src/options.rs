@@ -57,7 +57,7 @@ pub struct DeviceArgs {
     /// Threads; all cores when left out. The results are the same bits for any number
     #[arg(long, value_name = "N", value_parser = size::<1024>)]
     pub threads: Option<usize>,
-    /// Device to compute on: cpu, cuda, cuda:1; auto takes a card where there is one
+    /// Device: cpu, cuda or cuda:N; auto uses a GPU if there is one
     #[arg(long, value_name = "NAME", default_value = AUTO)]
     pub device: String,
     /// Let log-probabilities depend on the batch they are computed in, where that is faster: on cards alone

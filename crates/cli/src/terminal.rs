@@ -27,7 +27,7 @@ pub const SHOWN: &[(&str, bool)] = &[
     ("eval/margin", false),
 ];
 
-/// A figure as people read it.
+/// A metric formatted for the terminal.
 pub fn figure(value: f64, fraction: bool) -> String {
     if fraction { format!("{:.1} %", 100.0 * value) } else { format!("{value:.4}") }
 }
@@ -129,7 +129,7 @@ fn fit(parts: &[Part], width: usize) -> String {
     }
 }
 
-/// Columns of the terminal that standard error is; 80 where nobody says.
+/// Width of the terminal on standard error, in columns; 80 if unknown.
 fn columns() -> usize {
     let own = || -> Option<usize> {
         #[cfg(unix)]

@@ -33,7 +33,7 @@ pub struct Config {
     pub max_length: usize,
     /// Decides every random choice.
     pub seed: u64,
-    /// Where to compute: `cpu`, `cuda`, `cuda:1`; `auto` takes a card where there is one.
+    /// Device: `cpu`, `cuda` or `cuda:N`; `auto` uses a GPU if there is one.
     pub device: String,
     /// Threads; all cores where absent.
     pub threads: Option<usize>,

@@ -216,7 +216,7 @@ fn encoder(model: Option<PathBuf>, datasets: &[Dataset], data: &Data) -> Result<
     let specials = ["<|im_start|>", "<|im_end|>"].map(String::from);
     let tokenizer = train_chars(texts, &specials)?;
     let chat = ChatTemplate::from_source(PLAIN, Map::new())?;
-    // Nobody chose this template: plain text is nothing to warn of.
+    // The template is ours, not the user's, so plain-text prompts raise no warning.
     let settings = Settings {
         apply_chat_template: match settings.apply_chat_template {
             Apply::Auto => Apply::Quiet,

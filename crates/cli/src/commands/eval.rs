@@ -96,7 +96,7 @@ pub struct Args {
     /// Threads; the recipe's when left out
     #[arg(long, value_name = "N", value_parser = size::<1024>)]
     threads: Option<usize>,
-    /// Device to compute on: cpu, cuda, cuda:1 or auto; the recipe's when left out
+    /// Device: cpu, cuda, cuda:N or auto; the recipe's by default
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// One JSON object instead of a table

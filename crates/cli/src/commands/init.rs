@@ -69,7 +69,7 @@ pub struct Args {
     /// Directory to write
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Replace a model that is there already; other files stay
+    /// Overwrite an existing model; other files are kept
     #[arg(long)]
     overwrite: bool,
 }

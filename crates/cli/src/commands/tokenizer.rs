@@ -53,7 +53,7 @@ struct Train {
     /// Directory to write
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Replace a tokenizer that is there already
+    /// Overwrite an existing tokenizer
     #[arg(long)]
     overwrite: bool,
 }

@@ -76,7 +76,7 @@ fn bare(family: &'static str) -> Files {
     model(family).iter().filter(|(name, _)| name != "tokenizer.json").cloned().collect()
 }
 
-/// A row of so many tokens, all of the same id.
+/// A row of `count` tokens with the same id.
 fn row(id: u32, count: usize) -> String {
     format!("{{\"ids\": {:?}}}\n", vec![id; count])
 }

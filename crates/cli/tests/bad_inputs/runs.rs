@@ -1,4 +1,4 @@
-//! Runs: every stage is checked before the first begins, and nothing that is there is lost.
+//! Runs: every stage is checked before the first one starts; existing files and finished work are kept.
 
 use crate::case::Case;
 use std::path::Path;

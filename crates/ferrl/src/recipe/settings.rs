@@ -14,7 +14,7 @@ pub struct Recipe {
     pub base: Option<String>,
     /// Decides every random choice. [0, 9223372036854775807]
     pub seed: u64,
-    /// Where to compute: `cpu`, `cuda`, `cuda:1`; `auto` takes a card where there is one.
+    /// Device: `cpu`, `cuda` or `cuda:N`; `auto` uses a GPU if there is one.
     pub device: String,
     /// Threads; 0 takes all cores. [0, 1024]
     pub threads: usize,

@@ -27,7 +27,7 @@ pub struct Args {
     /// Threads; all cores when left out
     #[arg(long, value_name = "N", value_parser = crate::options::size::<1024>)]
     threads: Option<usize>,
-    /// Device to compute on: cpu, cuda, cuda:1; auto takes a card where there is one
+    /// Device: cpu, cuda or cuda:N; auto uses a GPU if there is one
     #[arg(long, value_name = "NAME", default_value = AUTO)]
     device: String,
     /// Leave out shapes whose N times K is larger
