@@ -12,6 +12,9 @@ impl Stage {
     /// did not sample its own log-probabilities, all before anything changes.
     pub(crate) fn annotate(&self, e: &mut Experience) -> Result<()> {
         let needs = self.algo.needs();
+        if needs.mismatched {
+            e.add_mismatched();
+        }
         let now = self.policy.model.version;
         let sampled = self.wants == Wants::Rollouts;
         let asked = |s: &Sequence| s.kind == Kind::Probe || sampled && sampled_by_another(s, now);
@@ -58,7 +61,7 @@ impl Stage {
 
     /// Whether the policy has moved so far that this update would be wrong.
     pub(crate) fn strayed(&self, batches: &[MicroBatch<'_>]) -> Result<bool> {
-        let Some(limit) = self.algo.skip_ratio() else { return Ok(false) };
+        let Some(limit) = self.algo.updates().skip_ratio else { return Ok(false) };
         let (mut sum, mut count) = (0.0, 0.0);
         for batch in batches {
             let tokens = tokens(batch.sequences.iter().copied());

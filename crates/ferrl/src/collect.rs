@@ -5,7 +5,6 @@
 
 use crate::algo::Wants;
 use crate::experience::{Experience, Metrics, Sequence};
-use crate::refill;
 use crate::reward::{Completions, Graded};
 use crate::rollout::{self, Answer, Generator};
 use crate::source::{Group, Item, Prompt};
@@ -89,16 +88,17 @@ impl Stage {
         // The last batch of an epoch is smaller.
         let (mut asked, count) = (prompts.len(), prompts.len());
         self.round(prompts, 0, number, &mut out, clock, metrics)?;
-        for _ in 0..self.algo.refills() {
-            let Some(more) = refill::missing(&out.experience, &*self.algo, count) else { break };
+        let refill = self.algo.updates().refill;
+        for _ in 0..refill.map_or(0, |r| r.rounds) {
+            let Some(more) = refill.and_then(|r| r.missing(&out.experience, count)) else { break };
             let ask = |item| if let Item::Ask(prompt) = item { Some(prompt) } else { None };
             let prompts: Vec<Prompt> = self.source.next(more)?.into_iter().filter_map(ask).collect();
             let before = asked;
             asked += prompts.len();
             self.round(prompts, before, number, &mut out, clock, metrics)?;
         }
-        if self.algo.refills() > 0 {
-            refill::cut(&mut out.experience, &*self.algo, count);
+        if let Some(refill) = refill {
+            refill.cut(&mut out.experience, count);
         }
         out.measure_lengths();
         let tokens = out.rollouts.iter().map(|r| r.answer.tokens as f64).sum();
@@ -153,7 +153,7 @@ impl Stage {
         let completions = Completions { prompts: &prompts, answers: &answers, at };
         let graded = self.rewards.score(completions, &mut experience, &mut out.metrics)?;
         clock.lap("reward", metrics);
-        refill::append(&mut out.experience, experience, before, out.rollouts.len());
+        out.experience.append(experience, before, out.rollouts.len());
         let shown = |(answer, graded): (Answer, Graded)| {
             let prompt = prompts[answer.prompt].clone();
             Rollout { prompt, answer, graded, advantage: 0.0, temperature: Some(params.divisor()) }

@@ -15,7 +15,7 @@ pub use memory::Part;
 pub use show::Room;
 pub use work::{Rates, Work};
 
-use crate::algo::{self, Needs, Wants};
+use crate::algo::{self, Needs, UpdatePlan, Wants};
 use crate::data::hub::model_dir;
 use crate::recipe::{Init, Recipe, Resolved};
 use crate::run::Disk;
@@ -46,8 +46,8 @@ pub struct Inputs {
     pub needs: Needs,
     /// What it learns from.
     pub wants: Wants,
-    /// Passes over the experience, and updates in each.
-    pub passes: (usize, usize),
+    /// How the updates of a step are made.
+    pub updates: UpdatePlan,
     /// How long its sequences are.
     pub lengths: Lengths,
     /// What work takes on its device.
@@ -91,7 +91,9 @@ impl Inputs {
     pub fn sequences(&self) -> usize {
         let r = &self.recipe;
         match self.wants {
-            Wants::Rollouts => (r.rollout.prompts * r.rollout.samples).div_ceil(self.passes.1.max(1)),
+            Wants::Rollouts => {
+                (r.rollout.prompts * r.rollout.samples).div_ceil(self.updates.minibatches.max(1))
+            }
             w if w.paired() => 2 * r.train.batch,
             _ => r.train.batch,
         }
@@ -205,7 +207,7 @@ fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) 
     }
     setup::trained::check(&config, critic.as_ref(), &recipe.model.frozen)?;
     let lengths = lengths(recipe, wants, tokenizer.as_deref());
-    let (passes, device) = (algorithm.passes(), ferrl_kernels::footprint(&recipe.device)?);
+    let (updates, device) = (algorithm.updates(), ferrl_kernels::footprint(&recipe.device)?);
     let (recipe, teacher) = (recipe.clone(), teacher.map(|t| t.0));
     let before = earlier.iter().map(StagePlan::bytes).max().unwrap_or(0);
     Ok(Inputs {
@@ -217,7 +219,7 @@ fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) 
         tokenizer,
         needs,
         wants,
-        passes,
+        updates,
         lengths,
         device,
         before,

@@ -117,7 +117,7 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         schedules,
         step: 0,
         ahead: VecDeque::new(),
-        foresees: backend.is_exact(),
+        one_pass: backend.is_exact(),
         num_tokens: 0,
         skips_empty: true,
         signal: Signal::default(),

@@ -63,12 +63,14 @@ fn prepared(algorithm: &mut dyn Algorithm, wants: Wants) -> Experience {
 
 fn prepared_with_metrics(algorithm: &mut dyn Algorithm, wants: Wants) -> (Experience, Metrics) {
     let mut e = experience(wants);
-    algorithm.extend(&mut e).unwrap();
+    if algorithm.needs().mismatched {
+        e.add_mismatched();
+    }
     for (k, s) in e.sequences.iter_mut().enumerate().filter(|(_, s)| s.kind == Kind::Probe) {
         s.old_logp = (0..s.ids.len()).map(|i| noise(k * 100 + 9, i) * 0.5 - 1.3).collect();
         s.ref_logp = (0..s.ids.len()).map(|i| noise(k * 100 + 10, i) * 0.5 - 1.5).collect();
     }
-    let metrics = algorithm.prepare(&mut e).unwrap();
+    let metrics = algorithm.prepare(&mut e).unwrap().metrics;
     assert!(e.sequences.iter().all(|s| s.kind != Kind::Probe), "probes are not trained on");
     (e, metrics)
 }
@@ -217,22 +219,28 @@ fn gradients_are_those_of_the_loss() {
 }
 
 #[test]
-fn gradients_known_beforehand_are_those_of_the_loss() {
-    let mut known = 0;
+fn constant_gradients_do_not_depend_on_the_statistics() {
+    let mut constant = 0;
     for entry in ALGORITHMS {
         for settings in variants(entry.name) {
             let mut algorithm = (entry.build)(settings).unwrap();
+            if !algorithm.needs().constant_gradients {
+                continue;
+            }
             let mut e = experience(entry.wants);
             algorithm.prepare(&mut e).unwrap();
             let batch = whole(&e);
-            let Some(grads) = algorithm.known_grads(&batch) else { continue };
-            let loss = algorithm.loss(&batch, &stats(&e, algorithm.needs().score));
-            assert_eq!(loss.grads.get(Role::Policy), Some(&grads), "{}", entry.name);
-            assert!(loss.grads.get(Role::Critic).is_none(), "{}", entry.name);
-            known += 1;
+            let mut unknown = ByRole::default();
+            let (logp, entropy) = (vec![0.0; batch.len()], vec![f32::NAN; batch.len()]);
+            unknown.set(Role::Policy, Stats { logp, entropy, ..Default::default() });
+            let before = algorithm.loss(&batch, &unknown).grads;
+            let after = algorithm.loss(&batch, &stats(&e, algorithm.needs().score)).grads;
+            assert_eq!(before.get(Role::Policy), after.get(Role::Policy), "{}", entry.name);
+            assert!(after.get(Role::Critic).is_none(), "{}", entry.name);
+            constant += 1;
         }
     }
-    assert!(known > 0, "supervised fine-tuning knows its gradients");
+    assert!(constant > 0, "those of supervised fine-tuning are");
 }
 
 #[test]
@@ -336,7 +344,7 @@ fn groups_with_equal_rewards_are_left_out_where_asked_for() {
     let mut algorithm = (find("grpo").unwrap().build)(json!({ "filter_equal": true })).unwrap();
     let mut e = experience(Wants::Rollouts);
     e.sequences[..4].iter_mut().for_each(|s| s.reward.fill(0.0));
-    let metrics = algorithm.prepare(&mut e).unwrap();
+    let metrics = algorithm.prepare(&mut e).unwrap().metrics;
     assert_eq!(metrics.get("dynamic_filtering_ratio"), Some(0.5));
     assert!(e.sequences.len() == 4 && e.sequences.iter().all(|s| s.group == 1));
     // Nothing left is no error: the step makes no update.
@@ -371,7 +379,7 @@ fn ppo_whitens_its_advantages_and_places_the_kl_in_the_reward() {
 fn the_kl_weight_follows_its_target_and_survives_a_restart() {
     let settings = json!({ "kl": { "coef": 0.1, "target": 0.01, "horizon": 100 } });
     let mut algorithm = (find("ppo").unwrap().build)(settings.clone()).unwrap();
-    let metrics = algorithm.prepare(&mut experience(Wants::Rollouts)).unwrap();
+    let metrics = algorithm.prepare(&mut experience(Wants::Rollouts)).unwrap().metrics;
     let (kl, coef) = (metrics.get("objective/kl").unwrap(), metrics.get("kl_coef").unwrap());
     let want = 0.1 * (1.0 + (kl / 0.01 - 1.0).clamp(-0.2, 0.2) * 8.0 / 100.0);
     assert!((coef - want).abs() < 1e-12 && coef != 0.1);

@@ -10,7 +10,7 @@
 
 use super::preference::{self, Pair, Term, positive};
 use super::{Algorithm, Entry, Needs, Wants, metrics, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
 use serde::{Deserialize, Serialize};
@@ -68,10 +68,6 @@ impl Ipo {
 impl Algorithm for Ipo {
     fn needs(&self) -> Needs {
         Needs { reference: true, ..Default::default() }
-    }
-
-    fn prepare(&mut self, _experience: &mut Experience) -> Result<Metrics> {
-        Ok(Metrics::default())
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {

@@ -15,7 +15,7 @@
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term, log_one_minus_exp, not_negative};
 use super::{Algorithm, Entry, Needs, Wants, metrics, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::math::exp;
 use ferrl_engine::train::{ByRole, Stats};
@@ -82,10 +82,6 @@ impl Orpo {
 impl Algorithm for Orpo {
     fn needs(&self) -> Needs {
         Needs::default()
-    }
-
-    fn prepare(&mut self, _experience: &mut Experience) -> Result<Metrics> {
-        Ok(Metrics::default())
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {

@@ -17,7 +17,7 @@
 use super::math::aggregate::Aggregate;
 use super::metrics::{ENTROPY, REWARDED, metric};
 use super::policy::reward_metrics;
-use super::{Algorithm, Entry, Needs, Wants, settings};
+use super::{Algorithm, Entry, Needs, Prepared, UpdatePlan, Wants, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use ferrl_engine::{Error, Result};
@@ -83,10 +83,10 @@ struct RestEm(Options);
 
 impl Algorithm for RestEm {
     fn needs(&self) -> Needs {
-        Needs { start: self.0.restart, ..Default::default() }
+        Needs { start: self.0.restart, constant_gradients: true, ..Default::default() }
     }
 
-    fn prepare(&mut self, e: &mut Experience) -> Result<Metrics> {
+    fn prepare(&mut self, e: &mut Experience) -> Result<Prepared> {
         let mut metrics = Metrics::default();
         reward_metrics(e, &mut metrics);
         let mut rewards: BTreeMap<usize, f64> = BTreeMap::new();
@@ -110,7 +110,7 @@ impl Algorithm for RestEm {
         for s in &mut e.sequences {
             s.advantage = vec![1.0; s.ids.len()];
         }
-        Ok(metrics)
+        Ok(metrics.into())
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
@@ -128,11 +128,8 @@ impl Algorithm for RestEm {
         Loss::policy(value, grads, metrics)
     }
 
-    fn passes(&self) -> (usize, usize) {
-        (self.0.epochs, self.0.minibatches)
-    }
-
-    fn restarts(&self) -> bool {
-        self.0.restart
+    fn updates(&self) -> UpdatePlan {
+        let Options { epochs, minibatches, restart, .. } = self.0;
+        UpdatePlan { epochs, minibatches, restart, ..Default::default() }
     }
 }

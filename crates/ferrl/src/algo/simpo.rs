@@ -9,7 +9,7 @@
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term, not_negative, positive};
 use super::{Algorithm, Entry, Needs, Wants, metrics, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
 use serde::{Deserialize, Serialize};
@@ -72,10 +72,6 @@ impl SimPo {
 impl Algorithm for SimPo {
     fn needs(&self) -> Needs {
         Needs::default()
-    }
-
-    fn prepare(&mut self, _experience: &mut Experience) -> Result<Metrics> {
-        Ok(Metrics::default())
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {

@@ -112,7 +112,7 @@ pub fn parts(i: &Inputs) -> Vec<Part> {
         out.push(Part { name: "context", bytes: i.device.fixed, what: "driver, kernels, libraries".into() });
         return out;
     }
-    let rows = i.update_tokens() as u64 * i.passes.1 as u64 * 64;
+    let rows = i.update_tokens() as u64 * i.updates.minibatches as u64 * 64;
     let program = PROGRAM + i.config.vocab as u64 * PER_TOKEN_KNOWN + rows;
     out.push(Part { name: "program", bytes: program, what: "code, tokenizer, data of a step".into() });
     out

@@ -70,7 +70,7 @@ fn head(c: &Config) -> f64 {
 /// Operations of one step.
 pub fn work(i: &Inputs) -> Work {
     let (r, l) = (&i.recipe, &i.lengths);
-    let (passes, minibatches) = i.passes;
+    let (passes, minibatches) = (i.updates.epochs, i.updates.minibatches);
     let tokens = (i.update_tokens() * minibatches) as f64;
     let trunk = |c: &Config| layers(c) + attention(c, l.sequence);
     let forward = |c: &Config| trunk(c) + head(c);

@@ -1,7 +1,6 @@
 //! What the registry says about an algorithm, as a page of the manual and as text for a terminal.
 
 use super::keys::{self, Key, TABLE_HEAD, is_table, row};
-use super::load::filled;
 use super::range::short;
 use super::{OFF, algorithm_keys};
 use crate::algo::metrics::{EVALUATED, Metric, SAMPLED, STEP};
@@ -83,7 +82,7 @@ fn header(entry: &Entry) -> String {
 
 /// The recipe's keys that an algorithm's runs depend on, without those under `algo`.
 pub fn keys_that_matter(entry: &Entry) -> Result<Vec<&'static Key>> {
-    let needs = (entry.build)(Value::Object(filled(entry, &Map::new(), 1)))?.needs();
+    let needs = (entry.build)(Value::Object(entry.filled(&Map::new(), 1)))?.needs();
     let matters = |key: &&Key| !is_table(&key.kind) && matters(key.path.split('.').next(), entry, needs);
     Ok(keys::keys().iter().filter(matters).collect())
 }

@@ -48,7 +48,7 @@ fn moves(recipe: &Recipe, algo: &dyn Algorithm, total: u64) -> Result<()> {
         );
         return Err(Error::usage(what).at("optim.warmup").fix("optim.warmup = 0.0, or more steps"));
     }
-    let frozen = algo.policy_frozen_steps();
+    let frozen = algo.updates().policy_frozen_steps;
     if frozen > 0 && frozen >= total {
         let what = format!(
             "the critic alone is trained for {frozen} steps, and there are {total}: the policy never learns"
