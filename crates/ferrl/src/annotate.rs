@@ -1,6 +1,5 @@
 //! Passes without gradients before an update: reference, critic, and the policy where it has moved since sampling.
 
-use crate::algo::Wants;
 use crate::batch::{Update, tokens};
 use crate::experience::{Experience, Kind, MicroBatch, Sequence};
 use crate::train::Stage;
@@ -16,7 +15,7 @@ impl Stage {
             e.add_mismatched();
         }
         let now = self.policy.model.version;
-        let sampled = self.wants == Wants::Rollouts;
+        let sampled = self.feed.sampled();
         let asked = |s: &Sequence| s.kind == Kind::Probe || sampled && sampled_by_another(s, now);
         let moved = e.sequences.iter().any(asked);
         if !needs.reference && !needs.critic && !moved {

@@ -3,7 +3,7 @@
 //! Collecting may run ahead of training by `rollout.max_lag` steps. The step's line stays the same: it takes what was
 //! collected first and learns from it.
 
-use crate::algo::Wants;
+use crate::algo::Feed;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::reward::{Completions, Graded};
 use crate::rollout::{self, Answer, Generator};
@@ -48,7 +48,7 @@ impl Stage {
     /// What the next step learns from; afterwards up to `max_lag` more wait, none of them beyond the last step.
     pub(crate) fn collected(&mut self, clock: &mut Clock, metrics: &mut Metrics) -> Result<Collected> {
         let (lag, last) = (self.recipe.rollout.max_lag, self.schedules.0.total_steps);
-        let lag = if self.wants == Wants::Rollouts { lag } else { 0 };
+        let lag = if self.feed.sampled() { lag } else { 0 };
         loop {
             let number = self.step + self.ahead.len() as u64;
             if self.ahead.len() <= lag && (self.ahead.is_empty() || number < last) {
@@ -62,8 +62,7 @@ impl Stage {
 
     /// The experience of step `number`, under the policy as it is now.
     fn collect(&mut self, number: u64, clock: &mut Clock, metrics: &mut Metrics) -> Result<Collected> {
-        let sampled = self.wants == Wants::Rollouts;
-        let count = if sampled { self.recipe.rollout.prompts } else { self.recipe.train.batch };
+        let (sampled, count) = (self.feed.sampled(), self.feed.per_step(&self.recipe));
         clock.waits_for("data");
         let before = self.source.cut();
         let (items, mut out, mut prompts) = (self.source.next(count)?, Collected::default(), Vec::new());
@@ -109,7 +108,7 @@ impl Stage {
 
     /// Says so where demonstrations end without a token that completions stop at: the model would not learn to end.
     fn look_for_ends(&self, given: &Collected) {
-        if self.wants != Wants::Demonstrations {
+        if self.feed != Feed::Demonstrations {
             return;
         }
         let cut = self.recipe.data.max_length;

@@ -1,7 +1,7 @@
 //! One step of training, in the order in which things happen:
 //! prompt -> rollout -> reward -> advantage -> loss -> gradients -> weights.
 
-use crate::algo::{Algorithm, Wants};
+use crate::algo::{Algorithm, Feed};
 use crate::batch::{balance, tokens, updates};
 use crate::collect::Collected;
 use crate::experience::{Mean, Metrics, MicroBatch};
@@ -31,7 +31,7 @@ pub struct Stage {
     /// How it learns.
     pub algo: Box<dyn Algorithm>,
     /// What it learns from.
-    pub wants: Wants,
+    pub feed: Feed,
     /// The model that is trained and sampled from.
     pub policy: Trainer,
     /// What the policy is held to, as it began or a teacher; absent where nothing is.

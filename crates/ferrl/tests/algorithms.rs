@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::metrics::TRUST;
-use ferrl::algo::{ALGORITHMS, Algorithm, Wants, find};
+use ferrl::algo::{ALGORITHMS, Algorithm, Feed, find};
 use ferrl::experience::{Counts, Experience, Kind, Metrics, MicroBatch, Sequence};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ fn noise(a: usize, b: usize) -> f32 {
 }
 
 /// Sequences fit for the algorithm, with every column filled.
-fn experience(wants: Wants) -> Experience {
+fn experience(feed: Feed) -> Experience {
     let mut sequences = Vec::new();
     for k in 0..8usize {
         let n = 4 + k % 3 + 2 * (k % 2);
@@ -32,12 +32,12 @@ fn experience(wants: Wants) -> Experience {
             trained,
             trajectory: k,
             group: k / 4,
-            pair: wants.paired().then_some(k / 2),
-            kind: match wants {
-                _ if wants.paired() && k % 2 == 0 => Kind::Chosen,
-                _ if wants.paired() => Kind::Rejected,
-                Wants::Labelled => Kind::Labelled(k % 3 != 0),
-                Wants::Targets => Kind::Target(k as f32 / 8.0),
+            pair: feed.paired().then_some(k / 2),
+            kind: match feed {
+                _ if feed.paired() && k % 2 == 0 => Kind::Chosen,
+                _ if feed.paired() => Kind::Rejected,
+                Feed::Labelled => Kind::Labelled(k % 3 != 0),
+                Feed::Targets => Kind::Target(k as f32 / 8.0),
                 _ => Kind::Plain,
             },
             weight: 1.0,
@@ -57,12 +57,12 @@ fn experience(wants: Wants) -> Experience {
 }
 
 /// What an algorithm learns from after its `prepare`, probes annotated as the trainer would.
-fn prepared(algorithm: &mut dyn Algorithm, wants: Wants) -> Experience {
-    prepared_with_metrics(algorithm, wants).0
+fn prepared(algorithm: &mut dyn Algorithm, feed: Feed) -> Experience {
+    prepared_with_metrics(algorithm, feed).0
 }
 
-fn prepared_with_metrics(algorithm: &mut dyn Algorithm, wants: Wants) -> (Experience, Metrics) {
-    let mut e = experience(wants);
+fn prepared_with_metrics(algorithm: &mut dyn Algorithm, feed: Feed) -> (Experience, Metrics) {
+    let mut e = experience(feed);
     if algorithm.needs().mismatched {
         e.add_mismatched();
     }
@@ -167,7 +167,7 @@ fn variants(name: &str) -> Vec<Value> {
         "kto" => all.push(json!({ "beta": 0.4, "desirable_weight": 1.3, "undesirable_weight": 0.8 })),
         "orpo" => all.push(json!({ "beta": 2.0 })),
         "simpo" => all.push(json!({ "sft_coef": 0.3, "gamma": 0.0 })),
-        _ if find(name).unwrap().wants == Wants::Rollouts => {
+        _ if find(name).unwrap().feed.sampled() => {
             for place in ["reward", "loss", "advantage"] {
                 for estimator in ["k1", "abs", "k2", "k3"] {
                     let kl = json!({ "coef": 0.1, "place": place, "estimator": estimator });
@@ -212,7 +212,7 @@ fn gradients_are_those_of_the_loss() {
     for entry in ALGORITHMS {
         for values in variants(entry.name) {
             let mut algorithm = (entry.build)(values.clone()).unwrap();
-            let e = prepared(&mut *algorithm, entry.wants);
+            let e = prepared(&mut *algorithm, entry.feed);
             check_gradients(&format!("{} {values}", entry.name), &*algorithm, &e);
         }
     }
@@ -227,7 +227,7 @@ fn constant_gradients_do_not_depend_on_the_statistics() {
             if !algorithm.needs().constant_gradients {
                 continue;
             }
-            let mut e = experience(entry.wants);
+            let mut e = experience(entry.feed);
             algorithm.prepare(&mut e).unwrap();
             let batch = whole(&e);
             let mut unknown = ByRole::default();
@@ -247,7 +247,7 @@ fn constant_gradients_do_not_depend_on_the_statistics() {
 fn micro_batches_add_up_to_the_whole() {
     for entry in ALGORITHMS {
         let mut algorithm = (entry.build)(variants(entry.name)[0].clone()).unwrap();
-        let e = prepared(&mut *algorithm, entry.wants);
+        let e = prepared(&mut *algorithm, entry.feed);
         let all = stats(&e, algorithm.needs().score);
         let want = algorithm.loss(&whole(&e), &all);
         for size in [2, 4] {
@@ -286,7 +286,7 @@ fn metrics_are_those_that_the_registry_lists() {
         let mut written: BTreeSet<String> = BTreeSet::new();
         for values in variants(entry.name) {
             let mut algorithm = (entry.build)(values).unwrap();
-            let (e, mut metrics) = prepared_with_metrics(&mut *algorithm, entry.wants);
+            let (e, mut metrics) = prepared_with_metrics(&mut *algorithm, entry.feed);
             metrics.join(algorithm.loss(&whole(&e), &stats(&e, algorithm.needs().score)).metrics);
             written.extend(metrics.means().map(|(name, _)| name.to_string()));
         }
@@ -309,7 +309,7 @@ fn metrics_are_those_that_the_registry_lists() {
 #[test]
 fn dpo_at_the_reference_is_log_two() {
     let mut algorithm = (find("dpo").unwrap().build)(json!({})).unwrap();
-    let mut e = experience(Wants::Pairs);
+    let mut e = experience(Feed::Pairs);
     e.sequences.iter_mut().for_each(|s| s.ref_logp = s.old_logp.clone());
     algorithm.prepare(&mut e).unwrap();
     let mut all = ByRole::default();
@@ -324,7 +324,7 @@ fn dpo_at_the_reference_is_log_two() {
 fn group_advantages_are_centred_and_grpo_divides_by_the_deviation() {
     for (name, divided) in [("grpo", true), ("dr_grpo", false)] {
         let mut algorithm = (find(name).unwrap().build)(json!({})).unwrap();
-        let mut e = experience(Wants::Rollouts);
+        let mut e = experience(Feed::Rollouts);
         algorithm.prepare(&mut e).unwrap();
         for group in e.sequences.chunks(4) {
             let a: Vec<f64> = group.iter().map(|s| s.advantage[s.actions().next().unwrap()] as f64).collect();
@@ -342,7 +342,7 @@ fn group_advantages_are_centred_and_grpo_divides_by_the_deviation() {
 #[test]
 fn groups_with_equal_rewards_are_left_out_where_asked_for() {
     let mut algorithm = (find("grpo").unwrap().build)(json!({ "filter_equal": true })).unwrap();
-    let mut e = experience(Wants::Rollouts);
+    let mut e = experience(Feed::Rollouts);
     e.sequences[..4].iter_mut().for_each(|s| s.reward.fill(0.0));
     let metrics = algorithm.prepare(&mut e).unwrap().metrics;
     assert_eq!(metrics.get("dynamic_filtering_ratio"), Some(0.5));
@@ -356,7 +356,7 @@ fn groups_with_equal_rewards_are_left_out_where_asked_for() {
 #[test]
 fn ppo_whitens_its_advantages_and_places_the_kl_in_the_reward() {
     let mut algorithm = (find("ppo").unwrap().build)(json!({ "kl": { "coef": 0.5 } })).unwrap();
-    let mut e = experience(Wants::Rollouts);
+    let mut e = experience(Feed::Rollouts);
     let before = e.clone();
     algorithm.prepare(&mut e).unwrap();
     let all: Vec<f64> = e
@@ -379,7 +379,7 @@ fn ppo_whitens_its_advantages_and_places_the_kl_in_the_reward() {
 fn the_kl_weight_follows_its_target_and_survives_a_restart() {
     let settings = json!({ "kl": { "coef": 0.1, "target": 0.01, "horizon": 100 } });
     let mut algorithm = (find("ppo").unwrap().build)(settings.clone()).unwrap();
-    let metrics = algorithm.prepare(&mut experience(Wants::Rollouts)).unwrap().metrics;
+    let metrics = algorithm.prepare(&mut experience(Feed::Rollouts)).unwrap().metrics;
     let (kl, coef) = (metrics.get("objective/kl").unwrap(), metrics.get("kl_coef").unwrap());
     let want = 0.1 * (1.0 + (kl / 0.01 - 1.0).clamp(-0.2, 0.2) * 8.0 / 100.0);
     assert!((coef - want).abs() < 1e-12 && coef != 0.1);

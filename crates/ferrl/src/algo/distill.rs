@@ -15,7 +15,7 @@ use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
 use super::metrics::{REWARDED, SURROGATE, metric};
 use super::policy::{Advantage, Baseline, Kl, NOTHING_TO_COMPARE, Place, Policy, merged, reward_metrics};
-use super::{Algorithm, Entry, Needs, Prepared, UpdatePlan, Wants, settings};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use ferrl_engine::{Error, Result};
@@ -27,7 +27,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "on-policy distillation: a teacher judges every token of the student's own answers",
     paper: "Agarwal et al., On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes, 2023, arXiv 2306.13649",
     source: include_str!("distill.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: &[
         REWARDED,
         SURROGATE,

@@ -9,7 +9,7 @@
 //! 2. Divided by the pairs of the whole update.
 
 use super::preference::{self, Pair, Term, positive};
-use super::{Algorithm, Entry, Needs, Wants, metrics, settings};
+use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
@@ -21,7 +21,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "identity preference optimisation: a margin of fixed size instead of an ever larger one",
     paper: "Azar et al., A General Theoretical Paradigm to Understand Learning from Human Preferences, 2023, arXiv 2310.12036",
     source: include_str!("ipo.rs"),
-    wants: Wants::Pairs,
+    feed: Feed::Pairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     build,

@@ -14,7 +14,7 @@
 use super::math::sigmoid;
 use super::metrics::metric;
 use super::preference::{answer_logp, not_negative, positive};
-use super::{Algorithm, Entry, Needs, Prepared, Wants, settings};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, settings};
 use crate::experience::{Experience, Kind, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
@@ -26,7 +26,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "Kahneman-Tversky optimisation: answers labelled good or bad, no pairs needed",
     paper: "Ethayarajh et al., KTO: Model Alignment as Prospect Theoretic Optimization, 2024, arXiv 2402.01306",
     source: include_str!("kto.rs"),
-    wants: Wants::Labelled,
+    feed: Feed::Labelled,
     metrics: &[&[
         metric("kl", "The reference point z of the update."),
         metric("rewards/chosen", "beta times the gain over the reference, of good answers."),

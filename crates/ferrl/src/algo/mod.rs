@@ -5,6 +5,7 @@
 //! them, a sum of terms divided by counts over the whole update. A new algorithm is one file and one line in
 //! [`ALGORITHMS`]; one finite-difference test walks the list.
 
+mod feed;
 pub mod math;
 pub mod metrics;
 pub mod policy;
@@ -36,6 +37,8 @@ mod simpo;
 mod step_dpo;
 mod trpo;
 
+pub use feed::Feed;
+
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use crate::refill::Refill;
 use crate::trust_region::TrustRegion;
@@ -55,7 +58,7 @@ pub struct Entry {
     /// The file it is written in: its first comment and the comments of its settings are the manual's text.
     pub source: &'static str,
     /// What it learns from.
-    pub wants: Wants,
+    pub feed: Feed,
     /// What it writes at each step, in groups, beside what every run writes.
     pub metrics: &'static [&'static [Metric]],
     /// Its settings where a recipe says nothing.
@@ -74,7 +77,7 @@ impl Entry {
         let setting = |key: &str| values.get(key).unwrap_or(&defaults[key]);
         let measured =
             setting("aggregate") == "constant" || setting("overlong").as_f64().is_some_and(|o| o > 0.0);
-        if measured && self.wants == Wants::Rollouts && !values.contains_key("length") {
+        if measured && self.feed.sampled() && !values.contains_key("length") {
             values.insert("length".into(), max_new_tokens.into());
         }
         values
@@ -118,45 +121,6 @@ pub const WITH_CRITIC: &Entry = &ppo::ENTRY;
 pub const WITHOUT_CRITIC: &Entry = &reinforce::ENTRY;
 /// The method that RL2's list for DeepSeek's GRPO means.
 pub const GROUP_RELATIVE: &Entry = &grpo::ENTRY;
-
-/// What an algorithm learns from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wants {
-    /// Sequences to imitate.
-    Demonstrations,
-    /// Sequences with a weight each, or groups of answers with rewards.
-    Weighted,
-    /// Pairs of a better and a worse answer.
-    Pairs,
-    /// Pairs of a right and a wrong step after the same beginning.
-    StepPairs,
-    /// Answers that are good or bad.
-    Labelled,
-    /// Answers with a probability.
-    Targets,
-    /// Prompts: the answers are sampled and rewarded.
-    Rollouts,
-}
-
-impl Wants {
-    /// Whether two sequences belong together.
-    pub fn paired(self) -> bool {
-        matches!(self, Wants::Pairs | Wants::StepPairs)
-    }
-
-    /// In words.
-    pub fn words(self) -> &'static str {
-        match self {
-            Wants::Demonstrations => "demonstrations",
-            Wants::Weighted => "answers with weights or rewards",
-            Wants::Pairs => "pairs of a better and a worse answer",
-            Wants::StepPairs => "pairs of a right and a wrong step",
-            Wants::Labelled => "answers labelled good or bad",
-            Wants::Targets => "answers with a probability",
-            Wants::Rollouts => "its own answers and their rewards",
-        }
-    }
-}
 
 /// What must be computed before `prepare`, and what is trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -17,7 +17,7 @@
 use super::math::aggregate::Aggregate;
 use super::metrics::{ENTROPY, REWARDED, metric};
 use super::policy::reward_metrics;
-use super::{Algorithm, Entry, Needs, Prepared, UpdatePlan, Wants, settings};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use ferrl_engine::{Error, Result};
@@ -30,7 +30,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "rejection-sampling fine-tuning: imitate the own answers that were right",
     paper: "Singh et al., Beyond Human Data: Scaling Self-Training for Problem-Solving with Language Models, 2023, arXiv 2312.06585",
     source: include_str!("rest_em.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: &[REWARDED, &[metric("kept", "Share of answers that are imitated."), ENTROPY]],
     defaults: || json!(Options::default()),
     build,

@@ -13,7 +13,7 @@
 use super::math::{log_sigmoid, sigmoid};
 use super::metrics::metric;
 use super::preference::not_negative;
-use super::{Algorithm, Entry, Needs, UpdatePlan, Wants, settings};
+use super::{Algorithm, Entry, Feed, Needs, UpdatePlan, settings};
 use crate::experience::{Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
@@ -25,7 +25,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "reward model: score the chosen answer above the rejected one",
     paper: "Stiennon et al., Learning to summarize from human feedback, 2020, arXiv 2009.01325",
     source: include_str!("reward_model.rs"),
-    wants: Wants::Pairs,
+    feed: Feed::Pairs,
     metrics: &[&[
         metric("rewards/chosen", "Score of the chosen answer."),
         metric("rewards/rejected", "Score of the rejected one."),

@@ -8,7 +8,7 @@
 
 use super::math::aggregate::Aggregate;
 use super::metrics::ENTROPY;
-use super::{Algorithm, Entry, Needs, Wants, settings};
+use super::{Algorithm, Entry, Feed, Needs, settings};
 use crate::experience::{Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "supervised fine-tuning: imitate the demonstrations",
     paper: "Ouyang et al., Training language models to follow instructions with human feedback, 2022, arXiv 2203.02155",
     source: include_str!("sft.rs"),
-    wants: Wants::Demonstrations,
+    feed: Feed::Demonstrations,
     metrics: &[&[ENTROPY]],
     defaults: || json!(Options::default()),
     build: |values| Ok(Box::new(Sft(settings("sft", values)?))),

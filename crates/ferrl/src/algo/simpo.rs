@@ -8,7 +8,7 @@
 
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term, not_negative, positive};
-use super::{Algorithm, Entry, Needs, Wants, metrics, settings};
+use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
@@ -20,7 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "simple preference optimisation: per-token likelihood as the reward, a target margin, no reference",
     paper: "Meng et al., SimPO: Simple Preference Optimization with a Reference-Free Reward, 2024, arXiv 2405.14734",
     source: include_str!("simpo.rs"),
-    wants: Wants::Pairs,
+    feed: Feed::Pairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     build,

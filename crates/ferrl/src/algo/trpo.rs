@@ -18,7 +18,7 @@ use super::math::aggregate::Aggregate;
 use super::math::surrogate::Surrogate;
 use super::metrics::{CRITIC, EQUAL, REFERENCE, REWARDED, SURROGATE, TRUST};
 use super::policy::{Advantage, Baseline, Critic, Kl, Method, Policy, merged};
-use super::{Algorithm, Entry, Needs, Prepared, UpdatePlan, Wants, settings};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{Experience, Loss, MicroBatch};
 use crate::trust_region::TrustRegion;
 use ferrl_engine::train::{ByRole, Stats};
@@ -31,7 +31,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "trust region policy optimisation: the longest step that keeps a bound on the KL",
     paper: "Schulman et al., Trust Region Policy Optimization, 2015, arXiv 1502.05477",
     source: include_str!("trpo.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: &[REWARDED, SURROGATE, REFERENCE, CRITIC, EQUAL, TRUST],
     defaults: || json!(Options::default()),
     build,

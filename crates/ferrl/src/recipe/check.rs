@@ -2,7 +2,7 @@
 
 use super::{Recipe, Stage};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
-use crate::algo::{self, Refusal, Wants};
+use crate::algo::{self, Refusal};
 use ferrl_engine::{Error, model, nearest};
 use ferrl_kernels::{AUTO, BACKENDS};
 
@@ -90,12 +90,12 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
         format!("{} has no teacher", recipe.algorithm_name()),
         "leave out teacher.path",
     );
-    if entry.wants == Wants::Rollouts {
+    if entry.feed.sampled() {
         rollouts(stage, &mut p);
         rewards(recipe, verifiers, &mut p);
     } else {
         // A mismatched probe may put the longest completion after the longest prompt.
-        let (each, one) = match entry.wants.paired() {
+        let (each, one) = match entry.feed.paired() {
             true => (2, "one pair, each side of"),
             false if needs.is_some_and(|n| n.mismatched) => (2, "a prompt and another's completion, each of"),
             false => (1, "one sequence of"),
