@@ -51,16 +51,16 @@ impl Stored {
 /// Where and how a model computes.
 #[derive(clap::Args, Clone, Debug)]
 pub struct DeviceArgs {
-    /// Number format of the computation
+    /// Compute type
     #[arg(long, value_enum, default_value = "f32")]
     pub dtype: Compute,
-    /// Threads; all cores when left out. The results are the same bits for any number
+    /// Number of threads [default: all cores]; results do not depend on it
     #[arg(long, value_name = "N", value_parser = size::<1024>)]
     pub threads: Option<usize>,
     /// Device: cpu, cuda or cuda:N; auto uses a GPU if there is one
     #[arg(long, value_name = "NAME", default_value = AUTO)]
     pub device: String,
-    /// Let log-probabilities depend on the batch they are computed in, where that is faster: on cards alone
+    /// Allow log-probabilities to depend on the batch, where that is faster (GPU only)
     #[arg(long)]
     pub inexact: bool,
 }

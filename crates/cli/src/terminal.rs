@@ -94,18 +94,13 @@ impl Terminal {
         let before = *self.trend.get_or_insert(value);
         let trend = 0.9 * before + 0.1 * value;
         self.trend = Some(trend);
-        let direction = match trend.total_cmp(&before) {
-            std::cmp::Ordering::Greater => "up",
-            std::cmp::Ordering::Less => "down",
-            std::cmp::Ordering::Equal => "level",
-        };
         let rate = record.get("timing/tokens_per_second").unwrap_or(0.0);
         let per_step = self.began.elapsed().as_secs_f64() / (step - self.first_step) as f64;
         let left = Duration::from_secs_f64(per_step * (steps - step) as f64);
         let mut parts = vec![
             (0, format!("{stage} {step}/{steps}")),
             (1, format!("{name} {value:.4}")),
-            (5, format!("({trend:.4}, {direction})")),
+            (5, format!("(mean {trend:.4})")),
             (6, format!("{rate:.0} tokens/s")),
             (2, format!("{} left", HumanDuration(left))),
         ];

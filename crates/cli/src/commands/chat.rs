@@ -22,10 +22,10 @@ const HELP: &str = "/reset forgets the conversation; /quit or Ctrl-D leaves; Ctr
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Said to the model before the conversation
+    /// System message
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Tokens of the whole conversation at most; the model's own limit up to 4096 when left out
+    /// Maximum length of the conversation in tokens [default: the model's context, up to 4096]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     context: Option<usize>,
     #[command(flatten)]
