@@ -133,14 +133,13 @@ impl Stage {
             }
         }
         let mut e = given.experience;
-        self.algo.extend(&mut e)?;
         self.annotate(&mut e)?;
         let state = self.algo.state();
         let prepared = self.algo.prepare(&mut e);
         if !state.is_null() {
             self.algo.restore(&state)?;
         }
-        let mut seen = prepared?;
+        let mut seen = prepared?.metrics;
         let mut loss = 0.0;
         for batch in Update::whole(&e).micro_batches(&e, self.recipe.train.micro_batch_tokens)? {
             let mut stats = ByRole::default();

@@ -197,7 +197,7 @@ fn gradients(
     let (mut value, mut all) = (0.0, Vec::new());
     stage.policy.zero_grads();
     for batch in batches {
-        let stats = stage.forward(batch)?;
+        let stats = stage.forward_only(batch)?;
         stage.compare_logps(batch, &stats, metrics)?;
         let loss = stage.algo.loss(batch, &stats);
         stage.backward(batch, &loss.grads)?;

@@ -1,12 +1,14 @@
 //! Larger operations made of others: what every backend can do, and what those that do better must equal.
 
-use crate::backend::{Activation, Affine, Ask, Backend, Choice, Heads, Normed, PagedRows, Turns};
+use crate::backend::{
+    Activation, Affine, Ask, Choice, DecodeOps, Heads, Normed, PagedRows, RopeOps, SampleOps, Turns,
+};
 use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::truncate::Kept;
 
-/// See [`Backend::linear_qkv`].
-pub fn linear_qkv<B: Backend + ?Sized>(
+/// See [`RopeOps::linear_qkv`].
+pub fn linear_qkv<B: RopeOps + ?Sized>(
     b: &B,
     x: &Buffer,
     layer: Affine<'_>,
@@ -22,8 +24,8 @@ pub fn linear_qkv<B: Backend + ?Sized>(
     cache.map_or(Ok(()), |(rows, cache)| b.cache_write(heads, qkv, rows, cache))
 }
 
-/// See [`Backend::qkv_backward`].
-pub fn qkv_backward<B: Backend + ?Sized>(
+/// See [`RopeOps::qkv_backward`].
+pub fn qkv_backward<B: RopeOps + ?Sized>(
     b: &B,
     heads: Heads,
     turns: Option<Turns<'_>>,
@@ -40,8 +42,8 @@ pub fn qkv_backward<B: Backend + ?Sized>(
     })
 }
 
-/// See [`Backend::normed_qkv`].
-pub fn normed_qkv<B: Backend + ?Sized>(
+/// See [`DecodeOps::normed_qkv`].
+pub fn normed_qkv<B: DecodeOps + ?Sized>(
     b: &B,
     norm: Normed<'_>,
     x: &Buffer,
@@ -57,15 +59,20 @@ pub fn normed_qkv<B: Backend + ?Sized>(
     linear_qkv(b, &h, layer, heads, turns, Some((rows, cache)), qkv)
 }
 
-/// See [`Backend::linear_add`].
-pub fn linear_add<B: Backend + ?Sized>(b: &B, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<()> {
+/// See [`DecodeOps::linear_add`].
+pub fn linear_add<B: DecodeOps + ?Sized>(
+    b: &B,
+    x: &Buffer,
+    layer: Affine<'_>,
+    to: &mut Buffer,
+) -> Result<()> {
     let mut y = b.alloc(x.dtype(), to.len())?;
     b.linear(x, layer.weight, layer.bias, &mut y)?;
     b.axpy(1.0, &y, to)
 }
 
-/// See [`Backend::normed_activation`].
-pub fn normed_activation<B: Backend + ?Sized>(
+/// See [`DecodeOps::normed_activation`].
+pub fn normed_activation<B: DecodeOps + ?Sized>(
     b: &B,
     norm: Normed<'_>,
     x: &Buffer,
@@ -81,8 +88,8 @@ pub fn normed_activation<B: Backend + ?Sized>(
     b.activation(op, y.len() / rows.max(1), &up, y)
 }
 
-/// See [`Backend::choose`].
-pub fn choose<B: Backend + ?Sized>(
+/// See [`SampleOps::choose`].
+pub fn choose<B: SampleOps + ?Sized>(
     b: &B,
     logits: &Buffer,
     lse: &Buffer,

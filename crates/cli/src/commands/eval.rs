@@ -6,7 +6,7 @@ use crate::options::{
 };
 use crate::output::{Output, print, visible, warn};
 use crate::progress::Progress;
-use ferrl::algo::Wants;
+use ferrl::algo::Feed;
 use ferrl::evaluate::{self, Answered, Evaluation, Summary, evaluate};
 use ferrl::experience::Metrics;
 use ferrl::interrupt;
@@ -117,7 +117,7 @@ pub fn run(args: &Args) -> Result<()> {
     let recipe = settings(args, found.recipe)?;
     let tokenizer = Arc::new(Tokenizer::from_dir(&dir.path)?);
     let hooks = Hooks::default();
-    let mut source = setup::source(&recipe, &dir.path, &tokenizer, Wants::Rollouts, true, &hooks.warnings)?;
+    let mut source = setup::source(&recipe, &dir.path, &tokenizer, Feed::Rollouts, true, &hooks.warnings)?;
     warn(&hooks.warnings);
     let samples = recipe.eval.samples;
     let prompts = match (args.prompts, source.epoch()) {
@@ -139,7 +139,7 @@ pub fn run(args: &Args) -> Result<()> {
     let backend = ferrl_kernels::open(device, threads)?;
     let fix = "a smaller --cache-mib, or --dtype bf16";
     machine::ensure_memory_of(&*backend, "the model and its cache", bytes as u64, fix)?;
-    let rewards = setup::rewards(&recipe, Wants::Rollouts, &backend, &hooks)?;
+    let rewards = setup::rewards(&recipe, Feed::Rollouts, &backend, &hooks)?;
     // Every question is looked at before the first is asked.
     let asked = (prompts, recipe.rollout.max_new_tokens);
     evaluate::check(&mut *source, &rewards, &dir.config, asked)?;

@@ -4,7 +4,7 @@ use crate::options::{ModelArgs, at_least_one, size};
 use crate::output::Output;
 use crate::progress::Progress;
 use clap::Parser;
-use ferrl::algo::Wants;
+use ferrl::algo::Feed;
 use ferrl::recipe::Recipe;
 use ferrl::rollout::{self, Actor};
 use ferrl::setup;
@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
     let stops = rollout::stops(&path, &tokenizer, &recipe.rollout);
     let warnings = Warnings::default();
-    let mut source = setup::source(recipe, &path, &tokenizer, Wants::Rollouts, false, &warnings)?;
+    let mut source = setup::source(recipe, &path, &tokenizer, Feed::Rollouts, false, &warnings)?;
     crate::output::warn(&warnings);
     let mut output = Output::create(&args.output)?;
     let progress = Progress::new("asking", args.prompts as u64, "questions");

@@ -1,7 +1,7 @@
 //! Evaluations of a run: held-out examples and held-out prompts, measured while it trains.
 
 use super::OneStage;
-use crate::algo::Wants;
+use crate::algo::Feed;
 use crate::evaluate::{Evaluation, evaluate};
 use crate::recipe::{Recipe, Rollout};
 use crate::reward::Rewards;
@@ -18,13 +18,13 @@ impl OneStage<'_> {
     /// Held-out examples, and held-out questions where something says what their answers are worth.
     pub(super) fn evaluate(&self, stage: &mut Stage) -> Result<Evaluation> {
         (stage.waits)("evaluate");
-        let (wants, recipe) = (stage.wants, stage.recipe.clone());
+        let (feed, recipe) = (stage.feed, stage.recipe.clone());
         let mut all = Evaluation::default();
-        if wants != Wants::Rollouts {
-            let mut source = self.held_out(stage, wants)?;
+        if !feed.sampled() {
+            let mut source = self.held_out(stage, feed)?;
             all.metrics = stage.validate(&mut **source, recipe.eval.prompts)?;
         }
-        let graded = wants == Wants::Rollouts || setup::task(&recipe)?.is_some() || !recipe.reward.is_empty();
+        let graded = feed.sampled() || setup::task(&recipe)?.is_some() || !recipe.reward.is_empty();
         if graded && !stage.algo.needs().score {
             let asked = self.ask(stage, &recipe)?;
             all.metrics.join(asked.metrics);
@@ -35,14 +35,14 @@ impl OneStage<'_> {
 
     /// Held-out examples from their first on. They are opened once: a file that is changed or removed later does not change
     /// what is measured.
-    fn held_out(&self, stage: &Stage, wants: Wants) -> Result<RefMut<'_, Box<dyn Source>>> {
+    fn held_out(&self, stage: &Stage, feed: Feed) -> Result<RefMut<'_, Box<dyn Source>>> {
         let mut opened = self.opened.borrow_mut();
-        let at = match opened.iter().position(|o| o.0 == wants) {
+        let at = match opened.iter().position(|o| o.0 == feed) {
             Some(at) => at,
             None => {
                 let (recipe, tokenizer) = (&stage.recipe, &stage.tokenizer);
-                let source = setup::source(recipe, self.dir, tokenizer, wants, true, &stage.warnings)?;
-                opened.push((wants, source.state(), source));
+                let source = setup::source(recipe, self.dir, tokenizer, feed, true, &stage.warnings)?;
+                opened.push((feed, source.state(), source));
                 opened.len() - 1
             }
         };
@@ -66,7 +66,7 @@ impl OneStage<'_> {
                 let sampler =
                     Sampler::new(model, cache).map_err(|e| setup::cache_error(e, &recipe.rollout))?;
                 let mut sampler = sampler.with_tokenizer(stage.tokenizer.clone());
-                let rewards = setup::rewards(recipe, Wants::Rollouts, &model.backend, &stage.hooks())?;
+                let rewards = setup::rewards(recipe, Feed::Rollouts, &model.backend, &stage.hooks())?;
                 self.ask_with(&mut sampler, stage, &rewards, recipe)
             }
         }
@@ -86,7 +86,7 @@ impl OneStage<'_> {
             Progress { step: stage.step, steps: stage.schedules.0.total_steps, epoch: stage.source.epochs() };
         let mut asked = |temperature: f64, samples: usize, seed: u64| {
             let settings = Rollout { temperature, ..recipe.rollout.clone() };
-            let mut source = self.held_out(stage, Wants::Rollouts)?;
+            let mut source = self.held_out(stage, Feed::Rollouts)?;
             let counts = (recipe.eval.prompts, samples, seed);
             evaluate(&mut actor, &mut **source, rewards, &settings, counts, at)
                 .map_err(|e| setup::too_small(e, &recipe.rollout))

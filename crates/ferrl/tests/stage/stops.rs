@@ -1,7 +1,7 @@
 //! Stop tokens: a chat template whose turns end in another token than the tokenizer's eos.
 
 use crate::help::{metrics, run, stage, write};
-use ferrl::algo::Wants;
+use ferrl::algo::Feed;
 use ferrl::evaluate::evaluate;
 use ferrl::reward::Rewards;
 use ferrl::rollout::Actor;
@@ -77,7 +77,7 @@ fn rollouts_and_evaluation_stop_at_the_end_of_the_turn() {
         &stage.recipe,
         Path::new(&left),
         &stage.tokenizer,
-        Wants::Rollouts,
+        Feed::Rollouts,
         false,
         &stage.warnings,
     )

@@ -4,9 +4,10 @@ use super::context::Cuda;
 use super::launch::{Grid, args};
 use super::memory::kernel;
 use super::vector::row_count;
-use crate::backend::Activation;
+use crate::backend::{Activation, ActivationOps};
 use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::shapes;
 use crate::shapes::input_width;
 
 fn name(op: Activation) -> &'static str {
@@ -25,41 +26,35 @@ fn grid(op: Activation, rows: usize, width: usize) -> Grid {
     }
 }
 
-/// `x` is `[rows, 2 * width]` for the gated ones (all gates of a row, then all ups), else `[rows, width]`.
-pub fn activation(cuda: &Cuda, op: Activation, width: usize, x: &Buffer, y: &mut Buffer) -> Result<()> {
-    let rows = row_count(y.len(), width);
-    assert_eq!(x.len(), rows * input_width(op, width));
-    let args = args![x, &*y, rows, width as u32];
-    cuda.launch("activation", &kernel(name(op), &[x, y]), grid(op, rows, width), &args)
-}
-
-/// Writes `dx`.
-pub fn activation_backward(
-    cuda: &Cuda,
-    op: Activation,
-    width: usize,
-    x: &Buffer,
-    dy: &Buffer,
-    dx: &mut Buffer,
-) -> Result<()> {
-    let rows = row_count(dy.len(), width);
-    assert!(x.len() == rows * input_width(op, width) && dx.len() == x.len());
-    let args = args![x, dy, &*dx, rows, width as u32];
-    let kernel = kernel(&format!("{}_backward", name(op)), &[x, dy, dx]);
-    cuda.launch("activation", &kernel, grid(op, rows, width), &args)
-}
-
-/// See [`crate::Backend::activation_again`].
-pub fn activation_again(
-    cuda: &Cuda,
-    op: Activation,
-    width: usize,
-    x: &mut Buffer,
-    dy: &mut Buffer,
-) -> Result<()> {
-    let rows = row_count(dy.len(), width);
-    assert_eq!(x.len(), rows * input_width(op, width));
-    assert_eq!(x.dtype(), dy.dtype(), "an activation and its gradient have one type");
-    let kernel = kernel(&format!("{}_again", name(op)), &[x]);
-    cuda.launch("activation", &kernel, grid(op, rows, width), &args![&*x, &*dy, rows, width as u32])
+impl ActivationOps for Cuda {
+    fn activation(&self, op: Activation, width: usize, x: &Buffer, y: &mut Buffer) -> Result<()> {
+        shapes::activation(self, op, width, x, y)?;
+        let rows = row_count(y.len(), width);
+        assert_eq!(x.len(), rows * input_width(op, width));
+        let args = args![x, &*y, rows, width as u32];
+        self.launch("activation", &kernel(name(op), &[x, y]), grid(op, rows, width), &args)
+    }
+    fn activation_backward(
+        &self,
+        op: Activation,
+        width: usize,
+        x: &Buffer,
+        dy: &Buffer,
+        dx: &mut Buffer,
+    ) -> Result<()> {
+        shapes::activation_backward(self, op, width, x, dy, dx)?;
+        let rows = row_count(dy.len(), width);
+        assert!(x.len() == rows * input_width(op, width) && dx.len() == x.len());
+        let args = args![x, dy, &*dx, rows, width as u32];
+        let kernel = kernel(&format!("{}_backward", name(op)), &[x, dy, dx]);
+        self.launch("activation", &kernel, grid(op, rows, width), &args)
+    }
+    fn activation_again(&self, op: Activation, width: usize, x: &mut Buffer, dy: &mut Buffer) -> Result<()> {
+        shapes::activation_again(self, op, width, x, dy)?;
+        let rows = row_count(dy.len(), width);
+        assert_eq!(x.len(), rows * input_width(op, width));
+        assert_eq!(x.dtype(), dy.dtype(), "an activation and its gradient have one type");
+        let kernel = kernel(&format!("{}_again", name(op)), &[x]);
+        self.launch("activation", &kernel, grid(op, rows, width), &args![&*x, &*dy, rows, width as u32])
+    }
 }

@@ -8,16 +8,19 @@
 mod backward;
 mod tables;
 
-pub use backward::attention_backward;
+use backward::attention_backward;
 pub use tables::Tables;
+pub(super) use tables::stage;
 
 use super::Cuda;
 use super::launch::{Arg, Grid, args};
 use super::memory::ptr;
-use crate::backend::{Attention, Heads, PagedRows, Segments};
+use crate::backend::{Attention, AttentionOps, CacheOps, Heads, PagedRows, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
-use tables::{FEW, TOKENS, Unit};
+use crate::shapes;
+pub(super) use tables::TOKENS;
+use tables::{FEW, Unit};
 
 /// One of each kind of kernel, for tests: a plain one, a cap and a window, odd groups, the widest head.
 pub const VARIANTS: &[&str] = &[
@@ -175,35 +178,128 @@ fn check_shape(op: &Attention, dtype: DType) {
     assert_ne!(dtype, DType::U32);
 }
 
-/// See [`crate::Backend::attention`].
-pub fn attention(
-    cuda: &Cuda,
-    op: Attention,
-    qkv: &Buffer,
-    segments: &Segments,
-    out: &mut Buffer,
-    lse: &mut Buffer,
-) -> Result<()> {
-    let (heads, tokens) = (op.heads, segments.rows());
-    check_shape(&op, qkv.dtype());
-    assert!(qkv.len() == tokens * heads.qkv_width() && lse.len() == tokens * heads.heads);
-    assert!(out.len() == tokens * heads.out_width() && out.dtype() == qkv.dtype());
-    let unit = Unit::Rows { group: heads.heads / heads.kv_heads };
-    let (none, shape) = (0u64, Shape::of(cuda, heads, qkv.dtype()));
-    let step = shape.map_or(SIMPLE.1, Shape::rows);
-    let list = tables::packed(cuda, segments, unit, step)?;
-    let mut arguments = args![qkv, none, none, &list.memory, out, lse].to_vec();
-    let blocks = list.len * heads.kv_heads;
-    let Some(shape) = shape else {
-        arguments.extend(simple_scoring(&op));
-        let defines = simple_defines(&op, qkv.dtype(), false);
-        let grid = Grid::new(blocks, SIMPLE.0);
-        return cuda.launch_variant("attention_simple", &defines, "simple_rows", grid, &arguments);
-    };
-    arguments.extend(tile_scoring(&op));
-    let grid = Grid::new(blocks, shape.threads()).with_shared(shape.rows_shared(heads));
-    let (source, kernel) = shape.kernel();
-    cuda.launch_variant(source, &defines(&op, shape, false), kernel, grid, &arguments)
+impl AttentionOps for Cuda {
+    fn attention(
+        &self,
+        op: Attention,
+        qkv: &Buffer,
+        segments: &Segments,
+        out: &mut Buffer,
+        lse: &mut Buffer,
+    ) -> Result<()> {
+        shapes::attention(self, &op, qkv, segments, [out, lse])?;
+        let (heads, tokens) = (op.heads, segments.rows());
+        check_shape(&op, qkv.dtype());
+        assert!(qkv.len() == tokens * heads.qkv_width() && lse.len() == tokens * heads.heads);
+        assert!(out.len() == tokens * heads.out_width() && out.dtype() == qkv.dtype());
+        let unit = Unit::Rows { group: heads.heads / heads.kv_heads };
+        let (none, shape) = (0u64, Shape::of(self, heads, qkv.dtype()));
+        let step = shape.map_or(SIMPLE.1, Shape::rows);
+        let list = tables::packed(self, segments, unit, step)?;
+        let mut arguments = args![qkv, none, none, &list.memory, out, lse].to_vec();
+        let blocks = list.len * heads.kv_heads;
+        let Some(shape) = shape else {
+            arguments.extend(simple_scoring(&op));
+            let defines = simple_defines(&op, qkv.dtype(), false);
+            let grid = Grid::new(blocks, SIMPLE.0);
+            return self.launch_variant("attention_simple", &defines, "simple_rows", grid, &arguments);
+        };
+        arguments.extend(tile_scoring(&op));
+        let grid = Grid::new(blocks, shape.threads()).with_shared(shape.rows_shared(heads));
+        let (source, kernel) = shape.kernel();
+        self.launch_variant(source, &defines(&op, shape, false), kernel, grid, &arguments)
+    }
+    fn attention_backward(
+        &self,
+        op: Attention,
+        qkv: &Buffer,
+        out: &Buffer,
+        lse: &Buffer,
+        dout: &Buffer,
+        segments: &Segments,
+        dqkv: &mut Buffer,
+    ) -> Result<()> {
+        shapes::attention_backward(self, &op, qkv, [out, lse, dout], segments, dqkv)?;
+        attention_backward(self, op, qkv, out, lse, dout, segments, dqkv)
+    }
+}
+
+impl CacheOps for Cuda {
+    fn cache_write(&self, heads: Heads, qkv: &Buffer, rows: &PagedRows, cache: &mut Buffer) -> Result<()> {
+        shapes::cache_write(self, heads, qkv, rows, cache)?;
+        let lists = lists(self, heads, qkv, rows, cache)?;
+        let size = qkv.dtype().size();
+        let unit = if (heads.head_dim * size).is_multiple_of(16) { 16 } else { size };
+        let per = |elements: usize| (elements * size / unit) as u32;
+        let (width, head) = (per(heads.qkv_width()), per(heads.head_dim));
+        let threads = lists.rows * 2 * heads.kv_heads * head as usize;
+        let (rows, kv_heads) = (lists.rows as u32, heads.kv_heads as u32);
+        let arguments = args![qkv, &lists.slots, cache, rows, width, kv_heads, head];
+        self.launch_flat("attention_cache", &format!("cache_write_{unit}"), threads, &arguments)
+    }
+    fn cache_copies(&self, heads: Heads, pairs: &[(u32, u32)], layers: &mut [Buffer]) -> Result<()> {
+        shapes::cache_copies(self, heads, pairs, layers)?;
+        let Some(first) = layers.first() else { return Ok(()) };
+        let bytes = block_len(heads) * first.dtype().size();
+        assert!(layers.iter().all(|l| l.len() == first.len() && l.dtype() == first.dtype()));
+        assert!(pairs.iter().all(|&(a, b)| (a.max(b) as usize + 1) * block_len(heads) <= first.len()));
+        // Where layers are, then the pairs.
+        let words =
+            layers.iter().map(ptr).chain(pairs.iter().map(|&(a, b)| u64::from(a) | u64::from(b) << 32));
+        let table = self.uploaded(&words.collect::<Vec<u64>>())?;
+        let at = table.ptr() + (layers.len() * 8) as u64;
+        let arguments = args![&table, at, (bytes / 16) as u32];
+        self.launch(
+            "attention_cache",
+            "cache_copies",
+            Grid::plane(pairs.len(), layers.len(), 256),
+            &arguments,
+        )
+    }
+    fn attention_paged(
+        &self,
+        op: Attention,
+        qkv: &Buffer,
+        rows: &PagedRows,
+        cache: &Buffer,
+        out: &mut Buffer,
+    ) -> Result<()> {
+        shapes::attention_paged(self, &op, qkv, rows, cache, out)?;
+        let heads = op.heads;
+        check_shape(&op, qkv.dtype());
+        let lists = lists(self, heads, qkv, rows, cache)?;
+        assert!(out.len() == lists.rows * heads.out_width() && out.dtype() == qkv.dtype());
+        let no_lse = 0u64;
+        let Some(shape) = Shape::of(self, heads, qkv.dtype()) else {
+            let mut arguments = args![qkv, cache, &lists.blocks, &lists.many.memory, out, no_lse].to_vec();
+            arguments.extend(simple_scoring(&op));
+            let grid = Grid::new(lists.many.len * heads.kv_heads, SIMPLE.0);
+            let defines = simple_defines(&op, qkv.dtype(), true);
+            return self.launch_variant("attention_simple", &defines, "simple_rows", grid, &arguments);
+        };
+        let defines = defines(&op, shape, true);
+        let (source, kernel) = shape.kernel();
+        if lists.many.len > 0 {
+            let mut arguments =
+                args![qkv, cache, &lists.blocks, &lists.many.memory, &mut *out, no_lse].to_vec();
+            arguments.extend(tile_scoring(&op));
+            let grid = Grid::new(lists.many.len * heads.kv_heads, shape.threads());
+            let grid = grid.with_shared(shape.rows_shared(heads));
+            self.launch_variant(source, &defines, kernel, grid, &arguments)?;
+        }
+        let mut arguments = args![qkv, cache, &lists.blocks, &lists.few.memory, out].to_vec();
+        arguments.extend(tile_scoring(&op));
+        // Several blocks of attention_few shall fit into a processor at once; where there is not even one for each, the other.
+        let blocks = lists.few.len * heads.kv_heads;
+        let (kernel, threads, stages) = match shape.beside {
+            Some(tiles) if blocks <= self.card.processors as usize => {
+                ("attention_few_beside", 128 * tiles, tiles)
+            }
+            _ => ("attention_few", 128, 2),
+        };
+        let grid = Grid::new(blocks, threads as u32).with_shared(shape.few_shared(heads, stages)).early();
+        self.launch_variant(source, &defines, kernel, grid, &arguments)
+    }
 }
 
 fn defines(op: &Attention, shape: Shape, paged: bool) -> String {
@@ -217,17 +313,7 @@ fn defines(op: &Attention, shape: Shape, paged: bool) -> String {
     )
 }
 
-/// See [`crate::Backend::block_tokens`].
-pub fn block_tokens() -> usize {
-    TOKENS
-}
-
-/// See [`crate::Backend::cache_len`].
-pub fn cache_len(heads: Heads, blocks: usize) -> usize {
-    blocks * block_len(heads)
-}
-
-fn block_len(heads: Heads) -> usize {
+pub(super) fn block_len(heads: Heads) -> usize {
     2 * heads.kv_heads * heads.head_dim * TOKENS
 }
 
@@ -244,7 +330,7 @@ fn lists(
     let step = shape.map_or(SIMPLE.1, Shape::rows);
     let group = heads.heads / heads.kv_heads;
     let lists = tables::paged(cuda, rows, group, step, shape.is_some(), qkv.len() / heads.qkv_width())?;
-    assert!(cache_len(heads, lists.needed) <= cache.len(), "no such cache block");
+    assert!(lists.needed * block_len(heads) <= cache.len(), "no such cache block");
     Ok(lists)
 }
 
@@ -257,86 +343,4 @@ pub(super) fn slots(
     cache: &Buffer,
 ) -> Result<std::sync::Arc<super::memory::Memory>> {
     Ok(lists(cuda, heads, qkv, rows, cache)?.slots.clone())
-}
-
-/// See [`crate::Backend::stage_rows`].
-pub fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
-    tables::stage(cuda, rows, batch)
-}
-
-/// See [`crate::Backend::cache_write`].
-pub fn cache_write(
-    cuda: &Cuda,
-    heads: Heads,
-    qkv: &Buffer,
-    rows: &PagedRows,
-    cache: &mut Buffer,
-) -> Result<()> {
-    let lists = lists(cuda, heads, qkv, rows, cache)?;
-    let size = qkv.dtype().size();
-    let unit = if (heads.head_dim * size).is_multiple_of(16) { 16 } else { size };
-    let per = |elements: usize| (elements * size / unit) as u32;
-    let (width, head) = (per(heads.qkv_width()), per(heads.head_dim));
-    let threads = lists.rows * 2 * heads.kv_heads * head as usize;
-    let (rows, kv_heads) = (lists.rows as u32, heads.kv_heads as u32);
-    let arguments = args![qkv, &lists.slots, cache, rows, width, kv_heads, head];
-    cuda.launch_flat("attention_cache", &format!("cache_write_{unit}"), threads, &arguments)
-}
-
-/// See [`crate::Backend::cache_copies`].
-pub fn cache_copies(cuda: &Cuda, heads: Heads, pairs: &[(u32, u32)], layers: &mut [Buffer]) -> Result<()> {
-    let Some(first) = layers.first() else { return Ok(()) };
-    let bytes = block_len(heads) * first.dtype().size();
-    assert!(layers.iter().all(|l| l.len() == first.len() && l.dtype() == first.dtype()));
-    assert!(pairs.iter().all(|&(a, b)| cache_len(heads, a.max(b) as usize + 1) <= first.len()));
-    // Where layers are, then the pairs.
-    let words = layers.iter().map(ptr).chain(pairs.iter().map(|&(a, b)| u64::from(a) | u64::from(b) << 32));
-    let table = cuda.uploaded(&words.collect::<Vec<u64>>())?;
-    let at = table.ptr() + (layers.len() * 8) as u64;
-    let arguments = args![&table, at, (bytes / 16) as u32];
-    cuda.launch("attention_cache", "cache_copies", Grid::plane(pairs.len(), layers.len(), 256), &arguments)
-}
-
-/// See [`crate::Backend::attention_paged`].
-pub fn attention_paged(
-    cuda: &Cuda,
-    op: Attention,
-    qkv: &Buffer,
-    rows: &PagedRows,
-    cache: &Buffer,
-    out: &mut Buffer,
-) -> Result<()> {
-    let heads = op.heads;
-    check_shape(&op, qkv.dtype());
-    let lists = lists(cuda, heads, qkv, rows, cache)?;
-    assert!(out.len() == lists.rows * heads.out_width() && out.dtype() == qkv.dtype());
-    let no_lse = 0u64;
-    let Some(shape) = Shape::of(cuda, heads, qkv.dtype()) else {
-        let mut arguments = args![qkv, cache, &lists.blocks, &lists.many.memory, out, no_lse].to_vec();
-        arguments.extend(simple_scoring(&op));
-        let grid = Grid::new(lists.many.len * heads.kv_heads, SIMPLE.0);
-        let defines = simple_defines(&op, qkv.dtype(), true);
-        return cuda.launch_variant("attention_simple", &defines, "simple_rows", grid, &arguments);
-    };
-    let defines = defines(&op, shape, true);
-    let (source, kernel) = shape.kernel();
-    if lists.many.len > 0 {
-        let mut arguments = args![qkv, cache, &lists.blocks, &lists.many.memory, &mut *out, no_lse].to_vec();
-        arguments.extend(tile_scoring(&op));
-        let grid = Grid::new(lists.many.len * heads.kv_heads, shape.threads());
-        let grid = grid.with_shared(shape.rows_shared(heads));
-        cuda.launch_variant(source, &defines, kernel, grid, &arguments)?;
-    }
-    let mut arguments = args![qkv, cache, &lists.blocks, &lists.few.memory, out].to_vec();
-    arguments.extend(tile_scoring(&op));
-    // Several blocks of attention_few shall fit into a processor at once; where there is not even one for each, the other.
-    let blocks = lists.few.len * heads.kv_heads;
-    let (kernel, threads, stages) = match shape.beside {
-        Some(tiles) if blocks <= cuda.card.processors as usize => {
-            ("attention_few_beside", 128 * tiles, tiles)
-        }
-        _ => ("attention_few", 128, 2),
-    };
-    let grid = Grid::new(blocks, threads as u32).with_shared(shape.few_shared(heads, stages)).early();
-    cuda.launch_variant(source, &defines, kernel, grid, &arguments)
 }

@@ -11,9 +11,11 @@ use super::memory::{f32_ptr, ptr};
 use super::norm::offset;
 use super::rotary::check_positions;
 use super::rows::agreeing;
-use crate::backend::{Activation, Affine, Heads, Normed, PagedRows, Turns};
+use crate::backend::{Activation, Affine, DecodeOps, Heads, Normed, PagedRows, Turns};
 use crate::buffer::{Buffer, DType};
+use crate::composed;
 use crate::error::Result;
+use crate::shapes;
 use std::collections::HashMap;
 use std::sync::Mutex;
 
@@ -252,7 +254,7 @@ fn norms(norm: Normed<'_>, x: &Buffer) -> bool {
     x.dtype() == DType::F32 && norm.op.width.is_multiple_of(4) && norm.op.width <= WIDEST
 }
 
-/// See [`crate::Backend::normed_qkv`]; `false` where it has to be done one by one.
+/// See [`DecodeOps::normed_qkv`](crate::backend::DecodeOps::normed_qkv); `false` where it has to be done one by one.
 pub fn normed_qkv(
     cuda: &Cuda,
     norm: Normed<'_>,
@@ -290,7 +292,7 @@ pub fn normed_qkv(
     Ok(true)
 }
 
-/// See [`crate::Backend::linear_add`]; `false` where it has to be done one by one.
+/// See [`DecodeOps::linear_add`](crate::backend::DecodeOps::linear_add); `false` where it has to be done one by one.
 pub fn linear_add(cuda: &Cuda, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<bool> {
     let few = Few { layer, rows: x.len() / layer.weight.k, features: TILE, norm: 0 };
     if x.dtype() != DType::Bf16 {
@@ -302,7 +304,7 @@ pub fn linear_add(cuda: &Cuda, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -
     Ok(true)
 }
 
-/// See [`crate::Backend::normed_activation`]; `false` where it has to be done one by one.
+/// See [`DecodeOps::normed_activation`](crate::backend::DecodeOps::normed_activation); `false` where it has to be done one by one.
 pub fn normed_activation(
     cuda: &Cuda,
     norm: Normed<'_>,
@@ -323,10 +325,49 @@ pub fn normed_activation(
     Ok(true)
 }
 
-/// Rows up to which the kernels here are sooner done than the library's, in a model whose longest k is `widest`.
-pub fn worth(cuda: &Cuda, widest: usize) -> usize {
-    let down = Shape { rows: ROWS, n: widest, k: widest, features: TILE, norm: 0 };
-    if matches!(down.plan(Room::of(cuda)), Some(Plan::Ring { .. })) { ROWS } else { WORTH }
+impl DecodeOps for Cuda {
+    fn few_rows(&self, widest: usize) -> usize {
+        let down = Shape { rows: ROWS, n: widest, k: widest, features: TILE, norm: 0 };
+        if matches!(down.plan(Room::of(self)), Some(Plan::Ring { .. })) { ROWS } else { WORTH }
+    }
+    fn normed_qkv(
+        &self,
+        norm: Normed<'_>,
+        x: &Buffer,
+        layer: Affine<'_>,
+        heads: Heads,
+        turns: Option<Turns<'_>>,
+        rows: &PagedRows,
+        cache: &mut Buffer,
+        qkv: &mut Buffer,
+    ) -> Result<()> {
+        shapes::normed_qkv(self, norm, x, layer, heads, turns, (rows, cache), qkv)?;
+        match normed_qkv(self, norm, x, layer, heads, turns, rows, cache, qkv)? {
+            true => Ok(()),
+            false => composed::normed_qkv(self, norm, x, layer, heads, turns, rows, cache, qkv),
+        }
+    }
+    fn linear_add(&self, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<()> {
+        shapes::linear_add(self, x, layer, to)?;
+        match linear_add(self, x, layer, to)? {
+            true => Ok(()),
+            false => composed::linear_add(self, x, layer, to),
+        }
+    }
+    fn normed_activation(
+        &self,
+        norm: Normed<'_>,
+        x: &Buffer,
+        layer: Affine<'_>,
+        op: Activation,
+        y: &mut Buffer,
+    ) -> Result<()> {
+        shapes::normed_activation(self, norm, x, layer, op, y)?;
+        match normed_activation(self, norm, x, layer, op, y)? {
+            true => Ok(()),
+            false => composed::normed_activation(self, norm, x, layer, op, y),
+        }
+    }
 }
 
 #[cfg(test)]

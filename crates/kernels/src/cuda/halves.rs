@@ -13,7 +13,7 @@ use crate::error::Result;
 /// Numbers that are uploaded at once, so that the copy stays small.
 const PIECE: usize = 1 << 24;
 
-/// See [`crate::Backend::master`]: for weights of bf16.
+/// See [`LinearOps::master`](crate::backend::LinearOps::master): for weights of bf16.
 pub fn master(cuda: &Cuda, weight: &Weight) -> Result<Option<Buffer>> {
     if weight.dtype != DType::Bf16 {
         return Ok(None);

@@ -4,9 +4,10 @@ use super::Cuda;
 use super::launch::{Grid, args};
 use super::logp::{TILE, head_args, lse, multiply_back, parts, raw_logits, rows_at_a_time, turning};
 use super::memory::f32_ptr;
-use crate::backend::LogpHead;
+use crate::backend::{DivergenceOps, LogpHead};
 use crate::buffer::{Buffer, Weight};
 use crate::error::Result;
+use crate::shapes;
 
 /// Some rows after their forward: which, the raw logits of p and of q, and the rows' log-sum-exps of both.
 struct Part {
@@ -49,36 +50,31 @@ fn each(
     Ok(())
 }
 
-/// See [`crate::Backend::kl`].
-pub fn kl(
-    cuda: &Cuda,
-    op: LogpHead,
-    p: (&Buffer, &Weight),
-    q: (&Buffer, &Weight),
-    kl: &mut Buffer,
-) -> Result<()> {
-    assert_eq!(kl.len(), p.0.len() / p.1.k);
-    each(cuda, op, p, q, f32_ptr(kl), |_| Ok(()))
-}
-
-/// See [`crate::Backend::kl_backward`].
-pub fn kl_backward(
-    cuda: &Cuda,
-    op: LogpHead,
-    p: (&Buffer, &Weight),
-    q: (&Buffer, &Weight),
-    dkl: &Buffer,
-    dx: &mut Buffer,
-    mut dw: Option<&mut Buffer>,
-) -> Result<()> {
-    let kl = cuda.arena.take(dkl.len() * 4)?;
-    each(cuda, op, p, q, kl.ptr(), |part| {
-        let (first, count) = part.rows;
-        let later = |start: u64| start + (first * 4) as u64;
-        let mut all = args![part.logits[0], part.logits[1], p.1.n as u32].to_vec();
-        all.extend(head_args(op));
-        all.extend(args![part.lse[0], part.lse[1], later(kl.ptr()), later(f32_ptr(dkl))]);
-        cuda.launch("logp_backward", &turning("kl_dlogits", p.1), Grid::new(count, 512), &all)?;
-        multiply_back(cuda, p, part.rows, part.logits[0], dx, true, dw.as_deref_mut())
-    })
+impl DivergenceOps for Cuda {
+    fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()> {
+        shapes::kl(self, p, q, kl)?;
+        assert_eq!(kl.len(), p.0.len() / p.1.k);
+        each(self, op, p, q, f32_ptr(kl), |_| Ok(()))
+    }
+    fn kl_backward(
+        &self,
+        op: LogpHead,
+        p: (&Buffer, &Weight),
+        q: (&Buffer, &Weight),
+        dkl: &Buffer,
+        dx: &mut Buffer,
+        mut dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::kl_backward(self, p, q, dkl, dx, dw.as_deref())?;
+        let kl = self.arena.take(dkl.len() * 4)?;
+        each(self, op, p, q, kl.ptr(), |part| {
+            let (first, count) = part.rows;
+            let later = |start: u64| start + (first * 4) as u64;
+            let mut all = args![part.logits[0], part.logits[1], p.1.n as u32].to_vec();
+            all.extend(head_args(op));
+            all.extend(args![part.lse[0], part.lse[1], later(kl.ptr()), later(f32_ptr(dkl))]);
+            self.launch("logp_backward", &turning("kl_dlogits", p.1), Grid::new(count, 512), &all)?;
+            multiply_back(self, p, part.rows, part.logits[0], dx, true, dw.as_deref_mut())
+        })
+    }
 }

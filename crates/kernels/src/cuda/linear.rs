@@ -7,9 +7,11 @@ use super::launch::{Grid, args};
 use super::memory::{Arena, Memory, f32_ptr, kernel, letter, ptr};
 use super::rows::{Rows, rows};
 use super::stream;
-use super::vector::{add_chunks, convert, fill, sum_columns};
+use super::vector::{add_chunks, convert, sum_columns};
+use crate::backend::{LinearOps, MemoryOps};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
+use crate::shapes;
 use std::sync::Arc;
 
 /// A weight as products read it: `[n, k]`, row-major, in the compute type.
@@ -26,20 +28,67 @@ pub(super) fn holds(arena: &Arena, w: &Weight) -> bool {
     w.dtype != DType::U32 && form.is_some_and(|f| f.0.is_room(arena, w.n * w.k, w.dtype.size()))
 }
 
-/// See [`crate::Backend::weight`]. One form serves forward and backward.
-pub fn weight(cuda: &Cuda, n: usize, k: usize, dtype: DType) -> Result<Weight> {
-    let memory = cuda.arena.take(n * k * dtype.size())?;
-    Ok(Weight::new(n, k, dtype, Box::new(Form(Arc::new(memory)))))
-}
-
-/// See [`crate::Backend::load_weight`].
-pub fn load_weight(cuda: &Cuda, master: &Buffer, weight: &mut Weight) -> Result<()> {
-    assert_eq!(master.len(), weight.n * weight.k);
-    if halves::is_of(master, weight) {
-        return Ok(());
+impl LinearOps for Cuda {
+    // One form serves forward and backward.
+    fn weight(&self, n: usize, k: usize, dtype: DType, _backward: bool) -> Result<Weight> {
+        shapes::weight(self, n, k, dtype)?;
+        let memory = self.arena.take(n * k * dtype.size())?;
+        Ok(Weight::new(n, k, dtype, Box::new(Form(Arc::new(memory)))))
     }
-    let whole = Whole::of(cuda, master, 0, master.len())?;
-    convert(cuda, (whole.ptr(), DType::F32), (form(weight), weight.dtype), master.len())
+    fn master(&self, weight: &Weight) -> Result<Option<Buffer>> {
+        shapes::master(self, weight)?;
+        halves::master(self, weight)
+    }
+    fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()> {
+        shapes::load_weight(self, master, weight)?;
+        assert_eq!(master.len(), weight.n * weight.k);
+        if halves::is_of(master, weight) {
+            return Ok(());
+        }
+        let whole = Whole::of(self, master, 0, master.len())?;
+        convert(self, (whole.ptr(), DType::F32), (form(weight), weight.dtype), master.len())
+    }
+    fn linear(&self, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()> {
+        shapes::linear(self, x, w, bias, y)?;
+        assert!(x.dtype() == w.dtype && y.len() == x.len() / w.k * w.n);
+        assert!(bias.is_none_or(|b| b.dtype() == DType::F32 && b.len() == w.n));
+        let sizes = [x.len() / w.k, w.n, w.k];
+        forward(self, sizes, ptr(x), form(w), w.dtype, bias, (ptr(y), y.dtype()))
+    }
+    fn linear_dx(&self, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()> {
+        shapes::linear_dx(self, dy, w, dx)?;
+        assert!(dy.dtype() == w.dtype && dx.len() == dy.len() / w.n * w.k);
+        let m = dy.len() / w.n;
+        input_gradient(self, [m, w.n, w.k], (ptr(dy), w.n), form(w), w.dtype, (ptr(dx), dx.dtype()))
+    }
+    fn linear_dw(
+        &self,
+        dy: &Buffer,
+        x: &Buffer,
+        tokens: usize,
+        add: bool,
+        dw: Option<&mut Buffer>,
+        dbias: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::linear_dw(self, dy, x, tokens, dw.as_deref(), dbias.as_deref())?;
+        assert_eq!(dy.dtype(), x.dtype());
+        if tokens == 0 {
+            return match add {
+                true => Ok(()),
+                false => dw.into_iter().chain(dbias).try_for_each(|d| self.fill(d, 0.0)),
+            };
+        }
+        let (n, k) = (dy.len() / tokens, x.len() / tokens);
+        if let Some(dw) = dw {
+            assert_eq!(dw.len(), n * k);
+            weight_gradient(self, [tokens, n, k], (ptr(dy), n), ptr(x), dy.dtype(), f32_ptr(dw), add)?;
+        }
+        if let Some(dbias) = dbias {
+            assert_eq!(dbias.len(), n);
+            sum_columns(self, &kernel("column_sums", &[dy]), ptr(dy), tokens, n, f32_ptr(dbias), add)?;
+        }
+        Ok(())
+    }
 }
 
 /// Whether tensor cores serve a product of these inner sizes: rows must start at multiples of 16 bytes.
@@ -99,21 +148,6 @@ pub fn forward(
     let name = format!("add_bias_{}", letter(out));
     let threads = if n % 4 == 0 { m * n / 4 } else { m * n };
     cuda.launch_flat("linear", &name, threads, &args![at, bias, y, m * n, n as u32])
-}
-
-/// See [`crate::Backend::linear`].
-pub fn linear(cuda: &Cuda, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()> {
-    assert!(x.dtype() == w.dtype && y.len() == x.len() / w.k * w.n);
-    assert!(bias.is_none_or(|b| b.dtype() == DType::F32 && b.len() == w.n));
-    let sizes = [x.len() / w.k, w.n, w.k];
-    forward(cuda, sizes, ptr(x), form(w), w.dtype, bias, (ptr(y), y.dtype()))
-}
-
-/// See [`crate::Backend::linear_dx`].
-pub fn linear_dx(cuda: &Cuda, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()> {
-    assert!(dy.dtype() == w.dtype && dx.len() == dy.len() / w.n * w.k);
-    let m = dy.len() / w.n;
-    input_gradient(cuda, [m, w.n, w.k], (ptr(dy), w.n), form(w), w.dtype, (ptr(dx), dx.dtype()))
 }
 
 /// `dx[m, k] = dy[m, n] · w[n, k]`; rows of `dy` are `ld` elements apart.
@@ -214,33 +248,4 @@ fn in_parts(
         cuda.products.gemm(cuda, &last)?;
     }
     add_chunks(cuda, sums.ptr(), n * k, count, n * k, dw, add)
-}
-
-/// See [`crate::Backend::linear_dw`].
-pub fn linear_dw(
-    cuda: &Cuda,
-    dy: &Buffer,
-    x: &Buffer,
-    tokens: usize,
-    add: bool,
-    dw: Option<&mut Buffer>,
-    dbias: Option<&mut Buffer>,
-) -> Result<()> {
-    assert_eq!(dy.dtype(), x.dtype());
-    if tokens == 0 {
-        return match add {
-            true => Ok(()),
-            false => dw.into_iter().chain(dbias).try_for_each(|d| fill(cuda, d, 0.0)),
-        };
-    }
-    let (n, k) = (dy.len() / tokens, x.len() / tokens);
-    if let Some(dw) = dw {
-        assert_eq!(dw.len(), n * k);
-        weight_gradient(cuda, [tokens, n, k], (ptr(dy), n), ptr(x), dy.dtype(), f32_ptr(dw), add)?;
-    }
-    if let Some(dbias) = dbias {
-        assert_eq!(dbias.len(), n);
-        sum_columns(cuda, &kernel("column_sums", &[dy]), ptr(dy), tokens, n, f32_ptr(dbias), add)?;
-    }
-    Ok(())
 }

@@ -9,9 +9,10 @@ use super::Cuda;
 use super::launch::{Arg, Grid, args};
 use super::linear::{form, forward, long_input_gradient, weight_gradient};
 use super::memory::{Memory, f32_ptr, letter, ptr, u32s};
-use crate::backend::{LogpGrads, LogpHead, LogpStats};
+use crate::backend::{HeadOps, LogpGrads, LogpHead, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
+use crate::shapes;
 
 /// Tokens a warp folds.
 pub(super) const TILE: usize = 1024;
@@ -134,42 +135,108 @@ fn check(x: &Buffer, w: &Weight, targets: &Buffer, stats: &LogpStats) {
     assert!(u32s(targets).iter().all(|&t| (t as usize) < w.n));
 }
 
-/// See [`crate::Backend::logp`].
-pub fn logp(
-    cuda: &Cuda,
-    op: LogpHead,
-    x: &Buffer,
-    w: &Weight,
-    targets: &Buffer,
-    others: Option<(&Buffer, &mut Buffer)>,
-    stats: &mut LogpStats,
-) -> Result<()> {
-    check(x, w, targets, stats);
-    let rows = targets.len();
-    let extra = others.as_ref().map_or(0, |(ids, _)| ids.len() / rows.max(1));
-    if let Some((ids, out)) = &others {
-        assert!(ids.len() == rows * extra && out.len() == ids.len());
-        assert!(u32s(ids).iter().all(|&t| (t as usize) < w.n));
+impl HeadOps for Cuda {
+    fn logp(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        others: Option<(&Buffer, &mut Buffer)>,
+        stats: &mut LogpStats,
+    ) -> Result<()> {
+        let listed = others.as_ref().map(|(ids, out)| (*ids, &**out));
+        shapes::logp(self, x, w, targets, listed, stats)?;
+        check(x, w, targets, stats);
+        let rows = targets.len();
+        let extra = others.as_ref().map_or(0, |(ids, _)| ids.len() / rows.max(1));
+        if let Some((ids, out)) = &others {
+            assert!(ids.len() == rows * extra && out.len() == ids.len());
+            assert!(u32s(ids).iter().all(|&t| (t as usize) < w.n));
+        }
+        let (others, other_logp) = others.map_or((0, 0), |(ids, out)| (ptr(ids), f32_ptr(out)));
+        let (logp, entropy) = (f32_ptr(&stats.logp), f32_ptr(&stats.entropy));
+        let wanted = Wanted { targets: ptr(targets), others, extra, logp, entropy, other_logp };
+        fold_all(self, op, (x, w), wanted, f32_ptr(&stats.lse), |_, _| Ok(()))
     }
-    let (others, other_logp) = others.map_or((0, 0), |(ids, out)| (ptr(ids), f32_ptr(out)));
-    let (logp, entropy) = (f32_ptr(&stats.logp), f32_ptr(&stats.entropy));
-    let wanted = Wanted { targets: ptr(targets), others, extra, logp, entropy, other_logp };
-    fold_all(cuda, op, (x, w), wanted, f32_ptr(&stats.lse), |_, _| Ok(()))
-}
-
-/// See [`crate::Backend::logits`].
-pub fn logits(
-    cuda: &Cuda,
-    op: LogpHead,
-    x: &Buffer,
-    w: &Weight,
-    logits: &mut Buffer,
-    lse: &mut Buffer,
-) -> Result<()> {
-    let rows = x.len() / w.k;
-    assert!(x.dtype() == w.dtype && logits.len() == rows * w.n && lse.len() == rows);
-    raw_logits(cuda, (x, w), (0, rows), f32_ptr(logits))?;
-    fold(cuda, op, f32_ptr(logits), rows, w.n, true, Wanted::default(), f32_ptr(lse))
+    fn logp_backward(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        others: Option<&Buffer>,
+        stats: &LogpStats,
+        grads: &LogpGrads<'_>,
+        dx: &mut Buffer,
+        add: bool,
+        mut dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::logp_backward(self, x, w, targets, others, stats, grads, dx, dw.as_deref())?;
+        check(x, w, targets, stats);
+        let rows = targets.len();
+        assert!(others.map_or(0, Buffer::len) == grads.others.map_or(0, Buffer::len));
+        let flow = Flow {
+            op,
+            grads: Wanted {
+                targets: ptr(targets),
+                others: others.map_or(0, ptr),
+                extra: others.map_or(0, |o| o.len() / rows.max(1)),
+                logp: f32_ptr(grads.logp),
+                entropy: grads.entropy.map_or(0, f32_ptr),
+                other_logp: grads.others.map_or(0, f32_ptr),
+            },
+            lse: f32_ptr(&stats.lse),
+            entropy: f32_ptr(&stats.entropy),
+        };
+        let step = rows_at_a_time(rows, w.n, 1);
+        let logits = self.arena.take(rows.min(step) * w.n * 4)?;
+        for part in parts(rows, step) {
+            raw_logits(self, (x, w), part, logits.ptr())?;
+            flow.turn(self, w, part, logits.ptr())?;
+            multiply_back(self, (x, w), part, logits.ptr(), dx, add, dw.as_deref_mut())?;
+        }
+        Ok(())
+    }
+    fn logp_known(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        dlogp: &Buffer,
+        stats: &mut LogpStats,
+        dx: &mut Buffer,
+        add: bool,
+        mut dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::logp_known(self, x, w, targets, dlogp, stats, dx, dw.as_deref())?;
+        check(x, w, targets, stats);
+        assert_eq!(dlogp.len(), targets.len());
+        let (logp, entropy, lse) = (f32_ptr(&stats.logp), f32_ptr(&stats.entropy), f32_ptr(&stats.lse));
+        let targets = ptr(targets);
+        let grads = Wanted { targets, logp: f32_ptr(dlogp), ..Wanted::default() };
+        let flow = Flow { op, grads, lse, entropy };
+        let wanted = Wanted { targets, logp, entropy, ..Wanted::default() };
+        fold_all(self, op, (x, w), wanted, lse, |part, logits| {
+            flow.turn(self, w, part, logits)?;
+            multiply_back(self, (x, w), part, logits, dx, add, dw.as_deref_mut())
+        })
+    }
+    fn logits(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        logits: &mut Buffer,
+        lse: &mut Buffer,
+    ) -> Result<()> {
+        shapes::logits(self, x, w, [logits, lse])?;
+        let rows = x.len() / w.k;
+        assert!(x.dtype() == w.dtype && logits.len() == rows * w.n && lse.len() == rows);
+        raw_logits(self, (x, w), (0, rows), f32_ptr(logits))?;
+        fold(self, op, f32_ptr(logits), rows, w.n, true, Wanted::default(), f32_ptr(lse))
+    }
 }
 
 /// What flows back into rows, beside what forward wrote of them; addresses of the first row.
@@ -224,70 +291,4 @@ pub(super) fn multiply_back(
         }
         None => Ok(()),
     }
-}
-
-/// See [`crate::Backend::logp_backward`].
-pub fn logp_backward(
-    cuda: &Cuda,
-    op: LogpHead,
-    x: &Buffer,
-    w: &Weight,
-    targets: &Buffer,
-    others: Option<&Buffer>,
-    stats: &LogpStats,
-    grads: &LogpGrads<'_>,
-    dx: &mut Buffer,
-    add: bool,
-    mut dw: Option<&mut Buffer>,
-) -> Result<()> {
-    check(x, w, targets, stats);
-    let rows = targets.len();
-    assert!(others.map_or(0, Buffer::len) == grads.others.map_or(0, Buffer::len));
-    let flow = Flow {
-        op,
-        grads: Wanted {
-            targets: ptr(targets),
-            others: others.map_or(0, ptr),
-            extra: others.map_or(0, |o| o.len() / rows.max(1)),
-            logp: f32_ptr(grads.logp),
-            entropy: grads.entropy.map_or(0, f32_ptr),
-            other_logp: grads.others.map_or(0, f32_ptr),
-        },
-        lse: f32_ptr(&stats.lse),
-        entropy: f32_ptr(&stats.entropy),
-    };
-    let step = rows_at_a_time(rows, w.n, 1);
-    let logits = cuda.arena.take(rows.min(step) * w.n * 4)?;
-    for part in parts(rows, step) {
-        raw_logits(cuda, (x, w), part, logits.ptr())?;
-        flow.turn(cuda, w, part, logits.ptr())?;
-        multiply_back(cuda, (x, w), part, logits.ptr(), dx, add, dw.as_deref_mut())?;
-    }
-    Ok(())
-}
-
-/// See [`crate::Backend::logp_known`].
-pub fn logp_known(
-    cuda: &Cuda,
-    op: LogpHead,
-    x: &Buffer,
-    w: &Weight,
-    targets: &Buffer,
-    dlogp: &Buffer,
-    stats: &mut LogpStats,
-    dx: &mut Buffer,
-    add: bool,
-    mut dw: Option<&mut Buffer>,
-) -> Result<()> {
-    check(x, w, targets, stats);
-    assert_eq!(dlogp.len(), targets.len());
-    let (logp, entropy, lse) = (f32_ptr(&stats.logp), f32_ptr(&stats.entropy), f32_ptr(&stats.lse));
-    let targets = ptr(targets);
-    let grads = Wanted { targets, logp: f32_ptr(dlogp), ..Wanted::default() };
-    let flow = Flow { op, grads, lse, entropy };
-    let wanted = Wanted { targets, logp, entropy, ..Wanted::default() };
-    fold_all(cuda, op, (x, w), wanted, lse, |part, logits| {
-        flow.turn(cuda, w, part, logits)?;
-        multiply_back(cuda, (x, w), part, logits, dx, add, dw.as_deref_mut())
-    })
 }

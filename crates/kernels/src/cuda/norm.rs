@@ -3,10 +3,11 @@
 use super::context::Cuda;
 use super::launch::{Grid, args};
 use super::memory::{f32_ptr, kernel};
-use super::vector::{CHUNK, add_chunks, copy, row_count};
-use crate::backend::{Norm, NormGrads, NormInput};
+use super::vector::{CHUNK, add_chunks, row_count};
+use crate::backend::{MemoryOps, Norm, NormGrads, NormInput, NormOps};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
+use crate::shapes;
 
 /// A block a row.
 fn grid(rows: usize) -> Grid {
@@ -23,39 +24,116 @@ fn check(op: Norm, weight: &Buffer, bias: Option<&Buffer>) {
     assert!(fits(weight) && bias.is_none_or(fits));
 }
 
-/// `y = norm(x) * weight + bias`
-pub fn norm(
-    cuda: &Cuda,
-    op: Norm,
-    x: &Buffer,
-    weight: &Buffer,
-    bias: Option<&Buffer>,
-    y: &mut Buffer,
-) -> Result<()> {
-    check(op, weight, bias);
-    assert_eq!(x.len(), y.len());
-    let rows = row_count(x.len(), op.width);
-    let args = args![x, weight, bias, &*y, op.width as u32, op.centred, offset(op), op.eps];
-    cuda.launch("norm", &kernel("norm", &[x, y]), grid(rows), &args)
-}
-
-/// `sum = x + delta` (f32), `y = norm(sum) * weight + bias`
-pub fn add_norm(
-    cuda: &Cuda,
-    op: Norm,
-    x: &Buffer,
-    delta: &Buffer,
-    weight: &Buffer,
-    bias: Option<&Buffer>,
-    sum: &mut Buffer,
-    y: &mut Buffer,
-) -> Result<()> {
-    check(op, weight, bias);
-    assert!(x.len() == delta.len() && x.len() == sum.len() && x.len() == y.len());
-    let rows = row_count(x.len(), op.width);
-    let args =
-        args![x, delta, weight, bias, f32_ptr(sum), &*y, op.width as u32, op.centred, offset(op), op.eps];
-    cuda.launch("norm", &kernel("add_norm", &[x, delta, y]), grid(rows), &args)
+impl NormOps for Cuda {
+    fn norm(
+        &self,
+        op: Norm,
+        x: &Buffer,
+        weight: &Buffer,
+        bias: Option<&Buffer>,
+        y: &mut Buffer,
+    ) -> Result<()> {
+        shapes::norm(self, op, x, weight, bias, y)?;
+        check(op, weight, bias);
+        assert_eq!(x.len(), y.len());
+        let rows = row_count(x.len(), op.width);
+        let args = args![x, weight, bias, &*y, op.width as u32, op.centred, offset(op), op.eps];
+        self.launch("norm", &kernel("norm", &[x, y]), grid(rows), &args)
+    }
+    fn add_norm(
+        &self,
+        op: Norm,
+        x: &Buffer,
+        delta: &Buffer,
+        weight: &Buffer,
+        bias: Option<&Buffer>,
+        sum: &mut Buffer,
+        y: &mut Buffer,
+    ) -> Result<()> {
+        shapes::add_norm(self, op, x, delta, weight, bias, [sum, y])?;
+        check(op, weight, bias);
+        assert!(x.len() == delta.len() && x.len() == sum.len() && x.len() == y.len());
+        let rows = row_count(x.len(), op.width);
+        let args =
+            args![x, delta, weight, bias, f32_ptr(sum), &*y, op.width as u32, op.centred, offset(op), op.eps];
+        self.launch("norm", &kernel("add_norm", &[x, delta, y]), grid(rows), &args)
+    }
+    fn norm_backward(
+        &self,
+        op: Norm,
+        dy: &Buffer,
+        x: &Buffer,
+        weight: &Buffer,
+        add: bool,
+        dx: &mut Buffer,
+        grads: NormGrads<'_>,
+    ) -> Result<()> {
+        shapes::norm_backward(self, op, dy, x, weight, dx, &grads)?;
+        check(op, weight, None);
+        assert!(x.len() == dy.len() && x.len() == dx.len());
+        let (rows, width) = (row_count(x.len(), op.width), op.width);
+        if fits_registers(op, x, dx) {
+            let of = NormInput { x, delta: None, weight, bias: None };
+            return in_registers(self, op, of, dy, add, dx, [None; 2], grads);
+        }
+        let sums = grads.weight.is_some() || grads.bias.is_some();
+        let stats = if sums { Some(self.arena.take(rows * 8)?) } else { None };
+        let at = stats.as_ref().map_or(0, |s| s.ptr());
+        let args = args![dy, x, weight, &*dx, width as u32, op.centred, offset(op), op.eps, add, at];
+        self.launch("norm", &kernel("norm_backward", &[dy, x, dx]), grid(rows), &args)?;
+        if !sums {
+            return Ok(());
+        }
+        let chunks = rows.div_ceil(CHUNK);
+        let partial = self.arena.take(2 * chunks * width * 4)?;
+        let (first, second) = (partial.ptr(), partial.ptr() + (chunks * width * 4) as u64);
+        let of = |wanted: bool, at: u64| if wanted { at } else { 0 };
+        let args = args![
+            dy,
+            x,
+            at,
+            rows as u32,
+            width as u32,
+            CHUNK as u32,
+            of(grads.weight.is_some(), first),
+            of(grads.bias.is_some(), second)
+        ];
+        let grid = Grid::plane(width.div_ceil(128), chunks, 128);
+        self.launch("norm", &kernel("norm_sums", &[dy, x]), grid, &args)?;
+        for (from, to) in [(first, grads.weight), (second, grads.bias)] {
+            if let Some(to) = to {
+                assert_eq!(to.len(), width);
+                add_chunks(self, from, width, chunks, width, f32_ptr(to), grads.add)?;
+            }
+        }
+        Ok(())
+    }
+    fn norm_again(
+        &self,
+        op: Norm,
+        of: NormInput<'_>,
+        dy: &Buffer,
+        y: &mut Buffer,
+        dx: &mut Buffer,
+        rounded: Option<&mut Buffer>,
+        grads: NormGrads<'_>,
+    ) -> Result<()> {
+        shapes::norm_again(self, op, of, dy, [y, dx], rounded.as_deref(), &grads)?;
+        let NormInput { x, delta, weight, bias } = of;
+        check(op, weight, bias);
+        assert!(x.len() == dy.len() && x.len() == dx.len());
+        if fits_registers(op, x, dx) && y.dtype() == dy.dtype() {
+            let outputs = [Some(&*y), rounded.as_deref()];
+            return in_registers(self, op, of, dy, true, dx, outputs, grads);
+        }
+        let mut sum = delta.map(|_| self.arena.buffer(DType::F32, x.len())).transpose()?;
+        match (delta, &mut sum) {
+            (Some(delta), Some(sum)) => self.add_norm(op, x, delta, weight, bias, sum, y)?,
+            _ => self.norm(op, x, weight, bias, y)?,
+        }
+        self.norm_backward(op, dy, sum.as_ref().unwrap_or(x), weight, true, dx, grads)?;
+        rounded.map_or(Ok(()), |rounded| self.copy(dx, 0, rounded, 0, dx.len()))
+    }
 }
 
 /// The widest rows of the backward that keeps them in registers.
@@ -100,84 +178,6 @@ fn in_registers(
         if let Some(to) = to {
             assert_eq!(to.len(), width);
             add_chunks(cuda, at + (from * 4) as u64, 2 * width, blocks, width, f32_ptr(to), grads.add)?;
-        }
-    }
-    Ok(())
-}
-
-/// See [`crate::Backend::norm_again`].
-pub fn norm_again(
-    cuda: &Cuda,
-    op: Norm,
-    of: NormInput<'_>,
-    dy: &Buffer,
-    y: &mut Buffer,
-    dx: &mut Buffer,
-    rounded: Option<&mut Buffer>,
-    grads: NormGrads<'_>,
-) -> Result<()> {
-    let NormInput { x, delta, weight, bias } = of;
-    check(op, weight, bias);
-    assert!(x.len() == dy.len() && x.len() == dx.len());
-    if fits_registers(op, x, dx) && y.dtype() == dy.dtype() {
-        let outputs = [Some(&*y), rounded.as_deref()];
-        return in_registers(cuda, op, of, dy, true, dx, outputs, grads);
-    }
-    let mut sum = delta.map(|_| cuda.arena.buffer(DType::F32, x.len())).transpose()?;
-    match (delta, &mut sum) {
-        (Some(delta), Some(sum)) => add_norm(cuda, op, x, delta, weight, bias, sum, y)?,
-        _ => norm(cuda, op, x, weight, bias, y)?,
-    }
-    norm_backward(cuda, op, dy, sum.as_ref().unwrap_or(x), weight, true, dx, grads)?;
-    rounded.map_or(Ok(()), |rounded| copy(cuda, dx, 0, rounded, 0, dx.len()))
-}
-
-/// Writes `dx`, or adds to it with `add`.
-pub fn norm_backward(
-    cuda: &Cuda,
-    op: Norm,
-    dy: &Buffer,
-    x: &Buffer,
-    weight: &Buffer,
-    add: bool,
-    dx: &mut Buffer,
-    grads: NormGrads<'_>,
-) -> Result<()> {
-    check(op, weight, None);
-    assert!(x.len() == dy.len() && x.len() == dx.len());
-    let (rows, width) = (row_count(x.len(), op.width), op.width);
-    if fits_registers(op, x, dx) {
-        let of = NormInput { x, delta: None, weight, bias: None };
-        return in_registers(cuda, op, of, dy, add, dx, [None; 2], grads);
-    }
-    let sums = grads.weight.is_some() || grads.bias.is_some();
-    let stats = if sums { Some(cuda.arena.take(rows * 8)?) } else { None };
-    let at = stats.as_ref().map_or(0, |s| s.ptr());
-    let args = args![dy, x, weight, &*dx, width as u32, op.centred, offset(op), op.eps, add, at];
-    cuda.launch("norm", &kernel("norm_backward", &[dy, x, dx]), grid(rows), &args)?;
-    if !sums {
-        return Ok(());
-    }
-    let chunks = rows.div_ceil(CHUNK);
-    let partial = cuda.arena.take(2 * chunks * width * 4)?;
-    let (first, second) = (partial.ptr(), partial.ptr() + (chunks * width * 4) as u64);
-    let of = |wanted: bool, at: u64| if wanted { at } else { 0 };
-    let args = args![
-        dy,
-        x,
-        at,
-        rows as u32,
-        width as u32,
-        CHUNK as u32,
-        of(grads.weight.is_some(), first),
-        of(grads.bias.is_some(), second)
-    ];
-    let grid = Grid::plane(width.div_ceil(128), chunks, 128);
-    cuda.launch("norm", &kernel("norm_sums", &[dy, x]), grid, &args)?;
-    for (from, to) in [(first, grads.weight), (second, grads.bias)] {
-        if let Some(to) = to {
-            assert_eq!(to.len(), width);
-            add_chunks(cuda, from, width, chunks, width, f32_ptr(to), grads.add)?;
         }
     }
     Ok(())

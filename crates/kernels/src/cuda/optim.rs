@@ -5,10 +5,10 @@ use super::halves::{Whole, is_of};
 use super::launch::{Grid, args};
 use super::linear::form;
 use super::memory::{element, halves};
-use crate::backend::{AdamW, AdamWParam, Sgd};
+use crate::backend::{AdamW, AdamWParam, OptimizerOps, Sgd};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
-use std::ops::Range;
+use crate::shapes;
 
 /// `x^n` by repeated squaring, the same on every system.
 fn power(mut x: f64, mut n: u64) -> f64 {
@@ -50,69 +50,71 @@ fn factors(op: AdamW) -> [f32; 9] {
     ]
 }
 
-/// See [`crate::Backend::adamw`]. All stretches by one kernel: most are small, and starting one for each would take longer
-/// than some of them.
-pub fn adamw(cuda: &Cuda, params: &mut [AdamWParam<'_>]) -> Result<()> {
-    let (mut table, mut count, mut chunks) = (Vec::<u64>::new(), 0u32, 0);
-    for p in params {
-        let (n, state) = (p.param.len(), [&*p.param, p.grad, &*p.first, &*p.second]);
-        assert!(all_f32(&state, n) && p.derived.as_ref().is_none_or(|w| w.n * w.k == n));
-        let own = p.derived.as_ref().is_none_or(|w| halves(p.param, 0).is_none() || is_of(p.param, w));
-        assert!(own, "a master in halves is updated with its own weight");
-        let storage = match (halves(p.param, 0), &p.derived) {
-            (Some(_), _) => HALVED,
-            (None, Some(w)) if w.dtype == DType::Bf16 => COPIED,
-            _ => WHOLE,
-        };
-        let mut numbers: Vec<u32> = factors(p.op).iter().map(|x| x.to_bits()).collect();
-        numbers.push(storage);
-        for range in p.ranges {
-            assert!(range.end <= n);
-            let copy = p.derived.as_ref().map_or(0, |w| form(w) + (range.start * w.dtype.size()) as u64);
-            let [param, derived] =
-                halves(p.param, range.start).unwrap_or_else(|| [element(p.param, range.start), copy]);
-            table.push(param);
-            table.extend([p.grad, p.first, p.second].map(|b| element(b, range.start)));
-            table.extend([derived, range.len() as u64, chunks as u64]);
-            table.extend(numbers.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32));
-            (count, chunks) = (count + 1, chunks + range.len().div_ceil(CHUNK));
+impl OptimizerOps for Cuda {
+    // All stretches by one kernel: most are small, and starting one for each would take longer
+    // than some of them.
+    fn adamw(&self, params: &mut [AdamWParam<'_>]) -> Result<()> {
+        shapes::adamw(self, params)?;
+        let (mut table, mut count, mut chunks) = (Vec::<u64>::new(), 0u32, 0);
+        for p in params {
+            let (n, state) = (p.param.len(), [&*p.param, p.grad, &*p.first, &*p.second]);
+            assert!(all_f32(&state, n) && p.derived.as_ref().is_none_or(|w| w.n * w.k == n));
+            let own = p.derived.as_ref().is_none_or(|w| halves(p.param, 0).is_none() || is_of(p.param, w));
+            assert!(own, "a master in halves is updated with its own weight");
+            let storage = match (halves(p.param, 0), &p.derived) {
+                (Some(_), _) => HALVED,
+                (None, Some(w)) if w.dtype == DType::Bf16 => COPIED,
+                _ => WHOLE,
+            };
+            let mut numbers: Vec<u32> = factors(p.op).iter().map(|x| x.to_bits()).collect();
+            numbers.push(storage);
+            for range in p.ranges {
+                assert!(range.end <= n);
+                let copy = p.derived.as_ref().map_or(0, |w| form(w) + (range.start * w.dtype.size()) as u64);
+                let [param, derived] =
+                    halves(p.param, range.start).unwrap_or_else(|| [element(p.param, range.start), copy]);
+                table.push(param);
+                table.extend([p.grad, p.first, p.second].map(|b| element(b, range.start)));
+                table.extend([derived, range.len() as u64, chunks as u64]);
+                table.extend(numbers.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32));
+                (count, chunks) = (count + 1, chunks + range.len().div_ceil(CHUNK));
+            }
         }
+        if chunks == 0 {
+            return Ok(());
+        }
+        let table = self.uploaded(&table)?;
+        self.launch("optim", "adamw", Grid::new(chunks, 256), &args![&table, count, CHUNK as u32])
     }
-    if chunks == 0 {
-        return Ok(());
+    fn sgd(
+        &self,
+        op: Sgd,
+        range: std::ops::Range<usize>,
+        param: &mut Buffer,
+        grad: &Buffer,
+        velocity: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::sgd(self, op, &range, param, grad, velocity.as_deref())?;
+        let n = param.len();
+        assert!(range.end <= n && all_f32(&[param, grad], n));
+        assert!(op.momentum == 0.0 || velocity.is_some(), "momentum needs a velocity");
+        let velocity = velocity.filter(|_| op.momentum != 0.0);
+        let velocity = velocity.map_or(0, |v| {
+            assert!(all_f32(&[v], n));
+            element(v, range.start)
+        });
+        let whole = Whole::of(self, param, range.start, range.len())?;
+        let args = args![
+            whole.ptr(),
+            element(grad, range.start),
+            velocity,
+            range.len(),
+            op.grad_scale,
+            op.weight_decay as f32,
+            op.momentum as f32,
+            op.lr as f32
+        ];
+        self.launch_flat("optim", "sgd", range.len(), &args)?;
+        whole.put_back(self, param, range.start, range.len())
     }
-    let table = cuda.uploaded(&table)?;
-    cuda.launch("optim", "adamw", Grid::new(chunks, 256), &args![&table, count, CHUNK as u32])
-}
-
-/// Elements `range` of a parameter and of its velocity (absent without momentum).
-pub fn sgd(
-    cuda: &Cuda,
-    op: Sgd,
-    range: Range<usize>,
-    param: &mut Buffer,
-    grad: &Buffer,
-    velocity: Option<&mut Buffer>,
-) -> Result<()> {
-    let n = param.len();
-    assert!(range.end <= n && all_f32(&[param, grad], n));
-    assert!(op.momentum == 0.0 || velocity.is_some(), "momentum needs a velocity");
-    let velocity = velocity.filter(|_| op.momentum != 0.0);
-    let velocity = velocity.map_or(0, |v| {
-        assert!(all_f32(&[v], n));
-        element(v, range.start)
-    });
-    let whole = Whole::of(cuda, param, range.start, range.len())?;
-    let args = args![
-        whole.ptr(),
-        element(grad, range.start),
-        velocity,
-        range.len(),
-        op.grad_scale,
-        op.weight_decay as f32,
-        op.momentum as f32,
-        op.lr as f32
-    ];
-    cuda.launch_flat("optim", "sgd", range.len(), &args)?;
-    whole.put_back(cuda, param, range.start, range.len())
 }

@@ -6,7 +6,7 @@
 use super::context::{Cuda, check};
 use super::handles::Context;
 use super::memory::Held;
-use crate::backend::Recording;
+use crate::backend::{GraphOps, PagedRows, Recording};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode_enum};
 use std::sync::Arc;
@@ -82,31 +82,36 @@ impl Drop for Capture<'_> {
     }
 }
 
-/// See [`crate::Backend::record`].
-pub fn record(cuda: &Cuda, body: &mut dyn FnMut() -> Result<()>) -> Result<Recording> {
-    cuda.bind()?;
-    let mut capture = Capture::begin(cuda)?;
-    let done = body();
-    let (graph, held) = capture.end();
-    done?;
-    let graph = graph?;
-    let mut exec = std::ptr::null_mut();
-    // SAFETY: a graph that was captured whole; it is destroyed when its executable form exists.
-    let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph.0, 0) };
-    check(made, || "making a recording".into())?;
-    Ok(Recording::new(Box::new(Graph { exec, held, context: cuda.context.clone() })))
-}
-
-/// See [`crate::Backend::replay`].
-pub fn replay(cuda: &Cuda, recording: &Recording) -> Result<()> {
-    cuda.bind()?;
-    let graph = recording.data().downcast_ref::<Graph>();
-    let Some(graph) = graph.filter(|graph| graph.held.is_of(&cuda.arena)) else {
-        return Err(Error::usage("operation replay: a recording of another device"));
-    };
-    let start = || {
-        // SAFETY: the graph lives; what it names lives as long as the caller promises.
-        check(unsafe { sys::cuGraphLaunch(graph.exec, cuda.stream) }, || "a recording".into())
-    };
-    cuda.profile.time(cuda.stream, || "recording".into(), start)
+impl GraphOps for Cuda {
+    fn records(&self) -> bool {
+        !self.trace.waits()
+    }
+    fn record(&self, body: &mut dyn FnMut() -> Result<()>) -> Result<Recording> {
+        self.bind()?;
+        let mut capture = Capture::begin(self)?;
+        let done = body();
+        let (graph, held) = capture.end();
+        done?;
+        let graph = graph?;
+        let mut exec = std::ptr::null_mut();
+        // SAFETY: a graph that was captured whole; it is destroyed when its executable form exists.
+        let made = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph.0, 0) };
+        check(made, || "making a recording".into())?;
+        Ok(Recording::new(Box::new(Graph { exec, held, context: self.context.clone() })))
+    }
+    fn replay(&self, recording: &Recording) -> Result<()> {
+        self.bind()?;
+        let graph = recording.data().downcast_ref::<Graph>();
+        let Some(graph) = graph.filter(|graph| graph.held.is_of(&self.arena)) else {
+            return Err(Error::usage("operation replay: a recording of another device"));
+        };
+        let start = || {
+            // SAFETY: the graph lives; what it names lives as long as the caller promises.
+            check(unsafe { sys::cuGraphLaunch(graph.exec, self.stream) }, || "a recording".into())
+        };
+        self.profile.time(self.stream, || "recording".into(), start)
+    }
+    fn stage_rows(&self, rows: &PagedRows, batch: usize) -> Result<u64> {
+        super::attention::stage(self, rows, batch)
+    }
 }

@@ -5,41 +5,79 @@ use super::launch::{Grid, args};
 use super::linear::{form, forward};
 use super::memory::{f32_ptr, kernel, letter, ptr, u32s};
 use super::vector::{add_chunks, row_count};
-use crate::backend::{Affine, Heads, PagedRows, Turns};
+use crate::backend::{Affine, Heads, PagedRows, RopeOps, Turns};
 use crate::buffer::{Buffer, DType};
+use crate::composed;
 use crate::error::Result;
+use crate::shapes;
 
-/// See [`Backend::rotary`](crate::Backend::rotary).
-pub fn rotary(
-    cuda: &Cuda,
-    heads: Heads,
-    rotary_dim: usize,
-    cos: &Buffer,
-    sin: &Buffer,
-    positions: &Buffer,
-    inverse: bool,
-    qkv: &mut Buffer,
-) -> Result<()> {
-    assert!(rotary_dim.is_multiple_of(2) && rotary_dim <= heads.head_dim);
-    assert!(cos.len() == sin.len() && qkv.len() == positions.len() * heads.qkv_width());
-    if rotary_dim == 0 {
-        return Ok(());
+impl RopeOps for Cuda {
+    fn rotary(
+        &self,
+        heads: Heads,
+        rotary_dim: usize,
+        cos: &Buffer,
+        sin: &Buffer,
+        positions: &Buffer,
+        inverse: bool,
+        qkv: &mut Buffer,
+    ) -> Result<()> {
+        let turns = Turns { dim: rotary_dim, cos, sin, positions };
+        shapes::rotary(self, heads, turns, qkv)?;
+        assert!(rotary_dim.is_multiple_of(2) && rotary_dim <= heads.head_dim);
+        assert!(cos.len() == sin.len() && qkv.len() == positions.len() * heads.qkv_width());
+        if rotary_dim == 0 {
+            return Ok(());
+        }
+        let half = rotary_dim / 2;
+        let known = cos.len() / half;
+        assert!(
+            u32s(positions).iter().all(|&p| (p as usize) < known),
+            "a position is beyond the {known} known"
+        );
+        let args = args![
+            &*qkv,
+            f32_ptr(cos),
+            f32_ptr(sin),
+            positions,
+            (heads.heads + heads.kv_heads) as u32,
+            heads.qkv_width() as u32,
+            heads.head_dim as u32,
+            half as u32,
+            if inverse { -1f32 } else { 1.0 }
+        ];
+        self.launch("rotary", &kernel("rotary", &[qkv]), Grid::new(positions.len(), 128), &args)
     }
-    let half = rotary_dim / 2;
-    let known = cos.len() / half;
-    assert!(u32s(positions).iter().all(|&p| (p as usize) < known), "a position is beyond the {known} known");
-    let args = args![
-        &*qkv,
-        f32_ptr(cos),
-        f32_ptr(sin),
-        positions,
-        (heads.heads + heads.kv_heads) as u32,
-        heads.qkv_width() as u32,
-        heads.head_dim as u32,
-        half as u32,
-        if inverse { -1f32 } else { 1.0 }
-    ];
-    cuda.launch("rotary", &kernel("rotary", &[qkv]), Grid::new(positions.len(), 128), &args)
+    fn linear_qkv(
+        &self,
+        x: &Buffer,
+        layer: Affine<'_>,
+        heads: Heads,
+        turns: Option<Turns<'_>>,
+        cache: Option<(&PagedRows, &mut Buffer)>,
+        qkv: &mut Buffer,
+    ) -> Result<()> {
+        let to = cache.as_ref().map(|(rows, cache)| (*rows, &**cache));
+        shapes::linear_qkv(self, x, layer, heads, turns, to, qkv)?;
+        match linear_qkv(self, x, layer, heads, turns, to, qkv)? {
+            true => Ok(()),
+            false => composed::linear_qkv(self, x, layer, heads, turns, cache, qkv),
+        }
+    }
+    fn qkv_backward(
+        &self,
+        heads: Heads,
+        turns: Option<Turns<'_>>,
+        dqkv: &mut Buffer,
+        add: bool,
+        mut dbias: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::qkv_backward(self, heads, turns, dqkv, dbias.as_deref())?;
+        match qkv_backward(self, heads, turns, dqkv, add, dbias.as_deref_mut())? {
+            true => Ok(()),
+            false => composed::qkv_backward(self, heads, turns, dqkv, add, dbias),
+        }
+    }
 }
 
 /// Whether all of a head is turned, which the kernels that turn on their way ask for.
@@ -57,7 +95,7 @@ pub(super) fn check_positions(turns: &Turns<'_>, rows: usize) {
     );
 }
 
-/// See [`Backend::linear_qkv`](crate::Backend::linear_qkv); `false` where it has to be done one by one.
+/// See [`RopeOps::linear_qkv`](crate::backend::RopeOps::linear_qkv); `false` where it has to be done one by one.
 pub fn linear_qkv(
     cuda: &Cuda,
     x: &Buffer,
@@ -105,7 +143,7 @@ const CHUNK: usize = 64;
 /// Fours of columns that a block has, of each half of a head.
 const FOURS: usize = 16;
 
-/// See [`Backend::qkv_backward`](crate::Backend::qkv_backward); `false` where it has to be done one by one.
+/// See [`RopeOps::qkv_backward`](crate::backend::RopeOps::qkv_backward); `false` where it has to be done one by one.
 pub fn qkv_backward(
     cuda: &Cuda,
     heads: Heads,

@@ -5,9 +5,10 @@ use super::context::check;
 use super::handles::{Event, Pinned};
 use super::launch::{Grid, args};
 use super::memory::{Memory, f32_ptr, ptr};
-use crate::backend::{Ask, Choice, Choices};
+use crate::backend::{Ask, Choice, Choices, SampleOps};
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
+use crate::shapes;
 use cudarc::driver::sys;
 use std::sync::{Arc, Mutex};
 
@@ -148,59 +149,55 @@ fn plain(draw: f32) -> Asked {
     Asked { draw, top_p: 1.0, min_p: 0.0, top_k: 0 }
 }
 
-/// See [`crate::Backend::sample`].
-pub fn sample(cuda: &Cuda, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>> {
-    assert!(uniform.iter().all(|&u| u >= 0.0));
-    let asks: Vec<Asked> = uniform.iter().map(|&u| plain(u)).collect();
-    let chosen = finish(&start(cuda, logits, Some(lse), &asks)?)?;
-    Ok(chosen.into_iter().map(|c| c.token).collect())
-}
-
-/// See [`crate::Backend::argmax`].
-pub fn argmax(cuda: &Cuda, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
-    let chosen = finish(&start(cuda, logits, None, &vec![plain(-1.0); rows])?)?;
-    Ok(chosen.into_iter().map(|c| c.token).collect())
-}
-
-/// See [`crate::Backend::choose`].
-pub fn choose(cuda: &Cuda, logits: &Buffer, lse: &Buffer, asks: &[Ask]) -> Result<Choices> {
-    let asked = |a: &Ask| match a.draw {
-        None => plain(-1.0),
-        Some(draw) => Asked { draw, top_p: a.top_p, min_p: a.min_p, top_k: a.top_k.min(1 << 30) as u32 },
-    };
-    let asks: Vec<Asked> = asks.iter().map(asked).collect();
-    Ok(Choices::new(Box::new(start(cuda, logits, Some(lse), &asks)?)))
+impl SampleOps for Cuda {
+    fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>> {
+        shapes::sample(self, logits, lse, uniform)?;
+        assert!(uniform.iter().all(|&u| u >= 0.0));
+        let asks: Vec<Asked> = uniform.iter().map(|&u| plain(u)).collect();
+        let chosen = finish(&start(self, logits, Some(lse), &asks)?)?;
+        Ok(chosen.into_iter().map(|c| c.token).collect())
+    }
+    fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
+        shapes::argmax(self, logits, rows)?;
+        let chosen = finish(&start(self, logits, None, &vec![plain(-1.0); rows])?)?;
+        Ok(chosen.into_iter().map(|c| c.token).collect())
+    }
+    fn choose(&self, logits: &Buffer, lse: &Buffer, asks: &[Ask]) -> Result<Choices> {
+        shapes::choose(self, logits, lse, asks.iter().map(|ask| ask.draw))?;
+        let asked = |a: &Ask| match a.draw {
+            None => plain(-1.0),
+            Some(draw) => Asked { draw, top_p: a.top_p, min_p: a.min_p, top_k: a.top_k.min(1 << 30) as u32 },
+        };
+        let asks: Vec<Asked> = asks.iter().map(asked).collect();
+        Ok(Choices::new(Box::new(start(self, logits, Some(lse), &asks)?)))
+    }
+    fn chosen(&self, choices: &Choices) -> Result<Vec<Choice>> {
+        let all = finish(pending(choices)?)?;
+        Ok(all
+            .into_iter()
+            .map(|Chosen { token, logit, lse, kept }| Choice { token, logit, lse, kept })
+            .collect())
+    }
+    fn feed(&self, choices: &[&Choices], from: &[(usize, u32)], ids: &mut Buffer) -> Result<()> {
+        let rows = choices.iter().map(|c| Ok(pending(c)?.rows)).collect::<Result<Vec<usize>>>()?;
+        shapes::feed(self, &rows, from, ids)?;
+        assert!(ids.dtype() == DType::U32 && from.len() <= ids.len());
+        for (i, choices) in choices.iter().enumerate() {
+            let pending = pending(choices)?;
+            let mine = || from.iter().enumerate().filter(|(_, f)| f.0 == i);
+            let rows: Vec<u32> = mine().map(|(_, f)| f.1).collect();
+            assert!(rows.iter().all(|&r| (r as usize) < pending.rows));
+            let count = rows.len();
+            let lists = listed(self, rows.into_iter().chain(mine().map(|(to, _)| to as u32)).collect())?;
+            let places = lists.ptr() + (count * 4) as u64;
+            let all = args![&pending.chosen, &lists, places, count as u32, ptr(ids)];
+            self.launch_flat("sample", "feed", count, &all)?;
+        }
+        Ok(())
+    }
 }
 
 fn pending(choices: &Choices) -> Result<&Pending> {
     let made = choices.data().downcast_ref();
     made.ok_or_else(|| Error::usage("choices of another device"))
-}
-
-/// Rows that were chosen for.
-pub(super) fn rows(choices: &Choices) -> Result<usize> {
-    Ok(pending(choices)?.rows)
-}
-
-/// See [`crate::Backend::chosen`].
-pub fn chosen(choices: &Choices) -> Result<Vec<Choice>> {
-    let all = finish(pending(choices)?)?;
-    Ok(all.into_iter().map(|Chosen { token, logit, lse, kept }| Choice { token, logit, lse, kept }).collect())
-}
-
-/// See [`crate::Backend::feed`].
-pub fn feed(cuda: &Cuda, choices: &[&Choices], from: &[(usize, u32)], ids: &mut Buffer) -> Result<()> {
-    assert!(ids.dtype() == DType::U32 && from.len() <= ids.len());
-    for (i, choices) in choices.iter().enumerate() {
-        let pending = pending(choices)?;
-        let mine = || from.iter().enumerate().filter(|(_, f)| f.0 == i);
-        let rows: Vec<u32> = mine().map(|(_, f)| f.1).collect();
-        assert!(rows.iter().all(|&r| (r as usize) < pending.rows));
-        let count = rows.len();
-        let lists = listed(cuda, rows.into_iter().chain(mine().map(|(to, _)| to as u32)).collect())?;
-        let places = lists.ptr() + (count * 4) as u64;
-        let all = args![&pending.chosen, &lists, places, count as u32, ptr(ids)];
-        cuda.launch_flat("sample", "feed", count, &all)?;
-    }
-    Ok(())
 }

@@ -4,9 +4,12 @@ use super::context::{Cuda, check};
 use super::halves::{self, Whole};
 use super::launch::{Grid, args};
 use super::memory::{self, Memory, element, index_buffer, kernel, letter, ptr};
+use crate::backend::{MemoryOps, VectorOps};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 use crate::narrow;
+use crate::shapes;
+use crate::usage::{Purpose, Report};
 use cudarc::driver::sys;
 
 /// Elements that `dot` adds up before the sums of such chunks are added in order.
@@ -20,24 +23,145 @@ pub(super) fn row_count(len: usize, width: usize) -> usize {
     len / width
 }
 
-/// Sets every element.
-pub fn fill(cuda: &Cuda, dst: &mut Buffer, value: f32) -> Result<()> {
-    cuda.bind()?;
-    let (at, n) = (ptr(dst), dst.len());
-    if n == 0 {
-        return Ok(());
+impl MemoryOps for Cuda {
+    fn memory(&self) -> (usize, usize) {
+        self.arena.usage()
     }
-    // SAFETY: the buffer has `n` elements of that size.
-    let start = || unsafe {
-        check(
-            match dst.dtype() {
-                DType::Bf16 => sys::cuMemsetD16Async(at, narrow(value), n, cuda.stream),
-                _ => sys::cuMemsetD32Async(at, value.to_bits(), n, cuda.stream),
-            },
-            || format!("setting {n} elements"),
-        )
-    };
-    cuda.profile.time(cuda.stream, || "fill".into(), start)
+    fn set_purpose(&self, purpose: Purpose) -> Purpose {
+        self.arena.set_purpose(purpose)
+    }
+    fn memory_report(&self) -> Option<Report> {
+        Some(self.arena.report())
+    }
+    fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        self.arena.buffer(dtype, len)
+    }
+    fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()> {
+        shapes::fill(self, dst)?;
+        self.bind()?;
+        let (at, n) = (ptr(dst), dst.len());
+        if n == 0 {
+            return Ok(());
+        }
+        // SAFETY: the buffer has `n` elements of that size.
+        let start = || unsafe {
+            check(
+                match dst.dtype() {
+                    DType::Bf16 => sys::cuMemsetD16Async(at, narrow(value), n, self.stream),
+                    _ => sys::cuMemsetD32Async(at, value.to_bits(), n, self.stream),
+                },
+                || format!("setting {n} elements"),
+            )
+        };
+        self.profile.time(self.stream, || "fill".into(), start)
+    }
+    fn write(&self, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()> {
+        shapes::write(self, dst, at, src.len())?;
+        assert!(at + src.len() <= dst.len());
+        if memory::halves(dst, at).is_some() {
+            return halves::write(self, dst, at, src);
+        }
+        if dst.dtype() == DType::F32 {
+            return self.upload(element(dst, at), src);
+        }
+        let room = self.uploaded(src)?;
+        convert(self, (room.ptr(), DType::F32), (element(dst, at), dst.dtype()), src.len())
+    }
+    fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
+        shapes::read(self, src, at, dst.len())?;
+        assert!(at + dst.len() <= src.len());
+        if src.dtype() == DType::F32 {
+            return self.download(Whole::of(self, src, at, dst.len())?.ptr(), dst);
+        }
+        let mut bits = vec![0u16; dst.len()];
+        self.download(element(src, at), &mut bits)?;
+        dst.iter_mut().zip(bits).for_each(|(x, b)| *x = f32::from_bits(u32::from(b) << 16));
+        Ok(())
+    }
+    fn indices(&self, values: &[u32]) -> Result<Buffer> {
+        Ok(index_buffer(self.uploaded(values)?, values))
+    }
+    fn set_indices(&self, dst: &mut Buffer, values: &[u32]) -> Result<()> {
+        shapes::set_indices(self, dst, values.len())?;
+        memory::set_indices(self, dst, values)
+    }
+    fn copy(&self, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()> {
+        shapes::copy(self, (src, from), (dst, to), len)?;
+        assert!(from + len <= src.len() && to + len <= dst.len());
+        let source = Whole::of(self, src, from, len)?;
+        if memory::halves(dst, to).is_none() {
+            return convert(self, (source.ptr(), src.dtype()), (element(dst, to), dst.dtype()), len);
+        }
+        let room = if src.dtype() == DType::F32 { None } else { Some(self.arena.take(4 * len)?) };
+        if let Some(room) = &room {
+            convert(self, (source.ptr(), src.dtype()), (room.ptr(), DType::F32), len)?;
+        }
+        halves::split(self, room.as_ref().map_or(source.ptr(), Memory::ptr), dst, to, len)
+    }
+}
+
+impl VectorOps for Cuda {
+    fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()> {
+        shapes::axpy(self, x, y)?;
+        assert_eq!(x.len(), y.len());
+        let n = x.len();
+        let (from, to) = (Whole::of(self, x, 0, n)?, Whole::of(self, y, 0, n)?);
+        let args = args![a, from.ptr(), to.ptr(), n];
+        self.launch_flat("vector", &kernel("axpy", &[x, y]), n.div_ceil(4), &args)?;
+        to.put_back(self, y, 0, n)
+    }
+    fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64> {
+        shapes::dot(self, x, y)?;
+        Ok(self.dots(&[(x, y)])?[0])
+    }
+    fn dots(&self, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
+        pairs.iter().try_for_each(|(x, y)| shapes::dot(self, x, y))?;
+        let mut starts = vec![0u64];
+        for (x, y) in pairs {
+            assert_eq!(x.len(), y.len());
+            starts.push(starts[starts.len() - 1] + x.len().div_ceil(DOT_CHUNK) as u64);
+        }
+        let chunks = starts[pairs.len()] as usize;
+        let (sums, totals) = (self.arena.take(chunks * 8)?, self.arena.take(8 * pairs.len())?);
+        let plain = |b: &Buffer| b.dtype() == DType::F32;
+        if pairs.iter().all(|(x, y)| plain(x) && plain(y)) {
+            let row = |((x, y), first): (&(&Buffer, &Buffer), &u64)| [ptr(x), ptr(y), x.len() as u64, *first];
+            let table = self.uploaded(&pairs.iter().zip(&starts).flat_map(row).collect::<Vec<u64>>())?;
+            let args = args![&table, pairs.len() as u32, &sums];
+            self.launch("vector", "dots", Grid::new(chunks, 256), &args)?;
+        } else {
+            for ((x, y), first) in pairs.iter().zip(&starts) {
+                let args = args![*x, *y, x.len(), sums.ptr() + 8 * first];
+                let grid = Grid::new(x.len().div_ceil(DOT_CHUNK), 256);
+                self.launch("vector", &kernel("dot", &[x, y]), grid, &args)?;
+            }
+        }
+        let starts = self.uploaded(&starts)?;
+        self.launch("vector", "add_up", Grid::new(pairs.len(), 1024), &args![&sums, &starts, &totals])?;
+        let mut results = vec![0f64; pairs.len()];
+        self.download(totals.ptr(), &mut results)?;
+        Ok(results)
+    }
+    fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
+        shapes::first_non_finite(self, x)?;
+        let found = self.uploaded(&[u64::MAX])?;
+        let blocks = x.len().div_ceil(256).min(16 * self.card.processors as usize);
+        let grid = Grid::new(blocks, 256);
+        let whole = Whole::of(self, x, 0, x.len())?;
+        self.launch("vector", &kernel("non_finite", &[x]), grid, &args![whole.ptr(), x.len(), &found])?;
+        let mut first = [0u64];
+        self.download(found.ptr(), &mut first)?;
+        Ok(Some(first[0] as usize).filter(|_| first[0] != u64::MAX))
+    }
+    fn gather_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+        shapes::gather_rows(self, src, rows, width, dst)?;
+        gather(self, src, ptr(rows), rows.len(), width, dst)
+    }
+    fn scatter_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+        let from = shapes::scatter_rows(self, src, rows, width, dst)?;
+        let rows = self.uploaded(&from)?;
+        gather(self, src, rows.ptr(), from.len(), width, dst)
+    }
 }
 
 /// Copies `n` elements between addresses, converted where the types differ.
@@ -46,120 +170,9 @@ pub(super) fn convert(cuda: &Cuda, from: (u64, DType), to: (u64, DType), n: usiz
     cuda.launch("vector", &name, Grid::new(n.div_ceil(8 * 256), 256), &args![from.0, to.0, n])
 }
 
-/// To `dst[at..]`, converted to its type.
-pub fn write(cuda: &Cuda, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()> {
-    assert!(at + src.len() <= dst.len());
-    if memory::halves(dst, at).is_some() {
-        return halves::write(cuda, dst, at, src);
-    }
-    if dst.dtype() == DType::F32 {
-        return cuda.upload(element(dst, at), src);
-    }
-    let room = cuda.uploaded(src)?;
-    convert(cuda, (room.ptr(), DType::F32), (element(dst, at), dst.dtype()), src.len())
-}
-
-/// From `src[at..]`, converted to f32.
-pub fn read(cuda: &Cuda, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
-    assert!(at + dst.len() <= src.len());
-    if src.dtype() == DType::F32 {
-        return cuda.download(Whole::of(cuda, src, at, dst.len())?.ptr(), dst);
-    }
-    let mut bits = vec![0u16; dst.len()];
-    cuda.download(element(src, at), &mut bits)?;
-    dst.iter_mut().zip(bits).for_each(|(x, b)| *x = f32::from_bits(u32::from(b) << 16));
-    Ok(())
-}
-
-/// A buffer of ids, positions or row numbers.
-pub fn indices(cuda: &Cuda, values: &[u32]) -> Result<Buffer> {
-    Ok(index_buffer(cuda.uploaded(values)?, values))
-}
-
-/// `dst[to..to + len] = src[from..from + len]`, converted where the types differ.
-pub fn copy(cuda: &Cuda, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()> {
-    assert!(from + len <= src.len() && to + len <= dst.len());
-    let source = Whole::of(cuda, src, from, len)?;
-    if memory::halves(dst, to).is_none() {
-        return convert(cuda, (source.ptr(), src.dtype()), (element(dst, to), dst.dtype()), len);
-    }
-    let room = if src.dtype() == DType::F32 { None } else { Some(cuda.arena.take(4 * len)?) };
-    if let Some(room) = &room {
-        convert(cuda, (source.ptr(), src.dtype()), (room.ptr(), DType::F32), len)?;
-    }
-    halves::split(cuda, room.as_ref().map_or(source.ptr(), Memory::ptr), dst, to, len)
-}
-
-/// `y += a * x`
-pub fn axpy(cuda: &Cuda, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()> {
-    assert_eq!(x.len(), y.len());
-    let n = x.len();
-    let (from, to) = (Whole::of(cuda, x, 0, n)?, Whole::of(cuda, y, 0, n)?);
-    let args = args![a, from.ptr(), to.ptr(), n];
-    cuda.launch_flat("vector", &kernel("axpy", &[x, y]), n.div_ceil(4), &args)?;
-    to.put_back(cuda, y, 0, n)
-}
-
-/// Sum of products, in f64 over fixed chunks.
-pub fn dot(cuda: &Cuda, x: &Buffer, y: &Buffer) -> Result<f64> {
-    Ok(dots(cuda, &[(x, y)])?[0])
-}
-
-/// Sums of products of several pairs, with one wait for all; all pairs of f32 by one kernel.
-pub fn dots(cuda: &Cuda, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
-    let mut starts = vec![0u64];
-    for (x, y) in pairs {
-        assert_eq!(x.len(), y.len());
-        starts.push(starts[starts.len() - 1] + x.len().div_ceil(DOT_CHUNK) as u64);
-    }
-    let chunks = starts[pairs.len()] as usize;
-    let (sums, totals) = (cuda.arena.take(chunks * 8)?, cuda.arena.take(8 * pairs.len())?);
-    let plain = |b: &Buffer| b.dtype() == DType::F32;
-    if pairs.iter().all(|(x, y)| plain(x) && plain(y)) {
-        let row = |((x, y), first): (&(&Buffer, &Buffer), &u64)| [ptr(x), ptr(y), x.len() as u64, *first];
-        let table = cuda.uploaded(&pairs.iter().zip(&starts).flat_map(row).collect::<Vec<u64>>())?;
-        let args = args![&table, pairs.len() as u32, &sums];
-        cuda.launch("vector", "dots", Grid::new(chunks, 256), &args)?;
-    } else {
-        for ((x, y), first) in pairs.iter().zip(&starts) {
-            let args = args![*x, *y, x.len(), sums.ptr() + 8 * first];
-            let grid = Grid::new(x.len().div_ceil(DOT_CHUNK), 256);
-            cuda.launch("vector", &kernel("dot", &[x, y]), grid, &args)?;
-        }
-    }
-    let starts = cuda.uploaded(&starts)?;
-    cuda.launch("vector", "add_up", Grid::new(pairs.len(), 1024), &args![&sums, &starts, &totals])?;
-    let mut results = vec![0f64; pairs.len()];
-    cuda.download(totals.ptr(), &mut results)?;
-    Ok(results)
-}
-
-/// Index of the first NaN or infinity.
-pub fn first_non_finite(cuda: &Cuda, x: &Buffer) -> Result<Option<usize>> {
-    let found = cuda.uploaded(&[u64::MAX])?;
-    let blocks = x.len().div_ceil(256).min(16 * cuda.card.processors as usize);
-    let grid = Grid::new(blocks, 256);
-    let whole = Whole::of(cuda, x, 0, x.len())?;
-    cuda.launch("vector", &kernel("non_finite", &[x]), grid, &args![whole.ptr(), x.len(), &found])?;
-    let mut first = [0u64];
-    cuda.download(found.ptr(), &mut first)?;
-    Ok(Some(first[0] as usize).filter(|_| first[0] != u64::MAX))
-}
-
 fn gather(cuda: &Cuda, src: &Buffer, rows: u64, count: usize, width: usize, dst: &mut Buffer) -> Result<()> {
     let grid = Grid::new(count, 128);
     cuda.launch("vector", &kernel("gather", &[src, dst]), grid, &args![src, rows, width, &*dst])
-}
-
-/// Row `i` of `dst` is row `rows[i]` of `src`.
-pub fn gather_rows(cuda: &Cuda, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
-    gather(cuda, src, ptr(rows), rows.len(), width, dst)
-}
-
-/// Row `i` of `dst` is row `from[i]` of `src`, or zero.
-pub fn scatter_rows(cuda: &Cuda, src: &Buffer, from: &[u32], width: usize, dst: &mut Buffer) -> Result<()> {
-    let rows = cuda.uploaded(from)?;
-    gather(cuda, src, rows.ptr(), from.len(), width, dst)
 }
 
 /// Writes to `to`, or adds, the sums of the columns of `rows` rows at `x`, by a kernel of `vector.cu`.

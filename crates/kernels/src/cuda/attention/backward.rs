@@ -4,8 +4,10 @@
 //! The pass over keys keeps the gradients of scores, up to 1 GiB of them at a time, for the pass over queries.
 
 use super::tables::{self, Unit};
-use super::{SIMPLE, check_shape, fits_tensor_cores, is_wide, pitch, room};
-use super::{simple_defines, simple_scoring, tile_defines, tile_scoring, window};
+use super::{
+    SIMPLE, check_shape, fits_tensor_cores, is_wide, pitch, room, simple_defines, simple_scoring,
+    tile_defines, tile_scoring, window,
+};
 use crate::backend::{Attention, Heads, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
@@ -97,7 +99,7 @@ impl Wide {
     }
 }
 
-/// See [`crate::Backend::attention_backward`].
+/// See [`AttentionOps::attention_backward`](crate::backend::AttentionOps::attention_backward).
 pub fn attention_backward(
     cuda: &Cuda,
     op: Attention,

@@ -10,7 +10,7 @@ use crate::plain::Plain;
 use std::sync::Arc;
 
 /// Tokens of a cache block: one tile of keys.
-pub(super) const TOKENS: usize = 64;
+pub(in crate::cuda) const TOKENS: usize = 64;
 /// Rows at most that decoding's kernel takes.
 pub(super) const FEW: usize = 16;
 /// Lists that are kept: forward and both passes of the backward, for two models.
@@ -334,7 +334,7 @@ fn steady(
 }
 
 /// Puts the rows of a batch that only decodes into the lists of its size; a number that changes when any list moved.
-pub(super) fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
+pub(in crate::cuda) fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
     let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
     let kinds: Vec<(usize, usize, bool)> = tables
         .steady
