@@ -1,11 +1,51 @@
-//! Larger operations made of others: what every backend can do, and what those that do better must equal.
+//! Operations made of plainer ones: what a device without kernels of its own does, and what a fused kernel must equal.
+//!
+//! Some are computed on the host: a new device starts with them and replaces them one by one.
+
+mod head;
+mod vectors;
+
+pub(crate) use head::*;
+pub(crate) use vectors::*;
 
 use crate::backend::{
-    Activation, Affine, Ask, Choice, DecodeOps, Heads, Normed, PagedRows, RopeOps, SampleOps, Turns,
+    Activation, Affine, CacheOps, DecodeOps, Heads, Norm, NormOps, Normed, PagedRows, RopeOps, Turns,
 };
 use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::truncate::Kept;
+
+/// See [`NormOps::add_norm`].
+pub fn add_norm<B: NormOps + ?Sized>(
+    b: &B,
+    op: Norm,
+    x: &Buffer,
+    delta: &Buffer,
+    weight: &Buffer,
+    bias: Option<&Buffer>,
+    [sum, y]: [&mut Buffer; 2],
+) -> Result<()> {
+    b.copy(x, 0, sum, 0, x.len())?;
+    b.axpy(1.0, delta, sum)?;
+    b.norm(op, sum, weight, bias, y)
+}
+
+/// See [`CacheOps::cache_copies`].
+pub fn cache_copies<B: CacheOps + ?Sized>(
+    b: &B,
+    heads: Heads,
+    pairs: &[(u32, u32)],
+    layers: &mut [Buffer],
+) -> Result<()> {
+    let len = b.block_len(heads);
+    for layer in layers {
+        let mut block = b.alloc(layer.dtype(), len)?;
+        for &(from, to) in pairs {
+            b.copy(layer, from as usize * len, &mut block, 0, len)?;
+            b.copy(&block, 0, layer, to as usize * len, len)?;
+        }
+    }
+    Ok(())
+}
 
 /// See [`RopeOps::linear_qkv`].
 pub fn linear_qkv<B: RopeOps + ?Sized>(
@@ -86,41 +126,4 @@ pub fn normed_activation<B: DecodeOps + ?Sized>(
     b.norm(norm.op, x, norm.weight, norm.bias, &mut h)?;
     b.linear(&h, layer.weight, layer.bias, &mut up)?;
     b.activation(op, y.len() / rows.max(1), &up, y)
-}
-
-/// See [`SampleOps::choose`].
-pub fn choose<B: SampleOps + ?Sized>(
-    b: &B,
-    logits: &Buffer,
-    lse: &Buffer,
-    asks: &[Ask],
-) -> Result<Vec<Choice>> {
-    let rows = asks.len();
-    let vocab = logits.len() / rows.max(1);
-    let draws: Vec<f32> = asks.iter().map(|a| a.draw.unwrap_or(0.0)).collect();
-    let drawn = asks.iter().any(|a| a.draw.is_some() && !a.truncates());
-    let sampled = if drawn { b.sample(logits, lse, &draws)? } else { Vec::new() };
-    let greedy = asks.iter().any(|a| a.draw.is_none());
-    let largest = if greedy { b.argmax(logits, rows)? } else { Vec::new() };
-    let mut sums = vec![0.0; rows];
-    b.read(lse, 0, &mut sums)?;
-    let (mut values, mut kept) = (Vec::new(), Kept::default());
-    let mut choice = |row: usize| {
-        let (ask, lse) = (&asks[row], sums[row]);
-        let logit = |token: u32| -> Result<f32> {
-            let mut logit = [0.0];
-            b.read(logits, row * vocab + token as usize, &mut logit)?;
-            Ok(logit[0])
-        };
-        if ask.truncates() {
-            values.resize(vocab, 0.0);
-            b.read(logits, row * vocab, &mut values)?;
-            let (token, kept) = kept.choose(&values, ask);
-            return Ok(Choice { token, logit: values[token as usize], lse, kept });
-        }
-        let token = if ask.draw.is_some() { sampled[row] } else { largest[row] };
-        let logit = logit(token)?;
-        Ok(Choice { token, logit, lse, kept: if ask.draw.is_some() { logit - lse } else { 0.0 } })
-    };
-    (0..rows).map(&mut choice).collect()
 }
