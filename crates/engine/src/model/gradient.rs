@@ -1,6 +1,5 @@
 //! Gradients of parameters while they are summed.
 
-use super::weights::Affine;
 use crate::Result;
 use ferrl_kernels::backend::NormGrads;
 use ferrl_kernels::{Backend, Buffer, DType};
@@ -77,15 +76,15 @@ pub(super) struct Taken {
 impl Taken {
     /// Calls `f` with them out of the list, and puts them back whatever happens.
     pub(super) fn with<T>(
-        of: Affine,
+        weight: usize,
+        bias: Option<usize>,
         grads: Grads<'_>,
         f: impl FnOnce(&mut Taken) -> Result<T>,
     ) -> Result<T> {
-        let mut taken =
-            Taken { weight: grads[of.weight].take(), bias: of.bias.and_then(|i| grads[i].take()) };
+        let mut taken = Taken { weight: grads[weight].take(), bias: bias.and_then(|i| grads[i].take()) };
         let done = f(&mut taken);
-        grads[of.weight] = taken.weight;
-        if let Some(i) = of.bias {
+        grads[weight] = taken.weight;
+        if let Some(i) = bias {
             grads[i] = taken.bias;
         }
         done

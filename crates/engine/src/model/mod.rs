@@ -10,11 +10,16 @@ pub mod heads;
 pub mod rope;
 pub mod weights;
 
+mod attention;
 mod common;
-mod few;
+mod ffn;
 mod fields;
+mod layout;
+mod linear;
 mod naming;
+mod norm;
 mod param;
+mod residual;
 mod rope_json;
 
 mod gemma2;

@@ -3,7 +3,8 @@
 //! Sampler and trainer read the same derived forms; `refresh` rebuilds them after an update and raises the version.
 
 use super::config::{Config, Position};
-use super::param::{ParamId, ParamShape, Slot};
+use super::layout::Layout;
+use super::param::{ParamId, ParamShape};
 use crate::Result;
 use crate::checkpoint::{InitOptions, ModelDir, SaveOptions, init_param, save_model};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
@@ -246,69 +247,5 @@ impl Model {
 
     pub(super) fn weight(&self, param: usize) -> &Weight {
         self.params[param].derived.as_ref().expect("a linear layer's parameter")
-    }
-}
-
-/// Which parameter is where, by index.
-pub(super) struct Layout {
-    pub embed: usize,
-    pub position: Option<usize>,
-    pub layers: Vec<LayerLayout>,
-    pub final_norm: Affine,
-    pub head: Option<usize>,
-    pub value: Option<Affine>,
-}
-
-/// A weight and, where there is one, its bias.
-#[derive(Clone, Copy)]
-pub(super) struct Affine {
-    pub weight: usize,
-    pub bias: Option<usize>,
-}
-
-pub(super) struct LayerLayout {
-    pub attn_norm: Affine,
-    pub attn_post_norm: Option<Affine>,
-    pub mlp_norm: Affine,
-    pub mlp_post_norm: Option<Affine>,
-    pub qk_norm: Option<(usize, usize)>,
-    pub qkv: Affine,
-    pub attn_out: Affine,
-    pub up: Affine,
-    pub down: Affine,
-}
-
-impl Layout {
-    fn of(config: &Config) -> Layout {
-        let ids: Vec<ParamId> = config.params().iter().map(|p| p.id).collect();
-        let find = |id: ParamId| ids.iter().position(|other| *other == id);
-        let affine = |id: ParamId| Some(Affine { weight: find(id)?, bias: find(id.bias()) });
-        let layers = (0..config.layers)
-            .map(|l| {
-                let at = |slot| affine(ParamId::layer(l, slot));
-                let must = |slot| at(slot).expect("every layer has it");
-                LayerLayout {
-                    attn_norm: must(Slot::AttnNorm),
-                    attn_post_norm: at(Slot::AttnPostNorm),
-                    mlp_norm: must(Slot::MlpNorm),
-                    mlp_post_norm: at(Slot::MlpPostNorm),
-                    qk_norm: at(Slot::QNorm).zip(at(Slot::KNorm)).map(|(q, k)| (q.weight, k.weight)),
-                    qkv: must(Slot::Qkv),
-                    attn_out: must(Slot::AttnOut),
-                    up: must(Slot::Up),
-                    down: must(Slot::Down),
-                }
-            })
-            .collect();
-        let embed = find(ParamId::model(Slot::Embed)).expect("every model has an embedding");
-        let tied = config.head.has_lm() && config.tied;
-        Layout {
-            embed,
-            position: find(ParamId::model(Slot::Position)),
-            layers,
-            final_norm: affine(ParamId::model(Slot::FinalNorm)).expect("every model has a final norm"),
-            head: if tied { Some(embed) } else { find(ParamId::model(Slot::Head)) },
-            value: affine(ParamId::model(Slot::Value)),
-        }
     }
 }
