@@ -41,7 +41,10 @@ pub trait CacheOps: MemoryOps {
     fn cache_write(&self, heads: Heads, qkv: &Buffer, rows: &PagedRows, cache: &mut Buffer) -> Result<()>;
     /// In every layer's cache, the second block of each pair becomes a copy of the first. No block that is written is in
     /// another pair.
-    fn cache_copies(&self, heads: Heads, pairs: &[(u32, u32)], layers: &mut [Buffer]) -> Result<()>;
+    fn cache_copies(&self, heads: Heads, pairs: &[(u32, u32)], layers: &mut [Buffer]) -> Result<()> {
+        shapes::cache_copies(self.as_home(), heads, pairs, layers)?;
+        composed::cache_copies(self, heads, pairs, layers)
+    }
     /// The same bits as `attention` gives for these rows; their own keys are in the cache already.
     fn attention_paged(
         &self,

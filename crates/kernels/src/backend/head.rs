@@ -18,7 +18,11 @@ pub trait HeadOps: LinearOps {
         targets: &Buffer,
         others: Option<(&Buffer, &mut Buffer)>,
         stats: &mut LogpStats,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        let listed = others.as_ref().map(|(ids, out)| (*ids, &**out));
+        shapes::logp(self.as_home(), x, w, targets, listed, stats)?;
+        composed::logp(self, op, x, w, targets, others, stats)
+    }
     /// Writes `dx`, and `dw` or adds to it with `add`.
     fn logp_backward(
         &self,
@@ -31,8 +35,14 @@ pub trait HeadOps: LinearOps {
         grads: &LogpGrads<'_>,
         dx: &mut Buffer,
         add: bool,
-        dw: Option<&mut Buffer>,
-    ) -> Result<()>;
+        mut dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::logp_backward(self.as_home(), x, w, targets, others, stats, grads, dx, dw.as_deref())?;
+        if let Some(dw) = dw.as_deref_mut().filter(|_| !add) {
+            self.fill(dw, 0.0)?;
+        }
+        composed::logp_backward(self, op, (x, w), targets, others, grads, dx, dw)
+    }
     /// `logp` and `logp_backward` in one, for gradients known before: the same bits, perhaps sooner.
     fn logp_known(
         &self,
@@ -59,13 +69,19 @@ pub trait HeadOps: LinearOps {
         w: &Weight,
         logits: &mut Buffer,
         lse: &mut Buffer,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        shapes::logits(self.as_home(), x, w, [logits, lse])?;
+        composed::logits(self, op, x, w, logits, lse)
+    }
 }
 
 /// KL divergence between two heads over the whole vocabulary.
 pub trait DivergenceOps: LinearOps {
     /// KL(p || q) per row over the whole vocabulary; `p` and `q` are (hidden states, head).
-    fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()>;
+    fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()> {
+        shapes::kl(self.as_home(), p, q, kl)?;
+        composed::kl(self, op, p, q, kl)
+    }
     /// Gradient of `kl` with respect to `p`: writes `dx`, adds to `dw`.
     fn kl_backward(
         &self,
@@ -75,15 +91,24 @@ pub trait DivergenceOps: LinearOps {
         dkl: &Buffer,
         dx: &mut Buffer,
         dw: Option<&mut Buffer>,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        shapes::kl_backward(self.as_home(), p, q, dkl, dx, dw.as_deref())?;
+        composed::kl_backward(self, op, p, q, dkl, dx, dw)
+    }
 }
 
 /// Tokens chosen from logits.
 pub trait SampleOps: MemoryOps {
     /// For each row of `logits`, the first token whose cumulative probability exceeds `uniform[row]`.
-    fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>>;
+    fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>> {
+        shapes::sample(self.as_home(), logits, lse, uniform)?;
+        composed::sample(self, logits, lse, uniform)
+    }
     /// For each row of `logits`, the first largest.
-    fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>>;
+    fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
+        shapes::argmax(self.as_home(), logits, rows)?;
+        composed::argmax(self, logits, rows)
+    }
     /// Begins to choose a token of each row of `logits`: what `sample` or `argmax` gives, or a draw among the tokens that
     /// truncation leaves. [`SampleOps::chosen`] has the answers; other work may be begun before they are asked for.
     fn choose(&self, logits: &Buffer, lse: &Buffer, asks: &[Ask]) -> Result<Choices> {

@@ -2,6 +2,7 @@
 
 use super::VectorOps;
 use crate::buffer::{Buffer, DType, Weight};
+use crate::composed;
 use crate::error::Result;
 use crate::operands::*;
 use crate::shapes;
@@ -9,9 +10,15 @@ use crate::shapes;
 /// Token and position embeddings.
 pub trait EmbeddingOps: VectorOps {
     /// Row `i` of f32 `out` is row `ids[i]` of f32 `table` times `scale`, or that much more with `add`.
-    fn embed(&self, ids: &Buffer, table: &Buffer, scale: f32, add: bool, out: &mut Buffer) -> Result<()>;
+    fn embed(&self, ids: &Buffer, table: &Buffer, scale: f32, add: bool, out: &mut Buffer) -> Result<()> {
+        shapes::embed(self.as_home(), ids, table, out)?;
+        composed::embed(self, ids, table, scale, add, out)
+    }
     /// `dtable[ids[i]] += scale * dout[i]`, in row order for each id.
-    fn embed_backward(&self, ids: &Buffer, dout: &Buffer, scale: f32, dtable: &mut Buffer) -> Result<()>;
+    fn embed_backward(&self, ids: &Buffer, dout: &Buffer, scale: f32, dtable: &mut Buffer) -> Result<()> {
+        shapes::embed_backward(self.as_home(), ids, dout, dtable)?;
+        composed::embed_backward(self, ids, dout, scale, dtable)
+    }
 }
 
 /// RMSNorm and LayerNorm.
@@ -35,7 +42,10 @@ pub trait NormOps: VectorOps {
         bias: Option<&Buffer>,
         sum: &mut Buffer,
         y: &mut Buffer,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        shapes::add_norm(self.as_home(), op, x, delta, weight, bias, [sum, y])?;
+        composed::add_norm(self, op, x, delta, weight, bias, [sum, y])
+    }
     /// Writes `dx`, or adds to it with `add`.
     fn norm_backward(
         &self,
@@ -90,7 +100,11 @@ pub trait HeadNormOps: NormOps {
         q_weight: &Buffer,
         k_weight: &Buffer,
         out: &mut Buffer,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        let weights = [q_weight, k_weight];
+        shapes::head_norm(self.as_home(), op, heads, qkv, weights, out)?;
+        composed::head_norm(self, op, heads, qkv, weights, out)
+    }
     /// `dqkv` holds the gradient of the output and becomes that of the input.
     fn head_norm_backward(
         &self,
@@ -102,7 +116,11 @@ pub trait HeadNormOps: NormOps {
         dqkv: &mut Buffer,
         dq_weight: Option<&mut Buffer>,
         dk_weight: Option<&mut Buffer>,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        let (weights, dweights) = ([q_weight, k_weight], [dq_weight.as_deref(), dk_weight.as_deref()]);
+        shapes::head_norm_backward(self.as_home(), op, heads, qkv, weights, dqkv, dweights)?;
+        composed::head_norm_backward(self, op, heads, qkv, weights, dqkv, [dq_weight, dk_weight])
+    }
 }
 
 /// Linear layers, and the form of a weight that their products read.

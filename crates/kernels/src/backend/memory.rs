@@ -1,8 +1,10 @@
 //! Memory: allocation, copies between host and device, and plain vectors.
 
 use crate::buffer::{Buffer, DType, Weight};
+use crate::composed;
 use crate::error::Result;
 use crate::operands::Heads;
+use crate::shapes;
 use crate::usage::{Purpose, Report};
 
 /// What the operand checks ask a device: which memory is its own, and how a cache block is laid out.
@@ -36,7 +38,10 @@ pub trait MemoryOps: Home {
     /// Contents are unspecified.
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer>;
     /// Sets every element.
-    fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()>;
+    fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()> {
+        shapes::fill(self.as_home(), dst)?;
+        self.write(dst, 0, &vec![value; dst.len()])
+    }
     /// To `dst[at..]`, converted to its type.
     fn write(&self, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()>;
     /// From `src[at..]`, converted to f32.
@@ -57,15 +62,28 @@ pub trait VectorOps: MemoryOps {
     /// `y += a * x`
     fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()>;
     /// Sum of products, in f64 over fixed chunks.
-    fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64>;
+    fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64> {
+        shapes::dot(self.as_home(), x, y)?;
+        composed::dot(self, x, y)
+    }
     /// [`VectorOps::dot`] of several pairs, for devices where one answer costs as much as many.
     fn dots(&self, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
         pairs.iter().map(|(x, y)| self.dot(x, y)).collect()
     }
     /// Index of the first NaN or infinity.
-    fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>>;
+    fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
+        shapes::first_non_finite(self.as_home(), x)?;
+        let values = composed::download(self, x)?;
+        Ok(values.iter().position(|x| !x.is_finite()))
+    }
     /// Row `i` of `dst` is row `rows[i]` of `src`.
-    fn gather_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()>;
+    fn gather_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+        shapes::gather_rows(self.as_home(), src, rows, width, dst)?;
+        composed::gather_rows(self, src, rows, width, dst)
+    }
     /// Row `rows[i]` of `dst` is row `i` of `src`; the other rows become zero. `rows` are distinct.
-    fn scatter_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()>;
+    fn scatter_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+        shapes::scatter_rows(self.as_home(), src, rows, width, dst)?;
+        composed::scatter_rows(self, src, rows, width, dst)
+    }
 }

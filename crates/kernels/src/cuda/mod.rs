@@ -5,36 +5,25 @@
 //! work is on one stream, memory that is freed may be handed out again at once.
 
 // Operations have one way in from outside, the trait `Backend`: it checks what they are given.
-mod activation;
 mod ahead;
 mod attention;
 pub mod compile;
 mod context;
-mod embed;
-mod few;
+mod decode;
+mod elementwise;
 mod footprint;
 mod gemm;
-mod halves;
+mod graph;
 mod handles;
-mod head_norm;
-mod kl;
+mod head;
 mod launch;
 mod libraries;
-mod linear;
-mod logp;
 mod memory;
 mod norm;
 mod optim;
 mod peak;
 mod profile;
-mod record;
-mod rotary;
-mod rows;
-mod sample;
-mod stream;
 mod trace;
-mod tune;
-mod vector;
 
 pub use ahead::settle;
 pub use context::Cuda;
@@ -60,7 +49,7 @@ impl Home for Cuda {
     }
     // One form serves forward and backward.
     fn holds_weight(&self, weight: &Weight, _backward: bool) -> bool {
-        linear::holds(&self.arena, weight)
+        gemm::linear::holds(&self.arena, weight)
     }
     fn ids<'a>(&self, buffer: &'a Buffer) -> &'a [u32] {
         memory::u32s(buffer)
