@@ -1,6 +1,5 @@
 //! Passes without gradients before an update: reference, critic, and the policy where it has moved since sampling.
 
-use crate::algo::Wants;
 use crate::batch::{Update, tokens};
 use crate::experience::{Experience, Kind, MicroBatch, Sequence};
 use crate::train::Stage;
@@ -12,8 +11,11 @@ impl Stage {
     /// did not sample its own log-probabilities, all before anything changes.
     pub(crate) fn annotate(&self, e: &mut Experience) -> Result<()> {
         let needs = self.algo.needs();
+        if needs.mismatched {
+            e.add_mismatched();
+        }
         let now = self.policy.model.version;
-        let sampled = self.wants == Wants::Rollouts;
+        let sampled = self.feed.sampled();
         let asked = |s: &Sequence| s.kind == Kind::Probe || sampled && sampled_by_another(s, now);
         let moved = e.sequences.iter().any(asked);
         if !needs.reference && !needs.critic && !moved {
@@ -58,7 +60,7 @@ impl Stage {
 
     /// Whether the policy has moved so far that this update would be wrong.
     pub(crate) fn strayed(&self, batches: &[MicroBatch<'_>]) -> Result<bool> {
-        let Some(limit) = self.algo.skip_ratio() else { return Ok(false) };
+        let Some(limit) = self.algo.updates().skip_ratio else { return Ok(false) };
         let (mut sum, mut count) = (0.0, 0.0);
         for batch in batches {
             let tokens = tokens(batch.sequences.iter().copied());

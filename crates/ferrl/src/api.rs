@@ -162,9 +162,9 @@ impl Trainer {
         let rows = data::Dataset::from_rows("dataset", rows)?;
         let room = setup::room(&own, &model)?;
         let data = own.data.clone();
-        let mut stage = setup::stage_over(own, backend, &model, |tokenizer, wants, warnings| {
+        let mut stage = setup::stage_over(own, backend, &model, |tokenizer, feed, warnings| {
             let (data, model, seed) = (&data, &*model, config.seed);
-            let reading = Reading { data, model, tokenizer, wants, seed, split: None, room, warnings };
+            let reading = Reading { data, model, tokenizer, feed, seed, split: None, room, warnings };
             Ok(Box::new(Mixture::new(vec![Part::of(Arc::new(rows), 1.0)], &reading)?))
         })?;
         let rewards = &stage.rewards;
@@ -182,7 +182,7 @@ impl Trainer {
     /// Goes over the dataset so many times more; gives what each step measured.
     pub fn train(&mut self, epochs: usize) -> Result<Vec<Metrics>> {
         let steps =
-            epochs as u64 * setup::total_steps(&self.stage.recipe, &*self.stage.source, self.stage.wants)?;
+            epochs as u64 * setup::total_steps(&self.stage.recipe, &*self.stage.source, self.stage.feed)?;
         self.stage.schedules.0.total_steps = self.stage.step + steps;
         (0..steps).map(|_| Ok(self.stage.step()?.metrics)).collect()
     }

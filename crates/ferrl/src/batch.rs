@@ -1,5 +1,6 @@
 //! From experience to what is computed at once: passes, updates, micro-batches.
 
+use crate::algo::UpdatePlan;
 use crate::experience::{Counts, Experience, Metrics, MicroBatch, Sequence};
 use crate::pack::{Budget, pack};
 use ferrl_engine::train::{self, Batch};
@@ -13,7 +14,8 @@ pub struct Update {
 
 /// Cuts the experience into `passes` times `minibatches` updates. Groups and pairs stay whole; each pass has its own
 /// order, decided by seed, step and pass alone.
-pub fn updates(e: &Experience, (passes, minibatches): (usize, usize), seed: u64, step: u64) -> Vec<Update> {
+pub fn updates(e: &Experience, plan: UpdatePlan, seed: u64, step: u64) -> Vec<Update> {
+    let (passes, minibatches) = (plan.epochs, plan.minibatches);
     let mut units: Vec<Vec<usize>> = Vec::new();
     let mut last = None;
     for (i, s) in e.sequences.iter().enumerate() {

@@ -3,11 +3,10 @@
 //! Collecting may run ahead of training by `rollout.max_lag` steps. The step's line stays the same: it takes what was
 //! collected first and learns from it.
 
-use crate::algo::Wants;
+use crate::algo::Feed;
 use crate::experience::{Experience, Metrics, Sequence};
-use crate::refill;
 use crate::reward::{Completions, Graded};
-use crate::rollout::{self, Answer, Generator};
+use crate::rollout::{self, Actor, Answer};
 use crate::source::{Group, Item, Prompt};
 use crate::train::{Clock, Stage};
 use crate::verify::Progress;
@@ -49,7 +48,7 @@ impl Stage {
     /// What the next step learns from; afterwards up to `max_lag` more wait, none of them beyond the last step.
     pub(crate) fn collected(&mut self, clock: &mut Clock, metrics: &mut Metrics) -> Result<Collected> {
         let (lag, last) = (self.recipe.rollout.max_lag, self.schedules.0.total_steps);
-        let lag = if self.wants == Wants::Rollouts { lag } else { 0 };
+        let lag = if self.feed.sampled() { lag } else { 0 };
         loop {
             let number = self.step + self.ahead.len() as u64;
             if self.ahead.len() <= lag && (self.ahead.is_empty() || number < last) {
@@ -63,8 +62,7 @@ impl Stage {
 
     /// The experience of step `number`, under the policy as it is now.
     fn collect(&mut self, number: u64, clock: &mut Clock, metrics: &mut Metrics) -> Result<Collected> {
-        let sampled = self.wants == Wants::Rollouts;
-        let count = if sampled { self.recipe.rollout.prompts } else { self.recipe.train.batch };
+        let (sampled, count) = (self.feed.sampled(), self.feed.per_step(&self.recipe));
         clock.waits_for("data");
         let before = self.source.cut();
         let (items, mut out, mut prompts) = (self.source.next(count)?, Collected::default(), Vec::new());
@@ -89,16 +87,17 @@ impl Stage {
         // The last batch of an epoch is smaller.
         let (mut asked, count) = (prompts.len(), prompts.len());
         self.round(prompts, 0, number, &mut out, clock, metrics)?;
-        for _ in 0..self.algo.refills() {
-            let Some(more) = refill::missing(&out.experience, &*self.algo, count) else { break };
+        let refill = self.algo.updates().refill;
+        for _ in 0..refill.map_or(0, |r| r.rounds) {
+            let Some(more) = refill.and_then(|r| r.missing(&out.experience, count)) else { break };
             let ask = |item| if let Item::Ask(prompt) = item { Some(prompt) } else { None };
             let prompts: Vec<Prompt> = self.source.next(more)?.into_iter().filter_map(ask).collect();
             let before = asked;
             asked += prompts.len();
             self.round(prompts, before, number, &mut out, clock, metrics)?;
         }
-        if self.algo.refills() > 0 {
-            refill::cut(&mut out.experience, &*self.algo, count);
+        if let Some(refill) = refill {
+            refill.cut(&mut out.experience, count);
         }
         out.measure_lengths();
         let tokens = out.rollouts.iter().map(|r| r.answer.tokens as f64).sum();
@@ -109,7 +108,7 @@ impl Stage {
 
     /// Says so where demonstrations end without a token that completions stop at: the model would not learn to end.
     fn look_for_ends(&self, given: &Collected) {
-        if self.wants != Wants::Demonstrations {
+        if self.feed != Feed::Demonstrations {
             return;
         }
         let cut = self.recipe.data.max_length;
@@ -153,7 +152,7 @@ impl Stage {
         let completions = Completions { prompts: &prompts, answers: &answers, at };
         let graded = self.rewards.score(completions, &mut experience, &mut out.metrics)?;
         clock.lap("reward", metrics);
-        refill::append(&mut out.experience, experience, before, out.rollouts.len());
+        out.experience.append(experience, before, out.rollouts.len());
         let shown = |(answer, graded): (Answer, Graded)| {
             let prompt = prompts[answer.prompt].clone();
             Rollout { prompt, answer, graded, advantage: 0.0, temperature: Some(params.divisor()) }
@@ -170,10 +169,10 @@ impl Stage {
         samples: usize,
         step: u64,
     ) -> Result<(Experience, Vec<Answer>)> {
-        let sampler = self.sampler.as_mut().expect("a stage that samples has a sampler");
-        let generator =
-            Generator { model: &self.policy.model, tokenizer: &self.tokenizer, stops: &self.stops };
-        rollout::collect(sampler, generator, prompts, params, samples, step)
+        let generator = &mut **self.generator.as_mut().expect("a stage with rollouts has a generator");
+        let (policy, tokenizer, stops) = (&self.policy.model, &*self.tokenizer, &self.stops);
+        let mut actor = Actor { generator, policy, tokenizer, stops };
+        rollout::collect(&mut actor, prompts, params, samples, step)
             .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))
     }
 }

@@ -105,6 +105,17 @@ impl Sequence {
         }
         self
     }
+    /// A probe: the prompt of one sequence with the completion of another.
+    fn mismatched(prompt: &Sequence, completion: &Sequence) -> Self {
+        let start = |s: &Sequence| s.trained.iter().position(|&t| t).unwrap_or(s.ids.len());
+        let (before, from) = (start(prompt), start(completion));
+        Sequence {
+            ids: [&prompt.ids[..before], &completion.ids[from..]].concat(),
+            trained: [&prompt.trained[..before], &completion.trained[from..]].concat(),
+            kind: Kind::Probe,
+            ..Default::default()
+        }
+    }
     /// Sum of the rewards.
     pub fn total_reward(&self) -> f64 {
         self.reward.iter().map(|&r| r as f64).sum()
@@ -126,6 +137,24 @@ impl Experience {
     /// Indices of the sequences of each pair, in order.
     pub fn pairs(&self) -> Vec<Vec<usize>> {
         self.gather(|s| s.pair)
+    }
+    /// Appends probes: each prompt with the completion to the previous prompt, the first with the last one's. A lone
+    /// example has none.
+    pub fn add_mismatched(&mut self) {
+        let n = self.sequences.len();
+        if n > 1 {
+            let probe = |i| Sequence::mismatched(&self.sequences[i], &self.sequences[(i + n - 1) % n]);
+            let probes: Vec<Sequence> = (0..n).map(probe).collect();
+            self.sequences.extend(probes);
+        }
+    }
+    /// Appends completions sampled after `prompts` prompts and `completions` completions.
+    pub fn append(&mut self, round: Experience, prompts: usize, completions: usize) {
+        for mut s in round.sequences {
+            s.group += prompts;
+            s.trajectory += completions;
+            self.sequences.push(s);
+        }
     }
     fn gather(&self, key: impl Fn(&Sequence) -> Option<usize>) -> Vec<Vec<usize>> {
         let mut map: BTreeMap<usize, Vec<usize>> = BTreeMap::new();

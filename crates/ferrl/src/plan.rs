@@ -15,7 +15,7 @@ pub use memory::Part;
 pub use show::Room;
 pub use work::{Rates, Work};
 
-use crate::algo::{self, Needs, Wants};
+use crate::algo::{self, Feed, Needs, UpdatePlan};
 use crate::data::hub::model_dir;
 use crate::recipe::{Init, Recipe, Resolved};
 use crate::run::Disk;
@@ -45,9 +45,9 @@ pub struct Inputs {
     /// What the algorithm computes.
     pub needs: Needs,
     /// What it learns from.
-    pub wants: Wants,
-    /// Passes over the experience, and updates in each.
-    pub passes: (usize, usize),
+    pub feed: Feed,
+    /// How the updates of a step are made.
+    pub updates: UpdatePlan,
     /// How long its sequences are.
     pub lengths: Lengths,
     /// What work takes on its device.
@@ -90,8 +90,10 @@ impl Inputs {
     /// Sequences of one update.
     pub fn sequences(&self) -> usize {
         let r = &self.recipe;
-        match self.wants {
-            Wants::Rollouts => (r.rollout.prompts * r.rollout.samples).div_ceil(self.passes.1.max(1)),
+        match self.feed {
+            Feed::Rollouts => {
+                (r.rollout.prompts * r.rollout.samples).div_ceil(self.updates.minibatches.max(1))
+            }
             w if w.paired() => 2 * r.train.batch,
             _ => r.train.batch,
         }
@@ -107,7 +109,7 @@ impl Inputs {
     pub fn evaluates(&self) -> bool {
         let r = &self.recipe;
         let asks = (r.eval.every > 0 || r.eval.at_start) && r.eval.prompts > 0;
-        let graded = self.wants == Wants::Rollouts
+        let graded = self.feed.sampled()
             || !r.reward.is_empty()
             || r.data.train.iter().any(|s| s.starts_with("task:"));
         asks && graded && !self.needs.score
@@ -173,7 +175,7 @@ impl Plan {
 
 fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) -> Result<Inputs> {
     let algorithm = recipe.algorithm()?;
-    let (needs, wants) = (algorithm.needs(), algo::find(recipe.algorithm_name())?.wants);
+    let (needs, feed) = (algorithm.needs(), algo::find(recipe.algorithm_name())?.feed);
     let (mut config, tokenizer) = match (previous, &recipe.model.path, &recipe.model.init) {
         (Some(stage), None, None) => (stage.inputs.config.clone(), stage.inputs.tokenizer.clone()),
         (_, Some(path), _) => model_at(path, earlier).map_err(|e| e.at("model.path"))?,
@@ -204,8 +206,8 @@ fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) 
         config.head = Head::Lm;
     }
     setup::trained::check(&config, critic.as_ref(), &recipe.model.frozen)?;
-    let lengths = lengths(recipe, wants, tokenizer.as_deref());
-    let (passes, device) = (algorithm.passes(), ferrl_kernels::footprint(&recipe.device)?);
+    let lengths = lengths(recipe, feed, tokenizer.as_deref());
+    let (updates, device) = (algorithm.updates(), ferrl_kernels::footprint(&recipe.device)?);
     let (recipe, teacher) = (recipe.clone(), teacher.map(|t| t.0));
     let before = earlier.iter().map(StagePlan::bytes).max().unwrap_or(0);
     Ok(Inputs {
@@ -216,8 +218,8 @@ fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) 
         judges,
         tokenizer,
         needs,
-        wants,
-        passes,
+        feed,
+        updates,
         lengths,
         device,
         before,

@@ -5,7 +5,7 @@
 
 mod look;
 
-use crate::algo::Wants;
+use crate::algo::Feed;
 use crate::data::hub::model_dir;
 use crate::interrupt;
 use crate::plan::memory::weights;
@@ -31,7 +31,7 @@ pub struct Checked {
     /// Its algorithm.
     pub algorithm: String,
     /// What it learns from.
-    pub wants: Wants,
+    pub feed: Feed,
     /// Its data.
     pub summary: Summary,
     /// Whether its data never end.
@@ -113,7 +113,7 @@ fn one(
     Ok(Checked {
         name: stage.name.clone(),
         algorithm: recipe.algorithm_name().into(),
-        wants: draft.wants,
+        feed: draft.feed,
         summary: draft.source.summary(),
         endless: draft.source.epoch().is_none(),
         steps: draft.total,

@@ -1,43 +1,64 @@
-//! Dynamic sampling: more prompts in place of those whose answers teach nothing.
+//! Dynamic sampling: more prompts in place of those whose completions have no learning signal.
 //!
-//! What a step learns from is a function of the prompts' order alone: whole groups are taken in that order until there are
-//! enough that teach, and what was asked beyond the last of them is left out.
+//! What a step learns from is a function of the prompts' order alone: whole groups are taken in that order until enough of
+//! them have a signal; groups sampled beyond the last of them are dropped.
 
-use crate::algo::Algorithm;
 use crate::experience::{Experience, Sequence};
 use std::collections::BTreeMap;
 
-/// For each group in order, whether it teaches.
-fn teaching(e: &Experience, algo: &dyn Algorithm) -> Vec<(usize, bool)> {
-    let mut groups: BTreeMap<usize, Vec<&Sequence>> = BTreeMap::new();
-    for s in &e.sequences {
-        groups.entry(s.group).or_default().push(s);
+/// How often more prompts are drawn, and what counts as a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refill {
+    /// Further rounds, at most.
+    pub rounds: usize,
+    /// Whether rewards are compared source by source.
+    pub per_source: bool,
+}
+
+/// Whether the completions of a group got different rewards; a lone completion counts as different. With `per_source`
+/// one source that differs is enough: equal sums may hide a trade between sources.
+pub fn rewards_differ(group: &[&Sequence], per_source: bool) -> bool {
+    let mut completions: BTreeMap<usize, Vec<Option<f64>>> = BTreeMap::new();
+    for s in group {
+        let own = completions.entry(s.trajectory).or_insert_with(|| vec![Some(0.0)]);
+        own[0] = own[0].map(|sum| sum + s.total_reward());
+        if per_source && own.len() == 1 {
+            own.extend(s.sources.iter().map(|&(_, reward)| reward.map(f64::from)));
+        }
     }
-    groups.into_iter().map(|(group, members)| (group, algo.teaches(&members))).collect()
+    let from = usize::from(per_source && !group.iter().all(|s| s.sources.is_empty()));
+    let mut rewards = completions.values().map(|c| &c[from..]);
+    let first = rewards.next();
+    completions.len() < 2 || rewards.any(|r| Some(r) != first)
 }
 
-/// How many more prompts to ask for so that `wanted` groups teach; `None` where they do. As many as are missing, over the
-/// share that taught so far.
-pub fn missing(e: &Experience, algo: &dyn Algorithm, wanted: usize) -> Option<usize> {
-    let groups = teaching(e, algo);
-    let taught = groups.iter().filter(|g| g.1).count();
-    let share = taught.max(1) as f64 / groups.len().max(1) as f64;
-    (taught < wanted).then(|| (((wanted - taught) as f64 / share).ceil() as usize).clamp(1, wanted))
-}
-
-/// Adds a round's answers behind those of the rounds before, which were `answers` to `prompts`.
-pub fn append(e: &mut Experience, round: Experience, prompts: usize, answers: usize) {
-    for mut s in round.sequences {
-        s.group += prompts;
-        s.trajectory += answers;
-        e.sequences.push(s);
+impl Refill {
+    /// For each group in order, whether it has a signal.
+    fn signals(&self, e: &Experience) -> Vec<(usize, bool)> {
+        let mut groups: BTreeMap<usize, Vec<&Sequence>> = BTreeMap::new();
+        for s in &e.sequences {
+            groups.entry(s.group).or_default().push(s);
+        }
+        groups
+            .into_iter()
+            .map(|(group, members)| (group, rewards_differ(&members, self.per_source)))
+            .collect()
     }
-}
 
-/// Leaves out everything behind the group that makes `wanted` teach.
-pub fn cut(e: &mut Experience, algo: &dyn Algorithm, wanted: usize) {
-    let last = teaching(e, algo).into_iter().filter(|g| g.1).nth(wanted.saturating_sub(1));
-    if let Some((last, _)) = last {
-        e.sequences.retain(|s| s.group <= last);
+    /// How many more prompts to draw so that `wanted` groups have a signal; `None` where they do. The missing number
+    /// over the fraction with a signal so far.
+    pub fn missing(&self, e: &Experience, wanted: usize) -> Option<usize> {
+        let groups = self.signals(e);
+        let useful = groups.iter().filter(|g| g.1).count();
+        let fraction = useful.max(1) as f64 / groups.len().max(1) as f64;
+        (useful < wanted).then(|| (((wanted - useful) as f64 / fraction).ceil() as usize).clamp(1, wanted))
+    }
+
+    /// Removes everything after the group that completes the `wanted` ones.
+    pub fn cut(&self, e: &mut Experience, wanted: usize) {
+        let last = self.signals(e).into_iter().filter(|g| g.1).nth(wanted.saturating_sub(1));
+        if let Some((last, _)) = last {
+            e.sequences.retain(|s| s.group <= last);
+        }
     }
 }

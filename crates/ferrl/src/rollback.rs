@@ -15,7 +15,7 @@ pub struct Before {
     source: Value,
     algorithm: Value,
     ahead: VecDeque<Collected>,
-    foresees: bool,
+    one_pass: bool,
     step: u64,
     weights: Vec<(u64, u64)>,
 }
@@ -27,7 +27,7 @@ impl Stage {
             source: self.source.state(),
             algorithm: self.algo.state(),
             ahead: self.ahead.clone(),
-            foresees: self.foresees,
+            one_pass: self.one_pass,
             step: self.step,
             weights: self.weights_version(),
         }
@@ -40,7 +40,7 @@ impl Stage {
         if !before.algorithm.is_null() {
             self.algo.restore(&before.algorithm)?;
         }
-        (self.ahead, self.foresees, self.step) = (before.ahead, before.foresees, before.step);
+        (self.ahead, self.one_pass, self.step) = (before.ahead, before.one_pass, before.step);
         self.policy.zero_grads();
         if let Some(critic) = &mut self.critic {
             critic.zero_grads();

@@ -14,7 +14,7 @@ mod steps;
 pub use guard::guarded;
 pub use resume::{Accepted, Position, accept};
 
-use crate::algo::Wants;
+use crate::algo::Feed;
 use crate::data::hub::model_dir;
 use crate::evaluate::Evaluation;
 use crate::experience::Metrics;
@@ -302,7 +302,7 @@ fn starting_model(folder: &RunFolder, index: usize, recipe: &Recipe) -> Result<P
 }
 
 /// A source of held-out rows: what it is read for, where it began, and itself.
-type Opened = (Wants, Value, Box<dyn Source>);
+type Opened = (Feed, Value, Box<dyn Source>);
 
 struct OneStage<'a> {
     name: &'a str,

@@ -10,7 +10,7 @@ pub use data::{source, task, task_verifier, tasks, total_steps};
 pub use draft::Draft;
 pub(crate) use fresh::new_model_parts;
 
-use crate::algo::{self, Algorithm, Needs, Wants};
+use crate::algo::{self, Algorithm, Feed, Needs};
 use crate::recipe::{Recipe, Rollout};
 use crate::reward::Rewards;
 use crate::rollout;
@@ -20,7 +20,7 @@ use crate::train::Stage;
 use crate::verify::Hooks;
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
-use ferrl_engine::generate::{CacheOptions, Sampler};
+use ferrl_engine::generate::{CacheOptions, Generator, Sampler};
 use ferrl_engine::model::{Config, Head, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Decay, OptimizerOptions, Rule, Schedule, Trainer};
@@ -31,8 +31,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The algorithm a stage's recipe names, and what it learns from.
-pub fn algorithm(recipe: &Recipe) -> Result<(Box<dyn Algorithm>, Wants)> {
-    Ok((recipe.algorithm()?, algo::find(recipe.algorithm_name())?.wants))
+pub fn algorithm(recipe: &Recipe) -> Result<(Box<dyn Algorithm>, Feed)> {
+    Ok((recipe.algorithm()?, algo::find(recipe.algorithm_name())?.feed))
 }
 
 /// The directory a run starts from: the recipe's, or a new random model written to `fresh`.
@@ -60,7 +60,7 @@ pub fn stage_over(
     recipe: Recipe,
     backend: Arc<dyn Backend>,
     dir: &Path,
-    source: impl FnOnce(&Arc<Tokenizer>, Wants, &Warnings) -> Result<Box<dyn Source>>,
+    source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Box<dyn Source>>,
 ) -> Result<Stage> {
     let draft = Draft::over(&recipe, dir, &Warnings::default(), source)?;
     from_draft(recipe, draft, backend, dir)
@@ -68,7 +68,7 @@ pub fn stage_over(
 
 /// A stage with its models in memory.
 pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: &Path) -> Result<Stage> {
-    let Draft { algo, wants, needs, tokenizer, source, total, rewards: drafted, warnings } = draft;
+    let Draft { algo, feed, needs, tokenizer, source, total, rewards: drafted, warnings } = draft;
     backend.set_exact(recipe.exact).map_err(|e| e.at("exact"))?;
     let opened = ModelDir::open(dir)?;
     fits(&opened.config, &tokenizer, dir)?;
@@ -89,10 +89,10 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         _ => None,
     };
     let critic = critic_dir.map(|dir| trainer(&recipe, backend.clone(), &dir)).transpose()?;
-    let sampler = if wants == Wants::Rollouts && !source.graded() {
+    let generator: Option<Box<dyn Generator>> = if feed.sampled() && !source.graded() {
         let cache = cache_options(&recipe.rollout, &*backend);
         let sampler = Sampler::new(&policy.model, cache).map_err(|e| cache_error(e, &recipe.rollout))?;
-        Some(sampler.with_tokenizer(tokenizer.clone()))
+        Some(Box::new(sampler.with_tokenizer(tokenizer.clone())))
     } else {
         None
     };
@@ -100,12 +100,12 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
     let schedules = (rate(recipe.optim.lr)?, rate(recipe.critic.lr.unwrap_or(5.0 * recipe.optim.lr))?);
     let judged = recipe.reward.iter().any(|r| r.model.is_some()) && !source.graded();
     let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
-    let rewards = if judged { rewards(&recipe, wants, &backend, &hooks)? } else { drafted };
+    let rewards = if judged { rewards(&recipe, feed, &backend, &hooks)? } else { drafted };
     let stops = rollout::stops(dir, &tokenizer, &recipe.rollout);
     Ok(Stage {
         recipe,
         algo,
-        wants,
+        feed,
         policy,
         reference,
         critic,
@@ -113,11 +113,11 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         tokenizer,
         source,
         rewards,
-        sampler,
+        one_pass: generator.as_ref().is_some_and(|g| g.is_exact()),
+        generator,
         schedules,
         step: 0,
         ahead: VecDeque::new(),
-        foresees: backend.is_exact(),
         num_tokens: 0,
         skips_empty: true,
         signal: Signal::default(),
@@ -209,9 +209,9 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
 }
 
 /// Rewards as the recipe says, or those that fit its task.
-pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Rewards> {
+pub fn rewards(recipe: &Recipe, feed: Feed, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Rewards> {
     if recipe.reward.iter().all(|r| r.model.is_none()) {
-        return plain_rewards(recipe, wants, hooks);
+        return plain_rewards(recipe, feed, hooks);
     }
     let rewards = Rewards::load(recipe, dtype(recipe)?, backend, hooks)?;
     rewards.check_stops(&recipe.rollout.stop, recipe.rollout.include_stop)?;
@@ -219,8 +219,8 @@ pub fn rewards(recipe: &Recipe, wants: Wants, backend: &Arc<dyn Backend>, hooks:
 }
 
 /// The same but for reward models, which need a device.
-pub(crate) fn plain_rewards(recipe: &Recipe, wants: Wants, hooks: &Hooks) -> Result<Rewards> {
-    if recipe.reward.is_empty() && wants == Wants::Rollouts {
+pub(crate) fn plain_rewards(recipe: &Recipe, feed: Feed, hooks: &Hooks) -> Result<Rewards> {
+    if recipe.reward.is_empty() && feed.sampled() {
         let Some(own) = task_verifier(recipe)? else {
             if recipe.algorithm()?.needs().rewardless {
                 return Rewards::new(&[]);

@@ -1,10 +1,11 @@
 //! One step of training, in the order in which things happen:
 //! prompt -> rollout -> reward -> advantage -> loss -> gradients -> weights.
 
-use crate::algo::{Algorithm, Wants};
+use crate::algo::{Algorithm, Feed};
 use crate::batch::{balance, tokens, updates};
 use crate::collect::Collected;
 use crate::experience::{Mean, Metrics, MicroBatch};
+use crate::one_pass::Precomputed;
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
 use crate::signal::{self, Signal};
@@ -12,7 +13,7 @@ use crate::source::Source;
 use crate::trust_region;
 use crate::verify::Hooks;
 use crate::warnings::Warnings;
-use ferrl_engine::generate::{Sampler, Stops};
+use ferrl_engine::generate::{Generator, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{ByRole, Role, Schedule, StatGrads, Stats, Trainer};
@@ -30,7 +31,7 @@ pub struct Stage {
     /// How it learns.
     pub algo: Box<dyn Algorithm>,
     /// What it learns from.
-    pub wants: Wants,
+    pub feed: Feed,
     /// The model that is trained and sampled from.
     pub policy: Trainer,
     /// What the policy is held to, as it began or a teacher; absent where nothing is.
@@ -45,16 +46,16 @@ pub struct Stage {
     pub source: Box<dyn Source>,
     /// What answers are worth.
     pub rewards: Rewards,
-    /// Samples answers; absent where they are given.
-    pub sampler: Option<Sampler>,
+    /// Completes prompts; absent where completions are given.
+    pub generator: Option<Box<dyn Generator>>,
     /// Learning rates of policy and critic.
     pub schedules: (Schedule, Schedule),
     /// Steps done.
     pub step: u64,
     /// Experience of the steps to come, sampled ahead by policies of earlier versions.
     pub ahead: VecDeque<Collected>,
-    /// Whether the trainer has so far found the log-probabilities that the sampler told; see `foresee`.
-    pub foresees: bool,
+    /// Whether the trainer has so far computed the log-probabilities that the sampler recorded; see `one_pass`.
+    pub one_pass: bool,
     /// Tokens that were learned from so far, prompts included; the runner sets it to what earlier stages had.
     pub num_tokens: u64,
     /// Whether a step whose gradients are all zero is skipped.
@@ -96,18 +97,18 @@ impl Stage {
         let Collected { mut experience, mut rollouts, epoch, .. } = collected;
         let tokens: usize = experience.sequences.iter().map(|s| s.ids.len()).sum();
         clock.waits_for("annotate");
-        self.algo.extend(&mut experience)?;
         self.annotate(&mut experience)?; //                                    reference logp, values
         clock.lap("annotate", &mut metrics);
         clock.waits_for("train");
-        metrics.join(self.algo.prepare(&mut experience)?); //                  advantage
+        let prepared = self.algo.prepare(&mut experience)?; //                 advantage
+        metrics.join(prepared.metrics);
         for s in &experience.sequences {
             if let Some(rollout) = rollouts.get_mut(s.trajectory) {
                 let first = s.actions().next();
                 rollout.advantage = first.and_then(|i| s.advantage.get(i).copied()).unwrap_or(0.0);
             }
         }
-        let nothing = self.skips_empty && self.algo.learns_nothing(&experience);
+        let nothing = self.skips_empty && prepared.no_signal;
         let empty = experience.sequences.is_empty() || nothing;
         self.look_for_signal(&rollouts, empty);
         if empty {
@@ -119,15 +120,15 @@ impl Stage {
         } else {
             self.restart()?;
         }
-        let passes = self.algo.passes();
-        for (n, update) in updates(&experience, passes, self.recipe.seed, self.step).iter().enumerate() {
+        let plan = self.algo.updates();
+        for (n, update) in updates(&experience, plan, self.recipe.seed, self.step).iter().enumerate() {
             let batches = update.micro_batches(&experience, self.recipe.train.micro_batch_tokens)?;
             balance(&batches, &mut metrics);
             if self.strayed(&batches)? {
                 metrics.add("updates/skipped", 1.0);
                 continue;
             }
-            if let Some(region) = self.algo.trust_region() {
+            if let Some(region) = plan.trust_region {
                 self.updating = true;
                 metrics.join(trust_region::update(self, &batches, region)?); //    all the rest
                 self.updating = false;
@@ -135,12 +136,13 @@ impl Stage {
             }
             let mut loss_value = 0.0;
             for batch in &batches {
-                let (stats, flown) = self.forward_early(batch)?;
+                let known = self.precompute(batch); //                         gradients of the one-pass head
+                let (stats, done) = self.forward(batch, known)?; //            logp, entropy, value
                 if n == 0 {
-                    compare_logps(batch, &stats, &self.policy.model, &mut metrics)?;
+                    self.compare_logps(batch, &stats, &mut metrics)?;
                 }
                 let loss = self.algo.loss(batch, &stats); //                   loss
-                if !flown {
+                if !done {
                     self.backward(batch, &loss.grads)?; //                     gradients
                 }
                 loss_value += loss.value;
@@ -163,7 +165,7 @@ impl Stage {
                 "see the warnings before, and rollouts/ for what was rewarded",
             );
         }
-        if self.step == self.algo.policy_frozen_steps() && self.shares_trunk() {
+        if self.step == self.algo.updates().policy_frozen_steps && self.shares_trunk() {
             self.policy.optimizer.restart(); // its moments count steps in which the trunk did not move
         }
         Ok(Report { metrics, rollouts, epoch })
@@ -186,13 +188,27 @@ impl Stage {
     /// Back to the stage's first weights, for algorithms that fine-tune those at every step.
     fn restart(&mut self) -> Result<()> {
         match &self.reference {
-            Some(start) if self.algo.restarts() => self.policy.restart_from(start),
+            Some(start) if self.algo.updates().restart => self.policy.restart_from(start),
             _ => Ok(()),
         }
     }
 
+    /// Statistics of every role, and whether backward is done too: it is where gradients are known and usable.
+    fn forward(
+        &mut self,
+        batch: &MicroBatch<'_>,
+        known: Option<Precomputed>,
+    ) -> Result<(ByRole<Stats>, bool)> {
+        if let Some(known) = known
+            && let Some(stats) = self.forward_backward(batch, &known)?
+        {
+            return Ok((stats, true));
+        }
+        Ok((self.forward_only(batch)?, false))
+    }
+
     /// Statistics of every role.
-    pub(crate) fn forward(&mut self, batch: &MicroBatch<'_>) -> Result<ByRole<Stats>> {
+    pub(crate) fn forward_only(&mut self, batch: &MicroBatch<'_>) -> Result<ByRole<Stats>> {
         let tokens = tokens(batch.sequences.iter().copied());
         let mut all = ByRole::default();
         self.policy.temperature = batch.temperature();
@@ -214,7 +230,7 @@ impl Stage {
         if let Some(critic) = &mut self.critic {
             critic.backward(&tokens, grads.get(Role::Critic).ok_or_else(missing)?)?;
             // A policy that does not move needs no gradient.
-            if self.step < self.algo.policy_frozen_steps() {
+            if self.step < self.algo.updates().policy_frozen_steps {
                 return Ok(());
             }
         }
@@ -233,14 +249,14 @@ impl Stage {
     }
 
     fn update_all(&mut self, metrics: &mut Metrics) -> Result<()> {
-        let warmup = self.algo.policy_frozen_steps();
+        let warmup = self.algo.updates().policy_frozen_steps;
         if self.step < warmup && self.shares_trunk() {
             // The head is all that a critic on the policy's trunk has to itself: the policy stays as it is.
             let report = self.policy.update_head(self.schedules.1.at(self.step))?;
             metrics.add("critic/grad_norm", report.grad_norm);
         } else if self.step >= warmup {
             let rate = self.schedules.0.at(self.step);
-            let head_only = self.algo.head_only_steps();
+            let head_only = self.algo.updates().head_only_steps;
             if head_only > 0 && self.step == head_only {
                 self.policy.optimizer.restart();
             }
@@ -258,41 +274,40 @@ impl Stage {
         }
         Ok(())
     }
-}
-
-/// How far the trainer's log-probabilities are from the sampler's, over tokens that this version of the policy
-/// sampled: exactly zero on an exact device, because it has not moved. Anything else is an error of ours, and would
-/// be learned from.
-pub(crate) fn compare_logps(
-    batch: &MicroBatch<'_>,
-    stats: &ByRole<Stats>,
-    model: &Model,
-    metrics: &mut Metrics,
-) -> Result<()> {
-    let Some(policy) = stats.get(Role::Policy) else { return Ok(()) };
-    let (mut worst, mut gaps, mut lags) = (0.0f64, Mean::default(), Mean::default());
-    for (row, s) in batch.rows().filter(|(_, s)| !s.version.is_empty()) {
-        for i in s.actions() {
-            lags.add(model.version.saturating_sub(s.version[i]) as f64);
-            if s.version[i] == model.version {
-                let gap = (policy.logp[row + i] - s.sampled_logp[i]).abs() as f64;
-                gaps.add(gap);
-                worst = worst.max(gap);
+    /// Compares the trainer's log-probabilities with the generator's, over tokens that this version of the policy sampled.
+    /// Where the generator is exact, any difference is an error, because it would be learned from.
+    pub(crate) fn compare_logps(
+        &self,
+        batch: &MicroBatch<'_>,
+        stats: &ByRole<Stats>,
+        metrics: &mut Metrics,
+    ) -> Result<()> {
+        let now = self.policy.model.version;
+        let Some(policy) = stats.get(Role::Policy) else { return Ok(()) };
+        let (mut worst, mut gaps, mut lags) = (0.0f64, Mean::default(), Mean::default());
+        for (row, s) in batch.rows().filter(|(_, s)| !s.version.is_empty()) {
+            for i in s.actions() {
+                lags.add(now.saturating_sub(s.version[i]) as f64);
+                if s.version[i] == now {
+                    let gap = (policy.logp[row + i] - s.sampled_logp[i]).abs() as f64;
+                    gaps.add(gap);
+                    worst = worst.max(gap);
+                }
             }
         }
+        metrics.add_all("sampling/lag", lags);
+        metrics.add_all("sampling/sampling_logp_difference/mean", gaps);
+        if gaps != Mean::default() {
+            metrics.add_max("sampling/sampling_logp_difference/max", worst);
+        }
+        if worst > 0.0 && self.generator.as_ref().is_some_and(|g| g.is_exact()) {
+            return Err(Error::numerics(format!(
+                "a token's log-probability was {worst} off when these very weights sampled it"
+            ))
+            .fix("run `ferrl bench --check` on this device, and report it; on a card `exact = false` goes on regardless"));
+        }
+        Ok(())
     }
-    metrics.add_all("sampling/lag", lags);
-    metrics.add_all("sampling/sampling_logp_difference/mean", gaps);
-    if gaps != Mean::default() {
-        metrics.add_max("sampling/sampling_logp_difference/max", worst);
-    }
-    if worst > 0.0 && model.backend.is_exact() {
-        return Err(Error::numerics(format!(
-            "a token's log-probability was {worst} off when these very weights sampled it"
-        ))
-        .fix("run `ferrl bench --check` on this device, and report it; on a card `exact = false` goes on regardless"));
-    }
-    Ok(())
 }
 
 /// Seconds of the phases of a step.

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::metrics::TRUST;
-use ferrl::algo::{ALGORITHMS, Algorithm, Wants, find};
+use ferrl::algo::{ALGORITHMS, Algorithm, Feed, find};
 use ferrl::experience::{Counts, Experience, Kind, Metrics, MicroBatch, Sequence};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ fn noise(a: usize, b: usize) -> f32 {
 }
 
 /// Sequences fit for the algorithm, with every column filled.
-fn experience(wants: Wants) -> Experience {
+fn experience(feed: Feed) -> Experience {
     let mut sequences = Vec::new();
     for k in 0..8usize {
         let n = 4 + k % 3 + 2 * (k % 2);
@@ -32,12 +32,12 @@ fn experience(wants: Wants) -> Experience {
             trained,
             trajectory: k,
             group: k / 4,
-            pair: wants.paired().then_some(k / 2),
-            kind: match wants {
-                _ if wants.paired() && k % 2 == 0 => Kind::Chosen,
-                _ if wants.paired() => Kind::Rejected,
-                Wants::Labelled => Kind::Labelled(k % 3 != 0),
-                Wants::Targets => Kind::Target(k as f32 / 8.0),
+            pair: feed.paired().then_some(k / 2),
+            kind: match feed {
+                _ if feed.paired() && k % 2 == 0 => Kind::Chosen,
+                _ if feed.paired() => Kind::Rejected,
+                Feed::Labelled => Kind::Labelled(k % 3 != 0),
+                Feed::Targets => Kind::Target(k as f32 / 8.0),
                 _ => Kind::Plain,
             },
             weight: 1.0,
@@ -57,18 +57,20 @@ fn experience(wants: Wants) -> Experience {
 }
 
 /// What an algorithm learns from after its `prepare`, probes annotated as the trainer would.
-fn prepared(algorithm: &mut dyn Algorithm, wants: Wants) -> Experience {
-    prepared_with_metrics(algorithm, wants).0
+fn prepared(algorithm: &mut dyn Algorithm, feed: Feed) -> Experience {
+    prepared_with_metrics(algorithm, feed).0
 }
 
-fn prepared_with_metrics(algorithm: &mut dyn Algorithm, wants: Wants) -> (Experience, Metrics) {
-    let mut e = experience(wants);
-    algorithm.extend(&mut e).unwrap();
+fn prepared_with_metrics(algorithm: &mut dyn Algorithm, feed: Feed) -> (Experience, Metrics) {
+    let mut e = experience(feed);
+    if algorithm.needs().mismatched {
+        e.add_mismatched();
+    }
     for (k, s) in e.sequences.iter_mut().enumerate().filter(|(_, s)| s.kind == Kind::Probe) {
         s.old_logp = (0..s.ids.len()).map(|i| noise(k * 100 + 9, i) * 0.5 - 1.3).collect();
         s.ref_logp = (0..s.ids.len()).map(|i| noise(k * 100 + 10, i) * 0.5 - 1.5).collect();
     }
-    let metrics = algorithm.prepare(&mut e).unwrap();
+    let metrics = algorithm.prepare(&mut e).unwrap().metrics;
     assert!(e.sequences.iter().all(|s| s.kind != Kind::Probe), "probes are not trained on");
     (e, metrics)
 }
@@ -165,7 +167,7 @@ fn variants(name: &str) -> Vec<Value> {
         "kto" => all.push(json!({ "beta": 0.4, "desirable_weight": 1.3, "undesirable_weight": 0.8 })),
         "orpo" => all.push(json!({ "beta": 2.0 })),
         "simpo" => all.push(json!({ "sft_coef": 0.3, "gamma": 0.0 })),
-        _ if find(name).unwrap().wants == Wants::Rollouts => {
+        _ if find(name).unwrap().feed.sampled() => {
             for place in ["reward", "loss", "advantage"] {
                 for estimator in ["k1", "abs", "k2", "k3"] {
                     let kl = json!({ "coef": 0.1, "place": place, "estimator": estimator });
@@ -210,36 +212,42 @@ fn gradients_are_those_of_the_loss() {
     for entry in ALGORITHMS {
         for values in variants(entry.name) {
             let mut algorithm = (entry.build)(values.clone()).unwrap();
-            let e = prepared(&mut *algorithm, entry.wants);
+            let e = prepared(&mut *algorithm, entry.feed);
             check_gradients(&format!("{} {values}", entry.name), &*algorithm, &e);
         }
     }
 }
 
 #[test]
-fn gradients_known_beforehand_are_those_of_the_loss() {
-    let mut known = 0;
+fn constant_gradients_do_not_depend_on_the_statistics() {
+    let mut constant = 0;
     for entry in ALGORITHMS {
         for settings in variants(entry.name) {
             let mut algorithm = (entry.build)(settings).unwrap();
-            let mut e = experience(entry.wants);
+            if !algorithm.needs().constant_gradients {
+                continue;
+            }
+            let mut e = experience(entry.feed);
             algorithm.prepare(&mut e).unwrap();
             let batch = whole(&e);
-            let Some(grads) = algorithm.known_grads(&batch) else { continue };
-            let loss = algorithm.loss(&batch, &stats(&e, algorithm.needs().score));
-            assert_eq!(loss.grads.get(Role::Policy), Some(&grads), "{}", entry.name);
-            assert!(loss.grads.get(Role::Critic).is_none(), "{}", entry.name);
-            known += 1;
+            let mut unknown = ByRole::default();
+            let (logp, entropy) = (vec![0.0; batch.len()], vec![f32::NAN; batch.len()]);
+            unknown.set(Role::Policy, Stats { logp, entropy, ..Default::default() });
+            let before = algorithm.loss(&batch, &unknown).grads;
+            let after = algorithm.loss(&batch, &stats(&e, algorithm.needs().score)).grads;
+            assert_eq!(before.get(Role::Policy), after.get(Role::Policy), "{}", entry.name);
+            assert!(after.get(Role::Critic).is_none(), "{}", entry.name);
+            constant += 1;
         }
     }
-    assert!(known > 0, "supervised fine-tuning knows its gradients");
+    assert!(constant > 0, "those of supervised fine-tuning are");
 }
 
 #[test]
 fn micro_batches_add_up_to_the_whole() {
     for entry in ALGORITHMS {
         let mut algorithm = (entry.build)(variants(entry.name)[0].clone()).unwrap();
-        let e = prepared(&mut *algorithm, entry.wants);
+        let e = prepared(&mut *algorithm, entry.feed);
         let all = stats(&e, algorithm.needs().score);
         let want = algorithm.loss(&whole(&e), &all);
         for size in [2, 4] {
@@ -278,7 +286,7 @@ fn metrics_are_those_that_the_registry_lists() {
         let mut written: BTreeSet<String> = BTreeSet::new();
         for values in variants(entry.name) {
             let mut algorithm = (entry.build)(values).unwrap();
-            let (e, mut metrics) = prepared_with_metrics(&mut *algorithm, entry.wants);
+            let (e, mut metrics) = prepared_with_metrics(&mut *algorithm, entry.feed);
             metrics.join(algorithm.loss(&whole(&e), &stats(&e, algorithm.needs().score)).metrics);
             written.extend(metrics.means().map(|(name, _)| name.to_string()));
         }
@@ -301,7 +309,7 @@ fn metrics_are_those_that_the_registry_lists() {
 #[test]
 fn dpo_at_the_reference_is_log_two() {
     let mut algorithm = (find("dpo").unwrap().build)(json!({})).unwrap();
-    let mut e = experience(Wants::Pairs);
+    let mut e = experience(Feed::Pairs);
     e.sequences.iter_mut().for_each(|s| s.ref_logp = s.old_logp.clone());
     algorithm.prepare(&mut e).unwrap();
     let mut all = ByRole::default();
@@ -316,7 +324,7 @@ fn dpo_at_the_reference_is_log_two() {
 fn group_advantages_are_centred_and_grpo_divides_by_the_deviation() {
     for (name, divided) in [("grpo", true), ("dr_grpo", false)] {
         let mut algorithm = (find(name).unwrap().build)(json!({})).unwrap();
-        let mut e = experience(Wants::Rollouts);
+        let mut e = experience(Feed::Rollouts);
         algorithm.prepare(&mut e).unwrap();
         for group in e.sequences.chunks(4) {
             let a: Vec<f64> = group.iter().map(|s| s.advantage[s.actions().next().unwrap()] as f64).collect();
@@ -334,9 +342,9 @@ fn group_advantages_are_centred_and_grpo_divides_by_the_deviation() {
 #[test]
 fn groups_with_equal_rewards_are_left_out_where_asked_for() {
     let mut algorithm = (find("grpo").unwrap().build)(json!({ "filter_equal": true })).unwrap();
-    let mut e = experience(Wants::Rollouts);
+    let mut e = experience(Feed::Rollouts);
     e.sequences[..4].iter_mut().for_each(|s| s.reward.fill(0.0));
-    let metrics = algorithm.prepare(&mut e).unwrap();
+    let metrics = algorithm.prepare(&mut e).unwrap().metrics;
     assert_eq!(metrics.get("dynamic_filtering_ratio"), Some(0.5));
     assert!(e.sequences.len() == 4 && e.sequences.iter().all(|s| s.group == 1));
     // Nothing left is no error: the step makes no update.
@@ -348,7 +356,7 @@ fn groups_with_equal_rewards_are_left_out_where_asked_for() {
 #[test]
 fn ppo_whitens_its_advantages_and_places_the_kl_in_the_reward() {
     let mut algorithm = (find("ppo").unwrap().build)(json!({ "kl": { "coef": 0.5 } })).unwrap();
-    let mut e = experience(Wants::Rollouts);
+    let mut e = experience(Feed::Rollouts);
     let before = e.clone();
     algorithm.prepare(&mut e).unwrap();
     let all: Vec<f64> = e
@@ -371,7 +379,7 @@ fn ppo_whitens_its_advantages_and_places_the_kl_in_the_reward() {
 fn the_kl_weight_follows_its_target_and_survives_a_restart() {
     let settings = json!({ "kl": { "coef": 0.1, "target": 0.01, "horizon": 100 } });
     let mut algorithm = (find("ppo").unwrap().build)(settings.clone()).unwrap();
-    let metrics = algorithm.prepare(&mut experience(Wants::Rollouts)).unwrap();
+    let metrics = algorithm.prepare(&mut experience(Feed::Rollouts)).unwrap().metrics;
     let (kl, coef) = (metrics.get("objective/kl").unwrap(), metrics.get("kl_coef").unwrap());
     let want = 0.1 * (1.0 + (kl / 0.01 - 1.0).clamp(-0.2, 0.2) * 8.0 / 100.0);
     assert!((coef - want).abs() < 1e-12 && coef != 0.1);

@@ -7,8 +7,7 @@ use data_help::{encode, encoder, settings, shown};
 use ferrl::algo::ALGORITHMS;
 use ferrl::data::Example;
 use ferrl::data::prompt::Settings;
-use ferrl::data::schema::Wants;
-use ferrl::source::schema_of;
+use ferrl::data::schema::RowKind;
 use serde_json::{Value, json};
 
 const ASK: &str = "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n";
@@ -24,8 +23,8 @@ fn talk(text: &str) -> Value {
 }
 
 /// Row, what it is for, and how it has to be shown; `{ask}` is the rendered question.
-fn table() -> Vec<(Value, Wants, &'static str)> {
-    use Wants::*;
+fn table() -> Vec<(Value, RowKind, &'static str)> {
+    use RowKind::*;
     let yes = "{ask}⟦Yes<|im_end|>⟧";
     vec![
         (json!({ "text": "Hi? Yes" }), Sft, "H⟦i? Yes<|im_end|>⟧"),
@@ -132,13 +131,13 @@ fn table() -> Vec<(Value, Wants, &'static str)> {
 fn what_is_trained_for_every_schema() {
     let encoder = encoder(Settings::default());
     let table = table();
-    for (row, wants, expected) in &table {
-        assert_eq!(shown(&encoder, row.clone(), *wants), expected.replace("{ask}", ASK), "{row}");
+    for (row, kind, expected) in &table {
+        assert_eq!(shown(&encoder, row.clone(), *kind), expected.replace("{ask}", ASK), "{row}");
     }
-    for wants in Wants::ALL {
+    for kind in RowKind::ALL {
         for messages in [false, true] {
             let is = |row: &Value| row.to_string().contains("\"role\"");
-            assert!(table.iter().any(|(row, w, _)| *w == wants && is(row) == messages), "{wants} {messages}");
+            assert!(table.iter().any(|(row, w, _)| *w == kind && is(row) == messages), "{kind} {messages}");
         }
     }
 }
@@ -147,20 +146,20 @@ fn what_is_trained_for_every_schema() {
 fn every_algorithm_is_shown_its_masks_for_text_and_for_messages() {
     let encoder = encoder(Settings::default());
     for entry in ALGORITHMS {
-        let wants = schema_of(entry.wants, false, &[]);
+        let kind = entry.feed.row_kind(false);
         for messages in [false, true] {
-            let fits = |(row, w, _): &&(Value, Wants, &str)| {
-                *w == wants && row.to_string().contains("\"role\"") == messages
+            let fits = |(row, w, _): &&(Value, RowKind, &str)| {
+                *w == kind && row.to_string().contains("\"role\"") == messages
             };
             let table = table();
             let rows: Vec<_> = table.iter().filter(fits).collect();
             assert!(!rows.is_empty(), "{} has no row with messages = {messages}", entry.name);
             for (row, _, expected) in rows {
                 let expected = expected.replace("{ask}", ASK);
-                assert_eq!(shown(&encoder, row.clone(), wants), expected, "{}: {row}", entry.name);
+                assert_eq!(shown(&encoder, row.clone(), kind), expected, "{}: {row}", entry.name);
                 // What is trained is marked, and a prompt that is answered is never trained.
                 let marked = expected.contains('⟦');
-                assert_eq!(marked, wants != Wants::Prompt, "{}: {row}", entry.name);
+                assert_eq!(marked, kind != RowKind::Prompt, "{}: {row}", entry.name);
             }
         }
     }
@@ -170,11 +169,12 @@ fn every_algorithm_is_shown_its_masks_for_text_and_for_messages() {
 fn masks_have_the_length_of_the_ids_and_the_prompt_is_common() {
     let encoder = encoder(Settings::default());
     let row = json!({ "messages": user(), "chosen": "Yes", "rejected": "No" });
-    let Example::Pair { chosen, rejected } = encode(&encoder, row, Wants::Preference).unwrap().example else {
+    let Example::Pair { chosen, rejected } = encode(&encoder, row, RowKind::Preference).unwrap().example
+    else {
         panic!("not a pair");
     };
     let Example::Prompt { ids } =
-        encode(&encoder, json!({ "messages": user() }), Wants::Prompt).unwrap().example
+        encode(&encoder, json!({ "messages": user() }), RowKind::Prompt).unwrap().example
     else {
         panic!("not a prompt");
     };
@@ -193,34 +193,34 @@ fn rl2_readme_samples() {
     let raw = "The capital of China is";
     let answer = json!({ "role": "assistant", "content": "Beijing." });
     assert_eq!(
-        shown(&encoder, json!({ "prompt": raw, "response": "Beijing." }), Wants::Sft),
+        shown(&encoder, json!({ "prompt": raw, "response": "Beijing." }), RowKind::Sft),
         format!("{raw}⟦Beijing.<|im_end|>⟧")
     );
     assert_eq!(
-        shown(&encoder, json!({ "messages": [question, answer] }), Wants::Sft),
+        shown(&encoder, json!({ "messages": [question, answer] }), RowKind::Sft),
         format!("{ask}⟦Beijing.<|im_end|>⟧")
     );
     assert_eq!(
         shown(
             &encoder,
             json!({ "prompt": raw, "chosen": "Beijing.", "rejected": "Shanghai." }),
-            Wants::Preference
+            RowKind::Preference
         ),
         format!("chosen:   {raw}⟦Beijing.<|im_end|>⟧\nrejected: {raw}⟦Shanghai.<|im_end|>⟧")
     );
     let pair = format!("chosen:   {ask}⟦Beijing.<|im_end|>⟧\nrejected: {ask}⟦Shanghai.<|im_end|>⟧");
     let row = json!({ "messages": [question], "chosen": "Beijing.", "rejected": "Shanghai." });
-    assert_eq!(shown(&encoder, row, Wants::Preference), pair);
+    assert_eq!(shown(&encoder, row, RowKind::Preference), pair);
     // Its later versions write the whole conversation twice.
     let other = json!({ "role": "assistant", "content": "Shanghai." });
     let row = json!({ "chosen": [question, answer], "rejected": [question, other] });
-    assert_eq!(shown(&encoder, row, Wants::Preference), pair);
+    assert_eq!(shown(&encoder, row, RowKind::Preference), pair);
     for (row, expected) in [
         (json!({ "prompt": raw, "extra_info": { "answer": "Beijing" } }), raw),
         (json!({ "messages": [question], "extra_info": { "answer": "Beijing" } }), ask),
     ] {
-        assert_eq!(shown(&encoder, row.clone(), Wants::Prompt), expected);
-        let sample = encode(&encoder, row, Wants::Prompt).unwrap();
+        assert_eq!(shown(&encoder, row.clone(), RowKind::Prompt), expected);
+        let sample = encode(&encoder, row, RowKind::Prompt).unwrap();
         assert_eq!(sample.extra["extra_info"]["answer"], "Beijing");
         assert_eq!(sample.extra.len(), 1);
     }
@@ -240,37 +240,37 @@ fn many_turns_train_the_assistant_only() {
     let between = "\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n";
     let all = encoder(Settings::default());
     assert_eq!(
-        shown(&all, json!({ "messages": turns }), Wants::Sft),
+        shown(&all, json!({ "messages": turns }), RowKind::Sft),
         format!("{before}⟦b<|im_end|>⟧{between}⟦d<|im_end|>⟧")
     );
     let last = encoder(settings(json!({ "turns": "last" })));
     assert_eq!(
-        shown(&last, json!({ "messages": turns }), Wants::Sft),
+        shown(&last, json!({ "messages": turns }), RowKind::Sft),
         format!("{before}b<|im_end|>{between}⟦d<|im_end|>⟧")
     );
     // An answer of several messages: what the user says within it is not trained, nor is the prompt.
     let list = turns.as_array().unwrap();
     let row = json!({ "prompt": list[..2], "completion": list[2..] });
-    assert_eq!(shown(&all, row, Wants::Sft), format!("{before}⟦b<|im_end|>⟧{between}⟦d<|im_end|>⟧"));
+    assert_eq!(shown(&all, row, RowKind::Sft), format!("{before}⟦b<|im_end|>⟧{between}⟦d<|im_end|>⟧"));
 }
 
 #[test]
 fn markers_in_the_data_stay_text() {
     let encoder = encoder(Settings::default());
     let row = json!({ "messages": [{ "role": "user", "content": "x<|im_end|>" }, { "role": "assistant", "content": "y" }] });
-    let Example::Text(tokens) = encode(&encoder, row, Wants::Sft).unwrap().example else {
+    let Example::Text(tokens) = encode(&encoder, row, RowKind::Sft).unwrap().example else {
         panic!("not text")
     };
     let end = encoder.tokenizer().token_id("<|im_end|>").unwrap();
     assert_eq!(tokens.ids.iter().filter(|&&id| id == end).count(), 2);
     // A raw prompt is the user's own markup; a response is not.
     let row = |response: &str| json!({ "prompt": "<|im_start|>x", "response": response });
-    let Example::Text(tokens) = encode(&encoder, row("<|im_end|>y"), Wants::Sft).unwrap().example else {
+    let Example::Text(tokens) = encode(&encoder, row("<|im_end|>y"), RowKind::Sft).unwrap().example else {
         panic!("not text")
     };
     assert_eq!(tokens.ids.len(), 2 + "<|im_end|>y".len() + 1);
     // At the end of a response it is the end itself, and learned once.
-    assert_eq!(shown(&encoder, row("y<|im_end|>"), Wants::Sft), "<|im_start|>x⟦y<|im_end|>⟧");
+    assert_eq!(shown(&encoder, row("y<|im_end|>"), RowKind::Sft), "<|im_start|>x⟦y<|im_end|>⟧");
     let talk = json!({ "messages": [{ "role": "user", "content": "x" }, { "role": "assistant", "content": "y<|im_end|>\n" }] });
-    assert!(shown(&encoder, talk, Wants::Sft).ends_with("assistant\n⟦y<|im_end|>⟧"));
+    assert!(shown(&encoder, talk, RowKind::Sft).ends_with("assistant\n⟦y<|im_end|>⟧"));
 }

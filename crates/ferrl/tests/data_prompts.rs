@@ -6,12 +6,12 @@ mod data_help;
 use data_help::{encode, encoder, no_cache, row, settings, shown, write};
 use ferrl::data::check::{Limits, check, read};
 use ferrl::data::prompt::Settings;
-use ferrl::data::schema::Wants;
+use ferrl::data::schema::RowKind;
 use ferrl::data::{Counts, Encoder, Example, Source};
 use serde_json::{Value, json};
 
-fn fails(encoder: &Encoder, value: Value, wants: Wants, parts: &[&str]) {
-    let message = encode(encoder, value.clone(), wants).unwrap_err().to_string();
+fn fails(encoder: &Encoder, value: Value, kind: RowKind, parts: &[&str]) {
+    let message = encode(encoder, value.clone(), kind).unwrap_err().to_string();
     assert!(message.starts_with("rows.jsonl:1: "), "{message}");
     assert!(message.contains("fix:"), "{message}");
     for part in parts {
@@ -30,12 +30,12 @@ fn template_over_columns_with_system_prefill_and_examples() {
     })));
     let value = json!({ "target": 7, "nums": [3, 4], "answer": "3+4" });
     assert_eq!(
-        shown(&chat, value.clone(), Wants::Prompt),
+        shown(&chat, value.clone(), RowKind::Prompt),
         "<|im_start|>system\nThink.<|im_end|>\n\
          <|im_start|>user\nMake 3 from 1 2.\n<|im_end|>\n<|im_start|>assistant\n1+2<|im_end|>\n\
          <|im_start|>user\nMake 7 from 3 4.\n<|im_end|>\n<|im_start|>assistant\n<think>"
     );
-    let sample = encode(&chat, value, Wants::Prompt).unwrap();
+    let sample = encode(&chat, value, RowKind::Prompt).unwrap();
     assert_eq!(Value::from(sample.extra), json!({ "target": 7, "nums": [3, 4], "answer": "3+4" }));
     assert_eq!(sample.prompt[3]["content"], "Make 7 from 3 4.\n");
 
@@ -44,7 +44,7 @@ fn template_over_columns_with_system_prefill_and_examples() {
         "prefill": " So",
         "examples": [{ "q": "1", "response": " 2" }],
     })));
-    assert_eq!(shown(&raw, json!({ "q": "3" }), Wants::Prompt), "Q: 1\nA: 2\n\nQ: 3\nA: So");
+    assert_eq!(shown(&raw, json!({ "q": "3" }), RowKind::Prompt), "Q: 1\nA: 2\n\nQ: 3\nA: So");
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn prefill_is_given_and_never_trained() {
         let encoder = encoder(settings(json!({ "prefill": "<think>", "apply_chat_template": apply })));
         let value = json!({ "prompt": "Hi?", "completions": ["Yes", "No"], "rewards": [1, 0] });
         assert_eq!(
-            shown(&encoder, value, Wants::Group),
+            shown(&encoder, value, RowKind::Group),
             format!("reward 1: {before}⟦Yes<|im_end|>⟧\nreward 0: {before}⟦No<|im_end|>⟧")
         );
     }
@@ -67,7 +67,7 @@ fn columns_are_renamed_and_reached_into() {
         "columns": { "prompt": "question", "answer": "reward_model.ground_truth" },
     })));
     let value = json!({ "question": "1+1", "reward_model": { "ground_truth": "2" }, "ability": "math" });
-    let sample = encode(&encoder, value, Wants::Prompt).unwrap();
+    let sample = encode(&encoder, value, RowKind::Prompt).unwrap();
     assert_eq!(sample.prompt, "1+1");
     assert_eq!(sample.extra["answer"], "2");
     assert_eq!(sample.extra["ability"], "math");
@@ -75,7 +75,7 @@ fn columns_are_renamed_and_reached_into() {
     fails(
         &encoder,
         json!({ "questoin": "1+1" }),
-        Wants::Prompt,
+        RowKind::Prompt,
         &["\"question\"", "did you mean \"questoin\""],
     );
 }
@@ -85,34 +85,34 @@ fn max_length_cuts_each_side_apart_and_counts() {
     let pair = row(json!({ "prompt": "abcd", "chosen": "yes", "rejected": "nononono" }));
     let encoder = encoder(settings(json!({ "max_length": 8 })));
     let mut counts = Counts::default();
-    let sample = encoder.encode(&pair, Wants::Preference, "x:1", &mut counts).unwrap().unwrap();
+    let sample = encoder.encode(&pair, RowKind::Preference, "x:1", &mut counts).unwrap().unwrap();
     let Example::Pair { chosen, rejected } = sample.example else { panic!("not a pair") };
     assert_eq!((chosen.ids.len(), rejected.ids.len()), (8, 8));
     assert_eq!((counts.truncated, counts.dropped, counts.longest), (1, 0, 13));
     fails(
         &data_help::encoder(settings(json!({ "max_length": 4 }))),
         Value::Object(pair.clone()),
-        Wants::Preference,
+        RowKind::Preference,
         &["chosen", "8 tokens", "data.max_length = 4", "overlong"],
     );
     let drop = data_help::encoder(settings(json!({ "max_length": 4, "overlong": "drop" })));
-    assert!(drop.encode(&pair, Wants::Preference, "x:1", &mut counts).unwrap().is_none());
+    assert!(drop.encode(&pair, RowKind::Preference, "x:1", &mut counts).unwrap().is_none());
     assert_eq!(counts.dropped, 1);
     let steps = json!({ "prompt": "p", "completions": ["ab", "cd", "ef"], "labels": [1, 1, 0] });
-    let Example::Steps { ends, labels, .. } = encode(&encoder, steps, Wants::Steps).unwrap().example else {
+    let Example::Steps { ends, labels, .. } = encode(&encoder, steps, RowKind::Steps).unwrap().example else {
         panic!("not steps");
     };
     assert_eq!((ends, labels), (vec![3, 6], vec![1.0, 1.0]));
     // Prompts to sample from are never cut: they are refused or left out.
     let long = json!({ "prompt": "0123456789" });
-    fails(&encoder, long.clone(), Wants::Prompt, &["10 tokens", "data.max_length is 8", "overlong"]);
+    fails(&encoder, long.clone(), RowKind::Prompt, &["10 tokens", "data.max_length is 8", "overlong"]);
     let drop = data_help::encoder(settings(json!({ "max_length": 8, "overlong": "drop" })));
-    assert!(drop.encode(&row(long), Wants::Prompt, "x:1", &mut counts).unwrap().is_none());
+    assert!(drop.encode(&row(long), RowKind::Prompt, "x:1", &mut counts).unwrap().is_none());
 }
 
 #[test]
 fn rows_that_do_not_fit_say_what_was_found_and_expected() {
-    use Wants::*;
+    use RowKind::*;
     let e = encoder(Settings::default());
     let user = json!([{ "role": "user", "content": "a" }]);
     let talk = json!([{ "role": "user", "content": "a" }, { "role": "assistant", "content": "b" }]);
@@ -189,7 +189,7 @@ fn rows_that_do_not_fit_say_what_was_found_and_expected() {
 
 #[test]
 fn numbers_roles_and_ends_of_conversations_are_named_as_they_are() {
-    use Wants::*;
+    use RowKind::*;
     let e = encoder(Settings::default());
     let talk = |role: &str| json!([{ "role": "user", "content": "a" }, { "role": role, "content": "b" }]);
     // It said: got columns messages; expected messages.
@@ -233,13 +233,13 @@ fn content_in_parts_is_joined_and_images_are_refused() {
     let e = encoder(Settings::default());
     let user = |content: Value| json!({ "messages": [{ "role": "user", "content": content }, { "role": "assistant", "content": "b" }] });
     let text = |t: &str| json!({ "type": "text", "text": t });
-    let whole = shown(&e, user(json!("one two")), Wants::Sft);
-    assert_eq!(shown(&e, user(json!([text("one "), text("two")])), Wants::Sft), whole);
-    assert_eq!(shown(&e, user(json!(["one ", { "text": "two" }])), Wants::Sft), whole);
+    let whole = shown(&e, user(json!("one two")), RowKind::Sft);
+    assert_eq!(shown(&e, user(json!([text("one "), text("two")])), RowKind::Sft), whole);
+    assert_eq!(shown(&e, user(json!(["one ", { "text": "two" }])), RowKind::Sft), whole);
     let image = user(json!([text("what?"), { "type": "image", "image": "cat.png" }]));
-    fails(&e, image, Wants::Sft, &["column messages", "message 1", "part 2", "image"]);
+    fails(&e, image, RowKind::Sft, &["column messages", "message 1", "part 2", "image"]);
     let pair = json!({ "prompt": [{ "role": "user", "content": [{ "type": "image_url", "image_url": {} }] }], "chosen": "a", "rejected": "b" });
-    fails(&e, pair, Wants::Preference, &["column prompt", "part 1"]);
+    fails(&e, pair, RowKind::Preference, &["column prompt", "part 1"]);
 }
 
 #[test]
@@ -248,11 +248,11 @@ fn tool_calls_that_the_template_drops_are_refused() {
     let call = json!([{ "type": "function", "function": { "name": "add", "arguments": { "a": 1 } } }]);
     let talk = |last: Value| json!({ "messages": [{ "role": "user", "content": "1+1" }, last] });
     let calls = talk(json!({ "role": "assistant", "content": "", "tool_calls": call }));
-    fails(&e, calls, Wants::Sft, &["message 2 (assistant)", "tool_calls"]);
+    fails(&e, calls, RowKind::Sft, &["message 2 (assistant)", "tool_calls"]);
     let tools = json!([{ "type": "function", "function": { "name": "add", "parameters": {} } }]);
     let mut row = talk(json!({ "role": "assistant", "content": "2" }));
     row["tools"] = tools;
-    fails(&e, row, Wants::Sft, &["tools"]);
+    fails(&e, row, RowKind::Sft, &["tools"]);
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn the_report_shows_examples_lengths_and_every_problem() {
     let limits = Limits { examples: 1, problems: 2 };
     let look = |limits: Limits| {
         let (datasets, report) = read(std::slice::from_ref(&source), &no_cache(), limits).unwrap();
-        check(&datasets, report, &e, Wants::Sft, limits, &|_| Ok(())).unwrap()
+        check(&datasets, report, &e, RowKind::Sft, limits, &|_| Ok(())).unwrap()
     };
     let report = look(limits);
     assert_eq!((report.rows, report.files, report.found, report.problems.len()), (5, 1, 3, 2));
@@ -315,7 +315,7 @@ fn one_fault_in_many_rows_is_one_problem() {
     let source = Source::parse(path.to_str().unwrap()).unwrap();
     let (datasets, report) = read(&[source], &no_cache(), Limits::default()).unwrap();
     let e = encoder(Settings::default());
-    let report = check(&datasets, report, &e, Wants::Sft, Limits::default(), &|_| Ok(())).unwrap();
+    let report = check(&datasets, report, &e, RowKind::Sft, Limits::default(), &|_| Ok(())).unwrap();
     assert_eq!((report.found, report.problems.len()), (501, 2));
     let text = report.to_string();
     for part in [
@@ -333,16 +333,16 @@ fn one_fault_in_many_rows_is_one_problem() {
 fn alpaca_columns_are_read() {
     let e = encoder(Settings::default());
     let row = |input: Value| json!({ "instruction": "Add.", "input": input, "output": "3" });
-    assert_eq!(shown(&e, row(json!("1+2")), Wants::Sft), "Add.\n1+2⟦3<|im_end|>⟧");
+    assert_eq!(shown(&e, row(json!("1+2")), RowKind::Sft), "Add.\n1+2⟦3<|im_end|>⟧");
     for none in [json!(""), Value::Null] {
-        assert_eq!(shown(&e, row(none), Wants::Sft), "Add.⟦3<|im_end|>⟧");
+        assert_eq!(shown(&e, row(none), RowKind::Sft), "Add.⟦3<|im_end|>⟧");
     }
-    assert_eq!(shown(&e, json!({ "instruction": "Add." }), Wants::Prompt), "Add.");
+    assert_eq!(shown(&e, json!({ "instruction": "Add." }), RowKind::Prompt), "Add.");
     let pair = json!({ "instruction": "Add.", "input": "1", "chosen": "1", "rejected": "2" });
-    assert!(shown(&e, pair, Wants::Preference).contains("Add.\n1⟦1"));
+    assert!(shown(&e, pair, RowKind::Preference).contains("Add.\n1⟦1"));
     // Columns of these names beside a prompt of its own are columns like any other.
     assert_eq!(
-        shown(&e, json!({ "prompt": "p", "response": "r", "input": "x", "output": "y" }), Wants::Sft),
+        shown(&e, json!({ "prompt": "p", "response": "r", "input": "x", "output": "y" }), RowKind::Sft),
         "p⟦r<|im_end|>⟧"
     );
 }
@@ -358,12 +358,13 @@ fn a_recipe_s_worked_examples_stand_before_every_prompt() {
     let recipe = ferrl::recipe::Recipe::parse(text, "r.toml", "r", &[]).unwrap();
     let settings = ferrl::source::encoding(&recipe.stages[0].recipe.data).unwrap();
     let encoder = encoder(settings);
-    assert_eq!(shown(&encoder, json!({ "question": "3+3=" }), Wants::Prompt), "1+1=2 | 2+2=4 | 3+3=");
+    assert_eq!(shown(&encoder, json!({ "question": "3+3=" }), RowKind::Prompt), "1+1=2 | 2+2=4 | 3+3=");
     assert_eq!(
-        shown(&encoder, json!({ "question": "3+3=", "response": "6" }), Wants::Sft),
+        shown(&encoder, json!({ "question": "3+3=", "response": "6" }), RowKind::Sft),
         "1+1=2 | 2+2=4 | 3+3=⟦6<|im_end|>⟧"
     );
-    let chat = shown(&encoder, json!({ "question": [{ "role": "user", "content": "3+3=" }] }), Wants::Prompt);
+    let chat =
+        shown(&encoder, json!({ "question": [{ "role": "user", "content": "3+3=" }] }), RowKind::Prompt);
     assert!(
         chat.starts_with("<|im_start|>user\n1+1=<|im_end|>\n<|im_start|>assistant\n2<|im_end|>"),
         "{chat}"

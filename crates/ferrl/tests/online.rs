@@ -249,7 +249,7 @@ fn dapo_leaves_out_equal_groups_and_punishes_length_evenly() {
         &[3, 5, 6, 7, 8, 10, 2, 9, 1, 2, 3, 10],
         &[0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0],
     );
-    let metrics = algorithm.prepare(&mut e).unwrap();
+    let metrics = algorithm.prepare(&mut e).unwrap().metrics;
     // The first and the last group differ in length only, which is no difference of their answers.
     assert_eq!(metrics.get("dynamic_filtering_ratio"), Some(2.0 / 3.0));
     let rewards: Vec<f64> = e.sequences.iter().map(Sequence::total_reward).collect();
@@ -312,7 +312,7 @@ fn gdpo_keeps_a_group_whose_rewards_trade_off() {
         e
     };
     let mut e = trade();
-    let metrics = build("gdpo", json!({ "filter_equal": true })).prepare(&mut e).unwrap();
+    let metrics = build("gdpo", json!({ "filter_equal": true })).prepare(&mut e).unwrap().metrics;
     assert_eq!((metrics.get("dynamic_filtering_ratio"), e.sequences.len()), (Some(0.5), 4));
     let mut e = trade();
     build("grpo", json!({ "filter_equal": true })).prepare(&mut e).unwrap();

@@ -134,7 +134,7 @@ fn the_reference_point_is_taken_over_mismatched_pairs_and_never_negative() {
         e.sequences.push(s);
     }
     let mut algorithm = build("kto", json!({ "beta": 0.5, "desirable_weight": 2.0 }));
-    algorithm.extend(&mut e).unwrap();
+    e.add_mismatched();
     assert_eq!(e.sequences.len(), 6);
     // Each question with the answer of the question before it; the first with the last one's.
     assert_eq!(e.sequences[3].ids, [0, 1, 202, 203, 204]);
@@ -144,7 +144,7 @@ fn the_reference_point_is_taken_over_mismatched_pairs_and_never_negative() {
         (s.ref_logp, s.old_logp) = (vec![-1.0; s.ids.len()], vec![-1.0; s.ids.len()]);
         s.old_logp[1] += gain;
     }
-    let metrics = algorithm.prepare(&mut e).unwrap();
+    let metrics = algorithm.prepare(&mut e).unwrap().metrics;
     let z = (0.6f64 - 0.2 + 0.5) / 3.0;
     assert!((metrics.get("kl").unwrap() - z).abs() < 1e-6);
     assert_eq!(e.sequences.len(), 3);
@@ -153,16 +153,16 @@ fn the_reference_point_is_taken_over_mismatched_pairs_and_never_negative() {
     let want = (2.0 * 2.0 * (1.0 - s(-0.5 * z)) + (1.0 - s(0.5 * z))) / 3.0;
     assert!((l.value - want).abs() < 1e-6, "{} {want}", l.value);
 
-    algorithm.extend(&mut e).unwrap();
+    e.add_mismatched();
     e.sequences[3..].iter_mut().for_each(|s| {
         (s.ref_logp, s.old_logp) = (vec![-1.0; s.ids.len()], vec![-2.0; s.ids.len()]);
     });
-    assert_eq!(algorithm.prepare(&mut e).unwrap().get("kl"), Some(0.0), "held at zero");
+    assert_eq!(algorithm.prepare(&mut e).unwrap().metrics.get("kl"), Some(0.0), "held at zero");
     e.sequences.truncate(1);
     // The last batch of an epoch may be a single example; `train.batch = 1` is refused before the first step.
-    algorithm.extend(&mut e).unwrap();
+    e.add_mismatched();
     assert_eq!((e.sequences.len(), algorithm.needs().batch), (1, 2));
-    assert_eq!(algorithm.prepare(&mut e).unwrap().get("kl"), Some(0.0), "nothing to pair with");
+    assert_eq!(algorithm.prepare(&mut e).unwrap().metrics.get("kl"), Some(0.0), "nothing to pair with");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn rejection_keeps_right_answers_once_and_at_most_so_many_of_a_question() {
         e.sequences.push(s.rewarded(if i < 4 || i == 6 { 1.0 } else { 0.5 }));
     }
     let mut algorithm = build("rest_em", json!({ "per_prompt": 2 }));
-    let metrics = algorithm.prepare(&mut e).unwrap();
+    let metrics = algorithm.prepare(&mut e).unwrap().metrics;
     assert_eq!(e.sequences.iter().map(|s| s.trajectory).collect::<Vec<_>>(), [0, 1, 6]);
     assert_eq!(metrics.get("kept"), Some(3.0 / 8.0));
     let mut algorithm = build("rest_em", json!({ "per_prompt": 10, "threshold": 1.5 }));

@@ -178,7 +178,7 @@ fn rollouts_that_cannot_work() {
         &["train.micro_batch_tokens=1000"],
         &["1000 tokens do not hold one prompt", "micro_batch_tokens = 2304"],
     );
-    over(&["algo.minibatches=1000"], &["256 answers do not make 1000 minibatches"]);
+    over(&["algo.minibatches=1000"], &["256 completions do not make 1000 minibatches"]);
     over(&["rollout.max_new_tokens=0"], &["rollout.max_new_tokens: expected", "from 1 to 1048576"]);
     over(
         &["~model.path", "model.init.layers=2", "algo=grpo"],
@@ -194,7 +194,7 @@ fn rollouts_that_cannot_work() {
     );
     over(
         &["rollout.prompts=1", "rollout.samples=1", "algo.advantage.baseline=batch"],
-        &["algo.advantage.baseline: one answer is its own mean", "rollout.prompts = 32"],
+        &["one completion is its own mean", "rollout.prompts = 32"],
     );
     over(
         &["reward=contdown"],

@@ -82,8 +82,7 @@ fn behaviour(mut algorithm: Box<dyn Algorithm>) -> String {
         .map(|r| loss.grads.get(*r).map(|g| (g.logp.clone(), g.entropy.clone(), g.value.clone())))
         .collect();
     let columns: Vec<_> = e.sequences.iter().map(|s| (s.advantage.clone(), s.target_value.clone())).collect();
-    let rest =
-        (algorithm.needs(), algorithm.passes(), algorithm.policy_frozen_steps(), algorithm.skip_ratio());
+    let rest = (algorithm.needs(), algorithm.updates());
     format!("{} {grads:?} {columns:?} {rest:?} {}", loss.value, algorithm.state())
 }
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::metrics::{EVALUATED, Metric, SAMPLED, STEP};
-use ferrl::algo::{ALGORITHMS, Entry, Wants, find};
+use ferrl::algo::{ALGORITHMS, Entry, Feed, find};
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{RunFolder, StepRecord};
 use ferrl::runner::{self, Watch};
@@ -80,7 +80,7 @@ fn explained(entry: &Entry, name: &str) -> Option<&'static Metric> {
         return explained(entry, &format!("eval/{rest}")).and(held_out("eval_start/METRIC"));
     }
     let own = || entry.metrics.iter().copied().flatten();
-    let answers = matches!(entry.wants, Wants::Rollouts | Wants::Weighted);
+    let answers = matches!(entry.feed, Feed::Rollouts | Feed::Weighted);
     let evaluated = EVALUATED.iter().filter(|m| !m.name.ends_with("METRIC"));
     let lists = || own().chain(STEP).chain(SAMPLED.iter().filter(|_| answers)).chain(evaluated.clone());
     lists().find(|m| m.name == name).or_else(|| lists().find(|m| m.covers(name))).or_else(|| {
@@ -132,7 +132,7 @@ fn every_offline_algorithm_has_a_recipe_of_its_name() {
             shown.insert(last.algorithm_name().to_string());
         }
     }
-    for entry in ALGORITHMS.iter().filter(|e| e.wants != Wants::Rollouts) {
+    for entry in ALGORITHMS.iter().filter(|e| !e.feed.sampled()) {
         assert!(shown.contains(entry.name), "no recipes/{}.toml", entry.name);
     }
 }

@@ -4,6 +4,7 @@
 //! command's `resume.rs`), masks and chat templates (`data_masks.rs`), rewards of Python functions (`verify_worker.rs`).
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+use ferrl::algo::UpdatePlan;
 use ferrl::algo::find;
 use ferrl::batch::updates;
 use ferrl::experience::{Counts, Experience, MicroBatch, Sequence};
@@ -220,7 +221,7 @@ fn old_log_probabilities_that_are_stale_or_follow_along() {
 fn a_mask_of_nothing() {
     let blind = Sequence { ids: vec![1; 5], trained: vec![false; 5], weight: 1.0, ..Default::default() };
     let e = Experience { sequences: vec![blind.clone(), Sequence { trajectory: 1, group: 1, ..blind }] };
-    let error = updates(&e, (1, 1), 0, 0)[0].micro_batches(&e, 100).err().unwrap();
+    let error = updates(&e, UpdatePlan::default(), 0, 0)[0].micro_batches(&e, 100).err().unwrap();
     assert!(error.to_string().contains("no token of this update is trained on"), "{error}");
     assert_eq!(error.class, Class::Data);
     // Prompts that leave no room for an answer, through the whole loop.
@@ -266,7 +267,7 @@ fn a_cut_off_answer_that_is_left_out_and_still_counts() {
     let mut e = graded(&[0, 0, 0, 0], &[1.0, 0.0, 0.5, 0.5]);
     e.sequences[3].truncated = true;
     algorithm.prepare(&mut e).unwrap();
-    let update = &updates(&e, (1, 1), 0, 0)[0];
+    let update = &updates(&e, UpdatePlan::default(), 0, 0)[0];
     let batches = update.micro_batches(&e, 100).unwrap();
     let rows: usize = batches.iter().map(MicroBatch::len).sum();
     let mut all = ByRole::default();

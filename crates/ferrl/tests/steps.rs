@@ -1,8 +1,9 @@
 //! From a model's mistakes to pairs of steps, and from those to a better model.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl::algo::Wants;
+use ferrl::algo::Feed;
 use ferrl::recipe::{Init, Recipe};
+use ferrl::rollout::Actor;
 use ferrl::setup;
 use ferrl::steps::{Collector, Settings, judge};
 use ferrl::train::Stage;
@@ -37,12 +38,14 @@ fn collect(stage: &Stage, recipe: &Recipe, dir: &Path) -> Vec<Map<String, Value>
     let mut sampler =
         Sampler::new(&stage.policy.model, cache).unwrap().with_tokenizer(stage.tokenizer.clone());
     let mut source =
-        setup::source(recipe, dir, &stage.tokenizer, Wants::Rollouts, false, &Default::default()).unwrap();
+        setup::source(recipe, dir, &stage.tokenizer, Feed::Rollouts, false, &Default::default()).unwrap();
     let mut collector = Collector {
-        model: &stage.policy.model,
-        sampler: &mut sampler,
-        tokenizer: &stage.tokenizer,
-        stops: &stage.stops,
+        actor: Actor {
+            generator: &mut sampler,
+            policy: &stage.policy.model,
+            tokenizer: &stage.tokenizer,
+            stops: &stage.stops,
+        },
         verifier: &*verifier,
         recipe,
         settings: Settings { prompts: 100, samples: 2, ..Default::default() },

@@ -48,9 +48,9 @@ fn figures(file: Option<&PathBuf>) -> Result<Map<String, serde_json::Value>> {
 
 fn described(entry: &Entry, width: usize) -> String {
     let (name, space) = (entry.name, "");
-    let wants = entry.wants.words();
+    let feed = entry.feed.words();
     format!(
-        "{name:<width$}  {}\n{space:width$}  learns from {wants}\n{space:width$}  {}\n\n",
+        "{name:<width$}  {}\n{space:width$}  learns from {feed}\n{space:width$}  {}\n\n",
         entry.about, entry.paper
     )
 }

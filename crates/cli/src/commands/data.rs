@@ -6,11 +6,11 @@ use ferrl::algo::{self, ALGORITHMS};
 use ferrl::data::check::{Limits, MARKS, Problem, Report, check, read};
 use ferrl::data::hub::{Cache, model_dir};
 use ferrl::data::prompt::{Apply, Settings};
-use ferrl::data::schema::Wants;
+use ferrl::data::schema::RowKind;
 use ferrl::data::{Dataset, Encoder, Sample, Source, strings};
 use ferrl::recipe::{Data, Recipe, Reward};
 use ferrl::reward::Rewards;
-use ferrl::source::{encoding, prompt_of, schema_of};
+use ferrl::source::{encoding, prompt_of};
 use ferrl::verify::Hooks;
 use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::tokenizer::{Tokenizer, train_chars};
@@ -101,12 +101,11 @@ fn run_check(args: &CheckArgs) -> Result<()> {
     let guessed = guess(&datasets, &stage.data);
     let said = args.recipe.is_some() || changes.iter().any(|c| c.starts_with("algo"));
     let named = args.algo.clone().or(said.then(|| stage.algorithm_name().to_string()));
-    let wants = match &named {
+    let kind = match &named {
         Some(name) => {
             let near = nearest(name, ALGORITHMS.iter().map(|a| a.name)).unwrap_or(ALGORITHMS[0].name);
-            let wants = algo::find(name).map_err(|e| e.fix(format!("--algo {near}")))?.wants;
-            let answers_given = matches!(wants, algo::Wants::Rollouts | algo::Wants::Weighted);
-            if answers_given && guessed == Wants::Group { Wants::Group } else { schema_of(wants, false, &[]) }
+            let entry = algo::find(name).map_err(|e| e.fix(format!("--algo {near}")))?;
+            entry.feed.row_kind(guessed == RowKind::Group)
         }
         None => guessed,
     };
@@ -114,18 +113,18 @@ fn run_check(args: &CheckArgs) -> Result<()> {
     let encoder = encoder(model, &datasets, &stage.data)?;
     let hooks = Hooks::default();
     let rewards = rewards(&stage, &hooks)?;
-    let rewarded = |sample: &Sample| match wants {
-        Wants::Prompt => rewards.check(&prompt_of(sample, &encoder.0), &sample.place),
+    let rewarded = |sample: &Sample| match kind {
+        RowKind::Prompt => rewards.check(&prompt_of(sample, &encoder.0), &sample.place),
         _ => Ok(()), // given answers are not rewarded
     };
-    let report = check(&datasets, report, &encoder.0, wants, limits, &rewarded)?;
+    let report = check(&datasets, report, &encoder.0, kind, limits, &rewarded)?;
     hooks.warnings.take_printed().iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
     if args.json {
-        print(&format!("{}\n", machine_readable(&report, wants)))?;
+        print(&format!("{}\n", machine_readable(&report, kind)))?;
     } else {
         let by = named.map_or("as the columns suggest".into(), |n| format!("for {n}"));
         let tokens = if encoder.1 { "" } else { "no model given: tokens are characters\n" };
-        print(&format!("read as {wants}, {by}\n{tokens}\n{}", coloured(&report.to_string())))?;
+        print(&format!("read as {kind}, {by}\n{tokens}\n{}", coloured(&report.to_string())))?;
     }
     match report.found {
         0 => Ok(()),
@@ -166,13 +165,13 @@ fn coloured(text: &str) -> String {
     text.replace(&open, "\x1b[32m").replace(&close, "\x1b[0m")
 }
 
-fn machine_readable(r: &Report, wants: Wants) -> Value {
+fn machine_readable(r: &Report, kind: RowKind) -> Value {
     let example = |(place, text): &(String, String)| json!({"place": place, "text": text});
     let problem = |p: &Problem| json!({"rows": p.rows, "places": p.places, "text": p.text});
     let warning =
         |(name, message, fix): &(&str, String, String)| json!({"name": name, "message": message, "fix": fix});
     json!({
-        "kind": wants.to_string(), "rows": r.rows, "files": r.files, "sequences": r.lengths.len(),
+        "kind": kind.to_string(), "rows": r.rows, "files": r.files, "sequences": r.lengths.len(),
         "tokens": r.lengths.iter().sum::<usize>(), "trained": r.trained,
         "longest": r.lengths.last(), "truncated": r.counts.truncated, "dropped": r.counts.dropped,
         "examples": r.examples.iter().map(example).collect::<Vec<_>>(),
@@ -182,14 +181,14 @@ fn machine_readable(r: &Report, wants: Wants) -> Value {
 }
 
 /// The kind whose columns the first row has; the most demanding one first.
-fn guess(datasets: &[Dataset], data: &Data) -> Wants {
+fn guess(datasets: &[Dataset], data: &Data) -> RowKind {
     let first = datasets.iter().find_map(|d| d.row(0).ok());
     let has = |name: &str| {
         data.columns.contains_key(name)
             || first.as_ref().is_some_and(|r| r.get(name).is_some_and(|v| !v.is_null()))
     };
-    use Wants::*;
-    let fits = |w: &Wants| w.schemas().iter().any(|s| s.iter().all(|c| has(c)));
+    use RowKind::*;
+    let fits = |w: &RowKind| w.schemas().iter().any(|s| s.iter().all(|c| has(c)));
     let order = [StepPreference, Preference, Group, Steps, Unpaired, Target, Sft, Prompt];
     // A pair that lacks its other half is no prompt.
     if has("chosen") != has("rejected") {

@@ -6,12 +6,12 @@ use crate::options::{
 };
 use crate::output::{Output, print, visible, warn};
 use crate::progress::Progress;
-use ferrl::algo::Wants;
+use ferrl::algo::Feed;
 use ferrl::evaluate::{self, Answered, Evaluation, Summary, evaluate};
 use ferrl::experience::Metrics;
 use ferrl::interrupt;
 use ferrl::recipe::{Recipe, Reward};
-use ferrl::rollout::{self, Generator};
+use ferrl::rollout::{self, Actor};
 use ferrl::run::newest_model;
 use ferrl::setup;
 use ferrl::task::{self, TASKS};
@@ -117,7 +117,7 @@ pub fn run(args: &Args) -> Result<()> {
     let recipe = settings(args, found.recipe)?;
     let tokenizer = Arc::new(Tokenizer::from_dir(&dir.path)?);
     let hooks = Hooks::default();
-    let mut source = setup::source(&recipe, &dir.path, &tokenizer, Wants::Rollouts, true, &hooks.warnings)?;
+    let mut source = setup::source(&recipe, &dir.path, &tokenizer, Feed::Rollouts, true, &hooks.warnings)?;
     warn(&hooks.warnings);
     let samples = recipe.eval.samples;
     let prompts = match (args.prompts, source.epoch()) {
@@ -139,7 +139,7 @@ pub fn run(args: &Args) -> Result<()> {
     let backend = ferrl_kernels::open(device, threads)?;
     let fix = "a smaller --cache-mib, or --dtype bf16";
     machine::ensure_memory_of(&*backend, "the model and its cache", bytes as u64, fix)?;
-    let rewards = setup::rewards(&recipe, Wants::Rollouts, &backend, &hooks)?;
+    let rewards = setup::rewards(&recipe, Feed::Rollouts, &backend, &hooks)?;
     // Every question is looked at before the first is asked.
     let asked = (prompts, recipe.rollout.max_new_tokens);
     evaluate::check(&mut *source, &rewards, &dir.config, asked)?;
@@ -147,7 +147,7 @@ pub fn run(args: &Args) -> Result<()> {
     let cache = setup::cache_options(&recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
     let stops = rollout::stops(&dir.path, &tokenizer, &recipe.rollout);
-    let generator = Generator { model: &model, tokenizer: &tokenizer, stops: &stops };
+    let mut actor = Actor { generator: &mut sampler, policy: &model, tokenizer: &tokenizer, stops: &stops };
     listen()?;
     let start = Instant::now();
     let progress = Progress::new("evaluating", prompts as u64, "questions");
@@ -156,15 +156,8 @@ pub fn run(args: &Args) -> Result<()> {
     while asked < prompts && !interrupt::requested() {
         let now = (AT_ONCE / samples).max(1).min(prompts - asked);
         let settings = (now, samples, args.seed.unwrap_or(recipe.seed));
-        let part = evaluate(
-            generator,
-            &mut sampler,
-            &mut *source,
-            &rewards,
-            &recipe.rollout,
-            settings,
-            Default::default(),
-        );
+        let part =
+            evaluate(&mut actor, &mut *source, &rewards, &recipe.rollout, settings, Default::default());
         warn(&hooks.warnings);
         hooks.warnings.take_printed().iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
         let part = match part {

@@ -4,9 +4,9 @@ use crate::options::{ModelArgs, at_least_one, size};
 use crate::output::Output;
 use crate::progress::Progress;
 use clap::Parser;
-use ferrl::algo::Wants;
+use ferrl::algo::Feed;
 use ferrl::recipe::Recipe;
-use ferrl::rollout;
+use ferrl::rollout::{self, Actor};
 use ferrl::setup;
 use ferrl::steps::{Collector, Settings, judge};
 use ferrl::warnings::Warnings;
@@ -65,16 +65,13 @@ pub fn run(args: &Args) -> Result<()> {
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
     let stops = rollout::stops(&path, &tokenizer, &recipe.rollout);
     let warnings = Warnings::default();
-    let mut source = setup::source(recipe, &path, &tokenizer, Wants::Rollouts, false, &warnings)?;
+    let mut source = setup::source(recipe, &path, &tokenizer, Feed::Rollouts, false, &warnings)?;
     crate::output::warn(&warnings);
     let mut output = Output::create(&args.output)?;
     let progress = Progress::new("asking", args.prompts as u64, "questions");
     let mut done = 0;
     let mut collector = Collector {
-        model: &model,
-        sampler: &mut sampler,
-        tokenizer: &tokenizer,
-        stops: &stops,
+        actor: Actor { generator: &mut sampler, policy: &model, tokenizer: &tokenizer, stops: &stops },
         verifier: &*verifier,
         recipe,
         settings: Settings {

@@ -13,7 +13,7 @@
 
 use super::math::surrogate::Surrogate;
 use super::policy::{Advantage, Policy, method};
-use super::{Algorithm, Entry, Wants, metrics};
+use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "GRPO that bounds the weight of a token's gradient instead of cutting the gradient off",
     paper: "MiniMax, MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention, 2025, arXiv 2506.13585",
     source: include_str!("cispo.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     build,

@@ -10,7 +10,7 @@
 
 use super::math::{log_sigmoid, sigmoid};
 use super::metrics::metric;
-use super::{Algorithm, Entry, Needs, Wants, settings};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{Experience, Kind, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use ferrl_engine::{Error, Result};
@@ -22,7 +22,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "binary classifier: give each answer its probability of being good",
     paper: "Cobbe et al., Training Verifiers to Solve Math Word Problems, 2021, arXiv 2110.14168",
     source: include_str!("classifier.rs"),
-    wants: Wants::Targets,
+    feed: Feed::Targets,
     metrics: &[&[
         metric("accuracy", "Share of answers whose probability is on the target's side of one half."),
         metric("brier", "Squared difference between probability and target."),
@@ -46,15 +46,15 @@ impl Algorithm for Classifier {
         Needs { score: true, ..Default::default() }
     }
 
-    fn prepare(&mut self, e: &mut Experience) -> Result<Metrics> {
+    fn prepare(&mut self, e: &mut Experience) -> Result<Prepared> {
         match e.sequences.iter().find(|s| !matches!(s.kind, Kind::Target(_))) {
             Some(s) => Err(Error::data(format!("an answer without a target: {:?}", s.kind))),
-            None => Ok(Metrics::default()),
+            None => Ok(Prepared::default()),
         }
     }
 
-    fn head_only_steps(&self) -> u64 {
-        self.0.head_only_steps
+    fn updates(&self) -> UpdatePlan {
+        UpdatePlan { head_only_steps: self.0.head_only_steps, ..Default::default() }
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {

@@ -11,7 +11,7 @@
 //! 3. `std` is the sample deviation (n - 1), plus 1e-4.
 
 use super::policy::{Advantage, Policy, method};
-use super::{Algorithm, Entry, Wants, metrics};
+use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "GRPO with a wider upper clip, token mean, dynamic sampling and a soft length limit",
     paper: "Yu et al., DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025, arXiv 2503.14476",
     source: include_str!("dapo.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     build,

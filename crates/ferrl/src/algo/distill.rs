@@ -14,8 +14,8 @@
 use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
 use super::metrics::{REWARDED, SURROGATE, metric};
-use super::policy::{Advantage, Baseline, Kl, Place, Policy, merged, reward_metrics};
-use super::{Algorithm, Entry, Needs, Wants, settings};
+use super::policy::{Advantage, Baseline, Kl, NOTHING_TO_COMPARE, Place, Policy, merged, reward_metrics};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use ferrl_engine::{Error, Result};
@@ -27,7 +27,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "on-policy distillation: a teacher judges every token of the student's own answers",
     paper: "Agarwal et al., On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes, 2023, arXiv 2306.13649",
     source: include_str!("distill.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: &[
         REWARDED,
         SURROGATE,
@@ -119,18 +119,19 @@ impl Algorithm for Distill {
             full_kl: self.full,
             rewardless: self.reward_coef == 0.0,
             group: if self.reward_coef > 0.0 { 2 } else { 1 },
+            one_per_prompt: (self.reward_coef > 0.0).then_some(NOTHING_TO_COMPARE),
             ..Default::default()
         }
     }
 
-    fn prepare(&mut self, experience: &mut Experience) -> Result<Metrics> {
+    fn prepare(&mut self, experience: &mut Experience) -> Result<Prepared> {
         let mut metrics = Metrics::default();
         reward_metrics(experience, &mut metrics);
         for s in &mut experience.sequences {
             s.reward.iter_mut().for_each(|r| *r *= self.reward_coef as f32);
         }
         metrics.join(self.policy.prepare(experience, self.policy.kl.coef, &mut None));
-        Ok(metrics)
+        Ok(metrics.into())
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
@@ -154,7 +155,7 @@ impl Algorithm for Distill {
         loss
     }
 
-    fn passes(&self) -> (usize, usize) {
-        (self.policy.epochs, self.policy.minibatches)
+    fn updates(&self) -> UpdatePlan {
+        self.policy.updates()
     }
 }

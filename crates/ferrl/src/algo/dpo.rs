@@ -13,8 +13,8 @@
 
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term, not_negative, positive, within};
-use super::{Algorithm, Entry, Needs, Wants, metrics, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
+use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "direct preference optimisation: prefer the chosen answer, measured against a reference",
     paper: "Rafailov et al., Direct Preference Optimization, 2023, arXiv 2305.18290",
     source: include_str!("dpo.rs"),
-    wants: Wants::Pairs,
+    feed: Feed::Pairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     build: |values| build("dpo", Options::default(), values),
@@ -90,10 +90,6 @@ impl Dpo {
 impl Algorithm for Dpo {
     fn needs(&self) -> Needs {
         Needs { reference: true, ..Default::default() }
-    }
-
-    fn prepare(&mut self, _experience: &mut Experience) -> Result<Metrics> {
-        Ok(Metrics::default())
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {

@@ -8,7 +8,7 @@
 //! 1. λ = 50 and β = 0.1, as VinePPO ran it on MATH (it took β = 0.3 on GSM8K, as the paper does).
 //! 2. `label_smoothing` and `sft_coef` are those of DPO.
 
-use super::{Entry, Wants, dpo, metrics};
+use super::{Entry, Feed, dpo, metrics};
 use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -16,7 +16,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "DPO that never makes the chosen answer less likely than the reference does",
     paper: "Pal et al., Smaug: Fixing Failure Modes of Preference Optimisation with DPO-Positive, 2024, arXiv 2402.13228",
     source: include_str!("dpo_positive.rs"),
-    wants: Wants::Pairs,
+    feed: Feed::Pairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(defaults()),
     build: |values| dpo::build("dpo_positive", defaults(), values),

@@ -8,7 +8,7 @@
 //!    is `aggregate = "constant"`.
 
 use super::policy::{Policy, method};
-use super::{Algorithm, Entry, Wants, metrics};
+use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "GRPO without division by deviation or by length; the default",
     paper: "Liu et al., Understanding R1-Zero-Like Training: A Critical Perspective, 2025, arXiv 2503.20783",
     source: include_str!("dr_grpo.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(Policy::default()),
     build,

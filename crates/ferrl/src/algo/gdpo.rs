@@ -14,7 +14,7 @@
 use super::math::advantage::Normalise;
 use super::math::aggregate::Aggregate;
 use super::policy::{Advantage, Policy, method};
-use super::{Algorithm, Entry, Wants, metrics};
+use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "GRPO for several rewards, each normalised by itself",
     paper: "Liu et al., GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization, 2026, arXiv 2601.05242",
     source: include_str!("gdpo.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     build,

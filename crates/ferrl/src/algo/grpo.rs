@@ -10,7 +10,7 @@
 use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
 use super::policy::{Advantage, Kl, Place, Policy, method};
-use super::{Algorithm, Entry, Wants, metrics};
+use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "group relative policy optimisation: answers compete with the others to the same prompt",
     paper: "Shao et al., DeepSeekMath, 2024, arXiv 2402.03300",
     source: include_str!("grpo.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     build,

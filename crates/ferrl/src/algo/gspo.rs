@@ -11,7 +11,7 @@
 use super::math::aggregate::Aggregate;
 use super::math::surrogate::Ratio;
 use super::policy::{Advantage, Policy, method};
-use super::{Algorithm, Entry, Wants, metrics};
+use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "GRPO with one probability ratio for a whole answer",
     paper: "Zheng et al., Group Sequence Policy Optimization, 2025, arXiv 2507.18071",
     source: include_str!("gspo.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     build,

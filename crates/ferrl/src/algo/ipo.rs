@@ -9,8 +9,8 @@
 //! 2. Divided by the pairs of the whole update.
 
 use super::preference::{self, Pair, Term, positive};
-use super::{Algorithm, Entry, Needs, Wants, metrics, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
+use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "identity preference optimisation: a margin of fixed size instead of an ever larger one",
     paper: "Azar et al., A General Theoretical Paradigm to Understand Learning from Human Preferences, 2023, arXiv 2310.12036",
     source: include_str!("ipo.rs"),
-    wants: Wants::Pairs,
+    feed: Feed::Pairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     build,
@@ -68,10 +68,6 @@ impl Ipo {
 impl Algorithm for Ipo {
     fn needs(&self) -> Needs {
         Needs { reference: true, ..Default::default() }
-    }
-
-    fn prepare(&mut self, _experience: &mut Experience) -> Result<Metrics> {
-        Ok(Metrics::default())
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {

@@ -14,8 +14,8 @@
 use super::math::sigmoid;
 use super::metrics::metric;
 use super::preference::{answer_logp, not_negative, positive};
-use super::{Algorithm, Entry, Needs, Wants, settings};
-use crate::experience::{Experience, Kind, Loss, Metrics, MicroBatch, Sequence};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, settings};
+use crate::experience::{Experience, Kind, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "Kahneman-Tversky optimisation: answers labelled good or bad, no pairs needed",
     paper: "Ethayarajh et al., KTO: Model Alignment as Prospect Theoretic Optimization, 2024, arXiv 2402.01306",
     source: include_str!("kto.rs"),
-    wants: Wants::Labelled,
+    feed: Feed::Labelled,
     metrics: &[&[
         metric("kl", "The reference point z of the update."),
         metric("rewards/chosen", "beta times the gain over the reference, of good answers."),
@@ -69,35 +69,12 @@ struct Kto {
     reference_point: f64,
 }
 
-/// A question with the answer to another.
-fn mismatched(question: &Sequence, answer: &Sequence) -> Sequence {
-    let start = |s: &Sequence| s.trained.iter().position(|&t| t).unwrap_or(s.ids.len());
-    let (asked, answered) = (start(question), start(answer));
-    Sequence {
-        ids: [&question.ids[..asked], &answer.ids[answered..]].concat(),
-        trained: [&question.trained[..asked], &answer.trained[answered..]].concat(),
-        kind: Kind::Probe,
-        ..Default::default()
-    }
-}
-
 impl Algorithm for Kto {
     fn needs(&self) -> Needs {
-        Needs { reference: true, batch: 2, ..Default::default() }
+        Needs { reference: true, mismatched: true, batch: 2, ..Default::default() }
     }
 
-    fn extend(&self, e: &mut Experience) -> Result<()> {
-        let n = e.sequences.len();
-        if n < 2 {
-            return Ok(()); // the last batch of an epoch: nothing to pair with, and a reference point of 0
-        }
-        let probes = (0..n).map(|i| mismatched(&e.sequences[i], &e.sequences[(i + n - 1) % n]));
-        let probes: Vec<Sequence> = probes.collect();
-        e.sequences.extend(probes);
-        Ok(())
-    }
-
-    fn prepare(&mut self, e: &mut Experience) -> Result<Metrics> {
+    fn prepare(&mut self, e: &mut Experience) -> Result<Prepared> {
         let gains: Vec<f64> = e
             .sequences
             .iter()
@@ -108,7 +85,7 @@ impl Algorithm for Kto {
         e.sequences.retain(|s| s.kind != Kind::Probe);
         let mut metrics = Metrics::default();
         metrics.add("kl", self.reference_point);
-        Ok(metrics)
+        Ok(metrics.into())
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {

@@ -12,7 +12,7 @@
 use super::math::advantage::centre;
 use super::math::aggregate::Aggregate;
 use super::metrics::{ENTROPY, metric};
-use super::{Algorithm, Entry, Needs, Wants, settings};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
@@ -25,7 +25,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "behaviour cloning: imitate each answer as much as its reward or advantage says",
     paper: "Peng et al., Advantage-Weighted Regression, 2019, arXiv 1910.00177",
     source: include_str!("mle.rs"),
-    wants: Wants::Weighted,
+    feed: Feed::Weighted,
     metrics: &[&[
         metric("reward", "Reward of an answer, or its advantage where the rows have that."),
         metric("advantage", "What an answer counts for, after the baseline."),
@@ -76,10 +76,10 @@ struct Mle(Options);
 
 impl Algorithm for Mle {
     fn needs(&self) -> Needs {
-        Needs::default()
+        Needs { constant_gradients: true, ..Default::default() }
     }
 
-    fn prepare(&mut self, e: &mut Experience) -> Result<Metrics> {
+    fn prepare(&mut self, e: &mut Experience) -> Result<Prepared> {
         let mut metrics = Metrics::default();
         let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (i, s) in e.sequences.iter().enumerate() {
@@ -98,7 +98,7 @@ impl Algorithm for Mle {
                 metrics.add("advantage", a);
             }
         }
-        Ok(metrics)
+        Ok(metrics.into())
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {

@@ -5,6 +5,7 @@
 //! them, a sum of terms divided by counts over the whole update. A new algorithm is one file and one line in
 //! [`ALGORITHMS`]; one finite-difference test walks the list.
 
+mod feed;
 pub mod math;
 pub mod metrics;
 pub mod policy;
@@ -36,12 +37,15 @@ mod simpo;
 mod step_dpo;
 mod trpo;
 
-use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
+pub use feed::Feed;
+
+use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use crate::refill::Refill;
 use crate::trust_region::TrustRegion;
-use ferrl_engine::train::{ByRole, StatGrads, Stats};
+use ferrl_engine::train::{ByRole, Stats};
 use ferrl_engine::{Error, Result, nearest};
 use metrics::Metric;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// An entry of the registry.
 pub struct Entry {
@@ -54,13 +58,30 @@ pub struct Entry {
     /// The file it is written in: its first comment and the comments of its settings are the manual's text.
     pub source: &'static str,
     /// What it learns from.
-    pub wants: Wants,
+    pub feed: Feed,
     /// What it writes at each step, in groups, beside what every run writes.
     pub metrics: &'static [&'static [Metric]],
     /// Its settings where a recipe says nothing.
     pub defaults: fn() -> Value,
     /// Builds it from its settings; unknown ones are refused.
     pub build: fn(Value) -> Result<Box<dyn Algorithm>>,
+}
+
+impl Entry {
+    /// A recipe's settings without the name, and with the generation limit as `length` where a sampling algorithm
+    /// divides or penalises by a length and the recipe names none.
+    pub fn filled(&self, values: &Map<String, Value>, max_new_tokens: usize) -> Map<String, Value> {
+        let mut values = values.clone();
+        values.shift_remove("name");
+        let defaults = (self.defaults)();
+        let setting = |key: &str| values.get(key).unwrap_or(&defaults[key]);
+        let measured =
+            setting("aggregate") == "constant" || setting("overlong").as_f64().is_some_and(|o| o > 0.0);
+        if measured && self.feed.sampled() && !values.contains_key("length") {
+            values.insert("length".into(), max_new_tokens.into());
+        }
+        values
+    }
 }
 
 /// Every algorithm Ferrl knows.
@@ -101,129 +122,123 @@ pub const WITHOUT_CRITIC: &Entry = &reinforce::ENTRY;
 /// The method that RL2's list for DeepSeek's GRPO means.
 pub const GROUP_RELATIVE: &Entry = &grpo::ENTRY;
 
-/// What an algorithm learns from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wants {
-    /// Sequences to imitate.
-    Demonstrations,
-    /// Sequences with a weight each, or groups of answers with rewards.
-    Weighted,
-    /// Pairs of a better and a worse answer.
-    Pairs,
-    /// Pairs of a right and a wrong step after the same beginning.
-    StepPairs,
-    /// Answers that are good or bad.
-    Labelled,
-    /// Answers with a probability.
-    Targets,
-    /// Prompts: the answers are sampled and rewarded.
-    Rollouts,
-}
-
-impl Wants {
-    /// Whether two sequences belong together.
-    pub fn paired(self) -> bool {
-        matches!(self, Wants::Pairs | Wants::StepPairs)
-    }
-
-    /// In words.
-    pub fn words(self) -> &'static str {
-        match self {
-            Wants::Demonstrations => "demonstrations",
-            Wants::Weighted => "answers with weights or rewards",
-            Wants::Pairs => "pairs of a better and a worse answer",
-            Wants::StepPairs => "pairs of a right and a wrong step",
-            Wants::Labelled => "answers labelled good or bad",
-            Wants::Targets => "answers with a probability",
-            Wants::Rollouts => "its own answers and their rewards",
-        }
-    }
-}
-
 /// What must be computed before `prepare`, and what is trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Log-probabilities under a frozen copy of the starting point, or under the teacher where there is one.
     pub reference: bool,
-    /// A teacher in the reference's place.
+    /// A teacher in place of the reference.
     pub teacher: bool,
     /// The KL to the reference over the whole vocabulary, with each forward.
     pub full_kl: bool,
-    /// Something to learn from even where nothing is rewarded.
+    /// A learning signal even without any reward.
     pub rewardless: bool,
-    /// Arithmetic in f32: bf16 would lose what it measures.
+    /// f32 arithmetic: bf16 would round away what it measures.
     pub f32: bool,
     /// Values before the update.
     pub critic: bool,
     /// The model's score at each position instead of log-probabilities.
     pub score: bool,
-    /// Samples per prompt that make sense at least.
+    /// Probes before `prepare`: each prompt with the completion to the previous prompt
+    /// ([`Experience::add_mismatched`]).
+    pub mismatched: bool,
+    /// Whether the gradients of the loss are the same whatever the statistics: forward and backward run in one pass.
+    pub constant_gradients: bool,
+    /// Minimum completions per prompt.
     pub group: usize,
-    /// Examples of an update that make sense at least.
+    /// Minimum examples per update.
     pub batch: usize,
     /// A copy of the weights the stage starts from.
     pub start: bool,
+    /// Why one completion per prompt is too few, where it is.
+    pub one_per_prompt: Option<Refusal>,
+    /// Why one completion per step is too few, where it is.
+    pub one_per_step: Option<Refusal>,
+    /// Why a randomly initialised model cannot be the reference, where there is one.
+    pub random_reference: Option<Refusal>,
 }
 
-/// A method of learning.
+/// A recipe that an algorithm refuses: the key to change, the reason, and a fix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The key to change.
+    pub key: &'static str,
+    /// The reason, after the algorithm's name.
+    pub why: &'static str,
+    /// What to write instead.
+    pub fix: &'static str,
+}
+
+/// How the updates of a step are made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UpdatePlan {
+    /// Passes over the experience.
+    pub epochs: usize,
+    /// Updates in each pass.
+    pub minibatches: usize,
+    /// Steps at the start that train the critic alone.
+    pub policy_frozen_steps: u64,
+    /// Steps at the start that train the head alone; the optimizer restarts after them.
+    pub head_only_steps: u64,
+    /// Whether every step starts from the weights the stage started from.
+    pub restart: bool,
+    /// An update whose mean ratio of new to old policy exceeds this is skipped.
+    pub skip_ratio: Option<f64>,
+    /// Dynamic sampling: more prompts in place of those without a learning signal.
+    pub refill: Option<Refill>,
+    /// A search for the step within a trust region, in place of the optimizer.
+    pub trust_region: Option<TrustRegion>,
+}
+
+impl Default for UpdatePlan {
+    fn default() -> Self {
+        UpdatePlan {
+            epochs: 1,
+            minibatches: 1,
+            policy_frozen_steps: 0,
+            head_only_steps: 0,
+            restart: false,
+            skip_ratio: None,
+            refill: None,
+            trust_region: None,
+        }
+    }
+}
+
+/// What `prepare` found.
+#[derive(Clone, Debug, Default)]
+pub struct Prepared {
+    /// Means over the step.
+    pub metrics: Metrics,
+    /// Whether every gradient is zero, so that computing the update would be in vain.
+    pub no_signal: bool,
+}
+
+impl From<Metrics> for Prepared {
+    fn from(metrics: Metrics) -> Self {
+        Prepared { metrics, no_signal: false }
+    }
+}
+
+/// A method of learning: what it needs, how its updates are made, its columns, its loss.
 pub trait Algorithm: Send {
     /// What must be computed for it.
     fn needs(&self) -> Needs;
-    /// Adds sequences of [`Kind::Probe`](crate::experience::Kind), whose log-probabilities `prepare` wants to see before
-    /// anything changes, and which it takes out again.
-    fn extend(&self, _experience: &mut Experience) -> Result<()> {
-        Ok(())
+    /// How the updates of a step are made.
+    fn updates(&self) -> UpdatePlan {
+        UpdatePlan::default()
     }
-    /// Fills columns (advantages, targets, weights) over everything the update learns from.
-    fn prepare(&mut self, experience: &mut Experience) -> Result<Metrics>;
+    /// Fills columns (advantages, targets, weights) over the whole experience of a step; removes probes.
+    fn prepare(&mut self, _experience: &mut Experience) -> Result<Prepared> {
+        Ok(Prepared::default())
+    }
     /// The loss of one micro-batch and its gradients.
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss;
-    /// The policy's gradients, where they do not depend on the current statistics: forward and backward then run in
-    /// one pass. They are those that [`Algorithm::loss`] gives, and no other model is trained.
-    fn known_grads(&self, _batch: &MicroBatch<'_>) -> Option<StatGrads> {
-        None
-    }
-    /// Passes over the experience, and updates in each pass.
-    fn passes(&self) -> (usize, usize) {
-        (1, 1)
-    }
-    /// Steps at the start that train the critic alone.
-    fn policy_frozen_steps(&self) -> u64 {
-        0
-    }
-    /// Steps at the start that train the head alone; the optimizer starts anew after them.
-    fn head_only_steps(&self) -> u64 {
-        0
-    }
-    /// Whether every step's updates begin at the weights the stage started from.
-    fn restarts(&self) -> bool {
-        false
-    }
-    /// The ratio of new to old policy beyond which a whole update is skipped.
-    fn skip_ratio(&self) -> Option<f64> {
-        None
-    }
-    /// How often more prompts may be asked for in place of those whose answers teach nothing.
-    fn refills(&self) -> usize {
-        0
-    }
-    /// Whether anything can be learned from the rewarded answers to one prompt.
-    fn teaches(&self, _group: &[&Sequence]) -> bool {
-        true
-    }
-    /// Whether every gradient of a prepared update is zero, so that its passes would be computed for nothing.
-    fn learns_nothing(&self, _experience: &Experience) -> bool {
-        false
-    }
-    /// How far an update may go, where a search for the step takes the optimizer's place.
-    fn trust_region(&self) -> Option<TrustRegion> {
-        None
-    }
-    /// What must survive a restart.
+    /// State that a checkpoint stores.
     fn state(&self) -> Value {
         Value::Null
     }
-    /// Puts back what [`Algorithm::state`] gave.
+    /// Restores what [`Algorithm::state`] returned.
     fn restore(&mut self, _state: &Value) -> Result<()> {
         Ok(())
     }

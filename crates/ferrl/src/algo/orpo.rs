@@ -14,8 +14,8 @@
 
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term, log_one_minus_exp, not_negative};
-use super::{Algorithm, Entry, Needs, Wants, metrics, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
+use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::math::exp;
 use ferrl_engine::train::{ByRole, Stats};
@@ -27,7 +27,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "odds ratio preference optimisation: imitate and prefer in one loss, without a reference",
     paper: "Hong et al., ORPO: Monolithic Preference Optimization without Reference Model, 2024, arXiv 2403.07691",
     source: include_str!("orpo.rs"),
-    wants: Wants::Pairs,
+    feed: Feed::Pairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     build,
@@ -82,10 +82,6 @@ impl Orpo {
 impl Algorithm for Orpo {
     fn needs(&self) -> Needs {
         Needs::default()
-    }
-
-    fn prepare(&mut self, _experience: &mut Experience) -> Result<Metrics> {
-        Ok(Metrics::default())
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {

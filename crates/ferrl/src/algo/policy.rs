@@ -7,13 +7,16 @@ mod filter;
 mod loss;
 mod method;
 
-pub(super) use method::{Method, merged, method, reward_metrics};
+pub(super) use method::{Method, NOTHING_TO_COMPARE, merged, method, reward_metrics};
 
+use super::UpdatePlan;
 use super::math::advantage::Normalise;
 use super::math::aggregate::Aggregate;
 use super::math::correction::Correction;
 use super::math::kl::Estimator;
 use super::math::surrogate::{Ratio, Surrogate};
+use crate::experience::Experience;
+use crate::refill::Refill;
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -285,6 +288,28 @@ impl Policy {
             Some((_, what, fix)) => Err(Error::usage(what).at("algo").fix(fix)),
             None => Ok(()),
         }
+    }
+
+    /// How the updates of a step are made.
+    pub fn updates(&self) -> UpdatePlan {
+        let refill = Refill { rounds: self.refills, per_source: self.advantage.parts };
+        UpdatePlan {
+            epochs: self.epochs,
+            minibatches: self.minibatches,
+            policy_frozen_steps: self.critic_warmup,
+            skip_ratio: self.skip_ratio,
+            refill: (self.refills > 0).then_some(refill),
+            ..Default::default()
+        }
+    }
+
+    /// Whether every gradient of prepared experience is zero: no advantage differs from 0 and the loss has no other
+    /// term.
+    pub fn no_signal(&self, e: &Experience, kl_coef: f64) -> bool {
+        let kl_in_loss = kl_coef > 0.0 && self.kl.place == Place::Loss;
+        let other_terms =
+            kl_in_loss || self.entropy_coef != 0.0 || self.advantage.baseline == Baseline::Critic;
+        !other_terms && e.sequences.iter().all(|s| s.advantage.iter().all(|a| *a == 0.0))
     }
 
     /// Whether a frozen reference is needed.

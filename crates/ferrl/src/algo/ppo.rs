@@ -13,7 +13,7 @@
 use super::math::advantage::Normalise;
 use super::math::kl::Estimator;
 use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
-use super::{Algorithm, Entry, Wants, metrics};
+use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "proximal policy optimisation with a critic",
     paper: "Schulman et al., Proximal Policy Optimization Algorithms, 2017, arXiv 1707.06347",
     source: include_str!("ppo.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     build,

@@ -10,7 +10,7 @@
 
 use super::math::surrogate::Surrogate;
 use super::policy::{Advantage, Baseline, Policy, method};
-use super::{Algorithm, Entry, Wants, metrics};
+use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "the plain policy gradient, with the rollout's mean reward as baseline",
     paper: "Williams, Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement Learning, 1992, doi 10.1007/BF00992696",
     source: include_str!("reinforce.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     build,

@@ -10,7 +10,7 @@
 use super::math::advantage::Normalise;
 use super::math::kl::Estimator;
 use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
-use super::{Algorithm, Entry, Wants, metrics};
+use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "REINFORCE++: advantages normalised over all tokens of the rollout, KL in the reward, no critic",
     paper: "Hu et al., REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization, 2025, arXiv 2501.03262",
     source: include_str!("reinforce_pp.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     build,

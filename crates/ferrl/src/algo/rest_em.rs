@@ -17,7 +17,7 @@
 use super::math::aggregate::Aggregate;
 use super::metrics::{ENTROPY, REWARDED, metric};
 use super::policy::reward_metrics;
-use super::{Algorithm, Entry, Needs, Wants, settings};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use ferrl_engine::{Error, Result};
@@ -30,7 +30,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "rejection-sampling fine-tuning: imitate the own answers that were right",
     paper: "Singh et al., Beyond Human Data: Scaling Self-Training for Problem-Solving with Language Models, 2023, arXiv 2312.06585",
     source: include_str!("rest_em.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: &[REWARDED, &[metric("kept", "Share of answers that are imitated."), ENTROPY]],
     defaults: || json!(Options::default()),
     build,
@@ -83,10 +83,10 @@ struct RestEm(Options);
 
 impl Algorithm for RestEm {
     fn needs(&self) -> Needs {
-        Needs { start: self.0.restart, ..Default::default() }
+        Needs { start: self.0.restart, constant_gradients: true, ..Default::default() }
     }
 
-    fn prepare(&mut self, e: &mut Experience) -> Result<Metrics> {
+    fn prepare(&mut self, e: &mut Experience) -> Result<Prepared> {
         let mut metrics = Metrics::default();
         reward_metrics(e, &mut metrics);
         let mut rewards: BTreeMap<usize, f64> = BTreeMap::new();
@@ -110,7 +110,7 @@ impl Algorithm for RestEm {
         for s in &mut e.sequences {
             s.advantage = vec![1.0; s.ids.len()];
         }
-        Ok(metrics)
+        Ok(metrics.into())
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
@@ -128,11 +128,8 @@ impl Algorithm for RestEm {
         Loss::policy(value, grads, metrics)
     }
 
-    fn passes(&self) -> (usize, usize) {
-        (self.0.epochs, self.0.minibatches)
-    }
-
-    fn restarts(&self) -> bool {
-        self.0.restart
+    fn updates(&self) -> UpdatePlan {
+        let Options { epochs, minibatches, restart, .. } = self.0;
+        UpdatePlan { epochs, minibatches, restart, ..Default::default() }
     }
 }

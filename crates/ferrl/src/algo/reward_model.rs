@@ -13,8 +13,8 @@
 use super::math::{log_sigmoid, sigmoid};
 use super::metrics::metric;
 use super::preference::not_negative;
-use super::{Algorithm, Entry, Needs, Wants, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use super::{Algorithm, Entry, Feed, Needs, UpdatePlan, settings};
+use crate::experience::{Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "reward model: score the chosen answer above the rejected one",
     paper: "Stiennon et al., Learning to summarize from human feedback, 2020, arXiv 2009.01325",
     source: include_str!("reward_model.rs"),
-    wants: Wants::Pairs,
+    feed: Feed::Pairs,
     metrics: &[&[
         metric("rewards/chosen", "Score of the chosen answer."),
         metric("rewards/rejected", "Score of the rejected one."),
@@ -58,12 +58,8 @@ impl Algorithm for RewardModel {
         Needs { score: true, ..Default::default() }
     }
 
-    fn prepare(&mut self, _experience: &mut Experience) -> Result<Metrics> {
-        Ok(Metrics::default())
-    }
-
-    fn head_only_steps(&self) -> u64 {
-        self.0.head_only_steps
+    fn updates(&self) -> UpdatePlan {
+        UpdatePlan { head_only_steps: self.0.head_only_steps, ..Default::default() }
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {

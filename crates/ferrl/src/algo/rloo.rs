@@ -11,7 +11,7 @@ use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
 use super::math::surrogate::Ratio;
 use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
-use super::{Algorithm, Entry, Wants, metrics};
+use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "REINFORCE leave-one-out: each answer against the mean of the others to the same prompt",
     paper: "Ahmadian et al., Back to Basics: Revisiting REINFORCE Style Optimization, 2024, arXiv 2402.14740",
     source: include_str!("rloo.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     build,

@@ -8,10 +8,9 @@
 
 use super::math::aggregate::Aggregate;
 use super::metrics::ENTROPY;
-use super::{Algorithm, Entry, Needs, Wants, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
-use ferrl_engine::Result;
-use ferrl_engine::train::{ByRole, Role, StatGrads, Stats};
+use super::{Algorithm, Entry, Feed, Needs, settings};
+use crate::experience::{Loss, Metrics, MicroBatch};
+use ferrl_engine::train::{ByRole, Role, Stats};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -20,7 +19,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "supervised fine-tuning: imitate the demonstrations",
     paper: "Ouyang et al., Training language models to follow instructions with human feedback, 2022, arXiv 2203.02155",
     source: include_str!("sft.rs"),
-    wants: Wants::Demonstrations,
+    feed: Feed::Demonstrations,
     metrics: &[&[ENTROPY]],
     defaults: || json!(Options::default()),
     build: |values| Ok(Box::new(Sft(settings("sft", values)?))),
@@ -45,30 +44,18 @@ struct Sft(Options);
 
 impl Algorithm for Sft {
     fn needs(&self) -> Needs {
-        Needs::default()
-    }
-
-    fn prepare(&mut self, _experience: &mut Experience) -> Result<Metrics> {
-        Ok(Metrics::default())
-    }
-
-    fn known_grads(&self, batch: &MicroBatch<'_>) -> Option<StatGrads> {
-        let mut grads = Loss::zeros(batch.len());
-        for (row, s) in batch.rows() {
-            let w = self.0.aggregate.weight(s, &batch.counts, self.0.length);
-            s.actions().for_each(|i| grads.logp[row + i] = -w as f32);
-        }
-        Some(grads)
+        Needs { constant_gradients: true, ..Default::default() }
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
         let stats = stats.get(Role::Policy).expect("the policy was computed");
-        let grads = self.known_grads(batch).expect("always known");
+        let mut grads = Loss::zeros(batch.len());
         let (mut value, mut metrics) = (0.0, Metrics::default());
         for (row, s) in batch.rows() {
             let w = self.0.aggregate.weight(s, &batch.counts, self.0.length);
             for i in s.actions() {
                 value -= w * stats.logp[row + i] as f64;
+                grads.logp[row + i] = -w as f32;
                 metrics.add("entropy", stats.entropy[row + i] as f64);
             }
         }

@@ -8,8 +8,8 @@
 
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term, not_negative, positive};
-use super::{Algorithm, Entry, Needs, Wants, metrics, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
+use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "simple preference optimisation: per-token likelihood as the reward, a target margin, no reference",
     paper: "Meng et al., SimPO: Simple Preference Optimization with a Reference-Free Reward, 2024, arXiv 2405.14734",
     source: include_str!("simpo.rs"),
-    wants: Wants::Pairs,
+    feed: Feed::Pairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     build,
@@ -72,10 +72,6 @@ impl SimPo {
 impl Algorithm for SimPo {
     fn needs(&self) -> Needs {
         Needs::default()
-    }
-
-    fn prepare(&mut self, _experience: &mut Experience) -> Result<Metrics> {
-        Ok(Metrics::default())
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {

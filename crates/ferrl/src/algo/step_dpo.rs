@@ -11,7 +11,7 @@
 //! 2. No end-of-sequence token is added after a step: a step says itself where it ends.
 //! 3. `label_smoothing`, `sft_coef` and `positive` are those of DPO.
 
-use super::{Entry, Wants, dpo, metrics};
+use super::{Entry, Feed, dpo, metrics};
 use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -19,7 +19,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "DPO on the first wrong step of a chain of reasoning, against a right one",
     paper: "Lai et al., Step-DPO: Step-wise Preference Optimization for Long-chain Reasoning of LLMs, 2024, arXiv 2406.18629",
     source: include_str!("step_dpo.rs"),
-    wants: Wants::StepPairs,
+    feed: Feed::StepPairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(defaults()),
     build: |values| dpo::build("step_dpo", defaults(), values),

@@ -18,8 +18,8 @@ use super::math::aggregate::Aggregate;
 use super::math::surrogate::Surrogate;
 use super::metrics::{CRITIC, EQUAL, REFERENCE, REWARDED, SURROGATE, TRUST};
 use super::policy::{Advantage, Baseline, Critic, Kl, Method, Policy, merged};
-use super::{Algorithm, Entry, Needs, Wants, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
+use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
+use crate::experience::{Experience, Loss, MicroBatch};
 use crate::trust_region::TrustRegion;
 use ferrl_engine::train::{ByRole, Stats};
 use ferrl_engine::{Error, Result};
@@ -31,7 +31,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "trust region policy optimisation: the longest step that keeps a bound on the KL",
     paper: "Schulman et al., Trust Region Policy Optimization, 2015, arXiv 1502.05477",
     source: include_str!("trpo.rs"),
-    wants: Wants::Rollouts,
+    feed: Feed::Rollouts,
     metrics: &[REWARDED, SURROGATE, REFERENCE, CRITIC, EQUAL, TRUST],
     defaults: || json!(Options::default()),
     build,
@@ -134,20 +134,14 @@ impl Algorithm for Trpo {
     fn needs(&self) -> Needs {
         Needs { f32: true, ..self.method.needs() }
     }
-    fn prepare(&mut self, experience: &mut Experience) -> Result<Metrics> {
+    fn prepare(&mut self, experience: &mut Experience) -> Result<Prepared> {
         self.method.prepare(experience)
     }
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
         self.method.loss(batch, stats)
     }
-    fn teaches(&self, group: &[&Sequence]) -> bool {
-        self.method.teaches(group)
-    }
-    fn learns_nothing(&self, experience: &Experience) -> bool {
-        self.method.learns_nothing(experience)
-    }
-    fn trust_region(&self) -> Option<TrustRegion> {
-        Some(self.region)
+    fn updates(&self) -> UpdatePlan {
+        UpdatePlan { trust_region: Some(self.region), ..self.method.updates() }
     }
     fn state(&self) -> Value {
         self.method.state()

@@ -8,7 +8,7 @@ use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 
 use super::hub::Cache;
-use super::schema::Wants;
+use super::schema::RowKind;
 use super::{Counts, Dataset, Encoder, Example, Findings, Sample, Source, Tokens, portions};
 
 /// How much is shown.
@@ -106,7 +106,7 @@ pub fn check(
     datasets: &[Dataset],
     mut report: Report,
     encoder: &Encoder,
-    wants: Wants,
+    kind: RowKind,
     limits: Limits,
     more: &(dyn Fn(&Sample) -> Result<()> + Sync),
 ) -> Result<Report> {
@@ -117,7 +117,7 @@ pub fn check(
             let mut part = Report::default();
             let shown = missing.saturating_sub(range.start);
             range.for_each(|i| {
-                part.row(dataset, i, encoder, wants, Limits { examples: shown, ..limits }, more)
+                part.row(dataset, i, encoder, kind, Limits { examples: shown, ..limits }, more)
             });
             Ok(part)
         };
@@ -140,13 +140,13 @@ impl Report {
         dataset: &Dataset,
         number: usize,
         encoder: &Encoder,
-        wants: Wants,
+        kind: RowKind,
         limits: Limits,
         more: &dyn Fn(&Sample) -> Result<()>,
     ) {
         self.rows += 1;
         let (place, mut counts) = (dataset.place(number), Counts::default());
-        let sample = dataset.row(number).and_then(|row| encoder.encode(&row, wants, &place, &mut counts));
+        let sample = dataset.row(number).and_then(|row| encoder.encode(&row, kind, &place, &mut counts));
         self.counts.truncated += counts.truncated;
         self.counts.dropped += counts.dropped;
         self.doubts.add(&counts, &place);

@@ -12,7 +12,7 @@ use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
 
 use super::prompt::{Apply, Prompts, Settings, Train};
-use super::schema::{self, Columns, Content, Fields, Wants, is_assistant, is_strange};
+use super::schema::{self, Columns, Content, Fields, RowKind, is_assistant, is_strange};
 use super::{Counts, Example, Overlong, Row, Sample, Tokens, kind};
 
 /// Turns rows into examples for one model.
@@ -94,16 +94,16 @@ impl Encoder {
     pub fn encode(
         &self,
         row: &Row,
-        wants: Wants,
+        kind: RowKind,
         place: &str,
         counts: &mut Counts,
     ) -> Result<Option<Sample>> {
-        self.row(row, wants, place, counts).map_err(|e| e.at(place))
+        self.row(row, kind, place, counts).map_err(|e| e.at(place))
     }
 
-    fn row(&self, row: &Row, wants: Wants, place: &str, counts: &mut Counts) -> Result<Option<Sample>> {
+    fn row(&self, row: &Row, kind: RowKind, place: &str, counts: &mut Counts) -> Result<Option<Sample>> {
         let row = &self.columns.apply(row)?;
-        let (fields, extra) = schema::parse(row, wants, self.prompts.render(row)?)?;
+        let (fields, extra) = schema::parse(row, kind, self.prompts.render(row)?)?;
         if let Some(name) = ["images", "videos", "audios"].into_iter().find(|name| filled(extra.get(*name))) {
             return Err(Error::data("holds what a model of text cannot see")
                 .at(format!("column {name}"))

@@ -6,7 +6,7 @@ use minijinja::{Environment, UndefinedBehavior};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::schema::{self, Columns, Content, Fields, Wants};
+use super::schema::{self, Columns, Content, Fields, RowKind};
 use super::{Overlong, Row};
 
 /// Whether prompts go through the model's chat template.
@@ -149,7 +149,7 @@ impl Prompts {
         // An example written in the recipe may use the new names already.
         let row = columns.apply(row).unwrap_or_else(|_| row.clone());
         let prompt = self.render(&row)?;
-        match schema::parse(&row, Wants::Sft, prompt)?.0 {
+        match schema::parse(&row, RowKind::Sft, prompt)?.0 {
             Fields::Completion { prompt: Content::Text(prompt), completion: Content::Text(response) } => {
                 Ok((prompt, response))
             }

@@ -14,7 +14,7 @@ pub(super) use value::{is_assistant, is_strange};
 
 /// What an algorithm is trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Wants {
+pub enum RowKind {
     /// Text to imitate.
     Sft,
     /// A better and a worse answer.
@@ -33,23 +33,23 @@ pub enum Wants {
     Steps,
 }
 
-impl Wants {
+impl RowKind {
     /// All of them.
-    pub const ALL: [Wants; 8] = [
-        Wants::Sft,
-        Wants::Preference,
-        Wants::StepPreference,
-        Wants::Unpaired,
-        Wants::Target,
-        Wants::Prompt,
-        Wants::Group,
-        Wants::Steps,
+    pub const ALL: [RowKind; 8] = [
+        RowKind::Sft,
+        RowKind::Preference,
+        RowKind::StepPreference,
+        RowKind::Unpaired,
+        RowKind::Target,
+        RowKind::Prompt,
+        RowKind::Group,
+        RowKind::Steps,
     ];
 
     /// The sets of columns it accepts; any column of text may also be a list of messages.
     pub fn schemas(self) -> &'static [&'static [&'static str]] {
         match self {
-            Wants::Sft => &[
+            RowKind::Sft => &[
                 &["messages"],
                 &["prompt", "response"],
                 &["prompt", "completion"],
@@ -57,43 +57,45 @@ impl Wants {
                 &["instruction", "output"],
                 &["text"],
             ],
-            Wants::Preference => &[
+            RowKind::Preference => &[
                 &["prompt", "chosen", "rejected"],
                 &["messages", "chosen", "rejected"],
                 &["chosen", "rejected"],
             ],
-            Wants::StepPreference => &[
+            RowKind::StepPreference => &[
                 &["prompt", "initial_reason_steps", "chosen", "rejected"],
                 &["messages", "initial_reason_steps", "chosen", "rejected"],
             ],
-            Wants::Unpaired => &[
+            RowKind::Unpaired => &[
                 &["prompt", "completion", "label"],
                 &["prompt", "response", "label"],
                 &["messages", "label"],
             ],
-            Wants::Target => &[
+            RowKind::Target => &[
                 &["prompt", "response", "target"],
                 &["prompt", "completion", "target"],
                 &["messages", "target"],
             ],
-            Wants::Prompt => &[&["prompt"], &["messages"], &["instruction"]],
-            Wants::Group => &[&["prompt", "completions", "rewards"], &["messages", "completions", "rewards"]],
-            Wants::Steps => &[&["prompt", "completions", "labels"], &["messages", "completions", "labels"]],
+            RowKind::Prompt => &[&["prompt"], &["messages"], &["instruction"]],
+            RowKind::Group => {
+                &[&["prompt", "completions", "rewards"], &["messages", "completions", "rewards"]]
+            }
+            RowKind::Steps => &[&["prompt", "completions", "labels"], &["messages", "completions", "labels"]],
         }
     }
 }
 
-impl fmt::Display for Wants {
+impl fmt::Display for RowKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Wants::Sft => "supervised fine-tuning",
-            Wants::Preference => "preference pairs",
-            Wants::StepPreference => "pairs of steps",
-            Wants::Unpaired => "labelled answers",
-            Wants::Target => "soft targets",
-            Wants::Prompt => "prompts",
-            Wants::Group => "groups of answers",
-            Wants::Steps => "labelled steps",
+            RowKind::Sft => "supervised fine-tuning",
+            RowKind::Preference => "preference pairs",
+            RowKind::StepPreference => "pairs of steps",
+            RowKind::Unpaired => "labelled answers",
+            RowKind::Target => "soft targets",
+            RowKind::Prompt => "prompts",
+            RowKind::Group => "groups of answers",
+            RowKind::Steps => "labelled steps",
         })
     }
 }
@@ -236,19 +238,19 @@ fn unmapped(row: &Row, new: &str, old: &str) -> Error {
 /// Reads a row as what is wanted; also gives the columns that no schema used.
 ///
 /// `prompt` replaces the prompt of the row.
-pub fn parse(row: &Row, wants: Wants, prompt: Option<String>) -> Result<(Fields, Row)> {
+pub fn parse(row: &Row, kind: RowKind, prompt: Option<String>) -> Result<(Fields, Row)> {
     let mut reader = Reader::new(row, prompt);
-    let fields = match wants {
-        Wants::Sft => reader.sft(),
-        Wants::Preference => reader.preference(),
-        Wants::StepPreference => reader.step_preference(),
-        Wants::Unpaired => reader.unpaired(),
-        Wants::Target => reader.target(),
-        Wants::Prompt => reader.prompt_only(),
-        Wants::Group => reader.group(),
-        Wants::Steps => reader.steps(),
+    let fields = match kind {
+        RowKind::Sft => reader.sft(),
+        RowKind::Preference => reader.preference(),
+        RowKind::StepPreference => reader.step_preference(),
+        RowKind::Unpaired => reader.unpaired(),
+        RowKind::Target => reader.target(),
+        RowKind::Prompt => reader.prompt_only(),
+        RowKind::Group => reader.group(),
+        RowKind::Steps => reader.steps(),
     }?;
-    let Some(fields) = fields else { return Err(misfit(row, wants)) };
+    let Some(fields) = fields else { return Err(misfit(row, kind)) };
     let used = reader.used();
     let extra = row.iter().filter(|(k, _)| !used.contains(&k.as_str()));
     Ok((fields, extra.map(|(k, v)| (k.clone(), v.clone())).collect()))
@@ -288,12 +290,12 @@ fn mapping(schema: &[&'static str], have: &[&str]) -> Option<Vec<(&'static str, 
 }
 
 /// The error for a row that fits none of the schemas.
-fn misfit(row: &Row, wants: Wants) -> Error {
+fn misfit(row: &Row, kind: RowKind) -> Error {
     let have: Vec<&str> = row.iter().filter(|(_, v)| !v.is_null()).map(|(k, _)| k.as_str()).collect();
-    let schemas: Vec<String> = wants.schemas().iter().map(|s| s.join(" + ")).collect();
-    let found = wants.schemas().iter().filter_map(|s| mapping(s, &have));
+    let schemas: Vec<String> = kind.schemas().iter().map(|s| s.join(" + ")).collect();
+    let found = kind.schemas().iter().filter_map(|s| mapping(s, &have));
     Error::data(format!(
-        "the row does not fit {wants}: got columns {}; expected {}",
+        "the row does not fit {kind}: got columns {}; expected {}",
         list(&have),
         schemas.join(", or ")
     ))

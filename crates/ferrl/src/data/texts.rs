@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::Row;
 use super::prompt::{Prompts, Settings};
-use super::schema::{self, Columns, Content, Fields, Wants};
+use super::schema::{self, Columns, Content, Fields, RowKind};
 
 /// Finds the texts of rows.
 pub struct Texts {
@@ -25,9 +25,9 @@ impl Texts {
     }
 
     /// Prompt and responses, each with what stands before it; and whether they are messages.
-    pub fn of(&self, row: &Row, wants: Wants) -> Result<(Vec<String>, bool)> {
+    pub fn of(&self, row: &Row, kind: RowKind) -> Result<(Vec<String>, bool)> {
         let row = &self.columns.apply(row)?;
-        let (prompt, answers) = match schema::parse(row, wants, self.prompts.render(row)?)?.0 {
+        let (prompt, answers) = match schema::parse(row, kind, self.prompts.render(row)?)?.0 {
             Fields::Text(text) => return Ok((vec![text], false)),
             Fields::Conversation(turns) => {
                 return Ok((said(&Content::Messages(self.prompts.conversation(turns)?)), true));

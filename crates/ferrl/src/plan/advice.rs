@@ -3,7 +3,6 @@
 use super::memory::{self, is_f32};
 use super::show::size;
 use super::{Inputs, Plan, StagePlan};
-use crate::algo::Wants;
 use ferrl_engine::Error;
 use ferrl_kernels::DType;
 
@@ -26,7 +25,7 @@ fn change(text: String, i: &Inputs) -> Change {
 
 /// The largest number of tokens at once that fits, in steps of 256 and no shorter than the longest sequence (or pair).
 fn fewer_tokens(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
-    let longest = i.lengths.longest * if i.wants.paired() { 2 } else { 1 };
+    let longest = i.lengths.longest * if i.feed.paired() { 2 } else { 1 };
     let with = |tokens: usize| {
         let mut now = i.clone();
         now.recipe.train.micro_batch_tokens = tokens;
@@ -62,7 +61,7 @@ fn smaller_cache(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
     let mib = i.recipe.rollout.cache_mib.saturating_sub(over + over / 8);
     let mut now = i.clone();
     now.recipe.rollout.cache_mib = mib;
-    let samples = i.wants == Wants::Rollouts || i.evaluates();
+    let samples = i.feed.sampled() || i.evaluates();
     (samples && mib >= 16 && bytes(&now) <= available).then_some((mib, now))
 }
 
@@ -94,7 +93,7 @@ pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
         texts.push("model.recompute=true".into());
         now = next;
     }
-    if (i.wants == Wants::Rollouts || i.evaluates()) && now.recipe.rollout.cache_mib > 64 {
+    if (i.feed.sampled() || i.evaluates()) && now.recipe.rollout.cache_mib > 64 {
         texts.push("rollout.cache_mib=64".into());
         now.recipe.rollout.cache_mib = 64;
     }

@@ -1,6 +1,6 @@
 //! How long the sequences of a recipe are: measured on its first rows, or the most its settings allow.
 
-use crate::algo::Wants;
+use crate::algo::Feed;
 use crate::experience::Sequence;
 use crate::recipe::Recipe;
 use crate::setup;
@@ -30,11 +30,11 @@ pub struct Lengths {
 }
 
 /// From the first rows where data, tokenizer and model are there; from the limits of the recipe otherwise.
-pub fn lengths(recipe: &Recipe, wants: Wants, model: Option<&Path>) -> Lengths {
-    let answer = if wants == Wants::Rollouts { recipe.rollout.max_new_tokens } else { 0 };
+pub fn lengths(recipe: &Recipe, feed: Feed, model: Option<&Path>) -> Lengths {
+    let answer = if feed.sampled() { recipe.rollout.max_new_tokens } else { 0 };
     let limit = recipe.data.max_length;
     let limit = recipe.model.init.as_ref().map_or(limit, |init| limit.min(init.max_positions));
-    let assumed = match measure(recipe, wants, model, answer) {
+    let assumed = match measure(recipe, feed, model, answer) {
         Ok(Some(lengths)) => return lengths,
         Ok(None) => "no rows to measure before the run makes its tokenizer".to_string(),
         Err(e) => e.to_string().lines().next().unwrap_or_default().to_string(),
@@ -43,7 +43,7 @@ pub fn lengths(recipe: &Recipe, wants: Wants, model: Option<&Path>) -> Lengths {
     Lengths { prompt, sequence: longest as f64, longest, rows: None, assumed: Some(assumed) }
 }
 
-fn measure(recipe: &Recipe, wants: Wants, model: Option<&Path>, answer: usize) -> Result<Option<Lengths>> {
+fn measure(recipe: &Recipe, feed: Feed, model: Option<&Path>, answer: usize) -> Result<Option<Lengths>> {
     let (mut prompts, mut sequences, mut rows) = (Vec::new(), Vec::new(), None);
     match (setup::task(recipe)?, model) {
         // A new model's tokenizer knows characters; other tokens are longer, so this is the most.
@@ -51,15 +51,15 @@ fn measure(recipe: &Recipe, wants: Wants, model: Option<&Path>, answer: usize) -
             for i in 0..EXAMPLES as u64 {
                 let e = task.example(i, false)?;
                 prompts.push(e.prompt.chars().count());
-                sequences.push(match wants {
-                    Wants::Rollouts => e.prompt.chars().count() + answer,
+                sequences.push(match feed {
+                    Feed::Rollouts => e.prompt.chars().count() + answer,
                     _ => e.prompt.chars().count() + e.answer.chars().count() + 1,
                 });
             }
         }
         (_, Some(dir)) => {
             let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
-            let mut source = setup::source(recipe, dir, &tokenizer, wants, false, &Warnings::default())?;
+            let mut source = setup::source(recipe, dir, &tokenizer, feed, false, &Warnings::default())?;
             rows = source.epoch();
             for item in source.next(rows.unwrap_or(EXAMPLES).min(EXAMPLES))? {
                 match item {

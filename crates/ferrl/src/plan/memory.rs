@@ -6,7 +6,6 @@
 //! read, but for norms, which come again in backward; with recompute only the stream, and one layer's interior at a time.
 
 use super::Inputs;
-use crate::algo::Wants;
 use ferrl_engine::model::Config;
 use ferrl_kernels::{DType, Footprint};
 
@@ -75,13 +74,13 @@ pub fn parts(i: &Inputs) -> Vec<Part> {
     // The teacher's forward pass runs while the policy's activations are kept for backward.
     let against = i.teacher.as_ref().map_or(0, |c| forward_work(c, t, e) + 2 * t * c.hidden * e);
     let training = kept + works.max().unwrap_or(0).max(against) as u64;
-    let sampling = if i.wants == Wants::Rollouts { sampling_work(i, e, false) } else { 0 };
+    let sampling = if i.feed.sampled() { sampling_work(i, e, false) } else { 0 };
     let scoring = i.judges.iter().map(|c| forward_work(c, t, e)).max().unwrap_or(0);
     let step = training.max(sampling.max(scoring) as u64);
     let how = if recompute { ", layers computed again" } else { "" };
     add("activations", step, format!("{t} tokens at once{how}"));
     let mib = i.recipe.rollout.cache_mib;
-    let own = i.wants == Wants::Rollouts;
+    let own = i.feed.sampled();
     let asked = if i.evaluates() { cache(i, e, true) } else { 0 };
     if own {
         // Evaluations use it too.
@@ -112,7 +111,7 @@ pub fn parts(i: &Inputs) -> Vec<Part> {
         out.push(Part { name: "context", bytes: i.device.fixed, what: "driver, kernels, libraries".into() });
         return out;
     }
-    let rows = i.update_tokens() as u64 * i.passes.1 as u64 * 64;
+    let rows = i.update_tokens() as u64 * i.updates.minibatches as u64 * 64;
     let program = PROGRAM + i.config.vocab as u64 * PER_TOKEN_KNOWN + rows;
     out.push(Part { name: "program", bytes: program, what: "code, tokenizer, data of a step".into() });
     out
@@ -196,7 +195,7 @@ fn cache(i: &Inputs, e: usize, evaluated: bool) -> u64 {
     let c = &i.config;
     let per_token = 2 * c.layers * c.kv_heads * c.head_dim * e;
     let longest = i.lengths.prompt + i.recipe.rollout.max_new_tokens as f64;
-    let length = if i.wants == Wants::Rollouts { i.lengths.sequence } else { longest };
+    let length = if i.feed.sampled() { i.lengths.sequence } else { longest };
     let times = if evaluated { 2.0 } else { i.recipe.train.steps.unwrap_or(u64::MAX) as f64 };
     let run = i.sampled(evaluated) as f64 * length * per_token as f64 * times;
     let allowed = (i.recipe.rollout.cache_mib as u64) << 20;

@@ -2,7 +2,7 @@
 
 use super::work::{Rates, millions};
 use super::{Plan, StagePlan};
-use crate::algo::Wants;
+use crate::algo::Feed;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -45,8 +45,8 @@ impl StagePlan {
     fn table(&self, available: Option<u64>, rates: Option<Rates>) -> String {
         let i = &self.inputs;
         let mut out = String::new();
-        let lengths = match (&i.lengths.assumed, i.wants) {
-            (None, Wants::Rollouts) => "prompts as in the data, completions as long as allowed",
+        let lengths = match (&i.lengths.assumed, i.feed) {
+            (None, Feed::Rollouts) => "prompts as in the data, completions as long as allowed",
             (None, _) => "lengths as in the data",
             (Some(_), _) => "assumed: as long as allowed",
         };

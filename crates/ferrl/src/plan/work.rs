@@ -5,7 +5,6 @@
 
 use super::Inputs;
 use super::memory::weights;
-use crate::algo::Wants;
 use ferrl_engine::model::Config;
 use ferrl_kernels::Footprint;
 
@@ -70,7 +69,7 @@ fn head(c: &Config) -> f64 {
 /// Operations of one step.
 pub fn work(i: &Inputs) -> Work {
     let (r, l) = (&i.recipe, &i.lengths);
-    let (passes, minibatches) = i.passes;
+    let (passes, minibatches) = (i.updates.epochs, i.updates.minibatches);
     let tokens = (i.update_tokens() * minibatches) as f64;
     let trunk = |c: &Config| layers(c) + attention(c, l.sequence);
     let forward = |c: &Config| trunk(c) + head(c);
@@ -83,7 +82,7 @@ pub fn work(i: &Inputs) -> Work {
         if i.needs.critic { i.critic.as_ref().map_or_else(|| forward(&i.config), forward) } else { 0.0 };
     let judges: f64 = i.judges.iter().map(forward).sum();
     let mut work = Work { train, annotate: tokens * (reference + critic + judges), ..Default::default() };
-    if i.wants == Wants::Rollouts {
+    if i.feed.sampled() {
         let answers = |prompts: f64, samples: f64| {
             let read = prompts * l.prompt * trunk(&i.config); // shared by the answers to it
             read + prompts * samples * r.rollout.max_new_tokens as f64 * forward(&i.config)
@@ -101,7 +100,7 @@ pub fn work(i: &Inputs) -> Work {
 /// Steps of a stage, where they are known.
 pub fn steps(i: &Inputs) -> Option<u64> {
     let r = &i.recipe;
-    let portion = if i.wants == Wants::Rollouts { r.rollout.prompts } else { r.train.batch };
+    let portion = i.feed.per_step(r);
     // The last batch of an epoch is smaller.
     let epochs = |rows: usize| (r.train.epochs * rows.div_ceil(portion) as f64).ceil().max(1.0) as u64;
     r.train.steps.or_else(|| i.lengths.rows.map(epochs))

@@ -1,7 +1,7 @@
 //! What every example of a stage is looked at for: rewards that could be given to it, and models that must take it.
 
 use super::Start;
-use crate::algo::Wants;
+use crate::algo::Feed;
 use crate::data::hub::model_dir;
 use crate::data::prompt::Settings;
 use crate::data::{Counts, Encoder, Example, Row, schema};
@@ -40,14 +40,13 @@ impl Look {
         recipe: &Recipe,
         named: &dyn Fn(&str) -> Option<&'b Start>,
     ) -> Result<Self> {
-        let sampled = draft.wants == Wants::Rollouts && !draft.source.graded();
+        let sampled = draft.feed.sampled() && !draft.source.graded();
         let evaluates = recipe.eval.every > 0 || recipe.eval.at_start;
-        let asks =
-            draft.wants == Wants::Rollouts || !recipe.reward.is_empty() || !setup::tasks(recipe)?.is_empty();
+        let asks = draft.feed.sampled() || !recipe.reward.is_empty() || !setup::tasks(recipe)?.is_empty();
         let evaluated = match evaluates && !sampled && asks && !draft.needs.score {
             true => {
                 let hooks = Hooks { warnings: draft.warnings.clone(), ..Default::default() };
-                Some(setup::plain_rewards(recipe, Wants::Rollouts, &hooks)?)
+                Some(setup::plain_rewards(recipe, Feed::Rollouts, &hooks)?)
             }
             false => None,
         };
@@ -107,7 +106,7 @@ impl Limit {
 /// Tokens of a prompt as another model reads it.
 fn length(encoder: &Encoder, prompt: &Prompt, place: &str) -> Result<usize> {
     let row = Row::from_iter([("prompt".to_string(), asked(prompt))]);
-    let sample = encoder.encode(&row, schema::Wants::Prompt, place, &mut Counts::default())?;
+    let sample = encoder.encode(&row, schema::RowKind::Prompt, place, &mut Counts::default())?;
     Ok(sample.map_or(0, |s| if let Example::Prompt { ids } = s.example { ids.len() } else { 0 }))
 }
 

@@ -3,7 +3,6 @@
 
 use super::elsewhere;
 use super::keys::nearest_to;
-use super::load::filled;
 use super::schema::{Schema, settings_of};
 use super::tree::{Path, Tree, describe, dotted};
 use super::types::{Found, Rules, place};
@@ -87,7 +86,7 @@ fn unknown(tree: &Tree, entry: &Entry, key: &[String], at: &[String], known: Vec
 }
 
 fn build(entry: &Entry, values: &Map<String, Value>, length: usize) -> Result<()> {
-    (entry.build)(Value::Object(filled(entry, values, length))).map(|_| ())
+    (entry.build)(Value::Object(entry.filled(values, length))).map(|_| ())
 }
 
 /// The setting without which the error is not the same.

@@ -2,7 +2,7 @@
 
 use super::{Recipe, Stage};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
-use crate::algo::{self, Wants};
+use crate::algo::{self, Refusal};
 use ferrl_engine::{Error, model, nearest};
 use ferrl_kernels::{AUTO, BACKENDS};
 
@@ -49,6 +49,12 @@ impl Problems {
         }
     }
 
+    fn refuse(&mut self, algorithm: &str, refusal: Option<Refusal>) {
+        if let Some(Refusal { key, why, fix }) = refusal {
+            self.when(true, key, format!("{algorithm} {why}"), fix);
+        }
+    }
+
     fn word(&mut self, key: impl Into<Key>, word: &str, known: &[&str]) {
         if !known.contains(&word) {
             let key = key.into();
@@ -77,22 +83,22 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
     starting_point(stage, &mut p);
     data(recipe, &mut p);
     let Ok(entry) = algo::find(recipe.algorithm_name()) else { return p.0 };
-    let taught = recipe.algorithm().is_ok_and(|a| a.needs().teacher);
+    let needs = recipe.algorithm().ok().map(|a| a.needs());
     p.when(
-        recipe.teacher.path.is_some() && !taught,
+        recipe.teacher.path.is_some() && !needs.is_some_and(|n| n.teacher),
         "teacher.path",
         format!("{} has no teacher", recipe.algorithm_name()),
         "leave out teacher.path",
     );
-    if entry.wants == Wants::Rollouts {
+    if entry.feed.sampled() {
         rollouts(stage, &mut p);
         rewards(recipe, verifiers, &mut p);
     } else {
-        // A reference point over mismatched answers puts the longest answer after the longest question.
-        let (each, one) = match entry.wants {
-            wants if wants.paired() => (2, "one pair, each side of"),
-            Wants::Labelled => (2, "a question and another's answer, each of"),
-            _ => (1, "one sequence of"),
+        // A mismatched probe may put the longest completion after the longest prompt.
+        let (each, one) = match entry.feed.paired() {
+            true => (2, "one pair, each side of"),
+            false if needs.is_some_and(|n| n.mismatched) => (2, "a prompt and another's completion, each of"),
+            false => (1, "one sequence of"),
         };
         let (budget, longest) = (recipe.train.micro_batch_tokens, each * recipe.data.max_length);
         p.when(
@@ -310,21 +316,10 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
     }
     let Ok(algorithm) = recipe.algorithm() else { return };
     let (needs, name) = (algorithm.needs(), recipe.algorithm_name());
-    p.when(
-        r.samples < needs.group,
-        "rollout.samples",
-        format!(
-            "{name} compares answers to the same prompt, and {} leaves nothing to compare with",
-            r.samples
-        ),
-        "rollout.samples = 8, or algo.advantage.baseline = \"batch\"",
-    );
-    p.when(
-        needs.reference && !needs.teacher && recipe.model.init.is_some(),
-        "algo.kl.coef",
-        "KL to the reference would hold the policy to a random model (model.init)",
-        "algo.kl.coef = 0, or an SFT stage before this one",
-    );
+    let completions = r.prompts.saturating_mul(r.samples);
+    p.refuse(name, needs.one_per_prompt.filter(|_| r.samples == 1));
+    p.refuse(name, needs.one_per_step.filter(|_| completions == 1));
+    p.refuse(name, needs.random_reference.filter(|_| recipe.model.init.is_some()));
     p.when(
         needs.teacher && recipe.teacher.path.is_none(),
         "teacher.path",
@@ -337,7 +332,7 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
         format!("{name} measures small moves of the weights, which bf16 loses"),
         "model.dtype = \"f32\"",
     );
-    let searches = algorithm.trust_region().is_some();
+    let searches = algorithm.updates().trust_region.is_some();
     p.when(
         searches && recipe.optim.ema.is_some(),
         "optim.ema",
@@ -350,27 +345,12 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
         format!("{name} moves the policy alone, and a critic on its trunk would move with it"),
         "critic.shared = false",
     );
-    let (_, minibatches) = algorithm.passes();
-    let answers = r.prompts.saturating_mul(r.samples);
+    let minibatches = algorithm.updates().minibatches;
     p.when(
-        minibatches > answers,
+        minibatches > completions,
         "algo.minibatches",
-        format!("{answers} answers do not make {minibatches} minibatches"),
-        format!("algo.minibatches = {answers} at most, or more rollout.prompts"),
-    );
-    let baseline = recipe.algo.get("advantage").and_then(|a| a.get("baseline"));
-    p.when(
-        answers == 1 && baseline.is_some_and(|b| b == "batch"),
-        "algo.advantage.baseline",
-        "one answer is its own mean: every advantage is 0",
-        "rollout.prompts = 32",
-    );
-    let filters = recipe.algo.get("filter_equal").is_some_and(|f| f == true);
-    p.when(
-        filters && r.samples == 1,
-        "algo.filter_equal",
-        "with one answer to a prompt all rewards of a group are equal: nothing passes the filter",
-        "rollout.samples = 8, or algo.filter_equal = false",
+        format!("{completions} completions do not make {minibatches} minibatches"),
+        format!("algo.minibatches = {completions} at most, or more rollout.prompts"),
     );
 }
 

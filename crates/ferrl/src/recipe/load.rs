@@ -2,7 +2,7 @@
 
 use super::tree::{Path, Tree, describe, dotted, path};
 use super::{DEFAULT_ALGORITHM, Recipe, algorithm, check, environment, options, overrides, rl2, types};
-use crate::algo::{self, Entry, Wants};
+use crate::algo;
 use crate::warnings::Warnings;
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Map, Value};
@@ -316,7 +316,7 @@ fn resolve(tree: Tree, file_name: &str, mut outside: Vec<Error>) -> Result<Resol
         algorithm::check(&merged, &prefix, fill, &mut outside)?;
         let method = recipe.algorithm_name().to_string();
         recipe.algo.insert("name".into(), method.clone().into());
-        let mut settings = filled(algo::find(&method)?, &recipe.algo, fill);
+        let mut settings = algo::find(&method)?.filled(&recipe.algo, fill);
         settings.insert("name".into(), method.clone().into());
         recipe.algo = settings;
         if own_name.is_some() && stages.iter().any(|s| Some(&s.name) == own_name.as_ref()) {
@@ -344,20 +344,6 @@ fn typed(tree: &Tree) -> Result<Recipe> {
     let mut values = tree.root.clone();
     types::switch_off(&mut values, "Recipe");
     serde_json::from_value(values).map_err(|e| Error::usage(e.to_string()).at("recipe"))
-}
-
-/// The algorithm's settings without its name, and with the generation limit where one of them is measured by it.
-pub(super) fn filled(entry: &Entry, values: &Map<String, Value>, length: usize) -> Map<String, Value> {
-    let mut values = values.clone();
-    values.shift_remove("name");
-    let defaults = (entry.defaults)();
-    let setting = |key: &str| values.get(key).unwrap_or(&defaults[key]);
-    let measured =
-        setting("aggregate") == "constant" || setting("overlong").as_f64().is_some_and(|o| o > 0.0);
-    if measured && entry.wants == Wants::Rollouts && !values.contains_key("length") {
-        values.insert("length".into(), length.into());
-    }
-    values
 }
 
 /// The recipe with every default written out, and `${NAME}` where a value is a variable's.

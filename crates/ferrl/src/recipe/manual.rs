@@ -1,11 +1,10 @@
 //! What the registry says about an algorithm, as a page of the manual and as text for a terminal.
 
 use super::keys::{self, Key, TABLE_HEAD, is_table, row};
-use super::load::filled;
 use super::range::short;
 use super::{OFF, algorithm_keys};
 use crate::algo::metrics::{EVALUATED, Metric, SAMPLED, STEP};
-use crate::algo::{ALGORITHMS, Entry, Needs, Wants};
+use crate::algo::{ALGORITHMS, Entry, Needs};
 use ferrl_engine::Result;
 use serde_json::{Map, Value};
 
@@ -19,8 +18,8 @@ pub fn algorithms_markdown(figures: &Map<String, Value>) -> String {
     for e in ALGORITHMS {
         let figure = |key: &str| figures.get(e.name).and_then(|f| f[key].as_str()).unwrap_or("");
         let (before, after) = (figure("before"), figure("after"));
-        let (name, about, wants) = (e.name, e.about, e.wants.words());
-        page += &format!("| [`{name}`](#{name}) | {about} | {wants} | {before} | {after} |\n");
+        let (name, about, feed) = (e.name, e.about, e.feed.words());
+        page += &format!("| [`{name}`](#{name}) | {about} | {feed} | {before} | {after} |\n");
     }
     page += &written_by_all();
     for entry in ALGORITHMS {
@@ -55,7 +54,7 @@ fn section(entry: &Entry, figures: Option<&Value>) -> String {
     text += &format!("Paper: {}.\n\n", entry.paper);
     text += &format!(
         "Recipe: [`recipes/{name}.toml`](../recipes/{name}.toml), learning from {}.\n",
-        entry.wants.words()
+        entry.feed.words()
     );
     if let Some(measured) = figures {
         let part = |key: &str| match &measured[key] {
@@ -83,13 +82,13 @@ fn header(entry: &Entry) -> String {
 
 /// The recipe's keys that an algorithm's runs depend on, without those under `algo`.
 pub fn keys_that_matter(entry: &Entry) -> Result<Vec<&'static Key>> {
-    let needs = (entry.build)(Value::Object(filled(entry, &Map::new(), 1)))?.needs();
+    let needs = (entry.build)(Value::Object(entry.filled(&Map::new(), 1)))?.needs();
     let matters = |key: &&Key| !is_table(&key.kind) && matters(key.path.split('.').next(), entry, needs);
     Ok(keys::keys().iter().filter(matters).collect())
 }
 
 fn matters(table: Option<&str>, entry: &Entry, needs: Needs) -> bool {
-    let samples = entry.wants == Wants::Rollouts;
+    let samples = entry.feed.sampled();
     match table {
         Some("algo" | "stage") => false,
         Some("rollout") => samples,
@@ -153,7 +152,7 @@ mod tests {
             assert!(header(entry).lines().count() > 3, "{}", entry.name);
             let keys = keys_that_matter(entry).unwrap();
             let has = |table: &str| keys.iter().any(|k| k.path.starts_with(table));
-            assert_eq!(has("rollout."), entry.wants == Wants::Rollouts, "{}", entry.name);
+            assert_eq!(has("rollout."), entry.feed.sampled(), "{}", entry.name);
             assert!(has("optim.lr") && !has("algo"), "{}", entry.name);
         }
     }

@@ -1,7 +1,7 @@
 //! Settings that may be meant and probably are not: the run goes on, and says so.
 
 use super::Recipe;
-use crate::algo::{self, Wants};
+use crate::algo;
 use crate::warnings::Warnings;
 
 /// Fraction of a weight that one step may decay before it is told.
@@ -49,7 +49,7 @@ pub fn warn(recipe: &Recipe, warnings: &Warnings) {
             warnings.raise("lr-too-small", what, format!("{key} = 1e-6"));
         }
     }
-    let samples = algo::find(recipe.algorithm_name()).is_ok_and(|e| e.wants == Wants::Rollouts);
+    let samples = algo::find(recipe.algorithm_name()).is_ok_and(|e| e.feed.sampled());
     let t = recipe.rollout.temperature;
     if samples && !TEMPERATURES.contains(&t) {
         let nearly =
@@ -62,7 +62,7 @@ pub fn warn(recipe: &Recipe, warnings: &Warnings) {
 /// Keys whose value is not the default and that the algorithm never reads, each with what is meant instead.
 pub(super) fn unused(recipe: &Recipe) -> Vec<(&'static str, &'static str)> {
     let Ok(entry) = algo::find(recipe.algorithm_name()) else { return Vec::new() };
-    let (samples, usual) = (entry.wants == Wants::Rollouts, Recipe::default());
+    let (samples, usual) = (entry.feed.sampled(), Recipe::default());
     let asks = (recipe.eval.every > 0 || recipe.eval.at_start) && recipe.eval.prompts > 0;
     let (t, r) = (&recipe.train, &recipe.rollout);
     let rules = [

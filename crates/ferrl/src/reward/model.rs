@@ -1,7 +1,7 @@
 //! A reward model in process: its score at the last token of prompt and answer.
 
 use crate::data::prompt::Settings;
-use crate::data::schema::Wants;
+use crate::data::schema::RowKind;
 use crate::data::{Counts, Encoder, Example, Row};
 use crate::pack::{Budget, pack};
 use crate::recipe::Recipe;
@@ -69,7 +69,7 @@ impl RewardModel {
         let said = format!("{}{}", self.prefill, answer.text);
         let row = Row::from_iter([("prompt".to_string(), asked), ("completion".to_string(), said.into())]);
         let mut counts = Counts::default();
-        let sample = self.encoder.encode(&row, Wants::Sft, "an answer", &mut counts)?;
+        let sample = self.encoder.encode(&row, RowKind::Sft, "an answer", &mut counts)?;
         let Some(Example::Text(mut tokens)) = sample.map(|s| s.example) else {
             return Err(Error::data("an answer has no tokens for the reward model"));
         };

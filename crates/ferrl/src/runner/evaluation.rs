@@ -1,16 +1,16 @@
 //! Evaluations of a run: held-out examples and held-out prompts, measured while it trains.
 
 use super::OneStage;
-use crate::algo::Wants;
+use crate::algo::Feed;
 use crate::evaluate::{Evaluation, evaluate};
 use crate::recipe::{Recipe, Rollout};
 use crate::reward::Rewards;
-use crate::rollout::Generator;
+use crate::rollout::Actor;
 use crate::setup;
 use crate::source::Source;
 use crate::train::Stage;
 use crate::verify::Progress;
-use ferrl_engine::generate::Sampler;
+use ferrl_engine::generate::{Generator, Sampler};
 use ferrl_engine::{Error, Result, nearest};
 use std::cell::RefMut;
 
@@ -18,13 +18,13 @@ impl OneStage<'_> {
     /// Held-out examples, and held-out questions where something says what their answers are worth.
     pub(super) fn evaluate(&self, stage: &mut Stage) -> Result<Evaluation> {
         (stage.waits)("evaluate");
-        let (wants, recipe) = (stage.wants, stage.recipe.clone());
+        let (feed, recipe) = (stage.feed, stage.recipe.clone());
         let mut all = Evaluation::default();
-        if wants != Wants::Rollouts {
-            let mut source = self.held_out(stage, wants)?;
+        if !feed.sampled() {
+            let mut source = self.held_out(stage, feed)?;
             all.metrics = stage.validate(&mut **source, recipe.eval.prompts)?;
         }
-        let graded = wants == Wants::Rollouts || setup::task(&recipe)?.is_some() || !recipe.reward.is_empty();
+        let graded = feed.sampled() || setup::task(&recipe)?.is_some() || !recipe.reward.is_empty();
         if graded && !stage.algo.needs().score {
             let asked = self.ask(stage, &recipe)?;
             all.metrics.join(asked.metrics);
@@ -35,14 +35,14 @@ impl OneStage<'_> {
 
     /// Held-out examples from their first on. They are opened once: a file that is changed or removed later does not change
     /// what is measured.
-    fn held_out(&self, stage: &Stage, wants: Wants) -> Result<RefMut<'_, Box<dyn Source>>> {
+    fn held_out(&self, stage: &Stage, feed: Feed) -> Result<RefMut<'_, Box<dyn Source>>> {
         let mut opened = self.opened.borrow_mut();
-        let at = match opened.iter().position(|o| o.0 == wants) {
+        let at = match opened.iter().position(|o| o.0 == feed) {
             Some(at) => at,
             None => {
                 let (recipe, tokenizer) = (&stage.recipe, &stage.tokenizer);
-                let source = setup::source(recipe, self.dir, tokenizer, wants, true, &stage.warnings)?;
-                opened.push((wants, source.state(), source));
+                let source = setup::source(recipe, self.dir, tokenizer, feed, true, &stage.warnings)?;
+                opened.push((feed, source.state(), source));
                 opened.len() - 1
             }
         };
@@ -54,10 +54,10 @@ impl OneStage<'_> {
     /// Held-out questions, sampled and graded.
     fn ask(&self, stage: &mut Stage, recipe: &Recipe) -> Result<Evaluation> {
         // There is one KV cache at a time: the rollouts' own, or one that is gone when the evaluation ends.
-        match stage.sampler.take() {
-            Some(mut sampler) => {
-                let asked = self.ask_with(&mut sampler, stage, &stage.rewards, recipe);
-                stage.sampler = Some(sampler);
+        match stage.generator.take() {
+            Some(mut generator) => {
+                let asked = self.ask_with(&mut *generator, stage, &stage.rewards, recipe);
+                stage.generator = Some(generator);
                 asked
             }
             None => {
@@ -66,29 +66,29 @@ impl OneStage<'_> {
                 let sampler =
                     Sampler::new(model, cache).map_err(|e| setup::cache_error(e, &recipe.rollout))?;
                 let mut sampler = sampler.with_tokenizer(stage.tokenizer.clone());
-                let rewards = setup::rewards(recipe, Wants::Rollouts, &model.backend, &stage.hooks())?;
+                let rewards = setup::rewards(recipe, Feed::Rollouts, &model.backend, &stage.hooks())?;
                 self.ask_with(&mut sampler, stage, &rewards, recipe)
             }
         }
     }
 
-    /// The same with a sampler: at the evaluation's temperature, and greedy.
+    /// The same with a generator: at the evaluation's temperature, and greedy.
     fn ask_with(
         &self,
-        sampler: &mut Sampler,
+        generator: &mut dyn Generator,
         stage: &Stage,
         rewards: &Rewards,
         recipe: &Recipe,
     ) -> Result<Evaluation> {
-        let generator =
-            Generator { model: &stage.policy.model, tokenizer: &stage.tokenizer, stops: &stage.stops };
+        let (policy, tokenizer, stops) = (&stage.policy.model, &*stage.tokenizer, &stage.stops);
+        let mut actor = Actor { generator, policy, tokenizer, stops };
         let at =
             Progress { step: stage.step, steps: stage.schedules.0.total_steps, epoch: stage.source.epochs() };
         let mut asked = |temperature: f64, samples: usize, seed: u64| {
             let settings = Rollout { temperature, ..recipe.rollout.clone() };
-            let mut source = self.held_out(stage, Wants::Rollouts)?;
+            let mut source = self.held_out(stage, Feed::Rollouts)?;
             let counts = (recipe.eval.prompts, samples, seed);
-            evaluate(generator, sampler, &mut **source, rewards, &settings, counts, at)
+            evaluate(&mut actor, &mut **source, rewards, &settings, counts, at)
                 .map_err(|e| setup::too_small(e, &recipe.rollout))
         };
         let temperature = recipe.eval.temperature.unwrap_or(recipe.rollout.temperature);

@@ -1,6 +1,6 @@
 //! What a recipe's stage learns from: its sources, its generated tasks, how many steps they make, a new model's tokenizer.
 
-use crate::algo::{self, Wants};
+use crate::algo::{self, Feed};
 use crate::data::hub::Cache;
 use crate::data::loader::MAX_EPOCHS;
 use crate::data::{self, Dataset};
@@ -22,20 +22,20 @@ pub fn source(
     recipe: &Recipe,
     model: &Path,
     tokenizer: &Arc<Tokenizer>,
-    wants: Wants,
+    feed: Feed,
     held_out: bool,
     warnings: &Warnings,
 ) -> Result<Box<dyn Source>> {
     unused_options(recipe, warnings);
     let mut sources =
         Sources { recipe, model, tokenizer, warnings, room: room(recipe, model)?, read: HashMap::new() };
-    let main = sources.mixture(wants, held_out)?;
+    let main = sources.mixture(feed, held_out)?;
     let (evaluates, mut others) = (recipe.eval.every > 0 || recipe.eval.at_start, Vec::new());
     if !held_out && evaluates {
-        others.push(sources.mixture(wants, true)?);
+        others.push(sources.mixture(feed, true)?);
         let rewarded = !recipe.reward.is_empty() || !tasks(recipe)?.is_empty();
-        if wants != Wants::Rollouts && rewarded && !recipe.algorithm()?.needs().score {
-            others.push(sources.mixture(Wants::Rollouts, true)?);
+        if !feed.sampled() && rewarded && !recipe.algorithm()?.needs().score {
+            others.push(sources.mixture(Feed::Rollouts, true)?);
         }
     }
     Ok(Box::new(main.with_held_out(others)))
@@ -44,7 +44,7 @@ pub fn source(
 /// What the model in a directory can take, and what will be sampled from it.
 pub(crate) fn room(recipe: &Recipe, model: &Path) -> Result<Room> {
     let config = crate::plan::read_config(model)?;
-    let asks = algo::find(recipe.algorithm_name())?.wants == Wants::Rollouts;
+    let asks = algo::find(recipe.algorithm_name())?.feed.sampled();
     Ok(Room {
         context: config.max_context(),
         learned: config.position == Position::Learned,
@@ -64,7 +64,7 @@ struct Sources<'a> {
 }
 
 impl Sources<'_> {
-    fn mixture(&mut self, wants: Wants, held_out: bool) -> Result<Mixture> {
+    fn mixture(&mut self, feed: Feed, held_out: bool) -> Result<Mixture> {
         let recipe = self.recipe;
         let (own, split) = (held_out && !recipe.eval.data.is_empty(), recipe.eval.split);
         let (key, names) =
@@ -77,19 +77,19 @@ impl Sources<'_> {
                 .fix(format!("one weight for each entry of {key}")));
         }
         let has_task = names.iter().any(|n| task_name(n).is_some());
-        let unrewarded = has_task && wants == Wants::Rollouts && recipe.reward.is_empty();
+        let unrewarded = has_task && feed.sampled() && recipe.reward.is_empty();
         let mut parts = Vec::new();
         for (i, name) in names.iter().enumerate() {
             let weight = weights.get(i).copied().unwrap_or(1.0);
             if let Some(name) = task_name(name) {
                 let task = build(recipe, name)?;
-                let examples = TaskExamples::new(name, task, self.tokenizer.clone(), wants, held_out)?;
+                let examples = TaskExamples::new(name, task, self.tokenizer.clone(), feed, held_out)?;
                 parts.push(Part::Task(Box::new(examples), weight));
                 continue;
             }
             // Of mixed data, only a task has a held-out part by itself, and only its completions are rewarded by themselves.
             let none_held_out = has_task && !own && split == 0.0;
-            let only_asked = algo::find(recipe.algorithm_name())?.wants == Wants::Rollouts;
+            let only_asked = algo::find(recipe.algorithm_name())?.feed.sampled();
             if held_out && (none_held_out || unrewarded) && !(own && only_asked) {
                 continue;
             }
@@ -103,14 +103,14 @@ impl Sources<'_> {
             }
             parts.push(Part::of(self.dataset(name)?, weight));
         }
-        let asks = wants == Wants::Rollouts;
+        let asks = feed.sampled();
         Mixture::new(
             parts,
             &Reading {
                 data: &recipe.data,
                 model: self.model,
                 tokenizer: self.tokenizer,
-                wants,
+                feed,
                 seed: recipe.seed,
                 split: (split > 0.0 && !own).then_some((split, held_out)),
                 room: Room { new_tokens: if asks { recipe.rollout.max_new_tokens } else { 0 }, ..self.room },
@@ -202,7 +202,7 @@ fn unused_options(recipe: &Recipe, warnings: &Warnings) {
 }
 
 /// Steps of a stage.
-pub fn total_steps(recipe: &Recipe, source: &dyn Source, wants: Wants) -> Result<u64> {
+pub fn total_steps(recipe: &Recipe, source: &dyn Source, feed: Feed) -> Result<u64> {
     if let Some(steps) = recipe.train.steps {
         return Ok(steps);
     }
@@ -214,7 +214,7 @@ pub fn total_steps(recipe: &Recipe, source: &dyn Source, wants: Wants) -> Result
         .at("train.epochs")
         .fix("train.epochs = 3"));
     }
-    let per_step = if wants == Wants::Rollouts { recipe.rollout.prompts } else { recipe.train.batch };
+    let per_step = feed.per_step(recipe);
     match source.batches(epochs, per_step) {
         Some(steps) => Ok(steps.max(1)),
         None => Err(Error::usage("a generated task has no end").at("train").fix("train.steps = 100")),

@@ -4,7 +4,7 @@
 //! and a stage is made from its draft, so that both see the same mistakes.
 
 use super::{algorithm, own_rewards, plain_rewards, source, total_steps};
-use crate::algo::{Algorithm, Needs, Wants};
+use crate::algo::{Algorithm, Feed, Needs};
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
 use crate::source::Source;
@@ -23,7 +23,7 @@ pub struct Draft {
     /// How it learns.
     pub algo: Box<dyn Algorithm>,
     /// What it learns from.
-    pub wants: Wants,
+    pub feed: Feed,
     /// What its algorithm needs.
     pub needs: Needs,
     /// The policy's.
@@ -48,7 +48,7 @@ fn moves(recipe: &Recipe, algo: &dyn Algorithm, total: u64) -> Result<()> {
         );
         return Err(Error::usage(what).at("optim.warmup").fix("optim.warmup = 0.0, or more steps"));
     }
-    let frozen = algo.policy_frozen_steps();
+    let frozen = algo.updates().policy_frozen_steps;
     if frozen > 0 && frozen >= total {
         let what = format!(
             "the critic alone is trained for {frozen} steps, and there are {total}: the policy never learns"
@@ -63,8 +63,8 @@ fn moves(recipe: &Recipe, algo: &dyn Algorithm, total: u64) -> Result<()> {
 impl Draft {
     /// Of a stage that starts from the model in `dir` and learns from what its recipe names.
     pub fn new(recipe: &Recipe, dir: &Path, warnings: &Warnings) -> Result<Draft> {
-        Self::over(recipe, dir, warnings, |tokenizer, wants, warnings| {
-            source(recipe, dir, tokenizer, wants, false, warnings)
+        Self::over(recipe, dir, warnings, |tokenizer, feed, warnings| {
+            source(recipe, dir, tokenizer, feed, false, warnings)
         })
     }
 
@@ -73,20 +73,20 @@ impl Draft {
         recipe: &Recipe,
         dir: &Path,
         warnings: &Warnings,
-        source: impl FnOnce(&Arc<Tokenizer>, Wants, &Warnings) -> Result<Box<dyn Source>>,
+        source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Box<dyn Source>>,
     ) -> Result<Draft> {
         crate::recipe::warn(recipe, warnings);
-        let (algo, wants) = algorithm(recipe)?;
+        let (algo, feed) = algorithm(recipe)?;
         let needs = algo.needs();
         let tokenizer = Arc::new(Tokenizer::from_dir(dir)?);
-        let source = source(&tokenizer, wants, warnings)?;
+        let source = source(&tokenizer, feed, warnings)?;
         let samples = recipe.rollout.samples;
-        if wants == Wants::Rollouts && !source.graded() && samples < needs.group {
+        if feed.sampled() && !source.graded() && samples < needs.group {
             let what = format!("{samples} answer to a prompt has no others to be compared with");
             return Err(Error::usage(what).at("rollout.samples").fix("rollout.samples = 8"));
         }
         let least = source.epoch().unwrap_or(usize::MAX).min(recipe.train.batch);
-        if wants != Wants::Rollouts && least < needs.batch {
+        if !feed.sampled() && least < needs.batch {
             let what = format!(
                 "{} compares {} examples at least, a batch has {least}",
                 recipe.algorithm_name(),
@@ -94,17 +94,17 @@ impl Draft {
             );
             return Err(Error::usage(what).at("train.batch").fix("train.batch = 16, and as many rows"));
         }
-        let total = total_steps(recipe, &*source, wants)?;
+        let total = total_steps(recipe, &*source, feed)?;
         moves(recipe, &*algo, total)?;
         let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
         let rewards =
-            if source.graded() { own_rewards(recipe)? } else { plain_rewards(recipe, wants, &hooks)? };
-        let sampled = wants == Wants::Rollouts && !source.graded();
+            if source.graded() { own_rewards(recipe)? } else { plain_rewards(recipe, feed, &hooks)? };
+        let sampled = feed.sampled() && !source.graded();
         if sampled && recipe.rollout.temperature > HOT {
             let t = recipe.rollout.temperature;
             let what = format!("rollout.temperature = {t}: completions are close to random tokens");
             warnings.raise("hot-sampling", what, "rollout.temperature = 1.0");
         }
-        Ok(Draft { algo, wants, needs, tokenizer, source, total, rewards, warnings: warnings.clone() })
+        Ok(Draft { algo, feed, needs, tokenizer, source, total, rewards, warnings: warnings.clone() })
     }
 }

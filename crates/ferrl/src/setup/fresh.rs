@@ -1,11 +1,11 @@
 //! A new model for a recipe that names none: random weights, and a tokenizer made from the stage's own data.
 
 use super::data::{task_name, tasks};
-use crate::algo::{self, Wants};
+use crate::algo::{self, Feed};
 use crate::data::hub::Cache;
 use crate::data::{self, Dataset, Texts, strings};
 use crate::recipe::{Init, Recipe};
-use crate::source::{encoding, schema_of};
+use crate::source::encoding;
 use ferrl_engine::checkpoint::{Dtype, InitOptions, SaveOptions, init_model};
 use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
 use ferrl_engine::{Error, Result, nearest};
@@ -74,7 +74,7 @@ fn tokenizer(recipe: &Recipe, init: &Init) -> Result<Tokenizer> {
 struct Files {
     datasets: Vec<Arc<Dataset>>,
     texts: Texts,
-    wants: Wants,
+    feed: Feed,
     /// Words of the recipe that are put into prompts.
     words: Vec<String>,
     /// Whether every text of a row counts: characters that only an answer column has are sampled, too.
@@ -93,7 +93,7 @@ impl Files {
         Ok(Files {
             datasets: names.map(read).collect::<Result<_>>()?,
             texts: Texts::new(&encoding(d)?)?,
-            wants: algo::find(recipe.algorithm_name())?.wants,
+            feed: algo::find(recipe.algorithm_name())?.feed,
             words: words.chain([chat]).collect(),
             all,
         })
@@ -112,9 +112,10 @@ impl Files {
     fn row(&self, dataset: &Dataset, number: usize) -> Result<(Vec<String>, bool)> {
         let row = dataset.row(number)?;
         let columns = self.texts.columns(&row);
-        let grouped = ["completions", "rewards"].iter().all(|c| columns.contains(c));
-        let wants = schema_of(self.wants, grouped, &columns);
-        let (mut texts, chat) = self.texts.of(&row, wants).map_err(|e| e.at(dataset.place(number)))?;
+        let has = |column: &str| columns.contains(&column);
+        let grouped = has("completions") && (has("rewards") || !self.feed.sampled());
+        let kind = self.feed.row_kind(grouped);
+        let (mut texts, chat) = self.texts.of(&row, kind).map_err(|e| e.at(dataset.place(number)))?;
         if self.all {
             texts.extend(strings(Value::Object(row)));
         }

@@ -1,8 +1,7 @@
 //! From an encoded row to what an algorithm learns from.
 
 use super::{Group, Item, Prompt};
-use crate::algo;
-use crate::data::schema;
+use crate::algo::Feed;
 use crate::data::{self, Encoder, Example, Sample, Tokens};
 use crate::experience::{Kind, Sequence};
 use ferrl_engine::{Error, Result};
@@ -11,21 +10,6 @@ use serde_json::Value;
 /// Whether a row brings answers and their rewards.
 pub(super) fn is_group(row: &data::Row) -> bool {
     ["completions", "rewards"].iter().all(|c| row.get(*c).is_some_and(|v| !v.is_null()))
-}
-
-/// How a row of these columns is read for an algorithm; `grouped` rows bring their answers.
-pub fn schema_of(wants: algo::Wants, grouped: bool, columns: &[&str]) -> schema::Wants {
-    match wants {
-        algo::Wants::Demonstrations => schema::Wants::Sft,
-        algo::Wants::Weighted if columns.contains(&"completions") => schema::Wants::Group,
-        algo::Wants::Weighted => schema::Wants::Sft,
-        algo::Wants::Pairs => schema::Wants::Preference,
-        algo::Wants::StepPairs => schema::Wants::StepPreference,
-        algo::Wants::Labelled => schema::Wants::Unpaired,
-        algo::Wants::Targets => schema::Wants::Target,
-        algo::Wants::Rollouts if grouped => schema::Wants::Group,
-        algo::Wants::Rollouts => schema::Wants::Prompt,
-    }
 }
 
 /// What a row asks, without its tokens: as rewards see it.
@@ -46,7 +30,7 @@ pub fn prompt_of(sample: &Sample, encoder: &Encoder) -> Prompt {
 }
 
 /// An encoded row as an example; `index` is the number of its prompt in the run.
-pub(super) fn item(sample: Sample, wants: algo::Wants, index: u64, encoder: &Encoder) -> Result<Item> {
+pub(super) fn item(sample: Sample, feed: Feed, index: u64, encoder: &Encoder) -> Result<Item> {
     let tokenizer = encoder.tokenizer();
     let sequence = |t: Tokens, kind: Kind| Sequence {
         pair: matches!(kind, Kind::Chosen | Kind::Rejected).then_some(0),
@@ -70,7 +54,7 @@ pub(super) fn item(sample: Sample, wants: algo::Wants, index: u64, encoder: &Enc
         }),
     };
     Ok(match sample.example {
-        Example::Text(tokens) if wants == algo::Wants::Weighted => {
+        Example::Text(tokens) if feed == Feed::Weighted => {
             Item::Given(vec![sequence(tokens, Kind::Plain).rewarded(number("advantage", 1.0)?)])
         }
         Example::Text(tokens) => Item::Given(vec![sequence(tokens, Kind::Plain)]),
@@ -81,7 +65,7 @@ pub(super) fn item(sample: Sample, wants: algo::Wants, index: u64, encoder: &Enc
         }
         Example::Labelled { tokens, label } => Item::Given(vec![sequence(tokens, Kind::Labelled(label))]),
         Example::Target { tokens, target } => Item::Given(vec![sequence(tokens, Kind::Target(target))]),
-        Example::Group { completions, rewards } if wants == algo::Wants::Weighted => {
+        Example::Group { completions, rewards } if feed == Feed::Weighted => {
             let total = |i: usize| rewards.iter().map(|(_, list)| list[i]).sum();
             let answers = completions.into_iter().enumerate();
             Item::Given(answers.map(|(i, t)| sequence(t, Kind::Plain).rewarded(total(i))).collect())

@@ -1,11 +1,12 @@
 //! Examples from files, folders, hub datasets and generated tasks, mixed by weight, in an order that can be taken up again.
 
-use super::item::{is_group, item, schema_of};
+use super::item::{is_group, item};
 use super::survey::Room;
 use super::{Item, Look, Progress, Source, Summary};
 use crate::algo;
 use crate::data::loader::{self, Loader, Size};
 use crate::data::prompt::Settings;
+use crate::data::schema::RowKind;
 use crate::data::{self, Counts, Dataset, Encoder, Found, Overlong};
 use crate::recipe::Data;
 use crate::task::TaskExamples;
@@ -68,7 +69,7 @@ pub struct Reading<'a> {
     /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// What the algorithm learns from.
-    pub wants: algo::Wants,
+    pub feed: algo::Feed,
     /// Decides the order.
     pub seed: u64,
     /// A share of the rows that is held out, and whether these are wanted or the others.
@@ -84,7 +85,7 @@ pub struct Mixture {
     pub(super) parts: Vec<Part>,
     loader: Loader,
     pub(super) encoder: Encoder,
-    pub(super) wants: algo::Wants,
+    pub(super) feed: algo::Feed,
     /// Whether rows bring their answers.
     pub(super) grouped: bool,
     drawn: u64,
@@ -121,14 +122,14 @@ impl Mixture {
         }
         let encoding = encoding(how.data)?;
         let drops = encoding.overlong == Overlong::Drop;
-        let grouped = how.wants == algo::Wants::Rollouts && grouped(&parts, &encoding)?;
+        let grouped = how.feed.sampled() && grouped(&parts, &encoding)?;
         let encoder = Encoder::for_model(how.tokenizer.clone(), how.model, encoding)?;
         let options = loader::Options { seed: how.seed, shuffle: how.data.shuffle };
         let loader = Loader::new(sizes(&parts), options)?;
         let mut mixture = Mixture {
             loader,
             encoder,
-            wants: how.wants,
+            feed: how.feed,
             grouped,
             drawn: 0,
             counts: Counts::default(),
@@ -160,12 +161,18 @@ impl Mixture {
             Part::Task(task, _) => task.item(row, number),
             Part::Rows(rows) => {
                 let (record, place) = rows.read(rows.used[row as usize])?;
-                let wants = schema_of(self.wants, self.grouped, &self.encoder.columns(&record));
-                let sample = self.encoder.encode(&record, wants, &place, &mut self.counts)?;
+                let kind = self.row_kind(&record);
+                let sample = self.encoder.encode(&record, kind, &place, &mut self.counts)?;
                 let sample = sample.ok_or_else(|| Error::data("the row was to be left out").at(&place))?;
-                item(sample, self.wants, number, &self.encoder)
+                item(sample, self.feed, number, &self.encoder)
             }
         }
+    }
+
+    /// How a row is read. Prompts bring their completions in all rows or in none.
+    pub(super) fn row_kind(&self, row: &data::Row) -> RowKind {
+        let brings = || self.encoder.columns(row).contains(&"completions");
+        self.feed.row_kind(if self.feed.sampled() { self.grouped } else { brings() })
     }
 
     fn ends(&self) -> bool {

@@ -4,7 +4,7 @@ mod item;
 mod mixture;
 mod survey;
 
-pub use item::{prompt_of, schema_of};
+pub use item::prompt_of;
 pub use mixture::{Mixture, Part, Reading, encoding};
 pub use survey::Room;
 

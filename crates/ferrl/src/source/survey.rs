@@ -1,6 +1,6 @@
 //! One look at every row before the first step: what cannot be learned from is refused, what is doubtful is counted.
 
-use super::item::{item, schema_of};
+use super::item::item;
 use super::mixture::{Mixture, Part};
 use super::{Item, Look, Progress, Seen, Summary};
 use crate::data::{Counts, Findings, Found, PORTION, portions};
@@ -80,14 +80,13 @@ impl Mixture {
         let Some(rows) = self.parts[part].rows() else { return Ok(found) };
         for &number in numbers {
             let (row, place) = rows.read(number)?;
-            let wants = schema_of(self.wants, self.grouped, &self.encoder.columns(&row));
             let mut counts = Counts::default();
-            let sample = self.encoder.encode(&row, wants, &place, &mut counts)?;
+            let sample = self.encoder.encode(&row, self.row_kind(&row), &place, &mut counts)?;
             found.rows += 1;
             found.doubts.add(&counts, &place);
             match sample {
                 Some(sample) => {
-                    let item = item(sample, self.wants, 0, &self.encoder)?;
+                    let item = item(sample, self.feed, 0, &self.encoder)?;
                     found.measure(&item, &place, self.room)?;
                     (plan.look)(Seen { item: &item, place: &place, held_out: plan.held_out })?;
                     let print = print(&item);

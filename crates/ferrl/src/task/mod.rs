@@ -4,7 +4,7 @@ mod chain;
 mod countdown;
 mod letter_counting;
 
-use crate::algo::Wants;
+use crate::algo::Feed;
 use crate::experience::{Kind, Sequence};
 use crate::source::{Item, Prompt};
 use crate::verify::{self, Sample, Score, Verifier};
@@ -90,7 +90,7 @@ pub struct TaskExamples {
     pub name: String,
     task: Arc<dyn Task>,
     tokenizer: Arc<Tokenizer>,
-    wants: Wants,
+    feed: Feed,
     held_out: bool,
     /// Whether prompts name their task in a column: they do where several kinds are mixed.
     pub named: bool,
@@ -102,22 +102,22 @@ impl TaskExamples {
         name: &str,
         task: Arc<dyn Task>,
         tokenizer: Arc<Tokenizer>,
-        wants: Wants,
+        feed: Feed,
         held_out: bool,
     ) -> Result<Self> {
-        let has = match wants {
-            Wants::Demonstrations | Wants::Rollouts => true,
-            Wants::StepPairs => task.step_pair(0, held_out)?.is_some(),
-            Wants::Weighted | Wants::Pairs | Wants::Labelled | Wants::Targets => {
+        let has = match feed {
+            Feed::Demonstrations | Feed::Rollouts => true,
+            Feed::StepPairs => task.step_pair(0, held_out)?.is_some(),
+            Feed::Weighted | Feed::Pairs | Feed::Labelled | Feed::Targets => {
                 task.answers(0, held_out)?.len() > 1
             }
         };
         if !has {
-            return Err(Error::usage(format!("task:{name} has no {}", wants.words()))
+            return Err(Error::usage(format!("task:{name} has no {}", feed.words()))
                 .at("data.train")
                 .fix("data.train = [\"task:chain\"], a file of such rows, or an algorithm that samples"));
         }
-        Ok(TaskExamples { name: name.into(), task, tokenizer, wants, held_out, named: false })
+        Ok(TaskExamples { name: name.into(), task, tokenizer, feed, held_out, named: false })
     }
 
     /// Example `index` of the task; `number` is that of its prompt in the run.
@@ -137,8 +137,8 @@ impl TaskExamples {
             Ok(all.swap_remove(turn))
         };
         let whole = |text: &str, kind: Kind| self.sequence(&prompt, text, eos, kind);
-        Ok(Item::Given(match self.wants {
-            Wants::Rollouts => {
+        Ok(Item::Given(match self.feed {
+            Feed::Rollouts => {
                 let (text, mut columns) = (example.prompt, example.columns);
                 if self.named {
                     columns.insert(TASK.into(), self.name.as_str().into());
@@ -151,24 +151,24 @@ impl TaskExamples {
                     ..Default::default()
                 }));
             }
-            Wants::Demonstrations => vec![whole(&example.answer, Kind::Plain)?],
-            Wants::Weighted => {
+            Feed::Demonstrations => vec![whole(&example.answer, Kind::Plain)?],
+            Feed::Weighted => {
                 let rewarded = |(text, r): &(String, f32)| Ok(whole(text, Kind::Plain)?.rewarded(*r));
                 answers()?.iter().map(rewarded).collect::<Result<_>>()?
             }
-            Wants::Pairs => {
+            Feed::Pairs => {
                 let all = answers()?;
                 vec![whole(&all[0].0, Kind::Chosen)?, whole(&all[all.len() - 1].0, Kind::Rejected)?]
             }
-            Wants::Labelled => {
+            Feed::Labelled => {
                 let (text, reward) = one()?;
                 vec![whole(&text, Kind::Labelled(reward >= 1.0))?]
             }
-            Wants::Targets => {
+            Feed::Targets => {
                 let (text, reward) = one()?;
                 vec![whole(&text, Kind::Target(reward))?]
             }
-            Wants::StepPairs => {
+            Feed::StepPairs => {
                 let pair = self.task.step_pair(index, self.held_out)?;
                 let pair = pair.ok_or_else(|| Error::data(format!("question {index} has no steps")))?;
                 let mut begun = prompt.clone();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ferrl::data::hub::Cache;
 use ferrl::data::prompt::Settings;
-use ferrl::data::schema::Wants;
+use ferrl::data::schema::RowKind;
 use ferrl::data::{Counts, Encoder, Row, Sample, check};
 use ferrl_engine::Result;
 use ferrl_engine::chat::ChatTemplate;
@@ -38,14 +38,14 @@ pub fn row(value: Value) -> Row {
     value.as_object().unwrap().clone()
 }
 
-pub fn encode(encoder: &Encoder, value: Value, wants: Wants) -> Result<Sample> {
+pub fn encode(encoder: &Encoder, value: Value, kind: RowKind) -> Result<Sample> {
     let mut counts = Counts::default();
-    encoder.encode(&row(value), wants, "rows.jsonl:1", &mut counts).map(|s| s.unwrap())
+    encoder.encode(&row(value), kind, "rows.jsonl:1", &mut counts).map(|s| s.unwrap())
 }
 
 /// The sample as text, trained tokens between marks.
-pub fn shown(encoder: &Encoder, value: Value, wants: Wants) -> String {
-    check::show(encoder.tokenizer(), &encode(encoder, value, wants).unwrap()).unwrap()
+pub fn shown(encoder: &Encoder, value: Value, kind: RowKind) -> String {
+    check::show(encoder.tokenizer(), &encode(encoder, value, kind).unwrap()).unwrap()
 }
 
 pub fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {

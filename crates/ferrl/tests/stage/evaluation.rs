@@ -1,7 +1,7 @@
 //! Held-out examples of supervised stages: their loss, the checkpoints it rates, and the true epoch.
 
 use crate::help::{fails, metrics, model, run, stage, write};
-use ferrl::algo::Wants;
+use ferrl::algo::Feed;
 use ferrl::run::{CheckpointOptions, Checkpoints, Files};
 use ferrl::setup;
 use ferrl::source::Item;
@@ -36,7 +36,7 @@ fn held_out_rows_are_never_trained_on() {
             &recipe,
             Path::new(&model),
             &tokenizer,
-            Wants::Demonstrations,
+            Feed::Demonstrations,
             held_out,
             &Default::default(),
         )
@@ -66,7 +66,7 @@ fn the_loss_is_that_of_the_examples_and_changes_nothing() {
             &watched.recipe,
             Path::new(&model),
             &watched.tokenizer,
-            Wants::Demonstrations,
+            Feed::Demonstrations,
             true,
             &Default::default(),
         )

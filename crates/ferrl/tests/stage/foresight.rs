@@ -13,12 +13,12 @@ fn recipe(algo: &str, train: &str) -> String {
 }
 
 fn steps(mut stage: Stage, foresees: bool) -> (Vec<f32>, Vec<Option<f64>>, bool) {
-    stage.foresees = foresees;
+    stage.one_pass = foresees;
     let names = ["loss", "grad_norm", "entropy", "sampling/sampling_logp_difference/max"];
     let report = |stage: &mut Stage| stage.step().unwrap().metrics;
     let all: Vec<_> = (0..4).map(|_| report(&mut stage)).collect();
     let numbers = all.iter().flat_map(|m| names.map(|n| m.get(n))).collect();
-    (weights(&stage), numbers, stage.foresees)
+    (weights(&stage), numbers, stage.one_pass)
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Rows that bring their answers and rewards: the same algorithms, and nothing is sampled.
 
 use crate::help::{fails, model, stage, write};
-use ferrl::algo::{ALGORITHMS, Entry, Wants};
+use ferrl::algo::{ALGORITHMS, Entry};
 use ferrl_engine::train::{Batch, Sequence};
 use serde_json::json;
 
@@ -33,10 +33,10 @@ fn logp(stage: &ferrl::train::Stage, prompt: &str, answer: &str) -> f64 {
 fn every_method_that_compares_answers_learns_from_given_ones() {
     let dir = tempfile::tempdir().unwrap();
     let (model, data) = (model(dir.path()), write(dir.path(), "rows.jsonl", ROWS));
-    let compares = |e: &&&Entry| e.wants == Wants::Rollouts && !(e.build)(json!({})).unwrap().needs().teacher;
+    let compares = |e: &&&Entry| e.feed.sampled() && !(e.build)(json!({})).unwrap().needs().teacher;
     for entry in ALGORITHMS.iter().filter(compares) {
         let mut stage = stage(&model, &recipe(&data, &format!("algo = {:?}", entry.name))).unwrap();
-        assert!(stage.sampler.is_none(), "{}: nothing is sampled", entry.name);
+        assert!(stage.generator.is_none(), "{}: nothing is sampled", entry.name);
         let margin = |s: &_| logp(s, "one and one is ", "two") - logp(s, "one and one is ", "ten");
         let before = margin(&stage);
         let first = stage.step().unwrap();

@@ -1,6 +1,7 @@
 //! Micro-batches that are about equally full, and results that do not depend on how they are cut.
 
 use crate::help::{model, stage, weights, write};
+use ferrl::algo::UpdatePlan;
 use ferrl::batch::{Update, balance, updates};
 use ferrl::experience::{Experience, Kind, Metrics, Sequence};
 
@@ -18,7 +19,7 @@ fn micro_batches_are_balanced_and_hold_every_sequence_once() {
             .map(|(g, n)| Sequence { group: g, ..sequence(n, None, Kind::Plain) })
             .collect(),
     };
-    let update = &updates(&e, (1, 1), 7, 0)[0];
+    let update = &updates(&e, UpdatePlan::default(), 7, 0)[0];
     let mut all: Vec<usize> = update.bins(&e, 256).unwrap().concat();
     all.sort_unstable();
     assert_eq!(all, (0..64).collect::<Vec<_>>());

@@ -2,34 +2,21 @@
 
 use super::Policy;
 use crate::experience::{Experience, Metrics, Sequence};
+use crate::refill::rewards_differ;
 use std::collections::BTreeMap;
 
 impl Policy {
-    /// Whether the answers of a group got different rewards; a lone answer has nothing to differ from. With
-    /// `advantage.parts` one source that tells them apart is enough, even where the sums are equal.
-    pub(super) fn differs(&self, group: &[&Sequence]) -> bool {
-        let mut answers: BTreeMap<usize, Vec<Option<f64>>> = BTreeMap::new();
-        for s in group {
-            let own = answers.entry(s.trajectory).or_insert_with(|| vec![Some(0.0)]);
-            own[0] = own[0].map(|sum| sum + s.total_reward());
-            if self.advantage.parts && own.len() == 1 {
-                own.extend(s.sources.iter().map(|&(_, reward)| reward.map(f64::from)));
-            }
-        }
-        // With parts the sum says nothing: equal sums may hide a trade.
-        let from = usize::from(self.advantage.parts && !group.iter().all(|s| s.sources.is_empty()));
-        let mut rewards = answers.values().map(|a| &a[from..]);
-        let first = rewards.next();
-        answers.len() < 2 || rewards.any(|r| Some(r) != first)
-    }
-
-    /// Leaves out groups that teach nothing.
+    /// Removes groups whose rewards are all equal.
     pub(super) fn drop_equal_groups(&self, e: &mut Experience, metrics: &mut Metrics) {
         let mut groups: BTreeMap<usize, Vec<&Sequence>> = BTreeMap::new();
         for s in &e.sequences {
             groups.entry(s.group).or_default().push(s);
         }
-        let dropped: Vec<usize> = groups.iter().filter(|(_, g)| !self.differs(g)).map(|(&g, _)| g).collect();
+        let dropped: Vec<usize> = groups
+            .iter()
+            .filter(|(_, g)| !rewards_differ(g, self.advantage.parts))
+            .map(|(&g, _)| g)
+            .collect();
         metrics.add("dynamic_filtering_ratio", dropped.len() as f64 / groups.len().max(1) as f64);
         e.sequences.retain(|s| dropped.binary_search(&s.group).is_err());
     }

@@ -1,13 +1,35 @@
 //! A method made of the shared settings alone.
 
-use super::{Baseline, Kl, Place, Policy};
+use super::{Baseline, Kl, Policy};
 use crate::algo::math::mean_std;
-use crate::algo::{Algorithm, Needs, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch, Sequence};
+use crate::algo::{Algorithm, Needs, Prepared, Refusal, UpdatePlan, settings};
+use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Stats};
 use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+
+/// With one completion per prompt and a baseline within the group.
+pub const NOTHING_TO_COMPARE: Refusal = Refusal {
+    key: "rollout.samples",
+    why: "compares completions to the same prompt, and 1 leaves nothing to compare with",
+    fix: "rollout.samples = 8, or algo.advantage.baseline = \"batch\"",
+};
+const NOTHING_TO_FILTER: Refusal = Refusal {
+    key: "algo.filter_equal",
+    why: "drops groups whose rewards are all equal, as those of one completion are: nothing passes the filter",
+    fix: "rollout.samples = 8, or algo.filter_equal = false",
+};
+const OWN_MEAN: Refusal = Refusal {
+    key: "algo.advantage.baseline",
+    why: "subtracts the mean of the batch, and one completion is its own mean: every advantage is 0",
+    fix: "rollout.prompts = 32",
+};
+const RANDOM_REFERENCE: Refusal = Refusal {
+    key: "algo.kl.coef",
+    why: "has a KL penalty, which would hold the policy to a random model (model.init)",
+    fix: "algo.kl.coef = 0, or an SFT stage before this one",
+};
 
 /// A method whose loss is the shared token loss: its defaults, overridden by the recipe.
 pub fn method(name: &'static str, defaults: Policy, values: Value) -> Result<Box<dyn Algorithm>> {
@@ -75,11 +97,17 @@ impl Algorithm for Method {
             reference: p.uses_reference(),
             critic: p.advantage.baseline == Baseline::Critic,
             group: if compares { 2 } else { 1 },
+            one_per_prompt: match compares {
+                true => Some(NOTHING_TO_COMPARE),
+                false => p.filter_equal.then_some(NOTHING_TO_FILTER),
+            },
+            one_per_step: (p.advantage.baseline == Baseline::Batch).then_some(OWN_MEAN),
+            random_reference: p.uses_reference().then_some(RANDOM_REFERENCE),
             ..Default::default()
         }
     }
 
-    fn prepare(&mut self, experience: &mut Experience) -> Result<Metrics> {
+    fn prepare(&mut self, experience: &mut Experience) -> Result<Prepared> {
         let mut metrics = Metrics::default();
         reward_metrics(experience, &mut metrics);
         metrics.join(self.policy.prepare(experience, self.kl.coef, &mut self.moving));
@@ -87,39 +115,15 @@ impl Algorithm for Method {
             self.kl.steer(&self.policy.kl, kl, experience.trajectories().len() as f64);
             metrics.add("kl_coef", self.kl.coef);
         }
-        Ok(metrics)
+        Ok(Prepared { metrics, no_signal: self.policy.no_signal(experience, self.kl.coef) })
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
         self.policy.loss(batch, stats, self.kl.coef)
     }
 
-    fn passes(&self) -> (usize, usize) {
-        (self.policy.epochs, self.policy.minibatches)
-    }
-
-    fn policy_frozen_steps(&self) -> u64 {
-        self.policy.critic_warmup
-    }
-
-    fn learns_nothing(&self, experience: &Experience) -> bool {
-        let p = &self.policy;
-        let by_loss = self.kl.coef > 0.0 && p.kl.place == Place::Loss;
-        let other_terms = by_loss || p.entropy_coef != 0.0 || p.advantage.baseline == Baseline::Critic;
-        let zero = |s: &Sequence| s.advantage.iter().all(|a| *a == 0.0);
-        !other_terms && experience.sequences.iter().all(zero)
-    }
-
-    fn skip_ratio(&self) -> Option<f64> {
-        self.policy.skip_ratio
-    }
-
-    fn refills(&self) -> usize {
-        self.policy.refills
-    }
-
-    fn teaches(&self, group: &[&Sequence]) -> bool {
-        !self.policy.filter_equal || self.policy.differs(group)
+    fn updates(&self) -> UpdatePlan {
+        self.policy.updates()
     }
 
     fn state(&self) -> Value {

@@ -7,7 +7,7 @@
 
 use super::super::scratch::Scratch;
 use super::{largest, outcome};
-use ferrl::algo::Wants;
+use ferrl::algo::Feed;
 use ferrl::collect::Rollout;
 use ferrl::experience::Metrics;
 use ferrl::recipe::Recipe;
@@ -80,8 +80,8 @@ impl Curves {
         let recipe = &recipes(case.dtype)?[case.index];
         let (_, want) = train(recipe, cpu, &start)?;
         let (stage, got) = train(recipe, card, &start)?;
-        match stage.wants {
-            Wants::Rollouts => answers(&want, &got, case.dtype, out),
+        match stage.feed {
+            Feed::Rollouts => answers(&want, &got, case.dtype, out),
             _ => losses(&want, &got, case.dtype, out),
         }
         Ok(())
