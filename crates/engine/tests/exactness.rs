@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use ferrl_engine::checkpoint::InitOptions;
-use ferrl_engine::generate::{CacheOptions, Completion, Event, Request, Sampler, SamplingParams};
+use ferrl_engine::generate::{CacheOptions, Completion, Event, Generator, Request, Sampler, SamplingParams};
 use ferrl_engine::model::{FAMILIES, Model, Options};
 use ferrl_engine::train::{Batch, stats};
 use ferrl_kernels::cpu::Cpu;

@@ -4,6 +4,7 @@
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Head, Model, Options};
 use ferrl_engine::train::{Batch, OptimizerOptions, Rule, StatGrads, Trainer};
+use ferrl_kernels::backend::MemoryOps;
 use ferrl_kernels::cpu::Cpu;
 use ferrl_kernels::{Backend, Buffer, Class, DType, Error};
 use std::sync::Arc;

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use ferrl_engine::checkpoint::InitOptions;
-use ferrl_engine::generate::{CacheOptions, Completion, Event, Request, Sampler, SamplingParams, Stop};
+use ferrl_engine::generate::{
+    CacheOptions, Completion, Event, Generator, Request, Sampler, SamplingParams, Stop,
+};
 use ferrl_engine::model::decoder::{Context, Keep};
 use ferrl_engine::model::{Head, Model, Options};
 use ferrl_engine::tokenizer::{Tokenizer, train_chars};

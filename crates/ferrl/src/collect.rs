@@ -6,7 +6,7 @@
 use crate::algo::Feed;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::reward::{Completions, Graded};
-use crate::rollout::{self, Answer, Generator};
+use crate::rollout::{self, Actor, Answer};
 use crate::source::{Group, Item, Prompt};
 use crate::train::{Clock, Stage};
 use crate::verify::Progress;
@@ -169,10 +169,10 @@ impl Stage {
         samples: usize,
         step: u64,
     ) -> Result<(Experience, Vec<Answer>)> {
-        let sampler = self.sampler.as_mut().expect("a stage that samples has a sampler");
-        let generator =
-            Generator { model: &self.policy.model, tokenizer: &self.tokenizer, stops: &self.stops };
-        rollout::collect(sampler, generator, prompts, params, samples, step)
+        let generator = &mut **self.generator.as_mut().expect("a stage with rollouts has a generator");
+        let (policy, tokenizer, stops) = (&self.policy.model, &*self.tokenizer, &self.stops);
+        let mut actor = Actor { generator, policy, tokenizer, stops };
+        rollout::collect(&mut actor, prompts, params, samples, step)
             .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))
     }
 }

@@ -11,11 +11,10 @@ use crate::collect::Collected;
 use crate::experience::Metrics;
 use crate::recipe::Rollout;
 use crate::reward::{Completions, Graded, Rewards};
-use crate::rollout::{self, Answer, Generator};
+use crate::rollout::{self, Actor, Answer};
 use crate::source::{Item, Prompt, Source};
 use crate::train::Stage;
 use crate::verify::Progress;
-use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::Config;
 use ferrl_engine::train::{self, ByRole, Role};
 use ferrl_engine::{Error, Result};
@@ -81,8 +80,7 @@ fn question(item: Item) -> Option<Prompt> {
 
 /// Asks `prompts` held-out questions, `samples` times each, at a temperature; 0 is greedy.
 pub fn evaluate(
-    generator: Generator<'_>,
-    sampler: &mut Sampler,
+    actor: &mut Actor<'_>,
     source: &mut dyn Source,
     rewards: &Rewards,
     settings: &Rollout,
@@ -91,9 +89,8 @@ pub fn evaluate(
 ) -> Result<Evaluation> {
     let prompts = prompts.min(source.epoch().unwrap_or(usize::MAX));
     let prompts: Vec<Prompt> = source.next(prompts)?.into_iter().filter_map(question).collect();
-    let params = rollout::params(settings, generator.stops, seed);
-    let (mut experience, answers) =
-        rollout::collect(sampler, generator, &prompts, &params, samples, u32::MAX as u64)?;
+    let params = rollout::params(settings, actor.stops, seed);
+    let (mut experience, answers) = rollout::collect(actor, &prompts, &params, samples, u32::MAX as u64)?;
     let completions = Completions { prompts: &prompts, answers: &answers, at };
     let graded = rewards.score(completions, &mut experience, &mut Metrics::default())?;
     let mut metrics = Metrics::default();

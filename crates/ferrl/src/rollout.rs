@@ -4,7 +4,7 @@ use crate::experience::{Experience, Sequence};
 use crate::recipe::Rollout;
 use crate::source::Prompt;
 use ferrl_engine::Result;
-use ferrl_engine::generate::{Completion, Request, Sampler, SamplingParams, Stop, Stops};
+use ferrl_engine::generate::{Completion, Generator, Request, SamplingParams, Stop, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
@@ -26,12 +26,13 @@ pub struct Answer {
     pub truncated: bool,
 }
 
-/// A model to sample from, how its text is read, and what ends its completions.
-#[derive(Clone, Copy)]
-pub struct Generator<'a> {
-    /// The weights.
-    pub model: &'a Model,
-    /// The model's.
+/// A policy and what completes prompts with it.
+pub struct Actor<'a> {
+    /// Completes prompts.
+    pub generator: &'a mut dyn Generator,
+    /// The policy as it is now.
+    pub policy: &'a Model,
+    /// The policy's.
     pub tokenizer: &'a Tokenizer,
     /// Stop tokens and stop strings.
     pub stops: &'a Stops,
@@ -59,8 +60,7 @@ pub fn params(r: &Rollout, stops: &Stops, seed: u64) -> SamplingParams {
 /// `samples` answers to each prompt, in the order of prompts and samples. Random numbers depend on the seed, the step,
 /// the prompt's number and the sample's alone.
 pub fn collect(
-    sampler: &mut Sampler,
-    generator: Generator<'_>,
+    actor: &mut Actor<'_>,
     prompts: &[Prompt],
     params: &SamplingParams,
     samples: usize,
@@ -73,43 +73,41 @@ pub fn collect(
             requests.push(Request { prompt: prompt.ids.clone(), params: params.clone(), stream });
         }
     }
-    let completions = sampler.generate(generator.model, requests)?;
-    let texts = generator.texts(&completions)?;
+    let completions = actor.generator.generate(actor.policy, requests)?;
+    let texts = texts(actor.tokenizer, actor.stops, &completions)?;
     let (mut experience, mut answers) = (Experience::default(), Vec::new());
     for (i, (c, text)) in completions.into_iter().zip(texts).enumerate() {
         let prompt = i / samples;
         answers.push(Answer { prompt, text, tokens: c.ids.len(), truncated: c.stop == Stop::Length });
-        let mut sampled = sequence(&prompts[prompt].ids, c, generator.model.version, i, prompt);
+        let mut sampled = sequence(&prompts[prompt].ids, c, i, prompt);
         sampled.temperature = Some(params.divisor());
         experience.sequences.push(sampled);
     }
     Ok((experience, answers))
 }
 
-impl Generator<'_> {
-    /// The text of each, by as many threads as there is work for: the device waits meanwhile.
-    pub fn texts(&self, completions: &[Completion]) -> Result<Vec<String>> {
-        let decode = |c: &Completion| self.stops.text(self.tokenizer, c);
-        let tokens: usize = completions.iter().map(|c| c.ids.len()).sum();
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(tokens / THREAD_TOKENS);
-        if threads < 2 {
-            return completions.iter().map(decode).collect();
-        }
-        std::thread::scope(|scope| {
-            let parts = completions.chunks(completions.len().div_ceil(threads));
-            let running: Vec<_> = parts
-                .map(|part| scope.spawn(move || part.iter().map(decode).collect::<Result<Vec<_>>>()))
-                .collect();
-            let mut all = Vec::with_capacity(completions.len());
-            for part in running {
-                all.extend(part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
-            }
-            Ok(all)
-        })
+/// The text of each completion, decoded by as many threads as there is work for: the device waits meanwhile.
+pub fn texts(tokenizer: &Tokenizer, stops: &Stops, completions: &[Completion]) -> Result<Vec<String>> {
+    let decode = |c: &Completion| stops.text(tokenizer, c);
+    let tokens: usize = completions.iter().map(|c| c.ids.len()).sum();
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(tokens / THREAD_TOKENS);
+    if threads < 2 {
+        return completions.iter().map(decode).collect();
     }
+    std::thread::scope(|scope| {
+        let parts = completions.chunks(completions.len().div_ceil(threads));
+        let running: Vec<_> = parts
+            .map(|part| scope.spawn(move || part.iter().map(decode).collect::<Result<Vec<_>>>()))
+            .collect();
+        let mut all = Vec::with_capacity(completions.len());
+        for part in running {
+            all.extend(part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        }
+        Ok(all)
+    })
 }
 
-fn sequence(prompt: &[u32], c: Completion, version: u64, trajectory: usize, group: usize) -> Sequence {
+fn sequence(prompt: &[u32], c: Completion, trajectory: usize, group: usize) -> Sequence {
     let mut ids = prompt.to_vec();
     ids.extend_from_slice(&c.ids);
     let n = ids.len();
@@ -117,7 +115,7 @@ fn sequence(prompt: &[u32], c: Completion, version: u64, trajectory: usize, grou
     let mut sampled_logp = vec![0.0; n];
     sampled_logp[prompt.len() - 1..n - 1].copy_from_slice(&c.logp);
     let mut versions = vec![0; n];
-    versions[prompt.len() - 1..n - 1].fill(version);
+    versions[prompt.len() - 1..n - 1].copy_from_slice(&c.versions);
     Sequence {
         trained: (0..n).map(|i| i >= prompt.len()).collect(),
         trajectory,

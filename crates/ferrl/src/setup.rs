@@ -20,7 +20,7 @@ use crate::train::Stage;
 use crate::verify::{Hooks, Truncated};
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
-use ferrl_engine::generate::{CacheOptions, Sampler};
+use ferrl_engine::generate::{CacheOptions, Generator, Sampler};
 use ferrl_engine::model::{Config, Head, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Decay, OptimizerOptions, Rule, Schedule, Trainer};
@@ -90,10 +90,10 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         _ => None,
     };
     let critic = critic_dir.map(|dir| trainer(&recipe, backend.clone(), &dir)).transpose()?;
-    let sampler = if feed.sampled() && !source.graded() {
+    let generator: Option<Box<dyn Generator>> = if feed.sampled() && !source.graded() {
         let cache = cache_options(&recipe.rollout, &*backend);
         let sampler = Sampler::new(&policy.model, cache).map_err(|e| cache_error(e, &recipe.rollout))?;
-        Some(sampler.with_tokenizer(tokenizer.clone()))
+        Some(Box::new(sampler.with_tokenizer(tokenizer.clone())))
     } else {
         None
     };
@@ -114,11 +114,11 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         tokenizer,
         source,
         rewards,
-        sampler,
+        one_pass: generator.as_ref().is_some_and(|g| g.is_exact()),
+        generator,
         schedules,
         step: 0,
         ahead: VecDeque::new(),
-        one_pass: backend.is_exact(),
         num_tokens: 0,
         skips_empty: true,
         signal: Signal::default(),

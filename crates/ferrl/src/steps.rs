@@ -5,13 +5,11 @@
 //! alone), and the columns of its question.
 
 use crate::recipe::Recipe;
-use crate::rollout::{self, Generator};
+use crate::rollout::{self, Actor};
 use crate::setup;
 use crate::source::{Item, Prompt, Source};
 use crate::verify::{self, Columns, Sample, Verifier};
-use ferrl_engine::generate::{Request, Sampler, Stops};
-use ferrl_engine::model::Model;
-use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::generate::Request;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -71,14 +69,8 @@ pub fn judge(recipe: &Recipe) -> Result<Box<dyn Verifier>> {
 
 /// Samples from a model and its source of prompts, and hands on each row as it is found.
 pub struct Collector<'a> {
-    /// Answers with it.
-    pub model: &'a Model,
-    /// Samples.
-    pub sampler: &'a mut Sampler,
-    /// The model's.
-    pub tokenizer: &'a Tokenizer,
-    /// What ends its completions.
-    pub stops: &'a Stops,
+    /// Completes prompts.
+    pub actor: Actor<'a>,
     /// Finds wrong steps.
     pub verifier: &'a dyn Verifier,
     /// Says how to sample.
@@ -186,11 +178,12 @@ impl Collector<'_> {
         samples: usize,
         pass: u32,
     ) -> Result<Vec<String>> {
-        let params = rollout::params(&self.recipe.rollout, self.stops, self.recipe.seed);
+        let Actor { generator, policy, tokenizer, stops } = &mut self.actor;
+        let params = rollout::params(&self.recipe.rollout, stops, self.recipe.seed);
         let mut requests = Vec::new();
         for (start, (prompt, before)) in starts.iter().enumerate() {
             let mut ids = prompts[*prompt].ids.clone();
-            ids.extend(self.tokenizer.encode_text(before)?);
+            ids.extend(tokenizer.encode_text(before)?);
             for sample in 0..samples {
                 // Mistakes of one question differ in their number, which keeps their continuations apart.
                 let stream = [
@@ -201,8 +194,7 @@ impl Collector<'_> {
                 requests.push(Request { prompt: ids.clone(), params: params.clone(), stream });
             }
         }
-        let completions = self.sampler.generate(self.model, requests)?;
-        let generator = Generator { model: self.model, tokenizer: self.tokenizer, stops: self.stops };
-        generator.texts(&completions)
+        let completions = generator.generate(policy, requests)?;
+        rollout::texts(tokenizer, stops, &completions)
     }
 }

@@ -13,7 +13,7 @@ use crate::source::Source;
 use crate::trust_region;
 use crate::verify::Hooks;
 use crate::warnings::Warnings;
-use ferrl_engine::generate::{Sampler, Stops};
+use ferrl_engine::generate::{Generator, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{ByRole, Role, Schedule, StatGrads, Stats, Trainer};
@@ -46,8 +46,8 @@ pub struct Stage {
     pub source: Box<dyn Source>,
     /// What answers are worth.
     pub rewards: Rewards,
-    /// Samples answers; absent where they are given.
-    pub sampler: Option<Sampler>,
+    /// Completes prompts; absent where completions are given.
+    pub generator: Option<Box<dyn Generator>>,
     /// Learning rates of policy and critic.
     pub schedules: (Schedule, Schedule),
     /// Steps done.
@@ -139,7 +139,7 @@ impl Stage {
                 let known = self.precompute(batch); //                         gradients of the one-pass head
                 let (stats, done) = self.forward(batch, known)?; //            logp, entropy, value
                 if n == 0 {
-                    compare_logps(batch, &stats, &self.policy.model, &mut metrics)?;
+                    self.compare_logps(batch, &stats, &mut metrics)?;
                 }
                 let loss = self.algo.loss(batch, &stats); //                   loss
                 if !done {
@@ -274,41 +274,40 @@ impl Stage {
         }
         Ok(())
     }
-}
-
-/// How far the trainer's log-probabilities are from the sampler's, over tokens that this version of the policy
-/// sampled: exactly zero on an exact device, because it has not moved. Anything else is an error of ours, and would
-/// be learned from.
-pub(crate) fn compare_logps(
-    batch: &MicroBatch<'_>,
-    stats: &ByRole<Stats>,
-    model: &Model,
-    metrics: &mut Metrics,
-) -> Result<()> {
-    let Some(policy) = stats.get(Role::Policy) else { return Ok(()) };
-    let (mut worst, mut gaps, mut lags) = (0.0f64, Mean::default(), Mean::default());
-    for (row, s) in batch.rows().filter(|(_, s)| !s.version.is_empty()) {
-        for i in s.actions() {
-            lags.add(model.version.saturating_sub(s.version[i]) as f64);
-            if s.version[i] == model.version {
-                let gap = (policy.logp[row + i] - s.sampled_logp[i]).abs() as f64;
-                gaps.add(gap);
-                worst = worst.max(gap);
+    /// Compares the trainer's log-probabilities with the generator's, over tokens that this version of the policy sampled.
+    /// Where the generator is exact, any difference is an error, because it would be learned from.
+    pub(crate) fn compare_logps(
+        &self,
+        batch: &MicroBatch<'_>,
+        stats: &ByRole<Stats>,
+        metrics: &mut Metrics,
+    ) -> Result<()> {
+        let now = self.policy.model.version;
+        let Some(policy) = stats.get(Role::Policy) else { return Ok(()) };
+        let (mut worst, mut gaps, mut lags) = (0.0f64, Mean::default(), Mean::default());
+        for (row, s) in batch.rows().filter(|(_, s)| !s.version.is_empty()) {
+            for i in s.actions() {
+                lags.add(now.saturating_sub(s.version[i]) as f64);
+                if s.version[i] == now {
+                    let gap = (policy.logp[row + i] - s.sampled_logp[i]).abs() as f64;
+                    gaps.add(gap);
+                    worst = worst.max(gap);
+                }
             }
         }
+        metrics.add_all("sampling/lag", lags);
+        metrics.add_all("sampling/sampling_logp_difference/mean", gaps);
+        if gaps != Mean::default() {
+            metrics.add_max("sampling/sampling_logp_difference/max", worst);
+        }
+        if worst > 0.0 && self.generator.as_ref().is_some_and(|g| g.is_exact()) {
+            return Err(Error::numerics(format!(
+                "a token's log-probability was {worst} off when these very weights sampled it"
+            ))
+            .fix("run `ferrl bench --check` on this device, and report it; on a card `exact = false` goes on regardless"));
+        }
+        Ok(())
     }
-    metrics.add_all("sampling/lag", lags);
-    metrics.add_all("sampling/sampling_logp_difference/mean", gaps);
-    if gaps != Mean::default() {
-        metrics.add_max("sampling/sampling_logp_difference/max", worst);
-    }
-    if worst > 0.0 && model.backend.is_exact() {
-        return Err(Error::numerics(format!(
-            "a token's log-probability was {worst} off when these very weights sampled it"
-        ))
-        .fix("run `ferrl bench --check` on this device, and report it; on a card `exact = false` goes on regardless"));
-    }
-    Ok(())
 }
 
 /// Seconds of the phases of a step.

@@ -7,7 +7,7 @@
 
 use crate::batch::tokens;
 use crate::experience::{Metrics, MicroBatch};
-use crate::train::{Stage, compare_logps};
+use crate::train::Stage;
 use ferrl_engine::model::Model;
 use ferrl_engine::train::{Batch, ByRole, ParamVector, Role, StatGrads, Stats, Trainer, kl};
 use ferrl_engine::{Error, Result};
@@ -198,7 +198,7 @@ fn gradients(
     stage.policy.zero_grads();
     for batch in batches {
         let stats = stage.forward_only(batch)?;
-        compare_logps(batch, &stats, &stage.policy.model, metrics)?;
+        stage.compare_logps(batch, &stats, metrics)?;
         let loss = stage.algo.loss(batch, &stats);
         stage.backward(batch, &loss.grads)?;
         value += loss.value;

@@ -145,7 +145,7 @@ fn data(html: &str) -> Value {
 fn a_report_holds_the_run_and_needs_no_network() {
     let temp = Temp::new("plain");
     let dir = run(&temp.0, "countdown", 90, false);
-    let path = report(&dir).unwrap();
+    let path = report(&dir, None).unwrap();
     assert_eq!(path, dir.join("report.html"));
     let html = fs::read_to_string(&path).unwrap();
     balanced(&html);
@@ -159,15 +159,20 @@ fn a_report_holds_the_run_and_needs_no_network() {
         assert!(!found.contains(outside), "{outside}");
     }
     let data = data(&html);
+    let run = &data["runs"][0];
     let history = MetricsLog::history(&dir.join("metrics.jsonl")).unwrap();
-    assert_eq!(data["steps"].as_array().unwrap().len(), 90);
+    assert_eq!(run["steps"].as_array().unwrap().len(), 90);
     for (i, record) in history.iter().enumerate() {
         for (name, value) in record.metrics.iter().filter(|m| m.1.is_finite()) {
-            assert_eq!(data["series"][name][i].as_f64(), Some(*value), "{name}");
+            assert_eq!(run["series"][name][i].as_f64(), Some(*value), "{name}");
         }
     }
-    assert!(data["series"]["kl"][89].is_null() && data["series"]["reward"][0].is_null());
-    assert_eq!(data["stages"], serde_json::json!([[1, "sft"], [31, "grpo"]]));
+    assert!(run["series"]["kl"][89].is_null() && run["series"]["reward"][0].is_null());
+    assert_eq!(
+        run["stages"],
+        serde_json::json!([[1, "sft", null], [31, "grpo", null]]),
+        "the recipe is not one"
+    );
     assert_eq!(data["rollouts"].as_array().unwrap().len(), 60 * 16);
     assert!(data["rollouts"][0]["completion"].as_str().unwrap().contains("</think>"));
 }
@@ -175,8 +180,8 @@ fn a_report_holds_the_run_and_needs_no_network() {
 #[test]
 fn hostile_texts_stay_texts() {
     let temp = Temp::new("hostile");
-    let plain = fs::read_to_string(report(&run(&temp.0, "a", 12, false)).unwrap()).unwrap();
-    let html = fs::read_to_string(report(&run(&temp.0, "b", 12, true)).unwrap()).unwrap();
+    let plain = fs::read_to_string(report(&run(&temp.0, "a", 12, false), None).unwrap()).unwrap();
+    let html = fs::read_to_string(report(&run(&temp.0, "b", 12, true), None).unwrap()).unwrap();
     assert_eq!(balanced(&html), balanced(&plain), "the same elements, whatever the texts say");
     assert!(!html.contains("<img") && !html.contains("<script>alert") && !html.contains('\0'));
     assert_eq!(data(&html)["rollouts"][0]["prompt"], HOSTILE);
@@ -186,15 +191,18 @@ fn hostile_texts_stay_texts() {
 fn an_empty_run_and_a_long_one_are_shown_too() {
     let temp = Temp::new("sizes");
     let dir = RunFolder::create(&temp.0, "new", "").unwrap().path().to_path_buf();
-    balanced(&fs::read_to_string(report(&dir).unwrap()).unwrap());
-    assert!(report(&temp.0.join("none")).unwrap_err().to_string().contains("recipe.toml"));
+    balanced(&fs::read_to_string(report(&dir, None).unwrap()).unwrap());
+    assert!(report(&temp.0.join("none"), None).unwrap_err().to_string().contains("recipe.toml"));
     let dir = RunFolder::create(&temp.0, "long", "").unwrap().path().to_path_buf();
     let line = |step: u64| {
         format!("{{\"step\":{step},\"stage\":\"s\",\"epoch\":0,\"seconds\":{step},\"loss\":0.5}}\n")
     };
     fs::write(dir.join("metrics.jsonl"), (1..=50_000).map(line).collect::<String>()).unwrap();
-    let html = fs::read_to_string(report(&dir).unwrap()).unwrap();
-    assert!(html.len() < 1_000_000 && data(&html)["steps"].as_array().unwrap().last().unwrap() == 50_000);
+    let html = fs::read_to_string(report(&dir, None).unwrap()).unwrap();
+    assert!(
+        html.len() < 1_000_000
+            && data(&html)["runs"][0]["steps"].as_array().unwrap().last().unwrap() == 50_000
+    );
 }
 
 /// Leaves a report to look at where `FERRL_REPORT` says.
@@ -202,7 +210,7 @@ fn an_empty_run_and_a_long_one_are_shown_too() {
 #[ignore = "for eyes"]
 fn show() {
     let Ok(root) = std::env::var("FERRL_REPORT") else { return };
-    report(&run(Path::new(&root), "countdown-grpo", 600, false)).unwrap();
+    report(&run(Path::new(&root), "countdown-grpo", 600, false), None).unwrap();
 }
 
 #[test]
@@ -214,9 +222,9 @@ fn an_evaluation_before_the_first_step_begins_its_curve() {
         let metrics = vec![(name.into(), value), ("reward".into(), value)];
         log.append(&StepRecord { step, stage: "grpo".into(), epoch: 0.0, seconds: 1.0, metrics }).unwrap();
     }
-    let html = fs::read_to_string(report(run.path()).unwrap()).unwrap();
+    let html = fs::read_to_string(report(run.path(), None).unwrap()).unwrap();
     assert!(html.contains("<span>eval/pass@1</span><b>0.125 → 0.500</b>"), "before and after in one figure");
-    assert_eq!(data(&html)["series"]["eval/pass@1"], serde_json::json!([0.125, 0.5]));
+    assert_eq!(data(&html)["runs"][0]["series"]["eval/pass@1"], serde_json::json!([0.125, 0.5]));
 }
 
 #[test]
@@ -224,7 +232,10 @@ fn warnings_and_errors_stand_on_top_and_stay_text() {
     let root = std::env::temp_dir().join(format!("ferrl-report-troubles-{}", std::process::id()));
     let _ = fs::remove_dir_all(&root);
     let dir = run(&root, "r", 4, false);
-    assert!(!fs::read_to_string(report(&dir).unwrap()).unwrap().contains("<ul class"), "nothing to say");
+    assert!(
+        !fs::read_to_string(report(&dir, None).unwrap()).unwrap().contains("<ul class"),
+        "nothing to say"
+    );
     let folder = RunFolder::open(&dir).unwrap();
     let warning = |message: &str| ferrl::warnings::Warning {
         name: "w",
@@ -237,7 +248,7 @@ fn warnings_and_errors_stand_on_top_and_stay_text() {
     folder.note("error", "the reward failed");
     folder.note("error", "the reward failed");
     drop(folder);
-    let page = fs::read_to_string(report(&dir).unwrap()).unwrap();
+    let page = fs::read_to_string(report(&dir, None).unwrap()).unwrap();
     let (top, rest) = page.split_once("class=\"figures\"").unwrap();
     for part in ["3 of 10 rows are cut", "mend it", "the reward failed", "&lt;/script&gt;&lt;script&gt;"] {
         assert!(top.contains(part), "no {part:?}");

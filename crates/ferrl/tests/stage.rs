@@ -9,6 +9,8 @@ mod best;
 mod evaluation;
 #[path = "stage/foresight.rs"]
 mod foresight;
+#[path = "stage/generator.rs"]
+mod generator;
 #[path = "stage/graded.rs"]
 mod graded;
 #[path = "stage/help.rs"]

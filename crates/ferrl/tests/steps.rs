@@ -3,6 +3,7 @@
 
 use ferrl::algo::Feed;
 use ferrl::recipe::{Init, Recipe};
+use ferrl::rollout::Actor;
 use ferrl::setup;
 use ferrl::steps::{Collector, Settings, judge};
 use ferrl::train::Stage;
@@ -39,10 +40,12 @@ fn collect(stage: &Stage, recipe: &Recipe, dir: &Path) -> Vec<Map<String, Value>
     let mut source =
         setup::source(recipe, dir, &stage.tokenizer, Feed::Rollouts, false, &Default::default()).unwrap();
     let mut collector = Collector {
-        model: &stage.policy.model,
-        sampler: &mut sampler,
-        tokenizer: &stage.tokenizer,
-        stops: &stage.stops,
+        actor: Actor {
+            generator: &mut sampler,
+            policy: &stage.policy.model,
+            tokenizer: &stage.tokenizer,
+            stops: &stage.stops,
+        },
         verifier: &*verifier,
         recipe,
         settings: Settings { prompts: 100, samples: 2, ..Default::default() },

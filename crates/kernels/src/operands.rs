@@ -181,7 +181,7 @@ pub struct Affine<'a> {
     pub bias: Option<&'a Buffer>,
 }
 
-/// How [`Backend::rotary`](crate::Backend::rotary) turns rows.
+/// How [`RopeOps::rotary`](crate::backend::RopeOps::rotary) turns rows.
 #[derive(Clone, Copy)]
 pub struct Turns<'a> {
     /// Dimensions of a head that are turned.
@@ -232,7 +232,7 @@ pub struct Choice {
     pub kept: f32,
 }
 
-/// Choices that a device has begun to make; see [`Backend::choose`](crate::Backend::choose).
+/// Choices that a device has begun to make; see [`SampleOps::choose`](crate::backend::SampleOps::choose).
 pub struct Choices(Box<dyn Any + Send + Sync>);
 
 impl Choices {
@@ -296,7 +296,7 @@ pub struct Sgd {
     pub grad_scale: f32,
 }
 
-/// Work that a device can start again; see [`Backend::record`](crate::Backend::record).
+/// Work that a device can start again; see [`GraphOps::record`](crate::backend::GraphOps::record).
 pub struct Recording(Box<dyn Any + Send + Sync>);
 
 impl Recording {

@@ -2,9 +2,9 @@
 //! decoding, whatever is computed beside it.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl_kernels::backend::{Attention, Heads, PagedRows, PagedSequence, Segments};
+use ferrl_kernels::backend::*;
 use ferrl_kernels::cpu::{Cpu, Level, narrow, widen};
-use ferrl_kernels::{Backend, Buffer, DType};
+use ferrl_kernels::{Buffer, DType};
 
 // ---- helpers --------------------------------------------------------------------------------------------
 

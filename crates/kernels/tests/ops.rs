@@ -3,9 +3,9 @@
 
 mod suite;
 
-use ferrl_kernels::backend::{Activation, AdamW, AdamWParam, Heads, Norm, NormGrads, Sgd};
+use ferrl_kernels::backend::*;
 use ferrl_kernels::cpu::Cpu;
-use ferrl_kernels::{Backend, Buffer, DType, Result};
+use ferrl_kernels::{Buffer, DType, Result};
 use suite::*;
 
 /// (width, rows): around a vector's length, and enough rows for several chunks and tasks.

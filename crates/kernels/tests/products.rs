@@ -3,9 +3,9 @@
 
 mod suite;
 
-use ferrl_kernels::backend::{LogpGrads, LogpHead, LogpStats};
+use ferrl_kernels::backend::*;
 use ferrl_kernels::cpu::Cpu;
-use ferrl_kernels::{Backend, Buffer, DType, Weight};
+use ferrl_kernels::{Buffer, DType, Weight};
 use suite::*;
 
 fn weight(cpu: &Cpu, dtype: DType, n: usize, k: usize, values: &[f32]) -> Weight {

@@ -4,7 +4,7 @@ use crate::options::{ModelArgs, at_least_one};
 use crate::output::{print, say, visible};
 use crate::sampling::SamplingArgs;
 use crate::text::Text;
-use ferrl_engine::generate::{Event, Request, Sampler, Stop};
+use ferrl_engine::generate::{Event, Generator, Request, Sampler, Stop};
 use ferrl_engine::model::Model;
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Value, json};

@@ -11,7 +11,7 @@ use ferrl::evaluate::{self, Answered, Evaluation, Summary, evaluate};
 use ferrl::experience::Metrics;
 use ferrl::interrupt;
 use ferrl::recipe::{Recipe, Reward};
-use ferrl::rollout::{self, Generator};
+use ferrl::rollout::{self, Actor};
 use ferrl::run::newest_model;
 use ferrl::setup;
 use ferrl::task::{self, TASKS};
@@ -147,7 +147,7 @@ pub fn run(args: &Args) -> Result<()> {
     let cache = setup::cache_options(&recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
     let stops = rollout::stops(&dir.path, &tokenizer, &recipe.rollout);
-    let generator = Generator { model: &model, tokenizer: &tokenizer, stops: &stops };
+    let mut actor = Actor { generator: &mut sampler, policy: &model, tokenizer: &tokenizer, stops: &stops };
     listen()?;
     let start = Instant::now();
     let progress = Progress::new("evaluating", prompts as u64, "questions");
@@ -156,15 +156,8 @@ pub fn run(args: &Args) -> Result<()> {
     while asked < prompts && !interrupt::requested() {
         let now = (AT_ONCE / samples).max(1).min(prompts - asked);
         let settings = (now, samples, args.seed.unwrap_or(recipe.seed));
-        let part = evaluate(
-            generator,
-            &mut sampler,
-            &mut *source,
-            &rewards,
-            &recipe.rollout,
-            settings,
-            Default::default(),
-        );
+        let part =
+            evaluate(&mut actor, &mut *source, &rewards, &recipe.rollout, settings, Default::default());
         warn(&hooks.warnings);
         hooks.warnings.take_printed().iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
         let part = match part {

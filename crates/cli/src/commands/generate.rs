@@ -7,7 +7,7 @@ use crate::progress::Progress;
 use crate::sampling::SamplingArgs;
 use crate::text::Text;
 use ferrl_engine::Result;
-use ferrl_engine::generate::{Completion, Event, Request, Sampler, Stop, Stops};
+use ferrl_engine::generate::{Completion, Event, Generator, Request, Sampler, Stop, Stops};
 use ferrl_engine::model::Model;
 use serde::Serialize;
 use serde_json::{Map, json};

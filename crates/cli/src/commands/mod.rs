@@ -15,6 +15,7 @@ pub mod report;
 pub mod score;
 pub mod shell;
 pub mod steps;
+pub mod sync;
 pub mod tokenizer;
 pub mod train;
 pub mod verify;

@@ -6,7 +6,7 @@ use crate::progress::Progress;
 use clap::Parser;
 use ferrl::algo::Feed;
 use ferrl::recipe::Recipe;
-use ferrl::rollout;
+use ferrl::rollout::{self, Actor};
 use ferrl::setup;
 use ferrl::steps::{Collector, Settings, judge};
 use ferrl::warnings::Warnings;
@@ -71,10 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
     let progress = Progress::new("asking", args.prompts as u64, "questions");
     let mut done = 0;
     let mut collector = Collector {
-        model: &model,
-        sampler: &mut sampler,
-        tokenizer: &tokenizer,
-        stops: &stops,
+        actor: Actor { generator: &mut sampler, policy: &model, tokenizer: &tokenizer, stops: &stops },
         verifier: &*verifier,
         recipe,
         settings: Settings {

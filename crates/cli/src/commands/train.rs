@@ -219,7 +219,7 @@ fn conclude(outcome: &Outcome) -> Result<()> {
         samples(last, judged);
     }
     let folder = &outcome.folder;
-    let report = ferrl::report::report(folder);
+    let report = ferrl::report::report(folder, None);
     if outcome.interrupted {
         println!("\nstopped in {}; resume it with the same command and --resume", folder.display());
         crate::output::exit(INTERRUPTED);

@@ -1,22 +1,25 @@
 //! Generation: continuous batching over a paged, shared cache, on the weights the trainer reads.
 //!
 //! The log-probability returned with a token is, bit for bit, the one [`crate::train::stats`] gives for it: every
-//! forward result depends on its own sequence alone, so neither what runs beside a sequence, nor chunked prefill,
+//! forward result depends on its own sequence alone, so neither the other sequences of a batch, nor chunked prefill,
 //! nor shared or recomputed blocks change it. Which token is drawn depends on the request's seed, stream and the
-//! token's index alone.
+//! token's index alone. [`Generator`] is what the rest of Ferrl sees; [`Sampler`] is the one of this process.
 
 mod cache;
+mod choose;
+mod generator;
 mod params;
-mod queue;
 mod recorded;
 mod request;
 mod sampler;
 mod scheduler;
 mod sequence;
+mod step;
 mod stops;
 
 pub use cache::CacheOptions;
+pub use generator::Generator;
 pub use params::SamplingParams;
 pub use request::{Completion, Event, Id, Request, Stop};
-pub use scheduler::{Sampler, Usage};
+pub use sampler::{Sampler, Usage};
 pub use stops::{StopStream, Stops};

@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
     use crate::checkpoint::InitOptions;
-    use crate::generate::{CacheOptions, Request, Sampler, SamplingParams};
+    use crate::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams};
     use crate::model::Options;
 
     /// A sampler replayed the steps it had recorded of one model when it was given another.

@@ -1,4 +1,4 @@
-//! What goes in and what comes out.
+//! Requests, events and completions.
 
 use super::SamplingParams;
 
@@ -9,13 +9,14 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How tokens are chosen.
     pub params: SamplingParams,
-    /// Step, prompt and sample: with the seed and a token's index, all that its randomness depends on.
+    /// Key of its random numbers, chosen by the caller (step, prompt and sample): a token's draw depends on the seed, this
+    /// and the token's index alone.
     pub stream: [u32; 3],
 }
 
-/// Names a request within its sampler.
+/// Identifies a request within its generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Id(pub(super) u64);
+pub struct Id(pub u64);
 
 /// Why a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,181 +1,230 @@
-//! Choosing a token.
+//! The local sampler: continuous batching over a paged cache, on the weights that the trainer reads.
+//!
+//! `scheduler.rs` decides which sequences run, `step.rs` runs one forward pass, `choose.rs` draws the tokens.
 
-use super::SamplingParams;
+use super::cache::Cache;
+use super::choose::Chooser;
+use super::recorded::Recorded;
 use super::sequence::Sequence;
-use crate::model::Model;
+use super::step::InFlight;
+use super::{CacheOptions, Completion, Event, Generator, Id, Request, SamplingParams, Stop};
+use crate::model::{Config, Model};
+use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
-use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Ask, Choices};
-use ferrl_kernels::philox::{philox4x32, uniform};
-use ferrl_kernels::truncate::Kept;
+use ferrl_kernels::backend::PagedRows;
+use std::collections::VecDeque;
+use std::sync::Arc;
 
-/// A chosen token.
-pub(super) struct Pick {
-    pub token: u32,
-    pub logp: f32,
-    pub sampled_logp: f32,
-    pub top: Vec<(u32, f32)>,
+/// Completes many requests together, in any order of arrival.
+pub struct Sampler {
+    pub(super) options: CacheOptions,
+    pub(super) cache: Cache,
+    /// In the order of ids, as is `waiting`.
+    pub(super) running: Vec<Sequence>,
+    pub(super) waiting: VecDeque<Sequence>,
+    pub(super) usage: Usage,
+    pub(super) tokenizer: Option<Arc<Tokenizer>>,
+    /// Of the model it samples from.
+    pub(super) config: Config,
+    /// Number and version of the weights that the cached blocks are of; none at first and after [`Sampler::invalidate`].
+    weights: Option<(u64, u64)>,
+    next: u64,
+    exact: bool,
+    pub(super) chooser: Chooser,
+    pub(super) recorded: Recorded,
+    /// Whether the next step is launched before the tokens of the last are known.
+    pub(super) looks_ahead: bool,
+    /// The step that was launched ahead and is not committed yet.
+    pub(super) ahead: Option<InFlight>,
+    /// Stored from step to step for its allocations.
+    pub(super) rows: PagedRows,
+    /// Events that the next `step` returns first.
+    events: Vec<Event>,
 }
 
-/// Room for the rows that are looked at on the host.
-#[derive(Default)]
-pub(super) struct Chooser {
-    row: Vec<f32>,
-    counts: Vec<u32>,
-    kept: Kept,
+/// How full a sampler is, and what it has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Blocks of the cache.
+    pub blocks: usize,
+    /// Blocks that sequences refer to.
+    pub used: usize,
+    /// Blocks nobody refers to whose contents can still be shared.
+    pub cached: usize,
+    /// Sequences that run.
+    pub running: usize,
+    /// Sequences that wait.
+    pub waiting: usize,
+    /// Forward passes.
+    pub steps: u64,
+    /// Rows of all forward passes.
+    pub rows: u64,
+    /// Prompt tokens that did not have to be computed.
+    pub reused: u64,
+    /// Times a running sequence gave its blocks up.
+    pub preemptions: u64,
+    /// Blocks copied because a shared one was written.
+    pub copies: u64,
 }
 
-/// Tokens that the device is choosing, one for each of some sequences.
-pub(super) struct Choosing {
-    /// One for each temperature.
-    groups: Vec<Group>,
-    /// Of each sequence its group and its row there.
-    places: Vec<(usize, u32)>,
-}
+impl Sampler {
+    /// Allocates the cache.
+    pub fn new(model: &Model, options: CacheOptions) -> Result<Self> {
+        model.lm_head()?;
+        for (name, n) in
+            [("max_batch_tokens", options.max_batch_tokens), ("max_sequences", options.max_sequences)]
+        {
+            if n == 0 {
+                return Err(Error::usage(format!("{name} is 0, expected at least 1")));
+            }
+        }
+        Ok(Sampler {
+            options,
+            cache: Cache::new(model, options.bytes)?,
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            usage: Usage::default(),
+            tokenizer: None,
+            config: model.config.clone(),
+            weights: None,
+            next: 0,
+            exact: model.backend.is_exact(),
+            chooser: Chooser::default(),
+            recorded: Recorded::default(),
+            looks_ahead: model.backend.records(),
+            ahead: None,
+            rows: PagedRows::default(),
+            events: Vec::new(),
+        })
+    }
 
-struct Group {
-    /// Kept where the host has to look at a row.
-    logits: Option<Buffer>,
-    choices: Choices,
-}
+    /// With the tokenizer that stop strings need.
+    pub fn with_tokenizer(mut self, tokenizer: Arc<Tokenizer>) -> Self {
+        self.tokenizer = Some(tokenizer);
+        self
+    }
 
-impl Choosing {
-    /// Puts the tokens of some of the sequences, by number, into an index buffer, whether they are known yet or not.
-    pub fn feed(&self, model: &Model, sequences: &[usize], ids: &mut Buffer) -> Result<()> {
-        let choices: Vec<&Choices> = self.groups.iter().map(|g| &g.choices).collect();
-        let from: Vec<(usize, u32)> = sequences.iter().map(|&i| self.places[i]).collect();
-        model.backend.feed(&choices, &from, ids)
+    /// Sets whether a step is launched before the host knows the tokens of the step before it, where only their ids are
+    /// missing; by default so on devices that run asynchronously. Sampled tokens do not depend on it: a sequence that
+    /// ends is computed one step too far, and a request may start one step later.
+    pub fn look_ahead(mut self, yes: bool) -> Self {
+        self.looks_ahead = yes;
+        self
+    }
+
+    /// A new request that continues the first `at_token` tokens (of prompt and completion) of one that has not
+    /// ended, on the same blocks. Its stream has to be its own, or it repeats the other's draws.
+    pub fn fork(&mut self, id: Id, at_token: usize, params: SamplingParams, stream: [u32; 3]) -> Result<Id> {
+        let Some(parent) = self.running.iter().chain(&self.waiting).find(|s| s.id == id) else {
+            return Err(Error::usage(format!("request {} has ended or never was", id.0))
+                .fix("submit its tokens as a prompt: what is cached of them is shared"));
+        };
+        let len = parent.ids.len();
+        if at_token == 0 || at_token > len {
+            return Err(Error::usage(format!("fork at token {at_token} of a sequence of {len}"))
+                .fix(format!("a number from 1 to {len}")));
+        }
+        let prompt = parent.ids[..at_token].to_vec();
+        let new = self.submit(Request { prompt, params, stream })?;
+        let child = self.waiting.pop_back();
+        let parent = self.running.iter().chain(&self.waiting).find(|s| s.id == id);
+        if let (Some(mut child), Some(parent)) = (child, parent) {
+            let tokens = parent.computed.min(at_token - 1);
+            child.take_over(self.cache.share(&parent.table, tokens), tokens);
+            self.waiting.push_back(child);
+        }
+        Ok(new)
+    }
+
+    /// How full it is.
+    pub fn usage(&self) -> Usage {
+        Usage {
+            blocks: self.cache.total(),
+            used: self.cache.total() - self.cache.available(),
+            cached: self.cache.cached(),
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            copies: self.cache.copies,
+            ..self.usage
+        }
+    }
+
+    /// Clears the cache, for weights that changed without a new version. (Another version, and another model of the
+    /// same shape, are noticed.)
+    pub fn invalidate(&mut self) {
+        self.restart();
+        self.weights = None;
+    }
+
+    /// Clears the cache where it was computed with other weights than these.
+    fn use_weights(&mut self, model: &Model) -> Result<()> {
+        if self.weights == Some(model.weights()) {
+            return Ok(());
+        }
+        let same_dtype = self.cache.layers.iter().all(|layer| layer.dtype() == model.dtype);
+        if model.config != self.config || !same_dtype {
+            return Err(Error::usage(
+                "a sampler is given a model of another shape than the one it was made for",
+            )
+            .fix("a sampler of its own for each"));
+        }
+        self.restart();
+        self.recorded.of(model);
+        self.weights = Some(model.weights());
+        Ok(())
     }
 }
 
-impl Chooser {
-    /// Begins to choose a token for each of `wanted`, whose last hidden state is row `rows[i]` of `h`. `ahead` of them are
-    /// being chosen before it and are not among the sequences' ids yet.
-    pub fn begin(
-        model: &Model,
-        h: &Buffer,
-        rows: &[u32],
-        wanted: &[&Sequence],
-        ahead: usize,
-    ) -> Result<Choosing> {
-        let mut choosing = Choosing { groups: Vec::new(), places: vec![(usize::MAX, 0); wanted.len()] };
-        while let Some(first) = choosing.places.iter().position(|&(group, _)| group == usize::MAX) {
-            // One pass over the vocabulary for each temperature.
-            let divisor = wanted[first].params.divisor();
-            let group: Vec<usize> =
-                (first..wanted.len()).filter(|&i| wanted[i].params.divisor() == divisor).collect();
-            let rows: Vec<u32> = group.iter().map(|&i| rows[i]).collect();
-            let all = rows.len() * model.config.hidden == h.len() && rows.is_sorted();
-            let selected = if all { None } else { Some(model.select_rows(h, &rows)?) };
-            let (logits, lse) = model.logits(selected.as_ref().unwrap_or(h), divisor)?;
-            // Where the host chooses, only the log-sum-exp is wanted.
-            let asked = |s: &Sequence| {
-                if s.params.has_penalties() { Ask::plain(None) } else { ask(s, ahead) }
-            };
-            let asks: Vec<Ask> = group.iter().map(|&i| asked(wanted[i])).collect();
-            let choices = model.backend.choose(&logits, &lse, &asks)?;
-            for (row, &i) in group.iter().enumerate() {
-                choosing.places[i] = (choosing.groups.len(), row as u32);
-            }
-            let looked_at = group.iter().any(|&i| !wanted[i].params.is_chosen_by_device());
-            choosing.groups.push(Group { logits: looked_at.then_some(logits), choices });
-        }
-        Ok(choosing)
+impl Generator for Sampler {
+    fn check(&self, request: &Request) -> Result<()> {
+        self.check_request(request)
     }
 
-    /// The tokens, for those of the sequences that are still there.
-    pub fn end(
-        &mut self,
-        model: &Model,
-        choosing: &Choosing,
-        wanted: &[Option<&Sequence>],
-    ) -> Result<Vec<Option<Pick>>> {
-        let b = &*model.backend;
-        let all = choosing.groups.iter().map(|g| b.chosen(&g.choices)).collect::<Result<Vec<_>>>()?;
-        let mut picks = Vec::with_capacity(wanted.len());
-        for (&(group, row), s) in choosing.places.iter().zip(wanted) {
-            let Some(s) = s else {
-                picks.push(None);
-                continue;
-            };
-            let choice = all[group][row as usize];
-            if !choice.lse.is_finite() {
-                return Err(Error::numerics(format!(
-                    "the logits after token {} are not finite",
-                    s.ids.len() - 1
-                ))
-                .fix("look at the weights: a checkpoint before this one may still be sound"));
-            }
-            let mut pick = Pick {
-                token: choice.token,
-                logp: choice.logit - choice.lse,
-                sampled_logp: choice.kept,
-                top: Vec::new(),
-            };
-            if let Some(logits) = &choosing.groups[group].logits
-                && !s.params.is_chosen_by_device()
-            {
-                let vocab = logits.len() / all[group].len();
-                let start = row as usize * vocab;
-                self.row.resize(vocab, 0.0);
-                b.read(logits, start, &mut self.row)?;
-                if s.params.top_logprobs > 0 {
-                    let top = self.kept.top(&self.row, s.params.top_logprobs);
-                    pick.top = top.iter().map(|&(id, logit)| (id, logit - choice.lse)).collect();
-                }
-                if s.params.has_penalties() {
-                    self.penalise(&s.params, &s.ids, s.prompt);
-                    (pick.token, pick.sampled_logp) = self.kept.choose(&self.row, &ask(s, 0));
-                    let mut logit = [0.0];
-                    b.read(logits, start + pick.token as usize, &mut logit)?;
-                    pick.logp = logit[0] - choice.lse;
-                }
-            }
-            picks.push(Some(pick));
-        }
-        Ok(picks)
+    fn submit(&mut self, request: Request) -> Result<Id> {
+        self.check(&request)?;
+        let id = Id(self.next);
+        self.next += 1;
+        self.waiting.push_back(Sequence::new(id, request));
+        Ok(id)
     }
 
-    /// Repetition over prompt and completion, presence and frequency over the completion. The row is divided by
-    /// the temperature already: what is subtracted has to be as well.
-    fn penalise(&mut self, p: &SamplingParams, ids: &[u32], prompt: usize) {
-        self.counts.resize(self.row.len(), 0);
-        let row = &mut self.row;
-        if p.repetition_penalty != 1.0 {
-            for &id in ids {
-                let (seen, logit) = (&mut self.counts[id as usize], &mut row[id as usize]);
-                if *seen == 0 {
-                    *seen = 1;
-                    *logit = if *logit > 0.0 {
-                        *logit / p.repetition_penalty
-                    } else {
-                        *logit * p.repetition_penalty
-                    };
-                }
-            }
-            ids.iter().for_each(|&id| self.counts[id as usize] = 0);
+    /// One forward pass: a token for every sequence whose tokens are all computed, and chunks of the others' prompts.
+    fn step(&mut self, policy: &Model) -> Result<Vec<Event>> {
+        self.use_weights(policy)?;
+        let mut events = std::mem::take(&mut self.events);
+        if self.running.is_empty() && self.waiting.is_empty() {
+            self.ahead = None;
+            return Ok(events);
         }
-        let completion = &ids[prompt..];
-        completion.iter().for_each(|&id| self.counts[id as usize] += 1);
-        for &id in completion {
-            let times = std::mem::take(&mut self.counts[id as usize]);
-            if times > 0 {
-                row[id as usize] -= (p.frequency_penalty * times as f32 + p.presence_penalty) / p.divisor();
-            }
+        let result = self.advance(policy, &mut events);
+        if result.is_err() {
+            // Blocks may have been promised that were never written.
+            self.restart();
+            self.events = std::mem::take(&mut events);
         }
+        result.map(|()| events)
     }
-}
 
-/// How the token after the next `ahead` ones is chosen. A greedy request ignores truncation.
-fn ask(s: &Sequence, ahead: usize) -> Ask {
-    let p = &s.params;
-    let draw = (!p.is_greedy()).then(|| draw(s, ahead));
-    Ask { draw, top_k: p.top_k, top_p: p.top_p, min_p: p.min_p }
-}
+    fn cancel(&mut self, id: Id) -> Option<Completion> {
+        let mut s = if let Some(i) = self.running.iter().position(|s| s.id == id) {
+            self.running.remove(i)
+        } else {
+            let i = self.waiting.iter().position(|s| s.id == id)?;
+            self.waiting.remove(i)?
+        };
+        self.cache.release(&mut s.table);
+        Some(s.finish(Stop::Cancelled))
+    }
 
-/// The number a token is drawn with: a function of seed, stream and index alone.
-fn draw(s: &Sequence, ahead: usize) -> f32 {
-    let [a, b, c] = s.stream;
-    let index = (s.ids.len() - s.prompt + ahead) as u32;
-    uniform(philox4x32([a, b, c, index], [s.params.seed as u32, (s.params.seed >> 32) as u32])[0])
+    fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty() && self.events.is_empty()
+    }
+
+    fn is_exact(&self) -> bool {
+        self.exact
+    }
+
+    fn put_back(&mut self, events: Vec<Event>) {
+        self.events.splice(..0, events);
+    }
 }

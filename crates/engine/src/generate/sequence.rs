@@ -1,7 +1,7 @@
 //! A request on its way.
 
 use super::cache::Table;
-use super::sampler::Pick;
+use super::choose::Pick;
 use super::{Completion, Id, Request, SamplingParams, Stop};
 use crate::Result;
 use crate::tokenizer::Tokenizer;
@@ -54,8 +54,8 @@ impl Sequence {
         self.ids.len() - self.computed
     }
 
-    /// Whether it goes on for its length after the token that is being chosen now.
-    pub fn goes_on(&self) -> bool {
+    /// Whether `max_new_tokens` allow another token after the one that is being chosen now.
+    pub fn continues(&self) -> bool {
         self.ids.len() - self.prompt + 1 < self.params.max_new_tokens
     }
 

@@ -71,7 +71,10 @@ const ADVICE: &[(&str, &str)] = &[
         "per_device_train_batch_size",
         "train.batch for given rows, rollout.prompts for sampled ones: of the whole step",
     ),
-    ("report_to", "metrics.jsonl holds every metric; `ferrl report` shows them"),
+    (
+        "report_to",
+        "metrics.jsonl holds every metric; `ferrl report` shows them, `ferrl sync --to wandb` exports them",
+    ),
     ("reward_funcs", "[[reward]] with python = \"my_reward.py\" and function = \"name\""),
     ("scale_rewards", "algo.name = \"grpo\" divides by the standard deviation, \"dr_grpo\" does not"),
     ("steps_per_generation", "algo.minibatches cuts the completions of a step into several updates"),

@@ -11,10 +11,12 @@ pub mod journal;
 mod manifest;
 pub mod metrics;
 pub mod newest;
+mod protobuf;
 pub mod resume;
 pub mod rollouts;
 mod tensor_file;
 pub mod tensorboard;
+pub mod wandb;
 
 pub use checkpoint::{Best, CheckpointOptions, Checkpoints, Role, Saved};
 pub use disk::Disk;

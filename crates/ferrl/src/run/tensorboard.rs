@@ -4,6 +4,7 @@
 use super::files::{Files, OutFile};
 use super::folder::unix_seconds;
 use super::metrics::StepRecord;
+use super::protobuf::{CASTAGNOLI, bytes, crc32, double, float, int};
 use ferrl_engine::Result;
 use std::path::Path;
 
@@ -54,36 +55,15 @@ impl EventWriter {
         for (name, x) in &record.metrics {
             let mut value = Vec::new();
             bytes(&mut value, 1, name.as_bytes());
-            value.push(2 << 3 | 5);
-            value.extend((*x as f32).to_le_bytes());
+            float(&mut value, 2, *x as f32);
             bytes(&mut summary, 1, &value);
         }
         let mut event = Vec::new();
         double(&mut event, 1, self.start + record.seconds);
-        event.push(2 << 3);
-        varint(&mut event, record.step);
+        int(&mut event, 2, record.step);
         bytes(&mut event, 5, &summary);
         event
     }
-}
-
-fn varint(out: &mut Vec<u8>, mut x: u64) {
-    while x >= 0x80 {
-        out.push(x as u8 | 0x80);
-        x >>= 7;
-    }
-    out.push(x as u8);
-}
-
-fn double(out: &mut Vec<u8>, field: u8, x: f64) {
-    out.push(field << 3 | 1);
-    out.extend(x.to_le_bytes());
-}
-
-fn bytes(out: &mut Vec<u8>, field: u8, data: &[u8]) {
-    out.push(field << 3 | 2);
-    varint(out, data.len() as u64);
-    out.extend(data);
 }
 
 /// Length, checksum of the length, data, checksum of the data.
@@ -98,38 +78,5 @@ fn frame(data: &[u8]) -> Vec<u8> {
 
 /// Rotated and shifted, since a checksum of data that holds checksums is a weak one.
 fn masked(data: &[u8]) -> u32 {
-    crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
-}
-
-/// CRC-32 with Castagnoli's polynomial, reflected.
-fn crc32c(data: &[u8]) -> u32 {
-    const TABLE: [u32; 256] = {
-        let mut table = [0; 256];
-        let mut i = 0;
-        while i < 256 {
-            let (mut c, mut bit) = (i as u32, 0);
-            while bit < 8 {
-                c = if c & 1 == 1 { c >> 1 ^ 0x82f6_3b78 } else { c >> 1 };
-                bit += 1;
-            }
-            table[i] = c;
-            i += 1;
-        }
-        table
-    };
-    !data.iter().fold(!0u32, |c, &b| TABLE[(c as u8 ^ b) as usize] ^ c >> 8)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn checksums_are_castagnolis() {
-        // The examples of RFC 3720, section B.4.
-        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
-        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
-        assert_eq!(crc32c(&(0..32).collect::<Vec<u8>>()), 0x46dd_794e);
-        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
-    }
+    crc32::<CASTAGNOLI>(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }

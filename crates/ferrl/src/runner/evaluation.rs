@@ -5,12 +5,12 @@ use crate::algo::Feed;
 use crate::evaluate::{Evaluation, evaluate};
 use crate::recipe::{Recipe, Rollout};
 use crate::reward::Rewards;
-use crate::rollout::Generator;
+use crate::rollout::Actor;
 use crate::setup;
 use crate::source::Source;
 use crate::train::Stage;
 use crate::verify::Progress;
-use ferrl_engine::generate::Sampler;
+use ferrl_engine::generate::{Generator, Sampler};
 use ferrl_engine::{Error, Result, nearest};
 use std::cell::RefMut;
 
@@ -54,10 +54,10 @@ impl OneStage<'_> {
     /// Held-out questions, sampled and graded.
     fn ask(&self, stage: &mut Stage, recipe: &Recipe) -> Result<Evaluation> {
         // There is one KV cache at a time: the rollouts' own, or one that is gone when the evaluation ends.
-        match stage.sampler.take() {
-            Some(mut sampler) => {
-                let asked = self.ask_with(&mut sampler, stage, &stage.rewards, recipe);
-                stage.sampler = Some(sampler);
+        match stage.generator.take() {
+            Some(mut generator) => {
+                let asked = self.ask_with(&mut *generator, stage, &stage.rewards, recipe);
+                stage.generator = Some(generator);
                 asked
             }
             None => {
@@ -72,23 +72,23 @@ impl OneStage<'_> {
         }
     }
 
-    /// The same with a sampler: at the evaluation's temperature, and greedy.
+    /// The same with a generator: at the evaluation's temperature, and greedy.
     fn ask_with(
         &self,
-        sampler: &mut Sampler,
+        generator: &mut dyn Generator,
         stage: &Stage,
         rewards: &Rewards,
         recipe: &Recipe,
     ) -> Result<Evaluation> {
-        let generator =
-            Generator { model: &stage.policy.model, tokenizer: &stage.tokenizer, stops: &stage.stops };
+        let (policy, tokenizer, stops) = (&stage.policy.model, &*stage.tokenizer, &stage.stops);
+        let mut actor = Actor { generator, policy, tokenizer, stops };
         let at =
             Progress { step: stage.step, steps: stage.schedules.0.total_steps, epoch: stage.source.epochs() };
         let mut asked = |temperature: f64, samples: usize, seed: u64| {
             let settings = Rollout { temperature, ..recipe.rollout.clone() };
             let mut source = self.held_out(stage, Feed::Rollouts)?;
             let counts = (recipe.eval.prompts, samples, seed);
-            evaluate(generator, sampler, &mut **source, rewards, &settings, counts, at)
+            evaluate(&mut actor, &mut **source, rewards, &settings, counts, at)
                 .map_err(|e| setup::too_small(e, &recipe.rollout))
         };
         let temperature = recipe.eval.temperature.unwrap_or(recipe.rollout.temperature);

@@ -36,7 +36,7 @@ fn every_method_that_compares_answers_learns_from_given_ones() {
     let compares = |e: &&&Entry| e.feed.sampled() && !(e.build)(json!({})).unwrap().needs().teacher;
     for entry in ALGORITHMS.iter().filter(compares) {
         let mut stage = stage(&model, &recipe(&data, &format!("algo = {:?}", entry.name))).unwrap();
-        assert!(stage.sampler.is_none(), "{}: nothing is sampled", entry.name);
+        assert!(stage.generator.is_none(), "{}: nothing is sampled", entry.name);
         let margin = |s: &_| logp(s, "one and one is ", "two") - logp(s, "one and one is ", "ten");
         let before = margin(&stage);
         let first = stage.step().unwrap();

@@ -4,7 +4,7 @@ use crate::help::{metrics, run, stage, write};
 use ferrl::algo::Feed;
 use ferrl::evaluate::evaluate;
 use ferrl::reward::Rewards;
-use ferrl::rollout::Generator;
+use ferrl::rollout::Actor;
 use ferrl::setup;
 use ferrl_engine::checkpoint::{Dtype, InitOptions, SaveOptions, init_model};
 use ferrl_engine::generate::{CacheOptions, Sampler};
@@ -85,13 +85,11 @@ fn rollouts_and_evaluation_stop_at_the_end_of_the_turn() {
     let exact: ferrl::recipe::Reward = serde_json::from_value(json!({ "verifier": "exact" })).unwrap();
     let cache = CacheOptions { bytes: 8 << 20, ..Default::default() };
     let mut sampler = Sampler::new(&stage.policy.model, cache).unwrap();
-    let generator =
-        Generator { model: &stage.policy.model, tokenizer: &stage.tokenizer, stops: &stage.stops };
+    let (policy, tokenizer, stops) = (&stage.policy.model, &*stage.tokenizer, &stage.stops);
+    let mut actor = Actor { generator: &mut sampler, policy, tokenizer, stops };
     let settings = ferrl::recipe::Rollout { temperature: 0.0, max_new_tokens: 16, ..Default::default() };
     let rewards = Rewards::new(&[exact]).unwrap();
-    let all =
-        evaluate(generator, &mut sampler, &mut *source, &rewards, &settings, (6, 1, 0), Default::default())
-            .unwrap();
+    let all = evaluate(&mut actor, &mut *source, &rewards, &settings, (6, 1, 0), Default::default()).unwrap();
     assert_eq!(all.metrics.get("eval/pass@1"), Some(1.0));
 }
 

@@ -7,7 +7,7 @@ use crate::error::Result;
 /// Features and length of the sums: a long k, more features than blocks, features that do not fill the last tile. Small: a CPU
 /// without vector instructions goes through them too.
 const SHAPES: [(usize, usize); 3] = [(40, 18944), (1040, 1024), (88, 8960)];
-/// The same from the 8 MiB on at which weights stream on a card (cuda/stream.rs), and where they do not fit its caches.
+/// The same from the 8 MiB on at which weights stream on a card (cuda/gemm/stream.rs), and where they do not fit its caches.
 const ON_CARDS: [(usize, usize); 6] =
     [(256, 18944), (4128, 1024), (472, 8960), (672, 18944), (12320, 1024), (1416, 8960)];
 /// Rows of which the others are a part.

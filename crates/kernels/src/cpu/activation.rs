@@ -7,9 +7,10 @@ use super::memory::{SliceMut, floats_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion};
 use super::vector::{row_count, rows_of_task, typed};
-use crate::backend::Activation;
+use crate::backend::{Activation, ActivationOps};
 use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::shapes;
 use crate::shapes::input_width;
 
 /// Twice the square root of 2 / pi: `(1 + tanh(u)) / 2` is `sigmoid(2 u)`, which keeps its digits far left of zero.
@@ -74,24 +75,62 @@ fn both<S: Simd, C: Curve>(s: S, x: S::V) -> (S::V, S::V) {
     (s.mul(x, gate), derivative)
 }
 
-/// `x` is `[rows, 2 * width]` for the gated ones (all gates of a row, then all ups), else `[rows, width]`.
-pub fn activation(cpu: &Cpu, op: Activation, width: usize, x: &Buffer, y: &mut Buffer) -> Result<()> {
-    let (rows, inputs) = (row_count(y.len(), width), input_width(op, width));
-    assert_eq!(x.len(), rows * inputs);
-    typed!([ref x, mut y] {
-        let y = Disjoint::new(y);
-        cpu.pool.ranges(rows, rows_of_task(inputs), |r| {
-            // SAFETY: tasks have disjoint rows.
-            let y = unsafe { y.part(r.start * width, r.len() * width) };
-            let x = &x[r.start * inputs..r.end * inputs];
-            match op {
-                Activation::SiluGated => gated::<_, _, Silu>(cpu.level, width, x, y),
-                Activation::GeluGated => gated::<_, _, Gelu>(cpu.level, width, x, y),
-                Activation::Gelu => plain::<_, _, Gelu>(cpu.level, x, y),
-            }
-        })
-    });
-    Ok(())
+impl ActivationOps for Cpu {
+    fn activation(&self, op: Activation, width: usize, x: &Buffer, y: &mut Buffer) -> Result<()> {
+        shapes::activation(self, op, width, x, y)?;
+        let (rows, inputs) = (row_count(y.len(), width), input_width(op, width));
+        assert_eq!(x.len(), rows * inputs);
+        typed!([ref x, mut y] {
+            let y = Disjoint::new(y);
+            self.pool.ranges(rows, rows_of_task(inputs), |r| {
+                // SAFETY: tasks have disjoint rows.
+                let y = unsafe { y.part(r.start * width, r.len() * width) };
+                let x = &x[r.start * inputs..r.end * inputs];
+                match op {
+                    Activation::SiluGated => gated::<_, _, Silu>(self.level, width, x, y),
+                    Activation::GeluGated => gated::<_, _, Gelu>(self.level, width, x, y),
+                    Activation::Gelu => plain::<_, _, Gelu>(self.level, x, y),
+                }
+            })
+        });
+        Ok(())
+    }
+    fn activation_backward(
+        &self,
+        op: Activation,
+        width: usize,
+        x: &Buffer,
+        dy: &Buffer,
+        dx: &mut Buffer,
+    ) -> Result<()> {
+        shapes::activation_backward(self, op, width, x, dy, dx)?;
+        let (rows, inputs) = (row_count(dy.len(), width), input_width(op, width));
+        assert!(x.len() == rows * inputs && dx.len() == x.len());
+        typed!([ref x, ref dy, mut dx] {
+            let dx = Disjoint::new(dx);
+            self.pool.ranges(rows, rows_of_task(inputs), |r| {
+                // SAFETY: tasks have disjoint rows.
+                let dx = unsafe { dx.part(r.start * inputs, r.len() * inputs) };
+                let (x, dy) = (&x[r.start * inputs..r.end * inputs], &dy[r.start * width..r.end * width]);
+                match op {
+                    Activation::SiluGated => gated_backward::<_, _, _, Silu>(self.level, width, x, dy, dx),
+                    Activation::GeluGated => gated_backward::<_, _, _, Gelu>(self.level, width, x, dy, dx),
+                    Activation::Gelu => plain_backward::<_, _, _, Gelu>(self.level, x, dy, dx),
+                }
+            })
+        });
+        Ok(())
+    }
+    fn activation_again(&self, op: Activation, width: usize, x: &mut Buffer, dy: &mut Buffer) -> Result<()> {
+        shapes::activation_again(self, op, width, x, dy)?;
+        assert_eq!(x.len(), row_count(dy.len(), width) * input_width(op, width));
+        match (floats_mut(x), floats_mut(dy)) {
+            (SliceMut::F32(x), SliceMut::F32(dy)) => again(self, op, width, x, dy),
+            (SliceMut::Bf16(x), SliceMut::Bf16(dy)) => again(self, op, width, x, dy),
+            _ => panic!("an activation and its gradient have one type"),
+        }
+        Ok(())
+    }
 }
 
 multiversion! {
@@ -114,33 +153,6 @@ multiversion! {
             put(s, y, i, s.mul(v, C::gate(s, v)));
         }
     }
-}
-
-/// Writes `dx`.
-pub fn activation_backward(
-    cpu: &Cpu,
-    op: Activation,
-    width: usize,
-    x: &Buffer,
-    dy: &Buffer,
-    dx: &mut Buffer,
-) -> Result<()> {
-    let (rows, inputs) = (row_count(dy.len(), width), input_width(op, width));
-    assert!(x.len() == rows * inputs && dx.len() == x.len());
-    typed!([ref x, ref dy, mut dx] {
-        let dx = Disjoint::new(dx);
-        cpu.pool.ranges(rows, rows_of_task(inputs), |r| {
-            // SAFETY: tasks have disjoint rows.
-            let dx = unsafe { dx.part(r.start * inputs, r.len() * inputs) };
-            let (x, dy) = (&x[r.start * inputs..r.end * inputs], &dy[r.start * width..r.end * width]);
-            match op {
-                Activation::SiluGated => gated_backward::<_, _, _, Silu>(cpu.level, width, x, dy, dx),
-                Activation::GeluGated => gated_backward::<_, _, _, Gelu>(cpu.level, width, x, dy, dx),
-                Activation::Gelu => plain_backward::<_, _, _, Gelu>(cpu.level, x, dy, dx),
-            }
-        })
-    });
-    Ok(())
 }
 
 multiversion! {
@@ -166,23 +178,6 @@ multiversion! {
             put(s, dx, i, s.mul(get(s, dy, i), derivative));
         }
     }
-}
-
-/// Turns `dy` into what [`activation`] writes and `x` into what [`activation_backward`] does, with one sigmoid for both.
-pub fn activation_again(
-    cpu: &Cpu,
-    op: Activation,
-    width: usize,
-    x: &mut Buffer,
-    dy: &mut Buffer,
-) -> Result<()> {
-    assert_eq!(x.len(), row_count(dy.len(), width) * input_width(op, width));
-    match (floats_mut(x), floats_mut(dy)) {
-        (SliceMut::F32(x), SliceMut::F32(dy)) => again(cpu, op, width, x, dy),
-        (SliceMut::Bf16(x), SliceMut::Bf16(dy)) => again(cpu, op, width, x, dy),
-        _ => panic!("an activation and its gradient have one type"),
-    }
-    Ok(())
 }
 
 fn again<T: Stored>(cpu: &Cpu, op: Activation, width: usize, x: &mut [T], dy: &mut [T]) {

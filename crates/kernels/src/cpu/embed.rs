@@ -6,24 +6,43 @@ use super::memory::{f32s, f32s_mut, u32s};
 use super::pool::Disjoint;
 use super::simd::{LANES, multiversion};
 use super::vector::{PIECE, row_count, rows_of_task, typed};
+use crate::backend::EmbeddingOps;
 use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::shapes;
 use std::ops::Range;
 
-/// Row `i` of f32 `out` is row `ids[i]` of f32 `table` times `scale`, or that much more with `add`.
-pub fn embed(cpu: &Cpu, ids: &Buffer, table: &Buffer, scale: f32, add: bool, out: &mut Buffer) -> Result<()> {
-    let (ids, table, out) = (u32s(ids), f32s(table), f32s_mut(out));
-    if ids.is_empty() {
-        return Ok(());
+impl EmbeddingOps for Cpu {
+    fn embed(&self, ids: &Buffer, table: &Buffer, scale: f32, add: bool, out: &mut Buffer) -> Result<()> {
+        shapes::embed(self, ids, table, out)?;
+        let (ids, table, out) = (u32s(ids), f32s(table), f32s_mut(out));
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let width = row_count(out.len(), ids.len());
+        let out = Disjoint::new(out);
+        self.pool.ranges(ids.len(), rows_of_task(width), |r| {
+            // SAFETY: tasks have disjoint rows.
+            let out = unsafe { out.part(r.start * width, r.len() * width) };
+            embed_rows(self.level, &ids[r], table, scale, add, out);
+        });
+        Ok(())
     }
-    let width = row_count(out.len(), ids.len());
-    let out = Disjoint::new(out);
-    cpu.pool.ranges(ids.len(), rows_of_task(width), |r| {
-        // SAFETY: tasks have disjoint rows.
-        let out = unsafe { out.part(r.start * width, r.len() * width) };
-        embed_rows(cpu.level, &ids[r], table, scale, add, out);
-    });
-    Ok(())
+    // An id's sum over this call's rows starts from zero and is then added to `dtable` in one addition, as for the
+    // gradients of matrices; rows of ids that do not occur are not touched.
+    fn embed_backward(&self, ids: &Buffer, dout: &Buffer, scale: f32, dtable: &mut Buffer) -> Result<()> {
+        shapes::embed_backward(self, ids, dout, dtable)?;
+        let (ids, dtable) = (u32s(ids), f32s_mut(dtable));
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let width = row_count(dout.len(), ids.len());
+        // Rows in the order of their ids, and in their own order within an id: each id's rows are then neighbours.
+        let mut order: Vec<(u32, u32)> = ids.iter().enumerate().map(|(row, &id)| (id, row as u32)).collect();
+        order.sort_unstable();
+        typed!([ref dout] scatter_add(self, &order, dout, width, scale, dtable));
+        Ok(())
+    }
 }
 
 multiversion! {
@@ -39,23 +58,6 @@ multiversion! {
             }
         }
     }
-}
-
-/// `dtable[ids[i]] += scale * dout[i]`, in row order for each id.
-///
-/// An id's sum over this call's rows starts from zero and is then added to `dtable` in one addition, as for the
-/// gradients of matrices; rows of ids that do not occur are not touched.
-pub fn embed_backward(cpu: &Cpu, ids: &Buffer, dout: &Buffer, scale: f32, dtable: &mut Buffer) -> Result<()> {
-    let (ids, dtable) = (u32s(ids), f32s_mut(dtable));
-    if ids.is_empty() {
-        return Ok(());
-    }
-    let width = row_count(dout.len(), ids.len());
-    // Rows in the order of their ids, and in their own order within an id: each id's rows are then neighbours.
-    let mut order: Vec<(u32, u32)> = ids.iter().enumerate().map(|(row, &id)| (id, row as u32)).collect();
-    order.sort_unstable();
-    typed!([ref dout] scatter_add(cpu, &order, dout, width, scale, dtable));
-    Ok(())
 }
 
 /// Columns of a task, so that the rows of one frequent id are shared between threads as well.

@@ -7,9 +7,10 @@ use super::norm::{Partials, RowGradient, norm_row};
 use super::pool::Disjoint;
 use super::simd::{LANES, multiversion};
 use super::vector::{copy_row, row_count, rows_of_task, typed};
-use crate::backend::{Heads, Norm};
+use crate::backend::{HeadNormOps, Heads, Norm};
 use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::shapes;
 
 /// The weights of a call, and that they fit.
 fn parameters<'a>(op: Norm, heads: Heads, q_weight: &'a Buffer, k_weight: &'a Buffer) -> [&'a [f32]; 2] {
@@ -18,30 +19,64 @@ fn parameters<'a>(op: Norm, heads: Heads, q_weight: &'a Buffer, k_weight: &'a Bu
     weights
 }
 
-/// Normalises each query head with `q_weight` and each key head with `k_weight`; values are copied.
-pub fn head_norm(
-    cpu: &Cpu,
-    op: Norm,
-    heads: Heads,
-    qkv: &Buffer,
-    q_weight: &Buffer,
-    k_weight: &Buffer,
-    out: &mut Buffer,
-) -> Result<()> {
-    let [q_weight, k_weight] = parameters(op, heads, q_weight, k_weight);
-    let width = heads.qkv_width();
-    assert_eq!(qkv.len(), out.len());
-    let rows = row_count(qkv.len(), width);
-    typed!([ref qkv, mut out] {
-        let out = Disjoint::new(out);
-        cpu.pool.ranges(rows, rows_of_task(width), |r| {
-            let r = r.start * width..r.end * width;
-            // SAFETY: tasks have disjoint rows.
-            let out = unsafe { out.part(r.start, r.len()) };
-            forward_rows(cpu.level, op, heads, &qkv[r], q_weight, k_weight, out);
-        })
-    });
-    Ok(())
+impl HeadNormOps for Cpu {
+    fn head_norm(
+        &self,
+        op: Norm,
+        heads: Heads,
+        qkv: &Buffer,
+        q_weight: &Buffer,
+        k_weight: &Buffer,
+        out: &mut Buffer,
+    ) -> Result<()> {
+        shapes::head_norm(self, op, heads, qkv, [q_weight, k_weight], out)?;
+        let [q_weight, k_weight] = parameters(op, heads, q_weight, k_weight);
+        let width = heads.qkv_width();
+        assert_eq!(qkv.len(), out.len());
+        let rows = row_count(qkv.len(), width);
+        typed!([ref qkv, mut out] {
+            let out = Disjoint::new(out);
+            self.pool.ranges(rows, rows_of_task(width), |r| {
+                let r = r.start * width..r.end * width;
+                // SAFETY: tasks have disjoint rows.
+                let out = unsafe { out.part(r.start, r.len()) };
+                forward_rows(self.level, op, heads, &qkv[r], q_weight, k_weight, out);
+            })
+        });
+        Ok(())
+    }
+    // A call's sums over rows and heads start from zero and are added to `dq_weight` and `dk_weight` in one addition.
+    fn head_norm_backward(
+        &self,
+        op: Norm,
+        heads: Heads,
+        qkv: &Buffer,
+        q_weight: &Buffer,
+        k_weight: &Buffer,
+        dqkv: &mut Buffer,
+        dq_weight: Option<&mut Buffer>,
+        dk_weight: Option<&mut Buffer>,
+    ) -> Result<()> {
+        let dweights = [dq_weight.as_deref(), dk_weight.as_deref()];
+        shapes::head_norm_backward(self, op, heads, qkv, [q_weight, k_weight], dqkv, dweights)?;
+        let [q_weight, k_weight] = parameters(op, heads, q_weight, k_weight);
+        let width = heads.qkv_width();
+        assert_eq!(qkv.len(), dqkv.len());
+        let rows = row_count(qkv.len(), width);
+        let wanted = [(op.width, dq_weight.is_some()), (op.width, dk_weight.is_some())];
+        let mut partials = Partials::new(self, rows, wanted)?;
+        typed!([ref qkv, mut dqkv] {
+            let dqkv = Disjoint::new(dqkv);
+            partials.run(self, rows, width, |r, [dq_weight, dk_weight]| {
+                let r = r.start * width..r.end * width;
+                // SAFETY: tasks have disjoint rows.
+                let dqkv = unsafe { dqkv.part(r.start, r.len()) };
+                backward_rows(self.level, op, heads, &qkv[r], q_weight, k_weight, dqkv, dq_weight, dk_weight);
+            })
+        });
+        partials.add(self, [dq_weight, dk_weight]);
+        Ok(())
+    }
 }
 
 multiversion! {
@@ -55,39 +90,6 @@ multiversion! {
             copy_row(s, &qkv[row + normed * dim..row + width], &mut out[row + normed * dim..row + width]);
         }
     }
-}
-
-/// `dqkv` holds the gradient of the output and becomes that of the input.
-///
-/// A call's sums over rows and heads start from zero and are added to `dq_weight` and `dk_weight` in one addition.
-pub fn head_norm_backward(
-    cpu: &Cpu,
-    op: Norm,
-    heads: Heads,
-    qkv: &Buffer,
-    q_weight: &Buffer,
-    k_weight: &Buffer,
-    dqkv: &mut Buffer,
-    dq_weight: Option<&mut Buffer>,
-    dk_weight: Option<&mut Buffer>,
-) -> Result<()> {
-    let [q_weight, k_weight] = parameters(op, heads, q_weight, k_weight);
-    let width = heads.qkv_width();
-    assert_eq!(qkv.len(), dqkv.len());
-    let rows = row_count(qkv.len(), width);
-    let wanted = [(op.width, dq_weight.is_some()), (op.width, dk_weight.is_some())];
-    let mut partials = Partials::new(cpu, rows, wanted)?;
-    typed!([ref qkv, mut dqkv] {
-        let dqkv = Disjoint::new(dqkv);
-        partials.run(cpu, rows, width, |r, [dq_weight, dk_weight]| {
-            let r = r.start * width..r.end * width;
-            // SAFETY: tasks have disjoint rows.
-            let dqkv = unsafe { dqkv.part(r.start, r.len()) };
-            backward_rows(cpu.level, op, heads, &qkv[r], q_weight, k_weight, dqkv, dq_weight, dk_weight);
-        })
-    });
-    partials.add(cpu, [dq_weight, dk_weight]);
-    Ok(())
 }
 
 multiversion! {

@@ -7,8 +7,11 @@ use super::matmul::{self, Chain, Out};
 use super::memory::{Memory, Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, multiversion, widen};
+use super::vector::clear;
+use crate::backend::LinearOps;
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
+use crate::shapes;
 
 /// A weight as the register tile reads it.
 struct Packs {
@@ -46,27 +49,88 @@ pub(super) fn holds(w: &Weight, backward: bool) -> bool {
     w.dtype != DType::U32 && packs.forward.has_room(units(w.n, w.k), 4) && (!backward || back())
 }
 
-/// See [`crate::Backend::weight`].
-pub fn weight(cpu: &Cpu, n: usize, k: usize, dtype: DType, backward: bool) -> Result<Weight> {
-    let units = |shape: Shape| match dtype {
-        DType::Bf16 => shape.storage::<u16>(),
-        _ => shape.storage::<f32>(),
-    };
-    let forward = cpu.arena.take_lasting(4 * units(Shape { n, k }))?;
-    let backward =
-        if backward { Some(cpu.arena.take_lasting(4 * units(Shape { n: k, k: n }))?) } else { None };
-    Ok(Weight::new(n, k, dtype, Box::new(Packs { forward, backward })))
-}
-
-/// See [`crate::Backend::load_weight`].
-pub fn load_weight(cpu: &Cpu, master: &Buffer, weight: &mut Weight) -> Result<()> {
-    let (n, k, dtype) = (weight.n, weight.k, weight.dtype);
-    let packs: &mut Packs = weight.data_mut().downcast_mut().expect("a weight of the CPU backend");
-    match dtype {
-        DType::Bf16 => pack_both::<u16>(cpu, f32s(master), n, k, packs),
-        _ => pack_both::<f32>(cpu, f32s(master), n, k, packs),
+impl LinearOps for Cpu {
+    fn weight(&self, n: usize, k: usize, dtype: DType, backward: bool) -> Result<Weight> {
+        shapes::weight(self, n, k, dtype)?;
+        let units = |shape: Shape| match dtype {
+            DType::Bf16 => shape.storage::<u16>(),
+            _ => shape.storage::<f32>(),
+        };
+        let forward = self.arena.take_lasting(4 * units(Shape { n, k }))?;
+        let backward =
+            if backward { Some(self.arena.take_lasting(4 * units(Shape { n: k, k: n }))?) } else { None };
+        Ok(Weight::new(n, k, dtype, Box::new(Packs { forward, backward })))
     }
-    Ok(())
+    fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()> {
+        shapes::load_weight(self, master, weight)?;
+        let (n, k, dtype) = (weight.n, weight.k, weight.dtype);
+        let packs: &mut Packs = weight.data_mut().downcast_mut().expect("a weight of the CPU backend");
+        match dtype {
+            DType::Bf16 => pack_both::<u16>(self, f32s(master), n, k, packs),
+            _ => pack_both::<f32>(self, f32s(master), n, k, packs),
+        }
+        Ok(())
+    }
+    fn linear(&self, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()> {
+        shapes::linear(self, x, w, bias, y)?;
+        assert!(x.dtype() == w.dtype && y.len() == x.len() / w.k * w.n);
+        let bias = bias.map(f32s);
+        match floats(x) {
+            Slice::F32(x) => matmul::linear(self.level, &self.pool, x, forward_pack(w), bias, out(y)),
+            Slice::Bf16(x) => matmul::linear(self.level, &self.pool, x, forward_pack(w), bias, out(y)),
+        }
+        Ok(())
+    }
+    fn linear_dx(&self, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()> {
+        shapes::linear_dx(self, dy, w, dx)?;
+        assert!(dy.dtype() == w.dtype && dx.len() == dy.len() / w.n * w.k);
+        match floats(dy) {
+            Slice::F32(dy) => matmul::linear(self.level, &self.pool, dy, backward_pack(w), None, out(dx)),
+            Slice::Bf16(dy) => matmul::linear(self.level, &self.pool, dy, backward_pack(w), None, out(dx)),
+        }
+        Ok(())
+    }
+    fn linear_dw(
+        &self,
+        dy: &Buffer,
+        x: &Buffer,
+        tokens: usize,
+        add: bool,
+        mut dw: Option<&mut Buffer>,
+        mut dbias: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::linear_dw(self, dy, x, tokens, dw.as_deref(), dbias.as_deref())?;
+        if !add {
+            clear(self, [dw.as_deref_mut(), dbias.as_deref_mut()])?;
+        }
+        if tokens == 0 {
+            return Ok(());
+        }
+        assert_eq!(dy.dtype(), x.dtype());
+        if let Some(dw) = dw {
+            match (floats(dy), floats(x)) {
+                (Slice::F32(dy), Slice::F32(x)) => accumulate(self, dy, x, tokens, f32s_mut(dw))?,
+                (Slice::Bf16(dy), Slice::Bf16(x)) => accumulate(self, dy, x, tokens, f32s_mut(dw))?,
+                _ => unreachable!("asserted above"),
+            }
+        }
+        if let Some(dbias) = dbias {
+            let sums = Disjoint::new(f32s_mut(dbias));
+            let n = dy.len() / tokens;
+            self.pool.ranges(n.div_ceil(LANES), 4, |r| {
+                for at in r.map(|i| i * LANES) {
+                    let lanes = (n - at).min(LANES);
+                    // SAFETY: each task has its own columns.
+                    let sums = unsafe { sums.part(at, lanes) };
+                    match floats(dy) {
+                        Slice::F32(dy) => sum_columns(self.level, dy, n, at, sums),
+                        Slice::Bf16(dy) => sum_columns_bf16(dy, n, at, sums),
+                    }
+                }
+            });
+        }
+        Ok(())
+    }
 }
 
 fn pack_both<E: TokenRows<Unit: Plain>>(cpu: &Cpu, master: &[f32], n: usize, k: usize, packs: &mut Packs) {
@@ -82,62 +146,6 @@ fn out(y: &mut Buffer) -> Out<'_> {
         SliceMut::F32(y) => Out::F32(y),
         SliceMut::Bf16(y) => Out::Bf16(y),
     }
-}
-
-/// See [`crate::Backend::linear`].
-pub fn linear(cpu: &Cpu, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()> {
-    assert!(x.dtype() == w.dtype && y.len() == x.len() / w.k * w.n);
-    let bias = bias.map(f32s);
-    match floats(x) {
-        Slice::F32(x) => matmul::linear(cpu.level, &cpu.pool, x, forward_pack(w), bias, out(y)),
-        Slice::Bf16(x) => matmul::linear(cpu.level, &cpu.pool, x, forward_pack(w), bias, out(y)),
-    }
-    Ok(())
-}
-
-/// See [`crate::Backend::linear_dx`].
-pub fn linear_dx(cpu: &Cpu, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()> {
-    assert!(dy.dtype() == w.dtype && dx.len() == dy.len() / w.n * w.k);
-    match floats(dy) {
-        Slice::F32(dy) => matmul::linear(cpu.level, &cpu.pool, dy, backward_pack(w), None, out(dx)),
-        Slice::Bf16(dy) => matmul::linear(cpu.level, &cpu.pool, dy, backward_pack(w), None, out(dx)),
-    }
-    Ok(())
-}
-
-/// See [`crate::Backend::linear_dw`].
-pub fn linear_dw(
-    cpu: &Cpu,
-    dy: &Buffer,
-    x: &Buffer,
-    tokens: usize,
-    dw: Option<&mut Buffer>,
-    dbias: Option<&mut Buffer>,
-) -> Result<()> {
-    assert_eq!(dy.dtype(), x.dtype());
-    if let Some(dw) = dw {
-        match (floats(dy), floats(x)) {
-            (Slice::F32(dy), Slice::F32(x)) => accumulate(cpu, dy, x, tokens, f32s_mut(dw))?,
-            (Slice::Bf16(dy), Slice::Bf16(x)) => accumulate(cpu, dy, x, tokens, f32s_mut(dw))?,
-            _ => unreachable!("asserted above"),
-        }
-    }
-    if let Some(dbias) = dbias {
-        let sums = Disjoint::new(f32s_mut(dbias));
-        let n = dy.len() / tokens;
-        cpu.pool.ranges(n.div_ceil(LANES), 4, |r| {
-            for at in r.map(|i| i * LANES) {
-                let lanes = (n - at).min(LANES);
-                // SAFETY: each task has its own columns.
-                let sums = unsafe { sums.part(at, lanes) };
-                match floats(dy) {
-                    Slice::F32(dy) => sum_columns(cpu.level, dy, n, at, sums),
-                    Slice::Bf16(dy) => sum_columns_bf16(dy, n, at, sums),
-                }
-            }
-        });
-    }
-    Ok(())
 }
 
 fn accumulate<E: TokenRows<Unit: Plain>>(

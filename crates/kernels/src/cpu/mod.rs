@@ -3,7 +3,6 @@
 // Operations have one way in from outside, the trait `Backend`: it checks what they are given.
 mod activation;
 mod attention;
-mod backend;
 mod element;
 mod embed;
 mod footprint;
@@ -24,7 +23,8 @@ mod vector;
 pub use footprint::FOOTPRINT;
 pub use simd::{Level, narrow, widen};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, DecodeOps, GraphOps, Heads, Home};
+use crate::buffer::{Buffer, DType, Weight};
 use crate::error::{Error, Result};
 use memory::Arena;
 use pool::Pool;
@@ -71,3 +71,37 @@ impl Cpu {
         self.arena.set_limit(bytes);
     }
 }
+
+impl Home for Cpu {
+    fn as_home(&self) -> &dyn Home {
+        self
+    }
+    fn holds(&self, buffer: &Buffer) -> bool {
+        memory::memory_of(buffer).is_some_and(|m| m.has_room(buffer.len(), buffer.dtype().size()))
+    }
+    fn holds_weight(&self, weight: &Weight, backward: bool) -> bool {
+        linear::holds(weight, backward)
+    }
+    fn ids<'a>(&self, buffer: &'a Buffer) -> &'a [u32] {
+        memory::u32s(buffer)
+    }
+    fn block_tokens(&self) -> usize {
+        attention::BLOCK
+    }
+    fn block_len(&self, heads: Heads) -> usize {
+        attention::paged::block_len(heads)
+    }
+}
+
+impl Backend for Cpu {
+    fn describe(&self) -> String {
+        format!("cpu, {}, {} threads", self.level.name(), self.pool.threads())
+    }
+    fn peak_gflops(&self, dtype: DType) -> f64 {
+        peak::measure(self.level, dtype) * self.pool.threads() as f64
+    }
+}
+
+// Both compose these of the operations above.
+impl DecodeOps for Cpu {}
+impl GraphOps for Cpu {}

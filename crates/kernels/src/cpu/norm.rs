@@ -7,10 +7,12 @@ use super::element::{Stored, get, put};
 use super::memory::{Memory, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion};
+use super::vector::clear;
 use super::vector::{row_count, rows_of_task, typed};
-use crate::backend::{Norm, NormInput};
+use crate::backend::{Norm, NormGrads, NormInput, NormOps};
 use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::shapes;
 use std::ops::Range;
 
 /// Rows whose gradients of weights are added up before the sums of such chunks are added in order.
@@ -118,27 +120,121 @@ fn parameters<'a>(op: Norm, weight: &'a Buffer, bias: Option<&'a Buffer>) -> (&'
     (weight, bias)
 }
 
-/// `y = norm(x) * weight + bias`
-pub fn norm(
-    cpu: &Cpu,
-    op: Norm,
-    x: &Buffer,
-    weight: &Buffer,
-    bias: Option<&Buffer>,
-    y: &mut Buffer,
-) -> Result<()> {
-    let (weight, bias) = parameters(op, weight, bias);
-    assert_eq!(x.len(), y.len());
-    let rows = row_count(x.len(), op.width);
-    typed!([ref x, mut y] {
-        let y = Disjoint::new(y);
-        cpu.pool.ranges(rows, rows_of_task(op.width), |r| {
-            let r = r.start * op.width..r.end * op.width;
-            // SAFETY: tasks have disjoint rows.
-            norm_rows(cpu.level, op, &x[r.clone()], weight, bias, unsafe { y.part(r.start, r.len()) });
-        })
-    });
-    Ok(())
+impl NormOps for Cpu {
+    fn norm(
+        &self,
+        op: Norm,
+        x: &Buffer,
+        weight: &Buffer,
+        bias: Option<&Buffer>,
+        y: &mut Buffer,
+    ) -> Result<()> {
+        shapes::norm(self, op, x, weight, bias, y)?;
+        let (weight, bias) = parameters(op, weight, bias);
+        assert_eq!(x.len(), y.len());
+        let rows = row_count(x.len(), op.width);
+        typed!([ref x, mut y] {
+            let y = Disjoint::new(y);
+            self.pool.ranges(rows, rows_of_task(op.width), |r| {
+                let r = r.start * op.width..r.end * op.width;
+                // SAFETY: tasks have disjoint rows.
+                norm_rows(self.level, op, &x[r.clone()], weight, bias, unsafe { y.part(r.start, r.len()) });
+            })
+        });
+        Ok(())
+    }
+    fn add_norm(
+        &self,
+        op: Norm,
+        x: &Buffer,
+        delta: &Buffer,
+        weight: &Buffer,
+        bias: Option<&Buffer>,
+        sum: &mut Buffer,
+        y: &mut Buffer,
+    ) -> Result<()> {
+        shapes::add_norm(self, op, x, delta, weight, bias, [sum, y])?;
+        let (weight, bias) = parameters(op, weight, bias);
+        assert!(x.len() == delta.len() && x.len() == sum.len() && x.len() == y.len());
+        let rows = row_count(x.len(), op.width);
+        let sum = Disjoint::new(f32s_mut(sum));
+        typed!([ref x, ref delta, mut y] {
+            let y = Disjoint::new(y);
+            self.pool.ranges(rows, rows_of_task(op.width), |r| {
+                let r = r.start * op.width..r.end * op.width;
+                // SAFETY: tasks have disjoint rows.
+                let (sum, y) = unsafe { (sum.part(r.start, r.len()), y.part(r.start, r.len())) };
+                add_norm_rows(self.level, op, &x[r.clone()], &delta[r], weight, bias, sum, y);
+            })
+        });
+        Ok(())
+    }
+    // A call's sums over rows start from zero and are added to `dweight` and `dbias` in one addition.
+    fn norm_backward(
+        &self,
+        op: Norm,
+        dy: &Buffer,
+        x: &Buffer,
+        weight: &Buffer,
+        add: bool,
+        dx: &mut Buffer,
+        grads: NormGrads<'_>,
+    ) -> Result<()> {
+        shapes::norm_backward(self, op, dy, x, weight, dx, &grads)?;
+        let [dweight, dbias] = ready(self, grads)?;
+        let (weight, _) = parameters(op, weight, None);
+        assert!(x.len() == dy.len() && x.len() == dx.len());
+        let rows = row_count(x.len(), op.width);
+        let wanted = (dweight.is_some(), dbias.is_some());
+        let mut partials = Partials::new(self, rows, [(op.width, wanted.0), (op.width, wanted.1)])?;
+        typed!([ref dy, ref x, mut dx] {
+            let dx = Disjoint::new(dx);
+            partials.run(self, rows, op.width, |r, [dweight, dbias]| {
+                let r = r.start * op.width..r.end * op.width;
+                // SAFETY: tasks have disjoint rows.
+                let dx = unsafe { dx.part(r.start, r.len()) };
+                backward_rows(self.level, op, &dy[r.clone()], &x[r], weight, add, dx, dweight, dbias);
+            })
+        });
+        partials.add(self, [dweight, dbias]);
+        Ok(())
+    }
+    fn norm_again(
+        &self,
+        op: Norm,
+        of: NormInput<'_>,
+        dy: &Buffer,
+        y: &mut Buffer,
+        dx: &mut Buffer,
+        rounded: Option<&mut Buffer>,
+        grads: NormGrads<'_>,
+    ) -> Result<()> {
+        shapes::norm_again(self, op, of, dy, [y, dx], rounded.as_deref(), &grads)?;
+        let [dweight, dbias] = ready(self, grads)?;
+        let (delta, rounded) = (of.delta.map(floats), rounded.map(floats_mut));
+        // Each is there or not, and all have the type of the first.
+        macro_rules! again {
+            ($slice:ident, $dy:ident, $y:ident) => {{
+                let delta = delta.map(|d| if let Slice::$slice(d) = d { d } else { panic!("{MIXED}") });
+                let rounded =
+                    rounded.map(|r| if let SliceMut::$slice(r) = r { r } else { panic!("{MIXED}") });
+                again(self, op, of, delta, $dy, $y, f32s_mut(dx), rounded, dweight, dbias)
+            }};
+        }
+        match (floats(dy), floats_mut(y)) {
+            (Slice::F32(dy), SliceMut::F32(y)) => again!(F32, dy, y),
+            (Slice::Bf16(dy), SliceMut::Bf16(y)) => again!(Bf16, dy, y),
+            _ => panic!("{MIXED}"),
+        }
+    }
+}
+
+/// The gradients of a norm's weight and bias, to be added to.
+fn ready<'a>(cpu: &Cpu, mut grads: NormGrads<'a>) -> Result<[Option<&'a mut Buffer>; 2]> {
+    if !grads.add {
+        clear(cpu, [grads.weight.as_deref_mut(), grads.bias.as_deref_mut()])?;
+    }
+    Ok([grads.weight, grads.bias])
 }
 
 multiversion! {
@@ -147,33 +243,6 @@ multiversion! {
             norm_row(s, op, &x[i..i + op.width], weight, bias, &mut y[i..i + op.width]);
         }
     }
-}
-
-/// `sum = x + delta` (f32), `y = norm(sum) * weight + bias`
-pub fn add_norm(
-    cpu: &Cpu,
-    op: Norm,
-    x: &Buffer,
-    delta: &Buffer,
-    weight: &Buffer,
-    bias: Option<&Buffer>,
-    sum: &mut Buffer,
-    y: &mut Buffer,
-) -> Result<()> {
-    let (weight, bias) = parameters(op, weight, bias);
-    assert!(x.len() == delta.len() && x.len() == sum.len() && x.len() == y.len());
-    let rows = row_count(x.len(), op.width);
-    let sum = Disjoint::new(f32s_mut(sum));
-    typed!([ref x, ref delta, mut y] {
-        let y = Disjoint::new(y);
-        cpu.pool.ranges(rows, rows_of_task(op.width), |r| {
-            let r = r.start * op.width..r.end * op.width;
-            // SAFETY: tasks have disjoint rows.
-            let (sum, y) = unsafe { (sum.part(r.start, r.len()), y.part(r.start, r.len())) };
-            add_norm_rows(cpu.level, op, &x[r.clone()], &delta[r], weight, bias, sum, y);
-        })
-    });
-    Ok(())
 }
 
 multiversion! {
@@ -250,38 +319,6 @@ impl RowGradient {
     }
 }
 
-/// Writes `dx`, or adds to it with `add`; `dweight` and `dbias` are added to where given.
-///
-/// A call's sums over rows start from zero and are added to `dweight` and `dbias` in one addition.
-pub fn norm_backward(
-    cpu: &Cpu,
-    op: Norm,
-    dy: &Buffer,
-    x: &Buffer,
-    weight: &Buffer,
-    add: bool,
-    dx: &mut Buffer,
-    dweight: Option<&mut Buffer>,
-    dbias: Option<&mut Buffer>,
-) -> Result<()> {
-    let (weight, _) = parameters(op, weight, None);
-    assert!(x.len() == dy.len() && x.len() == dx.len());
-    let rows = row_count(x.len(), op.width);
-    let wanted = (dweight.is_some(), dbias.is_some());
-    let mut partials = Partials::new(cpu, rows, [(op.width, wanted.0), (op.width, wanted.1)])?;
-    typed!([ref dy, ref x, mut dx] {
-        let dx = Disjoint::new(dx);
-        partials.run(cpu, rows, op.width, |r, [dweight, dbias]| {
-            let r = r.start * op.width..r.end * op.width;
-            // SAFETY: tasks have disjoint rows.
-            let dx = unsafe { dx.part(r.start, r.len()) };
-            backward_rows(cpu.level, op, &dy[r.clone()], &x[r], weight, add, dx, dweight, dbias);
-        })
-    });
-    partials.add(cpu, [dweight, dbias]);
-    Ok(())
-}
-
 multiversion! {
     fn backward_rows<S, type D: Stored, type T: Stored, type U: Stored>(s, op: Norm, dy: &[D], x: &[T], weight: &[f32], add: bool, dx: &mut [U], dweight: &mut [f32], dbias: &mut [f32]) {
         for i in (0..x.len()).step_by(op.width) {
@@ -304,34 +341,6 @@ multiversion! {
                 }
             }
         }
-    }
-}
-
-/// See [`crate::Backend::norm_again`].
-pub fn norm_again(
-    cpu: &Cpu,
-    op: Norm,
-    of: NormInput<'_>,
-    dy: &Buffer,
-    y: &mut Buffer,
-    dx: &mut Buffer,
-    rounded: Option<&mut Buffer>,
-    dweight: Option<&mut Buffer>,
-    dbias: Option<&mut Buffer>,
-) -> Result<()> {
-    let (delta, rounded) = (of.delta.map(floats), rounded.map(floats_mut));
-    // Each is there or not, and all have the type of the first.
-    macro_rules! again {
-        ($slice:ident, $dy:ident, $y:ident) => {{
-            let delta = delta.map(|d| if let Slice::$slice(d) = d { d } else { panic!("{MIXED}") });
-            let rounded = rounded.map(|r| if let SliceMut::$slice(r) = r { r } else { panic!("{MIXED}") });
-            again(cpu, op, of, delta, $dy, $y, f32s_mut(dx), rounded, dweight, dbias)
-        }};
-    }
-    match (floats(dy), floats_mut(y)) {
-        (Slice::F32(dy), SliceMut::F32(y)) => again!(F32, dy, y),
-        (Slice::Bf16(dy), SliceMut::Bf16(y)) => again!(Bf16, dy, y),
-        _ => panic!("{MIXED}"),
     }
 }
 

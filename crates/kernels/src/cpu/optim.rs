@@ -6,9 +6,10 @@ use super::memory::{f32s, f32s_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, multiversion};
 use super::vector::{PIECE, part};
-use crate::backend::{AdamW, Sgd};
+use crate::backend::{AdamW, AdamWParam, LinearOps, OptimizerOps, Sgd};
 use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::shapes;
 use std::ops::Range;
 
 /// What AdamW multiplies with, the same for all elements of a step.
@@ -61,7 +62,7 @@ fn pieces(cpu: &Cpu, range: Range<usize>, f: impl Fn(Range<usize>) + Sync) {
 }
 
 /// Elements `range` of a parameter and of its state.
-pub fn adamw(
+fn adamw_range(
     cpu: &Cpu,
     op: AdamW,
     range: Range<usize>,
@@ -103,26 +104,40 @@ multiversion! {
     }
 }
 
-/// Elements `range` of a parameter and of its velocity (absent without momentum).
-pub fn sgd(
-    cpu: &Cpu,
-    op: Sgd,
-    range: Range<usize>,
-    param: &mut Buffer,
-    grad: &Buffer,
-    velocity: Option<&mut Buffer>,
-) -> Result<()> {
-    let n = param.len();
-    assert!(range.end <= n && grad.len() == n && velocity.as_ref().is_none_or(|v| v.len() == n));
-    assert!(op.momentum == 0.0 || velocity.is_some(), "momentum needs a velocity");
-    let (grad, param) = (f32s(grad), Disjoint::new(f32s_mut(param)));
-    let velocity = velocity.filter(|_| op.momentum != 0.0).map(|v| Disjoint::new(f32s_mut(v)));
-    pieces(cpu, range, |r| {
-        // SAFETY: pieces do not overlap.
-        let (w, v) = unsafe { (part(&param, &r), velocity.as_ref().map(|v| part(v, &r))) };
-        sgd_piece(cpu.level, op, w, &grad[r], v);
-    });
-    Ok(())
+impl OptimizerOps for Cpu {
+    fn adamw(&self, params: &mut [AdamWParam<'_>]) -> Result<()> {
+        shapes::adamw(self, params)?;
+        for p in params {
+            for range in p.ranges {
+                adamw_range(self, p.op, range.clone(), p.param, p.grad, p.first, p.second)?;
+            }
+            if let Some(weight) = p.derived.as_deref_mut() {
+                self.load_weight(p.param, weight)?;
+            }
+        }
+        Ok(())
+    }
+    fn sgd(
+        &self,
+        op: Sgd,
+        range: std::ops::Range<usize>,
+        param: &mut Buffer,
+        grad: &Buffer,
+        velocity: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::sgd(self, op, &range, param, grad, velocity.as_deref())?;
+        let n = param.len();
+        assert!(range.end <= n && grad.len() == n && velocity.as_ref().is_none_or(|v| v.len() == n));
+        assert!(op.momentum == 0.0 || velocity.is_some(), "momentum needs a velocity");
+        let (grad, param) = (f32s(grad), Disjoint::new(f32s_mut(param)));
+        let velocity = velocity.filter(|_| op.momentum != 0.0).map(|v| Disjoint::new(f32s_mut(v)));
+        pieces(self, range, |r| {
+            // SAFETY: pieces do not overlap.
+            let (w, v) = unsafe { (part(&param, &r), velocity.as_ref().map(|v| part(v, &r))) };
+            sgd_piece(self.level, op, w, &grad[r], v);
+        });
+        Ok(())
+    }
 }
 
 multiversion! {

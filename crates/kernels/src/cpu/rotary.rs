@@ -5,35 +5,39 @@ use super::element::Stored;
 use super::memory::{SliceMut, f32s, floats_mut, u32s};
 use super::pool::Disjoint;
 use super::simd::{LANES, multiversion};
-use crate::backend::Heads;
+use crate::backend::{Heads, RopeOps, Turns};
 use crate::buffer::Buffer;
 use crate::error::Result;
+use crate::shapes;
 
 /// Elements a task should have at least.
 const TASK: usize = 16 * 1024;
 
-/// See [`Backend::rotary`](crate::Backend::rotary).
-pub fn rotary(
-    cpu: &Cpu,
-    heads: Heads,
-    rotary_dim: usize,
-    cos: &Buffer,
-    sin: &Buffer,
-    positions: &Buffer,
-    inverse: bool,
-    qkv: &mut Buffer,
-) -> Result<()> {
-    assert!(rotary_dim.is_multiple_of(2) && rotary_dim <= heads.head_dim);
-    assert!(cos.len() == sin.len() && qkv.len() == positions.len() * heads.qkv_width());
-    if rotary_dim == 0 {
-        return Ok(());
+impl RopeOps for Cpu {
+    fn rotary(
+        &self,
+        heads: Heads,
+        rotary_dim: usize,
+        cos: &Buffer,
+        sin: &Buffer,
+        positions: &Buffer,
+        inverse: bool,
+        qkv: &mut Buffer,
+    ) -> Result<()> {
+        let turns = Turns { dim: rotary_dim, cos, sin, positions };
+        shapes::rotary(self, heads, turns, qkv)?;
+        assert!(rotary_dim.is_multiple_of(2) && rotary_dim <= heads.head_dim);
+        assert!(cos.len() == sin.len() && qkv.len() == positions.len() * heads.qkv_width());
+        if rotary_dim == 0 {
+            return Ok(());
+        }
+        let turn = Turn { heads, half: rotary_dim / 2, cos: f32s(cos), sin: f32s(sin), inverse };
+        match floats_mut(qkv) {
+            SliceMut::F32(x) => all_rows(self, turn, u32s(positions), x),
+            SliceMut::Bf16(x) => all_rows(self, turn, u32s(positions), x),
+        }
+        Ok(())
     }
-    let turn = Turn { heads, half: rotary_dim / 2, cos: f32s(cos), sin: f32s(sin), inverse };
-    match floats_mut(qkv) {
-        SliceMut::F32(x) => all_rows(cpu, turn, u32s(positions), x),
-        SliceMut::Bf16(x) => all_rows(cpu, turn, u32s(positions), x),
-    }
-    Ok(())
 }
 
 #[derive(Clone, Copy)]

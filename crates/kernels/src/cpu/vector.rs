@@ -5,8 +5,10 @@ use super::element::{Stored, get, put};
 use super::memory::{u32s, u32s_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion, widen};
+use crate::backend::{MemoryOps, VectorOps};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
+use crate::shapes;
 use crate::shapes::NO_ROW;
 use std::any::TypeId;
 use std::ops::Range;
@@ -49,10 +51,77 @@ pub(crate) fn row_count(len: usize, width: usize) -> usize {
     len / width
 }
 
-/// Sets every element.
-pub fn fill(cpu: &Cpu, dst: &mut Buffer, value: f32) -> Result<()> {
-    typed!([mut dst] fill_slice(cpu, dst, value));
-    Ok(())
+impl MemoryOps for Cpu {
+    fn memory(&self) -> (usize, usize) {
+        self.arena.usage()
+    }
+    fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        self.arena.buffer(dtype, len)
+    }
+    fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()> {
+        shapes::fill(self, dst)?;
+        typed!([mut dst] fill_slice(self, dst, value));
+        Ok(())
+    }
+    fn write(&self, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()> {
+        shapes::write(self, dst, at, src.len())?;
+        typed!([mut dst] copy_slice(self, src, &mut dst[at..][..src.len()]));
+        Ok(())
+    }
+    fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
+        shapes::read(self, src, at, dst.len())?;
+        typed!([ref src] copy_slice(self, &src[at..][..dst.len()], dst));
+        Ok(())
+    }
+    fn indices(&self, values: &[u32]) -> Result<Buffer> {
+        let mut memory = self.arena.take(size_of_val(values))?;
+        memory.slice_mut(values.len()).copy_from_slice(values);
+        Ok(Buffer::new(DType::U32, values.len(), Box::new(memory)))
+    }
+    fn set_indices(&self, dst: &mut Buffer, values: &[u32]) -> Result<()> {
+        shapes::set_indices(self, dst, values.len())?;
+        u32s_mut(dst).copy_from_slice(values);
+        Ok(())
+    }
+    fn copy(&self, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()> {
+        shapes::copy(self, (src, from), (dst, to), len)?;
+        typed!([ref src, mut dst] copy_slice(self, &src[from..][..len], &mut dst[to..][..len]));
+        Ok(())
+    }
+}
+
+impl VectorOps for Cpu {
+    fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()> {
+        shapes::axpy(self, x, y)?;
+        assert_eq!(x.len(), y.len());
+        typed!([ref x, mut y] axpy_slice(self, a, x, y));
+        Ok(())
+    }
+    fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64> {
+        shapes::dot(self, x, y)?;
+        assert_eq!(x.len(), y.len());
+        Ok(typed!([ref x, ref y] dot_slice(self, x, y)))
+    }
+    fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
+        shapes::first_non_finite(self, x)?;
+        Ok(typed!([ref x] first_non_finite_slice(self, x)))
+    }
+    fn gather_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+        shapes::gather_rows(self, src, rows, width, dst)?;
+        let rows = u32s(rows);
+        typed!([ref src, mut dst] gather(self, src, rows, width, dst));
+        Ok(())
+    }
+    fn scatter_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+        let from = shapes::scatter_rows(self, src, rows, width, dst)?;
+        typed!([ref src, mut dst] gather(self, src, &from, width, dst));
+        Ok(())
+    }
+}
+
+/// Sets what a sum is then added to.
+pub(crate) fn clear<const N: usize>(cpu: &Cpu, sums: [Option<&mut Buffer>; N]) -> Result<()> {
+    sums.into_iter().flatten().try_for_each(|sum| cpu.fill(sum, 0.0))
 }
 
 fn fill_slice<T: Stored>(cpu: &Cpu, dst: &mut [T], value: f32) {
@@ -70,36 +139,6 @@ multiversion! {
             put(s, dst, i, v);
         }
     }
-}
-
-/// To `dst[at..]`, converted to its type.
-pub fn write(cpu: &Cpu, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()> {
-    typed!([mut dst] copy_slice(cpu, src, &mut dst[at..][..src.len()]));
-    Ok(())
-}
-
-/// From `src[at..]`, converted to f32.
-pub fn read(cpu: &Cpu, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
-    typed!([ref src] copy_slice(cpu, &src[at..][..dst.len()], dst));
-    Ok(())
-}
-
-/// Other ids in the place of those of an index buffer.
-pub fn set_indices(dst: &mut Buffer, values: &[u32]) {
-    u32s_mut(dst).copy_from_slice(values);
-}
-
-/// A buffer of ids, positions or row numbers.
-pub fn indices(cpu: &Cpu, values: &[u32]) -> Result<Buffer> {
-    let mut memory = cpu.arena.take(size_of_val(values))?;
-    memory.slice_mut(values.len()).copy_from_slice(values);
-    Ok(Buffer::new(DType::U32, values.len(), Box::new(memory)))
-}
-
-/// `dst[to..to + len] = src[from..from + len]`, converted where the types differ.
-pub fn copy(cpu: &Cpu, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()> {
-    typed!([ref src, mut dst] copy_slice(cpu, &src[from..][..len], &mut dst[to..][..len]));
-    Ok(())
 }
 
 fn copy_slice<T: Stored, U: Stored>(cpu: &Cpu, src: &[T], dst: &mut [U]) {
@@ -130,13 +169,6 @@ pub(crate) fn copy_row<S: Simd, T: Stored, U: Stored>(s: S, src: &[T], dst: &mut
     }
 }
 
-/// `y += a * x`
-pub fn axpy(cpu: &Cpu, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()> {
-    assert_eq!(x.len(), y.len());
-    typed!([ref x, mut y] axpy_slice(cpu, a, x, y));
-    Ok(())
-}
-
 fn axpy_slice<T: Stored, U: Stored>(cpu: &Cpu, a: f32, x: &[T], y: &mut [U]) {
     let y = Disjoint::new(y);
     cpu.pool.ranges(x.len(), PIECE, |r| {
@@ -153,12 +185,6 @@ multiversion! {
             put(s, y, i, v);
         }
     }
-}
-
-/// Sum of products, in f64 over fixed chunks.
-pub fn dot(cpu: &Cpu, x: &Buffer, y: &Buffer) -> Result<f64> {
-    assert_eq!(x.len(), y.len());
-    Ok(typed!([ref x, ref y] dot_slice(cpu, x, y)))
 }
 
 fn dot_slice<T: Wide, U: Wide>(cpu: &Cpu, x: &[T], y: &[U]) -> f64 {
@@ -219,11 +245,6 @@ multiversion! {
     }
 }
 
-/// Index of the first NaN or infinity.
-pub fn first_non_finite(cpu: &Cpu, x: &Buffer) -> Result<Option<usize>> {
-    Ok(typed!([ref x] first_non_finite_slice(cpu, x)))
-}
-
 fn first_non_finite_slice<T: Stored>(cpu: &Cpu, x: &[T]) -> Option<usize> {
     let first = AtomicUsize::new(usize::MAX);
     cpu.pool.ranges(x.len(), PIECE, |r| {
@@ -264,13 +285,6 @@ multiversion! {
     }
 }
 
-/// Row `i` of `dst` is row `rows[i]` of `src`.
-pub fn gather_rows(cpu: &Cpu, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
-    let rows = u32s(rows);
-    typed!([ref src, mut dst] gather(cpu, src, rows, width, dst));
-    Ok(())
-}
-
 fn gather<T: Stored, U: Stored>(cpu: &Cpu, src: &[T], rows: &[u32], width: usize, dst: &mut [U]) {
     let dst = Disjoint::new(dst);
     cpu.pool.ranges(rows.len(), rows_of_task(width), |r| {
@@ -294,12 +308,6 @@ multiversion! {
             }
         }
     }
-}
-
-/// Row `i` of `dst` is row `from[i]` of `src`, or zero.
-pub fn scatter_rows(cpu: &Cpu, src: &Buffer, from: &[u32], width: usize, dst: &mut Buffer) -> Result<()> {
-    typed!([ref src, mut dst] gather(cpu, src, from, width, dst));
-    Ok(())
 }
 
 /// The part of a slice that a range names, for tasks that own it.

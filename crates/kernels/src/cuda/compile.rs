@@ -3,10 +3,10 @@
 use super::ahead::Ahead;
 use super::attention;
 use super::context::check;
-use super::few;
+use super::decode;
+use super::gemm::stream;
 use super::handles::Context;
 use super::libraries::{self, Library};
-use super::stream;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self as driver, CUfunction, CUfunction_attribute, CUmodule, CUresult};
 use cudarc::nvrtc::sys::{self as nvrtc, nvrtcProgram, nvrtcResult};
@@ -35,86 +35,89 @@ const fn plain(name: &'static str, text: &'static str) -> Source {
 
 /// Every source of kernels.
 pub const SOURCES: &[Source] = &[
-    plain("activation", include_str!("activation.cu")),
+    plain("activation", include_str!("elementwise/activation.cu")),
     Source {
         name: "attention",
         text: concat!(
-            include_str!("attention_tile.cu"),
-            include_str!("attention.cu"),
-            include_str!("attention_few.cu")
+            include_str!("attention/tile.cu"),
+            include_str!("attention/forward.cu"),
+            include_str!("attention/decode.cu")
         ),
         variants: attention::VARIANTS,
     },
     Source {
         name: "attention_hopper",
         text: concat!(
-            include_str!("attention_tile.cu"),
-            include_str!("attention.cu"),
-            include_str!("attention_few.cu"),
-            include_str!("attention_wide.cu"),
-            include_str!("attention_rows_wide.cu")
+            include_str!("attention/tile.cu"),
+            include_str!("attention/forward.cu"),
+            include_str!("attention/decode.cu"),
+            include_str!("attention/wgmma.cu"),
+            include_str!("attention/forward_wgmma.cu")
         ),
-        variants: attention::WIDE_VARIANTS,
+        variants: attention::WGMMA_VARIANTS,
     },
     Source {
         name: "attention_backward",
-        text: concat!(include_str!("attention_tile.cu"), include_str!("attention_backward.cu")),
+        text: concat!(include_str!("attention/tile.cu"), include_str!("attention/backward.cu")),
         variants: attention::BACKWARD_VARIANTS,
     },
     Source {
         name: "attention_backward_hopper",
         text: concat!(
-            include_str!("attention_tile.cu"),
-            include_str!("attention_backward.cu"),
-            include_str!("attention_wide.cu"),
-            include_str!("attention_keys_wide.cu"),
-            include_str!("attention_dq_wide.cu")
+            include_str!("attention/tile.cu"),
+            include_str!("attention/backward.cu"),
+            include_str!("attention/wgmma.cu"),
+            include_str!("attention/backward_keys_wgmma.cu"),
+            include_str!("attention/backward_dq_wgmma.cu")
         ),
-        variants: attention::BACKWARD_WIDE_VARIANTS,
+        variants: attention::BACKWARD_WGMMA_VARIANTS,
     },
-    plain("attention_cache", include_str!("attention_cache.cu")),
+    plain("attention_cache", include_str!("attention/cache.cu")),
     Source {
         name: "attention_simple",
-        text: include_str!("attention_simple.cu"),
+        text: include_str!("attention/simple.cu"),
         variants: attention::SIMPLE_VARIANTS,
     },
-    plain("embed", concat!(include_str!("halves.cuh"), include_str!("embed.cu"))),
+    plain("embed", concat!(include_str!("optim/split_master.cuh"), include_str!("elementwise/embed.cu"))),
     Source {
-        name: "few",
+        name: "decode_gemm",
         text: concat!(
-            include_str!("few_products.cu"),
-            include_str!("few.cu"),
-            include_str!("few_ring.cu"),
-            include_str!("few_kernels.cu")
+            include_str!("decode/products.cu"),
+            include_str!("decode/gemm.cu"),
+            include_str!("decode/ring.cu"),
+            include_str!("decode/kernels.cu")
         ),
-        variants: few::VARIANTS,
+        variants: decode::VARIANTS,
     },
-    plain("halves", concat!(include_str!("halves.cuh"), include_str!("halves.cu"))),
+    plain(
+        "split_master",
+        concat!(include_str!("optim/split_master.cuh"), include_str!("optim/split_master.cu")),
+    ),
     Source {
         name: "head_norm",
-        text: include_str!("head_norm.cu"),
+        text: include_str!("norm/head_norm.cu"),
         variants: &["MOST=1", "MOST=4", "MOST=16"],
     },
-    plain("linear", include_str!("linear.cu")),
-    plain("logp", concat!(include_str!("logp_head.cu"), include_str!("logp.cu"))),
-    plain("logp_backward", concat!(include_str!("logp_head.cu"), include_str!("logp_backward.cu"))),
-    plain("norm", include_str!("norm.cu")),
+    plain("linear", include_str!("gemm/linear.cu")),
+    plain("logp", concat!(include_str!("head/scale.cu"), include_str!("head/logp.cu"))),
+    plain("logp_backward", concat!(include_str!("head/scale.cu"), include_str!("head/logp_backward.cu"))),
+    plain("norm", include_str!("norm/norm.cu")),
     Source {
         name: "norm_backward",
-        text: include_str!("norm_backward.cu"),
+        text: include_str!("norm/backward.cu"),
         variants: &[
             "VECTORS=1 TEAMS=8 CENTRED=1 BIAS=1",
             "VECTORS=2 TEAMS=5 CENTRED=0 BIAS=0",
             "VECTORS=4 TEAMS=3 CENTRED=0 BIAS=0",
         ],
     },
-    plain("optim", concat!(include_str!("halves.cuh"), include_str!("optim.cu"))),
-    plain("rotary", include_str!("rotary.cu")),
-    plain("rows", include_str!("rows.cu")),
-    plain("sample", concat!(include_str!("sample_tile.cu"), include_str!("sample.cu"))),
-    plain("truncate", concat!(include_str!("sample_tile.cu"), include_str!("truncate.cu"))),
-    Source { name: "stream", text: include_str!("stream.cu"), variants: stream::VARIANTS },
-    plain("vector", include_str!("vector.cu")),
+    plain("optim", concat!(include_str!("optim/split_master.cuh"), include_str!("optim/optim.cu"))),
+    plain("rotary", include_str!("attention/rotary.cu")),
+    plain("rows", include_str!("gemm/rows.cu")),
+    plain("sample", concat!(include_str!("head/sample_tile.cu"), include_str!("head/sample.cu"))),
+    plain("truncate", concat!(include_str!("head/sample_tile.cu"), include_str!("head/truncate.cu"))),
+    Source { name: "stream", text: include_str!("gemm/stream.cu"), variants: stream::VARIANTS },
+    plain("vector", include_str!("elementwise/vector.cu")),
 ];
 
 /// The whole text of a source with these definitions.

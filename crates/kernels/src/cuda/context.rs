@@ -54,13 +54,13 @@ pub struct Cuda {
     /// What attention keeps between calls.
     pub(super) tables: Mutex<super::attention::Tables>,
     /// Which products the kernel for few rows serves.
-    pub(super) few: super::few::Known,
+    pub(super) decode_gemms: super::decode::Known,
     /// For which products stream.cu is the better choice.
-    pub(super) streams: super::stream::Known,
+    pub(super) streams: super::gemm::stream::Known,
     /// Where choices arrive on the host.
-    pub(super) slots: super::sample::Slots,
+    pub(super) slots: super::head::sample::Slots,
     /// What was said about choosing last.
-    pub(super) lists: super::sample::Lists,
+    pub(super) lists: super::head::sample::Lists,
     staging: Mutex<Staging>,
     /// Owns `stream`. Declared last but one: what is above ends before it.
     _stream: Stream,
@@ -149,7 +149,7 @@ impl Cuda {
                 products,
                 stream: stream.handle,
                 tables: Mutex::default(),
-                few: Default::default(),
+                decode_gemms: Default::default(),
                 streams: Default::default(),
                 slots: Default::default(),
                 lists: Default::default(),

@@ -165,7 +165,7 @@ impl Drop for Pinned {
 
 #[cfg(test)]
 mod tests {
-    use crate::backend::Backend;
+    use crate::backend::{MemoryOps, VectorOps};
     use crate::buffer::DType;
     use crate::cuda::Cuda;
 

@@ -74,7 +74,7 @@ pub(super) struct Data {
 }
 
 impl Data {
-    pub(super) fn in_halves(lower: Memory, upper: Arc<Memory>) -> Self {
+    pub(super) fn split(lower: Memory, upper: Arc<Memory>) -> Self {
         Data { memory: lower, host: None, upper: Some(upper) }
     }
 }
@@ -314,12 +314,12 @@ pub(super) fn set_indices(cuda: &super::Cuda, b: &mut Buffer, values: &[u32]) ->
 /// A buffer's address on the card.
 pub fn ptr(b: &Buffer) -> u64 {
     let Data { memory, upper, .. } = data(b);
-    assert!(upper.is_none(), "a master in halves where whole numbers are wanted");
+    assert!(upper.is_none(), "a split master where whole numbers are wanted");
     memory.ptr()
 }
 
-/// Addresses of the lower and upper halves of the elements from `at` on, of a buffer in halves.
-pub(super) fn halves(b: &Buffer, at: usize) -> Option<[u64; 2]> {
+/// Addresses of the lower and upper halves of the elements from `at` on, of a split master.
+pub(super) fn split_parts(b: &Buffer, at: usize) -> Option<[u64; 2]> {
     let Data { memory, upper, .. } = data(b);
     assert!(at <= b.len());
     upper.as_ref().map(|upper| [memory, upper.as_ref()].map(|m| m.ptr() + 2 * at as u64))

@@ -5,47 +5,81 @@
 //! work is on one stream, memory that is freed may be handed out again at once.
 
 // Operations have one way in from outside, the trait `Backend`: it checks what they are given.
-mod activation;
 mod ahead;
 mod attention;
-mod backend;
 pub mod compile;
 mod context;
-mod embed;
-mod few;
+mod decode;
+mod elementwise;
 mod footprint;
 mod gemm;
-mod halves;
+mod graph;
 mod handles;
-mod head_norm;
-mod kl;
+mod head;
 mod launch;
 mod libraries;
-mod linear;
-mod logp;
 mod memory;
 mod norm;
 mod optim;
 mod peak;
 mod profile;
-mod record;
-mod rotary;
-mod rows;
-mod sample;
-mod stream;
 mod trace;
-mod tune;
-mod vector;
 
 pub use ahead::settle;
 pub use context::Cuda;
 pub use footprint::FOOTPRINT;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Heads, Home};
+use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Opens the card of that number.
 pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
     Ok(Arc::new(Cuda::new(index)?))
+}
+
+impl Home for Cuda {
+    fn as_home(&self) -> &dyn Home {
+        self
+    }
+    fn holds(&self, buffer: &Buffer) -> bool {
+        memory::holds(&self.arena, buffer)
+    }
+    // One form serves forward and backward.
+    fn holds_weight(&self, weight: &Weight, _backward: bool) -> bool {
+        gemm::linear::holds(&self.arena, weight)
+    }
+    fn ids<'a>(&self, buffer: &'a Buffer) -> &'a [u32] {
+        memory::u32s(buffer)
+    }
+    fn block_tokens(&self) -> usize {
+        attention::TOKENS
+    }
+    fn block_len(&self, heads: Heads) -> usize {
+        attention::block_len(heads)
+    }
+}
+
+impl Backend for Cuda {
+    fn describe(&self) -> String {
+        self.describe_card()
+    }
+    fn is_exact(&self) -> bool {
+        self.exact()
+    }
+    fn set_exact(&self, exact: bool) -> Result<()> {
+        self.exact.store(exact, Ordering::Relaxed);
+        Ok(())
+    }
+    fn wait(&self) -> Result<()> {
+        self.synchronize()
+    }
+    fn peak_gflops(&self, dtype: DType) -> f64 {
+        peak::measure(self, dtype)
+    }
+    fn busy_tokens(&self) -> usize {
+        16384
+    }
 }

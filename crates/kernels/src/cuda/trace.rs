@@ -147,12 +147,13 @@ mod tests {
             Err(e) => return eprintln!("skipped: {e}"),
         };
         let impossible = Grid::new(3, 4096);
-        let error =
-            cuda.launch("halves", "join", impossible, &args![0u64, 0u64, 0u64, 12_345usize]).unwrap_err();
+        let error = cuda
+            .launch("split_master", "join", impossible, &args![0u64, 0u64, 0u64, 12_345usize])
+            .unwrap_err();
         let text = error.to_string();
         let parts = [
             "starting join",
-            "halves.cu, sizes 12345, 3 x 1 x 1 blocks of 4096",
+            "split_master.cu, sizes 12345, 3 x 1 x 1 blocks of 4096",
             "stream: idle",
             "free",
             "FERRL_SYNC",

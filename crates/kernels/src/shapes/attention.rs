@@ -1,8 +1,8 @@
 //! Attention over packed sequences and over cache blocks.
 
+use super::Op;
 use super::layers::{normed, turns};
-use super::{Home, Op};
-use crate::backend::{Affine, Attention, Heads, Normed, PagedRows, Segments, Turns};
+use crate::backend::{Affine, Attention, Heads, Home, Normed, PagedRows, Segments, Turns};
 use crate::buffer::Buffer;
 use crate::error::Result;
 
@@ -56,7 +56,7 @@ fn paged(
     cache: &Buffer,
     written: bool,
 ) -> Result<()> {
-    let (tokens, len) = op.home.block(heads);
+    let (tokens, len) = (op.home.block_tokens(), op.home.block_len(heads));
     let blocks = cache.len() / len;
     let (mut end, mut to) = (0, Vec::new());
     for (i, s) in rows.sequences.iter().enumerate() {
@@ -119,7 +119,7 @@ pub(crate) fn cache_copies(
     let Some(first) = layers.first() else { return Ok(()) };
     op.floats("a layer", first, first.len())?;
     layers.iter().try_for_each(|layer| op.typed("a layer", layer, first.dtype(), first.len()))?;
-    let blocks = first.len() / home.block(heads).1;
+    let blocks = first.len() / home.block_len(heads);
     for (i, &(from, to)) in pairs.iter().enumerate() {
         let highest = from.max(to) as usize;
         op.expect(highest < blocks, || format!("block {highest}, the cache has {blocks}"))?;

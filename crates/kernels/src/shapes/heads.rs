@@ -1,7 +1,7 @@
 //! The head: log-probabilities, logits, choices, divergence.
 
-use super::{Home, Op};
-use crate::backend::{LogpGrads, LogpStats};
+use super::Op;
+use crate::backend::{Home, LogpGrads, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 

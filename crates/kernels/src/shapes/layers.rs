@@ -1,7 +1,7 @@
 //! Norms, linear layers, rotation, activations.
 
-use super::{Home, Op};
-use crate::backend::{Activation, Affine, Heads, Norm, NormGrads, NormInput, Normed, Turns};
+use super::Op;
+use crate::backend::{Activation, Affine, Heads, Home, Norm, NormGrads, NormInput, Normed, Turns};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 

@@ -16,21 +16,9 @@ pub(crate) use layers::*;
 pub(crate) use updates::*;
 pub(crate) use vectors::*;
 
-use crate::backend::{Affine, Attention, Heads, Norm};
+use crate::backend::{Affine, Attention, Heads, Home, Norm};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::{Error, Result};
-
-/// Whose memory the operands are.
-pub(crate) trait Home {
-    /// Whether a buffer is memory of this device, with room for as many elements as it says.
-    fn holds(&self, buffer: &Buffer) -> bool;
-    /// The same of a weight; with `backward`, whether it was made for `linear_dx` too.
-    fn holds_weight(&self, weight: &Weight, backward: bool) -> bool;
-    /// The elements of an index buffer of this device.
-    fn ids<'a>(&self, buffer: &'a Buffer) -> &'a [u32];
-    /// Tokens and elements of a cache block.
-    fn block(&self, heads: Heads) -> (usize, usize);
-}
 
 /// An operation whose operands are looked at.
 #[derive(Clone, Copy)]

@@ -1,7 +1,7 @@
 //! Updates of parameters.
 
-use super::{Home, Op};
-use crate::backend::{AdamWParam, Sgd};
+use super::Op;
+use crate::backend::{AdamWParam, Home, Sgd};
 use crate::buffer::Buffer;
 use crate::error::Result;
 use std::ops::Range;

@@ -1,6 +1,7 @@
 //! Memory, plain vectors and rows by number.
 
-use super::{Home, Op};
+use super::Op;
+use crate::backend::Home;
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 

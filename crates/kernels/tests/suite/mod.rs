@@ -2,9 +2,10 @@
 //! the backend's contract as one [`check`].
 #![allow(dead_code, clippy::unwrap_used)] // not every test uses every helper; helpers of tests are tests
 
+use ferrl_kernels::backend::MemoryOps;
 use ferrl_kernels::cpu::{Cpu, Level, narrow, widen};
 use ferrl_kernels::philox::{normals, philox4x32};
-use ferrl_kernels::{Backend, Buffer, DType};
+use ferrl_kernels::{Buffer, DType};
 use std::sync::Once;
 
 /// Thread counts every result must be the same for.

@@ -6,7 +6,7 @@ use self::curves::Curves;
 use super::parity::Fixtures;
 use crate::output::print;
 use ferrl_engine::checkpoint::InitOptions;
-use ferrl_engine::generate::{CacheOptions, Completion, Request, Sampler, SamplingParams};
+use ferrl_engine::generate::{CacheOptions, Completion, Generator, Request, Sampler, SamplingParams};
 use ferrl_engine::model::{FAMILIES, Model, Options};
 use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, stats};
 use ferrl_engine::{Error, Result, nearest};

@@ -3,7 +3,7 @@
 use super::report::{self, Work};
 use super::{HowArgs, ShapeArgs, forward_flops};
 use crate::options::{DeviceArgs, size};
-use ferrl_engine::generate::{CacheOptions, Request, Sampler, SamplingParams};
+use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams};
 use ferrl_engine::model::Options;
 use ferrl_engine::{Error, Result};
 

@@ -1,7 +1,7 @@
 //! Small models of every family against what another library computed with them: `ferrl bench --check --fixtures`.
 
 use ferrl_engine::checkpoint::ModelDir;
-use ferrl_engine::generate::{CacheOptions, Request, Sampler, SamplingParams};
+use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams};
 use ferrl_engine::model::{Model, Options, family};
 use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, stats};
 use ferrl_engine::{Error, Result};

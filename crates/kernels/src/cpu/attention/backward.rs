@@ -22,7 +22,7 @@ const SPAN: usize = 512;
 /// Spans of a sequence at most: each needs room for gradients of the keys and values before it.
 const MAX_SPANS: usize = 4;
 
-/// See [`Backend::attention_backward`](crate::Backend::attention_backward).
+/// See [`AttentionOps::attention_backward`](crate::backend::AttentionOps::attention_backward).
 pub fn attention_backward(
     cpu: &Cpu,
     op: Attention,

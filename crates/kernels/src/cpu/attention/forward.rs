@@ -1,11 +1,11 @@
 //! The forward pass, from keys and values in cache blocks.
 
-use super::paged::{block_len, cache_len, cache_write, head_len};
+use super::paged::{block_len, head_len};
 use super::{
     BLOCK, Product, ROWS, Rooms, Rows, STRIDE, Scoring, Storage, cut, gather, matrix, multiply, panels,
     scatter, scores, softmax_step, with_scratch,
 };
-use crate::backend::{Attention, PagedRows, PagedSequence, Segments};
+use crate::backend::{Attention, CacheOps, MemoryOps, PagedRows, PagedSequence, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::cpu::Cpu;
 use crate::cpu::matmul::tile::PANEL;
@@ -15,7 +15,7 @@ use crate::cpu::simd::Level;
 use crate::error::Result;
 use crate::math::ln;
 
-/// See [`Backend::attention`](crate::Backend::attention).
+/// See [`AttentionOps::attention`](crate::backend::AttentionOps::attention).
 pub fn attention(
     cpu: &Cpu,
     op: Attention,
@@ -34,8 +34,8 @@ pub fn attention(
         blocks: blocks.by_ref().take(r.len().div_ceil(BLOCK)).collect(),
     };
     let rows = PagedRows { sequences: segments.iter().map(sequence).collect() };
-    let mut cache = cpu.arena.buffer(qkv.dtype(), cache_len(op.heads, blocks.start as usize))?;
-    cache_write(cpu, op.heads, qkv, &rows, &mut cache)?;
+    let mut cache = cpu.alloc(qkv.dtype(), cpu.cache_len(op.heads, blocks.start as usize))?;
+    cpu.cache_write(op.heads, qkv, &rows, &mut cache)?;
     let lse = Some(Disjoint::new(f32s_mut(lse)));
     match qkv.dtype() {
         DType::F32 => attend::<f32>(cpu, op, qkv, &rows, Storage::of(&cache), out, lse),

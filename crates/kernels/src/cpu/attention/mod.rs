@@ -8,22 +8,21 @@
 //! Matrices in scratch are cut into panels of 32 columns, `[panel][row][32]`: the form the register tile
 //! reads on its right and writes, and, 32 columns at a time, what it reads on its left.
 
-pub mod backward;
-pub mod forward;
-pub mod paged;
+mod backward;
+mod forward;
+pub(super) mod paged;
 
-pub use backward::attention_backward;
-pub use forward::attention;
-pub use paged::{attention_paged, block_tokens, cache_copy, cache_len, cache_write};
-
+use super::Cpu;
 use super::element::Stored;
 use super::math::{exp, tanh};
 use super::matmul::tile::{Operands, PANEL, tile};
 use super::memory::{Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Level, Simd, multiversion};
-use crate::backend::{Attention, Heads};
+use crate::backend::{Attention, AttentionOps, Heads, Segments};
 use crate::buffer::Buffer;
+use crate::error::Result;
+use crate::shapes;
 use std::cell::RefCell;
 
 /// Keys of a tile, and tokens of a cache block.
@@ -512,5 +511,32 @@ fn transpose<T: Copy>(x: &[T], rows: impl Fn(usize) -> usize, count: usize, dims
                 to[0] = *v;
             }
         }
+    }
+}
+
+impl AttentionOps for Cpu {
+    fn attention(
+        &self,
+        op: Attention,
+        qkv: &Buffer,
+        segments: &Segments,
+        out: &mut Buffer,
+        lse: &mut Buffer,
+    ) -> Result<()> {
+        shapes::attention(self, &op, qkv, segments, [out, lse])?;
+        forward::attention(self, op, qkv, segments, out, lse)
+    }
+    fn attention_backward(
+        &self,
+        op: Attention,
+        qkv: &Buffer,
+        out: &Buffer,
+        lse: &Buffer,
+        dout: &Buffer,
+        segments: &Segments,
+        dqkv: &mut Buffer,
+    ) -> Result<()> {
+        shapes::attention_backward(self, &op, qkv, [out, lse, dout], segments, dqkv)?;
+        backward::attention_backward(self, op, qkv, out, lse, dout, segments, dqkv)
     }
 }

@@ -5,12 +5,13 @@
 
 use super::forward::attend;
 use super::{BLOCK, Storage, panels, transpose};
-use crate::backend::{Attention, Heads, PagedRows};
+use crate::backend::{Attention, CacheOps, Heads, PagedRows};
 use crate::buffer::{Buffer, DType};
 use crate::cpu::Cpu;
 use crate::cpu::matmul::tile::PANEL;
 use crate::cpu::pool::Disjoint;
 use crate::error::Result;
+use crate::shapes;
 
 /// New elements below which other threads are not worth waking.
 const SMALL: usize = 16 * 1024;
@@ -21,33 +22,41 @@ pub(super) fn head_len(heads: Heads) -> usize {
 }
 
 /// Elements of a block.
-pub(super) fn block_len(heads: Heads) -> usize {
+pub(in crate::cpu) fn block_len(heads: Heads) -> usize {
     heads.kv_heads * head_len(heads)
 }
 
-/// See [`Backend::block_tokens`](crate::Backend::block_tokens).
-pub fn block_tokens() -> usize {
-    BLOCK
-}
-
-/// See [`Backend::cache_len`](crate::Backend::cache_len).
-pub fn cache_len(heads: Heads, blocks: usize) -> usize {
-    blocks * block_len(heads)
-}
-
-/// See [`Backend::cache_write`](crate::Backend::cache_write).
-pub fn cache_write(
-    cpu: &Cpu,
-    heads: Heads,
-    qkv: &Buffer,
-    rows: &PagedRows,
-    cache: &mut Buffer,
-) -> Result<()> {
-    match qkv.dtype() {
-        DType::F32 => write::<f32>(cpu, heads, Storage::of(qkv), rows, Storage::of_mut(cache)),
-        _ => write::<u16>(cpu, heads, Storage::of(qkv), rows, Storage::of_mut(cache)),
+impl CacheOps for Cpu {
+    fn cache_write(&self, heads: Heads, qkv: &Buffer, rows: &PagedRows, cache: &mut Buffer) -> Result<()> {
+        shapes::cache_write(self, heads, qkv, rows, cache)?;
+        match qkv.dtype() {
+            DType::F32 => write::<f32>(self, heads, Storage::of(qkv), rows, Storage::of_mut(cache)),
+            _ => write::<u16>(self, heads, Storage::of(qkv), rows, Storage::of_mut(cache)),
+        }
+        Ok(())
     }
-    Ok(())
+    fn cache_copies(&self, heads: Heads, pairs: &[(u32, u32)], layers: &mut [Buffer]) -> Result<()> {
+        shapes::cache_copies(self, heads, pairs, layers)?;
+        for layer in layers {
+            pairs.iter().try_for_each(|&(from, to)| cache_copy(heads, from, to, layer))?;
+        }
+        Ok(())
+    }
+    fn attention_paged(
+        &self,
+        op: Attention,
+        qkv: &Buffer,
+        rows: &PagedRows,
+        cache: &Buffer,
+        out: &mut Buffer,
+    ) -> Result<()> {
+        shapes::attention_paged(self, &op, qkv, rows, cache, out)?;
+        match qkv.dtype() {
+            DType::F32 => attend::<f32>(self, op, qkv, rows, Storage::of(cache), out, None),
+            _ => attend::<u16>(self, op, qkv, rows, Storage::of(cache), out, None),
+        }
+        Ok(())
+    }
 }
 
 /// New tokens that go to one block.
@@ -99,29 +108,13 @@ fn write<T: Storage + Default>(cpu: &Cpu, heads: Heads, qkv: &[T], rows: &PagedR
     if new * width <= SMALL { (0..pieces.len()).for_each(task) } else { cpu.pool.run(pieces.len(), task) }
 }
 
-/// Block `to` becomes a copy of block `from`; see [`Backend::cache_copies`](crate::Backend::cache_copies).
-pub fn cache_copy(_: &Cpu, heads: Heads, from: u32, to: u32, cache: &mut Buffer) -> Result<()> {
+/// Block `to` becomes a copy of block `from`.
+fn cache_copy(heads: Heads, from: u32, to: u32, cache: &mut Buffer) -> Result<()> {
     let len = block_len(heads);
     let (from, to) = (from as usize * len, to as usize * len);
     match cache.dtype() {
         DType::F32 => <f32 as Storage>::of_mut(cache).copy_within(from..from + len, to),
         _ => <u16 as Storage>::of_mut(cache).copy_within(from..from + len, to),
-    }
-    Ok(())
-}
-
-/// See [`Backend::attention_paged`](crate::Backend::attention_paged).
-pub fn attention_paged(
-    cpu: &Cpu,
-    op: Attention,
-    qkv: &Buffer,
-    rows: &PagedRows,
-    cache: &Buffer,
-    out: &mut Buffer,
-) -> Result<()> {
-    match qkv.dtype() {
-        DType::F32 => attend::<f32>(cpu, op, qkv, rows, Storage::of(cache), out, None),
-        _ => attend::<u16>(cpu, op, qkv, rows, Storage::of(cache), out, None),
     }
     Ok(())
 }

@@ -151,7 +151,7 @@ fn turn<S: Simd, E: GradElement>(
     }
 }
 
-/// See [`crate::Backend::logp_backward`].
+/// See [`HeadOps::logp_backward`](crate::backend::HeadOps::logp_backward).
 pub fn logp_backward(
     cpu: &Cpu,
     op: LogpHead,
@@ -188,7 +188,7 @@ pub fn logp_backward(
     }
 }
 
-/// See [`crate::Backend::logp_known`].
+/// See [`HeadOps::logp_known`](crate::backend::HeadOps::logp_known).
 pub fn logp_known(
     cpu: &Cpu,
     op: LogpHead,

@@ -1,7 +1,7 @@
 //! Statistics of every row, and for decoding the logits themselves.
 
 use super::{Fold, ROWS, TILE, Tiles, logit_tile, scalar_exp, task, tile_width, with_tiles};
-use crate::backend::{LogpHead, LogpStats};
+use crate::backend::{LogpHead, LogpStats, SampleOps};
 use crate::buffer::{Buffer, Weight};
 use crate::cpu::Cpu;
 use crate::cpu::linear::forward_pack;
@@ -12,6 +12,7 @@ use crate::cpu::memory::{Plain, Slice, f32s, f32s_mut, floats, u32s};
 use crate::cpu::pool::Disjoint;
 use crate::cpu::simd::{LANES, Level, multiversion};
 use crate::error::Result;
+use crate::shapes;
 use std::ops::Range;
 
 /// What a pass over the vocabulary collects.
@@ -131,7 +132,7 @@ pub(super) fn put_stats(stats: &mut LogpStats, first: usize, folds: &[Fold], tar
     }
 }
 
-/// See [`crate::Backend::logp`].
+/// See [`HeadOps::logp`](crate::backend::HeadOps::logp).
 pub fn logp(
     cpu: &Cpu,
     op: LogpHead,
@@ -166,7 +167,7 @@ pub fn logp(
     Ok(())
 }
 
-/// See [`crate::Backend::logits`].
+/// See [`HeadOps::logits`](crate::backend::HeadOps::logits).
 pub fn logits(
     cpu: &Cpu,
     op: LogpHead,
@@ -218,12 +219,27 @@ multiversion! {
     }
 }
 
-/// See [`crate::Backend::sample`].
-pub fn sample(cpu: &Cpu, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>> {
-    let (logits, lse) = (f32s(logits), f32s(lse));
-    let vocab = logits.len() / uniform.len().max(1);
-    let level: Level = cpu.level;
-    Ok(each_row(cpu, uniform.len(), |r| sample_row(level, &logits[r * vocab..][..vocab], lse[r], uniform[r])))
+impl SampleOps for Cpu {
+    fn sample(&self, logits: &Buffer, lse: &Buffer, uniform: &[f32]) -> Result<Vec<u32>> {
+        shapes::sample(self, logits, lse, uniform)?;
+        let (logits, lse) = (f32s(logits), f32s(lse));
+        let vocab = logits.len() / uniform.len().max(1);
+        let level: Level = self.level;
+        Ok(each_row(self, uniform.len(), |r| {
+            sample_row(level, &logits[r * vocab..][..vocab], lse[r], uniform[r])
+        }))
+    }
+    fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
+        shapes::argmax(self, logits, rows)?;
+        let logits = f32s(logits);
+        let vocab = logits.len() / rows.max(1);
+        let level: Level = self.level;
+        Ok(each_row(self, rows, |r| {
+            let row = &logits[r * vocab..][..vocab];
+            let m = largest(level, row);
+            row.iter().position(|&x| x == m).unwrap_or(0) as u32
+        }))
+    }
 }
 
 multiversion! {
@@ -238,18 +254,6 @@ multiversion! {
         }
         s.largest(m)
     }
-}
-
-/// See [`crate::Backend::argmax`].
-pub fn argmax(cpu: &Cpu, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {
-    let logits = f32s(logits);
-    let vocab = logits.len() / rows.max(1);
-    let level: Level = cpu.level;
-    Ok(each_row(cpu, rows, |r| {
-        let row = &logits[r * vocab..][..vocab];
-        let m = largest(level, row);
-        row.iter().position(|&x| x == m).unwrap_or(0) as u32
-    }))
 }
 
 fn each_row(cpu: &Cpu, rows: usize, f: impl Fn(usize) -> u32 + Sync) -> Vec<u32> {

@@ -3,7 +3,7 @@
 use super::backward::{GradElement, through_vocabulary};
 use super::forward::fold_buffer;
 use super::{TILE, Tiles, logit_tile, scale_slope, task, tile_width, with_tiles};
-use crate::backend::LogpHead;
+use crate::backend::{DivergenceOps, LogpHead};
 use crate::buffer::{Buffer, Weight};
 use crate::cpu::Cpu;
 use crate::cpu::linear::forward_pack;
@@ -14,6 +14,7 @@ use crate::cpu::memory::{Slice, f32s, f32s_mut, floats};
 use crate::cpu::pool::Disjoint;
 use crate::cpu::simd::{LANES, multiversion};
 use crate::error::Result;
+use crate::shapes;
 use std::ops::Range;
 
 /// Hidden states and head of one of the two models.
@@ -85,17 +86,47 @@ fn lse(cpu: &Cpu, op: LogpHead, (x, w): (&Buffer, &Weight)) -> Vec<f32> {
     fold_buffer(cpu, op, x, w, &[], &mut [], None).into_iter().map(|f| f.lse()).collect()
 }
 
-/// See [`crate::Backend::kl`].
-pub fn kl(
-    cpu: &Cpu,
-    op: LogpHead,
-    p: (&Buffer, &Weight),
-    q: (&Buffer, &Weight),
-    kl: &mut Buffer,
-) -> Result<()> {
-    let (p_lse, q_lse) = (lse(cpu, op, p), lse(cpu, op, q));
-    rows(cpu, op, p, q, &p_lse, &q_lse, f32s_mut(kl));
-    Ok(())
+impl DivergenceOps for Cpu {
+    fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()> {
+        shapes::kl(self, p, q, kl)?;
+        let (p_lse, q_lse) = (lse(self, op, p), lse(self, op, q));
+        rows(self, op, p, q, &p_lse, &q_lse, f32s_mut(kl));
+        Ok(())
+    }
+    fn kl_backward(
+        &self,
+        op: LogpHead,
+        p: (&Buffer, &Weight),
+        q: (&Buffer, &Weight),
+        dkl: &Buffer,
+        dx: &mut Buffer,
+        dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::kl_backward(self, p, q, dkl, dx, dw.as_deref())?;
+        let (p_lse, q_lse) = (lse(self, op, p), lse(self, op, q));
+        let mut kl = vec![0f32; p_lse.len()];
+        rows(self, op, p, q, &p_lse, &q_lse, &mut kl);
+        let dkl = f32s(dkl);
+        match (floats(p.0), floats(q.0)) {
+            (Slice::F32(a), Slice::F32(b)) => {
+                let (a, b) = (side(a, p.1, &p_lse), side(b, q.1, &q_lse));
+                through_vocabulary(self, a.x, p.1, dx, dw, |rows, tile, out, at, ld| {
+                    with_tiles(|c, t| {
+                        kl_dlogits(self.level, c, t, op, a, b, &kl, dkl, rows, tile, out, at, ld)
+                    })
+                })
+            }
+            (Slice::Bf16(a), Slice::Bf16(b)) => {
+                let (a, b) = (side(a, p.1, &p_lse), side(b, q.1, &q_lse));
+                through_vocabulary(self, a.x, p.1, dx, dw, |rows, tile, out, at, ld| {
+                    with_tiles(|c, t| {
+                        kl_dlogits(self.level, c, t, op, a, b, &kl, dkl, rows, tile, out, at, ld)
+                    })
+                })
+            }
+            _ => unreachable!("asserted in rows"),
+        }
+    }
 }
 
 fn rows(
@@ -134,35 +165,4 @@ fn rows(
 
 fn side<'a, E: GradElement>(x: &'a [E], w: &'a Weight, lse: &'a [f32]) -> Side<'a, E> {
     Side { x, w: forward_pack(w), lse }
-}
-
-/// See [`crate::Backend::kl_backward`].
-pub fn kl_backward(
-    cpu: &Cpu,
-    op: LogpHead,
-    p: (&Buffer, &Weight),
-    q: (&Buffer, &Weight),
-    dkl: &Buffer,
-    dx: &mut Buffer,
-    dw: Option<&mut Buffer>,
-) -> Result<()> {
-    let (p_lse, q_lse) = (lse(cpu, op, p), lse(cpu, op, q));
-    let mut kl = vec![0f32; p_lse.len()];
-    rows(cpu, op, p, q, &p_lse, &q_lse, &mut kl);
-    let dkl = f32s(dkl);
-    match (floats(p.0), floats(q.0)) {
-        (Slice::F32(a), Slice::F32(b)) => {
-            let (a, b) = (side(a, p.1, &p_lse), side(b, q.1, &q_lse));
-            through_vocabulary(cpu, a.x, p.1, dx, dw, |rows, tile, out, at, ld| {
-                with_tiles(|c, t| kl_dlogits(cpu.level, c, t, op, a, b, &kl, dkl, rows, tile, out, at, ld))
-            })
-        }
-        (Slice::Bf16(a), Slice::Bf16(b)) => {
-            let (a, b) = (side(a, p.1, &p_lse), side(b, q.1, &q_lse));
-            through_vocabulary(cpu, a.x, p.1, dx, dw, |rows, tile, out, at, ld| {
-                with_tiles(|c, t| kl_dlogits(cpu.level, c, t, op, a, b, &kl, dkl, rows, tile, out, at, ld))
-            })
-        }
-        _ => unreachable!("asserted in rows"),
-    }
 }

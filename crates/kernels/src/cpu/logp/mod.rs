@@ -8,17 +8,18 @@ mod backward;
 mod forward;
 mod kl;
 
-pub use backward::{logp_backward, logp_known};
-pub use forward::{argmax, logits, logp, sample};
-pub use kl::{kl, kl_backward};
-
+use super::Cpu;
 use super::math::{exp, tanh};
 use super::matmul::pack::{Packed, TokenRows};
 use super::matmul::tile::PANEL;
 use super::matmul::{Scratch, product};
 use super::simd::{LANES, Simd};
-use crate::backend::LogpHead;
+use super::vector::clear;
+use crate::backend::{HeadOps, LogpGrads, LogpHead, LogpStats};
+use crate::buffer::{Buffer, Weight};
+use crate::error::Result;
 use crate::math::ln;
+use crate::shapes;
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -199,4 +200,68 @@ pub(crate) fn task(i: usize, rows: usize) -> (Range<usize>, usize) {
     let blocks = rows.div_ceil(ROWS);
     let block = i % blocks;
     (block * ROWS..((block + 1) * ROWS).min(rows), i / blocks)
+}
+
+impl HeadOps for Cpu {
+    fn logp(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        others: Option<(&Buffer, &mut Buffer)>,
+        stats: &mut LogpStats,
+    ) -> Result<()> {
+        let listed = others.as_ref().map(|(ids, out)| (*ids, &**out));
+        shapes::logp(self, x, w, targets, listed, stats)?;
+        forward::logp(self, op, x, w, targets, others, stats)
+    }
+    fn logp_backward(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        others: Option<&Buffer>,
+        stats: &LogpStats,
+        grads: &LogpGrads<'_>,
+        dx: &mut Buffer,
+        add: bool,
+        mut dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::logp_backward(self, x, w, targets, others, stats, grads, dx, dw.as_deref())?;
+        if !add {
+            clear(self, [dw.as_deref_mut()])?;
+        }
+        backward::logp_backward(self, op, x, w, targets, others, stats, grads, dx, dw)
+    }
+    fn logp_known(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        dlogp: &Buffer,
+        stats: &mut LogpStats,
+        dx: &mut Buffer,
+        add: bool,
+        mut dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::logp_known(self, x, w, targets, dlogp, stats, dx, dw.as_deref())?;
+        if !add {
+            clear(self, [dw.as_deref_mut()])?;
+        }
+        backward::logp_known(self, op, x, w, targets, dlogp, stats, dx, dw)
+    }
+    fn logits(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        logits: &mut Buffer,
+        lse: &mut Buffer,
+    ) -> Result<()> {
+        shapes::logits(self, x, w, [logits, lse])?;
+        forward::logits(self, op, x, w, logits, lse)
+    }
 }

@@ -1,11 +1,13 @@
-//! The backward pass: `attention_backward.cu`, its passes with Hopper's products (`attention_keys_wide.cu`,
-//! `attention_dq_wide.cu`), or `attention_simple.cu` where tensor cores do not serve.
+//! The backward pass: `attention/backward.cu`, its passes with Hopper's products (`attention/backward_keys_wgmma.cu`,
+//! `attention/backward_dq_wgmma.cu`), or `attention/simple.cu` where tensor cores do not serve.
 //!
 //! The pass over keys keeps the gradients of scores, up to 1 GiB of them at a time, for the pass over queries.
 
 use super::tables::{self, Unit};
-use super::{SIMPLE, check_shape, fits_tensor_cores, is_wide, pitch, room};
-use super::{simple_defines, simple_scoring, tile_defines, tile_scoring, window};
+use super::{
+    SIMPLE, check_shape, fits_tensor_cores, pitch, room, simple_defines, simple_scoring, tile_defines,
+    tile_scoring, uses_wgmma, window,
+};
 use crate::backend::{Attention, Heads, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
@@ -38,18 +40,18 @@ impl Cut {
             return None;
         }
         // What the registers of a thread hold, and what was fastest on an H200; less where shared memory is small.
-        let wide = heads.head_dim > 128;
+        let broad = heads.head_dim > 128;
         let fits = |tall, step| Cut::shared(heads, tall, step) <= room(cuda);
-        let step = [64, 32].into_iter().find(|&step| !(wide && step == 64) && fits(1, step))?;
-        let row_tall = [2, 1].into_iter().find(|&tall| !(wide && tall == 2) && fits(tall, 32))?;
+        let step = [64, 32].into_iter().find(|&step| !(broad && step == 64) && fits(1, step))?;
+        let row_tall = [2, 1].into_iter().find(|&tall| !(broad && tall == 2) && fits(tall, 32))?;
         Some(Cut { key_tall: 1, row_tall, step, key_step: 32, split: heads.head_dim.div_ceil(128) })
     }
     fn shared(heads: Heads, tall: usize, step: usize) -> usize {
         (2 * OWN * tall + 4 * step) * pitch(heads)
     }
-    fn defines(&self, op: &Attention, wide: Option<&Wide>) -> String {
+    fn defines(&self, op: &Attention, wgmma: Option<&Wgmma>) -> String {
         let Cut { key_tall, row_tall, step, key_step, split } = self;
-        let own = wide.map_or(format!(" STEP={step}"), |w| {
+        let own = wgmma.map_or(format!(" STEP={step}"), |w| {
             format!(" STEP={} TEAMS={} PARTS={}", w.step, w.teams, w.parts)
         });
         let tile = tile_defines(op);
@@ -58,8 +60,8 @@ impl Cut {
 }
 
 /// How the kernels with Hopper's products are cut.
-struct Wide {
-    /// Teams of four warps to a block of attention_keys_wide, each with `OWN` keys.
+struct Wgmma {
+    /// Teams of four warps to a block of attention_keys_wgmma, each with `OWN` keys.
     teams: usize,
     /// Tokens of a head met at a time there.
     step: usize,
@@ -67,16 +69,16 @@ struct Wide {
     parts: usize,
 }
 
-/// Teams of four warps to a block of attention_dq_wide.
+/// Teams of four warps to a block of attention_dq_wgmma.
 const DQ_TEAMS: usize = 2;
 
-impl Wide {
-    fn of(cuda: &Cuda, op: &Attention) -> Option<Wide> {
+impl Wgmma {
+    fn of(cuda: &Cuda, op: &Attention) -> Option<Wgmma> {
         let broad = op.heads.head_dim > 64;
         // Registers are for two teams on a processor: two blocks, or one where shared memory has no room for two. A cap
         // costs the registers of half a step.
         let step = if broad && op.softcap.is_some() { 32 } else { 64 };
-        is_wide(cuda, op.heads).then_some(Wide { teams: if broad { 2 } else { 1 }, step, parts: 1 })
+        uses_wgmma(cuda, op.heads).then_some(Wgmma { teams: if broad { 2 } else { 1 }, step, parts: 1 })
     }
     /// Shares the heads of a group where `blocks` are so few that the card would wait for the longest of them: early keys
     /// are seen by many rows.
@@ -86,18 +88,18 @@ impl Wide {
             self.parts = 2;
         }
     }
-    /// Shared memory of attention_keys_wide: keys, values, and the queries and gradients of outputs of its RING steps.
+    /// Shared memory of attention_keys_wgmma: keys, values, and the queries and gradients of outputs of its RING steps.
     fn shared(&self, heads: Heads) -> usize {
         let ring = if self.teams == 1 { 4 } else { 3 };
         1024 + 2 * (OWN * self.teams + ring * self.step) * heads.head_dim * 2
     }
-    /// Shared memory of attention_dq_wide: three tiles of keys, and of each warp's gradients.
+    /// Shared memory of attention_dq_wgmma: three tiles of keys, and of each warp's gradients.
     fn dq_shared(heads: Heads) -> usize {
         1024 + 3 * (OWN * heads.head_dim * 2 + 4 * DQ_TEAMS * 2048)
     }
 }
 
-/// See [`crate::Backend::attention_backward`].
+/// See [`AttentionOps::attention_backward`](crate::backend::AttentionOps::attention_backward).
 pub fn attention_backward(
     cuda: &Cuda,
     op: Attention,
@@ -136,20 +138,20 @@ pub fn attention_backward(
         return Ok(());
     };
     // Both passes with the products of Hopper's tensor cores: they cut rows, and keep gradients, in their own way.
-    let mut wide = Wide::of(cuda, &op);
-    let keys = match &wide {
-        Some(wide) => tables::packed(cuda, segments, Unit::WideKeys { group }, OWN * wide.teams)?,
+    let mut wgmma = Wgmma::of(cuda, &op);
+    let keys = match &wgmma {
+        Some(wgmma) => tables::packed(cuda, segments, Unit::WgmmaKeys { group }, OWN * wgmma.teams)?,
         None => tables::packed(cuda, segments, keys, OWN * cut.key_tall)?,
     };
     // As many key heads at a time as there is room for what is kept; with room for none everything is computed twice.
     let (per_head, all) = (keys.kept * 16, heads.kv_heads);
     let some = (KEPT / per_head.max(1)).min(all);
-    if let Some(wide) = &mut wide {
-        wide.share(cuda, heads, keys.len * if some == 0 { all } else { some });
+    if let Some(wgmma) = &mut wgmma {
+        wgmma.share(cuda, heads, keys.len * if some == 0 { all } else { some });
     }
-    let defines = cut.defines(&op, wide.as_ref());
-    let module = if wide.is_some() { "attention_backward_hopper" } else { "attention_backward" };
-    let both = wide.as_ref().map(|_| cuda.arena.take(rows * 8)).transpose()?;
+    let defines = cut.defines(&op, wgmma.as_ref());
+    let module = if wgmma.is_some() { "attention_backward_hopper" } else { "attention_backward" };
+    let both = wgmma.as_ref().map(|_| cuda.arena.take(rows * 8)).transpose()?;
     let both_at = both.as_ref().map_or(0, |m| m.ptr());
     // As many lanes to a row as the kernel's SHARERS.
     let units = heads.head_dim / 8;
@@ -160,7 +162,7 @@ pub fn attention_backward(
     // What a score's gradient is multiplied by to become that of the dot product.
     let factor = op.scale;
     let room = cuda.arena.take(some * per_head)?;
-    let queries = match &wide {
+    let queries = match &wgmma {
         Some(_) if some > 0 => tables::packed(cuda, segments, Unit::TileRows { group }, DQ_TEAMS)?,
         _ => tables::packed(cuda, segments, queries, OWN * cut.row_tall)?,
     };
@@ -168,12 +170,12 @@ pub fn attention_backward(
         let count = if some == 0 { all } else { some.min(all - first) };
         let kept = if some == 0 { 0 } else { room.ptr() };
         let part = args![factor, first as u32, count as u32, kept, keys.kept];
-        let (name, grid, mut arguments) = match &wide {
-            Some(wide) => {
-                let grid = Grid::new(keys.len * count * wide.parts, wide.teams as u32 * THREADS);
+        let (name, grid, mut arguments) = match &wgmma {
+            Some(wgmma) => {
+                let grid = Grid::new(keys.len * count * wgmma.parts, wgmma.teams as u32 * THREADS);
                 let mut arguments = args![qkv, dout, both_at, &keys.memory, &*dqkv, tokens as u32].to_vec();
                 arguments.extend(tile_scoring(&op));
-                ("attention_keys_wide", grid.with_shared(wide.shared(heads)), arguments)
+                ("attention_keys_wgmma", grid.with_shared(wgmma.shared(heads)), arguments)
             }
             None => {
                 let grid = Grid {
@@ -185,10 +187,10 @@ pub fn attention_backward(
             }
         };
         arguments.extend(part);
-        let parts = wide.as_ref().map_or(1, |w| w.parts);
+        let parts = wgmma.as_ref().map_or(1, |w| w.parts);
         let columns = 2 * count * tokens * heads.head_dim;
         let sums = (parts > 1).then(|| cuda.arena.take(parts * columns * 4)).transpose()?;
-        if wide.is_some() {
+        if wgmma.is_some() {
             arguments.extend(args![sums.as_ref().map_or(0, |m| m.ptr())]);
         }
         cuda.launch_variant(module, &defines, name, grid, &arguments)?;
@@ -205,8 +207,8 @@ pub fn attention_backward(
         let (heads_, kv_heads) = (heads.heads as u32, heads.kv_heads as u32);
         let mut arguments = args![qkv, &queries.memory, &*dqkv, heads_, kv_heads, window(&op)].to_vec();
         arguments.extend(part);
-        let (name, threads, shared) = match &wide {
-            Some(_) => ("attention_dq_wide", DQ_TEAMS as u32 * THREADS, Wide::dq_shared(heads)),
+        let (name, threads, shared) = match &wgmma {
+            Some(_) => ("attention_dq_wgmma", DQ_TEAMS as u32 * THREADS, Wgmma::dq_shared(heads)),
             None => ("attention_dq", THREADS, 2 * OWN * pitch(heads)),
         };
         let grid = Grid::new(queries.len * count, threads).with_shared(shared);

@@ -10,9 +10,9 @@ use crate::plain::Plain;
 use std::sync::Arc;
 
 /// Tokens of a cache block: one tile of keys.
-pub(super) const TOKENS: usize = 64;
+pub(crate) const TOKENS: usize = 64;
 /// Rows at most that decoding's kernel takes.
-pub(super) const FEW: usize = 16;
+pub(super) const DECODE_ROWS: usize = 16;
 /// Lists that are kept: forward and both passes of the backward, for two models.
 const KEPT: usize = 6;
 
@@ -62,8 +62,8 @@ pub(super) enum Unit {
     Rows { group: usize },
     /// Keys, of which each serves that many heads.
     Keys { group: usize },
-    /// The same where gradients of scores are kept as attention_keys_wide.cu does.
-    WideKeys { group: usize },
+    /// The same where gradients of scores are kept as attention/backward_keys_wgmma.cu does.
+    WgmmaKeys { group: usize },
     /// Rows of the tiles that are kept so: 64 tokens of one head, that many heads, the next tokens.
     TileRows { group: usize },
 }
@@ -73,7 +73,7 @@ impl Unit {
     fn of(self, length: usize) -> usize {
         match self {
             Unit::Rows { group } => length * group,
-            Unit::Keys { .. } | Unit::WideKeys { .. } => length,
+            Unit::Keys { .. } | Unit::WgmmaKeys { .. } => length,
             Unit::TileRows { group } => length.div_ceil(TOKENS) * group,
         }
     }
@@ -81,7 +81,7 @@ impl Unit {
     fn kept(self, length: usize) -> usize {
         match self {
             Unit::Rows { group } | Unit::Keys { group } => 32 * tiles(length * group, group),
-            Unit::WideKeys { group } | Unit::TileRows { group } => {
+            Unit::WgmmaKeys { group } | Unit::TileRows { group } => {
                 let tiles = length.div_ceil(TOKENS);
                 512 * group * (tiles * (tiles + 1) / 2)
             }
@@ -89,7 +89,7 @@ impl Unit {
     }
     /// Whether early ones have most to do: early keys are seen by many rows, late rows see many keys.
     fn early_is_heavy(self) -> bool {
-        matches!(self, Unit::Keys { .. } | Unit::WideKeys { .. })
+        matches!(self, Unit::Keys { .. } | Unit::WgmmaKeys { .. })
     }
 }
 
@@ -111,7 +111,7 @@ pub(super) struct Paged {
     /// Cache blocks there must be.
     pub needed: usize,
     /// Sequences with few rows.
-    pub few: List,
+    pub decode: List,
     /// The others.
     pub many: List,
 }
@@ -124,7 +124,7 @@ struct PagedKey {
     group: usize,
     step: usize,
     batch: usize,
-    few: bool,
+    decode: bool,
 }
 
 /// The lists made last.
@@ -189,7 +189,7 @@ pub(super) fn packed(cuda: &Cuda, segments: &Segments, unit: Unit, step: usize) 
 struct PagedWork {
     blocks: Vec<u32>,
     slots: Vec<u32>,
-    few: Vec<Work>,
+    decode: Vec<Work>,
     many: Vec<Work>,
 }
 
@@ -207,7 +207,7 @@ fn written_blocks(rows: &PagedRows) -> Vec<bool> {
     open
 }
 
-fn paged_work(rows: &PagedRows, group: usize, step: usize, few: bool, batch: usize) -> PagedWork {
+fn paged_work(rows: &PagedRows, group: usize, step: usize, decode: bool, batch: usize) -> PagedWork {
     let mut slots = vec![u32::MAX; batch];
     let (mut blocks, mut short, mut long) = (Vec::new(), Vec::new(), Vec::new());
     let mut written = Vec::new();
@@ -226,7 +226,8 @@ fn paged_work(rows: &PagedRows, group: usize, step: usize, few: bool, batch: usi
         }
         let full = &s.blocks[..s.position / TOKENS];
         let settled = full.iter().take_while(|&&b| !open[b as usize]).count() as i32;
-        let (list, step) = if few && all <= FEW { (&mut short, FEW) } else { (&mut long, step) };
+        let (list, step) =
+            if decode && all <= DECODE_ROWS { (&mut short, DECODE_ROWS) } else { (&mut long, step) };
         for first in (0..all).step_by(step) {
             let weight = s.position + (first + step).min(all).div_ceil(group);
             let (row, count, position) = (s.row as i32, s.count as i32, s.position as i32);
@@ -236,39 +237,39 @@ fn paged_work(rows: &PagedRows, group: usize, step: usize, few: bool, batch: usi
     }
     written.sort_unstable();
     assert!(written.windows(2).all(|w| w[0] < w[1]), "two rows go to one place of the cache");
-    PagedWork { blocks, slots, few: sorted(short), many: sorted(long) }
+    PagedWork { blocks, slots, decode: sorted(short), many: sorted(long) }
 }
 
-/// Work on new tokens, `step` stacked rows to a block of threads, or `FEW` for short sequences if `few`. `batch` is
+/// Work on new tokens, `step` stacked rows to a block of threads, or `DECODE_ROWS` for short sequences if `few`. `batch` is
 /// the number of rows of `qkv`.
 pub(super) fn paged(
     cuda: &Cuda,
     rows: &PagedRows,
     group: usize,
     step: usize,
-    few: bool,
+    decode: bool,
     batch: usize,
 ) -> Result<Arc<Paged>> {
     let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
     if !rows.sequences.is_empty() && rows.sequences.iter().all(|s| s.count == 1) {
-        return steady(cuda, &mut tables, rows, group, step, few, batch);
+        return steady(cuda, &mut tables, rows, group, step, decode, batch);
     }
     let known = |(k, _): &&(PagedKey, Arc<Paged>)| {
-        k.group == group && k.step == step && k.few == few && k.batch == batch && k.rows == *rows
+        k.group == group && k.step == step && k.decode == decode && k.batch == batch && k.rows == *rows
     };
     if let Some((_, found)) = tables.paged.iter().find(known) {
         return Ok(found.clone());
     }
-    let lists = paged_work(rows, group, step, few, batch);
+    let lists = paged_work(rows, group, step, decode, batch);
     let made = Arc::new(Paged {
         blocks: Arc::new(cuda.uploaded(&lists.blocks)?),
         slots: Arc::new(cuda.uploaded(&lists.slots)?),
         rows: batch,
         needed: lists.blocks.iter().max().map_or(0, |&b| b as usize + 1),
-        few: List::new(cuda, lists.few, 0)?,
+        decode: List::new(cuda, lists.decode, 0)?,
         many: List::new(cuda, lists.many, 0)?,
     });
-    let key = PagedKey { rows: rows.clone(), group, step, batch, few };
+    let key = PagedKey { rows: rows.clone(), group, step, batch, decode };
     tables.paged.insert(0, (key, made.clone()));
     tables.paged.truncate(2);
     Ok(made)
@@ -281,22 +282,22 @@ fn steady(
     rows: &PagedRows,
     group: usize,
     step: usize,
-    few: bool,
+    decode: bool,
     batch: usize,
 ) -> Result<Arc<Paged>> {
-    let same = |k: &PagedKey| k.group == group && k.step == step && k.few == few && k.batch == batch;
+    let same = |k: &PagedKey| k.group == group && k.step == step && k.decode == decode && k.batch == batch;
     let found = tables.steady.iter().position(|s| same(&s.key));
     if let Some(steady) = found.map(|i| &tables.steady[i]).filter(|s| s.key.rows == *rows) {
         return Ok(steady.lists.clone());
     }
-    let mut work = paged_work(rows, group, step, few, batch);
+    let mut work = paged_work(rows, group, step, decode, batch);
     let nothing = Work { row: 0, count: 0, position: 0, blocks: 0, first: 0, settled: 0 };
-    for list in [&mut work.few, &mut work.many] {
+    for list in [&mut work.decode, &mut work.many] {
         let each = list.len() / rows.sequences.len();
         list.resize(each * batch, nothing);
     }
     let needed = work.blocks.iter().max().map_or(0, |&b| b as usize + 1);
-    let key = PagedKey { rows: rows.clone(), group, step, batch, few };
+    let key = PagedKey { rows: rows.clone(), group, step, batch, decode };
     if let Some(i) = found.filter(|&i| tables.steady[i].room >= work.blocks.len()) {
         let old = tables.steady[i].lists.clone();
         if tables.steady[i].blocks != work.blocks {
@@ -304,11 +305,12 @@ fn steady(
             tables.steady[i].blocks = work.blocks;
         }
         cuda.upload(old.slots.ptr(), &work.slots)?;
-        cuda.upload(old.few.memory.ptr(), &work.few)?;
+        cuda.upload(old.decode.memory.ptr(), &work.decode)?;
         cuda.upload(old.many.memory.ptr(), &work.many)?;
         let list = |l: &List| List { memory: l.memory.clone(), len: l.len, kept: 0 };
         let (blocks, slots) = (old.blocks.clone(), old.slots.clone());
-        let lists = Paged { blocks, slots, rows: batch, needed, few: list(&old.few), many: list(&old.many) };
+        let lists =
+            Paged { blocks, slots, rows: batch, needed, decode: list(&old.decode), many: list(&old.many) };
         tables.steady[i].key = key;
         tables.steady[i].lists = Arc::new(lists);
         return Ok(tables.steady[i].lists.clone());
@@ -321,7 +323,7 @@ fn steady(
         slots: Arc::new(cuda.uploaded(&work.slots)?),
         rows: batch,
         needed,
-        few: List::new(cuda, work.few, 0)?,
+        decode: List::new(cuda, work.decode, 0)?,
         many: List::new(cuda, work.many, 0)?,
     });
     tables.moves += 1;
@@ -334,16 +336,16 @@ fn steady(
 }
 
 /// Puts the rows of a batch that only decodes into the lists of its size; a number that changes when any list moved.
-pub(super) fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
+pub(crate) fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
     let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
     let kinds: Vec<(usize, usize, bool)> = tables
         .steady
         .iter()
         .filter(|s| s.key.batch == batch)
-        .map(|s| (s.key.group, s.key.step, s.key.few))
+        .map(|s| (s.key.group, s.key.step, s.key.decode))
         .collect();
-    for (group, step, few) in kinds {
-        steady(cuda, &mut tables, rows, group, step, few, batch)?;
+    for (group, step, decode) in kinds {
+        steady(cuda, &mut tables, rows, group, step, decode, batch)?;
     }
     // The largest number of those of this size: only its own moves make its recordings void.
     Ok(tables.steady.iter().filter(|s| s.key.batch == batch).map(|s| s.moved).max().unwrap_or(0))
@@ -373,9 +375,9 @@ mod tests {
     }
 
     #[test]
-    fn wide_passes_cut_and_keep_the_same_tiles() {
+    fn wgmma_passes_cut_and_keep_the_same_tiles() {
         let segments = Segments::of([70, 0, 1, 200]);
-        let (keys, kept) = packed_work(&segments, Unit::WideKeys { group: 7 }, 128);
+        let (keys, kept) = packed_work(&segments, Unit::WgmmaKeys { group: 7 }, 128);
         let (rows, same) = packed_work(&segments, Unit::TileRows { group: 7 }, 2);
         // Tiles of 64x64 on and under the diagonal, 8 KiB each: 3, 1 and 10 for every head.
         assert_eq!((kept * 16, same), ((3 + 1 + 10) * 7 * 8192, kept));
@@ -416,12 +418,12 @@ mod tests {
         assert_eq!(work.blocks, [5, 3, 0, 7], "only blocks that are read");
         assert_eq!((work.slots[0], work.slots[1], work.slots[41]), (u32::MAX, 3 * 64, 7 * 64 + 5));
         let only = Work { row: 1, count: 1, position: 64, blocks: 0, first: 0, settled: 1 };
-        assert_eq!(work.few, [only]);
+        assert_eq!(work.decode, [only]);
         let firsts: Vec<i32> = work.many.iter().map(|w| w.first).collect();
         assert_eq!(firsts, [128, 64, 0]);
         assert!(work.many.iter().all(|w| (w.row, w.count, w.position, w.blocks) == (2, 40, 30, 2)));
         let all = paged_work(&rows, 4, 64, false, 43);
-        assert_eq!((all.few.len(), all.many.len()), (0, 4));
+        assert_eq!((all.decode.len(), all.many.len()), (0, 4));
     }
 
     #[test]
@@ -435,7 +437,7 @@ mod tests {
         // The second reads block 4 in full, which the first fills with its last token now.
         let rows = PagedRows { sequences: vec![sequence(0, 127, &[2, 4]), sequence(1, 130, &[2, 4, 5])] };
         let work = paged_work(&rows, 1, 64, true, 2);
-        let settled = |row: i32| work.few.iter().find(|w| w.row == row).map(|w| w.settled);
+        let settled = |row: i32| work.decode.iter().find(|w| w.row == row).map(|w| w.settled);
         assert_eq!((settled(0), settled(1)), (Some(1), Some(1)));
     }
 

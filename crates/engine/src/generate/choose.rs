@@ -1,0 +1,181 @@
+//! Choosing a token.
+
+use super::SamplingParams;
+use super::sequence::Sequence;
+use crate::model::Model;
+use crate::{Error, Result};
+use ferrl_kernels::Buffer;
+use ferrl_kernels::backend::{Ask, Choices};
+use ferrl_kernels::philox::{philox4x32, uniform};
+use ferrl_kernels::truncate::Kept;
+
+/// A chosen token.
+pub(super) struct Pick {
+    pub token: u32,
+    pub logp: f32,
+    pub sampled_logp: f32,
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Room for the rows that are looked at on the host.
+#[derive(Default)]
+pub(super) struct Chooser {
+    row: Vec<f32>,
+    counts: Vec<u32>,
+    kept: Kept,
+}
+
+/// Tokens that the device is choosing, one for each of some sequences.
+pub(super) struct Choosing {
+    /// One for each temperature.
+    groups: Vec<Group>,
+    /// Of each sequence its group and its row there.
+    places: Vec<(usize, u32)>,
+}
+
+struct Group {
+    /// Kept where the host has to look at a row.
+    logits: Option<Buffer>,
+    choices: Choices,
+}
+
+impl Choosing {
+    /// Puts the tokens of some of the sequences, by number, into an index buffer, whether they are known yet or not.
+    pub fn feed(&self, model: &Model, sequences: &[usize], ids: &mut Buffer) -> Result<()> {
+        let choices: Vec<&Choices> = self.groups.iter().map(|g| &g.choices).collect();
+        let from: Vec<(usize, u32)> = sequences.iter().map(|&i| self.places[i]).collect();
+        model.backend.feed(&choices, &from, ids)
+    }
+}
+
+impl Chooser {
+    /// Begins to choose a token for each of `wanted`, whose last hidden state is row `rows[i]` of `h`. `ahead` of them are
+    /// being chosen before it and are not among the sequences' ids yet.
+    pub fn begin(
+        model: &Model,
+        h: &Buffer,
+        rows: &[u32],
+        wanted: &[&Sequence],
+        ahead: usize,
+    ) -> Result<Choosing> {
+        let mut choosing = Choosing { groups: Vec::new(), places: vec![(usize::MAX, 0); wanted.len()] };
+        while let Some(first) = choosing.places.iter().position(|&(group, _)| group == usize::MAX) {
+            // One pass over the vocabulary for each temperature.
+            let divisor = wanted[first].params.divisor();
+            let group: Vec<usize> =
+                (first..wanted.len()).filter(|&i| wanted[i].params.divisor() == divisor).collect();
+            let rows: Vec<u32> = group.iter().map(|&i| rows[i]).collect();
+            let all = rows.len() * model.config.hidden == h.len() && rows.is_sorted();
+            let selected = if all { None } else { Some(model.select_rows(h, &rows)?) };
+            let (logits, lse) = model.logits(selected.as_ref().unwrap_or(h), divisor)?;
+            // Where the host chooses, only the log-sum-exp is wanted.
+            let asked = |s: &Sequence| {
+                if s.params.has_penalties() { Ask::plain(None) } else { ask(s, ahead) }
+            };
+            let asks: Vec<Ask> = group.iter().map(|&i| asked(wanted[i])).collect();
+            let choices = model.backend.choose(&logits, &lse, &asks)?;
+            for (row, &i) in group.iter().enumerate() {
+                choosing.places[i] = (choosing.groups.len(), row as u32);
+            }
+            let looked_at = group.iter().any(|&i| !wanted[i].params.is_chosen_by_device());
+            choosing.groups.push(Group { logits: looked_at.then_some(logits), choices });
+        }
+        Ok(choosing)
+    }
+
+    /// The tokens, for those of the sequences that are still there.
+    pub fn end(
+        &mut self,
+        model: &Model,
+        choosing: &Choosing,
+        wanted: &[Option<&Sequence>],
+    ) -> Result<Vec<Option<Pick>>> {
+        let b = &*model.backend;
+        let all = choosing.groups.iter().map(|g| b.chosen(&g.choices)).collect::<Result<Vec<_>>>()?;
+        let mut picks = Vec::with_capacity(wanted.len());
+        for (&(group, row), s) in choosing.places.iter().zip(wanted) {
+            let Some(s) = s else {
+                picks.push(None);
+                continue;
+            };
+            let choice = all[group][row as usize];
+            if !choice.lse.is_finite() {
+                return Err(Error::numerics(format!(
+                    "the logits after token {} are not finite",
+                    s.ids.len() - 1
+                ))
+                .fix("look at the weights: a checkpoint before this one may still be sound"));
+            }
+            let mut pick = Pick {
+                token: choice.token,
+                logp: choice.logit - choice.lse,
+                sampled_logp: choice.kept,
+                top: Vec::new(),
+            };
+            if let Some(logits) = &choosing.groups[group].logits
+                && !s.params.is_chosen_by_device()
+            {
+                let vocab = logits.len() / all[group].len();
+                let start = row as usize * vocab;
+                self.row.resize(vocab, 0.0);
+                b.read(logits, start, &mut self.row)?;
+                if s.params.top_logprobs > 0 {
+                    let top = self.kept.top(&self.row, s.params.top_logprobs);
+                    pick.top = top.iter().map(|&(id, logit)| (id, logit - choice.lse)).collect();
+                }
+                if s.params.has_penalties() {
+                    self.penalise(&s.params, &s.ids, s.prompt);
+                    (pick.token, pick.sampled_logp) = self.kept.choose(&self.row, &ask(s, 0));
+                    let mut logit = [0.0];
+                    b.read(logits, start + pick.token as usize, &mut logit)?;
+                    pick.logp = logit[0] - choice.lse;
+                }
+            }
+            picks.push(Some(pick));
+        }
+        Ok(picks)
+    }
+
+    /// Repetition over prompt and completion, presence and frequency over the completion. The row is divided by
+    /// the temperature already: what is subtracted has to be as well.
+    fn penalise(&mut self, p: &SamplingParams, ids: &[u32], prompt: usize) {
+        self.counts.resize(self.row.len(), 0);
+        let row = &mut self.row;
+        if p.repetition_penalty != 1.0 {
+            for &id in ids {
+                let (seen, logit) = (&mut self.counts[id as usize], &mut row[id as usize]);
+                if *seen == 0 {
+                    *seen = 1;
+                    *logit = if *logit > 0.0 {
+                        *logit / p.repetition_penalty
+                    } else {
+                        *logit * p.repetition_penalty
+                    };
+                }
+            }
+            ids.iter().for_each(|&id| self.counts[id as usize] = 0);
+        }
+        let completion = &ids[prompt..];
+        completion.iter().for_each(|&id| self.counts[id as usize] += 1);
+        for &id in completion {
+            let times = std::mem::take(&mut self.counts[id as usize]);
+            if times > 0 {
+                row[id as usize] -= (p.frequency_penalty * times as f32 + p.presence_penalty) / p.divisor();
+            }
+        }
+    }
+}
+
+/// How the token after the next `ahead` ones is chosen. A greedy request ignores truncation.
+fn ask(s: &Sequence, ahead: usize) -> Ask {
+    let p = &s.params;
+    let draw = (!p.is_greedy()).then(|| draw(s, ahead));
+    Ask { draw, top_k: p.top_k, top_p: p.top_p, min_p: p.min_p }
+}
+
+/// The number a token is drawn with: a function of seed, stream and index alone.
+fn draw(s: &Sequence, ahead: usize) -> f32 {
+    let [a, b, c] = s.stream;
+    let index = (s.ids.len() - s.prompt + ahead) as u32;
+    uniform(philox4x32([a, b, c, index], [s.params.seed as u32, (s.params.seed >> 32) as u32])[0])
+}

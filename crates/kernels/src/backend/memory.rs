@@ -1,0 +1,89 @@
+//! Memory: allocation, copies between host and device, and plain vectors.
+
+use crate::buffer::{Buffer, DType, Weight};
+use crate::composed;
+use crate::error::Result;
+use crate::operands::Heads;
+use crate::shapes;
+use crate::usage::{Purpose, Report};
+
+/// What the operand checks ask a device: which memory is its own, and how a cache block is laid out.
+pub trait Home {
+    /// The device itself.
+    fn as_home(&self) -> &dyn Home;
+    /// Whether a buffer is memory of this device, with room for as many elements as it says.
+    fn holds(&self, buffer: &Buffer) -> bool;
+    /// The same of a weight; with `backward`, whether it was made for `linear_dx` too.
+    fn holds_weight(&self, weight: &Weight, backward: bool) -> bool;
+    /// The elements of an index buffer of this device.
+    fn ids<'a>(&self, buffer: &'a Buffer) -> &'a [u32];
+    /// Tokens of a KV-cache block.
+    fn block_tokens(&self) -> usize;
+    /// Elements of a KV-cache block of one layer, keys and values together.
+    fn block_len(&self, heads: Heads) -> usize;
+}
+
+/// Allocation, and copies between host and device.
+pub trait MemoryOps: Home {
+    /// Bytes allocated now, and the most there have ever been.
+    fn memory(&self) -> (usize, usize);
+    /// What memory is for from now on; what it was for before comes back. See [`Purpose::on`].
+    fn set_purpose(&self, _purpose: Purpose) -> Purpose {
+        Purpose::default()
+    }
+    /// Where its memory went; `None` where the device keeps no books.
+    fn memory_report(&self) -> Option<Report> {
+        None
+    }
+    /// Contents are unspecified.
+    fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer>;
+    /// Sets every element.
+    fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()> {
+        shapes::fill(self.as_home(), dst)?;
+        self.write(dst, 0, &vec![value; dst.len()])
+    }
+    /// To `dst[at..]`, converted to its type.
+    fn write(&self, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()>;
+    /// From `src[at..]`, converted to f32.
+    fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()>;
+    /// A buffer of ids, positions or row numbers.
+    fn indices(&self, values: &[u32]) -> Result<Buffer>;
+    /// Other ids in the place of those of an index buffer; as many. The buffer stays where it is.
+    fn set_indices(&self, dst: &mut Buffer, values: &[u32]) -> Result<()> {
+        *dst = self.indices(values)?;
+        Ok(())
+    }
+    /// `dst[to..to + len] = src[from..from + len]`, converted where the types differ.
+    fn copy(&self, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()>;
+}
+
+/// Element-wise sums, dot products, and rows picked by index.
+pub trait VectorOps: MemoryOps {
+    /// `y += a * x`
+    fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()>;
+    /// Sum of products, in f64 over fixed chunks.
+    fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64> {
+        shapes::dot(self.as_home(), x, y)?;
+        composed::dot(self, x, y)
+    }
+    /// [`VectorOps::dot`] of several pairs, for devices where one answer costs as much as many.
+    fn dots(&self, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
+        pairs.iter().map(|(x, y)| self.dot(x, y)).collect()
+    }
+    /// Index of the first NaN or infinity.
+    fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
+        shapes::first_non_finite(self.as_home(), x)?;
+        let values = composed::download(self, x)?;
+        Ok(values.iter().position(|x| !x.is_finite()))
+    }
+    /// Row `i` of `dst` is row `rows[i]` of `src`.
+    fn gather_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+        shapes::gather_rows(self.as_home(), src, rows, width, dst)?;
+        composed::gather_rows(self, src, rows, width, dst)
+    }
+    /// Row `rows[i]` of `dst` is row `i` of `src`; the other rows become zero. `rows` are distinct.
+    fn scatter_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+        shapes::scatter_rows(self.as_home(), src, rows, width, dst)?;
+        composed::scatter_rows(self, src, rows, width, dst)
+    }
+}

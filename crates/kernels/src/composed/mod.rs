@@ -1,0 +1,129 @@
+//! Operations made of plainer ones: what a device without kernels of its own does, and what a fused kernel must equal.
+//!
+//! Some are computed on the host: a new device starts with them and replaces them one by one.
+
+mod head;
+mod vectors;
+
+pub(crate) use head::*;
+pub(crate) use vectors::*;
+
+use crate::backend::{
+    Activation, Affine, CacheOps, DecodeOps, Heads, Norm, NormOps, Normed, PagedRows, RopeOps, Turns,
+};
+use crate::buffer::Buffer;
+use crate::error::Result;
+
+/// See [`NormOps::add_norm`].
+pub fn add_norm<B: NormOps + ?Sized>(
+    b: &B,
+    op: Norm,
+    x: &Buffer,
+    delta: &Buffer,
+    weight: &Buffer,
+    bias: Option<&Buffer>,
+    [sum, y]: [&mut Buffer; 2],
+) -> Result<()> {
+    b.copy(x, 0, sum, 0, x.len())?;
+    b.axpy(1.0, delta, sum)?;
+    b.norm(op, sum, weight, bias, y)
+}
+
+/// See [`CacheOps::cache_copies`].
+pub fn cache_copies<B: CacheOps + ?Sized>(
+    b: &B,
+    heads: Heads,
+    pairs: &[(u32, u32)],
+    layers: &mut [Buffer],
+) -> Result<()> {
+    let len = b.block_len(heads);
+    for layer in layers {
+        let mut block = b.alloc(layer.dtype(), len)?;
+        for &(from, to) in pairs {
+            b.copy(layer, from as usize * len, &mut block, 0, len)?;
+            b.copy(&block, 0, layer, to as usize * len, len)?;
+        }
+    }
+    Ok(())
+}
+
+/// See [`RopeOps::linear_qkv`].
+pub fn linear_qkv<B: RopeOps + ?Sized>(
+    b: &B,
+    x: &Buffer,
+    layer: Affine<'_>,
+    heads: Heads,
+    turns: Option<Turns<'_>>,
+    cache: Option<(&PagedRows, &mut Buffer)>,
+    qkv: &mut Buffer,
+) -> Result<()> {
+    b.linear(x, layer.weight, layer.bias, qkv)?;
+    if let Some(t) = turns {
+        b.rotary(heads, t.dim, t.cos, t.sin, t.positions, false, qkv)?;
+    }
+    cache.map_or(Ok(()), |(rows, cache)| b.cache_write(heads, qkv, rows, cache))
+}
+
+/// See [`RopeOps::qkv_backward`].
+pub fn qkv_backward<B: RopeOps + ?Sized>(
+    b: &B,
+    heads: Heads,
+    turns: Option<Turns<'_>>,
+    dqkv: &mut Buffer,
+    add: bool,
+    dbias: Option<&mut Buffer>,
+) -> Result<()> {
+    if let Some(t) = turns {
+        b.rotary(heads, t.dim, t.cos, t.sin, t.positions, true, dqkv)?;
+    }
+    // Without a weight it does not matter what the rows were multiplied with.
+    dbias.map_or(Ok(()), |dbias| {
+        b.linear_dw(dqkv, dqkv, dqkv.len() / heads.qkv_width(), add, None, Some(dbias))
+    })
+}
+
+/// See [`DecodeOps::normed_qkv`].
+pub fn normed_qkv<B: DecodeOps + ?Sized>(
+    b: &B,
+    norm: Normed<'_>,
+    x: &Buffer,
+    layer: Affine<'_>,
+    heads: Heads,
+    turns: Option<Turns<'_>>,
+    rows: &PagedRows,
+    cache: &mut Buffer,
+    qkv: &mut Buffer,
+) -> Result<()> {
+    let mut h = b.alloc(layer.weight.dtype, x.len())?;
+    b.norm(norm.op, x, norm.weight, norm.bias, &mut h)?;
+    linear_qkv(b, &h, layer, heads, turns, Some((rows, cache)), qkv)
+}
+
+/// See [`DecodeOps::linear_add`].
+pub fn linear_add<B: DecodeOps + ?Sized>(
+    b: &B,
+    x: &Buffer,
+    layer: Affine<'_>,
+    to: &mut Buffer,
+) -> Result<()> {
+    let mut y = b.alloc(x.dtype(), to.len())?;
+    b.linear(x, layer.weight, layer.bias, &mut y)?;
+    b.axpy(1.0, &y, to)
+}
+
+/// See [`DecodeOps::normed_activation`].
+pub fn normed_activation<B: DecodeOps + ?Sized>(
+    b: &B,
+    norm: Normed<'_>,
+    x: &Buffer,
+    layer: Affine<'_>,
+    op: Activation,
+    y: &mut Buffer,
+) -> Result<()> {
+    let rows = x.len() / norm.op.width;
+    let mut up = b.alloc(y.dtype(), rows * layer.weight.n)?;
+    let mut h = b.alloc(layer.weight.dtype, x.len())?;
+    b.norm(norm.op, x, norm.weight, norm.bias, &mut h)?;
+    b.linear(&h, layer.weight, layer.bias, &mut up)?;
+    b.activation(op, y.len() / rows.max(1), &up, y)
+}

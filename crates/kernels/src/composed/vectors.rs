@@ -1,0 +1,156 @@
+//! Vectors, embeddings and norms, by copies and on the host.
+
+use crate::backend::{EmbeddingOps, HeadNormOps, Heads, MemoryOps, Norm, NormGrads, VectorOps};
+use crate::buffer::{Buffer, DType};
+use crate::error::Result;
+use std::collections::BTreeMap;
+
+/// All elements of a buffer, on the host.
+pub(crate) fn download<B: MemoryOps + ?Sized>(b: &B, x: &Buffer) -> Result<Vec<f32>> {
+    let mut values = vec![0.0; x.len()];
+    b.read(x, 0, &mut values)?;
+    Ok(values)
+}
+
+/// See [`VectorOps::dot`].
+pub fn dot<B: MemoryOps + ?Sized>(b: &B, x: &Buffer, y: &Buffer) -> Result<f64> {
+    let (x, y) = (download(b, x)?, download(b, y)?);
+    Ok(x.iter().zip(y).map(|(&x, y)| f64::from(x) * f64::from(y)).sum())
+}
+
+/// See [`VectorOps::gather_rows`].
+pub fn gather_rows<B: MemoryOps + ?Sized>(
+    b: &B,
+    src: &Buffer,
+    rows: &Buffer,
+    width: usize,
+    dst: &mut Buffer,
+) -> Result<()> {
+    let mut rows = b.ids(rows).iter().enumerate();
+    rows.try_for_each(|(i, &row)| b.copy(src, row as usize * width, dst, i * width, width))
+}
+
+/// See [`VectorOps::scatter_rows`].
+pub fn scatter_rows<B: MemoryOps + ?Sized>(
+    b: &B,
+    src: &Buffer,
+    rows: &Buffer,
+    width: usize,
+    dst: &mut Buffer,
+) -> Result<()> {
+    b.fill(dst, 0.0)?;
+    let mut rows = b.ids(rows).iter().enumerate();
+    rows.try_for_each(|(i, &row)| b.copy(src, i * width, dst, row as usize * width, width))
+}
+
+/// See [`EmbeddingOps::embed`].
+pub fn embed<B: VectorOps + ?Sized>(
+    b: &B,
+    ids: &Buffer,
+    table: &Buffer,
+    scale: f32,
+    add: bool,
+    out: &mut Buffer,
+) -> Result<()> {
+    let mut rows = b.alloc(DType::F32, out.len())?;
+    b.gather_rows(table, ids, out.len() / ids.len().max(1), &mut rows)?;
+    if !add {
+        b.fill(out, 0.0)?;
+    }
+    b.axpy(scale, &rows, out)
+}
+
+/// See [`EmbeddingOps::embed_backward`].
+pub fn embed_backward<B: EmbeddingOps + ?Sized>(
+    b: &B,
+    ids: &Buffer,
+    dout: &Buffer,
+    scale: f32,
+    dtable: &mut Buffer,
+) -> Result<()> {
+    let width = dout.len() / ids.len().max(1);
+    let mut sums = BTreeMap::<u32, Vec<f32>>::new();
+    for (id, row) in b.ids(ids).iter().zip(download(b, dout)?.chunks(width.max(1))) {
+        let sum = sums.entry(*id).or_insert_with(|| vec![0.0; width]);
+        sum.iter_mut().zip(row).for_each(|(s, d)| *s += scale * d);
+    }
+    for (id, mut sum) in sums {
+        let (at, mut row) = (id as usize * width, vec![0.0; width]);
+        b.read(dtable, at, &mut row)?;
+        sum.iter_mut().zip(row).for_each(|(s, t)| *s += t);
+        b.write(dtable, at, &sum)?;
+    }
+    Ok(())
+}
+
+/// Query, key and value heads of `qkv`, each head a row: what `each` makes of the three (by number and rows), in order of
+/// `qkv` in `out`.
+fn by_head<B: HeadNormOps + ?Sized>(
+    b: &B,
+    heads: Heads,
+    out: &mut Buffer,
+    mut each: impl FnMut(usize, &Buffer, &Buffer) -> Result<Buffer>,
+) -> Result<()> {
+    let (dim, counts) = (heads.head_dim, [heads.heads, heads.kv_heads, heads.kv_heads]);
+    let all = counts.iter().sum::<usize>();
+    let tokens = out.len() / heads.qkv_width();
+    let mut parts = b.alloc(out.dtype(), out.len())?;
+    let (mut done, mut first, mut place) = (0, 0, vec![0; tokens * all]);
+    for (part, count) in counts.into_iter().enumerate() {
+        let rows = (0..tokens).flat_map(|t| (t * all + first..).take(count));
+        let rows: Vec<u32> = rows.map(|row| row as u32).collect();
+        let made = each(part, &b.indices(&rows)?, out)?;
+        b.copy(&made, 0, &mut parts, done * dim, made.len())?;
+        for (i, &row) in rows.iter().enumerate() {
+            place[row as usize] = (done + i) as u32;
+        }
+        (done, first) = (done + rows.len(), first + count);
+    }
+    b.gather_rows(&parts, &b.indices(&place)?, dim, out)
+}
+
+/// Rows of `src`.
+fn gathered<B: VectorOps + ?Sized>(b: &B, src: &Buffer, rows: &Buffer, width: usize) -> Result<Buffer> {
+    let mut dst = b.alloc(src.dtype(), rows.len() * width)?;
+    b.gather_rows(src, rows, width, &mut dst)?;
+    Ok(dst)
+}
+
+/// See [`HeadNormOps::head_norm`].
+pub fn head_norm<B: HeadNormOps + ?Sized>(
+    b: &B,
+    op: Norm,
+    heads: Heads,
+    qkv: &Buffer,
+    weights: [&Buffer; 2],
+    out: &mut Buffer,
+) -> Result<()> {
+    by_head(b, heads, out, |part, rows, out| {
+        let x = gathered(b, qkv, rows, heads.head_dim)?;
+        let Some(weight) = weights.get(part) else { return Ok(x) };
+        let mut y = b.alloc(out.dtype(), x.len())?;
+        b.norm(op, &x, weight, None, &mut y)?;
+        Ok(y)
+    })
+}
+
+/// See [`HeadNormOps::head_norm_backward`].
+pub fn head_norm_backward<B: HeadNormOps + ?Sized>(
+    b: &B,
+    op: Norm,
+    heads: Heads,
+    qkv: &Buffer,
+    weights: [&Buffer; 2],
+    dqkv: &mut Buffer,
+    mut dweights: [Option<&mut Buffer>; 2],
+) -> Result<()> {
+    by_head(b, heads, dqkv, |part, rows, dqkv| {
+        let dy = gathered(b, dqkv, rows, heads.head_dim)?;
+        let Some(weight) = weights.get(part) else { return Ok(dy) };
+        let x = gathered(b, qkv, rows, heads.head_dim)?;
+        let mut dx = b.alloc(dqkv.dtype(), x.len())?;
+        let grads = NormGrads { weight: dweights[part].as_deref_mut(), bias: None, add: true };
+        b.norm_backward(op, &dy, &x, weight, false, &mut dx, grads)?;
+        Ok(dx)
+    })
+}

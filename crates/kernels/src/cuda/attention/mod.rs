@@ -1,0 +1,348 @@
+//! Causal attention with grouped heads, from packed sequences or from cache blocks of 64 tokens.
+//!
+//! `attention/forward.cu` serves bf16 and heads whose width is a multiple of 8, on tensor cores; `attention/simple.cu` the rest.
+//! Where few sequences are decoded, `attention/decode.cu` does more of the work at a time.
+//! Hopper's larger products (`attention/wgmma.cu`) serve many rows of heads of 64 and 128; the forward's bits are the same.
+//! All meet keys in tiles of 64 from the start of a sequence, so training, prefill and decoding agree in every bit.
+
+mod backward;
+pub(crate) mod rotary;
+mod tables;
+
+use backward::attention_backward;
+pub use tables::Tables;
+pub(crate) use tables::stage;
+
+use crate::backend::{Attention, AttentionOps, CacheOps, Heads, PagedRows, Segments};
+use crate::buffer::{Buffer, DType};
+use crate::cuda::Cuda;
+use crate::cuda::launch::{Arg, Grid, args};
+use crate::cuda::memory::ptr;
+use crate::error::Result;
+use crate::shapes;
+pub(crate) use tables::TOKENS;
+use tables::{DECODE_ROWS, Unit};
+
+/// One of each kind of kernel, for tests: a plain one, a cap and a window, odd groups, the widest head.
+pub const VARIANTS: &[&str] = &[
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=4 TALL=2 STAGES=2",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=4 TALL=1 STAGES=2 TILES=4",
+    "HEAD_DIM=24 GROUP=5 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=8 TALL=1 STAGES=2 TILES=8",
+    "HEAD_DIM=256 GROUP=1 SOFTCAP=1 WINDOW=1 PAGED=0 WARPS=4 TALL=1 STAGES=2",
+];
+/// The same for cards of compute capability 9.0.
+pub const WGMMA_VARIANTS: &[&str] = &[
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=1 WARPS=8 TALL=1 STAGES=3 TILES=8 WGMMA_WARPS=8",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 PAGED=1 WARPS=4 TALL=2 STAGES=3 TILES=4 WGMMA_WARPS=12",
+];
+/// The same for the backward.
+pub const BACKWARD_VARIANTS: &[&str] = &[
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 KEY_TALL=2 ROW_TALL=2 STEP=32 KEY_STEP=32 SPLIT=1",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 KEY_TALL=1 ROW_TALL=1 STEP=32 KEY_STEP=64 SPLIT=1",
+    "HEAD_DIM=256 GROUP=1 SOFTCAP=0 WINDOW=0 KEY_TALL=1 ROW_TALL=1 STEP=32 KEY_STEP=32 SPLIT=2",
+];
+/// The same for the backward on cards of compute capability 9.0.
+pub const BACKWARD_WGMMA_VARIANTS: &[&str] = &[
+    "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 KEY_TALL=1 ROW_TALL=2 STEP=64 KEY_STEP=32 SPLIT=1 TEAMS=1 PARTS=1",
+    "HEAD_DIM=128 GROUP=2 SOFTCAP=1 WINDOW=1 KEY_TALL=1 ROW_TALL=2 STEP=32 KEY_STEP=32 SPLIT=1 TEAMS=2 PARTS=2",
+];
+/// The same for the kernels without tensor cores.
+pub const SIMPLE_VARIANTS: &[&str] =
+    &["ELEMENT=float HEAD_DIM=64 GROUP=7 PAGED=0", "ELEMENT=bf16 HEAD_DIM=33 GROUP=1 PAGED=1"];
+
+/// Warps of attention_rows_wgmma for heads of 64 and of 128: two such blocks fit into a processor, or one.
+const WGMMA_WARPS: [usize; 2] = [8, 12];
+/// Bytes that a block of attention_decode_parallel declares itself for each of its tiles.
+const PARALLEL_BYTES: usize = 3456;
+/// Threads of a block of attention/simple.cu, and its stacked rows or keys.
+const SIMPLE: (u32, usize) = (128, 16);
+
+/// How the tensor-core kernels are cut to a head and a card.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Warps of attention_rows, and how many times 16 rows each has.
+    warps: usize,
+    tall: usize,
+    /// Tiles of keys in shared memory at a time.
+    stages: usize,
+    /// The same of attention_decode_parallel, where there is room for it.
+    parallel: Option<usize>,
+    /// Warps of attention_rows_wgmma, with 16 rows each, where it takes the place of attention_rows.
+    wgmma: Option<usize>,
+}
+
+/// Whether the products of attention/wgmma.cu serve: Hopper's tensor cores, and heads of whole panels.
+fn uses_wgmma(cuda: &Cuda, heads: Heads) -> bool {
+    cuda.card.capability == (9, 0) && matches!(heads.head_dim, 64 | 128)
+}
+
+/// Bytes of a row in shared memory: the head in whole steps of 16, and a gap against bank conflicts.
+fn pitch(heads: Heads) -> usize {
+    (heads.head_dim.next_multiple_of(16) + 8) * 2
+}
+
+/// Whether tensor cores can serve the head at all.
+fn fits_tensor_cores(heads: Heads, dtype: DType) -> bool {
+    dtype == DType::Bf16 && heads.head_dim.is_multiple_of(8) && heads.head_dim <= 256
+}
+
+/// Shared memory a kernel may take besides what it declares itself.
+fn room(cuda: &Cuda) -> usize {
+    cuda.card.shared.saturating_sub(4096)
+}
+
+impl Shape {
+    /// None where attention/simple.cu has to serve. Depends on head and card alone, never on the batch.
+    fn of(cuda: &Cuda, heads: Heads, dtype: DType) -> Option<Shape> {
+        if !fits_tensor_cores(heads, dtype) {
+            return None;
+        }
+        let (all, tile) = (room(cuda), 2 * TOKENS);
+        let room = all / pitch(heads);
+        // Measured on an H200: 32 rows to a warp pay for wide heads until registers run out.
+        let (tall, most) = if heads.head_dim <= 64 || heads.head_dim > 128 { (1, 8) } else { (2, 4) };
+        let warps =
+            [8, 4, 2, 1].into_iter().filter(|w| *w <= most).find(|w| w * tall * 16 + 2 * tile <= room)?;
+        let fits =
+            |tiles: &usize| (DECODE_ROWS + tiles * tile) * pitch(heads) + tiles * PARALLEL_BYTES <= all;
+        let parallel = [8, 6, 4, 2].into_iter().find(fits);
+        let wgmma = uses_wgmma(cuda, heads).then_some(WGMMA_WARPS[usize::from(heads.head_dim > 64)]);
+        let stages = if wgmma.is_some() { 3 } else { 2 };
+        Some(Shape { warps, tall, stages, parallel, wgmma })
+    }
+    /// Stacked rows of a block of attention_rows.
+    fn rows(self) -> usize {
+        self.wgmma.unwrap_or(self.warps * self.tall) * 16
+    }
+    /// Threads of a block of its kernel for many rows.
+    fn threads(self) -> u32 {
+        32 * self.wgmma.unwrap_or(self.warps) as u32
+    }
+    /// The source and its kernel for many rows.
+    fn kernel(self) -> (&'static str, &'static str) {
+        if self.wgmma.is_some() {
+            ("attention_hopper", "attention_rows_wgmma")
+        } else {
+            ("attention", "attention_rows")
+        }
+    }
+    fn rows_shared(self, heads: Heads) -> usize {
+        if self.wgmma.is_some() {
+            return 1024 + (self.rows() + self.stages * 2 * TOKENS) * heads.head_dim * 2;
+        }
+        (self.rows() + self.stages * 2 * TOKENS) * pitch(heads)
+    }
+    fn decode_shared(self, heads: Heads, stages: usize) -> usize {
+        (DECODE_ROWS + stages * 2 * TOKENS) * pitch(heads)
+    }
+}
+
+/// Definitions that all tensor-core kernels share.
+fn tile_defines(op: &Attention) -> String {
+    format!(
+        "HEAD_DIM={} GROUP={} SOFTCAP={} WINDOW={}",
+        op.heads.head_dim,
+        op.heads.heads / op.heads.kv_heads,
+        u8::from(op.softcap.is_some()),
+        u8::from(op.window.is_some()),
+    )
+}
+
+fn simple_defines(op: &Attention, dtype: DType, paged: bool) -> String {
+    let element = if dtype == DType::F32 { "float" } else { "bf16" };
+    let group = op.heads.heads / op.heads.kv_heads;
+    format!("ELEMENT={element} HEAD_DIM={} GROUP={group} PAGED={}", op.heads.head_dim, u8::from(paged))
+}
+
+/// A window that fits the kernels' arithmetic; no sequence is longer.
+fn window(op: &Attention) -> i32 {
+    op.window.map_or(0, |w| w.min(1 << 30) as i32)
+}
+
+/// Heads, then how a dot product becomes a score in units of log 2: its factor, what multiplies a cap's tanh, window.
+fn tile_scoring(op: &Attention) -> [Arg; 5] {
+    let log2_e = std::f32::consts::LOG2_E;
+    let (scale, cap) = match op.softcap {
+        None => (op.scale * log2_e, 0.0),
+        Some(cap) => (op.scale / cap, cap * log2_e),
+    };
+    args![op.heads.heads as u32, op.heads.kv_heads as u32, scale, cap, window(op)]
+}
+
+/// The same for attention/simple.cu: the factor itself, the cap or 0, the window or 0.
+fn simple_scoring(op: &Attention) -> [Arg; 5] {
+    let (heads, kv_heads) = (op.heads.heads as u32, op.heads.kv_heads as u32);
+    args![heads, kv_heads, op.scale, op.softcap.unwrap_or(0.0), window(op)]
+}
+
+fn check_shape(op: &Attention, dtype: DType) {
+    assert!(op.heads.heads.is_multiple_of(op.heads.kv_heads) && op.window != Some(0));
+    assert_ne!(dtype, DType::U32);
+}
+
+impl AttentionOps for Cuda {
+    fn attention(
+        &self,
+        op: Attention,
+        qkv: &Buffer,
+        segments: &Segments,
+        out: &mut Buffer,
+        lse: &mut Buffer,
+    ) -> Result<()> {
+        shapes::attention(self, &op, qkv, segments, [out, lse])?;
+        let (heads, tokens) = (op.heads, segments.rows());
+        check_shape(&op, qkv.dtype());
+        assert!(qkv.len() == tokens * heads.qkv_width() && lse.len() == tokens * heads.heads);
+        assert!(out.len() == tokens * heads.out_width() && out.dtype() == qkv.dtype());
+        let unit = Unit::Rows { group: heads.heads / heads.kv_heads };
+        let (none, shape) = (0u64, Shape::of(self, heads, qkv.dtype()));
+        let step = shape.map_or(SIMPLE.1, Shape::rows);
+        let list = tables::packed(self, segments, unit, step)?;
+        let mut arguments = args![qkv, none, none, &list.memory, out, lse].to_vec();
+        let blocks = list.len * heads.kv_heads;
+        let Some(shape) = shape else {
+            arguments.extend(simple_scoring(&op));
+            let defines = simple_defines(&op, qkv.dtype(), false);
+            let grid = Grid::new(blocks, SIMPLE.0);
+            return self.launch_variant("attention_simple", &defines, "simple_rows", grid, &arguments);
+        };
+        arguments.extend(tile_scoring(&op));
+        let grid = Grid::new(blocks, shape.threads()).with_shared(shape.rows_shared(heads));
+        let (source, kernel) = shape.kernel();
+        self.launch_variant(source, &defines(&op, shape, false), kernel, grid, &arguments)
+    }
+    fn attention_backward(
+        &self,
+        op: Attention,
+        qkv: &Buffer,
+        out: &Buffer,
+        lse: &Buffer,
+        dout: &Buffer,
+        segments: &Segments,
+        dqkv: &mut Buffer,
+    ) -> Result<()> {
+        shapes::attention_backward(self, &op, qkv, [out, lse, dout], segments, dqkv)?;
+        attention_backward(self, op, qkv, out, lse, dout, segments, dqkv)
+    }
+}
+
+impl CacheOps for Cuda {
+    fn cache_write(&self, heads: Heads, qkv: &Buffer, rows: &PagedRows, cache: &mut Buffer) -> Result<()> {
+        shapes::cache_write(self, heads, qkv, rows, cache)?;
+        let lists = lists(self, heads, qkv, rows, cache)?;
+        let size = qkv.dtype().size();
+        let unit = if (heads.head_dim * size).is_multiple_of(16) { 16 } else { size };
+        let per = |elements: usize| (elements * size / unit) as u32;
+        let (width, head) = (per(heads.qkv_width()), per(heads.head_dim));
+        let threads = lists.rows * 2 * heads.kv_heads * head as usize;
+        let (rows, kv_heads) = (lists.rows as u32, heads.kv_heads as u32);
+        let arguments = args![qkv, &lists.slots, cache, rows, width, kv_heads, head];
+        self.launch_flat("attention_cache", &format!("cache_write_{unit}"), threads, &arguments)
+    }
+    fn cache_copies(&self, heads: Heads, pairs: &[(u32, u32)], layers: &mut [Buffer]) -> Result<()> {
+        shapes::cache_copies(self, heads, pairs, layers)?;
+        let Some(first) = layers.first() else { return Ok(()) };
+        let bytes = block_len(heads) * first.dtype().size();
+        assert!(layers.iter().all(|l| l.len() == first.len() && l.dtype() == first.dtype()));
+        assert!(pairs.iter().all(|&(a, b)| (a.max(b) as usize + 1) * block_len(heads) <= first.len()));
+        // Where layers are, then the pairs.
+        let words =
+            layers.iter().map(ptr).chain(pairs.iter().map(|&(a, b)| u64::from(a) | u64::from(b) << 32));
+        let table = self.uploaded(&words.collect::<Vec<u64>>())?;
+        let at = table.ptr() + (layers.len() * 8) as u64;
+        let arguments = args![&table, at, (bytes / 16) as u32];
+        self.launch(
+            "attention_cache",
+            "cache_copies",
+            Grid::plane(pairs.len(), layers.len(), 256),
+            &arguments,
+        )
+    }
+    fn attention_paged(
+        &self,
+        op: Attention,
+        qkv: &Buffer,
+        rows: &PagedRows,
+        cache: &Buffer,
+        out: &mut Buffer,
+    ) -> Result<()> {
+        shapes::attention_paged(self, &op, qkv, rows, cache, out)?;
+        let heads = op.heads;
+        check_shape(&op, qkv.dtype());
+        let lists = lists(self, heads, qkv, rows, cache)?;
+        assert!(out.len() == lists.rows * heads.out_width() && out.dtype() == qkv.dtype());
+        let no_lse = 0u64;
+        let Some(shape) = Shape::of(self, heads, qkv.dtype()) else {
+            let mut arguments = args![qkv, cache, &lists.blocks, &lists.many.memory, out, no_lse].to_vec();
+            arguments.extend(simple_scoring(&op));
+            let grid = Grid::new(lists.many.len * heads.kv_heads, SIMPLE.0);
+            let defines = simple_defines(&op, qkv.dtype(), true);
+            return self.launch_variant("attention_simple", &defines, "simple_rows", grid, &arguments);
+        };
+        let defines = defines(&op, shape, true);
+        let (source, kernel) = shape.kernel();
+        if lists.many.len > 0 {
+            let mut arguments =
+                args![qkv, cache, &lists.blocks, &lists.many.memory, &mut *out, no_lse].to_vec();
+            arguments.extend(tile_scoring(&op));
+            let grid = Grid::new(lists.many.len * heads.kv_heads, shape.threads());
+            let grid = grid.with_shared(shape.rows_shared(heads));
+            self.launch_variant(source, &defines, kernel, grid, &arguments)?;
+        }
+        let mut arguments = args![qkv, cache, &lists.blocks, &lists.decode.memory, out].to_vec();
+        arguments.extend(tile_scoring(&op));
+        // Several blocks of attention_decode shall fit into a processor at once; where there is not even one for each, the other.
+        let blocks = lists.decode.len * heads.kv_heads;
+        let (kernel, threads, stages) = match shape.parallel {
+            Some(tiles) if blocks <= self.card.processors as usize => {
+                ("attention_decode_parallel", 128 * tiles, tiles)
+            }
+            _ => ("attention_decode", 128, 2),
+        };
+        let grid = Grid::new(blocks, threads as u32).with_shared(shape.decode_shared(heads, stages)).early();
+        self.launch_variant(source, &defines, kernel, grid, &arguments)
+    }
+}
+
+fn defines(op: &Attention, shape: Shape, paged: bool) -> String {
+    let Shape { warps, tall, stages, parallel, wgmma } = shape;
+    let parallel = parallel.map_or(String::new(), |tiles| format!(" TILES={tiles}"));
+    let wgmma = wgmma.map_or(String::new(), |w| format!(" WGMMA_WARPS={w}"));
+    format!(
+        "{} PAGED={} WARPS={warps} TALL={tall} STAGES={stages}{parallel}{wgmma}",
+        tile_defines(op),
+        u8::from(paged)
+    )
+}
+
+pub(crate) fn block_len(heads: Heads) -> usize {
+    2 * heads.kv_heads * heads.head_dim * TOKENS
+}
+
+/// The lists for these rows; those of `cache_write` and `attention_paged` are the same.
+fn lists(
+    cuda: &Cuda,
+    heads: Heads,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &Buffer,
+) -> Result<std::sync::Arc<tables::Paged>> {
+    assert!(qkv.len().is_multiple_of(heads.qkv_width()) && cache.dtype() == qkv.dtype());
+    let shape = Shape::of(cuda, heads, qkv.dtype());
+    let step = shape.map_or(SIMPLE.1, Shape::rows);
+    let group = heads.heads / heads.kv_heads;
+    let lists = tables::paged(cuda, rows, group, step, shape.is_some(), qkv.len() / heads.qkv_width())?;
+    assert!(lists.needed * block_len(heads) <= cache.len(), "no such cache block");
+    Ok(lists)
+}
+
+/// Where the rows go in the cache, in tokens; `u32::MAX` is nowhere.
+pub(crate) fn slots(
+    cuda: &Cuda,
+    heads: Heads,
+    qkv: &Buffer,
+    rows: &PagedRows,
+    cache: &Buffer,
+) -> Result<std::sync::Arc<crate::cuda::memory::Memory>> {
+    Ok(lists(cuda, heads, qkv, rows, cache)?.slots.clone())
+}

@@ -1,0 +1,445 @@
+//! Linear layers of a few rows, with what comes before and after them: decoding one or a few sequences.
+//!
+//! In exact mode a product is served where its sums are, bit for bit, those of the library for many rows; that is tried
+//! once for each shape, on operands of which another order of additions would show (`rows`). Elsewhere the operations are
+//! done one by one (`composed`).
+
+use crate::backend::{Activation, Affine, DecodeOps, Heads, Normed, PagedRows, Turns};
+use crate::buffer::{Buffer, DType};
+use crate::composed;
+use crate::cuda::attention::rotary::check_positions;
+use crate::cuda::context::Cuda;
+use crate::cuda::gemm::linear::form;
+use crate::cuda::gemm::rows::agreeing;
+use crate::cuda::launch::{Arg, Grid, args};
+use crate::cuda::memory::{f32_ptr, ptr};
+use crate::cuda::norm::offset;
+use crate::error::Result;
+use crate::shapes;
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// Rows at most, and features of a tile at least: half of an operand of a tensor core.
+const ROWS: usize = 8;
+const TILE: usize = 8;
+/// Rows up to which one kernel is faster than several with the library's products: measured on an H200.
+pub const WORTH: usize = 4;
+/// Threads of a block of decode/gemm.cu.
+const THREADS: u32 = 128;
+/// Shared memory of a block besides what it asks for.
+const RESERVED: usize = 2048;
+/// The widest row that is normed on the way.
+const WIDEST: usize = 8192;
+/// Features of a warp's tile of the ring, and bytes of its stages: half of a processor's shared memory, so that the next
+/// kernel's first stages are asked for while this one ends.
+const RING_TILE: usize = 16;
+const RING_BYTES: usize = 96 << 10;
+
+/// One set of definitions of each kind that matters, for tests.
+pub const VARIANTS: &[&str] = &[
+    "FOURS=1 RING=0",
+    "FOURS=8 RING=0",
+    "FOURS=7 RING=6 COLUMNS=256 WARPS=2",
+    "FOURS=7 RING=8 COLUMNS=128 WARPS=3",
+    "FOURS=16 RING=6 COLUMNS=128 WARPS=4",
+    "FOURS=1 RING=12 COLUMNS=256 WARPS=1",
+];
+
+/// What is known of shapes (n, k) without and with a bias, resident and streamed: up to how many rows the kernel serves.
+pub type Known = Mutex<HashMap<(usize, usize, bool, bool), usize>>;
+
+/// A product of `rows` rows and what becomes of it, as the kernels are told.
+struct DecodeGemm<'a> {
+    layer: Affine<'a>,
+    rows: usize,
+    /// Features of a tile: those that a warp has at the end.
+    features: usize,
+    /// Vectors of a norm: its weight, and its bias.
+    norm: usize,
+}
+
+/// How a block gets its weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Plan {
+    /// All of them are in shared memory at once; a block has that many tiles.
+    Resident { tiles: usize },
+    /// k streams through a ring of stages (decode/ring.cu); a group of features has that many tiles of 16.
+    Ring { warps: usize, columns: usize, stages: usize },
+}
+
+/// What a plan depends on.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    rows: usize,
+    n: usize,
+    k: usize,
+    /// Features of a warp's tile in the resident kernel.
+    features: usize,
+    /// Vectors of a norm: its weight, and its bias.
+    norm: usize,
+}
+
+/// What of a card it depends on.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    processors: usize,
+    shared: usize,
+    hopper: bool,
+}
+
+impl Room {
+    fn of(cuda: &Cuda) -> Self {
+        let card = &cuda.card;
+        let hopper = card.capability == (9, 0);
+        Room { processors: card.processors as usize, shared: card.shared, hopper }
+    }
+}
+
+impl Shape {
+    /// Which kernel serves the shape, if one does.
+    fn plan(&self, card: Room) -> Option<Plan> {
+        if !(1..=ROWS).contains(&self.rows) || !self.k.is_multiple_of(128) {
+            return None;
+        }
+        let fits = |plan: &Plan| self.shared(*plan) + RESERVED <= card.shared;
+        let resident = Plan::Resident { tiles: self.tiles(card) };
+        if self.n.is_multiple_of(self.features) && fits(&resident) {
+            return Some(resident);
+        }
+        (card.hopper && self.n.is_multiple_of(RING_TILE)).then(|| self.ring(card)).filter(fits)
+    }
+
+    /// Tiles of features that a block has: one if that keeps all processors busy, else three if all blocks are in the
+    /// processors at once then, else two.
+    fn tiles(&self, card: Room) -> usize {
+        let all = self.n / self.features;
+        if all <= 2 * card.processors || self.features == TILE {
+            return 1;
+        }
+        let at_once = card.shared / (self.shared(Plan::Resident { tiles: 3 }) + RESERVED) * card.processors;
+        if all.div_ceil(3) <= at_once { 3 } else { 2 }
+    }
+
+    /// Groups of as many tiles as keep the last round of blocks full, stages of 8 to 16 KiB, [`RING_BYTES`] of them.
+    fn ring(&self, card: Room) -> Plan {
+        let all = self.n / RING_TILE;
+        let time = |warps: usize| all.div_ceil(warps).div_ceil(card.processors) * warps;
+        let warps = (1..=4).rev().min_by_key(|&w| time(w)).unwrap_or(4);
+        let columns = if warps <= 2 && self.k.is_multiple_of(256) { 256 } else { 128 };
+        let stages = (RING_BYTES / (warps * RING_TILE * columns * 2)).min(self.k / columns + 2);
+        Plan::Ring { warps, columns, stages }
+    }
+
+    /// Bytes of shared memory of a block: its weights, the rows and the parameters of a norm. Hopper's products read the
+    /// weights of 64 features, and eight rows, whatever is there.
+    fn shared(&self, plan: Plan) -> usize {
+        let norm = self.norm * 4 * self.k;
+        let behind = |features: usize| if features > TILE { (64 - features) * 128 } else { 0 };
+        match plan {
+            Plan::Resident { tiles } => {
+                let features = tiles * self.features;
+                let rows = self.rows * (self.k + 8) * 2;
+                features * (self.k + 8) * 2 + (ROWS * 16 + rows + norm).max(behind(features))
+            }
+            Plan::Ring { warps, columns, stages } => {
+                let features = warps * RING_TILE;
+                let rows = if self.norm > 0 { self.k } else { stages * columns } * self.rows * 2;
+                stages * features * columns * 2 + (ROWS * 16 + rows + norm).max(behind(features))
+            }
+        }
+    }
+}
+
+impl DecodeGemm<'_> {
+    fn shape(&self) -> Shape {
+        let w = self.layer.weight;
+        Shape { rows: self.rows, n: w.n, k: w.k, features: self.features, norm: self.norm }
+    }
+
+    fn plan(&self, cuda: &Cuda) -> Option<Plan> {
+        self.shape().plan(Room::of(cuda)).filter(|_| self.layer.weight.dtype == DType::Bf16)
+    }
+
+    /// The ring, also where weights would fit.
+    fn streamed(&self, cuda: &Cuda) -> Option<Plan> {
+        let (shape, room) = (self.shape(), Room::of(cuda));
+        let plan = shape.ring(room);
+        (shape.shared(plan) + RESERVED <= room.shared).then_some(plan)
+    }
+
+    fn launch(
+        &self,
+        cuda: &Cuda,
+        plan: Plan,
+        kernel: &str,
+        weights: u64,
+        out: u64,
+        before: [Arg; 6],
+        turns: [Arg; 8],
+        gelu: bool,
+    ) -> Result<()> {
+        let w = self.layer.weight;
+        // Fours of a normed row that a thread has.
+        let fours = if self.norm > 0 { w.k.div_ceil(4 * THREADS as usize) } else { 1 };
+        let (blocks, warps, defines) = match plan {
+            Plan::Resident { tiles } => {
+                ((w.n / self.features).div_ceil(tiles), tiles, format!("FOURS={fours} RING=0"))
+            }
+            Plan::Ring { warps, columns, stages } => {
+                let groups = (w.n / RING_TILE).div_ceil(warps);
+                let defines = format!("FOURS={fours} RING={stages} COLUMNS={columns} WARPS={warps}");
+                (groups.min(cuda.card.processors as usize), warps, defines)
+            }
+        };
+        let mut all = args![weights, self.layer.bias, out].to_vec();
+        all.extend(before);
+        all.extend(turns);
+        all.extend(args![gelu, self.rows as u32, w.n as u32, w.k as u32, warps as u32]);
+        let grid = Grid::new(blocks, THREADS).with_shared(self.shape().shared(plan)).early();
+        cuda.launch_variant("decode_gemm", &defines, kernel, grid, &all)
+    }
+}
+
+/// Rows of `x` as they are.
+fn as_it_is(x: u64) -> [Arg; 6] {
+    args![x, 0u64, 0u64, 0f32, 0f32, 0u32]
+}
+
+/// Rows of the residual stream, normed.
+fn normed(norm: Normed<'_>, x: &Buffer) -> [Arg; 6] {
+    let Normed { op, weight, bias } = norm;
+    args![f32_ptr(x), f32_ptr(weight), bias, offset(op), op.eps, u32::from(op.centred)]
+}
+
+/// Nothing is turned.
+fn still() -> [Arg; 8] {
+    args![0u64, 0u64, 0u64, 0u64, 0u64, 0u32, 0u32, 0u32]
+}
+
+/// Whether the kernel's sums are the library's; tried once for each shape.
+fn serves(cuda: &Cuda, gemm: &DecodeGemm<'_>) -> Result<Option<Plan>> {
+    let Some(plan) = gemm.plan(cuda) else { return Ok(None) };
+    // Where no bits are promised these are as good as any, and sooner there.
+    if !cuda.exact() {
+        return Ok(Some(plan));
+    }
+    let (w, biased, ring) = (gemm.layer.weight, gemm.layer.bias.is_some(), matches!(plan, Plan::Ring { .. }));
+    let key = (w.n, w.k, biased, ring);
+    let known = cuda.decode_gemms.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
+    if let Some(rows) = known {
+        return Ok((gemm.rows <= rows).then_some(plan));
+    }
+    // Sums that a bias is added to are not rounded before; others are.
+    let out = if biased { DType::F32 } else { DType::Bf16 };
+    let rows = agreeing(cuda, [w.n, w.k], out, ROWS, |rows, x, weights, to| {
+        let trial = DecodeGemm { layer: Affine { weight: w, bias: None }, rows, features: TILE, norm: 0 };
+        // By the kernel that is asked for: resident or not is a matter of the norm's room too.
+        let plan = if ring { trial.streamed(cuda) } else { trial.plan(cuda) };
+        let Some(plan) = plan else { return Ok(false) };
+        trial.launch(cuda, plan, "decode_gemm_sums", weights, to, as_it_is(x), still(), false).map(|()| true)
+    })?;
+    cuda.profile
+        .note(|| format!("few rows of {}x{}: the library's sums up to {rows} of {ROWS} rows", w.n, w.k));
+    cuda.decode_gemms.lock().unwrap_or_else(|e| e.into_inner()).insert(key, rows);
+    Ok((gemm.rows <= rows).then_some(plan))
+}
+
+/// Vectors of a norm.
+fn vectors(norm: Normed<'_>) -> usize {
+    1 + usize::from(norm.bias.is_some())
+}
+
+/// Whether rows of the residual stream can be normed on the way.
+fn norms(norm: Normed<'_>, x: &Buffer) -> bool {
+    x.dtype() == DType::F32 && norm.op.width.is_multiple_of(4) && norm.op.width <= WIDEST
+}
+
+/// See [`DecodeOps::normed_qkv`](crate::backend::DecodeOps::normed_qkv); `false` where it has to be done one by one.
+pub fn normed_qkv(
+    cuda: &Cuda,
+    norm: Normed<'_>,
+    x: &Buffer,
+    layer: Affine<'_>,
+    heads: Heads,
+    turns: Option<Turns<'_>>,
+    rows: &PagedRows,
+    cache: &mut Buffer,
+    qkv: &mut Buffer,
+) -> Result<bool> {
+    let gemm = DecodeGemm { layer, rows: x.len() / norm.op.width, features: 2 * TILE, norm: vectors(norm) };
+    let Some(turns) = turns.filter(|t| t.dim == heads.head_dim && t.dim.is_multiple_of(16)) else {
+        return Ok(false);
+    };
+    let whole = layer.weight.n == heads.qkv_width() && qkv.dtype() == DType::Bf16;
+    if !whole || !norms(norm, x) {
+        return Ok(false);
+    }
+    let Some(plan) = serves(cuda, &gemm)? else { return Ok(false) };
+    assert_eq!(qkv.len(), gemm.rows * heads.qkv_width());
+    check_positions(&turns, gemm.rows);
+    let slots = crate::cuda::attention::slots(cuda, heads, qkv, rows, cache)?;
+    let turned = args![
+        f32_ptr(turns.cos),
+        f32_ptr(turns.sin),
+        turns.positions,
+        &slots,
+        &*cache,
+        heads.heads as u32,
+        heads.kv_heads as u32,
+        heads.head_dim as u32
+    ];
+    gemm.launch(
+        cuda,
+        plan,
+        "decode_gemm_rope",
+        form(layer.weight),
+        ptr(qkv),
+        normed(norm, x),
+        turned,
+        false,
+    )?;
+    Ok(true)
+}
+
+/// See [`DecodeOps::linear_add`](crate::backend::DecodeOps::linear_add); `false` where it has to be done one by one.
+pub fn linear_add(cuda: &Cuda, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<bool> {
+    let gemm = DecodeGemm { layer, rows: x.len() / layer.weight.k, features: TILE, norm: 0 };
+    if x.dtype() != DType::Bf16 {
+        return Ok(false);
+    }
+    let Some(plan) = serves(cuda, &gemm)? else { return Ok(false) };
+    assert_eq!(to.len(), gemm.rows * layer.weight.n);
+    gemm.launch(
+        cuda,
+        plan,
+        "decode_gemm_add",
+        form(layer.weight),
+        f32_ptr(to),
+        as_it_is(ptr(x)),
+        still(),
+        false,
+    )?;
+    Ok(true)
+}
+
+/// See [`DecodeOps::normed_activation`](crate::backend::DecodeOps::normed_activation); `false` where it has to be done one by one.
+pub fn normed_activation(
+    cuda: &Cuda,
+    norm: Normed<'_>,
+    x: &Buffer,
+    layer: Affine<'_>,
+    op: Activation,
+    y: &mut Buffer,
+) -> Result<bool> {
+    let gemm = DecodeGemm { layer, rows: x.len() / norm.op.width, features: 2 * TILE, norm: vectors(norm) };
+    let served = op != Activation::Gelu && y.dtype() == DType::Bf16 && norms(norm, x);
+    if !served {
+        return Ok(false);
+    }
+    let Some(plan) = serves(cuda, &gemm)? else { return Ok(false) };
+    assert_eq!(y.len(), gemm.rows * layer.weight.n / 2);
+    let gelu = op == Activation::GeluGated;
+    gemm.launch(cuda, plan, "decode_gemm_gated", form(layer.weight), ptr(y), normed(norm, x), still(), gelu)?;
+    Ok(true)
+}
+
+impl DecodeOps for Cuda {
+    fn few_rows(&self, widest: usize) -> usize {
+        let down = Shape { rows: ROWS, n: widest, k: widest, features: TILE, norm: 0 };
+        if matches!(down.plan(Room::of(self)), Some(Plan::Ring { .. })) { ROWS } else { WORTH }
+    }
+    fn normed_qkv(
+        &self,
+        norm: Normed<'_>,
+        x: &Buffer,
+        layer: Affine<'_>,
+        heads: Heads,
+        turns: Option<Turns<'_>>,
+        rows: &PagedRows,
+        cache: &mut Buffer,
+        qkv: &mut Buffer,
+    ) -> Result<()> {
+        shapes::normed_qkv(self, norm, x, layer, heads, turns, (rows, cache), qkv)?;
+        match normed_qkv(self, norm, x, layer, heads, turns, rows, cache, qkv)? {
+            true => Ok(()),
+            false => composed::normed_qkv(self, norm, x, layer, heads, turns, rows, cache, qkv),
+        }
+    }
+    fn linear_add(&self, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<()> {
+        shapes::linear_add(self, x, layer, to)?;
+        match linear_add(self, x, layer, to)? {
+            true => Ok(()),
+            false => composed::linear_add(self, x, layer, to),
+        }
+    }
+    fn normed_activation(
+        &self,
+        norm: Normed<'_>,
+        x: &Buffer,
+        layer: Affine<'_>,
+        op: Activation,
+        y: &mut Buffer,
+    ) -> Result<()> {
+        shapes::normed_activation(self, norm, x, layer, op, y)?;
+        match normed_activation(self, norm, x, layer, op, y)? {
+            true => Ok(()),
+            false => composed::normed_activation(self, norm, x, layer, op, y),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: Room = Room { processors: 132, shared: 232_448, hopper: true };
+
+    /// Hidden width, qkv width, feed-forward width of published models, 0.1B to 32B.
+    const MODELS: &[(&str, usize, usize, usize)] = &[
+        ("SmolLM2 135M", 576, 960, 1536),
+        ("Qwen2.5 0.5B", 896, 1152, 4864),
+        ("Llama 3.2 1B", 2048, 3072, 8192),
+        ("Qwen2.5 1.5B", 1536, 2048, 8960),
+        ("Qwen2.5 3B", 2048, 2560, 11008),
+        ("Llama 3.2 3B", 3072, 5120, 8192),
+        ("Qwen2.5 7B", 3584, 4608, 18944),
+        ("Llama 3.1 8B", 4096, 6144, 14336),
+        ("Mistral 7B", 4096, 6144, 14336),
+        ("Qwen2.5 14B", 5120, 7168, 13824),
+        ("Qwen2.5 32B", 5120, 7168, 27648),
+    ];
+
+    #[test]
+    fn every_published_shape_has_a_decode_kernel_on_hopper() {
+        for &(name, hidden, qkv, ffn) in MODELS {
+            for rows in 1..=WORTH {
+                let shape = |n, k, features, norm| Shape { rows, n, k, features, norm };
+                let layers = [
+                    shape(qkv, hidden, 2 * TILE, 1),
+                    shape(hidden, hidden, TILE, 0),
+                    shape(2 * ffn, hidden, 2 * TILE, 1),
+                    shape(hidden, ffn, TILE, 0),
+                ];
+                for layer in layers {
+                    let plan = layer.plan(H200);
+                    // 576 is no multiple of 128.
+                    assert!(plan.is_some() || !layer.k.is_multiple_of(128), "{name}: {layer:?}");
+                    if let Some(Plan::Ring { columns, stages, .. }) = plan {
+                        assert!(stages >= 4 && stages - 2 <= layer.k / columns, "{name}: {layer:?} {plan:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn weights_that_fit_stay_resident() {
+        let shape = |n, k, norm| Shape { rows: 1, n, k, features: if norm > 0 { 16 } else { 8 }, norm };
+        assert_eq!(shape(1152, 896, 1).plan(H200), Some(Plan::Resident { tiles: 1 }));
+        assert_eq!(shape(896, 4864, 0).plan(H200), Some(Plan::Resident { tiles: 1 }));
+        let down = shape(3584, 18944, 0).plan(H200);
+        assert_eq!(down, Some(Plan::Ring { warps: 2, columns: 256, stages: 6 }));
+        let older = Room { hopper: false, ..H200 };
+        assert_eq!(shape(3584, 18944, 0).plan(older), None);
+    }
+}

@@ -1,0 +1,164 @@
+// Linear layers of a few rows whose weights do not fit into shared memory: k streams through a ring of stages.
+//
+// The same chain of additions as decode/products.cu, so the same bits. One block a multiprocessor goes over groups of features;
+// the ring goes on from one group to the next, so that memory is never idle between them. What a block asks for before the
+// kernel before it has ended is the ring's first stages.
+//
+// Set by the launcher: RING, stages in shared memory; COLUMNS, elements of k of a stage; WARPS, tiles of 16 features of a
+// group. A group has at least AHEAD stages. Hopper only.
+
+#if RING && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+#define MINE (16 * WARPS)
+// Stages that are asked for ahead. Two more are being read by products.
+#define AHEAD (RING - 2)
+// 16-byte units of a feature's part of a stage, and copies of a thread.
+#define UNITS (COLUMNS / 8)
+#define COPIES (MINE * UNITS / THREADS)
+
+__device__ __forceinline__ void copy_stream(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+// The weights that a thread copies: unit threadIdx.x % UNITS of every (THREADS / UNITS)th feature of a group.
+template <int AFTER>
+struct Weights {
+    const bf16* from[COPIES];
+    __device__ __forceinline__ void group(const bf16* w, u32 group, u32 tiles, u32 n, u32 k, u32 dim) {
+#pragma unroll
+        for (int j = 0; j < COPIES; j++) {
+            const u32 i = threadIdx.x / UNITS + j * (THREADS / UNITS), tile = group * WARPS + i / 16;
+            // The last group may have tiles that are not there: the last one again, and no sum of it is stored.
+            const u32 f = feature<AFTER>(tile < tiles ? tile : tiles - 1, i % 16, n, dim);
+            from[j] = w + (u64)f * k + threadIdx.x % UNITS * 8;
+        }
+    }
+    __device__ __forceinline__ void copy(bf16* stage) {
+#pragma unroll
+        for (int j = 0; j < COPIES; j++) {
+            const u32 i = threadIdx.x / UNITS + j * (THREADS / UNITS), column = threadIdx.x % UNITS * 8;
+            copy_stream(stage + weight_place(i, column, MINE, 0), from[j]);
+            from[j] += COLUMNS;
+        }
+    }
+};
+
+// A stage's columns of x as it is.
+__device__ __forceinline__ void copy_x(bf16* stage, const bf16* x, u32 column, u32 rows, u32 k) {
+    for (u32 j = threadIdx.x; j < rows * UNITS; j += THREADS) {
+        const u32 row = j / UNITS, unit = j % UNITS;
+        copy16(stage + (unit * rows + row) * 8, x + (u64)row * k + column + unit * 8);
+    }
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int AFTER>
+__device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, const Before& before, const Turns& turns, bool gelu,
+                         u32 rows, u32 n, u32 k, u32) {
+    constexpr bool NORMED = AFTER >= GATED;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    bf16 *weights = (bf16*)shared, *xs = weights + RING * MINE * COLUMNS;
+    float *norm_weight = (float*)(xs + (u64)rows * k), *norm_bias = norm_weight + k;
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, row = lane / 4;
+    const u32 tiles = n / 16, groups = (tiles + WARPS - 1) / WARPS, stages = k / COLUMNS;
+    const u32 own = blockIdx.x < groups ? (groups - blockIdx.x + gridDim.x - 1) / gridDim.x : 0, total = own * stages;
+    let_next_start();
+
+    if constexpr (NORMED) {
+        for (u32 i = 4 * threadIdx.x; i < k; i += 4 * THREADS) {
+            copy16(norm_weight + i, before.weight + i);
+            if (before.bias) copy16(norm_bias + i, before.bias + i);
+        }
+        commit_copies();
+    }
+    // Where copies are: a group, its stage, and the ring's slot.
+    Weights<AFTER> source;
+    u32 group = blockIdx.x, stage = 0, slot = 0, asked = 0;
+    source.group(w, min(group, groups - 1), tiles, n, k, turns.dim);
+    const bf16* x = (const bf16*)before.x;
+#pragma unroll 1
+    for (; asked < AHEAD && asked < total; asked++) {
+        source.copy(weights + asked * MINE * COLUMNS);
+        if constexpr (NORMED) commit_copies();
+    }
+    const u32 first = asked;
+    Parallel<2> beside = {};
+    u32 tile = group * WARPS + warp;
+    bool has_row = warp < WARPS && tile < tiles && row < rows;
+    if (has_row) fetch_early<AFTER>(beside, bias, turns, tile, row, n);
+    wait_for_earlier();
+
+    if (has_row) fetch_late<AFTER>(beside, out, tile, row, n);
+    if constexpr (NORMED) {
+        for (u32 i = first; i < AHEAD; i++) commit_copies(); // as many groups as if all had been asked for
+        asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD) : "memory");
+        u32 turn = 0;
+#pragma unroll 1
+        for (u32 r = 0; r < rows; r++)
+            norm_row(before, norm_weight, before.bias ? norm_bias : nullptr, xs, r, rows, k, turn);
+    } else {
+#pragma unroll 1
+        for (u32 i = 0; i < AHEAD; i++) {
+            if (i < first) copy_x(xs + i * rows * COLUMNS, x, i * COLUMNS, rows, k);
+            commit_copies();
+        }
+    }
+    stage = first, slot = first % RING;
+    if (stage == stages) stage = 0, group += gridDim.x;
+    if (stage == 0 && group < groups) source.group(w, group, tiles, n, k, turns.dim);
+
+    const u64 left = 1024ull >> 4 << 32 | 1ull << 62, right = (u64)rows << 16;
+    const u32 base = shared_address(weights), x_base = shared_address(xs);
+    float c[4];
+    u32 at = 0;
+#pragma unroll 1
+    for (u32 now = blockIdx.x; now < groups; now += gridDim.x) {
+#pragma unroll 1
+        for (u32 column = 0; column < k; column += COLUMNS) {
+            // This stage is there, for all threads; and nobody reads the slot any more that is asked for next.
+            asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            __syncthreads();
+            if (asked < total) {
+                source.copy(weights + slot * MINE * COLUMNS);
+                if constexpr (!NORMED) copy_x(xs + slot * rows * COLUMNS, x, stage * COLUMNS, rows, k);
+                asked++, slot = slot + 1 == RING ? 0 : slot + 1;
+                if (++stage == stages) {
+                    stage = 0, group += gridDim.x;
+                    if (group < groups) source.group(w, group, tiles, n, k, turns.dim);
+                }
+            }
+            commit_copies();
+            const u64 a = ((base + at * MINE * COLUMNS * 2) & 0x3ffff) >> 4 | left;
+            const u32 from = NORMED ? column / 8 * rows * 16 : at * rows * COLUMNS * 2;
+            const u64 b = ((x_base + from) & 0x3ffff) >> 4 | right;
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+            // The first product of a group writes the sums: zeros in their registers would have to wait for the last group's.
+            multiply(c, a, b, column);
+#pragma unroll
+            for (int j = 1; j < COLUMNS / 16; j++)
+                multiply(c, a + j / 4 * MINE * 8 + j % 4 * 2, b + j * 2 * rows, 1);
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+            at = at + 1 == RING ? 0 : at + 1;
+        }
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        float sum[2][2];
+        by_rows<2>(sum, c);
+        if (has_row) finish<AFTER>(sum, beside, bias, out, turns, gelu, tile, row, n);
+        tile += gridDim.x * WARPS, has_row = warp < WARPS && tile < tiles && row < rows;
+        if (has_row) {
+            fetch_early<AFTER>(beside, bias, turns, tile, row, n);
+            fetch_late<AFTER>(beside, out, tile, row, n);
+        }
+    }
+}
+
+#elif RING
+
+// Cards before Hopper are never asked.
+template <int AFTER>
+__device__ void decode_gemm_ring(const bf16*, const float*, void*, const Before&, const Turns&, bool, u32, u32, u32, u32) {}
+
+#endif

@@ -1,0 +1,212 @@
+//! Plain vectors: filling, conversion, sums and rows picked by number.
+
+use crate::backend::{MemoryOps, VectorOps};
+use crate::buffer::{Buffer, DType};
+use crate::cuda::context::{Cuda, check};
+use crate::cuda::launch::{Grid, args};
+use crate::cuda::memory::{self, Memory, element, index_buffer, kernel, letter, ptr};
+use crate::cuda::optim::split_master::{self, Whole};
+use crate::error::Result;
+use crate::narrow;
+use crate::shapes;
+use crate::usage::{Purpose, Report};
+use cudarc::driver::sys;
+
+/// Elements that `dot` adds up before the sums of such chunks are added in order.
+const DOT_CHUNK: usize = 4096;
+/// Rows whose columns are summed before the sums of such chunks are added in order.
+pub(crate) const CHUNK: usize = 128;
+
+/// Number of rows of `width` in `len` elements.
+pub(crate) fn row_count(len: usize, width: usize) -> usize {
+    assert!(width > 0 && len.is_multiple_of(width), "{len} elements are not rows of {width}");
+    len / width
+}
+
+impl MemoryOps for Cuda {
+    fn memory(&self) -> (usize, usize) {
+        self.arena.usage()
+    }
+    fn set_purpose(&self, purpose: Purpose) -> Purpose {
+        self.arena.set_purpose(purpose)
+    }
+    fn memory_report(&self) -> Option<Report> {
+        Some(self.arena.report())
+    }
+    fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        self.arena.buffer(dtype, len)
+    }
+    fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()> {
+        shapes::fill(self, dst)?;
+        self.bind()?;
+        let (at, n) = (ptr(dst), dst.len());
+        if n == 0 {
+            return Ok(());
+        }
+        // SAFETY: the buffer has `n` elements of that size.
+        let start = || unsafe {
+            check(
+                match dst.dtype() {
+                    DType::Bf16 => sys::cuMemsetD16Async(at, narrow(value), n, self.stream),
+                    _ => sys::cuMemsetD32Async(at, value.to_bits(), n, self.stream),
+                },
+                || format!("setting {n} elements"),
+            )
+        };
+        self.profile.time(self.stream, || "fill".into(), start)
+    }
+    fn write(&self, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()> {
+        shapes::write(self, dst, at, src.len())?;
+        assert!(at + src.len() <= dst.len());
+        if memory::split_parts(dst, at).is_some() {
+            return split_master::write(self, dst, at, src);
+        }
+        if dst.dtype() == DType::F32 {
+            return self.upload(element(dst, at), src);
+        }
+        let room = self.uploaded(src)?;
+        convert(self, (room.ptr(), DType::F32), (element(dst, at), dst.dtype()), src.len())
+    }
+    fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
+        shapes::read(self, src, at, dst.len())?;
+        assert!(at + dst.len() <= src.len());
+        if src.dtype() == DType::F32 {
+            return self.download(Whole::of(self, src, at, dst.len())?.ptr(), dst);
+        }
+        let mut bits = vec![0u16; dst.len()];
+        self.download(element(src, at), &mut bits)?;
+        dst.iter_mut().zip(bits).for_each(|(x, b)| *x = f32::from_bits(u32::from(b) << 16));
+        Ok(())
+    }
+    fn indices(&self, values: &[u32]) -> Result<Buffer> {
+        Ok(index_buffer(self.uploaded(values)?, values))
+    }
+    fn set_indices(&self, dst: &mut Buffer, values: &[u32]) -> Result<()> {
+        shapes::set_indices(self, dst, values.len())?;
+        memory::set_indices(self, dst, values)
+    }
+    fn copy(&self, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()> {
+        shapes::copy(self, (src, from), (dst, to), len)?;
+        assert!(from + len <= src.len() && to + len <= dst.len());
+        let source = Whole::of(self, src, from, len)?;
+        if memory::split_parts(dst, to).is_none() {
+            return convert(self, (source.ptr(), src.dtype()), (element(dst, to), dst.dtype()), len);
+        }
+        let room = if src.dtype() == DType::F32 { None } else { Some(self.arena.take(4 * len)?) };
+        if let Some(room) = &room {
+            convert(self, (source.ptr(), src.dtype()), (room.ptr(), DType::F32), len)?;
+        }
+        split_master::split(self, room.as_ref().map_or(source.ptr(), Memory::ptr), dst, to, len)
+    }
+}
+
+impl VectorOps for Cuda {
+    fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()> {
+        shapes::axpy(self, x, y)?;
+        assert_eq!(x.len(), y.len());
+        let n = x.len();
+        let (from, to) = (Whole::of(self, x, 0, n)?, Whole::of(self, y, 0, n)?);
+        let args = args![a, from.ptr(), to.ptr(), n];
+        self.launch_flat("vector", &kernel("axpy", &[x, y]), n.div_ceil(4), &args)?;
+        to.put_back(self, y, 0, n)
+    }
+    fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64> {
+        shapes::dot(self, x, y)?;
+        Ok(self.dots(&[(x, y)])?[0])
+    }
+    fn dots(&self, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
+        pairs.iter().try_for_each(|(x, y)| shapes::dot(self, x, y))?;
+        let mut starts = vec![0u64];
+        for (x, y) in pairs {
+            assert_eq!(x.len(), y.len());
+            starts.push(starts[starts.len() - 1] + x.len().div_ceil(DOT_CHUNK) as u64);
+        }
+        let chunks = starts[pairs.len()] as usize;
+        let (sums, totals) = (self.arena.take(chunks * 8)?, self.arena.take(8 * pairs.len())?);
+        let plain = |b: &Buffer| b.dtype() == DType::F32;
+        if pairs.iter().all(|(x, y)| plain(x) && plain(y)) {
+            let row = |((x, y), first): (&(&Buffer, &Buffer), &u64)| [ptr(x), ptr(y), x.len() as u64, *first];
+            let table = self.uploaded(&pairs.iter().zip(&starts).flat_map(row).collect::<Vec<u64>>())?;
+            let args = args![&table, pairs.len() as u32, &sums];
+            self.launch("vector", "dots", Grid::new(chunks, 256), &args)?;
+        } else {
+            for ((x, y), first) in pairs.iter().zip(&starts) {
+                let args = args![*x, *y, x.len(), sums.ptr() + 8 * first];
+                let grid = Grid::new(x.len().div_ceil(DOT_CHUNK), 256);
+                self.launch("vector", &kernel("dot", &[x, y]), grid, &args)?;
+            }
+        }
+        let starts = self.uploaded(&starts)?;
+        self.launch("vector", "add_up", Grid::new(pairs.len(), 1024), &args![&sums, &starts, &totals])?;
+        let mut results = vec![0f64; pairs.len()];
+        self.download(totals.ptr(), &mut results)?;
+        Ok(results)
+    }
+    fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
+        shapes::first_non_finite(self, x)?;
+        let found = self.uploaded(&[u64::MAX])?;
+        let blocks = x.len().div_ceil(256).min(16 * self.card.processors as usize);
+        let grid = Grid::new(blocks, 256);
+        let whole = Whole::of(self, x, 0, x.len())?;
+        self.launch("vector", &kernel("non_finite", &[x]), grid, &args![whole.ptr(), x.len(), &found])?;
+        let mut first = [0u64];
+        self.download(found.ptr(), &mut first)?;
+        Ok(Some(first[0] as usize).filter(|_| first[0] != u64::MAX))
+    }
+    fn gather_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+        shapes::gather_rows(self, src, rows, width, dst)?;
+        gather(self, src, ptr(rows), rows.len(), width, dst)
+    }
+    fn scatter_rows(&self, src: &Buffer, rows: &Buffer, width: usize, dst: &mut Buffer) -> Result<()> {
+        let from = shapes::scatter_rows(self, src, rows, width, dst)?;
+        let rows = self.uploaded(&from)?;
+        gather(self, src, rows.ptr(), from.len(), width, dst)
+    }
+}
+
+/// Copies `n` elements between addresses, converted where the types differ.
+pub(crate) fn convert(cuda: &Cuda, from: (u64, DType), to: (u64, DType), n: usize) -> Result<()> {
+    let name = format!("convert_{}{}", letter(from.1), letter(to.1));
+    cuda.launch("vector", &name, Grid::new(n.div_ceil(8 * 256), 256), &args![from.0, to.0, n])
+}
+
+fn gather(cuda: &Cuda, src: &Buffer, rows: u64, count: usize, width: usize, dst: &mut Buffer) -> Result<()> {
+    let grid = Grid::new(count, 128);
+    cuda.launch("vector", &kernel("gather", &[src, dst]), grid, &args![src, rows, width, &*dst])
+}
+
+/// Writes to `to`, or adds, the sums of the columns of `rows` rows at `x`, by a kernel of `vector.cu`.
+pub(crate) fn sum_columns(
+    cuda: &Cuda,
+    kernel: &str,
+    x: u64,
+    rows: usize,
+    width: usize,
+    to: u64,
+    add: bool,
+) -> Result<()> {
+    let chunks = rows.div_ceil(CHUNK);
+    let sums = cuda.arena.take(chunks * width * 4)?;
+    let columns = if width.is_multiple_of(4) { 4 * 64 } else { 64 };
+    let grid = Grid::plane(width.div_ceil(columns), chunks, 64);
+    let args = args![x, rows as u32, width as u32, CHUNK as u32, &sums];
+    cuda.launch("vector", kernel, grid, &args)?;
+    add_chunks(cuda, sums.ptr(), width, chunks, width, to, add)
+}
+
+/// Writes the sum of `chunks` sums of `width`, `stride` apart, to `to`, or adds it in one addition.
+pub(crate) fn add_chunks(
+    cuda: &Cuda,
+    sums: u64,
+    stride: usize,
+    chunks: usize,
+    width: usize,
+    to: u64,
+    add: bool,
+) -> Result<()> {
+    let args = args![sums, stride as u32, chunks as u32, width as u32, to, add];
+    if chunks > 16 {
+        return cuda.launch("vector", "add_many_chunks", Grid::new(width.div_ceil(32), 256).early(), &args);
+    }
+    cuda.launch("vector", "add_chunks", Grid::new(width.div_ceil(256), 256).early(), &args)
+}

@@ -1,0 +1,251 @@
+//! Linear layers: the derived form of a weight, and the three products of forward and backward.
+
+use crate::backend::{LinearOps, MemoryOps};
+use crate::buffer::{Buffer, DType, Weight};
+use crate::cuda::context::Cuda;
+use crate::cuda::elementwise::vector::{add_chunks, convert, sum_columns};
+use crate::cuda::gemm::Gemm;
+use crate::cuda::gemm::rows::{Rows, rows};
+use crate::cuda::gemm::stream;
+use crate::cuda::launch::{Grid, args};
+use crate::cuda::memory::{Arena, Memory, f32_ptr, kernel, letter, ptr};
+use crate::cuda::optim::split_master::{self, Whole};
+use crate::error::Result;
+use crate::shapes;
+use std::sync::Arc;
+
+/// A weight as products read it: `[n, k]`, row-major, in the compute type.
+pub(crate) struct Form(pub(crate) Arc<Memory>);
+
+/// The address of a weight's `[n, k]` elements in its compute type.
+pub fn form(w: &Weight) -> u64 {
+    w.data().downcast_ref::<Form>().expect("a weight of the CUDA backend").0.ptr()
+}
+
+/// Whether a weight is of this arena, with room for what its shape implies.
+pub(crate) fn holds(arena: &Arena, w: &Weight) -> bool {
+    let form = w.data().downcast_ref::<Form>();
+    w.dtype != DType::U32 && form.is_some_and(|f| f.0.is_room(arena, w.n * w.k, w.dtype.size()))
+}
+
+impl LinearOps for Cuda {
+    // One form serves forward and backward.
+    fn weight(&self, n: usize, k: usize, dtype: DType, _backward: bool) -> Result<Weight> {
+        shapes::weight(self, n, k, dtype)?;
+        let memory = self.arena.take(n * k * dtype.size())?;
+        Ok(Weight::new(n, k, dtype, Box::new(Form(Arc::new(memory)))))
+    }
+    fn master(&self, weight: &Weight) -> Result<Option<Buffer>> {
+        shapes::master(self, weight)?;
+        split_master::master(self, weight)
+    }
+    fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()> {
+        shapes::load_weight(self, master, weight)?;
+        assert_eq!(master.len(), weight.n * weight.k);
+        if split_master::is_of(master, weight) {
+            return Ok(());
+        }
+        let whole = Whole::of(self, master, 0, master.len())?;
+        convert(self, (whole.ptr(), DType::F32), (form(weight), weight.dtype), master.len())
+    }
+    fn linear(&self, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()> {
+        shapes::linear(self, x, w, bias, y)?;
+        assert!(x.dtype() == w.dtype && y.len() == x.len() / w.k * w.n);
+        assert!(bias.is_none_or(|b| b.dtype() == DType::F32 && b.len() == w.n));
+        let sizes = [x.len() / w.k, w.n, w.k];
+        forward(self, sizes, ptr(x), form(w), w.dtype, bias, (ptr(y), y.dtype()))
+    }
+    fn linear_dx(&self, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()> {
+        shapes::linear_dx(self, dy, w, dx)?;
+        assert!(dy.dtype() == w.dtype && dx.len() == dy.len() / w.n * w.k);
+        let m = dy.len() / w.n;
+        input_gradient(self, [m, w.n, w.k], (ptr(dy), w.n), form(w), w.dtype, (ptr(dx), dx.dtype()))
+    }
+    fn linear_dw(
+        &self,
+        dy: &Buffer,
+        x: &Buffer,
+        tokens: usize,
+        add: bool,
+        dw: Option<&mut Buffer>,
+        dbias: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::linear_dw(self, dy, x, tokens, dw.as_deref(), dbias.as_deref())?;
+        assert_eq!(dy.dtype(), x.dtype());
+        if tokens == 0 {
+            return match add {
+                true => Ok(()),
+                false => dw.into_iter().chain(dbias).try_for_each(|d| self.fill(d, 0.0)),
+            };
+        }
+        let (n, k) = (dy.len() / tokens, x.len() / tokens);
+        if let Some(dw) = dw {
+            assert_eq!(dw.len(), n * k);
+            weight_gradient(self, [tokens, n, k], (ptr(dy), n), ptr(x), dy.dtype(), f32_ptr(dw), add)?;
+        }
+        if let Some(dbias) = dbias {
+            assert_eq!(dbias.len(), n);
+            sum_columns(self, &kernel("column_sums", &[dy]), ptr(dy), tokens, n, f32_ptr(dbias), add)?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether tensor cores serve a product of these inner sizes: rows must start at multiples of 16 bytes.
+fn whole(sizes: [usize; 2]) -> bool {
+    sizes.iter().all(|s| s % 8 == 0)
+}
+
+/// An operand of the plain kernel: address, and elements from one row and one column to the next.
+#[derive(Clone, Copy)]
+struct Operand(u64, usize, usize);
+
+/// `C[m, n] = A[m, k] · B[n, k]ᵀ`, by the plain kernel.
+fn plain(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    a: Operand,
+    b: Operand,
+    dtype: DType,
+    bias: Option<&Buffer>,
+    (c, out): (u64, DType),
+    add: bool,
+) -> Result<()> {
+    let name = format!("product_{}{}", letter(dtype), letter(out));
+    let grid = Grid::plane(n.div_ceil(64), m.div_ceil(64), 256);
+    let args = args![a.0, a.1, a.2, b.0, b.1, b.2, bias, c, m as u32, n as u32, k as u32, add];
+    cuda.launch("linear", &name, grid, &args)
+}
+
+/// `y[m, n] = x[m, k] · w[n, k]ᵀ`, every row the same bits whatever `m`. Addresses are of dense matrices.
+pub fn forward(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    x: u64,
+    w: u64,
+    dtype: DType,
+    bias: Option<&Buffer>,
+    (y, out): (u64, DType),
+) -> Result<()> {
+    // The sum must not be rounded before the bias is added; the library adds none of f32 to a result of bf16.
+    let sums = if bias.is_some() { DType::F32 } else { out };
+    let how = if dtype == DType::Bf16 && whole([n, k]) { rows(cuda, n, k, sums)? } else { Rows::Plain };
+    let library = |g: &Gemm| match &how {
+        Rows::Checked(checked) => cuda.products.gemm_checked(cuda, g, checked),
+        _ => cuda.products.gemm(cuda, g),
+    };
+    let product = |g: &Gemm| if stream::product(cuda, g, &library)? { Ok(()) } else { library(g) };
+    if matches!(how, Rows::Plain) {
+        let (x, w) = (Operand(x, k, 1), Operand(w, k, 1));
+        return plain(cuda, [m, n, k], x, w, dtype, bias, (y, out), false);
+    }
+    let Some(bias) = bias else {
+        return product(&Gemm::forward(m, n, k, x, w, y, out));
+    };
+    let room = if out == DType::F32 { None } else { Some(cuda.arena.take(m * n * 4)?) };
+    let at = room.as_ref().map_or(y, Memory::ptr);
+    product(&Gemm::forward(m, n, k, x, w, at, sums))?;
+    let name = format!("add_bias_{}", letter(out));
+    let threads = if n % 4 == 0 { m * n / 4 } else { m * n };
+    cuda.launch_flat("linear", &name, threads, &args![at, bias, y, m * n, n as u32])
+}
+
+/// `dx[m, k] = dy[m, n] · w[n, k]`; rows of `dy` are `ld` elements apart.
+fn input_gradient(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    (dy, ld): (u64, usize),
+    w: u64,
+    dtype: DType,
+    (dx, out): (u64, DType),
+) -> Result<()> {
+    if dtype == DType::Bf16 && whole([n, k]) {
+        let product = Gemm { lda: ld, ..Gemm::input_gradient(m, n, k, dy, w, dx, out) };
+        return cuda.products.gemm(cuda, &product);
+    }
+    plain(cuda, [m, k, n], Operand(dy, ld, 1), Operand(w, 1, k), dtype, None, (dx, out), false)
+}
+
+/// Into how many parts the sums of a product are cut where its tiles are too few for the card: parts are computed side by
+/// side and added in order. A function of the shape and the card alone.
+fn cuts(cuda: &Cuda, [m, n]: [usize; 2], possible: impl Fn(usize) -> bool) -> usize {
+    let (tiles, processors) = (m.div_ceil(128) * n.div_ceil(128), cuda.card.processors as usize);
+    if 2 * tiles >= 3 * processors {
+        return 1;
+    }
+    // Hundredths of the card's time that are used; a multiprocessor is busy only with two tiles at a time.
+    let used = |parts: usize| {
+        let hundredths = 100 * tiles * parts / (tiles * parts).next_multiple_of(processors);
+        if tiles * parts < 2 * processors { hundredths / 2 } else { hundredths }
+    };
+    let better = |best: usize, parts: usize| if used(parts) > used(best) + 4 { parts } else { best };
+    [2, 4, 8].into_iter().filter(|&parts| possible(parts)).fold(1, better)
+}
+
+/// The same for long sums, which may be cut.
+pub fn long_input_gradient(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    dy: (u64, usize),
+    w: u64,
+    dtype: DType,
+    to: (u64, DType),
+) -> Result<()> {
+    let parts = cuts(cuda, [m, k], |parts| n.is_multiple_of(8 * parts) && n / parts >= 4096);
+    if parts == 1 || dtype != DType::Bf16 || !whole([n, k]) {
+        return input_gradient(cuda, [m, n, k], dy, w, dtype, to);
+    }
+    let (each, sums) = (n / parts, cuda.arena.take(parts * m * k * 4)?);
+    let one = Gemm::input_gradient(m, each, k, dy.0, w, sums.ptr(), DType::F32);
+    let strides = [each, each * k, m * k];
+    cuda.products.gemm(cuda, &Gemm { lda: dy.1, batch: parts, strides, ..one })?;
+    let name = format!("join_{}", letter(to.1));
+    cuda.launch_flat("linear", &name, (m * k).div_ceil(4), &args![&sums, m * k, parts as u32, to.0])
+}
+
+/// `dw[n, k] = dy[m, n]ᵀ · x[m, k]`, or that much more with `add`, in one addition; rows of `dy` are `ld` elements apart.
+pub fn weight_gradient(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    dy: (u64, usize),
+    x: u64,
+    dtype: DType,
+    dw: u64,
+    add: bool,
+) -> Result<()> {
+    if dtype == DType::Bf16 && whole([n, k]) && m > 0 {
+        return in_parts(cuda, [m, n, k], dy, x, dw, add);
+    }
+    let (dy, x) = (Operand(dy.0, 1, dy.1), Operand(x, 1, k));
+    plain(cuda, [n, k, m], dy, x, dtype, None, (dw, DType::F32), add)
+}
+
+/// The gradient of a weight on tensor cores, its sums cut where the weight is small.
+fn in_parts(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    (dy, ld): (u64, usize),
+    x: u64,
+    dw: u64,
+    add: bool,
+) -> Result<()> {
+    let parts = cuts(cuda, [n, k], |parts| m / parts >= 1024);
+    let (each, beta) = (m / parts / 64 * 64, if add { 1.0 } else { 0.0 });
+    if parts == 1 {
+        let whole = Gemm { lda: ld, beta, ..Gemm::weight_gradient(m, n, k, dy, x, dw) };
+        return cuda.products.gemm(cuda, &whole);
+    }
+    let rest = m - parts * each;
+    let count = parts + usize::from(rest > 0);
+    let sums = cuda.arena.take(count * n * k * 4)?;
+    let whole = Gemm { lda: ld, beta: 0.0, ..Gemm::weight_gradient(each, n, k, dy, x, sums.ptr()) };
+    let strides = [each * ld, each * k, n * k];
+    cuda.products.gemm(cuda, &Gemm { batch: parts, strides, ..whole })?;
+    if rest > 0 {
+        let (done, at) = (parts * each, sums.ptr() + (parts * n * k * 4) as u64);
+        let (dy, x) = (dy + (done * ld * 2) as u64, x + (done * k * 2) as u64);
+        let last = Gemm { lda: ld, beta: 0.0, ..Gemm::weight_gradient(rest, n, k, dy, x, at) };
+        cuda.products.gemm(cuda, &last)?;
+    }
+    add_chunks(cuda, sums.ptr(), n * k, count, n * k, dw, add)
+}

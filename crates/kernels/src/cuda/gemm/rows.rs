@@ -1,0 +1,369 @@
+//! How a row of a forward product gets the same bits whatever the number of rows beside it.
+//!
+//! For each shape of weight that is met, one algorithm of the library is found whose rows do not depend on their number: the
+//! anchor. Another is used for a number of rows only after it gave the anchor's bits there. Where no algorithm is an anchor,
+//! or the library does not serve the shape, a kernel of our own multiplies.
+//!
+//! What is compared are sums that cancel: of rows (x, -x) with weights (w, w), whose numbers have many magnitudes. Nothing is
+//! left of them but what rounding left on the way, so that another order of additions shows in the leading digits of the
+//! result, also where that is rounded to bf16. (Of sums that do not cancel, one in thousands of those that differ does after
+//! rounding; products of one row were taken for equal that were not.)
+
+use crate::buffer::DType;
+use crate::cuda::context::Cuda;
+use crate::cuda::elementwise::vector::convert;
+use crate::cuda::gemm::linear::forward;
+use crate::cuda::gemm::{Gemm, alignment};
+use crate::cuda::launch::args;
+use crate::cuda::memory::Memory;
+use crate::error::Result;
+use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t as Algo;
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Numbers of rows whose bits are compared, as far as their results take no more than [`MOST`] numbers.
+const ROWS: [usize; 17] = [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384];
+/// What every row is compared with: rows repeat after so many.
+const PERIOD: usize = 256;
+/// Fewer rows than this are tried at several places, so that many different rows are met alone. Rows so far apart start at
+/// multiples of 256 bytes.
+const APART: usize = 16;
+/// As many results as the logits that a head computes at a time.
+const MOST: usize = 1 << 28;
+/// Rows, and results, at most of a trial of one algorithm after the anchor was found; [`PERIOD`] rows at least.
+const LATER: usize = 1024;
+const FEWER: usize = 1 << 25;
+/// Algorithms that are looked at for an anchor, and for a number of rows.
+const ANCHORS: usize = 4;
+const LOOKED_AT: usize = 4;
+/// Choices that are kept; batches of ever new sizes must not pile up.
+const KEPT: usize = 4096;
+/// Up to so many rows an algorithm is tried for each number by itself: libraries have ways of their own for one or a few.
+const EACH: usize = 4;
+
+/// How the rows of a forward product get the same bits whatever their number.
+#[derive(Clone)]
+pub(crate) enum Rows {
+    /// They need not: whatever the library advises.
+    Any,
+    /// By algorithms that were tried.
+    Checked(Arc<Checked>),
+    /// Not through this library.
+    Plain,
+}
+
+/// Algorithms that give each row of an `[n, k]` weight's products the same bits.
+pub(crate) struct Checked {
+    shape: [usize; 2],
+    out: DType,
+    /// Those that serve where no better one is known; the first is the anchor.
+    sure: Vec<Algo>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// Whether an algorithm has the anchor's bits, by its data and the number of rows (0 stands for more than [`EACH`]).
+    verdicts: HashMap<([u64; 8], usize), bool>,
+    /// The algorithm for a number of rows, by the alignment of operands and result.
+    chosen: HashMap<(usize, [u32; 3]), Algo>,
+}
+
+/// How the rows of an `[n, k]` weight's products are made; found once for each shape.
+pub(crate) fn rows(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Rows> {
+    if !cuda.exact() {
+        return Ok(Rows::Any);
+    }
+    let key = (n, k, out);
+    if let Some(known) = cuda.products.rows.lock().unwrap_or_else(|e| e.into_inner()).get(&key) {
+        return Ok(known.clone());
+    }
+    let how = match find(cuda, n, k, out)? {
+        Some(checked) => Rows::Checked(Arc::new(checked)),
+        None => Rows::Plain,
+    };
+    cuda.profile.note(|| {
+        let name = match &how {
+            Rows::Checked(c) => format!("{} of the library's algorithms", c.sure.len()),
+            _ => "the plain kernel".into(),
+        };
+        format!("rows of {n}x{k} into {}: the same bits by {name}", out.name())
+    });
+    cuda.products.rows.lock().unwrap_or_else(|e| e.into_inner()).insert(key, how.clone());
+    Ok(how)
+}
+
+impl Checked {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The algorithm to name for a product of this weight.
+    pub(crate) fn algo(&self, cuda: &Cuda, g: &Gemm) -> Result<Algo> {
+        let key = (g.m, [g.a, g.b, g.c].map(alignment));
+        if let Some(&algo) = self.known().chosen.get(&key) {
+            return Ok(algo);
+        }
+        let sure = self.sure.iter().find(|algo| cuda.products.serves(cuda, g, algo));
+        let sure = *sure.unwrap_or(&self.sure[0]);
+        // Nothing can be tried while work is recorded; the next time it can.
+        if cuda.recording.load(Ordering::Relaxed) {
+            return Ok(sure);
+        }
+        let advised = cuda.products.offers(cuda, g).unwrap_or_default();
+        let mut found = sure;
+        for algo in advised.iter().take(LOOKED_AT) {
+            if self.accepts(cuda, algo, g.m)? {
+                found = *algo;
+                break;
+            }
+        }
+        let mut known = self.known();
+        if known.chosen.len() >= KEPT {
+            known.chosen.clear();
+        }
+        known.chosen.insert(key, found);
+        Ok(found)
+    }
+
+    /// Whether an algorithm has the anchor's bits in products of so many rows; tried once.
+    pub(crate) fn accepts(&self, cuda: &Cuda, algo: &Algo, rows: usize) -> Result<bool> {
+        let key = (algo.data, if rows <= EACH { rows } else { 0 });
+        if let Some(&verdict) = self.known().verdicts.get(&key) {
+            return Ok(verdict);
+        }
+        if cuda.recording.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let most = (FEWER / self.shape[0]).clamp(PERIOD, LATER);
+        // Without memory for a trial it is not used now, and tried another time.
+        let Ok(trial) = Trial::with(cuda, self.shape, self.out, rows.clamp(PERIOD, most)) else {
+            return Ok(false);
+        };
+        let verdict = trial.refer_to(&self.sure[0])? && trial.agrees(algo, rows.min(most))?;
+        self.known().verdicts.insert(key, verdict);
+        Ok(verdict)
+    }
+}
+
+/// An anchor, and what else is needed where that does not serve; none where the library has none.
+fn find(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Option<Checked>> {
+    let trial = Trial::new(cuda, [n, k], out)?;
+    let mut anchors: Vec<Algo> = Vec::new();
+    for rows in [trial.most, PERIOD, 64] {
+        let offers = trial.offers(rows);
+        for algo in offers.into_iter().take(ANCHORS) {
+            if anchors.iter().all(|known| known.data != algo.data) {
+                anchors.push(algo);
+            }
+        }
+    }
+    for anchor in anchors {
+        if let Some(sure) = trial.anchored(&anchor)? {
+            let verdicts = (0..=EACH).map(|rows| ((anchor.data, rows), true)).collect();
+            let known = Mutex::new(Known { verdicts, chosen: HashMap::new() });
+            return Ok(Some(Checked { shape: [n, k], out, sure, known }));
+        }
+    }
+    Ok(None)
+}
+
+/// The most rows up to which every number of them gets, by a kernel of our own, the sums that [`forward`] gives: of products
+/// into `out`, of rows at several places. `launch(rows, x, weights, to)` starts the kernel, whose sums are f32, and says
+/// whether it serves so many rows.
+pub(crate) fn agreeing(
+    cuda: &Cuda,
+    [n, k]: [usize; 2],
+    out: DType,
+    most: usize,
+    launch: impl Fn(usize, u64, u64, u64) -> Result<bool>,
+) -> Result<usize> {
+    let trial = Trial::with(cuda, [n, k], out, PERIOD)?;
+    let want = trial.reference.ptr();
+    forward(cuda, [PERIOD, n, k], trial.x.ptr(), trial.w.ptr(), DType::Bf16, None, (want, out))?;
+    let (sums, rounded) = (cuda.arena.take(most * n * 4)?, cuda.arena.take(most * n * 4)?);
+    let found = cuda.uploaded(&vec![0u32; most])?;
+    let mut tried = 0;
+    'numbers: for rows in 1..=most {
+        for first in (0..PERIOD).step_by(2 * APART) {
+            let x = trial.x.ptr() + (first * k * 2) as u64;
+            if !launch(rows, x, trial.w.ptr(), sums.ptr())? {
+                break 'numbers;
+            }
+            convert(cuda, (sums.ptr(), DType::F32), (rounded.ptr(), out), rows * n)?;
+            let (want, words) = (want + trial.bytes(first) as u64, trial.bytes(rows) / 4);
+            let arguments = args![want, &rounded, words, found.ptr() + (4 * (rows - 1)) as u64];
+            cuda.launch_flat("linear", "differ", words, &arguments)?;
+        }
+        tried = rows;
+    }
+    let mut differ = vec![1u32; most];
+    cuda.download(found.ptr(), &mut differ)?;
+    Ok(differ[..tried].iter().take_while(|&&word| word == 0).count())
+}
+
+/// Whether a kernel of our own gives `rows` rows, at several places, the results that [`forward`] gives, into `out`.
+/// `launch(x, weights, to)` starts it.
+pub(crate) fn agrees(
+    cuda: &Cuda,
+    [n, k]: [usize; 2],
+    out: DType,
+    rows: usize,
+    launch: impl Fn(u64, u64, u64) -> Result<()>,
+) -> Result<bool> {
+    let trial = Trial::with(cuda, [n, k], out, PERIOD)?;
+    let want = trial.reference.ptr();
+    forward(cuda, [PERIOD, n, k], trial.x.ptr(), trial.w.ptr(), DType::Bf16, None, (want, out))?;
+    let found = cuda.uploaded(&[0u32])?;
+    for first in (0..=PERIOD - rows).step_by(rows.next_multiple_of(APART)) {
+        launch(trial.x.ptr() + (first * k * 2) as u64, trial.w.ptr(), trial.result.ptr())?;
+        let (want, words) = (want + trial.bytes(first) as u64, trial.bytes(rows) / 4);
+        cuda.launch_flat("linear", "differ", words, &args![want, &trial.result, words, &found])?;
+    }
+    let mut differ = [1u32];
+    cuda.download(found.ptr(), &mut differ)?;
+    Ok(differ[0] == 0)
+}
+
+/// Operands whose sums cancel, the rows of the first repeating, and room for results.
+struct Trial<'a> {
+    cuda: &'a Cuda,
+    shape: [usize; 2],
+    out: DType,
+    /// The most rows.
+    most: usize,
+    x: Memory,
+    w: Memory,
+    /// The rows that all others are compared with.
+    reference: Memory,
+    result: Memory,
+    /// A word for each number of rows: whether a bit differed.
+    found: Memory,
+}
+
+impl<'a> Trial<'a> {
+    /// With as many rows as there is room for.
+    fn new(cuda: &'a Cuda, shape: [usize; 2], out: DType) -> Result<Self> {
+        let mut most = (MOST / shape[0] / 64 * 64).clamp(PERIOD, ROWS[ROWS.len() - 1]);
+        loop {
+            match Trial::with(cuda, shape, out, most) {
+                Err(_) if most > PERIOD => most = (most / 2).max(PERIOD),
+                done => return done,
+            }
+        }
+    }
+
+    /// With that many.
+    fn with(cuda: &'a Cuda, [n, k]: [usize; 2], out: DType, most: usize) -> Result<Self> {
+        let (x, w) = (cuda.arena.take(most * k * 2)?, cuda.arena.take(n * k * 2)?);
+        for (seed, memory, len, period) in [(1u32, &x, most * k, PERIOD * k), (2, &w, n * k, n * k)] {
+            // Only the rows change their sign half-way.
+            let arguments = args![memory, len, period, k, seed, seed == 1];
+            cuda.launch_flat("rows", "cancelling", len, &arguments)?;
+        }
+        let room = |rows: usize| cuda.arena.take(rows * n * out.size());
+        let (reference, result) = (room(PERIOD)?, room(most)?);
+        let found = cuda.uploaded(&[0u32; ROWS.len()])?;
+        Ok(Trial { cuda, shape: [n, k], out, most, x, w, reference, result, found })
+    }
+
+    /// Rows from `first` on, to an address.
+    fn product(&self, first: usize, rows: usize, to: u64) -> Gemm {
+        let ([n, k], x) = (self.shape, self.x.ptr() + (first * self.shape[1] * 2) as u64);
+        Gemm::forward(rows, n, k, x, self.w.ptr(), to, self.out)
+    }
+
+    fn offers(&self, rows: usize) -> Vec<Algo> {
+        let product = self.product(0, rows, self.result.ptr());
+        self.cuda.products.offers(self.cuda, &product).unwrap_or_default()
+    }
+
+    /// An algorithm may not serve every number of rows.
+    fn start(&self, first: usize, rows: usize, to: u64, algo: &Algo) -> bool {
+        let product = self.product(first, rows, to);
+        self.cuda.products.gemm_by(self.cuda, &product, Some(algo)).is_ok()
+    }
+
+    /// Makes an algorithm's rows those that others are compared with.
+    fn refer_to(&self, anchor: &Algo) -> Result<bool> {
+        Ok(self.start(0, PERIOD, self.reference.ptr(), anchor))
+    }
+
+    /// Bytes of so many rows.
+    fn bytes(&self, rows: usize) -> usize {
+        rows * self.shape[0] * self.out.size()
+    }
+
+    /// Compares every row of products of so many rows, and notes in word `slot` if one differs; `false` where the
+    /// algorithm does not serve them.
+    fn compare(&self, slot: usize, rows: usize, algo: &Algo) -> Result<bool> {
+        let (cuda, n) = (self.cuda, self.shape[0]);
+        let mut met = rows;
+        if rows < APART {
+            // Rows that are not computed anew are as they should be.
+            let (from, to) = ((self.reference.ptr(), self.out), (self.result.ptr(), self.out));
+            convert(cuda, from, to, PERIOD * n)?;
+            for first in (0..PERIOD).step_by(APART) {
+                let to = self.result.ptr() + self.bytes(first) as u64;
+                if !self.start(first, rows, to, algo) {
+                    return Ok(false);
+                }
+            }
+            met = PERIOD;
+        } else if !self.start(0, rows, self.result.ptr(), algo) {
+            return Ok(false);
+        }
+        let words = |rows: usize| self.bytes(rows) / 4;
+        let found = self.found.ptr() + (slot * 4) as u64;
+        let arguments = args![&self.result, &self.reference, words(met), words(PERIOD), found];
+        cuda.launch_flat("rows", "differ_again", words(met), &arguments)?;
+        Ok(true)
+    }
+
+    /// Which words of `found` say that a bit differed; all say that none did afterwards.
+    fn differing(&self) -> Result<[bool; ROWS.len()]> {
+        let mut words = [1u32; ROWS.len()];
+        self.cuda.download(self.found.ptr(), &mut words)?;
+        self.cuda.upload(self.found.ptr(), &[0u32; ROWS.len()])?;
+        Ok(words.map(|word| word != 0))
+    }
+
+    /// Whether products of so many rows have the bits of the reference.
+    fn agrees(&self, algo: &Algo, rows: usize) -> Result<bool> {
+        let served = self.compare(0, rows, algo)?;
+        Ok(!self.differing()?[0] && served)
+    }
+
+    /// Algorithms with which every number of rows gets the same bits, this one first, if there are such.
+    fn anchored(&self, anchor: &Algo) -> Result<Option<Vec<Algo>>> {
+        if !self.refer_to(anchor)? {
+            return Ok(None);
+        }
+        let sizes = || ROWS.into_iter().filter(|&rows| rows < self.most).chain([self.most]).enumerate();
+        let mut served = [false; ROWS.len()];
+        for (slot, rows) in sizes() {
+            served[slot] = self.compare(slot, rows, anchor)?;
+        }
+        let differing = self.differing()?;
+        if served.iter().zip(&differing).any(|(&served, &differs)| served && differs) {
+            return Ok(None);
+        }
+        // Numbers of rows that it does not serve need another with its bits.
+        let mut sure = vec![*anchor];
+        for (_, rows) in sizes().filter(|&(slot, _)| !served[slot]) {
+            let mut found = false;
+            for algo in self.offers(rows) {
+                if self.agrees(&algo, rows)? {
+                    sure.push(algo);
+                    found = true;
+                    break;
+                }
+            }
+            if !found {
+                return Ok(None);
+            }
+        }
+        Ok(Some(sure))
+    }
+}

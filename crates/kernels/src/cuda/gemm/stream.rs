@@ -1,0 +1,171 @@
+//! Products of some rows for decoding, k streaming through shared memory (stream.cu): taken where their sums are the
+//! library's, bit for bit, and they are sooner done. Both are tried once for each shape.
+
+use crate::buffer::DType;
+use crate::cuda::context::Cuda;
+use crate::cuda::gemm::Gemm;
+use crate::cuda::gemm::rows::agrees;
+use crate::cuda::gemm::tune::time;
+use crate::cuda::launch::{Grid, args};
+use crate::cuda::memory::letter;
+use crate::error::Result;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+/// Rows that products may have; fewer are padded to the next.
+const ROWS: [usize; 3] = [16, 32, 64];
+/// Fewest rows: below, decode/gemm.cu does more of a layer at once.
+const FEWEST: usize = 5;
+/// Threads of a block, and features of a warp's tile.
+const THREADS: u32 = 128;
+const TILE: usize = 16;
+/// Bytes of shared memory that a block's stages take.
+const RING_BYTES: usize = 160 << 10;
+/// Bytes of the smallest weight that is tried. (0.5B shape, one H200: 53.2k tok/s with 64 sequences and 16.4k with 16 from 1 MiB on,
+/// 51.1k and 15.1k from 8 MiB on.)
+const SMALLEST: usize = 1 << 20;
+/// Products that are timed, and bytes of different weights that they read: several times the L2 cache.
+const TIMES: usize = 16;
+const COLD: usize = 160 << 20;
+
+/// One set of definitions of each kind that matters, for tests.
+pub const VARIANTS: &[&str] = &[
+    "RING=6 COLUMNS=256 WARPS=2 N=16",
+    "RING=10 COLUMNS=128 WARPS=3 N=16",
+    "RING=6 COLUMNS=128 WARPS=4 N=32",
+    "RING=5 COLUMNS=128 WARPS=4 N=64",
+];
+
+/// What is known of shapes: rows, n, k, storage of the result.
+pub type Known = Mutex<HashMap<(usize, usize, usize, DType), Option<Plan>>>;
+
+/// How a product is cut.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// Rows of a product.
+    rows: usize,
+    /// Tiles of features of a group.
+    warps: usize,
+    /// Elements of k of a stage, and stages.
+    columns: usize,
+    stages: usize,
+}
+
+impl Plan {
+    /// What may be tried, whatever the card: groups of one to four tiles. Empty where the kernel does not serve the shape.
+    fn all([m, n, k]: [usize; 3]) -> Vec<Plan> {
+        let rows = ROWS.into_iter().find(|&r| m <= r).filter(|_| m >= FEWEST);
+        let Some(rows) = rows.filter(|_| k.is_multiple_of(128) && n * k * 2 >= SMALLEST) else {
+            return Vec::new();
+        };
+        let plan = |warps: usize| {
+            let columns = if warps * TILE + rows <= 48 && k.is_multiple_of(256) { 256 } else { 128 };
+            let stages = (RING_BYTES / ((warps * TILE + rows) * columns * 2)).min(k / columns + 2);
+            (stages >= 4).then_some(Plan { rows, warps, columns, stages })
+        };
+        (1..=4).rev().filter_map(plan).collect()
+    }
+
+    fn start(&self, cuda: &Cuda, g: &Gemm) -> Result<()> {
+        let Plan { rows, warps, columns, stages } = *self;
+        let defines = format!("RING={stages} COLUMNS={columns} WARPS={warps} N={rows}");
+        let blocks = g.n.div_ceil(TILE * warps).min(cuda.card.processors as usize);
+        // Products read 64 features, whatever lies behind a group's: at most the rows of x and what is added here.
+        let shared = stages * (warps * TILE + rows) * columns * 2 + 64 * 128;
+        let grid = Grid::new(blocks, THREADS).with_shared(shared).early();
+        let name = format!("stream_{}", letter(g.out));
+        let all = args![g.b, g.a, g.c, g.m as u32, g.n as u32, g.k as u32];
+        cuda.launch_variant("stream", &defines, &name, grid, &all)
+    }
+}
+
+/// Starts `x[m, k] · w[n, k]ᵀ` where the kernel is the better choice; `false` where the `library` is.
+pub(crate) fn product(cuda: &Cuda, g: &Gemm, library: &dyn Fn(&Gemm) -> Result<()>) -> Result<bool> {
+    if cuda.card.capability != (9, 0) || g.beta != 0.0 || g.batch != 1 {
+        return Ok(false);
+    }
+    let plans = Plan::all([g.m, g.n, g.k]);
+    let Some(first) = plans.first() else { return Ok(false) };
+    let key = (first.rows, g.n, g.k, g.out);
+    let known = cuda.streams.lock().unwrap_or_else(|e| e.into_inner()).get(&key).copied();
+    let best = match known {
+        Some(known) => known,
+        // Nothing can be tried while a graph is captured.
+        None if cuda.recording.load(Ordering::Relaxed) => return Ok(false),
+        None => {
+            let best = fastest_plan(cuda, g, &plans, library)?;
+            cuda.streams.lock().unwrap_or_else(|e| e.into_inner()).insert(key, best);
+            best
+        }
+    };
+    best.map_or(Ok(false), |plan| plan.start(cuda, g).map(|()| true))
+}
+
+/// The plan that is faster than the library and the others, of those whose sums are the library's for many rows. What the
+/// clock decides is no bit of any result.
+fn fastest_plan(
+    cuda: &Cuda,
+    g: &Gemm,
+    plans: &[Plan],
+    library: &dyn Fn(&Gemm) -> Result<()>,
+) -> Result<Option<Plan>> {
+    let (m, n, k) = (plans[0].rows, g.n, g.k);
+    // Each product reads another copy of the weight, so that none is in the L2 cache: a model's weights are not.
+    let copies = (COLD / (n * k * 2)).clamp(1, TIMES);
+    let (x, w) = (cuda.arena.take(m * k * 2)?, cuda.arena.take(copies * n * k * 2)?);
+    let y = cuda.arena.take(m * n * g.out.size())?;
+    cuda.launch_flat("linear", "noise", m * k, &args![&x, m * k, 3u32])?;
+    cuda.launch_flat("linear", "noise", copies * n * k, &args![&w, copies * n * k, 4u32])?;
+    let timed = |i: usize| {
+        let w = w.ptr() + (i % copies * n * k * 2) as u64;
+        Gemm::forward(m, n, k, x.ptr(), w, y.ptr(), g.out)
+    };
+    library(&timed(0))?; // whatever it has to find first is not timed
+    let advised = time(cuda, TIMES, |i| library(&timed(i)))?;
+    let (mut shortest, mut best) = (advised, None);
+    for plan in plans {
+        plan.start(cuda, &timed(0))?;
+        let seconds = time(cuda, TIMES, |i| plan.start(cuda, &timed(i)))?;
+        let trial = |x, w, y| plan.start(cuda, &Gemm::forward(m, n, k, x, w, y, g.out));
+        // Where no bits are promised, these sums are as good as any.
+        if seconds < shortest && (!cuda.exact() || agrees(cuda, [n, k], g.out, m, trial)?) {
+            (shortest, best) = (seconds, Some(*plan));
+        }
+    }
+    cuda.profile.note(|| {
+        let rate = |seconds: f64| (n * k * 2) as f64 / seconds * 1e-12;
+        let (library, own) = (rate(advised), rate(shortest));
+        format!("stream {m}x{n}x{k}: {own:.2} TB/s of weights, the library {library:.2}; {best:?}")
+    });
+    Ok(best)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_has_as_many_stages_as_are_asked_for_ahead() {
+        for m in FEWEST..=64 {
+            for n in [896, 1152, 3584, 4608, 37888, 152064] {
+                for k in [896, 1536, 3584, 4864, 8960, 18944] {
+                    for plan in Plan::all([m, n, k]) {
+                        assert!(plan.rows >= m && k % plan.columns == 0, "{plan:?}");
+                        assert!((4..=k / plan.columns + 2).contains(&plan.stages), "{plan:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn decode_rows_of_large_weights_stream() {
+        for m in [5, 16, 64] {
+            assert_eq!(Plan::all([m, 3584, 18944]).len(), 4, "{m} rows");
+        }
+        assert!(Plan::all([65, 3584, 18944]).is_empty() && Plan::all([4, 3584, 18944]).is_empty());
+        assert_eq!(Plan::all([16, 896, 896]).len(), 4, "the smallest weight of a 0.5B model");
+        assert!(Plan::all([16, 256, 256]).is_empty(), "a weight that is not worth trying");
+    }
+}

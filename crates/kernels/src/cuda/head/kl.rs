@@ -1,0 +1,82 @@
+//! KL(p || q) over the whole vocabulary, and its gradient by p's logits. The kernels are in `logp_backward.cu`.
+
+use crate::backend::{DivergenceOps, LogpHead};
+use crate::buffer::{Buffer, Weight};
+use crate::cuda::Cuda;
+use crate::cuda::head::logp::{
+    TILE, head_args, lse, multiply_back, parts, raw_logits, rows_at_a_time, turning,
+};
+use crate::cuda::launch::{Grid, args};
+use crate::cuda::memory::f32_ptr;
+use crate::error::Result;
+use crate::shapes;
+
+/// Some rows after their forward: which, the raw logits of p and of q, and the rows' log-sum-exps of both.
+struct Part {
+    rows: (usize, usize),
+    logits: [u64; 2],
+    lse: [u64; 2],
+}
+
+/// Writes the divergence of every row, some rows at a time, and calls `then` for each such part.
+fn each(
+    cuda: &Cuda,
+    op: LogpHead,
+    p: (&Buffer, &Weight),
+    q: (&Buffer, &Weight),
+    kl: u64,
+    mut then: impl FnMut(Part) -> Result<()>,
+) -> Result<()> {
+    let (vocab, rows) = (p.1.n, p.0.len() / p.1.k);
+    assert!(q.1.n == vocab && q.0.len() / q.1.k == rows && p.0.dtype() == p.1.dtype);
+    assert!(q.0.dtype() == q.1.dtype);
+    let (step, tiles) = (rows_at_a_time(rows, vocab, 2), vocab.div_ceil(TILE));
+    let most = rows.min(step);
+    let [a, b] = [cuda.arena.take(most * vocab * 4)?, cuda.arena.take(most * vocab * 4)?];
+    let sums = [cuda.arena.take(most * 4)?, cuda.arena.take(most * 4)?];
+    let sums_of_tiles = cuda.arena.take(most * tiles * 4)?;
+    let (logits, sums) = ([a.ptr(), b.ptr()], sums.each_ref().map(|s| s.ptr()));
+    for (first, count) in parts(rows, step) {
+        for (i, side) in [p, q].into_iter().enumerate() {
+            raw_logits(cuda, side, (first, count), logits[i])?;
+            lse(cuda, op, logits[i], count, vocab, sums[i])?;
+        }
+        let mut all = args![logits[0], logits[1], count as u32, vocab as u32, tiles as u32].to_vec();
+        all.extend(head_args(op));
+        all.extend(args![sums[0], sums[1], &sums_of_tiles]);
+        cuda.launch("logp_backward", "kl_tiles", Grid::new((count * tiles).div_ceil(8), 256), &all)?;
+        let all = args![&sums_of_tiles, count as u32, tiles as u32, kl + (first * 4) as u64];
+        cuda.launch("logp_backward", "kl_finish", Grid::new(count.div_ceil(8), 256), &all)?;
+        then(Part { rows: (first, count), logits, lse: sums })?;
+    }
+    Ok(())
+}
+
+impl DivergenceOps for Cuda {
+    fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()> {
+        shapes::kl(self, p, q, kl)?;
+        assert_eq!(kl.len(), p.0.len() / p.1.k);
+        each(self, op, p, q, f32_ptr(kl), |_| Ok(()))
+    }
+    fn kl_backward(
+        &self,
+        op: LogpHead,
+        p: (&Buffer, &Weight),
+        q: (&Buffer, &Weight),
+        dkl: &Buffer,
+        dx: &mut Buffer,
+        mut dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::kl_backward(self, p, q, dkl, dx, dw.as_deref())?;
+        let kl = self.arena.take(dkl.len() * 4)?;
+        each(self, op, p, q, kl.ptr(), |part| {
+            let (first, count) = part.rows;
+            let later = |start: u64| start + (first * 4) as u64;
+            let mut all = args![part.logits[0], part.logits[1], p.1.n as u32].to_vec();
+            all.extend(head_args(op));
+            all.extend(args![part.lse[0], part.lse[1], later(kl.ptr()), later(f32_ptr(dkl))]);
+            self.launch("logp_backward", &turning("kl_dlogits", p.1), Grid::new(count, 512), &all)?;
+            multiply_back(self, p, part.rows, part.logits[0], dx, true, dw.as_deref_mut())
+        })
+    }
+}

@@ -1,0 +1,294 @@
+//! From hidden states to log-probabilities, some rows' logits at a time.
+//!
+//! Rows are multiplied with the whole vocabulary at once, in training as in decoding, so a row's logits are the same
+//! product with another number of rows. In the backward the gradient takes the logits' place and is multiplied into `dx`
+//! and `dw` before the next rows. Where the gradient by `logp` is known before, the logits that forward folds are the ones
+//! that backward turns; else they are computed again.
+
+use crate::backend::{HeadOps, LogpGrads, LogpHead, LogpStats};
+use crate::buffer::{Buffer, DType, Weight};
+use crate::cuda::Cuda;
+use crate::cuda::gemm::linear::{form, forward, long_input_gradient, weight_gradient};
+use crate::cuda::launch::{Arg, Grid, args};
+use crate::cuda::memory::{Memory, f32_ptr, letter, ptr, u32s};
+use crate::error::Result;
+use crate::shapes;
+
+/// Tokens a warp folds.
+pub(crate) const TILE: usize = 1024;
+/// Logits that exist at a time: 1.25 GiB. Fewer rows to a product cost it a fifth of its speed.
+const LOGITS: usize = 5 << 26;
+
+/// What the kernels know of a head.
+pub(crate) fn head_args(op: LogpHead) -> [Arg; 3] {
+    args![1.0 / op.temperature, op.temperature, op.softcap.unwrap_or(0.0)]
+}
+
+/// Raw logits `[rows, vocab]` in f32 of rows from `first` on.
+pub(crate) fn raw_logits(
+    cuda: &Cuda,
+    (x, w): (&Buffer, &Weight),
+    (first, rows): (usize, usize),
+    out: u64,
+) -> Result<()> {
+    let x = ptr(x) + (first * w.k * w.dtype.size()) as u64;
+    forward(cuda, [rows, w.n, w.k], x, form(w), w.dtype, None, (out, DType::F32))
+}
+
+/// Rows whose logits are in memory at a time when `copies` of them are needed: about equal parts of all rows.
+pub(crate) fn rows_at_a_time(rows: usize, vocab: usize, copies: usize) -> usize {
+    let most = LOGITS / copies / vocab;
+    // Whole tiles of the products where there is room for some.
+    let (most, tile) = if most >= 128 { (most / 128 * 128, 128) } else { (most.max(1), 1) };
+    rows.div_ceil(rows.div_ceil(most).max(1)).max(1).next_multiple_of(tile)
+}
+
+/// Parts of that many rows: the first of each, and how many there are.
+pub(crate) fn parts(rows: usize, step: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows).step_by(step).map(move |first| (first, step.min(rows - first)))
+}
+
+/// Tokens whose logits are wanted, and what is made of them; addresses of the first of the rows.
+#[derive(Default, Clone, Copy)]
+struct Wanted {
+    targets: u64,
+    others: u64,
+    extra: usize,
+    logp: u64,
+    entropy: u64,
+    other_logp: u64,
+}
+
+impl Wanted {
+    /// The same from a later row on.
+    fn after(self, row: usize) -> Self {
+        let at = |start: u64, per_row: usize| if start == 0 { 0 } else { start + (row * per_row * 4) as u64 };
+        Wanted {
+            targets: at(self.targets, 1),
+            others: at(self.others, self.extra),
+            extra: self.extra,
+            logp: at(self.logp, 1),
+            entropy: at(self.entropy, 1),
+            other_logp: at(self.other_logp, self.extra),
+        }
+    }
+}
+
+/// Folds rows of raw logits; with `keep` they become scaled ones. Writes `lse`, and what is wanted.
+fn fold(
+    cuda: &Cuda,
+    op: LogpHead,
+    logits: u64,
+    rows: usize,
+    vocab: usize,
+    keep: bool,
+    wanted: Wanted,
+    lse: u64,
+) -> Result<()> {
+    let tiles = vocab.div_ceil(TILE);
+    let folds = cuda.arena.take(rows * tiles * 12)?;
+    let found =
+        if wanted.targets == 0 { None } else { Some(cuda.arena.take(rows * (1 + wanted.extra) * 4)?) };
+    let found = found.as_ref().map_or(0, Memory::ptr);
+    let (n_rows, n_vocab, n_tiles, extra) = (rows as u32, vocab as u32, tiles as u32, wanted.extra as u32);
+    // Scaling by 1 changes nothing.
+    let keep = keep && (op.temperature != 1.0 || op.softcap.is_some());
+    let mut all = args![logits, n_rows, n_vocab, n_tiles].to_vec();
+    all.extend(head_args(op));
+    all.extend(args![keep, wanted.targets, wanted.others, extra, found, &folds]);
+    cuda.launch("logp", "fold", Grid::new((rows * tiles).div_ceil(8), 256), &all)?;
+    let Wanted { logp, entropy, other_logp, .. } = wanted;
+    let all = args![&folds, found, n_rows, n_tiles, extra, logp, entropy, lse, other_logp];
+    cuda.launch("logp", "finish", Grid::new(rows.div_ceil(8), 256), &all)
+}
+
+/// The log-sum-exp of rows of raw logits.
+pub(crate) fn lse(cuda: &Cuda, op: LogpHead, logits: u64, rows: usize, vocab: usize, lse: u64) -> Result<()> {
+    fold(cuda, op, logits, rows, vocab, false, Wanted::default(), lse)
+}
+
+/// Calls `then(rows, their raw logits)` for all rows of `x`, some at a time, after folding them.
+fn fold_all(
+    cuda: &Cuda,
+    op: LogpHead,
+    (x, w): (&Buffer, &Weight),
+    wanted: Wanted,
+    lse: u64,
+    mut then: impl FnMut((usize, usize), u64) -> Result<()>,
+) -> Result<()> {
+    let rows = x.len() / w.k;
+    let step = rows_at_a_time(rows, w.n, 1);
+    let logits = cuda.arena.take(rows.min(step) * w.n * 4)?;
+    for (first, count) in parts(rows, step) {
+        raw_logits(cuda, (x, w), (first, count), logits.ptr())?;
+        let lse = lse + (first * 4) as u64;
+        fold(cuda, op, logits.ptr(), count, w.n, false, wanted.after(first), lse)?;
+        then((first, count), logits.ptr())?;
+    }
+    Ok(())
+}
+
+fn check(x: &Buffer, w: &Weight, targets: &Buffer, stats: &LogpStats) {
+    let rows = x.len() / w.k;
+    assert!(x.dtype() == w.dtype && targets.len() == rows);
+    assert!([&stats.logp, &stats.entropy, &stats.lse].iter().all(|b| b.len() == rows));
+    assert!(u32s(targets).iter().all(|&t| (t as usize) < w.n));
+}
+
+impl HeadOps for Cuda {
+    fn logp(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        others: Option<(&Buffer, &mut Buffer)>,
+        stats: &mut LogpStats,
+    ) -> Result<()> {
+        let listed = others.as_ref().map(|(ids, out)| (*ids, &**out));
+        shapes::logp(self, x, w, targets, listed, stats)?;
+        check(x, w, targets, stats);
+        let rows = targets.len();
+        let extra = others.as_ref().map_or(0, |(ids, _)| ids.len() / rows.max(1));
+        if let Some((ids, out)) = &others {
+            assert!(ids.len() == rows * extra && out.len() == ids.len());
+            assert!(u32s(ids).iter().all(|&t| (t as usize) < w.n));
+        }
+        let (others, other_logp) = others.map_or((0, 0), |(ids, out)| (ptr(ids), f32_ptr(out)));
+        let (logp, entropy) = (f32_ptr(&stats.logp), f32_ptr(&stats.entropy));
+        let wanted = Wanted { targets: ptr(targets), others, extra, logp, entropy, other_logp };
+        fold_all(self, op, (x, w), wanted, f32_ptr(&stats.lse), |_, _| Ok(()))
+    }
+    fn logp_backward(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        others: Option<&Buffer>,
+        stats: &LogpStats,
+        grads: &LogpGrads<'_>,
+        dx: &mut Buffer,
+        add: bool,
+        mut dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::logp_backward(self, x, w, targets, others, stats, grads, dx, dw.as_deref())?;
+        check(x, w, targets, stats);
+        let rows = targets.len();
+        assert!(others.map_or(0, Buffer::len) == grads.others.map_or(0, Buffer::len));
+        let flow = Flow {
+            op,
+            grads: Wanted {
+                targets: ptr(targets),
+                others: others.map_or(0, ptr),
+                extra: others.map_or(0, |o| o.len() / rows.max(1)),
+                logp: f32_ptr(grads.logp),
+                entropy: grads.entropy.map_or(0, f32_ptr),
+                other_logp: grads.others.map_or(0, f32_ptr),
+            },
+            lse: f32_ptr(&stats.lse),
+            entropy: f32_ptr(&stats.entropy),
+        };
+        let step = rows_at_a_time(rows, w.n, 1);
+        let logits = self.arena.take(rows.min(step) * w.n * 4)?;
+        for part in parts(rows, step) {
+            raw_logits(self, (x, w), part, logits.ptr())?;
+            flow.turn(self, w, part, logits.ptr())?;
+            multiply_back(self, (x, w), part, logits.ptr(), dx, add, dw.as_deref_mut())?;
+        }
+        Ok(())
+    }
+    fn logp_known(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        targets: &Buffer,
+        dlogp: &Buffer,
+        stats: &mut LogpStats,
+        dx: &mut Buffer,
+        add: bool,
+        mut dw: Option<&mut Buffer>,
+    ) -> Result<()> {
+        shapes::logp_known(self, x, w, targets, dlogp, stats, dx, dw.as_deref())?;
+        check(x, w, targets, stats);
+        assert_eq!(dlogp.len(), targets.len());
+        let (logp, entropy, lse) = (f32_ptr(&stats.logp), f32_ptr(&stats.entropy), f32_ptr(&stats.lse));
+        let targets = ptr(targets);
+        let grads = Wanted { targets, logp: f32_ptr(dlogp), ..Wanted::default() };
+        let flow = Flow { op, grads, lse, entropy };
+        let wanted = Wanted { targets, logp, entropy, ..Wanted::default() };
+        fold_all(self, op, (x, w), wanted, lse, |part, logits| {
+            flow.turn(self, w, part, logits)?;
+            multiply_back(self, (x, w), part, logits, dx, add, dw.as_deref_mut())
+        })
+    }
+    fn logits(
+        &self,
+        op: LogpHead,
+        x: &Buffer,
+        w: &Weight,
+        logits: &mut Buffer,
+        lse: &mut Buffer,
+    ) -> Result<()> {
+        shapes::logits(self, x, w, [logits, lse])?;
+        let rows = x.len() / w.k;
+        assert!(x.dtype() == w.dtype && logits.len() == rows * w.n && lse.len() == rows);
+        raw_logits(self, (x, w), (0, rows), f32_ptr(logits))?;
+        fold(self, op, f32_ptr(logits), rows, w.n, true, Wanted::default(), f32_ptr(lse))
+    }
+}
+
+/// What flows back into rows, beside what forward wrote of them; addresses of the first row.
+struct Flow {
+    op: LogpHead,
+    /// Takes gradients in the place of log-probabilities.
+    grads: Wanted,
+    lse: u64,
+    entropy: u64,
+}
+
+impl Flow {
+    /// Turns the raw logits of some rows into their gradient, in place.
+    fn turn(&self, cuda: &Cuda, w: &Weight, (first, rows): (usize, usize), logits: u64) -> Result<()> {
+        let Wanted { targets, others, extra, logp, entropy, other_logp } = self.grads.after(first);
+        let later = |start: u64| start + (first * 4) as u64;
+        let mut all = args![logits, w.n as u32].to_vec();
+        all.extend(head_args(self.op));
+        all.extend(args![targets, others, extra as u32, later(self.lse), later(self.entropy)]);
+        all.extend(args![logp, entropy, other_logp]);
+        cuda.launch("logp_backward", &turning("dlogits", w), Grid::new(rows, 768), &all)
+    }
+}
+
+/// The kernel that turns rows of logits into their gradient.
+pub(crate) fn turning(name: &str, w: &Weight) -> String {
+    let per_thread = if w.n.is_multiple_of(8) { 8 } else { 1 };
+    format!("{name}_{}{per_thread}", letter(w.dtype))
+}
+
+/// Multiplies the gradient of some rows' logits, which stands where these were, into `dx` and `dw`; `add` says whether
+/// to add to `dw` also for the first rows.
+pub(crate) fn multiply_back(
+    cuda: &Cuda,
+    (x, w): (&Buffer, &Weight),
+    (first, rows): (usize, usize),
+    grad: u64,
+    dx: &mut Buffer,
+    add: bool,
+    dw: Option<&mut Buffer>,
+) -> Result<()> {
+    assert!(dx.len() == x.len() && dx.dtype() != DType::U32);
+    let (size, sizes) = (w.dtype.size(), [rows, w.n, w.k]);
+    let grad = (grad, w.n * 4 / size);
+    let to = (ptr(dx) + (first * w.k * dx.dtype().size()) as u64, dx.dtype());
+    long_input_gradient(cuda, sizes, grad, form(w), w.dtype, to)?;
+    match dw {
+        Some(dw) => {
+            assert_eq!(dw.len(), w.n * w.k);
+            let x = ptr(x) + (first * w.k * size) as u64;
+            weight_gradient(cuda, sizes, grad, x, w.dtype, f32_ptr(dw), add || first > 0)
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,186 @@
+//! RMSNorm and LayerNorm of rows.
+
+pub(crate) mod head_norm;
+
+use crate::backend::{MemoryOps, Norm, NormGrads, NormInput, NormOps};
+use crate::buffer::{Buffer, DType};
+use crate::cuda::context::Cuda;
+use crate::cuda::elementwise::vector::{CHUNK, add_chunks, row_count};
+use crate::cuda::launch::{Grid, args};
+use crate::cuda::memory::{f32_ptr, kernel};
+use crate::error::Result;
+use crate::shapes;
+
+/// A block a row.
+fn grid(rows: usize) -> Grid {
+    Grid::new(rows, 128)
+}
+
+/// Added to a weight before use.
+pub(crate) fn offset(op: Norm) -> f32 {
+    if op.plus_one { 1.0 } else { 0.0 }
+}
+
+fn check(op: Norm, weight: &Buffer, bias: Option<&Buffer>) {
+    let fits = |b: &Buffer| b.dtype() == DType::F32 && b.len() == op.width;
+    assert!(fits(weight) && bias.is_none_or(fits));
+}
+
+impl NormOps for Cuda {
+    fn norm(
+        &self,
+        op: Norm,
+        x: &Buffer,
+        weight: &Buffer,
+        bias: Option<&Buffer>,
+        y: &mut Buffer,
+    ) -> Result<()> {
+        shapes::norm(self, op, x, weight, bias, y)?;
+        check(op, weight, bias);
+        assert_eq!(x.len(), y.len());
+        let rows = row_count(x.len(), op.width);
+        let args = args![x, weight, bias, &*y, op.width as u32, op.centred, offset(op), op.eps];
+        self.launch("norm", &kernel("norm", &[x, y]), grid(rows), &args)
+    }
+    fn add_norm(
+        &self,
+        op: Norm,
+        x: &Buffer,
+        delta: &Buffer,
+        weight: &Buffer,
+        bias: Option<&Buffer>,
+        sum: &mut Buffer,
+        y: &mut Buffer,
+    ) -> Result<()> {
+        shapes::add_norm(self, op, x, delta, weight, bias, [sum, y])?;
+        check(op, weight, bias);
+        assert!(x.len() == delta.len() && x.len() == sum.len() && x.len() == y.len());
+        let rows = row_count(x.len(), op.width);
+        let args =
+            args![x, delta, weight, bias, f32_ptr(sum), &*y, op.width as u32, op.centred, offset(op), op.eps];
+        self.launch("norm", &kernel("add_norm", &[x, delta, y]), grid(rows), &args)
+    }
+    fn norm_backward(
+        &self,
+        op: Norm,
+        dy: &Buffer,
+        x: &Buffer,
+        weight: &Buffer,
+        add: bool,
+        dx: &mut Buffer,
+        grads: NormGrads<'_>,
+    ) -> Result<()> {
+        shapes::norm_backward(self, op, dy, x, weight, dx, &grads)?;
+        check(op, weight, None);
+        assert!(x.len() == dy.len() && x.len() == dx.len());
+        let (rows, width) = (row_count(x.len(), op.width), op.width);
+        if fits_registers(op, x, dx) {
+            let of = NormInput { x, delta: None, weight, bias: None };
+            return in_registers(self, op, of, dy, add, dx, [None; 2], grads);
+        }
+        let sums = grads.weight.is_some() || grads.bias.is_some();
+        let stats = if sums { Some(self.arena.take(rows * 8)?) } else { None };
+        let at = stats.as_ref().map_or(0, |s| s.ptr());
+        let args = args![dy, x, weight, &*dx, width as u32, op.centred, offset(op), op.eps, add, at];
+        self.launch("norm", &kernel("norm_backward", &[dy, x, dx]), grid(rows), &args)?;
+        if !sums {
+            return Ok(());
+        }
+        let chunks = rows.div_ceil(CHUNK);
+        let partial = self.arena.take(2 * chunks * width * 4)?;
+        let (first, second) = (partial.ptr(), partial.ptr() + (chunks * width * 4) as u64);
+        let of = |wanted: bool, at: u64| if wanted { at } else { 0 };
+        let args = args![
+            dy,
+            x,
+            at,
+            rows as u32,
+            width as u32,
+            CHUNK as u32,
+            of(grads.weight.is_some(), first),
+            of(grads.bias.is_some(), second)
+        ];
+        let grid = Grid::plane(width.div_ceil(128), chunks, 128);
+        self.launch("norm", &kernel("norm_sums", &[dy, x]), grid, &args)?;
+        for (from, to) in [(first, grads.weight), (second, grads.bias)] {
+            if let Some(to) = to {
+                assert_eq!(to.len(), width);
+                add_chunks(self, from, width, chunks, width, f32_ptr(to), grads.add)?;
+            }
+        }
+        Ok(())
+    }
+    fn norm_again(
+        &self,
+        op: Norm,
+        of: NormInput<'_>,
+        dy: &Buffer,
+        y: &mut Buffer,
+        dx: &mut Buffer,
+        rounded: Option<&mut Buffer>,
+        grads: NormGrads<'_>,
+    ) -> Result<()> {
+        shapes::norm_again(self, op, of, dy, [y, dx], rounded.as_deref(), &grads)?;
+        let NormInput { x, delta, weight, bias } = of;
+        check(op, weight, bias);
+        assert!(x.len() == dy.len() && x.len() == dx.len());
+        if fits_registers(op, x, dx) && y.dtype() == dy.dtype() {
+            let outputs = [Some(&*y), rounded.as_deref()];
+            return in_registers(self, op, of, dy, true, dx, outputs, grads);
+        }
+        let mut sum = delta.map(|_| self.arena.buffer(DType::F32, x.len())).transpose()?;
+        match (delta, &mut sum) {
+            (Some(delta), Some(sum)) => self.add_norm(op, x, delta, weight, bias, sum, y)?,
+            _ => self.norm(op, x, weight, bias, y)?,
+        }
+        self.norm_backward(op, dy, sum.as_ref().unwrap_or(x), weight, true, dx, grads)?;
+        rounded.map_or(Ok(()), |rounded| self.copy(dx, 0, rounded, 0, dx.len()))
+    }
+}
+
+/// The widest rows of the backward that keeps them in registers.
+const WIDEST: usize = 2048;
+
+/// Whether the backward in one pass serves.
+fn fits_registers(op: Norm, x: &Buffer, dx: &Buffer) -> bool {
+    let stream = x.dtype() == DType::F32 && dx.dtype() == DType::F32;
+    stream && op.width.is_multiple_of(4) && op.width <= WIDEST
+}
+
+/// The backward of the residual stream's norms in one pass, and what forward gave and a rounded `dx` where wanted.
+fn in_registers(
+    cuda: &Cuda,
+    op: Norm,
+    of: NormInput<'_>,
+    dy: &Buffer,
+    add: bool,
+    dx: &mut Buffer,
+    [y, rounded]: [Option<&Buffer>; 2],
+    grads: NormGrads<'_>,
+) -> Result<()> {
+    let (rows, width) = (row_count(of.x.len(), op.width), op.width);
+    let typed = [of.delta, y, rounded];
+    assert!(typed.iter().flatten().all(|b| b.dtype() == dy.dtype() && b.len() == dy.len()));
+    // A block a multiprocessor, of as many teams as its registers hold rows for.
+    let vectors = width.div_ceil(512);
+    let teams = [8, 5, 4, 3][vectors - 1];
+    let blocks = rows.div_ceil(teams).min(cuda.card.processors as usize);
+    let with_bias = grads.bias.is_some();
+    let wanted = grads.weight.is_some() || with_bias;
+    let sums = if wanted { Some(cuda.arena.take(blocks * 2 * width * 4)?) } else { None };
+    let at = sums.as_ref().map_or(0, |s| s.ptr());
+    let mut all = args![dy, of.x, of.delta, of.weight, of.bias, &*dx, y, rounded].to_vec();
+    all.extend(args![rows as u32, width as u32, offset(op), op.eps, add, at]);
+    let (centred, bias) = (u32::from(op.centred), u32::from(with_bias));
+    let defines = format!("VECTORS={vectors} TEAMS={teams} CENTRED={centred} BIAS={bias}");
+    let shared = if wanted { (1 + usize::from(with_bias)) * teams * width * 4 } else { 0 };
+    let grid = Grid::new(blocks, 128 * teams as u32).with_shared(shared);
+    cuda.launch_variant("norm_backward", &defines, &kernel("rows_backward", &[dy]), grid, &all)?;
+    for (from, to) in [(0, grads.weight), (width, grads.bias)] {
+        if let Some(to) = to {
+            assert_eq!(to.len(), width);
+            add_chunks(cuda, at + (from * 4) as u64, 2 * width, blocks, width, f32_ptr(to), grads.add)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,11 @@
+// From halves to whole numbers, and back.
+
+extern "C" __global__ void join(u16* lower, u16* upper, float* to, u64 n) {
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) to[i] = load(SplitMaster{lower, upper}, i);
+}
+
+extern "C" __global__ void split(const float* from, u16* lower, u16* upper, u64 n) {
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) store(SplitMaster{lower, upper}, i, from[i]);
+}
