@@ -1,6 +1,6 @@
 //! What is read off the hidden states: log-probabilities, values, and for decoding the logits.
 
-use super::gradient::{Grads, Slot, added_to};
+use super::gradient::{Gradient, Grads, added_to};
 use super::weights::Model;
 use crate::{Error, Result};
 use ferrl_kernels::backend::{LogpGrads, LogpHead, LogpStats};
@@ -91,7 +91,7 @@ impl Model {
         let mut dx = self.activations(x.len())?;
         let dw = self.layout.head.and_then(|head| grads[head].as_mut());
         let add = dw.as_ref().is_some_and(|slot| !slot.is_empty());
-        b.logp_known(op, &x, w, &targets, &dlogp, &mut stats, &mut dx, add, dw.map(Slot::written))?;
+        b.logp_known(op, &x, w, &targets, &dlogp, &mut stats, &mut dx, add, dw.map(Gradient::written))?;
         b.scatter_rows(&dx, &rows, self.config.hidden, dh)?;
         let (logp, entropy) = (self.read_f32s(&stats.logp)?, self.read_f32s(&stats.entropy)?);
         Ok(RowStats { logp, entropy, others: Vec::new() })
@@ -111,7 +111,7 @@ impl Model {
         let head = self.layout.head.expect("scored rows come from a language-model head");
         let (w, dw) = (self.weight(head), grads[head].as_mut());
         let add = dw.as_ref().is_some_and(|slot| !slot.is_empty());
-        let dw = dw.map(Slot::written);
+        let dw = dw.map(Gradient::written);
         b.logp_backward(s.op, &s.x, w, &s.targets, others, &s.stats, &flow, &mut dx, add, dw)?;
         b.scatter_rows(&dx, &s.rows, self.config.hidden, dh)
     }

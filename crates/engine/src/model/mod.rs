@@ -14,6 +14,7 @@ mod common;
 mod few;
 mod fields;
 mod naming;
+mod param;
 mod rope_json;
 
 mod gemma2;
@@ -26,8 +27,9 @@ mod qwen3;
 
 use serde_json::Value;
 
-pub use config::{Config, Head, ParamShape};
+pub use config::{Config, Head};
 pub use naming::{Part, Tensor};
+pub use param::{Kind, ParamId, ParamShape, Slot};
 pub use weights::{Model, Options};
 
 use crate::{Error, Result, nearest};
