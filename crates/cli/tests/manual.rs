@@ -191,12 +191,12 @@ fn the_worked_diff_is_the_code() {
 fn code_in_the_manual_is_the_examples() {
     let page = std::fs::read_to_string(root().join("docs/rust-api.md")).unwrap();
     let shown = blocks(&page, "rust");
-    for name in ["grpo", "dpo"] {
+    for name in ["reward", "dpo", "grpo"] {
         let file = std::fs::read_to_string(root().join(format!("crates/ferrl/examples/{name}.rs"))).unwrap();
         assert!(
             shown.contains(&file.trim_end()),
             "docs/rust-api.md does not show examples/{name}.rs as it is"
         );
     }
-    assert_eq!(shown.len(), 2);
+    assert_eq!(shown.len(), 3);
 }

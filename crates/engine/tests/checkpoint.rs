@@ -59,7 +59,7 @@ fn read(dir: &Path) -> BTreeMap<String, Vec<f32>> {
         .unwrap()
         .load(|p, data| {
             assert_eq!(data.len(), p.len());
-            out.insert(p.name.clone(), data);
+            out.insert(p.name(), data);
             Ok(())
         })
         .unwrap();
@@ -94,7 +94,12 @@ fn every_family_and_head_comes_back_bit_for_bit() {
                 let back = read(&dir);
                 assert_eq!(back.len(), config.params().len());
                 for param in config.params() {
-                    assert_eq!(back[&param.name], init_param(&config, &options, &param), "{}", param.name);
+                    assert_eq!(
+                        back[&param.name()],
+                        init_param(&config, &options, &param),
+                        "{}",
+                        param.name()
+                    );
                 }
                 assert_eq!(dir.join("model.safetensors.index.json").exists(), max_shard_bytes != u64::MAX);
                 assert_eq!(fs::read_dir(&temp.0).unwrap().count(), 1, "nothing is left beside the model");
@@ -111,14 +116,14 @@ fn half_formats_round_once_and_then_stay() {
         let config = init_model(&temp.join("a"), &options, &SaveOptions { dtype, ..F32 }).unwrap();
         let once = read(&temp.join("a"));
         for param in config.params() {
-            for (x, exact) in once[&param.name].iter().zip(init_param(&config, &options, &param)) {
+            for (x, exact) in once[&param.name()].iter().zip(init_param(&config, &options, &param)) {
                 let tolerance = if dtype == Dtype::Bf16 { 1.0 / 256.0 } else { 1.0 / 1024.0 };
                 assert!((x - exact).abs() <= tolerance * exact.abs() + 1e-7);
             }
         }
         let original = ModelDir::open(&temp.join("a")).unwrap();
         let save = SaveOptions { dtype, ..F32 };
-        let mut get = |p: &ParamShape| Ok(once[&p.name].clone());
+        let mut get = |p: &ParamShape| Ok(once[&p.name()].clone());
         save_model(&temp.join("b"), &config, Some(&original.config_json), &save, &mut get).unwrap();
         assert_eq!(once, read(&temp.join("b")));
         assert_eq!(original.config_json["torch_dtype"], dtype.torch_name());
@@ -151,14 +156,14 @@ fn saving_keeps_foreign_fields_and_brings_the_tokenizer() {
     let opened = ModelDir::open(&dir).unwrap().with_head(Head::Score, 3).unwrap();
     let mut params = BTreeMap::new();
     let keep = |p: &ParamShape, data| {
-        params.insert(p.name.clone(), data);
+        params.insert(p.name(), data);
         Ok(())
     };
     opened.load(keep).unwrap();
     assert!(params["value.weight"].iter().any(|x| *x != 0.0));
     let save = SaveOptions { source: Some(&dir), dtype: Dtype::Bf16, ..F32 };
     let b = temp.join("b");
-    let mut get = |p: &ferrl_engine::model::ParamShape| Ok(params[&p.name].clone());
+    let mut get = |p: &ferrl_engine::model::ParamShape| Ok(params[&p.name()].clone());
     save_model(&b, &opened.config, Some(&opened.config_json), &save, &mut get).unwrap();
     let json: Value = serde_json::from_slice(&fs::read(b.join("config.json")).unwrap()).unwrap();
     assert_eq!(json["my_field"], json!([1, 2]));
@@ -400,7 +405,7 @@ fn weights_depend_on_seed_and_name_alone() {
     let (config, _) = tiny("llama").build().unwrap();
     let params = config.params();
     let get = |seed, i: usize| init_param(&config, &InitOptions { seed, ..tiny("llama") }, &params[i]);
-    let up = params.iter().position(|p| p.name == "layers.0.up.weight").unwrap();
+    let up = params.iter().position(|p| p.name() == "layers.0.up.weight").unwrap();
     assert_eq!(get(1, 0), get(1, 0));
     assert_ne!(get(1, 0), get(2, 0));
     assert_ne!(get(1, 0)[..32], get(1, up)[..32]);
@@ -430,7 +435,7 @@ fn weights_that_are_not_finite_are_named_when_they_are_loaded() {
             let config = options.build().unwrap().0;
             save_model(&dir, &config, None, &SaveOptions { dtype, ..F32 }, &mut |shape| {
                 let mut values = init_param(&config, &options, shape);
-                if shape.name == param {
+                if shape.name() == param {
                     values[at] = bad;
                 }
                 Ok(values)
@@ -455,7 +460,7 @@ fn the_first_of_several_bad_numbers_is_named() {
         let dir = temp.join(&format!("model-{}", bad[0]));
         save_model(&dir, &config, None, &F32, &mut |shape| {
             let mut values = vec![0.5; shape.len()];
-            if shape.name == "embed" {
+            if shape.name() == "embed" {
                 bad.iter().for_each(|&at| values[at] = f32::NAN);
             }
             Ok(values)

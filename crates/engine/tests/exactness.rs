@@ -5,7 +5,7 @@
 
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::generate::{CacheOptions, Completion, Event, Generator, Request, Sampler, SamplingParams};
-use ferrl_engine::model::{FAMILIES, Model, Options};
+use ferrl_engine::model::{FAMILIES, Model, Options, ParamId, Slot};
 use ferrl_engine::train::{Batch, stats};
 use ferrl_kernels::cpu::Cpu;
 use ferrl_kernels::cpu::Level;
@@ -151,7 +151,7 @@ fn one_flipped_bit_is_seen() {
             let done = sampler.generate(&model, requests.clone()).unwrap();
             let got: Vec<_> = done.iter().map(bits).collect();
             assert_eq!(got, rescored(&model, &requests, &done));
-            let param = model.find("layers.0.qkv.weight").unwrap();
+            let param = model.find(ParamId::layer(0, Slot::Qkv)).unwrap();
             let value = model.read(param).unwrap()[11];
             let flipped = f32::from_bits(value.to_bits() ^ 1 << bit);
             model.backend.write(&mut model.params[param].master, 11, &[flipped]).unwrap();
@@ -264,8 +264,8 @@ fn a_new_version_half_way_is_exact_by_version() {
     for _ in 0..8 {
         sampler.step(&model).unwrap();
     }
-    let old = model.read(model.find("embed").unwrap()).unwrap();
-    let embed = model.find("embed").unwrap();
+    let old = model.read(model.find(ParamId::model(Slot::Embed)).unwrap()).unwrap();
+    let embed = model.find(ParamId::model(Slot::Embed)).unwrap();
     let new: Vec<f32> = old.iter().map(|x| x * 0.5).collect();
     model.backend.write(&mut model.params[embed].master, 0, &new).unwrap();
     model.refresh().unwrap();

@@ -144,7 +144,7 @@ fn stored_tensors_add_up_to_the_parameters_of_the_decoder() {
             let mut names = std::collections::HashSet::new();
             for tensor in &tensors {
                 let stored: usize = tensor.parts.iter().map(|p| p.len()).sum();
-                assert_eq!(stored, tensor.param.len(), "{}", tensor.param.name);
+                assert_eq!(stored, tensor.param.len(), "{}", tensor.param.name());
                 assert!(tensor.parts.iter().all(|p| names.insert(p.name.clone())));
             }
         }

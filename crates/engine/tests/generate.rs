@@ -7,7 +7,7 @@ use ferrl_engine::generate::{
     CacheOptions, Completion, Event, Generator, Request, Sampler, SamplingParams, Stop,
 };
 use ferrl_engine::model::decoder::{Context, Keep};
-use ferrl_engine::model::{Head, Model, Options};
+use ferrl_engine::model::{Head, Model, Options, ParamId, Slot};
 use ferrl_engine::tokenizer::{Tokenizer, train_chars};
 use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer};
 use ferrl_kernels::backend::Segments;
@@ -413,7 +413,7 @@ fn a_step_that_was_begun_ahead_is_dropped_with_what_it_was_for() {
         let left = sampler.cancel(ids[1]).unwrap();
         assert_eq!((left.ids.len(), left.stop), (5, Stop::Cancelled));
         // The very next token is that of the new weights, and so is everything it depends on.
-        let bias = model.find("final_norm.weight").unwrap();
+        let bias = model.find(ParamId::model(Slot::FinalNorm)).unwrap();
         let values: Vec<f32> = model.read(bias).unwrap().iter().map(|x| -x).collect();
         let backend = model.backend.clone();
         backend.write(&mut model.params[bias].master, 0, &values).unwrap();
@@ -537,7 +537,7 @@ fn weights_that_are_not_finite_are_an_error_and_leave_the_sampler_sound() {
     let mut model = model("llama", 50, 0.2);
     let mut sampler = Sampler::new(&model, CacheOptions::default()).unwrap();
     let want = sampler.generate(&model, vec![request(&[1, 2, 3], short(5), 0)]).unwrap();
-    let norm = model.find("final_norm.weight").unwrap();
+    let norm = model.find(ParamId::model(Slot::FinalNorm)).unwrap();
     for value in [f32::NAN, 1.0] {
         model.backend.write(&mut model.params[norm].master, 0, &[value]).unwrap();
         model.refresh().unwrap();

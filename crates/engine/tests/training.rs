@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl_engine::checkpoint::{InitOptions, ModelDir};
-use ferrl_engine::model::{FAMILIES, Head, Model, Options};
+use ferrl_engine::model::{FAMILIES, Head, Model, Options, ParamId, Slot};
 use ferrl_engine::train::{
     Batch, Decay, OptimizerOptions, Rule, Schedule, Sequence, StatGrads, Stats, Trainer, kl, plan,
 };
@@ -125,7 +125,7 @@ fn twelve_steps_follow_pytorch() {
             assert!(((got - want) / want).abs() < 1e-4, "{name} at step {step}: {got} {want}");
         }
     }
-    let down = t.model.read(t.model.find("layers.0.down.weight").unwrap()).unwrap();
+    let down = t.model.read(t.model.find(ParamId::layer(0, Slot::Down)).unwrap()).unwrap();
     for (got, want) in down.iter().zip(want["down_proj_0"].as_array().unwrap()) {
         assert!((*got as f64 - want.as_f64().unwrap()).abs() < 1e-4);
     }
@@ -217,7 +217,7 @@ fn frozen_tensors_do_not_move() {
     let (q, kv) = (24 * 24, 24 * 24);
     for (i, old) in before.iter().enumerate() {
         let new = t.model.read(i).unwrap();
-        let name = t.model.params[i].shape.name.clone();
+        let name = t.model.params[i].shape.name();
         if name == "embed" || name.starts_with("layers.0.") {
             assert_eq!(&new, old, "{name}");
         } else if name == "layers.1.qkv.weight" {
@@ -287,7 +287,7 @@ fn numbers_that_are_not_finite_stop_before_the_update() {
     assert!(error.contains("the gradient of ") && error.contains("not changed"), "{error}");
     assert!(weights(&t) == before);
     // A weight that is not finite is named.
-    let i = t.model.find("layers.1.up.weight").unwrap();
+    let i = t.model.find(ParamId::layer(1, Slot::Up)).unwrap();
     let backend = t.model.backend.clone();
     backend.write(&mut t.model.params[i].master, 3, &[f32::INFINITY]).unwrap();
     t.model.refresh().unwrap();
@@ -299,7 +299,7 @@ fn numbers_that_are_not_finite_stop_before_the_update() {
 fn an_average_of_the_weights_is_kept_where_asked_for() {
     let options = OptimizerOptions { ema: Some(0.5), ..Default::default() };
     let mut t = trainer(best(), &tiny("gpt2"), DType::F32, options);
-    let i = t.model.find("layers.0.down.weight").unwrap();
+    let i = t.model.find(ParamId::layer(0, Slot::Down)).unwrap();
     let mut want: Option<Vec<f32>> = None;
     for _ in 0..3 {
         train(&mut t, 1, 1000);

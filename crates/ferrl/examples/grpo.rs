@@ -1,27 +1,19 @@
-//! Group relative policy optimisation on answers that are already graded:
+//! Group relative policy optimisation on completions that are already scored:
 //! `cargo run --release --example grpo -- MODEL OUT`
 
-use ferrl::api::{Agent, Config, Dataset, Result, Trainer};
-use serde_json::{Value, json};
-
-/// Sums with one right and two wrong answers; a row may also have named rewards.
-struct Sums;
-
-impl Dataset for Sums {
-    fn len(&self) -> usize {
-        4
-    }
-    fn row(&self, index: usize) -> Value {
-        let (sum, completions) = (2 * index, [2 * index, 2 * index + 1, 7].map(|n| n.to_string()));
-        let rewards = completions.clone().map(|c| f64::from(c == sum.to_string()));
-        json!({ "prompt": format!("{index} + {index} = "), "completions": completions, "rewards": rewards })
-    }
-}
+use ferrl::api::{Config, Result, Trainer};
+use serde_json::json;
 
 pub(crate) fn train(model: &str, out: &str) -> Result<f64> {
-    let config = Config { beta: Some(0.01), lr: 1e-3, batch_size: 4, max_length: 64, ..Default::default() };
-    let agent = Agent::new("grpo", &config, model, None)?;
-    let mut trainer = Trainer::new(agent, Sums, config)?;
+    // Sums with one right and two wrong completions each.
+    let rows = (0..4).map(|n| {
+        let completions = [2 * n, 2 * n + 1, 7].map(|sum| sum.to_string());
+        let rewards = completions.clone().map(|c| f64::from(c == (2 * n).to_string()));
+        json!({ "prompt": format!("{n} + {n} = "), "completions": completions, "rewards": rewards })
+    });
+    let config =
+        Config { beta: Some(0.01), lr: 1e-3, batch_size: 4, max_length: 64, ..Config::new("grpo", model) };
+    let mut trainer = Trainer::new(config, rows)?;
     let steps = trainer.train(20)?;
     trainer.save(out)?;
     Ok(steps[steps.len() - 1].get("entropy").unwrap_or(0.0))

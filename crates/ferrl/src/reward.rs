@@ -1,16 +1,18 @@
-//! Rewards: every source scores every answer; the weighted sum lands on the answer's last token.
+//! Rewards: every source scores every completion; the weighted sum is placed on the completion's last token.
 
 mod model;
+mod source;
 
 pub use model::RewardModel;
-pub(crate) use model::asked;
+pub(crate) use model::prompt_value;
+pub use source::{Reward, Verified};
 
 use crate::experience::{Experience, Metrics};
 use crate::interrupt::{interrupted, is_interruption};
 use crate::recipe::{self, Recipe};
 use crate::rollout::Answer;
 use crate::source::Prompt;
-use crate::verify::{self, Columns, Hooks, Outcome, Progress, Sample, Score, Truncated, Verifier};
+use crate::verify::{self, Columns, Hooks, Outcome, Progress, Sample, Truncated};
 use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{Backend, DType};
 use serde::{Deserialize, Serialize};
@@ -18,24 +20,11 @@ use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The sources of a run, with their weights.
+/// The rewards of a run, each with its weight.
+#[derive(Default)]
 pub struct Rewards {
-    sources: Vec<Source>,
+    sources: Vec<(f64, Box<dyn Reward>)>,
     hooks: Hooks,
-}
-
-struct Source {
-    weight: f64,
-    judge: Judge,
-    truncated: Truncated,
-}
-
-/// Whoever says what a completion is worth.
-enum Judge {
-    /// A function of the text.
-    Verifier(Box<dyn Verifier>),
-    /// A model, and what its reward is called.
-    Model(Box<RewardModel>, String),
 }
 
 /// What one completion got.
@@ -92,11 +81,20 @@ impl Rewards {
         })
     }
 
-    /// One verifier, of weight 1.
-    pub fn of(verifier: Box<dyn Verifier>) -> Self {
-        let source =
-            Source { weight: 1.0, judge: Judge::Verifier(verifier), truncated: Truncated::default() };
-        Rewards { sources: vec![source], hooks: Hooks::default() }
+    /// One reward, of weight 1.
+    pub fn of(reward: impl Reward + 'static) -> Self {
+        Self::default().with(1.0, reward)
+    }
+
+    /// With one more reward: a verifier, a model, a closure.
+    pub fn with(mut self, weight: f64, reward: impl Reward + 'static) -> Self {
+        self.sources.push((weight, Box::new(reward)));
+        self
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.sources.is_empty()
     }
 
     /// As the recipe says, its models in memory.
@@ -110,24 +108,25 @@ impl Rewards {
         hooks: &Hooks,
         open: &mut dyn FnMut(&str) -> Result<RewardModel>,
     ) -> Result<Self> {
-        let (mut all, mut models) = (Vec::new(), 0);
+        let (mut rewards, mut models) = (Rewards { sources: Vec::new(), hooks: hooks.clone() }, 0);
         for source in sources {
-            let judge = match (&source.verifier, &source.python, &source.model) {
-                (Some(name), None, None) => {
-                    Judge::Verifier(verify::build_with(name, &source.options, hooks)?)
-                }
+            let weight = source.weight.unwrap_or(1.0);
+            let truncated = truncated(source.truncated.as_deref())?;
+            let verifier = match (&source.verifier, &source.python, &source.model) {
+                (Some(name), None, None) => verify::build_with(name, &source.options, hooks)?,
                 (None, Some(file), None) => {
                     let mut options = source.options.clone();
                     options.insert("file".into(), file.to_string_lossy().into());
                     if let Some(function) = &source.function {
                         options.insert("function".into(), function.as_str().into());
                     }
-                    Judge::Verifier(verify::build_with("python", &options, hooks)?)
+                    verify::build_with("python", &options, hooks)?
                 }
                 (None, None, Some(dir)) => {
                     models += 1;
                     let name = if models == 1 { "model".into() } else { format!("model_{models}") };
-                    Judge::Model(Box::new(open(dir)?), name)
+                    rewards = rewards.with(weight, open(dir)?.named(name));
+                    continue;
                 }
                 _ => {
                     return Err(Error::usage("a reward names one of verifier, python or model")
@@ -135,10 +134,9 @@ impl Rewards {
                         .fix("verifier = \"countdown\""));
                 }
             };
-            let truncated = truncated(source.truncated.as_deref())?;
-            all.push(Source { weight: source.weight.unwrap_or(1.0), judge, truncated });
+            rewards = rewards.with(weight, Verified { verifier, truncated });
         }
-        Ok(Rewards { sources: all, hooks: hooks.clone() })
+        Ok(rewards)
     }
 
     /// Refuses stop strings that cut off what a verifier reads, because no completion could ever be right.
@@ -146,8 +144,7 @@ impl Rewards {
         if include {
             return Ok(());
         }
-        for source in &self.sources {
-            let Judge::Verifier(verifier) = &source.judge else { continue };
+        for verifier in self.sources.iter().filter_map(|(_, reward)| reward.verifier()) {
             let reads = verifier.reads().iter();
             let cut = reads.flat_map(|read| strings.iter().map(move |s| (read, s)));
             if let Some((read, stop)) = cut.into_iter().find(|(read, stop)| read.contains(stop.as_str())) {
@@ -179,10 +176,7 @@ impl Rewards {
             columns: Columns { row: Some(&prompt.columns), renamed: &prompt.renamed },
             place,
         };
-        self.sources.iter().try_for_each(|source| match &source.judge {
-            Judge::Verifier(verifier) => verifier.check(&sample),
-            Judge::Model(..) => Ok(()),
-        })
+        self.sources.iter().try_for_each(|(_, reward)| reward.check(&sample))
     }
 
     /// Scores completions and places each reward on its completion's last token. A completion that nobody could score is
@@ -199,12 +193,11 @@ impl Rewards {
         let samples = completions.samples(&ids);
         let mut sums = vec![Sum::default(); answers.len()];
         // Whether a completion is right is for the first verifier to say; without one, for the first source.
-        let verified = |s: &Source| matches!(s.judge, Judge::Verifier(_));
-        let first = self.sources.iter().position(verified).unwrap_or(0);
-        for (i, source) in self.sources.iter().enumerate() {
-            let outcomes = source.score(completions, &samples, metrics)?;
+        let first = self.sources.iter().position(|(_, r)| r.verifier().is_some()).unwrap_or(0);
+        for (i, (weight, reward)) in self.sources.iter().enumerate() {
+            let outcomes = outcomes(&**reward, &samples, completions.at, metrics)?;
             for (sum, outcome) in sums.iter_mut().zip(outcomes) {
-                sum.add(source.weight, outcome, i == first)?;
+                sum.add(*weight, outcome, i == first)?;
             }
         }
         let graded: Vec<Graded> = sums.iter().map(|s| s.graded(self.sources.is_empty())).collect();
@@ -229,10 +222,8 @@ impl Rewards {
             return Ok(());
         }
         let failure = sums.iter().find_map(|s| s.failure.clone()).unwrap_or_else(|| {
-            let files = self.sources.iter().find_map(|s| match &s.judge {
-                Judge::Verifier(verifier) => verifier.file().map(|f| f.display().to_string()),
-                Judge::Model(..) => None,
-            });
+            let mut verifiers = self.sources.iter().filter_map(|(_, reward)| reward.verifier());
+            let files = verifiers.find_map(|v| v.file().map(|f| f.display().to_string()));
             Error::usage("no reward function gave a number: all returned None")
                 .at(files.unwrap_or("reward".into()))
                 .fix("let at least one function return a number for every completion")
@@ -254,38 +245,29 @@ impl Rewards {
     }
 }
 
-impl Source {
-    fn score(
-        &self,
-        completions: Completions<'_>,
-        samples: &[Sample<'_>],
-        metrics: &mut Metrics,
-    ) -> Result<Vec<Outcome>> {
-        let (name, outcomes) = match &self.judge {
-            Judge::Verifier(verifier) => {
-                let outcomes = verify::score_all(&**verifier, samples, completions.at, self.truncated)?;
-                verifier.take_metrics().iter().for_each(|(name, value)| metrics.add(name, *value));
-                (verifier.name(), outcomes)
-            }
-            Judge::Model(model, name) => {
-                let scored = |r: f64| {
-                    let components = vec![(name.clone(), r)];
-                    Outcome::Scored(Score { reward: r, components, score: Some(r), ..Default::default() })
-                };
-                let rewards = model.score(completions.prompts, completions.answers)?;
-                (name.as_str(), rewards.into_iter().map(scored).collect())
-            }
-        };
-        for (i, outcome) in outcomes.iter().enumerate() {
-            if let Outcome::Scored(score) = outcome
-                && !score.reward.is_finite()
-            {
-                return Err(Error::numerics(format!("{name} gave a reward of {}", score.reward))
-                    .at(format!("completion {i}")));
-            }
-        }
-        Ok(outcomes)
+/// One finite score, abstention or loss for each completion.
+fn outcomes(
+    reward: &dyn Reward,
+    samples: &[Sample<'_>],
+    at: Progress,
+    metrics: &mut Metrics,
+) -> Result<Vec<Outcome>> {
+    let (name, outcomes) = (reward.name(), reward.score(samples, at)?);
+    if let Some(verifier) = reward.verifier() {
+        verifier.take_metrics().iter().for_each(|(name, value)| metrics.add(name, *value));
     }
+    if outcomes.len() != samples.len() {
+        return Err(verify::miscounted(name, outcomes.len(), samples.len()));
+    }
+    for (i, outcome) in outcomes.iter().enumerate() {
+        if let Outcome::Scored(score) = outcome
+            && !score.reward.is_finite()
+        {
+            return Err(Error::numerics(format!("{name} gave a reward of {}", score.reward))
+                .at(format!("completion {i}")));
+        }
+    }
+    Ok(outcomes)
 }
 
 impl<'a> Completions<'a> {
@@ -387,6 +369,7 @@ pub const TRUNCATED: &[&str] = &["wrong", "score"];
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verify::{Score, Verifier};
     use serde_json::json;
 
     /// Scores all but the last.
@@ -433,9 +416,9 @@ mod tests {
     }
 
     fn rewards(judges: Vec<(f64, Box<dyn Verifier>)>) -> Rewards {
-        let source =
-            |(weight, v)| Source { weight, judge: Judge::Verifier(v), truncated: Truncated::default() };
-        Rewards { sources: judges.into_iter().map(source).collect(), hooks: Hooks::default() }
+        judges.into_iter().fold(Rewards::default(), |all, (weight, verifier)| {
+            all.with(weight, Verified { verifier, truncated: Truncated::default() })
+        })
     }
 
     fn answer(text: &str) -> Answer {

@@ -12,12 +12,12 @@ pub(crate) use fresh::new_model_parts;
 
 use crate::algo::{self, Algorithm, Feed, Needs};
 use crate::recipe::{Recipe, Rollout};
-use crate::reward::Rewards;
+use crate::reward::{Rewards, Verified};
 use crate::rollout;
 use crate::signal::Signal;
 use crate::source::Source;
 use crate::train::Stage;
-use crate::verify::Hooks;
+use crate::verify::{Hooks, Truncated};
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::{CacheOptions, Generator, Sampler};
@@ -55,14 +55,15 @@ pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<St
     from_draft(recipe, draft, backend, dir)
 }
 
-/// A stage that starts from the model in `dir` and learns from any source.
+/// A stage that starts from the model in `dir` and learns from any source, with the recipe's rewards or these.
 pub fn stage_over(
     recipe: Recipe,
     backend: Arc<dyn Backend>,
     dir: &Path,
+    rewards: Option<Rewards>,
     source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Box<dyn Source>>,
 ) -> Result<Stage> {
-    let draft = Draft::over(&recipe, dir, &Warnings::default(), source)?;
+    let draft = Draft::over(&recipe, dir, &Warnings::default(), rewards, source)?;
     from_draft(recipe, draft, backend, dir)
 }
 
@@ -235,7 +236,7 @@ pub(crate) fn plain_rewards(recipe: &Recipe, feed: Feed, hooks: &Hooks) -> Resul
                  with completions and rewards; or algo.name = \"sft\" or \"dpo\" to learn from given responses",
             ));
         };
-        return Ok(Rewards::of(own));
+        return Ok(Rewards::of(Verified { verifier: own, truncated: Truncated::default() }));
     }
     let plain: Vec<_> = recipe.reward.iter().filter(|r| r.model.is_none()).cloned().collect();
     let rewards = Rewards::with_hooks(&plain, hooks)?;

@@ -30,7 +30,7 @@ fn stage(recipe: Recipe) -> (Stage, tempfile::TempDir) {
 fn weights(stage: &Stage) -> Vec<(String, Vec<u32>)> {
     let model = &stage.policy.model;
     let bits = |i: usize| model.read(i).unwrap().into_iter().map(f32::to_bits).collect();
-    (0..model.params.len()).map(|i| (model.params[i].shape.name.clone(), bits(i))).collect()
+    (0..model.params.len()).map(|i| (model.params[i].shape.name(), bits(i))).collect()
 }
 
 #[test]

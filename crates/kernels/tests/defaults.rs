@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl_kernels::backend::*;
-use ferrl_kernels::check::{CASES, Check, Outcome};
+use ferrl_kernels::check::{CASES, Check, Outcome, download, random, random_ids, upload, weight};
 use ferrl_kernels::cpu::Cpu;
 use ferrl_kernels::{Buffer, DType, Result, Weight};
 
@@ -202,12 +202,8 @@ impl Backend for Plain {
     }
 }
 
-/// The cases of operations that have a default.
-const COVERED: &[&str] =
-    &["operands", "vectors", "rows", "few rows", "logp head", "logp head: known", "sampling", "divergence"];
-
-#[test]
-fn what_is_composed_is_what_the_cpu_computes() {
+/// Both devices on which a test runs, and what it found to differ.
+fn compare(run: impl Fn(&mut Check<'_>) -> Result<()>) {
     let (cpu, plain) = (Cpu::new(Some(2)).unwrap(), Plain(Cpu::new(Some(2)).unwrap()));
     let mut wrong = Vec::new();
     let mut each = |o: &Outcome| {
@@ -215,9 +211,61 @@ fn what_is_composed_is_what_the_cpu_computes() {
             wrong.push(format!("{}: {} of {}", o.name, o.worst, o.limit));
         }
     };
-    let mut check = Check::new(&cpu, &plain, &mut each);
-    for (name, case) in CASES.iter().filter(|(name, _)| COVERED.contains(name)) {
-        case(&mut check).unwrap_or_else(|e| panic!("{name}: {e}"));
-    }
+    run(&mut Check::new(&cpu, &plain, &mut each)).unwrap();
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn composed_operations_refuse_wrong_operands_and_are_what_the_cpu_computes() {
+    compare(|check| {
+        let covered = CASES.iter().filter(|(name, _)| ["operands", "rows"].contains(name));
+        covered.map(|(name, case)| case(check).map_err(|e| e.at(name))).collect()
+    });
+}
+
+/// Logits, log-probabilities, KL, tokens and gradients of a small head.
+fn head(b: &dyn Backend, dtype: DType, op: LogpHead) -> Result<Vec<Vec<f32>>> {
+    let (rows, vocab, k) = (70, 301, 24);
+    let hidden = |seed| upload(b, dtype, &random(seed, rows * k));
+    let w = weight(b, dtype, vocab, k, &random(2, vocab * k))?;
+    let v = weight(b, dtype, vocab, k, &random(3, vocab * k))?;
+    let zeros = |n| upload(b, DType::F32, &vec![0.0; n]);
+    let (x, y) = (hidden(4)?, hidden(5)?);
+    let (targets, ids) = (random_ids(6, rows, vocab), random_ids(7, 2 * rows, vocab));
+    let (targets, ids, mut others) = (b.indices(&targets)?, b.indices(&ids)?, zeros(2 * rows)?);
+    let mut stats = LogpStats { logp: zeros(rows)?, entropy: zeros(rows)?, lse: zeros(rows)? };
+    b.logp(op, &x, &w, &targets, Some((&ids, &mut others)), &mut stats)?;
+    let [dlogp, dentropy, dkl] = [8, 9, 10].map(|seed| upload(b, DType::F32, &random(seed, rows)));
+    let (dlogp, dentropy, dothers) = (dlogp?, dentropy?, upload(b, DType::F32, &random(11, 2 * rows))?);
+    let grads = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: Some(&dothers) };
+    let (mut dx, mut dw) = (zeros(rows * k)?, upload(b, DType::F32, &random(12, vocab * k))?);
+    b.logp_backward(op, &x, &w, &targets, Some(&ids), &stats, &grads, &mut dx, false, Some(&mut dw))?;
+    let (mut kl, mut kl_dx, mut kl_dw) = (zeros(rows)?, zeros(rows * k)?, zeros(vocab * k)?);
+    b.kl(op, (&x, &w), (&y, &v), &mut kl)?;
+    b.kl_backward(op, (&x, &w), (&y, &v), &dkl?, &mut kl_dx, Some(&mut kl_dw))?;
+    let (mut logits, mut lse) = (zeros(rows * vocab)?, zeros(rows)?);
+    b.logits(op, &x, &w, &mut logits, &mut lse)?;
+    let draws: Vec<f32> = (0..rows).map(|i| (i as f32 + 0.5) / rows as f32).collect();
+    let tokens = [b.sample(&logits, &lse, &draws)?, b.argmax(&logits, rows)?].concat();
+    let LogpStats { logp, entropy, lse: sums } = &stats;
+    let all = [logp, entropy, sums, &others, &dx, &dw, &kl, &kl_dx, &kl_dw, &logits, &lse];
+    let mut results = all.iter().map(|b_| download(b, b_)).collect::<Result<Vec<_>>>()?;
+    results.push(tokens.iter().map(|&t| t as f32).collect());
+    Ok(results)
+}
+
+#[test]
+fn the_composed_head_is_what_the_cpu_computes() {
+    compare(|check| {
+        for (dtype, limit) in [(DType::F32, 1e-4), (DType::Bf16, 2e-2)] {
+            for softcap in [None, Some(3.0)] {
+                let op = LogpHead { temperature: 0.7, softcap };
+                let (want, got) = (head(check.cpu, dtype, op)?, head(check.card, dtype, op)?);
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    check.close(format!("result {i}, {} {softcap:?}", dtype.name()), got, want, limit);
+                }
+            }
+        }
+        Ok(())
+    });
 }

@@ -4,7 +4,7 @@ use super::algorithms::settings;
 use crate::output::print;
 use clap::{Parser, Subcommand};
 use ferrl::algo::find;
-use ferrl::recipe::{explained, keys_markdown, keys_that_matter, names_markdown};
+use ferrl::recipe::{explained, json_schema, keys_markdown, keys_that_matter, names_markdown};
 use ferrl_engine::{Error, Result, nearest};
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,9 @@ const SHIPPED: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/recipes.rs"
 /// Explain every key of a recipe, with its default; list and copy the recipes that come with Ferrl
 #[derive(Parser)]
 pub struct Args {
+    /// Print the JSON Schema of recipes, for editors
+    #[arg(long)]
+    json_schema: bool,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -44,6 +47,7 @@ enum Command {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
+        None if args.json_schema => print(&format!("{:#}\n", json_schema())),
         None => print(&keys_markdown()),
         Some(Command::Show { name }) => {
             let entry = find(name)?;

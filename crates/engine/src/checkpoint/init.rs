@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::save::{SaveOptions, save_model};
 use crate::model::config::NormKind;
-use crate::model::{Config, Head, ParamShape, family};
+use crate::model::{Config, Head, Kind, ParamShape, family};
 use crate::{Class, Error, Result};
 
 /// What a new model shall be. `None` leaves a size to its usual relation to the others.
@@ -161,19 +161,18 @@ impl InitOptions {
 /// The initial value of one parameter: norms at one, biases at zero, the rest normal.
 /// It depends on the seed, the name and the place in the parameter alone.
 pub fn init_param(config: &Config, options: &InitOptions, param: &ParamShape) -> Vec<f32> {
-    if param.name.ends_with(".bias") {
+    if param.id.kind == Kind::Bias {
         return vec![0.0; param.len()];
     }
-    if param.name.ends_with("norm.weight") {
+    if param.id.slot.is_norm() {
         let one = if config.norm.kind == NormKind::RmsPlusOne { 0.0 } else { 1.0 };
         return vec![one; param.len()];
     }
-    let into_residual = param.name.ends_with(".attn_out.weight") || param.name.ends_with(".down.weight");
-    let scale =
-        if options.scale_residual && into_residual { (2.0 * config.layers as f32).sqrt() } else { 1.0 };
+    let scaled = options.scale_residual && param.id.slot.writes_residual();
+    let scale = if scaled { (2.0 * config.layers as f32).sqrt() } else { 1.0 };
     let std = options.std / scale;
     let key = [options.seed as u32, (options.seed >> 32) as u32];
-    let name = name_words(&param.name);
+    let name = name_words(&param.name());
     let mut out = vec![0.0; param.len()];
     // Each number depends on its place alone, so any thread may draw it.
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::dtype::Dtype;
 use super::init::{InitOptions, init_param};
 use super::store::{Store, read_json};
-use crate::model::{Config, Family, Head, ParamShape, Part, Tensor, family_of};
+use crate::model::{Config, Family, Head, ParamShape, Part, Slot, Tensor, family_of};
 use crate::{Error, Result, nearest};
 
 /// A Hugging Face model directory whose files are all there and fit its `config.json`.
@@ -126,7 +126,7 @@ impl ModelDir {
     /// A new value or score parameter has no tensor in the files.
     fn seed_if_new(&self, tensor: &Tensor) -> Option<u64> {
         let absent = |p: &Part| self.store.find(&p.name).is_none();
-        self.new_head.filter(|_| tensor.param.name.starts_with("value.") && tensor.parts.iter().all(absent))
+        self.new_head.filter(|_| tensor.param.id.slot == Slot::Value && tensor.parts.iter().all(absent))
     }
 
     /// Everything that can be known without reading the numbers.
@@ -162,7 +162,7 @@ impl ModelDir {
                 "tensor {:?} has shape {:?}, expected {:?}",
                 part.name, info.shape, part.shape
             ))
-            .fix(format!("check {} in config.json", shape_fields(&param.name))));
+            .fix(format!("check {} in config.json", shape_fields(param.id.slot))));
         }
         match Dtype::of(info.dtype) {
             Some(dtype) => Ok((dtype, bytes)),
@@ -174,7 +174,7 @@ impl ModelDir {
     /// A tensor is missing; perhaps one that nobody needs was meant to be it.
     fn missing(&self, part: &Part, param: &ParamShape) -> Error {
         let e = Error::model(format!("tensor {:?} is missing", part.name)).at(self.path.display());
-        if param.name == "head" {
+        if param.id.slot == Slot::Head {
             return e.fix("set tie_word_embeddings to true in config.json if the logits use the embedding");
         }
         let tensors = self.family.tensors(&self.config);
@@ -219,16 +219,14 @@ fn is_harmless(name: &str) -> bool {
 }
 
 /// The fields of `config.json` behind a parameter's shape.
-fn shape_fields(param: &str) -> &'static str {
-    match param {
-        "embed" | "head" => "vocab_size and hidden_size",
-        "position" => "n_positions and hidden_size",
-        p if p.contains(".q_norm") || p.contains(".k_norm") => "head_dim",
-        p if p.contains(".qkv") || p.contains(".attn_out") => {
-            "hidden_size, num_attention_heads, num_key_value_heads and head_dim"
-        }
-        p if p.contains(".up") || p.contains(".down") => "intermediate_size and hidden_size",
-        p if p.starts_with("value") => "hidden_size and num_labels",
+fn shape_fields(slot: Slot) -> &'static str {
+    match slot {
+        Slot::Embed | Slot::Head => "vocab_size and hidden_size",
+        Slot::Position => "n_positions and hidden_size",
+        Slot::QNorm | Slot::KNorm => "head_dim",
+        Slot::Qkv | Slot::AttnOut => "hidden_size, num_attention_heads, num_key_value_heads and head_dim",
+        Slot::Up | Slot::Down => "intermediate_size and hidden_size",
+        Slot::Value => "hidden_size and num_labels",
         _ => "hidden_size",
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn write_weights(
     for tensor in &tensors {
         let data = params(&tensor.param)?;
         if data.len() != tensor.param.len() {
-            let (name, got, want) = (&tensor.param.name, data.len(), tensor.param.len());
+            let (name, got, want) = (tensor.param.id, data.len(), tensor.param.len());
             return Err(Error::model(format!("parameter {name:?} has {got} numbers, expected {want}")));
         }
         let mut rest = data.as_slice();

@@ -7,6 +7,7 @@ use super::common::{Defaults, activation_name, layer_types, llama_config, llama_
 use super::config::NormKind;
 use super::fields::Fields;
 use super::naming::{Naming, Rows, Tensor};
+use super::param::Slot;
 use super::rope_json::RopeRules;
 use super::{Architectures, Config, Family, common};
 use crate::Result;
@@ -30,22 +31,22 @@ const NAMES: Naming = Naming {
     layers: "layers",
     final_norm: "norm",
     transposed: false,
-    stems: &[
-        ("attn_norm", &[("input_layernorm", Rows::All)]),
-        ("attn_post_norm", &[("post_attention_layernorm", Rows::All)]),
-        ("mlp_norm", &[("pre_feedforward_layernorm", Rows::All)]),
-        ("mlp_post_norm", &[("post_feedforward_layernorm", Rows::All)]),
+    slots: &[
+        (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
+        (Slot::AttnPostNorm, &[("post_attention_layernorm", Rows::All)]),
+        (Slot::MlpNorm, &[("pre_feedforward_layernorm", Rows::All)]),
+        (Slot::MlpPostNorm, &[("post_feedforward_layernorm", Rows::All)]),
         (
-            "qkv",
+            Slot::Qkv,
             &[
                 ("self_attn.q_proj", Rows::Query),
                 ("self_attn.k_proj", Rows::KeyOrValue),
                 ("self_attn.v_proj", Rows::KeyOrValue),
             ],
         ),
-        ("attn_out", &[("self_attn.o_proj", Rows::All)]),
-        ("up", &[("mlp.gate_proj", Rows::Half), ("mlp.up_proj", Rows::Half)]),
-        ("down", &[("mlp.down_proj", Rows::All)]),
+        (Slot::AttnOut, &[("self_attn.o_proj", Rows::All)]),
+        (Slot::Up, &[("mlp.gate_proj", Rows::Half), ("mlp.up_proj", Rows::Half)]),
+        (Slot::Down, &[("mlp.down_proj", Rows::All)]),
     ],
 };
 

@@ -6,6 +6,7 @@ use super::common::{activation_name, check, plain, refuse_unsupported, start_jso
 use super::config::{Activation, Norm, NormKind, Position};
 use super::fields::Fields;
 use super::naming::{Naming, Rows, Tensor};
+use super::param::Slot;
 use super::{Architectures, Config, Family, head_of};
 use crate::Result;
 
@@ -18,13 +19,13 @@ const NAMES: Naming = Naming {
     layers: "h",
     final_norm: "ln_f",
     transposed: true,
-    stems: &[
-        ("attn_norm", &[("ln_1", Rows::All)]),
-        ("mlp_norm", &[("ln_2", Rows::All)]),
-        ("qkv", &[("attn.c_attn", Rows::All)]),
-        ("attn_out", &[("attn.c_proj", Rows::All)]),
-        ("up", &[("mlp.c_fc", Rows::All)]),
-        ("down", &[("mlp.c_proj", Rows::All)]),
+    slots: &[
+        (Slot::AttnNorm, &[("ln_1", Rows::All)]),
+        (Slot::MlpNorm, &[("ln_2", Rows::All)]),
+        (Slot::Qkv, &[("attn.c_attn", Rows::All)]),
+        (Slot::AttnOut, &[("attn.c_proj", Rows::All)]),
+        (Slot::Up, &[("mlp.c_fc", Rows::All)]),
+        (Slot::Down, &[("mlp.c_proj", Rows::All)]),
     ],
 };
 

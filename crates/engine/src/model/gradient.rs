@@ -1,29 +1,28 @@
 //! Gradients of parameters while they are summed.
 
-use super::weights::Affine;
 use crate::Result;
 use ferrl_kernels::backend::NormGrads;
 use ferrl_kernels::{Backend, Buffer, DType};
 
 /// Where gradients of parameters go; `None` is frozen.
-pub type Grads<'a> = &'a mut [Option<Slot>];
+pub type Grads<'a> = &'a mut [Option<Gradient>];
 
 /// The gradient of one parameter. As long as nothing was added it holds anything and counts as zero: what comes first is
 /// written, not added, and nobody need clear it.
-pub struct Slot {
+pub struct Gradient {
     buffer: Buffer,
     empty: bool,
 }
 
-impl Slot {
+impl Gradient {
     /// Room for a gradient of that many weights.
     pub fn new(backend: &dyn Backend, len: usize) -> Result<Self> {
-        Ok(Slot { buffer: backend.alloc(DType::F32, len)?, empty: true })
+        Ok(Gradient { buffer: backend.alloc(DType::F32, len)?, empty: true })
     }
 
     /// Holds these numbers.
     pub fn of(buffer: Buffer) -> Self {
-        Slot { buffer, empty: false }
+        Gradient { buffer, empty: false }
     }
 
     /// Whether nothing was added yet.
@@ -64,28 +63,28 @@ impl Slot {
 }
 
 /// A slot that may be absent, to be added to.
-pub fn added_to<'a>(backend: &dyn Backend, slot: &'a mut Option<Slot>) -> Result<Option<&'a mut Buffer>> {
+pub fn added_to<'a>(backend: &dyn Backend, slot: &'a mut Option<Gradient>) -> Result<Option<&'a mut Buffer>> {
     slot.as_mut().map(|slot| slot.added_to(backend)).transpose()
 }
 
 /// The gradients of a weight and its bias, out of the list of all for a while.
 pub(super) struct Taken {
-    weight: Option<Slot>,
-    bias: Option<Slot>,
+    weight: Option<Gradient>,
+    bias: Option<Gradient>,
 }
 
 impl Taken {
     /// Calls `f` with them out of the list, and puts them back whatever happens.
     pub(super) fn with<T>(
-        of: Affine,
+        weight: usize,
+        bias: Option<usize>,
         grads: Grads<'_>,
         f: impl FnOnce(&mut Taken) -> Result<T>,
     ) -> Result<T> {
-        let mut taken =
-            Taken { weight: grads[of.weight].take(), bias: of.bias.and_then(|i| grads[i].take()) };
+        let mut taken = Taken { weight: grads[weight].take(), bias: bias.and_then(|i| grads[i].take()) };
         let done = f(&mut taken);
-        grads[of.weight] = taken.weight;
-        if let Some(i) = of.bias {
+        grads[weight] = taken.weight;
+        if let Some(i) = bias {
             grads[i] = taken.bias;
         }
         done
@@ -96,7 +95,7 @@ impl Taken {
         let add = [&self.weight, &self.bias].into_iter().flatten().any(|slot| !slot.is_empty());
         let sums = match add {
             true => [added_to(b, &mut self.weight)?, added_to(b, &mut self.bias)?],
-            false => [&mut self.weight, &mut self.bias].map(|slot| slot.as_mut().map(Slot::written)),
+            false => [&mut self.weight, &mut self.bias].map(|slot| slot.as_mut().map(Gradient::written)),
         };
         Ok((add, sums))
     }

@@ -1,6 +1,6 @@
 //! What is read off the hidden states: log-probabilities, values, and for decoding the logits.
 
-use super::gradient::{Grads, Slot, added_to};
+use super::gradient::{Gradient, Grads, added_to};
 use super::weights::Model;
 use crate::{Error, Result};
 use ferrl_kernels::backend::{LogpGrads, LogpHead, LogpStats};
@@ -36,8 +36,7 @@ impl Model {
 
     /// The language-model head, or an error that says the model has none.
     pub fn lm_head(&self) -> Result<&Weight> {
-        let head = self.layout.head.map(|i| self.weight(i));
-        head.ok_or_else(|| {
+        self.layout.head.map(|head| head.operand(self).weight).ok_or_else(|| {
             Error::model("this model gives scores, not next-token probabilities")
                 .fix("use the causal-LM directory it was made from")
         })
@@ -89,9 +88,9 @@ impl Model {
         let n = dlogp.len();
         let mut stats = LogpStats { logp: self.f32s(n)?, entropy: self.f32s(n)?, lse: self.f32s(n)? };
         let mut dx = self.activations(x.len())?;
-        let dw = self.layout.head.and_then(|head| grads[head].as_mut());
+        let dw = self.layout.head.and_then(|head| grads[head.weight].as_mut());
         let add = dw.as_ref().is_some_and(|slot| !slot.is_empty());
-        b.logp_known(op, &x, w, &targets, &dlogp, &mut stats, &mut dx, add, dw.map(Slot::written))?;
+        b.logp_known(op, &x, w, &targets, &dlogp, &mut stats, &mut dx, add, dw.map(Gradient::written))?;
         b.scatter_rows(&dx, &rows, self.config.hidden, dh)?;
         let (logp, entropy) = (self.read_f32s(&stats.logp)?, self.read_f32s(&stats.entropy)?);
         Ok(RowStats { logp, entropy, others: Vec::new() })
@@ -109,9 +108,9 @@ impl Model {
         let flow = LogpGrads { logp: &dlogp, entropy: dentropy.as_ref(), others: dothers.as_ref() };
         let mut dx = self.activations(s.x.len())?;
         let head = self.layout.head.expect("scored rows come from a language-model head");
-        let (w, dw) = (self.weight(head), grads[head].as_mut());
+        let (w, dw) = (self.weight(head.weight), grads[head.weight].as_mut());
         let add = dw.as_ref().is_some_and(|slot| !slot.is_empty());
-        let dw = dw.map(Slot::written);
+        let dw = dw.map(Gradient::written);
         b.logp_backward(s.op, &s.x, w, &s.targets, others, &s.stats, &flow, &mut dx, add, dw)?;
         b.scatter_rows(&dx, &s.rows, self.config.hidden, dh)
     }
@@ -138,17 +137,17 @@ impl Model {
         let (b, x) = (&*self.backend, self.select_rows(h, rows)?);
         let head = self.layout.head.expect("a KL comes from a language-model head");
         let (mut dx, mut spread) = (self.activations(x.len())?, self.activations(dh.len())?);
-        let (op, p, q) = (self.logp_head(temperature), (&x, self.weight(head)), (y, other.lm_head()?));
-        b.kl_backward(op, p, q, &self.upload(dkl)?, &mut dx, added_to(b, &mut grads[head])?)?;
+        let (op, p, q) = (self.logp_head(temperature), (&x, self.weight(head.weight)), (y, other.lm_head()?));
+        b.kl_backward(op, p, q, &self.upload(dkl)?, &mut dx, added_to(b, &mut grads[head.weight])?)?;
         b.scatter_rows(&dx, &b.indices(rows)?, self.config.hidden, &mut spread)?;
         b.axpy(1.0, &spread, dh)
     }
 
     /// One number per row of the hidden states, for models with a score or value head.
     pub fn values(&self, h: &Buffer) -> Result<Vec<f32>> {
-        let Some(p) = self.layout.value else { return Ok(Vec::new()) };
+        let Some(head) = self.layout.value else { return Ok(Vec::new()) };
         let mut v = self.f32s(h.len() / self.config.hidden)?;
-        self.backend.linear(h, self.weight(p.weight), p.bias.map(|i| self.master(i)), &mut v)?;
+        head.forward(self, h, &mut v)?;
         self.read_f32s(&v)
     }
 
@@ -160,12 +159,12 @@ impl Model {
         dh: &mut Buffer,
         grads: Grads<'_>,
     ) -> Result<()> {
-        let Some(p) = self.layout.value else { return Ok(()) };
+        let Some(head) = self.layout.value else { return Ok(()) };
         let mut dv = self.activations(dvalue.len())?;
         self.backend.write(&mut dv, 0, dvalue)?;
         let mut dx = self.activations(h.len())?;
-        self.linear_backward(p, &dv, h, grads)?;
-        self.backend.linear_dx(&dv, self.weight(p.weight), &mut dx)?;
+        head.backward_weight(self, &dv, h, grads)?;
+        head.backward_input(self, &dv, &mut dx)?;
         self.backend.axpy(1.0, &dx, dh)
     }
 

@@ -10,10 +10,16 @@ pub mod heads;
 pub mod rope;
 pub mod weights;
 
+mod attention;
 mod common;
-mod few;
+mod ffn;
 mod fields;
+mod layout;
+mod linear;
 mod naming;
+mod norm;
+mod param;
+mod residual;
 mod rope_json;
 
 mod gemma2;
@@ -26,8 +32,9 @@ mod qwen3;
 
 use serde_json::Value;
 
-pub use config::{Config, Head, ParamShape};
+pub use config::{Config, Head};
 pub use naming::{Part, Tensor};
+pub use param::{Kind, ParamId, ParamShape, Slot};
 pub use weights::{Model, Options};
 
 use crate::{Error, Result, nearest};

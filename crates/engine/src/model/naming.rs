@@ -1,11 +1,12 @@
 //! Where the decoder's fused parameters are found in a checkpoint.
 
-use super::config::{Config, Head, ParamShape};
+use super::config::{Config, Head};
+use super::param::{Kind, ParamShape, Slot};
 
 /// One parameter of the decoder and the stored tensors it is made of, stacked row on row.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// Name and shape in the decoder.
+    /// Which parameter of the decoder, and its shape there.
     pub param: ParamShape,
     /// What it is made of, in order.
     pub parts: Vec<Part>,
@@ -46,7 +47,7 @@ pub(crate) enum Rows {
     Half,
 }
 
-/// The names a family uses. Inside a layer, each canonical stem lists what it is stacked from.
+/// The names a family uses. Inside a layer, each slot lists what it is stacked from.
 pub(crate) struct Naming {
     pub(crate) prefix: &'static str,
     pub(crate) embed: &'static str,
@@ -55,7 +56,7 @@ pub(crate) struct Naming {
     pub(crate) final_norm: &'static str,
     /// Whether the matrices inside layers are stored as `[in, out]`.
     pub(crate) transposed: bool,
-    pub(crate) stems: &'static [(&'static str, &'static [(&'static str, Rows)])],
+    pub(crate) slots: &'static [(Slot, &'static [(&'static str, Rows)])],
 }
 
 impl Naming {
@@ -65,33 +66,32 @@ impl Naming {
     }
 
     fn parts(&self, config: &Config, param: &ParamShape) -> Vec<Part> {
-        let whole =
-            |name: String, shape: &[usize]| vec![Part { name, shape: shape.into(), transposed: false }];
-        let (rows, cols) = (param.rows, param.cols);
-        let prefix = self.prefix;
-        let value = if config.head == Head::Score { "score" } else { "v_head.summary" };
-        match param.name.as_str() {
-            "embed" => whole(format!("{prefix}{}.weight", self.embed), &[rows, cols]),
-            "position" => whole(format!("{prefix}{}.weight", self.position), &[rows, cols]),
-            "final_norm.weight" => whole(format!("{prefix}{}.weight", self.final_norm), &[cols]),
-            "final_norm.bias" => whole(format!("{prefix}{}.bias", self.final_norm), &[cols]),
-            "head" => whole("lm_head.weight".into(), &[rows, cols]),
-            "value.weight" => whole(format!("{value}.weight"), &[1, cols]),
-            "value.bias" => whole(format!("{value}.bias"), &[1]),
-            inside => self.layer_parts(config, inside, rows, cols),
+        let ParamShape { id, rows, cols } = *param;
+        if let Some(layer) = id.layer {
+            return self.layer_parts(config, layer, param);
         }
+        let prefix = self.prefix;
+        let module = match id.slot {
+            Slot::Embed => format!("{prefix}{}", self.embed),
+            Slot::Position => format!("{prefix}{}", self.position),
+            Slot::FinalNorm => format!("{prefix}{}", self.final_norm),
+            Slot::Head => "lm_head".into(),
+            Slot::Value if config.head == Head::Score => "score".into(),
+            Slot::Value => "v_head.summary".into(),
+            _ => return Vec::new(),
+        };
+        let shape = if id.is_vector() { vec![cols] } else { vec![rows, cols] };
+        vec![Part { name: stored_name(&module, id.kind), shape, transposed: false }]
     }
 
-    /// The parts of `layers.<n>.<stem>.<weight or bias>`. A stem the family does not list has none; the test
-    /// over all families checks that this never happens.
-    fn layer_parts(&self, config: &Config, name: &str, rows: usize, cols: usize) -> Vec<Part> {
-        let mut words = name.splitn(4, '.').skip(1);
-        let (Some(layer), Some(stem), Some(kind)) = (words.next(), words.next(), words.next()) else {
+    /// The parts of a parameter inside a layer. A slot the family does not list has none; the test over all families
+    /// checks that this never happens.
+    fn layer_parts(&self, config: &Config, layer: usize, param: &ParamShape) -> Vec<Part> {
+        let ParamShape { id, rows, cols } = *param;
+        let Some((_, sources)) = self.slots.iter().find(|(slot, _)| *slot == id.slot) else {
             return Vec::new();
         };
-        let Some((_, sources)) = self.stems.iter().find(|(s, _)| *s == stem) else { return Vec::new() };
-        let vector = kind == "bias" || stem.ends_with("norm");
-        let total = if vector { cols } else { rows };
+        let total = if id.is_vector() { cols } else { rows };
         let part = |&(source, share): &(&str, Rows)| {
             let rows = match share {
                 Rows::All => total,
@@ -99,16 +99,24 @@ impl Naming {
                 Rows::KeyOrValue => config.kv_heads * config.head_dim,
                 Rows::Half => total / 2,
             };
-            let transposed = self.transposed && !vector;
-            let shape = match (vector, transposed) {
+            let transposed = self.transposed && !id.is_vector();
+            let shape = match (id.is_vector(), transposed) {
                 (true, _) => vec![rows],
                 (false, false) => vec![rows, cols],
                 (false, true) => vec![cols, rows],
             };
-            let name = format!("{}{}.{layer}.{source}.{kind}", self.prefix, self.layers);
-            Part { name, shape, transposed }
+            let module = format!("{}{}.{layer}.{source}", self.prefix, self.layers);
+            Part { name: stored_name(&module, id.kind), shape, transposed }
         };
         sources.iter().map(part).collect()
+    }
+}
+
+/// The name of a tensor in a checkpoint, as PyTorch has it.
+fn stored_name(module: &str, kind: Kind) -> String {
+    match kind {
+        Kind::Weight => format!("{module}.weight"),
+        Kind::Bias => format!("{module}.bias"),
     }
 }
 
@@ -120,21 +128,21 @@ pub(crate) const LLAMA_NAMES: Naming = Naming {
     layers: "layers",
     final_norm: "norm",
     transposed: false,
-    stems: &[
-        ("attn_norm", &[("input_layernorm", Rows::All)]),
-        ("mlp_norm", &[("post_attention_layernorm", Rows::All)]),
-        ("q_norm", &[("self_attn.q_norm", Rows::All)]),
-        ("k_norm", &[("self_attn.k_norm", Rows::All)]),
+    slots: &[
+        (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
+        (Slot::MlpNorm, &[("post_attention_layernorm", Rows::All)]),
+        (Slot::QNorm, &[("self_attn.q_norm", Rows::All)]),
+        (Slot::KNorm, &[("self_attn.k_norm", Rows::All)]),
         (
-            "qkv",
+            Slot::Qkv,
             &[
                 ("self_attn.q_proj", Rows::Query),
                 ("self_attn.k_proj", Rows::KeyOrValue),
                 ("self_attn.v_proj", Rows::KeyOrValue),
             ],
         ),
-        ("attn_out", &[("self_attn.o_proj", Rows::All)]),
-        ("up", &[("mlp.gate_proj", Rows::Half), ("mlp.up_proj", Rows::Half)]),
-        ("down", &[("mlp.down_proj", Rows::All)]),
+        (Slot::AttnOut, &[("self_attn.o_proj", Rows::All)]),
+        (Slot::Up, &[("mlp.gate_proj", Rows::Half), ("mlp.up_proj", Rows::Half)]),
+        (Slot::Down, &[("mlp.down_proj", Rows::All)]),
     ],
 };

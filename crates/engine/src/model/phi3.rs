@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::common::{Defaults, llama_config, llama_json, window_size};
 use super::fields::Fields;
 use super::naming::{Naming, Rows, Tensor};
+use super::param::Slot;
 use super::rope_json::RopeRules;
 use super::{Architectures, Config, Family};
 use crate::Result;
@@ -30,13 +31,13 @@ const NAMES: Naming = Naming {
     layers: "layers",
     final_norm: "norm",
     transposed: false,
-    stems: &[
-        ("attn_norm", &[("input_layernorm", Rows::All)]),
-        ("mlp_norm", &[("post_attention_layernorm", Rows::All)]),
-        ("qkv", &[("self_attn.qkv_proj", Rows::All)]),
-        ("attn_out", &[("self_attn.o_proj", Rows::All)]),
-        ("up", &[("mlp.gate_up_proj", Rows::All)]),
-        ("down", &[("mlp.down_proj", Rows::All)]),
+    slots: &[
+        (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
+        (Slot::MlpNorm, &[("post_attention_layernorm", Rows::All)]),
+        (Slot::Qkv, &[("self_attn.qkv_proj", Rows::All)]),
+        (Slot::AttnOut, &[("self_attn.o_proj", Rows::All)]),
+        (Slot::Up, &[("mlp.gate_up_proj", Rows::All)]),
+        (Slot::Down, &[("mlp.down_proj", Rows::All)]),
     ],
 };
 

@@ -2,7 +2,9 @@
 //!
 //! Sampler and trainer read the same derived forms; `refresh` rebuilds them after an update and raises the version.
 
-use super::config::{Config, ParamShape, Position};
+use super::config::{Config, Position};
+use super::layout::Layout;
+use super::param::{ParamId, ParamShape};
 use crate::Result;
 use crate::checkpoint::{InitOptions, ModelDir, SaveOptions, init_param, save_model};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
@@ -35,7 +37,7 @@ static MODELS: AtomicU64 = AtomicU64::new(0);
 
 /// One parameter.
 pub struct Param {
-    /// Name and shape.
+    /// Which it is, and its shape.
     pub shape: ParamShape,
     /// The one owner of the value, f32.
     pub master: Buffer,
@@ -80,7 +82,7 @@ impl Model {
         let mut model = Model::empty(backend, dir.config.clone(), options)?;
         let mut next = 0;
         dir.load(|shape, values| {
-            model.push(shape.clone(), &values, options.training)?;
+            model.push(*shape, &values, options.training)?;
             next += 1;
             Ok(())
         })?;
@@ -130,11 +132,8 @@ impl Model {
 
     fn push(&mut self, shape: ParamShape, values: &[f32], training: bool) -> Result<()> {
         let _weights = Purpose::Weights.on(&self.backend);
-        let is_table = shape.name == "position" || (shape.name == "embed" && !self.layout.embed_is_head);
-        let is_linear = !shape.is_vector() || shape.name == "value.weight";
-        let multiplies = is_linear && !is_table;
         let weight = || self.backend.weight(shape.rows, shape.cols, self.dtype, training);
-        let mut derived = multiplies.then(weight).transpose()?;
+        let mut derived = self.config.is_multiplied(shape.id).then(weight).transpose()?;
         let shared = derived.as_ref().map(|weight| self.backend.master(weight)).transpose()?.flatten();
         let mut master = shared.map_or_else(|| self.backend.alloc(DType::F32, shape.len()), Ok)?;
         self.backend.write(&mut master, 0, values)?;
@@ -148,7 +147,7 @@ impl Model {
     /// Writes a Hugging Face directory; `source` is the one the model came from, whose other files are copied.
     pub fn save(&self, dir: &Path, json: Option<&Value>, options: &SaveOptions<'_>) -> Result<()> {
         save_model(dir, &self.config, json, options, &mut |shape| {
-            let param = self.find(&shape.name).expect("the model has every parameter of its configuration");
+            let param = self.find(shape.id).expect("the model has every parameter of its configuration");
             self.read(param)
         })
     }
@@ -158,7 +157,7 @@ impl Model {
         let options = Options { dtype: self.dtype, training: false, context: self.context };
         let mut copy = Model::empty(self.backend.clone(), self.config.clone(), options)?;
         for (i, param) in self.params.iter().enumerate() {
-            copy.push(param.shape.clone(), &self.read(i)?, false)?;
+            copy.push(param.shape, &self.read(i)?, false)?;
         }
         Ok(copy)
     }
@@ -194,9 +193,9 @@ impl Model {
         self.config.max_context()
     }
 
-    /// Index of the parameter of that canonical name.
-    pub fn find(&self, name: &str) -> Option<usize> {
-        self.params.iter().position(|p| p.shape.name == name)
+    /// Index of a parameter.
+    pub fn find(&self, id: ParamId) -> Option<usize> {
+        self.params.iter().position(|p| p.shape.id == id)
     }
 
     /// Number of weights.
@@ -237,11 +236,9 @@ impl Model {
         Ok(Some(tables))
     }
 
-    /// Parameters that a backward adds to more than once: tables, and the head.
-    pub(crate) fn met_often(&self) -> impl Iterator<Item = usize> + use<> {
-        let Layout { embed, position, head, .. } = self.layout;
-        let head = head.filter(|&head| head != embed);
-        [Some(embed), position, head].into_iter().flatten()
+    /// Parameters whose gradient a backward adds to more than once: embeddings and the language-model head.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = usize> {
+        self.params.iter().enumerate().filter(|(_, p)| p.shape.id.slot.is_table()).map(|(i, _)| i)
     }
 
     pub(super) fn master(&self, param: usize) -> &Buffer {
@@ -250,74 +247,5 @@ impl Model {
 
     pub(super) fn weight(&self, param: usize) -> &Weight {
         self.params[param].derived.as_ref().expect("a linear layer's parameter")
-    }
-}
-
-/// Which parameter is where, by index.
-pub(super) struct Layout {
-    pub embed: usize,
-    pub position: Option<usize>,
-    pub layers: Vec<LayerLayout>,
-    pub final_norm: Affine,
-    pub head: Option<usize>,
-    pub embed_is_head: bool,
-    pub value: Option<Affine>,
-}
-
-/// A weight and, where there is one, its bias.
-#[derive(Clone, Copy)]
-pub(super) struct Affine {
-    pub weight: usize,
-    pub bias: Option<usize>,
-}
-
-pub(super) struct LayerLayout {
-    pub attn_norm: Affine,
-    pub attn_post_norm: Option<Affine>,
-    pub mlp_norm: Affine,
-    pub mlp_post_norm: Option<Affine>,
-    pub qk_norm: Option<(usize, usize)>,
-    pub qkv: Affine,
-    pub attn_out: Affine,
-    pub up: Affine,
-    pub down: Affine,
-}
-
-impl Layout {
-    fn of(config: &Config) -> Layout {
-        let names: Vec<String> = config.params().into_iter().map(|p| p.name).collect();
-        let find = |name: &str| names.iter().position(|n| n == name);
-        let affine = |name: &str| {
-            let weight = find(&format!("{name}.weight"))?;
-            Some(Affine { weight, bias: find(&format!("{name}.bias")) })
-        };
-        let layers = (0..config.layers)
-            .map(|l| {
-                let at = |name: &str| affine(&format!("layers.{l}.{name}"));
-                let must = |name: &str| at(name).expect("every layer has it");
-                LayerLayout {
-                    attn_norm: must("attn_norm"),
-                    attn_post_norm: at("attn_post_norm"),
-                    mlp_norm: must("mlp_norm"),
-                    mlp_post_norm: at("mlp_post_norm"),
-                    qk_norm: at("q_norm").zip(at("k_norm")).map(|(q, k)| (q.weight, k.weight)),
-                    qkv: must("qkv"),
-                    attn_out: must("attn_out"),
-                    up: must("up"),
-                    down: must("down"),
-                }
-            })
-            .collect();
-        let embed = find("embed").expect("every model has an embedding");
-        let embed_is_head = config.head.has_lm() && config.tied;
-        Layout {
-            embed,
-            position: find("position"),
-            layers,
-            final_norm: affine("final_norm").expect("every model has a final norm"),
-            head: if embed_is_head { Some(embed) } else { find("head") },
-            embed_is_head,
-            value: affine("value"),
-        }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::{StatGrads, Trainer};
 use crate::model::Model;
-use crate::model::gradient::{Grads, Slot};
+use crate::model::gradient::{Gradient, Grads};
 use crate::{Error, Result};
 use ferrl_kernels::{Backend, Purpose};
 
@@ -52,7 +52,7 @@ impl Trainer {
     /// Calls `f` with the slots that a batch's gradient is added to, then adds what was summed apart to the totals. The
     /// slots come back whatever happens.
     ///
-    /// Parameters that are met often in a backward, and were added to before, have room of their own for the batch.
+    /// Embeddings and the head, which a backward adds to more than once, are summed apart where they were added to before.
     pub(super) fn accumulate<T>(
         &mut self,
         f: impl FnOnce(&Model, Grads<'_>) -> Result<Option<T>>,
@@ -61,7 +61,7 @@ impl Trainer {
             self.sum.check(false)?;
         }
         let added_to = |i: &usize| self.grads[*i].as_ref().is_some_and(|slot| !slot.is_empty());
-        let often: Vec<usize> = self.model.met_often().filter(added_to).collect();
+        let often: Vec<usize> = self.model.tables().filter(added_to).collect();
         let rooms = often.iter().map(|&i| self.slot(i)).collect::<Result<Vec<_>>>()?;
         let apart = often.into_iter().zip(rooms);
         let totals: Vec<_> =
@@ -83,16 +83,16 @@ impl Trainer {
 
     /// Forgets the gradients added since the last update, and a forward that waits for its backward.
     pub fn zero_grads(&mut self) {
-        self.grads.iter_mut().flatten().for_each(Slot::clear);
+        self.grads.iter_mut().flatten().for_each(Gradient::clear);
         self.pending = None;
         self.sum = Sum::Nothing;
     }
 
     /// Room for the gradient of a parameter, unless it is frozen.
-    pub(super) fn slot(&self, param: usize) -> Result<Option<Slot>> {
+    pub(super) fn slot(&self, param: usize) -> Result<Option<Gradient>> {
         let len = self.model.params[param].shape.len();
         let _gradients = Purpose::Gradients.on(&self.model.backend);
-        self.optimizer.trains(param).then(|| Slot::new(&*self.model.backend, len)).transpose()
+        self.optimizer.trains(param).then(|| Gradient::new(&*self.model.backend, len)).transpose()
     }
 
     /// A parameter may hold several tensors of which some are frozen: their gradients do not count. What was not added to
@@ -116,7 +116,7 @@ impl Trainer {
 }
 
 /// Adds the sum of a batch to the total, in one addition.
-fn add(backend: &dyn Backend, part: &Slot, total: &mut Slot) -> Result<()> {
+fn add(backend: &dyn Backend, part: &Gradient, total: &mut Gradient) -> Result<()> {
     if part.is_empty() {
         return Ok(());
     }

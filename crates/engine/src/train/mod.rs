@@ -17,8 +17,9 @@ pub use optimizer::{Optimizer, OptimizerOptions, Rule, UpdateReport, trained_wei
 pub use schedule::{Decay, Schedule};
 pub use vector::ParamVector;
 
+use crate::model::Slot;
 use crate::model::decoder::{Activations, Context, Keep, Tokens};
-use crate::model::gradient::Slot;
+use crate::model::gradient::Gradient;
 use crate::model::heads::{RowStats, Scored};
 use crate::model::weights::Model;
 use crate::{Error, Result};
@@ -36,7 +37,7 @@ pub struct Trainer {
     pub recompute: bool,
     /// Divides the logits: the temperature that the batch was sampled at, 1 for data that was not sampled.
     pub temperature: f32,
-    grads: Vec<Option<Slot>>,
+    grads: Vec<Option<Gradient>>,
     /// What `grads` are the sum of.
     sum: Sum,
     pending: Option<Pending>,
@@ -166,7 +167,7 @@ impl Trainer {
             let same = |logp: &[f32]| stats.logp.iter().zip(logp).all(|(a, b)| a.to_bits() == b.to_bits());
             if !logp.is_none_or(same) {
                 // Only the head was added to, and apart from its total.
-                model.met_often().for_each(|i| sum[i].iter_mut().for_each(Slot::clear));
+                model.tables().for_each(|i| sum[i].iter_mut().for_each(Gradient::clear));
                 return Ok(None);
             }
             model.backward(&p.tokens, &p.segments, p.kept, &dh, sum)?;
@@ -200,12 +201,10 @@ impl Trainer {
 
     /// As [`Trainer::update`], but only the value (or score) head changes, and only its gradient counts.
     pub fn update_head(&mut self, learning_rate: f64) -> Result<UpdateReport> {
-        let of_head = |name: &str| name.starts_with("value.");
-        let names: Vec<&str> = self.model.params.iter().map(|p| p.shape.name.as_str()).collect();
-        if !names.iter().any(|name| of_head(name)) {
+        let trunk: Vec<bool> = self.model.params.iter().map(|p| p.shape.id.slot != Slot::Value).collect();
+        if trunk.iter().all(|&trunk| trunk) {
             return Err(Error::model("there is no value head to train by itself"));
         }
-        let trunk: Vec<bool> = names.iter().map(|name| !of_head(name)).collect();
         let mut held = Vec::new();
         for (i, grad) in self.grads.iter_mut().enumerate().filter(|(i, _)| trunk[*i]) {
             held.push((i, grad.take()));
@@ -301,7 +300,7 @@ fn check_finite(model: &Model, start: bool, batch: &Batch, stats: &Stats, p: &Pe
     let Some((name, row)) = bad else { return Ok(()) };
     for param in &model.params {
         if let Some(at) = model.backend.first_non_finite(&param.master)? {
-            let name = &param.shape.name;
+            let name = param.shape.id;
             let fix =
                 if start { "a model whose weights are finite" } else { "go back to the last checkpoint" };
             return Err(Error::numerics(format!("the weight {name} is not finite at element {at}")).fix(fix));

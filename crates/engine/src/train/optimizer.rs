@@ -1,6 +1,6 @@
 //! From gradients to weights: what is trained, clipping, AdamW or SGD, an average of the weights.
 
-use crate::model::gradient::Slot;
+use crate::model::gradient::Gradient;
 use crate::model::weights::{Model, Param};
 use crate::model::{Config, Tensor, family};
 use crate::{Error, Result, nearest};
@@ -100,7 +100,7 @@ impl Optimizer {
 
     /// Clips, steps, and derives the weights anew. After an error nothing has changed: a gradient that is not finite, or
     /// memory that is missing, is found before the first weight moves.
-    pub fn update(&mut self, model: &mut Model, grads: &[Option<Slot>], lr: f64) -> Result<UpdateReport> {
+    pub fn update(&mut self, model: &mut Model, grads: &[Option<Gradient>], lr: f64) -> Result<UpdateReport> {
         let grad_norm = self.norm(model, grads)?;
         let scale = match self.options.max_grad_norm {
             // The margin is PyTorch's: clip_grad_norm_ divides by norm + 1e-6.
@@ -123,7 +123,13 @@ impl Optimizer {
     }
 
     /// The weights and their moments one step further.
-    fn step(&mut self, model: &mut Model, grads: &[Option<Slot>], lr: f64, grad_scale: f32) -> Result<()> {
+    fn step(
+        &mut self,
+        model: &mut Model,
+        grads: &[Option<Gradient>],
+        lr: f64,
+        grad_scale: f32,
+    ) -> Result<()> {
         let (weight_decay, step) = (0.0, self.steps + 1);
         match self.options.rule {
             Rule::AdamW { beta1, beta2, eps } => {
@@ -135,7 +141,7 @@ impl Optimizer {
 
     /// Everything that an update needs memory for, before it changes anything: moments (zeros) and averages that are
     /// missing, and room for the copies that some devices work on.
-    fn make_room(&self, model: &Model, grads: &[Option<Slot>]) -> Result<Vec<Fresh>> {
+    fn make_room(&self, model: &Model, grads: &[Option<Gradient>]) -> Result<Vec<Fresh>> {
         let (backend, average) = (&*model.backend, self.options.ema.is_some());
         let (moments, copies) = match self.options.rule {
             Rule::AdamW { .. } => ([true, true], 0),
@@ -184,12 +190,10 @@ impl Optimizer {
 
     /// Decay of a parameter's weights.
     fn decay(&self, param: &Param) -> f64 {
-        // A head with one output is a matrix of one row, and decays like any other.
-        let is_vector = param.shape.is_vector() && param.shape.name != "value.weight";
-        if is_vector { 0.0 } else { self.options.weight_decay }
+        if param.shape.id.is_vector() { 0.0 } else { self.options.weight_decay }
     }
 
-    fn adamw(&mut self, model: &mut Model, grads: &[Option<Slot>], op: AdamW) -> Result<()> {
+    fn adamw(&mut self, model: &mut Model, grads: &[Option<Gradient>], op: AdamW) -> Result<()> {
         let backend = model.backend.clone();
         let decays: Vec<f64> = model.params.iter().map(|p| self.decay(p)).collect();
         let moments = self.first.iter_mut().zip(&mut self.second);
@@ -210,7 +214,7 @@ impl Optimizer {
         backend.adamw(&mut steps)
     }
 
-    fn sgd(&mut self, model: &mut Model, grads: &[Option<Slot>], op: Sgd) -> Result<()> {
+    fn sgd(&mut self, model: &mut Model, grads: &[Option<Gradient>], op: Sgd) -> Result<()> {
         let backend = model.backend.clone();
         for (i, grad) in grads.iter().enumerate() {
             let Some(grad) = grad else { continue };
@@ -230,7 +234,7 @@ impl Optimizer {
     fn move_averages(
         &mut self,
         model: &Model,
-        grads: &[Option<Slot>],
+        grads: &[Option<Gradient>],
         placed: Vec<Placed>,
         keep: f32,
     ) -> Result<()> {
@@ -272,7 +276,7 @@ impl Optimizer {
     }
 
     /// Length of the whole gradient.
-    fn norm(&self, model: &Model, grads: &[Option<Slot>]) -> Result<f64> {
+    fn norm(&self, model: &Model, grads: &[Option<Gradient>]) -> Result<f64> {
         let pairs: Vec<_> = grads.iter().flatten().map(|g| (g.buffer(), g.buffer())).collect();
         let square: f64 = model.backend.dots(&pairs)?.iter().sum();
         if square.is_finite() {
@@ -284,7 +288,7 @@ impl Optimizer {
                 let (row, col) = (at / param.shape.cols, at % param.shape.cols);
                 return Err(Error::numerics(format!(
                     "the gradient of {} is not finite at [{row}, {col}]; the weights were not changed",
-                    param.shape.name
+                    param.shape.id
                 ))
                 .fix("a lower learning rate, or look at the batch that caused it"));
             }

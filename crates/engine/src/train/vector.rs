@@ -2,7 +2,7 @@
 
 use super::Trainer;
 use super::accumulate::Sum;
-use crate::model::gradient::Slot;
+use crate::model::gradient::Gradient;
 use crate::{Error, Result};
 use ferrl_kernels::{Buffer, DType};
 
@@ -28,14 +28,14 @@ impl Trainer {
         self.summed(taken)
     }
 
-    fn summed(&self, slots: Vec<Option<Slot>>) -> Result<ParamVector> {
-        let one = |slot: Option<Slot>| slot.map(|s| s.into_sum(&*self.model.backend)).transpose();
+    fn summed(&self, slots: Vec<Option<Gradient>>) -> Result<ParamVector> {
+        let one = |slot: Option<Gradient>| slot.map(|s| s.into_sum(&*self.model.backend)).transpose();
         Ok(ParamVector(slots.into_iter().map(one).collect::<Result<_>>()?))
     }
 
     /// Puts a vector in the gradient's place.
     pub fn set_gradient(&mut self, v: ParamVector) {
-        self.grads = v.0.into_iter().map(|b| b.map(Slot::of)).collect();
+        self.grads = v.0.into_iter().map(|b| b.map(Gradient::of)).collect();
         (self.sum, self.pending) = (Sum::Whole, None);
     }
 

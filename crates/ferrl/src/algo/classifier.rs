@@ -14,6 +14,7 @@ use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{Experience, Kind, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -29,10 +30,11 @@ pub(super) const ENTRY: Entry = Entry {
         metric("probability", "The probability given."),
     ]],
     defaults: || json!(Options::default()),
+    schema: || schema_for!(Options),
     build: |values| Ok(Box::new(Classifier(settings("classifier", values)?))),
 };
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Steps at the start in which only the score head learns. [0, 1000000000]

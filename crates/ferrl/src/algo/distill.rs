@@ -19,6 +19,7 @@ use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -40,10 +41,11 @@ pub(super) const ENTRY: Entry = Entry {
         ],
     ],
     defaults: || json!(Options::default()),
+    schema: || schema_for!(Options),
     build,
 };
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Compare whole distributions, not only the sampled tokens.

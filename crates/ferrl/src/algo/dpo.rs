@@ -17,6 +17,7 @@ use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -28,11 +29,12 @@ pub(super) const ENTRY: Entry = Entry {
     feed: Feed::Pairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
+    schema: || schema_for!(Options),
     build: |values| build("dpo", Options::default(), values),
 };
 
 /// Settings of this method and of those that are this one with other defaults.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Options {
     /// How strongly the policy is held to the reference. (0, 1000]

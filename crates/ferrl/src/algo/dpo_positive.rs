@@ -9,6 +9,7 @@
 //! 2. `label_smoothing` and `sft_coef` are those of DPO.
 
 use super::{Entry, Feed, dpo, metrics};
+use schemars::schema_for;
 use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -19,6 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     feed: Feed::Pairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(defaults()),
+    schema: || schema_for!(dpo::Options),
     build: |values| dpo::build("dpo_positive", defaults(), values),
 };
 

@@ -10,6 +10,7 @@
 use super::policy::{Policy, method};
 use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
+use schemars::schema_for;
 use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -20,6 +21,7 @@ pub(super) const ENTRY: Entry = Entry {
     feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(Policy::default()),
+    schema: || schema_for!(Policy),
     build,
 };
 

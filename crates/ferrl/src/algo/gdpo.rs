@@ -16,6 +16,7 @@ use super::math::aggregate::Aggregate;
 use super::policy::{Advantage, Policy, method};
 use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
+use schemars::schema_for;
 use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -26,6 +27,7 @@ pub(super) const ENTRY: Entry = Entry {
     feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
+    schema: || schema_for!(Policy),
     build,
 };
 

@@ -13,6 +13,7 @@ use super::math::surrogate::Ratio;
 use super::policy::{Advantage, Policy, method};
 use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
+use schemars::schema_for;
 use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -23,6 +24,7 @@ pub(super) const ENTRY: Entry = Entry {
     feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
+    schema: || schema_for!(Policy),
     build,
 };
 

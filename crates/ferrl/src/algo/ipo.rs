@@ -13,6 +13,7 @@ use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -24,10 +25,11 @@ pub(super) const ENTRY: Entry = Entry {
     feed: Feed::Pairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
+    schema: || schema_for!(Options),
     build,
 };
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Strength of regularisation: the margin aimed at is 1 / (2 tau). (0, 1000]

@@ -18,6 +18,7 @@ use super::{Algorithm, Entry, Feed, Needs, Prepared, settings};
 use crate::experience::{Experience, Kind, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -35,10 +36,11 @@ pub(super) const ENTRY: Entry = Entry {
         metric("logps/rejected", "The same of a bad one."),
     ]],
     defaults: || json!(Options::default()),
+    schema: || schema_for!(Options),
     build,
 };
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// How strongly the policy is held to the reference. (0, 1000]

@@ -16,6 +16,7 @@ use super::{Algorithm, Entry, Feed, Needs, Prepared, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -32,10 +33,11 @@ pub(super) const ENTRY: Entry = Entry {
         ENTROPY,
     ]],
     defaults: || json!(Options::default()),
+    schema: || schema_for!(Options),
     build: |values| Ok(Box::new(Mle(settings("mle", values)?))),
 };
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// How token losses are averaged.
@@ -51,7 +53,7 @@ struct Options {
 }
 
 /// What a reward is compared with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Baseline {
     /// Nothing: the reward itself.

@@ -45,6 +45,8 @@ use crate::trust_region::TrustRegion;
 use ferrl_engine::train::{ByRole, Stats};
 use ferrl_engine::{Error, Result, nearest};
 use metrics::Metric;
+use schemars::{JsonSchema, Schema};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 /// An entry of the registry.
@@ -63,6 +65,8 @@ pub struct Entry {
     pub metrics: &'static [&'static [Metric]],
     /// Its settings where a recipe says nothing.
     pub defaults: fn() -> Value,
+    /// The JSON Schema of its settings.
+    pub schema: fn() -> Schema,
     /// Builds it from its settings; unknown ones are refused.
     pub build: fn(Value) -> Result<Box<dyn Algorithm>>,
 }
@@ -254,50 +258,13 @@ pub fn find(name: &str) -> Result<&'static Entry> {
     })
 }
 
-/// Reads settings, with the nearest name for an unknown one. `"off"` is no value: what has one by default can be
-/// switched off.
-pub fn settings<T: serde::de::DeserializeOwned>(algorithm: &str, mut values: Value) -> Result<T> {
+/// Reads settings of a type; unknown keys and wrong types are refused with key and nearest name. `"off"` is no value:
+/// what has one by default can be switched off.
+pub fn settings<T: DeserializeOwned + JsonSchema>(name: &str, mut values: Value) -> Result<T> {
+    let place = if name.contains('.') { name.to_string() } else { format!("algo ({name})") };
+    crate::recipe::check_settings::<T>(&place, &values)?;
     switch_off(&mut values);
-    serde_json::from_value(values).map_err(|e| {
-        let message = e.to_string();
-        let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
-        let place =
-            if algorithm.contains('.') { algorithm.to_string() } else { format!("algo ({algorithm})") };
-        let error = Error::usage(in_words(&message)).at(place);
-        match quoted.split_first() {
-            Some((bad, known)) if message.starts_with("unknown") => {
-                match nearest(bad, known.iter().copied()) {
-                    Some(near) => error.fix(format!("did you mean {near:?}?")),
-                    None => error,
-                }
-            }
-            _ => error,
-        }
-    })
-}
-
-/// What the reader of settings says, without the names of its types.
-fn in_words(message: &str) -> String {
-    let invalid = ["invalid type: ", "invalid value: "].iter().find_map(|start| message.strip_prefix(start));
-    let Some((got, expected)) = invalid.and_then(|rest| rest.split_once(", expected ")) else {
-        return message.replace("unknown field", "unknown key").replace('`', "\"");
-    };
-    let expected = match expected {
-        "f64" | "f32" => "a number",
-        "usize" | "u64" | "u32" => "a whole number from 0 up",
-        "a boolean" => "true or false",
-        "a string" | "string or map" => "text",
-        other if other.starts_with("struct ") => "a table",
-        other => other,
-    };
-    let got = match got.split_once(' ') {
-        Some(("integer", number)) => format!("the number {number}"),
-        Some(("floating", number)) => format!("the number {}", number.trim_start_matches("point ")),
-        Some(("string", text)) => format!("the text {text}"),
-        Some(("boolean", value)) => value.to_string(),
-        _ => got.replace("sequence", "a list").replace("map", "a table"),
-    };
-    format!("expected {expected}, got {}", got.replace('`', ""))
+    serde_json::from_value(values).map_err(|e| Error::usage(e.to_string()).at(place))
 }
 
 fn switch_off(value: &mut Value) {

@@ -19,6 +19,7 @@ use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::math::exp;
 use ferrl_engine::train::{ByRole, Stats};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -30,10 +31,11 @@ pub(super) const ENTRY: Entry = Entry {
     feed: Feed::Pairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
+    schema: || schema_for!(Options),
     build,
 };
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Weight of the odds ratio beside imitation; the paper's lambda. [0, 1000]

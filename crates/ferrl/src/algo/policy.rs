@@ -18,10 +18,11 @@ use super::math::surrogate::{Ratio, Surrogate};
 use crate::experience::Experience;
 use crate::refill::Refill;
 use ferrl_engine::{Error, Result};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Settings of a policy-gradient method.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
     /// How the ratio of new to old probability enters the loss.
@@ -69,7 +70,7 @@ pub struct Policy {
 }
 
 /// The penalty for leaving the reference.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Kl {
     /// Its weight; 0 needs no reference. [0, 1000]
@@ -85,7 +86,7 @@ pub struct Kl {
 }
 
 /// Where the KL penalty is felt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
     /// Subtracted from each token's reward.
@@ -97,7 +98,7 @@ pub enum Place {
 }
 
 /// How advantages come from rewards.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Advantage {
     /// What the return is compared with.
@@ -119,7 +120,7 @@ pub struct Advantage {
 }
 
 /// What a return is compared with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Baseline {
     /// The mean of the answers to the same prompt.
@@ -137,7 +138,7 @@ pub enum Baseline {
 }
 
 /// The critic's loss: `coef * max((V - R)^2, (clip(V) - R)^2)`, halved or not.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Critic {
     /// Its weight. [0, 1000]

@@ -15,6 +15,7 @@ use super::math::kl::Estimator;
 use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
 use super::{Algorithm, Entry, Feed, metrics};
 use ferrl_engine::Result;
+use schemars::schema_for;
 use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -25,6 +26,7 @@ pub(super) const ENTRY: Entry = Entry {
     feed: Feed::Rollouts,
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
+    schema: || schema_for!(Policy),
     build,
 };
 

@@ -21,6 +21,7 @@ use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Role, Stats};
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,10 +34,11 @@ pub(super) const ENTRY: Entry = Entry {
     feed: Feed::Rollouts,
     metrics: &[REWARDED, &[metric("kept", "Share of answers that are imitated."), ENTROPY]],
     defaults: || json!(Options::default()),
+    schema: || schema_for!(Options),
     build,
 };
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Answers with at least this reward are kept. [-1000000, 1000000]

@@ -17,6 +17,7 @@ use super::{Algorithm, Entry, Feed, Needs, UpdatePlan, settings};
 use crate::experience::{Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -33,10 +34,11 @@ pub(super) const ENTRY: Entry = Entry {
         metric("rewards/accuracies", "Share of pairs in which the chosen answer has the larger one."),
     ]],
     defaults: || json!(Options::default()),
+    schema: || schema_for!(Options),
     build,
 };
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Weight of holding scores near zero. [0, 1000]

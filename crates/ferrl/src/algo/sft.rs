@@ -11,6 +11,7 @@ use super::metrics::ENTROPY;
 use super::{Algorithm, Entry, Feed, Needs, settings};
 use crate::experience::{Loss, Metrics, MicroBatch};
 use ferrl_engine::train::{ByRole, Role, Stats};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -22,10 +23,11 @@ pub(super) const ENTRY: Entry = Entry {
     feed: Feed::Demonstrations,
     metrics: &[&[ENTROPY]],
     defaults: || json!(Options::default()),
+    schema: || schema_for!(Options),
     build: |values| Ok(Box::new(Sft(settings("sft", values)?))),
 };
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// How token losses are averaged.

@@ -12,6 +12,7 @@ use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -23,10 +24,11 @@ pub(super) const ENTRY: Entry = Entry {
     feed: Feed::Pairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
+    schema: || schema_for!(Options),
     build,
 };
 
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Scale of the reward, which is the mean log-probability of an answer's tokens. (0, 1000]

@@ -12,6 +12,7 @@
 //! 3. `label_smoothing`, `sft_coef` and `positive` are those of DPO.
 
 use super::{Entry, Feed, dpo, metrics};
+use schemars::schema_for;
 use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -22,6 +23,7 @@ pub(super) const ENTRY: Entry = Entry {
     feed: Feed::StepPairs,
     metrics: &[metrics::PAIRED],
     defaults: || json!(defaults()),
+    schema: || schema_for!(dpo::Options),
     build: |values| dpo::build("step_dpo", defaults(), values),
 };
 

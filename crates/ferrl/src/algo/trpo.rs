@@ -23,6 +23,7 @@ use crate::experience::{Experience, Loss, MicroBatch};
 use crate::trust_region::TrustRegion;
 use ferrl_engine::train::{ByRole, Stats};
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -34,10 +35,11 @@ pub(super) const ENTRY: Entry = Entry {
     feed: Feed::Rollouts,
     metrics: &[REWARDED, SURROGATE, REFERENCE, CRITIC, EQUAL, TRUST],
     defaults: || json!(Options::default()),
+    schema: || schema_for!(Options),
     build,
 };
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// The most that the mean KL per token may be after an update. (0, 100]

@@ -128,14 +128,7 @@ fn largest(c: &Config) -> usize {
 
 /// Bytes of what linear layers read, where a device takes `form` bytes for a matrix.
 fn packed(c: &Config, e: usize, trained: bool, form: fn(usize, usize, usize, bool) -> usize) -> usize {
-    let head = c.head.has_lm() && c.tied;
-    let linear = |name: &str, rows: usize| match name {
-        "position" => false,
-        "embed" => head,
-        "value.weight" => true,
-        _ => rows > 1,
-    };
-    let params = c.params().into_iter().filter(|p| linear(&p.name, p.rows));
+    let params = c.params().into_iter().filter(|p| c.is_multiplied(p.id));
     params.map(|p| form(p.rows, p.cols, e, trained)).sum()
 }
 
@@ -157,8 +150,7 @@ fn interior(c: &Config, e: usize) -> usize {
 
 /// Weights whose gradient a backward adds to more than once: tables and the head.
 fn met_often(c: &Config) -> usize {
-    let often = |name: &str| matches!(name, "embed" | "position" | "head");
-    c.params().iter().filter(|p| often(&p.name)).map(|p| p.len()).sum()
+    c.params().iter().filter(|p| p.id.slot.is_table()).map(|p| p.len()).sum()
 }
 
 /// Bytes of gradients alive while one layer goes backward, with the packed rows of a weight's gradient.

@@ -52,7 +52,7 @@ impl Work {
 
 /// Operations per token of the layers' matrices.
 fn layers(c: &Config) -> f64 {
-    let matrices = c.params().into_iter().filter(|p| p.name.starts_with("layers.") && !p.is_vector());
+    let matrices = c.params().into_iter().filter(|p| p.id.layer.is_some() && !p.id.is_vector());
     2.0 * matrices.map(|p| p.len()).sum::<usize>() as f64
 }
 

@@ -6,7 +6,7 @@ use crate::data::hub::model_dir;
 use crate::data::prompt::Settings;
 use crate::data::{Counts, Encoder, Example, Row, schema};
 use crate::recipe::Recipe;
-use crate::reward::{Rewards, asked};
+use crate::reward::{Rewards, prompt_value};
 use crate::setup::{self, Draft};
 use crate::source::{Item, Prompt, Seen};
 use crate::verify::Hooks;
@@ -105,7 +105,7 @@ impl Limit {
 
 /// Tokens of a prompt as another model reads it.
 fn length(encoder: &Encoder, prompt: &Prompt, place: &str) -> Result<usize> {
-    let row = Row::from_iter([("prompt".to_string(), asked(prompt))]);
+    let row = Row::from_iter([("prompt".to_string(), prompt_value(&prompt.text, &prompt.messages))]);
     let sample = encoder.encode(&row, schema::RowKind::Prompt, place, &mut Counts::default())?;
     Ok(sample.map_or(0, |s| if let Example::Prompt { ids } = s.example { ids.len() } else { 0 }))
 }

@@ -3,7 +3,7 @@
 
 use super::elsewhere;
 use super::keys::nearest_to;
-use super::schema::{Schema, settings_of};
+use super::schema::Schema;
 use super::tree::{Path, Tree, describe, dotted};
 use super::types::{Found, Rules, place};
 use crate::algo::{self, Entry};
@@ -44,18 +44,19 @@ pub(super) fn check(
 
 /// Names, types and ranges, as the algorithm's types say them.
 fn settings(tree: &Tree, entry: &Entry, full: &dyn Fn(&[String]) -> Path) -> Result<Found> {
-    let (schema, table) = settings_of(entry).unwrap_or_default();
+    let schema = Schema::of_algorithm(entry);
     let defaults = (entry.defaults)();
     let rules = Rules {
         schema: &schema,
         full,
         unknown: &|tree, at, table| unknown(tree, entry, &full(at), at, schema_names(&schema, table)),
         default: &|at| at[1..].iter().fold(&defaults, |value, key| &value[key]).clone(),
+        place: &place,
     };
     let mut own = tree.clone();
     own.take(&["algo".to_string(), "name".to_string()]);
     let mut found = Found::default();
-    rules.table(&own, &mut vec!["algo".to_string()], table, &mut found)?;
+    rules.table(&own, &mut vec!["algo".to_string()], &schema.root, &mut found)?;
     Ok(found)
 }
 

@@ -1,7 +1,7 @@
 //! Every key a recipe may hold, with type, default and meaning: for the manual, for help, and for the nearest name.
 
 use super::range::{Range, short};
-use super::schema::{Kind, POLICY, RECIPE, Schema, settings_of};
+use super::schema::{Kind, POLICY, RECIPE, Schema};
 use super::tree::Path;
 use super::{Init, OFF, Recipe, Reward, elsewhere, rl2};
 use crate::algo::Entry;
@@ -57,9 +57,8 @@ pub fn policy_keys() -> &'static [Key] {
 /// The keys under `algo` of one algorithm, with its defaults.
 pub fn algorithm_keys(entry: &Entry) -> Vec<Key> {
     let mut all = Vec::new();
-    if let Some((schema, table)) = settings_of(entry) {
-        expand(&schema, table, "algo.", &(entry.defaults)(), &mut all);
-    }
+    let schema = Schema::of_algorithm(entry);
+    expand(&schema, &schema.root, "algo.", &(entry.defaults)(), &mut all);
     all.retain(|k| !is_table(&k.kind));
     all
 }

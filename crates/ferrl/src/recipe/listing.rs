@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 /// The settings of a generated task: the keys of `data.task`.
 pub fn task_keys(entry: &task::Entry) -> Vec<Key> {
-    let (schema, defaults) = (Schema::read(&[entry.source]), (entry.defaults)());
+    let (schema, defaults) = (Schema::read(&(entry.schema)().to_value()), (entry.defaults)());
     let key = |f: &super::schema::Field| Key {
         path: format!("data.task.{}", f.name),
         kind: f.kind.clone(),
@@ -17,7 +17,7 @@ pub fn task_keys(entry: &task::Entry) -> Vec<Key> {
         default: defaults[&f.name].clone(),
         about: f.about.clone(),
     };
-    schema.fields("Options").iter().map(key).collect()
+    schema.fields(&schema.root).iter().map(key).collect()
 }
 
 /// The page on verifiers and generated tasks.

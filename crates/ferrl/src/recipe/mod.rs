@@ -8,6 +8,7 @@ mod check;
 mod difference;
 mod elsewhere;
 mod environment;
+mod json_schema;
 mod keys;
 mod listing;
 mod load;
@@ -25,6 +26,7 @@ mod warn;
 pub use check::{DTYPES, OPTIMIZERS, OVERLONG, SCHEDULES, TOKENIZERS};
 pub use difference::{Difference, difference, differences};
 pub use elsewhere::names_markdown;
+pub use json_schema::json_schema;
 pub use keys::{Key, algorithm_keys, keys, keys_markdown, policy_keys};
 pub use listing::{task_keys, tasks_json, tasks_text, verifiers_json, verifiers_markdown, verifiers_text};
 pub use load::{Resolved, Stage};
@@ -32,6 +34,7 @@ pub use manual::{algorithms_markdown, explained, keys_that_matter, metrics_expla
 pub use range::Range;
 pub use schema::Kind;
 pub use settings::*;
+pub(crate) use types::check_settings;
 pub use warn::warn;
 
 /// The algorithm of a recipe that names none.

@@ -1,8 +1,12 @@
-//! What the types say, read from their source: fields, types, comments. The manual and the checks cannot drift from
-//! the code, because both are made of it.
+//! What the types say of a recipe's keys: fields, types, comments and ranges, from their JSON Schema.
+//!
+//! The schema is derived from the types (`schemars`), so that errors, the manual and editors cannot drift from the code.
 
 use super::range::Range;
-use crate::algo::{ALGORITHMS, Entry};
+use crate::algo::Entry;
+use crate::algo::policy::Policy;
+use schemars::{JsonSchema, schema_for};
+use serde_json::Value;
 use std::sync::LazyLock;
 
 /// What a key holds.
@@ -61,46 +65,44 @@ pub(super) struct Field {
     pub about: String,
 }
 
-/// Types by name, with their fields in order.
-#[derive(Debug, Default)]
+/// A type and those of its fields.
+#[derive(Debug)]
 pub(super) struct Schema {
+    /// The type's name.
+    pub root: String,
+    /// Types by name, with comment and fields.
     tables: Vec<(String, String, Vec<Field>)>,
 }
 
 /// The recipe's own types.
-pub(super) static RECIPE: LazyLock<Schema> = LazyLock::new(|| Schema::read(&[include_str!("settings.rs")]));
+pub(super) static RECIPE: LazyLock<Schema> = LazyLock::new(Schema::of::<super::Recipe>);
 
 /// The settings that the policy-gradient algorithms share.
-pub(super) static POLICY: LazyLock<Schema> = LazyLock::new(|| Schema::read(SHARED));
-
-/// Where the types are that algorithms share.
-const SHARED: &[&str] = &[
-    include_str!("../algo/policy.rs"),
-    include_str!("../algo/math/aggregate.rs"),
-    include_str!("../algo/math/advantage.rs"),
-    include_str!("../algo/math/correction.rs"),
-    include_str!("../algo/math/kl.rs"),
-    include_str!("../algo/math/surrogate.rs"),
-];
-
-/// The type of an algorithm's settings, by the names of its fields: `Options` of its own file, the shared type, or
-/// `Options` of the algorithm that it is a variant of.
-pub(super) fn settings_of(entry: &Entry) -> Option<(Schema, &'static str)> {
-    let defaults = (entry.defaults)();
-    let wanted: Vec<&String> = defaults.as_object()?.keys().collect();
-    let others = ALGORITHMS.iter().map(|e| e.source);
-    std::iter::once(entry.source).chain(others).find_map(|source| {
-        // The file's own types come first: they may share a name with the common ones.
-        let schema = Schema::read(&[&[source], SHARED].concat());
-        let fits = |table: &&str| {
-            let fields = schema.fields(table);
-            fields.len() == wanted.len() && fields.iter().all(|f| wanted.contains(&&f.name))
-        };
-        ["Options", "Policy"].into_iter().find(fits).map(|table| (schema, table))
-    })
-}
+pub(super) static POLICY: LazyLock<Schema> = LazyLock::new(Schema::of::<Policy>);
 
 impl Schema {
+    /// Of a type.
+    pub fn of<T: JsonSchema>() -> Schema {
+        Schema::read(&schema_for!(T).to_value())
+    }
+
+    /// Of an algorithm's settings.
+    pub fn of_algorithm(entry: &Entry) -> Schema {
+        Schema::read(&(entry.schema)().to_value())
+    }
+
+    /// Of a type's JSON Schema.
+    pub fn read(schema: &Value) -> Schema {
+        let root = schema["title"].as_str().unwrap_or_default().to_string();
+        let own = std::iter::once((&root, schema));
+        let others = schema["$defs"].as_object().into_iter().flatten();
+        let table = |(name, table): (&String, &Value)| {
+            let fields = table["properties"].as_object().into_iter().flatten();
+            (name.clone(), text(table), fields.map(|(name, f)| Field::read(name, f, schema)).collect())
+        };
+        Schema { tables: own.chain(others).map(table).collect(), root: root.clone() }
+    }
+
     /// The fields of a type; none for a type that is not here.
     pub fn fields(&self, table: &str) -> &[Field] {
         self.tables.iter().find(|t| t.0 == table).map_or(&[], |t| &t.2)
@@ -110,97 +112,54 @@ impl Schema {
     pub fn about(&self, table: &str) -> &str {
         self.tables.iter().find(|t| t.0 == table).map_or("", |t| &t.1)
     }
+}
 
-    pub fn read(sources: &[&str]) -> Schema {
-        let choices: Vec<(String, Vec<String>)> = sources.iter().flat_map(|s| enums(s)).collect();
-        let mut structs: Vec<String> = Vec::new();
-        for line in sources.iter().flat_map(|s| code(s)) {
-            structs.extend(block(line, "struct "));
-        }
-        let mut schema = Schema::default();
-        for source in sources {
-            let (mut comment, mut inside) = (Vec::new(), false);
-            for line in code(source) {
-                let text = line.trim();
-                if let Some(words) = text.strip_prefix("///") {
-                    comment.push(words.trim());
-                } else if let Some(name) = block(line, "struct ") {
-                    schema.tables.push((name, std::mem::take(&mut comment).join(" "), Vec::new()));
-                    inside = true;
-                } else if line == "}" {
-                    inside = false;
-                } else if let (true, Some((name, of))) = (inside, field(text)) {
-                    let (kind, optional) = kind(of, &structs, &choices);
-                    let comment = std::mem::take(&mut comment).join(" ");
-                    let (about, range) = Range::split(&comment);
-                    let about = about.to_string();
-                    if let Some((_, _, fields)) = schema.tables.last_mut() {
-                        fields.push(Field { name: name.into(), kind, optional, range, about });
-                    }
-                } else if !text.starts_with("#[") {
-                    comment.clear();
-                }
-            }
-        }
-        schema
+impl Field {
+    fn read(name: &str, field: &Value, root: &Value) -> Field {
+        let comment = text(field);
+        let (about, range) = Range::split(&comment);
+        let (kind, optional) = kind(field, root);
+        Field { name: name.into(), kind, optional, range, about: about.into() }
     }
 }
 
-/// The lines before the tests.
-fn code(source: &str) -> impl Iterator<Item = &str> {
-    source.lines().take_while(|line| !line.starts_with("#[cfg(test)]"))
+/// The comment, as one line.
+fn text(schema: &Value) -> String {
+    schema["description"].as_str().unwrap_or_default().replace('\n', " ")
 }
 
-/// The name of a type whose block opens on this line.
-fn block(line: &str, keyword: &str) -> Option<String> {
-    seen(line).strip_prefix(keyword)?.strip_suffix(" {").map(String::from)
-}
-
-fn field(text: &str) -> Option<(&str, &str)> {
-    seen(text).strip_suffix(',')?.split_once(": ")
-}
-
-/// Without the words that say who sees it.
-fn seen(line: &str) -> &str {
-    ["pub ", "pub(super) ", "pub(crate) "].iter().find_map(|p| line.strip_prefix(p)).unwrap_or(line)
-}
-
-/// Types that are a choice of words, and the words.
-fn enums(source: &str) -> Vec<(String, Vec<String>)> {
-    let mut all: Vec<(String, Vec<String>)> = Vec::new();
-    let mut inside = false;
-    for line in code(source) {
-        if let Some(name) = block(line, "enum ") {
-            all.push((name, Vec::new()));
-            inside = true;
-        } else if line == "}" {
-            inside = false;
-        } else if let (true, Some(word), Some(last)) = (inside, line.trim().strip_suffix(','), all.last_mut())
-        {
-            last.1.push(word.to_lowercase());
-        }
+/// What a schema describes, and whether it may be null.
+fn kind(schema: &Value, root: &Value) -> (Kind, bool) {
+    if let Some([inner, null]) = schema["anyOf"].as_array().map(Vec::as_slice)
+        && null["type"] == "null"
+    {
+        return (kind(inner, root).0, true);
     }
-    all
-}
-
-fn kind(text: &str, structs: &[String], choices: &[(String, Vec<String>)]) -> (Kind, bool) {
-    let inner = |wrapper: &str| text.strip_prefix(wrapper).and_then(|t| t.strip_suffix('>'));
-    if let Some(of) = inner("Option<") {
-        return (kind(of, structs, choices).0, true);
+    if let Some(name) = schema["$ref"].as_str().and_then(|r| r.strip_prefix("#/$defs/")) {
+        let words = words(&root["$defs"][name]);
+        return (if words.is_empty() { Kind::Table(name.into()) } else { Kind::Choice(words) }, false);
     }
-    if let Some(of) = inner("Vec<") {
-        return (Kind::List(Box::new(kind(of, structs, choices).0)), false);
-    }
-    let found = match text {
-        "f64" | "f32" => Kind::Number,
-        "bool" => Kind::Flag,
-        "u64" | "usize" | "u32" | "i64" => Kind::Whole,
-        "String" | "PathBuf" => Kind::Text,
-        other if structs.iter().any(|s| s == other) => Kind::Table(other.into()),
-        other => match choices.iter().find(|c| c.0 == other) {
-            Some((_, words)) => Kind::Choice(words.clone()),
-            None => Kind::Free,
-        },
+    let (of, optional) = match &schema["type"] {
+        Value::Array(types) => (&types[0], types.iter().any(|t| t == "null")),
+        one => (one, false),
     };
-    (found, false)
+    let kind = match of.as_str() {
+        Some("string") => Kind::Text,
+        Some("integer") => Kind::Whole,
+        Some("number") => Kind::Number,
+        Some("boolean") => Kind::Flag,
+        Some("array") => Kind::List(Box::new(kind(&schema["items"], root).0)),
+        _ => Kind::Free,
+    };
+    (kind, optional)
+}
+
+/// The words of a choice; none for another type.
+fn words(schema: &Value) -> Vec<String> {
+    let lists = std::iter::once(schema).chain(schema["oneOf"].as_array().into_iter().flatten());
+    let of = |one: &Value| match &one["const"] {
+        Value::String(word) => vec![word.clone()],
+        _ => one["enum"].as_array().into_iter().flatten().filter_map(|w| Some(w.as_str()?.into())).collect(),
+    };
+    lists.flat_map(of).collect()
 }

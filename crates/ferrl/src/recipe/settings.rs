@@ -1,11 +1,12 @@
 //! Everything a recipe may say, with defaults. The doc comments are the manual's text.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 /// A whole recipe, or one stage of it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Recipe {
     /// Name of the run folder; the recipe file's name where absent.
@@ -48,7 +49,7 @@ pub struct Recipe {
 }
 
 /// The model that is trained: a directory, or a new one.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
     /// A Hugging Face directory, `org/name` in the Hugging Face cache, or `stage:NAME` for what an earlier stage left.
@@ -64,7 +65,7 @@ pub struct Model {
 }
 
 /// A random model and its tokenizer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Init {
     /// One of the families of `ferrl doctor`.
@@ -104,7 +105,7 @@ impl Default for Init {
 }
 
 /// The critic, for algorithms that have one.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Critic {
     /// Share the policy's trunk and give it a value head, instead of a model of its own.
@@ -116,7 +117,7 @@ pub struct Critic {
 }
 
 /// The model that is imitated, for algorithms that have one.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Teacher {
     /// A Hugging Face directory with the policy's tokenizer, or `stage:NAME` for what an earlier stage left.
@@ -124,7 +125,7 @@ pub struct Teacher {
 }
 
 /// What is learned from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
     /// Files, directories, globs, `split@path`, `org/name` in the Hugging Face cache, and generated tasks such as
@@ -182,7 +183,7 @@ impl Default for Data {
 }
 
 /// How answers are sampled.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rollout {
     /// Prompts of one step. [1, 1000000]
@@ -229,7 +230,7 @@ impl Default for Rollout {
 }
 
 /// One source of reward; several are added.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reward {
     /// A built-in verifier.
@@ -250,7 +251,7 @@ pub struct Reward {
 }
 
 /// From gradients to weights.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Optim {
     /// Learning rate at its peak. [1e-12, 10]
@@ -296,7 +297,7 @@ impl Default for Optim {
 }
 
 /// How long, and in which portions.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Train {
     /// Steps; `epochs` decide where absent. [1, 1000000000]
@@ -316,7 +317,7 @@ impl Default for Train {
 }
 
 /// Evaluation while training.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Eval {
     /// Every so many steps; 0 is never. [0, 1000000000]
@@ -350,7 +351,7 @@ impl Default for Eval {
 }
 
 /// What is kept.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Checkpoint {
     /// Every so many steps; 0 leaves it to `minutes`. The end of a stage is always saved. [0, 1000000000]

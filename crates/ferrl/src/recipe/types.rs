@@ -17,6 +17,8 @@ pub(super) struct Rules<'a> {
     pub unknown: &'a dyn Fn(&Tree, &[String], &str) -> Error,
     /// A key's value where the recipe says nothing.
     pub default: &'a dyn Fn(&[String]) -> Value,
+    /// Where a value was written.
+    pub place: &'a dyn Fn(&Tree, &[String]) -> String,
 }
 
 /// What was found beside errors that end the search.
@@ -36,6 +38,7 @@ pub(super) fn check(tree: &mut Tree) -> Result<Vec<Error>> {
         full: &|path| path.to_vec(),
         unknown: &unknown,
         default: &|path| keys::find(path).map_or(Value::Null, |k| k.default.clone()),
+        place: &place,
     };
     let mut found = Found::default();
     rules.table(tree, &mut Vec::new(), "Recipe", &mut found)?;
@@ -47,6 +50,31 @@ pub(super) fn check(tree: &mut Tree) -> Result<Vec<Error>> {
     Ok(found.outside)
 }
 
+/// Refuses settings with unknown keys or wrong types; `place` names them in errors.
+pub(crate) fn check_settings<T: schemars::JsonSchema>(place: &str, values: &Value) -> Result<()> {
+    let schema = Schema::of::<T>();
+    let mut tree = Tree::default();
+    tree.root = values.clone();
+    let rules = Rules {
+        schema: &schema,
+        full: &|path| path.to_vec(),
+        unknown: &|_, at, table| {
+            let (parent, leaf) = at.split_at(at.len() - 1);
+            let known: Vec<&str> = schema.fields(table).iter().map(|f| f.name.as_str()).collect();
+            let beside = |near: &str| dotted(&[parent, &[near.to_string()]].concat());
+            let error =
+                Error::usage(format!("unknown key {:?}, expected one of {}", dotted(at), known.join(", ")));
+            match ferrl_engine::nearest(&leaf[0], known.iter().copied()) {
+                Some(near) => error.at(place).fix(format!("did you mean {:?}?", beside(near))),
+                None => error.at(place),
+            }
+        },
+        default: &|_| Value::Null,
+        place: &|_, _| place.to_string(),
+    };
+    rules.table(&tree, &mut Vec::new(), &schema.root, &mut Found::default())
+}
+
 impl Rules<'_> {
     /// Checks the table there, whose keys are the fields of a type.
     pub fn table(&self, tree: &Tree, at: &mut Path, name: &str, found: &mut Found) -> Result<()> {
@@ -56,7 +84,7 @@ impl Rules<'_> {
             let field = self.schema.fields(name).iter().find(|f| f.name == *key);
             let Some(field) = field else { return Err((self.unknown)(tree, at, name)) };
             match key.as_str() {
-                _ if field.optional && value == OFF => {}
+                _ if field.optional && (value == OFF || value.is_null()) => {}
                 "stage" if at.len() == 1 => self.stages(tree, at, value, found)?,
                 "stage" => {
                     let what = "a stage cannot have stages of its own";
@@ -159,7 +187,7 @@ impl Rules<'_> {
         let reference = tree.place(at).and_then(|p| p.reference.as_ref());
         let got = reference.map_or_else(|| describe(got), |r| format!("the value of {r}"));
         let what = format!("expected {expected}, got {got}");
-        Error::usage(what).at(dotted(&(self.full)(at))).at(place(tree, at))
+        Error::usage(what).at(dotted(&(self.full)(at))).at((self.place)(tree, at))
     }
 }
 

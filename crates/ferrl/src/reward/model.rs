@@ -1,12 +1,12 @@
 //! A reward model in process: its score at the last token of prompt and answer.
 
+use super::Reward;
 use crate::data::prompt::Settings;
 use crate::data::schema::RowKind;
 use crate::data::{Counts, Encoder, Example, Row};
 use crate::pack::{Budget, pack};
 use crate::recipe::Recipe;
-use crate::rollout::Answer;
-use crate::source::Prompt;
+use crate::verify::{Outcome, Progress, Sample, Score};
 use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Head, Model, Options};
@@ -25,6 +25,7 @@ pub struct RewardModel {
     encoder: Encoder,
     prefill: String,
     budget: usize,
+    name: String,
 }
 
 impl RewardModel {
@@ -43,17 +44,22 @@ impl RewardModel {
             encoder: Encoder::new(Tokenizer::from_dir(dir)?, chat, Settings::default())?,
             prefill: recipe.data.prefill.clone().unwrap_or_default(),
             budget: recipe.train.micro_batch_tokens,
+            name: "model".into(),
         })
     }
 
-    /// The score of each answer, in their order; no answer's score depends on the others.
-    pub fn score(&self, prompts: &[Prompt], answers: &[Answer]) -> Result<Vec<f64>> {
-        let sequences: Vec<Vec<u32>> =
-            answers.iter().map(|a| self.tokens(&prompts[a.prompt], a)).collect::<Result<_>>()?;
+    /// Under another name in metrics.
+    pub fn named(self, name: String) -> Self {
+        RewardModel { name, ..self }
+    }
+
+    /// The score of each completion, in their order; no score depends on the other completions.
+    pub fn values(&self, completions: &[Sample<'_>]) -> Result<Vec<f64>> {
+        let sequences: Vec<Vec<u32>> = completions.iter().map(|c| self.tokens(c)).collect::<Result<_>>()?;
         let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
         let tokens = lengths.iter().copied().fold(self.budget, usize::max);
         let budget = Budget { tokens, setting: "train.micro_batch_tokens", multiple: 1 };
-        let packing = pack(&lengths, &[], budget, &|i| format!("answer {i}"))?;
+        let packing = pack(&lengths, &[], budget, &|i| format!("completion {i}"))?;
         let mut computed = Vec::new();
         for bin in &packing.bins {
             let batch = Batch::of(bin.iter().map(|&i| sequences[i].clone()));
@@ -63,29 +69,39 @@ impl RewardModel {
         packing.restore(computed)
     }
 
-    /// Prompt and answer as the model was trained to read them.
-    fn tokens(&self, prompt: &Prompt, answer: &Answer) -> Result<Vec<u32>> {
-        let asked = asked(prompt);
-        let said = format!("{}{}", self.prefill, answer.text);
-        let row = Row::from_iter([("prompt".to_string(), asked), ("completion".to_string(), said.into())]);
+    /// Prompt and completion as the model was trained to read them.
+    fn tokens(&self, sample: &Sample<'_>) -> Result<Vec<u32>> {
+        let prompt = prompt_value(sample.prompt, sample.messages);
+        let text = format!("{}{}", self.prefill, sample.completion);
+        let row = Row::from_iter([("prompt".to_string(), prompt), ("completion".to_string(), text.into())]);
         let mut counts = Counts::default();
-        let sample = self.encoder.encode(&row, RowKind::Sft, "an answer", &mut counts)?;
-        let Some(Example::Text(mut tokens)) = sample.map(|s| s.example) else {
-            return Err(Error::data("an answer has no tokens for the reward model"));
+        let encoded = self.encoder.encode(&row, RowKind::Sft, "a completion", &mut counts)?;
+        let Some(Example::Text(mut tokens)) = encoded.map(|s| s.example) else {
+            return Err(Error::data("a completion has no tokens for the reward model"));
         };
-        // An answer that was cut off did not end: it is judged where it was cut.
+        // A truncated completion has no end token: it is scored where it was cut.
         let ended = |ids: &[u32]| ids.last().is_some_and(|&id| self.encoder.tokenizer().is_special(id));
-        if answer.truncated && ended(&tokens.ids) && tokens.ids.len() > 1 {
+        if sample.truncated && ended(&tokens.ids) && tokens.ids.len() > 1 {
             tokens.ids.pop();
         }
         Ok(tokens.ids)
     }
 }
 
+impl Reward for RewardModel {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn score(&self, completions: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
+        let scored = |value: f64| Outcome::Scored(Score::single(&self.name, value));
+        Ok(self.values(completions)?.into_iter().map(scored).collect())
+    }
+}
+
 /// A prompt as a model with its own chat template reads it.
-pub(crate) fn asked(prompt: &Prompt) -> Value {
-    match prompt.messages.is_empty() {
-        true => Value::String(prompt.text.clone()),
-        false => Value::Array(prompt.messages.clone()),
+pub(crate) fn prompt_value(text: &str, messages: &[Value]) -> Value {
+    match messages.is_empty() {
+        true => Value::String(text.to_string()),
+        false => Value::Array(messages.to_vec()),
     }
 }

@@ -159,8 +159,8 @@ impl Checkpoints {
         let options = SaveOptions { dtype, source: role.source, ..SaveOptions::default() };
         save_model(dir, &model.config, role.config_json, &options, &mut |shape| {
             self.files.point(dir)?;
-            let param = model.find(&shape.name);
-            model.read(param.ok_or_else(|| Error::model(format!("parameter {:?} is missing", shape.name)))?)
+            let param = model.find(shape.id);
+            model.read(param.ok_or_else(|| Error::model(format!("parameter {:?} is missing", shape.name())))?)
         })
     }
 

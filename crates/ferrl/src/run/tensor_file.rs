@@ -20,9 +20,9 @@ const CHUNK: usize = 1 << 16;
 pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec<Part>> {
     let mut tensors = Vec::new();
     for (i, param) in trainer.model.params.iter().enumerate() {
-        tensors.push((format!("master.{}", param.shape.name), &param.shape, &param.master));
+        tensors.push((format!("master.{}", param.shape.id), &param.shape, &param.master));
         for (kind, buffer) in KINDS.iter().zip(trainer.optimizer.buffers(i)) {
-            tensors.extend(buffer.map(|b| (format!("{kind}.{}", param.shape.name), &param.shape, b)));
+            tensors.extend(buffer.map(|b| (format!("{kind}.{}", param.shape.id), &param.shape, b)));
         }
     }
     let (mut fields, mut at) = (Map::new(), 0);
@@ -64,7 +64,7 @@ pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec
 pub(crate) fn check(parts: &[Part], trainer: &Trainer) -> Result<()> {
     let mut known = vec!["header".to_string()];
     for param in &trainer.model.params {
-        let (name, want) = (&param.shape.name, 4 * param.shape.len() as u64);
+        let (name, want) = (param.shape.id, 4 * param.shape.len() as u64);
         if !parts.iter().any(|p| p.name == format!("master.{name}")) {
             return Err(other_model(format!("parameter {name:?} is not in the checkpoint")));
         }
@@ -108,11 +108,11 @@ pub(crate) fn read(path: &Path, parts: &[Part], trainer: &mut Trainer) -> Result
     };
     for i in 0..trainer.model.params.len() {
         let param = &mut trainer.model.params[i];
-        if let Some(values) = fetch(&format!("master.{}", param.shape.name))? {
+        if let Some(values) = fetch(&format!("master.{}", param.shape.id))? {
             backend.write(&mut param.master, 0, &values)?;
         }
         for (kind, slot) in KINDS.iter().zip(trainer.optimizer.buffers_mut(i)) {
-            *slot = match fetch(&format!("{kind}.{}", param.shape.name))? {
+            *slot = match fetch(&format!("{kind}.{}", param.shape.id))? {
                 None => None,
                 Some(values) => {
                     let mut buffer = backend.alloc(param.master.dtype(), values.len())?;

@@ -63,16 +63,17 @@ fn moves(recipe: &Recipe, algo: &dyn Algorithm, total: u64) -> Result<()> {
 impl Draft {
     /// Of a stage that starts from the model in `dir` and learns from what its recipe names.
     pub fn new(recipe: &Recipe, dir: &Path, warnings: &Warnings) -> Result<Draft> {
-        Self::over(recipe, dir, warnings, |tokenizer, feed, warnings| {
+        Self::over(recipe, dir, warnings, None, |tokenizer, feed, warnings| {
             source(recipe, dir, tokenizer, feed, false, warnings)
         })
     }
 
-    /// Of a stage that learns from any source.
+    /// Of a stage that learns from any source, with the recipe's rewards or these.
     pub fn over(
         recipe: &Recipe,
         dir: &Path,
         warnings: &Warnings,
+        rewards: Option<Rewards>,
         source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Box<dyn Source>>,
     ) -> Result<Draft> {
         crate::recipe::warn(recipe, warnings);
@@ -97,8 +98,11 @@ impl Draft {
         let total = total_steps(recipe, &*source, feed)?;
         moves(recipe, &*algo, total)?;
         let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
-        let rewards =
-            if source.graded() { own_rewards(recipe)? } else { plain_rewards(recipe, feed, &hooks)? };
+        let rewards = match rewards {
+            Some(rewards) => rewards,
+            None if source.graded() => own_rewards(recipe)?,
+            None => plain_rewards(recipe, feed, &hooks)?,
+        };
         let sampled = feed.sampled() && !source.graded();
         if sampled && recipe.rollout.temperature > HOT {
             let t = recipe.rollout.temperature;

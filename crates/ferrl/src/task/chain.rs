@@ -8,18 +8,19 @@ use crate::verify::chain::Chain;
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::{name_words, philox4x32};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "chain",
     about: "sums worked out term by term; with pairs, labels and steps to learn from",
-    source: include_str!("chain.rs"),
+    schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(ChainTask { options: Options::read(values)?, seed })),
 };
 
-#[derive(Deserialize, Serialize)]
+#[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Steps of a sum: one less than its terms.

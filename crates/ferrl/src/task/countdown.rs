@@ -7,18 +7,19 @@ use crate::verify::countdown::{
     CountdownOptions, DemonstrationOptions, Format, Split, demonstrate, generate,
 };
 use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "countdown",
     about: "reach a target from a few numbers, each used once",
-    source: include_str!("countdown.rs"),
+    schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(Countdown::new(values, seed)?)),
 };
 
-#[derive(Deserialize, Serialize)]
+#[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Numbers in a puzzle.

@@ -8,18 +8,19 @@ use crate::algo::settings;
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::{name_words, philox4x32};
+use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "letter_counting",
     about: "how often a letter stands in a short text, answered in \\boxed{}",
-    source: include_str!("letter_counting.rs"),
+    schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
     build: |values, seed| Ok(Box::new(LetterCounting { options: Options::read(values)?, seed })),
 };
 
-#[derive(Deserialize, Serialize)]
+#[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
     /// Words of the shortest text.

@@ -10,6 +10,7 @@ use crate::source::{Item, Prompt};
 use crate::verify::{self, Sample, Score, Verifier};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
+use schemars::Schema;
 use serde_json::{Map, Value};
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,8 +21,8 @@ pub struct Entry {
     pub name: &'static str,
     /// One line for people.
     pub about: &'static str,
-    /// The file it is written in: the comments of its settings are the manual's text.
-    pub source: &'static str,
+    /// The JSON Schema of its settings.
+    pub schema: fn() -> Schema,
     /// Its settings where a recipe says nothing.
     pub defaults: fn() -> Value,
     /// Builds it from `data.task`; unknown settings are refused.

@@ -41,7 +41,12 @@ pub struct Sample<'a> {
     pub place: &'a str,
 }
 
-impl Sample<'_> {
+impl<'a> Sample<'a> {
+    /// A column of the prompt's row, by its name or dotted path.
+    pub fn column(&self, path: &str) -> Option<&'a Value> {
+        self.columns.get(path)
+    }
+
     /// An error about this sample, under the row it is from, or else under the rollout's number.
     pub fn error(&self, error: Error) -> Error {
         if self.place.is_empty() { error.at(format!("rollout {}", self.id)) } else { error.at(self.place) }
@@ -154,9 +159,7 @@ pub fn score_all(
 ) -> Result<Vec<Outcome>> {
     let mut outcomes = verifier.score_batch(samples, at)?;
     if outcomes.len() != samples.len() {
-        let (name, got, want) = (verifier.name(), outcomes.len(), samples.len());
-        return Err(Error::data(format!("{name} gave {got} scores for {want} completions"))
-            .fix("one score for every completion, in their order"));
+        return Err(miscounted(verifier.name(), outcomes.len(), samples.len()));
     }
     let cut_off =
         outcomes.iter_mut().zip(samples).filter(|(_, s)| s.truncated && truncated == Truncated::Wrong);
@@ -170,6 +173,12 @@ pub fn score_all(
         }
     }
     Ok(outcomes)
+}
+
+/// A source of rewards that does not give one score for each completion.
+pub(crate) fn miscounted(name: &str, got: usize, want: usize) -> Error {
+    Error::data(format!("{name} gave {got} scores for {want} completions"))
+        .fix("one score for every completion, in their order")
 }
 
 /// Turns completions into rewards.

@@ -1,13 +1,13 @@
 //! The programs of `examples/` on a small model, and what the API refuses.
 
 use crate::help::{backend, model};
-use ferrl::api::{Agent, Config, Trainer};
+use ferrl::api::{Config, Rewards, Sample, Trainer};
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, stats};
-use serde_json::json;
-use std::path::Path;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 
 #[path = "../../examples/dpo.rs"]
 #[allow(dead_code)] // its main is not run here
@@ -15,6 +15,9 @@ mod dpo;
 #[path = "../../examples/grpo.rs"]
 #[allow(dead_code)]
 mod grpo;
+#[path = "../../examples/reward.rs"]
+#[allow(dead_code)]
+mod reward;
 
 /// Log-probability of an answer and its end.
 fn logp(dir: &str, prompt: &str, answer: &str) -> f64 {
@@ -39,47 +42,62 @@ fn the_examples_learn_what_they_show() {
     let margin = |dir: &str| logp(dir, "2 + 2 = ", "4") - logp(dir, "2 + 2 = ", "7");
     let (before, after) = (margin(&model), margin(&out("grpo")));
     assert!(after > before + 0.5, "{before} to {after}");
+    let rewards = reward::train(&model, &out("reward")).unwrap();
+    assert!(rewards.len() == 20 && rewards.iter().any(|r| *r > 0.0), "{rewards:?}");
 }
 
 #[test]
-fn examples_are_short() {
-    for text in [include_str!("../../examples/dpo.rs"), include_str!("../../examples/grpo.rs")] {
-        assert!(text.lines().count() < 40);
-    }
+fn training_with_ones_own_reward_takes_15_lines() {
+    let text = include_str!("../../examples/reward.rs");
+    let body = text.split("pub(crate) fn train").nth(1).unwrap().split("fn main").next().unwrap();
+    assert!(body.lines().count() <= 15, "{body}");
 }
 
 #[test]
 fn mistakes_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path());
-    let config = Config { batch_size: 1, max_length: 32, ..Default::default() };
-    let agent =
-        |algo: &str, config: &Config, reference: Option<&Path>| Agent::new(algo, config, &model, reference);
-    let says = |e: Option<ferrl::api::Error>, part: &str| {
-        let e = e.unwrap().to_string();
+    let config = |algorithm| Config { batch_size: 1, max_length: 32, ..Config::new(algorithm, &model) };
+    let says = |config: Config, rows: Vec<Value>, part: &str| {
+        let e = Trainer::new(config, rows).err().unwrap().to_string();
         assert!(e.contains(part), "{e}");
     };
-    says(agent("gpro", &config, None).err(), "\"grpo\"");
-    says(agent("sft", &Config { beta: Some(0.1), ..config.clone() }, None).err(), "no beta");
-    says(agent("sft", &config, Some(Path::new(&model))).err(), "no reference");
-    says(agent("dpo", &Config { lr: -1.0, ..config.clone() }, None).err(), "optim.lr");
-    let rows = vec![json!({ "prompt": "a", "chosen": "b" })];
-    says(Trainer::new(agent("dpo", &config, None).unwrap(), rows, config.clone()).err(), "dataset:1");
-    let rows = vec![json!("a")];
-    says(Trainer::new(agent("dpo", &config, None).unwrap(), rows, config.clone()).err(), "dataset:1");
-    let other = Config { lr: 1.0, ..config.clone() };
-    says(Trainer::new(agent("dpo", &config, None).unwrap(), vec![json!({})], other).err(), "the same config");
+    let pair = || vec![json!({ "prompt": "a", "chosen": "b", "rejected": "c" })];
+    says(config("gpro"), vec![], "\"grpo\"");
+    says(Config { beta: Some(0.1), ..config("sft") }, vec![], "no beta");
+    says(Config { reference: Some(model.clone().into()), ..config("sft") }, vec![], "no reference");
+    says(Config { lr: -1.0, ..config("dpo") }, pair(), "optim.lr");
+    says(Config { settings: vec!["optim.lrr=1".into()], ..config("dpo") }, pair(), "optim.lr");
+    says(config("dpo"), vec![json!({ "prompt": "a", "chosen": "b" })], "dataset:1");
+    says(config("dpo"), vec![json!("a")], "dataset:1");
+    says(config("grpo"), vec![json!({ "prompt": "a" })], "learns from rewards");
+    let rows = vec![json!({ "prompt": "a" })];
+    let mut trainer = Trainer::with_reward(config("grpo"), rows, |_: &Sample<'_>| f64::NAN).unwrap();
+    let e = trainer.train(1).err().unwrap().to_string();
+    assert!(e.contains("function gave a reward of NaN"), "{e}");
+}
+
+#[test]
+fn several_rewards_are_added_by_weight() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { batch_size: 1, max_new_tokens: 3, ..Config::new("grpo", model(dir.path())) };
+    let short = |s: &Sample<'_>| f64::from(s.completion.len() < 2);
+    let rewards = Rewards::default().with(1.0, |_: &Sample<'_>| 1.0).with(0.5, short);
+    let mut trainer = Trainer::with_rewards(config, [json!({ "prompt": "a" })], rewards).unwrap();
+    let step = &trainer.train(1).unwrap()[0];
+    let (whole, parts) = (step.get("reward").unwrap(), step.get("rewards/function/mean").unwrap());
+    assert!((1.0..=1.5).contains(&whole) && (0.5..=1.0).contains(&parts), "{whole} {parts}");
 }
 
 #[test]
 fn a_reference_of_its_own_is_compared_with() {
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path());
-    let config = Config { batch_size: 1, max_length: 32, lr: 1e-2, ..Default::default() };
-    let rows = vec![json!({ "prompt": "a", "chosen": "b", "rejected": "c" })];
-    let train = |reference: Option<&Path>| {
-        let agent = Agent::new("dpo", &config, &model, reference).unwrap();
-        let mut trainer = Trainer::new(agent, rows.clone(), config.clone()).unwrap();
+    let rows = [json!({ "prompt": "a", "chosen": "b", "rejected": "c" })];
+    let train = |reference: Option<PathBuf>| {
+        let config =
+            Config { batch_size: 1, max_length: 32, lr: 1e-2, reference, ..Config::new("dpo", &model) };
+        let mut trainer = Trainer::new(config, rows.clone()).unwrap();
         let first = trainer.train(3).unwrap()[0].get("rewards/margins").unwrap();
         let out = dir.path().join("out");
         let _ = std::fs::remove_dir_all(&out);
@@ -87,6 +105,6 @@ fn a_reference_of_its_own_is_compared_with() {
         (first, out)
     };
     let (same, out) = train(None);
-    let (other, _) = train(Some(&out.clone()));
+    let (other, _) = train(Some(out.clone()));
     assert!(same == 0.0 && other < -0.001, "{same} and {other}");
 }

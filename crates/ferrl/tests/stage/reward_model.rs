@@ -3,8 +3,7 @@
 use crate::help::{backend, fails, metrics, model, run, write};
 use ferrl::recipe::Recipe;
 use ferrl::reward::RewardModel;
-use ferrl::rollout::Answer;
-use ferrl::source::Prompt;
+use ferrl::verify::Sample;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
@@ -51,16 +50,21 @@ fn a_stage_rewards_the_next_and_scores_are_those_of_the_engine() {
     let judge = runs.join("test/stages/0");
     let recipe = Recipe::parse(&text, "r.toml", "r", &[]).unwrap().stages[1].recipe.clone();
     let scorer = RewardModel::open(&judge, &recipe, DType::F32, &backend()).unwrap();
-    let prompt = Prompt { text: "say a: ".into(), ..Default::default() };
-    let answer = |text: &str, truncated| Answer { prompt: 0, text: text.into(), tokens: 0, truncated };
-    let answers = [answer("a", false), answer("bbbbbbbbbb", false), answer("a", true), answer("", false)];
-    let scores = scorer.score(&[prompt], &answers).unwrap();
+    let completion =
+        |completion, truncated| Sample { prompt: "say a: ", completion, truncated, ..Default::default() };
+    let completions = [
+        completion("a", false),
+        completion("bbbbbbbbbb", false),
+        completion("a", true),
+        completion("", false),
+    ];
+    let scores = scorer.values(&completions).unwrap();
     // The same by hand: prompt, answer, end, and the value at the last token.
     let tokenizer = Tokenizer::from_dir(&judge).unwrap();
     let engine = Model::load(backend(), &ModelDir::open(&judge).unwrap(), Options::default()).unwrap();
-    for (answer, score) in answers.iter().zip(&scores) {
+    for (answer, score) in completions.iter().zip(&scores) {
         let mut ids = tokenizer.encode_prompt("say a: ").unwrap();
-        ids.extend(tokenizer.encode_text(&answer.text).unwrap());
+        ids.extend(tokenizer.encode_text(answer.completion).unwrap());
         ids.extend(tokenizer.eos().first().filter(|_| !answer.truncated));
         let value = stats(&engine, &Batch::of([ids]), 1.0).unwrap().value;
         assert_eq!(f64::from(*value.last().unwrap()), *score, "{answer:?}");

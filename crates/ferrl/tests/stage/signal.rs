@@ -47,7 +47,7 @@ fn a_step_without_signal_costs_no_training_and_is_told() {
 fn parts(stage: &Stage) -> (Vec<f32>, Vec<f32>) {
     let (mut head, mut rest) = (Vec::new(), Vec::new());
     for (i, p) in stage.policy.model.params.iter().enumerate() {
-        let to = if p.shape.name.starts_with("value.") { &mut head } else { &mut rest };
+        let to = if p.shape.id.slot == ferrl_engine::model::Slot::Value { &mut head } else { &mut rest };
         to.extend(stage.policy.model.read(i).unwrap());
     }
     (head, rest)

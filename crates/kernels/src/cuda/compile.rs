@@ -6,7 +6,9 @@ use super::context::check;
 use super::decode;
 use super::gemm::stream;
 use super::handles::Context;
+use super::head::{logp, sample};
 use super::libraries::{self, Library};
+use super::{norm, optim};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self as driver, CUfunction, CUfunction_attribute, CUmodule, CUresult};
 use cudarc::nvrtc::sys::{self as nvrtc, nvrtcProgram, nvrtcResult};
@@ -25,105 +27,116 @@ pub struct Source {
     pub name: &'static str,
     /// What is compiled after the prelude.
     pub text: &'static str,
+    /// Sizes that launchers and kernels share: definitions of every variant.
+    pub constants: &'static [(&'static str, usize)],
     /// Definitions it is compiled with, such as `"HEAD_DIM=64 GROUP=7"`: one of each kind that matters, for tests.
     pub variants: &'static [&'static str],
 }
 
 const fn plain(name: &'static str, text: &'static str) -> Source {
-    Source { name, text, variants: &[""] }
+    Source { name, text, constants: &[], variants: &[""] }
+}
+
+impl Source {
+    const fn with(self, constants: &'static [(&'static str, usize)]) -> Source {
+        Source { constants, ..self }
+    }
+    const fn variants(self, variants: &'static [&'static str]) -> Source {
+        Source { variants, ..self }
+    }
 }
 
 /// Every source of kernels.
 pub const SOURCES: &[Source] = &[
     plain("activation", include_str!("elementwise/activation.cu")),
-    Source {
-        name: "attention",
-        text: concat!(
+    plain(
+        "attention",
+        concat!(
             include_str!("attention/tile.cu"),
             include_str!("attention/forward.cu"),
             include_str!("attention/decode.cu")
         ),
-        variants: attention::VARIANTS,
-    },
-    Source {
-        name: "attention_hopper",
-        text: concat!(
+    )
+    .with(attention::CONSTANTS)
+    .variants(attention::VARIANTS),
+    plain(
+        "attention_hopper",
+        concat!(
             include_str!("attention/tile.cu"),
             include_str!("attention/forward.cu"),
             include_str!("attention/decode.cu"),
             include_str!("attention/wgmma.cu"),
             include_str!("attention/forward_wgmma.cu")
         ),
-        variants: attention::WGMMA_VARIANTS,
-    },
-    Source {
-        name: "attention_backward",
-        text: concat!(include_str!("attention/tile.cu"), include_str!("attention/backward.cu")),
-        variants: attention::BACKWARD_VARIANTS,
-    },
-    Source {
-        name: "attention_backward_hopper",
-        text: concat!(
+    )
+    .with(attention::CONSTANTS)
+    .variants(attention::WGMMA_VARIANTS),
+    plain(
+        "attention_backward",
+        concat!(include_str!("attention/tile.cu"), include_str!("attention/backward.cu")),
+    )
+    .with(attention::BACKWARD_CONSTANTS)
+    .variants(attention::BACKWARD_VARIANTS),
+    plain(
+        "attention_backward_hopper",
+        concat!(
             include_str!("attention/tile.cu"),
             include_str!("attention/backward.cu"),
             include_str!("attention/wgmma.cu"),
             include_str!("attention/backward_keys_wgmma.cu"),
             include_str!("attention/backward_dq_wgmma.cu")
         ),
-        variants: attention::BACKWARD_WGMMA_VARIANTS,
-    },
-    plain("attention_cache", include_str!("attention/cache.cu")),
-    Source {
-        name: "attention_simple",
-        text: include_str!("attention/simple.cu"),
-        variants: attention::SIMPLE_VARIANTS,
-    },
+    )
+    .with(attention::BACKWARD_CONSTANTS)
+    .variants(attention::BACKWARD_WGMMA_VARIANTS),
+    plain("attention_cache", include_str!("attention/cache.cu")).with(attention::CONSTANTS),
+    plain("attention_simple", include_str!("attention/simple.cu"))
+        .with(attention::SIMPLE_CONSTANTS)
+        .variants(attention::SIMPLE_VARIANTS),
     plain("embed", concat!(include_str!("optim/split_master.cuh"), include_str!("elementwise/embed.cu"))),
-    Source {
-        name: "decode_gemm",
-        text: concat!(
+    plain(
+        "decode_gemm",
+        concat!(
             include_str!("decode/products.cu"),
             include_str!("decode/gemm.cu"),
             include_str!("decode/ring.cu"),
             include_str!("decode/kernels.cu")
         ),
-        variants: decode::VARIANTS,
-    },
+    )
+    .with(decode::CONSTANTS)
+    .variants(decode::VARIANTS),
     plain(
         "split_master",
         concat!(include_str!("optim/split_master.cuh"), include_str!("optim/split_master.cu")),
     ),
-    Source {
-        name: "head_norm",
-        text: include_str!("norm/head_norm.cu"),
-        variants: &["MOST=1", "MOST=4", "MOST=16"],
-    },
+    plain("head_norm", include_str!("norm/head_norm.cu")).variants(&["MOST=1", "MOST=4", "MOST=16"]),
     plain("linear", include_str!("gemm/linear.cu")),
-    plain("logp", concat!(include_str!("head/scale.cu"), include_str!("head/logp.cu"))),
-    plain("logp_backward", concat!(include_str!("head/scale.cu"), include_str!("head/logp_backward.cu"))),
-    plain("norm", include_str!("norm/norm.cu")),
-    Source {
-        name: "norm_backward",
-        text: include_str!("norm/backward.cu"),
-        variants: &[
-            "VECTORS=1 TEAMS=8 CENTRED=1 BIAS=1",
-            "VECTORS=2 TEAMS=5 CENTRED=0 BIAS=0",
-            "VECTORS=4 TEAMS=3 CENTRED=0 BIAS=0",
-        ],
-    },
-    plain("optim", concat!(include_str!("optim/split_master.cuh"), include_str!("optim/optim.cu"))),
-    plain("rotary", include_str!("attention/rotary.cu")),
+    plain("logp", concat!(include_str!("head/scale.cu"), include_str!("head/logp.cu"))).with(logp::CONSTANTS),
+    plain("logp_backward", concat!(include_str!("head/scale.cu"), include_str!("head/logp_backward.cu")))
+        .with(logp::CONSTANTS),
+    plain("norm", include_str!("norm/norm.cu")).with(norm::CONSTANTS),
+    plain("norm_backward", include_str!("norm/backward.cu")).with(norm::CONSTANTS).variants(&[
+        "VECTORS=1 TEAMS=8 CENTRED=1 BIAS=1",
+        "VECTORS=2 TEAMS=5 CENTRED=0 BIAS=0",
+        "VECTORS=4 TEAMS=3 CENTRED=0 BIAS=0",
+    ]),
+    plain("optim", concat!(include_str!("optim/split_master.cuh"), include_str!("optim/optim.cu")))
+        .with(optim::CONSTANTS),
+    plain("rotary", include_str!("attention/rotary.cu")).with(attention::rotary::CONSTANTS),
     plain("rows", include_str!("gemm/rows.cu")),
-    plain("sample", concat!(include_str!("head/sample_tile.cu"), include_str!("head/sample.cu"))),
-    plain("truncate", concat!(include_str!("head/sample_tile.cu"), include_str!("head/truncate.cu"))),
-    Source { name: "stream", text: include_str!("gemm/stream.cu"), variants: stream::VARIANTS },
+    plain("sample", concat!(include_str!("head/sample_tile.cu"), include_str!("head/sample.cu")))
+        .with(sample::CONSTANTS),
+    plain("truncate", concat!(include_str!("head/sample_tile.cu"), include_str!("head/truncate.cu")))
+        .with(sample::CONSTANTS),
+    plain("stream", include_str!("gemm/stream.cu")).with(stream::CONSTANTS).variants(stream::VARIANTS),
     plain("vector", include_str!("elementwise/vector.cu")),
 ];
 
 /// The whole text of a source with these definitions.
 fn whole_text(source: &Source, defines: &str) -> String {
-    let defines: String =
-        defines.split_whitespace().map(|d| format!("#define {}\n", d.replacen('=', " ", 1))).collect();
+    let constants = source.constants.iter().map(|(name, value)| format!("#define {name} {value}\n"));
+    let defines = defines.split_whitespace().map(|d| format!("#define {}\n", d.replacen('=', " ", 1)));
+    let defines: String = constants.chain(defines).collect();
     format!("{defines}{PRELUDE}\n#line 1 \"{}.cu\"\n{}", source.name, source.text)
 }
 

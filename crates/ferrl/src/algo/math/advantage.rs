@@ -27,7 +27,7 @@ pub fn centre(returns: &[f64], divide_by_std: bool) -> Vec<f64> {
 }
 
 /// How advantages are normalised over the whole rollout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Normalise {
     /// Mean 0, deviation 1 over all action tokens.

@@ -1,10 +1,11 @@
 //! From losses per token to one number: what each token weighs.
 
 use crate::experience::{Counts, Sequence};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How losses per token are averaged. Every divisor is counted over the whole update.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Aggregate {
     /// Every token weighs the same: divided by the number of tokens.

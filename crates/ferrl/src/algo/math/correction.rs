@@ -1,10 +1,11 @@
 //! Importance weights for tokens that an older policy sampled: truncated (TIS) or masked, per token or per sequence.
 
 use ferrl_engine::math::exp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What to do with the ratio of the old policy to the one that sampled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Correction {
     /// The kind.
@@ -18,7 +19,7 @@ pub struct Correction {
 }
 
 /// Truncation or a mask.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CorrectionKind {
     /// Weights are 1.
@@ -31,7 +32,7 @@ pub enum CorrectionKind {
 }
 
 /// What is weighed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// Each token by itself.

@@ -2,10 +2,11 @@
 //! Divergence", 2020): k1 = l, abs = |l|, k2 = l^2 / 2, k3 = e^-l - 1 + l.
 
 use ferrl_engine::math::exp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Which estimator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Estimator {
     /// Unbiased, high variance, may be negative.

@@ -2,10 +2,11 @@
 //! 2017, arXiv 1707.06347), `-min(r A, clip(r, 1 - low, 1 + high) A)`, and its relatives.
 
 use ferrl_engine::math::{exp, ln};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How the ratio enters the loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Surrogate {
     /// The pessimistic minimum of the ratio and the clipped ratio.
@@ -19,7 +20,7 @@ pub enum Surrogate {
 }
 
 /// Over which tokens a ratio is taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Ratio {
     /// Each token has its own.

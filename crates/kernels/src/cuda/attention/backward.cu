@@ -16,7 +16,6 @@
 // in attention_keys), KEY_STEP (keys met at a time in attention_queries), SPLIT (blocks that share the columns of dk and
 // dv, each computing all scores).
 
-#define THREADS 128
 // Keys, and stacked rows, that a block has.
 #define OWN_KEYS (64 * KEY_TALL)
 #define OWN_ROWS (64 * ROW_TALL)
@@ -143,7 +142,7 @@ __device__ __forceinline__ void add_products(float (&x)[T][M][4], const float (&
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float *delta, const Work *work, bf16 *dqkv,
                int heads, int kv_heads, float scale, float cap, int window, float factor, int first_kv, int some_kv,
                uint4 *gradients, long long per_kv) {
@@ -171,9 +170,9 @@ attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float 
     auto fetch = [&](int row, int slot) {
         if (row < end) {
             bf16 *to = ring + slot * (2 * STEP * PITCH);
-            load_rows<STEP, THREADS>(to, q_base, width, row, end);
-            load_rows<STEP, THREADS>(to + STEP * PITCH, dout_base, out_width, row, end);
-            for (int i = threadIdx.x; i < STEP; i += THREADS) {
+            load_rows<STEP, BLOCK_THREADS>(to, q_base, width, row, end);
+            load_rows<STEP, BLOCK_THREADS>(to + STEP * PITCH, dout_base, out_width, row, end);
+            for (int i = threadIdx.x; i < STEP; i += BLOCK_THREADS) {
                 int r = row + i;
                 long long at = (long long)(w.row + r / GROUP) * heads + kv * GROUP + r % GROUP;
                 kept[slot][0][i] = r < end ? lse[at] * LOG2_E : 0.0f;
@@ -182,8 +181,8 @@ attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float 
         }
         copy_commit();
     };
-    load_tile<OWN_KEYS, THREADS>(k, k_base, width, keys);
-    load_tile<OWN_KEYS, THREADS>(v, k_base + kv_heads * HEAD_DIM, width, keys);
+    load_tile<OWN_KEYS, BLOCK_THREADS>(k, k_base, width, keys);
+    load_tile<OWN_KEYS, BLOCK_THREADS>(v, k_base + kv_heads * HEAD_DIM, width, keys);
     fetch(first * GROUP, 0);
 
     float dk[KEY_TALL][COLUMNS / 8][4], dv[KEY_TALL][COLUMNS / 8][4];
@@ -269,7 +268,7 @@ attention_keys(const bf16 *qkv, const bf16 *dout, const float *lse, const float 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 attention_queries(const bf16 *qkv, const bf16 *dout, const float *lse, const float *delta, const Work *work, bf16 *dqkv,
                   int heads, int kv_heads, float scale, float cap, int window, float factor) {
     extern __shared__ __align__(16) unsigned char shared[];
@@ -287,13 +286,13 @@ attention_queries(const bf16 *qkv, const bf16 *dout, const float *lse, const flo
         if (key < seen) {
             bf16 *to = ring + slot * (2 * KEY_STEP * PITCH);
             const bf16 *from = k_base + (long long)key * width;
-            load_tile<KEY_STEP, THREADS>(to, from, width, seen - key);
-            load_tile<KEY_STEP, THREADS>(to + KEY_STEP * PITCH, from + kv_heads * HEAD_DIM, width, seen - key);
+            load_tile<KEY_STEP, BLOCK_THREADS>(to, from, width, seen - key);
+            load_tile<KEY_STEP, BLOCK_THREADS>(to + KEY_STEP * PITCH, from + kv_heads * HEAD_DIM, width, seen - key);
         }
         copy_commit();
     };
-    load_rows<OWN_ROWS, THREADS>(q, qkv + (long long)w.row * width + kv * GROUP * HEAD_DIM, width, w.first, end);
-    load_rows<OWN_ROWS, THREADS>(g, dout + (long long)w.row * out_width + kv * GROUP * HEAD_DIM, out_width, w.first, end);
+    load_rows<OWN_ROWS, BLOCK_THREADS>(q, qkv + (long long)w.row * width + kv * GROUP * HEAD_DIM, width, w.first, end);
+    load_rows<OWN_ROWS, BLOCK_THREADS>(g, dout + (long long)w.row * out_width + kv * GROUP * HEAD_DIM, out_width, w.first, end);
     fetch(start, 0);
 
     const int top = w.first + warp * 16 * ROW_TALL, bottom = min(top + 16 * ROW_TALL, end);
@@ -368,7 +367,7 @@ attention_queries(const bf16 *qkv, const bf16 *dout, const float *lse, const flo
 }
 
 // dq = ds k, from the gradients of dot products that attention_keys kept.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 attention_dq(const bf16 *qkv, const Work *work, bf16 *dqkv, int heads, int kv_heads, int window, float factor,
              int first_kv, int some_kv, const uint4 *gradients, long long per_kv) {
     extern __shared__ __align__(16) unsigned char shared[];
@@ -387,7 +386,7 @@ attention_dq(const bf16 *qkv, const Work *work, bf16 *dqkv, int heads, int kv_he
 
     auto fetch = [&](int key, int slot) {
         if (key < seen)
-            load_tile<64, THREADS>(ring + slot * (64 * PITCH), k_base + (long long)key * width, width, seen - key);
+            load_tile<64, BLOCK_THREADS>(ring + slot * (64 * PITCH), k_base + (long long)key * width, width, seen - key);
         copy_commit();
     };
     // The warp's tiles of 64 keys; what no row sees was not kept, and is zero.

@@ -5,8 +5,8 @@
 
 use super::tables::{self, Unit};
 use super::{
-    SIMPLE, check_shape, fits_tensor_cores, pitch, room, simple_defines, simple_scoring, tile_defines,
-    tile_scoring, uses_wgmma, window,
+    SIMPLE, TOKENS, check_shape, fits_tensor_cores, pitch, room, simple_defines, simple_scoring,
+    tile_defines, tile_scoring, uses_wgmma, window,
 };
 use crate::backend::{Attention, Heads, Segments};
 use crate::buffer::{Buffer, DType};
@@ -20,6 +20,10 @@ const OWN: usize = 64;
 
 /// Bytes at most for gradients of scores that one pass keeps for the next.
 const KEPT: usize = 1 << 30;
+
+/// Sizes that the kernels share, as definitions.
+pub(crate) const CONSTANTS: &[(&str, usize)] =
+    &[("KEYS", TOKENS), ("BLOCK_THREADS", THREADS as usize), ("DQ_WARPS", 4 * DQ_TEAMS)];
 
 /// How the kernels are cut to a head and a card.
 struct Cut {

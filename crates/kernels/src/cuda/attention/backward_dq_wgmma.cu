@@ -4,7 +4,6 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-#define DQ_WARPS 8
 #define DQ_STAGES 3
 // 16-byte units of a warp's gradients for 64 keys.
 #define DQ_UNITS 128

@@ -3,8 +3,6 @@
 //
 // A thread copies one unit (16 bytes where rows allow it, else one element) of one row; nothing is computed.
 
-#define TOKENS 64
-
 // `slots[row]` is where the row's token goes, counted in tokens from the start of the cache. A row is `width` units,
 // of which the last 2 * kv_heads * head are keys and values.
 template <class Unit>

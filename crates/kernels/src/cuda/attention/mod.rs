@@ -23,6 +23,14 @@ use crate::shapes;
 pub(crate) use tables::TOKENS;
 use tables::{DECODE_ROWS, Unit};
 
+/// Sizes that the kernels share, as definitions: keys of a tile are the tokens of a cache block.
+pub(crate) const CONSTANTS: &[(&str, usize)] = &[("KEYS", TOKENS), ("TOKENS", TOKENS)];
+/// The same for the backward.
+pub(crate) use backward::CONSTANTS as BACKWARD_CONSTANTS;
+/// The same for the kernels without tensor cores.
+pub(crate) const SIMPLE_CONSTANTS: &[(&str, usize)] =
+    &[("KEYS", TOKENS), ("WARPS", SIMPLE.0 as usize / 32), ("ROWS", SIMPLE.1)];
+
 /// One of each kind of kernel, for tests: a plain one, a cap and a window, odd groups, the widest head.
 pub const VARIANTS: &[&str] = &[
     "HEAD_DIM=64 GROUP=7 SOFTCAP=0 WINDOW=0 PAGED=0 WARPS=4 TALL=2 STAGES=2",

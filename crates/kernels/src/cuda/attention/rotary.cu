@@ -119,8 +119,7 @@ FINISH(b, bf16)
 
 // A block turns a chunk of rows back, of some columns: a strand of threads takes every STRANDS-th row. The sums of the
 // columns over the chunk, as stored, go to `sums`, [chunks][width]. Halves of heads are whole fours.
-#define STRANDS 16
-#define FOURS (256 / STRANDS)
+#define STRANDS (256 / FOURS)
 
 template <class T>
 __device__ __forceinline__ void turn_back(T* dqkv, const float* cos, const float* sin, const u32* positions, u32 rows,

@@ -143,6 +143,8 @@ pub fn linear_qkv(
 const CHUNK: usize = 64;
 /// Fours of columns that a block has, of each half of a head.
 const FOURS: usize = 16;
+/// Sizes that the kernels share, as definitions.
+pub(crate) const CONSTANTS: &[(&str, usize)] = &[("FOURS", FOURS)];
 
 /// See [`RopeOps::qkv_backward`](crate::backend::RopeOps::qkv_backward); `false` where it has to be done one by one.
 pub fn qkv_backward(

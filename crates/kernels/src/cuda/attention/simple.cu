@@ -7,11 +7,7 @@
 //
 // Set by the launcher: ELEMENT (float or bf16), HEAD_DIM, GROUP, PAGED.
 
-#define KEYS 64
 #define PARTS ((HEAD_DIM + 31) / 32)
-#define WARPS 4
-// Stacked rows, or keys, of a block.
-#define ROWS 16
 
 struct Work {
     int row, count, position, blocks, first, settled;

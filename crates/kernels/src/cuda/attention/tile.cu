@@ -7,7 +7,6 @@
 //
 // Set by the launcher: HEAD_DIM (a multiple of 8), GROUP, SOFTCAP and WINDOW (0 or 1).
 
-#define KEYS 64
 // Width of a head in whole steps of the tensor core; what is added is zero.
 #define WIDE ((HEAD_DIM + 15) / 16 * 16)
 // Elements from one row in shared memory to the next: an odd number of 16-byte units, so that the eight rows

@@ -26,6 +26,8 @@ const TILE: usize = 8;
 pub const WORTH: usize = 4;
 /// Threads of a block of decode/gemm.cu.
 const THREADS: u32 = 128;
+/// Sizes that the kernels share, as definitions.
+pub(crate) const CONSTANTS: &[(&str, usize)] = &[("THREADS", THREADS as usize)];
 /// Shared memory of a block besides what it asks for.
 const RESERVED: usize = 2048;
 /// The widest row that is normed on the way.

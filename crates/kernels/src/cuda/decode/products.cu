@@ -5,7 +5,6 @@
 // memory is for this file to say. A warp gets the sums of its own tile: eight features, or CHAINS times eight that belong
 // together; a lane those of row lane / 4 and features 2 (lane % 4) and the next.
 
-#define THREADS 128
 // Pieces of k that weights come in: the first can be used before the last is there. All of them are multiples of STEP.
 #define PIECES 2
 #define STEP 128

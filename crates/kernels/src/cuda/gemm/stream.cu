@@ -10,8 +10,6 @@
 // Set by the launcher: RING, stages in shared memory; COLUMNS, elements of k of a stage; WARPS, tiles of 16 features of a
 // group; N, rows of a product. A group has at least AHEAD stages. Hopper only.
 
-#define THREADS 128
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 #define MINE (16 * WARPS)

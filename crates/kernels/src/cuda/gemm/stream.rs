@@ -19,6 +19,8 @@ const ROWS: [usize; 3] = [16, 32, 64];
 const FEWEST: usize = 5;
 /// Threads of a block, and features of a warp's tile.
 const THREADS: u32 = 128;
+/// Sizes that the kernels share, as definitions.
+pub(crate) const CONSTANTS: &[(&str, usize)] = &[("THREADS", THREADS as usize)];
 const TILE: usize = 16;
 /// Bytes of shared memory that a block's stages take.
 const RING_BYTES: usize = 160 << 10;

@@ -16,6 +16,8 @@ use crate::shapes;
 
 /// Tokens a warp folds.
 pub(crate) const TILE: usize = 1024;
+/// Sizes that the kernels share, as definitions.
+pub(crate) const CONSTANTS: &[(&str, usize)] = &[("TILE", TILE)];
 /// Logits that exist at a time: 1.25 GiB. Fewer rows to a product cost it a fifth of its speed.
 const LOGITS: usize = 5 << 26;
 

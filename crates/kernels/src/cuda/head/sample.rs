@@ -5,6 +5,7 @@ use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
 use crate::cuda::context::check;
 use crate::cuda::handles::{Event, Pinned};
+use crate::cuda::head::logp::TILE;
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{Memory, f32_ptr, ptr};
 use crate::error::{Error, Result};
@@ -15,6 +16,8 @@ use std::sync::{Arc, Mutex};
 /// Threads of a block of `truncated`, and bytes of its shared memory besides a sum for every tile.
 const THREADS: u32 = 512;
 const ROOM: usize = 32 * THREADS as usize * 4 + 32 * 8 + 24;
+/// Sizes that the kernels share, as definitions.
+pub(crate) const CONSTANTS: &[(&str, usize)] = &[("TILE", TILE), ("THREADS", THREADS as usize)];
 /// Bytes of a tile and of a choice, as the kernels declare them.
 const TILE_BYTES: usize = 16;
 const CHOICE_BYTES: usize = 16;
@@ -100,7 +103,7 @@ fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[Asked]) -> 
     let rows = asks.len();
     assert!(logits.len().is_multiple_of(rows.max(1)) && lse.is_none_or(|l| l.len() == rows));
     let vocab = logits.len() / rows.max(1);
-    let count = vocab.div_ceil(crate::cuda::head::logp::TILE);
+    let count = vocab.div_ceil(TILE);
     let words = |a: &Asked| [a.draw.to_bits(), a.top_p.to_bits(), a.min_p.to_bits(), a.top_k];
     let asked = listed(cuda, asks.iter().flat_map(words).collect())?;
     let tiles = cuda.arena.take(rows * count * TILE_BYTES)?;

@@ -4,9 +4,6 @@
 // are added up in f64, in groups of four: over 151936 tokens of like probability, sums in f32 miss the right one in every
 // fortieth draw. Everything has one order: the chosen token depends on the row and what it is asked by alone.
 
-#define TILE 1024
-#define THREADS 512
-
 // How a row's token is chosen: the largest where the draw is negative; without truncation top_k is 0, top_p 1, min_p 0.
 struct Ask {
     float draw, top_p, min_p;

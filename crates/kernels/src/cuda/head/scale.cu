@@ -1,7 +1,5 @@
 // What the kernels of the head share: what happens to a logit, and how logits are read.
 
-#define TILE 1024
-
 // What happens to a raw logit: cap * tanh(x / cap) / temperature; no cap is 0.
 struct Head {
     float inverse, temperature, cap;

@@ -3,8 +3,6 @@
 // weight and bias. VECTORS is the number of fours a thread has of a row, for widths that are whole fours; TEAMS those of
 // a block; CENTRED and BIAS say whether the mean is subtracted and whether the bias has a gradient.
 
-#define TEAM 128
-
 // Four elements as they are stored.
 __device__ __forceinline__ float4 fetch(const float* p, u64 i) { return *reinterpret_cast<const float4*>(p + i); }
 __device__ __forceinline__ uint2 fetch(const bf16* p, u64 i) { return *reinterpret_cast<const uint2*>(p + i); }

@@ -11,9 +11,14 @@ use crate::cuda::memory::{f32_ptr, kernel};
 use crate::error::Result;
 use crate::shapes;
 
+/// Threads of a block that has a row, or of a team of such a block.
+const THREADS: u32 = 128;
+/// Sizes that the kernels share, as definitions.
+pub(crate) const CONSTANTS: &[(&str, usize)] = &[("THREADS", THREADS as usize), ("TEAM", THREADS as usize)];
+
 /// A block a row.
 fn grid(rows: usize) -> Grid {
-    Grid::new(rows, 128)
+    Grid::new(rows, THREADS)
 }
 
 /// Added to a weight before use.
@@ -162,7 +167,7 @@ fn in_registers(
     let typed = [of.delta, y, rounded];
     assert!(typed.iter().flatten().all(|b| b.dtype() == dy.dtype() && b.len() == dy.len()));
     // A block a multiprocessor, of as many teams as its registers hold rows for.
-    let vectors = width.div_ceil(512);
+    let vectors = width.div_ceil(4 * THREADS as usize);
     let teams = [8, 5, 4, 3][vectors - 1];
     let blocks = rows.div_ceil(teams).min(cuda.card.processors as usize);
     let with_bias = grads.bias.is_some();
@@ -174,7 +179,7 @@ fn in_registers(
     let (centred, bias) = (u32::from(op.centred), u32::from(with_bias));
     let defines = format!("VECTORS={vectors} TEAMS={teams} CENTRED={centred} BIAS={bias}");
     let shared = if wanted { (1 + usize::from(with_bias)) * teams * width * 4 } else { 0 };
-    let grid = Grid::new(blocks, 128 * teams as u32).with_shared(shared);
+    let grid = Grid::new(blocks, THREADS * teams as u32).with_shared(shared);
     cuda.launch_variant("norm_backward", &defines, &kernel("rows_backward", &[dy]), grid, &all)?;
     for (from, to) in [(0, grads.weight), (width, grads.bias)] {
         if let Some(to) = to {

@@ -1,8 +1,6 @@
 // RMSNorm and LayerNorm, a block of 128 threads a row, whatever the number of rows: a single row must not wait for one
 // warp. A thread has the same elements in every pass, so what it wrote it may read.
 
-#define THREADS 128
-
 struct Stats {
     float mean, scale;
 };

@@ -33,6 +33,9 @@ fn all_f32(buffers: &[&Buffer], len: usize) -> bool {
 const WHOLE: u32 = 0;
 const COPIED: u32 = 1;
 const SPLIT: u32 = 2;
+/// Sizes that the kernels share, as definitions.
+pub(crate) const CONSTANTS: &[(&str, usize)] =
+    &[("WHOLE", WHOLE as usize), ("COPIED", COPIED as usize), ("SPLIT", SPLIT as usize)];
 /// Elements of a stretch that a block has.
 const CHUNK: usize = 2048;
 

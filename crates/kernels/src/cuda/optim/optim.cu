@@ -11,10 +11,8 @@ struct AdamW {
     }
 };
 
-// How a stretch is stored: whole, with a copy of its type or none; whole, with a copy in bf16; or a split master.
-#define WHOLE 0
-#define COPIED 1
-#define SPLIT 2
+// How a stretch is stored: WHOLE, with a copy of its type or none; COPIED, whole with a copy in bf16; or SPLIT, a split
+// master.
 
 // A stretch of a parameter with its state; `derived`, where given, takes the new values, or their upper halves.
 // `start` is the number of its first chunk among those of all stretches.

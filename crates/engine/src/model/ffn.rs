@@ -1,0 +1,78 @@
+//! The feed-forward network of a layer, forward above backward.
+//!
+//! Experts would be a second struct with the same two methods, chosen per layer in `layout.rs`. What a router's loss needs
+//! (the fraction of tokens and the mean probability per expert) would be a field of [`FfnActivations`] that
+//! `train::Stats` reads from the kept layers, and its gradient an argument of `backward`.
+
+use super::config;
+use super::gradient::Grads;
+use super::linear::Linear;
+use super::norm::NormLayer;
+use super::residual::{Added, Residual, ResidualGrad};
+use super::weights::Model;
+use crate::Result;
+use ferrl_kernels::Buffer;
+use ferrl_kernels::backend::Activation;
+
+/// `x += post_norm(down(activation(up(norm(x)))))`; gated activations have gate and up in one matrix.
+pub(super) struct FeedForward {
+    pub norm: NormLayer,
+    pub post_norm: Option<NormLayer>,
+    pub up: Linear,
+    pub down: Linear,
+    pub activation: Activation,
+}
+
+/// What backward needs.
+pub(super) struct FfnActivations {
+    pub up: Buffer,           // (T, F or 2F)
+    pub down: Option<Buffer>, // before the post norm
+}
+
+impl FeedForward {
+    /// Adds the network's output to the stream. Returns attention's addition to the stream and the network's own
+    /// activations; nothing where the device computed them in passing.
+    pub fn forward(&self, m: &Model, x: &mut Residual) -> Result<Option<(Added, FfnActivations)>> {
+        let rows = x.x.len() / m.config.hidden;
+        let mut act = m.activations(rows * m.config.ffn)?;
+        let kept = x.activation(m, (self.norm, self.up), self.activation, &mut act)?;
+        let down = x.add(m, self.down, &act, self.post_norm)?;
+        Ok(kept.map(|(added, up)| (added, FfnActivations { up, down })))
+    }
+
+    /// From the gradient of the stream after the network to that before it; `x + delta` was the stream before it.
+    pub fn backward(
+        &self,
+        m: &Model,
+        (x, delta): (&Buffer, &Buffer),
+        mut a: FfnActivations,
+        flow: &mut ResidualGrad,
+        grads: Grads<'_>,
+    ) -> Result<()> {
+        let (width, rows) = (m.config.ffn, x.len() / m.config.hidden);
+        let ddown = flow.before_norm(m, self.post_norm, a.down.take(), grads)?;
+        let ddown = ddown.as_ref().unwrap_or(flow.output());
+        let mut dact = m.activations(rows * width)?;
+        self.down.backward_input(m, ddown, &mut dact)?;
+        // In place: the activation's output, recomputed, and the gradient of its input.
+        m.backend.activation_again(self.activation, width, &mut a.up, &mut dact)?;
+        let (act, dup) = (dact, a.up);
+        self.down.backward_weight(m, ddown, &act, grads)?;
+        drop(act);
+        let mut dh = m.activations(x.len())?;
+        self.up.backward_input(m, &dup, &mut dh)?;
+        let h = flow.norm_backward(m, self.norm, (x, Some(delta)), &dh, grads)?;
+        self.up.backward_weight(m, &dup, &h, grads)
+    }
+}
+
+impl config::Activation {
+    /// The backend's name for it.
+    pub(super) fn op(self) -> Activation {
+        match self {
+            config::Activation::SiluGated => Activation::SiluGated,
+            config::Activation::GeluGated => Activation::GeluGated,
+            config::Activation::Gelu => Activation::Gelu,
+        }
+    }
+}

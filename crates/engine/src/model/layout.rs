@@ -1,0 +1,91 @@
+//! Which parameter is where: the modules of a decoder by the indices of their parameters.
+
+use super::attention::SelfAttention;
+use super::config::Config;
+use super::ffn::FeedForward;
+use super::linear::Linear;
+use super::norm::NormLayer;
+use super::param::{ParamId, Slot};
+use ferrl_kernels::backend::{Attention, Heads};
+use std::collections::HashMap;
+
+/// The modules of a decoder.
+pub(super) struct Layout {
+    pub embed: usize,
+    pub position: Option<usize>,
+    pub layers: Vec<Layer>,
+    pub final_norm: NormLayer,
+    /// The language-model head; the embedding where they are tied.
+    pub head: Option<Linear>,
+    pub value: Option<Linear>,
+}
+
+/// One layer.
+pub(super) struct Layer {
+    pub attention: SelfAttention,
+    pub ffn: FeedForward,
+}
+
+impl Layout {
+    pub fn of(config: &Config) -> Layout {
+        let index = Index(config.params().iter().enumerate().map(|(i, p)| (p.id, i)).collect());
+        let embed = index.must(ParamId::model(Slot::Embed));
+        let tied = config.tied && config.head.has_lm();
+        let own_head = || index.linear(ParamId::model(Slot::Head));
+        Layout {
+            embed,
+            position: index.find(ParamId::model(Slot::Position)),
+            layers: (0..config.layers).map(|l| index.layer(config, l)).collect(),
+            final_norm: index.norm(ParamId::model(Slot::FinalNorm)).expect("every model has a final norm"),
+            head: if tied { Some(Linear { weight: embed, bias: None }) } else { own_head() },
+            value: index.linear(ParamId::model(Slot::Value)),
+        }
+    }
+}
+
+/// Where each parameter is in the list of all.
+struct Index(HashMap<ParamId, usize>);
+
+impl Index {
+    fn find(&self, id: ParamId) -> Option<usize> {
+        self.0.get(&id).copied()
+    }
+    fn must(&self, id: ParamId) -> usize {
+        self.find(id).expect("every decoder has it")
+    }
+    fn linear(&self, id: ParamId) -> Option<Linear> {
+        Some(Linear { weight: self.find(id)?, bias: self.find(id.bias()) })
+    }
+    fn norm(&self, id: ParamId) -> Option<NormLayer> {
+        Some(NormLayer { weight: self.find(id)?, bias: self.find(id.bias()) })
+    }
+
+    fn layer(&self, c: &Config, l: usize) -> Layer {
+        let norm = |slot| self.norm(ParamId::layer(l, slot));
+        let must_norm = |slot| norm(slot).expect("every layer has it");
+        let linear = |slot| self.linear(ParamId::layer(l, slot)).expect("every layer has it");
+        let find = |slot| self.find(ParamId::layer(l, slot));
+        let attention = SelfAttention {
+            layer: l,
+            norm: must_norm(Slot::AttnNorm),
+            post_norm: norm(Slot::AttnPostNorm),
+            qk_norm: find(Slot::QNorm).zip(find(Slot::KNorm)),
+            qkv: linear(Slot::Qkv),
+            out: linear(Slot::AttnOut),
+            op: Attention {
+                heads: Heads { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim },
+                scale: c.attention_scale,
+                softcap: c.attention_softcap,
+                window: c.windows[l],
+            },
+        };
+        let ffn = FeedForward {
+            norm: must_norm(Slot::MlpNorm),
+            post_norm: norm(Slot::MlpPostNorm),
+            up: linear(Slot::Up),
+            down: linear(Slot::Down),
+            activation: c.activation.op(),
+        };
+        Layer { attention, ffn }
+    }
+}

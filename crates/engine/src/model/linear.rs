@@ -1,0 +1,106 @@
+//! Linear layers: the one place where the engine multiplies by a weight.
+//!
+//! Every product of a layer goes through these methods, plain or fused with what surrounds it. So a low-rank adapter (its
+//! addition after the product, its gradients in `backward_weight`), a split over ranks (a reduction after the product) or a
+//! quantised weight (another `Weight` from the backend) changes this file alone: a form that the fused operations do not
+//! cover calls the plain ones.
+
+use super::gradient::{Grads, Taken};
+use super::norm::NormLayer;
+use super::weights::Model;
+use crate::Result;
+use ferrl_kernels::Buffer;
+use ferrl_kernels::backend::{Activation, Affine, Heads, PagedRows, Turns};
+
+/// `y = x W^T + b`, by the indices of its parameters.
+#[derive(Clone, Copy)]
+pub(super) struct Linear {
+    pub weight: usize,
+    pub bias: Option<usize>,
+}
+
+impl Linear {
+    /// What the backend multiplies with.
+    pub fn operand(self, m: &Model) -> Affine<'_> {
+        Affine { weight: m.weight(self.weight), bias: self.bias.map(|i| m.master(i)) }
+    }
+
+    /// `y = x W^T + b`.
+    pub fn forward(self, m: &Model, x: &Buffer, y: &mut Buffer) -> Result<()> {
+        let Affine { weight, bias } = self.operand(m);
+        m.backend.linear(x, weight, bias, y)
+    }
+
+    /// `to += x W^T + b`.
+    pub fn forward_add(self, m: &Model, x: &Buffer, to: &mut Buffer) -> Result<()> {
+        m.backend.linear_add(x, self.operand(m), to)
+    }
+
+    /// Queries, keys and values of `x`, rotated; keys and values also go into the cache where there is one.
+    pub fn forward_qkv(
+        self,
+        m: &Model,
+        x: &Buffer,
+        heads: Heads,
+        rotation: Option<Turns<'_>>,
+        cache: Option<(&PagedRows, &mut Buffer)>,
+        qkv: &mut Buffer,
+    ) -> Result<()> {
+        m.backend.linear_qkv(x, self.operand(m), heads, rotation, cache, qkv)
+    }
+
+    /// The same of `norm(x)`, in one operation.
+    pub fn forward_normed_qkv(
+        self,
+        m: &Model,
+        (norm, x): (NormLayer, &Buffer),
+        heads: Heads,
+        rotation: Option<Turns<'_>>,
+        (rows, cache): (&PagedRows, &mut Buffer),
+        qkv: &mut Buffer,
+    ) -> Result<()> {
+        m.backend.normed_qkv(norm.operand(m), x, self.operand(m), heads, rotation, rows, cache, qkv)
+    }
+
+    /// `y = activation(norm(x) W^T + b)`, in one operation.
+    pub fn forward_normed_activation(
+        self,
+        m: &Model,
+        (norm, x): (NormLayer, &Buffer),
+        activation: Activation,
+        y: &mut Buffer,
+    ) -> Result<()> {
+        m.backend.normed_activation(norm.operand(m), x, self.operand(m), activation, y)
+    }
+
+    /// `dx = dy W`.
+    pub fn backward_input(self, m: &Model, dy: &Buffer, dx: &mut Buffer) -> Result<()> {
+        m.backend.linear_dx(dy, m.weight(self.weight), dx)
+    }
+
+    /// Adds `dy^T x` to the weight's gradient, and the sum of `dy` to the bias's.
+    pub fn backward_weight(self, m: &Model, dy: &Buffer, x: &Buffer, grads: Grads<'_>) -> Result<()> {
+        let (b, rows) = (&*m.backend, dy.len() / m.weight(self.weight).n);
+        Taken::with(self.weight, self.bias, grads, |taken| {
+            let (add, [to, bias_to]) = taken.sums(b)?;
+            b.linear_dw(dy, x, rows, add, to, bias_to)
+        })
+    }
+
+    /// The backward of the rotation in [`Linear::forward_qkv`], in place, which also sums the bias's gradient. Returns
+    /// the layer without its bias, whose gradients are still to be computed.
+    pub fn backward_rotation(
+        self,
+        m: &Model,
+        heads: Heads,
+        rotation: Option<Turns<'_>>,
+        dqkv: &mut Buffer,
+        grads: Grads<'_>,
+    ) -> Result<Linear> {
+        let mut bias = self.bias.and_then(|i| grads[i].as_mut());
+        let add = bias.as_ref().is_some_and(|sum| !sum.is_empty());
+        let dbias = bias.as_mut().map(|sum| sum.written());
+        m.backend.qkv_backward(heads, rotation, dqkv, add, dbias)?;
+        Ok(Linear { bias: None, ..self })
+    }
+}

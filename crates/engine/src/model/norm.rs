@@ -1,0 +1,72 @@
+//! Norms of the residual stream and of sublayers' outputs.
+
+use super::config::NormKind;
+use super::gradient::{Grads, Taken};
+use super::weights::Model;
+use crate::Result;
+use ferrl_kernels::Buffer;
+use ferrl_kernels::backend::{Norm, Normed};
+
+/// A norm over the hidden width, by the indices of its parameters.
+#[derive(Clone, Copy)]
+pub(super) struct NormLayer {
+    pub weight: usize,
+    pub bias: Option<usize>,
+}
+
+impl NormLayer {
+    /// What the backend normalises with.
+    pub fn operand(self, m: &Model) -> Normed<'_> {
+        Normed { op: m.norm_op(), weight: m.master(self.weight), bias: self.bias.map(|i| m.master(i)) }
+    }
+
+    /// `y = norm(x)`.
+    pub fn forward(self, m: &Model, x: &Buffer, y: &mut Buffer) -> Result<()> {
+        let Normed { op, weight, bias } = self.operand(m);
+        m.backend.norm(op, x, weight, bias, y)
+    }
+
+    /// `sum = x + delta`, `y = norm(sum)`.
+    pub fn forward_sum(
+        self,
+        m: &Model,
+        (x, delta): (&Buffer, &Buffer),
+        sum: &mut Buffer,
+        y: &mut Buffer,
+    ) -> Result<()> {
+        let Normed { op, weight, bias } = self.operand(m);
+        m.backend.add_norm(op, x, delta, weight, bias, sum, y)
+    }
+
+    /// Writes `dx` and adds to the gradients of the parameters.
+    pub fn backward(
+        self,
+        m: &Model,
+        dy: &Buffer,
+        x: &Buffer,
+        dx: &mut Buffer,
+        grads: Grads<'_>,
+    ) -> Result<()> {
+        let (b, w) = (&*m.backend, m.master(self.weight));
+        Taken::with(self.weight, self.bias, grads, |taken| {
+            b.norm_backward(m.norm_op(), dy, x, w, false, dx, taken.norm_grads(b)?)
+        })
+    }
+}
+
+impl Model {
+    pub(super) fn norm_op(&self) -> Norm {
+        let n = self.config.norm;
+        Norm {
+            centred: n.kind == NormKind::Layer,
+            plus_one: n.kind == NormKind::RmsPlusOne,
+            eps: n.eps,
+            width: self.config.hidden,
+        }
+    }
+
+    /// The norm of each query and key head.
+    pub(super) fn head_norm_op(&self) -> Norm {
+        Norm { width: self.config.head_dim, ..self.norm_op() }
+    }
+}

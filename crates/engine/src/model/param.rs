@@ -1,0 +1,255 @@
+//! The parameters of a decoder: which there are, and how each is identified.
+
+use super::config::{Config, Head, NormKind, Position};
+use std::fmt;
+
+/// Identifies a parameter. Its name in files of Ferrl and in messages is what `Display` writes, the same for all families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ParamId {
+    /// The layer it is in; `None` outside the layers.
+    pub layer: Option<usize>,
+    /// Which of the layer's (or the model's) modules it belongs to.
+    pub slot: Slot,
+    /// Weight or bias.
+    pub kind: Kind,
+}
+
+/// A module that has parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Slot {
+    /// Token embedding.
+    Embed,
+    /// Learned position embedding.
+    Position,
+    /// Norm before attention.
+    AttnNorm,
+    /// Norm of attention's output.
+    AttnPostNorm,
+    /// Norm before the feed-forward network.
+    MlpNorm,
+    /// Norm of the network's output.
+    MlpPostNorm,
+    /// Norm of each query head.
+    QNorm,
+    /// Norm of each key head.
+    KNorm,
+    /// Fused query, key and value projection.
+    Qkv,
+    /// Attention's output projection.
+    AttnOut,
+    /// Fused gate and up projection.
+    Up,
+    /// Down projection.
+    Down,
+    /// Norm after the last layer.
+    FinalNorm,
+    /// Language-model head.
+    Head,
+    /// Value or score head.
+    Value,
+}
+
+/// The parameters of one module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// `W` of `W x + b`, the scale of a norm, or a table.
+    Weight,
+    /// `b`.
+    Bias,
+}
+
+impl Slot {
+    /// Whether it is a norm.
+    pub fn is_norm(self) -> bool {
+        use Slot::*;
+        matches!(self, AttnNorm | AttnPostNorm | MlpNorm | MlpPostNorm | QNorm | KNorm | FinalNorm)
+    }
+
+    /// Whether it is a linear layer. (A tied embedding is one besides; see [`Config::is_multiplied`].)
+    pub fn is_linear(self) -> bool {
+        matches!(self, Slot::Qkv | Slot::AttnOut | Slot::Up | Slot::Down | Slot::Head | Slot::Value)
+    }
+
+    /// Whether it has one row per token of the vocabulary or per position.
+    pub fn is_table(self) -> bool {
+        matches!(self, Slot::Embed | Slot::Position | Slot::Head)
+    }
+
+    /// Whether its output is added to the residual stream.
+    pub fn writes_residual(self) -> bool {
+        matches!(self, Slot::AttnOut | Slot::Down)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Slot::Embed => "embed",
+            Slot::Position => "position",
+            Slot::AttnNorm => "attn_norm",
+            Slot::AttnPostNorm => "attn_post_norm",
+            Slot::MlpNorm => "mlp_norm",
+            Slot::MlpPostNorm => "mlp_post_norm",
+            Slot::QNorm => "q_norm",
+            Slot::KNorm => "k_norm",
+            Slot::Qkv => "qkv",
+            Slot::AttnOut => "attn_out",
+            Slot::Up => "up",
+            Slot::Down => "down",
+            Slot::FinalNorm => "final_norm",
+            Slot::Head => "head",
+            Slot::Value => "value",
+        }
+    }
+}
+
+impl ParamId {
+    /// A weight outside the layers.
+    pub const fn model(slot: Slot) -> Self {
+        ParamId { layer: None, slot, kind: Kind::Weight }
+    }
+
+    /// A weight of a layer.
+    pub const fn layer(layer: usize, slot: Slot) -> Self {
+        ParamId { layer: Some(layer), slot, kind: Kind::Weight }
+    }
+
+    /// The bias of the same module.
+    pub const fn bias(self) -> Self {
+        ParamId { kind: Kind::Bias, ..self }
+    }
+
+    /// Whether it is a vector by its nature: a norm's scale, or a bias.
+    pub fn is_vector(self) -> bool {
+        self.kind == Kind::Bias || self.slot.is_norm()
+    }
+}
+
+impl fmt::Display for ParamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(layer) = self.layer {
+            write!(f, "layers.{layer}.")?;
+        }
+        f.write_str(self.slot.name())?;
+        match self.kind {
+            _ if self.slot.is_table() => Ok(()),
+            Kind::Weight => f.write_str(".weight"),
+            Kind::Bias => f.write_str(".bias"),
+        }
+    }
+}
+
+/// One parameter as the decoder holds it: query, key and value in one matrix, gate and up in one matrix, every linear
+/// `[out, in]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamShape {
+    /// Which parameter.
+    pub id: ParamId,
+    /// Output features, or 1 for a vector.
+    pub rows: usize,
+    /// Input features, or the length of a vector.
+    pub cols: usize,
+}
+
+impl ParamShape {
+    /// Its name, the same for all families.
+    pub fn name(&self) -> String {
+        self.id.to_string()
+    }
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.rows * self.cols
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Config {
+    /// Every parameter of the decoder, in the order in which gradients and optimizer state are stored.
+    pub fn params(&self) -> Vec<ParamShape> {
+        let mut list = List::default();
+        let norm_bias = self.norm.kind == NormKind::Layer;
+        list.push(ParamId::model(Slot::Embed), self.vocab, self.hidden);
+        if self.position == Position::Learned {
+            list.push(ParamId::model(Slot::Position), self.max_positions, self.hidden);
+        }
+        for l in 0..self.layers {
+            let id = |slot| ParamId::layer(l, slot);
+            list.norm(id(Slot::AttnNorm), self.hidden, norm_bias);
+            if self.post_norms {
+                list.norm(id(Slot::AttnPostNorm), self.hidden, norm_bias);
+            }
+            list.norm(id(Slot::MlpNorm), self.hidden, norm_bias);
+            if self.post_norms {
+                list.norm(id(Slot::MlpPostNorm), self.hidden, norm_bias);
+            }
+            if self.qk_norm {
+                list.norm(id(Slot::QNorm), self.head_dim, norm_bias);
+                list.norm(id(Slot::KNorm), self.head_dim, norm_bias);
+            }
+            list.linear(id(Slot::Qkv), self.qkv_width(), self.hidden, self.qkv_bias);
+            list.linear(id(Slot::AttnOut), self.hidden, self.attention_width(), self.out_bias);
+            list.linear(id(Slot::Up), self.up_width(), self.hidden, self.mlp_bias);
+            list.linear(id(Slot::Down), self.hidden, self.ffn, self.mlp_bias);
+        }
+        list.norm(ParamId::model(Slot::FinalNorm), self.hidden, norm_bias);
+        if self.head.has_lm() && !self.tied {
+            list.push(ParamId::model(Slot::Head), self.vocab, self.hidden);
+        }
+        if self.head.has_value() {
+            list.linear(ParamId::model(Slot::Value), 1, self.hidden, self.head == Head::LmAndValue);
+        }
+        list.0
+    }
+
+    /// Whether a matrix product reads the parameter: the weights of linear layers, and a tied embedding.
+    pub fn is_multiplied(&self, id: ParamId) -> bool {
+        let tied_head = self.tied && self.head.has_lm() && id.slot == Slot::Embed;
+        id.kind == Kind::Weight && (id.slot.is_linear() || tied_head)
+    }
+}
+
+#[derive(Default)]
+struct List(Vec<ParamShape>);
+
+impl List {
+    fn push(&mut self, id: ParamId, rows: usize, cols: usize) {
+        self.0.push(ParamShape { id, rows, cols });
+    }
+    fn norm(&mut self, id: ParamId, width: usize, bias: bool) {
+        self.push(id, 1, width);
+        if bias {
+            self.push(id.bias(), 1, width);
+        }
+    }
+    fn linear(&mut self, id: ParamId, rows: usize, cols: usize, bias: bool) {
+        self.push(id, rows, cols);
+        if bias {
+            self.push(id.bias(), 1, rows);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checkpoints and the seeds of new weights depend on these.
+    #[test]
+    fn names_stay_as_they_were_written() {
+        let value = ParamId::model(Slot::Value);
+        let ids = [
+            (ParamId::model(Slot::Embed), "embed"),
+            (ParamId::model(Slot::Position), "position"),
+            (ParamId::model(Slot::Head), "head"),
+            (ParamId::model(Slot::FinalNorm), "final_norm.weight"),
+            (value, "value.weight"),
+            (value.bias(), "value.bias"),
+            (ParamId::layer(3, Slot::AttnPostNorm), "layers.3.attn_post_norm.weight"),
+            (ParamId::layer(12, Slot::Qkv).bias(), "layers.12.qkv.bias"),
+        ];
+        for (id, name) in ids {
+            assert_eq!(id.to_string(), name);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The residual stream, forward and backward.
+//!
+//! Forward, the stream carries its last addition unmade: the norm that comes next makes it in the same operation. For the
+//! few rows of a decoding step a device may do better (`Backend::few_rows`): the norm is then part of the product that
+//! reads it, and the addition part of the product that makes it. Both have the same bits, and this file is all that knows
+//! of them; layers are written once.
+
+use super::decoder::{Context, Keep};
+use super::gradient::{Grads, Taken};
+use super::linear::Linear;
+use super::norm::NormLayer;
+use super::weights::Model;
+use crate::Result;
+use ferrl_kernels::Buffer;
+use ferrl_kernels::backend::{Activation, Heads, NormInput, PagedRows, Turns};
+
+/// The residual stream of T tokens.
+pub(super) struct Residual {
+    /// `(T, H)` f32
+    pub x: Buffer,
+    /// `(T, H)`: still to be added
+    pending: Option<Buffer>,
+    /// Whether norms and additions are part of the products.
+    fused: bool,
+}
+
+/// The stream before an addition, and what was added.
+pub(super) struct Added {
+    pub x: Buffer,
+    pub delta: Buffer,
+}
+
+impl Residual {
+    /// A stream for a forward pass of `rows` tokens that keeps something for backward, or nothing.
+    pub fn new(m: &Model, x: Buffer, context: &Context<'_>, keep: Keep) -> Self {
+        let (c, rows) = (&m.config, x.len() / m.config.hidden);
+        let decodes = matches!(context, Context::Paged(..)) && keep == Keep::Nothing;
+        let fused = decodes && !c.post_norms && rows <= m.backend.few_rows(c.hidden.max(c.ffn));
+        Residual { x, pending: None, fused }
+    }
+
+    /// A stream at the input of a layer that is recomputed for backward.
+    pub fn recomputed(x: Buffer) -> Self {
+        Residual { x, pending: None, fused: false }
+    }
+
+    /// The norm of the stream, and what was added to it just before.
+    pub fn normed(&mut self, m: &Model, norm: NormLayer) -> Result<(Buffer, Option<Added>)> {
+        let mut y = m.activations(self.x.len())?;
+        let Some(delta) = self.pending.take() else {
+            norm.forward(m, &self.x, &mut y)?;
+            return Ok((y, None));
+        };
+        let mut sum = m.f32s(self.x.len())?;
+        norm.forward_sum(m, (&self.x, &delta), &mut sum, &mut y)?;
+        let x = std::mem::replace(&mut self.x, sum);
+        Ok((y, Some(Added { x, delta })))
+    }
+
+    /// Queries, keys and values of the normed stream, rotated.
+    pub fn qkv(
+        &mut self,
+        m: &Model,
+        (norm, linear): (NormLayer, Linear),
+        heads: Heads,
+        rotation: Option<Turns<'_>>,
+        cache: Option<(&PagedRows, &mut Buffer)>,
+        qkv: &mut Buffer,
+    ) -> Result<()> {
+        match cache {
+            Some(cache) if self.fused => {
+                linear.forward_normed_qkv(m, (norm, &self.x), heads, rotation, cache, qkv)
+            }
+            cache => {
+                let (h, _) = self.normed(m, norm)?;
+                linear.forward_qkv(m, &h, heads, rotation, cache, qkv)
+            }
+        }
+    }
+
+    /// `act = activation(linear(norm(stream)))`; what backward needs, where it was computed apart: the last addition to the
+    /// stream, and the input of the activation.
+    pub fn activation(
+        &mut self,
+        m: &Model,
+        (norm, linear): (NormLayer, Linear),
+        op: Activation,
+        act: &mut Buffer,
+    ) -> Result<Option<(Added, Buffer)>> {
+        if self.fused {
+            linear.forward_normed_activation(m, (norm, &self.x), op, act)?;
+            return Ok(None);
+        }
+        let (h, added) = self.normed(m, norm)?;
+        let mut up = m.activations(h.len() / m.config.hidden * m.config.up_width())?;
+        linear.forward(m, &h, &mut up)?;
+        m.backend.activation(op, m.config.ffn, &up, act)?;
+        Ok(added.map(|added| (added, up)))
+    }
+
+    /// Adds `linear(x)`, normalised where there is a norm, which backward needs the input of.
+    pub fn add(
+        &mut self,
+        m: &Model,
+        linear: Linear,
+        x: &Buffer,
+        post_norm: Option<NormLayer>,
+    ) -> Result<Option<Buffer>> {
+        if self.fused {
+            linear.forward_add(m, x, &mut self.x)?;
+            return Ok(None);
+        }
+        let mut y = m.activations(self.x.len())?;
+        linear.forward(m, x, &mut y)?;
+        let Some(norm) = post_norm else {
+            self.pending = Some(y);
+            return Ok(None);
+        };
+        let mut normed = m.activations(y.len())?;
+        norm.forward(m, &y, &mut normed)?;
+        self.pending = Some(normed);
+        Ok(Some(y))
+    }
+}
+
+/// The gradient of the residual stream.
+pub(super) struct ResidualGrad {
+    /// `(T, H)` f32
+    pub dx: Buffer,
+    /// The same in the compute type, where products read it.
+    rounded: Option<Buffer>,
+}
+
+impl ResidualGrad {
+    /// From the gradient `dh` of the final norm's output.
+    pub fn new(m: &Model, norm: NormLayer, dh: &Buffer, x: &Buffer, grads: Grads<'_>) -> Result<Self> {
+        let mut dx = m.f32s(x.len())?;
+        norm.backward(m, dh, x, &mut dx, grads)?;
+        let mut rounded = None;
+        if m.dtype != dx.dtype() && !m.config.post_norms {
+            let mut copy = m.activations(dx.len())?;
+            m.backend.copy(&dx, 0, &mut copy, 0, dx.len())?;
+            rounded = Some(copy);
+        }
+        Ok(ResidualGrad { dx, rounded })
+    }
+
+    /// The gradient of a sublayer's output before its norm, whose input was `y`; `None` where it has no norm: the
+    /// gradient is then [`ResidualGrad::output`].
+    pub fn before_norm(
+        &self,
+        m: &Model,
+        norm: Option<NormLayer>,
+        y: Option<Buffer>,
+        grads: Grads<'_>,
+    ) -> Result<Option<Buffer>> {
+        let (Some(norm), Some(y)) = (norm, y) else { return Ok(None) };
+        let mut d = m.activations(self.dx.len())?;
+        norm.backward(m, &self.dx, &y, &mut d, grads)?;
+        Ok(Some(d))
+    }
+
+    /// The gradient of what a sublayer added.
+    pub fn output(&self) -> &Buffer {
+        self.rounded.as_ref().unwrap_or(&self.dx)
+    }
+
+    /// Adds the gradient `dy` of `norm(x + delta)`; returns that norm, recomputed.
+    pub fn norm_backward(
+        &mut self,
+        m: &Model,
+        norm: NormLayer,
+        (x, delta): (&Buffer, Option<&Buffer>),
+        dy: &Buffer,
+        grads: Grads<'_>,
+    ) -> Result<Buffer> {
+        let b = &*m.backend;
+        let mut y = m.activations(x.len())?;
+        let of = norm.operand(m);
+        let input = NormInput { x, delta, weight: of.weight, bias: of.bias };
+        let (dx, rounded) = (&mut self.dx, self.rounded.as_mut());
+        Taken::with(norm.weight, norm.bias, grads, |taken| {
+            b.norm_again(of.op, input, dy, &mut y, dx, rounded, taken.norm_grads(b)?)
+        })?;
+        Ok(y)
+    }
+}
