@@ -13,6 +13,7 @@ pub mod collect;
 pub mod data;
 pub mod evaluate;
 pub mod experience;
+pub mod fixes;
 pub mod interrupt;
 mod one_pass;
 pub mod pack;
