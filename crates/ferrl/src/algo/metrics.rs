@@ -32,10 +32,10 @@ impl Metric {
 
 /// Written by every stage.
 pub const STEP: &[Metric] = &[
-    metric("loss", "The loss of an update, before it; a step without an update has none."),
-    metric("grad_norm", "Length of the policy's gradient, before it is clipped."),
-    metric("learning_rate", "The policy's, at this step; absent where a search decides how far a step goes."),
-    metric("critic/grad_norm", "Length of the critic's gradient, where it has weights of its own."),
+    metric("loss", "Loss of an update; a step without an update has none."),
+    metric("grad_norm", "Gradient norm of the policy, before clipping."),
+    metric("learning_rate", "Learning rate of the policy; absent where a line search sets the step size."),
+    metric("critic/grad_norm", "Gradient norm of the critic, where it is a separate model."),
     metric(
         "updates/skipped",
         "1 for an update that was not made: nothing could be learned (every advantage is 0, or every completion was left \
@@ -44,15 +44,18 @@ pub const STEP: &[Metric] = &[
     metric("num_tokens", "Tokens learned from since the run began, prompts included, as TRL counts them."),
     metric("timing/tokens_per_second", "Tokens of the step over its seconds."),
     metric("data/truncated", "Fraction of the given sequences that were cut to `data.max_length`."),
-    metric("micro_batches", "Parts an update was cut into."),
-    metric("micro_batches/balance", "How full the mean part is compared with the fullest; 1 is even."),
+    metric("micro_batches", "Micro-batches per update."),
+    metric(
+        "micro_batches/balance",
+        "Tokens of the mean micro-batch over those of the largest; 1 is balanced.",
+    ),
     metric("step_time", "Seconds of the step, evaluation and checkpoints left out."),
     metric("timing/PHASE", "Seconds of one phase: data, rollout, reward, annotate, train."),
 ];
 
-/// Written where answers are sampled, or come with their rewards.
+/// Written where completions are sampled, or come with their rewards.
 pub const SAMPLED: &[Metric] = &[
-    metric("score", "What the sources of reward say of an answer, before weights; 1 is right."),
+    metric("score", "Score of a completion by the first verifier, before weights; 1 is right."),
     metric("completions/mean_length", "Tokens of a completion."),
     metric("completions/min_length", "Tokens of the shortest."),
     metric("completions/max_length", "Tokens of the longest."),
@@ -62,7 +65,7 @@ pub const SAMPLED: &[Metric] = &[
     ),
     metric("completions/min_terminated_length", "Tokens of the shortest of these."),
     metric("completions/max_terminated_length", "Tokens of the longest of these."),
-    metric("completions/clipped_ratio", "Fraction of completions that the length limit cut off."),
+    metric("completions/clipped_ratio", "Fraction of completions truncated by the length limit."),
     metric("completions/total_tokens", "Tokens of all completions of the step."),
     metric(
         "rollouts/lost",
@@ -71,7 +74,7 @@ pub const SAMPLED: &[Metric] = &[
     ),
     metric(
         "sampling/sampling_logp_difference/mean",
-        "How far the trainer's log-probability of a token is from the sampler's, for tokens that this policy sampled: 0.",
+        "Absolute difference of trainer and sampler log-probabilities at the same policy version: 0 on an exact device.",
     ),
     metric("sampling/sampling_logp_difference/max", "The largest of these: 0."),
     metric(
@@ -84,14 +87,17 @@ pub const SAMPLED: &[Metric] = &[
 pub const EVALUATED: &[Metric] = &[
     metric(
         "eval/pass@1",
-        "Share of held-out questions answered right, sampled once each, or the mean over samples.",
+        "Fraction of held-out prompts answered right with one sample; the mean over samples where there are several.",
     ),
-    metric("eval/pass@N", "Share of them with a right answer among `eval.samples`."),
-    metric("eval/majority@N", "Share of them whose most frequent answer is right."),
-    metric("eval/greedy", "Share of them answered right at temperature 0."),
-    metric("eval/reward", "Reward of an answer."),
-    metric("eval/mean_length", "Tokens of an answer."),
-    metric("eval/clipped_ratio", "Share of answers that the length limit cut off."),
+    metric("eval/pass@N", "Fraction of held-out prompts with a right completion among `eval.samples`."),
+    metric(
+        "eval/majority@N",
+        "Fraction of held-out prompts whose most frequent answer is right (majority vote).",
+    ),
+    metric("eval/greedy", "Fraction of held-out prompts answered right at temperature 0."),
+    metric("eval/reward", "Reward of a completion."),
+    metric("eval/mean_length", "Tokens of a completion."),
+    metric("eval/clipped_ratio", "Fraction of completions truncated by the length limit."),
     metric(
         "eval/lost",
         "Completions that could not be graded, where there were any; they count neither as right nor as wrong.",
@@ -100,51 +106,53 @@ pub const EVALUATED: &[Metric] = &[
     metric("eval/accuracy", "`rewards/accuracies` on them."),
     metric("eval/margin", "`rewards/margins` on them."),
     metric("eval/METRIC", "Any other metric of the algorithm on them."),
-    metric("eval_start/METRIC", "The same of the stage's first model; in the line of the first step."),
+    metric(
+        "eval_start/METRIC",
+        "The same for the model the stage starts from; in the row of the first step.",
+    ),
 ];
 
 /// How rewards are spread.
 pub(super) const REWARDED: &[Metric] = &[
-    metric("reward", "Reward of an answer: the weighted sum of its sources, before any penalty."),
-    metric("reward_std", "Deviation of the rewards of one prompt's answers, a mean over prompts."),
-    metric("frac_reward_zero_std", "Share of prompts whose answers all got the same reward."),
+    metric("reward", "Reward of a completion: the weighted sum of its rewards, before any penalty."),
+    metric("reward_std", "Standard deviation of the rewards within a group, averaged over prompts."),
+    metric("frac_reward_zero_std", "Fraction of prompts whose completions all have the same reward."),
     metric("rewards/NAME/mean", "One named part of the rewards."),
 ];
 
 /// The shared token loss.
 pub(super) const SURROGATE: &[Metric] = &[
     ENTROPY,
-    metric("policy/ratio", "Probability of a token (or answer) now over that when it was sampled."),
-    metric("clip_ratio/low_mean", "Share of tokens whose ratio the lower bound stopped."),
-    metric("clip_ratio/high_mean", "Share of tokens whose ratio the upper bound stopped or weakened."),
-    metric("clip_ratio/region_mean", "Share of tokens that either bound touched."),
+    metric("policy/ratio", "Probability ratio of new to old policy, per token or sequence."),
+    metric("clip_ratio/low_mean", "Fraction of tokens clipped at the lower bound."),
+    metric("clip_ratio/high_mean", "Fraction of tokens clipped at the upper bound."),
+    metric("clip_ratio/region_mean", "Fraction of tokens clipped at either bound."),
 ];
 
 /// The entropy that every method on tokens reports.
-pub(super) const ENTROPY: Metric =
-    metric("entropy", "Entropy of the policy where a token was chosen, in nats.");
+pub(super) const ENTROPY: Metric = metric("entropy", "Entropy of the policy per token, in nats.");
 
 /// The distance to the reference, where `kl.coef` is above 0.
 pub(super) const REFERENCE: &[Metric] = &[
     metric("kl", "The KL estimate to the reference per token, with `kl.coef` above 0."),
-    metric("objective/kl", "Its sum over an answer, which `kl.target` steers."),
-    metric("kl_coef", "The weight of the penalty after this step."),
+    metric("objective/kl", "Its sum over a completion, the controlled variable of `kl.target`."),
+    metric("kl_coef", "KL coefficient after this step."),
 ];
 
 /// The critic's loss, where `advantage.baseline = "critic"`.
 pub(super) const CRITIC: &[Metric] = &[
     metric("value/error", "Squared error of the critic, with `advantage.baseline = \"critic\"`."),
-    metric("value/clip_ratio", "Share of tokens whose value `critic.clip` held."),
+    metric("value/clip_ratio", "Fraction of tokens whose value is clipped by `critic.clip`."),
 ];
 
-/// Groups that teach nothing.
+/// Groups without a learning signal.
 pub(super) const EQUAL: &[Metric] =
-    &[metric("dynamic_filtering_ratio", "Share of prompts left out by `filter_equal`.")];
+    &[metric("dynamic_filtering_ratio", "Fraction of prompts dropped by `filter_equal`.")];
 
-/// Answers that are too long.
+/// Completions that are too long.
 pub(super) const OVERLONG: &[Metric] = &[
-    metric("rewards/overlong/mean", "What `overlong` takes from a reward."),
-    metric("truncated_filtering_ratio", "Share of answers left out by `mask_truncated`."),
+    metric("rewards/overlong/mean", "Soft overlong penalty (`overlong`)."),
+    metric("truncated_filtering_ratio", "Fraction of completions masked by `mask_truncated`."),
 ];
 
 /// All that the shared settings of the policy-gradient methods write.
@@ -153,22 +161,22 @@ pub(super) const POLICY: &[&[Metric]] = &[REWARDED, SURROGATE, REFERENCE, CRITIC
 /// The search that takes the optimizer's place.
 pub const TRUST: &[Metric] = &[
     metric("trust/kl", "Mean KL per token between the policy before and after the step."),
-    metric("trust/improvement", "How much the loss fell."),
-    metric("trust/tries", "Steps tried until one was good."),
-    metric("trust/step", "The step taken, as a share of the longest."),
+    metric("trust/improvement", "Decrease of the loss."),
+    metric("trust/tries", "Line-search steps tried."),
+    metric("trust/step", "Step size, as a fraction of the longest step."),
 ];
 
-/// Pairs of a better and a worse answer.
+/// Pairs of a better and a worse completion.
 pub(super) const PAIRED: &[Metric] = &[
     metric(
         "rewards/chosen",
-        "Implicit reward of the chosen answer: the scale (beta or tau) times its log-probability, as the loss takes it: \
+        "Implicit reward of the chosen completion: the scale (beta or tau) times its log-probability, as the loss takes it: \
          less the reference's where there is one, per token where the formula has a mean.",
     ),
     metric("rewards/rejected", "The same of the rejected one."),
     metric("rewards/margins", "The difference of the two."),
-    metric("rewards/accuracies", "Share of pairs in which the chosen answer has the larger one."),
-    metric("logps/chosen", "Log-probability of the chosen answer, summed over its tokens."),
+    metric("rewards/accuracies", "Fraction of pairs in which the chosen completion has the larger reward."),
+    metric("logps/chosen", "Log-probability of the chosen completion, summed over its tokens."),
     metric("logps/rejected", "The same of the rejected one."),
 ];
 
