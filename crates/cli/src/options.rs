@@ -4,7 +4,7 @@ use crate::machine;
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{self, ModelDir};
 use ferrl_engine::model::{Config, Model, Options};
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use ferrl_kernels::{AUTO, Backend, DType};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -129,17 +129,9 @@ pub fn open_model(path: &Path) -> Result<ModelDir> {
     })
 }
 
-/// What stands beside a path that does not exist and has nearly its name.
+/// The entry beside a path whose name is nearest to it.
 pub fn nearest_path(path: &Path) -> Option<String> {
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = path.file_name()?.to_str()?;
-    let entries: Vec<String> = std::fs::read_dir(parent)
-        .ok()?
-        .filter_map(|e| e.ok()?.file_name().into_string().ok())
-        .filter(|n| !n.starts_with('.') && n != name)
-        .collect();
-    let near = nearest(name, entries.iter().map(String::as_str))?;
-    Some(path.with_file_name(near).display().to_string())
+    ferrl::data::nearest_path(path, |_| true).map(|near| near.display().to_string())
 }
 
 /// Most of what a flag counts, unless it says otherwise: products of such numbers stay in range.

@@ -1,6 +1,6 @@
 //! How a run looks on standard error: one line that moves on a terminal, a line now and then elsewhere.
 
-use crate::output::visible;
+use crate::output::{finish_on_interrupt, visible};
 use ferrl::evaluate::Evaluation;
 use ferrl::interrupt;
 use ferrl::run::StepRecord;
@@ -57,14 +57,7 @@ type Part = (u8, String);
 impl Terminal {
     /// Listens for Ctrl-C from now on: the first finishes the step, the second ends the process.
     pub fn new() -> Result<Self> {
-        let handler = || {
-            if interrupt::requested() {
-                crate::output::exit(INTERRUPTED);
-            }
-            interrupt::request();
-            eprintln!("\nfinishing this step and saving; once more to stop at once");
-        };
-        ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))?;
+        finish_on_interrupt("finishing this step and saving")?;
         Ok(Terminal {
             live: std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb"),
             line: Arc::default(),

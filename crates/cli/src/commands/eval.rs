@@ -4,7 +4,7 @@ use crate::machine;
 use crate::options::{
     Compute, at_least_one, key_values, nearest_path, open_model, size, temperature, weights,
 };
-use crate::output::{Output, print, visible, warn};
+use crate::output::{Output, finish_on_interrupt, print, visible, warn};
 use crate::progress::Progress;
 use ferrl::algo::Feed;
 use ferrl::evaluate::{self, Answered, Evaluation, Summary, evaluate};
@@ -148,7 +148,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
     let stops = rollout::stops(&dir.path, &tokenizer, &recipe.rollout);
     let mut actor = Actor { generator: &mut sampler, policy: &model, tokenizer: &tokenizer, stops: &stops };
-    listen()?;
+    finish_on_interrupt("finishing the completions under way")?;
     let start = Instant::now();
     let progress = Progress::new("evaluating", prompts as u64, "prompts");
     let mut all = Evaluation { metrics: Metrics::default(), answers: Vec::new() };
@@ -330,18 +330,6 @@ fn graders(args: &Args) -> Result<Option<Reward>> {
     let Some(verifier) = args.verifier.clone() else { return Ok(None) };
     let options = key_values(&args.option)?;
     Ok(Some(Reward { verifier: Some(verifier), options, ..Default::default() }))
-}
-
-/// The first Ctrl-C ends after the answers under way, or at once where rewards are waited for; the second at once.
-fn listen() -> Result<()> {
-    let handler = || {
-        if interrupt::requested() {
-            crate::output::exit(130);
-        }
-        interrupt::request();
-        eprintln!("\nfinishing the running completions; Ctrl-C again stops at once");
-    };
-    ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))
 }
 
 /// Refuses changes that would ask a run about rows it was trained on.

@@ -8,7 +8,7 @@ use ferrl::algo::Feed;
 use ferrl::recipe::Recipe;
 use ferrl::rollout::{self, Actor};
 use ferrl::setup;
-use ferrl::steps::{Collector, Settings, judge};
+use ferrl::steps::{Settings, StepPairs, judge};
 use ferrl::warnings::Warnings;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::tokenizer::Tokenizer;
@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut output = Output::create(&args.output)?;
     let progress = Progress::new("sampling", args.prompts as u64, "prompts");
     let mut done = 0;
-    let mut collector = Collector {
+    let mut pairs = StepPairs {
         actor: Actor { generator: &mut sampler, policy: &model, tokenizer: &tokenizer, stops: &stops },
         verifier: &*verifier,
         recipe,
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<()> {
             separator: args.separator.clone(),
         },
     };
-    let found = collector.run(&mut *source, &mut |row| output.row(&row), &mut |asked, _| {
+    let found = pairs.run(&mut *source, &mut |row| output.row(&row), &mut |asked, _| {
         progress.add((asked - done) as u64);
         done = asked;
     })?;

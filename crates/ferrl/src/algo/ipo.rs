@@ -1,10 +1,10 @@
 //! Identity preference optimisation (Azar et al., 2023, arXiv 2310.12036).
 //!
 //! Loss, the mean over pairs: `(h - 1 / (2 τ))^2` with `h = Δ_chosen - Δ_rejected`: the margin is drawn to a finite value
-//! instead of to infinity. With `average`, Δ is the mean over an answer's tokens, otherwise the sum.
+//! instead of to infinity. With `average`, Δ is the mean over a completion's tokens, otherwise the sum.
 //!
 //! Differences from the paper:
-//! 1. `average` is on by default: the formula has whole answers' log-probabilities, but the authors' runs averaged over
+//! 1. `average` is on by default: the formula has whole completions' log-probabilities, but the authors' runs averaged over
 //!    tokens, as TRL reports after asking them. Off is the formula as printed.
 //! 2. Divided by the pairs of the whole update.
 
@@ -34,7 +34,7 @@ pub(super) const ENTRY: Entry = Entry {
 struct Options {
     /// Strength of regularisation: the margin aimed at is 1 / (2 tau). (0, 1000]
     tau: f64,
-    /// Log-probabilities per token instead of per answer.
+    /// Log-probabilities per token instead of per completion.
     average: bool,
 }
 

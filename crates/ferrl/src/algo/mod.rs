@@ -178,7 +178,7 @@ pub struct Refusal {
 pub struct UpdatePlan {
     /// Passes over the experience.
     pub epochs: usize,
-    /// Updates in each pass.
+    /// Updates per pass.
     pub minibatches: usize,
     /// Steps at the start that train the critic alone.
     pub policy_frozen_steps: u64,

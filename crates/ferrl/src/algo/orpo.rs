@@ -1,14 +1,14 @@
 //! Odds ratio preference optimisation (Hong et al., 2024, arXiv 2403.07691): imitation and preference at once, without a
 //! reference model.
 //!
-//! Loss: the chosen answers' negative log-likelihood, a mean over tokens, plus the mean over pairs of
-//! `-λ log σ(log odds(chosen) - log odds(rejected))` with `odds = p / (1 - p)` and `log p` the mean of the answer's token
+//! Loss: the chosen completions' negative log-likelihood, a mean over tokens, plus the mean over pairs of
+//! `-λ log σ(log odds(chosen) - log odds(rejected))` with `odds = p / (1 - p)` and `log p` the mean of the completion's token
 //! log-probabilities.
 //!
 //! Differences from the paper and from TRL:
 //! 1. `log(1 - p)` is computed without cancellation where p is near 1, and p is held below `1 - 2^-24`: a certain
-//!    answer has infinite odds, and TRL's gradient is not a number there.
-//! 2. TRL imitates the prompt's tokens too; ours imitates the answer, as the paper's formula says. For prompts of one
+//!    completion has infinite odds, and TRL's gradient is not a number there.
+//! 2. TRL imitates the prompt's tokens too; ours imitates the completion, as the paper's formula says. For prompts of one
 //!    token both are the same.
 //! 3. Divided by tokens and pairs of the whole update.
 

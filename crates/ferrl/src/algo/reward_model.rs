@@ -1,7 +1,7 @@
 //! Bradley-Terry reward model (Bradley & Terry, 1952; Stiennon et al., 2020, arXiv 2009.01325).
 //!
 //! Loss, the mean over pairs: `-log σ(r_chosen - r_rejected - m) + c (r_chosen + r_rejected)^2`; `r` is the score at the
-//! last token. `m` is the row's `margin`, how much better the chosen answer is said to be (Touvron et al., 2023, arXiv
+//! last token. `m` is the row's `margin`, how much better the chosen completion is said to be (Touvron et al., 2023, arXiv
 //! 2307.09288), 0 where the data has no such column. `c` is `centre`: it holds the mean score near zero (Eisenstein et
 //! al., 2023, arXiv 2312.09244). For the first `head_only_steps` only the score head learns, so that a random head does
 //! not spoil the trunk; the optimizer starts anew after them.
@@ -23,15 +23,15 @@ use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "rm",
-    about: "reward model: score the chosen answer above the rejected one",
+    about: "reward model: score the chosen completion above the rejected one",
     paper: "Stiennon et al., Learning to summarize from human feedback, 2020, arXiv 2009.01325",
     source: include_str!("reward_model.rs"),
     feed: Feed::Pairs,
     metrics: &[&[
-        metric("rewards/chosen", "Score of the chosen answer."),
+        metric("rewards/chosen", "Score of the chosen completion."),
         metric("rewards/rejected", "Score of the rejected one."),
         metric("rewards/margins", "The difference of the two."),
-        metric("rewards/accuracies", "Share of pairs in which the chosen answer has the larger one."),
+        metric("rewards/accuracies", "Fraction of pairs in which the chosen completion has the larger one."),
     ]],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),

@@ -4,7 +4,7 @@
 //!
 //! Differences from the paper:
 //! 1. β = 2 and γ = 1, from the ranges it searched (2 to 2.5 and 0.3 to 1.6); it says to tune both.
-//! 2. `sft_coef` adds the chosen answers' negative log-likelihood, as for DPO; the paper has none.
+//! 2. `sft_coef` adds the chosen completions' negative log-likelihood, as for DPO; the paper has none.
 
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term, not_negative, positive};
@@ -31,11 +31,11 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Scale of the reward, which is the mean log-probability of an answer's tokens. (0, 1000]
+    /// Scale of the reward, which is the mean log-probability of a completion's tokens. (0, 1000]
     beta: f64,
-    /// The margin that the chosen answer's reward should have. [0, 1000]
+    /// The margin that the chosen completion's reward should have. [0, 1000]
     gamma: f64,
-    /// Weight of imitating the chosen answer beside preferring it. [0, 1000]
+    /// Weight of imitating the chosen completion beside preferring it. [0, 1000]
     sft_coef: f64,
 }
 
