@@ -85,7 +85,7 @@ fn main() -> ExitCode {
 }
 
 /// The exit code of each class of errors.
-fn exit_code(class: Class) -> u8 {
+pub(crate) fn exit_code(class: Class) -> u8 {
     match class {
         Class::Usage => 2,
         Class::Data => 3,

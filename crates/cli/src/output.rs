@@ -168,7 +168,7 @@ pub fn on_interrupt(handler: impl FnMut() + Send + 'static) -> Result<()> {
 pub fn finish_on_interrupt(finishing: &'static str) -> Result<()> {
     on_interrupt(move || {
         if interrupt::requested() {
-            exit(i32::from(Class::Interrupted.exit_code()));
+            exit(i32::from(crate::exit_code(Class::Interrupted)));
         }
         interrupt::request();
         eprintln!("\n{finishing}; once more to stop at once");
