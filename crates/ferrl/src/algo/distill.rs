@@ -17,8 +17,8 @@ use super::metrics::{REWARDED, SURROGATE, metric};
 use super::policy::{Advantage, Baseline, Kl, NOTHING_TO_COMPARE, Place, Policy, merged, reward_metrics};
 use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
-use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -83,11 +83,6 @@ impl Default for Options {
 
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {
     let o: Options = settings("distill", merged(json!(Options::default()), values))?;
-    if o.reward_coef < 0.0 {
-        return Err(Error::usage("reward_coef must not be negative")
-            .at("algo")
-            .fix("algo.reward_coef = 0.0"));
-    }
     // The teacher is the reference, and leaving it is the whole penalty.
     let coef = if o.full { 0.0 } else { 1.0 };
     let kl = Kl { coef, place: Place::Advantage, estimator: Estimator::K1, ..Default::default() };

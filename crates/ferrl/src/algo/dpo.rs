@@ -12,7 +12,7 @@
 //! 3. TRL's `sigmoid` loss no longer reads its `label_smoothing`; ours is the original's conservative loss.
 
 use super::math::{log_sigmoid, sigmoid};
-use super::preference::{self, Pair, Term, not_negative, positive, within};
+use super::preference::{self, Pair, Term};
 use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{Loss, MicroBatch};
 use ferrl_engine::Result;
@@ -60,11 +60,6 @@ pub(super) fn build(name: &'static str, defaults: Options, values: Value) -> Res
         merged.extend(own);
     }
     let o: Options = settings(name, merged)?;
-    positive(name, "beta", o.beta)?;
-    let smooth = (0.0..0.5).contains(&o.label_smoothing);
-    within(name, "label_smoothing", o.label_smoothing, smooth, "a share from 0 to below 0.5")?;
-    not_negative(name, "sft_coef", o.sft_coef)?;
-    not_negative(name, "positive", o.positive)?;
     Ok(Box::new(Dpo(o)))
 }
 

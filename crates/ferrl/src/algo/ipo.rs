@@ -8,14 +8,13 @@
 //!    tokens, as TRL reports after asking them. Off is the formula as printed.
 //! 2. Divided by the pairs of the whole update.
 
-use super::preference::{self, Pair, Term, positive};
+use super::preference::{self, Pair, Term};
 use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{Loss, MicroBatch};
-use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "ipo",
@@ -26,7 +25,7 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),
-    build,
+    build: |values| Ok(Box::new(Ipo(settings("ipo", values)?))),
 };
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
@@ -42,12 +41,6 @@ impl Default for Options {
     fn default() -> Self {
         Options { tau: 0.1, average: true }
     }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    let o: Options = settings("ipo", values)?;
-    positive("ipo", "tau", o.tau)?;
-    Ok(Box::new(Ipo(o)))
 }
 
 struct Ipo(Options);

@@ -13,7 +13,7 @@
 
 use super::math::sigmoid;
 use super::metrics::metric;
-use super::preference::{answer_logp, not_negative, positive};
+use super::preference::answer_logp;
 use super::{Algorithm, Entry, Feed, Needs, Prepared, settings};
 use crate::experience::{Experience, Kind, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
@@ -59,9 +59,6 @@ impl Default for Options {
 
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {
     let options: Options = settings("kto", values)?;
-    positive("kto", "beta", options.beta)?;
-    not_negative("kto", "desirable_weight", options.desirable_weight)?;
-    not_negative("kto", "undesirable_weight", options.undesirable_weight)?;
     Ok(Box::new(Kto { options, reference_point: 0.0 }))
 }
 

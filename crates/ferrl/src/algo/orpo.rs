@@ -13,15 +13,14 @@
 //! 3. Divided by tokens and pairs of the whole update.
 
 use super::math::{log_sigmoid, sigmoid};
-use super::preference::{self, Pair, Term, log_one_minus_exp, not_negative};
+use super::preference::{self, Pair, Term, log_one_minus_exp};
 use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{Loss, MicroBatch};
-use ferrl_engine::Result;
 use ferrl_engine::math::exp;
 use ferrl_engine::train::{ByRole, Stats};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "orpo",
@@ -32,7 +31,7 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),
-    build,
+    build: |values| Ok(Box::new(Orpo(settings("orpo", values)?))),
 };
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
@@ -50,12 +49,6 @@ impl Default for Options {
 
 /// A probability is at most one minus this, the spacing of f32 below 1.
 const CERTAIN: f64 = 1.0 / (1 << 24) as f64;
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    let o: Options = settings("orpo", values)?;
-    not_negative("orpo", "beta", o.beta)?;
-    Ok(Box::new(Orpo(o)))
-}
 
 struct Orpo(Options);
 

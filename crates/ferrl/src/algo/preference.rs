@@ -6,7 +6,6 @@
 use crate::experience::{Loss, Metrics, MicroBatch, Sequence};
 use ferrl_engine::math::{exp, ln};
 use ferrl_engine::train::{ByRole, Role, Stats};
-use ferrl_engine::{Error, Result};
 
 /// One completion of a pair.
 #[derive(Clone, Copy, Debug, Default)]
@@ -113,24 +112,6 @@ pub(super) fn log_one_minus_exp(x: f64) -> f64 {
     } else {
         ln(1.0 - exp(x))
     }
-}
-
-/// Refuses a setting that has to be above 0.
-pub(super) fn positive(algorithm: &str, name: &str, value: f64) -> Result<()> {
-    within(algorithm, name, value, value > 0.0 && value.is_finite(), "a number above 0")
-}
-
-/// Refuses a setting that must not be negative.
-pub(super) fn not_negative(algorithm: &str, name: &str, value: f64) -> Result<()> {
-    within(algorithm, name, value, value >= 0.0 && value.is_finite(), "0 or a number above it")
-}
-
-/// Refuses a setting outside its range.
-pub(super) fn within(algorithm: &str, name: &str, value: f64, good: bool, wanted: &str) -> Result<()> {
-    if good {
-        return Ok(());
-    }
-    Err(Error::usage(format!("{name} is {value}, expected {wanted}")).at(format!("algo ({algorithm})")))
 }
 
 #[cfg(test)]

@@ -19,11 +19,11 @@ use super::metrics::{ENTROPY, REWARDED, metric};
 use super::policy::reward_metrics;
 use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
-use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) const ENTRY: Entry = Entry {
@@ -35,7 +35,7 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: &[REWARDED, &[metric("kept", "Fraction of completions that are imitated."), ENTROPY]],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),
-    build,
+    build: |values| Ok(Box::new(RestEm(settings("rest_em", values)?))),
 };
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
@@ -69,16 +69,6 @@ impl Default for Options {
             length: 1024,
         }
     }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    let o: Options = settings("rest_em", values)?;
-    for (name, n) in [("per_prompt", o.per_prompt), ("epochs", o.epochs), ("minibatches", o.minibatches)] {
-        if n == 0 {
-            return Err(Error::usage(format!("{name} must be at least 1")).at("algo (rest_em)"));
-        }
-    }
-    Ok(Box::new(RestEm(o)))
 }
 
 struct RestEm(Options);

@@ -12,14 +12,12 @@
 
 use super::math::{log_sigmoid, sigmoid};
 use super::metrics::metric;
-use super::preference::not_negative;
 use super::{Algorithm, Entry, Feed, Needs, UpdatePlan, settings};
 use crate::experience::{Loss, Metrics, MicroBatch};
-use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Role, Stats};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "rm",
@@ -35,7 +33,7 @@ pub(super) const ENTRY: Entry = Entry {
     ]],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),
-    build,
+    build: |values| Ok(Box::new(RewardModel(settings("rm", values)?))),
 };
 
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -45,12 +43,6 @@ struct Options {
     centre: f64,
     /// Steps at the start in which only the score head learns. [0, 1000000000]
     head_only_steps: u64,
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    let o: Options = settings("rm", values)?;
-    not_negative("rm", "centre", o.centre)?;
-    Ok(Box::new(RewardModel(o)))
 }
 
 struct RewardModel(Options);

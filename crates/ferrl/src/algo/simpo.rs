@@ -7,14 +7,13 @@
 //! 2. `sft_coef` adds the chosen completions' negative log-likelihood, as for DPO; the paper has none.
 
 use super::math::{log_sigmoid, sigmoid};
-use super::preference::{self, Pair, Term, not_negative, positive};
+use super::preference::{self, Pair, Term};
 use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{Loss, MicroBatch};
-use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "simpo",
@@ -25,7 +24,7 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),
-    build,
+    build: |values| Ok(Box::new(SimPo(settings("simpo", values)?))),
 };
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
@@ -43,14 +42,6 @@ impl Default for Options {
     fn default() -> Self {
         Options { beta: 2.0, gamma: 1.0, sft_coef: 0.0 }
     }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    let o: Options = settings("simpo", values)?;
-    positive("simpo", "beta", o.beta)?;
-    not_negative("simpo", "gamma", o.gamma)?;
-    not_negative("simpo", "sft_coef", o.sft_coef)?;
-    Ok(Box::new(SimPo(o)))
 }
 
 struct SimPo(Options);

@@ -21,8 +21,8 @@ use super::policy::{Advantage, Baseline, Critic, Kl, Method, Policy, merged};
 use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{Experience, Loss, MicroBatch};
 use crate::trust_region::TrustRegion;
+use ferrl_engine::Result;
 use ferrl_engine::train::{ByRole, Stats};
-use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -95,14 +95,6 @@ impl Default for Options {
 
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {
     let o: Options = settings("trpo", merged(json!(Options::default()), values))?;
-    let share = |x: f64| x > 0.0 && x <= 1.0;
-    let whole = o.cg_steps > 0 && o.tries > 0 && o.critic_updates > 0;
-    if !(o.delta > 0.0 && o.damping > 0.0 && whole && share(o.fisher_share) && share(o.shrink)) {
-        let what = "delta, damping, cg_steps, tries and critic_updates must be above 0, shares in (0, 1]";
-        return Err(Error::usage(what)
-            .at("algo")
-            .fix("algo.delta = 0.01, algo.damping = 0.1, algo.fisher_share = 0.25"));
-    }
     let region = TrustRegion {
         delta: o.delta,
         damping: o.damping,
