@@ -4,7 +4,7 @@
 use crate::algo::{Algorithm, Feed};
 use crate::batch::{balance, tokens, updates};
 use crate::collect::Collected;
-use crate::experience::{Mean, Metrics, MicroBatch};
+use crate::experience::{ByRole, Mean, Metrics, MicroBatch, Role};
 use crate::one_pass::Precomputed;
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
@@ -16,7 +16,7 @@ use crate::warnings::Warnings;
 use ferrl_engine::generate::{Generator, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::train::{ByRole, Role, Schedule, StatGrads, Stats, Trainer};
+use ferrl_engine::train::{Schedule, StatGrads, Stats, Trainer};
 use ferrl_engine::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -10,9 +10,9 @@
 
 use super::preference::{self, Pair, Term, positive};
 use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
-use crate::experience::{Loss, MicroBatch};
+use crate::experience::{ByRole, Loss, MicroBatch};
 use ferrl_engine::Result;
-use ferrl_engine::train::{ByRole, Stats};
+use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
