@@ -1,4 +1,4 @@
-//! A language model to sample from and to train, on one copy of the weights. Knows nothing of rewards.
+//! A language model to sample from and to train, on one copy of the weights. Knows nothing of recipes and rewards.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic where nobody reads
 

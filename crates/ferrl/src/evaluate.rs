@@ -7,7 +7,7 @@ mod summary;
 pub use summary::{Figure, Summary};
 
 use crate::batch::{Update, tokens};
-use crate::experience::Metrics;
+use crate::experience::{ByRole, Metrics, Role};
 use crate::recipe::Rollout;
 use crate::reward::{Completions, Graded, Rewards};
 use crate::rollout::{self, Actor, Answer};
@@ -16,7 +16,7 @@ use crate::train::Stage;
 use crate::train::StepExperience;
 use crate::verify::Progress;
 use ferrl_engine::model::Config;
-use ferrl_engine::train::{self, ByRole, Role};
+use ferrl_engine::train;
 use ferrl_engine::{Error, Result};
 
 /// What was asked, answered and given.

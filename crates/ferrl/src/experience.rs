@@ -3,7 +3,7 @@
 //! Columns are indexed like the engine's statistics: entry `i` of a sequence is about predicting token `i + 1`. An
 //! entry counts only where that token is trained (`acts(i)`); elsewhere columns are 0.
 
-use ferrl_engine::train::{ByRole, Role, StatGrads, Stats};
+use ferrl_engine::train::{StatGrads, Stats};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -335,5 +335,29 @@ impl Metrics {
     /// All means, by name.
     pub fn means(&self) -> impl Iterator<Item = (&str, f64)> + '_ {
         self.0.iter().filter(|(_, s)| s.1 > 0.0).map(|(n, s)| (n.as_str(), s.0 / s.1))
+    }
+}
+
+/// A model of a run that is trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Samples and is trained.
+    Policy,
+    /// Estimates values, on its own weights.
+    Critic,
+}
+
+/// Statistics or gradients of each role.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ByRole<T>([Option<T>; 2]);
+
+impl<T> ByRole<T> {
+    /// Those of a role.
+    pub fn get(&self, role: Role) -> Option<&T> {
+        self.0[role as usize].as_ref()
+    }
+    /// Sets those of a role.
+    pub fn set(&mut self, role: Role, value: T) {
+        self.0[role as usize] = Some(value);
     }
 }

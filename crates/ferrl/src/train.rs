@@ -11,7 +11,7 @@ mod rollback;
 
 use crate::algo::{Algorithm, Feed};
 use crate::batch::{balance, tokens, updates};
-use crate::experience::{Experience, Mean, Metrics, MicroBatch};
+use crate::experience::{ByRole, Experience, Mean, Metrics, MicroBatch, Role};
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
 use crate::signal::{self, Signal};
@@ -22,7 +22,7 @@ use crate::warnings::Warnings;
 use ferrl_engine::generate::{Generator, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::train::{ByRole, Role, Schedule, StatGrads, Stats, Trainer};
+use ferrl_engine::train::{Schedule, StatGrads, Stats, Trainer};
 use ferrl_engine::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -6,10 +6,10 @@
 //! log-probabilities. The engine hands out vectors of the weights' shape without saying what is in them.
 
 use crate::batch::tokens;
-use crate::experience::{Metrics, MicroBatch};
+use crate::experience::{ByRole, Metrics, MicroBatch, Role};
 use crate::train::Stage;
 use ferrl_engine::model::Model;
-use ferrl_engine::train::{Batch, ByRole, ParamVector, Role, StatGrads, Stats, Trainer, kl};
+use ferrl_engine::train::{Batch, ParamVector, StatGrads, Stats, Trainer, kl};
 use ferrl_engine::{Error, Result};
 
 /// How far an update may go, and how it is found.

@@ -3,8 +3,8 @@
 
 use ferrl::algo::metrics::TRUST;
 use ferrl::algo::{ALGORITHMS, Algorithm, Feed, find};
-use ferrl::experience::{Counts, Experience, Kind, Metrics, MicroBatch, Sequence};
-use ferrl_engine::train::{ByRole, Role, Stats};
+use ferrl::experience::{ByRole, Counts, Experience, Kind, Metrics, MicroBatch, Role, Sequence};
+use ferrl_engine::train::Stats;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::{ALGORITHMS, Algorithm, find};
-use ferrl::experience::{Counts, Experience, Loss, MicroBatch, Sequence};
-use ferrl_engine::train::{ByRole, Role, Stats};
+use ferrl::experience::{ByRole, Counts, Experience, Loss, MicroBatch, Role, Sequence};
+use ferrl_engine::train::Stats;
 use serde_json::{Value, json};
 
 fn build(name: &str, values: Value) -> Box<dyn Algorithm> {

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::{Algorithm, find};
-use ferrl::experience::{Counts, Experience, Kind, Loss, MicroBatch, Sequence};
-use ferrl_engine::train::{ByRole, Role, Stats};
+use ferrl::experience::{ByRole, Counts, Experience, Kind, Loss, MicroBatch, Role, Sequence};
+use ferrl_engine::train::Stats;
 use serde_json::{Value, json};
 
 const LN_2: f64 = std::f64::consts::LN_2;

@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::algo::Algorithm;
-use ferrl::experience::{Counts, Experience, MicroBatch, Sequence};
+use ferrl::experience::{ByRole, Counts, Experience, MicroBatch, Role, Sequence};
 use ferrl::recipe::{Recipe, Resolved};
-use ferrl_engine::train::{ByRole, Role, Stats};
+use ferrl_engine::train::Stats;
 use serde_json::json;
 
 fn load(overrides: &[&str]) -> Resolved {

@@ -7,7 +7,7 @@
 use ferrl::algo::UpdatePlan;
 use ferrl::algo::find;
 use ferrl::batch::updates;
-use ferrl::experience::{Counts, Experience, MicroBatch, Sequence};
+use ferrl::experience::{ByRole, Counts, Experience, MicroBatch, Role, Sequence};
 use ferrl::recipe::{Data, Model, Optim, Recipe, Reward, Rollout, Train};
 use ferrl::run::{MetricsLog, RunFolder, StepRecord};
 use ferrl::runner::{self, Watch};
@@ -15,7 +15,7 @@ use ferrl::setup;
 use ferrl::train::Stage;
 use ferrl_engine::checkpoint::{Dtype, InitOptions, SaveOptions, init_model};
 use ferrl_engine::tokenizer::train_bpe;
-use ferrl_engine::train::{Batch, ByRole, Role, Stats};
+use ferrl_engine::train::{Batch, Stats};
 use ferrl_engine::{Class, Result};
 use ferrl_kernels::cpu::Cpu;
 use serde_json::{Map, Value, json};

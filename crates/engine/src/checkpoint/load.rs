@@ -65,7 +65,7 @@ impl ModelDir {
         Ok(dir)
     }
 
-    /// The same weights under another head, such as a reward or value model on a language model's trunk.
+    /// The same weights under another head, such as a score or value head on a language model's trunk.
     /// What the files lack of the new head is drawn at random from `seed`.
     pub fn with_head(mut self, head: Head, seed: u64) -> Result<ModelDir> {
         self.config.head = head;

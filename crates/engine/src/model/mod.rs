@@ -131,9 +131,7 @@ fn head_of(f: &Fields, names: Architectures) -> Result<Head> {
     };
     if labels != 1 {
         return Err(f
-            .error(format!(
-                "num_labels is {labels}, expected 1: a reward model gives one number per sequence"
-            ))
+            .error(format!("num_labels is {labels}, expected 1: a score head gives one number per sequence"))
             .fix("use a model trained with num_labels = 1 (id2label with one entry)"));
     }
     Ok(Head::Score)

@@ -158,7 +158,7 @@ impl Fits {
                 return Err(Error::numerics(format!(
                     "the loss's gradient by {name} is not finite at row {at}"
                 ))
-                .fix("look at the rewards and advantages of that row"));
+                .fix("check the columns that the loss reads at that row"));
             }
         }
         let lost = [("value", &g.value, self.value), ("kl", &g.kl, self.compared)];

@@ -17,25 +17,6 @@ pub struct Sequence {
     pub scored: Vec<bool>,
     /// Other tokens whose logp is wanted at each position, `others_per_row` for every position; may be empty.
     pub others: Vec<u32>,
-    /// Where it comes from.
-    pub origin: Origin,
-}
-
-/// Where a sequence comes from; carried along for the algorithms, not read by the engine.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Origin {
-    /// Sequences of one trajectory share its number.
-    pub trajectory: usize,
-    /// Trajectories of one prompt share its number.
-    pub group: usize,
-    /// Chosen and rejected of one pair share its number.
-    pub pair: Option<usize>,
-    /// Weight of the data set it was drawn from.
-    pub weight: f32,
-    /// Turn of each token; empty means one turn.
-    pub turns: Vec<u32>,
-    /// Version of the policy that sampled each token; empty means none did.
-    pub versions: Vec<u64>,
 }
 
 /// Sequences computed together.
@@ -71,41 +52,6 @@ impl Stats {
 
 /// d loss / d each number of [`Stats`], in its layout; an empty vector means zero.
 pub type StatGrads = Stats;
-
-/// Where a model stands in a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Role {
-    /// Samples and is trained.
-    Policy,
-    /// Stays as the policy began.
-    Reference,
-    /// Estimates values, on its own weights.
-    Critic,
-    /// Scores whole sequences.
-    Reward,
-    /// Is imitated.
-    Teacher,
-}
-
-impl Role {
-    /// All of them.
-    pub const ALL: [Role; 5] = [Role::Policy, Role::Reference, Role::Critic, Role::Reward, Role::Teacher];
-}
-
-/// One slot per role: statistics or gradients of the models of a run.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ByRole<T>([Option<T>; 5]);
-
-impl<T> ByRole<T> {
-    /// The slot of a role.
-    pub fn get(&self, role: Role) -> Option<&T> {
-        self.0[role as usize].as_ref()
-    }
-    /// Fills the slot of a role.
-    pub fn set(&mut self, role: Role, value: T) {
-        self.0[role as usize] = Some(value);
-    }
-}
 
 impl Sequence {
     /// All tokens but the first are targets.

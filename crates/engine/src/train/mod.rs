@@ -11,7 +11,7 @@ mod optimizer;
 mod schedule;
 mod vector;
 
-pub use batch::{Batch, ByRole, Origin, Role, Sequence, StatGrads, Stats, plan};
+pub use batch::{Batch, Sequence, StatGrads, Stats, plan};
 pub use divergence::{comparable, kl};
 pub use optimizer::{Optimizer, OptimizerOptions, Rule, UpdateReport, trained_weights};
 pub use schedule::{Decay, Schedule};
@@ -309,7 +309,7 @@ fn check_finite(model: &Model, start: bool, batch: &Batch, stats: &Stats, p: &Pe
     let sequence = p.segments.starts.partition_point(|&s| s <= row) - 1;
     let at = row - p.segments.starts[sequence];
     let first = model.first_bad_activation(&p.tokens, &p.segments)?.unwrap_or_else(|| "the head".into());
-    let fix = if start { "f32 (model.dtype)" } else { "a lower learning rate, or f32 (model.dtype)" };
+    let fix = if start { "compute in f32" } else { "a lower learning rate, or compute in f32" };
     Err(Error::numerics(format!(
         "{name} is not finite at position {at} of sequence {sequence} (of {}); first in {first}",
         batch.sequences.len()

@@ -85,7 +85,7 @@ impl Trainer {
         f: impl FnOnce(&mut Trainer) -> Result<T>,
     ) -> Result<T> {
         if self.model.dtype != DType::F32 {
-            return Err(Error::usage("a small move of the weights is lost in bf16").fix("dtype = \"f32\""));
+            return Err(Error::usage("a small move of the weights is lost in bf16").fix("compute in f32"));
         }
         let backend = self.model.backend.clone();
         let version = self.model.version;

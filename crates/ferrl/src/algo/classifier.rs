@@ -11,8 +11,8 @@
 use super::math::{log_sigmoid, sigmoid};
 use super::metrics::metric;
 use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
-use crate::experience::{Experience, Kind, Loss, Metrics, MicroBatch};
-use ferrl_engine::train::{ByRole, Role, Stats};
+use crate::experience::{ByRole, Experience, Kind, Loss, Metrics, MicroBatch, Role};
+use ferrl_engine::train::Stats;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};

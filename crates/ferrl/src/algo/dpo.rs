@@ -14,9 +14,9 @@
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term};
 use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
-use crate::experience::{Loss, MicroBatch};
+use crate::experience::{ByRole, Loss, MicroBatch};
 use ferrl_engine::Result;
-use ferrl_engine::train::{ByRole, Stats};
+use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

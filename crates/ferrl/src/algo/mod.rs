@@ -39,10 +39,10 @@ mod trpo;
 
 pub use feed::Feed;
 
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
+use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch};
 use crate::refill::Refill;
 use crate::trust_region::TrustRegion;
-use ferrl_engine::train::{ByRole, Stats};
+use ferrl_engine::train::Stats;
 use ferrl_engine::{Error, Result, nearest};
 use metrics::Metric;
 use schemars::{JsonSchema, Schema};

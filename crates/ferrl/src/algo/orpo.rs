@@ -15,9 +15,9 @@
 use super::math::{log_sigmoid, sigmoid};
 use super::preference::{self, Pair, Term, log_one_minus_exp};
 use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
-use crate::experience::{Loss, MicroBatch};
+use crate::experience::{ByRole, Loss, MicroBatch};
 use ferrl_engine::math::exp;
-use ferrl_engine::train::{ByRole, Stats};
+use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::json;

@@ -3,9 +3,9 @@
 //! Each method is a function from one [`Pair`] to one [`Term`]; summing, dividing and spreading a slope over the tokens
 //! of a completion happen here, once.
 
-use crate::experience::{Loss, Metrics, MicroBatch, Sequence};
+use crate::experience::{ByRole, Loss, Metrics, MicroBatch, Role, Sequence};
 use ferrl_engine::math::{exp, ln};
-use ferrl_engine::train::{ByRole, Role, Stats};
+use ferrl_engine::train::Stats;
 
 /// One completion of a pair.
 #[derive(Clone, Copy, Debug, Default)]

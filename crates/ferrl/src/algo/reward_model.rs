@@ -13,8 +13,8 @@
 use super::math::{log_sigmoid, sigmoid};
 use super::metrics::metric;
 use super::{Algorithm, Entry, Feed, Needs, UpdatePlan, settings};
-use crate::experience::{Loss, Metrics, MicroBatch};
-use ferrl_engine::train::{ByRole, Role, Stats};
+use crate::experience::{ByRole, Loss, Metrics, MicroBatch, Role};
+use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::json;

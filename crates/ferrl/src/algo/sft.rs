@@ -9,8 +9,8 @@
 use super::math::aggregate::Aggregate;
 use super::metrics::ENTROPY;
 use super::{Algorithm, Entry, Feed, Needs, settings};
-use crate::experience::{Loss, Metrics, MicroBatch};
-use ferrl_engine::train::{ByRole, Role, Stats};
+use crate::experience::{ByRole, Loss, Metrics, MicroBatch, Role};
+use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::json;

@@ -8,10 +8,10 @@
 //! then on: the gradients are the same bits either way.
 
 use crate::batch::tokens;
-use crate::experience::MicroBatch;
+use crate::experience::{ByRole, MicroBatch, Role};
 use crate::train::Stage;
 use ferrl_engine::Result;
-use ferrl_engine::train::{ByRole, Role, StatGrads, Stats};
+use ferrl_engine::train::{StatGrads, Stats};
 
 /// Gradients of the policy that were computed before its forward pass.
 pub(crate) struct Precomputed {

@@ -2,8 +2,8 @@
 
 use super::{Baseline, Place, Policy};
 use crate::algo::math::surrogate::Bounds;
-use crate::experience::{Loss, Mean, Metrics, MicroBatch};
-use ferrl_engine::train::{ByRole, Role, StatGrads, Stats};
+use crate::experience::{ByRole, Loss, Mean, Metrics, MicroBatch, Role};
+use ferrl_engine::train::{StatGrads, Stats};
 
 impl Policy {
     /// The surrogate with entropy bonus and KL, and the critic's loss where there is one.

@@ -3,8 +3,8 @@
 use super::{Baseline, Kl, Policy};
 use crate::algo::math::mean_std;
 use crate::algo::{Algorithm, Needs, Prepared, Refusal, UpdatePlan, settings};
-use crate::experience::{Experience, Loss, Metrics, MicroBatch};
-use ferrl_engine::train::{ByRole, Stats};
+use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch};
+use ferrl_engine::train::Stats;
 use ferrl_engine::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
