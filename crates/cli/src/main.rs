@@ -14,6 +14,7 @@ mod terminal;
 mod text;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use ferrl_engine::Class;
 use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
 use std::sync::LazyLock;
@@ -75,10 +76,24 @@ fn main() -> ExitCode {
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(e)) => {
+            let e = ferrl::fixes::worded(e);
             eprintln!("error: {}", output::visible(&ferrl::secrets::redact(&e.to_string())));
-            ExitCode::from(e.class.exit_code())
+            ExitCode::from(exit_code(e.class))
         }
         Err(_) => output::exit(BUG),
+    }
+}
+
+/// The exit code of each class of errors.
+pub(crate) fn exit_code(class: Class) -> u8 {
+    match class {
+        Class::Usage => 2,
+        Class::Data => 3,
+        Class::Model => 4,
+        Class::Resource => 5,
+        Class::Device => 6,
+        Class::Numerics => 8,
+        Class::Interrupted => 130,
     }
 }
 

@@ -4,7 +4,7 @@ use crate::machine;
 use clap::ValueEnum;
 use ferrl_engine::checkpoint::{self, ModelDir};
 use ferrl_engine::model::{Config, Model, Options};
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use ferrl_kernels::{AUTO, Backend, DType};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -51,16 +51,16 @@ impl Stored {
 /// Where and how a model computes.
 #[derive(clap::Args, Clone, Debug)]
 pub struct DeviceArgs {
-    /// Number format of the computation
+    /// Compute type
     #[arg(long, value_enum, default_value = "f32")]
     pub dtype: Compute,
-    /// Threads; all cores when left out. The results are the same bits for any number
+    /// Number of threads [default: all cores]; results do not depend on it
     #[arg(long, value_name = "N", value_parser = size::<1024>)]
     pub threads: Option<usize>,
     /// Device: cpu, cuda or cuda:N; auto uses a GPU if there is one
     #[arg(long, value_name = "NAME", default_value = AUTO)]
     pub device: String,
-    /// Let log-probabilities depend on the batch they are computed in, where that is faster: on cards alone
+    /// Allow log-probabilities to depend on the batch, where that is faster (GPU only)
     #[arg(long)]
     pub inexact: bool,
 }
@@ -129,17 +129,9 @@ pub fn open_model(path: &Path) -> Result<ModelDir> {
     })
 }
 
-/// What stands beside a path that does not exist and has nearly its name.
+/// The entry beside a path whose name is nearest to it.
 pub fn nearest_path(path: &Path) -> Option<String> {
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = path.file_name()?.to_str()?;
-    let entries: Vec<String> = std::fs::read_dir(parent)
-        .ok()?
-        .filter_map(|e| e.ok()?.file_name().into_string().ok())
-        .filter(|n| !n.starts_with('.') && n != name)
-        .collect();
-    let near = nearest(name, entries.iter().map(String::as_str))?;
-    Some(path.with_file_name(near).display().to_string())
+    ferrl::data::nearest_path(path, |_| true).map(|near| near.display().to_string())
 }
 
 /// Most of what a flag counts, unless it says otherwise: products of such numbers stay in range.

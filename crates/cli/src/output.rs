@@ -1,5 +1,6 @@
 //! Where results go: a file that appears when it is complete, or standard output.
 
+use ferrl::interrupt;
 use ferrl::warnings::Warnings;
 use ferrl_engine::{Class, Error, Result};
 use serde::Serialize;
@@ -156,6 +157,22 @@ pub fn warn(warnings: &Warnings) {
 pub fn exit(code: i32) -> ! {
     ferrl_kernels::BACKENDS.iter().for_each(|device| (device.settle)());
     std::process::exit(code)
+}
+
+/// Calls the handler at Ctrl-C. A process has one; a later one is refused.
+pub fn on_interrupt(handler: impl FnMut() + Send + 'static) -> Result<()> {
+    ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))
+}
+
+/// At the first Ctrl-C work is asked to end, and `finishing` says what is still done; the second ends the process.
+pub fn finish_on_interrupt(finishing: &'static str) -> Result<()> {
+    on_interrupt(move || {
+        if interrupt::requested() {
+            exit(i32::from(crate::exit_code(Class::Interrupted)));
+        }
+        interrupt::request();
+        eprintln!("\n{finishing}; once more to stop at once");
+    })
 }
 
 /// What a failed write means. A reader that has gone away (`| head`) ends the program quietly.

@@ -16,34 +16,34 @@ const SIDE_BY_SIDE: usize = 64;
 /// How tokens are chosen and when to stop.
 #[derive(clap::Args, Clone, Debug)]
 pub struct SamplingArgs {
-    /// Tokens of a completion at most; 256, or what the model has room for, when left out
+    /// Maximum number of new tokens [default: 256, or what the model's context allows]
     #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
     pub max_new_tokens: Option<usize>,
-    /// Divides the logits; 0 takes the likeliest token each time
+    /// Sampling temperature; 0 is greedy
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = temperature)]
     pub temperature: f32,
-    /// Only the likeliest tokens that together reach this probability; 1 is all
+    /// Nucleus (top-p) sampling; 1 disables it
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share)]
     pub top_p: f32,
-    /// Only so many of the likeliest tokens; 0 is all
+    /// Top-k sampling; 0 disables it
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = count)]
     pub top_k: usize,
-    /// Only tokens at least this many times as likely as the likeliest; 0 is all
+    /// Min-p sampling: minimum probability relative to the most probable token; 0 disables it
     #[arg(long, value_name = "P", default_value_t = 0.0, value_parser = share_or_zero)]
     pub min_p: f32,
-    /// Makes tokens that have occurred less likely; 1 is off
+    /// Repetition penalty; 1 disables it
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = above_zero)]
     pub repetition_penalty: f32,
-    /// The same seed gives the same completions
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
-    /// Text that ends a completion; may be given several times
+    /// Stop string; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// Go on after the tokens that end a text
+    /// Do not stop at end-of-sequence tokens
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Memory for keys and values in MiB; as much as is useful, up to a quarter of what is free, when left out
+    /// KV cache in MiB [default: what is needed, up to a quarter of the free memory]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub cache_mib: Option<usize>,
 }

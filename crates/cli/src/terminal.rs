@@ -1,6 +1,6 @@
 //! How a run looks on standard error: one line that moves on a terminal, a line now and then elsewhere.
 
-use crate::output::visible;
+use crate::output::{finish_on_interrupt, visible};
 use ferrl::evaluate::Evaluation;
 use ferrl::interrupt;
 use ferrl::run::StepRecord;
@@ -57,14 +57,7 @@ type Part = (u8, String);
 impl Terminal {
     /// Listens for Ctrl-C from now on: the first finishes the step, the second ends the process.
     pub fn new() -> Result<Self> {
-        let handler = || {
-            if interrupt::requested() {
-                crate::output::exit(INTERRUPTED);
-            }
-            interrupt::request();
-            eprintln!("\nfinishing this step and saving; once more to stop at once");
-        };
-        ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))?;
+        finish_on_interrupt("finishing this step and saving")?;
         Ok(Terminal {
             live: std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb"),
             line: Arc::default(),
@@ -94,18 +87,13 @@ impl Terminal {
         let before = *self.trend.get_or_insert(value);
         let trend = 0.9 * before + 0.1 * value;
         self.trend = Some(trend);
-        let direction = match trend.total_cmp(&before) {
-            std::cmp::Ordering::Greater => "up",
-            std::cmp::Ordering::Less => "down",
-            std::cmp::Ordering::Equal => "level",
-        };
         let rate = record.get("timing/tokens_per_second").unwrap_or(0.0);
         let per_step = self.began.elapsed().as_secs_f64() / (step - self.first_step) as f64;
         let left = Duration::from_secs_f64(per_step * (steps - step) as f64);
         let mut parts = vec![
             (0, format!("{stage} {step}/{steps}")),
             (1, format!("{name} {value:.4}")),
-            (5, format!("({trend:.4}, {direction})")),
+            (5, format!("(mean {trend:.4})")),
             (6, format!("{rate:.0} tokens/s")),
             (2, format!("{} left", HumanDuration(left))),
         ];

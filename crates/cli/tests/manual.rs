@@ -9,17 +9,30 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_path_buf()
 }
 
-/// Pages by file name, with their texts.
+/// Pages by their path below docs/, with their texts.
 fn pages() -> Vec<(String, String)> {
-    let mut all: Vec<(String, String)> = std::fs::read_dir(root().join("docs"))
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .filter(|p| p.extension().is_some_and(|e| e == "md"))
-        .map(|p| (p.file_name().unwrap().to_string_lossy().into(), std::fs::read_to_string(&p).unwrap()))
-        .collect();
+    fn collect(dir: &Path, all: &mut Vec<(String, String)>) {
+        for path in std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()) {
+            if path.is_dir() {
+                collect(&path, all);
+            } else if path.extension().is_some_and(|e| e == "md") {
+                let name = path.strip_prefix(root().join("docs")).unwrap().to_string_lossy().into_owned();
+                all.push((name, std::fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+    let mut all = Vec::new();
+    collect(&root().join("docs"), &mut all);
     all.sort();
-    assert!(all.len() > 10);
+    assert!(all.len() > 40);
     all
+}
+
+/// The anchors of a page's headings, as GitHub and mdBook make them.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = text.lines().filter(|l| l.starts_with('#')).map(|l| l.trim_start_matches('#').trim());
+    let kept = |c: &char| c.is_alphanumeric() || "-_ ".contains(*c);
+    headings.map(|h| h.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
 }
 
 /// Fenced blocks of one language.
@@ -32,21 +45,26 @@ fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
 fn contents_and_links_lead_somewhere() {
     let pages = pages();
     let summary = &pages.iter().find(|p| p.0 == "SUMMARY.md").unwrap().1;
+    for (page, _) in pages.iter().filter(|p| p.0 != "SUMMARY.md") {
+        assert_eq!(summary.matches(&format!("({page})")).count(), 1, "{page} is not in SUMMARY.md, or twice");
+    }
+    let outside = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
+        .map(|name| (format!("../{name}"), std::fs::read_to_string(root().join(name)).unwrap()));
     let mut links = 0;
-    for (page, text) in &pages {
-        assert!(
-            page == "SUMMARY.md" || summary.contains(&format!("({page})")),
-            "{page} is not in SUMMARY.md"
-        );
+    for (page, text) in pages.iter().chain(&outside) {
+        let home = root().join("docs").join(page).parent().unwrap().to_path_buf();
         for target in text.split("](").skip(1).map(|t| t.split(')').next().unwrap()) {
-            let file = target.split('#').next().unwrap();
-            if !file.starts_with("http") && !file.is_empty() {
-                assert!(
-                    root().join("docs").join(file).exists(),
-                    "{page} links to {file}, which does not exist"
-                );
-                links += 1;
+            let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+            if file.starts_with("http") {
+                continue;
             }
+            let path = if file.is_empty() { root().join("docs").join(page) } else { home.join(file) };
+            assert!(path.exists(), "{page} links to {file}, which does not exist");
+            if !anchor.is_empty() {
+                let there = anchors(&std::fs::read_to_string(&path).unwrap());
+                assert!(there.iter().any(|a| a == anchor), "{page} links to {target}: no such heading");
+            }
+            links += 1;
         }
         for word in text.split('`').skip(1).step_by(2).filter(|w| !w.contains(['<', ' ', '\n', '*'])) {
             if ["crates/", "bench/", "tools/", "docs/"].iter().any(|s| word.starts_with(s)) {
@@ -54,7 +72,7 @@ fn contents_and_links_lead_somewhere() {
             }
         }
     }
-    assert!(links > 15, "only {links} links");
+    assert!(links > 60, "only {links} links");
 }
 
 #[test]
@@ -81,7 +99,11 @@ fn commands_of_every_page_work() {
         if commands.is_empty() {
             continue;
         }
-        let dir = std::env::temp_dir().join(format!("ferrl-manual-{}-{page}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!(
+            "ferrl-manual-{}-{}",
+            std::process::id(),
+            page.replace('/', "-")
+        ));
         std::fs::create_dir_all(&dir).unwrap();
         for block in commands {
             let out = Command::new("bash")

@@ -7,13 +7,13 @@ mod summary;
 pub use summary::{Figure, Summary};
 
 use crate::batch::{Update, tokens};
-use crate::collect::Collected;
 use crate::experience::{ByRole, Metrics, Role};
 use crate::recipe::Rollout;
 use crate::reward::{Completions, Graded, Rewards};
 use crate::rollout::{self, Actor, Answer};
 use crate::source::{Item, Prompt, Source};
 use crate::train::Stage;
+use crate::train::StepExperience;
 use crate::verify::Progress;
 use ferrl_engine::model::Config;
 use ferrl_engine::train;
@@ -24,14 +24,14 @@ use ferrl_engine::{Error, Result};
 pub struct Evaluation {
     /// Means by name, under `eval/`.
     pub metrics: Metrics,
-    /// Every answer with its grade.
+    /// Every completion with its grade.
     pub answers: Vec<Answered>,
 }
 
-/// A question, an answer to it, and what the answer got.
+/// A prompt, a completion to it, and what the completion got.
 pub type Answered = (Prompt, Answer, Graded);
 
-/// Questions looked at together before any is asked.
+/// Prompts looked at together before any is asked.
 const AT_ONCE: usize = 256;
 
 /// Whether the next `prompts` questions can be asked, with `new_tokens` for an answer, and their answers be rewarded. The
@@ -78,7 +78,7 @@ fn question(item: Item) -> Option<Prompt> {
     }
 }
 
-/// Asks `prompts` held-out questions, `samples` times each, at a temperature; 0 is greedy.
+/// Asks `prompts` held-out prompts, `samples` times each, at a temperature; 0 is greedy.
 pub fn evaluate(
     actor: &mut Actor<'_>,
     source: &mut dyn Source,
@@ -90,7 +90,7 @@ pub fn evaluate(
     let prompts = prompts.min(source.epoch().unwrap_or(usize::MAX));
     let prompts: Vec<Prompt> = source.next(prompts)?.into_iter().filter_map(question).collect();
     let params = rollout::params(settings, actor.stops, seed);
-    let (mut experience, answers) = rollout::collect(actor, &prompts, &params, samples, u32::MAX as u64)?;
+    let (mut experience, answers) = rollout::sample(actor, &prompts, &params, samples, u32::MAX as u64)?;
     let completions = Completions { prompts: &prompts, answers: &answers, at };
     let graded = rewards.score(completions, &mut experience, &mut Metrics::default())?;
     let mut metrics = Metrics::default();
@@ -126,7 +126,7 @@ impl Stage {
     /// The loss on up to `count` held-out examples. Nothing is learned, and the algorithm forgets that it saw them.
     pub fn validate(&mut self, source: &mut dyn Source, count: usize) -> Result<Metrics> {
         let items = source.next(count.min(source.epoch().unwrap_or(usize::MAX)))?;
-        let mut given = Collected::default();
+        let mut given = StepExperience::default();
         for (i, item) in items.into_iter().enumerate() {
             if let Item::Given(sequences) = item {
                 given.give(sequences, i);

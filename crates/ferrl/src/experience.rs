@@ -178,7 +178,7 @@ pub struct Counts {
     pub trajectories: f64,
     /// Pairs.
     pub pairs: f64,
-    /// Trained tokens of the better answers of pairs.
+    /// Trained tokens of the better completions of pairs.
     pub chosen_tokens: f64,
 }
 
@@ -250,7 +250,7 @@ impl MicroBatch<'_> {
 /// A loss, its gradients, and what is worth knowing about it.
 #[derive(Default)]
 pub struct Loss {
-    /// This micro-batch's share of the update's loss.
+    /// This micro-batch's fraction of the update's loss.
     pub value: f64,
     /// d loss / d statistics, for each role that is trained.
     pub grads: ByRole<StatGrads>,

@@ -6,15 +6,13 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic where nobody reads
 
 pub mod algo;
-mod annotate;
 pub mod api;
 pub mod batch;
-pub mod collect;
 pub mod data;
 pub mod evaluate;
 pub mod experience;
+pub mod fixes;
 pub mod interrupt;
-mod one_pass;
 pub mod pack;
 pub mod plan;
 pub mod preflight;
@@ -22,7 +20,6 @@ pub mod recipe;
 pub mod refill;
 pub mod report;
 pub mod reward;
-mod rollback;
 pub mod rollout;
 pub mod run;
 pub mod runner;

@@ -81,10 +81,9 @@ pub struct Plan {
 }
 
 impl Inputs {
-    /// Storage of activations.
+    /// Compute type.
     pub fn dtype(&self) -> DType {
-        let bf16 = self.recipe.model.dtype.as_deref() == Some(DType::Bf16.name());
-        if bf16 { DType::Bf16 } else { DType::F32 }
+        self.recipe.dtype().unwrap_or(DType::F32)
     }
 
     /// Sequences of one update.

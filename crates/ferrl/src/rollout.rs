@@ -1,4 +1,4 @@
-//! Sampling answers: prompts in, sequences with the log-probabilities they were sampled with out.
+//! Sampling completions: prompts in, sequences with the log-probabilities they were sampled with out.
 
 use crate::experience::{Experience, Sequence};
 use crate::recipe::Rollout;
@@ -13,14 +13,14 @@ use std::path::Path;
 /// Tokens whose text is worth a thread.
 const THREAD_TOKENS: usize = 4096;
 
-/// An answer beside its prompt.
+/// A completion beside its prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// Which of the prompts.
     pub prompt: usize,
     /// Text up to the stop, without special tokens.
     pub text: String,
-    /// Tokens of the answer.
+    /// Tokens of the completion.
     pub tokens: usize,
     /// Whether the length limit cut it off.
     pub truncated: bool,
@@ -43,7 +43,7 @@ pub fn stops(dir: &Path, tokenizer: &Tokenizer, r: &Rollout) -> Stops {
     Stops::of_dir(dir, tokenizer).with_strings(&r.stop, r.include_stop)
 }
 
-/// How answers are sampled in a run.
+/// How completions are sampled in a run.
 pub fn params(r: &Rollout, stops: &Stops, seed: u64) -> SamplingParams {
     SamplingParams {
         temperature: r.temperature as f32,
@@ -57,9 +57,9 @@ pub fn params(r: &Rollout, stops: &Stops, seed: u64) -> SamplingParams {
     }
 }
 
-/// `samples` answers to each prompt, in the order of prompts and samples. Random numbers depend on the seed, the step,
+/// `samples` completions to each prompt, in the order of prompts and samples. Random numbers depend on the seed, the step,
 /// the prompt's number and the sample's alone.
-pub fn collect(
+pub fn sample(
     actor: &mut Actor<'_>,
     prompts: &[Prompt],
     params: &SamplingParams,
@@ -111,7 +111,7 @@ fn sequence(prompt: &[u32], c: Completion, trajectory: usize, group: usize) -> S
     let mut ids = prompt.to_vec();
     ids.extend_from_slice(&c.ids);
     let n = ids.len();
-    // Position i predicts token i + 1: the first answer token is predicted by the prompt's last position.
+    // Position i predicts token i + 1: the first completion token is predicted by the prompt's last position.
     let mut sampled_logp = vec![0.0; n];
     sampled_logp[prompt.len() - 1..n - 1].copy_from_slice(&c.logp);
     let mut versions = vec![0; n];

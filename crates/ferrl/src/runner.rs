@@ -338,31 +338,8 @@ impl OneStage<'_> {
         if resumed.is_some() {
             self.same(&frozen, &state["frozen"], watch)?;
         }
-        let checked = self.options.checked.get(&self.index).and_then(|c| c.draft.take());
-        let draft = checked.map_or_else(|| Draft::new(&recipe, self.dir, &self.warnings), Ok)?;
-        let mut stage = setup::from_draft(recipe.clone(), draft, backend, self.dir)?;
+        let mut stage = self.open(&recipe, backend, resumed.map(|path| (path, state)), watch)?;
         let total = stage.schedules.0.total_steps;
-        watch.stage(self.name, total);
-        self.log_stage(&stage, total);
-        stage.waits = watch.waits().unwrap_or(stage.waits);
-        if let Some(path) = resumed {
-            self.restore(&mut stage, path, state, watch)?;
-            if stage.step > total {
-                return Err(Error::usage(format!(
-                    "{} steps are done, and the recipe has {total}",
-                    stage.step
-                ))
-                .at("train.steps")
-                .fix(format!("train.steps = {} or more", stage.step)));
-            }
-            watch.note(&format!("resumed after step {} of {}", stage.step, self.name));
-        }
-        // A resumption that is refused leaves the run as it was.
-        if let Some((toml, step)) = self.renewed.take() {
-            self.folder.replace_recipe(&toml, step)?;
-        }
-        stage.source.check(&mut |_, _| !watch.interrupted())?;
-        self.warn(&stage.warnings, watch);
         let pending = Pending::from_json(&resumed.map_or(Value::Null, |_| state["pending"].clone()))?;
         stage.num_tokens = match &pending {
             Some(taken) => taken.metrics.get("num_tokens").map_or(0, |n| n as u64),
@@ -390,19 +367,58 @@ impl OneStage<'_> {
             return Ok((None, steps.first, steps.last));
         }
         let Steps { mut stage, checkpoints, first, last, watch, .. } = steps;
-        let out = self.folder.path().join("stages").join(self.index.to_string());
         let steps = stage.step;
         if over && finished(self.folder, self.index) {
             watch.note(&format!("{} is finished: all of its {steps} steps are done", self.name));
-            return Ok((Some(steps), first, last));
+        } else {
+            if recipe.checkpoint.use_best {
+                self.take_best(&mut stage, &checkpoints, watch)?;
+            }
+            self.save_model(&stage)?;
         }
-        if recipe.checkpoint.use_best {
-            self.take_best(&mut stage, &checkpoints, watch)?;
+        Ok((Some(steps), first, last))
+    }
+
+    /// The stage with its models in memory, restored where it is resumed, its data checked.
+    fn open(
+        &self,
+        recipe: &Recipe,
+        backend: Arc<dyn Backend>,
+        resumed: Option<(&Path, &Value)>,
+        watch: &mut dyn Watch,
+    ) -> Result<Stage> {
+        let checked = self.options.checked.get(&self.index).and_then(|c| c.draft.take());
+        let draft = checked.map_or_else(|| Draft::new(recipe, self.dir, &self.warnings), Ok)?;
+        let mut stage = setup::from_draft(recipe.clone(), draft, backend, self.dir)?;
+        let total = stage.schedules.0.total_steps;
+        watch.stage(self.name, total);
+        self.log_stage(&stage, total);
+        stage.waits = watch.waits().unwrap_or(stage.waits);
+        if let Some((path, state)) = resumed {
+            self.restore(&mut stage, path, state, watch)?;
+            if stage.step > total {
+                let what = format!("{} steps are done, and the recipe has {total}", stage.step);
+                return Err(Error::usage(what)
+                    .at("train.steps")
+                    .fix(format!("train.steps = {} or more", stage.step)));
+            }
+            watch.note(&format!("resumed after step {} of {}", stage.step, self.name));
         }
+        // A resumption that is refused leaves the run as it was.
+        if let Some((toml, step)) = self.renewed.take() {
+            self.folder.replace_recipe(&toml, step)?;
+        }
+        stage.source.check(&mut |_, _| !watch.interrupted())?;
+        self.warn(&stage.warnings, watch);
+        Ok(stage)
+    }
+
+    /// Writes the stage's model to `stages/`, where the next stage and the user find it.
+    fn save_model(&self, stage: &Stage) -> Result<()> {
+        let out = self.folder.path().join("stages").join(self.index.to_string());
         let options =
             SaveOptions { dtype: Dtype::F32, source: Some(self.dir), overwrite: true, ..Default::default() };
-        stage.policy.model.save(&out, Some(&ModelDir::open(self.dir)?.config_json), &options)?;
-        Ok((Some(steps), first, last))
+        stage.policy.model.save(&out, Some(&ModelDir::open(self.dir)?.config_json), &options)
     }
 
     /// What begins, in the log.
@@ -562,7 +578,7 @@ impl OneStage<'_> {
     }
 }
 
-fn printed(r: &crate::train::Rollout) -> crate::run::Rollout {
+fn printed(r: &crate::train::ScoredRollout) -> crate::run::Rollout {
     crate::run::Rollout {
         prompt: r.prompt.text.clone(),
         completion: r.answer.text.clone(),

@@ -25,7 +25,7 @@ use ferrl_engine::model::{Config, Head, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Decay, OptimizerOptions, Rule, Schedule, Trainer};
 use ferrl_engine::{Class, Error, Result, nearest};
-use ferrl_kernels::{Backend, DType};
+use ferrl_kernels::Backend;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -173,18 +173,8 @@ fn with_policy_head(dir: ModelDir, recipe: &Recipe, needs: Needs) -> Result<Mode
     }
 }
 
-fn dtype(recipe: &Recipe) -> Result<DType> {
-    match recipe.model.dtype.as_deref() {
-        None | Some("f32") => Ok(DType::F32),
-        Some("bf16") => Ok(DType::Bf16),
-        Some(other) => Err(Error::usage(format!("unknown dtype {other:?}, expected f32 or bf16"))
-            .at("model.dtype")
-            .fix("model.dtype = \"bf16\"")),
-    }
-}
-
 fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result<Trainer> {
-    let options = Options { dtype: dtype(recipe)?, training: true, context: 0 };
+    let options = Options { dtype: recipe.dtype()?, training: true, context: 0 };
     let model = Model::load(backend, dir, options)?;
     let o = &recipe.optim;
     let rule = match o.name.as_str() {
@@ -214,7 +204,7 @@ pub fn rewards(recipe: &Recipe, feed: Feed, backend: &Arc<dyn Backend>, hooks: &
     if recipe.reward.iter().all(|r| r.model.is_none()) {
         return plain_rewards(recipe, feed, hooks);
     }
-    let rewards = Rewards::load(recipe, dtype(recipe)?, backend, hooks)?;
+    let rewards = Rewards::load(recipe, recipe.dtype()?, backend, hooks)?;
     rewards.check_stops(&recipe.rollout.stop, recipe.rollout.include_stop)?;
     Ok(rewards)
 }

@@ -1,7 +1,7 @@
 //! Says so, once and with the cause, when rewards leave nothing to learn from: every completion wrong, every one right, no
 //! answer that the verifier finds, completions cut off before their end.
 
-use crate::collect::Rollout;
+use crate::train::ScoredRollout;
 use crate::warnings::Warnings;
 
 /// Steps in a row without anything to learn from before the run is said to stand still.
@@ -33,7 +33,7 @@ pub struct Step<'a> {
     /// Counted from 1.
     pub number: u64,
     /// Its completions.
-    pub rollouts: &'a [Rollout],
+    pub rollouts: &'a [ScoredRollout],
     /// Whether its update is skipped because no gradient could come of it.
     pub empty: bool,
     /// Whether the stage ends with it.
@@ -140,8 +140,8 @@ mod tests {
     use crate::reward::Graded;
     use crate::rollout::Answer;
 
-    fn rollouts(rewards: &[f64], truncated: bool, found: Option<bool>) -> Vec<Rollout> {
-        let one = |&reward: &f64| Rollout {
+    fn rollouts(rewards: &[f64], truncated: bool, found: Option<bool>) -> Vec<ScoredRollout> {
+        let one = |&reward: &f64| ScoredRollout {
             prompt: Default::default(),
             answer: Answer { prompt: 0, text: String::new(), tokens: 4, truncated },
             graded: Graded { reward: Some(reward), score: Some(reward), found, ..Default::default() },
@@ -152,7 +152,7 @@ mod tests {
     }
 
     /// The warnings after so many steps of the same kind.
-    fn said(steps: u64, rollouts: &[Rollout], empty: bool) -> Vec<(&'static str, String)> {
+    fn said(steps: u64, rollouts: &[ScoredRollout], empty: bool) -> Vec<(&'static str, String)> {
         let (mut signal, warnings) = (Signal::default(), Warnings::default());
         for number in 1..=steps {
             signal.look(&Step { number, rollouts, empty, last: false, max_new_tokens: 8 }, &warnings);

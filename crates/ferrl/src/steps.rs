@@ -1,8 +1,8 @@
-//! Pairs of steps from a model's own mistakes (Lai et al., 2024, arXiv 2406.18629): sample answers, find the first wrong
+//! Pairs of steps from a model's own mistakes (Lai et al., 2024, arXiv 2406.18629): sample completions, find the first wrong
 //! step of each with a verifier, sample again from just before it until a step is right.
 //!
 //! A row has the columns `prompt`, `initial_reason_steps` (everything before the step), `chosen` and `rejected` (that step
-//! alone), and the columns of its question.
+//! alone), and the columns of its prompt.
 
 use crate::recipe::Recipe;
 use crate::rollout::{self, Actor};
@@ -17,9 +17,9 @@ use std::collections::BTreeSet;
 /// How much to look for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Questions to ask.
+    /// Prompts to ask.
     pub prompts: usize,
-    /// Answers to each question.
+    /// Completions to each prompt.
     pub samples: usize,
     /// Continuations sampled from before a wrong step.
     pub tries: usize,
@@ -36,7 +36,7 @@ impl Default for Settings {
 /// What came of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Answers looked at.
+    /// Completions looked at.
     pub answers: usize,
     /// Those with a wrong step.
     pub wrong: usize,
@@ -44,17 +44,17 @@ pub struct Found {
     pub pairs: usize,
 }
 
-/// Questions asked at once.
+/// Prompts asked at once.
 const PORTION: usize = 64;
 
-/// An answer that went wrong.
+/// A completion that went wrong.
 struct Mistake {
     prompt: usize,
     before: String,
     rejected: String,
 }
 
-/// What judges the steps of a recipe's answers: its first reward, or the one that fits its task.
+/// What judges the steps of a recipe's completions: its first reward, or the one that fits its task.
 pub fn judge(recipe: &Recipe) -> Result<Box<dyn Verifier>> {
     if let Some(name) = recipe.reward.first().and_then(|r| r.verifier.as_ref()) {
         return verify::build(name, &recipe.reward[0].options);
@@ -68,7 +68,7 @@ pub fn judge(recipe: &Recipe) -> Result<Box<dyn Verifier>> {
 }
 
 /// Samples from a model and its source of prompts, and hands on each row as it is found.
-pub struct Collector<'a> {
+pub struct StepPairs<'a> {
     /// Completes prompts.
     pub actor: Actor<'a>,
     /// Finds wrong steps.
@@ -79,8 +79,8 @@ pub struct Collector<'a> {
     pub settings: Settings,
 }
 
-impl Collector<'_> {
-    /// Asks, looks, asks again; `row` gets each pair, and every portion of questions is followed by a call of `progress`.
+impl StepPairs<'_> {
+    /// Asks, looks, asks again; `row` gets each pair, and every portion of prompts is followed by a call of `progress`.
     pub fn run(
         &mut self,
         source: &mut dyn Source,
@@ -112,7 +112,7 @@ impl Collector<'_> {
         Ok(found)
     }
 
-    /// The first wrong step of each answer, each kind of mistake once.
+    /// The first wrong step of each completion, each kind of mistake once.
     fn mistakes(
         &mut self,
         prompts: &[Prompt],
@@ -170,7 +170,7 @@ impl Collector<'_> {
         self.verifier.wrong_step(&sample)
     }
 
-    /// `samples` continuations of each beginning of an answer, in order. `pass` keeps random numbers apart.
+    /// `samples` continuations of each beginning of a completion, in order. `pass` keeps random numbers apart.
     fn sample(
         &mut self,
         prompts: &[Prompt],
@@ -185,7 +185,7 @@ impl Collector<'_> {
             let mut ids = prompts[*prompt].ids.clone();
             ids.extend(tokenizer.encode_text(before)?);
             for sample in 0..samples {
-                // Mistakes of one question differ in their number, which keeps their continuations apart.
+                // Mistakes of one prompt differ in their number, which keeps their continuations apart.
                 let stream = [
                     0x7374_6570 + pass,
                     prompts[*prompt].index as u32,

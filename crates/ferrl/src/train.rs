@@ -1,11 +1,17 @@
 //! One step of training, in the order in which things happen:
 //! prompt -> rollout -> reward -> advantage -> loss -> gradients -> weights.
+//!
+//! `collect` draws, samples and rewards; `annotate` computes what needs no gradient; `one_pass` precomputes gradients;
+//! `rollback` undoes a step that failed.
+
+mod annotate;
+mod collect;
+mod one_pass;
+mod rollback;
 
 use crate::algo::{Algorithm, Feed};
 use crate::batch::{balance, tokens, updates};
-use crate::collect::Collected;
-use crate::experience::{ByRole, Mean, Metrics, MicroBatch, Role};
-use crate::one_pass::Precomputed;
+use crate::experience::{ByRole, Experience, Mean, Metrics, MicroBatch, Role};
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
 use crate::signal::{self, Signal};
@@ -22,19 +28,22 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use crate::collect::Rollout;
+pub use collect::{ScoredRollout, StepExperience};
+pub use rollback::Before;
+
+use one_pass::Precomputed;
 
 /// Everything a stage of a run works with.
 pub struct Stage {
     /// Its settings.
     pub recipe: Recipe,
-    /// How it learns.
+    /// The algorithm.
     pub algo: Box<dyn Algorithm>,
-    /// What it learns from.
+    /// The kind of data it learns from.
     pub feed: Feed,
     /// The model that is trained and sampled from.
     pub policy: Trainer,
-    /// What the policy is held to, as it began or a teacher; absent where nothing is.
+    /// The reference: the policy as it started, or a teacher; absent where the algorithm has none.
     pub reference: Option<Model>,
     /// Estimates values on its own weights; absent without a critic, or where it shares the policy's trunk.
     pub critic: Option<Trainer>,
@@ -42,9 +51,9 @@ pub struct Stage {
     pub tokenizer: Arc<Tokenizer>,
     /// What ends the policy's completions.
     pub stops: Stops,
-    /// Where examples come from.
+    /// The data source.
     pub source: Box<dyn Source>,
-    /// What answers are worth.
+    /// Rewards of completions.
     pub rewards: Rewards,
     /// Completes prompts; absent where completions are given.
     pub generator: Option<Box<dyn Generator>>,
@@ -53,7 +62,7 @@ pub struct Stage {
     /// Steps done.
     pub step: u64,
     /// Experience of the steps to come, sampled ahead by policies of earlier versions.
-    pub ahead: VecDeque<Collected>,
+    pub ahead: VecDeque<StepExperience>,
     /// Whether the trainer has so far computed the log-probabilities that the sampler recorded; see `one_pass`.
     pub one_pass: bool,
     /// Tokens that were learned from so far, prompts included; the runner sets it to what earlier stages had.
@@ -64,21 +73,21 @@ pub struct Stage {
     pub signal: Signal,
     /// Whether weights are on the way from one value to the next; stays so where that failed halfway.
     pub updating: bool,
-    /// What a user should know although the run goes on.
+    /// Warnings for the user.
     pub warnings: Warnings,
-    /// Is told what the step waits for: data, rollout, reward, annotate or train.
+    /// Called with the phase of the step: data, rollout, reward, annotate or train.
     pub waits: Waits,
 }
 
-/// Told in a word what a step is busy with.
+/// A listener for the phases of a step.
 pub type Waits = Arc<dyn Fn(&'static str) + Send + Sync>;
 
 /// What a step did.
 pub struct Report {
     /// Means by name.
     pub metrics: Metrics,
-    /// Prompts with their graded answers and advantages, where there were any.
-    pub rollouts: Vec<Rollout>,
+    /// Prompts with their scored completions and advantages, where there were any.
+    pub rollouts: Vec<ScoredRollout>,
     /// Passes over the data so far.
     pub epoch: f64,
 }
@@ -92,9 +101,9 @@ impl Stage {
     /// One step: the whole straight line.
     pub fn step(&mut self) -> Result<Report> {
         let (mut clock, mut metrics) = (Clock::new(&self.waits), Metrics::default());
-        let mut collected = self.collected(&mut clock, &mut metrics)?; //      prompt, rollout, reward
-        metrics.join(std::mem::take(&mut collected.metrics));
-        let Collected { mut experience, mut rollouts, epoch, .. } = collected;
+        let next = self.next_experience(&mut clock, &mut metrics)?; //         prompt, rollout, reward
+        metrics.join(next.metrics);
+        let (mut experience, mut rollouts, epoch) = (next.experience, next.rollouts, next.epoch);
         let tokens: usize = experience.sequences.iter().map(|s| s.ids.len()).sum();
         clock.waits_for("annotate");
         self.annotate(&mut experience)?; //                                    reference logp, values
@@ -102,35 +111,20 @@ impl Stage {
         clock.waits_for("train");
         let prepared = self.algo.prepare(&mut experience)?; //                 advantage
         metrics.join(prepared.metrics);
-        for s in &experience.sequences {
-            if let Some(rollout) = rollouts.get_mut(s.trajectory) {
-                let first = s.actions().next();
-                rollout.advantage = first.and_then(|i| s.advantage.get(i).copied()).unwrap_or(0.0);
-            }
-        }
-        let nothing = self.skips_empty && prepared.no_signal;
-        let empty = experience.sequences.is_empty() || nothing;
-        self.look_for_signal(&rollouts, empty);
-        if empty {
-            metrics.add("updates/skipped", 1.0);
-            if !experience.sequences.is_empty() {
-                ["loss", "grad_norm"].iter().for_each(|name| metrics.add(name, 0.0));
-            }
-            experience.sequences.clear();
-        } else {
-            self.restart()?;
-        }
+        show_advantages(&experience, &mut rollouts);
+        let no_signal = self.skips_empty && prepared.no_signal;
+        self.skip_or_restart(&mut experience, &rollouts, no_signal, &mut metrics)?;
         let plan = self.algo.updates();
         for (n, update) in updates(&experience, plan, self.recipe.seed, self.step).iter().enumerate() {
             let batches = update.micro_batches(&experience, self.recipe.train.micro_batch_tokens)?;
             balance(&batches, &mut metrics);
-            if self.strayed(&batches)? {
+            if self.exceeds_skip_ratio(&batches)? {
                 metrics.add("updates/skipped", 1.0);
                 continue;
             }
             if let Some(region) = plan.trust_region {
                 self.updating = true;
-                metrics.join(trust_region::update(self, &batches, region)?); //    all the rest
+                metrics.join(trust_region::update(self, &batches, region)?); // all the rest
                 self.updating = false;
                 continue;
             }
@@ -152,23 +146,47 @@ impl Stage {
             self.update(&mut metrics)?; //                                     weights
         }
         clock.lap("train", &mut metrics);
+        self.finish_step(tokens, clock.total(), &mut metrics);
+        Ok(Report { metrics, rollouts, epoch })
+    }
+
+    /// Clears experience without a learning signal and says so; otherwise resets the weights where the algorithm
+    /// restarts at every step.
+    fn skip_or_restart(
+        &mut self,
+        experience: &mut Experience,
+        rollouts: &[ScoredRollout],
+        no_signal: bool,
+        metrics: &mut Metrics,
+    ) -> Result<()> {
+        let empty = experience.sequences.is_empty() || no_signal;
+        self.look_for_signal(rollouts, empty);
+        if !empty {
+            return self.restart();
+        }
+        metrics.add("updates/skipped", 1.0);
+        if !experience.sequences.is_empty() {
+            ["loss", "grad_norm"].iter().for_each(|name| metrics.add(name, 0.0));
+        }
+        experience.sequences.clear();
+        Ok(())
+    }
+
+    /// Counts the step and its tokens.
+    fn finish_step(&mut self, tokens: usize, seconds: f64, metrics: &mut Metrics) {
         self.num_tokens += tokens as u64;
         metrics.add("num_tokens", self.num_tokens as f64);
-        metrics.add("timing/tokens_per_second", tokens as f64 / clock.total().max(1e-9));
-        metrics.add("step_time", clock.total());
+        metrics.add("timing/tokens_per_second", tokens as f64 / seconds.max(1e-9));
+        metrics.add("step_time", seconds);
         self.step += 1;
         if self.step == self.schedules.0.total_steps && self.policy.model.version == 0 {
             let what = format!("none of the {} steps changed a weight: nothing was learned", self.step);
-            self.warnings.raise(
-                "nothing-learned",
-                what,
-                "see the warnings before, and rollouts/ for what was rewarded",
-            );
+            let fix = "see the warnings before, and rollouts/ for what was rewarded";
+            self.warnings.raise("nothing-learned", what, fix);
         }
         if self.step == self.algo.updates().policy_frozen_steps && self.shares_trunk() {
             self.policy.optimizer.restart(); // its moments count steps in which the trunk did not move
         }
-        Ok(Report { metrics, rollouts, epoch })
     }
 
     /// Whether the critic is a head on the policy's trunk.
@@ -177,7 +195,7 @@ impl Stage {
     }
 
     /// Says so where rewards leave nothing to learn from.
-    fn look_for_signal(&mut self, rollouts: &[Rollout], empty: bool) {
+    fn look_for_signal(&mut self, rollouts: &[ScoredRollout], empty: bool) {
         let max_new_tokens = self.recipe.rollout.max_new_tokens;
         let number = self.step + 1;
         let last = number == self.schedules.0.total_steps;
@@ -302,11 +320,21 @@ impl Stage {
         }
         if worst > 0.0 && self.generator.as_ref().is_some_and(|g| g.is_exact()) {
             return Err(Error::numerics(format!(
-                "a token's log-probability was {worst} off when these very weights sampled it"
+                "sampler and trainer log-probabilities differ by {worst} at the same policy version"
             ))
             .fix("run `ferrl bench --check` on this device, and report it; on a card `exact = false` goes on regardless"));
         }
         Ok(())
+    }
+}
+
+/// Copies each completion's first advantage to its rollout, for the log.
+fn show_advantages(experience: &Experience, rollouts: &mut [ScoredRollout]) {
+    for s in &experience.sequences {
+        if let Some(rollout) = rollouts.get_mut(s.trajectory) {
+            let first = s.actions().next();
+            rollout.advantage = first.and_then(|i| s.advantage.get(i).copied()).unwrap_or(0.0);
+        }
     }
 }
 

@@ -21,7 +21,7 @@ pub struct TrustRegion {
     pub damping: f64,
     /// Iterations of the conjugate gradients.
     pub cg_steps: usize,
-    /// Share of the sequences that the Fisher matrix is estimated with.
+    /// Fraction of the sequences that the Fisher matrix is estimated with.
     pub fisher_share: f64,
     /// A step that fails is shortened by this factor.
     pub shrink: f64,
@@ -255,7 +255,7 @@ fn measure(
     })
 }
 
-/// A share of the sequences, evenly from all of them, cut as the batches are.
+/// A fraction of the sequences, evenly from all of them, cut as the batches are.
 fn spread(batches: &[MicroBatch<'_>], share: f64) -> Vec<Batch> {
     let (mut seen, mut out) = (0usize, Vec::new());
     for batch in batches {

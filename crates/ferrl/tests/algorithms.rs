@@ -393,8 +393,8 @@ fn settings_that_cannot_learn_are_refused() {
     for (name, values, says) in [
         ("grpo", json!({ "clip_lo": 0.1 }), "clip_low"),
         ("grpo", json!({ "kl": { "estimater": "k1" } }), "estimator"),
-        ("ppo", json!({ "clip_low": 0.0 }), "clip_low must lie"),
-        ("ppo", json!({ "epochs": 0 }), "at least 1"),
+        ("ppo", json!({ "clip_low": 0.0 }), "clip_low: expected a number above 0, up to 1"),
+        ("ppo", json!({ "epochs": 0 }), "epochs: expected a whole number from 1"),
         ("dr_grpo", json!({ "kl": { "target": 6.0 } }), "kl.coef"),
         ("dr_grpo", json!({ "aggregate": "constant" }), "length"),
         ("ppo", json!({ "skip_ratio": 2.0 }), "nothing to skip"),

@@ -326,9 +326,9 @@ fn settings_that_would_do_nothing_are_refused() {
         ("grpo", json!({ "dual_clip": 1.1 }), "above 1 + clip_high"),
         ("cispo", json!({ "dual_clip": 9.0 }), "clipped surrogate only"),
         ("grpo", json!({ "refills": 2 }), "filter_equal"),
-        ("dapo", json!({ "overlong": 1.5 }), "share"),
+        ("dapo", json!({ "overlong": 1.5 }), "overlong: expected a number from 0 to 1"),
         ("dapo", json!({ "length": 0 }), "length"),
-        ("grpo", json!({ "advantage": { "gamma": 1.9 } }), "[0, 1]"),
+        ("grpo", json!({ "advantage": { "gamma": 1.9 } }), "advantage.gamma: expected a number from 0 to 1"),
         ("gdpo", json!({ "kl": { "coef": 0.1, "place": "reward" } }), "parts"),
         ("ppo", json!({ "advantage": { "to_go": true } }), "already"),
     ] {

@@ -253,7 +253,7 @@ fn rejection_keeps_right_answers_once_and_at_most_so_many_of_a_question() {
 #[test]
 fn settings_that_cannot_work_are_refused() {
     for (name, settings, says) in [
-        ("dpo", json!({ "beta": 0.0 }), "beta is 0"),
+        ("dpo", json!({ "beta": 0.0 }), "beta: expected a number above 0"),
         ("dpo", json!({ "label_smoothing": 0.5 }), "label_smoothing"),
         ("dpo_positive", json!({ "positiv": 1.0 }), "positive"),
         ("ipo", json!({ "tau": -1.0 }), "tau"),

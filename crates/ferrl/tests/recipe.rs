@@ -347,7 +347,7 @@ fn a_missing_variable_names_key_line_and_variable() {
     let error = |text: &str, words: &[&str]| {
         let words: Vec<String> = words.iter().map(|w| w.to_string()).collect();
         let error = Recipe::parse(text, "r.toml", "r", &words).unwrap_err();
-        assert_eq!(error.class.exit_code(), 2);
+        assert_eq!(error.class, ferrl_kernels::Class::Usage);
         error.to_string()
     };
     let said = error("seed = 1\nmodel.path = \"${FERRL_NO_SUCH}\"\n", &[]);

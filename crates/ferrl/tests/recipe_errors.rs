@@ -12,7 +12,7 @@ fn error(text: &str, overrides: &[&str]) -> String {
     match result.and_then(|r| r.check(&["countdown", "math", "format"])) {
         Ok(()) => panic!("no error for {text:?} {overrides:?}"),
         Err(e) => {
-            assert_eq!(e.class.exit_code(), 2, "{e}");
+            assert_eq!(e.class, ferrl_kernels::Class::Usage, "{e}");
             e.to_string()
         }
     }

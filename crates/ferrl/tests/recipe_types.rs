@@ -36,7 +36,7 @@ fn error(algorithm: &str, path: &str, value: &str) -> String {
     match Recipe::parse(&text, "r.toml", "r", &[]) {
         Ok(_) => panic!("{line} is accepted"),
         Err(e) => {
-            assert_eq!(e.class.exit_code(), 2, "{line}: {e}");
+            assert_eq!(e.class, ferrl_kernels::Class::Usage, "{line}: {e}");
             e.to_string()
         }
     }

@@ -5,7 +5,7 @@ use ferrl::algo::Feed;
 use ferrl::recipe::{Init, Recipe};
 use ferrl::rollout::Actor;
 use ferrl::setup;
-use ferrl::steps::{Collector, Settings, judge};
+use ferrl::steps::{Settings, StepPairs, judge};
 use ferrl::train::Stage;
 use ferrl::verify::chain::Chain;
 use ferrl_engine::checkpoint::{Dtype, SaveOptions};
@@ -39,7 +39,7 @@ fn collect(stage: &Stage, recipe: &Recipe, dir: &Path) -> Vec<Map<String, Value>
         Sampler::new(&stage.policy.model, cache).unwrap().with_tokenizer(stage.tokenizer.clone());
     let mut source =
         setup::source(recipe, dir, &stage.tokenizer, Feed::Rollouts, false, &Default::default()).unwrap();
-    let mut collector = Collector {
+    let mut pairs = StepPairs {
         actor: Actor {
             generator: &mut sampler,
             policy: &stage.policy.model,
@@ -56,7 +56,7 @@ fn collect(stage: &Stage, recipe: &Recipe, dir: &Path) -> Vec<Map<String, Value>
         rows.push(row);
         Ok(())
     };
-    let found = collector.run(&mut *source, &mut keep, &mut |n, _| asked = n).unwrap();
+    let found = pairs.run(&mut *source, &mut keep, &mut |n, _| asked = n).unwrap();
     assert_eq!((asked, found.answers, found.pairs), (100, 200, rows.len()));
     assert!(found.wrong >= found.pairs && found.pairs > 20, "{found:?}");
     rows

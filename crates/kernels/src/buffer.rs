@@ -18,7 +18,7 @@ impl DType {
     pub fn size(self) -> usize {
         if self == DType::Bf16 { 2 } else { 4 }
     }
-    /// The name used in recipes and flags.
+    /// The name that users give.
     pub fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",

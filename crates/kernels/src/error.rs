@@ -1,13 +1,15 @@
 //! The one error type of the whole program.
 //!
-//! Every message says what failed, where, and what to do about it. The class decides the exit code.
+//! Every message says what failed, where, and what to do about it. What only users of this crate can name, a setting or an
+//! exit code, is theirs to say: an error carries its class, and the purposes of memory that ran short.
 
+use crate::usage::Purpose;
 use std::fmt;
 
-/// What kind of thing went wrong; each class has its own exit code.
+/// What kind of thing went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// A wrong flag, key or combination of settings.
+    /// A wrong argument, or settings that do not go together.
     Usage,
     /// A row or file of data that cannot be used.
     Data,
@@ -23,29 +25,15 @@ pub enum Class {
     Interrupted,
 }
 
-impl Class {
-    /// The process exit code for this class.
-    pub fn exit_code(self) -> u8 {
-        match self {
-            Class::Usage => 2,
-            Class::Data => 3,
-            Class::Model => 4,
-            Class::Resource => 5,
-            Class::Device => 6,
-            Class::Numerics => 8,
-            Class::Interrupted => 130,
-        }
-    }
-}
-
 /// An error with a place and a fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// Decides the exit code.
+    /// What kind of thing went wrong.
     pub class: Class,
     what: String,
     place: Option<String>,
     fix: Option<String>,
+    short_of: Vec<Purpose>,
 }
 
 /// What every fallible function of Ferrl returns.
@@ -54,9 +42,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// An error of any class; lower case, no full stop.
     pub fn new(class: Class, what: impl Into<String>) -> Self {
-        Error { class, what: what.into(), place: None, fix: None }
+        Error { class, what: what.into(), place: None, fix: None, short_of: Vec::new() }
     }
-    /// A wrong flag, key or combination of settings.
+    /// A wrong argument, or settings that do not go together.
     pub fn usage(what: impl Into<String>) -> Self {
         Self::new(Class::Usage, what)
     }
@@ -93,6 +81,15 @@ impl Error {
             None => place,
         });
         self
+    }
+    /// What memory ran short for, the most wanted first.
+    pub fn short_of(mut self, purposes: impl IntoIterator<Item = Purpose>) -> Self {
+        self.short_of.extend(purposes);
+        self
+    }
+    /// What memory ran short for, where that is what failed.
+    pub fn purposes(&self) -> &[Purpose] {
+        &self.short_of
     }
     /// What the user can do about it.
     pub fn fix(mut self, fix: impl Into<String>) -> Self {

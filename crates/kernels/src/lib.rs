@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 /// A kind of device.
 pub struct Device {
-    /// The name used in recipes and flags.
+    /// The name that users give.
     pub name: &'static str,
     /// Opens the one of that number, with that many threads where threads compute (as many as there are cores).
     pub open: fn(index: usize, threads: Option<usize>) -> Result<Arc<dyn Backend>>,
@@ -75,7 +75,7 @@ fn parse(name: &str) -> Result<Option<(&'static Device, usize)>> {
         names.join(", "),
         names[BACKENDS.len() - 1]
     ))
-    .fix(format!("--device {hint}")))
+    .fix(format!("use the device {hint}")))
 }
 
 /// Refuses a name that can mean no device, without opening any.
@@ -94,7 +94,7 @@ pub fn footprint(name: &str) -> Result<&'static Footprint> {
 pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Backend>> {
     let chosen = parse(name)?;
     if threads == Some(0) {
-        return Err(Error::usage("0 threads cannot compute anything").fix("--threads 1 or more"));
+        return Err(Error::usage("0 threads cannot compute anything").fix("1 thread or more"));
     }
     match chosen {
         Some((device, index)) => (device.open)(index, threads),

@@ -296,16 +296,17 @@ pub struct Sgd {
     pub grad_scale: f32,
 }
 
-/// Work that a device can start again; see [`GraphOps::record`](crate::backend::GraphOps::record).
-pub struct Recording(Box<dyn Any + Send + Sync>);
+/// Work that a device may capture; see [`GraphOps::repeat`](crate::backend::GraphOps::repeat). Empty at first.
+#[derive(Default)]
+pub struct Graph(Option<Box<dyn Any + Send + Sync>>);
 
-impl Recording {
-    /// For backends: wraps what they made.
-    pub fn new(data: Box<dyn Any + Send + Sync>) -> Self {
-        Recording(data)
+impl Graph {
+    /// For backends: what they keep, made at first.
+    pub fn data<T: Any + Send + Sync>(&mut self) -> Option<&mut T> {
+        self.0.as_mut().and_then(|data| data.downcast_mut())
     }
-    /// For backends: what they made.
-    pub fn data(&self) -> &dyn Any {
-        &*self.0
+    /// For backends: keeps that.
+    pub fn keep(&mut self, data: Box<dyn Any + Send + Sync>) {
+        self.0 = Some(data);
     }
 }

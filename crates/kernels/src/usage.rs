@@ -47,19 +47,6 @@ impl Purpose {
         }
     }
 
-    /// Which setting makes it less.
-    pub fn less(self) -> &'static str {
-        match self {
-            Purpose::Weights => "a smaller model, or dtype = \"bf16\"",
-            Purpose::Gradients => "a smaller model, or frozen tensors (model.frozen)",
-            Purpose::Optimizer => "optim.name = \"sgd\", or a smaller model",
-            Purpose::Cache => "a lower rollout.cache_mib (--cache-mib), or fewer and shorter answers at once",
-            Purpose::Activations | Purpose::Workspace => {
-                "a lower train.micro_batch_tokens (--micro-batch), or model.recompute = true"
-            }
-        }
-    }
-
     /// From now on memory of that device is for this, until what comes back is dropped.
     pub fn on(self, device: &Arc<dyn Backend>) -> Labelled {
         Labelled { before: device.set_purpose(self), device: device.clone() }

@@ -1,7 +1,7 @@
 //! `ferrl chat`: talk with a model in the terminal.
 
 use crate::options::{ModelArgs, at_least_one};
-use crate::output::{print, say, visible};
+use crate::output::{on_interrupt, print, say, visible};
 use crate::sampling::SamplingArgs;
 use crate::text::Text;
 use ferrl_engine::generate::{Event, Generator, Request, Sampler, Stop};
@@ -22,10 +22,10 @@ const HELP: &str = "/reset forgets the conversation; /quit or Ctrl-D leaves; Ctr
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// Said to the model before the conversation
+    /// System message
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Tokens of the whole conversation at most; the model's own limit up to 4096 when left out
+    /// Maximum length of the conversation in tokens [default: the model's context, up to 4096]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     context: Option<usize>,
     #[command(flatten)]
@@ -48,15 +48,13 @@ pub fn run(args: &Args) -> Result<()> {
     let sampler = args.sampling.sampler(&model, &text, &[context])?;
     let state = Arc::new(AtomicU8::new(IDLE));
     let seen = state.clone();
-    let handler = move || {
+    on_interrupt(move || {
         // Between replies, or while one is already being stopped, an interrupt leaves.
         if seen.compare_exchange(REPLYING, STOPPED, Ordering::AcqRel, Ordering::Acquire).is_err() {
             eprintln!();
             crate::output::exit(0);
         }
-    };
-    ctrlc::set_handler(handler)
-        .map_err(|e| Error::new(ferrl_engine::Class::Device, format!("no Ctrl-C: {e}")))?;
+    })?;
     let mut chat =
         Chat { args, text: &text, model: &model, sampler, context, turn: 0, state, messages: Vec::new() };
     chat.reset();

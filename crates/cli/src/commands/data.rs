@@ -42,7 +42,7 @@ struct CheckArgs {
     /// data.max_length=512
     #[arg(value_name = "PATH|KEY=VALUE", required_unless_present = "recipe")]
     paths: Vec<String>,
-    /// Algorithm the data is for; guessed from the columns when left out
+    /// Algorithm the data is for [default: guessed from the columns]
     #[arg(long, value_name = "NAME")]
     algo: Option<String>,
     /// Model directory with the tokenizer and chat template

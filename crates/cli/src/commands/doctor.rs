@@ -12,7 +12,7 @@ use std::fmt::Write;
 /// Prints processor, memory, devices and model families; measures nothing.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Threads; all cores when left out
+    /// Threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = crate::options::size::<1024>)]
     threads: Option<usize>,
 }

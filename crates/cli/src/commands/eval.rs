@@ -1,10 +1,10 @@
-//! `ferrl eval`: how many questions a model answers right.
+//! `ferrl eval`: accuracy and pass@k of a model.
 
 use crate::machine;
 use crate::options::{
     Compute, at_least_one, key_values, nearest_path, open_model, size, temperature, weights,
 };
-use crate::output::{Output, print, visible, warn};
+use crate::output::{Output, finish_on_interrupt, print, visible, warn};
 use crate::progress::Progress;
 use ferrl::algo::Feed;
 use ferrl::evaluate::{self, Answered, Evaluation, Summary, evaluate};
@@ -31,9 +31,9 @@ const AT_ONCE: usize = 256;
 /// Questions of a task without end, when nobody says how many.
 const USUAL: usize = 200;
 
-/// Measure how many questions a model answers right
+/// Evaluate a model: accuracy, pass@k and majority vote
 ///
-/// MODEL is a Hugging Face directory, or a run folder whose newest model and recipe are taken. Questions come from
+/// MODEL is a Hugging Face directory, or a run folder whose newest model and recipe are used. Prompts come from
 /// --data, --task or the recipe; what is right is decided by --verifier, --reward or the recipe, and a task brings its
 /// own verifier. pass@k is the unbiased estimate from all samples; a majority vote goes by the last <answer>, else the
 /// last \boxed{}, else the whole text. Ctrl-C prints what is known so far.
@@ -45,55 +45,55 @@ pub struct Args {
     /// Changes to the recipe's settings, such as data.task.numbers=4 or data.template='{{ question }}'
     #[arg(value_name = "CHANGE")]
     changes: Vec<String>,
-    /// Questions: files, folders, split@path, or org/name; may be given several times
+    /// Prompts: files, folders, split@path, or org/name; may be given several times
     #[arg(long, value_name = "PATH", conflicts_with = "task")]
     data: Vec<String>,
-    /// Questions of a generated task, held out from training
+    /// Held-out prompts of a generated task
     #[arg(long, value_name = "NAME")]
     task: Option<String>,
-    /// Recipe that says everything else
+    /// Recipe for all other settings
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
-    /// Built-in verifier that grades answers
+    /// Built-in verifier that scores completions
     #[arg(long, value_name = "NAME", conflicts_with = "reward")]
     verifier: Option<String>,
     /// Setting of the verifier: key=value; may be given several times
     #[arg(long, value_name = "KEY=VALUE", requires = "verifier")]
     option: Vec<String>,
-    /// Python file (FILE or FILE:FUNCTION) that grades answers; 1 or more is right
+    /// Python file (FILE or FILE:FUNCTION) that scores completions; 1 or more is right
     #[arg(long, value_name = "FILE")]
     reward: Option<String>,
-    /// Grade completions that the length limit cut off by their text; they are wrong otherwise
+    /// Score truncated completions by their text; otherwise they count as wrong
     #[arg(long)]
     score_truncated: bool,
-    /// Questions to ask; all of the data, or 200 of a task, when left out
+    /// Number of prompts [default: all rows of the data, or 200 of a task]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     prompts: Option<usize>,
-    /// Answers to each question; the recipe's when left out
+    /// Completions per prompt [default: the recipe's]
     #[arg(long, value_name = "N", value_parser = size::<65536>)]
     samples: Option<usize>,
-    /// The k of pass@k, separated by commas; 1, 2, 4, … and the number of samples when left out
+    /// The k of pass@k, separated by commas [default: 1, 2, 4, … up to the number of samples]
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = size::<65536>)]
     k: Vec<usize>,
-    /// Divides the logits; 0 takes the likeliest token each time; the recipe's when left out
+    /// Sampling temperature; 0 is greedy [default: the recipe's]
     #[arg(long, value_name = "T", value_parser = temperature)]
     temperature: Option<f32>,
-    /// Only the likeliest tokens that together reach this probability
+    /// Nucleus (top-p) sampling
     #[arg(long, value_name = "P", value_parser = crate::options::share)]
     top_p: Option<f32>,
-    /// Tokens of an answer at most; the recipe's when left out
+    /// Maximum number of new tokens [default: the recipe's]
     #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
     max_new_tokens: Option<usize>,
-    /// Memory for keys and values in MiB; the recipe's when left out
+    /// KV cache in MiB [default: the recipe's]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     cache_mib: Option<usize>,
-    /// The same seed gives the same answers
+    /// Random seed
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Number format of the computation; the recipe's when left out
+    /// Compute type [default: the recipe's]
     #[arg(long, value_enum)]
     dtype: Option<Compute>,
-    /// Threads; the recipe's when left out
+    /// Threads [default: the recipe's]
     #[arg(long, value_name = "N", value_parser = size::<1024>)]
     threads: Option<usize>,
     /// Device: cpu, cuda, cuda:N or auto; the recipe's by default
@@ -102,7 +102,7 @@ pub struct Args {
     /// One JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// JSON lines to write: question, answer, reward and its parts, row by row
+    /// JSON lines to write: prompt, completion, reward and its parts
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -122,7 +122,7 @@ pub fn run(args: &Args) -> Result<()> {
     let samples = recipe.eval.samples;
     let prompts = match (args.prompts, source.epoch()) {
         (Some(asked), Some(all)) if asked > all => {
-            eprintln!("note: there are {all} questions, not {asked}");
+            eprintln!("note: there are {all} prompts, not {asked}");
             all
         }
         (Some(asked), _) => asked,
@@ -148,9 +148,9 @@ pub fn run(args: &Args) -> Result<()> {
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
     let stops = rollout::stops(&dir.path, &tokenizer, &recipe.rollout);
     let mut actor = Actor { generator: &mut sampler, policy: &model, tokenizer: &tokenizer, stops: &stops };
-    listen()?;
+    finish_on_interrupt("finishing the completions under way")?;
     let start = Instant::now();
-    let progress = Progress::new("evaluating", prompts as u64, "questions");
+    let progress = Progress::new("evaluating", prompts as u64, "prompts");
     let mut all = Evaluation { metrics: Metrics::default(), answers: Vec::new() };
     let (mut asked, mut output) = (0, output);
     while asked < prompts && !interrupt::requested() {
@@ -176,7 +176,7 @@ pub fn run(args: &Args) -> Result<()> {
     drop(progress);
     show(args, &recipe, &found.model, &all, start.elapsed().as_secs_f64())?;
     if asked < prompts {
-        eprintln!("stopped after {asked} of {prompts} questions");
+        eprintln!("stopped after {asked} of {prompts} prompts");
         crate::output::exit(130);
     }
     output.map_or(Ok(()), Output::finish)
@@ -198,7 +198,7 @@ fn show(args: &Args, recipe: &Recipe, model: &Path, all: &Evaluation, seconds: f
         return print(&format!("{}\n", Value::Object(line)));
     }
     let head = format!(
-        "{}: {} questions, {samples} answers each at temperature {t}\n",
+        "{}: {} prompts, {samples} completions each at temperature {t}\n",
         model.display(),
         summary.prompts
     );
@@ -207,7 +207,7 @@ fn show(args: &Args, recipe: &Recipe, model: &Path, all: &Evaluation, seconds: f
     let lost = match summary.lost {
         0 => String::new(),
         n => format!(
-            "{n} of {} completions could not be graded and count neither as right nor as wrong\n",
+            "{n} of {} completions have no reward and count neither as right nor as wrong\n",
             all.answers.len()
         ),
     };
@@ -284,14 +284,14 @@ fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
     }
     recipe.data.shuffle = false;
     if recipe.eval.data.is_empty() && recipe.eval.split == 0.0 && setup::task(&recipe)?.is_none() {
-        return Err(Error::usage("there are no questions to ask")
+        return Err(Error::usage("there are no prompts to evaluate on")
             .fix("--data FILE, --task NAME, or a recipe with eval.data"));
     }
     if let Some(reward) = graders(args)? {
         recipe.reward = vec![reward];
     }
     if recipe.reward.is_empty() && setup::task(&recipe)?.is_none() {
-        return Err(Error::usage("nothing says which answers are right")
+        return Err(Error::usage("no verifier or reward is given")
             .fix(format!("--verifier NAME ({}) or --reward FILE.py", super::verify::names())));
     }
     if args.score_truncated {
@@ -312,7 +312,7 @@ fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
             .fix("--samples 1, or a --temperature above 0"));
     }
     match args.k.iter().find(|&&k| k > samples) {
-        Some(k) => Err(Error::usage(format!("pass@{k} needs {k} answers to each question, got {samples}"))
+        Some(k) => Err(Error::usage(format!("pass@{k} needs {k} completions per prompt, got {samples}"))
             .fix(format!("--samples {k}"))),
         None => Ok(recipe),
     }
@@ -330,18 +330,6 @@ fn graders(args: &Args) -> Result<Option<Reward>> {
     let Some(verifier) = args.verifier.clone() else { return Ok(None) };
     let options = key_values(&args.option)?;
     Ok(Some(Reward { verifier: Some(verifier), options, ..Default::default() }))
-}
-
-/// The first Ctrl-C ends after the answers under way, or at once where rewards are waited for; the second at once.
-fn listen() -> Result<()> {
-    let handler = || {
-        if interrupt::requested() {
-            crate::output::exit(130);
-        }
-        interrupt::request();
-        eprintln!("\nfinishing the answers under way; once more to stop at once");
-    };
-    ctrlc::set_handler(handler).map_err(|e| Error::usage(format!("cannot listen for Ctrl-C: {e}")))
 }
 
 /// Refuses changes that would ask a run about rows it was trained on.

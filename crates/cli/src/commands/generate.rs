@@ -14,7 +14,7 @@ use serde_json::{Map, json};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// Continue prompts with a model
+/// Generate completions
 ///
 /// Each input row holds `ids`, `prompt` (text, or a list of messages), or `messages`, which go through the model's
 /// chat template. --prompt is one user's message where the model has a chat template, and text to continue with
@@ -24,10 +24,10 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// What to say to the model: it goes through the chat template where the model has one
+    /// Prompt: a user message if the model has a chat template, otherwise text to continue
     #[arg(long, value_name = "TEXT", required_unless_present = "input", conflicts_with = "input")]
     prompt: Option<String>,
-    /// Continue the text of --prompt as it is, without the chat template
+    /// Do not apply the chat template to --prompt
     #[arg(long, conflicts_with = "input")]
     raw: bool,
     /// JSON lines to continue; - is standard input
@@ -36,7 +36,7 @@ pub struct Args {
     /// JSON lines to write, in the order of the input; - is standard output
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Completions of each prompt
+    /// Completions per prompt
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = size::<65536>)]
     n: usize,
     /// Write the log-probability of every token (before penalties and truncation)

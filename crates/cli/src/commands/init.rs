@@ -10,60 +10,60 @@ use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use std::path::PathBuf;
 
-/// Make a new model with random weights
+/// Make a new model with random parameters
 ///
 /// The same options and seed give the same bytes on every machine.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Kind of model
+    /// Model family
     #[arg(long, value_name = "NAME", default_value = FAMILIES[0].name(), value_parser = families())]
     family: String,
-    /// Width of the residual stream
+    /// Hidden size
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = size::<131072>)]
     hidden: usize,
     /// Number of layers
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<1024>)]
     layers: usize,
-    /// Query heads; one for every 64 of the width when left out
+    /// Query heads [default: one for every 64 of the width]
     #[arg(long, value_name = "N", value_parser = size::<4096>)]
     heads: Option<usize>,
-    /// Key and value heads; as many as query heads when left out
+    /// Key and value heads [default: as many as query heads]
     #[arg(long, value_name = "N", value_parser = size::<4096>)]
     kv_heads: Option<usize>,
-    /// Width of a head; the width divided by the heads when left out
+    /// Width of a head [default: the width divided by the heads]
     #[arg(long, value_name = "N", value_parser = size::<4096>)]
     head_dim: Option<usize>,
-    /// Inner width of the feed-forward network; four times the width when left out
+    /// Inner width of the feed-forward network [default: four times the width]
     #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
     ffn: Option<usize>,
-    /// Tokens the model knows; taken from --tokenizer when left out
+    /// Size of the vocabulary [default: the tokenizer's]
     #[arg(long, value_name = "N", required_unless_present = "tokenizer", value_parser = size::<{ 1 << 24 }>)]
     vocab: Option<usize>,
-    /// Directory with a tokenizer.json, which comes along
+    /// Directory with a tokenizer.json, which is copied
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
-    /// Whether the logits use the embedding table; as is usual in the family when left out
+    /// Tie input and output embeddings [default: as is usual in the family]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     tied: Option<bool>,
     /// Longest sequence
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = size::<{ 1 << 24 }>)]
     max_positions: usize,
-    /// Base of the rotary frequencies; 10000 when left out
+    /// Base of the rotary frequencies [default: 10000]
     #[arg(long, value_name = "X", value_parser = base)]
     rope_theta: Option<f64>,
     /// Sliding window of attention, for families that have one
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     window: Option<usize>,
-    /// Standard deviation of the weights
+    /// Standard deviation of the parameters
     #[arg(long, value_name = "X", default_value_t = 0.02, value_parser = above_zero)]
     std: f32,
-    /// Seed of the weights
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// How weights are stored
+    /// Storage type of the parameters
     #[arg(long, value_enum, default_value = "f32")]
     dtype: Stored,
-    /// What sits on top
+    /// Head of the model
     #[arg(long, value_enum, default_value = "lm")]
     head: Top,
     /// Directory to write
@@ -78,7 +78,7 @@ fn families() -> clap::builder::PossibleValuesParser {
     FAMILIES.iter().map(|f| f.name()).collect::<Vec<_>>().into()
 }
 
-/// What sits on top of a model.
+/// Head of the model of a model.
 #[derive(Clone, Copy, ValueEnum)]
 enum Top {
     /// next-token logits
@@ -142,7 +142,7 @@ pub fn run(args: &Args) -> Result<()> {
     init_model(&args.out, &options, &save)?;
     let bytes = machine::size((count * save.dtype.size()) as u64);
     print(&format!(
-        "{}: {} model, {count} weights, vocabulary {}, {bytes}\n",
+        "{}: {} model, {count} parameters, vocabulary {}, {bytes}\n",
         args.out.display(),
         config.family,
         config.vocab

@@ -36,7 +36,7 @@ enum Command {
         /// One of `ferrl recipe list`
         #[arg(value_name = "NAME")]
         name: String,
-        /// The file to write; NAME.toml when left out
+        /// The file to write [default: NAME.toml]
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },

@@ -31,7 +31,7 @@ pub struct Args {
     /// Tokens computed together; changes memory and speed, never a result
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     batch_tokens: usize,
-    /// Divides the logits
+    /// Temperature that divides the logits
     #[arg(long, value_name = "T", default_value_t = 1.0, value_parser = scale)]
     temperature: f32,
 }
@@ -93,7 +93,7 @@ fn score(model: &Model, batch: &Batch, temperature: f32, places: &[String], out:
         if columns.chain(&row.score).any(|x| !x.is_finite()) {
             return Err(Error::numerics("the model's output is not finite")
                 .at(place)
-                .fix("the weights hold NaN or infinity, or overflow: go back to an earlier checkpoint"));
+                .fix("the parameters contain NaN or infinity, or overflow: use an earlier checkpoint"));
         }
         out.row(&row)?;
     }

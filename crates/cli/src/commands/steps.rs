@@ -8,7 +8,7 @@ use ferrl::algo::Feed;
 use ferrl::recipe::Recipe;
 use ferrl::rollout::{self, Actor};
 use ferrl::setup;
-use ferrl::steps::{Collector, Settings, judge};
+use ferrl::steps::{Settings, StepPairs, judge};
 use ferrl::warnings::Warnings;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::tokenizer::Tokenizer;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// Make pairs of a right and a wrong step from a model's own mistakes
 ///
-/// Asks the questions of a recipe's last stage, finds the first wrong step of each answer with the recipe's verifier, and
+/// Samples completions for the prompts of a recipe's last stage, finds the first wrong step of each with the recipe's verifier, and
 /// samples again from just before it until a step is right. Each row written has `prompt`, `initial_reason_steps`,
 /// `chosen` and `rejected`: what `algo = "step_dpo"` learns from.
 #[derive(Parser)]
@@ -34,16 +34,16 @@ pub struct Args {
     /// JSON lines to write; - is standard output
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
-    /// Questions to ask
+    /// Number of prompts
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     prompts: usize,
-    /// Answers to each question
+    /// Completions per prompt
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = size::<65536>)]
     samples: usize,
     /// Continuations sampled from before a wrong step
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = size::<65536>)]
     tries: usize,
-    /// What ends a step; a line's end when left out
+    /// What ends a step [default: a line's end]
     #[arg(long, value_name = "TEXT", default_value = "\n", hide_default_value = true)]
     separator: String,
 }
@@ -68,9 +68,9 @@ pub fn run(args: &Args) -> Result<()> {
     let mut source = setup::source(recipe, &path, &tokenizer, Feed::Rollouts, false, &warnings)?;
     crate::output::warn(&warnings);
     let mut output = Output::create(&args.output)?;
-    let progress = Progress::new("asking", args.prompts as u64, "questions");
+    let progress = Progress::new("sampling", args.prompts as u64, "prompts");
     let mut done = 0;
-    let mut collector = Collector {
+    let mut pairs = StepPairs {
         actor: Actor { generator: &mut sampler, policy: &model, tokenizer: &tokenizer, stops: &stops },
         verifier: &*verifier,
         recipe,
@@ -81,14 +81,14 @@ pub fn run(args: &Args) -> Result<()> {
             separator: args.separator.clone(),
         },
     };
-    let found = collector.run(&mut *source, &mut |row| output.row(&row), &mut |asked, _| {
+    let found = pairs.run(&mut *source, &mut |row| output.row(&row), &mut |asked, _| {
         progress.add((asked - done) as u64);
         done = asked;
     })?;
     drop(progress);
     output.finish()?;
     eprintln!(
-        "{} answers, {} with a wrong step, {} pairs (each kind of mistake once, and only where a right step came)",
+        "{} completions, {} with a wrong step, {} pairs (each kind of mistake once, and only where a right step was sampled)",
         found.answers, found.wrong, found.pairs
     );
     if found.pairs == 0 {

@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 /// Train a model from a recipe
 ///
 /// Every stage is checked before the first begins: models, data row by row, rewards, evaluations, disk. Ctrl-C (or SIGTERM)
-/// finishes the step, saves, and stops; `--resume` goes on from there, or from the last checkpoint after a crash, and ends with
-/// the same weights as a run that was never stopped.
+/// finishes the step, saves, and stops; `--resume` continues from there, or from the last checkpoint after a crash, and ends with
+/// the same parameters as a run that was never stopped.
 #[derive(Parser)]
 pub struct Args {
     /// The recipe, a TOML file
@@ -29,10 +29,10 @@ pub struct Args {
     /// Changes to it: `key.path=value`, `+list=value`, `~key`, `@overlay.toml`, from left to right
     #[arg(value_name = "CHANGE")]
     changes: Vec<String>,
-    /// Name of the run folder; the recipe's when left out
+    /// Name of the run folder [default: the recipe's name]
     #[arg(long)]
     name: Option<String>,
-    /// Where run folders are made
+    /// Folder that contains the run folders
     #[arg(long, value_name = "DIR", default_value = "runs")]
     runs: PathBuf,
     /// Resume the run of that name
@@ -157,7 +157,7 @@ fn about(checked: &[Checked], resolved: &Resolved) -> String {
             ", all trained".into()
         };
         let critic = if c.critic > 0 { format!("; a critic of {}", count(c.critic)) } else { String::new() };
-        out.push(format!("  model  {} weights{frozen}{critic}", count(c.weights)));
+        out.push(format!("  model  {} parameters{frozen}{critic}", count(c.weights)));
         if let Some(stage) = resolved.stages.iter().find(|s| s.name == c.name) {
             out.push(format!("  saved  {}", saved(&stage.recipe, c.disk)));
         }
@@ -231,11 +231,11 @@ fn conclude(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
-/// A few answers, for the eye.
+/// Prints some completions.
 fn samples(evaluation: &Evaluation, judged: bool) {
     for (prompt, answer, graded) in evaluation.answers.iter().take(4) {
         let mark = match graded.reward {
-            None => "lost".to_string(),
+            None => "no reward".to_string(),
             Some(reward) if !judged => format!("{reward:.3}"),
             Some(_) if graded.is_right() => "right".into(),
             Some(_) => "wrong".into(),

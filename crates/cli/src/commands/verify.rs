@@ -12,18 +12,18 @@ use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Grade completions with a verifier, or list the verifiers
+/// Score completions with a verifier, or list the verifiers
 ///
 /// Each input row holds a `completion`, and where the verifier or a Python function wants them a `prompt` (text or a list of
 /// messages) and any other columns; `truncated: true` marks one that was cut off. Each output row holds `reward`,
 /// `components`, `score`, `extracted` (what was taken as the answer), `why` (a reason where it is not right) and `micros`
-/// (the time it took). A row that cannot be graded has `reward: null` and `error`.
+/// (the time it took). A row that cannot be scored has `reward: null` and `error`.
 #[derive(clap::Args)]
 pub struct Args {
     /// One of `ferrl verify --list`
     #[arg(value_name = "NAME", required_unless_present_any = ["list", "markdown"], requires = "input")]
     name: Option<String>,
-    /// JSON lines to grade; - is standard input
+    /// JSON lines to score; - is standard input
     #[arg(long, visible_alias = "data", value_name = "FILE", requires = "name")]
     input: Option<PathBuf>,
     /// JSON lines to write, in the order of the input; - is standard output
@@ -35,7 +35,7 @@ pub struct Args {
     /// Model directory whose tokenizer counts the tokens of completions, for verifiers and functions that ask for them
     #[arg(long, value_name = "DIR", requires = "name")]
     model: Option<PathBuf>,
-    /// Grade completions marked as truncated by their text; they are wrong otherwise
+    /// Score truncated completions by their text; otherwise they count as wrong
     #[arg(long, requires = "name")]
     score_truncated: bool,
     /// List the verifiers with their options
@@ -100,12 +100,12 @@ fn grade(args: &Args, name: &str, rows: Vec<Row>) -> Result<()> {
     }
     output.finish()?;
     if let (true, Some(error)) = (rewards.is_empty(), first) {
-        return Err(error.context(format!("none of {} rows could be graded", graded.len())));
+        return Err(error.context(format!("none of {} rows could be scored", graded.len())));
     }
     times.sort_by(f64::total_cmp);
     let mean = rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
     eprintln!(
-        "{} rows, {} graded, mean reward {mean:.4}, {:.0} us at the median, {:.0} us at worst",
+        "{} rows, {} scored, mean reward {mean:.4}, {:.0} us at the median, {:.0} us at worst",
         graded.len(),
         rewards.len(),
         times.get(times.len() / 2).copied().unwrap_or(0.0),

@@ -83,6 +83,6 @@ pub fn cases() -> Vec<Case> {
         Case::new("eval to the last learned position", "eval {short} --data rows.jsonl --verifier exact --max-new-tokens 13")
             .file("rows.jsonl", ROWS)
             .exit(0)
-            .says(&["2 questions"]),
+            .says(&["2 prompts"]),
     ]
 }

@@ -280,7 +280,7 @@ fn commands() -> Vec<Case> {
         Case::new("verify with a byte order mark", "verify exact --input rows.jsonl")
             .file("rows.jsonl", marked("{\"completion\": \"a\", \"answer\": \"a\"}\n"))
             .exit(0)
-            .says(&["1 graded"]),
+            .says(&["1 scored"]),
         Case::new("verify with a line of megabytes", "verify exact --input rows.jsonl")
             .file("rows.jsonl", format!("{}{huge}", "{\"completion\": \"a\", \"answer\": \"a\"}\n"))
             .exit(3)
@@ -312,7 +312,7 @@ fn commands() -> Vec<Case> {
                 "{\"completion\": \"4\", \"answer\": \"4\"}\n{\"completion\": \"4\", \"answer\": \"four\"}\n",
             )
             .exit(0)
-            .says(&["\"reward\":1.0", "\"reward\":null", "holds no number", "2 rows, 1 graded"]),
+            .says(&["\"reward\":1.0", "\"reward\":null", "holds no number", "2 rows, 1 scored"]),
         Case::new("verify without anything to grade", "verify exact").says(&["--input"]),
         Case::new("eval of a model that is not there", "eval nowhere --task countdown")
             .exit(4)

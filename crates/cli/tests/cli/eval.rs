@@ -88,10 +88,10 @@ fn what_is_missing_is_named() {
     let run = tiny_run(&folder);
     let model = format!("{run}/stages/0");
     fails(&["eval", &folder.path("runs/tony")], 4, &["no such directory", "runs/tiny"]);
-    fails(&["eval", &model], 2, &["no questions", "--task"]);
+    fails(&["eval", &model], 2, &["no prompts", "--task"]);
     fails(&["eval", &model, "--task", "countdwn"], 2, &["countdwn", "--task countdown"]);
     let rows = folder.write("q.jsonl", "{\"prompt\": \"1\"}\n");
-    fails(&["eval", &model, "--data", &rows], 2, &["which answers are right", "--verifier", "--reward"]);
+    fails(&["eval", &model, "--data", &rows], 2, &["no verifier or reward", "--verifier", "--reward"]);
     fails(&["eval", &model, "--data", &rows, "--verifier", "exct"], 2, &["exct", "exact"]);
     fails(&["eval", &run, "--k", "8"], 2, &["pass@8", "--samples 8"]);
     fails(&["eval", &run, "--samples", "2", "--temperature", "0"], 2, &["all the same"]);

@@ -28,7 +28,7 @@ fn mistakes_become_rows_that_step_dpo_reads() {
     let file = folder.path("steps.jsonl");
     let out = steps(&file, &["--threads", "1"]);
     let said = String::from_utf8(out.stderr).unwrap();
-    assert!(out.status.success() && said.contains("160 answers"), "{said}");
+    assert!(out.status.success() && said.contains("160 completions"), "{said}");
     let found = rows(&folder.read("steps.jsonl"));
     assert!(found.len() > 10 && said.contains(&format!("{} pairs", found.len())), "{said}");
     for row in &found {

@@ -8,8 +8,8 @@
 mod cache;
 mod choose;
 mod generator;
+mod graphs;
 mod params;
-mod recorded;
 mod request;
 mod sampler;
 mod scheduler;

@@ -4,7 +4,7 @@
 
 use super::cache::Cache;
 use super::choose::Chooser;
-use super::recorded::Recorded;
+use super::graphs::DecodeGraphs;
 use super::sequence::Sequence;
 use super::step::InFlight;
 use super::{CacheOptions, Completion, Event, Generator, Id, Request, SamplingParams, Stop};
@@ -31,7 +31,7 @@ pub struct Sampler {
     next: u64,
     exact: bool,
     pub(super) chooser: Chooser,
-    pub(super) recorded: Recorded,
+    pub(super) graphs: DecodeGraphs,
     /// Whether the next step is launched before the tokens of the last are known.
     pub(super) looks_ahead: bool,
     /// The step that was launched ahead and is not committed yet.
@@ -90,8 +90,8 @@ impl Sampler {
             next: 0,
             exact: model.backend.is_exact(),
             chooser: Chooser::default(),
-            recorded: Recorded::default(),
-            looks_ahead: model.backend.records(),
+            graphs: DecodeGraphs::default(),
+            looks_ahead: model.backend.runs_async(),
             ahead: None,
             rows: PagedRows::default(),
             events: Vec::new(),
@@ -169,7 +169,7 @@ impl Sampler {
             .fix("a sampler of its own for each"));
         }
         self.restart();
-        self.recorded.of(model);
+        self.graphs.of(model);
         self.weights = Some(model.weights());
         Ok(())
     }

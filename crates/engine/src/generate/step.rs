@@ -5,7 +5,7 @@
 //! meanwhile was computed one step too far, and its row is discarded.
 
 use super::choose::{Chooser, Choosing};
-use super::recorded::Recorded;
+use super::graphs::DecodeGraphs;
 use super::sampler::Sampler;
 use super::sequence::Sequence;
 use super::{Event, Id};
@@ -65,12 +65,12 @@ impl Sampler {
         let ids: Vec<Id> = wanted.iter().map(|s| s.id).collect();
         let fill = &mut |to: &mut Buffer| match before {
             Some(step) => step.choosing.feed(model, &step.places(&ids), to),
-            None => Recorded::fill(model, &batch.ids, to),
+            None => DecodeGraphs::fill(model, &batch.ids, to),
         };
         let mut once = None;
         // One new token for each sequence: a step like many others.
-        if backend.records() && batch.last.len() == batch.ids.len() {
-            self.recorded.decode(model, &batch.positions, &self.rows, &mut self.cache.layers, fill)?;
+        if backend.captures() && batch.last.len() == batch.ids.len() {
+            self.graphs.decode(model, &batch.positions, &self.rows, &mut self.cache.layers, fill)?;
         } else {
             let mut tokens = model.tokens(&batch.ids, &batch.positions)?;
             if before.is_some() {
@@ -79,7 +79,7 @@ impl Sampler {
             let context = Context::Paged(&self.rows, &mut self.cache.layers);
             once = Some(model.forward(&tokens, context, Keep::Nothing)?.0);
         }
-        let h = once.as_ref().unwrap_or_else(|| self.recorded.hidden());
+        let h = once.as_ref().unwrap_or_else(|| self.graphs.hidden());
         let choosing = Chooser::begin(model, h, &batch.last, &wanted, usize::from(before.is_some()))?;
         Ok(InFlight { ids, choosing, rows: batch.ids.len() })
     }

@@ -9,7 +9,7 @@
 //!    does not.
 //! 2. The bound is `clip_high = 4`, so ratios up to 5 count; TRL's `epsilon_high` is our `1 + clip_high`. The paper's lower
 //!    bound is so low as to do nothing, and is left out.
-//! 3. `std` is the sample deviation (n - 1), plus 1e-4.
+//! 3. `std` is the sample standard deviation (n - 1), plus 1e-4.
 
 use super::math::surrogate::Surrogate;
 use super::policy::{Advantage, Policy, method};

@@ -1,11 +1,11 @@
 //! Binary classifier with soft targets: the score at the last token is the logit of a probability.
 //!
-//! Loss, the mean over answers: `-t log σ(s) - (1 - t) log(1 - σ(s))`, where `t` in [0, 1] is the row's `target`: a label,
-//! a share of graders, or a forecast to be learned (Band et al., 2024, arXiv 2404.00474 train their forecaster so; Cobbe
+//! Loss, the mean over completions: `-t log σ(s) - (1 - t) log(1 - σ(s))`, where `t` in [0, 1] is the row's `target`: a label,
+//! a fraction of graders, or a forecast to be learned (Band et al., 2024, arXiv 2404.00474 train their forecaster so; Cobbe
 //! et al., 2021, arXiv 2110.14168 their verifier of whole solutions).
 //!
 //! Differences from common implementations:
-//! 1. Divided by the answers of the whole update.
+//! 1. Divided by the completions of the whole update.
 //! 2. `head_only_steps` as for the reward model.
 
 use super::math::{log_sigmoid, sigmoid};
@@ -20,12 +20,12 @@ use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "classifier",
-    about: "binary classifier: give each answer its probability of being good",
+    about: "binary classifier: give each completion its probability of being good",
     paper: "Cobbe et al., Training Verifiers to Solve Math Word Problems, 2021, arXiv 2110.14168",
     source: include_str!("classifier.rs"),
     feed: Feed::Targets,
     metrics: &[&[
-        metric("accuracy", "Share of answers whose probability is on the target's side of one half."),
+        metric("accuracy", "Fraction of completions whose probability is on the target's side of one half."),
         metric("brier", "Squared difference between probability and target."),
         metric("probability", "The probability given."),
     ]],
@@ -50,7 +50,7 @@ impl Algorithm for Classifier {
 
     fn prepare(&mut self, e: &mut Experience) -> Result<Prepared> {
         match e.sequences.iter().find(|s| !matches!(s.kind, Kind::Target(_))) {
-            Some(s) => Err(Error::data(format!("an answer without a target: {:?}", s.kind))),
+            Some(s) => Err(Error::data(format!("a completion without a target: {:?}", s.kind))),
             None => Ok(Prepared::default()),
         }
     }

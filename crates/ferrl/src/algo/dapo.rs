@@ -1,14 +1,14 @@
 //! DAPO, decoupled clip and dynamic sampling (Yu et al., 2025, arXiv 2503.14476).
 //!
 //! GRPO with four changes: the upper clip bound is wider (0.28 over 0.2 below); the loss is the mean over all tokens; groups
-//! whose answers all got the same reward are replaced by the next prompts; an answer in the last fifth of the length limit
+//! whose completions all got the same reward are replaced by the next prompts; a completion in the last fifth of the length limit
 //! loses up to 1 of its reward, growing evenly. No KL.
 //!
 //! Differences from the paper:
 //! 1. A step asks for more prompts at most `refills` times and learns from fewer groups if that is not enough; the groups
 //!    it takes are the first in the order of the prompts, whatever finished first.
 //! 2. Groups are judged by the task's reward alone, before the length is punished, as the authors' code judges accuracy.
-//! 3. `std` is the sample deviation (n - 1), plus 1e-4.
+//! 3. `std` is the sample standard deviation (n - 1), plus 1e-4.
 
 use super::policy::{Advantage, Policy, method};
 use super::{Algorithm, Entry, Feed, metrics};

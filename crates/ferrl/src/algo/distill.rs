@@ -1,12 +1,12 @@
-//! On-policy distillation (Agarwal et al., 2023, arXiv 2306.13649, with the student's own answers and the reverse KL).
+//! On-policy distillation (Agarwal et al., 2023, arXiv 2306.13649, with the student's own completions and the reverse KL).
 //!
-//! The student answers, the teacher judges every token. `full = true`: the loss is the token mean of KL(student || teacher)
+//! The student completions, the teacher judges every token. `full = true`: the loss is the token mean of KL(student || teacher)
 //! over the whole vocabulary, with its exact gradient. `full = false`: each sampled token has the advantage
 //! `teacher_logp - old_logp`, and the loss is the token mean of the clipped surrogate (Lu, "On-Policy Distillation", 2025).
 //!
 //! Differences from the paper:
-//! 1. Always the student's own answers (the paper's lambda = 1) and the reverse KL (its beta = 1), no mixtures.
-//! 2. The answers' own probabilities are not differentiated, as in the paper.
+//! 1. Always the student's own completions (the paper's lambda = 1) and the reverse KL (its beta = 1), no mixtures.
+//! 2. The completions' own probabilities are not differentiated, as in the paper.
 //! 3. `reward_coef` adds the group's advantages of the recipe's rewards; without it rewards are only logged, and none is
 //!    needed.
 //! 4. Teacher and student have one tokenizer.
@@ -17,15 +17,15 @@ use super::metrics::{REWARDED, SURROGATE, metric};
 use super::policy::{Advantage, Baseline, Kl, NOTHING_TO_COMPARE, Place, Policy, merged, reward_metrics};
 use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch, Role};
+use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
-use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "distill",
-    about: "on-policy distillation: a teacher judges every token of the student's own answers",
+    about: "on-policy distillation: a teacher judges every token of the student's own completions",
     paper: "Agarwal et al., On-Policy Distillation of Language Models: Learning from Self-Generated Mistakes, 2023, arXiv 2306.13649",
     source: include_str!("distill.rs"),
     feed: Feed::Rollouts,
@@ -37,7 +37,7 @@ pub(super) const ENTRY: Entry = Entry {
                 "kl",
                 "KL to the teacher per token: over the vocabulary, or its estimate with `full = false`.",
             ),
-            metric("objective/kl", "The estimate's sum over an answer, with `full = false`."),
+            metric("objective/kl", "The estimate's sum over a completion, with `full = false`."),
         ],
     ],
     defaults: || json!(Options::default()),
@@ -52,17 +52,17 @@ struct Options {
     full: bool,
     /// Weight of the advantages that come from rewards; 0 learns from the teacher alone. [0, 1000]
     reward_coef: f64,
-    /// How token losses are averaged.
+    /// Aggregation of token losses.
     aggregate: Aggregate,
-    /// The fixed length of `aggregate = "constant"`; a recipe fills in its generation limit. [0, 1048576]
+    /// Fixed length of `aggregate = "constant"`; `rollout.max_new_tokens` by default. [0, 1048576]
     length: usize,
-    /// Probability ratios are clipped below `1 - clip_low`. (0, 1]
+    /// Lower clip range: ratios are clipped below `1 - clip_low`. (0, 1]
     clip_low: f64,
-    /// Probability ratios are clipped above `1 + clip_high`. (0, 1000]
+    /// Upper clip range: ratios are clipped above `1 + clip_high`. (0, 1000]
     clip_high: f64,
-    /// Passes over each rollout. [1, 1000]
+    /// Passes over each rollout (PPO epochs). [1, 1000]
     epochs: usize,
-    /// Updates in each pass. [1, 1000000]
+    /// Updates per pass. [1, 1000000]
     minibatches: usize,
 }
 
@@ -83,11 +83,6 @@ impl Default for Options {
 
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {
     let o: Options = settings("distill", merged(json!(Options::default()), values))?;
-    if o.reward_coef < 0.0 {
-        return Err(Error::usage("reward_coef must not be negative")
-            .at("algo")
-            .fix("algo.reward_coef = 0.0"));
-    }
     // The teacher is the reference, and leaving it is the whole penalty.
     let coef = if o.full { 0.0 } else { 1.0 };
     let kl = Kl { coef, place: Place::Advantage, estimator: Estimator::K1, ..Default::default() };

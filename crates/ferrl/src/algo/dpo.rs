@@ -1,18 +1,18 @@
 //! Direct preference optimisation (Rafailov et al., 2023, arXiv 2305.18290).
 //!
 //! Loss, the mean over pairs: `-(1 - ε) log σ(β h) - ε log σ(-β h)` with `h = Δ_chosen - Δ_rejected`, where
-//! `Δ = Σ_t logp_t - ref_logp_t` over the answer and ε is `label_smoothing`. `sft_coef` adds that many times the token
-//! mean of the chosen answers' negative log-likelihood (Pang et al., 2024, arXiv 2404.19733). `positive` holds the chosen
-//! answer up: see `dpo_positive.rs`.
+//! `Δ = Σ_t logp_t - ref_logp_t` over the completion and ε is `label_smoothing`. `sft_coef` adds that many times the token
+//! mean of the chosen completions' negative log-likelihood (Pang et al., 2024, arXiv 2404.19733). `positive` holds the chosen
+//! completion up: see `dpo_positive.rs`.
 //!
 //! Differences from the papers and from TRL:
 //! 1. Divided by the pairs of the whole update, never of a micro-batch.
-//! 2. Pang et al. divide the likelihood term by each answer's own length; ours is a mean over all chosen tokens of the
+//! 2. Pang et al. divide the likelihood term by each completion's own length; ours is a mean over all chosen tokens of the
 //!    update, as TRL's `sft` loss.
 //! 3. TRL's `sigmoid` loss no longer reads its `label_smoothing`; ours is the original's conservative loss.
 
 use super::math::{log_sigmoid, sigmoid};
-use super::preference::{self, Pair, Term, not_negative, positive, within};
+use super::preference::{self, Pair, Term};
 use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{ByRole, Loss, MicroBatch};
 use ferrl_engine::Result;
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "dpo",
-    about: "direct preference optimisation: prefer the chosen answer, measured against a reference",
+    about: "direct preference optimisation: prefer the chosen completion, measured against a reference",
     paper: "Rafailov et al., Direct Preference Optimization, 2023, arXiv 2305.18290",
     source: include_str!("dpo.rs"),
     feed: Feed::Pairs,
@@ -37,13 +37,13 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Options {
-    /// How strongly the policy is held to the reference. (0, 1000]
+    /// Strength of the regularisation towards the reference. (0, 1000]
     pub beta: f64,
-    /// Share of pairs that are taken to be labelled the wrong way round. [0, 0.5)
+    /// Fraction of pairs that are taken to be labelled the wrong way round. [0, 0.5)
     pub label_smoothing: f64,
-    /// Weight of imitating the chosen answer beside preferring it. [0, 1000]
+    /// Weight of imitating the chosen completion beside preferring it. [0, 1000]
     pub sft_coef: f64,
-    /// Weight of the penalty on a chosen answer that becomes less likely than under the reference. [0, 1000]
+    /// Weight of the penalty on a chosen completion that becomes less probable than under the reference. [0, 1000]
     pub positive: f64,
 }
 
@@ -60,11 +60,6 @@ pub(super) fn build(name: &'static str, defaults: Options, values: Value) -> Res
         merged.extend(own);
     }
     let o: Options = settings(name, merged)?;
-    positive(name, "beta", o.beta)?;
-    let smooth = (0.0..0.5).contains(&o.label_smoothing);
-    within(name, "label_smoothing", o.label_smoothing, smooth, "a share from 0 to below 0.5")?;
-    not_negative(name, "sft_coef", o.sft_coef)?;
-    not_negative(name, "positive", o.positive)?;
     Ok(Box::new(Dpo(o)))
 }
 

@@ -1,7 +1,7 @@
 //! Dr. GRPO (Liu et al., "Understanding R1-Zero-Like Training", 2025, arXiv 2503.20783).
 //!
-//! GRPO without its two biases: `A = r - mean` (no division by the deviation, which favours questions that are nearly
-//! always or nearly never solved), and no division by an answer's own length (which favours long wrong answers).
+//! GRPO without its two biases: `A = r - mean` (no division by the deviation, which favours prompts that are nearly
+//! always or nearly never solved), and no division by a completion's own length (which favours long wrong completions).
 //!
 //! Differences from the paper:
 //! 1. `aggregate = "token"` divides by the update's trained tokens, as RL2 does, and is the default; the paper's constant

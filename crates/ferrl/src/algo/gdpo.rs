@@ -1,14 +1,14 @@
 //! GDPO, group reward-decoupled normalisation policy optimisation (Liu et al., 2026, arXiv 2601.05242).
 //!
 //! For several rewards: each is normalised by itself within the group, `A_k = (r_k - mean) / (std + 1e-4)`; their weighted
-//! sum is normalised over the answers of the rollout, `(A - mean) / (std + 1e-4)`. Loss as GRPO's. So a reward with a small
+//! sum is normalised over the completions of the rollout, `(A - mean) / (std + 1e-4)`. Loss as GRPO's. So a reward with a small
 //! spread still counts, and combinations that GRPO would map to one advantage stay apart.
 //!
 //! Differences from the paper:
 //! 1. The rewards are the recipe's `[[reward]]` sources, with their weights; parts that one source reports beside its
 //!    reward are only logged.
-//! 2. `filter_equal` looks at each reward: a group is left out only if none of them tells its answers apart.
-//! 3. `std` is the sample deviation (n - 1). The normalisation over the rollout counts answers, as in TRL, not tokens.
+//! 2. `filter_equal` looks at each reward: a group is left out only if none of them tells its completions apart.
+//! 3. `std` is the sample standard deviation (n - 1). The normalisation over the rollout counts completions, as in TRL, not tokens.
 //! 4. No KL by default.
 
 use super::math::advantage::Normalise;

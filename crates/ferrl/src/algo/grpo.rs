@@ -1,10 +1,10 @@
 //! Group relative policy optimisation (Shao et al., 2024, arXiv 2402.03300).
 //!
-//! For the answers to one prompt, `A = (r - mean) / (std + 1e-4)`, the same for all tokens of an answer. Loss: the mean
-//! over answers of the mean over tokens of `-min(ρ A, clip(ρ) A) + β k3(logp, ref)`.
+//! For the completions to one prompt, `A = (r - mean) / (std + 1e-4)`, the same for all tokens of a completion. Loss: the mean
+//! over completions of the mean over tokens of `-min(ρ A, clip(ρ) A) + β k3(logp, ref)`.
 //!
 //! Differences from the paper:
-//! 1. `std` is the sample deviation (n - 1), as in TRL and RL2.
+//! 1. `std` is the sample standard deviation (n - 1), as in TRL and RL2.
 //! 2. The KL weight is 0.04 as in the paper; 0 drops the reference model.
 
 use super::math::aggregate::Aggregate;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "grpo",
-    about: "group relative policy optimisation: answers compete with the others to the same prompt",
+    about: "group relative policy optimisation: completions compete with the others to the same prompt",
     paper: "Shao et al., DeepSeekMath, 2024, arXiv 2402.03300",
     source: include_str!("grpo.rs"),
     feed: Feed::Rollouts,

@@ -1,21 +1,20 @@
 //! Identity preference optimisation (Azar et al., 2023, arXiv 2310.12036).
 //!
 //! Loss, the mean over pairs: `(h - 1 / (2 τ))^2` with `h = Δ_chosen - Δ_rejected`: the margin is drawn to a finite value
-//! instead of to infinity. With `average`, Δ is the mean over an answer's tokens, otherwise the sum.
+//! instead of to infinity. With `average`, Δ is the mean over a completion's tokens, otherwise the sum.
 //!
 //! Differences from the paper:
-//! 1. `average` is on by default: the formula has whole answers' log-probabilities, but the authors' runs averaged over
+//! 1. `average` is on by default: the formula has whole completions' log-probabilities, but the authors' runs averaged over
 //!    tokens, as TRL reports after asking them. Off is the formula as printed.
 //! 2. Divided by the pairs of the whole update.
 
-use super::preference::{self, Pair, Term, positive};
+use super::preference::{self, Pair, Term};
 use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{ByRole, Loss, MicroBatch};
-use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "ipo",
@@ -26,7 +25,7 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),
-    build,
+    build: |values| Ok(Box::new(Ipo(settings("ipo", values)?))),
 };
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
@@ -34,7 +33,7 @@ pub(super) const ENTRY: Entry = Entry {
 struct Options {
     /// Strength of regularisation: the margin aimed at is 1 / (2 tau). (0, 1000]
     tau: f64,
-    /// Log-probabilities per token instead of per answer.
+    /// Log-probabilities per token instead of per completion.
     average: bool,
 }
 
@@ -42,12 +41,6 @@ impl Default for Options {
     fn default() -> Self {
         Options { tau: 0.1, average: true }
     }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    let o: Options = settings("ipo", values)?;
-    positive("ipo", "tau", o.tau)?;
-    Ok(Box::new(Ipo(o)))
 }
 
 struct Ipo(Options);

@@ -1,19 +1,19 @@
-//! Kahneman-Tversky optimisation (Ethayarajh et al., 2024, arXiv 2402.01306): answers that are good or bad by themselves.
+//! Kahneman-Tversky optimisation (Ethayarajh et al., 2024, arXiv 2402.01306): completions that are good or bad by themselves.
 //!
-//! Loss, the mean over answers: `λ_D (1 - σ(β (Δ - z)))` for a good one and `λ_U (1 - σ(β (z - Δ)))` for a bad one, with
-//! `Δ = Σ_t logp_t - ref_logp_t`. The reference point `z = max(0, mean Δ)` is taken over mismatched pairs, each question
-//! with the answer to the question before it in the batch, and no gradient flows through it.
+//! Loss, the mean over completions: `λ_D (1 - σ(β (Δ - z)))` for a good one and `λ_U (1 - σ(β (z - Δ)))` for a bad one, with
+//! `Δ = Σ_t logp_t - ref_logp_t`. The reference point `z = max(0, mean Δ)` is taken over mismatched pairs, each prompt
+//! with the completion to the prompt before it in the batch, and no gradient flows through it.
 //!
 //! Differences from the paper and from TRL:
 //! 1. The reference point is that of the whole update; TRL's is that of each micro-batch.
-//! 2. Answers move on by one question, so an update of one answer has no mismatched pair: `train.batch = 1` is refused, and
+//! 2. Completions move on by one prompt, so an update of one completion has no mismatched pair: `train.batch = 1` is refused, and
 //!    a last batch of one has `z = 0`.
-//! 3. The loss is a mean over good and bad answers together: keep `desirable_weight` times the number of good ones
+//! 3. The loss is a mean over good and bad completions together: keep `desirable_weight` times the number of good ones
 //!    within 1 to 4/3 of `undesirable_weight` times that of bad ones.
 
 use super::math::sigmoid;
 use super::metrics::metric;
-use super::preference::{answer_logp, not_negative, positive};
+use super::preference::answer_logp;
 use super::{Algorithm, Entry, Feed, Needs, Prepared, settings};
 use crate::experience::{ByRole, Experience, Kind, Loss, Metrics, MicroBatch, Role};
 use ferrl_engine::Result;
@@ -24,15 +24,15 @@ use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "kto",
-    about: "Kahneman-Tversky optimisation: answers labelled good or bad, no pairs needed",
+    about: "Kahneman-Tversky optimisation: completions labelled good or bad, no pairs needed",
     paper: "Ethayarajh et al., KTO: Model Alignment as Prospect Theoretic Optimization, 2024, arXiv 2402.01306",
     source: include_str!("kto.rs"),
     feed: Feed::Labelled,
     metrics: &[&[
         metric("kl", "The reference point z of the update."),
-        metric("rewards/chosen", "beta times the gain over the reference, of good answers."),
+        metric("rewards/chosen", "beta times the gain over the reference, of good completions."),
         metric("rewards/rejected", "The same of bad ones."),
-        metric("logps/chosen", "Log-probability of a good answer, summed over its tokens."),
+        metric("logps/chosen", "Log-probability of a good completion, summed over its tokens."),
         metric("logps/rejected", "The same of a bad one."),
     ]],
     defaults: || json!(Options::default()),
@@ -43,11 +43,11 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// How strongly the policy is held to the reference. (0, 1000]
+    /// Strength of the regularisation towards the reference. (0, 1000]
     beta: f64,
-    /// Weight of good answers. [0, 1000]
+    /// Weight of good completions. [0, 1000]
     desirable_weight: f64,
-    /// Weight of bad answers. [0, 1000]
+    /// Weight of bad completions. [0, 1000]
     undesirable_weight: f64,
 }
 
@@ -59,9 +59,6 @@ impl Default for Options {
 
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {
     let options: Options = settings("kto", values)?;
-    positive("kto", "beta", options.beta)?;
-    not_negative("kto", "desirable_weight", options.desirable_weight)?;
-    not_negative("kto", "undesirable_weight", options.undesirable_weight)?;
     Ok(Box::new(Kto { options, reference_point: 0.0 }))
 }
 

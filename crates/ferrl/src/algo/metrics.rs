@@ -32,119 +32,118 @@ impl Metric {
 
 /// Written by every stage.
 pub const STEP: &[Metric] = &[
-    metric("loss", "The loss of an update, before it; a step without an update has none."),
-    metric("grad_norm", "Length of the policy's gradient, before it is clipped."),
-    metric("learning_rate", "The policy's, at this step; absent where a search decides how far a step goes."),
-    metric("critic/grad_norm", "Length of the critic's gradient, where it has weights of its own."),
+    metric("loss", "Loss of the update, computed before it; absent in a step without an update."),
+    metric("grad_norm", "L2 norm of the policy's gradient before clipping."),
+    metric(
+        "learning_rate",
+        "Learning rate of the policy; absent where a line search determines the step size.",
+    ),
+    metric("critic/grad_norm", "L2 norm of the critic's gradient, where the critic is a model of its own."),
     metric(
         "updates/skipped",
-        "1 for an update that was not made: nothing could be learned (every advantage is 0, or every completion was left \
-         out), the policy had moved too far, or no step was better.",
+        "1 for a skipped update: no learning signal (every advantage is 0, or every completion was left out), a ratio above \
+         `skip_ratio`, or a line search without improvement.",
     ),
-    metric("num_tokens", "Tokens learned from since the run began, prompts included, as TRL counts them."),
-    metric("timing/tokens_per_second", "Tokens of the step over its seconds."),
-    metric("data/truncated", "Fraction of the given sequences that were cut to `data.max_length`."),
-    metric("micro_batches", "Parts an update was cut into."),
-    metric("micro_batches/balance", "How full the mean part is compared with the fullest; 1 is even."),
-    metric("step_time", "Seconds of the step, evaluation and checkpoints left out."),
+    metric("num_tokens", "Tokens trained on since the run began, prompts included, as TRL counts them."),
+    metric("timing/tokens_per_second", "Tokens of the step divided by its seconds."),
+    metric("data/truncated", "Fraction of the rows that were truncated to `data.max_length`."),
+    metric("micro_batches", "Number of micro-batches per update."),
+    metric("micro_batches/balance", "Mean over maximum tokens of a micro-batch; 1 is balanced."),
+    metric("step_time", "Seconds of the step, without evaluation and checkpoints."),
     metric("timing/PHASE", "Seconds of one phase: data, rollout, reward, annotate, train."),
 ];
 
-/// Written where answers are sampled, or come with their rewards.
+/// Written where completions are sampled, or are given with their rewards.
 pub const SAMPLED: &[Metric] = &[
-    metric("score", "What the sources of reward say of an answer, before weights; 1 is right."),
-    metric("completions/mean_length", "Tokens of a completion."),
-    metric("completions/min_length", "Tokens of the shortest."),
-    metric("completions/max_length", "Tokens of the longest."),
+    metric("score", "Score of a completion before reward weights; 1 is right."),
+    metric("completions/mean_length", "Mean length of completions in tokens."),
+    metric("completions/min_length", "Length of the shortest completion."),
+    metric("completions/max_length", "Length of the longest completion."),
     metric(
         "completions/mean_terminated_length",
-        "Tokens of a completion that ended by itself, where there are any.",
+        "Mean length of completions that ended with a stop token, if there are any.",
     ),
-    metric("completions/min_terminated_length", "Tokens of the shortest of these."),
-    metric("completions/max_terminated_length", "Tokens of the longest of these."),
-    metric("completions/clipped_ratio", "Fraction of completions that the length limit cut off."),
+    metric("completions/min_terminated_length", "Length of the shortest of these."),
+    metric("completions/max_terminated_length", "Length of the longest of these."),
+    metric("completions/clipped_ratio", "Fraction of completions truncated at the length limit."),
     metric("completions/total_tokens", "Tokens of all completions of the step."),
     metric(
         "rollouts/lost",
-        "Completions without a reward, because a function failed or gave none; they are not learned from, and no mean \
-         counts them.",
+        "Completions without a reward, because a reward function failed or returned none; they are excluded from the update \
+         and from all means.",
     ),
     metric(
         "sampling/sampling_logp_difference/mean",
-        "How far the trainer's log-probability of a token is from the sampler's, for tokens that this policy sampled: 0.",
+        "Mean absolute difference of trainer and sampler log-probabilities at the same policy version: 0.",
     ),
-    metric("sampling/sampling_logp_difference/max", "The largest of these: 0."),
-    metric(
-        "sampling/lag",
-        "Updates between the policy that sampled a token and the one that learns from it.",
-    ),
+    metric("sampling/sampling_logp_difference/max", "Maximum of that difference: 0."),
+    metric("sampling/lag", "Policy versions between sampling a token and training on it."),
 ];
 
 /// Written at each evaluation.
 pub const EVALUATED: &[Metric] = &[
     metric(
         "eval/pass@1",
-        "Share of held-out questions answered right, sampled once each, or the mean over samples.",
+        "Fraction of held-out prompts with a right completion, one sample each, or the mean over samples.",
     ),
-    metric("eval/pass@N", "Share of them with a right answer among `eval.samples`."),
-    metric("eval/majority@N", "Share of them whose most frequent answer is right."),
-    metric("eval/greedy", "Share of them answered right at temperature 0."),
-    metric("eval/reward", "Reward of an answer."),
-    metric("eval/mean_length", "Tokens of an answer."),
-    metric("eval/clipped_ratio", "Share of answers that the length limit cut off."),
-    metric(
-        "eval/lost",
-        "Completions that could not be graded, where there were any; they count neither as right nor as wrong.",
-    ),
-    metric("eval/loss", "The loss on held-out rows, for stages that learn from rows."),
+    metric("eval/pass@N", "Fraction with at least one right completion among `eval.samples`."),
+    metric("eval/majority@N", "Fraction whose most frequent answer is right."),
+    metric("eval/greedy", "Fraction with a right completion at temperature 0."),
+    metric("eval/reward", "Mean reward of a completion."),
+    metric("eval/mean_length", "Mean length of completions in tokens."),
+    metric("eval/clipped_ratio", "Fraction of completions truncated at the length limit."),
+    metric("eval/lost", "Completions without a reward, if any; they count neither as right nor as wrong."),
+    metric("eval/loss", "Loss on held-out rows, for stages that train on rows."),
     metric("eval/accuracy", "`rewards/accuracies` on them."),
     metric("eval/margin", "`rewards/margins` on them."),
     metric("eval/METRIC", "Any other metric of the algorithm on them."),
-    metric("eval_start/METRIC", "The same of the stage's first model; in the line of the first step."),
+    metric("eval_start/METRIC", "The same for the stage's initial model; in the line of the first step."),
 ];
 
-/// How rewards are spread.
+/// Distribution of rewards.
 pub(super) const REWARDED: &[Metric] = &[
-    metric("reward", "Reward of an answer: the weighted sum of its sources, before any penalty."),
-    metric("reward_std", "Deviation of the rewards of one prompt's answers, a mean over prompts."),
-    metric("frac_reward_zero_std", "Share of prompts whose answers all got the same reward."),
-    metric("rewards/NAME/mean", "One named part of the rewards."),
+    metric("reward", "Mean reward of a completion: the weighted sum of its sources, before any penalty."),
+    metric("reward_std", "Standard deviation of the rewards in a group, mean over groups."),
+    metric("frac_reward_zero_std", "Fraction of groups whose rewards are all equal."),
+    metric("rewards/NAME/mean", "Mean of one named part of the reward."),
 ];
 
 /// The shared token loss.
 pub(super) const SURROGATE: &[Metric] = &[
     ENTROPY,
-    metric("policy/ratio", "Probability of a token (or answer) now over that when it was sampled."),
-    metric("clip_ratio/low_mean", "Share of tokens whose ratio the lower bound stopped."),
-    metric("clip_ratio/high_mean", "Share of tokens whose ratio the upper bound stopped or weakened."),
-    metric("clip_ratio/region_mean", "Share of tokens that either bound touched."),
+    metric("policy/ratio", "Mean probability ratio of the current policy to the one that sampled."),
+    metric("clip_ratio/low_mean", "Fraction of tokens clipped at the lower bound."),
+    metric("clip_ratio/high_mean", "Fraction of tokens clipped (or down-weighted) at the upper bound."),
+    metric("clip_ratio/region_mean", "Fraction of tokens clipped at either bound."),
 ];
 
 /// The entropy that every method on tokens reports.
-pub(super) const ENTROPY: Metric =
-    metric("entropy", "Entropy of the policy where a token was chosen, in nats.");
+pub(super) const ENTROPY: Metric = metric("entropy", "Mean entropy of the policy per token, in nats.");
 
-/// The distance to the reference, where `kl.coef` is above 0.
+/// The KL divergence from the reference, where `kl.coef` is above 0.
 pub(super) const REFERENCE: &[Metric] = &[
-    metric("kl", "The KL estimate to the reference per token, with `kl.coef` above 0."),
-    metric("objective/kl", "Its sum over an answer, which `kl.target` steers."),
-    metric("kl_coef", "The weight of the penalty after this step."),
+    metric("kl", "Estimated KL divergence from the reference per token, if `kl.coef` is above 0."),
+    metric(
+        "objective/kl",
+        "Its sum over a completion, which the adaptive controller (`kl.target`) regulates.",
+    ),
+    metric("kl_coef", "KL coefficient after this step."),
 ];
 
 /// The critic's loss, where `advantage.baseline = "critic"`.
 pub(super) const CRITIC: &[Metric] = &[
-    metric("value/error", "Squared error of the critic, with `advantage.baseline = \"critic\"`."),
-    metric("value/clip_ratio", "Share of tokens whose value `critic.clip` held."),
+    metric("value/error", "Mean squared error of the critic, with `advantage.baseline = \"critic\"`."),
+    metric("value/clip_ratio", "Fraction of tokens whose value was clipped by `critic.clip`."),
 ];
 
-/// Groups that teach nothing.
+/// Groups without learning signal.
 pub(super) const EQUAL: &[Metric] =
-    &[metric("dynamic_filtering_ratio", "Share of prompts left out by `filter_equal`.")];
+    &[metric("dynamic_filtering_ratio", "Fraction of prompts left out by `filter_equal`.")];
 
-/// Answers that are too long.
+/// Completions that are too long.
 pub(super) const OVERLONG: &[Metric] = &[
-    metric("rewards/overlong/mean", "What `overlong` takes from a reward."),
-    metric("truncated_filtering_ratio", "Share of answers left out by `mask_truncated`."),
+    metric("rewards/overlong/mean", "Mean penalty of `overlong`."),
+    metric("truncated_filtering_ratio", "Fraction of completions left out by `mask_truncated`."),
 ];
 
 /// All that the shared settings of the policy-gradient methods write.
@@ -153,23 +152,23 @@ pub(super) const POLICY: &[&[Metric]] = &[REWARDED, SURROGATE, REFERENCE, CRITIC
 /// The search that takes the optimizer's place.
 pub const TRUST: &[Metric] = &[
     metric("trust/kl", "Mean KL per token between the policy before and after the step."),
-    metric("trust/improvement", "How much the loss fell."),
-    metric("trust/tries", "Steps tried until one was good."),
-    metric("trust/step", "The step taken, as a share of the longest."),
+    metric("trust/improvement", "Decrease of the loss."),
+    metric("trust/tries", "Line-search steps tried."),
+    metric("trust/step", "Accepted step as a fraction of the longest."),
 ];
 
-/// Pairs of a better and a worse answer.
+/// Pairs of a chosen and a rejected completion.
 pub(super) const PAIRED: &[Metric] = &[
     metric(
         "rewards/chosen",
-        "Implicit reward of the chosen answer: the scale (beta or tau) times its log-probability, as the loss takes it: \
-         less the reference's where there is one, per token where the formula has a mean.",
+        "Implicit reward of the chosen completion: beta (or tau) times its log-probability as in the loss: minus the \
+         reference's where there is one, per token where the formula has a mean.",
     ),
-    metric("rewards/rejected", "The same of the rejected one."),
-    metric("rewards/margins", "The difference of the two."),
-    metric("rewards/accuracies", "Share of pairs in which the chosen answer has the larger one."),
-    metric("logps/chosen", "Log-probability of the chosen answer, summed over its tokens."),
-    metric("logps/rejected", "The same of the rejected one."),
+    metric("rewards/rejected", "The same for the rejected one."),
+    metric("rewards/margins", "Difference of the two."),
+    metric("rewards/accuracies", "Fraction of pairs in which the chosen completion has the larger one."),
+    metric("logps/chosen", "Log-probability of the chosen completion, summed over its tokens."),
+    metric("logps/rejected", "The same for the rejected one."),
 ];
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! Behaviour cloning weighted by advantage: maximum likelihood in which each answer counts for how good it was.
+//! Behaviour cloning weighted by advantage: maximum likelihood in which each completion counts for how good it was.
 //!
-//! Loss: `-Σ w_t A logp_t` with the weights `w_t` of supervised fine-tuning and one `A` for each answer. `A` is the row's
+//! Loss: `-Σ w_t A logp_t` with the weights `w_t` of supervised fine-tuning and one `A` for each completion. `A` is the row's
 //! `advantage`, 1 where there is none (then this is plain imitation); or, for rows with `completions` and `rewards`, the
-//! answer's reward, less the mean of its group with `baseline = "group"`.
+//! completion's reward, less the mean of its group with `baseline = "group"`.
 //!
 //! Differences from common implementations:
-//! 1. A negative `A` makes an answer less likely without bound; `clip_negative` (on by default) takes such answers as 0.
-//! 2. Divisors count all answers, also those of weight 0, and are those of the whole update.
-//! 3. Advantage-weighted regression (Peng et al., 2019) weighs an answer by `exp(A / β)`; here its weight is `A` itself.
+//! 1. A negative `A` makes a completion less probable without bound; `clip_negative` (on by default) takes such completions as 0.
+//! 2. Divisors count all completions, also those of weight 0, and are those of the whole update.
+//! 3. Advantage-weighted regression (Peng et al., 2019) weighs a completion by `exp(A / β)`; here its weight is `A` itself.
 
 use super::math::advantage::centre;
 use super::math::aggregate::Aggregate;
@@ -23,13 +23,13 @@ use std::collections::BTreeMap;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "mle",
-    about: "behaviour cloning: imitate each answer as much as its reward or advantage says",
+    about: "behaviour cloning: imitate each completion as much as its reward or advantage says",
     paper: "Peng et al., Advantage-Weighted Regression, 2019, arXiv 1910.00177",
     source: include_str!("mle.rs"),
     feed: Feed::Weighted,
     metrics: &[&[
-        metric("reward", "Reward of an answer, or its advantage where the rows have that."),
-        metric("advantage", "What an answer counts for, after the baseline."),
+        metric("reward", "Reward of a completion, or its advantage where the rows have that."),
+        metric("advantage", "What a completion counts for, after the baseline."),
         ENTROPY,
     ]],
     defaults: || json!(Options::default()),
@@ -40,15 +40,15 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// How token losses are averaged.
+    /// Aggregation of token losses.
     aggregate: Aggregate,
-    /// The fixed length of `aggregate = "constant"`. [1, 1048576]
+    /// Fixed length of `aggregate = "constant"`. [1, 1048576]
     length: usize,
     /// What is subtracted from rewards.
     baseline: Baseline,
-    /// Divide by the deviation within the group.
+    /// Divide by the standard deviation within the group.
     divide_by_std: bool,
-    /// Take answers worse than the baseline as 0 instead of making them less likely.
+    /// Take completions worse than the baseline as 0 instead of making them less probable.
     clip_negative: bool,
 }
 
@@ -58,7 +58,7 @@ struct Options {
 enum Baseline {
     /// Nothing: the reward itself.
     None,
-    /// The mean of the answers to the same prompt.
+    /// The mean of the completions to the same prompt.
     Group,
 }
 

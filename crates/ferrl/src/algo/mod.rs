@@ -178,7 +178,7 @@ pub struct Refusal {
 pub struct UpdatePlan {
     /// Passes over the experience.
     pub epochs: usize,
-    /// Updates in each pass.
+    /// Updates per pass.
     pub minibatches: usize,
     /// Steps at the start that train the critic alone.
     pub policy_frozen_steps: u64,
@@ -258,7 +258,8 @@ pub fn find(name: &str) -> Result<&'static Entry> {
     })
 }
 
-/// Reads settings of a type; unknown keys and wrong types are refused with key and nearest name. `"off"` is no value:
+/// Reads settings of a type; unknown keys, wrong types and numbers out of the range that ends a setting's comment are
+/// refused with their key. `"off"` is no value:
 /// what has one by default can be switched off.
 pub fn settings<T: DeserializeOwned + JsonSchema>(name: &str, mut values: Value) -> Result<T> {
     let place = if name.contains('.') { name.to_string() } else { format!("algo ({name})") };

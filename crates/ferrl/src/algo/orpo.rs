@@ -1,27 +1,26 @@
 //! Odds ratio preference optimisation (Hong et al., 2024, arXiv 2403.07691): imitation and preference at once, without a
 //! reference model.
 //!
-//! Loss: the chosen answers' negative log-likelihood, a mean over tokens, plus the mean over pairs of
-//! `-λ log σ(log odds(chosen) - log odds(rejected))` with `odds = p / (1 - p)` and `log p` the mean of the answer's token
+//! Loss: the chosen completions' negative log-likelihood, a mean over tokens, plus the mean over pairs of
+//! `-λ log σ(log odds(chosen) - log odds(rejected))` with `odds = p / (1 - p)` and `log p` the mean of the completion's token
 //! log-probabilities.
 //!
 //! Differences from the paper and from TRL:
 //! 1. `log(1 - p)` is computed without cancellation where p is near 1, and p is held below `1 - 2^-24`: a certain
-//!    answer has infinite odds, and TRL's gradient is not a number there.
-//! 2. TRL imitates the prompt's tokens too; ours imitates the answer, as the paper's formula says. For prompts of one
+//!    completion has infinite odds, and TRL's gradient is not a number there.
+//! 2. TRL imitates the prompt's tokens too; ours imitates the completion, as the paper's formula says. For prompts of one
 //!    token both are the same.
 //! 3. Divided by tokens and pairs of the whole update.
 
 use super::math::{log_sigmoid, sigmoid};
-use super::preference::{self, Pair, Term, log_one_minus_exp, not_negative};
+use super::preference::{self, Pair, Term, log_one_minus_exp};
 use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{ByRole, Loss, MicroBatch};
-use ferrl_engine::Result;
 use ferrl_engine::math::exp;
 use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "orpo",
@@ -32,7 +31,7 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),
-    build,
+    build: |values| Ok(Box::new(Orpo(settings("orpo", values)?))),
 };
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
@@ -50,12 +49,6 @@ impl Default for Options {
 
 /// A probability is at most one minus this, the spacing of f32 below 1.
 const CERTAIN: f64 = 1.0 / (1 << 24) as f64;
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    let o: Options = settings("orpo", values)?;
-    not_negative("orpo", "beta", o.beta)?;
-    Ok(Box::new(Orpo(o)))
-}
 
 struct Orpo(Options);
 

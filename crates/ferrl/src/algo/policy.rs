@@ -1,4 +1,4 @@
-//! What the policy-gradient methods share: settings here, arithmetic below.
+//! Settings and arithmetic that the policy-gradient methods share.
 //!
 //! Each method's file says which settings make it and what it changes.
 
@@ -25,67 +25,67 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
-    /// How the ratio of new to old probability enters the loss.
+    /// Surrogate objective.
     pub surrogate: Surrogate,
-    /// Over which tokens the ratio is taken.
+    /// Probability ratio: per token or per sequence.
     pub ratio: Ratio,
-    /// Probability ratios are clipped below `1 - clip_low`. (0, 1]
+    /// Lower clip range: ratios are clipped below `1 - clip_low`. (0, 1]
     pub clip_low: f64,
-    /// Probability ratios are clipped above `1 + clip_high`. (0, 1000]
+    /// Upper clip range: ratios are clipped above `1 + clip_high`. (0, 1000]
     pub clip_high: f64,
-    /// A negative advantage is multiplied with no larger ratio than this. (1, 1000]
+    /// Dual-clip PPO: upper bound of the ratio where the advantage is negative. (1, 1000]
     pub dual_clip: Option<f64>,
-    /// How token losses are averaged.
+    /// Aggregation of token losses.
     pub aggregate: Aggregate,
-    /// The fixed length of `aggregate = "constant"` and of `overlong`; a recipe fills in its generation limit.
+    /// Fixed length of `aggregate = "constant"` and of `overlong`; `rollout.max_new_tokens` by default.
     /// [0, 1048576]
     pub length: usize,
-    /// Answers in this last share of the length lose up to 1 of their reward; 0 is off. [0, 1]
+    /// Soft overlong penalty: completions in this last fraction of `length` lose up to 1 of their reward; 0 disables it. [0, 1]
     pub overlong: f64,
-    /// Answers that the length limit cut off are compared with but not learned from.
+    /// Mask truncated completions: they count in baselines but not in the loss.
     pub mask_truncated: bool,
-    /// Weight of the entropy bonus. [-10, 10]
+    /// Entropy bonus coefficient. [-10, 10]
     pub entropy_coef: f64,
-    /// The penalty for leaving the reference.
+    /// KL penalty towards the reference.
     pub kl: Kl,
-    /// How advantages come from rewards.
+    /// Advantage estimation.
     pub advantage: Advantage,
-    /// Importance weights for tokens of an older policy.
+    /// Importance-sampling correction for tokens sampled by an older policy.
     pub correction: Correction,
-    /// The critic's loss.
+    /// Value loss of the critic.
     pub critic: Critic,
-    /// Passes over each rollout. [1, 1000]
+    /// Passes over each rollout (PPO epochs). [1, 1000]
     pub epochs: usize,
-    /// Updates in each pass. [1, 1000000]
+    /// Updates per pass. [1, 1000000]
     pub minibatches: usize,
-    /// An update whose mean probability ratio exceeds this is skipped. (1, 1000]
+    /// Skip an update whose mean probability ratio exceeds this. (1, 1000]
     pub skip_ratio: Option<f64>,
     /// Steps at the start that train the critic alone, as in verl and OpenRLHF; of a critic on the policy's trunk
     /// (`critic.shared`) that is its value head, at `critic.lr`. [0, 1000000000]
     pub critic_warmup: u64,
-    /// Leave out groups whose rewards are all equal; a step where all are makes no update.
+    /// Drop groups whose rewards are all equal; a step in which all are makes no update.
     pub filter_equal: bool,
-    /// How often more prompts are asked for in place of those that `filter_equal` leaves out. [0, 1000]
+    /// Dynamic sampling: rounds of further prompts in place of the groups that `filter_equal` drops. [0, 1000]
     pub refills: usize,
 }
 
-/// The penalty for leaving the reference.
+/// KL penalty towards the reference.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Kl {
-    /// Its weight; 0 needs no reference. [0, 1000]
+    /// KL coefficient; 0 needs no reference. [0, 1000]
     pub coef: f64,
-    /// Where it is felt.
+    /// Where the penalty is applied.
     pub place: Place,
-    /// How it is estimated.
+    /// KL estimator.
     pub estimator: Estimator,
-    /// Steer the weight so that the KL per trajectory stays near this. (0, 1000000]
+    /// Target KL per trajectory of the adaptive KL controller; unset keeps `coef` fixed. (0, 1000000]
     pub target: Option<f64>,
-    /// Trajectories over which the steering acts. (0, 1000000000]
+    /// Horizon of the adaptive KL controller, in trajectories. (0, 1000000000]
     pub horizon: f64,
 }
 
-/// Where the KL penalty is felt.
+/// Where the KL penalty is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
@@ -97,43 +97,43 @@ pub enum Place {
     Advantage,
 }
 
-/// How advantages come from rewards.
+/// Advantage estimation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Advantage {
-    /// What the return is compared with.
+    /// Baseline that is subtracted from the return.
     pub baseline: Baseline,
-    /// Divide by the deviation of the group (or batch) too.
+    /// Divide by the standard deviation of the group (or batch).
     pub divide_by_std: bool,
-    /// Compare each source of reward by itself, then add up with the sources' weights.
+    /// Normalise each reward on its own, then add them by weight.
     pub parts: bool,
-    /// Credit a token with the rewards from it on, not with the whole return.
+    /// Reward-to-go: credit a token with the rewards after it instead of the whole return.
     pub to_go: bool,
-    /// Normalisation over the whole rollout, afterwards.
+    /// Normalisation over the whole rollout.
     pub normalise: Normalise,
-    /// Share of the old value that `baseline = "moving"` keeps at each step. [0, 1]
+    /// Decay of the moving average with `baseline = "moving"`. [0, 1]
     pub decay: f64,
-    /// Discount, for the critic and for `to_go`. [0, 1]
+    /// Discount factor, for the critic and for `to_go`. [0, 1]
     pub gamma: f64,
-    /// Trace decay of the critic's advantages. [0, 1]
+    /// GAE lambda. [0, 1]
     pub lambda: f64,
 }
 
-/// What a return is compared with.
+/// Baseline that is subtracted from a return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Baseline {
-    /// The mean of the answers to the same prompt.
+    /// The mean over the completions to the same prompt.
     Group,
-    /// The mean of the other answers to the same prompt.
+    /// The mean over the other completions to the same prompt (leave-one-out).
     Others,
-    /// The mean of all answers of the rollout.
+    /// The mean over all completions of the rollout.
     Batch,
-    /// A moving average over the rollouts before.
+    /// A moving average over previous rollouts.
     Moving,
-    /// Nothing.
+    /// No baseline.
     None,
-    /// The critic, by generalised advantage estimation.
+    /// The critic, by generalised advantage estimation (GAE).
     Critic,
 }
 
@@ -141,9 +141,9 @@ pub enum Baseline {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Critic {
-    /// Its weight. [0, 1000]
+    /// Value loss coefficient. [0, 1000]
     pub coef: f64,
-    /// The value may move this far from what it was; `"off"` lets it. (0, 1000000]
+    /// Value clip range: maximum change of the value; `"off"` disables it. (0, 1000000]
     pub clip: Option<f64>,
     /// Half the square (OpenAI, TRL) or the square (RL2).
     pub half: bool,
@@ -203,26 +203,27 @@ impl Default for Critic {
     }
 }
 
+/// Whether settings are broken, what is wrong, and a fix.
+type Rule = (bool, &'static str, &'static str);
+
 impl Policy {
-    /// Refuses settings that cannot learn, or that would do nothing.
+    /// Refuses settings that cannot learn, or that would do nothing; ranges are checked where settings are read.
     pub fn check(&self) -> Result<()> {
-        let a = &self.advantage;
-        let clip_is_odd = !(self.clip_low > 0.0 && self.clip_low <= 1.0 && self.clip_high > 0.0);
-        let has_length = self.aggregate == Aggregate::Constant || self.overlong > 0.0;
-        let compares = matches!(a.baseline, Baseline::Group | Baseline::Others);
-        let apart = a.baseline == Baseline::Group && !a.to_go && self.kl.place != Place::Reward;
-        let unit = |x: f64| (0.0..=1.0).contains(&x);
-        let rules: [(bool, &str, &str); 15] = [
-            (
-                self.critic_warmup > 0 && a.baseline != Baseline::Critic,
-                "critic_warmup trains a critic alone, and this baseline has none: nothing would be trained",
-                "algo.critic_warmup = 0, or algo.advantage.baseline = \"critic\"",
-            ),
-            (
-                clip_is_odd,
-                "clip_low must lie in (0, 1] and clip_high above 0",
-                "algo.clip_low = 0.2, algo.clip_high = 0.2",
-            ),
+        let rules = [
+            self.surrogate_rules(),
+            self.update_rules(),
+            self.kl_rules(),
+            self.length_rules(),
+            self.advantage_rules(),
+        ];
+        match rules.into_iter().flatten().find(|r| r.0) {
+            Some((_, what, fix)) => Err(Error::usage(what).at("algo").fix(fix)),
+            None => Ok(()),
+        }
+    }
+
+    fn surrogate_rules(&self) -> Vec<Rule> {
+        vec![
             (
                 self.dual_clip.is_some_and(|d| d <= 1.0 + self.clip_high),
                 "dual_clip must lie above 1 + clip_high",
@@ -238,27 +239,18 @@ impl Policy {
                 "algo.surrogate = \"logp\" has no ratio",
                 "algo.ratio = \"token\"",
             ),
+        ]
+    }
+
+    fn update_rules(&self) -> Vec<Rule> {
+        let a = &self.advantage;
+        let compares = matches!(a.baseline, Baseline::Group | Baseline::Others);
+        vec![
             (
-                self.epochs == 0 || self.minibatches == 0,
-                "epochs and minibatches must be at least 1",
-                "algo.epochs = 1",
+                self.critic_warmup > 0 && a.baseline != Baseline::Critic,
+                "critic_warmup trains a critic alone, and this baseline has none: nothing would be trained",
+                "algo.critic_warmup = 0, or algo.advantage.baseline = \"critic\"",
             ),
-            (
-                self.kl.coef < 0.0 || self.kl.horizon <= 0.0,
-                "kl.coef must not be negative and kl.horizon above 0",
-                "algo.kl.coef = 0.001",
-            ),
-            (
-                self.kl.target.is_some() && self.kl.coef == 0.0,
-                "kl.target steers kl.coef, which is 0",
-                "a kl.coef to start from, such as 0.05",
-            ),
-            (
-                has_length && self.length == 0,
-                "algo.aggregate = \"constant\" and algo.overlong need a length",
-                "algo.length = 256, the generation limit",
-            ),
-            (!unit(self.overlong), "overlong is a share of the length", "algo.overlong = 0.2"),
             (
                 self.skip_ratio.is_some() && self.epochs * self.minibatches == 1,
                 "skip_ratio has nothing to skip with one update per rollout",
@@ -269,11 +261,30 @@ impl Policy {
                 "refills replace groups that filter_equal leaves out",
                 "algo.filter_equal = true and a baseline within the group",
             ),
-            (
-                !unit(a.decay) || !unit(a.gamma) || !unit(a.lambda),
-                "decay, gamma and lambda lie in [0, 1]",
-                "algo.advantage.gamma = 1.0",
-            ),
+        ]
+    }
+
+    fn kl_rules(&self) -> Vec<Rule> {
+        vec![(
+            self.kl.target.is_some() && self.kl.coef == 0.0,
+            "kl.target steers kl.coef, which is 0",
+            "a kl.coef to start from, such as 0.05",
+        )]
+    }
+
+    fn length_rules(&self) -> Vec<Rule> {
+        let has_length = self.aggregate == Aggregate::Constant || self.overlong > 0.0;
+        vec![(
+            has_length && self.length == 0,
+            "algo.aggregate = \"constant\" and algo.overlong need a length",
+            "algo.length = 256, the generation limit",
+        )]
+    }
+
+    fn advantage_rules(&self) -> Vec<Rule> {
+        let a = &self.advantage;
+        let apart = a.baseline == Baseline::Group && !a.to_go && self.kl.place != Place::Reward;
+        vec![
             (
                 a.to_go && a.baseline == Baseline::Critic,
                 "the critic's advantages count from each token on already",
@@ -284,11 +295,7 @@ impl Policy {
                 "advantage.parts compares within the group, whole answers, without a KL in the reward",
                 "algo.advantage.baseline = \"group\", algo.advantage.to_go = false, algo.kl.place = \"loss\"",
             ),
-        ];
-        match rules.into_iter().find(|r| r.0) {
-            Some((_, what, fix)) => Err(Error::usage(what).at("algo").fix(fix)),
-            None => Ok(()),
-        }
+        ]
     }
 
     /// How the updates of a step are made.

@@ -1,26 +1,25 @@
 //! What the methods on pairs share: both sides' log-probabilities in, the loss's slopes by them out.
 //!
 //! Each method is a function from one [`Pair`] to one [`Term`]; summing, dividing and spreading a slope over the tokens
-//! of an answer happen here, once.
+//! of a completion happen here, once.
 
 use crate::experience::{ByRole, Loss, Metrics, MicroBatch, Role, Sequence};
 use ferrl_engine::math::{exp, ln};
 use ferrl_engine::train::Stats;
-use ferrl_engine::{Error, Result};
 
-/// One answer of a pair.
+/// One completion of a pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Side {
-    /// Log-probability of the answer: the sum over its tokens.
+    /// Log-probability of the completion: the sum over its tokens.
     pub logp: f64,
     /// The same under the reference; 0 where there is none.
     pub reference: f64,
-    /// Tokens of the answer.
+    /// Tokens of the completion.
     pub tokens: f64,
 }
 
 impl Side {
-    /// How much likelier the answer has become than under the reference.
+    /// How much more probable the completion has become than under the reference.
     pub fn gain(&self) -> f64 {
         self.logp - self.reference
     }
@@ -30,7 +29,7 @@ impl Side {
     }
 }
 
-/// A better and a worse answer to the same question.
+/// A better and a worse completion to the same prompt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
     /// The better one.
@@ -39,7 +38,7 @@ pub(super) struct Pair {
     pub rejected: Side,
     /// What the pair counts for in a mean over the update's pairs.
     pub share: f64,
-    /// What a token of the better answer counts for in a mean over all such tokens.
+    /// What a token of the better completion counts for in a mean over all such tokens.
     pub token_share: f64,
 }
 
@@ -48,16 +47,16 @@ pub(super) struct Pair {
 pub(super) struct Term {
     /// The loss, already divided.
     pub loss: f64,
-    /// d loss / d log-probability of the better answer.
+    /// d loss / d log-probability of the better completion.
     pub chosen: f64,
-    /// d loss / d log-probability of the worse answer.
+    /// d loss / d log-probability of the worse completion.
     pub rejected: f64,
-    /// The rewards that the answers implicitly get: better and worse.
+    /// The rewards that the completions implicitly get: better and worse.
     pub rewards: (f64, f64),
 }
 
 impl Term {
-    /// Adds `coef` times the negative log-likelihood of the better answer, a mean over tokens.
+    /// Adds `coef` times the negative log-likelihood of the better completion, a mean over tokens.
     pub fn imitate(mut self, pair: &Pair, coef: f64) -> Self {
         self.loss -= coef * pair.token_share * pair.chosen.logp;
         self.chosen -= coef * pair.token_share;
@@ -98,7 +97,7 @@ pub(super) fn loss(batch: &MicroBatch<'_>, stats: &ByRole<Stats>, term: impl Fn(
     Loss::policy(value, grads, metrics)
 }
 
-/// Log-probability of an answer: the sum over its tokens.
+/// Log-probability of a completion: the sum over its tokens.
 pub(super) fn answer_logp(stats: &Stats, row: usize, s: &Sequence) -> f64 {
     s.actions().map(|i| stats.logp[row + i] as f64).sum()
 }
@@ -113,24 +112,6 @@ pub(super) fn log_one_minus_exp(x: f64) -> f64 {
     } else {
         ln(1.0 - exp(x))
     }
-}
-
-/// Refuses a setting that has to be above 0.
-pub(super) fn positive(algorithm: &str, name: &str, value: f64) -> Result<()> {
-    within(algorithm, name, value, value > 0.0 && value.is_finite(), "a number above 0")
-}
-
-/// Refuses a setting that must not be negative.
-pub(super) fn not_negative(algorithm: &str, name: &str, value: f64) -> Result<()> {
-    within(algorithm, name, value, value >= 0.0 && value.is_finite(), "0 or a number above it")
-}
-
-/// Refuses a setting outside its range.
-pub(super) fn within(algorithm: &str, name: &str, value: f64, good: bool, wanted: &str) -> Result<()> {
-    if good {
-        return Ok(());
-    }
-    Err(Error::usage(format!("{name} is {value}, expected {wanted}")).at(format!("algo ({algorithm})")))
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
 //! REINFORCE (Williams, 1992, Machine Learning 8, doi 10.1007/BF00992696).
 //!
-//! Loss: the token mean of `-(R - b) logp`, with `R` the return of the whole answer and `b` a baseline.
+//! Loss: the token mean of `-(R - b) logp`, with `R` the return of the whole completion and `b` a baseline.
 //!
 //! Differences from the paper:
 //! 1. The baseline is the mean return of the rollout; `advantage.baseline` may be `moving` (an average over earlier
 //!    rollouts, the paper's reinforcement comparison), `none`, or one of the group's. The rollout's mean contains the
-//!    answer itself, which shrinks the gradient by one part in the number of answers and changes nothing else.
-//! 2. `aggregate = "token"` divides by tokens; `constant` sums an answer's tokens up to a fixed factor, as the paper.
+//!    completion itself, which shrinks the gradient by one part in the number of completions and changes nothing else.
+//! 2. `aggregate = "token"` divides by tokens; `constant` sums a completion's tokens up to a fixed factor, as the paper.
 
 use super::math::surrogate::Surrogate;
 use super::policy::{Advantage, Baseline, Policy, method};

@@ -1,10 +1,10 @@
-//! REINFORCE++ with baseline (Hu et al., 2025, arXiv 2501.03262, the variant for several answers to a prompt).
+//! REINFORCE++ with baseline (Hu et al., 2025, arXiv 2501.03262, the variant for several completions to a prompt).
 //!
 //! Advantage: `R - mean of the group`, then `(A - mean) / std` over all tokens of the whole rollout. Loss: the token mean
 //! of PPO's clipped surrogate plus `β k2(logp, ref)`.
 //!
 //! Differences from the paper:
-//! 1. `std` is the sample deviation (n - 1), plus 1e-8.
+//! 1. `std` is the sample standard deviation (n - 1), plus 1e-8.
 //! 2. The KL weight is 0.001; 0 drops the reference model.
 
 use super::math::advantage::Normalise;

@@ -1,59 +1,59 @@
 //! ReST-EM (Singh et al., 2023, arXiv 2312.06585), also known as rejection-sampling fine-tuning.
 //!
-//! Each step is one turn of expectation and maximisation. E: sample answers, keep those with a reward of at least
-//! `threshold`, at most `per_prompt` to each question. M: fine-tune on them, `epochs` passes of `minibatches` updates with
-//! the loss `-mean_t logp_t`, averaged over answers.
+//! Each step is one turn of expectation and maximisation. E: sample completions, keep those with a reward of at least
+//! `threshold`, at most `per_prompt` to each prompt. M: fine-tune on them, `epochs` passes of `minibatches` updates with
+//! the loss `-mean_t logp_t`, averaged over completions.
 //!
 //! Differences from the paper:
 //! 1. `restart = true` fine-tunes the model the stage started from anew at each step, as the paper does; off (the
 //!    default) each step goes on from the last, which needs far fewer updates.
-//! 2. The paper fine-tunes for as long as the reward on held-out questions rises. Here that is up to the run:
+//! 2. The paper fine-tunes for as long as the reward on held-out prompts rises. Here that is up to the run:
 //!    `checkpoint.metric = "eval/pass@1"` with `eval.every = 1` and `checkpoint.patience = 1` ends it at the first step that
 //!    does not improve, with `checkpoint.keep_best = 1` and `checkpoint.use_best = true` the best one is handed on. Off by
 //!    default: without `restart` a step is one small update, and one that does not improve says little.
-//! 3. The first `per_prompt` right answers are kept in the order of samples; identical ones count once.
-//! 4. A step whose answers are all wrong makes no update.
+//! 3. The first `per_prompt` right completions are kept in the order of samples; identical ones count once.
+//! 4. A step whose completions are all wrong makes no update.
 
 use super::math::aggregate::Aggregate;
 use super::metrics::{ENTROPY, REWARDED, metric};
 use super::policy::reward_metrics;
 use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch, Role};
+use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
-use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "rest_em",
-    about: "rejection-sampling fine-tuning: imitate the own answers that were right",
+    about: "rejection-sampling fine-tuning: imitate the own completions that were right",
     paper: "Singh et al., Beyond Human Data: Scaling Self-Training for Problem-Solving with Language Models, 2023, arXiv 2312.06585",
     source: include_str!("rest_em.rs"),
     feed: Feed::Rollouts,
-    metrics: &[REWARDED, &[metric("kept", "Share of answers that are imitated."), ENTROPY]],
+    metrics: &[REWARDED, &[metric("kept", "Fraction of completions that are imitated."), ENTROPY]],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),
-    build,
+    build: |values| Ok(Box::new(RestEm(settings("rest_em", values)?))),
 };
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Answers with at least this reward are kept. [-1000000, 1000000]
+    /// Completions with at least this reward are kept. [-1000000, 1000000]
     threshold: f64,
-    /// How many answers to one question are kept at most. [1, 65536]
+    /// How many completions to one prompt are kept at most. [1, 65536]
     per_prompt: usize,
     /// Start from the stage's first weights at every step.
     restart: bool,
     /// Passes over what was kept. [1, 1000]
     epochs: usize,
-    /// Updates in each pass. [1, 1000000]
+    /// Updates per pass. [1, 1000000]
     minibatches: usize,
-    /// How token losses are averaged.
+    /// Aggregation of token losses.
     aggregate: Aggregate,
-    /// The fixed length of `aggregate = "constant"`. [1, 1048576]
+    /// Fixed length of `aggregate = "constant"`. [1, 1048576]
     length: usize,
 }
 
@@ -69,16 +69,6 @@ impl Default for Options {
             length: 1024,
         }
     }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    let o: Options = settings("rest_em", values)?;
-    for (name, n) in [("per_prompt", o.per_prompt), ("epochs", o.epochs), ("minibatches", o.minibatches)] {
-        if n == 0 {
-            return Err(Error::usage(format!("{name} must be at least 1")).at("algo (rest_em)"));
-        }
-    }
-    Ok(Box::new(RestEm(o)))
 }
 
 struct RestEm(Options);

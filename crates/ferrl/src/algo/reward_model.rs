@@ -1,7 +1,7 @@
 //! Bradley-Terry reward model (Bradley & Terry, 1952; Stiennon et al., 2020, arXiv 2009.01325).
 //!
 //! Loss, the mean over pairs: `-log σ(r_chosen - r_rejected - m) + c (r_chosen + r_rejected)^2`; `r` is the score at the
-//! last token. `m` is the row's `margin`, how much better the chosen answer is said to be (Touvron et al., 2023, arXiv
+//! last token. `m` is the row's `margin`, how much better the chosen completion is said to be (Touvron et al., 2023, arXiv
 //! 2307.09288), 0 where the data has no such column. `c` is `centre`: it holds the mean score near zero (Eisenstein et
 //! al., 2023, arXiv 2312.09244). For the first `head_only_steps` only the score head learns, so that a random head does
 //! not spoil the trunk; the optimizer starts anew after them.
@@ -12,30 +12,28 @@
 
 use super::math::{log_sigmoid, sigmoid};
 use super::metrics::metric;
-use super::preference::not_negative;
 use super::{Algorithm, Entry, Feed, Needs, UpdatePlan, settings};
 use crate::experience::{ByRole, Loss, Metrics, MicroBatch, Role};
-use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "rm",
-    about: "reward model: score the chosen answer above the rejected one",
+    about: "reward model: score the chosen completion above the rejected one",
     paper: "Stiennon et al., Learning to summarize from human feedback, 2020, arXiv 2009.01325",
     source: include_str!("reward_model.rs"),
     feed: Feed::Pairs,
     metrics: &[&[
-        metric("rewards/chosen", "Score of the chosen answer."),
+        metric("rewards/chosen", "Score of the chosen completion."),
         metric("rewards/rejected", "Score of the rejected one."),
         metric("rewards/margins", "The difference of the two."),
-        metric("rewards/accuracies", "Share of pairs in which the chosen answer has the larger one."),
+        metric("rewards/accuracies", "Fraction of pairs in which the chosen completion has the larger one."),
     ]],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),
-    build,
+    build: |values| Ok(Box::new(RewardModel(settings("rm", values)?))),
 };
 
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -45,12 +43,6 @@ struct Options {
     centre: f64,
     /// Steps at the start in which only the score head learns. [0, 1000000000]
     head_only_steps: u64,
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    let o: Options = settings("rm", values)?;
-    not_negative("rm", "centre", o.centre)?;
-    Ok(Box::new(RewardModel(o)))
 }
 
 struct RewardModel(Options);

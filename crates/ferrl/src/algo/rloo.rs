@@ -1,11 +1,11 @@
 //! RLOO, REINFORCE leave-one-out (Kool et al., 2019; for language models Ahmadian et al., 2024, arXiv 2402.14740).
 //!
-//! `A_i = R_i - mean of the other answers' R`, with `R` the reward minus `β` times the answer's summed `k1(old, ref)`. An
-//! answer is one action: loss is the mean over answers of `-min(ρ A, clip(ρ) A)` with `ρ` the ratio of whole answers.
+//! `A_i = R_i - mean of the other completions' R`, with `R` the reward minus `β` times the completion's summed `k1(old, ref)`. An
+//! completion is one action: loss is the mean over completions of `-min(ρ A, clip(ρ) A)` with `ρ` the ratio of whole completions.
 //!
 //! Differences from the paper:
 //! 1. The ratio and its clip, which are TRL's, change nothing with one update per rollout: there the gradient is the
-//!    paper's `-A ∇ log π(answer)`.
+//!    paper's `-A ∇ log π(completion)`.
 
 use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 pub(super) const ENTRY: Entry = Entry {
     name: "rloo",
-    about: "REINFORCE leave-one-out: each answer against the mean of the others to the same prompt",
+    about: "REINFORCE leave-one-out: each completion against the mean of the others to the same prompt",
     paper: "Ahmadian et al., Back to Basics: Revisiting REINFORCE Style Optimization, 2024, arXiv 2402.14740",
     source: include_str!("rloo.rs"),
     feed: Feed::Rollouts,

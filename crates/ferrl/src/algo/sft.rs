@@ -30,9 +30,9 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// How token losses are averaged.
+    /// Aggregation of token losses.
     aggregate: Aggregate,
-    /// The fixed length of `aggregate = "constant"`. [1, 1048576]
+    /// Fixed length of `aggregate = "constant"`. [1, 1048576]
     length: usize,
 }
 

@@ -4,17 +4,16 @@
 //!
 //! Differences from the paper:
 //! 1. β = 2 and γ = 1, from the ranges it searched (2 to 2.5 and 0.3 to 1.6); it says to tune both.
-//! 2. `sft_coef` adds the chosen answers' negative log-likelihood, as for DPO; the paper has none.
+//! 2. `sft_coef` adds the chosen completions' negative log-likelihood, as for DPO; the paper has none.
 
 use super::math::{log_sigmoid, sigmoid};
-use super::preference::{self, Pair, Term, not_negative, positive};
+use super::preference::{self, Pair, Term};
 use super::{Algorithm, Entry, Feed, Needs, metrics, settings};
 use crate::experience::{ByRole, Loss, MicroBatch};
-use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "simpo",
@@ -25,17 +24,17 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: &[metrics::PAIRED],
     defaults: || json!(Options::default()),
     schema: || schema_for!(Options),
-    build,
+    build: |values| Ok(Box::new(SimPo(settings("simpo", values)?))),
 };
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Scale of the reward, which is the mean log-probability of an answer's tokens. (0, 1000]
+    /// Scale of the reward, which is the mean log-probability of a completion's tokens. (0, 1000]
     beta: f64,
-    /// The margin that the chosen answer's reward should have. [0, 1000]
+    /// The margin that the chosen completion's reward should have. [0, 1000]
     gamma: f64,
-    /// Weight of imitating the chosen answer beside preferring it. [0, 1000]
+    /// Weight of imitating the chosen completion beside preferring it. [0, 1000]
     sft_coef: f64,
 }
 
@@ -43,14 +42,6 @@ impl Default for Options {
     fn default() -> Self {
         Options { beta: 2.0, gamma: 1.0, sft_coef: 0.0 }
     }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    let o: Options = settings("simpo", values)?;
-    positive("simpo", "beta", o.beta)?;
-    not_negative("simpo", "gamma", o.gamma)?;
-    not_negative("simpo", "sft_coef", o.sft_coef)?;
-    Ok(Box::new(SimPo(o)))
 }
 
 struct SimPo(Options);

@@ -1,6 +1,6 @@
 //! Step-DPO (Lai et al., 2024, arXiv 2406.18629): preference on one step of a reasoning chain.
 //!
-//! The loss of DPO where the question is `x, s_1 .. s_(k-1)`, all right so far, and the two answers are only step `k`: one
+//! The loss of DPO where the prompt is `x, s_1 .. s_(k-1)`, all right so far, and the two completions are only step `k`: one
 //! right, the other the first wrong one. Loss tokens are those of that step; nothing before and nothing after it.
 //!
 //! Data: columns `prompt`, `initial_reason_steps` (the steps before, may be empty), `chosen` and `rejected`, the names of

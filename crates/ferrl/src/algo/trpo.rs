@@ -9,7 +9,7 @@
 //!    with the tokens that were sampled. `J v` is a central difference, `J^T u` one backward; nothing is differentiated
 //!    twice. Only in f32.
 //! 2. The bound is on the mean over tokens of the KL over the whole vocabulary, not on an estimate of it.
-//! 3. `F` uses `fisher_share` of the answers, spread evenly over the rollout.
+//! 3. `F` uses `fisher_share` of the completions, spread evenly over the rollout.
 //! 4. Advantages are GRPO's by default; `advantage.baseline = "critic"` is the paper's. A critic is a model of its own,
 //!    trained by the optimizer, `critic_updates` times on each rollout.
 //! 5. The learning rate of `optim` is not used by the policy: `delta` decides how far a step goes.
@@ -21,8 +21,8 @@ use super::policy::{Advantage, Baseline, Critic, Kl, Method, Policy, merged};
 use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::experience::{ByRole, Experience, Loss, MicroBatch};
 use crate::trust_region::TrustRegion;
+use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
-use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -48,7 +48,7 @@ struct Options {
     damping: f64,
     /// Iterations of the conjugate gradients. [1, 1000]
     cg_steps: usize,
-    /// Share of the answers that the Fisher matrix is estimated with. (0, 1]
+    /// Fraction of the completions that the Fisher matrix is estimated with. (0, 1]
     fisher_share: f64,
     /// A step that fails is shortened by this factor. (0, 1)
     shrink: f64,
@@ -56,19 +56,19 @@ struct Options {
     tries: usize,
     /// Updates of the critic on each rollout, where there is one. [1, 1000]
     critic_updates: usize,
-    /// How token losses are averaged.
+    /// Aggregation of token losses.
     aggregate: Aggregate,
-    /// The fixed length of `aggregate = "constant"`; a recipe fills in its generation limit. [0, 1048576]
+    /// Fixed length of `aggregate = "constant"`; `rollout.max_new_tokens` by default. [0, 1048576]
     length: usize,
-    /// Weight of the entropy bonus. [-10, 10]
+    /// Entropy bonus coefficient. [-10, 10]
     entropy_coef: f64,
-    /// The penalty for leaving the reference.
+    /// KL penalty towards the reference.
     kl: Kl,
-    /// How advantages come from rewards.
+    /// Advantage estimation.
     advantage: Advantage,
-    /// The critic's loss.
+    /// Value loss of the critic.
     critic: Critic,
-    /// Leave out groups whose rewards are all equal.
+    /// Drop groups whose rewards are all equal.
     filter_equal: bool,
 }
 
@@ -95,14 +95,6 @@ impl Default for Options {
 
 fn build(values: Value) -> Result<Box<dyn Algorithm>> {
     let o: Options = settings("trpo", merged(json!(Options::default()), values))?;
-    let share = |x: f64| x > 0.0 && x <= 1.0;
-    let whole = o.cg_steps > 0 && o.tries > 0 && o.critic_updates > 0;
-    if !(o.delta > 0.0 && o.damping > 0.0 && whole && share(o.fisher_share) && share(o.shrink)) {
-        let what = "delta, damping, cg_steps, tries and critic_updates must be above 0, shares in (0, 1]";
-        return Err(Error::usage(what)
-            .at("algo")
-            .fix("algo.delta = 0.01, algo.damping = 0.1, algo.fisher_share = 0.25"));
-    }
     let region = TrustRegion {
         delta: o.delta,
         damping: o.damping,

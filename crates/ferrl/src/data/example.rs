@@ -19,23 +19,23 @@ pub struct Tokens {
 pub enum Example {
     /// Tokens to imitate.
     Text(Tokens),
-    /// A better and a worse answer.
+    /// A better and a worse completion.
     Pair {
         /// The better one, prompt included.
         chosen: Tokens,
         /// The worse one, prompt included.
         rejected: Tokens,
     },
-    /// An answer that is good or bad.
+    /// A completion that is good or bad.
     Labelled {
-        /// Prompt and answer.
+        /// Prompt and completion.
         tokens: Tokens,
         /// Whether it is good.
         label: bool,
     },
-    /// An answer with a probability.
+    /// A completion with a probability.
     Target {
-        /// Prompt and answer.
+        /// Prompt and completion.
         tokens: Tokens,
         /// The probability.
         target: f32,
@@ -45,14 +45,14 @@ pub enum Example {
         /// Its tokens.
         ids: Vec<u32>,
     },
-    /// Answers to one prompt, with rewards.
+    /// Completions to one prompt, with rewards.
     Group {
-        /// Each answer, prompt included.
+        /// Each completion, prompt included.
         completions: Vec<Tokens>,
-        /// Rewards by name, one per answer.
+        /// Rewards by name, one per completion.
         rewards: Vec<(String, Vec<f32>)>,
     },
-    /// An answer in steps.
+    /// A completion in steps.
     Steps {
         /// Prompt and steps; the last token of each step is marked.
         tokens: Tokens,

@@ -38,7 +38,7 @@ pub use encode::Encoder;
 pub use example::{Counts, Example, Overlong, Sample, Tokens};
 pub use findings::{Findings, Found};
 pub use portions::{PORTION, portions};
-pub use source::{Bound, Slice, Source};
+pub use source::{Bound, Slice, Source, nearest_path};
 pub use texts::{Texts, strings};
 
 /// One row of data: column names and JSON values, in the order of the file.

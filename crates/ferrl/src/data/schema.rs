@@ -17,19 +17,19 @@ pub(super) use value::{is_assistant, is_strange};
 pub enum RowKind {
     /// Text to imitate.
     Sft,
-    /// A better and a worse answer.
+    /// A better and a worse completion.
     Preference,
     /// A right and a wrong step after the same beginning.
     StepPreference,
-    /// An answer that is good or bad.
+    /// A completion that is good or bad.
     Unpaired,
-    /// An answer with a probability.
+    /// A completion with a probability.
     Target,
     /// A prompt to answer.
     Prompt,
-    /// A prompt with several answers and their rewards.
+    /// A prompt with several completions and their rewards.
     Group,
-    /// An answer in steps, each right or wrong.
+    /// A completion in steps, each right or wrong.
     Steps,
 }
 
@@ -126,20 +126,20 @@ pub enum Fields {
     Text(String),
     /// A conversation whose assistant turns are imitated.
     Conversation(Vec<Value>),
-    /// A prompt and an answer to imitate.
+    /// A prompt and a completion to imitate.
     Completion {
         /// What comes before.
         prompt: Content,
-        /// The answer.
+        /// The completion.
         completion: Content,
     },
-    /// A better and a worse answer.
+    /// A better and a worse completion.
     Pair {
         /// What comes before.
         prompt: Content,
-        /// The better answer.
+        /// The better completion.
         chosen: Content,
-        /// The worse answer.
+        /// The worse completion.
         rejected: Content,
     },
     /// A right and a wrong step.
@@ -153,36 +153,36 @@ pub enum Fields {
         /// The wrong step.
         rejected: String,
     },
-    /// An answer that is good or bad.
+    /// A completion that is good or bad.
     Labelled {
         /// What comes before.
         prompt: Content,
-        /// The answer.
+        /// The completion.
         completion: Content,
         /// Whether it is good.
         label: bool,
     },
-    /// An answer with a probability.
+    /// A completion with a probability.
     Target {
         /// What comes before.
         prompt: Content,
-        /// The answer.
+        /// The completion.
         completion: Content,
         /// The probability.
         target: f32,
     },
     /// A prompt to answer.
     Prompt(Content),
-    /// Answers to one prompt, with rewards.
+    /// Completions to one prompt, with rewards.
     Group {
         /// What comes before.
         prompt: Content,
-        /// The answers.
+        /// The completions.
         completions: Vec<Content>,
-        /// Rewards by name, one per answer; a plain list is named `reward`.
+        /// Rewards by name, one per completion; a plain list is named `reward`.
         rewards: Vec<(String, Vec<f32>)>,
     },
-    /// An answer in steps.
+    /// A completion in steps.
     Steps {
         /// What comes before.
         prompt: Content,

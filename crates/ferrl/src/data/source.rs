@@ -321,18 +321,27 @@ fn special(_kind: &std::fs::FileType) -> &'static str {
     "a device"
 }
 
+/// The entry beside a path whose name is nearest to it, of those that fit.
+pub fn nearest_path(path: &Path, fits: impl Fn(&str) -> bool) -> Option<PathBuf> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name()?.to_str()?;
+    let entries = std::fs::read_dir(parent).ok()?.filter_map(|e| e.ok()?.file_name().into_string().ok());
+    // A link that leads nowhere is there, and is not what was meant.
+    let mut names: Vec<String> = entries.filter(|n| n != name && !n.starts_with('.') && fits(n)).collect();
+    names.sort_unstable();
+    Some(path.with_file_name(nearest(name, names.iter().map(String::as_str))?))
+}
+
 fn missing(path: &Path) -> Error {
     if let Some(error) = not_a_file(path) {
         return error;
     }
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
-    let names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
-    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let near = nearest(&name, names.iter().map(String::as_str).filter(|n| *n != name));
-    Error::data("there is no such file or folder").at(path.display()).fix(match near {
-        Some(near) => format!("did you mean {:?}?", parent.join(near).display().to_string()),
-        None if parent.is_dir() => format!("look at what {} holds", parent.display()),
-        None => format!("the folder {} does not exist either", parent.display()),
-    })
+    Error::data("there is no such file or folder").at(path.display()).fix(
+        match nearest_path(path, |_| true) {
+            Some(near) => format!("did you mean {:?}?", near.display().to_string()),
+            None if parent.is_dir() => format!("look at what {} holds", parent.display()),
+            None => format!("the folder {} does not exist either", parent.display()),
+        },
+    )
 }

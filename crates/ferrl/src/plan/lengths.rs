@@ -19,7 +19,7 @@ pub(super) const EXAMPLES: usize = 256;
 pub struct Lengths {
     /// Mean tokens of a prompt.
     pub prompt: f64,
-    /// Mean tokens of a whole sequence; answers count with all the tokens they may have.
+    /// Mean tokens of a whole sequence; completions count with all the tokens they may have.
     pub sequence: f64,
     /// The longest sequence met or allowed.
     pub longest: usize,

@@ -93,7 +93,7 @@ fn build(entry: &Entry, values: &Map<String, Value>, length: usize) -> Result<()
 /// The setting without which the error is not the same.
 fn blame(entry: &Entry, values: &Map<String, Value>, length: usize, message: &str) -> Option<Path> {
     let mut paths = Vec::new();
-    collect(&Value::Object(values.clone()), &mut Vec::new(), &mut paths);
+    paths_of(&Value::Object(values.clone()), &mut Vec::new(), &mut paths);
     paths.into_iter().find(|path| {
         let mut less = Tree::default();
         less.root = Value::Object(values.clone());
@@ -104,11 +104,11 @@ fn blame(entry: &Entry, values: &Map<String, Value>, length: usize, message: &st
 }
 
 /// Every path, the innermost first.
-fn collect(value: &Value, at: &mut Path, paths: &mut Vec<Path>) {
+fn paths_of(value: &Value, at: &mut Path, paths: &mut Vec<Path>) {
     if let Value::Object(map) = value {
         for (key, inner) in map {
             at.push(key.clone());
-            collect(inner, at, paths);
+            paths_of(inner, at, paths);
             paths.push(at.clone());
             at.pop();
         }

@@ -2,11 +2,11 @@
 
 use super::{Recipe, Stage};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
-use crate::algo::{self, Refusal};
+use crate::algo::{self, Algorithm, Refusal};
 use ferrl_engine::{Error, model, nearest};
-use ferrl_kernels::{AUTO, BACKENDS};
+use ferrl_kernels::{AUTO, BACKENDS, DType};
 
-/// Storage of activations.
+/// Compute types.
 pub const DTYPES: &[&str] = &["f32", "bf16"];
 /// Rules that turn gradients into steps.
 pub const OPTIMIZERS: &[&str] = &["adamw", "sgd"];
@@ -314,8 +314,14 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
             format!("answers of {} tokens do not fit a model of {}", r.max_new_tokens, init.max_positions);
         p.when(true, "rollout.max_new_tokens", what, "a larger model.init.max_positions");
     }
-    let Ok(algorithm) = recipe.algorithm() else { return };
-    let (needs, name) = (algorithm.needs(), recipe.algorithm_name());
+    if let Ok(algorithm) = recipe.algorithm() {
+        sampling_algorithm(recipe, &*algorithm, p);
+    }
+}
+
+/// What an algorithm that samples asks of its recipe.
+fn sampling_algorithm(recipe: &Recipe, algorithm: &dyn Algorithm, p: &mut Problems) {
+    let (r, needs, name) = (&recipe.rollout, algorithm.needs(), recipe.algorithm_name());
     let completions = r.prompts.saturating_mul(r.samples);
     p.refuse(name, needs.one_per_prompt.filter(|_| r.samples == 1));
     p.refuse(name, needs.one_per_step.filter(|_| completions == 1));
@@ -327,7 +333,7 @@ fn rollouts(stage: &Stage, p: &mut Problems) {
         "teacher.path = \"directory\"",
     );
     p.when(
-        needs.f32 && recipe.model.dtype.as_deref() == Some("bf16"),
+        needs.f32 && recipe.dtype().is_ok_and(|dtype| dtype != DType::F32),
         "model.dtype",
         format!("{name} measures small moves of the weights, which bf16 loses"),
         "model.dtype = \"f32\"",

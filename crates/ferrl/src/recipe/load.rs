@@ -3,8 +3,9 @@
 use super::tree::{Path, Tree, describe, dotted, path};
 use super::{DEFAULT_ALGORITHM, Recipe, algorithm, check, environment, options, overrides, rl2, types};
 use crate::algo;
+use crate::data::nearest_path;
 use crate::warnings::Warnings;
-use ferrl_engine::{Error, Result, nearest};
+use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 
 /// A recipe with nothing left open.
@@ -158,25 +159,16 @@ fn read(path: &std::path::Path) -> Result<String> {
         }
         Err(e) => {
             let error = Error::usage(format!("cannot read the recipe: {e}")).at(path.display());
-            Err(match similar(path).filter(|_| e.kind() == std::io::ErrorKind::NotFound) {
-                Some(near) => error.fix(format!("did you mean {}?", near.display())),
-                None => error.fix(usual),
-            })
+            Err(
+                match nearest_path(path, |name| name.ends_with(".toml"))
+                    .filter(|_| e.kind() == std::io::ErrorKind::NotFound)
+                {
+                    Some(near) => error.fix(format!("did you mean {}?", near.display())),
+                    None => error.fix(usual),
+                },
+            )
         }
     }
-}
-
-/// A recipe beside the path whose name is nearest to it.
-fn similar(path: &std::path::Path) -> Option<std::path::PathBuf> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
-    let entries = std::fs::read_dir(folder.unwrap_or(std::path::Path::new("."))).ok()?;
-    let names: Vec<String> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
-    let wanted = path.file_name()?.to_str()?;
-    // A link that leads nowhere is there, and is not what was meant.
-    let recipe = |name: &&str| name.ends_with(".toml") && *name != wanted;
-    let mut recipes: Vec<&str> = names.iter().map(String::as_str).filter(recipe).collect();
-    recipes.sort_unstable();
-    Some(path.with_file_name(nearest(wanted, recipes)?))
 }
 
 /// Recipes that may lie over each other.

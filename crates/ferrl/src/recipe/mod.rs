@@ -37,6 +37,9 @@ pub use settings::*;
 pub(crate) use types::check_settings;
 pub use warn::warn;
 
+use ferrl_engine::Error;
+use ferrl_kernels::DType;
+
 /// The algorithm of a recipe that names none.
 pub const DEFAULT_ALGORITHM: &str = crate::algo::DEFAULT.name;
 
@@ -47,6 +50,16 @@ impl Recipe {
     /// The algorithm's name.
     pub fn algorithm_name(&self) -> &str {
         self.algo.get("name").and_then(|n| n.as_str()).unwrap_or(DEFAULT_ALGORITHM)
+    }
+
+    /// The compute type; f32 where none is named.
+    pub fn dtype(&self) -> ferrl_engine::Result<DType> {
+        let Some(name) = self.model.dtype.as_deref() else { return Ok(DType::F32) };
+        [DType::F32, DType::Bf16].into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| {
+            Error::usage(format!("unknown dtype {name:?}, expected one of {}", DTYPES.join(", ")))
+                .at("model.dtype")
+                .fix("model.dtype = \"bf16\"")
+        })
     }
 
     /// The algorithm with its settings.

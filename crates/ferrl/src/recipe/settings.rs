@@ -11,80 +11,80 @@ use std::path::PathBuf;
 pub struct Recipe {
     /// Name of the run folder; the recipe file's name where absent.
     pub name: Option<String>,
-    /// Another recipe beside this one, over which this one is laid: it says only what differs.
+    /// Base recipe: a file relative to this one, whose settings this one overrides.
     pub base: Option<String>,
-    /// Decides every random choice. [0, 9223372036854775807]
+    /// Random seed. [0, 9223372036854775807]
     pub seed: u64,
     /// Device: `cpu`, `cuda` or `cuda:N`; `auto` uses a GPU if there is one.
     pub device: String,
-    /// Threads; 0 takes all cores. [0, 1024]
+    /// CPU threads; 0 uses all cores. [0, 1024]
     pub threads: usize,
-    /// Tokens have the same log-probability, to the bit, when they are sampled and when they are trained on. `false` is for
-    /// cards alone, where it may be a little faster; the same recipe still gives the same bits every time.
+    /// Bitwise equal log-probabilities in sampling and training. `false` is for GPUs only, where it may be a little faster;
+    /// a run stays reproducible bit by bit.
     pub exact: bool,
-    /// The model that is trained.
+    /// The policy: the model that is trained.
     pub model: Model,
     /// The critic, for algorithms that have one.
     pub critic: Critic,
-    /// The model that is imitated, for algorithms that have one.
+    /// The teacher model, for algorithms that distill one.
     pub teacher: Teacher,
-    /// What is learned from.
+    /// Training data.
     pub data: Data,
-    /// How it is learned: `name` and the algorithm's own settings.
+    /// The algorithm: `name` and its settings.
     pub algo: Map<String, Value>,
-    /// How answers are sampled, for algorithms that sample.
+    /// Sampling of completions, for algorithms that sample.
     pub rollout: Rollout,
-    /// How answers are rewarded.
+    /// Rewards of sampled completions; several are added by weight.
     pub reward: Vec<Reward>,
-    /// From gradients to weights.
+    /// Optimizer and learning-rate schedule.
     pub optim: Optim,
-    /// How long, and in which portions.
+    /// Steps, epochs and batch sizes.
     pub train: Train,
     /// Evaluation while training.
     pub eval: Eval,
-    /// What is kept.
+    /// Checkpoints.
     pub checkpoint: Checkpoint,
-    /// Stages run one after the other; each starts from the model the one before left and may override any of the above.
+    /// Stages, run in order; each starts from the model of the previous one and may override any key above.
     pub stage: Vec<Map<String, Value>>,
 }
 
-/// The model that is trained: a directory, or a new one.
+/// The policy: a model directory, or a new model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
-    /// A Hugging Face directory, `org/name` in the Hugging Face cache, or `stage:NAME` for what an earlier stage left.
+    /// A Hugging Face directory, `org/name` in the Hugging Face cache, or `stage:NAME` for the model of an earlier stage.
     pub path: Option<String>,
-    /// A random model instead, made at the start of the run.
+    /// A randomly initialised model instead.
     pub init: Option<Init>,
-    /// `f32` or `bf16`: storage of activations; weights are kept in f32.
+    /// Compute type: `f32` or `bf16`; master weights are f32.
     pub dtype: Option<String>,
-    /// Compute layers again in backward, to save memory.
+    /// Activation checkpointing: recompute layers in backward to save memory.
     pub recompute: bool,
-    /// Tensors whose names contain one of these are not trained.
+    /// Frozen parameters: tensors whose names contain one of these.
     pub frozen: Vec<String>,
 }
 
-/// A random model and its tokenizer.
+/// A randomly initialised model and its tokenizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Init {
-    /// One of the families of `ferrl doctor`.
+    /// Model family, one of `ferrl doctor`.
     pub family: String,
-    /// Width. [1, 131072]
+    /// Hidden size. [1, 131072]
     pub hidden: usize,
-    /// Depth. [1, 1024]
+    /// Layers. [1, 1024]
     pub layers: usize,
-    /// Query heads; hidden / 64 where absent. [1, 4096]
+    /// Attention heads; hidden / 64 by default. [1, 4096]
     pub heads: Option<usize>,
-    /// Key and value heads. [1, 4096]
+    /// Key and value heads (grouped-query attention); `heads` by default. [1, 4096]
     pub kv_heads: Option<usize>,
-    /// Inner width of the feed-forward network. [1, 1048576]
+    /// Intermediate size of the feed-forward network. [1, 1048576]
     pub ffn: Option<usize>,
-    /// `char` (every character of the data is a token) or `bpe`.
+    /// Tokenizer: `char` (one token per character of the data) or `bpe`.
     pub tokenizer: String,
-    /// Tokens of a `bpe` tokenizer. [1, 16777216]
+    /// Vocabulary size of a `bpe` tokenizer. [1, 16777216]
     pub vocab: usize,
-    /// Longest sequence. [1, 16777216]
+    /// Maximum sequence length. [1, 16777216]
     pub max_positions: usize,
 }
 
@@ -108,56 +108,56 @@ impl Default for Init {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Critic {
-    /// Share the policy's trunk and give it a value head, instead of a model of its own.
+    /// A value head on the policy's trunk instead of a separate model.
     pub shared: bool,
-    /// Where its own weights start, a directory or `stage:NAME`; the policy's where absent.
+    /// Initial weights: a directory or `stage:NAME`; the policy's by default.
     pub path: Option<String>,
-    /// Its own learning rate; five times the policy's where absent. [1e-12, 10]
+    /// Learning rate of the critic; five times the policy's by default. [1e-12, 10]
     pub lr: Option<f64>,
 }
 
-/// The model that is imitated, for algorithms that have one.
+/// The teacher model, for algorithms that distill one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Teacher {
-    /// A Hugging Face directory with the policy's tokenizer, or `stage:NAME` for what an earlier stage left.
+    /// A Hugging Face directory with the policy's tokenizer, or `stage:NAME` for the model of an earlier stage.
     pub path: Option<String>,
 }
 
-/// What is learned from.
+/// Training data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
     /// Files, directories, globs, `split@path`, `org/name` in the Hugging Face cache, and generated tasks such as
     /// `task:countdown`, mixed.
     pub train: Vec<String>,
-    /// Weight of each source: how often its rows are seen in an epoch. A task of weight 1 gives as many examples as all files
-    /// have rows. (0, 1000]
+    /// Sampling weight of each source: how often its rows occur in an epoch. A task of weight 1 gives as many examples as all
+    /// files have rows. (0, 1000]
     pub weights: Vec<f64>,
     /// Settings of a generated task; under its name where there are several.
     pub task: Map<String, Value>,
-    /// New column name = the name it has in the files.
+    /// Column mapping: new name = the name in the files.
     pub columns: Map<String, Value>,
-    /// The prompt, as a template over the row's columns.
+    /// Prompt template over the row's columns.
     pub template: Option<String>,
-    /// A system message in front.
+    /// System message.
     pub system: Option<String>,
-    /// The beginning of every answer.
+    /// Prefill: the beginning of every completion.
     pub prefill: Option<String>,
-    /// Worked examples before every prompt, each with a prompt and a response (or the columns of a row).
+    /// Few-shot examples before every prompt, each with a prompt and a response (or the columns of a row).
     pub examples: Vec<Map<String, Value>>,
-    /// What stands between worked examples where the prompt is raw text.
+    /// Separator of few-shot examples where the prompt is raw text.
     pub separator: String,
     /// Put text prompts into the model's chat template as a user's message. Absent: messages are rendered, text is not.
     pub apply_chat_template: Option<bool>,
-    /// The day that chat templates are told (`strftime_now`), such as `2026-01-31`; the day the run began where absent.
+    /// Date for chat templates (`strftime_now`), such as `2026-01-31`; the day the run started by default.
     pub date: Option<String>,
-    /// Longer sequences are cut to this many tokens; a longer prompt to sample from is refused or left out (`overlong`).
+    /// Maximum tokens: longer sequences are truncated; a longer prompt to sample from is refused or dropped (`overlong`).
     /// [1, 16777216]
     pub max_length: usize,
-    /// What becomes of a row whose response is cut off entirely, or whose prompt is too long: `error` or `drop`.
+    /// What happens to a row whose response is truncated entirely, or whose prompt is too long: `error` or `drop`.
     pub overlong: String,
-    /// A new order in every epoch.
+    /// Shuffle the rows in every epoch.
     pub shuffle: bool,
 }
 
@@ -182,31 +182,31 @@ impl Default for Data {
     }
 }
 
-/// How answers are sampled.
+/// Sampling of completions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rollout {
-    /// Prompts of one step. [1, 1000000]
+    /// Prompts per step. [1, 1000000]
     pub prompts: usize,
-    /// Answers to each. [1, 65536]
+    /// Completions per prompt (group size). [1, 65536]
     pub samples: usize,
-    /// Longest answer. [1, 1048576]
+    /// Maximum tokens of a completion. [1, 1048576]
     pub max_new_tokens: usize,
-    /// Divides the logits. [0.0001, 100]
+    /// Sampling temperature. [0.0001, 100]
     pub temperature: f64,
-    /// Only the likeliest; 0 is off. [0, 16777216]
+    /// Top-k sampling; 0 disables it. [0, 16777216]
     pub top_k: usize,
-    /// Only the likeliest that make up this share; 1 is off. (0, 1]
+    /// Nucleus (top-p) sampling; 1 disables it. (0, 1]
     pub top_p: f64,
-    /// Text that ends a completion; it is cut from what rewards see, as vLLM and SGLang do.
+    /// Stop strings; they are removed from the completion, as in vLLM and SGLang.
     pub stop: Vec<String>,
-    /// Keep the stop text at the end of what rewards see (vLLM's `include_stop_str_in_output`).
+    /// Keep the stop string at the end of the completion (vLLM's `include_stop_str_in_output`).
     pub include_stop: bool,
-    /// Allow truncated sampling though its log-probabilities are not the policy's.
+    /// Allow top-k and top-p sampling, whose log-probabilities are not the policy's.
     pub allow_off_policy: bool,
-    /// Memory of the cache. [1, 16777216]
+    /// Size of the KV cache in MiB. [1, 16777216]
     pub cache_mib: usize,
-    /// Answers may be sampled this many steps before they are learned from; 0 samples each step with its own weights.
+    /// Off-policy lag: completions may be sampled up to this many steps before they are trained on; 0 is on-policy.
     /// [0, 100]
     pub max_lag: usize,
 }
@@ -229,52 +229,52 @@ impl Default for Rollout {
     }
 }
 
-/// One source of reward; several are added.
+/// A reward; several are added by weight.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reward {
-    /// A built-in verifier.
+    /// Name of a built-in verifier.
     pub verifier: Option<String>,
-    /// Its settings.
+    /// Options of the verifier.
     pub options: Map<String, Value>,
     /// A Python file with a function `reward(prompts, completions, **columns)`.
     pub python: Option<PathBuf>,
-    /// The function's name.
+    /// Name of the Python function.
     pub function: Option<String>,
-    /// A reward model: a directory, or `stage:NAME` for what an earlier stage left.
+    /// Reward model: a directory, or `stage:NAME` for the model of an earlier stage.
     pub model: Option<String>,
-    /// Its factor, 1 where absent; 0 only logs what it says. [-1000000, 1000000]
+    /// Weight, 1 by default; 0 only logs the reward. [-1000000, 1000000]
     pub weight: Option<f64>,
-    /// What a completion gets that the length limit cut off: `wrong` (nothing, the default) or `score` (the verifier's score
-    /// of the text as it stands). Python functions and reward models always see it; with `wrong` it never counts as right.
+    /// Reward of truncated completions: `wrong` (0, the default) or `score` (the verifier's score of the truncated text).
+    /// Python functions and reward models always score them; with `wrong` they never count as right.
     pub truncated: Option<String>,
 }
 
-/// From gradients to weights.
+/// Optimizer and learning-rate schedule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Optim {
-    /// Learning rate at its peak. [1e-12, 10]
+    /// Peak learning rate. [1e-12, 10]
     pub lr: f64,
-    /// `adamw` or `sgd`.
+    /// Optimizer: `adamw` or `sgd`.
     pub name: String,
-    /// Decay of the first moment (or SGD's momentum). [0, 1)
+    /// Decay rate of the first moment; momentum of SGD. [0, 1)
     pub beta1: f64,
-    /// Decay of the second moment. [0, 1)
+    /// Decay rate of the second moment. [0, 1)
     pub beta2: f64,
-    /// Added to the root of the second moment. [1e-30, 1]
+    /// Epsilon in the denominator of Adam. [1e-30, 1]
     pub eps: f64,
-    /// Pulls matrices to zero; norms and biases are left alone. [0, 1000]
+    /// Decoupled weight decay of matrices; norms and biases have none. [0, 1000]
     pub weight_decay: f64,
-    /// Longer gradients are scaled down to this; 0 is off. [0, 1000000]
+    /// Gradient clipping: maximum norm of the gradient; 0 disables it. [0, 1000000]
     pub max_grad_norm: f64,
-    /// `constant`, `linear` or `cosine`.
+    /// Learning-rate schedule: `constant`, `linear` or `cosine`.
     pub schedule: String,
-    /// Share of the steps that warm up. [0, 1]
+    /// Warm-up, as a fraction of the steps. [0, 1]
     pub warmup: f64,
-    /// Where the rate ends, as a share of the peak. [0, 1]
+    /// Final learning rate, as a fraction of the peak. [0, 1]
     pub min_ratio: f64,
-    /// Share of the old average kept at each step, where an average of the weights is wanted. (0, 0.999999]
+    /// EMA decay of the weights; unset disables the EMA. (0, 0.999999]
     pub ema: Option<f64>,
 }
 
@@ -296,17 +296,17 @@ impl Default for Optim {
     }
 }
 
-/// How long, and in which portions.
+/// Steps, epochs and batch sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Train {
-    /// Steps; `epochs` decide where absent. [1, 1000000000]
+    /// Number of steps; `epochs` apply where unset. [1, 1000000000]
     pub steps: Option<u64>,
-    /// Passes over the data. (0, 1000000]
+    /// Epochs over the data. (0, 1000000]
     pub epochs: f64,
-    /// Examples (or pairs) of one update, for algorithms that do not sample. [1, 1000000]
+    /// Examples (or pairs) per update, for algorithms that do not sample. [1, 1000000]
     pub batch: usize,
-    /// Tokens computed at once; does not change what is learned. [1, 16777216]
+    /// Maximum tokens of a micro-batch; does not change the gradients. [1, 16777216]
     pub micro_batch_tokens: usize,
 }
 
@@ -320,19 +320,19 @@ impl Default for Train {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Eval {
-    /// Every so many steps; 0 is never. [0, 1000000000]
+    /// Steps between evaluations; 0 disables them. [0, 1000000000]
     pub every: u64,
-    /// Also before the first step.
+    /// Evaluate before the first step too.
     pub at_start: bool,
     /// Held-out data, as in `data.train`; a generated task's own held-out part where empty.
     pub data: Vec<String>,
-    /// Share of `data.train` that is held out instead: drawn by the seed, never trained on. [0, 1)
+    /// Fraction of `data.train` to hold out instead: drawn by the seed, never trained on. [0, 1)
     pub split: f64,
-    /// Prompts (or examples) to use. [0, 10000000]
+    /// Prompts (or examples) per evaluation. [0, 10000000]
     pub prompts: usize,
-    /// Answers to each prompt. [1, 65536]
+    /// Completions per prompt. [1, 65536]
     pub samples: usize,
-    /// Sampling temperature; the rollout's where absent. [0, 100]
+    /// Sampling temperature; the rollout's by default. [0, 100]
     pub temperature: Option<f64>,
 }
 
@@ -350,26 +350,26 @@ impl Default for Eval {
     }
 }
 
-/// What is kept.
+/// Checkpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Checkpoint {
-    /// Every so many steps; 0 leaves it to `minutes`. The end of a stage is always saved. [0, 1000000000]
+    /// Steps between checkpoints; 0 leaves it to `minutes`. The end of a stage is always saved. [0, 1000000000]
     pub every: u64,
-    /// Also when so many minutes have passed since the last, at the end of the step; 0 switches it off. [0, 100000]
+    /// Minutes between checkpoints, written at the end of a step; 0 disables them. [0, 100000]
     pub minutes: f64,
-    /// How many of the latest to keep. [1, 1000]
+    /// Number of latest checkpoints to keep. [1, 1000]
     pub keep: usize,
-    /// How many of the best by `metric` to keep beside them. [0, 1000]
+    /// Number of best checkpoints by `metric` to keep as well. [0, 1000]
     pub keep_best: usize,
-    /// What best means, such as `eval/pass@1`, measured at each evaluation; the largest is best unless
+    /// Metric that ranks checkpoints, such as `eval/pass@1`, measured at each evaluation; larger is better unless
     /// `lower_is_better`.
     pub metric: Option<String>,
     /// Whether a smaller metric is better.
     pub lower_is_better: bool,
-    /// Hand on the best checkpoint by `metric` instead of the last.
+    /// Use the best checkpoint by `metric` as the stage's result instead of the last.
     pub use_best: bool,
-    /// End the stage after so many evaluations in a row without a new best `metric`; 0 goes on to the last step.
+    /// Early stopping: evaluations without a new best `metric` before the stage ends; 0 disables it.
     /// [0, 1000000]
     pub patience: usize,
 }

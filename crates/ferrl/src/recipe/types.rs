@@ -50,7 +50,7 @@ pub(super) fn check(tree: &mut Tree) -> Result<Vec<Error>> {
     Ok(found.outside)
 }
 
-/// Refuses settings with unknown keys or wrong types; `place` names them in errors.
+/// Refuses settings with unknown keys, wrong types or numbers out of range; `place` names them in errors.
 pub(crate) fn check_settings<T: schemars::JsonSchema>(place: &str, values: &Value) -> Result<()> {
     let schema = Schema::of::<T>();
     let mut tree = Tree::default();
@@ -72,7 +72,9 @@ pub(crate) fn check_settings<T: schemars::JsonSchema>(place: &str, values: &Valu
         default: &|_| Value::Null,
         place: &|_, _| place.to_string(),
     };
-    rules.table(&tree, &mut Vec::new(), &schema.root, &mut Found::default())
+    let mut found = Found::default();
+    rules.table(&tree, &mut Vec::new(), &schema.root, &mut found)?;
+    found.outside.into_iter().next().map_or(Ok(()), Err)
 }
 
 impl Rules<'_> {

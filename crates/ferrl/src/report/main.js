@@ -24,6 +24,11 @@ addEventListener("resize", repaint);
 const root = document.documentElement;
 root.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 $("theme").onclick = () => { root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark"; };
+/* A run that samples nothing has neither rewards nor completions to show. */
+if (data.rollouts && !data.rollouts.length) for (const id of ["rewards", "rollouts"]) {
+  $(id).hidden = true;
+  document.querySelector(`nav a[href="#${id}"]`).hidden = true;
+}
 if (data.rollouts) { completionControls(); completions(); }
 else { runTable(); differences(); }
 repaint();

@@ -1,4 +1,4 @@
-//! A reward model in process: its score at the last token of prompt and answer.
+//! A reward model in process: its score at the last token of prompt and completion.
 
 use super::Reward;
 use crate::data::prompt::Settings;
@@ -29,7 +29,7 @@ pub struct RewardModel {
 }
 
 impl RewardModel {
-    /// The model in a directory; the recipe says how answers begin and how many tokens are computed at once.
+    /// The model in a directory; the recipe says how completions begin and how many tokens are computed at once.
     pub fn open(dir: &Path, recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>) -> Result<Self> {
         let opened = ModelDir::open(dir)?;
         if opened.config.head != Head::Score {

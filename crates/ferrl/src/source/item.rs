@@ -7,7 +7,7 @@ use crate::experience::{Kind, Sequence};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
-/// Whether a row brings answers and their rewards.
+/// Whether a row brings completions and their rewards.
 pub(super) fn is_group(row: &data::Row) -> bool {
     ["completions", "rewards"].iter().all(|c| row.get(*c).is_some_and(|v| !v.is_null()))
 }
@@ -81,7 +81,7 @@ pub(super) fn item(sample: Sample, feed: Feed, index: u64, encoder: &Encoder) ->
         Example::Group { completions, rewards } => {
             let answer = |(i, tokens): (usize, Tokens)| {
                 let mut s = sequence(tokens, Kind::Plain);
-                // An answer without its end was cut.
+                // A completion without its end was cut.
                 s.truncated = s.ids.last().is_some_and(|&id| !tokenizer.is_special(id));
                 s.components = rewards.iter().map(|(name, list)| (name.clone(), list[i])).collect();
                 s.sources = s.components.iter().map(|c| (1.0, Some(c.1))).collect();

@@ -72,7 +72,7 @@ pub struct Reading<'a> {
     pub feed: algo::Feed,
     /// Decides the order.
     pub seed: u64,
-    /// A share of the rows that is held out, and whether these are wanted or the others.
+    /// A fraction of the rows that is held out, and whether these are wanted or the others.
     pub split: Option<(f64, bool)>,
     /// What the model can take.
     pub room: Room,
@@ -86,7 +86,7 @@ pub struct Mixture {
     loader: Loader,
     pub(super) encoder: Encoder,
     pub(super) feed: algo::Feed,
-    /// Whether rows bring their answers.
+    /// Whether rows bring their completions.
     pub(super) grouped: bool,
     drawn: u64,
     /// What was cut so far.
@@ -298,7 +298,7 @@ impl Source for Mixture {
     }
 }
 
-/// Whether rows hold answers with rewards; what the first one says goes for all.
+/// Whether rows hold completions with rewards; what the first one says goes for all.
 fn grouped(parts: &[Part], settings: &Settings) -> Result<bool> {
     let first = parts.iter().filter_map(Part::rows).find_map(|rows| Some((rows, *rows.used.first()?)));
     let Some((rows, number)) = first else { return Ok(false) };

@@ -13,10 +13,10 @@ use ferrl_engine::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A question to be answered.
+/// A prompt to be answered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Prompt {
-    /// Its number in the run: decides the random numbers of its answers.
+    /// Its number in the run: decides the random numbers of its completions.
     pub index: u64,
     /// Token ids.
     pub ids: Vec<u32>,
@@ -41,16 +41,16 @@ pub enum Item {
     Given(Vec<Sequence>),
     /// A prompt to be answered.
     Ask(Prompt),
-    /// A prompt whose answers are given, with their rewards.
+    /// A prompt whose completions are given, with their rewards.
     Graded(Group),
 }
 
-/// Answers to one prompt that nobody has to sample or judge.
+/// Completions to one prompt that nobody has to sample or judge.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
-    /// The question.
+    /// The prompt.
     pub prompt: Prompt,
-    /// The answers, prompt included; rewards are in place.
+    /// The completions, prompt included; rewards are in place.
     pub answers: Vec<Sequence>,
     /// File and row, for messages.
     pub place: String,
@@ -107,7 +107,7 @@ pub trait Source: Send {
     fn batches(&self, epochs: f64, batch: usize) -> Option<u64> {
         self.epoch().map(|rows| (epochs * rows.div_ceil(batch.max(1)) as f64).ceil() as u64)
     }
-    /// Whether all prompts come with answers and rewards: nothing is sampled then.
+    /// Whether all prompts come with completions and rewards: nothing is sampled then.
     fn graded(&self) -> bool {
         false
     }

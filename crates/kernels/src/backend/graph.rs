@@ -1,28 +1,31 @@
-//! CUDA-graph-like capture of work that is launched again.
+//! Work that is captured once and launched again as a whole.
 
-use super::MemoryOps;
-use crate::error::{Error, Result};
+use super::CacheOps;
+use crate::error::Result;
 use crate::operands::*;
 
-/// Work that is captured once and launched again.
-pub trait GraphOps: MemoryOps {
-    /// Whether the device can record.
-    fn records(&self) -> bool {
+/// Graph capture, and whether operations run asynchronously.
+pub trait GraphOps: CacheOps {
+    /// Whether operations return before their work is done, so that the host can prepare the next step meanwhile.
+    fn runs_async(&self) -> bool {
         false
     }
-    /// Records the operations of `body` instead of doing them. They must have been done before with the same shapes;
-    /// what they read and write must stay where it is as long as the recording is replayed; none may bring results to
-    /// the host or take anything from it.
-    fn record(&self, _body: &mut dyn FnMut() -> Result<()>) -> Result<Recording> {
-        Err(Error::device("this device cannot record"))
+    /// Whether [`GraphOps::repeat`] captures, so that few distinct batch sizes pay.
+    fn captures(&self) -> bool {
+        false
     }
-    /// Does what was recorded.
-    fn replay(&self, _recording: &Recording) -> Result<()> {
-        Err(Error::device("this device cannot record"))
-    }
-    /// Tells the device the rows of the paged operations that are to be replayed, in a batch of `batch` rows: one new
-    /// token for each sequence. The number that comes back changes when older recordings of such a batch are void.
-    fn stage_rows(&self, _rows: &PagedRows, _batch: usize) -> Result<u64> {
-        Ok(0)
+    /// Runs `body`, or launches the graph that was captured from it. A device that captures runs it as it is the first time
+    /// (everything is then compiled, planned and in memory), captures it the second time, and from then on launches the
+    /// graph without calling it. `rows` are the rows of its paged operations in a batch of `batch` rows, one new token for
+    /// each sequence. As long as `graph` lives, `body` has the same operations, what they read and write stays where it
+    /// is, and none copies to or from the host.
+    fn repeat(
+        &self,
+        _graph: &mut Graph,
+        _rows: &PagedRows,
+        _batch: usize,
+        body: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        body()
     }
 }

@@ -50,6 +50,7 @@ pub trait MemoryOps: Home {
     fn indices(&self, values: &[u32]) -> Result<Buffer>;
     /// Other ids in the place of those of an index buffer; as many. The buffer stays where it is.
     fn set_indices(&self, dst: &mut Buffer, values: &[u32]) -> Result<()> {
+        shapes::set_indices(self.as_home(), dst, values.len())?;
         *dst = self.indices(values)?;
         Ok(())
     }

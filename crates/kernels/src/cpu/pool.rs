@@ -58,7 +58,7 @@ impl Pool {
         let most = (TO_A_CORE * cores).clamp(ALWAYS, INSIDE as usize);
         if threads > most {
             return Err(Error::usage(format!("{threads} threads on a machine with {cores} cores"))
-                .fix(format!("threads = {cores}, or leave it out; at most {most}")));
+                .fix(format!("{cores} threads, or leave their number out; at most {most}")));
         }
         let n = threads.max(1) - 1;
         let nothing: &'static (dyn Fn(usize) + Sync) = &|_| {};
@@ -77,7 +77,7 @@ impl Pool {
             let thread = std::thread::Builder::new().name(format!("ferrl-{}", i + 1));
             let worker = thread.spawn(move || shared.work(i)).map_err(|e| {
                 Error::resource(format!("the system starts no more than {} threads: {e}", i + 1))
-                    .fix(format!("threads = {cores}, or a higher limit (ulimit -u)"))
+                    .fix(format!("{cores} threads, or a higher limit (ulimit -u)"))
             })?;
             pool.wakers.push(worker.thread().clone());
             pool.workers.push(worker);

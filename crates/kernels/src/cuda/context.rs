@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What the driver says about a card.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Card {
     /// As the driver calls it.
     pub name: String,
@@ -49,8 +49,8 @@ pub struct Cuda {
     pub(super) trace: Trace,
     /// Whether a row's bits must not depend on the rows beside it.
     pub(super) exact: AtomicBool,
-    /// Whether work is being recorded instead of done.
-    pub(super) recording: AtomicBool,
+    /// Whether work is being captured instead of run.
+    pub(super) capturing: AtomicBool,
     /// What attention keeps between calls.
     pub(super) tables: Mutex<super::attention::Tables>,
     /// Which products the kernel for few rows serves.
@@ -142,7 +142,7 @@ impl Cuda {
                 profile,
                 trace: Trace::from_env(),
                 exact: AtomicBool::new(true),
-                recording: AtomicBool::new(false),
+                capturing: AtomicBool::new(false),
                 card,
                 arena,
                 modules,
@@ -187,8 +187,8 @@ impl Cuda {
     /// Copies to the card; the source may change as soon as this returns. Waits only when the staging memory is full.
     pub(super) fn upload<T: Plain>(&self, to: u64, values: &[T]) -> Result<()> {
         self.bind()?;
-        if self.recording.load(Ordering::Relaxed) {
-            return Err(Error::device("a copy to the card cannot be recorded"));
+        if self.capturing.load(Ordering::Relaxed) {
+            return Err(Error::device("a copy to the card cannot be captured"));
         }
         let mut staging = self.staging();
         // SAFETY: plain elements have no padding.

@@ -34,7 +34,7 @@ struct State {
     asked: u64,
     /// Large sizes that were asked for.
     met: BTreeSet<usize>,
-    /// While something is recorded: what was given back since, for its own use.
+    /// While a graph is captured: what was given back since, for its own use.
     kept: Option<Vec<Block>>,
 }
 
@@ -161,26 +161,26 @@ impl Arena {
 }
 
 impl Arena {
-    /// From now on what is given back stays with the recording that is being made.
+    /// From now on what is given back stays with the graph that is being captured.
     pub(super) fn hold(&self) {
         self.state().kept = Some(Vec::new());
     }
 
-    /// Ends that; the recording has what was given back.
+    /// Ends that; the graph has what was given back.
     pub(super) fn held_since(&self) -> Held {
         let blocks = self.state().kept.take().unwrap_or_default();
         Held { blocks, arena: self.clone() }
     }
 }
 
-/// Memory of a recording; goes back to its arena when dropped.
+/// Memory of a graph; goes back to its arena when dropped.
 pub(super) struct Held {
     blocks: Vec<Block>,
     arena: Arena,
 }
 
 impl Held {
-    /// Whether it was recorded on the card of this arena.
+    /// Whether it was captured on the card of this arena.
     pub(super) fn is_of(&self, arena: &Arena) -> bool {
         Arc::ptr_eq(&self.arena.state, &arena.state)
     }
@@ -226,7 +226,7 @@ impl State {
         (total.saturating_sub(free), total)
     }
 
-    /// The error where the card has no room: what was wanted, what there is, and what would help.
+    /// The error where the card has no room: what was wanted, what there is, and which purposes could take less.
     fn full(&self, bytes: usize) -> Error {
         let (books, (used, total)) = (&self.books, self.card());
         let what = format!(
@@ -240,8 +240,7 @@ impl State {
         // What is wanted now may be small beside what can be made smaller.
         let large = [Purpose::Cache, Purpose::Activations].into_iter().max_by_key(|&p| books.now.of(p));
         let other = large.filter(|&p| p != books.purpose && books.now.of(p) > bytes);
-        let other = other.map_or(String::new(), |p| format!("; or {}", p.less()));
-        Error::resource(what).fix(format!("{}{other}", books.purpose.less()))
+        Error::resource(what).short_of([books.purpose].into_iter().chain(other))
     }
 
     /// Returns unused blocks to the driver, the largest first, until at most `keep` bytes are left.

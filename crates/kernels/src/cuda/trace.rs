@@ -2,7 +2,7 @@
 //! memory is free.
 //!
 //! Work is started without waiting for it, so a kernel that fails is noticed later. With `FERRL_SYNC=1` every kernel and
-//! product is waited for and nothing is recorded, so that the error names the one that failed.
+//! product is waited for and nothing is captured, so that the error names the one that failed.
 
 use super::context::{Cuda, reason};
 use super::gemm::Gemm;
@@ -106,7 +106,7 @@ impl Cuda {
         let (asked, state) =
             unsafe { (sys::cuStreamIsCapturing(self.stream, &mut status), sys::cuStreamQuery(self.stream)) };
         match (asked, status, state) {
-            (CUresult::CUDA_SUCCESS, Capture::CU_STREAM_CAPTURE_STATUS_ACTIVE, _) => "recording".into(),
+            (CUresult::CUDA_SUCCESS, Capture::CU_STREAM_CAPTURE_STATUS_ACTIVE, _) => "capturing".into(),
             (_, _, CUresult::CUDA_SUCCESS) => "idle".into(),
             (_, _, CUresult::CUDA_ERROR_NOT_READY) => "busy".into(),
             (_, _, other) => format!("broken ({})", reason(other)),
@@ -127,7 +127,7 @@ impl Cuda {
 
     /// Waits for what was just started, where that is wanted.
     pub(super) fn started(&self) -> Result<()> {
-        if self.trace.waits && !self.recording.load(Ordering::Relaxed) {
+        if self.trace.waits && !self.capturing.load(Ordering::Relaxed) {
             return self.synchronize();
         }
         Ok(())

@@ -21,10 +21,10 @@ pub struct Args {
     /// Which shapes
     #[arg(long, value_enum, default_value = "all")]
     table: Table,
-    /// Number format; both when left out
+    /// Number format [default: both]
     #[arg(long, value_enum)]
     dtype: Option<Compute>,
-    /// Threads; all cores when left out
+    /// Threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = crate::options::size::<1024>)]
     threads: Option<usize>,
     /// Device: cpu, cuda or cuda:N; auto uses a GPU if there is one

@@ -21,21 +21,20 @@ use std::sync::Arc;
 
 /// Measure this machine, or check a device
 ///
-/// `ferrl bench --check --device cuda` puts a device through every operation, beside the CPU, through training and sampling
-/// with small models of every family, and through a recipe of imitation and reinforcement, whose curves must be the
-/// CPU's. It is what to run first on a new card.
+/// `ferrl bench --check --device cuda` compares every operation of a device with the CPU, trains and samples small models of
+/// every family, and runs a recipe of SFT and GRPO whose curves must match the CPU's. Run it first on a new GPU.
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
 pub struct Args {
     #[command(subcommand)]
     what: Option<What>,
-    /// Check that the device is right, and keeps the promises of reproducibility
+    /// Check the device's results and their reproducibility
     #[arg(long)]
     check: bool,
     /// Device to check
     #[arg(long, value_name = "NAME", requires = "check", default_value = AUTO)]
     device: String,
-    /// Threads of the CPU; all cores when left out
+    /// Threads of the CPU [default: all cores]
     #[arg(long, value_name = "N", requires = "check", value_parser = size::<1024>)]
     threads: Option<usize>,
     /// Folder of reference models with results of another library, to compare with: crates/engine/tests/fixtures in the
@@ -69,13 +68,13 @@ pub fn run(args: &Args) -> Result<()> {
 /// How often, and for whom.
 #[derive(clap::Args)]
 struct HowArgs {
-    /// Measurements, after one that does not count
+    /// Measurements after one warm-up
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = size::<1000000>)]
     repeats: usize,
     /// Print one line of JSON instead of a table
     #[arg(long)]
     json: bool,
-    /// Stay and answer every line `run N` on standard input with one line of JSON
+    /// Stay running and reply to every line `run N` on standard input with one line of JSON
     #[arg(long)]
     worker: bool,
 }
@@ -83,7 +82,7 @@ struct HowArgs {
 /// The model that is measured.
 #[derive(clap::Args)]
 struct ShapeArgs {
-    /// Width of the residual stream
+    /// Hidden size
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = size::<131072>)]
     hidden: usize,
     /// Number of layers
@@ -95,7 +94,7 @@ struct ShapeArgs {
     /// Key and value heads
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = size::<4096>)]
     kv_heads: usize,
-    /// Width of a head; the width divided by the heads when left out
+    /// Width of a head [default: the width divided by the heads]
     #[arg(long, value_name = "N", value_parser = size::<4096>)]
     head_dim: Option<usize>,
     /// Family of the model; when left out, one with biases on queries, keys and values
@@ -104,10 +103,10 @@ struct ShapeArgs {
     /// Inner width of the feed-forward network
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = size::<{ 1 << 20 }>)]
     inter: usize,
-    /// Tokens the model knows
+    /// Size of the vocabulary
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = size::<{ 1 << 24 }>)]
     vocab: usize,
-    /// Give the head a weight of its own instead of the embedding's
+    /// Do not tie input and output embeddings
     #[arg(long)]
     untied: bool,
 }

@@ -28,8 +28,8 @@ const PARTS: [(&str, &[&str]); 3] =
 
 /// GRPO steps of a small random model: sample, reward, train
 ///
-/// One time is a whole step of the training loop: prompts are drawn and answered, answers rewarded (for the letters
-/// "ab"), advantages and gradients computed, the weights updated. No token ends an answer early. Tokens are the new ones.
+/// One time is a whole step of the training loop: prompts are drawn, completions sampled and rewarded (for the letters
+/// "ab"), advantages and gradients computed, the parameters updated. No token ends a completion early. Tokens are the new ones.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -37,13 +37,13 @@ pub struct Args {
     /// Prompts of a step
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = size::<65536>)]
     prompts: usize,
-    /// Answers to each
+    /// Completions per prompt
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = size::<65536>)]
     samples: usize,
     /// Words of a prompt
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = size::<{ 1 << 20 }>)]
     words: usize,
-    /// New tokens of an answer
+    /// New tokens per completion
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = size::<{ 1 << 20 }>)]
     new: usize,
     /// Tokens trained on at once
@@ -53,7 +53,7 @@ pub struct Args {
     /// are made anew each time
     #[arg(long, value_name = "DIR")]
     files: Option<PathBuf>,
-    /// Memory of the cache of keys and values, in MiB; answers that do not fit beside each other take turns
+    /// KV cache in MiB; completions that do not fit are queued
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = at_least_one)]
     cache_mib: usize,
     #[command(flatten)]

@@ -18,7 +18,7 @@ impl Scratch {
             crate::output::exit(130);
         };
         // Only the first of a process is heard; where another is, the folder stays.
-        let _ = ctrlc::set_handler(interrupted);
+        let _ = crate::output::on_interrupt(interrupted);
         Ok(Scratch(path))
     }
 }

@@ -21,7 +21,7 @@ pub struct Args {
     /// Tokens of a sequence
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = size::<{ 1 << 20 }>)]
     seq: usize,
-    /// Most tokens of a micro-batch; all of a step where not given
+    /// Maximum number of tokens per micro-batch [default: the whole step]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
     micro_batch: Option<usize>,
     #[command(flatten)]

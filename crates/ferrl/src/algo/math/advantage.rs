@@ -34,14 +34,14 @@ pub enum Normalise {
     Whiten,
     /// Deviation 1 over all action tokens, the mean kept.
     Scale,
-    /// Mean 0, deviation 1 over answers, each counted once whatever its length.
+    /// Mean 0, deviation 1 over completions, each counted once whatever its length.
     Answers,
     /// As it is.
     None,
 }
 
 impl Normalise {
-    /// Normalises values per token in place; what counts answers is not done here.
+    /// Normalises values per token in place; what counts completions is not done here.
     pub fn apply(self, values: &mut [f64]) {
         if !matches!(self, Normalise::Whiten | Normalise::Scale) || values.len() < 2 {
             return;

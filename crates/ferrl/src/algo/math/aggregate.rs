@@ -12,7 +12,7 @@ pub enum Aggregate {
     Token,
     /// Every trajectory weighs the same: mean over its tokens, then over trajectories.
     Sequence,
-    /// Divided by trajectories times a fixed length, so that long answers are not diluted.
+    /// Divided by trajectories times a fixed length, so that long completions are not diluted.
     Constant,
 }
 

@@ -38,7 +38,7 @@ impl Policy {
         }
     }
 
-    /// Leaves out answers that were cut off, after the others have been compared with them.
+    /// Leaves out completions that were cut off, after the others have been compared with them.
     pub(super) fn drop_truncated(&self, e: &mut Experience, metrics: &mut Metrics) {
         let before = e.sequences.len();
         e.sequences.retain(|s| !s.truncated);

@@ -78,7 +78,7 @@ impl<'a> Reader<'a> {
                         chosen: Content::Messages(chosen),
                         rejected: Content::Messages(rejected),
                     },
-                    // Both hold the whole conversation; the column only repeats the question.
+                    // Both hold the whole conversation; the column only repeats the prompt.
                     _ => {
                         self.used.truncate(before);
                         self.led_pair(split_messages(chosen, rejected)?)?
@@ -180,7 +180,7 @@ impl<'a> Reader<'a> {
         Ok(Some(Fields::Steps { prompt, steps: steps?, labels }))
     }
 
-    /// A prompt with its answer in a column, or a conversation that ends in the answer.
+    /// A prompt with its completion in a column, or a conversation that ends in the completion.
     fn answered(&mut self) -> Result<Option<(Content, Content)>> {
         let before = self.used.len();
         if let Some(completion) = self.completion()?
@@ -223,7 +223,7 @@ impl<'a> Reader<'a> {
         Ok(Some(Content::Text(prompt)))
     }
 
-    /// What comes before the answer: `prompt`, or `messages` that the assistant has not answered yet.
+    /// What comes before the completion: `prompt`, or `messages` that the assistant has not answered yet.
     fn prompt(&mut self) -> Result<Option<Content>> {
         if let Some(text) = &self.prompt {
             self.used.push("prompt");

@@ -11,8 +11,11 @@ use super::{
 use crate::backend::{Attention, Heads, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
+use crate::cuda::context::Card;
 use crate::cuda::launch::{Arg, Grid, args};
+use crate::cuda::memory::Memory;
 use crate::error::Result;
+use std::sync::Arc;
 
 /// Threads of a block, which owns `OWN` times 1 or 2 keys or stacked rows.
 const THREADS: u32 = 128;
@@ -38,14 +41,35 @@ struct Cut {
     split: usize,
 }
 
+/// Which kernels serve.
+enum Kernels {
+    /// Without tensor cores.
+    Simple,
+    /// With `mma.sync`.
+    Mma(Cut),
+    /// With Hopper's `wgmma`.
+    Wgmma(Cut, Wgmma),
+}
+
+impl Kernels {
+    /// A matter of card, head and storage alone.
+    fn of(card: &Card, op: &Attention, dtype: DType) -> Kernels {
+        match (Cut::of(card, op.heads, dtype), Wgmma::of(card, op)) {
+            (None, _) => Kernels::Simple,
+            (Some(cut), None) => Kernels::Mma(cut),
+            (Some(cut), Some(wgmma)) => Kernels::Wgmma(cut, wgmma),
+        }
+    }
+}
+
 impl Cut {
-    fn of(cuda: &Cuda, heads: Heads, dtype: DType) -> Option<Cut> {
+    fn of(card: &Card, heads: Heads, dtype: DType) -> Option<Cut> {
         if !fits_tensor_cores(heads, dtype) {
             return None;
         }
         // What the registers of a thread hold, and what was fastest on an H200; less where shared memory is small.
         let broad = heads.head_dim > 128;
-        let fits = |tall, step| Cut::shared(heads, tall, step) <= room(cuda);
+        let fits = |tall, step| Cut::shared(heads, tall, step) <= room(card);
         let step = [64, 32].into_iter().find(|&step| !(broad && step == 64) && fits(1, step))?;
         let row_tall = [2, 1].into_iter().find(|&tall| !(broad && tall == 2) && fits(tall, 32))?;
         Some(Cut { key_tall: 1, row_tall, step, key_step: 32, split: heads.head_dim.div_ceil(128) })
@@ -77,17 +101,17 @@ struct Wgmma {
 const DQ_TEAMS: usize = 2;
 
 impl Wgmma {
-    fn of(cuda: &Cuda, op: &Attention) -> Option<Wgmma> {
+    fn of(card: &Card, op: &Attention) -> Option<Wgmma> {
         let broad = op.heads.head_dim > 64;
         // Registers are for two teams on a processor: two blocks, or one where shared memory has no room for two. A cap
         // costs the registers of half a step.
         let step = if broad && op.softcap.is_some() { 32 } else { 64 };
-        uses_wgmma(cuda, op.heads).then_some(Wgmma { teams: if broad { 2 } else { 1 }, step, parts: 1 })
+        uses_wgmma(card, op.heads).then_some(Wgmma { teams: if broad { 2 } else { 1 }, step, parts: 1 })
     }
     /// Shares the heads of a group where `blocks` are so few that the card would wait for the longest of them: early keys
     /// are seen by many rows.
-    fn share(&mut self, cuda: &Cuda, heads: Heads, blocks: usize) {
-        let at_once = cuda.card.processors as usize * 2 / self.teams;
+    fn share(&mut self, card: &Card, heads: Heads, blocks: usize) {
+        let at_once = card.processors as usize * 2 / self.teams;
         if 2 * blocks < 3 * at_once && (heads.heads / heads.kv_heads).is_multiple_of(2) {
             self.parts = 2;
         }
@@ -101,6 +125,19 @@ impl Wgmma {
     fn dq_shared(heads: Heads) -> usize {
         1024 + 3 * (OWN * heads.head_dim * 2 + 4 * DQ_TEAMS * 2048)
     }
+}
+
+/// The operands of a call.
+struct Call<'a> {
+    cuda: &'a Cuda,
+    op: Attention,
+    qkv: &'a Buffer,
+    out: &'a Buffer,
+    lse: &'a Buffer,
+    dout: &'a Buffer,
+    segments: &'a Segments,
+    /// `Σ dout · out` for each row and head.
+    delta: Memory,
 }
 
 /// See [`AttentionOps::attention_backward`](crate::backend::AttentionOps::attention_backward).
@@ -120,110 +157,220 @@ pub fn attention_backward(
     assert!(out.len() == tokens * heads.out_width() && dout.len() == out.len());
     assert!(lse.len() == tokens * heads.heads);
     assert!([out, dout, &*dqkv].iter().all(|b| b.dtype() == qkv.dtype()));
-    let rows = tokens * heads.heads;
-    let delta = cuda.arena.take(rows * 4)?;
-    let group = heads.heads / heads.kv_heads;
-    let common = |list: &tables::List, dqkv: &Buffer, scoring: [Arg; 5]| {
-        let mut all = args![qkv, dout, lse, &delta, &list.memory, dqkv].to_vec();
+    let delta = cuda.arena.take(tokens * heads.heads * 4)?;
+    let call = Call { cuda, op, qkv, out, lse, dout, segments, delta };
+    match Kernels::of(&cuda.card, &op, qkv.dtype()) {
+        Kernels::Simple => call.simple(dqkv),
+        Kernels::Mma(cut) => call.on_tensor_cores(cut, None, dqkv),
+        Kernels::Wgmma(cut, wgmma) => call.on_tensor_cores(cut, Some(wgmma), dqkv),
+    }
+}
+
+impl<'a> Call<'a> {
+    fn rows(&self) -> usize {
+        self.segments.rows() * self.op.heads.heads
+    }
+
+    fn group(&self) -> usize {
+        self.op.heads.heads / self.op.heads.kv_heads
+    }
+
+    fn list(&self, unit: Unit, step: usize) -> Result<Arc<tables::List>> {
+        tables::packed(self.cuda, self.segments, unit, step)
+    }
+
+    /// What all kernels but those with `wgmma` take.
+    fn arguments(&self, list: &tables::List, dqkv: &Buffer, scoring: [Arg; 5]) -> Vec<Arg> {
+        let mut all = args![self.qkv, self.dout, self.lse, &self.delta, &list.memory, dqkv].to_vec();
         all.extend(scoring);
         all
-    };
-    let (keys, queries) = (Unit::Keys { group }, Unit::Rows { group });
-    let Some(cut) = Cut::of(cuda, heads, qkv.dtype()) else {
-        let (module, defines) = ("attention_simple", simple_defines(&op, qkv.dtype(), false));
-        let grid = Grid::new(rows.div_ceil(4), SIMPLE.0);
-        let arguments = args![out, dout, &delta, rows as u32];
+    }
+
+    /// Without tensor cores.
+    fn simple(&self, dqkv: &Buffer) -> Result<()> {
+        let (cuda, op, group) = (self.cuda, &self.op, self.group());
+        let (module, defines) = ("attention_simple", simple_defines(op, self.qkv.dtype(), false));
+        let grid = Grid::new(self.rows().div_ceil(4), SIMPLE.0);
+        let arguments = args![self.out, self.dout, &self.delta, self.rows() as u32];
         cuda.launch_variant(module, &defines, "simple_delta", grid, &arguments)?;
-        for (unit, name) in [(keys, "simple_keys"), (queries, "simple_queries")] {
-            let list = tables::packed(cuda, segments, unit, SIMPLE.1)?;
-            let grid = Grid::new(list.len * heads.kv_heads, SIMPLE.0);
-            cuda.launch_variant(module, &defines, name, grid, &common(&list, dqkv, simple_scoring(&op)))?;
+        let passes = [(Unit::Keys { group }, "simple_keys"), (Unit::Rows { group }, "simple_queries")];
+        for (unit, name) in passes {
+            let list = self.list(unit, SIMPLE.1)?;
+            let grid = Grid::new(list.len * op.heads.kv_heads, SIMPLE.0);
+            let arguments = self.arguments(&list, dqkv, simple_scoring(op));
+            cuda.launch_variant(module, &defines, name, grid, &arguments)?;
         }
-        return Ok(());
-    };
-    // Both passes with the products of Hopper's tensor cores: they cut rows, and keep gradients, in their own way.
-    let mut wgmma = Wgmma::of(cuda, &op);
-    let keys = match &wgmma {
-        Some(wgmma) => tables::packed(cuda, segments, Unit::WgmmaKeys { group }, OWN * wgmma.teams)?,
-        None => tables::packed(cuda, segments, keys, OWN * cut.key_tall)?,
-    };
-    // As many key heads at a time as there is room for what is kept; with room for none everything is computed twice.
-    let (per_head, all) = (keys.kept * 16, heads.kv_heads);
-    let some = (KEPT / per_head.max(1)).min(all);
-    if let Some(wgmma) = &mut wgmma {
-        wgmma.share(cuda, heads, keys.len * if some == 0 { all } else { some });
+        Ok(())
     }
-    let defines = cut.defines(&op, wgmma.as_ref());
-    let module = if wgmma.is_some() { "attention_backward_hopper" } else { "attention_backward" };
-    let both = wgmma.as_ref().map(|_| cuda.arena.take(rows * 8)).transpose()?;
-    let both_at = both.as_ref().map_or(0, |m| m.ptr());
-    // As many lanes to a row as the kernel's SHARERS.
-    let units = heads.head_dim / 8;
-    let sharers = if units.is_power_of_two() && units <= 32 { units } else { 32 };
-    let grid = Grid::new((rows * sharers).div_ceil(256), 256);
-    let arguments = args![out, dout, lse, &delta, both_at, heads.heads as u32, rows as u32];
-    cuda.launch_variant(module, &defines, "attention_delta", grid, &arguments)?;
-    // What a score's gradient is multiplied by to become that of the dot product.
-    let factor = op.scale;
-    let room = cuda.arena.take(some * per_head)?;
-    let queries = match &wgmma {
-        Some(_) if some > 0 => tables::packed(cuda, segments, Unit::TileRows { group }, DQ_TEAMS)?,
-        _ => tables::packed(cuda, segments, queries, OWN * cut.row_tall)?,
-    };
-    for first in (0..all).step_by(some.max(1)) {
-        let count = if some == 0 { all } else { some.min(all - first) };
-        let kept = if some == 0 { 0 } else { room.ptr() };
-        let part = args![factor, first as u32, count as u32, kept, keys.kept];
-        let (name, grid, mut arguments) = match &wgmma {
-            Some(wgmma) => {
-                let grid = Grid::new(keys.len * count * wgmma.parts, wgmma.teams as u32 * THREADS);
-                let mut arguments = args![qkv, dout, both_at, &keys.memory, &*dqkv, tokens as u32].to_vec();
-                arguments.extend(tile_scoring(&op));
-                ("attention_keys_wgmma", grid.with_shared(wgmma.shared(heads)), arguments)
-            }
-            None => {
-                let grid = Grid {
-                    blocks: [(keys.len * count) as u32, 1, cut.split as u32],
-                    ..Grid::new(0, THREADS)
-                };
-                let shared = Cut::shared(heads, cut.key_tall, cut.step);
-                ("attention_keys", grid.with_shared(shared), common(&keys, dqkv, tile_scoring(&op)))
-            }
+
+    fn on_tensor_cores(self, cut: Cut, mut wgmma: Option<Wgmma>, dqkv: &Buffer) -> Result<()> {
+        let (cuda, heads, group) = (self.cuda, self.op.heads, self.group());
+        // Passes with wgmma cut rows, and keep gradients, in their own way.
+        let keys = match &wgmma {
+            Some(wgmma) => self.list(Unit::WgmmaKeys { group }, OWN * wgmma.teams)?,
+            None => self.list(Unit::Keys { group }, OWN * cut.key_tall)?,
         };
-        arguments.extend(part);
-        let parts = wgmma.as_ref().map_or(1, |w| w.parts);
-        let columns = 2 * count * tokens * heads.head_dim;
-        let sums = (parts > 1).then(|| cuda.arena.take(parts * columns * 4)).transpose()?;
-        if wgmma.is_some() {
-            arguments.extend(args![sums.as_ref().map_or(0, |m| m.ptr())]);
+        // As many key heads at a time as there is room for what is kept; with room for none everything is computed twice.
+        let (per_head, all) = (keys.kept * 16, heads.kv_heads);
+        let some = (KEPT / per_head.max(1)).min(all);
+        if let Some(wgmma) = &mut wgmma {
+            wgmma.share(&cuda.card, heads, keys.len * if some == 0 { all } else { some });
         }
-        cuda.launch_variant(module, &defines, name, grid, &arguments)?;
-        if let Some(sums) = &sums {
-            let (all_heads, kv_heads) = (heads.heads as u32, heads.kv_heads as u32);
-            let arguments =
-                args![sums, &*dqkv, tokens as u32, all_heads, kv_heads, factor, first as u32, count as u32];
-            let grid = Grid::new((columns / 4).div_ceil(256), 256);
-            cuda.launch_variant(module, &defines, "attention_keys_join", grid, &arguments)?;
-        }
+        let defines = cut.defines(&self.op, wgmma.as_ref());
+        let module = if wgmma.is_some() { "attention_backward_hopper" } else { "attention_backward" };
+        let both = wgmma.as_ref().map(|_| cuda.arena.take(self.rows() * 8)).transpose()?;
+        let passes = Passes { call: self, cut, wgmma, module, defines, both, keys };
+        passes.delta()?;
+        let room = cuda.arena.take(some * per_head)?;
+        let call = &passes.call;
+        let queries = match &passes.wgmma {
+            Some(_) if some > 0 => call.list(Unit::TileRows { group }, DQ_TEAMS)?,
+            _ => call.list(Unit::Rows { group }, OWN * passes.cut.row_tall)?,
+        };
         if some == 0 {
-            break;
+            passes.over_keys(Part { first: 0, count: all, kept: 0 }, dqkv)?;
+            return passes.over_queries(&queries, dqkv);
         }
-        let (heads_, kv_heads) = (heads.heads as u32, heads.kv_heads as u32);
-        let mut arguments = args![qkv, &queries.memory, &*dqkv, heads_, kv_heads, window(&op)].to_vec();
-        arguments.extend(part);
-        let (name, threads, shared) = match &wgmma {
-            Some(_) => ("attention_dq_wgmma", DQ_TEAMS as u32 * THREADS, Wgmma::dq_shared(heads)),
-            None => ("attention_dq", THREADS, 2 * OWN * pitch(heads)),
+        for first in (0..all).step_by(some) {
+            let part = Part { first, count: some.min(all - first), kept: room.ptr() };
+            passes.over_keys(part, dqkv)?;
+            passes.dq(part, &queries, dqkv)?;
+        }
+        Ok(())
+    }
+}
+
+/// Some key heads, and where gradients of their scores are kept; 0 is nowhere.
+#[derive(Clone, Copy)]
+struct Part {
+    first: usize,
+    count: usize,
+    kept: u64,
+}
+
+/// The passes on tensor cores.
+struct Passes<'a> {
+    call: Call<'a>,
+    cut: Cut,
+    wgmma: Option<Wgmma>,
+    module: &'static str,
+    defines: String,
+    /// For wgmma: log-sum-exp and delta of each row.
+    both: Option<Memory>,
+    keys: Arc<tables::List>,
+}
+
+impl Passes<'_> {
+    fn launch(&self, name: &str, grid: Grid, arguments: &[Arg]) -> Result<()> {
+        self.call.cuda.launch_variant(self.module, &self.defines, name, grid, arguments)
+    }
+
+    fn both_at(&self) -> u64 {
+        self.both.as_ref().map_or(0, |m| m.ptr())
+    }
+
+    /// What a score's gradient is multiplied by to become that of the dot product, and which heads.
+    fn part(&self, part: Part) -> [Arg; 5] {
+        args![self.call.op.scale, part.first as u32, part.count as u32, part.kept, self.keys.kept]
+    }
+
+    fn delta(&self) -> Result<()> {
+        let Call { op, out, dout, lse, delta, .. } = &self.call;
+        let (heads, rows) = (op.heads, self.call.rows());
+        // As many lanes to a row as the kernel's SHARERS.
+        let units = heads.head_dim / 8;
+        let sharers = if units.is_power_of_two() && units <= 32 { units } else { 32 };
+        let grid = Grid::new((rows * sharers).div_ceil(256), 256);
+        let arguments = args![*out, *dout, *lse, delta, self.both_at(), heads.heads as u32, rows as u32];
+        self.launch("attention_delta", grid, &arguments)
+    }
+
+    /// Gradients of keys and values.
+    fn over_keys(&self, part: Part, dqkv: &Buffer) -> Result<()> {
+        let (call, keys) = (&self.call, &self.keys);
+        let (cuda, op, tokens) = (call.cuda, &call.op, call.segments.rows());
+        let Some(wgmma) = &self.wgmma else {
+            let blocks = [(keys.len * part.count) as u32, 1, self.cut.split as u32];
+            let grid = Grid { blocks, ..Grid::new(0, THREADS) };
+            let shared = Cut::shared(op.heads, self.cut.key_tall, self.cut.step);
+            let mut arguments = call.arguments(keys, dqkv, tile_scoring(op));
+            arguments.extend(self.part(part));
+            return self.launch("attention_keys", grid.with_shared(shared), &arguments);
         };
-        let grid = Grid::new(queries.len * count, threads).with_shared(shared);
-        cuda.launch_variant(module, &defines, name, grid, &arguments)?;
+        let grid = Grid::new(keys.len * part.count * wgmma.parts, wgmma.teams as u32 * THREADS);
+        let mut arguments =
+            args![call.qkv, call.dout, self.both_at(), &keys.memory, dqkv, tokens as u32].to_vec();
+        arguments.extend(tile_scoring(op));
+        arguments.extend(self.part(part));
+        let columns = 2 * part.count * tokens * op.heads.head_dim;
+        let parts = wgmma.parts;
+        let sums = (parts > 1).then(|| cuda.arena.take(parts * columns * 4)).transpose()?;
+        arguments.extend(args![sums.as_ref().map_or(0, |m| m.ptr())]);
+        self.launch("attention_keys_wgmma", grid.with_shared(wgmma.shared(op.heads)), &arguments)?;
+        let Some(sums) = &sums else { return Ok(()) };
+        let (heads, kv_heads) = (op.heads.heads as u32, op.heads.kv_heads as u32);
+        let (first, count) = (part.first as u32, part.count as u32);
+        let arguments = args![sums, dqkv, tokens as u32, heads, kv_heads, op.scale, first, count];
+        self.launch("attention_keys_join", Grid::new((columns / 4).div_ceil(256), 256), &arguments)
     }
-    if some > 0 {
-        return Ok(());
+
+    /// Gradients of queries, from the gradients of scores that the pass over keys kept.
+    fn dq(&self, part: Part, queries: &tables::List, dqkv: &Buffer) -> Result<()> {
+        let op = &self.call.op;
+        let (heads, kv_heads) = (op.heads.heads as u32, op.heads.kv_heads as u32);
+        let mut arguments = args![self.call.qkv, &queries.memory, dqkv, heads, kv_heads, window(op)].to_vec();
+        arguments.extend(self.part(part));
+        let (name, threads, shared) = match &self.wgmma {
+            Some(_) => ("attention_dq_wgmma", DQ_TEAMS as u32 * THREADS, Wgmma::dq_shared(op.heads)),
+            None => ("attention_dq", THREADS, 2 * OWN * pitch(op.heads)),
+        };
+        let grid = Grid::new(queries.len * part.count, threads).with_shared(shared);
+        self.launch(name, grid, &arguments)
     }
-    let mut arguments = common(&queries, dqkv, tile_scoring(&op));
-    arguments.extend(args![factor]);
-    let grid =
-        Grid::new(queries.len * all, THREADS).with_shared(Cut::shared(heads, cut.row_tall, cut.key_step));
-    cuda.launch_variant(module, &defines, "attention_queries", grid, &arguments)
+
+    /// Gradients of queries, where there was no room to keep those of scores.
+    fn over_queries(&self, queries: &tables::List, dqkv: &Buffer) -> Result<()> {
+        let op = &self.call.op;
+        let mut arguments = self.call.arguments(queries, dqkv, tile_scoring(op));
+        arguments.extend(args![op.scale]);
+        let shared = Cut::shared(op.heads, self.cut.row_tall, self.cut.key_step);
+        let grid = Grid::new(queries.len * op.heads.kv_heads, THREADS).with_shared(shared);
+        self.launch("attention_queries", grid, &arguments)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kernels(capability: (u32, u32), shared: usize, head_dim: usize, dtype: DType) -> Kernels {
+        let heads = Heads { heads: 8, kv_heads: 2, head_dim };
+        let op = Attention { heads, scale: 1.0, softcap: None, window: None };
+        Kernels::of(&Card { capability, shared, processors: 132, ..Card::default() }, &op, dtype)
+    }
+
+    #[test]
+    fn kernels_of_the_backward_by_card_and_head() {
+        let (hopper, ada) = (((9, 0), 232_448), ((8, 9), 101_376));
+        let of = |card: ((u32, u32), usize), dim, dtype| kernels(card.0, card.1, dim, dtype);
+        assert!(matches!(of(hopper, 64, DType::F32), Kernels::Simple), "f32 has no tensor cores");
+        assert!(matches!(of(hopper, 33, DType::Bf16), Kernels::Simple), "no whole units of 16 bytes");
+        assert!(matches!(of(hopper, 64, DType::Bf16), Kernels::Wgmma(_, Wgmma { teams: 1, .. })));
+        assert!(matches!(of(hopper, 128, DType::Bf16), Kernels::Wgmma(_, Wgmma { teams: 2, .. })));
+        assert!(matches!(of(hopper, 96, DType::Bf16), Kernels::Mma(_)), "wgmma has whole panels of 64");
+        assert!(matches!(of(hopper, 256, DType::Bf16), Kernels::Mma(Cut { split: 2, row_tall: 1, .. })));
+        assert!(matches!(of(ada, 128, DType::Bf16), Kernels::Mma(Cut { step: 32, row_tall: 1, .. })));
+    }
+
+    #[test]
+    fn heads_are_shared_where_blocks_are_few() {
+        let card = Card { capability: (9, 0), processors: 132, shared: 232_448, ..Card::default() };
+        let heads = Heads { heads: 12, kv_heads: 2, head_dim: 128 };
+        let parts = |blocks| {
+            let mut wgmma = Wgmma { teams: 2, step: 64, parts: 1 };
+            wgmma.share(&card, heads, blocks);
+            wgmma.parts
+        };
+        assert_eq!((parts(128), parts(256)), (2, 1));
+    }
 }

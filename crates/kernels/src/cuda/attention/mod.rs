@@ -16,6 +16,7 @@ pub(crate) use tables::stage;
 use crate::backend::{Attention, AttentionOps, CacheOps, Heads, PagedRows, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
+use crate::cuda::context::Card;
 use crate::cuda::launch::{Arg, Grid, args};
 use crate::cuda::memory::ptr;
 use crate::error::Result;
@@ -80,8 +81,8 @@ struct Shape {
 }
 
 /// Whether the products of attention/wgmma.cu serve: Hopper's tensor cores, and heads of whole panels.
-fn uses_wgmma(cuda: &Cuda, heads: Heads) -> bool {
-    cuda.card.capability == (9, 0) && matches!(heads.head_dim, 64 | 128)
+fn uses_wgmma(card: &Card, heads: Heads) -> bool {
+    card.capability == (9, 0) && matches!(heads.head_dim, 64 | 128)
 }
 
 /// Bytes of a row in shared memory: the head in whole steps of 16, and a gap against bank conflicts.
@@ -95,17 +96,33 @@ fn fits_tensor_cores(heads: Heads, dtype: DType) -> bool {
 }
 
 /// Shared memory a kernel may take besides what it declares itself.
-fn room(cuda: &Cuda) -> usize {
-    cuda.card.shared.saturating_sub(4096)
+fn room(card: &Card) -> usize {
+    card.shared.saturating_sub(4096)
+}
+
+/// Which kernel decodes.
+#[derive(Debug, PartialEq)]
+enum Decode {
+    /// `attention_decode_parallel`, with so many tiles of keys in flight: fewer blocks than multiprocessors.
+    Parallel { tiles: usize },
+    /// `attention_decode`: several blocks to a multiprocessor, each with one tile after the other.
+    InOrder,
 }
 
 impl Shape {
+    fn decode(self, blocks: usize, card: &Card) -> Decode {
+        match self.parallel {
+            Some(tiles) if blocks <= card.processors as usize => Decode::Parallel { tiles },
+            _ => Decode::InOrder,
+        }
+    }
+
     /// None where attention/simple.cu has to serve. Depends on head and card alone, never on the batch.
-    fn of(cuda: &Cuda, heads: Heads, dtype: DType) -> Option<Shape> {
+    fn of(card: &Card, heads: Heads, dtype: DType) -> Option<Shape> {
         if !fits_tensor_cores(heads, dtype) {
             return None;
         }
-        let (all, tile) = (room(cuda), 2 * TOKENS);
+        let (all, tile) = (room(card), 2 * TOKENS);
         let room = all / pitch(heads);
         // Measured on an H200: 32 rows to a warp pay for wide heads until registers run out.
         let (tall, most) = if heads.head_dim <= 64 || heads.head_dim > 128 { (1, 8) } else { (2, 4) };
@@ -114,7 +131,7 @@ impl Shape {
         let fits =
             |tiles: &usize| (DECODE_ROWS + tiles * tile) * pitch(heads) + tiles * PARALLEL_BYTES <= all;
         let parallel = [8, 6, 4, 2].into_iter().find(fits);
-        let wgmma = uses_wgmma(cuda, heads).then_some(WGMMA_WARPS[usize::from(heads.head_dim > 64)]);
+        let wgmma = uses_wgmma(card, heads).then_some(WGMMA_WARPS[usize::from(heads.head_dim > 64)]);
         let stages = if wgmma.is_some() { 3 } else { 2 };
         Some(Shape { warps, tall, stages, parallel, wgmma })
     }
@@ -203,7 +220,7 @@ impl AttentionOps for Cuda {
         assert!(qkv.len() == tokens * heads.qkv_width() && lse.len() == tokens * heads.heads);
         assert!(out.len() == tokens * heads.out_width() && out.dtype() == qkv.dtype());
         let unit = Unit::Rows { group: heads.heads / heads.kv_heads };
-        let (none, shape) = (0u64, Shape::of(self, heads, qkv.dtype()));
+        let (none, shape) = (0u64, Shape::of(&self.card, heads, qkv.dtype()));
         let step = shape.map_or(SIMPLE.1, Shape::rows);
         let list = tables::packed(self, segments, unit, step)?;
         let mut arguments = args![qkv, none, none, &list.memory, out, lse].to_vec();
@@ -280,7 +297,7 @@ impl CacheOps for Cuda {
         let lists = lists(self, heads, qkv, rows, cache)?;
         assert!(out.len() == lists.rows * heads.out_width() && out.dtype() == qkv.dtype());
         let no_lse = 0u64;
-        let Some(shape) = Shape::of(self, heads, qkv.dtype()) else {
+        let Some(shape) = Shape::of(&self.card, heads, qkv.dtype()) else {
             let mut arguments = args![qkv, cache, &lists.blocks, &lists.many.memory, out, no_lse].to_vec();
             arguments.extend(simple_scoring(&op));
             let grid = Grid::new(lists.many.len * heads.kv_heads, SIMPLE.0);
@@ -301,11 +318,9 @@ impl CacheOps for Cuda {
         arguments.extend(tile_scoring(&op));
         // Several blocks of attention_decode shall fit into a processor at once; where there is not even one for each, the other.
         let blocks = lists.decode.len * heads.kv_heads;
-        let (kernel, threads, stages) = match shape.parallel {
-            Some(tiles) if blocks <= self.card.processors as usize => {
-                ("attention_decode_parallel", 128 * tiles, tiles)
-            }
-            _ => ("attention_decode", 128, 2),
+        let (kernel, threads, stages) = match shape.decode(blocks, &self.card) {
+            Decode::Parallel { tiles } => ("attention_decode_parallel", 128 * tiles, tiles),
+            Decode::InOrder => ("attention_decode", 128, 2),
         };
         let grid = Grid::new(blocks, threads as u32).with_shared(shape.decode_shared(heads, stages)).early();
         self.launch_variant(source, &defines, kernel, grid, &arguments)
@@ -336,7 +351,7 @@ fn lists(
     cache: &Buffer,
 ) -> Result<std::sync::Arc<tables::Paged>> {
     assert!(qkv.len().is_multiple_of(heads.qkv_width()) && cache.dtype() == qkv.dtype());
-    let shape = Shape::of(cuda, heads, qkv.dtype());
+    let shape = Shape::of(&cuda.card, heads, qkv.dtype());
     let step = shape.map_or(SIMPLE.1, Shape::rows);
     let group = heads.heads / heads.kv_heads;
     let lists = tables::paged(cuda, rows, group, step, shape.is_some(), qkv.len() / heads.qkv_width())?;
@@ -353,4 +368,27 @@ pub(crate) fn slots(
     cache: &Buffer,
 ) -> Result<std::sync::Arc<crate::cuda::memory::Memory>> {
     Ok(lists(cuda, heads, qkv, rows, cache)?.slots.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(capability: (u32, u32), shared: usize) -> Card {
+        Card { capability, shared, processors: 132, ..Card::default() }
+    }
+
+    #[test]
+    fn kernels_of_the_forward_by_card_and_head() {
+        let (hopper, ada) = (card((9, 0), 232_448), card((8, 9), 101_376));
+        let of =
+            |card: &Card, head_dim, dtype| Shape::of(card, Heads { heads: 8, kv_heads: 2, head_dim }, dtype);
+        assert!(of(&hopper, 64, DType::F32).is_none() && of(&hopper, 33, DType::Bf16).is_none());
+        let wgmma = |card, dim| of(card, dim, DType::Bf16).and_then(|shape| shape.wgmma);
+        assert_eq!([64, 128, 96].map(|dim| wgmma(&hopper, dim)), [Some(8), Some(12), None]);
+        assert_eq!([64, 128].map(|dim| wgmma(&ada, dim)), [None, None]);
+        let Some(shape) = of(&hopper, 64, DType::Bf16) else { panic!("served by tensor cores") };
+        assert_eq!(shape.decode(132, &hopper), Decode::Parallel { tiles: 8 });
+        assert_eq!(shape.decode(133, &hopper), Decode::InOrder, "more blocks than multiprocessors");
+    }
 }

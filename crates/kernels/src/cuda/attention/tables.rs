@@ -132,7 +132,7 @@ struct PagedKey {
 pub struct Tables {
     packed: Vec<(Vec<usize>, Unit, usize, Arc<List>)>,
     paged: Vec<(PagedKey, Arc<Paged>)>,
-    /// One for each kind of batch that only decodes: its lists stay where they are, for recordings.
+    /// One for each kind of batch that only decodes: its lists stay where they are, for graphs.
     steady: Vec<Steady>,
     /// Counts moves of such lists.
     moves: u64,
@@ -347,7 +347,7 @@ pub(crate) fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> 
     for (group, step, decode) in kinds {
         steady(cuda, &mut tables, rows, group, step, decode, batch)?;
     }
-    // The largest number of those of this size: only its own moves make its recordings void.
+    // The largest number of those of this size: only its own moves make its graphs void.
     Ok(tables.steady.iter().filter(|s| s.key.batch == batch).map(|s| s.moved).max().unwrap_or(0))
 }
 

@@ -91,9 +91,38 @@ impl LinearOps for Cuda {
     }
 }
 
-/// Whether tensor cores serve a product of these inner sizes: rows must start at multiples of 16 bytes.
-fn whole(sizes: [usize; 2]) -> bool {
-    sizes.iter().all(|s| s % 8 == 0)
+/// Which kernel serves a product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Product {
+    /// Our own, without tensor cores.
+    Plain,
+    /// The library on tensor cores, its sums cut into so many parts that are added in order.
+    TensorCores { parts: usize },
+}
+
+impl Product {
+    /// Of a weight `[n, k]`: rows must start at multiples of 16 bytes for tensor cores.
+    fn of(dtype: DType, sizes: [usize; 2]) -> Product {
+        let served = dtype == DType::Bf16 && sizes.iter().all(|s| s % 8 == 0);
+        if served { Product::TensorCores { parts: 1 } } else { Product::Plain }
+    }
+    /// Of the gradient of an input whose sums over n features are long.
+    fn of_long_input_gradient(processors: usize, dtype: DType, [m, n, k]: [usize; 3]) -> Product {
+        let possible = |parts: usize| n.is_multiple_of(8 * parts) && n / parts >= 4096;
+        match Product::of(dtype, [n, k]) {
+            Product::Plain => Product::Plain,
+            _ => Product::TensorCores { parts: cuts(processors, [m, k], possible) },
+        }
+    }
+    /// Of the gradient of a weight, from m rows.
+    fn of_weight_gradient(processors: usize, dtype: DType, [m, n, k]: [usize; 3]) -> Product {
+        match Product::of(dtype, [n, k]) {
+            Product::TensorCores { .. } if m > 0 => {
+                Product::TensorCores { parts: cuts(processors, [n, k], |parts| m / parts >= 1024) }
+            }
+            _ => Product::Plain,
+        }
+    }
 }
 
 /// An operand of the plain kernel: address, and elements from one row and one column to the next.
@@ -129,7 +158,10 @@ pub fn forward(
 ) -> Result<()> {
     // The sum must not be rounded before the bias is added; the library adds none of f32 to a result of bf16.
     let sums = if bias.is_some() { DType::F32 } else { out };
-    let how = if dtype == DType::Bf16 && whole([n, k]) { rows(cuda, n, k, sums)? } else { Rows::Plain };
+    let how = match Product::of(dtype, [n, k]) {
+        Product::TensorCores { .. } => rows(cuda, n, k, sums)?,
+        Product::Plain => Rows::Plain,
+    };
     let library = |g: &Gemm| match &how {
         Rows::Checked(checked) => cuda.products.gemm_checked(cuda, g, checked),
         _ => cuda.products.gemm(cuda, g),
@@ -159,7 +191,7 @@ fn input_gradient(
     dtype: DType,
     (dx, out): (u64, DType),
 ) -> Result<()> {
-    if dtype == DType::Bf16 && whole([n, k]) {
+    if Product::of(dtype, [n, k]) != Product::Plain {
         let product = Gemm { lda: ld, ..Gemm::input_gradient(m, n, k, dy, w, dx, out) };
         return cuda.products.gemm(cuda, &product);
     }
@@ -168,8 +200,8 @@ fn input_gradient(
 
 /// Into how many parts the sums of a product are cut where its tiles are too few for the card: parts are computed side by
 /// side and added in order. A function of the shape and the card alone.
-fn cuts(cuda: &Cuda, [m, n]: [usize; 2], possible: impl Fn(usize) -> bool) -> usize {
-    let (tiles, processors) = (m.div_ceil(128) * n.div_ceil(128), cuda.card.processors as usize);
+fn cuts(processors: usize, [m, n]: [usize; 2], possible: impl Fn(usize) -> bool) -> usize {
+    let tiles = m.div_ceil(128) * n.div_ceil(128);
     if 2 * tiles >= 3 * processors {
         return 1;
     }
@@ -191,10 +223,11 @@ pub fn long_input_gradient(
     dtype: DType,
     to: (u64, DType),
 ) -> Result<()> {
-    let parts = cuts(cuda, [m, k], |parts| n.is_multiple_of(8 * parts) && n / parts >= 4096);
-    if parts == 1 || dtype != DType::Bf16 || !whole([n, k]) {
-        return input_gradient(cuda, [m, n, k], dy, w, dtype, to);
-    }
+    let processors = cuda.card.processors as usize;
+    let parts = match Product::of_long_input_gradient(processors, dtype, [m, n, k]) {
+        Product::TensorCores { parts } if parts > 1 => parts,
+        _ => return input_gradient(cuda, [m, n, k], dy, w, dtype, to),
+    };
     let (each, sums) = (n / parts, cuda.arena.take(parts * m * k * 4)?);
     let one = Gemm::input_gradient(m, each, k, dy.0, w, sums.ptr(), DType::F32);
     let strides = [each, each * k, m * k];
@@ -213,8 +246,9 @@ pub fn weight_gradient(
     dw: u64,
     add: bool,
 ) -> Result<()> {
-    if dtype == DType::Bf16 && whole([n, k]) && m > 0 {
-        return in_parts(cuda, [m, n, k], dy, x, dw, add);
+    let processors = cuda.card.processors as usize;
+    if let Product::TensorCores { parts } = Product::of_weight_gradient(processors, dtype, [m, n, k]) {
+        return in_parts(cuda, [m, n, k], dy, x, (dw, add), parts);
     }
     let (dy, x) = (Operand(dy.0, 1, dy.1), Operand(x, 1, k));
     plain(cuda, [n, k, m], dy, x, dtype, None, (dw, DType::F32), add)
@@ -226,10 +260,9 @@ fn in_parts(
     [m, n, k]: [usize; 3],
     (dy, ld): (u64, usize),
     x: u64,
-    dw: u64,
-    add: bool,
+    (dw, add): (u64, bool),
+    parts: usize,
 ) -> Result<()> {
-    let parts = cuts(cuda, [n, k], |parts| m / parts >= 1024);
     let (each, beta) = (m / parts / 64 * 64, if add { 1.0 } else { 0.0 });
     if parts == 1 {
         let whole = Gemm { lda: ld, beta, ..Gemm::weight_gradient(m, n, k, dy, x, dw) };
@@ -248,4 +281,33 @@ fn in_parts(
         cuda.products.gemm(cuda, &last)?;
     }
     add_chunks(cuda, sums.ptr(), n * k, count, n * k, dw, add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: usize = 132;
+
+    #[test]
+    fn kernels_of_products_by_shape_and_card() {
+        let bf16 = DType::Bf16;
+        assert_eq!(Product::of(bf16, [896, 4864]), Product::TensorCores { parts: 1 });
+        assert_eq!(
+            Product::of(bf16, [897, 4864]),
+            Product::Plain,
+            "rows that start between units of 16 bytes"
+        );
+        assert_eq!(Product::of(DType::F32, [896, 4864]), Product::Plain);
+        // A small weight has too few tiles for the card, so that its sums over many rows are cut; a large one has enough.
+        let weight = |m, n, k| Product::of_weight_gradient(H200, bf16, [m, n, k]);
+        assert!(matches!(weight(16384, 896, 896), Product::TensorCores { parts: 2.. }));
+        assert_eq!(weight(16384, 4864, 4864), Product::TensorCores { parts: 1 });
+        assert_eq!(weight(1024, 896, 896), Product::TensorCores { parts: 1 }, "parts of 1024 rows at least");
+        assert_eq!(weight(0, 896, 896), Product::Plain, "zeros are written by the plain kernel");
+        // The head: sums over the vocabulary.
+        let input = |m, n, k| Product::of_long_input_gradient(H200, bf16, [m, n, k]);
+        assert!(matches!(input(832, 151_936, 896), Product::TensorCores { parts: 2.. }));
+        assert_eq!(input(832, 4096, 896), Product::TensorCores { parts: 1 }, "short sums are whole");
+    }
 }

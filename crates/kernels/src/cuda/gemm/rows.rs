@@ -107,8 +107,8 @@ impl Checked {
         }
         let sure = self.sure.iter().find(|algo| cuda.products.serves(cuda, g, algo));
         let sure = *sure.unwrap_or(&self.sure[0]);
-        // Nothing can be tried while work is recorded; the next time it can.
-        if cuda.recording.load(Ordering::Relaxed) {
+        // Nothing can be tried while a graph is captured; the next time it can.
+        if cuda.capturing.load(Ordering::Relaxed) {
             return Ok(sure);
         }
         let advised = cuda.products.offers(cuda, g).unwrap_or_default();
@@ -133,7 +133,7 @@ impl Checked {
         if let Some(&verdict) = self.known().verdicts.get(&key) {
             return Ok(verdict);
         }
-        if cuda.recording.load(Ordering::Relaxed) {
+        if cuda.capturing.load(Ordering::Relaxed) {
             return Ok(false);
         }
         let most = (FEWER / self.shape[0]).clamp(PERIOD, LATER);

@@ -94,7 +94,7 @@ pub(crate) fn product(cuda: &Cuda, g: &Gemm, library: &dyn Fn(&Gemm) -> Result<(
     let best = match known {
         Some(known) => known,
         // Nothing can be tried while a graph is captured.
-        None if cuda.recording.load(Ordering::Relaxed) => return Ok(false),
+        None if cuda.capturing.load(Ordering::Relaxed) => return Ok(false),
         None => {
             let best = fastest_plan(cuda, g, &plans, library)?;
             cuda.streams.lock().unwrap_or_else(|e| e.into_inner()).insert(key, best);

@@ -5,7 +5,6 @@
 //! tried on the product's own operands where its result is written, not added. Where rows must not depend on their number
 //! (`rows`), the advised one is one that was found to do that, and so must be every other.
 
-use crate::backend::GraphOps;
 use crate::buffer::DType;
 use crate::cuda::context::Cuda;
 use crate::cuda::gemm::Gemm;
@@ -73,7 +72,7 @@ pub(crate) fn fastest(
         // One that was found for another size may not serve this one.
         return Ok(known.filter(|algo| cuda.products.serves(cuda, g, algo)).or(advised));
     }
-    if g.beta != 0.0 || cuda.recording.load(Ordering::Relaxed) {
+    if g.beta != 0.0 || cuda.capturing.load(Ordering::Relaxed) {
         return Ok(advised);
     }
     let Some(found) = search(cuda, g, advised, checked)? else { return Ok(advised) };
@@ -134,12 +133,12 @@ fn search(
 /// Seconds of one of `times` pieces of work on the GPU alone: they are captured and launched as one graph, because launching
 /// a short product takes longer than the product. The work must have run once before.
 pub(crate) fn time(cuda: &Cuda, times: usize, work: impl Fn(usize) -> Result<()>) -> Result<f64> {
-    let graph = cuda.record(&mut || (0..times).try_for_each(&work))?;
-    cuda.replay(&graph)?;
+    let graph = crate::cuda::graph::capture(cuda, &mut || (0..times).try_for_each(&work))?;
+    graph.launch(cuda)?;
     cuda.synchronize()?;
     let start = Instant::now();
     for _ in 0..REPLAYS {
-        cuda.replay(&graph)?;
+        graph.launch(cuda)?;
     }
     cuda.synchronize()?;
     Ok(start.elapsed().as_secs_f64() / (REPLAYS * times) as f64)

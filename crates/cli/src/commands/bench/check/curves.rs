@@ -8,10 +8,10 @@
 use super::super::scratch::Scratch;
 use super::{largest, outcome};
 use ferrl::algo::Feed;
-use ferrl::collect::Rollout;
 use ferrl::experience::Metrics;
 use ferrl::recipe::Recipe;
 use ferrl::setup;
+use ferrl::train::ScoredRollout;
 use ferrl::train::Stage;
 use ferrl_engine::Result;
 use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
@@ -40,7 +40,7 @@ pub struct Curves {
 #[derive(Default)]
 struct Curve {
     steps: Vec<Metrics>,
-    answers: Vec<Rollout>,
+    answers: Vec<ScoredRollout>,
 }
 
 fn recipes(dtype: DType) -> Result<Vec<Recipe>> {
@@ -181,7 +181,7 @@ fn answers(want: &Curve, got: &Curve, dtype: DType, out: &mut Vec<Outcome>) {
 
 /// Share of tokens from the first on that an answer has otherwise than its counterpart. A character is a token here, and
 /// the end is another.
-fn other_tokens(want: &[Rollout], got: &[Rollout]) -> f64 {
+fn other_tokens(want: &[ScoredRollout], got: &[ScoredRollout]) -> f64 {
     if want.len() != got.len() {
         return 1.0;
     }
@@ -217,7 +217,7 @@ mod tests {
                 .for_each(|&(name, first, end)| metrics.add(name, if n < 30 { first } else { end }));
             metrics
         };
-        let answer = |text: &&str| Rollout {
+        let answer = |text: &&str| ScoredRollout {
             prompt: Prompt::default(),
             answer: Answer { prompt: 0, text: text.to_string(), tokens: text.len() + 1, truncated: false },
             graded: Graded::default(),

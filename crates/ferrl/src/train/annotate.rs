@@ -7,7 +7,7 @@ use ferrl_engine::Result;
 use ferrl_engine::train::stats;
 
 impl Stage {
-    /// Log-probabilities under the reference, values under the critic, and for answers that the policy as it is now
+    /// Log-probabilities under the reference, values under the critic, and for completions that the policy as it is now
     /// did not sample its own log-probabilities, all before anything changes.
     pub(crate) fn annotate(&self, e: &mut Experience) -> Result<()> {
         let needs = self.algo.needs();
@@ -58,8 +58,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Whether the policy has moved so far that this update would be wrong.
-    pub(crate) fn strayed(&self, batches: &[MicroBatch<'_>]) -> Result<bool> {
+    /// Whether the mean ratio of new to old policy is above `skip_ratio`.
+    pub(crate) fn exceeds_skip_ratio(&self, batches: &[MicroBatch<'_>]) -> Result<bool> {
         let Some(limit) = self.algo.updates().skip_ratio else { return Ok(false) };
         let (mut sum, mut count) = (0.0, 0.0);
         for batch in batches {

@@ -1,46 +1,45 @@
-//! Steps that only decode are recorded where the device can, and replayed: their shapes are few once the number of
-//! rows is rounded up, and hundreds of operations then start at once.
+//! Decoding steps as CUDA graphs: batch sizes are few once the number of rows is rounded up, and a device that captures
+//! launches the hundreds of operations of a step at once (`GraphOps::repeat`).
 //!
-//! Rows that fill a batch up belong to no sequence. They compute something, which nobody reads.
+//! Padding rows belong to no sequence; their results are discarded.
 
 use crate::Result;
 use crate::model::Model;
 use crate::model::decoder::{Context, Keep, Tokens};
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{PagedRows, Recording};
+use ferrl_kernels::backend::{Graph, PagedRows};
 use std::collections::HashMap;
 
-/// Recordings that are kept.
+/// Steps that are kept.
 const MOST: usize = 64;
 
-/// Recordings of one model's decoding steps, over one cache.
+/// Decoding steps of one model, over one cache.
 #[derive(Default)]
-pub(super) struct Recorded {
-    /// Whose steps these are: the recordings name the addresses of its weights.
+pub(super) struct DecodeGraphs {
+    /// Whose steps these are: graphs name the addresses of its weights.
     place: Vec<usize>,
+    /// By rows, and by positions of the rotary table.
     steps: HashMap<(usize, usize), Step>,
-    /// The step that was done last.
+    /// The step that ran last.
     last: (usize, usize),
 }
 
-/// A step of so many rows.
+/// A step of so many rows: what its graph reads and writes.
 struct Step {
     tokens: Tokens,
-    /// Hidden states of the last time.
+    /// Hidden states of the last run.
     h: Option<Buffer>,
-    recording: Option<Recording>,
-    /// What the device said about the lists it was recorded with.
-    lists: u64,
+    graph: Graph,
 }
 
-/// Rows are filled up to one of these: every number up to 4, then four steps to each doubling.
+/// Rows are padded to one of these: every number up to 4, then four steps to each doubling.
 fn bucket(rows: usize) -> usize {
     let step = (rows.next_power_of_two() / 8).max(1);
     rows.next_multiple_of(step)
 }
 
-impl Recorded {
-    /// What follows is of this model: recordings of another, or of weights that lie elsewhere now, are dropped.
+impl DecodeGraphs {
+    /// What follows is of this model: steps of another, or of weights that lie elsewhere now, are dropped.
     pub fn of(&mut self, model: &Model) {
         let place = model.place();
         if self.place != place {
@@ -49,9 +48,9 @@ impl Recorded {
         }
     }
 
-    /// Hidden states of the step that was done last; more rows than there were sequences.
+    /// Hidden states of the step that ran last; more rows than there were sequences.
     pub fn hidden(&self) -> &Buffer {
-        self.steps[&self.last].h.as_ref().expect("a step that was done")
+        self.steps[&self.last].h.as_ref().expect("a step that ran")
     }
 
     /// One new token of each sequence; `fill` puts their ids into the first elements of an index buffer.
@@ -65,42 +64,31 @@ impl Recorded {
     ) -> Result<()> {
         let backend = &*model.backend;
         let batch = bucket(positions.len());
-        let filled = [positions, &vec![0; batch - positions.len()]].concat();
-        // A table of rotations that grows moves, and a step that was recorded with the old one is void.
+        let padded = [positions, &vec![0; batch - positions.len()]].concat();
+        // A rotary table that grows moves, and a graph that was captured with the old one is void.
         let reach = positions.iter().max().map_or(0, |&p| p as usize + 1);
         let key = (batch, model.rotary(reach)?.map_or(0, |tables| tables.positions()));
-        self.last = key;
         if !self.steps.contains_key(&key) {
             if self.steps.len() >= MOST {
                 self.steps.clear();
             }
-            // The first time it is done as it is: everything is then compiled, planned and in memory.
-            let mut tokens = model.tokens(&vec![0; batch], &filled)?;
-            fill(&mut tokens.ids)?;
-            let (h, _) = model.forward(&tokens, Context::Paged(rows, cache), Keep::Nothing)?;
-            self.steps.insert(key, Step { tokens, h: Some(h), recording: None, lists: 0 });
-            return Ok(());
+            let tokens = model.tokens(&vec![0; batch], &padded)?;
+            self.steps.insert(key, Step { tokens, h: None, graph: Graph::default() });
         }
-        let Some(step) = self.steps.get_mut(&key) else { unreachable!("inserted before") };
-        fill(&mut step.tokens.ids)?;
-        backend.set_indices(&mut step.tokens.positions, &filled)?;
-        step.tokens.reach = reach;
-        let lists = backend.stage_rows(rows, batch)?;
-        if step.recording.is_none() || step.lists != lists {
-            let (mut h, tokens) = (None, &step.tokens);
-            let recording = backend.record(&mut || {
-                h = Some(model.forward(tokens, Context::Paged(rows, cache), Keep::Nothing)?.0);
-                Ok(())
-            })?;
-            (step.h, step.recording, step.lists) = (h, Some(recording), lists);
-        }
-        if let Some(recording) = &step.recording {
-            backend.replay(recording)?;
-        }
-        Ok(())
+        self.last = key;
+        let Some(Step { tokens, h, graph }) = self.steps.get_mut(&key) else {
+            unreachable!("inserted before")
+        };
+        fill(&mut tokens.ids)?;
+        backend.set_indices(&mut tokens.positions, &padded)?;
+        tokens.reach = reach;
+        backend.repeat(graph, rows, batch, &mut || {
+            *h = Some(model.forward(tokens, Context::Paged(rows, cache), Keep::Nothing)?.0);
+            Ok(())
+        })
     }
 
-    /// The ids of sequences, as [`Recorded::decode`] wants them.
+    /// The ids of sequences, as [`DecodeGraphs::decode`] wants them.
     pub fn fill(model: &Model, ids: &[u32], to: &mut Buffer) -> Result<()> {
         let mut all = ids.to_vec();
         all.resize(to.len(), 0);
@@ -117,7 +105,7 @@ mod tests {
     use crate::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams};
     use crate::model::Options;
 
-    /// A sampler replayed the steps it had recorded of one model when it was given another.
+    /// A sampler launched the graphs it had captured of one model when it was given another.
     #[test]
     fn steps_of_another_model_are_dropped() {
         let mut init = InitOptions::new("llama");
@@ -132,18 +120,17 @@ mod tests {
         let params = SamplingParams { max_new_tokens: 6, ..SamplingParams::greedy() };
         let ask = || Request { prompt: vec![1, 2], params: params.clone(), stream: [0; 3] };
         let record = |sampler: &mut Sampler, model: &Model| {
-            let step =
-                || Step { tokens: model.tokens(&[0], &[0]).unwrap(), h: None, recording: None, lists: 0 };
-            sampler.recorded.steps.insert((1, 256), step());
+            let tokens = model.tokens(&[0], &[0]).unwrap();
+            sampler.graphs.steps.insert((1, 256), Step { tokens, h: None, graph: Graph::default() });
         };
         sampler.generate(&one, vec![ask()]).unwrap();
         record(&mut sampler, &one);
         sampler.generate(&one, vec![ask()]).unwrap();
         sampler.invalidate();
         let mine = sampler.generate(&one, vec![ask()]).unwrap();
-        assert_eq!(sampler.recorded.steps.len(), 1, "its own stay: they read the weights where they are");
+        assert_eq!(sampler.graphs.steps.len(), 1, "its own stay: they read the weights where they are");
         let theirs = sampler.generate(&other, vec![ask()]).unwrap();
-        assert!(sampler.recorded.steps.is_empty());
+        assert!(sampler.graphs.steps.is_empty());
         // Nor does it answer from blocks of the first, whose version is the same.
         let mut fresh = Sampler::new(&other, CacheOptions::default()).unwrap();
         assert!(theirs == fresh.generate(&other, vec![ask()]).unwrap() && theirs != mine);
@@ -152,8 +139,8 @@ mod tests {
         let mut moved = other;
         moved.params[0].master = backend.alloc(ferrl_kernels::DType::F32, 20 * 8).unwrap();
         moved.version += 1;
-        sampler.recorded.of(&moved);
-        assert!(sampler.recorded.steps.is_empty());
+        sampler.graphs.of(&moved);
+        assert!(sampler.graphs.steps.is_empty());
         // A model that does not fit the cache is no model of this sampler.
         let wide = InitOptions { hidden: 16, ..init.clone() };
         let wide = Model::random(backend.clone(), &wide, Options::default()).unwrap();

@@ -4,8 +4,8 @@
 //! adaptive coefficients, rollouts in flight) is small and is put back. Weights are not copied: a step that fails after one
 //! of its updates cannot be undone, and the last checkpoint is what is left of it.
 
-use crate::collect::Collected;
 use crate::train::Stage;
+use crate::train::StepExperience;
 use ferrl_engine::Result;
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 pub struct Before {
     source: Value,
     algorithm: Value,
-    ahead: VecDeque<Collected>,
+    ahead: VecDeque<StepExperience>,
     one_pass: bool,
     step: u64,
     weights: Vec<(u64, u64)>,

@@ -1,7 +1,6 @@
-//! What a step learns from: given sequences, graded answers, or answers that are sampled and rewarded here.
+//! The experience of a step: given sequences, scored completions, or completions that are sampled and rewarded here.
 //!
-//! Collecting may run ahead of training by `rollout.max_lag` steps. The step's line stays the same: it takes what was
-//! collected first and learns from it.
+//! Collection may run ahead of training by `rollout.max_lag` steps; a step takes the oldest.
 
 use crate::algo::Feed;
 use crate::experience::{Experience, Metrics, Sequence};
@@ -15,29 +14,29 @@ use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// The experience of one step before anything is computed from it. A checkpoint keeps those that wait.
+/// The experience of one step before anything is computed from it. A checkpoint stores those sampled ahead.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Collected {
+pub struct StepExperience {
     /// What is learned from.
     pub experience: Experience,
-    /// Prompts with their graded answers, where there are any.
-    pub rollouts: Vec<Rollout>,
-    /// Of rewards and answers.
+    /// Prompts with their scored completions, where there are any.
+    pub rollouts: Vec<ScoredRollout>,
+    /// Metrics of rewards and completions.
     pub metrics: Metrics,
     /// Passes over the data when it was drawn.
     pub epoch: f64,
 }
 
-/// One answer of a step, for people.
+/// A completion of a step with its prompt, score and advantage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Rollout {
-    /// The question.
+pub struct ScoredRollout {
+    /// The prompt.
     pub prompt: Prompt,
-    /// The answer.
+    /// The completion.
     pub answer: Answer,
-    /// What it got.
+    /// Its score.
     pub graded: Graded,
-    /// How much better than expected that was.
+    /// Advantage of its first token.
     pub advantage: f32,
     /// Temperature it was sampled at; absent where it was given.
     #[serde(default)]
@@ -46,7 +45,11 @@ pub struct Rollout {
 
 impl Stage {
     /// What the next step learns from; afterwards up to `max_lag` more wait, none of them beyond the last step.
-    pub(crate) fn collected(&mut self, clock: &mut Clock, metrics: &mut Metrics) -> Result<Collected> {
+    pub(super) fn next_experience(
+        &mut self,
+        clock: &mut Clock,
+        metrics: &mut Metrics,
+    ) -> Result<StepExperience> {
         let (lag, last) = (self.recipe.rollout.max_lag, self.schedules.0.total_steps);
         let lag = if self.feed.sampled() { lag } else { 0 };
         loop {
@@ -61,11 +64,11 @@ impl Stage {
     }
 
     /// The experience of step `number`, under the policy as it is now.
-    fn collect(&mut self, number: u64, clock: &mut Clock, metrics: &mut Metrics) -> Result<Collected> {
+    fn collect(&mut self, number: u64, clock: &mut Clock, metrics: &mut Metrics) -> Result<StepExperience> {
         let (sampled, count) = (self.feed.sampled(), self.feed.per_step(&self.recipe));
         clock.waits_for("data");
         let before = self.source.cut();
-        let (items, mut out, mut prompts) = (self.source.next(count)?, Collected::default(), Vec::new());
+        let (items, mut out, mut prompts) = (self.source.next(count)?, StepExperience::default(), Vec::new());
         out.epoch = self.source.epochs();
         for (i, item) in items.into_iter().enumerate() {
             match item {
@@ -107,7 +110,7 @@ impl Stage {
     }
 
     /// Says so where demonstrations end without a token that completions stop at: the model would not learn to end.
-    fn look_for_ends(&self, given: &Collected) {
+    fn look_for_ends(&self, given: &StepExperience) {
         if self.feed != Feed::Demonstrations {
             return;
         }
@@ -132,13 +135,13 @@ impl Stage {
         }
     }
 
-    /// Answers to prompts, rewarded, behind what is there: `before` prompts and their answers.
+    /// Completions to prompts, rewarded, behind what is there: `before` prompts and their completions.
     fn round(
         &mut self,
         prompts: Vec<Prompt>,
         before: usize,
         number: u64,
-        out: &mut Collected,
+        out: &mut StepExperience,
         clock: &mut Clock,
         metrics: &mut Metrics,
     ) -> Result<()> {
@@ -155,13 +158,13 @@ impl Stage {
         out.experience.append(experience, before, out.rollouts.len());
         let shown = |(answer, graded): (Answer, Graded)| {
             let prompt = prompts[answer.prompt].clone();
-            Rollout { prompt, answer, graded, advantage: 0.0, temperature: Some(params.divisor()) }
+            ScoredRollout { prompt, answer, graded, advantage: 0.0, temperature: Some(params.divisor()) }
         };
         out.rollouts.extend(answers.into_iter().zip(graded).map(shown));
         Ok(())
     }
 
-    /// Samples answers from the policy as it is now.
+    /// Samples completions from the policy as it is now.
     pub fn answer(
         &mut self,
         prompts: &[Prompt],
@@ -172,12 +175,12 @@ impl Stage {
         let generator = &mut **self.generator.as_mut().expect("a stage with rollouts has a generator");
         let (policy, tokenizer, stops) = (&self.policy.model, &*self.tokenizer, &self.stops);
         let mut actor = Actor { generator, policy, tokenizer, stops };
-        rollout::collect(&mut actor, prompts, params, samples, step)
+        rollout::sample(&mut actor, prompts, params, samples, step)
             .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))
     }
 }
 
-impl Collected {
+impl StepExperience {
     /// Sequences as they are: a demonstration, or both sides of a pair.
     pub(crate) fn give(&mut self, sequences: Vec<Sequence>, group: usize) {
         for mut s in sequences {
@@ -207,7 +210,7 @@ impl Collected {
         }
     }
 
-    /// Answers to a prompt that came with their rewards.
+    /// Completions to a prompt that came with their rewards.
     fn grade(&mut self, given: Group, group: usize, least: usize, tokenizer: &Tokenizer) -> Result<()> {
         if given.answers.len() < least {
             let n = given.answers.len();
@@ -223,7 +226,7 @@ impl Collected {
             let graded =
                 Graded { reward: Some(reward), components, score: Some(reward), ..Default::default() };
             let prompt = given.prompt.clone();
-            self.rollouts.push(Rollout { prompt, answer, graded, advantage: 0.0, temperature: None });
+            self.rollouts.push(ScoredRollout { prompt, answer, graded, advantage: 0.0, temperature: None });
         }
         self.give(given.answers, group);
         Ok(())
