@@ -140,7 +140,7 @@ fn stored_tensors_add_up_to_the_parameters_of_the_decoder() {
         for (tied, head) in [(true, Head::LmAndValue), (false, Head::LmAndValue), (false, Head::Score)] {
             (config.tied, config.head) = (tied, head);
             let tensors = family(config.family).unwrap().tensors(&config);
-            assert_eq!(tensors.iter().map(|t| t.param.clone()).collect::<Vec<_>>(), config.params());
+            assert_eq!(tensors.iter().map(|t| t.param).collect::<Vec<_>>(), config.params());
             let mut names = std::collections::HashSet::new();
             for tensor in &tensors {
                 let stored: usize = tensor.parts.iter().map(|p| p.len()).sum();

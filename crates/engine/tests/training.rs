@@ -323,8 +323,7 @@ fn only_scored_tokens_and_listed_others_are_computed() {
     let scored: Vec<bool> = (0..9).map(|i| i >= 4).collect();
     // At each position the next token itself, and token 7.
     let others = (0..9).flat_map(|i| [ids[(i + 1) % 9], 7]).collect();
-    let part =
-        Batch { sequences: vec![Sequence { ids, scored, others, ..Default::default() }], others_per_row: 2 };
+    let part = Batch { sequences: vec![Sequence { ids, scored, others }], others_per_row: 2 };
     let part = t.stats(&part).unwrap();
     for i in 0..8 {
         let want = if i + 1 >= 4 { whole.logp[i] } else { 0.0 };

@@ -185,3 +185,54 @@ impl ResidualGrad {
         Ok(y)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::checkpoint::InitOptions;
+    use crate::model::{FAMILIES, Options};
+    use ferrl_kernels::DType;
+    use ferrl_kernels::backend::PagedSequence;
+
+    /// Hidden states of three tokens, decoded one after the other.
+    fn decode(m: &Model, fused: bool) -> Vec<Vec<f32>> {
+        let heads = m.layout.layers[0].attention.op.heads;
+        let cache = || m.activations(m.backend.cache_len(heads, 1)).unwrap();
+        let mut caches: Vec<Buffer> = (0..m.config.layers).map(|_| cache()).collect();
+        let step = |position: usize| {
+            let sequence = PagedSequence { row: 0, count: 1, position, blocks: vec![0] };
+            let rows = PagedRows { sequences: vec![sequence] };
+            let t = m.tokens(&[3], &[position as u32]).unwrap();
+            let values: Vec<f32> = (0..m.config.hidden).map(|i| (i + position) as f32 / 8.0 - 3.0).collect();
+            let mut x = Residual { x: m.upload(&values).unwrap(), pending: None, fused };
+            let mut context = Context::Paged(&rows, &mut caches);
+            for layer in &m.layout.layers {
+                layer.attention.forward(m, &t, &mut x, &mut context).unwrap();
+                assert_eq!(layer.ffn.forward(m, &mut x).unwrap().is_none(), fused);
+            }
+            m.read_f32s(&x.normed(m, m.layout.final_norm).unwrap().0).unwrap()
+        };
+        (0..3).map(step).collect()
+    }
+
+    /// What a GPU does for a decoding step, composed of plain operations.
+    #[test]
+    fn norms_and_additions_inside_of_products_have_the_same_bits() {
+        let mut compared = 0;
+        for family in FAMILIES {
+            let mut init = InitOptions::new(family.name());
+            (init.vocab, init.hidden, init.layers, init.std) = (20, 64, 2, 0.3);
+            for dtype in [DType::F32, DType::Bf16] {
+                let backend = ferrl_kernels::open("cpu", Some(1)).unwrap();
+                let model = Model::random(backend, &init, Options { dtype, ..Default::default() }).unwrap();
+                if !model.config.post_norms {
+                    assert_eq!(decode(&model, true), decode(&model, false), "{}", family.name());
+                    compared += 1;
+                }
+            }
+        }
+        assert!(compared > 2);
+    }
+}
