@@ -10,7 +10,9 @@ use std::process::Command;
 #[test]
 fn wandb_uploads_a_run() {
     let python = std::env::var("FERRL_PYTHON").unwrap_or_else(|_| "python3".into());
-    let there = Command::new(&python).args(["-c", "import wandb"]).output().is_ok_and(|o| o.status.success());
+    // A folder of that name would be importable, too.
+    let package = "from wandb.proto import wandb_internal_pb2";
+    let there = Command::new(&python).args(["-c", package]).output().is_ok_and(|o| o.status.success());
     if !there {
         // Not through a macro, whose output a passing test hides.
         let words = format!(
@@ -20,6 +22,7 @@ fn wandb_uploads_a_run() {
         return;
     }
     let root = std::env::temp_dir().join(format!("ferrl-sync-{}", std::process::id()));
+    std::fs::create_dir_all(&root).unwrap();
     let recipe = "model.path = \"m\"\n\n[[stage]]\nalgo = \"sft\"\n\n[[stage]]\nalgo = \"grpo\"\n";
     let folder = RunFolder::create(&root, "mine", recipe).unwrap();
     folder.log("info", "started").unwrap();
@@ -41,7 +44,7 @@ fn wandb_uploads_a_run() {
         .unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/check_wandb_run.py");
-    let out = Command::new(&python).arg(script).arg(&run).output().unwrap();
+    let out = Command::new(&python).arg(script).arg(&run).current_dir(&root).output().unwrap();
     let said = String::from_utf8_lossy(&out.stdout);
     assert!(out.status.success(), "{said}{}", String::from_utf8_lossy(&out.stderr));
     assert!(said.starts_with("300 steps"), "{said}");

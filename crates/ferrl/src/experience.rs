@@ -52,6 +52,9 @@ pub struct Sequence {
     pub correction: Vec<f32>,
     /// Whether generation was cut off by its length limit.
     pub truncated: bool,
+    /// Whether its episode was cut off: a critic's value of the last state stands for the rewards that did not come.
+    #[serde(default)]
+    pub bootstrap: bool,
     /// Temperature it was sampled at; absent where it was not sampled by this run, which counts as 1.
     #[serde(default)]
     pub temperature: Option<f32>,

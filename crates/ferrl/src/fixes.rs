@@ -6,7 +6,7 @@ use ferrl_kernels::Purpose;
 /// Which setting makes memory of a purpose less.
 fn less(purpose: Purpose) -> &'static str {
     match purpose {
-        Purpose::Weights => "a smaller model, or dtype = \"bf16\"",
+        Purpose::Weights => "a smaller model, or model.dtype = \"bf16\"",
         Purpose::Gradients => "a smaller model, or frozen tensors (model.frozen)",
         Purpose::Optimizer => "optim.name = \"sgd\", or a smaller model",
         Purpose::Cache => "a lower rollout.cache_mib (--cache-mib), or fewer and shorter answers at once",

@@ -9,6 +9,8 @@ pub mod algo;
 pub mod api;
 pub mod batch;
 pub mod data;
+pub mod env;
+pub mod episode;
 pub mod evaluate;
 pub mod experience;
 pub mod fixes;

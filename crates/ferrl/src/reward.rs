@@ -17,6 +17,7 @@ use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{Backend, DType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -25,6 +26,8 @@ use std::sync::Arc;
 pub struct Rewards {
     sources: Vec<(f64, Box<dyn Reward>)>,
     hooks: Hooks,
+    /// Whether they are those of generated tasks; episodes are rewarded by their environments alone then.
+    of_tasks: bool,
 }
 
 /// What one completion got.
@@ -92,6 +95,11 @@ impl Rewards {
         self
     }
 
+    /// The same, but episodes are rewarded by their environments alone.
+    pub(crate) fn without_episodes(self) -> Self {
+        Rewards { of_tasks: true, ..self }
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()
@@ -108,7 +116,8 @@ impl Rewards {
         hooks: &Hooks,
         open: &mut dyn FnMut(&str) -> Result<RewardModel>,
     ) -> Result<Self> {
-        let (mut rewards, mut models) = (Rewards { sources: Vec::new(), hooks: hooks.clone() }, 0);
+        let (mut rewards, mut models) =
+            (Rewards { sources: Vec::new(), hooks: hooks.clone(), ..Default::default() }, 0);
         for source in sources {
             let weight = source.weight.unwrap_or(1.0);
             let truncated = truncated(source.truncated.as_deref())?;
@@ -165,6 +174,9 @@ impl Rewards {
 
     /// Whether every source could reward completions to a prompt: its row has the columns they need.
     pub fn check(&self, prompt: &Prompt, place: &str) -> Result<()> {
+        if self.of_tasks && prompt.episode.is_some() {
+            return Ok(());
+        }
         let sample = Sample {
             id: prompt.index,
             prompt: &prompt.text,
@@ -188,29 +200,39 @@ impl Rewards {
         metrics: &mut Metrics,
     ) -> Result<Vec<Graded>> {
         let answers = completions.answers;
-        let ids: Vec<Vec<u32>> =
-            experience.sequences.iter().map(|s| s.actions().map(|i| s.ids[i + 1]).collect()).collect();
-        let samples = completions.samples(&ids);
-        let mut sums = vec![Sum::default(); answers.len()];
+        let mut sums: Vec<Sum> = answers.iter().map(Sum::of).collect();
+        let scored: Vec<usize> =
+            (0..answers.len()).filter(|&i| !self.of_tasks || answers[i].played.is_none()).collect();
+        let mut ids: Vec<Vec<u32>> = vec![Vec::new(); answers.len()];
+        for s in &experience.sequences {
+            ids[s.trajectory].extend(s.actions().map(|i| s.ids[i + 1]));
+        }
+        let all = completions.samples(&ids);
+        let samples: Vec<Sample<'_>> = scored.iter().map(|&i| all[i]).collect();
         // Whether a completion is right is for the first verifier to say; without one, for the first source.
         let first = self.sources.iter().position(|(_, r)| r.verifier().is_some()).unwrap_or(0);
         for (i, (weight, reward)) in self.sources.iter().enumerate() {
             let outcomes = outcomes(&**reward, &samples, completions.at, metrics)?;
-            for (sum, outcome) in sums.iter_mut().zip(outcomes) {
-                sum.add(*weight, outcome, i == first)?;
+            for (&answer, outcome) in scored.iter().zip(outcomes) {
+                sums[answer].add(*weight, outcome, i == first)?;
             }
         }
         let graded: Vec<Graded> = sums.iter().map(|s| s.graded(self.sources.is_empty())).collect();
         self.account_for_lost(&sums, &graded, completions.at)?;
-        for ((s, g), sum) in experience.sequences.iter_mut().zip(&graded).zip(sums) {
-            if let (Some(last), Some(reward)) = (s.actions().last(), g.reward) {
-                s.reward[last] = reward as f32;
+        let last: HashMap<usize, usize> =
+            experience.sequences.iter().enumerate().map(|(i, s)| (s.trajectory, i)).collect();
+        for (i, s) in experience.sequences.iter_mut().enumerate() {
+            let (g, sum) = (&graded[s.trajectory], &sums[s.trajectory]);
+            // What an environment gave stands at its turns already.
+            if last[&s.trajectory] == i
+                && let (Some(last), Some(reward)) = (s.actions().last(), g.reward)
+            {
+                s.reward[last] += (reward - sum.played) as f32;
             }
             s.components = g.components.clone();
-            s.sources = sum.sources;
+            s.sources = sum.sources.clone();
         }
-        let mut keep = graded.iter().map(|g| !g.is_lost());
-        experience.sequences.retain(|_| keep.next().unwrap_or(true));
+        experience.sequences.retain(|s| !graded[s.trajectory].is_lost());
         graded.iter().filter_map(|g| g.score).for_each(|score| metrics.add("score", score));
         Ok(graded)
     }
@@ -294,6 +316,8 @@ impl<'a> Completions<'a> {
 #[derive(Clone, Default)]
 struct Sum {
     reward: f64,
+    /// The part of it that an environment gave, turn by turn.
+    played: f64,
     /// Sources that gave a reward.
     count: usize,
     components: Vec<(String, f32)>,
@@ -305,6 +329,21 @@ struct Sum {
 }
 
 impl Sum {
+    /// What an environment gave; nothing where none played.
+    fn of(answer: &Answer) -> Self {
+        let Some(played) = &answer.played else { return Sum::default() };
+        let reward = played.total_reward();
+        Sum {
+            reward,
+            played: reward,
+            count: 1,
+            components: vec![("env".into(), reward as f32)],
+            sources: vec![(1.0, Some(reward as f32))],
+            score: played.score,
+            ..Default::default()
+        }
+    }
+
     fn add(&mut self, weight: f64, outcome: Outcome, says_right: bool) -> Result<()> {
         match outcome {
             Outcome::Scored(score) => {
@@ -319,7 +358,7 @@ impl Sum {
                 }
                 self.count += 1;
                 self.sources.push((weight as f32, Some(score.reward as f32)));
-                if says_right {
+                if says_right && self.score.is_none() {
                     self.score = Some(score.score.unwrap_or(score.reward));
                 }
                 self.found = self.found.or(score.found);
@@ -422,7 +461,7 @@ mod tests {
     }
 
     fn answer(text: &str) -> Answer {
-        Answer { prompt: 0, text: text.into(), tokens: 1, truncated: false }
+        Answer { text: text.into(), tokens: 1, ..Default::default() }
     }
 
     fn experience(n: usize) -> Experience {

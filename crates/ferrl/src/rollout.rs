@@ -1,10 +1,11 @@
 //! Sampling completions: prompts in, sequences with the log-probabilities they were sampled with out.
 
+use crate::episode::{self, Environments, Episode, Played};
 use crate::experience::{Experience, Sequence};
 use crate::recipe::Rollout;
 use crate::source::Prompt;
 use ferrl_engine::Result;
-use ferrl_engine::generate::{Completion, Generator, Request, SamplingParams, Stop, Stops};
+use ferrl_engine::generate::{Completion, Generator, SamplingParams, Stop, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,7 @@ use std::path::Path;
 const THREAD_TOKENS: usize = 4096;
 
 /// A completion beside its prompt.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// Which of the prompts.
     pub prompt: usize,
@@ -22,8 +23,11 @@ pub struct Answer {
     pub text: String,
     /// Tokens of the completion.
     pub tokens: usize,
-    /// Whether the length limit cut it off.
+    /// Whether it was cut off: by the length limit, or the limit of turns.
     pub truncated: bool,
+    /// The turns, where an environment played.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub played: Option<Played>,
 }
 
 /// A policy and what completes prompts with it.
@@ -36,6 +40,8 @@ pub struct Actor<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Stop tokens and stop strings.
     pub stops: &'a Stops,
+    /// What plays the prompts that have several turns.
+    pub environments: &'a Environments,
 }
 
 /// What ends completions of the model in `dir` as a recipe samples them.
@@ -66,22 +72,25 @@ pub fn sample(
     samples: usize,
     step: u64,
 ) -> Result<(Experience, Vec<Answer>)> {
-    let mut requests = Vec::new();
-    for prompt in prompts {
-        for sample in 0..samples {
-            let stream = [step as u32, prompt.index as u32, sample as u32];
-            requests.push(Request { prompt: prompt.ids.clone(), params: params.clone(), stream });
-        }
-    }
-    let completions = actor.generator.generate(actor.policy, requests)?;
-    let texts = texts(actor.tokenizer, actor.stops, &completions)?;
+    let mut episodes = episode::play(actor, prompts, params, samples, step)?;
+    let completions: Vec<Completion> = episodes.iter_mut().filter_map(|e| e.completion.take()).collect();
+    let mut texts = texts(actor.tokenizer, actor.stops, &completions)?.into_iter();
     let (mut experience, mut answers) = (Experience::default(), Vec::new());
-    for (i, (c, text)) in completions.into_iter().zip(texts).enumerate() {
-        let prompt = i / samples;
-        answers.push(Answer { prompt, text, tokens: c.ids.len(), truncated: c.stop == Stop::Length });
-        let mut sampled = sequence(&prompts[prompt].ids, c, i, prompt);
-        sampled.temperature = Some(params.divisor());
-        experience.sequences.push(sampled);
+    for Episode { prompt, sequences, tokens, stop, played, .. } in episodes {
+        let truncated = played.as_ref().map_or(stop == Stop::Length, |p| p.truncated);
+        let text = match &played {
+            Some(played) => played.text(),
+            None => texts.next().unwrap_or_default(),
+        };
+        let bootstrap = played.is_some() && truncated;
+        experience.sequences.extend(sequences.into_iter().map(|s| Sequence {
+            trajectory_tokens: tokens,
+            truncated,
+            bootstrap,
+            temperature: Some(params.divisor()),
+            ..s
+        }));
+        answers.push(Answer { prompt, text, tokens, truncated, played });
     }
     Ok((experience, answers))
 }
@@ -105,28 +114,4 @@ pub fn texts(tokenizer: &Tokenizer, stops: &Stops, completions: &[Completion]) -
         }
         Ok(all)
     })
-}
-
-fn sequence(prompt: &[u32], c: Completion, trajectory: usize, group: usize) -> Sequence {
-    let mut ids = prompt.to_vec();
-    ids.extend_from_slice(&c.ids);
-    let n = ids.len();
-    // Position i predicts token i + 1: the first completion token is predicted by the prompt's last position.
-    let mut sampled_logp = vec![0.0; n];
-    sampled_logp[prompt.len() - 1..n - 1].copy_from_slice(&c.logp);
-    let mut versions = vec![0; n];
-    versions[prompt.len() - 1..n - 1].copy_from_slice(&c.versions);
-    Sequence {
-        trained: (0..n).map(|i| i >= prompt.len()).collect(),
-        trajectory,
-        group,
-        weight: 1.0,
-        trajectory_tokens: c.ids.len(),
-        reward: vec![0.0; n],
-        sampled_logp,
-        version: versions,
-        truncated: c.stop == Stop::Length,
-        ids,
-        ..Default::default()
-    }
 }

@@ -585,6 +585,7 @@ fn printed(r: &crate::train::ScoredRollout) -> crate::run::Rollout {
         reward: r.graded.reward,
         temperature: r.temperature.map(f64::from),
         extra: r.graded.extra.clone(),
+        turns: r.answer.played.as_ref().map_or_else(Vec::new, |played| played.turns.clone()),
         components: r.graded.components.iter().map(|(n, v)| (n.clone(), f64::from(*v))).collect(),
         advantage: f64::from(r.advantage),
         tokens: r.answer.tokens,

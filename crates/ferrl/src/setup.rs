@@ -11,6 +11,7 @@ pub use draft::Draft;
 pub(crate) use fresh::new_model_parts;
 
 use crate::algo::{self, Algorithm, Feed, Needs};
+use crate::episode::Environments;
 use crate::recipe::{Recipe, Rollout};
 use crate::reward::{Rewards, Verified};
 use crate::rollout;
@@ -103,6 +104,7 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
     let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
     let rewards = if judged { rewards(&recipe, feed, &backend, &hooks)? } else { drafted };
     let stops = rollout::stops(dir, &tokenizer, &recipe.rollout);
+    let environments = environments(&recipe)?;
     Ok(Stage {
         recipe,
         algo,
@@ -114,6 +116,7 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         tokenizer,
         source,
         rewards,
+        environments,
         one_pass: generator.as_ref().is_some_and(|g| g.is_exact()),
         generator,
         schedules,
@@ -209,11 +212,17 @@ pub fn rewards(recipe: &Recipe, feed: Feed, backend: &Arc<dyn Backend>, hooks: &
     Ok(rewards)
 }
 
+/// What plays the tasks of a recipe that have several turns.
+pub fn environments(recipe: &Recipe) -> Result<Environments> {
+    Ok(Environments::new(tasks(recipe)?, recipe.rollout.max_turns))
+}
+
 /// The same but for reward models, which need a device.
 pub(crate) fn plain_rewards(recipe: &Recipe, feed: Feed, hooks: &Hooks) -> Result<Rewards> {
     if recipe.reward.is_empty() && feed.sampled() {
         let Some(own) = task_verifier(recipe)? else {
-            if recipe.algorithm()?.needs().rewardless {
+            let played = tasks(recipe)?.iter().any(|(_, task)| task.reward().is_none());
+            if played || recipe.algorithm()?.needs().rewardless {
                 return Rewards::new(&[]);
             }
             return Err(Error::usage(format!(
@@ -226,7 +235,8 @@ pub(crate) fn plain_rewards(recipe: &Recipe, feed: Feed, hooks: &Hooks) -> Resul
                  with completions and rewards; or algo.name = \"sft\" or \"dpo\" to learn from given responses",
             ));
         };
-        return Ok(Rewards::of(Verified { verifier: own, truncated: Truncated::default() }));
+        let own = Verified { verifier: own, truncated: Truncated::default() };
+        return Ok(Rewards::of(own).without_episodes());
     }
     let plain: Vec<_> = recipe.reward.iter().filter(|r| r.model.is_none()).cloned().collect();
     let rewards = Rewards::with_hooks(&plain, hooks)?;

@@ -143,7 +143,7 @@ mod tests {
     fn rollouts(rewards: &[f64], truncated: bool, found: Option<bool>) -> Vec<ScoredRollout> {
         let one = |&reward: &f64| ScoredRollout {
             prompt: Default::default(),
-            answer: Answer { prompt: 0, text: String::new(), tokens: 4, truncated },
+            answer: Answer { tokens: 4, truncated, ..Default::default() },
             graded: Graded { reward: Some(reward), score: Some(reward), found, ..Default::default() },
             advantage: 0.0,
             temperature: None,

@@ -178,7 +178,7 @@ impl StepPairs<'_> {
         samples: usize,
         pass: u32,
     ) -> Result<Vec<String>> {
-        let Actor { generator, policy, tokenizer, stops } = &mut self.actor;
+        let Actor { generator, policy, tokenizer, stops, .. } = &mut self.actor;
         let params = rollout::params(&self.recipe.rollout, stops, self.recipe.seed);
         let mut requests = Vec::new();
         for (start, (prompt, before)) in starts.iter().enumerate() {

@@ -11,6 +11,7 @@ mod rollback;
 
 use crate::algo::{Algorithm, Feed};
 use crate::batch::{balance, tokens, updates};
+use crate::episode::Environments;
 use crate::experience::{ByRole, Experience, Mean, Metrics, MicroBatch, Role};
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
@@ -55,6 +56,8 @@ pub struct Stage {
     pub source: Box<dyn Source>,
     /// Rewards of completions.
     pub rewards: Rewards,
+    /// What plays the prompts that have several turns.
+    pub environments: Environments,
     /// Completes prompts; absent where completions are given.
     pub generator: Option<Box<dyn Generator>>,
     /// Learning rates of policy and critic.
@@ -328,12 +331,11 @@ impl Stage {
     }
 }
 
-/// Copies each completion's first advantage to its rollout, for the log.
+/// Copies the first advantage of each completion, and of each turn of an episode, to its rollout, for the log.
 fn show_advantages(experience: &Experience, rollouts: &mut [ScoredRollout]) {
     for s in &experience.sequences {
         if let Some(rollout) = rollouts.get_mut(s.trajectory) {
-            let first = s.actions().next();
-            rollout.advantage = first.and_then(|i| s.advantage.get(i).copied()).unwrap_or(0.0);
+            rollout.credit(s);
         }
     }
 }

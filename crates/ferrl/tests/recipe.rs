@@ -230,7 +230,7 @@ fn the_manual_page_lists_every_key_once() {
         assert_eq!(page.matches(&format!("| `{key}` |")).count(), 1, "{key}");
     }
     assert!(
-        page.contains("| `optim.lr` | a number from 1e-12 to 10 | `1e-5` | Learning rate at its peak. |"),
+        page.contains("| `optim.lr` | a number from 1e-12 to 10 | `1e-5` | Peak learning rate. |"),
         "{page}"
     );
     assert!(page.contains("## `[[reward]]`") && page.contains("## `[model.init]`"));

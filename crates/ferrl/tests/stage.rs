@@ -5,6 +5,8 @@
 mod api;
 #[path = "stage/best.rs"]
 mod best;
+#[path = "stage/episodes.rs"]
+mod episodes;
 #[path = "stage/evaluation.rs"]
 mod evaluation;
 #[path = "stage/foresight.rs"]

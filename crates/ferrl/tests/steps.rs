@@ -45,6 +45,7 @@ fn collect(stage: &Stage, recipe: &Recipe, dir: &Path) -> Vec<Map<String, Value>
             policy: &stage.policy.model,
             tokenizer: &stage.tokenizer,
             stops: &stage.stops,
+            environments: &stage.environments,
         },
         verifier: &*verifier,
         recipe,

@@ -147,7 +147,14 @@ pub fn run(args: &Args) -> Result<()> {
     let cache = setup::cache_options(&recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
     let stops = rollout::stops(&dir.path, &tokenizer, &recipe.rollout);
-    let mut actor = Actor { generator: &mut sampler, policy: &model, tokenizer: &tokenizer, stops: &stops };
+    let environments = setup::environments(&recipe)?;
+    let mut actor = Actor {
+        generator: &mut sampler,
+        policy: &model,
+        tokenizer: &tokenizer,
+        stops: &stops,
+        environments: &environments,
+    };
     finish_on_interrupt("finishing the completions under way")?;
     let start = Instant::now();
     let progress = Progress::new("evaluating", prompts as u64, "prompts");
@@ -223,11 +230,15 @@ fn usual_ks(samples: usize) -> Vec<usize> {
 
 fn written((prompt, answer, graded): &Answered) -> Value {
     let parts: Map<String, Value> = graded.components.iter().map(|(n, v)| (n.clone(), json!(v))).collect();
-    json!({
+    let mut row = json!({
         "index": prompt.index, "prompt": prompt.text, "completion": answer.text, "reward": graded.reward,
         "score": graded.score, "components": parts, "tokens": answer.tokens, "truncated": answer.truncated,
         "columns": prompt.columns,
-    })
+    });
+    if let Some(played) = &answer.played {
+        row["turns"] = json!(played.turns);
+    }
+    row
 }
 
 struct Found {

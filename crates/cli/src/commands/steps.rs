@@ -5,6 +5,7 @@ use crate::output::Output;
 use crate::progress::Progress;
 use clap::Parser;
 use ferrl::algo::Feed;
+use ferrl::episode::Environments;
 use ferrl::recipe::Recipe;
 use ferrl::rollout::{self, Actor};
 use ferrl::setup;
@@ -71,7 +72,13 @@ pub fn run(args: &Args) -> Result<()> {
     let progress = Progress::new("sampling", args.prompts as u64, "prompts");
     let mut done = 0;
     let mut pairs = StepPairs {
-        actor: Actor { generator: &mut sampler, policy: &model, tokenizer: &tokenizer, stops: &stops },
+        actor: Actor {
+            generator: &mut sampler,
+            policy: &model,
+            tokenizer: &tokenizer,
+            stops: &stops,
+            environments: &Environments::default(),
+        },
         verifier: &*verifier,
         recipe,
         settings: Settings {

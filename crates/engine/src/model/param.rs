@@ -4,7 +4,7 @@ use super::config::{Config, Head, NormKind, Position};
 use std::fmt;
 
 /// Identifies a parameter. Its name in files of Ferrl and in messages is what `Display` writes, the same for all families.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ParamId {
     /// The layer it is in; `None` outside the layers.
     pub layer: Option<usize>,
@@ -134,6 +134,13 @@ impl fmt::Display for ParamId {
             Kind::Weight => f.write_str(".weight"),
             Kind::Bias => f.write_str(".bias"),
         }
+    }
+}
+
+/// Its name in quotation marks, as messages show it.
+impl fmt::Debug for ParamId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.to_string())
     }
 }
 

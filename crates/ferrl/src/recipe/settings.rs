@@ -206,6 +206,8 @@ pub struct Rollout {
     pub allow_off_policy: bool,
     /// Size of the KV cache in MiB. [1, 16777216]
     pub cache_mib: usize,
+    /// Maximum number of actions per episode, for tasks with several turns. [1, 65535]
+    pub max_turns: usize,
     /// Off-policy lag: completions may be sampled up to this many steps before they are trained on; 0 is on-policy.
     /// [0, 100]
     pub max_lag: usize,
@@ -224,6 +226,7 @@ impl Default for Rollout {
             include_stop: false,
             allow_off_policy: false,
             cache_mib: 256,
+            max_turns: 100,
             max_lag: 0,
         }
     }

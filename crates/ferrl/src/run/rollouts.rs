@@ -2,6 +2,7 @@
 
 use super::files::{Files, error};
 use super::metrics::number;
+use crate::episode::TurnRecord;
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -29,6 +30,8 @@ pub struct Rollout {
     pub temperature: Option<f64>,
     /// Further columns, such as a reward function logs.
     pub extra: Map<String, Value>,
+    /// The turns of an episode; empty where there is only one completion.
+    pub turns: Vec<TurnRecord>,
 }
 
 impl Rollout {
@@ -53,6 +56,9 @@ impl Rollout {
         }
         if !self.extra.is_empty() {
             row["extra"] = self.extra.clone().into();
+        }
+        if !self.turns.is_empty() {
+            row["turns"] = json!(self.turns);
         }
         row
     }

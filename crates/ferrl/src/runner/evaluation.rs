@@ -81,7 +81,7 @@ impl OneStage<'_> {
         recipe: &Recipe,
     ) -> Result<Evaluation> {
         let (policy, tokenizer, stops) = (&stage.policy.model, &*stage.tokenizer, &stage.stops);
-        let mut actor = Actor { generator, policy, tokenizer, stops };
+        let mut actor = Actor { generator, policy, tokenizer, stops, environments: &stage.environments };
         let at =
             Progress { step: stage.step, steps: stage.schedules.0.total_steps, epoch: stage.source.epochs() };
         let mut asked = |temperature: f64, samples: usize, seed: u64| {

@@ -45,7 +45,10 @@ fn tokenizer(recipe: &Recipe, init: &Init) -> Result<Tokenizer> {
     for (_, task) in tasks(recipe)? {
         for i in 0..EXAMPLES {
             let e = task.example(i, false)?;
-            texts.push(e.prompt + &e.answer);
+            // What an environment answers to a policy is not all in the games of a random player.
+            let any: String =
+                if e.turns.is_empty() { String::new() } else { ('\n'..='\n').chain(' '..='~').collect() };
+            texts.push(e.prompt + &e.answer + &any);
         }
     }
     // The trainers take plain texts: an error ends them and is kept here.

@@ -8,6 +8,7 @@ pub use item::prompt_of;
 pub use mixture::{Mixture, Part, Reading, encoding};
 pub use survey::Room;
 
+use crate::episode::EpisodeKey;
 use crate::experience::Sequence;
 use ferrl_engine::Result;
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,9 @@ pub struct Prompt {
     /// File and row, for messages.
     #[serde(default)]
     pub place: String,
+    /// The episode it begins, where it has several turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub episode: Option<EpisodeKey>,
 }
 
 /// One example.

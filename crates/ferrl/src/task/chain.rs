@@ -101,11 +101,11 @@ impl Task for ChainTask {
         let slip = self.slip(&mut draw);
         let answer = chain.lines(slips.then_some(slip)).concat();
         let columns = json!({ "terms": chain.terms }).as_object().cloned().unwrap_or_default();
-        Ok(Example { prompt: chain.prompt(), answer, columns })
+        Ok(Example { prompt: chain.prompt(), answer, columns, ..Default::default() })
     }
 
-    fn reward(&self) -> (&'static str, Map<String, Value>) {
-        ("chain", Map::new())
+    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
+        Some(("chain", Map::new()))
     }
 
     fn answers(&self, index: u64, held_out: bool) -> Result<Vec<(String, f32)>> {

@@ -72,12 +72,12 @@ impl Task for Countdown {
         let split = if held_out { Split::HeldOut } else { Split::Train };
         let puzzle = generate(self.seed, index, &CountdownOptions { split, ..self.puzzles.clone() })?;
         let answer = demonstrate(&puzzle, self.seed, index, &self.demonstrations)?;
-        Ok(Example { prompt: puzzle.short_prompt(), answer, columns: puzzle.columns() })
+        Ok(Example { prompt: puzzle.short_prompt(), answer, columns: puzzle.columns(), ..Default::default() })
     }
 
-    fn reward(&self) -> (&'static str, Map<String, Value>) {
+    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
         let format = if self.demonstrations.tries > 0 { "line" } else { "plain" };
         let options = json!({ "format": format, "format_reward": 0.0 });
-        ("countdown", options.as_object().cloned().unwrap_or_default())
+        Some(("countdown", options.as_object().cloned().unwrap_or_default()))
     }
 }

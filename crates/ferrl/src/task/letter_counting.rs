@@ -204,11 +204,11 @@ impl Task for LetterCounting {
             "How many times does the letter \"{letter}\" appear in the text: \"{text}\"? Put the answer in \\boxed{{}}.\n"
         );
         let columns = json!({ "answer": count }).as_object().cloned().unwrap_or_default();
-        Ok(Example { prompt, answer: format!("\\boxed{{{count}}}"), columns })
+        Ok(Example { prompt, answer: format!("\\boxed{{{count}}}"), columns, ..Default::default() })
     }
 
-    fn reward(&self) -> (&'static str, Map<String, Value>) {
-        ("numeric", json!({ "take": "last" }).as_object().cloned().unwrap_or_default())
+    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
+        Some(("numeric", json!({ "take": "last" }).as_object().cloned().unwrap_or_default()))
     }
 }
 

@@ -5,6 +5,9 @@ mod countdown;
 mod letter_counting;
 
 use crate::algo::Feed;
+use crate::env::Environment;
+use crate::env::game::GAMES;
+use crate::episode::EpisodeKey;
 use crate::experience::{Kind, Sequence};
 use crate::source::{Item, Prompt};
 use crate::verify::{self, Sample, Score, Verifier};
@@ -33,14 +36,22 @@ pub struct Entry {
 pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 
 /// Every generated task.
-pub const TASKS: &[&Entry] = &[&countdown::ENTRY, &chain::ENTRY, &letter_counting::ENTRY];
+pub const TASKS: &[&Entry] = &{
+    let [a, b, c, d, e, f, g, h, i, j] = GAMES;
+    [&countdown::ENTRY, &chain::ENTRY, &letter_counting::ENTRY, a, b, c, d, e, f, g, h, i, j]
+};
 
 /// Questions with known answers, by number.
 pub trait Task: Send + Sync {
     /// Question `index`, to learn from or held out.
     fn example(&self, index: u64, held_out: bool) -> Result<Example>;
-    /// The reward that fits the task: a verifier's name and settings.
-    fn reward(&self) -> (&'static str, Map<String, Value>);
+    /// The verifier that scores completions, with its settings; none where the task plays episodes, which have rewards of
+    /// their own.
+    fn reward(&self) -> Option<(&'static str, Map<String, Value>)>;
+    /// Episode `index`, where the task has several turns. Its first observation is the prompt of example `index`.
+    fn episode(&self, _index: u64, _held_out: bool) -> Option<Box<dyn Environment>> {
+        None
+    }
     /// Answers of different quality to question `index`, each with its true reward between 0 and 1, the best first; none
     /// where the task has nothing to compare.
     fn answers(&self, _index: u64, _held_out: bool) -> Result<Vec<(String, f32)>> {
@@ -64,7 +75,7 @@ pub struct StepPair {
 }
 
 /// One question.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Example {
     /// What is asked.
     pub prompt: String,
@@ -72,6 +83,8 @@ pub struct Example {
     pub answer: String,
     /// What a verifier needs.
     pub columns: Map<String, Value>,
+    /// Of a task with several turns, in the answer's place: each action with the observation after it.
+    pub turns: Vec<(String, String)>,
 }
 
 /// The task of that name.
@@ -144,13 +157,19 @@ impl TaskExamples {
                 if self.named {
                     columns.insert(TASK.into(), self.name.as_str().into());
                 }
+                let played = self.task.episode(index, self.held_out).is_some();
+                let key = EpisodeKey { task: self.name.clone(), index, held_out: self.held_out };
                 return Ok(Item::Ask(Prompt {
                     index: number,
                     ids: prompt,
                     text,
                     columns,
+                    episode: played.then_some(key),
                     ..Default::default()
                 }));
+            }
+            Feed::Demonstrations if !example.turns.is_empty() => {
+                vec![self.turns(prompt, &example.turns, eos)?]
             }
             Feed::Demonstrations => vec![whole(&example.answer, Kind::Plain)?],
             Feed::Weighted => {
@@ -182,6 +201,21 @@ impl TaskExamples {
         }))
     }
 
+    /// An episode as one sequence: actions are trained, observations are read.
+    fn turns(&self, prompt: Vec<u32>, turns: &[(String, String)], end: Option<u32>) -> Result<Sequence> {
+        let (mut ids, mut trained) = (prompt.clone(), vec![false; prompt.len()]);
+        for (i, (action, observation)) in turns.iter().enumerate() {
+            ids.extend(self.tokenizer.encode_text(action)?);
+            ids.extend(end);
+            trained.resize(ids.len(), true);
+            if i + 1 < turns.len() {
+                ids.extend(self.tokenizer.encode_text(observation)?);
+                trained.resize(ids.len(), false);
+            }
+        }
+        Ok(Sequence { ids, trained, weight: 1.0, ..Default::default() })
+    }
+
     /// Tokens of which those after the prompt are trained.
     fn sequence(&self, prompt: &[u32], answer: &str, end: Option<u32>, kind: Kind) -> Result<Sequence> {
         let mut ids = prompt.to_vec();
@@ -202,11 +236,10 @@ pub struct ByTask(Vec<(String, Box<dyn Verifier>)>);
 impl ByTask {
     /// The verifier that fits some tasks: their own where there is only one.
     pub fn of(tasks: &[(String, Arc<dyn Task>)]) -> Result<Option<Box<dyn Verifier>>> {
-        let build = |(name, task): &(String, Arc<dyn Task>)| {
-            let (verifier, options) = task.reward();
-            Ok((name.clone(), verify::build(verifier, &options)?))
-        };
-        let mut all = tasks.iter().map(build).collect::<Result<Vec<_>>>()?;
+        let rewarded = tasks.iter().filter_map(|(name, task)| Some((name, task.reward()?)));
+        let mut all = rewarded
+            .map(|(name, (verifier, options))| Ok((name.clone(), verify::build(verifier, &options)?)))
+            .collect::<Result<Vec<_>>>()?;
         Ok(match all.len() {
             0 | 1 => all.pop().map(|(_, verifier)| verifier),
             _ => Some(Box::new(ByTask(all))),

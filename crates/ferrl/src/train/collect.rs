@@ -43,6 +43,24 @@ pub struct ScoredRollout {
     pub temperature: Option<f32>,
 }
 
+impl ScoredRollout {
+    /// Notes the advantages of a training sequence: of its first action, and of each turn in it.
+    pub(crate) fn credit(&mut self, s: &Sequence) {
+        let first = |i: usize| s.advantage.get(i).copied().unwrap_or(0.0);
+        let mut starts = s.actions().filter(|&i| i == 0 || !s.acts(i - 1)).map(first).peekable();
+        match &mut self.answer.played {
+            None => self.advantage = starts.next().unwrap_or(0.0),
+            Some(played) => {
+                let before = played.turns.iter().position(|t| !t.credited);
+                for (turn, advantage) in played.turns.iter_mut().skip(before.unwrap_or(0)).zip(starts) {
+                    (turn.advantage, turn.credited) = (advantage, true);
+                }
+                self.advantage = played.turns.first().map_or(0.0, |t| t.advantage);
+            }
+        }
+    }
+}
+
 impl Stage {
     /// What the next step learns from; afterwards up to `max_lag` more wait, none of them beyond the last step.
     pub(super) fn next_experience(
@@ -174,7 +192,7 @@ impl Stage {
     ) -> Result<(Experience, Vec<Answer>)> {
         let generator = &mut **self.generator.as_mut().expect("a stage with rollouts has a generator");
         let (policy, tokenizer, stops) = (&self.policy.model, &*self.tokenizer, &self.stops);
-        let mut actor = Actor { generator, policy, tokenizer, stops };
+        let mut actor = Actor { generator, policy, tokenizer, stops, environments: &self.environments };
         rollout::sample(&mut actor, prompts, params, samples, step)
             .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))
     }
@@ -221,7 +239,8 @@ impl StepExperience {
         for s in &given.answers {
             let said: Vec<u32> = s.actions().map(|i| s.ids[i + 1]).collect();
             let (tokens, truncated) = (said.len(), s.truncated);
-            let answer = Answer { prompt: group, text: tokenizer.decode(&said, true)?, tokens, truncated };
+            let text = tokenizer.decode(&said, true)?;
+            let answer = Answer { prompt: group, text, tokens, truncated, played: None };
             let (reward, components) = (s.total_reward(), s.components.clone());
             let graded =
                 Graded { reward: Some(reward), components, score: Some(reward), ..Default::default() };

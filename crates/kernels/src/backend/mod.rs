@@ -60,7 +60,7 @@ pub trait Backend:
         if exact {
             return Ok(());
         }
-        Err(Error::usage("this device is exact at no cost, so nothing is gained without exactness")
+        Err(Error::usage("inexact arithmetic changes nothing on this device, where exactness costs nothing")
             .fix("leave it out, or compute on another device"))
     }
     /// Waits until everything that was started is done. Operations give their results in order without it; it is for

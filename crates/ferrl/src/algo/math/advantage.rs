@@ -3,10 +3,11 @@
 use super::mean_std;
 
 /// Generalised advantage estimation (Schulman et al., 2015, arXiv 1506.02438) over the actions of one trajectory:
-/// `A_t = d_t + gamma lambda A_(t+1)`, `d_t = r_t + gamma V_(t+1) - V_t`, and nothing after the end.
-pub fn gae(rewards: &[f32], values: &[f32], gamma: f64, lambda: f64) -> Vec<f32> {
+/// `A_t = d_t + gamma lambda A_(t+1)`, `d_t = r_t + gamma V_(t+1) - V_t`. `after` is the value of the state after the last
+/// action: 0 where the trajectory ended, the critic's where it was cut off.
+pub fn gae(rewards: &[f32], values: &[f32], after: f32, gamma: f64, lambda: f64) -> Vec<f32> {
     let mut out = vec![0.0; rewards.len()];
-    let (mut next_value, mut next_advantage) = (0.0, 0.0);
+    let (mut next_value, mut next_advantage) = (f64::from(after), 0.0);
     for t in (0..rewards.len()).rev() {
         let delta = rewards[t] as f64 + gamma * next_value - values[t] as f64;
         next_advantage = delta + gamma * lambda * next_advantage;
@@ -60,7 +61,7 @@ mod tests {
     fn gae_on_a_constant_critic_is_the_discounted_sum_of_errors() {
         // A critic that says v everywhere and a reward r at the end: all steps but the last have d = (gamma - 1) v.
         let (v, r, gamma, lambda) = (0.5f32, 1.0f32, 0.9, 0.8);
-        let got = gae(&[0.0, 0.0, r], &[v, v, v], gamma, lambda);
+        let got = gae(&[0.0, 0.0, r], &[v, v, v], 0.0, gamma, lambda);
         let inner = (gamma - 1.0) * v as f64;
         let last = (r - v) as f64;
         let want =
@@ -69,7 +70,9 @@ mod tests {
             assert!((*g as f64 - w).abs() < 1e-6);
         }
         // With gamma = lambda = 1 an advantage is the return minus the value.
-        assert_eq!(gae(&[1.0, 2.0, 4.0], &[0.5, 0.25, 0.125], 1.0, 1.0), [6.5, 5.75, 3.875]);
+        assert_eq!(gae(&[1.0, 2.0, 4.0], &[0.5, 0.25, 0.125], 0.0, 1.0, 1.0), [6.5, 5.75, 3.875]);
+        // A trajectory that was cut off has the critic's value to come.
+        assert_eq!(gae(&[1.0, 2.0, 4.0], &[0.5, 0.25, 0.125], 2.0, 1.0, 1.0), [8.5, 7.75, 5.875]);
     }
 
     #[test]

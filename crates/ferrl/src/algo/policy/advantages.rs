@@ -144,7 +144,9 @@ impl Policy {
                 .collect();
             let rewards: Vec<f32> = at.iter().map(|&(s, i)| e.sequences[s].reward[i]).collect();
             let values: Vec<f32> = at.iter().map(|&(s, i)| e.sequences[s].old_value[i]).collect();
-            let advantages = gae(&rewards, &values, self.advantage.gamma, self.advantage.lambda);
+            let last = &e.sequences[members[members.len() - 1]];
+            let after = if last.bootstrap { last.old_value.last().copied().unwrap_or(0.0) } else { 0.0 };
+            let advantages = gae(&rewards, &values, after, self.advantage.gamma, self.advantage.lambda);
             for ((&(s, i), a), v) in at.iter().zip(advantages).zip(values) {
                 e.sequences[s].advantage[i] = a;
                 e.sequences[s].target_value[i] = a + v;

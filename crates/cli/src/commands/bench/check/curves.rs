@@ -219,7 +219,7 @@ mod tests {
         };
         let answer = |text: &&str| ScoredRollout {
             prompt: Prompt::default(),
-            answer: Answer { prompt: 0, text: text.to_string(), tokens: text.len() + 1, truncated: false },
+            answer: Answer { text: text.to_string(), tokens: text.len() + 1, ..Default::default() },
             graded: Graded::default(),
             advantage: 0.0,
             temperature: None,

@@ -1,0 +1,101 @@
+//! Hangman: find a word letter by letter, or name it whole. Reward: half for the letters of the word that are newly shown,
+//! half for the word.
+
+use super::words::LONGER;
+use super::{Draw, Format, Games, Limits, Move, Rules, within};
+use crate::algo::settings;
+use crate::task::Entry;
+use ferrl_engine::Result;
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "hangman",
+    about: "find a word letter by letter, in several turns",
+    schema: || schema_for!(Options),
+    defaults: || json!(Options::default()),
+    build: |values, seed| {
+        let o: Options = Options::read(values)?;
+        let limits = Limits { turns: o.turns, format: o.format };
+        let deal =
+            move |draw: &mut Draw| Hangman { word: LONGER[draw.below(LONGER.len())], tried: Vec::new() };
+        Ok(Box::new(Games { name: "hangman", seed, limits, deal }))
+    },
+};
+
+#[derive(Clone, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Turns of an episode.
+    turns: usize,
+    /// How actions are written: `boxed`, or `line` for the first line.
+    format: Format,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { turns: 12, format: Format::Boxed }
+    }
+}
+
+impl Options {
+    fn read(values: &Map<String, Value>) -> Result<Self> {
+        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        within("turns", o.turns, 1, 1000)?;
+        Ok(o)
+    }
+}
+
+struct Hangman {
+    word: &'static str,
+    tried: Vec<char>,
+}
+
+impl Hangman {
+    fn shown(&self) -> String {
+        let letter = |c: char| if self.tried.contains(&c) { c } else { '_' };
+        self.word.chars().map(letter).collect()
+    }
+
+    /// Letters that nobody has named yet.
+    fn hidden(&self) -> usize {
+        self.shown().matches('_').count()
+    }
+}
+
+impl Rules for Hangman {
+    fn instructions(&self) -> String {
+        format!("Find the word: name a letter, or the whole word. {}", self.shown())
+    }
+
+    fn play(&mut self, action: &str) -> Move {
+        let guess = action.to_lowercase();
+        let all = self.word.len() as f64;
+        if guess == self.word {
+            return Move::over(self.word, 0.5 * self.hidden() as f64 / all + 0.5, true);
+        }
+        let mut letters = guess.chars();
+        let (Some(letter), None) = (letters.next(), letters.next()) else {
+            let why =
+                if guess.chars().all(|c| c.is_ascii_lowercase()) { "not the word" } else { "not a letter" };
+            return Move::illegal(format!("{why}: {}", self.shown()));
+        };
+        if !letter.is_ascii_lowercase() || self.tried.contains(&letter) {
+            return Move::illegal(format!("not a new letter: {}", self.shown()));
+        }
+        let before = self.hidden();
+        self.tried.push(letter);
+        let reward = 0.5 * (before - self.hidden()) as f64 / all;
+        if self.hidden() == 0 {
+            Move::over(self.shown(), reward + 0.5, true)
+        } else {
+            Move::on(self.shown(), reward)
+        }
+    }
+
+    fn random(&self, draw: &mut Draw) -> String {
+        let left: Vec<char> = ('a'..='z').filter(|c| !self.tried.contains(c)).collect();
+        left[draw.below(left.len())].to_string()
+    }
+}

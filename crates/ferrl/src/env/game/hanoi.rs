@@ -1,0 +1,114 @@
+//! Tower of Hanoi: move all disks from A to C, one at a time, never a larger one onto a smaller one. Reward 1 when solved;
+//! at the last turn the fraction of disks on C.
+
+use super::{Draw, Format, Games, Limits, Move, Rules, within};
+use crate::algo::settings;
+use crate::task::Entry;
+use ferrl_engine::Result;
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "hanoi",
+    about: "move a tower of disks from A to C, in several turns",
+    schema: || schema_for!(Options),
+    defaults: || json!(Options::default()),
+    build: |values, seed| {
+        let o = Options::read(values)?;
+        let limits = Limits { turns: o.turns, format: o.format };
+        let deal = move |_: &mut Draw| Hanoi { pegs: [(1..=o.disks).rev().collect(), vec![], vec![]] };
+        Ok(Box::new(Games { name: "hanoi", seed, limits, deal }))
+    },
+};
+
+#[derive(Clone, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Disks of the tower.
+    disks: usize,
+    /// Turns of an episode.
+    turns: usize,
+    /// How actions are written: `boxed`, or `line` for the first line.
+    format: Format,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { disks: 3, turns: 10, format: Format::Boxed }
+    }
+}
+
+impl Options {
+    fn read(values: &Map<String, Value>) -> Result<Self> {
+        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        within("disks", o.disks, 1, 16)?;
+        within("turns", o.turns, 1, 100_000)?;
+        Ok(o)
+    }
+}
+
+const PEGS: [char; 3] = ['A', 'B', 'C'];
+
+/// Disks of each peg, the lowest first.
+struct Hanoi {
+    pegs: [Vec<usize>; 3],
+}
+
+impl Hanoi {
+    fn shown(&self) -> String {
+        let peg = |(name, disks): (char, &Vec<usize>)| {
+            let disks: Vec<String> = disks.iter().map(usize::to_string).collect();
+            format!("{name}: {}", disks.join(" "))
+        };
+        PEGS.into_iter()
+            .zip(&self.pegs)
+            .map(peg)
+            .map(|line| line.trim_end().to_string())
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+
+    fn disks(&self) -> usize {
+        self.pegs.iter().map(Vec::len).sum()
+    }
+
+    fn allows(&self, from: usize, to: usize) -> bool {
+        let Some(disk) = self.pegs[from].last() else { return false };
+        from != to && self.pegs[to].last().is_none_or(|below| disk < below)
+    }
+}
+
+impl Rules for Hanoi {
+    fn instructions(&self) -> String {
+        let rule = "Move all disks to C, one at a time, none onto a smaller one. `A C` moves the top disk of A to C.";
+        format!("{rule}\n{}\n", self.shown())
+    }
+
+    fn play(&mut self, action: &str) -> Move {
+        let letters: Vec<char> = action.to_uppercase().chars().filter(|c| c.is_alphanumeric()).collect();
+        let peg = |letter: &char| PEGS.iter().position(|peg| peg == letter);
+        let pegs: Option<Vec<usize>> = letters.iter().map(peg).collect();
+        let Some([from, to]) = pegs.as_deref().and_then(|pegs| <[usize; 2]>::try_from(pegs).ok()) else {
+            return Move::illegal("not two pegs, such as A C");
+        };
+        if !self.allows(from, to) {
+            return Move::illegal(format!("not allowed\n{}", self.shown()));
+        }
+        let disk = self.pegs[from].pop();
+        self.pegs[to].extend(disk);
+        let solved = self.pegs[2].len() == self.disks();
+        if solved { Move::over(self.shown(), 1.0, true) } else { Move::on(self.shown(), 0.0) }
+    }
+
+    fn at_limit(&self) -> f64 {
+        self.pegs[2].len() as f64 / self.disks() as f64
+    }
+
+    fn random(&self, draw: &mut Draw) -> String {
+        let moves: Vec<[usize; 2]> =
+            (0..9).map(|i| [i / 3, i % 3]).filter(|&[from, to]| self.allows(from, to)).collect();
+        let [from, to] = moves[draw.below(moves.len())];
+        format!("{} {}", PEGS[from], PEGS[to])
+    }
+}

@@ -1,0 +1,281 @@
+//! Games of one player, with the settings and rewards of GEM's (Liu et al., 2025): an action stands in `\boxed{}`, turns are
+//! limited, a completion without an action ends the episode with -0.1, an illegal action costs a turn.
+//!
+//! The texts are our own, and shorter. With `format = "line"` the action is the first line of the completion that has text,
+//! which suits small models. A game is a file here and a line in [`GAMES`].
+
+mod fifteen;
+mod game_2048;
+mod guess;
+mod hangman;
+mod hanoi;
+mod mastermind;
+mod minesweeper;
+mod sokoban;
+mod sudoku;
+mod wordle;
+mod words;
+
+use super::{End, Environment, Next, Turn};
+use crate::task::{Entry, Example, Task};
+use crate::verify::countdown::Draw;
+use ferrl_engine::{Error, Result};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Every game, for the registry of tasks.
+pub(crate) const GAMES: [&Entry; 10] = [
+    &guess::ENTRY,
+    &mastermind::ENTRY,
+    &wordle::ENTRY,
+    &hangman::ENTRY,
+    &sudoku::ENTRY,
+    &hanoi::ENTRY,
+    &game_2048::ENTRY,
+    &minesweeper::ENTRY,
+    &sokoban::ENTRY,
+    &fifteen::ENTRY,
+];
+
+/// Reward of a completion without an action.
+const NO_ACTION: f64 = -0.1;
+
+/// How actions are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Format {
+    /// In `\boxed{}`; the last one counts.
+    #[default]
+    Boxed,
+    /// The first line that has text.
+    Line,
+}
+
+impl Format {
+    /// The action of a completion.
+    fn action(self, completion: &str) -> Option<&str> {
+        let found = match self {
+            Format::Boxed => {
+                let from = completion.rfind("\\boxed{")? + "\\boxed{".len();
+                completion[from..].split_once('}')?.0
+            }
+            Format::Line => completion.lines().find(|line| !line.trim().is_empty())?,
+        };
+        Some(found.trim()).filter(|action| !action.is_empty())
+    }
+
+    /// An action as a completion writes it.
+    fn write(self, action: &str) -> String {
+        match self {
+            Format::Boxed => format!("\\boxed{{{action}}}"),
+            Format::Line => action.to_string(),
+        }
+    }
+
+    /// How the policy is told to write.
+    fn hint(self) -> &'static str {
+        match self {
+            Format::Boxed => " Write your action in \\boxed{}.",
+            Format::Line => "",
+        }
+    }
+}
+
+/// One game being played.
+trait Rules: Send {
+    /// The task, as the first observation says it.
+    fn instructions(&self) -> String;
+    /// An action, without its box.
+    fn play(&mut self, action: &str) -> Move;
+    /// The reward of the last turn where the game is not over by then.
+    fn at_limit(&self) -> f64 {
+        0.0
+    }
+    /// An action of a random player.
+    fn random(&self, draw: &mut Draw) -> String;
+}
+
+/// What came of an action.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Move {
+    /// What the player is shown.
+    pub shown: String,
+    /// What it earned.
+    pub reward: f64,
+    /// Whether the game is over, and whether it was won.
+    pub over: Option<bool>,
+}
+
+impl Move {
+    /// The game goes on.
+    fn on(shown: impl Into<String>, reward: f64) -> Self {
+        Move { shown: shown.into(), reward, over: None }
+    }
+    /// The action is not allowed, or cannot be read.
+    fn illegal(why: impl Into<String>) -> Self {
+        Move::on(why, 0.0)
+    }
+    /// The game is over.
+    fn over(shown: impl Into<String>, reward: f64, won: bool) -> Self {
+        Move { shown: shown.into(), reward, over: Some(won) }
+    }
+}
+
+/// What every game's settings have in common.
+#[derive(Clone, Copy)]
+struct Limits {
+    turns: usize,
+    format: Format,
+}
+
+/// A game with its limit of turns.
+struct Episode<R> {
+    rules: R,
+    limits: Limits,
+    turn: usize,
+    draw: Draw,
+}
+
+impl<R: Rules> Environment for Episode<R> {
+    fn start(&mut self) -> Result<String> {
+        let (Limits { turns, format }, task) = (self.limits, self.rules.instructions());
+        let gap = if task.ends_with('\n') { "" } else { " " };
+        Ok(match format {
+            Format::Boxed => format!("{task}{gap}You have {turns} turns.{}\n", format.hint()),
+            Format::Line => format!("{task}{gap}{turns} turns.\n"),
+        })
+    }
+
+    fn step(&mut self, action: &str) -> Result<Turn> {
+        self.turn += 1;
+        let Some(action) = self.limits.format.action(action) else {
+            let shown = Next::Observation("\nNo action found.\n".into());
+            let end = Some(End::Terminated);
+            return Ok(Turn { next: shown, reward: NO_ACTION, score: Some(0.0), end, ..Default::default() });
+        };
+        let mut done = self.rules.play(action);
+        if done.over.is_none() && self.turn >= self.limits.turns {
+            done.reward += self.rules.at_limit();
+            done.over = Some(false);
+        }
+        Ok(Turn {
+            next: Next::Observation(format!("\n{}\n", done.shown)),
+            reward: done.reward,
+            score: done.over.map(f64::from),
+            end: done.over.map(|_| End::Terminated),
+            extra: Map::new(),
+        })
+    }
+
+    fn random_action(&mut self) -> Option<String> {
+        Some(self.limits.format.write(&self.rules.random(&mut self.draw)))
+    }
+}
+
+/// Episodes of one game by number.
+struct Games<F> {
+    name: &'static str,
+    seed: u64,
+    limits: Limits,
+    deal: F,
+}
+
+impl<F, R> Games<F>
+where
+    F: Fn(&mut Draw) -> R + Send + Sync,
+    R: Rules + 'static,
+{
+    /// A game is dealt from a number's own random numbers; `held_out` has other ones than training.
+    fn play(&self, index: u64, held_out: bool) -> Episode<R> {
+        let stream = if held_out { format!("{} held out", self.name) } else { self.name.to_string() };
+        let mut draw = Draw::new(&stream, self.seed, index);
+        Episode { rules: (self.deal)(&mut draw), limits: self.limits, turn: 0, draw }
+    }
+}
+
+impl<F, R> Task for Games<F>
+where
+    F: Fn(&mut Draw) -> R + Send + Sync,
+    R: Rules + 'static,
+{
+    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+        let mut episode = self.play(index, held_out);
+        let prompt = episode.start()?;
+        let mut turns = Vec::new();
+        loop {
+            let action = episode.random_action().unwrap_or_default();
+            let Turn { next, end, .. } = episode.step(&action)?;
+            let Next::Observation(shown) = next else { break };
+            turns.push((action, shown));
+            if end.is_some() {
+                break;
+            }
+        }
+        let mut columns = Map::new();
+        columns.insert("episode".into(), index.into());
+        Ok(Example { prompt, answer: String::new(), columns, turns })
+    }
+
+    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
+        None
+    }
+
+    fn episode(&self, index: u64, held_out: bool) -> Option<Box<dyn Environment>> {
+        Some(Box::new(self.play(index, held_out)))
+    }
+}
+
+/// A whole number of a setting within bounds.
+fn within(key: &str, value: usize, least: usize, most: usize) -> Result<usize> {
+    if (least..=most).contains(&value) {
+        return Ok(value);
+    }
+    Err(Error::usage(format!("{value}, expected {least} to {most}")).at(format!("data.task.{key}")))
+}
+
+/// The whole numbers of an action, such as `3 1 4` or `(3, 1): 4`; none where a word is no number.
+fn numbers(action: &str) -> Option<Vec<usize>> {
+    let words = action.split(|c: char| !c.is_alphanumeric() && c != '-').filter(|word| !word.is_empty());
+    words.map(|word| word.parse().ok()).collect()
+}
+
+/// One of the four directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Up,
+    Down,
+    Left,
+    Right,
+}
+
+impl Direction {
+    const ALL: [(&'static str, Direction); 4] = [
+        ("up", Direction::Up),
+        ("down", Direction::Down),
+        ("left", Direction::Left),
+        ("right", Direction::Right),
+    ];
+
+    fn read(action: &str) -> Option<Direction> {
+        let word = action.to_lowercase();
+        Direction::ALL.iter().find(|(name, _)| *name == word).map(|(_, direction)| *direction)
+    }
+
+    fn random(draw: &mut Draw) -> String {
+        Direction::ALL[draw.below(4)].0.to_string()
+    }
+
+    /// The neighbour of a cell, where the board has one.
+    fn from(self, [row, column]: [usize; 2], [rows, columns]: [usize; 2]) -> Option<[usize; 2]> {
+        match self {
+            Direction::Up => (row > 0).then(|| [row - 1, column]),
+            Direction::Down => (row + 1 < rows).then_some([row + 1, column]),
+            Direction::Left => (column > 0).then(|| [row, column - 1]),
+            Direction::Right => (column + 1 < columns).then_some([row, column + 1]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! Environments: tasks with several turns. One value plays one episode: an observation, an action of the policy, the next
+//! observation, until the episode ends.
+//!
+//! A built-in one is a file of `game/` or beside it and a line of the registry of tasks ([`crate::task::TASKS`]): what can be
+//! sampled without a file is a task, and a task of several turns makes episodes. A prompt with a reward is an episode of
+//! one turn.
+
+pub(crate) mod game;
+mod one_turn;
+
+use crate::task;
+use crate::verify;
+use ferrl_engine::{Error, Result};
+use serde_json::{Map, Value};
+
+/// One episode. It is used once: started, then stepped until a turn ends it. Equal seeds give equal observations for
+/// equal actions, whatever else runs in the process.
+pub trait Environment: Send {
+    /// The first observation.
+    fn start(&mut self) -> Result<String>;
+    /// What an action leads to.
+    fn step(&mut self, action: &str) -> Result<Turn>;
+    /// A legal action of a random player, where the environment knows what is legal.
+    fn random_action(&mut self) -> Option<String> {
+        None
+    }
+}
+
+/// What an action led to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Turn {
+    /// What the policy reads next.
+    pub next: Next,
+    /// Reward of the action, on its last token.
+    pub reward: f64,
+    /// Logged only: how well the episode went, usually 1 for success. The last one of an episode counts.
+    pub score: Option<f64>,
+    /// Whether the episode is over.
+    pub end: Option<End>,
+    /// What the environment wants shown beside the turn.
+    pub extra: Map<String, Value>,
+}
+
+/// What the policy reads next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Next {
+    /// New text after everything so far. In a conversation it is the next message of the user.
+    Observation(String),
+    /// The whole text that the next action continues. Where it begins with what the policy has read and said, the turn
+    /// joins the same training sequence; else it opens a new one.
+    State(String),
+}
+
+impl Default for Next {
+    fn default() -> Self {
+        Next::Observation(String::new())
+    }
+}
+
+/// Why an episode is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By the rules: nothing more can be earned.
+    Terminated,
+    /// Cut off: there would have been more to earn.
+    Truncated,
+}
+
+/// Episode `index` of a built-in environment.
+pub fn open(name: &str, options: &Map<String, Value>, seed: u64, index: u64) -> Result<Box<dyn Environment>> {
+    let task = (task::find(name)?.build)(options, seed)?;
+    if let Some(episode) = task.episode(index, false) {
+        return Ok(episode);
+    }
+    let none = || Error::usage(format!("{name} has neither turns nor a verifier"));
+    let (verifier, settings) = task.reward().ok_or_else(none)?;
+    let (example, verifier) = (task.example(index, false)?, verify::build(verifier, &settings)?);
+    Ok(Box::new(one_turn::OneTurn { example, verifier }))
+}
