@@ -6,7 +6,8 @@ use crate::output::{Output, print, visible};
 use clap::Subcommand;
 use ferrl::env::{End, Environment, Next, Turn, open};
 use ferrl::recipe::{tasks_json, tasks_text};
-use ferrl_engine::{Error, Result};
+use ferrl::task::TASKS;
+use ferrl_engine::{Error, Result, nearest};
 use serde_json::{Value, json};
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
@@ -61,6 +62,11 @@ struct Which {
 impl Which {
     fn open(&self) -> Result<Box<dyn Environment>> {
         let name = self.name.strip_prefix("task:").unwrap_or(&self.name);
+        if !TASKS.iter().any(|task| task.name == name) {
+            let near = nearest(name, TASKS.iter().map(|task| task.name)).unwrap_or(TASKS[0].name);
+            return Err(Error::usage(format!("there is no environment {name:?}"))
+                .fix(format!("did you mean {near}? `ferrl env list` shows all")));
+        }
         open(name, &key_values(&self.option)?, self.seed, 0)
     }
 }

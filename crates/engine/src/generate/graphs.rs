@@ -24,7 +24,7 @@ pub(super) struct DecodeGraphs {
     last: (usize, usize),
 }
 
-/// A step of so many rows: what its graph reads and writes.
+/// The buffers that the CUDA graph of one batch size reads and writes.
 struct Step {
     tokens: Tokens,
     /// Hidden states of the last run.

@@ -49,7 +49,7 @@ pub struct Usage {
     pub blocks: usize,
     /// Blocks that sequences refer to.
     pub used: usize,
-    /// Blocks nobody refers to whose contents can still be shared.
+    /// Unreferenced cache blocks whose contents can still be shared (prefix cache).
     pub cached: usize,
     /// Sequences that run.
     pub running: usize,

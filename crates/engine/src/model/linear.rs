@@ -36,7 +36,7 @@ impl Linear {
         m.backend.linear_add(x, self.operand(m), to)
     }
 
-    /// Queries, keys and values of `x`, rotated; keys and values also go into the cache where there is one.
+    /// Projects `x` to queries, keys and values and applies RoPE; with a cache, keys and values are also written to it.
     pub fn forward_qkv(
         self,
         m: &Model,

@@ -158,7 +158,7 @@ pub struct Needs {
     pub one_per_prompt: Option<Refusal>,
     /// Why one completion per step is too few, where it is.
     pub one_per_step: Option<Refusal>,
-    /// Why a randomly initialised model cannot be the reference, where there is one.
+    /// Why a randomly initialised model is no useful reference; `None` for algorithms where it is.
     pub random_reference: Option<Refusal>,
 }
 

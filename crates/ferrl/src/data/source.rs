@@ -321,7 +321,7 @@ fn special(_kind: &std::fs::FileType) -> &'static str {
     "a device"
 }
 
-/// The entry beside a path whose name is nearest to it, of those that fit.
+/// The accepted entry of the path's folder whose name is nearest to the path's ("did you mean").
 pub fn nearest_path(path: &Path, fits: impl Fn(&str) -> bool) -> Option<PathBuf> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name()?.to_str()?;

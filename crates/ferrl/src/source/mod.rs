@@ -49,7 +49,7 @@ pub enum Item {
     Graded(Group),
 }
 
-/// Completions to one prompt that nobody has to sample or judge.
+/// Completions of one prompt that the data gives together with their rewards.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
     /// The prompt.

@@ -85,8 +85,7 @@ pub trait RopeOps: LinearOps + CacheOps {
         shapes::linear_qkv(self.as_home(), x, layer, heads, turns, to, qkv)?;
         composed::linear_qkv(self, x, layer, heads, turns, cache, qkv)
     }
-    /// The backward of what comes after the product: `dqkv` is turned back in place, and its rows are summed into `dbias`,
-    /// or that much more with `add`.
+    /// Backward of RoPE and bias: rotates `dqkv` back in place and sums its rows into `dbias`; `+=` with `add`.
     fn qkv_backward(
         &self,
         heads: Heads,

@@ -9,7 +9,7 @@ use crate::shapes;
 
 /// Token and position embeddings.
 pub trait EmbeddingOps: VectorOps {
-    /// Row `i` of f32 `out` is row `ids[i]` of f32 `table` times `scale`, or that much more with `add`.
+    /// `out[i] = scale * table[ids[i]]`, in f32; `+=` with `add`.
     fn embed(&self, ids: &Buffer, table: &Buffer, scale: f32, add: bool, out: &mut Buffer) -> Result<()> {
         shapes::embed(self.as_home(), ids, table, out)?;
         composed::embed(self, ids, table, scale, add, out)
@@ -138,7 +138,7 @@ pub trait LinearOps: VectorOps {
     fn linear(&self, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()>;
     /// `dx = dy · w`
     fn linear_dx(&self, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()>;
-    /// `dw = dyᵀ · x`, `dbias = Σ dy`, or that much more with `add`, each whole sum in one addition.
+    /// `dw = dyᵀ · x`, `dbias = Σ dy`; `+=` with `add`, each whole sum in one addition.
     fn linear_dw(
         &self,
         dy: &Buffer,

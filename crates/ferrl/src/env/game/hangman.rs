@@ -58,7 +58,7 @@ impl Hangman {
         self.word.chars().map(letter).collect()
     }
 
-    /// Letters that nobody has named yet.
+    /// Number of letters that are not shown yet.
     fn hidden(&self) -> usize {
         self.shown().matches('_').count()
     }

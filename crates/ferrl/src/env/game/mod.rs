@@ -73,7 +73,7 @@ impl Format {
         }
     }
 
-    /// How the policy is told to write.
+    /// The sentence that asks for the format.
     fn hint(self) -> &'static str {
         match self {
             Format::Boxed => " Write your action in \\boxed{}.",

@@ -236,7 +236,7 @@ pub fn long_input_gradient(
     cuda.launch_flat("linear", &name, (m * k).div_ceil(4), &args![&sums, m * k, parts as u32, to.0])
 }
 
-/// `dw[n, k] = dy[m, n]ᵀ · x[m, k]`, or that much more with `add`, in one addition; rows of `dy` are `ld` elements apart.
+/// `dw[n, k] = dy[m, n]ᵀ · x[m, k]`; `+=` with `add`, in one addition; rows of `dy` are `ld` elements apart.
 pub fn weight_gradient(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],

@@ -1,0 +1,189 @@
+//! Sums, lost rewards, and what is left out.
+
+use super::*;
+use crate::verify::{Score, Verifier};
+use serde_json::json;
+
+/// Scores all but the last.
+struct Forgetful;
+
+impl Verifier for Forgetful {
+    fn name(&self) -> &str {
+        "forgetful"
+    }
+    fn about(&self) -> &'static str {
+        "forgets one"
+    }
+    fn score(&self, _sample: &Sample<'_>) -> Result<Score> {
+        Ok(Score::default())
+    }
+    fn score_batch(&self, samples: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
+        samples.iter().skip(1).map(|s| self.score(s).map(Outcome::Scored)).collect()
+    }
+}
+
+/// Its process dies over one text, and it has no opinion on another.
+struct Fragile;
+
+impl Verifier for Fragile {
+    fn name(&self) -> &str {
+        "fragile"
+    }
+    fn about(&self) -> &'static str {
+        "breaks"
+    }
+    fn score(&self, _sample: &Sample<'_>) -> Result<Score> {
+        Ok(Score { reward: 1.0, ..Score::default() })
+    }
+    fn score_batch(&self, samples: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
+        let one = |s: &Sample<'_>| {
+            Ok(match s.completion {
+                "bad" => Outcome::Lost(Error::device("the worker died").at("rewards.py")),
+                "?" => Outcome::Abstained,
+                _ => Outcome::Scored(self.score(s)?),
+            })
+        };
+        samples.iter().map(one).collect()
+    }
+}
+
+fn rewards(judges: Vec<(f64, Box<dyn Verifier>)>) -> Rewards {
+    judges.into_iter().fold(Rewards::default(), |all, (weight, verifier)| {
+        all.with(weight, Verified { verifier, truncated: Truncated::default() })
+    })
+}
+
+fn answer(text: &str) -> Answer {
+    Answer { text: text.into(), tokens: 1, ..Default::default() }
+}
+
+fn experience(n: usize) -> Experience {
+    let sequence = |trajectory| crate::experience::Sequence {
+        ids: vec![1, 2],
+        trained: vec![false, true],
+        reward: vec![0.0; 2],
+        trajectory,
+        ..Default::default()
+    };
+    Experience { sequences: (0..n).map(sequence).collect() }
+}
+
+fn score(rewards: &Rewards, answers: &[Answer], e: &mut Experience) -> Result<Vec<Graded>> {
+    let at = Progress { steps: 5, ..Default::default() };
+    let completions = Completions { prompts: &[Prompt::default()], answers, at };
+    rewards.score(completions, e, &mut Metrics::default())
+}
+
+fn regex(pattern: &str) -> Box<dyn Verifier> {
+    let options = json!({ "pattern": pattern, "whole": false });
+    verify::build("regex", options.as_object().unwrap()).unwrap()
+}
+
+#[test]
+fn an_answer_whose_reward_failed_is_not_learned_from() {
+    let rewards = rewards(vec![(1.0, Box::new(Fragile))]);
+    let mut e = experience(3);
+    let graded = score(&rewards, &["a", "bad", "b"].map(answer), &mut e).unwrap();
+    let got: Vec<_> = graded.iter().map(|g| g.reward).collect();
+    assert_eq!(got, [Some(1.0), None, Some(1.0)], "lost is not zero");
+    let left: Vec<_> = e.sequences.iter().map(|s| (s.trajectory, s.total_reward())).collect();
+    assert_eq!(left, [(0, 1.0), (2, 1.0)]);
+    let warning = rewards.hooks.warnings.take().remove(0);
+    assert!(warning.message.contains("1 of 3 completions") && warning.message.contains("the worker died"));
+}
+
+/// Was: a step whose rewards all failed "trained" on nothing, with a loss of NaN and exit code 0.
+#[test]
+fn a_step_without_any_reward_stops_with_the_first_failure() {
+    let rewards = rewards(vec![(1.0, Box::new(Fragile))]);
+    let error = score(&rewards, &["bad", "bad"].map(answer), &mut experience(2)).unwrap_err();
+    assert_eq!(error.class, ferrl_engine::Class::Device);
+    assert!(error.to_string().contains("no completion of step 1 got a reward (2 lost)"), "{error}");
+    assert!(error.to_string().contains("the worker died"), "{error}");
+    let error = score(&rewards, &["?", "?"].map(answer), &mut experience(2)).unwrap_err();
+    assert!(error.to_string().contains("None"), "{error}");
+}
+
+#[test]
+fn a_source_without_an_opinion_leaves_it_to_the_others() {
+    let rewards = rewards(vec![(1.0, Box::new(Fragile)), (0.5, regex("."))]);
+    let mut e = experience(2);
+    let graded = score(&rewards, &["?", "a"].map(answer), &mut e).unwrap();
+    assert_eq!(graded.iter().map(|g| g.reward).collect::<Vec<_>>(), [Some(0.5), Some(1.5)]);
+    assert_eq!(e.sequences[0].sources, [(1.0, None), (0.5, Some(1.0))]);
+}
+
+#[test]
+fn the_first_verifier_says_whether_an_answer_is_right() {
+    let rewards = rewards(vec![(1.0, regex("4")), (0.5, regex("[0-9]"))]);
+    let graded = score(&rewards, &["4", "5", "x"].map(answer), &mut experience(0)).unwrap();
+    let both: Vec<_> = graded.iter().map(|g| (g.reward, g.score)).collect();
+    let want = [(1.5, 1.0), (0.5, 0.0), (0.0, 0.0)].map(|(r, s)| (Some(r), Some(s)));
+    assert_eq!(both, want, "a digit is well formed, not right");
+}
+
+#[test]
+fn as_many_scores_as_answers() {
+    let rewards = rewards(vec![(1.0, Box::new(Forgetful))]);
+    let error = score(&rewards, &["a", "a"].map(answer), &mut experience(0)).unwrap_err();
+    assert!(error.to_string().contains("forgetful gave 1 scores for 2 completions"), "{error}");
+}
+
+/// Was: `numeric` rewarded a completion that was cut off for the last number in it.
+#[test]
+fn a_truncated_completion_is_wrong_unless_the_recipe_says_otherwise() {
+    let prompt = Prompt {
+        columns: json!({ "answer": "12", "terms": [7, 5], "nums": [3, 4], "target": 7 })
+            .as_object()
+            .cloned()
+            .unwrap(),
+        ..Default::default()
+    };
+    let cases = [
+        (json!({ "verifier": "numeric" }), "so far 12"),
+        (json!({ "verifier": "exact" }), "12"),
+        (json!({ "verifier": "chain" }), "7+5=12"),
+        (json!({ "verifier": "regex", "options": { "pattern": "12" } }), "12"),
+        (json!({ "verifier": "countdown", "options": { "format": "plain" } }), "3+4"),
+    ];
+    for (recipe, text) in cases {
+        for (truncated, word, want) in [(false, "wrong", 1.0), (true, "wrong", 0.0), (true, "score", 1.0)] {
+            let mut source: recipe::Reward = serde_json::from_value(recipe.clone()).unwrap();
+            source.truncated = Some(word.into());
+            let rewards = Rewards::new(&[source]).unwrap();
+            let answers = [Answer { truncated, ..answer(text) }];
+            let completions = Completions {
+                prompts: std::slice::from_ref(&prompt),
+                answers: &answers,
+                at: Progress::default(),
+            };
+            let graded = rewards.score(completions, &mut experience(1), &mut Metrics::default()).unwrap();
+            assert_eq!(graded[0].reward, Some(want), "{recipe} truncated {truncated}, {word}");
+            assert_eq!(graded[0].score, Some(want), "{recipe} truncated {truncated}, {word}");
+            assert!(graded[0].components.iter().all(|c| c.1 == want as f32), "{graded:?}");
+        }
+    }
+}
+
+/// Was: `verifier = "length"` needed a column that nobody gave.
+#[test]
+fn the_length_of_a_completion_is_known_without_a_column() {
+    let source = json!({ "verifier": "length", "options": { "max": 10, "cache": 4 } });
+    let rewards = Rewards::new(&[serde_json::from_value(source).unwrap()]).unwrap();
+    let cut = Answer { tokens: 10, truncated: true, ..answer("a") };
+    let answers = [Answer { tokens: 6, ..answer("a") }, Answer { tokens: 8, ..answer("a") }, cut];
+    let graded = score(&rewards, &answers, &mut experience(3)).unwrap();
+    let got: Vec<_> = graded.iter().map(|g| g.reward).collect();
+    assert_eq!(got, [Some(0.0), Some(-0.5), Some(-1.0)], "a penalty for length is felt when it is cut off");
+}
+
+#[test]
+fn a_stop_text_that_the_verifier_reads_is_refused() {
+    let source = json!({ "verifier": "countdown" });
+    let rewards = Rewards::new(&[serde_json::from_value(source).unwrap()]).unwrap();
+    let stop = ["</answer>".to_string()];
+    let error = rewards.check_stops(&stop, false).unwrap_err().to_string();
+    assert!(error.contains("rollout.stop") && error.contains("include_stop"), "{error}");
+    rewards.check_stops(&stop, true).unwrap();
+    rewards.check_stops(&["\n\n".to_string()], false).unwrap();
+}
