@@ -83,6 +83,9 @@ pub struct Played {
     pub score: Option<f64>,
     /// Whether it was cut off: by the limit of turns, by its length, or by the environment.
     pub truncated: bool,
+    /// Whether that was because its next turn had no room in the model's context or in the cache.
+    #[serde(default)]
+    pub outgrown: bool,
 }
 
 impl Played {
@@ -277,7 +280,8 @@ fn turn(
     let request = e.request(params);
     // An episode that has outgrown the model's context, or the cache, is cut off.
     if actor.generator.check(&request).is_err() {
-        e.played.get_or_insert_default().truncated = true;
+        let played = e.played.get_or_insert_default();
+        (played.truncated, played.outgrown) = (true, true);
         return Ok(None);
     }
     Ok(Some(request))

@@ -127,6 +127,21 @@ impl Stage {
         Ok(out)
     }
 
+    /// Warns of episodes that were cut off because their next turn had no room.
+    fn look_for_outgrown(&self, answers: &[Answer]) {
+        let outgrown = answers.iter().filter(|a| a.played.as_ref().is_some_and(|p| p.outgrown)).count();
+        if outgrown > 0 {
+            let what = format!(
+                "{outgrown} of {} episodes of step {} were cut off: their next turn does not fit into the model's context or the \
+                 KV cache",
+                answers.len(),
+                self.step + 1
+            );
+            let fix = "a smaller rollout.max_turns or rollout.max_new_tokens, a larger rollout.cache_mib, or a model with a longer context";
+            self.warnings.raise("outgrown-episodes", what, fix);
+        }
+    }
+
     /// Says so where demonstrations end without a token that completions stop at: the model would not learn to end.
     fn look_for_ends(&self, given: &StepExperience) {
         if self.feed != Feed::Demonstrations {
@@ -168,6 +183,7 @@ impl Stage {
         clock.waits_for("rollout");
         let (mut experience, answers) = self.answer(&prompts, &params, samples, number)?;
         clock.lap("rollout", metrics);
+        self.look_for_outgrown(&answers);
         clock.waits_for("reward");
         let at = Progress { step: number, steps: self.schedules.0.total_steps, epoch: out.epoch };
         let completions = Completions { prompts: &prompts, answers: &answers, at };

@@ -1,6 +1,6 @@
 //! Episodes of several turns: what is trained, what is rewarded, and that nothing depends on the order of events.
 
-use crate::help::{model, stage, weights};
+use crate::help::{model, model_of, stage, weights};
 use ferrl::env::{End, Environment, Next, Turn};
 use ferrl::episode::Environments;
 use ferrl::task::{Example, Task};
@@ -130,6 +130,32 @@ fn a_state_that_continues_nothing_opens_a_new_sequence_of_the_trajectory() {
         );
         assert!(!rollout.answer.truncated);
     }
+}
+
+/// Never ends, and writes half of the model's context at each turn.
+struct Endless;
+
+impl Environment for Endless {
+    fn start(&mut self) -> Result<String> {
+        Ok(PROMPT.into())
+    }
+    fn step(&mut self, _action: &str) -> Result<Turn> {
+        Ok(Turn { next: Next::Observation("x".repeat(32)), reward: 1.0, ..Default::default() })
+    }
+}
+
+#[test]
+fn an_episode_that_outgrows_the_context_is_cut_off_and_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe("reinforce", 8);
+    let mut stage = stage(&model_of(dir.path(), "gpt2"), &recipe).unwrap();
+    let task: Arc<dyn Task> = Arc::new(Played(|| Box::new(Endless)));
+    stage.environments = Environments::new(vec![("guess".into(), task)], 1000);
+    for rollout in stage.step().unwrap().rollouts {
+        let played = rollout.answer.played.as_ref().unwrap();
+        assert!(played.outgrown && rollout.answer.truncated && played.turns.len() < 4);
+    }
+    assert!(stage.warnings.take().iter().any(|w| w.name == "outgrown-episodes"));
 }
 
 #[test]
