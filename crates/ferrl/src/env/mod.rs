@@ -7,6 +7,7 @@
 
 pub(crate) mod game;
 mod one_turn;
+pub mod tools;
 
 use crate::task;
 use crate::verify;

@@ -7,6 +7,7 @@ mod letter_counting;
 use crate::algo::Feed;
 use crate::env::Environment;
 use crate::env::game::GAMES;
+use crate::env::tools::TOOL_TASKS;
 use crate::episode::EpisodeKey;
 use crate::experience::{Kind, Sequence};
 use crate::source::{Item, Prompt};
@@ -38,7 +39,24 @@ pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 /// Every generated task.
 pub const TASKS: &[&Entry] = &{
     let [a, b, c, d, e, f, g, h, i, j] = GAMES;
-    [&countdown::ENTRY, &chain::ENTRY, &letter_counting::ENTRY, a, b, c, d, e, f, g, h, i, j]
+    let [k, l] = TOOL_TASKS;
+    [
+        &countdown::ENTRY,
+        &chain::ENTRY,
+        &letter_counting::ENTRY,
+        a,
+        b,
+        c,
+        d,
+        e,
+        f,
+        g,
+        h,
+        i,
+        j,
+        k,
+        l,
+    ]
 };
 
 /// Questions with known answers, by number.

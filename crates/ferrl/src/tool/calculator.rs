@@ -2,7 +2,7 @@
 
 use super::{Entry, Tool, number, one_text, text_argument};
 use crate::algo::settings;
-use ferrl_engine::Result;
+use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -48,4 +48,11 @@ impl Tool for Calculator {
             Err(why) => format!("error: {why}"),
         })
     }
+}
+
+/// The value of an expression that is known to be right.
+pub(crate) fn calculate(expression: &str) -> Result<String> {
+    number::evaluate(expression)
+        .map(|value| value.text())
+        .map_err(|why| Error::data(format!("{expression}: {why}")))
 }

@@ -9,6 +9,8 @@ pub mod call;
 mod number;
 mod search;
 
+pub(crate) use calculator::calculate;
+pub(crate) use search::Search;
 pub use search::{Document, Index};
 
 use ferrl_engine::{Error, Result, nearest};
