@@ -7,7 +7,9 @@
 
 pub(crate) mod game;
 mod one_turn;
+pub(crate) mod tabular;
 pub mod tools;
+pub(crate) mod trading;
 
 use crate::task;
 use crate::verify;

@@ -8,6 +8,7 @@ use crate::algo::Feed;
 use crate::env::Environment;
 use crate::env::game::GAMES;
 use crate::env::tools::TOOL_TASKS;
+use crate::env::{tabular, trading};
 use crate::episode::EpisodeKey;
 use crate::experience::{Kind, Sequence};
 use crate::source::{Item, Prompt};
@@ -56,6 +57,8 @@ pub const TASKS: &[&Entry] = &{
         j,
         k,
         l,
+        &tabular::ENTRY,
+        &trading::ENTRY,
     ]
 };
 
