@@ -10,6 +10,9 @@ pub(crate) mod game;
 mod lost;
 mod one_turn;
 pub mod python;
+pub(crate) mod tabular;
+pub mod tools;
+pub(crate) mod trading;
 
 pub use check::{Violation, check};
 pub use lost::{Fault, Lost, Result, Why};

@@ -49,9 +49,11 @@ fn tokenizer(recipe: &Recipe, init: &Init) -> Result<Tokenizer> {
         for i in 0..EXAMPLES {
             let e = task.example(i, false)?;
             // What an environment answers to a policy is not all in the games of a random player.
-            let said = e.turns.is_empty() && !e.prompt.is_empty();
-            let any = if said { String::new() } else { printable() };
-            texts.push(e.prompt + &e.answer + &any);
+            if i == 0 && (!e.turns.is_empty() || e.prompt.is_empty()) {
+                texts.push(printable());
+            }
+            let turns: String = e.turns.iter().map(|(action, shown)| format!("{action}{shown}")).collect();
+            texts.push(e.prompt + &e.answer + &turns);
         }
     }
     // The trainers take plain texts: an error ends them and is kept here.

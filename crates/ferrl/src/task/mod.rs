@@ -8,6 +8,8 @@ use crate::algo::Feed;
 use crate::data::Encoder;
 use crate::env::Environment;
 use crate::env::game::GAMES;
+use crate::env::tools::TOOL_TASKS;
+use crate::env::{tabular, trading};
 use crate::episode::EpisodeKey;
 use crate::experience::{Kind, Sequence};
 use crate::source::{Item, Prompt};
@@ -39,7 +41,26 @@ pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 /// Every generated task.
 pub const TASKS: &[&Entry] = &{
     let [a, b, c, d, e, f, g, h, i, j] = GAMES;
-    [&countdown::ENTRY, &chain::ENTRY, &letter_counting::ENTRY, a, b, c, d, e, f, g, h, i, j]
+    let [k, l] = TOOL_TASKS;
+    [
+        &countdown::ENTRY,
+        &chain::ENTRY,
+        &letter_counting::ENTRY,
+        a,
+        b,
+        c,
+        d,
+        e,
+        f,
+        g,
+        h,
+        i,
+        j,
+        k,
+        l,
+        &tabular::ENTRY,
+        &trading::ENTRY,
+    ]
 };
 
 /// Questions with known answers, by number.
