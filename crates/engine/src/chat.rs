@@ -186,11 +186,6 @@ impl ChatTemplate {
         tokenizer.first_marker(after)
     }
 
-    /// Whether the template marks what the assistant says with `{% generation %}`.
-    pub fn has_generation_blocks(&self) -> bool {
-        self.generation
-    }
-
     /// The text of a conversation, as `transformers` renders it.
     pub fn render(
         &self,

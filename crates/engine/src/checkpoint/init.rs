@@ -81,11 +81,43 @@ impl InitOptions {
 
     /// The decoder and the `config.json` these options describe, or why they do not fit together.
     pub fn build(&self) -> Result<(Config, Value)> {
+        self.check()?;
         let family = family(&self.family)?;
-        let heads = self.heads.unwrap_or((self.hidden / 64).max(1));
+        let mut asked = self.asked();
+        if self.window.is_some() || !family.slides_by_default() {
+            asked["sliding_window"] = json!(self.window);
+        }
+        // The family's own reader fills in all that the options leave open.
+        let mut config = family.config(&asked).map_err(|mut e| {
+            e.class = Class::Usage;
+            e
+        })?;
+        config.head = self.head;
+        if self.window.is_some() && config.windows.iter().all(Option::is_none) {
+            return Err(Error::usage(format!("the family {} has no sliding window", self.family)));
+        }
+        let mut json = family.to_json(&config);
+        json["initializer_range"] = json!(f64::from(self.std));
+        for (name, id) in self.special_tokens() {
+            json[format!("{name}_token_id")] = json!(id);
+        }
+        Ok((config, json))
+    }
+
+    fn heads(&self) -> usize {
+        self.heads.unwrap_or((self.hidden / 64).max(1))
+    }
+
+    fn special_tokens(&self) -> [(&'static str, Option<u32>); 3] {
+        [("bos", self.bos), ("eos", self.eos), ("pad", self.pad)]
+    }
+
+    /// Sizes that cannot be, or do not fit each other.
+    fn check(&self) -> Result<()> {
+        let (hidden, heads) = (self.hidden, self.heads());
         let sizes = [
             ("vocab", self.vocab),
-            ("hidden", self.hidden),
+            ("hidden", hidden),
             ("layers", self.layers),
             ("heads", heads),
             ("kv_heads", self.kv_heads.unwrap_or(1)),
@@ -97,24 +129,25 @@ impl InitOptions {
         if let Some((name, _)) = sizes.iter().find(|(_, n)| *n == 0) {
             return Err(Error::usage(format!("{name} must be at least 1, got 0")));
         }
-        if !self.hidden.is_multiple_of(heads) {
-            return Err(Error::usage(format!(
-                "hidden ({}) must be a multiple of heads ({heads})",
-                self.hidden
-            ))
-            .fix(format!("try heads = {}", largest_divisor(self.hidden, heads))));
+        if !hidden.is_multiple_of(heads) {
+            let what = format!("hidden ({hidden}) must be a multiple of heads ({heads})");
+            return Err(Error::usage(what).fix(format!("try heads = {}", largest_divisor(hidden, heads))));
         }
         if !(self.std.is_finite() && self.std > 0.0) {
             return Err(Error::usage(format!("std must be above 0, got {}", self.std)));
         }
-        for (name, id) in [("bos", self.bos), ("eos", self.eos), ("pad", self.pad)] {
+        for (name, id) in self.special_tokens() {
             if let Some(id) = id.filter(|id| *id as usize >= self.vocab) {
-                return Err(Error::usage(format!(
-                    "{name} token {id} is outside the vocabulary of {}",
-                    self.vocab
-                )));
+                let what = format!("{name} token {id} is outside the vocabulary of {}", self.vocab);
+                return Err(Error::usage(what));
             }
         }
+        Ok(())
+    }
+
+    /// The options as fields of a `config.json`, under the names of every family.
+    fn asked(&self) -> Value {
+        let heads = self.heads();
         let head_dim = self.head_dim.unwrap_or(self.hidden / heads);
         let ffn = self.ffn.unwrap_or(self.hidden.saturating_mul(4));
         let mut asked = json!({
@@ -136,25 +169,7 @@ impl InitOptions {
         if let Some(tied) = self.tied {
             asked["tie_word_embeddings"] = json!(tied);
         }
-        if self.window.is_some() || !family.slides_by_default() {
-            asked["sliding_window"] = json!(self.window);
-        }
-        // The family's own reader fills in all that the options leave open.
-        let mut config = family.config(&asked).map_err(|mut e| {
-            e.class = Class::Usage;
-            e
-        })?;
-        config.head = self.head;
-        if self.window.is_some() && config.windows.iter().all(Option::is_none) {
-            return Err(Error::usage(format!("the family {} has no sliding window", self.family)));
-        }
-        let mut json = family.to_json(&config);
-        json["initializer_range"] = json!(f64::from(self.std));
-        for (name, id) in [("bos_token_id", self.bos), ("eos_token_id", self.eos), ("pad_token_id", self.pad)]
-        {
-            json[name] = json!(id);
-        }
-        Ok((config, json))
+        asked
     }
 }
 

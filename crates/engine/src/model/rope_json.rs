@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::config::{Rope, RopeScaling};
 use super::fields::Fields;
 use crate::math::ln;
-use crate::{Result, nearest};
+use crate::{Error, Result, nearest};
 
 const TYPES: [&str; 5] = ["default", "linear", "llama3", "yarn", "longrope"];
 
@@ -14,7 +14,7 @@ const TYPES: [&str; 5] = ["default", "linear", "llama3", "yarn", "longrope"];
 pub(crate) struct RopeRules {
     /// `original_max_position_embeddings` when the top level does not give it; `None` looks further.
     pub(crate) original: Option<usize>,
-    /// Whether a part of each head may pass through unturned.
+    /// Whether a part of each head may pass through without rotation.
     pub(crate) partial: bool,
     /// Whether `su` and `yarn` are old names of `longrope`.
     pub(crate) longrope_aliases: bool,
@@ -27,7 +27,7 @@ impl RopeRules {
 
 /// Reads either style.
 pub(crate) fn read(f: &Fields, head_dim: usize, max_positions: usize, rules: &RopeRules) -> Result<Rope> {
-    let (scaling_style, dict) = match f.object("rope_scaling", "config.json: rope_scaling")? {
+    let (style, dict) = match f.object("rope_scaling", "config.json: rope_scaling")? {
         Some(dict) => ("rope_scaling", Some(dict)),
         None => ("rope_parameters", f.object("rope_parameters", "config.json: rope_parameters")?),
     };
@@ -49,13 +49,35 @@ pub(crate) fn read(f: &Fields, head_dim: usize, max_positions: usize, rules: &Ro
         Some(n) => n,
         None => dict.opt_size("original_max_position_embeddings")?.unwrap_or(max_positions),
     };
-    let stretched = max_positions as f64 / original as f64;
-
+    let context = Context { rotary_dim, original, stretched: max_positions as f64 / original as f64 };
     let mut kind = dict.text("rope_type")?.or(dict.text("type")?).unwrap_or("default");
     if rules.longrope_aliases && matches!(kind, "su" | "yarn") {
         kind = "longrope";
     }
-    let scaling = match kind {
+    Ok(Rope {
+        theta,
+        rotary_dim,
+        scaling: scaling(dict, kind, &context, |what| f.error(format!("{style} {what}")))?,
+    })
+}
+
+/// What a scaling depends on besides its own fields.
+struct Context {
+    rotary_dim: usize,
+    /// Positions of pre-training.
+    original: usize,
+    /// How many times as many positions the model has now.
+    stretched: f64,
+}
+
+fn scaling(
+    dict: &Fields,
+    kind: &str,
+    context: &Context,
+    error: impl Fn(String) -> Error,
+) -> Result<RopeScaling> {
+    let &Context { rotary_dim, original, stretched } = context;
+    Ok(match kind {
         "default" => RopeScaling::None,
         "linear" => RopeScaling::Linear { factor: dict.positive("factor")? },
         "llama3" => RopeScaling::Llama3 {
@@ -86,20 +108,17 @@ pub(crate) fn read(f: &Fields, head_dim: usize, max_positions: usize, rules: &Ro
             }
         }
         "dynamic" => {
-            return Err(f
-                .error(format!(
-                    "{scaling_style} of type dynamic changes the frequencies as a sequence grows, \
-                     so a token's logp would depend on what follows it"
-                ))
-                .fix("use yarn or linear scaling, or remove the field to stay within the trained context"));
+            let what = "of type dynamic changes the frequencies as a sequence grows, \
+                        so a token's logp would depend on what follows it";
+            let fix = "use yarn or linear scaling, or remove the field to stay within the trained context";
+            return Err(error(what.into()).fix(fix));
         }
         other => {
-            let e = f.error(format!("{scaling_style} has the unknown type {other:?}"));
             let near = nearest(other, TYPES).map_or(String::new(), |n| format!("{n}? "));
+            let e = error(format!("has the unknown type {other:?}"));
             return Err(e.fix(format!("{near}supported are {}", TYPES.join(", "))));
         }
-    };
-    Ok(Rope { theta, rotary_dim, scaling })
+    })
 }
 
 fn yarn_gain(dict: &Fields, factor: f64) -> Result<f64> {
