@@ -76,14 +76,7 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
     let opened = ModelDir::open(dir)?;
     fits(&opened.config, &tokenizer, dir)?;
     let opened = with_policy_head(opened, &recipe, needs)?;
-    let critic_dir = match needs.critic && !recipe.critic.shared {
-        true => {
-            let own = recipe.critic.path.as_ref().map(|path| crate::data::hub::model_dir(Path::new(path)));
-            let start = own.transpose()?.unwrap_or_else(|| dir.to_path_buf());
-            Some(ModelDir::open(&start)?.with_head(Head::Score, recipe.seed)?)
-        }
-        false => None,
-    };
+    let critic_dir = critic_dir(&recipe, needs, dir)?;
     trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model.frozen)?;
     let policy = trainer(&recipe, backend.clone(), &opened)?;
     let reference = match needs {
@@ -92,13 +85,8 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         _ => None,
     };
     let critic = critic_dir.map(|dir| trainer(&recipe, backend.clone(), &dir)).transpose()?;
-    let generator: Option<Box<dyn Generator>> = if feed.sampled() && !source.graded() {
-        let cache = cache_options(&recipe.rollout, &*backend);
-        let sampler = Sampler::new(&policy.model, cache).map_err(|e| cache_error(e, &recipe.rollout))?;
-        Some(Box::new(sampler.with_tokenizer(tokenizer.clone())))
-    } else {
-        None
-    };
+    let samples = feed.sampled() && !source.graded();
+    let generator = samples.then(|| sampler(&recipe, &policy.model, &tokenizer)).transpose()?;
     let rate = |lr| schedule(&recipe, lr, total);
     let schedules = (rate(recipe.optim.lr)?, rate(recipe.critic.lr.unwrap_or(5.0 * recipe.optim.lr))?);
     let judged = recipe.reward.iter().any(|r| r.model.is_some()) && !source.graded();
@@ -130,6 +118,23 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         warnings,
         waits: Arc::new(|_| ()),
     })
+}
+
+/// Where a critic with its own weights starts.
+fn critic_dir(recipe: &Recipe, needs: Needs, dir: &Path) -> Result<Option<ModelDir>> {
+    if !needs.critic || recipe.critic.shared {
+        return Ok(None);
+    }
+    let own = recipe.critic.path.as_ref().map(|path| crate::data::hub::model_dir(Path::new(path)));
+    let start = own.transpose()?.unwrap_or_else(|| dir.to_path_buf());
+    ModelDir::open(&start)?.with_head(Head::Score, recipe.seed).map(Some)
+}
+
+/// Generates with the policy's own weights.
+fn sampler(recipe: &Recipe, model: &Model, tokenizer: &Arc<Tokenizer>) -> Result<Box<dyn Generator>> {
+    let cache = cache_options(&recipe.rollout, &*model.backend);
+    let sampler = Sampler::new(model, cache).map_err(|e| cache_error(e, &recipe.rollout))?;
+    Ok(Box::new(sampler.with_tokenizer(tokenizer.clone())))
 }
 
 /// Refuses a tokenizer that gives ids the model does not know.

@@ -209,11 +209,6 @@ impl Report {
             }
         }
     }
-
-    /// Whether every row can be used.
-    pub fn is_clean(&self) -> bool {
-        self.found == 0
-    }
 }
 
 impl Problem {

@@ -90,79 +90,85 @@ impl Findings {
 
     /// Gives `raise` the name, message and fix of each kind that was found; `rows` says of how many, such as `40 rows`.
     pub fn say(&self, rows: &str, max_length: usize, raise: &mut dyn FnMut(&'static str, String, String)) {
-        let whole = |found: &Found| format!("data.max_length = {} for whole rows", found.longest);
-        let kinds: [(&'static str, &Found, String, String); 10] = [
-            (
-                "truncated-rows",
-                &self.truncated,
-                format!("are cut to data.max_length = {max_length}"),
-                whole(&self.truncated),
-            ),
-            (
-                "dropped-rows",
-                &self.dropped,
-                format!("are left out: data.max_length = {max_length} leaves nothing of them to learn"),
-                whole(&self.dropped),
-            ),
-            (
-                "equal-pairs",
-                &self.equal,
-                "have chosen = rejected, which gives no learning signal".into(),
-                "remove them".into(),
-            ),
-            (
-                "empty-responses",
-                &self.empty,
-                "have a response without text: the model learns to say nothing".into(),
-                "remove them".into(),
-            ),
-            (
-                "written-end",
-                &self.ended,
-                "end their response with the end-of-turn token as text; it is taken for the token itself, not \
-                 learned twice"
-                    .into(),
-                "remove it from the text: every response is ended anyway".into(),
-            ),
-            (
-                "raw-prompts",
-                &self.raw,
-                "are plain text although the model has a chat template: prompt and response are joined without a \
-                 separator"
-                    .into(),
-                "data.apply_chat_template = true puts them into the template; false says that plain text is meant"
-                    .into(),
-            ),
-            (
-                "unknown-roles",
-                &self.strange,
-                "have a message whose role is none of system, user, assistant and tool: such turns are never trained"
-                    .into(),
-                "rename the role, if it is one of them by another name".into(),
-            ),
-            (
-                "endless-turns",
-                &self.endless,
-                "end their turn in no token that stops: completions go on until the limit of new tokens".into(),
-                "a chat template that ends turns with the eos token, or the text that ends them in rollout.stop".into(),
-            ),
-            (
-                "joined-words",
-                &self.glued,
-                "join the prompt's last word and the response's first, with nothing between them".into(),
-                "data.template = \"{{ prompt }}\\n\" puts an end of line between, or train with a chat template".into(),
-            ),
-            (
-                "other-prompts",
-                &self.other_prompt,
-                "have a prompt that chosen and rejected do not begin with; it is not used".into(),
-                "check that the columns belong to the same row, or leave prompt out".into(),
-            ),
-        ];
-        for (name, found, what, fix) in kinds {
+        for kind in KINDS {
+            let found = (kind.of)(self);
             if found.rows > 0 {
-                raise(name, format!("{} of {rows} {what} (first: {})", found.rows, found.first), fix);
+                let what = kind.what.replace("{max}", &max_length.to_string());
+                let fix = kind.fix.replace("{longest}", &found.longest.to_string());
+                raise(kind.name, format!("{} of {rows} {what} (first: {})", found.rows, found.first), fix);
             }
         }
     }
 }
+
+/// A kind of finding, as it is said; `{max}` is `data.max_length`, `{longest}` the longest row found.
+struct Kind {
+    name: &'static str,
+    of: fn(&Findings) -> &Found,
+    what: &'static str,
+    fix: &'static str,
+}
+
+const KINDS: &[Kind] = &[
+    Kind {
+        name: "truncated-rows",
+        of: |f| &f.truncated,
+        what: "are cut to data.max_length = {max}",
+        fix: "data.max_length = {longest} for whole rows",
+    },
+    Kind {
+        name: "dropped-rows",
+        of: |f| &f.dropped,
+        what: "are left out: data.max_length = {max} leaves nothing of them to learn",
+        fix: "data.max_length = {longest} for whole rows",
+    },
+    Kind {
+        name: "equal-pairs",
+        of: |f| &f.equal,
+        what: "have chosen = rejected, which gives no learning signal",
+        fix: "remove them",
+    },
+    Kind {
+        name: "empty-responses",
+        of: |f| &f.empty,
+        what: "have a response without text: the model learns to say nothing",
+        fix: "remove them",
+    },
+    Kind {
+        name: "written-end",
+        of: |f| &f.ended,
+        what: "end their response with the end-of-turn token as text; it is taken for the token itself, not learned \
+               twice",
+        fix: "remove it from the text: every response is ended anyway",
+    },
+    Kind {
+        name: "raw-prompts",
+        of: |f| &f.raw,
+        what: "are plain text although the model has a chat template: prompt and response are joined without a separator",
+        fix: "data.apply_chat_template = true puts them into the template; false says that plain text is meant",
+    },
+    Kind {
+        name: "unknown-roles",
+        of: |f| &f.strange,
+        what: "have a message whose role is none of system, user, assistant and tool: such turns are never trained",
+        fix: "rename the role, if it is one of them by another name",
+    },
+    Kind {
+        name: "endless-turns",
+        of: |f| &f.endless,
+        what: "end their turn in no token that stops: completions go on until the limit of new tokens",
+        fix: "a chat template that ends turns with the eos token, or the text that ends them in rollout.stop",
+    },
+    Kind {
+        name: "joined-words",
+        of: |f| &f.glued,
+        what: "join the prompt's last word and the response's first, with nothing between them",
+        fix: "data.template = \"{{ prompt }}\\n\" puts an end of line between, or train with a chat template",
+    },
+    Kind {
+        name: "other-prompts",
+        of: |f| &f.other_prompt,
+        what: "have a prompt that chosen and rejected do not begin with; it is not used",
+        fix: "check that the columns belong to the same row, or leave prompt out",
+    },
+];

@@ -3,7 +3,7 @@
 //! `T` tokens at once, width `H`, feed-forward `F`, `e` bytes of the compute type. A trained model keeps f32 masters,
 //! what its device derives of every matrix, a gradient, the optimizer's moments; a frozen one its masters and what is
 //! derived for forward. A forward pass keeps for every layer the residual stream in f32 and what the linear layers
-//! read, but for norms, which come again in backward; with recompute only the stream, and one layer's interior at a time.
+//! read, but for norms, which are recomputed in backward; with recompute only the stream, and one layer's interior at a time.
 
 use super::Inputs;
 use ferrl_engine::model::Config;
@@ -30,91 +30,131 @@ const KEPT: u64 = 32 << 20;
 
 /// Everything that is there at the peak.
 pub fn parts(i: &Inputs) -> Vec<Part> {
-    let (e, o, t) = (i.dtype().size(), &i.recipe.optim, i.micro_tokens());
-    let trained: Vec<&Config> = std::iter::once(&i.config).chain(&i.critic).collect();
-    let sum = |f: &dyn Fn(&Config) -> usize| trained.iter().map(|c| f(c)).sum::<usize>() as u64;
-    let count = sum(&weights);
-    let several = i.update_tokens() > i.recipe.train.micro_batch_tokens;
-    let moments = match o.name.as_str() {
-        "adamw" => 2,
-        _ if o.beta1 > 0.0 => 1,
-        _ => 0,
-    };
-    let mut out = Vec::new();
-    let mut add = |name, bytes: u64, what: String| {
+    let mut table = Table { i, e: i.dtype().size(), parts: Vec::new() };
+    table.models();
+    let step = table.step();
+    table.caches(step);
+    table.around();
+    table.parts
+}
+
+/// The table while it is filled.
+struct Table<'a> {
+    i: &'a Inputs,
+    /// Bytes of the compute type.
+    e: usize,
+    parts: Vec<Part>,
+}
+
+impl Table<'_> {
+    /// A line, where it takes memory.
+    fn add(&mut self, name: &'static str, bytes: u64, what: String) {
         if bytes > 0 {
-            out.push(Part { name, bytes, what });
+            self.parts.push(Part { name, bytes, what });
         }
-    };
-    let name = i.dtype().name();
-    let form = |c: &Config, trained: bool| packed(c, e, trained, i.device.weight);
-    add(
-        "weights",
-        sum(&|c| 4 * weights(c) + form(c, true)),
-        format!("f32 masters, and in {name} for products"),
-    );
-    let apart = if several { sum(&met_often) } else { 0 };
-    let copies = if several { "f32, tables and head once more for a micro-batch" } else { "f32" };
-    add("gradients", 4 * (count + apart), copies.into());
-    add("optimizer", 4 * count * moments, format!("{} in f32", o.name));
-    if o.ema.is_some() {
-        add("average", 4 * (count + sum(&largest)), "of the weights, f32".into());
     }
-    let frozen = |c: &Config| (4 * weights(c) + form(c, false)) as u64;
-    if let Some(teacher) = &i.teacher {
-        add("teacher", frozen(teacher), "frozen".into());
-    } else if i.needs.reference || i.needs.start {
-        add("reference", frozen(&i.config), "frozen copy".into());
+
+    /// Sum over the models that are trained.
+    fn sum(&self, f: impl Fn(&Config) -> usize) -> u64 {
+        std::iter::once(&self.i.config).chain(&self.i.critic).map(f).sum::<usize>() as u64
     }
-    let judges = i.judges.iter().map(frozen).sum();
-    add("rewards", judges, format!("{} reward model{}, frozen", i.judges.len(), plural(i.judges.len())));
-    let recompute = i.recipe.model.recompute;
-    let kept = sum(&|c| activations(c, t, e, recompute));
-    let works = trained.iter().map(|c| backward_work(c, t, e).max(head_work(c, t, e, i.device)));
-    // The teacher's forward pass runs while the policy's activations are kept for backward.
-    let against = i.teacher.as_ref().map_or(0, |c| forward_work(c, t, e) + 2 * t * c.hidden * e);
-    let training = kept + works.max().unwrap_or(0).max(against) as u64;
-    let sampling = if i.feed.sampled() { sampling_work(i, e, false) } else { 0 };
-    let scoring = i.judges.iter().map(|c| forward_work(c, t, e)).max().unwrap_or(0);
-    let step = training.max(sampling.max(scoring) as u64);
-    let how = if recompute { ", layers computed again" } else { "" };
-    add("activations", step, format!("{t} tokens at once{how}"));
-    let mib = i.recipe.rollout.cache_mib;
-    let own = i.feed.sampled();
-    let asked = if i.evaluates() { cache(i, e, true) } else { 0 };
-    if own {
-        // Evaluations use it too.
-        let bytes = cache(i, e, false).max(asked);
-        add("cache", bytes, format!("keys and values, rollout.cache_mib = {mib}"));
+
+    fn total(&self) -> u64 {
+        self.parts.iter().map(|p| p.bytes).sum()
     }
-    let evaluation = if i.evaluates() { sampling_work(i, e, true) as u64 } else { 0 };
-    let evaluation = if own { evaluation } else { evaluation + asked };
-    if evaluation > 0 {
-        let taken: u64 = out.iter().map(|p| p.bytes).sum();
+
+    /// Weights, gradients, the optimizer's state, and frozen models.
+    fn models(&mut self) {
+        let (i, e, o) = (self.i, self.e, &self.i.recipe.optim);
+        let count = self.sum(weights);
+        let several = i.update_tokens() > i.recipe.train.micro_batch_tokens;
+        let moments = match o.name.as_str() {
+            "adamw" => 2,
+            _ if o.beta1 > 0.0 => 1,
+            _ => 0,
+        };
+        let form = |c: &Config, trained: bool| packed(c, e, trained, i.device.weight);
+        let what = format!("f32 masters, and in {} for products", i.dtype().name());
+        self.add("weights", self.sum(|c| 4 * weights(c) + form(c, true)), what);
+        let apart = if several { self.sum(met_often) } else { 0 };
+        let copies = if several { "f32, tables and head once more for a micro-batch" } else { "f32" };
+        self.add("gradients", 4 * (count + apart), copies.into());
+        self.add("optimizer", 4 * count * moments, format!("{} in f32", o.name));
+        if o.ema.is_some() {
+            self.add("average", 4 * (count + self.sum(largest)), "of the weights, f32".into());
+        }
+        let frozen = |c: &Config| (4 * weights(c) + form(c, false)) as u64;
+        if let Some(teacher) = &i.teacher {
+            self.add("teacher", frozen(teacher), "frozen".into());
+        } else if i.needs.reference || i.needs.start {
+            self.add("reference", frozen(&i.config), "frozen copy".into());
+        }
+        let judges = i.judges.len();
+        let what = format!("{judges} reward model{}, frozen", plural(judges));
+        self.add("rewards", i.judges.iter().map(frozen).sum(), what);
+    }
+
+    /// Activations of a step, and their bytes.
+    fn step(&mut self) -> u64 {
+        let (i, e, t) = (self.i, self.e, self.i.micro_tokens());
+        let recompute = i.recipe.model.recompute;
+        let kept = self.sum(|c| activations(c, t, e, recompute));
+        let trained = std::iter::once(&i.config).chain(&i.critic);
+        let works = trained.map(|c| backward_work(c, t, e).max(head_work(c, t, e, i.device)));
+        // The teacher's forward pass runs while the policy's activations are kept for backward.
+        let against = i.teacher.as_ref().map_or(0, |c| forward_work(c, t, e) + 2 * t * c.hidden * e);
+        let training = kept + works.max().unwrap_or(0).max(against) as u64;
+        let sampling = if i.feed.sampled() { sampling_work(i, e, false) } else { 0 };
+        let scoring = i.judges.iter().map(|c| forward_work(c, t, e)).max().unwrap_or(0);
+        let step = training.max(sampling.max(scoring) as u64);
+        let how = if recompute { ", layers recomputed" } else { "" };
+        self.add("activations", step, format!("{t} tokens at once{how}"));
+        step
+    }
+
+    /// The KV cache, and what an evaluation takes beyond a step.
+    fn caches(&mut self, step: u64) {
+        let (i, e, mib) = (self.i, self.e, self.i.recipe.rollout.cache_mib);
+        let own = i.feed.sampled();
+        let asked = if i.evaluates() { cache(i, e, true) } else { 0 };
+        if own {
+            // Evaluations use it too.
+            let bytes = cache(i, e, false).max(asked);
+            self.add("cache", bytes, format!("keys and values, rollout.cache_mib = {mib}"));
+        }
+        let evaluation = if i.evaluates() { sampling_work(i, e, true) as u64 } else { 0 };
+        let evaluation = if own { evaluation } else { evaluation + asked };
+        if evaluation == 0 {
+            return;
+        }
         let (more, less) = (step.max(evaluation), step.min(evaluation));
         // What training has freed is kept for its next step while an evaluation takes memory of other sizes.
-        let kept = if i.device.own_memory { less } else { less.min(KEPT + (taken - step + more) / 4) };
+        let kept = if i.device.own_memory { less } else { less.min(KEPT + (self.total() - step + more) / 4) };
         let what = match own {
             true => "tokens of more sequences at once".into(),
             false => format!("keys and values of its own, rollout.cache_mib = {mib}"),
         };
-        out.push(Part { name: "evaluation", bytes: more + kept - step, what });
+        self.parts.push(Part { name: "evaluation", bytes: more + kept - step, what });
     }
-    let (rest, slack) = (out.iter().map(|p| p.bytes).sum::<u64>(), i.device.slack);
-    let (left, also) = match i.before.min(KEPT) {
-        0 => (0, ""),
-        left => (left, ", and what earlier stages leave"),
-    };
-    let what = format!("{slack} % of the above{also}");
-    out.push(Part { name: "allocator", bytes: rest * slack / 100 + left, what });
-    if i.device.own_memory {
-        out.push(Part { name: "context", bytes: i.device.fixed, what: "driver, kernels, libraries".into() });
-        return out;
+
+    /// What the allocator keeps, and the program itself.
+    fn around(&mut self) {
+        let (i, slack) = (self.i, self.i.device.slack);
+        let (left, also) = match i.before.min(KEPT) {
+            0 => (0, ""),
+            left => (left, ", and what earlier stages leave"),
+        };
+        let what = format!("{slack} % of the above{also}");
+        let bytes = self.total() * slack / 100 + left;
+        self.parts.push(Part { name: "allocator", bytes, what });
+        if i.device.own_memory {
+            let what = "driver, kernels, libraries".into();
+            return self.parts.push(Part { name: "context", bytes: i.device.fixed, what });
+        }
+        let rows = i.update_tokens() as u64 * i.updates.minibatches as u64 * 64;
+        let bytes = PROGRAM + i.config.vocab as u64 * PER_TOKEN_KNOWN + rows;
+        self.parts.push(Part { name: "program", bytes, what: "code, tokenizer, data of a step".into() });
     }
-    let rows = i.update_tokens() as u64 * i.updates.minibatches as u64 * 64;
-    let program = PROGRAM + i.config.vocab as u64 * PER_TOKEN_KNOWN + rows;
-    out.push(Part { name: "program", bytes: program, what: "code, tokenizer, data of a step".into() });
-    out
 }
 
 /// Number of weights.

@@ -33,17 +33,32 @@ pub fn prompt_of(sample: &Sample, encoder: &Encoder) -> Prompt {
     asked(&sample.prompt, sample.extra.clone(), &sample.place, encoder)
 }
 
+/// Tokens with their mask, as a sequence of that kind.
+fn sequence(t: Tokens, kind: Kind) -> Sequence {
+    let pair = matches!(kind, Kind::Chosen | Kind::Rejected).then_some(0);
+    Sequence { pair, ids: t.ids, trained: t.mask, weight: 1.0, kind, ..Default::default() }
+}
+
+/// Completions with the rewards that a row brings; one without its end was cut.
+fn graded(
+    completions: Vec<Tokens>,
+    rewards: &[(String, Vec<f32>)],
+    is_special: impl Fn(u32) -> bool,
+) -> Vec<Sequence> {
+    let one = |(i, tokens): (usize, Tokens)| {
+        let mut s = sequence(tokens, Kind::Plain);
+        s.truncated = s.ids.last().is_some_and(|&id| !is_special(id));
+        s.components = rewards.iter().map(|(name, list)| (name.clone(), list[i])).collect();
+        s.sources = s.components.iter().map(|c| (1.0, Some(c.1))).collect();
+        let total = s.components.iter().map(|c| c.1).sum();
+        s.rewarded(total)
+    };
+    completions.into_iter().enumerate().map(one).collect()
+}
+
 /// An encoded row as an example; `index` is the number of its prompt in the run.
 pub(super) fn item(sample: Sample, feed: Feed, index: u64, encoder: &Encoder) -> Result<Item> {
     let tokenizer = encoder.tokenizer();
-    let sequence = |t: Tokens, kind: Kind| Sequence {
-        pair: matches!(kind, Kind::Chosen | Kind::Rejected).then_some(0),
-        ids: t.ids,
-        trained: t.mask,
-        weight: 1.0,
-        kind,
-        ..Default::default()
-    };
     let ask = |ids: Vec<u32>, prompt: &Value, columns: data::Row| Prompt {
         index,
         ids,
@@ -83,16 +98,8 @@ pub(super) fn item(sample: Sample, feed: Feed, index: u64, encoder: &Encoder) ->
         }
         Example::Prompt { ids } => Item::Ask(ask(ids, &sample.prompt, sample.extra)),
         Example::Group { completions, rewards } => {
-            let answer = |(i, tokens): (usize, Tokens)| {
-                let mut s = sequence(tokens, Kind::Plain);
-                // A completion without its end was cut.
-                s.truncated = s.ids.last().is_some_and(|&id| !tokenizer.is_special(id));
-                s.components = rewards.iter().map(|(name, list)| (name.clone(), list[i])).collect();
-                s.sources = s.components.iter().map(|c| (1.0, Some(c.1))).collect();
-                let total = s.components.iter().map(|c| c.1).sum();
-                s.rewarded(total)
-            };
-            let answers: Vec<Sequence> = completions.into_iter().enumerate().map(answer).collect();
+            let is_special = |id| tokenizer.is_special(id);
+            let answers = graded(completions, &rewards, is_special);
             let first = answers.first().and_then(|s| Some(s.ids[..=s.actions().next()?].to_vec()));
             let prompt = ask(first.unwrap_or_default(), &sample.prompt, sample.extra);
             Item::Graded(Group { prompt, answers, place: sample.place })

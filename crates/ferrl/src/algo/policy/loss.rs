@@ -1,9 +1,40 @@
 //! The token loss: surrogate, KL, entropy bonus, and the critic's loss where there is one.
 
 use super::{Baseline, Place, Policy};
-use crate::algo::math::surrogate::Bounds;
-use crate::experience::{ByRole, Loss, Mean, Metrics, MicroBatch, Role};
+use crate::algo::math::surrogate::{Bounds, Term};
+use crate::experience::{ByRole, Loss, Mean, Metrics, MicroBatch, Role, Sequence};
 use ferrl_engine::train::{StatGrads, Stats};
+
+/// Sums over the tokens of a micro-batch.
+#[derive(Default)]
+struct Sums {
+    loss: f64,
+    entropy: Mean,
+    ratio: Mean,
+    low: Mean,
+    high: Mean,
+    clipped: Mean,
+}
+
+impl Sums {
+    fn add(&mut self, entropy: f64, t: &Term) {
+        self.entropy.add(entropy);
+        self.ratio.add(t.ratio);
+        self.low.add(f64::from(t.clipped_low));
+        self.high.add(f64::from(t.clipped_high));
+        self.clipped.add(f64::from(t.clipped_low || t.clipped_high));
+    }
+
+    fn metrics(self) -> Metrics {
+        let mut metrics = Metrics::default();
+        metrics.add_all("entropy", self.entropy);
+        metrics.add_all("policy/ratio", self.ratio);
+        metrics.add_all("clip_ratio/low_mean", self.low);
+        metrics.add_all("clip_ratio/high_mean", self.high);
+        metrics.add_all("clip_ratio/region_mean", self.clipped);
+        metrics
+    }
+}
 
 impl Policy {
     /// The surrogate with entropy bonus and KL, and the critic's loss where there is one.
@@ -14,52 +45,12 @@ impl Policy {
         if self.entropy_coef != 0.0 {
             grads.entropy = vec![0.0; n];
         }
-        let bounds = Bounds { low: self.clip_low, high: self.clip_high, dual: self.dual_clip };
-        let (mut value, mut metrics) = (0.0, Metrics::default());
-        let [mut entropies, mut ratios, mut low, mut high, mut clipped] = [Mean::default(); 5];
+        let mut sums = Sums::default();
         for (row, s) in batch.rows() {
             let w = self.aggregate.weight(s, &batch.counts, self.length);
-            let at: Vec<usize> = s.actions().collect();
-            let gaps: Vec<f64> =
-                at.iter().map(|&i| policy.logp[row + i] as f64 - s.old_logp[i] as f64).collect();
-            let shared = self.ratio.shared(&gaps);
-            // What flows into the one ratio of the sequence, and on from there to each of its tokens.
-            let mut into_shared = 0.0;
-            let mut slopes = vec![0.0; at.len()];
-            for ((&i, &gap), slope) in at.iter().zip(&gaps).zip(&mut slopes) {
-                let (logp, entropy) = (policy.logp[row + i], policy.entropy[row + i] as f64);
-                let log_ratio = shared.map_or(gap, |(log_ratio, _)| log_ratio);
-                let t = self.surrogate.term(log_ratio, logp as f64, s.advantage[i] as f64, bounds);
-                let c = s.correction[i] as f64;
-                let mut loss = c * t.loss;
-                match shared {
-                    Some(_) => into_shared += c * t.slope,
-                    None => *slope = c * t.slope,
-                }
-                if kl_coef > 0.0 && self.kl.place == Place::Loss {
-                    loss += kl_coef * self.kl.estimator.value(logp, s.ref_logp[i]);
-                    *slope += kl_coef * self.kl.estimator.slope(logp, s.ref_logp[i]);
-                }
-                value += w * (loss - self.entropy_coef * entropy);
-                if self.entropy_coef != 0.0 {
-                    grads.entropy[row + i] = (-w * self.entropy_coef) as f32;
-                }
-                entropies.add(entropy);
-                ratios.add(t.ratio);
-                low.add(f64::from(t.clipped_low));
-                high.add(f64::from(t.clipped_high));
-                clipped.add(f64::from(t.clipped_low || t.clipped_high));
-            }
-            let each = shared.map_or(0.0, |(_, slope)| into_shared * slope);
-            for (&i, slope) in at.iter().zip(slopes) {
-                grads.logp[row + i] = (w * (slope + each)) as f32;
-            }
+            self.sequence_loss(policy, (row, s), (w, kl_coef), &mut grads, &mut sums);
         }
-        metrics.add_all("entropy", entropies);
-        metrics.add_all("policy/ratio", ratios);
-        metrics.add_all("clip_ratio/low_mean", low);
-        metrics.add_all("clip_ratio/high_mean", high);
-        metrics.add_all("clip_ratio/region_mean", clipped);
+        let (mut value, mut metrics) = (sums.loss, sums.metrics());
         let mut by_role = ByRole::default();
         if self.advantage.baseline == Baseline::Critic {
             let own = stats.get(Role::Critic);
@@ -74,6 +65,47 @@ impl Policy {
         }
         by_role.set(Role::Policy, grads);
         Loss { value, grads: by_role, metrics }
+    }
+
+    /// Adds the loss of one sequence, weighted with `w`; writes the gradients of its rows.
+    fn sequence_loss(
+        &self,
+        policy: &Stats,
+        (row, s): (usize, &Sequence),
+        (w, kl_coef): (f64, f64),
+        grads: &mut StatGrads,
+        sums: &mut Sums,
+    ) {
+        let bounds = Bounds { low: self.clip_low, high: self.clip_high, dual: self.dual_clip };
+        let at: Vec<usize> = s.actions().collect();
+        let gaps: Vec<f64> = at.iter().map(|&i| policy.logp[row + i] as f64 - s.old_logp[i] as f64).collect();
+        let shared = self.ratio.shared(&gaps);
+        // The gradient of the sequence's one ratio, and from there of each of its tokens.
+        let (mut into_shared, mut slopes) = (0.0, vec![0.0; at.len()]);
+        for ((&i, &gap), slope) in at.iter().zip(&gaps).zip(&mut slopes) {
+            let (logp, entropy) = (policy.logp[row + i], policy.entropy[row + i] as f64);
+            let log_ratio = shared.map_or(gap, |(log_ratio, _)| log_ratio);
+            let t = self.surrogate.term(log_ratio, logp as f64, s.advantage[i] as f64, bounds);
+            let c = s.correction[i] as f64;
+            let mut loss = c * t.loss;
+            match shared {
+                Some(_) => into_shared += c * t.slope,
+                None => *slope = c * t.slope,
+            }
+            if kl_coef > 0.0 && self.kl.place == Place::Loss {
+                loss += kl_coef * self.kl.estimator.value(logp, s.ref_logp[i]);
+                *slope += kl_coef * self.kl.estimator.slope(logp, s.ref_logp[i]);
+            }
+            sums.loss += w * (loss - self.entropy_coef * entropy);
+            if self.entropy_coef != 0.0 {
+                grads.entropy[row + i] = (-w * self.entropy_coef) as f32;
+            }
+            sums.add(entropy, &t);
+        }
+        let each = shared.map_or(0.0, |(_, slope)| into_shared * slope);
+        for (&i, slope) in at.iter().zip(slopes) {
+            grads.logp[row + i] = (w * (slope + each)) as f32;
+        }
     }
 
     fn critic_loss(&self, batch: &MicroBatch<'_>, values: &[f32], metrics: &mut Metrics) -> (f64, Vec<f32>) {
