@@ -101,3 +101,21 @@ fn members_of_open_sets_are_named_at_home_only() {
         }
     }
 }
+
+#[test]
+fn settings_of_algorithms_are_named_at_home_only() {
+    // The keys of other libraries are mapped to them in one table.
+    let home = |path: &str| {
+        path.starts_with("crates/ferrl/src/algo/") || path == "crates/ferrl/src/recipe/elsewhere.rs"
+    };
+    for (path, text) in sources(&["rs"]) {
+        if !path.starts_with("crates/") || !path.contains("/src/") || path.contains("tests") || home(&path) {
+            continue;
+        }
+        let code = text.split("#[cfg(test)]").next().unwrap();
+        for line in code.lines().filter(|l| !l.trim_start().starts_with("//")) {
+            let named = line.split("\"algo.").skip(1).find(|rest| rest.starts_with(char::is_alphabetic) && !rest.starts_with("name"));
+            assert!(named.is_none(), "{path} names a setting of an algorithm: {}", line.trim());
+        }
+    }
+}

@@ -209,6 +209,41 @@ impl Default for UpdatePlan {
     }
 }
 
+/// A setting of an algorithm that does not fit the rest of the recipe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// The key to change.
+    pub key: &'static str,
+    /// What does not fit.
+    pub what: String,
+    /// What to write instead.
+    pub fix: String,
+}
+
+impl UpdatePlan {
+    /// Why a step of that many completions cannot be cut as planned, where it cannot.
+    pub fn fits_completions(&self, completions: usize) -> Option<Misfit> {
+        let minibatches = self.minibatches;
+        (minibatches > completions).then(|| Misfit {
+            key: "algo.minibatches",
+            what: format!("{completions} completions do not make {minibatches} minibatches"),
+            fix: format!("algo.minibatches = {completions} at most, or more rollout.prompts"),
+        })
+    }
+
+    /// Why the policy would never learn in that many steps, where it would not.
+    pub fn fits_steps(&self, total: u64) -> Option<Misfit> {
+        let frozen = self.policy_frozen_steps;
+        (frozen > 0 && frozen >= total).then(|| Misfit {
+            key: "algo.critic_warmup",
+            what: format!(
+                "the critic alone is trained for {frozen} steps, and there are {total}: the policy never learns"
+            ),
+            fix: "a smaller algo.critic_warmup, or more steps".into(),
+        })
+    }
+}
+
 /// What `prepare` found.
 #[derive(Clone, Debug, Default)]
 pub struct Prepared {

@@ -79,6 +79,8 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
     names(recipe, &mut p);
     references(recipe, earlier, &mut p);
     evaluation(recipe, &mut p);
+    held_out(recipe, &mut p);
+    checkpoints(recipe, &mut p);
     metric(recipe, &mut p);
     starting_point(stage, &mut p);
     data(recipe, &mut p);
@@ -228,6 +230,11 @@ fn evaluation(r: &Recipe, p: &mut Problems) {
     let greedy = r.eval.temperature == Some(0.0) && r.eval.samples > 1;
     let what = format!("{} samples at temperature 0 are all the same", r.eval.samples);
     p.when(greedy, "eval.samples", what, "eval.samples = 1, or a temperature above 0");
+}
+
+/// What an evaluation asks for, and whether there is any.
+fn held_out(r: &Recipe, p: &mut Problems) {
+    let asks = r.eval.every > 0 || r.eval.at_start;
     let (split, task) = (r.eval.split, r.data.train.iter().any(|t| t.starts_with("task:")));
     let files = r.data.train.iter().any(|t| !t.starts_with("task:"));
     p.when(
@@ -247,6 +254,10 @@ fn evaluation(r: &Recipe, p: &mut Problems) {
         "there is nothing to evaluate on",
         "eval.split = 0.05, or eval.data = \"file.jsonl\"",
     );
+}
+
+/// Which checkpoints are kept, and by what.
+fn checkpoints(r: &Recipe, p: &mut Problems) {
     let c = &r.checkpoint;
     p.when(c.keep == 0, "checkpoint.keep", "the run could not be resumed", "checkpoint.keep = 1");
     p.when(
@@ -369,13 +380,9 @@ fn sampling_algorithm(recipe: &Recipe, algorithm: &dyn Algorithm, p: &mut Proble
         format!("{name} moves the policy alone, and a critic on its trunk would move with it"),
         "critic.shared = false",
     );
-    let minibatches = algorithm.updates().minibatches;
-    p.when(
-        minibatches > completions,
-        "algo.minibatches",
-        format!("{completions} completions do not make {minibatches} minibatches"),
-        format!("algo.minibatches = {completions} at most, or more rollout.prompts"),
-    );
+    if let Some(misfit) = algorithm.updates().fits_completions(completions) {
+        p.when(true, misfit.key, misfit.what, misfit.fix);
+    }
 }
 
 /// A recipe without any is not wrong by itself: a generated task has its own, and rows may bring theirs.

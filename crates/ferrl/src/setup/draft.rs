@@ -48,16 +48,10 @@ fn moves(recipe: &Recipe, algo: &dyn Algorithm, total: u64) -> Result<()> {
         );
         return Err(Error::usage(what).at("optim.warmup").fix("optim.warmup = 0.0, or more steps"));
     }
-    let frozen = algo.updates().policy_frozen_steps;
-    if frozen > 0 && frozen >= total {
-        let what = format!(
-            "the critic alone is trained for {frozen} steps, and there are {total}: the policy never learns"
-        );
-        return Err(Error::usage(what)
-            .at("algo.critic_warmup")
-            .fix("a smaller algo.critic_warmup, or more steps"));
+    match algo.updates().fits_steps(total) {
+        Some(misfit) => Err(Error::usage(misfit.what).at(misfit.key).fix(misfit.fix)),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 impl Draft {
