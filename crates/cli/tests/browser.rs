@@ -4,7 +4,7 @@
 //! finds is read from the page that Chromium prints. No driver and no protocol is needed.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl::run::{Files, MetricsLog, Rollout, Rollouts, RunFolder, StepRecord};
+use ferrl::run::{Files, MetricsLog, RolloutRecord, Rollouts, RunFolder, StepRecord};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Write;
@@ -78,13 +78,13 @@ fn run(root: &Path, name: &str, algorithm: &str, seed: u64, offset: f64) -> Path
     folder.path().to_path_buf()
 }
 
-fn rollout(step: u64, i: usize) -> Rollout {
+fn rollout(step: u64, i: usize) -> RolloutRecord {
     let prompt = json!([
         { "role": "system", "content": "Be brief. ".repeat(40) },
         { "role": "user", "content": format!("Use 3, {}, 25 to make {}.", 4 + step % 6, 70 + step) },
     ]);
     let same = i < IDENTICAL;
-    Rollout {
+    RolloutRecord {
         prompt: prompt.to_string(),
         completion: if same { "25 * 3".into() } else { format!("needle{i} {}", "unbreakable".repeat(30)) },
         reward: (i != 7).then_some(if same { 0.25 } else { i as f64 / 10.0 }),

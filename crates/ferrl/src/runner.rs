@@ -169,12 +169,7 @@ fn stages(
         folder.note("warning", &text);
     }
     tidy(folder, resolved, at);
-    let mut renewed = None;
-    if let Some(accepted) = options.accepted.as_ref().filter(|a| !a.changes.is_empty()) {
-        renew(folder, accepted, watch)?;
-        let before: u64 = at.state["steps"].as_array().into_iter().flatten().filter_map(Value::as_u64).sum();
-        renewed = Some((accepted.resolved.toml.clone(), before + at.step));
-    }
+    let mut renewed = renewed_recipe(folder, watch, at, options)?;
     for warning in options.checked.values().flat_map(|c| c.warnings.take()) {
         watch.warn(&warning);
         folder.note_warning(&warning);
@@ -183,12 +178,7 @@ fn stages(
     let (mut evaluations, mut done) = (Vec::new(), 0);
     for plan in &resolved.stages {
         if plan.index < at.next() {
-            let own = at.state["steps"][plan.index].as_u64().unwrap_or(0);
-            let own = if plan.index == at.stage { at.step } else { own };
-            if plan.index == at.stage {
-                watch.note(&format!("{} is finished: all of its {own} steps are done", plan.name));
-            }
-            done += own;
+            done += finished_steps(plan.index, &plan.name, at, watch);
             continue;
         }
         let recipe = with_directories(&plan.recipe, resolved, folder)?;
@@ -218,6 +208,28 @@ fn stages(
     }
     let model = folder.path().join("stages").join((resolved.stages.len() - 1).to_string());
     Ok(Outcome { folder: folder.path().into(), model: Some(model), interrupted: false, evaluations })
+}
+
+/// A changed recipe that the user accepted, and the step up to which the old one held.
+fn renewed_recipe(
+    folder: &RunFolder,
+    watch: &mut dyn Watch,
+    at: &Position,
+    options: &Options,
+) -> Result<Option<(String, u64)>> {
+    let Some(accepted) = options.accepted.as_ref().filter(|a| !a.changes.is_empty()) else { return Ok(None) };
+    renew(folder, accepted, watch)?;
+    let before: u64 = at.state["steps"].as_array().into_iter().flatten().filter_map(Value::as_u64).sum();
+    Ok(Some((accepted.resolved.toml.clone(), before + at.step)))
+}
+
+/// Steps of a stage that needs no more of them.
+fn finished_steps(index: usize, name: &str, at: &Position, watch: &mut dyn Watch) -> u64 {
+    if index != at.stage {
+        return at.state["steps"][index].as_u64().unwrap_or(0);
+    }
+    watch.note(&format!("{name} is finished: all of its {} steps are done", at.step));
+    at.step
 }
 
 /// Whether a stage has left its model.
@@ -583,8 +595,8 @@ impl OneStage<'_> {
     }
 }
 
-fn printed(r: &crate::train::ScoredRollout) -> crate::run::Rollout {
-    crate::run::Rollout {
+fn printed(r: &crate::train::ScoredRollout) -> crate::run::RolloutRecord {
+    crate::run::RolloutRecord {
         prompt: r.prompt.text.clone(),
         completion: r.answer.text.clone(),
         reward: r.graded.reward,

@@ -3,7 +3,7 @@
 
 use ferrl::experience::Metrics;
 use ferrl::run::{
-    Fault, FaultKind, Files, Mark, MetricsLog, Rollout, Rollouts, RunFolder, StepRecord, check_name,
+    Fault, FaultKind, Files, Mark, MetricsLog, RolloutRecord, Rollouts, RunFolder, StepRecord, check_name,
 };
 use std::fs;
 use std::path::PathBuf;
@@ -181,7 +181,7 @@ fn rollouts_are_cut_at_a_checkpoint() {
     let temp = Temp::new();
     let mut rollouts = Rollouts::open(&temp.0, &Files::default()).unwrap();
     assert_eq!(rollouts.mark(), Mark::default());
-    let make = |step: u64| Rollout {
+    let make = |step: u64| RolloutRecord {
         prompt: "2 + 2 = ?\n".into(),
         completion: format!("<think>\u{2028}{step}"),
         reward: Some(f64::INFINITY),

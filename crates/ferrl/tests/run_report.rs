@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl::report::report;
-use ferrl::run::{Files, MetricsLog, Rollout, Rollouts, RunFolder, StepRecord};
+use ferrl::run::{Files, MetricsLog, RolloutRecord, Rollouts, RunFolder, StepRecord};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ fn run(root: &Path, name: &str, steps: u64, hostile: bool) -> PathBuf {
             let sample = |i: u64, u: f64| {
                 let right = u + 0.5 < reward;
                 let reward = if right { 1.0 } else { f64::from(u < 0.3) * 0.1 };
-                Rollout {
+                RolloutRecord {
                     prompt: if hostile {
                         HOSTILE.into()
                     } else {
@@ -66,7 +66,7 @@ fn run(root: &Path, name: &str, steps: u64, hostile: bool) -> PathBuf {
                     ..Default::default()
                 }
             };
-            let list: Vec<Rollout> = (0..16).map(|i| sample(i, noise())).collect();
+            let list: Vec<RolloutRecord> = (0..16).map(|i| sample(i, noise())).collect();
             rollouts.write(step, &list).unwrap();
         }
         if step == 1 || step % (steps / 10).max(1) == 0 {

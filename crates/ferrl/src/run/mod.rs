@@ -25,5 +25,5 @@ pub use folder::{RunFolder, check_name};
 pub use metrics::{MetricsLog, StepRecord};
 pub use newest::{Newest, newest_model};
 pub use resume::{Found, latest, load};
-pub use rollouts::{Mark, Rollout, Rollouts};
+pub use rollouts::{Mark, RolloutRecord, Rollouts};
 pub use tensorboard::EventWriter;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// One completion and its reward.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rollout {
+pub struct RolloutRecord {
     /// What the policy was given.
     pub prompt: String,
     /// What it wrote.
@@ -37,7 +37,7 @@ pub struct Rollout {
     pub lost: Option<Lost>,
 }
 
-impl Rollout {
+impl RolloutRecord {
     fn to_json(&self) -> Value {
         let parts: Map<String, Value> =
             self.components.iter().map(|(n, v)| (n.clone(), number(*v))).collect();
@@ -68,7 +68,7 @@ impl Rollout {
 }
 
 /// Rollouts as the lines of their file.
-pub(crate) fn lines(rollouts: &[Rollout]) -> String {
+pub(crate) fn lines(rollouts: &[RolloutRecord]) -> String {
     rollouts.iter().map(|rollout| format!("{}\n", rollout.to_json())).collect()
 }
 
@@ -107,7 +107,7 @@ impl Rollouts {
     }
 
     /// Writes the rollouts of a step, once for each step; its file appears whole or not at all.
-    pub fn write(&mut self, step: u64, rollouts: &[Rollout]) -> Result<Mark> {
+    pub fn write(&mut self, step: u64, rollouts: &[RolloutRecord]) -> Result<Mark> {
         self.write_text(step, &lines(rollouts))
     }
 
