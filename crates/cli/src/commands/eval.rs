@@ -130,8 +130,7 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let read: Vec<&Path> = args.data.iter().map(Path::new).collect();
     let output = args.output.as_deref().map(|o| Output::beside(o, &read)).transpose()?;
-    let dtype =
-        if recipe.model.dtype.as_deref() == Some(DType::Bf16.name()) { DType::Bf16 } else { DType::F32 };
+    let dtype = recipe.dtype()?;
     let cache = recipe.rollout.cache_mib << 20;
     let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size()) + cache;
     let device = args.device.as_deref().unwrap_or(&recipe.device);
