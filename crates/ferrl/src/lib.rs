@@ -25,6 +25,7 @@ pub mod reward;
 pub mod rollout;
 pub mod run;
 pub mod runner;
+pub mod sandbox;
 pub mod secrets;
 pub mod setup;
 pub mod signal;
