@@ -25,7 +25,10 @@ mod world;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 fn main() {
     ferrl::sandbox::init();
-    checks::all();
+    match std::env::args().nth(1).as_deref() {
+        Some(checks::VICTIM) => checks::sleep_in_a_sandbox(),
+        _ => checks::all(),
+    }
 }
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]

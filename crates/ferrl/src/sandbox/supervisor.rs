@@ -10,7 +10,7 @@ use super::stage::{FAILED, Stage};
 use super::watch::{Surroundings, run};
 use super::{End, Limits, launcher, nonce, root};
 use nix::sched::{CloneFlags, unshare};
-use std::io::{Error, Result};
+use std::io::{Error, Read, Result, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::process::CommandExt;
@@ -36,14 +36,9 @@ fn serve() -> Result<()> {
     let usable = supervisor.open.probe || report.missing.is_empty();
     supervisor.open.layers = report.in_force.clone();
     send(&mut output, &Hello { version: VERSION, report }, &[])?;
-    while usable && let Some((request, stdin)) = receive::<Run>(&mut input)? {
-        let start = Instant::now();
-        let (end, stdout, stderr) = supervisor.run(&request, &stdin);
-        let done = Done { end, stdout: stdout.len(), seconds: start.elapsed().as_secs_f64() };
-        send(&mut output, &done, &[stdout, stderr].concat())?;
-    }
-    supervisor.clean_up();
-    Ok(())
+    let served = if usable { supervisor.programs(&mut input, &mut output) } else { Ok(()) };
+    supervisor.clean_up(); // also where Ferrl is gone
+    served
 }
 
 /// Closes files that whoever started Ferrl left open to its children: they are no business of programs.
@@ -145,8 +140,15 @@ impl Supervisor {
         missing
     }
 
-    fn run(&mut self, request: &Run, stdin: &[u8]) -> (End, Vec<u8>, Vec<u8>) {
-        self.stage(request, stdin, false)
+    /// Runs what it is asked to run.
+    fn programs(&mut self, input: &mut impl Read, output: &mut impl Write) -> Result<()> {
+        while let Some((request, stdin)) = receive::<Run>(input)? {
+            let start = Instant::now();
+            let (end, stdout, stderr) = self.stage(&request, &stdin, false);
+            let done = Done { end, stdout: stdout.len(), seconds: start.elapsed().as_secs_f64() };
+            send(output, &done, &[stdout, stderr].concat())?;
+        }
+        Ok(())
     }
 
     /// Runs a stage, which becomes the program.
@@ -221,6 +223,8 @@ impl Supervisor {
     fn clean_up(&self) {
         self.root.iter().for_each(|root| root::remove(root));
         let _ = std::fs::remove_dir(&self.open.base);
+        // The folder of all supervisors is Ferrl's to remove, unless it is gone: it holds nothing then.
+        let _ = self.open.base.parent().map(std::fs::remove_dir);
     }
 }
 

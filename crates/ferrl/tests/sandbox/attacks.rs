@@ -227,7 +227,7 @@ pub const ATTACKS: &[Attack] = &[
     attack(
         "read memory by system call",
         &[Seccomp],
-        Off,
+        OffRoot,
         "import ctypes; b = ctypes.create_string_buffer(8); v = (ctypes.c_size_t * 2)(ctypes.addressof(b), 8); r, e = call(310, os.getpid(), v, 1, v, 1, 0); r == 8 and won()",
     ),
     attack(
