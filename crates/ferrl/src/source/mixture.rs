@@ -158,7 +158,7 @@ impl Mixture {
         let number = self.drawn;
         self.drawn += 1;
         match &self.parts[part] {
-            Part::Task(task, _) => task.item(row, number),
+            Part::Task(task, _) => task.item(row, number, &self.encoder),
             Part::Rows(rows) => {
                 let (record, place) = rows.read(rows.used[row as usize])?;
                 let kind = self.row_kind(&record);

@@ -28,6 +28,10 @@ pub trait Tool: Send + Sync {
     fn parameters(&self) -> Value;
     /// What the policy reads. Equal arguments give equal texts.
     fn call(&self, arguments: &Map<String, Value>) -> Result<String>;
+    /// Whether it waits for another process or machine: its episodes then run on threads of their own.
+    fn waits(&self) -> bool {
+        false
+    }
     /// What it counted since the last call of this, by name.
     fn take_metrics(&self) -> Vec<(String, f64)> {
         Vec::new()

@@ -271,6 +271,9 @@ impl Tool for Search {
             }
         })
     }
+    fn waits(&self) -> bool {
+        matches!(self.backend, Backend::Service { .. })
+    }
     fn take_metrics(&self) -> Vec<(String, f64)> {
         let take = |counter: &AtomicU64| counter.swap(0, Ordering::Relaxed) as f64;
         vec![("search/calls".into(), take(&self.calls)), ("search/failed".into(), take(&self.failed))]

@@ -17,6 +17,7 @@ mod table;
 
 use super::{End, Environment, Next, Turn};
 use crate::algo::settings;
+use crate::env;
 use crate::task::{Entry, Example, Task};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result, nearest};
@@ -287,11 +288,11 @@ fn read_model(name: &str, setting: Option<&str>) -> std::result::Result<Model, S
 }
 
 impl Environment for Episode {
-    fn start(&mut self) -> Result<String> {
+    fn start(&mut self) -> env::Result<String> {
         Ok(format!("{}{}", self.describe(), if self.instructions { COMMANDS } else { "" }))
     }
 
-    fn step(&mut self, action: &str) -> Result<Turn> {
+    fn step(&mut self, action: &str) -> env::Result<Turn> {
         self.turn += 1;
         let is_command = |line: &&str| NAMES.iter().any(|name| line.split_whitespace().next() == Some(name));
         let lines: Vec<&str> = action.lines().filter(is_command).collect();

@@ -11,6 +11,7 @@ mod task;
 pub(crate) const TOOL_TASKS: [&crate::task::Entry; 2] = [&calculator::ENTRY, &search::ENTRY];
 
 use super::{End, Environment, Next, Turn};
+use crate::env;
 use crate::tool::Tool;
 use crate::tool::call::{self, Format};
 use crate::verify::{Sample, Verifier};
@@ -114,16 +115,20 @@ fn observation(results: &[String], format: Format) -> String {
 }
 
 impl Environment for ToolEpisode {
-    fn start(&mut self) -> Result<String> {
+    fn start(&mut self) -> env::Result<String> {
         Ok(self.prompt.clone())
     }
 
-    fn step(&mut self, action: &str) -> Result<Turn> {
+    fn waits(&self) -> bool {
+        self.tools.iter().any(|tool| tool.waits())
+    }
+
+    fn step(&mut self, action: &str) -> env::Result<Turn> {
         let written = call::parse(action, &self.tools);
         let answered = action.find("<answer>");
         let first = match written.first() {
             Some(first) if answered.is_none_or(|at| first.at < at) => first.at,
-            _ => return self.grade(action),
+            _ => return Ok(self.grade(action)?),
         };
         // An answer in the middle ends the calls that count.
         let until = answered.filter(|at| *at > first).unwrap_or(action.len());

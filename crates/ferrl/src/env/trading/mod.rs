@@ -10,6 +10,7 @@ mod market;
 
 use super::{End, Environment, Next, Turn};
 use crate::algo::settings;
+use crate::env;
 use crate::task::{Entry, Example, Task};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
@@ -302,11 +303,11 @@ impl Episode {
 }
 
 impl Environment for Episode {
-    fn start(&mut self) -> Result<String> {
+    fn start(&mut self) -> env::Result<String> {
         Ok(self.past().first(self.rules.window))
     }
 
-    fn step(&mut self, action: &str) -> Result<Turn> {
+    fn step(&mut self, action: &str) -> env::Result<Turn> {
         let named = position(action);
         let (before, position) = (self.position, named.unwrap_or(self.position));
         let (net, mut reward) = self.rules.reward(self.change(self.turn), position, before);
