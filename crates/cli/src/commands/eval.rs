@@ -147,7 +147,7 @@ pub fn run(args: &Args) -> Result<()> {
     let cache = setup::cache_options(&recipe.rollout, &*model.backend);
     let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
     let stops = rollout::stops(&dir.path, &tokenizer, &recipe.rollout);
-    let environments = setup::environments(&recipe)?;
+    let environments = setup::environments(&recipe, &dir.path, &tokenizer, &hooks)?;
     let mut actor = Actor {
         generator: &mut sampler,
         policy: &model,

@@ -5,13 +5,16 @@
 //! sampled without a file is a task, and a task of several turns makes episodes. A prompt with a reward is an episode of
 //! one turn.
 
+mod check;
 pub(crate) mod game;
 mod lost;
 mod one_turn;
+pub mod python;
 pub(crate) mod tabular;
 pub mod tools;
 pub(crate) mod trading;
 
+pub use check::{Violation, check};
 pub use lost::{Fault, Lost, Result, Why};
 
 use crate::task;
@@ -79,6 +82,8 @@ pub enum End {
     Terminated,
     /// Cut off: there would have been more to earn.
     Truncated,
+    /// By its own limit of turns, after which nothing more can be earned: GEM's games say so with both flags.
+    Limit,
 }
 
 /// Episode `index` of a built-in environment.

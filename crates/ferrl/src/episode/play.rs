@@ -180,16 +180,27 @@ impl Play<'_, '_> {
             }
             Ok(Reply::Started(text)) => {
                 let prompt = &self.prompts[self.episodes[i].prompt];
-                self.episodes[i].begin(self.actor, prompt, text)?;
-                self.submit(i)
+                let begun = self.episodes[i].begin(self.actor, prompt, text);
+                self.read(i, begun)
             }
             Ok(Reply::Stepped(action, turn)) => {
                 let limit = self.actor.environments.max_turns;
                 let Some((action, next)) = self.episodes[i].reward(action, turn, limit) else {
                     return Ok(());
                 };
-                self.episodes[i].observe(self.actor, &action, next)?;
-                self.submit(i)
+                let read = self.episodes[i].observe(self.actor, &action, next);
+                self.read(i, read)
+            }
+        }
+    }
+
+    /// The policy goes on, where what it is to read has tokens.
+    fn read(&mut self, i: usize, encoded: Result<()>) -> Result<()> {
+        match encoded {
+            Ok(()) => self.submit(i),
+            Err(error) => {
+                self.episodes[i].lose(Lost::new(Why::Schema, format!("its text cannot be encoded: {error}")));
+                Ok(())
             }
         }
     }

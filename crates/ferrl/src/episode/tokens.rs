@@ -78,9 +78,10 @@ impl Episode {
 
     /// Takes in what the environment says first: the prompt, where it has no tokens yet.
     pub fn begin(&mut self, actor: &Actor<'_>, prompt: &Prompt, text: String) -> Result<()> {
-        if !prompt.ids.is_empty() {
-            // The environment sees a conversation as the model does, in the words of its chat template.
-            self.state = if self.chat { actor.tokenizer.decode(&prompt.ids, false)? } else { text };
+        // The environment sees a conversation as the model does, in the words of its chat template.
+        let state = if self.chat { actor.tokenizer.decode(&prompt.ids, false)? } else { prompt.text.clone() };
+        if !prompt.ids.is_empty() && (text == state || text == prompt.text) {
+            self.state = state;
             return Ok(());
         }
         let (ids, messages) = match &actor.environments.encoder {

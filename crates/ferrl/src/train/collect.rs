@@ -186,6 +186,9 @@ impl Stage {
         clock.lap("rollout", metrics);
         out.measure_episodes(&answers, decoding);
         self.look_for_outgrown(&answers);
+        for lost in answers.iter().filter_map(|a| a.played.as_ref()?.lost.as_ref()) {
+            self.warnings.print("env", &format!("lost episode: {lost}"));
+        }
         clock.waits_for("reward");
         let at = Progress { step: number, steps: self.schedules.0.total_steps, epoch: out.epoch };
         let completions = Completions { prompts: &prompts, answers: &answers, at };
