@@ -28,6 +28,7 @@ pub mod runner;
 pub mod secrets;
 pub mod setup;
 pub mod signal;
+pub mod solution;
 pub mod source;
 pub mod steps;
 pub mod task;
