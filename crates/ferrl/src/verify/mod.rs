@@ -3,8 +3,13 @@
 //! Each is a file of its own and a line of [`VERIFIERS`].
 
 pub mod chain;
+pub mod choice;
 pub mod countdown;
 pub mod exact;
+pub mod f1;
+pub mod format;
+pub mod gsm8k;
+pub mod json;
 pub mod length;
 pub mod math;
 pub mod numeric;
@@ -109,6 +114,10 @@ pub struct Score {
     pub score: Option<f64>,
     /// Whether an answer was found in the completion, where the verifier looks for one.
     pub found: Option<bool>,
+    /// What was taken as the answer, where it depends on the row as well; otherwise see [`Verifier::extract`].
+    pub extracted: Option<Value>,
+    /// Why the reward is not full, where the verifier can say more than that the answer is another.
+    pub why: Option<String>,
     /// What else is worth a column beside the completion.
     pub extra: Map<String, Value>,
 }
@@ -246,8 +255,13 @@ pub const VERIFIERS: &[Entry] = &[
     countdown::ENTRY,
     chain::ENTRY,
     exact::ENTRY,
+    f1::ENTRY,
+    choice::ENTRY,
     numeric::ENTRY,
+    gsm8k::ENTRY,
     math::ENTRY,
+    json::ENTRY,
+    format::ENTRY,
     regex_format::ENTRY,
     length::ENTRY,
     python::ENTRY,
