@@ -1,5 +1,6 @@
 //! `ferrl data`: look at data before training on it.
 
+use super::data_steps;
 use crate::options::open_model;
 use crate::output::{print, visible};
 use ferrl::algo::{self, ALGORITHMS};
@@ -29,6 +30,7 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     Check(Box<CheckArgs>),
+    Steps(data_steps::Args),
 }
 
 /// Show what would be trained on, and every problem
@@ -75,6 +77,7 @@ const PLAIN: &str = "{%- for message in messages %}\
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         Command::Check(args) => run_check(args),
+        Command::Steps(args) => data_steps::run(args),
     }
 }
 

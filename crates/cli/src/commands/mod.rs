@@ -4,6 +4,7 @@ pub mod algorithms;
 pub mod bench;
 pub mod chat;
 pub mod data;
+mod data_steps;
 pub mod doctor;
 pub mod env;
 pub mod eval;
