@@ -30,6 +30,7 @@ pub mod setup;
 pub mod signal;
 pub mod source;
 pub mod steps;
+pub mod suite;
 pub mod task;
 pub mod teacher;
 pub mod train;

@@ -182,7 +182,9 @@ impl Stage {
         let (params, samples) = (rollout::params(r, &self.stops, self.recipe.seed), r.samples);
         clock.waits_for("rollout");
         let (mut experience, answers) = self.answer(&prompts, &params, samples, number)?;
-        clock.lap("rollout", metrics);
+        let seconds = clock.lap("rollout", metrics);
+        let tokens: usize = answers.iter().map(|a| a.tokens).sum();
+        metrics.add("timing/rollout_tokens_per_second", tokens as f64 / seconds.max(1e-9));
         self.look_for_outgrown(&answers);
         clock.waits_for("reward");
         let at = Progress { step: number, steps: self.schedules.0.total_steps, epoch: out.epoch };
