@@ -219,6 +219,35 @@ impl ChatTemplate {
         Ok(tokenizer.encode_spans(&marked.text, &marked.plain)?.ids)
     }
 
+    /// The ids of a conversation's next messages behind what the assistant says: from the token that ends its turn to where
+    /// its next turn begins. What stands before is never rendered again, so tokens that were sampled stay as they are.
+    pub fn encode_next_turn(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Value],
+        tools: Option<&Value>,
+        kwargs: &Kwargs,
+    ) -> Result<Vec<u32>> {
+        const REPLY: &str = "ferrl says so";
+        let message = |role: &str, content: &str| serde_json::json!({ "role": role, "content": content });
+        let mut all = vec![message("user", "?"), message("assistant", REPLY)];
+        all.extend_from_slice(messages);
+        let input = Input { messages: &all, tools, add_generation_prompt: true, kwargs };
+        let marked = self.render_marked(tokenizer, input, false)?;
+        let lost = || {
+            Error::model("the chat template leaves out what the assistant says before a further message")
+                .at(&self.place)
+                .fix("a template for conversations of several turns")
+        };
+        let from = marked.text.find(REPLY).ok_or_else(lost)? + REPLY.len();
+        let behind = marked.plain.iter().filter(|span| span.start >= from);
+        let plain: Vec<_> = behind.map(|span| span.start - from..span.end - from).collect();
+        if plain.is_empty() {
+            return tokenizer.encode_markup(&marked.text[from..]);
+        }
+        Ok(tokenizer.encode_spans(&marked.text[from..], &plain)?.ids)
+    }
+
     /// Refuses a conversation of which the template leaves out a call of a tool, a tool, or what a role says: the model would
     /// be trained to answer what it was never shown, or to say nothing where it called.
     pub fn shows_all(&self, messages: &[Value], tools: Option<&Value>, kwargs: &Kwargs) -> Result<()> {

@@ -173,7 +173,17 @@ impl Trainer {
         let (data, seed) = (own.data.clone(), own.seed);
         let mut stage = setup::stage_over(own, backend, &model, rewards, |tokenizer, feed, warnings| {
             let (data, model) = (&data, &*model);
-            let reading = Reading { data, model, tokenizer, feed, seed, split: None, room, warnings };
+            let reading = Reading {
+                data,
+                model,
+                tokenizer,
+                feed,
+                seed,
+                split: None,
+                promptless: false,
+                room,
+                warnings,
+            };
             Ok(Box::new(Mixture::new(vec![Part::of(Arc::new(rows), 1.0)], &reading)?))
         })?;
         let rewards = &stage.rewards;

@@ -10,7 +10,7 @@ use crate::batch::{Update, tokens};
 use crate::experience::{ByRole, Metrics, Role};
 use crate::recipe::Rollout;
 use crate::reward::{Completions, Graded, Rewards};
-use crate::rollout::{self, Actor, Answer};
+use crate::rollout::{self, Actor, Answer, Sampled};
 use crate::source::{Item, Prompt, Source};
 use crate::train::Stage;
 use crate::train::StepExperience;
@@ -88,9 +88,10 @@ pub fn evaluate(
     at: Progress,
 ) -> Result<Evaluation> {
     let prompts = prompts.min(source.epoch().unwrap_or(usize::MAX));
-    let prompts: Vec<Prompt> = source.next(prompts)?.into_iter().filter_map(question).collect();
+    let mut prompts: Vec<Prompt> = source.next(prompts)?.into_iter().filter_map(question).collect();
     let params = rollout::params(settings, actor.stops, seed);
-    let (mut experience, answers) = rollout::sample(actor, &prompts, &params, samples, u32::MAX as u64)?;
+    let Sampled { mut experience, answers, .. } =
+        rollout::sample(actor, &mut prompts, &params, samples, u32::MAX as u64)?;
     let completions = Completions { prompts: &prompts, answers: &answers, at };
     let graded = rewards.score(completions, &mut experience, &mut Metrics::default())?;
     let mut metrics = Metrics::default();

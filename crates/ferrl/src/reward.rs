@@ -7,6 +7,7 @@ pub use model::RewardModel;
 pub(crate) use model::prompt_value;
 pub use source::{Reward, Verified};
 
+use crate::episode::Played;
 use crate::experience::{Experience, Metrics};
 use crate::interrupt::{interrupted, is_interruption};
 use crate::recipe::{self, Recipe};
@@ -201,8 +202,9 @@ impl Rewards {
     ) -> Result<Vec<Graded>> {
         let answers = completions.answers;
         let mut sums: Vec<Sum> = answers.iter().map(Sum::of).collect();
+        let unscored = |played: &Played| self.of_tasks || played.lost.is_some();
         let scored: Vec<usize> =
-            (0..answers.len()).filter(|&i| !self.of_tasks || answers[i].played.is_none()).collect();
+            (0..answers.len()).filter(|&i| !answers[i].played.as_ref().is_some_and(unscored)).collect();
         let mut ids: Vec<Vec<u32>> = vec![Vec::new(); answers.len()];
         for s in &experience.sequences {
             ids[s.trajectory].extend(s.actions().map(|i| s.ids[i + 1]));
@@ -332,6 +334,9 @@ impl Sum {
     /// What an environment gave; nothing where none played.
     fn of(answer: &Answer) -> Self {
         let Some(played) = &answer.played else { return Sum::default() };
+        if let Some(lost) = &played.lost {
+            return Sum { failure: Some((**lost).clone().into()), ..Default::default() };
+        }
         let reward = played.total_reward();
         Sum {
             reward,

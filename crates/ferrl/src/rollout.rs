@@ -1,6 +1,6 @@
 //! Sampling completions: prompts in, sequences with the log-probabilities they were sampled with out.
 
-use crate::episode::{self, Environments, Episode, Played};
+use crate::episode::{self, Environments, Episode, Played, Plays};
 use crate::experience::{Experience, Sequence};
 use crate::recipe::Rollout;
 use crate::source::Prompt;
@@ -63,16 +63,26 @@ pub fn params(r: &Rollout, stops: &Stops, seed: u64) -> SamplingParams {
     }
 }
 
+/// What was sampled for some prompts.
+pub struct Sampled {
+    /// Training sequences.
+    pub experience: Experience,
+    /// In the order of prompts and samples.
+    pub answers: Vec<Answer>,
+    /// Share of the time in which a decode batch ran; less than 1 where the policy waited for environments.
+    pub decoding: f64,
+}
+
 /// `samples` completions to each prompt, in the order of prompts and samples. Random numbers depend on the seed, the step,
 /// the prompt's number and the sample's alone.
 pub fn sample(
     actor: &mut Actor<'_>,
-    prompts: &[Prompt],
+    prompts: &mut [Prompt],
     params: &SamplingParams,
     samples: usize,
     step: u64,
-) -> Result<(Experience, Vec<Answer>)> {
-    let mut episodes = episode::play(actor, prompts, params, samples, step)?;
+) -> Result<Sampled> {
+    let Plays { mut episodes, decoding } = episode::play(actor, prompts, params, samples, step)?;
     let completions: Vec<Completion> = episodes.iter_mut().filter_map(|e| e.completion.take()).collect();
     let mut texts = texts(actor.tokenizer, actor.stops, &completions)?.into_iter();
     let (mut experience, mut answers) = (Experience::default(), Vec::new());
@@ -92,7 +102,7 @@ pub fn sample(
         }));
         answers.push(Answer { prompt, text, tokens, truncated, played });
     }
-    Ok((experience, answers))
+    Ok(Sampled { experience, answers, decoding })
 }
 
 /// The text of each completion, decoded by as many threads as there is work for: the device waits meanwhile.

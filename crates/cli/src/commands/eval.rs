@@ -168,8 +168,7 @@ pub fn run(args: &Args) -> Result<()> {
     let read: Vec<&Path> = args.data.iter().map(Path::new).collect();
     let mut output = args.output.as_deref().map(|o| Output::beside(o, &read)).transpose()?;
     let first = &recipes[0].1;
-    let dtype =
-        if first.model.dtype.as_deref() == Some(DType::Bf16.name()) { DType::Bf16 } else { DType::F32 };
+    let dtype = first.dtype()?;
     let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size()) + (first.rollout.cache_mib << 20);
     let device = args.device.as_deref().unwrap_or(&first.device);
     let threads = args.threads.or(Some(first.threads).filter(|&t| t > 0));
@@ -233,7 +232,7 @@ fn sample(
     for job in jobs {
         let (recipe, samples) = (&job.recipe, job.recipe.eval.samples);
         let stops = rollout::stops(&dir.path, tokenizer, &recipe.rollout);
-        let environments = setup::environments(recipe)?;
+        let environments = setup::environments(recipe, &dir.path, tokenizer, hooks)?;
         let mut actor = Actor {
             generator: &mut sampler,
             policy: model,

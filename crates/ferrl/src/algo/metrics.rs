@@ -76,6 +76,12 @@ pub const SAMPLED: &[Metric] = &[
         "Completions without a reward, because a reward function failed or returned none; they are excluded from the update \
          and from all means.",
     ),
+    metric("episodes/mean_turns", "Mean number of actions per episode, where an environment plays."),
+    metric("episodes/lost", "Fraction of episodes given up because their environment failed."),
+    metric(
+        "episodes/decoding",
+        "Fraction of the rollout time in which a decode batch ran; less than 1 where the policy waited for environments.",
+    ),
     metric(
         "sampling/sampling_logp_difference/mean",
         "Mean absolute difference of trainer and sampler log-probabilities at the same policy version: 0.",

@@ -103,6 +103,19 @@ impl Encoder {
 
     fn row(&self, row: &Row, kind: RowKind, place: &str, counts: &mut Counts) -> Result<Option<Sample>> {
         let row = &self.columns.apply(row)?;
+        let begins = |name: &&str| row.get(*name).is_some_and(|value| !value.is_null());
+        if self.settings.promptless
+            && kind == RowKind::Prompt
+            && !["prompt", "messages"].iter().any(|n| begins(n))
+        {
+            let example = Example::Prompt { ids: Vec::new() };
+            return Ok(Some(Sample {
+                example,
+                prompt: Value::Null,
+                extra: row.clone(),
+                place: place.to_owned(),
+            }));
+        }
         let (fields, extra) = schema::parse(row, kind, self.prompts.render(row)?)?;
         if let Some(name) = ["images", "videos", "audios"].into_iter().find(|name| filled(extra.get(*name))) {
             return Err(Error::data("holds what a model of text cannot see")
@@ -110,7 +123,12 @@ impl Encoder {
                 .fix("Ferrl trains models of text alone: leave such rows out"));
         }
         counts.other_prompt += usize::from(contradicts(&fields, &extra));
-        let mut chat = Chat { tools: tools(row)?, kwargs: self.kwargs(row)?, counts, empty: false };
+        let mut chat = Chat {
+            tools: tools(row)?.or_else(|| self.settings.tools.clone()),
+            kwargs: self.kwargs(row)?,
+            counts,
+            empty: false,
+        };
         let (prompt, example) = self.fields(fields, &mut chat)?;
         if let Example::Prompt { ids } = &example {
             self.fits(ids.len(), &mut chat)?;
@@ -194,6 +212,29 @@ impl Encoder {
                 (prompt.value(), self.steps(&prompt, &steps, labels, chat)?)
             }
         })
+    }
+
+    /// The tokens and messages of a text prompt, as a row with it would have: no messages where it stays text.
+    pub fn first(&self, text: &str) -> Result<(Vec<u32>, Vec<Value>)> {
+        let (counts, kwargs) = (&mut Counts::default(), self.settings.chat_template_kwargs.clone());
+        let chat = Chat { tools: self.settings.tools.clone(), kwargs, counts, empty: false };
+        let prompt = self.prompts.build(Content::Text(text.into()), false)?;
+        let ids = self.prompt(&prompt, &chat)?;
+        Ok((ids, if let Content::Messages(messages) = prompt { messages } else { Vec::new() }))
+    }
+
+    /// The tokens of a conversation's next messages, from the end of the assistant's turn to where its next one begins.
+    pub fn next_turn(&self, messages: &[Value]) -> Result<Vec<u32>> {
+        let (tools, kwargs) = (self.settings.tools.as_ref(), &self.settings.chat_template_kwargs);
+        let mut ids = self.template()?.encode_next_turn(&self.tokenizer, messages, tools, kwargs)?;
+        ids.extend(self.tokenizer.encode_markup(self.settings.prefill.as_deref().unwrap_or(""))?);
+        Ok(ids)
+    }
+
+    /// The token that ends an answer to a prompt with or without messages.
+    pub fn end_of_answer(&self, chat: bool) -> Option<u32> {
+        let of_turn = self.chat.as_ref().filter(|_| chat).and_then(|c| c.end_of_turn(&self.tokenizer));
+        of_turn.or_else(|| self.tokenizer.eos().first().copied())
     }
 
     /// Everything that comes before what is sampled.

@@ -5,12 +5,21 @@
 //! sampled without a file is a task, and a task of several turns makes episodes. A prompt with a reward is an episode of
 //! one turn.
 
+mod check;
 pub(crate) mod game;
+mod lost;
 mod one_turn;
+pub mod python;
+pub(crate) mod tabular;
+pub mod tools;
+pub(crate) mod trading;
+
+pub use check::{Violation, check};
+pub use lost::{Fault, Lost, Result, Why};
 
 use crate::task;
 use crate::verify;
-use ferrl_engine::{Error, Result};
+use ferrl_engine::Error;
 use serde_json::{Map, Value};
 
 /// One episode. It is used once: started, then stepped until a turn ends it. Equal seeds give equal observations for
@@ -20,6 +29,15 @@ pub trait Environment: Send {
     fn start(&mut self) -> Result<String>;
     /// What an action leads to.
     fn step(&mut self, action: &str) -> Result<Turn>;
+    /// Whether it waits for another process or machine: it is then started and stepped on a thread of its own, and the policy
+    /// goes on decoding for others meanwhile.
+    fn waits(&self) -> bool {
+        false
+    }
+    /// What it is and which episode of it, for messages.
+    fn label(&self) -> String {
+        "environment".into()
+    }
     /// A legal action of a random player, where the environment knows what is legal.
     fn random_action(&mut self) -> Option<String> {
         None
@@ -64,10 +82,17 @@ pub enum End {
     Terminated,
     /// Cut off: there would have been more to earn.
     Truncated,
+    /// By its own limit of turns, after which nothing more can be earned: GEM's games say so with both flags.
+    Limit,
 }
 
 /// Episode `index` of a built-in environment.
-pub fn open(name: &str, options: &Map<String, Value>, seed: u64, index: u64) -> Result<Box<dyn Environment>> {
+pub fn open(
+    name: &str,
+    options: &Map<String, Value>,
+    seed: u64,
+    index: u64,
+) -> ferrl_engine::Result<Box<dyn Environment>> {
     let task = (task::find(name)?.build)(options, seed)?;
     if let Some(episode) = task.episode(index, false) {
         return Ok(episode);

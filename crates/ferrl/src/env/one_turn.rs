@@ -1,9 +1,8 @@
 //! A prompt with a verifier as an environment of one turn.
 
-use super::{End, Environment, Turn};
+use super::{End, Environment, Result, Turn};
 use crate::task::Example;
 use crate::verify::{Sample, Verifier};
-use ferrl_engine::Result;
 use serde_json::json;
 
 /// One prompt of a generated task.

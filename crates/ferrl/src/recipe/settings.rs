@@ -1,5 +1,6 @@
 //! Everything a recipe may say, with defaults. The doc comments are the manual's text.
 
+use super::Env;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -34,6 +35,8 @@ pub struct Recipe {
     pub algo: Map<String, Value>,
     /// Sampling of completions, for algorithms that sample.
     pub rollout: Rollout,
+    /// The environment of episodes with several turns, where it is not a generated task.
+    pub env: Env,
     /// Rewards of sampled completions; several are added by weight.
     pub reward: Vec<Reward>,
     /// Optimizer and learning-rate schedule.
@@ -415,6 +418,7 @@ impl Default for Recipe {
             data: Data::default(),
             algo: Map::new(),
             rollout: Rollout::default(),
+            env: Env::default(),
             reward: Vec::new(),
             optim: Optim::default(),
             train: Train::default(),

@@ -1,5 +1,6 @@
 //! What a recipe's stage learns from: its sources, its generated tasks, how many steps they make, a new model's tokenizer.
 
+use super::env::{OWN, own_task};
 use crate::algo::{self, Feed};
 use crate::data::hub::Cache;
 use crate::data::loader::MAX_EPOCHS;
@@ -117,6 +118,7 @@ impl Sources<'_> {
                 tokenizer: self.tokenizer,
                 feed,
                 seed: recipe.seed,
+                promptless: !recipe.env.named().is_empty(),
                 split: (split > 0.0 && !own).then_some((split, held_out)),
                 room: Room { new_tokens: if asks { recipe.rollout.max_new_tokens } else { 0 }, ..self.room },
                 warnings: self.warnings,
@@ -194,6 +196,11 @@ pub fn rewarded(recipe: &Recipe) -> Result<bool> {
 
 /// A task with its settings: all of `data.task`, or those under its name.
 fn build(recipe: &Recipe, name: &str) -> Result<Arc<dyn Task>> {
+    if name == OWN
+        && let Some(task) = own_task(recipe)
+    {
+        return Ok(task);
+    }
     let entry = task::find(name)?;
     let options = &recipe.data.task;
     let table = |key: &str, value: &Value| TASKS.iter().any(|t| t.name == key) && value.is_object();

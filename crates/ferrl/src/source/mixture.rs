@@ -74,6 +74,8 @@ pub struct Reading<'a> {
     pub seed: u64,
     /// A fraction of the rows that is held out, and whether these are wanted or the others.
     pub split: Option<(f64, bool)>,
+    /// Whether rows may come without a prompt: an environment says it.
+    pub promptless: bool,
     /// What the model can take.
     pub room: Room,
     /// Where to say what is doubtful.
@@ -121,7 +123,7 @@ impl Mixture {
                 task.named = mixed;
             }
         }
-        let encoding = encoding(how.data)?;
+        let encoding = Settings { promptless: how.promptless, ..encoding(how.data)? };
         let drops = encoding.overlong == Overlong::Drop;
         let grouped = how.feed.sampled() && grouped(&parts, &encoding)?;
         let encoder = Encoder::for_model(how.tokenizer.clone(), how.model, encoding)?;
@@ -166,7 +168,7 @@ impl Mixture {
         let number = self.drawn;
         self.drawn += 1;
         match &self.parts[part] {
-            Part::Task(task, _) => task.item(row, number),
+            Part::Task(task, _) => task.item(row, number, &self.encoder),
             Part::Rows(rows) => {
                 let (record, place) = rows.read(rows.used[row as usize])?;
                 let kind = self.row_kind(&record);

@@ -305,7 +305,7 @@ impl Mixture {
             let Part::Task(task, _) = part else { continue };
             for index in 0..PORTION as u64 {
                 let place = format!("task:{} example {index}", task.name);
-                let item = task.item(index, index)?;
+                let item = task.item(index, index, &self.encoder)?;
                 found.measure(&item, &place, self.room)?;
                 look(Seen { item: &item, place: &place, held_out })?;
             }

@@ -5,8 +5,11 @@ mod countdown;
 mod letter_counting;
 
 use crate::algo::Feed;
+use crate::data::Encoder;
 use crate::env::Environment;
 use crate::env::game::GAMES;
+use crate::env::tools::TOOL_TASKS;
+use crate::env::{tabular, trading};
 use crate::episode::EpisodeKey;
 use crate::experience::{Kind, Sequence};
 use crate::source::{Item, Prompt};
@@ -14,7 +17,7 @@ use crate::verify::{self, Sample, Score, Verifier};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
 use schemars::Schema;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -38,7 +41,26 @@ pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 /// Every generated task.
 pub const TASKS: &[&Entry] = &{
     let [a, b, c, d, e, f, g, h, i, j] = GAMES;
-    [&countdown::ENTRY, &chain::ENTRY, &letter_counting::ENTRY, a, b, c, d, e, f, g, h, i, j]
+    let [k, l] = TOOL_TASKS;
+    [
+        &countdown::ENTRY,
+        &chain::ENTRY,
+        &letter_counting::ENTRY,
+        a,
+        b,
+        c,
+        d,
+        e,
+        f,
+        g,
+        h,
+        i,
+        j,
+        k,
+        l,
+        &tabular::ENTRY,
+        &trading::ENTRY,
+    ]
 };
 
 /// Questions with known answers, by number.
@@ -135,14 +157,18 @@ impl TaskExamples {
     }
 
     /// Example `index` of the task; `number` is that of its prompt in the run.
-    pub fn item(&self, index: u64, number: u64) -> Result<Item> {
-        self.example(index, number).map_err(|e| e.at(format!("task:{} example {index}", self.name)))
+    pub fn item(&self, index: u64, number: u64, encoder: &Encoder) -> Result<Item> {
+        self.example(index, number, encoder).map_err(|e| e.at(format!("task:{} example {index}", self.name)))
     }
 
-    fn example(&self, index: u64, number: u64) -> Result<Item> {
+    fn example(&self, index: u64, number: u64, encoder: &Encoder) -> Result<Item> {
         let example = self.task.example(index, self.held_out)?;
-        let prompt = self.tokenizer.encode_text(&example.prompt)?;
-        let eos = self.tokenizer.eos().first().copied();
+        // An environment of another process says its first words when the episode begins.
+        let (prompt, messages) = match example.prompt.is_empty() {
+            true => Default::default(),
+            false => encoder.first(&example.prompt)?,
+        };
+        let eos = encoder.end_of_answer(!messages.is_empty());
         let answers = || self.task.answers(index, self.held_out);
         // Of several answers, a different one each time it is that number's turn.
         let one = || -> Result<(String, f32)> {
@@ -163,13 +189,15 @@ impl TaskExamples {
                     index: number,
                     ids: prompt,
                     text,
+                    messages,
                     columns,
                     episode: played.then_some(key),
                     ..Default::default()
                 }));
             }
             Feed::Demonstrations if !example.turns.is_empty() => {
-                vec![self.turns(prompt, &example.turns, eos)?]
+                let chat = (!messages.is_empty()).then_some(encoder);
+                vec![self.turns(prompt, &example.turns, eos, chat)?]
             }
             Feed::Demonstrations => vec![whole(&example.answer, Kind::Plain)?],
             Feed::Weighted => {
@@ -202,14 +230,28 @@ impl TaskExamples {
     }
 
     /// An episode as one sequence: actions are trained, observations are read.
-    fn turns(&self, prompt: Vec<u32>, turns: &[(String, String)], end: Option<u32>) -> Result<Sequence> {
+    fn turns(
+        &self,
+        prompt: Vec<u32>,
+        turns: &[(String, String)],
+        end: Option<u32>,
+        chat: Option<&Encoder>,
+    ) -> Result<Sequence> {
         let (mut ids, mut trained) = (prompt.clone(), vec![false; prompt.len()]);
         for (i, (action, observation)) in turns.iter().enumerate() {
             ids.extend(self.tokenizer.encode_text(action)?);
             ids.extend(end);
             trained.resize(ids.len(), true);
             if i + 1 < turns.len() {
-                ids.extend(self.tokenizer.encode_text(observation)?);
+                ids.extend(match chat {
+                    None => self.tokenizer.encode_text(observation)?,
+                    Some(encoder) => {
+                        let mut next =
+                            encoder.next_turn(&[json!({ "role": "user", "content": observation })])?;
+                        next.drain(..usize::from(next.first().copied() == end));
+                        next
+                    }
+                });
                 trained.resize(ids.len(), false);
             }
         }

@@ -5,7 +5,7 @@
 use crate::algo::Feed;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::reward::{Completions, Graded};
-use crate::rollout::{self, Actor, Answer};
+use crate::rollout::{self, Actor, Answer, Sampled};
 use crate::source::{Group, Item, Prompt};
 use crate::train::{Clock, Stage};
 use crate::verify::Progress;
@@ -171,7 +171,7 @@ impl Stage {
     /// Completions to prompts, rewarded, behind what is there: `before` prompts and their completions.
     fn round(
         &mut self,
-        prompts: Vec<Prompt>,
+        mut prompts: Vec<Prompt>,
         before: usize,
         number: u64,
         out: &mut StepExperience,
@@ -181,11 +181,16 @@ impl Stage {
         let r = &self.recipe.rollout;
         let (params, samples) = (rollout::params(r, &self.stops, self.recipe.seed), r.samples);
         clock.waits_for("rollout");
-        let (mut experience, answers) = self.answer(&prompts, &params, samples, number)?;
+        let Sampled { mut experience, answers, decoding } =
+            self.answer(&mut prompts, &params, samples, number)?;
         let seconds = clock.lap("rollout", metrics);
         let tokens: usize = answers.iter().map(|a| a.tokens).sum();
         metrics.add("timing/rollout_tokens_per_second", tokens as f64 / seconds.max(1e-9));
+        out.measure_episodes(&answers, decoding);
         self.look_for_outgrown(&answers);
+        for lost in answers.iter().filter_map(|a| a.played.as_ref()?.lost.as_ref()) {
+            self.warnings.print("env", &format!("lost episode: {lost}"));
+        }
         clock.waits_for("reward");
         let at = Progress { step: number, steps: self.schedules.0.total_steps, epoch: out.epoch };
         let completions = Completions { prompts: &prompts, answers: &answers, at };
@@ -203,11 +208,11 @@ impl Stage {
     /// Samples completions from the policy as it is now.
     pub fn answer(
         &mut self,
-        prompts: &[Prompt],
+        prompts: &mut [Prompt],
         params: &SamplingParams,
         samples: usize,
         step: u64,
-    ) -> Result<(Experience, Vec<Answer>)> {
+    ) -> Result<Sampled> {
         let generator = &mut **self.generator.as_mut().expect("a stage with rollouts has a generator");
         let (policy, tokenizer, stops) = (&self.policy.model, &*self.tokenizer, &self.stops);
         let mut actor = Actor { generator, policy, tokenizer, stops, environments: &self.environments };
@@ -224,6 +229,21 @@ impl StepExperience {
             s.pair = s.pair.map(|_| group);
             s.trajectory_tokens = s.action_count();
             self.experience.sequences.push(s);
+        }
+    }
+
+    /// How episodes of several turns went.
+    fn measure_episodes(&mut self, answers: &[Answer], decoding: f64) {
+        let mut any = false;
+        for played in answers.iter().filter_map(|a| a.played.as_ref()) {
+            any = true;
+            self.metrics.add("episodes/lost", f64::from(played.lost.is_some()));
+            if played.lost.is_none() {
+                self.metrics.add("episodes/mean_turns", played.turns.len() as f64);
+            }
+        }
+        if any {
+            self.metrics.add("episodes/decoding", decoding);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Episodes of several turns: what is trained, what is rewarded, and that nothing depends on the order of events.
 
 use crate::help::{model, model_of, stage, weights};
-use ferrl::env::{End, Environment, Next, Turn};
+use ferrl::env::{self, End, Environment, Next, Turn};
 use ferrl::episode::Environments;
 use ferrl::task::{Example, Task};
 use ferrl::train::{Report, Stage};
@@ -23,10 +23,10 @@ fn recipe(algo: &str, cache: usize) -> String {
 struct Letters(usize);
 
 impl Environment for Letters {
-    fn start(&mut self) -> Result<String> {
+    fn start(&mut self) -> env::Result<String> {
         Ok(PROMPT.into())
     }
-    fn step(&mut self, action: &str) -> Result<Turn> {
+    fn step(&mut self, action: &str) -> env::Result<Turn> {
         self.0 += 1;
         let reward = action.chars().filter(|c| ('a'..='m').contains(c)).count() as f64;
         let end = (self.0 == 3).then_some(End::Terminated);
@@ -100,10 +100,10 @@ fn the_order_in_which_episodes_go_on_changes_no_bit() {
 struct Forgetful(usize);
 
 impl Environment for Forgetful {
-    fn start(&mut self) -> Result<String> {
+    fn start(&mut self) -> env::Result<String> {
         Ok(PROMPT.into())
     }
-    fn step(&mut self, action: &str) -> Result<Turn> {
+    fn step(&mut self, action: &str) -> env::Result<Turn> {
         self.0 += 1;
         let next = match self.0 {
             1 => Next::State(format!("{PROMPT}{action}cd")),
@@ -136,10 +136,10 @@ fn a_state_that_continues_nothing_opens_a_new_sequence_of_the_trajectory() {
 struct Endless;
 
 impl Environment for Endless {
-    fn start(&mut self) -> Result<String> {
+    fn start(&mut self) -> env::Result<String> {
         Ok(PROMPT.into())
     }
-    fn step(&mut self, _action: &str) -> Result<Turn> {
+    fn step(&mut self, _action: &str) -> env::Result<Turn> {
         Ok(Turn { next: Next::Observation("x".repeat(32)), reward: 1.0, ..Default::default() })
     }
 }

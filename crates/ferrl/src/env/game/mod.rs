@@ -17,6 +17,7 @@ mod wordle;
 mod words;
 
 use super::{End, Environment, Next, Turn};
+use crate::env;
 use crate::task::{Entry, Example, Task};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
@@ -138,7 +139,7 @@ struct Episode<R> {
 }
 
 impl<R: Rules> Environment for Episode<R> {
-    fn start(&mut self) -> Result<String> {
+    fn start(&mut self) -> env::Result<String> {
         let (Limits { turns, format }, task) = (self.limits, self.rules.instructions());
         let gap = if task.ends_with('\n') { "" } else { " " };
         Ok(match format {
@@ -147,7 +148,7 @@ impl<R: Rules> Environment for Episode<R> {
         })
     }
 
-    fn step(&mut self, action: &str) -> Result<Turn> {
+    fn step(&mut self, action: &str) -> env::Result<Turn> {
         self.turn += 1;
         let Some(action) = self.limits.format.action(action) else {
             let shown = Next::Observation("\nNo action found.\n".into());

@@ -1,0 +1,112 @@
+//! Episodes that are lost: their environment failed, the run goes on without them.
+
+use ferrl_engine::{Class, Error};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What starting or stepping an environment gives.
+pub type Result<T> = std::result::Result<T, Fault>;
+
+/// Why an environment gave nothing.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// This episode cannot go on; the others do.
+    Lost(Box<Lost>),
+    /// The run cannot go on.
+    Fatal(Error),
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Fault::Fatal(error)
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Lost(lost) => (*lost).into(),
+            Fault::Fatal(error) => error,
+        }
+    }
+}
+
+/// An episode that was given up, through no fault of the policy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Lost {
+    /// What kind of failure it was.
+    pub why: Why,
+    /// What was seen of it.
+    pub message: String,
+    /// From the first try to giving up.
+    pub seconds: f64,
+    /// The last lines its process wrote to stderr.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stderr: Vec<String>,
+}
+
+/// How an environment failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Why {
+    /// Its code raised.
+    Raised,
+    /// No answer in time.
+    Hung,
+    /// Its process ended, or its server cannot be reached.
+    Exited,
+    /// It answered something else than a turn.
+    Schema,
+    /// It answered, or used, more than the limit.
+    Size,
+}
+
+impl Why {
+    fn word(self) -> &'static str {
+        match self {
+            Why::Raised => "raised",
+            Why::Hung => "hung",
+            Why::Exited => "exited",
+            Why::Schema => "schema",
+            Why::Size => "size",
+        }
+    }
+
+    fn fix(self) -> &'static str {
+        match self {
+            Why::Raised => "correct the environment; the traceback says where",
+            Why::Hung => "make it faster, or raise env.timeout",
+            Why::Exited => "run `ferrl env check` on it to see why it ends",
+            Why::Schema => "`ferrl env check` says what its answers lack",
+            Why::Size => "shorter states, or a larger env.memory_mib",
+        }
+    }
+}
+
+impl Lost {
+    /// Without anything known beside what was seen.
+    pub fn new(why: Why, message: impl Into<String>) -> Self {
+        Lost { why, message: message.into(), seconds: 0.0, stderr: Vec::new() }
+    }
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} after {:.1} s ({})", self.message, self.seconds, self.why.word())?;
+        if !self.stderr.is_empty() {
+            write!(f, "\n  last lines of its stderr:")?;
+        }
+        self.stderr.iter().try_for_each(|line| write!(f, "\n  | {line}"))
+    }
+}
+
+impl From<Lost> for Error {
+    fn from(lost: Lost) -> Self {
+        let class = match lost.why {
+            Why::Raised | Why::Schema => Class::Usage,
+            Why::Hung | Why::Exited | Why::Size => Class::Device,
+        };
+        let fix = lost.why.fix();
+        Error::new(class, lost.to_string()).fix(fix)
+    }
+}

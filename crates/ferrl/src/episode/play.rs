@@ -1,0 +1,250 @@
+//! The loop over all episodes of a step.
+
+use super::threads::{Ask, Reply, Threads};
+use super::{Episode, TurnRecord};
+use crate::env::{self, End, Fault, Lost, Next, Turn, Why};
+use crate::interrupt;
+use crate::rollout::Actor;
+use crate::source::Prompt;
+use ferrl_engine::generate::{Completion, Event, Id, SamplingParams};
+use ferrl_engine::{Error, Result};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// How often a wait for environments looks whether the process was asked to stop.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Every episode, in the order of prompts and samples, and how the time went.
+pub(crate) struct Plays {
+    pub episodes: Vec<Episode>,
+    /// Share of the time in which a decode batch ran.
+    pub decoding: f64,
+}
+
+/// Plays every prompt `samples` times. A prompt that its environment begins gets its text and tokens.
+pub(crate) fn play(
+    actor: &mut Actor<'_>,
+    prompts: &mut [Prompt],
+    params: &SamplingParams,
+    samples: usize,
+    step: u64,
+) -> Result<Plays> {
+    let mut episodes = Vec::with_capacity(prompts.len() * samples);
+    for (group, prompt) in prompts.iter().enumerate() {
+        for sample in 0..samples {
+            let stream = [step as u32, prompt.index as u32, sample as u32];
+            let environment = actor.environments.open(prompt)?;
+            episodes.push(Episode::new(episodes.len(), group, stream, prompt, environment));
+        }
+    }
+    let threads = Threads::new(actor.environments.concurrency);
+    let mut play = Play { actor, prompts, params, episodes, generating: HashMap::new(), threads };
+    let began = Instant::now();
+    let decoded = play.run();
+    // Where one episode fails, no other goes on behind the caller's back.
+    play.generating.keys().for_each(|&id| drop(play.actor.generator.cancel(id)));
+    let (decoded, mut episodes) = (decoded?, play.episodes);
+    for episode in episodes.iter_mut().rev() {
+        if let Some(begun) = episode.begun.take() {
+            prompts[episode.prompt] = begun; // that of the first sample stays
+        }
+    }
+    let decoding = decoded.as_secs_f64() / began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
+    Ok(Plays { episodes, decoding })
+}
+
+struct Play<'p, 'a> {
+    actor: &'p mut Actor<'a>,
+    prompts: &'p [Prompt],
+    params: &'p SamplingParams,
+    episodes: Vec<Episode>,
+    /// Episodes whose action is being sampled.
+    generating: HashMap<Id, usize>,
+    /// Environments at work.
+    threads: Threads,
+}
+
+impl Play<'_, '_> {
+    /// Until every episode is over; the time in which a decode batch ran.
+    fn run(&mut self) -> Result<Duration> {
+        for i in 0..self.episodes.len() {
+            match self.episodes[i].environment {
+                Some(_) => self.ask(i, Ask::Start)?,
+                None => self.submit(i)?,
+            }
+        }
+        let (mut others, mut decoded) = (Vec::new(), Duration::ZERO); // events of requests that are not ours
+        while !self.generating.is_empty() || self.threads.waiting > 0 {
+            self.hear()?;
+            if self.generating.is_empty() {
+                continue;
+            }
+            let began = Instant::now();
+            let events = self.actor.generator.step(self.actor.policy)?;
+            decoded += began.elapsed();
+            for event in events {
+                match event {
+                    Event::Done { id, completion } if self.generating.contains_key(&id) => {
+                        let i = self.generating.remove(&id).unwrap_or_default();
+                        self.acted(i, completion)?;
+                    }
+                    Event::Token { id, .. } if self.generating.contains_key(&id) => {}
+                    other => others.push(other),
+                }
+            }
+        }
+        self.actor.generator.put_back(others);
+        Ok(decoded)
+    }
+
+    /// Takes in every environment that is back; waits for one where there is nothing to decode.
+    fn hear(&mut self) -> Result<()> {
+        while self.threads.waiting > 0 {
+            let wait = self.generating.is_empty().then_some(LOOK);
+            let Some(back) = self.threads.back(wait)? else {
+                if wait.is_some() && interrupt::requested() {
+                    return Err(interrupt::interrupted("waiting for environments"));
+                }
+                if wait.is_none() {
+                    return Ok(());
+                }
+                continue;
+            };
+            self.episodes[back.episode].environment = Some(back.environment);
+            self.answered(back.episode, back.reply)?;
+        }
+        Ok(())
+    }
+
+    /// Asks an episode's environment: here, or on a thread where it may have to wait.
+    fn ask(&mut self, i: usize, ask: Ask) -> Result<()> {
+        match self.episodes[i].environment.take() {
+            None => Ok(()),
+            Some(environment) if environment.waits() => self.threads.ask(i, environment, ask),
+            Some(mut environment) => {
+                let reply = ask.of(&mut *environment);
+                self.episodes[i].environment = Some(environment);
+                self.answered(i, reply)
+            }
+        }
+    }
+
+    /// Gives an episode's next action to the generator.
+    fn submit(&mut self, i: usize) -> Result<()> {
+        let request = self.episodes[i].request(self.params);
+        if let Err(error) = self.actor.generator.check(&request) {
+            return self.no_room(i, error);
+        }
+        self.generating.insert(self.actor.generator.submit(request)?, i);
+        Ok(())
+    }
+
+    /// An episode that has outgrown the model's context, or the cache, is cut off; one that never fitted is an error, or lost
+    /// where its environment wrote the prompt.
+    fn no_room(&mut self, i: usize, error: Error) -> Result<()> {
+        let e = &mut self.episodes[i];
+        match &mut e.played {
+            Some(played) if !played.turns.is_empty() => {
+                (played.truncated, played.outgrown) = (true, true);
+                Ok(())
+            }
+            Some(_) if e.begun.is_some() => {
+                let what = format!("the first state has {} tokens: {error}", e.sequences[0].ids.len());
+                e.lose(Lost::new(Why::Size, what));
+                Ok(())
+            }
+            _ => Err(error.at(format!("request {i}"))),
+        }
+    }
+
+    /// An action is complete.
+    fn acted(&mut self, i: usize, c: Completion) -> Result<()> {
+        let e = &mut self.episodes[i];
+        e.act(&c);
+        if e.environment.is_none() {
+            e.completion = Some(c);
+            return Ok(());
+        }
+        e.action_tokens = c.ids.len();
+        let action = self.actor.stops.text(self.actor.tokenizer, &c)?;
+        self.ask(i, Ask::Step(action))
+    }
+
+    /// An environment has answered: the policy goes on, or the episode is over.
+    fn answered(&mut self, i: usize, reply: env::Result<Reply>) -> Result<()> {
+        match reply {
+            Err(Fault::Fatal(error)) => Err(error),
+            Err(Fault::Lost(lost)) => {
+                self.episodes[i].lose(*lost);
+                Ok(())
+            }
+            Ok(Reply::Started(text)) => {
+                let prompt = &self.prompts[self.episodes[i].prompt];
+                let begun = self.episodes[i].begin(self.actor, prompt, text);
+                self.read(i, begun)
+            }
+            Ok(Reply::Stepped(action, turn)) => {
+                let limit = self.actor.environments.max_turns;
+                let Some((action, next)) = self.episodes[i].reward(action, turn, limit) else {
+                    return Ok(());
+                };
+                let read = self.episodes[i].observe(self.actor, &action, next);
+                self.read(i, read)
+            }
+        }
+    }
+
+    /// The policy goes on, where what it is to read has tokens.
+    fn read(&mut self, i: usize, encoded: Result<()>) -> Result<()> {
+        match encoded {
+            Ok(()) => self.submit(i),
+            Err(error) => {
+                self.episodes[i].lose(Lost::new(Why::Schema, format!("its text cannot be encoded: {error}")));
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Episode {
+    /// Records a turn and places its reward on the action's last token; the action and what is read next, where the episode
+    /// goes on.
+    fn reward(&mut self, action: String, turn: Turn, max_turns: usize) -> Option<(String, Next)> {
+        let Turn { next, reward, score, end, .. } = turn;
+        if !(reward as f32).is_finite() {
+            self.lose(Lost::new(
+                Why::Schema,
+                format!("a reward of {reward}, expected a finite number of 32 bits"),
+            ));
+            return None;
+        }
+        let (sequence, played) = (self.sequences.len() - 1, self.played.get_or_insert_default());
+        let last = self.sequences[sequence].ids.len() - 2;
+        self.sequences[sequence].reward[last] += reward as f32;
+        played.score = score.or(played.score);
+        let (Next::Observation(shown) | Next::State(shown)) = &next;
+        played.turns.push(TurnRecord {
+            action: action.clone(),
+            observation: shown.clone(),
+            reward,
+            tokens: self.action_tokens,
+            sequence,
+            ..Default::default()
+        });
+        match end.or_else(|| (played.turns.len() >= max_turns).then_some(End::Truncated)) {
+            Some(end) => {
+                played.truncated = end == End::Truncated;
+                None
+            }
+            None => Some((action, next)),
+        }
+    }
+
+    /// Gives it up: its environment failed.
+    fn lose(&mut self, lost: Lost) {
+        let label = self.environment.as_ref().map_or_else(String::new, |e| format!("{}: ", e.label()));
+        let turn = self.played.as_ref().map_or(0, |p| p.turns.len()) + 1;
+        let message = format!("{label}turn {turn}: {}", lost.message);
+        self.played.get_or_insert_default().lost = Some(Box::new(Lost { message, ..lost }));
+    }
+}

@@ -1,0 +1,115 @@
+//! Threads on which environments wait for other processes and machines, so that the policy goes on decoding meanwhile.
+
+use crate::env::{self, Environment, Turn};
+use ferrl_engine::{Error, Result};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// What is asked of an environment.
+pub(super) enum Ask {
+    Start,
+    /// What the policy did.
+    Step(String),
+}
+
+/// What it said.
+pub(super) enum Reply {
+    Started(String),
+    /// The action and what came of it.
+    Stepped(String, Turn),
+}
+
+impl Ask {
+    pub(super) fn of(self, environment: &mut dyn Environment) -> env::Result<Reply> {
+        Ok(match self {
+            Ask::Start => Reply::Started(environment.start()?),
+            Ask::Step(action) => {
+                let turn = environment.step(&action)?;
+                Reply::Stepped(action, turn)
+            }
+        })
+    }
+}
+
+/// An environment at work for an episode.
+struct Job(usize, Box<dyn Environment>, Ask);
+
+/// One that is back.
+pub(super) struct Back {
+    /// Its episode.
+    pub episode: usize,
+    pub environment: Box<dyn Environment>,
+    pub reply: env::Result<Reply>,
+}
+
+/// A thread needs little: it waits.
+const STACK: usize = 256 << 10;
+
+/// As many threads as there are environments at work, up to a limit. They end with their owner, each after its last job.
+pub(super) struct Threads {
+    limit: usize,
+    started: usize,
+    /// Environments at work.
+    pub waiting: usize,
+    jobs: Sender<Job>,
+    queue: Arc<Mutex<Receiver<Job>>>,
+    done: Sender<Back>,
+    back: Receiver<Back>,
+}
+
+impl Threads {
+    pub fn new(limit: usize) -> Self {
+        let ((jobs, queue), (done, back)) = (channel(), channel());
+        Threads {
+            limit: limit.max(1),
+            started: 0,
+            waiting: 0,
+            jobs,
+            queue: Arc::new(Mutex::new(queue)),
+            done,
+            back,
+        }
+    }
+
+    /// Sets an environment to work.
+    pub fn ask(&mut self, episode: usize, environment: Box<dyn Environment>, ask: Ask) -> Result<()> {
+        self.waiting += 1;
+        if self.started < self.limit.min(self.waiting) {
+            self.started += 1;
+            let (queue, done) = (self.queue.clone(), self.done.clone());
+            let body = move || {
+                loop {
+                    let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let Ok(Job(episode, mut environment, ask)) = job else { return };
+                    let reply = ask.of(&mut *environment);
+                    if done.send(Back { episode, environment, reply }).is_err() {
+                        return;
+                    }
+                }
+            };
+            let thread = std::thread::Builder::new().name("environment".into()).stack_size(STACK).spawn(body);
+            thread.map_err(|e| {
+                Error::resource(format!("no thread for an environment: {e}")).fix("a smaller env.concurrency")
+            })?;
+        }
+        let lost = |_| Error::resource("the threads of environments are gone");
+        self.jobs.send(Job(episode, environment, ask)).map_err(lost)
+    }
+
+    /// The next environment that is back; with `wait`, one that comes within this time.
+    pub fn back(&mut self, wait: Option<Duration>) -> Result<Option<Back>> {
+        let back = match wait {
+            None => match self.back.try_recv() {
+                Ok(back) => Some(back),
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
+            },
+            Some(time) => match self.back.recv_timeout(time) {
+                Ok(back) => Some(back),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
+            },
+        };
+        self.waiting -= usize::from(back.is_some());
+        Ok(back)
+    }
+}

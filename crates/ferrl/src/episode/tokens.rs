@@ -1,0 +1,179 @@
+//! The tokens of an episode: what was sampled stays as it is, what the environment says is added behind it, untrained.
+
+use super::Played;
+use crate::data::Encoder;
+use crate::env::{Environment, Next};
+use crate::experience::Sequence;
+use crate::rollout::Actor;
+use crate::source::Prompt;
+use ferrl_engine::Result;
+use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop};
+use serde_json::{Value, json};
+
+/// An episode, under way or over.
+pub(crate) struct Episode {
+    /// Its prompt and sample, which give the order.
+    pub prompt: usize,
+    stream: [u32; 3],
+    pub(super) environment: Option<Box<dyn Environment>>,
+    /// Training sequences: one, unless a state did not continue the one before.
+    pub sequences: Vec<Sequence>,
+    /// Text of the last sequence, as environments see it.
+    state: String,
+    /// Whether it is a conversation: observations are messages then.
+    chat: bool,
+    /// What the environment began with, where its prompt brought no tokens.
+    pub(super) begun: Option<Prompt>,
+    /// Tokens sampled so far.
+    pub tokens: usize,
+    /// Tokens of the last action.
+    pub(super) action_tokens: usize,
+    /// Why the last completion ended.
+    pub stop: Stop,
+    /// The completion of an episode without an environment: its text is decoded at the end.
+    pub completion: Option<Completion>,
+    pub played: Option<Played>,
+}
+
+impl Episode {
+    /// Episode `number` of all, which begins with a prompt.
+    pub fn new(
+        number: usize,
+        group: usize,
+        stream: [u32; 3],
+        prompt: &Prompt,
+        environment: Option<Box<dyn Environment>>,
+    ) -> Self {
+        let first = Sequence {
+            ids: prompt.ids.clone(),
+            trajectory: number,
+            group,
+            weight: 1.0,
+            ..Default::default()
+        };
+        Episode {
+            prompt: group,
+            stream,
+            played: environment.is_some().then(Played::default),
+            environment,
+            sequences: vec![first],
+            state: prompt.text.clone(),
+            chat: !prompt.messages.is_empty(),
+            begun: None,
+            tokens: 0,
+            action_tokens: 0,
+            stop: Stop::Length,
+            completion: None,
+        }
+    }
+
+    /// What the policy is to complete next.
+    pub fn request(&self, params: &SamplingParams) -> Request {
+        let prompt = self.sequences.last().map_or_else(Vec::new, |s| s.ids.clone());
+        // Samples of a prompt are fewer than 2^16, and so are turns: every turn has random numbers of its own.
+        let turn = self.played.as_ref().map_or(0, |p| p.turns.len()) as u32;
+        let [step, prompt_number, sample] = self.stream;
+        Request { prompt, params: params.clone(), stream: [step, prompt_number, sample | turn << 16] }
+    }
+
+    /// Takes in what the environment says first: the prompt, where it has no tokens yet.
+    pub fn begin(&mut self, actor: &Actor<'_>, prompt: &Prompt, text: String) -> Result<()> {
+        // The environment sees a conversation as the model does, in the words of its chat template.
+        let state = if self.chat { actor.tokenizer.decode(&prompt.ids, false)? } else { prompt.text.clone() };
+        if !prompt.ids.is_empty() && (text == state || text == prompt.text) {
+            self.state = state;
+            return Ok(());
+        }
+        let (ids, messages) = match &actor.environments.encoder {
+            Some(encoder) => encoder.first(&text)?,
+            None => (actor.tokenizer.encode_text(&text)?, Vec::new()),
+        };
+        self.chat = !messages.is_empty();
+        self.state = if self.chat { actor.tokenizer.decode(&ids, false)? } else { text.clone() };
+        self.sequences[0].ids = ids.clone();
+        self.begun = Some(Prompt { ids, text, messages, ..prompt.clone() });
+        Ok(())
+    }
+
+    /// Adds the tokens of an action to the last sequence, with the log-probabilities they were sampled with.
+    pub fn act(&mut self, c: &Completion) {
+        let s = self.sequences.last_mut().expect("an episode has a sequence");
+        let from = s.ids.len();
+        s.grow(from);
+        s.ids.extend_from_slice(&c.ids);
+        s.grow(s.ids.len());
+        for (i, (logp, version)) in c.logp.iter().zip(&c.versions).enumerate() {
+            (s.trained[from + i], s.sampled_logp[from + i - 1], s.version[from + i - 1]) =
+                (true, *logp, *version);
+        }
+        self.tokens += c.ids.len();
+        self.stop = c.stop;
+    }
+
+    /// Adds what the policy reads next: to the sequence it continues, or as a new one. Sampled tokens are kept as they are.
+    pub fn observe(&mut self, actor: &Actor<'_>, action: &str, next: Next) -> Result<()> {
+        let before = format!("{}{action}", self.state);
+        // An observation is text; in a whole state the environment means the special tokens it writes.
+        let (state, new) = match next {
+            Next::Observation(text) => {
+                match self.chat.then_some(actor.environments.encoder.as_deref()).flatten() {
+                    Some(encoder) => {
+                        let ids = self.message(encoder, "user", &text)?;
+                        (format!("{before}{}", actor.tokenizer.decode(&ids, false)?), Some(ids))
+                    }
+                    None => (format!("{before}{text}"), Some(actor.tokenizer.encode_text(&text)?)),
+                }
+            }
+            Next::State(state) => {
+                let new = state
+                    .strip_prefix(&before)
+                    .map(|text| actor.tokenizer.encode_markup(self.after_stop(actor, text)))
+                    .transpose()?;
+                (state, new)
+            }
+        };
+        match new {
+            Some(ids) => {
+                let s = self.sequences.last_mut().expect("an episode has a sequence");
+                s.ids.extend(ids);
+                s.grow(s.ids.len());
+            }
+            None => {
+                let ids = actor.tokenizer.encode_prompt(&state)?;
+                let Sequence { trajectory, group, .. } = self.sequences[0];
+                self.sequences.push(Sequence { ids, trajectory, group, weight: 1.0, ..Default::default() });
+            }
+        }
+        self.state = state;
+        Ok(())
+    }
+
+    /// A state may spell out the stop token that the policy sampled: it is there already.
+    fn after_stop<'t>(&self, actor: &Actor<'_>, text: &'t str) -> &'t str {
+        let Stop::Token(id) = self.stop else { return text };
+        let name = actor.tokenizer.token(id).unwrap_or_default();
+        text.strip_prefix(name.as_str()).filter(|_| !name.is_empty()).unwrap_or(text)
+    }
+
+    /// The tokens of the next message of a conversation, from the end of the assistant's turn on.
+    fn message(&self, encoder: &Encoder, role: &str, text: &str) -> Result<Vec<u32>> {
+        let message: Value = json!({ "role": role, "content": text });
+        let mut ids = encoder.next_turn(&[message])?;
+        if let Stop::Token(end) = self.stop
+            && ids.first() == Some(&end)
+        {
+            ids.remove(0);
+        }
+        Ok(ids)
+    }
+}
+
+impl Sequence {
+    /// Columns as long as the tokens; what is new is neither trained nor rewarded.
+    fn grow(&mut self, len: usize) {
+        self.trained.resize(len, false);
+        self.reward.resize(len, 0.0);
+        self.sampled_logp.resize(len, 0.0);
+        self.version.resize(len, 0);
+    }
+}
