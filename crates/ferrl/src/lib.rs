@@ -26,6 +26,7 @@ pub mod reward;
 pub mod rollout;
 pub mod run;
 pub mod runner;
+pub mod sandbox;
 pub mod secrets;
 pub mod setup;
 pub mod signal;

@@ -218,7 +218,7 @@ pub(crate) fn plain_rewards(recipe: &Recipe, feed: Feed, hooks: &Hooks) -> Resul
     if recipe.reward.is_empty() && feed.sampled() {
         let Some(own) = task_verifier(recipe)? else {
             let played = tasks(recipe)?.iter().any(|(_, task)| task.reward().is_none());
-            let played = played || !recipe.env.named().is_empty();
+            let played = played || recipe.env.rewards();
             if played || recipe.algorithm()?.needs().rewardless {
                 return Rewards::new(&[]);
             }

@@ -104,8 +104,9 @@ fn grade(args: &Args, name: &str, rows: Vec<Row>) -> Result<()> {
     }
     times.sort_by(f64::total_cmp);
     let mean = rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
+    let summary = verifier.summary().map(|s| format!("; {}", visible(&s))).unwrap_or_default();
     eprintln!(
-        "{} rows, {} scored, mean reward {mean:.4}, {:.0} us at the median, {:.0} us at worst",
+        "{} rows, {} scored, mean reward {mean:.4}, {:.0} us at the median, {:.0} us at worst{summary}",
         graded.len(),
         rewards.len(),
         times.get(times.len() / 2).copied().unwrap_or(0.0),
@@ -144,16 +145,18 @@ fn all(verifier: &dyn Verifier, samples: &[Result<Asked>], truncated: Truncated)
     samples.iter().enumerate().map(one).collect()
 }
 
-/// Why a completion is not right, in a few words.
-fn why(asked: &Result<Asked>, score: &verify::Score) -> Option<&'static str> {
+/// Why a completion's reward is not full, in a few words.
+fn why(asked: &Result<Asked>, score: &verify::Score) -> Option<String> {
     let right = score.score.unwrap_or(score.reward) >= 1.0;
-    match score.found {
-        _ if right => None,
-        _ if asked.as_ref().is_ok_and(|a| a.truncated) => Some("it was cut off"),
-        Some(false) => Some("no answer was found in it"),
-        Some(true) => Some("the answer is not the expected one"),
-        None => None,
-    }
+    let words = match score.found {
+        _ if right => return score.why.clone(),
+        _ if asked.as_ref().is_ok_and(|a| a.truncated) => "it was cut off",
+        _ if score.why.is_some() => return score.why.clone(),
+        Some(false) => "no answer was found in it",
+        Some(true) => "the answer is not the expected one",
+        None => return None,
+    };
+    Some(words.to_string())
 }
 
 /// A row as a verifier takes it.

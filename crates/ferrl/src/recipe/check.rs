@@ -200,7 +200,13 @@ fn env(r: &Recipe, p: &mut Problems) {
     let named: Vec<&str> = r.env.named().iter().map(|(key, _)| *key).collect();
     let what = format!("several environments: {}", named.join(", "));
     p.when(named.len() > 1, format!("env.{}", named.last().unwrap_or(&"path")), what, "name one");
-    if named.is_empty() {
+    let both = !named.is_empty() && !r.env.tools.is_empty();
+    p.when(both, "env.tools", "an environment of its own has no tools of ours", "leave out env.tools");
+    for name in &r.env.tools {
+        let known: Vec<&str> = crate::tool::TOOLS.iter().map(|tool| tool.name).collect();
+        p.word("env.tools", name, &known);
+    }
+    if named.is_empty() && r.env.tools.is_empty() {
         let default = super::Env::default();
         let set = [
             ("env.options", r.env.options != default.options),

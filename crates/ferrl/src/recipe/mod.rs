@@ -57,7 +57,7 @@ impl Recipe {
     /// The compute type; f32 where none is named.
     pub fn dtype(&self) -> ferrl_engine::Result<DType> {
         let Some(name) = self.model.dtype.as_deref() else { return Ok(DType::F32) };
-        [DType::F32, DType::Bf16].into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| {
+        DType::compute(name).ok_or_else(|| {
             Error::usage(format!("unknown dtype {name:?}, expected one of {}", DTYPES.join(", ")))
                 .at("model.dtype")
                 .fix("model.dtype = \"bf16\"")

@@ -1,6 +1,6 @@
 //! What a recipe's stage learns from: its sources, its generated tasks, how many steps they make, a new model's tokenizer.
 
-use super::env::{OWN, own_task};
+use super::env::{OWN, encoding_of, own_task};
 use crate::algo::{self, Feed};
 use crate::data::hub::Cache;
 use crate::data::loader::MAX_EPOCHS;
@@ -118,7 +118,7 @@ impl Sources<'_> {
                 tokenizer: self.tokenizer,
                 feed,
                 seed: recipe.seed,
-                promptless: !recipe.env.named().is_empty(),
+                encoding: encoding_of(recipe)?,
                 split: (split > 0.0 && !own).then_some((split, held_out)),
                 room: Room { new_tokens: if asks { recipe.rollout.max_new_tokens } else { 0 }, ..self.room },
                 warnings: self.warnings,
@@ -197,7 +197,7 @@ pub fn rewarded(recipe: &Recipe) -> Result<bool> {
 /// A task with its settings: all of `data.task`, or those under its name.
 fn build(recipe: &Recipe, name: &str) -> Result<Arc<dyn Task>> {
     if name == OWN
-        && let Some(task) = own_task(recipe)
+        && let Some(task) = own_task(recipe)?
     {
         return Ok(task);
     }

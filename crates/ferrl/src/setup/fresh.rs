@@ -6,7 +6,7 @@ use crate::data::hub::Cache;
 use crate::data::{self, Dataset, Texts, strings};
 use crate::recipe::{Init, Recipe};
 use crate::source::encoding;
-use ferrl_engine::checkpoint::{Dtype, InitOptions, SaveOptions, init_model};
+use ferrl_engine::checkpoint::{InitOptions, SaveOptions, StorageFormat, init_model};
 use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::Value;
@@ -19,7 +19,7 @@ const EXAMPLES: u64 = 2000;
 /// A random model whose tokenizer knows the stage's data.
 pub(super) fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> {
     let (tokenizer, options) = new_model_parts(recipe, init)?;
-    init_model(dir, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
+    init_model(dir, &options, &SaveOptions { dtype: StorageFormat::F32, ..Default::default() })?;
     tokenizer.save(dir)
 }
 

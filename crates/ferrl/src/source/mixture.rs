@@ -74,8 +74,8 @@ pub struct Reading<'a> {
     pub seed: u64,
     /// A fraction of the rows that is held out, and whether these are wanted or the others.
     pub split: Option<(f64, bool)>,
-    /// Whether rows may come without a prompt: an environment says it.
-    pub promptless: bool,
+    /// How they become tokens.
+    pub encoding: Settings,
     /// What the model can take.
     pub room: Room,
     /// Where to say what is doubtful.
@@ -123,7 +123,7 @@ impl Mixture {
                 task.named = mixed;
             }
         }
-        let encoding = Settings { promptless: how.promptless, ..encoding(how.data)? };
+        let encoding = how.encoding.clone();
         let drops = encoding.overlong == Overlong::Drop;
         let grouped = how.feed.sampled() && grouped(&parts, &encoding)?;
         let encoder = Encoder::for_model(how.tokenizer.clone(), how.model, encoding)?;

@@ -322,7 +322,14 @@ impl Environment for Episode {
         }
         let extra = self.extra();
         let better = f64::from(u8::from(self.utility > self.buy_and_hold()));
-        Ok(Turn { next, reward, score: Some(better), end: Some(End::Terminated), extra })
+        Ok(Turn {
+            next,
+            reward,
+            score: Some(better),
+            end: Some(End::Terminated),
+            extra,
+            ..Default::default()
+        })
     }
 
     fn random_action(&mut self) -> Option<String> {
