@@ -33,6 +33,7 @@ pub mod signal;
 pub mod solution;
 pub mod source;
 pub mod steps;
+pub mod suite;
 pub mod task;
 pub mod teacher;
 pub mod tool;

@@ -7,7 +7,7 @@ mod fresh;
 pub mod trained;
 
 pub(crate) use data::room;
-pub use data::{source, task, task_verifier, tasks, total_steps};
+pub use data::{rewarded, source, task, task_verifier, tasks, total_steps};
 pub use draft::Draft;
 pub use env::environments;
 pub(crate) use fresh::new_model_parts;

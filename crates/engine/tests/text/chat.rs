@@ -49,7 +49,8 @@ fn the_next_turn_is_the_end_of_the_whole_conversation() {
     for row in rows("chats.json") {
         let (name, owner) = (row["template"].as_str().unwrap(), row["tokenizer"].as_str().unwrap());
         let messages = row["messages"].as_array().unwrap();
-        let role = |back: usize| messages.iter().rev().nth(back).map_or("", |m| m["role"].as_str().unwrap_or(""));
+        let role =
+            |back: usize| messages.iter().rev().nth(back).map_or("", |m| m["role"].as_str().unwrap_or(""));
         let goes_on = (role(0), role(1)) == ("user", "assistant") && row["add_generation_prompt"] == true;
         if !goes_on || row["text"].is_null() {
             continue;

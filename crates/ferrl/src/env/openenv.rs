@@ -250,7 +250,8 @@ mod tests {
 
     #[test]
     fn an_episode_is_reset_and_stepped_by_the_servers_own_fields() {
-        let schema = json!({ "action": { "properties": { "guess": { "type": "string" } }, "required": ["guess"] } });
+        let schema =
+            json!({ "action": { "properties": { "guess": { "type": "string" } }, "required": ["guess"] } });
         let begun = json!({ "observation": { "prompt": "Guess." }, "reward": null, "done": false });
         let on = json!({ "observation": { "prompt": "larger" }, "reward": 0.5, "done": false });
         let over = json!({ "observation": { "prompt": "right", "reward": 1.0 }, "done": true });
@@ -265,7 +266,11 @@ mod tests {
         assert!(server.take(), "it is free again");
         let requests = requests.join().unwrap();
         assert!(requests[1].contains("POST /reset") && requests[1].contains("\"seed\":7"), "{}", requests[1]);
-        assert!(requests[2].contains("POST /step") && requests[2].contains("{\"guess\":\"3\"}"), "{}", requests[2]);
+        assert!(
+            requests[2].contains("POST /step") && requests[2].contains("{\"guess\":\"3\"}"),
+            "{}",
+            requests[2]
+        );
     }
 
     #[test]

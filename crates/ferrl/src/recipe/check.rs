@@ -14,6 +14,8 @@ pub const OPTIMIZERS: &[&str] = &["adamw", "sgd"];
 pub const SCHEDULES: &[&str] = &["constant", "linear", "cosine"];
 /// What becomes of rows that `max_length` leaves nothing of.
 pub const OVERLONG: &[&str] = &["error", "drop"];
+/// What happens to training rows that evaluation rows overlap with.
+pub const OVERLAP: &[&str] = &["warn", "drop", "error", "off"];
 /// Tokenizers of new models.
 pub const TOKENIZERS: &[&str] = &["char", "bpe"];
 
@@ -191,6 +193,7 @@ fn data(r: &Recipe, p: &mut Problems) {
         "one weight for each entry of data.train",
     );
     p.word("data.overlong", &d.overlong, OVERLONG);
+    p.word("data.overlap", &d.overlap, OVERLAP);
 }
 
 fn env(r: &Recipe, p: &mut Problems) {

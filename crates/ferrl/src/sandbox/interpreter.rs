@@ -57,7 +57,11 @@ impl Interpreter {
         reads.sort();
         reads.dedup();
         // Folders elsewhere are the user's own, such as packages that are being worked on.
-        let path = about.path.into_iter().filter(|p| reads.iter().any(|r| PathBuf::from(p).starts_with(r))).collect();
+        let path = about
+            .path
+            .into_iter()
+            .filter(|p| reads.iter().any(|r| PathBuf::from(p).starts_with(r)))
+            .collect();
         Ok(Interpreter { executable: real.display().to_string(), path, reads })
     }
 
