@@ -8,7 +8,7 @@ use crate::data::{self, Row};
 use crate::experience::Metrics;
 use crate::recipe::{self, Recipe};
 use crate::setup;
-use crate::source::{Item, Mixture, Part, Reading, Seen};
+use crate::source::{Item, Mixture, Part, Reading, Seen, encoding};
 use crate::train::Stage;
 use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat};
 use ferrl_engine::model::{Model, Options};
@@ -180,7 +180,7 @@ impl Trainer {
                 feed,
                 seed,
                 split: None,
-                promptless: false,
+                encoding: encoding(data)?,
                 room,
                 warnings,
             };

@@ -35,6 +35,15 @@ impl Url {
 
     /// Posts a value and reads one; the error says what went wrong, for people.
     pub(crate) fn post(&self, body: &Value, timeout: Duration) -> Result<Value, String> {
+        self.ask("POST", &body.to_string(), timeout)
+    }
+
+    /// Reads a value.
+    pub(crate) fn get(&self, timeout: Duration) -> Result<Value, String> {
+        self.ask("GET", "", timeout)
+    }
+
+    fn ask(&self, method: &str, body: &str, timeout: Duration) -> Result<Value, String> {
         let deadline = Instant::now() + timeout;
         let late = || format!("no answer within {} s", timeout.as_secs_f64());
         let failed = |e: std::io::Error| match e.kind() {
@@ -52,9 +61,8 @@ impl Url {
             }
         }
         let mut stream = stream?;
-        let body = body.to_string();
         let head = format!(
-            "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nAccept: application/json\r\n\
+            "{method} {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nAccept: application/json\r\n\
              Content-Length: {}\r\nConnection: close\r\n\r\n",
             self.path,
             self.host,

@@ -7,7 +7,7 @@ mod fresh;
 pub mod trained;
 
 pub(crate) use data::room;
-pub use data::{source, task, task_verifier, tasks, total_steps};
+pub use data::{rewarded, source, task, task_verifier, tasks, total_steps};
 pub use draft::Draft;
 pub use env::environments;
 pub(crate) use fresh::new_model_parts;
@@ -223,7 +223,7 @@ pub(crate) fn plain_rewards(recipe: &Recipe, feed: Feed, hooks: &Hooks) -> Resul
     if recipe.reward.is_empty() && feed.sampled() {
         let Some(own) = task_verifier(recipe)? else {
             let played = tasks(recipe)?.iter().any(|(_, task)| task.reward().is_none());
-            let played = played || !recipe.env.named().is_empty();
+            let played = played || recipe.env.rewards();
             if played || recipe.algorithm()?.needs().rewardless {
                 return Rewards::new(&[]);
             }

@@ -4,10 +4,12 @@ use crate::data;
 use crate::options::key_values;
 use crate::output::{Output, print, visible};
 use clap::Subcommand;
+use ferrl::env::openenv::{self, Server};
 use ferrl::env::python::{Episode, Settings, Start, What, Workers};
 use ferrl::env::{End, Environment, Fault, Next, Turn, check, open};
 use ferrl::recipe::{Env, tasks_json, tasks_text};
 use ferrl::task::TASKS;
+use ferrl::tool::TOOLS;
 use ferrl::verify::Hooks;
 use ferrl_engine::{Class, Error, Result, nearest};
 use serde_json::{Map, Value, json};
@@ -31,6 +33,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// List the tools that a recipe may name in `env.tools`, with their settings (`env.options`) and defaults
+    Tools,
     /// Play an episode in the terminal; each line is an action
     Play(Which),
     /// Drive an episode with the actions of a file, and write every turn as a JSON line
@@ -63,7 +67,7 @@ enum Command {
 
 #[derive(clap::Args)]
 struct Which {
-    /// A name of `ferrl env list`, FILE.py, FILE.py:CLASS, gem:NAME or reasoning_gym:NAME
+    /// A name of `ferrl env list`, FILE.py, FILE.py:CLASS, gem:NAME, reasoning_gym:NAME or http://HOST:PORT
     #[arg(value_name = "WHAT")]
     what: String,
     /// Seed of the episode
@@ -87,13 +91,19 @@ impl Which {
     fn open(&self) -> Result<Open> {
         let options = key_values(&self.option)?;
         let row = self.row.as_deref().map(row).transpose()?;
-        let Some(what) = python(&self.what) else { return self.built_in(options, row) };
         let env = Env::default();
+        let timeout = Duration::from_secs_f64(self.timeout.map_or(env.timeout, f64::from));
+        if self.what.starts_with("http://") || self.what.starts_with("https://") {
+            let (server, seed) = (Server::new(&self.what, &options, timeout)?, self.seed);
+            server.check()?;
+            return Ok(Box::new(move || Ok(openenv::open(&server, seed))));
+        }
+        let Some(what) = python(&self.what) else { return self.built_in(options, row) };
         let workers = Workers::new(Settings {
             what,
             options,
             workers: 1,
-            timeout: Duration::from_secs_f64(self.timeout.map_or(env.timeout, f64::from)),
+            timeout,
             start_timeout: Duration::from_secs_f64(env.start_timeout),
             memory: env.memory_mib << 20,
             python: env.python,
@@ -158,10 +168,23 @@ pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         Command::List { json: true } => print(&format!("{}\n", tasks_json())),
         Command::List { json: false } => print(&tasks_text()),
+        Command::Tools => print(&tools_text()),
         Command::Play(which) => play(which),
         Command::Run { which, actions, output } => drive(which, actions, output),
         Command::Check { which, actions, json } => examine(which, actions.as_deref(), *json),
     }
+}
+
+fn tools_text() -> String {
+    let mut text = String::new();
+    for tool in TOOLS {
+        text += &format!("{}: {}\n", tool.name, tool.about);
+        let defaults = (tool.defaults)();
+        for (key, value) in defaults.as_object().into_iter().flatten() {
+            text += &format!("  env.options.{}.{key} = {value}\n", tool.name);
+        }
+    }
+    text
 }
 
 fn play(which: &Which) -> Result<()> {
@@ -215,18 +238,18 @@ fn drive(which: &Which, actions: &Path, output: &Path) -> Result<()> {
             out.row(&json!({ "turn": 0, "lost": lost }))?;
             return out.finish();
         }
-        Err(Fault::Fatal(error)) => return Err(error),
+        Err(other) => return Err(other.into()),
     };
     out.row(&json!({ "turn": 0, "state": state }))?;
     let mut sequence = 0;
     for (i, action) in actions.iter().enumerate() {
-        let Turn { next, reward, score, end, extra } = match episode.step(action) {
+        let Turn { next, reward, score, end, extra, .. } = match episode.step(action) {
             Ok(turn) => turn,
             Err(Fault::Lost(lost)) => {
                 out.row(&json!({ "turn": i + 1, "lost": lost }))?;
                 break;
             }
-            Err(Fault::Fatal(error)) => return Err(error),
+            Err(other) => return Err(other.into()),
         };
         let within = sequence;
         let next = match next {

@@ -67,6 +67,7 @@ impl Player {
 fn lost(fault: Fault) -> Result<Lost> {
     match fault {
         Fault::Lost(lost) => Ok(*lost),
+        busy @ Fault::Busy => Err(busy.into()),
         Fault::Fatal(error) => Err(error),
     }
 }

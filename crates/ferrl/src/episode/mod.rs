@@ -141,6 +141,11 @@ impl Played {
         self.turns.iter().enumerate().map(turn).collect()
     }
 
+    /// What the policy wrote, without what it read: rewards see nothing else.
+    pub fn said(&self) -> String {
+        self.turns.iter().map(|t| t.action.as_str()).collect()
+    }
+
     /// Sum of the rewards of all turns.
     pub fn total_reward(&self) -> f64 {
         self.turns.iter().map(|t| t.reward).sum()

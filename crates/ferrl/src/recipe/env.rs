@@ -14,7 +14,13 @@ pub struct Env {
     pub gem: Option<String>,
     /// A task of reasoning-gym, such as `letter_counting`; the package reasoning-gym must be installed.
     pub reasoning_gym: Option<String>,
-    /// Arguments for the environment: of its class, of `gem.make`, or of `create_dataset`.
+    /// Address of an OpenEnv server, such as `http://127.0.0.1:8000`.
+    pub url: Option<String>,
+    /// Tools that the policy may call before it answers, of `ferrl env tools`; rows and rewards are the recipe's.
+    pub tools: Vec<String>,
+    /// Maximum number of tool calls per episode. [1, 65535]
+    pub max_calls: usize,
+    /// Arguments for the environment: of its class, of `gem.make`, or of `create_dataset`; with tools, a table for each.
     pub options: Map<String, Value>,
     /// Worker processes. [1, 256]
     pub workers: usize,
@@ -36,6 +42,9 @@ impl Default for Env {
             path: None,
             gem: None,
             reasoning_gym: None,
+            url: None,
+            tools: Vec::new(),
+            max_calls: 4,
             options: Map::new(),
             workers: 2,
             timeout: 30.0,
@@ -50,8 +59,18 @@ impl Default for Env {
 impl Env {
     /// The keys that name an environment, each with its value.
     pub fn named(&self) -> Vec<(&'static str, &str)> {
-        let all = [("path", &self.path), ("gem", &self.gem), ("reasoning_gym", &self.reasoning_gym)];
+        let all = [
+            ("path", &self.path),
+            ("gem", &self.gem),
+            ("reasoning_gym", &self.reasoning_gym),
+            ("url", &self.url),
+        ];
         all.into_iter().filter_map(|(key, value)| Some((key, value.as_deref()?))).collect()
+    }
+
+    /// Whether it rewards episodes by itself; with tools the recipe does.
+    pub fn rewards(&self) -> bool {
+        !self.named().is_empty()
     }
 
     /// Whether it makes episodes without rows: all but a file of functions do.

@@ -24,7 +24,7 @@ mod tree;
 mod types;
 mod warn;
 
-pub use check::{DTYPES, OPTIMIZERS, OVERLONG, SCHEDULES, TOKENIZERS};
+pub use check::{DTYPES, OPTIMIZERS, OVERLAP, OVERLONG, SCHEDULES, TOKENIZERS};
 pub use difference::{Difference, difference, differences};
 pub use elsewhere::names_markdown;
 pub use env::Env;

@@ -162,6 +162,12 @@ pub struct Data {
     pub overlong: String,
     /// Shuffle the rows in every epoch.
     pub shuffle: bool,
+    /// Draw every row at random from all rows, so that some come twice in an epoch and some not at all (sampling with
+    /// replacement). An epoch is as many draws as there are rows.
+    pub replacement: bool,
+    /// What happens to training rows that evaluation rows overlap with (the same prompt, or 13 words in a row): `warn`,
+    /// `drop` (they are not trained on), `error` or `off`.
+    pub overlap: String,
 }
 
 impl Default for Data {
@@ -181,6 +187,8 @@ impl Default for Data {
             max_length: 2048,
             overlong: "error".into(),
             shuffle: true,
+            replacement: false,
+            overlap: "warn".into(),
         }
     }
 }

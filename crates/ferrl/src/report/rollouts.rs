@@ -58,6 +58,8 @@ fn row(step: u64, rollout: &Value, count: usize) -> Value {
         "turns": turns(prompt),
         "completion": cut(rollout["completion"].as_str().unwrap_or("")),
         "reward": rollout["reward"],
+        "episode": episode(&rollout["turns"]),
+        "lost": rollout["lost"]["message"],
         "failed": rollout["lost"] == true || rollout["lost"].is_object(),
         "components": rollout["components"],
         "advantage": rollout["advantage"],
@@ -79,6 +81,13 @@ fn turns(prompt: &str) -> Option<Vec<[String; 2]>> {
         Some([m["role"].as_str()?.to_string(), cut(calls.as_deref().unwrap_or(&content).trim())])
     };
     messages.iter().map(turn).collect::<Option<Vec<_>>>().filter(|t| !t.is_empty())
+}
+
+/// Each turn of an episode: action, observation, reward and advantage.
+fn episode(turns: &Value) -> Option<Vec<Value>> {
+    let text = |turn: &Value, key: &str| cut(turn[key].as_str().unwrap_or("").trim());
+    let turn = |t: &Value| json!([text(t, "action"), text(t, "observation"), t["reward"], t["advantage"]]);
+    turns.as_array().map(|turns| turns.iter().map(turn).collect())
 }
 
 fn cut(text: &str) -> String {

@@ -83,9 +83,16 @@ function full(r) {
     turn.append(make("h4", "", role), make("div", "", text));
     td.append(turn);
   } else td.append(make("h4", "", "Prompt"), make("div", "", r.prompt));
+  for (const [i, [action, observation, reward, advantage]] of (r.episode || []).entries()) {
+    const act = make("div", "turn assistant"), seen = make("div", "turn user");
+    act.append(make("h4", "", `Turn ${i + 1}: reward ${show(reward)}, advantage ${show(advantage)}`), make("div", "", action));
+    seen.append(make("h4", "", "Environment"), make("div", "", observation));
+    td.append(act, ...(observation ? [seen] : []));
+  }
   const answer = make("div", r.turns ? "turn assistant" : "");
   answer.append(make("h4", "", r.count > 1 ? `Completion, ${r.count} times` : "Completion"), make("div", "", r.completion));
-  td.append(answer, make("h4", "", "Reward"), make("div", "", rewardText(r) + (parts ? "   =   " + parts : "")));
+  if (r.lost) td.append(make("h4", "", "Lost"), make("div", "", r.lost));
+  td.append(...(r.episode ? [] : [answer]), make("h4", "", "Reward"), make("div", "", rewardText(r) + (parts ? "   =   " + parts : "")));
   tr.append(td);
   return tr;
 }

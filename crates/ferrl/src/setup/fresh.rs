@@ -98,9 +98,11 @@ struct Files {
 
 impl Files {
     fn read(recipe: &Recipe, all: bool) -> Result<Self> {
-        let names = recipe.data.train.iter().chain(&recipe.eval.data).filter(|n| task_name(n).is_none());
-        let read =
-            |name: &String| Ok(Arc::new(Dataset::read(&data::Source::parse(name)?, &Cache::from_env())?));
+        let sources =
+            recipe.data.train.iter().filter(|n| task_name(n).is_none()).map(|n| data::Source::parse(n));
+        let held_out =
+            recipe.eval.data.iter().filter(|n| task_name(n).is_none()).map(|n| data::Source::held_out(n));
+        let read = |source: Result<data::Source>| Ok(Arc::new(Dataset::read(&source?, &Cache::from_env())?));
         let d = &recipe.data;
         let words = [d.system.clone(), d.prefill.clone(), Some(d.separator.clone())].into_iter().flatten();
         // What a template of ChatML writes beside the messages.
@@ -108,7 +110,7 @@ impl Files {
         // What an environment says is in no file.
         let any = (!recipe.env.named().is_empty()).then(printable);
         Ok(Files {
-            datasets: names.map(read).collect::<Result<_>>()?,
+            datasets: sources.chain(held_out).map(read).collect::<Result<_>>()?,
             texts: Texts::new(&encoding(d)?)?,
             feed: algo::find(recipe.algorithm_name())?.feed,
             words: words.chain([chat]).chain(any).collect(),

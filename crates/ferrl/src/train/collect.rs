@@ -182,7 +182,9 @@ impl Stage {
         clock.waits_for("rollout");
         let Sampled { mut experience, answers, decoding } =
             self.answer(&mut prompts, &params, samples, number)?;
-        clock.lap("rollout", metrics);
+        let seconds = clock.lap("rollout", metrics);
+        let tokens: usize = answers.iter().map(|a| a.tokens).sum();
+        metrics.add("timing/rollout_tokens_per_second", tokens as f64 / seconds.max(1e-9));
         out.measure_episodes(&answers, decoding);
         self.look_for_outgrown(&answers);
         for lost in answers.iter().filter_map(|a| a.played.as_ref()?.lost.as_ref()) {

@@ -3,8 +3,14 @@
 //! Each is a file of its own and a line of [`VERIFIERS`].
 
 pub mod chain;
+pub mod choice;
+pub mod code;
 pub mod countdown;
 pub mod exact;
+pub mod f1;
+pub mod format;
+pub mod gsm8k;
+pub mod json;
 pub mod length;
 pub mod math;
 pub mod numeric;
@@ -109,6 +115,10 @@ pub struct Score {
     pub score: Option<f64>,
     /// Whether an answer was found in the completion, where the verifier looks for one.
     pub found: Option<bool>,
+    /// What was taken as the answer, where it depends on the row as well; otherwise see [`Verifier::extract`].
+    pub extracted: Option<Value>,
+    /// Why the reward is not full, where the verifier can say more than that the answer is another.
+    pub why: Option<String>,
     /// What else is worth a column beside the completion.
     pub extra: Map<String, Value>,
 }
@@ -222,6 +232,10 @@ pub trait Verifier: Send + Sync {
     fn take_metrics(&self) -> Vec<(String, f64)> {
         Vec::new()
     }
+    /// What else a user wants to know of how it works here, in one line.
+    fn summary(&self) -> Option<String> {
+        None
+    }
     /// The first wrong step of a completion, as a range of its bytes; none where every step is right.
     fn wrong_step(&self, _sample: &Sample<'_>) -> Result<Option<Range<usize>>> {
         Err(Error::usage(format!("{} judges whole answers, not steps", self.name()))
@@ -246,8 +260,14 @@ pub const VERIFIERS: &[Entry] = &[
     countdown::ENTRY,
     chain::ENTRY,
     exact::ENTRY,
+    f1::ENTRY,
+    choice::ENTRY,
     numeric::ENTRY,
+    gsm8k::ENTRY,
     math::ENTRY,
+    json::ENTRY,
+    format::ENTRY,
+    code::ENTRY,
     regex_format::ENTRY,
     length::ENTRY,
     python::ENTRY,

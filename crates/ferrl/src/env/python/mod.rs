@@ -8,12 +8,11 @@ mod workers;
 
 pub use workers::{Counts, Workers};
 
-use super::{End, Environment, Fault, Lost, Next, Result, Turn, Why};
+use super::{End, Environment, Fault, Lost, Next, Result, Turn, Why, episode_seed};
 use crate::episode::RowEpisodes;
 use crate::source::Prompt;
 use crate::task::{Example, Task};
 use crate::verify::Hooks;
-use ferrl_kernels::philox::philox4x32;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -217,6 +216,7 @@ impl Environment for Episode {
             score: answer["score"].as_f64(),
             end,
             extra: answer["extra"].as_object().cloned().unwrap_or_default(),
+            ..Default::default()
         })
     }
 
@@ -293,14 +293,4 @@ impl RowEpisodes for OfRows {
         };
         Ok(Box::new(Episode::new(self.workers.clone(), start)))
     }
-}
-
-/// What a choice is for; part of its random numbers' counter.
-const ENVIRONMENT: u32 = 0x656e_7669;
-
-/// The seed of an episode: below 2^31, as Python's packages want it.
-fn episode_seed(seed: u64, index: u64, held_out: bool) -> u64 {
-    let key = [seed as u32, (seed >> 32) as u32];
-    let drawn = philox4x32([index as u32, (index >> 32) as u32, u32::from(held_out), ENVIRONMENT], key);
-    u64::from(drawn[0] >> 1)
 }

@@ -257,7 +257,14 @@ impl Episode {
         extra.insert("baseline".into(), json!(baseline));
         let shown = format!("\n{} {value:.3}, baseline {baseline:.3}\n", self.metric.name());
         let score = Some(f64::from(u8::from(reward > 0.0)));
-        Turn { next: Next::Observation(shown), reward, score, end: Some(End::Terminated), extra }
+        Turn {
+            next: Next::Observation(shown),
+            reward,
+            score,
+            end: Some(End::Terminated),
+            extra,
+            ..Default::default()
+        }
     }
 }
 

@@ -5,10 +5,11 @@
 //! text for Llama 3. A call that cannot be read gets a hint and counts as a call.
 
 mod calculator;
+mod python;
 mod search;
 mod task;
 
-pub(crate) const TOOL_TASKS: [&crate::task::Entry; 2] = [&calculator::ENTRY, &search::ENTRY];
+pub(crate) const TOOL_TASKS: [&crate::task::Entry; 3] = [&calculator::ENTRY, &search::ENTRY, &python::ENTRY];
 
 use super::{End, Environment, Next, Turn};
 use crate::env;
@@ -39,19 +40,19 @@ pub struct ToolEpisode {
     prompt: String,
     columns: Map<String, Value>,
     tools: Arc<[Arc<dyn Tool>]>,
-    verifier: Arc<dyn Verifier>,
+    verifier: Option<Arc<dyn Verifier>>,
     limits: Limits,
     calls: usize,
     errors: usize,
 }
 
 impl ToolEpisode {
-    /// A prompt with the columns that the verifier needs.
+    /// A prompt with the columns that the verifier needs. Without one, an answer is worth what the recipe's rewards say.
     pub fn new(
         prompt: String,
         columns: Map<String, Value>,
         tools: Arc<[Arc<dyn Tool>]>,
-        verifier: Arc<dyn Verifier>,
+        verifier: Option<Arc<dyn Verifier>>,
         limits: Limits,
     ) -> Self {
         ToolEpisode { prompt, columns, tools, verifier, limits, calls: 0, errors: 0 }
@@ -88,7 +89,10 @@ impl ToolEpisode {
     fn grade(&self, action: &str) -> Result<Turn> {
         let columns = (&self.columns).into();
         let sample = Sample { prompt: &self.prompt, completion: action, columns, ..Default::default() };
-        let score = self.verifier.score(&sample)?;
+        let Some(verifier) = &self.verifier else {
+            return Ok(Turn { end: Some(End::Terminated), extra: self.extra(), ..Default::default() });
+        };
+        let score = verifier.score(&sample)?;
         let mut extra = self.extra();
         extra.extend(score.extra);
         extra.extend(score.components.into_iter().map(|(name, part)| (name, json!(part))));
@@ -136,13 +140,15 @@ impl Environment for ToolEpisode {
             let shown = observation(&["error: no calls are left".into()], written[0].format);
             let end = Some(End::Terminated);
             let extra = self.extra();
-            return Ok(Turn { next: Next::Observation(shown), reward: 0.0, score: Some(0.0), end, extra });
+            let (next, score) = (Next::Observation(shown), self.verifier.is_some().then_some(0.0));
+            return Ok(Turn { next, score, end, extra, ..Default::default() });
         }
         let written = written.into_iter().filter(|one| one.at < until).collect();
         let (results, format) = self.run(written)?;
         Ok(Turn {
             next: Next::Observation(observation(&results, format)),
             extra: self.extra(),
+            results,
             ..Default::default()
         })
     }

@@ -33,7 +33,7 @@ pub(super) struct ToolTask<Q> {
 impl<Q: Questions> ToolTask<Q> {
     fn open(&self, question: &Question) -> ToolEpisode {
         let Question { prompt, columns, .. } = question;
-        let (tools, verifier) = (self.tools.clone(), self.verifier.clone());
+        let (tools, verifier) = (self.tools.clone(), Some(self.verifier.clone()));
         ToolEpisode::new(prompt.clone(), columns.clone(), tools, verifier, self.limits)
     }
 }

@@ -19,7 +19,7 @@ fn episode(max_calls: usize) -> ToolEpisode {
     let verifier = Arc::from(verify::build("exact", exact.as_object().unwrap()).unwrap());
     let columns = json!({ "answer": "Jane Austen" }).as_object().unwrap().clone();
     let limits = Limits { max_calls, ..Default::default() };
-    ToolEpisode::new("Who wrote Emma?\n".into(), columns, tools.into(), verifier, limits)
+    ToolEpisode::new("Who wrote Emma?\n".into(), columns, tools.into(), Some(verifier), limits)
 }
 
 fn shown(turn: &Turn) -> &str {

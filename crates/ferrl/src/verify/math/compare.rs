@@ -2,6 +2,7 @@
 
 use super::ast::{Const, Expr, Func};
 use super::budget::Budget;
+use super::conventions;
 use super::language::text;
 use super::language::units::Unit;
 use super::relations;
@@ -61,15 +62,15 @@ impl<'a> Compare<'a> {
 
     fn same_here(&self, gold: &Expr, answer: &Expr) -> bool {
         let (gold, answer) = (&shape::tidy(gold), &shape::tidy(answer));
-        // The constant of integration, in either case.
-        let small =
-            gold.mentions("C") && !gold.mentions("c") && answer.mentions("c") && !answer.mentions("C");
-        let answer = if small { &answer.renamed("c", "C") } else { answer };
+        let (gold, answer) = &conventions::alike(gold, answer);
         if let (Expr::Text(a), Expr::Text(b)) = (gold, answer) {
             return text::same_words(a, b);
         }
         if let Some(verdict) = relations::compare(self, gold, answer) {
             return verdict;
+        }
+        if !self.rules.strict_kinds && self.same_unit_vectors(gold, answer) {
+            return true;
         }
         if shape::is_plural(gold) || shape::is_plural(answer) {
             return self.plural(gold, answer);
@@ -91,10 +92,13 @@ impl<'a> Compare<'a> {
             }
             (Expr::Matrix(gold), Expr::Matrix(answer)) => self.same_matrices(gold, answer),
             (Expr::Matrix(rows), Expr::Tuple(_, items, _))
+            | (Expr::Tuple(_, items, _), Expr::Matrix(rows))
                 if items.iter().all(|item| matches!(item, Expr::Tuple(..))) =>
             {
+                let swapped = matches!(gold, Expr::Tuple(..));
                 rows.len() == items.len()
                     && rows.iter().zip(items).all(|(row, item)| match item {
+                        Expr::Tuple(_, cells, _) if swapped => self.in_order(cells, row),
                         Expr::Tuple(_, cells, _) => self.in_order(row, cells),
                         _ => false,
                     })
@@ -125,6 +129,20 @@ impl<'a> Compare<'a> {
             }
             _ => self.quantities(gold, answer),
         }
+    }
+
+    /// A vector of numbers and the same as a sum of unit vectors.
+    fn same_unit_vectors(&self, gold: &Expr, answer: &Expr) -> bool {
+        // A half-open interval is no vector.
+        let vector = |e: &Expr| shape::vector(e).filter(|_| !shape::is_set(e));
+        let sides = match (vector(gold), vector(answer)) {
+            (Some(components), None) => conventions::as_unit_vectors(answer).map(|sum| (components, sum)),
+            (None, Some(components)) => conventions::as_unit_vectors(gold).map(|sum| (components, sum)),
+            _ => None,
+        };
+        sides.is_some_and(|(components, sum)| {
+            conventions::unit_vectors(&components).is_some_and(|v| scalar::same(&v, &sum, self.budget))
+        })
     }
 
     fn same_matrices(&self, gold: &[Vec<Expr>], answer: &[Vec<Expr>]) -> bool {

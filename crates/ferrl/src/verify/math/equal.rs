@@ -6,6 +6,7 @@ use super::compare::{Compare, Rules};
 use super::language::clock;
 use super::language::text;
 use super::lexer::Commas;
+use super::notation;
 use super::parser;
 
 /// Whether an answer equals the expected one.
@@ -25,7 +26,13 @@ pub fn equal_by(rules: Rules, gold: &str, answer: &str, budget: &Budget) -> bool
     if let Some(verdict) = choices(gold, answer).or_else(|| clock::compare(gold, answer)) {
         return verdict;
     }
-    let (golds, answers) = (readings(gold, budget), readings(answer, budget));
+    let other = |text: &str| if rules.strict_kinds { Vec::new() } else { notation::alternatives(text) };
+    let all = |text: &str| {
+        let mut all = readings(text, budget);
+        all.extend(other(text).iter().flat_map(|text| readings(text, budget)));
+        all
+    };
+    let (golds, answers) = (all(gold), all(answer));
     let compare = Compare::new(rules, budget);
     if golds.iter().any(|g| answers.iter().any(|a| compare.same(g, a))) {
         return true;

@@ -58,6 +58,12 @@ fn names_result(expr: &Expr) -> bool {
 
 fn both(with: &Compare<'_>, gold: &Expr, answer: &Expr) -> bool {
     let (Some((gl, g)), Some((al, a))) = (sides(gold), sides(answer)) else { return false };
+    // Signs on either side: each of the equations that one stands for is one of the other's.
+    let (golds, answers) = (shape::signs(gold), shape::signs(answer));
+    if golds.len() > 1 && golds.len() == answers.len() {
+        let found = |x: &Expr, list: &[Expr]| list.iter().any(|y| both(with, x, y));
+        return golds.iter().all(|g| found(g, &answers)) && answers.iter().all(|a| found(a, &golds));
+    }
     match (g, a) {
         ([(Rel::Eq, gr)], [(Rel::Eq, ar)]) => {
             if let Some((al, ar)) = with_argument_of(gl, al, ar) {

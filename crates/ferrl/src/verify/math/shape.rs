@@ -25,6 +25,10 @@ pub fn tidy(expr: &Expr) -> Expr {
         Expr::Text(words) => match text::phrase(words) {
             Some(text::Phrase::Nothing) => Expr::Const(Const::Empty),
             Some(text::Phrase::Everything) => Expr::Const(Const::Numbers('R')),
+            Some(text::Phrase::Positive) => ray('(', true),
+            Some(text::Phrase::NonNegative) => ray('[', true),
+            Some(text::Phrase::Negative) => ray(')', false),
+            Some(text::Phrase::Integers) => Expr::Const(Const::Numbers('Z')),
             None => expr.clone(),
         },
         // A(1, 2) is the point (1, 2).
@@ -36,9 +40,29 @@ pub fn tidy(expr: &Expr) -> Expr {
             }
             _ => expr.clone(),
         },
+        Expr::Pow(base, mark) => match (&**base, &**mark) {
+            (Expr::Matrix(rows), Expr::Var(t)) if t == "T" || t == "top" => transposed(rows),
+            _ => expr.clone(),
+        },
         Expr::Set(items) if items.is_empty() => Expr::Const(Const::Empty),
         other => other.clone(),
     }
+}
+
+/// The numbers on one side of 0, whose bracket is `end`.
+fn ray(end: char, above: bool) -> Expr {
+    let (zero, infinity) = (Expr::int(0), Expr::Const(Const::Infinity));
+    match above {
+        true => Expr::Tuple(end, vec![zero, infinity], ')'),
+        false => Expr::Tuple('(', vec![infinity.negated(), zero], end),
+    }
+}
+
+/// The columns of a matrix as its rows.
+fn transposed(rows: &[Vec<Expr>]) -> Expr {
+    let width = rows.first().map_or(0, Vec::len);
+    let column = |at: usize| rows.iter().filter_map(|row| row.get(at).cloned()).collect();
+    Expr::Matrix((0..width).map(column).collect())
 }
 
 fn tidy_chain(first: &Expr, rest: &[(Rel, Expr)]) -> Expr {
@@ -80,6 +104,10 @@ pub fn is_name(expr: &Expr) -> bool {
         Expr::Tuple(_, items, _) | Expr::Ratio(items) | Expr::Mul(items) => items.iter().all(is_name),
         Expr::Unit(inner, _) => is_name(inner),
         Expr::Matrix(rows) => rows.iter().flatten().all(is_name),
+        // A \cap B = {1, 2}
+        Expr::SetOp(_, a, b) => is_name(a) && is_name(b),
+        // An integral, a limit or a sum and what it is.
+        Expr::Big(..) => true,
         _ => false,
     }
 }

@@ -19,12 +19,46 @@ const ANNOUNCEMENTS: &[&str] = &[
     "choice is",
 ];
 
+/// Announcements of several answers; they count in the last sentence only.
+const LISTS: &[&str] = &[
+    "answers are",
+    "solutions are",
+    "roots are",
+    "zeros are",
+    "values are",
+    "solution is",
+    "solution set is",
+];
+
 /// What follows the last announcement.
 pub(super) fn announced(text: &str) -> Option<String> {
+    after(text, ANNOUNCEMENTS)
+}
+
+/// What follows "the final answer is", if it is a value and not a remark.
+pub(super) fn final_answer(text: &str) -> Option<String> {
+    let value =
+        |found: &String| found.contains(['$', '\\', '=']) || found.bytes().any(|b| b.is_ascii_digit());
+    after(text, &ANNOUNCEMENTS[..2]).filter(value)
+}
+
+/// What the last sentence lists: `The roots are $1$ and $2$.`
+pub(super) fn listed(text: &str) -> Option<String> {
+    let text = text.trim_end();
     let lower = text.to_ascii_lowercase();
-    for phrase in ANNOUNCEMENTS {
+    let at = LISTS.iter().filter_map(|phrase| lower.rfind(phrase).map(|at| at + phrase.len())).max()?;
+    let rest = text[at..].trim_start_matches([':', '*', ' ', '\n', '\t']);
+    let found = sentence(rest);
+    let last = rest.len() <= found.len() + 2;
+    (last && is_bare(found)).then(|| found.to_string())
+}
+
+fn after(text: &str, phrases: &[&str]) -> Option<String> {
+    let lower = text.to_ascii_lowercase();
+    for phrase in phrases {
         let Some(at) = lower.rfind(phrase) else { continue };
         let rest = &text[at + phrase.len()..];
+        let rest = rest.split("</answer>").next().unwrap_or(rest);
         let rest = rest.trim_start_matches([':', '*', ' ', '\n', '\t']);
         let sentence = sentence(rest);
         let found = match formula_at_start(rest) {
@@ -101,6 +135,14 @@ pub fn is_bare(text: &str) -> bool {
         return false;
     }
     let outside = without_text(text);
+    // `Each gets 3.5 oranges.`
+    let starts = text.starts_with(|c: char| c.is_ascii_uppercase()) && text.ends_with('.');
+    if starts
+        && text.bytes().any(|b| b.is_ascii_digit())
+        && words_of(&outside).filter(|w| w.len() > 1).count() > 2
+    {
+        return false;
+    }
     // Words that lead to a formula make a sentence: `Solving gives \[x = 2\]`.
     let lead = delimited(text).map_or("", |(start, _)| &text[..start]);
     if lead.split_whitespace().any(|w| words::is_word(w) && !units::is_unit_word(w)) {
@@ -147,11 +189,17 @@ pub(super) fn last(text: &str) -> Option<&str> {
     let text = tail(text, TAIL);
     let mut from = 0;
     let mut formula: Option<(usize, usize)> = None;
+    // Formulas of a remark end here; the numbers in them are no answers either.
+    let mut remarks = 0;
     while let Some((start, end)) = delimited(&text[from..]) {
-        formula = Some((from + start, from + end));
+        let clause = formula.is_some_and(|(_, until)| opens_clause(&text[until..from + start]));
+        match clause {
+            true => remarks = from + end,
+            false => formula = Some((from + start, from + end)),
+        }
         from += end;
     }
-    let number = last_number(text);
+    let number = last_number(text).filter(|(at, _)| *at >= remarks);
     match (formula, number) {
         (Some((start, end)), Some((at, until))) if at >= end => {
             // The unit or percent sign behind a formula belongs to it.
@@ -171,6 +219,19 @@ pub(super) fn last(text: &str) -> Option<&str> {
         (None, Some((at, until))) => Some(&text[at..until]),
         (None, None) => None,
     }
+}
+
+/// Whether the words between two formulas make the second a remark on the first: `$a_n = n$ for all $n \ge 1$`.
+fn opens_clause(between: &str) -> bool {
+    let end = between.trim_end();
+    let stop = end.ends_with(['.', ':', '\n']) || between.contains(". ") || between.contains('\n');
+    let remark =
+        |word: &str| matches!(word, "for" | "where" | "since" | "because" | "when" | "whenever" | "if");
+    !stop && words_of(end).any(|word| remark(&word))
+}
+
+fn words_of(text: &str) -> impl Iterator<Item = String> {
+    text.split(|c: char| !c.is_alphabetic()).filter(|w| !w.is_empty()).map(str::to_lowercase)
 }
 
 /// The last run of digits and the signs that make it an expression: `2/3`, `-1,000.99`, `3*(4+5)`, `50%`.

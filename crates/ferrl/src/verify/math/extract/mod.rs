@@ -5,7 +5,7 @@ mod formulas;
 
 use crate::verify::last_answer;
 use boxes::boxed;
-use formulas::{announced, is_bare, last};
+use formulas::{announced, final_answer, is_bare, last, listed};
 
 /// Bytes at the end of a completion in which an answer without a mark is looked for.
 const TAIL: usize = 4_000;
@@ -13,8 +13,8 @@ const TAIL: usize = 4_000;
 /// Where the answer stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
-    /// The last box, else the answer tag, else `####` on the last line, else "the answer is", else `####` anywhere,
-    /// else all of it where it is one formula, else the last formula or number.
+    /// The last box, else "the final answer is", else the answer tag, else `####`, else "the answer is" or "the roots
+    /// are", else all of it where it is one formula, else the last formula or number.
     Auto,
     /// The last `\boxed{..}`.
     Boxed,
@@ -39,10 +39,12 @@ pub fn answer(text: &str, take: Take) -> Option<String> {
         Take::Hashes => hashes(text).map(str::to_string),
         Take::Last => last(text).map(str::to_string),
         Take::Auto => boxed(end)
+            .or_else(|| final_answer(end))
             .or_else(|| last_answer(text).map(|inner| announced(inner).unwrap_or_else(|| inner.to_string())))
             .or_else(|| closing_hashes(text).map(str::to_string))
             .or_else(|| announced(end))
             .or_else(|| hashes(text).map(str::to_string))
+            .or_else(|| listed(end))
             .or_else(|| {
                 if is_bare(text) { Some(text.trim().to_string()) } else { last(text).map(str::to_string) }
             }),
@@ -113,6 +115,15 @@ mod tests {
             ("the answer is not 9\n#### 10", "10"),
             ("#### Answer\nThe answer is 5.", "5"),
             ("5 + 5 = 10\n#### 10", "10"),
+            ("The final answer is $5$. <answer>6</answer>", "$5$"),
+            ("The final answer is in the tag. <answer>6</answer>", "6"),
+            ("<answer>The final answer is 7</answer>", "7"),
+            ("The roots are $x = 1$ and $x = 2$.", "$x = 1$ and $x = 2$"),
+            ("The answers are 2 and 3.", "2 and 3"),
+            ("The roots are $1$ and $2$. Only the second is positive, so $x=2$.", "$x=2$"),
+            ("By induction, $a_n = n^2$ for all $n \\ge 1$.", "$a_n = n^2$"),
+            ("We get $5$ (since $x>0$).", "$5$"),
+            ("Each gets 3.5 oranges.", "3.5"),
             ("it is $3$ or rather $4$.", "$4$"),
             ("wins the game with probability 2/3. <|im_start|>user 5", "2/3"),
             ("which makes $1,250.50.", "1,250.50"),

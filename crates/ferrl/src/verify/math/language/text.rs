@@ -7,6 +7,14 @@ pub enum Phrase {
     Nothing,
     /// All real numbers.
     Everything,
+    /// Those above 0.
+    Positive,
+    /// Those from 0 up.
+    NonNegative,
+    /// Those below 0.
+    Negative,
+    /// All integers.
+    Integers,
 }
 
 /// What a phrase stands for.
@@ -25,6 +33,14 @@ pub fn phrase(words: &str) -> Option<Phrase> {
         | "null set" => Phrase::Nothing,
         "all real numbers" | "all reals" | "all real" | "the real numbers" | "real numbers"
         | "any real number" | "all real values" => Phrase::Everything,
+        "positive real numbers" | "all positive real numbers" | "positive reals" | "positive numbers" => {
+            Phrase::Positive
+        }
+        "nonnegative real numbers" | "non negative real numbers" | "all nonnegative real numbers" => {
+            Phrase::NonNegative
+        }
+        "negative real numbers" | "all negative real numbers" | "negative reals" => Phrase::Negative,
+        "integers" | "all integers" | "any integer" | "every integer" => Phrase::Integers,
         _ => return None,
     })
 }
@@ -89,7 +105,8 @@ pub fn same_words(a: &str, b: &str) -> bool {
 /// `(B) 12`. The flag says whether the letter is marked as a choice.
 pub fn choice(text: &str) -> Option<(char, bool, bool)> {
     let words = letters(text).split_whitespace().collect::<Vec<_>>().join(" ");
-    let mut chars = words.chars();
+    let named = ["option ", "choice ", "answer "].iter().find_map(|lead| words.strip_prefix(lead));
+    let mut chars = named.unwrap_or(&words).chars();
     let (letter, marked, rest) = match chars.next()? {
         '(' => {
             let letter = chars.next()?;
@@ -97,6 +114,7 @@ pub fn choice(text: &str) -> Option<(char, bool, bool)> {
             (letter, true, chars.as_str().trim())
         }
         letter => match chars.next() {
+            None if named.is_some() => (letter, true, ""),
             None => (letter, text.contains("\\text") || text.contains("\\mathrm"), ""),
             Some(')') => (letter, true, chars.as_str().trim()),
             // What follows is another thing and not the rest of a formula.

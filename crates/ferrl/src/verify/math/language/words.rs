@@ -98,6 +98,18 @@ pub fn is_skipped(name: &str) -> bool {
             | "relax"
             | "bigm"
             | "protect"
+            | "tiny"
+            | "small"
+            | "normalsize"
+            | "large"
+            | "Large"
+            | "LARGE"
+            | "huge"
+            | "Huge"
+            | "blacksquare"
+            | "qed"
+            | "qedsymbol"
+            | "therefore"
     )
 }
 

@@ -131,6 +131,21 @@ impl Lexer<'_> {
         Some(())
     }
 
+    /// Whether the array that starts here stands behind a brace that nothing closes, as systems do; the brace is
+    /// dropped.
+    fn opens_system(&mut self) -> bool {
+        let brace = matches!(self.out.last().map(|t| &t.tok), Some(Tok::Sym('⦃')));
+        let rest: String = self.chars[self.at..].iter().collect();
+        let after = rest.rsplit_once("\\end{array}").map(|(_, after)| after.trim());
+        let system = brace
+            && after
+                .is_some_and(|after| after.is_empty() || after == "\\right" || after.starts_with("\\right."));
+        if system {
+            self.out.pop();
+        }
+        system
+    }
+
     pub(super) fn environment(&mut self, begin: bool) -> Option<()> {
         let kind = self.group()?;
         let kind = kind.trim().trim_end_matches('*');
@@ -140,6 +155,7 @@ impl Lexer<'_> {
                 if begin && kind == "array" {
                     self.group()?;
                 }
+                let kind = if begin && kind == "array" && self.opens_system() { "cases" } else { kind };
                 self.tables = if begin { self.tables + 1 } else { self.tables.saturating_sub(1) };
                 self.push(if begin { Tok::Begin(kind.to_string()) } else { Tok::End });
             }

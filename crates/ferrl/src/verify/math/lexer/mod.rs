@@ -120,6 +120,9 @@ impl Lexer<'_> {
             let (literal, end) = number::literal(self.chars, self.at, self.commas, free)?;
             self.push(Tok::Num(literal));
             self.at = end;
+        } else if self.is_times() {
+            self.symbol('*');
+            self.at += 1;
         } else if c.is_ascii_alphabetic() {
             self.letters();
         } else if c == '\\' {
@@ -129,6 +132,17 @@ impl Lexer<'_> {
             self.punctuation(c)?;
         }
         Some(())
+    }
+
+    /// Whether the letter x stands for a sign of multiplication, as in `3 x 10^8`.
+    fn is_times(&self) -> bool {
+        let after_number = matches!(self.out.last().map(|t| &t.tok), Some(Tok::Num(_)));
+        if !after_number || !matches!(self.peek(0), 'x' | 'X') {
+            return false;
+        }
+        let next = (1..).find(|ahead| self.peek(*ahead) != ' ').unwrap_or(1);
+        let power = ['1', '0', '^'].iter().enumerate().all(|(i, c)| self.peek(next + i) == *c);
+        power || ['1', '0', '*', '*'].iter().enumerate().all(|(i, c)| self.peek(next + i) == *c)
     }
 
     fn punctuation(&mut self, c: char) -> Option<()> {
@@ -188,6 +202,12 @@ impl Lexer<'_> {
         let in_text = !self.text_ends.is_empty();
         let after_number = match &self.out[..] {
             [.., last] if matches!(last.tok, Tok::Num(_)) => true,
+            // The second unit of \mathrm{m\,s^{-2}}.
+            [.., last]
+                if in_text && last.text && matches!(&last.tok, Tok::Word(unit) if units::is_known(unit)) =>
+            {
+                true
+            }
             // The second unit of m/s.
             [.., unit, sign] => matches!(unit.tok, Tok::Word(_)) && matches!(sign.tok, Tok::Sym('/' | '*')),
             _ => false,

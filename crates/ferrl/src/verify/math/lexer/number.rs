@@ -62,6 +62,13 @@ impl Scan<'_> {
 
     /// Length of a separator of thousands that stands here before three digits.
     fn separator(&self, commas: Commas) -> Option<usize> {
+        // One point before three digits is a decimal's; two or more part thousands: 12.345.678.
+        if self.peek(0) == '.' && self.three_digits(1) {
+            let points =
+                (1..).take_while(|n| self.peek(4 * n) == '.' && self.three_digits(4 * n + 1)).count();
+            let inside = self.chars[..self.at].iter().rev().take(5).any(|c| *c == '.');
+            return (points > 0 || inside).then_some(1);
+        }
         for mark in [",\\!", "{,}\\!", "{,}", "\\,", "{\\,}", "{}"] {
             if self.starts(mark) {
                 let end = self.spaces(mark.len());
@@ -79,6 +86,9 @@ impl Scan<'_> {
 /// The literal that starts at `start`, and where it ends. `free` allows separators of thousands: they do not
 /// occur in exponents and indices.
 pub fn literal(chars: &[char], start: usize, commas: Commas, free: bool) -> Option<(Literal, usize)> {
+    if let Some(hexadecimal) = hexadecimal(chars, start) {
+        return Some(hexadecimal);
+    }
     let mut scan = Scan { chars, at: start };
     let mut whole = String::new();
     scan.digits(&mut whole);
@@ -90,13 +100,16 @@ pub fn literal(chars: &[char], start: usize, commas: Commas, free: bool) -> Opti
     }
     let mut part = String::new();
     let mut repeat = String::new();
-    let point =
-        scan.peek(0) == '.' && (scan.peek(1).is_ascii_digit() || scan.peek(1) == '\\' && !whole.is_empty());
+    let point = scan.peek(0) == '.'
+        && (scan.peek(1).is_ascii_digit() || matches!(scan.peek(1), '\\' | '(') && !whole.is_empty());
     if point {
         let back = scan.at;
         scan.at += 1;
         scan.digits(&mut part);
         repeat = overline(&mut scan);
+        if repeat.is_empty() {
+            repeat = bracketed(&mut scan);
+        }
         if part.is_empty() && repeat.is_empty() {
             scan.at = back;
         } else if repeat.is_empty() {
@@ -136,6 +149,36 @@ fn decimal(whole: &str, part: &str, repeat: &str) -> Option<Rational> {
     let all = nat(&format!("{whole}{part}{repeat}"))?;
     let nines = ten(repeat.len()).saturating_sub(&Nat::from(1));
     Rational::from_parts(false, all.saturating_sub(&fixed), ten(part.len()).mul(&nines))
+}
+
+/// `0xFF`.
+fn hexadecimal(chars: &[char], start: usize) -> Option<(Literal, usize)> {
+    if !matches!(chars.get(start..start + 3)?, ['0', 'x' | 'X', digit] if digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    let digits: String = chars[start + 2..].iter().take_while(|c| c.is_ascii_alphanumeric()).collect();
+    if digits.len() > 64 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return None;
+    }
+    let value = Nat::parse(digits.to_ascii_uppercase().as_bytes(), 16)?;
+    let value = Rational::from_parts(false, value, Nat::from(1))?;
+    Some((Literal { value, digits: None, raw: None }, start + 2 + digits.len()))
+}
+
+/// The digits in brackets that end a decimal and repeat: `0.1(6)`. What follows must not be more of a formula:
+/// `0.5(3)x` is a product.
+fn bracketed(scan: &mut Scan<'_>) -> String {
+    let mut end = 1;
+    while scan.peek(end).is_ascii_digit() {
+        end += 1;
+    }
+    let after = scan.peek(end + 1);
+    if scan.peek(0) != '(' || end == 1 || scan.peek(end) != ')' || after.is_alphanumeric() || after == '(' {
+        return String::new();
+    }
+    let digits = scan.chars[scan.at + 1..scan.at + end].iter().collect();
+    scan.at += end + 1;
+    digits
 }
 
 /// The digits under `\overline{..}` or `\bar{..}`, which repeat.
@@ -243,6 +286,13 @@ mod tests {
             ("3E5", "300000/1", 3),
             ("2ex", "2/1", 1),
             ("42.", "42/1", 2),
+            ("0.(3)", "1/3", 5),
+            ("0.1(6)", "1/6", 6),
+            ("0.5(x)", "1/2", 3),
+            ("12.345.678", "12345678/1", 10),
+            ("12.345", "2469/200", 6),
+            ("0xFF", "255/1", 4),
+            ("0x", "0/1", 1),
         ] {
             assert_eq!(read(text, Commas::Thousands), Some((value.into(), end)), "{text}");
         }

@@ -129,6 +129,14 @@ impl Parser<'_> {
                 self.deeper(|p| p.table(&kind))
             }
             Tok::End => None,
+            Tok::Sym('(') if self.sym_at(2) == ')' && self.sym_at(3) == '_' => {
+                let Some(Tok::Num(Literal { raw: Some(raw), .. })) = self.tok(1) else {
+                    return self.deeper(|p| p.bracket('('));
+                };
+                let raw = raw.clone();
+                self.at += 4;
+                self.base(&raw)
+            }
             Tok::Sym(c) => self.deeper(|p| p.bracket(c)),
         }
     }
@@ -147,7 +155,12 @@ impl Parser<'_> {
         }
         let is_digit = |b: u8| b.is_ascii_digit();
         let marked = matches!(self.tokens.get(end).map(|t| &t.tok), Some(Tok::Sym('_')));
-        if !marked || end - self.at < 2 || raw.len() > 64 || !raw.bytes().any(is_digit) {
+        // FF_{16} has no decimal digit and is known by its base alone.
+        let letters = raw.bytes().all(|b| b.is_ascii_uppercase() && b.is_ascii_hexdigit()) && raw.len() > 1;
+        let sixteen = |ahead: usize| matches!(self.tokens.get(end + ahead).map(|t| &t.tok), Some(Tok::Num(n)) if n.value.to_i64() == Some(16));
+        let hexadecimal = letters && (sixteen(1) || sixteen(2));
+        let mixed = end - self.at >= 2 && raw.bytes().any(is_digit);
+        if !marked || raw.len() > 64 || !(mixed || hexadecimal) {
             return None;
         }
         let back = std::mem::replace(&mut self.at, end + 1);

@@ -17,6 +17,8 @@ impl Parser<'_> {
     pub(super) fn bracket(&mut self, open: char) -> Option<Expr> {
         match open {
             '(' | '[' => self.bracketed(open),
+            // ]0, 1[ is the open interval.
+            ']' => self.bracketed(open),
             '⟨' => self.bracketed(open),
             '<' if self.tuple_ahead() => {
                 self.at += 1;
@@ -64,12 +66,18 @@ impl Parser<'_> {
         let close = self.sym();
         let fits = match open {
             '⟨' => close == '⟩',
-            _ => close == ')' || close == ']',
+            '(' => close == ')' || close == ']',
+            _ => matches!(close, ')' | ']' | '['),
         };
         if !fits {
             return None;
         }
         self.at += 1;
+        let outward = open == ']' || close == '[';
+        let (open, close) = (if open == ']' { '(' } else { open }, if close == '[' { ')' } else { close });
+        if outward && items.len() != 2 {
+            return None;
+        }
         let spoken = items.iter().skip(1).any(|(join, _)| matches!(join, Join::And | Join::Or));
         let mut items: Vec<Expr> = items.into_iter().map(|(_, e)| e).collect();
         match (open, close) {

@@ -30,7 +30,9 @@ impl Parser<'_> {
                     _ => Some(next),
                 };
             }
-            let closed = matches!(self.sym(), ')' | ']' | '}' | '⦄' | '⟩' | '⌋' | '⌉');
+            // ]0, 1[ opens with the bracket that closes others.
+            let outward = items.is_empty() && self.sym() == ']';
+            let closed = matches!(self.sym(), ')' | ']' | '}' | '⦄' | '⟩' | '⌋' | '⌉') && !outward;
             let Some(join) = join.filter(|_| !self.done() && !closed) else { break };
             if items.len() > 256 {
                 return None;
@@ -88,6 +90,10 @@ impl Parser<'_> {
             && !(rel == Rel::Lt && self.tuple_ahead())
         {
             self.at += 1;
+            // `\implies x = 12`
+            if rel == Rel::To && !self.done() {
+                return self.deeper(Self::relation);
+            }
             let side = self.ratio()?;
             return Some(match rel {
                 Rel::Eq | Rel::Approx | Rel::To | Rel::In => side,
@@ -208,6 +214,17 @@ pub(super) fn is_assignment(expr: &Expr) -> bool {
     matches!(expr, Expr::Chain(_, rest) if rest.iter().all(|(rel, _)| *rel == Rel::Eq))
 }
 
+/// `x \ne 0, 1` excludes both.
+fn excluded(items: &mut [(Join, Expr)]) {
+    let Some((_, Expr::Chain(name, rest))) = items.first() else { return };
+    let (name, bare) = (name.clone(), items.iter().skip(1).all(|(_, e)| !matches!(e, Expr::Chain(..))));
+    if bare && matches!(&rest[..], [(Rel::Ne, _)]) {
+        for (_, item) in items.iter_mut().skip(1) {
+            *item = Expr::Chain(name.clone(), vec![(Rel::Ne, item.clone())]);
+        }
+    }
+}
+
 /// Items as one list, or as a list of groups where semicolons or "or" part lists of assignments.
 pub(super) fn grouped(mut items: Vec<(Join, Expr)>) -> Expr {
     if items.len() == 1
@@ -215,6 +232,7 @@ pub(super) fn grouped(mut items: Vec<(Join, Expr)>) -> Expr {
     {
         return item;
     }
+    excluded(&mut items);
     let joins: Vec<Join> = items.iter().skip(1).map(|(join, _)| *join).collect();
     let outer = if joins.contains(&Join::Semicolon) { Join::Semicolon } else { Join::Or };
     let mixed = joins.contains(&outer) && joins.iter().any(|j| *j != outer);

@@ -105,6 +105,9 @@ impl Parser<'_> {
             self.at += 1;
             return Some((Expr::Unit(value.clone(), unit), true));
         }
+        if let Some(unit) = self.unit_fraction(&left) {
+            return Some((Expr::Unit(left.boxed(), unit), true));
+        }
         if let Some(unit) = self.unit_letter(&left) {
             return Some((Expr::Unit(left.boxed(), unit), true));
         }
@@ -121,6 +124,7 @@ impl Parser<'_> {
             Some(Tok::Name(name)) => !(name == "U" && is_setlike(&left)),
             Some(Tok::Begin(_)) => true,
             Some(Tok::Sym('(')) => !matches!(self.tok(1), Some(Tok::Cmd("mod" | "bmod"))),
+            Some(Tok::Sym('[')) if self.closes_outward() => false,
             Some(Tok::Sym('[' | '{' | '⌊' | '⌈' | '…' | '⦃')) => true,
             Some(Tok::Sym('|' | '‖')) => !self.context.bars && !self.context.builder,
             Some(Tok::Cmd(name)) => {
@@ -133,6 +137,11 @@ impl Parser<'_> {
         }
         let right = self.power()?;
         Some((times(left, right), true))
+    }
+
+    /// Whether the bracket that stands here ends an interval that leaves out its end: `[0, 1[`.
+    fn closes_outward(&self) -> bool {
+        matches!(self.tok(1), None | Some(Tok::Sym('∪' | '∩' | '∖' | ',' | ';' | ')' | '⦄' | '=')))
     }
 
     /// `1 1/2` and `1\frac{1}{2}`: an integer and a proper fraction.

@@ -12,7 +12,8 @@ impl Parser<'_> {
     pub(super) fn unit_letter(&mut self, left: &Expr) -> Option<Unit> {
         let Some(Tok::Name(name)) = self.tok(0) else { return None };
         let letter = name.chars().next()?;
-        let fits = name.len() == 1 && "msghLlNJWVAK".contains(letter) && self.spaced();
+        let ohm = name == "Omega";
+        let fits = name.len() == 1 && "msghLlNJWVAK".contains(letter) && self.spaced() || ohm;
         if !fits || left.any(&|e| matches!(e, Expr::Var(_) | Expr::Call(..))) {
             return None;
         }
@@ -44,7 +45,40 @@ impl Parser<'_> {
             return None;
         }
         self.at += used;
-        unit.letter = Some(letter);
+        unit.letter = (!ohm).then_some(letter);
+        Some(unit)
+    }
+
+    /// A fraction of units behind a number: `12 \frac{m}{s}`.
+    pub(super) fn unit_fraction(&mut self, left: &Expr) -> Option<Unit> {
+        if !matches!(self.tok(0), Some(Tok::Cmd("frac" | "dfrac" | "tfrac")))
+            || left.any(&|e| matches!(e, Expr::Var(_) | Expr::Call(..)))
+        {
+            return None;
+        }
+        let mut at = 1;
+        let mut unit = Unit::none();
+        for sign in [1i8, -1] {
+            let (Some(Tok::Name(name) | Tok::Word(name)), '{') = (self.tok(at + 1), self.sym_at(at)) else {
+                return None;
+            };
+            let (mut power, mut used) = (1i8, 2);
+            if self.sym_at(at + 2) == '^'
+                && let Some(Tok::Num(n)) = self.tok(at + 3)
+                && let Some(n @ 2..=3) = n.value.to_i64()
+            {
+                (power, used) = (n as i8, 4);
+            }
+            if !units::is_known(name) || self.sym_at(at + used) != '}' {
+                return None;
+            }
+            unit = unit.times(&Unit::named(name), sign * power);
+            at += used + 1;
+        }
+        if !matches!(self.tok(at), None | Some(Tok::Sym(',' | ';' | ')'))) {
+            return None;
+        }
+        self.at += at;
         Some(unit)
     }
 
@@ -80,9 +114,9 @@ impl Parser<'_> {
                 self.at += usize::from(matches!(self.word(), Some("squared" | "cubed")));
             }
             unit = unit.times(&next, power.saturating_mul(sign));
-            if self.sym() == '/' && self.unit_ahead() {
+            if matches!(self.sym(), '/' | '*') && self.unit_ahead() {
+                sign = if self.sym() == '/' { -1 } else { sign };
                 self.at += 1;
-                sign = -1;
             }
         }
         Some(if unit.is_none() { value } else { Expr::Unit(value.boxed(), unit) })
