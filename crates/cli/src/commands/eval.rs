@@ -186,7 +186,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
     finish_on_interrupt("finishing the completions under way")?;
-    sample(args, &mut jobs, &model, &dir, &tokenizer, &hooks, &mut output)?;
+    sample(args, &mut jobs, &model, (&dir, &tokenizer), &hooks, &mut output)?;
     let shown = found.model.display().to_string();
     match jobs[0].suite {
         Some(_) => {
@@ -222,8 +222,7 @@ fn sample(
     args: &Args,
     jobs: &mut [Job],
     model: &Model,
-    dir: &ModelDir,
-    tokenizer: &Arc<Tokenizer>,
+    (dir, tokenizer): (&ModelDir, &Arc<Tokenizer>),
     hooks: &Hooks,
     output: &mut Option<Output>,
 ) -> Result<()> {
