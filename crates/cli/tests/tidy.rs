@@ -114,7 +114,10 @@ fn settings_of_algorithms_are_named_at_home_only() {
         }
         let code = text.split("#[cfg(test)]").next().unwrap();
         for line in code.lines().filter(|l| !l.trim_start().starts_with("//")) {
-            let named = line.split("\"algo.").skip(1).find(|rest| rest.starts_with(char::is_alphabetic) && !rest.starts_with("name"));
+            let named = line
+                .split("\"algo.")
+                .skip(1)
+                .find(|rest| rest.starts_with(char::is_alphabetic) && !rest.starts_with("name"));
             assert!(named.is_none(), "{path} names a setting of an algorithm: {}", line.trim());
         }
     }
