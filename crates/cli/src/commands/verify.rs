@@ -38,9 +38,9 @@ pub struct Args {
     /// Model directory whose tokenizer counts the tokens of completions, for verifiers and functions that ask for them
     #[arg(long, value_name = "DIR", requires = "name")]
     model: Option<PathBuf>,
-    /// Threads that score rows
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = size::<1024>, requires = "name")]
-    threads: usize,
+    /// Threads that score rows; one by default, as many as there are cores for verifiers that start processes
+    #[arg(long, value_name = "N", value_parser = size::<1024>, requires = "name")]
+    threads: Option<usize>,
     /// Score truncated completions by their text; otherwise they count as wrong
     #[arg(long, requires = "name")]
     score_truncated: bool,
@@ -77,7 +77,9 @@ fn grade(args: &Args, name: &str, rows: Vec<Result<Row>>) -> Result<()> {
     let samples: Vec<Result<Asked>> =
         rows.into_iter().map(|row| Asked::read(row?, tokenizer.as_ref())).collect();
     let truncated = if args.score_truncated { Truncated::Score } else { Truncated::Wrong };
-    let graded = all(&*verifier, &samples, truncated, args.threads);
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.unwrap_or_else(|| if verifier.waits() { cores() } else { 1 });
+    let graded = all(&*verifier, &samples, truncated, threads);
     warn(&hooks.warnings);
     hooks.warnings.take_printed().iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
     let (mut rewards, mut times, mut first) = (Vec::new(), Vec::new(), None);
@@ -159,14 +161,13 @@ fn all(
         return samples.iter().enumerate().map(one).collect();
     }
     // Rows in portions, each taken by whoever is free; a row's place says where its score goes.
-    const PORTION: usize = 16;
+    let size = if verifier.waits() { 1 } else { 16 };
     let next = AtomicUsize::new(0);
     let slots: Vec<OnceLock<Graded>> = samples.iter().map(|_| OnceLock::new()).collect();
     let work = || {
         loop {
-            let from = next.fetch_add(PORTION, Ordering::Relaxed);
-            let Some(portion) =
-                samples.get(from..samples.len().min(from + PORTION)).filter(|p| !p.is_empty())
+            let from = next.fetch_add(size, Ordering::Relaxed);
+            let Some(portion) = samples.get(from..samples.len().min(from + size)).filter(|p| !p.is_empty())
             else {
                 return;
             };

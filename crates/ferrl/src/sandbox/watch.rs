@@ -49,7 +49,7 @@ pub(super) fn run(mut command: Command, stdin: &[u8], limits: &Limits, around: &
             return (End::CannotStart(why), Vec::new(), Vec::new());
         }
     };
-    let cut = running.to_the_end(around);
+    let cut = running.until_it_ends(around);
     around.family.kill(running.pid());
     let status = running.child.wait();
     around.family.reap();
@@ -114,7 +114,7 @@ impl<'a> Running<'a> {
     }
 
     /// Until the program ends; the limit that it hit, where it hit one.
-    fn to_the_end(&mut self, around: &Surroundings<'_>) -> Option<End> {
+    fn until_it_ends(&mut self, around: &Surroundings<'_>) -> Option<End> {
         let deadline = self.start + self.limits.wall().min(Duration::from_secs(1 << 30));
         let mut look = self.start + LOOK;
         loop {

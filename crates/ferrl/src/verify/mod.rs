@@ -232,6 +232,10 @@ pub trait Verifier: Send + Sync {
     fn take_metrics(&self) -> Vec<(String, f64)> {
         Vec::new()
     }
+    /// Whether a score takes the time of a process, so that several are worth computing at a time.
+    fn waits(&self) -> bool {
+        false
+    }
     /// What else a user wants to know of how it works here, in one line.
     fn summary(&self) -> Option<String> {
         None

@@ -121,7 +121,7 @@ impl<'a> Parser<'a> {
         };
         self.at += 1;
         match self.signed()? {
-            Object::Complex(re, im) if re == 0.0 => Ok(Object::Complex(real, sign * im)),
+            Object::Complex(0.0, im) => Ok(Object::Complex(real, sign * im)),
             _ => {
                 self.at = place;
                 Err(self.unexpected("the end of a literal"))

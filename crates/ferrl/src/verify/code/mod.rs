@@ -174,6 +174,9 @@ impl Verifier for Code {
     fn extract(&self, completion: &str) -> Option<String> {
         Some(extracted(completion).to_string())
     }
+    fn waits(&self) -> bool {
+        true
+    }
     fn summary(&self) -> Option<String> {
         Some(self.python.report().to_string())
     }
