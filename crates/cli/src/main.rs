@@ -66,6 +66,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    ferrl::sandbox::init(); // before everything: this process may be a part of the sandbox
     LazyLock::force(&machine::START);
     install_panic_hook();
     block_size_signal();

@@ -39,11 +39,11 @@ pub enum Stored {
 
 impl Stored {
     /// As checkpoints call it.
-    pub fn dtype(self) -> checkpoint::Dtype {
+    pub fn dtype(self) -> checkpoint::StorageFormat {
         match self {
-            Stored::F32 => checkpoint::Dtype::F32,
-            Stored::Bf16 => checkpoint::Dtype::Bf16,
-            Stored::F16 => checkpoint::Dtype::F16,
+            Stored::F32 => checkpoint::StorageFormat::F32,
+            Stored::Bf16 => checkpoint::StorageFormat::Bf16,
+            Stored::F16 => checkpoint::StorageFormat::F16,
         }
     }
 }

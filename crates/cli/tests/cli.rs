@@ -6,6 +6,8 @@
 mod common;
 #[path = "cli/data.rs"]
 mod data;
+#[path = "cli/environments.rs"]
+mod environments;
 #[path = "cli/errors.rs"]
 mod errors;
 #[path = "cli/eval.rs"]

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ferrl_engine::Class;
 use ferrl_engine::checkpoint::{
-    Dtype, InitOptions, ModelDir, SaveOptions, init_model, init_param, save_model,
+    InitOptions, ModelDir, SaveOptions, StorageFormat, init_model, init_param, save_model,
 };
 use ferrl_engine::model::{FAMILIES, Head, ParamShape};
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ fn tiny(family: &str) -> InitOptions {
 }
 
 const F32: SaveOptions =
-    SaveOptions { dtype: Dtype::F32, max_shard_bytes: u64::MAX, source: None, overwrite: false };
+    SaveOptions { dtype: StorageFormat::F32, max_shard_bytes: u64::MAX, source: None, overwrite: false };
 
 fn read(dir: &Path) -> BTreeMap<String, Vec<f32>> {
     let mut out = BTreeMap::new();
@@ -110,14 +110,14 @@ fn every_family_and_head_comes_back_bit_for_bit() {
 
 #[test]
 fn half_formats_round_once_and_then_stay() {
-    for dtype in [Dtype::Bf16, Dtype::F16] {
+    for dtype in [StorageFormat::Bf16, StorageFormat::F16] {
         let temp = Temp::new();
         let options = tiny("gpt2");
         let config = init_model(&temp.join("a"), &options, &SaveOptions { dtype, ..F32 }).unwrap();
         let once = read(&temp.join("a"));
         for param in config.params() {
             for (x, exact) in once[&param.name()].iter().zip(init_param(&config, &options, &param)) {
-                let tolerance = if dtype == Dtype::Bf16 { 1.0 / 256.0 } else { 1.0 / 1024.0 };
+                let tolerance = if dtype == StorageFormat::Bf16 { 1.0 / 256.0 } else { 1.0 / 1024.0 };
                 assert!((x - exact).abs() <= tolerance * exact.abs() + 1e-7);
             }
         }
@@ -134,7 +134,7 @@ fn half_formats_round_once_and_then_stay() {
 fn float16_refuses_what_it_cannot_hold() {
     let temp = Temp::new();
     let (config, _) = tiny("llama").build().unwrap();
-    let save = SaveOptions { dtype: Dtype::F16, ..F32 };
+    let save = SaveOptions { dtype: StorageFormat::F16, ..F32 };
     let e =
         save_model(&temp.join("m"), &config, None, &save, &mut |p| Ok(vec![70000.0; p.len()])).unwrap_err();
     assert_eq!(e.class, Class::Numerics);
@@ -161,7 +161,7 @@ fn saving_keeps_foreign_fields_and_brings_the_tokenizer() {
     };
     opened.load(keep).unwrap();
     assert!(params["value.weight"].iter().any(|x| *x != 0.0));
-    let save = SaveOptions { source: Some(&dir), dtype: Dtype::Bf16, ..F32 };
+    let save = SaveOptions { source: Some(&dir), dtype: StorageFormat::Bf16, ..F32 };
     let b = temp.join("b");
     let mut get = |p: &ferrl_engine::model::ParamShape| Ok(params[&p.name()].clone());
     save_model(&b, &opened.config, Some(&opened.config_json), &save, &mut get).unwrap();
@@ -425,10 +425,10 @@ fn weights_that_are_not_finite_are_named_when_they_are_loaded() {
         ("gpt2", "transformer.h.1.mlp.c_fc.weight", "layers.1.up.weight", 2 * 32 + 3, "[3, 2]"),
     ] {
         for (dtype, bad) in [
-            (Dtype::F32, f32::NAN),
-            (Dtype::Bf16, f32::NEG_INFINITY),
-            (Dtype::F16, f32::NAN),
-            (Dtype::F16, f32::INFINITY),
+            (StorageFormat::F32, f32::NAN),
+            (StorageFormat::Bf16, f32::NEG_INFINITY),
+            (StorageFormat::F16, f32::NAN),
+            (StorageFormat::F16, f32::INFINITY),
         ] {
             let temp = Temp::new();
             let (dir, options) = (temp.join("model"), tiny(family));

@@ -1,7 +1,7 @@
 //! A model that was loaded and saved is the same model: for us, and for whoever reads the files.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
+use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat};
 use ferrl_engine::model::{Model, Options};
 use ferrl_kernels::open;
 use safetensors::SafeTensors;
@@ -33,9 +33,9 @@ fn what_transformers_saved_we_save_byte_for_byte() {
         let reference: serde_json::Value =
             serde_json::from_slice(&std::fs::read(dir.join("reference.json")).unwrap()).unwrap();
         let dtype = match reference["storage"].as_str().unwrap() {
-            "bf16" => Dtype::Bf16,
-            "f16" => Dtype::F16,
-            _ => Dtype::F32,
+            "bf16" => StorageFormat::Bf16,
+            "f16" => StorageFormat::F16,
+            _ => StorageFormat::F32,
         };
         let out = std::env::temp_dir().join(format!("ferrl-saving-{}", std::process::id()));
         let options = SaveOptions { dtype, overwrite: true, source: Some(&dir), ..Default::default() };

@@ -366,9 +366,9 @@ fn a_wrong_guess_of_logp_adds_no_gradient() {
         let mut guess = stats.logp.clone();
         let scored = guess.iter().position(|&x| x != 0.0).unwrap();
         guess[scored] = f32::from_bits(guess[scored].to_bits() ^ 1);
-        assert_eq!(t.foreseen(&b, &grads, &guess).unwrap(), None);
+        assert_eq!(t.one_pass(&b, &grads, &guess).unwrap(), None);
         assert_eq!(gradients(&t), before, "the first batch, and one that is added to others");
-        assert_eq!(t.foreseen(&b, &grads, &stats.logp).unwrap(), Some(stats));
+        assert_eq!(t.one_pass(&b, &grads, &stats.logp).unwrap(), Some(stats));
         assert_eq!(gradients(&t), gradients(&right));
     }
 }

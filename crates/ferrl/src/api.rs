@@ -8,9 +8,9 @@ use crate::data::{self, Row};
 use crate::experience::Metrics;
 use crate::recipe::{self, Recipe};
 use crate::setup;
-use crate::source::{Item, Mixture, Part, Reading, Seen};
+use crate::source::{Item, Mixture, Part, Reading, Seen, encoding};
 use crate::train::Stage;
-use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
+use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat};
 use ferrl_engine::model::{Model, Options};
 use ferrl_kernels::{AUTO, Backend};
 use serde_json::{Value, json};
@@ -173,7 +173,17 @@ impl Trainer {
         let (data, seed) = (own.data.clone(), own.seed);
         let mut stage = setup::stage_over(own, backend, &model, rewards, |tokenizer, feed, warnings| {
             let (data, model) = (&data, &*model);
-            let reading = Reading { data, model, tokenizer, feed, seed, split: None, room, warnings };
+            let reading = Reading {
+                data,
+                model,
+                tokenizer,
+                feed,
+                seed,
+                split: None,
+                encoding: encoding(data)?,
+                room,
+                warnings,
+            };
             Ok(Box::new(Mixture::new(vec![Part::of(Arc::new(rows), 1.0)], &reading)?))
         })?;
         let rewards = &stage.rewards;
@@ -198,7 +208,8 @@ impl Trainer {
 
     /// Writes the trained model where transformers, and Ferrl, load it.
     pub fn save(&self, dir: impl AsRef<Path>) -> Result<()> {
-        let options = SaveOptions { dtype: Dtype::F32, source: Some(&self.model), ..Default::default() };
+        let options =
+            SaveOptions { dtype: StorageFormat::F32, source: Some(&self.model), ..Default::default() };
         let json = ModelDir::open(&self.model)?.config_json;
         self.stage.policy.model.save(dir.as_ref(), Some(&json), &options)
     }

@@ -108,9 +108,7 @@ impl Inputs {
     pub fn evaluates(&self) -> bool {
         let r = &self.recipe;
         let asks = (r.eval.every > 0 || r.eval.at_start) && r.eval.prompts > 0;
-        let graded = self.feed.sampled()
-            || !r.reward.is_empty()
-            || r.data.train.iter().any(|s| s.starts_with("task:"));
+        let graded = self.feed.sampled() || crate::setup::rewarded(r).unwrap_or(false);
         asks && graded && !self.needs.score
     }
 

@@ -18,6 +18,7 @@ use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{Backend, DType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -209,7 +210,8 @@ impl Rewards {
         for s in &experience.sequences {
             ids[s.trajectory].extend(s.actions().map(|i| s.ids[i + 1]));
         }
-        let all = completions.samples(&ids);
+        let said: Vec<Cow<'_, str>> = answers.iter().map(Answer::said).collect();
+        let all = completions.samples(&ids, &said);
         let samples: Vec<Sample<'_>> = scored.iter().map(|&i| all[i]).collect();
         // Whether a completion is right is for the first verifier to say; without one, for the first source.
         let first = self.sources.iter().position(|(_, r)| r.verifier().is_some()).unwrap_or(0);
@@ -295,14 +297,14 @@ fn outcomes(
 }
 
 impl<'a> Completions<'a> {
-    fn samples(&self, ids: &'a [Vec<u32>]) -> Vec<Sample<'a>> {
+    fn samples(&self, ids: &'a [Vec<u32>], said: &'a [Cow<'a, str>]) -> Vec<Sample<'a>> {
         let sample = |(i, a): (usize, &'a Answer)| {
             let prompt = &self.prompts[a.prompt];
             Sample {
                 id: i as u64,
                 prompt: &prompt.text,
                 messages: &prompt.messages,
-                completion: &a.text,
+                completion: &said[i],
                 ids: ids.get(i).map_or(&[], Vec::as_slice),
                 tokens: Some(a.tokens),
                 truncated: a.truncated,

@@ -9,6 +9,7 @@ use ferrl_engine::generate::{Completion, Generator, SamplingParams, Stop, Stops}
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::path::Path;
 
 /// Tokens whose text is worth a thread.
@@ -28,6 +29,16 @@ pub struct Answer {
     /// The turns, where an environment played.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub played: Option<Played>,
+}
+
+impl Answer {
+    /// What the policy wrote: of an episode its actions alone.
+    pub fn said(&self) -> Cow<'_, str> {
+        match &self.played {
+            Some(played) => played.said().into(),
+            None => self.text.as_str().into(),
+        }
+    }
 }
 
 /// A policy and what completes prompts with it.

@@ -28,7 +28,7 @@ use crate::setup::{self, Draft};
 use crate::source::Source;
 use crate::train::{Stage, Waits};
 use crate::warnings::{Warning, Warnings};
-use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
+use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::Backend;
 use log::{Log, Marks};
@@ -205,7 +205,8 @@ fn stages(
             opened: RefCell::default(),
         };
         let resumed = if plan.index == at.stage { at.found.path.as_deref() } else { None };
-        let (ended, first, last) = one.run(recipe, backend.clone(), resumed, &at.state, &mut log, watch)?;
+        let resumed = resumed.map(|path| (path, &at.state));
+        let (ended, first, last) = one.run(recipe, backend.clone(), resumed, &mut log, watch)?;
         evaluations.push((plan.name.clone(), first, last));
         match ended {
             Some(steps) => done += steps,
@@ -329,18 +330,18 @@ impl OneStage<'_> {
         &self,
         recipe: Recipe,
         backend: Arc<dyn Backend>,
-        resumed: Option<&Path>,
-        state: &Value,
+        resumed: Option<(&Path, &Value)>,
         log: &mut Log,
         watch: &mut dyn Watch,
     ) -> Result<Ended> {
         let frozen = frozen::describe(&recipe, self.dir)?;
-        if resumed.is_some() {
+        if let Some((_, state)) = resumed {
             self.same(&frozen, &state["frozen"], watch)?;
         }
-        let mut stage = self.open(&recipe, backend, resumed.map(|path| (path, state)), watch)?;
+        let mut stage = self.open(&recipe, backend, resumed, watch)?;
         let total = stage.schedules.0.total_steps;
-        let pending = Pending::from_json(&resumed.map_or(Value::Null, |_| state["pending"].clone()))?;
+        let pending =
+            Pending::from_json(&resumed.map_or(Value::Null, |(_, state)| state["pending"].clone()))?;
         stage.num_tokens = match &pending {
             Some(taken) => taken.metrics.get("num_tokens").map_or(0, |n| n as u64),
             None => log.num_tokens,
@@ -416,8 +417,12 @@ impl OneStage<'_> {
     /// Writes the stage's model to `stages/`, where the next stage and the user find it.
     fn save_model(&self, stage: &Stage) -> Result<()> {
         let out = self.folder.path().join("stages").join(self.index.to_string());
-        let options =
-            SaveOptions { dtype: Dtype::F32, source: Some(self.dir), overwrite: true, ..Default::default() };
+        let options = SaveOptions {
+            dtype: StorageFormat::F32,
+            source: Some(self.dir),
+            overwrite: true,
+            ..Default::default()
+        };
         stage.policy.model.save(&out, Some(&ModelDir::open(self.dir)?.config_json), &options)
     }
 
@@ -586,6 +591,7 @@ fn printed(r: &crate::train::ScoredRollout) -> crate::run::Rollout {
         temperature: r.temperature.map(f64::from),
         extra: r.graded.extra.clone(),
         turns: r.answer.played.as_ref().map_or_else(Vec::new, |played| played.turns.clone()),
+        lost: r.answer.played.as_ref().and_then(|played| played.lost.as_deref().cloned()),
         components: r.graded.components.iter().map(|(n, v)| (n.clone(), f64::from(*v))).collect(),
         advantage: f64::from(r.advantage),
         tokens: r.answer.tokens,

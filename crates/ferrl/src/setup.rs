@@ -2,16 +2,17 @@
 
 mod data;
 mod draft;
+pub(crate) mod env;
 mod fresh;
 pub mod trained;
 
 pub(crate) use data::room;
-pub use data::{source, task, task_verifier, tasks, total_steps};
+pub use data::{rewarded, source, task, task_verifier, tasks, total_steps};
 pub use draft::Draft;
+pub use env::environments;
 pub(crate) use fresh::new_model_parts;
 
 use crate::algo::{self, Algorithm, Feed, Needs};
-use crate::episode::Environments;
 use crate::recipe::{Recipe, Rollout};
 use crate::reward::{Rewards, Verified};
 use crate::rollout;
@@ -104,7 +105,7 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
     let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
     let rewards = if judged { rewards(&recipe, feed, &backend, &hooks)? } else { drafted };
     let stops = rollout::stops(dir, &tokenizer, &recipe.rollout);
-    let environments = environments(&recipe)?;
+    let environments = environments(&recipe, dir, &tokenizer, &hooks)?;
     Ok(Stage {
         recipe,
         algo,
@@ -212,16 +213,12 @@ pub fn rewards(recipe: &Recipe, feed: Feed, backend: &Arc<dyn Backend>, hooks: &
     Ok(rewards)
 }
 
-/// What plays the tasks of a recipe that have several turns.
-pub fn environments(recipe: &Recipe) -> Result<Environments> {
-    Ok(Environments::new(tasks(recipe)?, recipe.rollout.max_turns))
-}
-
 /// The same but for reward models, which need a device.
 pub(crate) fn plain_rewards(recipe: &Recipe, feed: Feed, hooks: &Hooks) -> Result<Rewards> {
     if recipe.reward.is_empty() && feed.sampled() {
         let Some(own) = task_verifier(recipe)? else {
             let played = tasks(recipe)?.iter().any(|(_, task)| task.reward().is_none());
+            let played = played || recipe.env.rewards();
             if played || recipe.algorithm()?.needs().rewardless {
                 return Rewards::new(&[]);
             }

@@ -355,10 +355,12 @@ impl Clock {
     pub fn waits_for(&self, phase: &'static str) {
         (self.waits)(phase);
     }
-    /// The phase is over.
-    pub fn lap(&mut self, phase: &str, metrics: &mut Metrics) {
-        metrics.add(&format!("timing/{phase}"), self.last.elapsed().as_secs_f64());
+    /// The phase is over; its seconds.
+    pub fn lap(&mut self, phase: &str, metrics: &mut Metrics) -> f64 {
+        let seconds = self.last.elapsed().as_secs_f64();
+        metrics.add(&format!("timing/{phase}"), seconds);
         self.last = Instant::now();
+        seconds
     }
     fn total(&self) -> f64 {
         self.start.elapsed().as_secs_f64()

@@ -3,6 +3,7 @@
 
 mod data_help;
 
+use std::io::Write;
 use std::path::Path;
 
 use data_help::{no_cache, row, write};
@@ -48,6 +49,11 @@ fn json_bytes() -> Vec<u8> {
 fn jsonl_bytes() -> Vec<u8> {
     let lines: Vec<String> = rows().into_iter().map(|r| Value::Object(r).to_string()).collect();
     (lines.join("\n\n") + "\n").into_bytes()
+}
+fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    out.write_all(bytes).unwrap();
+    out.finish().unwrap()
 }
 fn csv_bytes(delimiter: u8) -> Vec<u8> {
     let mut writer = csv::WriterBuilder::new().delimiter(delimiter).from_writer(Vec::new());
@@ -144,6 +150,8 @@ fn files() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ("g.jsonl", [&[0xef, 0xbb, 0xbf], jsonl_bytes().as_slice()].concat(), "JSONL"),
         ("h.csv", csv_bytes(b','), "CSV"),
         ("i.tsv", csv_bytes(b'\t'), "CSV"),
+        ("r.jsonl.gz", packed(&jsonl_bytes()), "gzip"),
+        ("s.csv.gz", packed(&csv_bytes(b',')), "gzip"),
     ];
     #[cfg(feature = "parquet")]
     {
@@ -223,7 +231,7 @@ fn broken_files_are_errors_that_name_the_place() {
     case("z.jsonl", "\u{1f}not gzip", &["z.jsonl:1"]);
     case("z.yaml", "a: 1", &["unknown kind", "yaml"]);
     case("empty.csv", "a,b\n", &["no rows"]);
-    assert!(error(&write(folder.path(), "z.json.gz", [0x1f, 0x8b, 8, 0])).contains("gunzip"));
+    assert!(error(&write(folder.path(), "z.json.gz", [0x1f, 0x8b, 8, 0])).contains("cannot be unpacked"));
     assert!(error(&write(folder.path(), "bad.csv", b"a,b\n\xff,1\n")).contains("UTF-8"));
     assert!(error(&folder.path().join("z.jsnl")).contains("did you mean"));
 }

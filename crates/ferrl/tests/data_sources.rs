@@ -212,6 +212,83 @@ fn doubtful_rows_are_counted_by_name() {
     assert_eq!(sequences[0].ids[2], stage.tokenizer.eos()[0]);
 }
 
+const LONG: &str =
+    "One morning twelve geese crossed the road near the old mill and none of them looked left or right";
+
+/// Train rows 3 and 4 give test rows 1 and 2 away: the same prompt in other letters, and thirteen words in a response.
+fn overlapping(dir: &Path) -> (String, String) {
+    let row = |prompt: &str, response: &str| format!("{}\n", json!({"prompt": prompt, "response": response}));
+    let train =
+        row("a ", "b") + &row("c ", "d") + &row("What  is THIS?", "e") + &row("f ", &LONG.to_uppercase());
+    let test = row("what is this?", "z") + &row(&format!("Story: {LONG}."), "y") + &row("free ", "x");
+    (write(dir, "train.jsonl", &train), write(dir, "test.jsonl", &test))
+}
+
+#[test]
+fn training_rows_that_give_evaluation_rows_away_are_said_dropped_or_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(dir.path());
+    let (train, test) = overlapping(dir.path());
+    let text = |overlap: &str| {
+        let more = format!(
+            "eval.every = 1\neval.data = [{test:?}]\ndata.max_length = 200\ndata.overlap = {overlap:?}\ntrain.batch = 8"
+        );
+        recipe("sft", &format!("[{train:?}]"), "").replace("data.max_length = 40\n", "") + &more
+    };
+    let (stage, warnings) = checked(&model, &text("warn"));
+    let said = raised(&warnings, "overlapping-rows");
+    assert!(
+        said.contains("2 of 3") && said.contains("train.jsonl:3") && said.contains("test.jsonl:1"),
+        "{said}"
+    );
+    assert_eq!(stage.source.epoch(), Some(4), "a warning changes nothing");
+    let (mut stage, warnings) = checked(&model, &text("drop"));
+    assert!(raised(&warnings, "overlap-dropped").contains("2 of 4"));
+    assert!(!warnings.iter().any(|w| w.name == "overlapping-rows"), "nothing is left to warn of");
+    assert_eq!(stage.source.epoch(), Some(2));
+    let items = stage.source.next(8).unwrap();
+    let mut left = texts(&stage, items);
+    left.sort();
+    assert!(left[0].starts_with("a b") && left[1].starts_with("c d"), "{left:?}");
+    let refused = error(&model, &text("error"));
+    assert!(refused.contains("data.overlap") && refused.contains("2 of 3"), "{refused}");
+    assert!(!checked(&model, &text("off")).1.iter().any(|w| w.name.contains("overlap")), "off is off");
+    let e = error(&model, &text("dorp"));
+    assert!(e.contains("data.overlap"), "{e}");
+}
+
+/// A suite names its own verifier: no `[[reward]]` is needed, also where several are mixed.
+#[test]
+fn suites_bring_their_verifiers() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(dir.path());
+    let row = |i: usize| {
+        format!("{}\n", json!({"question": format!("{i} + 0?"), "answer": format!("so\n#### {i}")}))
+    };
+    let sums = write(dir.path(), "sums.jsonl", &(0..6).map(row).collect::<String>());
+    let problem =
+        json!({"problem": "1 + 2?", "solution": "\\boxed{3}", "answer": "3", "subject": "A", "level": 1});
+    let math = write(dir.path(), "math.jsonl", &format!("{problem}\n"));
+    let names = format!("[\"suite:gsm8k={sums}\", \"test@suite:math500={math}\"]");
+    // The test's model has room for few tokens: a shorter prompt, over the published columns.
+    let short = "data.template = '{{ question | default(\"?\") }}'";
+    let (stage, _) = checked(&model, &recipe("dr_grpo", &names, short));
+    let grade = |task: &str, answer: &str, completion: &str| {
+        let row = json!({"task": task, "answer": answer});
+        let columns = ferrl::verify::Columns::from(row.as_object().unwrap());
+        let verifier = ferrl::setup::task_verifier(&stage.recipe).unwrap().unwrap();
+        let sample = ferrl::verify::Sample { completion, columns, ..Default::default() };
+        verifier.score(&sample).unwrap().reward
+    };
+    assert_eq!(grade("gsm8k", "7", "#### 7"), 1.0);
+    assert_eq!(grade("math500", "1/2", "\\boxed{0.5}"), 1.0, "mathematics, not a number");
+    assert_eq!(grade("gsm8k", "7", "#### 8"), 0.0);
+    // Supervised training reads the same rows as demonstrations.
+    let (mut stage, _) = checked(&model, &recipe("sft", &format!("[\"suite:gsm8k={sums}\"]"), short));
+    let items = stage.source.next(1).unwrap();
+    assert!(texts(&stage, items)[0].contains("####"));
+}
+
 #[test]
 fn evaluation_rows_that_are_training_rows_are_said() {
     let dir = tempfile::tempdir().unwrap();

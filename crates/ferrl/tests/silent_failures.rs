@@ -13,7 +13,7 @@ use ferrl::run::{MetricsLog, RunFolder, StepRecord};
 use ferrl::runner::{self, Watch};
 use ferrl::setup;
 use ferrl::train::Stage;
-use ferrl_engine::checkpoint::{Dtype, InitOptions, SaveOptions, init_model};
+use ferrl_engine::checkpoint::{InitOptions, SaveOptions, StorageFormat, init_model};
 use ferrl_engine::tokenizer::train_bpe;
 use ferrl_engine::train::{Batch, Stats};
 use ferrl_engine::{Class, Result};
@@ -50,7 +50,7 @@ impl World {
         let mut init = InitOptions::new("qwen2");
         (init.vocab, init.hidden, init.layers, init.ffn) = (tokenizer.vocab_size(), 32, 2, Some(48));
         (init.heads, init.kv_heads, init.max_positions, init.std) = (Some(2), Some(1), 512, 0.1);
-        init_model(&dir, &init, &SaveOptions { dtype: Dtype::F32, ..Default::default() }).unwrap();
+        init_model(&dir, &init, &SaveOptions { dtype: StorageFormat::F32, ..Default::default() }).unwrap();
         tokenizer.save(&dir).unwrap();
         let world = World(dir);
         let rows = |f: &dyn Fn(usize) -> Value| (0..6).map(|i| format!("{}\n", f(i))).collect::<String>();

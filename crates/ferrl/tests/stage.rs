@@ -9,8 +9,6 @@ mod best;
 mod episodes;
 #[path = "stage/evaluation.rs"]
 mod evaluation;
-#[path = "stage/foresight.rs"]
-mod foresight;
 #[path = "stage/generator.rs"]
 mod generator;
 #[path = "stage/graded.rs"]
@@ -19,6 +17,8 @@ mod graded;
 mod help;
 #[path = "stage/lag.rs"]
 mod lag;
+#[path = "stage/one_pass.rs"]
+mod one_pass;
 #[path = "stage/packing.rs"]
 mod packing;
 #[path = "stage/reward_model.rs"]

@@ -8,7 +8,7 @@ use ferrl::setup;
 use ferrl::steps::{Settings, StepPairs, judge};
 use ferrl::train::Stage;
 use ferrl::verify::chain::Chain;
-use ferrl_engine::checkpoint::{Dtype, SaveOptions};
+use ferrl_engine::checkpoint::{SaveOptions, StorageFormat};
 use ferrl_engine::generate::{CacheOptions, Sampler};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -93,7 +93,7 @@ fn mistakes_become_pairs_of_steps_that_a_method_learns_from() {
 
     // The rows are data like any other.
     let trained = folder.path().join("trained");
-    let options = SaveOptions { dtype: Dtype::F32, source: Some(&dir), ..Default::default() };
+    let options = SaveOptions { dtype: StorageFormat::F32, source: Some(&dir), ..Default::default() };
     stage.policy.model.save(&trained, None, &options).unwrap();
     let file = folder.path().join("steps.jsonl");
     let lines: Vec<String> = rows.iter().map(|r| Value::Object(r.clone()).to_string()).collect();

@@ -14,6 +14,13 @@ pub enum DType {
 }
 
 impl DType {
+    /// The compute types, by the names that users give.
+    pub const COMPUTE: [DType; 2] = [DType::F32, DType::Bf16];
+
+    /// The compute type of that name.
+    pub fn compute(name: &str) -> Option<DType> {
+        DType::COMPUTE.into_iter().find(|dtype| dtype.name() == name)
+    }
     /// Bytes of one element.
     pub fn size(self) -> usize {
         if self == DType::Bf16 { 2 } else { 4 }
@@ -62,21 +69,22 @@ impl Buffer {
     }
 }
 
-/// A linear layer's weights in the form the device multiplies with, derived from the f32 master.
+/// A linear layer's weights as the device multiplies with them, derived from the f32 master. How they are stored is the
+/// device's own affair, behind [`Weight::data`]; everyone else sees the type of the rows that they multiply.
 pub struct Weight {
     /// Output features.
     pub n: usize,
     /// Input features.
     pub k: usize,
-    /// Compute type.
-    pub dtype: DType,
+    /// Compute type: of the rows that they multiply.
+    pub compute: DType,
     data: Box<dyn Any + Send + Sync>,
 }
 
 impl Weight {
     /// For backends: wraps what they allocated.
-    pub fn new(n: usize, k: usize, dtype: DType, data: Box<dyn Any + Send + Sync>) -> Self {
-        Weight { n, k, dtype, data }
+    pub fn new(n: usize, k: usize, compute: DType, data: Box<dyn Any + Send + Sync>) -> Self {
+        Weight { n, k, compute, data }
     }
     /// For backends: what they allocated.
     pub fn data(&self) -> &dyn Any {

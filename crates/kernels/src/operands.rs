@@ -23,10 +23,14 @@ pub struct NormInput<'a> {
     pub x: &'a Buffer,
     /// What a sublayer added, in the compute type.
     pub delta: Option<&'a Buffer>,
-    /// The norm's weight.
-    pub weight: &'a Buffer,
-    /// The norm's bias.
-    pub bias: Option<&'a Buffer>,
+}
+
+/// A result that is written, or added to.
+pub struct Target<'a> {
+    /// Where it goes.
+    pub to: &'a mut Buffer,
+    /// `+=` instead of `=`.
+    pub add: bool,
 }
 
 /// Where the gradients of a norm's parameters go, each whole sum in one addition.
@@ -38,6 +42,33 @@ pub struct NormGrads<'a> {
     pub bias: Option<&'a mut Buffer>,
     /// Whether they are added to, or written.
     pub add: bool,
+}
+
+/// The backward of a norm of the residual stream that also recomputes its output.
+pub struct NormRecompute<'a> {
+    /// Gradient of the output.
+    pub dy: &'a Buffer,
+    /// Takes the output, in the type of `dy`.
+    pub y: &'a mut Buffer,
+    /// f32; the gradient of the input is added to it.
+    pub dx: &'a mut Buffer,
+    /// Takes a copy of `dx` in the type of `dy`.
+    pub rounded: Option<&'a mut Buffer>,
+    /// Gradients of the parameters.
+    pub grads: NormGrads<'a>,
+}
+
+/// The norm of each query and key head.
+#[derive(Clone, Copy)]
+pub struct HeadNorm<'a> {
+    /// How a head is normalised; its width is that of a head.
+    pub op: Norm,
+    /// The heads.
+    pub heads: Heads,
+    /// f32, one element a column of a query head.
+    pub q_weight: &'a Buffer,
+    /// The same for key heads.
+    pub k_weight: &'a Buffer,
 }
 
 /// The middle of a feed-forward network.
@@ -84,6 +115,17 @@ pub struct Attention {
     pub softcap: Option<f32>,
     /// Keys a query sees, counting itself.
     pub window: Option<usize>,
+}
+
+/// What the backward of attention needs of its forward.
+#[derive(Clone, Copy)]
+pub struct AttentionSaved<'a> {
+    /// Its input.
+    pub qkv: &'a Buffer,
+    /// Its output.
+    pub out: &'a Buffer,
+    /// f32 `[rows, heads]`: log-sum-exp of each row's scores.
+    pub lse: &'a Buffer,
 }
 
 /// Sequences laid end to end: sequence `i` is rows `starts[i]..starts[i + 1]`.
@@ -141,6 +183,29 @@ pub struct LogpHead {
     pub softcap: Option<f32>,
 }
 
+/// What the logp head reads.
+#[derive(Clone, Copy)]
+pub struct HeadInput<'a> {
+    /// How logits become log-probabilities.
+    pub op: LogpHead,
+    /// Hidden states, `[rows, k]`.
+    pub x: &'a Buffer,
+    /// `[vocab, k]`
+    pub w: &'a Weight,
+    /// One token a row.
+    pub targets: &'a Buffer,
+}
+
+/// Where the gradients of a head go.
+pub struct HeadGrads<'a> {
+    /// Of the hidden states; written.
+    pub dx: &'a mut Buffer,
+    /// f32, of the weight.
+    pub dw: Option<&'a mut Buffer>,
+    /// Whether `dw` is added to, or written.
+    pub add: bool,
+}
+
 /// Per-row results of the logp head, f32, one element a row.
 pub struct LogpStats {
     /// Log-probability of the row's target.
@@ -181,10 +246,32 @@ pub struct Affine<'a> {
     pub bias: Option<&'a Buffer>,
 }
 
-/// How [`RopeOps::rotary`](crate::backend::RopeOps::rotary) turns rows.
+/// Where the gradients of a linear layer's parameters go, each whole sum in one addition.
+#[derive(Default)]
+pub struct LinearGrads<'a> {
+    /// f32, in the shape of the weight.
+    pub weight: Option<&'a mut Buffer>,
+    /// f32, one element a feature.
+    pub bias: Option<&'a mut Buffer>,
+    /// Whether they are added to, or written.
+    pub add: bool,
+}
+
+/// The projection to queries, keys and values, with RoPE after it.
 #[derive(Clone, Copy)]
-pub struct Turns<'a> {
-    /// Dimensions of a head that are turned.
+pub struct QkvLayer<'a> {
+    /// The projection.
+    pub linear: Affine<'a>,
+    /// The heads.
+    pub heads: Heads,
+    /// `None` where positions are not rotary.
+    pub rotation: Option<Rotation<'a>>,
+}
+
+/// How [`RopeOps::rotary`](crate::backend::RopeOps::rotary) rotates queries and keys.
+#[derive(Clone, Copy)]
+pub struct Rotation<'a> {
+    /// Dimensions of a head that are rotated.
     pub dim: usize,
     /// f32 `[positions, dim / 2]`.
     pub cos: &'a Buffer,

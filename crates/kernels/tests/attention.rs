@@ -114,7 +114,8 @@ fn backward(
     let mut dqkv = nan(cpu, dtype, qkv.len());
     let [q, o, d] = [qkv, out, dout].map(|x| buffer(cpu, dtype, x));
     let l = buffer(cpu, DType::F32, lse);
-    cpu.attention_backward(op, &q, &o, &l, &d, &segments, &mut dqkv).unwrap();
+    cpu.attention_backward(op, AttentionSaved { qkv: &q, out: &o, lse: &l }, &d, &segments, &mut dqkv)
+        .unwrap();
     values(cpu, &dqkv)
 }
 
@@ -419,9 +420,21 @@ fn rotary_agrees_with_f64_and_turns_back() {
                 let p = indices(cpu, &positions);
                 let mut x = buffer(cpu, dtype, &before);
                 let (fine, coarse) = if dtype == DType::F32 { (2e-7, 1e-6) } else { (4e-3, 2e-2) };
-                cpu.rotary(heads, rotary_dim, &c, &s, &p, false, &mut x).unwrap();
+                cpu.rotary(
+                    heads,
+                    Rotation { dim: rotary_dim, cos: &c, sin: &s, positions: &p },
+                    false,
+                    &mut x,
+                )
+                .unwrap();
                 assert_close(&values(cpu, &x), &want, fine, "turned");
-                cpu.rotary(heads, rotary_dim, &c, &s, &p, true, &mut x).unwrap();
+                cpu.rotary(
+                    heads,
+                    Rotation { dim: rotary_dim, cos: &c, sin: &s, positions: &p },
+                    true,
+                    &mut x,
+                )
+                .unwrap();
                 assert_close(&values(cpu, &x), &wide(&before), coarse, "turned back");
             }
         }

@@ -56,27 +56,18 @@ impl VectorOps for Plain {
 }
 impl EmbeddingOps for Plain {}
 impl NormOps for Plain {
-    fn norm(
-        &self,
-        op: Norm,
-        x: &Buffer,
-        weight: &Buffer,
-        bias: Option<&Buffer>,
-        y: &mut Buffer,
-    ) -> Result<()> {
-        self.0.norm(op, x, weight, bias, y)
+    fn norm(&self, norm: Normed<'_>, x: &Buffer, y: &mut Buffer) -> Result<()> {
+        self.0.norm(norm, x, y)
     }
     fn norm_backward(
         &self,
-        op: Norm,
+        norm: Normed<'_>,
         dy: &Buffer,
         x: &Buffer,
-        weight: &Buffer,
-        add: bool,
-        dx: &mut Buffer,
+        dx: Target<'_>,
         grads: NormGrads<'_>,
     ) -> Result<()> {
-        self.0.norm_backward(op, dy, x, weight, add, dx, grads)
+        self.0.norm_backward(norm, dy, x, dx, grads)
     }
 }
 impl HeadNormOps for Plain {}
@@ -93,16 +84,8 @@ impl LinearOps for Plain {
     fn linear_dx(&self, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()> {
         self.0.linear_dx(dy, w, dx)
     }
-    fn linear_dw(
-        &self,
-        dy: &Buffer,
-        x: &Buffer,
-        tokens: usize,
-        add: bool,
-        dw: Option<&mut Buffer>,
-        dbias: Option<&mut Buffer>,
-    ) -> Result<()> {
-        self.0.linear_dw(dy, x, tokens, add, dw, dbias)
+    fn linear_dw(&self, dy: &Buffer, x: &Buffer, tokens: usize, grads: LinearGrads<'_>) -> Result<()> {
+        self.0.linear_dw(dy, x, tokens, grads)
     }
 }
 impl ActivationOps for Plain {
@@ -134,14 +117,12 @@ impl AttentionOps for Plain {
     fn attention_backward(
         &self,
         op: Attention,
-        qkv: &Buffer,
-        out: &Buffer,
-        lse: &Buffer,
+        saved: AttentionSaved<'_>,
         dout: &Buffer,
         segments: &Segments,
         dqkv: &mut Buffer,
     ) -> Result<()> {
-        self.0.attention_backward(op, qkv, out, lse, dout, segments, dqkv)
+        self.0.attention_backward(op, saved, dout, segments, dqkv)
     }
 }
 impl CacheOps for Plain {
@@ -160,17 +141,8 @@ impl CacheOps for Plain {
     }
 }
 impl RopeOps for Plain {
-    fn rotary(
-        &self,
-        heads: Heads,
-        rotary_dim: usize,
-        cos: &Buffer,
-        sin: &Buffer,
-        positions: &Buffer,
-        inverse: bool,
-        qkv: &mut Buffer,
-    ) -> Result<()> {
-        self.0.rotary(heads, rotary_dim, cos, sin, positions, inverse, qkv)
+    fn rotary(&self, heads: Heads, rotation: Rotation<'_>, inverse: bool, qkv: &mut Buffer) -> Result<()> {
+        self.0.rotary(heads, rotation, inverse, qkv)
     }
 }
 impl DecodeOps for Plain {}
@@ -234,15 +206,27 @@ fn head(b: &dyn Backend, dtype: DType, op: LogpHead) -> Result<Vec<Vec<f32>>> {
     let (targets, ids) = (random_ids(6, rows, vocab), random_ids(7, 2 * rows, vocab));
     let (targets, ids, mut others) = (b.indices(&targets)?, b.indices(&ids)?, zeros(2 * rows)?);
     let mut stats = LogpStats { logp: zeros(rows)?, entropy: zeros(rows)?, lse: zeros(rows)? };
-    b.logp(op, &x, &w, &targets, Some((&ids, &mut others)), &mut stats)?;
+    b.logp(HeadInput { op, x: &x, w: &w, targets: &targets }, Some((&ids, &mut others)), &mut stats)?;
     let [dlogp, dentropy, dkl] = [8, 9, 10].map(|seed| upload(b, DType::F32, &random(seed, rows)));
     let (dlogp, dentropy, dothers) = (dlogp?, dentropy?, upload(b, DType::F32, &random(11, 2 * rows))?);
     let grads = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: Some(&dothers) };
     let (mut dx, mut dw) = (zeros(rows * k)?, upload(b, DType::F32, &random(12, vocab * k))?);
-    b.logp_backward(op, &x, &w, &targets, Some(&ids), &stats, &grads, &mut dx, false, Some(&mut dw))?;
+    b.logp_backward(
+        HeadInput { op, x: &x, w: &w, targets: &targets },
+        Some(&ids),
+        &stats,
+        &grads,
+        HeadGrads { dx: &mut dx, dw: Some(&mut dw), add: false },
+    )?;
     let (mut kl, mut kl_dx, mut kl_dw) = (zeros(rows)?, zeros(rows * k)?, zeros(vocab * k)?);
     b.kl(op, (&x, &w), (&y, &v), &mut kl)?;
-    b.kl_backward(op, (&x, &w), (&y, &v), &dkl?, &mut kl_dx, Some(&mut kl_dw))?;
+    b.kl_backward(
+        op,
+        (&x, &w),
+        (&y, &v),
+        &dkl?,
+        HeadGrads { dx: &mut kl_dx, dw: Some(&mut kl_dw), add: true },
+    )?;
     let (mut logits, mut lse) = (zeros(rows * vocab)?, zeros(rows)?);
     b.logits(op, &x, &w, &mut logits, &mut lse)?;
     let draws: Vec<f32> = (0..rows).map(|i| (i as f32 + 0.5) / rows as f32).collect();

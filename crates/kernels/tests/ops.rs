@@ -57,19 +57,17 @@ impl Op for NormOp {
         let (weight, bias) = (upload(cpu, DType::F32, &self.weight()), upload(cpu, DType::F32, &self.bias()));
         let bias = self.bias.then_some(&bias);
         let mut y = unwritten(cpu, dtype, x.len());
-        cpu.norm(op, &x, &weight, bias, &mut y).unwrap();
+        cpu.norm(Normed { op, weight: &weight, bias }, &x, &mut y).unwrap();
         let (mut sum, mut z) = (unwritten(cpu, DType::F32, x.len()), unwritten(cpu, dtype, x.len()));
-        cpu.add_norm(op, &x, &delta, &weight, bias, &mut sum, &mut z).unwrap();
+        cpu.add_norm(Normed { op, weight: &weight, bias }, &x, &delta, &mut sum, &mut z).unwrap();
         if !self.add {
             dx = unwritten(cpu, dtype, x.len());
         }
         cpu.norm_backward(
-            op,
+            Normed { op, weight: &weight, bias: None },
             &dy,
             &x,
-            &weight,
-            self.add,
-            &mut dx,
+            Target { to: &mut dx, add: self.add },
             NormGrads { weight: None, bias: None, add: true },
         )
         .unwrap();
@@ -83,35 +81,29 @@ impl Op for NormOp {
         let (mut dweight, mut dbias) = (sum(6), sum(7));
         let mut dx = unwritten(cpu, dtype, x.len());
         cpu.norm_backward(
-            op,
+            Normed { op, weight: &weight, bias: None },
             &dy,
             &x,
-            &weight,
-            false,
-            &mut dx,
+            Target { to: &mut dx, add: false },
             NormGrads { weight: Some(&mut dweight), bias: Some(&mut dbias), add: true },
         )
         .unwrap();
         // Each alone gives the same, and the gradient of the input does not depend on them.
         let (mut dw, mut db, mut again) = (sum(6), sum(7), unwritten(cpu, dtype, x.len()));
         cpu.norm_backward(
-            op,
+            Normed { op, weight: &weight, bias: None },
             &dy,
             &x,
-            &weight,
-            false,
-            &mut again,
+            Target { to: &mut again, add: false },
             NormGrads { weight: Some(&mut dw), bias: None, add: true },
         )
         .unwrap();
         assert_same_bits("dx", &download(cpu, &again), &download(cpu, &dx));
         cpu.norm_backward(
-            op,
+            Normed { op, weight: &weight, bias: None },
             &dy,
             &x,
-            &weight,
-            false,
-            &mut again,
+            Target { to: &mut again, add: false },
             NormGrads { weight: None, bias: Some(&mut db), add: true },
         )
         .unwrap();
@@ -192,8 +184,9 @@ impl Op for HeadNormOp {
         let q = upload(cpu, DType::F32, &random(2, op.width));
         let k = upload(cpu, DType::F32, &random(3, op.width));
         let mut y = unwritten(cpu, dtype, x.len());
-        cpu.head_norm(op, heads, &x, &q, &k, &mut y).unwrap();
-        cpu.head_norm_backward(op, heads, &x, &q, &k, &mut d, None, None).unwrap();
+        cpu.head_norm(HeadNorm { op, heads, q_weight: &q, k_weight: &k }, &x, &mut y).unwrap();
+        cpu.head_norm_backward(HeadNorm { op, heads, q_weight: &q, k_weight: &k }, &x, &mut d, [None, None])
+            .unwrap();
         vec![download(cpu, &y), download(cpu, &d)]
     }
     fn sums(&self, cpu: &Cpu, dtype: DType) -> Vec<Vec<f32>> {
@@ -203,9 +196,21 @@ impl Op for HeadNormOp {
         let (q, k, mut dq, mut dk) = (vector(2), vector(3), vector(4), vector(5));
         let mut d = upload(cpu, dtype, &self.data(1, dtype));
         let sums = (Some(&mut dq), Some(&mut dk));
-        cpu.head_norm_backward(op, heads, &x, &q, &k, &mut d, sums.0, sums.1).unwrap();
+        cpu.head_norm_backward(
+            HeadNorm { op, heads, q_weight: &q, k_weight: &k },
+            &x,
+            &mut d,
+            [sums.0, sums.1],
+        )
+        .unwrap();
         let (mut alone, mut d) = (vector(5), upload(cpu, dtype, &self.data(1, dtype)));
-        cpu.head_norm_backward(op, heads, &x, &q, &k, &mut d, None, Some(&mut alone)).unwrap();
+        cpu.head_norm_backward(
+            HeadNorm { op, heads, q_weight: &q, k_weight: &k },
+            &x,
+            &mut d,
+            [None, Some(&mut alone)],
+        )
+        .unwrap();
         assert_same_bits("dk_weight", &download(cpu, &alone), &download(cpu, &dk));
         vec![download(cpu, &dq), download(cpu, &dk)]
     }
@@ -455,29 +460,36 @@ fn any_mix_of_storage_types() {
     let (a, b, weight) = (random(0, 5 * 33), random(1, 5 * 33), random(2, 33));
     let op = Norm { centred: true, plus_one: true, eps: 1e-5, width: 33 };
     let weights = |cpu: &Cpu| upload(cpu, DType::F32, &weight);
-    check_mixes("norm", [&a], |cpu, [x], y| cpu.norm(op, x, &weights(cpu), None, y).unwrap());
+    check_mixes("norm", [&a], |cpu, [x], y| {
+        cpu.norm(Normed { op, weight: &weights(cpu), bias: None }, x, y).unwrap()
+    });
     check_mixes("add_norm", [&a, &b], |cpu, [x, delta], y| {
         let mut sum = unwritten(cpu, DType::F32, x.len());
-        cpu.add_norm(op, x, delta, &weights(cpu), None, &mut sum, y).unwrap();
+        cpu.add_norm(Normed { op, weight: &weights(cpu), bias: None }, x, delta, &mut sum, y).unwrap();
     });
     check_mixes("norm_backward", [&a, &b], |cpu, [dy, x], dx| {
         cpu.norm_backward(
-            op,
+            Normed { op, weight: &weights(cpu), bias: None },
             dy,
             x,
-            &weights(cpu),
-            true,
-            dx,
+            Target { to: dx, add: true },
             NormGrads { weight: None, bias: None, add: true },
         )
         .unwrap();
     });
     let heads = Heads { heads: 3, kv_heads: 1, head_dim: 33 };
     check_mixes("head_norm", [&a], |cpu, [x], y| {
-        cpu.head_norm(op, heads, x, &weights(cpu), &weights(cpu), y).unwrap();
+        cpu.head_norm(HeadNorm { op, heads, q_weight: &weights(cpu), k_weight: &weights(cpu) }, x, y)
+            .unwrap();
     });
     check_mixes("head_norm_backward", [&a], |cpu, [x], d| {
-        cpu.head_norm_backward(op, heads, x, &weights(cpu), &weights(cpu), d, None, None).unwrap();
+        cpu.head_norm_backward(
+            HeadNorm { op, heads, q_weight: &weights(cpu), k_weight: &weights(cpu) },
+            x,
+            d,
+            [None, None],
+        )
+        .unwrap();
     });
     check_mixes("activation", [&a], |cpu, [x], y| {
         cpu.activation(Activation::Gelu, 33, x, y).unwrap();

@@ -66,8 +66,15 @@ impl Op for LinearOp {
         let [x, _, dy, bias] = self.inputs(dtype);
         let (mut dw, mut db) = (zeros(cpu, self.n * self.k), upload(cpu, DType::F32, &bias));
         let (x, dy) = (upload(cpu, dtype, &x), upload(cpu, dtype, &dy));
-        cpu.linear_dw(&dy, &x, self.rows, true, Some(&mut dw), Some(&mut db)).unwrap();
-        cpu.linear_dw(&dy, &x, self.rows, true, Some(&mut dw), None).unwrap();
+        cpu.linear_dw(
+            &dy,
+            &x,
+            self.rows,
+            LinearGrads { weight: Some(&mut dw), bias: Some(&mut db), add: true },
+        )
+        .unwrap();
+        cpu.linear_dw(&dy, &x, self.rows, LinearGrads { weight: Some(&mut dw), bias: None, add: true })
+            .unwrap();
         vec![download(cpu, &dw), download(cpu, &db)]
     }
     fn exact(&self, dtype: DType) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
@@ -191,7 +198,7 @@ impl Op for LogpOp {
         let mut stats = self.stats(cpu, picks.len());
         let mut logp_others = unwritten(cpu, DType::F32, picks.len() * self.others);
         let also = (self.others > 0).then_some((&others, &mut logp_others));
-        cpu.logp(self.head, &x, &w, &targets, also, &mut stats).unwrap();
+        cpu.logp(HeadInput { op: self.head, x: &x, w: &w, targets: &targets }, also, &mut stats).unwrap();
         // Decoding must see the same numbers.
         let mut logits = unwritten(cpu, DType::F32, picks.len() * self.vocab);
         let mut lse = unwritten(cpu, DType::F32, picks.len());
@@ -212,14 +219,20 @@ impl Op for LogpOp {
         let x = upload(cpu, dtype, &i.x);
         let (targets, others) = (cpu.indices(&i.targets).unwrap(), cpu.indices(&i.others).unwrap());
         let mut stats = self.stats(cpu, self.rows);
-        cpu.logp(self.head, &x, &w, &targets, None, &mut stats).unwrap();
+        cpu.logp(HeadInput { op: self.head, x: &x, w: &w, targets: &targets }, None, &mut stats).unwrap();
         let [dlogp, dentropy, dothers] = i.flow.each_ref().map(|f| upload(cpu, DType::F32, f));
         let some = self.others > 0;
         let flow = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: some.then_some(&dothers) };
         let (mut dx, mut dw) = (unwritten(cpu, DType::F32, i.x.len()), zeros(cpu, i.w.len()));
         let listed = some.then_some(&others);
-        cpu.logp_backward(self.head, &x, &w, &targets, listed, &stats, &flow, &mut dx, true, Some(&mut dw))
-            .unwrap();
+        cpu.logp_backward(
+            HeadInput { op: self.head, x: &x, w: &w, targets: &targets },
+            listed,
+            &stats,
+            &flow,
+            HeadGrads { dx: &mut dx, dw: Some(&mut dw), add: true },
+        )
+        .unwrap();
         vec![download(cpu, &dx), download(cpu, &dw)]
     }
     fn exact(&self, dtype: DType) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
@@ -261,14 +274,26 @@ fn known_gradients_in_one_pass_are_the_bits_of_two() {
                     let (mut dx, mut dw) = (unwritten(cpu, dtype, x.len()), upload(cpu, DType::F32, &i.w));
                     if once {
                         let dw = Some(&mut dw);
-                        cpu.logp_known(head, &x, &w, &targets, &dlogp, &mut stats, &mut dx, true, dw)
-                            .unwrap();
+                        cpu.logp_one_pass(
+                            HeadInput { op: head, x: &x, w: &w, targets: &targets },
+                            &dlogp,
+                            &mut stats,
+                            HeadGrads { dx: &mut dx, dw, add: true },
+                        )
+                        .unwrap();
                     } else {
                         let flow = LogpGrads { logp: &dlogp, entropy: None, others: None };
                         let dw = Some(&mut dw);
-                        cpu.logp(head, &x, &w, &targets, None, &mut stats).unwrap();
-                        cpu.logp_backward(head, &x, &w, &targets, None, &stats, &flow, &mut dx, true, dw)
+                        cpu.logp(HeadInput { op: head, x: &x, w: &w, targets: &targets }, None, &mut stats)
                             .unwrap();
+                        cpu.logp_backward(
+                            HeadInput { op: head, x: &x, w: &w, targets: &targets },
+                            None,
+                            &stats,
+                            &flow,
+                            HeadGrads { dx: &mut dx, dw, add: true },
+                        )
+                        .unwrap();
                     }
                     [&stats.logp, &stats.entropy, &stats.lse, &dx, &dw].map(|b| download(cpu, b))
                 });
@@ -326,7 +351,14 @@ fn divergence_of_two_models_and_its_gradient() {
             cpu.kl(head, (&p.0, &p.1), (&q.0, &q.1), &mut kl).unwrap();
             let (mut dx, mut dw) = (unwritten(cpu, DType::F32, px.len()), zeros(cpu, pw.len()));
             let flow = upload(cpu, DType::F32, &dkl);
-            cpu.kl_backward(head, (&p.0, &p.1), (&q.0, &q.1), &flow, &mut dx, Some(&mut dw)).unwrap();
+            cpu.kl_backward(
+                head,
+                (&p.0, &p.1),
+                (&q.0, &q.1),
+                &flow,
+                HeadGrads { dx: &mut dx, dw: Some(&mut dw), add: true },
+            )
+            .unwrap();
 
             let logps = |x: &[f64], w: &[f64], hidden: usize| -> Vec<f64> {
                 let one = LogpOp { head, rows: 1, vocab: w.len() / hidden, hidden, others: w.len() / hidden };

@@ -1,6 +1,9 @@
 //! `ferrl data`: look at data before training on it.
 
-use super::data_steps;
+mod overlap;
+mod steps;
+mod suites;
+
 use crate::options::open_model;
 use crate::output::{print, visible};
 use ferrl::algo::{self, ALGORITHMS};
@@ -30,7 +33,9 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     Check(Box<CheckArgs>),
-    Steps(data_steps::Args),
+    Steps(steps::Args),
+    Overlap(overlap::Args),
+    Suites(suites::Args),
 }
 
 /// Show what would be trained on, and every problem
@@ -77,7 +82,9 @@ const PLAIN: &str = "{%- for message in messages %}\
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         Command::Check(args) => run_check(args),
-        Command::Steps(args) => data_steps::run(args),
+        Command::Steps(args) => steps::run(args),
+        Command::Overlap(args) => overlap::run(args),
+        Command::Suites(args) => suites::run(args),
     }
 }
 

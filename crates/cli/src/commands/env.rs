@@ -1,18 +1,24 @@
-//! `ferrl env`: built-in environments, listed, played by a person, and driven by a file of actions.
+//! `ferrl env`: environments, built in or the user's own, listed, played by a person, driven by a file of actions, checked.
 
 use crate::data;
 use crate::options::key_values;
 use crate::output::{Output, print, visible};
 use clap::Subcommand;
-use ferrl::env::{End, Environment, Next, Turn, open};
-use ferrl::recipe::{tasks_json, tasks_text};
+use ferrl::env::openenv::{self, Server};
+use ferrl::env::python::{Episode, Settings, Start, What, Workers};
+use ferrl::env::{End, Environment, Fault, Next, Turn, check, open};
+use ferrl::recipe::{Env, tasks_json, tasks_text};
 use ferrl::task::TASKS;
-use ferrl_engine::{Error, Result, nearest};
-use serde_json::{Value, json};
+use ferrl::tool::TOOLS;
+use ferrl::verify::Hooks;
+use ferrl_engine::{Class, Error, Result, nearest};
+use serde_json::{Map, Value, json};
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-/// List, play or drive the built-in environments
+/// List, play, drive or check environments
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -21,19 +27,21 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// List the environments with their settings (`data.task`) and defaults
+    /// List the built-in environments with their settings (`data.task`) and defaults
     List {
         /// As JSON
         #[arg(long)]
         json: bool,
     },
+    /// List the tools that a recipe may name in `env.tools`, with their settings (`env.options`) and defaults
+    Tools,
     /// Play an episode in the terminal; each line is an action
     Play(Which),
     /// Drive an episode with the actions of a file, and write every turn as a JSON line
     ///
     /// The first line is `{"turn": 0, "state": ...}`. Each further line holds `turn`, `action`, `next_state` (the whole text that
     /// the next action continues), `reward`, `score`, `done`, `terminated`, `truncated`, `extra_info` and `sequence` (which
-    /// training sequence of the trajectory the turn is in).
+    /// training sequence of the trajectory the turn is in). An episode that is lost ends with `{"turn": N, "lost": {...}}`.
     Run {
         #[command(flatten)]
         which: Which,
@@ -44,30 +52,114 @@ enum Command {
         #[arg(long, value_name = "FILE", default_value = "-")]
         output: PathBuf,
     },
+    /// Check that an environment keeps to its contract: play it, play it again, play two episodes at once
+    Check {
+        #[command(flatten)]
+        which: Which,
+        /// JSON lines, each the text of an action; a few short texts by default
+        #[arg(long, value_name = "FILE")]
+        actions: Option<PathBuf>,
+        /// Print violations as a JSON list
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(clap::Args)]
 struct Which {
-    /// One of `ferrl env list`
-    #[arg(value_name = "NAME")]
-    name: String,
+    /// A name of `ferrl env list`, FILE.py, FILE.py:CLASS, gem:NAME, reasoning_gym:NAME or http://HOST:PORT
+    #[arg(value_name = "WHAT")]
+    what: String,
     /// Seed of the episode
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    /// Row of the data that the episode begins with: JSON, or a file whose first row it is
+    #[arg(long, value_name = "JSON|FILE")]
+    row: Option<String>,
     /// Setting of the environment: key=value; may be given several times
     #[arg(long, value_name = "KEY=VALUE")]
     option: Vec<String>,
+    /// Maximum seconds per call, for environments in Python
+    #[arg(long, value_name = "S", value_parser = crate::options::above_zero)]
+    timeout: Option<f32>,
 }
 
+/// Opens episodes that all begin alike.
+type Open = Box<dyn Fn() -> Result<Box<dyn Environment>>>;
+
 impl Which {
-    fn open(&self) -> Result<Box<dyn Environment>> {
-        let name = self.name.strip_prefix("task:").unwrap_or(&self.name);
+    fn open(&self) -> Result<Open> {
+        let options = key_values(&self.option)?;
+        let row = self.row.as_deref().map(row).transpose()?;
+        let env = Env::default();
+        let timeout = Duration::from_secs_f64(self.timeout.map_or(env.timeout, f64::from));
+        if self.what.starts_with("http://") || self.what.starts_with("https://") {
+            let (server, seed) = (Server::new(&self.what, &options, timeout)?, self.seed);
+            server.check()?;
+            return Ok(Box::new(move || Ok(openenv::open(&server, seed))));
+        }
+        let Some(what) = python(&self.what) else { return self.built_in(options, row) };
+        let workers = Workers::new(Settings {
+            what,
+            options,
+            workers: 1,
+            timeout,
+            start_timeout: Duration::from_secs_f64(env.start_timeout),
+            memory: env.memory_mib << 20,
+            python: env.python,
+            hooks: Hooks::default(),
+        });
+        workers.check()?;
+        let state =
+            row.as_ref().and_then(|row| row.get("prompt")).and_then(Value::as_str).unwrap_or_default();
+        let start = Start {
+            seed: self.seed,
+            state: state.to_string(),
+            name: format!("seed {}", self.seed),
+            row: row.map(|row| (0, row)),
+        };
+        Ok(Box::new(move || Ok(Box::new(Episode::new(Arc::clone(&workers), start.clone())))))
+    }
+
+    fn built_in(&self, options: Map<String, Value>, row: Option<Map<String, Value>>) -> Result<Open> {
+        let name = self.what.strip_prefix("task:").unwrap_or(&self.what).to_string();
         if !TASKS.iter().any(|task| task.name == name) {
-            let near = nearest(name, TASKS.iter().map(|task| task.name)).unwrap_or(TASKS[0].name);
+            let near = nearest(&name, TASKS.iter().map(|task| task.name)).unwrap_or(TASKS[0].name);
             return Err(Error::usage(format!("there is no environment {name:?}"))
                 .fix(format!("did you mean {near}? `ferrl env list` shows all")));
         }
-        open(name, &key_values(&self.option)?, self.seed, 0)
+        if row.is_some() {
+            return Err(Error::usage(format!("{name} makes its own episodes and reads no row")).at("--row"));
+        }
+        let seed = self.seed;
+        Ok(Box::new(move || open(&name, &options, seed, 0)))
+    }
+}
+
+/// What a word names, where it is an environment in Python.
+fn python(word: &str) -> Option<What> {
+    if let Some(name) = word.strip_prefix("gem:") {
+        return Some(What::Gem(name.into()));
+    }
+    if let Some(name) = word.strip_prefix("reasoning_gym:") {
+        return Some(What::ReasoningGym(name.into()));
+    }
+    (word.ends_with(".py") || word.contains(".py:")).then(|| What::file(word))
+}
+
+/// A row, as JSON or as the first one of a file.
+fn row(word: &str) -> Result<Map<String, Value>> {
+    let (place, line) = match word.trim_start().starts_with('{') {
+        true => ("--row".to_string(), word.to_string()),
+        false => data::lines(Path::new(word))?
+            .next()
+            .unwrap_or_else(|| Err(Error::data("the file has no row").at(word)))?,
+    };
+    match data::parse(&place, &line)? {
+        Value::Object(row) => Ok(row),
+        other => Err(Error::data(format!("a row is {}, expected an object", data::kind(&other)))
+            .at(place)
+            .fix(r#"{"prompt": "...", "extra_info": {}}"#)),
     }
 }
 
@@ -76,13 +168,27 @@ pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         Command::List { json: true } => print(&format!("{}\n", tasks_json())),
         Command::List { json: false } => print(&tasks_text()),
+        Command::Tools => print(&tools_text()),
         Command::Play(which) => play(which),
         Command::Run { which, actions, output } => drive(which, actions, output),
+        Command::Check { which, actions, json } => examine(which, actions.as_deref(), *json),
     }
 }
 
+fn tools_text() -> String {
+    let mut text = String::new();
+    for tool in TOOLS {
+        text += &format!("{}: {}\n", tool.name, tool.about);
+        let defaults = (tool.defaults)();
+        for (key, value) in defaults.as_object().into_iter().flatten() {
+            text += &format!("  env.options.{}.{key} = {value}\n", tool.name);
+        }
+    }
+    text
+}
+
 fn play(which: &Which) -> Result<()> {
-    let mut episode = which.open()?;
+    let mut episode = which.open()?()?;
     print(&format!("{}\n", visible(episode.start()?.trim_end())))?;
     let (mut total, mut line) = (0.0, String::new());
     loop {
@@ -93,10 +199,9 @@ fn play(which: &Which) -> Result<()> {
         }
         // A person need not write the box.
         let action = line.trim();
-        let action = if action.contains("\\boxed{") {
-            action.to_string()
-        } else {
-            format!("{action}\n\\boxed{{{action}}}")
+        let action = match python(&which.what).is_some() || action.contains("\\boxed{") {
+            true => action.to_string(),
+            false => format!("{action}\n\\boxed{{{action}}}"),
         };
         let Turn { next, reward, score, end, .. } = episode.step(&action)?;
         total += reward;
@@ -125,13 +230,27 @@ fn texts(path: &Path) -> Result<Vec<String>> {
 }
 
 fn drive(which: &Which, actions: &Path, output: &Path) -> Result<()> {
-    let (actions, mut episode) = (texts(actions)?, which.open()?);
+    let (actions, mut episode) = (texts(actions)?, which.open()?()?);
     let mut out = Output::create(output)?;
-    let mut state = episode.start()?;
+    let mut state = match episode.start() {
+        Ok(state) => state,
+        Err(Fault::Lost(lost)) => {
+            out.row(&json!({ "turn": 0, "lost": lost }))?;
+            return out.finish();
+        }
+        Err(other) => return Err(other.into()),
+    };
     out.row(&json!({ "turn": 0, "state": state }))?;
     let mut sequence = 0;
     for (i, action) in actions.iter().enumerate() {
-        let Turn { next, reward, score, end, extra } = episode.step(action)?;
+        let Turn { next, reward, score, end, extra, .. } = match episode.step(action) {
+            Ok(turn) => turn,
+            Err(Fault::Lost(lost)) => {
+                out.row(&json!({ "turn": i + 1, "lost": lost }))?;
+                break;
+            }
+            Err(other) => return Err(other.into()),
+        };
         let within = sequence;
         let next = match next {
             Next::Observation(text) => format!("{state}{action}{text}"),
@@ -142,8 +261,8 @@ fn drive(which: &Which, actions: &Path, output: &Path) -> Result<()> {
         };
         out.row(&json!({
             "turn": i + 1, "action": action, "next_state": next, "reward": reward, "score": score, "done": end.is_some(),
-            "terminated": end == Some(End::Terminated), "truncated": end == Some(End::Truncated), "extra_info": extra,
-            "sequence": within,
+            "terminated": matches!(end, Some(End::Terminated | End::Limit)),
+            "truncated": matches!(end, Some(End::Truncated | End::Limit)), "extra_info": extra, "sequence": within,
         }))?;
         state = next;
         if end.is_some() {
@@ -151,4 +270,36 @@ fn drive(which: &Which, actions: &Path, output: &Path) -> Result<()> {
         }
     }
     out.finish()
+}
+
+/// Actions of a policy that knows nothing, where a check is given none.
+const ACTIONS: &[&str] = &["\\boxed{1}", "<answer>1</answer>", "I do not know.", "", "\\boxed{a}"];
+
+fn examine(which: &Which, actions: Option<&Path>, as_json: bool) -> Result<()> {
+    let actions = match actions {
+        Some(path) => texts(path)?,
+        None => ACTIONS.iter().map(|action| action.to_string()).collect(),
+    };
+    let found = check(&*which.open()?, &actions)?;
+    if as_json {
+        print(&format!("{}\n", json!(found)))?;
+    } else {
+        for violation in &found {
+            print(&format!(
+                "{}: {}\n  fix: {}\n",
+                violation.rule,
+                visible(&violation.problem),
+                violation.fix
+            ))?;
+        }
+    }
+    match found.len() {
+        0 if as_json => Ok(()),
+        0 => print("plays, plays again alike, and two at once do not disturb each other\n"),
+        n => Err(Error::new(
+            Class::Data,
+            format!("{} breaks {n} rule{}", which.what, if n == 1 { "" } else { "s" }),
+        )
+        .fix("see above")),
+    }
 }

@@ -1,5 +1,7 @@
 //! `ferrl eval`: accuracy and pass@k of a model.
 
+mod suite;
+
 use crate::machine;
 use crate::options::{
     Compute, at_least_one, key_values, nearest_path, open_model, size, temperature, weights,
@@ -11,11 +13,15 @@ use ferrl::evaluate::{self, Answered, Evaluation, Summary, evaluate};
 use ferrl::experience::Metrics;
 use ferrl::interrupt;
 use ferrl::recipe::{Recipe, Reward};
+use ferrl::reward::Rewards;
 use ferrl::rollout::{self, Actor};
 use ferrl::run::newest_model;
 use ferrl::setup;
+use ferrl::source::Source;
+use ferrl::suite::Entry;
 use ferrl::task::{self, TASKS};
 use ferrl::verify::Hooks;
+use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
@@ -37,6 +43,9 @@ const USUAL: usize = 200;
 /// --data, --task or the recipe; what is right is decided by --verifier, --reward or the recipe, and a task brings its
 /// own verifier. pass@k is the unbiased estimate from all samples; a majority vote goes by the last <answer>, else the
 /// last \boxed{}, else the whole text. Ctrl-C prints what is known so far.
+///
+/// --suite evaluates published benchmarks as `ferrl data suites` lists them, each with its own prompts, verifier and
+/// sampling: accuracy with a 95 % interval, pass@k, and tables by subject or level.
 #[derive(clap::Args)]
 pub struct Args {
     /// Model directory, run folder, or org/name in the Hugging Face cache
@@ -51,6 +60,10 @@ pub struct Args {
     /// Held-out prompts of a generated task
     #[arg(long, value_name = "NAME")]
     task: Option<String>,
+    /// Published benchmarks, separated by commas; NAME=PATH reads the rows from a file or folder instead of the
+    /// Hugging Face cache
+    #[arg(long, value_name = "NAME[=PATH],…", value_delimiter = ',', conflicts_with_all = ["data", "task", "verifier", "reward"])]
+    suite: Vec<String>,
     /// Recipe for all other settings
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
@@ -107,6 +120,25 @@ pub struct Args {
     output: Option<PathBuf>,
 }
 
+/// One set of prompts to evaluate on, and what came of it.
+struct Job {
+    /// The benchmark it is, where it is one.
+    suite: Option<&'static Entry>,
+    recipe: Recipe,
+    source: Box<dyn Source>,
+    rewards: Rewards,
+    prompts: usize,
+    asked: usize,
+    all: Evaluation,
+    seconds: f64,
+}
+
+impl Job {
+    fn tokens(&self) -> usize {
+        self.all.answers.iter().map(|(_, a, _)| a.tokens).sum()
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let found = find(&args.model)?;
@@ -114,84 +146,143 @@ pub fn run(args: &Args) -> Result<()> {
         eprintln!("{}: {from}", found.model.display());
     }
     let dir = open_model(&found.model)?;
-    let recipe = settings(args, found.recipe)?;
+    let trained = found.recipe.clone();
+    let recipes: Vec<(Option<&'static Entry>, Recipe)> = match args.suite.is_empty() {
+        true => vec![(None, settings(args, found.recipe)?)],
+        false => {
+            let base = base(args, found.recipe.as_ref())?;
+            let own = suite::recipes(args, &base, &dir)?.into_iter();
+            own.map(|(entry, recipe)| Ok((Some(entry), sampled(args, recipe)?))).collect::<Result<_>>()?
+        }
+    };
     let tokenizer = Arc::new(Tokenizer::from_dir(&dir.path)?);
     let hooks = Hooks::default();
-    let mut source = setup::source(&recipe, &dir.path, &tokenizer, Feed::Rollouts, true, &hooks.warnings)?;
+    let sources = recipes.iter().map(|(_, recipe)| {
+        setup::source(recipe, &dir.path, &tokenizer, Feed::Rollouts, true, &hooks.warnings)
+    });
+    let sources = sources.collect::<Result<Vec<_>>>()?;
+    if let (Some(own), false) = (&trained, args.suite.is_empty()) {
+        suite::warn_overlap(own, &recipes, &hooks.warnings)?;
+    }
     warn(&hooks.warnings);
-    let samples = recipe.eval.samples;
-    let prompts = match (args.prompts, source.epoch()) {
-        (Some(asked), Some(all)) if asked > all => {
-            eprintln!("note: there are {all} prompts, not {asked}");
-            all
-        }
-        (Some(asked), _) => asked,
-        (None, all) => all.unwrap_or(USUAL),
-    };
     let read: Vec<&Path> = args.data.iter().map(Path::new).collect();
-    let output = args.output.as_deref().map(|o| Output::beside(o, &read)).transpose()?;
-    let dtype =
-        if recipe.model.dtype.as_deref() == Some(DType::Bf16.name()) { DType::Bf16 } else { DType::F32 };
-    let cache = recipe.rollout.cache_mib << 20;
-    let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size()) + cache;
-    let device = args.device.as_deref().unwrap_or(&recipe.device);
-    let threads = args.threads.or(Some(recipe.threads).filter(|&t| t > 0));
+    let mut output = args.output.as_deref().map(|o| Output::beside(o, &read)).transpose()?;
+    let first = &recipes[0].1;
+    let dtype = first.dtype()?;
+    let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size()) + (first.rollout.cache_mib << 20);
+    let device = args.device.as_deref().unwrap_or(&first.device);
+    let threads = args.threads.or(Some(first.threads).filter(|&t| t > 0));
     let backend = ferrl_kernels::open(device, threads)?;
     let fix = "a smaller --cache-mib, or --dtype bf16";
     machine::ensure_memory_of(&*backend, "the model and its cache", bytes as u64, fix)?;
-    let rewards = setup::rewards(&recipe, Feed::Rollouts, &backend, &hooks)?;
-    // Every question is looked at before the first is asked.
-    let asked = (prompts, recipe.rollout.max_new_tokens);
-    evaluate::check(&mut *source, &rewards, &dir.config, asked)?;
-    let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
-    let cache = setup::cache_options(&recipe.rollout, &*model.backend);
-    let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
-    let stops = rollout::stops(&dir.path, &tokenizer, &recipe.rollout);
-    let environments = setup::environments(&recipe)?;
-    let mut actor = Actor {
-        generator: &mut sampler,
-        policy: &model,
-        tokenizer: &tokenizer,
-        stops: &stops,
-        environments: &environments,
-    };
-    finish_on_interrupt("finishing the completions under way")?;
-    let start = Instant::now();
-    let progress = Progress::new("evaluating", prompts as u64, "prompts");
-    let mut all = Evaluation { metrics: Metrics::default(), answers: Vec::new() };
-    let (mut asked, mut output) = (0, output);
-    while asked < prompts && !interrupt::requested() {
-        let now = (AT_ONCE / samples).max(1).min(prompts - asked);
-        let settings = (now, samples, args.seed.unwrap_or(recipe.seed));
-        let part =
-            evaluate(&mut actor, &mut *source, &rewards, &recipe.rollout, settings, Default::default());
-        warn(&hooks.warnings);
-        hooks.warnings.take_printed().iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
-        let part = match part {
-            Err(e) if interrupt::is_interruption(&e) => break,
-            other => other?,
-        };
-        for answer in &part.answers {
-            output.as_mut().map_or(Ok(()), |o| o.row(&written(answer)))?;
-        }
-        output.as_mut().map_or(Ok(()), Output::flush)?;
-        all.metrics.join(part.metrics);
-        all.answers.extend(part.answers);
-        asked += now;
-        progress.add(now as u64);
+    let mut jobs = Vec::new();
+    for ((suite, recipe), mut source) in recipes.into_iter().zip(sources) {
+        let prompts = wanted(args.prompts, source.epoch());
+        let rewards = setup::rewards(&recipe, Feed::Rollouts, &backend, &hooks)?;
+        // Every question is looked at before the first is asked.
+        evaluate::check(&mut *source, &rewards, &dir.config, (prompts, recipe.rollout.max_new_tokens))?;
+        let all = Evaluation { metrics: Metrics::default(), answers: Vec::new() };
+        jobs.push(Job { suite, recipe, source, rewards, prompts, asked: 0, all, seconds: 0.0 });
     }
-    drop(progress);
-    show(args, &recipe, &found.model, &all, start.elapsed().as_secs_f64())?;
+    let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
+    finish_on_interrupt("finishing the completions under way")?;
+    sample(args, &mut jobs, &model, &dir, &tokenizer, &hooks, &mut output)?;
+    let shown = found.model.display().to_string();
+    match jobs[0].suite {
+        Some(_) => {
+            let ks = ks(args, jobs[0].recipe.eval.samples);
+            let seed = args.seed.unwrap_or(jobs[0].recipe.seed);
+            print(&suite::show(&shown, &jobs, &ks, seed, args.json))?;
+        }
+        None => show(args, &jobs[0].recipe, &found.model, &jobs[0].all, jobs[0].seconds)?,
+    }
+    let (asked, prompts): (usize, usize) = jobs.iter().fold((0, 0), |(a, p), j| (a + j.asked, p + j.prompts));
     if asked < prompts {
+        output.as_mut().map_or(Ok(()), Output::flush)?;
         eprintln!("stopped after {asked} of {prompts} prompts");
         crate::output::exit(130);
     }
     output.map_or(Ok(()), Output::finish)
 }
 
+/// Prompts to ask: all there are, or as many as were asked for.
+fn wanted(asked: Option<usize>, all: Option<usize>) -> usize {
+    match (asked, all) {
+        (Some(asked), Some(all)) if asked > all => {
+            eprintln!("note: there are {all} prompts, not {asked}");
+            all
+        }
+        (Some(asked), _) => asked,
+        (None, all) => all.unwrap_or(USUAL),
+    }
+}
+
+/// Samples and grades completions, job by job, until all are done or the user has had enough.
+fn sample(
+    args: &Args,
+    jobs: &mut [Job],
+    model: &Model,
+    dir: &ModelDir,
+    tokenizer: &Arc<Tokenizer>,
+    hooks: &Hooks,
+    output: &mut Option<Output>,
+) -> Result<()> {
+    let cache = setup::cache_options(&jobs[0].recipe.rollout, &*model.backend);
+    let mut sampler = Sampler::new(model, cache)?.with_tokenizer(tokenizer.clone());
+    for job in jobs {
+        let (recipe, samples) = (&job.recipe, job.recipe.eval.samples);
+        let stops = rollout::stops(&dir.path, tokenizer, &recipe.rollout);
+        let environments = setup::environments(recipe, &dir.path, tokenizer, hooks)?;
+        let mut actor = Actor {
+            generator: &mut sampler,
+            policy: model,
+            tokenizer,
+            stops: &stops,
+            environments: &environments,
+        };
+        let start = Instant::now();
+        let name = job.suite.map_or("evaluating", |s| s.name);
+        let progress = Progress::new(name, job.prompts as u64, "prompts");
+        while job.asked < job.prompts && !interrupt::requested() {
+            let now = (AT_ONCE / samples).max(1).min(job.prompts - job.asked);
+            let settings = (now, samples, args.seed.unwrap_or(recipe.seed));
+            let rewards = &job.rewards;
+            let part = evaluate(
+                &mut actor,
+                &mut *job.source,
+                rewards,
+                &recipe.rollout,
+                settings,
+                Default::default(),
+            );
+            warn(&hooks.warnings);
+            hooks
+                .warnings
+                .take_printed()
+                .iter()
+                .for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
+            let part = match part {
+                Err(e) if interrupt::is_interruption(&e) => break,
+                other => other?,
+            };
+            for answer in &part.answers {
+                output.as_mut().map_or(Ok(()), |o| o.row(&written(answer, job.suite)))?;
+            }
+            output.as_mut().map_or(Ok(()), Output::flush)?;
+            job.all.metrics.join(part.metrics);
+            job.all.answers.extend(part.answers);
+            job.asked += now;
+            progress.add(now as u64);
+        }
+        drop(progress);
+        job.seconds = start.elapsed().as_secs_f64();
+    }
+    Ok(())
+}
+
 fn show(args: &Args, recipe: &Recipe, model: &Path, all: &Evaluation, seconds: f64) -> Result<()> {
     let samples = recipe.eval.samples;
-    let ks = if args.k.is_empty() { usual_ks(samples) } else { args.k.clone() };
+    let ks = ks(args, samples);
     let summary = Summary::new(all, samples, &ks);
     let tokens: usize = all.answers.iter().map(|(_, a, _)| a.tokens).sum();
     let t = recipe.rollout.temperature;
@@ -221,6 +312,11 @@ fn show(args: &Args, recipe: &Recipe, model: &Path, all: &Evaluation, seconds: f
     print(&format!("{head}{summary}{tail}{lost}"))
 }
 
+/// The k of pass@k.
+fn ks(args: &Args, samples: usize) -> Vec<usize> {
+    if args.k.is_empty() { usual_ks(samples) } else { args.k.clone() }
+}
+
 /// 1, 2, 4, … and the number of samples.
 fn usual_ks(samples: usize) -> Vec<usize> {
     let mut ks: Vec<usize> = (0..).map(|i| 1 << i).take_while(|&k| k < samples).collect();
@@ -228,13 +324,16 @@ fn usual_ks(samples: usize) -> Vec<usize> {
     ks
 }
 
-fn written((prompt, answer, graded): &Answered) -> Value {
+fn written((prompt, answer, graded): &Answered, suite: Option<&Entry>) -> Value {
     let parts: Map<String, Value> = graded.components.iter().map(|(n, v)| (n.clone(), json!(v))).collect();
     let mut row = json!({
         "index": prompt.index, "prompt": prompt.text, "completion": answer.text, "reward": graded.reward,
         "score": graded.score, "components": parts, "tokens": answer.tokens, "truncated": answer.truncated,
         "columns": prompt.columns,
     });
+    if let Some(suite) = suite {
+        row["suite"] = json!(suite.name);
+    }
     if let Some(played) = &answer.played {
         row["turns"] = json!(played.turns);
     }
@@ -264,16 +363,21 @@ fn find(path: &Path) -> Result<Found> {
     Ok(Found { model: newest.model, recipe: Some(recipe), from: Some(from) })
 }
 
-/// The recipe's last stage with what the flags say.
-fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
-    let resolved = match args.recipe.as_ref().or(own.as_ref()) {
+/// The recipe's last stage with the changes of the command line.
+fn base(args: &Args, own: Option<&PathBuf>) -> Result<Recipe> {
+    let resolved = match args.recipe.as_ref().or(own) {
         Some(path) => Recipe::load(path, &args.changes).map_err(|e| match nearest_path(path) {
             Some(near) if !path.exists() => e.fix(format!("the nearest name there is {near}")),
             _ => e,
         })?,
         None => Recipe::parse("", "the command line", "eval", &args.changes)?,
     };
-    let mut recipe = resolved.stages.into_iter().last().map(|s| s.recipe).unwrap_or_default();
+    Ok(resolved.stages.into_iter().last().map(|s| s.recipe).unwrap_or_default())
+}
+
+/// The same with what the flags say.
+fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
+    let mut recipe = base(args, own.as_ref())?;
     if let (Some(path), None, true) = (&own, &args.recipe, args.data.is_empty() && args.task.is_none()) {
         same_split(&recipe, path)?;
     }
@@ -312,8 +416,13 @@ fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
     r.temperature = args.temperature.map_or(recipe.eval.temperature.unwrap_or(r.temperature), f64::from);
     r.max_new_tokens = args.max_new_tokens.unwrap_or(r.max_new_tokens);
     r.top_p = args.top_p.map_or(r.top_p, f64::from);
-    r.cache_mib = args.cache_mib.unwrap_or(r.cache_mib);
     recipe.eval.samples = args.samples.unwrap_or(recipe.eval.samples.max(1));
+    sampled(args, recipe)
+}
+
+/// What the flags say of sampling for any kind of prompts, and whether it goes together.
+fn sampled(args: &Args, mut recipe: Recipe) -> Result<Recipe> {
+    recipe.rollout.cache_mib = args.cache_mib.unwrap_or(recipe.rollout.cache_mib);
     if let Some(dtype) = args.dtype {
         recipe.model.dtype = Some(dtype.dtype().name().into());
     }

@@ -4,7 +4,6 @@ pub mod algorithms;
 pub mod bench;
 pub mod chat;
 pub mod data;
-mod data_steps;
 pub mod doctor;
 pub mod env;
 pub mod eval;

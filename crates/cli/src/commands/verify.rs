@@ -112,8 +112,9 @@ fn grade(args: &Args, name: &str, rows: Vec<Result<Row>>) -> Result<()> {
     }
     times.sort_by(f64::total_cmp);
     let mean = rewards.iter().sum::<f64>() / rewards.len().max(1) as f64;
+    let summary = verifier.summary().map(|s| format!("; {}", visible(&s))).unwrap_or_default();
     eprintln!(
-        "{} rows, {} scored, mean reward {mean:.4}, {:.0} us at the median, {:.0} us at worst",
+        "{} rows, {} scored, mean reward {mean:.4}, {:.0} us at the median, {:.0} us at worst{summary}",
         graded.len(),
         rewards.len(),
         times.get(times.len() / 2).copied().unwrap_or(0.0),

@@ -85,3 +85,37 @@ fn the_algorithm_decides_how_rows_are_read() {
     assert_eq!(out.status.code(), Some(3));
     assert!(text.contains("chosen") && text.contains("expected"), "{text}");
 }
+
+#[test]
+fn suites_are_listed_and_one_is_shown_in_detail() {
+    let list = ok(&["data", "suites"]);
+    assert!(list.contains("gsm8k") && list.contains("hh_rlhf"), "{list}");
+    let one = ok(&["data", "suites", "MATH-500"]);
+    for part in ["hf download HuggingFaceH4/MATH-500", "math", "unique_id", "prompt = ", "cite"] {
+        assert!(one.contains(part), "no {part:?} in\n{one}");
+    }
+    let all: Value = serde_json::from_str(&ok(&["data", "suites", "--json"])).unwrap();
+    assert!(all.as_array().unwrap().iter().all(|s| s["row"]["prompt"].is_string()));
+    fails(&["data", "suites", "gsm9k"], 2, &["gsm9k", "gsm8k"]);
+}
+
+#[test]
+fn overlap_shows_which_rows_give_others_away() {
+    let folder = Folder::new("data-overlap");
+    let words = "seven old wizards walked slowly over the long bridge while the river sang below";
+    let train = folder.write(
+        "train.jsonl",
+        format!("{{\"prompt\": \"new\", \"response\": \"x\"}}\n{{\"prompt\": \"tell\", \"response\": \"Then {words}.\"}}\n"),
+    );
+    let test =
+        folder.write("test.jsonl", format!("{{\"question\": \"{words}?\"}}\n{{\"question\": \"NEW\"}}\n"));
+    let got: Value = serde_json::from_str(&ok(&["data", "overlap", &train, &test, "--json"])).unwrap();
+    assert_eq!((got["overlapping_train_rows"].as_u64(), got["exact"].as_u64()), (Some(2), Some(1)));
+    assert!(got["pairs"][1]["train"].as_str().unwrap().ends_with("train.jsonl:2"));
+    assert!(got["pairs"][1]["test"].as_str().unwrap().ends_with("test.jsonl:1"));
+    let text = ok(&["data", "overlap", &train, &test]);
+    assert!(text.contains("2 of 2 training rows overlap with 2 of 2 test rows"), "{text}");
+    let longer: Value =
+        serde_json::from_str(&ok(&["data", "overlap", &train, &test, "--words", "20", "--json"])).unwrap();
+    assert_eq!(longer["overlapping_train_rows"], 1, "no run of 20 words");
+}

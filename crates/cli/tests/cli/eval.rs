@@ -187,3 +187,100 @@ fn a_truncated_completion_is_not_right() {
     assert!(cut > 0.0);
     assert_eq!(strict["accuracy"].as_f64(), Some(1.0 - cut));
 }
+
+/// Rows of two benchmarks; the first of GSM8K's has this answer.
+fn benchmarks(folder: &Folder) -> (String, String) {
+    let sum = |i: usize| {
+        format!("{{\"question\": \"What is {i} + 1?\", \"answer\": \"It is.\\n#### {}\"}}\n", i + 1)
+    };
+    let sums = folder.write("sums.jsonl", (0..5).map(sum).collect::<String>());
+    let choice = |i: usize| {
+        format!(
+            "{{\"question\": \"Which? {i}\", \"choices\": [\"x\", \"y\"], \"answer\": 1, \"subject\": \"s{}\"}}\n",
+            i % 2
+        )
+    };
+    (sums, folder.write("mmlu.jsonl", (0..4).map(choice).collect::<String>()))
+}
+
+#[test]
+fn suites_have_an_accuracy_each_a_mean_and_tables_by_subject() {
+    let folder = Folder::new("eval-suite");
+    let model = folder.model();
+    let (sums, choices) = benchmarks(&folder);
+    let suites = format!("gsm8k={sums},MMLU={choices}");
+    let out = folder.path("rollouts.jsonl");
+    let base = ["eval", &model, "--suite", &suites, "--max-new-tokens", "3", "--threads", "1"];
+    let got = json(&ok(&[&base[..], &["--json", "--output", &out]].concat()));
+    let all = got["suites"].as_array().unwrap();
+    assert_eq!(all.iter().map(|s| s["suite"].as_str().unwrap()).collect::<Vec<_>>(), ["gsm8k", "mmlu"]);
+    assert_eq!((all[0]["prompts"].as_u64(), all[1]["prompts"].as_u64()), (Some(5), Some(4)));
+    assert_eq!(all[0]["temperature"], 0.0);
+    assert_eq!(all[1]["groups"]["subject"]["s0"]["prompts"], 2);
+    let accuracy = |i: usize| all[i]["accuracy"].as_f64().unwrap();
+    close(&[got["macro_accuracy"].as_f64().unwrap()], &[(accuracy(0) + accuracy(1)) / 2.0], 1e-12);
+    // 0 of 5: Wilson's upper end is 0.4345.
+    assert_eq!(accuracy(0), 0.0);
+    close(&floats(&all[0]["accuracy_interval"]), &[0.0, 0.434_482], 1e-4);
+    let written = rows(&folder.read("rollouts.jsonl"));
+    assert_eq!(written.iter().filter(|r| r["suite"] == "gsm8k").count(), 5);
+    assert!(written[0]["prompt"].as_str().unwrap().contains("What is 0 + 1?"));
+    let table = ok(&base);
+    for part in ["suite", "95 % interval", "gsm8k", "mean over suites", "mmlu by subject", "s1", "tokens/s"] {
+        assert!(table.contains(part), "no {part:?} in\n{table}");
+    }
+    let sampled = ["eval", &model, "--suite", &suites, "--max-new-tokens", "2", "--samples", "4", "--json"];
+    let sampled = json(&ok(&sampled));
+    assert_eq!(sampled["suites"][0]["temperature"], 0.6, "several samples are not greedy");
+    assert!(sampled["suites"][0]["pass@4"].is_number() && sampled["suites"][0]["majority@4"].is_number());
+}
+
+#[test]
+fn a_suite_that_cannot_be_evaluated_says_what_to_do() {
+    let folder = Folder::new("eval-suite-errors");
+    let model = folder.model();
+    fails(&["eval", &model, "--suite", "gsm8"], 2, &["gsm8", "gsm8k"]);
+    fails(&["eval", &model, "--suite", "hh_rlhf"], 2, &["no answers to grade", "data.train", "gsm8k"]);
+    let (sums, _) = benchmarks(&folder);
+    let twice = format!("gsm8k={sums},gsm8k={sums}");
+    fails(&["eval", &model, "--suite", &twice], 2, &["named twice"]);
+    fails(&["eval", &model, "--suite", "gsm8k=gone.jsonl"], 3, &["gone.jsonl"]);
+    let bad = folder.write("bad.jsonl", "{\"q\": 1}\n");
+    fails(&["eval", &model, "--suite", &format!("gsm8k={bad}")], 3, &["bad.jsonl:1", "question"]);
+    let absent = std::process::Command::new(env!("CARGO_BIN_EXE_ferrl"))
+        .args(["eval", &model, "--suite", "math500"])
+        .env("HF_HUB_CACHE", folder.0.join("empty"))
+        .env("HF_HUB_OFFLINE", "1")
+        .output()
+        .unwrap();
+    let message = String::from_utf8_lossy(&absent.stderr).into_owned();
+    assert_eq!(absent.status.code(), Some(3), "{message}");
+    assert!(message.contains("hf download HuggingFaceH4/MATH-500"), "{message}");
+    assert!(message.contains("suite:math500=PATH"), "{message}");
+}
+
+/// Was: a run could be evaluated on the rows it was trained on, and nobody said so.
+#[test]
+fn a_suite_that_the_run_was_trained_on_is_said() {
+    let folder = Folder::new("eval-suite-trained");
+    let (model, (sums, choices)) = (folder.model(), benchmarks(&folder));
+    let recipe = folder.write(
+        "seen.toml",
+        format!(
+            "algo = \"sft\"\nmodel.path = {model:?}\n\
+             data = {{ train = [\"suite:gsm8k={sums}\"], replacement = true, max_length = 128 }}\n\
+             train = {{ steps = 1, batch = 4, micro_batch_tokens = 1024 }}\nrollout.cache_mib = 4\n"
+        ),
+    );
+    let runs = folder.path("runs");
+    ok(&["train", &recipe, "--runs", &runs]);
+    let run = format!("{runs}/seen");
+    let say = |suite: &str| {
+        let out = ferrl(&["eval", &run, "--suite", suite, "--max-new-tokens", "2", "--json"], "");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8_lossy(&out.stderr).into_owned()
+    };
+    let said = say(&format!("gsm8k={sums}"));
+    assert!(said.contains("5 of 5 rows") && said.contains("sums.jsonl:1"), "{said}");
+    assert!(!say(&format!("mmlu={choices}")).contains("overlap"));
+}

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::dtype::Dtype;
+use super::format::StorageFormat;
 use super::init::{InitOptions, init_param};
 use super::store::{Store, read_json};
 use crate::model::{Config, Family, Head, ParamShape, Part, Slot, Tensor, family_of};
@@ -151,7 +151,7 @@ impl ModelDir {
     }
 
     /// The format and bytes of a part, if it is what the config says.
-    fn part(&self, part: &Part, param: &ParamShape) -> Result<(Dtype, &[u8])> {
+    fn part(&self, part: &Part, param: &ParamShape) -> Result<(StorageFormat, &[u8])> {
         let found = self.store.find(&part.name).and_then(|name| self.store.get(name));
         let Some((file, info, bytes)) = found else {
             return Err(self.missing(part, param));
@@ -164,7 +164,7 @@ impl ModelDir {
             ))
             .fix(format!("check {} in config.json", shape_fields(param.id.slot))));
         }
-        match Dtype::of(info.dtype) {
+        match StorageFormat::of(info.dtype) {
             Some(dtype) => Ok((dtype, bytes)),
             None => Err(fail(format!("tensor {:?} is stored as {:?}", part.name, info.dtype))
                 .fix("convert the weights to bfloat16, float16 or float32")),

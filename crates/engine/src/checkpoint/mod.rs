@@ -1,15 +1,15 @@
 //! Models on disk: Hugging Face directories in and out, never pickle.
 
-mod dtype;
 mod foreign;
+mod format;
 mod init;
 mod load;
 mod save;
 mod store;
 mod write;
 
-pub use dtype::Dtype;
 pub use foreign::foreign;
+pub use format::StorageFormat;
 pub use init::{InitOptions, init_model, init_param};
 pub use load::ModelDir;
 pub use save::{SaveOptions, save_model};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::dtype::Dtype;
+use super::format::StorageFormat;
 use super::io_error;
 use super::write::write_weights;
 use crate::model::{Config, Family, Head, ParamShape, family};
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 #[derive(Clone, Copy, Debug)]
 pub struct SaveOptions<'a> {
     /// Number format of the weights.
-    pub dtype: Dtype,
+    pub dtype: StorageFormat,
     /// A file grows no larger than this, unless a single tensor is.
     pub max_shard_bytes: u64,
     /// A model directory whose tokenizer, chat template and generation settings come along.
@@ -27,7 +27,12 @@ pub struct SaveOptions<'a> {
 
 impl Default for SaveOptions<'_> {
     fn default() -> Self {
-        SaveOptions { dtype: Dtype::Bf16, max_shard_bytes: 5_000_000_000, source: None, overwrite: false }
+        SaveOptions {
+            dtype: StorageFormat::Bf16,
+            max_shard_bytes: 5_000_000_000,
+            source: None,
+            overwrite: false,
+        }
     }
 }
 
@@ -128,7 +133,12 @@ fn write_all(
 }
 
 /// The original fields, and what saving changes: the class, the dtype, the tie, one label for a score.
-fn updated_config(family: &dyn Family, config: &Config, original: Option<&Value>, dtype: Dtype) -> Value {
+fn updated_config(
+    family: &dyn Family,
+    config: &Config,
+    original: Option<&Value>,
+    dtype: StorageFormat,
+) -> Value {
     let mut out = match original.and_then(Value::as_object) {
         Some(fields) => fields.clone(),
         None => family.to_json(config).as_object().cloned().unwrap_or_default(),

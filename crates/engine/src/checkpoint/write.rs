@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::dtype::Dtype;
+use super::format::StorageFormat;
 use super::io_error;
 use super::save::{SaveOptions, write_json};
 use crate::model::{Config, Family, ParamShape, Part};
@@ -91,7 +91,7 @@ fn plan(parts: &[&Part], options: &SaveOptions) -> Vec<Plan> {
 }
 
 /// The head of a safetensors file: its length, then JSON padded so that the numbers are aligned.
-fn header(parts: &[&Part], dtype: Dtype) -> Vec<u8> {
+fn header(parts: &[&Part], dtype: StorageFormat) -> Vec<u8> {
     let mut fields = Map::new();
     fields.insert("__metadata__".into(), json!({"format": "pt"}));
     let mut at = 0;
@@ -108,7 +108,7 @@ fn header(parts: &[&Part], dtype: Dtype) -> Vec<u8> {
     out
 }
 
-fn write_index(dir: &Path, parts: &[&Part], plans: &[Plan], dtype: Dtype) -> Result<()> {
+fn write_index(dir: &Path, parts: &[&Part], plans: &[Plan], dtype: StorageFormat) -> Result<()> {
     let files = plans.iter().flat_map(|p| std::iter::repeat_n(p.file.as_str(), p.count));
     let map: Map<String, Value> = parts.iter().zip(files).map(|(p, f)| (p.name.clone(), json!(f))).collect();
     let total: usize = parts.iter().map(|p| p.len() * dtype.size()).sum();
@@ -137,7 +137,7 @@ impl Output {
         self.file.write_all(bytes).map_err(|e| io_error("cannot write", &self.path, &e))
     }
 
-    fn tensor(&mut self, part: &Part, data: &[f32], dtype: Dtype) -> Result<()> {
+    fn tensor(&mut self, part: &Part, data: &[f32], dtype: StorageFormat) -> Result<()> {
         let turned: Vec<f32>;
         let data = if part.transposed {
             let inputs = part.shape[0];

@@ -9,7 +9,7 @@ use super::residual::{Residual, ResidualGrad};
 use super::weights::{Model, RotaryTables};
 use crate::Result;
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Attention, Heads, Segments, Turns};
+use ferrl_kernels::backend::{Attention, AttentionSaved, HeadNorm, Heads, Rotation, Segments};
 
 /// `x += post_norm(out(attention(rotate(qk_norm(qkv(norm(x)))))))`.
 pub(super) struct SelfAttention {
@@ -44,7 +44,7 @@ impl SelfAttention {
         let (b, c, heads) = (&*m.backend, &m.config, self.op.heads);
         let mut qkv = m.activations(t.rows * c.qkv_width())?;
         let raw = match self.qk_norm {
-            Some(norms) => Some(self.normed_heads(m, t, x, norms, context, &mut qkv)?),
+            Some(norms) => Some(self.normed_heads(m, (t, context), x, norms, &mut qkv)?),
             None => {
                 let tables = m.rotary(t.reach)?;
                 let cache = match &mut *context {
@@ -52,7 +52,7 @@ impl SelfAttention {
                     Context::Paged(rows, caches) => Some((*rows, &mut caches[self.layer])),
                 };
                 let rotation = m.rotation(tables.as_deref(), t);
-                x.qkv(m, (self.norm, self.qkv), heads, rotation, cache, &mut qkv)?;
+                x.qkv(m, (self.norm, self.qkv), (heads, rotation), cache, &mut qkv)?;
                 None
             }
         };
@@ -72,21 +72,25 @@ impl SelfAttention {
         Ok(AttentionActivations { raw, qkv, att, lse, proj })
     }
 
+    fn head_norm<'a>(&self, m: &'a Model, (q, k): (usize, usize)) -> HeadNorm<'a> {
+        let (q_weight, k_weight) = (m.master(q), m.master(k));
+        HeadNorm { op: m.head_norm_op(), heads: self.op.heads, q_weight, k_weight }
+    }
+
     /// Queries, keys and values whose heads are normalised before they are rotated; returns them before that norm.
     fn normed_heads(
         &self,
         m: &Model,
-        t: &Tokens,
+        (t, context): (&Tokens, &mut Context<'_>),
         x: &mut Residual,
-        (q, k): (usize, usize),
-        context: &mut Context<'_>,
+        norms: (usize, usize),
         qkv: &mut Buffer,
     ) -> Result<Buffer> {
         let (b, heads) = (&*m.backend, self.op.heads);
         let (h, _) = x.normed(m, self.norm)?;
         let mut raw = m.activations(qkv.len())?;
         self.qkv.forward(m, &h, &mut raw)?;
-        b.head_norm(m.head_norm_op(), heads, &raw, m.master(q), m.master(k), qkv)?;
+        b.head_norm(self.head_norm(m, norms), &raw, qkv)?;
         m.rotate(t, heads, false, qkv)?;
         if let Context::Paged(rows, caches) = context {
             b.cache_write(heads, qkv, rows, &mut caches[self.layer])?;
@@ -99,8 +103,7 @@ impl SelfAttention {
         &self,
         m: &Model,
         (t, segments): (&Tokens, &Segments),
-        x: &Buffer,
-        mut a: AttentionActivations,
+        (x, mut a): (&Buffer, AttentionActivations),
         flow: &mut ResidualGrad,
         grads: Grads<'_>,
     ) -> Result<()> {
@@ -111,17 +114,17 @@ impl SelfAttention {
         self.out.backward_weight(m, dproj, &a.att, grads)?;
         self.out.backward_input(m, dproj, &mut datt)?;
         let mut dqkv = m.activations(a.qkv.len())?;
-        b.attention_backward(self.op, &a.qkv, &a.att, &a.lse, &datt, segments, &mut dqkv)?;
+        let saved = AttentionSaved { qkv: &a.qkv, out: &a.att, lse: &a.lse };
+        b.attention_backward(self.op, saved, &datt, segments, &mut dqkv)?;
         let mut rest = self.qkv;
-        if let (Some((q, k)), Some(raw)) = (self.qk_norm, &a.raw) {
+        if let (Some(norms), Some(raw)) = (self.qk_norm, &a.raw) {
             m.rotate(t, heads, true, &mut dqkv)?;
-            let (wq, wk) = (m.master(q), m.master(k));
-            let [sum_q, sum_k] = grads.get_disjoint_mut([q, k]).expect("two parameters");
-            let (dwq, dwk) = (added_to(b, sum_q)?, added_to(b, sum_k)?);
-            b.head_norm_backward(m.head_norm_op(), heads, raw, wq, wk, &mut dqkv, dwq, dwk)?;
+            let [sum_q, sum_k] = grads.get_disjoint_mut([norms.0, norms.1]).expect("two parameters");
+            let sums = [added_to(b, sum_q)?, added_to(b, sum_k)?];
+            b.head_norm_backward(self.head_norm(m, norms), raw, &mut dqkv, sums)?;
         } else {
             let tables = m.rotary(t.reach)?;
-            rest = rest.backward_rotation(m, heads, m.rotation(tables.as_deref(), t), &mut dqkv, grads)?;
+            rest = rest.backward_rotation(m, (heads, m.rotation(tables.as_deref(), t)), &mut dqkv, grads)?;
         }
         let mut dh = m.activations(x.len())?;
         self.qkv.backward_input(m, &dqkv, &mut dh)?;
@@ -132,15 +135,15 @@ impl SelfAttention {
 
 impl Model {
     /// How queries and keys are rotated, where the model does.
-    fn rotation<'a>(&self, tables: Option<&'a RotaryTables>, t: &'a Tokens) -> Option<Turns<'a>> {
+    fn rotation<'a>(&self, tables: Option<&'a RotaryTables>, t: &'a Tokens) -> Option<Rotation<'a>> {
         let (Position::Rotary(rope), Some(tables)) = (&self.config.position, tables) else { return None };
         let RotaryTables { cos, sin, .. } = tables;
-        Some(Turns { dim: rope.rotary_dim, cos, sin, positions: &t.positions })
+        Some(Rotation { dim: rope.rotary_dim, cos, sin, positions: &t.positions })
     }
 
     fn rotate(&self, t: &Tokens, heads: Heads, inverse: bool, qkv: &mut Buffer) -> Result<()> {
         let tables = self.rotary(t.reach)?;
         let Some(r) = self.rotation(tables.as_deref(), t) else { return Ok(()) };
-        self.backend.rotary(heads, r.dim, r.cos, r.sin, r.positions, inverse, qkv)
+        self.backend.rotary(heads, r, inverse, qkv)
     }
 }

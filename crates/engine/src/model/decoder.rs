@@ -192,6 +192,6 @@ impl Layer {
         let Interior { attention, delta, ffn } = inner.expect("all of a layer was kept");
         self.ffn.backward(m, (&x, &delta), ffn, flow, grads)?;
         drop(delta);
-        self.attention.backward(m, (t, segments), &x, attention, flow, grads)
+        self.attention.backward(m, (t, segments), (&x, attention), flow, grads)
     }
 }

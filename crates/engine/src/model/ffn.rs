@@ -55,7 +55,7 @@ impl FeedForward {
         let mut dact = m.activations(rows * width)?;
         self.down.backward_input(m, ddown, &mut dact)?;
         // In place: the activation's output, recomputed, and the gradient of its input.
-        m.backend.activation_again(self.activation, width, &mut a.up, &mut dact)?;
+        m.backend.activation_recompute(self.activation, width, &mut a.up, &mut dact)?;
         let (act, dup) = (dact, a.up);
         self.down.backward_weight(m, ddown, &act, grads)?;
         drop(act);

@@ -3,7 +3,7 @@
 use super::gradient::{Gradient, Grads, added_to};
 use super::weights::Model;
 use crate::{Error, Result};
-use ferrl_kernels::backend::{LogpGrads, LogpHead, LogpStats};
+use ferrl_kernels::backend::{HeadGrads, HeadInput, LogpGrads, LogpHead, LogpStats};
 use ferrl_kernels::{Buffer, DType, Weight};
 
 /// Rows whose next token is scored.
@@ -60,7 +60,8 @@ impl Model {
         let mut stats = LogpStats { logp: self.f32s(n)?, entropy: self.f32s(n)?, lse: self.f32s(n)? };
         let ids = if others.is_empty() { None } else { Some(b.indices(others)?) };
         let mut logp_others = self.f32s(others.len())?;
-        b.logp(op, &x, w, &targets, ids.as_ref().map(|i| (i, &mut logp_others)), &mut stats)?;
+        let head = HeadInput { op, x: &x, w, targets: &targets };
+        b.logp(head, ids.as_ref().map(|i| (i, &mut logp_others)), &mut stats)?;
         let result = RowStats {
             logp: self.read_f32s(&stats.logp)?,
             entropy: self.read_f32s(&stats.entropy)?,
@@ -69,16 +70,14 @@ impl Model {
         Ok((Scored { rows, targets, others: ids, x, op, stats, count: n }, result))
     }
 
-    /// Scores `rows` of the hidden states and flows `dlogp` back at once: the bits of [`Model::score`] and
-    /// [`Model::score_backward`], with logits computed once where they fit.
-    pub fn score_known(
+    /// One-pass head: scores `rows` of the hidden states `h` and propagates `dlogp` back to `dh`. The bits of
+    /// [`Model::score`] and [`Model::score_backward`], with logits computed once where they fit.
+    pub fn score_one_pass(
         &self,
-        h: &Buffer,
-        rows: &[u32],
-        targets: &[u32],
+        (h, dh): (&Buffer, &mut Buffer),
+        (rows, targets): (&[u32], &[u32]),
         dlogp: &[f32],
         temperature: f32,
-        dh: &mut Buffer,
         grads: Grads<'_>,
     ) -> Result<RowStats> {
         let (b, w, op) = (&*self.backend, self.lm_head()?, self.logp_head(temperature));
@@ -90,7 +89,9 @@ impl Model {
         let mut dx = self.activations(x.len())?;
         let dw = self.layout.head.and_then(|head| grads[head.weight].as_mut());
         let add = dw.as_ref().is_some_and(|slot| !slot.is_empty());
-        b.logp_known(op, &x, w, &targets, &dlogp, &mut stats, &mut dx, add, dw.map(Gradient::written))?;
+        let head = HeadInput { op, x: &x, w, targets: &targets };
+        let to = HeadGrads { dx: &mut dx, dw: dw.map(Gradient::written), add };
+        b.logp_one_pass(head, &dlogp, &mut stats, to)?;
         b.scatter_rows(&dx, &rows, self.config.hidden, dh)?;
         let (logp, entropy) = (self.read_f32s(&stats.logp)?, self.read_f32s(&stats.entropy)?);
         Ok(RowStats { logp, entropy, others: Vec::new() })
@@ -111,7 +112,8 @@ impl Model {
         let (w, dw) = (self.weight(head.weight), grads[head.weight].as_mut());
         let add = dw.as_ref().is_some_and(|slot| !slot.is_empty());
         let dw = dw.map(Gradient::written);
-        b.logp_backward(s.op, &s.x, w, &s.targets, others, &s.stats, &flow, &mut dx, add, dw)?;
+        let scored = HeadInput { op: s.op, x: &s.x, w, targets: &s.targets };
+        b.logp_backward(scored, others, &s.stats, &flow, HeadGrads { dx: &mut dx, dw, add })?;
         b.scatter_rows(&dx, &s.rows, self.config.hidden, dh)
     }
 
@@ -123,22 +125,21 @@ impl Model {
         self.read_f32s(&kl)
     }
 
-    /// Adds what flows back through [`Model::kl`] to the hidden states' `dh` and to the head; `rows` say which rows of
-    /// `h` were compared.
+    /// Adds the gradient of [`Model::kl`] to `dh` and to the head's; `rows` of the hidden states `h` were compared.
     pub fn kl_backward(
         &self,
-        (h, rows): (&Buffer, &[u32]),
+        (h, dh): (&Buffer, &mut Buffer),
+        (rows, dkl): (&[u32], &[f32]),
         (other, y): (&Model, &Buffer),
-        dkl: &[f32],
         temperature: f32,
-        dh: &mut Buffer,
         grads: Grads<'_>,
     ) -> Result<()> {
         let (b, x) = (&*self.backend, self.select_rows(h, rows)?);
         let head = self.layout.head.expect("a KL comes from a language-model head");
         let (mut dx, mut spread) = (self.activations(x.len())?, self.activations(dh.len())?);
         let (op, p, q) = (self.logp_head(temperature), (&x, self.weight(head.weight)), (y, other.lm_head()?));
-        b.kl_backward(op, p, q, &self.upload(dkl)?, &mut dx, added_to(b, &mut grads[head.weight])?)?;
+        let to = HeadGrads { dx: &mut dx, dw: added_to(b, &mut grads[head.weight])?, add: true };
+        b.kl_backward(op, p, q, &self.upload(dkl)?, to)?;
         b.scatter_rows(&dx, &b.indices(rows)?, self.config.hidden, &mut spread)?;
         b.axpy(1.0, &spread, dh)
     }
@@ -151,7 +152,7 @@ impl Model {
         self.read_f32s(&v)
     }
 
-    /// Adds the values' share to `dh`.
+    /// Adds the gradient of [`Model::values`] to `dh` and to the head's.
     pub fn values_backward(
         &self,
         h: &Buffer,

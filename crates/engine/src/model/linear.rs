@@ -10,7 +10,10 @@ use super::norm::NormLayer;
 use super::weights::Model;
 use crate::Result;
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Activation, Affine, Heads, PagedRows, Turns};
+use ferrl_kernels::backend::{Activation, Affine, Heads, LinearGrads, PagedRows, QkvLayer, Rotation};
+
+/// Heads of queries, keys and values, and how queries and keys are rotated.
+pub(super) type Rotated<'a> = (Heads, Option<Rotation<'a>>);
 
 /// `y = x W^T + b`, by the indices of its parameters.
 #[derive(Clone, Copy)]
@@ -36,17 +39,20 @@ impl Linear {
         m.backend.linear_add(x, self.operand(m), to)
     }
 
+    fn qkv<'a>(self, m: &'a Model, (heads, rotation): Rotated<'a>) -> QkvLayer<'a> {
+        QkvLayer { linear: self.operand(m), heads, rotation }
+    }
+
     /// Projects `x` to queries, keys and values and applies RoPE; with a cache, keys and values are also written to it.
     pub fn forward_qkv(
         self,
         m: &Model,
         x: &Buffer,
-        heads: Heads,
-        rotation: Option<Turns<'_>>,
+        heads: Rotated<'_>,
         cache: Option<(&PagedRows, &mut Buffer)>,
         qkv: &mut Buffer,
     ) -> Result<()> {
-        m.backend.linear_qkv(x, self.operand(m), heads, rotation, cache, qkv)
+        m.backend.linear_qkv(x, self.qkv(m, heads), cache, qkv)
     }
 
     /// The same of `norm(x)`, in one operation.
@@ -54,12 +60,11 @@ impl Linear {
         self,
         m: &Model,
         (norm, x): (NormLayer, &Buffer),
-        heads: Heads,
-        rotation: Option<Turns<'_>>,
-        (rows, cache): (&PagedRows, &mut Buffer),
+        heads: Rotated<'_>,
+        cache: (&PagedRows, &mut Buffer),
         qkv: &mut Buffer,
     ) -> Result<()> {
-        m.backend.normed_qkv(norm.operand(m), x, self.operand(m), heads, rotation, rows, cache, qkv)
+        m.backend.normed_qkv(norm.operand(m), x, self.qkv(m, heads), cache, qkv)
     }
 
     /// `y = activation(norm(x) W^T + b)`, in one operation.
@@ -82,8 +87,8 @@ impl Linear {
     pub fn backward_weight(self, m: &Model, dy: &Buffer, x: &Buffer, grads: Grads<'_>) -> Result<()> {
         let (b, rows) = (&*m.backend, dy.len() / m.weight(self.weight).n);
         Taken::with(self.weight, self.bias, grads, |taken| {
-            let (add, [to, bias_to]) = taken.sums(b)?;
-            b.linear_dw(dy, x, rows, add, to, bias_to)
+            let (add, [weight, bias]) = taken.sums(b)?;
+            b.linear_dw(dy, x, rows, LinearGrads { weight, bias, add })
         })
     }
 
@@ -92,8 +97,7 @@ impl Linear {
     pub fn backward_rotation(
         self,
         m: &Model,
-        heads: Heads,
-        rotation: Option<Turns<'_>>,
+        (heads, rotation): Rotated<'_>,
         dqkv: &mut Buffer,
         grads: Grads<'_>,
     ) -> Result<Linear> {

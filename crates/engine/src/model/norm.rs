@@ -5,7 +5,7 @@ use super::gradient::{Grads, Taken};
 use super::weights::Model;
 use crate::Result;
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Norm, Normed};
+use ferrl_kernels::backend::{Norm, Normed, Target};
 
 /// A norm over the hidden width, by the indices of its parameters.
 #[derive(Clone, Copy)]
@@ -22,8 +22,7 @@ impl NormLayer {
 
     /// `y = norm(x)`.
     pub fn forward(self, m: &Model, x: &Buffer, y: &mut Buffer) -> Result<()> {
-        let Normed { op, weight, bias } = self.operand(m);
-        m.backend.norm(op, x, weight, bias, y)
+        m.backend.norm(self.operand(m), x, y)
     }
 
     /// `sum = x + delta`, `y = norm(sum)`.
@@ -34,8 +33,7 @@ impl NormLayer {
         sum: &mut Buffer,
         y: &mut Buffer,
     ) -> Result<()> {
-        let Normed { op, weight, bias } = self.operand(m);
-        m.backend.add_norm(op, x, delta, weight, bias, sum, y)
+        m.backend.add_norm(self.operand(m), x, delta, sum, y)
     }
 
     /// Writes `dx` and adds to the gradients of the parameters.
@@ -47,9 +45,10 @@ impl NormLayer {
         dx: &mut Buffer,
         grads: Grads<'_>,
     ) -> Result<()> {
-        let (b, w) = (&*m.backend, m.master(self.weight));
+        let b = &*m.backend;
         Taken::with(self.weight, self.bias, grads, |taken| {
-            b.norm_backward(m.norm_op(), dy, x, w, false, dx, taken.norm_grads(b)?)
+            let dx = Target { to: dx, add: false };
+            b.norm_backward(self.operand(m), dy, x, dx, taken.norm_grads(b)?)
         })
     }
 }

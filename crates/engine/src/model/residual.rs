@@ -1,18 +1,18 @@
 //! The residual stream, forward and backward.
 //!
-//! Forward, the stream carries its last addition unmade: the norm that comes next makes it in the same operation. For the
-//! few rows of a decoding step a device may do better (`Backend::few_rows`): the norm is then part of the product that
-//! reads it, and the addition part of the product that makes it. Both have the same bits, and this file is all that knows
-//! of them; layers are written once.
+//! Forward, the stream holds its last addition back: the next norm adds it in the same operation. For the few rows of a
+//! decoding step a device may do better (`Backend::decode_rows`): the norm is then fused into the GEMM that reads it, and
+//! the addition into the GEMM that computes it. Both have the same bits, and this file alone knows of them; layers are
+//! written once.
 
 use super::decoder::{Context, Keep};
 use super::gradient::{Grads, Taken};
-use super::linear::Linear;
+use super::linear::{Linear, Rotated};
 use super::norm::NormLayer;
 use super::weights::Model;
 use crate::Result;
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Activation, Heads, NormInput, PagedRows, Turns};
+use ferrl_kernels::backend::{Activation, NormInput, NormRecompute, PagedRows};
 
 /// The residual stream of T tokens.
 pub(super) struct Residual {
@@ -35,7 +35,7 @@ impl Residual {
     pub fn new(m: &Model, x: Buffer, context: &Context<'_>, keep: Keep) -> Self {
         let (c, rows) = (&m.config, x.len() / m.config.hidden);
         let decodes = matches!(context, Context::Paged(..)) && keep == Keep::Nothing;
-        let fused = decodes && !c.post_norms && rows <= m.backend.few_rows(c.hidden.max(c.ffn));
+        let fused = decodes && !c.post_norms && rows <= m.backend.decode_rows(c.hidden.max(c.ffn));
         Residual { x, pending: None, fused }
     }
 
@@ -62,18 +62,15 @@ impl Residual {
         &mut self,
         m: &Model,
         (norm, linear): (NormLayer, Linear),
-        heads: Heads,
-        rotation: Option<Turns<'_>>,
+        heads: Rotated<'_>,
         cache: Option<(&PagedRows, &mut Buffer)>,
         qkv: &mut Buffer,
     ) -> Result<()> {
         match cache {
-            Some(cache) if self.fused => {
-                linear.forward_normed_qkv(m, (norm, &self.x), heads, rotation, cache, qkv)
-            }
+            Some(cache) if self.fused => linear.forward_normed_qkv(m, (norm, &self.x), heads, cache, qkv),
             cache => {
                 let (h, _) = self.normed(m, norm)?;
-                linear.forward_qkv(m, &h, heads, rotation, cache, qkv)
+                linear.forward_qkv(m, &h, heads, cache, qkv)
             }
         }
     }
@@ -176,11 +173,10 @@ impl ResidualGrad {
     ) -> Result<Buffer> {
         let b = &*m.backend;
         let mut y = m.activations(x.len())?;
-        let of = norm.operand(m);
-        let input = NormInput { x, delta, weight: of.weight, bias: of.bias };
         let (dx, rounded) = (&mut self.dx, self.rounded.as_mut());
         Taken::with(norm.weight, norm.bias, grads, |taken| {
-            b.norm_again(of.op, input, dy, &mut y, dx, rounded, taken.norm_grads(b)?)
+            let backward = NormRecompute { dy, y: &mut y, dx, rounded, grads: taken.norm_grads(b)? };
+            b.norm_recompute(norm.operand(m), NormInput { x, delta }, backward)
         })?;
         Ok(y)
     }

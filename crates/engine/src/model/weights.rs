@@ -19,7 +19,8 @@ pub struct Model {
     pub backend: Arc<dyn Backend>,
     /// What it is made of.
     pub config: Config,
-    /// Storage of activations and of derived weights.
+    /// Compute type: of activations, and of what products multiply. Checkpoints are stored in a
+    /// [`StorageFormat`](crate::checkpoint::StorageFormat), masters in f32.
     pub dtype: DType,
     /// Every parameter, in the order of [`Config::params`].
     pub params: Vec<Param>,
@@ -62,7 +63,8 @@ impl RotaryTables {
 /// What the model will be used for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// Storage of activations and of derived weights.
+    /// Compute type: of activations, and of what products multiply. Checkpoints are stored in a
+    /// [`StorageFormat`](crate::checkpoint::StorageFormat), masters in f32.
     pub dtype: DType,
     /// Whether gradients will be computed.
     pub training: bool,

@@ -117,7 +117,7 @@ impl Trainer {
             }
             if let (Some(y), Some(other), false) = (&p.other, other, grads.kl.is_empty()) {
                 let dkl: Vec<f32> = p.rows.iter().map(|&r| grads.kl[r as usize]).collect();
-                model.kl_backward((&p.h, &p.rows[..]), (other, y), &dkl, temperature, &mut dh, sum)?;
+                model.kl_backward((&p.h, &mut dh), (&p.rows, &dkl), (other, y), temperature, sum)?;
             }
             if !grads.value.is_empty() {
                 model.values_backward(&p.h, &grads.value, &mut dh, sum)?;
@@ -127,11 +127,11 @@ impl Trainer {
         Ok(())
     }
 
-    /// [`Trainer::forward`] and [`Trainer::backward`] in one, for a loss whose gradients are known beforehand: the
-    /// same bits, and where these are by logp alone the head computes its logits once instead of twice.
+    /// [`Trainer::forward`] and [`Trainer::backward`] in one, for a loss whose gradients are precomputed: the same bits, and
+    /// where they are of logp alone the head computes its logits once instead of twice (one-pass head).
     pub fn forward_backward(&mut self, batch: &Batch, grads: &StatGrads) -> Result<Stats> {
         self.for_update(|t| {
-            if let Some(stats) = t.at_once(batch, grads, None)? {
+            if let Some(stats) = t.one_pass_head(batch, grads, None)? {
                 return Ok(stats);
             }
             let stats = t.forward_kept(batch)?;
@@ -140,13 +140,18 @@ impl Trainer {
         })
     }
 
-    /// As [`Trainer::forward_backward`], for gradients that are right only if the log-probabilities turn out to be
-    /// `logp` to the last bit. `None` where they do not, or where nothing is gained: no gradient has been added then.
-    pub fn foreseen(&mut self, batch: &Batch, grads: &StatGrads, logp: &[f32]) -> Result<Option<Stats>> {
-        self.for_update(|t| t.at_once(batch, grads, Some(logp)))
+    /// As [`Trainer::forward_backward`], for gradients that were precomputed from the log-probabilities `logp`. `None`
+    /// where forward gives others, in any bit, or where nothing is gained: no gradient has been added then.
+    pub fn one_pass(&mut self, batch: &Batch, grads: &StatGrads, logp: &[f32]) -> Result<Option<Stats>> {
+        self.for_update(|t| t.one_pass_head(batch, grads, Some(logp)))
     }
 
-    fn at_once(&mut self, batch: &Batch, grads: &StatGrads, logp: Option<&[f32]>) -> Result<Option<Stats>> {
+    fn one_pass_head(
+        &mut self,
+        batch: &Batch,
+        grads: &StatGrads,
+        logp: Option<&[f32]>,
+    ) -> Result<Option<Stats>> {
         if !self.model.config.head.has_lm() || !grads.is_logp_alone() || batch.others_per_row > 0 {
             return Ok(None);
         }
@@ -161,7 +166,7 @@ impl Trainer {
         let g = pick_rows(grads, &rows, 0).logp;
         let (temperature, start) = (self.temperature, self.optimizer.steps == 0);
         self.accumulate(|model, sum| {
-            let r = model.score_known(&p.h, &rows, &targets, &g, temperature, &mut dh, sum)?;
+            let r = model.score_one_pass((&p.h, &mut dh), (&rows, &targets), &g, temperature, sum)?;
             place_rows(&mut stats, &rows, &r, 0);
             check_finite(model, start, batch, &stats, &p)?;
             let same = |logp: &[f32]| stats.logp.iter().zip(logp).all(|(a, b)| a.to_bits() == b.to_bits());

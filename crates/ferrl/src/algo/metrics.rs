@@ -68,6 +68,10 @@ pub const SAMPLED: &[Metric] = &[
     metric("completions/clipped_ratio", "Fraction of completions truncated at the length limit."),
     metric("completions/total_tokens", "Tokens of all completions of the step."),
     metric(
+        "timing/rollout_tokens_per_second",
+        "Generation throughput: tokens of the completions sampled in the step divided by the seconds of sampling them.",
+    ),
+    metric(
         "rollouts/lost",
         "Completions without a reward, because a reward function failed or returned none; they are excluded from the update \
          and from all means.",

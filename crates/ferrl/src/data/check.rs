@@ -117,7 +117,7 @@ pub fn check(
             let mut part = Report::default();
             let shown = missing.saturating_sub(range.start);
             range.for_each(|i| {
-                part.row(dataset, i, encoder, kind, Limits { examples: shown, ..limits }, more)
+                part.row(dataset, i, (encoder, kind), Limits { examples: shown, ..limits }, more)
             });
             Ok(part)
         };
@@ -139,8 +139,7 @@ impl Report {
         &mut self,
         dataset: &Dataset,
         number: usize,
-        encoder: &Encoder,
-        kind: RowKind,
+        (encoder, kind): (&Encoder, RowKind),
         limits: Limits,
         more: &dyn Fn(&Sample) -> Result<()>,
     ) {

@@ -17,6 +17,8 @@ pub struct Dataset {
     pub files: Vec<PathBuf>,
     spans: Vec<Span>,
     store: Store,
+    /// The suite whose published rows these are.
+    suite: Option<&'static str>,
 }
 
 impl Dataset {
@@ -80,7 +82,7 @@ impl Dataset {
         }
         store.finish()?;
         spans.shrink_to_fit();
-        Ok(Dataset { name: source.path.clone(), files, spans, store })
+        Ok(Dataset { name: source.path.clone(), files, spans, store, suite: source.suite })
     }
 
     /// A dataset made of rows that are already in memory.
@@ -91,7 +93,7 @@ impl Dataset {
             spans.push(store.add(0, i + 1, None, &text(&row).map_err(at)?)?);
         }
         store.finish()?;
-        Ok(Dataset { name: name.to_owned(), files: vec![name.into()], spans, store })
+        Ok(Dataset { name: name.to_owned(), files: vec![name.into()], spans, store, suite: None })
     }
 
     /// Number of rows.
@@ -104,8 +106,16 @@ impl Dataset {
         self.spans.is_empty()
     }
 
-    /// A row, parsed now.
+    /// A row, parsed now; one of a suite with prompt and columns as the suite says.
     pub fn row(&self, index: usize) -> Result<Row> {
+        let row = self.parsed(index)?;
+        match self.suite {
+            Some(name) => crate::suite::find(name)?.row(&row).map_err(|e| e.at(self.place(index))),
+            None => Ok(row),
+        }
+    }
+
+    fn parsed(&self, index: usize) -> Result<Row> {
         let Some(span) = self.spans.get(index) else {
             return Err(Error::data(format!("there is no row {index}")).at(&self.name));
         };

@@ -103,6 +103,19 @@ impl Encoder {
 
     fn row(&self, row: &Row, kind: RowKind, place: &str, counts: &mut Counts) -> Result<Option<Sample>> {
         let row = &self.columns.apply(row)?;
+        let begins = |name: &&str| row.get(*name).is_some_and(|value| !value.is_null());
+        if self.settings.promptless
+            && kind == RowKind::Prompt
+            && !["prompt", "messages"].iter().any(|n| begins(n))
+        {
+            let example = Example::Prompt { ids: Vec::new() };
+            return Ok(Some(Sample {
+                example,
+                prompt: Value::Null,
+                extra: row.clone(),
+                place: place.to_owned(),
+            }));
+        }
         let (fields, extra) = schema::parse(row, kind, self.prompts.render(row)?)?;
         if let Some(name) = ["images", "videos", "audios"].into_iter().find(|name| filled(extra.get(*name))) {
             return Err(Error::data("holds what a model of text cannot see")

@@ -80,6 +80,17 @@ impl Read for Bounded<'_> {
     }
 }
 
+/// A row that is a list of turns, as some files of conversations have it, under the name that such a column goes by.
+fn conversation(value: Value) -> Value {
+    let turn = |v: &Value| v.get("from").or(v.get("role")).is_some_and(Value::is_string);
+    match value {
+        Value::Array(turns) if !turns.is_empty() && turns.iter().all(turn) => {
+            serde_json::json!({ "conversations": turns })
+        }
+        other => other,
+    }
+}
+
 /// Gives rows on as they are parsed, so that only one tree is in memory beside what the taker keeps.
 struct Rows<'a, 'b> {
     each: Each<'a>,
@@ -100,7 +111,7 @@ impl<'de> Visitor<'de> for Rows<'_, '_> {
         while let Some(value) = items.next_element::<Value>()? {
             *self.count += 1;
             self.left.set(MAX_ROW + BUFFER);
-            if let Err(error) = (self.each)(Line::new(*self.count, object(value))) {
+            if let Err(error) = (self.each)(Line::new(*self.count, object(conversation(value)))) {
                 *self.failed = Some(error);
                 return Err(serde::de::Error::custom("stopped"));
             }

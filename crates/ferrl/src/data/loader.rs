@@ -15,11 +15,13 @@ pub struct Options {
     pub seed: u64,
     /// Off: datasets one after the other, rows in the order of the files.
     pub shuffle: bool,
+    /// Every row is drawn at random from all rows of its dataset, whether or not it came before.
+    pub replacement: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { seed: 0, shuffle: true }
+        Options { seed: 0, shuffle: true, replacement: false }
     }
 }
 
@@ -72,6 +74,9 @@ pub struct State {
     pub sizes: Vec<(usize, f64)>,
     /// Whether rows are shuffled.
     pub shuffle: bool,
+    /// Whether rows are drawn with replacement.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replacement: bool,
 }
 
 /// Draws rows without end, epoch after epoch.
@@ -94,6 +99,7 @@ pub const MAX_EPOCHS: f64 = 1e6;
 /// What a permutation is for; part of its random numbers' counter.
 const ROWS: u32 = 0x726f_7773;
 const MIX: u32 = 0x6d69_7865;
+const DRAW: u32 = 0x6472_6177;
 
 impl Loader {
     /// A loader over datasets.
@@ -116,6 +122,11 @@ impl Loader {
         }
         loader.order = loader.arrange();
         Ok(loader)
+    }
+
+    /// How rows are drawn.
+    pub fn options(&self) -> Options {
+        self.options
     }
 
     /// The next `count` rows, or what is left of the epoch.
@@ -180,6 +191,7 @@ impl Loader {
             cursor: self.cursor,
             sizes: self.plain_sizes(),
             shuffle: self.options.shuffle,
+            replacement: self.options.replacement,
         }
     }
 
@@ -205,6 +217,16 @@ impl Loader {
                 "data is drawn with seed {} and shuffle {}, the checkpoint with {} and {}",
                 self.options.seed, self.options.shuffle, state.seed, state.shuffle
             ))
+            .fix("resume with the settings of the run"));
+        }
+        if state.replacement != self.options.replacement {
+            let word = |on: bool| if on { "with" } else { "without" };
+            return Err(Error::usage(format!(
+                "data is drawn {} replacement, the checkpoint {} it",
+                word(self.options.replacement),
+                word(state.replacement)
+            ))
+            .at("data.replacement")
             .fix("resume with the settings of the run"));
         }
         self.epoch = state.epoch;
@@ -249,6 +271,10 @@ impl Loader {
                 continue;
             }
             let rows = self.sizes[dataset].rows as u64;
+            if self.options.replacement {
+                order.extend(share.map(|position| pick(self.drawn(dataset, position, rows))));
+                continue;
+            }
             let (mut pass, mut permutation) = (u64::MAX, Vec::new());
             for position in share {
                 if position / rows != pass {
@@ -266,6 +292,15 @@ impl Loader {
             self.in_turn(&mut order);
         }
         order
+    }
+
+    /// The row that a draw with replacement takes: a function of its position in the dataset's stream alone.
+    fn drawn(&self, dataset: usize, position: u64, rows: u64) -> usize {
+        let key = [self.options.seed as u32, (self.options.seed >> 32) as u32];
+        let counter = [position as u32, (position >> 32) as u32, dataset as u32, DRAW];
+        let [low, high, ..] = philox4x32(counter, key);
+        let word = u64::from(high) << 32 | u64::from(low);
+        ((u128::from(word) * u128::from(rows)) >> 64) as usize
     }
 
     /// Rows of endless datasets, back in their own order: they are random already, and number 7 follows number 6.
@@ -384,6 +419,31 @@ mod tests {
         for (pick, count) in seen {
             assert_eq!(count, if pick.0 == 0 { 1 } else { 4 });
         }
+    }
+
+    #[test]
+    fn with_replacement_every_row_is_as_likely_as_any_other_each_time() {
+        let options = Options { replacement: true, ..Options::default() };
+        let mut l = loader(&[(50, 1.0)], options);
+        let mut counts = [0usize; 50];
+        for epoch in 0..400 {
+            let picks = l.next_batch(100).unwrap().picks;
+            assert_eq!(picks.len(), 50, "an epoch is as many draws as rows");
+            let mut seen: Vec<u64> = picks.iter().map(|p| p.1).collect();
+            seen.sort_unstable();
+            seen.dedup();
+            // 50 draws of 50 leave out (1 - 1/50)^50 = 36 % of them; no epoch of 400 comes near all.
+            assert!(seen.len() < 45, "epoch {epoch} has {} different rows", seen.len());
+            picks.iter().for_each(|p| counts[p.1 as usize] += 1);
+        }
+        // 400 expected, standard deviation 19.8.
+        assert!(counts.iter().all(|c| (300..500).contains(c)), "{counts:?}");
+        // Resuming takes up the very same draws, and another way of drawing is refused.
+        let (mut a, mut b) = (loader(&[(50, 1.0)], options), loader(&[(50, 1.0)], options));
+        drop(a.next_batch(33).unwrap());
+        b.restore(&a.state()).unwrap();
+        assert_eq!(a.next_batch(17).unwrap(), b.next_batch(17).unwrap());
+        assert!(loader(&[(50, 1.0)], Options::default()).restore(&a.state()).is_err());
     }
 
     #[test]

@@ -13,10 +13,12 @@ mod dataset;
 mod encode;
 mod example;
 mod findings;
+mod gzip;
 pub mod hub;
 mod json;
 mod jsonl;
 pub mod loader;
+pub mod overlap;
 #[cfg(feature = "parquet")]
 mod parquet;
 mod portions;
@@ -88,6 +90,7 @@ pub const FORMATS: &[&dyn Format] = &[
     &jsonl::Jsonl,
     &csv::Csv,
     &text::Text,
+    &gzip::Gzip,
     #[cfg(feature = "parquet")]
     &parquet::Parquet,
     #[cfg(feature = "parquet")]
@@ -105,9 +108,6 @@ pub fn format_of(path: &Path) -> Result<&'static dyn Format> {
     }
     if head.starts_with(b"version https://git-lfs") {
         return at(Error::data("is a Git LFS pointer, not the data").fix("run `git lfs pull` in its folder"));
-    }
-    if head.starts_with(&[0x1f, 0x8b]) {
-        return at(Error::data("is compressed with gzip").fix("unpack it with gunzip"));
     }
     if let Some(format) = FORMATS.iter().find(|f| f.begins(&head)) {
         return Ok(*format);

@@ -59,6 +59,8 @@ pub struct Settings {
     pub chat_template_kwargs: Map<String, Value>,
     /// Tools that the chat template shows where a row names none: JSON Schemas of functions.
     pub tools: Option<Value>,
+    /// Whether rows may come without a prompt, because an environment says what an episode begins with.
+    pub promptless: bool,
     /// Which turns of a conversation are trained.
     pub turns: Train,
     /// Sequences are cut to this many tokens; longer prompts to sample from are refused or left out.
@@ -80,6 +82,7 @@ impl Default for Settings {
             date: None,
             chat_template_kwargs: Map::new(),
             tools: None,
+            promptless: false,
             turns: Train::All,
             max_length: None,
             overlong: Overlong::Error,

@@ -1,4 +1,4 @@
-//! Where data comes from: `path`, `folder`, `*.glob`, `org/name`, each with an optional `split@` before it.
+//! Where data comes from: `path`, `folder`, `*.glob`, `org/name`, `suite:name`, each with an optional `split@` before it.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -6,6 +6,7 @@ use ferrl_engine::{Error, Result, nearest};
 
 use super::hub::{Cache, Repo, is_id};
 use super::{FORMATS, extension, is_text, known, list};
+use crate::suite;
 
 /// One set of files, read as one dataset.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,7 +19,12 @@ pub struct Source {
     pub slice: Option<Slice>,
     /// Branch, tag or commit of `org/name`.
     pub revision: Option<String>,
+    /// The suite whose published rows these are, by its name.
+    pub suite: Option<&'static str>,
 }
+
+/// The split that is all files of a folder.
+const ALL: &str = "*";
 
 /// A range of rows; each end is a number of rows or a percentage, from the back when negative.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,9 +56,67 @@ const NOT_DATA: [&str; 5] =
     ["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "metadata.json"];
 
 impl Source {
-    /// Reads `path` or `split@path` or `split[a:b]@path`.
+    /// Reads `path` or `split@path` or `split[a:b]@path`; a suite without a split is its rows to train on.
     pub fn parse(text: &str) -> Result<Self> {
-        let whole = |path: &str| Source { path: path.to_owned(), split: None, slice: None, revision: None };
+        Self::suite(text, false).unwrap_or_else(|| Self::plain(text))
+    }
+
+    /// The same for what is evaluated on: a suite without a split is its rows to test on.
+    pub fn held_out(text: &str) -> Result<Self> {
+        Self::suite(text, true).unwrap_or_else(|| Self::plain(text))
+    }
+
+    /// `suite:NAME` or `suite:NAME=SOURCE`, with an optional split before it; none where the text is no suite.
+    fn suite(text: &str, held_out: bool) -> Option<Result<Self>> {
+        let (front, rest) = match text.strip_prefix(suite::PREFIX) {
+            Some(rest) => (None, rest),
+            None => {
+                text.split_once('@').and_then(|(f, p)| Some((Some(f), p.strip_prefix(suite::PREFIX)?)))?
+            }
+        };
+        let (name, given) = rest.split_once('=').map_or((rest, None), |(name, path)| (name, Some(path)));
+        Some(suite::find(name).and_then(|entry| Self::of_suite(entry, front, given, held_out)))
+    }
+
+    fn of_suite(
+        entry: &'static suite::Entry,
+        front: Option<&str>,
+        given: Option<&str>,
+        held_out: bool,
+    ) -> Result<Self> {
+        let own = given.map(Self::plain).transpose()?;
+        let before = front.map(|f| Self::plain(&format!("{f}@{}", entry.name))).transpose()?;
+        let asked = before.as_ref().or(own.as_ref()).and_then(|s| s.split.clone());
+        let split = match asked.as_deref() {
+            Some("train") => entry.train,
+            Some("test") => entry.test,
+            Some(_) => asked.as_deref(),
+            None if held_out => entry.test,
+            None => entry.train,
+        };
+        let mut source = own.unwrap_or_else(|| Source::whole(&format!("{}{}", suite::PREFIX, entry.name)));
+        if let Some(before) = before {
+            source.slice = before.slice;
+        }
+        source.suite = Some(entry.name);
+        // One file is what it is; of a folder and of the hub the right rows have to be chosen.
+        let chosen = given.is_none() || Path::new(&source.path).is_dir();
+        if chosen && split.is_none() {
+            let has = if entry.train.is_none() { "test" } else { "train" };
+            return Err(Error::usage(format!("{} has rows to {has} on and no others", entry.name))
+                .at(format!("{}{}", suite::PREFIX, entry.name))
+                .fix(format!("another suite, or {has}@suite:{} to use them all the same", entry.name)));
+        }
+        source.split = split.filter(|_| chosen).map(String::from);
+        Ok(source)
+    }
+
+    fn whole(path: &str) -> Self {
+        Source { path: path.to_owned(), split: None, slice: None, revision: None, suite: None }
+    }
+
+    fn plain(text: &str) -> Result<Self> {
+        let whole = Self::whole;
         if text.is_empty() {
             return Err(Error::usage("an empty name for data").fix("give a file, a folder or org/name"));
         }
@@ -84,6 +148,9 @@ impl Source {
 
     /// The files of the source, in a fixed order.
     pub fn files(&self, cache: &Cache) -> Result<Vec<PathBuf>> {
+        if let Some(entry) = suite::named(&self.path) {
+            return self.published(entry, cache);
+        }
         let path = Path::new(&self.path);
         if path.is_file() {
             return self.single(path);
@@ -110,6 +177,29 @@ impl Source {
         let snapshot = cache.resolve(Repo::Dataset, &id, self.revision.as_deref())?;
         let target = snapshot.join(inside);
         let files = if target.is_file() { vec![target] } else { self.folder(&target)? };
+        files.iter().try_for_each(|f| cache.contains(f))?;
+        Ok(files)
+    }
+
+    /// The files of a suite as they are in the hub's cache.
+    fn published(&self, entry: &suite::Entry, cache: &Cache) -> Result<Vec<PathBuf>> {
+        let absent = |e: Error| {
+            e.at(&self.path).fix(format!(
+                "run `{}` where there is a network, or name the file: suite:{}=PATH",
+                entry.download(),
+                entry.name
+            ))
+        };
+        let snapshot = cache.resolve(Repo::Dataset, entry.repo, self.revision.as_deref()).map_err(absent)?;
+        let parts = if entry.parts.is_empty() { &[""] } else { entry.parts };
+        let mut files = Vec::new();
+        for part in parts {
+            let target = snapshot.join(part);
+            match target.is_file() {
+                true => files.push(target),
+                false => files.extend(self.folder(&target).map_err(absent)?),
+            }
+        }
         files.iter().try_for_each(|f| cache.contains(f))?;
         Ok(files)
     }
@@ -175,6 +265,9 @@ impl Source {
             let names: Vec<&str> = FORMATS.iter().flat_map(|f| f.extensions()).copied().collect();
             return Err(Error::data(format!("no data files here, expected {}", list(&names)))
                 .fix("give the folder that holds them"));
+        }
+        if self.split.as_deref() == Some(ALL) {
+            return Ok((0..labels.len()).collect());
         }
         let wanted = self.split.as_deref().unwrap_or("train");
         for exact in [true, false] {

@@ -12,6 +12,8 @@ pub type Result<T> = std::result::Result<T, Fault>;
 pub enum Fault {
     /// This episode cannot go on; the others do.
     Lost(Box<Lost>),
+    /// It plays another episode now: ask again.
+    Busy,
     /// The run cannot go on.
     Fatal(Error),
 }
@@ -26,6 +28,7 @@ impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::Lost(lost) => (*lost).into(),
+            Fault::Busy => Error::device("the environment plays another episode"),
             Fault::Fatal(error) => error,
         }
     }

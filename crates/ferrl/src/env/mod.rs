@@ -5,15 +5,23 @@
 //! sampled without a file is a task, and a task of several turns makes episodes. A prompt with a reward is an episode of
 //! one turn.
 
+mod check;
 pub(crate) mod game;
 mod lost;
 mod one_turn;
+pub mod openenv;
+pub mod python;
+pub(crate) mod tabular;
+pub mod tools;
+pub(crate) mod trading;
 
+pub use check::{Violation, check};
 pub use lost::{Fault, Lost, Result, Why};
 
 use crate::task;
 use crate::verify;
 use ferrl_engine::Error;
+use ferrl_kernels::philox::philox4x32;
 use serde_json::{Map, Value};
 
 /// One episode. It is used once: started, then stepped until a turn ends it. Equal seeds give equal observations for
@@ -49,6 +57,8 @@ pub struct Turn {
     pub score: Option<f64>,
     /// Whether the episode is over.
     pub end: Option<End>,
+    /// Results of tools, where the observation is some: in a conversation each is a message of the tool.
+    pub results: Vec<String>,
     /// What the environment wants shown beside the turn.
     pub extra: Map<String, Value>,
 }
@@ -76,6 +86,18 @@ pub enum End {
     Terminated,
     /// Cut off: there would have been more to earn.
     Truncated,
+    /// By its own limit of turns, after which nothing more can be earned: GEM's games say so with both flags.
+    Limit,
+}
+
+/// What a choice is for; part of its random numbers' counter.
+const ENVIRONMENT: u32 = 0x656e_7669;
+
+/// The seed of an episode of another process: below 2^31, as Python's packages want it.
+fn episode_seed(seed: u64, index: u64, held_out: bool) -> u64 {
+    let key = [seed as u32, (seed >> 32) as u32];
+    let drawn = philox4x32([index as u32, (index >> 32) as u32, u32::from(held_out), ENVIRONMENT], key);
+    u64::from(drawn[0] >> 1)
 }
 
 /// Episode `index` of a built-in environment.

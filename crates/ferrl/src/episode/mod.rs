@@ -33,8 +33,9 @@ pub struct EpisodeKey {
 
 /// Opens an episode for a row of the data.
 pub trait RowEpisodes: Send + Sync {
-    /// A fresh episode that begins with this prompt; one without tokens begins with what the environment says first.
-    fn open(&self, prompt: &Prompt) -> Result<Box<dyn Environment>>;
+    /// A fresh episode that begins with this prompt; `state` is its text as the model reads it. Where it is empty, the
+    /// environment says what the episode begins with.
+    fn open(&self, prompt: &Prompt, state: &str) -> Result<Box<dyn Environment>>;
 }
 
 /// The environments of a stage.
@@ -77,7 +78,12 @@ impl Environments {
     /// A fresh episode of a prompt, where it begins one.
     fn open(&self, prompt: &Prompt) -> Result<Option<Box<dyn Environment>>> {
         let Some(EpisodeKey { task, index, held_out }) = &prompt.episode else {
-            return self.rows.as_ref().map(|rows| rows.open(prompt)).transpose();
+            let Some(rows) = &self.rows else { return Ok(None) };
+            let state = match self.encoder.as_ref().filter(|_| !prompt.messages.is_empty()) {
+                Some(encoder) => encoder.tokenizer().decode(&prompt.ids, false)?,
+                None => prompt.text.clone(),
+            };
+            return rows.open(prompt, &state).map(Some);
         };
         let found = self.tasks.iter().find(|(name, _)| name == task);
         let episode = found.and_then(|(_, task)| task.episode(*index, *held_out));
@@ -133,6 +139,11 @@ impl Played {
             false => format!("{}{}", t.action, t.observation),
         };
         self.turns.iter().enumerate().map(turn).collect()
+    }
+
+    /// What the policy wrote, without what it read: rewards see nothing else.
+    pub fn said(&self) -> String {
+        self.turns.iter().map(|t| t.action.as_str()).collect()
     }
 
     /// Sum of the rewards of all turns.

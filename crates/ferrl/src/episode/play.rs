@@ -174,22 +174,34 @@ impl Play<'_, '_> {
     fn answered(&mut self, i: usize, reply: env::Result<Reply>) -> Result<()> {
         match reply {
             Err(Fault::Fatal(error)) => Err(error),
+            Err(Fault::Busy) => self.ask(i, Ask::Start),
             Err(Fault::Lost(lost)) => {
                 self.episodes[i].lose(*lost);
                 Ok(())
             }
             Ok(Reply::Started(text)) => {
                 let prompt = &self.prompts[self.episodes[i].prompt];
-                self.episodes[i].begin(self.actor, prompt, text)?;
-                self.submit(i)
+                let begun = self.episodes[i].begin(self.actor, prompt, text);
+                self.read(i, begun)
             }
             Ok(Reply::Stepped(action, turn)) => {
                 let limit = self.actor.environments.max_turns;
-                let Some((action, next)) = self.episodes[i].reward(action, turn, limit) else {
+                let Some((action, turn)) = self.episodes[i].reward(action, turn, limit) else {
                     return Ok(());
                 };
-                self.episodes[i].observe(self.actor, &action, next)?;
-                self.submit(i)
+                let read = self.episodes[i].observe(self.actor, &action, turn);
+                self.read(i, read)
+            }
+        }
+    }
+
+    /// The policy goes on, where what it is to read has tokens.
+    fn read(&mut self, i: usize, encoded: Result<()>) -> Result<()> {
+        match encoded {
+            Ok(()) => self.submit(i),
+            Err(error) => {
+                self.episodes[i].lose(Lost::new(Why::Schema, format!("its text cannot be encoded: {error}")));
+                Ok(())
             }
         }
     }
@@ -198,8 +210,9 @@ impl Play<'_, '_> {
 impl Episode {
     /// Records a turn and places its reward on the action's last token; the action and what is read next, where the episode
     /// goes on.
-    fn reward(&mut self, action: String, turn: Turn, max_turns: usize) -> Option<(String, Next)> {
-        let Turn { next, reward, score, end, .. } = turn;
+    fn reward(&mut self, action: String, turn: Turn, max_turns: usize) -> Option<(String, Turn)> {
+        let Turn { next, reward, score, end, .. } = &turn;
+        let (reward, score, end) = (*reward, *score, *end);
         if !(reward as f32).is_finite() {
             self.lose(Lost::new(
                 Why::Schema,
@@ -211,7 +224,7 @@ impl Episode {
         let last = self.sequences[sequence].ids.len() - 2;
         self.sequences[sequence].reward[last] += reward as f32;
         played.score = score.or(played.score);
-        let (Next::Observation(shown) | Next::State(shown)) = &next;
+        let (Next::Observation(shown) | Next::State(shown)) = next;
         played.turns.push(TurnRecord {
             action: action.clone(),
             observation: shown.clone(),
@@ -225,7 +238,7 @@ impl Episode {
                 played.truncated = end == End::Truncated;
                 None
             }
-            None => Some((action, next)),
+            None => Some((action, turn)),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::Played;
 use crate::data::Encoder;
-use crate::env::{Environment, Next};
+use crate::env::{Environment, Next, Turn};
 use crate::experience::Sequence;
 use crate::rollout::Actor;
 use crate::source::Prompt;
@@ -78,9 +78,10 @@ impl Episode {
 
     /// Takes in what the environment says first: the prompt, where it has no tokens yet.
     pub fn begin(&mut self, actor: &Actor<'_>, prompt: &Prompt, text: String) -> Result<()> {
-        if !prompt.ids.is_empty() {
-            // The environment sees a conversation as the model does, in the words of its chat template.
-            self.state = if self.chat { actor.tokenizer.decode(&prompt.ids, false)? } else { text };
+        // The environment sees a conversation as the model does, in the words of its chat template.
+        let state = if self.chat { actor.tokenizer.decode(&prompt.ids, false)? } else { prompt.text.clone() };
+        if !prompt.ids.is_empty() && (text == state || text == prompt.text) {
+            self.state = state;
             return Ok(());
         }
         let (ids, messages) = match &actor.environments.encoder {
@@ -110,14 +111,14 @@ impl Episode {
     }
 
     /// Adds what the policy reads next: to the sequence it continues, or as a new one. Sampled tokens are kept as they are.
-    pub fn observe(&mut self, actor: &Actor<'_>, action: &str, next: Next) -> Result<()> {
+    pub fn observe(&mut self, actor: &Actor<'_>, action: &str, turn: Turn) -> Result<()> {
         let before = format!("{}{action}", self.state);
         // An observation is text; in a whole state the environment means the special tokens it writes.
-        let (state, new) = match next {
+        let (state, new) = match turn.next {
             Next::Observation(text) => {
                 match self.chat.then_some(actor.environments.encoder.as_deref()).flatten() {
                     Some(encoder) => {
-                        let ids = self.message(encoder, "user", &text)?;
+                        let ids = self.message(encoder, &text, &turn.results)?;
                         (format!("{before}{}", actor.tokenizer.decode(&ids, false)?), Some(ids))
                     }
                     None => (format!("{before}{text}"), Some(actor.tokenizer.encode_text(&text)?)),
@@ -154,10 +155,15 @@ impl Episode {
         text.strip_prefix(name.as_str()).filter(|_| !name.is_empty()).unwrap_or(text)
     }
 
-    /// The tokens of the next message of a conversation, from the end of the assistant's turn on.
-    fn message(&self, encoder: &Encoder, role: &str, text: &str) -> Result<Vec<u32>> {
-        let message: Value = json!({ "role": role, "content": text });
-        let mut ids = encoder.next_turn(&[message])?;
+    /// The tokens of the next message of a conversation, from the end of the assistant's turn on: the user's, or the results of
+    /// tools that the assistant called.
+    fn message(&self, encoder: &Encoder, text: &str, results: &[String]) -> Result<Vec<u32>> {
+        let one = |role: &str, text: &str| json!({ "role": role, "content": text.trim() });
+        let messages: Vec<Value> = match results.is_empty() {
+            true => vec![one("user", text)],
+            false => results.iter().map(|result| one("tool", result)).collect(),
+        };
+        let mut ids = encoder.next_turn(&messages)?;
         if let Stop::Token(end) = self.stop
             && ids.first() == Some(&end)
         {

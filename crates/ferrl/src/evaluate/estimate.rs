@@ -43,6 +43,24 @@ pub fn mean(values: &[f64]) -> Option<(f64, Option<f64>)> {
     Some((mean, (values.len() > 1).then(|| (square / (n - 1.0) / n).sqrt())))
 }
 
+/// Normal quantile of a two-sided 95 % interval.
+const Z: f64 = 1.959_963_984_540_054;
+
+/// A 95 % confidence interval of the mean of values between 0 and 1: Wilson's score interval where all are 0 or 1 (it is
+/// right at 0 of n, too), else the normal one from the standard error, within 0 and 1. `None` without values.
+pub fn interval(values: &[f64]) -> Option<(f64, f64)> {
+    let (p, error) = mean(values)?;
+    let n = values.len() as f64;
+    if values.iter().all(|v| *v == 0.0 || *v == 1.0) {
+        let scale = 1.0 + Z * Z / n;
+        let centre = (p + Z * Z / (2.0 * n)) / scale;
+        let half = Z / scale * (p * (1.0 - p) / n + Z * Z / (4.0 * n * n)).sqrt();
+        return Some(((centre - half).max(0.0), (centre + half).min(1.0)));
+    }
+    let half = Z * error?;
+    Some(((p - half).max(0.0), (p + half).min(1.0)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +98,24 @@ mod tests {
         assert_eq!(majority(["b", "a", "a"]), Some(1));
         assert_eq!(majority(["b", "a"]), Some(0), "the first of equals");
         assert_eq!(majority([]), None);
+    }
+
+    #[test]
+    fn wilson_s_interval_is_the_published_one() {
+        // Newcombe, Statistics in Medicine 17, 1998, table I, method 3: 81 of 263, 15 of 148, 0 of 20, 1 of 29.
+        for (right, n, low, high) in [
+            (81, 263, 0.2553, 0.3662),
+            (15, 148, 0.0624, 0.1605),
+            (0, 20, 0.0, 0.1611),
+            (1, 29, 0.0061, 0.1718),
+        ] {
+            let values: Vec<f64> = (0..n).map(|i| f64::from(u8::from(i < right))).collect();
+            let (l, h) = interval(&values).expect("values");
+            assert!((l - low).abs() < 5e-5 && (h - high).abs() < 5e-5, "{right} of {n}: {l} to {h}");
+        }
+        let (l, h) = interval(&[0.5, 0.5, 0.25, 0.75]).expect("values");
+        assert!(l > 0.2 && h < 0.8, "{l} to {h}");
+        assert_eq!(interval(&[]), None);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a set of graded answers says about a model, for tables and machines.
 
-use super::estimate::{majority, mean, pass_at_k, vote};
+use super::estimate::{interval, majority, mean, pass_at_k, vote};
 use super::{Answered, Evaluation};
 use serde_json::{Map, Value, json};
 
@@ -28,13 +28,20 @@ pub struct Summary {
     pub lost: usize,
     /// In the order for a table.
     pub figures: Vec<Figure>,
+    /// 95 % confidence interval of the accuracy.
+    pub interval: Option<(f64, f64)>,
 }
 
 impl Summary {
     /// From graded answers, `samples` of each question in a row, with pass@k for every `k` that was drawn.
     pub fn new(evaluation: &Evaluation, samples: usize, ks: &[usize]) -> Self {
-        let questions: Vec<_> = evaluation.answers.chunks(samples.max(1)).collect();
-        let lost = evaluation.answers.iter().filter(|(_, _, g)| g.is_lost()).count();
+        Self::of(&evaluation.answers, samples, ks)
+    }
+
+    /// The same of some answers, all of each question.
+    pub fn of(answers: &[Answered], samples: usize, ks: &[usize]) -> Self {
+        let questions: Vec<_> = answers.chunks(samples.max(1)).collect();
+        let lost = answers.iter().filter(|(_, _, g)| g.is_lost()).count();
         let mut figures = Vec::new();
         let mut add = |name: String, share: bool, values: Vec<f64>| {
             if let Some((value, error)) = mean(&values) {
@@ -47,7 +54,9 @@ impl Summary {
         let right = |q: &[Answered]| q.iter().filter(|(_, _, g)| g.is_right()).count();
         let over =
             |f: &dyn Fn(&[Answered]) -> Option<f64>| scored.iter().filter_map(|q| f(q)).collect::<Vec<_>>();
-        add("accuracy".into(), true, over(&|q| Some(right(q) as f64 / q.len() as f64)));
+        let accuracy = over(&|q| Some(right(q) as f64 / q.len() as f64));
+        let interval = interval(&accuracy);
+        add("accuracy".into(), true, accuracy);
         for &k in ks.iter().filter(|&&k| k <= samples) {
             add(format!("pass@{k}"), true, over(&|q| pass_at_k(q.len(), right(q), k)));
         }
@@ -69,7 +78,12 @@ impl Summary {
         };
         add("mean_length".into(), false, each(&|(_, a, _)| a.tokens as f64));
         add("truncated".into(), true, each(&|(_, a, _)| f64::from(a.truncated)));
-        Summary { prompts: questions.len(), samples, lost, figures }
+        Summary { prompts: questions.len(), samples, lost, figures, interval }
+    }
+
+    /// The figure of that name.
+    pub fn figure(&self, name: &str) -> Option<f64> {
+        self.figures.iter().find(|f| f.name == name).map(|f| f.value)
     }
 
     /// As one JSON object.
@@ -83,6 +97,9 @@ impl Summary {
             if let Some(error) = f.error {
                 out.insert(format!("{}_error", f.name), json!(error));
             }
+        }
+        if let Some((low, high)) = self.interval {
+            out.insert("accuracy_interval".into(), json!([low, high]));
         }
         out
     }

@@ -42,7 +42,7 @@ impl Look {
     ) -> Result<Self> {
         let sampled = draft.feed.sampled() && !draft.source.graded();
         let evaluates = recipe.eval.every > 0 || recipe.eval.at_start;
-        let asks = draft.feed.sampled() || !recipe.reward.is_empty() || !setup::tasks(recipe)?.is_empty();
+        let asks = draft.feed.sampled() || setup::rewarded(recipe)?;
         let evaluated = match evaluates && !sampled && asks && !draft.needs.score {
             true => {
                 let hooks = Hooks { warnings: draft.warnings.clone(), ..Default::default() };

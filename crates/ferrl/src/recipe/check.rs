@@ -14,6 +14,8 @@ pub const OPTIMIZERS: &[&str] = &["adamw", "sgd"];
 pub const SCHEDULES: &[&str] = &["constant", "linear", "cosine"];
 /// What becomes of rows that `max_length` leaves nothing of.
 pub const OVERLONG: &[&str] = &["error", "drop"];
+/// What happens to training rows that evaluation rows overlap with.
+pub const OVERLAP: &[&str] = &["warn", "drop", "error", "off"];
 /// Tokenizers of new models.
 pub const TOKENIZERS: &[&str] = &["char", "bpe"];
 
@@ -82,6 +84,7 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
     metric(recipe, &mut p);
     starting_point(stage, &mut p);
     data(recipe, &mut p);
+    env(recipe, &mut p);
     let Ok(entry) = algo::find(recipe.algorithm_name()) else { return p.0 };
     let needs = recipe.algorithm().ok().map(|a| a.needs());
     p.when(
@@ -190,6 +193,30 @@ fn data(r: &Recipe, p: &mut Problems) {
         "one weight for each entry of data.train",
     );
     p.word("data.overlong", &d.overlong, OVERLONG);
+    p.word("data.overlap", &d.overlap, OVERLAP);
+}
+
+fn env(r: &Recipe, p: &mut Problems) {
+    let named: Vec<&str> = r.env.named().iter().map(|(key, _)| *key).collect();
+    let what = format!("several environments: {}", named.join(", "));
+    p.when(named.len() > 1, format!("env.{}", named.last().unwrap_or(&"path")), what, "name one");
+    let both = !named.is_empty() && !r.env.tools.is_empty();
+    p.when(both, "env.tools", "an environment of its own has no tools of ours", "leave out env.tools");
+    for name in &r.env.tools {
+        let known: Vec<&str> = crate::tool::TOOLS.iter().map(|tool| tool.name).collect();
+        p.word("env.tools", name, &known);
+    }
+    if named.is_empty() && r.env.tools.is_empty() {
+        let default = super::Env::default();
+        let set = [
+            ("env.options", r.env.options != default.options),
+            ("env.workers", r.env.workers != default.workers),
+            ("env.timeout", r.env.timeout != default.timeout),
+            ("env.memory_mib", r.env.memory_mib != default.memory_mib),
+        ];
+        let set = set.iter().find(|(_, set)| *set).map(|(key, _)| *key);
+        p.when(set.is_some(), set.unwrap_or_default(), "there is no environment", "env.path = \"env.py\"");
+    }
 }
 
 fn evaluation(r: &Recipe, p: &mut Problems) {

@@ -317,6 +317,9 @@ fn resolve(tree: Tree, file_name: &str, mut outside: Vec<Error>) -> Result<Resol
             let place = tree.place(&at).map_or_else(String::new, |p| p.text.clone());
             return Err(Error::usage(what).at(dotted(&at)).at(place).fix("give each its own name"));
         }
+        if recipe.data.train.is_empty() && recipe.env.makes_episodes() {
+            recipe.data.train = vec![OWN_EPISODES.into()];
+        }
         let stage_name = own_name.unwrap_or_else(|| unique(&method, &stages));
         stages.push(Stage { index, name: stage_name, recipe, continues, staged });
     }
@@ -324,6 +327,9 @@ fn resolve(tree: Tree, file_name: &str, mut outside: Vec<Error>) -> Result<Resol
     let toml = write(base, &name, &tree)?;
     Ok(Resolved { name, stages, toml, tree })
 }
+
+/// What a recipe learns from that names an environment and no data.
+const OWN_EPISODES: &str = "task:env";
 
 /// `name`, or `name_2` and so on.
 fn unique(name: &str, stages: &[Stage]) -> String {

@@ -7,6 +7,7 @@ mod algorithm;
 mod check;
 mod difference;
 mod elsewhere;
+mod env;
 mod environment;
 mod json_schema;
 mod keys;
@@ -23,9 +24,10 @@ mod tree;
 mod types;
 mod warn;
 
-pub use check::{DTYPES, OPTIMIZERS, OVERLONG, SCHEDULES, TOKENIZERS};
+pub use check::{DTYPES, OPTIMIZERS, OVERLAP, OVERLONG, SCHEDULES, TOKENIZERS};
 pub use difference::{Difference, difference, differences};
 pub use elsewhere::names_markdown;
+pub use env::Env;
 pub use json_schema::json_schema;
 pub use keys::{Key, algorithm_keys, keys, keys_markdown, policy_keys};
 pub use listing::{task_keys, tasks_json, tasks_text, verifiers_json, verifiers_markdown, verifiers_text};
@@ -55,7 +57,7 @@ impl Recipe {
     /// The compute type; f32 where none is named.
     pub fn dtype(&self) -> ferrl_engine::Result<DType> {
         let Some(name) = self.model.dtype.as_deref() else { return Ok(DType::F32) };
-        [DType::F32, DType::Bf16].into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| {
+        DType::compute(name).ok_or_else(|| {
             Error::usage(format!("unknown dtype {name:?}, expected one of {}", DTYPES.join(", ")))
                 .at("model.dtype")
                 .fix("model.dtype = \"bf16\"")

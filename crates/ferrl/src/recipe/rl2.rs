@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 /// Options that are keys here under another name.
 const RENAMED: &[(&str, &str)] = &[
     ("actor.gradient_checkpointing", "model.recompute"),
+    ("actor.rollout.env_path", "env.path"),
+    ("actor.rollout.max_turns", "rollout.max_turns"),
     ("actor.lr", "optim.lr"),
     ("actor.max_grad_norm", "optim.max_grad_norm"),
     ("actor.max_length_per_device", "train.micro_batch_tokens"),
@@ -27,6 +29,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("data.responses_per_prompt", "rollout.samples"),
     ("data.test_data_path", "eval.data"),
     ("data.train_data_path", "data.train"),
+    ("rollout.env_path", "env.path"),
     ("rollout.test_sampling_params.temperature", "eval.temperature"),
     ("rollout.train_sampling_params.max_new_tokens", "rollout.max_new_tokens"),
     ("rollout.train_sampling_params.no_stop_trim", "rollout.include_stop"),

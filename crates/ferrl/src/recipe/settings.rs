@@ -1,5 +1,6 @@
 //! Everything a recipe may say, with defaults. The doc comments are the manual's text.
 
+use super::Env;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -34,6 +35,8 @@ pub struct Recipe {
     pub algo: Map<String, Value>,
     /// Sampling of completions, for algorithms that sample.
     pub rollout: Rollout,
+    /// The environment of episodes with several turns, where it is not a generated task.
+    pub env: Env,
     /// Rewards of sampled completions; several are added by weight.
     pub reward: Vec<Reward>,
     /// Optimizer and learning-rate schedule.
@@ -159,6 +162,12 @@ pub struct Data {
     pub overlong: String,
     /// Shuffle the rows in every epoch.
     pub shuffle: bool,
+    /// Draw every row at random from all rows, so that some come twice in an epoch and some not at all (sampling with
+    /// replacement). An epoch is as many draws as there are rows.
+    pub replacement: bool,
+    /// What happens to training rows that evaluation rows overlap with (the same prompt, or 13 words in a row): `warn`,
+    /// `drop` (they are not trained on), `error` or `off`.
+    pub overlap: String,
 }
 
 impl Default for Data {
@@ -178,6 +187,8 @@ impl Default for Data {
             max_length: 2048,
             overlong: "error".into(),
             shuffle: true,
+            replacement: false,
+            overlap: "warn".into(),
         }
     }
 }
@@ -407,6 +418,7 @@ impl Default for Recipe {
             data: Data::default(),
             algo: Map::new(),
             rollout: Rollout::default(),
+            env: Env::default(),
             reward: Vec::new(),
             optim: Optim::default(),
             train: Train::default(),

@@ -92,7 +92,7 @@ impl Rules<'_> {
                     let what = "a stage cannot have stages of its own";
                     return Err(Error::usage(what).at(dotted(at)).at(place(tree, at)));
                 }
-                _ => self.entry(tree, at, field, &field.kind, value, found)?,
+                _ => self.entry(tree, at, (field, &field.kind), value, found)?,
             }
             at.pop();
         }
@@ -120,8 +120,7 @@ impl Rules<'_> {
         &self,
         tree: &Tree,
         at: &mut Path,
-        field: &Field,
-        kind: &Kind,
+        (field, kind): (&Field, &Kind),
         value: &Value,
         found: &mut Found,
     ) -> Result<()> {
@@ -130,7 +129,7 @@ impl Rules<'_> {
             (Kind::List(of), Value::Array(list)) => {
                 for (i, inner) in list.iter().enumerate() {
                     at.push(i.to_string());
-                    self.entry(tree, at, field, of, inner, found)?;
+                    self.entry(tree, at, (field, of), inner, found)?;
                     at.pop();
                 }
                 true
@@ -139,7 +138,7 @@ impl Rules<'_> {
                 found.lone.push(at.clone());
                 let words = kind.words(field.range);
                 return self
-                    .entry(tree, at, field, of, value, found)
+                    .entry(tree, at, (field, of), value, found)
                     .map_err(|e| if value.is_object() { e } else { self.wrong(tree, at, &words, value) });
             }
             (Kind::Text, Value::String(_)) | (Kind::Flag, Value::Bool(_)) => true,

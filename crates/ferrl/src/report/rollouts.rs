@@ -58,7 +58,7 @@ fn row(step: u64, rollout: &Value, count: usize) -> Value {
         "turns": turns(prompt),
         "completion": cut(rollout["completion"].as_str().unwrap_or("")),
         "reward": rollout["reward"],
-        "failed": rollout["lost"] == true,
+        "failed": rollout["lost"] == true || rollout["lost"].is_object(),
         "components": rollout["components"],
         "advantage": rollout["advantage"],
         "tokens": rollout["tokens"],

@@ -14,7 +14,7 @@ use super::files::Files;
 use super::manifest::{Manifest, Part, parts_of};
 use super::resume::{names, plain_files, step_of};
 use super::tensor_file;
-use ferrl_engine::checkpoint::{Dtype, SaveOptions, save_model};
+use ferrl_engine::checkpoint::{SaveOptions, StorageFormat, save_model};
 use ferrl_engine::train::Trainer;
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,7 @@ pub struct CheckpointOptions {
     /// How many of the best to keep beside them.
     pub keep_best: usize,
     /// Number format of `model/`; as the model computes where not given.
-    pub dtype: Option<Dtype>,
+    pub dtype: Option<StorageFormat>,
 }
 
 impl Default for CheckpointOptions {
@@ -154,8 +154,7 @@ impl Checkpoints {
     /// A directory that transformers loads, synced by the engine.
     fn write_model(&self, dir: &Path, role: &Role<'_>) -> Result<()> {
         let model = &role.trainer.model;
-        let own = if model.dtype.size() == 4 { Dtype::F32 } else { Dtype::Bf16 };
-        let dtype = self.options.dtype.unwrap_or(own);
+        let dtype = self.options.dtype.unwrap_or(model.dtype.into());
         let options = SaveOptions { dtype, source: role.source, ..SaveOptions::default() };
         save_model(dir, &model.config, role.config_json, &options, &mut |shape| {
             self.files.point(dir)?;

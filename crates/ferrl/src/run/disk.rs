@@ -4,7 +4,7 @@
 
 use crate::plan::memory::weights;
 use crate::recipe::Recipe;
-use ferrl_engine::checkpoint::Dtype;
+use ferrl_engine::checkpoint::StorageFormat;
 use ferrl_engine::model::Config;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::DType;
@@ -24,8 +24,8 @@ pub struct Disk {
 impl Disk {
     /// Of a stage that trains `config`, and a critic on its own weights beside it.
     pub fn of(recipe: &Recipe, config: &Config, critic: Option<&Config>) -> Disk {
-        let own =
-            if recipe.model.dtype.as_deref() == Some(DType::Bf16.name()) { Dtype::Bf16 } else { Dtype::F32 };
+        // Another name than those of the compute types is refused with the recipe.
+        let own = StorageFormat::from(recipe.dtype().unwrap_or(DType::F32));
         let optim = &recipe.optim;
         let moments = match optim.name.as_str() {
             "adamw" => 2,

@@ -64,7 +64,8 @@ pub fn describe(recipe: &Recipe, start: &Path) -> Result<Value> {
     let cache = Cache::from_env();
     for (key, list) in [("data.train", &recipe.data.train), ("eval.data", &recipe.eval.data)] {
         for name in list.iter().filter(|name| !name.starts_with("task:")) {
-            let files = Source::parse(name)?.files(&cache)?;
+            let source = if key == "eval.data" { Source::held_out(name) } else { Source::parse(name) };
+            let files = source?.files(&cache)?;
             out.insert(unique(&out, &format!("{key} {name}")), entry(name, &files)?);
         }
     }

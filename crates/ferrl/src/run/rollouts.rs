@@ -2,6 +2,7 @@
 
 use super::files::{Files, error};
 use super::metrics::number;
+use crate::env::Lost;
 use crate::episode::TurnRecord;
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,8 @@ pub struct Rollout {
     pub extra: Map<String, Value>,
     /// The turns of an episode; empty where there is only one completion.
     pub turns: Vec<TurnRecord>,
+    /// How the environment of an episode failed, where it did.
+    pub lost: Option<Lost>,
 }
 
 impl Rollout {
@@ -49,7 +52,7 @@ impl Rollout {
             "truncated": self.truncated,
         });
         if lost {
-            row["lost"] = true.into();
+            row["lost"] = self.lost.as_ref().map_or(true.into(), |lost| json!(lost));
         }
         if let Some(temperature) = self.temperature {
             row["temperature"] = number(temperature);

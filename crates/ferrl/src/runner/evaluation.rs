@@ -24,7 +24,7 @@ impl OneStage<'_> {
             let mut source = self.held_out(stage, feed)?;
             all.metrics = stage.validate(&mut **source, recipe.eval.prompts)?;
         }
-        let graded = feed.sampled() || setup::task(&recipe)?.is_some() || !recipe.reward.is_empty();
+        let graded = feed.sampled() || setup::rewarded(&recipe)?;
         if graded && !stage.algo.needs().score {
             let asked = self.ask(stage, &recipe)?;
             all.metrics.join(asked.metrics);

@@ -1,11 +1,13 @@
 //! What a recipe's stage learns from: its sources, its generated tasks, how many steps they make, a new model's tokenizer.
 
+use super::env::{OWN, encoding_of, own_task};
 use crate::algo::{self, Feed};
 use crate::data::hub::Cache;
 use crate::data::loader::MAX_EPOCHS;
 use crate::data::{self, Dataset};
-use crate::recipe::Recipe;
+use crate::recipe::{Data, Recipe};
 use crate::source::{Mixture, Part, Reading, Room, Source};
+use crate::suite;
 use crate::task::{self, ByTask, TASKS, Task, TaskExamples};
 use crate::verify::Verifier;
 use crate::warnings::Warnings;
@@ -33,12 +35,11 @@ pub fn source(
     let (evaluates, mut others) = (recipe.eval.every > 0 || recipe.eval.at_start, Vec::new());
     if !held_out && evaluates {
         others.push(sources.mixture(feed, true)?);
-        let rewarded = !recipe.reward.is_empty() || !tasks(recipe)?.is_empty();
-        if !feed.sampled() && rewarded && !recipe.algorithm()?.needs().score {
+        if !feed.sampled() && rewarded(recipe)? && !recipe.algorithm()?.needs().score {
             others.push(sources.mixture(Feed::Rollouts, true)?);
         }
     }
-    Ok(Box::new(main.with_held_out(others)))
+    Ok(Box::new(main.with_held_out(others)?))
 }
 
 /// What the model in a directory can take, and what will be sampled from it.
@@ -77,9 +78,12 @@ impl Sources<'_> {
                 .fix(format!("one weight for each entry of {key}")));
         }
         let has_task = names.iter().any(|n| task_name(n).is_some());
-        let unrewarded = has_task && feed.sampled() && recipe.reward.is_empty();
+        let graded = |name: &str| suite::named(name).is_some_and(|s| s.verifier().is_some());
+        let brings = has_task || names.iter().any(|n| graded(n));
         let mut parts = Vec::new();
         for (i, name) in names.iter().enumerate() {
+            // A task and a suite bring their verifiers; of other rows the recipe has to say what rewards them.
+            let unrewarded = brings && !graded(name) && feed.sampled() && recipe.reward.is_empty();
             let weight = weights.get(i).copied().unwrap_or(1.0);
             if let Some(name) = task_name(name) {
                 let task = build(recipe, name)?;
@@ -96,22 +100,25 @@ impl Sources<'_> {
             if unrewarded && (held_out || !recipe.algorithm()?.needs().rewardless) {
                 let otherwise = if own { "leave it out" } else { "train on them in stages" };
                 return Err(Error::usage(format!(
-                    "a generated task brings its verifier, but nothing rewards completions to {name}"
+                    "generated tasks and suites bring their verifiers, but nothing rewards completions to {name}"
                 ))
                 .at(if own { key } else { "reward" })
                 .fix(format!("name a [[reward]] that fits all of {key}, or {otherwise}")));
             }
-            parts.push(Part::of(self.dataset(name)?, weight));
+            parts.push(Part::of(self.dataset(name, own)?, weight));
         }
         let asks = feed.sampled();
+        // An evaluation asks every row once.
+        let data = Data { replacement: recipe.data.replacement && !held_out, ..recipe.data.clone() };
         Mixture::new(
             parts,
             &Reading {
-                data: &recipe.data,
+                data: &data,
                 model: self.model,
                 tokenizer: self.tokenizer,
                 feed,
                 seed: recipe.seed,
+                encoding: encoding_of(recipe)?,
                 split: (split > 0.0 && !own).then_some((split, held_out)),
                 room: Room { new_tokens: if asks { recipe.rollout.max_new_tokens } else { 0 }, ..self.room },
                 warnings: self.warnings,
@@ -119,12 +126,15 @@ impl Sources<'_> {
         )
     }
 
-    fn dataset(&mut self, name: &str) -> Result<Arc<Dataset>> {
-        if let Some(dataset) = self.read.get(name) {
+    fn dataset(&mut self, name: &str, held_out: bool) -> Result<Arc<Dataset>> {
+        // Only a suite has other rows to test on under the same name.
+        let key = format!("{}{name}", if held_out && suite::named(name).is_some() { "eval " } else { "" });
+        if let Some(dataset) = self.read.get(&key) {
             return Ok(dataset.clone());
         }
-        let dataset = Arc::new(Dataset::read(&data::Source::parse(name)?, &Cache::from_env())?);
-        self.read.insert(name.to_owned(), dataset.clone());
+        let source = if held_out { data::Source::held_out(name) } else { data::Source::parse(name) };
+        let dataset = Arc::new(Dataset::read(&source?, &Cache::from_env())?);
+        self.read.insert(key, dataset.clone());
         Ok(dataset)
     }
 }
@@ -162,13 +172,35 @@ pub fn task(recipe: &Recipe) -> Result<Option<Arc<dyn Task>>> {
     name.map(|name| build(recipe, name)).transpose()
 }
 
-/// The verifier that fits the generated tasks of a recipe, where it names some and nothing else.
+/// The verifier that fits the generated tasks and suites of a recipe, where it names some.
 pub fn task_verifier(recipe: &Recipe) -> Result<Option<Box<dyn Verifier>>> {
-    ByTask::of(&tasks(recipe)?)
+    let suites = suites(recipe).into_iter().filter_map(|s| Some((s.name.to_string(), s.verifier()?)));
+    let suites = suites.map(|(name, verifier)| Ok((name, verifier?))).collect::<Result<Vec<_>>>()?;
+    ByTask::of(&tasks(recipe)?, suites)
+}
+
+/// Every suite that a stage's data names, each once.
+fn suites(recipe: &Recipe) -> Vec<&'static suite::Entry> {
+    let mut all: Vec<_> =
+        recipe.data.train.iter().chain(&recipe.eval.data).filter_map(|s| suite::named(s)).collect();
+    all.sort_by_key(|s| s.name);
+    all.dedup_by_key(|s| s.name);
+    all
+}
+
+/// Whether completions can be rewarded: by the recipe, or by what its tasks and suites bring.
+pub fn rewarded(recipe: &Recipe) -> Result<bool> {
+    let graded = || suites(recipe).iter().any(|s| s.verifier().is_some());
+    Ok(!recipe.reward.is_empty() || graded() || !tasks(recipe)?.is_empty())
 }
 
 /// A task with its settings: all of `data.task`, or those under its name.
 fn build(recipe: &Recipe, name: &str) -> Result<Arc<dyn Task>> {
+    if name == OWN
+        && let Some(task) = own_task(recipe)?
+    {
+        return Ok(task);
+    }
     let entry = task::find(name)?;
     let options = &recipe.data.task;
     let table = |key: &str, value: &Value| TASKS.iter().any(|t| t.name == key) && value.is_object();

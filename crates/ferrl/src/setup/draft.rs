@@ -104,6 +104,9 @@ impl Draft {
             None => plain_rewards(recipe, feed, &hooks)?,
         };
         let sampled = feed.sampled() && !source.graded();
+        if sampled {
+            super::env::check(recipe, &hooks)?;
+        }
         if sampled && recipe.rollout.temperature > HOT {
             let t = recipe.rollout.temperature;
             let what = format!("rollout.temperature = {t}: completions are close to random tokens");

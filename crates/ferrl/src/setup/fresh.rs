@@ -6,7 +6,7 @@ use crate::data::hub::Cache;
 use crate::data::{self, Dataset, Texts, strings};
 use crate::recipe::{Init, Recipe};
 use crate::source::encoding;
-use ferrl_engine::checkpoint::{Dtype, InitOptions, SaveOptions, init_model};
+use ferrl_engine::checkpoint::{InitOptions, SaveOptions, StorageFormat, init_model};
 use ferrl_engine::tokenizer::{Tokenizer, train_bpe, train_chars};
 use ferrl_engine::{Error, Result, nearest};
 use serde_json::Value;
@@ -19,7 +19,7 @@ const EXAMPLES: u64 = 2000;
 /// A random model whose tokenizer knows the stage's data.
 pub(super) fn new_model(recipe: &Recipe, init: &Init, dir: &Path) -> Result<()> {
     let (tokenizer, options) = new_model_parts(recipe, init)?;
-    init_model(dir, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
+    init_model(dir, &options, &SaveOptions { dtype: StorageFormat::F32, ..Default::default() })?;
     tokenizer.save(dir)
 }
 
@@ -38,17 +38,22 @@ pub(crate) fn new_model_parts(recipe: &Recipe, init: &Init) -> Result<(Tokenizer
 /// A tokenizer for what the stage trains and evaluates on. Conversations bring a ChatML template.
 fn tokenizer(recipe: &Recipe, init: &Init) -> Result<Tokenizer> {
     let files = Files::read(recipe, init.tokenizer == "char")?;
-    let specials: &[&str] =
-        if files.chat()? { &["<pad>", "<|im_start|>", "<|im_end|>"] } else { &["<pad>", "<eos>"] };
+    let specials: &[&str] = if files.chat()? || recipe.data.apply_chat_template == Some(true) {
+        &["<pad>", "<|im_start|>", "<|im_end|>"]
+    } else {
+        &["<pad>", "<eos>"]
+    };
     let specials: Vec<String> = specials.iter().map(|s| s.to_string()).collect();
     let mut texts = Vec::new();
     for (_, task) in tasks(recipe)? {
         for i in 0..EXAMPLES {
             let e = task.example(i, false)?;
             // What an environment answers to a policy is not all in the games of a random player.
-            let any: String =
-                if e.turns.is_empty() { String::new() } else { ('\n'..='\n').chain(' '..='~').collect() };
-            texts.push(e.prompt + &e.answer + &any);
+            if i == 0 && (!e.turns.is_empty() || e.prompt.is_empty()) {
+                texts.push(printable());
+            }
+            let turns: String = e.turns.iter().map(|(action, shown)| format!("{action}{shown}")).collect();
+            texts.push(e.prompt + &e.answer + &turns);
         }
     }
     // The trainers take plain texts: an error ends them and is kept here.
@@ -73,6 +78,11 @@ fn tokenizer(recipe: &Recipe, init: &Init) -> Result<Tokenizer> {
     }
 }
 
+/// Every printable character of ASCII.
+fn printable() -> String {
+    ('\n'..='\n').chain(' '..='~').collect()
+}
+
 /// The files of a recipe and how their rows are read.
 struct Files {
     datasets: Vec<Arc<Dataset>>,
@@ -80,24 +90,31 @@ struct Files {
     feed: Feed,
     /// Words of the recipe that are put into prompts.
     words: Vec<String>,
+    /// Whether rows may come without a prompt.
+    promptless: bool,
     /// Whether every text of a row counts: characters that only an answer column has are sampled, too.
     all: bool,
 }
 
 impl Files {
     fn read(recipe: &Recipe, all: bool) -> Result<Self> {
-        let names = recipe.data.train.iter().chain(&recipe.eval.data).filter(|n| task_name(n).is_none());
-        let read =
-            |name: &String| Ok(Arc::new(Dataset::read(&data::Source::parse(name)?, &Cache::from_env())?));
+        let sources =
+            recipe.data.train.iter().filter(|n| task_name(n).is_none()).map(|n| data::Source::parse(n));
+        let held_out =
+            recipe.eval.data.iter().filter(|n| task_name(n).is_none()).map(|n| data::Source::held_out(n));
+        let read = |source: Result<data::Source>| Ok(Arc::new(Dataset::read(&source?, &Cache::from_env())?));
         let d = &recipe.data;
         let words = [d.system.clone(), d.prefill.clone(), Some(d.separator.clone())].into_iter().flatten();
         // What a template of ChatML writes beside the messages.
         let chat = "system\nuser\nassistant\ntool\n".to_owned();
+        // What an environment says is in no file.
+        let any = (!recipe.env.named().is_empty()).then(printable);
         Ok(Files {
-            datasets: names.map(read).collect::<Result<_>>()?,
+            datasets: sources.chain(held_out).map(read).collect::<Result<_>>()?,
             texts: Texts::new(&encoding(d)?)?,
             feed: algo::find(recipe.algorithm_name())?.feed,
-            words: words.chain([chat]).collect(),
+            words: words.chain([chat]).chain(any).collect(),
+            promptless: !recipe.env.named().is_empty(),
             all,
         })
     }
@@ -115,6 +132,9 @@ impl Files {
     fn row(&self, dataset: &Dataset, number: usize) -> Result<(Vec<String>, bool)> {
         let row = dataset.row(number)?;
         let columns = self.texts.columns(&row);
+        if self.promptless && !["prompt", "messages"].iter().any(|name| columns.contains(name)) {
+            return Ok((strings(Value::Object(row)), false));
+        }
         let has = |column: &str| columns.contains(&column);
         let grouped = has("completions") && (has("rewards") || !self.feed.sampled());
         let kind = self.feed.row_kind(grouped);

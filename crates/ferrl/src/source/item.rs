@@ -15,7 +15,11 @@ pub(super) fn is_group(row: &data::Row) -> bool {
 /// What a row asks, without its tokens: as rewards see it.
 fn asked(prompt: &Value, columns: data::Row, place: &str, encoder: &Encoder) -> Prompt {
     Prompt {
-        text: prompt.as_str().map_or_else(|| prompt.to_string(), String::from),
+        text: match prompt {
+            Value::String(text) => text.clone(),
+            Value::Null => String::new(),
+            other => other.to_string(),
+        },
         messages: prompt.as_array().cloned().unwrap_or_default(),
         renamed: encoder.renamed().to_vec(),
         columns,

@@ -1,7 +1,7 @@
 //! Examples from files, folders, hub datasets and generated tasks, mixed by weight, in an order that can be taken up again.
 
 use super::item::{is_group, item};
-use super::survey::Room;
+use super::survey::{Overlap, Room};
 use super::{Item, Look, Progress, Source, Summary};
 use crate::algo;
 use crate::data::loader::{self, Loader, Size};
@@ -74,6 +74,8 @@ pub struct Reading<'a> {
     pub seed: u64,
     /// A fraction of the rows that is held out, and whether these are wanted or the others.
     pub split: Option<(f64, bool)>,
+    /// How they become tokens.
+    pub encoding: Settings,
     /// What the model can take.
     pub room: Room,
     /// Where to say what is doubtful.
@@ -98,6 +100,7 @@ pub struct Mixture {
     pub(super) held_out: Vec<Mixture>,
     pub(super) summary: Summary,
     pub(super) warnings: Warnings,
+    pub(super) overlap: Overlap,
 }
 
 /// Examples of a task in a round of the loader, where only tasks are mixed and no epoch ends.
@@ -120,11 +123,12 @@ impl Mixture {
                 task.named = mixed;
             }
         }
-        let encoding = encoding(how.data)?;
+        let encoding = how.encoding.clone();
         let drops = encoding.overlong == Overlong::Drop;
         let grouped = how.feed.sampled() && grouped(&parts, &encoding)?;
         let encoder = Encoder::for_model(how.tokenizer.clone(), how.model, encoding)?;
-        let options = loader::Options { seed: how.seed, shuffle: how.data.shuffle };
+        let options =
+            loader::Options { seed: how.seed, shuffle: how.data.shuffle, replacement: how.data.replacement };
         let loader = Loader::new(sizes(&parts), options)?;
         let mut mixture = Mixture {
             loader,
@@ -138,6 +142,7 @@ impl Mixture {
             held_out: Vec::new(),
             summary: Summary { rows: rows(&parts), ..Default::default() },
             warnings: how.warnings.clone(),
+            overlap: Overlap::named(&how.data.overlap)?,
             parts,
         };
         if drops {
@@ -148,10 +153,15 @@ impl Mixture {
         Ok(mixture)
     }
 
-    /// With what evaluations will read, to be looked at before the first step.
-    pub fn with_held_out(mut self, held_out: Vec<Mixture>) -> Self {
+    /// With what evaluations will read, to be looked at before the first step. Rows that they overlap with are dropped now,
+    /// where the recipe wants it: an epoch has to know its rows.
+    pub fn with_held_out(mut self, held_out: Vec<Mixture>) -> Result<Self> {
         self.held_out = held_out;
-        self
+        if self.overlap == Overlap::Drop && !self.held_out.is_empty() {
+            self.drop_overlap()?;
+            self.loader = Loader::new(sizes(&self.parts), self.loader.options())?;
+        }
+        Ok(self)
     }
 
     fn draw(&mut self, part: usize, row: u64) -> Result<Item> {

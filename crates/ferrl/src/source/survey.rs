@@ -3,9 +3,11 @@
 use super::item::item;
 use super::mixture::{Mixture, Part};
 use super::{Item, Look, Progress, Seen, Summary};
-use crate::data::{Counts, Findings, Found, PORTION, portions};
+use crate::data::overlap::{self, Index, Marks, Meeting};
+use crate::data::{Counts, Findings, Found, PORTION, portions, strings};
 use crate::experience::Sequence;
 use ferrl_engine::{Error, Result};
+use serde_json::Value;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
@@ -38,6 +40,53 @@ pub(super) struct Survey {
     prints: Vec<(u64, String)>,
     /// Those of the known rows that were met.
     met: Vec<u64>,
+    /// What of each row is compared with training rows; where they are asked for.
+    marks: Vec<Marks>,
+    /// Rows that overlap with those that are held out, as numbers of part and row, with their places.
+    shared: Vec<(usize, u32, Meeting, String)>,
+}
+
+/// What happens to training rows that evaluation rows overlap with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Overlap {
+    Warn,
+    Drop,
+    Error,
+    Off,
+}
+
+impl Overlap {
+    /// As a recipe says.
+    pub fn named(name: &str) -> Result<Self> {
+        match name {
+            "warn" => Ok(Overlap::Warn),
+            "drop" => Ok(Overlap::Drop),
+            "error" => Ok(Overlap::Error),
+            "off" => Ok(Overlap::Off),
+            other => Err(Error::usage(format!("{other:?} is not one of warn, drop, error, off"))
+                .at("data.overlap")
+                .fix("data.overlap = \"warn\"")),
+        }
+    }
+}
+
+/// Rows that are held out, for training rows to be compared with.
+#[derive(Default)]
+struct HeldOut {
+    /// By what they are made of: their order and place.
+    prints: HashMap<u64, (usize, String)>,
+    marks: Vec<Marks>,
+    places: Vec<String>,
+}
+
+impl HeldOut {
+    fn add(&mut self, survey: &Survey) {
+        let order = self.places.len();
+        let prints = survey.prints.iter().enumerate();
+        self.prints.extend(prints.map(|(i, (print, place))| (*print, (order + i, place.clone()))));
+        self.places.extend(survey.prints.iter().map(|(_, place)| place.clone()));
+        self.marks.extend(survey.marks.iter().cloned());
+    }
 }
 
 /// What rows are compared with.
@@ -46,7 +95,7 @@ enum Compare<'a> {
     /// Nothing: they are what others are compared with.
     Note,
     /// Rows that are held out.
-    With(&'a HashMap<u64, (usize, String)>),
+    With(&'a HashMap<u64, (usize, String)>, Option<&'a Index>),
 }
 
 /// What is done with every row of a survey.
@@ -86,14 +135,26 @@ impl Mixture {
             found.doubts.add(&counts, &place);
             match sample {
                 Some(sample) => {
+                    let prompt = (self.overlap != Overlap::Off).then(|| overlap::said(sample.prompt.clone()));
                     let item = item(sample, self.feed, 0, &self.encoder)?;
                     found.measure(&item, &place, self.room)?;
                     (plan.look)(Seen { item: &item, place: &place, held_out: plan.held_out })?;
                     let print = print(&item);
                     match plan.compare {
-                        Compare::Note => found.prints.push((print, place)),
-                        Compare::With(known) if known.contains_key(&print) => found.met.push(print),
-                        Compare::With(_) => {}
+                        Compare::Note => {
+                            found.prints.push((print, place));
+                            found.marks.extend(prompt.map(|p| Marks::of(&asked(p, &row), overlap::WORDS)));
+                        }
+                        Compare::With(known, index) => {
+                            if known.contains_key(&print) {
+                                found.met.push(print);
+                            }
+                            if let Some((index, prompt)) = index.zip(prompt) {
+                                let prompts = asked(prompt, &row);
+                                let met = index.meets(&prompts, &strings(Value::Object(row)));
+                                found.shared.extend(met.map(|m| (part, number, m, place)));
+                            }
+                        }
                     }
                 }
                 None => found.left_out.push((part, number)),
@@ -109,7 +170,7 @@ impl Mixture {
     /// Rows that `data.overlong = "drop"` leaves out, by part; what is left of each.
     pub(super) fn prune(&mut self) -> Result<()> {
         let known = HashMap::new();
-        let plan = Plan { compare: Compare::With(&known), look: &|_| Ok(()), held_out: false };
+        let plan = Plan { compare: Compare::With(&known, None), look: &|_| Ok(()), held_out: false };
         let (survey, _) = self.survey(plan, &mut |_| true)?;
         for (i, part) in self.parts.iter_mut().enumerate() {
             let out: HashSet<u32> =
@@ -133,7 +194,7 @@ impl Mixture {
     /// Looks at all that is held out, then at all that is learned from, and says what is doubtful.
     pub(super) fn look(&mut self, look: Look<'_>, progress: Progress<'_>) -> Result<()> {
         let held: usize = self.held_out.iter().map(Mixture::row_count).sum();
-        let (total, mut known, mut before) = (held + self.row_count(), HashMap::new(), 0);
+        let (total, mut known, mut before) = (held + self.row_count(), HeldOut::default(), 0);
         for other in &self.held_out {
             let plan = Plan { compare: Compare::Note, look, held_out: true };
             let (survey, whole) = other.survey(plan, &mut |done| progress(before + done, total))?;
@@ -143,13 +204,12 @@ impl Mixture {
                 return Ok(());
             }
             other.warn(&survey, "evaluation ");
-            let order = known.len();
-            let prints = survey.prints.into_iter().enumerate();
-            known.extend(prints.map(|(i, (print, place))| (print, (order + i, place))));
+            known.add(&survey);
         }
         self.probe_tasks(look, false)?;
-        let plan = Plan { compare: Compare::With(&known), look, held_out: false };
-        let (mut survey, whole) = self.survey(plan, &mut |done| progress(before + done, total))?;
+        let index = Index::new(&known.marks, overlap::WORDS);
+        let plan = Plan { compare: Compare::With(&known.prints, Some(&index)), look, held_out: false };
+        let (survey, whole) = self.survey(plan, &mut |done| progress(before + done, total))?;
         if whole && survey.rows > 0 && survey.doubts.equal.rows == survey.rows {
             let what = format!("all {} pairs have chosen = rejected: nothing can be learned", survey.rows);
             return Err(Error::data(what)
@@ -157,21 +217,84 @@ impl Mixture {
                 .fix("check the columns the pairs are read from"));
         }
         self.warn(&survey, "");
-        survey.met.sort_unstable();
-        survey.met.dedup();
-        if let Some((_, first)) = survey.met.iter().filter_map(|print| known.get(print)).min() {
-            let what = format!(
-                "{} of {} evaluation rows are training rows too (first: {first})",
-                survey.met.len(),
-                known.len()
-            );
-            let fix = "remove the duplicates: the evaluation measures what was learned by heart";
-            self.warnings.raise("leaked-rows", what, fix);
-        }
+        self.compare(&survey, &known)?;
         self.summary = match self.summary.rows {
             Some(_) => Summary { dropped: self.dropped.rows, ..survey.summary(whole) },
             None => Summary { exact: whole, ..self.summary },
         };
+        Ok(())
+    }
+
+    /// Says which evaluation rows training rows give away, or refuses them.
+    fn compare(&self, survey: &Survey, known: &HeldOut) -> Result<()> {
+        let mut met = survey.met.clone();
+        met.sort_unstable();
+        met.dedup();
+        let fix = "data.overlap = \"drop\" leaves these training rows out; ferrl data overlap shows them all";
+        if let Some((_, first)) = met.iter().filter_map(|print| known.prints.get(print)).min()
+            && self.overlap != Overlap::Off
+        {
+            let (n, all) = (met.len(), known.prints.len());
+            let what = format!("{n} of {all} evaluation rows are training rows too (first: {first})");
+            if self.overlap == Overlap::Error {
+                return Err(Error::data(what).at("data.overlap").fix(fix));
+            }
+            let fix = "remove the duplicates: the evaluation measures what was learned by heart; or data.overlap = \"drop\"";
+            self.warnings.raise("leaked-rows", what, fix);
+        }
+        let rows: HashSet<usize> = survey.shared.iter().map(|(.., m, _)| m.row).collect();
+        let Some((.., meeting, place)) = survey.shared.first().filter(|_| rows.len() > met.len()) else {
+            return Ok(());
+        };
+        let how = if meeting.exact { "the prompt of" } else { "13 words in a row of" };
+        let what = format!(
+            "{} of {} evaluation rows share their prompt or {} words in a row with training rows (first: {place} has {how} {})",
+            rows.len(),
+            known.places.len(),
+            overlap::WORDS,
+            known.places[meeting.row]
+        );
+        match self.overlap {
+            Overlap::Error => Err(Error::data(what).at("data.overlap").fix(fix)),
+            _ => {
+                self.warnings.raise("overlapping-rows", what, fix);
+                Ok(())
+            }
+        }
+    }
+
+    /// Leaves out training rows that evaluation rows overlap with.
+    pub(super) fn drop_overlap(&mut self) -> Result<()> {
+        let mut known = HeldOut::default();
+        for other in &self.held_out {
+            let plan = Plan { compare: Compare::Note, look: &|_| Ok(()), held_out: true };
+            known.add(&other.survey(plan, &mut |_| true)?.0);
+        }
+        let index = Index::new(&known.marks, overlap::WORDS);
+        let compare = Compare::With(&known.prints, Some(&index));
+        let plan = Plan { compare, look: &|_| Ok(()), held_out: false };
+        let (survey, _) = self.survey(plan, &mut |_| true)?;
+        let Some((.., place)) = survey.shared.first() else { return Ok(()) };
+        let what = format!(
+            "{} of {} training rows overlap with evaluation rows and are dropped (first: {place})",
+            survey.shared.len(),
+            survey.rows
+        );
+        self.warnings.raise("overlap-dropped", what, "nothing; ferrl data overlap shows them all");
+        for (i, part) in self.parts.iter_mut().enumerate() {
+            let Part::Rows(rows) = part else { continue };
+            let out: HashSet<u32> = survey.shared.iter().filter(|s| s.0 == i).map(|s| s.1).collect();
+            rows.used.retain(|row| !out.contains(row));
+            if rows.used.is_empty() {
+                return Err(Error::data(format!(
+                    "every row of {} overlaps with evaluation rows",
+                    rows.name()
+                ))
+                .at("data.overlap")
+                .fix("other evaluation rows, or data.overlap = \"warn\""));
+            }
+        }
+        self.summary.rows = self.summary.rows.map(|_| self.row_count());
         Ok(())
     }
 
@@ -218,6 +341,16 @@ impl Mixture {
     }
 }
 
+/// The prompt of a row as the model reads it, and as the row has it.
+fn asked(prompt: String, row: &crate::data::Row) -> Vec<String> {
+    if prompt.trim().is_empty() {
+        return overlap::prompts(row);
+    }
+    let mut all = overlap::named_prompts(row);
+    all.push(prompt);
+    all
+}
+
 /// A sequence the model cannot take.
 fn too_long(length: usize, new: usize, most: usize, learned: bool) -> Error {
     let positions = if learned { "has learned positions for" } else { "was made for" };
@@ -260,6 +393,8 @@ impl Survey {
         self.left_out.extend(later.left_out);
         self.prints.extend(later.prints);
         self.met.extend(later.met);
+        self.marks.extend(later.marks);
+        self.shared.extend(later.shared);
     }
 
     /// Lengths, pairs that do not differ, groups that are too small, what does not fit into the model.

@@ -1,6 +1,7 @@
 //! Generated tasks: examples without a file. Each is a file beside this one and a line in [`TASKS`].
 
 mod chain;
+mod code;
 mod countdown;
 mod letter_counting;
 
@@ -8,6 +9,8 @@ use crate::algo::Feed;
 use crate::data::Encoder;
 use crate::env::Environment;
 use crate::env::game::GAMES;
+use crate::env::tools::TOOL_TASKS;
+use crate::env::{tabular, trading};
 use crate::episode::EpisodeKey;
 use crate::experience::{Kind, Sequence};
 use crate::source::{Item, Prompt};
@@ -39,7 +42,28 @@ pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 /// Every generated task.
 pub const TASKS: &[&Entry] = &{
     let [a, b, c, d, e, f, g, h, i, j] = GAMES;
-    [&countdown::ENTRY, &chain::ENTRY, &letter_counting::ENTRY, a, b, c, d, e, f, g, h, i, j]
+    let [k, l, m] = TOOL_TASKS;
+    [
+        &countdown::ENTRY,
+        &chain::ENTRY,
+        &letter_counting::ENTRY,
+        a,
+        b,
+        c,
+        d,
+        e,
+        f,
+        g,
+        h,
+        i,
+        j,
+        k,
+        l,
+        m,
+        &code::ENTRY,
+        &tabular::ENTRY,
+        &trading::ENTRY,
+    ]
 };
 
 /// Questions with known answers, by number.
@@ -255,12 +279,16 @@ pub const TASK: &str = "task";
 pub struct ByTask(Vec<(String, Box<dyn Verifier>)>);
 
 impl ByTask {
-    /// The verifier that fits some tasks: their own where there is only one.
-    pub fn of(tasks: &[(String, Arc<dyn Task>)]) -> Result<Option<Box<dyn Verifier>>> {
+    /// The verifier that fits some tasks and suites: their own where there is only one.
+    pub fn of(
+        tasks: &[(String, Arc<dyn Task>)],
+        suites: Vec<(String, Box<dyn Verifier>)>,
+    ) -> Result<Option<Box<dyn Verifier>>> {
         let rewarded = tasks.iter().filter_map(|(name, task)| Some((name, task.reward()?)));
         let mut all = rewarded
             .map(|(name, (verifier, options))| Ok((name.clone(), verify::build(verifier, &options)?)))
             .collect::<Result<Vec<_>>>()?;
+        all.extend(suites);
         Ok(match all.len() {
             0 | 1 => all.pop().map(|(_, verifier)| verifier),
             _ => Some(Box::new(ByTask(all))),
@@ -271,8 +299,9 @@ impl ByTask {
         let name = sample.columns.get(TASK).and_then(Value::as_str).unwrap_or_default();
         let found = self.0.iter().find(|(task, _)| task == name);
         found.map(|(_, verifier)| &**verifier).ok_or_else(|| {
-            let what =
-                format!("the prompt is of no generated task, so nothing rewards it (column task: {name:?})");
+            let what = format!(
+                "the prompt is of no generated task or suite, so nothing rewards it (column task: {name:?})"
+            );
             sample.error(Error::data(what)).fix("name a [[reward]] that fits all of data.train")
         })
     }

@@ -107,7 +107,7 @@ impl Stage {
         }
         // The last batch of an epoch is smaller.
         let (mut asked, count) = (prompts.len(), prompts.len());
-        self.round(prompts, 0, number, &mut out, clock, metrics)?;
+        self.round(prompts, 0, number, &mut out, (clock, metrics))?;
         let refill = self.algo.updates().refill;
         for _ in 0..refill.map_or(0, |r| r.rounds) {
             let Some(more) = refill.and_then(|r| r.missing(&out.experience, count)) else { break };
@@ -115,7 +115,7 @@ impl Stage {
             let prompts: Vec<Prompt> = self.source.next(more)?.into_iter().filter_map(ask).collect();
             let before = asked;
             asked += prompts.len();
-            self.round(prompts, before, number, &mut out, clock, metrics)?;
+            self.round(prompts, before, number, &mut out, (clock, metrics))?;
         }
         if let Some(refill) = refill {
             refill.cut(&mut out.experience, count);
@@ -175,17 +175,21 @@ impl Stage {
         before: usize,
         number: u64,
         out: &mut StepExperience,
-        clock: &mut Clock,
-        metrics: &mut Metrics,
+        (clock, metrics): (&mut Clock, &mut Metrics),
     ) -> Result<()> {
         let r = &self.recipe.rollout;
         let (params, samples) = (rollout::params(r, &self.stops, self.recipe.seed), r.samples);
         clock.waits_for("rollout");
         let Sampled { mut experience, answers, decoding } =
             self.answer(&mut prompts, &params, samples, number)?;
-        clock.lap("rollout", metrics);
+        let seconds = clock.lap("rollout", metrics);
+        let tokens: usize = answers.iter().map(|a| a.tokens).sum();
+        metrics.add("timing/rollout_tokens_per_second", tokens as f64 / seconds.max(1e-9));
         out.measure_episodes(&answers, decoding);
         self.look_for_outgrown(&answers);
+        for lost in answers.iter().filter_map(|a| a.played.as_ref()?.lost.as_ref()) {
+            self.warnings.print("env", &format!("lost episode: {lost}"));
+        }
         clock.waits_for("reward");
         let at = Progress { step: number, steps: self.schedules.0.total_steps, epoch: out.epoch };
         let completions = Completions { prompts: &prompts, answers: &answers, at };

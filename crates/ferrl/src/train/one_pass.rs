@@ -57,7 +57,7 @@ impl Stage {
         self.policy.temperature = batch.temperature();
         let stats = match &precomputed.logp {
             None => Some(self.policy.forward_backward(&tokens, &precomputed.grads)?),
-            Some(logp) => self.policy.foreseen(&tokens, &precomputed.grads, logp)?,
+            Some(logp) => self.policy.one_pass(&tokens, &precomputed.grads, logp)?,
         };
         self.one_pass &= stats.is_some();
         Ok(stats.map(|stats| {

@@ -4,6 +4,7 @@
 
 pub mod chain;
 pub mod choice;
+pub mod code;
 pub mod countdown;
 pub mod exact;
 pub mod f1;
@@ -231,6 +232,10 @@ pub trait Verifier: Send + Sync {
     fn take_metrics(&self) -> Vec<(String, f64)> {
         Vec::new()
     }
+    /// What else a user wants to know of how it works here, in one line.
+    fn summary(&self) -> Option<String> {
+        None
+    }
     /// The first wrong step of a completion, as a range of its bytes; none where every step is right.
     fn wrong_step(&self, _sample: &Sample<'_>) -> Result<Option<Range<usize>>> {
         Err(Error::usage(format!("{} judges whole answers, not steps", self.name()))
@@ -262,6 +267,7 @@ pub const VERIFIERS: &[Entry] = &[
     math::ENTRY,
     json::ENTRY,
     format::ENTRY,
+    code::ENTRY,
     regex_format::ENTRY,
     length::ENTRY,
     python::ENTRY,

@@ -16,6 +16,15 @@ pub enum Kind {
     Garbage(String),
     /// A line longer than this many bytes.
     TooLong(usize),
+    /// The process has more memory than it may.
+    Memory {
+        /// What it has, in bytes.
+        size: u64,
+        /// What it may have.
+        limit: u64,
+    },
+    /// An environment's answer that is no turn: what is wrong with it.
+    Schema(String),
     /// The function raised.
     Raised {
         /// Its traceback, from the user's file on.
@@ -67,6 +76,10 @@ impl fmt::Display for Kind {
             Kind::TimedOut(limit) => write!(f, "no answer within {:.1} s", limit.as_secs_f64()),
             Kind::Garbage(text) => write!(f, "the worker answered garbage: {text:?}"),
             Kind::TooLong(limit) => write!(f, "the worker answered with a line of over {limit} bytes"),
+            Kind::Memory { size, limit } => {
+                write!(f, "its process has {} MiB of memory, {} MiB at most", size >> 20, limit >> 20)
+            }
+            Kind::Schema(what) => write!(f, "{what}"),
             Kind::Raised { trace, place } => {
                 write!(f, "it raised {} ({place})", trace.trim_end().lines().last().unwrap_or(""))
             }

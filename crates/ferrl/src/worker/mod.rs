@@ -9,11 +9,11 @@ mod pipes;
 mod process;
 
 pub use failure::{Failure, Kind};
+pub(crate) use process::{Process, Spawn};
 
 use crate::interrupt;
 use call::Call;
 use ferrl_engine::{Error, Result};
-use process::Process;
 use serde_json::{Map, Value, json};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -80,7 +80,23 @@ pub struct WorkerOptions {
     pub interrupt: Arc<AtomicBool>,
 }
 
+const HOST: &str = include_str!("reward.py");
+
 impl WorkerOptions {
+    fn start(&self, label: &str) -> std::result::Result<Process, (Kind, Vec<String>)> {
+        let spawn = Spawn {
+            python: &self.python,
+            script: HOST,
+            request: json!({ "file": self.file, "functions": self.functions }),
+            start_timeout: self.start_timeout,
+            max_line: self.max_line,
+            memory: None,
+            log: self.log.clone(),
+            interrupt: self.interrupt.clone(),
+        };
+        Process::start(spawn, label)
+    }
+
     /// The defaults for a file and functions of it.
     pub fn new(file: impl Into<PathBuf>, functions: &[&str]) -> Self {
         WorkerOptions {
@@ -160,7 +176,7 @@ impl Pool {
         let started: Vec<_> = std::thread::scope(|scope| {
             let options = &options;
             let threads: Vec<_> =
-                labels.iter().map(|label| scope.spawn(move || Process::start(options, label))).collect();
+                labels.iter().map(|label| scope.spawn(move || options.start(label))).collect();
             threads.into_iter().map(|t| t.join()).collect()
         });
         let mut slots = Vec::new();
@@ -241,16 +257,16 @@ impl Pool {
 
     /// One try in one worker, which is replaced if it broke.
     fn attempt(&self, slot: &mut Slot, request: &Value, count: usize) -> Tried {
-        let mut process = match slot.process.take() {
+        let process = match slot.process.take() {
             Some(process) => process,
-            None => match Process::start(&self.options, &slot.label) {
+            None => match self.options.start(&slot.label) {
                 Ok(process) => process,
                 Err((kind, stderr)) => return Tried::Failed(kind, stderr),
             },
         };
-        let stale = process.stale;
-        let answer = process.ask(request.clone(), self.options.timeout, &self.options.interrupt);
-        self.counters.stale.fetch_add(process.stale - stale, Ordering::Relaxed);
+        let stale = process.stale();
+        let answer = process.ask(request.clone(), self.options.timeout);
+        self.counters.stale.fetch_add(process.stale() - stale, Ordering::Relaxed);
         let kind = match answer {
             Ok(answer) => match check_answer(&answer, count) {
                 Ok(()) => {
@@ -273,7 +289,7 @@ impl Pool {
         }
         self.counters.restarts.fetch_add(1, Ordering::Relaxed);
         // At once, so that the worker is back before it is needed; if that fails, the next try says why.
-        slot.process = Process::start(&self.options, &slot.label).ok();
+        slot.process = self.options.start(&slot.label).ok();
         Tried::Failed(kind.with_status(status), stderr)
     }
 

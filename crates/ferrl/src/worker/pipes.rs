@@ -3,12 +3,15 @@
 use super::Log;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const TAIL_LINES: usize = 12;
 const TAIL_BYTES: usize = 400;
+
+/// Lines that may wait to be written.
+const LINES: usize = 1024;
 
 /// What came out of a worker.
 pub(super) enum Line {
@@ -20,7 +23,7 @@ pub(super) enum Line {
 
 /// Writes whole lines in the background; ends when the pipe breaks or the sender is gone.
 pub(super) fn writer(mut pipe: impl Write + Send + 'static) -> SyncSender<Vec<u8>> {
-    let (sender, receiver) = sync_channel::<Vec<u8>>(1);
+    let (sender, receiver) = sync_channel::<Vec<u8>>(LINES);
     std::thread::spawn(move || {
         while let Ok(line) = receiver.recv() {
             if pipe.write_all(&line).and_then(|()| pipe.flush()).is_err() {
@@ -31,30 +34,30 @@ pub(super) fn writer(mut pipe: impl Write + Send + 'static) -> SyncSender<Vec<u8
     sender
 }
 
-/// Reads lines in the background, never more than a few ahead.
-pub(super) fn reader(pipe: impl Read + Send + 'static, max_line: usize) -> Receiver<Line> {
-    let (sender, receiver) = sync_channel(4);
+/// Reads lines in the background and hands each to `take`, which says whether to go on; nothing at the end of the pipe.
+pub(super) fn reader(
+    pipe: impl Read + Send + 'static,
+    max_line: usize,
+    mut take: impl FnMut(Option<Line>) -> bool + Send + 'static,
+) {
     std::thread::spawn(move || {
         let mut pipe = BufReader::new(pipe);
         loop {
             let mut line = Vec::new();
-            match (&mut pipe).take(max_line as u64 + 1).read_until(b'\n', &mut line) {
-                Ok(n) if n > 0 => {}
-                _ => return,
-            }
+            let read = (&mut pipe).take(max_line as u64 + 1).read_until(b'\n', &mut line);
             let whole = line.pop_if(|byte| *byte == b'\n').is_some();
             let long = line.len() > max_line;
             // A last line without its end was cut short by the end of the process.
-            if !whole && !long {
+            if !matches!(read, Ok(1..)) || (!whole && !long) {
+                take(None);
                 return;
             }
             let item = if long { Line::TooLong(max_line) } else { Line::Text(line) };
-            if sender.send(item).is_err() || long {
+            if !take(Some(item)) || long {
                 return;
             }
         }
     });
-    receiver
 }
 
 /// The last lines of a pipe that is read to its end, whatever comes.

@@ -1,65 +1,150 @@
 //! One worker process: started, spoken to under a deadline, and ended with everything it started.
 
 use super::failure::Kind;
-use super::{WorkerOptions, pipes};
+use super::{Log, pipes};
 use serde_json::{Value, json};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-const HOST: &str = include_str!("host.py");
 /// The variable by which stray descendants are found.
 const TAG: &str = "FERRL_WORKER";
-/// How often a wait looks whether the process is still there.
+/// How often a wait looks whether the process is still there, and how large it is.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// A running worker.
-pub(super) struct Process {
-    child: Child,
+/// How a worker is started.
+pub(crate) struct Spawn<'a> {
+    /// The Python to run.
+    pub python: &'a str,
+    /// The script that speaks with us; `guard.py` stands before it.
+    pub script: &'a str,
+    /// The first request: what to load.
+    pub request: Value,
+    /// The longest that loading may take.
+    pub start_timeout: Duration,
+    /// The longest answer in bytes.
+    pub max_line: usize,
+    /// The most resident memory in bytes, looked at while a call is waited for.
+    pub memory: Option<u64>,
+    /// Who wants to see what the worker prints.
+    pub log: Option<Log>,
+    /// Ends every wait when it is raised.
+    pub interrupt: Arc<AtomicBool>,
+}
+
+/// A running worker. Several threads may ask it at once, where its script can serve them.
+pub(crate) struct Process {
+    child: Mutex<Child>,
+    id: u32,
     tag: String,
     input: SyncSender<Vec<u8>>,
-    output: Receiver<pipes::Line>,
+    routes: Arc<Mutex<Routes>>,
     stderr: pipes::Tail,
+    killed: AtomicBool,
+    memory: Option<u64>,
+    interrupt: Arc<AtomicBool>,
+    /// What it said of itself when it was ready.
+    pub ready: Value,
+}
+
+/// Who waits for which answer.
+#[derive(Default)]
+struct Routes {
+    /// Requests so far.
     calls: u64,
-    killed: bool,
+    waiting: HashMap<u64, (String, SyncSender<Value>)>,
+    /// Why nothing more comes.
+    over: Option<Kind>,
     /// Answers that came for calls that were over.
-    pub(super) stale: u64,
+    stale: u64,
+}
+
+impl Routes {
+    /// Notes who waits; the number of the request.
+    fn wait(&mut self, nonce: String, sender: SyncSender<Value>) -> Result<u64, Kind> {
+        if let Some(kind) = &self.over {
+            return Err(kind.clone());
+        }
+        self.calls += 1;
+        self.waiting.insert(self.calls, (nonce, sender));
+        Ok(self.calls)
+    }
+
+    /// Gives an answer to whoever waits for it; anything else that comes ends the conversation.
+    fn take(&mut self, text: &[u8]) {
+        let answer = serde_json::from_slice::<Value>(text).ok();
+        let id = answer.as_ref().and_then(|a| a["id"].as_u64());
+        if let (Some(answer), Some(id)) = (answer, id) {
+            let ours = self.waiting.get(&id).is_some_and(|(nonce, _)| answer["nonce"] == nonce.as_str());
+            if ours && let Some((_, waiting)) = self.waiting.remove(&id) {
+                let _ = waiting.try_send(answer);
+                return;
+            }
+            if !self.waiting.contains_key(&id) && id <= self.calls && answer["nonce"].is_string() {
+                self.stale += 1;
+                return;
+            }
+        }
+        self.end(Kind::Garbage(String::from_utf8_lossy(text).chars().take(80).collect()));
+    }
+
+    fn end(&mut self, kind: Kind) {
+        self.over.get_or_insert(kind);
+        self.waiting.clear(); // whoever waits hears that nothing comes
+    }
 }
 
 impl Process {
-    /// Starts one and waits until the user's file is loaded.
-    pub(super) fn start(options: &WorkerOptions, label: &str) -> Result<Process, (Kind, Vec<String>)> {
+    /// Starts one and waits until it has loaded what it is to run.
+    pub(crate) fn start(spawn: Spawn<'_>, label: &str) -> Result<Process, (Kind, Vec<String>)> {
         let failed = |why: String| (Kind::Start(why), Vec::new());
         let tag = nonce();
-        let mut command = Command::new(&options.python);
-        command.args(["-c", HOST]).envs(crate::secrets::for_children()).env(TAG, &tag);
+        let mut command = Command::new(spawn.python);
+        let script = format!("{}\n{}", include_str!("guard.py"), spawn.script);
+        command.args(["-c", &script]).envs(crate::secrets::for_children()).env(TAG, &tag);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        let mut child = command.spawn().map_err(|e| failed(format!("{}: {e}", options.python)))?;
+        let mut child = command.spawn().map_err(|e| failed(format!("{}: {e}", spawn.python)))?;
         let (Some(stdin), Some(stdout), Some(errors)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
             return Err(failed("it has no pipes".into()));
         };
         let mut process = Process {
-            child,
+            id: child.id(),
+            child: Mutex::new(child),
             tag,
             input: pipes::writer(stdin),
-            output: pipes::reader(stdout, options.max_line),
-            stderr: pipes::Tail::follow(errors, label, options.log.clone()),
-            calls: 0,
-            killed: false,
-            stale: 0,
+            routes: Arc::default(),
+            stderr: pipes::Tail::follow(errors, label, spawn.log),
+            killed: AtomicBool::new(false),
+            memory: spawn.memory,
+            interrupt: spawn.interrupt,
+            ready: Value::Null,
         };
-        let request = json!({
-            "file": options.file, "functions": options.functions, "parent": std::process::id(),
+        let routes = process.routes.clone();
+        pipes::reader(stdout, spawn.max_line, move |line| {
+            let mut routes = lock(&routes);
+            match line {
+                Some(pipes::Line::Text(text)) => routes.take(&text),
+                Some(pipes::Line::TooLong(limit)) => routes.end(Kind::TooLong(limit)),
+                None => routes.end(Kind::Exited(String::new())),
+            }
+            routes.over.is_none()
         });
-        match process.ask(request, options.start_timeout, &options.interrupt) {
+        let mut request = spawn.request;
+        request["parent"] = json!(std::process::id());
+        match process.ask(request, spawn.start_timeout) {
             Ok(answer) => match refusal(&answer) {
-                None => Ok(process),
+                None => {
+                    process.ready = answer;
+                    Ok(process)
+                }
                 Some(why) => Err((Kind::Start(why), process.end().1)),
             },
             Err(kind) => {
@@ -69,89 +154,109 @@ impl Process {
         }
     }
 
-    /// Sends a request and waits for its own answer; anything else that comes is refused.
-    pub(super) fn ask(
-        &mut self,
-        mut request: Value,
-        timeout: Duration,
-        interrupt: &AtomicBool,
-    ) -> Result<Value, Kind> {
+    /// Sends a request and waits for its own answer.
+    pub(crate) fn ask(&self, mut request: Value, timeout: Duration) -> Result<Value, Kind> {
         let deadline = Instant::now() + timeout;
-        self.calls += 1;
-        let nonce = nonce();
-        request["id"] = json!(self.calls);
+        let (nonce, (sender, answer)) = (nonce(), sync_channel(1));
         request["nonce"] = json!(nonce);
-        request["timeout"] = json!(timeout.as_secs_f64());
+        if request["timeout"].is_null() {
+            request["timeout"] = json!(timeout.as_secs_f64());
+        }
+        let id = lock(&self.routes).wait(nonce, sender)?;
+        request["id"] = json!(id);
+        let result = self.send(&request, timeout).and_then(|()| {
+            loop {
+                let left = deadline.saturating_duration_since(Instant::now());
+                match answer.recv_timeout(left.min(LOOK)) {
+                    Ok(answer) => return Ok(answer),
+                    Err(RecvTimeoutError::Disconnected) => {
+                        return Err(lock(&self.routes).over.clone().unwrap_or(Kind::Exited(String::new())));
+                    }
+                    Err(RecvTimeoutError::Timeout) if self.has_ended() => {
+                        return Err(Kind::Exited(String::new()));
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
+                if self.interrupt.load(Ordering::SeqCst) {
+                    return Err(Kind::Interrupted);
+                }
+                if let Some((limit, size)) =
+                    self.memory.zip(self.resident()).filter(|(limit, size)| size > limit)
+                {
+                    return Err(Kind::Memory { size, limit });
+                }
+                if Instant::now() >= deadline {
+                    return Err(Kind::TimedOut(timeout));
+                }
+            }
+        });
+        lock(&self.routes).waiting.remove(&id);
+        result
+    }
+
+    /// Tells it something that it does not answer.
+    pub(crate) fn tell(&self, request: &Value) {
+        let _ = self.send(request, Duration::ZERO);
+    }
+
+    /// The writer holds few lines; full means that the process reads nothing.
+    fn send(&self, request: &Value, timeout: Duration) -> Result<(), Kind> {
         let mut line = request.to_string().into_bytes();
         line.push(b'\n');
-        // The writer holds one line at a time; full means that the last one was never read.
         match self.input.try_send(line) {
-            Err(TrySendError::Full(_)) => return Err(Kind::TimedOut(timeout)),
-            Err(TrySendError::Disconnected(_)) => return Err(Kind::Exited(String::new())),
-            Ok(()) => {}
-        }
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.output.recv_timeout(left.min(LOOK)) {
-                Ok(pipes::Line::Text(text)) => {
-                    let garbage = || Kind::Garbage(String::from_utf8_lossy(&text).chars().take(80).collect());
-                    let answer: Value = serde_json::from_slice(&text).map_err(|_| garbage())?;
-                    match answer["id"].as_u64() {
-                        Some(id) if id == self.calls && answer["nonce"] == nonce.as_str() => {
-                            return Ok(answer);
-                        }
-                        Some(id) if id < self.calls && answer["nonce"].is_string() => self.stale += 1,
-                        _ => return Err(garbage()),
-                    }
-                }
-                Ok(pipes::Line::TooLong(limit)) => return Err(Kind::TooLong(limit)),
-                Err(RecvTimeoutError::Disconnected) => return Err(Kind::Exited(String::new())),
-                Err(RecvTimeoutError::Timeout) if self.has_ended() => {
-                    return Err(Kind::Exited(String::new()));
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            if interrupt.load(Ordering::SeqCst) {
-                return Err(Kind::Interrupted);
-            }
-            if Instant::now() >= deadline {
-                return Err(Kind::TimedOut(timeout));
-            }
+            Err(TrySendError::Full(_)) => Err(Kind::TimedOut(timeout)),
+            Err(TrySendError::Disconnected(_)) => Err(Kind::Exited(String::new())),
+            Ok(()) => Ok(()),
         }
     }
 
+    /// Answers so far that came too late or twice.
+    pub(crate) fn stale(&self) -> u64 {
+        lock(&self.routes).stale
+    }
+
     /// The last lines of stderr.
-    pub(super) fn tail(&self) -> Vec<String> {
+    pub(crate) fn tail(&self) -> Vec<String> {
         self.stderr.lines()
     }
 
     /// Ends it and all it started; its exit status and last words.
-    pub(super) fn end(mut self) -> (String, Vec<String>) {
+    pub(crate) fn end(&self) -> (String, Vec<String>) {
         let status = self.kill();
         // With every writer gone the pipe ends and the last words are complete.
         self.stderr.wait(Duration::from_millis(200));
         (status, self.stderr.lines())
     }
 
+    /// Bytes of memory it has, where the system says so.
+    fn resident(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id)).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+    }
+
     #[cfg(unix)]
-    fn has_ended(&mut self) -> bool {
+    fn has_ended(&self) -> bool {
         use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
         // Without reaping, so that the process group's number stays taken until it is killed.
-        let Some(pid) = Pid::from_raw(self.child.id() as i32) else { return true };
+        let Some(pid) = Pid::from_raw(self.id as i32) else { return true };
         let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         !matches!(waitid(WaitId::Pid(pid), look), Ok(None))
     }
 
     #[cfg(not(unix))]
-    fn has_ended(&mut self) -> bool {
-        !matches!(self.child.try_wait(), Ok(None))
+    fn has_ended(&self) -> bool {
+        !matches!(lock(&self.child).try_wait(), Ok(None))
     }
 
-    fn kill(&mut self) -> String {
-        self.killed = true;
+    fn kill(&self) -> String {
+        let mut child = lock(&self.child);
+        if self.killed.swap(true, Ordering::SeqCst) {
+            return child.try_wait().ok().flatten().map_or_else(String::new, |status| status.to_string());
+        }
         // A process that ended by itself is given the time to be seen as ended, for its own status.
         for _ in 0..20 {
-            if self.has_ended() || !self.output_closed() {
+            if self.has_ended() || lock(&self.routes).over != Some(Kind::Exited(String::new())) {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -159,7 +264,7 @@ impl Process {
         #[cfg(unix)]
         {
             use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-            if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            if let Some(pid) = Pid::from_raw(self.id as i32) {
                 let _ = kill_process_group(pid, Signal::KILL);
             }
             for _ in 0..3 {
@@ -172,10 +277,10 @@ impl Process {
                 }
             }
         }
-        let _ = self.child.kill();
+        let _ = child.kill();
         let patience = Instant::now() + Duration::from_secs(1);
         while Instant::now() < patience {
-            match self.child.try_wait() {
+            match child.try_wait() {
                 Ok(None) => std::thread::sleep(Duration::from_millis(1)),
                 Ok(Some(status)) => return status.to_string(),
                 Err(e) => return e.to_string(),
@@ -183,23 +288,21 @@ impl Process {
         }
         "it cannot be ended".into()
     }
-
-    fn output_closed(&self) -> bool {
-        matches!(self.output.try_recv(), Err(std::sync::mpsc::TryRecvError::Disconnected))
-    }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        if !self.killed {
-            self.kill();
-        }
+        self.kill();
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Kind {
     /// An end without a status gets the one that was found.
-    pub(super) fn with_status(self, status: String) -> Kind {
+    pub(crate) fn with_status(self, status: String) -> Kind {
         match self {
             Kind::Exited(_) => Kind::Exited(status),
             other => other,

@@ -5,7 +5,7 @@ use ferrl::run::{MetricsLog, RunFolder, StepRecord};
 use ferrl::setup;
 use ferrl::train::Stage;
 use ferrl_engine::Result;
-use ferrl_engine::checkpoint::{Dtype, InitOptions, SaveOptions, init_model};
+use ferrl_engine::checkpoint::{InitOptions, SaveOptions, StorageFormat, init_model};
 use ferrl_engine::model::FAMILIES;
 use ferrl_engine::tokenizer::train_chars;
 use ferrl_kernels::Backend;
@@ -33,7 +33,7 @@ pub fn model_of(dir: &Path, family: &str) -> String {
     (options.max_positions, options.seed, options.tied) = (64, 3, Some(true));
     (options.eos, options.pad) = (tokenizer.eos().first().copied(), tokenizer.pad());
     let path = dir.join(if family == FAMILIES[0].name() { "model" } else { family });
-    init_model(&path, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() }).unwrap();
+    init_model(&path, &options, &SaveOptions { dtype: StorageFormat::F32, ..Default::default() }).unwrap();
     tokenizer.save(&path).unwrap();
     path.to_string_lossy().into()
 }

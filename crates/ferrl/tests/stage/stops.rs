@@ -6,7 +6,7 @@ use ferrl::evaluate::evaluate;
 use ferrl::reward::Rewards;
 use ferrl::rollout::Actor;
 use ferrl::setup;
-use ferrl_engine::checkpoint::{Dtype, InitOptions, SaveOptions, init_model};
+use ferrl_engine::checkpoint::{InitOptions, SaveOptions, StorageFormat, init_model};
 use ferrl_engine::generate::{CacheOptions, Sampler};
 use ferrl_engine::model::FAMILIES;
 use ferrl_engine::tokenizer::train_chars;
@@ -27,7 +27,7 @@ fn chat_model(dir: &Path) -> String {
     (options.heads, options.kv_heads, options.ffn) = (Some(2), Some(1), Some(48));
     (options.max_positions, options.seed, options.tied) = (64, 3, Some(true));
     options.eos = tokenizer.token_id("<|endoftext|>");
-    init_model(&path, &options, &SaveOptions { dtype: Dtype::F32, ..Default::default() }).unwrap();
+    init_model(&path, &options, &SaveOptions { dtype: StorageFormat::F32, ..Default::default() }).unwrap();
     tokenizer.save(&path).unwrap();
     for file in ["tokenizer_config.json", "special_tokens_map.json"] {
         let mut config: Value =

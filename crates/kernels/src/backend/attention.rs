@@ -22,9 +22,7 @@ pub trait AttentionOps: MemoryOps {
     fn attention_backward(
         &self,
         op: Attention,
-        qkv: &Buffer,
-        out: &Buffer,
-        lse: &Buffer,
+        saved: AttentionSaved<'_>,
         dout: &Buffer,
         segments: &Segments,
         dqkv: &mut Buffer,
@@ -58,38 +56,27 @@ pub trait CacheOps: MemoryOps {
 
 /// Rotary position embedding, alone and fused with the projection to queries, keys and values.
 pub trait RopeOps: LinearOps + CacheOps {
-    /// Rotates queries and keys in place. `cos` and `sin` are f32 `[positions, rotary_dim / 2]`; dimension `i` of
-    /// a head turns with dimension `i + rotary_dim / 2`. `inverse` turns back, which is the backward.
-    fn rotary(
-        &self,
-        heads: Heads,
-        rotary_dim: usize,
-        cos: &Buffer,
-        sin: &Buffer,
-        positions: &Buffer,
-        inverse: bool,
-        qkv: &mut Buffer,
-    ) -> Result<()>;
+    /// Rotates queries and keys in place: dimension `i` of a head with dimension `i + rotation.dim / 2`. `inverse` rotates
+    /// back, which is the backward.
+    fn rotary(&self, heads: Heads, rotation: Rotation<'_>, inverse: bool, qkv: &mut Buffer) -> Result<()>;
     /// Queries, keys and values of tokens, from their normed rows `x`: `linear`, `rotary`, and `cache_write` where there
     /// is a cache.
     fn linear_qkv(
         &self,
         x: &Buffer,
-        layer: Affine<'_>,
-        heads: Heads,
-        turns: Option<Turns<'_>>,
+        layer: QkvLayer<'_>,
         cache: Option<(&PagedRows, &mut Buffer)>,
         qkv: &mut Buffer,
     ) -> Result<()> {
         let to = cache.as_ref().map(|(rows, cache)| (*rows, &**cache));
-        shapes::linear_qkv(self.as_home(), x, layer, heads, turns, to, qkv)?;
-        composed::linear_qkv(self, x, layer, heads, turns, cache, qkv)
+        shapes::linear_qkv(self.as_home(), x, layer, to, qkv)?;
+        composed::linear_qkv(self, x, layer, cache, qkv)
     }
     /// Backward of RoPE and bias: rotates `dqkv` back in place and sums its rows into `dbias`; `+=` with `add`.
     fn qkv_backward(
         &self,
         heads: Heads,
-        turns: Option<Turns<'_>>,
+        turns: Option<Rotation<'_>>,
         dqkv: &mut Buffer,
         add: bool,
         dbias: Option<&mut Buffer>,
@@ -103,7 +90,7 @@ pub trait RopeOps: LinearOps + CacheOps {
 pub trait DecodeOps: RopeOps + NormOps + ActivationOps {
     /// Rows up to which the operations of this part are sooner done than those they are made of, in a model whose longest
     /// input of a linear layer is `widest`. Their results are the same bits.
-    fn few_rows(&self, _widest: usize) -> usize {
+    fn decode_rows(&self, _widest: usize) -> usize {
         0
     }
     /// The beginning of a layer, from the residual stream `x`: `linear_qkv` of its norm.
@@ -111,15 +98,12 @@ pub trait DecodeOps: RopeOps + NormOps + ActivationOps {
         &self,
         norm: Normed<'_>,
         x: &Buffer,
-        layer: Affine<'_>,
-        heads: Heads,
-        turns: Option<Turns<'_>>,
-        rows: &PagedRows,
-        cache: &mut Buffer,
+        layer: QkvLayer<'_>,
+        cache: (&PagedRows, &mut Buffer),
         qkv: &mut Buffer,
     ) -> Result<()> {
-        shapes::normed_qkv(self.as_home(), norm, x, layer, heads, turns, (rows, cache), qkv)?;
-        composed::normed_qkv(self, norm, x, layer, heads, turns, rows, cache, qkv)
+        shapes::normed_qkv(self.as_home(), norm, x, layer, (cache.0, &*cache.1), qkv)?;
+        composed::normed_qkv(self, norm, x, layer, cache, qkv)
     }
     /// The end of a sublayer: `to += linear(x)`, which is rounded to the storage of `x` before.
     fn linear_add(&self, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<()> {

@@ -12,54 +12,38 @@ pub trait HeadOps: LinearOps {
     /// `others` names further tokens per row, `[rows, j]`, and takes their log-probabilities.
     fn logp(
         &self,
-        op: LogpHead,
-        x: &Buffer,
-        w: &Weight,
-        targets: &Buffer,
+        head: HeadInput<'_>,
         others: Option<(&Buffer, &mut Buffer)>,
         stats: &mut LogpStats,
     ) -> Result<()> {
         let listed = others.as_ref().map(|(ids, out)| (*ids, &**out));
-        shapes::logp(self.as_home(), x, w, targets, listed, stats)?;
-        composed::logp(self, op, x, w, targets, others, stats)
+        shapes::logp(self.as_home(), head, listed, stats)?;
+        composed::logp(self, head, others, stats)
     }
-    /// Writes `dx`, and `dw` or adds to it with `add`.
+    /// Gradients of hidden states and weight, from those of the row's numbers.
     fn logp_backward(
         &self,
-        op: LogpHead,
-        x: &Buffer,
-        w: &Weight,
-        targets: &Buffer,
+        head: HeadInput<'_>,
         others: Option<&Buffer>,
         stats: &LogpStats,
         grads: &LogpGrads<'_>,
-        dx: &mut Buffer,
-        add: bool,
-        mut dw: Option<&mut Buffer>,
+        to: HeadGrads<'_>,
     ) -> Result<()> {
-        shapes::logp_backward(self.as_home(), x, w, targets, others, stats, grads, dx, dw.as_deref())?;
-        if let Some(dw) = dw.as_deref_mut().filter(|_| !add) {
-            self.fill(dw, 0.0)?;
-        }
-        composed::logp_backward(self, op, (x, w), targets, others, grads, dx, dw)
+        shapes::logp_backward(self.as_home(), head, others, stats, grads, &to)?;
+        composed::logp_backward(self, head, others, grads, to)
     }
-    /// `logp` and `logp_backward` in one, for gradients known before: the same bits, perhaps sooner.
-    fn logp_known(
+    /// One-pass head: `logp` and `logp_backward` together, for gradients that are computed before; the same bits.
+    fn logp_one_pass(
         &self,
-        op: LogpHead,
-        x: &Buffer,
-        w: &Weight,
-        targets: &Buffer,
+        head: HeadInput<'_>,
         dlogp: &Buffer,
         stats: &mut LogpStats,
-        dx: &mut Buffer,
-        add: bool,
-        dw: Option<&mut Buffer>,
+        to: HeadGrads<'_>,
     ) -> Result<()> {
-        shapes::logp_known(self.as_home(), x, w, targets, dlogp, stats, dx, dw.as_deref())?;
-        self.logp(op, x, w, targets, None, stats)?;
+        shapes::logp_one_pass(self.as_home(), head, dlogp, stats, &to)?;
+        self.logp(head, None, stats)?;
         let grads = LogpGrads { logp: dlogp, entropy: None, others: None };
-        self.logp_backward(op, x, w, targets, None, stats, &grads, dx, add, dw)
+        self.logp_backward(head, None, stats, &grads, to)
     }
     /// For a few rows: the scaled logits themselves, `[rows, vocab]` f32, and their `lse`, the bits `logp` uses.
     fn logits(
@@ -82,18 +66,17 @@ pub trait DivergenceOps: LinearOps {
         shapes::kl(self.as_home(), p, q, kl)?;
         composed::kl(self, op, p, q, kl)
     }
-    /// Gradient of `kl` with respect to `p`: writes `dx`, adds to `dw`.
+    /// Gradient of `kl` with respect to `p`.
     fn kl_backward(
         &self,
         op: LogpHead,
         p: (&Buffer, &Weight),
         q: (&Buffer, &Weight),
         dkl: &Buffer,
-        dx: &mut Buffer,
-        dw: Option<&mut Buffer>,
+        to: HeadGrads<'_>,
     ) -> Result<()> {
-        shapes::kl_backward(self.as_home(), p, q, dkl, dx, dw.as_deref())?;
-        composed::kl_backward(self, op, p, q, dkl, dx, dw)
+        shapes::kl_backward(self.as_home(), p, q, dkl, &to)?;
+        composed::kl_backward(self, op, p, q, dkl, to)
     }
 }
 

@@ -24,62 +24,42 @@ pub trait EmbeddingOps: VectorOps {
 /// RMSNorm and LayerNorm.
 pub trait NormOps: VectorOps {
     /// `y = norm(x) * weight + bias`
-    fn norm(
-        &self,
-        op: Norm,
-        x: &Buffer,
-        weight: &Buffer,
-        bias: Option<&Buffer>,
-        y: &mut Buffer,
-    ) -> Result<()>;
+    fn norm(&self, norm: Normed<'_>, x: &Buffer, y: &mut Buffer) -> Result<()>;
     /// `sum = x + delta` (f32), `y = norm(sum) * weight + bias`
     fn add_norm(
         &self,
-        op: Norm,
+        norm: Normed<'_>,
         x: &Buffer,
         delta: &Buffer,
-        weight: &Buffer,
-        bias: Option<&Buffer>,
         sum: &mut Buffer,
         y: &mut Buffer,
     ) -> Result<()> {
-        shapes::add_norm(self.as_home(), op, x, delta, weight, bias, [sum, y])?;
-        composed::add_norm(self, op, x, delta, weight, bias, [sum, y])
+        shapes::add_norm(self.as_home(), norm, x, delta, [sum, y])?;
+        composed::add_norm(self, norm, x, delta, [sum, y])
     }
-    /// Writes `dx`, or adds to it with `add`.
+    /// Gradients of the input and of the parameters.
     fn norm_backward(
         &self,
-        op: Norm,
+        norm: Normed<'_>,
         dy: &Buffer,
         x: &Buffer,
-        weight: &Buffer,
-        add: bool,
-        dx: &mut Buffer,
+        dx: Target<'_>,
         grads: NormGrads<'_>,
     ) -> Result<()>;
-    /// `norm` or `add_norm` again into `y`, and `norm_backward` with `dx` added to: the same bits, perhaps sooner.
-    /// `rounded`, where given, takes a copy of `dx` in the compute type.
-    fn norm_again(
-        &self,
-        op: Norm,
-        of: NormInput<'_>,
-        dy: &Buffer,
-        y: &mut Buffer,
-        dx: &mut Buffer,
-        rounded: Option<&mut Buffer>,
-        grads: NormGrads<'_>,
-    ) -> Result<()> {
-        shapes::norm_again(self.as_home(), op, of, dy, [y, dx], rounded.as_deref(), &grads)?;
-        let NormInput { x, delta, weight, bias } = of;
+    /// Recomputes `norm` or `add_norm`, and `norm_backward` in the same operation: the same bits.
+    fn norm_recompute(&self, norm: Normed<'_>, of: NormInput<'_>, backward: NormRecompute<'_>) -> Result<()> {
+        shapes::norm_recompute(self.as_home(), norm, of, &backward)?;
+        let NormInput { x, delta } = of;
+        let NormRecompute { dy, y, dx, rounded, grads } = backward;
         match delta {
             Some(delta) => {
                 let mut sum = self.alloc(DType::F32, x.len())?;
-                self.add_norm(op, x, delta, weight, bias, &mut sum, y)?;
-                self.norm_backward(op, dy, &sum, weight, true, dx, grads)?;
+                self.add_norm(norm, x, delta, &mut sum, y)?;
+                self.norm_backward(norm, dy, &sum, Target { to: &mut *dx, add: true }, grads)?;
             }
             None => {
-                self.norm(op, x, weight, bias, y)?;
-                self.norm_backward(op, dy, x, weight, true, dx, grads)?;
+                self.norm(norm, x, y)?;
+                self.norm_backward(norm, dy, x, Target { to: &mut *dx, add: true }, grads)?;
             }
         }
         match rounded {
@@ -92,41 +72,30 @@ pub trait NormOps: VectorOps {
 /// RMSNorm or LayerNorm of each query and key head.
 pub trait HeadNormOps: NormOps {
     /// Normalises each query head with `q_weight` and each key head with `k_weight`; values are copied.
-    fn head_norm(
-        &self,
-        op: Norm,
-        heads: Heads,
-        qkv: &Buffer,
-        q_weight: &Buffer,
-        k_weight: &Buffer,
-        out: &mut Buffer,
-    ) -> Result<()> {
-        let weights = [q_weight, k_weight];
-        shapes::head_norm(self.as_home(), op, heads, qkv, weights, out)?;
-        composed::head_norm(self, op, heads, qkv, weights, out)
+    fn head_norm(&self, norm: HeadNorm<'_>, qkv: &Buffer, out: &mut Buffer) -> Result<()> {
+        shapes::head_norm(self.as_home(), norm, qkv, out)?;
+        composed::head_norm(self, norm, qkv, out)
     }
-    /// `dqkv` holds the gradient of the output and becomes that of the input.
+    /// `dqkv` holds the gradient of the output and becomes that of the input; adds to the gradients of `q_weight` and
+    /// `k_weight`.
     fn head_norm_backward(
         &self,
-        op: Norm,
-        heads: Heads,
+        norm: HeadNorm<'_>,
         qkv: &Buffer,
-        q_weight: &Buffer,
-        k_weight: &Buffer,
         dqkv: &mut Buffer,
-        dq_weight: Option<&mut Buffer>,
-        dk_weight: Option<&mut Buffer>,
+        dweights: [Option<&mut Buffer>; 2],
     ) -> Result<()> {
-        let (weights, dweights) = ([q_weight, k_weight], [dq_weight.as_deref(), dk_weight.as_deref()]);
-        shapes::head_norm_backward(self.as_home(), op, heads, qkv, weights, dqkv, dweights)?;
-        composed::head_norm_backward(self, op, heads, qkv, weights, dqkv, [dq_weight, dk_weight])
+        let sums = dweights.each_ref().map(|d| d.as_deref());
+        shapes::head_norm_backward(self.as_home(), norm, qkv, dqkv, sums)?;
+        composed::head_norm_backward(self, norm, qkv, dqkv, dweights)
     }
 }
 
 /// Linear layers, and the form of a weight that their products read.
 pub trait LinearOps: VectorOps {
-    /// Room for the derived form of an `[n, k]` matrix; with `backward` also what `linear_dx` needs.
-    fn weight(&self, n: usize, k: usize, dtype: DType, backward: bool) -> Result<Weight>;
+    /// Room for an `[n, k]` weight that multiplies rows of type `compute`; with `backward` also what `linear_dx` needs. A
+    /// storage format of fewer bits is chosen here, and read by the products of this trait.
+    fn weight(&self, n: usize, k: usize, compute: DType, backward: bool) -> Result<Weight>;
     /// Room for the f32 master of a weight, where the device holds both in the memory of one; to change the one is to change
     /// the other then.
     fn master(&self, weight: &Weight) -> Result<Option<Buffer>> {
@@ -138,16 +107,8 @@ pub trait LinearOps: VectorOps {
     fn linear(&self, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()>;
     /// `dx = dy · w`
     fn linear_dx(&self, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()>;
-    /// `dw = dyᵀ · x`, `dbias = Σ dy`; `+=` with `add`, each whole sum in one addition.
-    fn linear_dw(
-        &self,
-        dy: &Buffer,
-        x: &Buffer,
-        tokens: usize,
-        add: bool,
-        dw: Option<&mut Buffer>,
-        dbias: Option<&mut Buffer>,
-    ) -> Result<()>;
+    /// Gradients of weight `dyᵀ · x` and bias `Σ dy`.
+    fn linear_dw(&self, dy: &Buffer, x: &Buffer, tokens: usize, grads: LinearGrads<'_>) -> Result<()>;
 }
 
 /// Activations of a feed-forward network.
@@ -163,10 +124,15 @@ pub trait ActivationOps: VectorOps {
         dy: &Buffer,
         dx: &mut Buffer,
     ) -> Result<()>;
-    /// `activation` and `activation_backward` in place, the same bits, perhaps sooner: `dy` becomes what `activation` gave
-    /// and `x` the gradient by it.
-    fn activation_again(&self, op: Activation, width: usize, x: &mut Buffer, dy: &mut Buffer) -> Result<()> {
-        shapes::activation_again(self.as_home(), op, width, x, dy)?;
+    /// Recomputes `activation` into `dy` and writes the gradient of its input into `x`, in place: the same bits.
+    fn activation_recompute(
+        &self,
+        op: Activation,
+        width: usize,
+        x: &mut Buffer,
+        dy: &mut Buffer,
+    ) -> Result<()> {
+        shapes::activation_recompute(self.as_home(), op, width, x, dy)?;
         let (mut y, mut dx) = (self.alloc(dy.dtype(), dy.len())?, self.alloc(x.dtype(), x.len())?);
         self.activation(op, width, x, &mut y)?;
         self.activation_backward(op, width, x, dy, &mut dx)?;

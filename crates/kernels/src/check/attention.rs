@@ -1,7 +1,7 @@
 //! Attention: near the CPU's; and the same bits alone, in a batch, in chunks and token by token from a cache.
 
 use super::{Check, download, random, stored, unwritten, upload};
-use crate::backend::{Attention, Backend, Heads, PagedRows, PagedSequence, Segments};
+use crate::backend::{Attention, AttentionSaved, Backend, Heads, PagedRows, PagedSequence, Segments};
 use crate::buffer::DType;
 use crate::error::Result;
 use crate::philox::philox4x32;
@@ -53,15 +53,20 @@ fn backward(
     b: &dyn Backend,
     op: Attention,
     dtype: DType,
-    qkv: &[f32],
-    [out, lse]: &[Vec<f32>; 2],
+    (qkv, [out, lse]): (&[f32], &[Vec<f32>; 2]),
     dout: &[f32],
     lengths: &[usize],
 ) -> Result<Vec<f32>> {
     let segments = Segments::of(lengths.iter().copied());
     let mut dqkv = unwritten(b, dtype, qkv.len())?;
     let (q, o, d) = (upload(b, dtype, qkv)?, upload(b, dtype, out)?, upload(b, dtype, dout)?);
-    b.attention_backward(op, &q, &o, &upload(b, DType::F32, lse)?, &d, &segments, &mut dqkv)?;
+    b.attention_backward(
+        op,
+        AttentionSaved { qkv: &q, out: &o, lse: &upload(b, DType::F32, lse)? },
+        &d,
+        &segments,
+        &mut dqkv,
+    )?;
     download(b, &dqkv)
 }
 
@@ -94,8 +99,8 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
             check.close(name(&op, dtype, "out"), &got[0], &want[0], fine);
             check.close(name(&op, dtype, "lse"), &got[1], &want[1], 5e-6);
             // Each from its own forward: errors of the kept values count.
-            let want = backward(check.cpu, op, dtype, &qkv, &want, &dout, lengths)?;
-            let first = backward(check.card, op, dtype, &qkv, &got, &dout, lengths)?;
+            let want = backward(check.cpu, op, dtype, (&qkv, &want), &dout, lengths)?;
+            let first = backward(check.card, op, dtype, (&qkv, &got), &dout, lengths)?;
             // Those of keys and values are sums over the heads of a group and measured by their own size. Where a token
             // sees itself alone, those of queries and keys are nothing but rounding.
             for (part, what) in ["gradient of q", "gradient of k", "gradient of v"].into_iter().enumerate() {
@@ -103,7 +108,7 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
                 let beside = if op.window == Some(1) { &want } else { &part };
                 check.close_beside(name(&op, dtype, what), &first, &part, beside, coarse);
             }
-            let again = backward(check.card, op, dtype, &qkv, &got, &dout, lengths)?;
+            let again = backward(check.card, op, dtype, (&qkv, &got), &dout, lengths)?;
             check.same(name(&op, dtype, "gradient again"), &first, &again);
         }
     }
@@ -128,7 +133,7 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
             let heads = op.heads.heads;
             check.same(name(&op, dtype, "alone, lse"), &alone[1], &all[1][last.start * heads..]);
             for (what, most) in [("in chunks", 90), ("token by token", 1)] {
-                let got = paged(check.card, op, dtype, &qkv, lengths, i as u32, most)?;
+                let got = paged(check.card, op, dtype, (&qkv, lengths), i as u32, most)?;
                 check.same(name(&op, dtype, what), &got, &all[0]);
             }
         }
@@ -136,14 +141,13 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Feeds the sequences to a cache side by side, at most `most` tokens of each at a time, in blocks that are neither in
+/// Feeds the sequences to a cache in the same batches, at most `most` tokens of each at a time, in blocks that are neither in
 /// order nor stay where they are, of a cache full of NaN.
 fn paged(
     b: &dyn Backend,
     op: Attention,
     dtype: DType,
-    qkv: &[f32],
-    lengths: &[usize],
+    (qkv, lengths): (&[f32], &[usize]),
     seed: u32,
     most: usize,
 ) -> Result<Vec<f32>> {

@@ -2,7 +2,7 @@
 
 use super::units::{Case, Results, ask, by_row, pick, scaled};
 use super::{Check, download, random, unwritten, upload, weight};
-use crate::backend::Backend;
+use crate::backend::{Backend, LinearGrads};
 use crate::buffer::DType;
 use crate::error::Result;
 use crate::philox::philox4x32;
@@ -90,10 +90,20 @@ impl Case for Linear {
         b.linear_dx(&dy, &w, &mut dx)?;
         let mut dw = upload(b, DType::F32, &random(5, n * k))?;
         let mut db = upload(b, DType::F32, &random(6, n))?;
-        b.linear_dw(&dy, &x, picks.len(), true, Some(&mut dw), Some(&mut db))?;
-        b.linear_dw(&dy, &x, picks.len(), true, Some(&mut dw), None)?;
+        b.linear_dw(
+            &dy,
+            &x,
+            picks.len(),
+            LinearGrads { weight: Some(&mut dw), bias: Some(&mut db), add: true },
+        )?;
+        b.linear_dw(&dy, &x, picks.len(), LinearGrads { weight: Some(&mut dw), bias: None, add: true })?;
         let (mut new_dw, mut new_db) = (unwritten(b, DType::F32, n * k)?, unwritten(b, DType::F32, n)?);
-        b.linear_dw(&dy, &x, picks.len(), false, Some(&mut new_dw), Some(&mut new_db))?;
+        b.linear_dw(
+            &dy,
+            &x,
+            picks.len(),
+            LinearGrads { weight: Some(&mut new_dw), bias: Some(&mut new_db), add: false },
+        )?;
         Ok(Results {
             rows: vec![
                 ("linear with bias", by_row(b, &y, n)?),

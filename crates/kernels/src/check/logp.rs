@@ -1,7 +1,7 @@
 //! The logp head, and the divergence of two models.
 
 use super::{Check, download, random, random_ids, stored, unwritten, upload, weight};
-use crate::backend::{Backend, LogpGrads, LogpHead, LogpStats};
+use crate::backend::{Backend, HeadGrads, HeadInput, LogpGrads, LogpHead, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
@@ -62,14 +62,24 @@ fn both_ways(b: &dyn Backend, op: LogpHead, dtype: DType, i: &Inputs, vocab: usi
     let mut stats = stats(b, rows)?;
     let ids = if i.others.is_empty() { None } else { Some(b.indices(&i.others)?) };
     let mut other_logp = unwritten(b, DType::F32, i.others.len())?;
-    b.logp(op, &x, &w, &targets, ids.as_ref().map(|ids| (ids, &mut other_logp)), &mut stats)?;
+    b.logp(
+        HeadInput { op, x: &x, w: &w, targets: &targets },
+        ids.as_ref().map(|ids| (ids, &mut other_logp)),
+        &mut stats,
+    )?;
     let [dlogp, dentropy, dothers] = &i.grads;
     let (dlogp, dentropy) = (upload(b, DType::F32, dlogp)?, upload(b, DType::F32, dentropy)?);
     let dothers = upload(b, DType::F32, dothers)?;
     let grads = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: ids.as_ref().map(|_| &dothers) };
     let mut dx = unwritten(b, dtype, i.x.len())?;
     let mut dw = upload(b, DType::F32, &vec![1.0; i.w.len()])?;
-    b.logp_backward(op, &x, &w, &targets, ids.as_ref(), &stats, &grads, &mut dx, true, Some(&mut dw))?;
+    b.logp_backward(
+        HeadInput { op, x: &x, w: &w, targets: &targets },
+        ids.as_ref(),
+        &stats,
+        &grads,
+        HeadGrads { dx: &mut dx, dw: Some(&mut dw), add: true },
+    )?;
     let stats = [
         download(b, &stats.logp)?,
         download(b, &stats.entropy)?,
@@ -102,16 +112,16 @@ pub fn results(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The head's gradients by `logp` alone, in one call or two, for some of the rows: stats, `dx`, `dw`.
+/// The head's gradients of `logp` alone, in one call or two, for some of the rows: stats, `dx`, `dw`.
 fn by_logp(
     b: &dyn Backend,
     op: LogpHead,
-    dtype: DType,
     (i, w): (&Inputs, &Weight),
     rows: std::ops::Range<usize>,
     at_once: bool,
     dw: &mut Buffer,
 ) -> Result<[Vec<f32>; 3]> {
+    let dtype = w.compute;
     let (count, k) = (rows.len(), w.k);
     let x = upload(b, dtype, &i.x[rows.start * k..rows.end * k])?;
     let (targets, dlogp) =
@@ -119,11 +129,22 @@ fn by_logp(
     let (mut stats, mut dx) = (stats(b, count)?, unwritten(b, dtype, x.len())?);
     let add = rows.start > 0;
     if at_once {
-        b.logp_known(op, &x, w, &targets, &dlogp, &mut stats, &mut dx, add, Some(dw))?;
+        b.logp_one_pass(
+            HeadInput { op, x: &x, w, targets: &targets },
+            &dlogp,
+            &mut stats,
+            HeadGrads { dx: &mut dx, dw: Some(dw), add },
+        )?;
     } else {
-        b.logp(op, &x, w, &targets, None, &mut stats)?;
+        b.logp(HeadInput { op, x: &x, w, targets: &targets }, None, &mut stats)?;
         let grads = LogpGrads { logp: &dlogp, entropy: None, others: None };
-        b.logp_backward(op, &x, w, &targets, None, &stats, &grads, &mut dx, add, Some(dw))?;
+        b.logp_backward(
+            HeadInput { op, x: &x, w, targets: &targets },
+            None,
+            &stats,
+            &grads,
+            HeadGrads { dx: &mut dx, dw: Some(dw), add },
+        )?;
     }
     Ok([download(b, &stats.logp)?, download(b, &stats.entropy)?, download(b, &dx)?])
 }
@@ -143,15 +164,15 @@ pub fn known(check: &mut Check<'_>) -> Result<()> {
             let room = || unwritten(b, DType::F32, i.w.len());
             let (mut first, mut second, mut third) = (room()?, room()?, room()?);
             let (first, second, third) = (&mut first, &mut second, &mut third);
-            let once = by_logp(b, op, dtype, (&i, &w), 0..rows, true, first)?;
-            let twice = by_logp(b, op, dtype, (&i, &w), 0..rows, false, second)?;
+            let once = by_logp(b, op, (&i, &w), 0..rows, true, first)?;
+            let twice = by_logp(b, op, (&i, &w), 0..rows, false, second)?;
             for (j, what) in ["logp", "entropy", "dx"].into_iter().enumerate() {
                 check.same(name(dtype, vocab, &format!("{what} at once")), &once[j], &twice[j]);
             }
             let (whole, again) = (download(b, first)?, download(b, second)?);
             check.same(name(dtype, vocab, "dw at once"), &whole, &again);
-            let mut parts = by_logp(b, op, dtype, (&i, &w), 0..rows / 3, true, third)?;
-            let rest = by_logp(b, op, dtype, (&i, &w), rows / 3..rows, true, third)?;
+            let mut parts = by_logp(b, op, (&i, &w), 0..rows / 3, true, third)?;
+            let rest = by_logp(b, op, (&i, &w), rows / 3..rows, true, third)?;
             for ((j, what), limit) in ["logp", "entropy", "dx"].into_iter().enumerate().zip([0.0, 0.0, 2e-2])
             {
                 parts[j].extend_from_slice(&rest[j]);
@@ -172,7 +193,11 @@ pub fn bits(check: &mut Check<'_>) -> Result<()> {
             let i = Inputs::new(dtype, rows, vocab, k, 0);
             let w = weight(b, dtype, vocab, k, &i.w)?;
             let mut all = stats(b, rows)?;
-            b.logp(op, &upload(b, dtype, &i.x)?, &w, &b.indices(&i.targets)?, None, &mut all)?;
+            b.logp(
+                HeadInput { op, x: &upload(b, dtype, &i.x)?, w: &w, targets: &b.indices(&i.targets)? },
+                None,
+                &mut all,
+            )?;
             let (logp, lse) = (download(b, &all.logp)?, download(b, &all.lse)?);
             for count in [1, 7, 64, 256].into_iter().filter(|c| *c <= rows) {
                 let from = rows - count;
@@ -207,7 +232,13 @@ pub fn divergence(check: &mut Check<'_>) -> Result<()> {
                 let dkl: Buffer = upload(b, DType::F32, &p.grads[0])?;
                 let mut dx = unwritten(b, dtype, p.x.len())?;
                 let mut dw = upload(b, DType::F32, &vec![0.5; p.w.len()])?;
-                b.kl_backward(op, (&px, &pw), (&qx, &qw), &dkl, &mut dx, Some(&mut dw))?;
+                b.kl_backward(
+                    op,
+                    (&px, &pw),
+                    (&qx, &qw),
+                    &dkl,
+                    HeadGrads { dx: &mut dx, dw: Some(&mut dw), add: true },
+                )?;
                 Ok([download(b, &kl)?, download(b, &dx)?, download(b, &dw)?])
             };
             let (want, got, again) = (compute(check.cpu)?, compute(check.card)?, compute(check.card)?);

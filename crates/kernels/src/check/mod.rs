@@ -6,7 +6,7 @@
 
 mod attention;
 mod decode;
-mod few;
+mod decode_gemm;
 mod linear;
 mod logp;
 mod masters;
@@ -63,7 +63,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("linear: bits", linear::bits),
     ("attention", attention::results),
     ("attention: bits", attention::bits),
-    ("few rows", few::all),
+    ("decode GEMMs", decode_gemm::all),
     ("decode products", decode::all),
     ("logp head", logp::results),
     ("logp head: bits", logp::bits),

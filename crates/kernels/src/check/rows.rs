@@ -2,7 +2,9 @@
 
 use super::units::{Case, Results, ask, by_row, differing, pick, scaled};
 use super::{Check, download, random, random_ids, unwritten, upload};
-use crate::backend::{Activation, Backend, Heads, Norm, NormGrads, NormInput, Turns};
+use crate::backend::{
+    Activation, Backend, HeadNorm, Heads, Norm, NormGrads, NormInput, NormRecompute, Normed, Rotation, Target,
+};
 use crate::buffer::DType;
 use crate::error::Result;
 
@@ -67,16 +69,28 @@ impl Case for NormCase {
         let bias = if op.centred { Some(upload(b, DType::F32, &random(5, width))?) } else { None };
         let n = x.len();
         let mut y = unwritten(b, dtype, n)?;
-        b.norm(op, &x, &weight, bias.as_ref(), &mut y)?;
+        b.norm(Normed { op, weight: &weight, bias: bias.as_ref() }, &x, &mut y)?;
         let (mut sum, mut z) = (unwritten(b, DType::F32, n)?, unwritten(b, dtype, n)?);
-        b.add_norm(op, &x, &delta, &weight, bias.as_ref(), &mut sum, &mut z)?;
+        b.add_norm(Normed { op, weight: &weight, bias: bias.as_ref() }, &x, &delta, &mut sum, &mut z)?;
         let mut dx = if self.add { input(6, DType::F32)? } else { unwritten(b, DType::F32, n)? };
         let vector = |seed| upload(b, DType::F32, &random(seed, width));
         let (mut dweight, mut dbias) = (vector(7)?, vector(8)?);
         let grads = NormGrads { weight: Some(&mut dweight), bias: Some(&mut dbias), add: true };
-        b.norm_backward(op, &dy, &x, &weight, self.add, &mut dx, grads)?;
+        b.norm_backward(
+            Normed { op, weight: &weight, bias: None },
+            &dy,
+            &x,
+            Target { to: &mut dx, add: self.add },
+            grads,
+        )?;
         let mut plain = unwritten(b, dtype, n)?;
-        b.norm_backward(op, &dy, &delta, &weight, false, &mut plain, NormGrads::default())?;
+        b.norm_backward(
+            Normed { op, weight: &weight, bias: None },
+            &dy,
+            &delta,
+            Target { to: &mut plain, add: false },
+            NormGrads::default(),
+        )?;
         let mut results = Results {
             rows: vec![
                 ("norm", by_row(b, &y, width)?),
@@ -88,14 +102,18 @@ impl Case for NormCase {
             sums: vec![("dweight", download(b, &dweight)?), ("dbias", download(b, &dbias)?)],
         };
         // All at once: what forward gave must come back bit by bit.
-        for (what, delta, forward) in [("norm again", None, &y), ("norm of the sum again", Some(&delta), &z)]
+        for (what, delta, forward) in
+            [("norm recomputed", None, &y), ("norm of the sum recomputed", Some(&delta), &z)]
         {
-            let of = NormInput { x: &x, delta, weight: &weight, bias: bias.as_ref() };
+            let norm = Normed { op, weight: &weight, bias: bias.as_ref() };
             let (mut y, mut rounded) = (unwritten(b, dtype, n)?, unwritten(b, dtype, n)?);
             let (mut dx, mut dweight, mut dbias) = (input(6, DType::F32)?, vector(7)?, vector(8)?);
             let with_bias = bias.as_ref().map(|_| &mut dbias);
             let grads = NormGrads { weight: Some(&mut dweight), bias: with_bias, add: delta.is_some() };
-            b.norm_again(op, of, &dy, &mut y, &mut dx, Some(&mut rounded), grads)?;
+            let of = NormInput { x: &x, delta };
+            let (to_y, to_dx, rounded_to) = (&mut y, &mut dx, Some(&mut rounded));
+            let backward = NormRecompute { dy: &dy, y: to_y, dx: to_dx, rounded: rounded_to, grads };
+            b.norm_recompute(norm, of, backward)?;
             results.rows.push((what, by_row(b, &dx, width)?));
             results.rows.push((what, by_row(b, &rounded, width)?));
             results.sums.push((what, differing(b, &y, forward)?));
@@ -126,9 +144,14 @@ impl Case for HeadNormCase {
         let vector = |seed| upload(b, DType::F32, &random(seed, op.width));
         let (x, mut d, q, k) = (input(1)?, input(2)?, vector(3)?, vector(4)?);
         let mut y = unwritten(b, dtype, x.len())?;
-        b.head_norm(op, heads, &x, &q, &k, &mut y)?;
+        b.head_norm(HeadNorm { op, heads, q_weight: &q, k_weight: &k }, &x, &mut y)?;
         let (mut dq, mut dk) = (vector(5)?, vector(6)?);
-        b.head_norm_backward(op, heads, &x, &q, &k, &mut d, Some(&mut dq), Some(&mut dk))?;
+        b.head_norm_backward(
+            HeadNorm { op, heads, q_weight: &q, k_weight: &k },
+            &x,
+            &mut d,
+            [Some(&mut dq), Some(&mut dk)],
+        )?;
         Ok(Results {
             rows: vec![("head norm", by_row(b, &y, width)?), ("dqkv", by_row(b, &d, width)?)],
             sums: vec![("dq_weight", download(b, &dq)?), ("dk_weight", download(b, &dk)?)],
@@ -156,10 +179,15 @@ impl Case for RotaryCase {
         let (cos, sin) = (upload(b, DType::F32, &table(f64::cos))?, upload(b, DType::F32, &table(f64::sin))?);
         let positions = b.indices(&pick(&random_ids(1, 150, known), 1, picks))?;
         let mut x = upload(b, dtype, &pick(&random(2, 150 * width), width, picks))?;
-        b.rotary(self.heads, self.rotary_dim, &cos, &sin, &positions, false, &mut x)?;
+        b.rotary(
+            self.heads,
+            Rotation { dim: self.rotary_dim, cos: &cos, sin: &sin, positions: &positions },
+            false,
+            &mut x,
+        )?;
         let turned = by_row(b, &x, width)?;
         // With the sums of the columns, added and alone.
-        let turns = Turns { dim: self.rotary_dim, cos: &cos, sin: &sin, positions: &positions };
+        let turns = Rotation { dim: self.rotary_dim, cos: &cos, sin: &sin, positions: &positions };
         let mut results = Results { rows: vec![("turned", turned)], sums: Vec::new() };
         for add in [false, true] {
             let mut dbias = upload(b, DType::F32, &random(3, width))?;
@@ -168,7 +196,12 @@ impl Case for RotaryCase {
             results.rows.push(("turned back and summed", by_row(b, &d, width)?));
             results.sums.push(("sums of columns", download(b, &dbias)?));
         }
-        b.rotary(self.heads, self.rotary_dim, &cos, &sin, &positions, true, &mut x)?;
+        b.rotary(
+            self.heads,
+            Rotation { dim: self.rotary_dim, cos: &cos, sin: &sin, positions: &positions },
+            true,
+            &mut x,
+        )?;
         results.rows.push(("turned back", by_row(b, &x, width)?));
         Ok(results)
     }
@@ -196,7 +229,7 @@ impl Case for ActivationCase {
         b.activation(op, width, &x, &mut y)?;
         b.activation_backward(op, width, &x, &dy, &mut dx)?;
         let (mut turned, mut value) = (x, dy);
-        b.activation_again(op, width, &mut turned, &mut value)?;
+        b.activation_recompute(op, width, &mut turned, &mut value)?;
         Ok(Results {
             rows: vec![("activation", by_row(b, &y, width)?), ("dx", by_row(b, &dx, inputs)?)],
             sums: vec![

@@ -96,10 +96,10 @@ fn cache(m: &Maker<'_>) -> Result<Buffer> {
     m.x(m.b.cache_len(HEADS, 2 * ROWS))
 }
 
-fn turned(m: &Maker<'_>, f: impl FnOnce(Turns<'_>) -> Result<()>) -> Result<()> {
+fn turned(m: &Maker<'_>, f: impl FnOnce(Rotation<'_>) -> Result<()>) -> Result<()> {
     let (cos, sin) = (m.f32s(REACH * 4)?, m.f32s(REACH * 4)?);
     let positions = m.ids(&POSITIONS)?;
-    f(Turns { dim: 8, cos: &cos, sin: &sin, positions: &positions })
+    f(Rotation { dim: 8, cos: &cos, sin: &sin, positions: &positions })
 }
 
 const CASES: &[Case] = &[
@@ -116,28 +116,44 @@ const CASES: &[Case] = &[
     ("embed_backward", |m| m.b.embed_backward(&m.ids(&[6, 0, 3])?, &m.x(3 * 5)?, 1.0, &mut m.f32s(7 * 5)?)),
     ("norm", |m| {
         let n = ROWS * 24;
-        m.b.norm(NORM, &m.x(n)?, &m.f32s(24)?, Some(&m.f32s(24)?), &mut m.x(n)?)
+        m.b.norm(Normed { op: NORM, weight: &m.f32s(24)?, bias: Some(&m.f32s(24)?) }, &m.x(n)?, &mut m.x(n)?)
     }),
     ("add_norm", |m| {
         let n = ROWS * 24;
         let (x, delta, weight, bias) = (m.f32s(n)?, m.x(n)?, m.f32s(24)?, m.f32s(24)?);
-        m.b.add_norm(NORM, &x, &delta, &weight, Some(&bias), &mut m.f32s(n)?, &mut m.x(n)?)
+        m.b.add_norm(
+            Normed { op: NORM, weight: &weight, bias: Some(&bias) },
+            &x,
+            &delta,
+            &mut m.f32s(n)?,
+            &mut m.x(n)?,
+        )
     }),
     ("norm_backward", |m| {
         let n = ROWS * 24;
         let (dy, x, weight, mut dx) = (m.x(n)?, m.x(n)?, m.f32s(24)?, m.x(n)?);
         let (mut dw, mut db) = (m.f32s(24)?, m.f32s(24)?);
         let grads = NormGrads { weight: Some(&mut dw), bias: Some(&mut db), add: false };
-        m.b.norm_backward(NORM, &dy, &x, &weight, false, &mut dx, grads)
+        m.b.norm_backward(
+            Normed { op: NORM, weight: &weight, bias: None },
+            &dy,
+            &x,
+            Target { to: &mut dx, add: false },
+            grads,
+        )
     }),
-    ("norm_again", |m| {
+    ("norm_recompute", |m| {
         let n = ROWS * 24;
         let (x, delta, weight, bias, dy) = (m.f32s(n)?, m.x(n)?, m.f32s(24)?, m.f32s(24)?, m.x(n)?);
         let (mut y, mut dx, mut rounded) = (m.x(n)?, m.f32s(n)?, m.x(n)?);
         let (mut dw, mut db) = (m.f32s(24)?, m.f32s(24)?);
-        let of = NormInput { x: &x, delta: Some(&delta), weight: &weight, bias: Some(&bias) };
+        let (norm, of) = (
+            Normed { op: NORM, weight: &weight, bias: Some(&bias) },
+            NormInput { x: &x, delta: Some(&delta) },
+        );
         let grads = NormGrads { weight: Some(&mut dw), bias: Some(&mut db), add: true };
-        m.b.norm_again(NORM, of, &dy, &mut y, &mut dx, Some(&mut rounded), grads)
+        let (y, dx, rounded) = (&mut y, &mut dx, Some(&mut rounded));
+        m.b.norm_recompute(norm, of, NormRecompute { dy: &dy, y, dx, rounded, grads })
     }),
     ("load_weight", |m| m.b.load_weight(&m.f32s(24 * 33)?, &mut m.weight(24, 33)?)),
     ("linear", |m| {
@@ -148,19 +164,28 @@ const CASES: &[Case] = &[
     ("linear_dw", |m| {
         let (dy, x) = (m.x(ROWS * 33)?, m.x(ROWS * 24)?);
         let (mut dw, mut db) = (m.f32s(33 * 24)?, m.f32s(33)?);
-        m.b.linear_dw(&dy, &x, ROWS, true, Some(&mut dw), Some(&mut db))
+        m.b.linear_dw(&dy, &x, ROWS, LinearGrads { weight: Some(&mut dw), bias: Some(&mut db), add: true })
     }),
     ("head_norm", |m| {
-        m.b.head_norm(HEAD_NORM, HEADS, &m.x(ROWS * QKV)?, &m.f32s(8)?, &m.f32s(8)?, &mut m.x(ROWS * QKV)?)
+        m.b.head_norm(
+            HeadNorm { op: HEAD_NORM, heads: HEADS, q_weight: &m.f32s(8)?, k_weight: &m.f32s(8)? },
+            &m.x(ROWS * QKV)?,
+            &mut m.x(ROWS * QKV)?,
+        )
     }),
     ("head_norm_backward", |m| {
         let (qkv, q, k, mut d) = (m.x(ROWS * QKV)?, m.f32s(8)?, m.f32s(8)?, m.x(ROWS * QKV)?);
         let (mut dq, mut dk) = (m.f32s(8)?, m.f32s(8)?);
-        m.b.head_norm_backward(HEAD_NORM, HEADS, &qkv, &q, &k, &mut d, Some(&mut dq), Some(&mut dk))
+        m.b.head_norm_backward(
+            HeadNorm { op: HEAD_NORM, heads: HEADS, q_weight: &q, k_weight: &k },
+            &qkv,
+            &mut d,
+            [Some(&mut dq), Some(&mut dk)],
+        )
     }),
     ("rotary", |m| {
         let mut qkv = m.x(ROWS * QKV)?;
-        turned(m, |t| m.b.rotary(HEADS, t.dim, t.cos, t.sin, t.positions, false, &mut qkv))
+        turned(m, |t| m.b.rotary(HEADS, t, false, &mut qkv))
     }),
     ("attention", |m| {
         let (qkv, segments) = (m.x(ROWS * QKV)?, Segments::of([2, 4]));
@@ -169,7 +194,13 @@ const CASES: &[Case] = &[
     ("attention_backward", |m| {
         let (qkv, out, lse) = (m.x(ROWS * QKV)?, m.x(ROWS * OUT)?, m.f32s(ROWS * 4)?);
         let (dout, segments, mut dqkv) = (m.x(ROWS * OUT)?, Segments::of([2, 4]), m.x(ROWS * QKV)?);
-        m.b.attention_backward(ATTENTION, &qkv, &out, &lse, &dout, &segments, &mut dqkv)
+        m.b.attention_backward(
+            ATTENTION,
+            AttentionSaved { qkv: &qkv, out: &out, lse: &lse },
+            &dout,
+            &segments,
+            &mut dqkv,
+        )
     }),
     ("cache_write", |m| m.b.cache_write(HEADS, &m.x(ROWS * QKV)?, &places(m.b), &mut cache(m)?)),
     ("cache_copies", |m| m.b.cache_copies(HEADS, &[(0, 3), (1, 11)], &mut [cache(m)?, cache(m)?])),
@@ -181,7 +212,14 @@ const CASES: &[Case] = &[
         let (x, w, bias) = (m.x(ROWS * 24)?, m.weight(QKV, 24)?, m.f32s(QKV)?);
         let (layer, rows) = (Affine { weight: &w, bias: Some(&bias) }, places(m.b));
         let (mut cache, mut qkv) = (cache(m)?, m.x(ROWS * QKV)?);
-        turned(m, |t| m.b.linear_qkv(&x, layer, HEADS, Some(t), Some((&rows, &mut cache)), &mut qkv))
+        turned(m, |t| {
+            m.b.linear_qkv(
+                &x,
+                QkvLayer { linear: layer, heads: HEADS, rotation: Some(t) },
+                Some((&rows, &mut cache)),
+                &mut qkv,
+            )
+        })
     }),
     ("qkv_backward", |m| {
         let (mut dqkv, mut db) = (m.x(ROWS * QKV)?, m.f32s(QKV)?);
@@ -192,8 +230,8 @@ const CASES: &[Case] = &[
         let (x, dy, mut dx) = (m.x(ROWS * 40)?, m.x(ROWS * 20)?, m.x(ROWS * 40)?);
         m.b.activation_backward(Activation::GeluGated, 20, &x, &dy, &mut dx)
     }),
-    ("activation_again", |m| {
-        m.b.activation_again(Activation::Gelu, 20, &mut m.x(ROWS * 20)?, &mut m.x(ROWS * 20)?)
+    ("activation_recompute", |m| {
+        m.b.activation_recompute(Activation::Gelu, 20, &mut m.x(ROWS * 20)?, &mut m.x(ROWS * 20)?)
     }),
     ("normed_qkv", |m| {
         let (weight, shift, x) = (m.f32s(24)?, m.f32s(24)?, m.f32s(ROWS * 24)?);
@@ -201,7 +239,15 @@ const CASES: &[Case] = &[
         let norm = Normed { op: NORM, weight: &weight, bias: Some(&shift) };
         let (layer, mut cache, mut qkv) =
             (Affine { weight: &w, bias: Some(&bias) }, cache(m)?, m.x(ROWS * QKV)?);
-        turned(m, |t| m.b.normed_qkv(norm, &x, layer, HEADS, Some(t), &rows, &mut cache, &mut qkv))
+        turned(m, |t| {
+            m.b.normed_qkv(
+                norm,
+                &x,
+                QkvLayer { linear: layer, heads: HEADS, rotation: Some(t) },
+                (&rows, &mut cache),
+                &mut qkv,
+            )
+        })
     }),
     ("linear_add", |m| {
         let (x, w, bias) = (m.x(ROWS * 24)?, m.weight(33, 24)?, m.f32s(33)?);
@@ -217,7 +263,11 @@ const CASES: &[Case] = &[
     ("logp", |m| {
         let (x, w, targets) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?, m.ids(&TARGETS)?);
         let (listed, mut out) = (m.ids(&[TARGETS, TARGETS].concat())?, m.f32s(2 * ROWS)?);
-        m.b.logp(HEAD, &x, &w, &targets, Some((&listed, &mut out)), &mut m.stats(ROWS)?)
+        m.b.logp(
+            HeadInput { op: HEAD, x: &x, w: &w, targets: &targets },
+            Some((&listed, &mut out)),
+            &mut m.stats(ROWS)?,
+        )
     }),
     ("logp_backward", |m| {
         let (x, w, targets) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?, m.ids(&TARGETS)?);
@@ -225,13 +275,24 @@ const CASES: &[Case] = &[
         let (stats, dlogp, dentropy) = (m.stats(ROWS)?, m.f32s(ROWS)?, m.f32s(ROWS)?);
         let grads = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: Some(&dlisted) };
         let (mut dx, mut dw) = (m.x(ROWS * 24)?, m.f32s(VOCAB * 24)?);
-        m.b.logp_backward(HEAD, &x, &w, &targets, Some(&listed), &stats, &grads, &mut dx, true, Some(&mut dw))
+        m.b.logp_backward(
+            HeadInput { op: HEAD, x: &x, w: &w, targets: &targets },
+            Some(&listed),
+            &stats,
+            &grads,
+            HeadGrads { dx: &mut dx, dw: Some(&mut dw), add: true },
+        )
     }),
-    ("logp_known", |m| {
+    ("logp_one_pass", |m| {
         let (x, w, targets) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?, m.ids(&TARGETS)?);
         let (dlogp, mut stats) = (m.f32s(ROWS)?, m.stats(ROWS)?);
         let (mut dx, mut dw) = (m.x(ROWS * 24)?, m.f32s(VOCAB * 24)?);
-        m.b.logp_known(HEAD, &x, &w, &targets, &dlogp, &mut stats, &mut dx, true, Some(&mut dw))
+        m.b.logp_one_pass(
+            HeadInput { op: HEAD, x: &x, w: &w, targets: &targets },
+            &dlogp,
+            &mut stats,
+            HeadGrads { dx: &mut dx, dw: Some(&mut dw), add: true },
+        )
     }),
     ("logits", |m| {
         let (x, w) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?);
@@ -257,7 +318,13 @@ const CASES: &[Case] = &[
         let (p, q, dkl) = (m.x(ROWS * 24)?, m.x(ROWS * 24)?, m.f32s(ROWS)?);
         let (w, v) = (m.weight(VOCAB, 24)?, m.weight(VOCAB, 24)?);
         let (mut dx, mut dw) = (m.x(ROWS * 24)?, m.f32s(VOCAB * 24)?);
-        m.b.kl_backward(HEAD, (&p, &w), (&q, &v), &dkl, &mut dx, Some(&mut dw))
+        m.b.kl_backward(
+            HEAD,
+            (&p, &w),
+            (&q, &v),
+            &dkl,
+            HeadGrads { dx: &mut dx, dw: Some(&mut dw), add: true },
+        )
     }),
     ("adamw", |m| {
         let op = AdamW {
@@ -340,7 +407,7 @@ mod tests {
         "block_tokens",
         "block_len",
         "cache_len",
-        "few_rows",
+        "decode_rows",
         "chosen",
     ];
 

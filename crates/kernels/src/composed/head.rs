@@ -1,7 +1,10 @@
 //! The head from the logits of a few rows at a time, on the host: the formulas, and where a new device starts.
 
 use super::vectors::download;
-use crate::backend::{Ask, Choice, LinearOps, LogpGrads, LogpHead, LogpStats, MemoryOps, SampleOps};
+use crate::backend::{
+    Ask, Choice, HeadGrads, HeadInput, LinearGrads, LinearOps, LogpGrads, LogpHead, LogpStats, MemoryOps,
+    SampleOps,
+};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 use crate::math::{exp, ln};
@@ -68,26 +71,26 @@ impl Logits {
         rows.map(|(i, (row, &lse))| (self.first + i, row, lse))
     }
 
-    /// From gradients by the scaled logits: writes these rows of `dx`, adds to `dw`.
+    /// From gradients of the scaled logits: writes these rows of `dx`, adds to `dw`.
     fn backward<B: LinearOps + ?Sized>(
         &self,
         b: &B,
         op: LogpHead,
         w: &Weight,
         mut dlogits: Vec<f32>,
-        dx: &mut Buffer,
-        dw: Option<&mut Buffer>,
+        to: &mut HeadGrads<'_>,
     ) -> Result<()> {
         for (d, l) in dlogits.iter_mut().zip(&self.scaled) {
             let slope = op.softcap.map_or(1.0, |cap| 1.0 - (l * op.temperature / cap).powi(2));
             *d *= slope / op.temperature;
         }
-        let mut dy = b.alloc(w.dtype, dlogits.len())?;
+        let mut dy = b.alloc(w.compute, dlogits.len())?;
         b.write(&mut dy, 0, &dlogits)?;
-        let mut part = b.alloc(dx.dtype(), self.x.len())?;
+        let mut part = b.alloc(to.dx.dtype(), self.x.len())?;
         b.linear_dx(&dy, w, &mut part)?;
-        b.copy(&part, 0, dx, self.first * w.k, part.len())?;
-        b.linear_dw(&dy, &self.x, self.lse.len(), true, dw, None)
+        b.copy(&part, 0, to.dx, self.first * w.k, part.len())?;
+        let weight = to.dw.as_deref_mut();
+        b.linear_dw(&dy, &self.x, self.lse.len(), LinearGrads { weight, bias: None, add: true })
     }
 }
 
@@ -118,15 +121,12 @@ pub fn logits<B: LinearOps + ?Sized>(
 /// See [`HeadOps::logp`](crate::backend::HeadOps::logp).
 pub fn logp<B: LinearOps + ?Sized>(
     b: &B,
-    op: LogpHead,
-    x: &Buffer,
-    w: &Weight,
-    targets: &Buffer,
+    head: HeadInput<'_>,
     mut others: Option<(&Buffer, &mut Buffer)>,
     stats: &mut LogpStats,
 ) -> Result<()> {
-    let targets = b.ids(targets);
-    by_rows(b, op, x, w, |part| {
+    let targets = b.ids(head.targets);
+    by_rows(b, head.op, head.x, head.w, |part| {
         for (r, row, lse) in part.rows() {
             b.write(&mut stats.logp, r, &[row[targets[r] as usize] - lse])?;
             b.write(&mut stats.entropy, r, &[entropy(row, lse)])?;
@@ -142,17 +142,22 @@ pub fn logp<B: LinearOps + ?Sized>(
     })
 }
 
-/// See [`HeadOps::logp_backward`](crate::backend::HeadOps::logp_backward); `dw` is added to.
+/// Zeros the gradient of the weight where it is written, so that parts can be added to it.
+fn clear<B: MemoryOps + ?Sized>(b: &B, to: &mut HeadGrads<'_>) -> Result<()> {
+    let written = to.dw.as_deref_mut().filter(|_| !to.add);
+    written.map_or(Ok(()), |dw| b.fill(dw, 0.0))
+}
+
+/// See [`HeadOps::logp_backward`](crate::backend::HeadOps::logp_backward).
 pub fn logp_backward<B: LinearOps + ?Sized>(
     b: &B,
-    op: LogpHead,
-    (x, w): (&Buffer, &Weight),
-    targets: &Buffer,
+    head: HeadInput<'_>,
     others: Option<&Buffer>,
     grads: &LogpGrads<'_>,
-    dx: &mut Buffer,
-    mut dw: Option<&mut Buffer>,
+    mut to: HeadGrads<'_>,
 ) -> Result<()> {
+    clear(b, &mut to)?;
+    let HeadInput { op, x, w, targets } = head;
     let (targets, ids) = (b.ids(targets), others.map(|o| b.ids(o)).unwrap_or_default());
     let each = ids.len() / targets.len().max(1);
     let dlogp = download(b, grads.logp)?;
@@ -170,7 +175,7 @@ pub fn logp_backward<B: LinearOps + ?Sized>(
             d[start + targets[r] as usize] += dlogp[r];
             listed().for_each(|(&id, dother)| d[start + id as usize] += dother);
         }
-        part.backward(b, op, w, d, dx, dw.as_deref_mut())
+        part.backward(b, op, w, d, &mut to)
     })
 }
 
@@ -218,9 +223,9 @@ pub fn kl_backward<B: LinearOps + ?Sized>(
     p: (&Buffer, &Weight),
     q: (&Buffer, &Weight),
     dkl: &Buffer,
-    dx: &mut Buffer,
-    mut dw: Option<&mut Buffer>,
+    mut to: HeadGrads<'_>,
 ) -> Result<()> {
+    clear(b, &mut to)?;
     let dkl = download(b, dkl)?;
     by_ratios(b, op, p, q, |part, ratios| {
         let mut d = Vec::with_capacity(ratios.len());
@@ -228,7 +233,7 @@ pub fn kl_backward<B: LinearOps + ?Sized>(
             let kl = divergence(row, lse, ratios);
             d.extend(row.iter().zip(ratios).map(|(&l, ratio)| dkl[r] * probability(l, lse) * (ratio - kl)));
         }
-        part.backward(b, op, p.1, d, dx, dw.as_deref_mut())
+        part.backward(b, op, p.1, d, &mut to)
     })
 }
 

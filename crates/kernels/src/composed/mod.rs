@@ -9,7 +9,8 @@ pub(crate) use head::*;
 pub(crate) use vectors::*;
 
 use crate::backend::{
-    Activation, Affine, CacheOps, DecodeOps, Heads, Norm, NormOps, Normed, PagedRows, RopeOps, Turns,
+    Activation, Affine, CacheOps, DecodeOps, Heads, LinearGrads, NormOps, Normed, PagedRows, QkvLayer,
+    RopeOps, Rotation,
 };
 use crate::buffer::Buffer;
 use crate::error::Result;
@@ -17,16 +18,14 @@ use crate::error::Result;
 /// See [`NormOps::add_norm`].
 pub fn add_norm<B: NormOps + ?Sized>(
     b: &B,
-    op: Norm,
+    norm: Normed<'_>,
     x: &Buffer,
     delta: &Buffer,
-    weight: &Buffer,
-    bias: Option<&Buffer>,
     [sum, y]: [&mut Buffer; 2],
 ) -> Result<()> {
     b.copy(x, 0, sum, 0, x.len())?;
     b.axpy(1.0, delta, sum)?;
-    b.norm(op, sum, weight, bias, y)
+    b.norm(norm, sum, y)
 }
 
 /// See [`CacheOps::cache_copies`].
@@ -51,15 +50,14 @@ pub fn cache_copies<B: CacheOps + ?Sized>(
 pub fn linear_qkv<B: RopeOps + ?Sized>(
     b: &B,
     x: &Buffer,
-    layer: Affine<'_>,
-    heads: Heads,
-    turns: Option<Turns<'_>>,
+    layer: QkvLayer<'_>,
     cache: Option<(&PagedRows, &mut Buffer)>,
     qkv: &mut Buffer,
 ) -> Result<()> {
-    b.linear(x, layer.weight, layer.bias, qkv)?;
-    if let Some(t) = turns {
-        b.rotary(heads, t.dim, t.cos, t.sin, t.positions, false, qkv)?;
+    let QkvLayer { linear, heads, rotation } = layer;
+    b.linear(x, linear.weight, linear.bias, qkv)?;
+    if let Some(rotation) = rotation {
+        b.rotary(heads, rotation, false, qkv)?;
     }
     cache.map_or(Ok(()), |(rows, cache)| b.cache_write(heads, qkv, rows, cache))
 }
@@ -68,17 +66,22 @@ pub fn linear_qkv<B: RopeOps + ?Sized>(
 pub fn qkv_backward<B: RopeOps + ?Sized>(
     b: &B,
     heads: Heads,
-    turns: Option<Turns<'_>>,
+    rotation: Option<Rotation<'_>>,
     dqkv: &mut Buffer,
     add: bool,
     dbias: Option<&mut Buffer>,
 ) -> Result<()> {
-    if let Some(t) = turns {
-        b.rotary(heads, t.dim, t.cos, t.sin, t.positions, true, dqkv)?;
+    if let Some(rotation) = rotation {
+        b.rotary(heads, rotation, true, dqkv)?;
     }
     // Without a weight it does not matter what the rows were multiplied with.
     dbias.map_or(Ok(()), |dbias| {
-        b.linear_dw(dqkv, dqkv, dqkv.len() / heads.qkv_width(), add, None, Some(dbias))
+        b.linear_dw(
+            dqkv,
+            dqkv,
+            dqkv.len() / heads.qkv_width(),
+            LinearGrads { weight: None, bias: Some(dbias), add },
+        )
     })
 }
 
@@ -87,16 +90,13 @@ pub fn normed_qkv<B: DecodeOps + ?Sized>(
     b: &B,
     norm: Normed<'_>,
     x: &Buffer,
-    layer: Affine<'_>,
-    heads: Heads,
-    turns: Option<Turns<'_>>,
-    rows: &PagedRows,
-    cache: &mut Buffer,
+    layer: QkvLayer<'_>,
+    cache: (&PagedRows, &mut Buffer),
     qkv: &mut Buffer,
 ) -> Result<()> {
-    let mut h = b.alloc(layer.weight.dtype, x.len())?;
-    b.norm(norm.op, x, norm.weight, norm.bias, &mut h)?;
-    linear_qkv(b, &h, layer, heads, turns, Some((rows, cache)), qkv)
+    let mut h = b.alloc(layer.linear.weight.compute, x.len())?;
+    b.norm(norm, x, &mut h)?;
+    linear_qkv(b, &h, layer, Some(cache), qkv)
 }
 
 /// See [`DecodeOps::linear_add`].
@@ -122,8 +122,8 @@ pub fn normed_activation<B: DecodeOps + ?Sized>(
 ) -> Result<()> {
     let rows = x.len() / norm.op.width;
     let mut up = b.alloc(y.dtype(), rows * layer.weight.n)?;
-    let mut h = b.alloc(layer.weight.dtype, x.len())?;
-    b.norm(norm.op, x, norm.weight, norm.bias, &mut h)?;
+    let mut h = b.alloc(layer.weight.compute, x.len())?;
+    b.norm(norm, x, &mut h)?;
     b.linear(&h, layer.weight, layer.bias, &mut up)?;
     b.activation(op, y.len() / rows.max(1), &up, y)
 }

@@ -1,6 +1,8 @@
 //! Vectors, embeddings and norms, by copies and on the host.
 
-use crate::backend::{EmbeddingOps, HeadNormOps, Heads, MemoryOps, Norm, NormGrads, VectorOps};
+use crate::backend::{
+    EmbeddingOps, HeadNorm, HeadNormOps, Heads, MemoryOps, NormGrads, Normed, Target, VectorOps,
+};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 use std::collections::BTreeMap;
@@ -119,17 +121,17 @@ fn gathered<B: VectorOps + ?Sized>(b: &B, src: &Buffer, rows: &Buffer, width: us
 /// See [`HeadNormOps::head_norm`].
 pub fn head_norm<B: HeadNormOps + ?Sized>(
     b: &B,
-    op: Norm,
-    heads: Heads,
+    norm: HeadNorm<'_>,
     qkv: &Buffer,
-    weights: [&Buffer; 2],
     out: &mut Buffer,
 ) -> Result<()> {
+    let HeadNorm { op, heads, q_weight, k_weight } = norm;
+    let weights = [q_weight, k_weight];
     by_head(b, heads, out, |part, rows, out| {
         let x = gathered(b, qkv, rows, heads.head_dim)?;
         let Some(weight) = weights.get(part) else { return Ok(x) };
         let mut y = b.alloc(out.dtype(), x.len())?;
-        b.norm(op, &x, weight, None, &mut y)?;
+        b.norm(Normed { op, weight, bias: None }, &x, &mut y)?;
         Ok(y)
     })
 }
@@ -137,20 +139,26 @@ pub fn head_norm<B: HeadNormOps + ?Sized>(
 /// See [`HeadNormOps::head_norm_backward`].
 pub fn head_norm_backward<B: HeadNormOps + ?Sized>(
     b: &B,
-    op: Norm,
-    heads: Heads,
+    norm: HeadNorm<'_>,
     qkv: &Buffer,
-    weights: [&Buffer; 2],
     dqkv: &mut Buffer,
     mut dweights: [Option<&mut Buffer>; 2],
 ) -> Result<()> {
+    let HeadNorm { op, heads, q_weight, k_weight } = norm;
+    let weights = [q_weight, k_weight];
     by_head(b, heads, dqkv, |part, rows, dqkv| {
         let dy = gathered(b, dqkv, rows, heads.head_dim)?;
         let Some(weight) = weights.get(part) else { return Ok(dy) };
         let x = gathered(b, qkv, rows, heads.head_dim)?;
         let mut dx = b.alloc(dqkv.dtype(), x.len())?;
         let grads = NormGrads { weight: dweights[part].as_deref_mut(), bias: None, add: true };
-        b.norm_backward(op, &dy, &x, weight, false, &mut dx, grads)?;
+        b.norm_backward(
+            Normed { op, weight, bias: None },
+            &dy,
+            &x,
+            Target { to: &mut dx, add: false },
+            grads,
+        )?;
         Ok(dx)
     })
 }

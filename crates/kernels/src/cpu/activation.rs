@@ -121,8 +121,14 @@ impl ActivationOps for Cpu {
         });
         Ok(())
     }
-    fn activation_again(&self, op: Activation, width: usize, x: &mut Buffer, dy: &mut Buffer) -> Result<()> {
-        shapes::activation_again(self, op, width, x, dy)?;
+    fn activation_recompute(
+        &self,
+        op: Activation,
+        width: usize,
+        x: &mut Buffer,
+        dy: &mut Buffer,
+    ) -> Result<()> {
+        shapes::activation_recompute(self, op, width, x, dy)?;
         assert_eq!(x.len(), row_count(dy.len(), width) * input_width(op, width));
         match (floats_mut(x), floats_mut(dy)) {
             (SliceMut::F32(x), SliceMut::F32(dy)) => again(self, op, width, x, dy),

@@ -87,12 +87,13 @@ fn scatter_add<T: Stored>(
     cpu.pool.run(tasks.len() * columns, |i| {
         let from = i % columns * COLUMNS;
         let range = from..(from + COLUMNS).min(width);
-        add_groups(cpu.level, &order[tasks[i / columns].clone()], dout, width, range, scale, dtable);
+        add_groups(cpu.level, &order[tasks[i / columns].clone()], (dout, width), range, scale, dtable);
     });
 }
 
 multiversion! {
-    fn add_groups<S, type T: Stored>(s, order: &[(u32, u32)], dout: &[T], width: usize, columns: Range<usize>, scale: f32, dtable: Disjoint<'_, f32>) {
+    fn add_groups<S, type T: Stored>(s, order: &[(u32, u32)], rows: (&[T], usize), columns: Range<usize>, scale: f32, dtable: Disjoint<'_, f32>) {
+        let (dout, width) = rows;
         let scale = s.splat(scale);
         let mut from = 0;
         while from < order.len() {

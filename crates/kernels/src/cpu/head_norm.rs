@@ -7,30 +7,22 @@ use super::norm::{Partials, RowGradient, norm_row};
 use super::pool::Disjoint;
 use super::simd::{LANES, multiversion};
 use super::vector::{copy_row, row_count, rows_of_task, typed};
-use crate::backend::{HeadNormOps, Heads, Norm};
+use crate::backend::{HeadNorm, HeadNormOps, Heads, Norm};
 use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::shapes;
 
 /// The weights of a call, and that they fit.
-fn parameters<'a>(op: Norm, heads: Heads, q_weight: &'a Buffer, k_weight: &'a Buffer) -> [&'a [f32]; 2] {
-    let weights = [f32s(q_weight), f32s(k_weight)];
-    assert!(op.width == heads.head_dim && weights.iter().all(|w| w.len() == op.width));
+fn parameters(norm: HeadNorm<'_>) -> [&[f32]; 2] {
+    let (weights, width) = ([f32s(norm.q_weight), f32s(norm.k_weight)], norm.op.width);
+    assert!(width == norm.heads.head_dim && weights.iter().all(|w| w.len() == width));
     weights
 }
 
 impl HeadNormOps for Cpu {
-    fn head_norm(
-        &self,
-        op: Norm,
-        heads: Heads,
-        qkv: &Buffer,
-        q_weight: &Buffer,
-        k_weight: &Buffer,
-        out: &mut Buffer,
-    ) -> Result<()> {
-        shapes::head_norm(self, op, heads, qkv, [q_weight, k_weight], out)?;
-        let [q_weight, k_weight] = parameters(op, heads, q_weight, k_weight);
+    fn head_norm(&self, norm: HeadNorm<'_>, qkv: &Buffer, out: &mut Buffer) -> Result<()> {
+        shapes::head_norm(self, norm, qkv, out)?;
+        let (weights, HeadNorm { op, heads, .. }) = (parameters(norm), norm);
         let width = heads.qkv_width();
         assert_eq!(qkv.len(), out.len());
         let rows = row_count(qkv.len(), width);
@@ -40,7 +32,7 @@ impl HeadNormOps for Cpu {
                 let r = r.start * width..r.end * width;
                 // SAFETY: tasks have disjoint rows.
                 let out = unsafe { out.part(r.start, r.len()) };
-                forward_rows(self.level, op, heads, &qkv[r], q_weight, k_weight, out);
+                forward_rows(self.level, op, heads, weights, &qkv[r], out);
             })
         });
         Ok(())
@@ -48,39 +40,35 @@ impl HeadNormOps for Cpu {
     // A call's sums over rows and heads start from zero and are added to `dq_weight` and `dk_weight` in one addition.
     fn head_norm_backward(
         &self,
-        op: Norm,
-        heads: Heads,
+        norm: HeadNorm<'_>,
         qkv: &Buffer,
-        q_weight: &Buffer,
-        k_weight: &Buffer,
         dqkv: &mut Buffer,
-        dq_weight: Option<&mut Buffer>,
-        dk_weight: Option<&mut Buffer>,
+        dweights: [Option<&mut Buffer>; 2],
     ) -> Result<()> {
-        let dweights = [dq_weight.as_deref(), dk_weight.as_deref()];
-        shapes::head_norm_backward(self, op, heads, qkv, [q_weight, k_weight], dqkv, dweights)?;
-        let [q_weight, k_weight] = parameters(op, heads, q_weight, k_weight);
+        shapes::head_norm_backward(self, norm, qkv, dqkv, dweights.each_ref().map(|d| d.as_deref()))?;
+        let (weights, HeadNorm { op, heads, .. }) = (parameters(norm), norm);
         let width = heads.qkv_width();
         assert_eq!(qkv.len(), dqkv.len());
         let rows = row_count(qkv.len(), width);
-        let wanted = [(op.width, dq_weight.is_some()), (op.width, dk_weight.is_some())];
+        let wanted = dweights.each_ref().map(|d| (op.width, d.is_some()));
         let mut partials = Partials::new(self, rows, wanted)?;
         typed!([ref qkv, mut dqkv] {
             let dqkv = Disjoint::new(dqkv);
-            partials.run(self, rows, width, |r, [dq_weight, dk_weight]| {
+            partials.run(self, rows, width, |r, dweights| {
                 let r = r.start * width..r.end * width;
                 // SAFETY: tasks have disjoint rows.
                 let dqkv = unsafe { dqkv.part(r.start, r.len()) };
-                backward_rows(self.level, op, heads, &qkv[r], q_weight, k_weight, dqkv, dq_weight, dk_weight);
+                backward_rows(self.level, (op, heads), weights, &qkv[r], dqkv, dweights);
             })
         });
-        partials.add(self, [dq_weight, dk_weight]);
+        partials.add(self, dweights);
         Ok(())
     }
 }
 
 multiversion! {
-    fn forward_rows<S, type T: Stored, type U: Stored>(s, op: Norm, heads: Heads, qkv: &[T], q_weight: &[f32], k_weight: &[f32], out: &mut [U]) {
+    fn forward_rows<S, type T: Stored, type U: Stored>(s, op: Norm, heads: Heads, weights: [&[f32]; 2], qkv: &[T], out: &mut [U]) {
+        let [q_weight, k_weight] = weights;
         let (dim, normed, width) = (heads.head_dim, heads.heads + heads.kv_heads, heads.qkv_width());
         for row in (0..qkv.len()).step_by(width) {
             for h in 0..normed {
@@ -93,7 +81,9 @@ multiversion! {
 }
 
 multiversion! {
-    fn backward_rows<S, type T: Stored, type U: Stored>(s, op: Norm, heads: Heads, qkv: &[T], q_weight: &[f32], k_weight: &[f32], dqkv: &mut [U], dq_weight: &mut [f32], dk_weight: &mut [f32]) {
+    fn backward_rows<S, type T: Stored, type U: Stored>(s, norm: (Norm, Heads), weights: [&[f32]; 2], qkv: &[T], dqkv: &mut [U], dweights: [&mut [f32]; 2]) {
+        let (op, heads) = norm;
+        let ([q_weight, k_weight], [dq_weight, dk_weight]) = (weights, dweights);
         let (dim, width) = (heads.head_dim, heads.qkv_width());
         for row in (0..qkv.len()).step_by(width) {
             for h in 0..heads.heads + heads.kv_heads {

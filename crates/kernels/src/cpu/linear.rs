@@ -8,7 +8,7 @@ use super::memory::{Memory, Plain, Slice, SliceMut, f32s, f32s_mut, floats, floa
 use super::pool::Disjoint;
 use super::simd::{LANES, multiversion, widen};
 use super::vector::clear;
-use crate::backend::LinearOps;
+use crate::backend::{LinearGrads, LinearOps};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 use crate::shapes;
@@ -38,32 +38,30 @@ pub fn backward_pack<E: Element<Unit: Plain>>(w: &Weight) -> Packed<'_, E> {
     Packed::new(shape, pack.slice(shape.storage::<E>()))
 }
 
+/// Units of four bytes that a packing takes: its elements are stored in the compute type.
+fn units(compute: DType, shape: Shape) -> usize {
+    if compute == DType::Bf16 { shape.storage::<u16>() } else { shape.storage::<f32>() }
+}
+
 /// Whether a weight is of this backend with room for what its shape implies; with `backward`, for `linear_dx` too.
 pub(super) fn holds(w: &Weight, backward: bool) -> bool {
     let Some(packs) = w.data().downcast_ref::<Packs>() else { return false };
-    let units = |n, k| match w.dtype {
-        DType::Bf16 => Shape { n, k }.storage::<u16>(),
-        _ => Shape { n, k }.storage::<f32>(),
-    };
+    let units = |n, k| units(w.compute, Shape { n, k });
     let back = || packs.backward.as_ref().is_some_and(|m| m.has_room(units(w.k, w.n), 4));
-    w.dtype != DType::U32 && packs.forward.has_room(units(w.n, w.k), 4) && (!backward || back())
+    w.compute != DType::U32 && packs.forward.has_room(units(w.n, w.k), 4) && (!backward || back())
 }
 
 impl LinearOps for Cpu {
     fn weight(&self, n: usize, k: usize, dtype: DType, backward: bool) -> Result<Weight> {
         shapes::weight(self, n, k, dtype)?;
-        let units = |shape: Shape| match dtype {
-            DType::Bf16 => shape.storage::<u16>(),
-            _ => shape.storage::<f32>(),
-        };
-        let forward = self.arena.take_lasting(4 * units(Shape { n, k }))?;
-        let backward =
-            if backward { Some(self.arena.take_lasting(4 * units(Shape { n: k, k: n }))?) } else { None };
+        let room = |shape: Shape| self.arena.take_lasting(4 * units(dtype, shape));
+        let forward = room(Shape { n, k })?;
+        let backward = if backward { Some(room(Shape { n: k, k: n })?) } else { None };
         Ok(Weight::new(n, k, dtype, Box::new(Packs { forward, backward })))
     }
     fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()> {
         shapes::load_weight(self, master, weight)?;
-        let (n, k, dtype) = (weight.n, weight.k, weight.dtype);
+        let (n, k, dtype) = (weight.n, weight.k, weight.compute);
         let packs: &mut Packs = weight.data_mut().downcast_mut().expect("a weight of the CPU backend");
         match dtype {
             DType::Bf16 => pack_both::<u16>(self, f32s(master), n, k, packs),
@@ -73,7 +71,7 @@ impl LinearOps for Cpu {
     }
     fn linear(&self, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()> {
         shapes::linear(self, x, w, bias, y)?;
-        assert!(x.dtype() == w.dtype && y.len() == x.len() / w.k * w.n);
+        assert!(x.dtype() == w.compute && y.len() == x.len() / w.k * w.n);
         let bias = bias.map(f32s);
         match floats(x) {
             Slice::F32(x) => matmul::linear(self.level, &self.pool, x, forward_pack(w), bias, out(y)),
@@ -83,38 +81,30 @@ impl LinearOps for Cpu {
     }
     fn linear_dx(&self, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()> {
         shapes::linear_dx(self, dy, w, dx)?;
-        assert!(dy.dtype() == w.dtype && dx.len() == dy.len() / w.n * w.k);
+        assert!(dy.dtype() == w.compute && dx.len() == dy.len() / w.n * w.k);
         match floats(dy) {
             Slice::F32(dy) => matmul::linear(self.level, &self.pool, dy, backward_pack(w), None, out(dx)),
             Slice::Bf16(dy) => matmul::linear(self.level, &self.pool, dy, backward_pack(w), None, out(dx)),
         }
         Ok(())
     }
-    fn linear_dw(
-        &self,
-        dy: &Buffer,
-        x: &Buffer,
-        tokens: usize,
-        add: bool,
-        mut dw: Option<&mut Buffer>,
-        mut dbias: Option<&mut Buffer>,
-    ) -> Result<()> {
-        shapes::linear_dw(self, dy, x, tokens, dw.as_deref(), dbias.as_deref())?;
-        if !add {
-            clear(self, [dw.as_deref_mut(), dbias.as_deref_mut()])?;
+    fn linear_dw(&self, dy: &Buffer, x: &Buffer, tokens: usize, mut grads: LinearGrads<'_>) -> Result<()> {
+        shapes::linear_dw(self, dy, x, tokens, &grads)?;
+        if !grads.add {
+            clear(self, [grads.weight.as_deref_mut(), grads.bias.as_deref_mut()])?;
         }
         if tokens == 0 {
             return Ok(());
         }
         assert_eq!(dy.dtype(), x.dtype());
-        if let Some(dw) = dw {
+        if let Some(dw) = grads.weight {
             match (floats(dy), floats(x)) {
                 (Slice::F32(dy), Slice::F32(x)) => accumulate(self, dy, x, tokens, f32s_mut(dw))?,
                 (Slice::Bf16(dy), Slice::Bf16(x)) => accumulate(self, dy, x, tokens, f32s_mut(dw))?,
                 _ => unreachable!("asserted above"),
             }
         }
-        if let Some(dbias) = dbias {
+        if let Some(dbias) = grads.bias {
             let sums = Disjoint::new(f32s_mut(dbias));
             let n = dy.len() / tokens;
             self.pool.ranges(n.div_ceil(LANES), 4, |r| {

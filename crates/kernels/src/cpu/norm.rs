@@ -1,6 +1,6 @@
 //! RMSNorm and LayerNorm of rows.
 //!
-//! A row's statistics are computed again in the backward: cheaper than keeping them, and the same bits.
+//! A row's statistics are recomputed in the backward: cheaper than storing them, and the same bits.
 
 use super::Cpu;
 use super::element::{Stored, get, put};
@@ -9,7 +9,7 @@ use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion};
 use super::vector::clear;
 use super::vector::{row_count, rows_of_task, typed};
-use crate::backend::{Norm, NormGrads, NormInput, NormOps};
+use crate::backend::{Norm, NormGrads, NormInput, NormOps, NormRecompute, Normed, Target};
 use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::shapes;
@@ -114,23 +114,16 @@ pub(crate) fn norm_row<S: Simd, T: Stored, U: Stored>(
 }
 
 /// The weights of a call, and that they fit.
-fn parameters<'a>(op: Norm, weight: &'a Buffer, bias: Option<&'a Buffer>) -> (&'a [f32], Option<&'a [f32]>) {
-    let (weight, bias) = (f32s(weight), bias.map(f32s));
-    assert!(weight.len() == op.width && bias.is_none_or(|b| b.len() == op.width));
+fn parameters(norm: Normed<'_>) -> (&[f32], Option<&[f32]>) {
+    let (weight, bias, width) = (f32s(norm.weight), norm.bias.map(f32s), norm.op.width);
+    assert!(weight.len() == width && bias.is_none_or(|b| b.len() == width));
     (weight, bias)
 }
 
 impl NormOps for Cpu {
-    fn norm(
-        &self,
-        op: Norm,
-        x: &Buffer,
-        weight: &Buffer,
-        bias: Option<&Buffer>,
-        y: &mut Buffer,
-    ) -> Result<()> {
-        shapes::norm(self, op, x, weight, bias, y)?;
-        let (weight, bias) = parameters(op, weight, bias);
+    fn norm(&self, norm: Normed<'_>, x: &Buffer, y: &mut Buffer) -> Result<()> {
+        shapes::norm(self, norm, x, y)?;
+        let (op, (weight, bias)) = (norm.op, parameters(norm));
         assert_eq!(x.len(), y.len());
         let rows = row_count(x.len(), op.width);
         typed!([ref x, mut y] {
@@ -145,16 +138,14 @@ impl NormOps for Cpu {
     }
     fn add_norm(
         &self,
-        op: Norm,
+        norm: Normed<'_>,
         x: &Buffer,
         delta: &Buffer,
-        weight: &Buffer,
-        bias: Option<&Buffer>,
         sum: &mut Buffer,
         y: &mut Buffer,
     ) -> Result<()> {
-        shapes::add_norm(self, op, x, delta, weight, bias, [sum, y])?;
-        let (weight, bias) = parameters(op, weight, bias);
+        shapes::add_norm(self, norm, x, delta, [sum, y])?;
+        let (op, (weight, bias)) = (norm.op, parameters(norm));
         assert!(x.len() == delta.len() && x.len() == sum.len() && x.len() == y.len());
         let rows = row_count(x.len(), op.width);
         let sum = Disjoint::new(f32s_mut(sum));
@@ -164,7 +155,7 @@ impl NormOps for Cpu {
                 let r = r.start * op.width..r.end * op.width;
                 // SAFETY: tasks have disjoint rows.
                 let (sum, y) = unsafe { (sum.part(r.start, r.len()), y.part(r.start, r.len())) };
-                add_norm_rows(self.level, op, &x[r.clone()], &delta[r], weight, bias, sum, y);
+                add_norm_rows(self.level, op, (weight, bias), (&x[r.clone()], &delta[r]), sum, y);
             })
         });
         Ok(())
@@ -172,17 +163,16 @@ impl NormOps for Cpu {
     // A call's sums over rows start from zero and are added to `dweight` and `dbias` in one addition.
     fn norm_backward(
         &self,
-        op: Norm,
+        norm: Normed<'_>,
         dy: &Buffer,
         x: &Buffer,
-        weight: &Buffer,
-        add: bool,
-        dx: &mut Buffer,
+        dx: Target<'_>,
         grads: NormGrads<'_>,
     ) -> Result<()> {
-        shapes::norm_backward(self, op, dy, x, weight, dx, &grads)?;
+        let Target { to: dx, add } = dx;
+        shapes::norm_backward(self, norm, dy, x, dx, &grads)?;
         let [dweight, dbias] = ready(self, grads)?;
-        let (weight, _) = parameters(op, weight, None);
+        let (op, (weight, _)) = (norm.op, parameters(norm));
         assert!(x.len() == dy.len() && x.len() == dx.len());
         let rows = row_count(x.len(), op.width);
         let wanted = (dweight.is_some(), dbias.is_some());
@@ -193,37 +183,31 @@ impl NormOps for Cpu {
                 let r = r.start * op.width..r.end * op.width;
                 // SAFETY: tasks have disjoint rows.
                 let dx = unsafe { dx.part(r.start, r.len()) };
-                backward_rows(self.level, op, &dy[r.clone()], &x[r], weight, add, dx, dweight, dbias);
+                backward_rows(self.level, op, weight, (&dy[r.clone()], &x[r]), (dx, add), [dweight, dbias]);
             })
         });
         partials.add(self, [dweight, dbias]);
         Ok(())
     }
-    fn norm_again(
-        &self,
-        op: Norm,
-        of: NormInput<'_>,
-        dy: &Buffer,
-        y: &mut Buffer,
-        dx: &mut Buffer,
-        rounded: Option<&mut Buffer>,
-        grads: NormGrads<'_>,
-    ) -> Result<()> {
-        shapes::norm_again(self, op, of, dy, [y, dx], rounded.as_deref(), &grads)?;
-        let [dweight, dbias] = ready(self, grads)?;
-        let (delta, rounded) = (of.delta.map(floats), rounded.map(floats_mut));
+    fn norm_recompute(&self, norm: Normed<'_>, of: NormInput<'_>, backward: NormRecompute<'_>) -> Result<()> {
+        shapes::norm_recompute(self, norm, of, &backward)?;
+        let NormRecompute { dy, y, dx, rounded, grads } = backward;
+        let sums = ready(self, grads)?;
+        let (delta, rounded, x) = (of.delta.map(floats), rounded.map(floats_mut), f32s(of.x));
+        let dx = f32s_mut(dx);
         // Each is there or not, and all have the type of the first.
-        macro_rules! again {
+        macro_rules! recompute {
             ($slice:ident, $dy:ident, $y:ident) => {{
                 let delta = delta.map(|d| if let Slice::$slice(d) = d { d } else { panic!("{MIXED}") });
                 let rounded =
                     rounded.map(|r| if let SliceMut::$slice(r) = r { r } else { panic!("{MIXED}") });
-                again(self, op, of, delta, $dy, $y, f32s_mut(dx), rounded, dweight, dbias)
+                let rows = Recomputed { x, delta, dy: $dy, y: $y, dx, rounded: rounded.unwrap_or(&mut []) };
+                recompute(self, norm, rows, sums)
             }};
         }
         match (floats(dy), floats_mut(y)) {
-            (Slice::F32(dy), SliceMut::F32(y)) => again!(F32, dy, y),
-            (Slice::Bf16(dy), SliceMut::Bf16(y)) => again!(Bf16, dy, y),
+            (Slice::F32(dy), SliceMut::F32(y)) => recompute!(F32, dy, y),
+            (Slice::Bf16(dy), SliceMut::Bf16(y)) => recompute!(Bf16, dy, y),
             _ => panic!("{MIXED}"),
         }
     }
@@ -246,7 +230,8 @@ multiversion! {
 }
 
 multiversion! {
-    fn add_norm_rows<S, type T: Stored, type D: Stored, type U: Stored>(s, op: Norm, x: &[T], delta: &[D], weight: &[f32], bias: Option<&[f32]>, sum: &mut [f32], y: &mut [U]) {
+    fn add_norm_rows<S, type T: Stored, type D: Stored, type U: Stored>(s, op: Norm, parameters: (&[f32], Option<&[f32]>), addends: (&[T], &[D]), sum: &mut [f32], y: &mut [U]) {
+        let ((weight, bias), (x, delta)) = (parameters, addends);
         for i in (0..x.len()).step_by(op.width) {
             let row = i..i + op.width;
             let (x, delta, sum) = (&x[row.clone()], &delta[row.clone()], &mut sum[row.clone()]);
@@ -320,7 +305,8 @@ impl RowGradient {
 }
 
 multiversion! {
-    fn backward_rows<S, type D: Stored, type T: Stored, type U: Stored>(s, op: Norm, dy: &[D], x: &[T], weight: &[f32], add: bool, dx: &mut [U], dweight: &mut [f32], dbias: &mut [f32]) {
+    fn backward_rows<S, type D: Stored, type T: Stored, type U: Stored>(s, op: Norm, weight: &[f32], rows: (&[D], &[T]), to: (&mut [U], bool), sums: [&mut [f32]; 2]) {
+        let ((dy, x), (dx, add), [dweight, dbias]) = (rows, to, sums);
         for i in (0..x.len()).step_by(op.width) {
             let row = i..i + op.width;
             let (dy, x, dx) = (&dy[row.clone()], &x[row.clone()], &mut dx[row]);
@@ -346,22 +332,27 @@ multiversion! {
 
 const MIXED: &str = "a norm's output, its gradient and what is added before have one type";
 
-fn again<T: Stored>(
+/// Rows of [`NormOps::norm_recompute`]: what is read, and what is written.
+struct Recomputed<'a, T> {
+    x: &'a [f32],
+    delta: Option<&'a [T]>,
+    dy: &'a [T],
+    y: &'a mut [T],
+    dx: &'a mut [f32],
+    /// Empty where not wanted.
+    rounded: &'a mut [T],
+}
+
+fn recompute<T: Stored>(
     cpu: &Cpu,
-    op: Norm,
-    of: NormInput<'_>,
-    delta: Option<&[T]>,
-    dy: &[T],
-    y: &mut [T],
-    dx: &mut [f32],
-    rounded: Option<&mut [T]>,
-    dweight: Option<&mut Buffer>,
-    dbias: Option<&mut Buffer>,
+    norm: Normed<'_>,
+    rows: Recomputed<'_, T>,
+    [dweight, dbias]: [Option<&mut Buffer>; 2],
 ) -> Result<()> {
-    let ((weight, bias), x) = (parameters(op, of.weight, of.bias), f32s(of.x));
+    let (op, (weight, bias)) = (norm.op, parameters(norm));
+    let Recomputed { x, delta, dy, y, dx, rounded } = rows;
     let n = x.len();
     assert!(dy.len() == n && y.len() == n && dx.len() == n && delta.is_none_or(|d| d.len() == n));
-    let rounded = rounded.unwrap_or(&mut []);
     assert!(rounded.is_empty() || rounded.len() == n);
     let (rows, rounds) = (row_count(n, op.width), !rounded.is_empty());
     let wanted = (dweight.is_some(), dbias.is_some());
@@ -374,14 +365,17 @@ fn again<T: Stored>(
         // SAFETY: as above; all rows are there or none.
         let rounded = if rounds { unsafe { rounded.part(r.start, r.len()) } } else { &mut [] };
         let (delta, dy, x) = (delta.map(|d| &d[r.clone()]), &dy[r.clone()], &x[r]);
-        again_rows(cpu.level, op, x, delta, weight, bias, dy, y, dx, rounded, dweight, dbias);
+        let rows = Recomputed { x, delta, dy, y, dx, rounded };
+        recompute_rows(cpu.level, op, (weight, bias), rows, (dweight, dbias));
     });
     partials.add(cpu, [dweight, dbias]);
     Ok(())
 }
 
 multiversion! {
-    fn again_rows<S, type T: Stored>(s, op: Norm, x: &[f32], delta: Option<&[T]>, weight: &[f32], bias: Option<&[f32]>, dy: &[T], y: &mut [T], dx: &mut [f32], rounded: &mut [T], dweight: &mut [f32], dbias: &mut [f32]) {
+    fn recompute_rows<S, type T: Stored>(s, op: Norm, parameters: (&[f32], Option<&[f32]>), rows: Recomputed<'_, T>, sums: (&mut [f32], &mut [f32])) {
+        let Recomputed { x, delta, dy, y, dx, rounded } = rows;
+        let ((weight, bias), (dweight, dbias)) = (parameters, sums);
         let mut sums = vec![0.0; if delta.is_some() { op.width } else { 0 }];
         for i in (0..x.len()).step_by(op.width) {
             let row = i..i + op.width;

@@ -62,19 +62,12 @@ fn pieces(cpu: &Cpu, range: Range<usize>, f: impl Fn(Range<usize>) + Sync) {
 }
 
 /// Elements `range` of a parameter and of its state.
-fn adamw_range(
-    cpu: &Cpu,
-    op: AdamW,
-    range: Range<usize>,
-    param: &mut Buffer,
-    grad: &Buffer,
-    first: &mut Buffer,
-    second: &mut Buffer,
-) -> Result<()> {
+fn adamw_range(cpu: &Cpu, of: &mut AdamWParam<'_>, range: Range<usize>) -> Result<()> {
+    let AdamWParam { op, param, grad, first, second, .. } = of;
     assert!(op.step > 0, "AdamW's steps are counted from 1");
     let n = param.len();
     assert!(range.end <= n && grad.len() == n && first.len() == n && second.len() == n);
-    let (factors, grad) = (AdamFactors::of(op), f32s(grad));
+    let (factors, grad) = (AdamFactors::of(*op), f32s(grad));
     let param = Disjoint::new(f32s_mut(param));
     let (first, second) = (Disjoint::new(f32s_mut(first)), Disjoint::new(f32s_mut(second)));
     pieces(cpu, range, |r| {
@@ -109,7 +102,7 @@ impl OptimizerOps for Cpu {
         shapes::adamw(self, params)?;
         for p in params {
             for range in p.ranges {
-                adamw_range(self, p.op, range.clone(), p.param, p.grad, p.first, p.second)?;
+                adamw_range(self, p, range.clone())?;
             }
             if let Some(weight) = p.derived.as_deref_mut() {
                 self.load_weight(p.param, weight)?;

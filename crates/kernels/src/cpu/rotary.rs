@@ -5,7 +5,7 @@ use super::element::Stored;
 use super::memory::{SliceMut, f32s, floats_mut, u32s};
 use super::pool::Disjoint;
 use super::simd::{LANES, multiversion};
-use crate::backend::{Heads, RopeOps, Turns};
+use crate::backend::{Heads, RopeOps, Rotation};
 use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::shapes;
@@ -14,34 +14,25 @@ use crate::shapes;
 const TASK: usize = 16 * 1024;
 
 impl RopeOps for Cpu {
-    fn rotary(
-        &self,
-        heads: Heads,
-        rotary_dim: usize,
-        cos: &Buffer,
-        sin: &Buffer,
-        positions: &Buffer,
-        inverse: bool,
-        qkv: &mut Buffer,
-    ) -> Result<()> {
-        let turns = Turns { dim: rotary_dim, cos, sin, positions };
-        shapes::rotary(self, heads, turns, qkv)?;
-        assert!(rotary_dim.is_multiple_of(2) && rotary_dim <= heads.head_dim);
+    fn rotary(&self, heads: Heads, rotation: Rotation<'_>, inverse: bool, qkv: &mut Buffer) -> Result<()> {
+        shapes::rotary(self, heads, rotation, qkv)?;
+        let Rotation { dim, cos, sin, positions } = rotation;
+        assert!(dim.is_multiple_of(2) && dim <= heads.head_dim);
         assert!(cos.len() == sin.len() && qkv.len() == positions.len() * heads.qkv_width());
-        if rotary_dim == 0 {
+        if dim == 0 {
             return Ok(());
         }
-        let turn = Turn { heads, half: rotary_dim / 2, cos: f32s(cos), sin: f32s(sin), inverse };
+        let angles = Angles { heads, half: dim / 2, cos: f32s(cos), sin: f32s(sin), inverse };
         match floats_mut(qkv) {
-            SliceMut::F32(x) => all_rows(self, turn, u32s(positions), x),
-            SliceMut::Bf16(x) => all_rows(self, turn, u32s(positions), x),
+            SliceMut::F32(x) => all_rows(self, angles, u32s(positions), x),
+            SliceMut::Bf16(x) => all_rows(self, angles, u32s(positions), x),
         }
         Ok(())
     }
 }
 
 #[derive(Clone, Copy)]
-struct Turn<'a> {
+struct Angles<'a> {
     heads: Heads,
     half: usize,
     cos: &'a [f32],
@@ -49,24 +40,24 @@ struct Turn<'a> {
     inverse: bool,
 }
 
-fn all_rows<T: Stored>(cpu: &Cpu, turn: Turn<'_>, positions: &[u32], x: &mut [T]) {
-    let width = turn.heads.qkv_width();
+fn all_rows<T: Stored>(cpu: &Cpu, angles: Angles<'_>, positions: &[u32], x: &mut [T]) {
+    let width = angles.heads.qkv_width();
     let x = Disjoint::new(x);
     cpu.pool.ranges(positions.len(), TASK.div_ceil(width), |rows| {
         // SAFETY: ranges of rows do not overlap.
         let part = unsafe { x.part(rows.start * width, rows.len() * width) };
-        rotate(cpu.level, turn, &positions[rows], part);
+        rotate(cpu.level, angles, &positions[rows], part);
     });
 }
 
 multiversion! {
-    fn rotate<S, type T: Stored>(s, turn: Turn<'_>, positions: &[u32], x: &mut [T]) {
-        let Turn { heads, half, .. } = turn;
-        let sign = s.splat(if turn.inverse { -1.0 } else { 1.0 });
+    fn rotate<S, type T: Stored>(s, angles: Angles<'_>, positions: &[u32], x: &mut [T]) {
+        let Angles { heads, half, .. } = angles;
+        let sign = s.splat(if angles.inverse { -1.0 } else { 1.0 });
         assert!(x.len() == positions.len() * heads.qkv_width() && 2 * half <= heads.head_dim);
         for row in 0..positions.len() {
             let at = positions[row] as usize * half;
-            let (cos, sin) = (&turn.cos[at..at + half], &turn.sin[at..at + half]);
+            let (cos, sin) = (&angles.cos[at..at + half], &angles.sin[at..at + half]);
             for i in (0..half).step_by(LANES) {
                 let n = (half - i).min(LANES);
                 // SAFETY: n elements are left in the rows of the tables and in either half of a head.

@@ -26,7 +26,7 @@ fn timed(cuda: &Cuda) -> Result<f64> {
         let args = super::launch::args![memory, SIDE * SIDE, seed];
         cuda.launch_flat("linear", "noise", SIDE * SIDE, &args)?;
     }
-    let product = Gemm::forward(SIDE, SIDE, SIDE, x.ptr(), w.ptr(), y.ptr(), DType::Bf16);
+    let product = Gemm::forward([SIDE; 3], x.ptr(), w.ptr(), (y.ptr(), DType::Bf16));
     let mut best = f64::INFINITY;
     for _ in 0..6 {
         cuda.synchronize()?;

@@ -1,8 +1,8 @@
 //! Attention over packed sequences and over cache blocks.
 
 use super::Op;
-use super::layers::{normed, turns};
-use crate::backend::{Affine, Attention, Heads, Home, Normed, PagedRows, Segments, Turns};
+use super::layers::{angles, normed};
+use crate::backend::{Attention, AttentionSaved, Heads, Home, Normed, PagedRows, QkvLayer, Segments};
 use crate::buffer::Buffer;
 use crate::error::Result;
 
@@ -33,12 +33,13 @@ pub(crate) fn attention(
 pub(crate) fn attention_backward(
     home: &dyn Home,
     of: &Attention,
-    qkv: &Buffer,
-    [out, lse, dout]: [&Buffer; 3],
+    saved: AttentionSaved<'_>,
+    dout: &Buffer,
     segments: &Segments,
     dqkv: &Buffer,
 ) -> Result<()> {
     let op = Op::new(home, "attention_backward");
+    let AttentionSaved { qkv, out, lse } = saved;
     let rows = sequences(op, of, segments)?;
     op.floats("qkv", qkv, rows * of.heads.qkv_width())?;
     op.typed("dqkv", dqkv, qkv.dtype(), qkv.len())?;
@@ -133,46 +134,41 @@ pub(crate) fn cache_copies(
 pub(crate) fn linear_qkv(
     home: &dyn Home,
     x: &Buffer,
-    layer: Affine<'_>,
-    heads: Heads,
-    of: Option<Turns<'_>>,
+    layer: QkvLayer<'_>,
     cache: Option<(&PagedRows, &Buffer)>,
     qkv: &Buffer,
 ) -> Result<()> {
     let op = Op::new(home, "linear_qkv");
-    let rows = op.affine(x, layer)?;
-    fused(op, layer, heads, of, cache, rows, qkv)
+    let rows = op.affine(x, layer.linear)?;
+    projected(op, layer, cache, rows, qkv)
 }
 
 pub(crate) fn normed_qkv(
     home: &dyn Home,
     norm: Normed<'_>,
     x: &Buffer,
-    layer: Affine<'_>,
-    heads: Heads,
-    of: Option<Turns<'_>>,
+    layer: QkvLayer<'_>,
     cache: (&PagedRows, &Buffer),
     qkv: &Buffer,
 ) -> Result<()> {
     let op = Op::new(home, "normed_qkv");
-    let rows = normed(op, norm, x, layer)?;
-    fused(op, layer, heads, of, Some(cache), rows, qkv)
+    let rows = normed(op, norm, x, layer.linear)?;
+    projected(op, layer, Some(cache), rows, qkv)
 }
 
-fn fused(
+fn projected(
     op: Op<'_>,
-    layer: Affine<'_>,
-    heads: Heads,
-    of: Option<Turns<'_>>,
+    layer: QkvLayer<'_>,
     cache: Option<(&PagedRows, &Buffer)>,
     rows: usize,
     qkv: &Buffer,
 ) -> Result<()> {
+    let QkvLayer { linear, heads, rotation } = layer;
     op.heads(heads)?;
-    let (n, width) = (layer.weight.n, heads.qkv_width());
+    let (n, width) = (linear.weight.n, heads.qkv_width());
     op.expect(n == width, || format!("a weight of {n} features, heads of {width}"))?;
     op.floats("qkv", qkv, op.times(rows, width)?)?;
-    of.map_or(Ok(()), |of| turns(op, heads, of, rows))?;
+    rotation.map_or(Ok(()), |of| angles(op, heads, of, rows))?;
     let Some((paged_rows, cache)) = cache else { return Ok(()) };
     op.typed("cache", cache, qkv.dtype(), cache.len())?;
     paged(op, heads, paged_rows, rows, cache, true)

@@ -1,12 +1,19 @@
 //! The head: log-probabilities, logits, choices, divergence.
 
 use super::Op;
-use crate::backend::{Home, LogpGrads, LogpStats};
+use crate::backend::{HeadGrads, HeadInput, Home, LogpGrads, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
 /// Other tokens of a row at most.
 const OTHERS: usize = 32;
+
+/// Rows of a head with their targets.
+fn targeted(op: Op<'_>, head: HeadInput<'_>, backward: bool) -> Result<usize> {
+    let rows = scored(op, "x", head.x, head.w, backward)?;
+    op.below("targets", head.targets, rows, head.w.n)?;
+    Ok(rows)
+}
 
 /// Rows of a head.
 fn scored(op: Op<'_>, name: &str, x: &Buffer, w: &Weight, backward: bool) -> Result<usize> {
@@ -31,65 +38,54 @@ fn others(op: Op<'_>, ids: &Buffer, (name, out): (&str, &Buffer), rows: usize, v
 
 pub(crate) fn logp(
     home: &dyn Home,
-    x: &Buffer,
-    w: &Weight,
-    targets: &Buffer,
+    head: HeadInput<'_>,
     listed: Option<(&Buffer, &Buffer)>,
     s: &LogpStats,
 ) -> Result<()> {
     let op = Op::new(home, "logp");
-    let rows = scored(op, "x", x, w, false)?;
-    op.below("targets", targets, rows, w.n)?;
-    listed.map_or(Ok(()), |(ids, out)| others(op, ids, ("logp of others", out), rows, w.n))?;
+    let rows = targeted(op, head, false)?;
+    listed.map_or(Ok(()), |(ids, out)| others(op, ids, ("logp of others", out), rows, head.w.n))?;
     stats(op, s, rows)
 }
 
-fn gradients(op: Op<'_>, w: &Weight, rows: usize, dx: &Buffer, dw: Option<&Buffer>) -> Result<()> {
-    op.floats("dx", dx, op.times(rows, w.k)?)?;
-    op.some_f32s("dw", dw, w.n * w.k)
+fn gradients(op: Op<'_>, w: &Weight, rows: usize, to: &HeadGrads<'_>) -> Result<()> {
+    op.floats("dx", to.dx, op.times(rows, w.k)?)?;
+    op.some_f32s("dw", to.dw.as_deref(), w.n * w.k)
 }
 
 pub(crate) fn logp_backward(
     home: &dyn Home,
-    x: &Buffer,
-    w: &Weight,
-    targets: &Buffer,
+    head: HeadInput<'_>,
     listed: Option<&Buffer>,
     s: &LogpStats,
     grads: &LogpGrads<'_>,
-    dx: &Buffer,
-    dw: Option<&Buffer>,
+    to: &HeadGrads<'_>,
 ) -> Result<()> {
     let op = Op::new(home, "logp_backward");
-    let rows = scored(op, "x", x, w, true)?;
-    op.below("targets", targets, rows, w.n)?;
+    let rows = targeted(op, head, true)?;
     stats(op, s, rows)?;
     op.f32s("dlogp", grads.logp, rows)?;
     op.some_f32s("dentropy", grads.entropy, rows)?;
     match (listed, grads.others) {
         (None, None) => {}
-        (Some(ids), Some(d)) => others(op, ids, ("dothers", d), rows, w.n)?,
+        (Some(ids), Some(d)) => others(op, ids, ("dothers", d), rows, head.w.n)?,
         _ => return Err(op.error("other tokens without their gradient, or a gradient without them".into())),
     }
-    gradients(op, w, rows, dx, dw)
+    gradients(op, head.w, rows, to)
 }
 
-pub(crate) fn logp_known(
+pub(crate) fn logp_one_pass(
     home: &dyn Home,
-    x: &Buffer,
-    w: &Weight,
-    targets: &Buffer,
+    head: HeadInput<'_>,
     dlogp: &Buffer,
     s: &LogpStats,
-    dx: &Buffer,
-    dw: Option<&Buffer>,
+    to: &HeadGrads<'_>,
 ) -> Result<()> {
-    let op = Op::new(home, "logp_known");
-    let rows = scored(op, "x", x, w, true)?;
-    op.below("targets", targets, rows, w.n)?;
+    let op = Op::new(home, "logp_one_pass");
+    let rows = targeted(op, head, true)?;
     op.f32s("dlogp", dlogp, rows)?;
     stats(op, s, rows)?;
-    gradients(op, w, rows, dx, dw)
+    gradients(op, head.w, rows, to)
 }
 
 pub(crate) fn logits(home: &dyn Home, x: &Buffer, w: &Weight, [logits, lse]: [&Buffer; 2]) -> Result<()> {
@@ -153,7 +149,9 @@ fn compared(op: Op<'_>, p: Side<'_>, q: Side<'_>, backward: bool) -> Result<usiz
     let (rows, others) = (scored(op, "p", p.0, p.1, backward)?, scored(op, "q", q.0, q.1, false)?);
     op.expect(rows == others, || format!("{rows} rows of p, {others} of q"))?;
     let (a, b) = (p.1.n, q.1.n);
-    op.expect(a == b && p.1.dtype == q.1.dtype, || format!("heads of {a} and {b} tokens, or of two types"))?;
+    op.expect(a == b && p.1.compute == q.1.compute, || {
+        format!("heads of {a} and {b} tokens, or of two types")
+    })?;
     Ok(rows)
 }
 
@@ -168,11 +166,10 @@ pub(crate) fn kl_backward(
     p: Side<'_>,
     q: Side<'_>,
     dkl: &Buffer,
-    dx: &Buffer,
-    dw: Option<&Buffer>,
+    to: &HeadGrads<'_>,
 ) -> Result<()> {
     let op = Op::new(home, "kl_backward");
     let rows = compared(op, p, q, true)?;
     op.f32s("dkl", dkl, rows)?;
-    gradients(op, p.1, rows, dx, dw)
+    gradients(op, p.1, rows, to)
 }

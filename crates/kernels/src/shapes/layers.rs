@@ -1,83 +1,74 @@
 //! Norms, linear layers, rotation, activations.
 
 use super::Op;
-use crate::backend::{Activation, Affine, Heads, Home, Norm, NormGrads, NormInput, Normed, Turns};
+use crate::backend::{
+    Activation, Affine, HeadNorm, Heads, Home, LinearGrads, NormGrads, NormInput, NormRecompute, Normed,
+    Rotation,
+};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
-pub(crate) fn norm(
-    home: &dyn Home,
-    norm: Norm,
-    x: &Buffer,
-    weight: &Buffer,
-    bias: Option<&Buffer>,
-    y: &Buffer,
-) -> Result<()> {
+pub(crate) fn norm(home: &dyn Home, norm: Normed<'_>, x: &Buffer, y: &Buffer) -> Result<()> {
     let op = Op::new(home, "norm");
-    op.norm(norm, weight, bias)?;
-    op.rows("x", x, norm.width)?;
+    op.norm(norm)?;
+    op.rows("x", x, norm.op.width)?;
     op.floats("y", y, x.len())
 }
 
 pub(crate) fn add_norm(
     home: &dyn Home,
-    norm: Norm,
+    norm: Normed<'_>,
     x: &Buffer,
     delta: &Buffer,
-    weight: &Buffer,
-    bias: Option<&Buffer>,
     [sum, y]: [&Buffer; 2],
 ) -> Result<()> {
     let op = Op::new(home, "add_norm");
-    op.norm(norm, weight, bias)?;
-    op.rows("x", x, norm.width)?;
+    op.norm(norm)?;
+    op.rows("x", x, norm.op.width)?;
     op.floats("delta", delta, x.len())?;
     op.f32s("sum", sum, x.len())?;
     op.floats("y", y, x.len())
 }
 
-fn norm_grads(op: Op<'_>, norm: Norm, grads: &NormGrads<'_>) -> Result<()> {
-    op.some_f32s("dweight", grads.weight.as_deref(), norm.width)?;
-    op.some_f32s("dbias", grads.bias.as_deref(), norm.width)
+fn norm_grads(op: Op<'_>, width: usize, grads: &NormGrads<'_>) -> Result<()> {
+    op.some_f32s("dweight", grads.weight.as_deref(), width)?;
+    op.some_f32s("dbias", grads.bias.as_deref(), width)
 }
 
 pub(crate) fn norm_backward(
     home: &dyn Home,
-    norm: Norm,
+    norm: Normed<'_>,
     dy: &Buffer,
     x: &Buffer,
-    weight: &Buffer,
     dx: &Buffer,
     grads: &NormGrads<'_>,
 ) -> Result<()> {
     let op = Op::new(home, "norm_backward");
-    op.norm(norm, weight, None)?;
-    op.rows("x", x, norm.width)?;
+    op.norm(norm)?;
+    op.rows("x", x, norm.op.width)?;
     op.floats("dy", dy, x.len())?;
     op.floats("dx", dx, x.len())?;
-    norm_grads(op, norm, grads)
+    norm_grads(op, norm.op.width, grads)
 }
 
-pub(crate) fn norm_again(
+pub(crate) fn norm_recompute(
     home: &dyn Home,
-    norm: Norm,
+    norm: Normed<'_>,
     of: NormInput<'_>,
-    dy: &Buffer,
-    [y, dx]: [&Buffer; 2],
-    rounded: Option<&Buffer>,
-    grads: &NormGrads<'_>,
+    backward: &NormRecompute<'_>,
 ) -> Result<()> {
-    let op = Op::new(home, "norm_again");
-    op.norm(norm, of.weight, of.bias)?;
-    op.rows("x", of.x, norm.width)?;
+    let op = Op::new(home, "norm_recompute");
+    op.norm(norm)?;
+    op.rows("x", of.x, norm.op.width)?;
     let n = of.x.len();
+    let NormRecompute { dy, y, dx, rounded, grads } = backward;
     op.f32s("x", of.x, n)?;
     op.f32s("dx", dx, n)?;
     op.floats("dy", dy, n)?;
-    for (name, b) in [("y", Some(y)), ("delta", of.delta), ("rounded", rounded)] {
+    for (name, b) in [("y", Some(&**y)), ("delta", of.delta), ("rounded", rounded.as_deref())] {
         b.map_or(Ok(()), |b| op.typed(name, b, dy.dtype(), n))?;
     }
-    norm_grads(op, norm, grads)
+    norm_grads(op, norm.op.width, grads)
 }
 
 pub(crate) fn weight(home: &dyn Home, n: usize, k: usize, dtype: DType) -> Result<()> {
@@ -120,10 +111,10 @@ pub(crate) fn linear_dw(
     dy: &Buffer,
     x: &Buffer,
     tokens: usize,
-    dw: Option<&Buffer>,
-    dbias: Option<&Buffer>,
+    grads: &LinearGrads<'_>,
 ) -> Result<()> {
     let op = Op::new(home, "linear_dw");
+    let (dw, dbias) = (grads.weight.as_deref(), grads.bias.as_deref());
     op.floats("dy", dy, dy.len())?;
     op.typed("x", x, dy.dtype(), x.len())?;
     if tokens == 0 {
@@ -139,54 +130,40 @@ pub(crate) fn linear_dw(
     op.some_f32s("dbias", dbias, n)
 }
 
-pub(crate) fn head_norm(
-    home: &dyn Home,
-    norm: Norm,
-    heads: Heads,
-    qkv: &Buffer,
-    weights: [&Buffer; 2],
-    out: &Buffer,
-) -> Result<()> {
-    head_norms(Op::new(home, "head_norm"), norm, heads, qkv, weights, ("out", out))
+pub(crate) fn head_norm(home: &dyn Home, norm: HeadNorm<'_>, qkv: &Buffer, out: &Buffer) -> Result<()> {
+    head_norms(Op::new(home, "head_norm"), norm, qkv, ("out", out))
 }
 
 pub(crate) fn head_norm_backward(
     home: &dyn Home,
-    norm: Norm,
-    heads: Heads,
+    norm: HeadNorm<'_>,
     qkv: &Buffer,
-    weights: [&Buffer; 2],
     dqkv: &Buffer,
     dweights: [Option<&Buffer>; 2],
 ) -> Result<()> {
     let op = Op::new(home, "head_norm_backward");
-    head_norms(op, norm, heads, qkv, weights, ("dqkv", dqkv))?;
-    op.some_f32s("dq_weight", dweights[0], norm.width)?;
-    op.some_f32s("dk_weight", dweights[1], norm.width)
+    head_norms(op, norm, qkv, ("dqkv", dqkv))?;
+    op.some_f32s("dq_weight", dweights[0], norm.op.width)?;
+    op.some_f32s("dk_weight", dweights[1], norm.op.width)
 }
 
-fn head_norms(
-    op: Op<'_>,
-    norm: Norm,
-    heads: Heads,
-    qkv: &Buffer,
-    [q, k]: [&Buffer; 2],
-    (name, out): (&str, &Buffer),
-) -> Result<()> {
+fn head_norms(op: Op<'_>, norm: HeadNorm<'_>, qkv: &Buffer, (name, out): (&str, &Buffer)) -> Result<()> {
+    let HeadNorm { op: kind, heads, q_weight, k_weight } = norm;
     op.heads(heads)?;
-    let (width, dim) = (norm.width, heads.head_dim);
+    let (width, dim) = (kind.width, heads.head_dim);
     op.expect(width == dim, || format!("a norm of {width} elements, heads have {dim}"))?;
-    op.norm(norm, q, None)?;
-    op.norm(norm, k, None)?;
+    for weight in [q_weight, k_weight] {
+        op.norm(Normed { op: kind, weight, bias: None })?;
+    }
     op.rows("qkv", qkv, heads.qkv_width())?;
     op.floats(name, out, qkv.len())
 }
 
 /// Angles for each of `rows` rows.
-pub(super) fn turns(op: Op<'_>, heads: Heads, turns: Turns<'_>, rows: usize) -> Result<()> {
-    let Turns { dim, cos, sin, positions } = turns;
+pub(super) fn angles(op: Op<'_>, heads: Heads, rotation: Rotation<'_>, rows: usize) -> Result<()> {
+    let Rotation { dim, cos, sin, positions } = rotation;
     let fits = dim.is_multiple_of(2) && dim <= heads.head_dim;
-    op.expect(fits, || format!("{dim} of a head's {} elements are turned", heads.head_dim))?;
+    op.expect(fits, || format!("{dim} of a head's {} elements are rotated", heads.head_dim))?;
     op.f32s("cos", cos, cos.len())?;
     op.f32s("sin", sin, cos.len())?;
     if dim == 0 {
@@ -196,24 +173,24 @@ pub(super) fn turns(op: Op<'_>, heads: Heads, turns: Turns<'_>, rows: usize) -> 
     op.below("positions", positions, rows, known)
 }
 
-pub(crate) fn rotary(home: &dyn Home, heads: Heads, of: Turns<'_>, qkv: &Buffer) -> Result<()> {
+pub(crate) fn rotary(home: &dyn Home, heads: Heads, of: Rotation<'_>, qkv: &Buffer) -> Result<()> {
     let op = Op::new(home, "rotary");
     op.heads(heads)?;
     let rows = op.rows("qkv", qkv, heads.qkv_width())?;
-    turns(op, heads, of, rows)
+    angles(op, heads, of, rows)
 }
 
 pub(crate) fn qkv_backward(
     home: &dyn Home,
     heads: Heads,
-    of: Option<Turns<'_>>,
+    of: Option<Rotation<'_>>,
     dqkv: &Buffer,
     dbias: Option<&Buffer>,
 ) -> Result<()> {
     let op = Op::new(home, "qkv_backward");
     op.heads(heads)?;
     let rows = op.rows("dqkv", dqkv, heads.qkv_width())?;
-    of.map_or(Ok(()), |of| turns(op, heads, of, rows))?;
+    of.map_or(Ok(()), |of| angles(op, heads, of, rows))?;
     op.some_f32s("dbias", dbias, heads.qkv_width())
 }
 
@@ -263,14 +240,14 @@ pub(crate) fn activation_backward(
 }
 
 /// Rows.
-pub(crate) fn activation_again(
+pub(crate) fn activation_recompute(
     home: &dyn Home,
     kind: Activation,
     width: usize,
     x: &Buffer,
     dy: &Buffer,
 ) -> Result<usize> {
-    let op = Op::new(home, "activation_again");
+    let op = Op::new(home, "activation_recompute");
     let rows = activations(op, kind, width, ("x", x), ("dy", dy))?;
     op.typed("x", x, dy.dtype(), x.len())?;
     Ok(rows)
@@ -284,7 +261,7 @@ pub(crate) fn linear_add(home: &dyn Home, x: &Buffer, layer: Affine<'_>, to: &Bu
 
 /// Rows of the residual stream whose norm a layer multiplies.
 pub(super) fn normed(op: Op<'_>, norm: Normed<'_>, x: &Buffer, layer: Affine<'_>) -> Result<usize> {
-    op.norm(norm.op, norm.weight, norm.bias)?;
+    op.norm(norm)?;
     op.weight("the weight", layer.weight, false)?;
     op.some_f32s("bias", layer.bias, layer.weight.n)?;
     let (width, k) = (norm.op.width, layer.weight.k);

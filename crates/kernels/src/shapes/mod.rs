@@ -16,7 +16,7 @@ pub(crate) use layers::*;
 pub(crate) use updates::*;
 pub(crate) use vectors::*;
 
-use crate::backend::{Affine, Attention, Heads, Home, Norm};
+use crate::backend::{Affine, Attention, Heads, Home, Normed};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::{Error, Result};
 
@@ -106,8 +106,8 @@ impl<'a> Op<'a> {
 
     /// Rows that a weight multiplies.
     fn factor(&self, operand: &str, x: &Buffer, width: usize, w: &Weight) -> Result<usize> {
-        let (is, want) = (x.dtype().name(), w.dtype.name());
-        self.expect(x.dtype() == w.dtype, || format!("{operand} is {is}, the weight {want}"))?;
+        let (is, want) = (x.dtype().name(), w.compute.name());
+        self.expect(x.dtype() == w.compute, || format!("{operand} is {is}, the weight {want}"))?;
         self.rows(operand, x, width)
     }
 
@@ -132,10 +132,11 @@ impl<'a> Op<'a> {
         self.expect(of.window != Some(0), || "a window without keys".into())
     }
 
-    fn norm(&self, op: Norm, weight: &Buffer, bias: Option<&Buffer>) -> Result<()> {
-        self.expect(op.width > 0, || "rows without elements".into())?;
-        self.f32s("weight", weight, op.width)?;
-        self.some_f32s("bias", bias, op.width)
+    fn norm(&self, norm: Normed<'_>) -> Result<()> {
+        let width = norm.op.width;
+        self.expect(width > 0, || "rows without elements".into())?;
+        self.f32s("weight", norm.weight, width)?;
+        self.some_f32s("bias", norm.bias, width)
     }
 
     /// Elements `at..at + len` of a float buffer.

@@ -8,6 +8,7 @@ use crate::output::print;
 use crate::progress::Progress;
 use clap::ValueEnum;
 use ferrl_engine::Result;
+use ferrl_kernels::backend::LinearGrads;
 use ferrl_kernels::{AUTO, Backend, Buffer, DType};
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -191,7 +192,9 @@ fn measure(b: &dyn Backend, s: Shape, dtype: DType, count: usize, window: f64) -
         let y = noise(b, dtype, s.k * s.n)?;
         let mut dw = b.alloc(DType::F32, s.m * s.n)?;
         b.fill(&mut dw, 0.0)?;
-        return timed(b, count, window, &mut || b.linear_dw(&x, &y, s.k, true, Some(&mut dw), None));
+        return timed(b, count, window, &mut || {
+            b.linear_dw(&x, &y, s.k, LinearGrads { weight: Some(&mut dw), bias: None, add: true })
+        });
     }
     let backward = s.layout == Layout::Nn;
     let (n, k) = if backward { (s.k, s.n) } else { (s.n, s.k) };

@@ -9,7 +9,7 @@ use ferrl::experience::Metrics;
 use ferrl::recipe::{Data, Model, Optim, Recipe, Reward, Rollout, Train};
 use ferrl::setup;
 use ferrl::train::Stage;
-use ferrl_engine::checkpoint::{Dtype, SaveOptions, init_model};
+use ferrl_engine::checkpoint::{SaveOptions, StorageFormat, init_model};
 use ferrl_engine::model::Config;
 use ferrl_engine::tokenizer::train_bpe;
 use ferrl_engine::{Error, Result};
@@ -195,7 +195,7 @@ fn make_files(args: &Args, dir: &Path, device: &dyn Backend) -> Result<()> {
     let mut init = args.shape.init(device, args.context(), 24)?;
     // Few words make few tokens; the rest of a larger vocabulary is sampled too, and gives no text.
     init.vocab = init.vocab.max(tokenizer.vocab_size());
-    init_model(dir, &init, &SaveOptions { dtype: Dtype::F32, ..Default::default() })?;
+    init_model(dir, &init, &SaveOptions { dtype: StorageFormat::F32, ..Default::default() })?;
     tokenizer.save(dir)?;
     let path = dir.join("prompts.jsonl");
     std::fs::write(&path, rows).map_err(|e| Error::data(format!("cannot write: {e}")).at(path.display()))

@@ -165,7 +165,7 @@ impl<R: Rules> Environment for Episode<R> {
             reward: done.reward,
             score: done.over.map(f64::from),
             end: done.over.map(|_| End::Terminated),
-            extra: Map::new(),
+            ..Default::default()
         })
     }
 

@@ -32,6 +32,8 @@ mod scalar;
 mod sets;
 mod shape;
 
+pub(crate) use arith::{nat::Nat, rational::Rational};
+
 use super::{Entry, Options, Sample, Score, Setting, Verifier, required};
 use extract::Take;
 use ferrl_engine::{Error, Result};

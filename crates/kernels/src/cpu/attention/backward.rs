@@ -8,12 +8,13 @@ use super::{
     BLOCK, Product, ROWS, Rooms, Rows, STRIDE, Scoring, Seen, Storage, cut, gather, matrix, multiply, panels,
     row_dots, scatter, scores, softmax_backward, transpose, with_scratch,
 };
-use crate::backend::{Attention, Heads, Segments};
+use crate::backend::{Attention, AttentionSaved, Heads, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::cpu::Cpu;
 use crate::cpu::matmul::tile::PANEL;
 use crate::cpu::memory::{f32s, f32s_mut};
 use crate::cpu::pool::Disjoint;
+use crate::cpu::simd::Level;
 use crate::error::Result;
 use std::ops::Range;
 
@@ -26,13 +27,12 @@ const MAX_SPANS: usize = 4;
 pub fn attention_backward(
     cpu: &Cpu,
     op: Attention,
-    qkv: &Buffer,
-    out: &Buffer,
-    lse: &Buffer,
+    saved: AttentionSaved<'_>,
     dout: &Buffer,
     segments: &Segments,
     dqkv: &mut Buffer,
 ) -> Result<()> {
+    let AttentionSaved { qkv, out, lse } = saved;
     let (tokens, heads) = (segments.rows(), op.heads);
     assert!(heads.heads.is_multiple_of(heads.kv_heads) && op.window != Some(0));
     assert!(segments.starts.is_sorted(), "sequences overlap");
@@ -40,8 +40,8 @@ pub fn attention_backward(
     assert!(out.len() == tokens * heads.out_width() && dout.len() == out.len());
     assert!(lse.len() == tokens * heads.heads);
     match qkv.dtype() {
-        DType::F32 => backward::<f32>(cpu, op, qkv, out, lse, dout, segments, dqkv),
-        _ => backward::<u16>(cpu, op, qkv, out, lse, dout, segments, dqkv),
+        DType::F32 => backward::<f32>(cpu, op, saved, dout, segments, dqkv),
+        _ => backward::<u16>(cpu, op, saved, dout, segments, dqkv),
     }
 }
 
@@ -75,16 +75,8 @@ fn derived(heads: Heads) -> usize {
     2 * heads.head_dim * BLOCK + block(heads)
 }
 
-fn backward<T: Storage>(
-    cpu: &Cpu,
-    op: Attention,
-    qkv: &Buffer,
-    out: &Buffer,
-    lse: &Buffer,
-    dout: &Buffer,
-    segments: &Segments,
-    dqkv: &mut Buffer,
-) -> Result<()> {
+/// The tasks of all sequences, and the elements of all their shares.
+fn tasks(op: &Attention, segments: &Segments) -> (Vec<Task>, usize) {
     let heads = op.heads;
     let (mut tasks, mut room) = (Vec::new(), 0);
     for rows in segments.iter().filter(|r| !r.is_empty()) {
@@ -97,24 +89,32 @@ fn backward<T: Storage>(
             for kv_head in 0..heads.kv_heads {
                 let share = (step < rows.len()).then_some(room);
                 room += share.map_or(0, |_| 2 * block(heads) * blocks.len());
-                tasks.push(Task {
-                    rows: rows.clone(),
-                    kv_head,
-                    span: span.clone(),
-                    blocks: blocks.clone(),
-                    share,
-                });
+                let (rows, span, blocks) = (rows.clone(), span.clone(), blocks.clone());
+                tasks.push(Task { rows, kv_head, span, blocks, share });
             }
         }
         // The last rows see most keys: first.
         tasks[first..].reverse();
     }
+    (tasks, room)
+}
+
+fn backward<T: Storage>(
+    cpu: &Cpu,
+    op: Attention,
+    saved: AttentionSaved<'_>,
+    dout: &Buffer,
+    segments: &Segments,
+    dqkv: &mut Buffer,
+) -> Result<()> {
+    let heads = op.heads;
+    let (tasks, room) = tasks(&op, segments);
     let mut shares = cpu.arena.buffer(DType::F32, room)?;
     let call = Call {
         op,
-        qkv: T::of(qkv),
-        out: T::of(out),
-        lse: f32s(lse),
+        qkv: T::of(saved.qkv),
+        out: T::of(saved.out),
+        lse: f32s(saved.lse),
         dout: T::of(dout),
         dqkv: Disjoint::new(T::of_mut(dqkv)),
     };
@@ -140,6 +140,18 @@ fn backward<T: Storage>(
     Ok(())
 }
 
+/// What the products of some rows of queries read and write, in panels.
+struct Tiles<'a> {
+    q: &'a mut [f32],
+    dout: &'a mut [f32],
+    dq: &'a mut [f32],
+    p: &'a mut [f32],
+    dp: &'a mut [f32],
+    /// Of each row: log-sum-exp of its scores, and `dout . out`.
+    lse: [f32; ROWS],
+    delta: [f32; ROWS],
+}
+
 /// Gradients of the task's queries; adds to `sums`, for each block gradients of keys, then of values.
 fn query_rows<T: Storage>(
     cpu: &Cpu,
@@ -148,89 +160,116 @@ fn query_rows<T: Storage>(
     sums: &mut [f32],
     mut scratch: &mut [f32],
 ) {
-    let (op, heads, level) = (&call.op, call.op.heads, cpu.level);
-    let (dims, panels) = (heads.head_dim, panels(heads));
-    let (qkv_width, out_width) = (heads.qkv_width(), heads.out_width());
-    let q = cut(&mut scratch, matrix(heads));
-    let dout = cut(&mut scratch, matrix(heads));
-    let dq = cut(&mut scratch, matrix(heads));
-    let p = cut(&mut scratch, ROWS * BLOCK);
-    let dp = cut(&mut scratch, ROWS * BLOCK);
+    let (heads, level) = (call.op.heads, cpu.level);
+    let mut tiles = Tiles {
+        q: cut(&mut scratch, matrix(heads)),
+        dout: cut(&mut scratch, matrix(heads)),
+        dq: cut(&mut scratch, matrix(heads)),
+        p: cut(&mut scratch, ROWS * BLOCK),
+        dp: cut(&mut scratch, ROWS * BLOCK),
+        lse: [0.0; ROWS],
+        delta: [0.0; ROWS],
+    };
     let keys_and_values = scratch;
     for b in task.blocks.clone() {
         let at = (b - task.blocks.start) * derived(heads);
-        derive(cpu, call, task, b, dq, &mut keys_and_values[at..at + derived(heads)]);
+        derive(cpu, call, task, b, (tiles.dq, &mut keys_and_values[at..at + derived(heads)]));
     }
     let group = heads.heads / heads.kv_heads;
     let end = task.span.end * group;
     for first in (task.span.start * group..end).step_by(ROWS) {
         let count = ROWS.min(end - first);
-        let rows = Rows::new(op, task.kv_head, 0, first, count);
-        let offsets = rows.offsets(task.rows.start * out_width, out_width, dims);
-        gather(level, call.dout, &offsets[..count], dims, dout, STRIDE);
-        gather(level, call.out, &offsets[..count], dims, dq, STRIDE);
-        let mut delta = [0f32; ROWS];
-        row_dots(level, dout, dq, panels, &mut delta[..count]);
-        let offsets = rows.offsets(task.rows.start * qkv_width, qkv_width, dims);
-        gather(level, call.qkv, &offsets[..count], dims, q, STRIDE);
-        let mut lse = [0f32; ROWS];
-        for (lse, (token, head)) in lse.iter_mut().zip(&rows.place[..count]) {
-            *lse = call.lse[(task.rows.start + token) * heads.heads + head];
-        }
-        for panel in 0..panels {
-            dq[panel * STRIDE..][..count * PANEL].fill(0.0);
-        }
+        let rows = Rows::new(&call.op, task.kv_head, 0, first, count);
+        load_rows(level, call, task, &rows, &mut tiles);
         for b in rows.blocks() {
-            let key = b * BLOCK;
-            let active = rows.seeing(key);
-            let seen = &rows.seen[active.clone()];
-            let valid = seen[seen.len() - 1].within(key).1;
-            let derived = &keys_and_values[(b - task.blocks.start) * derived(heads)..][..derived(heads)];
-            let (keys_across, rest) = derived.split_at(dims * BLOCK);
-            let (values_across, keys) = rest.split_at(dims * BLOCK);
-            let sums = &mut sums[(b - task.blocks.start) * 2 * block(heads)..][..2 * block(heads)];
-            let (dk, dv) = sums.split_at_mut(block(heads));
-            scores(level, heads, active.clone(), q, keys_across, p);
-            scores(level, heads, active.clone(), dout, values_across, dp);
-            let p = &mut p[active.start * BLOCK..active.end * BLOCK];
-            let dp = &mut dp[active.start * BLOCK..active.end * BLOCK];
-            let (lse, delta) = (&lse[active.clone()], &delta[active.clone()]);
-            softmax_backward(level, Scoring::of(op), key, seen, lse, delta, p, dp);
-            for (weights, rows, sums) in [(&*p, &*dout, dv), (&*dp, &*q, dk)] {
-                let product = Product {
-                    rows: valid,
-                    units: active.len(),
-                    panels,
-                    a: weights,
-                    piece: ROWS,
-                    a_stride: 0,
-                    b: &rows[active.start * PANEL..],
-                    b_stride: STRIDE,
-                    c: sums,
-                    c_stride: BLOCK * PANEL,
-                    resume: true,
-                };
-                multiply::<1, BLOCK>(level, product);
-            }
-            let product = Product {
-                rows: active.len(),
-                units: valid,
-                panels,
-                a: dp,
-                piece: BLOCK,
-                a_stride: 0,
-                b: keys,
-                b_stride: BLOCK * PANEL,
-                c: &mut dq[active.start * PANEL..],
-                c_stride: STRIDE,
-                resume: true,
-            };
-            multiply::<BLOCK, 1>(level, product);
+            let at = b - task.blocks.start;
+            let derived = &keys_and_values[at * derived(heads)..][..derived(heads)];
+            let sums = &mut sums[at * 2 * block(heads)..][..2 * block(heads)];
+            block_products(level, &call.op, &rows, b, (derived, sums), &mut tiles);
         }
+        let width = heads.qkv_width();
+        let offsets = rows.offsets(task.rows.start * width, width, heads.head_dim);
         // SAFETY: in bounds, and the queries of every row and head belong to one task.
         let room = unsafe { Rooms::new(call.dqkv) };
-        scatter(level, dq, STRIDE, &[1.0; ROWS], &offsets[..count], dims, room);
+        scatter(level, (tiles.dq, STRIDE), &[1.0; ROWS], &offsets[..count], heads.head_dim, room);
     }
+}
+
+/// Fills the tiles of queries, of gradients of outputs and of statistics; `dq` becomes zero.
+fn load_rows<T: Storage>(level: Level, call: &Call<'_, T>, task: &Task, rows: &Rows, tiles: &mut Tiles<'_>) {
+    let heads = call.op.heads;
+    let (dims, panels, count) = (heads.head_dim, panels(heads), rows.count);
+    let Tiles { q, dout, dq, lse, delta, .. } = tiles;
+    let width = heads.out_width();
+    let offsets = rows.offsets(task.rows.start * width, width, dims);
+    gather(level, call.dout, &offsets[..count], dims, dout, STRIDE);
+    gather(level, call.out, &offsets[..count], dims, dq, STRIDE);
+    row_dots(level, dout, dq, panels, &mut delta[..count]);
+    let width = heads.qkv_width();
+    let offsets = rows.offsets(task.rows.start * width, width, dims);
+    gather(level, call.qkv, &offsets[..count], dims, q, STRIDE);
+    for (lse, (token, head)) in lse.iter_mut().zip(&rows.place[..count]) {
+        *lse = call.lse[(task.rows.start + token) * heads.heads + head];
+    }
+    for panel in 0..panels {
+        dq[panel * STRIDE..][..count * PANEL].fill(0.0);
+    }
+}
+
+/// One block of keys and values: adds to `dq`, and to the block's sums.
+fn block_products(
+    level: Level,
+    op: &Attention,
+    rows: &Rows,
+    b: usize,
+    (derived, sums): (&[f32], &mut [f32]),
+    tiles: &mut Tiles<'_>,
+) {
+    let (heads, key) = (op.heads, b * BLOCK);
+    let (dims, panels) = (heads.head_dim, panels(heads));
+    let Tiles { q, dout, dq, p, dp, lse, delta } = tiles;
+    let active = rows.seeing(key);
+    let seen = &rows.seen[active.clone()];
+    let valid = seen[seen.len() - 1].within(key).1;
+    let (keys_across, rest) = derived.split_at(dims * BLOCK);
+    let (values_across, keys) = rest.split_at(dims * BLOCK);
+    let (dk, dv) = sums.split_at_mut(block(heads));
+    scores(level, heads, active.clone(), q, keys_across, p);
+    scores(level, heads, active.clone(), dout, values_across, dp);
+    let p = &mut p[active.start * BLOCK..active.end * BLOCK];
+    let dp = &mut dp[active.start * BLOCK..active.end * BLOCK];
+    let (lse, delta) = (&lse[active.clone()], &delta[active.clone()]);
+    softmax_backward(level, Scoring::of(op), key, seen, (lse, delta), (p, dp));
+    for (weights, rows, sums) in [(&*p, &**dout, dv), (&*dp, &**q, dk)] {
+        let product = Product {
+            rows: valid,
+            units: active.len(),
+            panels,
+            a: weights,
+            piece: ROWS,
+            a_stride: 0,
+            b: &rows[active.start * PANEL..],
+            b_stride: STRIDE,
+            c: sums,
+            c_stride: BLOCK * PANEL,
+            resume: true,
+        };
+        multiply::<1, BLOCK>(level, product);
+    }
+    let product = Product {
+        rows: active.len(),
+        units: valid,
+        panels,
+        a: dp,
+        piece: BLOCK,
+        a_stride: 0,
+        b: keys,
+        b_stride: BLOCK * PANEL,
+        c: &mut dq[active.start * PANEL..],
+        c_stride: STRIDE,
+        resume: true,
+    };
+    multiply::<BLOCK, 1>(level, product);
 }
 
 /// Where the key head lies in the rows of a block; values are `kv_heads * head_dim` further.
@@ -246,8 +285,7 @@ fn derive<T: Storage>(
     call: &Call<'_, T>,
     task: &Task,
     b: usize,
-    room: &mut [f32],
-    out: &mut [f32],
+    (room, out): (&mut [f32], &mut [f32]),
 ) {
     let heads = call.op.heads;
     let dims = heads.head_dim;
@@ -277,7 +315,7 @@ fn store_block<T: Storage>(cpu: &Cpu, call: &Call<'_, T>, task: &Task, b: usize,
     for (offsets, sums) in [(keys, dk), (values, dv)] {
         // SAFETY: in bounds, and the keys and values of a block and head are written by one task.
         let room = unsafe { Rooms::new(call.dqkv) };
-        scatter(cpu.level, sums, BLOCK * PANEL, &[1.0; BLOCK], &offsets[..count], heads.head_dim, room);
+        scatter(cpu.level, (sums, BLOCK * PANEL), &[1.0; BLOCK], &offsets[..count], heads.head_dim, room);
     }
 }
 

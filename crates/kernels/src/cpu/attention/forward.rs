@@ -38,8 +38,8 @@ pub fn attention(
     cpu.cache_write(op.heads, qkv, &rows, &mut cache)?;
     let lse = Some(Disjoint::new(f32s_mut(lse)));
     match qkv.dtype() {
-        DType::F32 => attend::<f32>(cpu, op, qkv, &rows, Storage::of(&cache), out, lse),
-        _ => attend::<u16>(cpu, op, qkv, &rows, Storage::of(&cache), out, lse),
+        DType::F32 => attend::<f32>(cpu, op, qkv, (&rows, &cache), out, lse),
+        _ => attend::<u16>(cpu, op, qkv, (&rows, &cache), out, lse),
     }
     Ok(())
 }
@@ -52,13 +52,21 @@ struct Task<'a> {
     count: usize,
 }
 
+/// The operands of all tasks.
+struct Call<'a, T> {
+    op: Attention,
+    qkv: &'a [T],
+    cache: &'a [T],
+    out: Disjoint<'a, T>,
+    lse: Option<Disjoint<'a, f32>>,
+}
+
 /// Attention of all rows; `lse` has an element for each row and query head.
 pub(super) fn attend<T: Storage>(
     cpu: &Cpu,
     op: Attention,
     qkv: &Buffer,
-    rows: &PagedRows,
-    cache: &[T],
+    (rows, cache): (&PagedRows, &Buffer),
     out: &mut Buffer,
     lse: Option<Disjoint<'_, f32>>,
 ) {
@@ -78,24 +86,16 @@ pub(super) fn attend<T: Storage>(
             tasks.extend((0..heads.kv_heads).map(|kv_head| Task { sequence, kv_head, first, count }));
         }
     }
-    let qkv = T::of(qkv);
-    let out = Disjoint::new(T::of_mut(out));
+    let (qkv, cache, out) = (T::of(qkv), T::of(cache), Disjoint::new(T::of_mut(out)));
+    let call = Call { op, qkv, cache, out, lse };
     let room = 2 * matrix(heads) + ROWS * BLOCK + head_len(heads);
     cpu.pool.run(tasks.len(), |i| {
-        with_scratch(room, |scratch| attend_rows(cpu.level, &op, &tasks[i], qkv, cache, out, lse, scratch));
+        with_scratch(room, |scratch| attend_rows(cpu.level, &call, &tasks[i], scratch));
     });
 }
 
-fn attend_rows<T: Storage>(
-    level: Level,
-    op: &Attention,
-    task: &Task<'_>,
-    qkv: &[T],
-    cache: &[T],
-    out: Disjoint<'_, T>,
-    lse: Option<Disjoint<'_, f32>>,
-    mut scratch: &mut [f32],
-) {
+fn attend_rows<T: Storage>(level: Level, call: &Call<'_, T>, task: &Task<'_>, mut scratch: &mut [f32]) {
+    let Call { op, qkv, cache, out, lse } = call;
     let (heads, sequence) = (op.heads, task.sequence);
     let (panels, count) = (panels(heads), task.count);
     let rows = Rows::new(op, task.kv_head, sequence.position, task.first, count);
@@ -121,7 +121,7 @@ fn attend_rows<T: Storage>(
         let p = &mut p[active.start * BLOCK..active.end * BLOCK];
         let o = &mut o[active.start * PANEL..];
         let (max, sum) = (&mut max[active.clone()], &mut sum[active.clone()]);
-        softmax_step(level, Scoring::of(op), key, seen, p, max, sum, o, panels);
+        softmax_step(level, Scoring::of(op), (key, seen), p, (max, sum), (&mut *o, panels));
         let product = Product {
             rows: active.len(),
             units: valid,
@@ -149,6 +149,6 @@ fn attend_rows<T: Storage>(
     let factors = sum.map(|s| 1.0 / s);
     let offsets = rows.offsets(sequence.row * heads.out_width(), heads.out_width(), heads.head_dim);
     // SAFETY: in bounds, and every row and head belongs to one task.
-    let out = unsafe { Rooms::new(out) };
-    scatter(level, o, STRIDE, &factors, &offsets[..count], heads.head_dim, out);
+    let out = unsafe { Rooms::new(*out) };
+    scatter(level, (o, STRIDE), &factors, &offsets[..count], heads.head_dim, out);
 }

@@ -19,7 +19,7 @@ use super::matmul::tile::{Operands, PANEL, tile};
 use super::memory::{Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Level, Simd, multiversion};
-use crate::backend::{Attention, AttentionOps, Heads, Segments};
+use crate::backend::{Attention, AttentionOps, AttentionSaved, Heads, Segments};
 use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::shapes;
@@ -340,7 +340,8 @@ fn select_between<S: Simd>(s: S, lane: usize, (from, to): (usize, usize), x: S::
 multiversion! {
     /// One step of the online softmax: turns the dot products of rows with a block of keys into weights, and
     /// brings maxima, sums and the unfinished outputs to the new maximum. Every row sees some key of the block.
-    fn softmax_step<S>(s, op: Scoring, key: usize, seen: &[Seen], p: &mut [f32], max: &mut [f32], sum: &mut [f32], o: &mut [f32], panels: usize) {
+    fn softmax_step<S>(s, op: Scoring, keys: (usize, &[Seen]), p: &mut [f32], totals: (&mut [f32], &mut [f32]), output: (&mut [f32], usize)) {
+        let ((key, seen), (max, sum), (o, panels)) = (keys, totals, output);
         let rows = seen.len();
         assert!(rows <= ROWS && p.len() >= rows * BLOCK && max.len() >= rows && sum.len() >= rows);
         assert!(o.len() >= (panels - 1) * STRIDE + rows * PANEL);
@@ -393,7 +394,8 @@ multiversion! {
 
 multiversion! {
     /// Turns dot products into weights (`p`) and gradients of weights (`dp`) into gradients of dot products.
-    fn softmax_backward<S>(s, op: Scoring, key: usize, seen: &[Seen], lse: &[f32], delta: &[f32], p: &mut [f32], dp: &mut [f32]) {
+    fn softmax_backward<S>(s, op: Scoring, key: usize, seen: &[Seen], stats: (&[f32], &[f32]), tiles: (&mut [f32], &mut [f32])) {
+        let ((lse, delta), (p, dp)) = (stats, tiles);
         let rows = seen.len();
         assert!(p.len() >= rows * BLOCK && dp.len() >= rows * BLOCK && lse.len() >= rows && delta.len() >= rows);
         let (zero, scale) = (s.splat(0.0), s.splat(op.scale));
@@ -441,7 +443,8 @@ multiversion! {
 multiversion! {
     /// Rows of panels, each times its factor, to rows of `dims` elements. No zero is stored as minus zero:
     /// multiples of zero by unseen values may have given the sums either sign.
-    fn scatter<S, type T: Stored>(s, x: &[f32], stride: usize, factors: &[f32], offsets: &[usize], dims: usize, out: Rooms<'_, T>) {
+    fn scatter<S, type T: Stored>(s, panels: (&[f32], usize), factors: &[f32], offsets: &[usize], dims: usize, out: Rooms<'_, T>) {
+        let (x, stride) = panels;
         for r in 0..offsets.len() {
             let factor = s.splat(factors[r]);
             // SAFETY: the maker of `out` promises that the rows lie in it and are this task's alone.
@@ -529,14 +532,12 @@ impl AttentionOps for Cpu {
     fn attention_backward(
         &self,
         op: Attention,
-        qkv: &Buffer,
-        out: &Buffer,
-        lse: &Buffer,
+        saved: AttentionSaved<'_>,
         dout: &Buffer,
         segments: &Segments,
         dqkv: &mut Buffer,
     ) -> Result<()> {
-        shapes::attention_backward(self, &op, qkv, [out, lse, dout], segments, dqkv)?;
-        backward::attention_backward(self, op, qkv, out, lse, dout, segments, dqkv)
+        shapes::attention_backward(self, &op, saved, dout, segments, dqkv)?;
+        backward::attention_backward(self, op, saved, dout, segments, dqkv)
     }
 }

@@ -52,8 +52,8 @@ impl CacheOps for Cpu {
     ) -> Result<()> {
         shapes::attention_paged(self, &op, qkv, rows, cache, out)?;
         match qkv.dtype() {
-            DType::F32 => attend::<f32>(self, op, qkv, rows, Storage::of(cache), out, None),
-            _ => attend::<u16>(self, op, qkv, rows, Storage::of(cache), out, None),
+            DType::F32 => attend::<f32>(self, op, qkv, (rows, cache), out, None),
+            _ => attend::<u16>(self, op, qkv, (rows, cache), out, None),
         }
         Ok(())
     }

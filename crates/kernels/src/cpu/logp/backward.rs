@@ -1,12 +1,12 @@
-//! Backward: logits are computed again, a stretch of the vocabulary at a time for all rows, turned into their
-//! gradient in place, and multiplied into `dx` and `dw` before the next stretch.
+//! Backward: logits are recomputed, a stretch of the vocabulary at a time for all rows, replaced by their gradient in
+//! place, and multiplied into `dx` and `dw` before the next stretch.
 //!
-//! Where the gradients by `logp` are known before forward, [`logp_known`] keeps the logits of some rows until their
+//! Where the gradients of `logp` are computed before forward, [`logp_one_pass`] stores the logits of some rows until their
 //! backward and computes them once. Every sum has the same order, so both ways end in the same bits.
 
-use super::forward::{fold_rows, logp, put_stats};
-use super::{ROWS, TILE, Tiles, logit_tile, scale_slope, task, tile_width, with_tiles};
-use crate::backend::{LogpGrads, LogpHead, LogpStats};
+use super::forward::{Wanted, fold_rows, logp, put_stats};
+use super::{Head, ROWS, TILE, Tiles, logit_tile, scale_slope, task, tile_width, with_tiles};
+use crate::backend::{HeadGrads, HeadInput, LogpGrads, LogpHead, LogpStats};
 use crate::buffer::{Buffer, Weight};
 use crate::cpu::Cpu;
 use crate::cpu::element::Stored;
@@ -21,7 +21,7 @@ use crate::error::Result;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// Logits that [`logp_known`] holds at most: 16 MiB.
+/// Logits that [`logp_one_pass`] holds at most: 16 MiB.
 const KEPT: usize = 4 << 20;
 /// Rows that must fit: a sum over fewer tokens would spend its time on reading and writing `dw`.
 const FEWEST: usize = 256;
@@ -57,38 +57,45 @@ impl From32 for u16 {
     }
 }
 
+/// Where the gradient of a tile's logits goes: column `at` of rows of `ld` elements.
+pub(super) struct GradTile<'a, E> {
+    pub rows: Range<usize>,
+    pub tile: usize,
+    pub out: Disjoint<'a, E>,
+    pub at: usize,
+    pub ld: usize,
+}
+
 multiversion! {
-    fn dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, op: LogpHead, x: &[E], w: Packed<'_, E>, rows: Range<usize>, tile: usize, g: &RowGrads<'_>, out: Disjoint<'_, E>, at: usize, ld: usize) {
-        logit_tile(s, scratch, op, x, rows.clone(), w, tile, &mut tiles.first);
-        turn(s, tiles, op, w.shape.n, rows, tile, g, out, at, ld)
+    fn dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, head: Head<'_, E>, g: &RowGrads<'_>, to: GradTile<'_, E>) {
+        logit_tile(s, scratch, head, to.rows.clone(), to.tile, &mut tiles.first);
+        logit_gradient(s, tiles, head.op, head.w.shape.n, g, to)
     }
 }
 
 multiversion! {
-    /// From logits that forward has kept, `[rows, vocab]`.
-    fn kept_dlogits<S, type E: GradElement>(s, tiles: &mut Tiles, op: LogpHead, kept: &[f32], vocab: usize, rows: Range<usize>, tile: usize, g: &RowGrads<'_>, out: Disjoint<'_, E>, at: usize, ld: usize) {
-        let (from, width) = (tile * TILE, tile_width(vocab, tile));
-        for (i, row) in rows.clone().enumerate() {
+    /// From logits that forward has stored, `[rows, vocab]`.
+    fn kept_dlogits<S, type E: GradElement>(s, tiles: &mut Tiles, op: LogpHead, stored: (&[f32], usize), g: &RowGrads<'_>, to: GradTile<'_, E>) {
+        let (kept, vocab) = stored;
+        let (from, width) = (to.tile * TILE, tile_width(vocab, to.tile));
+        for (i, row) in to.rows.clone().enumerate() {
             tiles.first[i * TILE..][..width].copy_from_slice(&kept[row * vocab + from..][..width]);
         }
-        turn(s, tiles, op, vocab, rows, tile, g, out, at, ld)
+        logit_gradient(s, tiles, op, vocab, g, to)
     }
 }
 
-/// Turns a tile of scaled logits into their gradient and stores it.
+/// Replaces a tile of scaled logits by their gradient and stores it.
 #[inline(always)]
-fn turn<S: Simd, E: GradElement>(
+fn logit_gradient<S: Simd, E: GradElement>(
     s: S,
     tiles: &mut Tiles,
     op: LogpHead,
     vocab: usize,
-    rows: Range<usize>,
-    tile: usize,
     g: &RowGrads<'_>,
-    out: Disjoint<'_, E>,
-    at: usize,
-    ld: usize,
+    to: GradTile<'_, E>,
 ) {
+    let GradTile { rows, tile, out, at, ld } = to;
     let (from, width) = (tile * TILE, tile_width(vocab, tile));
     let extra = g.others.len() / g.targets.len();
     for (i, row) in rows.enumerate() {
@@ -154,16 +161,13 @@ fn turn<S: Simd, E: GradElement>(
 /// See [`HeadOps::logp_backward`](crate::backend::HeadOps::logp_backward).
 pub fn logp_backward(
     cpu: &Cpu,
-    op: LogpHead,
-    x: &Buffer,
-    w: &Weight,
-    targets: &Buffer,
+    head: HeadInput<'_>,
     others: Option<&Buffer>,
     stats: &LogpStats,
     grads: &LogpGrads<'_>,
-    dx: &mut Buffer,
-    dw: Option<&mut Buffer>,
+    to: HeadGrads<'_>,
 ) -> Result<()> {
+    let HeadInput { op, x, w, targets } = head;
     let g = RowGrads {
         targets: u32s(targets),
         others: others.map_or(&[], u32s),
@@ -179,55 +183,51 @@ pub fn logp_backward(
         "at most 32 other tokens a row"
     );
     match floats(x) {
-        Slice::F32(x) => through_vocabulary(cpu, x, w, dx, dw, |rows, tile, out, at, ld| {
-            with_tiles(|c, t| dlogits(cpu.level, c, t, op, x, forward_pack(w), rows, tile, &g, out, at, ld))
+        Slice::F32(x) => through_vocabulary(cpu, x, w, to, |to| {
+            let head = Head { op, x, w: forward_pack(w) };
+            with_tiles(|c, t| dlogits(cpu.level, c, t, head, &g, to))
         }),
-        Slice::Bf16(x) => through_vocabulary(cpu, x, w, dx, dw, |rows, tile, out, at, ld| {
-            with_tiles(|c, t| dlogits(cpu.level, c, t, op, x, forward_pack(w), rows, tile, &g, out, at, ld))
+        Slice::Bf16(x) => through_vocabulary(cpu, x, w, to, |to| {
+            let head = Head { op, x, w: forward_pack(w) };
+            with_tiles(|c, t| dlogits(cpu.level, c, t, head, &g, to))
         }),
     }
 }
 
-/// See [`HeadOps::logp_known`](crate::backend::HeadOps::logp_known).
-pub fn logp_known(
+/// See [`HeadOps::logp_one_pass`](crate::backend::HeadOps::logp_one_pass).
+pub fn logp_one_pass(
     cpu: &Cpu,
-    op: LogpHead,
-    x: &Buffer,
-    w: &Weight,
-    targets: &Buffer,
+    head: HeadInput<'_>,
     dlogp: &Buffer,
     stats: &mut LogpStats,
-    dx: &mut Buffer,
-    dw: Option<&mut Buffer>,
+    to: HeadGrads<'_>,
 ) -> Result<()> {
-    let rows = u32s(targets).len();
-    let most = KEPT / w.n;
+    let rows = u32s(head.targets).len();
+    let most = KEPT / head.w.n;
     if rows == 0 || most < rows.min(FEWEST) {
-        logp(cpu, op, x, w, targets, None, stats)?;
+        logp(cpu, head, None, stats)?;
         let grads = LogpGrads { logp: dlogp, entropy: None, others: None };
-        return logp_backward(cpu, op, x, w, targets, None, stats, &grads, dx, dw);
+        return logp_backward(cpu, head, None, stats, &grads, to);
     }
-    // Equal parts of even length: bf16 meets tokens in pairs.
+    // Equal parts of even length: bf16 processes tokens in pairs.
     let part = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(2);
-    match floats(x) {
-        Slice::F32(x) => in_parts(cpu, op, x, w, part, u32s(targets), f32s(dlogp), stats, dx, dw),
-        Slice::Bf16(x) => in_parts(cpu, op, x, w, part, u32s(targets), f32s(dlogp), stats, dx, dw),
+    match floats(head.x) {
+        Slice::F32(x) => in_parts(cpu, (head, x), part, f32s(dlogp), stats, to),
+        Slice::Bf16(x) => in_parts(cpu, (head, x), part, f32s(dlogp), stats, to),
     }
 }
 
-/// Logits of `part` rows at a time: folded, turned into their gradient, multiplied into `dx` and `dw`.
+/// Logits of `part` rows at a time: folded, replaced by their gradient, multiplied into `dx` and `dw`.
 fn in_parts<E: GradElement>(
     cpu: &Cpu,
-    op: LogpHead,
-    x: &[E],
-    w: &Weight,
+    (head, x): (HeadInput<'_>, &[E]),
     part: usize,
-    targets: &[u32],
     dlogp: &[f32],
     stats: &mut LogpStats,
-    dx: &mut Buffer,
-    dw: Option<&mut Buffer>,
+    to: HeadGrads<'_>,
 ) -> Result<()> {
+    let (HeadInput { op, w, .. }, targets) = (head, u32s(head.targets));
+    let HeadGrads { dx, dw, .. } = to;
     let rows = targets.len();
     let mut kept = cpu.arena.take(part.min(rows) * w.n * 4)?;
     let mut found = vec![0f32; part.min(rows)];
@@ -237,7 +237,8 @@ fn in_parts<E: GradElement>(
         let (count, targets) = (range.len(), &targets[range.clone()]);
         let kept = kept.slice_mut::<f32>(count * w.n);
         let x = &x[range.start * w.k..range.end * w.k];
-        let folds = fold_rows(cpu, op, x, w, targets, &mut found[..count], Some(&mut *kept));
+        let wanted = Wanted { tokens: targets, found: &mut found[..count], logits: Some(&mut *kept) };
+        let folds = fold_rows(cpu, op, x, w, wanted);
         put_stats(stats, from, &folds, |i| found[i]);
         let g = RowGrads {
             targets,
@@ -248,31 +249,28 @@ fn in_parts<E: GradElement>(
             dentropy: None,
             dothers: &[],
         };
-        flow.part(range, |rows, tile, out, at, ld| {
-            with_tiles(|_, t| kept_dlogits(cpu.level, t, op, kept, w.n, rows, tile, &g, out, at, ld))
-        });
+        flow.part(range, |to| with_tiles(|_, t| kept_dlogits(cpu.level, t, op, (kept, w.n), &g, to)));
     }
     flow.finish(dx);
     Ok(())
 }
 
-/// Runs `fill(rows, tile, out, column in out, row length of out)` for every tile, a stretch of the vocabulary at
-/// a time, and multiplies each stretch's gradient into `dx` and `dw`.
+/// Runs `fill` for every tile, a stretch of the vocabulary at a time, and multiplies each stretch's gradient into `dx` and
+/// `dw`.
 pub(super) fn through_vocabulary<E: GradElement>(
     cpu: &Cpu,
     x: &[E],
     w: &Weight,
-    dx: &mut Buffer,
-    dw: Option<&mut Buffer>,
-    fill: impl Fn(Range<usize>, usize, Disjoint<'_, E>, usize, usize) + Sync,
+    to: HeadGrads<'_>,
+    fill: impl Fn(GradTile<'_, E>) + Sync,
 ) -> Result<()> {
     let rows = x.len() / w.k;
     if rows == 0 {
         return Ok(());
     }
-    let mut flow = Flow::new(cpu, x, w, dw, rows)?;
+    let mut flow = Flow::new(cpu, x, w, to.dw, rows)?;
     flow.part(0..rows, fill);
-    flow.finish(dx);
+    flow.finish(to.dx);
     Ok(())
 }
 
@@ -311,12 +309,8 @@ impl<'a, E: GradElement> Flow<'a, E> {
         Ok(Flow { cpu, w, rows, stretch, grad, dx, packed, dw, open, element: PhantomData })
     }
 
-    /// The next rows; `fill` is told rows counted from the part's first.
-    fn part(
-        &mut self,
-        part: Range<usize>,
-        fill: impl Fn(Range<usize>, usize, Disjoint<'_, E>, usize, usize) + Sync,
-    ) {
+    /// The next rows; `fill` counts rows from the part's first.
+    fn part(&mut self, part: Range<usize>, fill: impl Fn(GradTile<'_, E>) + Sync) {
         let (cpu, w, rows) = (self.cpu, self.w, part.len());
         let dx = &mut self.dx.slice_mut::<f32>(self.rows * w.k)[part.start * w.k..part.end * w.k];
         let tokens = Shape { n: w.k, k: self.rows };
@@ -327,7 +321,7 @@ impl<'a, E: GradElement> Flow<'a, E> {
             let shared = Disjoint::new(grad);
             cpu.pool.run(rows.div_ceil(ROWS) * width.div_ceil(TILE), |i| {
                 let (rows, tile) = task(i, rows);
-                fill(rows, from / TILE + tile, shared, tile * TILE, width);
+                fill(GradTile { rows, tile: from / TILE + tile, out: shared, at: tile * TILE, ld: width });
             });
             let back = backward_pack::<E>(w).stretch(from, width);
             matmul::linear(cpu.level, &cpu.pool, grad, back, None, Out::AddF32(&mut *dx));

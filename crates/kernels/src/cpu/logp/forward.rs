@@ -1,13 +1,13 @@
 //! Statistics of every row, and for decoding the logits themselves.
 
-use super::{Fold, ROWS, TILE, Tiles, logit_tile, scalar_exp, task, tile_width, with_tiles};
-use crate::backend::{LogpHead, LogpStats, SampleOps};
+use super::{Fold, Head, ROWS, TILE, Tiles, logit_tile, scalar_exp, task, tile_width, with_tiles};
+use crate::backend::{HeadInput, LogpHead, LogpStats, SampleOps};
 use crate::buffer::{Buffer, Weight};
 use crate::cpu::Cpu;
 use crate::cpu::linear::forward_pack;
 use crate::cpu::math::exp;
 use crate::cpu::matmul::Scratch;
-use crate::cpu::matmul::pack::{Packed, TokenRows};
+use crate::cpu::matmul::pack::TokenRows;
 use crate::cpu::memory::{Plain, Slice, f32s, f32s_mut, floats, u32s};
 use crate::cpu::pool::Disjoint;
 use crate::cpu::simd::{LANES, Level, multiversion};
@@ -17,7 +17,6 @@ use std::ops::Range;
 
 /// What a pass over the vocabulary collects.
 struct Pass<'a> {
-    op: LogpHead,
     rows: Range<usize>,
     tile: usize,
     /// Tokens whose logit is wanted: `wanted[row * per_row..]`.
@@ -33,9 +32,10 @@ struct Pass<'a> {
 }
 
 multiversion! {
-    fn pass<S, type E: TokenRows>(s, scratch: &mut Scratch, tiles: &mut Tiles, x: &[E], w: Packed<'_, E>, p: Pass<'_>) {
-        logit_tile(s, scratch, p.op, x, p.rows.clone(), w, p.tile, &mut tiles.first);
-        let (from, width) = (p.tile * TILE, tile_width(w.shape.n, p.tile));
+    fn pass<S, type E: TokenRows>(s, scratch: &mut Scratch, tiles: &mut Tiles, head: Head<'_, E>, p: Pass<'_>) {
+        logit_tile(s, scratch, head, p.rows.clone(), p.tile, &mut tiles.first);
+        let vocab = head.w.shape.n;
+        let (from, width) = (p.tile * TILE, tile_width(vocab, p.tile));
         for (i, row) in p.rows.enumerate() {
             let logits = &tiles.first[i * TILE..][..width];
             // SAFETY: this task alone has this row and tile.
@@ -49,7 +49,7 @@ multiversion! {
             }
             if let Some(all) = p.logits {
                 // SAFETY: this task alone has this row and tile.
-                unsafe { all.part(row * w.shape.n + from, width).copy_from_slice(logits) };
+                unsafe { all.part(row * vocab + from, width).copy_from_slice(logits) };
             }
         }
     }
@@ -65,16 +65,25 @@ multiversion! {
     }
 }
 
-/// Folds every row; also finds the scaled logits of the wanted tokens and, if asked, keeps all logits.
+/// What is stored of the logits besides their folds.
+#[derive(Default)]
+pub(super) struct Wanted<'a> {
+    /// Tokens of each row, all rows' in a row, and their scaled logits.
+    pub tokens: &'a [u32],
+    pub found: &'a mut [f32],
+    /// All scaled logits, `[rows, vocab]`.
+    pub logits: Option<&'a mut [f32]>,
+}
+
+/// Folds every row, and stores the scaled logits that are wanted.
 pub(super) fn fold_rows<E: TokenRows<Unit: Plain>>(
     cpu: &Cpu,
     op: LogpHead,
     x: &[E],
     w: &Weight,
-    wanted: &[u32],
-    found: &mut [f32],
-    logits: Option<&mut [f32]>,
+    wanted: Wanted<'_>,
 ) -> Vec<Fold> {
+    let Wanted { tokens: wanted, found, logits } = wanted;
     let rows = x.len() / w.k;
     let per_row = wanted.len() / rows.max(1);
     assert!(found.len() == wanted.len() && wanted.iter().all(|&t| (t as usize) < w.n));
@@ -94,8 +103,9 @@ pub(super) fn fold_rows<E: TokenRows<Unit: Plain>>(
             let (rows, tile) = task(i, part.len());
             let (found, logits) = (found.shifted(start * per_row), logits.map(|l| l.shifted(start * w.n)));
             let wanted = &wanted[start * per_row..part.end * per_row];
-            let p = Pass { op, rows, tile, wanted, per_row, found, folds: shared, tiles, logits };
-            with_tiles(|scratch, t| pass(cpu.level, scratch, t, x, forward_pack::<E>(w), p));
+            let p = Pass { rows, tile, wanted, per_row, found, folds: shared, tiles, logits };
+            let head = Head { op, x, w: forward_pack::<E>(w) };
+            with_tiles(|scratch, t| pass(cpu.level, scratch, t, head, p));
         });
         out.extend((0..part.len()).map(|r| fold_row(cpu.level, &folds[r * tiles..(r + 1) * tiles])));
     }
@@ -103,19 +113,11 @@ pub(super) fn fold_rows<E: TokenRows<Unit: Plain>>(
 }
 
 /// [`fold_rows`] for a buffer of either type.
-pub(super) fn fold_buffer(
-    cpu: &Cpu,
-    op: LogpHead,
-    x: &Buffer,
-    w: &Weight,
-    wanted: &[u32],
-    found: &mut [f32],
-    logits: Option<&mut [f32]>,
-) -> Vec<Fold> {
-    assert_eq!(x.dtype(), w.dtype);
+pub(super) fn fold_buffer(cpu: &Cpu, op: LogpHead, x: &Buffer, w: &Weight, wanted: Wanted<'_>) -> Vec<Fold> {
+    assert_eq!(x.dtype(), w.compute);
     match floats(x) {
-        Slice::F32(x) => fold_rows(cpu, op, x, w, wanted, found, logits),
-        Slice::Bf16(x) => fold_rows(cpu, op, x, w, wanted, found, logits),
+        Slice::F32(x) => fold_rows(cpu, op, x, w, wanted),
+        Slice::Bf16(x) => fold_rows(cpu, op, x, w, wanted),
     }
 }
 
@@ -135,13 +137,11 @@ pub(super) fn put_stats(stats: &mut LogpStats, first: usize, folds: &[Fold], tar
 /// See [`HeadOps::logp`](crate::backend::HeadOps::logp).
 pub fn logp(
     cpu: &Cpu,
-    op: LogpHead,
-    x: &Buffer,
-    w: &Weight,
-    targets: &Buffer,
+    head: HeadInput<'_>,
     others: Option<(&Buffer, &mut Buffer)>,
     stats: &mut LogpStats,
 ) -> Result<()> {
+    let HeadInput { op, x, w, targets } = head;
     let rows = x.len() / w.k;
     let targets = u32s(targets);
     assert_eq!(targets.len(), rows);
@@ -155,7 +155,7 @@ pub fn logp(
         }
     }
     let mut found = vec![0f32; wanted.len()];
-    let folds = fold_buffer(cpu, op, x, w, &wanted, &mut found, None);
+    let folds = fold_buffer(cpu, op, x, w, Wanted { tokens: &wanted, found: &mut found, logits: None });
     put_stats(stats, 0, &folds, |row| found[row * per_row]);
     if let Some((_, out)) = others {
         for (row, fold) in folds.iter().enumerate() {
@@ -176,7 +176,7 @@ pub fn logits(
     logits: &mut Buffer,
     lse: &mut Buffer,
 ) -> Result<()> {
-    let folds = fold_buffer(cpu, op, x, w, &[], &mut [], Some(f32s_mut(logits)));
+    let folds = fold_buffer(cpu, op, x, w, Wanted { logits: Some(f32s_mut(logits)), ..Wanted::default() });
     f32s_mut(lse).iter_mut().zip(folds).for_each(|(l, f)| *l = f.lse());
     Ok(())
 }

@@ -1,15 +1,14 @@
 //! KL(p || q) over the whole vocabulary, and its gradient by p's logits: `p (log p - log q - KL)`.
 
-use super::backward::{GradElement, through_vocabulary};
-use super::forward::fold_buffer;
-use super::{TILE, Tiles, logit_tile, scale_slope, task, tile_width, with_tiles};
-use crate::backend::{DivergenceOps, LogpHead};
+use super::backward::{GradElement, GradTile, through_vocabulary};
+use super::forward::{Wanted, fold_buffer};
+use super::{Head, TILE, Tiles, cleared, logit_tile, scale_slope, task, tile_width, with_tiles};
+use crate::backend::{DivergenceOps, HeadGrads, LogpHead};
 use crate::buffer::{Buffer, Weight};
 use crate::cpu::Cpu;
 use crate::cpu::linear::forward_pack;
 use crate::cpu::math::exp;
 use crate::cpu::matmul::Scratch;
-use crate::cpu::matmul::pack::Packed;
 use crate::cpu::memory::{Slice, f32s, f32s_mut, floats};
 use crate::cpu::pool::Disjoint;
 use crate::cpu::simd::{LANES, multiversion};
@@ -17,10 +16,9 @@ use crate::error::Result;
 use crate::shapes;
 use std::ops::Range;
 
-/// Hidden states and head of one of the two models.
+/// One of the two models, and the log-sum-exp of its rows.
 struct Side<'a, E: GradElement> {
-    x: &'a [E],
-    w: Packed<'a, E>,
+    head: Head<'a, E>,
     lse: &'a [f32],
 }
 
@@ -33,10 +31,11 @@ impl<E: GradElement> Copy for Side<'_, E> {}
 
 multiversion! {
     /// Σ over the tile of `p (log p - log q)`, for each row.
-    fn kl_tile<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, op: LogpHead, p: Side<'_, E>, q: Side<'_, E>, rows: Range<usize>, tile: usize, out: Disjoint<'_, f32>, n_tiles: usize) {
-        logit_tile(s, scratch, op, p.x, rows.clone(), p.w, tile, &mut tiles.first);
-        logit_tile(s, scratch, op, q.x, rows.clone(), q.w, tile, &mut tiles.second);
-        let width = tile_width(p.w.shape.n, tile);
+    fn kl_tile<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, sides: [Side<'_, E>; 2], at: (Range<usize>, usize), out: (Disjoint<'_, f32>, usize)) {
+        let ([p, q], (rows, tile), (out, n_tiles)) = (sides, at, out);
+        logit_tile(s, scratch, p.head, rows.clone(), tile, &mut tiles.first);
+        logit_tile(s, scratch, q.head, rows.clone(), tile, &mut tiles.second);
+        let width = tile_width(p.head.w.shape.n, tile);
         for (i, row) in rows.enumerate() {
             let (pl, ql) = (s.splat(p.lse[row]), s.splat(q.lse[row]));
             let mut sum = s.splat(0.0);
@@ -56,10 +55,11 @@ multiversion! {
 }
 
 multiversion! {
-    fn kl_dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, op: LogpHead, p: Side<'_, E>, q: Side<'_, E>, kl: &[f32], dkl: &[f32], rows: Range<usize>, tile: usize, out: Disjoint<'_, E>, at: usize, ld: usize) {
-        logit_tile(s, scratch, op, p.x, rows.clone(), p.w, tile, &mut tiles.first);
-        logit_tile(s, scratch, op, q.x, rows.clone(), q.w, tile, &mut tiles.second);
-        let width = tile_width(p.w.shape.n, tile);
+    fn kl_dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, sides: [Side<'_, E>; 2], flow: (&[f32], &[f32]), to: GradTile<'_, E>) {
+        let ([p, q], (kl, dkl), GradTile { rows, tile, out, at, ld }) = (sides, flow, to);
+        logit_tile(s, scratch, p.head, rows.clone(), tile, &mut tiles.first);
+        logit_tile(s, scratch, q.head, rows.clone(), tile, &mut tiles.second);
+        let (op, width) = (p.head.op, tile_width(p.head.w.shape.n, tile));
         for (i, row) in rows.enumerate() {
             let (pl, ql) = (s.splat(p.lse[row]), s.splat(q.lse[row]));
             let (kl, dkl) = (s.splat(kl[row]), s.splat(dkl[row]));
@@ -83,14 +83,14 @@ multiversion! {
 }
 
 fn lse(cpu: &Cpu, op: LogpHead, (x, w): (&Buffer, &Weight)) -> Vec<f32> {
-    fold_buffer(cpu, op, x, w, &[], &mut [], None).into_iter().map(|f| f.lse()).collect()
+    fold_buffer(cpu, op, x, w, Wanted::default()).into_iter().map(|f| f.lse()).collect()
 }
 
 impl DivergenceOps for Cpu {
     fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()> {
         shapes::kl(self, p, q, kl)?;
         let (p_lse, q_lse) = (lse(self, op, p), lse(self, op, q));
-        rows(self, op, p, q, &p_lse, &q_lse, f32s_mut(kl));
+        rows(self, op, [p, q], [&p_lse, &q_lse], f32s_mut(kl));
         Ok(())
     }
     fn kl_backward(
@@ -99,29 +99,25 @@ impl DivergenceOps for Cpu {
         p: (&Buffer, &Weight),
         q: (&Buffer, &Weight),
         dkl: &Buffer,
-        dx: &mut Buffer,
-        dw: Option<&mut Buffer>,
+        to: HeadGrads<'_>,
     ) -> Result<()> {
-        shapes::kl_backward(self, p, q, dkl, dx, dw.as_deref())?;
+        shapes::kl_backward(self, p, q, dkl, &to)?;
+        let to = cleared(self, to)?;
         let (p_lse, q_lse) = (lse(self, op, p), lse(self, op, q));
         let mut kl = vec![0f32; p_lse.len()];
-        rows(self, op, p, q, &p_lse, &q_lse, &mut kl);
+        rows(self, op, [p, q], [&p_lse, &q_lse], &mut kl);
         let dkl = f32s(dkl);
         match (floats(p.0), floats(q.0)) {
             (Slice::F32(a), Slice::F32(b)) => {
-                let (a, b) = (side(a, p.1, &p_lse), side(b, q.1, &q_lse));
-                through_vocabulary(self, a.x, p.1, dx, dw, |rows, tile, out, at, ld| {
-                    with_tiles(|c, t| {
-                        kl_dlogits(self.level, c, t, op, a, b, &kl, dkl, rows, tile, out, at, ld)
-                    })
+                let sides = [side(op, a, p.1, &p_lse), side(op, b, q.1, &q_lse)];
+                through_vocabulary(self, a, p.1, to, |to| {
+                    with_tiles(|c, t| kl_dlogits(self.level, c, t, sides, (&kl, dkl), to))
                 })
             }
             (Slice::Bf16(a), Slice::Bf16(b)) => {
-                let (a, b) = (side(a, p.1, &p_lse), side(b, q.1, &q_lse));
-                through_vocabulary(self, a.x, p.1, dx, dw, |rows, tile, out, at, ld| {
-                    with_tiles(|c, t| {
-                        kl_dlogits(self.level, c, t, op, a, b, &kl, dkl, rows, tile, out, at, ld)
-                    })
+                let sides = [side(op, a, p.1, &p_lse), side(op, b, q.1, &q_lse)];
+                through_vocabulary(self, a, p.1, to, |to| {
+                    with_tiles(|c, t| kl_dlogits(self.level, c, t, sides, (&kl, dkl), to))
                 })
             }
             _ => unreachable!("asserted in rows"),
@@ -132,10 +128,8 @@ impl DivergenceOps for Cpu {
 fn rows(
     cpu: &Cpu,
     op: LogpHead,
-    p: (&Buffer, &Weight),
-    q: (&Buffer, &Weight),
-    p_lse: &[f32],
-    q_lse: &[f32],
+    [p, q]: [(&Buffer, &Weight); 2],
+    [p_lse, q_lse]: [&[f32]; 2],
     kl: &mut [f32],
 ) {
     assert!(p.1.n == q.1.n && p.0.dtype() == q.0.dtype());
@@ -145,15 +139,15 @@ fn rows(
     let shared = Disjoint::new(&mut parts);
     let tasks = kl.len().div_ceil(super::ROWS) * n_tiles;
     cpu.pool.run(tasks, |i| {
-        let (rows, tile) = task(i, p_lse.len());
+        let at = task(i, p_lse.len());
         with_tiles(|c, t| match (floats(p.0), floats(q.0)) {
             (Slice::F32(a), Slice::F32(b)) => {
-                let (a, b) = (side(a, p.1, p_lse), side(b, q.1, q_lse));
-                kl_tile(cpu.level, c, t, op, a, b, rows, tile, shared, n_tiles)
+                let sides = [side(op, a, p.1, p_lse), side(op, b, q.1, q_lse)];
+                kl_tile(cpu.level, c, t, sides, at, (shared, n_tiles))
             }
             (Slice::Bf16(a), Slice::Bf16(b)) => {
-                let (a, b) = (side(a, p.1, p_lse), side(b, q.1, q_lse));
-                kl_tile(cpu.level, c, t, op, a, b, rows, tile, shared, n_tiles)
+                let sides = [side(op, a, p.1, p_lse), side(op, b, q.1, q_lse)];
+                kl_tile(cpu.level, c, t, sides, at, (shared, n_tiles))
             }
             _ => unreachable!("asserted above"),
         })
@@ -163,6 +157,6 @@ fn rows(
     }
 }
 
-fn side<'a, E: GradElement>(x: &'a [E], w: &'a Weight, lse: &'a [f32]) -> Side<'a, E> {
-    Side { x, w: forward_pack(w), lse }
+fn side<'a, E: GradElement>(op: LogpHead, x: &'a [E], w: &'a Weight, lse: &'a [f32]) -> Side<'a, E> {
+    Side { head: Head { op, x, w: forward_pack(w) }, lse }
 }

@@ -12,10 +12,10 @@ use super::Cpu;
 use super::math::{exp, tanh};
 use super::matmul::pack::{Packed, TokenRows};
 use super::matmul::tile::PANEL;
-use super::matmul::{Scratch, product};
+use super::matmul::{Block, Scratch, product};
 use super::simd::{LANES, Simd};
 use super::vector::clear;
-use crate::backend::{HeadOps, LogpGrads, LogpHead, LogpStats};
+use crate::backend::{HeadGrads, HeadInput, HeadOps, LogpGrads, LogpHead, LogpStats};
 use crate::buffer::{Buffer, Weight};
 use crate::error::Result;
 use crate::math::ln;
@@ -131,28 +131,38 @@ pub(crate) fn scale_slope<S: Simd>(s: S, op: LogpHead, scaled: S::V) -> S::V {
     }
 }
 
+/// Hidden states and the head they are multiplied with.
+pub(crate) struct Head<'a, E: TokenRows> {
+    pub op: LogpHead,
+    pub x: &'a [E],
+    pub w: Packed<'a, E>,
+}
+
+impl<E: TokenRows> Clone for Head<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<E: TokenRows> Copy for Head<'_, E> {}
+
 /// Scaled logits of some rows and one tile of the vocabulary, into `out`, row-major with `TILE` columns.
 #[inline(always)]
 pub(crate) fn logit_tile<S: Simd, E: TokenRows>(
     s: S,
     scratch: &mut Scratch,
-    op: LogpHead,
-    x: &[E],
+    head: Head<'_, E>,
     rows: Range<usize>,
-    w: Packed<'_, E>,
     tile: usize,
     out: &mut [f32],
 ) {
+    let Head { op, x, w } = head;
     assert!(out.len() >= rows.len() * TILE);
     let panels = tile * (TILE / PANEL)..((tile + 1) * (TILE / PANEL)).min(w.shape.panels());
     let (first_row, first_panel) = (rows.start, panels.start);
     product(
         s,
         scratch,
-        x,
-        rows,
-        w,
-        panels,
+        Block { x, rows, w, panels },
         &mut |s: S, row: usize, count: usize, panel: usize, c: *const f32| {
             for r in 0..count {
                 for half in 0..PANEL / LANES {
@@ -202,56 +212,45 @@ pub(crate) fn task(i: usize, rows: usize) -> (Range<usize>, usize) {
     (block * ROWS..((block + 1) * ROWS).min(rows), i / blocks)
 }
 
+/// Gradients of a head, to be added to.
+fn cleared<'a>(cpu: &Cpu, mut to: HeadGrads<'a>) -> Result<HeadGrads<'a>> {
+    if !to.add {
+        clear(cpu, [to.dw.as_deref_mut()])?;
+    }
+    Ok(to)
+}
+
 impl HeadOps for Cpu {
     fn logp(
         &self,
-        op: LogpHead,
-        x: &Buffer,
-        w: &Weight,
-        targets: &Buffer,
+        head: HeadInput<'_>,
         others: Option<(&Buffer, &mut Buffer)>,
         stats: &mut LogpStats,
     ) -> Result<()> {
         let listed = others.as_ref().map(|(ids, out)| (*ids, &**out));
-        shapes::logp(self, x, w, targets, listed, stats)?;
-        forward::logp(self, op, x, w, targets, others, stats)
+        shapes::logp(self, head, listed, stats)?;
+        forward::logp(self, head, others, stats)
     }
     fn logp_backward(
         &self,
-        op: LogpHead,
-        x: &Buffer,
-        w: &Weight,
-        targets: &Buffer,
+        head: HeadInput<'_>,
         others: Option<&Buffer>,
         stats: &LogpStats,
         grads: &LogpGrads<'_>,
-        dx: &mut Buffer,
-        add: bool,
-        mut dw: Option<&mut Buffer>,
+        to: HeadGrads<'_>,
     ) -> Result<()> {
-        shapes::logp_backward(self, x, w, targets, others, stats, grads, dx, dw.as_deref())?;
-        if !add {
-            clear(self, [dw.as_deref_mut()])?;
-        }
-        backward::logp_backward(self, op, x, w, targets, others, stats, grads, dx, dw)
+        shapes::logp_backward(self, head, others, stats, grads, &to)?;
+        backward::logp_backward(self, head, others, stats, grads, cleared(self, to)?)
     }
-    fn logp_known(
+    fn logp_one_pass(
         &self,
-        op: LogpHead,
-        x: &Buffer,
-        w: &Weight,
-        targets: &Buffer,
+        head: HeadInput<'_>,
         dlogp: &Buffer,
         stats: &mut LogpStats,
-        dx: &mut Buffer,
-        add: bool,
-        mut dw: Option<&mut Buffer>,
+        to: HeadGrads<'_>,
     ) -> Result<()> {
-        shapes::logp_known(self, x, w, targets, dlogp, stats, dx, dw.as_deref())?;
-        if !add {
-            clear(self, [dw.as_deref_mut()])?;
-        }
-        backward::logp_known(self, op, x, w, targets, dlogp, stats, dx, dw)
+        shapes::logp_one_pass(self, head, dlogp, stats, &to)?;
+        backward::logp_one_pass(self, head, dlogp, stats, cleared(self, to)?)
     }
     fn logits(
         &self,

@@ -100,15 +100,16 @@ pub fn linear<E: TokenRows>(
         let (c, r) = (i / row_tasks, i % row_tasks);
         let rows = r * row_chunk * mr..((r + 1) * row_chunk * mr).min(m);
         let panels = c * column_chunk..((c + 1) * column_chunk).min(column_panels);
-        with_scratch(|scratch| linear_task(level, scratch, x, rows, w, panels, bias, out));
+        let block = Block { x, rows, w, panels };
+        with_scratch(|scratch| linear_task(level, scratch, block, bias, out));
     };
     if tiny { (0..row_tasks * column_tasks).for_each(task) } else { pool.run(row_tasks * column_tasks, task) }
 }
 
 multiversion! {
-    fn linear_task<S, type E: TokenRows>(s, scratch: &mut Scratch, x: &[E], rows: Range<usize>, w: Packed<'_, E>, panels: Range<usize>, bias: Option<&[f32]>, out: Shared<'_>) {
-        let n = w.shape.n;
-        product(s, scratch, x, rows, w, panels, &mut |s: S, row: usize, count: usize, panel: usize, tile: *const f32| {
+    fn linear_task<S, type E: TokenRows>(s, scratch: &mut Scratch, block: Block<'_, E>, bias: Option<&[f32]>, out: Shared<'_>) {
+        let n = block.w.shape.n;
+        product(s, scratch, block, &mut |s: S, row: usize, count: usize, panel: usize, tile: *const f32| {
             let columns = (n - panel * PANEL).min(PANEL);
             for half in 0..columns.div_ceil(LANES) {
                 let at = panel * PANEL + half * LANES;
@@ -159,18 +160,27 @@ pub fn with_scratch<T>(f: impl FnOnce(&mut Scratch) -> T) -> T {
     result
 }
 
-/// Rows of `x` times column panels of `w`; `finish(s, first row, rows, panel, tile)` sees every tile once,
-/// row-major with 32 columns.
+/// Some rows of `x` and some column panels of `w`.
+pub struct Block<'a, E: TokenRows> {
+    /// `[rows, k]`
+    pub x: &'a [E],
+    /// Which rows.
+    pub rows: Range<usize>,
+    /// What they are multiplied with.
+    pub w: Packed<'a, E>,
+    /// Which of its panels.
+    pub panels: Range<usize>,
+}
+
+/// Multiplies a block; `finish(s, first row, rows, panel, tile)` gets every tile once, row-major with 32 columns.
 #[inline(always)]
 pub fn product<S: Simd, E: TokenRows>(
     s: S,
     scratch: &mut Scratch,
-    x: &[E],
-    rows: Range<usize>,
-    w: Packed<'_, E>,
-    panels: Range<usize>,
+    block: Block<'_, E>,
     finish: &mut impl FnMut(S, usize, usize, usize, *const f32),
 ) {
+    let Block { x, rows, w, panels } = block;
     assert!(S::MR <= MAX_ROWS && panels.end <= w.shape.panels() && w.is_whole());
     let units = w.shape.units::<E>();
     let row_panels = rows.len().div_ceil(S::MR);
@@ -195,7 +205,7 @@ pub fn product<S: Simd, E: TokenRows>(
                     continue;
                 }
                 // SAFETY: `a` holds MAX_ROWS rows of K_BLOCK units of four bytes.
-                unsafe { copy_rows(x, w.shape.k, row, count, k, depth, a) };
+                unsafe { copy_rows(x, w.shape.k, row..row + count, k..k + depth, a) };
                 // The rows to be copied next come nearer meanwhile, a share of them with each tile.
                 let (next_row, next_k) =
                     if i + 1 < row_panels { (row + share, k) } else { (rows.start, k + depth) };
@@ -248,22 +258,20 @@ fn prefetch_run<S: Simd, E>(s: S, x: &[E], from: usize, len: usize) {
     }
 }
 
-/// Copies `count` rows, units `k..k + depth`, to rows `K_BLOCK` units apart: near each other whatever the
+/// Copies units of k of some rows to rows `K_BLOCK` units apart: near each other whatever the
 /// row length, so that they do not fight for the same cache sets.
 #[inline(always)]
 unsafe fn copy_rows<E: FromMaster>(
     x: &[E],
     k: usize,
-    row: usize,
-    count: usize,
-    unit: usize,
-    depth: usize,
+    rows: Range<usize>,
+    units: Range<usize>,
     a: *mut E::Unit,
 ) {
-    let from = unit * E::PER_UNIT;
+    let (from, depth) = (units.start * E::PER_UNIT, units.len());
     let len = (depth * E::PER_UNIT).min(k - from);
-    for r in 0..count {
-        let src = &x[(row + r) * k + from..][..len];
+    for r in 0..rows.len() {
+        let src = &x[(rows.start + r) * k + from..][..len];
         // SAFETY: a row of K_BLOCK units holds `depth` units.
         unsafe {
             let dst: *mut E = a.add(r * K_BLOCK).cast();
@@ -350,12 +358,16 @@ pub fn accumulate_dw<E: TokenRows>(
         let (c, r) = (i / row_tasks, i % row_tasks);
         let rows = r * row_chunk * mr..((r + 1) * row_chunk * mr).min(n);
         let panels = c * column_chunk..((c + 1) * column_chunk).min(column_panels);
-        with_scratch(|scratch| dw_task(level, scratch, dy, n, rows, x, panels, chain, dw));
+        let block = Block { x: dy, rows, w: x, panels };
+        with_scratch(|scratch| dw_task(level, scratch, block, chain, dw));
     });
 }
 
 multiversion! {
-    fn dw_task<S, type E: TokenRows>(s, scratch: &mut Scratch, dy: &[E], n: usize, rows: Range<usize>, x: Packed<'_, E>, panels: Range<usize>, chain: Open<'_>, dw: Disjoint<'_, f32>) {
+    fn dw_task<S, type E: TokenRows>(s, scratch: &mut Scratch, block: Block<'_, E>, chain: Open<'_>, dw: Disjoint<'_, f32>) {
+        // Rows are those of `dw`: columns of `dy`, whose rows are the tokens.
+        let Block { x: dy, rows, w: x, panels } = block;
+        let n = dy.len() / x.shape.k;
         let units = x.shape.units::<E>();
         let row_panels = rows.len().div_ceil(S::MR);
         let slots = row_panels * panels.len();

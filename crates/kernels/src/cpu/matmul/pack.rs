@@ -238,7 +238,7 @@ multiversion! {
         assert!(c.lanes <= LANES && out.len() >= (units - 1) * STEP + LANES);
         for u in 0..units {
             // SAFETY: `lanes` columns from the first on, and `out` holds the last store (asserted above).
-            unsafe { c.zip(s, rows, u, 0, c.lanes, out.as_mut_ptr().add(u * STEP)) };
+            unsafe { c.zip(s, rows, u, 0..c.lanes, out.as_mut_ptr().add(u * STEP)) };
         }
     }
 }
@@ -259,7 +259,9 @@ pub fn pack_panels<S: Simd, E: TokenRows>(
         for p in 0..panels {
             let lanes = width.min(c.lanes - p * width);
             // SAFETY: the panel's columns are among the `lanes`, and `out` holds the blocks (asserted above).
-            unsafe { c.zip(s, rows, u, p * width, lanes, out.as_mut_ptr().add(p * block + u * LANES)) };
+            unsafe {
+                c.zip(s, rows, u, p * width..p * width + lanes, out.as_mut_ptr().add(p * block + u * LANES))
+            };
         }
     }
 }
@@ -273,18 +275,25 @@ impl<E: TokenRows> Columns<'_, E> {
         rows
     }
 
-    /// One unit of rows, `lanes` columns from column `at` on.
+    /// One unit of rows, some of the columns.
     ///
     /// # Safety
-    /// `rows` is [`Columns::row_count`], `u < units`, `at + lanes <= self.lanes`; `out` takes sixteen units.
+    /// `rows` is [`Columns::row_count`], `u < units`, `columns` lie below `self.lanes`; `out` takes sixteen units.
     #[inline(always)]
-    unsafe fn zip<S: Simd>(&self, s: S, rows: usize, u: usize, at: usize, lanes: usize, out: *mut E::Unit) {
+    unsafe fn zip<S: Simd>(
+        &self,
+        s: S,
+        rows: usize,
+        u: usize,
+        columns: std::ops::Range<usize>,
+        out: *mut E::Unit,
+    ) {
         let row = (self.first + u) * E::PER_UNIT;
         // SAFETY: row < rows and the columns lie within the row, as the caller promises.
         unsafe {
-            let low = self.x.as_ptr().add(row * self.ld + self.from + at);
+            let low = self.x.as_ptr().add(row * self.ld + self.from + columns.start);
             let high = if E::PER_UNIT == 2 && row + 1 < rows { low.add(self.ld) } else { std::ptr::null() };
-            E::zip(s, lanes, low, high, out);
+            E::zip(s, columns.len(), low, high, out);
         }
     }
 }

@@ -8,7 +8,7 @@ use super::{
     SIMPLE, TOKENS, check_shape, fits_tensor_cores, pitch, room, simple_defines, simple_scoring,
     tile_defines, tile_scoring, uses_wgmma, window,
 };
-use crate::backend::{Attention, Heads, Segments};
+use crate::backend::{Attention, AttentionSaved, Heads, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
 use crate::cuda::context::Card;
@@ -144,13 +144,12 @@ struct Call<'a> {
 pub fn attention_backward(
     cuda: &Cuda,
     op: Attention,
-    qkv: &Buffer,
-    out: &Buffer,
-    lse: &Buffer,
+    saved: AttentionSaved<'_>,
     dout: &Buffer,
     segments: &Segments,
     dqkv: &mut Buffer,
 ) -> Result<()> {
+    let AttentionSaved { qkv, out, lse } = saved;
     let (heads, tokens) = (op.heads, segments.rows());
     check_shape(&op, qkv.dtype());
     assert!(qkv.len() == tokens * heads.qkv_width() && dqkv.len() == qkv.len());

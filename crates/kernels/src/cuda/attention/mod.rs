@@ -13,7 +13,7 @@ use backward::attention_backward;
 pub use tables::Tables;
 pub(crate) use tables::stage;
 
-use crate::backend::{Attention, AttentionOps, CacheOps, Heads, PagedRows, Segments};
+use crate::backend::{Attention, AttentionOps, AttentionSaved, CacheOps, Heads, PagedRows, Segments};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::Cuda;
 use crate::cuda::context::Card;
@@ -239,15 +239,13 @@ impl AttentionOps for Cuda {
     fn attention_backward(
         &self,
         op: Attention,
-        qkv: &Buffer,
-        out: &Buffer,
-        lse: &Buffer,
+        saved: AttentionSaved<'_>,
         dout: &Buffer,
         segments: &Segments,
         dqkv: &mut Buffer,
     ) -> Result<()> {
-        shapes::attention_backward(self, &op, qkv, [out, lse, dout], segments, dqkv)?;
-        attention_backward(self, op, qkv, out, lse, dout, segments, dqkv)
+        shapes::attention_backward(self, &op, saved, dout, segments, dqkv)?;
+        attention_backward(self, op, saved, dout, segments, dqkv)
     }
 }
 
@@ -352,9 +350,13 @@ fn lists(
 ) -> Result<std::sync::Arc<tables::Paged>> {
     assert!(qkv.len().is_multiple_of(heads.qkv_width()) && cache.dtype() == qkv.dtype());
     let shape = Shape::of(&cuda.card, heads, qkv.dtype());
-    let step = shape.map_or(SIMPLE.1, Shape::rows);
-    let group = heads.heads / heads.kv_heads;
-    let lists = tables::paged(cuda, rows, group, step, shape.is_some(), qkv.len() / heads.qkv_width())?;
+    let cut = tables::PagedCut {
+        group: heads.heads / heads.kv_heads,
+        step: shape.map_or(SIMPLE.1, Shape::rows),
+        decode: shape.is_some(),
+        batch: qkv.len() / heads.qkv_width(),
+    };
+    let lists = tables::paged(cuda, rows, cut)?;
     assert!(lists.needed * block_len(heads) <= cache.len(), "no such cache block");
     Ok(lists)
 }

@@ -21,7 +21,7 @@ __device__ __forceinline__ void put(T* p, u64 i, const float* from) {
     }
 }
 
-// Turns N pairs by the angles from `at` on; a sign of -1 turns back.
+// Rotates N pairs by the angles from `at` on; a sign of -1 rotates back.
 template <int N>
 __device__ __forceinline__ void turn(float* a, float* b, const float* cos, const float* sin, u64 at, float sign) {
     float c[N], s[N];

@@ -1,35 +1,26 @@
-//! Rotary position embedding of the queries and keys of fused rows, alone and with what is beside it in a layer.
+//! Rotary position embedding of the queries and keys of fused rows, alone and fused with what surrounds it in a layer.
 
-use crate::backend::{Affine, Heads, PagedRows, RopeOps, Turns};
+use crate::backend::{Heads, PagedRows, QkvLayer, RopeOps, Rotation};
 use crate::buffer::{Buffer, DType};
 use crate::composed;
 use crate::cuda::context::Cuda;
-use crate::cuda::elementwise::vector::{add_chunks, row_count};
-use crate::cuda::gemm::linear::{form, forward};
+use crate::cuda::elementwise::vector::{Chunks, add_chunks, row_count};
+use crate::cuda::gemm::linear::{forward, stored};
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{f32_ptr, kernel, letter, ptr, u32s};
 use crate::error::Result;
 use crate::shapes;
 
 impl RopeOps for Cuda {
-    fn rotary(
-        &self,
-        heads: Heads,
-        rotary_dim: usize,
-        cos: &Buffer,
-        sin: &Buffer,
-        positions: &Buffer,
-        inverse: bool,
-        qkv: &mut Buffer,
-    ) -> Result<()> {
-        let turns = Turns { dim: rotary_dim, cos, sin, positions };
-        shapes::rotary(self, heads, turns, qkv)?;
-        assert!(rotary_dim.is_multiple_of(2) && rotary_dim <= heads.head_dim);
+    fn rotary(&self, heads: Heads, rotation: Rotation<'_>, inverse: bool, qkv: &mut Buffer) -> Result<()> {
+        shapes::rotary(self, heads, rotation, qkv)?;
+        let Rotation { dim, cos, sin, positions } = rotation;
+        assert!(dim.is_multiple_of(2) && dim <= heads.head_dim);
         assert!(cos.len() == sin.len() && qkv.len() == positions.len() * heads.qkv_width());
-        if rotary_dim == 0 {
+        if dim == 0 {
             return Ok(());
         }
-        let half = rotary_dim / 2;
+        let half = dim / 2;
         let known = cos.len() / half;
         assert!(
             u32s(positions).iter().all(|&p| (p as usize) < known),
@@ -51,83 +42,80 @@ impl RopeOps for Cuda {
     fn linear_qkv(
         &self,
         x: &Buffer,
-        layer: Affine<'_>,
-        heads: Heads,
-        turns: Option<Turns<'_>>,
+        layer: QkvLayer<'_>,
         cache: Option<(&PagedRows, &mut Buffer)>,
         qkv: &mut Buffer,
     ) -> Result<()> {
         let to = cache.as_ref().map(|(rows, cache)| (*rows, &**cache));
-        shapes::linear_qkv(self, x, layer, heads, turns, to, qkv)?;
-        match linear_qkv(self, x, layer, heads, turns, to, qkv)? {
+        shapes::linear_qkv(self, x, layer, to, qkv)?;
+        match linear_qkv(self, x, layer, to, qkv)? {
             true => Ok(()),
-            false => composed::linear_qkv(self, x, layer, heads, turns, cache, qkv),
+            false => composed::linear_qkv(self, x, layer, cache, qkv),
         }
     }
     fn qkv_backward(
         &self,
         heads: Heads,
-        turns: Option<Turns<'_>>,
+        rotation: Option<Rotation<'_>>,
         dqkv: &mut Buffer,
         add: bool,
         mut dbias: Option<&mut Buffer>,
     ) -> Result<()> {
-        shapes::qkv_backward(self, heads, turns, dqkv, dbias.as_deref())?;
-        match qkv_backward(self, heads, turns, dqkv, add, dbias.as_deref_mut())? {
+        shapes::qkv_backward(self, heads, rotation, dqkv, dbias.as_deref())?;
+        match qkv_backward(self, heads, rotation, dqkv, add, dbias.as_deref_mut())? {
             true => Ok(()),
-            false => composed::qkv_backward(self, heads, turns, dqkv, add, dbias),
+            false => composed::qkv_backward(self, heads, rotation, dqkv, add, dbias),
         }
     }
 }
 
-/// Whether all of a head is turned, which the kernels that turn on their way ask for.
-fn wholly(turns: &Turns<'_>, heads: Heads) -> bool {
-    turns.dim == heads.head_dim
+/// Whether all of a head is rotated, which the fused kernels need.
+fn wholly(rotation: &Rotation<'_>, heads: Heads) -> bool {
+    rotation.dim == heads.head_dim
 }
 
 /// Checks that the angles of every row are known.
-pub(crate) fn check_positions(turns: &Turns<'_>, rows: usize) {
-    let known = turns.cos.len() / (turns.dim / 2);
-    assert!(turns.cos.len() == turns.sin.len() && turns.positions.len() == rows);
+pub(crate) fn check_positions(rotation: &Rotation<'_>, rows: usize) {
+    let known = rotation.cos.len() / (rotation.dim / 2);
+    assert!(rotation.cos.len() == rotation.sin.len() && rotation.positions.len() == rows);
     assert!(
-        u32s(turns.positions).iter().all(|&p| (p as usize) < known),
+        u32s(rotation.positions).iter().all(|&p| (p as usize) < known),
         "a position is beyond the {known} known"
     );
 }
 
-/// See [`RopeOps::linear_qkv`](crate::backend::RopeOps::linear_qkv); `false` where it has to be done one by one.
+/// See [`RopeOps::linear_qkv`](crate::backend::RopeOps::linear_qkv); `false` where it has to be composed.
 pub fn linear_qkv(
     cuda: &Cuda,
     x: &Buffer,
-    layer: Affine<'_>,
-    heads: Heads,
-    turns: Option<Turns<'_>>,
+    layer: QkvLayer<'_>,
     cache: Option<(&PagedRows, &Buffer)>,
     qkv: &mut Buffer,
 ) -> Result<bool> {
-    let (w, count) = (layer.weight, qkv.len() / heads.qkv_width());
-    let Some(turns) = turns.filter(|t| wholly(t, heads) && qkv.dtype() == DType::Bf16) else {
+    let QkvLayer { linear, heads, rotation } = layer;
+    let (w, count) = (linear.weight, qkv.len() / heads.qkv_width());
+    let Some(rotation) = rotation.filter(|r| wholly(r, heads) && qkv.dtype() == DType::Bf16) else {
         return Ok(false);
     };
     assert!(x.len() == count * w.k && w.n == heads.qkv_width());
-    check_positions(&turns, count);
+    check_positions(&rotation, count);
     // Sums that a bias is added to must not be rounded before.
-    let sums = match layer.bias {
+    let sums = match linear.bias {
         Some(_) => Some(cuda.arena.take(qkv.len() * 4)?),
         None => None,
     };
     let (at, storage) = sums.as_ref().map_or((ptr(qkv), DType::Bf16), |m| (m.ptr(), DType::F32));
-    forward(cuda, [count, w.n, w.k], ptr(x), form(w), w.dtype, None, (at, storage))?;
+    forward(cuda, [count, w.n, w.k], ptr(x), stored(w), None, (at, storage))?;
     let slots = cache
         .map(|(rows, cache)| crate::cuda::attention::slots(cuda, heads, qkv, rows, cache))
         .transpose()?;
     let args = args![
         at,
-        layer.bias,
+        linear.bias,
         &*qkv,
-        f32_ptr(turns.cos),
-        f32_ptr(turns.sin),
-        turns.positions,
+        f32_ptr(rotation.cos),
+        f32_ptr(rotation.sin),
+        rotation.positions,
         slots.as_ref().map_or(0, |s| s.ptr()),
         cache.map(|(_, cache)| cache),
         heads.heads as u32,
@@ -146,29 +134,29 @@ const FOURS: usize = 16;
 /// Sizes that the kernels share, as definitions.
 pub(crate) const CONSTANTS: &[(&str, usize)] = &[("FOURS", FOURS)];
 
-/// See [`RopeOps::qkv_backward`](crate::backend::RopeOps::qkv_backward); `false` where it has to be done one by one.
+/// See [`RopeOps::qkv_backward`](crate::backend::RopeOps::qkv_backward); `false` where it has to be composed.
 pub fn qkv_backward(
     cuda: &Cuda,
     heads: Heads,
-    turns: Option<Turns<'_>>,
+    rotation: Option<Rotation<'_>>,
     dqkv: &mut Buffer,
     add: bool,
     dbias: Option<&mut Buffer>,
 ) -> Result<bool> {
     let (width, half) = (heads.qkv_width(), heads.head_dim / 2);
-    let turns = turns.filter(|t| wholly(t, heads) && heads.head_dim.is_multiple_of(8));
-    let (Some(turns), Some(dbias)) = (turns, dbias) else { return Ok(false) };
+    let rotation = rotation.filter(|t| wholly(t, heads) && heads.head_dim.is_multiple_of(8));
+    let (Some(rotation), Some(dbias)) = (rotation, dbias) else { return Ok(false) };
     let rows = row_count(dqkv.len(), width);
     assert_eq!(dbias.len(), width);
-    check_positions(&turns, rows);
+    check_positions(&rotation, rows);
     let chunks = rows.div_ceil(CHUNK);
     let sums = cuda.arena.take(chunks * width * 4)?;
     let all = heads.heads + 2 * heads.kv_heads;
     let args = args![
         &*dqkv,
-        f32_ptr(turns.cos),
-        f32_ptr(turns.sin),
-        turns.positions,
+        f32_ptr(rotation.cos),
+        f32_ptr(rotation.sin),
+        rotation.positions,
         rows as u32,
         (heads.heads + heads.kv_heads) as u32,
         all as u32,
@@ -178,6 +166,7 @@ pub fn qkv_backward(
     ];
     let grid = Grid::plane((all * half / 4).div_ceil(FOURS), chunks, 256);
     cuda.launch("rotary", &kernel("turn_back", &[dqkv]), grid, &args)?;
-    add_chunks(cuda, sums.ptr(), width, chunks, width, f32_ptr(dbias), add)?;
+    let sums = Chunks { at: sums.ptr(), stride: width, count: chunks, width };
+    add_chunks(cuda, sums, (f32_ptr(dbias), add))?;
     Ok(true)
 }

@@ -116,15 +116,23 @@ pub(super) struct Paged {
     pub many: List,
 }
 
-/// What a paged list depends on: the rows, heads to a key head, rows of a block of threads, rows of the batch, and
-/// whether few rows have a kernel of their own.
-#[derive(PartialEq)]
+/// What a paged list depends on.
 struct PagedKey {
     rows: PagedRows,
-    group: usize,
-    step: usize,
-    batch: usize,
-    decode: bool,
+    cut: PagedCut,
+}
+
+/// How work on new tokens is cut into blocks of threads.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) struct PagedCut {
+    /// Query heads of a key head.
+    pub group: usize,
+    /// Stacked rows of a block of threads.
+    pub step: usize,
+    /// Whether short sequences have a kernel of their own, with [`DECODE_ROWS`] to a block.
+    pub decode: bool,
+    /// Rows of `qkv`.
+    pub batch: usize,
 }
 
 /// The lists made last.
@@ -207,7 +215,8 @@ fn written_blocks(rows: &PagedRows) -> Vec<bool> {
     open
 }
 
-fn paged_work(rows: &PagedRows, group: usize, step: usize, decode: bool, batch: usize) -> PagedWork {
+fn paged_work(rows: &PagedRows, cut: PagedCut) -> PagedWork {
+    let PagedCut { group, step, decode, batch } = cut;
     let mut slots = vec![u32::MAX; batch];
     let (mut blocks, mut short, mut long) = (Vec::new(), Vec::new(), Vec::new());
     let mut written = Vec::new();
@@ -240,64 +249,46 @@ fn paged_work(rows: &PagedRows, group: usize, step: usize, decode: bool, batch: 
     PagedWork { blocks, slots, decode: sorted(short), many: sorted(long) }
 }
 
-/// Work on new tokens, `step` stacked rows to a block of threads, or `DECODE_ROWS` for short sequences if `few`. `batch` is
-/// the number of rows of `qkv`.
-pub(super) fn paged(
-    cuda: &Cuda,
-    rows: &PagedRows,
-    group: usize,
-    step: usize,
-    decode: bool,
-    batch: usize,
-) -> Result<Arc<Paged>> {
+/// Work on new tokens.
+pub(super) fn paged(cuda: &Cuda, rows: &PagedRows, cut: PagedCut) -> Result<Arc<Paged>> {
     let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
     if !rows.sequences.is_empty() && rows.sequences.iter().all(|s| s.count == 1) {
-        return steady(cuda, &mut tables, rows, group, step, decode, batch);
+        return steady(cuda, &mut tables, rows, cut);
     }
-    let known = |(k, _): &&(PagedKey, Arc<Paged>)| {
-        k.group == group && k.step == step && k.decode == decode && k.batch == batch && k.rows == *rows
-    };
+    let known = |(k, _): &&(PagedKey, Arc<Paged>)| k.cut == cut && k.rows == *rows;
     if let Some((_, found)) = tables.paged.iter().find(known) {
         return Ok(found.clone());
     }
-    let lists = paged_work(rows, group, step, decode, batch);
+    let lists = paged_work(rows, cut);
     let made = Arc::new(Paged {
         blocks: Arc::new(cuda.uploaded(&lists.blocks)?),
         slots: Arc::new(cuda.uploaded(&lists.slots)?),
-        rows: batch,
+        rows: cut.batch,
         needed: lists.blocks.iter().max().map_or(0, |&b| b as usize + 1),
         decode: List::new(cuda, lists.decode, 0)?,
         many: List::new(cuda, lists.many, 0)?,
     });
-    let key = PagedKey { rows: rows.clone(), group, step, batch, decode };
+    let key = PagedKey { rows: rows.clone(), cut };
     tables.paged.insert(0, (key, made.clone()));
     tables.paged.truncate(2);
     Ok(made)
 }
 
 /// As [`paged`], for one new token a sequence. As much work as for a full batch: what is missing does nothing.
-fn steady(
-    cuda: &Cuda,
-    tables: &mut Tables,
-    rows: &PagedRows,
-    group: usize,
-    step: usize,
-    decode: bool,
-    batch: usize,
-) -> Result<Arc<Paged>> {
-    let same = |k: &PagedKey| k.group == group && k.step == step && k.decode == decode && k.batch == batch;
-    let found = tables.steady.iter().position(|s| same(&s.key));
+fn steady(cuda: &Cuda, tables: &mut Tables, rows: &PagedRows, cut: PagedCut) -> Result<Arc<Paged>> {
+    let batch = cut.batch;
+    let found = tables.steady.iter().position(|s| s.key.cut == cut);
     if let Some(steady) = found.map(|i| &tables.steady[i]).filter(|s| s.key.rows == *rows) {
         return Ok(steady.lists.clone());
     }
-    let mut work = paged_work(rows, group, step, decode, batch);
+    let mut work = paged_work(rows, cut);
     let nothing = Work { row: 0, count: 0, position: 0, blocks: 0, first: 0, settled: 0 };
     for list in [&mut work.decode, &mut work.many] {
         let each = list.len() / rows.sequences.len();
         list.resize(each * batch, nothing);
     }
     let needed = work.blocks.iter().max().map_or(0, |&b| b as usize + 1);
-    let key = PagedKey { rows: rows.clone(), group, step, batch, decode };
+    let key = PagedKey { rows: rows.clone(), cut };
     if let Some(i) = found.filter(|&i| tables.steady[i].room >= work.blocks.len()) {
         let old = tables.steady[i].lists.clone();
         if tables.steady[i].blocks != work.blocks {
@@ -338,17 +329,13 @@ fn steady(
 /// Puts the rows of a batch that only decodes into the lists of its size; a number that changes when any list moved.
 pub(crate) fn stage(cuda: &Cuda, rows: &PagedRows, batch: usize) -> Result<u64> {
     let mut tables = cuda.tables.lock().unwrap_or_else(|e| e.into_inner());
-    let kinds: Vec<(usize, usize, bool)> = tables
-        .steady
-        .iter()
-        .filter(|s| s.key.batch == batch)
-        .map(|s| (s.key.group, s.key.step, s.key.decode))
-        .collect();
-    for (group, step, decode) in kinds {
-        steady(cuda, &mut tables, rows, group, step, decode, batch)?;
+    let cuts: Vec<PagedCut> =
+        tables.steady.iter().map(|s| s.key.cut).filter(|cut| cut.batch == batch).collect();
+    for cut in cuts {
+        steady(cuda, &mut tables, rows, cut)?;
     }
     // The largest number of those of this size: only its own moves make its graphs void.
-    Ok(tables.steady.iter().filter(|s| s.key.batch == batch).map(|s| s.moved).max().unwrap_or(0))
+    Ok(tables.steady.iter().filter(|s| s.key.cut.batch == batch).map(|s| s.moved).max().unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -414,7 +401,7 @@ mod tests {
         };
         let rows =
             PagedRows { sequences: vec![sequence(1, 1, 64, &[5, 3, 9]), sequence(2, 40, 30, &[0, 7])] };
-        let work = paged_work(&rows, 4, 64, true, 43);
+        let work = paged_work(&rows, PagedCut { group: 4, step: 64, decode: true, batch: 43 });
         assert_eq!(work.blocks, [5, 3, 0, 7], "only blocks that are read");
         assert_eq!((work.slots[0], work.slots[1], work.slots[41]), (u32::MAX, 3 * 64, 7 * 64 + 5));
         let only = Work { row: 1, count: 1, position: 64, blocks: 0, first: 0, settled: 1 };
@@ -422,7 +409,7 @@ mod tests {
         let firsts: Vec<i32> = work.many.iter().map(|w| w.first).collect();
         assert_eq!(firsts, [128, 64, 0]);
         assert!(work.many.iter().all(|w| (w.row, w.count, w.position, w.blocks) == (2, 40, 30, 2)));
-        let all = paged_work(&rows, 4, 64, false, 43);
+        let all = paged_work(&rows, PagedCut { group: 4, step: 64, decode: false, batch: 43 });
         assert_eq!((all.decode.len(), all.many.len()), (0, 4));
     }
 
@@ -436,7 +423,7 @@ mod tests {
         };
         // The second reads block 4 in full, which the first fills with its last token now.
         let rows = PagedRows { sequences: vec![sequence(0, 127, &[2, 4]), sequence(1, 130, &[2, 4, 5])] };
-        let work = paged_work(&rows, 1, 64, true, 2);
+        let work = paged_work(&rows, PagedCut { group: 1, step: 64, decode: true, batch: 2 });
         let settled = |row: i32| work.decode.iter().find(|w| w.row == row).map(|w| w.settled);
         assert_eq!((settled(0), settled(1)), (Some(1), Some(1)));
     }
@@ -445,6 +432,9 @@ mod tests {
     #[should_panic(expected = "two rows go to one place")]
     fn sequences_do_not_write_over_each_other() {
         let sequence = |row| PagedSequence { row, count: 2, position: 0, blocks: vec![4] };
-        paged_work(&PagedRows { sequences: vec![sequence(0), sequence(2)] }, 1, 64, true, 4);
+        paged_work(
+            &PagedRows { sequences: vec![sequence(0), sequence(2)] },
+            PagedCut { group: 1, step: 64, decode: true, batch: 4 },
+        );
     }
 }

@@ -26,7 +26,7 @@ struct Before {
 };
 
 // Heads of a row of TURNED, the turns, and where rows go in the cache.
-struct Turns {
+struct Rotation {
     const float *cos, *sin;
     const u32 *positions, *slots;
     bf16* cache;
@@ -133,7 +133,7 @@ __device__ __forceinline__ u32 lane_feature(u32 tile, int chain, u32 n, u32 dim)
 
 // What depends on no earlier kernel. The step's positions and slots do not either: they came before its first kernel.
 template <int AFTER, int CHAINS>
-__device__ __forceinline__ void fetch_early(Parallel<CHAINS>& b, const float* bias, const Turns& turns, u32 tile, u32 row,
+__device__ __forceinline__ void fetch_early(Parallel<CHAINS>& b, const float* bias, const Rotation& turns, u32 tile, u32 row,
                                             u32 n) {
     if (bias) {
 #pragma unroll
@@ -161,7 +161,7 @@ __device__ __forceinline__ void fetch_late(Parallel<CHAINS>& b, const void* out,
 // From the sums of a lane, those of `row` and two neighbouring features of each chain, to the output.
 template <int AFTER, int CHAINS>
 __device__ __forceinline__ void finish(float (&sum)[CHAINS][2], const Parallel<CHAINS>& b, bool biased, void* out,
-                                       const Turns& turns, bool gelu, u32 tile, u32 row, u32 n) {
+                                       const Rotation& turns, bool gelu, u32 tile, u32 row, u32 n) {
     const u32 dim = turns.dim, f = lane_feature<AFTER>(tile, 0, n, dim);
 #pragma unroll
     for (int c = 0; c < CHAINS; c++) {
@@ -212,7 +212,7 @@ __device__ __forceinline__ void finish(float (&sum)[CHAINS][2], const Parallel<C
 // parameters of the norm. Whatever does not depend on earlier kernels is asked for before they are waited for, and what
 // does right after: each read from far away takes as long as a thousand additions.
 template <int AFTER>
-__device__ void decode_gemm(const bf16* w, const float* bias, void* out, const Before& before, const Turns& turns, bool gelu,
+__device__ void decode_gemm(const bf16* w, const float* bias, void* out, const Before& before, const Rotation& turns, bool gelu,
                     u32 rows, u32 n, u32 k, u32 warps) {
     constexpr bool NORMED = AFTER >= GATED;
     constexpr int CHAINS = AFTER >= GATED ? 2 : 1;

@@ -15,7 +15,7 @@
              const u32* positions, const u32* slots, bf16* cache, u32 heads, u32 kv_heads, u32 dim, bool gelu,       \
              u32 rows, u32 n, u32 k, u32 warps) {                                                                    \
         const Before before = {x, norm_weight, norm_bias, offset, eps, centred};                                     \
-        const Turns turns = {cos, sin, positions, slots, cache, heads, kv_heads, dim};                               \
+        const Rotation turns = {cos, sin, positions, slots, cache, heads, kv_heads, dim};                               \
         PRODUCT<AFTER>(w, bias, out, before, turns, gelu, rows, n, k, warps);                                        \
     }
 DECODE_GEMM(decode_gemm_sums, SUMS)

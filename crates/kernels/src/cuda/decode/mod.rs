@@ -4,7 +4,7 @@
 //! once for each shape, on operands of which another order of additions would show (`rows`). Elsewhere the operations are
 //! done one by one (`composed`).
 
-use crate::backend::{Activation, Affine, DecodeOps, Heads, Normed, PagedRows, Turns};
+use crate::backend::{Activation, Affine, DecodeOps, Normed, PagedRows, QkvLayer};
 use crate::buffer::{Buffer, DType};
 use crate::composed;
 use crate::cuda::attention::rotary::check_positions;
@@ -152,6 +152,24 @@ impl Shape {
     }
 }
 
+/// What a kernel reads and writes, as its arguments.
+struct Operands {
+    weights: u64,
+    out: u64,
+    /// Rows, as they are or normed.
+    input: [Arg; 6],
+    rotation: [Arg; 8],
+    gelu: bool,
+}
+
+impl Operands {
+    /// Without rotation and activation.
+    fn new(weights: u64, out: u64, input: [Arg; 6]) -> Self {
+        let rotation = args![0u64, 0u64, 0u64, 0u64, 0u64, 0u32, 0u32, 0u32];
+        Operands { weights, out, input, rotation, gelu: false }
+    }
+}
+
 impl DecodeGemm<'_> {
     fn shape(&self) -> Shape {
         let w = self.layer.weight;
@@ -159,7 +177,7 @@ impl DecodeGemm<'_> {
     }
 
     fn plan(&self, cuda: &Cuda) -> Option<Plan> {
-        self.shape().plan(Room::of(cuda)).filter(|_| self.layer.weight.dtype == DType::Bf16)
+        self.shape().plan(Room::of(cuda)).filter(|_| self.layer.weight.compute == DType::Bf16)
     }
 
     /// The ring, also where weights would fit.
@@ -169,17 +187,8 @@ impl DecodeGemm<'_> {
         (shape.shared(plan) + RESERVED <= room.shared).then_some(plan)
     }
 
-    fn launch(
-        &self,
-        cuda: &Cuda,
-        plan: Plan,
-        kernel: &str,
-        weights: u64,
-        out: u64,
-        before: [Arg; 6],
-        turns: [Arg; 8],
-        gelu: bool,
-    ) -> Result<()> {
+    fn launch(&self, cuda: &Cuda, plan: Plan, kernel: &str, operands: Operands) -> Result<()> {
+        let Operands { weights, out, input, rotation, gelu } = operands;
         let w = self.layer.weight;
         // Fours of a normed row that a thread has.
         let fours = if self.norm > 0 { w.k.div_ceil(4 * THREADS as usize) } else { 1 };
@@ -194,8 +203,8 @@ impl DecodeGemm<'_> {
             }
         };
         let mut all = args![weights, self.layer.bias, out].to_vec();
-        all.extend(before);
-        all.extend(turns);
+        all.extend(input);
+        all.extend(rotation);
         all.extend(args![gelu, self.rows as u32, w.n as u32, w.k as u32, warps as u32]);
         let grid = Grid::new(blocks, THREADS).with_shared(self.shape().shared(plan)).early();
         cuda.launch_variant("decode_gemm", &defines, kernel, grid, &all)
@@ -211,11 +220,6 @@ fn as_it_is(x: u64) -> [Arg; 6] {
 fn normed(norm: Normed<'_>, x: &Buffer) -> [Arg; 6] {
     let Normed { op, weight, bias } = norm;
     args![f32_ptr(x), f32_ptr(weight), bias, offset(op), op.eps, u32::from(op.centred)]
-}
-
-/// Nothing is turned.
-fn still() -> [Arg; 8] {
-    args![0u64, 0u64, 0u64, 0u64, 0u64, 0u32, 0u32, 0u32]
 }
 
 /// Whether the kernel's sums are the library's; tried once for each shape.
@@ -238,7 +242,8 @@ fn serves(cuda: &Cuda, gemm: &DecodeGemm<'_>) -> Result<Option<Plan>> {
         // By the kernel that is asked for: resident or not is a matter of the norm's room too.
         let plan = if ring { trial.streamed(cuda) } else { trial.plan(cuda) };
         let Some(plan) = plan else { return Ok(false) };
-        trial.launch(cuda, plan, "decode_gemm_sums", weights, to, as_it_is(x), still(), false).map(|()| true)
+        let operands = Operands::new(weights, to, as_it_is(x));
+        trial.launch(cuda, plan, "decode_gemm_sums", operands).map(|()| true)
     })?;
     cuda.profile
         .note(|| format!("few rows of {}x{}: the library's sums up to {rows} of {ROWS} rows", w.n, w.k));
@@ -256,20 +261,18 @@ fn norms(norm: Normed<'_>, x: &Buffer) -> bool {
     x.dtype() == DType::F32 && norm.op.width.is_multiple_of(4) && norm.op.width <= WIDEST
 }
 
-/// See [`DecodeOps::normed_qkv`](crate::backend::DecodeOps::normed_qkv); `false` where it has to be done one by one.
+/// See [`DecodeOps::normed_qkv`](crate::backend::DecodeOps::normed_qkv); `false` where it has to be composed.
 pub fn normed_qkv(
     cuda: &Cuda,
     norm: Normed<'_>,
     x: &Buffer,
-    layer: Affine<'_>,
-    heads: Heads,
-    turns: Option<Turns<'_>>,
-    rows: &PagedRows,
-    cache: &mut Buffer,
+    layer: QkvLayer<'_>,
+    (rows, cache): (&PagedRows, &Buffer),
     qkv: &mut Buffer,
 ) -> Result<bool> {
+    let QkvLayer { linear: layer, heads, rotation } = layer;
     let gemm = DecodeGemm { layer, rows: x.len() / norm.op.width, features: 2 * TILE, norm: vectors(norm) };
-    let Some(turns) = turns.filter(|t| t.dim == heads.head_dim && t.dim.is_multiple_of(16)) else {
+    let Some(rotation) = rotation.filter(|r| r.dim == heads.head_dim && r.dim.is_multiple_of(16)) else {
         return Ok(false);
     };
     let whole = layer.weight.n == heads.qkv_width() && qkv.dtype() == DType::Bf16;
@@ -278,32 +281,24 @@ pub fn normed_qkv(
     }
     let Some(plan) = serves(cuda, &gemm)? else { return Ok(false) };
     assert_eq!(qkv.len(), gemm.rows * heads.qkv_width());
-    check_positions(&turns, gemm.rows);
+    check_positions(&rotation, gemm.rows);
     let slots = crate::cuda::attention::slots(cuda, heads, qkv, rows, cache)?;
-    let turned = args![
-        f32_ptr(turns.cos),
-        f32_ptr(turns.sin),
-        turns.positions,
+    let rotation = args![
+        f32_ptr(rotation.cos),
+        f32_ptr(rotation.sin),
+        rotation.positions,
         &slots,
-        &*cache,
+        cache,
         heads.heads as u32,
         heads.kv_heads as u32,
         heads.head_dim as u32
     ];
-    gemm.launch(
-        cuda,
-        plan,
-        "decode_gemm_rope",
-        form(layer.weight),
-        ptr(qkv),
-        normed(norm, x),
-        turned,
-        false,
-    )?;
+    let operands = Operands::new(form(layer.weight), ptr(qkv), normed(norm, x));
+    gemm.launch(cuda, plan, "decode_gemm_rope", Operands { rotation, ..operands })?;
     Ok(true)
 }
 
-/// See [`DecodeOps::linear_add`](crate::backend::DecodeOps::linear_add); `false` where it has to be done one by one.
+/// See [`DecodeOps::linear_add`](crate::backend::DecodeOps::linear_add); `false` where it has to be composed.
 pub fn linear_add(cuda: &Cuda, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<bool> {
     let gemm = DecodeGemm { layer, rows: x.len() / layer.weight.k, features: TILE, norm: 0 };
     if x.dtype() != DType::Bf16 {
@@ -311,20 +306,12 @@ pub fn linear_add(cuda: &Cuda, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -
     }
     let Some(plan) = serves(cuda, &gemm)? else { return Ok(false) };
     assert_eq!(to.len(), gemm.rows * layer.weight.n);
-    gemm.launch(
-        cuda,
-        plan,
-        "decode_gemm_add",
-        form(layer.weight),
-        f32_ptr(to),
-        as_it_is(ptr(x)),
-        still(),
-        false,
-    )?;
+    let operands = Operands::new(form(layer.weight), f32_ptr(to), as_it_is(ptr(x)));
+    gemm.launch(cuda, plan, "decode_gemm_add", operands)?;
     Ok(true)
 }
 
-/// See [`DecodeOps::normed_activation`](crate::backend::DecodeOps::normed_activation); `false` where it has to be done one by one.
+/// See [`DecodeOps::normed_activation`](crate::backend::DecodeOps::normed_activation); `false` where it has to be composed.
 pub fn normed_activation(
     cuda: &Cuda,
     norm: Normed<'_>,
@@ -341,12 +328,13 @@ pub fn normed_activation(
     let Some(plan) = serves(cuda, &gemm)? else { return Ok(false) };
     assert_eq!(y.len(), gemm.rows * layer.weight.n / 2);
     let gelu = op == Activation::GeluGated;
-    gemm.launch(cuda, plan, "decode_gemm_gated", form(layer.weight), ptr(y), normed(norm, x), still(), gelu)?;
+    let operands = Operands::new(form(layer.weight), ptr(y), normed(norm, x));
+    gemm.launch(cuda, plan, "decode_gemm_gated", Operands { gelu, ..operands })?;
     Ok(true)
 }
 
 impl DecodeOps for Cuda {
-    fn few_rows(&self, widest: usize) -> usize {
+    fn decode_rows(&self, widest: usize) -> usize {
         let down = Shape { rows: ROWS, n: widest, k: widest, features: TILE, norm: 0 };
         if matches!(down.plan(Room::of(self)), Some(Plan::Ring { .. })) { ROWS } else { WORTH }
     }
@@ -354,17 +342,15 @@ impl DecodeOps for Cuda {
         &self,
         norm: Normed<'_>,
         x: &Buffer,
-        layer: Affine<'_>,
-        heads: Heads,
-        turns: Option<Turns<'_>>,
-        rows: &PagedRows,
-        cache: &mut Buffer,
+        layer: QkvLayer<'_>,
+        cache: (&PagedRows, &mut Buffer),
         qkv: &mut Buffer,
     ) -> Result<()> {
-        shapes::normed_qkv(self, norm, x, layer, heads, turns, (rows, cache), qkv)?;
-        match normed_qkv(self, norm, x, layer, heads, turns, rows, cache, qkv)? {
+        let to = (cache.0, &*cache.1);
+        shapes::normed_qkv(self, norm, x, layer, to, qkv)?;
+        match normed_qkv(self, norm, x, layer, to, qkv)? {
             true => Ok(()),
-            false => composed::normed_qkv(self, norm, x, layer, heads, turns, rows, cache, qkv),
+            false => composed::normed_qkv(self, norm, x, layer, cache, qkv),
         }
     }
     fn linear_add(&self, x: &Buffer, layer: Affine<'_>, to: &mut Buffer) -> Result<()> {

@@ -54,7 +54,7 @@ __device__ __forceinline__ void copy_x(bf16* stage, const bf16* x, u32 column, u
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int AFTER>
-__device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, const Before& before, const Turns& turns, bool gelu,
+__device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, const Before& before, const Rotation& turns, bool gelu,
                          u32 rows, u32 n, u32 k, u32) {
     constexpr bool NORMED = AFTER >= GATED;
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -159,6 +159,6 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
 
 // Cards before Hopper are never asked.
 template <int AFTER>
-__device__ void decode_gemm_ring(const bf16*, const float*, void*, const Before&, const Turns&, bool, u32, u32, u32, u32) {}
+__device__ void decode_gemm_ring(const bf16*, const float*, void*, const Before&, const Rotation&, bool, u32, u32, u32, u32) {}
 
 #endif

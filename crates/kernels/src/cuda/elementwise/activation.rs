@@ -49,8 +49,14 @@ impl ActivationOps for Cuda {
         let kernel = kernel(&format!("{}_backward", name(op)), &[x, dy, dx]);
         self.launch("activation", &kernel, grid(op, rows, width), &args)
     }
-    fn activation_again(&self, op: Activation, width: usize, x: &mut Buffer, dy: &mut Buffer) -> Result<()> {
-        shapes::activation_again(self, op, width, x, dy)?;
+    fn activation_recompute(
+        &self,
+        op: Activation,
+        width: usize,
+        x: &mut Buffer,
+        dy: &mut Buffer,
+    ) -> Result<()> {
+        shapes::activation_recompute(self, op, width, x, dy)?;
         let rows = row_count(dy.len(), width);
         assert_eq!(x.len(), rows * input_width(op, width));
         assert_eq!(x.dtype(), dy.dtype(), "an activation and its gradient have one type");

@@ -180,10 +180,8 @@ pub(crate) fn sum_columns(
     cuda: &Cuda,
     kernel: &str,
     x: u64,
-    rows: usize,
-    width: usize,
-    to: u64,
-    add: bool,
+    [rows, width]: [usize; 2],
+    to: (u64, bool),
 ) -> Result<()> {
     let chunks = rows.div_ceil(CHUNK);
     let sums = cuda.arena.take(chunks * width * 4)?;
@@ -191,21 +189,22 @@ pub(crate) fn sum_columns(
     let grid = Grid::plane(width.div_ceil(columns), chunks, 64);
     let args = args![x, rows as u32, width as u32, CHUNK as u32, &sums];
     cuda.launch("vector", kernel, grid, &args)?;
-    add_chunks(cuda, sums.ptr(), width, chunks, width, to, add)
+    add_chunks(cuda, Chunks { at: sums.ptr(), stride: width, count: chunks, width }, to)
 }
 
-/// Writes the sum of `chunks` sums of `width`, `stride` apart, to `to`, or adds it in one addition.
-pub(crate) fn add_chunks(
-    cuda: &Cuda,
-    sums: u64,
-    stride: usize,
-    chunks: usize,
-    width: usize,
-    to: u64,
-    add: bool,
-) -> Result<()> {
-    let args = args![sums, stride as u32, chunks as u32, width as u32, to, add];
-    if chunks > 16 {
+/// Sums of chunks of rows: `count` of `width` elements, `stride` elements apart.
+pub(crate) struct Chunks {
+    pub at: u64,
+    pub stride: usize,
+    pub count: usize,
+    pub width: usize,
+}
+
+/// Writes the sum of all chunks to `to`, or adds it in one addition.
+pub(crate) fn add_chunks(cuda: &Cuda, sums: Chunks, (to, add): (u64, bool)) -> Result<()> {
+    let Chunks { at, stride, count, width } = sums;
+    let args = args![at, stride as u32, count as u32, width as u32, to, add];
+    if count > 16 {
         return cuda.launch("vector", "add_many_chunks", Grid::new(width.div_ceil(32), 256).early(), &args);
     }
     cuda.launch("vector", "add_chunks", Grid::new(width.div_ceil(256), 256).early(), &args)

@@ -1,9 +1,9 @@
 //! Linear layers: the derived form of a weight, and the three products of forward and backward.
 
-use crate::backend::{LinearOps, MemoryOps};
+use crate::backend::{LinearGrads, LinearOps, MemoryOps};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::cuda::context::Cuda;
-use crate::cuda::elementwise::vector::{add_chunks, convert, sum_columns};
+use crate::cuda::elementwise::vector::{Chunks, add_chunks, convert, sum_columns};
 use crate::cuda::gemm::Gemm;
 use crate::cuda::gemm::rows::{Rows, rows};
 use crate::cuda::gemm::stream;
@@ -14,10 +14,15 @@ use crate::error::Result;
 use crate::shapes;
 use std::sync::Arc;
 
-/// A weight as products read it: `[n, k]`, row-major, in the compute type.
+/// A weight as products read it: `[n, k]`, row-major.
 pub(crate) struct Form(pub(crate) Arc<Memory>);
 
-/// The address of a weight's `[n, k]` elements in its compute type.
+/// A weight's `[n, k]` elements: their address, and the type they are stored in, which is the compute type.
+pub(crate) fn stored(w: &Weight) -> (u64, DType) {
+    (form(w), w.compute)
+}
+
+/// The address of a weight's elements.
 pub fn form(w: &Weight) -> u64 {
     w.data().downcast_ref::<Form>().expect("a weight of the CUDA backend").0.ptr()
 }
@@ -25,7 +30,7 @@ pub fn form(w: &Weight) -> u64 {
 /// Whether a weight is of this arena, with room for what its shape implies.
 pub(crate) fn holds(arena: &Arena, w: &Weight) -> bool {
     let form = w.data().downcast_ref::<Form>();
-    w.dtype != DType::U32 && form.is_some_and(|f| f.0.is_room(arena, w.n * w.k, w.dtype.size()))
+    w.compute != DType::U32 && form.is_some_and(|f| f.0.is_room(arena, w.n * w.k, w.compute.size()))
 }
 
 impl LinearOps for Cuda {
@@ -46,31 +51,24 @@ impl LinearOps for Cuda {
             return Ok(());
         }
         let whole = Whole::of(self, master, 0, master.len())?;
-        convert(self, (whole.ptr(), DType::F32), (form(weight), weight.dtype), master.len())
+        convert(self, (whole.ptr(), DType::F32), stored(weight), master.len())
     }
     fn linear(&self, x: &Buffer, w: &Weight, bias: Option<&Buffer>, y: &mut Buffer) -> Result<()> {
         shapes::linear(self, x, w, bias, y)?;
-        assert!(x.dtype() == w.dtype && y.len() == x.len() / w.k * w.n);
+        assert!(x.dtype() == w.compute && y.len() == x.len() / w.k * w.n);
         assert!(bias.is_none_or(|b| b.dtype() == DType::F32 && b.len() == w.n));
         let sizes = [x.len() / w.k, w.n, w.k];
-        forward(self, sizes, ptr(x), form(w), w.dtype, bias, (ptr(y), y.dtype()))
+        forward(self, sizes, ptr(x), stored(w), bias, (ptr(y), y.dtype()))
     }
     fn linear_dx(&self, dy: &Buffer, w: &Weight, dx: &mut Buffer) -> Result<()> {
         shapes::linear_dx(self, dy, w, dx)?;
-        assert!(dy.dtype() == w.dtype && dx.len() == dy.len() / w.n * w.k);
+        assert!(dy.dtype() == w.compute && dx.len() == dy.len() / w.n * w.k);
         let m = dy.len() / w.n;
-        input_gradient(self, [m, w.n, w.k], (ptr(dy), w.n), form(w), w.dtype, (ptr(dx), dx.dtype()))
+        input_gradient(self, [m, w.n, w.k], (ptr(dy), w.n), stored(w), (ptr(dx), dx.dtype()))
     }
-    fn linear_dw(
-        &self,
-        dy: &Buffer,
-        x: &Buffer,
-        tokens: usize,
-        add: bool,
-        dw: Option<&mut Buffer>,
-        dbias: Option<&mut Buffer>,
-    ) -> Result<()> {
-        shapes::linear_dw(self, dy, x, tokens, dw.as_deref(), dbias.as_deref())?;
+    fn linear_dw(&self, dy: &Buffer, x: &Buffer, tokens: usize, grads: LinearGrads<'_>) -> Result<()> {
+        shapes::linear_dw(self, dy, x, tokens, &grads)?;
+        let LinearGrads { weight: dw, bias: dbias, add } = grads;
         assert_eq!(dy.dtype(), x.dtype());
         if tokens == 0 {
             return match add {
@@ -81,11 +79,11 @@ impl LinearOps for Cuda {
         let (n, k) = (dy.len() / tokens, x.len() / tokens);
         if let Some(dw) = dw {
             assert_eq!(dw.len(), n * k);
-            weight_gradient(self, [tokens, n, k], (ptr(dy), n), ptr(x), dy.dtype(), f32_ptr(dw), add)?;
+            weight_gradient(self, [tokens, n, k], (ptr(dy), n), ptr(x), dy.dtype(), (f32_ptr(dw), add))?;
         }
         if let Some(dbias) = dbias {
             assert_eq!(dbias.len(), n);
-            sum_columns(self, &kernel("column_sums", &[dy]), ptr(dy), tokens, n, f32_ptr(dbias), add)?;
+            sum_columns(self, &kernel("column_sums", &[dy]), ptr(dy), [tokens, n], (f32_ptr(dbias), add))?;
         }
         Ok(())
     }
@@ -129,16 +127,21 @@ impl Product {
 #[derive(Clone, Copy)]
 struct Operand(u64, usize, usize);
 
+/// A result of the plain kernel: address, storage, and whether it is added to.
+struct Out {
+    c: u64,
+    out: DType,
+    add: bool,
+}
+
 /// `C[m, n] = A[m, k] · B[n, k]ᵀ`, by the plain kernel.
 fn plain(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],
-    a: Operand,
-    b: Operand,
+    [a, b]: [Operand; 2],
     dtype: DType,
     bias: Option<&Buffer>,
-    (c, out): (u64, DType),
-    add: bool,
+    Out { c, out, add }: Out,
 ) -> Result<()> {
     let name = format!("product_{}{}", letter(dtype), letter(out));
     let grid = Grid::plane(n.div_ceil(64), m.div_ceil(64), 256);
@@ -151,8 +154,7 @@ pub fn forward(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],
     x: u64,
-    w: u64,
-    dtype: DType,
+    (w, dtype): (u64, DType),
     bias: Option<&Buffer>,
     (y, out): (u64, DType),
 ) -> Result<()> {
@@ -168,15 +170,15 @@ pub fn forward(
     };
     let product = |g: &Gemm| if stream::product(cuda, g, &library)? { Ok(()) } else { library(g) };
     if matches!(how, Rows::Plain) {
-        let (x, w) = (Operand(x, k, 1), Operand(w, k, 1));
-        return plain(cuda, [m, n, k], x, w, dtype, bias, (y, out), false);
+        let operands = [Operand(x, k, 1), Operand(w, k, 1)];
+        return plain(cuda, [m, n, k], operands, dtype, bias, Out { c: y, out, add: false });
     }
     let Some(bias) = bias else {
-        return product(&Gemm::forward(m, n, k, x, w, y, out));
+        return product(&Gemm::forward([m, n, k], x, w, (y, out)));
     };
     let room = if out == DType::F32 { None } else { Some(cuda.arena.take(m * n * 4)?) };
     let at = room.as_ref().map_or(y, Memory::ptr);
-    product(&Gemm::forward(m, n, k, x, w, at, sums))?;
+    product(&Gemm::forward([m, n, k], x, w, (at, sums)))?;
     let name = format!("add_bias_{}", letter(out));
     let threads = if n % 4 == 0 { m * n / 4 } else { m * n };
     cuda.launch_flat("linear", &name, threads, &args![at, bias, y, m * n, n as u32])
@@ -187,15 +189,15 @@ fn input_gradient(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],
     (dy, ld): (u64, usize),
-    w: u64,
-    dtype: DType,
+    (w, dtype): (u64, DType),
     (dx, out): (u64, DType),
 ) -> Result<()> {
     if Product::of(dtype, [n, k]) != Product::Plain {
-        let product = Gemm { lda: ld, ..Gemm::input_gradient(m, n, k, dy, w, dx, out) };
+        let product = Gemm { lda: ld, ..Gemm::input_gradient([m, n, k], dy, w, (dx, out)) };
         return cuda.products.gemm(cuda, &product);
     }
-    plain(cuda, [m, k, n], Operand(dy, ld, 1), Operand(w, 1, k), dtype, None, (dx, out), false)
+    let operands = [Operand(dy, ld, 1), Operand(w, 1, k)];
+    plain(cuda, [m, k, n], operands, dtype, None, Out { c: dx, out, add: false })
 }
 
 /// Into how many parts the sums of a product are cut where its tiles are too few for the card: parts are computed side by
@@ -219,17 +221,16 @@ pub fn long_input_gradient(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],
     dy: (u64, usize),
-    w: u64,
-    dtype: DType,
+    (w, dtype): (u64, DType),
     to: (u64, DType),
 ) -> Result<()> {
     let processors = cuda.card.processors as usize;
     let parts = match Product::of_long_input_gradient(processors, dtype, [m, n, k]) {
         Product::TensorCores { parts } if parts > 1 => parts,
-        _ => return input_gradient(cuda, [m, n, k], dy, w, dtype, to),
+        _ => return input_gradient(cuda, [m, n, k], dy, (w, dtype), to),
     };
     let (each, sums) = (n / parts, cuda.arena.take(parts * m * k * 4)?);
-    let one = Gemm::input_gradient(m, each, k, dy.0, w, sums.ptr(), DType::F32);
+    let one = Gemm::input_gradient([m, each, k], dy.0, w, (sums.ptr(), DType::F32));
     let strides = [each, each * k, m * k];
     cuda.products.gemm(cuda, &Gemm { lda: dy.1, batch: parts, strides, ..one })?;
     let name = format!("join_{}", letter(to.1));
@@ -243,15 +244,14 @@ pub fn weight_gradient(
     dy: (u64, usize),
     x: u64,
     dtype: DType,
-    dw: u64,
-    add: bool,
+    (dw, add): (u64, bool),
 ) -> Result<()> {
     let processors = cuda.card.processors as usize;
     if let Product::TensorCores { parts } = Product::of_weight_gradient(processors, dtype, [m, n, k]) {
         return in_parts(cuda, [m, n, k], dy, x, (dw, add), parts);
     }
-    let (dy, x) = (Operand(dy.0, 1, dy.1), Operand(x, 1, k));
-    plain(cuda, [n, k, m], dy, x, dtype, None, (dw, DType::F32), add)
+    let operands = [Operand(dy.0, 1, dy.1), Operand(x, 1, k)];
+    plain(cuda, [n, k, m], operands, dtype, None, Out { c: dw, out: DType::F32, add })
 }
 
 /// The gradient of a weight on tensor cores, its sums cut where the weight is small.
@@ -265,22 +265,22 @@ fn in_parts(
 ) -> Result<()> {
     let (each, beta) = (m / parts / 64 * 64, if add { 1.0 } else { 0.0 });
     if parts == 1 {
-        let whole = Gemm { lda: ld, beta, ..Gemm::weight_gradient(m, n, k, dy, x, dw) };
+        let whole = Gemm { lda: ld, beta, ..Gemm::weight_gradient([m, n, k], dy, x, dw) };
         return cuda.products.gemm(cuda, &whole);
     }
     let rest = m - parts * each;
     let count = parts + usize::from(rest > 0);
     let sums = cuda.arena.take(count * n * k * 4)?;
-    let whole = Gemm { lda: ld, beta: 0.0, ..Gemm::weight_gradient(each, n, k, dy, x, sums.ptr()) };
+    let whole = Gemm { lda: ld, beta: 0.0, ..Gemm::weight_gradient([each, n, k], dy, x, sums.ptr()) };
     let strides = [each * ld, each * k, n * k];
     cuda.products.gemm(cuda, &Gemm { batch: parts, strides, ..whole })?;
     if rest > 0 {
         let (done, at) = (parts * each, sums.ptr() + (parts * n * k * 4) as u64);
         let (dy, x) = (dy + (done * ld * 2) as u64, x + (done * k * 2) as u64);
-        let last = Gemm { lda: ld, beta: 0.0, ..Gemm::weight_gradient(rest, n, k, dy, x, at) };
+        let last = Gemm { lda: ld, beta: 0.0, ..Gemm::weight_gradient([rest, n, k], dy, x, at) };
         cuda.products.gemm(cuda, &last)?;
     }
-    add_chunks(cuda, sums.ptr(), n * k, count, n * k, dw, add)
+    add_chunks(cuda, Chunks { at: sums.ptr(), stride: n * k, count, width: n * k }, (dw, add))
 }
 
 #[cfg(test)]

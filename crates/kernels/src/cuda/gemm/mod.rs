@@ -81,7 +81,7 @@ impl Gemm {
         format!("{a}{b} {}x{}x{}{batch}", self.m, self.n, self.k)
     }
     /// `x[m, k] · w[n, k]ᵀ`, all dense.
-    pub fn forward(m: usize, n: usize, k: usize, x: u64, w: u64, y: u64, out: DType) -> Self {
+    pub fn forward([m, n, k]: [usize; 3], x: u64, w: u64, (y, out): (u64, DType)) -> Self {
         Gemm {
             m,
             n,
@@ -101,7 +101,7 @@ impl Gemm {
         }
     }
     /// `dy[m, n] · w[n, k]`, all dense: the gradient `[m, k]` of the input.
-    pub fn input_gradient(m: usize, n: usize, k: usize, dy: u64, w: u64, dx: u64, out: DType) -> Self {
+    pub fn input_gradient([m, n, k]: [usize; 3], dy: u64, w: u64, (dx, out): (u64, DType)) -> Self {
         Gemm {
             m,
             n: k,
@@ -121,7 +121,7 @@ impl Gemm {
         }
     }
     /// `dw[n, k] += dy[m, n]ᵀ · x[m, k]`, all dense, in f32.
-    pub fn weight_gradient(m: usize, n: usize, k: usize, dy: u64, x: u64, dw: u64) -> Self {
+    pub fn weight_gradient([m, n, k]: [usize; 3], dy: u64, x: u64, dw: u64) -> Self {
         Gemm {
             m: n,
             n: k,

@@ -181,7 +181,7 @@ pub(crate) fn agreeing(
 ) -> Result<usize> {
     let trial = Trial::with(cuda, [n, k], out, PERIOD)?;
     let want = trial.reference.ptr();
-    forward(cuda, [PERIOD, n, k], trial.x.ptr(), trial.w.ptr(), DType::Bf16, None, (want, out))?;
+    forward(cuda, [PERIOD, n, k], trial.x.ptr(), (trial.w.ptr(), DType::Bf16), None, (want, out))?;
     let (sums, rounded) = (cuda.arena.take(most * n * 4)?, cuda.arena.take(most * n * 4)?);
     let found = cuda.uploaded(&vec![0u32; most])?;
     let mut tried = 0;
@@ -214,7 +214,7 @@ pub(crate) fn agrees(
 ) -> Result<bool> {
     let trial = Trial::with(cuda, [n, k], out, PERIOD)?;
     let want = trial.reference.ptr();
-    forward(cuda, [PERIOD, n, k], trial.x.ptr(), trial.w.ptr(), DType::Bf16, None, (want, out))?;
+    forward(cuda, [PERIOD, n, k], trial.x.ptr(), (trial.w.ptr(), DType::Bf16), None, (want, out))?;
     let found = cuda.uploaded(&[0u32])?;
     for first in (0..=PERIOD - rows).step_by(rows.next_multiple_of(APART)) {
         launch(trial.x.ptr() + (first * k * 2) as u64, trial.w.ptr(), trial.result.ptr())?;
@@ -271,7 +271,7 @@ impl<'a> Trial<'a> {
     /// Rows from `first` on, to an address.
     fn product(&self, first: usize, rows: usize, to: u64) -> Gemm {
         let ([n, k], x) = (self.shape, self.x.ptr() + (first * self.shape[1] * 2) as u64);
-        Gemm::forward(rows, n, k, x, self.w.ptr(), to, self.out)
+        Gemm::forward([rows, n, k], x, self.w.ptr(), (to, self.out))
     }
 
     fn offers(&self, rows: usize) -> Vec<Algo> {

@@ -121,7 +121,7 @@ fn fastest_plan(
     cuda.launch_flat("linear", "noise", copies * n * k, &args![&w, copies * n * k, 4u32])?;
     let timed = |i: usize| {
         let w = w.ptr() + (i % copies * n * k * 2) as u64;
-        Gemm::forward(m, n, k, x.ptr(), w, y.ptr(), g.out)
+        Gemm::forward([m, n, k], x.ptr(), w, (y.ptr(), g.out))
     };
     library(&timed(0))?; // whatever it has to find first is not timed
     let advised = time(cuda, TIMES, |i| library(&timed(i)))?;
@@ -129,7 +129,7 @@ fn fastest_plan(
     for plan in plans {
         plan.start(cuda, &timed(0))?;
         let seconds = time(cuda, TIMES, |i| plan.start(cuda, &timed(i)))?;
-        let trial = |x, w, y| plan.start(cuda, &Gemm::forward(m, n, k, x, w, y, g.out));
+        let trial = |x, w, y| plan.start(cuda, &Gemm::forward([m, n, k], x, w, (y, g.out)));
         // Where no bits are promised, these sums are as good as any.
         if seconds < shortest && (!cuda.exact() || agrees(cuda, [n, k], g.out, m, trial)?) {
             (shortest, best) = (seconds, Some(*plan));

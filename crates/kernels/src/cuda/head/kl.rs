@@ -1,10 +1,10 @@
 //! KL(p || q) over the whole vocabulary, and its gradient by p's logits. The kernels are in `logp_backward.cu`.
 
-use crate::backend::{DivergenceOps, LogpHead};
+use crate::backend::{DivergenceOps, HeadGrads, LogpHead};
 use crate::buffer::{Buffer, Weight};
 use crate::cuda::Cuda;
 use crate::cuda::head::logp::{
-    TILE, head_args, lse, multiply_back, parts, raw_logits, rows_at_a_time, turning,
+    Logits, TILE, head_args, lse, multiply_back, parts, raw_logits, rows_at_a_time, turning,
 };
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::f32_ptr;
@@ -28,8 +28,8 @@ fn each(
     mut then: impl FnMut(Part) -> Result<()>,
 ) -> Result<()> {
     let (vocab, rows) = (p.1.n, p.0.len() / p.1.k);
-    assert!(q.1.n == vocab && q.0.len() / q.1.k == rows && p.0.dtype() == p.1.dtype);
-    assert!(q.0.dtype() == q.1.dtype);
+    assert!(q.1.n == vocab && q.0.len() / q.1.k == rows && p.0.dtype() == p.1.compute);
+    assert!(q.0.dtype() == q.1.compute);
     let (step, tiles) = (rows_at_a_time(rows, vocab, 2), vocab.div_ceil(TILE));
     let most = rows.min(step);
     let [a, b] = [cuda.arena.take(most * vocab * 4)?, cuda.arena.take(most * vocab * 4)?];
@@ -39,7 +39,7 @@ fn each(
     for (first, count) in parts(rows, step) {
         for (i, side) in [p, q].into_iter().enumerate() {
             raw_logits(cuda, side, (first, count), logits[i])?;
-            lse(cuda, op, logits[i], count, vocab, sums[i])?;
+            lse(cuda, op, Logits { at: logits[i], rows: count, vocab }, sums[i])?;
         }
         let mut all = args![logits[0], logits[1], count as u32, vocab as u32, tiles as u32].to_vec();
         all.extend(head_args(op));
@@ -64,10 +64,9 @@ impl DivergenceOps for Cuda {
         p: (&Buffer, &Weight),
         q: (&Buffer, &Weight),
         dkl: &Buffer,
-        dx: &mut Buffer,
-        mut dw: Option<&mut Buffer>,
+        mut to: HeadGrads<'_>,
     ) -> Result<()> {
-        shapes::kl_backward(self, p, q, dkl, dx, dw.as_deref())?;
+        shapes::kl_backward(self, p, q, dkl, &to)?;
         let kl = self.arena.take(dkl.len() * 4)?;
         each(self, op, p, q, kl.ptr(), |part| {
             let (first, count) = part.rows;
@@ -76,7 +75,7 @@ impl DivergenceOps for Cuda {
             all.extend(head_args(op));
             all.extend(args![part.lse[0], part.lse[1], later(kl.ptr()), later(f32_ptr(dkl))]);
             self.launch("logp_backward", &turning("kl_dlogits", p.1), Grid::new(count, 512), &all)?;
-            multiply_back(self, p, part.rows, part.logits[0], dx, true, dw.as_deref_mut())
+            multiply_back(self, p, part.rows, part.logits[0], &mut to)
         })
     }
 }

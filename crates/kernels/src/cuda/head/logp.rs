@@ -2,13 +2,13 @@
 //!
 //! Rows are multiplied with the whole vocabulary at once, in training as in decoding, so a row's logits are the same
 //! product with another number of rows. In the backward the gradient takes the logits' place and is multiplied into `dx`
-//! and `dw` before the next rows. Where the gradient by `logp` is known before, the logits that forward folds are the ones
-//! that backward turns; else they are computed again.
+//! and `dw` before the next rows. In the one-pass head the logits that forward folds are those that backward
+//! replaces; else they are recomputed.
 
-use crate::backend::{HeadOps, LogpGrads, LogpHead, LogpStats};
+use crate::backend::{HeadGrads, HeadInput, HeadOps, LogpGrads, LogpHead, LogpStats};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::cuda::Cuda;
-use crate::cuda::gemm::linear::{form, forward, long_input_gradient, weight_gradient};
+use crate::cuda::gemm::linear::{forward, long_input_gradient, stored, weight_gradient};
 use crate::cuda::launch::{Arg, Grid, args};
 use crate::cuda::memory::{Memory, f32_ptr, letter, ptr, u32s};
 use crate::error::Result;
@@ -33,8 +33,8 @@ pub(crate) fn raw_logits(
     (first, rows): (usize, usize),
     out: u64,
 ) -> Result<()> {
-    let x = ptr(x) + (first * w.k * w.dtype.size()) as u64;
-    forward(cuda, [rows, w.n, w.k], x, form(w), w.dtype, None, (out, DType::F32))
+    let x = ptr(x) + (first * w.k * w.compute.size()) as u64;
+    forward(cuda, [rows, w.n, w.k], x, stored(w), None, (out, DType::F32))
 }
 
 /// Rows whose logits are in memory at a time when `copies` of them are needed: about equal parts of all rows.
@@ -76,17 +76,17 @@ impl Wanted {
     }
 }
 
+/// Raw logits of some rows, and where they are.
+#[derive(Clone, Copy)]
+pub(crate) struct Logits {
+    pub at: u64,
+    pub rows: usize,
+    pub vocab: usize,
+}
+
 /// Folds rows of raw logits; with `keep` they become scaled ones. Writes `lse`, and what is wanted.
-fn fold(
-    cuda: &Cuda,
-    op: LogpHead,
-    logits: u64,
-    rows: usize,
-    vocab: usize,
-    keep: bool,
-    wanted: Wanted,
-    lse: u64,
-) -> Result<()> {
+fn fold(cuda: &Cuda, op: LogpHead, logits: Logits, keep: bool, wanted: Wanted, lse: u64) -> Result<()> {
+    let Logits { at: logits, rows, vocab } = logits;
     let tiles = vocab.div_ceil(TILE);
     let folds = cuda.arena.take(rows * tiles * 12)?;
     let found =
@@ -105,8 +105,8 @@ fn fold(
 }
 
 /// The log-sum-exp of rows of raw logits.
-pub(crate) fn lse(cuda: &Cuda, op: LogpHead, logits: u64, rows: usize, vocab: usize, lse: u64) -> Result<()> {
-    fold(cuda, op, logits, rows, vocab, false, Wanted::default(), lse)
+pub(crate) fn lse(cuda: &Cuda, op: LogpHead, logits: Logits, lse: u64) -> Result<()> {
+    fold(cuda, op, logits, false, Wanted::default(), lse)
 }
 
 /// Calls `then(rows, their raw logits)` for all rows of `x`, some at a time, after folding them.
@@ -124,15 +124,17 @@ fn fold_all(
     for (first, count) in parts(rows, step) {
         raw_logits(cuda, (x, w), (first, count), logits.ptr())?;
         let lse = lse + (first * 4) as u64;
-        fold(cuda, op, logits.ptr(), count, w.n, false, wanted.after(first), lse)?;
+        let these = Logits { at: logits.ptr(), rows: count, vocab: w.n };
+        fold(cuda, op, these, false, wanted.after(first), lse)?;
         then((first, count), logits.ptr())?;
     }
     Ok(())
 }
 
-fn check(x: &Buffer, w: &Weight, targets: &Buffer, stats: &LogpStats) {
+fn check(head: HeadInput<'_>, stats: &LogpStats) {
+    let HeadInput { x, w, targets, .. } = head;
     let rows = x.len() / w.k;
-    assert!(x.dtype() == w.dtype && targets.len() == rows);
+    assert!(x.dtype() == w.compute && targets.len() == rows);
     assert!([&stats.logp, &stats.entropy, &stats.lse].iter().all(|b| b.len() == rows));
     assert!(u32s(targets).iter().all(|&t| (t as usize) < w.n));
 }
@@ -140,16 +142,14 @@ fn check(x: &Buffer, w: &Weight, targets: &Buffer, stats: &LogpStats) {
 impl HeadOps for Cuda {
     fn logp(
         &self,
-        op: LogpHead,
-        x: &Buffer,
-        w: &Weight,
-        targets: &Buffer,
+        head: HeadInput<'_>,
         others: Option<(&Buffer, &mut Buffer)>,
         stats: &mut LogpStats,
     ) -> Result<()> {
         let listed = others.as_ref().map(|(ids, out)| (*ids, &**out));
-        shapes::logp(self, x, w, targets, listed, stats)?;
-        check(x, w, targets, stats);
+        shapes::logp(self, head, listed, stats)?;
+        check(head, stats);
+        let HeadInput { op, x, w, targets } = head;
         let rows = targets.len();
         let extra = others.as_ref().map_or(0, |(ids, _)| ids.len() / rows.max(1));
         if let Some((ids, out)) = &others {
@@ -163,19 +163,15 @@ impl HeadOps for Cuda {
     }
     fn logp_backward(
         &self,
-        op: LogpHead,
-        x: &Buffer,
-        w: &Weight,
-        targets: &Buffer,
+        head: HeadInput<'_>,
         others: Option<&Buffer>,
         stats: &LogpStats,
         grads: &LogpGrads<'_>,
-        dx: &mut Buffer,
-        add: bool,
-        mut dw: Option<&mut Buffer>,
+        mut to: HeadGrads<'_>,
     ) -> Result<()> {
-        shapes::logp_backward(self, x, w, targets, others, stats, grads, dx, dw.as_deref())?;
-        check(x, w, targets, stats);
+        shapes::logp_backward(self, head, others, stats, grads, &to)?;
+        check(head, stats);
+        let HeadInput { op, x, w, targets } = head;
         let rows = targets.len();
         assert!(others.map_or(0, Buffer::len) == grads.others.map_or(0, Buffer::len));
         let flow = Flow {
@@ -196,24 +192,20 @@ impl HeadOps for Cuda {
         for part in parts(rows, step) {
             raw_logits(self, (x, w), part, logits.ptr())?;
             flow.turn(self, w, part, logits.ptr())?;
-            multiply_back(self, (x, w), part, logits.ptr(), dx, add, dw.as_deref_mut())?;
+            multiply_back(self, (x, w), part, logits.ptr(), &mut to)?;
         }
         Ok(())
     }
-    fn logp_known(
+    fn logp_one_pass(
         &self,
-        op: LogpHead,
-        x: &Buffer,
-        w: &Weight,
-        targets: &Buffer,
+        head: HeadInput<'_>,
         dlogp: &Buffer,
         stats: &mut LogpStats,
-        dx: &mut Buffer,
-        add: bool,
-        mut dw: Option<&mut Buffer>,
+        mut to: HeadGrads<'_>,
     ) -> Result<()> {
-        shapes::logp_known(self, x, w, targets, dlogp, stats, dx, dw.as_deref())?;
-        check(x, w, targets, stats);
+        shapes::logp_one_pass(self, head, dlogp, stats, &to)?;
+        check(head, stats);
+        let HeadInput { op, x, w, targets } = head;
         assert_eq!(dlogp.len(), targets.len());
         let (logp, entropy, lse) = (f32_ptr(&stats.logp), f32_ptr(&stats.entropy), f32_ptr(&stats.lse));
         let targets = ptr(targets);
@@ -222,7 +214,7 @@ impl HeadOps for Cuda {
         let wanted = Wanted { targets, logp, entropy, ..Wanted::default() };
         fold_all(self, op, (x, w), wanted, lse, |part, logits| {
             flow.turn(self, w, part, logits)?;
-            multiply_back(self, (x, w), part, logits, dx, add, dw.as_deref_mut())
+            multiply_back(self, (x, w), part, logits, &mut to)
         })
     }
     fn logits(
@@ -235,9 +227,10 @@ impl HeadOps for Cuda {
     ) -> Result<()> {
         shapes::logits(self, x, w, [logits, lse])?;
         let rows = x.len() / w.k;
-        assert!(x.dtype() == w.dtype && logits.len() == rows * w.n && lse.len() == rows);
+        assert!(x.dtype() == w.compute && logits.len() == rows * w.n && lse.len() == rows);
         raw_logits(self, (x, w), (0, rows), f32_ptr(logits))?;
-        fold(self, op, f32_ptr(logits), rows, w.n, true, Wanted::default(), f32_ptr(lse))
+        let all = Logits { at: f32_ptr(logits), rows, vocab: w.n };
+        fold(self, op, all, true, Wanted::default(), f32_ptr(lse))
     }
 }
 
@@ -266,30 +259,29 @@ impl Flow {
 /// The kernel that turns rows of logits into their gradient.
 pub(crate) fn turning(name: &str, w: &Weight) -> String {
     let per_thread = if w.n.is_multiple_of(8) { 8 } else { 1 };
-    format!("{name}_{}{per_thread}", letter(w.dtype))
+    format!("{name}_{}{per_thread}", letter(w.compute))
 }
 
-/// Multiplies the gradient of some rows' logits, which stands where these were, into `dx` and `dw`; `add` says whether
-/// to add to `dw` also for the first rows.
+/// Multiplies the gradient of some rows' logits, which stands where these were, into `dx` and `dw`; the first rows write
+/// `dw` unless it is added to.
 pub(crate) fn multiply_back(
     cuda: &Cuda,
     (x, w): (&Buffer, &Weight),
     (first, rows): (usize, usize),
     grad: u64,
-    dx: &mut Buffer,
-    add: bool,
-    dw: Option<&mut Buffer>,
+    to: &mut HeadGrads<'_>,
 ) -> Result<()> {
+    let (dx, add) = (&*to.dx, to.add);
     assert!(dx.len() == x.len() && dx.dtype() != DType::U32);
-    let (size, sizes) = (w.dtype.size(), [rows, w.n, w.k]);
+    let (size, sizes) = (w.compute.size(), [rows, w.n, w.k]);
     let grad = (grad, w.n * 4 / size);
-    let to = (ptr(dx) + (first * w.k * dx.dtype().size()) as u64, dx.dtype());
-    long_input_gradient(cuda, sizes, grad, form(w), w.dtype, to)?;
-    match dw {
+    let rows_of_dx = (ptr(dx) + (first * w.k * dx.dtype().size()) as u64, dx.dtype());
+    long_input_gradient(cuda, sizes, grad, stored(w), rows_of_dx)?;
+    match to.dw.as_deref() {
         Some(dw) => {
             assert_eq!(dw.len(), w.n * w.k);
             let x = ptr(x) + (first * w.k * size) as u64;
-            weight_gradient(cuda, sizes, grad, x, w.dtype, f32_ptr(dw), add || first > 0)
+            weight_gradient(cuda, sizes, grad, x, w.compute, (f32_ptr(dw), add || first > 0))
         }
         None => Ok(()),
     }

@@ -1,9 +1,9 @@
 //! RMSNorm or LayerNorm of each query and key head inside rows of `qkv`.
 
-use crate::backend::{HeadNormOps, Heads, Norm};
+use crate::backend::{HeadNorm, HeadNormOps, Norm};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::context::Cuda;
-use crate::cuda::elementwise::vector::{add_chunks, row_count};
+use crate::cuda::elementwise::vector::{Chunks, add_chunks, row_count};
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{f32_ptr, kernel};
 use crate::cuda::norm::offset;
@@ -19,23 +19,17 @@ fn defines(op: Norm) -> String {
     format!("MOST={}", op.width.div_ceil(32))
 }
 
-fn check(op: Norm, heads: Heads, weights: [&Buffer; 2]) {
-    assert!(op.width == heads.head_dim && op.width <= 512, "heads of up to 512 elements are normalised");
-    assert!(weights.iter().all(|w| w.dtype() == DType::F32 && w.len() == op.width));
+fn check(norm: HeadNorm<'_>) {
+    let (width, weights) = (norm.op.width, [norm.q_weight, norm.k_weight]);
+    assert!(width == norm.heads.head_dim && width <= 512, "heads of up to 512 elements are normalised");
+    assert!(weights.iter().all(|w| w.dtype() == DType::F32 && w.len() == width));
 }
 
 impl HeadNormOps for Cuda {
-    fn head_norm(
-        &self,
-        op: Norm,
-        heads: Heads,
-        qkv: &Buffer,
-        q_weight: &Buffer,
-        k_weight: &Buffer,
-        out: &mut Buffer,
-    ) -> Result<()> {
-        shapes::head_norm(self, op, heads, qkv, [q_weight, k_weight], out)?;
-        check(op, heads, [q_weight, k_weight]);
+    fn head_norm(&self, norm: HeadNorm<'_>, qkv: &Buffer, out: &mut Buffer) -> Result<()> {
+        shapes::head_norm(self, norm, qkv, out)?;
+        check(norm);
+        let HeadNorm { op, heads, q_weight, k_weight } = norm;
         assert_eq!(qkv.len(), out.len());
         let rows = row_count(qkv.len(), heads.qkv_width());
         let warps = rows * (heads.heads + 2 * heads.kv_heads);
@@ -57,22 +51,18 @@ impl HeadNormOps for Cuda {
     }
     fn head_norm_backward(
         &self,
-        op: Norm,
-        heads: Heads,
+        norm: HeadNorm<'_>,
         qkv: &Buffer,
-        q_weight: &Buffer,
-        k_weight: &Buffer,
         dqkv: &mut Buffer,
-        dq_weight: Option<&mut Buffer>,
-        dk_weight: Option<&mut Buffer>,
+        dweights: [Option<&mut Buffer>; 2],
     ) -> Result<()> {
-        let dweights = [dq_weight.as_deref(), dk_weight.as_deref()];
-        shapes::head_norm_backward(self, op, heads, qkv, [q_weight, k_weight], dqkv, dweights)?;
-        check(op, heads, [q_weight, k_weight]);
+        shapes::head_norm_backward(self, norm, qkv, dqkv, dweights.each_ref().map(|d| d.as_deref()))?;
+        check(norm);
+        let HeadNorm { op, heads, q_weight, k_weight } = norm;
         assert_eq!(qkv.len(), dqkv.len());
         let (rows, dim) = (row_count(qkv.len(), heads.qkv_width()), op.width);
         let chunks = rows.div_ceil(CHUNK);
-        let wanted = dq_weight.is_some() || dk_weight.is_some();
+        let wanted = dweights.iter().any(|d| d.is_some());
         let sums = if wanted { Some(self.arena.take(chunks * 2 * dim * 4)?) } else { None };
         let at = sums.as_ref().map_or(0, |s| s.ptr());
         let args = args![
@@ -93,10 +83,11 @@ impl HeadNormOps for Cuda {
         let grid = Grid::new(chunks, (32 * WARPS) as u32).with_shared(WARPS * 2 * dim * 4);
         let name = kernel("head_norm_backward", &[qkv, dqkv]);
         self.launch_variant("head_norm", &defines(op), &name, grid, &args)?;
-        for (from, to) in [(0, dq_weight), (dim, dk_weight)] {
+        for (from, to) in [0, dim].into_iter().zip(dweights) {
             if let Some(to) = to {
                 assert_eq!(to.len(), dim);
-                add_chunks(self, at + (from * 4) as u64, 2 * dim, chunks, dim, f32_ptr(to), true)?;
+                let sums = Chunks { at: at + (from * 4) as u64, stride: 2 * dim, count: chunks, width: dim };
+                add_chunks(self, sums, (f32_ptr(to), true))?;
             }
         }
         Ok(())

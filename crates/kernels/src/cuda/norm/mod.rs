@@ -2,10 +2,10 @@
 
 pub(crate) mod head_norm;
 
-use crate::backend::{MemoryOps, Norm, NormGrads, NormInput, NormOps};
+use crate::backend::{MemoryOps, Norm, NormGrads, NormInput, NormOps, NormRecompute, Normed, Target};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::context::Cuda;
-use crate::cuda::elementwise::vector::{CHUNK, add_chunks, row_count};
+use crate::cuda::elementwise::vector::{CHUNK, Chunks, add_chunks, row_count};
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{f32_ptr, kernel};
 use crate::error::Result;
@@ -26,22 +26,16 @@ pub(crate) fn offset(op: Norm) -> f32 {
     if op.plus_one { 1.0 } else { 0.0 }
 }
 
-fn check(op: Norm, weight: &Buffer, bias: Option<&Buffer>) {
-    let fits = |b: &Buffer| b.dtype() == DType::F32 && b.len() == op.width;
-    assert!(fits(weight) && bias.is_none_or(fits));
+fn check(norm: Normed<'_>) {
+    let fits = |b: &Buffer| b.dtype() == DType::F32 && b.len() == norm.op.width;
+    assert!(fits(norm.weight) && norm.bias.is_none_or(fits));
 }
 
 impl NormOps for Cuda {
-    fn norm(
-        &self,
-        op: Norm,
-        x: &Buffer,
-        weight: &Buffer,
-        bias: Option<&Buffer>,
-        y: &mut Buffer,
-    ) -> Result<()> {
-        shapes::norm(self, op, x, weight, bias, y)?;
-        check(op, weight, bias);
+    fn norm(&self, norm: Normed<'_>, x: &Buffer, y: &mut Buffer) -> Result<()> {
+        shapes::norm(self, norm, x, y)?;
+        check(norm);
+        let Normed { op, weight, bias } = norm;
         assert_eq!(x.len(), y.len());
         let rows = row_count(x.len(), op.width);
         let args = args![x, weight, bias, &*y, op.width as u32, op.centred, offset(op), op.eps];
@@ -49,16 +43,15 @@ impl NormOps for Cuda {
     }
     fn add_norm(
         &self,
-        op: Norm,
+        norm: Normed<'_>,
         x: &Buffer,
         delta: &Buffer,
-        weight: &Buffer,
-        bias: Option<&Buffer>,
         sum: &mut Buffer,
         y: &mut Buffer,
     ) -> Result<()> {
-        shapes::add_norm(self, op, x, delta, weight, bias, [sum, y])?;
-        check(op, weight, bias);
+        shapes::add_norm(self, norm, x, delta, [sum, y])?;
+        check(norm);
+        let Normed { op, weight, bias } = norm;
         assert!(x.len() == delta.len() && x.len() == sum.len() && x.len() == y.len());
         let rows = row_count(x.len(), op.width);
         let args =
@@ -67,21 +60,21 @@ impl NormOps for Cuda {
     }
     fn norm_backward(
         &self,
-        op: Norm,
+        norm: Normed<'_>,
         dy: &Buffer,
         x: &Buffer,
-        weight: &Buffer,
-        add: bool,
-        dx: &mut Buffer,
+        dx: Target<'_>,
         grads: NormGrads<'_>,
     ) -> Result<()> {
-        shapes::norm_backward(self, op, dy, x, weight, dx, &grads)?;
-        check(op, weight, None);
+        let Target { to: dx, add } = dx;
+        shapes::norm_backward(self, norm, dy, x, dx, &grads)?;
+        check(norm);
+        let Normed { op, weight, .. } = norm;
         assert!(x.len() == dy.len() && x.len() == dx.len());
         let (rows, width) = (row_count(x.len(), op.width), op.width);
         if fits_registers(op, x, dx) {
-            let of = NormInput { x, delta: None, weight, bias: None };
-            return in_registers(self, op, of, dy, add, dx, [None; 2], grads);
+            let of = NormInput { x, delta: None };
+            return in_registers(self, norm, of, dy, Outputs { dx, add, y: None, rounded: None }, grads);
         }
         let sums = grads.weight.is_some() || grads.bias.is_some();
         let stats = if sums { Some(self.arena.take(rows * 8)?) } else { None };
@@ -110,35 +103,29 @@ impl NormOps for Cuda {
         for (from, to) in [(first, grads.weight), (second, grads.bias)] {
             if let Some(to) = to {
                 assert_eq!(to.len(), width);
-                add_chunks(self, from, width, chunks, width, f32_ptr(to), grads.add)?;
+                let sums = Chunks { at: from, stride: width, count: chunks, width };
+                add_chunks(self, sums, (f32_ptr(to), grads.add))?;
             }
         }
         Ok(())
     }
-    fn norm_again(
-        &self,
-        op: Norm,
-        of: NormInput<'_>,
-        dy: &Buffer,
-        y: &mut Buffer,
-        dx: &mut Buffer,
-        rounded: Option<&mut Buffer>,
-        grads: NormGrads<'_>,
-    ) -> Result<()> {
-        shapes::norm_again(self, op, of, dy, [y, dx], rounded.as_deref(), &grads)?;
-        let NormInput { x, delta, weight, bias } = of;
-        check(op, weight, bias);
+    fn norm_recompute(&self, norm: Normed<'_>, of: NormInput<'_>, backward: NormRecompute<'_>) -> Result<()> {
+        shapes::norm_recompute(self, norm, of, &backward)?;
+        check(norm);
+        let NormInput { x, delta } = of;
+        let NormRecompute { dy, y, dx, rounded, grads } = backward;
         assert!(x.len() == dy.len() && x.len() == dx.len());
-        if fits_registers(op, x, dx) && y.dtype() == dy.dtype() {
-            let outputs = [Some(&*y), rounded.as_deref()];
-            return in_registers(self, op, of, dy, true, dx, outputs, grads);
+        if fits_registers(norm.op, x, dx) && y.dtype() == dy.dtype() {
+            let outputs = Outputs { dx, add: true, y: Some(&*y), rounded: rounded.as_deref() };
+            return in_registers(self, norm, of, dy, outputs, grads);
         }
         let mut sum = delta.map(|_| self.arena.buffer(DType::F32, x.len())).transpose()?;
         match (delta, &mut sum) {
-            (Some(delta), Some(sum)) => self.add_norm(op, x, delta, weight, bias, sum, y)?,
-            _ => self.norm(op, x, weight, bias, y)?,
+            (Some(delta), Some(sum)) => self.add_norm(norm, x, delta, sum, y)?,
+            _ => self.norm(norm, x, y)?,
         }
-        self.norm_backward(op, dy, sum.as_ref().unwrap_or(x), weight, true, dx, grads)?;
+        let dx_sum = Target { to: &mut *dx, add: true };
+        self.norm_backward(norm, dy, sum.as_ref().unwrap_or(x), dx_sum, grads)?;
         rounded.map_or(Ok(()), |rounded| self.copy(dx, 0, rounded, 0, dx.len()))
     }
 }
@@ -152,17 +139,24 @@ fn fits_registers(op: Norm, x: &Buffer, dx: &Buffer) -> bool {
     stream && op.width.is_multiple_of(4) && op.width <= WIDEST
 }
 
+/// What the backward in one pass writes; `dx` is added to with `add`.
+struct Outputs<'a> {
+    dx: &'a Buffer,
+    add: bool,
+    y: Option<&'a Buffer>,
+    rounded: Option<&'a Buffer>,
+}
+
 /// The backward of the residual stream's norms in one pass, and what forward gave and a rounded `dx` where wanted.
 fn in_registers(
     cuda: &Cuda,
-    op: Norm,
+    norm: Normed<'_>,
     of: NormInput<'_>,
     dy: &Buffer,
-    add: bool,
-    dx: &mut Buffer,
-    [y, rounded]: [Option<&Buffer>; 2],
+    outputs: Outputs<'_>,
     grads: NormGrads<'_>,
 ) -> Result<()> {
+    let (op, Outputs { dx, add, y, rounded }) = (norm.op, outputs);
     let (rows, width) = (row_count(of.x.len(), op.width), op.width);
     let typed = [of.delta, y, rounded];
     assert!(typed.iter().flatten().all(|b| b.dtype() == dy.dtype() && b.len() == dy.len()));
@@ -174,7 +168,7 @@ fn in_registers(
     let wanted = grads.weight.is_some() || with_bias;
     let sums = if wanted { Some(cuda.arena.take(blocks * 2 * width * 4)?) } else { None };
     let at = sums.as_ref().map_or(0, |s| s.ptr());
-    let mut all = args![dy, of.x, of.delta, of.weight, of.bias, &*dx, y, rounded].to_vec();
+    let mut all = args![dy, of.x, of.delta, norm.weight, norm.bias, dx, y, rounded].to_vec();
     all.extend(args![rows as u32, width as u32, offset(op), op.eps, add, at]);
     let (centred, bias) = (u32::from(op.centred), u32::from(with_bias));
     let defines = format!("VECTORS={vectors} TEAMS={teams} CENTRED={centred} BIAS={bias}");
@@ -184,7 +178,8 @@ fn in_registers(
     for (from, to) in [(0, grads.weight), (width, grads.bias)] {
         if let Some(to) = to {
             assert_eq!(to.len(), width);
-            add_chunks(cuda, at + (from * 4) as u64, 2 * width, blocks, width, f32_ptr(to), grads.add)?;
+            let sums = Chunks { at: at + (from * 4) as u64, stride: 2 * width, count: blocks, width };
+            add_chunks(cuda, sums, (f32_ptr(to), grads.add))?;
         }
     }
     Ok(())

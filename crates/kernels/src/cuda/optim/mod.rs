@@ -5,7 +5,7 @@ pub(crate) mod split_master;
 use crate::backend::{AdamW, AdamWParam, OptimizerOps, Sgd};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::context::Cuda;
-use crate::cuda::gemm::linear::form;
+use crate::cuda::gemm::linear::stored;
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{element, split_parts};
 use crate::cuda::optim::split_master::{Whole, is_of};
@@ -69,14 +69,17 @@ impl OptimizerOps for Cuda {
             assert!(own, "a split master is updated with its own weight");
             let storage = match (split_parts(p.param, 0), &p.derived) {
                 (Some(_), _) => SPLIT,
-                (None, Some(w)) if w.dtype == DType::Bf16 => COPIED,
+                (None, Some(w)) if stored(w).1 == DType::Bf16 => COPIED,
                 _ => WHOLE,
             };
             let mut numbers: Vec<u32> = factors(p.op).iter().map(|x| x.to_bits()).collect();
             numbers.push(storage);
             for range in p.ranges {
                 assert!(range.end <= n);
-                let copy = p.derived.as_ref().map_or(0, |w| form(w) + (range.start * w.dtype.size()) as u64);
+                let copy = p.derived.as_ref().map_or(0, |w| {
+                    let (at, storage) = stored(w);
+                    at + (range.start * storage.size()) as u64
+                });
                 let [param, derived] = split_parts(p.param, range.start)
                     .unwrap_or_else(|| [element(p.param, range.start), copy]);
                 table.push(param);

@@ -5,7 +5,7 @@
 
 use crate::buffer::{Buffer, DType, Weight};
 use crate::cuda::context::Cuda;
-use crate::cuda::gemm::linear::{Form, form};
+use crate::cuda::gemm::linear::{Form, form, stored};
 use crate::cuda::launch::args;
 use crate::cuda::memory::{Data, Memory, element, split_parts};
 use crate::error::Result;
@@ -15,7 +15,7 @@ const PIECE: usize = 1 << 24;
 
 /// See [`LinearOps::master`](crate::backend::LinearOps::master): for weights of bf16.
 pub fn master(cuda: &Cuda, weight: &Weight) -> Result<Option<Buffer>> {
-    if weight.dtype != DType::Bf16 {
+    if stored(weight).1 != DType::Bf16 {
         return Ok(None);
     }
     let (len, form) = (weight.n * weight.k, weight.data().downcast_ref::<Form>());

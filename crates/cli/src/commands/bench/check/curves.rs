@@ -14,7 +14,7 @@ use ferrl::setup;
 use ferrl::train::ScoredRollout;
 use ferrl::train::Stage;
 use ferrl_engine::Result;
-use ferrl_engine::checkpoint::{Dtype, ModelDir, SaveOptions};
+use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat};
 use ferrl_kernels::check::Outcome;
 use ferrl_kernels::{Backend, DType};
 use std::path::{Path, PathBuf};
@@ -100,7 +100,7 @@ impl Curves {
         }
         let before = self.start(cpu, index - 1)?;
         let (stage, _) = train(&recipes[index - 1], cpu, &before)?;
-        let options = SaveOptions { dtype: Dtype::F32, source: Some(&before), ..Default::default() };
+        let options = SaveOptions { dtype: StorageFormat::F32, source: Some(&before), ..Default::default() };
         stage.policy.model.save(&dir, Some(&ModelDir::open(&before)?.config_json), &options)?;
         Ok(dir)
     }

@@ -1,74 +1,20 @@
-"""Runs a user's Python functions for Ferrl: one JSON request per line in, one JSON answer per line out."""
-
-import os
-import sys
 
 
 def host():
+    """Runs a user's reward functions, one call at a time."""
     import faulthandler
     import json
     import math
     import queue
     import signal
-    import threading
-    import time
-    import traceback
 
-    # The pipes are ours alone: whatever the user's code prints goes to stderr, whatever it reads is empty.
-    me, group = os.getpid(), os.getpgrp()
-    requests = os.fdopen(os.dup(0), "rb")
-    answers = os.dup(1)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(2, 1)
-    sys.stdout.reconfigure(line_buffering=True)
-
-    def end():
-        if group == me:
-            os.killpg(group, signal.SIGKILL)
-        os._exit(1)
-
-    def answer(request, **fields):
-        if os.getpid() != me:  # a fork that returned from the user's function
-            os._exit(0)
-        fields.update(id=request["id"], nonce=request["nonce"])
-        data = memoryview(json.dumps(fields, default=repr).encode() + b"\n")
-        while data:
-            data = data[os.write(answers, data) :]
-
-    start = json.loads(requests.readline())
-    inbox = queue.Queue()
-
-    def read():
-        for line in requests:
-            inbox.put(line)
-        end()
-
-    def watch():
-        while os.getppid() == start["parent"]:
-            time.sleep(0.5)
-        end()
-
-    for body in (read, watch):
-        threading.Thread(target=body, daemon=True).start()
-
-    def trace():
-        """The traceback from the user's code on, and the last line of the user's file that it goes through."""
-        error = sys.exc_info()[1]
-        tb = error.__traceback__
-        while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename == "<string>":
-            tb = tb.tb_next
-        text = "".join(traceback.format_exception(type(error), error, tb, limit=-8))
-        own = [f for f in traceback.extract_tb(tb) if f.filename == start["file"]]
-        line = own[-1].lineno if own else getattr(error, "lineno", None)
-        place = os.path.basename(start["file"]) + (f":{line}" if line else "")
-        return {"trace": text[-3000:].encode("utf-8", "replace").decode(), "place": place}
-
+    guard = Guard()
+    start, answer, inbox = guard.start, guard.answer, queue.Queue()
+    guard.listen(inbox.put)
     try:
         module = load(start["file"])
     except BaseException:
-        answer(start, refused=trace()["trace"])
+        answer(start, refused=guard.trace(start["file"])["trace"])
         return
     functions = {}
     for name in start["functions"]:
@@ -125,7 +71,7 @@ def host():
         except Signature as mismatch:
             fields = {"signature": [str(mismatch), ", ".join(arguments)]}
         except BaseException:
-            fields = {"raised": trace()}
+            fields = {"raised": guard.trace(start["file"])}
         faulthandler.cancel_dump_traceback_later()
         signal.alarm(0)
         sys.stdout.flush()
@@ -167,31 +113,6 @@ class Logged:
             if len(values) != count:
                 print(f"log_extra({column!r}): got {len(values)} values for {count} completions, not logged")
         return {column: values for column, values in self.listed.items() if len(values) == count}
-
-
-def plain(value):
-    """The value if JSON can say it, else its text."""
-    import json
-
-    try:
-        json.dumps(value, allow_nan=False)
-        return value
-    except (TypeError, ValueError):
-        return repr(value)
-
-
-def load(file):
-    """The user's file as a module; its folder can be imported from."""
-    import importlib.util
-
-    folder, name = os.path.split(file)
-    sys.path[0] = folder
-    name = os.path.splitext(name)[0]
-    spec = importlib.util.spec_from_file_location(name, file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def bound(function, arguments):

@@ -1,18 +1,19 @@
-//! How numbers are stored in a checkpoint.
+//! How numbers are stored in a checkpoint, whatever type the model computes in.
 
 use half::{bf16, f16};
 use safetensors::Dtype as Stored;
 
 use crate::{Error, Result};
+use ferrl_kernels::DType;
 
 /// Numbers that are worth a thread.
 const PART: usize = 1 << 20;
 /// Numbers that are looked at for a NaN or infinity right after they were read.
 const LOOK: usize = 2048;
 
-/// The number formats Ferrl writes.
+/// A format of the numbers of a checkpoint. A quantised one is a variant here, with `encode` and `decode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dtype {
+pub enum StorageFormat {
     /// 32 bits: what the optimizer holds.
     F32,
     /// 16 bits with the range of `F32`.
@@ -21,33 +22,40 @@ pub enum Dtype {
     F16,
 }
 
-impl Dtype {
+impl From<DType> for StorageFormat {
+    /// The format that holds what a model computes with.
+    fn from(compute: DType) -> Self {
+        if compute == DType::Bf16 { StorageFormat::Bf16 } else { StorageFormat::F32 }
+    }
+}
+
+impl StorageFormat {
     /// Bytes of one number.
     pub fn size(self) -> usize {
-        if self == Dtype::F32 { 4 } else { 2 }
+        if self == StorageFormat::F32 { 4 } else { 2 }
     }
     /// The name in `config.json`.
     pub fn torch_name(self) -> &'static str {
         match self {
-            Dtype::F32 => "float32",
-            Dtype::Bf16 => "bfloat16",
-            Dtype::F16 => "float16",
+            StorageFormat::F32 => "float32",
+            StorageFormat::Bf16 => "bfloat16",
+            StorageFormat::F16 => "float16",
         }
     }
     /// The name in the header of a safetensors file.
     pub(super) fn stored_name(self) -> &'static str {
         match self {
-            Dtype::F32 => "F32",
-            Dtype::Bf16 => "BF16",
-            Dtype::F16 => "F16",
+            StorageFormat::F32 => "F32",
+            StorageFormat::Bf16 => "BF16",
+            StorageFormat::F16 => "F16",
         }
     }
     /// The format of a stored tensor, if Ferrl reads it.
-    pub(super) fn of(stored: Stored) -> Option<Dtype> {
+    pub(super) fn of(stored: Stored) -> Option<StorageFormat> {
         match stored {
-            Stored::F32 => Some(Dtype::F32),
-            Stored::BF16 => Some(Dtype::Bf16),
-            Stored::F16 => Some(Dtype::F16),
+            Stored::F32 => Some(StorageFormat::F32),
+            Stored::BF16 => Some(StorageFormat::Bf16),
+            Stored::F16 => Some(StorageFormat::F16),
             _ => None,
         }
     }
@@ -79,11 +87,15 @@ impl Dtype {
         for (i, (out, bytes)) in pieces.enumerate() {
             let numbers = out.iter_mut().zip(bytes.chunks_exact(self.size()));
             match self {
-                Dtype::F32 => numbers.for_each(|(x, b)| *x = f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
-                Dtype::Bf16 => numbers.for_each(|(x, b)| {
+                StorageFormat::F32 => {
+                    numbers.for_each(|(x, b)| *x = f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                }
+                StorageFormat::Bf16 => numbers.for_each(|(x, b)| {
                     *x = f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
                 }),
-                Dtype::F16 => numbers.for_each(|(x, b)| *x = f16::from_le_bytes([b[0], b[1]]).to_f32()),
+                StorageFormat::F16 => {
+                    numbers.for_each(|(x, b)| *x = f16::from_le_bytes([b[0], b[1]]).to_f32())
+                }
             }
             // Without a branch for each number, which is still in the nearest cache.
             if bad.is_none() && out.iter().fold(false, |bad, x| bad | !x.is_finite()) {
@@ -96,9 +108,9 @@ impl Dtype {
     /// Appends numbers to `out` as they are stored, rounded to nearest even.
     pub(super) fn encode(self, numbers: &[f32], out: &mut Vec<u8>) -> Result<()> {
         match self {
-            Dtype::F32 => out.extend(numbers.iter().flat_map(|x| x.to_le_bytes())),
-            Dtype::Bf16 => out.extend(numbers.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes())),
-            Dtype::F16 => {
+            StorageFormat::F32 => out.extend(numbers.iter().flat_map(|x| x.to_le_bytes())),
+            StorageFormat::Bf16 => out.extend(numbers.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes())),
+            StorageFormat::F16 => {
                 for &x in numbers {
                     let small = f16::from_f32(x);
                     if small.is_infinite() && x.is_finite() {

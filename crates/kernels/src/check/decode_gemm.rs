@@ -1,7 +1,9 @@
-//! The operations for a few rows: the same bits as the operations they are made of, on the same device.
+//! Decode GEMMs: the same bits as the operations they fuse, on the same device.
 
 use super::{Check, download, random, unwritten, upload, weight};
-use crate::backend::{Activation, Affine, Backend, Heads, Norm, Normed, PagedRows, PagedSequence, Turns};
+use crate::backend::{
+    Activation, Affine, Backend, Heads, Norm, Normed, PagedRows, PagedSequence, QkvLayer, Rotation,
+};
 use crate::buffer::{Buffer, DType};
 use crate::composed;
 use crate::error::Result;
@@ -37,7 +39,7 @@ struct Layer {
     shift: Option<Buffer>,
     matrices: [crate::buffer::Weight; 3],
     biases: [Option<Buffer>; 3],
-    turns: [Buffer; 2],
+    angles: [Buffer; 2],
 }
 
 /// Rows, each the next token of a sequence, in blocks that do not follow each other.
@@ -85,10 +87,10 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
                     matrix(6, hidden, ffn)?,
                 ],
                 biases: [some(biased, 7, heads.qkv_width())?, some(biased, 8, up)?, some(biased, 9, hidden)?],
-                turns: [angles(f64::cos)?, angles(f64::sin)?],
+                angles: [angles(f64::cos)?, angles(f64::sin)?],
             };
             for rows in [1, 2, 5, 8, 40] {
-                ask(check, &layer, heads, ffn, op, dtype, rows)?;
+                ask(check, &layer, heads, (ffn, op), rows)?;
             }
         }
     }
@@ -99,20 +101,19 @@ fn ask(
     check: &mut Check<'_>,
     layer: &Layer,
     heads: Heads,
-    ffn: usize,
-    op: Activation,
-    dtype: DType,
+    (ffn, op): (usize, Activation),
     rows: usize,
 ) -> Result<()> {
-    let (b, hidden) = (check.card, layer.norm.width);
+    let (b, hidden, dtype) = (check.card, layer.norm.width, layer.matrices[0].compute);
     let norm = Normed { op: layer.norm, weight: &layer.weight, bias: layer.shift.as_ref() };
     let affine = |i: usize| Affine { weight: &layer.matrices[i], bias: layer.biases[i].as_ref() };
     let x = upload(b, DType::F32, &random(1, rows * hidden))?;
     let (places, positions, blocks) = new_tokens(b, rows);
     let positions = b.indices(&positions)?;
-    let turns =
-        Turns { dim: heads.head_dim, cos: &layer.turns[0], sin: &layer.turns[1], positions: &positions };
-    let name = |what: &str| format!("few rows: {what} {} of {rows} x {hidden}", dtype.name());
+    let [cos, sin] = &layer.angles;
+    let rotation = Some(Rotation { dim: heads.head_dim, cos, sin, positions: &positions });
+    let qkv_layer = QkvLayer { linear: affine(0), heads, rotation };
+    let name = |what: &str| format!("decode GEMM: {what} {} of {rows} x {hidden}", dtype.name());
     let cache_of = || -> Result<Buffer> {
         let mut cache = b.alloc(dtype, b.cache_len(heads, blocks))?;
         b.fill(&mut cache, 0.5)?;
@@ -127,17 +128,15 @@ fn ask(
         let normed = upload(b, dtype, &random(12, rows * hidden))?;
         let narrow = upload(b, dtype, &random(10, rows * ffn))?;
         if whole {
-            b.normed_qkv(norm, &x, affine(0), heads, Some(turns), &places, &mut cache, &mut qkv)?;
-            let to = Some((&places, &mut second));
-            b.linear_qkv(&normed, affine(0), heads, Some(turns), to, &mut plain)?;
-            b.linear_qkv(&normed, affine(0), heads, Some(turns), None, &mut alone)?;
+            b.normed_qkv(norm, &x, qkv_layer, (&places, &mut cache), &mut qkv)?;
+            b.linear_qkv(&normed, qkv_layer, Some((&places, &mut second)), &mut plain)?;
+            b.linear_qkv(&normed, qkv_layer, None, &mut alone)?;
             b.normed_activation(norm, &x, affine(1), op, &mut act)?;
             b.linear_add(&narrow, affine(2), &mut stream)?;
         } else {
-            composed::normed_qkv(b, norm, &x, affine(0), heads, Some(turns), &places, &mut cache, &mut qkv)?;
-            let to = Some((&places, &mut second));
-            composed::linear_qkv(b, &normed, affine(0), heads, Some(turns), to, &mut plain)?;
-            composed::linear_qkv(b, &normed, affine(0), heads, Some(turns), None, &mut alone)?;
+            composed::normed_qkv(b, norm, &x, qkv_layer, (&places, &mut cache), &mut qkv)?;
+            composed::linear_qkv(b, &normed, qkv_layer, Some((&places, &mut second)), &mut plain)?;
+            composed::linear_qkv(b, &normed, qkv_layer, None, &mut alone)?;
             composed::normed_activation(b, norm, &x, affine(1), op, &mut act)?;
             composed::linear_add(b, &narrow, affine(2), &mut stream)?;
         }

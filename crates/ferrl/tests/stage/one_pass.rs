@@ -12,8 +12,8 @@ fn recipe(algo: &str, train: &str) -> String {
     )
 }
 
-fn steps(mut stage: Stage, foresees: bool) -> (Vec<f32>, Vec<Option<f64>>, bool) {
-    stage.one_pass = foresees;
+fn steps(mut stage: Stage, one_pass: bool) -> (Vec<f32>, Vec<Option<f64>>, bool) {
+    stage.one_pass = one_pass;
     let names = ["loss", "grad_norm", "entropy", "sampling/sampling_logp_difference/max"];
     let report = |stage: &mut Stage| stage.step().unwrap().metrics;
     let all: Vec<_> = (0..4).map(|_| report(&mut stage)).collect();
@@ -22,7 +22,7 @@ fn steps(mut stage: Stage, foresees: bool) -> (Vec<f32>, Vec<Option<f64>>, bool)
 }
 
 #[test]
-fn foreseen_gradients_are_the_gradients() {
+fn precomputed_gradients_are_the_gradients() {
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path());
     let algorithms = [

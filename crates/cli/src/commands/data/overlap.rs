@@ -1,0 +1,71 @@
+//! `ferrl data overlap`: training rows that give test rows away.
+
+use crate::output::print;
+use ferrl::data::hub::Cache;
+use ferrl::data::overlap::{Pair, Report, WORDS, between};
+use ferrl::data::{Dataset, Source};
+use ferrl_engine::Result;
+use serde_json::{Value, json};
+
+/// Show training rows that overlap with test rows
+///
+/// A training row overlaps if its prompt is that of a test row (case and white space aside), or if any of its texts has 13
+/// words in a row that are in a test prompt. Runs of words that many test rows share are a template's and do not count.
+/// A run warns of the same between data.train and eval.data; data.overlap says what it does about it.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Training rows: a file, folder, split@path, org/name or suite:NAME
+    #[arg(value_name = "TRAIN")]
+    train: String,
+    /// Test rows, in the same notation; suite:NAME is a suite's test rows
+    #[arg(value_name = "TEST")]
+    test: String,
+    /// Words in a row that count
+    #[arg(long, value_name = "N", default_value_t = WORDS, value_parser = crate::options::size::<1000>)]
+    words: usize,
+    /// Rows to show; all are counted
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = crate::options::count)]
+    show: usize,
+    /// One JSON object instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let cache = Cache::from_env();
+    let train = Dataset::read(&Source::parse(&args.train)?, &cache)?;
+    let test = Dataset::read(&Source::held_out(&args.test)?, &cache)?;
+    let report = between(&[train], &[test], args.words)?;
+    print(&if args.json { format!("{}\n", machine_readable(&report)) } else { text(&report, args) })
+}
+
+fn machine_readable(r: &Report) -> Value {
+    let pair = |p: &Pair| json!({"train": p.train, "test": p.test, "exact": p.exact});
+    json!({
+        "train_rows": r.train_rows, "test_rows": r.test_rows, "overlapping_train_rows": r.pairs.len(),
+        "overlapping_test_rows": r.met, "exact": r.pairs.iter().filter(|p| p.exact).count(),
+        "pairs": r.pairs.iter().map(pair).collect::<Vec<_>>(),
+    })
+}
+
+fn text(r: &Report, args: &Args) -> String {
+    let exact = r.pairs.iter().filter(|p| p.exact).count();
+    let mut out = format!(
+        "{} of {} training rows overlap with {} of {} test rows: {exact} by the same prompt, {} by {} words in a row\n",
+        r.pairs.len(),
+        r.train_rows,
+        r.met,
+        r.test_rows,
+        r.pairs.len() - exact,
+        args.words
+    );
+    for p in r.pairs.iter().take(args.show) {
+        let how = if p.exact { "the prompt of".to_string() } else { format!("{} words of", args.words) };
+        out.push_str(&format!("{} has {how} {}\n", p.train, p.test));
+    }
+    if r.pairs.len() > args.show {
+        out.push_str(&format!("and {} more: --show {}\n", r.pairs.len() - args.show, r.pairs.len()));
+    }
+    out
+}

@@ -1,0 +1,296 @@
+//! Environments in Python: RL2's `step`, classes with gymnasium's methods, GEM, reasoning-gym.
+//!
+//! They run in supervised processes. An async `step` serves many episodes of a process at once; any other one call at a time.
+//! A call that fails is made once more: in another process, in which the episode is played again up to that turn. Then the
+//! episode is lost, and the run goes on.
+
+mod workers;
+
+pub use workers::{Counts, Workers};
+
+use super::{End, Environment, Fault, Lost, Next, Result, Turn, Why, episode_seed};
+use crate::episode::RowEpisodes;
+use crate::source::Prompt;
+use crate::task::{Example, Task};
+use crate::verify::Hooks;
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What plays.
+#[derive(Clone, Debug, PartialEq)]
+pub enum What {
+    /// A Python file, and the class in it where it is one.
+    File(PathBuf, Option<String>),
+    /// An environment of GEM, by its name there.
+    Gem(String),
+    /// A task of reasoning-gym.
+    ReasoningGym(String),
+}
+
+impl What {
+    /// A file, or `FILE.py:CLASS`.
+    pub fn file(path: &str) -> Self {
+        match path.rsplit_once(':').filter(|(file, _)| file.ends_with(".py")) {
+            Some((file, class)) => What::File(file.into(), Some(class.into())),
+            None => What::File(path.into(), None),
+        }
+    }
+
+    /// For messages.
+    pub fn name(&self) -> String {
+        match self {
+            What::File(path, class) => {
+                let class = class.as_ref().map_or_else(String::new, |class| format!(":{class}"));
+                format!("{}{class}", path.display())
+            }
+            What::Gem(name) => format!("gem:{name}"),
+            What::ReasoningGym(name) => format!("reasoning_gym:{name}"),
+        }
+    }
+}
+
+/// How its processes are run.
+#[derive(Clone)]
+pub struct Settings {
+    /// What plays.
+    pub what: What,
+    /// Arguments for it.
+    pub options: Map<String, Value>,
+    /// How many processes.
+    pub workers: usize,
+    /// The longest a call may take.
+    pub timeout: Duration,
+    /// The longest that loading may take.
+    pub start_timeout: Duration,
+    /// The most memory of a process in bytes.
+    pub memory: u64,
+    /// The Python to run.
+    pub python: String,
+    /// Who hears what it prints, and who may end its waits.
+    pub hooks: Hooks,
+}
+
+/// Where an episode begins.
+#[derive(Clone, Debug, Default)]
+pub struct Start {
+    /// Decides every random number of the environment.
+    pub seed: u64,
+    /// The row of the data, where there is one, and its number.
+    pub row: Option<(u64, Map<String, Value>)>,
+    /// The text it begins with; the environment says it where it is empty.
+    pub state: String,
+    /// For messages.
+    pub name: String,
+}
+
+/// An episode in a worker.
+pub struct Episode {
+    workers: Arc<Workers>,
+    start: Arc<Start>,
+    /// Which worker plays it.
+    slot: usize,
+    /// The process and the number there that it is open under.
+    open: Option<workers::Open>,
+    /// What was done so far and what came of it: played again in another process.
+    history: Vec<(String, Value)>,
+}
+
+/// Numbers of episodes in all processes.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
+impl Episode {
+    /// A fresh one.
+    pub fn new(workers: Arc<Workers>, start: Start) -> Self {
+        let slot = NUMBERS.fetch_add(1, Ordering::Relaxed) as usize % workers.count();
+        Episode { workers, start: Arc::new(start), slot, open: None, history: Vec::new() }
+    }
+
+    /// The request that opens it.
+    fn opening(&self) -> Value {
+        let Start { seed, row, state, .. } = &*self.start;
+        let (number, row) = row.as_ref().map_or((None, None), |(number, row)| (Some(*number), Some(row)));
+        json!({ "op": "open", "seed": seed, "row": row, "number": number, "state": state })
+    }
+
+    /// Makes a call, once more where it fails, and says what became of it.
+    fn call(&mut self, request: Value, field: &str) -> Result<Value> {
+        let began = Instant::now();
+        let mut failed = match self.attempt(&request, field) {
+            Ok(answer) => return Ok(answer),
+            Err(failed) => failed,
+        };
+        self.close();
+        if failed.retry {
+            self.slot = self.workers.count() + self.slot % self.workers.count(); // apart from the others
+            self.workers.count_retry();
+            match self.attempt(&request, field) {
+                Ok(answer) => return Ok(answer),
+                Err(again) => failed = again,
+            }
+            self.close();
+        }
+        if let Some(fatal) = failed.fatal {
+            return Err(Fault::Fatal(fatal));
+        }
+        let lost = Lost { seconds: began.elapsed().as_secs_f64(), ..failed.lost };
+        match self.workers.count_lost(&lost) {
+            Some(error) => Err(Fault::Fatal(error)),
+            None => Err(Fault::Lost(Box::new(lost))),
+        }
+    }
+
+    /// Once: in the process it is open in, or in a new one after what has been played.
+    fn attempt(&mut self, request: &Value, field: &str) -> std::result::Result<Value, workers::Failed> {
+        let workers = self.workers.clone();
+        let one = workers.turn(self.slot);
+        let process = workers.process(self.slot)?;
+        if self.open.as_ref().is_none_or(|open| !open.is_in(&process)) {
+            self.open = Some(workers::Open::new(&process));
+            let begins = request["op"] == "open";
+            if !begins {
+                self.replay(&process)?;
+            }
+        }
+        let Some(open) = &self.open else { unreachable!("opened above") };
+        let answer = workers.ask(self.slot, &process, open, request, field);
+        drop(one);
+        answer
+    }
+
+    /// Plays what has been played so far in another process.
+    fn replay(&self, process: &workers::Running) -> std::result::Result<(), workers::Failed> {
+        let Some(open) = &self.open else { return Ok(()) };
+        self.workers.ask(self.slot, process, open, &self.opening(), "state")?;
+        for (action, before) in &self.history {
+            let request = json!({ "op": "step", "action": action });
+            let turn = self.workers.ask(self.slot, process, open, &request, "turn")?;
+            if turn["next"] != before["next"] || turn["reward"] != before["reward"] {
+                let what = "played again in a new process it answered otherwise: it does not depend on its seed alone";
+                return Err(workers::Failed::lost(Lost::new(Why::Schema, what)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees what it holds in its process.
+    fn close(&mut self) {
+        if let Some(open) = self.open.take() {
+            open.close();
+        }
+    }
+}
+
+impl Drop for Episode {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Environment for Episode {
+    fn start(&mut self) -> Result<String> {
+        let state = self.call(self.opening(), "state")?;
+        let text = state.as_str().unwrap_or_default();
+        Ok(if self.workers.whole_states() { text.to_string() } else { format!("{text}\n") })
+    }
+
+    fn step(&mut self, action: &str) -> Result<Turn> {
+        let answer = self.call(json!({ "op": "step", "action": action }), "turn")?;
+        self.history.push((action.to_string(), answer.clone()));
+        let text = answer["next"].as_str().unwrap_or_default().to_string();
+        let next = match self.workers.whole_states() {
+            true => Next::State(text),
+            false => Next::Observation(format!("\n{text}\n")),
+        };
+        let end = match (answer["terminated"] == true, answer["truncated"] == true) {
+            (true, true) => Some(End::Limit),
+            (true, false) => Some(End::Terminated),
+            (false, true) => Some(End::Truncated),
+            (false, false) => None,
+        };
+        Ok(Turn {
+            next,
+            reward: answer["reward"].as_f64().unwrap_or(f64::NAN),
+            score: answer["score"].as_f64(),
+            end,
+            extra: answer["extra"].as_object().cloned().unwrap_or_default(),
+            ..Default::default()
+        })
+    }
+
+    fn waits(&self) -> bool {
+        true
+    }
+
+    fn label(&self) -> String {
+        format!("{}, {}", self.workers.name(), self.start.name)
+    }
+}
+
+/// Episodes without end, by number.
+pub struct Episodes {
+    workers: Arc<Workers>,
+    seed: u64,
+}
+
+impl Episodes {
+    /// Those of an environment that needs no rows.
+    pub fn new(workers: Arc<Workers>, seed: u64) -> Self {
+        Episodes { workers, seed }
+    }
+}
+
+impl Task for Episodes {
+    /// The environment says the prompt when the episode begins.
+    fn example(&self, index: u64, _held_out: bool) -> ferrl_engine::Result<Example> {
+        let columns = json!({ "episode": index }).as_object().cloned().unwrap_or_default();
+        Ok(Example { columns, ..Default::default() })
+    }
+
+    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
+        None
+    }
+
+    fn episode(&self, index: u64, held_out: bool) -> Option<Box<dyn Environment>> {
+        let seed = episode_seed(self.seed, index, held_out);
+        let start = Start { seed, name: format!("episode {index}"), ..Default::default() };
+        Some(Box::new(Episode::new(self.workers.clone(), start)))
+    }
+}
+
+/// Episodes that begin with a row of the data.
+pub struct OfRows {
+    workers: Arc<Workers>,
+    seed: u64,
+}
+
+impl OfRows {
+    /// Those of an environment.
+    pub fn new(workers: Arc<Workers>, seed: u64) -> Self {
+        OfRows { workers, seed }
+    }
+}
+
+impl RowEpisodes for OfRows {
+    fn open(&self, prompt: &Prompt, state: &str) -> ferrl_engine::Result<Box<dyn Environment>> {
+        let mut row = prompt.columns.clone();
+        match prompt.messages.is_empty() {
+            true if prompt.text.is_empty() => {}
+            true => drop(row.entry("prompt").or_insert(prompt.text.as_str().into())),
+            false => drop(row.entry("messages").or_insert(prompt.messages.clone().into())),
+        }
+        let start = Start {
+            seed: episode_seed(self.seed, prompt.index, false),
+            row: Some((prompt.index, row)),
+            state: state.to_string(),
+            name: if prompt.place.is_empty() {
+                format!("prompt {}", prompt.index)
+            } else {
+                prompt.place.clone()
+            },
+        };
+        Ok(Box::new(Episode::new(self.workers.clone(), start)))
+    }
+}

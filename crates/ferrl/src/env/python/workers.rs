@@ -1,0 +1,291 @@
+//! The processes that environments in Python run in, and what has gone wrong in them.
+
+use super::{Settings, What};
+use crate::env::{Lost, Why};
+use crate::interrupt;
+use crate::worker::{Kind, Process, Spawn};
+use ferrl_engine::{Error, Result};
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+const HOST: &str = include_str!("host.py");
+/// The longest answer in bytes.
+const MAX_LINE: usize = 16 << 20;
+/// An async environment is told to stop at the time-out; one that cannot hear it is ended a little later.
+const GRACE: Duration = Duration::from_secs(1);
+/// After so many lost episodes, before a single turn was answered, the environment is given up.
+const HOPELESS: u64 = 16;
+
+/// What has happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Calls made.
+    pub calls: u64,
+    /// Calls made once more.
+    pub retries: u64,
+    /// Processes replaced.
+    pub restarts: u64,
+    /// Episodes given up.
+    pub lost: u64,
+    /// Answers that came too late or twice, and were not used.
+    pub stale: u64,
+}
+
+/// A few processes with the same environment, started when they are first needed.
+pub struct Workers {
+    settings: Settings,
+    /// Twice as many as there are workers. A process that dies takes every call in it along, and nobody knows whose fault it
+    /// was: each is made again in one of the second half, where it is alone.
+    slots: Vec<Slot>,
+    ready: OnceLock<Value>,
+    counts: Mutex<Counts>,
+    /// Whether any turn was ever answered.
+    answered: AtomicBool,
+}
+
+#[derive(Default)]
+struct Slot {
+    process: Mutex<Option<Running>>,
+    /// Held during a call, where a process serves one at a time.
+    turn: Mutex<()>,
+}
+
+/// A process in use.
+pub(super) type Running = Arc<Process>;
+
+/// An episode in a process.
+pub(super) struct Open {
+    process: Weak<Process>,
+    number: u64,
+}
+
+static OPENED: AtomicU64 = AtomicU64::new(0);
+
+impl Open {
+    pub fn new(process: &Running) -> Self {
+        Open { process: Arc::downgrade(process), number: OPENED.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    pub fn is_in(&self, process: &Running) -> bool {
+        std::ptr::eq(self.process.as_ptr(), Arc::as_ptr(process))
+    }
+
+    /// Frees what it holds there.
+    pub fn close(self) {
+        if let Some(process) = self.process.upgrade() {
+            process.tell(&json!({ "op": "close", "episode": self.number }));
+        }
+    }
+}
+
+/// A call that gave nothing.
+pub(super) struct Failed {
+    pub lost: Lost,
+    /// Whether another process may do better.
+    pub retry: bool,
+    /// Where the run cannot go on.
+    pub fatal: Option<Error>,
+}
+
+impl Failed {
+    pub fn lost(lost: Lost) -> Self {
+        Failed { lost, retry: false, fatal: None }
+    }
+}
+
+impl Workers {
+    /// None is started yet.
+    pub fn new(settings: Settings) -> Arc<Workers> {
+        let slots = (0..2 * settings.workers.max(1)).map(|_| Slot::default()).collect();
+        let (ready, counts, answered) = Default::default();
+        Arc::new(Workers { settings, slots, ready, counts, answered })
+    }
+
+    /// Starts the first one: what cannot be loaded is an error before work is spent.
+    pub fn check(&self) -> Result<()> {
+        match self.process(0) {
+            Ok(_) => Ok(()),
+            Err(Failed { fatal: Some(error), .. }) => Err(error),
+            Err(failed) => Err(Error::from(failed.lost).at(self.name())),
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.slots.len() / 2
+    }
+
+    /// What plays.
+    pub fn name(&self) -> String {
+        self.settings.what.name()
+    }
+
+    /// What has happened so far.
+    pub fn counts(&self) -> Counts {
+        let running = self.slots.iter().filter_map(|slot| lock(&slot.process).clone());
+        let stale: u64 = running.map(|process| process.stale()).sum();
+        let counts = *lock(&self.counts);
+        Counts { stale: counts.stale + stale, ..counts }
+    }
+
+    /// Whether it answers with whole states; with what is new otherwise.
+    pub(super) fn whole_states(&self) -> bool {
+        self.ready.get().is_some_and(|ready| ready["kind"] == "state")
+    }
+
+    pub(super) fn count_retry(&self) {
+        lock(&self.counts).retries += 1;
+    }
+
+    /// Counts an episode that is lost; the error that ends the run where all are.
+    pub(super) fn count_lost(&self, lost: &Lost) -> Option<Error> {
+        let mut counts = lock(&self.counts);
+        counts.lost += 1;
+        let (all, answered) = (counts.lost, self.answered.load(Ordering::Relaxed));
+        (all >= HOPELESS && !answered).then(|| {
+            let what =
+                format!("{all} episodes were lost before a single turn was answered; the last: {lost}");
+            Error::from(Lost::new(lost.why, what)).at(self.name())
+        })
+    }
+
+    /// The right to call a process, where it serves one call at a time.
+    pub(super) fn turn(&self, slot: usize) -> Option<MutexGuard<'_, ()>> {
+        let concurrent = self.ready.get().is_some_and(|ready| ready["concurrent"] == true);
+        (!concurrent || slot >= self.count()).then(|| lock(&self.slots[slot].turn))
+    }
+
+    /// The process of a slot, started where it has none.
+    pub(super) fn process(&self, slot: usize) -> std::result::Result<Running, Failed> {
+        let mut held = lock(&self.slots[slot].process);
+        if let Some(process) = &*held {
+            return Ok(process.clone());
+        }
+        let Settings { what, options, python, start_timeout, memory, hooks, .. } = &self.settings;
+        let request = match what {
+            What::File(path, class) => {
+                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                if !path.is_file() {
+                    let error = Error::data("there is no such file").at(path.display());
+                    return Err(Failed { fatal: Some(error), ..Failed::lost(Lost::new(Why::Exited, "")) });
+                }
+                json!({ "kind": "file", "file": path, "name": class, "options": options })
+            }
+            What::Gem(name) => json!({ "kind": "gem", "name": name, "options": options }),
+            What::ReasoningGym(name) => json!({ "kind": "reasoning_gym", "name": name, "options": options }),
+        };
+        let spawn = Spawn {
+            python,
+            script: HOST,
+            request,
+            start_timeout: *start_timeout,
+            max_line: MAX_LINE,
+            memory: Some(*memory),
+            log: Some(hooks.prints()),
+            interrupt: hooks.interrupt.clone(),
+        };
+        match Process::start(spawn, &format!("env-{slot}")) {
+            Ok(process) => {
+                let _ = self.ready.set(process.ready.clone());
+                Ok(held.insert(Arc::new(process)).clone())
+            }
+            Err((kind, stderr)) => Err(self.not_started(kind, stderr)),
+        }
+    }
+
+    /// A process that never started at all is an error; one that does not come back is a lost episode.
+    fn not_started(&self, kind: Kind, stderr: Vec<String>) -> Failed {
+        if self.ready.get().is_some() && kind != Kind::Interrupted {
+            return self.failed(kind, stderr);
+        }
+        let fatal = match &kind {
+            Kind::Interrupted => interrupt::interrupted("starting environments"),
+            _ => {
+                let mut text = kind.to_string();
+                stderr.iter().for_each(|line| text.push_str(&format!("\n  | {line}")));
+                Error::data(text).at(self.name())
+            }
+        };
+        Failed { fatal: Some(fatal), ..Failed::lost(Lost::new(Why::Exited, "")) }
+    }
+
+    /// One call; what it gave under a name. A process that is not to be trusted any more is ended.
+    pub(super) fn ask(
+        &self,
+        slot: usize,
+        process: &Running,
+        open: &Open,
+        request: &Value,
+        field: &str,
+    ) -> std::result::Result<Value, Failed> {
+        lock(&self.counts).calls += 1;
+        let mut request = request.clone();
+        request["episode"] = json!(open.number);
+        request["timeout"] = json!(self.settings.timeout.as_secs_f64());
+        let concurrent = self.ready.get().is_some_and(|ready| ready["concurrent"] == true);
+        let timeout = self.settings.timeout + if concurrent { GRACE } else { Duration::ZERO };
+        let kind = match process.ask(request, timeout) {
+            // It was cancelled where it waited; the others in the process go on.
+            Ok(answer) if answer["hung"] == true => {
+                return Err(self.failed(Kind::TimedOut(self.settings.timeout), process.tail()));
+            }
+            Ok(mut answer) => match answer_kind(&answer) {
+                None if !answer[field].is_null() => {
+                    self.answered.fetch_or(field == "turn", Ordering::Relaxed);
+                    return Ok(answer[field].take());
+                }
+                None => Kind::Garbage(answer.to_string().chars().take(80).collect()),
+                // Its code failed in a process that is sound.
+                Some(kind) => return Err(self.failed(kind, process.tail())),
+            },
+            Err(kind) => kind,
+        };
+        let (status, stderr) = self.discard(slot, process);
+        Err(self.failed(kind.with_status(status), stderr))
+    }
+
+    /// Ends a process; the next call to its slot starts another.
+    fn discard(&self, slot: usize, process: &Running) -> (String, Vec<String>) {
+        let mut held = lock(&self.slots[slot].process);
+        if held.as_ref().is_some_and(|own| Arc::ptr_eq(own, process)) {
+            *held = None;
+            let mut counts = lock(&self.counts);
+            counts.restarts += 1;
+            counts.stale += process.stale();
+        }
+        drop(held);
+        process.end()
+    }
+
+    fn failed(&self, kind: Kind, stderr: Vec<String>) -> Failed {
+        let why = match &kind {
+            Kind::Raised { .. } => Why::Raised,
+            Kind::TimedOut(_) => Why::Hung,
+            Kind::TooLong(_) | Kind::Memory { .. } => Why::Size,
+            Kind::Garbage(_) | Kind::Schema(_) => Why::Schema,
+            _ => Why::Exited,
+        };
+        let trace = if let Kind::Raised { trace, .. } = &kind { trace.trim_end() } else { "" };
+        let stderr = trace.lines().map(String::from).chain(stderr).collect();
+        let retry = !matches!(kind, Kind::Schema(_) | Kind::Interrupted);
+        let lost = Lost { stderr, ..Lost::new(why, kind.to_string()) };
+        let fatal = (kind == Kind::Interrupted).then(|| interrupt::interrupted("waiting for environments"));
+        Failed { lost, retry, fatal }
+    }
+}
+
+/// What an answer that holds nothing says.
+fn answer_kind(answer: &Value) -> Option<Kind> {
+    let text = |v: &Value| v.as_str().unwrap_or_default().to_string();
+    if let Some(raised) = answer["raised"].as_object() {
+        let field = |name: &str| raised.get(name).map(text).unwrap_or_default();
+        return Some(Kind::Raised { trace: field("trace"), place: field("place") });
+    }
+    answer["schema"].is_string().then(|| Kind::Schema(text(&answer["schema"])))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,137 @@
+//! Metrics of the tabular task, and how far a submission is above the baseline.
+
+use super::model::Matrix;
+use super::table::Target;
+
+/// How a submission is graded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Metric {
+    Accuracy,
+    BalancedAccuracy,
+    Auc,
+    LogLoss,
+    Rmse,
+    Mae,
+    R2,
+}
+
+impl Metric {
+    pub(super) const ALL: [(&'static str, Metric); 7] = [
+        ("accuracy", Metric::Accuracy),
+        ("balanced_accuracy", Metric::BalancedAccuracy),
+        ("auc", Metric::Auc),
+        ("log_loss", Metric::LogLoss),
+        ("rmse", Metric::Rmse),
+        ("mae", Metric::Mae),
+        ("r2", Metric::R2),
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        Metric::ALL.iter().find(|(_, metric)| *metric == self).map_or("", |(name, _)| name)
+    }
+
+    /// Whether the target is numbers.
+    pub(super) fn regression(self) -> bool {
+        matches!(self, Metric::Rmse | Metric::Mae | Metric::R2)
+    }
+
+    /// The value of a perfect submission.
+    fn best(self) -> f64 {
+        match self {
+            Metric::LogLoss | Metric::Rmse | Metric::Mae => 0.0,
+            _ => 1.0,
+        }
+    }
+
+    /// The metric of outputs: one a row for numbers, one a class otherwise.
+    pub(super) fn value(self, outputs: &Matrix, truth: &Target) -> f64 {
+        match truth {
+            Target::Numbers(values) => {
+                let single: Vec<f64> =
+                    outputs.iter().map(|o| o.first().copied().unwrap_or_default()).collect();
+                self.of_numbers(&single, values)
+            }
+            Target::Classes(names, rows) => self.of_classes(outputs, rows, names.len()),
+        }
+    }
+
+    fn of_numbers(self, outputs: &[f64], truth: &[f64]) -> f64 {
+        let n = truth.len().max(1) as f64;
+        let sum =
+            |f: &dyn Fn(f64, f64) -> f64| outputs.iter().zip(truth).map(|(o, t)| f(*o, *t)).sum::<f64>();
+        let squares = sum(&|o, t| (o - t) * (o - t));
+        match self {
+            Metric::Mae => sum(&|o, t| (o - t).abs()) / n,
+            Metric::R2 => {
+                let mean = truth.iter().sum::<f64>() / n;
+                let spread = sum(&|_, t| (t - mean) * (t - mean));
+                if spread > 0.0 { 1.0 - squares / spread } else { 0.0 }
+            }
+            _ => (squares / n).sqrt(),
+        }
+    }
+
+    fn of_classes(self, outputs: &Matrix, truth: &[usize], classes: usize) -> f64 {
+        let n = truth.len().max(1) as f64;
+        let said: Vec<usize> = outputs.iter().map(|o| largest(o)).collect();
+        match self {
+            Metric::BalancedAccuracy => {
+                let recall = |class: usize| {
+                    let rows: Vec<usize> = (0..truth.len()).filter(|&i| truth[i] == class).collect();
+                    let right = rows.iter().filter(|&&i| said[i] == class).count();
+                    (!rows.is_empty()).then(|| right as f64 / rows.len() as f64)
+                };
+                let recalls: Vec<f64> = (0..classes).filter_map(recall).collect();
+                recalls.iter().sum::<f64>() / recalls.len().max(1) as f64
+            }
+            Metric::Auc => {
+                auc(&outputs.iter().map(|o| o.get(1).copied().unwrap_or_default()).collect::<Vec<_>>(), truth)
+            }
+            Metric::LogLoss => {
+                let loss = |(o, &t): (&Vec<f64>, &usize)| {
+                    // Outputs of a regression on classes may leave [0, 1].
+                    let kept: Vec<f64> = o.iter().map(|p| p.clamp(1e-3, 1.0)).collect();
+                    -(kept[t] / kept.iter().sum::<f64>()).ln()
+                };
+                outputs.iter().zip(truth).map(loss).sum::<f64>() / n
+            }
+            _ => said.iter().zip(truth).filter(|(a, b)| a == b).count() as f64 / n,
+        }
+    }
+
+    /// How much of the way from the baseline to a perfect submission this is: 0 at the baseline, 1 at the best, -1 at worst.
+    pub(super) fn improvement(self, value: f64, baseline: f64) -> f64 {
+        let way = self.best() - baseline;
+        if way.abs() < 1e-12 || !value.is_finite() {
+            0.0
+        } else {
+            ((value - baseline) / way).clamp(-1.0, 1.0)
+        }
+    }
+}
+
+fn largest(outputs: &[f64]) -> usize {
+    let mut best = 0;
+    (1..outputs.len()).for_each(|i| {
+        if outputs[i] > outputs[best] {
+            best = i
+        }
+    });
+    best
+}
+
+/// Probability that a row of the second class has a larger output than one of the first; ties count half.
+fn auc(outputs: &[f64], truth: &[usize]) -> f64 {
+    let mut order: Vec<usize> = (0..outputs.len()).collect();
+    order.sort_by(|&a, &b| outputs[a].total_cmp(&outputs[b]));
+    let (mut ranks, mut at) = (0.0, 0);
+    while at < order.len() {
+        let end = (at..order.len()).find(|&j| outputs[order[j]] != outputs[order[at]]).unwrap_or(order.len());
+        let rank = (at + end + 1) as f64 / 2.0;
+        ranks += rank * order[at..end].iter().filter(|&&i| truth[i] == 1).count() as f64;
+        at = end;
+    }
+    let yes = truth.iter().filter(|&&t| t == 1).count() as f64;
+    let no = truth.len() as f64 - yes;
+    if yes * no == 0.0 { 0.5 } else { (ranks - yes * (yes + 1.0) / 2.0) / (yes * no) }
+}

@@ -1,0 +1,251 @@
+//! A table with a target: from CSV files, or made up by a seed.
+
+use crate::data::format_of;
+use crate::verify::countdown::Draw;
+use ferrl_engine::{Error, Result};
+use serde_json::Value;
+use std::path::Path;
+
+/// One column of a table; cells may be missing.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Column {
+    Numbers(Vec<Option<f64>>),
+    Words(Vec<Option<String>>),
+}
+
+impl Column {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Column::Numbers(cells) => cells.len(),
+            Column::Words(cells) => cells.len(),
+        }
+    }
+
+    pub(super) fn missing(&self) -> usize {
+        match self {
+            Column::Numbers(cells) => cells.iter().filter(|c| c.is_none()).count(),
+            Column::Words(cells) => cells.iter().filter(|c| c.is_none()).count(),
+        }
+    }
+
+    fn take(&self, rows: &[usize]) -> Column {
+        match self {
+            Column::Numbers(cells) => Column::Numbers(rows.iter().map(|&i| cells[i]).collect()),
+            Column::Words(cells) => Column::Words(rows.iter().map(|&i| cells[i].clone()).collect()),
+        }
+    }
+}
+
+/// What is to be predicted.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Target {
+    Numbers(Vec<f64>),
+    /// Classes in sorted order, and the class of each row.
+    Classes(Vec<String>, Vec<usize>),
+}
+
+impl Target {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Target::Numbers(values) => values.len(),
+            Target::Classes(_, rows) => rows.len(),
+        }
+    }
+
+    pub(super) fn take(&self, rows: &[usize]) -> Target {
+        match self {
+            Target::Numbers(values) => Target::Numbers(rows.iter().map(|&i| values[i]).collect()),
+            Target::Classes(names, all) => {
+                Target::Classes(names.clone(), rows.iter().map(|&i| all[i]).collect())
+            }
+        }
+    }
+}
+
+/// Features and target.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Table {
+    pub names: Vec<String>,
+    pub columns: Vec<Column>,
+    pub target: Target,
+}
+
+impl Table {
+    pub(super) fn rows(&self) -> usize {
+        self.target.len()
+    }
+
+    pub(super) fn take(&self, rows: &[usize]) -> Table {
+        let columns = self.columns.iter().map(|c| c.take(rows)).collect();
+        Table { names: self.names.clone(), columns, target: self.target.take(rows) }
+    }
+}
+
+/// A table to learn from and one to be graded on.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Problem {
+    pub train: Table,
+    pub test: Table,
+}
+
+impl Problem {
+    /// Rows of one table, by lot; a quarter is for the test.
+    pub(super) fn split(table: &Table, draw: &mut Draw) -> Problem {
+        let mut order: Vec<usize> = (0..table.rows()).collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, draw.below(i + 1));
+        }
+        let (test, train) = order.split_at(order.len() / 4);
+        Problem { train: table.take(train), test: table.take(test) }
+    }
+}
+
+/// Cells of a file by column.
+struct Cells {
+    names: Vec<String>,
+    rows: Vec<Vec<Value>>,
+}
+
+fn cells(path: &Path) -> Result<Cells> {
+    let mut out = Cells { names: Vec::new(), rows: Vec::new() };
+    format_of(path)?.read(path, &mut |line| {
+        let row = line.row.map_err(|e| e.at(format!("{}:{}", path.display(), line.number)))?;
+        if out.rows.is_empty() {
+            out.names = row.keys().cloned().collect();
+        }
+        out.rows.push(out.names.iter().map(|name| row.get(name).cloned().unwrap_or(Value::Null)).collect());
+        Ok(())
+    })?;
+    Ok(out)
+}
+
+impl Cells {
+    fn column(&self, name: &str, path: &Path) -> Result<Vec<&Value>> {
+        let at = self.names.iter().position(|n| n == name).ok_or_else(|| {
+            let there = self.names.join(", ");
+            Error::data(format!("no column {name:?}; the file has {there}")).at(path.display())
+        })?;
+        Ok(self.rows.iter().map(|row| &row[at]).collect())
+    }
+}
+
+fn word(value: &Value) -> Option<String> {
+    match value {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone()),
+        other => Some(other.to_string()),
+    }
+}
+
+/// Whether a column is numbers: all its cells that are there are.
+fn numeric(cells: &[&Value]) -> bool {
+    cells.iter().all(|v| v.is_null() || v.is_number()) && cells.iter().any(|v| v.is_number())
+}
+
+/// The tables of `train` and `test` files; without the second a quarter of the first is for the test. The target is numbers
+/// where `regression` says so, otherwise classes.
+pub(super) fn read(
+    train: &Path,
+    test: Option<&Path>,
+    target: &str,
+    regression: bool,
+    draw: &mut Draw,
+) -> Result<Problem> {
+    let first = cells(train)?;
+    let second = test.map(cells).transpose()?;
+    let goal = first.column(target, train)?;
+    let mut classes: Vec<String> = goal.iter().filter_map(|v| word(v)).collect();
+    classes.sort();
+    classes.dedup();
+    let features: Vec<&String> = first.names.iter().filter(|name| *name != target).collect();
+    if features.is_empty() || first.rows.len() < 8 {
+        let what = format!("{} rows and {} features", first.rows.len(), features.len());
+        return Err(
+            Error::data(format!("{what}, expected at least 8 rows and a feature")).at(train.display())
+        );
+    }
+    let table = |cells: &Cells, path: &Path| -> Result<Table> {
+        let columns = features.iter().map(|name| {
+            let (kind, own) = (numeric(&first.column(name, train)?), cells.column(name, path)?);
+            Ok(match kind {
+                true => Column::Numbers(own.iter().map(|v| v.as_f64()).collect()),
+                false => Column::Words(own.iter().map(|v| word(v)).collect()),
+            })
+        });
+        let columns = columns.collect::<Result<Vec<_>>>()?;
+        let wrong = |i: usize, v: &Value| {
+            let want = if regression { "a number" } else { "a class of the training rows" };
+            Error::data(format!("the target {target:?} is {v}, expected {want}")).at(format!(
+                "{}:{}",
+                path.display(),
+                i + 1
+            ))
+        };
+        let own = cells.column(target, path)?;
+        let own = own.iter().enumerate();
+        let goal = match regression {
+            true => Target::Numbers(
+                own.map(|(i, v)| v.as_f64().ok_or_else(|| wrong(i, v))).collect::<Result<_>>()?,
+            ),
+            false => {
+                let class = |(i, v): (usize, &&Value)| {
+                    let found = word(v).and_then(|w| classes.binary_search(&w).ok());
+                    found.ok_or_else(|| wrong(i, v))
+                };
+                Target::Classes(classes.clone(), own.map(class).collect::<Result<_>>()?)
+            }
+        };
+        Ok(Table { names: features.iter().map(|n| n.to_string()).collect(), columns, target: goal })
+    };
+    let whole = table(&first, train)?;
+    Ok(match (second, test) {
+        (Some(cells), Some(path)) => Problem { train: whole, test: table(&cells, path)? },
+        _ => Problem::split(&whole, draw),
+    })
+}
+
+/// How a table is made up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct MadeUp {
+    pub rows: usize,
+    pub regression: bool,
+}
+
+/// A table by its random numbers: numbers `a` to `d` of different scales, some of them missing, words `e`, and a target that
+/// is linear in the features or depends on their signs.
+pub(super) fn make_up(how: MadeUp, draw: &mut Draw) -> Problem {
+    let unit = |draw: &mut Draw| f64::from(draw.word()) / 2_147_483_648.0 - 1.0;
+    let kinds = ["red", "green", "blue"];
+    let linear = draw.chance(0.5);
+    let weights: Vec<f64> = (0..4).map(|_| unit(draw) + 0.1).collect();
+    let shifts: Vec<f64> = (0..3).map(|_| unit(draw)).collect();
+    let scales: Vec<f64> = (0..4).map(|_| 10f64.powi(draw.below(4) as i32 - 1)).collect();
+    let mut numbers = vec![Vec::new(); 4];
+    let (mut words, mut values) = (Vec::new(), Vec::new());
+    for _ in 0..how.rows {
+        let x: Vec<f64> = (0..4).map(|_| unit(draw)).collect();
+        let kind = draw.below(3);
+        let shape = match linear {
+            true => x.iter().zip(&weights).map(|(x, w)| x * w).sum::<f64>(),
+            false => (x[0] * x[1]).signum() * 0.7 + 0.3 * x[2] * weights[2],
+        };
+        values.push(shape + 0.5 * shifts[kind] + 0.2 * unit(draw));
+        for ((column, x), scale) in numbers.iter_mut().zip(&x).zip(&scales) {
+            column.push((!draw.chance(0.1)).then_some(x * scale));
+        }
+        words.push(Some(kinds[kind].to_string()));
+    }
+    let target = match how.regression {
+        true => Target::Numbers(values),
+        false => {
+            let mut sorted = values.clone();
+            sorted.sort_by(f64::total_cmp);
+            let middle = sorted[sorted.len() * 2 / 5];
+            let classes = values.iter().map(|v| usize::from(*v > middle)).collect();
+            Target::Classes(vec!["no".into(), "yes".into()], classes)
+        }
+    };
+    let columns = numbers.into_iter().map(Column::Numbers).chain([Column::Words(words)]).collect();
+    let names = ["a", "b", "c", "d", "e"].map(String::from).to_vec();
+    Problem::split(&Table { names, columns, target }, draw)
+}

@@ -1,0 +1,112 @@
+//! Arithmetic that is too hard to do in the head, with a calculator at hand.
+
+use super::Limits;
+use super::task::{Question, Questions, ToolTask, instructions};
+use crate::algo::settings;
+use crate::task::Entry;
+use crate::tool;
+use crate::verify;
+use crate::verify::countdown::Draw;
+use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "calculator",
+    about: "arithmetic questions with a calculator to call, in several turns",
+    schema: || schema_for!(Options),
+    defaults: || json!(Options::default()),
+    build: |values, seed| {
+        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        let signs: Vec<char> = o.ops.chars().filter(|c| !c.is_whitespace()).collect();
+        if let Some(c) = signs.iter().find(|c| !"+-*".contains(**c)) {
+            let what = format!("unknown operation {c:?}, expected some of + - *");
+            return Err(Error::usage(what).at("data.task.ops").fix("data.task.ops = \"+-*\""));
+        }
+        if signs.is_empty() {
+            let none = Error::usage("no operations, expected some of + - *");
+            return Err(none.at("data.task.ops").fix("data.task.ops = \"+-*\""));
+        }
+        let tools: Vec<_> = match o.tool {
+            true => vec![tool::build("calculator", &Map::new())?],
+            false => Vec::new(),
+        };
+        let exact = json!({ "take": "answer" });
+        Ok(Box::new(ToolTask {
+            tools: tools.into(),
+            verifier: Arc::from(verify::build("exact", exact.as_object().unwrap_or(&Map::new()))?),
+            limits: Limits { max_calls: o.max_calls, ..Default::default() },
+            questions: Arithmetic { signs, seed, o },
+        }))
+    },
+};
+
+#[derive(Clone, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Digits of each number. [1, 9]
+    digits: u32,
+    /// Numbers of an expression. [2, 8]
+    numbers: usize,
+    /// Operations between them, some of `+-*`.
+    ops: String,
+    /// Whether the calculator is there; without it a question has one turn.
+    tool: bool,
+    /// Calls of an episode. [0, 1000]
+    max_calls: usize,
+    /// Fraction of demonstrations that call the calculator; the others answer at once, rightly. [0, 1]
+    demonstrated: f64,
+    /// Whether the prompt explains the tool and the answer's form.
+    instructions: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            digits: 3,
+            numbers: 2,
+            ops: "+-*".into(),
+            tool: true,
+            max_calls: 2,
+            demonstrated: 0.5,
+            instructions: true,
+        }
+    }
+}
+
+struct Arithmetic {
+    signs: Vec<char>,
+    seed: u64,
+    o: Options,
+}
+
+impl Questions for Arithmetic {
+    fn question(&self, index: u64, held_out: bool) -> Result<Question> {
+        let stream = if held_out { "calculator held out" } else { "calculator" };
+        let (mut draw, o) = (Draw::new(stream, self.seed, index), &self.o);
+        let mut expression = String::new();
+        for i in 0..o.numbers {
+            if i > 0 {
+                expression.push(self.signs[draw.below(self.signs.len())]);
+            }
+            let low = if o.digits == 1 { 1 } else { 10usize.pow(o.digits - 1) };
+            expression += &(low + draw.below(10usize.pow(o.digits) - low)).to_string();
+        }
+        let answer = tool::calculate(&expression)?;
+        let mut prompt = format!("What is {expression}?\n");
+        if o.instructions {
+            let tools: Vec<_> =
+                if o.tool { vec![tool::build("calculator", &Map::new())?] } else { Vec::new() };
+            prompt += &instructions(&tools);
+        }
+        let mut actions = Vec::new();
+        if o.tool && draw.chance(o.demonstrated) {
+            actions.push(format!("<calculator>{expression}</calculator>"));
+        }
+        actions.push(format!("<answer>{answer}</answer>"));
+        let columns = Map::from_iter([("answer".to_string(), Value::String(answer))]);
+        Ok(Question { prompt, columns, actions })
+    }
+}

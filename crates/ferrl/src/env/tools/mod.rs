@@ -1,0 +1,158 @@
+//! A question with tools: an action that calls some gets their results as the next observation; one that calls none, or gives
+//! an `<answer>` first, ends the episode and a verifier scores it.
+//!
+//! Results are written in the format of the call: `<information>` for Search-R1's tags, `<tool_response>` for Hermes, the bare
+//! text for Llama 3. A call that cannot be read gets a hint and counts as a call.
+
+mod calculator;
+mod python;
+mod search;
+mod task;
+
+pub(crate) const TOOL_TASKS: [&crate::task::Entry; 3] = [&calculator::ENTRY, &search::ENTRY, &python::ENTRY];
+
+use super::{End, Environment, Next, Turn};
+use crate::env;
+use crate::tool::Tool;
+use crate::tool::call::{self, Format};
+use crate::verify::{Sample, Verifier};
+use ferrl_engine::Result;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Limits of an episode with tools.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Calls of an episode; an action that calls beyond them ends it without a reward.
+    pub max_calls: usize,
+    /// Longest result of one call, in characters; the rest is cut off.
+    pub max_chars: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { max_calls: 4, max_chars: 8000 }
+    }
+}
+
+/// One question, with tools and a verifier for its answer.
+pub struct ToolEpisode {
+    prompt: String,
+    columns: Map<String, Value>,
+    tools: Arc<[Arc<dyn Tool>]>,
+    verifier: Option<Arc<dyn Verifier>>,
+    limits: Limits,
+    calls: usize,
+    errors: usize,
+}
+
+impl ToolEpisode {
+    /// A prompt with the columns that the verifier needs. Without one, an answer is worth what the recipe's rewards say.
+    pub fn new(
+        prompt: String,
+        columns: Map<String, Value>,
+        tools: Arc<[Arc<dyn Tool>]>,
+        verifier: Option<Arc<dyn Verifier>>,
+        limits: Limits,
+    ) -> Self {
+        ToolEpisode { prompt, columns, tools, verifier, limits, calls: 0, errors: 0 }
+    }
+
+    /// The text of each call's result, and how the calls were written.
+    fn run(&mut self, written: Vec<call::Written>) -> Result<(Vec<String>, Format)> {
+        let format = written.first().map_or(Format::Tag, |first| first.format);
+        let mut results = Vec::new();
+        for one in written {
+            if self.calls >= self.limits.max_calls {
+                results.push("error: no calls are left".to_string());
+                break;
+            }
+            self.calls += 1;
+            let result = match one.call {
+                Ok(call) => self.tools[call.tool].call(&call.arguments)?,
+                Err(why) => why,
+            };
+            self.errors += usize::from(result.starts_with("error"));
+            results.push(result.chars().take(self.limits.max_chars).collect());
+        }
+        Ok((results, format))
+    }
+
+    /// What the episode's last turn shows beside the score.
+    fn extra(&self) -> Map<String, Value> {
+        let mut extra = Map::new();
+        extra.insert("tool_calls".into(), json!(self.calls));
+        extra.insert("tool_errors".into(), json!(self.errors));
+        extra
+    }
+
+    fn grade(&self, action: &str) -> Result<Turn> {
+        let columns = (&self.columns).into();
+        let sample = Sample { prompt: &self.prompt, completion: action, columns, ..Default::default() };
+        let Some(verifier) = &self.verifier else {
+            return Ok(Turn { end: Some(End::Terminated), extra: self.extra(), ..Default::default() });
+        };
+        let score = verifier.score(&sample)?;
+        let mut extra = self.extra();
+        extra.extend(score.extra);
+        extra.extend(score.components.into_iter().map(|(name, part)| (name, json!(part))));
+        Ok(Turn {
+            reward: score.reward,
+            score: score.score.or(Some(score.reward)),
+            end: Some(End::Terminated),
+            extra,
+            ..Default::default()
+        })
+    }
+}
+
+/// Results as the policy reads them.
+fn observation(results: &[String], format: Format) -> String {
+    match format {
+        Format::Tag => format!("\n\n<information>{}</information>\n\n", results.join("\n")),
+        Format::Hermes => {
+            let one = |result: &String| format!("<tool_response>\n{result}\n</tool_response>\n");
+            format!("\n{}", results.iter().map(one).collect::<String>())
+        }
+        Format::Llama => format!("\n{}\n", results.join("\n")),
+    }
+}
+
+impl Environment for ToolEpisode {
+    fn start(&mut self) -> env::Result<String> {
+        Ok(self.prompt.clone())
+    }
+
+    fn waits(&self) -> bool {
+        self.tools.iter().any(|tool| tool.waits())
+    }
+
+    fn step(&mut self, action: &str) -> env::Result<Turn> {
+        let written = call::parse(action, &self.tools);
+        let answered = action.find("<answer>");
+        let first = match written.first() {
+            Some(first) if answered.is_none_or(|at| first.at < at) => first.at,
+            _ => return Ok(self.grade(action)?),
+        };
+        // An answer in the middle ends the calls that count.
+        let until = answered.filter(|at| *at > first).unwrap_or(action.len());
+        if self.calls >= self.limits.max_calls {
+            let shown = observation(&["error: no calls are left".into()], written[0].format);
+            let end = Some(End::Terminated);
+            let extra = self.extra();
+            let (next, score) = (Next::Observation(shown), self.verifier.is_some().then_some(0.0));
+            return Ok(Turn { next, score, end, extra, ..Default::default() });
+        }
+        let written = written.into_iter().filter(|one| one.at < until).collect();
+        let (results, format) = self.run(written)?;
+        Ok(Turn {
+            next: Next::Observation(observation(&results, format)),
+            extra: self.extra(),
+            results,
+            ..Default::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

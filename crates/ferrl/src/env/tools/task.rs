@@ -1,0 +1,79 @@
+//! Questions with tools as a generated task.
+
+use super::{Environment, Limits, Next, ToolEpisode};
+use crate::task::{Example, Task};
+use crate::tool::Tool;
+use crate::verify::Verifier;
+use ferrl_engine::Result;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// A question, and how a demonstration answers it.
+pub(super) struct Question {
+    pub prompt: String,
+    /// What the verifier needs.
+    pub columns: Map<String, Value>,
+    /// The actions of a demonstration; the last one answers.
+    pub actions: Vec<String>,
+}
+
+/// Questions by number.
+pub(super) trait Questions: Send + Sync {
+    fn question(&self, index: u64, held_out: bool) -> Result<Question>;
+}
+
+/// Questions with tools and a verifier.
+pub(super) struct ToolTask<Q> {
+    pub questions: Q,
+    pub tools: Arc<[Arc<dyn Tool>]>,
+    pub verifier: Arc<dyn Verifier>,
+    pub limits: Limits,
+}
+
+impl<Q: Questions> ToolTask<Q> {
+    fn open(&self, question: &Question) -> ToolEpisode {
+        let Question { prompt, columns, .. } = question;
+        let (tools, verifier) = (self.tools.clone(), Some(self.verifier.clone()));
+        ToolEpisode::new(prompt.clone(), columns.clone(), tools, verifier, self.limits)
+    }
+}
+
+impl<Q: Questions> Task for ToolTask<Q> {
+    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+        let question = self.questions.question(index, held_out)?;
+        let mut episode = self.open(&question);
+        let prompt = episode.start()?;
+        let mut turns = Vec::new();
+        for action in &question.actions {
+            let turn = episode.step(action)?;
+            let (Next::Observation(shown) | Next::State(shown)) = turn.next;
+            turns.push((action.clone(), shown));
+            if turn.end.is_some() {
+                break;
+            }
+        }
+        Ok(Example { prompt, answer: String::new(), columns: question.columns, turns })
+    }
+
+    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
+        None
+    }
+
+    fn episode(&self, index: u64, held_out: bool) -> Option<Box<dyn Environment>> {
+        let question = self.questions.question(index, held_out).ok()?;
+        Some(Box::new(self.open(&question)))
+    }
+}
+
+/// What a prompt says of the tools and of the answer.
+pub(super) fn instructions(tools: &[Arc<dyn Tool>]) -> String {
+    let mut text = String::new();
+    for tool in tools {
+        let (name, main) = (tool.name(), crate::tool::main_argument(&**tool));
+        text += &format!("Call {name} with <{name}>{main}</{name}>. {}\n", tool.about());
+    }
+    if !tools.is_empty() {
+        text += "The result comes between <information> and </information>. ";
+    }
+    text + "Give the final answer between <answer> and </answer>.\n"
+}

@@ -1,0 +1,355 @@
+//! Trading one asset: each day the policy reads the last returns and the day's headline, and is short, flat or long until the
+//! next close. The reward of a day, in percent, is `r - cost * |change of position| - risk / 2 * r^2` with `r` the position
+//! times the asset's return: mean-variance utility after costs.
+//!
+//! Days are split walk-forward: with `folds` and `fold`, the time line has `folds + 1` equal blocks, training plays in
+//! the first `fold` of them and evaluations in the next. An episode never sees a row after its present day: what it shows is
+//! made from the [`Past`] alone. Demonstrations of training days may know how the day went (`hindsight`). `score` is 1 where an episode earned more than buying and holding.
+
+mod market;
+
+use super::{End, Environment, Next, Turn};
+use crate::algo::settings;
+use crate::env;
+use crate::task::{Entry, Example, Task};
+use crate::verify::countdown::Draw;
+use ferrl_engine::{Error, Result};
+use market::{Day, Synthetic};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+pub(crate) const ENTRY: Entry = Entry {
+    name: "trading",
+    about: "short, flat or long by prices and headlines: risk-adjusted return after costs",
+    schema: || schema_for!(Options),
+    defaults: || json!(Options::default()),
+    build: |values, seed| {
+        Ok(Box::new(Trading::new(settings("data.task", Value::Object(values.clone()))?, seed)?))
+    },
+};
+
+#[derive(Clone, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// CSV of days in order: `close` or `price`, `headline`, `date`; unset makes up a market.
+    prices: Option<String>,
+    /// CSV of headlines with `date` and `headline`, where the prices have none.
+    headlines: Option<String>,
+    /// Returns shown at the start of an episode. [1, 1000]
+    window: usize,
+    /// Days of an episode. [1, 10000]
+    horizon: usize,
+    /// Cost of a change of position by one, as a fraction of its value. [0, 1]
+    cost: f64,
+    /// Risk aversion: what the variance of a day's return, in percent, costs. [0, 1000]
+    risk: f64,
+    /// Equal blocks after the first: walk-forward folds. [1, 100]
+    folds: usize,
+    /// The fold: training has the blocks before, evaluations the block itself. [1, 100]
+    fold: usize,
+    /// Placebo: headlines in a random order, those of training and of evaluations each among themselves.
+    shuffle_headlines: bool,
+    /// Fraction of demonstrated positions that know the next return; the others are random. [0, 1]
+    hindsight: f64,
+    /// Days of the made-up market. [100, 10000000]
+    days: usize,
+    /// Fraction of the next return's variance that a made-up headline explains. [0, 0.1]
+    signal: f64,
+    /// Mean daily return of the made-up market. [-0.1, 0.1]
+    drift: f64,
+    /// Standard deviation of a daily return of the made-up market. (0, 0.1]
+    volatility: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            prices: None,
+            headlines: None,
+            window: 5,
+            horizon: 20,
+            cost: 0.0005,
+            risk: 0.02,
+            folds: 4,
+            fold: 4,
+            shuffle_headlines: false,
+            hindsight: 0.0,
+            days: 5000,
+            signal: 0.1,
+            drift: 0.0002,
+            volatility: 0.01,
+        }
+    }
+}
+
+struct Trading {
+    days: Arc<[Day]>,
+    train: Range<usize>,
+    test: Range<usize>,
+    seed: u64,
+    o: Options,
+}
+
+impl Trading {
+    fn new(o: Options, seed: u64) -> Result<Self> {
+        let days = match (&o.prices, &o.headlines) {
+            (Some(prices), headlines) => market::read(Path::new(prices), headlines.as_ref().map(Path::new))?,
+            (None, Some(_)) => {
+                return Err(Error::usage("headlines without prices")
+                    .at("data.task.prices")
+                    .fix("data.task.prices = \"prices.csv\""));
+            }
+            (None, None) => {
+                let Options { days, signal, drift, volatility, .. } = o;
+                Synthetic { days, signal, drift, volatility }.days(seed)
+            }
+        };
+        Self::of(days, o, seed)
+    }
+
+    fn of(mut days: Vec<Day>, o: Options, seed: u64) -> Result<Self> {
+        if o.fold > o.folds {
+            return Err(Error::usage(format!("fold {} of {}", o.fold, o.folds))
+                .at("data.task.fold")
+                .fix(format!("data.task.fold = {}", o.folds)));
+        }
+        let edge = |block: usize| days.len() * block / (o.folds + 1);
+        let (train, test) = (0..edge(o.fold), edge(o.fold)..edge(o.fold + 1));
+        let least = o.window + o.horizon + 1;
+        if train.len().min(test.len()) < least {
+            let what = format!(
+                "{} days in {} blocks leave less than window + horizon + 1 = {least}",
+                days.len(),
+                o.folds + 1
+            );
+            let place = o.prices.clone().unwrap_or_else(|| "data.task.days".into());
+            return Err(Error::data(what)
+                .at(place)
+                .fix("more days, fewer folds, or a shorter window or horizon"));
+        }
+        if o.shuffle_headlines {
+            market::shuffle(&mut days[train.clone()], seed);
+            market::shuffle(&mut days[test.clone()], seed);
+        }
+        Ok(Trading { days: days.into(), train, test, seed, o })
+    }
+
+    /// Episodes of training begin anywhere in the blocks before; those of evaluations follow each other.
+    fn play(&self, index: u64, held_out: bool) -> Episode {
+        let stream = if held_out { "trading held out" } else { "trading" };
+        let mut draw = Draw::new(stream, self.seed, index);
+        let Options { window, horizon, cost, risk, .. } = self.o;
+        // The first day that acts has `window` returns before it; the last has a close after it.
+        let starts = |part: &Range<usize>| part.len() - window - horizon;
+        let start = match held_out {
+            false => self.train.start + window + draw.below(starts(&self.train)),
+            true => {
+                let windows = starts(&self.test).div_ceil(horizon);
+                self.test.start + window + index as usize % windows * horizon
+            }
+        };
+        let rules = Rules { window, horizon, cost, risk };
+        Episode {
+            days: self.days.clone(),
+            start,
+            rules,
+            turn: 0,
+            position: 0,
+            earned: Vec::new(),
+            utility: 0.0,
+            draw,
+        }
+    }
+}
+
+impl Task for Trading {
+    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+        let mut episode = self.play(index, held_out);
+        let prompt = episode.start()?;
+        let mut columns = Map::new();
+        columns.insert("episode".into(), index.into());
+        columns.insert("buy_and_hold".into(), json!(episode.buy_and_hold()));
+        columns.insert("random".into(), json!(episode.random_player()));
+        let mut turns = Vec::new();
+        loop {
+            let action = episode.demonstration(self.o.hindsight);
+            let turn = episode.step(&action)?;
+            let (Next::Observation(shown) | Next::State(shown)) = turn.next;
+            turns.push((action, shown));
+            if turn.end.is_some() {
+                return Ok(Example { prompt, answer: String::new(), columns, turns });
+            }
+        }
+    }
+
+    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
+        None
+    }
+
+    fn episode(&self, index: u64, held_out: bool) -> Option<Box<dyn Environment>> {
+        Some(Box::new(self.play(index, held_out)))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Rules {
+    window: usize,
+    horizon: usize,
+    cost: f64,
+    risk: f64,
+}
+
+impl Rules {
+    /// Net return of a day and its reward, both in percent.
+    fn reward(&self, change: f64, position: i32, before: i32) -> (f64, f64) {
+        let gross = 100.0 * f64::from(position) * change;
+        let net = gross - 100.0 * self.cost * f64::from((position - before).abs());
+        (net, net - self.risk / 2.0 * gross * gross)
+    }
+}
+
+/// Everything up to the present day, and nothing after it.
+struct Past<'a>(&'a [Day]);
+
+impl Past<'_> {
+    /// Return of the day `back` days ago, in percent.
+    fn change(&self, back: usize) -> f64 {
+        let last = self.0.len() - 1 - back;
+        100.0 * (self.0[last].price / self.0[last - 1].price - 1.0)
+    }
+
+    fn headline(&self) -> &str {
+        self.0.last().map_or("", |day| day.headline.as_str())
+    }
+
+    fn first(&self, window: usize) -> String {
+        let changes: Vec<String> =
+            (0..window).rev().map(|back| format!("{:+.1}", self.change(back))).collect();
+        format!("returns {}; {}\n", changes.join(" "), self.headline())
+    }
+
+    fn next(&self) -> String {
+        format!("\n{:+.1}; {}\n", self.change(0), self.headline())
+    }
+}
+
+const POSITIONS: [(&str, i32); 3] = [("short", -1), ("flat", 0), ("long", 1)];
+
+/// The last position that a text names.
+fn position(action: &str) -> Option<i32> {
+    let words = action.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty());
+    let named = |word: &str| POSITIONS.iter().find(|(name, _)| word.eq_ignore_ascii_case(name));
+    words.filter_map(named).next_back().map(|(_, position)| *position)
+}
+
+/// What an action costs, in percent, that names no position; the position stays as it is.
+const UNREAD: f64 = 0.1;
+
+struct Episode {
+    days: Arc<[Day]>,
+    /// The first day that acts.
+    start: usize,
+    rules: Rules,
+    turn: usize,
+    position: i32,
+    /// Net returns so far, in percent.
+    earned: Vec<f64>,
+    /// Sum of the rewards so far.
+    utility: f64,
+    draw: Draw,
+}
+
+impl Episode {
+    fn past(&self) -> Past<'_> {
+        Past(&self.days[..=self.start + self.turn])
+    }
+
+    /// Return of the asset on day `turn` of the episode.
+    fn change(&self, turn: usize) -> f64 {
+        let day = self.start + turn;
+        self.days[day + 1].price / self.days[day].price - 1.0
+    }
+
+    /// What an investor earns who is long from the first day.
+    fn buy_and_hold(&self) -> f64 {
+        let day = |turn| self.rules.reward(self.change(turn), 1, i32::from(turn > 0)).1;
+        (0..self.rules.horizon).map(day).sum()
+    }
+
+    /// What a player earns on average who draws each position with probability 1/3.
+    fn random_player(&self) -> f64 {
+        let mean = |turn: usize| {
+            let before: &[i32] = if turn == 0 { &[0] } else { &[-1, 0, 1] };
+            let pairs = before.iter().flat_map(|b| [-1, 0, 1].map(|p| (*b, p)));
+            let rewards: Vec<f64> =
+                pairs.map(|(b, p)| self.rules.reward(self.change(turn), p, b).1).collect();
+            rewards.iter().sum::<f64>() / rewards.len() as f64
+        };
+        (0..self.rules.horizon).map(mean).sum()
+    }
+
+    /// The position that the next return would have paid, with that probability, or a random one.
+    fn demonstration(&mut self, hindsight: f64) -> String {
+        let knows = self.draw.chance(hindsight);
+        let position = match (knows, self.change(self.turn) > 0.0) {
+            (true, true) => 2,
+            (true, false) => 0,
+            (false, _) => self.draw.below(3),
+        };
+        POSITIONS[position].0.to_string()
+    }
+
+    fn extra(&self) -> Map<String, Value> {
+        let n = self.earned.len() as f64;
+        let mean = self.earned.iter().sum::<f64>() / n;
+        let variance = self.earned.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / n;
+        let sharpe = if variance > 0.0 { mean / variance.sqrt() * 252f64.sqrt() } else { 0.0 };
+        let mut extra = Map::new();
+        extra.insert("net_return".into(), json!(mean * n));
+        extra.insert("sharpe".into(), json!(sharpe));
+        extra.insert("buy_and_hold".into(), json!(self.buy_and_hold()));
+        extra
+    }
+}
+
+impl Environment for Episode {
+    fn start(&mut self) -> env::Result<String> {
+        Ok(self.past().first(self.rules.window))
+    }
+
+    fn step(&mut self, action: &str) -> env::Result<Turn> {
+        let named = position(action);
+        let (before, position) = (self.position, named.unwrap_or(self.position));
+        let (net, mut reward) = self.rules.reward(self.change(self.turn), position, before);
+        reward -= if named.is_none() { UNREAD } else { 0.0 };
+        self.position = position;
+        self.earned.push(net);
+        self.utility += reward;
+        self.turn += 1;
+        let next = Next::Observation(self.past().next());
+        if self.turn < self.rules.horizon {
+            return Ok(Turn { next, reward, ..Default::default() });
+        }
+        let extra = self.extra();
+        let better = f64::from(u8::from(self.utility > self.buy_and_hold()));
+        Ok(Turn {
+            next,
+            reward,
+            score: Some(better),
+            end: Some(End::Terminated),
+            extra,
+            ..Default::default()
+        })
+    }
+
+    fn random_action(&mut self) -> Option<String> {
+        Some(POSITIONS[self.draw.below(3)].0.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+//! The `env` section: what plays the episodes that are not those of a generated task.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The environment of episodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Env {
+    /// A Python file with `step(state, action, extra_info)` as in RL2, or `FILE.py:CLASS` with gymnasium's `reset` and `step`.
+    pub path: Option<String>,
+    /// An environment of GEM, such as `game:GuessTheNumber-v0-easy`; the package gem-llm must be installed.
+    pub gem: Option<String>,
+    /// A task of reasoning-gym, such as `letter_counting`; the package reasoning-gym must be installed.
+    pub reasoning_gym: Option<String>,
+    /// Address of an OpenEnv server, such as `http://127.0.0.1:8000`.
+    pub url: Option<String>,
+    /// Tools that the policy may call before it answers, of `ferrl env tools`; rows and rewards are the recipe's.
+    pub tools: Vec<String>,
+    /// Maximum number of tool calls per episode. [1, 65535]
+    pub max_calls: usize,
+    /// Arguments for the environment: of its class, of `gem.make`, or of `create_dataset`; with tools, a table for each.
+    pub options: Map<String, Value>,
+    /// Worker processes. [1, 256]
+    pub workers: usize,
+    /// Maximum seconds per call. [0.001, 1000000]
+    pub timeout: f64,
+    /// Maximum seconds to load the environment. [0.001, 1000000]
+    pub start_timeout: f64,
+    /// Maximum resident memory of a worker process in MiB. [1, 16777216]
+    pub memory_mib: u64,
+    /// Maximum number of environments at work at once. [1, 65536]
+    pub concurrency: usize,
+    /// The Python interpreter.
+    pub python: String,
+}
+
+impl Default for Env {
+    fn default() -> Self {
+        Env {
+            path: None,
+            gem: None,
+            reasoning_gym: None,
+            url: None,
+            tools: Vec::new(),
+            max_calls: 4,
+            options: Map::new(),
+            workers: 2,
+            timeout: 30.0,
+            start_timeout: 120.0,
+            memory_mib: 4096,
+            concurrency: crate::episode::CONCURRENCY,
+            python: "python3".into(),
+        }
+    }
+}
+
+impl Env {
+    /// The keys that name an environment, each with its value.
+    pub fn named(&self) -> Vec<(&'static str, &str)> {
+        let all = [
+            ("path", &self.path),
+            ("gem", &self.gem),
+            ("reasoning_gym", &self.reasoning_gym),
+            ("url", &self.url),
+        ];
+        all.into_iter().filter_map(|(key, value)| Some((key, value.as_deref()?))).collect()
+    }
+
+    /// Whether it rewards episodes by itself; with tools the recipe does.
+    pub fn rewards(&self) -> bool {
+        !self.named().is_empty()
+    }
+
+    /// Whether it makes episodes without rows: all but a file of functions do.
+    pub fn makes_episodes(&self) -> bool {
+        let functions = |(key, value): &(&str, &str)| *key == "path" && value.ends_with(".py");
+        self.named().first().is_some_and(|named| !functions(named))
+    }
+}

@@ -1,0 +1,157 @@
+//! Ferrl's side of a supervisor: started, asked under a deadline, and ended with whatever it runs.
+
+use super::protocol::{Done, Hello, Open, Run, VERSION, receive, send};
+use super::{End, Program, Ran, launcher};
+use crate::sandbox::Limits;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{Error, ErrorKind, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often a wait looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(50);
+/// What a supervisor may take beyond the program's own time.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// The kind of error of a read that was given up; `Interrupted` would only be tried again.
+const INTERRUPTED: ErrorKind = ErrorKind::ConnectionAborted;
+
+/// A running supervisor.
+pub(super) struct Supervisor {
+    child: Child,
+    /// Open as long as its programs may run.
+    input: Option<ChildStdin>,
+    output: ChildStdout,
+    base: PathBuf,
+}
+
+/// Why an exchange failed.
+pub(super) enum Failed {
+    /// Somebody asked this process to stop.
+    Interrupted,
+    /// The supervisor does not work.
+    Broken(String),
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        match error.kind() {
+            INTERRUPTED => Failed::Interrupted,
+            ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe => {
+                Failed::Broken("the supervisor has ended".into())
+            }
+            _ => Failed::Broken(error.to_string()),
+        }
+    }
+}
+
+impl Supervisor {
+    /// Starts one; its report says which layers it has.
+    pub(super) fn start(
+        executable: &Path,
+        open: &Open,
+        interrupt: &AtomicBool,
+    ) -> Result<(Supervisor, super::Report), Failed> {
+        use std::os::unix::fs::DirBuilderExt;
+        std::fs::DirBuilder::new().mode(0o711).create(&open.base)?;
+        let mut command = Command::new(executable);
+        command.arg0("ferrl").arg(launcher::SUPERVISOR).env_clear().process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().map_err(|e| {
+            let _ = std::fs::remove_dir(&open.base);
+            Failed::Broken(format!("{}: {e}", executable.display()))
+        })?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(Failed::Broken("it has no pipes".into()));
+        };
+        let mut supervisor = Supervisor { child, input: Some(input), output, base: open.base.clone() };
+        supervisor.send(open, &[])?;
+        let deadline = Instant::now() + 3 * GRACE;
+        let hello: (Hello, Vec<u8>) = supervisor.receive(deadline, interrupt)?;
+        if hello.0.version != VERSION {
+            return Err(Failed::Broken(format!(
+                "the launcher {} is of another version of ferrl",
+                executable.display()
+            )));
+        }
+        Ok((supervisor, hello.0.report))
+    }
+
+    /// Runs a program to its end.
+    pub(super) fn run(
+        &mut self,
+        program: &Program,
+        limits: &Limits,
+        interrupt: &AtomicBool,
+    ) -> Result<Ran, Failed> {
+        let request = Run { argv: program.argv.clone(), env: program.env.clone(), limits: limits.clone() };
+        self.send(&request, &program.stdin)?;
+        let deadline = Instant::now() + limits.wall().min(Duration::from_secs(1 << 30)) + GRACE;
+        let (done, mut stdout): (Done, Vec<u8>) = self.receive(deadline, interrupt)?;
+        let stderr = stdout.split_off(done.stdout.min(stdout.len()));
+        match done.end {
+            End::Stopped => Err(Failed::Interrupted),
+            end => Ok(Ran { end, stdout, stderr, seconds: done.seconds }),
+        }
+    }
+
+    fn send<T: serde::Serialize>(&mut self, header: &T, bytes: &[u8]) -> Result<(), Failed> {
+        let Some(input) = &mut self.input else { return Err(Failed::Broken("it has been ended".into())) };
+        Ok(send(input, header, bytes)?)
+    }
+
+    fn receive<T: serde::de::DeserializeOwned>(
+        &mut self,
+        deadline: Instant,
+        interrupt: &AtomicBool,
+    ) -> Result<(T, Vec<u8>), Failed> {
+        let mut timed = Timed { pipe: &mut self.output, deadline, interrupt };
+        receive(&mut timed)?.ok_or_else(|| Failed::Broken("the supervisor has ended".into()))
+    }
+}
+
+impl Drop for Supervisor {
+    /// With its stdin closed it kills its program, cleans up and ends.
+    fn drop(&mut self) {
+        self.input = None;
+        let patience = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < patience {
+            match self.child.try_wait() {
+                Ok(None) => std::thread::sleep(Duration::from_micros(500)),
+                _ => break,
+            }
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.base);
+    }
+}
+
+/// Reads with a deadline.
+struct Timed<'a> {
+    pipe: &'a mut ChildStdout,
+    deadline: Instant,
+    interrupt: &'a AtomicBool,
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        loop {
+            if self.interrupt.load(Ordering::SeqCst) {
+                return Err(INTERRUPTED.into());
+            }
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            let time = Timespec { tv_sec: 0, tv_nsec: left.min(LOOK).as_nanos() as i64 };
+            let mut fds = [PollFd::new(&*self.pipe, PollFlags::IN)];
+            if matches!(poll(&mut fds, Some(&time)), Ok(n) if n > 0) {
+                return self.pipe.read(into);
+            }
+        }
+    }
+}

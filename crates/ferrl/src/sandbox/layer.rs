@@ -1,0 +1,140 @@
+//! The layers of confinement: what each is called, and what it stops.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// One mechanism of the kernel that confines a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Layer {
+    /// A user id of its own (started as root) or a user namespace (started as anybody else); no capabilities.
+    User,
+    /// A pid namespace: it sees no other process, and its last descendant dies with it.
+    Pid,
+    /// A network namespace without interfaces.
+    Net,
+    /// IPC and UTS namespaces.
+    Ipc,
+    /// A mount namespace: a root that holds the system's libraries read-only and a scratch folder of limited size.
+    Mount,
+    /// Landlock: a list of the files that may be read, and of the one folder that may be written.
+    Landlock,
+    /// Landlock's scopes: no signals and no abstract sockets to the outside.
+    Scope,
+    /// A seccomp filter that refuses system calls no program of this kind needs.
+    Seccomp,
+    /// Resource limits per process: memory, CPU time, processes, open files, file size.
+    Rlimits,
+}
+
+impl Layer {
+    /// All of them, in the order in which they are applied.
+    pub const ALL: [Layer; 9] = [
+        Layer::User,
+        Layer::Pid,
+        Layer::Net,
+        Layer::Ipc,
+        Layer::Mount,
+        Layer::Landlock,
+        Layer::Scope,
+        Layer::Seccomp,
+        Layer::Rlimits,
+    ];
+
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Layer::User => "user",
+            Layer::Pid => "pid",
+            Layer::Net => "net",
+            Layer::Ipc => "ipc",
+            Layer::Mount => "mount",
+            Layer::Landlock => "landlock",
+            Layer::Scope => "scope",
+            Layer::Seccomp => "seccomp",
+            Layer::Rlimits => "rlimits",
+        }
+    }
+
+    /// What a host needs for it.
+    pub fn needs(self) -> &'static str {
+        match self {
+            Layer::User => "root, or user namespaces (sysctl user.max_user_namespaces)",
+            Layer::Pid | Layer::Net | Layer::Ipc | Layer::Mount => "CAP_SYS_ADMIN or user namespaces",
+            Layer::Landlock => "Linux 5.13 with landlock among its security modules",
+            Layer::Scope => "Linux 6.12 with landlock among its security modules",
+            Layer::Seccomp => "a kernel with seccomp filters, on x86-64, aarch64 or riscv64",
+            Layer::Rlimits => "Linux",
+        }
+    }
+}
+
+impl fmt::Display for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What confines programs here, and what does not.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Layers in force.
+    pub in_force: Vec<Layer>,
+    /// Layers that are missing, each with the reason.
+    pub missing: Vec<(Layer, String)>,
+}
+
+impl Report {
+    /// A report in which every layer is missing for the same reason.
+    pub fn nothing(reason: &str) -> Self {
+        Report { in_force: Vec::new(), missing: Layer::ALL.map(|l| (l, reason.to_string())).to_vec() }
+    }
+
+    /// Whether a layer is in force.
+    pub fn has(&self, layer: Layer) -> bool {
+        self.in_force.contains(&layer)
+    }
+
+    /// The first layer that mode `on` cannot do without. The scopes are not needed where namespaces hide other processes
+    /// and sockets.
+    pub fn hole(&self) -> Option<&(Layer, String)> {
+        let covered = |l: Layer| l == Layer::Scope && self.has(Layer::Pid) && self.has(Layer::Net);
+        self.missing.iter().find(|(layer, _)| !covered(*layer))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = |layers: &mut dyn Iterator<Item = Layer>| {
+            let names: Vec<&str> = layers.map(Layer::name).collect();
+            if names.is_empty() { "none".to_string() } else { names.join(", ") }
+        };
+        let missing = names(&mut self.missing.iter().map(|(l, _)| *l));
+        write!(
+            f,
+            "sandbox layers in force: {}; missing: {missing}",
+            names(&mut self.in_force.iter().copied())
+        )?;
+        // One reason is the reason for all of them more often than not.
+        match self.missing.first() {
+            Some((_, why)) => write!(f, " ({why})"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_are_covered_by_namespaces_and_by_nothing_else() {
+        let mut report = Report { in_force: Layer::ALL.to_vec(), missing: Vec::new() };
+        report.in_force.retain(|l| *l != Layer::Scope);
+        report.missing.push((Layer::Scope, "old kernel".into()));
+        assert_eq!(report.hole(), None);
+        report.in_force.retain(|l| *l != Layer::Net);
+        report.missing.push((Layer::Net, "not allowed".into()));
+        assert_eq!(report.hole().map(|(l, _)| *l), Some(Layer::Scope));
+    }
+}

@@ -1,0 +1,349 @@
+//! Runs programs that nobody trusts: code that a model wrote.
+//!
+//! A program gets its stdin and returns its stdout, stderr and status, within [`Limits`]. It has no network, sees the
+//! system's libraries read-only and a scratch folder that goes away with it, and leaves no process behind. Which
+//! mechanisms of the kernel see to that is said by [`Sandbox::report`]: mode `auto` uses those there are, `on` refuses to
+//! run with less than all of them.
+//!
+//! ```text
+//! ferrl ── frames ──► supervisor (namespaces, root, clock, limits) ──► stage (Landlock, seccomp, rlimits) ─exec─► program
+//! ```
+//!
+//! Supervisor and stage are this executable again: see [`init`].
+
+#[cfg(unix)]
+mod client;
+mod family;
+mod interpreter;
+#[cfg(target_os = "linux")]
+mod landlock;
+mod launcher;
+mod layer;
+mod limits;
+#[cfg(unix)]
+mod protocol;
+mod python;
+#[cfg(target_os = "linux")]
+mod root;
+#[cfg(target_os = "linux")]
+mod seccomp;
+#[cfg(target_os = "linux")]
+mod stage;
+#[cfg(target_os = "linux")]
+mod supervisor;
+#[cfg(unix)]
+mod watch;
+
+pub use interpreter::Interpreter;
+pub use launcher::{VARIABLE, init};
+pub use layer::{Layer, Report};
+pub use limits::Limits;
+pub use python::{Python, Task};
+
+use crate::interrupt::{self, interrupted};
+use ferrl_engine::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// How much confinement is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Every layer there is; which are missing is said.
+    #[default]
+    Auto,
+    /// Every layer, or an error that names the one that is missing.
+    On,
+    /// None: limits of time and output, and a scratch folder as the working directory.
+    Off,
+}
+
+impl Mode {
+    /// The modes by their names in recipes.
+    pub const ALL: [(&'static str, Mode); 3] = [("auto", Mode::Auto), ("on", Mode::On), ("off", Mode::Off)];
+}
+
+/// How a sandbox is made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How much confinement.
+    pub mode: Mode,
+    /// Files and folders that programs may read and execute, beyond the system's libraries.
+    pub reads: Vec<PathBuf>,
+    /// Layers to leave out, as if the kernel did not have them.
+    pub without: Vec<Layer>,
+    /// Ends every run when it is raised.
+    pub interrupt: Arc<AtomicBool>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { mode: Mode::Auto, reads: Vec::new(), without: Vec::new(), interrupt: interrupt::handle() }
+    }
+}
+
+/// A program to run.
+#[derive(Clone, Debug, Default)]
+pub struct Program {
+    /// The executable's path, and its arguments.
+    pub argv: Vec<String>,
+    /// Its environment; `HOME` and `TMPDIR` are the scratch folder, and nothing is inherited.
+    pub env: Vec<(String, String)>,
+    /// What it reads.
+    pub stdin: Vec<u8>,
+}
+
+/// How a program ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum End {
+    /// By itself, with this status.
+    Finished(i32),
+    /// It was still running when its time was over.
+    TimeOut,
+    /// It and what it started used more memory than allowed.
+    Memory,
+    /// It wrote more than allowed.
+    Output,
+    /// A signal, or a limit not named above.
+    Killed(String),
+    /// It never ran.
+    CannotStart(String),
+    /// Ferrl was asked to stop.
+    Stopped,
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            End::Finished(status) => write!(f, "exit status {status}"),
+            End::TimeOut => f.write_str("time-out"),
+            End::Memory => f.write_str("memory limit"),
+            End::Output => f.write_str("output limit"),
+            End::Killed(why) => write!(f, "killed: {why}"),
+            End::CannotStart(why) => write!(f, "cannot start: {why}"),
+            End::Stopped => f.write_str("stopped"),
+        }
+    }
+}
+
+/// What came of a program.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ran {
+    /// How it ended.
+    pub end: End,
+    /// What it wrote, up to the limit.
+    pub stdout: Vec<u8>,
+    /// What it wrote to stderr, up to the limit.
+    pub stderr: Vec<u8>,
+    /// Seconds it took.
+    pub seconds: f64,
+}
+
+/// What every program may read: the system's libraries, and what finds them.
+const SYSTEM: [&str; 10] = [
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/alternatives",
+    "/nix/store",
+];
+
+/// Runs programs, several at a time where several threads ask.
+pub struct Sandbox {
+    report: Report,
+    interrupt: Arc<AtomicBool>,
+    /// The executable that confines, unless nothing does.
+    launcher: Option<PathBuf>,
+    reads: Vec<PathBuf>,
+    /// Folder of mount points and scratch folders; a supervisor has one of its own in it.
+    base: PathBuf,
+    count: AtomicU64,
+    #[cfg(unix)]
+    idle: Mutex<Vec<client::Supervisor>>,
+}
+
+impl Sandbox {
+    /// A sandbox of that mode; where a layer is missing, `on` is an error that names it.
+    pub fn new(options: Options) -> Result<Self> {
+        let mut sandbox = Sandbox {
+            report: Report::nothing("sandbox = \"off\""),
+            interrupt: options.interrupt,
+            launcher: None,
+            reads: SYSTEM.iter().map(PathBuf::from).chain(options.reads).collect(),
+            base: std::env::temp_dir().join(format!(
+                "ferrl-sandbox-{}-{}",
+                std::process::id(),
+                &nonce()[..8]
+            )),
+            count: AtomicU64::new(0),
+            idle: Mutex::default(),
+        };
+        make_base(&sandbox.base)?;
+        if options.mode != Mode::Off {
+            sandbox.report = sandbox.probe(&options.without)?;
+        }
+        match (options.mode, sandbox.report.hole()) {
+            (Mode::On, Some((layer, why))) => {
+                Err(Error::device(format!("the sandbox lacks the layer {layer}: {why}"))
+                    .at("sandbox = \"on\"")
+                    .fix(format!("a host with {}, or sandbox = \"auto\"", layer.needs())))
+            }
+            _ => Ok(sandbox),
+        }
+    }
+
+    /// Layers in force and missing.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Runs a program to its end. An error is a fault of the sandbox or an interruption, never the program's.
+    pub fn run(&self, program: &Program, limits: &Limits) -> Result<Ran> {
+        if self.interrupt.load(Ordering::SeqCst) {
+            return Err(interrupted("running a program"));
+        }
+        match &self.launcher {
+            Some(launcher) => self.run_confined(launcher, program, limits),
+            None => self.run_plain(program, limits),
+        }
+    }
+
+    fn folder(&self) -> PathBuf {
+        self.base.join(self.count.fetch_add(1, Ordering::Relaxed).to_string())
+    }
+}
+
+#[cfg(unix)]
+fn make_base(base: &std::path::Path) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .mode(0o711)
+        .create(base)
+        .map_err(|e| Error::resource(format!("cannot make the sandbox's folder: {e}")).at(base.display()))
+}
+
+#[cfg(unix)]
+impl Sandbox {
+    fn open(&self, layers: Vec<Layer>, probe: bool) -> protocol::Open {
+        let (reads, base) = (self.reads.clone(), self.folder());
+        protocol::Open { version: protocol::VERSION, layers, probe, reads, base }
+    }
+
+    /// Starts a first supervisor and has it try every layer.
+    fn probe(&mut self, without: &[Layer]) -> Result<Report> {
+        let launcher = match launcher::find() {
+            Ok(launcher) => launcher,
+            Err(why) => return Ok(Report::nothing(&why)),
+        };
+        let wanted = Layer::ALL.into_iter().filter(|l| !without.contains(l)).collect();
+        let started = client::Supervisor::start(&launcher, &self.open(wanted, true), &self.interrupt);
+        let (supervisor, mut report) = match started {
+            Ok(started) => started,
+            Err(client::Failed::Interrupted) => return Err(interrupted("starting the sandbox")),
+            Err(client::Failed::Broken(why)) => {
+                return Ok(Report::nothing(&format!("launcher {}: {why}", launcher.display())));
+            }
+        };
+        report.missing.extend(without.iter().map(|l| (*l, "left out".to_string())));
+        report.in_force.sort();
+        report.missing.sort();
+        self.launcher = Some(launcher);
+        self.lock().push(supervisor);
+        Ok(report)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<client::Supervisor>> {
+        self.idle.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn run_confined(&self, launcher: &std::path::Path, program: &Program, limits: &Limits) -> Result<Ran> {
+        let failed = |failed: client::Failed| match failed {
+            client::Failed::Interrupted => interrupted("running a program"),
+            client::Failed::Broken(why) => Error::device(format!("the sandbox's supervisor failed: {why}")),
+        };
+        let idle = self.lock().pop();
+        let mut supervisor = match idle {
+            Some(supervisor) => supervisor,
+            None => {
+                let open = self.open(self.report.in_force.clone(), false);
+                let (supervisor, report) =
+                    client::Supervisor::start(launcher, &open, &self.interrupt).map_err(failed)?;
+                // What was in force for the first one is in force for all of them.
+                if let Some((layer, why)) = report.missing.first() {
+                    return Err(Error::device(format!("the sandbox lost the layer {layer}: {why}")));
+                }
+                supervisor
+            }
+        };
+        // One that failed is not used again.
+        let ran = supervisor.run(program, limits, &self.interrupt).map_err(failed)?;
+        self.lock().push(supervisor);
+        Ok(ran)
+    }
+
+    /// Without any layer: a clock, a limit of output and the process group.
+    fn run_plain(&self, program: &Program, limits: &Limits) -> Result<Ran> {
+        let Some((executable, arguments)) = program.argv.split_first() else {
+            return Err(Error::usage("no program was given"));
+        };
+        let scratch = self.folder();
+        make_base(&scratch)?;
+        let mut command = std::process::Command::new(executable);
+        command.args(arguments).env_clear().env("HOME", &scratch).env("TMPDIR", &scratch);
+        command.envs(program.env.iter().cloned()).current_dir(&scratch);
+        let around = watch::Surroundings {
+            family: family::Family::Group,
+            control: None,
+            stopped: &|| self.interrupt.load(Ordering::SeqCst),
+            scratch: Some(&scratch),
+            count: true,
+        };
+        let start = std::time::Instant::now();
+        let (end, stdout, stderr) = watch::run(command, &program.stdin, limits, &around);
+        let _ = std::fs::remove_dir_all(&scratch);
+        match end {
+            End::Stopped => Err(interrupted("running a program")),
+            end => Ok(Ran { end, stdout, stderr, seconds: start.elapsed().as_secs_f64() }),
+        }
+    }
+}
+
+#[cfg(unix)]
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        self.lock().clear();
+        let _ = std::fs::remove_dir_all(&self.base);
+    }
+}
+
+#[cfg(not(unix))]
+fn make_base(_: &std::path::Path) -> Result<()> {
+    Err(Error::device("programs are run on Unix systems only").at("sandbox"))
+}
+
+#[cfg(not(unix))]
+impl Sandbox {
+    fn probe(&mut self, _: &[Layer]) -> Result<Report> {
+        Ok(Report::nothing("not a Unix system"))
+    }
+    fn run_confined(&self, _: &std::path::Path, program: &Program, limits: &Limits) -> Result<Ran> {
+        self.run_plain(program, limits)
+    }
+    fn run_plain(&self, _: &Program, _: &Limits) -> Result<Ran> {
+        Err(Error::device("programs are run on Unix systems only").at("sandbox"))
+    }
+}
+
+/// A word nobody can guess.
+fn nonce() -> String {
+    let word = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", word(), word())
+}

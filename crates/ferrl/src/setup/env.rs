@@ -1,0 +1,146 @@
+//! What plays the episodes of a recipe.
+
+use super::data::tasks;
+use crate::data::Encoder;
+use crate::data::prompt::Settings as Encoding;
+use crate::env::openenv::{self, Server};
+use crate::env::python::{self, OfRows, Settings, What, Workers};
+use crate::env::tools::{Limits, ToolEpisode};
+use crate::env::{Environment, python::Episodes};
+use crate::episode::{Environments, RowEpisodes};
+use crate::recipe::Recipe;
+use crate::source::{Prompt, encoding};
+use crate::task::Task;
+use crate::tool::{self, Tool};
+use crate::verify::Hooks;
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::{Error, Result};
+use serde_json::{Map, Value};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The name under which `data.train` holds the episodes of the recipe's own environment.
+pub(crate) const OWN: &str = "env";
+
+/// What plays the prompts of a recipe that have several turns. The recipe's own environment is started.
+pub fn environments(
+    recipe: &Recipe,
+    dir: &Path,
+    tokenizer: &Tokenizer,
+    hooks: &Hooks,
+) -> Result<Environments> {
+    let (mut all, mut rows) = (tasks(recipe)?, None);
+    let mut own = |task: Arc<dyn Task>| {
+        // Instead of those that start nothing.
+        all.retain(|(name, _)| name != OWN);
+        all.push((OWN.into(), task));
+    };
+    match Own::of(recipe, hooks)? {
+        Some(Own::Python(workers)) => {
+            workers.check()?;
+            own(Arc::new(python::Episodes::new(workers.clone(), recipe.seed)));
+            rows = Some(Arc::new(OfRows::new(workers, recipe.seed)) as Arc<dyn RowEpisodes>);
+        }
+        Some(Own::Server(server)) => {
+            server.check()?;
+            own(Arc::new(openenv::Episodes::new(server, recipe.seed)));
+        }
+        Some(Own::Tools(tools)) => {
+            let limits = Limits { max_calls: recipe.env.max_calls, ..Default::default() };
+            rows = Some(Arc::new(WithTools { tools, limits }) as Arc<dyn RowEpisodes>);
+        }
+        None => {}
+    }
+    let encoder = Encoder::for_model(tokenizer.clone(), dir, encoding_of(recipe)?)?;
+    let environments = Environments::new(all, recipe.rollout.max_turns)
+        .with_concurrency(recipe.env.concurrency)
+        .with_encoder(Arc::new(encoder));
+    Ok(match rows {
+        Some(rows) => environments.with_rows(rows),
+        None => environments,
+    })
+}
+
+/// How rows and observations become tokens: with the tools in the prompt of a conversation.
+pub(super) fn encoding_of(recipe: &Recipe) -> Result<Encoding> {
+    let tools = tools(recipe)?;
+    let shown = (!tools.is_empty()).then(|| tools.iter().map(|tool| tool::definition(&**tool)).collect());
+    Ok(Encoding { promptless: !recipe.env.named().is_empty(), tools: shown, ..encoding(&recipe.data)? })
+}
+
+/// Refuses an environment that does not load.
+pub(crate) fn check(recipe: &Recipe, hooks: &Hooks) -> Result<()> {
+    match Own::of(recipe, hooks)? {
+        Some(Own::Python(workers)) => workers.check(),
+        Some(Own::Server(server)) => server.check(),
+        Some(Own::Tools(_)) | None => Ok(()),
+    }
+}
+
+/// The episodes of the recipe's own environment, as a task that starts nothing yet.
+pub(super) fn own_task(recipe: &Recipe) -> Result<Option<Arc<dyn Task>>> {
+    Ok(match Own::of(recipe, &Hooks::default())? {
+        Some(Own::Python(workers)) => Some(Arc::new(Episodes::new(workers, recipe.seed))),
+        Some(Own::Server(server)) => Some(Arc::new(openenv::Episodes::new(server, recipe.seed))),
+        Some(Own::Tools(_)) | None => None,
+    })
+}
+
+/// The environment that a recipe names; nothing is started.
+enum Own {
+    Python(Arc<Workers>),
+    Server(Arc<Server>),
+    Tools(Arc<[Arc<dyn Tool>]>),
+}
+
+impl Own {
+    fn of(recipe: &Recipe, hooks: &Hooks) -> Result<Option<Own>> {
+        let env = &recipe.env;
+        let timeout = Duration::from_secs_f64(env.timeout);
+        let what = match env.named().first() {
+            Some(("url", url)) => return Ok(Some(Own::Server(Server::new(url, &env.options, timeout)?))),
+            Some(("gem", name)) => What::Gem(name.to_string()),
+            Some(("reasoning_gym", name)) => What::ReasoningGym(name.to_string()),
+            Some((_, path)) => What::file(path),
+            None if env.tools.is_empty() => return Ok(None),
+            None => return Ok(Some(Own::Tools(tools(recipe)?))),
+        };
+        Ok(Some(Own::Python(Workers::new(Settings {
+            what,
+            options: env.options.clone(),
+            workers: env.workers,
+            timeout,
+            start_timeout: Duration::from_secs_f64(env.start_timeout),
+            memory: env.memory_mib << 20,
+            python: env.python.clone(),
+            hooks: hooks.clone(),
+        }))))
+    }
+}
+
+/// The tools of a recipe, each with its table of `env.options`.
+fn tools(recipe: &Recipe) -> Result<Arc<[Arc<dyn Tool>]>> {
+    let env = &recipe.env;
+    if let Some(name) = env.options.keys().find(|name| !env.tools.is_empty() && !env.tools.contains(name)) {
+        return Err(Error::usage(format!("{name:?} is none of the tools: {}", env.tools.join(", ")))
+            .at(format!("env.options.{name}"))
+            .fix(format!("env.options.{}.KEY = ...", env.tools[0])));
+    }
+    let none = Map::new();
+    let options = |name: &String| env.options.get(name).and_then(Value::as_object).unwrap_or(&none);
+    env.tools.iter().map(|name| tool::build(name, options(name))).collect()
+}
+
+/// Rows that are answered with tools; the recipe's rewards score the answer.
+struct WithTools {
+    tools: Arc<[Arc<dyn Tool>]>,
+    limits: Limits,
+}
+
+impl RowEpisodes for WithTools {
+    fn open(&self, prompt: &Prompt, state: &str) -> Result<Box<dyn Environment>> {
+        let (state, columns) = (state.to_string(), prompt.columns.clone());
+        Ok(Box::new(ToolEpisode::new(state, columns, self.tools.clone(), None, self.limits)))
+    }
+}

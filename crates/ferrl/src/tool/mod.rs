@@ -1,0 +1,140 @@
+//! Tools: what a policy may call in the middle of an answer. Each is a file beside this one and a line in [`TOOLS`].
+//!
+//! A policy writes a call in one of the formats of [`call`]; the environment runs it and the policy reads the result. What the
+//! policy got wrong, such as a missing argument, is answered in text, so that it can try again; an error is a fault of the
+//! recipe or the machine and ends the run.
+
+mod calculator;
+pub mod call;
+mod number;
+mod python;
+mod search;
+
+pub(crate) use calculator::calculate;
+pub(crate) use search::Search;
+pub use search::{Document, Index};
+
+use ferrl_engine::{Error, Result, nearest};
+use schemars::Schema;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// What a policy may call.
+pub trait Tool: Send + Sync {
+    /// The name in calls.
+    fn name(&self) -> &str;
+    /// One line that tells the policy what it does.
+    fn about(&self) -> &str;
+    /// The JSON Schema of its arguments: an object whose first required property is what a plain-text call fills in.
+    fn parameters(&self) -> Value;
+    /// What the policy reads. Equal arguments give equal texts.
+    fn call(&self, arguments: &Map<String, Value>) -> Result<String>;
+    /// Whether it waits for another process or machine: its episodes then run on threads of their own.
+    fn waits(&self) -> bool {
+        false
+    }
+    /// What it counted since the last call of this, by name.
+    fn take_metrics(&self) -> Vec<(String, f64)> {
+        Vec::new()
+    }
+}
+
+/// An entry of the registry.
+pub struct Entry {
+    /// The name in recipes and calls.
+    pub name: &'static str,
+    /// One line for people.
+    pub about: &'static str,
+    /// The JSON Schema of its settings.
+    pub schema: fn() -> Schema,
+    /// Its settings where a recipe says nothing.
+    pub defaults: fn() -> Value,
+    /// Builds it from its settings; unknown ones are refused.
+    pub build: fn(&Map<String, Value>) -> Result<Arc<dyn Tool>>,
+}
+
+/// Every tool.
+pub const TOOLS: &[&Entry] = &[&calculator::ENTRY, &search::ENTRY, &python::ENTRY];
+
+/// The tool of that name.
+pub fn find(name: &str) -> Result<&'static Entry> {
+    TOOLS.iter().copied().find(|tool| tool.name == name).ok_or_else(|| {
+        let names: Vec<&str> = TOOLS.iter().map(|tool| tool.name).collect();
+        let error = Error::usage(format!("unknown tool {name:?}, expected one of {}", names.join(", ")));
+        match nearest(name, names) {
+            Some(near) => error.at("env.tools").fix(format!("env.tools = [{near:?}]")),
+            None => error.at("env.tools"),
+        }
+    })
+}
+
+/// The tool of that name with these settings.
+pub fn build(name: &str, options: &Map<String, Value>) -> Result<Arc<dyn Tool>> {
+    (find(name)?.build)(options)
+}
+
+/// A tool as chat templates and providers describe it.
+pub fn definition(tool: &dyn Tool) -> Value {
+    json!({
+        "type": "function",
+        "function": { "name": tool.name(), "description": tool.about(), "parameters": tool.parameters() },
+    })
+}
+
+/// The argument that a plain-text call fills in: the first required one.
+pub(crate) fn main_argument(tool: &dyn Tool) -> String {
+    let parameters = tool.parameters();
+    let first = parameters["required"][0].as_str();
+    first
+        .or_else(|| parameters["properties"].as_object()?.keys().next().map(String::as_str))
+        .unwrap_or("input")
+        .into()
+}
+
+/// The schema of arguments that are one text.
+pub(crate) fn one_text(name: &str, about: &str) -> Value {
+    json!({
+        "type": "object",
+        "properties": { name: { "type": "string", "description": about } },
+        "required": [name],
+    })
+}
+
+/// A text argument; where it is missing or something else, what the policy is told.
+pub(crate) fn text_argument<'a>(
+    arguments: &'a Map<String, Value>,
+    name: &str,
+) -> std::result::Result<&'a str, String> {
+    match arguments.get(name) {
+        Some(Value::String(text)) if !text.trim().is_empty() => Ok(text.trim()),
+        Some(Value::String(_)) => Err(format!("error: argument {name:?} is empty")),
+        Some(other) => Err(format!("error: argument {name:?} must be a text, got {other}")),
+        None => Err(format!("error: argument {name:?} is missing")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_tools_get_a_hint() {
+        let error = build("calculater", &Map::new()).err().expect("no such tool").to_string();
+        assert!(error.contains("env.tools = [\"calculator\"]"), "{error}");
+    }
+
+    #[test]
+    fn every_tool_describes_itself_and_answers_bad_arguments_in_text() {
+        for entry in TOOLS.iter().filter(|entry| entry.name != "search") {
+            let tool = build(entry.name, &Map::new()).unwrap();
+            assert_eq!(tool.name(), entry.name);
+            let definition = definition(&*tool);
+            assert_eq!(definition["function"]["parameters"]["type"], "object", "{}", entry.name);
+            let main = main_argument(&*tool);
+            for bad in [json!({}), json!({ &main: 3 }), json!({ &main: "" }), json!({ &main: null })] {
+                let text = tool.call(bad.as_object().unwrap()).unwrap();
+                assert!(text.starts_with("error"), "{}: {bad} gave {text}", entry.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! Unit-tested code: the completion is run in a sandbox, on arguments or input of the row, and what it returns is compared
+//! outside.
+
+mod asserts;
+mod cases;
+mod compare;
+mod literal;
+mod object;
+mod run;
+
+use super::{Entry, Options, Outcome, Progress, Sample, Score, Setting, Verifier};
+use crate::interrupt::is_interruption;
+use crate::sandbox::{self, Limits, Mode, Python};
+use ferrl_engine::Result;
+use run::{Bench, Verdict};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "code",
+    about: "Python code that passes the tests of its row, run in a sandbox",
+    settings: SETTINGS,
+    build: |options| Ok(Box::new(Code::new(options)?)),
+};
+
+const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "sandbox",
+        default: "\"auto\"",
+        about: "confinement: auto (every layer the kernel has), on (an error where one is missing), off (none)",
+    },
+    Setting { name: "wall_s", default: "10.0", about: "seconds that a completion may run (each run of io)" },
+    Setting { name: "memory_mib", default: "512", about: "memory of the program and what it starts" },
+    Setting { name: "processes", default: "16", about: "processes and threads at a time" },
+    Setting { name: "scratch_mib", default: "64", about: "size of the scratch folder" },
+    Setting { name: "output_kib", default: "1024", about: "size of stdout and stderr together" },
+    Setting { name: "python", default: "\"python3\"", about: "the interpreter" },
+    Setting {
+        name: "tolerance",
+        default: "1e-9",
+        about: "relative tolerance of floats; whole numbers are always compared exactly",
+    },
+    Setting {
+        name: "partial",
+        default: "false",
+        about: "reward the fraction of cases passed, not all or nothing",
+    },
+];
+
+/// Programs at a time in a batch.
+const MOST_AT_A_TIME: usize = 8;
+
+/// The verifier.
+pub struct Code {
+    python: Python,
+    tolerance: f64,
+    partial: bool,
+}
+
+impl Code {
+    fn new(options: &Options<'_>) -> Result<Self> {
+        let default = Limits::default();
+        let limits = Limits {
+            wall_s: options.between("wall_s", default.wall_s, 0.05..=86_400.0)?,
+            memory_mib: options.size("memory_mib", default.memory_mib, 32..=1 << 20)?,
+            processes: options.size("processes", default.processes, 1..=4096)?,
+            scratch_mib: options.size("scratch_mib", default.scratch_mib, 1..=1 << 20)?,
+            output_kib: options.size("output_kib", default.output_kib, 1..=1 << 18)?,
+            ..default
+        };
+        let (tolerance, partial) =
+            (options.between("tolerance", 1e-9, 0.0..=0.1)?, options.flag("partial", false)?);
+        let confinement = sandbox::Options {
+            mode: options.choice("sandbox", Mode::Auto, &Mode::ALL)?,
+            interrupt: options.hooks().interrupt.clone(),
+            ..Default::default()
+        };
+        let mode = confinement.mode;
+        let python = Python::start(&options.text("python", "python3")?, limits, confinement)?;
+        if let (Mode::Auto, Some((layer, _))) = (mode, python.report().hole()) {
+            let message =
+                format!("code of the model runs with less than full confinement: {}", python.report());
+            let fix = format!("{} needs {}; sandbox = \"on\" refuses to run without", layer, layer.needs());
+            options.hooks().warnings.raise("sandbox-layers", message, &fix);
+        }
+        Ok(Code { python, tolerance, partial })
+    }
+
+    fn judge(&self, sample: &Sample<'_>) -> Result<Score> {
+        let tests = cases::of(sample)?;
+        let code = extracted(sample.completion);
+        let bench = Bench { python: &self.python, tolerance: self.tolerance };
+        let Verdict { passed, cases, why } = match code.trim().is_empty() {
+            true => Verdict { passed: 0, cases: tests.count(), why: Some("there is no code in it".into()) },
+            false => bench.judge(code, &tests)?,
+        };
+        let fraction = passed as f64 / cases.max(1) as f64;
+        let reward = if self.partial { fraction } else { fraction.floor() };
+        Ok(Score {
+            reward,
+            components: vec![("passed".into(), passed as f64), ("cases".into(), cases as f64)],
+            score: Some(fraction.floor()),
+            found: Some(!code.trim().is_empty()),
+            why,
+            ..Default::default()
+        })
+    }
+
+    /// A fault of the sandbox loses the completion; a row that cannot be used and an interruption end everything.
+    fn outcome(&self, sample: &Sample<'_>) -> Result<Outcome> {
+        match self.judge(sample) {
+            Ok(score) => Ok(Outcome::Scored(score)),
+            Err(e) if e.class == ferrl_engine::Class::Device && !is_interruption(&e) => {
+                Ok(Outcome::Lost(sample.error(e)))
+            }
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// The code in a completion: its last block of Python, else its last block, else all of it.
+pub fn extracted(completion: &str) -> &str {
+    let block = |labels: &[&str]| {
+        let (mut found, mut at) = (None, 0);
+        while let Some(start) = completion[at..].find("```").map(|i| at + i + 3) {
+            let line = completion[start..].find('\n').map_or(completion.len(), |i| start + i + 1);
+            let label = completion[start..line].trim();
+            // A block that does not end was cut off, or is all that follows.
+            let end = completion[line..].find("```").map_or(completion.len(), |i| line + i);
+            if labels.iter().any(|l| label.eq_ignore_ascii_case(l)) {
+                found = Some(&completion[line..end]);
+            }
+            at = (end + 3).min(completion.len());
+        }
+        found
+    };
+    block(&["python", "py", "python3"]).or_else(|| block(&[""])).unwrap_or(completion)
+}
+
+impl Verifier for Code {
+    fn name(&self) -> &str {
+        ENTRY.name
+    }
+    fn about(&self) -> &'static str {
+        ENTRY.about
+    }
+    fn score(&self, sample: &Sample<'_>) -> Result<Score> {
+        self.judge(sample)
+    }
+    /// Several at a time: each is a process of its own.
+    fn score_batch(&self, samples: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(samples.len())));
+        std::thread::scope(|scope| {
+            for _ in 0..threads.min(MOST_AT_A_TIME).min(samples.len()) {
+                scope.spawn(|| {
+                    loop {
+                        let i = next.fetch_add(1, Ordering::Relaxed);
+                        let Some(sample) = samples.get(i) else { return };
+                        let outcome = self.outcome(sample);
+                        done.lock().unwrap_or_else(|e| e.into_inner()).push((i, outcome));
+                    }
+                });
+            }
+        });
+        let mut done = done.into_inner().unwrap_or_else(|e| e.into_inner());
+        done.sort_by_key(|(i, _)| *i);
+        done.into_iter().map(|(_, outcome)| outcome).collect()
+    }
+    /// Whether the row has tests that can be read; nothing is run.
+    fn check(&self, sample: &Sample<'_>) -> Result<()> {
+        cases::of(sample).map(|_| ())
+    }
+    fn extract(&self, completion: &str) -> Option<String> {
+        Some(extracted(completion).to_string())
+    }
+    fn summary(&self) -> Option<String> {
+        Some(self.python.report().to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_block_of_python_is_the_code() {
+        for (completion, code) in [
+            ("x = 1", "x = 1"),
+            ("a\n```python\nx = 1\n```\nb", "x = 1\n"),
+            ("```python\nx = 1\n```\n```python\nx = 2\n```\n```\noutput\n```", "x = 2\n"),
+            ("```\nx = 1\n```", "x = 1\n"),
+            ("```bash\nls\n```\nno code", "```bash\nls\n```\nno code"),
+            ("so:\n```py\nx = 1", "x = 1"),
+            ("```python", ""),
+            ("", ""),
+        ] {
+            assert_eq!(extracted(completion), code, "{completion:?}");
+        }
+    }
+}

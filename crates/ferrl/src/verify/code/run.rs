@@ -1,0 +1,141 @@
+//! Runs a completion in the sandbox and compares what came back, on this side.
+
+use super::cases::{Case, Tests};
+use super::object::Object;
+use crate::sandbox::{End, Python, Ran, Task};
+use ferrl_engine::Result;
+use serde_json::{Value, json};
+
+/// How many tests a completion passed, and why not all of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Verdict {
+    pub(super) passed: usize,
+    pub(super) cases: usize,
+    pub(super) why: Option<String>,
+}
+
+/// Where code is tried.
+pub(super) struct Bench<'a> {
+    pub(super) python: &'a Python,
+    pub(super) tolerance: f64,
+}
+
+impl Bench<'_> {
+    /// Tries code on the tests of its row.
+    pub(super) fn judge(&self, code: &str, tests: &Tests) -> Result<Verdict> {
+        match tests {
+            Tests::Calls { entry, cases } => self.calls(code, entry, cases),
+            Tests::Runs(runs) => self.runs(code, runs),
+        }
+    }
+
+    fn calls(&self, code: &str, entry: &str, cases: &[Case]) -> Result<Verdict> {
+        let call = |case: &Case| {
+            let args: Vec<Value> = case.args.iter().map(Object::to_wire).collect();
+            let kwargs: Vec<Value> = case.kwargs.iter().map(|(k, v)| json!([k, v.to_wire()])).collect();
+            json!([args, kwargs])
+        };
+        let calls: Vec<Value> = cases.iter().map(call).collect();
+        let work = json!({ "code": code, "entry": entry, "calls": calls }).to_string();
+        let ran = self.python.run(Task::Calls, &work, "")?;
+        let mut verdict = Verdict { cases: cases.len(), ..Default::default() };
+        let mut answered = 0;
+        for line in ran.stdout.split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
+            match self.answer(line, cases, answered) {
+                Answer::Passed => verdict.passed += 1,
+                Answer::Wrong(why) => drop(verdict.why.get_or_insert(why)),
+                Answer::Refused(why) => {
+                    return Ok(Verdict { passed: 0, cases: cases.len(), why: Some(why) });
+                }
+            }
+            answered += 1;
+        }
+        if ran.end != End::Finished(0) || answered < cases.len() {
+            let end = format!("case {answered}: {}", ending(&ran));
+            verdict.why.get_or_insert(end);
+        }
+        Ok(verdict)
+    }
+
+    /// What a line of the channel says. Whoever holds the channel could write lines of its own: an answer counts once, in
+    /// order, and one that comes twice spoils them all, so that nobody can send guesses.
+    fn answer(&self, line: &[u8], cases: &[Case], answered: usize) -> Answer {
+        let garbage = || Answer::Refused("something else than values came back".into());
+        let Ok(said) = serde_json::from_slice::<Value>(line) else { return garbage() };
+        if let Some(why) = said["load"].as_str() {
+            return Answer::Refused(why.to_string());
+        }
+        let Some(case) =
+            said["case"].as_u64().filter(|i| *i == answered as u64).and_then(|_| cases.get(answered))
+        else {
+            return Answer::Refused("values came back for cases that were not asked for".into());
+        };
+        if let Some(error) = said["error"].as_str() {
+            return Answer::Wrong(format!("case {answered}: {error}"));
+        }
+        match Object::from_wire(&said["value"]) {
+            Some(got) if case.expect.accepts(&got, self.tolerance) => Answer::Passed,
+            Some(got) => {
+                Answer::Wrong(format!("case {answered}: got {got}, expected {}", case.expect.shown()))
+            }
+            None => garbage(),
+        }
+    }
+
+    fn runs(&self, code: &str, runs: &[(String, String)]) -> Result<Verdict> {
+        let mut verdict = Verdict { cases: runs.len(), ..Default::default() };
+        for (i, (stdin, want)) in runs.iter().enumerate() {
+            let ran = self.python.run(Task::Program, code, stdin)?;
+            let got = String::from_utf8_lossy(&ran.stdout);
+            let right = lines(&got).eq(lines(want));
+            match (&ran.end, right) {
+                (End::Finished(0), true) => verdict.passed += 1,
+                (End::Finished(0), false) => {
+                    let wrong = format!("run {i}: stdout is {:?}, expected {:?}", short(&got), short(want));
+                    verdict.why.get_or_insert(wrong);
+                }
+                (end, _) => {
+                    let failed = format!("run {i}: {}", ending(&ran));
+                    verdict.why.get_or_insert(failed);
+                    // One that hangs or floods once would do so for every run, at the full price.
+                    if !matches!(end, End::Finished(_)) {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(verdict)
+    }
+}
+
+enum Answer {
+    Passed,
+    Wrong(String),
+    /// Nothing counts.
+    Refused(String),
+}
+
+/// How a run ended, with its last words.
+fn ending(ran: &Ran) -> String {
+    let errors = String::from_utf8_lossy(&ran.stderr);
+    let last = errors.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    match (&ran.end, last) {
+        (End::Finished(0), _) => "it ended before it answered".into(),
+        (end @ (End::Finished(_) | End::Killed(_)), last) if !last.is_empty() => {
+            format!("{end}: {}", short(last))
+        }
+        (end, _) => end.to_string(),
+    }
+}
+
+/// Lines without blanks at their ends, and without empty ones at the end.
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    text.trim_end().lines().map(str::trim_end)
+}
+
+fn short(text: &str) -> String {
+    match text.char_indices().nth(80) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_string(),
+    }
+}
