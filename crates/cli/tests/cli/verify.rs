@@ -8,8 +8,11 @@ fn lines(rows: &[Value]) -> String {
     rows.iter().map(|row| format!("{row}\n")).collect()
 }
 
-/// One row for each verifier that needs no process and no tokenizer: options, a row that earns all, one that earns nothing.
-fn cases() -> Vec<(&'static str, Vec<&'static str>, Value, Value)> {
+/// A verifier, its options, a row that earns all, one that earns nothing.
+type Case = (&'static str, Vec<&'static str>, Value, Value);
+
+/// Every verifier that needs no process and no tokenizer.
+fn cases() -> Vec<Case> {
     vec![
         (
             "countdown",

@@ -39,7 +39,15 @@ pub struct Choice {
 /// The options of a row: letters with their texts, which are empty where nothing says them.
 struct Listed {
     options: Vec<(char, String)>,
+    /// What a row calls them where it has no letters: some questions of ARC have 1, 2, 3, 4.
+    labels: Vec<String>,
     known: bool,
+}
+
+impl Listed {
+    fn letters() -> Listed {
+        Listed { options: LETTERS.map(|c| (c, String::new())).collect(), labels: Vec::new(), known: false }
+    }
 }
 
 /// Letters where nothing says how many options there are.
@@ -58,14 +66,16 @@ impl Choice {
     fn listed(&self, sample: &Sample<'_>) -> Result<Listed> {
         let other = if self.choices == "choices" { sample.column("options") } else { None };
         let Some(value) = sample.column(&self.choices).or(other) else {
-            return Ok(Listed { options: LETTERS.map(|c| (c, String::new())).collect(), known: false });
+            return Ok(Listed::letters());
         };
         let options = read_options(value).filter(|options| !options.is_empty()).ok_or_else(|| {
             let what =
                 format!("column {:?} must hold the options of the question, got {value}", self.choices);
             sample.error(Error::data(what)).fix("a list of texts, such as [\"Paris\", \"Rome\"]")
         })?;
-        Ok(Listed { options, known: true })
+        let labels = value.get("label").and_then(Value::as_array).into_iter().flatten();
+        let labels: Vec<String> = labels.filter_map(|l| l.as_str().map(|l| l.trim().to_string())).collect();
+        Ok(Listed { options, labels, known: true })
     }
 
     /// The letter of the right option.
@@ -140,6 +150,10 @@ impl Listed {
         let text = undressed(text);
         if let Some(letter) = single(&text) {
             return self.letter(letter);
+        }
+        let label = self.labels.iter().position(|label| *label == text);
+        if let Some((letter, _)) = label.and_then(|at| self.options.get(at)) {
+            return Some(*letter);
         }
         if let Some(letter) = self.by_text(&text) {
             return Some(letter);
@@ -270,8 +284,7 @@ impl Verifier for Choice {
         ENTRY.about
     }
     fn extract(&self, completion: &str) -> Option<String> {
-        let letters = Listed { options: LETTERS.map(|c| (c, String::new())).collect(), known: false };
-        chosen(completion, &letters).map(String::from)
+        chosen(completion, &Listed::letters()).map(String::from)
     }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let listed = self.listed(sample)?;
@@ -348,6 +361,7 @@ mod tests {
             (json!({"choices": ["red", "blue"], "answer": "A"}), 0.0),
             (json!({"options": {"A": "red", "B": "blue"}, "answer": "B"}), 1.0),
             (json!({"choices": arc, "answer": "B"}), 1.0),
+            (json!({"choices": arc, "answer": "2"}), 1.0),
         ] {
             let choice = Choice { column: "answer".into(), choices: "choices".into() };
             let columns = row.as_object().expect("an object").into();

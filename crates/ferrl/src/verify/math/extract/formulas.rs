@@ -26,6 +26,10 @@ const LISTS: &[&str] = &[
     "roots are",
     "zeros are",
     "values are",
+    "numbers are",
+    "integers are",
+    "factors are",
+    "primes are",
     "solution is",
     "solution set is",
 ];
@@ -189,17 +193,21 @@ pub(super) fn last(text: &str) -> Option<&str> {
     let text = tail(text, TAIL);
     let mut from = 0;
     let mut formula: Option<(usize, usize)> = None;
-    // Formulas of a remark end here; the numbers in them are no answers either.
-    let mut remarks = 0;
+    // Where the remarks that end the text begin; the numbers in them are no answers either.
+    let mut remarks = None;
     while let Some((start, end)) = delimited(&text[from..]) {
-        let clause = formula.is_some_and(|(_, until)| opens_clause(&text[until..from + start]));
-        match clause {
-            true => remarks = from + end,
-            false => formula = Some((from + start, from + end)),
+        let (start, end) = (from + start, from + end);
+        match formula {
+            Some((_, until)) if opens_clause(&text[until..start]) => remarks = remarks.or(Some(start)),
+            // `$x \le -1$ or $x \ge 3$` is one answer.
+            Some((first, until)) if parts_of_condition(&text[first..until], &text[until..start]) => {
+                (formula, remarks) = (Some((first, end)), None);
+            }
+            _ => (formula, remarks) = (Some((start, end)), None),
         }
-        from += end;
+        from = end;
     }
-    let number = last_number(text).filter(|(at, _)| *at >= remarks);
+    let number = last_number(&text[..remarks.unwrap_or(text.len())]);
     match (formula, number) {
         (Some((start, end)), Some((at, until))) if at >= end => {
             // The unit or percent sign behind a formula belongs to it.
@@ -219,6 +227,13 @@ pub(super) fn last(text: &str) -> Option<&str> {
         (None, Some((at, until))) => Some(&text[at..until]),
         (None, None) => None,
     }
+}
+
+/// Whether a formula is an inequality that the next one goes on with.
+fn parts_of_condition(formula: &str, between: &str) -> bool {
+    let order =
+        ["<", ">", "\\le", "\\ge", "\\lt", "\\gt", "≤", "≥"].iter().any(|sign| formula.contains(sign));
+    order && between.trim_matches([' ', ',']) == "or"
 }
 
 /// Whether the words between two formulas make the second a remark on the first: `$a_n = n$ for all $n \ge 1$`.
@@ -272,5 +287,31 @@ pub(super) fn last_number(text: &str) -> Option<(usize, usize)> {
     } else if text[end..].starts_with("\\%") {
         end += 2;
     }
-    (end > start).then_some((start, end))
+    if end == start {
+        return None;
+    }
+    let word = word_around(text, start, end);
+    Some(word.unwrap_or((start, end + scale_behind(&text[end..]))))
+}
+
+/// The word that a number is part of, where it is a formula that nothing marks as one: `\frac{5}{8}`, `12π`.
+fn word_around(text: &str, start: usize, end: usize) -> Option<(usize, usize)> {
+    let from = text[..start]
+        .rfind(char::is_whitespace)
+        .map_or(0, |at| at + text[at..].chars().next().map_or(1, char::len_utf8));
+    let to = text[end..].find(char::is_whitespace).map_or(text.len(), |at| end + at);
+    let word = text[from..to].trim_end_matches(['.', ',', ';', ':', '!', '?']);
+    let formula = word.contains(['π', '√'])
+        || word.contains("\\frac{")
+        || word.contains("\\sqrt{")
+        || word.contains("\\pi");
+    let closed = word.matches('{').count() == word.matches('}').count() && !word.contains(['$', '<']);
+    (formula && closed && word.len() < 200).then(|| (from, from + word.len()))
+}
+
+/// Bytes of a word behind a number that multiplies it: `1 million`.
+fn scale_behind(rest: &str) -> usize {
+    let scales = [" million", " billion", " trillion", " thousand", " hundred", " dozen"];
+    let ends = |scale: &&&str| !rest[scale.len()..].starts_with(char::is_alphanumeric);
+    scales.iter().filter(|scale| rest.starts_with(**scale)).find(ends).map_or(0, |scale| scale.len())
 }

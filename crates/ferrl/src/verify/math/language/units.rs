@@ -159,6 +159,12 @@ impl Unit {
 
     /// The unit that a word names.
     pub fn named(word: &str) -> Unit {
+        let word = match word {
+            "€" | "EUR" | "eur" => "euro",
+            "¥" => "yen",
+            "₹" => "rupee",
+            other => other,
+        };
         match row(word) {
             Some((_, num, den, dims)) => Unit {
                 factor: Rational::new((*num).into(), (*den).into()).unwrap_or(Rational::ONE),

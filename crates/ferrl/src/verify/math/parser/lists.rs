@@ -90,13 +90,13 @@ impl Parser<'_> {
             && !(rel == Rel::Lt && self.tuple_ahead())
         {
             self.at += 1;
-            // `\implies x = 12`
-            if rel == Rel::To && !self.done() {
+            // `\implies x = 12`, `= \sqrt{20} = 2\sqrt5`
+            if matches!(rel, Rel::To | Rel::Eq) && !self.done() {
                 return self.deeper(Self::relation);
             }
             let side = self.ratio()?;
             return Some(match rel {
-                Rel::Eq | Rel::Approx | Rel::To | Rel::In => side,
+                Rel::Approx | Rel::In => side,
                 _ => Expr::Chain(Expr::Var("·".into()).boxed(), vec![(rel, side)]),
             });
         }
