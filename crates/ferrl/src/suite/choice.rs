@@ -27,6 +27,7 @@ pub const MMLU: Entry = Entry {
     sample: r#"{"question": "Which of these is a prime number?", "subject": "elementary_mathematics",
                 "choices": ["9", "15", "17", "21"], "answer": 2}"#,
     completions: [" C", " A"],
+    usable: None,
     convert: mmlu,
 };
 
@@ -89,6 +90,7 @@ pub const GPQA: Entry = Entry {
                 "Incorrect Answer 1": "the gluon", "Incorrect Answer 2": "the Z boson", "Incorrect Answer 3": "the pion",
                 "Subdomain": "Quantum Mechanics", "High-level domain": "Physics"}"#,
     completions: [" the photon", " the gluon"],
+    usable: None,
     convert: gpqa,
 };
 
@@ -117,6 +119,7 @@ pub const SCIQ: Entry = Entry {
                 "distractor1": "oxygen", "distractor2": "nitrogen", "correct_answer": "carbon dioxide",
                 "support": "Plants make sugar from water and carbon dioxide."}"#,
     completions: [" Carbon dioxide", " Oxygen"],
+    usable: None,
     convert: sciq,
 };
 

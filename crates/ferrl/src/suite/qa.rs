@@ -29,6 +29,7 @@ pub const TRIVIAQA: Entry = Entry {
                 "normalized_matched_wiki_entity_name": "", "normalized_value": "danube", "type": "WikipediaEntity",
                 "value": "Danube"}}"#,
     completions: [" the Danube", " the Rhine"],
+    usable: None,
     convert: trivia,
 };
 
@@ -87,6 +88,7 @@ pub const NQ: Entry = Entry {
     sampling: SHORT,
     sample: r#"{"question": "when does winter begin in the north", "answer": ["December", "in December"]}"#,
     completions: [" december", " june"],
+    usable: None,
     convert: |row| Ok(asked(&row.text(&["question"])?, row.texts(&["answer", "golden_answers"])?)),
 };
 
@@ -107,5 +109,6 @@ pub const HOTPOTQA: Entry = Entry {
                 "type": "comparison", "level": "medium", "supporting_facts": {"title": ["Paris"], "sent_id": [0]},
                 "context": {"title": ["Paris"], "sentences": [["Paris is the capital of France."]]}}"#,
     completions: [" Paris.", " Valletta"],
+    usable: None,
     convert: |row| Ok(asked(&row.text(&["question"])?, row.texts(&["answer", "golden_answers"])?)),
 };
