@@ -49,16 +49,24 @@ pub fn name(path: &Path) -> String {
 /// Lines of a file, numbered from 1, blank ones left out. A byte order mark before the first is none of it; a line may be as
 /// long as a row of training data.
 pub fn lines(path: &Path) -> Result<impl Iterator<Item = Result<(String, String)>> + Send + use<>> {
-    let (mut reader, name, mut number) = (open(path)?, name(path), 0);
+    let (mut reader, name, mut number, mut failed) = (open(path)?, name(path), 0, false);
     Ok(std::iter::from_fn(move || {
         loop {
+            if failed {
+                return None;
+            }
             let mut line = Vec::new();
             number += 1;
             let place = format!("{name}:{number}");
-            let failed = |e: std::io::Error| Error::data(format!("cannot read: {e}")).at(&place);
+            let unread = |e: std::io::Error| Error::data(format!("cannot read: {e}")).at(&place);
             match reader.by_ref().take(MAX_ROW as u64 + 1).read_until(b'\n', &mut line) {
                 Ok(0) => return None,
                 Ok(read) if read > MAX_ROW && line.last() != Some(&b'\n') => {
+                    // The next line is the one behind its end.
+                    if let Err(e) = reader.skip_until(b'\n') {
+                        failed = true;
+                        return Some(Err(unread(e)));
+                    }
                     let error =
                         Error::data(format!("the line has more than {} MiB", MAX_ROW >> 20)).at(place);
                     return Some(Err(
@@ -66,7 +74,10 @@ pub fn lines(path: &Path) -> Result<impl Iterator<Item = Result<(String, String)
                     ));
                 }
                 Ok(_) => {}
-                Err(e) => return Some(Err(failed(e))),
+                Err(e) => {
+                    failed = true;
+                    return Some(Err(unread(e)));
+                }
             }
             let line = if number == 1 { line.strip_prefix(BOM).unwrap_or(&line) } else { &line };
             match std::str::from_utf8(line) {
@@ -104,17 +115,22 @@ pub fn parse(place: &str, line: &str) -> Result<Value> {
 
 /// All rows of a file of JSON objects.
 pub fn rows(path: &Path) -> Result<Vec<Row>> {
+    rows_or_errors(path)?.into_iter().collect()
+}
+
+/// The same, with an error in the place of each line that is no row. A file that cannot be read, or has no rows, is an
+/// error.
+pub fn rows_or_errors(path: &Path) -> Result<Vec<Result<Row>>> {
     let mut rows = Vec::new();
     for line in lines(path)? {
-        let (place, line) = line?;
-        match parse(&place, &line)? {
-            Value::Object(fields) => rows.push(Row { place, fields }),
-            other => {
-                return Err(Error::data(format!("holds {}, expected a JSON object", kind(&other)))
+        rows.push(line.and_then(|(place, line)| {
+            match parse(&place, &line)? {
+                Value::Object(fields) => Ok(Row { place, fields }),
+                other => Err(Error::data(format!("holds {}, expected a JSON object", kind(&other)))
                     .at(place)
-                    .fix("write each row as {\"field\": value, ...}"));
+                    .fix("write each row as {\"field\": value, ...}")),
             }
-        }
+        }));
     }
     if rows.is_empty() {
         return Err(Error::data("has no rows")

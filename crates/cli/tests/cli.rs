@@ -28,3 +28,5 @@ mod plan;
 mod score;
 #[path = "cli/steps.rs"]
 mod steps;
+#[path = "cli/verify.rs"]
+mod verify;

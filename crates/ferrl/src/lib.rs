@@ -30,6 +30,7 @@ pub mod sandbox;
 pub mod secrets;
 pub mod setup;
 pub mod signal;
+pub mod solution;
 pub mod source;
 pub mod steps;
 pub mod suite;

@@ -369,7 +369,10 @@ impl Sum {
                     self.score = Some(score.score.unwrap_or(score.reward));
                 }
                 self.found = self.found.or(score.found);
-                self.components.extend(score.components.into_iter().map(|(n, v)| (n, v as f32)));
+                for (name, value) in score.components {
+                    let name = unused(name, &self.components);
+                    self.components.push((name, value as f32));
+                }
                 self.extra.extend(score.extra);
             }
             // A source without an opinion adds nothing, and keeps its place among the sources.
@@ -393,6 +396,15 @@ impl Sum {
             extra: self.extra.clone(),
         }
     }
+}
+
+/// A component's name, with a number where another source has a component of that name: `correct`, `correct_2`.
+fn unused(name: String, components: &[(String, f32)]) -> String {
+    let taken = |name: &str| components.iter().any(|(other, _)| other == name);
+    if !taken(&name) {
+        return name;
+    }
+    (2..).map(|n| format!("{name}_{n}")).find(|name| !taken(name)).unwrap_or(name)
 }
 
 /// What a recipe says of truncated completions.

@@ -28,6 +28,19 @@ fn exact_compares_texts() {
     assert_eq!(reward("exact", json!({}), "", json!({"answer": ""})), 0.0, "nothing earns nothing");
 }
 
+/// Exact match of question answering: SQuAD's normalisation, any of several answers.
+#[test]
+fn exact_matches_as_question_answering_does() {
+    let exact = |text: &str, gold: Value| {
+        reward("exact", json!({"normalize": "squad", "take": "auto"}), text, json!({ "answer": gold }))
+    };
+    assert_eq!(exact("the Cat", json!("A cat!")), 1.0);
+    assert_eq!(exact("so <answer>Cat</answer>", json!(["dog", "The cat"])), 1.0);
+    assert_eq!(exact("cat and dog", json!("cat")), 0.0);
+    assert_eq!(exact("Denver", json!({"text": ["Denver", "Broncos"]})), 1.0);
+    assert_eq!(exact("", json!("the")), 0.0, "nothing earns nothing");
+}
+
 #[test]
 fn numeric_compares_final_numbers() {
     let row = || json!({"answer": "48/2 = <<48/2=24>>24 more. In all 72.\n#### 1,072"});

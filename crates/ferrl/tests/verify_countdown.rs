@@ -125,6 +125,29 @@ fn score(options: Value, completion: &str) -> Score {
     verifier.score(&Sample { completion, columns: columns.into(), ..Default::default() }).unwrap()
 }
 
+/// Whose answer counts, and what a wrong one is worth, by the table of their graders.
+#[test]
+fn modes_give_the_verdicts_of_other_graders() {
+    let right = "<answer>20+5*5-3</answer>";
+    let wrong = "<answer>20+5</answer>";
+    for (completion, last, first, tinyzero) in [
+        (right.to_string(), 1.0, 1.0, 1.0),
+        (format!("{wrong} {right}"), 1.0, 0.1, 1.0),
+        (format!("{right} {wrong}"), 0.1, 1.0, 0.1),
+        (format!("{right}\nand that is it"), 1.0, 1.0, 0.0),
+        (format!("{wrong}\n{right}"), 1.0, 0.1, 1.0),
+        ("<answer>20+5*5\n-3</answer>".to_string(), 1.0, 0.0, 0.0),
+        ("<answer>no idea</answer>".to_string(), 0.0, 0.1, 0.1),
+        ("<answer>20+5*5-3 = 42</answer>".to_string(), 1.0, 0.1, 0.1),
+        ("<answer>2**9**9**9</answer>".to_string(), 0.0, 0.1, 0.1),
+        ("20+5*5-3".to_string(), 0.0, 0.0, 0.0),
+    ] {
+        let got = ["last", "first", "tinyzero"].map(|mode| score(json!({"mode": mode}), &completion).reward);
+        assert_eq!(got, [last, first, tinyzero], "{completion}");
+    }
+    assert_eq!(score(json!({"mode": "first"}), wrong).score, Some(0.0));
+}
+
 #[test]
 fn formats_find_the_answer_or_nothing() {
     let right = "20+5*5-3";

@@ -1,6 +1,7 @@
 //! `ferrl data`: look at data before training on it.
 
 mod overlap;
+mod steps;
 mod suites;
 
 use crate::options::open_model;
@@ -32,6 +33,7 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     Check(Box<CheckArgs>),
+    Steps(steps::Args),
     Overlap(overlap::Args),
     Suites(suites::Args),
 }
@@ -80,6 +82,7 @@ const PLAIN: &str = "{%- for message in messages %}\
 pub fn run(args: &Args) -> Result<()> {
     match &args.command {
         Command::Check(args) => run_check(args),
+        Command::Steps(args) => steps::run(args),
         Command::Overlap(args) => overlap::run(args),
         Command::Suites(args) => suites::run(args),
     }

@@ -1,7 +1,7 @@
 //! `ferrl verify`: grade given completions with a verifier.
 
 use crate::data::{self, Row};
-use crate::options::key_values;
+use crate::options::{key_values, size};
 use crate::output::{Output, print, visible, warn};
 use ferrl::data::hub::model_dir;
 use ferrl::recipe::{verifiers_json, verifiers_markdown, verifiers_text};
@@ -10,6 +10,8 @@ use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Score completions with a verifier, or list the verifiers
@@ -17,7 +19,8 @@ use std::time::Instant;
 /// Each input row holds a `completion`, and where the verifier or a Python function wants them a `prompt` (text or a list of
 /// messages) and any other columns; `truncated: true` marks one that was cut off. Each output row holds `reward`,
 /// `components`, `score`, `extracted` (what was taken as the answer), `why` (a reason where it is not right) and `micros`
-/// (the time it took). A row that cannot be scored has `reward: null` and `error`.
+/// (the time it took). A row that cannot be scored has `reward: null` and `error`; the others still come. The exit code is
+/// that of the first error where no row could be scored.
 #[derive(clap::Args)]
 pub struct Args {
     /// One of `ferrl verify --list`
@@ -35,6 +38,9 @@ pub struct Args {
     /// Model directory whose tokenizer counts the tokens of completions, for verifiers and functions that ask for them
     #[arg(long, value_name = "DIR", requires = "name")]
     model: Option<PathBuf>,
+    /// Threads that score rows
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = size::<1024>, requires = "name")]
+    threads: usize,
     /// Score truncated completions by their text; otherwise they count as wrong
     #[arg(long, requires = "name")]
     score_truncated: bool,
@@ -52,7 +58,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     match (&args.name, &args.input) {
-        (Some(name), Some(input)) => grade(args, name, data::rows(input)?),
+        (Some(name), Some(input)) => grade(args, name, data::rows_or_errors(input)?),
         _ if args.markdown => print(&verifiers_markdown()),
         _ if args.json => print(&format!("{}\n", verifiers_json())),
         _ => print(&verifiers_text()),
@@ -62,16 +68,16 @@ pub fn run(args: &Args) -> Result<()> {
 /// A row that was graded, or why it was not, and microseconds.
 type Graded = (Result<Outcome>, f64);
 
-fn grade(args: &Args, name: &str, rows: Vec<Row>) -> Result<()> {
+fn grade(args: &Args, name: &str, rows: Vec<Result<Row>>) -> Result<()> {
     let hooks = Hooks::default();
     let verifier = verify::build_with(name, &key_values(&args.option)?, &hooks)?;
     let mut output =
         Output::beside(&args.output, &args.input.iter().map(PathBuf::as_path).collect::<Vec<_>>())?;
     let tokenizer = args.model.as_ref().map(|path| Tokenizer::from_dir(&model_dir(path)?)).transpose()?;
     let samples: Vec<Result<Asked>> =
-        rows.into_iter().map(|row| Asked::read(row, tokenizer.as_ref())).collect();
+        rows.into_iter().map(|row| Asked::read(row?, tokenizer.as_ref())).collect();
     let truncated = if args.score_truncated { Truncated::Score } else { Truncated::Wrong };
-    let graded = all(&*verifier, &samples, truncated);
+    let graded = all(&*verifier, &samples, truncated, args.threads);
     warn(&hooks.warnings);
     hooks.warnings.take_printed().iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
     let (mut rewards, mut times, mut first) = (Vec::new(), Vec::new(), None);
@@ -81,11 +87,13 @@ fn grade(args: &Args, name: &str, rows: Vec<Row>) -> Result<()> {
             Ok(Outcome::Scored(score)) => {
                 rewards.push(score.reward);
                 let completion = asked.as_ref().map_or("", |a| a.completion.as_str());
+                let extracted = score.extracted.clone();
+                let extracted = extracted.unwrap_or_else(|| json!(verifier.extract(completion)));
                 let parts: Map<String, Value> =
                     score.components.iter().map(|(n, v)| (n.clone(), json!(v))).collect();
                 json!({
                     "reward": score.reward, "components": parts, "score": score.score,
-                    "extracted": verifier.extract(completion), "why": why(asked, score), "micros": micros,
+                    "extracted": extracted, "why": why(asked, score), "micros": micros,
                 })
             }
             Ok(Outcome::Abstained) => {
@@ -116,7 +124,12 @@ fn grade(args: &Args, name: &str, rows: Vec<Row>) -> Result<()> {
 }
 
 /// Functions of their own process are called once for all rows, the others row by row.
-fn all(verifier: &dyn Verifier, samples: &[Result<Asked>], truncated: Truncated) -> Vec<Graded> {
+fn all(
+    verifier: &dyn Verifier,
+    samples: &[Result<Asked>],
+    truncated: Truncated,
+    threads: usize,
+) -> Vec<Graded> {
     let ask = |list: &[Sample<'_>]| verify::score_all(verifier, list, Progress::default(), truncated);
     if verifier.name() == "python" {
         let good: Vec<Sample<'_>> = samples.iter().flatten().zip(0..).map(|(a, i)| a.sample(i)).collect();
@@ -142,7 +155,29 @@ fn all(verifier: &dyn Verifier, samples: &[Result<Asked>], truncated: Truncated)
         });
         (outcome, start.elapsed().as_secs_f64() * 1e6)
     };
-    samples.iter().enumerate().map(one).collect()
+    if threads == 1 {
+        return samples.iter().enumerate().map(one).collect();
+    }
+    // Rows in portions, each taken by whoever is free; a row's place says where its score goes.
+    const PORTION: usize = 16;
+    let next = AtomicUsize::new(0);
+    let slots: Vec<OnceLock<Graded>> = samples.iter().map(|_| OnceLock::new()).collect();
+    let work = || {
+        loop {
+            let from = next.fetch_add(PORTION, Ordering::Relaxed);
+            let Some(portion) =
+                samples.get(from..samples.len().min(from + PORTION)).filter(|p| !p.is_empty())
+            else {
+                return;
+            };
+            for (i, sample) in (from..).zip(portion) {
+                let _ = slots[i].set(one((i, sample)));
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let unset = || (Err(Error::data("no score came for it")), 0.0);
+    slots.into_iter().map(|slot| slot.into_inner().unwrap_or_else(unset)).collect()
 }
 
 /// Why a completion's reward is not full, in a few words.

@@ -282,9 +282,34 @@ fn commands() -> Vec<Case> {
             .exit(0)
             .says(&["1 scored"]),
         Case::new("verify with a line of megabytes", "verify exact --input rows.jsonl")
-            .file("rows.jsonl", format!("{}{huge}", "{\"completion\": \"a\", \"answer\": \"a\"}\n"))
+            .file("rows.jsonl", format!("{huge}{}", "{\"completion\": \"a\", \"answer\": \"a\"}\n"))
+            .exit(0)
+            .says(&["rows.jsonl:1", "8 MiB", "2 rows, 1 scored"]),
+        Case::new("verify with lines that are no rows", "verify exact --input rows.jsonl")
+            .file("rows.jsonl", "{\"completion\": \"a\", \"answer\": \"a\"}\n{\"compl\n[1]\n")
+            .exit(0)
+            .says(&[
+                "rows.jsonl:2",
+                "cut short",
+                "rows.jsonl:3",
+                "expected a JSON object",
+                "3 rows, 1 scored",
+            ]),
+        Case::new("verify with no line that is a row", "verify exact --input rows.jsonl")
+            .file("rows.jsonl", "no\n[1]\n")
             .exit(3)
-            .says(&["rows.jsonl:2", "8 MiB"]),
+            .says(&["rows.jsonl:1", "none of 2 rows"]),
+        Case::new("steps of an unknown kind", "data steps --kind maths --input rows.jsonl")
+            .file("rows.jsonl", "{\"text\": \"a\"}\n")
+            .says(&["maths", "did you mean \"math\""]),
+        Case::new("steps of rows without texts", "data steps --kind math --input rows.jsonl")
+            .file("rows.jsonl", "{\"solution\": \"a\"}\n")
+            .exit(3)
+            .says(&["rows.jsonl:1", "\"text\" is missing"]),
+        Case::new("steps of a solution with two answers", "data steps --kind gsm8k --input rows.jsonl")
+            .file("rows.jsonl", "{\"text\": \"a\\n#### 1\\n#### 2\"}\n{\"text\": \"b\"}\n")
+            .exit(0)
+            .says(&["2 answers", "\"steps\":[\"b\"]", "2 rows, 1 split"]),
         Case::new("score with a byte order mark", "score --model {model} --input rows.jsonl")
             .file("rows.jsonl", marked("{\"text\": \"ab\"}\n"))
             .exit(0)

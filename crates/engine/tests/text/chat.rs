@@ -42,6 +42,31 @@ fn chats_render_and_encode_as_in_transformers() {
     assert!(refused > 10, "{refused}");
 }
 
+/// What transformers renders of a whole conversation ends with what is put behind the tokens that were sampled.
+#[test]
+fn the_next_turn_is_the_end_of_the_whole_conversation() {
+    let mut compared = 0;
+    for row in rows("chats.json") {
+        let (name, owner) = (row["template"].as_str().unwrap(), row["tokenizer"].as_str().unwrap());
+        let messages = row["messages"].as_array().unwrap();
+        let role =
+            |back: usize| messages.iter().rev().nth(back).map_or("", |m| m["role"].as_str().unwrap_or(""));
+        let goes_on = (role(0), role(1)) == ("user", "assistant") && row["add_generation_prompt"] == true;
+        if !goes_on || row["text"].is_null() {
+            continue;
+        }
+        let (chat, t) = (template(name, owner), tokenizer(owner));
+        let tools = Some(&row["tools"]).filter(|v| !v.is_null());
+        let last = &messages[messages.len() - 1..];
+        let next = chat.encode_next_turn(&t, last, tools, row["kwargs"].as_object().unwrap()).unwrap();
+        assert!(ids(&row["ids"]).ends_with(&next), "{name}: {:?}", t.decode(&next, false));
+        let end = chat.end_of_turn(&t);
+        assert!(end.is_none() || next.contains(&end.unwrap()), "{name} ends the assistant's turn");
+        compared += 1;
+    }
+    assert!(compared > 5, "{compared}");
+}
+
 #[test]
 fn snippets_render_as_in_jinja() {
     let mut wrong = Vec::new();

@@ -235,3 +235,50 @@ pub fn open(server: &Arc<Server>, seed: u64) -> Box<dyn Environment> {
     let id = format!("{seed}-{}", OPENED.fetch_add(1, Ordering::Relaxed));
     Box::new(Episode { server: server.clone(), seed, id, holds: false })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::tests::{ok, serve};
+
+    fn server(replies: &[Value], options: Value) -> (Arc<Server>, std::thread::JoinHandle<Vec<String>>) {
+        let replies = replies.iter().map(|reply| ok(&reply.to_string())).collect();
+        let (url, requests) = serve(replies);
+        let url = url.trim_end_matches("/retrieve").to_string();
+        (Server::new(&url, options.as_object().unwrap(), Duration::from_secs(5)).unwrap(), requests)
+    }
+
+    #[test]
+    fn an_episode_is_reset_and_stepped_by_the_servers_own_fields() {
+        let schema =
+            json!({ "action": { "properties": { "guess": { "type": "string" } }, "required": ["guess"] } });
+        let begun = json!({ "observation": { "prompt": "Guess." }, "reward": null, "done": false });
+        let on = json!({ "observation": { "prompt": "larger" }, "reward": 0.5, "done": false });
+        let over = json!({ "observation": { "prompt": "right", "reward": 1.0 }, "done": true });
+        let (server, requests) = server(&[schema, begun, on, over], json!({}));
+        let mut episode = open(&server, 7);
+        assert_eq!(episode.start().unwrap(), "Guess.\n");
+        assert!(!server.take(), "it plays one episode at a time");
+        let turn = episode.step("3").unwrap();
+        assert_eq!((turn.next, turn.reward, turn.end), (Next::Observation("\nlarger\n".into()), 0.5, None));
+        let turn = episode.step("4").unwrap();
+        assert_eq!((turn.reward, turn.end), (1.0, Some(End::Terminated)));
+        assert!(server.take(), "it is free again");
+        let requests = requests.join().unwrap();
+        assert!(requests[1].contains("POST /reset") && requests[1].contains("\"seed\":7"), "{}", requests[1]);
+        assert!(
+            requests[2].contains("POST /step") && requests[2].contains("{\"guess\":\"3\"}"),
+            "{}",
+            requests[2]
+        );
+    }
+
+    #[test]
+    fn an_answer_without_an_observation_loses_the_episode() {
+        let (server, _) = server(&[json!({ "detail": "no" })], json!({ "action": "text", "sessions": true }));
+        let Err(Fault::Lost(lost)) = open(&server, 1).start() else { panic!("it is lost") };
+        assert_eq!((lost.why, lost.message.as_str()), (Why::Schema, "reset answered without an observation"));
+        let Err(Fault::Lost(lost)) = open(&server, 1).start() else { panic!("the server has gone") };
+        assert_eq!(lost.why, Why::Exited, "{lost}");
+    }
+}

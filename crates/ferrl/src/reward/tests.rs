@@ -113,6 +113,15 @@ fn a_source_without_an_opinion_leaves_it_to_the_others() {
     assert_eq!(e.sequences[0].sources, [(1.0, None), (0.5, Some(1.0))]);
 }
 
+/// Was: of two parts of one name a page and a metric showed only one, or the mean of both.
+#[test]
+fn parts_of_the_same_name_are_told_apart() {
+    let rewards = rewards(vec![(1.0, regex("4")), (0.5, regex("[0-9]")), (0.5, regex("x"))]);
+    let graded = score(&rewards, &["5"].map(answer), &mut experience(1)).unwrap();
+    let parts: Vec<_> = graded[0].components.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    assert_eq!(parts, [("format", 0.0), ("format_2", 1.0), ("format_3", 0.0)]);
+}
+
 #[test]
 fn the_first_verifier_says_whether_an_answer_is_right() {
     let rewards = rewards(vec![(1.0, regex("4")), (0.5, regex("[0-9]"))]);

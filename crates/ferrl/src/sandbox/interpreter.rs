@@ -45,17 +45,24 @@ impl Interpreter {
                 said.lines().last().unwrap_or("it says nothing of itself")
             ))
         })?;
-        let home = std::env::home_dir();
+        // The file itself: links to it, of virtual environments and version managers, may stand where programs cannot look.
+        // Modules are found all the same, because the script sets `sys.path`.
+        let real = std::fs::canonicalize(&about.executable)
+            .map_err(|e| failed(format!("{}: {e}", about.executable)))?;
         let mut reads: Vec<PathBuf> = about.prefixes;
-        reads.extend(about.path.iter().map(PathBuf::from));
-        // A virtual environment's interpreter is a link to another's.
-        let real = std::fs::canonicalize(&about.executable).unwrap_or_default();
         reads.extend(real.parent().and_then(|bin| bin.parent()).map(PathBuf::from));
         // Neither everything nor all that a user owns is a folder of Python's.
+        let home = std::env::home_dir();
         reads.retain(|path| path.is_absolute() && path.parent().is_some() && Some(path) != home.as_ref());
         reads.sort();
         reads.dedup();
-        Ok(Interpreter { executable: about.executable, path: about.path, reads })
+        // Folders elsewhere are the user's own, such as packages that are being worked on.
+        let path = about
+            .path
+            .into_iter()
+            .filter(|p| reads.iter().any(|r| PathBuf::from(p).starts_with(r)))
+            .collect();
+        Ok(Interpreter { executable: real.display().to_string(), path, reads })
     }
 
     /// A program that runs a script of ours; what it reads comes on its stdin.

@@ -1,6 +1,7 @@
 //! Generated tasks: examples without a file. Each is a file beside this one and a line in [`TASKS`].
 
 mod chain;
+mod code;
 mod countdown;
 mod letter_counting;
 
@@ -41,7 +42,7 @@ pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 /// Every generated task.
 pub const TASKS: &[&Entry] = &{
     let [a, b, c, d, e, f, g, h, i, j] = GAMES;
-    let [k, l] = TOOL_TASKS;
+    let [k, l, m] = TOOL_TASKS;
     [
         &countdown::ENTRY,
         &chain::ENTRY,
@@ -58,6 +59,8 @@ pub const TASKS: &[&Entry] = &{
         j,
         k,
         l,
+        m,
+        &code::ENTRY,
         &tabular::ENTRY,
         &trading::ENTRY,
     ]

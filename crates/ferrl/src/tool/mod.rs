@@ -7,6 +7,7 @@
 mod calculator;
 pub mod call;
 mod number;
+mod python;
 mod search;
 
 pub(crate) use calculator::calculate;
@@ -53,7 +54,7 @@ pub struct Entry {
 }
 
 /// Every tool.
-pub const TOOLS: &[&Entry] = &[&calculator::ENTRY, &search::ENTRY];
+pub const TOOLS: &[&Entry] = &[&calculator::ENTRY, &search::ENTRY, &python::ENTRY];
 
 /// The tool of that name.
 pub fn find(name: &str) -> Result<&'static Entry> {

@@ -120,7 +120,11 @@ impl Verifier for ChainVerifier {
         let share = (right_lines.min(chain.len() - 1)) as f64 / (chain.len() - 1).max(1) as f64;
         let reward = if wrong.is_none() { 1.0 } else { self.partial * share };
         let components = vec![("correct".into(), correct)];
-        Ok(Score { reward, components, score: Some(correct), ..Default::default() })
+        let why = wrong.map(|wrong| match sample.completion.get(wrong).map(str::trim) {
+            Some(line) if !line.is_empty() => format!("the line {line:?} is wrong"),
+            _ => "lines are missing".to_string(),
+        });
+        Ok(Score { reward, components, score: Some(correct), why, ..Default::default() })
     }
     fn wrong_step(&self, sample: &Sample<'_>) -> Result<Option<Range<usize>>> {
         Ok(self.chain(sample)?.first_wrong(sample.completion))

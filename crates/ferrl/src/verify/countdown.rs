@@ -23,6 +23,13 @@ pub const ENTRY: Entry = Entry {
     about: "an expression that makes the target from the given numbers",
     settings: &[
         Setting {
+            name: "mode",
+            default: "\"last\"",
+            about: "last (exact, the answer where format says, which may end in \"= target\"), or the verdicts of others: first \
+                    (RL2: the first <answer> on one line), tinyzero (TinyZero: the last <answer> on the last line); both \
+                    pay format_reward for any answer that is wrong, even for one that is no expression",
+        },
+        Setting {
             name: "format",
             default: "\"answer\"",
             about: "answer (last <answer> tag), think_answer (</think> then <answer>), line (last line), plain (all of it)",
@@ -84,8 +91,26 @@ impl Format {
     }
 }
 
+/// Whose verdicts to give.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Our own: exact, malformed answers earn nothing.
+    Last,
+    /// RL2's: the first `<answer>` that opens and closes on one line.
+    First,
+    /// TinyZero's: the last `<answer>` of the last line.
+    TinyZero,
+}
+
+impl Mode {
+    /// Their names in recipes.
+    pub const ALL: [(&'static str, Mode); 3] =
+        [("last", Mode::Last), ("first", Mode::First), ("tinyzero", Mode::TinyZero)];
+}
+
 /// The verifier.
 pub struct Countdown {
+    mode: Mode,
     format: Format,
     use_all: bool,
     correct_reward: f64,
@@ -108,6 +133,7 @@ pub enum Verdict {
 impl Countdown {
     fn new(options: &Options<'_>) -> Result<Self> {
         Ok(Countdown {
+            mode: options.choice("mode", Mode::Last, &Mode::ALL)?,
             format: options.choice("format", Format::Answer, &Format::ALL)?,
             use_all: options.flag("use_all", true)?,
             correct_reward: options.number("correct_reward", 1.0, 0.0)?,
@@ -115,6 +141,25 @@ impl Countdown {
             numbers_column: options.text("numbers_column", "nums")?,
             target_column: options.text("target_column", "target")?,
         })
+    }
+
+    /// The text of the answer.
+    fn answer<'a>(&self, completion: &'a str) -> Option<&'a str> {
+        match self.mode {
+            Mode::Last => self.format.answer(completion),
+            Mode::First => completion.lines().find_map(first_on_line),
+            Mode::TinyZero => last_on_line(completion.rsplit('\n').next()?),
+        }
+    }
+
+    /// What an answer is: the graders of others compare without the equation's right side, and know only right and wrong.
+    fn judged(&self, answer: &str, numbers: &[i64], target: i64) -> Verdict {
+        let verdict = match self.mode {
+            Mode::Last => return judge(answer, numbers, target, self.use_all),
+            _ if answer.contains('=') => Verdict::Wrong,
+            _ => judge(answer, numbers, target, true),
+        };
+        if verdict == Verdict::Right { verdict } else { Verdict::Wrong }
     }
 
     fn numbers(&self, sample: &Sample<'_>) -> Result<Vec<i64>> {
@@ -142,6 +187,24 @@ impl Countdown {
             )))
         })
     }
+}
+
+/// The first `<answer>…</answer>` of a line.
+fn first_on_line(line: &str) -> Option<&str> {
+    let (_, rest) = line.split_once("<answer>")?;
+    rest.split_once("</answer>").map(|(answer, _)| answer.trim())
+}
+
+/// The last `<answer>…</answer>` of a line, as a pattern that takes the shortest from left to right finds it.
+fn last_on_line(line: &str) -> Option<&str> {
+    let mut last = None;
+    let mut rest = line;
+    while let Some((_, behind)) = rest.split_once("<answer>") {
+        let Some((answer, after)) = behind.split_once("</answer>") else { break };
+        last = Some(answer.trim());
+        rest = after;
+    }
+    last
 }
 
 /// A whole number, also when it was written `24.0` or `"24"`.
@@ -187,20 +250,18 @@ impl Verifier for Countdown {
         ENTRY.about
     }
     fn extract(&self, completion: &str) -> Option<String> {
-        self.format.answer(completion).map(String::from)
+        self.answer(completion).map(String::from)
     }
     fn reads(&self) -> &'static [&'static str] {
-        match self.format {
-            Format::Answer | Format::ThinkAnswer => &["<answer>", "</answer>"],
-            _ => &[],
+        match (self.mode, self.format) {
+            (Mode::Last, Format::Line | Format::Plain) => &[],
+            _ => &["<answer>", "</answer>"],
         }
     }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let (numbers, target) = (self.numbers(sample)?, self.target(sample)?);
-        let verdict = match self.format.answer(sample.completion) {
-            Some(answer) => judge(answer, &numbers, target, self.use_all),
-            None => Verdict::Malformed,
-        };
+        let answer = self.answer(sample.completion);
+        let verdict = answer.map_or(Verdict::Malformed, |answer| self.judged(answer, &numbers, target));
         let (reward, correct, format) = match verdict {
             Verdict::Malformed => (0.0, 0.0, 0.0),
             Verdict::Wrong => (self.format_reward, 0.0, 1.0),
@@ -208,6 +269,15 @@ impl Verifier for Countdown {
         };
         let components = vec![("correct".into(), correct), ("format".into(), format)];
         let found = Some(verdict != Verdict::Malformed);
-        Ok(Score { reward, components, score: Some(correct), found, ..Default::default() })
+        let why = match (verdict, answer) {
+            (Verdict::Malformed, Some(_)) => {
+                Some("the answer is no expression of numbers, + - * / and brackets".into())
+            }
+            (Verdict::Wrong, Some(_)) => {
+                Some("the answer does not make the target from the given numbers".into())
+            }
+            _ => None,
+        };
+        Ok(Score { reward, components, score: Some(correct), found, why, ..Default::default() })
     }
 }

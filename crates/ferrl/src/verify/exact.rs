@@ -1,6 +1,6 @@
 //! An answer that must equal a column's text.
 
-use super::{Entry, Options, Sample, Score, Setting, Verifier, last_answer, required};
+use super::{Entry, Options, Sample, Score, Setting, Verifier, f1, last_answer, required};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
@@ -12,12 +12,17 @@ pub const ENTRY: Entry = Entry {
         Setting {
             name: "column",
             default: "\"answer\"",
-            about: "the expected text, or a list of which any will do",
+            about: "the expected text, a list of which any will do, or SQuAD's {\"text\": [...]}",
         },
         Setting {
             name: "take",
             default: "\"whole\"",
-            about: "the answer: whole, answer (last <answer> tag), last_line",
+            about: "the answer: whole, answer (last <answer> tag), last_line, auto (the tag, else the whole)",
+        },
+        Setting {
+            name: "normalize",
+            default: "\"none\"",
+            about: "none, squad (without case, punctuation and articles: exact match of question answering)",
         },
         Setting { name: "ignore_case", default: "false", about: "upper and lower case are the same" },
         Setting { name: "ignore_punctuation", default: "false", about: "ASCII punctuation does not count" },
@@ -27,6 +32,7 @@ pub const ENTRY: Entry = Entry {
 
 #[derive(Clone, Copy)]
 enum Take {
+    Auto,
     Whole,
     Answer,
     LastLine,
@@ -36,16 +42,23 @@ enum Take {
 pub struct Exact {
     column: String,
     take: Take,
+    squad: bool,
     ignore_case: bool,
     ignore_punctuation: bool,
 }
 
 impl Exact {
     fn new(options: &Options<'_>) -> Result<Self> {
-        let takes = [("whole", Take::Whole), ("answer", Take::Answer), ("last_line", Take::LastLine)];
+        let takes = [
+            ("whole", Take::Whole),
+            ("answer", Take::Answer),
+            ("last_line", Take::LastLine),
+            ("auto", Take::Auto),
+        ];
         Ok(Exact {
             column: options.text("column", "answer")?,
             take: options.choice("take", Take::Whole, &takes)?,
+            squad: options.choice("normalize", false, &[("none", false), ("squad", true)])?,
             ignore_case: options.flag("ignore_case", false)?,
             ignore_punctuation: options.flag("ignore_punctuation", false)?,
         })
@@ -53,6 +66,9 @@ impl Exact {
 
     /// Single spaces, and what the options ignore left out.
     fn normal(&self, text: &str) -> String {
+        if self.squad {
+            return f1::normal(text);
+        }
         let kept: String = text
             .chars()
             .filter(|c| !(self.ignore_punctuation && c.is_ascii_punctuation()))
@@ -65,6 +81,7 @@ impl Exact {
 
     fn taken<'a>(&self, completion: &'a str) -> Option<&'a str> {
         match self.take {
+            Take::Auto => last_answer(completion).or(Some(completion)),
             Take::Whole => Some(completion),
             Take::Answer => last_answer(completion),
             Take::LastLine => completion.trim_end().lines().last(),
@@ -77,7 +94,8 @@ impl Exact {
             Value::Number(number) => number.to_string() == answer,
             Value::Bool(flag) => flag.to_string() == answer,
             Value::Array(any) => any.iter().try_fold(false, |hit, v| Some(self.equals(answer, v)? || hit))?,
-            Value::Null | Value::Object(_) => return None,
+            Value::Object(_) => self.equals(answer, &f1::golds(expected)?.into())?,
+            Value::Null => return None,
         })
     }
 }

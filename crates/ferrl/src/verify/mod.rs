@@ -3,9 +3,14 @@
 //! Each is a file of its own and a line of [`VERIFIERS`].
 
 pub mod chain;
+pub mod choice;
 pub mod code;
 pub mod countdown;
 pub mod exact;
+pub mod f1;
+pub mod format;
+pub mod gsm8k;
+pub mod json;
 pub mod length;
 pub mod math;
 pub mod numeric;
@@ -255,8 +260,13 @@ pub const VERIFIERS: &[Entry] = &[
     countdown::ENTRY,
     chain::ENTRY,
     exact::ENTRY,
+    f1::ENTRY,
+    choice::ENTRY,
     numeric::ENTRY,
+    gsm8k::ENTRY,
     math::ENTRY,
+    json::ENTRY,
+    format::ENTRY,
     code::ENTRY,
     regex_format::ENTRY,
     length::ENTRY,

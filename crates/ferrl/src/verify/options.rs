@@ -171,6 +171,11 @@ impl<'a> Options<'a> {
         }
     }
 
+    /// A table, or whatever else stands under the key; none where nothing does.
+    pub fn value(&self, key: &str) -> Option<&'a Value> {
+        self.table.get(key)
+    }
+
     /// A list of finite numbers.
     pub fn numbers(&self, key: &str) -> Result<Option<Vec<f64>>> {
         let Some(value) = self.table.get(key) else { return Ok(None) };

@@ -42,6 +42,8 @@ impl Verifier for RegexFormat {
     }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let fits = self.regex.is_match(sample.completion.trim());
-        Ok(Score { score: None, found: Some(fits), ..Score::single("format", f64::from(u8::from(fits))) })
+        let why = (!fits).then(|| "it does not match the pattern".to_string());
+        let score = Score::single("format", f64::from(u8::from(fits)));
+        Ok(Score { score: None, found: Some(fits), why, ..score })
     }
 }

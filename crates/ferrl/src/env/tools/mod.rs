@@ -5,10 +5,11 @@
 //! text for Llama 3. A call that cannot be read gets a hint and counts as a call.
 
 mod calculator;
+mod python;
 mod search;
 mod task;
 
-pub(crate) const TOOL_TASKS: [&crate::task::Entry; 2] = [&calculator::ENTRY, &search::ENTRY];
+pub(crate) const TOOL_TASKS: [&crate::task::Entry; 3] = [&calculator::ENTRY, &search::ENTRY, &python::ENTRY];
 
 use super::{End, Environment, Next, Turn};
 use crate::env;

@@ -4,7 +4,7 @@
 //!
 //! Days are split walk-forward: with `folds` and `fold`, the time line has `folds + 1` equal blocks, training plays in
 //! the first `fold` of them and evaluations in the next. An episode never sees a row after its present day: what it shows is
-//! made from the [`Past`] alone. `score` is 1 where an episode earned more than buying and holding.
+//! made from the [`Past`] alone. Demonstrations of training days may know how the day went (`hindsight`). `score` is 1 where an episode earned more than buying and holding.
 
 mod market;
 
@@ -53,6 +53,8 @@ struct Options {
     fold: usize,
     /// Placebo: headlines in a random order, those of training and of evaluations each among themselves.
     shuffle_headlines: bool,
+    /// Fraction of demonstrated positions that know the next return; the others are random. [0, 1]
+    hindsight: f64,
     /// Days of the made-up market. [100, 10000000]
     days: usize,
     /// Fraction of the next return's variance that a made-up headline explains. [0, 0.1]
@@ -75,6 +77,7 @@ impl Default for Options {
             folds: 4,
             fold: 4,
             shuffle_headlines: false,
+            hindsight: 0.0,
             days: 5000,
             signal: 0.1,
             drift: 0.0002,
@@ -173,7 +176,7 @@ impl Task for Trading {
         columns.insert("random".into(), json!(episode.random_player()));
         let mut turns = Vec::new();
         loop {
-            let action = episode.random_action().unwrap_or_default();
+            let action = episode.demonstration(self.o.hindsight);
             let turn = episode.step(&action)?;
             let (Next::Observation(shown) | Next::State(shown)) = turn.next;
             turns.push((action, shown));
@@ -287,6 +290,17 @@ impl Episode {
             rewards.iter().sum::<f64>() / rewards.len() as f64
         };
         (0..self.rules.horizon).map(mean).sum()
+    }
+
+    /// The position that the next return would have paid, with that probability, or a random one.
+    fn demonstration(&mut self, hindsight: f64) -> String {
+        let knows = self.draw.chance(hindsight);
+        let position = match (knows, self.change(self.turn) > 0.0) {
+            (true, true) => 2,
+            (true, false) => 0,
+            (false, _) => self.draw.below(3),
+        };
+        POSITIONS[position].0.to_string()
     }
 
     fn extra(&self) -> Map<String, Value> {

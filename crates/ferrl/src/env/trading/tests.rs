@@ -211,3 +211,16 @@ fn episodes_repeat_by_seed_and_their_prompt_is_the_example() {
         Trading::new(small(), 10).unwrap().example(0, false).unwrap()
     );
 }
+
+#[test]
+fn demonstrations_with_hindsight_take_the_better_side() {
+    let task = Trading::new(Options { hindsight: 1.0, cost: 0.0, risk: 0.0, ..small() }, 9).unwrap();
+    for index in 0..20 {
+        let (example, mut episode) = (task.example(index, false).unwrap(), task.play(index, false));
+        assert_eq!(episode.start().unwrap(), example.prompt);
+        for (action, shown) in &example.turns {
+            let turn = episode.step(action).unwrap();
+            assert!(turn.reward >= 0.0 && turn.next == Next::Observation(shown.clone()));
+        }
+    }
+}

@@ -48,7 +48,8 @@ pub const ENTRY: Entry = Entry {
         Setting {
             name: "column",
             default: "\"answer\"",
-            about: "the expected answer, or a solution with it in \\boxed{} or after ####; a list of which any will do",
+            about: "the expected answer, or a solution with it in \\boxed{} or after ####; a list of which any will do; \
+                    where it is missing, the column solution is read",
         },
         Setting {
             name: "mode",
@@ -59,8 +60,9 @@ pub const ENTRY: Entry = Entry {
         Setting {
             name: "take",
             default: "\"auto\"",
-            about: "the answer: auto (the box, else the answer tag, else after \"the answer is\" or ####, else the \
-                    last formula), boxed, answer, hashes, last, whole",
+            about: "the answer: auto (the last box, else what follows \"the final answer is\", else the answer tag, \
+                    else what follows ####, else the last formula or number), boxed, answer (last <answer> tag), \
+                    hashes (after ####), last (the last formula or number), whole (the completion is the answer)",
         },
     ],
     build: |options| Ok(Box::new(Math::new(options)?)),
@@ -124,13 +126,18 @@ impl Verifier for Math {
         }
     }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
-        let expected = required(sample, &self.column, ENTRY.name)?;
+        let expected = match (sample.column(&self.column), sample.column("solution")) {
+            (None, Some(solution)) => solution,
+            _ => required(sample, &self.column, ENTRY.name)?,
+        };
+        let problem = sample.column("problem").and_then(Value::as_str).unwrap_or(sample.prompt);
         let answer = self.extract(sample.completion);
         let found = Some(answer.is_some());
-        let equal = self.equals(answer.as_deref().unwrap_or_default(), expected, sample.prompt);
+        let equal = self.equals(answer.as_deref().unwrap_or_default(), expected, problem);
         let equal = equal.ok_or_else(|| {
-            Error::data(format!("column {:?} must hold an answer, got {expected}", self.column))
-                .at(format!("rollout {}", sample.id))
+            let what = format!("column {:?} must hold an answer, got {expected}", self.column);
+            sample
+                .error(Error::data(what))
                 .fix("a text such as \"\\\\frac{1}{2}\", a number, or a list of them")
         })?;
         // No answer never earns anything, whatever a mode makes of an empty text.

@@ -1,0 +1,245 @@
+//! Short Python functions to write, each with its tests: unit-tested code without a file.
+
+use super::{Entry, Example, Task};
+use crate::algo::settings;
+use crate::verify::countdown::Draw;
+use ferrl_engine::Result;
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use xxhash_rust::xxh3::xxh3_64;
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "code",
+    about: "a short Python function to write, run on test cases in the sandbox",
+    schema: || schema_for!(Options),
+    defaults: || json!(Options::default()),
+    build: |values, seed| {
+        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        Ok(Box::new(Code { seed, o }))
+    },
+};
+
+#[derive(Clone, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Cases that a function is tested on. [1, 100]
+    cases: usize,
+    /// Reward the fraction of cases passed, not all or nothing.
+    partial: bool,
+    /// Confinement: `auto`, `on` or `off`, as in the verifier `code`.
+    sandbox: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { cases: 4, partial: false, sandbox: "auto".into() }
+    }
+}
+
+struct Code {
+    seed: u64,
+    o: Options,
+}
+
+/// One function in this many is held out, by its prompt.
+const HELD_OUT: u64 = 8;
+
+impl Task for Code {
+    fn example(&self, index: u64, held_out: bool) -> Result<Example> {
+        let mut draw = Draw::new(if held_out { "code held out" } else { "code" }, self.seed, index);
+        let (function, prompt) = loop {
+            let function = Function::drawn(&mut draw);
+            let prompt = format!(
+                "Write a Python function f(xs) that takes a list of whole numbers and returns {}.\n",
+                function.words()
+            );
+            if xxh3_64(prompt.as_bytes()).is_multiple_of(HELD_OUT) == held_out {
+                break (function, prompt);
+            }
+        };
+        let case = |draw: &mut Draw| {
+            let list: Vec<i64> = (0..draw.below(8)).map(|_| draw.below(41) as i64 - 20).collect();
+            json!({ "args": [&list], "expect": function.value(&list) })
+        };
+        // The empty list is among the cases: programs forget it.
+        let mut cases = vec![json!({ "args": [[]], "expect": function.value(&[]) })];
+        cases.extend((1..self.o.cases.clamp(1, 100)).map(|_| case(&mut draw)));
+        let columns = Map::from_iter([("entry".into(), json!("f")), ("cases".into(), cases.into())]);
+        let answer = format!("```python\ndef f(xs):\n    return {}\n```", function.code());
+        Ok(Example { prompt, answer, columns, ..Default::default() })
+    }
+
+    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
+        let options = json!({ "partial": self.o.partial, "sandbox": self.o.sandbox });
+        Some(("code", options.as_object().cloned().unwrap_or_default()))
+    }
+}
+
+/// Numbers are kept, changed, and brought together.
+struct Function {
+    keep: Keep,
+    change: Change,
+    end: Fold,
+}
+
+#[derive(Clone, Copy)]
+enum Keep {
+    All,
+    Even,
+    Above(i64),
+    Multiples(i64),
+    Every(usize),
+}
+
+#[derive(Clone, Copy)]
+enum Change {
+    Nothing,
+    Square,
+    Times(i64),
+    Plus(i64),
+}
+
+#[derive(Clone, Copy)]
+enum Fold {
+    List,
+    Sum,
+    Count,
+    Sorted,
+    Reversed,
+}
+
+impl Function {
+    fn drawn(draw: &mut Draw) -> Self {
+        let keep = match draw.below(5) {
+            0 => Keep::All,
+            1 => Keep::Even,
+            2 => Keep::Above(draw.below(10) as i64),
+            3 => Keep::Multiples(3 + draw.below(5) as i64),
+            _ => Keep::Every(2 + draw.below(3)),
+        };
+        let change = match draw.below(4) {
+            0 => Change::Nothing,
+            1 => Change::Square,
+            2 => Change::Times(2 + draw.below(8) as i64),
+            _ => Change::Plus(1 + draw.below(9) as i64),
+        };
+        let end = [Fold::List, Fold::Sum, Fold::Count, Fold::Sorted, Fold::Reversed][draw.below(5)];
+        Function { keep, change, end }
+    }
+
+    fn words(&self) -> String {
+        let kept = match self.keep {
+            Keep::All => "all numbers".to_string(),
+            Keep::Even => "the even numbers".to_string(),
+            Keep::Above(n) => format!("the numbers above {n}"),
+            Keep::Multiples(n) => format!("the multiples of {n}"),
+            Keep::Every(n) => format!("the numbers at positions 0, {n}, {} and so on", 2 * n),
+        };
+        let changed = match self.change {
+            Change::Nothing => kept,
+            Change::Square => format!("the squares of {kept}"),
+            Change::Times(n) => format!("{n} times each of {kept}"),
+            Change::Plus(n) => format!("{kept}, each plus {n}"),
+        };
+        match self.end {
+            Fold::List => format!("the list of {changed}"),
+            Fold::Sum => format!("the sum of {changed}"),
+            Fold::Count => format!("how many different values there are among {changed}"),
+            Fold::Sorted => format!("the sorted list of {changed}"),
+            Fold::Reversed => format!("the list, in reverse order, of {changed}"),
+        }
+    }
+
+    fn code(&self) -> String {
+        let kept = match self.keep {
+            Keep::All => "for x in xs".to_string(),
+            Keep::Even => "for x in xs if x % 2 == 0".to_string(),
+            Keep::Above(n) => format!("for x in xs if x > {n}"),
+            Keep::Multiples(n) => format!("for x in xs if x % {n} == 0"),
+            Keep::Every(n) => format!("for x in xs[::{n}]"),
+        };
+        let changed = match self.change {
+            Change::Nothing => format!("[x {kept}]"),
+            Change::Square => format!("[x * x {kept}]"),
+            Change::Times(n) => format!("[{n} * x {kept}]"),
+            Change::Plus(n) => format!("[x + {n} {kept}]"),
+        };
+        match self.end {
+            Fold::List => changed,
+            Fold::Sum => format!("sum({changed})"),
+            Fold::Count => format!("len(set({changed}))"),
+            Fold::Sorted => format!("sorted({changed})"),
+            Fold::Reversed => format!("{changed}[::-1]"),
+        }
+    }
+
+    fn value(&self, xs: &[i64]) -> Value {
+        let kept = xs.iter().copied().enumerate().filter(|(i, x)| match self.keep {
+            Keep::All => true,
+            Keep::Even => x % 2 == 0,
+            Keep::Above(n) => *x > n,
+            Keep::Multiples(n) => x % n == 0,
+            Keep::Every(n) => i % n == 0,
+        });
+        let mut all: Vec<i64> = kept
+            .map(|(_, x)| match self.change {
+                Change::Nothing => x,
+                Change::Square => x * x,
+                Change::Times(n) => n * x,
+                Change::Plus(n) => x + n,
+            })
+            .collect();
+        match self.end {
+            Fold::List => {}
+            Fold::Sum => return all.iter().sum::<i64>().into(),
+            Fold::Count => {
+                all.sort_unstable();
+                all.dedup();
+                return all.len().into();
+            }
+            Fold::Sorted => all.sort_unstable(),
+            Fold::Reversed => all.reverse(),
+        }
+        all.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verify::{self, Outcome, Progress, Sample};
+    use std::collections::HashSet;
+
+    fn task() -> Box<dyn Task> {
+        (ENTRY.build)(&Map::new(), 1).unwrap()
+    }
+
+    /// The values were computed here; Python computes them again.
+    #[test]
+    fn demonstrations_pass_their_tests() {
+        let task = task();
+        let (name, options) = task.reward().unwrap();
+        let verifier = verify::build(name, &options).unwrap();
+        let examples: Vec<Example> = (0..30).map(|i| task.example(i, i % 2 == 0).unwrap()).collect();
+        let samples: Vec<Sample<'_>> = examples
+            .iter()
+            .map(|e| Sample { completion: &e.answer, columns: (&e.columns).into(), ..Default::default() })
+            .collect();
+        for (example, outcome) in
+            examples.iter().zip(verifier.score_batch(&samples, Progress::default()).unwrap())
+        {
+            let Outcome::Scored(score) = outcome else { panic!("{outcome:?}") };
+            assert_eq!(score.reward, 1.0, "{}{}: {:?}", example.prompt, example.answer, score.why);
+        }
+    }
+
+    #[test]
+    fn no_held_out_function_is_trained_on() {
+        let task = task();
+        let prompt = |index: u64, held_out: bool| task.example(index, held_out).unwrap().prompt;
+        let trained: HashSet<String> = (0..2000).map(|i| prompt(i, false)).collect();
+        assert!(trained.len() > 300, "{}", trained.len());
+        assert!((0..300).all(|i| !trained.contains(&prompt(i, true))));
+    }
+}

@@ -1,0 +1,171 @@
+//! A Python interpreter: a fresh one for each call, in the sandbox.
+
+use super::{Entry, Tool, one_text, text_argument};
+use crate::algo::settings;
+use crate::sandbox::{self, Limits, Mode, Python, Ran, Task};
+use ferrl_engine::{Error, Result};
+use schemars::{JsonSchema, schema_for};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::sync::{Arc, Mutex};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "python",
+    about: "runs a Python program in the sandbox and gives what it prints",
+    schema: || schema_for!(Options),
+    defaults: || json!(Options::default()),
+    build: |values| {
+        let options: Options = settings("env.tool.python", Value::Object(values.clone()))?;
+        let (mode, limits) = (options.mode()?, options.limits()?);
+        let (command, started) = (options.python, Mutex::new(None));
+        Ok(Arc::new(Interpreter { command, mode, limits, started }))
+    },
+};
+
+#[derive(Clone, Deserialize, Serialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    /// Confinement: `auto` (every layer the kernel has), `on` (an error where one is missing) or `off` (none).
+    sandbox: String,
+    /// Seconds that a call may take. [0.05, 86400]
+    wall_s: f64,
+    /// Memory of the program and what it starts. [32, 1048576]
+    memory_mib: u64,
+    /// Processes and threads at a time. [1, 4096]
+    processes: u64,
+    /// Size of the scratch folder. [1, 1048576]
+    scratch_mib: u64,
+    /// Size of stdout and stderr together. [1, 262144]
+    output_kib: u64,
+    /// The interpreter.
+    python: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let Limits { memory_mib, processes, scratch_mib, output_kib, .. } = Limits::default();
+        let (sandbox, python) = ("auto".into(), "python3".into());
+        Options { sandbox, wall_s: 5.0, memory_mib, processes, scratch_mib, output_kib, python }
+    }
+}
+
+impl Options {
+    fn mode(&self) -> Result<Mode> {
+        Mode::ALL.iter().find(|(name, _)| *name == self.sandbox).map(|(_, mode)| *mode).ok_or_else(|| {
+            Error::usage(format!("sandbox must be auto, on or off, got {:?}", self.sandbox))
+                .at("env.tool.python.sandbox")
+                .fix("sandbox = \"auto\"")
+        })
+    }
+
+    fn limits(&self) -> Result<Limits> {
+        let within = [
+            ("wall_s", self.wall_s, 0.05..=86_400.0),
+            ("memory_mib", self.memory_mib as f64, 32.0..=1_048_576.0),
+            ("processes", self.processes as f64, 1.0..=4096.0),
+            ("scratch_mib", self.scratch_mib as f64, 1.0..=1_048_576.0),
+            ("output_kib", self.output_kib as f64, 1.0..=262_144.0),
+        ];
+        for (name, value, range) in within {
+            if !range.contains(&value) {
+                let what = format!("{name} must lie from {} to {}, got {value}", range.start(), range.end());
+                return Err(Error::usage(what).at(format!("env.tool.python.{name}")));
+            }
+        }
+        let Options { wall_s, memory_mib, processes, scratch_mib, output_kib, .. } = *self;
+        Ok(Limits { wall_s, memory_mib, processes, scratch_mib, output_kib, ..Default::default() })
+    }
+}
+
+/// The tool. Its sandbox is made at the first call.
+struct Interpreter {
+    command: String,
+    mode: Mode,
+    limits: Limits,
+    started: Mutex<Option<Arc<Python>>>,
+}
+
+const ARGUMENT: &str = "code";
+
+impl Interpreter {
+    fn python(&self) -> Result<Arc<Python>> {
+        let mut started = self.started.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(python) = &*started {
+            return Ok(python.clone());
+        }
+        let options = sandbox::Options { mode: self.mode, ..Default::default() };
+        let python = Arc::new(Python::start(&self.command, self.limits.clone(), options)?);
+        Ok(started.insert(python).clone())
+    }
+}
+
+impl Tool for Interpreter {
+    fn name(&self) -> &str {
+        ENTRY.name
+    }
+    fn about(&self) -> &str {
+        "Runs a Python program and gives what it prints, and the value of its last line."
+    }
+    fn parameters(&self) -> Value {
+        one_text(ARGUMENT, "a whole program; nothing is kept from one call to the next")
+    }
+    fn waits(&self) -> bool {
+        true
+    }
+    fn call(&self, arguments: &Map<String, Value>) -> Result<String> {
+        let code = match text_argument(arguments, ARGUMENT) {
+            Ok(code) => crate::verify::code::extracted(code),
+            Err(why) => return Ok(why),
+        };
+        Ok(shown(&self.python()?.run(Task::Show, code, "")?))
+    }
+}
+
+/// What the policy reads: the output, or what went wrong with the program's last words.
+fn shown(ran: &Ran) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_string();
+    let (out, err) = (text(&ran.stdout), text(&ran.stderr));
+    match &ran.end {
+        sandbox::End::Finished(0) if out.is_empty() => "(it printed nothing)".into(),
+        sandbox::End::Finished(0) => out,
+        sandbox::End::Finished(_) => {
+            let last = err.lines().last().unwrap_or("it failed and said nothing");
+            format!("error: {last}\n{out}").trim_end().to_string()
+        }
+        end => format!("error: {end}\n{out}").trim_end().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(code: &str) -> String {
+        let tool = (ENTRY.build)(json!({"wall_s": 1.0}).as_object().unwrap()).unwrap();
+        tool.call(json!({ "code": code }).as_object().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_program_is_answered_in_text() {
+        assert_eq!(call("x = 6 * 7\nprint('so:', x)\nx + 1"), "so: 42\n43");
+        assert_eq!(call("```python\n2 ** 100\n```"), "1267650600228229401496703205376");
+        assert_eq!(call("x = 1"), "(it printed nothing)");
+        assert_eq!(call("print(1)\n1 / 0"), "error: ZeroDivisionError: division by zero\n1");
+        assert!(call("x = (").starts_with("error: SyntaxError"), "{}", call("x = ("));
+        assert_eq!(call("while True: pass"), "error: time-out");
+        assert_eq!(call("import sys; sys.exit(3)"), "error: it failed and said nothing");
+    }
+
+    #[test]
+    fn settings_out_of_range_are_refused() {
+        for (options, part) in [
+            (json!({"sandbox": "maybe"}), "auto, on or off"),
+            (json!({"memory_mib": 1}), "memory_mib"),
+            (json!({"wall_s": 0.0}), "wall_s"),
+            (json!({"speed": 1}), "speed"),
+        ] {
+            let error = (ENTRY.build)(options.as_object().unwrap()).err().unwrap().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Tags in order, each exactly once: `<think>…</think><answer>…</answer>`, as DeepSeek-R1 rewards (2501.12948).
+//!
+//! A completion that repeats a tag, leaves one open or writes around them is not rewarded: a model that is paid for tags
+//! otherwise learns to write more of them. Mode `count` pays every tag that stands there exactly once, for a start.
+
+use super::{Entry, Options, Sample, Score, Setting, Verifier};
+use ferrl_engine::{Error, Result};
+
+/// Its place in the registry.
+pub const ENTRY: Entry = Entry {
+    name: "format",
+    about: "1 when the completion is <think>…</think><answer>…</answer>, each once, otherwise 0",
+    settings: &[
+        Setting {
+            name: "tags",
+            default: "[\"think\", \"answer\"]",
+            about: "names of the tags, in their order",
+        },
+        Setting {
+            name: "mode",
+            default: "\"all\"",
+            about: "all (everything must be right), count (the fraction of tags that stand there exactly once)",
+        },
+        Setting {
+            name: "prefilled",
+            default: "false",
+            about: "the prompt ends with the first opening tag, which the completion then leaves out",
+        },
+        Setting {
+            name: "outside",
+            default: "false",
+            about: "text before, between and behind the tags is allowed",
+        },
+        Setting { name: "empty", default: "false", about: "tags may hold nothing" },
+    ],
+    build: |options| Ok(Box::new(Format::new(options)?)),
+};
+
+/// The verifier.
+pub struct Format {
+    /// Opening and closing tag of each.
+    tags: Vec<(String, String)>,
+    count: bool,
+    prefilled: bool,
+    outside: bool,
+    empty: bool,
+}
+
+impl Format {
+    fn new(options: &Options<'_>) -> Result<Self> {
+        let names = options.texts("tags", &["think", "answer"])?;
+        let odd = |name: &str| name.is_empty() || name.contains(['<', '>', '/']) || name.trim() != name;
+        let wrong = match names.iter().enumerate().find(|(at, name)| odd(name) || names[..*at].contains(name))
+        {
+            Some((_, name)) if odd(name) => format!("{name:?} is no name of a tag"),
+            Some((_, name)) => format!("the tag {name:?} is named twice"),
+            None if names.is_empty() => "tags is empty".to_string(),
+            None => String::new(),
+        };
+        if !wrong.is_empty() {
+            return Err(Error::usage(wrong).at(ENTRY.name).fix("tags = [\"think\", \"answer\"]"));
+        }
+        Ok(Format {
+            tags: names.iter().map(|name| (format!("<{name}>"), format!("</{name}>"))).collect(),
+            count: options.choice("mode", false, &[("all", false), ("count", true)])?,
+            prefilled: options.flag("prefilled", false)?,
+            outside: options.flag("outside", false)?,
+            empty: options.flag("empty", false)?,
+        })
+    }
+
+    /// What is wrong with a completion's form; none where all is right.
+    fn problem(&self, completion: &str) -> Option<String> {
+        let mut rest = completion;
+        for (at, (open, close)) in self.tags.iter().enumerate() {
+            if let Some(tag) = [open, close].into_iter().find(|tag| occurrences(completion, tag) > 1) {
+                return Some(format!("{tag} stands there more than once"));
+            }
+            let opened = self.prefilled && at == 0;
+            let inner = match (opened, rest.split_once(open.as_str())) {
+                (true, None) => rest,
+                (true, Some(_)) => return Some(format!("{open} is already in the prompt")),
+                (false, Some((before, inner))) if self.outside || before.trim().is_empty() => inner,
+                (false, Some(_)) => return Some(format!("there is text before {open}")),
+                (false, None) => return Some(format!("{open} is missing, or not in its place")),
+            };
+            let Some((inner, after)) = inner.split_once(close.as_str()) else {
+                return Some(format!("{close} is missing, or not in its place"));
+            };
+            let stray =
+                self.tags.iter().flat_map(|(open, close)| [open, close]).find(|tag| inner.contains(*tag));
+            if let Some(tag) = stray {
+                return Some(format!("{tag} stands inside {open}"));
+            }
+            if !self.empty && inner.trim().is_empty() {
+                return Some(format!("{open} holds nothing"));
+            }
+            rest = after;
+        }
+        (!self.outside && !rest.trim().is_empty()).then(|| "there is text behind the last tag".to_string())
+    }
+
+    /// The fraction of tags that stand there exactly once.
+    fn counted(&self, completion: &str) -> f64 {
+        let all = self.tags.iter().flat_map(|(open, close)| [open, close]).skip(usize::from(self.prefilled));
+        let (mut tags, mut once) = (0u32, 0u32);
+        for tag in all {
+            tags += 1;
+            once += u32::from(occurrences(completion, tag) == 1);
+        }
+        f64::from(once) / f64::from(tags.max(1))
+    }
+}
+
+/// How often a tag occurs: never, once, or more often.
+fn occurrences(text: &str, tag: &str) -> usize {
+    text.matches(tag).take(2).count()
+}
+
+impl Verifier for Format {
+    fn name(&self) -> &str {
+        ENTRY.name
+    }
+    fn about(&self) -> &'static str {
+        ENTRY.about
+    }
+    fn score(&self, sample: &Sample<'_>) -> Result<Score> {
+        let why = self.problem(sample.completion);
+        let fits = why.is_none();
+        let reward = if self.count { self.counted(sample.completion) } else { f64::from(u8::from(fits)) };
+        Ok(Score { score: None, why, ..Score::single("format", reward) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verify::build;
+    use serde_json::json;
+
+    fn reward(options: serde_json::Value, completion: &str) -> f64 {
+        let verifier = build("format", options.as_object().expect("an object")).expect("a verifier");
+        verifier.score(&Sample { completion, ..Default::default() }).expect("a score").reward
+    }
+
+    #[test]
+    fn tags_in_order_and_exactly_once() {
+        for (completion, want) in [
+            ("<think>a</think><answer>b</answer>", 1.0),
+            (" <think>a\nb</think>\n\n<answer> 7 </answer>\n", 1.0),
+            ("<think>a</think> so <answer>b</answer>", 0.0),
+            ("<think>a</think><answer>b</answer> done", 0.0),
+            ("<answer>b</answer><think>a</think>", 0.0),
+            ("<think>a</think><answer>b</answer></answer>", 0.0),
+            ("<think>a<think>a</think><answer>b</answer>", 0.0),
+            ("<think>a<answer>b</answer></think>", 0.0),
+            ("<think></think><answer>b</answer>", 0.0),
+            ("<think>a</think><answer>b", 0.0),
+            ("a</think><answer>b</answer>", 0.0),
+            ("", 0.0),
+        ] {
+            assert_eq!(reward(json!({}), completion), want, "{completion}");
+        }
+        assert_eq!(reward(json!({"prefilled": true}), "a</think><answer>b</answer>"), 1.0);
+        assert_eq!(reward(json!({"prefilled": true}), "<think>a</think><answer>b</answer>"), 0.0);
+        assert_eq!(reward(json!({"outside": true}), "x <think>a</think> y <answer>b</answer> z"), 1.0);
+        assert_eq!(reward(json!({"tags": "final"}), "<final>1</final>"), 1.0);
+        assert_eq!(reward(json!({"mode": "count"}), "<think>a</think>b</answer></answer>"), 0.5);
+        assert_eq!(reward(json!({"empty": true}), "<think></think><answer></answer>"), 1.0);
+    }
+
+    #[test]
+    fn odd_tags_are_refused() {
+        for tags in [json!([]), json!(["a", "a"]), json!(["<a>"]), json!([""])] {
+            let options = json!({ "tags": tags });
+            assert!(build("format", options.as_object().expect("an object")).is_err(), "{tags}");
+        }
+    }
+}

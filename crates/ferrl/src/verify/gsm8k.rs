@@ -1,0 +1,138 @@
+//! GSM8K's grader: what follows the last `####` of a completion, or else its last number, against the dataset's answer.
+//!
+//! Calculator annotations (`<<48/2=24>>`) are no part of a text. Mode `number` compares values, so that `18` is `18.0` and
+//! `$1,250` is `1250`; mode `text` compares as the graders of published figures do: commas taken out, in lower case, texts
+//! equal.
+
+use super::numeric::{after_hashes, last_number};
+use super::{Entry, Options, Sample, Score, Setting, Verifier, required};
+use ferrl_engine::{Error, Result};
+use regex::Regex;
+use serde_json::Value;
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+/// Its place in the registry.
+pub const ENTRY: Entry = Entry {
+    name: "gsm8k",
+    about: "1 when the number after ####, or else the last one, is the row's (GSM8K), otherwise 0",
+    settings: &[
+        Setting {
+            name: "column",
+            default: "\"answer\"",
+            about: "a GSM8K answer, whose number stands after ####, or the number alone",
+        },
+        Setting {
+            name: "mode",
+            default: "\"number\"",
+            about: "number (equal values), text (equal texts without commas and case, as VinePPO grades)",
+        },
+    ],
+    build: |options| Ok(Box::new(Gsm8k::new(options)?)),
+};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Number,
+    Text,
+}
+
+/// The verifier.
+pub struct Gsm8k {
+    column: String,
+    mode: Mode,
+}
+
+/// Annotations of the calculator that worked out the dataset's solutions.
+static CALCULATOR: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new("<<[^<>]*>>").ok());
+
+fn without_calculator(text: &str) -> Cow<'_, str> {
+    match &*CALCULATOR {
+        Some(pattern) => pattern.replace_all(text, ""),
+        None => text.into(),
+    }
+}
+
+impl Gsm8k {
+    fn new(options: &Options<'_>) -> Result<Self> {
+        let modes = [("number", Mode::Number), ("text", Mode::Text)];
+        Ok(Gsm8k {
+            column: options.text("column", "answer")?,
+            mode: options.choice("mode", Mode::Number, &modes)?,
+        })
+    }
+
+    /// The answer of a worked solution.
+    fn answer(&self, text: &str) -> Option<String> {
+        let text = without_calculator(text);
+        match self.mode {
+            Mode::Number => after_hashes(&text).or_else(|| last_number(&text)),
+            Mode::Text => {
+                let behind = text.rsplit_once("####").map(|(_, answer)| plain(answer));
+                behind.filter(|answer| !answer.is_empty()).or_else(|| last_number(&text))
+            }
+        }
+    }
+}
+
+/// Without commas and the space around it, in lower case.
+fn plain(text: &str) -> String {
+    text.trim().replace(',', "").to_lowercase()
+}
+
+impl Verifier for Gsm8k {
+    fn name(&self) -> &str {
+        ENTRY.name
+    }
+    fn about(&self) -> &'static str {
+        ENTRY.about
+    }
+    fn extract(&self, completion: &str) -> Option<String> {
+        self.answer(completion)
+    }
+    fn score(&self, sample: &Sample<'_>) -> Result<Score> {
+        let value = required(sample, &self.column, ENTRY.name)?;
+        let expected = match value {
+            Value::Number(number) => self.answer(&number.to_string()),
+            Value::String(text) => self.answer(text),
+            _ => None,
+        };
+        let expected = expected.ok_or_else(|| {
+            let what = format!("column {:?} holds no number: {value}", self.column);
+            sample.error(Error::data(what)).fix("a number, or a solution that ends in \"#### 18\"")
+        })?;
+        let answer = self.answer(sample.completion);
+        let found = Some(answer.is_some());
+        let right = answer.is_some_and(|answer| answer == expected);
+        Ok(Score { found, ..Score::single("correct", f64::from(u8::from(right))) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_behind_the_hashes_counts() {
+        let grade = |mode, gold: &str, completion: &str| {
+            let verifier = Gsm8k { column: "answer".into(), mode };
+            let row = serde_json::json!({ "answer": gold });
+            let columns = row.as_object().expect("an object").into();
+            verifier.score(&Sample { completion, columns, ..Default::default() }).expect("a score").reward
+        };
+        for (gold, completion, number, text) in [
+            ("so 9*2 = <<9*2=18>>18\n#### 18", "It is 18.\n#### 18", 1.0, 1.0),
+            ("18", "9*2=<<9*2=18>>18 and that is all", 1.0, 1.0),
+            ("#### 1,250", "#### 1250", 1.0, 1.0),
+            ("18", "#### 18.0", 1.0, 0.0),
+            ("18", "#### $18", 1.0, 0.0),
+            ("18", "#### 17\n#### 18", 1.0, 1.0),
+            ("18", "18 or so\n#### 19", 0.0, 0.0),
+            ("18", "no idea", 0.0, 0.0),
+            ("-3", "#### -3", 1.0, 1.0),
+        ] {
+            assert_eq!(grade(Mode::Number, gold, completion), number, "{gold} | {completion}");
+            assert_eq!(grade(Mode::Text, gold, completion), text, "{gold} | {completion}");
+        }
+    }
+}
