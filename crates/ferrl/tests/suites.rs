@@ -67,9 +67,13 @@ fn a_row_that_is_not_of_the_suite_is_named_with_its_columns() {
     for entry in SUITES {
         let path = folder.path().join("rows.jsonl");
         std::fs::write(&path, "{\"nothing\": 1}\n").unwrap();
-        let error =
-            read(&format!("suite:{}={}", entry.name, path.display()), folder.path()).row(0).unwrap_err();
-        let error = error.to_string();
+        let source = Source::parse(&format!("suite:{}={}", entry.name, path.display())).unwrap();
+        let data = Dataset::read(&source, &cache(folder.path()));
+        if entry.usable.is_some() {
+            assert!(data.unwrap_err().to_string().contains("none of the 1 rows"), "{}", entry.name);
+            continue;
+        }
+        let error = data.unwrap().row(0).unwrap_err().to_string();
         assert!(error.contains("rows.jsonl:1") && error.contains(entry.name), "{error}");
     }
 }
@@ -160,4 +164,19 @@ fn published_files_are_read_as_they_are() {
     let row = read(&format!("suite:orz={}", orz.display()), folder.path()).row(0).unwrap();
     assert_eq!(row["answer"], "2");
     assert!(row["prompt"].as_str().unwrap().starts_with("1 + 1?"));
+}
+
+/// Tests of a program that are no plain calls cannot be run outside of it: such rows do not count.
+#[test]
+fn rows_whose_tests_cannot_be_run_are_left_out_and_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let row =
+        |test: &str| json!({"text": "t", "code": "def f(x):\n  return x", "test_list": [test]}).to_string();
+    let rows =
+        [row("assert f(1) == 1"), row("for i in range(9): assert f(i) == i"), row("assert f([2]) == [2]")];
+    let path = folder.path().join("mbpp.jsonl");
+    std::fs::write(&path, rows.join("\n")).unwrap();
+    let data = read(&format!("suite:mbpp={}", path.display()), folder.path());
+    assert_eq!((data.len(), data.left_out), (2, 1));
+    assert!(data.place(1).ends_with("mbpp.jsonl:3"), "rows keep their numbers");
 }

@@ -19,6 +19,8 @@ pub struct Dataset {
     store: Store,
     /// The suite whose published rows these are.
     suite: Option<&'static str>,
+    /// Rows of a suite that were dropped because nothing could grade them.
+    pub left_out: usize,
 }
 
 impl Dataset {
@@ -82,7 +84,29 @@ impl Dataset {
         }
         store.finish()?;
         spans.shrink_to_fit();
-        Ok(Dataset { name: source.path.clone(), files, spans, store, suite: source.suite })
+        let name = source.path.clone();
+        let mut dataset = Dataset { name, files, spans, store, suite: source.suite, left_out: 0 };
+        dataset.leave_out()?;
+        Ok(dataset)
+    }
+
+    /// Drops the rows of a suite that nothing could grade.
+    fn leave_out(&mut self) -> Result<()> {
+        let suite = self.suite.map(crate::suite::find).transpose()?;
+        let Some(usable) = suite.and_then(|s| s.usable) else { return Ok(()) };
+        let kept = (0..self.len()).map(|i| Ok(usable(&self.parsed(i)?))).collect::<Result<Vec<bool>>>()?;
+        self.left_out = kept.iter().filter(|k| !**k).count();
+        if self.left_out == self.len() {
+            return Err(Error::data(format!(
+                "none of the {} rows has tests that can be read",
+                self.left_out
+            ))
+            .at(&self.name)
+            .fix("give the published file"));
+        }
+        let mut kept = kept.into_iter();
+        self.spans.retain(|_| kept.next().unwrap_or(true));
+        Ok(())
     }
 
     /// A dataset made of rows that are already in memory.
@@ -93,7 +117,14 @@ impl Dataset {
             spans.push(store.add(0, i + 1, None, &text(&row).map_err(at)?)?);
         }
         store.finish()?;
-        Ok(Dataset { name: name.to_owned(), files: vec![name.into()], spans, store, suite: None })
+        Ok(Dataset {
+            name: name.to_owned(),
+            files: vec![name.into()],
+            spans,
+            store,
+            suite: None,
+            left_out: 0,
+        })
     }
 
     /// Number of rows.

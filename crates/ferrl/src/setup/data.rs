@@ -134,6 +134,11 @@ impl Sources<'_> {
         }
         let source = if held_out { data::Source::held_out(name) } else { data::Source::parse(name) };
         let dataset = Arc::new(Dataset::read(&source?, &Cache::from_env())?);
+        if dataset.left_out > 0 {
+            let all = dataset.left_out + dataset.len();
+            let what = format!("{} of {all} rows of {name} have tests that cannot be run", dataset.left_out);
+            self.warnings.raise("ungradable-rows", what, "nothing; they are left out and do not count");
+        }
         self.read.insert(key, dataset.clone());
         Ok(dataset)
     }

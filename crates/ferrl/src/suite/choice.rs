@@ -5,10 +5,7 @@ use ferrl_engine::Result;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-const LETTER: Use = Use::Graded {
-    verifier: "exact",
-    options: r#"{"column": "answers", "ignore_case": true, "ignore_punctuation": true}"#,
-};
+const LETTER: Use = Use::Graded { verifier: "choice", options: r#"{"column": "answer"}"# };
 const SHORT: Sampling = Sampling { temperature: 0.0, max_new_tokens: 32, stop: &["\n"] };
 
 /// 57 subjects from elementary mathematics to law.
@@ -27,6 +24,7 @@ pub const MMLU: Entry = Entry {
     sample: r#"{"question": "Which of these is a prime number?", "subject": "elementary_mathematics",
                 "choices": ["9", "15", "17", "21"], "answer": 2}"#,
     completions: [" C", " A"],
+    usable: None,
     convert: mmlu,
 };
 
@@ -49,18 +47,18 @@ fn letter_index(letter: &str) -> Option<usize> {
     (first.is_ascii_uppercase() && rest.is_none()).then(|| (first as u8 - b'A') as usize)
 }
 
-/// Question and options by letter. The letter is right, and so are the option's own words with or without it.
+/// Question and options by letter; the letter of the right one is the answer.
 fn asked(question: &str, options: &[String], right: usize) -> Converted {
     let letter = |i: usize| (b'A' + i as u8) as char;
     let listed: String =
         options.iter().enumerate().map(|(i, o)| format!("{}. {}\n", letter(i), o.trim())).collect();
-    let (own, words) = (letter(right).to_string(), options[right].trim());
+    let own = letter(right).to_string();
     let prompt = format!("{}\n{listed}Answer with the letter of the right option.\nAnswer:", question.trim());
     vec![
         ("prompt", json!(prompt)),
         ("response", json!(format!(" {own}"))),
         ("answer", json!(own)),
-        ("answers", json!([own, format!("{own} {words}"), words])),
+        ("choices", json!(options)),
     ]
 }
 
@@ -89,6 +87,7 @@ pub const GPQA: Entry = Entry {
                 "Incorrect Answer 1": "the gluon", "Incorrect Answer 2": "the Z boson", "Incorrect Answer 3": "the pion",
                 "Subdomain": "Quantum Mechanics", "High-level domain": "Physics"}"#,
     completions: [" the photon", " the gluon"],
+    usable: None,
     convert: gpqa,
 };
 
@@ -117,6 +116,7 @@ pub const SCIQ: Entry = Entry {
                 "distractor1": "oxygen", "distractor2": "nitrogen", "correct_answer": "carbon dioxide",
                 "support": "Plants make sugar from water and carbon dioxide."}"#,
     completions: [" Carbon dioxide", " Oxygen"],
+    usable: None,
     convert: sciq,
 };
 

@@ -26,6 +26,7 @@ pub const GSM8K: Entry = Entry {
     sample: r#"{"question": "Mia has 3 boxes of 12 pencils and gives 6 pencils away. How many pencils has she left?",
                 "answer": "Mia starts with 3 * 12 = <<3*12=36>>36 pencils.\nShe has 36 - 6 = <<36-6=30>>30 left.\n#### 30"}"#,
     completions: ["3 * 12 = 36 and 36 - 6 = 30.\n#### 30", "3 * 12 = 36.\n#### 36"],
+    usable: None,
     convert: gsm8k,
 };
 
@@ -90,6 +91,7 @@ pub const MATH: Entry = Entry {
     sample: r#"{"problem": "What is $3 + 4$?", "level": "Level 1", "type": "Prealgebra",
                 "solution": "We add: $3 + 4 = \\boxed{7}$."}"#,
     completions: RIGHT_7,
+    usable: None,
     convert: solved,
 };
 
@@ -131,6 +133,7 @@ pub const MATH500: Entry = Entry {
     sample: r#"{"problem": "Find $x$ if $x - 3 = 4$.", "solution": "Adding 3 gives $x = \\boxed{7}$.", "answer": "7",
                 "subject": "Algebra", "level": 1, "unique_id": "test/algebra/0.json"}"#,
     completions: RIGHT_7,
+    usable: None,
     convert: solved,
 };
 
@@ -149,6 +152,7 @@ pub const AMC: Entry = Entry {
     sampling: Sampling { max_new_tokens: 4096, ..LONG },
     sample: r#"{"id": 0, "problem": "What is $14 / 2$?", "answer": 7.0, "url": "https://example.org/amc/1"}"#,
     completions: RIGHT_7,
+    usable: None,
     convert: solved,
 };
 
@@ -168,6 +172,7 @@ pub const AIME: Entry = Entry {
     sample: r#"{"id": 60, "problem": "Find the remainder of $107$ divided by $100$.", "answer": "007", "year": "2024",
                 "solution": "It is $107 - 100 = 7$.", "url": "https://example.org/aime/1"}"#,
     completions: RIGHT_7,
+    usable: None,
     convert: solved,
 };
 
@@ -189,6 +194,7 @@ pub const OLYMPIADBENCH: Entry = Entry {
                 "is_multiple_answer": true, "unit": null, "answer_type": "Numerical", "error": null,
                 "question_type": "Open-ended", "subfield": "Algebra", "subject": "Maths", "language": "English"}"#,
     completions: ["The roots are \\boxed{1, 7}.", "The only root is \\boxed{7}."],
+    usable: None,
     convert: olympiad,
 };
 
@@ -224,6 +230,7 @@ pub const MINERVA: Entry = Entry {
     sampling: LONG,
     sample: r#"{"question": "A force of 14 N acts on a mass of 2 kg. What is the acceleration in m/s^2?", "answer": "7"}"#,
     completions: RIGHT_7,
+    usable: None,
     convert: solved,
 };
 
@@ -243,6 +250,7 @@ pub const COLLEGE_MATH: Entry = Entry {
     sample: r#"{"data_source": "college_math.example", "question_number": "exercise.1.1", "question": "Simplify $3x + 4x$.",
                 "answer": "$7 x$", "license": "Creative Commons", "data_topic": "college_math.algebra"}"#,
     completions: ["Both terms have the factor $x$: \\boxed{7x}.", "It is \\boxed{12x}."],
+    usable: None,
     convert: solved,
 };
 
@@ -262,6 +270,7 @@ pub const ORZ: Entry = Entry {
     sample: r#"{"conversations": [{"from": "human", "value": "What is $2 + 5$?"},
                 {"from": "assistant", "ground_truth": {"value": "7"}}]}"#,
     completions: RIGHT_7,
+    usable: None,
     convert: orz,
 };
 

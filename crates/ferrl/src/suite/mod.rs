@@ -6,6 +6,7 @@
 //! [`SUITES`].
 
 mod choice;
+mod code;
 mod math;
 mod page;
 mod preference;
@@ -79,6 +80,8 @@ pub struct Entry {
     pub sample: &'static str,
     /// A right and a wrong completion to the sample row; empty where nothing is graded.
     pub completions: [&'static str; 2],
+    /// Whether a row can be graded; rows that cannot are left out and counted. None where all can.
+    pub usable: Option<fn(&Row) -> bool>,
     /// From a published row to prompt and columns.
     convert: fn(&Published<'_>) -> Result<Converted>,
 }
@@ -103,6 +106,8 @@ pub const SUITES: &[&Entry] = &[
     &qa::TRIVIAQA,
     &qa::NQ,
     &qa::HOTPOTQA,
+    &code::MBPP,
+    &code::HUMANEVAL,
     &preference::HH_RLHF,
     &preference::TLDR,
     &preference::IMDB,

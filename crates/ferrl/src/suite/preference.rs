@@ -23,6 +23,7 @@ pub const HH_RLHF: Entry = Entry {
     sample: r#"{"chosen": "\n\nHuman: How do I boil an egg?\n\nAssistant: Put it in boiling water for eight minutes.",
                 "rejected": "\n\nHuman: How do I boil an egg?\n\nAssistant: I do not know."}"#,
     completions: NONE,
+    usable: None,
     convert: dialogue,
 };
 
@@ -75,6 +76,7 @@ pub const TLDR: Entry = Entry {
                 {"text": " The neighbour's cat moved in with me.", "policy": "b", "note": null}],
                 "choice": 1, "worker": "w", "batch": "batch0", "split": "train", "extra": {"confidence": 7}}"#,
     completions: NONE,
+    usable: None,
     convert: summary,
 };
 
@@ -129,6 +131,7 @@ pub const IMDB: Entry = Entry {
     sampling: SHORT,
     sample: r#"{"text": "We went to see it on a rainy day and left the cinema smiling all the way home.", "label": 1}"#,
     completions: NONE,
+    usable: None,
     convert: review,
 };
 
@@ -172,5 +175,6 @@ pub const REWARDBENCH: Entry = Entry {
     sample: r#"{"prompt": "Name a prime number.", "chosen": "7 is prime.", "chosen_model": "a", "rejected": "8 is prime.",
                 "rejected_model": "b", "subset": "math-example", "id": 0}"#,
     completions: NONE,
+    usable: None,
     convert: |row| Ok(pair(row.text(&["prompt"])?, row.text(&["chosen"])?, row.text(&["rejected"])?)),
 };

@@ -4,10 +4,7 @@ use super::{Converted, Entry, Published, Sampling, Use};
 use ferrl_engine::Result;
 use serde_json::{Value, json};
 
-const WORDS: Use = Use::Graded {
-    verifier: "exact",
-    options: r#"{"column": "answers", "ignore_case": true, "ignore_punctuation": true}"#,
-};
+const WORDS: Use = Use::Graded { verifier: "f1", options: r#"{"column": "answers"}"# };
 const SHORT: Sampling = Sampling { temperature: 0.0, max_new_tokens: 48, stop: &["\n"] };
 
 /// Trivia questions with aliases of the answer.
@@ -29,6 +26,7 @@ pub const TRIVIAQA: Entry = Entry {
                 "normalized_matched_wiki_entity_name": "", "normalized_value": "danube", "type": "WikipediaEntity",
                 "value": "Danube"}}"#,
     completions: [" the Danube", " the Rhine"],
+    usable: None,
     convert: trivia,
 };
 
@@ -46,29 +44,14 @@ fn trivia(row: &Published<'_>) -> Result<Converted> {
     Ok(asked(&row.text(&["question"])?, answers))
 }
 
-/// A question, the wordings of its answer with and without an article, and the first of them as the response.
+/// A question, the wordings of its answer, and the first of them as the response.
 fn asked(question: &str, answers: Vec<String>) -> Converted {
     let first = answers.first().cloned().unwrap_or_default();
-    let mut all: Vec<String> = Vec::new();
-    for answer in &answers {
-        let plain = answer.trim();
-        let bare = ["the ", "a ", "an "].iter().find_map(|a| {
-            plain.get(..a.len()).filter(|front| front.eq_ignore_ascii_case(a)).map(|_| &plain[a.len()..])
-        });
-        let bare = bare.unwrap_or(plain);
-        for text in
-            [plain.to_string(), bare.into(), format!("the {bare}"), format!("a {bare}"), format!("an {bare}")]
-        {
-            if !bare.is_empty() && !all.contains(&text) {
-                all.push(text);
-            }
-        }
-    }
     vec![
         ("prompt", json!(format!("Question: {}\nAnswer with a few words.\nAnswer:", question.trim()))),
         ("response", json!(format!(" {first}"))),
         ("answer", json!(first)),
-        ("answers", json!(all)),
+        ("answers", json!(answers)),
     ]
 }
 
@@ -87,6 +70,7 @@ pub const NQ: Entry = Entry {
     sampling: SHORT,
     sample: r#"{"question": "when does winter begin in the north", "answer": ["December", "in December"]}"#,
     completions: [" december", " june"],
+    usable: None,
     convert: |row| Ok(asked(&row.text(&["question"])?, row.texts(&["answer", "golden_answers"])?)),
 };
 
@@ -107,5 +91,6 @@ pub const HOTPOTQA: Entry = Entry {
                 "type": "comparison", "level": "medium", "supporting_facts": {"title": ["Paris"], "sent_id": [0]},
                 "context": {"title": ["Paris"], "sentences": [["Paris is the capital of France."]]}}"#,
     completions: [" Paris.", " Valletta"],
+    usable: None,
     convert: |row| Ok(asked(&row.text(&["question"])?, row.texts(&["answer", "golden_answers"])?)),
 };

@@ -47,6 +47,11 @@ const SETTINGS: &[Setting] = &[
     },
 ];
 
+/// The function that an assertion calls, where it is one of those that become cases.
+pub fn called(assertion: &str) -> Option<String> {
+    asserts::parse(assertion).ok().map(|(name, _)| name)
+}
+
 /// Programs at a time in a batch.
 const MOST_AT_A_TIME: usize = 8;
 
