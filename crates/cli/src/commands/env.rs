@@ -6,7 +6,7 @@ use crate::output::{Output, print, visible};
 use clap::Subcommand;
 use ferrl::env::openenv::{self, Server};
 use ferrl::env::python::{Episode, Settings, Start, What, Workers};
-use ferrl::env::{End, Environment, Fault, Next, Turn, check, open};
+use ferrl::env::{End, Environment, Fault, Next, Turn, check, open, open_row};
 use ferrl::recipe::{Env, tasks_json, tasks_text};
 use ferrl::task::TASKS;
 use ferrl::tool::TOOLS;
@@ -128,11 +128,11 @@ impl Which {
             return Err(Error::usage(format!("there is no environment {name:?}"))
                 .fix(format!("did you mean {near}? `ferrl env list` shows all")));
         }
-        if row.is_some() {
-            return Err(Error::usage(format!("{name} makes its own episodes and reads no row")).at("--row"));
-        }
         let seed = self.seed;
-        Ok(Box::new(move || open(&name, &options, seed, 0)))
+        Ok(match row {
+            Some(row) => Box::new(move || open_row(&name, &options, seed, &row)),
+            None => Box::new(move || open(&name, &options, seed, 0)),
+        })
     }
 }
 

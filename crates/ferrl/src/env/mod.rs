@@ -18,7 +18,7 @@ pub(crate) mod trading;
 pub use check::{Violation, check};
 pub use lost::{Fault, Lost, Result, Why};
 
-use crate::task;
+use crate::task::{self, Example, Task};
 use crate::verify;
 use ferrl_engine::Error;
 use ferrl_kernels::philox::philox4x32;
@@ -111,8 +111,25 @@ pub fn open(
     if let Some(episode) = task.episode(index, false) {
         return Ok(episode);
     }
+    one_turn(name, &*task, task.example(index, false)?)
+}
+
+/// The episode that a row of data begins, of a built-in environment that reads rows.
+pub fn open_row(
+    name: &str,
+    options: &Map<String, Value>,
+    seed: u64,
+    row: &Map<String, Value>,
+) -> ferrl_engine::Result<Box<dyn Environment>> {
+    let task = (task::find(name)?.build)(options, seed)?;
+    let none = || Error::usage(format!("{name} makes its own episodes and reads no row")).at("--row");
+    let example = task.of_row(row).ok_or_else(none)?.map_err(|e| e.at("--row"))?;
+    one_turn(name, &*task, example)
+}
+
+fn one_turn(name: &str, task: &dyn Task, example: Example) -> ferrl_engine::Result<Box<dyn Environment>> {
     let none = || Error::usage(format!("{name} has neither turns nor a verifier"));
     let (verifier, settings) = task.reward().ok_or_else(none)?;
-    let (example, verifier) = (task.example(index, false)?, verify::build(verifier, &settings)?);
+    let verifier = verify::build(verifier, &settings)?;
     Ok(Box::new(one_turn::OneTurn { example, verifier }))
 }

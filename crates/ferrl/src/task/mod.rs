@@ -4,6 +4,7 @@ mod chain;
 mod code;
 mod countdown;
 mod letter_counting;
+mod questions;
 
 use crate::algo::Feed;
 use crate::data::Encoder;
@@ -43,6 +44,7 @@ pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 pub const TASKS: &[&Entry] = &{
     let [a, b, c, d, e, f, g, h, i, j] = GAMES;
     let [k, l, m] = TOOL_TASKS;
+    let [n, o, p, q] = questions::QUESTIONS;
     [
         &countdown::ENTRY,
         &chain::ENTRY,
@@ -63,6 +65,10 @@ pub const TASKS: &[&Entry] = &{
         &code::ENTRY,
         &tabular::ENTRY,
         &trading::ENTRY,
+        n,
+        o,
+        p,
+        q,
     ]
 };
 
@@ -75,6 +81,10 @@ pub trait Task: Send + Sync {
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)>;
     /// Episode `index`, where the task has several turns. Its first observation is the prompt of example `index`.
     fn episode(&self, _index: u64, _held_out: bool) -> Option<Box<dyn Environment>> {
+        None
+    }
+    /// The question that a row of data asks, where the task reads rows.
+    fn of_row(&self, _row: &Map<String, Value>) -> Option<Result<Example>> {
         None
     }
     /// Answers of different quality to question `index`, each with its true reward between 0 and 1, the best first; none

@@ -50,8 +50,11 @@ pub struct Entry {
     /// Its settings where a recipe says nothing.
     pub defaults: fn() -> Value,
     /// Builds it from its settings; unknown ones are refused.
-    pub build: fn(&Map<String, Value>) -> Result<Arc<dyn Tool>>,
+    pub build: Build,
 }
+
+/// Builds a tool from its settings.
+pub type Build = fn(&Map<String, Value>) -> Result<Arc<dyn Tool>>;
 
 /// Every tool.
 pub const TOOLS: &[&Entry] = &[&calculator::ENTRY, &search::ENTRY, &python::ENTRY];

@@ -150,7 +150,7 @@ fn the_users_files_are_read_and_bad_ones_named() {
         std::fs::write(&path, text).unwrap();
         path.display().to_string()
     };
-    let row = |i: usize| format!("{},{},{}\n", i, if i % 5 == 0 { "" } else { "x" }, 2 * i);
+    let row = |i: usize| format!("{},{},{}\n", i, if i.is_multiple_of(5) { "" } else { "x" }, 2 * i);
     let train = write("train.csv", format!("n,w,price\n{}", (0..20).map(row).collect::<String>()));
     let test = write("test.csv", format!("n,w,price\n{}", (30..35).map(row).collect::<String>()));
     let options = json!({ "train": train, "test": test, "target": "price", "metric": "rmse" });
