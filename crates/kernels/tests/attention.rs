@@ -101,6 +101,7 @@ fn forward(cpu: &Cpu, op: Attention, dtype: DType, qkv: &[f32], lengths: &[usize
     (values(cpu, &out), values(cpu, &lse))
 }
 
+#[expect(clippy::too_many_arguments, reason = "the operands of a kernel, one by one")]
 fn backward(
     cpu: &Cpu,
     op: Attention,
@@ -247,6 +248,7 @@ fn backward_of_long_sequences_agrees_with_f64() {
 
 /// Feeds the sequences to a cache in random chunks (or token by token), side by side, in shuffled blocks of
 /// a cache full of NaNs, some of which move on the way.
+#[expect(clippy::too_many_arguments, reason = "the operands of a kernel, one by one")]
 fn paged(
     cpu: &Cpu,
     op: Attention,

@@ -667,6 +667,7 @@ fn adamw_steps() {
 }
 
 /// A step of some elements.
+#[expect(clippy::too_many_arguments, reason = "the operands of a kernel, one by one")]
 fn adamw(
     cpu: &Cpu,
     op: AdamW,

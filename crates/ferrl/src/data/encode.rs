@@ -104,10 +104,7 @@ impl Encoder {
     fn row(&self, row: &Row, kind: RowKind, place: &str, counts: &mut Counts) -> Result<Option<Sample>> {
         let row = &self.columns.apply(row)?;
         let begins = |name: &&str| row.get(*name).is_some_and(|value| !value.is_null());
-        if self.settings.promptless
-            && kind == RowKind::Prompt
-            && !["prompt", "messages"].iter().any(|n| begins(n))
-        {
+        if self.settings.promptless && kind == RowKind::Prompt && !["prompt", "messages"].iter().any(begins) {
             let example = Example::Prompt { ids: Vec::new() };
             return Ok(Some(Sample {
                 example,

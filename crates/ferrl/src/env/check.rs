@@ -153,8 +153,8 @@ fn difference(one: &Seen, other: &Seen) -> Option<String> {
     if one.start != other.start {
         return Some(format!("it began with {:.60?} instead of {:.60?}", other.start, one.start));
     }
-    let turns = one.turns.iter().zip(&other.turns).enumerate();
-    let differ = turns.filter(|(_, (a, b))| (&a.next, a.reward, a.end) != (&b.next, b.reward, b.end)).next();
+    let mut turns = one.turns.iter().zip(&other.turns).enumerate();
+    let differ = turns.find(|(_, (a, b))| (&a.next, a.reward, a.end) != (&b.next, b.reward, b.end));
     match differ {
         Some((i, (a, b))) => Some(match a.next == b.next {
             true => format!("turn {} gave {} instead of {}", i + 1, b.reward, a.reward),

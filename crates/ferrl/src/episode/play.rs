@@ -101,7 +101,7 @@ impl Play<'_, '_> {
     fn hear(&mut self) -> Result<()> {
         while self.threads.waiting > 0 {
             let wait = self.generating.is_empty().then_some(LOOK);
-            let Some(back) = self.threads.back(wait)? else {
+            let Some(back) = self.threads.back(wait) else {
                 if wait.is_some() && interrupt::requested() {
                     return Err(interrupt::interrupted("waiting for environments"));
                 }

@@ -2,7 +2,7 @@
 
 use crate::env::{self, Environment, Turn};
 use ferrl_engine::{Error, Result};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -98,18 +98,12 @@ impl Threads {
     }
 
     /// The next environment that is back; with `wait`, one that comes within this time.
-    pub fn back(&mut self, wait: Option<Duration>) -> Result<Option<Back>> {
+    pub fn back(&mut self, wait: Option<Duration>) -> Option<Back> {
         let back = match wait {
-            None => match self.back.try_recv() {
-                Ok(back) => Some(back),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
-            },
-            Some(time) => match self.back.recv_timeout(time) {
-                Ok(back) => Some(back),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-            },
+            None => self.back.try_recv().ok(),
+            Some(time) => self.back.recv_timeout(time).ok(),
         };
         self.waiting -= usize::from(back.is_some());
-        Ok(back)
+        back
     }
 }

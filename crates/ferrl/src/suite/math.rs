@@ -204,7 +204,7 @@ fn olympiad(row: &Published<'_>) -> Result<Converted> {
         problem = format!("{context}\n{problem}");
     }
     let answers = row.texts(&["final_answer", "answer"])?;
-    if let [] = answers[..] {
+    if answers.is_empty() {
         return Err(Error::data("the row has no final answer: it is a proof")
             .at(row.suite)
             .fix("the folders OE_* of the repository have final answers, the folders TP_* ask for proofs"));

@@ -143,7 +143,7 @@ impl Episode {
     }
 
     /// Once: in the process it is open in, or in a new one after what has been played.
-    fn attempt(&mut self, request: &Value, field: &str) -> std::result::Result<Value, workers::Failed> {
+    fn attempt(&mut self, request: &Value, field: &str) -> std::result::Result<Value, Box<workers::Failed>> {
         let workers = self.workers.clone();
         let one = workers.turn(self.slot);
         let process = workers.process(self.slot)?;
@@ -161,7 +161,7 @@ impl Episode {
     }
 
     /// Plays what has been played so far in another process.
-    fn replay(&self, process: &workers::Running) -> std::result::Result<(), workers::Failed> {
+    fn replay(&self, process: &workers::Running) -> std::result::Result<(), Box<workers::Failed>> {
         let Some(open) = &self.open else { return Ok(()) };
         self.workers.ask(self.slot, process, open, &self.opening(), "state")?;
         for (action, before) in &self.history {

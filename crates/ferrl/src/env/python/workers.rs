@@ -90,8 +90,13 @@ pub(super) struct Failed {
 }
 
 impl Failed {
-    pub fn lost(lost: Lost) -> Self {
-        Failed { lost, retry: false, fatal: None }
+    pub fn lost(lost: Lost) -> Box<Self> {
+        Box::new(Failed { lost, retry: false, fatal: None })
+    }
+
+    /// The run cannot go on.
+    fn fatal(error: Error) -> Box<Self> {
+        Box::new(Failed { lost: Lost::new(Why::Exited, ""), retry: false, fatal: Some(error) })
     }
 }
 
@@ -107,8 +112,10 @@ impl Workers {
     pub fn check(&self) -> Result<()> {
         match self.process(0) {
             Ok(_) => Ok(()),
-            Err(Failed { fatal: Some(error), .. }) => Err(error),
-            Err(failed) => Err(Error::from(failed.lost).at(self.name())),
+            Err(failed) => match failed.fatal {
+                Some(error) => Err(error),
+                None => Err(Error::from(failed.lost).at(self.name())),
+            },
         }
     }
 
@@ -158,7 +165,7 @@ impl Workers {
     }
 
     /// The process of a slot, started where it has none.
-    pub(super) fn process(&self, slot: usize) -> std::result::Result<Running, Failed> {
+    pub(super) fn process(&self, slot: usize) -> std::result::Result<Running, Box<Failed>> {
         let mut held = lock(&self.slots[slot].process);
         if let Some(process) = &*held {
             return Ok(process.clone());
@@ -169,7 +176,7 @@ impl Workers {
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
                 if !path.is_file() {
                     let error = Error::data("there is no such file").at(path.display());
-                    return Err(Failed { fatal: Some(error), ..Failed::lost(Lost::new(Why::Exited, "")) });
+                    return Err(Failed::fatal(error));
                 }
                 json!({ "kind": "file", "file": path, "name": class, "options": options })
             }
@@ -196,7 +203,7 @@ impl Workers {
     }
 
     /// A process that never started at all is an error; one that does not come back is a lost episode.
-    fn not_started(&self, kind: Kind, stderr: Vec<String>) -> Failed {
+    fn not_started(&self, kind: Kind, stderr: Vec<String>) -> Box<Failed> {
         if self.ready.get().is_some() && kind != Kind::Interrupted {
             return self.failed(kind, stderr);
         }
@@ -208,7 +215,7 @@ impl Workers {
                 Error::data(text).at(self.name())
             }
         };
-        Failed { fatal: Some(fatal), ..Failed::lost(Lost::new(Why::Exited, "")) }
+        Failed::fatal(fatal)
     }
 
     /// One call; what it gave under a name. A process that is not to be trusted any more is ended.
@@ -219,7 +226,7 @@ impl Workers {
         open: &Open,
         request: &Value,
         field: &str,
-    ) -> std::result::Result<Value, Failed> {
+    ) -> std::result::Result<Value, Box<Failed>> {
         lock(&self.counts).calls += 1;
         let mut request = request.clone();
         request["episode"] = json!(open.number);
@@ -259,7 +266,7 @@ impl Workers {
         process.end()
     }
 
-    fn failed(&self, kind: Kind, stderr: Vec<String>) -> Failed {
+    fn failed(&self, kind: Kind, stderr: Vec<String>) -> Box<Failed> {
         let why = match &kind {
             Kind::Raised { .. } => Why::Raised,
             Kind::TimedOut(_) => Why::Hung,
@@ -272,7 +279,7 @@ impl Workers {
         let retry = !matches!(kind, Kind::Schema(_) | Kind::Interrupted);
         let lost = Lost { stderr, ..Lost::new(why, kind.to_string()) };
         let fatal = (kind == Kind::Interrupted).then(|| interrupt::interrupted("waiting for environments"));
-        Failed { lost, retry, fatal }
+        Box::new(Failed { lost, retry, fatal })
     }
 }
 
