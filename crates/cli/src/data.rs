@@ -82,7 +82,7 @@ pub fn lines(path: &Path) -> Result<impl Iterator<Item = Result<(String, String)
             let line = if number == 1 { line.strip_prefix(BOM).unwrap_or(&line) } else { &line };
             match std::str::from_utf8(line) {
                 Ok(line) if line.trim().is_empty() => {}
-                Ok(line) => return Some(Ok((place, line.to_string()))),
+                Ok(line) => return Some(Ok((place, line.trim_end_matches(['\n', '\r']).to_string()))),
                 Err(_) => {
                     let error = Error::data("is not UTF-8 text").at(place);
                     return Some(Err(
