@@ -1,6 +1,6 @@
 //! Episodes: the policy acts and its environment answers, until every episode is over.
 //!
-//! One loop over all episodes of a step ([`play`]): the generator decodes whatever is ready, and an episode whose environment
+//! One loop over all episodes of a step (`play`): the generator decodes whatever is ready, and an episode whose environment
 //! is at work holds up no other. A prompt without an environment is an episode of one turn. The random numbers of a token
 //! depend on the seed, the step, the prompt, the sample, the turn and the token's index in it, never on the order in which
 //! completions and environments come back.

@@ -1,7 +1,7 @@
 //! Steps of a worked solution, as VinePPO splits them (Kazemnejad et al., 2024, arXiv 2410.01679).
 //!
 //! Text in, the texts of its steps out, which join to the text exactly. GSM8K's solutions have a step on each line; those of
-//! MATH are prose with formulas, and are split by [`math`].
+//! MATH are prose with formulas, and are split by `math`.
 
 mod gsm8k;
 mod hidden;

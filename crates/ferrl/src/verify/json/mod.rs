@@ -1,6 +1,6 @@
 //! JSON output: whether a completion is JSON, and whether it matches a JSON Schema.
 //!
-//! The schema is an option of the recipe, or a column of the row. [`schema`] says which part of the standard it knows; a
+//! The schema is an option of the recipe, or a column of the row. `schema` says which part of the standard it knows; a
 //! keyword that it does not know is refused rather than taken as fulfilled.
 
 mod schema;
