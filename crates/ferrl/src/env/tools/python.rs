@@ -21,7 +21,9 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = settings("data.task", Value::Object(values.clone()))?;
-        let tools: Arc<[Arc<dyn Tool>]> = vec![tool::build("python", &o.interpreter)?].into();
+        let tools: Arc<[Arc<dyn Tool>]> =
+            vec![tool::build("python", json!({ "sandbox": o.sandbox }).as_object().unwrap_or(&Map::new()))?]
+                .into();
         let exact = json!({ "take": "answer" });
         Ok(Box::new(ToolTask {
             tools: tools.clone(),
@@ -43,8 +45,8 @@ struct Options {
     demonstrated: f64,
     /// Whether the prompt explains the tool and the answer's form.
     instructions: bool,
-    /// Settings of the tool `python`.
-    interpreter: Map<String, Value>,
+    /// Sandbox of the tool: `auto`, `on` or `off`.
+    sandbox: String,
 }
 
 impl Default for Options {
@@ -54,7 +56,7 @@ impl Default for Options {
             max_calls: 2,
             demonstrated: 0.5,
             instructions: true,
-            interpreter: Map::new(),
+            sandbox: "auto".into(),
         }
     }
 }
