@@ -37,7 +37,7 @@ impl Server {
         options: &Map<String, Value>,
         timeout: Duration,
     ) -> ferrl_engine::Result<Arc<Server>> {
-        let bad = |what: String| Error::usage(what).at("env").fix("url = \"http://127.0.0.1:8000\"");
+        let bad = |what: String| Error::usage(what).at("env.url").fix("env.url = \"http://127.0.0.1:8000\"");
         Url::parse(url).map_err(bad)?;
         let known = ["action", "sessions"];
         if let Some(key) = options.keys().find(|key| !known.contains(&key.as_str())) {

@@ -203,7 +203,7 @@ impl Search {
                 };
                 return Err(Error::usage(format!("search has {both}, expected one"))
                     .at(PLACE)
-                    .fix("documents = \"docs.jsonl\""));
+                    .fix("env.options.search.documents = \"docs.jsonl\""));
             }
         };
         let max_chars = o.max_chars;

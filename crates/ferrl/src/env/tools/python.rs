@@ -106,9 +106,7 @@ fn draw_question(draw: &mut Draw, most: usize) -> (String, String, u64) {
         ),
         1 => (
             format!("How many steps does the Collatz sequence take from {n} to 1?"),
-            format!(
-                "n, k = {n}, 0\nwhile n != 1: n, k = (n // 2 if n % 2 == 0 else 3 * n + 1), k + 1\nprint(k)"
-            ),
+            format!("n, k={n}, 0\nwhile n != 1: n, k=(n // 2 if n % 2 == 0 else 3 * n + 1), k + 1\nprint(k)"),
             std::iter::successors(Some(n as u64), |x| {
                 Some(if x.is_multiple_of(2) { x / 2 } else { 3 * x + 1 })
             })

@@ -110,7 +110,7 @@ pub(super) fn of(sample: &Sample<'_>) -> Result<Tests> {
             let names = sample.columns.names();
             let there = if names.is_empty() { "none".to_string() } else { names.join(", ") };
             Err(Error::data(format!("code needs columns entry and cases, or io, or test_list; the row has {there}"))
-                .fix("cases = [{\"args\": [1], \"expect\": 2}] with entry = \"function\", or io = [{\"stdin\": \"\", \"stdout\": \"\"}]"))
+                .fix("the columns entry (a function's name) and cases, [{\"args\": [1], \"expect\": 2}]; or io, [{\"stdin\": \"\", \"stdout\": \"\"}]"))
         }
     };
     tests.map_err(|e| sample.error(e))
