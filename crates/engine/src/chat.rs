@@ -234,13 +234,21 @@ impl ChatTemplate {
                 .at(&self.place)
                 .fix("a template for conversations of several turns")
         };
-        let from = marked.text.find(REPLY).ok_or_else(lost)? + REPLY.len();
+        // With the reply in front, because some tokenizers write the first word of a text in another way.
+        let from = marked.text.find(REPLY).ok_or_else(lost)?;
         let behind = marked.plain.iter().filter(|span| span.start >= from);
         let plain: Vec<_> = behind.map(|span| span.start - from..span.end - from).collect();
-        if plain.is_empty() {
-            return tokenizer.encode_markup(&marked.text[from..]);
+        let mut ids = match plain.is_empty() {
+            true => tokenizer.encode_markup(&marked.text[from..])?,
+            false => tokenizer.encode_spans(&marked.text[from..], &plain)?.ids,
+        };
+        let reply = tokenizer.encode_markup(REPLY)?;
+        match ids.starts_with(&reply) {
+            true => drop(ids.drain(..reply.len())),
+            // The end of the turn is no token of its own: it begins in the reply's last one.
+            false => ids = tokenizer.encode_markup(&marked.text[from + REPLY.len()..])?,
         }
-        Ok(tokenizer.encode_spans(&marked.text[from..], &plain)?.ids)
+        Ok(ids)
     }
 
     /// Refuses a conversation of which the template leaves out a call of a tool, a tool, or what a role says: the model would
