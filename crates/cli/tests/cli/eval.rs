@@ -259,7 +259,7 @@ fn a_suite_that_cannot_be_evaluated_says_what_to_do() {
     assert!(message.contains("suite:math500=PATH"), "{message}");
 }
 
-/// Was: a run could be evaluated on the rows it was trained on, and nobody said so.
+/// Was: a run could be evaluated on the rows it was trained on, without a warning.
 #[test]
 fn a_suite_that_the_run_was_trained_on_is_said() {
     let folder = Folder::new("eval-suite-trained");

@@ -86,7 +86,7 @@ impl Counted {
         }
     }
 
-    /// Those that `most` rows have at most, with the first of these.
+    /// The marks found in at most `most` rows, each with the first row that has it.
     fn rare(self, most: u32) -> HashMap<u64, u32> {
         let rare = self.0.into_iter().filter(|(_, (.., n))| *n <= most);
         rare.map(|(mark, (row, ..))| (mark, row)).collect()

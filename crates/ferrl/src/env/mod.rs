@@ -8,6 +8,7 @@
 mod check;
 pub(crate) mod game;
 mod lost;
+mod numbered;
 mod one_turn;
 pub mod openenv;
 pub mod python;
@@ -17,6 +18,7 @@ pub(crate) mod trading;
 
 pub use check::{Violation, check};
 pub use lost::{Fault, Lost, Result, Why};
+pub use numbered::Numbered;
 
 use crate::task::{self, Example, Task};
 use crate::verify;

@@ -4,13 +4,12 @@
 
 use super::{End, Environment, Fault, Lost, Next, Result, Turn, Why};
 use crate::http::Url;
-use crate::task::{Example, Task};
 use ferrl_engine::Error;
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Where the text of an observation stands, the likeliest first.
+/// Fields that may hold the text of an observation; the first one that is there is read.
 const TEXTS: &[&str] =
     &["text", "message", "content", "prompt", "observation", "output", "result", "echoed_message"];
 /// The field of an action that is text, where the server does not say.
@@ -195,36 +194,6 @@ fn text(observation: &Value) -> String {
     match observation {
         Value::String(text) => text.clone(),
         other => found.map_or_else(|| other.to_string(), String::from),
-    }
-}
-
-/// Episodes of a server, by number.
-pub struct Episodes {
-    server: Arc<Server>,
-    seed: u64,
-}
-
-impl Episodes {
-    /// Those of a run with this seed.
-    pub fn new(server: Arc<Server>, seed: u64) -> Self {
-        Episodes { server, seed }
-    }
-}
-
-impl Task for Episodes {
-    /// The server says the prompt when the episode begins.
-    fn example(&self, index: u64, _held_out: bool) -> ferrl_engine::Result<Example> {
-        let columns = json!({ "episode": index }).as_object().cloned().unwrap_or_default();
-        Ok(Example { columns, ..Default::default() })
-    }
-
-    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
-        None
-    }
-
-    fn episode(&self, index: u64, held_out: bool) -> Option<Box<dyn Environment>> {
-        let seed = super::episode_seed(self.seed, index, held_out);
-        Some(open(&self.server, seed))
     }
 }
 

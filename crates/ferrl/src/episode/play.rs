@@ -6,6 +6,7 @@ use crate::env::{self, End, Fault, Lost, Next, Turn, Why};
 use crate::interrupt;
 use crate::rollout::Actor;
 use crate::source::Prompt;
+use crate::tool;
 use ferrl_engine::generate::{Completion, Event, Id, SamplingParams};
 use ferrl_engine::{Error, Result};
 use std::collections::HashMap;
@@ -224,6 +225,8 @@ impl Episode {
         let last = self.sequences[sequence].ids.len() - 2;
         self.sequences[sequence].reward[last] += reward as f32;
         played.score = score.or(played.score);
+        let failed = turn.results.iter().filter(|result| result.starts_with(tool::ERROR)).count();
+        played.tool_calls = [played.tool_calls[0] + turn.results.len(), played.tool_calls[1] + failed];
         let (Next::Observation(shown) | Next::State(shown)) = next;
         played.turns.push(TurnRecord {
             action: action.clone(),

@@ -174,7 +174,7 @@ fn a_truncated_completion_is_wrong_unless_the_recipe_says_otherwise() {
     }
 }
 
-/// Was: `verifier = "length"` needed a column that nobody gave.
+/// Was: `verifier = "length"` needed a column of expected answers.
 #[test]
 fn the_length_of_a_completion_is_known_without_a_column() {
     let source = json!({ "verifier": "length", "options": { "max": 10, "cache": 4 } });

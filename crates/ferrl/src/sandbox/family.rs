@@ -55,7 +55,7 @@ mod unix {
                 match wait(WaitOptions::NOHANG) {
                     Ok(Some(_)) => {}
                     Ok(None) => std::thread::sleep(Duration::from_micros(200)),
-                    Err(_) => return, // there is nobody left
+                    Err(_) => return, // no child is left
                 }
             }
         }

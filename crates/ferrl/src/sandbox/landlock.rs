@@ -1,4 +1,4 @@
-//! Landlock: which files may be touched, and nobody outside may be signalled or spoken to by abstract sockets.
+//! Landlock: which files may be touched, and no signal or abstract socket reaches a process outside.
 
 use landlock::CompatLevel::{BestEffort, HardRequirement};
 use landlock::{
@@ -32,7 +32,7 @@ pub(super) fn files(reads: &[PathBuf], scratch: &Path) -> Result<(), String> {
     ];
     for (paths, access) in allowed {
         for path in paths {
-            let Ok(place) = PathFd::new(path) else { continue }; // not there, so nobody reads it
+            let Ok(place) = PathFd::new(path) else { continue }; // a path that does not exist needs no rule
             let access = if path.is_dir() { access } else { access & AccessFs::from_file(abi) };
             created = created.add_rule(PathBeneath::new(place, access)).map_err(text)?;
         }

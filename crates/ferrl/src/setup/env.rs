@@ -4,9 +4,9 @@ use super::data::tasks;
 use crate::data::Encoder;
 use crate::data::prompt::Settings as Encoding;
 use crate::env::openenv::{self, Server};
-use crate::env::python::{self, OfRows, Settings, What, Workers};
+use crate::env::python::{self, OfRows, Settings, Start, What, Workers};
 use crate::env::tools::{Limits, ToolEpisode};
-use crate::env::{Environment, python::Episodes};
+use crate::env::{Environment, Numbered};
 use crate::episode::{Environments, RowEpisodes};
 use crate::recipe::Recipe;
 use crate::source::{Prompt, encoding};
@@ -39,12 +39,12 @@ pub fn environments(
     match Own::of(recipe, hooks)? {
         Some(Own::Python(workers)) => {
             workers.check()?;
-            own(Arc::new(python::Episodes::new(workers.clone(), recipe.seed)));
+            own(python_episodes(&workers, recipe.seed));
             rows = Some(Arc::new(OfRows::new(workers, recipe.seed)) as Arc<dyn RowEpisodes>);
         }
         Some(Own::Server(server)) => {
             server.check()?;
-            own(Arc::new(openenv::Episodes::new(server, recipe.seed)));
+            own(server_episodes(server, recipe.seed));
         }
         Some(Own::Tools(tools)) => {
             let limits = Limits { max_calls: recipe.env.max_calls, ..Default::default() };
@@ -81,10 +81,22 @@ pub(crate) fn check(recipe: &Recipe, hooks: &Hooks) -> Result<()> {
 /// The episodes of the recipe's own environment, as a task that starts nothing yet.
 pub(super) fn own_task(recipe: &Recipe) -> Result<Option<Arc<dyn Task>>> {
     Ok(match Own::of(recipe, &Hooks::default())? {
-        Some(Own::Python(workers)) => Some(Arc::new(Episodes::new(workers, recipe.seed))),
-        Some(Own::Server(server)) => Some(Arc::new(openenv::Episodes::new(server, recipe.seed))),
+        Some(Own::Python(workers)) => Some(python_episodes(&workers, recipe.seed)),
+        Some(Own::Server(server)) => Some(server_episodes(server, recipe.seed)),
         Some(Own::Tools(_)) | None => None,
     })
+}
+
+fn python_episodes(workers: &Arc<Workers>, seed: u64) -> Arc<dyn Task> {
+    let workers = workers.clone();
+    Arc::new(Numbered::new(seed, move |seed, index| {
+        let start = Start { seed, name: format!("episode {index}"), ..Default::default() };
+        Box::new(python::Episode::new(workers.clone(), start))
+    }))
+}
+
+fn server_episodes(server: Arc<Server>, seed: u64) -> Arc<dyn Task> {
+    Arc::new(Numbered::new(seed, move |seed, _| openenv::open(&server, seed)))
 }
 
 /// The environment that a recipe names; nothing is started.

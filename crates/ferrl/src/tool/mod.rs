@@ -19,6 +19,9 @@ use schemars::Schema;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
+/// What the result of a call that failed begins with.
+pub const ERROR: &str = "error";
+
 /// What a policy may call.
 pub trait Tool: Send + Sync {
     /// The name in calls.
@@ -32,10 +35,6 @@ pub trait Tool: Send + Sync {
     /// Whether it waits for another process or machine: its episodes then run on threads of their own.
     fn waits(&self) -> bool {
         false
-    }
-    /// What it counted since the last call of this, by name.
-    fn take_metrics(&self) -> Vec<(String, f64)> {
-        Vec::new()
     }
 }
 

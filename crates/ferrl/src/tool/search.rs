@@ -12,7 +12,6 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub(super) const ENTRY: Entry = Entry {
@@ -175,15 +174,13 @@ pub(crate) struct Search {
     backend: Backend,
     topk: usize,
     max_chars: usize,
-    calls: AtomicU64,
-    failed: AtomicU64,
 }
 
 impl Search {
     /// Over documents in memory.
     pub(crate) fn over(index: Arc<Index>, topk: usize) -> Self {
         let max_chars = Options::default().max_chars;
-        Search { backend: Backend::Local(index), topk, max_chars, calls: 0.into(), failed: 0.into() }
+        Search { backend: Backend::Local(index), topk, max_chars }
     }
 
     pub(crate) fn new(o: &Options) -> Result<Self> {
@@ -207,7 +204,7 @@ impl Search {
             }
         };
         let max_chars = o.max_chars;
-        Ok(Search { backend, topk: o.topk, max_chars, calls: 0.into(), failed: 0.into() })
+        Ok(Search { backend, topk: o.topk, max_chars })
     }
 
     fn find(&self, query: &str) -> std::result::Result<Vec<Document>, String> {
@@ -261,22 +258,16 @@ impl Tool for Search {
             Ok(text) => &text[..text.floor_char_boundary(MAX_QUERY)],
             Err(why) => return Ok(why),
         };
-        self.calls.fetch_add(1, Ordering::Relaxed);
         Ok(match self.find(query) {
             Ok(found) if found.is_empty() => "nothing found".into(),
             Ok(found) => self.text(&found),
             Err(why) => {
-                self.failed.fetch_add(1, Ordering::Relaxed);
                 format!("error: the search failed: {why}")
             }
         })
     }
     fn waits(&self) -> bool {
         matches!(self.backend, Backend::Service { .. })
-    }
-    fn take_metrics(&self) -> Vec<(String, f64)> {
-        let take = |counter: &AtomicU64| counter.swap(0, Ordering::Relaxed) as f64;
-        vec![("search/calls".into(), take(&self.calls)), ("search/failed".into(), take(&self.failed))]
     }
 }
 
@@ -338,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_speaks_as_search_r1_does_and_its_failures_are_said_and_counted() {
+    fn a_service_speaks_as_search_r1_does_and_its_failures_are_said() {
         let body = r#"{"result": [[{"document": {"id": "7", "contents": "\"Rome\"\nThe capital."}, "score": 3.5}]]}"#;
         let (url, served) = serve(vec![ok(body), ok("{}"), "HTTP/1.1 503 Busy\r\n\r\n".into()]);
         let options = json!({ "url": url, "topk": 3, "timeout": 5 });
@@ -353,11 +344,6 @@ mod tests {
             "{}",
             requests[0]
         );
-        assert_eq!(
-            tool.take_metrics(),
-            [("search/calls".to_string(), 3.0), ("search/failed".to_string(), 2.0)]
-        );
-        assert_eq!(tool.take_metrics()[0].1, 0.0);
     }
 
     #[test]

@@ -11,7 +11,6 @@ pub use workers::{Counts, Workers};
 use super::{End, Environment, Fault, Lost, Next, Result, Turn, Why, episode_seed};
 use crate::episode::RowEpisodes;
 use crate::source::Prompt;
-use crate::task::{Example, Task};
 use crate::verify::Hooks;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
@@ -78,7 +77,7 @@ pub struct Settings {
 pub struct Start {
     /// Decides every random number of the environment.
     pub seed: u64,
-    /// The row of the data, where there is one, and its number.
+    /// Number and columns of the data row, if the episode begins with one.
     pub row: Option<(u64, Map<String, Value>)>,
     /// The text it begins with; the environment says it where it is empty.
     pub state: String,
@@ -226,37 +225,6 @@ impl Environment for Episode {
 
     fn label(&self) -> String {
         format!("{}, {}", self.workers.name(), self.start.name)
-    }
-}
-
-/// Episodes without end, by number.
-pub struct Episodes {
-    workers: Arc<Workers>,
-    seed: u64,
-}
-
-impl Episodes {
-    /// Those of an environment that needs no rows.
-    pub fn new(workers: Arc<Workers>, seed: u64) -> Self {
-        Episodes { workers, seed }
-    }
-}
-
-impl Task for Episodes {
-    /// The environment says the prompt when the episode begins.
-    fn example(&self, index: u64, _held_out: bool) -> ferrl_engine::Result<Example> {
-        let columns = json!({ "episode": index }).as_object().cloned().unwrap_or_default();
-        Ok(Example { columns, ..Default::default() })
-    }
-
-    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
-        None
-    }
-
-    fn episode(&self, index: u64, held_out: bool) -> Option<Box<dyn Environment>> {
-        let seed = episode_seed(self.seed, index, held_out);
-        let start = Start { seed, name: format!("episode {index}"), ..Default::default() };
-        Some(Box::new(Episode::new(self.workers.clone(), start)))
     }
 }
 

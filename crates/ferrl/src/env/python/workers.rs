@@ -13,9 +13,9 @@ use std::time::Duration;
 const HOST: &str = include_str!("host.py");
 /// The longest answer in bytes.
 const MAX_LINE: usize = 16 << 20;
-/// An async environment is told to stop at the time-out; one that cannot hear it is ended a little later.
+/// An async call is cancelled at the time-out. If its process does not answer even then, it is killed after this grace period.
 const GRACE: Duration = Duration::from_secs(1);
-/// After so many lost episodes, before a single turn was answered, the environment is given up.
+/// The run stops after this many lost episodes, if no turn was answered before.
 const HOPELESS: u64 = 16;
 
 /// What has happened so far.
@@ -36,8 +36,8 @@ pub struct Counts {
 /// A few processes with the same environment, started when they are first needed.
 pub struct Workers {
     settings: Settings,
-    /// Twice as many as there are workers. A process that dies takes every call in it along, and nobody knows whose fault it
-    /// was: each is made again in one of the second half, where it is alone.
+    /// Two processes per worker. When a process of the first half dies, all calls in it fail, whichever caused it; each is
+    /// retried in a process of the second half, which serves one call at a time.
     slots: Vec<Slot>,
     ready: OnceLock<Value>,
     counts: Mutex<Counts>,

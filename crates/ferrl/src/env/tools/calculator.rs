@@ -1,17 +1,15 @@
 //! Arithmetic that is too hard to do in the head, with a calculator at hand.
 
 use super::Limits;
-use super::task::{Question, Questions, ToolTask, instructions};
+use super::task::{Question, Questions, ToolTask, exact, instructions};
 use crate::algo::settings;
 use crate::task::Entry;
 use crate::tool;
-use crate::verify;
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use std::sync::Arc;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "calculator",
@@ -33,10 +31,9 @@ pub(super) const ENTRY: Entry = Entry {
             true => vec![tool::build("calculator", &Map::new())?],
             false => Vec::new(),
         };
-        let exact = json!({ "take": "answer" });
         Ok(Box::new(ToolTask {
             tools: tools.into(),
-            verifier: Arc::from(verify::build("exact", exact.as_object().unwrap_or(&Map::new()))?),
+            verifier: exact(json!({}))?,
             limits: Limits { max_calls: o.max_calls, ..Default::default() },
             questions: Arithmetic { signs, seed, o },
         }))

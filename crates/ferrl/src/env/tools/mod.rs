@@ -13,8 +13,8 @@ pub(crate) const TOOL_TASKS: [&crate::task::Entry; 3] = [&calculator::ENTRY, &se
 
 use super::{End, Environment, Next, Turn};
 use crate::env;
-use crate::tool::Tool;
 use crate::tool::call::{self, Format};
+use crate::tool::{self, Tool};
 use crate::verify::{Sample, Verifier};
 use ferrl_engine::Result;
 use serde_json::{Map, Value, json};
@@ -72,7 +72,7 @@ impl ToolEpisode {
                 Ok(call) => self.tools[call.tool].call(&call.arguments)?,
                 Err(why) => why,
             };
-            self.errors += usize::from(result.starts_with("error"));
+            self.errors += usize::from(result.starts_with(tool::ERROR));
             results.push(result.chars().take(self.limits.max_chars).collect());
         }
         Ok((results, format))

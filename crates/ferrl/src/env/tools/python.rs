@@ -1,11 +1,10 @@
 //! Questions that a short program answers, with a Python interpreter at hand.
 
 use super::Limits;
-use super::task::{Question, Questions, ToolTask, instructions};
+use super::task::{Question, Questions, ToolTask, exact, instructions};
 use crate::algo::settings;
 use crate::task::Entry;
 use crate::tool::{self, Tool};
-use crate::verify;
 use crate::verify::countdown::Draw;
 use ferrl_engine::Result;
 use schemars::{JsonSchema, schema_for};
@@ -24,10 +23,9 @@ pub(super) const ENTRY: Entry = Entry {
         let tools: Arc<[Arc<dyn Tool>]> =
             vec![tool::build("python", json!({ "sandbox": o.sandbox }).as_object().unwrap_or(&Map::new()))?]
                 .into();
-        let exact = json!({ "take": "answer" });
         Ok(Box::new(ToolTask {
             tools: tools.clone(),
-            verifier: Arc::from(verify::build("exact", exact.as_object().unwrap_or(&Map::new()))?),
+            verifier: exact(json!({}))?,
             limits: Limits { max_calls: o.max_calls, ..Default::default() },
             questions: Programs { seed, tools, o },
         }))

@@ -2,12 +2,11 @@
 //! where each has a document. Training asks about other people than evaluations do.
 
 use super::Limits;
-use super::task::{Question, Questions, ToolTask, instructions};
+use super::task::{Question, Questions, ToolTask, exact, instructions};
 use crate::algo::settings;
 use crate::data::format_of;
 use crate::task::Entry;
 use crate::tool::{self, Document, Index, Search, Tool};
-use crate::verify;
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
@@ -23,10 +22,9 @@ pub(super) const ENTRY: Entry = Entry {
     defaults: || json!(Options::default()),
     build: |values, seed| {
         let o: Options = settings("data.task", Value::Object(values.clone()))?;
-        let exact = json!({ "take": "answer", "ignore_case": true, "ignore_punctuation": true });
         let tools = o.tools(seed)?;
         Ok(Box::new(ToolTask {
-            verifier: Arc::from(verify::build("exact", exact.as_object().unwrap_or(&Map::new()))?),
+            verifier: exact(json!({ "ignore_case": true, "ignore_punctuation": true }))?,
             limits: Limits { max_calls: o.max_calls, ..Default::default() },
             questions: Asked { told: o.instructions.then(|| instructions(&tools)), rows: o.rows()?, seed, o },
             tools,
@@ -198,7 +196,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Where the held-out part of so many begins.
+    /// The row of question `index`: training rows first, the held-out fraction behind them.
     fn split(&self, count: usize, index: u64, held_out: bool, draw: &mut Draw) -> usize {
         let kept = (((1.0 - self.o.held_out) * count as f64).round() as usize).clamp(1, count);
         match held_out && kept < count {

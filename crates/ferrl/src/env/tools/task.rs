@@ -3,7 +3,7 @@
 use super::{Environment, Limits, Next, ToolEpisode};
 use crate::task::{Example, Task};
 use crate::tool::Tool;
-use crate::verify::Verifier;
+use crate::verify::{self, Verifier};
 use ferrl_engine::Result;
 use serde_json::{Map, Value};
 use std::sync::Arc;
@@ -63,6 +63,12 @@ impl<Q: Questions> Task for ToolTask<Q> {
         let question = self.questions.question(index, held_out).ok()?;
         Some(Box::new(self.open(&question)))
     }
+}
+
+/// The verifier of answers in `<answer>` tags that must be equal to the column, as its further options say.
+pub(super) fn exact(mut options: Value) -> Result<Arc<dyn Verifier>> {
+    options["take"] = "answer".into();
+    Ok(Arc::from(verify::build("exact", options.as_object().unwrap_or(&Map::new()))?))
 }
 
 /// What a prompt says of the tools and of the answer.

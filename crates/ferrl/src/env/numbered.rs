@@ -1,0 +1,38 @@
+//! Episodes of an environment in another process or on another machine, by number and without end.
+
+use super::{Environment, episode_seed};
+use crate::task::{Example, Task};
+use ferrl_engine::Result;
+use serde_json::{Map, Value, json};
+
+/// Opens an episode by its seed and number.
+type Open = Box<dyn Fn(u64, u64) -> Box<dyn Environment> + Send + Sync>;
+
+/// Episodes by number, each from a seed of its own.
+pub struct Numbered {
+    seed: u64,
+    open: Open,
+}
+
+impl Numbered {
+    /// Those of a run with this seed.
+    pub fn new(seed: u64, open: impl Fn(u64, u64) -> Box<dyn Environment> + Send + Sync + 'static) -> Self {
+        Numbered { seed, open: Box::new(open) }
+    }
+}
+
+impl Task for Numbered {
+    /// The environment gives the prompt when the episode begins.
+    fn example(&self, index: u64, _held_out: bool) -> Result<Example> {
+        let columns = json!({ "episode": index }).as_object().cloned().unwrap_or_default();
+        Ok(Example { columns, ..Default::default() })
+    }
+
+    fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {
+        None
+    }
+
+    fn episode(&self, index: u64, held_out: bool) -> Option<Box<dyn Environment>> {
+        Some((self.open)(episode_seed(self.seed, index, held_out), index))
+    }
+}
