@@ -77,7 +77,7 @@ pub const SAMPLED: &[Metric] = &[
          and from all means.",
     ),
     metric("episodes/mean_turns", "Mean number of actions per episode, where an environment plays."),
-    metric("episodes/tool_calls", "Mean number of tool calls per episode, where tools are called."),
+    metric("episodes/tool_calls", "Mean number of tool calls per episode, where the environment has tools."),
     metric("episodes/failed_tool_calls", "Those of them that were answered with an error."),
     metric("episodes/lost", "Fraction of episodes given up because their environment failed."),
     metric(

@@ -125,9 +125,9 @@ pub struct Played {
     /// Whether that was because its next turn had no room in the model's context or in the cache.
     #[serde(default)]
     pub outgrown: bool,
-    /// Tools that the policy called, and how many of these calls failed.
-    #[serde(default)]
-    pub tool_calls: [usize; 2],
+    /// Calls of tools and how many of them failed, where the environment counts them (`tool_calls`, `tool_errors`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<(u64, u64)>,
     /// Why it has no end and no reward, where its environment failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<Box<Lost>>,

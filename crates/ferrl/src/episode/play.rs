@@ -6,7 +6,6 @@ use crate::env::{self, End, Fault, Lost, Next, Turn, Why};
 use crate::interrupt;
 use crate::rollout::Actor;
 use crate::source::Prompt;
-use crate::tool;
 use ferrl_engine::generate::{Completion, Event, Id, SamplingParams};
 use ferrl_engine::{Error, Result};
 use std::collections::HashMap;
@@ -225,8 +224,8 @@ impl Episode {
         let last = self.sequences[sequence].ids.len() - 2;
         self.sequences[sequence].reward[last] += reward as f32;
         played.score = score.or(played.score);
-        let failed = turn.results.iter().filter(|result| result.starts_with(tool::ERROR)).count();
-        played.tool_calls = [played.tool_calls[0] + turn.results.len(), played.tool_calls[1] + failed];
+        let counted = |name: &str| turn.extra.get(name)?.as_u64();
+        played.tool_calls = counted("tool_calls").zip(counted("tool_errors")).or(played.tool_calls);
         let (Next::Observation(shown) | Next::State(shown)) = next;
         played.turns.push(TurnRecord {
             action: action.clone(),

@@ -233,15 +233,13 @@ impl StepExperience {
 
     /// How episodes of several turns went.
     fn measure_episodes(&mut self, answers: &[Answer], decoding: f64) {
-        let called = |a: &Answer| a.played.as_ref().is_some_and(|p| p.tool_calls[0] > 0);
-        let (mut any, tools) = (false, answers.iter().any(called));
+        let mut any = false;
         for played in answers.iter().filter_map(|a| a.played.as_ref()) {
             any = true;
             self.metrics.add("episodes/lost", f64::from(played.lost.is_some()));
             if played.lost.is_none() {
                 self.metrics.add("episodes/mean_turns", played.turns.len() as f64);
-                let [calls, failed] = played.tool_calls;
-                if tools {
+                if let Some((calls, failed)) = played.tool_calls {
                     self.metrics.add("episodes/tool_calls", calls as f64);
                     self.metrics.add("episodes/failed_tool_calls", failed as f64);
                 }
