@@ -44,6 +44,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(commands::train::Args),
+    Launch(commands::launch::Args),
     Eval(Box<commands::eval::Args>),
     Plan(commands::plan::Args),
     Data(commands::data::Args),
@@ -93,6 +94,7 @@ pub(crate) fn exit_code(class: Class) -> u8 {
         Class::Model => 4,
         Class::Resource => 5,
         Class::Device => 6,
+        Class::Rank => 7,
         Class::Numerics => 8,
         Class::Interrupted => 130,
     }
@@ -101,6 +103,7 @@ pub(crate) fn exit_code(class: Class) -> u8 {
 fn dispatch(command: Command) -> ferrl_engine::Result<()> {
     match command {
         Command::Train(args) => commands::train::run(&args),
+        Command::Launch(args) => commands::launch::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Data(args) => commands::data::run(&args),

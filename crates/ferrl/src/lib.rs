@@ -19,6 +19,7 @@ pub mod interrupt;
 pub mod pack;
 pub mod plan;
 pub mod preflight;
+mod ranks;
 pub mod recipe;
 pub mod refill;
 pub mod report;

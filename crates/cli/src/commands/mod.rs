@@ -9,6 +9,7 @@ pub mod env;
 pub mod eval;
 pub mod generate;
 pub mod init;
+pub mod launch;
 pub mod plan;
 pub mod recipe;
 pub mod report;
