@@ -28,6 +28,7 @@ pub mod rollout;
 pub mod run;
 pub mod runner;
 pub mod sandbox;
+pub mod search;
 pub mod secrets;
 pub mod setup;
 pub mod signal;

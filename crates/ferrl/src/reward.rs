@@ -182,6 +182,11 @@ impl Rewards {
         Ok(())
     }
 
+    /// What the first verifier that looks for an answer takes as it.
+    pub fn extract(&self, completion: &str) -> Option<String> {
+        self.sources.iter().find_map(|(_, reward)| reward.verifier()?.extract(completion))
+    }
+
     /// Whether every source could reward completions to a prompt: its row has the columns they need.
     pub fn check(&self, prompt: &Prompt, place: &str) -> Result<()> {
         if self.of_tasks && prompt.episode.is_some() {

@@ -14,6 +14,7 @@ pub mod plan;
 pub mod recipe;
 pub mod report;
 pub mod score;
+pub mod search;
 pub mod shell;
 pub mod steps;
 pub mod sync;
