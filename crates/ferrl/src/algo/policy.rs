@@ -6,6 +6,7 @@ mod advantages;
 mod filter;
 mod loss;
 mod method;
+mod turns;
 
 pub(super) use method::{Method, NOTHING_TO_COMPARE, merged, method, reward_metrics};
 
@@ -113,7 +114,7 @@ pub struct Advantage {
     pub normalise: Normalise,
     /// Decay of the moving average with `baseline = "moving"`. [0, 1]
     pub decay: f64,
-    /// Discount factor, for the critic and for `to_go`. [0, 1]
+    /// Discount factor: per token for the critic and for `to_go`, per turn with `baseline = "turns"`. [0, 1]
     pub gamma: f64,
     /// GAE lambda. [0, 1]
     pub lambda: f64,
@@ -129,6 +130,9 @@ pub enum Baseline {
     Others,
     /// The mean over all completions of the rollout.
     Batch,
+    /// Return batch normalisation (ReBN): the return from each turn on against the mean over all turns of the rollout, with
+    /// `divide_by_std` over their standard deviation too (Liu et al., 2025, arXiv 2510.01051).
+    Turns,
     /// A moving average over previous rollouts.
     Moving,
     /// No baseline.
@@ -288,6 +292,11 @@ impl Policy {
             (
                 a.to_go && a.baseline == Baseline::Critic,
                 "the critic's advantages count from each token on already",
+                "algo.advantage.to_go = false",
+            ),
+            (
+                a.to_go && a.baseline == Baseline::Turns,
+                "the returns of turns count from each turn on already",
                 "algo.advantage.to_go = false",
             ),
             (

@@ -44,6 +44,7 @@ impl Policy {
         }
         match self.advantage.baseline {
             Baseline::Critic => self.critic_advantages(e),
+            Baseline::Turns => self.turn_advantages(e),
             _ if self.advantage.parts => self.part_advantages(e),
             _ => self.return_advantages(e, moving),
         }
