@@ -8,6 +8,7 @@
 pub mod algo;
 pub mod api;
 pub mod batch;
+pub mod credit;
 pub mod data;
 pub mod env;
 pub mod episode;

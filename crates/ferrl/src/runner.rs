@@ -620,6 +620,7 @@ fn printed(r: &crate::train::ScoredRollout) -> crate::run::RolloutRecord {
         reward: r.graded.reward,
         temperature: r.temperature.map(f64::from),
         extra: r.graded.extra.clone(),
+        credit: r.credit.clone(),
         turns: r.answer.played.as_ref().map_or_else(Vec::new, |played| played.turns.clone()),
         lost: r.answer.played.as_ref().and_then(|played| played.lost.as_deref().cloned()),
         components: r.graded.components.iter().map(|(n, v)| (n.clone(), f64::from(*v))).collect(),

@@ -1,11 +1,12 @@
 //! One step of training, in the order in which things happen:
 //! prompt -> rollout -> reward -> advantage -> loss -> gradients -> weights.
 //!
-//! `collect` draws, samples and rewards; `annotate` computes what needs no gradient; `one_pass` precomputes gradients;
-//! `rollback` undoes a step that failed.
+//! `collect` draws, samples and rewards; `credit` samples continuations of steps; `annotate` computes what needs no gradient;
+//! `one_pass` precomputes gradients; `rollback` undoes a step that failed.
 
 mod annotate;
 mod collect;
+mod credit;
 mod one_pass;
 mod rollback;
 
@@ -82,7 +83,7 @@ pub struct Stage {
     pub updating: bool,
     /// Warnings for the user.
     pub warnings: Warnings,
-    /// Called with the phase of the step: data, rollout, reward, annotate or train.
+    /// Called with the phase of the step: data, rollout, reward, credit, annotate or train.
     pub waits: Waits,
 }
 

@@ -3,6 +3,7 @@
 pub mod algorithms;
 pub mod bench;
 pub mod chat;
+pub mod credit;
 pub mod data;
 pub mod doctor;
 pub mod env;

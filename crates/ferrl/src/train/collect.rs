@@ -3,6 +3,7 @@
 //! Collection may run ahead of training by `rollout.max_lag` steps; a step takes the oldest.
 
 use crate::algo::Feed;
+use crate::credit::StepCredit;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::reward::{Completions, Graded};
 use crate::rollout::{self, Actor, Answer, Sampled};
@@ -41,6 +42,9 @@ pub struct ScoredRollout {
     /// Temperature it was sampled at; absent where it was given.
     #[serde(default)]
     pub temperature: Option<f32>,
+    /// Values and advantages of its steps, where continuations were sampled from them.
+    #[serde(default)]
+    pub credit: Option<StepCredit>,
 }
 
 impl ScoredRollout {
@@ -195,12 +199,15 @@ impl Stage {
         let completions = Completions { prompts: &prompts, answers: &answers, at };
         let graded = self.rewards.score(completions, &mut experience, &mut out.metrics)?;
         clock.lap("reward", metrics);
+        let credits =
+            self.credit(completions, &graded, &mut experience, (&mut out.metrics, clock, metrics))?;
         out.experience.append(experience, before, out.rollouts.len());
-        let shown = |(answer, graded): (Answer, Graded)| {
+        let shown = |((answer, graded), credit): ((Answer, Graded), _)| {
             let prompt = prompts[answer.prompt].clone();
-            ScoredRollout { prompt, answer, graded, advantage: 0.0, temperature: Some(params.divisor()) }
+            let temperature = Some(params.divisor());
+            ScoredRollout { prompt, answer, graded, advantage: 0.0, temperature, credit }
         };
-        out.rollouts.extend(answers.into_iter().zip(graded).map(shown));
+        out.rollouts.extend(answers.into_iter().zip(graded).zip(credits).map(shown));
         Ok(())
     }
 
@@ -287,7 +294,14 @@ impl StepExperience {
             let graded =
                 Graded { reward: Some(reward), components, score: Some(reward), ..Default::default() };
             let prompt = given.prompt.clone();
-            self.rollouts.push(ScoredRollout { prompt, answer, graded, advantage: 0.0, temperature: None });
+            self.rollouts.push(ScoredRollout {
+                prompt,
+                answer,
+                graded,
+                advantage: 0.0,
+                temperature: None,
+                credit: None,
+            });
         }
         self.give(given.answers, group);
         Ok(())
