@@ -85,6 +85,10 @@ pub const SAMPLED: &[Metric] = &[
         "Fraction of the rollout time in which a decode batch ran; less than 1 where the policy waited for environments.",
     ),
     metric(
+        "episodes/overhead",
+        "Fraction of the rollout time that was neither decoding nor an environment's: text and tokens of turns, bookkeeping.",
+    ),
+    metric(
         "sampling/sampling_logp_difference/mean",
         "Mean absolute difference of trainer and sampler log-probabilities at the same policy version: 0.",
     ),
