@@ -109,6 +109,10 @@ pub const SAMPLED: &[Metric] = &[
         "Fraction of completions left out, because they cannot be split or a state has no value.",
     ),
     metric(
+        "episodes/overhead",
+        "Fraction of the rollout time that was neither decoding nor an environment's: text and tokens of turns, bookkeeping.",
+    ),
+    metric(
         "sampling/sampling_logp_difference/mean",
         "Mean absolute difference of trainer and sampler log-probabilities at the same policy version: 0.",
     ),
