@@ -31,8 +31,8 @@ impl Policy {
             at.iter().zip(weights).for_each(|(&i, w)| s.correction[i] = w);
             if self.uses_reference() {
                 let mut total = 0.0;
-                for &i in &at {
-                    let kl = self.kl.estimator.value(s.old_logp[i], s.ref_logp[i]);
+                let estimates = self.kl.estimates(&pick(&s.old_logp), &pick(&s.ref_logp)).0;
+                for (&i, kl) in at.iter().zip(estimates) {
                     total += kl;
                     if self.kl.place == Place::Reward {
                         s.reward[i] -= (kl_coef * kl) as f32;
@@ -50,10 +50,10 @@ impl Policy {
         }
         if self.uses_reference() && self.kl.place == Place::Advantage {
             for s in &mut e.sequences {
-                for i in s.actions().collect::<Vec<_>>() {
-                    s.advantage[i] -=
-                        (kl_coef * self.kl.estimator.value(s.old_logp[i], s.ref_logp[i])) as f32;
-                }
+                let at: Vec<usize> = s.actions().collect();
+                let pick = |c: &[f32]| at.iter().map(|&i| c[i]).collect::<Vec<f32>>();
+                let estimates = self.kl.estimates(&pick(&s.old_logp), &pick(&s.ref_logp)).0;
+                at.iter().zip(estimates).for_each(|(&i, kl)| s.advantage[i] -= (kl_coef * kl) as f32);
             }
         }
         self.normalise(e);
