@@ -178,6 +178,7 @@ fn variants(name: &str) -> Vec<Value> {
             all.push(json!({ "aggregate": "constant", "length": 16 }));
             all.push(json!({ "advantage": { "baseline": "batch", "normalise": "scale" } }));
             all.push(json!({ "advantage": { "baseline": "moving", "to_go": true, "gamma": 0.9 } }));
+            all.push(json!({ "advantage": { "baseline": "turns", "gamma": 0.9, "divide_by_std": true, "parts": false } }));
             all.push(json!({ "correction": { "kind": "truncate", "cap": 1.1 } }));
             all.push(json!({ "critic": { "clip": 0.3, "half": true, "coef": 0.5 } }));
             let critic = json!({ "baseline": "critic", "parts": false, "to_go": false });

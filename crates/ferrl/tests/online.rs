@@ -132,6 +132,51 @@ fn a_moving_baseline_lags_one_rollout_behind_and_survives_a_restart() {
     assert_eq!(step(&mut *other, 3.0), 1.5, "1 * 0.75 + 3 * 0.25 = 1.5");
 }
 
+/// A sequence of a trajectory: for each turn its tokens and its reward, with a token that was read before each.
+fn turns(trajectory: usize, turns: &[(usize, f32)]) -> Sequence {
+    let (mut trained, mut reward) = (vec![], vec![]);
+    for &(tokens, earned) in turns {
+        trained.push(false);
+        trained.extend(vec![true; tokens]);
+        reward.extend(vec![0.0; tokens]);
+        reward[trained.len() - 2] = earned;
+        reward.push(0.0);
+    }
+    let n = trained.len();
+    let trajectory_tokens = trained.iter().filter(|t| **t).count();
+    let (ids, sampled_logp) = (vec![1; n], vec![-1.0; n]);
+    let own =
+        Sequence { ids, trained, reward, sampled_logp, trajectory, trajectory_tokens, ..Default::default() };
+    Sequence { group: trajectory, weight: 1.0, ..own }
+}
+
+#[test]
+fn rebn_compares_the_discounted_returns_of_turns_over_the_rollout() {
+    // The first trajectory has two sequences: its returns are 4 + 3.5 / 2, 3 + 1 / 2 and 1; those of the second 2 / 2 and 2.
+    let experience = || Experience {
+        sequences: vec![
+            turns(0, &[(3, 4.0), (1, 3.0)]),
+            turns(0, &[(2, 1.0)]),
+            turns(1, &[(5, 0.0), (1, 2.0)]),
+        ],
+    };
+    let settings =
+        |divide| json!({ "advantage": { "baseline": "turns", "gamma": 0.5, "divide_by_std": divide } });
+    let returns = [5.75, 3.5, 1.0, 1.0, 2.0];
+    let (mean, variance) = mean_and_variance(&returns);
+    for (divide, scale) in [(false, 1.0), (true, variance.sqrt() + 1e-9)] {
+        let mut e = experience();
+        build("reinforce", settings(divide)).prepare(&mut e).unwrap();
+        let lengths = [3, 1, 2, 5, 1];
+        let want = returns.iter().zip(lengths).flat_map(|(r, n)| vec![(r - mean) / scale; n]);
+        let got = advantages(&e);
+        assert_eq!(got.len(), 12);
+        for (got, want) in got.iter().zip(want) {
+            assert!((got - want).abs() < 1e-6, "{got} {want}");
+        }
+    }
+}
+
 #[test]
 fn reinforce_pp_has_mean_zero_and_variance_one_over_all_tokens() {
     for name in ["reinforce_pp", "reinforce_pp_baseline"] {
@@ -332,6 +377,11 @@ fn settings_that_would_do_nothing_are_refused() {
         ("grpo", json!({ "advantage": { "gamma": 1.9 } }), "advantage.gamma: expected a number from 0 to 1"),
         ("gdpo", json!({ "kl": { "coef": 0.1, "place": "reward" } }), "parts"),
         ("ppo", json!({ "advantage": { "to_go": true } }), "already"),
+        (
+            "reinforce",
+            json!({ "advantage": { "baseline": "turns", "to_go": true } }),
+            "from each turn on already",
+        ),
     ] {
         let error = (find(name).unwrap().build)(values).err().unwrap().to_string();
         assert!(error.contains(says), "{error}");

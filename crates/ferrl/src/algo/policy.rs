@@ -7,6 +7,7 @@ mod filter;
 mod loss;
 mod method;
 mod scores;
+mod turns;
 
 pub(super) use method::{Method, NOTHING_TO_COMPARE, merged, method, reward_metrics};
 
@@ -127,7 +128,7 @@ pub struct Advantage {
     pub normalise: Normalise,
     /// Decay of the moving average with `baseline = "moving"`. [0, 1]
     pub decay: f64,
-    /// Discount factor, for the critic and for `to_go`. [0, 1]
+    /// Discount factor: per token for the critic and for `to_go`, per turn with `baseline = "turns"`. [0, 1]
     pub gamma: f64,
     /// GAE lambda. [0, 1]
     pub lambda: f64,
@@ -143,6 +144,9 @@ pub enum Baseline {
     Others,
     /// The mean over all completions of the rollout.
     Batch,
+    /// Return batch normalisation (ReBN): the return from each turn on against the mean over all turns of the rollout, with
+    /// `divide_by_std` over their standard deviation too (Liu et al., 2025, arXiv 2510.01051).
+    Turns,
     /// A moving average over previous rollouts.
     Moving,
     /// No baseline.
@@ -356,6 +360,11 @@ impl Policy {
                 self.scores.centre && !self.scores.scale,
                 "scores.centre subtracts the mean of the scores that scores.scale divides",
                 "algo.scores.scale = true",
+            ),
+            (
+                a.to_go && a.baseline == Baseline::Turns,
+                "the returns of turns count from each turn on already",
+                "algo.advantage.to_go = false",
             ),
             (
                 a.parts && !apart,

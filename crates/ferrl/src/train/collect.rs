@@ -221,7 +221,8 @@ impl Stage {
     ) -> Result<Sampled> {
         let generator = &mut **self.generator.as_mut().expect("a stage with rollouts has a generator");
         let (policy, tokenizer, stops) = (&self.policy.model, &*self.tokenizer, &self.stops);
-        let mut actor = Actor { generator, policy, tokenizer, stops, environments: &self.environments };
+        let (environments, ranks) = (&self.environments, &self.ranks);
+        let mut actor = Actor { generator, policy, tokenizer, stops, environments, ranks };
         rollout::sample(&mut actor, prompts, params, samples, step)
             .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))
     }

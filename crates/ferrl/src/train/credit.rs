@@ -29,6 +29,7 @@ impl Stage {
             tokenizer: &self.tokenizer,
             stops: &self.stops,
             environments: &self.environments,
+            ranks: &self.ranks,
         };
         let mut continuations = Continuations { actor, params, rewards: &self.rewards, vine };
         let credits = credit::credit(&mut continuations, completions, graded, experience, own)

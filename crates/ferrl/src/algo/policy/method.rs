@@ -107,7 +107,8 @@ impl Algorithm for Method {
                 true => Some(NOTHING_TO_COMPARE),
                 false => p.filter_equal.then_some(NOTHING_TO_FILTER),
             },
-            one_per_step: (p.advantage.baseline == Baseline::Batch).then_some(OWN_MEAN),
+            one_per_step: matches!(p.advantage.baseline, Baseline::Batch | Baseline::Turns)
+                .then_some(OWN_MEAN),
             random_reference: p.uses_reference().then_some(RANDOM_REFERENCE),
             ..Default::default()
         }
