@@ -1,8 +1,8 @@
 //! One step of training, in the order in which things happen:
 //! prompt -> rollout -> reward -> advantage -> loss -> gradients -> weights.
 //!
-//! `collect` draws, samples and rewards; `credit` samples continuations of steps; `annotate` computes what needs no gradient; `one_pass` precomputes gradients;
-//! `rollback` undoes a step that failed.
+//! `collect` draws, samples and rewards; `credit` samples continuations of steps; `annotate` computes what needs no gradient;
+//! `one_pass` precomputes gradients; `rollback` undoes a step that failed.
 
 mod annotate;
 mod collect;

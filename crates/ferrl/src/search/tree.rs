@@ -67,13 +67,13 @@ pub struct Node {
     pub system: Option<usize>,
     /// Key of the random numbers of its children: a function of the path.
     #[serde(skip)]
-    pub(super) key: u64,
+    pub(crate) key: u64,
     /// Children drawn so far, rejected and merged ones included.
     #[serde(skip)]
-    pub(super) draws: u32,
+    pub(crate) draws: u32,
     /// Simulations under way below it.
     #[serde(skip)]
-    pub(super) virtual_loss: u64,
+    pub(crate) virtual_loss: u64,
 }
 
 fn one() -> u64 {
