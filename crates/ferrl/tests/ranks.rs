@@ -112,8 +112,12 @@ fn left(runs: &Path) -> BTreeMap<String, String> {
         let path = rollout.unwrap().path();
         all.insert(format!("{:?}", path.file_name().unwrap()), hash(&std::fs::read(&path).unwrap()));
     }
-    let clock =
-        |k: &str| k.contains("tim") || k == "seconds" || ["episodes/decoding", "episodes/overhead"].contains(&k) || k.starts_with("ranks/");
+    let clock = |k: &str| {
+        k.contains("tim")
+            || k == "seconds"
+            || ["episodes/decoding", "episodes/overhead"].contains(&k)
+            || k.starts_with("ranks/")
+    };
     for (i, line) in std::fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().enumerate() {
         let line: Value = serde_json::from_str(line).unwrap();
         for (key, value) in line.as_object().unwrap().iter().filter(|(k, _)| !clock(k)) {
