@@ -50,6 +50,7 @@ fn experience(feed: Feed) -> Experience {
             sampled_logp: logp,
             ref_logp: column(2, 0.5, -1.4),
             old_value: column(3, 0.5, 0.0),
+            credit: column(4, 0.5, 0.0),
             ..Default::default()
         });
     }
@@ -183,6 +184,8 @@ fn variants(name: &str) -> Vec<Value> {
             let critic = json!({ "baseline": "critic", "parts": false, "to_go": false });
             all.push(json!({ "advantage": critic, "refills": 0 }));
             all.push(json!({ "filter_equal": true, "overlong": 0.5, "length": 8, "mask_truncated": true }));
+            let batch = json!({ "baseline": "batch" });
+            all.push(json!({ "filter_equal": true, "overlong": 0.5, "length": 8, "mask_truncated": true, "advantage": batch }));
             for surrogate in ["clip", "truncate", "ratio", "logp"] {
                 for ratio in ["token", "mean", "product"] {
                     all.push(json!({ "surrogate": surrogate, "ratio": ratio, "clip_high": 0.28 }));

@@ -26,7 +26,7 @@ use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
-use ferrl_kernels::DType;
+use ferrl_kernels::{DType, Ranks};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -206,7 +206,7 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Prompts to ask: all there are, or as many as were asked for.
-fn wanted(asked: Option<usize>, all: Option<usize>) -> usize {
+pub(super) fn wanted(asked: Option<usize>, all: Option<usize>) -> usize {
     match (asked, all) {
         (Some(asked), Some(all)) if asked > all => {
             eprintln!("note: there are {all} prompts, not {asked}");
@@ -238,6 +238,7 @@ fn sample(
             tokenizer,
             stops: &stops,
             environments: &environments,
+            ranks: Ranks::ALONE,
         };
         let start = Instant::now();
         let name = job.suite.map_or("evaluating", |s| s.name);
@@ -339,17 +340,18 @@ fn written((prompt, answer, graded): &Answered, suite: Option<&Entry>) -> Value 
     row
 }
 
-struct Found {
-    model: PathBuf,
+/// A model to evaluate.
+pub(super) struct Found {
+    pub model: PathBuf,
     /// The run's own recipe, where it is a run.
-    recipe: Option<PathBuf>,
+    pub recipe: Option<PathBuf>,
     /// Which of a run's models it is.
-    from: Option<String>,
+    pub from: Option<String>,
 }
 
 /// A model directory, or the model of a run that has come furthest: what a finished stage left, or the newest checkpoint of
 /// the stage after it.
-fn find(path: &Path) -> Result<Found> {
+pub(super) fn find(path: &Path) -> Result<Found> {
     let recipe = path.join("recipe.toml");
     if path.join("config.json").is_file() || !recipe.is_file() {
         return Ok(Found { model: path.into(), recipe: None, from: None });
@@ -364,23 +366,24 @@ fn find(path: &Path) -> Result<Found> {
 
 /// The recipe's last stage with the changes of the command line.
 fn base(args: &Args, own: Option<&PathBuf>) -> Result<Recipe> {
-    let resolved = match args.recipe.as_ref().or(own) {
-        Some(path) => Recipe::load(path, &args.changes).map_err(|e| match nearest_path(path) {
+    last_stage(args.recipe.as_ref().or(own), &args.changes)
+}
+
+/// The last stage of a recipe, or the default settings, with changes.
+pub(super) fn last_stage(recipe: Option<&PathBuf>, changes: &[String]) -> Result<Recipe> {
+    let resolved = match recipe {
+        Some(path) => Recipe::load(path, changes).map_err(|e| match nearest_path(path) {
             Some(near) if !path.exists() => e.fix(format!("the nearest name there is {near}")),
             _ => e,
         })?,
-        None => Recipe::parse("", "the command line", "eval", &args.changes)?,
+        None => Recipe::parse("", "the command line", "eval", changes)?,
     };
     Ok(resolved.stages.into_iter().last().map(|s| s.recipe).unwrap_or_default())
 }
 
-/// The same with what the flags say.
-fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
-    let mut recipe = base(args, own.as_ref())?;
-    if let (Some(path), None, true) = (&own, &args.recipe, args.data.is_empty() && args.task.is_none()) {
-        same_split(&recipe, path)?;
-    }
-    if let Some(task) = &args.task {
+/// Takes the prompts from a generated task or from files, where they are named.
+pub(super) fn point_at(recipe: &mut Recipe, task: Option<&str>, data: &[String]) -> Result<()> {
+    if let Some(task) = task {
         let task = task.trim_start_matches("task:");
         let near = nearest(task, TASKS.iter().map(|t| t.name)).unwrap_or(TASKS[0].name);
         task::find(task).map_err(|e| e.fix(format!("--task {near}")))?;
@@ -390,17 +393,27 @@ fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
         }
         (recipe.data.train, recipe.eval.data) = (vec![name], Vec::new());
     }
-    if !args.data.is_empty() {
-        (recipe.eval.data, recipe.data.train) = (args.data.clone(), Vec::new());
+    if !data.is_empty() {
+        (recipe.eval.data, recipe.data.train) = (data.to_vec(), Vec::new());
         recipe.data.weights.clear();
         // The share of the run's own data that it held out says nothing about this file.
         recipe.eval.split = 0.0;
     }
     recipe.data.shuffle = false;
-    if recipe.eval.data.is_empty() && recipe.eval.split == 0.0 && setup::task(&recipe)?.is_none() {
+    if recipe.eval.data.is_empty() && recipe.eval.split == 0.0 && setup::task(recipe)?.is_none() {
         return Err(Error::usage("there are no prompts to evaluate on")
             .fix("--data FILE, --task NAME, or a recipe with eval.data"));
     }
+    Ok(())
+}
+
+/// The same with what the flags say.
+fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
+    let mut recipe = base(args, own.as_ref())?;
+    if let (Some(path), None, true) = (&own, &args.recipe, args.data.is_empty() && args.task.is_none()) {
+        same_split(&recipe, path)?;
+    }
+    point_at(&mut recipe, args.task.as_deref(), &args.data)?;
     if let Some(reward) = graders(args)? {
         recipe.reward = vec![reward];
     }

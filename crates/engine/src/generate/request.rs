@@ -46,6 +46,8 @@ pub struct Completion {
     pub top: Vec<Vec<(u32, f32)>>,
     /// Version of the weights that gave the token.
     pub versions: Vec<u64>,
+    /// Tokens of the prompt whose keys and values were in the cache when the request first ran: they were not computed again.
+    pub shared: usize,
     /// Why it ended.
     pub stop: Stop,
 }

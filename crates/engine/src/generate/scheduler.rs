@@ -186,6 +186,7 @@ impl Sampler {
             let Some(mut s) = self.waiting.remove(at) else { break };
             (s.rows, s.fresh) = (rows, true);
             self.usage.reused += s.computed as u64;
+            s.shared.get_or_insert(s.computed);
             let i = self.running.partition_point(|r| r.id < s.id);
             self.running.insert(i, s);
             if !self.make_room(backend, i)? {

@@ -17,6 +17,8 @@ pub(super) struct Sequence {
     /// Tokens whose keys and values are in the blocks of `table`.
     pub computed: usize,
     pub table: Table,
+    /// Tokens of the prompt that were in the cache when it first ran.
+    pub shared: Option<usize>,
     /// Rows it has in the step under way.
     pub rows: usize,
     /// Joined in the step under way, and may refer to blocks that are only now being written.
@@ -39,6 +41,7 @@ impl Sequence {
             stream: request.stream,
             computed: 0,
             table: Table::default(),
+            shared: None,
             rows: 0,
             fresh: false,
             follows: None,
@@ -109,6 +112,7 @@ impl Sequence {
             sampled_logp: self.sampled_logp,
             top: self.top,
             versions: self.versions,
+            shared: self.shared.unwrap_or(0),
             stop,
         }
     }

@@ -405,7 +405,7 @@ fn text_is_cut_at_what_ended_it() {
     let completion = |text: &str, last: Option<&str>, stop: Stop| {
         let mut ids = t.encode_text(text).unwrap();
         ids.extend(last.map(|name| t.token_id(name).unwrap()));
-        Completion { ids, logp: vec![], sampled_logp: vec![], top: vec![], versions: vec![], stop }
+        Completion { ids, logp: vec![], sampled_logp: vec![], top: vec![], versions: vec![], shared: 0, stop }
     };
     let eos = t.token_id("<|im_end|>").unwrap();
     let cases = [

@@ -16,6 +16,7 @@ use super::math::aggregate::Aggregate;
 use super::math::correction::Correction;
 use super::math::kl::Estimator;
 use super::math::surrogate::{Ratio, Surrogate};
+use crate::credit::Vine;
 use crate::experience::Experience;
 use crate::refill::Refill;
 use ferrl_engine::{Error, Result};
@@ -51,6 +52,8 @@ pub struct Policy {
     pub kl: Kl,
     /// Advantage estimation.
     pub advantage: Advantage,
+    /// Monte-Carlo values of steps, for `advantage.baseline = "steps"`.
+    pub vine: Vine,
     /// Importance-sampling correction for tokens sampled by an older policy.
     pub correction: Correction,
     /// Value loss of the critic.
@@ -139,6 +142,8 @@ pub enum Baseline {
     None,
     /// The critic, by generalised advantage estimation (GAE).
     Critic,
+    /// Monte-Carlo values of the states between steps, from continuations that the policy samples there (`vine`).
+    Steps,
 }
 
 /// The critic's loss: `coef * max((V - R)^2, (clip(V) - R)^2)`, halved or not.
@@ -168,6 +173,7 @@ impl Default for Policy {
             entropy_coef: 0.0,
             kl: Kl::default(),
             advantage: Advantage::default(),
+            vine: Vine::default(),
             correction: Correction::default(),
             critic: Critic::default(),
             epochs: 1,
@@ -219,6 +225,7 @@ impl Policy {
             self.kl_rules(),
             self.length_rules(),
             self.advantage_rules(),
+            self.step_rules(),
         ];
         match rules.into_iter().flatten().find(|r| r.0) {
             Some((_, what, fix)) => Err(Error::usage(what).at("algo").fix(fix)),
@@ -303,6 +310,36 @@ impl Policy {
                 a.parts && !apart,
                 "advantage.parts compares within the group, whole answers, without a KL in the reward",
                 "algo.advantage.baseline = \"group\", algo.advantage.to_go = false, algo.kl.place = \"loss\"",
+            ),
+        ]
+    }
+
+    fn step_rules(&self) -> Vec<Rule> {
+        let (a, v) = (&self.advantage, &self.vine);
+        let steps = a.baseline == Baseline::Steps;
+        let shaped = a.divide_by_std || a.parts || a.to_go || self.overlong > 0.0;
+        vec![
+            (
+                !steps && *v != Vine::default(),
+                "algo.vine estimates the values of steps, which this baseline does not use",
+                "algo.advantage.baseline = \"steps\"",
+            ),
+            (
+                steps && (shaped || self.kl.place == Place::Reward && self.uses_reference()),
+                "the advantages of steps come from the rewards of whole completions",
+                "algo.kl.place = \"loss\", and none of algo.overlong, algo.advantage.divide_by_std, algo.advantage.parts and \
+                 algo.advantage.to_go",
+            ),
+            (
+                v.interval.is_some() && v.max_samples < v.samples,
+                "vine.max_samples is below vine.samples, so that no continuation would be added",
+                "algo.vine.max_samples = 30",
+            ),
+            (
+                v.interval.is_none()
+                    && (v.add, v.max_samples) != (Vine::default().add, Vine::default().max_samples),
+                "vine.add and vine.max_samples belong to vine.interval",
+                "algo.vine.interval = 0.05",
             ),
         ]
     }

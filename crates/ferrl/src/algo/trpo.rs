@@ -19,6 +19,7 @@ use super::math::surrogate::Surrogate;
 use super::metrics::{CRITIC, EQUAL, REFERENCE, REWARDED, SURROGATE, TRUST};
 use super::policy::{Advantage, Baseline, Critic, Kl, Method, Policy, merged};
 use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
+use crate::credit::Vine;
 use crate::experience::{ByRole, Experience, Loss, MicroBatch};
 use crate::trust_region::TrustRegion;
 use ferrl_engine::Result;
@@ -136,6 +137,9 @@ impl Algorithm for Trpo {
     }
     fn updates(&self) -> UpdatePlan {
         UpdatePlan { trust_region: Some(self.region), ..self.method.updates() }
+    }
+    fn vine(&self) -> Option<&Vine> {
+        self.method.vine()
     }
     fn state(&self) -> Value {
         self.method.state()

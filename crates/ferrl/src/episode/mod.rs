@@ -75,6 +75,11 @@ impl Environments {
         Environments { encoder: Some(encoder), ..self }
     }
 
+    /// How conversations become tokens, where the recipe has them.
+    pub fn encoder(&self) -> Option<&Encoder> {
+        self.encoder.as_deref()
+    }
+
     /// A fresh episode of a prompt, where it begins one.
     fn open(&self, prompt: &Prompt) -> Result<Option<Box<dyn Environment>>> {
         let Some(EpisodeKey { task, index, held_out }) = &prompt.episode else {
@@ -93,7 +98,7 @@ impl Environments {
 }
 
 /// How the time of a rollout went.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TimeShares {
     /// Fraction in which a decode batch ran; less than 1 where the policy waited for environments.
     pub decoding: f64,

@@ -7,6 +7,9 @@ mod figures;
 mod groups;
 mod page;
 mod rollouts;
+mod trees;
+
+pub use trees::trees;
 
 use crate::run::files::error;
 use crate::run::{Files, MetricsLog, StepRecord, journal};
@@ -43,8 +46,12 @@ impl Run {
     }
 }
 
-/// Writes the report of one run, `report.html` in its folder unless `out` names another file; returns its path.
+/// Writes the report of one run, or of a folder of search trees, `report.html` in its folder unless `out` names another file;
+/// returns its path.
 pub fn report(run_dir: &Path, out: Option<&Path>) -> Result<PathBuf> {
+    if !run_dir.join("recipe.toml").is_file() && crate::search::has_trees(run_dir) {
+        return trees(&crate::search::replay(run_dir)?.records, out.unwrap_or(&run_dir.join("report.html")));
+    }
     let run = Run::read(run_dir)?;
     let mut data = json!({
         "runs": [collect::run_data(&run)],

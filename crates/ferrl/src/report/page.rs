@@ -103,7 +103,7 @@ const COMPARE_SECTIONS: &str = "<section id=\"runs\"><h2>Runs</h2><div id=\"cont
 ";
 
 /// Text that stays text.
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -3,6 +3,7 @@
 //! Collection may run ahead of training by `rollout.max_lag` steps; a step takes the oldest.
 
 use crate::algo::Feed;
+use crate::credit::StepCredit;
 use crate::episode::TimeShares;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::reward::{Completions, Graded};
@@ -42,6 +43,9 @@ pub struct ScoredRollout {
     /// Temperature it was sampled at; absent where it was given.
     #[serde(default)]
     pub temperature: Option<f32>,
+    /// Values and advantages of its steps, where continuations were sampled from them.
+    #[serde(default)]
+    pub credit: Option<StepCredit>,
 }
 
 impl ScoredRollout {
@@ -196,12 +200,15 @@ impl Stage {
         let completions = Completions { prompts: &prompts, answers: &answers, at };
         let graded = self.rewards.score(completions, &mut experience, &mut out.metrics)?;
         clock.lap("reward", metrics);
+        let credits =
+            self.credit(completions, &graded, &mut experience, (&mut out.metrics, clock, metrics))?;
         out.experience.append(experience, before, out.rollouts.len());
-        let shown = |(answer, graded): (Answer, Graded)| {
+        let shown = |((answer, graded), credit): ((Answer, Graded), _)| {
             let prompt = prompts[answer.prompt].clone();
-            ScoredRollout { prompt, answer, graded, advantage: 0.0, temperature: Some(params.divisor()) }
+            let temperature = Some(params.divisor());
+            ScoredRollout { prompt, answer, graded, advantage: 0.0, temperature, credit }
         };
-        out.rollouts.extend(answers.into_iter().zip(graded).map(shown));
+        out.rollouts.extend(answers.into_iter().zip(graded).zip(credits).map(shown));
         Ok(())
     }
 
@@ -215,7 +222,8 @@ impl Stage {
     ) -> Result<Sampled> {
         let generator = &mut **self.generator.as_mut().expect("a stage with rollouts has a generator");
         let (policy, tokenizer, stops) = (&self.policy.model, &*self.tokenizer, &self.stops);
-        let mut actor = Actor { generator, policy, tokenizer, stops, environments: &self.environments };
+        let (environments, ranks) = (&self.environments, &self.ranks);
+        let mut actor = Actor { generator, policy, tokenizer, stops, environments, ranks };
         rollout::sample(&mut actor, prompts, params, samples, step)
             .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))
     }
@@ -288,7 +296,14 @@ impl StepExperience {
             let graded =
                 Graded { reward: Some(reward), components, score: Some(reward), ..Default::default() };
             let prompt = given.prompt.clone();
-            self.rollouts.push(ScoredRollout { prompt, answer, graded, advantage: 0.0, temperature: None });
+            self.rollouts.push(ScoredRollout {
+                prompt,
+                answer,
+                graded,
+                advantage: 0.0,
+                temperature: None,
+                credit: None,
+            });
         }
         self.give(given.answers, group);
         Ok(())

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// One option of a verifier.
+#[derive(Clone, Copy, Debug)]
 pub struct Setting {
     /// Its key.
     pub name: &'static str,

@@ -29,6 +29,7 @@ impl Scripted {
             sampled_logp: vec![-1.0; n],
             top: Vec::new(),
             versions: vec![version; n],
+            shared: 0,
             stop: Stop::Token(ids[n - 1]),
             ids,
         }

@@ -45,6 +45,7 @@ impl Policy {
         match self.advantage.baseline {
             Baseline::Critic => self.critic_advantages(e),
             Baseline::Turns => self.turn_advantages(e),
+            Baseline::Steps => e.sequences.iter_mut().for_each(|s| s.advantage.copy_from_slice(&s.credit)),
             _ if self.advantage.parts => self.part_advantages(e),
             _ => self.return_advantages(e, moving),
         }

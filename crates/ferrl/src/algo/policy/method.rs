@@ -3,6 +3,7 @@
 use super::{Baseline, Kl, Policy};
 use crate::algo::math::mean_std;
 use crate::algo::{Algorithm, Needs, Prepared, Refusal, UpdatePlan, settings};
+use crate::credit::Vine;
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::Stats;
 use ferrl_engine::{Error, Result};
@@ -110,6 +111,11 @@ impl Algorithm for Method {
 
     fn prepare(&mut self, experience: &mut Experience) -> Result<Prepared> {
         let mut metrics = Metrics::default();
+        if self.vine().is_some() && experience.sequences.iter().any(|s| s.credit.len() != s.ids.len()) {
+            return Err(Error::usage("completions that are given have no values of their steps")
+                .at("algo.advantage.baseline")
+                .fix("prompts that the policy completes itself, or algo.advantage.baseline = \"group\""));
+        }
         reward_metrics(experience, &mut metrics);
         metrics.join(self.policy.prepare(experience, self.kl.coef, &mut self.moving));
         if let Some(kl) = metrics.get("objective/kl") {
@@ -125,6 +131,10 @@ impl Algorithm for Method {
 
     fn updates(&self) -> UpdatePlan {
         self.policy.updates()
+    }
+
+    fn vine(&self) -> Option<&Vine> {
+        (self.policy.advantage.baseline == Baseline::Steps).then_some(&self.policy.vine)
     }
 
     fn state(&self) -> Value {

@@ -1,0 +1,367 @@
+//! `ferrl search`: search for answers, and replay saved searches.
+
+mod show;
+
+use super::eval::{find, last_stage, point_at, wanted};
+use crate::machine;
+use crate::options::{Compute, at_least_one, key_values, open_model, share, size, temperature, weights};
+use crate::output::{finish_on_interrupt, print, unwritable, warn};
+use crate::progress::Progress;
+use crate::text::Text;
+use ferrl::algo::Feed;
+use ferrl::recipe::{Recipe, Reward};
+use ferrl::reward::{RewardModel, Rewards};
+use ferrl::rollout::{self, Actor};
+use ferrl::search::{self, Driver, LogpScorer, Oracle, Record, RewardScorer, SCORERS, Scorer, Settings};
+use ferrl::setup;
+use ferrl::source::{Item, Prompt};
+use ferrl::verify::{Hooks, VERIFIERS};
+use ferrl::{evaluate, interrupt};
+use ferrl_engine::chat::{ChatTemplate, Kwargs};
+use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::generate::Sampler;
+use ferrl_engine::model::{Model, Options};
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::{Error, Result, nearest};
+use ferrl_kernels::Ranks;
+use ferrl_kernels::{Backend, DType};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Search for answers: best of n, majority vote, beam search, trees, Monte Carlo tree search
+///
+/// Prompts come from --task, --data, --prompt or the recipe of a run. --strategy is one of `ferrl search --list`, which also
+/// lists the options of each. --verifier is what the search goes by: a verifier, a reward model's folder, `logp` (the model's
+/// own probabilities), or `oracle` (the verifier that decides accuracy; the default where there is one). Trees are saved with
+/// --save as DIR/tree-N.json; --replay reads them and computes the same numbers without a model.
+///
+/// The tree of a question depends on the model, the options and the seed, and not on threads, on the decode batch or on the
+/// other questions.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Model directory, run folder, or org/name in the Hugging Face cache
+    #[arg(value_name = "MODEL|RUN", required_unless_present_any = ["replay", "list"])]
+    model: Option<PathBuf>,
+    /// Changes to the recipe's settings, such as data.task.numbers=4
+    #[arg(value_name = "CHANGE")]
+    changes: Vec<String>,
+    /// Prompts: files, folders, split@path, or org/name; may be given several times
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["task", "prompt"])]
+    data: Vec<String>,
+    /// Held-out prompts of a generated task
+    #[arg(long, value_name = "NAME", conflicts_with = "prompt")]
+    task: Option<String>,
+    /// One prompt: a user message if the model has a chat template, otherwise text to continue
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Recipe for all other settings
+    #[arg(long, value_name = "FILE")]
+    recipe: Option<PathBuf>,
+    /// Strategy; see --list
+    #[arg(long, value_name = "NAME", default_value = "cot")]
+    strategy: String,
+    /// Option of the strategy: key=value; may be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    option: Vec<String>,
+    /// What the search goes by: a verifier, the folder of a reward model, logp or oracle
+    #[arg(long, value_name = "NAME|MODEL")]
+    verifier: Option<String>,
+    /// Option of --verifier: key=value; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", requires = "verifier")]
+    verifier_option: Vec<String>,
+    /// Tokens to sample for each prompt; the search ends with the round that reaches them
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
+    budget: Option<usize>,
+    /// Number of prompts [default: all rows of the data, or 200 of a task]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    prompts: Option<usize>,
+    /// Prompts searched concurrently; results do not depend on it
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = size::<4096>)]
+    at_once: usize,
+    /// Sampling temperature [default: the recipe's]
+    #[arg(long, value_name = "T", value_parser = temperature)]
+    temperature: Option<f32>,
+    /// Nucleus (top-p) sampling
+    #[arg(long, value_name = "P", value_parser = share)]
+    top_p: Option<f32>,
+    /// Maximum number of new tokens of a completion [default: the recipe's]
+    #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
+    max_new_tokens: Option<usize>,
+    /// KV cache in MiB [default: the recipe's]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    cache_mib: Option<usize>,
+    /// Random seed [default: the recipe's]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Compute type [default: the recipe's]
+    #[arg(long, value_enum)]
+    dtype: Option<Compute>,
+    /// Threads [default: the recipe's]
+    #[arg(long, value_name = "N", value_parser = size::<1024>)]
+    threads: Option<usize>,
+    /// Device: cpu, cuda, cuda:N or auto; the recipe's by default
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+    /// Folder to save trees in, as tree-N.json; earlier trees there are replaced
+    #[arg(long, value_name = "DIR", conflicts_with = "replay")]
+    save: Option<PathBuf>,
+    /// Compute the numbers of saved trees again: a folder or one file
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "list"])]
+    replay: Option<PathBuf>,
+    /// HTML page to write, with the trees to open
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Print tokens sampled, prefix tokens shared and time
+    #[arg(long)]
+    stats: bool,
+    /// One JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+    /// List strategies, expanders, extractors and scorers with their options
+    #[arg(long)]
+    list: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    if args.list {
+        return print(&if args.json { show::list_json() } else { show::list() });
+    }
+    if let Some(dir) = &args.replay {
+        return results(args, &search::replay(dir)?.records);
+    }
+    let Some(model) = &args.model else { return Err(Error::usage("a model or --replay is missing")) };
+    let entry = search::find(&args.strategy)?;
+    let options = key_values(&args.option)?;
+    let found = find(model)?;
+    if let Some(from) = &found.from {
+        eprintln!("{}: {from}", found.model.display());
+    }
+    let dir = open_model(&found.model)?;
+    let recipe = settings(args, found.recipe.as_ref())?;
+    let tokenizer = Arc::new(Tokenizer::from_dir(&dir.path)?);
+    let hooks = Hooks::default();
+    let backend = open_device(args, &recipe, &dir)?;
+    let rewards = truth(args, &recipe, &backend, &hooks)?;
+    let mut scorer = scorer(args, &recipe, &backend, rewards.is_some())?;
+    let prompts = prompts(args, &recipe, (&dir, &tokenizer), rewards.as_ref(), &hooks)?;
+    warn(&hooks.warnings);
+    let stops = rollout::stops(&dir.path, &tokenizer, &recipe.rollout);
+    let environments = setup::environments(&recipe, &dir.path, &tokenizer, &hooks)?;
+    let params = rollout::params(&recipe.rollout, &stops, args.seed.unwrap_or(recipe.seed));
+    let template = ChatTemplate::from_dir(&dir.path).ok();
+    let with_system =
+        |prompt: &Prompt, system: &str| with_system(&tokenizer, template.as_ref(), prompt, system);
+    // Whatever is wrong with the options is said before the model is read.
+    let facts = search::Common {
+        budgeted: args.budget.is_some(),
+        judges_steps: scorer.judges_steps(),
+        ..Default::default()
+    };
+    search::build(entry, &options, &facts)?;
+    let saved = args.save.as_deref().map(folder).transpose()?;
+    let options_of = Options { dtype: recipe.dtype()?, training: false, context: 0 };
+    let model = Model::load(backend, &dir, options_of)?;
+    let cache = setup::cache_options(&recipe.rollout, &*model.backend);
+    let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
+    finish_on_interrupt("ending the search; trees that are complete are kept")?;
+    let actor = Actor {
+        generator: &mut sampler,
+        policy: &model,
+        tokenizer: &tokenizer,
+        stops: &stops,
+        environments: &environments,
+        ranks: Ranks::ALONE,
+    };
+    let mut driver = Driver {
+        actor,
+        rewards: rewards.as_ref(),
+        scorer: &mut *scorer,
+        settings: Settings { params, budget: args.budget.map(|b| b as u64), at_once: args.at_once },
+        entry,
+        options,
+        with_system: Some(&with_system),
+    };
+    let progress = Progress::new("searching", prompts.len() as u64, "prompts");
+    let mut records: Vec<Record> = Vec::new();
+    driver.run(&prompts, &mut |record| {
+        if let Some(dir) = &saved {
+            record.save(dir)?;
+        }
+        records.push(record);
+        progress.add(1);
+        Ok(())
+    })?;
+    drop(progress);
+    records.sort_by_key(|r| r.index);
+    results(args, &records)?;
+    if interrupt::requested() && records.len() < prompts.len() {
+        eprintln!("stopped after {} of {} prompts", records.len(), prompts.len());
+        crate::output::exit(130);
+    }
+    Ok(())
+}
+
+/// The figures, and the page where one is wanted.
+fn results(args: &Args, records: &[Record]) -> Result<()> {
+    if let Some(path) = &args.html {
+        ferrl::report::trees(records, path)?;
+    }
+    match args.json {
+        true => print(&format!("{}\n", show::json(records))),
+        false => print(&show::table(records, args.stats)),
+    }
+}
+
+/// The recipe's last stage with what the flags say.
+fn settings(args: &Args, own: Option<&PathBuf>) -> Result<Recipe> {
+    let mut recipe = last_stage(args.recipe.as_ref().or(own), &args.changes)?;
+    if args.prompt.is_none() {
+        point_at(&mut recipe, args.task.as_deref(), &args.data)?;
+    }
+    let r = &mut recipe.rollout;
+    r.temperature = args.temperature.map_or(recipe.eval.temperature.unwrap_or(r.temperature), f64::from);
+    if r.temperature == 0.0 {
+        return Err(Error::usage("a search at temperature 0 finds one completion again and again")
+            .at("--temperature")
+            .fix("--temperature 1, or `ferrl generate` for one greedy completion"));
+    }
+    r.max_new_tokens = args.max_new_tokens.unwrap_or(r.max_new_tokens);
+    r.top_p = args.top_p.map_or(r.top_p, f64::from);
+    r.cache_mib = args.cache_mib.unwrap_or(r.cache_mib);
+    if let Some(dtype) = args.dtype {
+        recipe.model.dtype = Some(dtype.dtype().name().into());
+    }
+    // Without rewards of its own, a recipe's verifier is the one on the command line.
+    if let Some(name) = args.verifier.as_ref().filter(|name| is_verifier(name))
+        && recipe.reward.is_empty()
+        && (args.prompt.is_some() || setup::task_verifier(&recipe)?.is_none())
+    {
+        let options = key_values(&args.verifier_option)?;
+        recipe.reward = vec![Reward { verifier: Some(name.clone()), options, ..Default::default() }];
+    }
+    Ok(recipe)
+}
+
+fn is_verifier(name: &str) -> bool {
+    VERIFIERS.iter().any(|v| v.name == name)
+}
+
+fn open_device(args: &Args, recipe: &Recipe, dir: &ModelDir) -> Result<Arc<dyn Backend>> {
+    let bytes = weights(&dir.config) * (DType::F32.size() + recipe.dtype()?.size())
+        + (recipe.rollout.cache_mib << 20);
+    let device = args.device.as_deref().unwrap_or(&recipe.device);
+    let threads = args.threads.or(Some(recipe.threads).filter(|&t| t > 0));
+    let backend = ferrl_kernels::open(device, threads)?;
+    let fix = "a smaller --cache-mib, or --dtype bf16";
+    machine::ensure_memory_of(&*backend, "the model and its cache", bytes as u64, fix)?;
+    Ok(backend)
+}
+
+/// What decides whether a result is right; none where nobody knows.
+fn truth(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Option<Rewards>> {
+    if args.prompt.is_some() && recipe.reward.is_empty() {
+        return Ok(None);
+    }
+    if recipe.reward.is_empty() && setup::task(recipe)?.is_none() {
+        return Ok(None);
+    }
+    setup::rewards(recipe, Feed::Rollouts, backend, hooks).map(Some)
+}
+
+/// What the search goes by.
+fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool) -> Result<Box<dyn Scorer>> {
+    let Some(name) = args.verifier.as_deref() else {
+        return Ok(if known { Box::new(Oracle) } else { Box::new(LogpScorer) });
+    };
+    if name == LogpScorer.name() {
+        return Ok(Box::new(LogpScorer));
+    }
+    let own = recipe.reward.first().and_then(|r| r.verifier.as_deref()) == Some(name);
+    if name == Oracle.name() || (own && args.verifier_option.is_empty()) {
+        return match known {
+            true => Ok(Box::new(Oracle)),
+            false => Err(Error::usage("nothing says which answers are right")
+                .at("--verifier oracle")
+                .fix("--task NAME, a recipe with rewards, or --verifier logp")),
+        };
+    }
+    if is_verifier(name) {
+        let options = key_values(&args.verifier_option)?;
+        let reward = Reward { verifier: Some(name.into()), options, ..Default::default() };
+        return Ok(Box::new(RewardScorer::bounded(name, Rewards::new(&[reward])?)));
+    }
+    let path = Path::new(name);
+    let dir = ferrl::data::hub::model_dir(path).ok().filter(|d| d.join("config.json").is_file());
+    let Some(dir) = dir else {
+        let names: Vec<&str> = SCORERS.iter().map(|s| s.0).chain(VERIFIERS.iter().map(|v| v.name)).collect();
+        let what = format!(
+            "{name:?} is neither a verifier nor a model's folder, expected one of {}",
+            names.join(", ")
+        );
+        let near = nearest(name, names.iter().copied()).unwrap_or(names[0]);
+        return Err(Error::usage(what).at("--verifier").fix(format!("--verifier {near}")));
+    };
+    let model = RewardModel::open(&dir, recipe, recipe.dtype()?, backend).map_err(|e| e.at("--verifier"))?;
+    Ok(Box::new(RewardScorer::unbounded(name, Rewards::of(model))))
+}
+
+/// The prompts, each of which can be asked and graded.
+fn prompts(
+    args: &Args,
+    recipe: &Recipe,
+    (dir, tokenizer): (&ModelDir, &Arc<Tokenizer>),
+    rewards: Option<&Rewards>,
+    hooks: &Hooks,
+) -> Result<Vec<Prompt>> {
+    if let Some(text) = &args.prompt {
+        let reader = Text::new(dir);
+        let chat = reader.template().is_ok();
+        let messages: Vec<Value> =
+            if chat { vec![json!({ "role": "user", "content": text })] } else { Vec::new() };
+        let ids = if chat { reader.chat(&messages, None, true)? } else { reader.prompt(text)? };
+        return Ok(vec![Prompt { ids, text: text.clone(), messages, ..Default::default() }]);
+    }
+    let mut source = setup::source(recipe, &dir.path, tokenizer, Feed::Rollouts, true, &hooks.warnings)?;
+    let count = wanted(args.prompts, source.epoch());
+    let none = Rewards::default();
+    evaluate::check(
+        &mut *source,
+        rewards.unwrap_or(&none),
+        &dir.config,
+        (count, recipe.rollout.max_new_tokens),
+    )?;
+    let ask = |item| match item {
+        Item::Ask(prompt) => Some(prompt),
+        Item::Graded(group) => Some(group.prompt),
+        Item::Given(_) => None,
+    };
+    Ok(source.next(count)?.into_iter().filter_map(ask).collect())
+}
+
+/// The prompt with a system message: in the chat template, or before the text.
+fn with_system(
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    prompt: &Prompt,
+    system: &str,
+) -> Result<Vec<u32>> {
+    match template.filter(|_| !prompt.messages.is_empty()) {
+        None => tokenizer.encode_prompt(&format!("{system}\n{}", prompt.text)),
+        Some(template) => {
+            let mut messages = vec![json!({ "role": "system", "content": system })];
+            messages.extend(prompt.messages.iter().filter(|m| m["role"] != "system").cloned());
+            template.encode_chat(tokenizer, &messages, None, true, &Kwargs::new())
+        }
+    }
+}
+
+/// A folder for trees, without those of an earlier search.
+fn folder(dir: &Path) -> Result<PathBuf> {
+    std::fs::create_dir_all(dir).map_err(|e| unwritable(dir, &e))?;
+    for tree in search::tree_files(dir)? {
+        std::fs::remove_file(&tree).map_err(|e| unwritable(&tree, &e))?;
+    }
+    Ok(dir.to_path_buf())
+}

@@ -1,0 +1,101 @@
+//! The result of a search: one of the whole completions in its tree.
+
+use super::{Node, Tree};
+use std::collections::BTreeMap;
+
+/// A rule that chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The highest score.
+    Best,
+    /// The most frequent answer.
+    Vote,
+    /// The answer with the largest sum of scores.
+    Weighted,
+    /// The end of the path with the most visits.
+    Visits,
+}
+
+impl Choice {
+    /// By their names in options.
+    pub const ALL: &'static [(&'static str, Choice)] = &[
+        ("best", Choice::Best),
+        ("vote", Choice::Vote),
+        ("weighted", Choice::Weighted),
+        ("visits", Choice::Visits),
+    ];
+
+    /// The completion that it chooses; none where there is no whole completion.
+    pub fn of(self, tree: &Tree) -> Option<usize> {
+        match self {
+            Choice::Best => best(tree),
+            Choice::Vote => majority(tree),
+            Choice::Weighted => weighted(tree),
+            Choice::Visits => most_visited(tree),
+        }
+    }
+}
+
+/// The completion with the highest score; of equal ones the more probable, then the first.
+pub fn best(tree: &Tree) -> Option<usize> {
+    best_of(tree, tree.terminals())
+}
+
+fn best_of<'a>(tree: &Tree, nodes: impl Iterator<Item = &'a Node>) -> Option<usize> {
+    let key = |n: &Node| {
+        let (tokens, logprob) = tree.sampled(n.id);
+        (n.score.unwrap_or(0.0), logprob / tokens.max(1) as f64)
+    };
+    let mut found: Option<(usize, (f64, f64))> = None;
+    for n in nodes {
+        let this = key(n);
+        let better =
+            found.is_none_or(|(_, top)| this.0.total_cmp(&top.0).then(this.1.total_cmp(&top.1)).is_gt());
+        if better {
+            found = Some((n.id, this));
+        }
+    }
+    found.map(|(id, _)| id)
+}
+
+/// The first completion with the most frequent answer; of equally frequent ones the first wins.
+pub fn majority(tree: &Tree) -> Option<usize> {
+    vote(tree, |_| 1.0)
+}
+
+/// The completion of the highest score among those whose answer has the largest sum of scores.
+pub fn weighted(tree: &Tree) -> Option<usize> {
+    let winner = vote(tree, |n| n.score.unwrap_or(0.0))?;
+    let answer = &tree.node(winner).answer;
+    best_of(tree, tree.terminals().filter(|n| n.answer == *answer))
+}
+
+/// Whole completions that were not cut off vote, where there is one; else all do.
+fn vote(tree: &Tree, weight: impl Fn(&Node) -> f64) -> Option<usize> {
+    let whole = tree.terminals().any(|n| !n.truncated && n.answer.is_some());
+    let mut votes: BTreeMap<&str, (f64, usize)> = BTreeMap::new();
+    for n in tree.terminals().filter(|n| !whole || !n.truncated) {
+        let Some(answer) = &n.answer else { continue };
+        votes.entry(answer).or_insert((0.0, n.id)).0 += weight(n);
+    }
+    let first = |a: &(f64, usize), b: &(f64, usize)| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1));
+    let winner = votes.into_values().max_by(first).map(|(_, id)| id);
+    winner.or_else(|| best(tree))
+}
+
+/// Follows the most visited child from the root; where a path stops short of an end, its best rollout.
+pub fn most_visited(tree: &Tree) -> Option<usize> {
+    let mut at = 0;
+    while !tree.node(at).terminal {
+        let key = |&c: &usize| (tree.node(c).visits, usize::MAX - c);
+        match tree.steps(at).max_by_key(key).filter(|&c| tree.node(c).visits > 0) {
+            Some(next) => at = next,
+            None => break,
+        }
+    }
+    if tree.node(at).terminal {
+        return Some(at);
+    }
+    let below = tree.terminals().filter(|n| tree.path(n.id).contains(&at));
+    best_of(tree, below).or_else(|| best(tree))
+}

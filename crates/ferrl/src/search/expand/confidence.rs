@@ -1,0 +1,48 @@
+//! As many completions as the mean of their scores needs: openrl's rule. It starts with 10 and adds 4 until the 95 % interval
+//! `2 · 1.96 √(p (1 - p) / n)` is at most 0.05 wide, or 30 were drawn.
+
+use super::{Draw, Drawn, Expander};
+use crate::verify::Options;
+use ferrl_engine::{Error, Result};
+
+struct Confidence {
+    start: usize,
+    add: usize,
+    most: usize,
+    width: f64,
+}
+
+pub(super) fn build(options: &Options<'_>) -> Result<Box<dyn Expander>> {
+    let size = |key: &str, default: u64| options.size(key, default, 1..=65536).map(|n| n as usize);
+    let built = Confidence {
+        start: size("ci_start", 10)?,
+        add: size("ci_add", 4)?,
+        most: size("ci_max", 30)?,
+        width: options.between("ci_width", 0.05, 0.0..=1.0)?,
+    };
+    if built.start > built.most {
+        return Err(Error::usage(format!("ci_start = {} is above ci_max = {}", built.start, built.most)));
+    }
+    Ok(Box::new(built))
+}
+
+/// Width of the 95 % interval of a mean of `n` scores.
+pub(super) fn width(p: f64, n: usize) -> f64 {
+    2.0 * 1.96 * (p * (1.0 - p) / n as f64).sqrt()
+}
+
+impl Expander for Confidence {
+    fn draws(&self, so_far: &Drawn<'_>) -> Vec<Draw> {
+        let n = so_far.draws;
+        if n == 0 {
+            return vec![Draw::default(); self.start];
+        }
+        let scores = so_far.accepted.iter().map(|c| (c.samples as f64, c.score.unwrap_or(0.0)));
+        let (count, sum) = scores.fold((0.0, 0.0), |(count, sum), (k, score)| (count + k, sum + k * score));
+        let p = sum / f64::max(count, 1.0);
+        match width(p, n) <= self.width || n >= self.most {
+            true => Vec::new(),
+            false => vec![Draw::default(); self.add.min(self.most - n)],
+        }
+    }
+}

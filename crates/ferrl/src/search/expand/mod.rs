@@ -1,0 +1,164 @@
+//! Expanders: how the children of a node are drawn. Each is a line of [`EXPANDERS`].
+//!
+//! An expander is asked for draws until it wants no more: it sees what came of the earlier ones, may reject a child, and may
+//! ask again.
+
+mod bleu;
+mod confidence;
+mod plain;
+
+use super::{Expansion, Node};
+use crate::verify::{Options, Setting};
+use ferrl_engine::{Error, Result, nearest};
+
+/// One child to draw.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Draw {
+    /// Sampling temperature, where it is not the search's own.
+    pub temperature: Option<f32>,
+    /// Which of the expander's system messages the completion has; only at the root.
+    pub system: Option<usize>,
+    /// Whether it goes to the end of the completion though a step was asked for.
+    pub to_the_end: bool,
+}
+
+/// What was drawn at a node so far, in this expansion.
+pub struct Drawn<'a> {
+    /// What is asked for.
+    pub asked: &'a Expansion,
+    /// Depth of the node.
+    pub depth: usize,
+    /// Draws so far.
+    pub draws: usize,
+    /// Children that were accepted; a merged one stands for each of its draws.
+    pub accepted: &'a [&'a Node],
+}
+
+/// Draws children.
+pub trait Expander: Send + Sync {
+    /// The draws to make next; none when the expansion is complete.
+    fn draws(&self, so_far: &Drawn<'_>) -> Vec<Draw>;
+    /// Whether a drawn step becomes a child.
+    fn accepts(&self, _text: &str, _siblings: &[&Node]) -> bool {
+        true
+    }
+    /// System messages that its draws refer to.
+    fn systems(&self) -> &[String] {
+        &[]
+    }
+}
+
+/// An expander's place in the registry.
+pub struct Entry {
+    /// The name of option `expander`.
+    pub name: &'static str,
+    /// One line for people.
+    pub about: &'static str,
+    build: fn(&Options<'_>) -> Result<Box<dyn Expander>>,
+}
+
+/// Every expander.
+pub const EXPANDERS: &[Entry] = &[
+    Entry { name: "iid", about: "independent draws", build: plain::iid },
+    Entry {
+        name: "efficient_iid",
+        about: "the same: all draws of a node are one batch on one prefix, and may use the whole context",
+        build: plain::iid,
+    },
+    Entry {
+        name: "efficient_iid_for_tree",
+        about: "the same; children that end the completion are leaves of the tree",
+        build: plain::iid,
+    },
+    Entry {
+        name: "iid_with_max_branching_depth",
+        about: "independent draws down to a depth; below it one completion to the end",
+        build: plain::max_depth,
+    },
+    Entry {
+        name: "high_low_temperature_iid",
+        about: "half of the draws at a high temperature, the others at a low one",
+        build: plain::high_low,
+    },
+    Entry {
+        name: "iid_with_different_system_message",
+        about: "the draws at the prompt take turns among system messages",
+        build: plain::systems,
+    },
+    Entry {
+        name: "bleu_rejection_sampling_iid",
+        about: "a step too similar to one of its siblings is drawn again",
+        build: bleu::build,
+    },
+    Entry {
+        name: "confidence_interval_aware_efficient_iid",
+        about: "completions until the interval of their mean score is narrow enough",
+        build: confidence::build,
+    },
+];
+
+/// Options of expanders.
+pub const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "branch_depth",
+        default: "",
+        about: "iid_with_max_branching_depth: depth of the last branching [2]",
+    },
+    Setting { name: "high", default: "", about: "high_low_temperature_iid: the high temperature [1]" },
+    Setting { name: "low", default: "", about: "high_low_temperature_iid: the low temperature [0.35]" },
+    Setting {
+        name: "systems",
+        default: "",
+        about: "iid_with_different_system_message: a list of system messages",
+    },
+    Setting {
+        name: "max_bleu",
+        default: "",
+        about: "bleu_rejection_sampling_iid: most similar that is kept [0.6]",
+    },
+    Setting {
+        name: "tries",
+        default: "",
+        about: "bleu_rejection_sampling_iid: draws at most, for each child [4]",
+    },
+    Setting {
+        name: "ci_start",
+        default: "",
+        about: "confidence_interval_aware_efficient_iid: first draws [10]",
+    },
+    Setting {
+        name: "ci_add",
+        default: "",
+        about: "confidence_interval_aware_efficient_iid: draws added each time [4]",
+    },
+    Setting {
+        name: "ci_max",
+        default: "",
+        about: "confidence_interval_aware_efficient_iid: draws at most [30]",
+    },
+    Setting {
+        name: "ci_width",
+        default: "",
+        about: "confidence_interval_aware_efficient_iid: width that is enough [0.05]",
+    },
+];
+
+/// The expander that the options name.
+pub fn build(options: &Options<'_>) -> Result<Box<dyn Expander>> {
+    let name = options.text("expander", EXPANDERS[0].name)?;
+    let Some(entry) = EXPANDERS.iter().find(|e| e.name == name) else {
+        let names = EXPANDERS.iter().map(|e| e.name);
+        let all = names.clone().collect::<Vec<_>>().join(", ");
+        let error = Error::usage(format!("unknown expander {name:?}, expected one of {all}"));
+        return Err(match nearest(&name, names) {
+            Some(near) => error.fix(format!("--option expander={near}")),
+            None => error,
+        });
+    };
+    (entry.build)(options)
+}
+
+/// Draws that are still missing, all alike.
+fn missing(so_far: &Drawn<'_>) -> usize {
+    so_far.asked.samples.saturating_sub(so_far.draws)
+}

@@ -1,0 +1,154 @@
+//! Extractors: which part of a completion is its answer, for votes and tables. Each is a line of [`EXTRACTORS`].
+
+use super::Judged;
+use crate::evaluate::estimate::vote;
+use crate::reward::Rewards;
+use crate::rollout::Actor;
+use ferrl_engine::generate::{Request, SamplingParams};
+use ferrl_engine::{Error, Result, nearest};
+use serde_json::json;
+
+/// What an extractor may read.
+pub struct Reader<'r, 'a> {
+    /// The policy, for extractors that ask it.
+    pub actor: &'r mut Actor<'a>,
+    /// The verifier, where there is one.
+    pub rewards: Option<&'r Rewards>,
+    /// How completions are sampled.
+    pub params: &'r SamplingParams,
+}
+
+/// An extractor.
+pub struct Extractor {
+    /// The name of option `extractor`.
+    pub name: &'static str,
+    /// One line for people.
+    pub about: &'static str,
+    how: How,
+}
+
+enum How {
+    /// From the text, and what the verifier takes as the answer.
+    Text(fn(&str, Option<&Rewards>) -> Option<String>),
+    /// The model is asked for the answer in a turn of its own, and this is read in its reply.
+    Turn { ask: &'static str, read: fn(&str) -> Option<String> },
+}
+
+/// What comes before a solution in the plain prompts of openrl.
+const SOLUTION: &str = "Solution:";
+/// Tokens of a reply that only states an answer.
+const REPLY: usize = 128;
+
+/// Every extractor.
+pub const EXTRACTORS: &[Extractor] = &[
+    Extractor {
+        name: "verifier",
+        about: "what the verifier takes as the answer, else as tagged",
+        how: How::Text(|text, rewards| {
+            rewards.and_then(|r| r.extract(text)).or_else(|| Some(vote(text).to_string()))
+        }),
+    },
+    Extractor {
+        name: "tagged",
+        about: "the last <answer>, else the last \\boxed{}, else the whole text",
+        how: How::Text(|text, _| Some(vote(text).to_string())),
+    },
+    Extractor {
+        name: "identity",
+        about: "the whole text",
+        how: How::Text(|text, _| Some(text.trim().to_string())),
+    },
+    Extractor {
+        name: "identity_with_solution_prefix",
+        about: "the whole text, behind the word Solution",
+        how: How::Text(|text, _| Some(format!("{SOLUTION}{text}"))),
+    },
+    Extractor {
+        name: "next_chat_turn",
+        about: "the model is asked for its final answer in a next turn",
+        how: How::Turn {
+            ask: "What is the final answer? Reply with the answer alone.",
+            read: |reply| Some(reply.trim().to_string()).filter(|r| !r.is_empty()),
+        },
+    },
+    Extractor {
+        name: "next_chat_turn_code",
+        about: "the model is asked for its program in a next turn; the last block of code in the reply",
+        how: How::Turn { ask: "Write the final program in one block of code.", read: code },
+    },
+    Extractor {
+        name: "next_chat_turn_ABCD_choices",
+        about: "the model is asked for a letter in a next turn; the first of A, B, C, D in the reply",
+        how: How::Turn {
+            ask: "Which choice is right: A, B, C or D? Reply with the letter alone.",
+            read: letter,
+        },
+    },
+];
+
+impl Extractor {
+    /// The extractor of that name.
+    pub fn find(name: &str) -> Result<&'static Extractor> {
+        EXTRACTORS.iter().find(|e| e.name == name).ok_or_else(|| {
+            let names = EXTRACTORS.iter().map(|e| e.name);
+            let all = names.clone().collect::<Vec<_>>().join(", ");
+            let error = Error::usage(format!("unknown extractor {name:?}, expected one of {all}"));
+            match nearest(name, names) {
+                Some(near) => error.fix(format!("--option extractor={near}")),
+                None => error,
+            }
+        })
+    }
+
+    /// The answers in whole completions, in their order; none for prefixes.
+    pub fn answers(&self, all: &[Judged<'_>], reader: &mut Reader<'_, '_>) -> Result<Vec<Option<String>>> {
+        match &self.how {
+            How::Text(read) => {
+                Ok(all.iter().map(|j| if j.terminal { read(j.text, reader.rewards) } else { None }).collect())
+            }
+            How::Turn { ask, read } => {
+                let whole: Vec<usize> = (0..all.len()).filter(|&i| all[i].terminal).collect();
+                let requests = whole.iter().map(|&i| reader.request(&all[i], ask)).collect::<Result<_>>()?;
+                let replies = reader.actor.generator.generate(reader.actor.policy, requests)?;
+                let mut out = vec![None; all.len()];
+                for (i, reply) in whole.into_iter().zip(replies) {
+                    out[i] = read(&reader.actor.stops.text(reader.actor.tokenizer, &reply)?);
+                }
+                Ok(out)
+            }
+        }
+    }
+}
+
+impl Reader<'_, '_> {
+    /// Asks for the answer behind a completion: in the model's chat template where the prompt is a conversation.
+    fn request(&self, judged: &Judged<'_>, ask: &str) -> Result<Request> {
+        let mut prompt = judged.prompt.ids.clone();
+        prompt.extend(judged.ids);
+        let chat = self.actor.environments.encoder().filter(|_| !judged.prompt.messages.is_empty());
+        let next = match chat {
+            Some(encoder) => encoder.next_turn(&[json!({ "role": "user", "content": ask })])?,
+            None => self.actor.tokenizer.encode_text(&format!("\n{ask}\n"))?,
+        };
+        let repeats = prompt.last().is_some_and(|last| next.first() == Some(last));
+        prompt.extend(&next[usize::from(repeats)..]);
+        let params = SamplingParams { temperature: 0.0, max_new_tokens: REPLY, ..self.params.clone() };
+        Ok(Request { prompt, params, stream: [judged.prompt.index as u32, 0, 0] })
+    }
+}
+
+/// The last block between three backticks, without the name of its language.
+fn code(reply: &str) -> Option<String> {
+    let Some(block) = reply.split("```").skip(1).step_by(2).last() else {
+        return Some(reply.trim().to_string()).filter(|r| !r.is_empty());
+    };
+    let (language, body) = block.split_once('\n').unwrap_or(("", block));
+    let named = language.chars().all(|c| c.is_alphanumeric() || c == '+');
+    Some(if named { body } else { block }.trim().to_string())
+}
+
+/// The first of the four letters that stands alone.
+fn letter(reply: &str) -> Option<String> {
+    let alone = |word: &&str| matches!(*word, "A" | "B" | "C" | "D");
+    reply.split(|c: char| !c.is_alphanumeric()).find(alone).map(str::to_string)
+}

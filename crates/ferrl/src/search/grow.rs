@@ -1,0 +1,267 @@
+//! One question under way: its tree, and the draws that its next round waits for.
+
+use super::expand::{Draw, Drawn};
+use super::strategy::Built;
+use super::{Expansion, Node, Round, Tree, Until};
+use crate::source::Prompt;
+use ferrl_engine::Result;
+use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop, Stops};
+use ferrl_engine::tokenizer::Tokenizer;
+
+/// How completions are sampled and turned into text.
+#[derive(Clone, Copy)]
+pub(super) struct Sampling<'a> {
+    /// Of a whole completion.
+    pub params: &'a SamplingParams,
+    pub tokenizer: &'a Tokenizer,
+    pub stops: &'a Stops,
+}
+
+/// An expansion under way.
+struct Growing {
+    asked: Expansion,
+    /// Draws of this round, with the keys of their random numbers.
+    draws: Vec<(Draw, u64)>,
+    slots: Vec<Option<Completion>>,
+    drawn: usize,
+    accepted: Vec<usize>,
+}
+
+/// A question under way.
+pub(super) struct Live {
+    /// Which of the questions.
+    pub place: usize,
+    pub tree: Tree,
+    pub built: Built,
+    /// Token ids of the prompt, and of the prompt with each of the expander's system messages.
+    prompts: Vec<Vec<u32>>,
+    growing: Vec<Growing>,
+    /// Draws that are still being sampled.
+    pub outstanding: usize,
+    /// Nodes that were made and not scored yet.
+    pub fresh: Vec<usize>,
+    pub generated: u64,
+    pub shared: u64,
+    pub seconds: f64,
+    /// Whether the search is over and only its result is missing.
+    finishing: bool,
+}
+
+/// A draw to submit: expansion and slot, and what to sample.
+pub(super) type Wanted = ((usize, usize), Request);
+
+impl Live {
+    pub fn new(place: usize, prompt: &Prompt, systems: Vec<Vec<u32>>, built: Built) -> Self {
+        let mut prompts = vec![prompt.ids.clone()];
+        prompts.extend(systems);
+        Live {
+            place,
+            tree: Tree::new(prompt.index),
+            built,
+            prompts,
+            growing: Vec::new(),
+            outstanding: 0,
+            fresh: Vec::new(),
+            generated: 0,
+            shared: 0,
+            seconds: 0.0,
+            finishing: false,
+        }
+    }
+
+    /// A draw has been sampled.
+    pub fn fill(&mut self, (expansion, slot): (usize, usize), completion: Completion) {
+        self.generated += completion.ids.len() as u64;
+        self.shared += completion.shared as u64;
+        self.growing[expansion].slots[slot] = Some(completion);
+        self.outstanding -= 1;
+    }
+
+    /// Turns the sampled draws into nodes, in the order of expansions and draws.
+    pub fn take_in(&mut self, sampling: Sampling<'_>) -> Result<()> {
+        for growing in &mut self.growing {
+            let draws = std::mem::take(&mut growing.draws);
+            for ((draw, key), completion) in draws.into_iter().zip(std::mem::take(&mut growing.slots)) {
+                let Some(completion) = completion else { continue };
+                growing.drawn += 1;
+                let node = node(&self.tree, growing.asked.node, &completion, sampling)?;
+                let node = Node { rollout: growing.asked.rollout, system: draw.system, key, ..node };
+                if growing.asked.merge
+                    && let Some(&same) = growing.accepted.iter().find(|&&a| alike(self.tree.node(a), &node))
+                {
+                    self.tree.node_mut(same).samples += 1;
+                    continue;
+                }
+                let siblings: Vec<&Node> = growing.accepted.iter().map(|&a| self.tree.node(a)).collect();
+                if growing.asked.rollout || self.built.expander.accepts(&node.text, &siblings) {
+                    let id = self.tree.add(growing.asked.node, node);
+                    growing.accepted.push(id);
+                    if self.tree.node(id).terminal || growing.asked.score {
+                        self.fresh.push(id);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What to sample next: more draws of the expansions under way, else the strategy's next round. None: the search is over.
+    pub fn advance(&mut self, sampling: Sampling<'_>, budget: Option<u64>) -> Result<Option<Vec<Wanted>>> {
+        loop {
+            let wanted = self.draw(sampling);
+            if !wanted.is_empty() {
+                self.outstanding = wanted.len();
+                return Ok(Some(wanted));
+            }
+            let grown: Vec<Vec<usize>> =
+                std::mem::take(&mut self.growing).into_iter().map(|g| g.accepted).collect();
+            if self.finishing {
+                for id in grown.into_iter().flatten() {
+                    let score = self.tree.node(id).score.unwrap_or(0.0);
+                    self.tree.evaluate(id, score);
+                }
+                return Ok(None);
+            }
+            let left = budget.map(|b| b.saturating_sub(self.generated));
+            let mut round = Round { tree: &mut self.tree, grown: &grown, left };
+            let mut asked = self.built.strategy.next(&mut round)?;
+            if left == Some(0) {
+                asked.clear();
+            }
+            if asked.is_empty() {
+                if self.tree.terminals().next().is_some() {
+                    return Ok(None);
+                }
+                // Every search has a result: the most promising prefix goes to its end.
+                self.finishing = true;
+                asked.push(Expansion::completions(self.most_promising(), 1));
+            }
+            self.growing = asked.into_iter().map(Growing::new).collect();
+        }
+    }
+
+    /// The draws that expanders still want.
+    fn draw(&mut self, sampling: Sampling<'_>) -> Vec<Wanted> {
+        let mut wanted = Vec::new();
+        for (e, growing) in self.growing.iter_mut().enumerate() {
+            let accepted: Vec<&Node> = growing.accepted.iter().map(|&a| self.tree.node(a)).collect();
+            let so_far = Drawn {
+                asked: &growing.asked,
+                depth: self.tree.node(growing.asked.node).depth,
+                draws: growing.drawn,
+                accepted: &accepted,
+            };
+            // Rollouts estimate what the policy itself would do.
+            let draws = match growing.asked.rollout {
+                true => vec![Draw::default(); growing.asked.samples - growing.drawn],
+                false => self.built.expander.draws(&so_far),
+            };
+            growing.slots = vec![None; draws.len()];
+            for (slot, draw) in draws.into_iter().enumerate() {
+                let key = self.tree.draw_key(growing.asked.node);
+                let until = if draw.to_the_end { Until::End } else { growing.asked.until };
+                let path = self.tree.path(growing.asked.node);
+                let system = path.iter().rev().find_map(|&i| self.tree.node(i).system).or(draw.system);
+                let mut prompt = self.prompts[system.map_or(0, |s| s + 1)].clone();
+                prompt.extend(self.tree.tokens(growing.asked.node));
+                let used = self.tree.sampled(growing.asked.node).0;
+                let params = params(sampling.params, &self.built.common, &draw, (until, used));
+                // The root's key is the question's number: together they are the stream's three words.
+                let stream = [self.tree.node(0).key as u32, (key >> 32) as u32, key as u32];
+                wanted.push(((e, slot), Request { prompt, params, stream }));
+                growing.draws.push((draw, key));
+            }
+        }
+        wanted
+    }
+
+    /// The prefix with the most visits; of equal ones the most probable.
+    fn most_promising(&self) -> usize {
+        let key = |n: &Node| (n.visits, n.mean_logprob());
+        let leaves = self.tree.nodes().iter().filter(|n| self.tree.children(n.id).is_empty());
+        let better = |a: &&Node, b: &&Node| {
+            let ((va, la), (vb, lb)) = (key(a), key(b));
+            va.cmp(&vb).then(la.total_cmp(&lb)).then(b.id.cmp(&a.id))
+        };
+        leaves.max_by(better).map_or(0, |n| n.id)
+    }
+}
+
+impl Growing {
+    fn new(asked: Expansion) -> Self {
+        Growing { asked, draws: Vec::new(), slots: Vec::new(), drawn: 0, accepted: Vec::new() }
+    }
+}
+
+/// Whether two steps are the same.
+fn alike(a: &Node, b: &Node) -> bool {
+    a.tokens == b.tokens && a.terminal == b.terminal && a.system == b.system
+}
+
+/// How one child is sampled: a step ends at its separator or its limit of tokens.
+fn params(
+    whole: &SamplingParams,
+    common: &super::Common,
+    draw: &Draw,
+    (until, used): (Until, usize),
+) -> SamplingParams {
+    let left = whole.max_new_tokens.saturating_sub(used).max(1);
+    let mut params = SamplingParams { max_new_tokens: left, ..whole.clone() };
+    params.temperature = draw.temperature.unwrap_or(whole.temperature);
+    if until == Until::Step {
+        if common.step_tokens > 0 {
+            params.max_new_tokens = left.min(common.step_tokens);
+        }
+        if !common.separator.is_empty() {
+            params.stop_strings.push(common.separator.clone());
+        }
+    }
+    params
+}
+
+/// The node that a sampled completion makes below another.
+fn node(tree: &Tree, parent: usize, c: &Completion, sampling: Sampling<'_>) -> Result<Node> {
+    let (used, _) = tree.sampled(parent);
+    let full = used + c.ids.len() >= sampling.params.max_new_tokens;
+    let ended = match c.stop {
+        Stop::Token(_) => true,
+        Stop::String(i) => i < sampling.params.stop_strings.len(),
+        Stop::Length | Stop::Cancelled => false,
+    };
+    // A character may span two nodes: the step's text is what it adds to the text so far.
+    let before = tree.tokens(parent);
+    let (before_text, own) =
+        (sampling.tokenizer.decode(&before, true)?, sampling.tokenizer.decode(&c.ids, true)?);
+    let all = sampling.tokenizer.decode(&[before, c.ids.clone()].concat(), true)?;
+    let text = all.strip_prefix(before_text.as_str()).map_or(own, str::to_string);
+    Ok(Node {
+        text,
+        tokens: c.ids.clone(),
+        logprob: c.logp.iter().map(|&l| f64::from(l)).sum(),
+        terminal: ended || full,
+        truncated: full && !ended,
+        samples: 1,
+        ..Default::default()
+    })
+}
+
+/// The text of a whole completion as verifiers read it, or of a prefix as it stands.
+pub(super) fn completion_text(tree: &Tree, id: usize, sampling: Sampling<'_>) -> Result<String> {
+    let node = tree.node(id);
+    let ids = tree.tokens(id);
+    let ends = node.terminal && !node.truncated;
+    let stop = match ids.last() {
+        Some(&last) if ends && sampling.params.stop_ids.contains(&last) => Stop::Token(last),
+        _ if ends && !sampling.params.stop_strings.is_empty() => {
+            let text = sampling.tokenizer.decode(&ids, true)?;
+            let strings = sampling.params.stop_strings.iter();
+            let found = strings.enumerate().filter_map(|(i, s)| Some((text.rfind(s.as_str())?, i))).max();
+            found.map_or(Stop::Length, |(_, i)| Stop::String(i))
+        }
+        _ => Stop::Length,
+    };
+    let (logp, sampled_logp, top, versions) = Default::default();
+    sampling
+        .stops
+        .text(sampling.tokenizer, &Completion { ids, logp, sampled_logp, top, versions, shared: 0, stop })
+}

@@ -1,0 +1,219 @@
+//! What is kept of a search: its tree and figures, as `tree-N.json`, and the replay of such files without a model.
+
+use super::Tree;
+use super::strategy::{self, Common};
+use crate::evaluate::estimate::{interval, mean};
+use ferrl_engine::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+
+/// The search for one question.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// The question's number.
+    pub index: u64,
+    /// Its text.
+    pub prompt: String,
+    /// The strategy's name.
+    pub strategy: String,
+    /// Its options, defaults filled in.
+    pub options: Map<String, Value>,
+    /// What the search went by.
+    pub scorer: String,
+    /// What else decided the defaults of options.
+    pub facts: Facts,
+    /// Of the random numbers.
+    pub seed: u64,
+    /// All nodes, the root first.
+    pub nodes: Tree,
+    /// The answer in the completion that was chosen.
+    pub answer: String,
+    /// The node where that completion ends.
+    pub answer_node: Option<usize>,
+    /// Its reward.
+    pub reward: Option<f64>,
+    /// Whether it is right, where that is known.
+    pub correct: Option<bool>,
+    /// Tokens sampled, those of rejected and merged draws included.
+    pub generated_tokens: u64,
+    /// Prefix tokens that the KV cache had already.
+    pub shared_tokens: u64,
+    /// Its share of the time: questions that are searched concurrently share each moment equally.
+    pub seconds: f64,
+}
+
+/// Facts that choose defaults.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Facts {
+    /// A budget of tokens ended the search.
+    pub budgeted: bool,
+    /// The scorer judges prefixes.
+    pub judges_steps: bool,
+    /// The scorer says more than the model itself believes.
+    pub informed: bool,
+}
+
+impl From<Common> for Facts {
+    fn from(c: Common) -> Self {
+        Facts { budgeted: c.budgeted, judges_steps: c.judges_steps, informed: c.informed }
+    }
+}
+
+impl Record {
+    /// Writes it as `tree-N.json` into a folder that exists.
+    pub fn save(&self, dir: &Path) -> Result<PathBuf> {
+        let path = dir.join(format!("tree-{}.json", self.index));
+        let failed = |e: std::io::Error| Error::usage(format!("cannot write: {e}")).at(path.display());
+        let text = serde_json::to_vec(self).map_err(|e| Error::data(format!("cannot write a tree: {e}")))?;
+        let part = path.with_extension("json.part");
+        std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, &path)).map_err(failed)?;
+        Ok(path)
+    }
+
+    /// Reads one.
+    pub fn load(path: &Path) -> Result<Self> {
+        let failed = |e: std::io::Error| Error::data(format!("cannot read: {e}")).at(path.display());
+        let text = std::fs::read(path).map_err(failed)?;
+        serde_json::from_slice(&text).map_err(|e| {
+            Error::data(format!("is no saved tree: {e}"))
+                .at(path.display())
+                .fix("a file that `ferrl search --save` wrote")
+        })
+    }
+
+    /// The same numbers from the nodes alone: visits, values and priors from the evaluations, the result by the strategy's
+    /// rule. An error where the file says something else.
+    pub fn replayed(&self) -> Result<Record> {
+        let entry = strategy::find(&self.strategy)?;
+        let Facts { budgeted, judges_steps, informed } = self.facts;
+        let facts = Common { budgeted, judges_steps, informed, ..Default::default() };
+        // Defaults that depend on facts are empty among the stored options.
+        let given = self.options.iter().filter(|(_, v)| v.as_str() != Some(""));
+        let options: Map<String, Value> = given.map(|(k, v)| (k.clone(), v.clone())).collect();
+        let built = strategy::build(entry, &options, &facts)?;
+        let (backup, prior) = (built.strategy.backup(), built.strategy.prior());
+        self.nodes.check(backup, prior)?;
+        let mut again = self.clone();
+        again.nodes.recompute(backup, prior);
+        again.answer_node = built.strategy.answer(&again.nodes);
+        let node = again.answer_node.map(|id| again.nodes.node(id));
+        again.reward = node.and_then(|n| n.reward);
+        again.correct = node.and_then(|n| n.correct);
+        again.answer = node.and_then(|n| n.answer.clone()).unwrap_or_default();
+        if again.answer_node != self.answer_node {
+            let what =
+                format!("the result is node {:?}, the nodes give {:?}", self.answer_node, again.answer_node);
+            return Err(Error::data(what).fix("save the tree again: this one was changed by hand"));
+        }
+        Ok(again)
+    }
+}
+
+/// The trees of a folder.
+pub struct Replayed {
+    /// In the order of their questions.
+    pub records: Vec<Record>,
+}
+
+/// Whether a folder has saved trees.
+pub fn has_trees(dir: &Path) -> bool {
+    tree_files(dir).is_ok_and(|files| !files.is_empty())
+}
+
+/// The saved trees of a folder.
+pub fn tree_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let failed = |e: std::io::Error| {
+        Error::data(format!("cannot read: {e}"))
+            .at(dir.display())
+            .fix("a folder that `ferrl search --save` wrote")
+    };
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(failed)? {
+        let file = entry.map_err(failed)?.path();
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let number = name.strip_prefix("tree-").and_then(|n| n.strip_suffix(".json"));
+        if number.is_some_and(|n| n.parse::<u64>().is_ok()) {
+            files.push(file);
+        }
+    }
+    Ok(files)
+}
+
+/// Reads all `tree-N.json` of a folder, or one file, and computes their numbers again.
+pub fn replay(path: &Path) -> Result<Replayed> {
+    let files = if path.is_file() { vec![path.to_path_buf()] } else { tree_files(path)? };
+    if files.is_empty() {
+        return Err(Error::data("has no saved trees (tree-N.json)")
+            .at(path.display())
+            .fix("a folder that `ferrl search --save` wrote"));
+    }
+    let one = |file: &PathBuf| Record::load(file)?.replayed().map_err(|e| e.at(file.display()));
+    let mut records = files.iter().map(one).collect::<Result<Vec<_>>>()?;
+    records.sort_by_key(|r| r.index);
+    Ok(Replayed { records })
+}
+
+/// Figures over the questions of a search.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figures {
+    /// Questions.
+    pub prompts: usize,
+    /// Fraction of results that are right, where that is known, with its standard error.
+    pub accuracy: Option<(f64, Option<f64>)>,
+    /// 95 % confidence interval of it.
+    pub interval: Option<(f64, f64)>,
+    /// Fraction of all whole completions that are right: what one sample of the search is worth.
+    pub mean_completion: Option<f64>,
+    /// Fraction of questions with a right completion anywhere in the tree.
+    pub any: Option<f64>,
+    /// Nodes of all trees.
+    pub nodes: usize,
+    /// Tokens sampled.
+    pub generated_tokens: u64,
+    /// Prefix tokens found in the cache.
+    pub shared_tokens: u64,
+}
+
+impl Figures {
+    /// Of some questions.
+    pub fn of(records: &[Record]) -> Self {
+        let right: Vec<f64> =
+            records.iter().filter_map(|r| r.correct.map(|c| f64::from(u8::from(c)))).collect();
+        let (mut means, mut any) = (Vec::new(), Vec::new());
+        for r in records {
+            let known: Vec<f64> =
+                r.nodes.terminals().filter_map(|n| n.correct.map(|c| f64::from(u8::from(c)))).collect();
+            if let Some((value, _)) = mean(&known) {
+                means.push(value);
+                any.push(f64::from(u8::from(known.contains(&1.0))));
+            }
+        }
+        Figures {
+            prompts: records.len(),
+            accuracy: mean(&right),
+            interval: interval(&right),
+            mean_completion: mean(&means).map(|m| m.0),
+            any: mean(&any).map(|m| m.0),
+            nodes: records.iter().map(|r| r.nodes.nodes().len()).sum(),
+            generated_tokens: records.iter().map(|r| r.generated_tokens).sum(),
+            shared_tokens: records.iter().map(|r| r.shared_tokens).sum(),
+        }
+    }
+
+    /// For machines.
+    pub fn json(&self) -> Map<String, Value> {
+        let fields = json!({
+            "prompts": self.prompts,
+            "accuracy": self.accuracy.map(|a| a.0),
+            "accuracy_stderr": self.accuracy.and_then(|a| a.1),
+            "accuracy_ci95": self.interval.map(|(low, high)| [low, high]),
+            "mean_completion": self.mean_completion,
+            "any_correct": self.any,
+            "nodes": self.nodes,
+            "generated_tokens": self.generated_tokens,
+            "shared_tokens": self.shared_tokens,
+        });
+        fields.as_object().cloned().unwrap_or_default()
+    }
+}

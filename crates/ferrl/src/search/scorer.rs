@@ -1,0 +1,157 @@
+//! Scorers: what a search believes a prefix or a completion is worth, from 0 to 1.
+//!
+//! The oracle is the verifier that also says whether answers are right; everything else is a belief. A learned verifier is a
+//! type that implements [`Scorer`], with a model and a sampler of its own where it needs them.
+
+use crate::experience::{Experience, Metrics};
+use crate::reward::{Completions, Graded, Rewards};
+use crate::rollout::Answer;
+use crate::source::Prompt;
+use ferrl_engine::{Error, Result};
+
+/// A prefix to be judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Judged<'a> {
+    /// What it completes.
+    pub prompt: &'a Prompt,
+    /// Text after the prompt.
+    pub text: &'a str,
+    /// Tokens after the prompt.
+    pub ids: &'a [u32],
+    /// Sampled tokens among them, and their log-probability.
+    pub sampled: (usize, f64),
+    /// Whether it is a whole completion.
+    pub terminal: bool,
+    /// Whether a limit cut it off.
+    pub truncated: bool,
+    /// What the task's verifier says of a whole completion, where there is one.
+    pub graded: Option<&'a Graded>,
+}
+
+/// Judges prefixes and completions.
+pub trait Scorer: Send {
+    /// Its name, for tables.
+    fn name(&self) -> &str;
+    /// A value from 0 to 1 for each, in their order. No value depends on what else is judged with it.
+    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>>;
+    /// Whether it can judge a prefix that is no whole completion.
+    fn judges_steps(&self) -> bool {
+        false
+    }
+    /// Whether it reads the answer that decides accuracy.
+    fn is_oracle(&self) -> bool {
+        false
+    }
+}
+
+/// Scorers that need nothing but what a search has, by name.
+pub const SCORERS: &[(&str, &str)] = &[
+    (
+        "oracle",
+        "the verifier that decides accuracy: an upper bound, never available where answers are unknown",
+    ),
+    ("logp", "probability per token, exp(mean logp): the model's own belief"),
+];
+
+/// The verifier of the task.
+pub struct Oracle;
+
+impl Scorer for Oracle {
+    fn name(&self) -> &str {
+        "oracle"
+    }
+    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>> {
+        judged.iter().map(|j| judged_whole(j, "oracle").map(|()| j.graded.map_or(0.0, unit))).collect()
+    }
+    fn is_oracle(&self) -> bool {
+        true
+    }
+}
+
+fn judged_whole(judged: &Judged<'_>, name: &str) -> Result<()> {
+    if judged.terminal {
+        return Ok(());
+    }
+    Err(Error::usage(format!("{name} judges whole completions, not steps"))
+        .at("evaluate")
+        .fix("--option evaluate=rollout, or a scorer of steps (--verifier logp)"))
+}
+
+/// A grade as a value from 0 to 1: whether it is right, else its reward.
+pub(super) fn unit(graded: &Graded) -> f64 {
+    graded.score.or(graded.reward).unwrap_or(0.0).clamp(0.0, 1.0)
+}
+
+/// Probability per token.
+pub struct LogpScorer;
+
+impl Scorer for LogpScorer {
+    fn name(&self) -> &str {
+        "logp"
+    }
+    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>> {
+        let per_token = |(tokens, logprob): (usize, f64)| (logprob / tokens.max(1) as f64).exp().min(1.0);
+        Ok(judged.iter().map(|j| per_token(j.sampled)).collect())
+    }
+    fn judges_steps(&self) -> bool {
+        true
+    }
+}
+
+/// Any rewards of a recipe: a verifier by its name, a Python file, a reward model.
+pub struct RewardScorer {
+    name: String,
+    rewards: Rewards,
+    /// Whether rewards have no bounds, as those of a reward model, and go through a sigmoid.
+    unbounded: bool,
+}
+
+impl RewardScorer {
+    /// Rewards between 0 and 1, such as a verifier's.
+    pub fn bounded(name: impl Into<String>, rewards: Rewards) -> Self {
+        RewardScorer { name: name.into(), rewards, unbounded: false }
+    }
+    /// Rewards without bounds, such as a reward model's.
+    pub fn unbounded(name: impl Into<String>, rewards: Rewards) -> Self {
+        RewardScorer { name: name.into(), rewards, unbounded: true }
+    }
+}
+
+impl Scorer for RewardScorer {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>> {
+        if !self.unbounded {
+            judged.iter().try_for_each(|j| judged_whole(j, &self.name))?;
+        }
+        let graded = grade(&self.rewards, judged)?;
+        let value = |g: &Graded| match self.unbounded {
+            true => 1.0 / (1.0 + (-g.reward.unwrap_or(f64::NEG_INFINITY)).exp()),
+            false => unit(g),
+        };
+        Ok(graded.iter().map(value).collect())
+    }
+    /// A reward model was trained on whole completions, but has a value for any prefix.
+    fn judges_steps(&self) -> bool {
+        self.unbounded
+    }
+}
+
+/// What rewards say of completions, each with a prompt of its own.
+pub(super) fn grade(rewards: &Rewards, judged: &[Judged<'_>]) -> Result<Vec<Graded>> {
+    if judged.is_empty() {
+        return Ok(Vec::new());
+    }
+    let prompts: Vec<Prompt> = judged.iter().map(|j| j.prompt.clone()).collect();
+    let answer = |(prompt, j): (usize, &Judged<'_>)| Answer {
+        prompt,
+        text: j.text.to_string(),
+        tokens: j.sampled.0,
+        truncated: j.truncated,
+        played: None,
+    };
+    let answers: Vec<Answer> = judged.iter().enumerate().map(answer).collect();
+    let completions = Completions { prompts: &prompts, answers: &answers, at: Default::default() };
+    rewards.score(completions, &mut Experience::default(), &mut Metrics::default())
+}

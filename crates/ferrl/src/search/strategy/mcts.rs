@@ -1,0 +1,256 @@
+//! Monte Carlo tree search over steps.
+//!
+//! A simulation descends from the root by UCT (Kocsis and Szepesvári, 2006), `q + c √(ln N / n)`, or PUCT (Silver et al.,
+//! 2017), `q + c P √N / (1 + n)`, to a leaf. A leaf that was evaluated before is expanded by `branch` sampled steps, of which
+//! the search descends into one. The leaf is evaluated by rollouts to the end of the completion, or by the scorer, and the
+//! value is backed up to the root. A completion that is whole is evaluated by its score each time it is reached.
+//!
+//! `parallel` simulations are under way at once. Each counts as lost on its path until its value is there (virtual loss,
+//! Chaslot et al., 2008), so that the others descend elsewhere, and all share a decode batch. The tree depends on `parallel`
+//! and on nothing else of how it was computed.
+
+use super::super::{Choice, Expansion, Prior, Round, Strategy, Tree, Until};
+use super::{Common, Entry};
+use crate::verify::{Options, Setting};
+use ferrl_engine::{Error, Result};
+
+pub(super) const ENTRY: Entry = Entry {
+    name: "mcts",
+    about: "Monte Carlo tree search over steps (UCT or PUCT), many leaves at once under virtual loss",
+    settings: &[
+        Setting {
+            name: "simulations",
+            default: "32",
+            about: "simulations; with --budget as many as it allows",
+        },
+        Setting { name: "parallel", default: "4", about: "simulations under way at once (virtual loss)" },
+        Setting {
+            name: "branch",
+            default: "4",
+            about: "steps sampled where a node is expanded; equal ones are merged",
+        },
+        Setting { name: "select", default: "\"puct\"", about: "puct or uct" },
+        Setting { name: "c", default: "1.25", about: "weight of exploration" },
+        Setting {
+            name: "evaluate",
+            default: "",
+            about: "value of a leaf: rollout, or score where the scorer judges steps; rollout by default",
+        },
+        Setting { name: "rollouts", default: "1", about: "rollouts of a leaf; each is one visit" },
+        Setting {
+            name: "prior",
+            default: "\"logp\"",
+            about: "logp (softmax of the mean logp of a step), count or uniform",
+        },
+        Setting {
+            name: "answer",
+            default: "",
+            about: "best, vote, weighted or visits; best with an oracle, weighted with another scorer, vote with logp",
+        },
+    ],
+    build,
+};
+
+/// Simulations in a row that sampled nothing: all that is worth a visit has been sampled.
+const FREE: usize = 256;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Select {
+    Uct,
+    Puct,
+}
+
+struct Mcts {
+    simulations: u64,
+    parallel: usize,
+    branch: usize,
+    select: Select,
+    c: f64,
+    by_score: bool,
+    rollouts: usize,
+    prior: Prior,
+    choice: Choice,
+    max_depth: usize,
+    budgeted: bool,
+    /// Simulations begun.
+    begun: u64,
+    /// What each expansion of the last round was for.
+    waiting: Vec<Waiting>,
+}
+
+/// Simulations that wait for an expansion of a node.
+struct Waiting {
+    node: usize,
+    /// For a rollout one; for steps as many as reached the node meanwhile.
+    simulations: usize,
+    rollout: bool,
+}
+
+fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
+    let by_score = options.choice("evaluate", false, &[("rollout", false), ("score", true)])?;
+    if by_score && !common.judges_steps {
+        return Err(Error::usage("evaluate=score needs a scorer of prefixes")
+            .at("mcts")
+            .fix("--verifier with a model or logp, or evaluate=rollout"));
+    }
+    let usual = if common.budgeted { 1 << 20 } else { 32 };
+    let choice = match (common.informed, common.judges_steps) {
+        (true, false) => Choice::Best,
+        (true, true) => Choice::Weighted,
+        (false, _) => Choice::Vote,
+    };
+    let priors = [("logp", Prior::Logp), ("count", Prior::Count), ("uniform", Prior::Uniform)];
+    Ok(Box::new(Mcts {
+        simulations: options.size("simulations", usual, 1..=1 << 20)?,
+        parallel: options.size("parallel", 4, 1..=4096)? as usize,
+        branch: options.size("branch", 4, 1..=4096)? as usize,
+        select: options.choice("select", Select::Puct, &[("puct", Select::Puct), ("uct", Select::Uct)])?,
+        c: options.between("c", 1.25, 0.0..=1e6)?,
+        by_score,
+        rollouts: options.size("rollouts", 1, 1..=4096)? as usize,
+        prior: options.choice("prior", Prior::Logp, &priors)?,
+        choice: options.choice("answer", choice, Choice::ALL)?,
+        max_depth: common.max_depth,
+        budgeted: common.budgeted,
+        begun: 0,
+        waiting: Vec::new(),
+    }))
+}
+
+impl Strategy for Mcts {
+    fn next(&mut self, round: &mut Round<'_>) -> Result<Vec<Expansion>> {
+        let tree = &mut *round.tree;
+        let mut work = Work::default();
+        for (waiting, grown) in std::mem::take(&mut self.waiting).into_iter().zip(round.grown) {
+            self.absorb(tree, &waiting, grown, &mut work);
+        }
+        let mut free = 0;
+        while self.begun < self.simulations && work.simulations() < self.parallel && free < FREE {
+            let before = work.simulations();
+            self.begun += 1;
+            self.simulate_from(tree, 0, &mut work);
+            // Where a budget of tokens ends the search, simulations that need none must do so as well.
+            free = if self.budgeted && work.simulations() == before { free + 1 } else { 0 };
+        }
+        let expansions = work.waiting.iter().map(|w| self.expansion(tree, w)).collect();
+        self.waiting = work.waiting;
+        Ok(expansions)
+    }
+
+    fn answer(&self, tree: &Tree) -> Option<usize> {
+        self.choice.of(tree)
+    }
+
+    fn prior(&self) -> Prior {
+        self.prior
+    }
+}
+
+/// What the next round samples.
+#[derive(Default)]
+struct Work {
+    waiting: Vec<Waiting>,
+}
+
+impl Work {
+    fn simulations(&self) -> usize {
+        self.waiting.iter().map(|w| w.simulations).sum()
+    }
+
+    /// One more simulation that waits for the steps of a node.
+    fn expand(&mut self, node: usize) {
+        match self.waiting.iter_mut().find(|w| w.node == node && !w.rollout) {
+            Some(w) => w.simulations += 1,
+            None => self.waiting.push(Waiting { node, simulations: 1, rollout: false }),
+        }
+    }
+}
+
+impl Mcts {
+    fn expansion(&self, tree: &Tree, waiting: &Waiting) -> Expansion {
+        if waiting.rollout {
+            return Expansion::rollouts(waiting.node, self.rollouts);
+        }
+        let last = tree.node(waiting.node).depth + 1 >= self.max_depth;
+        let until = if last { Until::End } else { Until::Step };
+        Expansion { until, score: self.by_score, merge: true, ..Expansion::steps(waiting.node, self.branch) }
+    }
+
+    /// Takes in what an expansion brought.
+    fn absorb(&self, tree: &mut Tree, waiting: &Waiting, grown: &[usize], work: &mut Work) {
+        if waiting.rollout {
+            virtual_loss(tree, waiting.node, false);
+            for &id in grown {
+                let score = tree.node(id).score.unwrap_or(0.0);
+                tree.evaluate(id, score);
+            }
+            return;
+        }
+        tree.set_priors(waiting.node, self.prior);
+        for _ in 0..waiting.simulations {
+            // It goes on from where it waited.
+            virtual_loss(tree, waiting.node, false);
+            self.simulate_from(tree, waiting.node, work);
+        }
+    }
+
+    /// Descends from a node to a leaf and evaluates it, or waits for what that needs.
+    fn simulate_from(&self, tree: &mut Tree, from: usize, work: &mut Work) {
+        let mut at = from;
+        while let Some(next) = self.descend(tree, at) {
+            at = next;
+        }
+        let node = tree.node(at);
+        if node.terminal {
+            let score = node.score.unwrap_or(0.0);
+            tree.evaluate(at, score);
+            return;
+        }
+        // A node that nobody has looked at is evaluated first, and expanded when a simulation comes back to it.
+        let fresh = at != 0 && node.visits + node.virtual_loss == 0;
+        if fresh && self.by_score {
+            let score = node.score.unwrap_or(0.0);
+            tree.evaluate(at, score);
+        } else {
+            virtual_loss(tree, at, true);
+            match fresh {
+                true => work.waiting.push(Waiting { node: at, simulations: 1, rollout: true }),
+                false => work.expand(at),
+            }
+        }
+    }
+
+    /// The child to go to: the first of those with the highest bound. None at a leaf.
+    fn descend(&self, tree: &Tree, id: usize) -> Option<usize> {
+        let parent = tree.node(id);
+        let above = (parent.visits + parent.virtual_loss).max(1) as f64;
+        let bound = |c: usize| {
+            let n = tree.node(c);
+            let visits = (n.visits + n.virtual_loss) as f64;
+            // What is under way counts as lost; what was never looked at is taken for as good as its parent.
+            let q = if visits > 0.0 { n.value * n.visits as f64 / visits } else { parent.value };
+            match self.select {
+                Select::Puct => q + self.c * n.prior * above.sqrt() / (1.0 + visits),
+                // Unvisited children come first, the more probable before the others.
+                Select::Uct if visits == 0.0 => 1e9 + n.prior,
+                Select::Uct => q + self.c * (above.ln() / visits).sqrt(),
+            }
+        };
+        let mut found: Option<(usize, f64)> = None;
+        for c in tree.steps(id) {
+            let this = bound(c);
+            if found.is_none_or(|(_, top)| this > top) {
+                found = Some((c, this));
+            }
+        }
+        found.map(|(c, _)| c)
+    }
+}
+
+/// Adds or removes a simulation under way on the path to a node.
+fn virtual_loss(tree: &mut Tree, id: usize, begins: bool) {
+    for i in tree.path(id) {
+        let n = tree.node_mut(i);
+        n.virtual_loss = if begins { n.virtual_loss + 1 } else { n.virtual_loss.saturating_sub(1) };
+    }
+}

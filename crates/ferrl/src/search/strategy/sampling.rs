@@ -1,0 +1,52 @@
+//! Whole completions of the prompt: what chain of thought, best of n and majority vote have in common.
+//!
+//! Without a budget all samples are drawn at once. With one they come in rounds until the budget is spent, and `samples` is
+//! the most.
+
+use super::super::{Choice, Expansion, Round, Strategy, Tree};
+use super::Common;
+use crate::verify::{Options, Setting};
+use ferrl_engine::Result;
+
+/// Samples drawn at once where a budget says when to stop.
+const ROUND: usize = 4;
+
+pub(super) const SAMPLES: Setting =
+    Setting { name: "samples", default: "8", about: "completions; with --budget as many as it allows" };
+
+/// Independent completions and a rule that chooses one.
+pub(super) struct Sampling {
+    wanted: usize,
+    drawn: usize,
+    budgeted: bool,
+    choice: Choice,
+}
+
+impl Sampling {
+    pub fn build(options: &Options<'_>, common: &Common, choice: Choice) -> Result<Box<dyn Strategy>> {
+        let usual = if common.budgeted { 65536 } else { 8 };
+        let wanted = options.size("samples", usual, 1..=65536)? as usize;
+        Ok(Box::new(Sampling { wanted, drawn: 0, budgeted: common.budgeted, choice }))
+    }
+}
+
+impl Strategy for Sampling {
+    fn next(&mut self, round: &mut Round<'_>) -> Result<Vec<Expansion>> {
+        evaluate_terminals(round);
+        let now = if self.budgeted { ROUND } else { self.wanted }.min(self.wanted - self.drawn);
+        self.drawn += now;
+        Ok((now > 0).then(|| Expansion::completions(0, now)).into_iter().collect())
+    }
+    fn answer(&self, tree: &Tree) -> Option<usize> {
+        self.choice.of(tree)
+    }
+}
+
+/// Backs up the score of every new whole completion.
+pub(super) fn evaluate_terminals(round: &mut Round<'_>) {
+    for &id in round.grown.iter().flatten() {
+        if let (true, Some(score)) = (round.tree.node(id).terminal, round.tree.node(id).score) {
+            round.tree.evaluate(id, score);
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! The tree of a search: a node is a prefix of a completion, its tokens are the step that leads there from its parent.
+//!
+//! A value enters the tree at the node that was evaluated (`evaluations`, `evaluation`); visits and values of all nodes
+//! follow from those by [`Tree::recompute`], so that a saved tree can be checked, and used again, without a model.
+
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::philox::philox4x32;
+use serde::{Deserialize, Serialize};
+
+/// One node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    /// Its index in the tree.
+    pub id: usize,
+    /// The node whose prefix it continues; none for the root, which is the prompt.
+    pub parent: Option<usize>,
+    /// Steps from the root.
+    pub depth: usize,
+    /// Text of its own step.
+    pub text: String,
+    /// Tokens of its own step.
+    pub tokens: Vec<u32>,
+    /// Log-probability of the sampled tokens, summed.
+    pub logprob: f64,
+    /// Prior probability among its siblings: they sum to 1.
+    pub prior: f64,
+    /// Evaluations of the node and of all nodes below.
+    pub visits: u64,
+    /// Mean of those evaluations, from 0 to 1; 0 where there is none.
+    pub value: f64,
+    /// What the verifier of the task gives the completion, at the end of a path.
+    pub reward: Option<f64>,
+    /// Whether the completion ends here.
+    pub terminal: bool,
+    /// Whether the completion is right, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub correct: Option<bool>,
+    /// Value minus the parent's value.
+    #[serde(default)]
+    pub advantage: f64,
+    /// What the scorer says of the prefix, from 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score: Option<f64>,
+    /// The answer in a whole completion, for votes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
+    /// Whether a limit of tokens or turns cut the completion off.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub truncated: bool,
+    /// Whether it is a rollout that evaluates its parent: one node to the end, never selected or expanded.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub rollout: bool,
+    /// Draws that gave this step, where equal ones are merged.
+    #[serde(default = "one")]
+    pub samples: u64,
+    /// Evaluations of this very node.
+    #[serde(default)]
+    pub evaluations: u64,
+    /// Their sum.
+    #[serde(default)]
+    pub evaluation: f64,
+    /// Trailing tokens that an environment wrote.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub observed: usize,
+    /// Which of the expander's system messages its completion has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system: Option<usize>,
+    /// Key of the random numbers of its children: a function of the path.
+    #[serde(skip)]
+    pub(crate) key: u64,
+    /// Children drawn so far, rejected and merged ones included.
+    #[serde(skip)]
+    pub(crate) draws: u32,
+    /// Simulations under way below it.
+    #[serde(skip)]
+    pub(crate) virtual_loss: u64,
+}
+
+fn one() -> u64 {
+    1
+}
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+fn is_zero(n: &usize) -> bool {
+    *n == 0
+}
+
+impl Node {
+    /// Mean log-probability of its own sampled tokens; 0 without any.
+    pub fn mean_logprob(&self) -> f64 {
+        match self.tokens.len() - self.observed.min(self.tokens.len()) {
+            0 => 0.0,
+            n => self.logprob / n as f64,
+        }
+    }
+}
+
+/// How values of inner nodes follow from those below.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backup {
+    /// Mean over all evaluations below: what simulations back up.
+    #[default]
+    Visits,
+    /// Mean of the children's values: the score of openrl's trees.
+    Children,
+}
+
+/// How siblings get their prior.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prior {
+    /// Softmax of the mean log-probability of their tokens.
+    #[default]
+    Logp,
+    /// Fraction of the draws that gave the step.
+    Count,
+    /// All alike.
+    Uniform,
+}
+
+/// All nodes; the first is the root.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<Node>", into = "Vec<Node>")]
+pub struct Tree {
+    nodes: Vec<Node>,
+    children: Vec<Vec<usize>>,
+}
+
+impl From<Tree> for Vec<Node> {
+    fn from(tree: Tree) -> Self {
+        tree.nodes
+    }
+}
+
+impl TryFrom<Vec<Node>> for Tree {
+    type Error = Error;
+    fn try_from(nodes: Vec<Node>) -> Result<Self> {
+        let wrong = |i: usize, what: &str| Err(Error::data(format!("node {i} {what}")));
+        let mut children = vec![Vec::new(); nodes.len()];
+        for (i, node) in nodes.iter().enumerate() {
+            match node.parent {
+                _ if node.id != i => return wrong(i, &format!("has the id {}", node.id)),
+                None if i > 0 => return wrong(i, "has no parent, and is not the first"),
+                Some(parent) if parent >= i => return wrong(i, "comes before its parent"),
+                Some(parent) => children[parent].push(i),
+                None => {}
+            }
+        }
+        if nodes.is_empty() {
+            return Err(Error::data("a tree without nodes"));
+        }
+        Ok(Tree { nodes, children })
+    }
+}
+
+impl Tree {
+    /// A root alone. `question` decides the random numbers below it.
+    pub fn new(question: u64) -> Self {
+        let root = Node { prior: 1.0, samples: 1, key: question, ..Default::default() };
+        Tree { nodes: vec![root], children: vec![Vec::new()] }
+    }
+
+    /// Every node, parents before children.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+    /// One node.
+    pub fn node(&self, id: usize) -> &Node {
+        &self.nodes[id]
+    }
+    pub(super) fn node_mut(&mut self, id: usize) -> &mut Node {
+        &mut self.nodes[id]
+    }
+    /// Ids of the nodes that continue a node.
+    pub fn children(&self, id: usize) -> &[usize] {
+        &self.children[id]
+    }
+    /// The children that are steps, and not rollouts.
+    pub fn steps(&self, id: usize) -> impl Iterator<Item = usize> + '_ {
+        self.children[id].iter().copied().filter(|&c| !self.nodes[c].rollout)
+    }
+    /// Whole completions.
+    pub fn terminals(&self) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().filter(|n| n.terminal)
+    }
+
+    /// Adds a node below another and returns its id.
+    pub fn add(&mut self, parent: usize, node: Node) -> usize {
+        let id = self.nodes.len();
+        let depth = self.nodes[parent].depth + 1;
+        self.nodes.push(Node { id, parent: Some(parent), depth, samples: node.samples.max(1), ..node });
+        self.children.push(Vec::new());
+        self.children[parent].push(id);
+        id
+    }
+
+    /// The nodes from the root to this one.
+    pub fn path(&self, id: usize) -> Vec<usize> {
+        let mut path: Vec<usize> = std::iter::successors(Some(id), |&i| self.nodes[i].parent).collect();
+        path.reverse();
+        path
+    }
+
+    /// Tokens from the prompt's end to this node.
+    pub fn tokens(&self, id: usize) -> Vec<u32> {
+        self.path(id).iter().flat_map(|&i| self.nodes[i].tokens.iter().copied()).collect()
+    }
+
+    /// Text from the prompt's end to this node.
+    pub fn text(&self, id: usize) -> String {
+        self.path(id).iter().map(|&i| self.nodes[i].text.as_str()).collect()
+    }
+
+    /// Sampled tokens of the path and the sum of their log-probabilities.
+    pub fn sampled(&self, id: usize) -> (usize, f64) {
+        self.path(id).iter().map(|&i| &self.nodes[i]).fold((0, 0.0), |(tokens, logprob), n| {
+            (tokens + n.tokens.len() - n.observed.min(n.tokens.len()), logprob + n.logprob)
+        })
+    }
+
+    /// The key of the next child's random numbers, which is also that of the random numbers below it.
+    pub(super) fn draw_key(&mut self, id: usize) -> u64 {
+        let node = &mut self.nodes[id];
+        let draw = node.draws;
+        node.draws += 1;
+        // Words of a name keep these keys apart from other uses of the generator.
+        let words = philox4x32(
+            [draw, node.depth as u32, 0x7365_6172, 0x6368],
+            [node.key as u32, (node.key >> 32) as u32],
+        );
+        u64::from(words[0]) << 32 | u64::from(words[1])
+    }
+
+    /// Backs a value up from a node to the root.
+    pub fn evaluate(&mut self, id: usize, value: f64) {
+        let value = value.clamp(0.0, 1.0);
+        self.nodes[id].evaluations += 1;
+        self.nodes[id].evaluation += value;
+        let mut at = Some(id);
+        while let Some(i) = at {
+            let n = &mut self.nodes[i];
+            n.visits += 1;
+            n.value += (value - n.value) / n.visits as f64;
+            at = n.parent;
+        }
+    }
+
+    /// Visits, values, priors and advantages as they follow from the evaluations and log-probabilities.
+    pub fn recompute(&mut self, backup: Backup, prior: Prior) {
+        for id in (0..self.nodes.len()).rev() {
+            let below = self.children[id].iter().map(|&c| &self.nodes[c]).filter(|c| c.visits > 0);
+            let (visits, sum, means, count) =
+                below.fold((0, 0.0, 0.0, 0usize), |(visits, sum, means, count), c| {
+                    (visits + c.visits, sum + c.value * c.visits as f64, means + c.value, count + 1)
+                });
+            let n = &mut self.nodes[id];
+            n.visits = n.evaluations + visits;
+            n.value = match backup {
+                _ if n.visits == 0 => 0.0,
+                Backup::Children if count > 0 => means / count as f64,
+                _ => (n.evaluation + sum) / n.visits as f64,
+            }
+            .clamp(0.0, 1.0);
+        }
+        for id in 0..self.nodes.len() {
+            self.set_priors(id, prior);
+            let above = self.nodes[id].parent.map_or(self.nodes[id].value, |p| self.nodes[p].value);
+            self.nodes[id].advantage = self.nodes[id].value - above;
+        }
+    }
+
+    /// Gives the children of a node their priors: steps share 1 among them, rollouts only where there is no step.
+    pub(super) fn set_priors(&mut self, id: usize, prior: Prior) {
+        let all = self.children[id].clone();
+        let steps: Vec<usize> = self.steps(id).collect();
+        let shared = if steps.is_empty() { &all } else { &steps };
+        let best = shared.iter().map(|&c| self.nodes[c].mean_logprob()).fold(f64::NEG_INFINITY, f64::max);
+        let weight = |n: &Node| match prior {
+            Prior::Logp => (n.mean_logprob() - best).exp(),
+            Prior::Count => n.samples as f64,
+            Prior::Uniform => 1.0,
+        };
+        let weights: Vec<f64> = shared.iter().map(|&c| weight(&self.nodes[c])).collect();
+        let total: f64 = weights.iter().sum();
+        all.iter().for_each(|&c| self.nodes[c].prior = 0.0);
+        shared.iter().zip(weights).for_each(|(&c, w)| self.nodes[c].prior = w / total);
+    }
+
+    /// Refuses a tree whose numbers contradict each other.
+    pub fn check(&self, backup: Backup, prior: Prior) -> Result<()> {
+        let mut again = self.clone();
+        again.recompute(backup, prior);
+        for (n, want) in self.nodes.iter().zip(&again.nodes) {
+            let numbers = |n: &Node| [n.value, n.prior, n.advantage];
+            let off = numbers(n).iter().zip(numbers(want)).any(|(a, b)| !((a - b).abs() <= 1e-9));
+            if n.visits != want.visits || off {
+                let told = |n: &Node| {
+                    format!(
+                        "visits {}, value {}, prior {}, advantage {}",
+                        n.visits, n.value, n.prior, n.advantage
+                    )
+                };
+                let what = format!("node {}: {}, but its evaluations give {}", n.id, told(n), told(want));
+                return Err(Error::data(what).fix("save the tree again: this one was changed by hand"));
+            }
+        }
+        Ok(())
+    }
+}
