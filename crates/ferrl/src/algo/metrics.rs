@@ -88,6 +88,10 @@ pub const SAMPLED: &[Metric] = &[
         "Fraction of the rollout time in which a decode batch ran; less than 1 where the policy waited for environments.",
     ),
     metric(
+        "episodes/overhead",
+        "Fraction of the rollout time that was neither decoding nor an environment's: text and tokens of turns, bookkeeping.",
+    ),
+    metric(
         "credit/steps",
         "Mean number of steps per completion, where their values are estimated (`vineppo`).",
     ),
@@ -107,10 +111,6 @@ pub const SAMPLED: &[Metric] = &[
     metric(
         "credit/dropped",
         "Fraction of completions left out, because they cannot be split or a state has no value.",
-    ),
-    metric(
-        "episodes/overhead",
-        "Fraction of the rollout time that was neither decoding nor an environment's: text and tokens of turns, bookkeeping.",
     ),
     metric(
         "sampling/sampling_logp_difference/mean",
