@@ -90,6 +90,9 @@ impl Entry {
     }
 }
 
+/// The key that says what a completion is compared with.
+pub(crate) const BASELINE: &str = "algo.advantage.baseline";
+
 /// Every algorithm Ferrl knows.
 pub const ALGORITHMS: &[&Entry] = &[
     &sft::ENTRY,

@@ -6,7 +6,7 @@
 
 use super::split::{self, Step};
 use super::{Interval, Split, StepCredit, advantages, estimated_states, interval_width, mean};
-use crate::algo::math::mean_std;
+use crate::algo::{self, math::mean_std};
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::ranks::gather;
 use crate::reward::{Completions, Graded, Rewards};
@@ -160,8 +160,8 @@ fn find_states(
                 "the values of steps are estimated by continuing a completion, and an environment that has played a turn \
                  cannot be continued twice",
             )
-            .at("algo.advantage.baseline")
-            .fix("algo.advantage.baseline = \"group\" or \"critic\" for episodes of several turns"));
+            .at(algo::BASELINE)
+            .fix(format!("{} = \"group\" or \"critic\" for episodes of several turns", algo::BASELINE)));
         }
         let prompt = s.trained.iter().position(|t| *t).unwrap_or(s.ids.len());
         let split = (c.vine.split, c.vine.step_tokens);

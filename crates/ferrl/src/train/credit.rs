@@ -21,7 +21,7 @@ impl Stage {
         clock.waits_for("credit");
         let params = rollout::params(&self.recipe.rollout, &self.stops, self.recipe.seed);
         let generator = self.generator.as_mut().ok_or_else(|| {
-            Error::usage("completions that are given cannot be continued").at("algo.advantage.baseline")
+            Error::usage("completions that are given cannot be continued").at(crate::algo::BASELINE)
         })?;
         let actor = Actor {
             generator: &mut **generator,
