@@ -19,6 +19,7 @@ pub mod interrupt;
 pub mod pack;
 pub mod plan;
 pub mod preflight;
+pub mod program;
 pub mod recipe;
 pub mod refill;
 pub mod report;

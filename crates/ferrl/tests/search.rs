@@ -8,6 +8,8 @@ mod expanders;
 mod help;
 #[path = "search/invariants.rs"]
 mod invariants;
+#[path = "search/programs.rs"]
+mod programs;
 #[path = "search/same.rs"]
 mod same;
 #[path = "search/values.rs"]
