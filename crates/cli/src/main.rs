@@ -44,6 +44,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Train(commands::train::Args),
+    Launch(commands::launch::Args),
     Eval(Box<commands::eval::Args>),
     Plan(commands::plan::Args),
     Data(commands::data::Args),
@@ -58,6 +59,7 @@ enum Command {
     Verify(commands::verify::Args),
     Env(commands::env::Args),
     Steps(Box<commands::steps::Args>),
+    Credit(commands::credit::Args),
     Init(Box<commands::init::Args>),
     Tokenizer(commands::tokenizer::Args),
     Bench(commands::bench::Args),
@@ -94,6 +96,7 @@ pub(crate) fn exit_code(class: Class) -> u8 {
         Class::Model => 4,
         Class::Resource => 5,
         Class::Device => 6,
+        Class::Rank => 7,
         Class::Numerics => 8,
         Class::Interrupted => 130,
     }
@@ -102,6 +105,7 @@ pub(crate) fn exit_code(class: Class) -> u8 {
 fn dispatch(command: Command) -> ferrl_engine::Result<()> {
     match command {
         Command::Train(args) => commands::train::run(&args),
+        Command::Launch(args) => commands::launch::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Data(args) => commands::data::run(&args),
@@ -116,6 +120,7 @@ fn dispatch(command: Command) -> ferrl_engine::Result<()> {
         Command::Verify(args) => commands::verify::run(&args),
         Command::Env(args) => commands::env::run(&args),
         Command::Steps(args) => commands::steps::run(&args),
+        Command::Credit(args) => commands::credit::run(&args),
         Command::Init(args) => commands::init::run(&args),
         Command::Tokenizer(args) => commands::tokenizer::run(&args),
         Command::Bench(args) => commands::bench::run(&args),

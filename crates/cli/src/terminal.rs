@@ -163,7 +163,7 @@ impl Watch for Terminal {
         } else {
             // Where the time went, for who reads the log later.
             let spent = |phase: &str| record.get(&format!("timing/{phase}")).filter(|s| *s >= 0.001);
-            let phases = ["rollout", "reward", "annotate", "train"];
+            let phases = ["rollout", "reward", "credit", "annotate", "train"];
             let phases: Vec<String> =
                 phases.iter().filter_map(|p| Some(format!("{p} {:.2} s", spent(p)?))).collect();
             let spent = if phases.is_empty() { String::new() } else { format!("  ({})", phases.join(", ")) };
@@ -229,6 +229,7 @@ fn doing(phase: &str) -> &str {
         "data" => "reading data",
         "rollout" => "sampling",
         "reward" => "waiting for rewards",
+        "credit" => "continuing steps",
         "annotate" => "reference and critic",
         "train" => "training",
         "evaluate" => "evaluating",

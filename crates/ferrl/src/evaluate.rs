@@ -8,6 +8,7 @@ pub use summary::{Figure, Summary};
 
 use crate::batch::{Update, tokens};
 use crate::experience::{ByRole, Metrics, Role};
+use crate::ranks::each;
 use crate::recipe::Rollout;
 use crate::reward::{Completions, Graded, Rewards};
 use crate::rollout::{self, Actor, Answer, Sampled};
@@ -142,13 +143,17 @@ impl Stage {
         }
         let mut seen = prepared?.metrics;
         let mut loss = 0.0;
-        for batch in Update::whole(&e).micro_batches(&e, self.recipe.train.micro_batch_tokens)? {
+        let batches = Update::whole(&e).micro_batches(&e, self.recipe.train.micro_batch_tokens)?;
+        let parts = each(&self.ranks, &batches, |batch| {
             let mut stats = ByRole::default();
             let tokens = tokens(batch.sequences.iter().copied());
             stats.set(Role::Policy, train::stats(&self.policy.model, &tokens, batch.temperature())?);
-            let part = self.algo.loss(&batch, &stats);
-            loss += part.value;
-            seen.join(part.metrics);
+            let part = self.algo.loss(batch, &stats);
+            Ok((part.value, part.metrics))
+        })?;
+        for (value, metrics) in parts {
+            loss += value;
+            seen.join(metrics);
         }
         let mut metrics = Metrics::default();
         metrics.add("eval/loss", loss);

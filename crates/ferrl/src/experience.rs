@@ -46,6 +46,9 @@ pub struct Sequence {
     pub old_value: Vec<f32>,
     /// How much better than expected the action was.
     pub advantage: Vec<f32>,
+    /// Advantage that was estimated when it was sampled, from continuations of its steps; empty where none was.
+    #[serde(default)]
+    pub credit: Vec<f32>,
     /// What the critic should have said.
     pub target_value: Vec<f32>,
     /// Importance weight of the token, 1 when sampled by the current policy.

@@ -8,6 +8,7 @@
 pub mod algo;
 pub mod api;
 pub mod batch;
+pub mod credit;
 pub mod data;
 pub mod env;
 pub mod episode;
@@ -20,6 +21,7 @@ pub mod pack;
 pub mod plan;
 pub mod preflight;
 pub mod program;
+mod ranks;
 pub mod recipe;
 pub mod refill;
 pub mod report;

@@ -10,12 +10,13 @@ pub use source::{Reward, Verified};
 use crate::episode::Played;
 use crate::experience::{Experience, Metrics};
 use crate::interrupt::{interrupted, is_interruption};
+use crate::ranks::{self, Travelling};
 use crate::recipe::{self, Recipe};
 use crate::rollout::Answer;
 use crate::source::Prompt;
 use crate::verify::{self, Columns, Hooks, Outcome, Progress, Sample, Truncated};
 use ferrl_engine::{Error, Result, nearest};
-use ferrl_kernels::{Backend, DType};
+use ferrl_kernels::{Backend, DType, Ranks};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -30,6 +31,8 @@ pub struct Rewards {
     hooks: Hooks,
     /// Whether they are those of generated tasks; episodes are rewarded by their environments alone then.
     of_tasks: bool,
+    /// Those that share the completions.
+    ranks: Ranks,
 }
 
 /// What one completion got.
@@ -95,6 +98,11 @@ impl Rewards {
     pub fn with(mut self, weight: f64, reward: impl Reward + 'static) -> Self {
         self.sources.push((weight, Box::new(reward)));
         self
+    }
+
+    /// The same, shared by these ranks: each scores the completions to its share of the prompts.
+    pub fn shared_by(self, ranks: &Ranks) -> Self {
+        Rewards { ranks: ranks.clone(), ..self }
     }
 
     /// The same, but episodes are rewarded by their environments alone.
@@ -209,8 +217,12 @@ impl Rewards {
         let answers = completions.answers;
         let mut sums: Vec<Sum> = answers.iter().map(Sum::of).collect();
         let unscored = |played: &Played| self.of_tasks || played.lost.is_some();
-        let scored: Vec<usize> =
-            (0..answers.len()).filter(|&i| !answers[i].played.as_ref().is_some_and(unscored)).collect();
+        let share = self.ranks.share(completions.prompts.len());
+        let own = |i: &usize| share.contains(&answers[*i].prompt);
+        let scored: Vec<usize> = (0..answers.len())
+            .filter(|&i| !answers[i].played.as_ref().is_some_and(unscored))
+            .filter(own)
+            .collect();
         let mut ids: Vec<Vec<u32>> = vec![Vec::new(); answers.len()];
         for s in &experience.sequences {
             ids[s.trajectory].extend(s.actions().map(|i| s.ids[i + 1]));
@@ -220,12 +232,16 @@ impl Rewards {
         let samples: Vec<Sample<'_>> = scored.iter().map(|&i| all[i]).collect();
         // Whether a completion is right is for the first verifier to say; without one, for the first source.
         let first = self.sources.iter().position(|(_, r)| r.verifier().is_some()).unwrap_or(0);
-        for (i, (weight, reward)) in self.sources.iter().enumerate() {
-            let outcomes = outcomes(&**reward, &samples, completions.at, metrics)?;
+        let mut logged = Vec::new();
+        let idle = samples.is_empty() && !self.ranks.is_alone();
+        for (i, (weight, reward)) in self.sources.iter().enumerate().filter(|_| !idle) {
+            let outcomes = outcomes(&**reward, &samples, completions.at, &mut logged)?;
             for (&answer, outcome) in scored.iter().zip(outcomes) {
                 sums[answer].add(*weight, outcome, i == first)?;
             }
         }
+        self.gather(&mut sums, scored, &mut logged)?;
+        logged.iter().for_each(|(name, value)| metrics.add(name, *value));
         let graded: Vec<Graded> = sums.iter().map(|s| s.graded(self.sources.is_empty())).collect();
         self.account_for_lost(&sums, &graded, completions.at)?;
         let last: HashMap<usize, usize> =
@@ -246,13 +262,27 @@ impl Rewards {
         Ok(graded)
     }
 
+    /// Gets what the other ranks scored, and what their verifiers logged.
+    fn gather(&self, sums: &mut [Sum], scored: Vec<usize>, logged: &mut Vec<(String, f64)>) -> Result<()> {
+        if self.ranks.is_alone() {
+            return Ok(());
+        }
+        let own: Vec<(usize, Sum)> = scored.into_iter().map(|i| (i, std::mem::take(&mut sums[i]))).collect();
+        let all = ranks::gather(&self.ranks, (own, std::mem::take(logged)))?;
+        for (theirs, lines) in all {
+            theirs.into_iter().for_each(|(i, sum)| sums[i] = sum);
+            logged.extend(lines);
+        }
+        Ok(())
+    }
+
     /// Says once why completions have no reward, and stops where none has.
     fn account_for_lost(&self, sums: &[Sum], graded: &[Graded], at: Progress) -> Result<()> {
         let (lost, all) = (graded.iter().filter(|g| g.is_lost()).count(), graded.len());
         if lost == 0 {
             return Ok(());
         }
-        let failure = sums.iter().find_map(|s| s.failure.clone()).unwrap_or_else(|| {
+        let failure = sums.iter().find_map(|s| s.failure.clone()).map(|f| f.0).unwrap_or_else(|| {
             let mut verifiers = self.sources.iter().filter_map(|(_, reward)| reward.verifier());
             let files = verifiers.find_map(|v| v.file().map(|f| f.display().to_string()));
             Error::usage("no reward function gave a number: all returned None")
@@ -281,11 +311,11 @@ fn outcomes(
     reward: &dyn Reward,
     samples: &[Sample<'_>],
     at: Progress,
-    metrics: &mut Metrics,
+    logged: &mut Vec<(String, f64)>,
 ) -> Result<Vec<Outcome>> {
     let (name, outcomes) = (reward.name(), reward.score(samples, at)?);
     if let Some(verifier) = reward.verifier() {
-        verifier.take_metrics().iter().for_each(|(name, value)| metrics.add(name, *value));
+        logged.extend(verifier.take_metrics());
     }
     if outcomes.len() != samples.len() {
         return Err(verify::miscounted(name, outcomes.len(), samples.len()));
@@ -322,7 +352,7 @@ impl<'a> Completions<'a> {
 }
 
 /// What the sources say of one completion together.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 struct Sum {
     reward: f64,
     /// The part of it that an environment gave, turn by turn.
@@ -334,7 +364,7 @@ struct Sum {
     score: Option<f64>,
     found: Option<bool>,
     extra: Map<String, Value>,
-    failure: Option<Error>,
+    failure: Option<Travelling>,
 }
 
 impl Sum {
@@ -342,7 +372,7 @@ impl Sum {
     fn of(answer: &Answer) -> Self {
         let Some(played) = &answer.played else { return Sum::default() };
         if let Some(lost) = &played.lost {
-            return Sum { failure: Some((**lost).clone().into()), ..Default::default() };
+            return Sum { failure: Some(Travelling((**lost).clone().into())), ..Default::default() };
         }
         let reward = played.total_reward();
         Sum {
@@ -366,7 +396,8 @@ impl Sum {
                         score.reward,
                         f32::MAX
                     );
-                    self.failure = Some(Error::usage(what).at("reward").fix("smaller rewards or weights"));
+                    let error = Error::usage(what).at("reward").fix("smaller rewards or weights");
+                    self.failure = Some(Travelling(error));
                 }
                 self.count += 1;
                 self.sources.push((weight as f32, Some(score.reward as f32)));
@@ -385,7 +416,7 @@ impl Sum {
             Outcome::Lost(error) if is_interruption(&error) => {
                 return Err(interrupted("waiting for rewards"));
             }
-            Outcome::Lost(error) => self.failure = self.failure.take().or(Some(error)),
+            Outcome::Lost(error) => self.failure = self.failure.take().or(Some(Travelling(error))),
         }
         Ok(())
     }

@@ -1,13 +1,15 @@
 //! Sampling completions: prompts in, sequences with the log-probabilities they were sampled with out.
 
-use crate::episode::{self, Environments, Episode, Played, Plays};
+use crate::episode::{self, Environments, Episode, Played, Plays, TimeShares};
 use crate::experience::{Experience, Sequence};
+use crate::ranks::gather;
 use crate::recipe::Rollout;
 use crate::source::Prompt;
 use ferrl_engine::Result;
 use ferrl_engine::generate::{Completion, Generator, SamplingParams, Stop, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_kernels::Ranks;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::path::Path;
@@ -53,6 +55,8 @@ pub struct Actor<'a> {
     pub stops: &'a Stops,
     /// What plays the prompts that have several turns.
     pub environments: &'a Environments,
+    /// Those that share the prompts.
+    pub ranks: &'a Ranks,
 }
 
 /// What ends completions of the model in `dir` as a recipe samples them.
@@ -75,17 +79,19 @@ pub fn params(r: &Rollout, stops: &Stops, seed: u64) -> SamplingParams {
 }
 
 /// What was sampled for some prompts.
+#[derive(Default, Serialize, Deserialize)]
 pub struct Sampled {
     /// Training sequences.
     pub experience: Experience,
     /// In the order of prompts and samples.
     pub answers: Vec<Answer>,
-    /// Share of the time in which a decode batch ran; less than 1 where the policy waited for environments.
-    pub decoding: f64,
+    /// How the time went.
+    pub time: TimeShares,
 }
 
 /// `samples` completions to each prompt, in the order of prompts and samples. Random numbers depend on the seed, the step,
-/// the prompt's number and the sample's alone.
+/// the prompt's number and the sample's alone, so it does not matter which rank completes a prompt: each completes its share,
+/// and all get everything.
 pub fn sample(
     actor: &mut Actor<'_>,
     prompts: &mut [Prompt],
@@ -93,7 +99,33 @@ pub fn sample(
     samples: usize,
     step: u64,
 ) -> Result<Sampled> {
-    let Plays { mut episodes, decoding } = episode::play(actor, prompts, params, samples, step)?;
+    let (ranks, own) = (actor.ranks, actor.ranks.share(prompts.len()));
+    let sampled = sample_here(actor, &mut prompts[own.clone()], params, samples, step)?;
+    if ranks.is_alone() {
+        return Ok(sampled);
+    }
+    let mut all = Sampled { time: sampled.time, ..Default::default() };
+    let mut first = 0;
+    for (theirs, sampled) in gather(ranks, (prompts[own].to_vec(), sampled))? {
+        all.experience.append(sampled.experience, first, all.answers.len());
+        all.answers.extend(sampled.answers.into_iter().map(|a| Answer { prompt: a.prompt + first, ..a }));
+        for prompt in theirs {
+            prompts[first] = prompt; // an environment may have begun it
+            first += 1;
+        }
+    }
+    Ok(all)
+}
+
+/// The completions of this rank.
+fn sample_here(
+    actor: &mut Actor<'_>,
+    prompts: &mut [Prompt],
+    params: &SamplingParams,
+    samples: usize,
+    step: u64,
+) -> Result<Sampled> {
+    let Plays { mut episodes, time } = episode::play(actor, prompts, params, samples, step)?;
     let completions: Vec<Completion> = episodes.iter_mut().filter_map(|e| e.completion.take()).collect();
     let mut texts = texts(actor.tokenizer, actor.stops, &completions)?.into_iter();
     let (mut experience, mut answers) = (Experience::default(), Vec::new());
@@ -113,7 +145,7 @@ pub fn sample(
         }));
         answers.push(Answer { prompt, text, tokens, truncated, played });
     }
-    Ok(Sampled { experience, answers, decoding })
+    Ok(Sampled { experience, answers, time })
 }
 
 /// The text of each completion, decoded by as many threads as there is work for: the device waits meanwhile.

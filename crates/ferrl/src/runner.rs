@@ -5,12 +5,14 @@
 //! time and puts the checkpoint's state into it.
 
 mod evaluation;
+mod follow;
 mod guard;
 mod log;
 mod pending;
 mod resume;
 mod steps;
 
+pub use follow::{follow, lead};
 pub use guard::guarded;
 pub use resume::{Accepted, Position, accept};
 
@@ -30,7 +32,8 @@ use crate::train::{Stage, Waits};
 use crate::warnings::{Warning, Warnings};
 use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat};
 use ferrl_engine::{Error, Result};
-use ferrl_kernels::Backend;
+use ferrl_kernels::{Backend, Ranks};
+use follow::Order;
 use log::{Log, Marks};
 use pending::Pending;
 use serde_json::{Map, Value, json};
@@ -95,6 +98,8 @@ pub struct Options {
     pub rescue: Option<PathBuf>,
     /// More fields for the first line of the log: the command, its threads.
     pub about: Value,
+    /// The ranks of the run; this process alone, where it is none of several.
+    pub ranks: Ranks,
 }
 
 /// Runs a recipe in a new folder, or goes on in one that is there.
@@ -350,7 +355,13 @@ impl OneStage<'_> {
         if let Some((_, state)) = resumed {
             self.same(&frozen, &state["frozen"], watch)?;
         }
-        let mut stage = self.open(&recipe, backend, resumed, watch)?;
+        let ranks = &self.options.ranks;
+        let mut stage = ranks.together(|| {
+            self.order(resumed).send(ranks)?;
+            let mut stage = self.open(&recipe, backend, resumed, watch)?;
+            self.agree(&mut stage, &frozen)?;
+            Ok(stage)
+        })?;
         let total = stage.schedules.0.total_steps;
         let pending =
             Pending::from_json(&resumed.map_or(Value::Null, |(_, state)| state["pending"].clone()))?;
@@ -390,6 +401,13 @@ impl OneStage<'_> {
             self.save_model(&stage)?;
         }
         Ok((Some(steps), first, last))
+    }
+
+    /// What followers need to build the same stage.
+    fn order(&self, resumed: Option<(&Path, &Value)>) -> Order {
+        let checkpoint = resumed.map(|(path, state)| (path.to_path_buf(), state.clone()));
+        let (folder, model) = (self.folder.path().to_path_buf(), self.dir.to_path_buf());
+        Order::Begin { folder, stage: self.index, model, checkpoint }
     }
 
     /// The stage with its models in memory, restored where it is resumed, its data checked.
@@ -602,6 +620,7 @@ fn printed(r: &crate::train::ScoredRollout) -> crate::run::RolloutRecord {
         reward: r.graded.reward,
         temperature: r.temperature.map(f64::from),
         extra: r.graded.extra.clone(),
+        credit: r.credit.clone(),
         turns: r.answer.played.as_ref().map_or_else(Vec::new, |played| played.turns.clone()),
         lost: r.answer.played.as_ref().and_then(|played| played.lost.as_deref().cloned()),
         components: r.graded.components.iter().map(|(n, v)| (n.clone(), f64::from(*v))).collect(),

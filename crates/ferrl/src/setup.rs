@@ -27,7 +27,7 @@ use ferrl_engine::model::{Config, Head, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Decay, OptimizerOptions, Rule, Schedule, Trainer};
 use ferrl_engine::{Class, Error, Result, nearest};
-use ferrl_kernels::Backend;
+use ferrl_kernels::{Backend, Ranks};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -102,6 +102,7 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         reference,
         critic,
         stops,
+        ranks: Ranks::alone(),
         tokenizer,
         source,
         rewards,

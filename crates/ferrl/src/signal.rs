@@ -147,6 +147,7 @@ mod tests {
             graded: Graded { reward: Some(reward), score: Some(reward), found, ..Default::default() },
             advantage: 0.0,
             temperature: None,
+            credit: None,
         };
         rewards.iter().map(one).collect()
     }

@@ -1,18 +1,20 @@
 //! One step of training, in the order in which things happen:
 //! prompt -> rollout -> reward -> advantage -> loss -> gradients -> weights.
 //!
-//! `collect` draws, samples and rewards; `annotate` computes what needs no gradient; `one_pass` precomputes gradients;
-//! `rollback` undoes a step that failed.
+//! `collect` draws, samples and rewards; `credit` samples continuations of steps; `annotate` computes what needs no gradient;
+//! `one_pass` precomputes gradients; `rollback` undoes a step that failed.
 
 mod annotate;
 mod collect;
+mod credit;
 mod one_pass;
 mod rollback;
 
 use crate::algo::{Algorithm, Feed};
 use crate::batch::{balance, tokens, updates};
 use crate::episode::Environments;
-use crate::experience::{ByRole, Experience, Mean, Metrics, MicroBatch, Role};
+use crate::experience::{ByRole, Experience, Loss, Mean, Metrics, MicroBatch, Role};
+use crate::ranks::interleave;
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
 use crate::signal::{self, Signal};
@@ -25,6 +27,7 @@ use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Schedule, StatGrads, Stats, Trainer};
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::Ranks;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
@@ -52,6 +55,8 @@ pub struct Stage {
     pub tokenizer: Arc<Tokenizer>,
     /// What ends the policy's completions.
     pub stops: Stops,
+    /// Those that share the work of every step; this process alone, where it is none of several.
+    pub ranks: Ranks,
     /// The data source.
     pub source: Box<dyn Source>,
     /// Rewards of completions.
@@ -78,7 +83,7 @@ pub struct Stage {
     pub updating: bool,
     /// Warnings for the user.
     pub warnings: Warnings,
-    /// Called with the phase of the step: data, rollout, reward, annotate or train.
+    /// Called with the phase of the step: data, rollout, reward, credit, annotate or train.
     pub waits: Waits,
 }
 
@@ -131,26 +136,51 @@ impl Stage {
                 self.updating = false;
                 continue;
             }
-            let mut loss_value = 0.0;
-            for batch in &batches {
-                let known = self.precompute(batch); //                         gradients of the one-pass head
-                let (stats, done) = self.forward(batch, known)?; //            logp, entropy, value
-                if n == 0 {
-                    self.compare_logps(batch, &stats, &mut metrics)?;
+            let mut parts = Parts::default();
+            for (i, batch) in batches.iter().enumerate() {
+                if self.ranks.owns(i) {
+                    let known = self.precompute(batch); //                     gradients of the one-pass head
+                    let (stats, done) = self.forward(batch, known)?; //        logp, entropy, value
+                    let mut seen = Metrics::default();
+                    if n == 0 {
+                        self.compare_logps(batch, &stats, &mut seen)?;
+                    }
+                    let loss = self.algo.loss(batch, &stats); //               loss
+                    if !done {
+                        self.backward(batch, &loss.grads)?; //                 gradients
+                    }
+                    parts.add(seen, loss);
                 }
-                let loss = self.algo.loss(batch, &stats); //                   loss
-                if !done {
-                    self.backward(batch, &loss.grads)?; //                     gradients
-                }
-                loss_value += loss.value;
-                metrics.join(loss.metrics);
+                self.add_round(i, batches.len())?; //                          gradients of other ranks
             }
-            metrics.add("loss", loss_value);
+            let loss = parts.sum(&self.ranks, &mut metrics)?;
+            metrics.add("loss", loss);
             self.update(&mut metrics)?; //                                     weights
         }
         clock.lap("train", &mut metrics);
         self.finish_step(tokens, clock.total(), &mut metrics);
         Ok(Report { metrics, rollouts, epoch })
+    }
+
+    /// After each round of micro-batches, one for every rank, their gradients are added up in order; after the last, every rank
+    /// gets the whole sum.
+    pub(crate) fn add_round(&mut self, batch: usize, batches: usize) -> Result<()> {
+        let (last, ranks) = (batch + 1 == batches, &self.ranks);
+        if last || (batch + 1).is_multiple_of(ranks.size()) {
+            for trainer in std::iter::once(&mut self.policy).chain(&mut self.critic) {
+                trainer.add_round(ranks)?;
+                if last {
+                    trainer.gather_gradient(ranks)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes this one of several ranks that take every step together.
+    pub fn join(&mut self, ranks: &Ranks) {
+        self.ranks = ranks.clone();
+        self.rewards = std::mem::take(&mut self.rewards).shared_by(ranks);
     }
 
     /// Clears experience without a learning signal and says so; otherwise resets the weights where the algorithm
@@ -181,6 +211,9 @@ impl Stage {
         metrics.add("num_tokens", self.num_tokens as f64);
         metrics.add("timing/tokens_per_second", tokens as f64 / seconds.max(1e-9));
         metrics.add("step_time", seconds);
+        if !self.ranks.is_alone() {
+            metrics.add("timing/exchange", self.ranks.take_cost().0);
+        }
         self.step += 1;
         if self.step == self.schedules.0.total_steps && self.policy.model.version == 0 {
             let what = format!("none of the {} steps changed a weight: nothing was learned", self.step);
@@ -328,6 +361,28 @@ impl Stage {
             .fix("run `ferrl bench --check` on this device, and report it; on a card `exact = false` goes on regardless"));
         }
         Ok(())
+    }
+}
+
+/// What micro-batches add to the loss and the metrics of an update.
+#[derive(Default)]
+pub(crate) struct Parts(Vec<(f64, Metrics)>);
+
+impl Parts {
+    /// Adds one more.
+    pub fn add(&mut self, mut seen: Metrics, loss: Loss) {
+        seen.join(loss.metrics);
+        self.0.push((loss.value, seen));
+    }
+
+    /// The loss over all ranks' micro-batches, in their order; their metrics join the others.
+    pub fn sum(self, ranks: &Ranks, metrics: &mut Metrics) -> Result<f64> {
+        let mut sum = 0.0;
+        for (value, seen) in interleave(ranks, self.0)? {
+            sum += value;
+            metrics.join(seen);
+        }
+        Ok(sum)
     }
 }
 

@@ -7,10 +7,12 @@
 
 use crate::batch::tokens;
 use crate::experience::{ByRole, Metrics, MicroBatch, Role};
-use crate::train::Stage;
+use crate::ranks::each;
+use crate::train::{Parts, Stage};
 use ferrl_engine::model::Model;
 use ferrl_engine::train::{Batch, ParamVector, StatGrads, Stats, Trainer, kl};
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::Ranks;
 
 /// How far an update may go, and how it is found.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,15 +44,16 @@ const ADJUSTMENTS: usize = 4;
 /// The Fisher matrix of the sampled tokens of some batches, damped, as something that multiplies vectors.
 pub struct Fisher<'a> {
     batches: &'a [Batch],
+    ranks: &'a Ranks,
     damping: f64,
     /// How far the weights are moved for a difference, in the vector's norm; kept from product to product.
     reach: f64,
 }
 
 impl<'a> Fisher<'a> {
-    /// Over the scored tokens of the batches.
-    pub fn new(batches: &'a [Batch], damping: f64) -> Self {
-        Fisher { batches, damping, reach: 1e-2 }
+    /// Over the scored tokens of the batches, which these ranks share.
+    pub fn new(batches: &'a [Batch], ranks: &'a Ranks, damping: f64) -> Self {
+        Fisher { batches, ranks, damping, reach: 1e-2 }
     }
 
     /// `(F + damping I) v`
@@ -58,11 +61,17 @@ impl<'a> Fisher<'a> {
         let along = self.along(t, v)?;
         let count = self.batches.iter().map(scored).sum::<usize>().max(1);
         t.zero_grads();
-        for (batch, along) in self.batches.iter().zip(along) {
-            t.forward(batch)?;
-            let logp = along.iter().map(|d| (d / count as f64) as f32).collect();
-            t.backward(batch, &StatGrads { logp, ..Default::default() })?;
+        for (i, (batch, along)) in self.batches.iter().zip(along).enumerate() {
+            if self.ranks.owns(i) {
+                t.forward(batch)?;
+                let logp = along.iter().map(|d| (d / count as f64) as f32).collect();
+                t.backward(batch, &StatGrads { logp, ..Default::default() })?;
+            }
+            if (i + 1).is_multiple_of(self.ranks.size()) || i + 1 == self.batches.len() {
+                t.add_round(self.ranks)?;
+            }
         }
+        t.gather_gradient(self.ranks)?;
         let mut product = t.take_gradient()?;
         t.axpy(self.damping as f32, v, &mut product)?;
         Ok(product)
@@ -91,8 +100,7 @@ impl<'a> Fisher<'a> {
     }
 
     fn logps(&self, t: &mut Trainer, eps: f64, v: &ParamVector) -> Result<Vec<Vec<f32>>> {
-        let batches = self.batches;
-        t.perturbed(eps as f32, v, |t| batches.iter().map(|b| Ok(t.stats(b)?.logp)).collect())
+        t.perturbed(eps as f32, v, |t| each(self.ranks, self.batches, |b| Ok(t.stats(b)?.logp)))
     }
 }
 
@@ -137,6 +145,9 @@ pub fn conjugate_gradients(
     Ok((x, curvature))
 }
 
+/// Statistics of each batch, where this rank computed them.
+type Known = Vec<Option<ByRole<Stats>>>;
+
 /// One update of a stage's policy, and of its critic where there is one.
 pub fn update(stage: &mut Stage, batches: &[MicroBatch<'_>], region: TrustRegion) -> Result<Metrics> {
     let mut metrics = Metrics::default();
@@ -163,7 +174,8 @@ pub fn update(stage: &mut Stage, batches: &[MicroBatch<'_>], region: TrustRegion
     let mut downhill = stage.policy.vector()?;
     stage.policy.axpy(-1.0, &gradient, &mut downhill)?;
     let sample = spread(batches, region.fisher_share);
-    let mut fisher = Fisher::new(&sample, region.damping);
+    let ranks = stage.ranks.clone();
+    let mut fisher = Fisher::new(&sample, &ranks, region.damping);
     let (x, curvature) = conjugate_gradients(&mut stage.policy, &mut fisher, &downhill, region.cg_steps)?;
     if curvature <= 0.0 {
         metrics.add("updates/skipped", 1.0);
@@ -188,44 +200,50 @@ pub fn update(stage: &mut Stage, batches: &[MicroBatch<'_>], region: TrustRegion
     Ok(metrics)
 }
 
-/// The loss, its gradients (added up in policy and critic), and the statistics it was computed from.
-fn gradients(
-    stage: &mut Stage,
-    batches: &[MicroBatch<'_>],
-    metrics: &mut Metrics,
-) -> Result<(f64, Vec<ByRole<Stats>>)> {
-    let (mut value, mut all) = (0.0, Vec::new());
+/// The loss, its gradients (added up in policy and critic), and the statistics it was computed from, of this rank's batches.
+fn gradients(stage: &mut Stage, batches: &[MicroBatch<'_>], metrics: &mut Metrics) -> Result<(f64, Known)> {
+    let (mut parts, mut all) = (Parts::default(), Vec::new());
     stage.policy.zero_grads();
-    for batch in batches {
-        let stats = stage.forward_only(batch)?;
-        stage.compare_logps(batch, &stats, metrics)?;
-        let loss = stage.algo.loss(batch, &stats);
-        stage.backward(batch, &loss.grads)?;
-        value += loss.value;
-        metrics.join(loss.metrics);
-        all.push(stats);
+    for (i, batch) in batches.iter().enumerate() {
+        let mut known = None;
+        if stage.ranks.owns(i) {
+            let (stats, mut seen) = (stage.forward_only(batch)?, Metrics::default());
+            stage.compare_logps(batch, &stats, &mut seen)?;
+            let loss = stage.algo.loss(batch, &stats);
+            stage.backward(batch, &loss.grads)?;
+            parts.add(seen, loss);
+            known = Some(stats);
+        }
+        all.push(known);
+        stage.add_round(i, batches.len())?;
     }
-    Ok((value, all))
+    Ok((parts.sum(&stage.ranks, metrics)?, all))
 }
 
 /// The critic's updates; the gradient of the first is there already.
 fn critic_updates(
     stage: &mut Stage,
     batches: &[MicroBatch<'_>],
-    stats: &[ByRole<Stats>],
+    stats: &[Option<ByRole<Stats>>],
     count: usize,
     metrics: &mut Metrics,
 ) -> Result<()> {
-    let rate = stage.schedules.1.at(stage.step);
+    let (rate, ranks) = (stage.schedules.1.at(stage.step), &stage.ranks);
     let Some(critic) = &mut stage.critic else { return Ok(()) };
     for n in 0..count {
-        for (batch, stats) in batches.iter().zip(stats).filter(|_| n > 0) {
-            let (tokens, mut now) = (tokens(batch.sequences.iter().copied()), stats.clone());
-            now.set(Role::Critic, critic.forward(&tokens)?);
-            let loss = stage.algo.loss(batch, &now);
-            let missing = || Error::numerics("the loss gives no gradient for the critic");
-            critic.backward(&tokens, loss.grads.get(Role::Critic).ok_or_else(missing)?)?;
+        for (i, (batch, stats)) in batches.iter().zip(stats).enumerate().filter(|_| n > 0) {
+            if let Some(stats) = stats {
+                let (tokens, mut now) = (tokens(batch.sequences.iter().copied()), stats.clone());
+                now.set(Role::Critic, critic.forward(&tokens)?);
+                let loss = stage.algo.loss(batch, &now);
+                let missing = || Error::numerics("the loss gives no gradient for the critic");
+                critic.backward(&tokens, loss.grads.get(Role::Critic).ok_or_else(missing)?)?;
+            }
+            if (i + 1).is_multiple_of(ranks.size()) || i + 1 == batches.len() {
+                critic.add_round(ranks)?;
+            }
         }
+        critic.gather_gradient(ranks)?;
         metrics.add("critic/grad_norm", critic.update(rate)?.grad_norm);
     }
     Ok(())
@@ -235,21 +253,26 @@ fn critic_updates(
 fn measure(
     stage: &mut Stage,
     batches: &[MicroBatch<'_>],
-    stats: &[ByRole<Stats>],
+    stats: &[Option<ByRole<Stats>>],
     old: &Model,
     step: f64,
     x: &ParamVector,
 ) -> Result<(f64, f64)> {
-    let algo = &stage.algo;
+    let (algo, ranks) = (&stage.algo, &stage.ranks);
+    let batches: Vec<_> = batches.iter().zip(stats).collect();
     stage.policy.perturbed(step as f32, x, |t| {
-        let (mut value, mut sum, mut count) = (0.0, 0.0, 0.0);
-        for (batch, stats) in batches.iter().zip(stats) {
-            let (tokens, mut now) = (tokens(batch.sequences.iter().copied()), stats.clone());
+        let parts = each(ranks, &batches, |(batch, stats)| {
+            let (tokens, mut now) =
+                (tokens(batch.sequences.iter().copied()), (*stats).clone().unwrap_or_default());
             now.set(Role::Policy, t.stats(&tokens)?);
-            value += algo.loss(batch, &now).value;
+            let value = algo.loss(batch, &now).value;
             let divergence = kl(old, &t.model, &tokens, t.temperature)?;
-            sum += divergence.iter().map(|&d| d as f64).sum::<f64>();
-            count += scored(&tokens) as f64;
+            let sum = divergence.iter().map(|&d| d as f64).sum::<f64>();
+            Ok((value, sum, scored(&tokens) as f64))
+        })?;
+        let (mut value, mut sum, mut count) = (0.0, 0.0, 0.0);
+        for part in parts {
+            (value, sum, count) = (value + part.0, sum + part.1, count + part.2);
         }
         Ok((value, sum / count.max(1.0)))
     })

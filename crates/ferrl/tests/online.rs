@@ -31,6 +31,7 @@ fn rollout(lengths: &[usize], rewards: &[f32]) -> Experience {
             sampled_logp: column(1.0, -2.0),
             ref_logp: column(0.7, -1.8),
             old_value: column(0.5, 0.0),
+            credit: column(0.4, -0.2),
             ..Default::default()
         }
     };
@@ -129,6 +130,51 @@ fn a_moving_baseline_lags_one_rollout_behind_and_survives_a_restart() {
     let mut other = build("reinforce", settings);
     other.restore(&algorithm.state()).unwrap();
     assert_eq!(step(&mut *other, 3.0), 1.5, "1 * 0.75 + 3 * 0.25 = 1.5");
+}
+
+/// A sequence of a trajectory: for each turn its tokens and its reward, with a token that was read before each.
+fn turns(trajectory: usize, turns: &[(usize, f32)]) -> Sequence {
+    let (mut trained, mut reward) = (vec![], vec![]);
+    for &(tokens, earned) in turns {
+        trained.push(false);
+        trained.extend(vec![true; tokens]);
+        reward.extend(vec![0.0; tokens]);
+        reward[trained.len() - 2] = earned;
+        reward.push(0.0);
+    }
+    let n = trained.len();
+    let trajectory_tokens = trained.iter().filter(|t| **t).count();
+    let (ids, sampled_logp) = (vec![1; n], vec![-1.0; n]);
+    let own =
+        Sequence { ids, trained, reward, sampled_logp, trajectory, trajectory_tokens, ..Default::default() };
+    Sequence { group: trajectory, weight: 1.0, ..own }
+}
+
+#[test]
+fn rebn_compares_the_discounted_returns_of_turns_over_the_rollout() {
+    // The first trajectory has two sequences: its returns are 4 + 3.5 / 2, 3 + 1 / 2 and 1; those of the second 2 / 2 and 2.
+    let experience = || Experience {
+        sequences: vec![
+            turns(0, &[(3, 4.0), (1, 3.0)]),
+            turns(0, &[(2, 1.0)]),
+            turns(1, &[(5, 0.0), (1, 2.0)]),
+        ],
+    };
+    let settings =
+        |divide| json!({ "advantage": { "baseline": "turns", "gamma": 0.5, "divide_by_std": divide } });
+    let returns = [5.75, 3.5, 1.0, 1.0, 2.0];
+    let (mean, variance) = mean_and_variance(&returns);
+    for (divide, scale) in [(false, 1.0), (true, variance.sqrt() + 1e-9)] {
+        let mut e = experience();
+        build("reinforce", settings(divide)).prepare(&mut e).unwrap();
+        let lengths = [3, 1, 2, 5, 1];
+        let want = returns.iter().zip(lengths).flat_map(|(r, n)| vec![(r - mean) / scale; n]);
+        let got = advantages(&e);
+        assert_eq!(got.len(), 12);
+        for (got, want) in got.iter().zip(want) {
+            assert!((got - want).abs() < 1e-6, "{got} {want}");
+        }
+    }
 }
 
 #[test]
@@ -331,8 +377,66 @@ fn settings_that_would_do_nothing_are_refused() {
         ("grpo", json!({ "advantage": { "gamma": 1.9 } }), "advantage.gamma: expected a number from 0 to 1"),
         ("gdpo", json!({ "kl": { "coef": 0.1, "place": "reward" } }), "parts"),
         ("ppo", json!({ "advantage": { "to_go": true } }), "already"),
+        (
+            "reinforce",
+            json!({ "advantage": { "baseline": "turns", "to_go": true } }),
+            "from each turn on already",
+        ),
     ] {
         let error = (find(name).unwrap().build)(values).err().unwrap().to_string();
         assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn running_moments_of_scores_survive_a_restart() {
+    let settings =
+        json!({ "scores": { "scale": true, "centre": true }, "advantage": { "baseline": "none" } });
+    let mut whole = build("reinforce", settings.clone());
+    whole.prepare(&mut rollout(&[2, 2, 3], &[1.0, 2.0, 6.0])).unwrap();
+    let mut resumed = build("reinforce", settings);
+    resumed.restore(&whole.state()).unwrap();
+    let after = |algorithm: &mut dyn Algorithm| {
+        let mut e = rollout(&[2, 2, 3], &[0.0, 1.0, 5.0]);
+        algorithm.prepare(&mut e).unwrap();
+        advantages(&e)
+    };
+    let (a, b) = (after(&mut *whole), after(&mut *resumed));
+    assert_eq!(a, b);
+    // Six scores of mean 2.5: the first of the second rollout lies below it.
+    assert!(a[0] < 0.0 && a.iter().any(|a| *a > 0.0), "{a:?}");
+}
+
+#[test]
+fn kimis_surrogate_is_the_square_of_one_ratio_per_completion() {
+    let settings = json!({ "surrogate": "kimi", "ratio": "product", "aggregate": "sequence", "tau": 0.5 });
+    let mut algorithm = build("dr_grpo", settings);
+    let mut e = usual();
+    algorithm.prepare(&mut e).unwrap();
+    let got = loss(&*algorithm, &e, |_| 0.1).value;
+    let completion = |s: &ferrl::experience::Sequence| {
+        let (l, a) = (0.1 * s.action_count() as f64, s.advantage[s.actions().next().unwrap()] as f64);
+        -a * l + 0.25 * l * l
+    };
+    let want = e.sequences.iter().map(completion).sum::<f64>() / e.sequences.len() as f64;
+    assert!((got - want).abs() < 1e-6, "{got} against {want}");
+}
+
+#[test]
+fn a_kl_that_is_summed_does_not_depend_on_the_aggregation_of_the_loss() {
+    let of = |aggregate: &str| {
+        let kl = json!({ "coef": 0.5, "place": "loss", "estimator": "k3", "sum": true });
+        let values = json!({ "kl": kl, "aggregate": aggregate, "length": 7 });
+        let (mut with, mut e) = (build("dr_grpo", values), usual());
+        e.sequences.iter_mut().for_each(|s| s.ref_logp = s.sampled_logp.iter().map(|l| l - 0.3).collect());
+        with.prepare(&mut e).unwrap();
+        e.sequences.iter_mut().for_each(|s| s.advantage.fill(0.0));
+        loss(&*with, &e, |_| 0.0).value
+    };
+    let tokens = usual().sequences.iter().map(|s| s.action_count() as f64).sum::<f64>();
+    let k3 = (-0.3f64).exp() - 1.0 + 0.3;
+    let want = 0.5 * k3 * tokens / usual().sequences.len() as f64;
+    for aggregate in ["token", "sequence", "constant"] {
+        assert!((of(aggregate) - want).abs() < 1e-6, "{aggregate}: {} against {want}", of(aggregate));
     }
 }

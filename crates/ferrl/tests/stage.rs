@@ -27,3 +27,5 @@ mod reward_model;
 mod signal;
 #[path = "stage/stops.rs"]
 mod stops;
+#[path = "stage/vine.rs"]
+mod vine;

@@ -46,6 +46,7 @@ fn collect(stage: &Stage, recipe: &Recipe, dir: &Path) -> Vec<Map<String, Value>
             tokenizer: &stage.tokenizer,
             stops: &stage.stops,
             environments: &stage.environments,
+            ranks: ferrl_kernels::Ranks::ALONE,
         },
         verifier: &*verifier,
         recipe,

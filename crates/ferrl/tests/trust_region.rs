@@ -11,6 +11,7 @@ use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::train::{Batch, OptimizerOptions, ParamVector, Sequence, StatGrads, Trainer};
 use ferrl_kernels::DType;
+use ferrl_kernels::Ranks;
 use ferrl_kernels::cpu::Cpu;
 use std::sync::Arc;
 
@@ -88,7 +89,7 @@ fn products_are_those_of_the_explicit_fisher_matrix() {
     // Long and short vectors: the length of the difference adjusts itself.
     for scale in [1.0, 1e4, 1e-4] {
         let (v, vector) = pull(&mut t, |i| scale * ((i * 7 % 5) as f32 - 1.7));
-        let product = Fisher::new(&batches, damping).times(&mut t, &vector).unwrap();
+        let product = Fisher::new(&batches, Ranks::ALONE, damping).times(&mut t, &vector).unwrap();
         t.set_gradient(product);
         let got = read(&t);
         let want: Vec<f64> = (0..n).map(|i| dot(&matrix[i * n..(i + 1) * n], &v) + damping * v[i]).collect();
@@ -111,7 +112,7 @@ fn conjugate_gradients_solve_what_they_are_given() {
     let rows = jacobian(&mut t);
     let (b, vector) = pull(&mut t, |i| (i as f32 - 6.0) / 10.0);
     let (batches, damping) = (batches(), 0.05);
-    let mut fisher = Fisher::new(&batches, damping);
+    let mut fisher = Fisher::new(&batches, Ranks::ALONE, damping);
     let (x, curvature) = conjugate_gradients(&mut t, &mut fisher, &vector, 20).unwrap();
     t.set_gradient(x);
     let x = read(&t);

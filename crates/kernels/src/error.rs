@@ -21,6 +21,8 @@ pub enum Class {
     Numerics,
     /// The hardware or a library it needs is missing or failed.
     Device,
+    /// Another rank of the run is lost.
+    Rank,
     /// Work that was given up because the process was asked to stop.
     Interrupted,
 }
@@ -64,6 +66,10 @@ impl Error {
     pub fn device(what: impl Into<String>) -> Self {
         Self::new(Class::Device, what)
     }
+    /// Another rank of the run that is lost.
+    pub fn rank(what: impl Into<String>) -> Self {
+        Self::new(Class::Rank, what)
+    }
     /// A non-finite number.
     pub fn numerics(what: impl Into<String>) -> Self {
         Self::new(Class::Numerics, what)
@@ -90,6 +96,10 @@ impl Error {
     /// What memory ran short for, where that is what failed.
     pub fn purposes(&self) -> &[Purpose] {
         &self.short_of
+    }
+    /// What failed, where, and what to do about it.
+    pub(crate) fn parts(&self) -> (&String, Option<&String>, Option<&String>) {
+        (&self.what, self.place.as_ref(), self.fix.as_ref())
     }
     /// What the user can do about it.
     pub fn fix(mut self, fix: impl Into<String>) -> Self {

@@ -5,6 +5,7 @@
 pub mod backend;
 pub mod buffer;
 pub mod check;
+pub mod comm;
 pub mod composed;
 pub mod cpu;
 pub mod cuda;
@@ -21,6 +22,7 @@ pub mod usage;
 
 pub use backend::Backend;
 pub use buffer::{Buffer, DType, Weight};
+pub use comm::Ranks;
 pub use cpu::{narrow, widen};
 pub use error::{Class, Error, Result, nearest};
 pub use footprint::Footprint;

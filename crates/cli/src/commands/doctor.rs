@@ -43,6 +43,14 @@ pub fn run(args: &Args) -> Result<()> {
         };
         line("device", format!("{}: {found}", device.name));
     }
+    #[cfg(unix)]
+    line(
+        "ranks",
+        match ferrl_kernels::comm::find_mpi() {
+            Some(found) => format!("{} ({}, {} interface)", found.version, found.file, found.interface),
+            None => "no MPI library: apt-get install openmpi-bin or mpich to train on several ranks".into(),
+        },
+    );
     line("families", FAMILIES.iter().map(|f| f.name()).collect::<Vec<_>>().join(", "));
     print(&out)
 }

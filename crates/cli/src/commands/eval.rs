@@ -26,7 +26,7 @@ use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
-use ferrl_kernels::DType;
+use ferrl_kernels::{DType, Ranks};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -238,6 +238,7 @@ fn sample(
             tokenizer,
             stops: &stops,
             environments: &environments,
+            ranks: Ranks::ALONE,
         };
         let start = Instant::now();
         let name = job.suite.map_or("evaluating", |s| s.name);

@@ -3,12 +3,14 @@
 pub mod algorithms;
 pub mod bench;
 pub mod chat;
+pub mod credit;
 pub mod data;
 pub mod doctor;
 pub mod env;
 pub mod eval;
 pub mod generate;
 pub mod init;
+pub mod launch;
 pub mod plan;
 pub mod recipe;
 pub mod report;

@@ -24,6 +24,7 @@ use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
+use ferrl_kernels::Ranks;
 use ferrl_kernels::{Backend, DType};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -185,6 +186,7 @@ pub fn run(args: &Args) -> Result<()> {
         tokenizer: &tokenizer,
         stops: &stops,
         environments: &environments,
+        ranks: Ranks::ALONE,
     };
     let mut driver = Driver {
         actor,

@@ -14,6 +14,7 @@ use ferrl::warnings::Warnings;
 use ferrl_engine::generate::Sampler;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::Ranks;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -78,6 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
             tokenizer: &tokenizer,
             stops: &stops,
             environments: &Environments::default(),
+            ranks: Ranks::ALONE,
         },
         verifier: &*verifier,
         recipe,

@@ -1,6 +1,7 @@
 //! `ferrl train`: a recipe from beginning to end, or from where it was stopped.
 
-use crate::output::{print, visible};
+use crate::exit_code;
+use crate::output::{exit, print, visible};
 use crate::progress::Progress;
 use crate::terminal::{INTERRUPTED, SHOWN, Terminal, figure};
 use clap::Parser;
@@ -11,10 +12,12 @@ use ferrl::run::{Disk, RunFolder, disk};
 use ferrl::runner::{self, Options, Outcome, Position, Watch, accept};
 use ferrl::verify::VERIFIERS;
 use ferrl_engine::{Error, Result};
-use ferrl_kernels::AUTO;
+use ferrl_kernels::comm::Launched;
+use ferrl_kernels::{AUTO, Backend, Ranks};
 use indicatif::HumanCount;
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Train a model from a recipe
 ///
@@ -49,18 +52,87 @@ pub struct Args {
     dry_run: bool,
 }
 
+impl Args {
+    /// The folder of the run.
+    pub fn folder(&self) -> Result<PathBuf> {
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None => Recipe::load(&self.recipe, &self.changes)?.name,
+        };
+        Ok(self.runs.join(name))
+    }
+
+    fn load(&self) -> Result<Resolved> {
+        let verifiers: Vec<&str> = VERIFIERS.iter().map(|v| v.name).collect();
+        let resolved = Recipe::load(&self.recipe, &self.changes)?;
+        resolved.check(&verifiers)?;
+        Ok(resolved)
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let verifiers: Vec<&str> = VERIFIERS.iter().map(|v| v.name).collect();
-    let mut resolved = Recipe::load(&args.recipe, &args.changes)?;
-    resolved.check(&verifiers)?;
+    let ranks = match Ranks::open() {
+        // One of the ranks says it.
+        Err(e) if Launched::from_env().ok().flatten().is_some_and(|l| l.rank > 0) => {
+            exit(i32::from(exit_code(e.class)))
+        }
+        opened => opened?,
+    };
+    if ranks.rank() > 0 {
+        let done = follow(args, &ranks);
+        ranks.finish();
+        exit(done.map_or_else(|e| i32::from(exit_code(e.class)), |()| 0)); // rank 0 says why
+    }
+    let done = runner::lead(&ranks, || lead(args, &ranks));
+    ranks.finish();
+    done?.map_or(Ok(()), |outcome| conclude(&outcome))
+}
+
+/// What every rank but the first does.
+fn follow(args: &Args, ranks: &Ranks) -> Result<()> {
+    crate::output::on_interrupt(ferrl::interrupt::request)?; // the first rank answers it
+    let (resolved, backend) = ranks.together(|| {
+        let resolved = args.load()?;
+        let backend = open(&resolved, ranks)?;
+        Ok((resolved, backend))
+    })?;
+    let options = Options { allow_changed: args.allow_changed, ranks: ranks.clone(), ..Default::default() };
+    runner::follow(&resolved, &backend, &options)
+}
+
+/// The device of a run. Ranks on one machine share its cores, and have a card each.
+fn open(resolved: &Resolved, ranks: &Ranks) -> Result<Arc<dyn Backend>> {
+    let recipe = resolved.stages.first().map(|s| &s.recipe);
+    let threads = recipe.map(|r| r.threads).filter(|&t| t > 0);
+    let device = recipe.map_or(AUTO, |r| r.device.as_str());
+    let (here, number) = ranks.local();
+    if here == 1 {
+        return ferrl_kernels::open(device, threads);
+    }
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = threads.or(Some((cores / here).max(1)));
+    match device {
+        AUTO => match ferrl_kernels::open(&format!("cuda:{number}"), threads) {
+            Err(_) if ferrl_kernels::open("cuda", threads).is_err() => ferrl_kernels::open("cpu", threads),
+            opened => opened,
+        },
+        "cuda" => ferrl_kernels::open(&format!("cuda:{number}"), threads),
+        other => ferrl_kernels::open(other, threads),
+    }
+}
+
+/// The run as its first rank, or the only one, does it; nothing where it is only checked.
+fn lead(args: &Args, ranks: &Ranks) -> Result<Option<Outcome>> {
+    let mut resolved = args.load()?;
     let name = args.name.clone().unwrap_or_else(|| resolved.name.clone());
     let path = args.runs.join(&name);
     if let Some(file) = args.rescue.as_deref().filter(|p| p.exists() && !p.is_dir()) {
         return Err(Error::usage("is not a folder").at(file.display()).fix("--rescue DIR on another disk"));
     }
     let mut watch = Terminal::new()?;
-    let (mut folder, mut options) = (None, Options { rescue: args.rescue.clone(), ..Default::default() });
+    let (mut folder, mut options) =
+        (None, Options { rescue: args.rescue.clone(), ranks: ranks.clone(), ..Default::default() });
     let mut position = Position::default();
     if args.resume {
         let opened = RunFolder::open(&path)?;
@@ -74,21 +146,22 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let backend = match args.dry_run {
         true => None,
-        false => {
-            let threads = resolved.stages.first().map(|s| s.recipe.threads).filter(|&t| t > 0);
-            let device = resolved.stages.first().map_or(AUTO, |s| s.recipe.device.as_str());
-            Some(ferrl_kernels::open(device, threads)?)
-        }
+        false => Some(open(&resolved, ranks)?),
     };
     let checked = check(&resolved, folder.as_ref(), &position)?;
     let disks: Vec<Disk> = checked.iter().map(|c| c.disk).collect();
     disk::ensure(&disks, &path)?;
-    let Some(backend) = backend else { return dry_run(&resolved, &checked, &args.runs, &mut watch) };
+    let Some(backend) = backend else {
+        return dry_run(&resolved, &checked, &args.runs, &mut watch).map(|()| None);
+    };
     let folder = match folder {
         Some(folder) => folder,
         None => RunFolder::create(&args.runs, &name, &resolved.toml)?,
     };
     watch.note(&format!("{} in {}", backend.describe(), folder.path().display()));
+    if !ranks.is_alone() {
+        watch.note(&ranks.describe());
+    }
     watch.note(&about(&checked, &resolved));
     watch.several = checked.len() > 1;
     let (first, fresh) = (position.next(), !args.resume);
@@ -103,7 +176,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
     })?;
     watch.clear();
-    conclude(&outcome)
+    Ok(Some(outcome))
 }
 
 /// The command line, without what looks like a secret.

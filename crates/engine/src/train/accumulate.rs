@@ -84,7 +84,7 @@ impl Trainer {
     /// Forgets the gradients added since the last update, and a forward that waits for its backward.
     pub fn zero_grads(&mut self) {
         self.grads.iter_mut().flatten().for_each(Gradient::clear);
-        self.pending = None;
+        (self.pending, self.totals) = (None, None);
         self.sum = Sum::Nothing;
     }
 

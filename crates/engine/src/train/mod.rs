@@ -8,6 +8,7 @@ mod accumulate;
 mod batch;
 mod divergence;
 mod optimizer;
+mod ranks;
 mod schedule;
 mod vector;
 
@@ -40,6 +41,8 @@ pub struct Trainer {
     grads: Vec<Option<Gradient>>,
     /// What `grads` are the sum of.
     sum: Sum,
+    /// This rank's part of the sum over the rounds so far, where several ranks compute it.
+    totals: Option<ranks::Totals>,
     pending: Option<Pending>,
 }
 
@@ -68,6 +71,7 @@ impl Trainer {
             temperature: 1.0,
             grads: Vec::new(),
             sum: Sum::Nothing,
+            totals: None,
             pending: None,
         };
         let slots = (0..trainer.model.params.len()).map(|i| trainer.slot(i));

@@ -50,7 +50,10 @@ pub const STEP: &[Metric] = &[
     metric("micro_batches", "Number of micro-batches per update."),
     metric("micro_batches/balance", "Mean over maximum tokens of a micro-batch; 1 is balanced."),
     metric("step_time", "Seconds of the step, without evaluation and checkpoints."),
-    metric("timing/PHASE", "Seconds of one phase: data, rollout, reward, annotate, train."),
+    metric(
+        "timing/PHASE",
+        "Seconds of one phase: data, rollout, reward, credit, annotate, train; of these, `exchange` is spent waiting for other ranks.",
+    ),
 ];
 
 /// Written where completions are sampled, or are given with their rewards.
@@ -83,6 +86,31 @@ pub const SAMPLED: &[Metric] = &[
     metric(
         "episodes/decoding",
         "Fraction of the rollout time in which a decode batch ran; less than 1 where the policy waited for environments.",
+    ),
+    metric(
+        "episodes/overhead",
+        "Fraction of the rollout time that was neither decoding nor an environment's: text and tokens of turns, bookkeeping.",
+    ),
+    metric(
+        "credit/steps",
+        "Mean number of steps per completion, where their values are estimated (`vineppo`).",
+    ),
+    metric("credit/states", "States whose value is estimated in the step, equal prefixes counted once."),
+    metric("credit/rollouts", "Mean number of continuations per state."),
+    metric("credit/value", "Mean value of a state."),
+    metric(
+        "credit/reward_std",
+        "Standard deviation of the rewards of a state's continuations, mean over states.",
+    ),
+    metric(
+        "credit/interval",
+        "Width of the 95 % confidence interval of a value, mean over states; rewards of 0 and 1.",
+    ),
+    metric("credit/clipped_ratio", "Fraction of continuations truncated at the length limit."),
+    metric("credit/tokens", "Tokens of all continuations of the step."),
+    metric(
+        "credit/dropped",
+        "Fraction of completions left out, because they cannot be split or a state has no value.",
     ),
     metric(
         "sampling/sampling_logp_difference/mean",

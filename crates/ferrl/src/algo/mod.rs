@@ -36,9 +36,11 @@ mod sft;
 mod simpo;
 mod step_dpo;
 mod trpo;
+mod vineppo;
 
 pub use feed::Feed;
 
+use crate::credit::Vine;
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch};
 use crate::refill::Refill;
 use crate::trust_region::TrustRegion;
@@ -103,6 +105,7 @@ pub const ALGORITHMS: &[&Entry] = &[
     &simpo::ENTRY,
     &step_dpo::ENTRY,
     &ppo::ENTRY,
+    &vineppo::ENTRY,
     &grpo::ENTRY,
     &dr_grpo::ENTRY,
     &reinforce::ENTRY,
@@ -273,6 +276,10 @@ pub trait Algorithm: Send {
     }
     /// The loss of one micro-batch and its gradients.
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss;
+    /// How the values of steps are estimated, where the algorithm learns from them.
+    fn vine(&self) -> Option<&Vine> {
+        None
+    }
     /// State that a checkpoint stores.
     fn state(&self) -> Value {
         Value::Null

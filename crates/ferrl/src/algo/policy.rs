@@ -6,8 +6,12 @@ mod advantages;
 mod filter;
 mod loss;
 mod method;
+mod scores;
+mod turns;
 
 pub(super) use method::{Method, NOTHING_TO_COMPARE, merged, method, reward_metrics};
+
+pub use scores::Scores;
 
 use super::UpdatePlan;
 use super::math::advantage::Normalise;
@@ -15,6 +19,7 @@ use super::math::aggregate::Aggregate;
 use super::math::correction::Correction;
 use super::math::kl::Estimator;
 use super::math::surrogate::{Ratio, Surrogate};
+use crate::credit::Vine;
 use crate::experience::Experience;
 use crate::refill::Refill;
 use ferrl_engine::{Error, Result};
@@ -35,6 +40,8 @@ pub struct Policy {
     pub clip_high: f64,
     /// Dual-clip PPO: upper bound of the ratio where the advantage is negative. (1, 1000]
     pub dual_clip: Option<f64>,
+    /// Weight of the squared log-ratio of `surrogate = "kimi"`. (0, 1000]
+    pub tau: f64,
     /// Aggregation of token losses.
     pub aggregate: Aggregate,
     /// Fixed length of `aggregate = "constant"` and of `overlong`; `rollout.max_new_tokens` by default.
@@ -48,8 +55,12 @@ pub struct Policy {
     pub entropy_coef: f64,
     /// KL penalty towards the reference.
     pub kl: Kl,
+    /// Scaling and clipping of rewards by running moments.
+    pub scores: Scores,
     /// Advantage estimation.
     pub advantage: Advantage,
+    /// Monte-Carlo values of steps, for `advantage.baseline = "steps"`.
+    pub vine: Vine,
     /// Importance-sampling correction for tokens sampled by an older policy.
     pub correction: Correction,
     /// Value loss of the critic.
@@ -79,6 +90,10 @@ pub struct Kl {
     pub place: Place,
     /// KL estimator.
     pub estimator: Estimator,
+    /// Clip each token's estimate to 0 and this; VinePPO has 10. (0, 1000000]
+    pub clip: Option<f64>,
+    /// In the loss: sum over a completion's tokens, mean over completions, whatever `aggregate` says.
+    pub sum: bool,
     /// Target KL per trajectory of the adaptive KL controller; unset keeps `coef` fixed. (0, 1000000]
     pub target: Option<f64>,
     /// Horizon of the adaptive KL controller, in trajectories. (0, 1000000000]
@@ -113,7 +128,7 @@ pub struct Advantage {
     pub normalise: Normalise,
     /// Decay of the moving average with `baseline = "moving"`. [0, 1]
     pub decay: f64,
-    /// Discount factor, for the critic and for `to_go`. [0, 1]
+    /// Discount factor: per token for the critic and for `to_go`, per turn with `baseline = "turns"`. [0, 1]
     pub gamma: f64,
     /// GAE lambda. [0, 1]
     pub lambda: f64,
@@ -129,12 +144,17 @@ pub enum Baseline {
     Others,
     /// The mean over all completions of the rollout.
     Batch,
+    /// Return batch normalisation (ReBN): the return from each turn on against the mean over all turns of the rollout, with
+    /// `divide_by_std` over their standard deviation too (Liu et al., 2025, arXiv 2510.01051).
+    Turns,
     /// A moving average over previous rollouts.
     Moving,
     /// No baseline.
     None,
     /// The critic, by generalised advantage estimation (GAE).
     Critic,
+    /// Monte-Carlo values of the states between steps, from continuations that the policy samples there (`vine`).
+    Steps,
 }
 
 /// The critic's loss: `coef * max((V - R)^2, (clip(V) - R)^2)`, halved or not.
@@ -149,6 +169,9 @@ pub struct Critic {
     pub half: bool,
 }
 
+/// Of Kimi's surrogate, where nothing else is said.
+const TAU: f64 = 0.1;
+
 impl Default for Policy {
     fn default() -> Self {
         Policy {
@@ -157,13 +180,16 @@ impl Default for Policy {
             clip_low: 0.2,
             clip_high: 0.2,
             dual_clip: None,
+            tau: TAU,
             aggregate: Aggregate::Token,
             length: 0,
             overlong: 0.0,
             mask_truncated: false,
             entropy_coef: 0.0,
             kl: Kl::default(),
+            scores: Scores::default(),
             advantage: Advantage::default(),
+            vine: Vine::default(),
             correction: Correction::default(),
             critic: Critic::default(),
             epochs: 1,
@@ -178,7 +204,15 @@ impl Default for Policy {
 
 impl Default for Kl {
     fn default() -> Self {
-        Kl { coef: 0.0, place: Place::Loss, estimator: Estimator::K3, target: None, horizon: 10_000.0 }
+        Kl {
+            coef: 0.0,
+            place: Place::Loss,
+            estimator: Estimator::K3,
+            clip: None,
+            sum: false,
+            target: None,
+            horizon: 10_000.0,
+        }
     }
 }
 
@@ -203,6 +237,14 @@ impl Default for Critic {
     }
 }
 
+impl Kl {
+    /// The estimates of the tokens of one sequence and the slope of their sum by each log-probability; of the exact KL,
+    /// which the forward pass computes, an estimate by k3.
+    fn estimates(&self, logps: &[f32], refs: &[f32]) -> (Vec<f64>, Vec<f64>) {
+        self.estimator.sequence(logps, refs, self.clip)
+    }
+}
+
 /// Whether settings are broken, what is wrong, and a fix.
 type Rule = (bool, &'static str, &'static str);
 
@@ -215,6 +257,7 @@ impl Policy {
             self.kl_rules(),
             self.length_rules(),
             self.advantage_rules(),
+            self.step_rules(),
         ];
         match rules.into_iter().flatten().find(|r| r.0) {
             Some((_, what, fix)) => Err(Error::usage(what).at("algo").fix(fix)),
@@ -233,6 +276,11 @@ impl Policy {
                 self.dual_clip.is_some() && self.surrogate != Surrogate::Clip,
                 "dual_clip bounds the clipped surrogate only",
                 "algo.surrogate = \"clip\", or no algo.dual_clip",
+            ),
+            (
+                self.surrogate != Surrogate::Kimi && self.tau != TAU,
+                "algo.tau weighs the squared log-ratio of algo.surrogate = \"kimi\"",
+                "algo.surrogate = \"kimi\", or no algo.tau",
             ),
             (
                 self.surrogate == Surrogate::Logp && self.ratio != Ratio::Token,
@@ -265,11 +313,24 @@ impl Policy {
     }
 
     fn kl_rules(&self) -> Vec<Rule> {
-        vec![(
-            self.kl.target.is_some() && self.kl.coef == 0.0,
-            "kl.target steers kl.coef, which is 0",
-            "a kl.coef to start from, such as 0.05",
-        )]
+        let (kl, full) = (&self.kl, self.kl.estimator == Estimator::Full);
+        vec![
+            (
+                kl.target.is_some() && kl.coef == 0.0,
+                "kl.target steers kl.coef, which is 0",
+                "a kl.coef to start from, such as 0.05",
+            ),
+            (
+                kl.place != Place::Loss && (full || kl.sum),
+                "kl.estimator = \"full\" and kl.sum belong to a KL in the loss",
+                "algo.kl.place = \"loss\"",
+            ),
+            (
+                full && kl.clip.is_some(),
+                "kl.clip bounds an estimate, and kl.estimator = \"full\" is exact",
+                "no algo.kl.clip, or algo.kl.estimator = \"k3\"",
+            ),
+        ]
     }
 
     fn length_rules(&self) -> Vec<Rule> {
@@ -291,9 +352,55 @@ impl Policy {
                 "algo.advantage.to_go = false",
             ),
             (
+                a.parts && self.scores != Scores::default(),
+                "advantage.parts normalises each reward by itself, and algo.scores scales their sum",
+                "algo.advantage.parts = false, or no algo.scores",
+            ),
+            (
+                self.scores.centre && !self.scores.scale,
+                "scores.centre subtracts the mean of the scores that scores.scale divides",
+                "algo.scores.scale = true",
+            ),
+            (
+                a.to_go && a.baseline == Baseline::Turns,
+                "the returns of turns count from each turn on already",
+                "algo.advantage.to_go = false",
+            ),
+            (
                 a.parts && !apart,
                 "advantage.parts compares within the group, whole answers, without a KL in the reward",
                 "algo.advantage.baseline = \"group\", algo.advantage.to_go = false, algo.kl.place = \"loss\"",
+            ),
+        ]
+    }
+
+    fn step_rules(&self) -> Vec<Rule> {
+        let (a, v) = (&self.advantage, &self.vine);
+        let steps = a.baseline == Baseline::Steps;
+        let shaped =
+            a.divide_by_std || a.parts || a.to_go || self.overlong > 0.0 || self.scores != Scores::default();
+        vec![
+            (
+                !steps && *v != Vine::default(),
+                "algo.vine estimates the values of steps, which this baseline does not use",
+                "algo.advantage.baseline = \"steps\"",
+            ),
+            (
+                steps && (shaped || self.kl.place == Place::Reward && self.uses_reference()),
+                "the advantages of steps come from the rewards of whole completions",
+                "algo.kl.place = \"loss\", and none of algo.overlong, algo.scores, algo.advantage.divide_by_std, \
+                 algo.advantage.parts and algo.advantage.to_go",
+            ),
+            (
+                v.interval.is_some() && v.max_samples < v.samples,
+                "vine.max_samples is below vine.samples, so that no continuation would be added",
+                "algo.vine.max_samples = 30",
+            ),
+            (
+                v.interval.is_none()
+                    && (v.add, v.max_samples) != (Vine::default().add, Vine::default().max_samples),
+                "vine.add and vine.max_samples belong to vine.interval",
+                "algo.vine.interval = 0.05",
             ),
         ]
     }

@@ -25,7 +25,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub struct RunFolder {
     path: PathBuf,
     files: Files,
-    lock: File,
+    /// None for a guest, who writes nothing.
+    lock: Option<File>,
     /// Why a line of `log.jsonl` could not be written.
     pub(super) unlogged: Mutex<Option<Error>>,
 }
@@ -89,7 +90,7 @@ impl RunFolder {
         files.write_whole(&aside.join("recipe.toml"), resolved_toml.as_bytes())?;
         files.rename(&aside, &path)?;
         files.sync_dir(root)?;
-        Ok(RunFolder { path, files, lock, unlogged: Mutex::default() })
+        Ok(RunFolder { path, files, lock: Some(lock), unlogged: Mutex::default() })
     }
 
     /// A folder that is there, to go on with.
@@ -115,7 +116,17 @@ impl RunFolder {
         for inner in ["rollouts", "checkpoints", "tensorboard"] {
             files.create_dir_all(&path.join(inner))?;
         }
-        Ok(RunFolder { path: path.into(), files, lock, unlogged: Mutex::default() })
+        Ok(RunFolder { path: path.into(), files, lock: Some(lock), unlogged: Mutex::default() })
+    }
+
+    /// A folder that another rank of the same run writes: this one reads it, and writes nothing, not even log lines.
+    pub fn guest(path: &Path) -> Result<RunFolder> {
+        Ok(RunFolder { path: path.into(), files: Files::new()?, lock: None, unlogged: Mutex::default() })
+    }
+
+    /// Whether this process may write in it.
+    pub(super) fn is_guest(&self) -> bool {
+        self.lock.is_none()
     }
 
     /// Where it is.
@@ -197,7 +208,7 @@ impl RunFolder {
                 .fix("put it back and resume from its last checkpoint, or start the run again"))
         };
         match fs::metadata(&path) {
-            Ok(now) if same_file(&now, &self.lock) => Ok(()),
+            Ok(now) if self.lock.as_ref().is_none_or(|lock| same_file(&now, lock)) => Ok(()),
             Ok(_) => gone("another one is in its place".into()),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => gone("it was moved or removed".into()),
             Err(e) => Err(error("cannot read", &path, &e)),

@@ -2,6 +2,7 @@
 
 use super::files::{Files, error};
 use super::metrics::number;
+use crate::credit::StepCredit;
 use crate::env::Lost;
 use crate::episode::TurnRecord;
 use ferrl_engine::{Error, Result};
@@ -35,6 +36,8 @@ pub struct RolloutRecord {
     pub turns: Vec<TurnRecord>,
     /// How the environment of an episode failed, where it did.
     pub lost: Option<Lost>,
+    /// Values and advantages of its steps, where continuations were sampled from them.
+    pub credit: Option<StepCredit>,
 }
 
 impl RolloutRecord {
@@ -59,6 +62,9 @@ impl RolloutRecord {
         }
         if !self.extra.is_empty() {
             row["extra"] = self.extra.clone().into();
+        }
+        if let Some(credit) = &self.credit {
+            row["credit"] = json!(credit);
         }
         if !self.turns.is_empty() {
             row["turns"] = json!(self.turns);

@@ -67,6 +67,7 @@ impl OneStage<'_> {
                     Sampler::new(model, cache).map_err(|e| setup::cache_error(e, &recipe.rollout))?;
                 let mut sampler = sampler.with_tokenizer(stage.tokenizer.clone());
                 let rewards = setup::rewards(recipe, Feed::Rollouts, &model.backend, &stage.hooks())?;
+                let rewards = rewards.shared_by(&stage.ranks);
                 self.ask_with(&mut sampler, stage, &rewards, recipe)
             }
         }
@@ -81,7 +82,8 @@ impl OneStage<'_> {
         recipe: &Recipe,
     ) -> Result<Evaluation> {
         let (policy, tokenizer, stops) = (&stage.policy.model, &*stage.tokenizer, &stage.stops);
-        let mut actor = Actor { generator, policy, tokenizer, stops, environments: &stage.environments };
+        let (environments, ranks) = (&stage.environments, &stage.ranks);
+        let mut actor = Actor { generator, policy, tokenizer, stops, environments, ranks };
         let at =
             Progress { step: stage.step, steps: stage.schedules.0.total_steps, epoch: stage.source.epochs() };
         let mut asked = |temperature: f64, samples: usize, seed: u64| {

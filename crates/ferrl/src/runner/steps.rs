@@ -4,6 +4,7 @@
 //! belong together, so that a checkpoint can be made of them. A step that fails puts itself back first.
 
 use super::evaluation::rates;
+use super::follow::Order;
 use super::guard::{Failed, Guarded, guard};
 use super::log::{Log, Marks};
 use super::pending::Pending;
@@ -13,7 +14,7 @@ use crate::experience::Metrics;
 use crate::interrupt::is_interruption;
 use crate::run::{Best, Checkpoints, StepRecord};
 use crate::train::Stage;
-use ferrl_engine::{Class, Result};
+use ferrl_engine::{Class, Error, Result};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -59,7 +60,7 @@ impl Steps<'_> {
         if !self.stage.recipe.eval.at_start || self.stage.step > 0 {
             return Ok(());
         }
-        let evaluation = guard(|| self.one.evaluate(&mut self.stage))?;
+        let evaluation = self.evaluate()?;
         self.watch.evaluated(self.one.name, 0, &evaluation);
         self.one.log_evaluation(0, &evaluation);
         let named = |n: &str| n.replacen("eval/", "eval_start/", 1);
@@ -118,7 +119,7 @@ impl Steps<'_> {
     /// Takes a step; one that fails leaves the stage as it was.
     fn step(&mut self) -> Guarded<()> {
         let before = self.stage.before_step();
-        match guard(|| self.stage.step()) {
+        match self.together(Order::Step, |_, stage| stage.step()) {
             Ok(report) => {
                 let mut pending = Pending::new(report);
                 pending.metrics.join(std::mem::take(&mut self.at_start));
@@ -133,6 +134,29 @@ impl Steps<'_> {
         }
     }
 
+    fn evaluate(&mut self) -> Guarded<Evaluation> {
+        self.together(Order::Evaluate, |one, stage| one.evaluate(stage))
+    }
+
+    /// Does what all ranks do together; a failure of this one, a panic too, becomes that of all.
+    fn together<T>(
+        &mut self,
+        order: Order,
+        work: impl FnOnce(&OneStage<'_>, &mut Stage) -> Result<T>,
+    ) -> Guarded<T> {
+        let ranks = self.stage.ranks.clone();
+        let done = guard(|| {
+            ranks.together(|| {
+                order.send(&ranks)?;
+                work(self.one, &mut self.stage)
+            })
+        });
+        if let Err(Failed::Panic(_)) = &done {
+            ranks.fail(&Error::rank("rank 0 ended by a bug in ferrl"));
+        }
+        done
+    }
+
     /// Evaluates where that is due; whether it decides which checkpoint is the best.
     fn judge(&mut self, metrics: &mut Metrics, ends: bool) -> Guarded<bool> {
         let recipe = self.stage.recipe.clone();
@@ -141,7 +165,7 @@ impl Steps<'_> {
             return Ok(false);
         }
         self.one.folder.still_there()?;
-        let evaluation = guard(|| self.one.evaluate(&mut self.stage))?;
+        let evaluation = self.evaluate()?;
         self.watch.evaluated(self.one.name, self.stage.step, &evaluation);
         self.one.log_evaluation(self.stage.step, &evaluation);
         metrics.join(evaluation.metrics.clone());

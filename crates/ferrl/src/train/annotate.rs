@@ -2,6 +2,7 @@
 
 use crate::batch::{Update, tokens};
 use crate::experience::{Experience, Kind, MicroBatch, Sequence};
+use crate::ranks::each;
 use crate::train::Stage;
 use ferrl_engine::Result;
 use ferrl_engine::train::stats;
@@ -21,7 +22,8 @@ impl Stage {
         if !needs.reference && !needs.critic && !moved {
             return Ok(());
         }
-        for bin in Update::whole(e).bins(e, self.recipe.train.micro_batch_tokens)? {
+        let bins = Update::whole(e).bins(e, self.recipe.train.micro_batch_tokens)?;
+        let computed = each(&self.ranks, &bins, |bin| {
             let temperature = bin.first().map_or(1.0, |&i| e.sequences[i].divisor());
             let batch = tokens(bin.iter().map(|&i| &e.sequences[i]));
             let reference = match self.reference.as_ref().filter(|_| needs.reference) {
@@ -39,6 +41,9 @@ impl Stage {
                 true => stats(&self.policy.model, &batch, temperature)?.logp,
                 false => Vec::new(),
             };
+            Ok((reference, values, own))
+        })?;
+        for (bin, (reference, values, own)) in bins.into_iter().zip(computed) {
             let mut row = 0;
             for i in bin {
                 let s = &mut e.sequences[i];
@@ -61,13 +66,15 @@ impl Stage {
     /// Whether the mean ratio of new to old policy is above `skip_ratio`.
     pub(crate) fn exceeds_skip_ratio(&self, batches: &[MicroBatch<'_>]) -> Result<bool> {
         let Some(limit) = self.algo.updates().skip_ratio else { return Ok(false) };
-        let (mut sum, mut count) = (0.0, 0.0);
-        for batch in batches {
+        let now = each(&self.ranks, batches, |batch| {
             let tokens = tokens(batch.sequences.iter().copied());
-            let now = stats(&self.policy.model, &tokens, batch.temperature())?;
+            Ok(stats(&self.policy.model, &tokens, batch.temperature())?.logp)
+        })?;
+        let (mut sum, mut count) = (0.0, 0.0);
+        for (batch, logp) in batches.iter().zip(now) {
             for (row, s) in batch.rows() {
                 for i in s.actions() {
-                    sum += ferrl_engine::math::exp((now.logp[row + i] - s.old_logp[i]) as f64);
+                    sum += ferrl_engine::math::exp((logp[row + i] - s.old_logp[i]) as f64);
                     count += 1.0;
                 }
             }

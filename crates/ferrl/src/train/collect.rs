@@ -3,6 +3,8 @@
 //! Collection may run ahead of training by `rollout.max_lag` steps; a step takes the oldest.
 
 use crate::algo::Feed;
+use crate::credit::StepCredit;
+use crate::episode::TimeShares;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::reward::{Completions, Graded};
 use crate::rollout::{self, Actor, Answer, Sampled};
@@ -41,6 +43,9 @@ pub struct ScoredRollout {
     /// Temperature it was sampled at; absent where it was given.
     #[serde(default)]
     pub temperature: Option<f32>,
+    /// Values and advantages of its steps, where continuations were sampled from them.
+    #[serde(default)]
+    pub credit: Option<StepCredit>,
 }
 
 impl ScoredRollout {
@@ -180,12 +185,12 @@ impl Stage {
         let r = &self.recipe.rollout;
         let (params, samples) = (rollout::params(r, &self.stops, self.recipe.seed), r.samples);
         clock.waits_for("rollout");
-        let Sampled { mut experience, answers, decoding } =
+        let Sampled { mut experience, answers, time } =
             self.answer(&mut prompts, &params, samples, number)?;
         let seconds = clock.lap("rollout", metrics);
         let tokens: usize = answers.iter().map(|a| a.tokens).sum();
         metrics.add("timing/rollout_tokens_per_second", tokens as f64 / seconds.max(1e-9));
-        out.measure_episodes(&answers, decoding);
+        out.measure_episodes(&answers, time);
         self.look_for_outgrown(&answers);
         for lost in answers.iter().filter_map(|a| a.played.as_ref()?.lost.as_ref()) {
             self.warnings.print("env", &format!("lost episode: {lost}"));
@@ -195,12 +200,15 @@ impl Stage {
         let completions = Completions { prompts: &prompts, answers: &answers, at };
         let graded = self.rewards.score(completions, &mut experience, &mut out.metrics)?;
         clock.lap("reward", metrics);
+        let credits =
+            self.credit(completions, &graded, &mut experience, (&mut out.metrics, clock, metrics))?;
         out.experience.append(experience, before, out.rollouts.len());
-        let shown = |(answer, graded): (Answer, Graded)| {
+        let shown = |((answer, graded), credit): ((Answer, Graded), _)| {
             let prompt = prompts[answer.prompt].clone();
-            ScoredRollout { prompt, answer, graded, advantage: 0.0, temperature: Some(params.divisor()) }
+            let temperature = Some(params.divisor());
+            ScoredRollout { prompt, answer, graded, advantage: 0.0, temperature, credit }
         };
-        out.rollouts.extend(answers.into_iter().zip(graded).map(shown));
+        out.rollouts.extend(answers.into_iter().zip(graded).zip(credits).map(shown));
         Ok(())
     }
 
@@ -214,7 +222,8 @@ impl Stage {
     ) -> Result<Sampled> {
         let generator = &mut **self.generator.as_mut().expect("a stage with rollouts has a generator");
         let (policy, tokenizer, stops) = (&self.policy.model, &*self.tokenizer, &self.stops);
-        let mut actor = Actor { generator, policy, tokenizer, stops, environments: &self.environments };
+        let (environments, ranks) = (&self.environments, &self.ranks);
+        let mut actor = Actor { generator, policy, tokenizer, stops, environments, ranks };
         rollout::sample(&mut actor, prompts, params, samples, step)
             .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))
     }
@@ -232,7 +241,7 @@ impl StepExperience {
     }
 
     /// How episodes of several turns went.
-    fn measure_episodes(&mut self, answers: &[Answer], decoding: f64) {
+    fn measure_episodes(&mut self, answers: &[Answer], time: TimeShares) {
         let mut any = false;
         for played in answers.iter().filter_map(|a| a.played.as_ref()) {
             any = true;
@@ -246,7 +255,8 @@ impl StepExperience {
             }
         }
         if any {
-            self.metrics.add("episodes/decoding", decoding);
+            self.metrics.add("episodes/decoding", time.decoding);
+            self.metrics.add("episodes/overhead", time.overhead);
         }
     }
 
@@ -286,7 +296,14 @@ impl StepExperience {
             let graded =
                 Graded { reward: Some(reward), components, score: Some(reward), ..Default::default() };
             let prompt = given.prompt.clone();
-            self.rollouts.push(ScoredRollout { prompt, answer, graded, advantage: 0.0, temperature: None });
+            self.rollouts.push(ScoredRollout {
+                prompt,
+                answer,
+                graded,
+                advantage: 0.0,
+                temperature: None,
+                credit: None,
+            });
         }
         self.give(given.answers, group);
         Ok(())

@@ -11,6 +11,7 @@ use ferrl_engine::checkpoint::{InitOptions, ModelDir, SaveOptions, StorageFormat
 use ferrl_engine::generate::{CacheOptions, Sampler, SamplingParams, Stops, Usage};
 use ferrl_engine::model::{FAMILIES, Model, Options};
 use ferrl_engine::tokenizer::{Tokenizer, train_chars};
+use ferrl_kernels::Ranks;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
@@ -115,6 +116,7 @@ pub fn run(world: &World, prompts: &[Prompt], how: &How) -> Result<(Vec<Record>,
             tokenizer: &world.tokenizer,
             stops: &world.stops,
             environments: &Environments::default(),
+            ranks: Ranks::ALONE,
         },
         rewards: Some(&rewards),
         scorer: &mut *scorer,

@@ -7,6 +7,7 @@ use ferrl::rollout::Actor;
 use ferrl_engine::Result;
 use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams};
 use ferrl_engine::train::{Batch, stats};
+use ferrl_kernels::Ranks;
 use serde_json::{Map, Value, json};
 
 fn run(world: &World, source: &str, rows: &[Value]) -> Result<Vec<Finished>> {
@@ -18,6 +19,7 @@ fn run(world: &World, source: &str, rows: &[Value]) -> Result<Vec<Finished>> {
         tokenizer: &world.tokenizer,
         stops: &world.stops,
         environments: &Environments::default(),
+        ranks: Ranks::ALONE,
     };
     let rows: Vec<Map<String, Value>> = rows.iter().map(|r| r.as_object().cloned().unwrap()).collect();
     Program::new(source)?.run(&mut actor, &rows, &params(world))

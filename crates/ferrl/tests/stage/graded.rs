@@ -33,7 +33,11 @@ fn logp(stage: &ferrl::train::Stage, prompt: &str, answer: &str) -> f64 {
 fn every_method_that_compares_answers_learns_from_given_ones() {
     let dir = tempfile::tempdir().unwrap();
     let (model, data) = (model(dir.path()), write(dir.path(), "rows.jsonl", ROWS));
-    let compares = |e: &&&Entry| e.feed.sampled() && !(e.build)(json!({})).unwrap().needs().teacher;
+    // A completion that is given cannot be continued: `vine.rs`.
+    let compares = |e: &&&Entry| {
+        let algorithm = (e.build)(json!({})).unwrap();
+        e.feed.sampled() && !algorithm.needs().teacher && algorithm.vine().is_none()
+    };
     for entry in ALGORITHMS.iter().filter(compares) {
         let mut stage = stage(&model, &recipe(&data, &format!("algo = {:?}", entry.name))).unwrap();
         assert!(stage.generator.is_none(), "{}: nothing is sampled", entry.name);

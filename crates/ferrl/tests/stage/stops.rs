@@ -86,8 +86,8 @@ fn rollouts_and_evaluation_stop_at_the_end_of_the_turn() {
     let cache = CacheOptions { bytes: 8 << 20, ..Default::default() };
     let mut sampler = Sampler::new(&stage.policy.model, cache).unwrap();
     let (policy, tokenizer, stops) = (&stage.policy.model, &*stage.tokenizer, &stage.stops);
-    let environments = &stage.environments;
-    let mut actor = Actor { generator: &mut sampler, policy, tokenizer, stops, environments };
+    let (environments, ranks) = (&stage.environments, &stage.ranks);
+    let mut actor = Actor { generator: &mut sampler, policy, tokenizer, stops, environments, ranks };
     let settings = ferrl::recipe::Rollout { temperature: 0.0, max_new_tokens: 16, ..Default::default() };
     let rewards = Rewards::new(&[exact]).unwrap();
     let all = evaluate(&mut actor, &mut *source, &rewards, &settings, (6, 1, 0), Default::default()).unwrap();

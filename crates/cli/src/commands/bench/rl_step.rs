@@ -23,8 +23,11 @@ use std::sync::Arc;
 const PROMPTS: usize = 256;
 
 /// The parts of a step that are told apart, and what the loop calls them.
-const PARTS: [(&str, &[&str]); 3] =
-    [("rollout", &["data", "rollout"]), ("reward", &["reward"]), ("training", &["annotate", "train"])];
+const PARTS: [(&str, &[&str]); 3] = [
+    ("rollout", &["data", "rollout", "credit"]),
+    ("reward", &["reward"]),
+    ("training", &["annotate", "train"]),
+];
 
 /// GRPO steps of a small random model: sample, reward, train
 ///

@@ -10,6 +10,7 @@ use ferrl::rollout::Actor;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::Stops;
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::Ranks;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
@@ -42,6 +43,7 @@ pub fn run(args: &Args, path: &Path, (dir, text): (&ModelDir, &Text), stops: &St
         tokenizer: text.tokenizer()?,
         stops,
         environments: &Environments::default(),
+        ranks: Ranks::ALONE,
     };
     let finished = program.run(&mut actor, &rows, &params).map_err(|e| e.at(path.display()))?;
     let Some(mut output) = output else {

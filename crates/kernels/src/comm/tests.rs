@@ -1,0 +1,69 @@
+use super::*;
+
+fn on_each<T: Send>(size: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let running: Vec<_> = threads(size).into_iter().map(|r| scope.spawn(move || work(r))).collect();
+        running.into_iter().map(|r| r.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn bytes_arrive_in_the_order_of_ranks() {
+    for size in 1..=4 {
+        let all = on_each(size, |ranks| {
+            let own = vec![ranks.rank() as u8; ranks.rank() + 1];
+            let gathered = ranks.all_gather(&own).unwrap();
+            let parts: Vec<Vec<u8>> = (0..size).map(|to| vec![ranks.rank() as u8, to as u8]).collect();
+            let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+            let told = ranks.broadcast(&[ranks.rank() as u8 + 7]).unwrap();
+            (gathered, ranks.all_to_all(&parts).unwrap(), told)
+        });
+        for (rank, (gathered, exchanged, told)) in all.into_iter().enumerate() {
+            let expected: Vec<Vec<u8>> = (0..size).map(|r| vec![r as u8; r + 1]).collect();
+            assert_eq!(gathered, expected);
+            assert_eq!(exchanged, (0..size).map(|r| vec![r as u8, rank as u8]).collect::<Vec<_>>());
+            assert_eq!(told, [7]);
+        }
+    }
+}
+
+#[test]
+fn an_error_of_one_rank_is_the_error_of_all_and_they_stay_in_step() {
+    let all = on_each(3, |ranks| {
+        let failed = ranks.together(|| match ranks.rank() {
+            1 => Err(Error::data("row 7 is broken").at("a.jsonl").fix("mend it")),
+            _ => ranks.all_gather(b"fine").map(drop),
+        });
+        let after = ranks.together(|| ranks.all_gather(&[ranks.rank() as u8]));
+        (failed.unwrap_err(), after.unwrap())
+    });
+    for (rank, (error, after)) in all.into_iter().enumerate() {
+        assert_eq!(error.class, Class::Data);
+        let place = if rank == 1 { "a.jsonl" } else { "rank 1: a.jsonl" };
+        assert_eq!(error.to_string(), format!("{place}: row 7 is broken\n  fix: mend it"));
+        assert_eq!(after, [[0], [1], [2]]);
+    }
+}
+
+#[test]
+fn a_rank_that_has_ended_is_not_waited_for() {
+    let all = on_each(2, |ranks| match ranks.rank() {
+        1 => None,
+        _ => ranks.all_gather(b"where are you").err(),
+    });
+    let error = all[0].as_ref().expect("rank 1 is gone");
+    assert_eq!((error.class, error.to_string()), (Class::Rank, "rank 1 has ended".to_string()));
+}
+
+#[test]
+fn parts_cover_everything_once() {
+    for count in [0, 1, 5, 4096, 4097] {
+        for size in 1..=5 {
+            let parts: Vec<_> = (0..size).map(|rank| part(count, rank, size)).collect();
+            assert_eq!(parts[0].start, 0);
+            assert_eq!(parts[size - 1].end, count);
+            assert!(parts.windows(2).all(|w| w[0].end == w[1].start));
+        }
+    }
+}
