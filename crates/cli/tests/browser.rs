@@ -34,6 +34,8 @@ impl Drop for Temp {
 const STEPS: u64 = 60;
 /// Copies of one completion in the last step.
 const IDENTICAL: usize = 5;
+/// The completion that is an episode.
+const EPISODE: usize = 5;
 
 fn reward(step: u64, offset: f64) -> f64 {
     let wave = (step as f64 * 1.7).sin() * 0.05;
@@ -84,6 +86,9 @@ fn rollout(step: u64, i: usize) -> RolloutRecord {
         { "role": "user", "content": format!("Use 3, {}, 25 to make {}.", 4 + step % 6, 70 + step) },
     ]);
     let same = i < IDENTICAL;
+    if i == EPISODE {
+        return episode();
+    }
     RolloutRecord {
         prompt: prompt.to_string(),
         completion: if same { "25 * 3".into() } else { format!("needle{i} {}", "unbreakable".repeat(30)) },
@@ -92,6 +97,24 @@ fn rollout(step: u64, i: usize) -> RolloutRecord {
         advantage: i as f64 - 4.0,
         tokens: 10 + i,
         truncated: i == 6,
+        ..Default::default()
+    }
+}
+
+/// A game of three turns, with text that a page must escape.
+fn episode() -> RolloutRecord {
+    let turn = |action: &str, observation: &str, reward: f64, advantage: f64| json!({ "action": action, "observation": observation, "reward": reward, "tokens": 4, "sequence": 0, "advantage": advantage });
+    let turns = json!([
+        turn("guess5 <b>", "larger & larger", 0.0, -0.5),
+        turn("guess8", &"smaller ".repeat(60), 0.25, 0.125),
+        turn("guess7", "", 1.0, 1.5),
+    ]);
+    RolloutRecord {
+        prompt: "Guess a number.".into(),
+        completion: "guess5 <b>larger & largerguess8smallerguess7".into(),
+        reward: Some(1.25),
+        tokens: 12,
+        turns: serde_json::from_value(turns).unwrap(),
         ..Default::default()
     }
 }
@@ -121,6 +144,11 @@ fn pages(dir: &Path) -> Vec<Value> {
             "last": { "reward": last("reward"), "eval/pass@1": last("eval/pass@1"), "entropy": last("entropy"),
                 "kl": last("kl"), "loss sft": 0.1 },
             "find": "needle6", "identical": IDENTICAL,
+            "episode": { "find": "guess7", "total": "1.250", "turns": [
+                ["Turn 1: reward 0, advantage -0.5000", "guess5 <b>"], ["Environment", "larger & larger"],
+                ["Turn 2: reward 0.2500, advantage 0.1250", "guess8"], ["Environment", "smaller ".repeat(60).trim()],
+                ["Turn 3: reward 1, advantage 1.500", "guess7"],
+            ] },
         } }),
         json!({ "name": "compare.html", "use": "comparison", "html": html(dir.join("compare.html")), "expected": {
             "groups": ["grpo (2 seeds)", "rloo"], "find": "grpo", "found": 2,

@@ -22,7 +22,7 @@ use crate::{Error, Result};
 use config::Config;
 pub(crate) use config::{content, eos_ids, read_json, read_text};
 pub(crate) use plain::GUARDS;
-use plain::Plain;
+use plain::{Plain, Scanner};
 pub use stream::StreamDecoder;
 pub use train::{train_bpe, train_chars};
 
@@ -34,6 +34,8 @@ pub struct Tokenizer {
     /// Parses markers; its post-processor lives in `post`, so offsets are untrimmed and nothing is added.
     inner: Backend,
     post: Option<PostProcessorWrapper>,
+    /// Finds added tokens in text.
+    scanner: Scanner,
     /// The twin that reads markers as plain characters, built when first needed.
     plain: OnceLock<Result<Plain>>,
     config: Config,
@@ -110,10 +112,11 @@ impl Tokenizer {
             _ => false,
         };
         let byte_fallback = decoder.contains("\"ByteFallback\"");
-        let plain = OnceLock::new();
+        let (scanner, plain) = (Scanner::new(&inner), OnceLock::new());
         Ok(Tokenizer {
             inner,
             post,
+            scanner,
             plain,
             config,
             bos,
@@ -176,7 +179,7 @@ impl Tokenizer {
     /// lengths that close up over what was dropped.
     fn refuse_strangers(&self, text: &str, plain: &[Range<usize>]) -> Result<()> {
         let ModelWrapper::BPE(bpe) = self.inner.get_model() else { return Ok(()) };
-        for range in plain::Scanner::new(self).rest(text, plain) {
+        for range in self.scanner.rest(text, plain) {
             let part = &text[range.clone()];
             if bpe.ignore_merges && bpe.token_to_id(part).is_some() {
                 continue;
@@ -185,7 +188,12 @@ impl Tokenizer {
                 let (first, last) = (i == 0, i + c.len_utf8() == part.len());
                 let prefix = bpe.continuing_subword_prefix.as_deref().filter(|_| !first).unwrap_or_default();
                 let suffix = bpe.end_of_word_suffix.as_deref().filter(|_| last).unwrap_or_default();
-                if bpe.token_to_id(&format!("{prefix}{c}{suffix}")).is_none() {
+                let plain = prefix.is_empty() && suffix.is_empty();
+                let known = match plain {
+                    true => bpe.token_to_id(c.encode_utf8(&mut [0; 4])),
+                    false => bpe.token_to_id(&format!("{prefix}{c}{suffix}")),
+                };
+                if known.is_none() {
                     return Err(Error::data(format!("the character {c:?} is not in the vocabulary"))
                         .at(format!("byte {} of the text", range.start + i))
                         .fix(
@@ -200,7 +208,7 @@ impl Tokenizer {
 
     /// The special tokens in `text` that parsing finds outside the `plain` spans, in order.
     pub(crate) fn markers(&self, text: &str, plain: &[Range<usize>]) -> Vec<(Range<usize>, u32)> {
-        plain::Scanner::new(self).find(text, plain)
+        self.scanner.find(text, plain)
     }
 
     /// The first token in `text` that is written as a marker: a special token, or an added one named `<...>` or `[...]`.

@@ -1,6 +1,6 @@
 //! Sampling completions: prompts in, sequences with the log-probabilities they were sampled with out.
 
-use crate::episode::{self, Environments, Episode, Played, Plays};
+use crate::episode::{self, Environments, Episode, Played, Plays, TimeShares};
 use crate::experience::{Experience, Sequence};
 use crate::ranks::gather;
 use crate::recipe::Rollout;
@@ -85,8 +85,8 @@ pub struct Sampled {
     pub experience: Experience,
     /// In the order of prompts and samples.
     pub answers: Vec<Answer>,
-    /// Share of the time in which a decode batch ran; less than 1 where the policy waited for environments.
-    pub decoding: f64,
+    /// How the time went.
+    pub time: TimeShares,
 }
 
 /// `samples` completions to each prompt, in the order of prompts and samples. Random numbers depend on the seed, the step,
@@ -104,7 +104,7 @@ pub fn sample(
     if ranks.is_alone() {
         return Ok(sampled);
     }
-    let mut all = Sampled { decoding: sampled.decoding, ..Default::default() };
+    let mut all = Sampled { time: sampled.time, ..Default::default() };
     let mut first = 0;
     for (theirs, sampled) in gather(ranks, (prompts[own].to_vec(), sampled))? {
         all.experience.append(sampled.experience, first, all.answers.len());
@@ -125,7 +125,7 @@ fn sample_here(
     samples: usize,
     step: u64,
 ) -> Result<Sampled> {
-    let Plays { mut episodes, decoding } = episode::play(actor, prompts, params, samples, step)?;
+    let Plays { mut episodes, time } = episode::play(actor, prompts, params, samples, step)?;
     let completions: Vec<Completion> = episodes.iter_mut().filter_map(|e| e.completion.take()).collect();
     let mut texts = texts(actor.tokenizer, actor.stops, &completions)?.into_iter();
     let (mut experience, mut answers) = (Experience::default(), Vec::new());
@@ -145,7 +145,7 @@ fn sample_here(
         }));
         answers.push(Answer { prompt, text, tokens, truncated, played });
     }
-    Ok(Sampled { experience, answers, decoding })
+    Ok(Sampled { experience, answers, time })
 }
 
 /// The text of each completion, decoded by as many threads as there is work for: the device waits meanwhile.

@@ -91,7 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// What every rank but the first does.
 fn follow(args: &Args, ranks: &Ranks) -> Result<()> {
-    let _listens = Terminal::new()?; // for Ctrl-C, which the first rank answers
+    crate::output::on_interrupt(ferrl::interrupt::request)?; // the first rank answers it
     let (resolved, backend) = ranks.together(|| {
         let resolved = args.load()?;
         let backend = open(&resolved, ranks)?;

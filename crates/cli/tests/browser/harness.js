@@ -94,6 +94,19 @@ function ordered(doc, key, column, read) {
   check(numbers().every((v, i, all) => !i || all[i - 1] <= v) && numbers().length > 1, `${key} sorts upwards`);
 }
 
+/** An episode opens as its turns, each with its reward and advantage and what the environment said to it. */
+function showEpisode(doc, search, expected) {
+  fire(search, expected.find, "input");
+  const row = doc.querySelector("#table tr.row");
+  row.click();
+  const turns = [...doc.querySelectorAll("tr.full .turn")].map((t) => [t.querySelector("h4").textContent, t.querySelector("div").textContent]);
+  check(JSON.stringify(turns) === JSON.stringify(expected.turns), `the turns of an episode: ${JSON.stringify(turns)}`);
+  const headings = texts(doc, "tr.full h4"), reward = doc.querySelector("tr.full td").lastElementChild.textContent;
+  check(headings.includes("Prompt") && !headings.includes("Completion"), `an episode is not shown twice: ${headings}`);
+  check(reward === expected.total, `an episode earned ${expected.total}, not ${reward}`);
+  row.click();
+}
+
 function useReport(doc, expected) {
   lastValues(doc, expected.last);
   check(doc.querySelector(".warnings li").compareDocumentPosition(doc.getElementById("curves")) & Node.DOCUMENT_POSITION_FOLLOWING, "warnings stand above the curves");
@@ -106,6 +119,7 @@ function useReport(doc, expected) {
   check(cells(doc, 1).length === 0 && doc.getElementById("more-rows").textContent === "No completion matches.", "a search without a match");
   fire(search, expected.find, "input");
   check(cells(doc, 7).length > 0 && cells(doc, 7).every((t) => t.includes(expected.find)), "a search shows what matches");
+  showEpisode(doc, search, expected.episode);
   fire(search, "", "input");
   check(cells(doc, 5).includes("×" + expected.identical), `identical completions are folded: ${cells(doc, 5).slice(0, 9)}`);
   const row = doc.querySelector("#table tr.row");

@@ -75,7 +75,7 @@ impl Plain {
         };
         let unknown = unknown.and_then(|name| tokenizer.token_id(name));
         let special_ids = tokenizer.special_ids.iter().copied().filter(|&id| Some(id) != unknown).collect();
-        Ok(Plain { inner, guard, scanner: Scanner::new(tokenizer), original, special_ids })
+        Ok(Plain { inner, guard, scanner: tokenizer.scanner.clone(), original, special_ids })
     }
 
     /// Encodes `text`, reading as special tokens only those outside the `plain` spans.
@@ -140,8 +140,8 @@ pub(super) struct Scanner {
 }
 
 impl Scanner {
-    pub fn new(tokenizer: &Tokenizer) -> Self {
-        let added = tokenizer.inner.get_added_tokens_decoder();
+    pub fn new(tokenizer: &Backend) -> Self {
+        let added = tokenizer.get_added_tokens_decoder();
         let mut tokens: Vec<_> = added.into_iter().map(|(id, t)| (t, id)).collect();
         let shorter = |a: &str, b: &str| b.len().cmp(&a.len()).then_with(|| a.cmp(b));
         tokens.sort_by(|(a, _), (b, _)| shorter(&a.content, &b.content));

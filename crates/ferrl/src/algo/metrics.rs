@@ -50,7 +50,10 @@ pub const STEP: &[Metric] = &[
     metric("micro_batches", "Number of micro-batches per update."),
     metric("micro_batches/balance", "Mean over maximum tokens of a micro-batch; 1 is balanced."),
     metric("step_time", "Seconds of the step, without evaluation and checkpoints."),
-    metric("timing/PHASE", "Seconds of one phase: data, rollout, reward, credit, annotate, train."),
+    metric(
+        "timing/PHASE",
+        "Seconds of one phase: data, rollout, reward, credit, annotate, train; of these, `exchange` is spent waiting for other ranks.",
+    ),
 ];
 
 /// Written where completions are sampled, or are given with their rewards.
@@ -83,6 +86,10 @@ pub const SAMPLED: &[Metric] = &[
     metric(
         "episodes/decoding",
         "Fraction of the rollout time in which a decode batch ran; less than 1 where the policy waited for environments.",
+    ),
+    metric(
+        "episodes/overhead",
+        "Fraction of the rollout time that was neither decoding nor an environment's: text and tokens of turns, bookkeeping.",
     ),
     metric(
         "credit/steps",

@@ -97,6 +97,15 @@ impl Environments {
     }
 }
 
+/// How the time of a rollout went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TimeShares {
+    /// Fraction in which a decode batch ran; less than 1 where the policy waited for environments.
+    pub decoding: f64,
+    /// Fraction that was neither decoding nor an environment's: text and tokens of turns, bookkeeping.
+    pub overhead: f64,
+}
+
 /// One turn of an episode, for people.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TurnRecord {

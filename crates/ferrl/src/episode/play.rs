@@ -1,7 +1,8 @@
 //! The loop over all episodes of a step.
 
 use super::threads::{Ask, Reply, Threads};
-use super::{Episode, TurnRecord};
+use super::tokens::EncodedTexts;
+use super::{Episode, TimeShares, TurnRecord};
 use crate::env::{self, End, Fault, Lost, Next, Turn, Why};
 use crate::interrupt;
 use crate::rollout::Actor;
@@ -17,8 +18,24 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Every episode, in the order of prompts and samples, and how the time went.
 pub(crate) struct Plays {
     pub episodes: Vec<Episode>,
-    /// Share of the time in which a decode batch ran.
-    pub decoding: f64,
+    pub time: TimeShares,
+}
+
+/// Time spent so far.
+#[derive(Default)]
+struct Spent {
+    /// In decode batches.
+    decoding: Duration,
+    /// In environments that play here, and in waiting for others with nothing to decode.
+    environments: Duration,
+}
+
+impl Spent {
+    fn shares(&self, whole: Duration) -> TimeShares {
+        let share = |part: Duration| part.as_secs_f64() / whole.as_secs_f64().max(f64::MIN_POSITIVE);
+        let (decoding, environments) = (share(self.decoding), share(self.environments));
+        TimeShares { decoding, overhead: (1.0 - decoding - environments).max(0.0) }
+    }
 }
 
 /// Plays every prompt `samples` times. A prompt that its environment begins gets its text and tokens.
@@ -38,19 +55,28 @@ pub(crate) fn play(
         }
     }
     let threads = Threads::new(actor.environments.concurrency);
-    let mut play = Play { actor, prompts, params, episodes, generating: HashMap::new(), threads };
+    let mut play = Play {
+        actor,
+        prompts,
+        params,
+        episodes,
+        generating: HashMap::new(),
+        threads,
+        observed: EncodedTexts::default(),
+        spent: Spent::default(),
+    };
     let began = Instant::now();
-    let decoded = play.run();
+    let played = play.run();
     // Where one episode fails, no other goes on behind the caller's back.
     play.generating.keys().for_each(|&id| drop(play.actor.generator.cancel(id)));
-    let (decoded, mut episodes) = (decoded?, play.episodes);
+    played?;
+    let (time, mut episodes) = (play.spent.shares(began.elapsed()), play.episodes);
     for episode in episodes.iter_mut().rev() {
         if let Some(begun) = episode.begun.take() {
             prompts[episode.prompt] = begun; // that of the first sample stays
         }
     }
-    let decoding = decoded.as_secs_f64() / began.elapsed().as_secs_f64().max(f64::MIN_POSITIVE);
-    Ok(Plays { episodes, decoding })
+    Ok(Plays { episodes, time })
 }
 
 struct Play<'p, 'a> {
@@ -62,18 +88,21 @@ struct Play<'p, 'a> {
     generating: HashMap<Id, usize>,
     /// Environments at work.
     threads: Threads,
+    /// Tokens of what environments have said.
+    observed: EncodedTexts,
+    spent: Spent,
 }
 
 impl Play<'_, '_> {
-    /// Until every episode is over; the time in which a decode batch ran.
-    fn run(&mut self) -> Result<Duration> {
+    /// Until every episode is over.
+    fn run(&mut self) -> Result<()> {
         for i in 0..self.episodes.len() {
             match self.episodes[i].environment {
                 Some(_) => self.ask(i, Ask::Start)?,
                 None => self.submit(i)?,
             }
         }
-        let (mut others, mut decoded) = (Vec::new(), Duration::ZERO); // events of requests that are not ours
+        let mut others = Vec::new(); // events of requests that are not ours
         while !self.generating.is_empty() || self.threads.waiting > 0 {
             self.hear()?;
             if self.generating.is_empty() {
@@ -81,7 +110,7 @@ impl Play<'_, '_> {
             }
             let began = Instant::now();
             let events = self.actor.generator.step(self.actor.policy)?;
-            decoded += began.elapsed();
+            self.spent.decoding += began.elapsed();
             for event in events {
                 match event {
                     Event::Done { id, completion } if self.generating.contains_key(&id) => {
@@ -94,14 +123,17 @@ impl Play<'_, '_> {
             }
         }
         self.actor.generator.put_back(others);
-        Ok(decoded)
+        Ok(())
     }
 
     /// Takes in every environment that is back; waits for one where there is nothing to decode.
     fn hear(&mut self) -> Result<()> {
         while self.threads.waiting > 0 {
             let wait = self.generating.is_empty().then_some(LOOK);
-            let Some(back) = self.threads.back(wait) else {
+            let began = Instant::now();
+            let back = self.threads.back(wait);
+            self.spent.environments += began.elapsed();
+            let Some(back) = back else {
                 if wait.is_some() && interrupt::requested() {
                     return Err(interrupt::interrupted("waiting for environments"));
                 }
@@ -122,7 +154,9 @@ impl Play<'_, '_> {
             None => Ok(()),
             Some(environment) if environment.waits() => self.threads.ask(i, environment, ask),
             Some(mut environment) => {
+                let began = Instant::now();
                 let reply = ask.of(&mut *environment);
+                self.spent.environments += began.elapsed();
                 self.episodes[i].environment = Some(environment);
                 self.answered(i, reply)
             }
@@ -189,7 +223,7 @@ impl Play<'_, '_> {
                 let Some((action, turn)) = self.episodes[i].reward(action, turn, limit) else {
                     return Ok(());
                 };
-                let read = self.episodes[i].observe(self.actor, &action, turn);
+                let read = self.episodes[i].observe(self.actor, &mut self.observed, &action, turn);
                 self.read(i, read)
             }
         }

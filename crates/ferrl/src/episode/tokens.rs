@@ -8,7 +8,10 @@ use crate::rollout::Actor;
 use crate::source::Prompt;
 use ferrl_engine::Result;
 use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop};
+use ferrl_engine::tokenizer::Tokenizer;
 use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 /// An episode, under way or over.
 pub(crate) struct Episode {
@@ -111,41 +114,53 @@ impl Episode {
     }
 
     /// Adds what the policy reads next: to the sequence it continues, or as a new one. Sampled tokens are kept as they are.
-    pub fn observe(&mut self, actor: &Actor<'_>, action: &str, turn: Turn) -> Result<()> {
-        let before = format!("{}{action}", self.state);
+    pub(super) fn observe(
+        &mut self,
+        actor: &Actor<'_>,
+        observed: &mut EncodedTexts,
+        action: &str,
+        turn: Turn,
+    ) -> Result<()> {
         // An observation is text; in a whole state the environment means the special tokens it writes.
-        let (state, new) = match turn.next {
+        match turn.next {
             Next::Observation(text) => {
+                self.state.push_str(action);
                 match self.chat.then_some(actor.environments.encoder.as_deref()).flatten() {
                     Some(encoder) => {
                         let ids = self.message(encoder, &text, &turn.results)?;
-                        (format!("{before}{}", actor.tokenizer.decode(&ids, false)?), Some(ids))
+                        self.state.push_str(&actor.tokenizer.decode(&ids, false)?);
+                        self.extend(&ids);
                     }
-                    None => (format!("{before}{text}"), Some(actor.tokenizer.encode_text(&text)?)),
+                    None => {
+                        self.state.push_str(&text);
+                        self.extend(&observed.encode(actor.tokenizer, &text)?);
+                    }
                 }
             }
             Next::State(state) => {
-                let new = state
-                    .strip_prefix(&before)
-                    .map(|text| actor.tokenizer.encode_markup(self.after_stop(actor, text)))
-                    .transpose()?;
-                (state, new)
-            }
-        };
-        match new {
-            Some(ids) => {
-                let s = self.sequences.last_mut().expect("an episode has a sequence");
-                s.ids.extend(ids);
-                s.grow(s.ids.len());
-            }
-            None => {
-                let ids = actor.tokenizer.encode_prompt(&state)?;
-                let Sequence { trajectory, group, .. } = self.sequences[0];
-                self.sequences.push(Sequence { ids, trajectory, group, weight: 1.0, ..Default::default() });
+                match state.strip_prefix(&self.state).and_then(|rest| rest.strip_prefix(action)) {
+                    Some(text) => {
+                        let ids = actor.tokenizer.encode_markup(self.after_stop(actor, text))?;
+                        self.extend(&ids);
+                    }
+                    None => {
+                        let ids = actor.tokenizer.encode_prompt(&state)?;
+                        let Sequence { trajectory, group, .. } = self.sequences[0];
+                        let own = Sequence { ids, trajectory, group, weight: 1.0, ..Default::default() };
+                        self.sequences.push(own);
+                    }
+                }
+                self.state = state;
             }
         }
-        self.state = state;
         Ok(())
+    }
+
+    /// Adds tokens that were read to the last sequence.
+    fn extend(&mut self, ids: &[u32]) {
+        let s = self.sequences.last_mut().expect("an episode has a sequence");
+        s.ids.extend_from_slice(ids);
+        s.grow(s.ids.len());
     }
 
     /// A state may spell out the stop token that the policy sampled: it is there already.
@@ -173,6 +188,29 @@ impl Episode {
     }
 }
 
+/// Tokens of short texts that environments say again and again, such as hints: encoding them once is most of what a turn of
+/// a game costs.
+#[derive(Default)]
+pub(super) struct EncodedTexts(HashMap<String, Arc<[u32]>>);
+
+impl EncodedTexts {
+    /// Longer texts are seldom said twice.
+    const LONGEST: usize = 256;
+    /// Texts that are stored.
+    const MOST: usize = 4096;
+
+    fn encode(&mut self, tokenizer: &Tokenizer, text: &str) -> Result<Arc<[u32]>> {
+        if let Some(ids) = self.0.get(text) {
+            return Ok(ids.clone());
+        }
+        let ids: Arc<[u32]> = tokenizer.encode_text(text)?.into();
+        if text.len() <= Self::LONGEST && self.0.len() < Self::MOST {
+            self.0.insert(text.into(), ids.clone());
+        }
+        Ok(ids)
+    }
+}
+
 impl Sequence {
     /// Columns as long as the tokens; what is new is neither trained nor rewarded.
     fn grow(&mut self, len: usize) {
@@ -180,5 +218,27 @@ impl Sequence {
         self.reward.resize(len, 0.0);
         self.sampled_logp.resize(len, 0.0);
         self.version.resize(len, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrl_engine::tokenizer::train_chars;
+
+    #[test]
+    fn texts_that_were_said_before_have_the_same_tokens_and_long_ones_are_not_stored() {
+        let said = ["\nsmaller\n", "\nlarger\n"].map(String::from);
+        let tokenizer = train_chars(said.into_iter(), &[]).unwrap();
+        let mut observed = EncodedTexts::default();
+        let long = "larger".repeat(100);
+        for text in ["\nsmaller\n", "\nlarger\n", "\nsmaller\n", &long] {
+            assert_eq!(
+                observed.encode(&tokenizer, text).unwrap()[..],
+                tokenizer.encode_text(text).unwrap()[..]
+            );
+        }
+        assert_eq!(observed.0.len(), 2);
+        assert!(observed.encode(&tokenizer, "?").is_err(), "a text without tokens is not stored");
     }
 }

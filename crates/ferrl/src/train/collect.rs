@@ -4,6 +4,7 @@
 
 use crate::algo::Feed;
 use crate::credit::StepCredit;
+use crate::episode::TimeShares;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::reward::{Completions, Graded};
 use crate::rollout::{self, Actor, Answer, Sampled};
@@ -184,12 +185,12 @@ impl Stage {
         let r = &self.recipe.rollout;
         let (params, samples) = (rollout::params(r, &self.stops, self.recipe.seed), r.samples);
         clock.waits_for("rollout");
-        let Sampled { mut experience, answers, decoding } =
+        let Sampled { mut experience, answers, time } =
             self.answer(&mut prompts, &params, samples, number)?;
         let seconds = clock.lap("rollout", metrics);
         let tokens: usize = answers.iter().map(|a| a.tokens).sum();
         metrics.add("timing/rollout_tokens_per_second", tokens as f64 / seconds.max(1e-9));
-        out.measure_episodes(&answers, decoding);
+        out.measure_episodes(&answers, time);
         self.look_for_outgrown(&answers);
         for lost in answers.iter().filter_map(|a| a.played.as_ref()?.lost.as_ref()) {
             self.warnings.print("env", &format!("lost episode: {lost}"));
@@ -240,7 +241,7 @@ impl StepExperience {
     }
 
     /// How episodes of several turns went.
-    fn measure_episodes(&mut self, answers: &[Answer], decoding: f64) {
+    fn measure_episodes(&mut self, answers: &[Answer], time: TimeShares) {
         let mut any = false;
         for played in answers.iter().filter_map(|a| a.played.as_ref()) {
             any = true;
@@ -254,7 +255,8 @@ impl StepExperience {
             }
         }
         if any {
-            self.metrics.add("episodes/decoding", decoding);
+            self.metrics.add("episodes/decoding", time.decoding);
+            self.metrics.add("episodes/overhead", time.overhead);
         }
     }
 

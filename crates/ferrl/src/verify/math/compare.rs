@@ -1,6 +1,6 @@
 //! Whether two answers say the same.
 
-use super::ast::{Const, Expr, Func};
+use super::ast::{Const, Expr, Func, Join};
 use super::budget::Budget;
 use super::conventions;
 use super::language::text;
@@ -225,7 +225,9 @@ impl<'a> Compare<'a> {
         if named.len() == 1 && renamed.len() == 1 && named != renamed {
             return false;
         }
-        if self.rules.lists_are_sets || matches!(gold, Expr::Set(_)) || matches!(answer, Expr::Set(_)) {
+        // `9/4 or 2.25` names one value twice.
+        let repeats = |e: &Expr| matches!(e, Expr::Set(_) | Expr::List(Join::Or, _));
+        if self.rules.lists_are_sets || repeats(gold) || repeats(answer) {
             self.without_repeats(&mut left);
             self.without_repeats(&mut right);
         }

@@ -1,11 +1,12 @@
 //! Letters by convention: the constant of integration, the imaginary unit of engineers, an integer parameter, unit
 //! vectors. What is only a matter of spelling is spelt alike before two answers are compared.
 
-use super::ast::{Const, Expr, Rel};
+use super::ast::{Const, Expr, Join, Rel};
 
 /// Two answers with the letters that mean the same by convention made equal.
 pub fn alike(gold: &Expr, answer: &Expr) -> (Expr, Expr) {
-    let (gold, answer) = (with_parameter(gold), with_parameter(answer));
+    let (gold, answer) = same_parameter(gold, answer);
+    let (gold, answer) = without_exclusions(gold, answer);
     let answer = constant_like(&gold, &answer);
     let is_i = |e: &Expr| matches!(e, Expr::Const(Const::I));
     let j_only = |e: &Expr| e.mentions("j") && !e.mentions("k") && !e.any(&is_i);
@@ -36,19 +37,77 @@ fn with_i(expr: &Expr) -> Expr {
 }
 
 /// `x = 2n\pi, n \in \mathbb{Z}` as `x = 2k\pi`: the parameter has one name, and what it ranges over goes without
-/// saying.
-fn with_parameter(expr: &Expr) -> Expr {
-    let Expr::List(join, items) = expr else { return expr.clone() };
-    let Some((condition, values)) = items.split_last().filter(|(_, values)| !values.is_empty()) else {
-        return expr.clone();
+/// saying. Where one answer says it, the usual letter of the other is a parameter too.
+fn same_parameter(gold: &Expr, answer: &Expr) -> (Expr, Expr) {
+    let bare = |e: &Expr| {
+        let used: Vec<&str> = PARAMETERS.into_iter().filter(|name| e.mentions(name)).collect();
+        match used[..] {
+            [name] => e.renamed(name, "k"),
+            _ => e.clone(),
+        }
     };
-    let Some(name) = integer(condition).filter(|name| values.iter().all(|v| uses(v, name))) else {
-        return expr.clone();
+    match (with_parameter(gold), with_parameter(answer)) {
+        (Some(gold), Some(answer)) => (gold, answer),
+        (Some(gold), None) => (gold, bare(answer)),
+        (None, Some(answer)) => (bare(gold), answer),
+        (None, None) => (gold.clone(), answer.clone()),
+    }
+}
+
+/// Letters for integers.
+const PARAMETERS: [&str; 4] = ["k", "n", "m", "l"];
+
+/// Values of a parameter that is said to be an integer, under the name k.
+fn with_parameter(expr: &Expr) -> Option<Expr> {
+    let (join, values, condition) = match expr {
+        Expr::List(join, items) => {
+            let (condition, values) = items.split_last()?;
+            (*join, values, condition)
+        }
+        // { k\pi : k \in \mathbb{Z} }
+        Expr::Builder(value, condition) => (Join::Comma, std::slice::from_ref(&**value), &**condition),
+        _ => return None,
     };
+    let name = integer(condition).filter(|name| values.iter().all(|v| uses(v, name)))?;
+    let itself = |value: &Expr| matches!(value, Expr::Var(_));
     let values: Vec<Expr> = values.iter().map(|v| v.renamed(name, "k")).collect();
     match &values[..] {
-        [one] => one.clone(),
-        _ => Expr::List(*join, values),
+        [] => None,
+        [one] => (!itself(one)).then(|| one.clone()),
+        _ => Some(Expr::List(join, values)),
+    }
+}
+
+/// `(x + 1)/(x - 1), x \ne 1` without what it is not defined for, where the other answer does not say it.
+fn without_exclusions(gold: Expr, answer: Expr) -> (Expr, Expr) {
+    let value = |e: &Expr| match e {
+        Expr::List(Join::Comma | Join::Semicolon | Join::And, items) => match &items[..] {
+            [value, exclusions @ ..] if !exclusions.is_empty() => {
+                let of_value = |e: &Expr| excluded(e).is_some_and(|name| value.mentions(name));
+                let formula =
+                    !matches!(value, Expr::Chain(_, rest) if rest.iter().any(|(rel, _)| *rel != Rel::Eq));
+                let is_name = matches!(value, Expr::Var(_));
+                (formula && !is_name && exclusions.iter().all(of_value)).then(|| value.clone())
+            }
+            _ => None,
+        },
+        _ => None,
+    };
+    match (value(&gold), value(&answer)) {
+        (Some(value), None) if !matches!(answer, Expr::List(..)) => (value, answer),
+        (None, Some(value)) if !matches!(gold, Expr::List(..)) => (gold, value),
+        _ => (gold, answer),
+    }
+}
+
+/// The variable of `x \ne 1`.
+fn excluded(condition: &Expr) -> Option<&str> {
+    match condition {
+        Expr::Chain(name, rest) if matches!(&rest[..], [(Rel::Ne, _)]) => match &**name {
+            Expr::Var(name) => Some(name),
+            _ => None,
+        },
+        _ => None,
     }
 }
 

@@ -45,6 +45,14 @@ pub fn tidy(expr: &Expr) -> Expr {
             _ => expr.clone(),
         },
         Expr::Set(items) if items.is_empty() => Expr::Const(Const::Empty),
+        // { k : k \in \mathbb{Z} } is \mathbb{Z}.
+        Expr::Builder(what, condition) => match (&**what, &**condition) {
+            (Expr::Var(name), Expr::Chain(member, rest)) => match (&**member, &rest[..]) {
+                (Expr::Var(same), [(Rel::In, set)]) if name == same => set.clone(),
+                _ => expr.clone(),
+            },
+            _ => expr.clone(),
+        },
         other => other.clone(),
     }
 }

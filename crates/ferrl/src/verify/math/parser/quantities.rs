@@ -40,6 +40,14 @@ impl Parser<'_> {
             unit = unit.times(&Unit::named(below), -power);
             used += more;
         }
+        // m s^{-2}
+        while let Some(Tok::Name(name)) = self.tok(used)
+            && units::is_known(name)
+            && let Some((power, more)) = self.negative_power(used + 1)
+        {
+            unit = unit.times(&Unit::named(name), power);
+            used += 1 + more;
+        }
         let ends = matches!(self.tok(used), None | Some(Tok::Sym(',' | ';' | ')')) | Some(Tok::Word(_)));
         if !ends {
             return None;
@@ -47,6 +55,16 @@ impl Parser<'_> {
         self.at += used;
         unit.letter = (!ohm).then_some(letter);
         Some(unit)
+    }
+
+    /// The power `^{-2}` or `^-2` that many tokens ahead, and how many it takes.
+    fn negative_power(&self, at: usize) -> Option<(i8, usize)> {
+        let braced = usize::from(self.sym_at(at + 1) == '{');
+        let Some(Tok::Num(power)) = self.tok(at + 2 + braced) else { return None };
+        let power = power.value.to_i64().filter(|power| (1..=3).contains(power))?;
+        let closed = braced == 0 || self.sym_at(at + 4) == '}';
+        let found = self.sym_at(at) == '^' && self.sym_at(at + 1 + braced) == '-' && closed;
+        found.then_some((-power as i8, 3 + 2 * braced))
     }
 
     /// A fraction of units behind a number: `12 \frac{m}{s}`.
