@@ -80,6 +80,9 @@ pub struct Completions<'a> {
     pub at: Progress,
 }
 
+/// Opens the model of a source, the `n`-th source that has one.
+type Open<'a> = dyn FnMut(&recipe::Reward, usize) -> Result<Box<dyn Reward>> + 'a;
+
 impl Rewards {
     /// From sources that need no model.
     pub fn new(sources: &[recipe::Reward]) -> Result<Self> {
@@ -141,11 +144,7 @@ impl Rewards {
         Self::build(&recipe.reward, hooks, &mut open)
     }
 
-    fn build(
-        sources: &[recipe::Reward],
-        hooks: &Hooks,
-        open: &mut dyn FnMut(&recipe::Reward, usize) -> Result<Box<dyn Reward>>,
-    ) -> Result<Self> {
+    fn build(sources: &[recipe::Reward], hooks: &Hooks, open: &mut Open<'_>) -> Result<Self> {
         let (mut rewards, mut models) =
             (Rewards { sources: Vec::new(), hooks: hooks.clone(), ..Default::default() }, 0);
         for source in sources {
