@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic where nobody reads
 
 pub mod algo;
+pub mod analyze;
 pub mod api;
 pub mod batch;
 pub mod credit;

@@ -6,7 +6,8 @@
 
 use super::split::{self, Step};
 use super::{Interval, Split, StepCredit, advantages, estimated_states, interval_width, mean};
-use crate::algo::{self, math::mean_std};
+use crate::algo::math::mean_std;
+use crate::algo::no_step_values;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::ranks::gather;
 use crate::reward::{Completions, Graded, Rewards};
@@ -156,12 +157,10 @@ fn find_states(
     for (sequence, s) in experience.sequences.iter().enumerate() {
         let answer = &answers[s.trajectory];
         if answer.played.is_some() {
-            return Err(Error::usage(
+            return Err(no_step_values(
                 "the values of steps are estimated by continuing a completion, and an environment that has played a turn \
                  cannot be continued twice",
-            )
-            .at(algo::BASELINE)
-            .fix(format!("{} = \"group\" or \"critic\" for episodes of several turns", algo::BASELINE)));
+            ));
         }
         let prompt = s.trained.iter().position(|t| *t).unwrap_or(s.ids.len());
         let split = (c.vine.split, c.vine.step_tokens);

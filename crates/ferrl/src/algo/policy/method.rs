@@ -4,7 +4,7 @@ use super::{Baseline, Kl, Policy};
 use crate::algo::math::kl::Estimator;
 use crate::algo::math::mean_std;
 use crate::algo::math::moments::Moments;
-use crate::algo::{Algorithm, Needs, Prepared, Refusal, UpdatePlan, settings};
+use crate::algo::{Algorithm, Needs, Prepared, Refusal, UpdatePlan, no_step_values, settings};
 use crate::credit::Vine;
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::Stats;
@@ -117,9 +117,7 @@ impl Algorithm for Method {
     fn prepare(&mut self, experience: &mut Experience) -> Result<Prepared> {
         let mut metrics = Metrics::default();
         if self.vine().is_some() && experience.sequences.iter().any(|s| s.credit.len() != s.ids.len()) {
-            return Err(Error::usage("completions that are given have no values of their steps")
-                .at("algo.advantage.baseline")
-                .fix("prompts that the policy completes itself, or algo.advantage.baseline = \"group\""));
+            return Err(no_step_values("completions that are given have no values of their steps"));
         }
         reward_metrics(experience, &mut metrics);
         self.policy.scores.apply(experience, &mut self.moments);
