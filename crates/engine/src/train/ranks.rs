@@ -107,10 +107,14 @@ fn add(total: &mut Option<Vec<f32>>, part: Vec<f32>) {
 /// For each parameter whether it is there, then the numbers of those that are.
 fn pack(parts: &[Option<&[f32]>]) -> Vec<u8> {
     let numbers: usize = parts.iter().flatten().map(|p| p.len()).sum();
-    let mut bytes = Vec::with_capacity(parts.len() + 4 * numbers);
-    bytes.extend(parts.iter().map(|p| u8::from(p.is_some())));
-    for part in parts.iter().flatten() {
-        bytes.extend(part.iter().flat_map(|x| x.to_le_bytes()));
+    let mut bytes = vec![0; parts.len() + 4 * numbers];
+    let (there, mut rest) = bytes.split_at_mut(parts.len());
+    for (there, part) in there.iter_mut().zip(parts) {
+        let Some(part) = part else { continue };
+        *there = 1;
+        let (own, after) = rest.split_at_mut(4 * part.len());
+        own.chunks_exact_mut(4).zip(*part).for_each(|(bytes, x)| bytes.copy_from_slice(&x.to_le_bytes()));
+        rest = after;
     }
     bytes
 }
