@@ -325,7 +325,7 @@ impl Tree {
         again.recompute(backup, prior);
         for (n, want) in self.nodes.iter().zip(&again.nodes) {
             let numbers = |n: &Node| [n.value, n.prior, n.advantage];
-            let off = numbers(n).iter().zip(numbers(want)).any(|(a, b)| a.is_nan() != b.is_nan() || (a - b).abs() > 1e-9);
+            let off = numbers(n).iter().zip(numbers(want)).any(|(a, b)| (a - b).abs() > 1e-9 || a.is_nan());
             if n.visits != want.visits || off {
                 let told = |n: &Node| {
                     format!(

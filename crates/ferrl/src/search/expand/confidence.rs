@@ -21,7 +21,10 @@ pub(super) fn build(options: &Options<'_>) -> Result<Box<dyn Expander>> {
         width: options.between("ci_width", 0.05, 0.0..=1.0)?,
     };
     if built.start > built.most {
-        return Err(Error::usage(format!("ci_start = {} is above ci_max = {}", built.start, built.most)));
+        return Err(Error::usage(format!(
+            "ci_start is {}, above ci_max, which is {}",
+            built.start, built.most
+        )));
     }
     Ok(Box::new(built))
 }

@@ -1,15 +1,12 @@
 //! Whole completions of the prompt: what chain of thought, best of n and majority vote have in common.
 //!
-//! Without a budget all samples are drawn at once. With one they come in rounds until the budget is spent, and `samples` is
-//! the most.
+//! Without a budget all samples are drawn at once. With one the first is drawn alone, and then as many at a time as the rest of
+//! the budget pays for at the mean length so far; `samples` is the most.
 
 use super::super::{Choice, Expansion, Round, Strategy, Tree};
 use super::Common;
 use crate::verify::{Options, Setting};
 use ferrl_engine::Result;
-
-/// Samples drawn at once where a budget says when to stop.
-const ROUND: usize = 4;
 
 pub(super) const SAMPLES: Setting =
     Setting { name: "samples", default: "8", about: "completions; with --budget as many as it allows" };
@@ -30,10 +27,22 @@ impl Sampling {
     }
 }
 
+impl Sampling {
+    /// Samples to draw at once.
+    fn affordable(&self, round: &Round<'_>) -> usize {
+        let Some(left) = round.left.filter(|_| self.budgeted) else { return self.wanted };
+        let tokens: usize = round.tree.nodes().iter().map(|n| n.tokens.len()).sum();
+        match self.drawn {
+            0 => 1,
+            drawn => (left as usize * drawn / tokens.max(1)).max(1),
+        }
+    }
+}
+
 impl Strategy for Sampling {
     fn next(&mut self, round: &mut Round<'_>) -> Result<Vec<Expansion>> {
         evaluate_terminals(round);
-        let now = if self.budgeted { ROUND } else { self.wanted }.min(self.wanted - self.drawn);
+        let now = self.affordable(round).min(self.wanted - self.drawn);
         self.drawn += now;
         Ok((now > 0).then(|| Expansion::completions(0, now)).into_iter().collect())
     }
