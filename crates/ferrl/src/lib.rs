@@ -21,6 +21,7 @@ pub mod interrupt;
 pub mod pack;
 pub mod plan;
 pub mod preflight;
+pub mod program;
 mod ranks;
 pub mod recipe;
 pub mod refill;

@@ -3,7 +3,7 @@
 
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{RunFolder, StepRecord};
-use ferrl::runner::{self, Options, Position, Watch};
+use ferrl::runner::{self, Follower, Options, Position, Watch};
 use ferrl_engine::Result;
 use ferrl_kernels::Ranks;
 use ferrl_kernels::comm::threads;
@@ -69,12 +69,16 @@ fn run_each(recipes: &[&Resolved], runs: &Path, until: u64) -> Vec<Result<()>> {
             .zip(recipes)
             .map(|(ranks, &resolved)| {
                 scope.spawn(move || {
-                    let backend = ferrl_kernels::open("cpu", Some(1)).unwrap();
                     let options = Options { ranks: ranks.clone(), ..Default::default() };
+                    let open = || ferrl_kernels::open(&resolved.stages[0].recipe.device, Some(1));
                     if ranks.rank() > 0 {
-                        return runner::follow(resolved, &backend, &options);
+                        let resolved = resolved.clone();
+                        return runner::follow(&ranks, || {
+                            Ok(Follower { resolved, backend: open()?, options })
+                        });
                     }
                     runner::lead(&ranks, || {
+                        let backend = open()?;
                         let path = runs.join("run");
                         let folder = match path.exists() {
                             true => RunFolder::open(&path)?,
@@ -194,5 +198,15 @@ fn an_error_of_any_rank_is_the_error_of_all() {
     for (rank, done) in all.into_iter().enumerate() {
         let said = done.unwrap_err().to_string();
         assert!(said.contains("rank 1 does not have the recipe of rank 0"), "rank {rank}: {said}");
+    }
+    // Was: a rank that failed before the first order went home, and rank 0 waited for it for ever.
+    for broken in [[false, true, false], [true, true, false], [true, false, false], [true, true, true]] {
+        let mut wrong = resolved.clone();
+        wrong.stages[0].recipe.device = "no such device".into();
+        let recipes = broken.map(|b| if b { &wrong } else { &resolved });
+        for done in run_each(&recipes, folder.path(), u64::MAX) {
+            let said = done.unwrap_err().to_string();
+            assert!(said.contains("unknown device"), "{broken:?}: {said}");
+        }
     }
 }

@@ -97,10 +97,10 @@ fn node(record: &Record, id: usize, chosen: &HashSet<usize>, out: &mut String) {
         _ => "",
     };
     let open = if chosen.contains(&id) { " open" } else { "" };
-    let _ = write!(
+    let _ = writeln!(
         out,
         "<details class=\"{class}\"{open}><summary><meter min=\"0\" max=\"1\" value=\"{:.4}\"></meter> \
-         <code>{}</code> <small>value {:.3} · visits {} · advantage {:+.3} · prior {:.3}{kind}</small></summary>\n",
+         <code>{}</code> <small>value {:.3} · visits {} · advantage {:+.3} · prior {:.3}{kind}</small></summary>",
         n.value,
         escape(&line),
         n.value,

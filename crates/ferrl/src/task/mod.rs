@@ -40,37 +40,40 @@ pub struct Entry {
 /// Builds a task from its settings and the run's seed.
 pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 
+/// The lists that make up the registry.
+const LISTS: [&[&Entry]; 5] = [
+    &[&countdown::ENTRY, &chain::ENTRY, &letter_counting::ENTRY],
+    GAMES,
+    TOOL_TASKS,
+    &[&code::ENTRY, &tabular::ENTRY, &trading::ENTRY],
+    questions::QUESTIONS,
+];
+
 /// Every generated task.
-pub const TASKS: &[&Entry] = &{
-    let [a, b, c, d, e, f, g, h, i, j] = GAMES;
-    let [k, l, m] = TOOL_TASKS;
-    let [n, o, p, q] = questions::QUESTIONS;
-    [
-        &countdown::ENTRY,
-        &chain::ENTRY,
-        &letter_counting::ENTRY,
-        a,
-        b,
-        c,
-        d,
-        e,
-        f,
-        g,
-        h,
-        i,
-        j,
-        k,
-        l,
-        m,
-        &code::ENTRY,
-        &tabular::ENTRY,
-        &trading::ENTRY,
-        n,
-        o,
-        p,
-        q,
-    ]
-};
+pub const TASKS: &[&Entry] = &joined::<{ total(&LISTS) }>(&LISTS);
+
+const fn total(lists: &[&[&Entry]]) -> usize {
+    let (mut sum, mut list) = (0, 0);
+    while list < lists.len() {
+        sum += lists[list].len();
+        list += 1;
+    }
+    sum
+}
+
+const fn joined<const N: usize>(lists: &[&[&'static Entry]]) -> [&'static Entry; N] {
+    let mut all = [lists[0][0]; N];
+    let (mut n, mut list) = (0, 0);
+    while list < lists.len() {
+        let mut i = 0;
+        while i < lists[list].len() {
+            all[n] = lists[list][i];
+            (n, i) = (n + 1, i + 1);
+        }
+        list += 1;
+    }
+    all
+}
 
 /// Questions with known answers, by number.
 pub trait Task: Send + Sync {

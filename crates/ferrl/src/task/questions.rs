@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use std::path::Path;
 
 /// Every kind of question, for the registry of tasks.
-pub(super) const QUESTIONS: [&Entry; 4] = [&GSM8K, &MATH, &CHOICE, &QA];
+pub(super) const QUESTIONS: &[&Entry] = &[&GSM8K, &MATH, &CHOICE, &QA];
 
 const GSM8K: Entry = entry("gsm8k", "word problems with whole numbers: rows of GSM8K", |values, seed| {
     build(&KINDS[0], values, seed)

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// Every game, for the registry of tasks.
-pub(crate) const GAMES: [&Entry; 10] = [
+pub(crate) const GAMES: &[&Entry] = &[
     &guess::ENTRY,
     &mastermind::ENTRY,
     &wordle::ENTRY,

@@ -9,7 +9,7 @@ mod python;
 mod search;
 mod task;
 
-pub(crate) const TOOL_TASKS: [&crate::task::Entry; 3] = [&calculator::ENTRY, &search::ENTRY, &python::ENTRY];
+pub(crate) const TOOL_TASKS: &[&crate::task::Entry] = &[&calculator::ENTRY, &search::ENTRY, &python::ENTRY];
 
 use super::{End, Environment, Next, Turn};
 use crate::env;
