@@ -164,8 +164,8 @@ fn models<'a>(
             return Err(Error::model(format!("{path} is a language model, which scores no completions"))
                 .at("reward")
                 .fix(
-                    "a sequence classifier with one label, such as a stage that trains a reward model leaves; or options = \
-                     { kind = \"generative\" }, which asks the model for its verdict",
+                    "a sequence classifier with one label, such as a stage that trains a reward model leaves; or \
+                     reward.0.options.kind = \"generative\", which asks the model for its verdict",
                 ));
         }
     }

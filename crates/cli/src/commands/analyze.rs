@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Analyse a run: advantages, Monte-Carlo values, diversity, KL, distance of weights
 ///
 /// Prints a table for each analysis that the run has data for, and writes them as analysis.html in the run folder. No model
-/// is computed. Analyses: advantages, values, ranking, diversity, kl, weights.
+/// is computed. Analyses: advantages, values, ranking, diversity, kl, checkpoints, weights.
 #[derive(clap::Args)]
 pub struct Args {
     /// Run folder

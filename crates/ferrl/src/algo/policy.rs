@@ -322,12 +322,12 @@ impl Policy {
             ),
             (
                 kl.place != Place::Loss && (full || kl.sum),
-                "kl.estimator = \"full\" and kl.sum belong to a KL in the loss",
+                "algo.kl.estimator = \"full\" and kl.sum belong to a KL in the loss",
                 "algo.kl.place = \"loss\"",
             ),
             (
                 full && kl.clip.is_some(),
-                "kl.clip bounds an estimate, and kl.estimator = \"full\" is exact",
+                "kl.clip bounds an estimate, and algo.kl.estimator = \"full\" is exact",
                 "no algo.kl.clip, or algo.kl.estimator = \"k3\"",
             ),
         ]

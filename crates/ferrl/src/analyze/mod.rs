@@ -47,6 +47,11 @@ pub const ANALYSES: &[Analysis] = &[
     },
     Analysis { name: "kl", about: "divergence from the reference over the run", run: kl },
     Analysis {
+        name: "checkpoints",
+        about: "evaluations of each stage's initial model and of every evaluated step, and whether its checkpoint is kept",
+        run: checkpoints,
+    },
+    Analysis {
         name: "weights",
         about: "distance of each stage's final weights from those it started with",
         run: weights::distance,
@@ -137,9 +142,50 @@ fn kl(run: &Path) -> Result<Option<Table>> {
     Ok((!table.rows.is_empty()).then_some(table))
 }
 
+/// Metrics of an evaluation that are shown, where they were measured.
+const EVALUATED: [&str; 5] = ["pass@1", "greedy", "reward", "loss", "accuracy"];
+
+/// What the run evaluated: the baseline of each stage and its steps.
+fn checkpoints(run: &Path) -> Result<Option<Table>> {
+    let log = run.join("metrics.jsonl");
+    if !log.is_file() {
+        return Ok(None);
+    }
+    let mut table = Table::of(&["stage", "step", "kept", "pass@1", "greedy", "reward", "loss", "accuracy"]);
+    for r in MetricsLog::history(&log)? {
+        for (prefix, step) in [("eval_start", r.step.saturating_sub(1)), ("eval", r.step)] {
+            let cells = EVALUATED.map(|name| r.get(&format!("{prefix}/{name}")));
+            if cells.iter().all(Option::is_none) {
+                continue;
+            }
+            let kept = run.join(format!("checkpoints/step_{step}")).is_dir();
+            let mut row = vec![json!(r.stage), json!(step), json!(if kept { "yes" } else { "no" })];
+            row.extend(cells.map(|c| json!(c)));
+            table.rows.push(row);
+        }
+    }
+    Ok((!table.rows.is_empty()).then_some(table))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn evaluations_of_the_baseline_and_of_steps_are_one_table() {
+        let dir = tempfile::tempdir().unwrap();
+        let lines = [
+            json!({ "step": 1, "stage": "tune", "epoch": 0.0, "seconds": 1.0, "eval_start/pass@1": 0.25, "kl": 0.5 }),
+            json!({ "step": 2, "stage": "tune", "epoch": 0.0, "seconds": 1.0, "eval/pass@1": 0.5, "eval/greedy": 0.75 }),
+        ];
+        let text: String = lines.iter().map(|l| format!("{l}\n")).collect();
+        std::fs::write(dir.path().join("metrics.jsonl"), text).unwrap();
+        std::fs::create_dir_all(dir.path().join("checkpoints/step_2")).unwrap();
+        let table = checkpoints(dir.path()).unwrap().unwrap();
+        assert_eq!(table.rows[0][..4], [json!("tune"), json!(0), json!("no"), json!(0.25)]);
+        assert_eq!(table.rows[1][..5], [json!("tune"), json!(2), json!("yes"), json!(0.5), json!(0.75)]);
+        assert_eq!(kl(dir.path()).unwrap().unwrap().rows[0][2], json!(0.5));
+    }
 
     #[test]
     fn steps_are_spread_with_first_and_last() {

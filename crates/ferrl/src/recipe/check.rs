@@ -418,7 +418,7 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
             reward.model.is_some() && !reward.options.is_empty() && reward.model_kind().is_none(),
             format!("reward.{i}.options"),
             "a reward model has no options",
-            "options = { kind = \"generative\" } for verdicts of a language model, or \"implicit\" for its log-ratio",
+            "reward.0.options.kind = \"generative\" for verdicts of a language model, or \"implicit\" for its log-ratio",
         );
         if let Some(verifier) = &reward.verifier {
             p.word(format!("reward.{i}.verifier"), verifier, verifiers);
