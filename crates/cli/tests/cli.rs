@@ -26,6 +26,8 @@ mod numbers;
 mod plan;
 #[path = "cli/score.rs"]
 mod score;
+#[path = "cli/search.rs"]
+mod search;
 #[path = "cli/steps.rs"]
 mod steps;
 #[path = "cli/verify.rs"]

@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic where nobody reads
 
 pub mod algo;
+pub mod analyze;
 pub mod api;
 pub mod batch;
 pub mod credit;
@@ -20,6 +21,7 @@ pub mod interrupt;
 pub mod pack;
 pub mod plan;
 pub mod preflight;
+pub mod program;
 mod ranks;
 pub mod recipe;
 pub mod refill;

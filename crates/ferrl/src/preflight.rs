@@ -158,12 +158,14 @@ fn models<'a>(
                 .fix("a teacher with the policy's tokenizer"));
         }
     }
-    for path in recipe.reward.iter().filter_map(|r| r.model.as_deref()) {
-        if config(path).map_err(|e| e.at("reward"))?.head != Head::Score {
+    for (reward, path) in recipe.reward.iter().filter_map(|r| Some((r, r.model.as_deref()?))) {
+        let head = config(path).map_err(|e| e.at("reward"))?.head;
+        if head != Head::Score && reward.model_kind().is_none() {
             return Err(Error::model(format!("{path} is a language model, which scores no completions"))
                 .at("reward")
                 .fix(
-                    "a sequence classifier with one label, such as a stage that trains a reward model leaves",
+                    "a sequence classifier with one label, such as a stage that trains a reward model leaves; or options = \
+                     { kind = \"generative\" }, which asks the model for its verdict",
                 ));
         }
     }

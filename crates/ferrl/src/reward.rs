@@ -1,8 +1,13 @@
 //! Rewards: every source scores every completion; the weighted sum is placed on the completion's last token.
 
+mod generative;
+mod implicit;
 mod model;
 mod source;
+pub mod verdicts;
 
+pub use generative::{GenerativeVerifier, Judgement, QUESTION};
+pub use implicit::{Implicit, ImplicitReward, Reduce};
 pub use model::RewardModel;
 pub(crate) use model::prompt_value;
 pub use source::{Reward, Verified};
@@ -75,6 +80,9 @@ pub struct Completions<'a> {
     pub at: Progress,
 }
 
+/// Opens the model of a source, the `n`-th source that has one.
+type Open<'a> = dyn FnMut(&recipe::Reward, usize) -> Result<Box<dyn Reward>> + 'a;
+
 impl Rewards {
     /// From sources that need no model.
     pub fn new(sources: &[recipe::Reward]) -> Result<Self> {
@@ -83,7 +91,8 @@ impl Rewards {
 
     /// The same for a run, which hears what user code prints and may end its waits.
     pub fn with_hooks(sources: &[recipe::Reward], hooks: &Hooks) -> Result<Self> {
-        Self::build(sources, hooks, &mut |dir| {
+        Self::build(sources, hooks, &mut |source, _| {
+            let dir = source.model.as_deref().unwrap_or_default();
             Err(Error::usage("a reward model needs a device to run on")
                 .at(format!("reward: model = {dir:?}")))
         })
@@ -117,15 +126,25 @@ impl Rewards {
 
     /// As the recipe says, its models in memory.
     pub fn load(recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Self> {
-        let mut open = |dir: &str| RewardModel::open(Path::new(dir), recipe, dtype, backend);
+        let mut open = |source: &recipe::Reward, number: usize| -> Result<Box<dyn Reward>> {
+            let dir = Path::new(source.model.as_deref().unwrap_or_default());
+            let named = |name: &str| if number == 1 { name.into() } else { format!("{name}_{number}") };
+            Ok(match source.model_kind() {
+                Some("generative") => {
+                    let judge = GenerativeVerifier::open(dir, source, recipe, dtype, backend)?;
+                    Box::new(judge.named(named("verdict")))
+                }
+                Some(_) => {
+                    let reward = ImplicitReward::open(dir, source, recipe, dtype, backend)?;
+                    Box::new(reward.named(named("implicit")))
+                }
+                None => Box::new(RewardModel::open(dir, recipe, dtype, backend)?.named(named("model"))),
+            })
+        };
         Self::build(&recipe.reward, hooks, &mut open)
     }
 
-    fn build(
-        sources: &[recipe::Reward],
-        hooks: &Hooks,
-        open: &mut dyn FnMut(&str) -> Result<RewardModel>,
-    ) -> Result<Self> {
+    fn build(sources: &[recipe::Reward], hooks: &Hooks, open: &mut Open<'_>) -> Result<Self> {
         let (mut rewards, mut models) =
             (Rewards { sources: Vec::new(), hooks: hooks.clone(), ..Default::default() }, 0);
         for source in sources {
@@ -141,10 +160,9 @@ impl Rewards {
                     }
                     verify::build_with("python", &options, hooks)?
                 }
-                (None, None, Some(dir)) => {
+                (None, None, Some(_)) => {
                     models += 1;
-                    let name = if models == 1 { "model".into() } else { format!("model_{models}") };
-                    rewards = rewards.with(weight, open(dir)?.named(name));
+                    rewards.sources.push((weight, open(source, models)?));
                     continue;
                 }
                 _ => {

@@ -12,7 +12,7 @@ mod pending;
 mod resume;
 mod steps;
 
-pub use follow::{follow, lead};
+pub use follow::{Follower, follow, lead};
 pub use guard::guarded;
 pub use resume::{Accepted, Position, accept};
 

@@ -211,6 +211,9 @@ impl Stage {
         metrics.add("num_tokens", self.num_tokens as f64);
         metrics.add("timing/tokens_per_second", tokens as f64 / seconds.max(1e-9));
         metrics.add("step_time", seconds);
+        if !self.ranks.is_alone() {
+            metrics.add("timing/exchange", self.ranks.take_cost().0);
+        }
         self.step += 1;
         if self.step == self.schedules.0.total_steps && self.policy.model.version == 0 {
             let what = format!("none of the {} steps changed a weight: nothing was learned", self.step);

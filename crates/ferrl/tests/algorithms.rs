@@ -170,7 +170,7 @@ fn variants(name: &str) -> Vec<Value> {
         "simpo" => all.push(json!({ "sft_coef": 0.3, "gamma": 0.0 })),
         _ if find(name).unwrap().feed.sampled() => {
             for place in ["reward", "loss", "advantage"] {
-                for estimator in ["k1", "abs", "k2", "k3"] {
+                for estimator in ["k1", "abs", "k2", "k3", "k3_sequence", "full"] {
                     let kl = json!({ "coef": 0.1, "place": place, "estimator": estimator });
                     all.push(json!({ "kl": kl, "entropy_coef": 0.01, "clip_high": 0.28 }));
                 }
@@ -186,12 +186,18 @@ fn variants(name: &str) -> Vec<Value> {
             all.push(json!({ "filter_equal": true, "overlong": 0.5, "length": 8, "mask_truncated": true }));
             let batch = json!({ "baseline": "batch" });
             all.push(json!({ "filter_equal": true, "overlong": 0.5, "length": 8, "mask_truncated": true, "advantage": batch }));
-            for surrogate in ["clip", "truncate", "ratio", "logp"] {
+            for surrogate in ["clip", "truncate", "ratio", "logp", "kimi"] {
                 for ratio in ["token", "mean", "product"] {
                     all.push(json!({ "surrogate": surrogate, "ratio": ratio, "clip_high": 0.28 }));
                 }
             }
             all.push(json!({ "dual_clip": 1.3, "clip_high": 0.28 }));
+            all.push(json!({ "scores": { "scale": true, "centre": true, "clip": 0.7 } }));
+            for aggregate in ["token", "sequence", "constant"] {
+                let kl = json!({ "coef": 0.1, "place": "loss", "estimator": "k3", "clip": 1.7, "sum": true });
+                all.push(json!({ "kl": kl, "aggregate": aggregate, "length": 16 }));
+            }
+            all.push(json!({ "surrogate": "kimi", "ratio": "product", "aggregate": "sequence", "tau": 0.3 }));
             // What a method refuses is not a variant of it.
             all.retain(|values| (find(name).unwrap().build)(values.clone()).is_ok());
             let shared = (find(name).unwrap().defaults)().get("surrogate").is_some();

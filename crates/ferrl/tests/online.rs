@@ -31,6 +31,7 @@ fn rollout(lengths: &[usize], rewards: &[f32]) -> Experience {
             sampled_logp: column(1.0, -2.0),
             ref_logp: column(0.7, -1.8),
             old_value: column(0.5, 0.0),
+            credit: column(0.4, -0.2),
             ..Default::default()
         }
     };
@@ -384,5 +385,58 @@ fn settings_that_would_do_nothing_are_refused() {
     ] {
         let error = (find(name).unwrap().build)(values).err().unwrap().to_string();
         assert!(error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn running_moments_of_scores_survive_a_restart() {
+    let settings =
+        json!({ "scores": { "scale": true, "centre": true }, "advantage": { "baseline": "none" } });
+    let mut whole = build("reinforce", settings.clone());
+    whole.prepare(&mut rollout(&[2, 2, 3], &[1.0, 2.0, 6.0])).unwrap();
+    let mut resumed = build("reinforce", settings);
+    resumed.restore(&whole.state()).unwrap();
+    let after = |algorithm: &mut dyn Algorithm| {
+        let mut e = rollout(&[2, 2, 3], &[0.0, 1.0, 5.0]);
+        algorithm.prepare(&mut e).unwrap();
+        advantages(&e)
+    };
+    let (a, b) = (after(&mut *whole), after(&mut *resumed));
+    assert_eq!(a, b);
+    // Six scores of mean 2.5: the first of the second rollout lies below it.
+    assert!(a[0] < 0.0 && a.iter().any(|a| *a > 0.0), "{a:?}");
+}
+
+#[test]
+fn kimis_surrogate_is_the_square_of_one_ratio_per_completion() {
+    let settings = json!({ "surrogate": "kimi", "ratio": "product", "aggregate": "sequence", "tau": 0.5 });
+    let mut algorithm = build("dr_grpo", settings);
+    let mut e = usual();
+    algorithm.prepare(&mut e).unwrap();
+    let got = loss(&*algorithm, &e, |_| 0.1).value;
+    let completion = |s: &ferrl::experience::Sequence| {
+        let (l, a) = (0.1 * s.action_count() as f64, s.advantage[s.actions().next().unwrap()] as f64);
+        -a * l + 0.25 * l * l
+    };
+    let want = e.sequences.iter().map(completion).sum::<f64>() / e.sequences.len() as f64;
+    assert!((got - want).abs() < 1e-6, "{got} against {want}");
+}
+
+#[test]
+fn a_kl_that_is_summed_does_not_depend_on_the_aggregation_of_the_loss() {
+    let of = |aggregate: &str| {
+        let kl = json!({ "coef": 0.5, "place": "loss", "estimator": "k3", "sum": true });
+        let values = json!({ "kl": kl, "aggregate": aggregate, "length": 7 });
+        let (mut with, mut e) = (build("dr_grpo", values), usual());
+        e.sequences.iter_mut().for_each(|s| s.ref_logp = s.sampled_logp.iter().map(|l| l - 0.3).collect());
+        with.prepare(&mut e).unwrap();
+        e.sequences.iter_mut().for_each(|s| s.advantage.fill(0.0));
+        loss(&*with, &e, |_| 0.0).value
+    };
+    let tokens = usual().sequences.iter().map(|s| s.action_count() as f64).sum::<f64>();
+    let k3 = (-0.3f64).exp() - 1.0 + 0.3;
+    let want = 0.5 * k3 * tokens / usual().sequences.len() as f64;
+    for aggregate in ["token", "sequence", "constant"] {
+        assert!((of(aggregate) - want).abs() < 1e-6, "{aggregate}: {} against {want}", of(aggregate));
     }
 }

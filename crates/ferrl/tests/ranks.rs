@@ -3,7 +3,7 @@
 
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{RunFolder, StepRecord};
-use ferrl::runner::{self, Options, Position, Watch};
+use ferrl::runner::{self, Follower, Options, Position, Watch};
 use ferrl_engine::Result;
 use ferrl_kernels::Ranks;
 use ferrl_kernels::comm::threads;
@@ -46,8 +46,6 @@ fn small(resolved: &mut Resolved, steps: u64) {
             (init.heads, init.kv_heads) = (Some(2), Some(2));
         }
         (r.train.steps, r.train.batch) = (Some(steps), 6);
-        let longest = r.data.max_length.max(r.rollout.max_new_tokens);
-        r.train.micro_batch_tokens = r.train.micro_batch_tokens.min(longest.max(160));
         (r.rollout.prompts, r.rollout.samples, r.rollout.max_new_tokens) = (3, 2, 6);
         (r.rollout.cache_mib, r.eval.prompts) = (4, r.eval.prompts.min(3));
         if r.checkpoint.use_best {
@@ -58,18 +56,29 @@ fn small(resolved: &mut Resolved, steps: u64) {
 
 /// Runs a recipe on so many ranks, in a new folder or on from where it stands; what became of each rank.
 fn run(resolved: &Resolved, runs: &Path, size: usize, until: u64) -> Vec<Result<()>> {
+    run_each(&vec![resolved; size], runs, until)
+}
+
+/// The same with a recipe for each rank.
+fn run_each(recipes: &[&Resolved], runs: &Path, until: u64) -> Vec<Result<()>> {
+    let size = recipes.len();
     let all = if size == 1 { vec![Ranks::alone()] } else { threads(size) };
     std::thread::scope(|scope| {
         let running: Vec<_> = all
             .into_iter()
-            .map(|ranks| {
+            .zip(recipes)
+            .map(|(ranks, &resolved)| {
                 scope.spawn(move || {
-                    let backend = ferrl_kernels::open("cpu", Some(1)).unwrap();
                     let options = Options { ranks: ranks.clone(), ..Default::default() };
+                    let open = || ferrl_kernels::open(&resolved.stages[0].recipe.device, Some(1));
                     if ranks.rank() > 0 {
-                        return runner::follow(resolved, &backend, &options);
+                        let resolved = resolved.clone();
+                        return runner::follow(&ranks, || {
+                            Ok(Follower { resolved, backend: open()?, options })
+                        });
                     }
                     runner::lead(&ranks, || {
+                        let backend = open()?;
                         let path = runs.join("run");
                         let folder = match path.exists() {
                             true => RunFolder::open(&path)?,
@@ -107,8 +116,12 @@ fn left(runs: &Path) -> BTreeMap<String, String> {
         let path = rollout.unwrap().path();
         all.insert(format!("{:?}", path.file_name().unwrap()), hash(&std::fs::read(&path).unwrap()));
     }
-    let clock =
-        |k: &str| k.contains("tim") || k == "seconds" || k == "episodes/decoding" || k.starts_with("ranks/");
+    let clock = |k: &str| {
+        k.contains("tim")
+            || k == "seconds"
+            || ["episodes/decoding", "episodes/overhead"].contains(&k)
+            || k.starts_with("ranks/")
+    };
     for (i, line) in std::fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().enumerate() {
         let line: Value = serde_json::from_str(line).unwrap();
         for (key, value) in line.as_object().unwrap().iter().filter(|(k, _)| !clock(k)) {
@@ -126,19 +139,74 @@ fn same(name: &str, one: &BTreeMap<String, String>, other: &BTreeMap<String, Str
 
 #[test]
 fn every_recipe_gives_the_same_bits_on_one_to_four_ranks() {
-    for (n, path) in recipes().into_iter().enumerate() {
-        let mut resolved = Recipe::load(&path, &[]).unwrap();
-        small(&mut resolved, 2);
+    let (all, mut several) = (recipes(), 0);
+    for (n, path) in all.iter().enumerate() {
         let folder = tempfile::tempdir().unwrap();
-        let runs = |size: usize| {
-            let runs = folder.path().join(size.to_string());
-            for done in run(&resolved, &runs, size, u64::MAX) {
-                done.unwrap_or_else(|e| panic!("{} on {size} ranks: {e}", path.display()));
+        // The smallest budget that its longest sequence fits into.
+        let fits = [40, 80, 160, 320, 640, 4096].into_iter().find_map(|tokens| {
+            let mut resolved = Recipe::load(path, &[]).unwrap();
+            small(&mut resolved, 2);
+            resolved.stages.iter_mut().for_each(|s| s.recipe.train.micro_batch_tokens = tokens);
+            let runs = folder.path().join(tokens.to_string());
+            match run(&resolved, &runs, 1, u64::MAX).remove(0) {
+                Ok(()) => Some((resolved, left(&runs))),
+                Err(e) if e.to_string().contains("train.micro_batch_tokens") => None,
+                Err(e) => panic!("{}: {e}", path.display()),
             }
-            left(&runs)
-        };
-        let alone = runs(1);
+        });
+        let (resolved, alone) = fits.unwrap();
+        let cut = |(key, value): (&String, &String)| key.ends_with(": micro_batches") && value != "1.0";
+        several += usize::from(alone.iter().any(cut));
         let size = 2 + n % 3;
-        same(&format!("{} on {size} ranks", path.display()), &alone, &runs(size));
+        for done in run(&resolved, folder.path(), size, u64::MAX) {
+            done.unwrap_or_else(|e| panic!("{} on {size} ranks: {e}", path.display()));
+        }
+        same(&format!("{} on {size} ranks", path.display()), &alone, &left(folder.path()));
+    }
+    assert_eq!(several, all.len(), "every recipe has several micro-batches");
+}
+
+/// A run that stops after step 2 on 3 ranks goes on alone, or on 2, to the bytes of one that never stopped.
+#[test]
+fn any_number_of_ranks_resumes_a_run() {
+    let path = recipes().into_iter().find(|p| p.ends_with("ppo.toml")).unwrap();
+    let mut resolved = Recipe::load(&path, &[]).unwrap();
+    resolved.stages.drain(..resolved.stages.len() - 1);
+    let last = &mut resolved.stages[0];
+    last.index = 0;
+    last.recipe.model.init = Some(serde_json::from_value(serde_json::json!({ "family": "qwen2" })).unwrap());
+    small(&mut resolved, 4);
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
+    run(&resolved, &whole, 1, u64::MAX).remove(0).unwrap();
+    for (size, until) in [(3, 1), (1, 2), (2, 3), (4, u64::MAX)] {
+        run(&resolved, &parts, size, until).into_iter().for_each(|done| done.unwrap());
+    }
+    same("resumed", &left(&whole), &left(&parts));
+}
+
+/// What one rank cannot do ends all of them with its error, and nothing is lost.
+#[test]
+fn an_error_of_any_rank_is_the_error_of_all() {
+    let path = recipes().into_iter().find(|p| p.ends_with("sft.toml")).unwrap();
+    let mut resolved = Recipe::load(&path, &[]).unwrap();
+    small(&mut resolved, 2);
+    let mut other = resolved.clone();
+    other.toml.push_str("# another recipe\n");
+    let folder = tempfile::tempdir().unwrap();
+    let all = run_each(&[&resolved, &other, &resolved], folder.path(), u64::MAX);
+    for (rank, done) in all.into_iter().enumerate() {
+        let said = done.unwrap_err().to_string();
+        assert!(said.contains("rank 1 does not have the recipe of rank 0"), "rank {rank}: {said}");
+    }
+    // Was: a rank that failed before the first order went home, and rank 0 waited for it for ever.
+    for broken in [[false, true, false], [true, true, false], [true, false, false], [true, true, true]] {
+        let mut wrong = resolved.clone();
+        wrong.stages[0].recipe.device = "no such device".into();
+        let recipes = broken.map(|b| if b { &wrong } else { &resolved });
+        for done in run_each(&recipes, folder.path(), u64::MAX) {
+            let said = done.unwrap_err().to_string();
+            assert!(said.contains("unknown device"), "{broken:?}: {said}");
+        }
     }
 }

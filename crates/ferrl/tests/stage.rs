@@ -15,6 +15,8 @@ mod generator;
 mod graded;
 #[path = "stage/help.rs"]
 mod help;
+#[path = "stage/implicit.rs"]
+mod implicit;
 #[path = "stage/lag.rs"]
 mod lag;
 #[path = "stage/one_pass.rs"]
@@ -27,5 +29,7 @@ mod reward_model;
 mod signal;
 #[path = "stage/stops.rs"]
 mod stops;
+#[path = "stage/verdicts.rs"]
+mod verdicts;
 #[path = "stage/vine.rs"]
 mod vine;

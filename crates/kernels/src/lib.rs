@@ -92,6 +92,25 @@ pub fn footprint(name: &str) -> Result<&'static Footprint> {
     Ok(parse(name)?.map_or_else(found, |(device, _)| device).footprint)
 }
 
+/// Opens the device of that name for one of several ranks: those of one machine share its cores, and have a card each.
+pub fn open_for(name: &str, threads: Option<usize>, ranks: &Ranks) -> Result<Arc<dyn Backend>> {
+    let (here, number) = ranks.local();
+    if here == 1 {
+        return open(name, threads);
+    }
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = threads.or(Some((cores / here).max(1)));
+    let numbered = |kind: &Device| open(&format!("{}:{number}", kind.name), threads);
+    match BACKENDS[1..]
+        .iter()
+        .rev()
+        .find(|kind| kind.name == name || name == AUTO && (kind.open)(0, threads).is_ok())
+    {
+        Some(kind) => numbered(kind),
+        None => open(name, threads),
+    }
+}
+
 /// Opens the device of that name.
 pub fn open(name: &str, threads: Option<usize>) -> Result<Arc<dyn Backend>> {
     let chosen = parse(name)?;

@@ -3,6 +3,7 @@
 mod overlap;
 mod steps;
 mod suites;
+mod verdicts;
 
 use crate::options::open_model;
 use crate::output::{print, visible};
@@ -36,6 +37,7 @@ enum Command {
     Steps(steps::Args),
     Overlap(overlap::Args),
     Suites(suites::Args),
+    Verdicts(verdicts::Args),
 }
 
 /// Show what would be trained on, and every problem
@@ -85,6 +87,7 @@ pub fn run(args: &Args) -> Result<()> {
         Command::Steps(args) => steps::run(args),
         Command::Overlap(args) => overlap::run(args),
         Command::Suites(args) => suites::run(args),
+        Command::Verdicts(args) => verdicts::run(args),
     }
 }
 

@@ -1,5 +1,7 @@
 //! `ferrl generate`: continue prompts.
 
+mod program;
+
 use crate::data::{self, Row};
 use crate::options::{ModelArgs, size};
 use crate::output::{Output, say};
@@ -25,7 +27,7 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     /// Prompt: a user message if the model has a chat template, otherwise text to continue
-    #[arg(long, value_name = "TEXT", required_unless_present = "input", conflicts_with = "input")]
+    #[arg(long, value_name = "TEXT", required_unless_present_any = ["input", "program"], conflicts_with = "input")]
     prompt: Option<String>,
     /// Do not apply the chat template to --prompt
     #[arg(long, conflicts_with = "input")]
@@ -33,6 +35,10 @@ pub struct Args {
     /// JSON lines to continue; - is standard input
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
+    /// Generation program: a Jinja template over the columns of --input, with gen(name, stop, max_tokens) and
+    /// select(options, name); rows written hold `text` and `variables`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "raw", "logprobs", "n"])]
+    program: Option<PathBuf>,
     /// JSON lines to write, in the order of the input; - is standard output
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -66,6 +72,9 @@ struct Written {
 pub fn run(args: &Args) -> Result<()> {
     let dir = args.model.open_lm()?;
     let text = Text::new(&dir);
+    if let Some(path) = &args.program {
+        return program::run(args, path, (&dir, &text), &args.sampling.stops(&text)?);
+    }
     let rows = match (&args.prompt, &args.input) {
         (Some(prompt), _) => {
             let chat = !args.raw && text.has_tokenizer() && text.template().is_ok();

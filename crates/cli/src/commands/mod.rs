@@ -1,6 +1,7 @@
 //! One file for each command.
 
 pub mod algorithms;
+pub mod analyze;
 pub mod bench;
 pub mod chat;
 pub mod credit;

@@ -5,13 +5,14 @@ mod show;
 use super::eval::{find, last_stage, point_at, wanted};
 use crate::machine;
 use crate::options::{Compute, at_least_one, key_values, open_model, share, size, temperature, weights};
-use crate::output::{finish_on_interrupt, print, unwritable, warn};
+use crate::output::{Output, finish_on_interrupt, print, unwritable, warn};
 use crate::progress::Progress;
 use crate::text::Text;
 use ferrl::algo::Feed;
 use ferrl::recipe::{Recipe, Reward};
 use ferrl::reward::{RewardModel, Rewards};
 use ferrl::rollout::{self, Actor};
+use ferrl::search::paths::Pipeline;
 use ferrl::search::{self, Driver, LogpScorer, Oracle, Record, RewardScorer, SCORERS, Scorer, Settings};
 use ferrl::setup;
 use ferrl::source::{Item, Prompt};
@@ -109,6 +110,18 @@ pub struct Args {
     /// Compute the numbers of saved trees again: a folder or one file
     #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "list"])]
     replay: Option<PathBuf>,
+    /// JSON lines to write, one for each path of the trees: prompt, completion, steps with score and advantage, weight
+    #[arg(long, value_name = "FILE")]
+    paths: Option<PathBuf>,
+    /// Which paths to write; see --list
+    #[arg(long, value_name = "NAME", default_value = "none", requires = "paths")]
+    filter: String,
+    /// Which of the paths of one tree to write, with its number where it has one; see --list
+    #[arg(long, value_name = "NAME[=N]", default_value = "none", requires = "paths")]
+    aggregate: String,
+    /// What becomes of scores and advantages, separated by commas and in this order; see --list
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', requires = "paths")]
+    post: Vec<String>,
     /// HTML page to write, with the trees to open
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -132,6 +145,7 @@ pub fn run(args: &Args) -> Result<()> {
         return results(args, &search::replay(dir)?.records);
     }
     let Some(model) = &args.model else { return Err(Error::usage("a model or --replay is missing")) };
+    pipeline(args)?;
     let entry = search::find(&args.strategy)?;
     let options = key_values(&args.option)?;
     let found = find(model)?;
@@ -208,10 +222,42 @@ fn results(args: &Args, records: &[Record]) -> Result<()> {
     if let Some(path) = &args.html {
         ferrl::report::trees(records, path)?;
     }
+    if let Some(path) = &args.paths {
+        write_paths(path, &pipeline(args)?, records)?;
+    }
     match args.json {
         true => print(&format!("{}\n", show::json(records))),
         false => print(&show::table(records, args.stats)),
     }
+}
+
+/// What the flags make of paths.
+fn pipeline(args: &Args) -> Result<Pipeline> {
+    let (name, number) = args.aggregate.split_once('=').unwrap_or((&args.aggregate, "10"));
+    let number: f64 = number.parse().ok().filter(|n: &f64| n.is_finite() && *n >= 0.0).ok_or_else(|| {
+        Error::usage(format!("{number:?} is no number from 0 on"))
+            .at("--aggregate")
+            .fix("--aggregate max_k_paths=4")
+    })?;
+    let pipeline =
+        Pipeline { filter: args.filter.clone(), aggregator: (name.into(), number), post: args.post.clone() };
+    pipeline.check()?;
+    Ok(pipeline)
+}
+
+/// Every path of the trees that the pipeline leaves.
+fn write_paths(path: &Path, pipeline: &Pipeline, records: &[Record]) -> Result<()> {
+    let mut output = Output::create(path)?;
+    for record in records {
+        for path in pipeline.run(&record.nodes)? {
+            let advantage = path.steps.iter().map(|s| s.advantage).sum::<f64>() / path.steps.len() as f64;
+            output.row(&json!({
+                "index": record.index, "prompt": record.prompt, "completion": path.text(), "reward": path.score(),
+                "advantage": advantage, "correct": path.correct, "weight": path.weight, "steps": path.steps,
+            }))?;
+        }
+    }
+    output.finish()
 }
 
 /// The recipe's last stage with what the flags say.
@@ -278,8 +324,10 @@ fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool)
     if name == LogpScorer.name() {
         return Ok(Box::new(LogpScorer));
     }
-    let own = recipe.reward.first().and_then(|r| r.verifier.as_deref()) == Some(name);
-    if name == Oracle.name() || (own && args.verifier_option.is_empty()) {
+    let options = key_values(&args.verifier_option)?;
+    let own =
+        recipe.reward.first().is_some_and(|r| r.verifier.as_deref() == Some(name) && r.options == options);
+    if name == Oracle.name() || own {
         return match known {
             true => Ok(Box::new(Oracle)),
             false => Err(Error::usage("nothing says which answers are right")
@@ -288,7 +336,6 @@ fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool)
         };
     }
     if is_verifier(name) {
-        let options = key_values(&args.verifier_option)?;
         let reward = Reward { verifier: Some(name.into()), options, ..Default::default() };
         return Ok(Box::new(RewardScorer::bounded(name, Rewards::new(&[reward])?)));
     }

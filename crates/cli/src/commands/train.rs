@@ -9,7 +9,7 @@ use ferrl::evaluate::Evaluation;
 use ferrl::preflight::{self, Checked, Standing};
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{Disk, RunFolder, disk};
-use ferrl::runner::{self, Options, Outcome, Position, Watch, accept};
+use ferrl::runner::{self, Follower, Options, Outcome, Position, Watch, accept};
 use ferrl::verify::VERIFIERS;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::comm::Launched;
@@ -91,35 +91,21 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// What every rank but the first does.
 fn follow(args: &Args, ranks: &Ranks) -> Result<()> {
-    let _listens = Terminal::new()?; // for Ctrl-C, which the first rank answers
-    let (resolved, backend) = ranks.together(|| {
+    runner::follow(ranks, || {
+        crate::output::on_interrupt(ferrl::interrupt::request)?; // the first rank answers it
         let resolved = args.load()?;
         let backend = open(&resolved, ranks)?;
-        Ok((resolved, backend))
-    })?;
-    let options = Options { allow_changed: args.allow_changed, ranks: ranks.clone(), ..Default::default() };
-    runner::follow(&resolved, &backend, &options)
+        let options =
+            Options { allow_changed: args.allow_changed, ranks: ranks.clone(), ..Default::default() };
+        Ok(Follower { resolved, backend, options })
+    })
 }
 
-/// The device of a run. Ranks on one machine share its cores, and have a card each.
+/// The device of a run.
 fn open(resolved: &Resolved, ranks: &Ranks) -> Result<Arc<dyn Backend>> {
     let recipe = resolved.stages.first().map(|s| &s.recipe);
     let threads = recipe.map(|r| r.threads).filter(|&t| t > 0);
-    let device = recipe.map_or(AUTO, |r| r.device.as_str());
-    let (here, number) = ranks.local();
-    if here == 1 {
-        return ferrl_kernels::open(device, threads);
-    }
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = threads.or(Some((cores / here).max(1)));
-    match device {
-        AUTO => match ferrl_kernels::open(&format!("cuda:{number}"), threads) {
-            Err(_) if ferrl_kernels::open("cuda", threads).is_err() => ferrl_kernels::open("cpu", threads),
-            opened => opened,
-        },
-        "cuda" => ferrl_kernels::open(&format!("cuda:{number}"), threads),
-        other => ferrl_kernels::open(other, threads),
-    }
+    ferrl_kernels::open_for(recipe.map_or(AUTO, |r| r.device.as_str()), threads, ranks)
 }
 
 /// The run as its first rank, or the only one, does it; nothing where it is only checked.

@@ -104,3 +104,26 @@ fn a_prompt_goes_through_the_chat_template() {
     assert_ne!(plain, chat, "the model has a chat template");
     assert_eq!(ids(ok(&base)), chat);
 }
+
+#[test]
+fn a_program_is_run_for_every_row() {
+    let folder = Folder::new("generate-program");
+    let model = folder.model();
+    let program = folder.write(
+        "p.jinja",
+        "the {{ animal }}{{ gen('verb', stop=' ', max_tokens=6) }} {{ select(['quick', 'lazy'], 'how') }}\n",
+    );
+    let input = folder.write("rows.jsonl", "{\"animal\": \"fox\"}\n{\"animal\": \"dogs\"}\n");
+    let got = rows(&ok(&["generate", "--model", &model, "--program", &program, "--input", &input]));
+    assert_eq!(got.len(), 2);
+    for (row, animal) in got.iter().zip(["fox", "dogs"]) {
+        let (verb, how) =
+            (row["variables"]["verb"].as_str().unwrap(), row["variables"]["how"].as_str().unwrap());
+        assert_eq!(row["text"], format!("the {animal}{verb} {how}\n"));
+        assert!(["quick", "lazy"].contains(&how) && row["generated_tokens"].as_u64().unwrap() <= 6);
+    }
+    let alone = folder.write("alone.jinja", "the quick{{ gen(max_tokens=3) }}");
+    assert!(ok(&["generate", "--model", &model, "--program", &alone]).starts_with("the quick"));
+    fails(&["generate", "--model", &model, "--program", &program], 2, &["animal", "p.jinja"]);
+    fails(&["generate", "--model", &model, "--program", &folder.path("none")], 2, &["none"]);
+}

@@ -50,7 +50,10 @@ pub const STEP: &[Metric] = &[
     metric("micro_batches", "Number of micro-batches per update."),
     metric("micro_batches/balance", "Mean over maximum tokens of a micro-batch; 1 is balanced."),
     metric("step_time", "Seconds of the step, without evaluation and checkpoints."),
-    metric("timing/PHASE", "Seconds of one phase: data, rollout, reward, credit, annotate, train."),
+    metric(
+        "timing/PHASE",
+        "Seconds of one phase: data, rollout, reward, credit, annotate, train; of these, `exchange` is spent waiting for other ranks.",
+    ),
 ];
 
 /// Written where completions are sampled, or are given with their rewards.

@@ -21,6 +21,7 @@ mod dr_grpo;
 mod gdpo;
 mod grpo;
 mod gspo;
+mod implicit_prm;
 mod ipo;
 mod kto;
 mod mle;
@@ -101,6 +102,7 @@ pub const ALGORITHMS: &[&Entry] = &[
     &dpo_positive::ENTRY,
     &ipo::ENTRY,
     &kto::ENTRY,
+    &implicit_prm::ENTRY,
     &orpo::ENTRY,
     &simpo::ENTRY,
     &step_dpo::ENTRY,
@@ -288,6 +290,11 @@ pub trait Algorithm: Send {
     fn restore(&mut self, _state: &Value) -> Result<()> {
         Ok(())
     }
+}
+
+/// Why the values of steps cannot be estimated, under the setting that asks for them.
+pub(crate) fn no_step_values(why: &str) -> Error {
+    Error::usage(why).at("algo.advantage.baseline").fix("algo.advantage.baseline = \"group\" or \"critic\"")
 }
 
 /// The algorithm of that name.

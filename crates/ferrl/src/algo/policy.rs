@@ -6,9 +6,12 @@ mod advantages;
 mod filter;
 mod loss;
 mod method;
+mod scores;
 mod turns;
 
 pub(super) use method::{Method, NOTHING_TO_COMPARE, merged, method, reward_metrics};
+
+pub use scores::Scores;
 
 use super::UpdatePlan;
 use super::math::advantage::Normalise;
@@ -37,6 +40,8 @@ pub struct Policy {
     pub clip_high: f64,
     /// Dual-clip PPO: upper bound of the ratio where the advantage is negative. (1, 1000]
     pub dual_clip: Option<f64>,
+    /// Weight of the squared log-ratio of `surrogate = "kimi"`. (0, 1000]
+    pub tau: f64,
     /// Aggregation of token losses.
     pub aggregate: Aggregate,
     /// Fixed length of `aggregate = "constant"` and of `overlong`; `rollout.max_new_tokens` by default.
@@ -50,6 +55,8 @@ pub struct Policy {
     pub entropy_coef: f64,
     /// KL penalty towards the reference.
     pub kl: Kl,
+    /// Scaling and clipping of rewards by running moments.
+    pub scores: Scores,
     /// Advantage estimation.
     pub advantage: Advantage,
     /// Monte-Carlo values of steps, for `advantage.baseline = "steps"`.
@@ -83,6 +90,10 @@ pub struct Kl {
     pub place: Place,
     /// KL estimator.
     pub estimator: Estimator,
+    /// Clip each token's estimate to 0 and this; VinePPO has 10. (0, 1000000]
+    pub clip: Option<f64>,
+    /// In the loss: sum over a completion's tokens, mean over completions, whatever `aggregate` says.
+    pub sum: bool,
     /// Target KL per trajectory of the adaptive KL controller; unset keeps `coef` fixed. (0, 1000000]
     pub target: Option<f64>,
     /// Horizon of the adaptive KL controller, in trajectories. (0, 1000000000]
@@ -158,6 +169,9 @@ pub struct Critic {
     pub half: bool,
 }
 
+/// Of Kimi's surrogate, where nothing else is said.
+const TAU: f64 = 0.1;
+
 impl Default for Policy {
     fn default() -> Self {
         Policy {
@@ -166,12 +180,14 @@ impl Default for Policy {
             clip_low: 0.2,
             clip_high: 0.2,
             dual_clip: None,
+            tau: TAU,
             aggregate: Aggregate::Token,
             length: 0,
             overlong: 0.0,
             mask_truncated: false,
             entropy_coef: 0.0,
             kl: Kl::default(),
+            scores: Scores::default(),
             advantage: Advantage::default(),
             vine: Vine::default(),
             correction: Correction::default(),
@@ -188,7 +204,15 @@ impl Default for Policy {
 
 impl Default for Kl {
     fn default() -> Self {
-        Kl { coef: 0.0, place: Place::Loss, estimator: Estimator::K3, target: None, horizon: 10_000.0 }
+        Kl {
+            coef: 0.0,
+            place: Place::Loss,
+            estimator: Estimator::K3,
+            clip: None,
+            sum: false,
+            target: None,
+            horizon: 10_000.0,
+        }
     }
 }
 
@@ -210,6 +234,14 @@ impl Default for Advantage {
 impl Default for Critic {
     fn default() -> Self {
         Critic { coef: 1.0, clip: Some(0.5), half: false }
+    }
+}
+
+impl Kl {
+    /// The estimates of the tokens of one sequence and the slope of their sum by each log-probability; of the exact KL,
+    /// which the forward pass computes, an estimate by k3.
+    fn estimates(&self, logps: &[f32], refs: &[f32]) -> (Vec<f64>, Vec<f64>) {
+        self.estimator.sequence(logps, refs, self.clip)
     }
 }
 
@@ -246,6 +278,11 @@ impl Policy {
                 "algo.surrogate = \"clip\", or no algo.dual_clip",
             ),
             (
+                self.surrogate != Surrogate::Kimi && self.tau != TAU,
+                "algo.tau weighs the squared log-ratio of algo.surrogate = \"kimi\"",
+                "algo.surrogate = \"kimi\", or no algo.tau",
+            ),
+            (
                 self.surrogate == Surrogate::Logp && self.ratio != Ratio::Token,
                 "algo.surrogate = \"logp\" has no ratio",
                 "algo.ratio = \"token\"",
@@ -276,11 +313,24 @@ impl Policy {
     }
 
     fn kl_rules(&self) -> Vec<Rule> {
-        vec![(
-            self.kl.target.is_some() && self.kl.coef == 0.0,
-            "kl.target steers kl.coef, which is 0",
-            "a kl.coef to start from, such as 0.05",
-        )]
+        let (kl, full) = (&self.kl, self.kl.estimator == Estimator::Full);
+        vec![
+            (
+                kl.target.is_some() && kl.coef == 0.0,
+                "kl.target steers kl.coef, which is 0",
+                "a kl.coef to start from, such as 0.05",
+            ),
+            (
+                kl.place != Place::Loss && (full || kl.sum),
+                "kl.estimator = \"full\" and kl.sum belong to a KL in the loss",
+                "algo.kl.place = \"loss\"",
+            ),
+            (
+                full && kl.clip.is_some(),
+                "kl.clip bounds an estimate, and kl.estimator = \"full\" is exact",
+                "no algo.kl.clip, or algo.kl.estimator = \"k3\"",
+            ),
+        ]
     }
 
     fn length_rules(&self) -> Vec<Rule> {
@@ -302,6 +352,16 @@ impl Policy {
                 "algo.advantage.to_go = false",
             ),
             (
+                a.parts && self.scores != Scores::default(),
+                "advantage.parts normalises each reward by itself, and algo.scores scales their sum",
+                "algo.advantage.parts = false, or no algo.scores",
+            ),
+            (
+                self.scores.centre && !self.scores.scale,
+                "scores.centre subtracts the mean of the scores that scores.scale divides",
+                "algo.scores.scale = true",
+            ),
+            (
                 a.to_go && a.baseline == Baseline::Turns,
                 "the returns of turns count from each turn on already",
                 "algo.advantage.to_go = false",
@@ -317,7 +377,8 @@ impl Policy {
     fn step_rules(&self) -> Vec<Rule> {
         let (a, v) = (&self.advantage, &self.vine);
         let steps = a.baseline == Baseline::Steps;
-        let shaped = a.divide_by_std || a.parts || a.to_go || self.overlong > 0.0;
+        let shaped =
+            a.divide_by_std || a.parts || a.to_go || self.overlong > 0.0 || self.scores != Scores::default();
         vec![
             (
                 !steps && *v != Vine::default(),
@@ -327,8 +388,8 @@ impl Policy {
             (
                 steps && (shaped || self.kl.place == Place::Reward && self.uses_reference()),
                 "the advantages of steps come from the rewards of whole completions",
-                "algo.kl.place = \"loss\", and none of algo.overlong, algo.advantage.divide_by_std, algo.advantage.parts and \
-                 algo.advantage.to_go",
+                "algo.kl.place = \"loss\", and none of algo.overlong, algo.scores, algo.advantage.divide_by_std, \
+                 algo.advantage.parts and algo.advantage.to_go",
             ),
             (
                 v.interval.is_some() && v.max_samples < v.samples,

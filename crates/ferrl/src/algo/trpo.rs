@@ -15,6 +15,7 @@
 //! 5. The learning rate of `optim` is not used by the policy: `delta` decides how far a step goes.
 
 use super::math::aggregate::Aggregate;
+use super::math::kl::Estimator;
 use super::math::surrogate::Surrogate;
 use super::metrics::{CRITIC, EQUAL, REFERENCE, REWARDED, SURROGATE, TRUST};
 use super::policy::{Advantage, Baseline, Critic, Kl, Method, Policy, merged};
@@ -22,8 +23,8 @@ use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
 use crate::credit::Vine;
 use crate::experience::{ByRole, Experience, Loss, MicroBatch};
 use crate::trust_region::TrustRegion;
-use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
+use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -117,6 +118,11 @@ fn build(values: Value) -> Result<Box<dyn Algorithm>> {
         ..Default::default()
     };
     policy.check()?;
+    if policy.kl.estimator == Estimator::Full {
+        return Err(Error::usage("the search for a step measures a KL by its samples")
+            .at("algo (trpo).kl.estimator")
+            .fix("algo.kl.estimator = \"k3\""));
+    }
     Ok(Box::new(Trpo { method: Method::new(policy), region }))
 }
 

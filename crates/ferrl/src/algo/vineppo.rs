@@ -4,7 +4,7 @@
 //! continuations (`vine.samples`); the value of that state is their mean reward, `V(s_i) = mean_k R(s_i, y_k)`, and that of
 //! the end is 0. The advantage of step `i` is `A_i = r_i + V(s_(i+1)) - V(s_i)`, where only the last step has a reward, the
 //! completion's; every token of a step has the step's advantage. Advantages are whitened over the rollout. Loss: the token
-//! mean of `-min(ρ A, clip(ρ) A)`, plus `β` times k3 towards the reference.
+//! mean of `-min(ρ A, clip(ρ) A)`, plus `β` times the mean over completions of the sum of `clip(k3, 0, 10)`.
 //!
 //! States after the first `vine.max_steps` are not estimated but back-filled from the end, `V(s_i) = r_i + V(s_(i+1))`;
 //! equal prefixes of a prompt are one state. `vine.interval` samples as many continuations as a confidence interval asks for.
@@ -16,8 +16,7 @@
 //!    one gets what the recipe gives truncated completions, instead of a fixed penalty.
 //! 3. One pass over each rollout by default; `epochs = 2`, `minibatches = 8` and `skip_ratio = 10` are the paper's.
 //!    Advantages are whitened over the rollout, not over each minibatch.
-//! 4. The KL is averaged over tokens like the loss, not summed over a completion.
-//! 5. A completion without a value for every state (a reward was lost) is left out, like one that cannot be split.
+//! 4. A completion without a value for every state (a reward was lost) is left out, like one that cannot be split.
 
 use super::math::advantage::Normalise;
 use super::math::kl::Estimator;
@@ -41,7 +40,14 @@ pub(super) const ENTRY: Entry = Entry {
 };
 
 fn defaults() -> Policy {
-    let kl = Kl { coef: 1e-4, place: Place::Loss, estimator: Estimator::K3, ..Default::default() };
+    let kl = Kl {
+        coef: 1e-4,
+        place: Place::Loss,
+        estimator: Estimator::K3,
+        clip: Some(10.0),
+        sum: true,
+        ..Default::default()
+    };
     let advantage =
         Advantage { baseline: Baseline::Steps, normalise: Normalise::Whiten, ..Default::default() };
     Policy { kl, advantage, ..Default::default() }

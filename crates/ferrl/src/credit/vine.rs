@@ -7,12 +7,15 @@
 use super::split::{self, Step};
 use super::{Interval, Split, StepCredit, advantages, estimated_states, interval_width, mean};
 use crate::algo::math::mean_std;
+use crate::algo::no_step_values;
 use crate::experience::{Experience, Metrics, Sequence};
+use crate::ranks::gather;
 use crate::reward::{Completions, Graded, Rewards};
 use crate::rollout::{Actor, Answer, texts};
 use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::Ranks;
 use ferrl_kernels::philox::philox4x32;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -154,12 +157,10 @@ fn find_states(
     for (sequence, s) in experience.sequences.iter().enumerate() {
         let answer = &answers[s.trajectory];
         if answer.played.is_some() {
-            return Err(Error::usage(
+            return Err(no_step_values(
                 "the values of steps are estimated by continuing a completion, and an environment that has played a turn \
                  cannot be continued twice",
-            )
-            .at("algo.advantage.baseline")
-            .fix("algo.advantage.baseline = \"group\" or \"critic\" for episodes of several turns"));
+            ));
         }
         let prompt = s.trained.iter().position(|t| *t).unwrap_or(s.ids.len());
         let split = (c.vine.split, c.vine.step_tokens);
@@ -227,27 +228,68 @@ fn sample_round(
     metrics: &mut Metrics,
 ) -> Result<usize> {
     let of: Vec<usize> = open.iter().flat_map(|&i| std::iter::repeat_n(i, count)).collect();
-    let mut requests = Vec::with_capacity(of.len());
-    for &i in &of {
+    let share = c.actor.ranks.share(completions.prompts.len());
+    let (mut requests, mut own) = (Vec::new(), Vec::new());
+    for (place, &i) in of.iter().enumerate() {
         let (state, number) = (&states[i], completions.prompts[states[i].prompt].index);
         let seed = noise(c.params.seed, state.noise.1, state.drawn as u32);
         let left = c.params.max_new_tokens - state.prefix;
         let params = SamplingParams { seed, max_new_tokens: left, ..c.params.clone() };
         let stream = [completions.at.step as u32, number as u32, state.noise.0];
-        requests.push(Request { prompt: state.ids.clone(), params, stream });
+        // The rank that sampled a prompt's completions has their prefixes in its cache.
+        if share.contains(&state.prompt) {
+            requests.push(Request { prompt: state.ids.clone(), params, stream });
+            own.push(place);
+        }
         states[i].drawn += 1;
     }
     let mut sampled = c.actor.generator.generate(c.actor.policy, requests)?;
-    let tokens = sampled.iter().map(|c| c.ids.len()).sum();
-    for (&i, completion) in of.iter().zip(&mut sampled) {
-        let state = &states[i];
+    for (&place, completion) in own.iter().zip(&mut sampled) {
+        let state = &states[of[place]];
         let prefix = &state.ids[state.ids.len() - state.prefix..];
         join(prefix, completion, &c.params.stop_strings, c.actor.tokenizer)?;
+    }
+    let sampled = exchange(c.actor.ranks, of.len(), (own, sampled))?;
+    let prefixes: usize = of.iter().map(|&i| states[i].prefix).sum();
+    let tokens = sampled.iter().map(|c| c.ids.len()).sum::<usize>() - prefixes;
+    for completion in &sampled {
         metrics.add("credit/clipped_ratio", f64::from(completion.stop == Stop::Length));
     }
     let rewards = reward(c, completions, (states, &of), &sampled)?;
     of.iter().zip(rewards).for_each(|(&i, reward)| states[i].rewards.extend(reward));
     Ok(tokens)
+}
+
+/// The completions of all ranks, each at its place.
+fn exchange(
+    ranks: &Ranks,
+    count: usize,
+    (places, sampled): (Vec<usize>, Vec<Completion>),
+) -> Result<Vec<Completion>> {
+    if ranks.is_alone() {
+        return Ok(sampled);
+    }
+    let stop = |stop: Stop| match stop {
+        Stop::Token(id) => (0, id as usize),
+        Stop::String(i) => (1, i),
+        Stop::Length => (2, 0),
+        Stop::Cancelled => (3, 0),
+    };
+    let own: Vec<(usize, Vec<u32>, (u8, usize))> =
+        places.into_iter().zip(sampled).map(|(place, c)| (place, c.ids, stop(c.stop))).collect();
+    let mut all: Vec<Option<Completion>> = vec![None; count];
+    for (place, ids, stop) in gather(ranks, own)?.into_iter().flatten() {
+        let stop = match stop {
+            (0, id) => Stop::Token(id as u32),
+            (1, i) => Stop::String(i),
+            (2, _) => Stop::Length,
+            _ => Stop::Cancelled,
+        };
+        let (logp, sampled_logp, top, versions) = Default::default();
+        all[place] = Some(Completion { ids, logp, sampled_logp, top, versions, stop, shared: 0 });
+    }
+    let missing = || Error::rank("a rank sampled other continuations than the rest expected");
+    all.into_iter().map(|c| c.ok_or_else(missing)).collect()
 }
 
 /// A seed for the continuation of that number from a state.

@@ -254,7 +254,7 @@ impl Prompts {
 }
 
 /// The columns of a row as a template sees them.
-fn columns(row: &Row) -> minijinja::Value {
+pub(crate) fn columns(row: &Row) -> minijinja::Value {
     minijinja::Value::from_pairs(row.iter().map(|(k, v)| (k.as_str(), to_template(v))))
 }
 

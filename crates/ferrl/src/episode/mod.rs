@@ -80,6 +80,11 @@ impl Environments {
         self.encoder.as_deref()
     }
 
+    /// Whether a prompt begins an episode of several turns.
+    pub fn plays(&self, prompt: &Prompt) -> bool {
+        prompt.episode.is_some() || self.rows.is_some()
+    }
+
     /// A fresh episode of a prompt, where it begins one.
     fn open(&self, prompt: &Prompt) -> Result<Option<Box<dyn Environment>>> {
         let Some(EpisodeKey { task, index, held_out }) = &prompt.episode else {

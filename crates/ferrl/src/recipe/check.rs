@@ -414,6 +414,12 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
             "function names a function of a python file, and there is none",
             format!("reward.{i}.python = \"file.py\""),
         );
+        p.when(
+            reward.model.is_some() && !reward.options.is_empty() && reward.model_kind().is_none(),
+            format!("reward.{i}.options"),
+            "a reward model has no options",
+            "options = { kind = \"generative\" } for verdicts of a language model, or \"implicit\" for its log-ratio",
+        );
         if let Some(verifier) = &reward.verifier {
             p.word(format!("reward.{i}.verifier"), verifier, verifiers);
         }

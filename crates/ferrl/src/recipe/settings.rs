@@ -249,7 +249,7 @@ impl Default for Rollout {
 pub struct Reward {
     /// Name of a built-in verifier.
     pub verifier: Option<String>,
-    /// Options of the verifier.
+    /// Options of the verifier; with `model`, how a language model rewards: `kind = "generative"` or `"implicit"`.
     pub options: Map<String, Value>,
     /// A Python file with a function `reward(prompts, completions, **columns)`.
     pub python: Option<PathBuf>,
@@ -262,6 +262,17 @@ pub struct Reward {
     /// Reward of truncated completions: `wrong` (0, the default) or `score` (the verifier's score of the truncated text).
     /// Python functions and reward models always score them; with `wrong` they never count as right.
     pub truncated: Option<String>,
+}
+
+/// Kinds of rewards by a language model.
+pub const MODEL_KINDS: [&str; 2] = ["generative", "implicit"];
+
+impl Reward {
+    /// What a language model rewards with: `generative` (its verdict) or `implicit` (its log-ratio); none for a score head.
+    pub fn model_kind(&self) -> Option<&'static str> {
+        let kind = self.options.get("kind").filter(|_| self.model.is_some())?;
+        MODEL_KINDS.iter().copied().find(|known| kind == known)
+    }
 }
 
 /// Optimizer and learning-rate schedule.

@@ -34,7 +34,8 @@ impl RewardModel {
         let opened = ModelDir::open(dir)?;
         if opened.config.head != Head::Score {
             return Err(Error::model("a language model does not score answers").at(dir.display()).fix(
-                "a sequence classifier with one label, such as a stage that trains a reward model leaves",
+                "a sequence classifier with one label, such as a stage that trains a reward model leaves; or options = \
+                 { kind = \"generative\" }, which asks the model for its verdict",
             ));
         }
         let model = Model::load(backend.clone(), &opened, Options { dtype, ..Default::default() })?;

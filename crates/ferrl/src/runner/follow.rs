@@ -53,28 +53,48 @@ impl Order {
 pub fn lead<T>(ranks: &Ranks, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let done = work();
     let error = done.as_ref().err();
-    if error.is_none_or(|e| e.class != Class::Rank) {
-        let told = Order::End(error.cloned().map(Travelling)).send(ranks);
-        if done.is_ok() {
-            told?;
+    let mut lost = error.is_some_and(|e| e.class == Class::Rank);
+    // A follower that fails at this very moment sends its error and hears nothing else: it is told again.
+    while !lost {
+        match Order::End(error.cloned().map(Travelling)).send(ranks) {
+            Ok(()) => return done,
+            Err(e) => lost = e.class == Class::Rank,
         }
     }
     done
 }
 
-/// Follows rank 0 to the end of the run. The error is the one that ended it; rank 0 has printed it.
-pub fn follow(resolved: &Resolved, backend: &Arc<dyn Backend>, options: &Options) -> Result<()> {
-    let ranks = &options.ranks;
-    let mut order = None;
+/// What a follower needs.
+pub struct Follower {
+    /// The recipe.
+    pub resolved: Resolved,
+    /// Where this rank computes.
+    pub backend: Arc<dyn Backend>,
+    /// As for the leader.
+    pub options: Options,
+}
+
+/// Follows rank 0 to the end of the run. The error is the one that ended it; rank 0 has printed it. Whatever fails here, in
+/// `prepare` too, is told to the leader, which ends the run: nobody goes home before that.
+pub fn follow(ranks: &Ranks, prepare: impl FnOnce() -> Result<Follower>) -> Result<()> {
+    let mut end = ranks.together(|| prepare()?.obey(ranks));
     loop {
-        order = match order.take().map_or_else(|| Order::receive(ranks), Ok)? {
-            Order::Begin { folder, stage, model, checkpoint } => {
-                let place = Place { folder, stage, model, checkpoint };
-                Some(place.follow(resolved, backend, options)?)
-            }
-            Order::End(error) => return error.map_or(Ok(()), |e| Err(e.0)),
-            Order::Step | Order::Evaluate => return Err(Error::rank("an order without a stage")),
+        match end {
+            Ok(Order::End(error)) => return error.map_or(Ok(()), |e| Err(e.0)),
+            Err(e) if e.class == Class::Rank => return Err(e),
+            _ => end = Order::receive(ranks),
         }
+    }
+}
+
+impl Follower {
+    /// Obeys to the last order.
+    fn obey(&self, ranks: &Ranks) -> Result<Order> {
+        let mut order = Order::receive(ranks)?;
+        while let Order::Begin { folder, stage, model, checkpoint } = order {
+            order = Place { folder, stage, model, checkpoint }.follow(self, ranks)?;
+        }
+        Ok(order)
     }
 }
 
@@ -88,8 +108,9 @@ struct Place {
 
 impl Place {
     /// Obeys until an order that is not of this stage.
-    fn follow(self, resolved: &Resolved, backend: &Arc<dyn Backend>, options: &Options) -> Result<Order> {
-        let (ranks, folder) = (&options.ranks, RunFolder::guest(&self.folder)?);
+    fn follow(self, follower: &Follower, ranks: &Ranks) -> Result<Order> {
+        let Follower { resolved, backend, options } = follower;
+        let folder = RunFolder::guest(&self.folder)?;
         let one = OneStage {
             name: &resolved.stages[self.stage].name,
             index: self.stage,

@@ -99,3 +99,68 @@ pub fn most_visited(tree: &Tree) -> Option<usize> {
     let below = tree.terminals().filter(|n| tree.path(n.id).contains(&at));
     best_of(tree, below).or_else(|| best(tree))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Completions with an answer, a score and a log-probability of one token.
+    fn tree(ends: &[(&str, f64, f64)]) -> Tree {
+        let mut tree = Tree::new(0);
+        for &(answer, score, logprob) in ends {
+            tree.add(
+                0,
+                Node {
+                    answer: Some(answer.into()),
+                    score: Some(score),
+                    terminal: true,
+                    tokens: vec![0],
+                    logprob,
+                    ..Default::default()
+                },
+            );
+        }
+        tree
+    }
+
+    #[test]
+    fn each_rule_chooses_its_own() {
+        let all = tree(&[
+            ("a", 0.9, -1.0),
+            ("b", 0.5, -1.0),
+            ("b", 0.6, -1.0),
+            ("c", 0.1, -1.0),
+            ("c", 0.1, -2.0),
+            ("c", 0.2, -1.0),
+        ]);
+        assert_eq!(best(&all), Some(1));
+        assert_eq!(majority(&all), Some(4), "the first of the most frequent answer");
+        assert_eq!(weighted(&all), Some(3), "1.1 for b, of which the better one");
+        assert_eq!(
+            best(&tree(&[("a", 0.5, -2.0), ("b", 0.5, -1.0)])),
+            Some(2),
+            "of equal scores the more probable"
+        );
+        assert_eq!(majority(&tree(&[("a", 0.0, -1.0), ("b", 0.0, -1.0)])), Some(1), "the first of equals");
+        assert_eq!(best(&Tree::new(0)), None);
+        assert_eq!(most_visited(&Tree::new(0)), None);
+    }
+
+    #[test]
+    fn what_was_cut_off_does_not_vote() {
+        let mut all = tree(&[("x", 0.0, -1.0), ("x", 0.0, -1.0), ("y", 0.0, -1.0)]);
+        (all.node_mut(1).truncated, all.node_mut(2).truncated) = (true, true);
+        assert_eq!(majority(&all), Some(3));
+    }
+
+    #[test]
+    fn the_most_visited_path_ends_in_its_best_rollout() {
+        let mut all = Tree::new(0);
+        let (a, b) = (all.add(0, Node::default()), all.add(0, Node::default()));
+        let end =
+            |score: f64| Node { score: Some(score), terminal: true, rollout: true, ..Default::default() };
+        let ends = [all.add(a, end(1.0)), all.add(b, end(0.3)), all.add(b, end(0.7))];
+        ends.iter().for_each(|&e| all.evaluate(e, 0.5));
+        assert_eq!(most_visited(&all), Some(ends[2]), "b has two visits");
+    }
+}

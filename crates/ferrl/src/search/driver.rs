@@ -14,8 +14,8 @@ use crate::interrupt;
 use crate::reward::{Graded, Rewards};
 use crate::rollout::Actor;
 use crate::source::Prompt;
-use ferrl_engine::Result;
 use ferrl_engine::generate::{Event, Id, SamplingParams};
+use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -134,10 +134,15 @@ impl Driver<'_> {
     }
 
     fn begin(&self, place: usize, prompt: &Prompt) -> Result<Live> {
+        if self.actor.environments.plays(prompt) {
+            return Err(Error::usage("plays episodes of several turns, which a search does not branch")
+                .at(prompt.episode.as_ref().map_or("env".into(), |e| format!("task:{}", e.task)))
+                .fix("a task whose prompts have one completion, or `ferrl eval` for episodes"));
+        }
         let built = strategy::build(self.entry, &self.options, &self.facts())?;
         let with = |system: &String| match self.with_system {
             Some(with) => with(prompt, system),
-            None => Err(ferrl_engine::Error::usage("system messages need a model with a chat template")),
+            None => Err(Error::usage("system messages need a model with a chat template")),
         };
         let systems = built.expander.systems().iter().map(with).collect::<Result<_>>()?;
         Ok(Live::new(place, prompt, systems, built))
@@ -166,7 +171,7 @@ impl Driver<'_> {
             match l.advance(sampling, self.settings.budget)? {
                 Some(wanted) => {
                     for (slot, request) in wanted {
-                        let at = |e: ferrl_engine::Error| match prompts[*place].place.as_str() {
+                        let at = |e: Error| match prompts[*place].place.as_str() {
                             "" => e.at(format!("question {}", prompts[*place].index)),
                             place => e.at(place),
                         };
@@ -257,6 +262,7 @@ impl Driver<'_> {
 
     fn record(&self, prompt: &Prompt, mut live: Live) -> Record {
         live.tree.recompute(live.built.strategy.backup(), live.built.strategy.prior());
+        live.tree.finish();
         let answer = live.built.strategy.answer(&live.tree);
         let node = answer.map(|id| live.tree.node(id));
         Record {

@@ -152,3 +152,55 @@ fn letter(reply: &str) -> Option<String> {
     let alone = |word: &&str| matches!(*word, "A" | "B" | "C" | "D");
     reply.split(|c: char| !c.is_alphanumeric()).find(alone).map(str::to_string)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(name: &str, completion: &str) -> Option<String> {
+        match &Extractor::find(name).unwrap().how {
+            How::Text(read) => read(completion, None),
+            How::Turn { read, .. } => read(completion),
+        }
+    }
+
+    #[test]
+    fn the_verifier_s_answer_counts_where_it_looks_for_one() {
+        let how = &Extractor::find("verifier").unwrap().how;
+        let How::Text(read) = how else { panic!("reads text") };
+        let source = crate::recipe::Reward { verifier: Some("gsm8k".into()), ..Default::default() };
+        let rewards = Rewards::new(&[source]).unwrap();
+        assert_eq!(read("so 1,234\n#### 1,234", Some(&rewards)).unwrap().replace(',', ""), "1234");
+        assert_eq!(read("<answer>7</answer>", None).as_deref(), Some("7"));
+    }
+    #[test]
+    fn tags_hold_the_answer() {
+        assert_eq!(text("tagged", "x \\boxed{3}").as_deref(), Some("3"));
+    }
+    #[test]
+    fn the_text_is_the_answer() {
+        assert_eq!(text("identity", " all of it\n").as_deref(), Some("all of it"));
+    }
+    #[test]
+    fn the_text_stands_behind_the_word_solution() {
+        assert_eq!(text("identity_with_solution_prefix", " 4").as_deref(), Some("Solution: 4"));
+    }
+    #[test]
+    fn the_next_turn_states_the_answer() {
+        assert_eq!(text("next_chat_turn", " 42\n").as_deref(), Some("42"));
+        assert_eq!(text("next_chat_turn", " \n"), None);
+    }
+    #[test]
+    fn the_next_turn_has_a_block_of_code() {
+        let reply = "First:\n```\nold\n```\nthen\n```python\nprint(1)\n```\ndone";
+        assert_eq!(text("next_chat_turn_code", reply).as_deref(), Some("print(1)"));
+        assert_eq!(text("next_chat_turn_code", "print(2)").as_deref(), Some("print(2)"));
+    }
+    #[test]
+    fn the_next_turn_names_a_letter() {
+        assert_eq!(text("next_chat_turn_ABCD_choices", "A good one is (C).").as_deref(), Some("A"));
+        assert_eq!(text("next_chat_turn_ABCD_choices", "The answer: (C)").as_deref(), Some("C"));
+        assert_eq!(text("next_chat_turn_ABCD_choices", "none"), None);
+        assert!(Extractor::find("identitty").err().unwrap().to_string().contains("extractor=identity"));
+    }
+}

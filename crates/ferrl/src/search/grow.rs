@@ -85,16 +85,16 @@ impl Live {
                 let Some(completion) = completion else { continue };
                 growing.drawn += 1;
                 let node = node(&self.tree, growing.asked.node, &completion, sampling)?;
-                let node = Node { rollout: growing.asked.rollout, system: draw.system, key, ..node };
-                if growing.asked.merge
-                    && let Some(&same) = growing.accepted.iter().find(|&&a| alike(self.tree.node(a), &node))
-                {
+                let node = Node { rollout: growing.asked.rollout, system: draw.system, ..node };
+                // A step that the node has already, of this expansion or an earlier one.
+                let same = self.tree.steps(growing.asked.node).find(|&a| alike(self.tree.node(a), &node));
+                if let Some(same) = same.filter(|_| growing.asked.merge) {
                     self.tree.node_mut(same).samples += 1;
                     continue;
                 }
                 let siblings: Vec<&Node> = growing.accepted.iter().map(|&a| self.tree.node(a)).collect();
                 if growing.asked.rollout || self.built.expander.accepts(&node.text, &siblings) {
-                    let id = self.tree.add(growing.asked.node, node);
+                    let id = self.tree.add_drawn(growing.asked.node, node, key);
                     growing.accepted.push(id);
                     if self.tree.node(id).terminal || growing.asked.score {
                         self.fresh.push(id);
@@ -116,7 +116,9 @@ impl Live {
             let grown: Vec<Vec<usize>> =
                 std::mem::take(&mut self.growing).into_iter().map(|g| g.accepted).collect();
             if self.finishing {
-                for id in grown.into_iter().flatten() {
+                // It is no evaluation that the strategy asked for, but better than none.
+                let none = self.tree.node(0).visits == 0;
+                for id in grown.into_iter().flatten().filter(|_| none) {
                     let score = self.tree.node(id).score.unwrap_or(0.0);
                     self.tree.evaluate(id, score);
                 }
@@ -167,7 +169,7 @@ impl Live {
                 let used = self.tree.sampled(growing.asked.node).0;
                 let params = params(sampling.params, &self.built.common, &draw, (until, used));
                 // The root's key is the question's number: together they are the stream's three words.
-                let stream = [self.tree.node(0).key as u32, (key >> 32) as u32, key as u32];
+                let stream = [self.tree.question() as u32, (key >> 32) as u32, key as u32];
                 wanted.push(((e, slot), Request { prompt, params, stream }));
                 growing.draws.push((draw, key));
             }

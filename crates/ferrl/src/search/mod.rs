@@ -10,6 +10,7 @@ mod driver;
 pub mod expand;
 pub mod extract;
 mod grow;
+pub mod paths;
 mod record;
 mod scorer;
 pub mod strategy;

@@ -65,15 +65,17 @@ pub struct Node {
     /// Which of the expander's system messages its completion has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<usize>,
+}
+
+/// What only a search under way needs of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct UnderWay {
     /// Key of the random numbers of its children: a function of the path.
-    #[serde(skip)]
-    pub(crate) key: u64,
+    key: u64,
     /// Children drawn so far, rejected and merged ones included.
-    #[serde(skip)]
-    pub(crate) draws: u32,
+    draws: u32,
     /// Simulations under way below it.
-    #[serde(skip)]
-    pub(crate) virtual_loss: u64,
+    virtual_loss: u64,
 }
 
 fn one() -> u64 {
@@ -124,6 +126,7 @@ pub enum Prior {
 pub struct Tree {
     nodes: Vec<Node>,
     children: Vec<Vec<usize>>,
+    under_way: Vec<UnderWay>,
 }
 
 impl From<Tree> for Vec<Node> {
@@ -149,15 +152,17 @@ impl TryFrom<Vec<Node>> for Tree {
         if nodes.is_empty() {
             return Err(Error::data("a tree without nodes"));
         }
-        Ok(Tree { nodes, children })
+        let under_way = vec![UnderWay::default(); nodes.len()];
+        Ok(Tree { nodes, children, under_way })
     }
 }
 
 impl Tree {
     /// A root alone. `question` decides the random numbers below it.
     pub fn new(question: u64) -> Self {
-        let root = Node { prior: 1.0, samples: 1, key: question, ..Default::default() };
-        Tree { nodes: vec![root], children: vec![Vec::new()] }
+        let root = Node { prior: 1.0, samples: 1, ..Default::default() };
+        let under_way = vec![UnderWay { key: question, ..Default::default() }];
+        Tree { nodes: vec![root], children: vec![Vec::new()], under_way }
     }
 
     /// Every node, parents before children.
@@ -190,8 +195,34 @@ impl Tree {
         let depth = self.nodes[parent].depth + 1;
         self.nodes.push(Node { id, parent: Some(parent), depth, samples: node.samples.max(1), ..node });
         self.children.push(Vec::new());
+        self.under_way.push(UnderWay::default());
         self.children[parent].push(id);
         id
+    }
+
+    /// The same for a node that was drawn with a key.
+    pub(super) fn add_drawn(&mut self, parent: usize, node: Node, key: u64) -> usize {
+        let id = self.add(parent, node);
+        self.under_way[id].key = key;
+        id
+    }
+
+    /// The number of the question.
+    pub(super) fn question(&self) -> u64 {
+        self.under_way[0].key
+    }
+
+    /// Simulations under way below a node.
+    pub(super) fn virtual_loss(&self, id: usize) -> u64 {
+        self.under_way[id].virtual_loss
+    }
+
+    /// Adds or removes a simulation under way on the path to a node.
+    pub(super) fn set_under_way(&mut self, id: usize, begins: bool) {
+        for i in self.path(id) {
+            let loss = &mut self.under_way[i].virtual_loss;
+            *loss = if begins { *loss + 1 } else { loss.saturating_sub(1) };
+        }
     }
 
     /// The nodes from the root to this one.
@@ -220,14 +251,11 @@ impl Tree {
 
     /// The key of the next child's random numbers, which is also that of the random numbers below it.
     pub(super) fn draw_key(&mut self, id: usize) -> u64 {
-        let node = &mut self.nodes[id];
-        let draw = node.draws;
-        node.draws += 1;
+        let UnderWay { key, draws, .. } = self.under_way[id];
+        self.under_way[id].draws += 1;
         // Words of a name keep these keys apart from other uses of the generator.
-        let words = philox4x32(
-            [draw, node.depth as u32, 0x7365_6172, 0x6368],
-            [node.key as u32, (node.key >> 32) as u32],
-        );
+        let counter = [draws, self.nodes[id].depth as u32, 0x7365_6172, 0x6368];
+        let words = philox4x32(counter, [key as u32, (key >> 32) as u32]);
         u64::from(words[0]) << 32 | u64::from(words[1])
     }
 
@@ -269,6 +297,11 @@ impl Tree {
         }
     }
 
+    /// Forgets what only a search under way needs.
+    pub(super) fn finish(&mut self) {
+        self.under_way.fill(UnderWay::default());
+    }
+
     /// Gives the children of a node their priors: steps share 1 among them, rollouts only where there is no step.
     pub(super) fn set_priors(&mut self, id: usize, prior: Prior) {
         let all = self.children[id].clone();
@@ -305,5 +338,76 @@ impl Tree {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn random(state: &mut u64, n: u64) -> u64 {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) % n
+    }
+
+    /// Backups one by one, in any order and anywhere, are what follows from the evaluations.
+    #[test]
+    fn backups_add_up_in_random_trees() {
+        let mut state = 1;
+        for _ in 0..200 {
+            let mut tree = Tree::new(7);
+            for _ in 0..1 + random(&mut state, 30) {
+                let parent = random(&mut state, tree.nodes().len() as u64) as usize;
+                let logprob = -(random(&mut state, 100) as f64) / 10.0;
+                tree.add(parent, Node { logprob, tokens: vec![1], ..Default::default() });
+            }
+            for _ in 0..random(&mut state, 60) {
+                let id = random(&mut state, tree.nodes().len() as u64) as usize;
+                tree.evaluate(id, random(&mut state, 11) as f64 / 10.0);
+            }
+            let mut again = tree.clone();
+            again.recompute(Backup::Visits, Prior::Logp);
+            for (one, other) in tree.nodes().iter().zip(again.nodes()) {
+                assert_eq!(one.visits, other.visits);
+                assert!((one.value - other.value).abs() < 1e-12, "{} {}", one.value, other.value);
+            }
+            again.check(Backup::Visits, Prior::Logp).unwrap();
+            let back: Tree = serde_json::from_value(serde_json::to_value(&again).unwrap()).unwrap();
+            back.check(Backup::Visits, Prior::Logp).unwrap();
+        }
+    }
+
+    #[test]
+    fn priors_are_shares_of_one() {
+        let mut tree = Tree::new(0);
+        let step = |logprob: f64, n: usize| Node { logprob, tokens: vec![0; n], ..Default::default() };
+        let (a, b) = (tree.add(0, step(-2.0, 2)), tree.add(0, Node { samples: 3, ..step(-6.0, 2) }));
+        let rollout = tree.add(0, Node { rollout: true, ..step(0.0, 1) });
+        let priors = |tree: &Tree| [a, b, rollout].map(|id| tree.node(id).prior);
+        tree.set_priors(0, Prior::Logp);
+        // exp(-1) and exp(-3), normalised.
+        let want = 1.0 / (1.0 + (-2.0f64).exp());
+        assert!((priors(&tree)[0] - want).abs() < 1e-12 && priors(&tree)[2] == 0.0);
+        tree.set_priors(0, Prior::Count);
+        assert_eq!(priors(&tree), [0.25, 0.75, 0.0]);
+        tree.set_priors(0, Prior::Uniform);
+        assert_eq!(priors(&tree), [0.5, 0.5, 0.0]);
+    }
+
+    #[test]
+    fn random_numbers_belong_to_the_path() {
+        let mut tree = Tree::new(3);
+        let keys: Vec<u64> = (0..4).map(|_| tree.draw_key(0)).collect();
+        let child = tree.add_drawn(0, Node::default(), keys[1]);
+        let below = tree.draw_key(child);
+        let mut other = Tree::new(3);
+        let again: Vec<u64> = (0..4).map(|_| other.draw_key(0)).collect();
+        assert_eq!(keys, again);
+        let node = other.add_drawn(0, Node::default(), keys[1]);
+        assert_eq!(other.draw_key(node), below, "whatever else is in the tree");
+        let mut all = [keys, vec![below, Tree::new(4).draw_key(0)]].concat();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 6);
     }
 }

@@ -1,12 +1,13 @@
 //! Monte-Carlo credit of the completions of a step, where the algorithm asks for it.
 
 use super::Clock;
+use crate::algo::no_step_values;
 use crate::credit::{self, Continuations, StepCredit};
 use crate::experience::{Experience, Metrics};
 use crate::reward::{Completions, Graded};
 use crate::rollout::{self, Actor};
 use crate::train::Stage;
-use ferrl_engine::{Error, Result};
+use ferrl_engine::Result;
 
 impl Stage {
     /// Fills the `credit` column by continuing every step of the completions, with the policy that sampled them.
@@ -20,9 +21,8 @@ impl Stage {
         let Some(vine) = self.algo.vine() else { return Ok(vec![None; completions.answers.len()]) };
         clock.waits_for("credit");
         let params = rollout::params(&self.recipe.rollout, &self.stops, self.recipe.seed);
-        let generator = self.generator.as_mut().ok_or_else(|| {
-            Error::usage("completions that are given cannot be continued").at("algo.advantage.baseline")
-        })?;
+        let given = || no_step_values("completions that are given cannot be continued");
+        let generator = self.generator.as_mut().ok_or_else(given)?;
         let actor = Actor {
             generator: &mut **generator,
             policy: &self.policy.model,

@@ -144,6 +144,7 @@ impl Ranks {
             let error = unpack_error(&String::from_utf8_lossy(&arrived[rank].bytes));
             return Err(if rank == self.rank() { error } else { error.at(format!("rank {rank}")) });
         }
+        group.failed.store(false, Ordering::SeqCst);
         Ok(arrived.into_iter().map(|a| a.bytes).collect())
     }
 

@@ -2,6 +2,7 @@
 
 use ferrl::search::expand::{self, EXPANDERS};
 use ferrl::search::extract::EXTRACTORS;
+use ferrl::search::paths::{AGGREGATORS, FILTERS, POST_PROCESSORS};
 use ferrl::search::strategy::COMMON;
 use ferrl::search::{Figures, Record, SCORERS, STRATEGIES};
 use ferrl::verify::Setting;
@@ -92,11 +93,29 @@ pub fn list() -> String {
     EXTRACTORS.iter().for_each(|e| {
         let _ = writeln!(out, "    {}: {}", e.name, e.about);
     });
+    for (title, members) in paths() {
+        let _ = writeln!(out, "\n{title}:");
+        members.iter().for_each(|(name, about)| {
+            let _ = writeln!(out, "    {name}: {about}");
+        });
+    }
     let _ = writeln!(out, "\nscorers (--verifier NAME), besides verifiers and folders of reward models:");
     SCORERS.iter().for_each(|(name, about)| {
         let _ = writeln!(out, "    {name}: {about}");
     });
     out
+}
+
+/// What can be done with paths: registries with the names and lines of their members.
+fn paths() -> [(&'static str, Vec<(&'static str, &'static str)>); 3] {
+    [
+        ("path filters (--filter NAME)", FILTERS.iter().map(|e| (e.name, e.about)).collect()),
+        ("path aggregators (--aggregate NAME[=N])", AGGREGATORS.iter().map(|e| (e.name, e.about)).collect()),
+        (
+            "path post-processors (--post NAME,...)",
+            POST_PROCESSORS.iter().map(|e| (e.name, e.about)).collect(),
+        ),
+    ]
 }
 
 /// The same for machines.
@@ -112,7 +131,11 @@ pub fn list_json() -> String {
     let extractors: Value = EXTRACTORS.iter().map(|e| json!({ "name": e.name, "about": e.about })).collect();
     let scorers: Value =
         SCORERS.iter().map(|(name, about)| json!({ "name": name, "about": about })).collect();
+    let members = |i: usize| -> Value {
+        paths()[i].1.iter().map(|(name, about)| json!({ "name": name, "about": about })).collect()
+    };
     let all = json!({
+        "path_filters": members(0), "path_aggregators": members(1), "path_post_processors": members(2),
         "strategies": strategies, "options": settings(COMMON), "expanders": expanders,
         "expander_options": settings(expand::SETTINGS), "extractors": extractors, "scorers": scorers,
     });

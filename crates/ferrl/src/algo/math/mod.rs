@@ -4,6 +4,7 @@ pub mod advantage;
 pub mod aggregate;
 pub mod correction;
 pub mod kl;
+pub mod moments;
 pub mod surrogate;
 
 use ferrl_engine::math::{exp, ln};

@@ -17,6 +17,9 @@ pub enum Surrogate {
     Ratio,
     /// No ratio: the log-probability itself.
     Logp,
+    /// Policy mirror descent (Kimi Team, 2025, arXiv 2501.12599): `-A l + tau / 2 l^2`, with `l` the log-ratio. The paper's has
+    /// one ratio per completion: `ratio = "product"`, `aggregate = "sequence"`.
+    Kimi,
 }
 
 /// Over which tokens a ratio is taken.
@@ -53,6 +56,8 @@ pub struct Bounds {
     pub high: f64,
     /// The largest ratio that a negative advantage is multiplied with.
     pub dual: Option<f64>,
+    /// Weight of the squared log-ratio of [`Surrogate::Kimi`].
+    pub tau: f64,
 }
 
 /// A token's loss and what happened to it.
@@ -79,6 +84,11 @@ impl Surrogate {
         match self {
             Surrogate::Ratio => free,
             Surrogate::Logp => Term { loss: -a * logp, slope: -a, ..free },
+            Surrogate::Kimi => Term {
+                loss: (0.5 * bounds.tau * log_ratio - a) * log_ratio,
+                slope: bounds.tau * log_ratio - a,
+                ..free
+            },
             Surrogate::Clip => {
                 let clipped_low = a < 0.0 && ratio < 1.0 - bounds.low;
                 let clipped_high = a > 0.0 && ratio > 1.0 + bounds.high;
@@ -107,7 +117,7 @@ impl Surrogate {
 mod tests {
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { low: 0.2, high: 0.28, dual: None };
+    const BOUNDS: Bounds = Bounds { low: 0.2, high: 0.28, dual: None, tau: 0.1 };
 
     #[test]
     fn clip_is_inactive_on_policy() {
@@ -118,7 +128,15 @@ mod tests {
                 assert!(!s.clipped_low && !s.clipped_high);
             }
             assert_eq!(Surrogate::Logp.term(0.0, -1.3, a, BOUNDS).slope, -a);
+            assert_eq!(Surrogate::Kimi.term(0.0, -1.3, a, BOUNDS).slope, -a);
         }
+    }
+
+    #[test]
+    fn mirror_descent_has_its_optimum_where_the_log_ratio_is_the_advantage_over_tau() {
+        let at = |l: f64| Surrogate::Kimi.term(l, 0.0, 0.3, BOUNDS);
+        assert!(at(3.0).slope.abs() < 1e-12 && at(2.9).slope < 0.0 && at(3.1).slope > 0.0);
+        assert!(at(3.0).loss < at(2.0).loss && at(3.0).loss < at(4.0).loss);
     }
 
     #[test]

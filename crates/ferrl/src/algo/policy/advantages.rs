@@ -31,8 +31,8 @@ impl Policy {
             at.iter().zip(weights).for_each(|(&i, w)| s.correction[i] = w);
             if self.uses_reference() {
                 let mut total = 0.0;
-                for &i in &at {
-                    let kl = self.kl.estimator.value(s.old_logp[i], s.ref_logp[i]);
+                let estimates = self.kl.estimates(&pick(&s.old_logp), &pick(&s.ref_logp)).0;
+                for (&i, kl) in at.iter().zip(estimates) {
                     total += kl;
                     if self.kl.place == Place::Reward {
                         s.reward[i] -= (kl_coef * kl) as f32;
@@ -44,17 +44,17 @@ impl Policy {
         }
         match self.advantage.baseline {
             Baseline::Critic => self.critic_advantages(e),
-            Baseline::Turns => self.turn_advantages(e),
             Baseline::Steps => e.sequences.iter_mut().for_each(|s| s.advantage.copy_from_slice(&s.credit)),
+            Baseline::Turns => self.turn_advantages(e),
             _ if self.advantage.parts => self.part_advantages(e),
             _ => self.return_advantages(e, moving),
         }
         if self.uses_reference() && self.kl.place == Place::Advantage {
             for s in &mut e.sequences {
-                for i in s.actions().collect::<Vec<_>>() {
-                    s.advantage[i] -=
-                        (kl_coef * self.kl.estimator.value(s.old_logp[i], s.ref_logp[i])) as f32;
-                }
+                let at: Vec<usize> = s.actions().collect();
+                let pick = |c: &[f32]| at.iter().map(|&i| c[i]).collect::<Vec<f32>>();
+                let estimates = self.kl.estimates(&pick(&s.old_logp), &pick(&s.ref_logp)).0;
+                at.iter().zip(estimates).for_each(|(&i, kl)| s.advantage[i] -= (kl_coef * kl) as f32);
             }
         }
         self.normalise(e);

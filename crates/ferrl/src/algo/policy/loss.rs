@@ -1,8 +1,10 @@
 //! The token loss: surrogate, KL, entropy bonus, and the critic's loss where there is one.
 
 use super::{Baseline, Place, Policy};
+use crate::algo::math::aggregate::Aggregate;
+use crate::algo::math::kl::Estimator;
 use crate::algo::math::surrogate::{Bounds, Term};
-use crate::experience::{ByRole, Loss, Mean, Metrics, MicroBatch, Role, Sequence};
+use crate::experience::{ByRole, Counts, Loss, Mean, Metrics, MicroBatch, Role, Sequence};
 use ferrl_engine::train::{StatGrads, Stats};
 
 /// Sums over the tokens of a micro-batch.
@@ -45,9 +47,13 @@ impl Policy {
         if self.entropy_coef != 0.0 {
             grads.entropy = vec![0.0; n];
         }
+        if kl_coef > 0.0 && self.kl.estimator == Estimator::Full {
+            grads.kl = vec![0.0; n];
+        }
         let mut sums = Sums::default();
         for (row, s) in batch.rows() {
             let w = self.aggregate.weight(s, &batch.counts, self.length);
+            let kl_coef = kl_coef * self.kl_scale(s, &batch.counts);
             self.sequence_loss(policy, (row, s), (w, kl_coef), &mut grads, &mut sums);
         }
         let (mut value, mut metrics) = (sums.loss, sums.metrics());
@@ -76,13 +82,14 @@ impl Policy {
         grads: &mut StatGrads,
         sums: &mut Sums,
     ) {
-        let bounds = Bounds { low: self.clip_low, high: self.clip_high, dual: self.dual_clip };
+        let bounds = Bounds { low: self.clip_low, high: self.clip_high, dual: self.dual_clip, tau: self.tau };
         let at: Vec<usize> = s.actions().collect();
         let gaps: Vec<f64> = at.iter().map(|&i| policy.logp[row + i] as f64 - s.old_logp[i] as f64).collect();
         let shared = self.ratio.shared(&gaps);
         // The gradient of the sequence's one ratio, and from there of each of its tokens.
         let (mut into_shared, mut slopes) = (0.0, vec![0.0; at.len()]);
-        for ((&i, &gap), slope) in at.iter().zip(&gaps).zip(&mut slopes) {
+        let kl = self.sequence_kl(policy, (row, s), &at, (w, kl_coef), grads);
+        for (n, ((&i, &gap), slope)) in at.iter().zip(&gaps).zip(&mut slopes).enumerate() {
             let (logp, entropy) = (policy.logp[row + i], policy.entropy[row + i] as f64);
             let log_ratio = shared.map_or(gap, |(log_ratio, _)| log_ratio);
             let t = self.surrogate.term(log_ratio, logp as f64, s.advantage[i] as f64, bounds);
@@ -92,9 +99,9 @@ impl Policy {
                 Some(_) => into_shared += c * t.slope,
                 None => *slope = c * t.slope,
             }
-            if kl_coef > 0.0 && self.kl.place == Place::Loss {
-                loss += kl_coef * self.kl.estimator.value(logp, s.ref_logp[i]);
-                *slope += kl_coef * self.kl.estimator.slope(logp, s.ref_logp[i]);
+            if let Some((values, kl_slopes)) = &kl {
+                loss += values[n];
+                *slope += kl_slopes[n];
             }
             sums.loss += w * (loss - self.entropy_coef * entropy);
             if self.entropy_coef != 0.0 {
@@ -106,6 +113,47 @@ impl Policy {
         for (&i, slope) in at.iter().zip(slopes) {
             grads.logp[row + i] = (w * (slope + each)) as f32;
         }
+    }
+
+    /// What a token's KL is multiplied with before its weight in the loss: with `kl.sum` what that divides by beside the
+    /// number of completions.
+    fn kl_scale(&self, s: &Sequence, counts: &Counts) -> f64 {
+        match self.aggregate {
+            _ if !self.kl.sum => 1.0,
+            Aggregate::Token => counts.tokens / counts.trajectories,
+            Aggregate::Sequence => s.trajectory_tokens.max(1) as f64,
+            Aggregate::Constant => self.length.max(1) as f64,
+        }
+    }
+
+    /// The KL of a sequence's tokens in the loss, as it is added before the weight `w`, and its slopes; the gradient by the
+    /// exact KL is written.
+    fn sequence_kl(
+        &self,
+        policy: &Stats,
+        (row, s): (usize, &Sequence),
+        at: &[usize],
+        (w, kl_coef): (f64, f64),
+        grads: &mut StatGrads,
+    ) -> Option<(Vec<f64>, Vec<f64>)> {
+        if kl_coef <= 0.0 || self.kl.place != Place::Loss {
+            return None;
+        }
+        let (mut values, mut slopes) = match self.kl.estimator {
+            Estimator::Full => {
+                at.iter().for_each(|&i| grads.kl[row + i] = (w * kl_coef) as f32);
+                (at.iter().map(|&i| policy.kl[row + i] as f64).collect(), vec![0.0; at.len()])
+            }
+            _ => {
+                let now: Vec<f32> = at.iter().map(|&i| policy.logp[row + i]).collect();
+                let refs: Vec<f32> = at.iter().map(|&i| s.ref_logp[i]).collect();
+                self.kl.estimates(&now, &refs)
+            }
+        };
+        for value in values.iter_mut().chain(&mut slopes) {
+            *value *= kl_coef;
+        }
+        Some((values, slopes))
     }
 
     fn critic_loss(&self, batch: &MicroBatch<'_>, values: &[f32], metrics: &mut Metrics) -> (f64, Vec<f32>) {

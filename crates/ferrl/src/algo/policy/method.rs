@@ -1,8 +1,10 @@
 //! A method made of the shared settings alone.
 
 use super::{Baseline, Kl, Policy};
+use crate::algo::math::kl::Estimator;
 use crate::algo::math::mean_std;
-use crate::algo::{Algorithm, Needs, Prepared, Refusal, UpdatePlan, settings};
+use crate::algo::math::moments::Moments;
+use crate::algo::{Algorithm, Needs, Prepared, Refusal, UpdatePlan, no_step_values, settings};
 use crate::credit::Vine;
 use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::train::Stats;
@@ -80,13 +82,15 @@ pub struct Method {
     kl: KlWeight,
     /// The moving baseline, once there was a rollout.
     moving: Option<f64>,
+    /// Of the rewards so far, where they are scaled.
+    moments: Moments,
 }
 
 impl Method {
     /// With settings that were checked.
     pub fn new(policy: Policy) -> Self {
         let kl = KlWeight { coef: policy.kl.coef };
-        Method { policy, kl, moving: None }
+        Method { policy, kl, moving: None, moments: Moments::default() }
     }
 }
 
@@ -96,6 +100,7 @@ impl Algorithm for Method {
         let compares = matches!(p.advantage.baseline, Baseline::Group | Baseline::Others);
         Needs {
             reference: p.uses_reference(),
+            full_kl: p.uses_reference() && p.kl.estimator == Estimator::Full,
             critic: p.advantage.baseline == Baseline::Critic,
             group: if compares { 2 } else { 1 },
             one_per_prompt: match compares {
@@ -112,11 +117,10 @@ impl Algorithm for Method {
     fn prepare(&mut self, experience: &mut Experience) -> Result<Prepared> {
         let mut metrics = Metrics::default();
         if self.vine().is_some() && experience.sequences.iter().any(|s| s.credit.len() != s.ids.len()) {
-            return Err(Error::usage("completions that are given have no values of their steps")
-                .at("algo.advantage.baseline")
-                .fix("prompts that the policy completes itself, or algo.advantage.baseline = \"group\""));
+            return Err(no_step_values("completions that are given have no values of their steps"));
         }
         reward_metrics(experience, &mut metrics);
+        self.policy.scores.apply(experience, &mut self.moments);
         metrics.join(self.policy.prepare(experience, self.kl.coef, &mut self.moving));
         if let Some(kl) = metrics.get("objective/kl") {
             self.kl.steer(&self.policy.kl, kl, experience.trajectories().len() as f64);
@@ -138,7 +142,13 @@ impl Algorithm for Method {
     }
 
     fn state(&self) -> Value {
-        json!({ "kl_coef_bits": self.kl.coef.to_bits(), "moving_bits": self.moving.map(f64::to_bits) })
+        let mut state =
+            json!({ "kl_coef_bits": self.kl.coef.to_bits(), "moving_bits": self.moving.map(f64::to_bits) });
+        if self.moments != Moments::default() {
+            let Moments { count, mean, square } = self.moments;
+            state["moments_bits"] = json!([count, mean, square].map(f64::to_bits));
+        }
+        state
     }
 
     fn restore(&mut self, state: &Value) -> Result<()> {
@@ -146,6 +156,8 @@ impl Algorithm for Method {
         let bits = bits.ok_or_else(|| Error::data("the algorithm's state has no kl_coef_bits"))?;
         self.kl.coef = f64::from_bits(bits);
         self.moving = state["moving_bits"].as_u64().map(f64::from_bits);
+        let moment = |i: usize| state["moments_bits"][i].as_u64().map_or(0.0, f64::from_bits);
+        self.moments = Moments { count: moment(0), mean: moment(1), square: moment(2) };
         Ok(())
     }
 }

@@ -56,3 +56,25 @@ pub(super) fn bleu(candidate: &str, reference: &str) -> f64 {
     let brevity = (1.0 - r.len() as f64 / c.len() as f64).min(0.0);
     (brevity + logs.iter().sum::<f64>() / logs.len() as f64).exp()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::bleu;
+
+    /// Numbers of nltk's `sentence_bleu` without smoothing, and of the definition where the candidate is short.
+    #[test]
+    fn bleu_is_the_published_measure() {
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a}, expected {b}");
+        close(bleu("the cat sat on the mat", "the cat sat on the mat"), 1.0);
+        // 5/6, 3/5, 2/4 and 1/3 of the n-grams match: (5/6 · 3/5 · 2/4 · 1/3)^(1/4).
+        close(
+            bleu("the cat sat on a mat", "the cat sat on the mat"),
+            (5.0f64 / 6.0 * 3.0 / 5.0 * 2.0 / 4.0 / 3.0).powf(0.25),
+        );
+        // A candidate of half the length: exp(1 - 6/3).
+        close(bleu("the cat sat", "the cat sat on the mat"), (-1.0f64).exp());
+        close(bleu("a b", "c d"), 0.0);
+        close(bleu("", ""), 1.0);
+        close(bleu("", "a"), 0.0);
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! A simulation descends from the root by UCT (Kocsis and Szepesvári, 2006), `q + c √(ln N / n)`, or PUCT (Silver et al.,
 //! 2017), `q + c P √N / (1 + n)`, to a leaf. A leaf that was evaluated before is expanded by `branch` sampled steps, of which
-//! the search descends into one. The leaf is evaluated by rollouts to the end of the completion, or by the scorer, and the
+//! the search descends into one; a node of many visits gets more steps (progressive widening). The leaf is evaluated by rollouts to the end of the completion, or by the scorer, and the
 //! value is backed up to the root. A completion that is whole is evaluated by its score each time it is reached.
 //!
 //! `parallel` simulations are under way at once. Each counts as lost on its path until its value is there (virtual loss,
@@ -31,6 +31,11 @@ pub(super) const ENTRY: Entry = Entry {
         },
         Setting { name: "select", default: "\"puct\"", about: "puct or uct" },
         Setting { name: "c", default: "1.25", about: "weight of exploration" },
+        Setting {
+            name: "widen",
+            default: "0.4",
+            about: "progressive widening: a node of N visits has branch · N^widen steps drawn; 0 is off",
+        },
         Setting {
             name: "evaluate",
             default: "",
@@ -66,6 +71,7 @@ struct Mcts {
     branch: usize,
     select: Select,
     c: f64,
+    widen: f64,
     by_score: bool,
     rollouts: usize,
     prior: Prior,
@@ -106,6 +112,7 @@ fn build(options: &Options<'_>, common: &Common) -> Result<Box<dyn Strategy>> {
         branch: options.size("branch", 4, 1..=4096)? as usize,
         select: options.choice("select", Select::Puct, &[("puct", Select::Puct), ("uct", Select::Uct)])?,
         c: options.between("c", 1.25, 0.0..=1e6)?,
+        widen: options.between("widen", 0.4, 0.0..=1.0)?,
         by_score,
         rollouts: options.size("rollouts", 1, 1..=4096)? as usize,
         prior: options.choice("prior", Prior::Logp, &priors)?,
@@ -179,7 +186,7 @@ impl Mcts {
     /// Takes in what an expansion brought.
     fn absorb(&self, tree: &mut Tree, waiting: &Waiting, grown: &[usize], work: &mut Work) {
         if waiting.rollout {
-            virtual_loss(tree, waiting.node, false);
+            tree.set_under_way(waiting.node, false);
             for &id in grown {
                 let score = tree.node(id).score.unwrap_or(0.0);
                 tree.evaluate(id, score);
@@ -189,7 +196,7 @@ impl Mcts {
         tree.set_priors(waiting.node, self.prior);
         for _ in 0..waiting.simulations {
             // It goes on from where it waited.
-            virtual_loss(tree, waiting.node, false);
+            tree.set_under_way(waiting.node, false);
             self.simulate_from(tree, waiting.node, work);
         }
     }
@@ -207,12 +214,13 @@ impl Mcts {
             return;
         }
         // A node that nobody has looked at is evaluated first, and expanded when a simulation comes back to it.
-        let fresh = at != 0 && node.visits + node.virtual_loss == 0;
+        let expanded = tree.steps(at).next().is_some();
+        let fresh = at != 0 && !expanded && node.visits + tree.virtual_loss(at) == 0;
         if fresh && self.by_score {
             let score = node.score.unwrap_or(0.0);
             tree.evaluate(at, score);
         } else {
-            virtual_loss(tree, at, true);
+            tree.set_under_way(at, true);
             match fresh {
                 true => work.waiting.push(Waiting { node: at, simulations: 1, rollout: true }),
                 false => work.expand(at),
@@ -220,13 +228,24 @@ impl Mcts {
         }
     }
 
-    /// The child to go to: the first of those with the highest bound. None at a leaf.
+    /// Whether a node that has steps gets more of them (progressive widening, Coulom, 2007): without that, a search whose first
+    /// steps are all wrong never leaves them.
+    fn widens(&self, tree: &Tree, id: usize) -> bool {
+        let drawn: u64 = tree.steps(id).map(|c| tree.node(c).samples).sum();
+        let most = self.branch as f64 * (tree.node(id).visits.max(1) as f64).powf(self.widen);
+        drawn > 0 && (drawn + self.branch as u64) as f64 <= most
+    }
+
+    /// The child to go to: the first of those with the highest bound. None at a leaf, and where more steps are to be drawn.
     fn descend(&self, tree: &Tree, id: usize) -> Option<usize> {
+        if self.widens(tree, id) {
+            return None;
+        }
         let parent = tree.node(id);
-        let above = (parent.visits + parent.virtual_loss).max(1) as f64;
+        let above = (parent.visits + tree.virtual_loss(id)).max(1) as f64;
         let bound = |c: usize| {
             let n = tree.node(c);
-            let visits = (n.visits + n.virtual_loss) as f64;
+            let visits = (n.visits + tree.virtual_loss(c)) as f64;
             // What is under way counts as lost; what was never looked at is taken for as good as its parent.
             let q = if visits > 0.0 { n.value * n.visits as f64 / visits } else { parent.value };
             match self.select {
@@ -244,13 +263,5 @@ impl Mcts {
             }
         }
         found.map(|(c, _)| c)
-    }
-}
-
-/// Adds or removes a simulation under way on the path to a node.
-fn virtual_loss(tree: &mut Tree, id: usize, begins: bool) {
-    for i in tree.path(id) {
-        let n = tree.node_mut(i);
-        n.virtual_loss = if begins { n.virtual_loss + 1 } else { n.virtual_loss.saturating_sub(1) };
     }
 }

@@ -1,0 +1,74 @@
+//! `ferrl data verdicts`: training data of generative verifiers.
+
+use crate::data;
+use crate::output::Output;
+use ferrl::credit::rows::files;
+use ferrl::reward::verdicts::{VerdictOptions, verdicts};
+use ferrl::reward::{Judgement, QUESTION};
+use ferrl_engine::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// Make training data of a generative verifier (GenRM) from rollouts
+///
+/// Rows with `prompt`, `completion` and `reward` (a run folder, its rollouts, or what `ferrl verify` wrote) become questions with
+/// the verdict Yes or No, as many of each; equal completions count once. Right completions come along with the weight LAMBDA, so
+/// that `algo = \"mle\"` with `aggregate = \"sequence\"` minimises the joint loss. A row with a `rationale` becomes one of
+/// GenRM-CoT, and is left out where its rationale ends with the other verdict.
+#[derive(clap::Args)]
+pub struct Args {
+    /// JSON lines to read; - is standard input, a run folder means all its rollouts
+    #[arg(long, value_name = "FILE|RUN")]
+    input: PathBuf,
+    /// JSON lines to write; - is standard output
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    output: PathBuf,
+    /// Weight of right completions in the joint loss; 0 leaves them out
+    #[arg(long, value_name = "X", default_value_t = 0.33, value_parser = weight)]
+    lambda: f64,
+    /// Least reward of a right completion
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = finite)]
+    threshold: f64,
+    /// Text between completion and verdict
+    #[arg(long, value_name = "TEXT", default_value = QUESTION)]
+    question: String,
+}
+
+fn weight(text: &str) -> std::result::Result<f64, String> {
+    bounded(text, 0.0, 1000.0)
+}
+
+fn finite(text: &str) -> std::result::Result<f64, String> {
+    bounded(text, -1e6, 1e6)
+}
+
+fn bounded(text: &str, least: f64, most: f64) -> std::result::Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|x| (least..=most).contains(x));
+    number.ok_or_else(|| format!("expected a number from {least} to {most}"))
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let files = files(&args.input)?;
+    let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
+    let mut rows = Vec::new();
+    for path in &paths {
+        rows.extend(data::rows(path)?.into_iter().map(|row| (row.place, row.fields)));
+    }
+    if rows.is_empty() {
+        return Err(Error::data("has no rows").at(args.input.display()));
+    }
+    let judgement = Judgement { question: args.question.clone(), ..Default::default() };
+    let options = VerdictOptions { judgement, threshold: args.threshold, lambda: args.lambda };
+    let made = verdicts(&rows, &options)?;
+    let mut output = Output::beside(&args.output, &paths)?;
+    made.rows.iter().try_for_each(|row| output.row(row))?;
+    output.finish()?;
+    eprintln!(
+        "{} rows: {} verdicts of each kind, {} right completions, {} rationales that contradict their reward",
+        rows.len(),
+        made.each,
+        made.correct,
+        made.contradicted
+    );
+    Ok(())
+}

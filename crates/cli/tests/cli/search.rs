@@ -1,0 +1,141 @@
+//! `ferrl search`: trees, replays and figures as a user gets them.
+
+use crate::common::*;
+use crate::eval::tiny_run;
+use ferrl::search::STRATEGIES;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text.trim()).unwrap()
+}
+
+/// The trees of a folder, without the time and what the cache had.
+fn trees(folder: &Folder, dir: &str, n: usize) -> Vec<Value> {
+    let tree = |i: usize| {
+        let mut tree = parsed(&folder.read(&format!("{dir}/tree-{i}.json")));
+        let keys = [
+            "prompt",
+            "strategy",
+            "options",
+            "nodes",
+            "answer",
+            "generated_tokens",
+            "shared_tokens",
+            "seconds",
+        ];
+        keys.iter().for_each(|key| assert!(tree.get(key).is_some(), "{key} is missing"));
+        ["shared_tokens", "seconds"].iter().for_each(|key| drop(tree.as_object_mut().unwrap().remove(*key)));
+        tree
+    };
+    (0..n).map(tree).collect()
+}
+
+fn consistent(tree: &Value) {
+    let nodes = tree["nodes"].as_array().unwrap();
+    let mut priors: HashMap<u64, f64> = HashMap::new();
+    for (i, n) in nodes.iter().enumerate() {
+        assert_eq!((n["id"].as_u64(), n["parent"].is_null()), (Some(i as u64), i == 0));
+        let number = |key: &str| n[key].as_f64().unwrap_or_else(|| panic!("{key} of {n}"));
+        assert!(
+            (0.0..=1.0).contains(&number("value")) && number("logprob") <= 0.0 && number("visits") >= 0.0,
+            "{n}"
+        );
+        assert!(n["text"].is_string() && n["tokens"].is_array() && n["depth"].is_u64(), "{n}");
+        assert_eq!(n["terminal"].as_bool().unwrap(), n["reward"].is_number(), "{n}");
+        if let Some(parent) = n["parent"].as_u64() {
+            assert_eq!(n["depth"].as_u64().unwrap(), nodes[parent as usize]["depth"].as_u64().unwrap() + 1);
+            *priors.entry(parent).or_default() += number("prior");
+        }
+    }
+    priors.values().for_each(|sum| assert!((sum - 1.0).abs() < 1e-9, "{sum}"));
+}
+
+#[test]
+fn every_strategy_saves_trees_that_replay_to_the_same_object() {
+    let folder = Folder::new("search-all");
+    let run = tiny_run(&folder);
+    for entry in STRATEGIES {
+        let dir = folder.path(entry.name);
+        let common =
+            ["search", &run, "--strategy", entry.name, "--prompts", "3", "--option", "step_tokens=2"];
+        let got = ok(&[&common[..], &["--save", &dir, "--json", "--seed", "4", "--threads", "1"]].concat());
+        trees(&folder, entry.name, 3).iter().for_each(consistent);
+        assert_eq!(ok(&["search", "--replay", &dir, "--json"]), got, "{}", entry.name);
+        let other = folder.path("other");
+        ok(&[&common[..], &["--save", &other, "--seed", "4", "--threads", "2", "--at-once", "1"]].concat());
+        assert_eq!(trees(&folder, "other", 3), trees(&folder, entry.name, 3), "{}", entry.name);
+    }
+    let mcts = trees(&folder, "mcts", 3);
+    assert!(mcts.iter().all(|t| t["nodes"][0]["visits"] == 32), "as many as simulations");
+}
+
+#[test]
+fn tables_pages_and_paths_come_from_saved_trees() {
+    let folder = Folder::new("search-shown");
+    let run = tiny_run(&folder);
+    let dir = folder.path("trees");
+    let options = ["--option", "branch=3,2,1", "--option", "step_tokens=2", "--prompts", "2", "--stats"];
+    let table = ok(&[&["search", &run, "--strategy", "tree", "--save", &dir], &options[..]].concat());
+    for part in ["tree: 2 prompts, scorer oracle", "accuracy", "tokens sampled", "prefix shared", "time"] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    let (page, paths) = (folder.path("trees.html"), folder.path("paths.jsonl"));
+    let post = ["--post", "negative_advantages_to_zero,apply_importance_weights"];
+    let some =
+        ["search", "--replay", &dir, "--html", &page, "--paths", &paths, "--aggregate", "max_k_paths=4"];
+    ok(&[&some[..], &post].concat());
+    let rows = rows(&folder.read("paths.jsonl"));
+    assert_eq!(rows.len(), 8);
+    for row in rows {
+        let steps = row["steps"].as_array().unwrap();
+        let text: String = steps.iter().map(|s| s["text"].as_str().unwrap()).collect();
+        assert_eq!(row["completion"], text);
+        assert!(steps.iter().all(|s| s["advantage"].as_f64().unwrap() >= 0.0), "{row}");
+    }
+    assert!(folder.read("trees.html").contains("<details"));
+    ok(&["report", &dir]);
+    assert!(folder.read("trees/report.html").contains("visits"));
+    let listed = parsed(&ok(&["search", "--list", "--json"]));
+    assert_eq!(listed["strategies"].as_array().unwrap().len(), STRATEGIES.len());
+    assert!(ok(&["search", "--list"]).contains("iid_with_max_branching_depth"));
+    // A budget counts tokens, and a reward model or the model itself may be what a search goes by.
+    let budget = ["--budget", "60", "--json", "--prompts", "2", "--verifier", "logp"];
+    let got = parsed(&ok(&[&["search", &run, "--strategy", "majority"], &budget[..]].concat()));
+    assert!(got["scorer"] == "logp" && got["generated_tokens"].as_u64().unwrap() >= 120, "{got}");
+    let rows = folder.write("q.jsonl", "{\"prompt\": \"1,2:3=\", \"answer\": \"1+2\"}\n");
+    let model = format!("{run}/stages/0");
+    let small = ["--max-new-tokens", "6", "--cache-mib", "4", "--json", "--option", "samples=3"];
+    let file =
+        ["search", &model, "--data", &rows, "--verifier", "exact", "--verifier-option", "column=answer"];
+    let got = parsed(&ok(&[&file[..], &small].concat()));
+    assert!(got["accuracy"].is_number() && got["scorer"] == "oracle", "{got}");
+    let unknown = parsed(&ok(&[&["search", &model, "--data", &rows][..], &small].concat()));
+    assert!(unknown["accuracy"].is_null() && unknown["scorer"] == "logp", "{unknown}");
+    let one = ok(&["search", &model, "--prompt", "1,2:3=", "--max-new-tokens", "4", "--cache-mib", "4"]);
+    assert!(one.contains("unknown"), "{one}");
+    assert_eq!(unknown["results"][0]["correct"], json!(null));
+}
+
+#[test]
+fn mistakes_are_named_before_the_model_is_read() {
+    let folder = Folder::new("search-errors");
+    let run = tiny_run(&folder);
+    fails(&["search", &run, "--strategy", "mtcs"], 2, &["mtcs", "--strategy mcts"]);
+    fails(&["search", &run, "--option", "sample=3"], 2, &["sample", "samples"]);
+    fails(&["search", &run, "--option", "samples=0"], 2, &["samples", "from 1"]);
+    fails(&["search", &run, "--option", "expander=idd"], 2, &["expander=iid"]);
+    fails(&["search", &run, "--option", "extractor=x"], 2, &["extractor"]);
+    fails(&["search", &run, "--strategy", "tree", "--option", "branch=3,x"], 2, &["branch", "3,2,1"]);
+    fails(&["search", &run, "--strategy", "mcts", "--option", "evaluate=score"], 2, &["evaluate=rollout"]);
+    fails(&["search", &run, "--option", "step="], 2, &["step_tokens=16"]);
+    fails(&["search", &run, "--verifier", "oracel"], 2, &["oracel", "--verifier oracle"]);
+    fails(&["search", &run, "--temperature", "0"], 2, &["temperature"]);
+    fails(&["search", &run, "--paths", "x", "--filter", "sucessful"], 2, &["successful"]);
+    fails(&["search", &run, "--paths", "x", "--aggregate", "max_k_paths=x"], 2, &["max_k_paths=4"]);
+    let bytes = folder.model();
+    let games = ["search", &bytes, "--task", "guess", "--max-new-tokens", "4"];
+    fails(&games, 2, &["task:guess", "several turns"]);
+    fails(&["search", "--replay", &folder.path("none")], 3, &["none"]);
+    fails(&["search", "--replay", &folder.write("tree-0.json", "{}")], 3, &["no saved tree"]);
+}

@@ -1,0 +1,154 @@
+//! `ferrl train` under a real `mpirun`: the same bits on 1, 2 and 3 ranks, errors that end all ranks, ranks that are killed or
+//! frozen. Where there is no MPI the tests say so and pass; `.ci/run` installs one.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const FERRL: &str = env!("CARGO_BIN_EXE_ferrl");
+
+const RECIPE: &str = r#"
+name = "run"
+data = { train = ["task:countdown"], max_length = 48 }
+rollout = { prompts = 4, samples = 4, max_new_tokens = 12, cache_mib = 4 }
+reward = [{ verifier = "regex", truncated = "score", options = { pattern = "[0-4]", whole = false } }]
+train = { steps = 4, micro_batch_tokens = 128 }
+checkpoint = { every = 1 }
+optim = { lr = 1e-3 }
+model = { init = { family = "qwen2", hidden = 16, layers = 2, heads = 2 } }
+device = "cpu"
+threads = 1
+"#;
+
+/// Recipes of both kinds: completions that are given, and completions that are sampled.
+const KINDS: [(&str, &[&str]); 2] = [
+    ("sft", &["algo=sft", "train.batch=8", "model.dtype=bf16"]),
+    ("ppo", &["algo=ppo", "algo.kl.coef=0", "algo.epochs=2", "algo.minibatches=2"]),
+];
+
+/// A folder with the recipe; none where there is no MPI.
+fn folder() -> Option<tempfile::TempDir> {
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: there is no mpirun on this machine");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("run.toml"), RECIPE).unwrap();
+    Some(folder)
+}
+
+/// `ferrl launch -n ranks -- train run.toml ...`, which runs `mpirun`; alone for one rank.
+fn train(dir: &Path, ranks: usize, name: &str, more: &[&str]) -> Command {
+    let mut command = Command::new(FERRL);
+    if ranks > 1 {
+        command.args(["launch", "-n", &ranks.to_string(), "--"]);
+    }
+    command.args(["train", "run.toml", "--name", name]).args(more).current_dir(dir);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn weights(dir: &Path, name: &str) -> Vec<u8> {
+    std::fs::read(dir.join("runs").join(name).join("stages/0/model.safetensors")).unwrap()
+}
+
+fn finished(out: Output) -> String {
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.success(), "{}: {text}", out.status);
+    text
+}
+
+#[test]
+fn one_two_and_three_ranks_leave_the_same_bytes() {
+    let Some(folder) = folder() else { return };
+    let dir = folder.path();
+    for (kind, changes) in KINDS {
+        finished(train(dir, 1, kind, changes).output().unwrap());
+        for ranks in [2, 3] {
+            let name = format!("{kind}-{ranks}");
+            let said = finished(train(dir, ranks, &name, changes).output().unwrap());
+            assert!(said.contains(&format!("{ranks} ranks under")), "{said}");
+            assert_eq!(weights(dir, &name), weights(dir, kind), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_mistake_is_said_once_and_ends_every_rank() {
+    let Some(folder) = folder() else { return };
+    let out = train(folder.path(), 2, "typo", &["algo=sft", "train.bathc=3"]).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(said.matches("error: ").count(), 1, "{said}");
+    assert!(said.contains("train.batch"), "{said}");
+    assert_eq!(out.status.code(), Some(2), "{said}");
+}
+
+/// Processes of a run that are ranks: they have the launcher's variables, and this run's name.
+fn ranks_of(name: &str) -> Vec<i32> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let path: PathBuf = entry.path();
+        let Some(pid) = path.file_name().and_then(|n| n.to_str()).and_then(|n| n.parse().ok()) else {
+            continue;
+        };
+        let line = std::fs::read(path.join("cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|b| *b == 0).collect();
+        let ours = words.first() == Some(&FERRL.as_bytes()) && words.get(1) == Some(&&b"train"[..]);
+        if ours && words.contains(&name.as_bytes()) {
+            all.push(pid);
+        }
+    }
+    all.sort_unstable();
+    all
+}
+
+fn signal(pid: i32, signal: nix::sys::signal::Signal) {
+    let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal);
+}
+
+/// Waits until the run has saved something, so that there is something to lose.
+fn begun(dir: &Path, name: &str, child: &mut Child) {
+    let saved = dir.join("runs").join(name).join("checkpoints");
+    let began = Instant::now();
+    while !std::fs::read_dir(&saved).is_ok_and(|mut d| d.next().is_some()) {
+        assert!(child.try_wait().unwrap().is_none(), "ended too early");
+        assert!(began.elapsed() < Duration::from_secs(60), "nothing was saved");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// All ranks end soon after one is lost, and another number of them goes on to the same bytes.
+#[cfg(target_os = "linux")]
+fn loses_a_rank(how: nix::sys::signal::Signal, name: &str, within: Duration) {
+    let Some(folder) = folder() else { return };
+    let dir = folder.path();
+    let changes: &[&str] = &["algo=sft", "train.batch=8", "train.steps=400", "checkpoint.every=20"];
+    finished(train(dir, 1, "whole", changes).output().unwrap());
+    let mut child = train(dir, 3, name, changes).spawn().unwrap();
+    begun(dir, name, &mut child);
+    let ranks = ranks_of(name);
+    assert_eq!(ranks.len(), 3);
+    signal(ranks[1], how);
+    let began = Instant::now();
+    let out = child.wait_with_output().unwrap();
+    assert!(!out.status.success());
+    assert!(began.elapsed() < within, "{:?}", began.elapsed());
+    assert_eq!(ranks_of(name), [], "no rank is left");
+    let again: Vec<&str> = changes.iter().copied().chain(["--resume"]).collect();
+    finished(train(dir, 2, name, &again).output().unwrap());
+    assert_eq!(weights(dir, name), weights(dir, "whole"));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_rank_that_is_killed_ends_the_others_and_any_number_of_ranks_goes_on() {
+    loses_a_rank(nix::sys::signal::Signal::SIGKILL, "killed", Duration::from_secs(10));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_rank_that_is_frozen_ends_the_others_and_any_number_of_ranks_goes_on() {
+    loses_a_rank(nix::sys::signal::Signal::SIGSTOP, "frozen", Duration::from_secs(12));
+}

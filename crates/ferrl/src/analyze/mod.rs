@@ -1,0 +1,158 @@
+//! Analyses of a finished or running run, from the files of its folder alone: no model is computed.
+//!
+//! Each is a function from a run folder to a table, and a line of [`ANALYSES`].
+
+mod page;
+mod rollouts;
+mod weights;
+
+pub use page::page;
+
+use crate::run::MetricsLog;
+use ferrl_engine::{Error, Result, nearest};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// An entry of the registry.
+pub struct Analysis {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// One line for people.
+    pub about: &'static str,
+    /// The table of a run; none where the run has nothing to analyse.
+    pub run: fn(&Path) -> Result<Option<Table>>,
+}
+
+/// Every analysis.
+pub const ANALYSES: &[Analysis] = &[
+    Analysis {
+        name: "advantages",
+        about: "distribution of advantages: of steps where values were estimated, otherwise of completions",
+        run: rollouts::advantages,
+    },
+    Analysis {
+        name: "values",
+        about: "how well half of a state's continuations predict the mean reward of the other half",
+        run: rollouts::values,
+    },
+    Analysis {
+        name: "ranking",
+        about: "how often half of the continuations rank two first steps of a prompt as the other half does",
+        run: rollouts::ranking,
+    },
+    Analysis {
+        name: "diversity",
+        about: "different completions of a prompt, and different pairs of words in them",
+        run: rollouts::diversity,
+    },
+    Analysis { name: "kl", about: "divergence from the reference over the run", run: kl },
+    Analysis {
+        name: "weights",
+        about: "distance of each stage's final weights from those it started with",
+        run: weights::distance,
+    },
+];
+
+/// Rows of numbers and words under their columns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table {
+    /// Headings.
+    pub columns: Vec<&'static str>,
+    /// As many values as columns in each.
+    pub rows: Vec<Vec<Value>>,
+}
+
+impl Table {
+    fn of(columns: &[&'static str]) -> Self {
+        Table { columns: columns.to_vec(), rows: Vec::new() }
+    }
+
+    /// As objects, for programs.
+    pub fn to_json(&self) -> Value {
+        let object = |row: &Vec<Value>| {
+            Value::Object(self.columns.iter().map(|c| c.to_string()).zip(row.iter().cloned()).collect())
+        };
+        self.rows.iter().map(object).collect()
+    }
+
+    /// Cells as text; numbers with four digits.
+    pub fn cells(&self) -> Vec<Vec<String>> {
+        let cell = |v: &Value| match v {
+            Value::String(text) => text.clone(),
+            Value::Number(n) if n.is_f64() => format!("{:.4}", n.as_f64().unwrap_or(f64::NAN)),
+            Value::Null => "-".into(),
+            other => other.to_string(),
+        };
+        self.rows.iter().map(|row| row.iter().map(cell).collect()).collect()
+    }
+}
+
+/// The analyses of these names, all of them where none is named.
+pub fn find(names: &[String]) -> Result<Vec<&'static Analysis>> {
+    if names.is_empty() {
+        return Ok(ANALYSES.iter().collect());
+    }
+    let known = || ANALYSES.iter().map(|a| a.name);
+    let one = |name: &String| {
+        ANALYSES.iter().find(|a| a.name == name).ok_or_else(|| {
+            let all = known().collect::<Vec<_>>().join(", ");
+            let near = nearest(name, known()).unwrap_or(ANALYSES[0].name);
+            Error::usage(format!("unknown analysis {name:?}, expected one of {all}"))
+                .fix(format!("ferrl analyze RUN {near}"))
+        })
+    };
+    names.iter().map(one).collect()
+}
+
+/// At most this many steps are shown, evenly spread.
+const SHOWN: usize = 12;
+
+/// Evenly spread entries, the first and the last among them.
+fn spread<T: Clone>(all: &[T]) -> Vec<T> {
+    if all.len() <= SHOWN {
+        return all.to_vec();
+    }
+    (0..SHOWN).map(|i| all[i * (all.len() - 1) / (SHOWN - 1)].clone()).collect()
+}
+
+/// Mean of the KL metrics at evenly spread steps.
+fn kl(run: &Path) -> Result<Option<Table>> {
+    let log = run.join("metrics.jsonl");
+    if !log.is_file() {
+        return Ok(None);
+    }
+    let records = MetricsLog::history(&log)?;
+    let measured: Vec<_> = records.iter().filter(|r| r.get("kl").is_some()).collect();
+    let mut table = Table::of(&["stage", "step", "kl", "objective/kl", "kl_coef"]);
+    for r in spread(&measured) {
+        let metric = |name: &str| r.get(name).map_or(Value::Null, |v| json!(v));
+        table.rows.push(vec![
+            json!(r.stage),
+            json!(r.step),
+            metric("kl"),
+            metric("objective/kl"),
+            metric("kl_coef"),
+        ]);
+    }
+    Ok((!table.rows.is_empty()).then_some(table))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_spread_with_first_and_last() {
+        let all: Vec<usize> = (0..100).collect();
+        let shown = spread(&all);
+        assert_eq!((shown.len(), shown[0], shown[11]), (12, 0, 99));
+        assert_eq!(spread(&all[..5]).len(), 5);
+    }
+
+    #[test]
+    fn names_are_found_or_the_nearest_is_told() {
+        assert_eq!(find(&[]).unwrap().len(), ANALYSES.len());
+        let error = find(&["wieghts".into()]).err().expect("no such name").to_string();
+        assert!(error.contains("ferrl analyze RUN weights"), "{error}");
+    }
+}

@@ -1,0 +1,257 @@
+//! Generative verifiers (GenRM; Zhang et al., 2024, arXiv 2408.15240) and language models as judges.
+//!
+//! The model reads prompt, completion and a question, and the reward is the probability of its answer "Yes":
+//! `r = p(Yes | x, y, question)`. With `votes = K` it first writes `K` rationales (GenRM-CoT), each followed by the question,
+//! and the reward is the mean, `r = mean_k p(Yes | x, y, v_k, question)`. A model that was trained on verdicts
+//! (`ferrl data verdicts`) reads plain text; a prompted one its chat template (`chat = true`).
+
+use super::Reward;
+use crate::algo::settings;
+use crate::data::Encoder;
+use crate::data::prompt::{Apply, Settings};
+use crate::pack::{Budget, pack};
+use crate::recipe::{Recipe, Reward as Source};
+use crate::verify::{Outcome, Progress, Sample, Score};
+use ferrl_engine::chat::ChatTemplate;
+use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams, Stops};
+use ferrl_engine::math::exp;
+use ferrl_engine::model::{Model, Options};
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::train::{Batch, Sequence, stats};
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::{Backend, DType};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What a verdict is asked with, where nothing else is said.
+pub const QUESTION: &str = "\nIs the answer correct (Yes/No)? ";
+
+/// How a language model is asked for its verdict: `options` of a `[[reward]]` with a `model`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Judgement {
+    /// `generative`: the verdict of a language model.
+    pub kind: String,
+    /// Text before the prompt, such as instructions to a judge.
+    pub instruction: String,
+    /// Text after the completion, or after a rationale.
+    pub question: String,
+    /// The verdict whose probability is the reward.
+    pub yes: String,
+    /// The other verdict.
+    pub no: String,
+    /// Divide by the probability of both verdicts together.
+    pub normalise: bool,
+    /// The text is a user's message in the model's chat template.
+    pub chat: bool,
+    /// Rationales that are sampled and averaged over (GenRM-CoT); 0 asks at once. [0, 4096]
+    pub votes: usize,
+    /// Text that a rationale follows.
+    pub rationale: String,
+    /// Length of a rationale in tokens, at most. [1, 1048576]
+    pub max_new_tokens: usize,
+    /// Sampling temperature of rationales. [0.0001, 100]
+    pub temperature: f64,
+    /// Room for the KV cache of rationales in MiB. [1, 1048576]
+    pub cache_mib: usize,
+}
+
+impl Default for Judgement {
+    fn default() -> Self {
+        Judgement {
+            kind: "generative".into(),
+            instruction: String::new(),
+            question: QUESTION.into(),
+            yes: "Yes".into(),
+            no: "No".into(),
+            normalise: false,
+            chat: false,
+            votes: 0,
+            rationale: "\nLet's verify step by step.\n".into(),
+            max_new_tokens: 256,
+            temperature: 0.7,
+            cache_mib: 64,
+        }
+    }
+}
+
+/// A language model whose verdict is the reward.
+pub struct GenerativeVerifier {
+    model: Model,
+    encoder: Encoder,
+    stops: Stops,
+    judgement: Judgement,
+    sampler: Option<Mutex<Sampler>>,
+    prefill: String,
+    budget: usize,
+    seed: u64,
+    name: String,
+}
+
+impl GenerativeVerifier {
+    /// The model in a directory, asked as the options of its `[[reward]]` say.
+    pub fn open(
+        dir: &Path,
+        source: &Source,
+        recipe: &Recipe,
+        dtype: DType,
+        backend: &Arc<dyn Backend>,
+    ) -> Result<Self> {
+        let judgement: Judgement = settings("reward.options", Value::Object(source.options.clone()))?;
+        let opened = ModelDir::open(dir)?;
+        if !opened.config.head.has_lm() {
+            return Err(Error::model("has a score head and writes no verdicts")
+                .at(dir.display())
+                .fix("no options.kind for a reward model, or a language model"));
+        }
+        let tokenizer = Tokenizer::from_dir(dir)?;
+        for (name, word) in [("yes", &judgement.yes), ("no", &judgement.no)] {
+            if tokenizer.encode_text(word)?.is_empty() {
+                return Err(
+                    Error::usage(format!("{word:?} has no tokens")).at(format!("reward.options.{name}"))
+                );
+            }
+        }
+        let model = Model::load(backend.clone(), &opened, Options { dtype, ..Default::default() })?;
+        let sampler = match judgement.votes {
+            0 => None,
+            _ => {
+                let bytes = judgement.cache_mib << 20;
+                let options =
+                    CacheOptions { bytes, max_batch_tokens: backend.busy_tokens(), ..Default::default() };
+                let sampler = Sampler::new(&model, options)?;
+                Some(Mutex::new(sampler.with_tokenizer(Arc::new(Tokenizer::from_dir(dir)?))))
+            }
+        };
+        let apply = if judgement.chat { Apply::On } else { Apply::Off };
+        let chat = if judgement.chat { Some(ChatTemplate::from_dir(dir)?) } else { None };
+        let stops = Stops::of_dir(dir, &tokenizer).with_strings(&[judgement.question.trim().into()], false);
+        Ok(GenerativeVerifier {
+            model,
+            encoder: Encoder::new(
+                tokenizer,
+                chat,
+                Settings { apply_chat_template: apply, ..Default::default() },
+            )?,
+            stops,
+            judgement,
+            sampler,
+            prefill: recipe.data.prefill.clone().unwrap_or_default(),
+            budget: recipe.train.micro_batch_tokens,
+            seed: recipe.seed,
+            name: "verdict".into(),
+        })
+    }
+
+    /// Under another name in metrics.
+    pub fn named(self, name: String) -> Self {
+        GenerativeVerifier { name, ..self }
+    }
+
+    /// The probability of a good verdict on each completion, in their order; the mean over rationales where it writes them.
+    pub fn verdicts(&self, completions: &[Sample<'_>], step: u64) -> Result<Vec<f64>> {
+        let j = &self.judgement;
+        let text = |s: &Sample<'_>| format!("{}{}{}{}", j.instruction, s.prompt, self.prefill, s.completion);
+        let texts: Vec<String> = completions.iter().map(text).collect();
+        let Some(sampler) = &self.sampler else {
+            let asked = texts.iter().map(|t| Ok(self.encoder.first(&format!("{t}{}", j.question))?.0));
+            return self.ask(&asked.collect::<Result<Vec<_>>>()?);
+        };
+        let rationales = self.rationales(sampler, &texts, step)?;
+        let mut asked = Vec::with_capacity(texts.len() * j.votes);
+        for (text, votes) in texts.iter().zip(&rationales) {
+            for thought in votes {
+                asked.push(self.after_rationale(text, thought)?);
+            }
+        }
+        let each = self.ask(&asked)?;
+        Ok(each.chunks(j.votes).map(|votes| votes.iter().sum::<f64>() / votes.len() as f64).collect())
+    }
+
+    /// The tokens up to the verdict, behind a rationale.
+    fn after_rationale(&self, text: &str, thought: &str) -> Result<Vec<u32>> {
+        let j = &self.judgement;
+        if j.chat {
+            let mut ids = self.encoder.first(&format!("{text}{}", j.rationale))?.0;
+            ids.extend(self.encoder.tokenizer().encode_text(&format!("{thought}{}", j.question))?);
+            return Ok(ids);
+        }
+        Ok(self.encoder.first(&format!("{text}{}{thought}{}", j.rationale, j.question))?.0)
+    }
+
+    /// `votes` rationales on each text. Random numbers depend on the seed, the step, the completion and the vote alone.
+    fn rationales(&self, sampler: &Mutex<Sampler>, texts: &[String], step: u64) -> Result<Vec<Vec<String>>> {
+        let j = &self.judgement;
+        let params = SamplingParams {
+            temperature: j.temperature as f32,
+            max_new_tokens: j.max_new_tokens,
+            stop_ids: self.stops.ids().to_vec(),
+            stop_strings: self.stops.strings().to_vec(),
+            seed: self.seed,
+            ..Default::default()
+        };
+        let mut requests = Vec::with_capacity(texts.len() * j.votes);
+        for (i, text) in texts.iter().enumerate() {
+            let prompt = self.encoder.first(&format!("{text}{}", j.rationale))?.0;
+            for vote in 0..j.votes {
+                let (prompt, params) = (prompt.clone(), params.clone());
+                requests.push(Request { prompt, params, stream: [step as u32, i as u32, vote as u32] });
+            }
+        }
+        let mut sampler = sampler.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = sampler.generate(&self.model, requests)?;
+        let texts = crate::rollout::texts(self.encoder.tokenizer(), &self.stops, &written)?;
+        Ok(texts.chunks(j.votes).map(<[String]>::to_vec).collect())
+    }
+
+    /// The probability of a good verdict behind each prefix.
+    fn ask(&self, prefixes: &[Vec<u32>]) -> Result<Vec<f64>> {
+        let yes = self.probabilities(prefixes, &self.judgement.yes)?;
+        if !self.judgement.normalise {
+            return Ok(yes);
+        }
+        let no = self.probabilities(prefixes, &self.judgement.no)?;
+        Ok(yes.into_iter().zip(no).map(|(yes, no)| yes / (yes + no).max(f64::MIN_POSITIVE)).collect())
+    }
+
+    /// The probability of a word behind each prefix: the product over its tokens.
+    fn probabilities(&self, prefixes: &[Vec<u32>], word: &str) -> Result<Vec<f64>> {
+        let word = self.encoder.tokenizer().encode_text(word)?;
+        let sequence = |prefix: &Vec<u32>| {
+            let ids = [prefix, &word[..]].concat();
+            let scored = (0..ids.len()).map(|i| i >= prefix.len()).collect();
+            Sequence { ids, scored, ..Default::default() }
+        };
+        let sequences: Vec<Sequence> = prefixes.iter().map(sequence).collect();
+        let lengths: Vec<usize> = sequences.iter().map(|s| s.ids.len()).collect();
+        let tokens = lengths.iter().copied().fold(self.budget, usize::max);
+        let budget = Budget { tokens, setting: "train.micro_batch_tokens", multiple: 1 };
+        let packing = pack(&lengths, &[], budget, &|i| format!("completion {i}"))?;
+        let mut computed = Vec::new();
+        for bin in &packing.bins {
+            let sequences = bin.iter().map(|&i| sequences[i].clone()).collect();
+            let batch = Batch { sequences, others_per_row: 0 };
+            let logp = stats(&self.model, &batch, 1.0)?.logp;
+            let probability = |rows: std::ops::Range<usize>| {
+                let own = rows.end - 1 - word.len()..rows.end - 1;
+                exp(logp[own].iter().map(|l| f64::from(*l)).sum())
+            };
+            computed.push(batch.segments().iter().map(probability).collect());
+        }
+        packing.restore(computed)
+    }
+}
+
+impl Reward for GenerativeVerifier {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn score(&self, completions: &[Sample<'_>], at: Progress) -> Result<Vec<Outcome>> {
+        let scored = |value: f64| Outcome::Scored(Score::single(&self.name, value));
+        Ok(self.verdicts(completions, at.step)?.into_iter().map(scored).collect())
+    }
+}

@@ -1,0 +1,205 @@
+//! Implicit process rewards: the log-ratio of a trained model to its reference, step by step (see `algo/implicit_prm.rs`).
+
+use super::Reward;
+use crate::algo::settings;
+use crate::credit::Split;
+use crate::credit::split;
+use crate::data::prompt::Settings;
+use crate::data::schema::RowKind;
+use crate::data::{Counts, Encoder, Example, Row, Tokens};
+use crate::pack::{Budget, pack};
+use crate::recipe::{Recipe, Reward as Source};
+use crate::reward::prompt_value;
+use crate::verify::{Outcome, Progress, Sample, Score};
+use ferrl_engine::chat::ChatTemplate;
+use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::model::{Model, Options};
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::train::{Batch, Sequence, stats};
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::{Backend, DType};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+
+/// How steps become one reward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Reduce {
+    /// The sum of the rewards of the steps, which is the outcome reward.
+    #[default]
+    Sum,
+    /// The smallest reward of a step: a completion is as good as its weakest step.
+    Min,
+}
+
+/// How an implicit reward is computed: `options` of a `[[reward]]` with a `model`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Implicit {
+    /// `implicit`: the log-ratio of a trained model to its reference.
+    pub kind: String,
+    /// Directory of the reference: the model that training started from.
+    pub reference: String,
+    /// Scale of the log-ratio. (0, 1000]
+    pub beta: f64,
+    /// How a completion is split into steps.
+    pub split: Split,
+    /// Tokens of a step with `split = "tokens"`. [1, 1048576]
+    pub step_tokens: usize,
+    /// How the rewards of steps become one.
+    pub reduce: Reduce,
+}
+
+impl Default for Implicit {
+    fn default() -> Self {
+        Implicit {
+            kind: "implicit".into(),
+            reference: String::new(),
+            beta: 0.05,
+            split: Split::Lines,
+            step_tokens: 16,
+            reduce: Reduce::Sum,
+        }
+    }
+}
+
+/// A model and its reference, which reward every step of a completion.
+pub struct ImplicitReward {
+    model: Model,
+    reference: Model,
+    encoder: Encoder,
+    options: Implicit,
+    prefill: String,
+    budget: usize,
+    name: String,
+}
+
+impl ImplicitReward {
+    /// The model in a directory and its reference, as the options of the `[[reward]]` say.
+    pub fn open(
+        dir: &Path,
+        source: &Source,
+        recipe: &Recipe,
+        dtype: DType,
+        backend: &Arc<dyn Backend>,
+    ) -> Result<Self> {
+        let options: Implicit = settings("reward.options", Value::Object(source.options.clone()))?;
+        if options.reference.is_empty() {
+            return Err(Error::usage("an implicit reward is measured against a reference")
+                .at("reward.options.reference")
+                .fix("the directory of the model that training started from"));
+        }
+        let load = |dir: &Path| -> Result<Model> {
+            let opened = ModelDir::open(dir)?;
+            if !opened.config.head.has_lm() {
+                return Err(Error::model("has a score head and no log-probabilities").at(dir.display()));
+            }
+            Model::load(backend.clone(), &opened, Options { dtype, ..Default::default() })
+        };
+        let (model, reference) = (load(dir)?, load(Path::new(&options.reference))?);
+        if model.config.vocab != reference.config.vocab {
+            let what = format!("has {} tokens, the model {}", reference.config.vocab, model.config.vocab);
+            return Err(Error::model(what)
+                .at("reward.options.reference")
+                .fix("a reference with the same tokenizer"));
+        }
+        let chat = ChatTemplate::from_dir(dir).ok();
+        Ok(ImplicitReward {
+            model,
+            reference,
+            encoder: Encoder::new(Tokenizer::from_dir(dir)?, chat, Settings::default())?,
+            options,
+            prefill: recipe.data.prefill.clone().unwrap_or_default(),
+            budget: recipe.train.micro_batch_tokens,
+            name: "implicit".into(),
+        })
+    }
+
+    /// Under another name in metrics.
+    pub fn named(self, name: String) -> Self {
+        ImplicitReward { name, ..self }
+    }
+
+    /// The reward of each step of each completion; those of a completion add up to its outcome reward.
+    pub fn step_rewards(&self, completions: &[Sample<'_>]) -> Result<Vec<Vec<f64>>> {
+        let tokens: Vec<Tokens> = completions.iter().map(|c| self.tokens(c)).collect::<Result<_>>()?;
+        let ratios = self.ratios(&tokens)?;
+        let mut out = Vec::with_capacity(completions.len());
+        for ((sample, tokens), ratios) in completions.iter().zip(&tokens).zip(ratios) {
+            let start = tokens.mask.iter().position(|m| *m).unwrap_or(tokens.ids.len());
+            let said = format!("{}{}", self.prefill, sample.completion);
+            let how = (self.options.split, self.options.step_tokens);
+            let steps = split::steps(how, &tokens.ids[start..], &said, self.encoder.tokenizer())?;
+            let mut from = 0;
+            let ends = steps.map_or_else(|| vec![ratios.len()], |s| s.iter().map(|s| s.end).collect());
+            let step = |end: usize| {
+                let sum: f64 = ratios[from..end].iter().sum();
+                from = end;
+                self.options.beta * sum
+            };
+            out.push(ends.into_iter().map(step).collect());
+        }
+        Ok(out)
+    }
+
+    /// The log-ratio of each token of each completion.
+    fn ratios(&self, tokens: &[Tokens]) -> Result<Vec<Vec<f64>>> {
+        let lengths: Vec<usize> = tokens.iter().map(|t| t.ids.len()).collect();
+        let most = lengths.iter().copied().fold(self.budget, usize::max);
+        let budget = Budget { tokens: most, setting: "train.micro_batch_tokens", multiple: 1 };
+        let packing = pack(&lengths, &[], budget, &|i| format!("completion {i}"))?;
+        let mut computed = Vec::new();
+        for bin in &packing.bins {
+            let sequence = |&i: &usize| Sequence {
+                ids: tokens[i].ids.clone(),
+                scored: tokens[i].mask.clone(),
+                ..Default::default()
+            };
+            let batch = Batch { sequences: bin.iter().map(sequence).collect(), others_per_row: 0 };
+            let (own, reference) =
+                (stats(&self.model, &batch, 1.0)?.logp, stats(&self.reference, &batch, 1.0)?.logp);
+            let mut ratios = Vec::new();
+            for (&i, rows) in bin.iter().zip(batch.segments().iter()) {
+                let acts = (1..rows.len()).filter(|&t| tokens[i].mask[t]).map(|t| rows.start + t - 1);
+                ratios.push(acts.map(|row| f64::from(own[row]) - f64::from(reference[row])).collect());
+            }
+            computed.push(ratios);
+        }
+        packing.restore(computed)
+    }
+
+    /// Prompt and completion as the model was trained to read them.
+    fn tokens(&self, sample: &Sample<'_>) -> Result<Tokens> {
+        let prompt = prompt_value(sample.prompt, sample.messages);
+        let text = format!("{}{}", self.prefill, sample.completion);
+        let row = Row::from_iter([("prompt".to_string(), prompt), ("completion".to_string(), text.into())]);
+        let encoded = self.encoder.encode(&row, RowKind::Sft, "a completion", &mut Counts::default())?;
+        let Some(Example::Text(mut tokens)) = encoded.map(|s| s.example) else {
+            return Err(Error::data("a completion has no tokens for the implicit reward"));
+        };
+        // A truncated completion has no end token.
+        let ended = |ids: &[u32]| ids.last().is_some_and(|&id| self.encoder.tokenizer().is_special(id));
+        if sample.truncated && ended(&tokens.ids) && tokens.ids.len() > 1 {
+            tokens.ids.pop();
+            tokens.mask.pop();
+        }
+        Ok(tokens)
+    }
+}
+
+impl Reward for ImplicitReward {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn score(&self, completions: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
+        let reduce = |steps: Vec<f64>| match self.options.reduce {
+            Reduce::Sum => steps.iter().sum(),
+            Reduce::Min => steps.iter().copied().reduce(f64::min).unwrap_or(0.0),
+        };
+        let scored = |steps| Outcome::Scored(Score::single(&self.name, reduce(steps)));
+        Ok(self.step_rewards(completions)?.into_iter().map(scored).collect())
+    }
+}

@@ -1,0 +1,16 @@
+//! Search on a model of six tokens, where everything can be counted and most things enumerated.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "search/expanders.rs"]
+mod expanders;
+#[path = "search/help.rs"]
+mod help;
+#[path = "search/invariants.rs"]
+mod invariants;
+#[path = "search/programs.rs"]
+mod programs;
+#[path = "search/same.rs"]
+mod same;
+#[path = "search/values.rs"]
+mod values;

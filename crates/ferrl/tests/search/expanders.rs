@@ -1,0 +1,97 @@
+//! What each expander draws.
+
+use crate::help::*;
+use serde_json::json;
+
+#[test]
+fn independent_draws_by_any_of_their_names() {
+    let world = World::new(1);
+    let nodes = |name: &str| {
+        let how = How::new("tree", json!({"branch": [3, 2], "expander": name}));
+        serde_json::to_value(
+            search(&world, &world.prompts(2), &how).iter().map(|r| &r.nodes).collect::<Vec<_>>(),
+        )
+        .unwrap()
+    };
+    let iid = nodes("iid");
+    assert_eq!(iid, nodes("efficient_iid"));
+    assert_eq!(iid, nodes("efficient_iid_for_tree"));
+    let e = run(&world, &world.prompts(1), &How::new("tree", json!({"expander": "idd"}))).err().unwrap();
+    assert!(e.to_string().contains("expander=iid"), "{e}");
+}
+
+#[test]
+fn below_the_last_branching_one_completion_goes_to_the_end() {
+    let world = World::new(1).endless();
+    let options = json!({
+        "branch": [3, 3, 3, 3], "step": "", "step_tokens": 2, "expander": "iid_with_max_branching_depth",
+        "branch_depth": 2,
+    });
+    let r = search(&world, &world.prompts(1), &How::new("tree", options)).remove(0);
+    assert_eq!(r.nodes.nodes().len(), 1 + 3 + 9 + 9);
+    let ends = r.nodes.nodes().iter().filter(|n| n.depth == 3);
+    assert!(ends.clone().count() == 9 && ends.clone().all(|n| n.terminal && n.tokens.len() == 12 - 4));
+}
+
+#[test]
+fn half_of_the_draws_are_hot() {
+    let world = World::new(1);
+    let options = json!({"samples": 60, "expander": "high_low_temperature_iid", "high": 3.0, "low": 0.05});
+    let r = search(&world, &world.prompts(1), &How::new("cot", options)).remove(0);
+    let ends: Vec<&str> = r.nodes.terminals().map(|n| n.text.as_str()).collect();
+    let distinct = |part: &[&str]| part.iter().collect::<std::collections::HashSet<_>>().len();
+    let (high, low) = (distinct(&ends[..30]), distinct(&ends[30..]));
+    assert!(high > 3 * low, "{high} and {low} different completions");
+}
+
+#[test]
+fn steps_too_similar_to_a_sibling_are_drawn_again() {
+    let world = World::new(1);
+    let how = |expander: &str| {
+        let options =
+            json!({"branch": [8, 1], "step_tokens": 2, "expander": expander, "max_bleu": 0.5, "tries": 6});
+        search(&world, &world.prompts(4), &How::new("tree", options))
+    };
+    let equal = |r: &ferrl::search::Record| {
+        let mut texts: Vec<&str> = r.nodes.children(0).iter().map(|&c| r.nodes.node(c).text.trim()).collect();
+        let all = texts.len();
+        texts.sort_unstable();
+        texts.dedup();
+        all - texts.len()
+    };
+    let plain: usize = how("iid").iter().map(equal).sum();
+    let rejecting = how("bleu_rejection_sampling_iid");
+    assert!(plain > 0 && rejecting.iter().map(equal).sum::<usize>() == 0, "{plain}");
+    for r in &rejecting {
+        let kept: u64 = r.nodes.nodes().iter().map(|n| n.tokens.len() as u64).sum();
+        assert!(r.generated_tokens > kept, "rejected tokens were sampled, too");
+    }
+}
+
+#[test]
+fn completions_are_drawn_until_their_mean_is_certain() {
+    let world = World::new(1);
+    let drawn = |options: serde_json::Value| {
+        let mut options = options;
+        options["expander"] = json!("confidence_interval_aware_efficient_iid");
+        let how = How::new("cot", options);
+        search(&world, &world.prompts(6), &how)
+            .iter()
+            .map(|r| r.nodes.terminals().count())
+            .collect::<Vec<_>>()
+    };
+    // The mean of completions that are right sometimes is never that certain: 10, then 4 at a time, 30 at most.
+    assert!(drawn(json!({})).iter().all(|n| [10, 14, 18, 22, 26, 30].contains(n)));
+    assert!(drawn(json!({})).contains(&30));
+    assert!(drawn(json!({"ci_width": 1.0})).iter().all(|&n| n == 10), "certain at once");
+    let wide = drawn(json!({"ci_width": 0.45, "ci_start": 4, "ci_add": 2, "ci_max": 20}));
+    assert!(wide.iter().all(|&n| n <= 20 && n % 2 == 0), "{wide:?}");
+    let e = run(
+        &world,
+        &world.prompts(1),
+        &How::new("cot", json!({"expander": "confidence_interval_aware_efficient_iid", "ci_start": 40})),
+    )
+    .err()
+    .unwrap();
+    assert!(e.to_string().contains("ci_max"), "{e}");
+}
