@@ -4,7 +4,7 @@ use crate::data;
 use crate::options::key_values;
 use crate::output::{Output, print, visible};
 use clap::Subcommand;
-use ferrl::env::openenv::{self, Server};
+use ferrl::env::openenv::Servers;
 use ferrl::env::python::{Episode, Settings, Start, What, Workers};
 use ferrl::env::{End, Environment, Fault, Next, Turn, check, open, open_row};
 use ferrl::recipe::{Env, tasks_json, tasks_text};
@@ -94,9 +94,9 @@ impl Which {
         let env = Env::default();
         let timeout = Duration::from_secs_f64(self.timeout.map_or(env.timeout, f64::from));
         if self.what.starts_with("http://") || self.what.starts_with("https://") {
-            let (server, seed) = (Server::new(&self.what, &options, timeout)?, self.seed);
-            server.check()?;
-            return Ok(Box::new(move || Ok(openenv::open(&server, seed))));
+            let (servers, seed) = (Servers::new(&self.what, &options, timeout)?, self.seed);
+            servers.check()?;
+            return Ok(Box::new(move || Ok(servers.open(seed))));
         }
         let Some(what) = python(&self.what) else { return self.built_in(options, row) };
         let workers = Workers::new(Settings {

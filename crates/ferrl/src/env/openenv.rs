@@ -6,6 +6,7 @@ use super::{End, Environment, Fault, Lost, Next, Result, Turn, Why};
 use crate::http::Url;
 use ferrl_engine::Error;
 use serde_json::{Map, Value, json};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ const ACTION: &str = "message";
 const WAIT: Duration = Duration::from_millis(20);
 
 /// A server.
-pub struct Server {
+struct Server {
     url: String,
     timeout: Duration,
     /// The field of an action that holds the policy's text.
@@ -31,11 +32,7 @@ pub struct Server {
 
 impl Server {
     /// One at an address. `options`: `action` (the field that takes the text), `sessions` (whether it keeps episodes apart).
-    pub fn new(
-        url: &str,
-        options: &Map<String, Value>,
-        timeout: Duration,
-    ) -> ferrl_engine::Result<Arc<Server>> {
+    fn new(url: &str, options: &Map<String, Value>, timeout: Duration) -> ferrl_engine::Result<Arc<Server>> {
         let bad = |what: String| Error::usage(what).at("env.url").fix("env.url = \"http://127.0.0.1:8000\"");
         Url::parse(url).map_err(bad)?;
         let known = ["action", "sessions"];
@@ -56,7 +53,7 @@ impl Server {
     }
 
     /// Refuses a server that does not answer.
-    pub fn check(&self) -> ferrl_engine::Result<()> {
+    fn check(&self) -> ferrl_engine::Result<()> {
         match self.post("reset", &json!({ "seed": 0 })) {
             Ok(_) => Ok(()),
             Err(lost) => {
@@ -95,6 +92,40 @@ impl Server {
     fn give_back(&self) {
         *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = false;
         self.free.notify_one();
+    }
+}
+
+/// Servers of one environment, which take episodes in turn: a seed gives the same episode on each.
+pub struct Servers {
+    servers: Vec<Arc<Server>>,
+    /// Episodes opened so far.
+    opened: AtomicU64,
+}
+
+impl Servers {
+    /// Those at addresses that commas part.
+    pub fn new(
+        urls: &str,
+        options: &Map<String, Value>,
+        timeout: Duration,
+    ) -> ferrl_engine::Result<Arc<Servers>> {
+        let one = |url: &str| Server::new(url.trim(), options, timeout);
+        let servers = urls.split(',').map(one).collect::<ferrl_engine::Result<_>>()?;
+        Ok(Arc::new(Servers { servers, opened: AtomicU64::new(0) }))
+    }
+
+    /// Refuses servers of which one does not answer.
+    pub fn check(&self) -> ferrl_engine::Result<()> {
+        self.servers.iter().try_for_each(|server| server.check())
+    }
+
+    /// An episode of the server whose turn it is.
+    pub fn open(&self, seed: u64) -> Box<dyn Environment> {
+        static IDS: AtomicU64 = AtomicU64::new(0); // no two episodes of the process share one
+        let (turn, number) =
+            (self.opened.fetch_add(1, Ordering::Relaxed), IDS.fetch_add(1, Ordering::Relaxed));
+        let server = self.servers[turn as usize % self.servers.len()].clone();
+        Box::new(Episode { server, seed, id: format!("{seed}-{number}"), holds: false })
     }
 }
 
@@ -197,14 +228,6 @@ fn text(observation: &Value) -> String {
     }
 }
 
-/// An episode of a server.
-pub fn open(server: &Arc<Server>, seed: u64) -> Box<dyn Environment> {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    static OPENED: AtomicU64 = AtomicU64::new(0);
-    let id = format!("{seed}-{}", OPENED.fetch_add(1, Ordering::Relaxed));
-    Box::new(Episode { server: server.clone(), seed, id, holds: false })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -240,6 +263,30 @@ mod tests {
             "{}",
             requests[2]
         );
+    }
+
+    fn open(server: &Arc<Server>, seed: u64) -> Box<dyn Environment> {
+        Servers { servers: vec![server.clone()], opened: AtomicU64::new(0) }.open(seed)
+    }
+
+    #[test]
+    fn several_servers_take_episodes_in_turn() {
+        let begun = |name: &str| json!({ "observation": { "text": name }, "done": false });
+        let options = json!({ "action": "text" });
+        let ((a, _), (b, _)) = (serve_texts(&begun("a")), serve_texts(&begun("b")));
+        let urls = format!("{a}, {b}/");
+        let servers = Servers::new(&urls, options.as_object().unwrap(), Duration::from_secs(5)).unwrap();
+        let mut episodes = [servers.open(1), servers.open(1)];
+        let mut begun: Vec<String> = episodes.iter_mut().map(|e| e.start().unwrap()).collect();
+        begun.sort();
+        assert_eq!(begun, ["a\n", "b\n"], "both play at once, though each plays one episode at a time");
+        let bad = Servers::new("http://127.0.0.1:1,", &Map::new(), Duration::from_secs(1)).err().unwrap();
+        assert!(bad.to_string().contains("env.url"), "{bad}");
+    }
+
+    fn serve_texts(reply: &Value) -> (String, std::thread::JoinHandle<Vec<String>>) {
+        let (url, requests) = serve(vec![ok(&reply.to_string())]);
+        (url.trim_end_matches("/retrieve").to_string(), requests)
     }
 
     #[test]

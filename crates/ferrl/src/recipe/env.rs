@@ -14,7 +14,7 @@ pub struct Env {
     pub gem: Option<String>,
     /// A task of reasoning-gym, such as `letter_counting`; the package reasoning-gym must be installed.
     pub reasoning_gym: Option<String>,
-    /// Address of an OpenEnv server, such as `http://127.0.0.1:8000`.
+    /// Address of an OpenEnv server, such as `http://127.0.0.1:8000`; several, parted by commas, take episodes in turn.
     pub url: Option<String>,
     /// Tools that the policy may call before it answers, of `ferrl env tools`; rows and rewards are the recipe's.
     pub tools: Vec<String>,

@@ -3,7 +3,7 @@
 use super::data::tasks;
 use crate::data::Encoder;
 use crate::data::prompt::Settings as Encoding;
-use crate::env::openenv::{self, Server};
+use crate::env::openenv::Servers;
 use crate::env::python::{self, OfRows, Settings, Start, What, Workers};
 use crate::env::tools::{Limits, ToolEpisode};
 use crate::env::{Environment, Numbered};
@@ -42,9 +42,9 @@ pub fn environments(
             own(python_episodes(&workers, recipe.seed));
             rows = Some(Arc::new(OfRows::new(workers, recipe.seed)) as Arc<dyn RowEpisodes>);
         }
-        Some(Own::Server(server)) => {
-            server.check()?;
-            own(server_episodes(server, recipe.seed));
+        Some(Own::Servers(servers)) => {
+            servers.check()?;
+            own(server_episodes(servers, recipe.seed));
         }
         Some(Own::Tools(tools)) => {
             let limits = Limits { max_calls: recipe.env.max_calls, ..Default::default() };
@@ -73,7 +73,7 @@ pub(super) fn encoding_of(recipe: &Recipe) -> Result<Encoding> {
 pub(crate) fn check(recipe: &Recipe, hooks: &Hooks) -> Result<()> {
     match Own::of(recipe, hooks)? {
         Some(Own::Python(workers)) => workers.check(),
-        Some(Own::Server(server)) => server.check(),
+        Some(Own::Servers(servers)) => servers.check(),
         Some(Own::Tools(_)) | None => Ok(()),
     }
 }
@@ -82,7 +82,7 @@ pub(crate) fn check(recipe: &Recipe, hooks: &Hooks) -> Result<()> {
 pub(super) fn own_task(recipe: &Recipe) -> Result<Option<Arc<dyn Task>>> {
     Ok(match Own::of(recipe, &Hooks::default())? {
         Some(Own::Python(workers)) => Some(python_episodes(&workers, recipe.seed)),
-        Some(Own::Server(server)) => Some(server_episodes(server, recipe.seed)),
+        Some(Own::Servers(servers)) => Some(server_episodes(servers, recipe.seed)),
         Some(Own::Tools(_)) | None => None,
     })
 }
@@ -95,14 +95,14 @@ fn python_episodes(workers: &Arc<Workers>, seed: u64) -> Arc<dyn Task> {
     }))
 }
 
-fn server_episodes(server: Arc<Server>, seed: u64) -> Arc<dyn Task> {
-    Arc::new(Numbered::new(seed, move |seed, _| openenv::open(&server, seed)))
+fn server_episodes(servers: Arc<Servers>, seed: u64) -> Arc<dyn Task> {
+    Arc::new(Numbered::new(seed, move |seed, _| servers.open(seed)))
 }
 
 /// The environment that a recipe names; nothing is started.
 enum Own {
     Python(Arc<Workers>),
-    Server(Arc<Server>),
+    Servers(Arc<Servers>),
     Tools(Arc<[Arc<dyn Tool>]>),
 }
 
@@ -111,7 +111,7 @@ impl Own {
         let env = &recipe.env;
         let timeout = Duration::from_secs_f64(env.timeout);
         let what = match env.named().first() {
-            Some(("url", url)) => return Ok(Some(Own::Server(Server::new(url, &env.options, timeout)?))),
+            Some(("url", url)) => return Ok(Some(Own::Servers(Servers::new(url, &env.options, timeout)?))),
             Some(("gem", name)) => What::Gem(name.to_string()),
             Some(("reasoning_gym", name)) => What::ReasoningGym(name.to_string()),
             Some((_, path)) => What::file(path),

@@ -8,7 +8,7 @@ use super::arith::num::Num;
 use super::arith::rational::Rational;
 use super::arith::real::{Out, Real};
 use super::arith::transcend;
-use super::ast::{Big, Const, Expr};
+use super::ast::{Big, Const, Expr, Func};
 use super::budget::{Budget, Stop};
 use super::functions;
 use std::collections::BTreeSet;
@@ -136,111 +136,116 @@ impl<'a> Env<'a> {
     /// The value of an expression.
     pub fn value(&mut self, expr: &Expr) -> Out<Value> {
         self.budget.spend(1)?;
-        Ok(Value::Num(match expr {
-            Expr::Num(value, _) => value.clone().into(),
-            Expr::Const(Const::Pi) => transcend::pi().into(),
-            Expr::Const(Const::E) => Real::from(1).exp()?.into(),
-            Expr::Const(Const::I) => Num::i(),
-            Expr::Const(_) => return Err(Stop::Undefined),
-            Expr::Var(name) => self.variable(name),
-            Expr::Text(text) => self.unknown(&text.to_lowercase(), &[]),
-            Expr::Add(items) => return self.sum(items),
-            Expr::Neg(a) => match self.value(a)? {
-                Value::Num(a) => a.neg(),
-                Value::Mat(cols, a) => return Ok(Value::Mat(cols, a.iter().map(Num::neg).collect())),
-            },
-            Expr::Mul(items) => return self.product(items),
-            Expr::Div(a, b) => {
-                let bottom = self.num(b)?;
-                self.budget.spend(20)?;
-                return match self.value(a)? {
-                    Value::Num(top) => {
-                        self.budget.spend(top.cost() + bottom.cost())?;
-                        Ok(Value::Num(top.div(&bottom)?))
-                    }
-                    Value::Mat(cols, entries) => {
-                        let entries: Out<Vec<Num>> = entries.iter().map(|e| e.div(&bottom)).collect();
-                        Ok(Value::Mat(cols, entries?))
-                    }
-                };
-            }
-            Expr::Pow(a, b) => return self.power(a, b),
-            Expr::Root(n, a) => {
-                let (n, a) = (self.num(n)?, self.num(a)?);
-                self.budget.spend(if n.integer() == Some(2) { 60 } else { 700 } + a.cost())?;
-                self.outside |= a.re.sign() < 0 && n.integer().is_none_or(|n| n % 2 == 0);
-                match n.integer().and_then(|n| u32::try_from(n).ok()) {
-                    Some(n) => a.root(n)?,
-                    None => a.pow(&n.recip()?)?,
-                }
-            }
-            Expr::Fact(a) => {
-                let a = self.num(a)?;
-                functions::factorial(&a, 1, self.budget)?
-            }
-            Expr::DoubleFact(a) => {
-                let a = self.num(a)?;
-                functions::factorial(&a, 2, self.budget)?
-            }
-            Expr::Binom(a, b) => {
-                let (a, b) = (self.num(a)?, self.num(b)?);
-                functions::binomial(&a, &b, self.budget)?
-            }
-            Expr::Abs(a) => match self.value(a)? {
-                Value::Num(a) => a.abs()?,
-                Value::Mat(cols, entries) if entries.len() == cols * cols => {
-                    self.determinant(cols, entries)?
-                }
-                Value::Mat(_, entries) => self.norm(&entries)?,
-            },
-            Expr::Func(super::ast::Func::Det, args) => match args.first().map(|a| self.value(a)) {
-                Some(Ok(Value::Mat(cols, entries))) => self.determinant(cols, entries)?,
-                _ => return Err(Stop::Undefined),
-            },
-            Expr::Func(func, args) => {
-                let args = self.nums(args)?;
-                let size = args.iter().map(Num::cost).sum::<u64>();
-                self.budget.spend(
-                    functions::steps(*func) * if args.iter().all(Num::is_real) { 1 } else { 3 } + size,
-                )?;
-                let logarithm = matches!(func, super::ast::Func::Ln | super::ast::Func::Log);
-                self.outside |= logarithm && args.iter().any(|arg| arg.re.sign() < 0);
-                functions::apply(*func, &args)?
-            }
-            Expr::Call(name, args) if name == "pmod" => self.residue(args)?,
-            Expr::Call(name, args) => {
-                let args = self.nums(args)?;
-                self.unknown(name, &args)
-            }
-            Expr::Percent(a) => self.num(a)?.div(&100.into())?,
-            Expr::Degree(a) => {
-                let turn = Num::from(transcend::pi()).div(&180.into())?;
-                self.num(a)?.mul(&turn)?
-            }
-            Expr::Unit(a, _) => return self.value(a),
-            Expr::Tuple(_, items, _) => return Ok(Value::Mat(1, self.nums(items)?)),
+        match expr {
+            Expr::Add(items) => self.sum(items),
+            Expr::Neg(a) => Ok(match self.value(a)? {
+                Value::Num(a) => Value::Num(a.neg()),
+                Value::Mat(cols, a) => Value::Mat(cols, a.iter().map(Num::neg).collect()),
+            }),
+            Expr::Mul(items) => self.product(items),
+            Expr::Div(a, b) => self.quotient(a, b),
+            Expr::Pow(a, b) => self.power(a, b),
+            Expr::Unit(a, _) => self.value(a),
+            Expr::Tuple(_, items, _) => Ok(Value::Mat(1, self.nums(items)?)),
             Expr::Matrix(rows) => {
                 let cols = rows.first().map_or(0, Vec::len);
                 let entries: Out<Vec<Num>> = rows.iter().flatten().map(|e| self.num(e)).collect();
-                return Ok(Value::Mat(cols, entries?));
+                Ok(Value::Mat(cols, entries?))
+            }
+            number => self.number(number).map(Value::Num),
+        }
+    }
+
+    /// The value of an expression that is never a matrix.
+    fn number(&mut self, expr: &Expr) -> Out<Num> {
+        match expr {
+            Expr::Num(value, _) => Ok(value.clone().into()),
+            Expr::Const(Const::Pi) => Ok(transcend::pi().into()),
+            Expr::Const(Const::E) => Ok(Real::from(1).exp()?.into()),
+            Expr::Const(Const::I) => Ok(Num::i()),
+            Expr::Var(name) => Ok(self.variable(name)),
+            Expr::Text(text) => Ok(self.unknown(&text.to_lowercase(), &[])),
+            Expr::Root(n, a) => self.root(n, a),
+            Expr::Fact(a) => {
+                let a = self.num(a)?;
+                functions::factorial(&a, 1, self.budget)
+            }
+            Expr::DoubleFact(a) => {
+                let a = self.num(a)?;
+                functions::factorial(&a, 2, self.budget)
+            }
+            Expr::Binom(a, b) => {
+                let (a, b) = (self.num(a)?, self.num(b)?);
+                functions::binomial(&a, &b, self.budget)
+            }
+            Expr::Abs(a) => match self.value(a)? {
+                Value::Num(a) => Ok(a.abs()?),
+                Value::Mat(cols, entries) if entries.len() == cols * cols => self.determinant(cols, entries),
+                Value::Mat(_, entries) => self.norm(&entries),
+            },
+            Expr::Func(func, args) => self.function(*func, args),
+            Expr::Call(name, args) if name == "pmod" => self.residue(args),
+            Expr::Call(name, args) => {
+                let args = self.nums(args)?;
+                Ok(self.unknown(name, &args))
+            }
+            Expr::Percent(a) => self.num(a)?.div(&100.into()),
+            Expr::Degree(a) => {
+                let turn = Num::from(transcend::pi()).div(&180.into())?;
+                self.num(a)?.mul(&turn)
             }
             Expr::Big(kind, variable, low, high, body) => {
-                self.big(*kind, variable, low.as_deref(), high.as_deref(), body)?
+                self.big(*kind, variable, low.as_deref(), high.as_deref(), body)
             }
-            Expr::Ratio(parts) => match &parts[..] {
-                [a, b] => {
-                    let (a, b) = (self.num(a)?, self.num(b)?);
-                    a.div(&b)?
-                }
-                _ => return Err(Stop::Undefined),
-            },
-            Expr::PlusMinus(..)
-            | Expr::Set(_)
-            | Expr::Builder(..)
-            | Expr::SetOp(..)
-            | Expr::Chain(..)
-            | Expr::List(..) => return Err(Stop::Undefined),
-        }))
+            Expr::Ratio(parts) => {
+                let [a, b] = &parts[..] else { return Err(Stop::Undefined) };
+                let (a, b) = (self.num(a)?, self.num(b)?);
+                a.div(&b)
+            }
+            // Infinity, sets, relations, lists and signs have no value.
+            _ => Err(Stop::Undefined),
+        }
+    }
+
+    fn quotient(&mut self, top: &Expr, bottom: &Expr) -> Out<Value> {
+        let bottom = self.num(bottom)?;
+        self.budget.spend(20)?;
+        match self.value(top)? {
+            Value::Num(top) => {
+                self.budget.spend(top.cost() + bottom.cost())?;
+                Ok(Value::Num(top.div(&bottom)?))
+            }
+            Value::Mat(cols, entries) => {
+                let entries: Out<Vec<Num>> = entries.iter().map(|e| e.div(&bottom)).collect();
+                Ok(Value::Mat(cols, entries?))
+            }
+        }
+    }
+
+    fn root(&mut self, n: &Expr, a: &Expr) -> Out<Num> {
+        let (n, a) = (self.num(n)?, self.num(a)?);
+        self.budget.spend(if n.integer() == Some(2) { 60 } else { 700 } + a.cost())?;
+        self.outside |= a.re.sign() < 0 && n.integer().is_none_or(|n| n % 2 == 0);
+        match n.integer().and_then(|n| u32::try_from(n).ok()) {
+            Some(n) => a.root(n),
+            None => a.pow(&n.recip()?),
+        }
+    }
+
+    fn function(&mut self, func: Func, args: &[Expr]) -> Out<Num> {
+        if func == Func::Det {
+            return match args.first().map(|a| self.value(a)) {
+                Some(Ok(Value::Mat(cols, entries))) => self.determinant(cols, entries),
+                _ => Err(Stop::Undefined),
+            };
+        }
+        let args = self.nums(args)?;
+        let size = args.iter().map(Num::cost).sum::<u64>();
+        let per_part = if args.iter().all(Num::is_real) { 1 } else { 3 };
+        self.budget.spend(functions::steps(func) * per_part + size)?;
+        let logarithm = matches!(func, Func::Ln | Func::Log);
+        self.outside |= logarithm && args.iter().any(|arg| arg.re.sign() < 0);
+        functions::apply(func, &args)
     }
 
     fn sum(&mut self, items: &[Expr]) -> Out<Value> {

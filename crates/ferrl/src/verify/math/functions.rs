@@ -56,30 +56,7 @@ pub fn apply(func: Func, args: &[Num]) -> Out<Num> {
         Acot => quarter_turn().sub(&atan(one(args)?)?),
         Asec => quarter_turn().sub(&asin(&one(args)?.recip()?)?),
         Acsc => asin(&one(args)?.recip()?),
-        Sinh => Ok(hyperbolic(one(args)?)?.0),
-        Cosh => Ok(hyperbolic(one(args)?)?.1),
-        Tanh => {
-            let (sinh, cosh) = hyperbolic(one(args)?)?;
-            sinh.div(&cosh)
-        }
-        Coth => {
-            let (sinh, cosh) = hyperbolic(one(args)?)?;
-            cosh.div(&sinh)
-        }
-        Sech => hyperbolic(one(args)?)?.1.recip(),
-        Csch => hyperbolic(one(args)?)?.0.recip(),
-        Asinh => {
-            let x = one(args)?;
-            x.add(&x.mul(x)?.add(&1.into())?.root(2)?)?.ln()
-        }
-        Acosh => {
-            let x = one(args)?;
-            x.add(&x.mul(x)?.sub(&1.into())?.root(2)?)?.ln()
-        }
-        Atanh => {
-            let x = one(args)?;
-            Num::from(1).add(x)?.div(&Num::from(1).sub(x)?)?.ln()?.mul(&half())
-        }
+        Sinh | Cosh | Tanh | Coth | Sech | Csch | Asinh | Acosh | Atanh => hyperbolic(func, one(args)?),
         Ln => one(args)?.ln(),
         Log => match args {
             [base, x] => x.ln()?.div(&base.ln()?),
@@ -103,13 +80,7 @@ pub fn apply(func: Func, args: &[Num]) -> Out<Num> {
             let x = one(args)?;
             Ok(Num { re: x.re.clone(), im: x.im.neg() })
         }
-        Mod => match args {
-            [a, b] => {
-                let (a, b) = (a.real()?, b.real()?);
-                Ok(a.sub(&a.div(b)?.floor()?.mul(b)?)?.into())
-            }
-            _ => Err(Stop::Undefined),
-        },
+        Mod => remainder(args),
         Det => Err(Stop::Undefined),
     }
 }
@@ -128,9 +99,33 @@ fn asin(x: &Num) -> Out<Num> {
     }
 }
 
-fn hyperbolic(x: &Num) -> Out<(Num, Num)> {
+/// A hyperbolic function or the inverse of one.
+fn hyperbolic(func: Func, x: &Num) -> Out<Num> {
+    let one = Num::from(1);
+    match func {
+        Func::Asinh => return x.add(&x.mul(x)?.add(&one)?.root(2)?)?.ln(),
+        Func::Acosh => return x.add(&x.mul(x)?.sub(&one)?.root(2)?)?.ln(),
+        Func::Atanh => return one.add(x)?.div(&one.sub(x)?)?.ln()?.mul(&half()),
+        _ => {}
+    }
     let (up, down) = (x.exp()?, x.neg().exp()?);
-    Ok((up.sub(&down)?.mul(&half())?, up.add(&down)?.mul(&half())?))
+    let (sinh, cosh) = (up.sub(&down)?.mul(&half())?, up.add(&down)?.mul(&half())?);
+    match func {
+        Func::Sinh => Ok(sinh),
+        Func::Cosh => Ok(cosh),
+        Func::Tanh => sinh.div(&cosh),
+        Func::Coth => cosh.div(&sinh),
+        Func::Sech => cosh.recip(),
+        Func::Csch => sinh.recip(),
+        _ => Err(Stop::Undefined),
+    }
+}
+
+/// `a - b floor(a / b)`
+fn remainder(args: &[Num]) -> Out<Num> {
+    let [a, b] = args else { return Err(Stop::Undefined) };
+    let (a, b) = (a.real()?, b.real()?);
+    Ok(a.sub(&a.div(b)?.floor()?.mul(b)?)?.into())
 }
 
 fn common(func: Func, args: &[Num]) -> Out<Num> {

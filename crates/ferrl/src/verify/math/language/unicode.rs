@@ -2,6 +2,11 @@
 
 /// What a character is written as; none where it stays.
 fn latex(c: char) -> Option<&'static str> {
+    [operator, greek, symbol, bracket, fraction].iter().find_map(|table| table(c))
+}
+
+/// Operations and relations.
+fn operator(c: char) -> Option<&'static str> {
     Some(match c {
         '−' | '–' | '—' | '‐' | '‑' | '﹣' | '－' | '﹘' => "-",
         '＋' => "+",
@@ -30,6 +35,13 @@ fn latex(c: char) -> Option<&'static str> {
         '∨' => "\\lor ",
         '∅' | '⌀' => "\\emptyset ",
         '∞' => "\\infty ",
+        _ => return None,
+    })
+}
+
+/// Greek letters, and the sums and products that look like them.
+fn greek(c: char) -> Option<&'static str> {
+    Some(match c {
         'π' | '𝜋' | '𝛑' | 'П' | 'ϖ' => "\\pi ",
         'α' => "\\alpha ",
         'β' => "\\beta ",
@@ -60,6 +72,13 @@ fn latex(c: char) -> Option<&'static str> {
         'Φ' => "\\Phi ",
         'Ψ' => "\\Psi ",
         'Ω' => "\\Omega ",
+        _ => return None,
+    })
+}
+
+/// Roots, marks, arrows, sets of numbers and what says nothing.
+fn symbol(c: char) -> Option<&'static str> {
+    Some(match c {
         '∫' => "\\int ",
         '√' => "\\sqrt",
         '∛' => "\\sqrt[3]",
@@ -74,6 +93,16 @@ fn latex(c: char) -> Option<&'static str> {
         'ℕ' => "\\mathbb{N}",
         'ℚ' => "\\mathbb{Q}",
         'ℂ' => "\\mathbb{C}",
+        '\u{200b}' | '\u{200c}' | '\u{200d}' | '\u{2060}' | '\u{feff}' => "",
+        '\u{2061}' | '\u{2062}' => " ",
+        '“' | '”' => "\"",
+        _ => return None,
+    })
+}
+
+/// Brackets and punctuation.
+fn bracket(c: char) -> Option<&'static str> {
+    Some(match c {
         '⌊' => "\\lfloor ",
         '⌋' => "\\rfloor ",
         '⌈' => "\\lceil ",
@@ -94,6 +123,13 @@ fn latex(c: char) -> Option<&'static str> {
         '％' | '﹪' => "%",
         '！' => "!",
         '…' | '⋯' => "\\ldots ",
+        _ => return None,
+    })
+}
+
+/// Fractions of one character.
+fn fraction(c: char) -> Option<&'static str> {
+    Some(match c {
         '½' => "\\frac{1}{2}",
         '⅓' => "\\frac{1}{3}",
         '⅔' => "\\frac{2}{3}",
@@ -109,9 +145,6 @@ fn latex(c: char) -> Option<&'static str> {
         '⅜' => "\\frac{3}{8}",
         '⅝' => "\\frac{5}{8}",
         '⅞' => "\\frac{7}{8}",
-        '\u{200b}' | '\u{200c}' | '\u{200d}' | '\u{2060}' | '\u{feff}' => "",
-        '\u{2061}' | '\u{2062}' => " ",
-        '“' | '”' => "\"",
         _ => return None,
     })
 }
