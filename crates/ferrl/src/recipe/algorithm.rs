@@ -79,7 +79,10 @@ fn unknown(tree: &Tree, entry: &Entry, key: &[String], at: &[String], known: Vec
     if let Some(advice) = elsewhere::advice(key).filter(|a| !a.contains(&dotted(key))) {
         return error.fix(advice);
     }
-    match near.map(beside).or_else(|| nearest_to(key).filter(own)) {
+    // The very word one level down is nearer than another word here.
+    let inside = nearest_to(key).filter(own);
+    let same_word = inside.clone().filter(|k| k.rsplit('.').next() == Some(leaf));
+    match same_word.or(near.map(beside)).or(inside) {
         Some(near) => error.fix(format!("did you mean {near}?")),
         None if known.is_empty() => error.fix(format!("{} has no settings here", entry.name)),
         None => error.fix(format!("known keys here: {}", known.join(", "))),
