@@ -1,10 +1,13 @@
 //! `ferrl launch`: a command on several ranks, through MPI's own launcher, started again where a rank was lost.
 
-use crate::output::exit;
+use crate::output::{exit, on_interrupt};
 use clap::Parser;
+use ferrl::interrupt;
 use ferrl_engine::{Class, Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Run a command on several ranks
 ///
@@ -44,16 +47,28 @@ pub fn run(args: &Args) -> Result<()> {
             .at("launch")
             .fix("ferrl launch -n 2 -- train recipe.toml"));
     }
+    if let Some(file) = args.hostfile.as_deref().filter(|f| !f.is_file()) {
+        return Err(Error::usage("no such file")
+            .at(file.display())
+            .fix("a file with a machine and its slots on each line"));
+    }
     let kind = installed()?;
     let program =
         std::env::current_exe().map_err(|e| Error::device(format!("where is this program: {e}")))?;
     let mut command = command.to_vec();
+    let stop = Stop::listen()?;
     for attempt in 0..=args.retries {
-        let status = start(args, kind, &program)
-            .args(&command)
-            .status()
-            .map_err(|e| Error::device(format!("mpirun cannot be started: {e}")))?;
+        let mut mpirun = start(args, kind, &program);
+        let child = mpirun.args(&command).env(STOP_FILE, &stop.file).spawn();
+        let mut child = child.map_err(|e| Error::device(format!("mpirun cannot be started: {e}")))?;
+        stop.child.store(child.id(), Ordering::SeqCst);
+        let status = child.wait().map_err(|e| Error::device(format!("mpirun cannot be waited for: {e}")))?;
+        stop.child.store(0, Ordering::SeqCst);
         let code = status.code().unwrap_or(i32::from(crate::exit_code(Class::Rank)));
+        let _ = std::fs::remove_file(&stop.file);
+        if interrupt::requested() {
+            exit(i32::from(crate::exit_code(Class::Interrupted)));
+        }
         if code == 0 || !worth_another(code) || attempt == args.retries {
             exit(code);
         }
@@ -65,6 +80,43 @@ pub fn run(args: &Args) -> Result<()> {
     }
     Ok(())
 }
+
+/// How Ctrl-C reaches rank 0. MPI's launchers answer it by killing all ranks, so they do not get it: the first one makes a file
+/// that rank 0 looks for, which then finishes the step and saves; the second ends everything.
+struct Stop {
+    file: PathBuf,
+    child: Arc<AtomicU32>,
+}
+
+/// The variable that names the file.
+pub const STOP_FILE: &str = "FERRL_STOP_FILE";
+
+impl Stop {
+    fn listen() -> Result<Self> {
+        let file = std::env::temp_dir().join(format!("ferrl-stop-{}", std::process::id()));
+        let child = Arc::new(AtomicU32::new(0));
+        let (asked, running) = (file.clone(), child.clone());
+        on_interrupt(move || {
+            if interrupt::requested() || std::fs::write(&asked, "").is_err() {
+                end(running.load(Ordering::SeqCst));
+            }
+            interrupt::request();
+        })?;
+        Ok(Stop { file, child })
+    }
+}
+
+/// Ends the launcher and with it all ranks.
+#[cfg(unix)]
+fn end(child: u32) {
+    if let Some(group) = i32::try_from(child).ok().filter(|&pid| pid > 0) {
+        let _ =
+            nix::sys::signal::killpg(nix::unistd::Pid::from_raw(group), nix::sys::signal::Signal::SIGTERM);
+    }
+}
+
+#[cfg(not(unix))]
+fn end(_child: u32) {}
 
 /// Whether the same command may succeed the next time: not after a wrong recipe, row or model, nor after Ctrl-C.
 fn worth_another(code: i32) -> bool {
@@ -95,7 +147,9 @@ fn start(args: &Args, kind: Kind, program: &Path) -> Command {
             }
         }
     }
-    mpirun.arg(program);
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut mpirun, 0); // Ctrl-C of the terminal is not for it
+    mpirun.arg(program).stdin(Stdio::null());
     mpirun
 }
 

@@ -18,6 +18,7 @@ use indicatif::HumanCount;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Train a model from a recipe
 ///
@@ -89,6 +90,18 @@ pub fn run(args: &Args) -> Result<()> {
     done?.map_or(Ok(()), |outcome| conclude(&outcome))
 }
 
+/// Looks for the file that `ferrl launch` makes at Ctrl-C.
+fn listen_to_launch() {
+    let Some(file) = std::env::var_os(super::launch::STOP_FILE).map(PathBuf::from) else { return };
+    std::thread::spawn(move || {
+        while !file.exists() {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        ferrl::interrupt::request();
+        eprintln!("\nfinishing this step and saving; once more to stop at once");
+    });
+}
+
 /// What every rank but the first does.
 fn follow(args: &Args, ranks: &Ranks) -> Result<()> {
     runner::follow(ranks, || {
@@ -117,6 +130,7 @@ fn lead(args: &Args, ranks: &Ranks) -> Result<Option<Outcome>> {
         return Err(Error::usage("is not a folder").at(file.display()).fix("--rescue DIR on another disk"));
     }
     let mut watch = Terminal::new()?;
+    listen_to_launch();
     let (mut folder, mut options) =
         (None, Options { rescue: args.rescue.clone(), ranks: ranks.clone(), ..Default::default() });
     let mut position = Position::default();
