@@ -23,27 +23,19 @@ pub struct Args {
     #[arg(long, value_name = "FILE", default_value = "-")]
     output: PathBuf,
     /// Weight of right completions in the joint loss; 0 leaves them out
-    #[arg(long, value_name = "X", default_value_t = 0.33, value_parser = weight)]
+    #[arg(long, value_name = "X", default_value_t = 0.33, value_parser = up_to_1000)]
     lambda: f64,
     /// Least reward of a right completion
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = finite)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = up_to_1000)]
     threshold: f64,
     /// Text between completion and verdict
     #[arg(long, value_name = "TEXT", default_value = QUESTION)]
     question: String,
 }
 
-fn weight(text: &str) -> std::result::Result<f64, String> {
-    bounded(text, 0.0, 1000.0)
-}
-
-fn finite(text: &str) -> std::result::Result<f64, String> {
-    bounded(text, -1e6, 1e6)
-}
-
-fn bounded(text: &str, least: f64, most: f64) -> std::result::Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|x| (least..=most).contains(x));
-    number.ok_or_else(|| format!("expected a number from {least} to {most}"))
+fn up_to_1000(text: &str) -> std::result::Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|x| (0.0..=1000.0).contains(x));
+    number.ok_or_else(|| "expected a number from 0 to 1000".into())
 }
 
 /// Runs the command.
