@@ -32,7 +32,7 @@ pub enum Stop {
 }
 
 /// The sampled tokens of a request, with one entry per token in every other column.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Completion {
     /// Token ids, up to and including the one that completed the stop.
     pub ids: Vec<u32>,
@@ -50,6 +50,15 @@ pub struct Completion {
     pub shared: usize,
     /// Why it ended.
     pub stop: Stop,
+}
+
+/// What was sampled is equal; `shared` tells what it cost, which depends on what else was in the cache.
+impl PartialEq for Completion {
+    fn eq(&self, other: &Self) -> bool {
+        let Completion { ids, logp, sampled_logp, top, versions, shared: _, stop } = self;
+        let tokens = (ids, versions, stop) == (&other.ids, &other.versions, &other.stop);
+        tokens && (logp, sampled_logp, top) == (&other.logp, &other.sampled_logp, &other.top)
+    }
 }
 
 /// What a step brought about.
