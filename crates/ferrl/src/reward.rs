@@ -36,7 +36,7 @@ pub struct Rewards {
     hooks: Hooks,
     /// Whether they are those of generated tasks; episodes are rewarded by their environments alone then.
     of_tasks: bool,
-    /// Those that share the completions.
+    /// The ranks that share the completions.
     ranks: Ranks,
 }
 

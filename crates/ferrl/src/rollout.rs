@@ -55,7 +55,7 @@ pub struct Actor<'a> {
     pub stops: &'a Stops,
     /// What plays the prompts that have several turns.
     pub environments: &'a Environments,
-    /// Those that share the prompts.
+    /// The ranks that share the prompts.
     pub ranks: &'a Ranks,
 }
 

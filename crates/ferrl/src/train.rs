@@ -55,7 +55,7 @@ pub struct Stage {
     pub tokenizer: Arc<Tokenizer>,
     /// What ends the policy's completions.
     pub stops: Stops,
-    /// Those that share the work of every step; this process alone, where it is none of several.
+    /// The ranks that share the work of every step; one, where this process trains alone.
     pub ranks: Ranks,
     /// The data source.
     pub source: Box<dyn Source>,
@@ -166,7 +166,7 @@ impl Stage {
     /// gets the whole sum.
     pub(crate) fn add_round(&mut self, batch: usize, batches: usize) -> Result<()> {
         let (last, ranks) = (batch + 1 == batches, &self.ranks);
-        if last || (batch + 1).is_multiple_of(ranks.size()) {
+        if ranks.ends_round(batch, batches) {
             for trainer in std::iter::once(&mut self.policy).chain(&mut self.critic) {
                 trainer.add_round(ranks)?;
                 if last {

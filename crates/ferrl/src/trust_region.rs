@@ -67,7 +67,7 @@ impl<'a> Fisher<'a> {
                 let logp = along.iter().map(|d| (d / count as f64) as f32).collect();
                 t.backward(batch, &StatGrads { logp, ..Default::default() })?;
             }
-            if (i + 1).is_multiple_of(self.ranks.size()) || i + 1 == self.batches.len() {
+            if self.ranks.ends_round(i, self.batches.len()) {
                 t.add_round(self.ranks)?;
             }
         }
@@ -239,7 +239,7 @@ fn critic_updates(
                 let missing = || Error::numerics("the loss gives no gradient for the critic");
                 critic.backward(&tokens, loss.grads.get(Role::Critic).ok_or_else(missing)?)?;
             }
-            if (i + 1).is_multiple_of(ranks.size()) || i + 1 == batches.len() {
+            if ranks.ends_round(i, batches.len()) {
                 critic.add_round(ranks)?;
             }
         }

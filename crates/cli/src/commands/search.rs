@@ -305,7 +305,7 @@ fn open_device(args: &Args, recipe: &Recipe, dir: &ModelDir) -> Result<Arc<dyn B
     Ok(backend)
 }
 
-/// What decides whether a result is right; none where nobody knows.
+/// The rewards that decide whether a result is right; none where neither the recipe nor its task has one.
 fn truth(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Option<Rewards>> {
     if args.prompt.is_some() && recipe.reward.is_empty() {
         return Ok(None);

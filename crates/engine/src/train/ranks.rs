@@ -104,7 +104,7 @@ fn add(total: &mut Option<Vec<f32>>, part: Vec<f32>) {
     }
 }
 
-/// For each parameter whether it is there, then the numbers of those that are.
+/// One byte per parameter, 1 where it has a gradient, then the gradients of these.
 fn pack(parts: &[Option<&[f32]>]) -> Vec<u8> {
     let numbers: usize = parts.iter().flatten().map(|p| p.len()).sum();
     let mut bytes = vec![0; parts.len() + 4 * numbers];

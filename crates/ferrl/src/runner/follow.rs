@@ -54,7 +54,7 @@ pub fn lead<T>(ranks: &Ranks, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let done = work();
     let error = done.as_ref().err();
     let mut lost = error.is_some_and(|e| e.class == Class::Rank);
-    // A follower that fails at this very moment sends its error and hears nothing else: it is told again.
+    // A follower that fails at this moment sends its error and does not see the order, so the order is sent again.
     while !lost {
         match Order::End(error.cloned().map(Travelling)).send(ranks) {
             Ok(()) => return done,
@@ -75,7 +75,7 @@ pub struct Follower {
 }
 
 /// Follows rank 0 to the end of the run. The error is the one that ended it; rank 0 has printed it. Whatever fails here, in
-/// `prepare` too, is told to the leader, which ends the run: nobody goes home before that.
+/// `prepare` too, is told to the leader, which ends the run: a follower stays until then.
 pub fn follow(ranks: &Ranks, prepare: impl FnOnce() -> Result<Follower>) -> Result<()> {
     let mut end = ranks.together(|| prepare()?.obey(ranks));
     loop {

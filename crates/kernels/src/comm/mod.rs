@@ -129,6 +129,11 @@ impl Ranks {
         i % self.size() == self.rank()
     }
 
+    /// Whether a round, one thing for each rank, ends with thing `i` of a list of `count` that goes round.
+    pub fn ends_round(&self, i: usize, count: usize) -> bool {
+        i + 1 == count || (i + 1).is_multiple_of(self.size())
+    }
+
     /// Every rank's bytes, in the order of ranks.
     pub fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.all_to_all(&vec![own; self.size()])
