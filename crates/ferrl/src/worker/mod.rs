@@ -264,9 +264,8 @@ impl Pool {
                 Err((kind, stderr)) => return Tried::Failed(kind, stderr),
             },
         };
-        let stale = process.stale();
         let answer = process.ask(request.clone(), self.options.timeout);
-        self.counters.stale.fetch_add(process.stale() - stale, Ordering::Relaxed);
+        self.counters.stale.fetch_add(process.new_stale(), Ordering::Relaxed);
         let kind = match answer {
             Ok(answer) => match check_answer(&answer, count) {
                 Ok(()) => {

@@ -212,9 +212,9 @@ impl Process {
         }
     }
 
-    /// Answers so far that came too late or twice.
-    pub(crate) fn stale(&self) -> u64 {
-        lock(&self.routes).stale
+    /// Answers that came too late or twice since this was asked last: they come between calls as well as within them.
+    pub(crate) fn new_stale(&self) -> u64 {
+        std::mem::take(&mut lock(&self.routes).stale)
     }
 
     /// The last lines of stderr.

@@ -132,9 +132,10 @@ impl Workers {
     /// What has happened so far.
     pub fn counts(&self) -> Counts {
         let running = self.slots.iter().filter_map(|slot| lock(&slot.process).clone());
-        let stale: u64 = running.map(|process| process.stale()).sum();
-        let counts = *lock(&self.counts);
-        Counts { stale: counts.stale + stale, ..counts }
+        let stale: u64 = running.map(|process| process.new_stale()).sum();
+        let mut counts = lock(&self.counts);
+        counts.stale += stale;
+        *counts
     }
 
     /// Whether it answers with whole states; with what is new otherwise.
@@ -260,7 +261,7 @@ impl Workers {
             *held = None;
             let mut counts = lock(&self.counts);
             counts.restarts += 1;
-            counts.stale += process.stale();
+            counts.stale += process.new_stale();
         }
         drop(held);
         process.end()
