@@ -168,6 +168,7 @@ fn stages(
     at: &Position,
     options: &Options,
 ) -> Result<Outcome> {
+    crate::parallel::check_stages(resolved, options.ranks.size())?;
     for (path, problem) in &at.found.skipped {
         let text = format!("passed over {}: {problem}", path.display());
         watch.note(&text);
