@@ -66,7 +66,6 @@ pub fn check_stages(resolved: &Resolved, ranks: usize) -> Result<()> {
 pub fn check(recipe: &Recipe, ranks: usize) -> Result<Layout> {
     let layout = Layout::of(recipe, ranks)?;
     let not_served = [
-        ("parallel.ddp_size", layout.fsdp, "split weights (ZeRO-3)", "parallel.ddp_size = 0"),
         ("parallel.tp_size", layout.tp, "tensor parallelism", "parallel.tp_size = 1"),
         ("parallel.sp_size", layout.sp, "context parallelism", "parallel.sp_size = 1"),
         ("rollout.tp_size", layout.rollout_tp, "tensor parallelism in rollouts", "rollout.tp_size = 1"),
@@ -118,8 +117,8 @@ mod tests {
     fn what_the_engine_does_not_serve_is_refused() {
         assert!(check(&recipe(0, 1, 1, 0), 3).is_ok());
         assert!(check(&recipe(3, 1, 1, 1), 3).is_ok(), "as many copies as ranks");
+        assert!(check(&recipe(1, 1, 1, 1), 3).is_ok(), "ZeRO-3");
         for (r, key) in [
-            (recipe(1, 1, 1, 0), "parallel.ddp_size"),
             (recipe(0, 2, 1, 1), "parallel.tp_size"),
             (recipe(0, 1, 2, 0), "parallel.sp_size"),
             (recipe(0, 1, 1, 2), "rollout.tp_size"),

@@ -27,8 +27,10 @@ impl Split {
     pub fn new(ranks: &Ranks, copies: usize, number: usize) -> Result<Self> {
         let size = ranks.size();
         if copies == 0 || !size.is_multiple_of(copies) {
-            return Err(Error::usage(format!("{size} ranks cannot hold {copies} equal copies of the weights"))
-                .fix("a number of copies that divides the number of ranks"));
+            return Err(Error::usage(format!(
+                "{size} ranks cannot hold {copies} equal copies of the weights"
+            ))
+            .fix("a number of copies that divides the number of ranks"));
         }
         Ok(Split { ranks: ranks.clone(), shards: size / copies, number })
     }
@@ -122,9 +124,7 @@ impl OwnPart<'_> {
 
     fn bytes(&self) -> Vec<u8> {
         match self.format {
-            DType::Bf16 => {
-                self.values.iter().flat_map(|&x| ferrl_kernels::narrow(x).to_le_bytes()).collect()
-            }
+            DType::Bf16 => self.values.iter().flat_map(|&x| ferrl_kernels::narrow(x).to_le_bytes()).collect(),
             _ => self.values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         }
     }
@@ -133,7 +133,9 @@ impl OwnPart<'_> {
         match self.format {
             DType::Bf16 => {
                 let (pairs, _) = bytes.as_chunks::<2>();
-                to.iter_mut().zip(pairs).for_each(|(x, b)| *x = f32::from_bits((u16::from_le_bytes(*b) as u32) << 16));
+                to.iter_mut()
+                    .zip(pairs)
+                    .for_each(|(x, b)| *x = f32::from_bits((u16::from_le_bytes(*b) as u32) << 16));
             }
             _ => {
                 let (fours, _) = bytes.as_chunks::<4>();
@@ -202,7 +204,11 @@ impl Model {
     fn whole_values(&self, split: &Split, params: &[usize], rounded: bool) -> Result<Vec<Vec<f32>>> {
         let own = params.iter().map(|&i| self.own_values(i)).collect::<Result<Vec<_>>>()?;
         let format = |shape: &ParamShape| {
-            if rounded && self.dtype == DType::Bf16 && !self.reads_f32(shape) { DType::Bf16 } else { DType::F32 }
+            if rounded && self.dtype == DType::Bf16 && !self.reads_f32(shape) {
+                DType::Bf16
+            } else {
+                DType::F32
+            }
         };
         let parts: Vec<OwnPart<'_>> = params
             .iter()
@@ -239,9 +245,9 @@ impl Model {
         let Some(split) = &self.split else {
             return b.dots(&vectors.iter().map(|(_, x, y)| (*x, *y)).collect::<Vec<_>>());
         };
-        let own = vectors.iter().map(|(param, x, y)| {
-            Ok((*param, self.params[*param].shape.len(), b.chunk_dots(x, y)?))
-        });
+        let own = vectors
+            .iter()
+            .map(|(param, x, y)| Ok((*param, self.params[*param].shape.len(), b.chunk_dots(x, y)?)));
         let sums = split.chunk_sums(&own.collect::<Result<Vec<_>>>()?)?;
         sums.iter().map(|sums| b.add_chunks(sums)).collect()
     }
@@ -338,10 +344,10 @@ impl Split {
 /// Lets rank 0 read whole tensors in `work`; the others [`serve`] at the same time.
 pub fn served<T>(ranks: &Ranks, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let done = work();
-    match &done {
-        Err(e) if e.class == crate::Class::Rank => done,
-        _ => ranks.broadcast(&[0]).and(done),
+    if ranks.has_failed() {
+        return done; // nobody serves any more
     }
+    ranks.broadcast(&[0]).and(done)
 }
 
 /// Answers rank 0, which reads, until it has finished. `own` gives this rank's part of a tensor.
@@ -359,7 +365,11 @@ pub fn serve(ranks: &Ranks, own: impl Fn(StateTensor) -> Result<Vec<f32>>) -> Re
 }
 
 /// A buffer's part of a split tensor, put where the whole was.
-pub(crate) fn cut(backend: &dyn ferrl_kernels::Backend, buffer: &Buffer, own: &Range<usize>) -> Result<Buffer> {
+pub(crate) fn cut(
+    backend: &dyn ferrl_kernels::Backend,
+    buffer: &Buffer,
+    own: &Range<usize>,
+) -> Result<Buffer> {
     let mut part = backend.alloc(DType::F32, own.len())?;
     backend.copy(buffer, own.start, &mut part, 0, own.len())?;
     Ok(part)

@@ -132,6 +132,7 @@ impl Optimizer {
         let averages = self.put_moments(fresh);
         if let Some(split) = model.split_over() {
             split.ranks().all_gather(&[])?; // every rank has room, so every rank moves its weights
+            model.release_all();
         }
         if let Err(e) = self.step(model, grads, lr, scale) {
             self.take_moments(&averages);
@@ -139,7 +140,6 @@ impl Optimizer {
         }
         self.steps += 1;
         model.version += 1;
-        model.release_all();
         if let Some(keep) = self.options.ema {
             self.move_averages(model, grads, averages, keep)?;
         }

@@ -99,8 +99,7 @@ impl Trainer {
         let split = self.model.split_over().expect("the weights are split").clone();
         let trained: Vec<bool> = (0..self.model.params.len()).map(|i| self.optimizer.trains(i)).collect();
         let mut totals = self.take_totals();
-        let mut layers =
-            Gathered { model: &mut self.model, split, trained: &trained, totals: &mut totals };
+        let mut layers = Gathered { model: &mut self.model, split, trained: &trained, totals: &mut totals };
         let done = f(&mut layers, &mut self.grads);
         self.totals = Some(totals);
         done
@@ -129,7 +128,9 @@ impl Trainer {
         if self.model.split_over().is_none() {
             return Ok(());
         }
-        self.with_layers(|layers, _| (0..layers.model().config.layers).try_for_each(|l| layers.at(l).map(drop)))
+        self.with_layers(|layers, _| {
+            (0..layers.model().config.layers).try_for_each(|l| layers.at(l).map(drop))
+        })
     }
 
     /// Takes part in the others' backward, without a micro-batch.
