@@ -20,6 +20,8 @@ mod http;
 pub mod interrupt;
 pub mod pack;
 pub mod parallel;
+pub mod partial;
+mod place;
 pub mod plan;
 pub mod preflight;
 pub mod program;

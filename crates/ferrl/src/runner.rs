@@ -532,6 +532,7 @@ impl OneStage<'_> {
             "source": stage.source.state(),
             "algorithm": stage.algo.state(),
             "ahead": stage.ahead,
+            "unfinished": stage.unfinished,
             "metrics_bytes": marks.metrics,
             "rollouts": marks.rollouts,
             "pending": pending.map(Pending::to_json),
@@ -586,6 +587,9 @@ impl OneStage<'_> {
         let broken = |e| Error::data(format!("rollouts in flight cannot be read: {e}")).at(path.display());
         if !state["ahead"].is_null() {
             stage.ahead = serde_json::from_value(state["ahead"].clone()).map_err(broken)?;
+        }
+        if !state["unfinished"].is_null() {
+            stage.unfinished = serde_json::from_value(state["unfinished"].clone()).map_err(broken)?;
         }
         stage.step = state["step"]
             .as_u64()

@@ -16,6 +16,8 @@ use crate::batch::{balance, tokens, updates};
 use crate::episode::Environments;
 use crate::experience::{ByRole, Experience, Loss, Mean, Metrics, MicroBatch, Role};
 use crate::parallel;
+use crate::partial::Unfinished;
+use crate::place::Lengths;
 use crate::ranks::interleave;
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
@@ -73,6 +75,10 @@ pub struct Stage {
     pub step: u64,
     /// Experience of the steps to come, sampled ahead by policies of earlier versions.
     pub ahead: VecDeque<StepExperience>,
+    /// Prompts whose completions go on in the steps to come (`rollout.partial_tokens`).
+    pub unfinished: Vec<Unfinished>,
+    /// How long completions were: says which rank completes which prompts, and nothing else.
+    pub lengths: Lengths,
     /// Whether the trainer has so far computed the log-probabilities that the sampler recorded; see `one_pass`.
     pub one_pass: bool,
     /// Tokens that were learned from so far, prompts included; the runner sets it to what earlier stages had.

@@ -47,6 +47,7 @@ fn small(resolved: &mut Resolved, steps: u64) {
         }
         (r.train.steps, r.train.batch) = (Some(steps), 6);
         (r.rollout.prompts, r.rollout.samples, r.rollout.max_new_tokens) = (3, 2, 6);
+        r.rollout.partial_tokens = r.rollout.partial_tokens.min(2);
         (r.rollout.cache_mib, r.eval.prompts) = (4, r.eval.prompts.min(3));
         if r.checkpoint.use_best {
             (r.eval.every, r.checkpoint.every) = (1, 1);

@@ -224,6 +224,9 @@ pub struct Rollout {
     /// Off-policy lag: completions may be sampled up to this many steps before they are trained on; 0 is on-policy.
     /// [0, 100]
     pub max_lag: usize,
+    /// Partial rollouts: a completion gets at most this many tokens in a step and goes on in the next one; 0 completes all in their
+    /// step. [0, 1048576]
+    pub partial_tokens: usize,
     /// Tensor parallelism of sampling; 0 is `parallel.tp_size`. [0, 1000000]
     pub tp_size: usize,
 }
@@ -243,6 +246,7 @@ impl Default for Rollout {
             cache_mib: 256,
             max_turns: 100,
             max_lag: 0,
+            partial_tokens: 0,
             tp_size: 0,
         }
     }
