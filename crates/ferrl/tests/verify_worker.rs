@@ -50,7 +50,10 @@ fn call_as(pool: &Pool, function: &str, prompt: &str, completions: &[&str]) -> V
     pool.call(function, &ids, &arguments).answers
 }
 
-/// The failure of a call on two completions, and that the worker is sound again within a second.
+/// Longer than anything here takes on a busy machine, and shorter than what hangs.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// The failure of a call on two completions, and that the worker is sound again afterwards.
 fn failure(pool: &Pool, function: &str) -> Box<Failure> {
     let answers = call(pool, function, &["a", "bb"]);
     assert_eq!(answers.len(), 2);
@@ -59,7 +62,7 @@ fn failure(pool: &Pool, function: &str) -> Box<Failure> {
     assert_eq!(answers[1].clone().unwrap_err().ids, [41]);
     let began = Instant::now();
     assert_eq!(call(pool, "reward", &["abc"]), [Ok(Some(3.0))]);
-    assert!(began.elapsed() < Duration::from_secs(1), "{function}: back after {:?}", began.elapsed());
+    assert!(began.elapsed() < PATIENCE, "{function}: back after {:?}", began.elapsed());
     failure
 }
 
@@ -83,7 +86,7 @@ fn a_worker_that_ends_is_replaced_and_its_call_made_again() {
     if !python() {
         return;
     }
-    let pool = pool(&["reward", "exits", "aborts", "exits_once", "hangs_once", "raises_once"], 1_000);
+    let pool = pool(&["reward", "exits", "aborts", "exits_once", "hangs_once", "raises_once"], 3_000);
     for round in 0..3 {
         let f = failure(&pool, "exits");
         assert_eq!((&f.kind, f.attempts), (&Kind::Exited("exit status: 3".into()), 2), "{round}");
@@ -104,12 +107,12 @@ fn a_worker_that_hangs_or_is_late_is_ended_at_the_deadline() {
     if !python() {
         return;
     }
-    let pool = pool(&["reward", "hangs", "spins", "stops", "late"], 400);
+    let pool = pool(&["reward", "hangs", "spins", "stops", "late"], 1_000);
     for function in ["hangs", "spins", "stops", "late"] {
         let began = Instant::now();
         let f = failure(&pool, function);
-        assert_eq!(f.kind, Kind::TimedOut(Duration::from_millis(400)), "{function}");
-        assert!(f.waited >= Duration::from_millis(800) && began.elapsed() < Duration::from_secs(5));
+        assert_eq!(f.kind, Kind::TimedOut(Duration::from_millis(1_000)), "{function}");
+        assert!(f.waited >= Duration::from_millis(2_000) && began.elapsed() < PATIENCE);
         // A hang says where it hangs.
         let told = f.stderr.iter().any(|l| l.contains(&format!("in {function}")));
         assert!(told || function == "stops", "{f}");
@@ -214,11 +217,11 @@ fn one_bad_completion_costs_its_own_reward_only() {
     let mut completions = vec!["fine"; 40];
     completions[17] = "hang";
     let answers = call(&pool, "fussy", &completions);
-    assert!(answers[17].is_err() && began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    assert!(answers[17].is_err() && began.elapsed() < PATIENCE, "{:?}", began.elapsed());
     assert!(answers.iter().filter(|a| a.is_ok()).count() >= 30, "{answers:?}");
     let began = Instant::now();
     assert!(call(&pool, "fussy", &["hang"; 40]).iter().all(Result::is_err));
-    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
 }
 
 #[test]
@@ -237,7 +240,7 @@ fn an_interrupt_ends_the_wait_for_a_function_that_hangs() {
     let answers = call(&pool, "hangs", &["a", "b"]);
     let since = wait.join().unwrap().elapsed();
     assert!(answers.iter().all(|a| matches!(a, Err(f) if f.kind == Kind::Interrupted)), "{answers:?}");
-    assert!(since < Duration::from_secs(2), "{since:?}");
+    assert!(since < PATIENCE, "{since:?}");
 }
 
 /// TRL's arguments: conversations as lists of messages, tokens, the trainer's state, and its two ways to log.
@@ -280,7 +283,7 @@ fn nothing_a_worker_started_outlives_it() {
     if !python() || !Path::new("/proc/self/environ").exists() {
         return;
     }
-    let pool = pool(&["reward", "leaks", "leaks_and_exits"], 5_000);
+    let pool = pool(&["reward", "leaks", "leaks_and_exits"], 60_000);
     let (left, dead) = (marker(), marker());
     assert_eq!(call_as(&pool, "leaks", &left, &["a"]), [Ok(Some(1.0))]);
     assert_eq!(call(&pool, "reward", &["a"]), [Ok(Some(1.0))]);
@@ -288,13 +291,16 @@ fn nothing_a_worker_started_outlives_it() {
     assert!(first.split_whitespace().count() == 2 && first.split_whitespace().all(lives), "{first}");
     // The end of the process is seen although its children hold the pipes open.
     let f = call_as(&pool, "leaks_and_exits", &dead, &["a"])[0].clone().unwrap_err();
-    assert!(matches!(f.kind, Kind::Exited(_)) && f.waited < Duration::from_secs(3), "{f}");
+    assert!(matches!(f.kind, Kind::Exited(_)) && f.waited < PATIENCE, "{f}");
     let started = std::fs::read_to_string(&dead).unwrap();
     assert_eq!(started.lines().count(), 2, "both tries");
     drop(pool);
-    std::thread::sleep(Duration::from_millis(50));
+    let began = Instant::now();
     for pid in first.split_whitespace().chain(started.split_whitespace()) {
-        assert!(!lives(pid), "process {pid} is left over");
+        while lives(pid) {
+            assert!(began.elapsed() < PATIENCE, "process {pid} is left over");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
@@ -318,7 +324,7 @@ fn workers_end_with_a_trainer_that_is_killed() {
         .stdout(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    let patience = Instant::now() + Duration::from_secs(10);
+    let patience = Instant::now() + PATIENCE;
     while !Path::new(&marker).exists() {
         assert!(Instant::now() < patience, "the worker did not start");
         std::thread::sleep(Duration::from_millis(10));
@@ -327,7 +333,7 @@ fn workers_end_with_a_trainer_that_is_killed() {
     assert!(pids.split_whitespace().count() == 2 && pids.split_whitespace().all(lives), "{pids}");
     trainer.kill().unwrap();
     trainer.wait().unwrap();
-    let patience = Instant::now() + Duration::from_secs(5);
+    let patience = Instant::now() + PATIENCE;
     while pids.split_whitespace().any(lives) {
         assert!(Instant::now() < patience, "left over: {pids}");
         std::thread::sleep(Duration::from_millis(10));

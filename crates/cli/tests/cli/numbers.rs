@@ -46,5 +46,5 @@ fn try_one(recipe: &str, word: &str, key: &str) {
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(matches!(out.status.code(), Some(0 | 2 | 5)), "{word}: {:?}\n{said}", out.status);
     assert!(out.status.code() != Some(2) || said.contains(key), "{word} does not name its key:\n{said}");
-    assert!(started.elapsed().as_secs() < 20, "{word} took {:?}", started.elapsed());
+    assert!(started.elapsed().as_secs() < 60, "{word} took {:?}", started.elapsed());
 }

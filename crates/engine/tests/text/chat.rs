@@ -146,7 +146,7 @@ fn templates_without_end_are_errors() {
         let result = ChatTemplate::from_source(source, Map::new())
             .and_then(|chat| chat.render(&[], None, false, &Kwargs::new()));
         assert!(result.is_err(), "{shown}");
-        assert!(start.elapsed().as_secs() < 10, "{shown}");
+        assert!(start.elapsed().as_secs() < 40, "{shown}");
     }
 }
 

@@ -224,13 +224,15 @@ fn endless_programs_are_ended() {
 fn ends(boxes: &mut Boxes, name: &str, end: &str, code: &str, without: &[Layer]) {
     let python = boxes.python.clone();
     let sandbox = boxes.without(without);
-    let limits = Limits { wall_s: 1.0, ..limits() };
+    // What another limit ends must reach it first, on a busy machine too.
+    let wall_s = if end == "time-out" { 1.0 } else { 30.0 };
+    let limits = Limits { wall_s, ..limits() };
     let start = Instant::now();
     let arguments = ["/", "1", "1", "1", "x"].map(String::from);
     let ran = sandbox.run(&program(&python, &format!("{PRELUDE}{code}"), &arguments), &limits).unwrap();
     let seconds = start.elapsed().as_secs_f64();
     assert!(ran.end.to_string().contains(end), "{name} without {without:?}: {}", said(&ran));
-    assert!(seconds < 6.0, "{name}: {seconds} s");
+    assert!(seconds < 60.0, "{name}: {seconds} s");
     assert!(ran.stdout.len() + ran.stderr.len() <= 64 << 10, "{name}");
 }
 
@@ -370,14 +372,14 @@ fn an_interruption_ends_a_run() {
         let start = Instant::now();
         let error = std::thread::scope(|scope| {
             let run = scope.spawn(|| sandbox.run(&program(&python, &code, &[]), &Limits::default()));
-            while marked(&mark).is_empty() && start.elapsed().as_secs() < 5 {
+            while marked(&mark).is_empty() && start.elapsed().as_secs() < 30 {
                 std::thread::sleep(std::time::Duration::from_millis(20));
             }
             interrupt.store(true, Ordering::SeqCst);
             run.join().unwrap().unwrap_err()
         });
         assert!(ferrl::interrupt::is_interruption(&error), "{error}");
-        assert!(start.elapsed().as_secs_f64() < 8.0 && marked(&mark).is_empty(), "{mode:?}");
+        assert!(start.elapsed().as_secs_f64() < 60.0 && marked(&mark).is_empty(), "{mode:?}");
     }
 }
 
@@ -398,7 +400,7 @@ fn programs_die_with_ferrl() {
     let kill = |pid: u32| kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
     let wait = |until: &dyn Fn() -> bool| {
         let start = Instant::now();
-        while !until() && start.elapsed().as_secs() < 10 {
+        while !until() && start.elapsed().as_secs() < 40 {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         until()
