@@ -1,7 +1,7 @@
 //! Sampling completions: prompts in, sequences with the log-probabilities they were sampled with out.
 
 use crate::episode::{self, Environments, Episode, Played, Plays, TimeShares};
-use crate::experience::{Experience, Sequence};
+use crate::experience::{Experience, Metrics, Sequence};
 use crate::ranks::gather;
 use crate::recipe::Rollout;
 use crate::source::Prompt;
@@ -12,6 +12,7 @@ use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_kernels::Ranks;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::ops::Range;
 use std::path::Path;
 
 /// Tokens whose text is worth a thread.
@@ -87,6 +88,8 @@ pub struct Sampled {
     pub answers: Vec<Answer>,
     /// How the time went.
     pub time: TimeShares,
+    /// Of a search.
+    pub metrics: Metrics,
 }
 
 /// `samples` completions to each prompt, in the order of prompts and samples. Random numbers depend on the seed, the step,
@@ -101,6 +104,16 @@ pub fn sample(
 ) -> Result<Sampled> {
     let (ranks, own) = (actor.ranks, actor.ranks.share(prompts.len()));
     let sampled = sample_here(actor, &mut prompts[own.clone()], params, samples, step)?;
+    gathered(ranks, prompts, own, sampled)
+}
+
+/// What all ranks sampled, each for its own of the prompts, in their order.
+pub(crate) fn gathered(
+    ranks: &Ranks,
+    prompts: &mut [Prompt],
+    own: Range<usize>,
+    sampled: Sampled,
+) -> Result<Sampled> {
     if ranks.is_alone() {
         return Ok(sampled);
     }
@@ -108,6 +121,7 @@ pub fn sample(
     let mut first = 0;
     for (theirs, sampled) in gather(ranks, (prompts[own].to_vec(), sampled))? {
         all.experience.append(sampled.experience, first, all.answers.len());
+        all.metrics.join(sampled.metrics);
         all.answers.extend(sampled.answers.into_iter().map(|a| Answer { prompt: a.prompt + first, ..a }));
         for prompt in theirs {
             prompts[first] = prompt; // an environment may have begun it
@@ -145,7 +159,7 @@ fn sample_here(
         }));
         answers.push(Answer { prompt, text, tokens, truncated, played });
     }
-    Ok(Sampled { experience, answers, time })
+    Ok(Sampled { experience, answers, time, metrics: Metrics::default() })
 }
 
 /// The text of each completion, decoded by as many threads as there is work for: the device waits meanwhile.

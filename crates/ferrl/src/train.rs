@@ -17,6 +17,7 @@ use crate::experience::{ByRole, Experience, Loss, Mean, Metrics, MicroBatch, Rol
 use crate::ranks::interleave;
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
+use crate::search::Searcher;
 use crate::signal::{self, Signal};
 use crate::source::Source;
 use crate::trust_region;
@@ -63,6 +64,8 @@ pub struct Stage {
     pub rewards: Rewards,
     /// What plays the prompts that have several turns.
     pub environments: Environments,
+    /// Searches in rollouts and evaluations, where the recipe says so.
+    pub searcher: Option<Searcher>,
     /// Completes prompts; absent where completions are given.
     pub generator: Option<Box<dyn Generator>>,
     /// Learning rates of policy and critic.
