@@ -1,9 +1,13 @@
 //! How good the policy is on what it never learned from: held-out prompts (accuracy, pass@k, majority vote, length)
 //! and held-out examples (loss, and for pairs accuracy and margin).
 
+pub mod calibration;
 pub mod estimate;
+pub mod pairs;
+mod search;
 mod summary;
 
+pub use search::search;
 pub use summary::{Figure, Summary};
 
 use crate::batch::{Update, tokens};
@@ -120,7 +124,9 @@ pub fn evaluate(
         metrics.add("eval/mean_length", a.tokens as f64);
         metrics.add("eval/clipped_ratio", f64::from(a.truncated));
     }
-    let answers = answers.into_iter().zip(graded).map(|(a, g)| (prompts[a.prompt].clone(), a, g)).collect();
+    let answers: Vec<Answered> =
+        answers.into_iter().zip(graded).map(|(a, g)| (prompts[a.prompt].clone(), a, g)).collect();
+    metrics.join(calibration::metrics(&answers));
     Ok(Evaluation { metrics, answers })
 }
 

@@ -30,6 +30,9 @@ pub struct Sequence {
     pub trajectory_tokens: usize,
     /// Reward given at each position, already placed.
     pub reward: Vec<f32>,
+    /// Positions at which a step ends that has a reward of its own, in order; empty where only completions are rewarded.
+    #[serde(default)]
+    pub steps: Vec<usize>,
     /// Named parts of the trajectory's reward.
     pub components: Vec<(String, f32)>,
     /// Weight and reward of each source of the trajectory's reward, in the recipe's order; a source may have none.
@@ -49,6 +52,9 @@ pub struct Sequence {
     /// Advantage that was estimated when it was sampled, from continuations of its steps; empty where none was.
     #[serde(default)]
     pub credit: Vec<f32>,
+    /// Weight of the whole sequence where a search sampled it: how much more or less frequent it is under the policy.
+    #[serde(default)]
+    pub importance: Option<f32>,
     /// What the critic should have said.
     pub target_value: Vec<f32>,
     /// Importance weight of the token, 1 when sampled by the current policy.

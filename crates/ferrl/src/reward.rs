@@ -1,17 +1,21 @@
 //! Rewards: every source scores every completion; the weighted sum is placed on the completion's last token.
 
+mod decision;
 mod generative;
 mod implicit;
 mod model;
 mod source;
+mod steps;
 pub mod verdicts;
 
-pub use generative::{GenerativeVerifier, Judgement, QUESTION};
+pub use decision::{DecisionReward, Reader};
+pub use generative::{GenerativeVerifier, Judgement, QUESTION, RATIONALE};
 pub use implicit::{Implicit, ImplicitReward, Reduce};
 pub use model::RewardModel;
 pub(crate) use model::prompt_value;
 pub use source::{Reward, Verified};
 
+use crate::credit::Split;
 use crate::episode::Played;
 use crate::experience::{Experience, Metrics};
 use crate::interrupt::{interrupted, is_interruption};
@@ -20,6 +24,7 @@ use crate::recipe::{self, Recipe};
 use crate::rollout::Answer;
 use crate::source::Prompt;
 use crate::verify::{self, Columns, Hooks, Outcome, Progress, Sample, Truncated};
+use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
 use ferrl_kernels::{Backend, DType, Ranks};
 use serde::{Deserialize, Serialize};
@@ -28,11 +33,16 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use steps::Steps;
 
 /// The rewards of a run, each with its weight.
 #[derive(Default)]
 pub struct Rewards {
     sources: Vec<(f64, Box<dyn Reward>)>,
+    /// How each source's completions are split, where it rewards steps; none for sources beyond its end.
+    steps: Vec<Option<steps::Rule>>,
+    /// The policy's, which says where steps end in its tokens.
+    tokenizer: Option<Arc<Tokenizer>>,
     hooks: Hooks,
     /// Whether they are those of generated tasks; episodes are rewarded by their environments alone then.
     of_tasks: bool,
@@ -114,6 +124,25 @@ impl Rewards {
         Rewards { ranks: ranks.clone(), ..self }
     }
 
+    /// The same for completions of this tokenizer's tokens: rewards of steps are placed on the steps' last tokens.
+    pub fn reading(self, tokenizer: &Arc<Tokenizer>) -> Self {
+        Rewards { tokenizer: Some(tokenizer.clone()), ..self }
+    }
+
+    /// The same, whose last source rewards the steps of completions.
+    pub fn by_steps(mut self, rule: (Split, usize)) -> Result<Self> {
+        if let Some((_, last)) = self.sources.last().filter(|(_, last)| !last.scores_steps()) {
+            return Err(Error::usage(format!("{} rewards whole completions, not steps", last.name()))
+                .at("reward.steps")
+                .fix("no reward.0.steps; steps are rewarded by a Python function, the verifier \"chain\", or a model"));
+        }
+        self.steps.resize(self.sources.len(), None);
+        if let Some(last) = self.steps.last_mut() {
+            *last = Some(rule);
+        }
+        Ok(self)
+    }
+
     /// The same, but episodes are rewarded by their environments alone.
     pub(crate) fn without_episodes(self) -> Self {
         Rewards { of_tasks: true, ..self }
@@ -133,6 +162,10 @@ impl Rewards {
                 Some("generative") => {
                     let judge = GenerativeVerifier::open(dir, source, recipe, dtype, backend)?;
                     Box::new(judge.named(named("verdict")))
+                }
+                Some("decision") => {
+                    let reward = DecisionReward::open(dir, source, recipe, dtype, backend)?;
+                    Box::new(reward.named(named("decision")))
                 }
                 Some(_) => {
                     let reward = ImplicitReward::open(dir, source, recipe, dtype, backend)?;
@@ -163,6 +196,9 @@ impl Rewards {
                 (None, None, Some(_)) => {
                     models += 1;
                     rewards.sources.push((weight, open(source, models)?));
+                    if let Some(rule) = source.steps() {
+                        rewards = rewards.by_steps(rule)?;
+                    }
                     continue;
                 }
                 _ => {
@@ -172,6 +208,9 @@ impl Rewards {
                 }
             };
             rewards = rewards.with(weight, Verified { verifier, truncated });
+            if let Some(rule) = source.steps() {
+                rewards = rewards.by_steps(rule)?;
+            }
         }
         Ok(rewards)
     }
@@ -253,8 +292,21 @@ impl Rewards {
         let mut logged = Vec::new();
         let idle = samples.is_empty() && !self.ranks.is_alone();
         for (i, (weight, reward)) in self.sources.iter().enumerate().filter(|_| !idle) {
-            let outcomes = outcomes(&**reward, &samples, completions.at, &mut logged)?;
-            for (&answer, outcome) in scored.iter().zip(outcomes) {
+            let rule = self.steps.get(i).copied().flatten();
+            let steps = match rule {
+                Some(rule) => {
+                    let of = |&i: &usize| Steps::of(rule, &answers[i], &ids[i], self.tokenizer.as_deref());
+                    scored.iter().map(of).collect::<Result<Vec<Steps>>>()?
+                }
+                None => Vec::new(),
+            };
+            let ends: Vec<Vec<usize>> = steps.iter().map(|s| s.ends.clone()).collect();
+            let ends = rule.map(|_| &ends[..]);
+            let outcomes = outcomes(&**reward, &samples, ends, completions.at, &mut logged)?;
+            for (n, (&answer, outcome)) in scored.iter().zip(outcomes).enumerate() {
+                if let (Some(steps), Outcome::Scored(score)) = (steps.get(n), &outcome) {
+                    sums[answer].place(*weight, &steps.tokens, &score.steps);
+                }
                 sums[answer].add(*weight, outcome, i == first)?;
             }
         }
@@ -270,7 +322,11 @@ impl Rewards {
             if last[&s.trajectory] == i
                 && let (Some(last), Some(reward)) = (s.actions().last(), g.reward)
             {
-                s.reward[last] += (reward - sum.played) as f32;
+                let placed = steps::place(s, &sum.placed);
+                s.reward[last] += (reward - sum.played - placed) as f32;
+                if !s.steps.is_empty() {
+                    metrics.add("rewards/steps", s.steps.len() as f64);
+                }
             }
             s.components = g.components.clone();
             s.sources = sum.sources.clone();
@@ -328,10 +384,15 @@ impl Rewards {
 fn outcomes(
     reward: &dyn Reward,
     samples: &[Sample<'_>],
+    ends: Option<&[Vec<usize>]>,
     at: Progress,
     logged: &mut Vec<(String, f64)>,
 ) -> Result<Vec<Outcome>> {
-    let (name, outcomes) = (reward.name(), reward.score(samples, at)?);
+    let outcomes = match ends {
+        Some(ends) => reward.score_steps(samples, ends, at)?,
+        None => reward.score(samples, at)?,
+    };
+    let name = reward.name();
     if let Some(verifier) = reward.verifier() {
         logged.extend(verifier.take_metrics());
     }
@@ -340,7 +401,7 @@ fn outcomes(
     }
     for (i, outcome) in outcomes.iter().enumerate() {
         if let Outcome::Scored(score) = outcome
-            && !score.reward.is_finite()
+            && !(score.reward.is_finite() && score.steps.iter().all(|r| r.is_finite()))
         {
             return Err(Error::numerics(format!("{name} gave a reward of {}", score.reward))
                 .at(format!("completion {i}")));
@@ -383,6 +444,8 @@ struct Sum {
     found: Option<bool>,
     extra: Map<String, Value>,
     failure: Option<Travelling>,
+    /// Weighted rewards of steps, with the number of tokens up to each one's end.
+    placed: Vec<(usize, f64)>,
 }
 
 impl Sum {
@@ -402,6 +465,11 @@ impl Sum {
             score: played.score,
             ..Default::default()
         }
+    }
+
+    /// Rewards of steps that end behind these numbers of tokens.
+    fn place(&mut self, weight: f64, tokens: &[usize], rewards: &[f64]) {
+        self.placed.extend(tokens.iter().zip(rewards).map(|(&end, reward)| (end, weight * reward)));
     }
 
     fn add(&mut self, weight: f64, outcome: Outcome, says_right: bool) -> Result<()> {

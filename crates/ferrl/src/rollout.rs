@@ -1,7 +1,7 @@
 //! Sampling completions: prompts in, sequences with the log-probabilities they were sampled with out.
 
 use crate::episode::{self, Environments, Episode, Played, Plays, TimeShares};
-use crate::experience::{Experience, Sequence};
+use crate::experience::{Experience, Metrics, Sequence};
 use crate::place::{cost, place};
 use crate::ranks::gather;
 use crate::recipe::Rollout;
@@ -13,6 +13,7 @@ use ferrl_engine::{Error, Result};
 use ferrl_kernels::Ranks;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::ops::Range;
 use std::path::Path;
 
 /// Tokens whose text is worth a thread.
@@ -88,6 +89,8 @@ pub struct Sampled {
     pub answers: Vec<Answer>,
     /// How the time went.
     pub time: TimeShares,
+    /// Of a search.
+    pub metrics: Metrics,
 }
 
 /// What is sampled for each of some prompts.
@@ -164,6 +167,30 @@ pub fn sample_placed(
     Ok(all)
 }
 
+/// What all ranks sampled, each for its share of the prompts, in their order.
+pub(crate) fn gathered(
+    ranks: &Ranks,
+    prompts: &mut [Prompt],
+    own: Range<usize>,
+    sampled: Sampled,
+) -> Result<Sampled> {
+    if ranks.is_alone() {
+        return Ok(sampled);
+    }
+    let mut all = Sampled { time: sampled.time, ..Default::default() };
+    let mut first = 0;
+    for (theirs, sampled) in gather(ranks, (prompts[own].to_vec(), sampled))? {
+        all.experience.append(sampled.experience, first, all.answers.len());
+        all.metrics.join(sampled.metrics);
+        all.answers.extend(sampled.answers.into_iter().map(|a| Answer { prompt: a.prompt + first, ..a }));
+        for prompt in theirs {
+            prompts[first] = prompt; // an environment may have begun it
+            first += 1;
+        }
+    }
+    Ok(all)
+}
+
 /// The completions of this rank.
 fn sample_here(
     actor: &mut Actor<'_>,
@@ -202,7 +229,7 @@ pub(crate) fn sampled(
         }));
         answers.push(Answer { prompt, text, tokens, truncated, played });
     }
-    Ok(Sampled { experience, answers, time })
+    Ok(Sampled { experience, answers, time, metrics: Metrics::default() })
 }
 
 /// The text of each completion, decoded by as many threads as there is work for: the device waits meanwhile.

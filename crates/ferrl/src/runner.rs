@@ -283,13 +283,19 @@ fn with_directories(recipe: &Recipe, resolved: &Resolved, folder: &RunFolder) ->
     let mut recipe = recipe.clone();
     let rewards = recipe.reward.iter_mut().map(|r| &mut r.model);
     let own = [&mut recipe.model.path, &mut recipe.critic.path, &mut recipe.teacher.path];
-    for path in own.into_iter().chain(rewards).flatten() {
+    let dir = |path: &str| -> Result<String> {
         let named = path.strip_prefix("stage:").and_then(|n| resolved.stages.iter().find(|s| s.name == n));
         let dir = match named {
             Some(stage) => folder.path().join("stages").join(stage.index.to_string()),
             None => model_dir(Path::new(path))?,
         };
-        *path = dir.to_string_lossy().into_owned();
+        Ok(dir.to_string_lossy().into_owned())
+    };
+    for path in own.into_iter().chain(rewards).flatten() {
+        *path = dir(path)?;
+    }
+    for option in recipe.reward.iter_mut().flat_map(crate::recipe::Reward::models_mut) {
+        *option = dir(option.as_str().unwrap_or_default())?.into();
     }
     Ok(recipe)
 }

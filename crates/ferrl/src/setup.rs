@@ -16,6 +16,7 @@ use crate::algo::{self, Algorithm, Feed, Needs};
 use crate::recipe::{Recipe, Rollout};
 use crate::reward::{Rewards, Verified};
 use crate::rollout;
+use crate::search::Searcher;
 use crate::signal::Signal;
 use crate::source::Source;
 use crate::train::Stage;
@@ -92,6 +93,8 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
     let judged = recipe.reward.iter().any(|r| r.model.is_some()) && !source.graded();
     let hooks = Hooks { warnings: warnings.clone(), ..Default::default() };
     let rewards = if judged { rewards(&recipe, feed, &backend, &hooks)? } else { drafted };
+    let rewards = rewards.reading(&tokenizer);
+    let searcher = Searcher::open(&recipe, &backend)?;
     let stops = rollout::stops(dir, &tokenizer, &recipe.rollout);
     let environments = environments(&recipe, dir, &tokenizer, &hooks)?;
     Ok(Stage {
@@ -106,6 +109,7 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         tokenizer,
         source,
         rewards,
+        searcher,
         environments,
         one_pass: generator.as_ref().is_some_and(|g| g.is_exact()),
         generator,

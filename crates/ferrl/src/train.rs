@@ -21,6 +21,7 @@ use crate::place::Lengths;
 use crate::ranks::interleave;
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
+use crate::search::Searcher;
 use crate::signal::{self, Signal};
 use crate::source::Source;
 use crate::trust_region;
@@ -67,6 +68,8 @@ pub struct Stage {
     pub rewards: Rewards,
     /// What plays the prompts that have several turns.
     pub environments: Environments,
+    /// Searches in rollouts and evaluations, where the recipe says so.
+    pub searcher: Option<Searcher>,
     /// Completes prompts; absent where completions are given.
     pub generator: Option<Box<dyn Generator>>,
     /// Learning rates of policy and critic.

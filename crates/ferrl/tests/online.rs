@@ -440,3 +440,49 @@ fn a_kl_that_is_summed_does_not_depend_on_the_aggregation_of_the_loss() {
         assert!((of(aggregate) - want).abs() < 1e-6, "{aggregate}: {} against {want}", of(aggregate));
     }
 }
+
+/// Two completions to one prompt: steps of 2 and 1 tokens with rewards 1 and 0, and one of 3 tokens with 0.5.
+fn rewarded_steps() -> Experience {
+    let mut e = rollout(&[3, 3], &[0.0, 0.5]);
+    e.sequences[0].reward[2] = 1.0;
+    e.sequences[0].steps = vec![2, 3];
+    e
+}
+
+#[test]
+fn process_supervision_normalises_steps_and_sums_from_each_on() {
+    let mut e = rewarded_steps();
+    let values =
+        json!({ "kl": { "coef": 0.0 }, "advantage": { "baseline": "process", "divide_by_std": false } });
+    build("grpo", values).prepare(&mut e).unwrap();
+    // Rewards of steps 1, 0 and 0.5: mean 0.5. First step 0.5 + (-0.5), second -0.5, the other completion 0.
+    let got: Vec<Vec<f32>> =
+        e.sequences.iter().map(|s| s.actions().map(|i| s.advantage[i]).collect()).collect();
+    assert_eq!(got, [vec![0.0, 0.0, -0.5], vec![0.0; 3]]);
+    let mut e = rewarded_steps();
+    let values = json!({ "kl": { "coef": 0.0 }, "advantage": { "baseline": "process", "gamma": 0.5 } });
+    build("grpo", values).prepare(&mut e).unwrap();
+    // The standard deviation of 1, 0, 0.5 is 0.5: normalised 1, -1 and 0; the first step has 1 - 0.5.
+    let got: Vec<f32> = e.sequences[0].actions().map(|i| e.sequences[0].advantage[i]).collect();
+    assert!(got.iter().zip([0.5, 0.5, -1.0]).all(|(a, b)| (a - b).abs() < 1e-3), "{got:?}");
+}
+
+#[test]
+fn rewards_of_steps_go_through_gae_where_they_stand() {
+    let mut e = rewarded_steps();
+    e.sequences.iter_mut().for_each(|s| s.old_value.fill(0.25));
+    let advantage = json!({ "normalise": "none", "gamma": 1.0, "lambda": 0.5 });
+    build("ppo", json!({ "kl": { "coef": 0.0 }, "advantage": advantage })).prepare(&mut e).unwrap();
+    // Errors 0, 1, -0.25 at the three tokens: A3 = -0.25, A2 = 1 - 0.125, A1 = 0.4375.
+    let got: Vec<f32> = e.sequences[0].actions().map(|i| e.sequences[0].advantage[i]).collect();
+    assert_eq!(got, [0.4375, 0.875, -0.25]);
+    // The return that a group method sees is the sum.
+    let mut e = rewarded_steps();
+    build("rloo", json!({ "kl": { "coef": 0.0 } })).prepare(&mut e).unwrap();
+    assert_eq!(e.sequences[0].advantage[1], 0.5);
+    // A completion against the others, from each token on.
+    let mut e = rewarded_steps();
+    build("rloo", json!({ "kl": { "coef": 0.0 }, "advantage": { "to_go": true } })).prepare(&mut e).unwrap();
+    let got: Vec<f32> = e.sequences[0].actions().map(|i| e.sequences[0].advantage[i]).collect();
+    assert_eq!(got, [0.5, 0.5, -0.5]);
+}

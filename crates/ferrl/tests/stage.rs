@@ -31,6 +31,8 @@ mod reward_model;
 mod signal;
 #[path = "stage/stops.rs"]
 mod stops;
+#[path = "stage/trees.rs"]
+mod trees;
 #[path = "stage/verdicts.rs"]
 mod verdicts;
 #[path = "stage/vine.rs"]

@@ -1,15 +1,18 @@
 //! `ferrl analyze`: tables from the files of a run.
 
+use crate::options::{at_least_one, size};
 use crate::output::print;
-use ferrl::analyze::{ANALYSES, Table, find, page};
+use ferrl::analyze::{ANALYSES, COMPUTED, Effort, Table, find, page};
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 /// Analyse a run: advantages, Monte-Carlo values, diversity, KL, distance of weights
 ///
-/// Prints a table for each analysis that the run has data for, and writes them as analysis.html in the run folder. No model
-/// is computed. Analyses: advantages, values, ranking, diversity, kl, checkpoints, weights.
+/// Prints a table for each analysis that the run has data for, and writes them as analysis.html in the run folder. Analyses of
+/// the run's files: advantages, values, ranking, diversity, kl, checkpoints, weights. Two load models and sample where they are
+/// named: `critic` compares the values of the critic and of Monte-Carlo estimates with many continuations; `checkpoints`
+/// evaluates the baseline and every model that the run has kept.
 #[derive(clap::Args)]
 pub struct Args {
     /// Run folder
@@ -18,6 +21,18 @@ pub struct Args {
     /// Analyses to make [default: all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
+    /// Held-out prompts of the analyses that sample
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = at_least_one)]
+    prompts: usize,
+    /// Continuations of a state that count as its true value, for `critic`
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
+    truth: usize,
+    /// Threads [default: all cores]
+    #[arg(long, value_name = "N", value_parser = size::<1024>)]
+    threads: Option<usize>,
+    /// Device of the analyses that sample: cpu, cuda, cuda:N or auto
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    device: String,
     /// One JSON object instead of tables
     #[arg(long)]
     json: bool,
@@ -25,7 +40,9 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let wanted = find(&args.names)?;
+    let (computed, named): (Vec<String>, Vec<String>) =
+        args.names.iter().cloned().partition(|name| COMPUTED.iter().any(|c| c.name == name));
+    let wanted = if named.is_empty() && !computed.is_empty() { Vec::new() } else { find(&named)? };
     if !args.run.join("recipe.toml").is_file() {
         return Err(Error::data("is no run folder: it has no recipe.toml")
             .at(args.run.display())
@@ -34,9 +51,14 @@ pub fn run(args: &Args) -> Result<()> {
     let (mut tables, mut missing) = (Vec::new(), Vec::new());
     for analysis in wanted {
         match (analysis.run)(&args.run)? {
-            Some(table) => tables.push((analysis, table)),
+            Some(table) => tables.push((analysis.name, analysis.about, table)),
             None => missing.push(analysis.name),
         }
+    }
+    for analysis in COMPUTED.iter().filter(|c| computed.iter().any(|name| name == c.name)) {
+        let backend = ferrl_kernels::open(&args.device, args.threads)?;
+        let effort = Effort { prompts: args.prompts, truth: args.truth, ..Default::default() };
+        tables.push((analysis.name, analysis.about, (analysis.run)(&args.run, &backend, effort)?));
     }
     if tables.is_empty() {
         return Err(Error::data(format!("has no data for {}", missing.join(", ")))
@@ -51,12 +73,13 @@ pub fn run(args: &Args) -> Result<()> {
     std::fs::write(&file, page(&name, &tables))
         .map_err(|e| Error::resource(format!("cannot write: {e}")).at(file.display()))?;
     if args.json {
-        let all: Map<String, Value> = tables.iter().map(|(a, t)| (a.name.to_string(), t.to_json())).collect();
+        let all: Map<String, Value> =
+            tables.iter().map(|(name, _, t)| (name.to_string(), t.to_json())).collect();
         return print(&format!("{}\n", Value::Object(all)));
     }
     let mut text = String::new();
-    for (analysis, table) in &tables {
-        text += &format!("{}: {}\n{}\n", analysis.name, analysis.about, aligned(table));
+    for (name, about, table) in &tables {
+        text += &format!("{name}: {about}\n{}\n", aligned(table));
     }
     text += &format!("{}\n", file.display());
     print(&text)

@@ -1,5 +1,6 @@
 //! `ferrl eval`: accuracy and pass@k of a model.
 
+mod pairs;
 mod suite;
 
 use crate::machine;
@@ -9,13 +10,14 @@ use crate::options::{
 use crate::output::{Output, finish_on_interrupt, print, visible, warn};
 use crate::progress::Progress;
 use ferrl::algo::Feed;
-use ferrl::evaluate::{self, Answered, Evaluation, Summary, evaluate};
+use ferrl::evaluate::{self, Answered, Evaluation, Summary, calibration, evaluate};
 use ferrl::experience::Metrics;
 use ferrl::interrupt;
 use ferrl::recipe::{Recipe, Reward};
 use ferrl::reward::Rewards;
 use ferrl::rollout::{self, Actor};
 use ferrl::run::newest_model;
+use ferrl::search::Searcher;
 use ferrl::setup;
 use ferrl::source::Source;
 use ferrl::suite::Entry;
@@ -46,6 +48,9 @@ const USUAL: usize = 200;
 ///
 /// --suite evaluates published benchmarks as `ferrl data suites` lists them, each with its own prompts, verifier and
 /// sampling: accuracy with a 95 % interval, pass@k, and tables by subject or level.
+///
+/// --pairs evaluates a reward model: how often it scores the chosen completion higher than the rejected one, by subset. A
+/// model with a score head scores by itself, a language model by --judge.
 #[derive(clap::Args)]
 pub struct Args {
     /// Model directory, run folder, or org/name in the Hugging Face cache
@@ -64,6 +69,14 @@ pub struct Args {
     /// Hugging Face cache
     #[arg(long, value_name = "NAME[=PATH],…", value_delimiter = ',', conflicts_with_all = ["data", "task", "verifier", "reward"])]
     suite: Vec<String>,
+    /// Pairs that a reward model should order, with prompt, chosen, rejected and subset, as RewardBench has them: files, folders,
+    /// split@path, org/name or suite:rewardbench
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["data", "task", "suite", "verifier", "reward"])]
+    pairs: Option<String>,
+    /// How a language model scores pairs, as the options of a [[reward]]: kind=generative or kind=implicit and its settings; may
+    /// be given several times
+    #[arg(long, value_name = "KEY=VALUE", requires = "pairs")]
+    judge: Vec<String>,
     /// Recipe for all other settings
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
@@ -131,6 +144,8 @@ struct Job {
     asked: usize,
     all: Evaluation,
     seconds: f64,
+    /// What a search found, where the recipe evaluates by one.
+    search: Option<Metrics>,
 }
 
 impl Job {
@@ -141,6 +156,9 @@ impl Job {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(source) = &args.pairs {
+        return pairs::run(args, source);
+    }
     let found = find(&args.model)?;
     if let Some(from) = &found.from {
         eprintln!("{}: {from}", found.model.display());
@@ -182,7 +200,7 @@ pub fn run(args: &Args) -> Result<()> {
         // Every question is looked at before the first is asked.
         evaluate::check(&mut *source, &rewards, &dir.config, (prompts, recipe.rollout.max_new_tokens))?;
         let all = Evaluation { metrics: Metrics::default(), answers: Vec::new() };
-        jobs.push(Job { suite, recipe, source, rewards, prompts, asked: 0, all, seconds: 0.0 });
+        jobs.push(Job { suite, recipe, source, rewards, prompts, asked: 0, all, seconds: 0.0, search: None });
     }
     let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
     finish_on_interrupt("finishing the completions under way")?;
@@ -194,7 +212,9 @@ pub fn run(args: &Args) -> Result<()> {
             let seed = args.seed.unwrap_or(jobs[0].recipe.seed);
             print(&suite::show(&shown, &jobs, &ks, seed, args.json))?;
         }
-        None => show(args, &jobs[0].recipe, &found.model, &jobs[0].all, jobs[0].seconds)?,
+        None => {
+            show(args, &jobs[0].recipe, &found.model, &jobs[0])?;
+        }
     }
     let (asked, prompts): (usize, usize) = jobs.iter().fold((0, 0), |(a, p), j| (a + j.asked, p + j.prompts));
     if asked < prompts {
@@ -242,6 +262,7 @@ fn sample(
         };
         let start = Instant::now();
         let name = job.suite.map_or("evaluating", |s| s.name);
+        let begin = job.source.state();
         let progress = Progress::new(name, job.prompts as u64, "prompts");
         while job.asked < job.prompts && !interrupt::requested() {
             let now = (AT_ONCE / samples).max(1).min(job.prompts - job.asked);
@@ -276,11 +297,22 @@ fn sample(
         }
         drop(progress);
         job.seconds = start.elapsed().as_secs_f64();
+        if recipe.search.eval
+            && !interrupt::requested()
+            && let Some(mut searcher) = Searcher::open(recipe, &model.backend)?
+        {
+            job.source.restore(&begin)?;
+            let counts = (job.prompts, args.seed.unwrap_or(recipe.seed));
+            let with = (&job.rewards, &recipe.rollout);
+            let found = evaluate::search(&mut actor, &mut *job.source, &mut searcher, with, counts)?;
+            job.search = Some(found);
+        }
     }
     Ok(())
 }
 
-fn show(args: &Args, recipe: &Recipe, model: &Path, all: &Evaluation, seconds: f64) -> Result<()> {
+fn show(args: &Args, recipe: &Recipe, model: &Path, job: &Job) -> Result<()> {
+    let (all, seconds) = (&job.all, job.seconds);
     let samples = recipe.eval.samples;
     let ks = ks(args, samples);
     let summary = Summary::new(all, samples, &ks);
@@ -293,6 +325,10 @@ fn show(args: &Args, recipe: &Recipe, model: &Path, all: &Evaluation, seconds: f
         line.insert("seed".into(), json!(args.seed.unwrap_or(recipe.seed)));
         line.insert("seconds".into(), json!(seconds));
         line.insert("tokens".into(), json!(tokens));
+        let stated = calibration::metrics(&all.answers);
+        for (name, value) in job.search.iter().flat_map(Metrics::means).chain(stated.means()) {
+            line.insert(name.trim_start_matches("eval/").into(), json!(value));
+        }
         return print(&format!("{}\n", Value::Object(line)));
     }
     let head = format!(
@@ -309,7 +345,31 @@ fn show(args: &Args, recipe: &Recipe, model: &Path, all: &Evaluation, seconds: f
             all.answers.len()
         ),
     };
-    print(&format!("{head}{summary}{tail}{lost}"))
+    let found = calibration::stated(&all.answers);
+    let lost = match found.len() {
+        0 => lost,
+        n => {
+            let m = calibration::metrics(&all.answers);
+            let get = |name: &str| m.get(name).unwrap_or(0.0);
+            let (ece, brier, mean) = (get("eval/ece"), get("eval/brier"), get("eval/confidence"));
+            format!("{lost}confidence of {n} completions {mean:.3}, ECE {ece:.3}, Brier score {brier:.3}\n")
+        }
+    };
+    let search = job.search.as_ref().map_or(String::new(), |s| searched(recipe, s));
+    print(&format!("{head}{summary}{tail}{lost}{search}"))
+}
+
+/// One line on what the recipe's search found.
+fn searched(recipe: &Recipe, found: &Metrics) -> String {
+    let get = |name: &str| found.get(name).unwrap_or(0.0);
+    format!(
+        "search by {}, going by {}: {:.1} % right, {:.1} % of its completions, {:.0} tokens a prompt\n",
+        recipe.search.strategy.as_deref().unwrap_or_default(),
+        recipe.search.scorer,
+        100.0 * get("eval/search"),
+        100.0 * get("eval/search_mean"),
+        get("eval/search_tokens"),
+    )
 }
 
 /// The k of pass@k.

@@ -10,7 +10,7 @@ use crate::progress::Progress;
 use crate::text::Text;
 use ferrl::algo::Feed;
 use ferrl::recipe::{Recipe, Reward};
-use ferrl::reward::{RewardModel, Rewards};
+use ferrl::reward::Rewards;
 use ferrl::rollout::{self, Actor};
 use ferrl::search::paths::Pipeline;
 use ferrl::search::{self, Driver, LogpScorer, Oracle, Record, RewardScorer, SCORERS, Scorer, Settings};
@@ -65,7 +65,8 @@ pub struct Args {
     /// Option of the strategy: key=value; may be given several times
     #[arg(long, value_name = "KEY=VALUE")]
     option: Vec<String>,
-    /// What the search goes by: a verifier, the folder of a reward model, logp or oracle
+    /// What the search goes by: a verifier, the folder of a reward model, logp or oracle; of a language model's folder with
+    /// --verifier-option kind=generative (its verdict) or kind=implicit (its log-ratio)
     #[arg(long, value_name = "NAME|MODEL")]
     verifier: Option<String>,
     /// Option of --verifier: key=value; may be given several times
@@ -350,8 +351,9 @@ fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool)
         let near = nearest(name, names.iter().copied()).unwrap_or(names[0]);
         return Err(Error::usage(what).at("--verifier").fix(format!("--verifier {near}")));
     };
-    let model = RewardModel::open(&dir, recipe, recipe.dtype()?, backend).map_err(|e| e.at("--verifier"))?;
-    Ok(Box::new(RewardScorer::unbounded(name, Rewards::of(model))))
+    let dir = dir.display().to_string();
+    let scorer = RewardScorer::of_model(&dir, &options, recipe, backend).map_err(|e| e.at("--verifier"))?;
+    Ok(Box::new(scorer))
 }
 
 /// The prompts, each of which can be asked and graded.

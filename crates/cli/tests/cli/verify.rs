@@ -27,6 +27,12 @@ fn cases() -> Vec<Case> {
             json!({"completion": "7+5=13", "terms": [7, 5]}),
         ),
         (
+            "calibration",
+            vec!["rule=brier", "constant=0", "lambda=0"],
+            json!({"completion": "red 100%", "answer": "red"}),
+            json!({"completion": "no idea", "answer": "red"}),
+        ),
+        (
             "exact",
             vec![],
             json!({"completion": "a", "answer": "a"}),

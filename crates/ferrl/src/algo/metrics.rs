@@ -59,6 +59,10 @@ pub const STEP: &[Metric] = &[
 /// Written where completions are sampled, or are given with their rewards.
 pub const SAMPLED: &[Metric] = &[
     metric("score", "Score of a completion before reward weights; 1 is right."),
+    metric(
+        "rewards/steps",
+        "Steps of a completion that have a reward of their own, where steps are rewarded.",
+    ),
     metric("completions/mean_length", "Mean length of completions in tokens."),
     metric("completions/min_length", "Length of the shortest completion."),
     metric("completions/max_length", "Length of the longest completion."),
@@ -99,6 +103,14 @@ pub const SAMPLED: &[Metric] = &[
         "credit/steps",
         "Mean number of steps per completion, where their values are estimated (`vineppo`).",
     ),
+    metric("search/paths", "Completions of a tree that are learned from (`search.train`)."),
+    metric("search/nodes", "Nodes of a tree."),
+    metric("search/tokens", "Tokens sampled for a tree."),
+    metric("search/value", "Value of a tree's root: the mean of its evaluations."),
+    metric(
+        "search/weight",
+        "Importance weight of a path: how much more frequent it is under the policy than in the tree.",
+    ),
     metric("credit/states", "States whose value is estimated in the step, equal prefixes counted once."),
     metric("credit/rollouts", "Mean number of continuations per state."),
     metric("credit/value", "Mean value of a state."),
@@ -132,6 +144,22 @@ pub const EVALUATED: &[Metric] = &[
     ),
     metric("eval/pass@N", "Fraction with at least one right completion among `eval.samples`."),
     metric("eval/majority@N", "Fraction whose most frequent answer is right."),
+    metric(
+        "eval/ece",
+        "Expected calibration error in ten bins, where completions state a confidence (verifier `calibration`).",
+    ),
+    metric(
+        "eval/brier",
+        "Mean squared distance of the stated confidence from 1 where it is right, from 0 where not.",
+    ),
+    metric("eval/confidence", "Mean stated confidence."),
+    metric("eval/search", "Fraction with a right result of the search (`search.eval`)."),
+    metric(
+        "eval/search_mean",
+        "Fraction of all whole completions of the search that are right, mean over prompts.",
+    ),
+    metric("eval/search_reward", "Mean reward of the results of the search."),
+    metric("eval/search_tokens", "Tokens sampled for a prompt by the search."),
     metric("eval/greedy", "Fraction with a right completion at temperature 0."),
     metric("eval/reward", "Mean reward of a completion."),
     metric("eval/mean_length", "Mean length of completions in tokens."),

@@ -6,6 +6,7 @@ mod advantages;
 mod filter;
 mod loss;
 mod method;
+mod process;
 mod scores;
 mod turns;
 
@@ -128,7 +129,8 @@ pub struct Advantage {
     pub normalise: Normalise,
     /// Decay of the moving average with `baseline = "moving"`. [0, 1]
     pub decay: f64,
-    /// Discount factor: per token for the critic and for `to_go`, per turn with `baseline = "turns"`. [0, 1]
+    /// Discount factor: per token for the critic and for `to_go`, per turn with `baseline = "turns"`, per step with `"process"`.
+    /// [0, 1]
     pub gamma: f64,
     /// GAE lambda. [0, 1]
     pub lambda: f64,
@@ -155,6 +157,9 @@ pub enum Baseline {
     Critic,
     /// Monte-Carlo values of the states between steps, from continuations that the policy samples there (`vine`).
     Steps,
+    /// Process supervision: the reward of each step against those of all steps of the completions to the same prompt, and a token
+    /// has the sum from its step on (`reward.steps`).
+    Process,
 }
 
 /// The critic's loss: `coef * max((V - R)^2, (clip(V) - R)^2)`, halved or not.
@@ -292,7 +297,7 @@ impl Policy {
 
     fn update_rules(&self) -> Vec<Rule> {
         let a = &self.advantage;
-        let compares = matches!(a.baseline, Baseline::Group | Baseline::Others);
+        let compares = matches!(a.baseline, Baseline::Group | Baseline::Others | Baseline::Process);
         vec![
             (
                 self.critic_warmup > 0 && a.baseline != Baseline::Critic,
@@ -364,6 +369,11 @@ impl Policy {
             (
                 a.to_go && a.baseline == Baseline::Turns,
                 "the returns of turns count from each turn on already",
+                "algo.advantage.to_go = false",
+            ),
+            (
+                a.to_go && a.baseline == Baseline::Process,
+                "the rewards of steps count from each step on already",
                 "algo.advantage.to_go = false",
             ),
             (

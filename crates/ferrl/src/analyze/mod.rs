@@ -1,11 +1,12 @@
-//! Analyses of a finished or running run, from the files of its folder alone: no model is computed.
-//!
-//! Each is a function from a run folder to a table, and a line of [`ANALYSES`].
+//! Analyses of a finished or running run: from the files of its folder alone, each a function from the folder to a table and a
+//! line of [`ANALYSES`]; and those of [`COMPUTED`], which load models of the run and sample.
 
+mod compute;
 mod page;
 mod rollouts;
 mod weights;
 
+pub use compute::{COMPUTED, Computed, Effort};
 pub use page::page;
 
 use crate::run::MetricsLog;
@@ -97,7 +98,8 @@ pub fn find(names: &[String]) -> Result<Vec<&'static Analysis>> {
     if names.is_empty() {
         return Ok(ANALYSES.iter().collect());
     }
-    let known = || ANALYSES.iter().map(|a| a.name);
+    let computed = COMPUTED.iter().filter(|c| !ANALYSES.iter().any(|a| a.name == c.name));
+    let known = || ANALYSES.iter().map(|a| a.name).chain(computed.clone().map(|c| c.name));
     let one = |name: &String| {
         ANALYSES.iter().find(|a| a.name == name).ok_or_else(|| {
             let all = known().collect::<Vec<_>>().join(", ");

@@ -60,6 +60,17 @@ pub fn advantages(steps: usize, score: f64, estimated: &[f64]) -> (Vec<f64>, Vec
     (values, advantages)
 }
 
+/// Rewards of steps from the value of each prefix: what a step adds to it. They add up to the value of the last.
+pub fn gains(values: &[f64]) -> Vec<f64> {
+    let mut before = 0.0;
+    let gain = |&value: &f64| {
+        let gain = value - before;
+        before = value;
+        gain
+    };
+    values.iter().map(gain).collect()
+}
+
 /// As many continuations as a confidence interval asks for: `start` at first, then `add` more while the 95 % interval of
 /// the mean is wider than `threshold` and there are fewer than `max`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -131,6 +142,12 @@ mod tests {
         // A cap of one state after the prompt: the third is back-filled with the reward.
         let (values, a) = advantages(3, 1.0, &[0.5, 0.25]);
         assert_eq!((values, a), (vec![0.5, 0.25, 1.0, 0.0], vec![-0.25, 0.75, 0.0]));
+    }
+
+    #[test]
+    fn gains_of_values_add_up_to_the_last() {
+        assert_eq!(gains(&[0.5, 0.25, 1.0]), [0.5, -0.25, 0.75]);
+        assert!(gains(&[]).is_empty());
     }
 
     #[test]

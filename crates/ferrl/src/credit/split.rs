@@ -50,22 +50,22 @@ pub(crate) fn steps(
         };
         return ids.chunks(step_tokens).enumerate().map(chunk).collect::<Result<_>>().map(Some);
     }
-    let parts: Vec<&str> = match split {
-        Split::Gsm8k => match solution::steps(solution::Kind::Gsm8k, text) {
-            Ok(parts) => parts,
-            Err(_) => return Ok(None),
-        },
-        Split::Math => match solution::steps(solution::Kind::Math, text) {
-            Ok(parts) => parts,
-            Err(_) => return Ok(None),
-        },
-        Split::Lines | Split::Tokens => text.split_inclusive('\n').collect(),
-    };
+    let Some(parts) = texts(split, text) else { return Ok(None) };
     Ok(Some(in_tokens(&parts, &starts(ids, tokenizer)?)))
 }
 
+/// The steps of a text; `None` where it cannot be split, and where only tokens can say.
+pub(crate) fn texts(split: Split, text: &str) -> Option<Vec<&str>> {
+    match split {
+        Split::Gsm8k => solution::steps(solution::Kind::Gsm8k, text).ok(),
+        Split::Math => solution::steps(solution::Kind::Math, text).ok(),
+        Split::Lines => Some(text.split_inclusive('\n').collect()),
+        Split::Tokens => None,
+    }
+}
+
 /// Where the first character of each token stands in the text.
-fn starts(ids: &[u32], tokenizer: &Tokenizer) -> Result<Vec<usize>> {
+pub(crate) fn starts(ids: &[u32], tokenizer: &Tokenizer) -> Result<Vec<usize>> {
     let (mut stream, mut length, mut out) = (tokenizer.stream(true), 0, Vec::with_capacity(ids.len()));
     for &id in ids {
         out.push(length);

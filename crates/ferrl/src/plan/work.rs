@@ -5,6 +5,8 @@
 
 use super::Inputs;
 use super::memory::weights;
+use crate::credit::Split;
+use crate::recipe::Recipe;
 use ferrl_engine::model::Config;
 use ferrl_kernels::Footprint;
 
@@ -87,7 +89,9 @@ pub fn work(i: &Inputs) -> Work {
             let read = prompts * l.prompt * trunk(&i.config); // shared by the answers to it
             read + prompts * samples * r.rollout.max_new_tokens as f64 * forward(&i.config)
         };
-        work.sample = answers(r.rollout.prompts as f64, r.rollout.samples as f64);
+        let completions = r.rollout.prompts as f64 * r.rollout.samples as f64;
+        work.sample = answers(r.rollout.prompts as f64, r.rollout.samples as f64)
+            + continued(r, completions) * forward(&i.config);
         let times = match (r.eval.every, steps(i)) {
             (0, _) | (_, None) => f64::from(r.eval.at_start),
             (every, Some(steps)) => (steps / every) as f64,
@@ -95,6 +99,25 @@ pub fn work(i: &Inputs) -> Work {
         work.evaluate = times * answers(r.eval.prompts as f64, (r.eval.samples + 1) as f64);
     }
     work
+}
+
+/// Tokens of a step, where its text decides.
+const STEP_TOKENS: usize = 16;
+
+/// Tokens of the continuations that estimate the values of steps: from the prompt, and for each completion from the end of
+/// every step but the last, each on average half as long as a completion.
+fn continued(r: &Recipe, completions: f64) -> f64 {
+    let algorithm = r.algorithm().ok();
+    let Some(vine) = algorithm.as_ref().and_then(|a| a.vine()).filter(|_| !r.search.train) else {
+        return 0.0;
+    };
+    let most = r.rollout.max_new_tokens;
+    let step = if vine.split == Split::Tokens { vine.step_tokens } else { STEP_TOKENS };
+    let steps = most.div_ceil(step.max(1)).max(1);
+    let inner = (steps - 1).min(vine.max_steps) as f64;
+    let k = if vine.interval.is_some() { vine.max_samples.max(vine.samples) } else { vine.samples } as f64;
+    let whole = most as f64;
+    k * (r.rollout.prompts as f64 * whole + completions * inner * whole / 2.0)
 }
 
 /// Steps of a stage, where they are known.
@@ -122,6 +145,19 @@ mod tests {
         (o.hidden, o.layers, o.vocab, o.ffn) = (256, 4, 4096, Some(1024));
         (o.heads, o.kv_heads, o.tied) = (Some(4), Some(2), Some(true));
         o.build().expect("a model").0
+    }
+
+    #[test]
+    fn continuations_of_vineppo_are_counted() {
+        let text = "algo = { name = \"vineppo\", vine = { samples = 3, split = \"tokens\", step_tokens = 5 } }\n\
+                    rollout = { prompts = 2, samples = 4, max_new_tokens = 20 }\nmodel.init.hidden = 32\n\
+                    data.train = [\"task:countdown\"]\n";
+        let plan = Recipe::parse(text, "r.toml", "r", &[]).expect("a recipe");
+        let recipe = &plan.stages[0].recipe;
+        // Four steps of five tokens: 3 continuations of 20 for 2 prompts, and of 10 from 3 ends for 8 completions.
+        assert_eq!(continued(recipe, 8.0), 3.0 * (2.0 * 20.0 + 8.0 * 3.0 * 10.0));
+        let grpo = Recipe { algo: Default::default(), ..recipe.clone() };
+        assert_eq!(continued(&grpo, 8.0), 0.0);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::{Recipe, Stage};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
 use crate::algo::{self, Algorithm, Refusal};
+use crate::credit::Split;
 use ferrl_engine::{Error, model, nearest};
 use ferrl_kernels::{AUTO, BACKENDS, DType};
 
@@ -95,6 +96,7 @@ pub(super) fn problems(stage: &Stage, earlier: &[Stage], verifiers: &[&str]) -> 
         format!("{} has no teacher", recipe.algorithm_name()),
         "leave out teacher.path",
     );
+    search(recipe, entry.feed.sampled(), &mut p);
     if entry.feed.sampled() {
         rollouts(stage, &mut p);
         rewards(recipe, verifiers, &mut p);
@@ -136,10 +138,16 @@ fn names(r: &Recipe, p: &mut Problems) {
 /// Whether `stage:NAME` names a stage that has run by then.
 fn references(r: &Recipe, earlier: &[Stage], p: &mut Problems) {
     let rewards = r.reward.iter().enumerate();
-    let rewards = rewards.map(|(i, reward)| (Key::from(format!("reward.{i}.model")), &reward.model));
+    let rewards = rewards.flat_map(|(i, reward)| {
+        let own = (Key::from(format!("reward.{i}.model")), reward.model.clone());
+        let others = reward
+            .models()
+            .map(move |(key, path)| (Key::from(format!("reward.{i}.options.{key}")), Some(path.to_string())));
+        std::iter::once(own).chain(others)
+    });
     let places =
         [("model.path", &r.model.path), ("critic.path", &r.critic.path), ("teacher.path", &r.teacher.path)];
-    for (key, path) in places.map(|(key, path)| (key.into(), path)).into_iter().chain(rewards) {
+    for (key, path) in places.map(|(key, path)| (key.into(), path.clone())).into_iter().chain(rewards) {
         let Some(name) = path.as_ref().and_then(|p| p.strip_prefix("stage:")) else { continue };
         let known: Vec<&str> = earlier.iter().map(|s| s.name.as_str()).collect();
         if !known.contains(&name) {
@@ -409,6 +417,46 @@ fn sampling_algorithm(recipe: &Recipe, algorithm: &dyn Algorithm, p: &mut Proble
 }
 
 /// A recipe without any is not wrong by itself: a generated task has its own, and rows may bring theirs.
+/// A search that is named is used, and one that is used has a name.
+fn search(r: &Recipe, sampled: bool, p: &mut Problems) {
+    let s = &r.search;
+    let names: Vec<&str> = crate::search::STRATEGIES.iter().map(|e| e.name).collect();
+    match &s.strategy {
+        Some(name) if !names.contains(&name.as_str()) => p.word("search.strategy", name, &names),
+        _ => {
+            if let Err(e) = crate::search::rollout::check(s) {
+                let what = e.to_string().lines().next().unwrap_or_default().to_string();
+                p.when(true, "search.options", what, "an option of `ferrl search --list`");
+            }
+        }
+    }
+    let used = s.train || s.eval;
+    p.when(
+        used && s.strategy.is_none(),
+        "search.strategy",
+        "a search without a strategy",
+        "search.strategy = \"mcts\"",
+    );
+    p.when(
+        s.strategy.is_some() && !used,
+        "search.strategy",
+        "a search that is used neither in rollouts nor in evaluations",
+        "search.train = true, or search.eval = true",
+    );
+    p.when(
+        s.train && !sampled,
+        "search.train",
+        format!("{} samples no completions", r.algorithm_name()),
+        "search.train = false",
+    );
+    p.when(
+        s.train && r.rollout.top_k > 0 || s.train && r.rollout.top_p < 1.0,
+        "search.train",
+        "trees are drawn from the policy's own distribution, not from the most probable tokens",
+        "rollout.top_k = 0 and rollout.top_p = 1",
+    );
+}
+
 fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
     let silent = !r.reward.is_empty() && r.reward.iter().all(|x| x.weight == Some(0.0));
     let what = "all weights are 0, so nothing is learned from";
@@ -437,6 +485,12 @@ fn rewards(r: &Recipe, verifiers: &[&str], p: &mut Problems) {
         if let Some(verifier) = &reward.verifier {
             p.word(format!("reward.{i}.verifier"), verifier, verifiers);
         }
+        p.when(
+            reward.step_tokens.is_some() && reward.steps != Some(Split::Tokens),
+            format!("reward.{i}.step_tokens"),
+            "step_tokens is the length of a step that is counted in tokens",
+            format!("reward.{i}.steps = \"tokens\""),
+        );
         if let Some(word) = &reward.truncated {
             p.word("reward", word, crate::reward::TRUNCATED);
         }

@@ -1,6 +1,7 @@
 //! Everything a recipe may say, with defaults. The doc comments are the manual's text.
 
 use super::{Env, Parallel};
+use crate::credit::Split;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -35,6 +36,8 @@ pub struct Recipe {
     pub algo: Map<String, Value>,
     /// Sampling of completions, for algorithms that sample.
     pub rollout: Rollout,
+    /// Search in place of independent completions, in rollouts and evaluations.
+    pub search: Search,
     /// The environment of episodes with several turns, where it is not a generated task.
     pub env: Env,
     /// Rewards of sampled completions; several are added by weight.
@@ -252,13 +255,50 @@ impl Default for Rollout {
     }
 }
 
+/// Search in place of independent completions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Search {
+    /// Strategy, one of `ferrl search --list`; unset disables search.
+    pub strategy: Option<String>,
+    /// Options of the strategy and its expander.
+    pub options: Map<String, Value>,
+    /// What the search goes by: `reward` (the recipe's rewards), `logp` (the model's own probabilities), or the folder of a model
+    /// that rewards.
+    pub scorer: String,
+    /// Options of a model that rewards, as those of `[[reward]]`.
+    pub scorer_options: Map<String, Value>,
+    /// Tokens to sample for each prompt, up to the end of the round that reaches them; unset leaves it to the strategy.
+    /// [1, 1000000000000]
+    pub budget: Option<u64>,
+    /// Learn from trees: every path is a completion, and with `algo.advantage.baseline = "steps"` each step has the advantage of its
+    /// node. `rollout.samples` is not used.
+    pub train: bool,
+    /// Evaluate by search too: `eval/search` is the accuracy of its results. With `scorer = "reward"` that is an upper bound.
+    pub eval: bool,
+}
+
+impl Default for Search {
+    fn default() -> Self {
+        Search {
+            strategy: None,
+            options: Map::new(),
+            scorer: "reward".into(),
+            scorer_options: Map::new(),
+            budget: None,
+            train: false,
+            eval: false,
+        }
+    }
+}
+
 /// A reward; several are added by weight.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reward {
     /// Name of a built-in verifier.
     pub verifier: Option<String>,
-    /// Options of the verifier; with `model`, how a language model rewards: `kind = "generative"` or `"implicit"`.
+    /// Options of the verifier; with `model`, how it rewards: `kind = "generative"`, `"implicit"` or `"decision"`.
     pub options: Map<String, Value>,
     /// A Python file with a function `reward(prompts, completions, **columns)`.
     pub python: Option<PathBuf>,
@@ -271,13 +311,43 @@ pub struct Reward {
     /// Reward of truncated completions: `wrong` (0, the default) or `score` (the verifier's score of the truncated text).
     /// Python functions and reward models always score them; with `wrong` they never count as right.
     pub truncated: Option<String>,
+    /// Reward every step of a completion, each on its last token: how it is split into steps. What rewards: a Python function that
+    /// returns a list for each completion, a verifier that finds the first wrong step, or a model.
+    pub steps: Option<Split>,
+    /// Tokens of a step with `steps = "tokens"`, 16 by default. [1, 1048576]
+    pub step_tokens: Option<usize>,
 }
 
 /// Kinds of rewards by a language model.
-pub const MODEL_KINDS: [&str; 2] = ["generative", "implicit"];
+pub const MODEL_KINDS: [&str; 3] = ["generative", "implicit", "decision"];
+
+/// Options of `[[reward]]` that name a model.
+const OPTION_MODELS: [&str; 2] = ["extractor", "reference"];
+
+/// Tokens of a step, where nothing else is said.
+const STEP_TOKENS: usize = 16;
 
 impl Reward {
-    /// What a language model rewards with: `generative` (its verdict) or `implicit` (its log-ratio); none for a score head.
+    /// Other models that the options name, by their keys: the extractor of `decision`, the reference of `implicit`.
+    pub fn models(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let named = OPTION_MODELS.iter().filter(|_| self.model_kind().is_some());
+        named.filter_map(|key| Some((*key, self.options.get(*key)?.as_str()?)))
+    }
+    pub(crate) fn models_mut(&mut self) -> impl Iterator<Item = &mut Value> {
+        let own = self.model_kind().is_some();
+        let named = move |(key, value): &(&String, &mut Value)| {
+            own && OPTION_MODELS.contains(&key.as_str()) && value.as_str().is_some_and(|v| !v.is_empty())
+        };
+        self.options.iter_mut().filter(named).map(|(_, value)| value)
+    }
+
+    /// How completions are split into steps, where each step is rewarded, and the tokens of a step.
+    pub fn steps(&self) -> Option<(Split, usize)> {
+        self.steps.map(|split| (split, self.step_tokens.unwrap_or(STEP_TOKENS)))
+    }
+
+    /// What a language model rewards with: `generative` (its verdict) or `implicit` (its log-ratio); `decision` for a forecaster
+    /// beside an extractor; none for a score head alone.
     pub fn model_kind(&self) -> Option<&'static str> {
         let kind = self.options.get("kind").filter(|_| self.model.is_some())?;
         MODEL_KINDS.iter().copied().find(|known| kind == known)
@@ -438,6 +508,7 @@ impl Default for Recipe {
             data: Data::default(),
             algo: Map::new(),
             rollout: Rollout::default(),
+            search: Search::default(),
             env: Env::default(),
             reward: Vec::new(),
             optim: Optim::default(),

@@ -7,6 +7,7 @@
 
 use super::Reward;
 use crate::algo::settings;
+use crate::credit::gains;
 use crate::data::Encoder;
 use crate::data::prompt::{Apply, Settings};
 use crate::pack::{Budget, pack};
@@ -29,6 +30,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a verdict is asked with, where nothing else is said.
 pub const QUESTION: &str = "\nIs the answer correct (Yes/No)? ";
+
+/// What a rationale follows, where nothing else is said.
+pub const RATIONALE: &str = "\nLet's verify step by step.\n";
 
 /// How a language model is asked for its verdict: `options` of a `[[reward]]` with a `model`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -71,11 +75,20 @@ impl Default for Judgement {
             normalise: false,
             chat: false,
             votes: 0,
-            rationale: "\nLet's verify step by step.\n".into(),
+            rationale: RATIONALE.into(),
             max_new_tokens: 256,
             temperature: 0.7,
             cache_mib: 64,
         }
+    }
+}
+
+/// What ends a rationale: the question without what follows it. What stands before it belongs to it: the rationale that is
+/// asked about is then the text that was learned.
+fn rationale_end(question: &str) -> &str {
+    match question.trim_end() {
+        "" => question,
+        text => text,
     }
 }
 
@@ -129,7 +142,8 @@ impl GenerativeVerifier {
         };
         let apply = if judgement.chat { Apply::On } else { Apply::Off };
         let chat = if judgement.chat { Some(ChatTemplate::from_dir(dir)?) } else { None };
-        let stops = Stops::of_dir(dir, &tokenizer).with_strings(&[judgement.question.trim().into()], false);
+        let stops =
+            Stops::of_dir(dir, &tokenizer).with_strings(&[rationale_end(&judgement.question).into()], false);
         Ok(GenerativeVerifier {
             model,
             encoder: Encoder::new(
@@ -253,5 +267,47 @@ impl Reward for GenerativeVerifier {
     fn score(&self, completions: &[Sample<'_>], at: Progress) -> Result<Vec<Outcome>> {
         let scored = |value: f64| Outcome::Scored(Score::single(&self.name, value));
         Ok(self.verdicts(completions, at.step)?.into_iter().map(scored).collect())
+    }
+    fn scores_steps(&self) -> bool {
+        true
+    }
+    /// The verdict on every prefix; a step's reward is what it adds.
+    fn score_steps(
+        &self,
+        completions: &[Sample<'_>],
+        ends: &[Vec<usize>],
+        at: Progress,
+    ) -> Result<Vec<Outcome>> {
+        let prefix =
+            |sample: &Sample<'_>, end: usize| sample.completion.get(..end).unwrap_or_default().to_string();
+        let texts: Vec<(Sample<'_>, Vec<String>)> = completions
+            .iter()
+            .zip(ends)
+            .map(|(sample, ends)| (*sample, ends.iter().map(|&end| prefix(sample, end)).collect()))
+            .collect();
+        let prefixes: Vec<Sample<'_>> = texts
+            .iter()
+            .flat_map(|(sample, texts)| texts.iter().map(|completion| Sample { completion, ..*sample }))
+            .collect();
+        let mut verdicts = self.verdicts(&prefixes, at.step)?.into_iter();
+        let one = |ends: &Vec<usize>| {
+            let values: Vec<f64> = verdicts.by_ref().take(ends.len()).collect();
+            let whole = Score::single(&self.name, values.last().copied().unwrap_or(0.0));
+            Outcome::Scored(Score { steps: gains(&values), ..whole })
+        };
+        Ok(ends.iter().map(one).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Was: the line's end before the question stayed with the rationale, and the question brought another.
+    #[test]
+    fn a_rationale_ends_where_the_question_begins() {
+        let learned = format!("7+5=12{QUESTION}Yes");
+        let thought = learned.split(rationale_end(QUESTION)).next().unwrap();
+        assert_eq!(format!("{thought}{QUESTION}Yes"), learned);
     }
 }

@@ -202,4 +202,31 @@ impl Reward for ImplicitReward {
         let scored = |steps| Outcome::Scored(Score::single(&self.name, reduce(steps)));
         Ok(self.step_rewards(completions)?.into_iter().map(scored).collect())
     }
+    fn scores_steps(&self) -> bool {
+        true
+    }
+    fn score_steps(
+        &self,
+        completions: &[Sample<'_>],
+        ends: &[Vec<usize>],
+        _at: Progress,
+    ) -> Result<Vec<Outcome>> {
+        let tokens: Vec<Tokens> = completions.iter().map(|c| self.tokens(c)).collect::<Result<_>>()?;
+        let mut out = Vec::with_capacity(completions.len());
+        for ((tokens, ends), ratios) in tokens.iter().zip(ends).zip(self.ratios(&tokens)?) {
+            let start = tokens.mask.iter().position(|m| *m).unwrap_or(tokens.ids.len());
+            let starts = split::starts(&tokens.ids[start..], self.encoder.tokenizer())?;
+            let mut steps = vec![0.0; ends.len()];
+            // A token belongs to the step of its first character; those behind the text to the last.
+            for (from, ratio) in starts.iter().zip(ratios) {
+                let step = ends.partition_point(|end| end + self.prefill.len() <= *from);
+                if let Some(reward) = steps.get_mut(step.min(ends.len().saturating_sub(1))) {
+                    *reward += self.options.beta * ratio;
+                }
+            }
+            let whole = Score::single(&self.name, steps.iter().sum());
+            out.push(Outcome::Scored(Score { steps, ..whole }));
+        }
+        Ok(out)
+    }
 }

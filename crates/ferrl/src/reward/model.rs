@@ -1,9 +1,10 @@
 //! A reward model in process: its score at the last token of prompt and completion.
 
 use super::Reward;
+use crate::credit::{gains, split};
 use crate::data::prompt::Settings;
 use crate::data::schema::RowKind;
-use crate::data::{Counts, Encoder, Example, Row};
+use crate::data::{Counts, Encoder, Example, Row, Tokens};
 use crate::pack::{Budget, pack};
 use crate::recipe::Recipe;
 use crate::verify::{Outcome, Progress, Sample, Score};
@@ -15,6 +16,7 @@ use ferrl_engine::train::{Batch, stats};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, DType};
 use serde_json::Value;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -56,7 +58,20 @@ impl RewardModel {
 
     /// The score of each completion, in their order; no score depends on the other completions.
     pub fn values(&self, completions: &[Sample<'_>]) -> Result<Vec<f64>> {
-        let sequences: Vec<Vec<u32>> = completions.iter().map(|c| self.tokens(c)).collect::<Result<_>>()?;
+        let all = self.token_values(completions)?;
+        Ok(all.into_iter().map(|(_, values)| values.last().copied().unwrap_or(0.0)).collect())
+    }
+
+    /// Whether it has tokens for a prompt and a completion.
+    pub(crate) fn reads(&self, sample: &Sample<'_>) -> bool {
+        self.tokens(sample).is_ok()
+    }
+
+    /// Tokens of each completion with its prompt, and the score behind every one of them: one pass over a completion scores all
+    /// its prefixes.
+    fn token_values(&self, completions: &[Sample<'_>]) -> Result<Vec<(Tokens, Vec<f64>)>> {
+        let encoded: Vec<Tokens> = completions.iter().map(|c| self.tokens(c)).collect::<Result<_>>()?;
+        let sequences: Vec<Vec<u32>> = encoded.iter().map(|t| t.ids.clone()).collect();
         let lengths: Vec<usize> = sequences.iter().map(Vec::len).collect();
         let tokens = lengths.iter().copied().fold(self.budget, usize::max);
         let budget = Budget { tokens, setting: "train.micro_batch_tokens", multiple: 1 };
@@ -65,13 +80,27 @@ impl RewardModel {
         for bin in &packing.bins {
             let batch = Batch::of(bin.iter().map(|&i| sequences[i].clone()));
             let values = stats(&self.model, &batch, 1.0)?.value;
-            computed.push(batch.segments().iter().map(|rows| f64::from(values[rows.end - 1])).collect());
+            let own = |rows: Range<usize>| values[rows].iter().map(|v| f64::from(*v)).collect::<Vec<f64>>();
+            computed.push(batch.segments().iter().map(own).collect());
         }
-        packing.restore(computed)
+        Ok(encoded.into_iter().zip(packing.restore(computed)?).collect())
+    }
+
+    /// The score at the end of each step, of a completion whose steps end at these bytes.
+    fn step_values(&self, (tokens, values): &(Tokens, Vec<f64>), ends: &[usize]) -> Result<Vec<f64>> {
+        let start = tokens.mask.iter().position(|m| *m).unwrap_or(tokens.ids.len());
+        let starts = split::starts(&tokens.ids[start..], self.encoder.tokenizer())?;
+        let last = values.len().saturating_sub(1);
+        let value = |(i, &end): (usize, &usize)| {
+            let own = starts.partition_point(|&from| from < end + self.prefill.len());
+            let at = if i + 1 == ends.len() { last } else { (start + own).saturating_sub(1).min(last) };
+            values.get(at).copied().unwrap_or(0.0)
+        };
+        Ok(ends.iter().enumerate().map(value).collect())
     }
 
     /// Prompt and completion as the model was trained to read them.
-    fn tokens(&self, sample: &Sample<'_>) -> Result<Vec<u32>> {
+    fn tokens(&self, sample: &Sample<'_>) -> Result<Tokens> {
         let prompt = prompt_value(sample.prompt, sample.messages);
         let text = format!("{}{}", self.prefill, sample.completion);
         let row = Row::from_iter([("prompt".to_string(), prompt), ("completion".to_string(), text.into())]);
@@ -84,8 +113,9 @@ impl RewardModel {
         let ended = |ids: &[u32]| ids.last().is_some_and(|&id| self.encoder.tokenizer().is_special(id));
         if sample.truncated && ended(&tokens.ids) && tokens.ids.len() > 1 {
             tokens.ids.pop();
+            tokens.mask.pop();
         }
-        Ok(tokens.ids)
+        Ok(tokens)
     }
 }
 
@@ -96,6 +126,23 @@ impl Reward for RewardModel {
     fn score(&self, completions: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
         let scored = |value: f64| Outcome::Scored(Score::single(&self.name, value));
         Ok(self.values(completions)?.into_iter().map(scored).collect())
+    }
+    fn scores_steps(&self) -> bool {
+        true
+    }
+    fn score_steps(
+        &self,
+        completions: &[Sample<'_>],
+        ends: &[Vec<usize>],
+        _at: Progress,
+    ) -> Result<Vec<Outcome>> {
+        let all = self.token_values(completions)?;
+        let one = |(own, ends): (&(Tokens, Vec<f64>), &Vec<usize>)| {
+            let values = self.step_values(own, ends)?;
+            let whole = Score::single(&self.name, values.last().copied().unwrap_or(0.0));
+            Ok(Outcome::Scored(Score { steps: gains(&values), ..whole }))
+        };
+        all.iter().zip(ends).map(one).collect()
     }
 }
 

@@ -1,7 +1,7 @@
 //! What can be a reward: a verifier, a Python file, a model, or a function of yours.
 
 use crate::verify::{self, Outcome, Progress, Sample, Score, Truncated, Verifier};
-use ferrl_engine::Result;
+use ferrl_engine::{Error, Result};
 
 /// A source of rewards.
 ///
@@ -12,6 +12,20 @@ pub trait Reward: Send + Sync {
     fn name(&self) -> &str;
     /// The score of each completion, in their order.
     fn score(&self, completions: &[Sample<'_>], at: Progress) -> Result<Vec<Outcome>>;
+    /// Whether it can reward the steps of a completion.
+    fn scores_steps(&self) -> bool {
+        false
+    }
+    /// The score of each completion with the rewards of its steps, which end at these bytes of its text and whose rewards add
+    /// up to the completion's.
+    fn score_steps(
+        &self,
+        _completions: &[Sample<'_>],
+        _ends: &[Vec<usize>],
+        _at: Progress,
+    ) -> Result<Vec<Outcome>> {
+        Err(Error::usage(format!("{} rewards whole completions, not steps", self.name())).at("reward"))
+    }
     /// Whether completions to this prompt could be scored: its row has the columns that are needed. The sample's
     /// completion is empty, and code of users is not called.
     fn check(&self, _prompt: &Sample<'_>) -> Result<()> {
@@ -46,6 +60,17 @@ impl Reward for Verified {
     }
     fn score(&self, completions: &[Sample<'_>], at: Progress) -> Result<Vec<Outcome>> {
         verify::score_all(&*self.verifier, completions, at, self.truncated)
+    }
+    fn scores_steps(&self) -> bool {
+        self.verifier.scores_steps()
+    }
+    fn score_steps(
+        &self,
+        completions: &[Sample<'_>],
+        ends: &[Vec<usize>],
+        at: Progress,
+    ) -> Result<Vec<Outcome>> {
+        verify::score_steps(&*self.verifier, completions, ends, at, self.truncated)
     }
     fn check(&self, prompt: &Sample<'_>) -> Result<()> {
         self.verifier.check(prompt)

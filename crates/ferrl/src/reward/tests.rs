@@ -196,3 +196,78 @@ fn a_stop_text_that_the_verifier_reads_is_refused() {
     rewards.check_stops(&stop, true).unwrap();
     rewards.check_stops(&["\n\n".to_string()], false).unwrap();
 }
+
+/// Completions of characters behind a prompt of one token.
+fn read(texts: &[&str]) -> (Vec<Answer>, Experience, Arc<Tokenizer>) {
+    let all: String = (' '..='~').chain(['\n']).collect();
+    let specials = ["<pad>", "<eos>"].map(String::from);
+    let tokenizer = ferrl_engine::tokenizer::train_chars([all].into_iter(), &specials).unwrap();
+    let one = |(trajectory, text): (usize, &&str)| {
+        let ids = [vec![0], tokenizer.encode_text(text).unwrap()].concat();
+        let trained = (0..ids.len()).map(|i| i > 0).collect();
+        let reward = vec![0.0; ids.len()];
+        crate::experience::Sequence { ids, trained, reward, trajectory, ..Default::default() }
+    };
+    let e = Experience { sequences: texts.iter().enumerate().map(one).collect() };
+    (texts.iter().map(|t| answer(t)).collect(), e, Arc::new(tokenizer))
+}
+
+/// The rewards of tokens that have one.
+fn placed(e: &Experience, i: usize) -> Vec<(usize, f32)> {
+    let all = e.sequences[i].reward.iter().copied().enumerate();
+    all.filter(|(_, reward)| *reward != 0.0).collect()
+}
+
+#[test]
+fn a_step_verifier_rewards_the_steps_and_the_sum_is_the_completions_reward() {
+    let source = json!({ "verifier": "chain", "steps": "lines", "weight": 2.0 });
+    let (answers, mut e, tokenizer) =
+        read(&["1+2=3\n3+3=6\n", "1+2=3\n3+3=7\n", "1+2=4\n4+3=7\n", "1+2=3\n"]);
+    let rewards = Rewards::new(&[serde_json::from_value(source).unwrap()]).unwrap().reading(&tokenizer);
+    let columns = json!({ "terms": [1, 2, 3] }).as_object().cloned().unwrap();
+    let prompts = [Prompt { columns, ..Default::default() }];
+    let completions = Completions { prompts: &prompts, answers: &answers, at: Progress::default() };
+    let graded = rewards.score(completions, &mut e, &mut Metrics::default()).unwrap();
+    let total: Vec<f64> = graded.iter().filter_map(|g| g.reward).collect();
+    assert_eq!(total, [2.0, 0.0, 0.0, 0.0]);
+    // Values of the prefixes 1, 1; 1, 0; 0, 0; and 0 for one line of two: what each line adds, times 2.
+    assert_eq!(placed(&e, 0), [(5, 2.0)]);
+    assert_eq!(placed(&e, 1), [(5, 2.0), (11, -2.0)]);
+    assert_eq!((placed(&e, 2), placed(&e, 3)), (vec![], vec![]));
+    let ends: Vec<&[usize]> = e.sequences.iter().map(|s| &s.steps[..]).collect();
+    assert_eq!(ends, [&[5, 11][..], &[5, 11], &[5, 11], &[5]]);
+}
+
+#[test]
+fn a_python_function_rewards_steps_with_a_list() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("steps.py");
+    let code = "def reward(completions, steps, **columns):\n    rows = []\n    for text, lines in zip(completions, steps):\n        \
+                assert ''.join(lines) == text\n        rows.append([len(l) for l in lines] if 'x' not in text else len(text))\n    \
+                return rows\n\ndef short(completions, steps, **columns):\n    return [[1.0] for s in steps]\n";
+    std::fs::write(&file, code).unwrap();
+    let source = |function: &str| {
+        let value = json!({ "python": file, "function": function, "steps": "lines", "weight": 0.5 });
+        serde_json::from_value(value).unwrap()
+    };
+    let (answers, mut e, tokenizer) = read(&["abc\nd\n", "x\ny"]);
+    let rewards = Rewards::new(&[source("reward")]).unwrap().reading(&tokenizer);
+    let graded = score(&rewards, &answers, &mut e).unwrap();
+    assert_eq!(graded.iter().filter_map(|g| g.reward).collect::<Vec<_>>(), [3.0, 1.5]);
+    assert_eq!(placed(&e, 0), [(3, 2.0), (5, 1.0)], "half the length of each line");
+    assert_eq!(placed(&e, 1), [(2, 1.5)], "a number stands at the end");
+    // As many rewards as there are steps, or the completion is lost.
+    let (answers, mut e, tokenizer) = read(&["a\nb", "c"]);
+    let rewards = Rewards::new(&[source("short")]).unwrap().reading(&tokenizer);
+    let graded = score(&rewards, &answers, &mut e).unwrap();
+    assert_eq!(graded.iter().map(|g| g.reward).collect::<Vec<_>>(), [None, Some(0.5)]);
+    let warning = rewards.hooks.warnings.take().remove(0);
+    assert!(warning.message.contains("1 rewards for 2 steps"), "{}", warning.message);
+}
+
+#[test]
+fn a_verifier_of_whole_completions_is_refused_for_steps() {
+    let source = json!({ "verifier": "exact", "steps": "lines" });
+    let error = Rewards::new(&[serde_json::from_value(source).unwrap()]).err().unwrap().to_string();
+    assert!(error.contains("rewards whole completions, not steps"), "{error}");
+}

@@ -2,10 +2,11 @@
 
 use super::OneStage;
 use crate::algo::Feed;
-use crate::evaluate::{Evaluation, evaluate};
+use crate::evaluate::{Evaluation, evaluate, search};
 use crate::recipe::{Recipe, Rollout};
 use crate::reward::Rewards;
 use crate::rollout::Actor;
+use crate::search::Searcher;
 use crate::setup;
 use crate::source::Source;
 use crate::train::Stage;
@@ -55,9 +56,21 @@ impl OneStage<'_> {
     /// Held-out questions, sampled and graded.
     fn ask(&self, stage: &mut Stage, recipe: &Recipe) -> Result<Evaluation> {
         // There is one KV cache at a time: the rollouts' own, or one that is gone when the evaluation ends.
+        let mut searcher = stage.searcher.take();
+        let asked = self.ask_once(stage, searcher.as_mut(), recipe);
+        stage.searcher = searcher;
+        asked
+    }
+
+    fn ask_once(
+        &self,
+        stage: &mut Stage,
+        searcher: Option<&mut Searcher>,
+        recipe: &Recipe,
+    ) -> Result<Evaluation> {
         match stage.generator.take() {
             Some(mut generator) => {
-                let asked = self.ask_with(&mut *generator, stage, &stage.rewards, recipe);
+                let asked = self.ask_with(&mut *generator, searcher, stage, &stage.rewards, recipe);
                 stage.generator = Some(generator);
                 asked
             }
@@ -69,7 +82,7 @@ impl OneStage<'_> {
                 let mut sampler = sampler.with_tokenizer(stage.tokenizer.clone());
                 let rewards = setup::rewards(recipe, Feed::Rollouts, &model.backend, &stage.hooks())?;
                 let rewards = rewards.shared_by(&stage.ranks);
-                self.ask_with(&mut sampler, stage, &rewards, recipe)
+                self.ask_with(&mut sampler, searcher, stage, &rewards, recipe)
             }
         }
     }
@@ -78,6 +91,7 @@ impl OneStage<'_> {
     fn ask_with(
         &self,
         generator: &mut dyn Generator,
+        searcher: Option<&mut Searcher>,
         stage: &Stage,
         rewards: &Rewards,
         recipe: &Recipe,
@@ -100,6 +114,14 @@ impl OneStage<'_> {
             let greedy = asked(0.0, 1, recipe.seed)?;
             let right = greedy.metrics.get("eval/pass@1");
             right.into_iter().for_each(|right| all.metrics.add("eval/greedy", right));
+        }
+        if let Some(searcher) = searcher.filter(|_| recipe.search.eval) {
+            let settings = Rollout { temperature, ..recipe.rollout.clone() };
+            let mut source = self.held_out(stage, Feed::Rollouts)?;
+            let counts = (recipe.eval.prompts, recipe.seed ^ 0xe7a1);
+            let found = search(&mut actor, &mut **source, searcher, (rewards, &settings), counts)
+                .map_err(|e| setup::too_small(e, &recipe.rollout))?;
+            all.metrics.join(found);
         }
         Ok(all)
     }

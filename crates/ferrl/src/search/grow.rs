@@ -2,7 +2,7 @@
 
 use super::expand::{Draw, Drawn};
 use super::strategy::Built;
-use super::{Expansion, Node, Round, Tree, Until};
+use super::{DrawnTokens, Expansion, Node, Round, Tree, Until};
 use crate::source::Prompt;
 use ferrl_engine::Result;
 use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop, Stops};
@@ -85,7 +85,13 @@ impl Live {
                 let Some(completion) = completion else { continue };
                 growing.drawn += 1;
                 let node = node(&self.tree, growing.asked.node, &completion, sampling)?;
-                let node = Node { rollout: growing.asked.rollout, system: draw.system, ..node };
+                let tempered = draw.temperature.is_some_and(|t| t != sampling.params.temperature);
+                let drawn = DrawnTokens {
+                    version: completion.versions.first().copied().unwrap_or_default(),
+                    logp: completion.logp,
+                    tempered,
+                };
+                let node = Node { rollout: growing.asked.rollout, system: draw.system, drawn, ..node };
                 // A step that the node has already, of this expansion or an earlier one.
                 let same = self.tree.steps(growing.asked.node).find(|&a| alike(self.tree.node(a), &node));
                 if let Some(same) = same.filter(|_| growing.asked.merge) {

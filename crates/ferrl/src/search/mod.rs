@@ -12,6 +12,7 @@ pub mod extract;
 mod grow;
 pub mod paths;
 mod record;
+pub(crate) mod rollout;
 mod scorer;
 pub mod strategy;
 mod tree;
@@ -19,9 +20,10 @@ mod tree;
 pub use choose::{Choice, best, majority, most_visited, weighted};
 pub use driver::{Driver, Settings, WithSystem};
 pub use record::{Facts, Figures, Record, Replayed, has_trees, replay, tree_files};
+pub use rollout::{Searcher, path_share};
 pub use scorer::{Judged, LogpScorer, Oracle, RewardScorer, SCORERS, Scorer};
 pub use strategy::{Common, Entry, STRATEGIES, build, find, resolved};
-pub use tree::{Backup, Node, Prior, Tree};
+pub use tree::{Backup, DrawnTokens, Node, Prior, Tree};
 
 use ferrl_engine::Result;
 

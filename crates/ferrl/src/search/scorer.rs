@@ -4,10 +4,15 @@
 //! type that implements [`Scorer`], with a model and a sampler of its own where it needs them.
 
 use crate::experience::{Experience, Metrics};
+use crate::recipe::{MODEL_KINDS, Recipe, Reward as Source};
 use crate::reward::{Completions, Graded, Rewards};
 use crate::rollout::Answer;
 use crate::source::Prompt;
+use crate::verify::Hooks;
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::Backend;
+use serde_json::{Map, Value};
+use std::sync::Arc;
 
 /// A prefix to be judged.
 #[derive(Clone, Copy, Debug)]
@@ -104,16 +109,36 @@ pub struct RewardScorer {
     rewards: Rewards,
     /// Whether rewards have no bounds, as those of a reward model, and go through a sigmoid.
     unbounded: bool,
+    /// Whether it has a value for a prefix that is no whole completion.
+    steps: bool,
 }
 
 impl RewardScorer {
     /// Rewards between 0 and 1, such as a verifier's.
     pub fn bounded(name: impl Into<String>, rewards: Rewards) -> Self {
-        RewardScorer { name: name.into(), rewards, unbounded: false }
+        RewardScorer { name: name.into(), rewards, unbounded: false, steps: false }
     }
     /// Rewards without bounds, such as a reward model's.
     pub fn unbounded(name: impl Into<String>, rewards: Rewards) -> Self {
-        RewardScorer { name: name.into(), rewards, unbounded: true }
+        RewardScorer { name: name.into(), rewards, unbounded: true, steps: true }
+    }
+    /// The model in a folder: a score head through a sigmoid, or with options a language model's verdict (`kind =
+    /// "generative"`, from 0 to 1) or its log-ratio through a sigmoid (`kind = "implicit"`).
+    pub fn of_model(
+        dir: &str,
+        options: &Map<String, Value>,
+        recipe: &Recipe,
+        backend: &Arc<dyn Backend>,
+    ) -> Result<Self> {
+        let source = Source { model: Some(dir.into()), options: options.clone(), ..Default::default() };
+        if let Some(kind) = options.get("kind").filter(|_| source.model_kind().is_none()) {
+            let what = format!("kind {kind} is none of {}", MODEL_KINDS.join(", "));
+            return Err(Error::usage(what).at("scorer").fix("kind=generative"));
+        }
+        let bounded = source.model_kind() == Some("generative");
+        let own = Recipe { reward: vec![source], ..recipe.clone() };
+        let rewards = Rewards::load(&own, recipe.dtype()?, backend, &Hooks::default())?;
+        Ok(RewardScorer { name: dir.into(), rewards, unbounded: !bounded, steps: true })
     }
 }
 
@@ -122,7 +147,7 @@ impl Scorer for RewardScorer {
         &self.name
     }
     fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>> {
-        if !self.unbounded {
+        if !self.steps {
             judged.iter().try_for_each(|j| judged_whole(j, &self.name))?;
         }
         let graded = grade(&self.rewards, judged)?;
@@ -134,7 +159,7 @@ impl Scorer for RewardScorer {
     }
     /// A reward model was trained on whole completions, but has a value for any prefix.
     fn judges_steps(&self) -> bool {
-        self.unbounded
+        self.steps
     }
 }
 
@@ -144,11 +169,12 @@ pub(super) fn grade(rewards: &Rewards, judged: &[Judged<'_>]) -> Result<Vec<Grad
         return Ok(Vec::new());
     }
     let prompts: Vec<Prompt> = judged.iter().map(|j| j.prompt.clone()).collect();
+    // A prefix has no end, like a completion that was cut off.
     let answer = |(prompt, j): (usize, &Judged<'_>)| Answer {
         prompt,
         text: j.text.to_string(),
         tokens: j.sampled.0,
-        truncated: j.truncated,
+        truncated: j.truncated || !j.terminal,
         played: None,
     };
     let answers: Vec<Answer> = judged.iter().enumerate().map(answer).collect();

@@ -65,6 +65,26 @@ pub struct Node {
     /// Which of the expander's system messages its completion has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<usize>,
+    /// What training needs of its own tokens; not saved.
+    #[serde(skip)]
+    pub drawn: DrawnTokens,
+}
+
+/// How the tokens of a node were drawn. It is no part of what makes trees equal: a tree that was read again has none.
+#[derive(Clone, Debug, Default)]
+pub struct DrawnTokens {
+    /// Log-probability of each token under the distribution it was drawn from.
+    pub logp: Vec<f32>,
+    /// Version of the policy.
+    pub version: u64,
+    /// Whether it was drawn at another temperature than the search's.
+    pub tempered: bool,
+}
+
+impl PartialEq for DrawnTokens {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
 }
 
 /// What only a search under way needs of a node.

@@ -4,6 +4,7 @@
 
 use super::{Entry, Example, StepPair, Task};
 use crate::algo::settings;
+use crate::reward::{QUESTION, RATIONALE};
 use crate::verify::chain::Chain;
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
@@ -29,11 +30,22 @@ struct Options {
     max_number: i64,
     /// Share of demonstrations with a slip in them.
     noise: f64,
+    /// What a demonstration is: `solutions`, `verdicts` on a solution (GenRM), or `rationales` that work the sum out again before
+    /// the verdict (GenRM-CoT).
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Solutions,
+    Verdicts,
+    Rationales,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { steps: 3, max_number: 9, noise: 0.0 }
+        Options { steps: 3, max_number: 9, noise: 0.0, kind: Kind::Solutions }
     }
 }
 
@@ -52,6 +64,10 @@ impl Options {
         }
         Ok(o)
     }
+}
+
+fn verdict(slips: bool) -> &'static str {
+    if slips { "No" } else { "Yes" }
 }
 
 struct ChainTask {
@@ -101,7 +117,16 @@ impl Task for ChainTask {
         let slip = self.slip(&mut draw);
         let answer = chain.lines(slips.then_some(slip)).concat();
         let columns = json!({ "terms": chain.terms }).as_object().cloned().unwrap_or_default();
-        Ok(Example { prompt: chain.prompt(), answer, columns, ..Default::default() })
+        let (prompt, answer) = match self.options.kind {
+            Kind::Solutions => (chain.prompt(), answer),
+            Kind::Verdicts => (format!("{}{answer}{QUESTION}", chain.prompt()), verdict(slips).into()),
+            Kind::Rationales => {
+                let again = chain.lines(None).concat();
+                let thought = format!("{}{QUESTION}{}", again.trim_end(), verdict(slips));
+                (format!("{}{answer}{RATIONALE}", chain.prompt()), thought)
+            }
+        };
+        Ok(Example { prompt, answer, columns, ..Default::default() })
     }
 
     fn reward(&self) -> Option<(&'static str, Map<String, Value>)> {

@@ -1,5 +1,6 @@
 //! Generated tasks: examples without a file. Each is a file beside this one and a line in [`TASKS`].
 
+pub mod calibration;
 mod chain;
 mod code;
 mod countdown;
@@ -42,7 +43,7 @@ pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
 
 /// The lists that make up the registry.
 const LISTS: [&[&Entry]; 5] = [
-    &[&countdown::ENTRY, &chain::ENTRY, &letter_counting::ENTRY],
+    &[&countdown::ENTRY, &chain::ENTRY, &letter_counting::ENTRY, &calibration::ENTRY],
     GAMES,
     TOOL_TASKS,
     &[&code::ENTRY, &tabular::ENTRY, &trading::ENTRY],

@@ -211,10 +211,11 @@ impl Stage {
         let r = &self.recipe.rollout;
         let (params, samples) = (rollout::params(r, &self.stops, self.recipe.seed), r.samples);
         clock.waits_for("rollout");
-        let Sampled { mut experience, answers, time } = match r.partial_tokens {
+        let Sampled { mut experience, answers, time, metrics: searched } = match r.partial_tokens {
             0 => self.answer(&mut prompts, &params, samples, number)?,
             piece => self.answer_partly(&mut prompts, &params, (samples, piece), number)?,
         };
+        out.metrics.join(searched);
         let seconds = clock.lap("rollout", metrics);
         let tokens: usize = answers.iter().map(|a| a.tokens).sum();
         metrics.add("timing/rollout_tokens_per_second", tokens as f64 / seconds.max(1e-9));
@@ -281,6 +282,11 @@ impl Stage {
         let (policy, tokenizer, stops) = (&self.policy.model, &*self.tokenizer, &self.stops);
         let (environments, ranks) = (&self.environments, &self.ranks);
         let mut actor = Actor { generator, policy, tokenizer, stops, environments, ranks };
+        if let Some(searcher) = self.searcher.as_mut().filter(|_| self.recipe.search.train) {
+            return searcher
+                .sample(&mut actor, prompts, params, &self.rewards, step)
+                .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout));
+        }
         let most = params.max_new_tokens;
         let predicted = |p: &Prompt| cost(samples, p.ids.len(), self.lengths.predict(&p.ids, most));
         let costs: Vec<u64> = prompts.iter().map(predicted).collect();

@@ -18,7 +18,9 @@ impl Stage {
         experience: &mut Experience,
         (own, clock, timing): (&mut Metrics, &mut Clock, &mut Metrics),
     ) -> Result<Vec<Option<StepCredit>>> {
-        let Some(vine) = self.algo.vine() else { return Ok(vec![None; completions.answers.len()]) };
+        // A tree brings the advantages of its steps.
+        let vine = self.algo.vine().filter(|_| !self.recipe.search.train);
+        let Some(vine) = vine else { return Ok(vec![None; completions.answers.len()]) };
         clock.waits_for("credit");
         let params = rollout::params(&self.recipe.rollout, &self.stops, self.recipe.seed);
         let given = || no_step_values("completions that are given cannot be continued");

@@ -126,6 +126,9 @@ impl Verifier for ChainVerifier {
         });
         Ok(Score { reward, components, score: Some(correct), why, ..Default::default() })
     }
+    fn scores_steps(&self) -> bool {
+        true
+    }
     fn wrong_step(&self, sample: &Sample<'_>) -> Result<Option<Range<usize>>> {
         Ok(self.chain(sample)?.first_wrong(sample.completion))
     }

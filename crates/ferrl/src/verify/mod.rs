@@ -2,6 +2,7 @@
 //!
 //! Each is a file of its own and a line of [`VERIFIERS`].
 
+pub mod calibration;
 pub mod chain;
 pub mod choice;
 pub mod code;
@@ -18,6 +19,7 @@ pub mod options;
 pub mod python;
 pub mod regex_format;
 
+use crate::credit::gains;
 use ferrl_engine::{Error, Result, nearest};
 pub use options::{Hooks, Options, Setting};
 use serde_json::{Map, Value};
@@ -119,6 +121,8 @@ pub struct Score {
     pub extracted: Option<Value>,
     /// Why the reward is not full, where the verifier can say more than that the answer is another.
     pub why: Option<String>,
+    /// Rewards of its steps, where steps are rewarded; they add up to the reward.
+    pub steps: Vec<f64>,
     /// What else is worth a column beside the completion.
     pub extra: Map<String, Value>,
 }
@@ -134,6 +138,7 @@ impl Score {
     fn wrong(mut self) -> Self {
         self.reward = 0.0;
         self.components.iter_mut().for_each(|(_, part)| *part = 0.0);
+        self.steps.fill(0.0);
         self.score = self.score.map(|_| 0.0);
         self
     }
@@ -167,7 +172,29 @@ pub fn score_all(
     at: Progress,
     truncated: Truncated,
 ) -> Result<Vec<Outcome>> {
-    let mut outcomes = verifier.score_batch(samples, at)?;
+    let outcomes = verifier.score_batch(samples, at)?;
+    judge_truncated(verifier, samples, outcomes, truncated)
+}
+
+/// Rewards the steps of completions, which end at these bytes; a completion that was truncated is wrong unless `truncated`
+/// says otherwise.
+pub fn score_steps(
+    verifier: &dyn Verifier,
+    samples: &[Sample<'_>],
+    ends: &[Vec<usize>],
+    at: Progress,
+    truncated: Truncated,
+) -> Result<Vec<Outcome>> {
+    let outcomes = verifier.score_steps(samples, ends, at)?;
+    judge_truncated(verifier, samples, outcomes, truncated)
+}
+
+fn judge_truncated(
+    verifier: &dyn Verifier,
+    samples: &[Sample<'_>],
+    mut outcomes: Vec<Outcome>,
+    truncated: Truncated,
+) -> Result<Vec<Outcome>> {
     if outcomes.len() != samples.len() {
         return Err(miscounted(verifier.name(), outcomes.len(), samples.len()));
     }
@@ -240,6 +267,29 @@ pub trait Verifier: Send + Sync {
     fn summary(&self) -> Option<String> {
         None
     }
+    /// Whether it can reward the steps of a completion.
+    fn scores_steps(&self) -> bool {
+        false
+    }
+    /// The scores of many whose steps end at these bytes, each with the rewards of its steps: what each adds to the value of the
+    /// prefix, which is 1 while no step is wrong, 0 from the first wrong one on, and the completion's reward at its end.
+    fn score_steps(
+        &self,
+        samples: &[Sample<'_>],
+        ends: &[Vec<usize>],
+        _at: Progress,
+    ) -> Result<Vec<Outcome>> {
+        let one = |(sample, ends): (&Sample<'_>, &Vec<usize>)| {
+            let wrong = self.wrong_step(sample)?.map_or(usize::MAX, |range| range.start);
+            let score = self.score(sample)?;
+            let mut values: Vec<f64> = ends.iter().map(|&end| f64::from(u8::from(end <= wrong))).collect();
+            if let Some(last) = values.last_mut() {
+                *last = score.reward;
+            }
+            Ok(Outcome::Scored(Score { steps: gains(&values), ..score }))
+        };
+        samples.iter().zip(ends).map(one).collect()
+    }
     /// The first wrong step of a completion, as a range of its bytes; none where every step is right.
     fn wrong_step(&self, _sample: &Sample<'_>) -> Result<Option<Range<usize>>> {
         Err(Error::usage(format!("{} judges whole answers, not steps", self.name()))
@@ -263,6 +313,7 @@ pub struct Entry {
 pub const VERIFIERS: &[Entry] = &[
     countdown::ENTRY,
     chain::ENTRY,
+    calibration::ENTRY,
     exact::ENTRY,
     f1::ENTRY,
     choice::ENTRY,

@@ -98,7 +98,7 @@ impl Python {
     }
 
     /// Every function's answers for every sample, function by function.
-    fn call(&self, samples: &[Sample<'_>], at: Progress) -> Vec<Called> {
+    fn call(&self, samples: &[Sample<'_>], ends: Option<&[Vec<usize>]>, at: Progress) -> Vec<Called> {
         let size = match self.batch {
             0 => samples.len().div_ceil(self.pool.workers()).max(1),
             size => size,
@@ -116,9 +116,10 @@ impl Python {
                         let job = next.fetch_add(1, Ordering::Relaxed);
                         let Some((function, part)) = jobs.get(job) else { return };
                         let samples = &samples[part.clone()];
+                        let ends = ends.map(|ends| &ends[part.clone()]);
                         let ids: Vec<u64> = samples.iter().map(|s| s.id).collect();
                         let called =
-                            self.pool.call(&self.functions[*function], &ids, &arguments(samples, at));
+                            self.pool.call(&self.functions[*function], &ids, &arguments(samples, ends, at));
                         done.lock().unwrap_or_else(|e| e.into_inner()).push((job, called));
                     }
                 });
@@ -130,6 +131,7 @@ impl Python {
         for (job, called) in done {
             let whole = &mut all[jobs[job].0];
             whole.answers.extend(called.answers);
+            whole.steps.extend(called.steps);
             whole.extra.extend(called.extra);
             whole.metrics.extend(called.metrics);
         }
@@ -138,8 +140,9 @@ impl Python {
 }
 
 /// TRL's keyword arguments: prompts, completions, their tokens, every column as a list, and the trainer's state. A
-/// conversation is a list of messages, and so is the completion of one.
-fn arguments(samples: &[Sample<'_>], at: Progress) -> Arguments {
+/// conversation is a list of messages, and so is the completion of one. Where steps are rewarded, also `steps`, the texts of
+/// each completion's steps.
+fn arguments(samples: &[Sample<'_>], ends: Option<&[Vec<usize>]>, at: Progress) -> Arguments {
     let mut columns = Map::new();
     let list = |of: &dyn Fn(&Sample<'_>) -> Value| Value::Array(samples.iter().map(of).collect());
     let truncated = |s: &Sample<'_>| s.truncated.into();
@@ -161,8 +164,23 @@ fn arguments(samples: &[Sample<'_>], at: Progress) -> Arguments {
     columns.insert("prompts".into(), list(&prompt));
     columns.insert("completions".into(), list(&completion));
     columns.insert("completion_ids".into(), list(&|s| s.ids.into()));
+    if let Some(ends) = ends {
+        let steps = samples.iter().zip(ends).map(|(s, ends)| texts(s.completion, ends)).collect();
+        columns.insert("steps".into(), Value::Array(steps));
+    }
     let state = json!({ "global_step": at.step, "max_steps": at.steps.max(1), "epoch": at.epoch });
-    Arguments { columns, state: state.as_object().cloned().unwrap_or_default() }
+    Arguments { columns, state: state.as_object().cloned().unwrap_or_default(), steps: ends.is_some() }
+}
+
+/// The parts of a text that end at these bytes.
+fn texts(text: &str, ends: &[usize]) -> Value {
+    let mut from = 0;
+    let part = |&end: &usize| {
+        let part = text.get(from..end).unwrap_or_default();
+        from = end;
+        part.into()
+    };
+    Value::Array(ends.iter().map(part).collect())
 }
 
 /// Names that no column of the data can take.
@@ -189,14 +207,18 @@ impl Verifier for Python {
         }
     }
     fn score_batch(&self, samples: &[Sample<'_>], at: Progress) -> Result<Vec<Outcome>> {
-        let mut called = self.call(samples, at);
-        let mut metrics = self.metrics.lock().unwrap_or_else(|e| e.into_inner());
-        called.iter_mut().for_each(|c| metrics.append(&mut c.metrics));
-        Ok((0..samples.len()).map(|i| self.outcome(&mut called, i)).collect())
+        Ok(self.outcomes(samples, None, at))
+    }
+    fn scores_steps(&self) -> bool {
+        true
+    }
+    /// As the functions say; a number for a completion stands at its end.
+    fn score_steps(&self, samples: &[Sample<'_>], ends: &[Vec<usize>], at: Progress) -> Result<Vec<Outcome>> {
+        Ok(self.outcomes(samples, Some(ends), at))
     }
     /// The functions are not called: only whether they could be, with the columns of this row.
     fn check(&self, sample: &Sample<'_>) -> Result<()> {
-        let own = ["truncated", "prompts", "completions", "completion_ids"];
+        let own = ["truncated", "prompts", "completions", "completion_ids", "steps"];
         let columns = sample.columns.names().into_iter().filter(|name| !OWN.contains(name));
         let mut names: Vec<String> = own.into_iter().chain(columns).map(String::from).collect();
         names.sort_unstable();
@@ -217,6 +239,13 @@ impl Verifier for Python {
 }
 
 impl Python {
+    fn outcomes(&self, samples: &[Sample<'_>], ends: Option<&[Vec<usize>]>, at: Progress) -> Vec<Outcome> {
+        let mut called = self.call(samples, ends, at);
+        let mut metrics = self.metrics.lock().unwrap_or_else(|e| e.into_inner());
+        called.iter_mut().for_each(|c| metrics.append(&mut c.metrics));
+        (0..samples.len()).map(|i| self.outcome(&mut called, i)).collect()
+    }
+
     /// What the functions say of a sample together. One that gives no reward for it leaves it to the others; one that failed
     /// leaves the sum unknown.
     fn outcome(&self, called: &mut [Called], i: usize) -> Outcome {
@@ -226,6 +255,9 @@ impl Python {
                 Ok(Some(reward)) => {
                     score.reward += weight * reward;
                     score.components.push((name.clone(), reward));
+                    let steps = &called.steps[i];
+                    score.steps.resize(score.steps.len().max(steps.len()), 0.0);
+                    score.steps.iter_mut().zip(steps).for_each(|(sum, step)| *sum += weight * step);
                 }
                 Ok(None) => {}
                 Err(failure) => return Outcome::Lost(failure.into()),

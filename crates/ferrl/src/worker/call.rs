@@ -64,7 +64,7 @@ impl Call<'_> {
         made.fetch_add(1, Ordering::Relaxed);
         let request = json!({
             "function": self.function, "count": range.len(), "arguments": self.arguments.part(&range),
-            "state": self.arguments.state,
+            "state": self.arguments.state, "steps": self.arguments.steps,
         });
         match self.pool.attempt(&mut self.slot, &request, range.len()) {
             Tried::Answered(answer) => {
@@ -97,6 +97,17 @@ impl Call<'_> {
                     got: bad.get("bad").and_then(Value::as_str).unwrap_or_default().into(),
                     expected: "a number or None for each completion".into(),
                 },
+                // The sum of numbers that are finite in the answer may be none all the same.
+                Value::Array(steps) => {
+                    let steps: Vec<f64> = steps.iter().filter_map(Value::as_f64).collect();
+                    let sum: f64 = steps.iter().sum();
+                    if (sum as f32).is_finite() {
+                        self.answer(i, Some(sum));
+                        self.out.steps[i] = steps;
+                        continue;
+                    }
+                    Kind::NonFinite(format!("{sum:e}"))
+                }
                 number => {
                     self.answer(i, number.as_f64());
                     continue;

@@ -34,6 +34,8 @@ pub struct Arguments {
     pub columns: Map<String, Value>,
     /// TRL's `trainer_state`.
     pub state: Map<String, Value>,
+    /// Whether the function may give a list for a rollout: the rewards of its steps, whose texts are the column `steps`.
+    pub steps: bool,
 }
 
 impl Arguments {
@@ -51,6 +53,8 @@ impl Arguments {
 pub struct Called {
     /// One answer per rollout, in their order.
     pub answers: Vec<Answer>,
+    /// Rewards of the steps of each rollout, where the function gave a list.
+    pub steps: Vec<Vec<f64>>,
     /// What the function logged for each rollout with `log_extra`.
     pub extra: Vec<Map<String, Value>>,
     /// What it logged with `log_metric`.
@@ -217,6 +221,7 @@ impl Pool {
         let slot = self.free_slot();
         let blank = Called {
             answers: vec![Ok(None); ids.len()],
+            steps: vec![Vec::new(); ids.len()],
             extra: vec![Map::new(); ids.len()],
             metrics: Vec::new(),
         };
@@ -316,7 +321,8 @@ fn check_answer(answer: &Value, count: usize) -> std::result::Result<(), Kind> {
     if let Some([problem, given]) = answer["signature"].as_array().map(Vec::as_slice) {
         return Err(Kind::Signature { problem: text(problem), given: text(given) });
     }
-    let fits = |r: &Value| r.is_null() || r.is_number() || r.is_string() || r.is_object();
+    let steps = |r: &Value| r.as_array().is_some_and(|steps| steps.iter().all(Value::is_number));
+    let fits = |r: &Value| r.is_null() || r.is_number() || r.is_string() || r.is_object() || steps(r);
     match answer["rewards"].as_array() {
         Some(rewards) if rewards.len() == count && rewards.iter().all(fits) => Ok(()),
         _ => Err(Kind::Garbage(answer.to_string().chars().take(80).collect())),

@@ -39,8 +39,20 @@ def host():
             return {"bad": f"{type(value).__name__} {value!r:.80}"}
         return value if math.isfinite(value) else str(value)
 
-    def numbers(result, count):
-        """The rewards, or what is wrong with them."""
+    def of_steps(value, steps):
+        """The rewards of a completion's steps, or one for all of it."""
+        if hasattr(value, "tolist"):
+            value = value.tolist()
+        if not isinstance(value, (list, tuple)):
+            return number(value)
+        if len(value) != len(steps):
+            return {"bad": f"{len(value)} rewards for {len(steps)} steps"}
+        rewards = [number(reward) for reward in value]
+        wrong = [r for r in rewards if not isinstance(r, float)]
+        return ({"bad": "None among the rewards of steps"} if wrong[0] is None else wrong[0]) if wrong else rewards
+
+    def numbers(result, count, steps):
+        """The rewards, or what is wrong with them; `steps` are those of each completion, where steps are rewarded."""
         expected = f"a list of {count} numbers or None"
         kind = type(result).__name__
         if hasattr(result, "tolist"):
@@ -49,6 +61,8 @@ def host():
             return {"contract": [f"{kind} {result!r:.80}", expected]}
         if len(result) != count:
             return {"contract": [f"{kind} of {len(result)}", expected]}
+        if steps is not None:
+            return {"rewards": [of_steps(*both) for both in zip(result, steps)]}
         return {"rewards": [number(value) for value in result]}
 
     while True:
@@ -66,7 +80,7 @@ def host():
                 fields = {"rewards": []}
             else:
                 result = call(functions[request["function"]], arguments)
-                fields = numbers(result, request["count"])
+                fields = numbers(result, request["count"], arguments["steps"] if request.get("steps") else None)
                 fields.update(extra=logged.columns(request["count"]), metrics=logged.metrics)
         except Signature as mismatch:
             fields = {"signature": [str(mismatch), ", ".join(arguments)]}

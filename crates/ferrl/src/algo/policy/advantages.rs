@@ -28,7 +28,8 @@ impl Policy {
             s.correction = vec![0.0; n];
             s.advantage = vec![0.0; n];
             s.target_value = vec![0.0; n];
-            at.iter().zip(weights).for_each(|(&i, w)| s.correction[i] = w);
+            let importance = s.importance.unwrap_or(1.0);
+            at.iter().zip(weights).for_each(|(&i, w)| s.correction[i] = w * importance);
             if self.uses_reference() {
                 let mut total = 0.0;
                 let estimates = self.kl.estimates(&pick(&s.old_logp), &pick(&s.ref_logp)).0;
@@ -45,6 +46,7 @@ impl Policy {
         match self.advantage.baseline {
             Baseline::Critic => self.critic_advantages(e),
             Baseline::Steps => e.sequences.iter_mut().for_each(|s| s.advantage.copy_from_slice(&s.credit)),
+            Baseline::Process => self.process_advantages(e),
             Baseline::Turns => self.turn_advantages(e),
             _ if self.advantage.parts => self.part_advantages(e),
             _ => self.return_advantages(e, moving),

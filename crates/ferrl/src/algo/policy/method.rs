@@ -97,7 +97,7 @@ impl Method {
 impl Algorithm for Method {
     fn needs(&self) -> Needs {
         let p = &self.policy;
-        let compares = matches!(p.advantage.baseline, Baseline::Group | Baseline::Others);
+        let compares = matches!(p.advantage.baseline, Baseline::Group | Baseline::Others | Baseline::Process);
         Needs {
             reference: p.uses_reference(),
             full_kl: p.uses_reference() && p.kl.estimator == Estimator::Full,

@@ -1,0 +1,104 @@
+//! `ferrl eval --pairs`: accuracy of a reward model on pairs, by subset.
+
+use super::{Args, find};
+use crate::options::{key_values, open_model};
+use crate::output::{print, warn};
+use crate::progress::Progress;
+use ferrl::data::hub::Cache;
+use ferrl::data::overlap::{WORDS, between};
+use ferrl::data::{Dataset, Source};
+use ferrl::evaluate::pairs::{Accuracy, PairTable, compare, read};
+use ferrl::recipe::{MODEL_KINDS, Recipe, Reward};
+use ferrl::reward::Rewards;
+use ferrl::verify::Hooks;
+use ferrl::warnings::Warnings;
+use ferrl_engine::{Error, Result};
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// Scores every pair with the model and prints the accuracies.
+pub fn run(args: &Args, source: &str) -> Result<()> {
+    let found = find(&args.model)?;
+    let dir = open_model(&found.model)?;
+    let options = key_values(&args.judge)?;
+    let model = Some(dir.path.display().to_string());
+    let reward = Reward { model, options, ..Default::default() };
+    if let Some(kind) = reward.options.get("kind").filter(|_| reward.model_kind().is_none()) {
+        let what = format!("unknown kind {kind}, expected one of {}", MODEL_KINDS.join(", "));
+        return Err(Error::usage(what).at("--judge").fix("--judge kind=generative"));
+    }
+    let data = Dataset::read(&Source::held_out(source)?, &Cache::from_env())?;
+    let mut pairs = read(&data)?;
+    pairs.truncate(args.prompts.unwrap_or(usize::MAX));
+    if pairs.is_empty() {
+        return Err(Error::data("has no pairs").at(source));
+    }
+    let hooks = Hooks::default();
+    if let Some(own) = &found.recipe {
+        guard(own, &data, &hooks.warnings)?;
+    }
+    let mut recipe = Recipe { reward: vec![reward], ..Default::default() };
+    if let Some(dtype) = args.dtype {
+        recipe.model.dtype = Some(dtype.dtype().name().into());
+    }
+    recipe.seed = args.seed.unwrap_or(0);
+    let backend = ferrl_kernels::open(args.device.as_deref().unwrap_or("auto"), args.threads)?;
+    let rewards = Rewards::load(&recipe, recipe.dtype()?, &backend, &hooks)?;
+    let progress = Progress::new("comparing", pairs.len() as u64, "pairs");
+    let right = compare(&rewards, &pairs, &mut |n| progress.add(n as u64))?;
+    drop(progress);
+    warn(&hooks.warnings);
+    let table = PairTable::new(&pairs, &right);
+    if args.json {
+        let mut line = table.json();
+        line.insert("model".into(), json!(found.model.display().to_string()));
+        line.insert("pairs".into(), json!(pairs.len()));
+        return print(&format!("{}\n", Value::Object(line)));
+    }
+    print(&shown(&table, &found.model, pairs.len()))
+}
+
+/// Says which pairs the model was trained on: RewardBench itself was used as training data before.
+fn guard(own: &Path, test: &Dataset, warnings: &Warnings) -> Result<()> {
+    let cache = Cache::from_env();
+    let stages = Recipe::load(own, &[])?.stages;
+    let names = stages.iter().flat_map(|s| &s.recipe.data.train).filter(|n| !n.starts_with("task:"));
+    // Files that have gone since the run began cannot be compared with.
+    let read = |name: &String| Dataset::read(&Source::parse(name).ok()?, &cache).ok();
+    let train: Vec<Dataset> = names.filter_map(read).collect();
+    let report = between(&train, std::slice::from_ref(test), WORDS)?;
+    if let Some(first) = report.pairs.first() {
+        let what = format!(
+            "{} of {} pairs overlap with rows the model was trained on (first: {} and {})",
+            report.met, report.test_rows, first.test, first.train
+        );
+        warnings.raise("overlapping-rows", what, "pairs that no stage of the run has seen");
+    }
+    Ok(())
+}
+
+fn shown(table: &PairTable, model: &Path, pairs: usize) -> String {
+    let mut text = format!("{}: {pairs} pairs\n", model.display());
+    let mut lines = |title: &str, all: &[Accuracy]| {
+        let width = all.iter().map(|a| a.name.chars().count()).max().unwrap_or(0);
+        if !all.is_empty() {
+            text += &format!("{title}\n");
+        }
+        for a in all {
+            text += &format!("  {:<width$}  {:>5.1} %  of {}\n", a.name, 100.0 * a.accuracy, a.pairs);
+        }
+    };
+    lines("by subset", &table.subsets);
+    lines("by section of RewardBench", &table.sections);
+    if let Some(score) = table.score() {
+        text += &format!(
+            "RewardBench score {:.1} %, the mean over {} sections\n",
+            100.0 * score,
+            table.sections.len()
+        );
+    }
+    let interval = table.interval.map_or(String::new(), |(low, high)| {
+        format!(" (95 % interval {:.1} to {:.1})", 100.0 * low, 100.0 * high)
+    });
+    text + &format!("accuracy {:.1} %{interval}\n", 100.0 * table.all)
+}

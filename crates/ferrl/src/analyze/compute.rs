@@ -1,0 +1,332 @@
+//! Analyses that compute: models of a run are loaded, and prompts are sampled. They are made where they are named.
+
+use super::Table;
+use crate::algo::Feed;
+use crate::credit::{Continuations, Split, StepCredit, Vine, credit, mean, split};
+use crate::evaluate::{calibration, evaluate};
+use crate::experience::{Experience, Metrics};
+use crate::recipe::{Recipe, Rollout};
+use crate::reward::Completions;
+use crate::rollout::{self, Actor, Sampled};
+use crate::setup;
+use crate::source::{Item, Prompt};
+use crate::verify::Hooks;
+use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::generate::Sampler;
+use ferrl_engine::model::{Model, Options};
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::train::{Batch, stats};
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::{Backend, Ranks};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How much is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Effort {
+    /// Held-out prompts.
+    pub prompts: usize,
+    /// Completions to each, whose states are valued.
+    pub samples: usize,
+    /// Continuations of each state that are the ground truth.
+    pub truth: usize,
+    /// Continuations of the Monte-Carlo estimate (VinePPO's K).
+    pub estimate: usize,
+    /// Tokens of a step.
+    pub step_tokens: usize,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Effort { prompts: 50, samples: 4, truth: 64, estimate: 9, step_tokens: 4 }
+    }
+}
+
+/// An analysis that computes.
+pub struct Computed {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// One line for people.
+    pub about: &'static str,
+    /// The table of a run, computed on a device.
+    pub run: fn(&Path, &Arc<dyn Backend>, Effort) -> Result<Table>,
+}
+
+/// Every analysis that computes.
+pub const COMPUTED: &[Computed] = &[
+    Computed {
+        name: "critic",
+        about: "values of states by the critic and by Monte-Carlo estimates, against many continuations; ranking of steps",
+        run: critic,
+    },
+    Computed {
+        name: "checkpoints",
+        about: "accuracy of each stage's initial model, of every checkpoint and of every stage's final model",
+        run: checkpoints,
+    },
+];
+
+/// The last stage that samples, as the run's recipe has it.
+fn sampling_stage(run: &Path) -> Result<Recipe> {
+    let file = run.join("recipe.toml");
+    let stages = Recipe::load(&file, &[])?.stages;
+    let sampled = |r: &Recipe| crate::algo::find(r.algorithm_name()).is_ok_and(|e| e.feed.sampled());
+    let found = stages.into_iter().map(|s| s.recipe).rfind(|r| sampled(r));
+    found.ok_or_else(|| Error::usage("no stage of the run samples completions").at(file.display()))
+}
+
+/// Checkpoints of a run, the earliest first: step and folder.
+fn saved(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let dir = run.join("checkpoints");
+    let unread = |e: std::io::Error| Error::data(format!("cannot read: {e}")).at(dir.display());
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(&dir).map_err(unread)? {
+        let path = entry.map_err(unread)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        all.extend(name.strip_prefix("step_").and_then(|n| n.parse().ok()).map(|step| (step, path)));
+    }
+    all.sort();
+    Ok(all)
+}
+
+/// A model of the run with what samples from it.
+struct Loaded {
+    model: Model,
+    tokenizer: Arc<Tokenizer>,
+    dir: PathBuf,
+}
+
+impl Loaded {
+    fn open(dir: &Path, recipe: &Recipe, backend: &Arc<dyn Backend>) -> Result<Self> {
+        let options = Options { dtype: recipe.dtype()?, training: false, context: 0 };
+        let model = Model::load(backend.clone(), &ModelDir::open(dir)?, options)?;
+        Ok(Loaded { model, tokenizer: Arc::new(Tokenizer::from_dir(dir)?), dir: dir.into() })
+    }
+}
+
+/// Accuracy of the baseline and of every model that the run has kept.
+fn checkpoints(run: &Path, backend: &Arc<dyn Backend>, effort: Effort) -> Result<Table> {
+    let recipe = sampling_stage(run)?;
+    let mut models: Vec<(String, PathBuf)> = Vec::new();
+    for i in 0.. {
+        let (start, end) = (run.join(format!("start_{i}")), run.join("stages").join(i.to_string()));
+        if !start.is_dir() && !end.is_dir() {
+            break;
+        }
+        models.push((format!("stage {i}, initial"), start));
+        models.push((format!("stage {i}, final"), end));
+    }
+    models.extend(saved(run)?.into_iter().map(|(step, dir)| (format!("step {step}"), dir.join("model"))));
+    if let Some(path) = &recipe.model.path {
+        models.insert(0, ("baseline".into(), PathBuf::from(path)));
+    }
+    models.retain(|(_, dir)| dir.join("config.json").is_file());
+    let mut table = Table::of(&["model", "accuracy", "greedy", "reward", "tokens", "ece"]);
+    for (name, dir) in models {
+        if !ModelDir::open(&dir)?.config.head.has_lm() {
+            continue;
+        }
+        let loaded = Loaded::open(&dir, &recipe, backend)?;
+        let sampled = measure(&loaded, &recipe, backend, (recipe.rollout.temperature, effort.prompts))?;
+        let greedy = measure(&loaded, &recipe, backend, (0.0, effort.prompts))?;
+        let get = |m: &Metrics, name: &str| m.get(name).map_or(serde_json::Value::Null, |v| v.into());
+        table.rows.push(vec![
+            name.into(),
+            get(&sampled, "eval/pass@1"),
+            get(&greedy, "eval/pass@1"),
+            get(&sampled, "eval/reward"),
+            get(&sampled, "eval/mean_length"),
+            get(&sampled, "eval/ece"),
+        ]);
+    }
+    Ok(table)
+}
+
+/// Figures of a model on held-out prompts.
+fn measure(
+    loaded: &Loaded,
+    recipe: &Recipe,
+    backend: &Arc<dyn Backend>,
+    (temperature, prompts): (f64, usize),
+) -> Result<Metrics> {
+    let hooks = Hooks::default();
+    let rewards = setup::rewards(recipe, Feed::Rollouts, backend, &hooks)?;
+    let stops = rollout::stops(&loaded.dir, &loaded.tokenizer, &recipe.rollout);
+    let environments = setup::environments(recipe, &loaded.dir, &loaded.tokenizer, &hooks)?;
+    let mut source =
+        setup::source(recipe, &loaded.dir, &loaded.tokenizer, Feed::Rollouts, true, &hooks.warnings)?;
+    let cache = setup::cache_options(&recipe.rollout, &**backend);
+    let mut sampler = Sampler::new(&loaded.model, cache)?.with_tokenizer(loaded.tokenizer.clone());
+    let mut actor = Actor {
+        generator: &mut sampler,
+        policy: &loaded.model,
+        tokenizer: &loaded.tokenizer,
+        stops: &stops,
+        environments: &environments,
+        ranks: Ranks::ALONE,
+    };
+    let settings = Rollout { temperature, ..recipe.rollout.clone() };
+    let counts = (prompts, 1, recipe.seed ^ 0xe7a1);
+    let all = evaluate(&mut actor, &mut *source, &rewards, &settings, counts, Default::default())?;
+    let mut metrics = all.metrics;
+    if metrics.get("eval/ece").is_none() {
+        metrics.join(calibration::metrics(&all.answers));
+    }
+    Ok(metrics)
+}
+
+/// States of completions with their true values and what the estimators say of them.
+struct State {
+    /// Prompt and place of the state among those of its completion.
+    of: (usize, usize),
+    truth: f64,
+    monte_carlo: f64,
+    critic: f64,
+}
+
+/// The critic of the newest checkpoint and Monte-Carlo estimates against the ground truth.
+fn critic(run: &Path, backend: &Arc<dyn Backend>, effort: Effort) -> Result<Table> {
+    let recipe = sampling_stage(run)?;
+    let newest = saved(run)?.into_iter().rfind(|(_, dir)| dir.join("model_critic/config.json").is_file());
+    let Some((_, dir)) = newest else {
+        return Err(Error::data("has no checkpoint with a critic of its own")
+            .at(run.display())
+            .fix("a run of ppo with critic.shared = false"));
+    };
+    let policy = Loaded::open(&dir.join("model"), &recipe, backend)?;
+    let critic = Loaded::open(&dir.join("model_critic"), &recipe, backend)?;
+    let states = states(&policy, &critic, &recipe, backend, effort)?;
+    let mut table = Table::of(&["estimate", "states", "error", "correlation", "pairs", "ranked right"]);
+    for (name, of) in
+        [("critic", (|s: &State| s.critic) as fn(&State) -> f64), ("Monte Carlo", |s: &State| s.monte_carlo)]
+    {
+        let error = states.iter().map(|s| (of(s) - s.truth).abs()).sum::<f64>() / states.len().max(1) as f64;
+        let (pairs, right) = ranking(&states, of);
+        let pair: Vec<(f64, f64)> = states.iter().map(|s| (of(s), s.truth)).collect();
+        table.rows.push(vec![
+            name.into(),
+            states.len().into(),
+            error.into(),
+            correlation(&pair).into(),
+            pairs.into(),
+            right.into(),
+        ]);
+    }
+    Ok(table)
+}
+
+/// Pearson's correlation; 0 where one side does not vary.
+fn correlation(pairs: &[(f64, f64)]) -> f64 {
+    let n = pairs.len().max(1) as f64;
+    let (ma, mb) = (pairs.iter().map(|p| p.0).sum::<f64>() / n, pairs.iter().map(|p| p.1).sum::<f64>() / n);
+    let sum = |f: &dyn Fn(&(f64, f64)) -> f64| pairs.iter().map(f).sum::<f64>();
+    let (va, vb) = (sum(&|p| (p.0 - ma).powi(2)), sum(&|p| (p.1 - mb).powi(2)));
+    if va * vb > 0.0 { sum(&|p| (p.0 - ma) * (p.1 - mb)) / (va * vb).sqrt() } else { 0.0 }
+}
+
+/// Of the states after the first step of two completions to a prompt, how often an estimate ranks two as the truth does, where
+/// the truth tells them apart; equal estimates are half right.
+fn ranking(states: &[State], of: fn(&State) -> f64) -> (usize, f64) {
+    let (mut pairs, mut right) = (0, 0.0);
+    for (i, a) in states.iter().enumerate() {
+        for b in states[i + 1..].iter().filter(|b| a.of == b.of && a.of.1 == 1 && a.truth != b.truth) {
+            pairs += 1;
+            let (estimated, truth) = (of(a) - of(b), a.truth - b.truth);
+            right +=
+                if estimated == 0.0 { 0.5 } else { f64::from(u8::from((estimated > 0.0) == (truth > 0.0))) };
+        }
+    }
+    (pairs, right / pairs.max(1) as f64)
+}
+
+/// Samples completions and continues them from every step's end.
+fn states(
+    policy: &Loaded,
+    critic: &Loaded,
+    recipe: &Recipe,
+    backend: &Arc<dyn Backend>,
+    effort: Effort,
+) -> Result<Vec<State>> {
+    let hooks = Hooks::default();
+    let rewards = setup::rewards(recipe, Feed::Rollouts, backend, &hooks)?;
+    let (dir, tokenizer) = (&policy.dir, &policy.tokenizer);
+    let mut source = setup::source(recipe, dir, tokenizer, Feed::Rollouts, true, &hooks.warnings)?;
+    let count = effort.prompts.min(source.epoch().unwrap_or(usize::MAX));
+    let ask = |item| if let Item::Ask(prompt) = item { Some(prompt) } else { None };
+    let mut prompts: Vec<Prompt> = source.next(count)?.into_iter().filter_map(ask).collect();
+    let stops = rollout::stops(dir, tokenizer, &recipe.rollout);
+    let environments = setup::environments(recipe, dir, tokenizer, &hooks)?;
+    let cache = setup::cache_options(&recipe.rollout, &**backend);
+    let mut sampler = Sampler::new(&policy.model, cache)?.with_tokenizer(tokenizer.clone());
+    let mut actor = Actor {
+        generator: &mut sampler,
+        policy: &policy.model,
+        tokenizer,
+        stops: &stops,
+        environments: &environments,
+        ranks: Ranks::ALONE,
+    };
+    let params = rollout::params(&recipe.rollout, &stops, recipe.seed);
+    let Sampled { mut experience, answers, .. } =
+        rollout::sample(&mut actor, &mut prompts, &params, effort.samples, 0)?;
+    let completions = Completions { prompts: &prompts, answers: &answers, at: Default::default() };
+    let graded = rewards.score(completions, &mut experience, &mut Metrics::default())?;
+    let vine = Vine {
+        samples: effort.estimate + effort.truth,
+        split: Split::Tokens,
+        step_tokens: effort.step_tokens,
+        ..Default::default()
+    };
+    let mut continuations = Continuations { actor, params, rewards: &rewards, vine: &vine };
+    let credits = credit(&mut continuations, completions, &graded, &mut experience, &mut Metrics::default())?;
+    judge(critic, (&experience, tokenizer, effort), &credits, &answers)
+}
+
+/// Puts the critic's values beside those of the continuations.
+fn judge(
+    critic: &Loaded,
+    (experience, tokenizer, effort): (&Experience, &Tokenizer, Effort),
+    credits: &[Option<StepCredit>],
+    answers: &[crate::rollout::Answer],
+) -> Result<Vec<State>> {
+    let mut out = Vec::new();
+    for s in &experience.sequences {
+        let (Some(credit), answer) = (&credits[s.trajectory], &answers[s.trajectory]) else { continue };
+        let from = s.trained.iter().position(|t| *t).unwrap_or(s.ids.len());
+        let rule = (Split::Tokens, effort.step_tokens);
+        let Some(steps) = split::steps(rule, &s.ids[from..], &answer.text, tokenizer)? else { continue };
+        let values = stats(&critic.model, &Batch::of([s.ids.clone()]), 1.0)?.value;
+        let ends = [0].into_iter().chain(steps.iter().map(|step| step.end));
+        for (place, (end, rewards)) in ends.zip(&credit.rollouts).enumerate() {
+            let (estimate, truth) = rewards.split_at(effort.estimate.min(rewards.len()));
+            out.push(State {
+                of: (answer.prompt, place),
+                truth: mean(truth),
+                monte_carlo: mean(estimate),
+                critic: f64::from(values[from + end - 1]),
+            });
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranking_and_correlation_by_hand() {
+        let state = |of, truth, critic| State { of, truth, critic, monte_carlo: truth };
+        let states = [
+            state((0, 1), 0.1, 0.5),
+            state((0, 1), 0.9, 0.4),
+            state((0, 1), 0.9, 0.5),
+            state((1, 1), 0.2, 0.0),
+        ];
+        // Pairs with different truth: the first against the second and the third; the critic has one wrong, one equal.
+        assert_eq!(ranking(&states, |s| s.critic), (2, 0.25));
+        assert_eq!(ranking(&states, |s| s.monte_carlo), (2, 1.0));
+        assert!((correlation(&[(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) - 1.0).abs() < 1e-12);
+        assert_eq!(correlation(&[(0.0, 1.0), (0.0, 2.0)]), 0.0);
+    }
+}

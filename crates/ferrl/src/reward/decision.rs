@@ -1,0 +1,244 @@
+//! The decision-based reward of linguistic calibration (Band et al., 2024, arXiv 2404.00474): how well somebody who reads a
+//! paragraph could bet on its answers.
+//!
+//! One model lists the answers that a paragraph names, another forecasts how probable each is for a reader of the paragraph.
+//! `R = log max(p(y*), 1e-4) - lambda |sum_k p_k - 1| + constant`: the forecast of the right answer, and the sum over the
+//! extracted ones. The forecaster is a classifier that learned soft targets (`algo.name = "classifier"`), the extractor a
+//! language model that learned to write `red; blue` or `No Answer`; `task:calibration` has data for both.
+
+use super::{Reward, RewardModel};
+use crate::algo::settings;
+use crate::recipe::{Recipe, Reward as Source};
+use crate::task::calibration::{ASKED, NO_ANSWER};
+use crate::verify::calibration::{Decision, top};
+use crate::verify::{Outcome, Progress, Sample, Score, required};
+use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams, Stops};
+use ferrl_engine::model::{Model, Options};
+use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::{Backend, DType};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// How a paragraph is read: `options` of a `[[reward]]` whose `model` is the forecaster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Reader {
+    /// `decision`: forecasts of the answers that a paragraph names.
+    pub kind: String,
+    /// Directory of the model that lists the answers of a paragraph, or `stage:NAME`.
+    pub extractor: String,
+    /// Column of the right answer: a text or a list of texts.
+    pub column: String,
+    /// Text behind the paragraph, before answers.
+    pub asked: String,
+    /// Weight of the distance of the sum of forecasts from 1. [0, 1000]
+    pub lambda: f64,
+    /// Added to every reward. [-1000, 1000]
+    pub constant: f64,
+    /// Temperature of the extractor; 0 is greedy. [0, 100]
+    pub temperature: f64,
+    /// Length of a list of answers in tokens, at most. [1, 1048576]
+    pub max_new_tokens: usize,
+    /// Room for the KV cache of the extractor in MiB. [1, 1048576]
+    pub cache_mib: usize,
+}
+
+impl Default for Reader {
+    fn default() -> Self {
+        Reader {
+            kind: "decision".into(),
+            extractor: String::new(),
+            column: "answer".into(),
+            asked: ASKED.into(),
+            lambda: 5.0,
+            constant: 5.0,
+            temperature: 0.0,
+            max_new_tokens: 64,
+            cache_mib: 16,
+        }
+    }
+}
+
+/// An extractor and a forecaster, which together say what a paragraph is worth.
+pub struct DecisionReward {
+    forecaster: RewardModel,
+    extractor: Model,
+    tokenizer: Tokenizer,
+    stops: Stops,
+    sampler: Mutex<Sampler>,
+    reader: Reader,
+    seed: u64,
+    name: String,
+}
+
+impl DecisionReward {
+    /// The forecaster in a directory, and the extractor that the options of the `[[reward]]` name.
+    pub fn open(
+        dir: &Path,
+        source: &Source,
+        recipe: &Recipe,
+        dtype: DType,
+        backend: &Arc<dyn Backend>,
+    ) -> Result<Self> {
+        let reader: Reader = settings("reward.options", Value::Object(source.options.clone()))?;
+        if reader.extractor.is_empty() {
+            return Err(Error::usage("a decision goes by answers that a model extracts")
+                .at("reward.options.extractor")
+                .fix("the directory of a language model that lists the answers of a paragraph"));
+        }
+        let path = Path::new(&reader.extractor);
+        let opened = ModelDir::open(path)?;
+        if !opened.config.head.has_lm() {
+            return Err(Error::model("has a score head and writes no answers").at(path.display()));
+        }
+        let extractor = Model::load(backend.clone(), &opened, Options { dtype, ..Default::default() })?;
+        let tokenizer = Tokenizer::from_dir(path)?;
+        let (bytes, most) = (reader.cache_mib << 20, backend.busy_tokens());
+        let cache = CacheOptions { bytes, max_batch_tokens: most, ..Default::default() };
+        let sampler = Sampler::new(&extractor, cache)?.with_tokenizer(Arc::new(Tokenizer::from_dir(path)?));
+        // What a recipe puts before completions is no part of what the forecaster reads.
+        let mut own = recipe.clone();
+        own.data.prefill = None;
+        Ok(DecisionReward {
+            forecaster: RewardModel::open(dir, &own, dtype, backend)?,
+            extractor,
+            stops: Stops::of_dir(path, &tokenizer),
+            tokenizer,
+            sampler: Mutex::new(sampler),
+            reader,
+            seed: recipe.seed,
+            name: "decision".into(),
+        })
+    }
+
+    /// Under another name in metrics.
+    pub fn named(self, name: String) -> Self {
+        DecisionReward { name, ..self }
+    }
+
+    /// The answers that each paragraph names, each once.
+    pub fn answers(&self, paragraphs: &[&str], step: u64) -> Result<Vec<Vec<String>>> {
+        let params = SamplingParams {
+            temperature: self.reader.temperature as f32,
+            max_new_tokens: self.reader.max_new_tokens,
+            stop_ids: self.stops.ids().to_vec(),
+            seed: self.seed,
+            ..Default::default()
+        };
+        // A paragraph with characters that the extractor never saw names nothing for it.
+        let prompt = |text: &&str| self.tokenizer.encode_prompt(&format!("{text}{}", self.reader.asked)).ok();
+        let prompts: Vec<Option<Vec<u32>>> = paragraphs.iter().map(prompt).collect();
+        let request = |(i, prompt): (usize, &Option<Vec<u32>>)| {
+            let stream = [step as u32, i as u32, 0];
+            Some(Request { prompt: prompt.clone()?, params: params.clone(), stream })
+        };
+        let requests: Vec<Request> = prompts.iter().enumerate().filter_map(request).collect();
+        let mut sampler = self.sampler.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = sampler.generate(&self.extractor, requests)?;
+        let mut texts = crate::rollout::texts(&self.tokenizer, &self.stops, &written)?.into_iter();
+        let read = |prompt: &Option<Vec<u32>>| {
+            prompt.as_ref().map_or(Vec::new(), |_| listed(&texts.next().unwrap_or_default()))
+        };
+        Ok(prompts.iter().map(read).collect())
+    }
+
+    /// The forecast of each answer for a reader of each paragraph.
+    fn forecasts(&self, asked: &[(&Sample<'_>, &str)]) -> Result<Vec<f64>> {
+        let prompts: Vec<String> =
+            asked.iter().map(|(s, _)| format!("{}{}", s.completion, self.reader.asked)).collect();
+        let samples: Vec<Sample<'_>> = asked
+            .iter()
+            .zip(&prompts)
+            .map(|((_, answer), prompt)| Sample { prompt, completion: answer, ..Default::default() })
+            .collect();
+        let readable: Vec<bool> = samples.iter().map(|s| self.forecaster.reads(s)).collect();
+        let known: Vec<Sample<'_>> =
+            samples.iter().zip(&readable).filter(|(_, known)| **known).map(|(s, _)| *s).collect();
+        let mut values = self.forecaster.values(&known)?.into_iter();
+        let sigmoid = |x: f64| 1.0 / (1.0 + ferrl_engine::math::exp(-x));
+        Ok(readable
+            .iter()
+            .map(|known| if *known { values.next().map_or(0.0, sigmoid) } else { 0.0 })
+            .collect())
+    }
+}
+
+/// The answers of a list, each once; `No Answer` is none.
+fn listed(text: &str) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for part in text.split(';').map(str::trim) {
+        let again = all.iter().any(|other| other.eq_ignore_ascii_case(part));
+        if !part.is_empty() && !again && !part.eq_ignore_ascii_case(NO_ANSWER) {
+            all.push(part.to_string());
+        }
+    }
+    all
+}
+
+/// The right answers of a row, as texts.
+fn truths(value: &Value) -> Vec<String> {
+    match value {
+        Value::Array(all) => all.iter().flat_map(truths).collect(),
+        Value::String(text) => vec![text.clone()],
+        other => vec![other.to_string()],
+    }
+}
+
+impl Reward for DecisionReward {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn check(&self, prompt: &Sample<'_>) -> Result<()> {
+        required(prompt, &self.reader.column, "decision").map(|_| ())
+    }
+    fn score(&self, completions: &[Sample<'_>], at: Progress) -> Result<Vec<Outcome>> {
+        let paragraphs: Vec<&str> = completions.iter().map(|c| c.completion).collect();
+        let named = self.answers(&paragraphs, at.step)?;
+        let right: Vec<&Value> = completions
+            .iter()
+            .map(|c| required(c, &self.reader.column, "decision"))
+            .collect::<Result<_>>()?;
+        let truths: Vec<Vec<String>> = right.iter().map(|v| truths(v)).collect();
+        let mut asked = Vec::new();
+        for ((sample, named), truths) in completions.iter().zip(&named).zip(&truths) {
+            asked.extend(named.iter().chain(truths).map(|answer| (sample, answer.as_str())));
+        }
+        let mut forecasts = self.forecasts(&asked)?.into_iter();
+        let decision = Decision { lambda: self.reader.lambda, constant: self.reader.constant };
+        let mut out = Vec::with_capacity(completions.len());
+        for ((named, truths), right) in named.iter().zip(&truths).zip(right) {
+            let all: Vec<(String, f64)> = named.iter().cloned().zip(forecasts.by_ref()).collect();
+            let p = forecasts.by_ref().take(truths.len()).fold(0.0, f64::max);
+            let sum: f64 = all.iter().map(|(_, p)| p).sum();
+            let (confidence, correct) = top(&all, right);
+            let reward = decision.reward(p, sum);
+            let parts = [
+                (self.name.as_str(), reward),
+                ("forecast", p),
+                ("forecast_sum", sum),
+                ("forecast_confidence", confidence),
+                ("forecast_correct", f64::from(u8::from(correct))),
+            ];
+            let score = Some(f64::from(u8::from(correct)));
+            let components = parts.map(|(name, value)| (name.to_string(), value)).into();
+            out.push(Outcome::Scored(Score { reward, components, score, ..Default::default() }));
+        }
+        Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_answers_is_read_without_repetitions() {
+        assert_eq!(listed("red; blue ;Red"), ["red", "blue"]);
+        assert!(listed("No Answer").is_empty() && listed(" ; ").is_empty());
+    }
+}

@@ -1,0 +1,102 @@
+//! Rewards of the steps of a completion: where steps end, and which token gets the reward of each.
+//!
+//! A step's reward stands on the step's last token, and what a source gives the completion beyond its steps on the last token
+//! of all. The rewards of the steps of a completion add up to its reward, so that a method which looks at returns alone sees
+//! no difference.
+
+use crate::credit::{Split, split};
+use crate::experience::Sequence;
+use crate::rollout::Answer;
+use ferrl_engine::Result;
+use ferrl_engine::tokenizer::Tokenizer;
+
+/// How a source's completions are split into steps: the rule, and the tokens of a step where it counts tokens.
+pub(super) type Rule = (Split, usize);
+
+/// The steps of one completion.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Steps {
+    /// Where each ends, in bytes of the text.
+    pub ends: Vec<usize>,
+    /// Where each ends, in tokens of the completion; empty where the tokens are not known.
+    pub tokens: Vec<usize>,
+}
+
+impl Steps {
+    /// Of a completion of these tokens. One that cannot be split is one step.
+    pub fn of(rule: Rule, answer: &Answer, ids: &[u32], tokenizer: Option<&Tokenizer>) -> Result<Self> {
+        let text = answer.said();
+        let one = Steps { ends: vec![text.len()], tokens: Vec::new() };
+        let Some(tokenizer) = tokenizer.filter(|_| answer.played.is_none() && !ids.is_empty()) else {
+            let found = split::texts(rule.0, &text).filter(|parts| !parts.is_empty());
+            return Ok(found.map_or(one, |parts| Steps { ends: ends(parts), tokens: Vec::new() }));
+        };
+        let Some(found) = split::steps(rule, ids, &text, tokenizer)? else {
+            return Ok(Steps { tokens: vec![ids.len()], ..one });
+        };
+        let mut all = ends(found.iter().map(|s| s.text.as_str()));
+        // What special tokens add is in no step's text.
+        if let Some(last) = all.last_mut() {
+            *last = text.len();
+        }
+        all.iter_mut().for_each(|end| *end = (*end).min(text.len()));
+        Ok(Steps { ends: all, tokens: found.iter().map(|s| s.end).collect() })
+    }
+}
+
+fn ends<'a>(parts: impl IntoIterator<Item = &'a str>) -> Vec<usize> {
+    let add = |from: &mut usize, part: &str| {
+        *from += part.len();
+        Some(*from)
+    };
+    parts.into_iter().scan(0, add).collect()
+}
+
+/// Adds rewards to the last tokens of their steps, and marks these; `placed` are numbers of tokens with what stands there.
+/// The sum of what was placed.
+pub(super) fn place(s: &mut Sequence, placed: &[(usize, f64)]) -> f64 {
+    let at: Vec<usize> = s.actions().collect();
+    let mut sum = 0.0;
+    for &(end, reward) in placed {
+        if let Some(&i) = end.checked_sub(1).and_then(|last| at.get(last)) {
+            s.reward[i] += reward as f32;
+            s.steps.push(i);
+            sum += reward;
+        }
+    }
+    s.steps.sort_unstable();
+    s.steps.dedup();
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrl_engine::tokenizer::train_chars;
+
+    fn tokenizer() -> Tokenizer {
+        let text: String = (' '..='~').chain(['\n']).collect();
+        train_chars([text].into_iter(), &["<pad>", "<eos>"].map(String::from)).unwrap()
+    }
+
+    #[test]
+    fn a_steps_reward_stands_on_its_last_token() {
+        let tokenizer = tokenizer();
+        let said = "1+2=3\n3-1=2\n";
+        let mut ids = tokenizer.encode_text(said).unwrap();
+        ids.push(tokenizer.eos()[0]);
+        let answer = Answer { text: said.into(), tokens: ids.len(), ..Default::default() };
+        let steps = Steps::of((Split::Lines, 1), &answer, &ids, Some(&tokenizer)).unwrap();
+        assert_eq!(steps, Steps { ends: vec![6, 12], tokens: vec![6, 13] });
+        let unread = Steps::of((Split::Lines, 1), &answer, &[], None).unwrap();
+        assert_eq!(unread, Steps { ends: vec![6, 12], tokens: vec![] }, "by the text alone");
+        // Behind a prompt of two tokens: position i predicts token i + 1.
+        let all = [vec![0, 0], ids].concat();
+        let trained = (0..all.len()).map(|i| i >= 2).collect();
+        let reward = vec![0.0; all.len()];
+        let mut s = Sequence { ids: all, trained, reward, ..Default::default() };
+        assert_eq!(place(&mut s, &[(6, 0.25), (13, -1.0), (6, 0.5)]), -0.25);
+        assert_eq!((s.reward[6], s.reward[13]), (0.75, -1.0), "the newline, and the end token");
+        assert_eq!((s.total_reward(), s.steps), (-0.25, vec![6, 13]));
+    }
+}

@@ -1,0 +1,281 @@
+//! Trees as rollouts: every path of a tree is a completion to learn from, and every step has the advantage of its node.
+//!
+//! A node's advantage is its value minus its parent's. Children are draws of the policy at their parent, but the search
+//! decides which prefixes are continued, so paths are not as frequent as under the policy. A path's importance weight puts
+//! that right: the product over its nodes of `draws of the node / draws of it and its siblings`, times the number of paths of
+//! the tree. Independent completions have weight 1; a path that ended early in a full tree counts `b^(D - d)` times the
+//! others. Draws that no path came of keep their share and add nothing: nobody knows their values. Tokens that were drawn at
+//! another temperature keep the log-probability they were drawn with, and `algo.correction` weighs them.
+
+use super::strategy::Entry;
+use super::{Driver, LogpScorer, Oracle, Record, RewardScorer, Scorer, Settings, Tree, build, find};
+use crate::experience::Sequence;
+use crate::recipe::{Recipe, Search};
+use crate::reward::Rewards;
+use crate::rollout::{Actor, Answer, Sampled, gathered, texts};
+use crate::source::Prompt;
+use ferrl_engine::generate::{Completion, SamplingParams, Stop};
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::Backend;
+use ferrl_kernels::philox::philox4x32;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// Prompts that are searched concurrently.
+const AT_ONCE: usize = 64;
+
+/// A recipe's search, with what it goes by in memory.
+pub struct Searcher {
+    entry: &'static Entry,
+    options: Map<String, Value>,
+    budget: Option<u64>,
+    scorer: Box<dyn Scorer>,
+}
+
+impl Searcher {
+    /// As the recipe says; none where it names no strategy.
+    pub fn open(recipe: &Recipe, backend: &Arc<dyn Backend>) -> Result<Option<Self>> {
+        let s = &recipe.search;
+        let Some(name) = &s.strategy else { return Ok(None) };
+        let entry = find(name).map_err(|e| e.at("search.strategy"))?;
+        let scorer: Box<dyn Scorer> = match s.scorer.as_str() {
+            "reward" => Box::new(Oracle),
+            "logp" => Box::new(LogpScorer),
+            dir => Box::new(RewardScorer::of_model(dir, &s.scorer_options, recipe, backend)?),
+        };
+        let searcher = Searcher { entry, options: s.options.clone(), budget: s.budget, scorer };
+        build(entry, &searcher.options, &Default::default()).map_err(|e| e.at("search.options"))?;
+        Ok(Some(searcher))
+    }
+
+    /// Searches for every prompt; the records in the order of the prompts, which are told apart by their places from
+    /// `first` on: the same prompt twice is searched with other random numbers.
+    pub fn run(
+        &mut self,
+        actor: &mut Actor<'_>,
+        prompts: &[Prompt],
+        (first, params): (usize, SamplingParams),
+        rewards: &Rewards,
+    ) -> Result<Vec<Record>> {
+        let Actor { generator, policy, tokenizer, stops, environments, ranks } = actor;
+        let actor = Actor { generator: &mut **generator, policy, tokenizer, stops, environments, ranks };
+        let mut driver = Driver {
+            actor,
+            rewards: Some(rewards).filter(|r| !r.is_empty()),
+            scorer: &mut *self.scorer,
+            settings: Settings { params, budget: self.budget, at_once: AT_ONCE },
+            entry: self.entry,
+            options: self.options.clone(),
+            with_system: None,
+        };
+        let placed: Vec<Prompt> =
+            (first as u64..).zip(prompts).map(|(index, p)| Prompt { index, ..p.clone() }).collect();
+        let mut records = Vec::with_capacity(prompts.len());
+        driver.run(&placed, &mut |record| {
+            records.push(record);
+            Ok(())
+        })?;
+        if records.len() < prompts.len() {
+            return Err(crate::interrupt::interrupted("searching"));
+        }
+        records.sort_by_key(|r| r.index);
+        Ok(records)
+    }
+
+    /// The paths of a tree for each prompt, as completions with their advantages and weights. Random numbers depend on the
+    /// seed, the step and the prompt's place in the step; each rank searches for its share of the prompts.
+    pub(crate) fn sample(
+        &mut self,
+        actor: &mut Actor<'_>,
+        prompts: &mut [Prompt],
+        params: &SamplingParams,
+        rewards: &Rewards,
+        step: u64,
+    ) -> Result<Sampled> {
+        let (ranks, own) = (actor.ranks, actor.ranks.share(prompts.len()));
+        let (mut all, asked) = (Sampled::default(), &prompts[own.clone()]);
+        let params = SamplingParams { seed: seed(params.seed, step), ..params.clone() };
+        let records = self.run(actor, asked, (own.start, params.clone()), rewards)?;
+        for (place, (prompt, record)) in asked.iter().zip(&records).enumerate() {
+            take(&mut all, actor, (place, prompt), (record, &params))?;
+        }
+        gathered(ranks, prompts, own, all)
+    }
+}
+
+/// A seed for the trees of a step.
+fn seed(seed: u64, step: u64) -> u64 {
+    const TREE: [u32; 2] = [0x7472_6565, 1];
+    let counter = [step as u32, (step >> 32) as u32, TREE[0], TREE[1]];
+    let [a, b, _, _] = philox4x32(counter, [seed as u32, (seed >> 32) as u32]);
+    u64::from(a) | u64::from(b) << 32
+}
+
+/// Adds the paths of a tree.
+fn take(
+    all: &mut Sampled,
+    actor: &Actor<'_>,
+    (place, prompt): (usize, &Prompt),
+    (record, params): (&Record, &SamplingParams),
+) -> Result<()> {
+    let tree = &record.nodes;
+    let ends: Vec<usize> = tree.terminals().map(|n| n.id).collect();
+    for &end in &ends {
+        if tree.path(end).iter().any(|&id| tree.node(id).system.is_some()) {
+            return Err(Error::usage("draws with system messages are no completions of the prompt")
+                .at("search.options.expander")
+                .fix("search.options.expander = \"iid\""));
+        }
+        let ids = tree.tokens(end);
+        let stop = stop_of(tree, end, &ids, params);
+        let (logp, sampled_logp, top, versions) = Default::default();
+        let completion = Completion { ids, logp, sampled_logp, top, versions, shared: 0, stop };
+        let text = texts(actor.tokenizer, actor.stops, std::slice::from_ref(&completion))?.remove(0);
+        let (tokens, truncated) = (completion.ids.len(), tree.node(end).truncated);
+        let (trajectory, temperature) = (all.answers.len(), Some(params.divisor()));
+        let path = sequence(tree, end, prompt, ends.len());
+        all.metrics.add("search/weight", f64::from(path.importance.unwrap_or(1.0)));
+        all.experience.sequences.push(Sequence { group: place, trajectory, temperature, truncated, ..path });
+        all.answers.push(Answer { prompt: place, text, tokens, truncated, played: None });
+    }
+    all.metrics.add("search/paths", ends.len() as f64);
+    all.metrics.add("search/nodes", tree.nodes().len() as f64);
+    all.metrics.add("search/tokens", record.generated_tokens as f64);
+    all.metrics.add("search/value", tree.node(0).value);
+    Ok(())
+}
+
+/// Why a path ended.
+fn stop_of(tree: &Tree, end: usize, ids: &[u32], params: &SamplingParams) -> Stop {
+    match ids.last() {
+        _ if tree.node(end).truncated => Stop::Length,
+        Some(last) if params.stop_ids.contains(last) => Stop::Token(*last),
+        _ if params.stop_strings.is_empty() => Stop::Length,
+        _ => Stop::String(0),
+    }
+}
+
+/// The training sequence of a path: the advantage of each node on its tokens, the path's weight beside them.
+fn sequence(tree: &Tree, end: usize, prompt: &Prompt, paths: usize) -> Sequence {
+    let from = prompt.ids.len();
+    let ids = [&prompt.ids[..], &tree.tokens(end)].concat();
+    let n = ids.len();
+    let (mut credit, mut sampled_logp, mut version) = (vec![0.0; n], vec![0.0; n], vec![0; n]);
+    let (mut at, mut own) = (from, true);
+    for node in tree.path(end).into_iter().skip(1).map(|id| tree.node(id)) {
+        for (i, position) in (at - 1..at - 1 + node.tokens.len()).enumerate() {
+            credit[position] = node.advantage as f32;
+            sampled_logp[position] = node.drawn.logp.get(i).copied().unwrap_or(0.0);
+            version[position] = node.drawn.version;
+        }
+        at += node.tokens.len();
+        own &= !node.drawn.tempered && node.drawn.logp.len() == node.tokens.len();
+    }
+    Sequence {
+        trained: (0..n).map(|i| i >= from).collect(),
+        ids,
+        reward: vec![0.0; n],
+        weight: 1.0,
+        trajectory_tokens: n - from,
+        credit,
+        // Without a version, log-probabilities at the rollout's temperature are computed before the update.
+        version: if own { version } else { Vec::new() },
+        sampled_logp,
+        importance: Some((path_share(tree, end) * paths as f64) as f32),
+        ..Default::default()
+    }
+}
+
+/// How probable a path is under the draws alone: the product of its nodes' shares of the draws at their parents.
+pub fn path_share(tree: &Tree, end: usize) -> f64 {
+    let share = |id: usize| {
+        let node = tree.node(id);
+        let parent = node.parent?;
+        let all: u64 = tree.children(parent).iter().map(|&c| tree.node(c).samples).sum();
+        Some(node.samples as f64 / all.max(1) as f64)
+    };
+    tree.path(end).into_iter().filter_map(share).product()
+}
+
+/// Whether a recipe's settings name something that exists.
+pub(crate) fn check(s: &Search) -> Result<()> {
+    let Some(name) = &s.strategy else { return Ok(()) };
+    let entry = find(name).map_err(|e| e.at("search.strategy"))?;
+    build(entry, &s.options, &Default::default()).map_err(|e| e.at("search.options")).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Backup, DrawnTokens, Node, Prior};
+    use super::*;
+
+    fn node(tokens: &[u32], terminal: bool) -> Node {
+        let logp = tokens.iter().map(|&t| -(t as f32)).collect();
+        let drawn = DrawnTokens { logp, version: 7, tempered: false };
+        Node { tokens: tokens.to_vec(), terminal, drawn, ..Default::default() }
+    }
+
+    /// Two steps off the prompt: the first ends at once, the second has three ends, of which two draws are one node.
+    fn tree() -> (Tree, Vec<usize>) {
+        let mut tree = Tree::new(0);
+        let early = tree.add(0, node(&[1], true));
+        let step = tree.add(0, node(&[2, 3], false));
+        let good = tree.add(step, Node { samples: 2, ..node(&[4], true) });
+        let bad = tree.add(step, node(&[5], true));
+        for (id, value) in [(early, 0.0), (good, 1.0), (bad, 0.0)] {
+            tree.evaluate(id, value);
+        }
+        tree.recompute(Backup::Children, Prior::Logp);
+        (tree, vec![early, good, bad])
+    }
+
+    #[test]
+    fn a_path_has_the_advantages_of_its_nodes_and_the_weight_of_its_draws() {
+        let (tree, ends) = tree();
+        let shares: Vec<f64> = ends.iter().map(|&end| path_share(&tree, end)).collect();
+        assert_eq!(shares, [0.5, 0.5 * 2.0 / 3.0, 0.5 / 3.0]);
+        let prompt = Prompt { ids: vec![8, 9], ..Default::default() };
+        let s = sequence(&tree, ends[1], &prompt, 3);
+        assert_eq!((s.ids.as_slice(), s.trajectory_tokens), (&[8, 9, 2, 3, 4][..], 3));
+        assert_eq!(s.trained, [false, false, true, true, true]);
+        // Values 0.25 (the root), 0.5 and 1: the first step has two tokens.
+        assert_eq!(s.credit, [0.0, 0.25, 0.25, 0.5, 0.0]);
+        assert_eq!(s.sampled_logp, [0.0, -2.0, -3.0, -4.0, 0.0]);
+        assert_eq!((s.version[1], s.importance), (7, Some(1.0)), "a third of the draws, of three paths");
+        let mut hot = tree.clone();
+        hot.node_mut(ends[1]).drawn.tempered = true;
+        assert!(sequence(&hot, ends[1], &prompt, 3).version.is_empty(), "its old logp is computed");
+    }
+
+    /// A search that continues the better of two prefixes four times as often: weighted by their shares, paths are as frequent
+    /// as under the policy, which takes the first step A with probability 0.3 and from there ends well with 0.9, else 0.2.
+    #[test]
+    fn weights_make_paths_as_frequent_as_under_the_policy() {
+        let mut state = 1u64;
+        let mut chance = move |p: f64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) as f64 / (1u64 << 31) as f64) < p
+        };
+        let (mut right, mut plain, mut paths, trees) = (0.0, 0.0, 0.0, 20_000);
+        for _ in 0..trees {
+            let mut tree = Tree::new(0);
+            let mut ends = Vec::new();
+            for _ in 0..2 {
+                let first = chance(0.3);
+                let step = tree.add(0, node(&[1], false));
+                for _ in 0..if first { 4 } else { 1 } {
+                    ends.push((tree.add(step, node(&[2], true)), chance(if first { 0.9 } else { 0.2 })));
+                }
+            }
+            for &(end, good) in &ends {
+                right += path_share(&tree, end) * f64::from(u8::from(good));
+                plain += f64::from(u8::from(good));
+                paths += 1.0;
+            }
+        }
+        let exact = 0.3 * 0.9 + 0.7 * 0.2;
+        let found = right / f64::from(trees);
+        assert!((found - exact).abs() < 0.01, "{found} against {exact}");
+        assert!(plain / paths > exact + 0.1, "without weights the better prefix counts too often");
+    }
+}
