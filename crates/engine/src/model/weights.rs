@@ -2,6 +2,7 @@
 //!
 //! Sampler and trainer read the same derived forms; `refresh` rebuilds them after an update and raises the version.
 
+use super::adapter::{Adapter, AdapterOptions};
 use super::config::{Config, Position};
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
@@ -22,11 +23,15 @@ pub struct Model {
     /// Compute type: of activations, and of what products multiply. Checkpoints are stored in a
     /// [`StorageFormat`](crate::checkpoint::StorageFormat), masters in f32.
     pub dtype: DType,
-    /// Every parameter, in the order of [`Config::params`].
+    /// Every parameter, in the order of [`Config::params`], then those of an adapter.
     pub params: Vec<Param>,
     /// Counts updates of the weights.
     pub version: u64,
     pub(super) layout: Layout,
+    /// Listed after the parameters of the configuration are those of an adapter, where there is one.
+    pub(super) adapter: Option<Adapter>,
+    /// Whether gradients will be computed.
+    pub(super) training: bool,
     rotary: Mutex<Option<Arc<RotaryTables>>>,
     context: usize,
     /// No other model of this process has it.
@@ -79,12 +84,41 @@ impl Default for Options {
 }
 
 impl Model {
-    /// Reads a model directory.
+    /// Reads a model directory; an adapter becomes part of the weights.
     pub fn load(backend: Arc<dyn Backend>, dir: &ModelDir, options: Options) -> Result<Model> {
+        let mut model = Model::load_base(backend, dir, options)?;
+        if let Some(adapter) = dir.adapter() {
+            model.adapt(&adapter.options, 0, |module| adapter.values(module).map(Some))?;
+            model.fold()?;
+        }
+        Ok(model)
+    }
+
+    /// Reads a model directory and puts an adapter on the model: the directory's own, where it holds one with these options,
+    /// else a new one from `seed`.
+    pub fn load_adapted(
+        backend: Arc<dyn Backend>,
+        dir: &ModelDir,
+        options: Options,
+        wanted: &AdapterOptions,
+        seed: u64,
+    ) -> Result<Model> {
+        let mut model = Model::load_base(backend, dir, options)?;
+        match dir.adapter() {
+            None => model.adapt(wanted, seed, |_| Ok(None))?,
+            Some(own) => {
+                own.options.same(wanted, &dir.config).map_err(|e| e.at(dir.path.display()))?;
+                model.adapt(wanted, seed, |module| own.values(module).map(Some))?;
+            }
+        }
+        Ok(model)
+    }
+
+    fn load_base(backend: Arc<dyn Backend>, dir: &ModelDir, options: Options) -> Result<Model> {
         let mut model = Model::empty(backend, dir.config.clone(), options)?;
         let mut next = 0;
         dir.load(|shape, values| {
-            model.push(*shape, &values, options.training)?;
+            model.push(*shape, &values)?;
             next += 1;
             Ok(())
         })?;
@@ -98,7 +132,7 @@ impl Model {
         let mut model = Model::empty(backend, config.clone(), options)?;
         for shape in config.params() {
             let values = init_param(&config, init, &shape);
-            model.push(shape, &values, options.training)?;
+            model.push(shape, &values)?;
         }
         Ok(model)
     }
@@ -112,6 +146,8 @@ impl Model {
             params: Vec::new(),
             version: 0,
             layout,
+            adapter: None,
+            training: options.training,
             rotary: Mutex::new(None),
             context: options.context,
             number: MODELS.fetch_add(1, Ordering::Relaxed),
@@ -132,9 +168,16 @@ impl Model {
         [self.number as usize].into_iter().chain(masters).chain(forms).collect()
     }
 
-    fn push(&mut self, shape: ParamShape, values: &[f32], training: bool) -> Result<()> {
+    fn push(&mut self, shape: ParamShape, values: &[f32]) -> Result<()> {
+        let param = self.param(shape, values)?;
+        self.params.push(param);
+        Ok(())
+    }
+
+    /// A parameter with these values.
+    pub(super) fn param(&self, shape: ParamShape, values: &[f32]) -> Result<Param> {
         let _weights = Purpose::Weights.on(&self.backend);
-        let weight = || self.backend.weight(shape.rows, shape.cols, self.dtype, training);
+        let weight = || self.backend.weight(shape.rows, shape.cols, self.dtype, self.training);
         let mut derived = self.config.is_multiplied(shape.id).then(weight).transpose()?;
         let shared = derived.as_ref().map(|weight| self.backend.master(weight)).transpose()?.flatten();
         let mut master = shared.map_or_else(|| self.backend.alloc(DType::F32, shape.len()), Ok)?;
@@ -142,15 +185,14 @@ impl Model {
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
-        self.params.push(Param { shape, master, derived });
-        Ok(())
+        Ok(Param { shape, master, derived })
     }
 
     /// Writes a Hugging Face directory; `source` is the one the model came from, whose other files are copied.
     pub fn save(&self, dir: &Path, json: Option<&Value>, options: &SaveOptions<'_>) -> Result<()> {
         save_model(dir, &self.config, json, options, &mut |shape| {
             let param = self.find(shape.id).expect("the model has every parameter of its configuration");
-            self.read(param)
+            self.values_of(param)
         })
     }
 
@@ -158,19 +200,20 @@ impl Model {
     pub fn frozen_copy(&self) -> Result<Model> {
         let options = Options { dtype: self.dtype, training: false, context: self.context };
         let mut copy = Model::empty(self.backend.clone(), self.config.clone(), options)?;
-        for (i, param) in self.params.iter().enumerate() {
-            copy.push(param.shape, &self.read(i)?, false)?;
+        for (i, shape) in self.config.params().into_iter().enumerate() {
+            copy.push(shape, &self.values_of(i)?)?;
         }
         Ok(copy)
     }
 
     /// Rebuilds what is derived from the masters, after they changed.
     pub fn refresh(&mut self) -> Result<()> {
-        for param in &mut self.params {
-            if let Some(weight) = &mut param.derived {
+        for (i, param) in self.params.iter_mut().enumerate() {
+            if let Some(weight) = param.derived.as_mut().filter(|_| !adapts(&self.adapter, i)) {
                 self.backend.load_weight(&param.master, weight)?;
             }
         }
+        self.merge()?;
         self.version += 1;
         Ok(())
     }
@@ -243,6 +286,7 @@ impl Model {
         self.params.iter().enumerate().filter(|(_, p)| p.shape.id.slot.is_table()).map(|(i, _)| i)
     }
 
+    /// The f32 master.
     pub(super) fn master(&self, param: usize) -> &Buffer {
         &self.params[param].master
     }
@@ -250,4 +294,8 @@ impl Model {
     pub(super) fn weight(&self, param: usize) -> &Weight {
         self.params[param].derived.as_ref().expect("a linear layer's parameter")
     }
+}
+
+fn adapts(adapter: &Option<Adapter>, param: usize) -> bool {
+    adapter.as_ref().is_some_and(|adapter| adapter.adapts(param))
 }
