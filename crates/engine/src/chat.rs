@@ -78,6 +78,7 @@ impl ChatTemplate {
 
     /// The same; `None` for a model without a template.
     pub fn find(dir: &Path) -> Result<Option<Self>> {
+        let dir = &*crate::checkpoint::tokenizer_dir(dir);
         let config_path = dir.join("tokenizer_config.json");
         let config = read_json(&config_path)?.unwrap_or_default();
         let specials = read_json(&dir.join("special_tokens_map.json"))?.unwrap_or_default();

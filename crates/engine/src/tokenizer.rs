@@ -60,6 +60,7 @@ pub(crate) struct Encoded {
 impl Tokenizer {
     /// Reads `tokenizer.json` and what the configuration files beside it say about special tokens.
     pub fn from_dir(dir: &Path) -> Result<Self> {
+        let dir = &*crate::checkpoint::tokenizer_dir(dir);
         let path = dir.join("tokenizer.json");
         let text = std::fs::read_to_string(&path).map_err(|e| missing(dir, &path, &e))?;
         let config = Config::read(dir)?;

@@ -10,15 +10,9 @@ pub fn foreign(path: &Path) -> Option<Error> {
     if path.is_file() {
         return Some(file(path));
     }
-    if !path.is_dir() || path.join("config.json").exists() {
+    let model = ["config.json", super::peft::CONFIG].iter().any(|name| path.join(name).exists());
+    if !path.is_dir() || model {
         return None;
-    }
-    if path.join("adapter_config.json").exists() {
-        return Some(
-            Error::model("is a PEFT adapter, not a whole model; Ferrl trains all weights of a model")
-                .at(path.display())
-                .fix("merge it into its base model first: AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload().save_pretrained(...)"),
-        );
     }
     let mut files: Vec<PathBuf> = std::fs::read_dir(path).ok()?.flatten().map(|entry| entry.path()).collect();
     files.sort();

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::format::StorageFormat;
 use super::init::{InitOptions, init_param};
+use super::peft::AdapterDir;
 use super::store::{Store, read_json};
 use crate::model::{Config, Family, Head, ParamShape, Part, Slot, Tensor, family_of};
 use crate::{Error, Result, nearest};
@@ -24,6 +25,9 @@ pub struct ModelDir {
     store: Store,
     /// Seed for parameters of a head that was asked for and is not in the files.
     new_head: Option<u64>,
+    adapter: Option<AdapterDir>,
+    /// Of an adapter.
+    base: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for ModelDir {
@@ -48,6 +52,9 @@ impl ModelDir {
                 .at(place)
                 .fix("give the directory that holds config.json"));
         }
+        if path.join(super::peft::CONFIG).is_file() {
+            return ModelDir::open_adapter(path);
+        }
         if !path.join("config.json").exists() {
             return Err(Error::model("config.json is missing")
                 .at(place)
@@ -60,7 +67,16 @@ impl ModelDir {
         if config.head == Head::Lm && store.find("v_head.summary.weight").is_some() {
             config.head = Head::LmAndValue;
         }
-        let dir = ModelDir { path: path.into(), config_json, config, family, store, new_head: None };
+        let dir = ModelDir {
+            path: path.into(),
+            config_json,
+            config,
+            family,
+            store,
+            new_head: None,
+            adapter: None,
+            base: None,
+        };
         dir.check()?;
         Ok(dir)
     }
@@ -95,21 +111,42 @@ impl ModelDir {
             let (dtype, bytes) = self.part(part, &tensor.param)?;
             let (own, after) = rest.split_at_mut(part.len());
             rest = after;
-            let bad = if part.transposed {
-                let mut stored = vec![0.0; part.len()];
-                let bad = dtype.decode(bytes, &mut stored);
-                let rows = part.shape[1];
-                let turned = (0..rows).flat_map(|r| stored[r..].iter().step_by(rows));
-                own.iter_mut().zip(turned).for_each(|(x, y)| *x = *y);
-                bad
-            } else {
-                dtype.decode(bytes, own)
-            };
-            if let Some(at) = bad {
+            if let Some(at) = decode(dtype, bytes, part, own) {
                 return Err(self.not_finite(part, at));
             }
         }
+        if let Some(adapter) = &self.adapter {
+            adapter.put_saved(&tensor.param, &mut out)?;
+        }
         Ok(out)
+    }
+
+    /// The adapter in the directory, where it holds one; the weights that [`ModelDir::load`] hands over are its base.
+    pub fn adapter(&self) -> Option<&AdapterDir> {
+        self.adapter.as_ref()
+    }
+
+    /// The directory of the whole model: this one, or the base of an adapter.
+    pub fn base(&self) -> &Path {
+        self.base.as_deref().unwrap_or(&self.path)
+    }
+
+    /// An adapter with its base.
+    fn open_adapter(path: &Path) -> Result<ModelDir> {
+        let adapter = AdapterDir::open(path)?;
+        let base = adapter.base()?;
+        let mut dir = ModelDir::open(&base)?;
+        if let (Some(_), at) = (&dir.adapter, path.display()) {
+            return Err(Error::model("the base of this adapter is an adapter itself")
+                .at(at)
+                .fix(format!("merge that one first: ferrl export {} --merge --out DIR", base.display())));
+        }
+        if let Some(head) = adapter.head() {
+            dir = dir.with_head(head, 0)?;
+        }
+        let adapter = adapter.fit(&dir.config)?;
+        (dir.path, dir.base, dir.adapter) = (path.into(), Some(base), Some(adapter));
+        Ok(dir)
     }
 
     /// A weight is a NaN or infinity.
@@ -208,6 +245,19 @@ impl ModelDir {
             _ => Ok(()),
         }
     }
+}
+
+/// The numbers of a stored tensor as the decoder holds them; where the first NaN or infinity is, if there is one.
+pub(super) fn decode(dtype: StorageFormat, bytes: &[u8], part: &Part, out: &mut [f32]) -> Option<usize> {
+    if !part.transposed {
+        return dtype.decode(bytes, out);
+    }
+    let mut stored = vec![0.0; part.len()];
+    let bad = dtype.decode(bytes, &mut stored);
+    let rows = part.shape[1];
+    let turned = (0..rows).flat_map(|r| stored[r..].iter().step_by(rows));
+    out.iter_mut().zip(turned).for_each(|(x, y)| *x = *y);
+    bad
 }
 
 /// Tensors that are not parameters, and heads that this use of the model leaves aside.

@@ -4,6 +4,8 @@ mod foreign;
 mod format;
 mod init;
 mod load;
+mod peft;
+mod peft_config;
 mod save;
 mod store;
 mod write;
@@ -12,6 +14,7 @@ pub use foreign::foreign;
 pub use format::StorageFormat;
 pub use init::{InitOptions, init_model, init_param};
 pub use load::ModelDir;
+pub use peft::{AdapterDir, base_of, save_adapter, tokenizer_dir};
 pub use save::{SaveOptions, save_model};
 
 use std::path::Path;

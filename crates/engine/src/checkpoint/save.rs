@@ -63,11 +63,16 @@ pub fn save_model(
     options: &SaveOptions,
     params: &mut dyn FnMut(&ParamShape) -> Result<Vec<f32>>,
 ) -> Result<()> {
+    save_dir(dir, options.overwrite, |aside| write_all(aside, config, config_json, options, params))
+}
+
+/// Writes a directory through a temporary one beside it, which `write` fills.
+pub(super) fn save_dir(dir: &Path, overwrite: bool, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if dir.is_file() {
         return Err(Error::usage("is a file, expected a directory to write").at(dir.display()));
     }
     let occupied = fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some());
-    if occupied && !options.overwrite {
+    if occupied && !overwrite {
         return Err(Error::usage("already exists and is not empty")
             .at(dir.display())
             .fix("choose another directory or remove this one"));
@@ -76,7 +81,7 @@ pub fn save_model(
     let real = if occupied { fs::canonicalize(dir) } else { Ok(dir.to_path_buf()) };
     let dir = &real.map_err(|e| io_error("cannot read", dir, &e))?;
     let temporary = sibling(dir, "tmp")?;
-    let result = write_all(&temporary, config, config_json, options, params).and_then(|()| {
+    let result = write(&temporary).and_then(|()| {
         if !occupied {
             return rename(&temporary, dir);
         }
@@ -104,7 +109,8 @@ fn keep_others(old: &Path, new: &Path) -> Result<()> {
         let name = entry.map_err(fail)?.file_name();
         let text = name.to_string_lossy();
         let weights = text.starts_with("model") && text.ends_with(".safetensors");
-        let model = weights || matches!(&*text, "config.json" | "model.safetensors.index.json");
+        let adapter = [super::peft::CONFIG, super::peft::WEIGHTS].contains(&&*text);
+        let model = weights || adapter || matches!(&*text, "config.json" | "model.safetensors.index.json");
         if !model && fs::symlink_metadata(new.join(&name)).is_err() {
             fs::rename(old.join(&name), new.join(&name)).map_err(fail)?;
         }
@@ -119,6 +125,18 @@ fn write_all(
     options: &SaveOptions,
     params: &mut dyn FnMut(&ParamShape) -> Result<Vec<f32>>,
 ) -> Result<()> {
+    let family = write_beside(dir, config, config_json, options)?;
+    write_weights(dir, family, config, options, params)?;
+    sync_dir(dir)
+}
+
+/// Everything in a model's directory but the weights.
+pub(super) fn write_beside(
+    dir: &Path,
+    config: &Config,
+    config_json: Option<&Value>,
+    options: &SaveOptions,
+) -> Result<&'static dyn Family> {
     let _ = fs::remove_dir_all(dir); // left over from a crash under the same process id
     fs::create_dir_all(dir).map_err(|e| io_error("cannot create the directory", dir, &e))?;
     let family = family(config.family)?;
@@ -128,8 +146,7 @@ fn write_all(
             copy(&source.join(name), &dir.join(name))?;
         }
     }
-    write_weights(dir, family, config, options, params)?;
-    sync_dir(dir)
+    Ok(family)
 }
 
 /// The original fields, and what saving changes: the class, the dtype, the tie, one label for a score.
@@ -187,6 +204,6 @@ fn rename(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// A rename is on disk once its directory is.
-fn sync_dir(dir: &Path) -> Result<()> {
+pub(super) fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| io_error("cannot sync", dir, &e))
 }

@@ -33,14 +33,19 @@ impl Store {
     /// Maps `model.safetensors`, or the shards its index names.
     pub(super) fn open(dir: &Path) -> Result<Store> {
         if dir.join(SINGLE).exists() {
-            let shard = Shard::open(dir, SINGLE)?;
-            let places = shard.header.offset_keys().into_iter().map(|name| (name, 0)).collect();
-            return Ok(Store { shards: vec![shard], places });
+            return Self::open_file(dir, SINGLE);
         }
         if dir.join(INDEX).exists() {
             return Self::open_shards(dir);
         }
         Err(no_weights(dir))
+    }
+
+    /// Maps one file of that name.
+    pub(super) fn open_file(dir: &Path, file: &str) -> Result<Store> {
+        let shard = Shard::open(dir, file)?;
+        let places = shard.header.offset_keys().into_iter().map(|name| (name, 0)).collect();
+        Ok(Store { shards: vec![shard], places })
     }
 
     fn open_shards(dir: &Path) -> Result<Store> {
@@ -159,8 +164,7 @@ fn no_weights(dir: &Path) -> Error {
         ));
     }
     if has("adapter_model.safetensors") {
-        return e("an adapter, not a whole model")
-            .fix("merge it into its base model first (merge_and_unload in peft)");
+        return e("an adapter without its adapter_config.json").fix("copy that file too");
     }
     e("no model.safetensors and no model.safetensors.index.json")
         .fix("download the weights into this directory")

@@ -60,6 +60,23 @@ pub(super) fn write_weights(
     Ok(())
 }
 
+/// Writes tensors into one file; `data` gives each.
+pub(super) fn write_file(
+    dir: &Path,
+    file: &str,
+    parts: &[Part],
+    dtype: StorageFormat,
+    mut data: impl FnMut(usize) -> Result<Vec<f32>>,
+) -> Result<()> {
+    let all: Vec<&Part> = parts.iter().collect();
+    let plan = Plan { file: file.into(), header: header(&all, dtype), count: parts.len() };
+    let mut output = Output::create(dir, plan)?;
+    for (i, part) in parts.iter().enumerate() {
+        output.tensor(part, &data(i)?, dtype)?;
+    }
+    output.finish()
+}
+
 /// Cuts the tensors into files and writes each file's header.
 fn plan(parts: &[&Part], options: &SaveOptions) -> Vec<Plan> {
     let bytes = |p: &Part| (p.len() * options.dtype.size()) as u64;

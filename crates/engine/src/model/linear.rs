@@ -1,9 +1,9 @@
 //! Linear layers: the one place where the engine multiplies by a weight.
 //!
-//! Every product of a layer goes through these methods, plain or fused with what surrounds it. So a low-rank adapter (its
-//! addition after the product, its gradients in `backward_weight`), a split over ranks (a reduction after the product) or a
-//! quantised weight (another `Weight` from the backend) changes this file alone: a form that the fused operations do not
-//! cover calls the plain ones.
+//! Every product of a layer goes through these methods, plain or fused with what surrounds it. So a split over ranks (a
+//! reduction after the product) or a quantised weight (another `Weight` from the backend) changes this file alone: a form that
+//! the fused operations do not cover calls the plain ones. A low-rank adapter is part of the weight that is read here; its
+//! gradients are summed in `backward_weight`.
 
 use super::gradient::{Grads, Taken};
 use super::norm::NormLayer;
@@ -86,6 +86,9 @@ impl Linear {
     /// Adds `dy^T x` to the weight's gradient, and the sum of `dy` to the bias's.
     pub fn backward_weight(self, m: &Model, dy: &Buffer, x: &Buffer, grads: Grads<'_>) -> Result<()> {
         let (b, rows) = (&*m.backend, dy.len() / m.weight(self.weight).n);
+        if let Some(adapter) = &m.adapter {
+            adapter.backward(m, self.weight, (dy, x), grads)?;
+        }
         Taken::with(self.weight, self.bias, grads, |taken| {
             let (add, [weight, bias]) = taken.sums(b)?;
             b.linear_dw(dy, x, rows, LinearGrads { weight, bias, add })

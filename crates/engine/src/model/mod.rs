@@ -3,6 +3,7 @@
 //! A family says how its `config.json` becomes a [`Config`] and what its tensors are called. Adding one is a
 //! file beside this one and a line in [`FAMILIES`].
 
+pub mod adapter;
 pub mod config;
 pub mod decoder;
 pub mod gradient;

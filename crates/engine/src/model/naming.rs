@@ -117,6 +117,7 @@ fn stored_name(module: &str, kind: Kind) -> String {
     match kind {
         Kind::Weight => format!("{module}.weight"),
         Kind::Bias => format!("{module}.bias"),
+        Kind::LoraA(_) | Kind::LoraB(_) => unreachable!("an adapter's tensors are named by PEFT"),
     }
 }
 

@@ -56,6 +56,10 @@ pub enum Kind {
     Weight,
     /// `b`.
     Bias,
+    /// `A` of a low-rank adapter, `[r, in]`, of one of the tensors that the weight is stacked from.
+    LoraA(u8),
+    /// `B` of it, held the other way round: `[r, out]`.
+    LoraB(u8),
 }
 
 impl Slot {
@@ -121,6 +125,11 @@ impl ParamId {
     pub fn is_vector(self) -> bool {
         self.kind == Kind::Bias || self.slot.is_norm()
     }
+
+    /// Whether it belongs to an adapter.
+    pub fn is_adapter(self) -> bool {
+        matches!(self.kind, Kind::LoraA(_) | Kind::LoraB(_))
+    }
 }
 
 impl fmt::Display for ParamId {
@@ -130,6 +139,8 @@ impl fmt::Display for ParamId {
         }
         f.write_str(self.slot.name())?;
         match self.kind {
+            Kind::LoraA(part) => write!(f, ".lora_a.{part}"),
+            Kind::LoraB(part) => write!(f, ".lora_b.{part}"),
             _ if self.slot.is_table() => Ok(()),
             Kind::Weight => f.write_str(".weight"),
             Kind::Bias => f.write_str(".bias"),
@@ -254,6 +265,8 @@ mod tests {
             (value.bias(), "value.bias"),
             (ParamId::layer(3, Slot::AttnPostNorm), "layers.3.attn_post_norm.weight"),
             (ParamId::layer(12, Slot::Qkv).bias(), "layers.12.qkv.bias"),
+            (ParamId { kind: Kind::LoraA(2), ..ParamId::layer(12, Slot::Qkv) }, "layers.12.qkv.lora_a.2"),
+            (ParamId { kind: Kind::LoraB(0), ..ParamId::layer(0, Slot::Down) }, "layers.0.down.lora_b.0"),
         ];
         for (id, name) in ids {
             assert_eq!(id.to_string(), name);

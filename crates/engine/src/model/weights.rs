@@ -2,6 +2,7 @@
 //!
 //! Sampler and trainer read the same derived forms; `refresh` rebuilds them after an update and raises the version.
 
+use super::adapter::{Adapter, AdapterOptions};
 use super::config::{Config, Position};
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
@@ -24,14 +25,17 @@ pub struct Model {
     /// Compute type: of activations, and of what products multiply. Checkpoints are stored in a
     /// [`StorageFormat`](crate::checkpoint::StorageFormat), masters in f32.
     pub dtype: DType,
-    /// Every parameter, in the order of [`Config::params`].
+    /// Every parameter, in the order of [`Config::params`], then those of an adapter.
     pub params: Vec<Param>,
     /// Counts updates of the weights.
     pub version: u64,
     pub(super) layout: Layout,
+    /// Listed after the parameters of the configuration are those of an adapter, where there is one.
+    pub(super) adapter: Option<Adapter>,
+    /// Whether gradients will be computed.
+    pub(super) training: bool,
     rotary: Mutex<Option<Arc<RotaryTables>>>,
     context: usize,
-    training: bool,
     /// How the weights are split over ranks, where they are.
     pub(super) split: Option<Split>,
     /// No other model of this process has it.
@@ -88,8 +92,37 @@ impl Default for Options {
 }
 
 impl Model {
-    /// Reads a model directory.
+    /// Reads a model directory; an adapter becomes part of the weights.
     pub fn load(backend: Arc<dyn Backend>, dir: &ModelDir, options: Options) -> Result<Model> {
+        let mut model = Model::load_base(backend, dir, options)?;
+        if let Some(adapter) = dir.adapter() {
+            model.adapt(&adapter.options, 0, |module| adapter.values(module).map(Some))?;
+            model.fold()?;
+        }
+        Ok(model)
+    }
+
+    /// Reads a model directory and puts an adapter on the model: the directory's own, where it holds one with these options,
+    /// else a new one from `seed`.
+    pub fn load_adapted(
+        backend: Arc<dyn Backend>,
+        dir: &ModelDir,
+        options: Options,
+        wanted: &AdapterOptions,
+        seed: u64,
+    ) -> Result<Model> {
+        let mut model = Model::load_base(backend, dir, options)?;
+        match dir.adapter() {
+            None => model.adapt(wanted, seed, |_| Ok(None))?,
+            Some(own) => {
+                own.options.same(wanted, &dir.config).map_err(|e| e.at(dir.path.display()))?;
+                model.adapt(wanted, seed, |module| own.values(module).map(Some))?;
+            }
+        }
+        Ok(model)
+    }
+
+    fn load_base(backend: Arc<dyn Backend>, dir: &ModelDir, options: Options) -> Result<Model> {
         let mut model = Model::empty(backend, dir.config.clone(), options)?;
         let mut next = 0;
         dir.load(|shape, values| {
@@ -121,9 +154,10 @@ impl Model {
             params: Vec::new(),
             version: 0,
             layout,
+            adapter: None,
+            training: options.training,
             rotary: Mutex::new(None),
             context: options.context,
-            training: options.training,
             split: None,
             number: MODELS.fetch_add(1, Ordering::Relaxed),
         })
@@ -144,14 +178,20 @@ impl Model {
     }
 
     fn push(&mut self, shape: ParamShape, values: &[f32]) -> Result<()> {
+        let param = self.param(shape, values)?;
+        self.params.push(param);
+        Ok(())
+    }
+
+    /// A parameter with these values.
+    pub(super) fn param(&self, shape: ParamShape, values: &[f32]) -> Result<Param> {
         let _weights = Purpose::Weights.on(&self.backend);
         let (mut derived, mut master) = self.forms(&shape)?;
         self.backend.write(&mut master, 0, values)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
-        self.params.push(Param { shape, master, own: 0..shape.len(), whole: None, derived });
-        Ok(())
+        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived })
     }
 
     /// Room for what products read of a parameter, where they do, and for its weights in f32.
@@ -166,7 +206,7 @@ impl Model {
     pub fn save(&self, dir: &Path, json: Option<&Value>, options: &SaveOptions<'_>) -> Result<()> {
         save_model(dir, &self.config, json, options, &mut |shape| {
             let param = self.find(shape.id).expect("the model has every parameter of its configuration");
-            self.read(param)
+            self.values_of(param)
         })
     }
 
@@ -174,8 +214,9 @@ impl Model {
     pub fn frozen_copy(&self) -> Result<Model> {
         let options = Options { dtype: self.dtype, training: false, context: self.context };
         let mut copy = Model::empty(self.backend.clone(), self.config.clone(), options)?;
-        for (i, param) in self.params.iter().enumerate() {
-            copy.push(param.shape, &self.read_together(i)?)?;
+        for (i, shape) in self.config.params().into_iter().enumerate() {
+            let values = if self.split.is_some() { self.read_together(i) } else { self.values_of(i) };
+            copy.push(shape, &values?)?;
         }
         Ok(copy)
     }
@@ -183,11 +224,12 @@ impl Model {
     /// Rebuilds what is derived from the masters, after they changed.
     pub fn refresh(&mut self) -> Result<()> {
         self.release_all();
-        for param in &mut self.params {
-            if let Some(weight) = &mut param.derived {
+        for (i, param) in self.params.iter_mut().enumerate() {
+            if let Some(weight) = param.derived.as_mut().filter(|_| !adapts(&self.adapter, i)) {
                 self.backend.load_weight(&param.master, weight)?;
             }
         }
+        self.merge()?;
         self.version += 1;
         Ok(())
     }
@@ -261,6 +303,7 @@ impl Model {
         self.params.iter().enumerate().filter(|(_, p)| p.shape.id.slot.is_table()).map(|(i, _)| i)
     }
 
+    /// The f32 master.
     pub(super) fn master(&self, param: usize) -> &Buffer {
         let param = &self.params[param];
         param.whole.as_ref().unwrap_or(&param.master)
@@ -269,4 +312,8 @@ impl Model {
     pub(super) fn weight(&self, param: usize) -> &Weight {
         self.params[param].derived.as_ref().expect("a linear layer's parameter")
     }
+}
+
+fn adapts(adapter: &Option<Adapter>, param: usize) -> bool {
+    adapter.as_ref().is_some_and(|adapter| adapter.adapts(param))
 }

@@ -151,6 +151,7 @@ fn added(value: &Value) -> Option<AddedToken> {
 
 /// The tokens that a model directory's `generation_config.json`, or else its `config.json`, names as ends of generation.
 pub(crate) fn eos_ids(dir: &Path) -> Result<Vec<u32>> {
+    let dir = &*crate::checkpoint::tokenizer_dir(dir);
     for file in ["generation_config.json", "config.json"] {
         let found = ids(read_json(&dir.join(file))?.unwrap_or_default().get("eos_token_id"));
         if !found.is_empty() {

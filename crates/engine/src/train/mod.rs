@@ -11,6 +11,7 @@ mod optimizer;
 mod ranks;
 mod schedule;
 mod split;
+mod start;
 mod vector;
 
 pub use batch::{Batch, Sequence, StatGrads, Stats, plan};
@@ -44,6 +45,8 @@ pub struct Trainer {
     sum: Sum,
     /// This rank's part of the sum over the rounds so far, where several ranks compute it.
     totals: Option<ranks::Totals>,
+    /// What [`Trainer::at_start`] goes back to.
+    start: start::Start,
     pending: Option<Pending>,
 }
 
@@ -73,6 +76,7 @@ impl Trainer {
             grads: Vec::new(),
             sum: Sum::Nothing,
             totals: None,
+            start: Vec::new(),
             pending: None,
         };
         let slots = (0..trainer.model.params.len()).map(|i| trainer.slot(i));

@@ -81,7 +81,10 @@ impl Optimizer {
     /// For the parameters of a model.
     pub fn new(model: &Model, options: OptimizerOptions) -> Result<Self> {
         let n = model.params.len();
-        let trained = trained_parts(&model.config, &options.frozen)?;
+        let trained = match model.adapter() {
+            Some(adapter) => adapter.trained(&model.params),
+            None => trained_parts(&model.config, &options.frozen)?,
+        };
         let none = || (0..n).map(|_| None).collect();
         Ok(Optimizer { options, steps: 0, trained, first: none(), second: none(), average: none() })
     }
@@ -138,6 +141,7 @@ impl Optimizer {
             self.take_moments(&averages);
             return Err(e);
         }
+        model.merge()?;
         self.steps += 1;
         model.version += 1;
         if let Some(keep) = self.options.ema {
@@ -187,6 +191,7 @@ impl Optimizer {
         }
         let copies = if average { copies.max(2) } else { copies };
         model.room(moved.iter().map(|&i| model.params[i].master.len()), copies)?;
+        model.room(model.merge_lengths(), 2)?;
         Ok(all)
     }
 

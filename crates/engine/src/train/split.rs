@@ -8,7 +8,7 @@
 use super::Trainer;
 use super::accumulate::Sum;
 use super::ranks::{Exchange, Totals};
-use crate::Result;
+use crate::{Error, Result};
 use crate::model::decoder::Layers;
 use crate::model::gradient::{Gradient, Grads};
 use crate::model::shard::{Split, StateTensor};
@@ -75,6 +75,10 @@ impl Trainer {
     /// Keeps this rank's part of weights, moments and average, of `copies` whole copies over all ranks. `number` tells the
     /// models of a run apart.
     pub fn split(&mut self, ranks: &Ranks, copies: usize, number: usize) -> Result<()> {
+        if self.model.adapter().is_some() {
+            return Err(Error::usage("the weights under an adapter cannot be split over ranks")
+                .fix("the whole base on every rank"));
+        }
         self.model.split(Split::new(ranks, copies, number)?)?;
         self.optimizer.split(&self.model)?;
         self.zero_grads();

@@ -1,0 +1,243 @@
+//! Adapters on disk, as PEFT has them: `adapter_config.json` and `adapter_model.safetensors`, in and out.
+
+use super::format::StorageFormat;
+use super::io_error;
+use super::load::decode;
+use super::peft_config::{self, PeftConfig};
+use super::save::{SaveOptions, save_dir, sync_dir, write_beside, write_json};
+use super::store::{Store, read_json};
+use super::write::write_file;
+use crate::model::adapter::{AdapterOptions, LoraModule, SavedTensor, Values, lora_modules, saved_tensors};
+use crate::model::{Config, Head, Model, ParamShape, Part};
+use crate::{Error, Result};
+use serde_json::Value;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+/// The settings.
+pub(super) const CONFIG: &str = "adapter_config.json";
+/// The numbers.
+pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
+/// What PEFT puts before the names of a model's modules.
+const PREFIX: &str = "base_model.model.";
+
+/// An adapter's directory.
+pub struct AdapterDir {
+    path: PathBuf,
+    /// Its settings.
+    pub options: AdapterOptions,
+    config: PeftConfig,
+    store: Store,
+    saved: Vec<(ParamShape, SavedTensor)>,
+}
+
+/// The directory of an adapter's base; `None` where the directory holds no adapter.
+pub fn base_of(path: &Path) -> Result<Option<PathBuf>> {
+    if !path.join(CONFIG).is_file() {
+        return Ok(None);
+    }
+    locate(path, &peft_config::read(path, &read_json(&path.join(CONFIG))?)?.base).map(Some)
+}
+
+/// Where a model's tokenizer and chat template are: beside the weights, or with an adapter's base.
+pub fn tokenizer_dir(path: &Path) -> PathBuf {
+    let own = path.join("tokenizer.json").is_file();
+    let base = if own { None } else { base_of(path).ok().flatten() };
+    base.unwrap_or_else(|| path.to_path_buf())
+}
+
+/// Finds a base by its path, by its path from the adapter's directory, or by its name above that: a run folder that was
+/// moved as a whole.
+fn locate(adapter: &Path, base: &str) -> Result<PathBuf> {
+    let name = Path::new(base).file_name().unwrap_or_default();
+    let above = adapter.ancestors().skip(1).map(|dir| dir.join(name));
+    let mut places = [PathBuf::from(base), adapter.join(base)].into_iter().chain(above);
+    let there = |dir: &PathBuf| !base.is_empty() && dir.join("config.json").is_file();
+    places.find(there).ok_or_else(|| {
+        Error::model(format!("the adapter's base model {base:?} is no directory here"))
+            .at(adapter.join(CONFIG).display())
+            .fix("set base_model_name_or_path in that file to the directory of the base model")
+    })
+}
+
+impl AdapterDir {
+    /// Opens an adapter; [`AdapterDir::fit`] compares it with its base.
+    pub(super) fn open(path: &Path) -> Result<AdapterDir> {
+        let config = peft_config::read(path, &read_json(&path.join(CONFIG))?)?;
+        if !path.join(WEIGHTS).is_file() {
+            let pickled = path.join("adapter_model.bin").is_file();
+            let fix = match pickled {
+                true => {
+                    "save it again with safe_serialization=True: a pickle can run any code and is not opened"
+                }
+                false => "copy that file too",
+            };
+            return Err(Error::model(format!("{WEIGHTS} is missing")).at(path.display()).fix(fix));
+        }
+        let store = Store::open_file(path, WEIGHTS)?;
+        let options = config.options.clone();
+        Ok(AdapterDir { path: path.into(), options, config, store, saved: Vec::new() })
+    }
+
+    /// Where its base is.
+    pub(super) fn base(&self) -> Result<PathBuf> {
+        locate(&self.path, &self.config.base)
+    }
+
+    /// The head that it brings.
+    pub(super) fn head(&self) -> Option<Head> {
+        let has = |name: &str| self.store.get(&format!("{PREFIX}{name}")).is_some();
+        match (has("score.weight"), has("v_head.summary.weight")) {
+            (true, _) => Some(Head::Score),
+            (_, true) => Some(Head::LmAndValue),
+            _ => None,
+        }
+    }
+
+    /// Checks that every tensor is there, in the shape that the base asks for, and no other.
+    pub(super) fn fit(mut self, config: &Config) -> Result<AdapterDir> {
+        let path = self.path.clone();
+        let there = |mut e: Error| {
+            e.class = crate::Class::Model;
+            e.at(path.display())
+        };
+        // PEFT lists heads that a model may have.
+        let own = self.options.clone();
+        let has = |name: &String| {
+            let alone = AdapterOptions { modules_to_save: vec![name.clone()], ..own.clone() };
+            saved_tensors(config, &alone).is_ok()
+        };
+        self.options.modules_to_save.retain(has);
+        let modules = lora_modules(config, &self.options).map_err(there)?;
+        let saved = saved_tensors(config, &self.options).map_err(there)?;
+        let mut known = HashSet::new();
+        for part in modules.iter().flat_map(parts) {
+            let (name, _, _) = self.find(&part)?;
+            known.insert(name);
+        }
+        let params = config.params();
+        let mut kept = Vec::new();
+        for tensor in saved {
+            // A bias that PEFT did not write is the base's.
+            if let Some(part) = self.stored(&tensor) {
+                let (name, _, _) = self.find(&part)?;
+                known.insert(name);
+                kept.push((params[tensor.param], tensor));
+            }
+        }
+        if let Some(name) = self.store.names().find(|name| !known.contains(*name)) {
+            return Err(Error::model(format!("tensor {name:?} has no place in this adapter"))
+                .at(self.path.join(WEIGHTS).display())
+                .fix("adapter_config.json and the weights do not belong together, or it is no plain LoRA of linear layers"));
+        }
+        self.saved = kept;
+        Ok(self)
+    }
+
+    /// `A` and `B` of a module, as the model holds them.
+    pub fn values(&self, module: &LoraModule) -> Result<Values> {
+        let [a, b] = parts(module);
+        Ok([self.read(&a)?, self.read(&b)?])
+    }
+
+    /// Puts what the adapter trains whole in the place of the base's.
+    pub(super) fn put_saved(&self, param: &ParamShape, values: &mut [f32]) -> Result<()> {
+        for (_, tensor) in self.saved.iter().filter(|(of, _)| of.id == param.id) {
+            let Some(part) = self.stored(tensor) else { continue };
+            values[tensor.elements.clone()].copy_from_slice(&self.read(&part)?);
+        }
+        Ok(())
+    }
+
+    /// The tensor under the name it has in the file.
+    fn stored(&self, tensor: &SavedTensor) -> Option<Part> {
+        let names = [saved_name(tensor), format!("{PREFIX}{}", tensor.name)];
+        let name = names.into_iter().find(|name| self.store.get(name).is_some())?;
+        Some(Part { name, shape: tensor.shape.clone(), transposed: tensor.transposed })
+    }
+
+    fn read(&self, part: &Part) -> Result<Vec<f32>> {
+        let (name, dtype, bytes) = self.find(part)?;
+        let mut out = vec![0.0; part.len()];
+        match decode(dtype, bytes, part, &mut out) {
+            None => Ok(out),
+            Some(at) => Err(Error::model(format!("tensor {name:?} holds a NaN or infinity at element {at}"))
+                .at(self.path.join(WEIGHTS).display())
+                .fix("the file is damaged, or was saved after training had diverged")),
+        }
+    }
+
+    fn find(&self, part: &Part) -> Result<(String, StorageFormat, &[u8])> {
+        // Older versions write the adapter's name into the tensor's.
+        let named = part.name.strip_suffix(".weight").map(|stem| format!("{stem}.default.weight"));
+        let mut names = [Some(part.name.clone()), named].into_iter().flatten();
+        let fail = |what: String| Error::model(what).at(self.path.join(WEIGHTS).display());
+        let Some((name, (_, info, bytes))) = names.find_map(|n| Some((n.clone(), self.store.get(&n)?)))
+        else {
+            return Err(fail(format!("tensor {:?} is missing", part.name))
+                .fix("adapter_config.json and the weights do not belong together"));
+        };
+        if info.shape != part.shape {
+            let what = format!("tensor {name:?} has shape {:?}, expected {:?}", info.shape, part.shape);
+            return Err(fail(what).fix("is base_model_name_or_path the model it was trained on?"));
+        }
+        let dtype = StorageFormat::of(info.dtype).ok_or_else(|| {
+            fail(format!("tensor {name:?} is stored as {:?}", info.dtype))
+                .fix("convert it to bfloat16, float16 or float32")
+        })?;
+        Ok((name, dtype, bytes))
+    }
+}
+
+/// `lora_A` and `lora_B` of a module, as stored.
+fn parts(module: &LoraModule) -> [Part; 2] {
+    let part = |kind: &str, shape: Vec<usize>, transposed: bool| Part {
+        name: format!("{PREFIX}{}.{kind}.weight", module.name),
+        shape,
+        transposed,
+    };
+    let LoraModule { r, rows, cols, .. } = *module;
+    [part("lora_A", vec![r, cols], false), part("lora_B", vec![rows, r], true)]
+}
+
+/// The name of a tensor that is trained whole. PEFT wraps the layer that it adapts.
+fn saved_name(tensor: &SavedTensor) -> String {
+    match tensor.name.strip_suffix(".bias").filter(|_| tensor.of_adapted) {
+        Some(module) => format!("{PREFIX}{module}.base_layer.bias"),
+        None => format!("{PREFIX}{}", tensor.name),
+    }
+}
+
+/// Writes the adapter of a model and what it takes to use it: `dir` appears complete or not at all. `base` is the directory
+/// that its base came from.
+pub fn save_adapter(
+    dir: &Path,
+    model: &Model,
+    base: &Path,
+    config_json: Option<&Value>,
+    options: &SaveOptions<'_>,
+) -> Result<()> {
+    let Some(adapter) = model.adapter() else { return Err(Error::model("the model has no adapter")) };
+    let base = std::fs::canonicalize(base).map_err(|e| io_error("cannot find the base model", base, &e))?;
+    let options = &SaveOptions { dtype: StorageFormat::F32, ..*options };
+    save_dir(dir, options.overwrite, |aside| {
+        write_beside(aside, &model.config, config_json, options)?;
+        write_json(&aside.join(CONFIG), &peft_config::write(model, adapter, &base))?;
+        let (mut list, mut data) = (Vec::new(), Vec::new());
+        for (module, [a, b]) in adapter.places() {
+            list.extend(parts(module));
+            data.extend([(a, None), (b, None)]);
+        }
+        for tensor in &adapter.saved {
+            let (shape, transposed) = (tensor.shape.clone(), tensor.transposed);
+            list.push(Part { name: saved_name(tensor), shape, transposed });
+            data.push((tensor.param, Some(tensor.elements.clone())));
+        }
+        write_file(aside, WEIGHTS, &list, options.dtype, |i| {
+            let (param, range) = &data[i];
+            let values = model.read(*param)?;
+            Ok(range.as_ref().map_or_else(|| values.clone(), |r| values[r.clone()].to_vec()))
+        })?;
+        sync_dir(aside)
+    })
+}

@@ -1,0 +1,345 @@
+//! An adapter on a model: its parameters, the weights derived from it, its gradients.
+//!
+//! Forward never multiplies by `A` or `B`: the weight that products read is `round(base + s B A)`. Backward needs no gradient
+//! of that weight: with `u = s x A^T` and `v = s dy B`, both `r` wide, `dB = dy^T u` and `dA = v^T x`. `B` is held as
+//! `[r, out]`, so that each of these, and `B A` itself, is one operation that every device has.
+
+use super::{AdapterOptions, Init, LoraModule, SavedTensor, lora_modules, saved_tensors};
+use crate::Result;
+use crate::model::gradient::{Grads, Taken};
+use crate::model::weights::{Model, Param};
+use crate::model::{Kind, ParamId, ParamShape};
+use ferrl_kernels::backend::LinearGrads;
+use ferrl_kernels::philox::{name_words, normals, philox4x32, uniform};
+use ferrl_kernels::{Buffer, DType, Purpose, Weight};
+use std::ops::Range;
+
+/// An adapter of a model.
+pub struct Adapter {
+    /// Its settings.
+    pub options: AdapterOptions,
+    /// What is trained whole beside it.
+    pub saved: Vec<SavedTensor>,
+    parts: Vec<Part>,
+}
+
+/// The adapter of one module.
+struct Part {
+    module: LoraModule,
+    /// Indices of `A` and `B` among the model's parameters.
+    a: usize,
+    b: usize,
+    /// `s A`, `[r, in]`, and `s B`, `[r, out]`, as backward multiplies with them.
+    scaled_a: Weight,
+    scaled_b: Weight,
+}
+
+/// First values of a module's `A` and `B`, both `r` rows.
+pub type Values = [Vec<f32>; 2];
+
+/// How much of an adapter's change is left once weights are rounded.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Arrived {
+    /// Sum over weights of the change times itself.
+    pub intended: f64,
+    /// Sum of the change times what it becomes.
+    pub arrived: f64,
+}
+
+impl Arrived {
+    /// The fraction that arrives; `None` where nothing has changed.
+    pub fn fraction(self) -> Option<f64> {
+        (self.intended > 0.0).then(|| self.arrived / self.intended)
+    }
+}
+
+impl Adapter {
+    /// Its modules, in the order of the model's parameters.
+    pub fn modules(&self) -> impl Iterator<Item = &LoraModule> {
+        self.parts.iter().map(|part| &part.module)
+    }
+
+    /// Each module with the indices of its `A` and `B` among the model's parameters.
+    pub fn places(&self) -> impl Iterator<Item = (&LoraModule, [usize; 2])> {
+        self.parts.iter().map(|part| (&part.module, [part.a, part.b]))
+    }
+
+    /// Whether a weight is derived from base and adapter.
+    pub fn adapts(&self, weight: usize) -> bool {
+        self.parts.iter().any(|part| part.module.param == weight)
+    }
+
+    /// Elements of each parameter of the model that are trained.
+    pub(crate) fn trained(&self, params: &[Param]) -> Vec<Vec<Range<usize>>> {
+        let mut all: Vec<Vec<Range<usize>>> = vec![Vec::new(); params.len()];
+        for SavedTensor { param, elements, .. } in &self.saved {
+            match all[*param].last_mut() {
+                Some(last) if last.end == elements.start => last.end = elements.end,
+                _ => all[*param].push(elements.clone()),
+            }
+        }
+        for part in &self.parts {
+            for i in [part.a, part.b] {
+                all[i].push(0..params[i].shape.len());
+            }
+        }
+        all
+    }
+
+    fn of(&self, weight: usize) -> impl Iterator<Item = &Part> {
+        self.parts.iter().filter(move |part| part.module.param == weight)
+    }
+
+    fn weights(&self) -> Vec<usize> {
+        let mut all: Vec<usize> = self.parts.iter().map(|part| part.module.param).collect();
+        all.dedup();
+        all
+    }
+
+    /// Adds to the gradients of `A` and `B` of a linear layer's modules.
+    pub(in crate::model) fn backward(
+        &self,
+        m: &Model,
+        weight: usize,
+        (dy, x): (&Buffer, &Buffer),
+        grads: Grads<'_>,
+    ) -> Result<()> {
+        let (b, n) = (&*m.backend, m.params[weight].shape.rows);
+        let tokens = dy.len() / n;
+        for part in self.of(weight) {
+            if grads[part.a].is_none() && grads[part.b].is_none() {
+                continue;
+            }
+            let own = columns(m, dy, n, &part.module)?;
+            let dy = own.as_ref().unwrap_or(dy);
+            let (mut u, mut v) =
+                (m.activations(tokens * part.module.r)?, m.activations(tokens * part.module.r)?);
+            b.linear(x, &part.scaled_a, None, &mut u)?;
+            b.linear(dy, &part.scaled_b, None, &mut v)?;
+            for (param, left, right) in [(part.a, &v, x), (part.b, &u, dy)] {
+                Taken::with(param, None, grads, |taken| {
+                    let (add, [weight, _]) = taken.sums(b)?;
+                    b.linear_dw(left, right, tokens, LinearGrads { weight, bias: None, add })
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A module's columns of `dy`, whose rows have `n`; `None` where they are all of it.
+fn columns(m: &Model, dy: &Buffer, n: usize, module: &LoraModule) -> Result<Option<Buffer>> {
+    if module.rows == n {
+        return Ok(None);
+    }
+    // Rows as wide as all of the weight's parts are multiples of.
+    let width = gcd(gcd(n, module.row), module.rows);
+    let (across, from, to) = (n / width, module.row / width, (module.row + module.rows) / width);
+    let tokens = dy.len() / n;
+    let rows: Vec<u32> = (0..tokens).flat_map(|t| (from..to).map(move |c| (t * across + c) as u32)).collect();
+    let mut own = m.backend.alloc(dy.dtype(), tokens * module.rows)?;
+    m.backend.gather_rows(dy, &m.backend.indices(&rows)?, width, &mut own)?;
+    Ok(Some(own))
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+impl Model {
+    /// The adapter, where the model has one.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    /// Puts an adapter on the model: the weights as they are become its base. `first` gives a module's first values; those
+    /// it does not give are drawn from `seed`.
+    pub fn adapt(
+        &mut self,
+        options: &AdapterOptions,
+        seed: u64,
+        mut first: impl FnMut(&LoraModule) -> Result<Option<Values>>,
+    ) -> Result<()> {
+        assert!(self.adapter.is_none(), "one adapter a model");
+        let _weights = Purpose::Weights.on(&self.backend.clone());
+        let (modules, saved) = (lora_modules(&self.config, options)?, saved_tensors(&self.config, options)?);
+        let mut weights: Vec<usize> = modules.iter().map(|m| m.param).collect();
+        weights.dedup();
+        for weight in weights {
+            self.set_base(weight)?;
+        }
+        let mut parts = Vec::new();
+        for module in modules {
+            let values = match first(&module)? {
+                Some(values) => values,
+                None => fresh(&module, options.init, seed),
+            };
+            parts.push(self.part(module, &values)?);
+        }
+        self.adapter = Some(Adapter { options: options.clone(), saved, parts });
+        self.merge()
+    }
+
+    /// Gives an adapted weight memory of its own: some devices hold a weight and its master in one. A base that bf16 holds
+    /// exactly is kept in bf16, where the model computes in it.
+    fn set_base(&mut self, weight: usize) -> Result<()> {
+        let (values, shape) = (self.read(weight)?, self.params[weight].shape);
+        let exact = |x: &f32| x.to_bits() & 0xFFFF == 0;
+        let half = self.dtype == DType::Bf16 && values.iter().all(exact);
+        let param = &mut self.params[weight];
+        // The old memory goes first.
+        param.derived = None;
+        param.master = self.backend.alloc(DType::F32, 0)?;
+        param.derived = Some(self.backend.weight(shape.rows, shape.cols, self.dtype, self.training)?);
+        param.master = self.backend.alloc(if half { DType::Bf16 } else { DType::F32 }, shape.len())?;
+        self.backend.write(&mut param.master, 0, &values)
+    }
+
+    fn part(&mut self, module: LoraModule, [a, b]: &Values) -> Result<Part> {
+        let LoraModule { rows, cols, r, .. } = module;
+        let of = self.params[module.param].shape.id;
+        let index = module.part as u8;
+        let mut add = |kind: Kind, cols: usize, values: &[f32]| -> Result<usize> {
+            let shape = ParamShape { id: ParamId { kind, ..of }, rows: r, cols };
+            let mut master = self.backend.alloc(DType::F32, shape.len())?;
+            self.backend.write(&mut master, 0, values)?;
+            self.params.push(Param { shape, master, own: 0..shape.len(), whole: None, derived: None });
+            Ok(self.params.len() - 1)
+        };
+        let (a, b) = (add(Kind::LoraA(index), cols, a)?, add(Kind::LoraB(index), rows, b)?);
+        let form = |cols| self.backend.weight(r, cols, self.dtype, false);
+        let (scaled_a, scaled_b) = (form(cols)?, form(rows)?);
+        Ok(Part { module, a, b, scaled_a, scaled_b })
+    }
+
+    /// Lengths of what [`Model::merge`] works on.
+    pub(crate) fn merge_lengths(&self) -> Vec<usize> {
+        let Some(adapter) = &self.adapter else { return Vec::new() };
+        let weights = adapter.weights().into_iter().map(|w| self.params[w].shape.len());
+        weights.chain(adapter.parts.iter().map(|part| part.module.elements().len())).collect()
+    }
+
+    /// Derives the adapted weights from base and adapter.
+    pub(crate) fn merge(&mut self) -> Result<()> {
+        let Some(mut adapter) = self.adapter.take() else { return Ok(()) };
+        let done = self.derive(&mut adapter);
+        self.adapter = Some(adapter);
+        done
+    }
+
+    fn derive(&mut self, adapter: &mut Adapter) -> Result<()> {
+        for part in &mut adapter.parts {
+            for (i, form) in [(part.a, &mut part.scaled_a), (part.b, &mut part.scaled_b)] {
+                let scaled = self.scaled(i, part.module.scale)?;
+                self.backend.load_weight(&scaled, form)?;
+            }
+        }
+        for weight in adapter.weights() {
+            let whole = self.merged(adapter, weight)?;
+            let derived = self.params[weight].derived.as_mut().expect("an adapted weight is multiplied");
+            self.backend.load_weight(&whole, derived)?;
+        }
+        Ok(())
+    }
+
+    /// A parameter times a number.
+    fn scaled(&self, param: usize, scale: f32) -> Result<Buffer> {
+        let mut scaled = self.f32s(self.params[param].shape.len())?;
+        self.backend.fill(&mut scaled, 0.0)?;
+        self.backend.axpy(scale, &self.params[param].master, &mut scaled)?;
+        Ok(scaled)
+    }
+
+    /// `base + s B A` of a weight, f32.
+    fn merged(&self, adapter: &Adapter, weight: usize) -> Result<Buffer> {
+        let (b, base) = (&*self.backend, &self.params[weight].master);
+        let mut whole = self.f32s(base.len())?;
+        b.copy(base, 0, &mut whole, 0, base.len())?;
+        for part in adapter.of(weight) {
+            let (range, scaled) = (part.module.elements(), self.scaled(part.b, part.module.scale)?);
+            let product = |sum: &mut Buffer| {
+                let grads = LinearGrads { weight: Some(sum), bias: None, add: true };
+                b.linear_dw(&scaled, &self.params[part.a].master, part.module.r, grads)
+            };
+            if range.len() == whole.len() {
+                product(&mut whole)?;
+                continue;
+            }
+            let mut own = self.f32s(range.len())?;
+            b.copy(&whole, range.start, &mut own, 0, range.len())?;
+            product(&mut own)?;
+            b.copy(&own, 0, &mut whole, range.start, range.len())?;
+        }
+        Ok(whole)
+    }
+
+    /// The values of a parameter, with what the adapter adds to it.
+    pub fn values_of(&self, param: usize) -> Result<Vec<f32>> {
+        match &self.adapter {
+            Some(adapter) if adapter.adapts(param) => self.read_f32s(&self.merged(adapter, param)?),
+            _ => self.read(param),
+        }
+    }
+
+    /// Makes the adapter part of the weights: a plain model from then on, with the same derived weights.
+    pub fn fold(&mut self) -> Result<()> {
+        let Some(adapter) = self.adapter.take() else { return Ok(()) };
+        for weight in adapter.weights() {
+            let values = self.read_f32s(&self.merged(&adapter, weight)?)?;
+            let shape = self.params[weight].shape;
+            self.params[weight] = self.param(shape, &values)?;
+        }
+        self.params.truncate(self.config.params().len());
+        Ok(())
+    }
+
+    /// How much of the adapter's change of one layer arrives in its weights, where these are rounded to bf16; layers take
+    /// turns by the version of the weights.
+    pub fn arrived(&self) -> Result<Option<Arrived>> {
+        let (Some(adapter), DType::Bf16, b) = (&self.adapter, self.dtype, &*self.backend) else {
+            return Ok(None);
+        };
+        let layers: Vec<usize> =
+            adapter.weights().into_iter().filter_map(|w| self.params[w].shape.id.layer).collect();
+        let Some(&layer) = layers.get(self.version as usize % layers.len().max(1)) else { return Ok(None) };
+        let mut sum = Arrived::default();
+        for weight in adapter.weights() {
+            if self.params[weight].shape.id.layer != Some(layer) {
+                continue;
+            }
+            let base = &self.params[weight].master;
+            let rounded = |x: &Buffer| -> Result<Buffer> {
+                let (mut half, mut out) = (b.alloc(DType::Bf16, x.len())?, self.f32s(x.len())?);
+                b.copy(x, 0, &mut half, 0, x.len())?;
+                b.copy(&half, 0, &mut out, 0, x.len())?;
+                Ok(out)
+            };
+            let mut intended = self.merged(adapter, weight)?;
+            let mut arrived = rounded(&intended)?;
+            b.axpy(-1.0, &rounded(base)?, &mut arrived)?;
+            let mut own = self.f32s(base.len())?;
+            b.copy(base, 0, &mut own, 0, base.len())?;
+            b.axpy(-1.0, &own, &mut intended)?;
+            let dots = b.dots(&[(&intended, &intended), (&intended, &arrived)])?;
+            (sum.intended, sum.arrived) = (sum.intended + dots[0], sum.arrived + dots[1]);
+        }
+        Ok(Some(sum))
+    }
+}
+
+/// First values: `A` at random by seed, name and place alone, `B` zero.
+fn fresh(module: &LoraModule, init: Init, seed: u64) -> Values {
+    let key = [seed as u32, (seed >> 32) as u32];
+    let name = name_words(&format!("{}.lora_A", module.name));
+    let mut a = vec![0.0; module.r * module.cols];
+    let bound = 1.0 / (module.cols as f32).sqrt();
+    for (i, four) in a.chunks_mut(4).enumerate() {
+        let words = philox4x32([i as u32, (i >> 32) as u32, name[0], name[1]], key);
+        let drawn = match init {
+            Init::Kaiming => words.map(|w| (2.0 * uniform(w) - 1.0) * bound),
+            Init::Gaussian => normals(words).map(|x| x / module.r as f32),
+        };
+        four.iter_mut().zip(drawn).for_each(|(x, y)| *x = y);
+    }
+    [a, vec![0.0; module.r * module.rows]]
+}

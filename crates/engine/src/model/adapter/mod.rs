@@ -1,0 +1,176 @@
+//! Low-rank adapters (LoRA, Hu et al., 2021, arXiv 2106.09685): what is adapted, and how.
+//!
+//! `W = round(base + s B A)` with `s = alpha / r`. The base stays as it is; `A` and `B` are parameters of the model, listed
+//! after those of its configuration, and the form that products read is rebuilt from all three after each update
+//! (`lora.rs`). So forward, decoding, cache and log-probabilities know nothing of adapters.
+//!
+//! The settings mean what they mean in PEFT's `LoraConfig`. A module is a tensor of the model's files without its
+//! `.weight`: query, key and value have adapters of their own although the decoder holds them in one matrix.
+
+mod lora;
+mod modules;
+
+pub use lora::{Adapter, Arrived, Values};
+pub use modules::{LoraModule, SavedTensor, adapter_weights, lora_modules, saved_tensors};
+
+use crate::model::Config;
+use crate::{Error, Result};
+use regex::Regex;
+
+/// The settings of an adapter, under PEFT's names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterOptions {
+    /// Rank.
+    pub r: usize,
+    /// Numerator of the scale: `alpha / r`.
+    pub alpha: f64,
+    /// Modules that are adapted.
+    pub target_modules: Modules,
+    /// Modules that are not, although `target_modules` names them.
+    pub exclude_modules: Option<Modules>,
+    /// Other ranks, by a regular expression over the end of a module's name.
+    pub rank_pattern: Vec<(String, usize)>,
+    /// Other alphas, likewise.
+    pub alpha_pattern: Vec<(String, f64)>,
+    /// Layers that are adapted; all, where not given.
+    pub layers_to_transform: Option<Vec<usize>>,
+    /// The scale is `alpha / sqrt(r)`.
+    pub use_rslora: bool,
+    /// Modules that are trained whole, and saved with the adapter.
+    pub modules_to_save: Vec<String>,
+    /// Biases that are trained.
+    pub bias: Bias,
+    /// First values of `A`.
+    pub init: Init,
+}
+
+impl Default for AdapterOptions {
+    fn default() -> Self {
+        AdapterOptions {
+            r: 32,
+            alpha: 32.0,
+            target_modules: Modules::AllLinear,
+            exclude_modules: None,
+            rank_pattern: Vec::new(),
+            alpha_pattern: Vec::new(),
+            layers_to_transform: None,
+            use_rslora: false,
+            modules_to_save: Vec::new(),
+            bias: Bias::None,
+            init: Init::Kaiming,
+        }
+    }
+}
+
+/// A choice of modules.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Modules {
+    /// Every linear layer but the head.
+    AllLinear,
+    /// Those whose whole name matches a regular expression.
+    Matching(String),
+    /// Those whose name is one of these, or ends with a dot and one of these.
+    Named(Vec<String>),
+}
+
+/// Which biases are trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bias {
+    /// None.
+    None,
+    /// All of the model's.
+    All,
+    /// Those of adapted modules.
+    LoraOnly,
+}
+
+/// First values of `A`; `B` begins at zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Init {
+    /// Uniform within one over the root of the inputs: PEFT's default.
+    Kaiming,
+    /// Normal with standard deviation `1 / r`.
+    Gaussian,
+}
+
+impl AdapterOptions {
+    /// Refuses options that adapt other modules, or in another way.
+    pub(crate) fn same(&self, wanted: &AdapterOptions, config: &Config) -> Result<()> {
+        let differs = |what: String| {
+            Err(Error::usage(format!("the adapter there and the recipe's differ: {what}")).fix(
+                "the same settings in [adapter], or `ferrl export DIR --merge --out DIR` and a new adapter on the result",
+            ))
+        };
+        let (own, other) = (lora_modules(config, self)?, lora_modules(config, wanted)?);
+        for m in &own {
+            match other.iter().find(|o| o.name == m.name) {
+                None => return differs(format!("{} is adapted there alone", m.name)),
+                Some(o) if (o.r, o.scale) != (m.r, m.scale) => {
+                    return differs(format!(
+                        "{} has rank {} there, {} here (scale {} and {})",
+                        m.name, m.r, o.r, m.scale, o.scale
+                    ));
+                }
+                Some(_) => {}
+            }
+        }
+        if let Some(o) = other.iter().find(|o| own.iter().all(|m| m.name != o.name)) {
+            return differs(format!("{} is adapted here alone", o.name));
+        }
+        let (own, other) = (saved_tensors(config, self)?, saved_tensors(config, wanted)?);
+        if let Some(t) = own.iter().find(|t| !other.contains(t)) {
+            return differs(format!("{} is trained whole there alone", t.name));
+        }
+        Ok(())
+    }
+
+    /// Rank and scale of a module.
+    fn shape(&self, module: &str) -> Result<(usize, f32)> {
+        let r = pattern(&self.rank_pattern, module)?.unwrap_or(self.r);
+        let alpha = pattern(&self.alpha_pattern, module)?.unwrap_or(self.alpha);
+        if r == 0 || r > MOST {
+            return Err(Error::usage(format!("the rank of {module:?} is {r}, expected 1 to {MOST}"))
+                .at("adapter.r")
+                .fix("adapter.r = 32"));
+        }
+        let divisor = if self.use_rslora { (r as f64).sqrt() } else { r as f64 };
+        Ok((r, (alpha / divisor) as f32))
+    }
+}
+
+/// Largest rank.
+const MOST: usize = 1 << 16;
+
+impl Modules {
+    /// Whether it names a module; all linear layers are the caller's to tell.
+    fn names(&self, module: &str) -> Result<bool> {
+        match self {
+            Modules::AllLinear => Ok(true),
+            Modules::Matching(pattern) => Ok(regex(&format!("^(?:{pattern})$"), pattern)?.is_match(module)),
+            Modules::Named(names) => Ok(names.iter().any(|name| ends_with(module, name))),
+        }
+    }
+}
+
+/// Whether a module has that name, or ends with a dot and it.
+pub(crate) fn ends_with(module: &str, name: &str) -> bool {
+    module.strip_suffix(name).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// The value of the first pattern that matches the end of a module's name, as PEFT finds it.
+fn pattern<T: Copy>(patterns: &[(String, T)], module: &str) -> Result<Option<T>> {
+    for (text, value) in patterns {
+        if regex(&format!(r"^(?:.*\.)?(?:{text})$"), text)?.is_match(module) {
+            return Ok(Some(*value));
+        }
+    }
+    Ok(None)
+}
+
+fn regex(whole: &str, given: &str) -> Result<Regex> {
+    Regex::new(whole).map_err(|_| {
+        Error::usage(format!("{given:?} is no regular expression that is understood here")).at("adapter").fix(
+            "without look-ahead and back-references, or a list of names such as [\"q_proj\", \"v_proj\"]",
+        )
+    })
+}
