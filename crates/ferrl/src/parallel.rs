@@ -83,8 +83,8 @@ mod tests {
     use super::*;
 
     fn recipe(ddp: usize, tp: usize, sp: usize, rollout_tp: usize) -> Recipe {
-        let mut r = Recipe::default();
-        r.parallel = Parallel { ddp_size: ddp, tp_size: tp, sp_size: sp };
+        let parallel = Parallel { ddp_size: ddp, tp_size: tp, sp_size: sp };
+        let mut r = Recipe { parallel, ..Default::default() };
         r.rollout.tp_size = rollout_tp;
         r
     }

@@ -5,9 +5,12 @@
 //! real runs by a test.
 
 pub mod advice;
+pub mod cards;
 mod lengths;
 pub mod memory;
+pub mod ranks;
 mod show;
+mod show_ranks;
 pub mod work;
 
 pub use lengths::{Lengths, lengths};

@@ -42,8 +42,13 @@ pub fn run(args: &Args) -> Result<()> {
         "ferrl" => &args.command[1..],
         _ => &args.command[..],
     };
-    if command.first().is_none_or(|c| c != "train") {
-        return Err(Error::usage("several ranks share the work of `train` alone")
+    let shared = match command.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [first, ..] if first == "train" => true,
+        [first, second, ..] => first == "bench" && second == "ranks",
+        _ => false,
+    };
+    if !shared {
+        return Err(Error::usage("several ranks share the work of `train` and of `bench ranks` alone")
             .at("launch")
             .fix("ferrl launch -n 2 -- train recipe.toml"));
     }

@@ -1,8 +1,10 @@
 //! `ferrl plan`: memory and time of a recipe, before it runs.
 
 use crate::machine;
+use crate::options::size;
 use crate::output::print;
-use ferrl::plan::{Plan, Rates, Room, StagePlan};
+use ferrl::plan::ranks::Cluster;
+use ferrl::plan::{Plan, Rates, Room, StagePlan, cards};
 use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::disk;
 use ferrl::verify::VERIFIERS;
@@ -14,6 +16,7 @@ use std::path::{Path, PathBuf};
 ///
 /// Refuses (exit code 5) what does not fit into the memory or the disk that is free, and names the settings that would. A
 /// model directory needs only its config.json; without a tokenizer or data, sequences count as long as the recipe allows.
+/// With `--ranks` it is the plan of one of many cards, with every exchange and the layout that is fastest.
 #[derive(clap::Args)]
 pub struct Args {
     /// The recipe, a TOML file
@@ -29,6 +32,18 @@ pub struct Args {
     /// Where run folders would be made: checkpoints have to fit there
     #[arg(long, value_name = "DIR", default_value = "runs")]
     runs: PathBuf,
+    /// Plan for this many ranks, one card each
+    #[arg(long, value_name = "N", value_parser = size::<1000000>, conflicts_with = "memory")]
+    ranks: Option<usize>,
+    /// Machines that the ranks are on
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = size::<1000000>, requires = "ranks")]
+    nodes: usize,
+    /// Card of every rank: A100-40GB, A100-80GB, H100-80GB, H200-141GB, B200-180GB, L40S-48GB or RTX4090-24GB
+    #[arg(long, value_name = "NAME", default_value = "H100-80GB", requires = "ranks")]
+    card: String,
+    /// Gigabytes a second between machines, for each card [default: 50]
+    #[arg(long, value_name = "GB", requires = "ranks", value_parser = crate::options::at_least_one)]
+    network: Option<usize>,
     /// One JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -36,6 +51,9 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(ranks) = args.ranks {
+        return on_many(args, ranks);
+    }
     let resolved = Recipe::load(&args.recipe, &args.changes)?;
     let verifiers: Vec<&str> = VERIFIERS.iter().map(|v| v.name).collect();
     resolved.check(&verifiers)?;
@@ -55,6 +73,21 @@ pub fn run(args: &Args) -> Result<()> {
     }
     room.memory.map_or(Ok(()), |a| plan.fit(a))?;
     room.disk.map_or(Ok(()), |free| plan.fit_disk(free))
+}
+
+/// The plan for many cards. The card that is planned for need not be here.
+fn on_many(args: &Args, ranks: usize) -> Result<()> {
+    let card = *cards::find(&args.card)?;
+    let network = args.network.map_or(cards::NETWORK, |gigabytes| gigabytes as f64 * 1e9);
+    let cluster = Cluster { ranks, nodes: args.nodes, card, network };
+    cluster.check()?;
+    let changes: Vec<String> = args.changes.iter().cloned().chain(["device=cuda".into()]).collect();
+    let resolved = Recipe::load(&args.recipe, &changes)?;
+    let verifiers: Vec<&str> = VERIFIERS.iter().map(|v| v.name).collect();
+    resolved.check(&verifiers)?;
+    let plan = Plan::new(&resolved)?;
+    print(&plan.on(&cluster, args.json)?)?;
+    plan.fit_on(&cluster)
 }
 
 /// The plan of a resolved recipe as text, for runs in that folder.

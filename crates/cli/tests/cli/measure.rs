@@ -126,3 +126,23 @@ fn a_check_trains_on_two_devices() {
         assert!(table.contains("all passed"), "{table}");
     }
 }
+
+#[test]
+fn ranks_leave_the_weights_of_one_process() {
+    for (ranks, dtype) in [("2", "f32"), ("3", "bf16")] {
+        let args = [
+            &["bench", "ranks", "--ranks", ranks, "--threads", "1", "--repeats", "1", "--dtype", dtype],
+            &SMALL[..],
+        ]
+        .concat();
+        let json: Value =
+            serde_json::from_str(&ok(&[&args[..], &["--seq", "8", "--json"]].concat())).unwrap();
+        assert_eq!(json["same_weights"], true, "{json}");
+        assert!(
+            json["simulated_seconds"].as_f64().unwrap() > 0.0 && json["sent_bytes"].as_f64().unwrap() > 0.0
+        );
+    }
+    let table = ok(&[&["bench", "ranks", "--threads", "1", "--repeats", "1"], &SMALL[..]].concat());
+    assert!(table.contains("overhead of 2 ranks") && table.contains("simulated step"), "{table}");
+    fails(&["bench", "ranks", "--ranks", "1"], 2, &["nothing to compare"]);
+}

@@ -239,3 +239,74 @@ fn a_card_that_is_not_here_needs_a_size() {
         assert!(table.contains("of 80.0 GiB") && !table.contains("a step"), "{table}");
     }
 }
+
+/// A directory with the configuration of Qwen2.5-72B and nothing else.
+fn large(folder: &Folder) -> String {
+    std::fs::create_dir_all(folder.path("72b")).unwrap();
+    let config = r#"{"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 8192, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 29568, "vocab_size": 152064,
+        "max_position_embeddings": 32768, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "tie_word_embeddings": false,
+        "hidden_act": "silu", "use_sliding_window": false}"#;
+    folder.write("72b/config.json", config);
+    folder.write(
+        "large.toml",
+        format!(
+            "algo = \"sft\"\nmodel = {{ path = {:?}, dtype = \"bf16\", recompute = true }}\n\
+             data = {{ train = [\"rows.jsonl\"], max_length = 8192 }}\n\
+             train = {{ steps = 10, batch = 64, micro_batch_tokens = 8192 }}\nparallel.ddp_size = 1\n",
+            folder.path("72b")
+        ),
+    )
+}
+
+/// The figures of the manual: 16 bytes a weight over the ranks, and what every rank has whole.
+#[test]
+fn a_model_of_72b_is_planned_for_8_16_and_64_cards() {
+    let folder = Folder::new("plan-72b");
+    let recipe = large(&folder);
+    let plan = |ranks: &str, nodes: &str, changes: &[&str]| -> Value {
+        let words = [
+            &["plan", &recipe, "--json", "--ranks", ranks, "--nodes", nodes, "--card", "B200-180GB"],
+            changes,
+        ]
+        .concat();
+        serde_json::from_str(ok(&words).lines().next().unwrap()).unwrap()
+    };
+    let of = |plan: &Value, name: &str| -> f64 {
+        let parts = plan["stages"][0]["layout"]["parts"].as_array().unwrap();
+        parts.iter().find(|p| p["name"] == name).map_or(0.0, |p| p["bytes"].as_f64().unwrap())
+    };
+    let (sixteen, many) = (plan("16", "2", &[]), plan("64", "8", &[]));
+    let weights = 72.7e9;
+    for (plan, ranks) in [(&sixteen, 16.0), (&many, 64.0)] {
+        let split = of(plan, "masters") + of(plan, "moments") + of(plan, "gradients");
+        assert!((split / (16.0 * weights / ranks) - 1.0).abs() < 0.01, "{split}");
+        let rest = plan["stages"][0]["layout"]["bytes"].as_f64().unwrap() - split;
+        assert!((30e9..60e9).contains(&rest), "about 46 GB are whole on every rank: {rest}");
+    }
+    // Weights are gathered twice for every round of micro-batches, gradients leave once.
+    let exchange = |plan: &Value, name: &str| -> f64 {
+        let all = plan["stages"][0]["layout"]["exchanges"].as_array().unwrap();
+        all.iter().find(|x| x["name"] == name).map_or(0.0, |x| x["bytes"].as_f64().unwrap())
+    };
+    assert!((exchange(&many, "weights") / (2.0 * 2.0 * weights) - 63.0 / 64.0).abs() < 0.01);
+    assert!((exchange(&many, "gradients") / (4.0 * weights) - 63.0 / 64.0).abs() < 0.01);
+    // One micro-batch for each of 64 ranks; with 40 of them idle, a step is no shorter.
+    assert_eq!(many["stages"][0]["layout"]["idle"], 0.0);
+    let fewer = plan("64", "8", &["train.batch=24"]);
+    assert_eq!(fewer["stages"][0]["layout"]["idle"], 1.0 - 24.0 / 64.0);
+    assert_eq!(fewer["stages"][0]["layout"]["train_seconds"], many["stages"][0]["layout"]["train_seconds"]);
+}
+
+#[test]
+fn what_does_not_fit_on_many_cards_is_refused_with_a_layout_that_does() {
+    let folder = Folder::new("plan-many");
+    let recipe = large(&folder);
+    let whole =
+        ["plan", &recipe, "parallel.ddp_size=0", "--ranks", "64", "--nodes", "8", "--card", "h100-80gb"];
+    fails(&whole, 5, &["a rank, and a H100-80GB has", "parallel.ddp_size = 1"]);
+    fails(&["plan", &recipe, "--ranks", "8", "--card", "H100-80GB"], 5, &["or more ranks"]);
+    fails(&["plan", &recipe, "--ranks", "8", "--card", "H100"], 2, &["--card H100-80GB"]);
+    fails(&["plan", &recipe, "--ranks", "8", "--nodes", "3"], 2, &["8 ranks on 3 nodes"]);
+    fails(&["plan", &recipe, "parallel.tp_size=3", "--ranks", "8"], 2, &["does not divide 8 ranks"]);
+}

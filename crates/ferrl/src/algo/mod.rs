@@ -122,6 +122,9 @@ pub const ALGORITHMS: &[&Entry] = &[
     &distill::ENTRY,
 ];
 
+/// The setting that draws more prompts in place of others.
+pub const REFILLS: &str = "algo.refills";
+
 /// What a recipe means that names none.
 pub const DEFAULT: &Entry = &dr_grpo::ENTRY;
 /// The method with a critic that RL2's `adv.estimator = gae` means.

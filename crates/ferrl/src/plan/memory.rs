@@ -167,7 +167,12 @@ fn largest(c: &Config) -> usize {
 }
 
 /// Bytes of what linear layers read, where a device takes `form` bytes for a matrix.
-fn packed(c: &Config, e: usize, trained: bool, form: fn(usize, usize, usize, bool) -> usize) -> usize {
+pub(super) fn packed(
+    c: &Config,
+    e: usize,
+    trained: bool,
+    form: fn(usize, usize, usize, bool) -> usize,
+) -> usize {
     let params = c.params().into_iter().filter(|p| c.is_multiplied(p.id));
     params.map(|p| form(p.rows, p.cols, e, trained)).sum()
 }
@@ -194,14 +199,14 @@ fn met_often(c: &Config) -> usize {
 }
 
 /// Bytes of gradients alive while one layer goes backward, with the packed rows of a weight's gradient.
-fn backward_work(c: &Config, t: usize, e: usize) -> usize {
+pub(super) fn backward_work(c: &Config, t: usize, e: usize) -> usize {
     let mlp = c.ffn + 2 * c.hidden;
     let attention = c.attention_width() + c.qkv_width() + 2 * c.hidden;
     t * (e * (mlp.max(attention) + c.ffn) + 4 * c.hidden + e * c.hidden)
 }
 
 /// Bytes that the head takes while it scores rows and goes backward.
-fn head_work(c: &Config, t: usize, e: usize, device: &Footprint) -> usize {
+pub(super) fn head_work(c: &Config, t: usize, e: usize, device: &Footprint) -> usize {
     if !c.head.has_lm() {
         return 2 * t * c.hidden * e;
     }
@@ -214,7 +219,7 @@ fn forward_work(c: &Config, rows: usize, e: usize) -> usize {
 }
 
 /// Bytes alive while prompts are read or tokens sampled: one layer, and logits of the sequences.
-fn sampling_work(i: &Inputs, e: usize, evaluated: bool) -> usize {
+pub(super) fn sampling_work(i: &Inputs, e: usize, evaluated: bool) -> usize {
     let sequences = i.sampled(evaluated).min(SIDE_BY_SIDE);
     // The completions of a prompt share its keys and values.
     let prompts = if evaluated { i.recipe.eval.prompts } else { i.recipe.rollout.prompts }.min(sequences);
@@ -223,7 +228,7 @@ fn sampling_work(i: &Inputs, e: usize, evaluated: bool) -> usize {
 }
 
 /// Bytes of keys and values: all the recipe allows; in the machine's memory, what the whole run writes where that is less.
-fn cache(i: &Inputs, e: usize, evaluated: bool) -> u64 {
+pub(super) fn cache(i: &Inputs, e: usize, evaluated: bool) -> u64 {
     let c = &i.config;
     let per_token = 2 * c.layers * c.kv_heads * c.head_dim * e;
     let longest = i.lengths.prompt + i.recipe.rollout.max_new_tokens as f64;

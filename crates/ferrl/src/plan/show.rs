@@ -25,7 +25,7 @@ pub struct Room {
     pub disk: Option<u64>,
 }
 
-fn duration(seconds: f64) -> String {
+pub(super) fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 0.1 => format!("{:.0} ms", 1e3 * s),
         s if s < 120.0 => format!("{s:.1} s"),

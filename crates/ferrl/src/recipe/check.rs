@@ -400,9 +400,9 @@ fn sampling_algorithm(recipe: &Recipe, algorithm: &dyn Algorithm, p: &mut Proble
     let partial = r.partial_tokens > 0;
     p.when(
         partial && algorithm.updates().refill.is_some(),
-        "algo.refills",
+        algo::REFILLS,
         "prompts drawn in place of others would not be over in their step with rollout.partial_tokens",
-        "algo.refills = 0, or rollout.partial_tokens = 0",
+        format!("{} = 0, or rollout.partial_tokens = 0", algo::REFILLS),
     );
     let episodes = !recipe.env.named().is_empty() || !recipe.env.tools.is_empty();
     p.when(

@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 const ALGORITHM: &[&str] = &[
     "actor.agg_mode",
     "actor.avg_level",
+    "actor.beta",
     "actor.clip",
     "actor.entropy.coef",
     "actor.freeze_steps",
@@ -299,6 +300,7 @@ impl Options {
             all.push(("aggregate", mode.trim_end_matches("_mean").into(), place));
         }
         const COPIED: &[(&str, &str)] = &[
+            ("actor.beta", "beta"),
             ("actor.clip", "clip_low"),
             ("actor.clip", "clip_high"),
             ("actor.entropy.coef", "entropy_coef"),

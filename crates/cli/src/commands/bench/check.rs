@@ -83,7 +83,13 @@ impl Table<'_> {
 }
 
 /// Runs the command.
-pub fn run(device: &str, threads: Option<usize>, only: &str, fixtures: Option<&Path>) -> Result<()> {
+pub fn run(
+    device: &str,
+    threads: Option<usize>,
+    only: &str,
+    fixtures: Option<&Path>,
+    ranks: Option<usize>,
+) -> Result<()> {
     let fixtures = fixtures.map(Fixtures::open).transpose()?;
     let card = ferrl_kernels::open(device, threads)?;
     let cpu = (BACKENDS[0].open)(0, threads)?;
@@ -101,6 +107,9 @@ pub fn run(device: &str, threads: Option<usize>, only: &str, fixtures: Option<&P
         }
     }
     curve_checks(&cpu, &card, &mut table)?;
+    if let Some(ranks) = ranks.filter(|&n| n > 1) {
+        rank_checks(&cpu, device, ranks, &mut table)?;
+    }
     if let Some(fixtures) = &fixtures {
         for dir in &fixtures.models {
             let name = format!("reference {}", dir.file_name().map_or("".into(), |n| n.to_string_lossy()));
@@ -129,6 +138,20 @@ fn curve_checks(cpu: &Arc<dyn Backend>, card: &Arc<dyn Backend>, table: &mut Tab
     }
     let curves = Curves::new("curves")?;
     cases.iter().try_for_each(|case| table.ask_each(&case.name, |out| curves.check(cpu, card, case, out)))
+}
+
+/// The same training on several ranks that share the device.
+fn rank_checks(cpu: &Arc<dyn Backend>, device: &str, ranks: usize, table: &mut Table<'_>) -> Result<()> {
+    let mut cases = Curves::cases()?;
+    cases.iter_mut().for_each(|c| c.name = format!("{ranks} ranks {}", c.name));
+    cases.retain(|c| table.wants(&c.name));
+    if cases.is_empty() {
+        return Ok(());
+    }
+    let curves = Curves::new("ranks")?;
+    cases.iter().try_for_each(|case| {
+        table.ask_each(&case.name, |out| curves.check_ranks(cpu, device, case, ranks).map(|o| out.push(o)))
+    })
 }
 
 /// Odd sizes, which take the plain ways; and even ones, which take the fast ways.

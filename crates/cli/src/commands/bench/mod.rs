@@ -4,6 +4,7 @@ mod check;
 mod decode;
 mod gemm;
 mod parity;
+mod ranks;
 mod report;
 mod rl_step;
 mod scratch;
@@ -41,6 +42,9 @@ pub struct Args {
     /// source of this version
     #[arg(long, value_name = "DIR", requires = "check")]
     fixtures: Option<PathBuf>,
+    /// Check as well that this many ranks on the device leave the weights of one process, bit for bit
+    #[arg(long, value_name = "N", requires = "check", value_parser = size::<64>)]
+    ranks: Option<usize>,
     /// Only checks whose name contains this
     #[arg(long, value_name = "TEXT", requires = "check", default_value = "", hide_default_value = true)]
     only: String,
@@ -52,6 +56,7 @@ enum What {
     Decode(decode::Args),
     Grpo(rl_step::Args),
     Gemm(gemm::Args),
+    Ranks(ranks::Args),
 }
 
 /// Runs the command.
@@ -61,7 +66,8 @@ pub fn run(args: &Args) -> Result<()> {
         Some(What::Decode(args)) => decode::run(args),
         Some(What::Grpo(args)) => rl_step::run(args),
         Some(What::Gemm(args)) => gemm::run(args),
-        None => check::run(&args.device, args.threads, &args.only, args.fixtures.as_deref()),
+        Some(What::Ranks(args)) => ranks::run(args),
+        None => check::run(&args.device, args.threads, &args.only, args.fixtures.as_deref(), args.ranks),
     }
 }
 

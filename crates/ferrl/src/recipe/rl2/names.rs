@@ -18,7 +18,6 @@ pub(super) const TABLES: &[(&str, &str)] = &[
 
 /// Options that are keys here under another name.
 pub(super) const RENAMED: &[(&str, &str)] = &[
-    ("actor.beta", "algo.beta"),
     ("actor.cp_size", "parallel.sp_size"),
     ("actor.ddp_size", "parallel.ddp_size"),
     ("actor.dtype", "model.dtype"),

@@ -1,0 +1,277 @@
+//! `ferrl bench ranks`: what several ranks cost against one process with as many threads, and how well that is foretold.
+
+use super::{ShapeArgs, some_ids};
+use crate::options::{DeviceArgs, at_least_one, size};
+use crate::output::print;
+use ferrl_engine::model::{Model, Options};
+use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, plan};
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::{Backend, Ranks, comm};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes of the exchange that measures a link.
+const PROBE: usize = 16 << 20;
+
+/// Training steps on several ranks against one process with as many threads
+///
+/// Ranks are threads of this process, each with a device of its own; started by `ferrl launch -n N -- bench ranks` they are processes under
+/// MPI. Prints seconds a step, the time in exchanges, and whether all left the same weights; then what a simulation of the
+/// step says, from the time of a micro-batch and an update in one process and the speed of the exchange, and its error.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    shape: ShapeArgs,
+    /// Number of ranks; that of `ferrl launch` where it has started this
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = size::<64>)]
+    ranks: usize,
+    /// Sequences of a step
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = size::<65536>)]
+    batch: usize,
+    /// Tokens of a sequence
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = size::<{ 1 << 20 }>)]
+    seq: usize,
+    /// Maximum number of tokens per micro-batch [default: one micro-batch for each rank]
+    #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
+    micro_batch: Option<usize>,
+    /// Measured steps after one warm-up
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = size::<100000>)]
+    repeats: usize,
+    /// One line of JSON instead of a table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// Seconds of a step and of its parts: medians over steps.
+#[derive(Clone, Debug, Default)]
+struct Timing {
+    step: f64,
+    exchange: f64,
+    /// Of one micro-batch.
+    micro_batch: f64,
+    update: f64,
+    /// Bytes that this rank sent in a step.
+    sent: f64,
+    /// Of all weights at the end.
+    hash: u64,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let opened = Ranks::open()?;
+    let size = if opened.is_alone() { args.ranks } else { opened.size() };
+    if args.seq < 2 || size < 2 {
+        return Err(Error::usage("nothing to compare").fix("--ranks 2 and --seq 2 at least"));
+    }
+    // What one rank has: its share of the machine, unless told.
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let threads = args.device.threads.unwrap_or((cores / size).max(1));
+    // Alone, but while the others do the same: cores and memory are shared as they are among ranks.
+    let share = |ranks: &Ranks| -> Result<Share> {
+        ranks.all_gather(&[])?;
+        let part = measure(args, Ranks::ALONE, size, args.device_with(threads)?)?;
+        ranks.all_gather(&[])?;
+        Ok(Share {
+            part,
+            timing: measure(args, ranks, size, args.device_with(threads)?)?,
+            link: link(ranks)?,
+        })
+    };
+    let whole = |ranks: &Ranks| match ranks.rank() {
+        0 => measure(args, Ranks::ALONE, size, args.device_with(size * threads)?),
+        _ => Ok(Timing::default()),
+    };
+    if !opened.is_alone() {
+        let done = opened.together(|| {
+            let (whole, own) = (whole(&opened)?, share(&opened)?);
+            let hashes = opened.all_gather(&own.timing.hash.to_le_bytes())?;
+            Ok((whole, own, hashes.iter().all(|h| h == &hashes[0])))
+        });
+        let rank = opened.rank();
+        let shown = done.and_then(|(whole, own, same)| match rank {
+            0 => show(args, size, threads, &Results { whole, own, same, how: opened.describe() }),
+            _ => Ok(()),
+        });
+        opened.finish();
+        return if rank == 0 { shown } else { Ok(()) }; // rank 0 says what is wrong
+    }
+    let whole = whole(&opened)?;
+    let mut all = std::thread::scope(|scope| {
+        let share = &share;
+        let running: Vec<_> = comm::threads(size)
+            .into_iter()
+            .map(|ranks| scope.spawn(move || ranks.together(|| share(&ranks))))
+            .collect();
+        let join = |r: std::thread::ScopedJoinHandle<'_, Result<Share>>| {
+            r.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        running.into_iter().map(join).collect::<Result<Vec<_>>>()
+    })?;
+    let same = all.iter().all(|s| s.timing.hash == all[0].timing.hash);
+    let (own, how) = (all.swap_remove(0), "threads of one process".to_string());
+    show(args, size, threads, &Results { whole, own, same, how })
+}
+
+/// What one rank measured.
+struct Share {
+    /// Without the others' gradients.
+    part: Timing,
+    timing: Timing,
+    /// Bytes a second.
+    link: f64,
+}
+
+impl Args {
+    fn device_with(&self, threads: usize) -> Result<Arc<dyn Backend>> {
+        DeviceArgs { threads: Some(threads), ..self.device.clone() }.open()
+    }
+}
+
+/// Steps of a random model, the same on every rank; `size` cuts the step into micro-batches where nothing else does.
+fn measure(args: &Args, ranks: &Ranks, size: usize, device: Arc<dyn Backend>) -> Result<Timing> {
+    let dtype = args.device.dtype.dtype();
+    let options = Options { dtype, training: true, context: args.seq };
+    let model: Model = args.shape.model(device.clone(), options, 28)?;
+    let settings = OptimizerOptions { weight_decay: 0.01, max_grad_norm: None, ..Default::default() };
+    let mut trainer = Trainer::new(model, settings)?;
+    let tokens = args.batch * args.seq;
+    let ids = some_ids(tokens, args.shape.vocab);
+    let budget = args.micro_batch.unwrap_or(args.batch.div_ceil(size) * args.seq);
+    let batches: Vec<Batch> = plan(&vec![args.seq; args.batch], budget)?
+        .iter()
+        .map(|c| Batch::of(ids[c.start * args.seq..c.end * args.seq].chunks(args.seq).map(<[u32]>::to_vec)))
+        .collect();
+    let targets = (tokens - args.batch) as f32;
+    let (mut steps, mut exchanges, mut micro, mut updates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut sent = 0.0;
+    for repeat in 0..=args.repeats {
+        ranks.all_gather(&[])?; // all begin together
+        ranks.take_cost();
+        let began = Instant::now();
+        for (i, batch) in batches.iter().enumerate() {
+            if ranks.owns(i) {
+                let began = Instant::now();
+                let logp = vec![-1.0 / targets; batch.tokens()];
+                trainer.forward_backward(batch, &StatGrads { logp, ..Default::default() })?;
+                device.wait()?;
+                micro.push(began.elapsed().as_secs_f64());
+            }
+            if ranks.ends_round(i, batches.len()) {
+                trainer.add_round(ranks)?;
+            }
+        }
+        trainer.gather_gradient(ranks)?;
+        let before_update = Instant::now();
+        trainer.update(1e-3)?;
+        device.wait()?;
+        updates.push(before_update.elapsed().as_secs_f64());
+        steps.push(began.elapsed().as_secs_f64());
+        let (seconds, bytes) = ranks.take_cost();
+        exchanges.push(seconds);
+        sent = bytes as f64;
+        if repeat == 0 {
+            (steps, exchanges, micro, updates) = Default::default();
+        }
+    }
+    // FNV-1a over the bits of every weight.
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for i in 0..trainer.model.params.len() {
+        for x in trainer.model.read(i)? {
+            hash = (hash ^ u64::from(x.to_bits())).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+    Ok(Timing {
+        step: median(steps),
+        exchange: median(exchanges),
+        micro_batch: median(micro),
+        update: median(updates),
+        sent,
+        hash,
+    })
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// Bytes a second that a rank sends while all do.
+fn link(ranks: &Ranks) -> Result<f64> {
+    let part = vec![0u8; PROBE / ranks.size()];
+    let parts: Vec<&[u8]> = (0..ranks.size()).map(|_| &part[..]).collect();
+    let mut seconds = Vec::new();
+    for _ in 0..6 {
+        ranks.all_gather(&[])?;
+        let began = Instant::now();
+        ranks.all_to_all(&parts)?;
+        seconds.push(began.elapsed().as_secs_f64());
+    }
+    Ok((part.len() * (ranks.size() - 1)) as f64 / median(seconds).max(1e-9))
+}
+
+struct Results {
+    whole: Timing,
+    own: Share,
+    same: bool,
+    how: String,
+}
+
+impl Results {
+    /// Seconds that a step on the ranks should take: as many micro-batches in turn as there are rounds, the exchange, the update.
+    fn simulated(&self, rounds: usize) -> f64 {
+        let Share { part, timing, link } = &self.own;
+        rounds as f64 * part.micro_batch + timing.sent / link + part.update
+    }
+}
+
+fn show(args: &Args, size: usize, threads: usize, r: &Results) -> Result<()> {
+    let budget = args.micro_batch.unwrap_or(args.batch.div_ceil(size) * args.seq);
+    let rounds = plan(&vec![args.seq; args.batch], budget)?.len().div_ceil(size);
+    let simulated = r.simulated(rounds);
+    let Share { part, timing, link } = &r.own;
+    let error = simulated / timing.step - 1.0;
+    let overhead = timing.step / r.whole.step - 1.0;
+    let equal = r.same && timing.hash == r.whole.hash && part.hash == r.whole.hash;
+    if args.json {
+        let line = json!({
+            "ranks": size, "threads": threads, "how": r.how,
+            "one_process_seconds": r.whole.step, "seconds": timing.step, "exchange_seconds": timing.exchange,
+            "overhead": overhead, "sent_bytes": timing.sent, "link_bytes_per_second": link,
+            "simulated_seconds": simulated, "simulation_error": error,
+            "weights": format!("{:016x}", timing.hash), "same_weights": equal,
+        });
+        print(&format!("{line}\n"))?;
+    } else {
+        let line = |what: &str, t: &Timing| {
+            format!("{what:<18}{:>14.4}{:>14.4}   {:016x}\n", t.step, t.exchange, t.hash)
+        };
+        print(&format!(
+            "training step: {}; {} x {} tokens; ranks are {}\n\n{:<18}{:>14}{:>14}   weights\n{}{}{}\n\
+             overhead of {size} ranks against one process with as many threads: {:.1} %\n\
+             a rank sends {:.1} MB a step, at {:.2} GB/s\n\
+             simulated step: {simulated:.4} s, {:+.1} % off\n",
+            args.shape.describe(),
+            args.batch,
+            args.seq,
+            r.how,
+            "ranks x threads",
+            "seconds a step",
+            "exchanging",
+            line(&format!("1 x {}", size * threads), &r.whole),
+            line(&format!("{size} times 1 x {threads}"), part),
+            line(&format!("{size} x {threads}"), timing),
+            100.0 * overhead,
+            timing.sent / 1e6,
+            link / 1e9,
+            100.0 * error,
+        ))?;
+    }
+    match equal {
+        true => Ok(()),
+        false => Err(Error::numerics("the ranks left other weights than one process")
+            .fix("run `ferrl bench --check` on this device, and report it")),
+    }
+}

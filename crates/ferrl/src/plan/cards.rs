@@ -1,0 +1,77 @@
+//! Cards and links that a plan can be made for. Peaks are those of the makers' data sheets, without sparsity.
+
+use ferrl_engine::{Error, Result, nearest};
+
+/// A card, and how fast it reaches the others of its machine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Card {
+    /// As `--card` names it.
+    pub name: &'static str,
+    /// Its memory in bytes.
+    pub memory: u64,
+    /// Operations a second in bf16, a multiply-add counted as two.
+    pub bf16: f64,
+    /// The same in f32.
+    pub f32: f64,
+    /// Bytes a second from its memory.
+    pub bandwidth: f64,
+    /// Bytes a second to the other cards of its machine, in one direction.
+    pub link: f64,
+    /// Where the figures are from.
+    pub source: &'static str,
+}
+
+const GB: u64 = 1_000_000_000;
+
+/// Every card.
+pub const CARDS: &[Card] = &[
+    card("A100-40GB", (40, 312.0, 19.5), (1555.0, 300.0), "NVIDIA A100 Tensor Core GPU data sheet (SXM4)"),
+    card("A100-80GB", (80, 312.0, 19.5), (2039.0, 300.0), "NVIDIA A100 Tensor Core GPU data sheet (SXM4)"),
+    card("H100-80GB", (80, 989.0, 67.0), (3350.0, 450.0), "NVIDIA H100 Tensor Core GPU data sheet (SXM5)"),
+    card("H200-141GB", (141, 989.0, 67.0), (4800.0, 450.0), "NVIDIA H200 Tensor Core GPU data sheet (SXM5)"),
+    card("B200-180GB", (180, 2250.0, 75.0), (7700.0, 900.0), "NVIDIA HGX B200 data sheet"),
+    card("L40S-48GB", (48, 362.0, 91.6), (864.0, 32.0), "NVIDIA L40S data sheet; PCIe 4.0 x16"),
+    card(
+        "RTX4090-24GB",
+        (24, 165.2, 82.6),
+        (1008.0, 32.0),
+        "NVIDIA Ada GPU architecture white paper; PCIe 4.0 x16",
+    ),
+];
+
+/// Bytes a second between machines for each card: a 400 Gbit/s adapter of its own (InfiniBand NDR, ConnectX-7 data sheet).
+pub const NETWORK: f64 = 50e9;
+
+/// Share of a link's peak that large exchanges reach: NCCL's all_gather among eight H100 moves about 360 of 450 GB/s.
+pub const LINK_SHARE: f64 = 0.8;
+
+/// Gigabytes and TFLOP/s in bf16 and f32; GB/s of the memory and of the link.
+const fn card(
+    name: &'static str,
+    (memory, bf16, f32): (u64, f64, f64),
+    (bandwidth, link): (f64, f64),
+    source: &'static str,
+) -> Card {
+    Card {
+        name,
+        memory: memory * GB,
+        bf16: bf16 * 1e12,
+        f32: f32 * 1e12,
+        bandwidth: bandwidth * 1e9,
+        link: link * 1e9,
+        source,
+    }
+}
+
+/// The card of a name, in any case.
+pub fn find(name: &str) -> Result<&'static Card> {
+    let known = || CARDS.iter().map(|c| c.name);
+    CARDS.iter().find(|c| c.name.eq_ignore_ascii_case(name)).ok_or_else(|| {
+        let near = nearest(&name.to_ascii_uppercase(), known()).unwrap_or(CARDS[2].name);
+        Error::usage(format!(
+            "unknown card {name:?}, expected one of {}",
+            known().collect::<Vec<_>>().join(", ")
+        ))
+        .fix(format!("--card {near}"))
+    })
+}

@@ -1,0 +1,135 @@
+//! A plan for many cards, for people and programs.
+
+use super::ranks::{Cluster, RankPlan, choose};
+use super::show::duration;
+use super::{Plan, StagePlan};
+use crate::parallel::Layout;
+use crate::run::disk::size;
+use ferrl_engine::{Error, Result};
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+/// As recipes write it.
+fn settings(l: Layout) -> String {
+    let ddp = if l.fsdp == 1 { 0 } else { l.ddp };
+    format!("parallel.ddp_size = {ddp}, parallel.tp_size = {}, parallel.sp_size = {}", l.tp, l.sp)
+}
+
+fn table(stage: &StagePlan, own: &RankPlan, best: Option<&RankPlan>, cluster: &Cluster) -> String {
+    let l = own.layout;
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "{} ({}): {:.2} G weights on {} x {}, {} nodes: {} copies in {} parts, tp {}, sp {}, {} data ranks",
+        stage.name,
+        stage.inputs.recipe.algorithm_name(),
+        super::memory::weights(&stage.inputs.config) as f64 / 1e9,
+        l.ranks,
+        cluster.card.name,
+        cluster.nodes,
+        l.ddp,
+        l.fsdp * l.tp,
+        l.tp,
+        l.sp,
+        l.dp()
+    );
+    for p in &own.parts {
+        let _ = writeln!(out, "  {:<12}{:>10}  {}", p.name, size(p.bytes), p.what);
+    }
+    let _ =
+        writeln!(out, "  {:<12}{:>10}  of {} a rank", "memory", size(own.bytes()), size(cluster.card.memory));
+    for x in &own.exchanges {
+        let _ = writeln!(
+            out,
+            "  {:<12}{:>10}{:>10}  {}",
+            x.name,
+            size(x.bytes as u64),
+            duration(x.seconds),
+            x.what
+        );
+    }
+    let _ = writeln!(
+        out,
+        "  {:<12}{:>10}  a step: forward and backward {} ({:.0} % idle), sampling and scoring {}, exchanges {}; {} where these \
+         come after what is computed",
+        "time",
+        duration(own.seconds()),
+        duration(own.train),
+        100.0 * own.idle,
+        duration(own.sample),
+        duration(own.exchanging()),
+        duration(own.seconds_in_turn()),
+    );
+    let _ = match best {
+        Some(b) if b.layout == l => writeln!(out, "  {:<12}this layout", "best"),
+        Some(b) => writeln!(
+            out,
+            "  {:<12}{}: {} a rank, {} a step",
+            "best",
+            settings(b.layout),
+            size(b.bytes()),
+            duration(b.seconds())
+        ),
+        None => writeln!(out, "  {:<12}no layout fits", "best"),
+    };
+    out
+}
+
+fn json_of(p: &RankPlan) -> Value {
+    let l = p.layout;
+    json!({
+        "ddp_size": l.ddp, "fsdp": l.fsdp, "tp_size": l.tp, "sp_size": l.sp, "data_ranks": l.dp(),
+        "parts": p.parts.iter().map(|p| json!({"name": p.name, "bytes": p.bytes})).collect::<Vec<_>>(),
+        "bytes": p.bytes(),
+        "exchanges": p.exchanges.iter()
+            .map(|x| json!({"name": x.name, "bytes": x.bytes, "seconds": x.seconds})).collect::<Vec<_>>(),
+        "seconds": p.seconds(),
+        "seconds_in_turn": p.seconds_in_turn(),
+        "train_seconds": p.train,
+        "sample_seconds": p.sample,
+        "idle": p.idle,
+    })
+}
+
+impl Plan {
+    /// The plan on a cluster, as a table or as JSON.
+    pub fn on(&self, cluster: &Cluster, as_json: bool) -> Result<String> {
+        let mut stages = Vec::new();
+        for stage in &self.stages {
+            let (own, best) = choose(stage, cluster)?;
+            stages.push((stage, own, best));
+        }
+        if !as_json {
+            return Ok(stages.iter().map(|(s, own, best)| table(s, own, best.as_ref(), cluster)).collect());
+        }
+        let one = |(s, own, best): &(&StagePlan, RankPlan, Option<RankPlan>)| json!({"stage": s.name, "layout": json_of(own), "best": best.as_ref().map(json_of)});
+        let all: Vec<Value> = stages.iter().map(one).collect();
+        let card =
+            json!({"name": cluster.card.name, "bytes": cluster.card.memory, "source": cluster.card.source});
+        Ok(format!(
+            "{}\n",
+            json!({"ranks": cluster.ranks, "nodes": cluster.nodes, "card": card, "stages": all})
+        ))
+    }
+
+    /// Refuses a stage whose layout does not fit on a card, and names one that does.
+    pub fn fit_on(&self, cluster: &Cluster) -> Result<()> {
+        for stage in &self.stages {
+            let (own, best) = choose(stage, cluster)?;
+            if own.bytes() > cluster.card.memory {
+                let fix = match best {
+                    Some(b) => format!("{}: {} a rank", settings(b.layout), size(b.bytes())),
+                    None => "model.recompute = true, a smaller train.micro_batch_tokens or rollout.cache_mib, or more ranks".into(),
+                };
+                let what = format!(
+                    "{} a rank, and a {} has {}",
+                    size(own.bytes()),
+                    cluster.card.name,
+                    size(cluster.card.memory)
+                );
+                return Err(Error::resource(what).at(format!("stage {}", stage.name)).fix(fix));
+            }
+        }
+        Ok(())
+    }
+}
