@@ -19,6 +19,7 @@ pub mod fixes;
 mod http;
 pub mod interrupt;
 pub mod pack;
+pub mod parallel;
 pub mod plan;
 pub mod preflight;
 pub mod program;

@@ -5,10 +5,12 @@
 use super::config::{Config, Position};
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
+use super::shard::{Split, StateTensor};
 use crate::Result;
 use crate::checkpoint::{InitOptions, ModelDir, SaveOptions, init_param, save_model};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
 use serde_json::Value;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -29,6 +31,9 @@ pub struct Model {
     pub(super) layout: Layout,
     rotary: Mutex<Option<Arc<RotaryTables>>>,
     context: usize,
+    training: bool,
+    /// How the weights are split over ranks, where they are.
+    pub(super) split: Option<Split>,
     /// No other model of this process has it.
     number: u64,
 }
@@ -40,8 +45,12 @@ static MODELS: AtomicU64 = AtomicU64::new(0);
 pub struct Param {
     /// Which it is, and its shape.
     pub shape: ParamShape,
-    /// The one owner of the value, f32.
+    /// The one owner of the value, f32: of the weights in `own`.
     pub master: Buffer,
+    /// All weights, or this rank's part of them.
+    pub own: Range<usize>,
+    /// All weights in f32 where this rank owns a part of them and something reads them all.
+    pub(super) whole: Option<Buffer>,
     /// What linear layers multiply with, derived from the master.
     pub(crate) derived: Option<Weight>,
 }
@@ -84,7 +93,7 @@ impl Model {
         let mut model = Model::empty(backend, dir.config.clone(), options)?;
         let mut next = 0;
         dir.load(|shape, values| {
-            model.push(*shape, &values, options.training)?;
+            model.push(*shape, &values)?;
             next += 1;
             Ok(())
         })?;
@@ -98,7 +107,7 @@ impl Model {
         let mut model = Model::empty(backend, config.clone(), options)?;
         for shape in config.params() {
             let values = init_param(&config, init, &shape);
-            model.push(shape, &values, options.training)?;
+            model.push(shape, &values)?;
         }
         Ok(model)
     }
@@ -114,6 +123,8 @@ impl Model {
             layout,
             rotary: Mutex::new(None),
             context: options.context,
+            training: options.training,
+            split: None,
             number: MODELS.fetch_add(1, Ordering::Relaxed),
         })
     }
@@ -128,22 +139,27 @@ impl Model {
     pub(crate) fn place(&self) -> Vec<usize> {
         let forms = self.params.iter().filter_map(|p| p.derived.as_ref());
         let forms = forms.map(|w| std::ptr::from_ref(w.data()).addr());
-        let masters = self.params.iter().map(|p| std::ptr::from_ref(p.master.data()).addr());
+        let masters = (0..self.params.len()).map(|i| std::ptr::from_ref(self.master(i).data()).addr());
         [self.number as usize].into_iter().chain(masters).chain(forms).collect()
     }
 
-    fn push(&mut self, shape: ParamShape, values: &[f32], training: bool) -> Result<()> {
+    fn push(&mut self, shape: ParamShape, values: &[f32]) -> Result<()> {
         let _weights = Purpose::Weights.on(&self.backend);
-        let weight = || self.backend.weight(shape.rows, shape.cols, self.dtype, training);
-        let mut derived = self.config.is_multiplied(shape.id).then(weight).transpose()?;
-        let shared = derived.as_ref().map(|weight| self.backend.master(weight)).transpose()?.flatten();
-        let mut master = shared.map_or_else(|| self.backend.alloc(DType::F32, shape.len()), Ok)?;
+        let (mut derived, mut master) = self.forms(&shape)?;
         self.backend.write(&mut master, 0, values)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
-        self.params.push(Param { shape, master, derived });
+        self.params.push(Param { shape, master, own: 0..shape.len(), whole: None, derived });
         Ok(())
+    }
+
+    /// Room for what products read of a parameter, where they do, and for its weights in f32.
+    pub(super) fn forms(&self, shape: &ParamShape) -> Result<(Option<Weight>, Buffer)> {
+        let weight = || self.backend.weight(shape.rows, shape.cols, self.dtype, self.training);
+        let derived = self.config.is_multiplied(shape.id).then(weight).transpose()?;
+        let shared = derived.as_ref().map(|weight| self.backend.master(weight)).transpose()?.flatten();
+        Ok((derived, shared.map_or_else(|| self.backend.alloc(DType::F32, shape.len()), Ok)?))
     }
 
     /// Writes a Hugging Face directory; `source` is the one the model came from, whose other files are copied.
@@ -154,18 +170,19 @@ impl Model {
         })
     }
 
-    /// A copy that stays as it is while the original is trained.
+    /// A copy that stays as it is while the original is trained. All ranks call it together where weights are split.
     pub fn frozen_copy(&self) -> Result<Model> {
         let options = Options { dtype: self.dtype, training: false, context: self.context };
         let mut copy = Model::empty(self.backend.clone(), self.config.clone(), options)?;
         for (i, param) in self.params.iter().enumerate() {
-            copy.push(param.shape, &self.read(i)?, false)?;
+            copy.push(param.shape, &self.read_together(i)?)?;
         }
         Ok(copy)
     }
 
     /// Rebuilds what is derived from the masters, after they changed.
     pub fn refresh(&mut self) -> Result<()> {
+        self.release_all();
         for param in &mut self.params {
             if let Some(weight) = &mut param.derived {
                 self.backend.load_weight(&param.master, weight)?;
@@ -183,11 +200,12 @@ impl Model {
         all.map(|n| self.backend.alloc(DType::F32, n)).collect::<Result<Vec<Buffer>>>().map(drop)
     }
 
-    /// The values of a parameter.
+    /// The values of a parameter; where they are split, on rank 0 while the others [`serve`](super::shard::serve).
     pub fn read(&self, param: usize) -> Result<Vec<f32>> {
-        let mut values = vec![0.0; self.params[param].shape.len()];
-        self.backend.read(&self.params[param].master, 0, &mut values)?;
-        Ok(values)
+        let own = self.own_values(param)?;
+        let Some(split) = &self.split else { return Ok(own) };
+        let tensor = StateTensor { model: split.number(), param, kind: 0 };
+        split.collect(tensor, self.params[param].shape.len(), &own)
     }
 
     /// Longest sequence the model was trained for ([`Config::max_context`]).
@@ -244,7 +262,8 @@ impl Model {
     }
 
     pub(super) fn master(&self, param: usize) -> &Buffer {
-        &self.params[param].master
+        let param = &self.params[param];
+        param.whole.as_ref().unwrap_or(&param.master)
     }
 
     pub(super) fn weight(&self, param: usize) -> &Weight {

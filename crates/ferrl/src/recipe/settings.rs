@@ -1,6 +1,6 @@
 //! Everything a recipe may say, with defaults. The doc comments are the manual's text.
 
-use super::Env;
+use super::{Env, Parallel};
 use crate::credit::Split;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -50,6 +50,8 @@ pub struct Recipe {
     pub eval: Eval,
     /// Checkpoints.
     pub checkpoint: Checkpoint,
+    /// Weights and sequences split over ranks.
+    pub parallel: Parallel,
     /// Stages, run in order; each starts from the model of the previous one and may override any key above.
     pub stage: Vec<Map<String, Value>>,
 }
@@ -225,6 +227,8 @@ pub struct Rollout {
     /// Off-policy lag: completions may be sampled up to this many steps before they are trained on; 0 is on-policy.
     /// [0, 100]
     pub max_lag: usize,
+    /// Tensor parallelism of sampling; 0 is `parallel.tp_size`. [0, 1000000]
+    pub tp_size: usize,
 }
 
 impl Default for Rollout {
@@ -242,6 +246,7 @@ impl Default for Rollout {
             cache_mib: 256,
             max_turns: 100,
             max_lag: 0,
+            tp_size: 0,
         }
     }
 }
@@ -506,6 +511,7 @@ impl Default for Recipe {
             train: Train::default(),
             eval: Eval::default(),
             checkpoint: Checkpoint::default(),
+            parallel: Parallel::default(),
             stage: Vec::new(),
         }
     }

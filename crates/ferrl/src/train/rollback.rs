@@ -7,6 +7,7 @@
 use crate::train::Stage;
 use crate::train::StepExperience;
 use ferrl_engine::Result;
+use ferrl_engine::train::Trainer;
 use serde_json::Value;
 use std::collections::VecDeque;
 
@@ -41,10 +42,8 @@ impl Stage {
             self.algo.restore(&before.algorithm)?;
         }
         (self.ahead, self.one_pass, self.step) = (before.ahead, before.one_pass, before.step);
-        self.policy.zero_grads();
-        if let Some(critic) = &mut self.critic {
-            critic.zero_grads();
-        }
+        self.trainers_mut().for_each(Trainer::zero_grads);
+        self.release_weights(); // ranks that failed at different moments have gathered different layers
         Ok(same)
     }
 
