@@ -19,7 +19,7 @@ use crate::credit::Split;
 use crate::episode::Played;
 use crate::experience::{Experience, Metrics};
 use crate::interrupt::{interrupted, is_interruption};
-use crate::ranks::{self, Travelling};
+use crate::ranks::{Travelling, gather as gather_all};
 use crate::recipe::{self, Recipe};
 use crate::rollout::Answer;
 use crate::source::Prompt;
@@ -271,10 +271,26 @@ impl Rewards {
         experience: &mut Experience,
         metrics: &mut Metrics,
     ) -> Result<Vec<Graded>> {
+        self.score_among(&self.ranks, completions, experience, metrics)
+    }
+
+    /// The same on this rank alone, which has all of the completions to itself: other ranks are not waited for.
+    pub fn score_alone(&self, completions: Completions<'_>) -> Result<Vec<Graded>> {
+        let (mut experience, mut metrics) = (Experience::default(), Metrics::default());
+        self.score_among(Ranks::ALONE, completions, &mut experience, &mut metrics)
+    }
+
+    fn score_among(
+        &self,
+        ranks: &Ranks,
+        completions: Completions<'_>,
+        experience: &mut Experience,
+        metrics: &mut Metrics,
+    ) -> Result<Vec<Graded>> {
         let answers = completions.answers;
         let mut sums: Vec<Sum> = answers.iter().map(Sum::of).collect();
         let unscored = |played: &Played| self.of_tasks || played.lost.is_some();
-        let share = self.ranks.share(completions.prompts.len());
+        let share = ranks.share(completions.prompts.len());
         let own = |i: &usize| share.contains(&answers[*i].prompt);
         let scored: Vec<usize> = (0..answers.len())
             .filter(|&i| !answers[i].played.as_ref().is_some_and(unscored))
@@ -290,7 +306,7 @@ impl Rewards {
         // Whether a completion is right is for the first verifier to say; without one, for the first source.
         let first = self.sources.iter().position(|(_, r)| r.verifier().is_some()).unwrap_or(0);
         let mut logged = Vec::new();
-        let idle = samples.is_empty() && !self.ranks.is_alone();
+        let idle = samples.is_empty() && !ranks.is_alone();
         for (i, (weight, reward)) in self.sources.iter().enumerate().filter(|_| !idle) {
             let rule = self.steps.get(i).copied().flatten();
             let steps = match rule {
@@ -310,7 +326,7 @@ impl Rewards {
                 sums[answer].add(*weight, outcome, i == first)?;
             }
         }
-        self.gather(&mut sums, scored, &mut logged)?;
+        gather(ranks, &mut sums, scored, &mut logged)?;
         logged.iter().for_each(|(name, value)| metrics.add(name, *value));
         let graded: Vec<Graded> = sums.iter().map(|s| s.graded(self.sources.is_empty())).collect();
         self.account_for_lost(&sums, &graded, completions.at)?;
@@ -334,20 +350,6 @@ impl Rewards {
         experience.sequences.retain(|s| !graded[s.trajectory].is_lost());
         graded.iter().filter_map(|g| g.score).for_each(|score| metrics.add("score", score));
         Ok(graded)
-    }
-
-    /// Gets what the other ranks scored, and what their verifiers logged.
-    fn gather(&self, sums: &mut [Sum], scored: Vec<usize>, logged: &mut Vec<(String, f64)>) -> Result<()> {
-        if self.ranks.is_alone() {
-            return Ok(());
-        }
-        let own: Vec<(usize, Sum)> = scored.into_iter().map(|i| (i, std::mem::take(&mut sums[i]))).collect();
-        let all = ranks::gather(&self.ranks, (own, std::mem::take(logged)))?;
-        for (theirs, lines) in all {
-            theirs.into_iter().for_each(|(i, sum)| sums[i] = sum);
-            logged.extend(lines);
-        }
-        Ok(())
     }
 
     /// Says once why completions have no reward, and stops where none has.
@@ -378,6 +380,25 @@ impl Rewards {
         self.hooks.warnings.raise("lost-rewards", message, fix);
         Ok(())
     }
+}
+
+/// Gets what the other ranks scored, and what their verifiers logged.
+fn gather(
+    ranks: &Ranks,
+    sums: &mut [Sum],
+    scored: Vec<usize>,
+    logged: &mut Vec<(String, f64)>,
+) -> Result<()> {
+    if ranks.is_alone() {
+        return Ok(());
+    }
+    let own: Vec<(usize, Sum)> = scored.into_iter().map(|i| (i, std::mem::take(&mut sums[i]))).collect();
+    let all = gather_all(ranks, (own, std::mem::take(logged)))?;
+    for (theirs, lines) in all {
+        theirs.into_iter().for_each(|(i, sum)| sums[i] = sum);
+        logged.extend(lines);
+    }
+    Ok(())
 }
 
 /// One finite score, abstention or loss for each completion.

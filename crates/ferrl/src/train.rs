@@ -7,6 +7,7 @@
 mod annotate;
 mod collect;
 mod credit;
+mod gradient;
 mod one_pass;
 mod rollback;
 mod split;

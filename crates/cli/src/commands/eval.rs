@@ -13,7 +13,7 @@ use ferrl::algo::Feed;
 use ferrl::evaluate::{self, Answered, Evaluation, Summary, calibration, evaluate};
 use ferrl::experience::Metrics;
 use ferrl::interrupt;
-use ferrl::recipe::{Recipe, Reward};
+use ferrl::recipe::{Recipe, Reward, in_run};
 use ferrl::reward::Rewards;
 use ferrl::rollout::{self, Actor};
 use ferrl::run::newest_model;
@@ -438,7 +438,10 @@ pub(super) fn last_stage(recipe: Option<&PathBuf>, changes: &[String]) -> Result
         })?,
         None => Recipe::parse("", "the command line", "eval", changes)?,
     };
-    Ok(resolved.stages.into_iter().last().map(|s| s.recipe).unwrap_or_default())
+    let stages = &resolved.stages;
+    let last = stages.last().map(|s| s.recipe.clone()).unwrap_or_default();
+    let run = recipe.and_then(|path| path.parent()).filter(|dir| dir.join("stages").is_dir());
+    Ok(run.map_or(last.clone(), |run| in_run(&last, stages, run)))
 }
 
 /// Takes the prompts from a generated task or from files, where they are named.

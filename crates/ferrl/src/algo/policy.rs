@@ -158,7 +158,7 @@ pub enum Baseline {
     /// Monte-Carlo values of the states between steps, from continuations that the policy samples there (`vine`).
     Steps,
     /// Process supervision: the reward of each step against those of all steps of the completions to the same prompt, and a token
-    /// has the sum from its step on (`reward.steps`).
+    /// has the sum from its step on (`reward.0.steps`).
     Process,
 }
 

@@ -5,7 +5,7 @@ use crate::algo::Feed;
 use crate::credit::{Continuations, Split, StepCredit, Vine, credit, mean, split};
 use crate::evaluate::{calibration, evaluate};
 use crate::experience::{Experience, Metrics};
-use crate::recipe::{Recipe, Rollout};
+use crate::recipe::{Recipe, Rollout, in_run};
 use crate::reward::Completions;
 use crate::rollout::{self, Actor, Sampled};
 use crate::setup;
@@ -60,19 +60,31 @@ pub const COMPUTED: &[Computed] = &[
         run: critic,
     },
     Computed {
+        name: "gradients",
+        about: "variance of the policy gradient between independent rollouts of the newest checkpoint",
+        run: gradients,
+    },
+    Computed {
         name: "checkpoints",
         about: "accuracy of each stage's initial model, of every checkpoint and of every stage's final model",
         run: checkpoints,
     },
 ];
 
-/// The last stage that samples, as the run's recipe has it.
+/// The last stage that samples, as the run's recipe has it; else the last whose completions something rewards.
 fn sampling_stage(run: &Path) -> Result<Recipe> {
     let file = run.join("recipe.toml");
     let stages = Recipe::load(&file, &[])?.stages;
     let sampled = |r: &Recipe| crate::algo::find(r.algorithm_name()).is_ok_and(|e| e.feed.sampled());
-    let found = stages.into_iter().map(|s| s.recipe).rfind(|r| sampled(r));
-    found.ok_or_else(|| Error::usage("no stage of the run samples completions").at(file.display()))
+    let last = |wanted: &dyn Fn(&Recipe) -> bool| stages.iter().map(|s| &s.recipe).rfind(|r| wanted(r));
+    // Stages that imitate are measured too, where something says what completions are worth.
+    let rewarded = |r: &Recipe| setup::rewarded(r).unwrap_or(false);
+    let Some(recipe) = last(&sampled).or_else(|| last(&rewarded)).cloned() else {
+        return Err(Error::usage("no stage of the run samples completions, and nothing rewards them")
+            .at(file.display())
+            .fix("a run with a [[reward]], or on a task"));
+    };
+    Ok(in_run(&recipe, &stages, run))
 }
 
 /// Checkpoints of a run, the earliest first: step and folder.
@@ -173,6 +185,74 @@ fn measure(
         metrics.join(calibration::metrics(&all.answers));
     }
     Ok(metrics)
+}
+
+/// Independent rollouts whose gradients are compared.
+const ROLLOUTS: usize = 8;
+
+/// Gradients of the policy from independent rollouts: how much of one is signal.
+fn gradients(run: &Path, backend: &Arc<dyn Backend>, effort: Effort) -> Result<Table> {
+    let mut recipe = sampling_stage(run)?;
+    let Some((_, dir)) = saved(run)?.pop() else {
+        return Err(Error::data("has no checkpoint").at(run.display()));
+    };
+    let critic = dir.join("model_critic");
+    if critic.is_dir() {
+        recipe.critic.path = Some(critic.display().to_string());
+    }
+    recipe.rollout.prompts = recipe.rollout.prompts.min(effort.prompts);
+    recipe.model.init = None;
+    let model = dir.join("model");
+    recipe.model.path = Some(model.display().to_string());
+    let mut stage = setup::stage(recipe.clone(), backend.clone(), &model)?;
+    let all = (0..ROLLOUTS).map(|_| stage.sample_gradient()).collect::<Result<Vec<_>>>()?;
+    let spread = Spread::of(&all);
+    let mut table = Table::of(&["rollouts", "completions", "norm", "norm of mean", "deviation", "cosine"]);
+    table.rows.push(vec![
+        ROLLOUTS.into(),
+        (recipe.rollout.prompts * recipe.rollout.samples).into(),
+        spread.norm.into(),
+        spread.mean_norm.into(),
+        spread.deviation.into(),
+        spread.cosine.into(),
+    ]);
+    Ok(table)
+}
+
+/// How vectors of one distribution differ.
+struct Spread {
+    /// Mean of their norms.
+    norm: f64,
+    /// Norm of their mean.
+    mean_norm: f64,
+    /// Root of the summed variance of their entries.
+    deviation: f64,
+    /// Mean cosine of two of them.
+    cosine: f64,
+}
+
+impl Spread {
+    fn of(all: &[Vec<f32>]) -> Self {
+        let (n, len) = (all.len() as f64, all.first().map_or(0, Vec::len));
+        let dot =
+            |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        let mean: Vec<f32> =
+            (0..len).map(|i| (all.iter().map(|g| f64::from(g[i])).sum::<f64>() / n) as f32).collect();
+        let norms: Vec<f64> = all.iter().map(|g| dot(g, g).sqrt()).collect();
+        let around = norms.iter().map(|norm| norm * norm).sum::<f64>() - n * dot(&mean, &mean);
+        let mut cosines = Vec::new();
+        for (i, a) in all.iter().enumerate() {
+            for (j, b) in all.iter().enumerate().skip(i + 1) {
+                cosines.push(dot(a, b) / (norms[i] * norms[j]).max(f64::MIN_POSITIVE));
+            }
+        }
+        Spread {
+            norm: norms.iter().sum::<f64>() / n,
+            mean_norm: dot(&mean, &mean).sqrt(),
+            deviation: (around / (n - 1.0)).max(0.0).sqrt(),
+            cosine: cosines.iter().sum::<f64>() / cosines.len().max(1) as f64,
+        }
+    }
 }
 
 /// States of completions with their true values and what the estimators say of them.
@@ -313,6 +393,16 @@ fn judge(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn spread_of_gradients_by_hand() {
+        let s = Spread::of(&[vec![1.0, 0.0], vec![0.0, 1.0]]);
+        // Mean (0.5, 0.5); variance of each entry 0.5, in all 1.
+        assert!((s.mean_norm - 0.5f64.sqrt()).abs() < 1e-6 && (s.deviation - 1.0).abs() < 1e-6);
+        assert_eq!((s.norm, s.cosine), (1.0, 0.0));
+        let same = Spread::of(&[vec![3.0, 4.0], vec![3.0, 4.0]]);
+        assert_eq!((same.norm, same.mean_norm, same.deviation, same.cosine), (5.0, 5.0, 0.0, 1.0));
+    }
 
     #[test]
     fn ranking_and_correlation_by_hand() {

@@ -450,7 +450,7 @@ fn search(r: &Recipe, sampled: bool, p: &mut Problems) {
         "search.train = false",
     );
     p.when(
-        s.train && r.rollout.top_k > 0 || s.train && r.rollout.top_p < 1.0,
+        s.train && (r.rollout.top_k > 0 || r.rollout.top_p < 1.0),
         "search.train",
         "trees are drawn from the policy's own distribution, not from the most probable tokens",
         "rollout.top_k = 0 and rollout.top_p = 1",

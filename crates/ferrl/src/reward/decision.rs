@@ -17,6 +17,7 @@ use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, Sampling
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::philox::name_words;
 use ferrl_kernels::{Backend, DType};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -133,11 +134,13 @@ impl DecisionReward {
         // A paragraph with characters that the extractor never saw names nothing for it.
         let prompt = |text: &&str| self.tokenizer.encode_prompt(&format!("{text}{}", self.reader.asked)).ok();
         let prompts: Vec<Option<Vec<u32>>> = paragraphs.iter().map(prompt).collect();
-        let request = |(i, prompt): (usize, &Option<Vec<u32>>)| {
-            let stream = [step as u32, i as u32, 0];
+        // Random numbers depend on the paragraph, and not on those beside it.
+        let request = |(text, prompt): (&&str, &Option<Vec<u32>>)| {
+            let [first, second] = name_words(text);
+            let stream = [step as u32, first, second];
             Some(Request { prompt: prompt.clone()?, params: params.clone(), stream })
         };
-        let requests: Vec<Request> = prompts.iter().enumerate().filter_map(request).collect();
+        let requests: Vec<Request> = paragraphs.iter().zip(&prompts).filter_map(request).collect();
         let mut sampler = self.sampler.lock().unwrap_or_else(PoisonError::into_inner);
         let written = sampler.generate(&self.extractor, requests)?;
         let mut texts = crate::rollout::texts(&self.tokenizer, &self.stops, &written)?.into_iter();

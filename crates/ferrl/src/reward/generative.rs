@@ -21,6 +21,7 @@ use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, Sequence, stats};
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::philox::name_words;
 use ferrl_kernels::{Backend, DType};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -197,7 +198,8 @@ impl GenerativeVerifier {
         Ok(self.encoder.first(&format!("{text}{}{thought}{}", j.rationale, j.question))?.0)
     }
 
-    /// `votes` rationales on each text. Random numbers depend on the seed, the step, the completion and the vote alone.
+    /// `votes` rationales on each text. Random numbers depend on the seed, the step, the text and the vote alone, so that neither
+    /// the texts beside it nor the ranks that share them change a verdict.
     fn rationales(&self, sampler: &Mutex<Sampler>, texts: &[String], step: u64) -> Result<Vec<Vec<String>>> {
         let j = &self.judgement;
         let params = SamplingParams {
@@ -209,11 +211,12 @@ impl GenerativeVerifier {
             ..Default::default()
         };
         let mut requests = Vec::with_capacity(texts.len() * j.votes);
-        for (i, text) in texts.iter().enumerate() {
+        for text in texts {
+            let [first, second] = name_words(text);
             let prompt = self.encoder.first(&format!("{text}{}", j.rationale))?.0;
             for vote in 0..j.votes {
                 let (prompt, params) = (prompt.clone(), params.clone());
-                requests.push(Request { prompt, params, stream: [step as u32, i as u32, vote as u32] });
+                requests.push(Request { prompt, params, stream: [step as u32, first, second ^ vote as u32] });
             }
         }
         let mut sampler = sampler.lock().unwrap_or_else(PoisonError::into_inner);

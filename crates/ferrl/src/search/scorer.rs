@@ -3,7 +3,6 @@
 //! The oracle is the verifier that also says whether answers are right; everything else is a belief. A learned verifier is a
 //! type that implements [`Scorer`], with a model and a sampler of its own where it needs them.
 
-use crate::experience::{Experience, Metrics};
 use crate::recipe::{MODEL_KINDS, Recipe, Reward as Source};
 use crate::reward::{Completions, Graded, Rewards};
 use crate::rollout::Answer;
@@ -179,5 +178,5 @@ pub(super) fn grade(rewards: &Rewards, judged: &[Judged<'_>]) -> Result<Vec<Grad
     };
     let answers: Vec<Answer> = judged.iter().enumerate().map(answer).collect();
     let completions = Completions { prompts: &prompts, answers: &answers, at: Default::default() };
-    rewards.score(completions, &mut Experience::default(), &mut Metrics::default())
+    rewards.score_alone(completions)
 }

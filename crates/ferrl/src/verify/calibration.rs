@@ -89,7 +89,10 @@ pub(crate) fn is_answer(name: &str, truth: &Value) -> bool {
     match truth {
         Value::Array(all) => all.iter().any(|one| is_answer(name, one)),
         Value::String(text) => text.trim().eq_ignore_ascii_case(name.trim()),
-        other => other.to_string() == name.trim(),
+        other => {
+            let text = other.to_string();
+            text == name.trim()
+        }
     }
 }
 
