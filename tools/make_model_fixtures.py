@@ -44,8 +44,9 @@ try:
     import transformers
     from safetensors.torch import save_file
     from transformers import (
-        AutoModelForCausalLM, AutoModelForSequenceClassification, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig,
-        Phi3Config, Qwen2Config, Qwen3Config)
+        AutoModelForCausalLM, AutoModelForSequenceClassification, Gemma2Config, Gemma3Config,
+        Gemma3ForConditionalGeneration, Gemma3TextConfig, Glm4Config, GPT2Config, GraniteConfig, LlamaConfig,
+        MistralConfig, Olmo2Config, Phi3Config, Qwen2Config, Qwen3Config, SiglipVisionConfig, SmolLM3Config)
 except ImportError as error:
     sys.exit(f"{error}\nneeded: pip install torch transformers safetensors")
 
@@ -61,9 +62,9 @@ STORAGE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 class Case:
     """One model: a config, how it is stored, and the lengths of its sequences."""
 
-    def __init__(self, config, lengths, storage="f32", shard=None, legacy=False, score=False):
+    def __init__(self, config, lengths, storage="f32", shard=None, legacy=False, score=False, wrap=None):
         self.config, self.lengths, self.storage = config, lengths, storage
-        self.shard, self.legacy, self.score = shard, legacy, score
+        self.shard, self.legacy, self.score, self.wrap = shard, legacy, score, wrap
 
 
 def rope(theta=10000.0, kind="default", **more):
@@ -72,6 +73,18 @@ def rope(theta=10000.0, kind="default", **more):
 
 def common(**more):
     return {"bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False, "max_position_embeddings": 64, **more}
+
+
+def with_vision(text):
+    """A Gemma 3 that sees, around a text model: its weights, and a tiny vision tower."""
+    vision = SiglipVisionConfig(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2,
+                                image_size=8, patch_size=4)
+    config = Gemma3Config(text_config=text.config.to_dict(), vision_config=vision.to_dict(), mm_tokens_per_image=4,
+                          boi_token_index=80, eoi_token_index=81, image_token_index=82, tie_word_embeddings=True)
+    torch.manual_seed(0)
+    whole = Gemma3ForConditionalGeneration(config)
+    whole.model.language_model.load_state_dict(text.model.state_dict())
+    return whole
 
 
 # `legacy` writes the config the way checkpoints made before transformers 5 have it: rope_theta and rope_scaling
@@ -140,6 +153,51 @@ CASES = {
         vocab_size=61, hidden_size=30, intermediate_size=47, num_hidden_layers=2, num_attention_heads=3,
         num_key_value_heads=1, pad_token_id=0, num_labels=1, rope_parameters=rope(10000.0))),
         [2, 9, 21], storage="bf16", score=True),
+    "olmo2": lambda: Case(Olmo2Config(**common(
+        vocab_size=85, hidden_size=36, intermediate_size=53, num_hidden_layers=2, num_attention_heads=3,
+        num_key_value_heads=3, pad_token_id=0, rope_parameters=rope(500000.0))), [1, 6, 23], legacy=True),
+    # grouped heads: the norm of the keys is narrower than that of the queries (OLMo 2 32B)
+    "olmo2_grouped": lambda: Case(Olmo2Config(**common(
+        vocab_size=77, hidden_size=40, intermediate_size=47, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, pad_token_id=0, attention_bias=True, tie_word_embeddings=True,
+        rope_parameters=rope(10000.0))), [2, 9, 24], storage="bf16"),
+    "smollm3": lambda: Case(SmolLM3Config(**common(
+        vocab_size=93, hidden_size=32, intermediate_size=55, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, pad_token_id=0, tie_word_embeddings=True, no_rope_layer_interval=2,
+        rope_parameters=rope(2000000.0))), [1, 5, 24]),
+    "smollm3_sliding": lambda: Case(SmolLM3Config(**common(
+        vocab_size=69, hidden_size=30, intermediate_size=43, num_hidden_layers=3, num_attention_heads=3,
+        num_key_value_heads=1, pad_token_id=0, use_sliding_window=True, sliding_window=6, no_rope_layers=[1, 0, 1],
+        # no attention_bias: without rotation a bias on keys has a gradient of zero, and all of it is rounding
+        mlp_bias=True, rope_parameters=rope(5000.0))), [2, 7, 22], legacy=True),
+    "granite": lambda: Case(GraniteConfig(**common(
+        vocab_size=95, hidden_size=40, intermediate_size=51, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True, embedding_multiplier=3.0, attention_multiplier=0.17,
+        residual_multiplier=0.22, logits_scaling=1.7, rope_parameters=rope(10000.0))), [1, 8, 24], legacy=True),
+    "glm4": lambda: Case(Glm4Config(**common(
+        vocab_size=81, hidden_size=34, intermediate_size=45, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=12, pad_token_id=0, attention_bias=True,
+        rope_parameters=rope(10000.0, partial_rotary_factor=0.5))), [2, 11, 24]),
+    # tied, partly rotated, LongRoPE: as Phi-4-mini has it
+    "phi4_mini": lambda: Case(Phi3Config(**common(
+        vocab_size=99, hidden_size=32, intermediate_size=47, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, pad_token_id=0, max_position_embeddings=256, original_max_position_embeddings=64,
+        tie_word_embeddings=True, rope_parameters=rope(
+            10000.0, "longrope", short_factor=[1.0, 1.1, 1.2, 1.4, 1.7, 1.9], long_factor=[1.2, 1.9, 2.5, 4.1, 6.0, 7.7],
+            partial_rotary_factor=0.75, original_max_position_embeddings=64))), [1, 9, 24]),
+    "gemma3": lambda: Case(Gemma3TextConfig(**common(
+        vocab_size=92, hidden_size=36, intermediate_size=55, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=14, query_pre_attn_scalar=11, sliding_window=5, pad_token_id=0,
+        tie_word_embeddings=True,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        rope_parameters={"full_attention": rope(1000000.0, "linear", factor=8.0),
+                         "sliding_attention": rope(10000.0)})), [1, 5, 6, 24]),
+    # the text part of a model that sees, stored with it
+    "gemma3_vision": lambda: Case(Gemma3TextConfig(**common(
+        vocab_size=88, hidden_size=32, intermediate_size=43, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=12, query_pre_attn_scalar=12, sliding_window=4, pad_token_id=0,
+        tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention"])),
+        [1, 6, 21], wrap=with_vision),
 }
 
 
@@ -149,7 +207,7 @@ def is_norm(name):
 
 def fill(model, case, generator):
     """Weights far from what training would start from, so that a wrong formula shows."""
-    zero_centred = case.config.model_type == "gemma2"
+    zero_centred = case.config.model_type in ("gemma2", "gemma3_text")
     with torch.no_grad():
         for name, value in model.named_parameters():
             noise = torch.randn(value.shape, generator=generator)
@@ -282,6 +340,7 @@ def make(name, out):
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     stored = build(case, torch.Generator().manual_seed(seed)).to(STORAGE[case.storage])
+    stored = case.wrap(stored).to(STORAGE[case.storage]) if case.wrap else stored
     stored.config.dtype = STORAGE[case.storage]
     stored.save_pretrained(folder, **({"max_shard_size": case.shard} if case.shard else {}))
     if case.legacy:

@@ -471,3 +471,57 @@ fn the_first_of_several_bad_numbers_is_named() {
         assert!(error.contains(&format!("at [{}, {}]", first / 64, first % 64)), "{error}");
     }
 }
+
+/// Wraps a text model as one that sees: its `config.json` inside of another, its tensors under another prefix.
+fn wrap(from: &Path, to: &Path, prefix: &str, head: &str) {
+    fs::create_dir_all(to).unwrap();
+    let mut text: Value = serde_json::from_slice(&fs::read(from.join("config.json")).unwrap()).unwrap();
+    text.as_object_mut().unwrap().remove("architectures");
+    let tied = text.as_object_mut().unwrap().remove("tie_word_embeddings").unwrap();
+    let whole = json!({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"],
+        "text_config": text, "vision_config": {"hidden_size": 8}, "tie_word_embeddings": tied});
+    fs::write(to.join("config.json"), whole.to_string()).unwrap();
+    let bytes = fs::read(from.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let renamed = |name: &str| match name.strip_prefix("model.") {
+        Some(bare) => format!("{prefix}{bare}"),
+        None => format!("{head}{name}"),
+    };
+    let mut tensors: Vec<_> = file.iter().map(|(name, tensor)| (renamed(name), tensor)).collect();
+    let vision = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2], &[0; 8]).unwrap();
+    tensors.push(("vision_tower.embeddings.weight".into(), vision));
+    safetensors::serialize_to_file(tensors, None, &to.join("model.safetensors")).unwrap();
+}
+
+#[test]
+fn the_text_part_of_a_model_that_sees_is_read_and_saved_alone() {
+    let temp = Temp::new();
+    let styles = [("language_model.model.", "language_model."), ("model.language_model.", "")];
+    for (family, tied) in [("llama", false), ("qwen2", true)] {
+        let plain = temp.join(&format!("{family}-plain"));
+        let options = InitOptions { tied: Some(tied), ..tiny(family) };
+        let config = init_model(&plain, &options, &F32).unwrap();
+        for (i, (prefix, head)) in styles.into_iter().enumerate() {
+            let whole = temp.join(&format!("{family}-{i}"));
+            wrap(&plain, &whole, prefix, head);
+            let dir = ModelDir::open(&whole).unwrap();
+            assert_eq!(dir.config, config);
+            assert_eq!(read(&whole), read(&plain));
+            let saved = temp.join(&format!("{family}-{i}-saved"));
+            let values = read(&whole);
+            save_model(&saved, &dir.config, Some(&dir.config_json), &F32, &mut |p| {
+                Ok(values[&p.name()].clone())
+            })
+            .unwrap();
+            assert_eq!(
+                fs::read(saved.join("model.safetensors")).unwrap(),
+                fs::read(plain.join("model.safetensors")).unwrap()
+            );
+            assert_eq!(read(&saved), read(&plain));
+        }
+    }
+    let json = json!({"model_type": "llava", "text_config": {"model_type": "lama"}});
+    fs::write(temp.join("llama-0").join("config.json"), json.to_string()).unwrap();
+    let message = ModelDir::open(&temp.join("llama-0")).unwrap_err().to_string();
+    assert!(message.contains("\"lama\" of the text part") && message.contains("llama"), "{message}");
+}

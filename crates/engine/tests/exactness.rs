@@ -27,7 +27,7 @@ fn on(backend: Arc<dyn Backend>, family: &str, dtype: DType) -> Model {
     (init.vocab, init.hidden, init.layers) = (VOCAB as usize, 24, 2);
     (init.heads, init.kv_heads, init.ffn) = (Some(3), Some(if family == "gpt2" { 3 } else { 1 }), Some(37));
     (init.max_positions, init.std) = (160, 0.3);
-    init.window = ["mistral", "gemma2"].contains(&family).then_some(9);
+    init.window = ["mistral", "gemma2", "gemma3"].contains(&family).then_some(9);
     Model::random(backend, &init, Options { dtype, training: false, context: 0 }).unwrap()
 }
 

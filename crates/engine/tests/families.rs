@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use ferrl_engine::model::config::{Activation, NormKind, Position, Rope, RopeScaling};
+use ferrl_engine::model::config::{Activation, LayerRope, NormKind, Position, QkNorm, Rope, RopeScaling};
 use ferrl_engine::model::{Config, FAMILIES, Head, family, family_of};
 use serde_json::{Value, json};
 
@@ -90,6 +90,20 @@ fn examples() -> Vec<(Value, Value)> {
                 "tie_word_embeddings": true, "use_bidirectional_attention": null})),
         ),
         (
+            base(json!({"model_type": "gemma3_text", "head_dim": 32, "query_pre_attn_scalar": 24,
+                "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 8, "sliding_window_pattern": 2,
+                "rope_local_base_freq": 10000.0, "rope_theta": 1000000.0,
+                "rope_scaling": {"factor": 8.0, "rope_type": "linear"}})),
+            base(json!({"architectures": ["Gemma3ForCausalLM"], "attention_bias": false, "head_dim": 32,
+                "attn_logit_softcapping": null, "final_logit_softcapping": null, "layer_types": alternating,
+                "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131072,
+                "model_type": "gemma3_text", "query_pre_attn_scalar": 24, "rms_norm_eps": 1e-6,
+                "rope_parameters": {
+                    "full_attention": {"factor": 8.0, "rope_theta": 1000000.0, "rope_type": "linear"},
+                    "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+                "sliding_window": 8, "tie_word_embeddings": true, "use_bidirectional_attention": false})),
+        ),
+        (
             base(json!({"model_type": "phi3", "partial_rotary_factor": 0.75, "sliding_window": 20,
                 "max_position_embeddings": 32768, "original_max_position_embeddings": 4096,
                 "rope_scaling": {"type": "su", "short_factor": short, "long_factor": long}})),
@@ -98,6 +112,35 @@ fn examples() -> Vec<(Value, Value)> {
                 "rope_parameters": {"long_factor": long, "original_max_position_embeddings": 4096,
                     "partial_rotary_factor": 0.75, "rope_theta": 10000.0, "rope_type": "longrope",
                     "short_factor": short}, "sliding_window": 20, "tie_word_embeddings": false})),
+        ),
+        (
+            base(json!({"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "rope_theta": 500000})),
+            base(json!({"model_type": "olmo2", "attention_bias": false, "rms_norm_eps": 1e-5,
+                "max_position_embeddings": 2048, "tie_word_embeddings": false,
+                "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}})),
+        ),
+        (
+            base(json!({"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "rope_theta": 5e6,
+                "no_rope_layer_interval": 2, "rope_scaling": null})),
+            base(json!({"model_type": "smollm3", "no_rope_layers": [1, 0, 1, 0], "sliding_window": null,
+                "layer_types": vec!["full_attention"; 4], "use_sliding_window": false,
+                "rope_parameters": {"rope_theta": 5000000.0, "rope_type": "default"}})),
+        ),
+        (
+            base(json!({"architectures": ["GraniteForCausalLM"], "model_type": "granite", "rope_theta": 1e4,
+                "embedding_multiplier": 12.0, "attention_multiplier": 0.015625, "residual_multiplier": 0.22,
+                "logits_scaling": 8.0, "tie_word_embeddings": true})),
+            base(json!({"model_type": "granite", "embedding_multiplier": 12, "attention_bias": false,
+                "attention_multiplier": 0.015625, "residual_multiplier": 0.22, "logits_scaling": 8,
+                "mlp_bias": false, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+                "tie_word_embeddings": true})),
+        ),
+        (
+            base(json!({"architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "head_dim": 16,
+                "attention_bias": true, "rope_theta": 10000.0, "partial_rotary_factor": 0.5})),
+            base(json!({"model_type": "glm4", "head_dim": 16, "rms_norm_eps": 1.5625e-7,
+                "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0,
+                    "rope_type": "default"}})),
         ),
         (
             json!({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 96, "n_ctx": 32,
@@ -154,7 +197,10 @@ fn stored_tensors_add_up_to_the_parameters_of_the_decoder() {
 #[test]
 fn options_of_each_family() {
     let all: Vec<Config> = examples().iter().map(|(older, _)| parse(older).unwrap()).collect();
-    let [llama, qwen2, qwen3, mistral, gemma2, phi3, gpt2] = &all[..] else { panic!() };
+    let [llama, qwen2, qwen3, mistral, gemma2, gemma3, phi3, olmo2, smollm3, granite, glm4, gpt2] = &all[..]
+    else {
+        panic!()
+    };
     assert_eq!((llama.head_dim, llama.tied, llama.qkv_bias), (16, true, false));
     assert_eq!(llama.norm.eps, 1e-5);
     assert!(matches!(rope(llama).scaling, RopeScaling::Llama3 { original: 8192.0, .. }));
@@ -164,7 +210,7 @@ fn options_of_each_family() {
     let RopeScaling::Yarn { attention_factor, truncate: true, .. } = rope(qwen2).scaling else { panic!() };
     assert!((attention_factor - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-12);
 
-    assert_eq!((qwen3.head_dim, qwen3.qk_norm, qwen3.tied), (128, true, false));
+    assert_eq!((qwen3.head_dim, qwen3.qk_norm, qwen3.tied), (128, Some(QkNorm::PerHead), false));
     assert_eq!(qwen3.windows, [None; 4]);
     assert_eq!(mistral.windows, [Some(32); 4]);
 
@@ -174,6 +220,20 @@ fn options_of_each_family() {
     assert_eq!((gemma2.embedding_scale, gemma2.tied), (8.0, true));
     assert_eq!(gemma2.attention_scale, 24f64.powf(-0.5) as f32);
     assert_eq!(gemma2.activation, Activation::GeluGated);
+
+    assert_eq!((gemma3.qk_norm, gemma3.attention_softcap), (Some(QkNorm::PerHead), None));
+    assert_eq!(gemma3.windows, gemma2.windows);
+    let (local, global) = (LayerRope::Local, LayerRope::Global);
+    assert_eq!(gemma3.layer_ropes, [local, global, local, global]);
+    assert_eq!((gemma3.local_rope.as_ref().unwrap().theta, rope(gemma3).theta), (1e4, 1e6));
+    assert_eq!(rope(gemma3).scaling, RopeScaling::Linear { factor: 8.0 });
+
+    assert_eq!((olmo2.pre_norms, olmo2.post_norms, olmo2.qk_norm), (false, true, Some(QkNorm::Whole)));
+    assert_eq!(olmo2.qk_norm_widths(), Some((64, 32)));
+    assert_eq!(smollm3.layer_ropes, [global, LayerRope::None, global, LayerRope::None]);
+    assert_eq!((granite.embedding_scale, granite.attention_scale), (12.0, 0.015625));
+    assert_eq!((granite.residual_scale, granite.logits_divisor), (0.22, 8.0));
+    assert_eq!((rope(glm4).rotary_dim, glm4.qkv_bias, glm4.out_bias), (8, true, false));
 
     assert_eq!((rope(phi3).rotary_dim, phi3.head_dim), (12, 16));
     let RopeScaling::PerDimension { attention_factor, original, .. } = rope(phi3).scaling else { panic!() };
@@ -242,6 +302,13 @@ fn what_cannot_be_computed_is_refused_by_name() {
         ),
         (json!({"model_type": "mistral", "layer_types": vec!["full_attention"; 4]}), "layer_types"),
         (json!({"model_type": "gemma2", "layer_types": ["full_attention"]}), "layer_types has 1 entries"),
+        (json!({"model_type": "smollm3", "no_rope_layers": [1, 0]}), "no_rope_layers must hold 0 or 1"),
+        (json!({"no_rope_layers": [1, 0, 1, 1]}), "no_rope_layers"),
+        (
+            json!({"model_type": "gemma3_text", "rope_parameters": {"full_attention": {"rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "linear", "factor": 2.0}}}),
+            "sliding_attention has rope_type",
+        ),
         (
             json!({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0],
             "long_factor": [1.0]}}),

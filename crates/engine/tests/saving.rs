@@ -23,6 +23,16 @@ fn tensors(dir: &Path) -> BTreeMap<String, (String, Vec<usize>, Vec<u8>)> {
     all
 }
 
+/// Of a model that sees, the tensors of its text part under the names of a text model.
+fn text_part<T>(all: BTreeMap<String, T>) -> BTreeMap<String, T> {
+    const PREFIX: &str = "language_model.";
+    if !all.keys().any(|name| name.starts_with(PREFIX)) {
+        return all;
+    }
+    let bare = |(name, tensor): (String, T)| Some((name.strip_prefix(PREFIX)?.to_string(), tensor));
+    all.into_iter().filter_map(bare).collect()
+}
+
 #[test]
 fn what_transformers_saved_we_save_byte_for_byte() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
@@ -40,7 +50,7 @@ fn what_transformers_saved_we_save_byte_for_byte() {
         let out = std::env::temp_dir().join(format!("ferrl-saving-{}", std::process::id()));
         let options = SaveOptions { dtype, overwrite: true, source: Some(&dir), ..Default::default() };
         model.save(&out, Some(&opened.config_json), &options).unwrap();
-        let (before, after) = (tensors(&dir), tensors(&out));
+        let (before, after) = (text_part(tensors(&dir)), tensors(&out));
         assert!(before == after, "{dir:?}");
         let again = ModelDir::open(&out).unwrap();
         assert_eq!(again.config, opened.config);

@@ -25,6 +25,8 @@ fn tiny(family: &str) -> InitOptions {
     (init.vocab, init.hidden, init.layers) = (67, 24, 2);
     (init.heads, init.kv_heads, init.ffn) = (Some(4), Some(4), Some(20));
     (init.max_positions, init.std, init.seed) = (64, 0.2, 5);
+    // Half of its head is rotated, an even number of elements.
+    init.head_dim = (family == "glm4").then_some(8);
     init
 }
 

@@ -24,7 +24,7 @@ use crate::recipe::{Init, Recipe, Resolved};
 use crate::run::Disk;
 use crate::setup;
 use ferrl_engine::checkpoint::InitOptions;
-use ferrl_engine::model::{Config, Head, family_of};
+use ferrl_engine::model::{Config, Head, family_of, text_config};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{DType, Footprint};
 use std::collections::BTreeSet;
@@ -250,6 +250,7 @@ pub fn read_config(dir: &Path) -> Result<Config> {
     let text = std::fs::read_to_string(&file).map_err(missing)?;
     let json = serde_json::from_str(&text)
         .map_err(|e| Error::model(format!("is not valid JSON: {e}")).at(file.display()))?;
+    let json = text_config(&json).map_err(|e| e.at(dir.display()))?.unwrap_or(json);
     family_of(&json).and_then(|f| f.config(&json)).map_err(|e| e.at(dir.display()))
 }
 

@@ -58,17 +58,31 @@ pub struct NormRecompute<'a> {
     pub grads: NormGrads<'a>,
 }
 
-/// The norm of each query and key head.
+/// The norm of queries and keys.
 #[derive(Clone, Copy)]
 pub struct HeadNorm<'a> {
     /// How a head is normalised; its width is that of a head.
     pub op: Norm,
     /// The heads.
     pub heads: Heads,
-    /// f32, one element a column of a query head.
+    /// Whether all heads of the queries are normalised together, and all heads of the keys.
+    pub whole: bool,
+    /// f32, one element a column of a query head, or of all of them.
     pub q_weight: &'a Buffer,
-    /// The same for key heads.
+    /// The same for keys.
     pub k_weight: &'a Buffer,
+}
+
+impl HeadNorm<'_> {
+    /// The norms of queries and of keys: how many there are in a row of `qkv`, and how each is computed.
+    pub fn parts(&self) -> [(usize, Norm); 2] {
+        let Heads { heads, kv_heads, head_dim } = self.heads;
+        let part = |heads: usize| match self.whole {
+            true => (1, Norm { width: heads * head_dim, ..self.op }),
+            false => (heads, self.op),
+        };
+        [part(heads), part(kv_heads)]
+    }
 }
 
 /// The middle of a feed-forward network.

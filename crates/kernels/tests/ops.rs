@@ -150,6 +150,7 @@ fn norms() {
 }
 
 struct HeadNormOp {
+    whole: bool,
     op: Norm,
     heads: Heads,
     rows: usize,
@@ -160,63 +161,61 @@ impl HeadNormOp {
         stored(dtype, &random(seed, self.rows * self.heads.qkv_width()))
     }
     fn exact_rows(&self, x: &[f64], q: &[f64], k: &[f64]) -> Vec<f64> {
-        let (heads, per_row) = (self.heads, self.heads.heads + 2 * self.heads.kv_heads);
-        let head = |(i, x): (usize, &[f64])| match i % per_row {
-            h if h < heads.heads => exact_norm(self.op, x, q, &[]),
-            h if h < heads.heads + heads.kv_heads => exact_norm(self.op, x, k, &[]),
-            _ => x.to_vec(),
+        let Heads { heads, kv_heads, head_dim } = self.heads;
+        let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
+        let norms = |x: &[f64], weight: &[f64]| -> Vec<f64> {
+            let op = Norm { width: weight.len(), ..self.op };
+            x.chunks(op.width).flat_map(|x| exact_norm(op, x, weight, &[])).collect()
         };
-        x.chunks(heads.head_dim).enumerate().flat_map(head).collect()
+        let row = |x: &[f64]| {
+            let (query, rest) = x.split_at(queries);
+            [norms(query, q), norms(&rest[..keys], k), rest[keys..].to_vec()].concat()
+        };
+        x.chunks(self.heads.qkv_width()).flat_map(row).collect()
+    }
+    /// Widths of the norms of queries and keys.
+    fn widths(&self) -> [usize; 2] {
+        let Heads { heads, kv_heads, head_dim } = self.heads;
+        if self.whole { [heads * head_dim, kv_heads * head_dim] } else { [head_dim; 2] }
+    }
+    fn norm<'a>(&self, q_weight: &'a Buffer, k_weight: &'a Buffer) -> HeadNorm<'a> {
+        HeadNorm { op: self.op, heads: self.heads, whole: self.whole, q_weight, k_weight }
     }
 }
 
 impl Op for HeadNormOp {
     fn name(&self) -> String {
-        format!("{:?} {:?}", self.op, self.heads)
+        format!("{:?} {:?} whole: {}", self.op, self.heads, self.whole)
     }
     fn rows(&self) -> usize {
         self.rows
     }
     fn by_row(&self, cpu: &Cpu, dtype: DType, picks: &[usize]) -> Vec<Vec<f32>> {
-        let (op, heads) = (self.op, self.heads);
-        let input = |seed| upload(cpu, dtype, &pick(&self.data(seed, dtype), heads.qkv_width(), picks));
-        let (x, mut d) = (input(0), input(1));
-        let q = upload(cpu, DType::F32, &random(2, op.width));
-        let k = upload(cpu, DType::F32, &random(3, op.width));
+        let width = self.heads.qkv_width();
+        let input = |seed| upload(cpu, dtype, &pick(&self.data(seed, dtype), width, picks));
+        let ((x, mut d), [query, key]) = ((input(0), input(1)), self.widths());
+        let q = upload(cpu, DType::F32, &random(2, query));
+        let k = upload(cpu, DType::F32, &random(3, key));
         let mut y = unwritten(cpu, dtype, x.len());
-        cpu.head_norm(HeadNorm { op, heads, q_weight: &q, k_weight: &k }, &x, &mut y).unwrap();
-        cpu.head_norm_backward(HeadNorm { op, heads, q_weight: &q, k_weight: &k }, &x, &mut d, [None, None])
-            .unwrap();
+        cpu.head_norm(self.norm(&q, &k), &x, &mut y).unwrap();
+        cpu.head_norm_backward(self.norm(&q, &k), &x, &mut d, [None, None]).unwrap();
         vec![download(cpu, &y), download(cpu, &d)]
     }
     fn sums(&self, cpu: &Cpu, dtype: DType) -> Vec<Vec<f32>> {
-        let (op, heads) = (self.op, self.heads);
         let x = upload(cpu, dtype, &self.data(0, dtype));
-        let vector = |seed| upload(cpu, DType::F32, &random(seed, op.width));
+        let vector = |seed| upload(cpu, DType::F32, &random(seed, self.widths()[seed as usize % 2]));
         let (q, k, mut dq, mut dk) = (vector(2), vector(3), vector(4), vector(5));
         let mut d = upload(cpu, dtype, &self.data(1, dtype));
         let sums = (Some(&mut dq), Some(&mut dk));
-        cpu.head_norm_backward(
-            HeadNorm { op, heads, q_weight: &q, k_weight: &k },
-            &x,
-            &mut d,
-            [sums.0, sums.1],
-        )
-        .unwrap();
+        cpu.head_norm_backward(self.norm(&q, &k), &x, &mut d, [sums.0, sums.1]).unwrap();
         let (mut alone, mut d) = (vector(5), upload(cpu, dtype, &self.data(1, dtype)));
-        cpu.head_norm_backward(
-            HeadNorm { op, heads, q_weight: &q, k_weight: &k },
-            &x,
-            &mut d,
-            [None, Some(&mut alone)],
-        )
-        .unwrap();
+        cpu.head_norm_backward(self.norm(&q, &k), &x, &mut d, [None, Some(&mut alone)]).unwrap();
         assert_same_bits("dk_weight", &download(cpu, &alone), &download(cpu, &dk));
         vec![download(cpu, &dq), download(cpu, &dk)]
     }
     fn exact(&self, dtype: DType) -> Results<f64> {
         let (x, dy) = (wide(&self.data(0, dtype)), wide(&self.data(1, dtype)));
-        let vector = |seed| wide(&random(seed, self.op.width));
+        let vector = |seed| wide(&random(seed, self.widths()[seed as usize % 2]));
         let (q, k, width) = (vector(2), vector(3), self.heads.qkv_width());
         let dx = x
             .chunks(width)
@@ -236,7 +235,9 @@ fn head_norms() {
     for (head_dim, rows) in [(1, 70), (15, 3), (16, 130), (33, 67), (64, 5)] {
         for (heads, kv_heads, plus_one) in [(1, 1, false), (4, 2, true)] {
             let op = Norm { centred: false, plus_one, eps: 1e-3, width: head_dim };
-            check(&HeadNormOp { op, heads: Heads { heads, kv_heads, head_dim }, rows });
+            let heads = Heads { heads, kv_heads, head_dim };
+            check(&HeadNormOp { op, heads, whole: false, rows });
+            check(&HeadNormOp { op, heads, whole: true, rows: rows.min(40) });
         }
     }
 }
@@ -479,12 +480,16 @@ fn any_mix_of_storage_types() {
     });
     let heads = Heads { heads: 3, kv_heads: 1, head_dim: 33 };
     check_mixes("head_norm", [&a], |cpu, [x], y| {
-        cpu.head_norm(HeadNorm { op, heads, q_weight: &weights(cpu), k_weight: &weights(cpu) }, x, y)
-            .unwrap();
+        cpu.head_norm(
+            HeadNorm { op, heads, whole: false, q_weight: &weights(cpu), k_weight: &weights(cpu) },
+            x,
+            y,
+        )
+        .unwrap();
     });
     check_mixes("head_norm_backward", [&a], |cpu, [x], d| {
         cpu.head_norm_backward(
-            HeadNorm { op, heads, q_weight: &weights(cpu), k_weight: &weights(cpu) },
+            HeadNorm { op, heads, whole: false, q_weight: &weights(cpu), k_weight: &weights(cpu) },
             x,
             d,
             [None, None],

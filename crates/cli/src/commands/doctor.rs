@@ -72,7 +72,16 @@ fn features() -> String {
     if found.is_empty() { "none that Ferrl uses".into() } else { found.join(" ") }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn features() -> String {
+    let all = [
+        ("neon", std::arch::is_aarch64_feature_detected!("neon")),
+        ("bf16", std::arch::is_aarch64_feature_detected!("bf16")),
+    ];
+    all.iter().filter(|(_, there)| *there).map(|(name, _)| *name).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn features() -> String {
     "not looked for on this architecture".into()
 }

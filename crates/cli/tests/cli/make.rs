@@ -5,7 +5,10 @@ use crate::common::*;
 #[test]
 fn every_family_is_made_and_used() {
     let folder = Folder::new("init");
-    for family in ["llama", "qwen2", "qwen3", "mistral", "gemma2", "phi3", "gpt2"] {
+    for family in [
+        "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "olmo2", "smollm3", "granite",
+        "glm4", "gpt2",
+    ] {
         for head in ["lm", "score", "value"] {
             let out = folder.path(&format!("{family}-{head}"));
             let sizes =

@@ -158,6 +158,7 @@ impl InitOptions {
             "num_key_value_heads": self.kv_heads.unwrap_or(heads),
             "head_dim": head_dim,
             "query_pre_attn_scalar": head_dim,
+            "attention_multiplier": 1.0 / (head_dim as f64).sqrt(),
             "intermediate_size": ffn,
             "n_inner": ffn,
             "max_position_embeddings": self.max_positions,

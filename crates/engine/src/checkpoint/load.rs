@@ -9,14 +9,14 @@ use super::format::StorageFormat;
 use super::init::{InitOptions, init_param};
 use super::peft::AdapterDir;
 use super::store::{Store, read_json};
-use crate::model::{Config, Family, Head, ParamShape, Part, Slot, Tensor, family_of};
+use crate::model::{Config, Family, Head, ParamShape, Part, Slot, Tensor, family_of, text_config};
 use crate::{Error, Result, nearest};
 
 /// A Hugging Face model directory whose files are all there and fit its `config.json`.
 pub struct ModelDir {
     /// Where it is.
     pub path: PathBuf,
-    /// Its `config.json` as it is.
+    /// Its `config.json` as it is; of a model that sees or hears, the part for its text.
     pub config_json: Value,
     /// What that means.
     pub config: Config,
@@ -60,10 +60,14 @@ impl ModelDir {
                 .at(place)
                 .fix("give the directory that holds config.json, model.safetensors and tokenizer.json"));
         }
-        let config_json = read_json(&path.join("config.json"))?;
+        let mut config_json = read_json(&path.join("config.json"))?;
+        let text = text_config(&config_json).map_err(|e| e.at(path.display()))?;
+        let wrapped = text.is_some();
+        config_json = text.unwrap_or(config_json);
         let family = family_of(&config_json).map_err(|e| e.at(path.display()))?;
         let mut config = family.config(&config_json).map_err(|e| e.at(path.display()))?;
         let store = Store::open(path)?;
+        let store = if wrapped { store.text_part() } else { store };
         if config.head == Head::Lm && store.find("v_head.summary.weight").is_some() {
             config.head = Head::LmAndValue;
         }
@@ -233,7 +237,10 @@ impl ModelDir {
         }
         let tensors = self.family.tensors(&self.config);
         let embed = tensors.first().and_then(|t| t.parts.first()).and_then(|p| self.store.find(&p.name));
-        let pair = (embed.and_then(|n| self.store.get(n)), self.store.get("lm_head.weight"));
+        let pair = (
+            embed.and_then(|n| self.store.get(n)),
+            self.store.find("lm_head.weight").and_then(|n| self.store.get(n)),
+        );
         match pair {
             (Some((_, a, left)), Some((_, b, right))) if a.dtype == b.dtype && left != right => {
                 Err(Error::model(
@@ -249,21 +256,20 @@ impl ModelDir {
 
 /// The numbers of a stored tensor as the decoder holds them; where the first NaN or infinity is, if there is one.
 pub(super) fn decode(dtype: StorageFormat, bytes: &[u8], part: &Part, out: &mut [f32]) -> Option<usize> {
-    if !part.transposed {
+    if !part.is_rearranged() {
         return dtype.decode(bytes, out);
     }
     let mut stored = vec![0.0; part.len()];
     let bad = dtype.decode(bytes, &mut stored);
-    let rows = part.shape[1];
-    let turned = (0..rows).flat_map(|r| stored[r..].iter().step_by(rows));
-    out.iter_mut().zip(turned).for_each(|(x, y)| *x = *y);
+    stored.into_iter().enumerate().for_each(|(at, x)| out[part.held(at)] = x);
     bad
 }
 
 /// Tensors that are not parameters, and heads that this use of the model leaves aside.
 fn is_harmless(name: &str) -> bool {
     const BUFFERS: [&str; 3] = ["rotary_emb.inv_freq", "attn.bias", "attn.masked_bias"];
-    matches!(name, "lm_head.weight" | "score.weight")
+    let bare = name.strip_prefix("language_model.").unwrap_or(name);
+    matches!(bare, "lm_head.weight" | "score.weight")
         || name.starts_with("v_head.")
         || BUFFERS.iter().any(|b| name.ends_with(b))
 }
@@ -273,7 +279,7 @@ fn shape_fields(slot: Slot) -> &'static str {
     match slot {
         Slot::Embed | Slot::Head => "vocab_size and hidden_size",
         Slot::Position => "n_positions and hidden_size",
-        Slot::QNorm | Slot::KNorm => "head_dim",
+        Slot::QNorm | Slot::KNorm => "head_dim, num_attention_heads and num_key_value_heads",
         Slot::Qkv | Slot::AttnOut => "hidden_size, num_attention_heads, num_key_value_heads and head_dim",
         Slot::Up | Slot::Down => "intermediate_size and hidden_size",
         Slot::Value => "hidden_size and num_labels",

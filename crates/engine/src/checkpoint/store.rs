@@ -10,6 +10,7 @@ use safetensors::{SafeTensorError, SafeTensors, tensor::TensorInfo};
 use serde_json::Value;
 
 use super::io_error;
+use crate::model::wrapper;
 use crate::{Error, Result};
 
 const SINGLE: &str = "model.safetensors";
@@ -20,6 +21,8 @@ pub(super) struct Store {
     shards: Vec<Shard>,
     /// Which shard holds a tensor; ordered, so that messages do not change from run to run.
     places: BTreeMap<String, usize>,
+    /// Whether the tensors are those of a larger model whose text part is looked up.
+    wrapped: bool,
 }
 
 struct Shard {
@@ -45,7 +48,7 @@ impl Store {
     pub(super) fn open_file(dir: &Path, file: &str) -> Result<Store> {
         let shard = Shard::open(dir, file)?;
         let places = shard.header.offset_keys().into_iter().map(|name| (name, 0)).collect();
-        Ok(Store { shards: vec![shard], places })
+        Ok(Store { shards: vec![shard], places, wrapped: false })
     }
 
     fn open_shards(dir: &Path) -> Result<Store> {
@@ -78,18 +81,27 @@ impl Store {
             }
             places.insert(name.clone(), number);
         }
-        Ok(Store { shards, places })
+        Ok(Store { shards, places, wrapped: false })
+    }
+
+    /// From now on names are those of the text part of a larger model, whose other tensors are left aside.
+    pub(super) fn text_part(self) -> Store {
+        Store { wrapped: true, ..self }
     }
 
     /// Every tensor's name.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.places.keys().map(String::as_str)
+        self.places.keys().map(String::as_str).filter(|name| !self.wrapped || wrapper::is_text(name))
     }
 
     /// The stored name of a tensor. Headless classes leave out the prefix of the model inside.
     pub(super) fn find<'a>(&'a self, name: &str) -> Option<&'a str> {
         let bare = ["model.", "transformer."].iter().find_map(|p| name.strip_prefix(p));
         let found = |n: &str| self.places.get_key_value(n).map(|(key, _)| key.as_str());
+        if self.wrapped {
+            let other = wrapper::stored_names(name).into_iter().find_map(|n| found(&n));
+            return other.or_else(|| found(name));
+        }
         found(name).or_else(|| bare.and_then(found))
     }
 

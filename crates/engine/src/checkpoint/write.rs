@@ -156,9 +156,8 @@ impl Output {
 
     fn tensor(&mut self, part: &Part, data: &[f32], dtype: StorageFormat) -> Result<()> {
         let turned: Vec<f32>;
-        let data = if part.transposed {
-            let inputs = part.shape[0];
-            turned = (0..inputs).flat_map(|i| data[i..].iter().step_by(inputs)).copied().collect();
+        let data = if part.is_rearranged() {
+            turned = (0..data.len()).map(|at| data[part.held(at)]).collect();
             &turned
         } else {
             data

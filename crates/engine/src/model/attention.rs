@@ -1,22 +1,24 @@
 //! Self-attention of a layer, forward above backward.
 
-use super::config::Position;
+use super::config::{LayerRope, QkNorm};
 use super::decoder::{Context, Tokens};
 use super::gradient::{Grads, added_to};
 use super::linear::Linear;
 use super::norm::NormLayer;
 use super::residual::{Residual, ResidualGrad};
-use super::weights::{Model, RotaryTables};
+use super::weights::{Model, RotaryTables, Turns};
 use crate::Result;
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Attention, AttentionSaved, HeadNorm, Heads, Rotation, Segments};
+use ferrl_kernels::backend::{Attention, AttentionSaved, HeadNorm, Rotation, Segments};
 
 /// `x += post_norm(out(attention(rotate(qk_norm(qkv(norm(x)))))))`.
 pub(super) struct SelfAttention {
     pub layer: usize,
-    pub norm: NormLayer,
+    /// Which rotation it has.
+    pub rope: LayerRope,
+    pub norm: Option<NormLayer>,
     pub post_norm: Option<NormLayer>,
-    /// Scales of the query and the key heads' norms.
+    /// Scales of the queries' and the keys' norms.
     pub qk_norm: Option<(usize, usize)>,
     pub qkv: Linear,
     pub out: Linear,
@@ -51,7 +53,7 @@ impl SelfAttention {
                     Context::Packed(_) => None,
                     Context::Paged(rows, caches) => Some((*rows, &mut caches[self.layer])),
                 };
-                let rotation = m.rotation(tables.as_deref(), t);
+                let rotation = self.rotation(tables.as_deref(), t);
                 x.qkv(m, (self.norm, self.qkv), (heads, rotation), cache, &mut qkv)?;
                 None
             }
@@ -74,10 +76,11 @@ impl SelfAttention {
 
     fn head_norm<'a>(&self, m: &'a Model, (q, k): (usize, usize)) -> HeadNorm<'a> {
         let (q_weight, k_weight) = (m.master(q), m.master(k));
-        HeadNorm { op: m.head_norm_op(), heads: self.op.heads, q_weight, k_weight }
+        let whole = m.config.qk_norm == Some(QkNorm::Whole);
+        HeadNorm { op: m.head_norm_op(), heads: self.op.heads, whole, q_weight, k_weight }
     }
 
-    /// Queries, keys and values whose heads are normalised before they are rotated; returns them before that norm.
+    /// Queries, keys and values, normalised before they are rotated; returns them before that norm.
     fn normed_heads(
         &self,
         m: &Model,
@@ -91,7 +94,7 @@ impl SelfAttention {
         let mut raw = m.activations(qkv.len())?;
         self.qkv.forward(m, &h, &mut raw)?;
         b.head_norm(self.head_norm(m, norms), &raw, qkv)?;
-        m.rotate(t, heads, false, qkv)?;
+        self.rotate(m, t, false, qkv)?;
         if let Context::Paged(rows, caches) = context {
             b.cache_write(heads, qkv, rows, &mut caches[self.layer])?;
         }
@@ -118,32 +121,30 @@ impl SelfAttention {
         b.attention_backward(self.op, saved, &datt, segments, &mut dqkv)?;
         let mut rest = self.qkv;
         if let (Some(norms), Some(raw)) = (self.qk_norm, &a.raw) {
-            m.rotate(t, heads, true, &mut dqkv)?;
+            self.rotate(m, t, true, &mut dqkv)?;
             let [sum_q, sum_k] = grads.get_disjoint_mut([norms.0, norms.1]).expect("two parameters");
             let sums = [added_to(b, sum_q)?, added_to(b, sum_k)?];
             b.head_norm_backward(self.head_norm(m, norms), raw, &mut dqkv, sums)?;
         } else {
             let tables = m.rotary(t.reach)?;
-            rest = rest.backward_rotation(m, (heads, m.rotation(tables.as_deref(), t)), &mut dqkv, grads)?;
+            rest =
+                rest.backward_rotation(m, (heads, self.rotation(tables.as_deref(), t)), &mut dqkv, grads)?;
         }
         let mut dh = m.activations(x.len())?;
         self.qkv.backward_input(m, &dqkv, &mut dh)?;
         let h = flow.norm_backward(m, self.norm, (x, None), &dh, grads)?;
         rest.backward_weight(m, &dqkv, &h, grads)
     }
-}
 
-impl Model {
-    /// How queries and keys are rotated, where the model does.
+    /// How queries and keys are rotated, where they are.
     fn rotation<'a>(&self, tables: Option<&'a RotaryTables>, t: &'a Tokens) -> Option<Rotation<'a>> {
-        let (Position::Rotary(rope), Some(tables)) = (&self.config.position, tables) else { return None };
-        let RotaryTables { cos, sin, .. } = tables;
-        Some(Rotation { dim: rope.rotary_dim, cos, sin, positions: &t.positions })
+        let Turns { dim, cos, sin } = tables?.of(self.rope)?;
+        Some(Rotation { dim: *dim, cos, sin, positions: &t.positions })
     }
 
-    fn rotate(&self, t: &Tokens, heads: Heads, inverse: bool, qkv: &mut Buffer) -> Result<()> {
-        let tables = self.rotary(t.reach)?;
-        let Some(r) = self.rotation(tables.as_deref(), t) else { return Ok(()) };
-        self.backend.rotary(heads, r, inverse, qkv)
+    fn rotate(&self, m: &Model, t: &Tokens, inverse: bool, qkv: &mut Buffer) -> Result<()> {
+        let tables = m.rotary(t.reach)?;
+        let Some(rotation) = self.rotation(tables.as_deref(), t) else { return Ok(()) };
+        m.backend.rotary(self.op.heads, rotation, inverse, qkv)
     }
 }

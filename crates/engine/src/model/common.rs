@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config::{Activation, Config, Norm, NormKind, Position};
+use super::config::{Activation, Config, LayerRope, Norm, NormKind, Position};
 use super::fields::Fields;
 use super::rope_json::{self, RopeRules};
 use super::{Architectures, head_of};
@@ -23,7 +23,7 @@ pub(crate) struct Defaults {
 }
 
 /// Fields that change the computation in ways the decoder does not know.
-const REFUSED: [&str; 12] = [
+const REFUSED: [&str; 11] = [
     "quantization_config",
     "num_local_experts",
     "num_experts",
@@ -35,7 +35,6 @@ const REFUSED: [&str; 12] = [
     "scale_attn_by_inverse_layer_idx",
     "text_config",
     "vision_config",
-    "no_rope_layers",
 ];
 
 /// Refuses what the decoder cannot compute.
@@ -52,6 +51,9 @@ pub(crate) fn llama_config(
     rope: &RopeRules,
 ) -> Result<Config> {
     refuse_unsupported(f)?;
+    if !rope.by_layer {
+        f.refuse(&["no_rope_layers"])?;
+    }
     let hidden = f.size(&["hidden_size"])?;
     let layers = f.size(&["num_hidden_layers"])?;
     let heads = f.size(&["num_attention_heads"])?;
@@ -78,18 +80,23 @@ pub(crate) fn llama_config(
         ffn: f.size(&["intermediate_size"])?,
         max_positions,
         norm: Norm { kind: NormKind::Rms, eps },
+        pre_norms: true,
         post_norms: false,
-        qk_norm: false,
+        qk_norm: None,
         activation: gated_activation(f, defaults)?,
         qkv_bias: false,
         out_bias: false,
         mlp_bias: false,
         position: Position::Rotary(rope_json::read(f, head_dim, max_positions, rope)?),
+        local_rope: None,
+        layer_ropes: vec![LayerRope::Global; layers],
         attention_scale: (1.0 / (head_dim as f64).sqrt()) as f32,
         attention_softcap: None,
         final_softcap: None,
         windows: vec![None; layers],
         embedding_scale: 1.0,
+        residual_scale: 1.0,
+        logits_divisor: 1.0,
         tied: f.flag("tie_word_embeddings", defaults.tied)?,
         head: head_of(f, names)?,
     };

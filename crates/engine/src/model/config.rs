@@ -109,6 +109,26 @@ pub enum RopeScaling {
     },
 }
 
+/// Over what queries and keys are normalised before rotation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head by itself (Qwen 3, Gemma 3).
+    PerHead,
+    /// All heads of the queries together, and all heads of the keys (OLMo 2).
+    Whole,
+}
+
+/// Which rotation a layer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerRope {
+    /// That of [`Config::position`].
+    Global,
+    /// [`Config::local_rope`].
+    Local,
+    /// None (NoPE).
+    None,
+}
+
 /// What sits on top of the decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
@@ -152,12 +172,14 @@ pub struct Config {
     pub ffn: usize,
     /// Longest sequence the model was made for; the size of the table where positions are learned.
     pub max_positions: usize,
-    /// Normalisation before attention, before the feed-forward network and at the end.
+    /// How every norm of the model normalises; there is one at the end.
     pub norm: Norm,
-    /// Whether attention's and the network's outputs are normalised too (Gemma 2).
+    /// Whether the inputs of attention and of the feed-forward network are normalised (all but OLMo 2).
+    pub pre_norms: bool,
+    /// Whether their outputs are (Gemma 2, GLM 4, OLMo 2).
     pub post_norms: bool,
-    /// Whether each query and key head is normalised before rotation (Qwen 3).
-    pub qk_norm: bool,
+    /// Whether queries and keys are normalised before rotation.
+    pub qk_norm: Option<QkNorm>,
     /// The feed-forward network.
     pub activation: Activation,
     /// Bias on query, key and value projections.
@@ -168,6 +190,10 @@ pub struct Config {
     pub mlp_bias: bool,
     /// How a token knows where it stands.
     pub position: Position,
+    /// The rotation of the layers that [`Config::layer_ropes`] names local (Gemma 3).
+    pub local_rope: Option<Rope>,
+    /// Which rotation each layer has, where positions are rotary.
+    pub layer_ropes: Vec<LayerRope>,
     /// Scores are `q . k * attention_scale`.
     pub attention_scale: f32,
     /// `cap * tanh(score / cap)` on attention scores.
@@ -178,6 +204,10 @@ pub struct Config {
     pub windows: Vec<Option<usize>>,
     /// Factor on the embedding (Gemma: the square root of `hidden`).
     pub embedding_scale: f32,
+    /// Factor on what attention and the network add to the residual stream (Granite).
+    pub residual_scale: f32,
+    /// Divisor of the logits (Granite).
+    pub logits_divisor: f32,
     /// Whether the logits use the embedding table.
     pub tied: bool,
     /// What sits on top.
@@ -214,6 +244,14 @@ impl Config {
         let Some(most) = self.max_positions_hard().filter(|&most| tokens > most) else { return Ok(()) };
         Err(Error::data(format!("{tokens} tokens, the model has {most} learned positions"))
             .fix(format!("sequences of at most {most} tokens, prompt and completion together")))
+    }
+    /// Widths of the norms of queries and of keys, where they are normalised.
+    pub fn qk_norm_widths(&self) -> Option<(usize, usize)> {
+        let whole = |heads| heads * self.head_dim;
+        self.qk_norm.map(|norm| match norm {
+            QkNorm::PerHead => (self.head_dim, self.head_dim),
+            QkNorm::Whole => (whole(self.heads), whole(self.kv_heads)),
+        })
     }
     /// Rows of the fused query-key-value projection.
     pub fn qkv_width(&self) -> usize {

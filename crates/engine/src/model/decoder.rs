@@ -7,7 +7,7 @@ use super::attention::AttentionActivations;
 use super::ffn::FfnActivations;
 use super::gradient::Grads;
 use super::layout::Layer;
-use super::residual::{Added, Residual, ResidualGrad};
+use super::residual::{Added, Residual, ResidualGrad, input, input_of_sum};
 use super::weights::Model;
 use crate::Result;
 use ferrl_kernels::backend::{PagedRows, Segments};
@@ -138,8 +138,8 @@ impl Model {
             let Some(a) = inner else { continue };
             let n = x.len();
             let (mut h, mut x_mid, mut h_mid) = (self.activations(n)?, self.f32s(n)?, self.activations(n)?);
-            p.attention.norm.forward(self, x, &mut h)?;
-            p.ffn.norm.forward_sum(self, (x, &a.delta), &mut x_mid, &mut h_mid)?;
+            input(self, p.attention.norm, x, &mut h)?;
+            input_of_sum(self, p.ffn.norm, (x, &a.delta), [&mut x_mid, &mut h_mid])?;
             let steps = [
                 ("input", x),
                 ("attention norm", &h),
@@ -182,7 +182,7 @@ pub fn forward(
         kept.extend(m.layout.layers[l].forward(m, t, &mut x, &mut context, keep)?);
     }
     let m = layers.model();
-    let (h, _) = x.normed(m, m.layout.final_norm)?;
+    let (h, _) = x.normed(m, Some(m.layout.final_norm))?;
     Ok((h, Activations { layers: kept, x_final: x.x }))
 }
 

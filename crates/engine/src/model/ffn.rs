@@ -16,7 +16,7 @@ use ferrl_kernels::backend::Activation;
 
 /// `x += post_norm(down(activation(up(norm(x)))))`; gated activations have gate and up in one matrix.
 pub(super) struct FeedForward {
-    pub norm: NormLayer,
+    pub norm: Option<NormLayer>,
     pub post_norm: Option<NormLayer>,
     pub up: Linear,
     pub down: Linear,

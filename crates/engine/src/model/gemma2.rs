@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::common::{Defaults, activation_name, layer_types, llama_config, llama_json, plain, typed_windows};
 use super::config::NormKind;
 use super::fields::Fields;
-use super::naming::{Naming, Rows, Tensor};
+use super::naming::{LLAMA_QKV, LLAMA_UP, Naming, Rows, Tensor};
 use super::param::Slot;
 use super::rope_json::RopeRules;
 use super::{Architectures, Config, Family, common};
@@ -24,7 +24,8 @@ const DEFAULTS: Defaults = Defaults {
     activation: "gelu_pytorch_tanh",
 };
 
-const NAMES: Naming = Naming {
+/// Gemma 3 has the same.
+pub(super) const NAMES: Naming = Naming {
     prefix: "model.",
     embed: "embed_tokens",
     position: "",
@@ -36,16 +37,11 @@ const NAMES: Naming = Naming {
         (Slot::AttnPostNorm, &[("post_attention_layernorm", Rows::All)]),
         (Slot::MlpNorm, &[("pre_feedforward_layernorm", Rows::All)]),
         (Slot::MlpPostNorm, &[("post_feedforward_layernorm", Rows::All)]),
-        (
-            Slot::Qkv,
-            &[
-                ("self_attn.q_proj", Rows::Query),
-                ("self_attn.k_proj", Rows::KeyOrValue),
-                ("self_attn.v_proj", Rows::KeyOrValue),
-            ],
-        ),
+        (Slot::QNorm, &[("self_attn.q_norm", Rows::All)]),
+        (Slot::KNorm, &[("self_attn.k_norm", Rows::All)]),
+        LLAMA_QKV,
         (Slot::AttnOut, &[("self_attn.o_proj", Rows::All)]),
-        (Slot::Up, &[("mlp.gate_proj", Rows::Half), ("mlp.up_proj", Rows::Half)]),
+        LLAMA_UP,
         (Slot::Down, &[("mlp.down_proj", Rows::All)]),
     ],
 };
@@ -107,7 +103,7 @@ fn softcap(f: &Fields, key: &str, default: f64) -> Result<Option<f32>> {
 }
 
 /// The number whose inverse square root is the scale: whole, but for the rounding of the scale.
-fn inverse_square(scale: f32) -> Value {
+pub(super) fn inverse_square(scale: f32) -> Value {
     let x = 1.0 / (f64::from(scale) * f64::from(scale));
     if (x - x.round()).abs() < 1e-4 * x { json!(x.round() as u64) } else { json!(x) }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::common::{activation_name, check, plain, refuse_unsupported, start_json};
-use super::config::{Activation, Norm, NormKind, Position};
+use super::config::{Activation, LayerRope, Norm, NormKind, Position};
 use super::fields::Fields;
 use super::naming::{Naming, Rows, Tensor};
 use super::param::Slot;
@@ -73,18 +73,23 @@ impl Family for Gpt2 {
                 kind: NormKind::Layer,
                 eps: f.opt_positive("layer_norm_epsilon")?.unwrap_or(1e-5) as f32,
             },
+            pre_norms: true,
             post_norms: false,
-            qk_norm: false,
+            qk_norm: None,
             activation: activation(&f)?,
             qkv_bias: true,
             out_bias: true,
             mlp_bias: true,
             position: Position::Learned,
+            local_rope: None,
+            layer_ropes: vec![LayerRope::None; layers],
             attention_scale: if scaled { (1.0 / (head_dim as f64).sqrt()) as f32 } else { 1.0 },
             attention_softcap: None,
             final_softcap: None,
             windows: vec![None; layers],
             embedding_scale: 1.0,
+            residual_scale: 1.0,
+            logits_divisor: 1.0,
             tied: f.flag("tie_word_embeddings", true)?,
             head: head_of(&f, self.architectures())?,
         };

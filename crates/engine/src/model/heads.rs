@@ -29,9 +29,10 @@ pub struct RowStats {
 }
 
 impl Model {
-    /// What the logp head does at a temperature.
+    /// What the logp head does at a temperature: a divisor of the logits is a temperature too. (No family has a divisor
+    /// beside a soft cap, whose order would matter.)
     pub fn logp_head(&self, temperature: f32) -> LogpHead {
-        LogpHead { temperature, softcap: self.config.final_softcap }
+        LogpHead { temperature: temperature * self.config.logits_divisor, softcap: self.config.final_softcap }
     }
 
     /// The language-model head, or an error that says the model has none.

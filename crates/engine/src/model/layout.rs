@@ -62,12 +62,12 @@ impl Index {
 
     fn layer(&self, c: &Config, l: usize) -> Layer {
         let norm = |slot| self.norm(ParamId::layer(l, slot));
-        let must_norm = |slot| norm(slot).expect("every layer has it");
         let linear = |slot| self.linear(ParamId::layer(l, slot)).expect("every layer has it");
         let find = |slot| self.find(ParamId::layer(l, slot));
         let attention = SelfAttention {
             layer: l,
-            norm: must_norm(Slot::AttnNorm),
+            rope: c.layer_ropes[l],
+            norm: norm(Slot::AttnNorm),
             post_norm: norm(Slot::AttnPostNorm),
             qk_norm: find(Slot::QNorm).zip(find(Slot::KNorm)),
             qkv: linear(Slot::Qkv),
@@ -80,7 +80,7 @@ impl Index {
             },
         };
         let ffn = FeedForward {
-            norm: must_norm(Slot::MlpNorm),
+            norm: norm(Slot::MlpNorm),
             post_norm: norm(Slot::MlpPostNorm),
             up: linear(Slot::Up),
             down: linear(Slot::Down),

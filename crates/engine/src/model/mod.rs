@@ -23,21 +23,28 @@ mod norm;
 mod param;
 mod residual;
 mod rope_json;
+pub(crate) mod wrapper;
 
 mod gemma2;
+mod gemma3;
+mod glm4;
 mod gpt2;
+mod granite;
 mod llama;
 mod mistral;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod smollm3;
 
 use serde_json::Value;
 
 pub use config::{Config, Head};
-pub use naming::{Part, Tensor};
+pub use naming::{Part, RowOrder, Tensor};
 pub use param::{Kind, ParamId, ParamShape, Slot};
 pub use weights::{Model, Options};
+pub use wrapper::text_config;
 
 use crate::{Error, Result, nearest};
 use fields::Fields;
@@ -49,7 +56,12 @@ pub const FAMILIES: &[&dyn Family] = &[
     &qwen3::Qwen3,
     &mistral::Mistral,
     &gemma2::Gemma2,
+    &gemma3::Gemma3,
     &phi3::Phi3,
+    &olmo2::Olmo2,
+    &smollm3::SmolLm3,
+    &granite::Granite,
+    &glm4::Glm4,
     &gpt2::Gpt2,
 ];
 

@@ -1,6 +1,6 @@
 //! Where the decoder's fused parameters are found in a checkpoint.
 
-use super::config::{Config, Head};
+use super::config::{Config, Head, Position};
 use super::param::{Kind, ParamShape, Slot};
 
 /// One parameter of the decoder and the stored tensors it is made of, stacked row on row.
@@ -21,6 +21,32 @@ pub struct Part {
     pub shape: Vec<usize>,
     /// Whether it is stored as `[in, out]`, the other way round than the decoder holds it.
     pub transposed: bool,
+    /// In which order its rows are stored.
+    pub order: RowOrder,
+}
+
+/// In which order the rows of a stored tensor (or the elements of a vector) stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowOrder {
+    /// As the decoder holds them.
+    Same,
+    /// In each head of `head_dim` rows, rows `2i` and `2i + 1` are what the decoder rotates as `i` and
+    /// `i + rotary_dim / 2`.
+    Interleaved {
+        /// rows of a head
+        head_dim: usize,
+        /// how many of them are rotated
+        rotary_dim: usize,
+    },
+}
+
+impl RowOrder {
+    /// Where the decoder holds stored row `row`.
+    pub fn held(self, row: usize) -> usize {
+        let RowOrder::Interleaved { head_dim, rotary_dim } = self else { return row };
+        let (head, at) = (row / head_dim * head_dim, row % head_dim);
+        if at >= rotary_dim { row } else { head + at % 2 * (rotary_dim / 2) + at / 2 }
+    }
 }
 
 impl Part {
@@ -31,6 +57,18 @@ impl Part {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+    /// Whether the decoder holds some element at another place.
+    pub fn is_rearranged(&self) -> bool {
+        self.transposed || self.order != RowOrder::Same
+    }
+    /// Where the decoder holds stored element `at`, counted from the part's first.
+    pub fn held(&self, at: usize) -> usize {
+        match self.shape[..] {
+            [rows, cols] if self.transposed => at % cols * rows + at / cols,
+            [_, cols] => self.order.held(at / cols) * cols + at % cols,
+            _ => self.order.held(at),
+        }
     }
 }
 
@@ -45,6 +83,10 @@ pub(crate) enum Rows {
     KeyOrValue,
     /// Half of them: the gate, or the up projection.
     Half,
+    /// Those of the queries, stored as [`RowOrder::Interleaved`].
+    InterleavedQuery,
+    /// Those of the keys, stored so.
+    InterleavedKey,
 }
 
 /// The names a family uses. Inside a layer, each slot lists what it is stacked from.
@@ -81,7 +123,7 @@ impl Naming {
             _ => return Vec::new(),
         };
         let shape = if id.is_vector() { vec![cols] } else { vec![rows, cols] };
-        vec![Part { name: stored_name(&module, id.kind), shape, transposed: false }]
+        vec![Part { name: stored_name(&module, id.kind), shape, transposed: false, order: RowOrder::Same }]
     }
 
     /// The parts of a parameter inside a layer. A slot the family does not list has none; the test over all families
@@ -95,9 +137,15 @@ impl Naming {
         let part = |&(source, share): &(&str, Rows)| {
             let rows = match share {
                 Rows::All => total,
-                Rows::Query => config.attention_width(),
-                Rows::KeyOrValue => config.kv_heads * config.head_dim,
+                Rows::Query | Rows::InterleavedQuery => config.attention_width(),
+                Rows::KeyOrValue | Rows::InterleavedKey => config.kv_heads * config.head_dim,
                 Rows::Half => total / 2,
+            };
+            let order = match (share, &config.position) {
+                (Rows::InterleavedQuery | Rows::InterleavedKey, Position::Rotary(rope)) => {
+                    RowOrder::Interleaved { head_dim: config.head_dim, rotary_dim: rope.rotary_dim }
+                }
+                _ => RowOrder::Same,
             };
             let transposed = self.transposed && !id.is_vector();
             let shape = match (id.is_vector(), transposed) {
@@ -106,7 +154,7 @@ impl Naming {
                 (false, true) => vec![cols, rows],
             };
             let module = format!("{}{}.{layer}.{source}", self.prefix, self.layers);
-            Part { name: stored_name(&module, id.kind), shape, transposed }
+            Part { name: stored_name(&module, id.kind), shape, transposed, order }
         };
         sources.iter().map(part).collect()
     }
@@ -121,6 +169,22 @@ fn stored_name(module: &str, kind: Kind) -> String {
     }
 }
 
+type SlotParts = (Slot, &'static [(&'static str, Rows)]);
+
+/// Queries, keys and values in three matrices, as Llama stores them.
+pub(crate) const LLAMA_QKV: SlotParts = (
+    Slot::Qkv,
+    &[
+        ("self_attn.q_proj", Rows::Query),
+        ("self_attn.k_proj", Rows::KeyOrValue),
+        ("self_attn.v_proj", Rows::KeyOrValue),
+    ],
+);
+
+/// Gate and up projection in two matrices, as Llama stores them.
+pub(crate) const LLAMA_UP: SlotParts =
+    (Slot::Up, &[("mlp.gate_proj", Rows::Half), ("mlp.up_proj", Rows::Half)]);
+
 /// The names of Llama and of the many families that took them over.
 pub(crate) const LLAMA_NAMES: Naming = Naming {
     prefix: "model.",
@@ -134,16 +198,9 @@ pub(crate) const LLAMA_NAMES: Naming = Naming {
         (Slot::MlpNorm, &[("post_attention_layernorm", Rows::All)]),
         (Slot::QNorm, &[("self_attn.q_norm", Rows::All)]),
         (Slot::KNorm, &[("self_attn.k_norm", Rows::All)]),
-        (
-            Slot::Qkv,
-            &[
-                ("self_attn.q_proj", Rows::Query),
-                ("self_attn.k_proj", Rows::KeyOrValue),
-                ("self_attn.v_proj", Rows::KeyOrValue),
-            ],
-        ),
+        LLAMA_QKV,
         (Slot::AttnOut, &[("self_attn.o_proj", Rows::All)]),
-        (Slot::Up, &[("mlp.gate_proj", Rows::Half), ("mlp.up_proj", Rows::Half)]),
+        LLAMA_UP,
         (Slot::Down, &[("mlp.down_proj", Rows::All)]),
     ],
 };

@@ -64,7 +64,7 @@ impl Model {
         }
     }
 
-    /// The norm of each query and key head.
+    /// The norm of each query and key head; the widths of whole rows are the backend's to know.
     pub(super) fn head_norm_op(&self) -> Norm {
         Norm { width: self.config.head_dim, ..self.norm_op() }
     }

@@ -29,9 +29,9 @@ pub enum Slot {
     MlpNorm,
     /// Norm of the network's output.
     MlpPostNorm,
-    /// Norm of each query head.
+    /// Norm of queries, by head or over all of them.
     QNorm,
-    /// Norm of each key head.
+    /// Norm of keys, by head or over all of them.
     KNorm,
     /// Fused query, key and value projection.
     Qkv,
@@ -193,17 +193,18 @@ impl Config {
         }
         for l in 0..self.layers {
             let id = |slot| ParamId::layer(l, slot);
-            list.norm(id(Slot::AttnNorm), self.hidden, norm_bias);
-            if self.post_norms {
-                list.norm(id(Slot::AttnPostNorm), self.hidden, norm_bias);
+            for (before, after) in [(Slot::AttnNorm, Slot::AttnPostNorm), (Slot::MlpNorm, Slot::MlpPostNorm)]
+            {
+                if self.pre_norms {
+                    list.norm(id(before), self.hidden, norm_bias);
+                }
+                if self.post_norms {
+                    list.norm(id(after), self.hidden, norm_bias);
+                }
             }
-            list.norm(id(Slot::MlpNorm), self.hidden, norm_bias);
-            if self.post_norms {
-                list.norm(id(Slot::MlpPostNorm), self.hidden, norm_bias);
-            }
-            if self.qk_norm {
-                list.norm(id(Slot::QNorm), self.head_dim, norm_bias);
-                list.norm(id(Slot::KNorm), self.head_dim, norm_bias);
+            if let Some((query, key)) = self.qk_norm_widths() {
+                list.norm(id(Slot::QNorm), query, norm_bias);
+                list.norm(id(Slot::KNorm), key, norm_bias);
             }
             list.linear(id(Slot::Qkv), self.qkv_width(), self.hidden, self.qkv_bias);
             list.linear(id(Slot::AttnOut), self.hidden, self.attention_width(), self.out_bias);

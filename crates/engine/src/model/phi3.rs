@@ -22,7 +22,8 @@ const DEFAULTS: Defaults = Defaults {
     activation: "silu",
 };
 
-const ROPE: RopeRules = RopeRules { original: Some(4096), partial: true, longrope_aliases: true };
+const ROPE: RopeRules =
+    RopeRules { original: Some(4096), partial: Some(1.0), longrope_aliases: true, ..RopeRules::USUAL };
 
 const NAMES: Naming = Naming {
     prefix: "model.",

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::common::{Defaults, llama_config, llama_json, put_upper_windows, upper_windows};
+use super::config::QkNorm;
 use super::fields::Fields;
 use super::naming::{LLAMA_NAMES, Tensor};
 use super::rope_json::RopeRules;
@@ -38,7 +39,7 @@ impl Family for Qwen3 {
     fn config(&self, json: &Value) -> Result<Config> {
         let f = Fields::new(json)?;
         let mut c = llama_config(self.name(), &f, self.architectures(), &DEFAULTS, &RopeRules::USUAL)?;
-        c.qk_norm = true;
+        c.qk_norm = Some(QkNorm::PerHead);
         c.qkv_bias = f.flag("attention_bias", false)?;
         c.out_bias = c.qkv_bias;
         c.windows = upper_windows(&f, c.layers)?;

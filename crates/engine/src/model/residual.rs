@@ -35,7 +35,8 @@ impl Residual {
     pub fn new(m: &Model, x: Buffer, context: &Context<'_>, keep: Keep) -> Self {
         let (c, rows) = (&m.config, x.len() / m.config.hidden);
         let decodes = matches!(context, Context::Paged(..)) && keep == Keep::Nothing;
-        let fused = decodes && !c.post_norms && rows <= m.backend.decode_rows(c.hidden.max(c.ffn));
+        let known = c.pre_norms && !c.post_norms && c.residual_scale == 1.0;
+        let fused = decodes && known && rows <= m.backend.decode_rows(c.hidden.max(c.ffn));
         Residual { x, pending: None, fused }
     }
 
@@ -44,15 +45,15 @@ impl Residual {
         Residual { x, pending: None, fused: false }
     }
 
-    /// The norm of the stream, and what was added to it just before.
-    pub fn normed(&mut self, m: &Model, norm: NormLayer) -> Result<(Buffer, Option<Added>)> {
+    /// The norm of the stream (the stream itself where there is none), and what was added to it just before.
+    pub fn normed(&mut self, m: &Model, norm: Option<NormLayer>) -> Result<(Buffer, Option<Added>)> {
         let mut y = m.activations(self.x.len())?;
         let Some(delta) = self.pending.take() else {
-            norm.forward(m, &self.x, &mut y)?;
+            input(m, norm, &self.x, &mut y)?;
             return Ok((y, None));
         };
         let mut sum = m.f32s(self.x.len())?;
-        norm.forward_sum(m, (&self.x, &delta), &mut sum, &mut y)?;
+        input_of_sum(m, norm, (&self.x, &delta), [&mut sum, &mut y])?;
         let x = std::mem::replace(&mut self.x, sum);
         Ok((y, Some(Added { x, delta })))
     }
@@ -61,14 +62,16 @@ impl Residual {
     pub fn qkv(
         &mut self,
         m: &Model,
-        (norm, linear): (NormLayer, Linear),
+        (norm, linear): (Option<NormLayer>, Linear),
         heads: Rotated<'_>,
         cache: Option<(&PagedRows, &mut Buffer)>,
         qkv: &mut Buffer,
     ) -> Result<()> {
-        match cache {
-            Some(cache) if self.fused => linear.forward_normed_qkv(m, (norm, &self.x), heads, cache, qkv),
-            cache => {
+        match (cache, norm) {
+            (Some(cache), Some(norm)) if self.fused => {
+                linear.forward_normed_qkv(m, (norm, &self.x), heads, cache, qkv)
+            }
+            (cache, norm) => {
                 let (h, _) = self.normed(m, norm)?;
                 linear.forward_qkv(m, &h, heads, cache, qkv)
             }
@@ -80,11 +83,11 @@ impl Residual {
     pub fn activation(
         &mut self,
         m: &Model,
-        (norm, linear): (NormLayer, Linear),
+        (norm, linear): (Option<NormLayer>, Linear),
         op: Activation,
         act: &mut Buffer,
     ) -> Result<Option<(Added, Buffer)>> {
-        if self.fused {
+        if let (true, Some(norm)) = (self.fused, norm) {
             linear.forward_normed_activation(m, (norm, &self.x), op, act)?;
             return Ok(None);
         }
@@ -95,7 +98,7 @@ impl Residual {
         Ok(added.map(|added| (added, up)))
     }
 
-    /// Adds `linear(x)`, normalised where there is a norm, which backward needs the input of.
+    /// Adds `linear(x)`, normalised where there is a norm, which backward needs the input of, times the model's factor.
     pub fn add(
         &mut self,
         m: &Model,
@@ -110,14 +113,49 @@ impl Residual {
         let mut y = m.activations(self.x.len())?;
         linear.forward(m, x, &mut y)?;
         let Some(norm) = post_norm else {
-            self.pending = Some(y);
+            self.pending = Some(scaled(m, y)?);
             return Ok(None);
         };
         let mut normed = m.activations(y.len())?;
         norm.forward(m, &y, &mut normed)?;
-        self.pending = Some(normed);
+        self.pending = Some(scaled(m, normed)?);
         Ok(Some(y))
     }
+}
+
+/// What a sublayer reads: the norm of the stream, or the stream in the compute type.
+pub(super) fn input(m: &Model, norm: Option<NormLayer>, x: &Buffer, y: &mut Buffer) -> Result<()> {
+    match norm {
+        Some(norm) => norm.forward(m, x, y),
+        None => m.backend.copy(x, 0, y, 0, x.len()),
+    }
+}
+
+/// `sum = x + delta`, and what a sublayer reads of it.
+pub(super) fn input_of_sum(
+    m: &Model,
+    norm: Option<NormLayer>,
+    (x, delta): (&Buffer, &Buffer),
+    [sum, y]: [&mut Buffer; 2],
+) -> Result<()> {
+    if let Some(norm) = norm {
+        return norm.forward_sum(m, (x, delta), sum, y);
+    }
+    m.backend.copy(x, 0, sum, 0, x.len())?;
+    m.backend.axpy(1.0, delta, sum)?;
+    m.backend.copy(sum, 0, y, 0, sum.len())
+}
+
+/// Times the model's factor on what is added to the stream, in the compute type.
+fn scaled(m: &Model, y: Buffer) -> Result<Buffer> {
+    if m.config.residual_scale == 1.0 { Ok(y) } else { scaled_copy(m, &y) }
+}
+
+fn scaled_copy(m: &Model, y: &Buffer) -> Result<Buffer> {
+    let mut out = m.activations(y.len())?;
+    m.backend.fill(&mut out, 0.0)?;
+    m.backend.axpy(m.config.residual_scale, y, &mut out)?;
+    Ok(out)
 }
 
 /// The gradient of the residual stream.
@@ -134,7 +172,8 @@ impl ResidualGrad {
         let mut dx = m.f32s(x.len())?;
         norm.backward(m, dh, x, &mut dx, grads)?;
         let mut rounded = None;
-        if m.dtype != dx.dtype() && !m.config.post_norms {
+        let reads_stream = !m.config.post_norms && m.config.residual_scale == 1.0;
+        if m.dtype != dx.dtype() && reads_stream {
             let mut copy = m.activations(dx.len())?;
             m.backend.copy(&dx, 0, &mut copy, 0, dx.len())?;
             rounded = Some(copy);
@@ -142,8 +181,8 @@ impl ResidualGrad {
         Ok(ResidualGrad { dx, rounded })
     }
 
-    /// The gradient of a sublayer's output before its norm, whose input was `y`; `None` where it has no norm: the
-    /// gradient is then [`ResidualGrad::output`].
+    /// The gradient of a sublayer's output before its norm, whose input was `y`, and before the model's factor; `None`
+    /// where it has neither: the gradient is then [`ResidualGrad::output`].
     pub fn before_norm(
         &self,
         m: &Model,
@@ -151,9 +190,11 @@ impl ResidualGrad {
         y: Option<Buffer>,
         grads: Grads<'_>,
     ) -> Result<Option<Buffer>> {
-        let (Some(norm), Some(y)) = (norm, y) else { return Ok(None) };
+        let factor = m.config.residual_scale != 1.0;
+        let dy = if factor { Some(scaled_copy(m, &self.dx)?) } else { None };
+        let (Some(norm), Some(y)) = (norm, y) else { return Ok(dy) };
         let mut d = m.activations(self.dx.len())?;
-        norm.backward(m, &self.dx, &y, &mut d, grads)?;
+        norm.backward(m, dy.as_ref().unwrap_or(&self.dx), &y, &mut d, grads)?;
         Ok(Some(d))
     }
 
@@ -162,17 +203,28 @@ impl ResidualGrad {
         self.rounded.as_ref().unwrap_or(&self.dx)
     }
 
-    /// Adds the gradient `dy` of `norm(x + delta)`; returns that norm, recomputed.
+    /// Adds the gradient `dy` of what a sublayer read of `x + delta`; returns what it read, recomputed.
     pub fn norm_backward(
         &mut self,
         m: &Model,
-        norm: NormLayer,
+        norm: Option<NormLayer>,
         (x, delta): (&Buffer, Option<&Buffer>),
         dy: &Buffer,
         grads: Grads<'_>,
     ) -> Result<Buffer> {
         let b = &*m.backend;
         let mut y = m.activations(x.len())?;
+        let Some(norm) = norm else {
+            match delta {
+                Some(delta) => input_of_sum(m, None, (x, delta), [&mut m.f32s(x.len())?, &mut y])?,
+                None => input(m, None, x, &mut y)?,
+            }
+            b.axpy(1.0, dy, &mut self.dx)?;
+            if let Some(rounded) = &mut self.rounded {
+                b.copy(&self.dx, 0, rounded, 0, self.dx.len())?;
+            }
+            return Ok(y);
+        };
         let (dx, rounded) = (&mut self.dx, self.rounded.as_mut());
         Taken::with(norm.weight, norm.bias, grads, |taken| {
             let backward = NormRecompute { dy, y: &mut y, dx, rounded, grads: taken.norm_grads(b)? };
@@ -208,7 +260,7 @@ mod tests {
                 layer.attention.forward(m, &t, &mut x, &mut context).unwrap();
                 assert_eq!(layer.ffn.forward(m, &mut x).unwrap().is_none(), fused);
             }
-            m.read_f32s(&x.normed(m, m.layout.final_norm).unwrap().0).unwrap()
+            m.read_f32s(&x.normed(m, Some(m.layout.final_norm)).unwrap().0).unwrap()
         };
         (0..3).map(step).collect()
     }
@@ -223,7 +275,8 @@ mod tests {
             for dtype in [DType::F32, DType::Bf16] {
                 let backend = ferrl_kernels::open("cpu", Some(1)).unwrap();
                 let model = Model::random(backend, &init, Options { dtype, ..Default::default() }).unwrap();
-                if !model.config.post_norms {
+                let c = &model.config;
+                if c.pre_norms && !c.post_norms && c.residual_scale == 1.0 {
                     assert_eq!(decode(&model, true), decode(&model, false), "{}", family.name());
                     compared += 1;
                 }

@@ -14,15 +14,28 @@ const TYPES: [&str; 5] = ["default", "linear", "llama3", "yarn", "longrope"];
 pub(crate) struct RopeRules {
     /// `original_max_position_embeddings` when the top level does not give it; `None` looks further.
     pub(crate) original: Option<usize>,
-    /// Whether a part of each head may pass through without rotation.
-    pub(crate) partial: bool,
+    /// Share of each head that is rotated where nothing else is said; `None`: all of it, always.
+    pub(crate) partial: Option<f64>,
+    /// Base of the frequencies where none is given.
+    pub(crate) theta: f64,
+    /// Whether some layers may have no rotation (`no_rope_layers`).
+    pub(crate) by_layer: bool,
+    /// Whether `rope_parameters` has an entry for each kind of layer; that of full attention is read here.
+    pub(crate) by_layer_type: bool,
     /// Whether `su` and `yarn` are old names of `longrope`.
     pub(crate) longrope_aliases: bool,
 }
 
 impl RopeRules {
     /// What most families do.
-    pub(crate) const USUAL: RopeRules = RopeRules { original: None, partial: false, longrope_aliases: false };
+    pub(crate) const USUAL: RopeRules = RopeRules {
+        original: None,
+        partial: None,
+        theta: 10_000.0,
+        by_layer: false,
+        by_layer_type: false,
+        longrope_aliases: false,
+    };
 }
 
 /// Reads either style.
@@ -31,17 +44,23 @@ pub(crate) fn read(f: &Fields, head_dim: usize, max_positions: usize, rules: &Ro
         Some(dict) => ("rope_scaling", Some(dict)),
         None => ("rope_parameters", f.object("rope_parameters", "config.json: rope_parameters")?),
     };
+    let dict = match dict {
+        Some(dict) if rules.by_layer_type && dict.has("full_attention") => {
+            dict.object("full_attention", "config.json: rope_parameters.full_attention")?
+        }
+        dict => dict,
+    };
     let dict = &dict.unwrap_or(*f);
     dict.refuse(&["full_attention", "sliding_attention", "mrope_section", "short_mscale", "long_mscale"])?;
     let theta = match dict.opt_positive("rope_theta")? {
         Some(theta) => theta,
-        None => f.opt_positive("rope_theta")?.unwrap_or(10_000.0),
+        None => f.opt_positive("rope_theta")?.unwrap_or(rules.theta),
     };
     let partial = match dict.opt_positive("partial_rotary_factor")? {
         Some(partial) => partial,
-        None => f.opt_positive("partial_rotary_factor")?.unwrap_or(1.0),
+        None => f.opt_positive("partial_rotary_factor")?.or(rules.partial).unwrap_or(1.0),
     };
-    if partial > 1.0 || (partial != 1.0 && !rules.partial) {
+    if partial > 1.0 || (partial != 1.0 && rules.partial.is_none()) {
         return Err(f.error(format!("partial_rotary_factor {partial} is not supported in this family")));
     }
     let rotary_dim = (head_dim as f64 * partial) as usize;

@@ -3,12 +3,12 @@
 //! Sampler and trainer read the same derived forms; `refresh` rebuilds them after an update and raises the version.
 
 use super::adapter::{Adapter, AdapterOptions};
-use super::config::{Config, Position};
+use super::config::{Config, LayerRope, Position, QkNorm, Rope};
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
 use super::shard::{Split, StateTensor};
-use crate::Result;
 use crate::checkpoint::{InitOptions, ModelDir, SaveOptions, init_param, save_model};
+use crate::{Error, Result};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
 use serde_json::Value;
 use std::ops::Range;
@@ -59,14 +59,30 @@ pub struct Param {
     pub(crate) derived: Option<Weight>,
 }
 
-/// Cosines and sines for the first `positions` positions.
+/// Cosines and sines for the first `positions` positions, of each rotation that the model has.
 pub struct RotaryTables {
-    pub(super) positions: usize,
-    pub(super) cos: Buffer,
-    pub(super) sin: Buffer,
+    positions: usize,
+    global: Turns,
+    local: Option<Turns>,
+}
+
+/// One rotation's.
+pub(super) struct Turns {
+    /// Dimensions of a head that are rotated.
+    pub dim: usize,
+    pub cos: Buffer,
+    pub sin: Buffer,
 }
 
 impl RotaryTables {
+    /// Those of a layer; `None` where it does not rotate.
+    pub(super) fn of(&self, layer: LayerRope) -> Option<&Turns> {
+        match layer {
+            LayerRope::Global => Some(&self.global),
+            LayerRope::Local => self.local.as_ref(),
+            LayerRope::None => None,
+        }
+    }
     /// Positions they have.
     pub(crate) fn positions(&self) -> usize {
         self.positions
@@ -146,6 +162,14 @@ impl Model {
     }
 
     fn empty(backend: Arc<dyn Backend>, config: Config, options: Options) -> Result<Model> {
+        if config.qk_norm == Some(QkNorm::Whole) && !backend.norms_whole_rows() {
+            let what = format!(
+                "{} normalises all heads of the queries (and of the keys) together, which {} has no kernel for",
+                config.family,
+                backend.describe()
+            );
+            return Err(Error::usage(what).fix("device = \"cpu\""));
+        }
         let layout = Layout::of(&config);
         Ok(Model {
             backend,
@@ -278,6 +302,13 @@ impl Model {
             return Ok(Some(tables.clone()));
         }
         let positions = positions.next_power_of_two().max(256);
+        let local = self.config.local_rope.as_ref().map(|rope| self.turns(rope, positions)).transpose()?;
+        let tables = Arc::new(RotaryTables { positions, global: self.turns(rope, positions)?, local });
+        *slot = Some(tables.clone());
+        Ok(Some(tables))
+    }
+
+    fn turns(&self, rope: &Rope, positions: usize) -> Result<Turns> {
         let (frequencies, gain) = rope.inv_freq(self.context);
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for position in 0..positions {
@@ -288,14 +319,7 @@ impl Model {
                 sin.push(s as f32 * gain);
             }
         }
-        let upload = |values: &[f32]| -> Result<Buffer> {
-            let mut b = self.backend.alloc(DType::F32, values.len())?;
-            self.backend.write(&mut b, 0, values)?;
-            Ok(b)
-        };
-        let tables = Arc::new(RotaryTables { positions, cos: upload(&cos)?, sin: upload(&sin)? });
-        *slot = Some(tables.clone());
-        Ok(Some(tables))
+        Ok(Turns { dim: rope.rotary_dim, cos: self.upload(&cos)?, sin: self.upload(&sin)? })
     }
 
     /// Parameters whose gradient a backward adds to more than once: embeddings and the language-model head.

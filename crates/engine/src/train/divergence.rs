@@ -22,7 +22,8 @@ pub fn comparable(p: &Model, q: &Model) -> Result<()> {
         return Err(Error::model(format!("{ours} tokens in one model, {theirs} in the other"))
             .fix("two models with the same tokenizer"));
     }
-    if p.config.final_softcap != q.config.final_softcap {
+    if (p.config.final_softcap, p.config.logits_divisor) != (q.config.final_softcap, q.config.logits_divisor)
+    {
         return Err(
             Error::model("the two models do not cap their logits alike").fix("two models of one family")
         );

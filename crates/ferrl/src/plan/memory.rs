@@ -188,7 +188,7 @@ pub fn activations(c: &Config, t: usize, e: usize, recompute: bool) -> usize {
 
 /// Bytes per token of what one layer computes and backward reads.
 fn interior(c: &Config, e: usize) -> usize {
-    let qkv = c.qkv_width() * if c.qk_norm { 2 } else { 1 };
+    let qkv = c.qkv_width() * if c.qk_norm.is_some() { 2 } else { 1 };
     let post = if c.post_norms { 2 * c.hidden } else { 0 };
     e * (c.hidden + qkv + c.attention_width() + c.up_width() + post) + 4 * c.heads
 }

@@ -144,10 +144,10 @@ impl Case for HeadNormCase {
         let vector = |seed| upload(b, DType::F32, &random(seed, op.width));
         let (x, mut d, q, k) = (input(1)?, input(2)?, vector(3)?, vector(4)?);
         let mut y = unwritten(b, dtype, x.len())?;
-        b.head_norm(HeadNorm { op, heads, q_weight: &q, k_weight: &k }, &x, &mut y)?;
+        b.head_norm(HeadNorm { op, heads, whole: false, q_weight: &q, k_weight: &k }, &x, &mut y)?;
         let (mut dq, mut dk) = (vector(5)?, vector(6)?);
         b.head_norm_backward(
-            HeadNorm { op, heads, q_weight: &q, k_weight: &k },
+            HeadNorm { op, heads, whole: false, q_weight: &q, k_weight: &k },
             &x,
             &mut d,
             [Some(&mut dq), Some(&mut dk)],

@@ -168,7 +168,13 @@ const CASES: &[Case] = &[
     }),
     ("head_norm", |m| {
         m.b.head_norm(
-            HeadNorm { op: HEAD_NORM, heads: HEADS, q_weight: &m.f32s(8)?, k_weight: &m.f32s(8)? },
+            HeadNorm {
+                op: HEAD_NORM,
+                heads: HEADS,
+                whole: false,
+                q_weight: &m.f32s(8)?,
+                k_weight: &m.f32s(8)?,
+            },
             &m.x(ROWS * QKV)?,
             &mut m.x(ROWS * QKV)?,
         )
@@ -177,7 +183,7 @@ const CASES: &[Case] = &[
         let (qkv, q, k, mut d) = (m.x(ROWS * QKV)?, m.f32s(8)?, m.f32s(8)?, m.x(ROWS * QKV)?);
         let (mut dq, mut dk) = (m.f32s(8)?, m.f32s(8)?);
         m.b.head_norm_backward(
-            HeadNorm { op: HEAD_NORM, heads: HEADS, q_weight: &q, k_weight: &k },
+            HeadNorm { op: HEAD_NORM, heads: HEADS, whole: false, q_weight: &q, k_weight: &k },
             &qkv,
             &mut d,
             [Some(&mut dq), Some(&mut dk)],
@@ -408,6 +414,7 @@ mod tests {
         "block_len",
         "cache_len",
         "decode_rows",
+        "norms_whole_rows",
         "chosen",
     ];
 

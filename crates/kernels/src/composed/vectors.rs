@@ -126,13 +126,13 @@ pub fn head_norm<B: HeadNormOps + ?Sized>(
     qkv: &Buffer,
     out: &mut Buffer,
 ) -> Result<()> {
-    let HeadNorm { op, heads, q_weight, k_weight } = norm;
-    let weights = [q_weight, k_weight];
+    let HeadNorm { heads, q_weight, k_weight, .. } = norm;
+    let (weights, parts) = ([q_weight, k_weight], norm.parts());
     by_head(b, heads, out, |part, rows, out| {
         let x = gathered(b, qkv, rows, heads.head_dim)?;
         let Some(weight) = weights.get(part) else { return Ok(x) };
         let mut y = b.alloc(out.dtype(), x.len())?;
-        b.norm(Normed { op, weight, bias: None }, &x, &mut y)?;
+        b.norm(Normed { op: parts[part].1, weight, bias: None }, &x, &mut y)?;
         Ok(y)
     })
 }
@@ -145,8 +145,8 @@ pub fn head_norm_backward<B: HeadNormOps + ?Sized>(
     dqkv: &mut Buffer,
     mut dweights: [Option<&mut Buffer>; 2],
 ) -> Result<()> {
-    let HeadNorm { op, heads, q_weight, k_weight } = norm;
-    let weights = [q_weight, k_weight];
+    let HeadNorm { heads, q_weight, k_weight, .. } = norm;
+    let (weights, parts) = ([q_weight, k_weight], norm.parts());
     by_head(b, heads, dqkv, |part, rows, dqkv| {
         let dy = gathered(b, dqkv, rows, heads.head_dim)?;
         let Some(weight) = weights.get(part) else { return Ok(dy) };
@@ -154,7 +154,7 @@ pub fn head_norm_backward<B: HeadNormOps + ?Sized>(
         let mut dx = b.alloc(dqkv.dtype(), x.len())?;
         let grads = NormGrads { weight: dweights[part].as_deref_mut(), bias: None, add: true };
         b.norm_backward(
-            Normed { op, weight, bias: None },
+            Normed { op: parts[part].1, weight, bias: None },
             &dy,
             &x,
             Target { to: &mut dx, add: false },

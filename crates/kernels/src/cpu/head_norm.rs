@@ -1,4 +1,4 @@
-//! RMSNorm or LayerNorm of each query and key head inside rows of `qkv`.
+//! RMSNorm or LayerNorm of queries and keys inside rows of `qkv`: of each head, or of all heads together.
 
 use super::Cpu;
 use super::element::{Stored, get, put};
@@ -7,23 +7,35 @@ use super::norm::{Partials, RowGradient, norm_row};
 use super::pool::Disjoint;
 use super::simd::{LANES, multiversion};
 use super::vector::{copy_row, row_count, rows_of_task, typed};
-use crate::backend::{HeadNorm, HeadNormOps, Heads, Norm};
+use crate::backend::{HeadNorm, HeadNormOps, Norm};
 use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::shapes;
 
-/// The weights of a call, and that they fit.
-fn parameters(norm: HeadNorm<'_>) -> [&[f32]; 2] {
-    let (weights, width) = ([f32s(norm.q_weight), f32s(norm.k_weight)], norm.op.width);
-    assert!(width == norm.heads.head_dim && weights.iter().all(|w| w.len() == width));
-    weights
+/// Neighbouring columns of a row, normalised in equal parts.
+#[derive(Clone, Copy)]
+struct Columns<'a> {
+    count: usize,
+    op: Norm,
+    weight: &'a [f32],
+}
+
+/// Those of queries and of keys, which a row begins with.
+fn columns(norm: HeadNorm<'_>) -> [Columns<'_>; 2] {
+    let [query, key] = norm.parts();
+    let of = |(count, op): (usize, Norm), weight| {
+        let weight = f32s(weight);
+        assert_eq!(weight.len(), op.width);
+        Columns { count, op, weight }
+    };
+    assert_eq!(norm.op.width, norm.heads.head_dim);
+    [of(query, norm.q_weight), of(key, norm.k_weight)]
 }
 
 impl HeadNormOps for Cpu {
     fn head_norm(&self, norm: HeadNorm<'_>, qkv: &Buffer, out: &mut Buffer) -> Result<()> {
         shapes::head_norm(self, norm, qkv, out)?;
-        let (weights, HeadNorm { op, heads, .. }) = (parameters(norm), norm);
-        let width = heads.qkv_width();
+        let (columns, width) = (columns(norm), norm.heads.qkv_width());
         assert_eq!(qkv.len(), out.len());
         let rows = row_count(qkv.len(), width);
         typed!([ref qkv, mut out] {
@@ -32,7 +44,7 @@ impl HeadNormOps for Cpu {
                 let r = r.start * width..r.end * width;
                 // SAFETY: tasks have disjoint rows.
                 let out = unsafe { out.part(r.start, r.len()) };
-                forward_rows(self.level, op, heads, weights, &qkv[r], out);
+                forward_rows(self.level, columns, width, &qkv[r], out);
             })
         });
         Ok(())
@@ -46,11 +58,11 @@ impl HeadNormOps for Cpu {
         dweights: [Option<&mut Buffer>; 2],
     ) -> Result<()> {
         shapes::head_norm_backward(self, norm, qkv, dqkv, dweights.each_ref().map(|d| d.as_deref()))?;
-        let (weights, HeadNorm { op, heads, .. }) = (parameters(norm), norm);
-        let width = heads.qkv_width();
+        let (columns, width) = (columns(norm), norm.heads.qkv_width());
         assert_eq!(qkv.len(), dqkv.len());
         let rows = row_count(qkv.len(), width);
-        let wanted = dweights.each_ref().map(|d| (op.width, d.is_some()));
+        let [query, key] = columns.map(|c| c.op.width);
+        let wanted = [(query, dweights[0].is_some()), (key, dweights[1].is_some())];
         let mut partials = Partials::new(self, rows, wanted)?;
         typed!([ref qkv, mut dqkv] {
             let dqkv = Disjoint::new(dqkv);
@@ -58,7 +70,7 @@ impl HeadNormOps for Cpu {
                 let r = r.start * width..r.end * width;
                 // SAFETY: tasks have disjoint rows.
                 let dqkv = unsafe { dqkv.part(r.start, r.len()) };
-                backward_rows(self.level, (op, heads), weights, &qkv[r], dqkv, dweights);
+                backward_rows(self.level, columns, width, &qkv[r], dqkv, dweights);
             })
         });
         partials.add(self, dweights);
@@ -67,38 +79,37 @@ impl HeadNormOps for Cpu {
 }
 
 multiversion! {
-    fn forward_rows<S, type T: Stored, type U: Stored>(s, op: Norm, heads: Heads, weights: [&[f32]; 2], qkv: &[T], out: &mut [U]) {
-        let [q_weight, k_weight] = weights;
-        let (dim, normed, width) = (heads.head_dim, heads.heads + heads.kv_heads, heads.qkv_width());
+    fn forward_rows<S, type T: Stored, type U: Stored>(s, columns: [Columns<'_>; 2], width: usize, qkv: &[T], out: &mut [U]) {
         for row in (0..qkv.len()).step_by(width) {
-            for h in 0..normed {
-                let (at, weight) = (row + h * dim, if h < heads.heads { q_weight } else { k_weight });
-                norm_row(s, op, &qkv[at..at + dim], weight, None, &mut out[at..at + dim]);
+            let mut at = row;
+            for Columns { count, op, weight } in columns {
+                for _ in 0..count {
+                    norm_row(s, op, &qkv[at..at + op.width], weight, None, &mut out[at..at + op.width]);
+                    at += op.width;
+                }
             }
-            copy_row(s, &qkv[row + normed * dim..row + width], &mut out[row + normed * dim..row + width]);
+            copy_row(s, &qkv[at..row + width], &mut out[at..row + width]);
         }
     }
 }
 
 multiversion! {
-    fn backward_rows<S, type T: Stored, type U: Stored>(s, norm: (Norm, Heads), weights: [&[f32]; 2], qkv: &[T], dqkv: &mut [U], dweights: [&mut [f32]; 2]) {
-        let (op, heads) = norm;
-        let ([q_weight, k_weight], [dq_weight, dk_weight]) = (weights, dweights);
-        let (dim, width) = (heads.head_dim, heads.qkv_width());
+    fn backward_rows<S, type T: Stored, type U: Stored>(s, columns: [Columns<'_>; 2], width: usize, qkv: &[T], dqkv: &mut [U], dweights: [&mut [f32]; 2]) {
         for row in (0..qkv.len()).step_by(width) {
-            for h in 0..heads.heads + heads.kv_heads {
-                let query = h < heads.heads;
-                let at = row + h * dim..row + (h + 1) * dim;
-                let (x, d) = (&qkv[at.clone()], &mut dqkv[at]);
-                let weight = if query { q_weight } else { k_weight };
-                let dweight = if query { &mut *dq_weight } else { &mut *dk_weight };
-                let gradient = RowGradient::of(s, op, d, x, weight);
-                for j in (0..dim).step_by(LANES) {
-                    let (dy, x) = (get(s, d, j), get(s, x, j));
-                    if !dweight.is_empty() {
-                        gradient.add_weight(s, dy, x, dweight, j);
+            let mut at = row;
+            for part in 0..2 {
+                let (Columns { count, op, weight }, dweight) = (columns[part], &mut *dweights[part]);
+                for _ in 0..count {
+                    let (x, d) = (&qkv[at..at + op.width], &mut dqkv[at..at + op.width]);
+                    let gradient = RowGradient::of(s, op, d, x, weight);
+                    for j in (0..op.width).step_by(LANES) {
+                        let (dy, x) = (get(s, d, j), get(s, x, j));
+                        if !dweight.is_empty() {
+                            gradient.add_weight(s, dy, x, dweight, j);
+                        }
+                        put(s, d, j, gradient.input(s, dy, x, get(s, weight, j)));
                     }
-                    put(s, d, j, gradient.input(s, dy, x, get(s, weight, j)));
+                    at += op.width;
                 }
             }
         }

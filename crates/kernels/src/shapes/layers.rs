@@ -143,16 +143,17 @@ pub(crate) fn head_norm_backward(
 ) -> Result<()> {
     let op = Op::new(home, "head_norm_backward");
     head_norms(op, norm, qkv, ("dqkv", dqkv))?;
-    op.some_f32s("dq_weight", dweights[0], norm.op.width)?;
-    op.some_f32s("dk_weight", dweights[1], norm.op.width)
+    let [(_, query), (_, key)] = norm.parts();
+    op.some_f32s("dq_weight", dweights[0], query.width)?;
+    op.some_f32s("dk_weight", dweights[1], key.width)
 }
 
 fn head_norms(op: Op<'_>, norm: HeadNorm<'_>, qkv: &Buffer, (name, out): (&str, &Buffer)) -> Result<()> {
-    let HeadNorm { op: kind, heads, q_weight, k_weight } = norm;
+    let HeadNorm { op: kind, heads, q_weight, k_weight, .. } = norm;
     op.heads(heads)?;
     let (width, dim) = (kind.width, heads.head_dim);
     op.expect(width == dim, || format!("a norm of {width} elements, heads have {dim}"))?;
-    for weight in [q_weight, k_weight] {
+    for (weight, (_, kind)) in [q_weight, k_weight].into_iter().zip(norm.parts()) {
         op.norm(Normed { op: kind, weight, bias: None })?;
     }
     op.rows("qkv", qkv, heads.qkv_width())?;

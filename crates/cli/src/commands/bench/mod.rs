@@ -166,7 +166,7 @@ fn forward_flops(config: &Config, context: f64) -> f64 {
 
 /// The family that the peers are measured with: gated, with biases on queries, keys and values.
 fn measured_family() -> Option<&'static str> {
-    let fits = |c: &Config| c.qkv_bias && c.activation.is_gated() && !c.qk_norm && !c.post_norms;
+    let fits = |c: &Config| c.qkv_bias && c.activation.is_gated() && c.qk_norm.is_none() && !c.post_norms;
     let built = |name: &str| InitOptions::new(name).build().ok();
     FAMILIES.iter().map(|f| f.name()).find(|name| built(name).is_some_and(|(c, _)| fits(&c)))
 }

@@ -159,12 +159,10 @@ impl Reference {
             for part in &tensor.parts {
                 let name = format!("grad.{}", part.name);
                 let missing = || Error::data(format!("{name} is missing")).at(self.path.display());
-                let (shape, _) = self.tensor(&name)?.ok_or_else(missing)?;
-                let want = self.floats(&name)?.unwrap_or_default();
+                let want = self.floats(&name)?.ok_or_else(missing)?;
                 let scale = want.iter().fold(1e-3f32, |m, x| m.max(x.abs()));
                 for (j, w) in want.iter().enumerate() {
-                    // A transposed tensor is stored [in, out].
-                    let g = if part.transposed { j % shape[1] * shape[0] + j / shape[1] } else { j };
+                    let g = part.held(j);
                     let far = f64::from((got[at + g] - w).abs() / scale);
                     most = if far.is_nan() { f64::INFINITY } else { most.max(far) };
                 }

@@ -60,8 +60,10 @@ pub fn tile_rows(level: Level) -> usize {
         Kind::Avx2 => super::simd::Avx2::MR,
         #[cfg(target_arch = "x86_64")]
         Kind::Avx512 | Kind::Avx512Bf16 => super::simd::Avx512::<true>::MR,
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => super::simd::Portable::MR,
+        #[cfg(target_arch = "aarch64")]
+        Kind::Neon => super::simd::Neon::MR,
+        #[allow(unreachable_patterns)]
+        _ => unreachable!("a level of another architecture"),
     }
 }
 

@@ -9,12 +9,16 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 pub use portable::{Portable, narrow, widen};
 
 use crate::error::{Error, Result, nearest};
@@ -37,6 +41,8 @@ impl std::fmt::Debug for Level {
 pub(crate) enum Kind {
     /// Plain Rust, no vector instructions named.
     Portable,
+    /// NEON.
+    Neon,
     /// AVX2 and FMA.
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
@@ -47,11 +53,12 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// All of them, slowest first.
-    const ALL: [Kind; 4] = [Kind::Portable, Kind::Avx2, Kind::Avx512, Kind::Avx512Bf16];
+    const ALL: [Kind; 5] = [Kind::Portable, Kind::Neon, Kind::Avx2, Kind::Avx512, Kind::Avx512Bf16];
 
     fn name(self) -> &'static str {
         match self {
             Kind::Portable => "portable",
+            Kind::Neon => "neon",
             Kind::Avx2 => "avx2",
             Kind::Avx512 => "avx512",
             Kind::Avx512Bf16 => "avx512bf16",
@@ -70,12 +77,17 @@ impl Kind {
                 && is_x86_feature_detected!("avx512vl");
             match self {
                 Kind::Portable => true,
+                Kind::Neon => false,
                 Kind::Avx2 => avx2,
                 Kind::Avx512 => avx512,
                 Kind::Avx512Bf16 => avx512 && is_x86_feature_detected!("avx512bf16"),
             }
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        {
+            self == Kind::Portable || self == Kind::Neon && std::arch::is_aarch64_feature_detected!("neon")
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         {
             self == Kind::Portable
         }
@@ -294,6 +306,13 @@ macro_rules! multiversion {
                 let token = unsafe { $crate::cpu::simd::Avx2::new() };
                 generic::<_, $($C,)* $($T,)*>(token $(, $arg)*)
             }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon")]
+            fn neon<$(const $C: $CT,)* $($T: $B,)*>($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: compiled for these instructions, and called where the CPU has them.
+                let token = unsafe { $crate::cpu::simd::Neon::new() };
+                generic::<_, $($C,)* $($T,)*>(token $(, $arg)*)
+            }
             match level.kind() {
                 Kind::Portable => generic::<_, $($C,)* $($T,)*>(Portable $(, $arg)*),
                 #[cfg(target_arch = "x86_64")]
@@ -305,8 +324,11 @@ macro_rules! multiversion {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 Kind::Avx512Bf16 => unsafe { avx512bf16::<$($C,)* $($T,)*>($($arg),*) },
-                #[cfg(not(target_arch = "x86_64"))]
-                _ => unreachable!("only the portable level exists on this architecture"),
+                #[cfg(target_arch = "aarch64")]
+                // SAFETY: as above.
+                Kind::Neon => unsafe { neon::<$($C,)* $($T,)*>($($arg),*) },
+                #[allow(unreachable_patterns)]
+                _ => unreachable!("a level of another architecture"),
             }
         }
     };

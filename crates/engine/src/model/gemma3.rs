@@ -1,0 +1,126 @@
+//! Gemma 3 (text): Gemma 2 with norms on query and key heads in place of soft caps, five windowed layers for each full one,
+//! and a rotation of its own for the windowed ones.
+
+use serde_json::{Value, json};
+
+use super::common::{Defaults, activation_name, layer_types, llama_config, llama_json, plain, typed_windows};
+use super::config::{LayerRope, NormKind, QkNorm, Rope, RopeScaling};
+use super::fields::Fields;
+use super::gemma2::{self, inverse_square};
+use super::naming::Tensor;
+use super::rope_json::RopeRules;
+use super::{Architectures, Config, Family, common};
+use crate::Result;
+
+pub(super) struct Gemma3;
+
+const DEFAULTS: Defaults = Defaults {
+    kv_heads: Some(4),
+    head_dim: Some(256),
+    max_positions: 131_072,
+    eps: 1e-6,
+    tied: true,
+    activation_keys: &["hidden_activation", "hidden_act"],
+    activation: "gelu_pytorch_tanh",
+};
+
+const ROPE: RopeRules = RopeRules { theta: 1_000_000.0, by_layer_type: true, ..RopeRules::USUAL };
+/// Base of the windowed layers' rotation where `config.json` names none.
+const LOCAL_THETA: f64 = 10_000.0;
+
+impl Family for Gemma3 {
+    fn name(&self) -> &'static str {
+        "gemma3"
+    }
+    fn model_types(&self) -> &'static [&'static str] {
+        &["gemma3_text"]
+    }
+    fn architectures(&self) -> Architectures {
+        Architectures {
+            causal: "Gemma3ForCausalLM",
+            classifier: "Gemma3TextForSequenceClassification",
+            base: "Gemma3TextModel",
+        }
+    }
+    fn config(&self, json: &Value) -> Result<Config> {
+        let json = &with_defaults(json);
+        let f = Fields::new(json)?;
+        let mut c = llama_config(self.name(), &f, self.architectures(), &DEFAULTS, &ROPE)?;
+        c.norm.kind = NormKind::RmsPlusOne;
+        (c.post_norms, c.qk_norm) = (true, Some(QkNorm::PerHead));
+        c.qkv_bias = f.flag("attention_bias", false)?;
+        c.out_bias = c.qkv_bias;
+        c.attention_scale = (1.0 / f.opt_positive("query_pre_attn_scalar")?.unwrap_or(256.0).sqrt()) as f32;
+        c.attention_softcap = f.opt_positive("attn_logit_softcapping")?.map(|x| x as f32);
+        c.final_softcap = f.opt_positive("final_logit_softcapping")?.map(|x| x as f32);
+        c.embedding_scale = (c.hidden as f64).sqrt() as f32;
+        let window = if f.has("sliding_window") { f.opt_size("sliding_window")? } else { Some(4096) };
+        let pattern = f.opt_size("sliding_window_pattern")?.unwrap_or(6);
+        let slides = |layer: usize| !(layer + 1).is_multiple_of(pattern);
+        c.windows = typed_windows(&f, c.layers, window, slides)?;
+        let local = local_layers(&f, c.layers, slides)?;
+        let rope = |local: bool| if local { LayerRope::Local } else { LayerRope::Global };
+        c.layer_ropes = local.into_iter().map(rope).collect();
+        c.local_rope = Some(local_rope(&f, c.head_dim)?);
+        Ok(c)
+    }
+    fn tensors(&self, config: &Config) -> Vec<Tensor> {
+        gemma2::NAMES.tensors(config)
+    }
+    fn slides_by_default(&self) -> bool {
+        true
+    }
+    fn to_json(&self, config: &Config) -> Value {
+        let mut out = llama_json(config, "gemma3_text", self.architectures());
+        let mut put = |key: &str, value: Value| out.insert(key.into(), value);
+        put("hidden_activation", json!(activation_name(config.activation)));
+        put("attention_bias", json!(config.qkv_bias));
+        put("query_pre_attn_scalar", inverse_square(config.attention_scale));
+        put("attn_logit_softcapping", json!(config.attention_softcap.map(plain)));
+        put("final_logit_softcapping", json!(config.final_softcap.map(plain)));
+        put("sliding_window", json!(common::window_size(config).unwrap_or(4096)));
+        put("layer_types", json!(layer_types(config)));
+        if let Some(rope) = &config.local_rope {
+            put("rope_local_base_freq", json!(rope.theta));
+        }
+        out.into()
+    }
+}
+
+/// The published 4B, 12B and 27B leave out what transformers assumes.
+fn with_defaults(json: &Value) -> Value {
+    let mut json = json.clone();
+    if let Some(fields) = json.as_object_mut() {
+        fields.entry("num_attention_heads").or_insert(json!(8));
+        fields.entry("vocab_size").or_insert(json!(262_208));
+    }
+    json
+}
+
+/// Which layers have the windowed layers' rotation: those that `layer_types` calls sliding, whatever their window.
+fn local_layers(f: &Fields, layers: usize, slides: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
+    let unbounded = typed_windows(f, layers, Some(1), slides)?;
+    Ok(unbounded.iter().map(Option::is_some).collect())
+}
+
+/// The rotation of windowed layers: `rope_local_base_freq`, or the sliding layers' entry of `rope_parameters`.
+fn local_rope(f: &Fields, head_dim: usize) -> Result<Rope> {
+    let place = "config.json: rope_parameters.sliding_attention";
+    let dict = match f.object("rope_parameters", "config.json: rope_parameters")? {
+        Some(both) => both.object("sliding_attention", place)?,
+        None => None,
+    };
+    let kind = dict.map(|d| d.text("rope_type")).transpose()?.flatten().unwrap_or("default");
+    if kind != "default" {
+        return Err(f
+            .error(format!(
+                "rope_parameters.sliding_attention has rope_type {kind:?}, which is not supported"
+            ))
+            .fix("windowed layers rotate unscaled: rope_type \"default\""));
+    }
+    let theta = match dict.map(|d| d.opt_positive("rope_theta")).transpose()?.flatten() {
+        Some(theta) => theta,
+        None => f.opt_positive("rope_local_base_freq")?.unwrap_or(LOCAL_THETA),
+    };
+    Ok(Rope { theta, rotary_dim: head_dim, scaling: RopeScaling::None })
+}

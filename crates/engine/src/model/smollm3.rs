@@ -1,0 +1,87 @@
+//! SmolLM 3: Llama whose every fourth layer has no rotation (NoPE).
+
+use serde_json::{Value, json};
+
+use super::common::{Defaults, layer_types, llama_config, llama_json, typed_windows, window_size};
+use super::config::LayerRope;
+use super::fields::Fields;
+use super::naming::{LLAMA_NAMES, Tensor};
+use super::rope_json::RopeRules;
+use super::{Architectures, Config, Family};
+use crate::Result;
+
+pub(super) struct SmolLm3;
+
+const DEFAULTS: Defaults = Defaults {
+    kv_heads: Some(4),
+    head_dim: None,
+    max_positions: 32_768,
+    eps: 1e-6,
+    tied: true,
+    activation_keys: &["hidden_act"],
+    activation: "silu",
+};
+
+const ROPE: RopeRules = RopeRules { theta: 2_000_000.0, by_layer: true, ..RopeRules::USUAL };
+
+impl Family for SmolLm3 {
+    fn name(&self) -> &'static str {
+        "smollm3"
+    }
+    fn model_types(&self) -> &'static [&'static str] {
+        &["smollm3"]
+    }
+    fn architectures(&self) -> Architectures {
+        Architectures {
+            causal: "SmolLM3ForCausalLM",
+            classifier: "SmolLM3ForSequenceClassification",
+            base: "SmolLM3Model",
+        }
+    }
+    fn config(&self, json: &Value) -> Result<Config> {
+        let f = Fields::new(json)?;
+        let mut c = llama_config(self.name(), &f, self.architectures(), &DEFAULTS, &ROPE)?;
+        c.qkv_bias = f.flag("attention_bias", false)?;
+        c.out_bias = c.qkv_bias;
+        c.mlp_bias = f.flag("mlp_bias", false)?;
+        c.layer_ropes = layer_ropes(&f, c.layers)?;
+        let slides = f.flag("use_sliding_window", false)?;
+        let window = f.opt_size("sliding_window")?.filter(|_| slides);
+        // Unless layer_types says otherwise, the layers without rotation are those that slide.
+        c.windows = typed_windows(&f, c.layers, window, |l| c.layer_ropes[l] == LayerRope::None)?;
+        Ok(c)
+    }
+    fn tensors(&self, config: &Config) -> Vec<Tensor> {
+        LLAMA_NAMES.tensors(config)
+    }
+    fn to_json(&self, config: &Config) -> Value {
+        let mut out = llama_json(config, "smollm3", self.architectures());
+        let mut put = |key: &str, value: Value| out.insert(key.into(), value);
+        let rotates = |rope: &LayerRope| u8::from(*rope != LayerRope::None);
+        put("attention_bias", json!(config.qkv_bias));
+        put("mlp_bias", json!(config.mlp_bias));
+        put("no_rope_layers", json!(config.layer_ropes.iter().map(rotates).collect::<Vec<_>>()));
+        put("use_sliding_window", json!(window_size(config).is_some()));
+        put("sliding_window", json!(window_size(config)));
+        put("layer_types", json!(layer_types(config)));
+        out.into()
+    }
+}
+
+/// `no_rope_layers` holds 1 for a layer that rotates; where it is missing, every `no_rope_layer_interval`-th does not.
+fn layer_ropes(f: &Fields, layers: usize) -> Result<Vec<LayerRope>> {
+    let of = |rotates: bool| if rotates { LayerRope::Global } else { LayerRope::None };
+    let Some(list) = f.get("no_rope_layers") else {
+        let interval = f.opt_size("no_rope_layer_interval")?.unwrap_or(4);
+        return Ok((1..=layers).map(|l| of(!l.is_multiple_of(interval))).collect());
+    };
+    let flags: Option<Vec<u64>> = list.as_array().and_then(|l| l.iter().map(Value::as_u64).collect());
+    match flags {
+        Some(flags) if flags.len() >= layers && flags.iter().all(|x| *x < 2) => {
+            Ok(flags[..layers].iter().map(|x| of(*x == 1)).collect())
+        }
+        _ => Err(f
+            .error(format!("no_rope_layers must hold 0 or 1 for each of the {layers} layers, got {list}"))
+            .fix("1 for a layer that rotates, 0 for one that does not")),
+    }
+}

@@ -1,0 +1,65 @@
+//! Checkpoints of models that see and hear, whose text part is one of the families: `config.json` holds that part's own
+//! configuration under `text_config`, and its tensors have a prefix. The text part is read as a model by itself; a saved
+//! model is that part alone, under the family's own names.
+
+use serde_json::{Map, Value, json};
+
+use super::FAMILIES;
+use super::fields::Fields;
+use crate::Result;
+
+/// Fields of the whole that hold for its text part where it does not say otherwise.
+const SHARED: [&str; 7] = [
+    "tie_word_embeddings",
+    "dtype",
+    "torch_dtype",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "transformers_version",
+];
+
+/// Prefixes that the text part's tensors have in place of `model.`, as older and newer versions of transformers write them.
+const PREFIXES: [&str; 2] = ["language_model.model.", "model.language_model."];
+
+/// The configuration of the text part; `None` where the model has no other.
+pub fn text_config(json: &Value) -> Result<Option<Value>> {
+    let whole = Fields::new(json)?;
+    let place = "config.json: text_config";
+    let Some(text) = whole.object("text_config", place)? else { return Ok(None) };
+    let Some(kind) = text.text("model_type")? else {
+        return Err(text.error("field model_type is missing").fix("add the model_type of the text part"));
+    };
+    let Some(family) = FAMILIES.iter().find(|family| family.model_types().contains(&kind)) else {
+        let known = FAMILIES.iter().flat_map(|family| family.model_types().iter().copied());
+        return Err(super::unknown(
+            text.error(format!("model type {kind:?} of the text part is not supported")),
+            kind,
+            known,
+        ));
+    };
+    let mut out: Map<String, Value> = json["text_config"].as_object().cloned().unwrap_or_default();
+    for key in SHARED {
+        if let Some(value) = whole.get(key).filter(|_| text.get(key).is_none()) {
+            out.insert(key.into(), value.clone());
+        }
+    }
+    out.insert("architectures".into(), json!([family.architectures().causal]));
+    Ok(Some(Value::Object(out)))
+}
+
+/// Names under which a tensor of the text part may be stored in the whole model.
+pub(crate) fn stored_names(name: &str) -> Vec<String> {
+    if name == "lm_head.weight" {
+        return vec!["language_model.lm_head.weight".into(), "model.lm_head.weight".into()];
+    }
+    let bare = name.strip_prefix("model.").unwrap_or(name);
+    PREFIXES.iter().map(|prefix| format!("{prefix}{bare}")).collect()
+}
+
+/// Whether a stored tensor belongs to the text part.
+pub(crate) fn is_text(stored: &str) -> bool {
+    stored.starts_with("language_model.")
+        || stored.starts_with("lm_head.")
+        || PREFIXES.iter().any(|prefix| stored.starts_with(prefix))
+}
