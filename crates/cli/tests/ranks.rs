@@ -165,3 +165,21 @@ fn a_rank_that_is_killed_ends_the_others_and_any_number_of_ranks_goes_on() {
 fn a_rank_that_is_frozen_ends_the_others_and_any_number_of_ranks_goes_on() {
     loses_a_rank(nix::sys::signal::Signal::SIGSTOP, "frozen");
 }
+
+/// Bug: mpirun of Open MPI 4.1 hung for good where a rank was killed while another was being started, and `ferrl launch` with it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_launcher_that_hangs_after_its_ranks_are_gone_is_ended() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let mpirun = folder.path().join("mpirun");
+    // Its only process ends, and it takes no notice.
+    let script = "#!/bin/sh\nif [ \"$1\" = --version ]; then echo 'mpirun (Open MPI) 4.1.4'; exit 0; fi\ntrue &\nexec sleep 1000\n";
+    std::fs::write(&mpirun, script).unwrap();
+    std::fs::set_permissions(&mpirun, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap_or_default());
+    let mut launch = Command::new(FERRL);
+    launch.args(["launch", "-n", "2", "--", "train", "run.toml"]).env("PATH", path);
+    let status = launch.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(status.code(), Some(7), "a rank was lost");
+}

@@ -5,9 +5,10 @@ use clap::Parser;
 use ferrl::interrupt;
 use ferrl_engine::{Class, Error, Result};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// Run a command on several ranks
 ///
@@ -42,11 +43,8 @@ pub fn run(args: &Args) -> Result<()> {
         "ferrl" => &args.command[1..],
         _ => &args.command[..],
     };
-    let shared = match command.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [first, ..] if first == "train" => true,
-        [first, second, ..] => first == "bench" && second == "ranks",
-        _ => false,
-    };
+    let words: Vec<&str> = command.iter().map(String::as_str).collect();
+    let shared = matches!(words[..], ["train", ..] | ["bench", "ranks", ..]);
     if !shared {
         return Err(Error::usage("several ranks share the work of `train` and of `bench ranks` alone")
             .at("launch")
@@ -67,7 +65,8 @@ pub fn run(args: &Args) -> Result<()> {
         let child = mpirun.args(&command).env(STOP_FILE, &stop.file).spawn();
         let mut child = child.map_err(|e| Error::device(format!("mpirun cannot be started: {e}")))?;
         stop.child.store(child.id(), Ordering::SeqCst);
-        let status = child.wait().map_err(|e| Error::device(format!("mpirun cannot be waited for: {e}")))?;
+        let status =
+            wait(&mut child).map_err(|e| Error::device(format!("mpirun cannot be waited for: {e}")))?;
         stop.child.store(0, Ordering::SeqCst);
         let code = status.code().unwrap_or(i32::from(crate::exit_code(Class::Rank)));
         let _ = std::fs::remove_file(&stop.file);
@@ -84,6 +83,39 @@ pub fn run(args: &Args) -> Result<()> {
         eprintln!("ferrl launch: exit code {code}; starting again ({} of {})", attempt + 1, args.retries);
     }
     Ok(())
+}
+
+/// How long a launcher may outlive all that it has started.
+const ABANDONED: Duration = Duration::from_secs(8);
+
+/// Waits for the launcher. That of Open MPI 4.1 may hang where a rank is killed while others are still being started; once all of
+/// its processes have been gone for a while, it is ended too.
+fn wait(child: &mut Child) -> std::io::Result<ExitStatus> {
+    let mut alone: Option<Instant> = None;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        alone = has_only_zombies(child.id()).then(|| alone.unwrap_or_else(Instant::now));
+        if alone.is_some_and(|since| since.elapsed() > ABANDONED) {
+            child.kill()?;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Whether a process has started others, and all of them have ended without its taking notice. Where the system does not say,
+/// it has not.
+fn has_only_zombies(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let children = threads.flatten().filter_map(|t| std::fs::read_to_string(t.path().join("children")).ok());
+    let children: Vec<String> =
+        children.flat_map(|c| c.split_whitespace().map(String::from).collect::<Vec<_>>()).collect();
+    let zombie = |child: &String| {
+        let stat = std::fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
+    };
+    !children.is_empty() && children.iter().all(zombie)
 }
 
 /// How Ctrl-C reaches rank 0. MPI's launchers answer it by killing all ranks, so they do not get it: the first one makes a file
