@@ -242,9 +242,10 @@ fn a_step_verifier_rewards_the_steps_and_the_sum_is_the_completions_reward() {
 fn a_python_function_rewards_steps_with_a_list() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("steps.py");
-    let code = "def reward(completions, steps, **columns):\n    rows = []\n    for text, lines in zip(completions, steps):\n        \
-                assert ''.join(lines) == text\n        rows.append([len(l) for l in lines] if 'x' not in text else len(text))\n    \
-                return rows\n\ndef short(completions, steps, **columns):\n    return [[1.0] for s in steps]\n";
+    let code = "def reward(completions, steps, **columns):\n    \
+                assert [''.join(lines) for lines in steps] == completions\n    \
+                return [len(t) if 'x' in t else [len(l) for l in lines] for t, lines in zip(completions, steps)]\n\n\
+                def short(completions, steps, **columns):\n    return [[1.0] for s in steps]\n";
     std::fs::write(&file, code).unwrap();
     let source = |function: &str| {
         let value = json!({ "python": file, "function": function, "steps": "lines", "weight": 0.5 });
