@@ -79,6 +79,11 @@ fn one_two_and_three_ranks_leave_the_same_bytes() {
             assert!(said.contains(&format!("{ranks} ranks under")), "{said}");
             assert_eq!(weights(dir, &name), weights(dir, kind), "{name}");
         }
+        // Weights, moments and gradients split over the ranks (ZeRO-3).
+        let split = [changes, &["parallel.ddp_size=1"]].concat();
+        let name = format!("{kind}-split");
+        finished(train(dir, 3, &name, &split).output().unwrap());
+        assert_eq!(weights(dir, &name), weights(dir, kind), "{name}");
     }
 }
 

@@ -577,3 +577,41 @@ fn time_of_a_step() {
         }
     }
 }
+
+#[test]
+fn a_completion_in_pieces_is_the_completion_in_one() {
+    let (tokenizer, model) = letters();
+    let mut sampler =
+        Sampler::new(&model, CacheOptions::default()).unwrap().with_tokenizer(tokenizer.clone());
+    let free = sampler.generate(&model, vec![request(&[1, 2], short(60), 7)]).unwrap().remove(0);
+    let string = tokenizer.decode(&free.ids[31..34], false).unwrap();
+    let ways = [
+        short(60),
+        SamplingParams {
+            presence_penalty: 0.7,
+            frequency_penalty: 0.4,
+            repetition_penalty: 1.3,
+            ..short(60)
+        },
+        SamplingParams { stop_strings: vec![string], ..short(60) },
+    ];
+    for params in ways {
+        let whole = sampler.generate(&model, vec![request(&[1, 2], params.clone(), 7)]).unwrap().remove(0);
+        for piece in [1, 7, 32, 59] {
+            let (mut ids, mut logp, mut stop) = (vec![1, 2], Vec::new(), Stop::Length);
+            while ids.len() - 2 < 60 && stop == Stop::Length {
+                let sampled = ids.len() - 2;
+                let max_new_tokens = piece.min(60 - sampled);
+                let params = SamplingParams { sampled, max_new_tokens, ..params.clone() };
+                let c = sampler.generate(&model, vec![request(&ids, params, 7)]).unwrap().remove(0);
+                ids.extend(c.ids);
+                logp.extend(c.logp);
+                stop = c.stop;
+            }
+            assert_eq!((&ids[2..], logp, stop), (&whole.ids[..], whole.logp.clone(), whole.stop), "{piece}");
+        }
+    }
+    let nothing = SamplingParams { sampled: 2, ..short(5) };
+    let error = sampler.submit(request(&[1, 2], nothing, 0)).unwrap_err().to_string();
+    assert!(error.contains("none is left to complete"), "{error}");
+}

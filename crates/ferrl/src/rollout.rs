@@ -2,13 +2,14 @@
 
 use crate::episode::{self, Environments, Episode, Played, Plays, TimeShares};
 use crate::experience::{Experience, Sequence};
+use crate::place::{cost, place};
 use crate::ranks::gather;
 use crate::recipe::Rollout;
 use crate::source::Prompt;
-use ferrl_engine::Result;
 use ferrl_engine::generate::{Completion, Generator, SamplingParams, Stop, Stops};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
+use ferrl_engine::{Error, Result};
 use ferrl_kernels::Ranks;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -89,6 +90,17 @@ pub struct Sampled {
     pub time: TimeShares,
 }
 
+/// What is sampled for each of some prompts.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// How.
+    pub params: &'a SamplingParams,
+    /// Completions of each.
+    pub samples: usize,
+    /// The step, which keys the random numbers.
+    pub step: u64,
+}
+
 /// `samples` completions to each prompt, in the order of prompts and samples. Random numbers depend on the seed, the step,
 /// the prompt's number and the sample's alone, so it does not matter which rank completes a prompt: each completes its share,
 /// and all get everything.
@@ -99,20 +111,55 @@ pub fn sample(
     samples: usize,
     step: u64,
 ) -> Result<Sampled> {
-    let (ranks, own) = (actor.ranks, actor.ranks.share(prompts.len()));
-    let sampled = sample_here(actor, &mut prompts[own.clone()], params, samples, step)?;
+    let costs: Vec<u64> = prompts.iter().map(|p| cost(samples, p.ids.len(), params.max_new_tokens)).collect();
+    sample_placed(actor, prompts, Wanted { params, samples, step }, &costs)
+}
+
+/// The same where it is known what the completions of each prompt will cost: no rank gets much more to do than another.
+pub fn sample_placed(
+    actor: &mut Actor<'_>,
+    prompts: &mut [Prompt],
+    wanted: Wanted<'_>,
+    costs: &[u64],
+) -> Result<Sampled> {
+    let (ranks, Wanted { params, samples, step }) = (actor.ranks, wanted);
     if ranks.is_alone() {
-        return Ok(sampled);
+        return sample_here(actor, prompts, params, samples, step);
     }
-    let mut all = Sampled { time: sampled.time, ..Default::default() };
-    let mut first = 0;
-    for (theirs, sampled) in gather(ranks, (prompts[own].to_vec(), sampled))? {
-        all.experience.append(sampled.experience, first, all.answers.len());
-        all.answers.extend(sampled.answers.into_iter().map(|a| Answer { prompt: a.prompt + first, ..a }));
-        for prompt in theirs {
-            prompts[first] = prompt; // an environment may have begun it
-            first += 1;
+    let places = place(costs, ranks.size());
+    let own: Vec<usize> = (0..prompts.len()).filter(|&i| places[i] == ranks.rank()).collect();
+    let mut mine: Vec<Prompt> = own.iter().map(|&i| prompts[i].clone()).collect();
+    let here = sample_here(actor, &mut mine, params, samples, step)?;
+    let time = here.time;
+    let count = prompts.len();
+    let mut by_prompt: Vec<(Vec<Sequence>, Vec<Answer>)> = vec![Default::default(); count];
+    for (positions, theirs, sampled) in gather(ranks, (own, mine, here))? {
+        let lost = || Error::rank("a rank has completed prompts that are not its own");
+        let at = |local: usize| positions.get(local).copied().filter(|&i| i < count).ok_or_else(lost);
+        for (local, prompt) in theirs.into_iter().enumerate() {
+            prompts[at(local)?] = prompt; // an environment may have begun it
         }
+        for s in sampled.experience.sequences {
+            by_prompt[at(s.group)?].0.push(s);
+        }
+        for answer in sampled.answers {
+            by_prompt[at(answer.prompt)?].1.push(answer);
+        }
+    }
+    let mut all = Sampled { time, ..Default::default() };
+    for (group, (sequences, answers)) in by_prompt.into_iter().enumerate() {
+        if answers.len() != samples {
+            return Err(Error::rank(format!(
+                "prompt {group} has {} completions of {samples}",
+                answers.len()
+            )));
+        }
+        let first = all.answers.len();
+        // Where the sequences come from, a prompt's trajectories follow on those of the prompts before it.
+        let moved =
+            |s: Sequence| Sequence { trajectory: first + s.trajectory - s.group * samples, group, ..s };
+        all.experience.sequences.extend(sequences.into_iter().map(moved));
+        all.answers.extend(answers.into_iter().map(|a| Answer { prompt: group, ..a }));
     }
     Ok(all)
 }
@@ -125,7 +172,17 @@ fn sample_here(
     samples: usize,
     step: u64,
 ) -> Result<Sampled> {
-    let Plays { mut episodes, time } = episode::play(actor, prompts, params, samples, step)?;
+    let Plays { episodes, time } = episode::play(actor, prompts, params, samples, step)?;
+    sampled(actor, episodes, params, time)
+}
+
+/// Episodes that are over, as training sequences and texts.
+pub(crate) fn sampled(
+    actor: &Actor<'_>,
+    mut episodes: Vec<Episode>,
+    params: &SamplingParams,
+    time: TimeShares,
+) -> Result<Sampled> {
     let completions: Vec<Completion> = episodes.iter_mut().filter_map(|e| e.completion.take()).collect();
     let mut texts = texts(actor.tokenizer, actor.stops, &completions)?.into_iter();
     let (mut experience, mut answers) = (Experience::default(), Vec::new());

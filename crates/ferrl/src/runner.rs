@@ -23,9 +23,7 @@ use crate::experience::Metrics;
 use crate::preflight::Checked;
 use crate::recipe::{Recipe, Resolved};
 use crate::run::metrics::number;
-use crate::run::{
-    Best, CheckpointOptions, Checkpoints, MetricsLog, Role, RunFolder, StepRecord, frozen, load,
-};
+use crate::run::{Best, CheckpointOptions, Checkpoints, MetricsLog, Role, RunFolder, StepRecord, frozen};
 use crate::setup::{self, Draft};
 use crate::source::Source;
 use crate::train::{Stage, Waits};
@@ -168,6 +166,7 @@ fn stages(
     at: &Position,
     options: &Options,
 ) -> Result<Outcome> {
+    crate::parallel::check_stages(resolved, options.ranks.size())?;
     for (path, problem) in &at.found.skipped {
         let text = format!("passed over {}: {problem}", path.display());
         watch.note(&text);
@@ -453,7 +452,8 @@ impl OneStage<'_> {
             overwrite: true,
             ..Default::default()
         };
-        stage.policy.model.save(&out, Some(&ModelDir::open(self.dir)?.config_json), &options)
+        let json = ModelDir::open(self.dir)?.config_json;
+        self.reading(stage, || stage.policy.model.save(&out, Some(&json), &options))
     }
 
     /// What begins, in the log.
@@ -532,6 +532,7 @@ impl OneStage<'_> {
             "source": stage.source.state(),
             "algorithm": stage.algo.state(),
             "ahead": stage.ahead,
+            "unfinished": stage.unfinished,
             "metrics_bytes": marks.metrics,
             "rollouts": marks.rollouts,
             "pending": pending.map(Pending::to_json),
@@ -551,7 +552,8 @@ impl OneStage<'_> {
         let role = |name, trainer| Role { name, trainer, config_json, source: Some(self.dir) };
         let mut roles = vec![role("policy", &stage.policy)];
         roles.extend(stage.critic.as_ref().map(|c| role("critic", c)));
-        let saved = checkpoints.save(self.before + stage.step, &roles, state, best)?;
+        let saved =
+            self.reading(stage, || checkpoints.save(self.before + stage.step, &roles, state, best))?;
         for problem in saved.problems {
             let what = format!("an old checkpoint cannot be removed: {problem}");
             stage.warnings.raise("old-checkpoints", what, "it is tried again with every checkpoint");
@@ -573,9 +575,7 @@ impl OneStage<'_> {
     }
 
     fn restore(&self, stage: &mut Stage, path: &Path, state: &Value, watch: &mut dyn Watch) -> Result<()> {
-        let mut roles = vec![("policy", &mut stage.policy)];
-        roles.extend(stage.critic.as_mut().map(|c| ("critic", c)));
-        load(path, &mut roles)?;
+        stage.load(path)?;
         match stage.source.restore(&state["source"]) {
             // Other rows have no place where the old ones stood.
             Err(e) if self.options.allow_changed => watch.note(&format!("the data begin anew: {e}")),
@@ -587,6 +587,9 @@ impl OneStage<'_> {
         let broken = |e| Error::data(format!("rollouts in flight cannot be read: {e}")).at(path.display());
         if !state["ahead"].is_null() {
             stage.ahead = serde_json::from_value(state["ahead"].clone()).map_err(broken)?;
+        }
+        if !state["unfinished"].is_null() {
+            stage.unfinished = serde_json::from_value(state["unfinished"].clone()).map_err(broken)?;
         }
         stage.step = state["step"]
             .as_u64()
@@ -604,9 +607,14 @@ impl OneStage<'_> {
         let worse = |value: f64| if lower { value } else { -value };
         let best = rated.min_by(|a, b| worse(a.0).total_cmp(&worse(b.0)).then(a.1.cmp(&b.1)));
         let Some((value, step)) = best else { return Ok(()) };
-        let mut roles = vec![("policy", &mut stage.policy)];
-        roles.extend(stage.critic.as_mut().map(|c| ("critic", c)));
-        load(&self.folder.checkpoints().join(format!("step_{step}")), &mut roles)?;
+        let (path, ranks) = (self.folder.checkpoints().join(format!("step_{step}")), &self.options.ranks);
+        match stage.is_split() {
+            false => stage.load(&path)?,
+            true => ranks.together(|| {
+                Order::Load(path.clone()).send(ranks)?;
+                stage.load(&path)
+            })?,
+        }
         let metric = metric.unwrap_or_default();
         watch.note(&format!("{} hands on step {} with {metric} {value:.4}", self.name, step - self.before));
         Ok(())

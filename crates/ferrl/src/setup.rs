@@ -112,6 +112,8 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         schedules,
         step: 0,
         ahead: VecDeque::new(),
+        unfinished: Vec::new(),
+        lengths: Default::default(),
         num_tokens: 0,
         skips_empty: true,
         signal: Signal::default(),

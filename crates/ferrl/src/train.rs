@@ -9,11 +9,15 @@ mod collect;
 mod credit;
 mod one_pass;
 mod rollback;
+mod split;
 
 use crate::algo::{Algorithm, Feed};
 use crate::batch::{balance, tokens, updates};
 use crate::episode::Environments;
 use crate::experience::{ByRole, Experience, Loss, Mean, Metrics, MicroBatch, Role};
+use crate::parallel;
+use crate::partial::Unfinished;
+use crate::place::Lengths;
 use crate::ranks::interleave;
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
@@ -71,6 +75,10 @@ pub struct Stage {
     pub step: u64,
     /// Experience of the steps to come, sampled ahead by policies of earlier versions.
     pub ahead: VecDeque<StepExperience>,
+    /// Prompts whose completions go on in the steps to come (`rollout.partial_tokens`).
+    pub unfinished: Vec<Unfinished>,
+    /// How long completions were: says which rank completes which prompts, and nothing else.
+    pub lengths: Lengths,
     /// Whether the trainer has so far computed the log-probabilities that the sampler recorded; see `one_pass`.
     pub one_pass: bool,
     /// Tokens that were learned from so far, prompts included; the runner sets it to what earlier stages had.
@@ -109,6 +117,7 @@ impl Stage {
     /// One step: the whole straight line.
     pub fn step(&mut self) -> Result<Report> {
         let (mut clock, mut metrics) = (Clock::new(&self.waits), Metrics::default());
+        self.gather_weights()?; //                                             where they are split over ranks
         let next = self.next_experience(&mut clock, &mut metrics)?; //         prompt, rollout, reward
         metrics.join(next.metrics);
         let (mut experience, mut rollouts, epoch) = (next.experience, next.rollouts, next.epoch);
@@ -123,6 +132,7 @@ impl Stage {
         let no_signal = self.skips_empty && prepared.no_signal;
         self.skip_or_restart(&mut experience, &rollouts, no_signal, &mut metrics)?;
         let plan = self.algo.updates();
+        self.release_weights(); //                                             training gathers layer by layer
         for (n, update) in updates(&experience, plan, self.recipe.seed, self.step).iter().enumerate() {
             let batches = update.micro_batches(&experience, self.recipe.train.micro_batch_tokens)?;
             balance(&batches, &mut metrics);
@@ -165,8 +175,11 @@ impl Stage {
     /// After each round of micro-batches, one for every rank, their gradients are added up in order; after the last, every rank
     /// gets the whole sum.
     pub(crate) fn add_round(&mut self, batch: usize, batches: usize) -> Result<()> {
-        let (last, ranks) = (batch + 1 == batches, &self.ranks);
+        let (last, ranks) = (batch + 1 == batches, &self.ranks.clone());
         if ranks.ends_round(batch, batches) {
+            if ranks.sits_out(batch) {
+                self.idle_round()?;
+            }
             for trainer in std::iter::once(&mut self.policy).chain(&mut self.critic) {
                 trainer.add_round(ranks)?;
                 if last {
@@ -178,9 +191,16 @@ impl Stage {
     }
 
     /// Makes this one of several ranks that take every step together.
-    pub fn join(&mut self, ranks: &Ranks) {
+    pub fn join(&mut self, ranks: &Ranks) -> Result<()> {
+        let layout = parallel::check(&self.recipe, ranks.size())?;
         self.ranks = ranks.clone();
         self.rewards = std::mem::take(&mut self.rewards).shared_by(ranks);
+        if layout.fsdp > 1 {
+            for (number, trainer) in self.trainers_mut().enumerate() {
+                trainer.split(ranks, layout.ddp, number)?;
+            }
+        }
+        Ok(())
     }
 
     /// Clears experience without a learning signal and says so; otherwise resets the weights where the algorithm

@@ -68,6 +68,7 @@ impl<'a> Fisher<'a> {
                 t.backward(batch, &StatGrads { logp, ..Default::default() })?;
             }
             if self.ranks.ends_round(i, self.batches.len()) {
+                idle(t, self.ranks, i)?;
                 t.add_round(self.ranks)?;
             }
         }
@@ -102,6 +103,15 @@ impl<'a> Fisher<'a> {
     fn logps(&self, t: &mut Trainer, eps: f64, v: &ParamVector) -> Result<Vec<Vec<f32>>> {
         t.perturbed(eps as f32, v, |t| each(self.ranks, self.batches, |b| Ok(t.stats(b)?.logp)))
     }
+}
+
+/// The passes of a batch, for a rank that has none in the round that batch `i` ends.
+fn idle(t: &mut Trainer, ranks: &Ranks, i: usize) -> Result<()> {
+    if ranks.sits_out(i) {
+        t.idle_forward()?;
+        t.idle_backward()?;
+    }
+    Ok(())
 }
 
 fn scored(batch: &Batch) -> usize {
@@ -240,6 +250,7 @@ fn critic_updates(
                 critic.backward(&tokens, loss.grads.get(Role::Critic).ok_or_else(missing)?)?;
             }
             if ranks.ends_round(i, batches.len()) {
+                idle(critic, ranks, i)?;
                 critic.add_round(ranks)?;
             }
         }

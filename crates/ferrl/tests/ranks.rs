@@ -47,6 +47,7 @@ fn small(resolved: &mut Resolved, steps: u64) {
         }
         (r.train.steps, r.train.batch) = (Some(steps), 6);
         (r.rollout.prompts, r.rollout.samples, r.rollout.max_new_tokens) = (3, 2, 6);
+        r.rollout.partial_tokens = r.rollout.partial_tokens.min(2);
         (r.rollout.cache_mib, r.eval.prompts) = (4, r.eval.prompts.min(3));
         if r.checkpoint.use_best {
             (r.eval.every, r.checkpoint.every) = (1, 1);
@@ -157,11 +158,19 @@ fn every_recipe_gives_the_same_bits_on_one_to_four_ranks() {
         let (resolved, alone) = fits.unwrap();
         let cut = |(key, value): (&String, &String)| key.ends_with(": micro_batches") && value != "1.0";
         several += usize::from(alone.iter().any(cut));
-        let size = 2 + n % 3;
-        for done in run(&resolved, folder.path(), size, u64::MAX) {
-            done.unwrap_or_else(|e| panic!("{} on {size} ranks: {e}", path.display()));
+        // Whole weights on every rank, and weights that are split over them (ZeRO-3).
+        for (size, copies) in [(2 + n % 3, 0), (2 + (n + 1) % 3, 1)] {
+            let mut resolved = resolved.clone();
+            resolved.stages.iter_mut().for_each(|s| s.recipe.parallel.ddp_size = copies);
+            let (runs, name) = (
+                folder.path().join(format!("copies-{copies}")),
+                format!("{} on {size} ranks", path.display()),
+            );
+            for done in run(&resolved, &runs, size, u64::MAX) {
+                done.unwrap_or_else(|e| panic!("{name}, copies {copies}: {e}"));
+            }
+            same(&format!("{name}, copies {copies}"), &alone, &left(&runs));
         }
-        same(&format!("{} on {size} ranks", path.display()), &alone, &left(folder.path()));
     }
     assert_eq!(several, all.len(), "every recipe has several micro-batches");
 }
@@ -176,10 +185,14 @@ fn any_number_of_ranks_resumes_a_run() {
     last.index = 0;
     last.recipe.model.init = Some(serde_json::from_value(serde_json::json!({ "family": "qwen2" })).unwrap());
     small(&mut resolved, 4);
+    // Wide enough that parameters are cut over ranks.
+    let init = resolved.stages[0].recipe.model.init.as_mut().unwrap();
+    (init.hidden, init.layers, init.ffn) = (64, 2, Some(256));
     let folder = tempfile::tempdir().unwrap();
     let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
     run(&resolved, &whole, 1, u64::MAX).remove(0).unwrap();
-    for (size, until) in [(3, 1), (1, 2), (2, 3), (4, u64::MAX)] {
+    for (size, copies, until) in [(3, 1, 1), (1, 0, 2), (2, 0, 3), (4, 2, u64::MAX)] {
+        resolved.stages[0].recipe.parallel.ddp_size = copies;
         run(&resolved, &parts, size, until).into_iter().for_each(|done| done.unwrap());
     }
     same("resumed", &left(&whole), &left(&parts));

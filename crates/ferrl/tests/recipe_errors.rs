@@ -256,7 +256,7 @@ fn all_problems_are_told_at_once_and_stages_by_number() {
 #[test]
 fn rl2_options_that_are_wrong() {
     over(&["kl.typ=loss"], &["override kl.typ=loss: unknown key kl.typ", "did you mean kl.type?"]);
-    over(&["actor.sp_size=2"], &["unknown key actor.sp_size"]);
+    over(&["actor.sp_siz=2"], &["unknown key actor.sp_siz", "did you mean actor.sp_size?"]);
     over(&["kl.type=los"], &["kl.type: expected one of null, reward, loss, advantage", "kl.type=loss"]);
     over(&["kl.type=loss"], &["kl.type without kl.coef has no effect", "kl.coef=0.001"]);
     over(&["adv.estimator=gea"], &["adv.estimator: expected one of reinforce, gae", "adv.estimator=gae"]);

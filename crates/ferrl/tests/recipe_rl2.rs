@@ -206,3 +206,164 @@ estimator = "gae"
     assert_eq!(json!(staged.stages[1].recipe.algo), algo(&["algo=grpo", "actor.clip=0.3"]));
     assert_eq!(Recipe::parse(&staged.toml, "x.toml", "x", &[]).unwrap(), staged);
 }
+
+/// The arguments of RL2's example scripts, in each of the ways its versions have spelled them.
+const EXAMPLES: &[(&str, &str, &str)] = &[
+    (
+        "countdown_reinforce",
+        "",
+        "train_data.path=train@Chenmien/Countdown train_data.responses_per_prompt=4 \
+         train_data.sampling_params.max_new_tokens=1024 test_data.path=test@Chenmien/Countdown \
+         actor.model_name=Qwen/Qwen2.5-3B-Instruct actor.max_length_per_device=8192 rollout.train_prompts_per_rollout=128 \
+         rollout.train_sampling_params.stop=['</answer>'] rollout.env_path=envs/countdown.py trainer.project=Countdown \
+         trainer.experiment_name=qwen2.5-3b_reinforce trainer.total_steps=512 trainer.test_freq=8 trainer.save_freq=32",
+    ),
+    (
+        "orz_ppo",
+        "",
+        "train_data.path=Chenmien/OpenReasonerZero train_data.responses_per_prompt=64 \
+         train_data.sampling_params.max_new_tokens=8192 test_data.path=Chenmien/OlympiadBench \
+         actor.model_name=Qwen/Qwen2.5-7B actor.cp_size=2 actor.max_length_per_device=8192 actor.freeze_steps=4 \
+         rollout.train_prompts_per_rollout=128 rollout.env_path=envs/orz.py adv.estimator=gae \
+         trainer.project=OpenReasonerZero trainer.experiment_name=qwen2.5-7b-ppo trainer.total_steps=512",
+    ),
+    (
+        "searchr1",
+        "",
+        "train_data.path=train@Chenmien/SearchR1 train_data.prompts_per_rollout=256 train_data.responses_per_prompt=8 \
+         test_data.path=test@Chenmien/SearchR1 actor.model_name=Qwen/Qwen2.5-3B actor.max_length_per_device=8192 \
+         rollout.train_sampling_params.max_new_tokens=512 rollout.max_turns=4 rollout.env_path=envs/searchr1.py \
+         trainer.project=SearchR1 trainer.experiment_name=qwen2.5-3b_reinforce trainer.test_freq=8",
+    ),
+    (
+        "gem_reinforce",
+        "",
+        "train_data.sampling_params.max_new_tokens=1024 actor.model_name=Qwen/Qwen3-1.7B-Base \
+         actor.max_length_per_device=8192 rollout.train_prompts_per_rollout=64 rollout.test_prompts_per_rollout=64 \
+         rollout.env_path=envs/gem.py adv.global_norm=true adv.norm_var=true trainer.project=GEM \
+         trainer.experiment_name=letter-counting trainer.total_steps=512 trainer.save_freq=64",
+    ),
+    (
+        "limo_sft",
+        "algo = \"sft\"",
+        "data.train.path=Chenmien/LIMO data.train.max_length=16384 data.train.batch_size=32 \
+         actor.model_name=Qwen/Qwen2.5-7B-Instruct actor.cp_size=4 actor.max_length_per_device=4096 trainer.project=LIMO \
+         trainer.experiment_name=qwen2.5-7b-inst trainer.n_epochs=15",
+    ),
+    (
+        "skywork_rm",
+        "algo = \"rm\"",
+        "data.train.path=Chenmien/SkyworkRM data.train.max_length=2048 critic.model_name=meta-llama/Llama-3.1-8B-Instruct \
+         critic.max_length_per_device=8192 trainer.project=SkyworkRM trainer.experiment_name=llama-3.1-8b-inst",
+    ),
+    (
+        "ultrafeedback_dpo",
+        "algo = \"dpo\"",
+        "data.train.path=Chenmien/UltraFeedback data.train.max_length=1024 \
+         actor.model_name=allenai/Llama-3.1-Tulu-3-8B-SFT actor.max_length_per_device=4096 trainer.project=UltraFeedback \
+         trainer.experiment_name=tulu-3-8b",
+    ),
+];
+
+fn example(name: &str, recipe: &str) -> Resolved {
+    let (_, algo, line) = EXAMPLES.iter().find(|e| e.0 == name).unwrap();
+    let words: Vec<String> = line.split_whitespace().map(String::from).collect();
+    let text = format!("{recipe}\n{algo}\n");
+    Recipe::parse(&text, "r.toml", "r", &words).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+#[test]
+fn the_command_lines_of_rl2s_examples_are_read() {
+    // Over an empty recipe, and over one that names data and a model already.
+    for recipe in ["", "data.train = [\"a.jsonl\", \"b.jsonl\"]\nmodel.path = \"m\""] {
+        let r = |name: &str| example(name, recipe).stages[0].recipe.clone();
+        let s = r("countdown_reinforce");
+        assert_eq!((s.rollout.prompts, s.rollout.samples, s.rollout.max_new_tokens), (128, 4, 1024));
+        assert_eq!(s.data.train, ["train@Chenmien/Countdown"]);
+        assert_eq!(s.eval.data, ["test@Chenmien/Countdown"]);
+        assert_eq!((s.train.steps, s.eval.every, s.checkpoint.every), (Some(512), 8, 32));
+        assert_eq!(
+            (s.env.path.as_deref(), &s.rollout.stop[..]),
+            (Some("envs/countdown.py"), &["</answer>".into()][..])
+        );
+        let s = r("orz_ppo");
+        assert_eq!(
+            (s.parallel.sp_size, s.train.micro_batch_tokens),
+            (2, 16384),
+            "8192 tokens on each of two ranks"
+        );
+        assert_eq!(s.algorithm_name(), "ppo");
+        let s = r("searchr1");
+        assert_eq!((s.rollout.max_turns, s.rollout.prompts), (4, 256));
+        assert_eq!(r("gem_reinforce").eval.prompts, 64);
+        let s = r("limo_sft");
+        assert_eq!(s.data.train, ["Chenmien/LIMO"]);
+        assert_eq!((s.data.max_length, s.train.batch, s.train.epochs), (16384, 32, 15.0));
+        assert_eq!((s.parallel.sp_size, s.train.micro_batch_tokens), (4, 16384));
+        let s = r("skywork_rm");
+        assert_eq!(
+            s.model.path.as_deref(),
+            Some("meta-llama/Llama-3.1-8B-Instruct"),
+            "its critic is the model that is trained"
+        );
+        assert_eq!((s.train.micro_batch_tokens, s.critic.path), (8192, None));
+        assert_eq!(r("ultrafeedback_dpo").data.max_length, 1024);
+    }
+}
+
+#[test]
+fn sizes_are_the_parallel_section() {
+    let words = ["actor.ddp_size=2", "actor.tp_size=4", "actor.sp_size=2", "rollout.tp_size=8"];
+    let s = load(&words).stages[0].recipe.clone();
+    assert_eq!(
+        (s.parallel.ddp_size, s.parallel.tp_size, s.parallel.sp_size, s.rollout.tp_size),
+        (2, 4, 2, 8)
+    );
+    let bare = load(&["ddp_size=1", "tp_size=2", "cp_size=4"]).stages[0].recipe.clone();
+    assert_eq!((bare.parallel.ddp_size, bare.parallel.tp_size, bare.parallel.sp_size), (1, 2, 4));
+    let equal = load(&[
+        "actor.tp_size=2",
+        "critic.tp_size=2",
+        "ref_actor.tp_size=2",
+        "actor.model_name=m",
+        "rollout.model_name=m",
+    ]);
+    assert_eq!(equal.stages[0].recipe.parallel.tp_size, 2);
+}
+
+#[test]
+fn options_without_a_key_are_answered_with_the_difference() {
+    let error = |words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|w| w.to_string()).collect();
+        Recipe::parse("model.path = \"m\"\n", "r.toml", "r", &words).unwrap_err().to_string()
+    };
+    let resume = error(&["trainer.load_ckpt_from=latest"]);
+    assert!(resume.contains("trainer.load_ckpt_from") && resume.contains("--resume"), "{resume}");
+    assert!(error(&["trainer.eval_only=true"]).contains("ferrl eval"));
+    assert!(error(&["actor.apply_len_norm=true"]).contains("simpo"));
+    let layout = error(&["actor.tp_size=2", "critic.tp_size=4"]);
+    assert!(layout.contains("critic.tp_size is 4 and parallel.tp_size 2"), "{layout}");
+    assert!(error(&["ref_actor.model_name=other"]).contains("the reference is the policy as it started"));
+    assert!(error(&["trainer.n_epoch=2"]).contains("did you mean trainer.n_epochs?"));
+    // Switched off, or of no consequence for what is learned.
+    let words = [
+        "trainer.load_ckpt_from=null",
+        "trainer.eval_only=false",
+        "trainer.project=P",
+        "trainer.use_wandb=false",
+    ];
+    let more =
+        ["actor.offload_model=true", "actor.use_liger_kernel=false", "rollout.gpu_memory_utilization=0.5"];
+    let resolved = load(&[&words[..], &more[..]].concat());
+    assert_eq!(resolved, load(&[]));
+    let warnings = ferrl::warnings::Warnings::default();
+    resolved.warn_unused(&resolved.stages[0], &warnings);
+    let said = warnings.take().into_iter().find(|w| w.name == "rl2-options").unwrap().to_string();
+    for part in ["trainer.project: `ferrl sync", "actor.offload_model: ", "rollout.cache_mib"] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert!(
+        !said.contains("use_wandb") && !said.contains("liger"),
+        "what is switched off needs no word: {said}"
+    );
+}

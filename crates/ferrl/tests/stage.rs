@@ -23,6 +23,8 @@ mod lag;
 mod one_pass;
 #[path = "stage/packing.rs"]
 mod packing;
+#[path = "stage/partial.rs"]
+mod partial;
 #[path = "stage/reward_model.rs"]
 mod reward_model;
 #[path = "stage/signal.rs"]

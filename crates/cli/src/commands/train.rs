@@ -144,6 +144,9 @@ fn lead(args: &Args, ranks: &Ranks) -> Result<Option<Outcome>> {
     } else if !args.dry_run {
         RunFolder::free(&args.runs, &name)?;
     }
+    if !args.dry_run {
+        ferrl::parallel::check_stages(&resolved, ranks.size())?;
+    }
     let backend = match args.dry_run {
         true => None,
         false => Some(open(&resolved, ranks)?),

@@ -124,7 +124,7 @@ impl Chooser {
                     pick.top = top.iter().map(|&(id, logit)| (id, logit - choice.lse)).collect();
                 }
                 if s.params.has_penalties() {
-                    self.penalise(&s.params, &s.ids, s.prompt);
+                    self.penalise(&s.params, &s.ids, s.completion());
                     (pick.token, pick.sampled_logp) = self.kept.choose(&self.row, &ask(s, 0));
                     let mut logit = [0.0];
                     b.read(logits, start + pick.token as usize, &mut logit)?;
@@ -138,7 +138,7 @@ impl Chooser {
 
     /// Repetition over prompt and completion, presence and frequency over the completion. The row is divided by
     /// the temperature already: what is subtracted has to be as well.
-    fn penalise(&mut self, p: &SamplingParams, ids: &[u32], prompt: usize) {
+    fn penalise(&mut self, p: &SamplingParams, ids: &[u32], start: usize) {
         self.counts.resize(self.row.len(), 0);
         let row = &mut self.row;
         if p.repetition_penalty != 1.0 {
@@ -155,7 +155,7 @@ impl Chooser {
             }
             ids.iter().for_each(|&id| self.counts[id as usize] = 0);
         }
-        let completion = &ids[prompt..];
+        let completion = &ids[start..];
         completion.iter().for_each(|&id| self.counts[id as usize] += 1);
         for &id in completion {
             let times = std::mem::take(&mut self.counts[id as usize]);
@@ -176,6 +176,6 @@ fn ask(s: &Sequence, ahead: usize) -> Ask {
 /// The number a token is drawn with: a function of seed, stream and index alone.
 fn draw(s: &Sequence, ahead: usize) -> f32 {
     let [a, b, c] = s.stream;
-    let index = (s.ids.len() - s.prompt + ahead) as u32;
+    let index = (s.ids.len() - s.completion() + ahead) as u32;
     uniform(philox4x32([a, b, c, index], [s.params.seed as u32, (s.params.seed >> 32) as u32])[0])
 }

@@ -31,6 +31,9 @@ pub struct SamplingParams {
     pub seed: u64,
     /// How many of the likeliest tokens to report at each place.
     pub top_logprobs: usize,
+    /// Tokens at the end of the prompt that this completion has sampled before: it goes on with the draws after theirs, and stop
+    /// strings and penalties count them. The pieces of a completion are the tokens it would have had in one.
+    pub sampled: usize,
 }
 
 impl Default for SamplingParams {
@@ -48,6 +51,7 @@ impl Default for SamplingParams {
             stop_strings: Vec::new(),
             seed: 0,
             top_logprobs: 0,
+            sampled: 0,
         }
     }
 }

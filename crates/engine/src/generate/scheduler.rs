@@ -20,6 +20,13 @@ impl Sampler {
                 Error::data("the prompt has no tokens").fix("begin with the model's first token (BOS)")
             );
         }
+        if p.sampled >= request.prompt.len() {
+            return Err(Error::usage(format!(
+                "{} tokens of a prompt of {} are the completion's, and none is left to complete",
+                p.sampled,
+                request.prompt.len()
+            )));
+        }
         self.config.check_ids(&request.prompt)?;
         if !p.stop_strings.is_empty() && self.tokenizer.is_none() {
             return Err(Error::usage("stop strings need a tokenizer, and this sampler has none")

@@ -52,6 +52,11 @@ impl Sequence {
         }
     }
 
+    /// Where the completion begins, pieces that were sampled before included.
+    pub fn completion(&self) -> usize {
+        self.prompt - self.params.sampled
+    }
+
     /// Tokens that must still be computed before the next one can be chosen.
     pub fn pending(&self) -> usize {
         self.ids.len() - self.computed
@@ -98,7 +103,7 @@ impl Sequence {
             return Ok(None);
         };
         // A token gives a byte at least; the few more keep a character whole that begins before.
-        let generated = &self.ids[self.prompt..];
+        let generated = &self.ids[self.completion()..];
         let tail = &generated[generated.len().saturating_sub(longest + 4)..];
         let text = tokenizer.decode(tail, false)?;
         Ok(stops.iter().position(|s| text.contains(s.as_str())))

@@ -44,6 +44,33 @@ pub struct Tokens {
     pub reach: usize,
 }
 
+/// A model whose layers are used one after the other. Where its weights are split over ranks, a layer is gathered when its
+/// turn comes.
+pub trait Layers {
+    /// The model; what is outside the layers is there.
+    fn model(&self) -> &Model;
+    /// The same with the weights of a layer.
+    fn at(&mut self, layer: usize) -> Result<&Model>;
+    /// Before a layer's backward: room for its gradients.
+    fn backward_begins(&mut self, _layer: usize, _grads: Grads<'_>) -> Result<()> {
+        Ok(())
+    }
+    /// After it: they are complete.
+    fn backward_ends(&mut self, _layer: usize, _grads: Grads<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// All of its weights are there.
+impl Layers for &Model {
+    fn model(&self) -> &Model {
+        self
+    }
+    fn at(&mut self, _layer: usize) -> Result<&Model> {
+        Ok(self)
+    }
+}
+
 /// One layer's activations.
 struct LayerActivations {
     x: Buffer,               // (T, H) f32: residual stream at the layer's start
@@ -76,42 +103,29 @@ impl Model {
     }
 
     /// Hidden states after the final norm, `(T, H)` in the compute type, and what backward needs.
-    pub fn forward(&self, t: &Tokens, mut context: Context<'_>, keep: Keep) -> Result<(Buffer, Activations)> {
+    pub fn forward(&self, t: &Tokens, context: Context<'_>, keep: Keep) -> Result<(Buffer, Activations)> {
+        let mut whole = self;
+        forward(&mut whole, t, context, keep)
+    }
+
+    /// Adds the positions' embedding to the tokens'.
+    fn embedded(&self, t: &Tokens) -> Result<Buffer> {
         let b = &*self.backend;
         let mut x = self.f32s(t.rows * self.config.hidden)?;
         b.embed(&t.ids, self.master(self.layout.embed), self.config.embedding_scale, false, &mut x)?;
         if let Some(table) = self.layout.position {
             b.embed(&t.positions, self.master(table), 1.0, true, &mut x)?;
         }
-        let mut x = Residual::new(self, x, &context, keep);
-        let mut layers = Vec::new();
-        for layer in &self.layout.layers {
-            layers.extend(layer.forward(self, t, &mut x, &mut context, keep)?);
-        }
-        let (h, _) = x.normed(self, self.layout.final_norm)?;
-        Ok((h, Activations { layers, x_final: x.x }))
+        Ok(x)
     }
 
-    /// From d loss / d hidden states to the gradients of every parameter below them.
-    pub fn backward(
-        &self,
-        t: &Tokens,
-        segments: &Segments,
-        kept: Activations,
-        dh: &Buffer,
-        grads: Grads<'_>,
-    ) -> Result<()> {
+    fn embedded_backward(&self, t: &Tokens, dx: &Buffer, grads: Grads<'_>) -> Result<()> {
         let b = &*self.backend;
-        let mut flow = ResidualGrad::new(self, self.layout.final_norm, dh, &kept.x_final, grads)?;
-        drop(kept.x_final);
-        for (layer, kept) in self.layout.layers.iter().zip(kept.layers).rev() {
-            layer.backward(self, (t, segments), kept, &mut flow, grads)?;
-        }
         if let Some(sum) = self.layout.position.and_then(|table| grads[table].as_mut()) {
-            b.embed_backward(&t.positions, &flow.dx, 1.0, sum.added_to(b)?)?;
+            b.embed_backward(&t.positions, dx, 1.0, sum.added_to(b)?)?;
         }
         if let Some(sum) = &mut grads[self.layout.embed] {
-            b.embed_backward(&t.ids, &flow.dx, self.config.embedding_scale, sum.added_to(b)?)?;
+            b.embed_backward(&t.ids, dx, self.config.embedding_scale, sum.added_to(b)?)?;
         }
         Ok(())
     }
@@ -151,6 +165,45 @@ impl Model {
     pub(crate) fn activations(&self, len: usize) -> Result<Buffer> {
         self.backend.alloc(self.dtype, len)
     }
+}
+
+/// Hidden states after the final norm, `(T, H)` in the compute type, and what backward needs.
+pub fn forward(
+    layers: &mut dyn Layers,
+    t: &Tokens,
+    mut context: Context<'_>,
+    keep: Keep,
+) -> Result<(Buffer, Activations)> {
+    let m = layers.model();
+    let mut x = Residual::new(m, m.embedded(t)?, &context, keep);
+    let mut kept = Vec::new();
+    for l in 0..m.config.layers {
+        let m = layers.at(l)?;
+        kept.extend(m.layout.layers[l].forward(m, t, &mut x, &mut context, keep)?);
+    }
+    let m = layers.model();
+    let (h, _) = x.normed(m, m.layout.final_norm)?;
+    Ok((h, Activations { layers: kept, x_final: x.x }))
+}
+
+/// From d loss / d hidden states to the gradients of every parameter below them.
+pub fn backward(
+    layers: &mut dyn Layers,
+    (t, segments): (&Tokens, &Segments),
+    kept: Activations,
+    dh: &Buffer,
+    grads: Grads<'_>,
+) -> Result<()> {
+    let m = layers.model();
+    let mut flow = ResidualGrad::new(m, m.layout.final_norm, dh, &kept.x_final, grads)?;
+    drop(kept.x_final);
+    for (l, kept) in kept.layers.into_iter().enumerate().rev() {
+        layers.backward_begins(l, grads)?;
+        let m = layers.at(l)?;
+        m.layout.layers[l].backward(m, (t, segments), kept, &mut flow, grads)?;
+        layers.backward_ends(l, grads)?;
+    }
+    layers.model().embedded_backward(t, &flow.dx, grads)
 }
 
 impl Layer {

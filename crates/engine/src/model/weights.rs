@@ -6,10 +6,12 @@ use super::adapter::{Adapter, AdapterOptions};
 use super::config::{Config, Position};
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
+use super::shard::{Split, StateTensor};
 use crate::Result;
 use crate::checkpoint::{InitOptions, ModelDir, SaveOptions, init_param, save_model};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
 use serde_json::Value;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -34,6 +36,8 @@ pub struct Model {
     pub(super) training: bool,
     rotary: Mutex<Option<Arc<RotaryTables>>>,
     context: usize,
+    /// How the weights are split over ranks, where they are.
+    pub(super) split: Option<Split>,
     /// No other model of this process has it.
     number: u64,
 }
@@ -45,8 +49,12 @@ static MODELS: AtomicU64 = AtomicU64::new(0);
 pub struct Param {
     /// Which it is, and its shape.
     pub shape: ParamShape,
-    /// The one owner of the value, f32.
+    /// The one owner of the value, f32: of the weights in `own`.
     pub master: Buffer,
+    /// All weights, or this rank's part of them.
+    pub own: Range<usize>,
+    /// All weights in f32 where this rank owns a part of them and something reads them all.
+    pub(super) whole: Option<Buffer>,
     /// What linear layers multiply with, derived from the master.
     pub(crate) derived: Option<Weight>,
 }
@@ -150,6 +158,7 @@ impl Model {
             training: options.training,
             rotary: Mutex::new(None),
             context: options.context,
+            split: None,
             number: MODELS.fetch_add(1, Ordering::Relaxed),
         })
     }
@@ -164,7 +173,7 @@ impl Model {
     pub(crate) fn place(&self) -> Vec<usize> {
         let forms = self.params.iter().filter_map(|p| p.derived.as_ref());
         let forms = forms.map(|w| std::ptr::from_ref(w.data()).addr());
-        let masters = self.params.iter().map(|p| std::ptr::from_ref(p.master.data()).addr());
+        let masters = (0..self.params.len()).map(|i| std::ptr::from_ref(self.master(i).data()).addr());
         [self.number as usize].into_iter().chain(masters).chain(forms).collect()
     }
 
@@ -177,15 +186,20 @@ impl Model {
     /// A parameter with these values.
     pub(super) fn param(&self, shape: ParamShape, values: &[f32]) -> Result<Param> {
         let _weights = Purpose::Weights.on(&self.backend);
-        let weight = || self.backend.weight(shape.rows, shape.cols, self.dtype, self.training);
-        let mut derived = self.config.is_multiplied(shape.id).then(weight).transpose()?;
-        let shared = derived.as_ref().map(|weight| self.backend.master(weight)).transpose()?.flatten();
-        let mut master = shared.map_or_else(|| self.backend.alloc(DType::F32, shape.len()), Ok)?;
+        let (mut derived, mut master) = self.forms(&shape)?;
         self.backend.write(&mut master, 0, values)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
-        Ok(Param { shape, master, derived })
+        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived })
+    }
+
+    /// Room for what products read of a parameter, where they do, and for its weights in f32.
+    pub(super) fn forms(&self, shape: &ParamShape) -> Result<(Option<Weight>, Buffer)> {
+        let weight = || self.backend.weight(shape.rows, shape.cols, self.dtype, self.training);
+        let derived = self.config.is_multiplied(shape.id).then(weight).transpose()?;
+        let shared = derived.as_ref().map(|weight| self.backend.master(weight)).transpose()?.flatten();
+        Ok((derived, shared.map_or_else(|| self.backend.alloc(DType::F32, shape.len()), Ok)?))
     }
 
     /// Writes a Hugging Face directory; `source` is the one the model came from, whose other files are copied.
@@ -196,18 +210,20 @@ impl Model {
         })
     }
 
-    /// A copy that stays as it is while the original is trained.
+    /// A copy that stays as it is while the original is trained. All ranks call it together where weights are split.
     pub fn frozen_copy(&self) -> Result<Model> {
         let options = Options { dtype: self.dtype, training: false, context: self.context };
         let mut copy = Model::empty(self.backend.clone(), self.config.clone(), options)?;
         for (i, shape) in self.config.params().into_iter().enumerate() {
-            copy.push(shape, &self.values_of(i)?)?;
+            let values = if self.adapter.is_some() { self.values_of(i)? } else { self.read_together(i)? };
+            copy.push(shape, &values)?;
         }
         Ok(copy)
     }
 
     /// Rebuilds what is derived from the masters, after they changed.
     pub fn refresh(&mut self) -> Result<()> {
+        self.release_all();
         for (i, param) in self.params.iter_mut().enumerate() {
             if let Some(weight) = param.derived.as_mut().filter(|_| !adapts(&self.adapter, i)) {
                 self.backend.load_weight(&param.master, weight)?;
@@ -226,11 +242,12 @@ impl Model {
         all.map(|n| self.backend.alloc(DType::F32, n)).collect::<Result<Vec<Buffer>>>().map(drop)
     }
 
-    /// The values of a parameter.
+    /// The values of a parameter; where they are split, on rank 0 while the others [`serve`](super::shard::serve).
     pub fn read(&self, param: usize) -> Result<Vec<f32>> {
-        let mut values = vec![0.0; self.params[param].shape.len()];
-        self.backend.read(&self.params[param].master, 0, &mut values)?;
-        Ok(values)
+        let own = self.own_values(param)?;
+        let Some(split) = &self.split else { return Ok(own) };
+        let tensor = StateTensor { model: split.number(), param, kind: 0 };
+        split.collect(tensor, self.params[param].shape.len(), &own)
     }
 
     /// Longest sequence the model was trained for ([`Config::max_context`]).
@@ -288,7 +305,8 @@ impl Model {
 
     /// The f32 master.
     pub(super) fn master(&self, param: usize) -> &Buffer {
-        &self.params[param].master
+        let param = &self.params[param];
+        param.whole.as_ref().unwrap_or(&param.master)
     }
 
     pub(super) fn weight(&self, param: usize) -> &Weight {

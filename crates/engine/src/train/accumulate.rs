@@ -4,7 +4,7 @@
 //! trainer remembers that, so that no weight moves by it.
 
 use super::{StatGrads, Trainer};
-use crate::model::Model;
+use crate::model::decoder::Layers;
 use crate::model::gradient::{Gradient, Grads};
 use crate::{Error, Result};
 use ferrl_kernels::{Backend, Purpose};
@@ -55,10 +55,13 @@ impl Trainer {
     /// Embeddings and the head, which a backward adds to more than once, are summed apart where they were added to before.
     pub(super) fn accumulate<T>(
         &mut self,
-        f: impl FnOnce(&Model, Grads<'_>) -> Result<Option<T>>,
+        f: impl FnOnce(&mut dyn Layers, Grads<'_>) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         if self.sum == Sum::Broken {
             self.sum.check(false)?;
+        }
+        if self.model.split_over().is_some() {
+            return self.accumulate_split(f);
         }
         let added_to = |i: &usize| self.grads[*i].as_ref().is_some_and(|slot| !slot.is_empty());
         let often: Vec<usize> = self.model.tables().filter(added_to).collect();
@@ -66,7 +69,7 @@ impl Trainer {
         let apart = often.into_iter().zip(rooms);
         let totals: Vec<_> =
             apart.map(|(i, room)| (i, std::mem::replace(&mut self.grads[i], room))).collect();
-        let mut done = f(&self.model, &mut self.grads);
+        let mut done = f(&mut &self.model, &mut self.grads);
         for (i, total) in totals {
             let part = std::mem::replace(&mut self.grads[i], total);
             if let (Ok(Some(_)), Some(part), Some(total)) = (&done, part, &mut self.grads[i])
@@ -83,14 +86,17 @@ impl Trainer {
 
     /// Forgets the gradients added since the last update, and a forward that waits for its backward.
     pub fn zero_grads(&mut self) {
-        self.grads.iter_mut().flatten().for_each(Gradient::clear);
+        match self.model.split_over() {
+            Some(_) => self.grads.iter_mut().for_each(|slot| *slot = None),
+            None => self.grads.iter_mut().flatten().for_each(Gradient::clear),
+        }
         (self.pending, self.totals) = (None, None);
         self.sum = Sum::Nothing;
     }
 
-    /// Room for the gradient of a parameter, unless it is frozen.
+    /// Room for the gradient of a parameter, unless it is frozen; of this rank's part, where weights are split.
     pub(super) fn slot(&self, param: usize) -> Result<Option<Gradient>> {
-        let len = self.model.params[param].shape.len();
+        let len = self.model.params[param].own.len();
         let _gradients = Purpose::Gradients.on(&self.model.backend);
         self.optimizer.trains(param).then(|| Gradient::new(&*self.model.backend, len)).transpose()
     }
@@ -102,9 +108,8 @@ impl Trainer {
             let Some(slot) = slot else { continue };
             let grad = slot.added_to(&*self.model.backend)?;
             let mut at = 0;
-            for range in
-                self.optimizer.trained[i].iter().cloned().chain(std::iter::once(grad.len()..grad.len()))
-            {
+            let trained = self.optimizer.trained_here(&self.model, i);
+            for range in trained.into_iter().chain(std::iter::once(grad.len()..grad.len())) {
                 if at < range.start {
                     self.model.backend.write(grad, at, &vec![0.0; range.start - at])?;
                 }

@@ -10,6 +10,7 @@ mod divergence;
 mod optimizer;
 mod ranks;
 mod schedule;
+mod split;
 mod start;
 mod vector;
 
@@ -20,7 +21,7 @@ pub use schedule::{Decay, Schedule};
 pub use vector::ParamVector;
 
 use crate::model::Slot;
-use crate::model::decoder::{Activations, Context, Keep, Tokens};
+use crate::model::decoder::{self, Activations, Context, Keep, Layers, Tokens};
 use crate::model::gradient::Gradient;
 use crate::model::heads::{RowStats, Scored};
 use crate::model::weights::Model;
@@ -89,7 +90,8 @@ impl Trainer {
     }
 
     fn forward_kept(&mut self, batch: &Batch) -> Result<Stats> {
-        let (stats, pending) = run(&self.model, batch, self.temperature, self.keep())?;
+        let (temperature, keep) = (self.temperature, self.keep());
+        let (stats, pending) = self.with_layers(|layers, _| run(layers, batch, temperature, keep))?;
         self.check_finite(batch, &stats, &pending)?;
         self.pending = Some(pending);
         Ok(stats)
@@ -114,7 +116,8 @@ impl Trainer {
         })?;
         self.fits(batch, p.other.is_some() && other.is_some()).check(grads)?;
         let temperature = self.temperature;
-        self.accumulate(|model, sum| {
+        self.accumulate(|layers, sum| {
+            let model = layers.model();
             let mut dh = model.activations(p.h.len())?;
             match &p.scored {
                 Some(scored) => {
@@ -130,7 +133,7 @@ impl Trainer {
             if !grads.value.is_empty() {
                 model.values_backward(&p.h, &grads.value, &mut dh, sum)?;
             }
-            model.backward(&p.tokens, &p.segments, p.kept, &dh, sum).map(Some)
+            decoder::backward(layers, (&p.tokens, &p.segments), p.kept, &dh, sum).map(Some)
         })?;
         Ok(())
     }
@@ -160,11 +163,13 @@ impl Trainer {
         grads: &StatGrads,
         logp: Option<&[f32]>,
     ) -> Result<Option<Stats>> {
-        if !self.model.config.head.has_lm() || !grads.is_logp_alone() || batch.others_per_row > 0 {
+        let usual = self.model.config.head.has_lm() && grads.is_logp_alone() && batch.others_per_row == 0;
+        // Ranks that share the weights take the same passes, which gradients that turn out unusable would change.
+        if !usual || self.model.split_over().is_some() {
             return Ok(None);
         }
         self.fits(batch, false).check(grads)?;
-        let (mut stats, p) = hidden(&self.model, batch, self.keep())?;
+        let (mut stats, p) = hidden(&mut &self.model, batch, self.keep())?;
         // Found while the device computes.
         let (rows, targets, _) = batch.scored_rows();
         if rows.is_empty() {
@@ -173,7 +178,8 @@ impl Trainer {
         let mut dh = self.model.activations(p.h.len())?;
         let g = pick_rows(grads, &rows, 0).logp;
         let (temperature, start) = (self.temperature, self.optimizer.steps == 0);
-        self.accumulate(|model, sum| {
+        self.accumulate(|layers, sum| {
+            let model = layers.model();
             let r = model.score_one_pass((&p.h, &mut dh), (&rows, &targets), &g, temperature, sum)?;
             place_rows(&mut stats, &rows, &r, 0);
             check_finite(model, start, batch, &stats, &p)?;
@@ -183,7 +189,7 @@ impl Trainer {
                 model.tables().for_each(|i| sum[i].iter_mut().for_each(Gradient::clear));
                 return Ok(None);
             }
-            model.backward(&p.tokens, &p.segments, p.kept, &dh, sum)?;
+            decoder::backward(layers, (&p.tokens, &p.segments), p.kept, &dh, sum)?;
             Ok(Some(stats))
         })
     }
@@ -234,7 +240,8 @@ impl Trainer {
     pub fn restart_from(&mut self, start: &Model) -> Result<()> {
         self.model.room(self.model.params.iter().map(|p| p.shape.len()), 1)?;
         for (param, own) in self.model.params.iter_mut().zip(&start.params) {
-            self.model.backend.copy(&own.master, 0, &mut param.master, 0, param.shape.len())?;
+            let (from, to) = (&own.master, &mut param.master);
+            self.model.backend.copy(from, param.own.start, to, 0, param.own.len())?;
         }
         self.optimizer.restart();
         self.model.refresh()
@@ -252,11 +259,12 @@ impl Trainer {
 
 /// Numbers per token of any model, trained or not.
 pub fn stats(model: &Model, batch: &Batch, temperature: f32) -> Result<Stats> {
-    Ok(run(model, batch, temperature, Keep::Nothing)?.0)
+    Ok(run(&mut &*model, batch, temperature, Keep::Nothing)?.0)
 }
 
-fn run(model: &Model, batch: &Batch, temperature: f32, keep: Keep) -> Result<(Stats, Pending)> {
-    let (mut stats, mut p) = hidden(model, batch, keep)?;
+fn run(layers: &mut dyn Layers, batch: &Batch, temperature: f32, keep: Keep) -> Result<(Stats, Pending)> {
+    let (mut stats, mut p) = hidden(layers, batch, keep)?;
+    let model = layers.model();
     let (rows, targets, others) = batch.scored_rows();
     if model.config.head.has_lm() && !rows.is_empty() {
         let (scored, r) = model.score(&p.h, &rows, &targets, &others, temperature)?;
@@ -268,13 +276,13 @@ fn run(model: &Model, batch: &Batch, temperature: f32, keep: Keep) -> Result<(St
 }
 
 /// Everything below the language-model head: values, and zeros where its numbers go.
-fn hidden(model: &Model, batch: &Batch, keep: Keep) -> Result<(Stats, Pending)> {
-    batch.check(&model.config)?;
+fn hidden(layers: &mut dyn Layers, batch: &Batch, keep: Keep) -> Result<(Stats, Pending)> {
+    batch.check(&layers.model().config)?;
     let segments = batch.segments();
     let (ids, positions) = batch.flat();
-    let tokens = model.tokens(&ids, &positions)?;
-    let (h, kept) = model.forward(&tokens, Context::Packed(&segments), keep)?;
-    let value = model.values(&h)?;
+    let tokens = layers.model().tokens(&ids, &positions)?;
+    let (h, kept) = decoder::forward(layers, &tokens, Context::Packed(&segments), keep)?;
+    let value = layers.model().values(&h)?;
     let (n, j) = (segments.rows(), batch.others_per_row);
     let stats =
         Stats { logp: vec![0.0; n], entropy: vec![0.0; n], value, others: vec![0.0; n * j], kl: Vec::new() };
@@ -321,7 +329,10 @@ fn check_finite(model: &Model, start: bool, batch: &Batch, stats: &Stats, p: &Pe
     }
     let sequence = p.segments.starts.partition_point(|&s| s <= row) - 1;
     let at = row - p.segments.starts[sequence];
-    let first = model.first_bad_activation(&p.tokens, &p.segments)?.unwrap_or_else(|| "the head".into());
+    let first = match model.split_over() {
+        Some(_) => "a layer".into(), // the other ranks do not take part in another pass
+        None => model.first_bad_activation(&p.tokens, &p.segments)?.unwrap_or_else(|| "the head".into()),
+    };
     let fix = if start { "compute in f32" } else { "a lower learning rate, or compute in f32" };
     Err(Error::numerics(format!(
         "{name} is not finite at position {at} of sequence {sequence} (of {}); first in {first}",

@@ -1,6 +1,7 @@
 //! From gradients to weights: what is trained, clipping, AdamW or SGD, an average of the weights.
 
 use crate::model::gradient::Gradient;
+use crate::model::shard::cut;
 use crate::model::weights::{Model, Param};
 use crate::model::{Config, Tensor, family};
 use crate::{Error, Result, nearest};
@@ -101,6 +102,25 @@ impl Optimizer {
         !self.trained[param].is_empty()
     }
 
+    /// Keeps this rank's parts of what belongs to a model that has been split.
+    pub(super) fn split(&mut self, model: &Model) -> Result<()> {
+        for list in [&mut self.first, &mut self.second, &mut self.average] {
+            for (param, whole) in model.params.iter().zip(list) {
+                if let Some(buffer) = whole {
+                    *whole = Some(cut(&*model.backend, buffer, &param.own)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The elements of a parameter's own part that are trained.
+    pub(super) fn trained_here(&self, model: &Model, param: usize) -> Vec<Range<usize>> {
+        let own = &model.params[param].own;
+        let here = self.trained[param].iter().map(|r| r.start.max(own.start)..r.end.min(own.end));
+        here.filter(|r| !r.is_empty()).map(|r| r.start - own.start..r.end - own.start).collect()
+    }
+
     /// Clips, steps, and derives the weights anew. After an error nothing has changed: a gradient that is not finite, or
     /// memory that is missing, is found before the first weight moves.
     pub fn update(&mut self, model: &mut Model, grads: &[Option<Gradient>], lr: f64) -> Result<UpdateReport> {
@@ -113,6 +133,10 @@ impl Optimizer {
         let _moments = Purpose::Optimizer.on(&model.backend.clone());
         let fresh = self.make_room(model, grads)?;
         let averages = self.put_moments(fresh);
+        if let Some(split) = model.split_over() {
+            split.ranks().all_gather(&[])?; // every rank has room, so every rank moves its weights
+            model.release_all();
+        }
         if let Err(e) = self.step(model, grads, lr, scale) {
             self.take_moments(&averages);
             return Err(e);
@@ -201,11 +225,15 @@ impl Optimizer {
     fn adamw(&mut self, model: &mut Model, grads: &[Option<Gradient>], op: AdamW) -> Result<()> {
         let backend = model.backend.clone();
         let decays: Vec<f64> = model.params.iter().map(|p| self.decay(p)).collect();
+        let trained: Vec<_> = (0..grads.len()).map(|i| self.trained_here(model, i)).collect();
         let moments = self.first.iter_mut().zip(&mut self.second);
-        let params = model.params.iter_mut().zip(grads).zip(moments).zip(&self.trained).zip(decays);
+        let params = model.params.iter_mut().zip(grads).zip(moments).zip(&trained).zip(decays);
         let mut steps = Vec::new();
         for ((((param, grad), (first, second)), ranges), weight_decay) in params {
             let (Some(grad), Some(first), Some(second)) = (grad, first, second) else { continue };
+            if ranges.is_empty() {
+                continue; // another rank's
+            }
             steps.push(AdamWParam {
                 op: AdamW { weight_decay, ..op },
                 ranges,
@@ -224,8 +252,9 @@ impl Optimizer {
         for (i, grad) in grads.iter().enumerate() {
             let Some(grad) = grad else { continue };
             let op = Sgd { weight_decay: self.decay(&model.params[i]), ..op };
+            let ranges = self.trained_here(model, i);
             let param = &mut model.params[i];
-            for range in &self.trained[i] {
+            for range in &ranges {
                 backend.sgd(op, range.clone(), &mut param.master, grad.buffer(), self.first[i].as_mut())?;
                 if let Some(derived) = &mut param.derived {
                     backend.load_weight(&param.master, derived)?;
@@ -282,24 +311,44 @@ impl Optimizer {
 
     /// Length of the whole gradient.
     fn norm(&self, model: &Model, grads: &[Option<Gradient>]) -> Result<f64> {
-        let pairs: Vec<_> = grads.iter().flatten().map(|g| (g.buffer(), g.buffer())).collect();
-        let square: f64 = model.backend.dots(&pairs)?.iter().sum();
+        let there = grads.iter().enumerate().filter_map(|(i, g)| g.as_ref().map(|g| (i, g.buffer())));
+        let pairs: Vec<_> = there.map(|(i, g)| (i, g, g)).collect();
+        let square: f64 = model.dots(&pairs)?.iter().sum();
         if square.is_finite() {
             return Ok(square.sqrt());
         }
-        for (param, grad) in model.params.iter().zip(grads) {
-            let Some(grad) = grad else { continue };
-            if let Some(at) = model.backend.first_non_finite(grad.buffer())? {
-                let (row, col) = (at / param.shape.cols, at % param.shape.cols);
-                return Err(Error::numerics(format!(
-                    "the gradient of {} is not finite at [{row}, {col}]; the weights were not changed",
-                    param.shape.id
-                ))
-                .fix("a lower learning rate, or look at the batch that caused it"));
-            }
-        }
-        Err(Error::numerics("the gradient's length overflows f64; the weights were not changed"))
+        let Some((param, at)) = first_non_finite(model, grads)? else {
+            return Err(Error::numerics("the gradient's length overflows f64; the weights were not changed"));
+        };
+        let shape = &model.params[param].shape;
+        let (row, col) = (at / shape.cols, at % shape.cols);
+        Err(Error::numerics(format!(
+            "the gradient of {} is not finite at [{row}, {col}]; the weights were not changed",
+            shape.id
+        ))
+        .fix("a lower learning rate, or look at the batch that caused it"))
     }
+}
+
+/// The first element of a gradient that is a NaN or infinity, on any rank, and its parameter.
+fn first_non_finite(model: &Model, grads: &[Option<Gradient>]) -> Result<Option<(usize, usize)>> {
+    let mut found = None;
+    for (i, grad) in grads.iter().enumerate() {
+        if let Some(grad) = grad.as_ref().filter(|_| found.is_none())
+            && let Some(at) = model.backend.first_non_finite(grad.buffer())?
+        {
+            found = Some((i, model.params[i].own.start + at));
+        }
+    }
+    let Some(split) = model.split_over() else { return Ok(found) };
+    let own = found.map_or(Vec::new(), |(i, at)| [i as u64, at as u64].map(u64::to_le_bytes).concat());
+    let all = split.ranks().all_gather(&own)?;
+    let number = |b: &[u8; 8]| u64::from_le_bytes(*b) as usize;
+    let found = all.iter().filter_map(|bytes| match bytes.as_chunks::<8>() {
+        ([param, at], []) => Some((number(param), number(at))),
+        _ => None,
+    });
+    Ok(found.min())
 }
 
 /// Memory of a parameter that an update is the first to need.

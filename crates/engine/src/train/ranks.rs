@@ -6,56 +6,55 @@
 
 use super::Trainer;
 use super::accumulate::Sum;
-use crate::{Error, Result};
+use crate::Result;
+use crate::model::Model;
+use crate::model::gradient::Gradient;
+use crate::model::shard::{buckets, unequal_shapes};
 use ferrl_kernels::Ranks;
 use ferrl_kernels::comm::part;
 use std::ops::Range;
-
-/// Weights whose gradients are exchanged at once.
-const BUCKET: usize = 4 << 20;
 
 /// This rank's part of every parameter's gradient; absent as long as nothing was added to it.
 pub(super) type Totals = Vec<Option<Vec<f32>>>;
 
 impl Trainer {
     /// Adds the gradients of a round: those of this rank's backward, where it had a micro-batch, and of the others'. All ranks
-    /// call it together. Alone there is nothing to do: a backward adds to the total itself.
+    /// call it together. Alone there is nothing to do: a backward adds to the total itself. Nor is there where weights are
+    /// split: gradients have gone to their ranks layer by layer.
     pub fn add_round(&mut self, ranks: &Ranks) -> Result<()> {
-        if ranks.is_alone() {
+        if ranks.is_alone() || self.model.split_over().is_some() {
             return Ok(());
         }
-        let count = self.grads.len();
-        let mut totals = self.totals.take().unwrap_or_else(|| vec![None; count]);
-        for bucket in self.buckets() {
-            let parts = (0..ranks.size()).map(|to| self.pack(&bucket, to, ranks.size()));
-            let parts = parts.collect::<Result<Vec<Vec<u8>>>>()?;
-            let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-            for arrived in ranks.all_to_all(&parts)? {
-                let lengths = bucket.clone().map(|i| self.part_of(i, ranks.rank(), ranks.size()).len());
-                for (i, part) in bucket.clone().zip(unpack(&arrived, lengths)?) {
-                    if let Some(part) = part {
-                        add(&mut totals[i], part);
-                    }
-                }
-            }
-        }
+        let mut totals = self.take_totals();
+        let all: Vec<usize> = (0..self.grads.len()).collect();
+        let parts = |_: usize, len: usize, rank: usize| part(len, rank, ranks.size());
+        Exchange { model: &self.model, ranks, parts: &parts }.add(&all, &self.grads, &mut totals)?;
         self.zero_grads();
         self.totals = Some(totals);
         Ok(())
     }
 
-    /// After the last round: the whole gradient, on every rank.
+    pub(super) fn take_totals(&mut self) -> Totals {
+        self.totals.take().unwrap_or_else(|| vec![None; self.model.params.len()])
+    }
+
+    /// After the last round: the whole gradient, on every rank; of the rank's own weights where they are split.
     pub fn gather_gradient(&mut self, ranks: &Ranks) -> Result<()> {
         let Some(totals) = self.totals.take() else { return Ok(()) };
-        for bucket in self.buckets() {
-            let own: Vec<Option<&[f32]>> = bucket.clone().map(|i| totals[i].as_deref()).collect();
+        if self.model.split_over().is_some() {
+            return self.keep_own(totals);
+        }
+        let all: Vec<usize> = (0..self.grads.len()).collect();
+        let part_of = |i: usize, rank: usize| part(self.model.params[i].shape.len(), rank, ranks.size());
+        for bucket in buckets(&all, |i| self.model.params[i].shape.len()) {
+            let own: Vec<Option<&[f32]>> = bucket.iter().map(|&i| totals[i].as_deref()).collect();
             let arrived = ranks.all_gather(&pack(&own))?;
             for (rank, arrived) in arrived.iter().enumerate() {
-                let lengths = bucket.clone().map(|i| self.part_of(i, rank, ranks.size()).len());
-                for (i, part) in bucket.clone().zip(unpack(arrived, lengths)?) {
-                    let range = self.part_of(i, rank, ranks.size());
+                let lengths = bucket.iter().map(|&i| part_of(i, rank).len());
+                for (&i, part) in bucket.iter().zip(unpack(arrived, lengths)?) {
+                    let start = part_of(i, rank).start;
                     if let (Some(part), Some(slot)) = (part, &mut self.grads[i]) {
-                        self.model.backend.write(slot.written(), range.start, &part)?;
+                        self.model.backend.write(slot.written(), start, &part)?;
                     }
                 }
             }
@@ -64,34 +63,62 @@ impl Trainer {
         Ok(())
     }
 
-    /// Parameters whose gradients are exchanged together.
-    fn buckets(&self) -> Vec<Range<usize>> {
-        let (mut all, mut start, mut weights) = (Vec::new(), 0, 0);
-        for (i, param) in self.model.params.iter().enumerate() {
-            weights += param.shape.len();
-            if weights >= BUCKET || i + 1 == self.model.params.len() {
-                all.push(start..i + 1);
-                (start, weights) = (i + 1, 0);
+    /// The sums of this rank's own weights, where an update finds them.
+    fn keep_own(&mut self, totals: Totals) -> Result<()> {
+        for (i, total) in totals.into_iter().enumerate() {
+            self.grads[i] = self.slot(i)?;
+            if let (Some(total), Some(slot)) = (total, &mut self.grads[i]) {
+                self.model.backend.write(slot.written(), 0, &total)?;
             }
         }
-        all
+        self.sum = Sum::Whole;
+        Ok(())
+    }
+}
+
+/// Which of a parameter's weights a rank sums up, by parameter, length and rank.
+type Parts<'a> = &'a dyn Fn(usize, usize, usize) -> Range<usize>;
+
+/// How gradients reach the ranks that sum them up.
+pub(super) struct Exchange<'a> {
+    pub model: &'a Model,
+    pub ranks: &'a Ranks,
+    pub parts: Parts<'a>,
+}
+
+impl Exchange<'_> {
+    /// Adds this rank's part of every rank's gradients of these parameters to the totals, in the order of the ranks.
+    pub fn add(&self, params: &[usize], grads: &[Option<Gradient>], totals: &mut Totals) -> Result<()> {
+        for bucket in buckets(params, |i| self.model.params[i].shape.len()) {
+            let parts = (0..self.ranks.size()).map(|to| self.pack(bucket, grads, to));
+            let parts = parts.collect::<Result<Vec<Vec<u8>>>>()?;
+            let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+            for arrived in self.ranks.all_to_all(&parts)? {
+                let lengths = bucket.iter().map(|&i| self.part(i, self.ranks.rank()).len());
+                for (&i, part) in bucket.iter().zip(unpack(&arrived, lengths)?) {
+                    if let Some(part) = part {
+                        add(&mut totals[i], part);
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// The weights of a parameter that a rank sums up.
-    fn part_of(&self, param: usize, rank: usize, size: usize) -> Range<usize> {
-        part(self.model.params[param].shape.len(), rank, size)
+    fn part(&self, param: usize, rank: usize) -> Range<usize> {
+        (self.parts)(param, self.model.params[param].shape.len(), rank)
     }
 
     /// What rank `to` sums up of this rank's gradients.
-    fn pack(&self, bucket: &Range<usize>, to: usize, size: usize) -> Result<Vec<u8>> {
-        let read = |i: usize| -> Result<Option<Vec<f32>>> {
-            let Some(slot) = self.grads[i].as_ref().filter(|slot| !slot.is_empty()) else { return Ok(None) };
-            let range = self.part_of(i, to, size);
+    fn pack(&self, bucket: &[usize], grads: &[Option<Gradient>], to: usize) -> Result<Vec<u8>> {
+        let read = |&i: &usize| -> Result<Option<Vec<f32>>> {
+            let Some(slot) = grads[i].as_ref().filter(|slot| !slot.is_empty()) else { return Ok(None) };
+            let range = self.part(i, to);
             let mut values = vec![0.0; range.len()];
             self.model.backend.read(slot.buffer(), range.start, &mut values)?;
             Ok(Some(values))
         };
-        let values = bucket.clone().map(read).collect::<Result<Vec<_>>>()?;
+        let values = bucket.iter().map(read).collect::<Result<Vec<_>>>()?;
         Ok(pack(&values.iter().map(Option::as_deref).collect::<Vec<_>>()))
     }
 }
@@ -121,20 +148,17 @@ fn pack(parts: &[Option<&[f32]>]) -> Vec<u8> {
 
 fn unpack(bytes: &[u8], lengths: impl Iterator<Item = usize>) -> Result<Vec<Option<Vec<f32>>>> {
     let lengths: Vec<usize> = lengths.collect();
-    let differs = || {
-        Error::rank("another rank's gradient has another shape").fix("one binary and one recipe on all ranks")
-    };
-    let (there, mut rest) = bytes.split_at_checked(lengths.len()).ok_or_else(differs)?;
+    let (there, mut rest) = bytes.split_at_checked(lengths.len()).ok_or_else(unequal_shapes)?;
     let mut all = Vec::with_capacity(lengths.len());
     for (there, length) in there.iter().zip(lengths) {
         if *there == 0 {
             all.push(None);
             continue;
         }
-        let (own, after) = rest.split_at_checked(4 * length).ok_or_else(differs)?;
+        let (own, after) = rest.split_at_checked(4 * length).ok_or_else(unequal_shapes)?;
         let numbers = own.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         all.push(Some(numbers.collect()));
         rest = after;
     }
-    if rest.is_empty() { Ok(all) } else { Err(differs()) }
+    if rest.is_empty() { Ok(all) } else { Err(unequal_shapes()) }
 }

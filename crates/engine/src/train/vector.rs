@@ -24,7 +24,7 @@ impl Trainer {
         self.mask_frozen()?;
         let fresh = (0..self.model.params.len()).map(|i| self.slot(i)).collect::<Result<_>>()?;
         let taken = std::mem::replace(&mut self.grads, fresh);
-        self.sum = Sum::Nothing;
+        self.zero_grads();
         self.summed(taken)
     }
 
@@ -41,13 +41,9 @@ impl Trainer {
 
     /// Sum of products.
     pub fn dot(&self, a: &ParamVector, b: &ParamVector) -> Result<f64> {
-        let mut sum = 0.0;
-        for (a, b) in a.0.iter().zip(&b.0) {
-            if let (Some(a), Some(b)) = (a, b) {
-                sum += self.model.backend.dot(a, b)?;
-            }
-        }
-        Ok(sum)
+        let both = a.0.iter().zip(&b.0).enumerate();
+        let pairs: Vec<_> = both.filter_map(|(i, (a, b))| Some((i, a.as_ref()?, b.as_ref()?))).collect();
+        Ok(self.model.dots(&pairs)?.iter().sum())
     }
 
     /// `y += a * x`
@@ -100,7 +96,7 @@ impl Trainer {
             saved.push(copy.transpose()?);
         }
         self.model.room(v.lengths(), 1)?;
-        let result = self.moved(eps, v).and_then(|()| f(self));
+        let result = self.moved(eps, v).and_then(|()| self.model.gather_all()).and_then(|()| f(self));
         for (param, saved) in self.model.params.iter_mut().zip(saved) {
             if let Some(saved) = saved {
                 // Into the same memory: recorded work on a card reads the weights where they were.

@@ -71,6 +71,10 @@ pub const SAMPLED: &[Metric] = &[
     metric("completions/clipped_ratio", "Fraction of completions truncated at the length limit."),
     metric("completions/total_tokens", "Tokens of all completions of the step."),
     metric(
+        "completions/in_flight",
+        "Completions that are not over and go on in the next step, where `rollout.partial_tokens` is set.",
+    ),
+    metric(
         "timing/rollout_tokens_per_second",
         "Generation throughput: tokens of the completions sampled in the step divided by the seconds of sampling them.",
     ),

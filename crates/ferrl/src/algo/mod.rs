@@ -126,6 +126,9 @@ pub const ALGORITHMS: &[&Entry] = &[
 pub const DEFAULT: &Entry = &dr_grpo::ENTRY;
 /// The method with a critic that RL2's `adv.estimator = gae` means.
 pub const WITH_CRITIC: &Entry = &ppo::ENTRY;
+
+/// The one that trains a reward model.
+pub const REWARD_MODEL: &Entry = &reward_model::ENTRY;
 /// The method whose name RL2 gives to returns without a critic.
 pub const WITHOUT_CRITIC: &Entry = &reinforce::ENTRY;
 /// The method that RL2's list for DeepSeek's GRPO means.

@@ -389,6 +389,20 @@ fn sampling_algorithm(recipe: &Recipe, algorithm: &dyn Algorithm, p: &mut Proble
         format!("{name} moves the policy alone, and a critic on its trunk would move with it"),
         "critic.shared = false",
     );
+    let partial = r.partial_tokens > 0;
+    p.when(
+        partial && algorithm.updates().refill.is_some(),
+        "algo.refills",
+        "prompts drawn in place of others would not be over in their step with rollout.partial_tokens",
+        "algo.refills = 0, or rollout.partial_tokens = 0",
+    );
+    let episodes = !recipe.env.named().is_empty() || !recipe.env.tools.is_empty();
+    p.when(
+        partial && episodes,
+        "rollout.partial_tokens",
+        "episodes of several turns cannot be continued in a later step",
+        "rollout.partial_tokens = 0",
+    );
     if let Some(misfit) = algorithm.updates().fits_completions(completions) {
         p.when(true, misfit.key, misfit.what, misfit.fix);
     }

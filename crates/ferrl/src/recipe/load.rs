@@ -18,6 +18,8 @@ pub struct Resolved {
     /// The whole as a recipe file: loading it gives the same again.
     pub toml: String,
     tree: Tree,
+    /// RL2's options that were accepted without effect.
+    notes: Vec<rl2::Note>,
 }
 
 /// One stage, merged over what the recipe says for all.
@@ -56,16 +58,16 @@ impl Recipe {
         for (i, word) in overrides.iter().enumerate() {
             overrides::apply(&mut tree, word, i + 1)?;
         }
-        rl2::translate(&mut tree)?;
+        let mut notes = rl2::translate(&mut tree)?;
         for i in 0..stage_count(&tree) {
             let at = stage_path(i);
             let mut stage = tree.below(&at);
-            rl2::translate(&mut stage)?;
+            notes.extend(rl2::translate(&mut stage)?);
             tree.graft(&at, stage)?;
         }
         environment::expand(&mut tree)?;
         let outside = types::check(&mut tree)?;
-        resolve(tree, name, outside)
+        Ok(Resolved { notes, ..resolve(tree, name, outside)? })
     }
 }
 
@@ -104,6 +106,12 @@ impl Resolved {
                 stage.recipe.algorithm_name()
             );
             warnings.raise("unused-settings", what, *fix);
+        }
+        if let (Some(first), 0) = (self.notes.first(), stage.index) {
+            let said: Vec<String> =
+                self.notes.iter().map(|n| format!("{}: {}", n.option, n.instead)).collect();
+            let what = format!("options of RL2 that have no effect here: {}", said.join("; "));
+            warnings.raise("rl2-options", what, format!("leave out {}", first.option));
         }
     }
 
@@ -325,7 +333,7 @@ fn resolve(tree: Tree, file_name: &str, mut outside: Vec<Error>) -> Result<Resol
     }
     all(outside)?;
     let toml = write(base, &name, &tree)?;
-    Ok(Resolved { name, stages, toml, tree })
+    Ok(Resolved { name, stages, toml, tree, notes: Vec::new() })
 }
 
 /// What a recipe learns from that names an environment and no data.

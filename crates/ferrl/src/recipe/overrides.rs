@@ -3,6 +3,7 @@
 use super::OFF;
 use super::keys;
 use super::load::{latest, shorthand};
+use super::rl2;
 use super::schema::Kind;
 use super::tree::{Path, Place, Tree, dotted};
 use ferrl_engine::{Error, Result};
@@ -34,7 +35,7 @@ pub(super) fn apply(tree: &mut Tree, word: &str, order: usize) -> Result<()> {
         return Err(wrong("no value after =", format!("~{key} deletes, {key}='\"\"' is an empty text")));
     }
     let adds = key.starts_with('+');
-    let path = tree.numbered(&read_key(key.trim_start_matches('+'), &place)?);
+    let path = tree.numbered(&rl2::key(read_key(key.trim_start_matches('+'), &place)?));
     let value = read_value(&path, text.trim(), adds, &place)?;
     grow(tree, &path, &place)?;
     match value {

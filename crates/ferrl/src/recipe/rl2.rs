@@ -2,52 +2,21 @@
 //!
 //! Options with a counterpart are renamed. Those that together say which algorithm it is (`kl.*`, `adv.*`,
 //! `actor.avg_level`) are read together: where the recipe names no algorithm, a list that is OpenAI's PPO or DeepSeek's
-//! GRPO becomes `algo = "ppo"` or `algo = "grpo"`, and whatever differs from those defaults is kept as a setting.
+//! GRPO becomes `algo = "ppo"` or `algo = "grpo"`, and whatever differs from those defaults is kept as a setting. An option
+//! without a counterpart is accepted with a note where it changes nothing that is learned, and else refused with the difference.
+
+mod names;
 
 use super::tree::{Path, Place, Tree, dotted, path};
 use crate::algo;
 use ferrl_engine::{Error, Result, nearest};
+use names::{NOTED, PER_DEVICE, REFUSED, RENAMED, SAME, STOP};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Options that are keys here under another name.
-const RENAMED: &[(&str, &str)] = &[
-    ("actor.gradient_checkpointing", "model.recompute"),
-    ("actor.rollout.env_path", "env.path"),
-    ("actor.rollout.max_turns", "rollout.max_turns"),
-    ("actor.lr", "optim.lr"),
-    ("actor.max_grad_norm", "optim.max_grad_norm"),
-    ("actor.max_length_per_device", "train.micro_batch_tokens"),
-    ("actor.model_name", "model.path"),
-    ("actor.scheduler", "optim.schedule"),
-    ("actor.warmup_ratio", "optim.warmup"),
-    ("actor.weight_decay", "optim.weight_decay"),
-    ("critic.model_name", "critic.path"),
-    ("data.batch_size", "train.batch"),
-    ("data.path", "data.train"),
-    ("data.prompts_per_rollout", "rollout.prompts"),
-    ("data.responses_per_prompt", "rollout.samples"),
-    ("data.test_data_path", "eval.data"),
-    ("data.train_data_path", "data.train"),
-    ("rollout.env_path", "env.path"),
-    ("rollout.test_sampling_params.temperature", "eval.temperature"),
-    ("rollout.train_sampling_params.max_new_tokens", "rollout.max_new_tokens"),
-    ("rollout.train_sampling_params.no_stop_trim", "rollout.include_stop"),
-    (STOP, "rollout.stop"),
-    ("rollout.train_sampling_params.temperature", "rollout.temperature"),
-    ("rollout.train_sampling_params.top_k", "rollout.top_k"),
-    ("rollout.train_sampling_params.top_p", "rollout.top_p"),
-    ("trainer.experiment_name", "name"),
-    ("trainer.n_epochs", "train.epochs"),
-    ("trainer.save_freq", "checkpoint.every"),
-    ("trainer.test_freq", "eval.every"),
-];
-
-/// Its rewards see the stop text: RL2 reads completions by their ids.
-const STOP: &str = "rollout.train_sampling_params.stop";
-
 /// Options that are settings of the algorithm.
 const ALGORITHM: &[&str] = &[
+    "actor.agg_mode",
     "actor.avg_level",
     "actor.clip",
     "actor.entropy.coef",
@@ -68,25 +37,146 @@ const ALGORITHM: &[&str] = &[
 ];
 
 /// Tables that only RL2 has.
-const TABLES: &[&str] =
-    &["actor", "adv", "kl", "trainer", "rollout.train_sampling_params", "rollout.test_sampling_params"];
+const TABLES: &[&str] = &[
+    "actor",
+    "adv",
+    "kl",
+    "ref_actor",
+    "test_data",
+    "train_data",
+    "trainer",
+    "rollout.gem_env",
+    "rollout.server_args",
+    "rollout.test_sampling_params",
+    "rollout.train_sampling_params",
+];
 
 /// Every option known here.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    RENAMED.iter().map(|r| r.0).chain(ALGORITHM.iter().copied())
+    let mapped = RENAMED.iter().map(|r| r.0).chain(ALGORITHM.iter().copied());
+    let other = SAME.iter().map(|r| r.0).chain(NOTED.iter().map(|r| r.0)).chain(REFUSED.iter().map(|r| r.0));
+    mapped.chain(other).filter(|name| name.contains('.'))
+}
+
+/// The key of an override in the words that [`translate`] reads: `data.train.path`, where `data.train` is a list here.
+pub(super) fn key(path: Path) -> Path {
+    names::TABLES.iter().fold(path, |path, (from, to)| {
+        let from = super::tree::path(from);
+        let inner =
+            path.strip_prefix(&from[..]).filter(|rest| !rest.is_empty() && rest[0].parse::<usize>().is_err());
+        match inner {
+            Some(rest) => super::tree::path(to).into_iter().chain(rest.iter().cloned()).collect(),
+            None => path,
+        }
+    })
+}
+
+/// An option that was accepted without effect, and what is so instead.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Note {
+    pub option: &'static str,
+    pub instead: &'static str,
 }
 
 /// Replaces RL2's options in a recipe or stage. Of two words for one thing the later wins.
-pub(super) fn translate(tree: &mut Tree) -> Result<()> {
-    for (theirs, ours) in RENAMED {
-        if let Some((value, place)) = tree.take(&path(theirs)) {
-            once(tree, theirs, ours, &value, &place)?;
-            set(tree, ours, value, &place)?;
-            if *theirs == STOP && tree.get(&path("rollout.include_stop")).is_none() {
-                set(tree, "rollout.include_stop", true.into(), &place)?;
+pub(super) fn translate(tree: &mut Tree) -> Result<Vec<Note>> {
+    one_name(tree)?;
+    let renamed: Vec<_> = RENAMED
+        .iter()
+        .filter_map(|(theirs, ours)| Some((*theirs, *ours, tree.take(&path(theirs))?)))
+        .collect();
+    let per_device = renamed.iter().any(|(_, ours, _)| *ours == PER_DEVICE);
+    for (theirs, ours, (value, place)) in renamed {
+        let value = if ours == "model.dtype" { dtype(value) } else { value };
+        once(tree, theirs, ours, &value, &place)?;
+        set(tree, ours, value, &place)?;
+        if theirs == STOP && tree.get(&path("rollout.include_stop")).is_none() {
+            set(tree, "rollout.include_stop", true.into(), &place)?;
+        }
+    }
+    let notes = without_key(tree)?;
+    if per_device {
+        count_all_devices(tree)?;
+    }
+    algorithm(tree)?;
+    Ok(notes)
+}
+
+/// Tables under the name that the lists of options have; those of RL2's reward model, its critic, are the policy's.
+fn one_name(tree: &mut Tree) -> Result<()> {
+    let mut tables: Vec<(&str, &str)> = names::TABLES.to_vec();
+    if tree.get(&path("algo.name")).is_some_and(|name| name == algo::REWARD_MODEL.name) {
+        tables.push(("critic", "actor"));
+    }
+    for (from, to) in tables {
+        let at = path(from);
+        if let Some(Value::Object(map)) = tree.get(&at) {
+            for key in map.keys().cloned().collect::<Vec<_>>() {
+                let inner: Path = at.iter().cloned().chain([key.clone()]).collect();
+                let to: Path = path(to).into_iter().chain([key]).collect();
+                if let Some((value, place)) = tree.take(&inner) {
+                    tree.set(&to, value, place)?;
+                }
             }
         }
     }
+    Ok(())
+}
+
+/// PyTorch's names of types.
+fn dtype(value: Value) -> Value {
+    match value.as_str() {
+        Some("bfloat16") => "bf16".into(),
+        Some("float32") => "f32".into(),
+        _ => value,
+    }
+}
+
+/// Options that repeat another, that change nothing, and that ask for something else than a setting.
+fn without_key(tree: &mut Tree) -> Result<Vec<Note>> {
+    for (theirs, ours, why) in SAME {
+        let Some((value, place)) = tree.take(&path(theirs)) else { continue };
+        let there = tree.get(&path(ours));
+        let samples = ["rollout.model_name", "rollout.server_args.model_path"].contains(theirs);
+        match there {
+            None if samples => set(tree, ours, value, &place)?,
+            Some(there) if same(there, &value) => {}
+            there => {
+                let other = there.map_or("its default".into(), Value::to_string);
+                return Err(Error::usage(format!("{theirs} is {value} and {ours} {other}: {why}"))
+                    .at(place.text)
+                    .fix(format!("leave out {theirs}")));
+            }
+        }
+    }
+    let off = |value: &Value| matches!(value, Value::Null | Value::Bool(false));
+    for (theirs, what, fix) in REFUSED {
+        match tree.take(&path(theirs)) {
+            Some((value, place)) if !off(&value) => {
+                return Err(Error::usage(format!("{theirs}: {what}")).at(place.text).fix(*fix));
+            }
+            _ => {}
+        }
+    }
+    let noted =
+        NOTED.iter().filter(|(theirs, _)| tree.take(&path(theirs)).is_some_and(|(value, _)| !off(&value)));
+    Ok(noted.map(|(option, instead)| Note { option, instead }).collect())
+}
+
+/// Makes the tokens of one device those of a micro-batch.
+fn count_all_devices(tree: &mut Tree) -> Result<()> {
+    let size = |key: &str| tree.get(&path(key)).and_then(Value::as_u64).unwrap_or(1).max(1);
+    let ranks = size("parallel.sp_size").saturating_mul(size("parallel.tp_size"));
+    let at = path(PER_DEVICE);
+    let there = tree.get(&at).and_then(Value::as_u64).zip(tree.place(&at).cloned());
+    match there {
+        Some((tokens, place)) if ranks > 1 => tree.set(&at, tokens.saturating_mul(ranks).into(), place),
+        _ => Ok(()),
+    }
+}
+
+/// Options that say which algorithm it is, and its settings.
+fn algorithm(tree: &mut Tree) -> Result<()> {
     let given: BTreeMap<&str, (Value, Place)> =
         ALGORITHM.iter().filter_map(|name| Some((*name, tree.take(&path(name))?))).collect();
     refuse_leftovers(tree)?;
@@ -203,6 +293,10 @@ impl Options {
         all.extend(self.advantage()?);
         if let Some((level, place)) = self.word("actor.avg_level", &["token", "sequence", "constant"])? {
             all.push(("aggregate", level.into(), place));
+        }
+        let modes = ["token_mean", "sequence_mean"];
+        if let Some((mode, place)) = self.word("actor.agg_mode", &modes)? {
+            all.push(("aggregate", mode.trim_end_matches("_mean").into(), place));
         }
         const COPIED: &[(&str, &str)] = &[
             ("actor.clip", "clip_low"),

@@ -1,6 +1,6 @@
 //! Everything a recipe may say, with defaults. The doc comments are the manual's text.
 
-use super::Env;
+use super::{Env, Parallel};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -47,6 +47,8 @@ pub struct Recipe {
     pub eval: Eval,
     /// Checkpoints.
     pub checkpoint: Checkpoint,
+    /// Weights and sequences split over ranks.
+    pub parallel: Parallel,
     /// Stages, run in order; each starts from the model of the previous one and may override any key above.
     pub stage: Vec<Map<String, Value>>,
 }
@@ -222,6 +224,11 @@ pub struct Rollout {
     /// Off-policy lag: completions may be sampled up to this many steps before they are trained on; 0 is on-policy.
     /// [0, 100]
     pub max_lag: usize,
+    /// Partial rollouts: a completion gets at most this many tokens in a step and goes on in the next one; 0 completes all in their
+    /// step. [0, 1048576]
+    pub partial_tokens: usize,
+    /// Tensor parallelism of sampling; 0 is `parallel.tp_size`. [0, 1000000]
+    pub tp_size: usize,
 }
 
 impl Default for Rollout {
@@ -239,6 +246,8 @@ impl Default for Rollout {
             cache_mib: 256,
             max_turns: 100,
             max_lag: 0,
+            partial_tokens: 0,
+            tp_size: 0,
         }
     }
 }
@@ -435,6 +444,7 @@ impl Default for Recipe {
             train: Train::default(),
             eval: Eval::default(),
             checkpoint: Checkpoint::default(),
+            parallel: Parallel::default(),
             stage: Vec::new(),
         }
     }

@@ -87,6 +87,11 @@ pub(super) fn unused(recipe: &Recipe) -> Vec<(&'static str, &'static str)> {
             "nothing is sampled: the rows bring their responses",
         ),
         (
+            samples && r.partial_tokens >= r.max_new_tokens,
+            "rollout.partial_tokens",
+            "fewer than rollout.max_new_tokens: completions get those in one step",
+        ),
+        (
             !samples && !asks && r.max_new_tokens != usual.rollout.max_new_tokens,
             "rollout.max_new_tokens",
             "nothing is sampled: the rows bring their responses",

@@ -90,6 +90,7 @@ fn settings(recipe: &Recipe) -> Value {
         "/threads",
         "/name",
         "/checkpoint",
+        "/parallel",
         "/train/steps",
         "/train/epochs",
         "/data/train",

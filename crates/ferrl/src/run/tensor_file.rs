@@ -20,9 +20,10 @@ const CHUNK: usize = 1 << 16;
 pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec<Part>> {
     let mut tensors = Vec::new();
     for (i, param) in trainer.model.params.iter().enumerate() {
-        tensors.push((format!("master.{}", param.shape.id), &param.shape, &param.master));
-        for (kind, buffer) in KINDS.iter().zip(trainer.optimizer.buffers(i)) {
-            tensors.extend(buffer.map(|b| (format!("{kind}.{}", param.shape.id), &param.shape, b)));
+        let buffers = [Some(&param.master)].into_iter().chain(trainer.optimizer.buffers(i));
+        for (kind, (name, buffer)) in std::iter::once(&"master").chain(&KINDS).zip(buffers).enumerate() {
+            tensors
+                .extend(buffer.map(|b| (format!("{name}.{}", param.shape.id), &param.shape, (i, kind, b))));
         }
     }
     let (mut fields, mut at) = (Map::new(), 0);
@@ -42,11 +43,17 @@ pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec
     out.write_all(&header).map_err(|e| fail(&e))?;
     let mut parts = vec![Part::of("header", &header)];
     let (mut numbers, mut bytes) = (vec![0.0; CHUNK], Vec::with_capacity(4 * CHUNK));
-    for (name, shape, buffer) in &tensors {
+    let split = trainer.model.split_over().is_some();
+    for (name, shape, (param, kind, buffer)) in &tensors {
         let mut hash = Xxh3::new();
+        // What other ranks have parts of comes whole, anything else a chunk at a time.
+        let whole = if split { trainer.state_tensor(*param, *kind)? } else { None };
         for at in (0..shape.len()).step_by(CHUNK) {
             let n = CHUNK.min(shape.len() - at);
-            trainer.model.backend.read(buffer, at, &mut numbers[..n])?;
+            match &whole {
+                Some(whole) => numbers[..n].copy_from_slice(&whole[at..at + n]),
+                None => trainer.model.backend.read(buffer, at, &mut numbers[..n])?,
+            }
             bytes.clear();
             bytes.extend(numbers[..n].iter().flat_map(|x| x.to_le_bytes()));
             hash.update(&bytes);
@@ -109,14 +116,14 @@ pub(crate) fn read(path: &Path, parts: &[Part], trainer: &mut Trainer) -> Result
     for i in 0..trainer.model.params.len() {
         let param = &mut trainer.model.params[i];
         if let Some(values) = fetch(&format!("master.{}", param.shape.id))? {
-            backend.write(&mut param.master, 0, &values)?;
+            backend.write(&mut param.master, 0, &values[param.own.clone()])?;
         }
         for (kind, slot) in KINDS.iter().zip(trainer.optimizer.buffers_mut(i)) {
             *slot = match fetch(&format!("{kind}.{}", param.shape.id))? {
                 None => None,
                 Some(values) => {
-                    let mut buffer = backend.alloc(param.master.dtype(), values.len())?;
-                    backend.write(&mut buffer, 0, &values)?;
+                    let mut buffer = backend.alloc(param.master.dtype(), param.own.len())?;
+                    backend.write(&mut buffer, 0, &values[param.own.clone()])?;
                     Some(buffer)
                 }
             };

@@ -18,6 +18,7 @@ impl OneStage<'_> {
     /// Held-out examples, and held-out questions where something says what their answers are worth.
     pub(super) fn evaluate(&self, stage: &mut Stage) -> Result<Evaluation> {
         (stage.waits)("evaluate");
+        stage.gather_weights()?;
         let (feed, recipe) = (stage.feed, stage.recipe.clone());
         let mut all = Evaluation::default();
         if !feed.sampled() {

@@ -10,6 +10,7 @@ use crate::ranks::Travelling;
 use crate::recipe::Resolved;
 use crate::run::{RunFolder, frozen};
 use crate::train::Stage;
+use ferrl_engine::model::shard::served;
 use ferrl_engine::{Class, Error, Result};
 use ferrl_kernels::{Backend, Ranks};
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,10 @@ pub(super) enum Order {
     Step,
     /// Evaluate.
     Evaluate,
+    /// Give the leader, which saves, what it asks for.
+    Serve,
+    /// Take weights and moments from a checkpoint.
+    Load(PathBuf),
     /// The run is over, or has failed.
     End(Option<Travelling>),
 }
@@ -137,12 +142,18 @@ impl Place {
                 Err(e) if e.class != Class::Rank => continue, // everyone knows, and the leader ends the run
                 received => received?,
             };
-            let (Some(stage), Order::Step | Order::Evaluate) = (&mut stage, &order) else { return Ok(order) };
+            let Some(stage) = &mut stage else { return Ok(order) };
             let before = stage.before_step();
-            let done = ranks.together(|| match order {
-                Order::Step => stage.step().map(drop),
-                _ => one.evaluate(stage).map(drop),
-            });
+            let done = match &order {
+                Order::Begin { .. } | Order::End(_) => return Ok(order),
+                Order::Step => ranks.together(|| stage.step().map(drop)),
+                Order::Evaluate => ranks.together(|| one.evaluate(stage).map(drop)),
+                Order::Load(path) => ranks.together(|| stage.load(path)),
+                Order::Serve => {
+                    let _ = ranks.together(|| stage.serve()); // the leader says what became of it
+                    continue;
+                }
+            };
             if done.is_err() {
                 stage.go_back(before)?;
             }
@@ -170,8 +181,19 @@ impl OneStage<'_> {
                 return Err(Error::usage(format!("rank {rank} does not have the {what} of rank 0")).fix(fix));
             }
         }
-        stage.join(ranks);
-        Ok(())
+        stage.join(ranks)
+    }
+
+    /// Does what reads all of a stage's state: where it is split over ranks, the others give their parts.
+    pub(super) fn reading<T>(&self, stage: &Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        let ranks = &self.options.ranks;
+        if !stage.is_split() {
+            return work();
+        }
+        ranks.together(|| {
+            Order::Serve.send(ranks)?;
+            served(ranks, work)
+        })
     }
 }
 

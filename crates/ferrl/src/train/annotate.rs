@@ -64,12 +64,14 @@ impl Stage {
     }
 
     /// Whether the mean ratio of new to old policy is above `skip_ratio`.
-    pub(crate) fn exceeds_skip_ratio(&self, batches: &[MicroBatch<'_>]) -> Result<bool> {
+    pub(crate) fn exceeds_skip_ratio(&mut self, batches: &[MicroBatch<'_>]) -> Result<bool> {
         let Some(limit) = self.algo.updates().skip_ratio else { return Ok(false) };
+        self.gather_weights()?;
         let now = each(&self.ranks, batches, |batch| {
             let tokens = tokens(batch.sequences.iter().copied());
             Ok(stats(&self.policy.model, &tokens, batch.temperature())?.logp)
         })?;
+        self.release_weights();
         let (mut sum, mut count) = (0.0, 0.0);
         for (batch, logp) in batches.iter().zip(now) {
             for (row, s) in batch.rows() {

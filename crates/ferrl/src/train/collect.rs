@@ -6,8 +6,10 @@ use crate::algo::Feed;
 use crate::credit::StepCredit;
 use crate::episode::TimeShares;
 use crate::experience::{Experience, Metrics, Sequence};
+use crate::partial::{self, Unfinished};
+use crate::place::cost;
 use crate::reward::{Completions, Graded};
-use crate::rollout::{self, Actor, Answer, Sampled};
+use crate::rollout::{self, Actor, Answer, Sampled, Wanted};
 use crate::source::{Group, Item, Prompt};
 use crate::train::{Clock, Stage};
 use crate::verify::Progress;
@@ -113,6 +115,7 @@ impl Stage {
         // The last batch of an epoch is smaller.
         let (mut asked, count) = (prompts.len(), prompts.len());
         self.round(prompts, 0, number, &mut out, (clock, metrics))?;
+        self.fill(count, number, &mut out, (clock, metrics))?;
         let refill = self.algo.updates().refill;
         for _ in 0..refill.map_or(0, |r| r.rounds) {
             let Some(more) = refill.and_then(|r| r.missing(&out.experience, count)) else { break };
@@ -128,8 +131,31 @@ impl Stage {
         out.measure_lengths();
         let tokens = out.rollouts.iter().map(|r| r.answer.tokens as f64).sum();
         out.metrics.add("completions/total_tokens", tokens);
+        if self.recipe.rollout.partial_tokens > 0 {
+            let open: usize = self.unfinished.iter().map(Unfinished::open).sum();
+            out.metrics.add("completions/in_flight", open as f64);
+        }
         out.metrics.add("rollouts/lost", out.rollouts.iter().filter(|r| r.graded.is_lost()).count() as f64);
         Ok(out)
+    }
+
+    /// Draws more prompts while completions in flight leave a step less than half of what it should learn from: in the first
+    /// step, until completions end at the rate they begin.
+    fn fill(
+        &mut self,
+        count: usize,
+        number: u64,
+        out: &mut StepExperience,
+        (clock, metrics): (&mut Clock, &mut Metrics),
+    ) -> Result<()> {
+        let samples = self.recipe.rollout.samples.max(1);
+        let done = |out: &StepExperience| out.rollouts.len() / samples;
+        while self.recipe.rollout.partial_tokens > 0 && done(out) < count.div_ceil(2) {
+            let more = self.source.next(count)?;
+            let prompts = more.into_iter().filter_map(|i| if let Item::Ask(p) = i { Some(p) } else { None });
+            self.round(prompts.collect(), done(out), number, out, (clock, metrics))?;
+        }
+        Ok(())
     }
 
     /// Warns of episodes that were cut off because their next turn had no room.
@@ -185,11 +211,16 @@ impl Stage {
         let r = &self.recipe.rollout;
         let (params, samples) = (rollout::params(r, &self.stops, self.recipe.seed), r.samples);
         clock.waits_for("rollout");
-        let Sampled { mut experience, answers, time } =
-            self.answer(&mut prompts, &params, samples, number)?;
+        let Sampled { mut experience, answers, time } = match r.partial_tokens {
+            0 => self.answer(&mut prompts, &params, samples, number)?,
+            piece => self.answer_partly(&mut prompts, &params, (samples, piece), number)?,
+        };
         let seconds = clock.lap("rollout", metrics);
         let tokens: usize = answers.iter().map(|a| a.tokens).sum();
         metrics.add("timing/rollout_tokens_per_second", tokens as f64 / seconds.max(1e-9));
+        if answers.is_empty() {
+            return Ok(()); // all are in flight
+        }
         out.measure_episodes(&answers, time);
         self.look_for_outgrown(&answers);
         for lost in answers.iter().filter_map(|a| a.played.as_ref()?.lost.as_ref()) {
@@ -212,6 +243,32 @@ impl Stage {
         Ok(())
     }
 
+    /// Adds prompts to those in flight, gives every completion at most `piece` tokens, and leaves in `prompts` those whose
+    /// completions are over.
+    fn answer_partly(
+        &mut self,
+        prompts: &mut Vec<Prompt>,
+        params: &SamplingParams,
+        (samples, piece): (usize, usize),
+        step: u64,
+    ) -> Result<Sampled> {
+        let mut waiting = std::mem::take(&mut self.unfinished);
+        let generator = &mut **self.generator.as_mut().expect("a stage with rollouts has a generator");
+        let (policy, tokenizer, stops) = (&self.policy.model, &*self.tokenizer, &self.stops);
+        let (environments, ranks) = (&self.environments, &self.ranks);
+        let mut actor = Actor { generator, policy, tokenizer, stops, environments, ranks };
+        let too_small = |e: Error| crate::setup::too_small(e, &self.recipe.rollout);
+        for prompt in prompts.drain(..) {
+            waiting.push(Unfinished::new(&actor, prompt, params, samples, step).map_err(too_small)?);
+        }
+        partial::advance(&mut actor, &mut waiting, params, piece).map_err(too_small)?;
+        let done = partial::take_finished(&mut waiting);
+        let sampled = partial::as_sampled(&actor, &done, params)?;
+        self.unfinished = waiting;
+        prompts.extend(done.into_iter().map(|d| d.prompt));
+        Ok(sampled)
+    }
+
     /// Samples completions from the policy as it is now.
     pub fn answer(
         &mut self,
@@ -224,8 +281,18 @@ impl Stage {
         let (policy, tokenizer, stops) = (&self.policy.model, &*self.tokenizer, &self.stops);
         let (environments, ranks) = (&self.environments, &self.ranks);
         let mut actor = Actor { generator, policy, tokenizer, stops, environments, ranks };
-        rollout::sample(&mut actor, prompts, params, samples, step)
-            .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))
+        let most = params.max_new_tokens;
+        let predicted = |p: &Prompt| cost(samples, p.ids.len(), self.lengths.predict(&p.ids, most));
+        let costs: Vec<u64> = prompts.iter().map(predicted).collect();
+        let keys: Vec<Vec<u32>> = prompts.iter().map(|p| p.ids.clone()).collect();
+        let wanted = Wanted { params, samples, step };
+        let sampled = rollout::sample_placed(&mut actor, prompts, wanted, &costs)
+            .map_err(|e| crate::setup::too_small(e, &self.recipe.rollout))?;
+        for (ids, answers) in keys.iter().zip(sampled.answers.chunks(samples.max(1))) {
+            let tokens: usize = answers.iter().map(|a| a.tokens).sum();
+            self.lengths.note(ids, tokens / answers.len().max(1));
+        }
+        Ok(sampled)
     }
 }
 

@@ -4,9 +4,11 @@
 //! adaptive coefficients, rollouts in flight) is small and is put back. Weights are not copied: a step that fails after one
 //! of its updates cannot be undone, and the last checkpoint is what is left of it.
 
+use crate::partial::Unfinished;
 use crate::train::Stage;
 use crate::train::StepExperience;
 use ferrl_engine::Result;
+use ferrl_engine::train::Trainer;
 use serde_json::Value;
 use std::collections::VecDeque;
 
@@ -15,6 +17,7 @@ pub struct Before {
     source: Value,
     algorithm: Value,
     ahead: VecDeque<StepExperience>,
+    unfinished: Vec<Unfinished>,
     one_pass: bool,
     step: u64,
     weights: Vec<(u64, u64)>,
@@ -27,6 +30,7 @@ impl Stage {
             source: self.source.state(),
             algorithm: self.algo.state(),
             ahead: self.ahead.clone(),
+            unfinished: self.unfinished.clone(),
             one_pass: self.one_pass,
             step: self.step,
             weights: self.weights_version(),
@@ -40,11 +44,10 @@ impl Stage {
         if !before.algorithm.is_null() {
             self.algo.restore(&before.algorithm)?;
         }
-        (self.ahead, self.one_pass, self.step) = (before.ahead, before.one_pass, before.step);
-        self.policy.zero_grads();
-        if let Some(critic) = &mut self.critic {
-            critic.zero_grads();
-        }
+        (self.ahead, self.unfinished) = (before.ahead, before.unfinished);
+        (self.one_pass, self.step) = (before.one_pass, before.step);
+        self.trainers_mut().for_each(Trainer::zero_grads);
+        self.release_weights(); // ranks that failed at different moments have gathered different layers
         Ok(same)
     }
 

@@ -58,14 +58,25 @@ pub trait MemoryOps: Home {
     fn copy(&self, src: &Buffer, from: usize, dst: &mut Buffer, to: usize, len: usize) -> Result<()>;
 }
 
+/// Elements whose products a dot product sums first.
+pub const DOT_CHUNK: usize = 4096;
+
 /// Element-wise sums, dot products, and rows picked by index.
 pub trait VectorOps: MemoryOps {
     /// `y += a * x`
     fn axpy(&self, a: f32, x: &Buffer, y: &mut Buffer) -> Result<()>;
-    /// Sum of products, in f64 over fixed chunks.
+    /// Sum of products, in f64: those of each chunk of [`DOT_CHUNK`] elements, then these sums.
     fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64> {
+        self.add_chunks(&self.chunk_dots(x, y)?)
+    }
+    /// The sums of the chunks that [`VectorOps::dot`] adds up, for vectors of which this process has a part.
+    fn chunk_dots(&self, x: &Buffer, y: &Buffer) -> Result<Vec<f64>> {
         shapes::dot(self.as_home(), x, y)?;
-        composed::dot(self, x, y)
+        composed::chunk_dots(self, x, y)
+    }
+    /// Adds up the sums of chunks, in the order in which [`VectorOps::dot`] does.
+    fn add_chunks(&self, sums: &[f64]) -> Result<f64> {
+        Ok(sums.iter().sum())
     }
     /// [`VectorOps::dot`] of several pairs, for devices where one answer costs as much as many.
     fn dots(&self, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {

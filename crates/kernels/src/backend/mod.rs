@@ -21,7 +21,7 @@ pub use attention::{AttentionOps, CacheOps, DecodeOps, RopeOps};
 pub use graph::GraphOps;
 pub use head::{DivergenceOps, HeadOps, SampleOps};
 pub use layers::{ActivationOps, EmbeddingOps, HeadNormOps, LinearOps, NormOps};
-pub use memory::{Home, MemoryOps, VectorOps};
+pub use memory::{DOT_CHUNK, Home, MemoryOps, VectorOps};
 pub use optimizer::OptimizerOps;
 
 use crate::buffer::DType;

@@ -48,6 +48,8 @@ impl Case for Vectors {
         let mut part = vec![0.0; n - n / 3];
         b.read(&copied, n / 3, &mut part)?;
         let dots = [b.dot(&x, &x)?, b.dot(&x, &y)?, b.dot(&y, &y)?].map(|d| d as f32).to_vec();
+        let apart = b.add_chunks(&b.chunk_dots(&x, &y)?)?;
+        assert_eq!(apart.to_bits(), b.dot(&x, &y)?.to_bits(), "a dot product is the sum of its chunks");
         let mut found = vec![b.first_non_finite(&x)?];
         let mut bad = upload(b, dtype, &random(5, n))?;
         for at in [n - 1, n / 2, n / 9] {

@@ -134,6 +134,16 @@ impl Ranks {
         i + 1 == count || (i + 1).is_multiple_of(self.size())
     }
 
+    /// Whether this rank has nothing in the round that thing `i` of such a list ends.
+    pub fn sits_out(&self, i: usize) -> bool {
+        self.rank() > i % self.size()
+    }
+
+    /// Whether the last exchange brought an error: every rank knows of it then.
+    pub fn has_failed(&self) -> bool {
+        self.0.as_ref().is_some_and(|g| g.failed.load(Ordering::SeqCst))
+    }
+
     /// Every rank's bytes, in the order of ranks.
     pub fn all_gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.all_to_all(&vec![own; self.size()])

@@ -1,7 +1,7 @@
 //! Vectors, embeddings and norms, by copies and on the host.
 
 use crate::backend::{
-    EmbeddingOps, HeadNorm, HeadNormOps, Heads, MemoryOps, NormGrads, Normed, Target, VectorOps,
+    DOT_CHUNK, EmbeddingOps, HeadNorm, HeadNormOps, Heads, MemoryOps, NormGrads, Normed, Target, VectorOps,
 };
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
@@ -14,10 +14,11 @@ pub(crate) fn download<B: MemoryOps + ?Sized>(b: &B, x: &Buffer) -> Result<Vec<f
     Ok(values)
 }
 
-/// See [`VectorOps::dot`].
-pub fn dot<B: MemoryOps + ?Sized>(b: &B, x: &Buffer, y: &Buffer) -> Result<f64> {
+/// See [`VectorOps::chunk_dots`].
+pub fn chunk_dots<B: MemoryOps + ?Sized>(b: &B, x: &Buffer, y: &Buffer) -> Result<Vec<f64>> {
     let (x, y) = (download(b, x)?, download(b, y)?);
-    Ok(x.iter().zip(y).map(|(&x, y)| f64::from(x) * f64::from(y)).sum())
+    let dot = |(x, y): (&[f32], &[f32])| x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum();
+    Ok(x.chunks(DOT_CHUNK).zip(y.chunks(DOT_CHUNK)).map(dot).collect())
 }
 
 /// See [`VectorOps::gather_rows`].

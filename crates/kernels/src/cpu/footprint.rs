@@ -2,6 +2,7 @@
 
 use super::logp::TILE;
 use super::matmul::tile::PANEL;
+use super::simd::{Level, bf16_per_unit};
 use crate::footprint::Footprint;
 
 /// Elements of the head's logits that are held at a time.
@@ -21,8 +22,15 @@ pub const FOOTPRINT: Footprint = Footprint {
     sampling_share: 0.45,
 };
 
+/// Bytes of a packed element: bf16 is widened where the CPU has no bf16 dot product.
+fn packed(size: usize) -> usize {
+    let level = Level::from_env().unwrap_or(Level::PORTABLE);
+    if size == 2 { 4 / bf16_per_unit(level) } else { size }
+}
+
 /// One packed form for forward, one for backward.
 fn weight(n: usize, k: usize, size: usize, backward: bool) -> usize {
+    let size = packed(size);
     let form = |rows: usize, cols: usize| size * rows.next_multiple_of(PANEL) * cols;
     form(n, k) + if backward { form(k, n) } else { 0 }
 }
@@ -30,5 +38,5 @@ fn weight(n: usize, k: usize, size: usize, backward: bool) -> usize {
 /// Logits of a stretch of the vocabulary, gradients of the rows, their packed form.
 fn head(rows: usize, hidden: usize, vocab: usize, size: usize) -> usize {
     let stretch = (STRETCH / rows.max(1) / TILE).clamp(1, 8) * TILE;
-    rows * (size * stretch.min(vocab) + 4 * hidden + 3 * size * hidden)
+    rows * (size * stretch.min(vocab) + 4 * hidden + (2 * size + packed(size)) * hidden)
 }

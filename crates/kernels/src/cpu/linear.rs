@@ -6,7 +6,7 @@ use super::matmul::tile::Element;
 use super::matmul::{self, Chain, Out};
 use super::memory::{Memory, Plain, Slice, SliceMut, f32s, f32s_mut, floats, floats_mut};
 use super::pool::Disjoint;
-use super::simd::{LANES, multiversion, widen};
+use super::simd::{LANES, bf16_per_unit, multiversion, widen};
 use super::vector::clear;
 use crate::backend::{LinearGrads, LinearOps};
 use crate::buffer::{Buffer, DType, Weight};
@@ -15,6 +15,8 @@ use crate::shapes;
 
 /// A weight as the register tile reads it.
 struct Packs {
+    /// Elements in a unit of bf16 at the level that it is packed for.
+    bf16_per_unit: usize,
     /// For `x · wᵀ`.
     forward: Memory,
     /// For `dy · w`.
@@ -27,26 +29,26 @@ fn packs(w: &Weight) -> &Packs {
 
 /// The packing for `x · wᵀ`.
 pub fn forward_pack<E: Element<Unit: Plain>>(w: &Weight) -> Packed<'_, E> {
-    let shape = Shape { n: w.n, k: w.k };
-    Packed::new(shape, packs(w).forward.slice(shape.storage::<E>()))
+    let (shape, per_unit) = (Shape { n: w.n, k: w.k }, per_unit(w));
+    Packed::new(shape, per_unit, packs(w).forward.slice(shape.storage(per_unit)))
 }
 
 /// The packing for `dy · w`.
 pub fn backward_pack<E: Element<Unit: Plain>>(w: &Weight) -> Packed<'_, E> {
-    let shape = Shape { n: w.k, k: w.n };
+    let (shape, per_unit) = (Shape { n: w.k, k: w.n }, per_unit(w));
     let pack = packs(w).backward.as_ref().expect("the weight was made for training");
-    Packed::new(shape, pack.slice(shape.storage::<E>()))
+    Packed::new(shape, per_unit, pack.slice(shape.storage(per_unit)))
 }
 
-/// Units of four bytes that a packing takes: its elements are stored in the compute type.
-fn units(compute: DType, shape: Shape) -> usize {
-    if compute == DType::Bf16 { shape.storage::<u16>() } else { shape.storage::<f32>() }
+/// Elements in a unit of four bytes.
+fn per_unit(w: &Weight) -> usize {
+    if w.compute == DType::Bf16 { packs(w).bf16_per_unit } else { 1 }
 }
 
 /// Whether a weight is of this backend with room for what its shape implies; with `backward`, for `linear_dx` too.
 pub(super) fn holds(w: &Weight, backward: bool) -> bool {
     let Some(packs) = w.data().downcast_ref::<Packs>() else { return false };
-    let units = |n, k| units(w.compute, Shape { n, k });
+    let units = |n, k| Shape { n, k }.storage(per_unit(w));
     let back = || packs.backward.as_ref().is_some_and(|m| m.has_room(units(w.k, w.n), 4));
     w.compute != DType::U32 && packs.forward.has_room(units(w.n, w.k), 4) && (!backward || back())
 }
@@ -54,10 +56,12 @@ pub(super) fn holds(w: &Weight, backward: bool) -> bool {
 impl LinearOps for Cpu {
     fn weight(&self, n: usize, k: usize, dtype: DType, backward: bool) -> Result<Weight> {
         shapes::weight(self, n, k, dtype)?;
-        let room = |shape: Shape| self.arena.take_lasting(4 * units(dtype, shape));
+        let bf16_per_unit = bf16_per_unit(self.level);
+        let per_unit = if dtype == DType::Bf16 { bf16_per_unit } else { 1 };
+        let room = |shape: Shape| self.arena.take_lasting(4 * shape.storage(per_unit));
         let forward = room(Shape { n, k })?;
         let backward = if backward { Some(room(Shape { n: k, k: n })?) } else { None };
-        Ok(Weight::new(n, k, dtype, Box::new(Packs { forward, backward })))
+        Ok(Weight::new(n, k, dtype, Box::new(Packs { bf16_per_unit, forward, backward })))
     }
     fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()> {
         shapes::load_weight(self, master, weight)?;
@@ -125,9 +129,10 @@ impl LinearOps for Cpu {
 
 fn pack_both<E: TokenRows<Unit: Plain>>(cpu: &Cpu, master: &[f32], n: usize, k: usize, packs: &mut Packs) {
     let (there, back) = (Shape { n, k }, Shape { n: k, k: n });
-    pack_weight::<E>(&cpu.pool, master, there, packs.forward.slice_mut(there.storage::<E>()));
+    let (level, per_unit) = (cpu.level, E::per_unit_at(cpu.level));
+    pack_weight::<E>(level, &cpu.pool, master, there, packs.forward.slice_mut(there.storage(per_unit)));
     if let Some(backward) = &mut packs.backward {
-        pack_transposed::<E>(&cpu.pool, master, back, backward.slice_mut(back.storage::<E>()));
+        pack_transposed::<E>(level, &cpu.pool, master, back, backward.slice_mut(back.storage(per_unit)));
     }
 }
 
@@ -146,10 +151,11 @@ fn accumulate<E: TokenRows<Unit: Plain>>(
     dw: &mut [f32],
 ) -> Result<()> {
     let shape = Shape { n: x.len() / tokens, k: tokens };
-    let mut packed = cpu.arena.take(4 * shape.storage::<E>())?;
-    let packed = packed.slice_mut(shape.storage::<E>());
+    let per_unit = E::per_unit_at(cpu.level);
+    let mut packed = cpu.arena.take(4 * shape.storage(per_unit))?;
+    let packed = packed.slice_mut(shape.storage(per_unit));
     pack_tokens(cpu.level, &cpu.pool, x, shape, packed);
-    matmul::accumulate_dw(cpu.level, &cpu.pool, dy, Packed::new(shape, packed), Chain::WHOLE, dw);
+    matmul::accumulate_dw(cpu.level, &cpu.pool, dy, Packed::new(shape, per_unit, packed), Chain::WHOLE, dw);
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! The most multiply-adds this CPU can do: the yardstick for matrix products.
 
-use super::simd::{Level, multiversion};
+use super::simd::{Level, bf16_per_unit, multiversion};
 use crate::buffer::DType;
 use std::time::Instant;
 
@@ -60,6 +60,6 @@ pub fn measure(level: Level, dtype: DType) -> f64 {
         std::hint::black_box(sum);
         best = best.min(start.elapsed().as_secs_f64());
     }
-    let per_lane = if dtype == DType::Bf16 { 4.0 } else { 2.0 };
+    let per_lane = if dtype == DType::Bf16 { 2 * bf16_per_unit(level) } else { 2 } as f64;
     rounds as f64 * CHAINS as f64 * 16.0 * per_lane / best / 1e9
 }

@@ -5,7 +5,7 @@ use super::element::{Stored, get, put};
 use super::memory::{u32s, u32s_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion, widen};
-use crate::backend::{MemoryOps, VectorOps};
+use crate::backend::{DOT_CHUNK, MemoryOps, VectorOps};
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 use crate::shapes;
@@ -16,8 +16,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Elements of a task: long enough to be worth handing to another thread.
 pub(crate) const PIECE: usize = 16 * 1024;
-/// Elements that `dot` adds up before the sums of such chunks are added in order.
-const DOT_CHUNK: usize = 4096;
 /// Elements looked at together for a NaN or infinity.
 const FINITE_CHUNK: usize = 1024;
 
@@ -97,10 +95,10 @@ impl VectorOps for Cpu {
         typed!([ref x, mut y] axpy_slice(self, a, x, y));
         Ok(())
     }
-    fn dot(&self, x: &Buffer, y: &Buffer) -> Result<f64> {
+    fn chunk_dots(&self, x: &Buffer, y: &Buffer) -> Result<Vec<f64>> {
         shapes::dot(self, x, y)?;
         assert_eq!(x.len(), y.len());
-        Ok(typed!([ref x, ref y] dot_slice(self, x, y)))
+        Ok(typed!([ref x, ref y] chunk_dots(self, x, y)))
     }
     fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
         shapes::first_non_finite(self, x)?;
@@ -187,7 +185,7 @@ multiversion! {
     }
 }
 
-fn dot_slice<T: Wide, U: Wide>(cpu: &Cpu, x: &[T], y: &[U]) -> f64 {
+fn chunk_dots<T: Wide, U: Wide>(cpu: &Cpu, x: &[T], y: &[U]) -> Vec<f64> {
     let mut sums = vec![0f64; x.len().div_ceil(DOT_CHUNK)];
     let (count, shared) = (sums.len(), Disjoint::new(&mut sums));
     cpu.pool.ranges(count, PIECE / DOT_CHUNK, |chunks| {
@@ -198,7 +196,7 @@ fn dot_slice<T: Wide, U: Wide>(cpu: &Cpu, x: &[T], y: &[U]) -> f64 {
             unsafe { shared.part(c, 1)[0] = sum };
         }
     });
-    sums.iter().sum()
+    sums
 }
 
 /// One element in f64, where the product of two is exact.

@@ -300,9 +300,10 @@ impl<'a, E: GradElement> Flow<'a, E> {
         let mut dx = cpu.arena.take(rows * w.k * 4)?;
         dx.slice_mut::<f32>(rows * w.k).fill(0.0);
         let tokens = Shape { n: w.k, k: rows };
-        let mut packed = cpu.arena.take(4 * tokens.storage::<E>())?;
+        let units = tokens.storage(E::per_unit_at(cpu.level));
+        let mut packed = cpu.arena.take(4 * units)?;
         if dw.is_some() {
-            pack_tokens(cpu.level, &cpu.pool, x, tokens, packed.slice_mut(tokens.storage::<E>()));
+            pack_tokens(cpu.level, &cpu.pool, x, tokens, packed.slice_mut(units));
         }
         let open = if dw.is_some() && part < rows { Some(cpu.arena.take(w.n * w.k * 4)?) } else { None };
         let dw = dw.map(f32s_mut);
@@ -314,7 +315,9 @@ impl<'a, E: GradElement> Flow<'a, E> {
         let (cpu, w, rows) = (self.cpu, self.w, part.len());
         let dx = &mut self.dx.slice_mut::<f32>(self.rows * w.k)[part.start * w.k..part.end * w.k];
         let tokens = Shape { n: w.k, k: self.rows };
-        let tokens = Packed::new(tokens, self.packed.slice(tokens.storage::<E>())).stretch(part.start, rows);
+        let per_unit = E::per_unit_at(cpu.level);
+        let packed = self.packed.slice(tokens.storage(per_unit));
+        let tokens = Packed::new(tokens, per_unit, packed).stretch(part.start, rows);
         for from in (0..w.n).step_by(self.stretch) {
             let width = (w.n - from).min(self.stretch);
             let grad = self.grad.slice_mut::<E>(rows * width);

@@ -12,7 +12,7 @@ pub mod tile;
 
 use super::pool::{Disjoint, Pool};
 use super::simd::{Kind, LANES, Level, Simd, multiversion};
-use pack::{Columns, FromMaster, Packed, Shape, TokenRows, pack_panels};
+use pack::{Columns, Packed, Shape, TokenRows, pack_panels};
 use std::cell::RefCell;
 use std::ops::Range;
 use tile::{Element, Operands, PANEL, tile};
@@ -75,7 +75,7 @@ pub fn linear<E: TokenRows>(
     out: Out<'_>,
 ) {
     let m = x.len() / w.shape.k;
-    assert!(x.len() == m * w.shape.k && w.is_whole());
+    assert!(x.len() == m * w.shape.k && w.is_all_there());
     assert!(out.len() == m * w.shape.n && bias.is_none_or(|b| b.len() == w.shape.n));
     let out = match out {
         Out::F32(o) => Shared::F32(Disjoint::new(o)),
@@ -181,8 +181,9 @@ pub fn product<S: Simd, E: TokenRows>(
     finish: &mut impl FnMut(S, usize, usize, usize, *const f32),
 ) {
     let Block { x, rows, w, panels } = block;
-    assert!(S::MR <= MAX_ROWS && panels.end <= w.shape.panels() && w.is_whole());
-    let units = w.shape.units::<E>();
+    assert!(S::MR <= MAX_ROWS && panels.end <= w.shape.panels() && w.is_whole::<S>());
+    let per_unit = E::per_unit::<S>();
+    let units = w.shape.units(per_unit);
     let row_panels = rows.len().div_ceil(S::MR);
     if row_panels == 0 || panels.is_empty() {
         return;
@@ -205,7 +206,7 @@ pub fn product<S: Simd, E: TokenRows>(
                     continue;
                 }
                 // SAFETY: `a` holds MAX_ROWS rows of K_BLOCK units of four bytes.
-                unsafe { copy_rows(x, w.shape.k, row..row + count, k..k + depth, a) };
+                unsafe { copy_rows(s, (x, w.shape.k), row..row + count, k..k + depth, a) };
                 // The rows to be copied next come nearer meanwhile, a share of them with each tile.
                 let (next_row, next_k) =
                     if i + 1 < row_panels { (row + share, k) } else { (rows.start, k + depth) };
@@ -228,8 +229,8 @@ pub fn product<S: Simd, E: TokenRows>(
                     };
                     let first = ((j - panels.start) * rows_a_tile).min(next_rows);
                     for r in first..(first + step * rows_a_tile).min(next_rows) {
-                        let from = (next_row + r) * w.shape.k + next_k * E::PER_UNIT;
-                        prefetch_run(s, x, from, K_BLOCK * E::PER_UNIT);
+                        let from = (next_row + r) * w.shape.k + next_k * per_unit;
+                        prefetch_run(s, x, from, K_BLOCK * per_unit);
                     }
                     // SAFETY: the extents are those just described.
                     unsafe { tile_of_rows(s, count, step, op) };
@@ -261,25 +262,19 @@ fn prefetch_run<S: Simd, E>(s: S, x: &[E], from: usize, len: usize) {
 /// Copies units of k of some rows to rows `K_BLOCK` units apart: near each other whatever the
 /// row length, so that they do not fight for the same cache sets.
 #[inline(always)]
-unsafe fn copy_rows<E: FromMaster>(
-    x: &[E],
-    k: usize,
+unsafe fn copy_rows<S: Simd, E: TokenRows>(
+    s: S,
+    (x, k): (&[E], usize),
     rows: Range<usize>,
     units: Range<usize>,
     a: *mut E::Unit,
 ) {
-    let (from, depth) = (units.start * E::PER_UNIT, units.len());
-    let len = (depth * E::PER_UNIT).min(k - from);
+    let from = units.start * E::per_unit::<S>();
+    let len = (units.len() * E::per_unit::<S>()).min(k - from);
     for r in 0..rows.len() {
         let src = &x[(rows.start + r) * k + from..][..len];
-        // SAFETY: a row of K_BLOCK units holds `depth` units.
-        unsafe {
-            let dst: *mut E = a.add(r * K_BLOCK).cast();
-            std::ptr::copy_nonoverlapping(src.as_ptr(), dst, len);
-            if len < depth * E::PER_UNIT {
-                *dst.add(len) = E::ZERO;
-            }
-        }
+        // SAFETY: a row of K_BLOCK units holds these.
+        unsafe { E::copy(s, src.as_ptr(), len, a.add(r * K_BLOCK)) };
     }
 }
 
@@ -341,7 +336,7 @@ pub fn accumulate_dw<E: TokenRows>(
 ) {
     let Shape { n: k, k: tokens } = x.shape;
     let n = dy.len() / tokens;
-    assert!(dy.len() == n * tokens && dw.len() == n * k && x.is_whole());
+    assert!(dy.len() == n * tokens && dw.len() == n * k && x.is_all_there());
     assert!(chain.open.is_some() || !(chain.earlier || chain.later));
     assert!(chain.open.as_ref().is_none_or(|open| open.len() == dw.len()));
     let Chain { open, earlier, later } = chain;
@@ -368,7 +363,9 @@ multiversion! {
         // Rows are those of `dw`: columns of `dy`, whose rows are the tokens.
         let Block { x: dy, rows, w: x, panels } = block;
         let n = dy.len() / x.shape.k;
-        let units = x.shape.units::<E>();
+        let per_unit = E::per_unit::<S>();
+        assert!(x.is_whole::<S>());
+        let units = x.shape.units(per_unit);
         let row_panels = rows.len().div_ceil(S::MR);
         let slots = row_panels * panels.len();
         let block = K_BLOCK * LANES; // units of a packed row panel
@@ -387,8 +384,8 @@ multiversion! {
             // All row panels token by token: what they read lies side by side.
             pack_panels(s, Columns { x: dy, ld: n, from: rows.start, lanes: rows.len(), first: t, units: depth }, S::MR, block, a);
             // The tokens to be packed next come nearer meanwhile, a share of them with each tile.
-            let mut next = (t + depth) * E::PER_UNIT;
-            let end = ((t + depth + K_BLOCK) * E::PER_UNIT).min(x.shape.k);
+            let mut next = (t + depth) * per_unit;
+            let end = ((t + depth + K_BLOCK) * per_unit).min(x.shape.k);
             let tokens_a_tile = end.saturating_sub(next).div_ceil(slots);
             for i in 0..row_panels {
                 for (j, panel) in panels.clone().enumerate() {

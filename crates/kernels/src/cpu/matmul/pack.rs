@@ -1,10 +1,10 @@
 //! The right-hand matrix in panels: 32 columns wide, one unit of k after the other.
 //!
-//! `[panel][unit][32]`, the columns of the last panel and an odd last bf16 filled up with zeros.
+//! `[panel][unit][32]`, the columns of the last panel and an odd last bf16 of a pair filled up with zeros.
 
 use super::tile::{Element, PANEL};
 use crate::cpu::pool::{Disjoint, Pool};
-use crate::cpu::simd::{LANES, Level, Simd, multiversion};
+use crate::cpu::simd::{LANES, Level, Simd, multiversion, narrow};
 
 /// Shape of a packed matrix: `n` columns, products of length `k`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,13 +20,13 @@ impl Shape {
     pub fn panels(self) -> usize {
         self.n.div_ceil(PANEL)
     }
-    /// Units of k for that element.
-    pub fn units<E: Element>(self) -> usize {
-        self.k.div_ceil(E::PER_UNIT)
+    /// Units of k with so many elements each.
+    pub fn units(self, per_unit: usize) -> usize {
+        self.k.div_ceil(per_unit)
     }
     /// Units of storage for the whole matrix.
-    pub fn storage<E: Element>(self) -> usize {
-        self.panels() * self.units::<E>() * PANEL
+    pub fn storage(self, per_unit: usize) -> usize {
+        self.panels() * self.units(per_unit) * PANEL
     }
 }
 
@@ -35,6 +35,8 @@ impl Shape {
 pub struct Packed<'a, E: Element> {
     /// `n` and `k`
     pub shape: Shape,
+    /// Elements in a unit, as at the level that it was packed for.
+    pub per_unit: usize,
     /// Units from one panel to the next, divided by 32.
     pub stride: usize,
     /// Starts at the first panel's first unit.
@@ -43,62 +45,56 @@ pub struct Packed<'a, E: Element> {
 
 impl<'a, E: Element> Packed<'a, E> {
     /// A whole matrix.
-    pub fn new(shape: Shape, data: &'a [E::Unit]) -> Self {
-        assert!(data.len() >= shape.storage::<E>());
-        Packed { shape, stride: shape.units::<E>(), data }
+    pub fn new(shape: Shape, per_unit: usize, data: &'a [E::Unit]) -> Self {
+        assert!(data.len() >= shape.storage(per_unit));
+        Packed { shape, per_unit, stride: shape.units(per_unit), data }
+    }
+    /// Whether all that its shape implies lies in `data`, in units of the level `S`.
+    pub fn is_whole<S: Simd>(&self) -> bool {
+        self.per_unit == E::per_unit::<S>() && self.is_all_there()
     }
     /// Whether all that its shape implies lies in `data`.
-    pub fn is_whole(&self) -> bool {
-        let units = self.shape.units::<E>();
+    pub fn is_all_there(&self) -> bool {
+        let units = self.shape.units(self.per_unit);
         let last = self.shape.panels().saturating_sub(1) * self.stride + units;
         units <= self.stride && self.data.len() >= last * PANEL
     }
     /// Products over `from..from + k` only; `from` is a multiple of the elements in a unit.
     pub fn stretch(self, from: usize, k: usize) -> Self {
-        assert!(from.is_multiple_of(E::PER_UNIT) && from + k <= self.shape.k);
-        let data = &self.data[from / E::PER_UNIT * PANEL..];
-        Packed { shape: Shape { n: self.shape.n, k }, stride: self.stride, data }
+        assert!(from.is_multiple_of(self.per_unit) && from + k <= self.shape.k);
+        let data = &self.data[from / self.per_unit * PANEL..];
+        Packed { shape: Shape { n: self.shape.n, k }, data, ..self }
     }
 }
 
 /// How an f32 master becomes an element.
 pub trait FromMaster: Element {
-    /// Rounded to nearest even.
-    fn from_f32(x: f32) -> Self;
-    /// One unit from its elements.
-    fn unit(low: Self, high: Self) -> Self::Unit;
-    /// Zero.
-    const ZERO: Self;
+    /// One unit from its two elements, rounded to nearest even; `high` is `None` where a unit has one.
+    fn unit(low: f32, high: Option<f32>) -> Self::Unit;
 }
 
 impl FromMaster for f32 {
-    const ZERO: f32 = 0.0;
     #[inline(always)]
-    fn from_f32(x: f32) -> f32 {
-        x
-    }
-    #[inline(always)]
-    fn unit(low: f32, _: f32) -> f32 {
+    fn unit(low: f32, _: Option<f32>) -> f32 {
         low
     }
 }
 
 impl FromMaster for u16 {
-    const ZERO: u16 = 0;
     #[inline(always)]
-    fn from_f32(x: f32) -> u16 {
-        crate::cpu::simd::narrow(x)
-    }
-    #[inline(always)]
-    fn unit(low: u16, high: u16) -> u32 {
-        low as u32 | (high as u32) << 16
+    fn unit(low: f32, high: Option<f32>) -> u32 {
+        match high {
+            Some(high) => u32::from(narrow(low)) | u32::from(narrow(high)) << 16,
+            None => u32::from(narrow(low)) << 16,
+        }
     }
 }
 
 /// Packs a row-major f32 `w` of shape `[n, k]`: the right-hand side of `x · wᵀ`.
-pub fn pack_weight<E: FromMaster>(pool: &Pool, w: &[f32], shape: Shape, out: &mut [E::Unit]) {
-    let (k, units) = (shape.k, shape.units::<E>());
-    assert!(w.len() == shape.n * k && out.len() == shape.storage::<E>());
+pub fn pack_weight<E: FromMaster>(level: Level, pool: &Pool, w: &[f32], shape: Shape, out: &mut [E::Unit]) {
+    let per_unit = E::per_unit_at(level);
+    let (k, units) = (shape.k, shape.units(per_unit));
+    assert!(w.len() == shape.n * k && out.len() == shape.storage(per_unit));
     let out = Disjoint::new(out);
     pool.run(shape.panels(), |p| {
         // SAFETY: each task has its own panel.
@@ -110,11 +106,9 @@ pub fn pack_weight<E: FromMaster>(pool: &Pool, w: &[f32], shape: Shape, out: &mu
             for j in 0..columns {
                 let row = &w[(p * PANEL + j) * k..][..k];
                 for u in from..to {
-                    let at = u * E::PER_UNIT;
-                    let low = E::from_f32(row[at]);
-                    let high =
-                        if E::PER_UNIT == 2 && at + 1 < k { E::from_f32(row[at + 1]) } else { E::ZERO };
-                    panel[u * PANEL + j] = E::unit(low, high);
+                    let at = u * per_unit;
+                    let high = (per_unit == 2).then(|| if at + 1 < k { row[at + 1] } else { 0.0 });
+                    panel[u * PANEL + j] = E::unit(row[at], high);
                 }
             }
             for j in columns..PANEL {
@@ -126,27 +120,32 @@ pub fn pack_weight<E: FromMaster>(pool: &Pool, w: &[f32], shape: Shape, out: &mu
 
 /// Packs the transpose of a row-major f32 `w` of shape `[k, n]`: the right-hand side of `x · w`.
 /// `shape` is the packed matrix's: products run along the rows of `w`.
-pub fn pack_transposed<E: FromMaster>(pool: &Pool, w: &[f32], shape: Shape, out: &mut [E::Unit]) {
-    let (n, k, units) = (shape.n, shape.k, shape.units::<E>());
-    assert!(w.len() == n * k && out.len() == shape.storage::<E>());
+pub fn pack_transposed<E: FromMaster>(
+    level: Level,
+    pool: &Pool,
+    w: &[f32],
+    shape: Shape,
+    out: &mut [E::Unit],
+) {
+    let per_unit = E::per_unit_at(level);
+    let (n, k, units) = (shape.n, shape.k, shape.units(per_unit));
+    assert!(w.len() == n * k && out.len() == shape.storage(per_unit));
     let out = Disjoint::new(out);
     pool.run(shape.panels(), |p| {
         // SAFETY: each task has its own panel.
         let panel = unsafe { out.part(p * units * PANEL, units * PANEL) };
         let columns = (n - p * PANEL).min(PANEL);
         for u in 0..units {
-            let at = u * E::PER_UNIT;
-            let low = &w[at * n + p * PANEL..][..columns];
-            let dst = &mut panel[u * PANEL..][..PANEL];
-            if E::PER_UNIT == 2 && at + 1 < k {
-                let high = &w[(at + 1) * n + p * PANEL..][..columns];
-                for j in 0..columns {
-                    dst[j] = E::unit(E::from_f32(low[j]), E::from_f32(high[j]));
-                }
+            let at = u * per_unit;
+            let row = |at: usize| &w[at * n + p * PANEL..][..columns];
+            let (low, dst) = (row(at), &mut panel[u * PANEL..][..PANEL]);
+            if per_unit == 1 {
+                dst.iter_mut().zip(low).for_each(|(d, x)| *d = E::unit(*x, None));
+            } else if at + 1 < k {
+                let pairs = low.iter().zip(row(at + 1));
+                dst.iter_mut().zip(pairs).for_each(|(d, (x, y))| *d = E::unit(*x, Some(*y)));
             } else {
-                for j in 0..columns {
-                    dst[j] = E::unit(E::from_f32(low[j]), E::ZERO);
-                }
+                dst.iter_mut().zip(low).for_each(|(d, x)| *d = E::unit(*x, Some(0.0)));
             }
             dst[columns..].fill(E::Unit::default());
         }
@@ -155,8 +154,9 @@ pub fn pack_transposed<E: FromMaster>(pool: &Pool, w: &[f32], shape: Shape, out:
 
 /// Packs activations `x` of shape `[k, n]` (tokens by features) as the right-hand side of `dyᵀ · x`.
 pub fn pack_tokens<E: TokenRows>(level: Level, pool: &Pool, x: &[E], shape: Shape, out: &mut [E::Unit]) {
-    let units = shape.units::<E>();
-    assert!(x.len() == shape.n * shape.k && out.len() == shape.storage::<E>());
+    let per_unit = E::per_unit_at(level);
+    let units = shape.units(per_unit);
+    assert!(x.len() == shape.n * shape.k && out.len() == shape.storage(per_unit));
     let out = Disjoint::new(out);
     pool.run(shape.panels(), |p| {
         // SAFETY: each task has its own panel.
@@ -196,11 +196,16 @@ pub struct Columns<'a, E> {
 /// # Safety
 /// `zip` reads `lanes` elements of each row and writes sixteen units.
 pub unsafe trait TokenRows: FromMaster {
-    /// The first `lanes` elements of a row, or of two rows in pairs; the other lanes are zero.
+    /// The first `lanes` elements of a row, or of two rows where a unit has two; the other lanes are zero.
     ///
     /// # Safety
     /// `lanes` elements are readable at `low`, and at `high` unless it is null.
     unsafe fn zip<S: Simd>(s: S, lanes: usize, low: *const Self, high: *const Self, out: *mut Self::Unit);
+    /// `len` elements of a row as units, an odd last pair filled up with zero.
+    ///
+    /// # Safety
+    /// `len` elements are readable at `x`, and the units that hold them writable at `out`.
+    unsafe fn copy<S: Simd>(s: S, x: *const Self, len: usize, out: *mut Self::Unit);
 }
 
 // SAFETY: one load and one store.
@@ -210,6 +215,11 @@ unsafe impl TokenRows for f32 {
         // SAFETY: passed on to the caller.
         unsafe { s.store(out, if lanes == LANES { s.load(low) } else { s.load_first(lanes, low, 0.0) }) }
     }
+    #[inline(always)]
+    unsafe fn copy<S: Simd>(_: S, x: *const f32, len: usize, out: *mut f32) {
+        // SAFETY: passed on to the caller.
+        unsafe { std::ptr::copy_nonoverlapping(x, out, len) }
+    }
 }
 
 // SAFETY: two loads and one store.
@@ -218,6 +228,10 @@ unsafe impl TokenRows for u16 {
     unsafe fn zip<S: Simd>(s: S, lanes: usize, low: *const u16, high: *const u16, out: *mut u32) {
         // SAFETY: passed on to the caller; the copies stay within `lanes`.
         unsafe {
+            if S::PAIR == 1 {
+                let v = if lanes == LANES { s.load_bf16(low) } else { s.load_first_bf16(lanes, low) };
+                return s.store(out.cast(), v);
+            }
             if lanes == LANES && !high.is_null() {
                 return s.store_pairs(out, s.zip_bf16(low, high));
             }
@@ -229,12 +243,35 @@ unsafe impl TokenRows for u16 {
             s.store_pairs(out, s.zip_bf16(l.as_ptr(), h.as_ptr()));
         }
     }
+    #[inline(always)]
+    unsafe fn copy<S: Simd>(s: S, x: *const u16, len: usize, out: *mut u32) {
+        // SAFETY: passed on to the caller; vectors stay within `len`, and a pair whose second element is past it is
+        // a unit of its own.
+        unsafe {
+            if S::PAIR == 2 {
+                let pairs: *mut u16 = out.cast();
+                std::ptr::copy_nonoverlapping(x, pairs, len);
+                if len % 2 == 1 {
+                    *pairs.add(len) = 0;
+                }
+                return;
+            }
+            let mut at = 0;
+            while at + LANES <= len {
+                s.store(out.add(at).cast(), s.load_bf16(x.add(at)));
+                at += LANES;
+            }
+            if at < len {
+                s.store_first(len - at, out.add(at).cast(), s.load_first_bf16(len - at, x.add(at)));
+            }
+        }
+    }
 }
 
 multiversion! {
     /// Writes up to sixteen columns for each unit of rows, `STEP` units apart.
     fn pack_columns<S, const STEP: usize, type E: TokenRows>(s, c: Columns<'_, E>, out: &mut [E::Unit]) {
-        let (rows, units) = (c.row_count(), c.units);
+        let (rows, units) = (c.row_count::<S>(), c.units);
         assert!(c.lanes <= LANES && out.len() >= (units - 1) * STEP + LANES);
         for u in 0..units {
             // SAFETY: `lanes` columns from the first on, and `out` holds the last store (asserted above).
@@ -253,7 +290,7 @@ pub fn pack_panels<S: Simd, E: TokenRows>(
     block: usize,
     out: &mut [E::Unit],
 ) {
-    let (rows, panels) = (c.row_count(), c.lanes.div_ceil(width));
+    let (rows, panels) = (c.row_count::<S>(), c.lanes.div_ceil(width));
     assert!(width <= LANES && c.units * LANES <= block && out.len() >= panels * block);
     for u in 0..c.units {
         for p in 0..panels {
@@ -269,9 +306,11 @@ pub fn pack_panels<S: Simd, E: TokenRows>(
 impl<E: TokenRows> Columns<'_, E> {
     /// Rows of the matrix, after a look at whether the columns and units lie in it.
     #[inline(always)]
-    fn row_count(&self) -> usize {
+    fn row_count<S: Simd>(&self) -> usize {
         let rows = self.x.len() / self.ld;
-        assert!(self.from + self.lanes <= self.ld && (self.first + self.units - 1) * E::PER_UNIT < rows);
+        assert!(
+            self.from + self.lanes <= self.ld && (self.first + self.units - 1) * E::per_unit::<S>() < rows
+        );
         rows
     }
 
@@ -288,11 +327,12 @@ impl<E: TokenRows> Columns<'_, E> {
         columns: std::ops::Range<usize>,
         out: *mut E::Unit,
     ) {
-        let row = (self.first + u) * E::PER_UNIT;
+        let row = (self.first + u) * E::per_unit::<S>();
         // SAFETY: row < rows and the columns lie within the row, as the caller promises.
         unsafe {
             let low = self.x.as_ptr().add(row * self.ld + self.from + columns.start);
-            let high = if E::PER_UNIT == 2 && row + 1 < rows { low.add(self.ld) } else { std::ptr::null() };
+            let high =
+                if E::per_unit::<S>() == 2 && row + 1 < rows { low.add(self.ld) } else { std::ptr::null() };
             E::zip(s, columns.len(), low, high, out);
         }
     }

@@ -4,20 +4,23 @@
 //! wherever the chain is interrupted to be stored and resumed (a stored f32 is the register's f32). That is
 //! why a row's result does not depend on how many rows are computed beside it.
 
-use crate::cpu::simd::{LANES, Simd};
+use crate::cpu::simd::{LANES, Level, Simd, bf16_per_unit};
 
 /// Columns of a packed panel of the right-hand matrix.
 pub const PANEL: usize = 32;
 
-/// What a matrix product multiplies: f32, or bf16 in pairs along k.
+/// What a matrix product multiplies: f32, or bf16: in pairs along k where the level has a bf16 dot product, else widened
+/// to f32 as they are packed. A chain of products adds its elements in the same order either way.
 ///
 /// # Safety
-/// A unit has four bytes and any of their values, and holds `PER_UNIT` elements; `load` reads sixteen units.
+/// A unit has four bytes and any of their values, and holds `per_unit` elements; `load` reads sixteen units.
 pub unsafe trait Element: Copy + Send + Sync + 'static {
-    /// What one step along k reads: an f32, or two bf16.
+    /// What one step along k reads: an f32, or the bits of a unit of bf16.
     type Unit: Copy + Default + Send + Sync + 'static;
     /// Elements of k in a unit.
-    const PER_UNIT: usize;
+    fn per_unit<S: Simd>() -> usize;
+    /// The same at a level.
+    fn per_unit_at(level: Level) -> usize;
 
     /// Sixteen columns times one row's unit, added to `c`.
     ///
@@ -39,7 +42,13 @@ pub unsafe trait Element: Copy + Send + Sync + 'static {
 unsafe impl Element for f32 {
     type Unit = f32;
     type Wide<S: Simd> = S::V;
-    const PER_UNIT: usize = 1;
+    #[inline(always)]
+    fn per_unit<S: Simd>() -> usize {
+        1
+    }
+    fn per_unit_at(_: Level) -> usize {
+        1
+    }
     #[inline(always)]
     unsafe fn step<S: Simd>(s: S, a: S::V, b: S::V, c: S::V) -> S::V {
         s.fma(a, b, c)
@@ -55,11 +64,17 @@ unsafe impl Element for f32 {
     }
 }
 
-// SAFETY: a unit is two bf16, as their bits.
+// SAFETY: a unit is two bf16, or one widened to f32, as their bits.
 unsafe impl Element for u16 {
     type Unit = u32;
     type Wide<S: Simd> = S::P;
-    const PER_UNIT: usize = 2;
+    #[inline(always)]
+    fn per_unit<S: Simd>() -> usize {
+        S::PAIR
+    }
+    fn per_unit_at(level: Level) -> usize {
+        bf16_per_unit(level)
+    }
     #[inline(always)]
     unsafe fn step<S: Simd>(s: S, a: S::P, b: S::P, c: S::V) -> S::V {
         s.dot(a, b, c)

@@ -29,7 +29,8 @@ macro_rules! both {
 #[allow(clippy::undocumented_unsafe_blocks)]
 unsafe impl Simd for Avx2 {
     type V = Two<__m256>;
-    type P = Two<__m256i>;
+    type P = Two<__m256>;
+    const PAIR: usize = 1;
     const MR: usize = 6;
     const NV: usize = 1;
 
@@ -145,37 +146,23 @@ unsafe impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_pairs(self, p: *const u32) -> Self::P {
-        unsafe { Two(_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(8).cast())) }
+        unsafe { self.load(p.cast()) }
     }
     #[inline(always)]
     unsafe fn store_pairs(self, p: *mut u32, v: Self::P) {
-        unsafe {
-            _mm256_storeu_si256(p.cast(), v.0);
-            _mm256_storeu_si256(p.add(8).cast(), v.1);
-        }
+        unsafe { self.store(p.cast(), v) }
     }
     #[inline(always)]
-    fn splat_pair(self, pair: u32) -> Self::P {
-        unsafe { Two(_mm256_set1_epi32(pair as i32), _mm256_set1_epi32(pair as i32)) }
+    fn splat_pair(self, unit: u32) -> Self::P {
+        self.splat(f32::from_bits(unit))
     }
     #[inline(always)]
-    unsafe fn zip_bf16(self, low: *const u16, high: *const u16) -> Self::P {
-        let half = |low: *const u16, high: *const u16| unsafe {
-            let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(low.cast()));
-            let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(high.cast()));
-            _mm256_or_si256(low, _mm256_slli_epi32::<16>(high))
-        };
-        unsafe { Two(half(low, high), half(low.add(8), high.add(8))) }
+    unsafe fn zip_bf16(self, low: *const u16, _: *const u16) -> Self::P {
+        unsafe { self.load_bf16(low) }
     }
     #[inline(always)]
     fn dot(self, a: Self::P, b: Self::P, c: Self::V) -> Self::V {
-        let half = |a, b, c| unsafe {
-            let low = |v| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v));
-            let high =
-                |v| _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(0xffff_0000_u32 as i32)));
-            _mm256_fmadd_ps(high(a), high(b), _mm256_fmadd_ps(low(a), low(b), c))
-        };
-        Two(half(a.0, b.0, c.0), half(a.1, b.1, c.1))
+        self.fma(a, b, c)
     }
 }
 

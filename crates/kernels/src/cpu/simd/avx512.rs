@@ -22,6 +22,7 @@ impl<const DOT: bool> Avx512<DOT> {
 unsafe impl<const DOT: bool> Simd for Avx512<DOT> {
     type V = __m512;
     type P = __m512i;
+    const PAIR: usize = if DOT { 2 } else { 1 };
     const MR: usize = 14;
     const NV: usize = 2;
 
@@ -135,6 +136,9 @@ unsafe impl<const DOT: bool> Simd for Avx512<DOT> {
     #[inline(always)]
     unsafe fn zip_bf16(self, low: *const u16, high: *const u16) -> __m512i {
         unsafe {
+            if !DOT {
+                return _mm512_castps_si512(self.load_bf16(low));
+            }
             let low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(low.cast()));
             let high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(high.cast()));
             _mm512_or_si512(low, _mm512_slli_epi32::<16>(high))
@@ -148,10 +152,7 @@ unsafe impl<const DOT: bool> Simd for Avx512<DOT> {
                 let b = std::mem::transmute::<__m512i, __m512bh>(b);
                 return _mm512_dpbf16_ps(c, a, b);
             }
-            let low = |v| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v));
-            let high =
-                |v| _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(0xffff_0000_u32 as i32)));
-            _mm512_fmadd_ps(high(a), high(b), _mm512_fmadd_ps(low(a), low(b), c))
+            _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), c)
         }
     }
     #[inline(always)]

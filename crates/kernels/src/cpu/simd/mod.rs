@@ -138,8 +138,10 @@ impl Level {
 pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen f32.
     type V: Copy;
-    /// Sixteen pairs of bf16.
+    /// Sixteen units of bf16: pairs where the level has a bf16 dot product, else f32 that they were widened to.
     type P: Copy;
+    /// Elements in a unit of bf16: 2 in a pair, 1 widened. Widened once when packed, a product is as fast as f32's.
+    const PAIR: usize;
     /// Rows of a matrix-multiplication tile, as many as the register file holds.
     const MR: usize;
     /// Vectors in a row of a matrix-multiplication tile; divides 2.
@@ -191,20 +193,20 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// `p..p+16` is writable.
     unsafe fn store_bf16(self, p: *mut u16, v: Self::V);
 
-    /// Sixteen pairs of bf16.
+    /// Sixteen units of bf16, as their bits.
     /// # Safety
     /// `p..p+16` is readable.
     unsafe fn load_pairs(self, p: *const u32) -> Self::P;
     /// # Safety
     /// `p..p+16` is writable.
     unsafe fn store_pairs(self, p: *mut u32, v: Self::P);
-    /// The same pair in every lane.
+    /// The same unit in every lane.
     fn splat_pair(self, pair: u32) -> Self::P;
-    /// Lane i holds (`low[i]`, `high[i]`).
+    /// Lane i holds (`low[i]`, `high[i]`); `low[i]` widened where a unit is one element.
     /// # Safety
     /// `low..low+16` and `high..high+16` are readable.
     unsafe fn zip_bf16(self, low: *const u16, high: *const u16) -> Self::P;
-    /// Lane by lane `c + a.low * b.low + a.high * b.high`.
+    /// Lane by lane `c + a.low * b.low + a.high * b.high`; `c + a * b` where a unit is one element.
     fn dot(self, a: Self::P, b: Self::P, c: Self::V) -> Self::V;
 
     /// Asks for the cache line at `p`, wherever that points, to come nearer.
@@ -310,3 +312,10 @@ macro_rules! multiversion {
     };
 }
 pub(crate) use multiversion;
+
+multiversion! {
+    /// Elements in a unit of bf16 at a level.
+    pub(crate) fn bf16_per_unit<S>(_s) -> usize {
+        S::PAIR
+    }
+}

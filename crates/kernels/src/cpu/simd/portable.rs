@@ -32,7 +32,8 @@ pub fn narrow(x: f32) -> u16 {
 // SAFETY: loads and stores copy sixteen elements; there are 4 rows.
 unsafe impl Simd for Portable {
     type V = V;
-    type P = [u32; LANES];
+    type P = V;
+    const PAIR: usize = 1;
     const MR: usize = 4;
     const NV: usize = 1;
 
@@ -122,30 +123,26 @@ unsafe impl Simd for Portable {
         unsafe { p.cast::<[u16; LANES]>().write_unaligned(v.map(narrow)) }
     }
     #[inline(always)]
-    unsafe fn load_pairs(self, p: *const u32) -> Self::P {
-        // SAFETY: the caller promises sixteen readable elements.
-        unsafe { p.cast::<Self::P>().read_unaligned() }
+    unsafe fn load_pairs(self, p: *const u32) -> V {
+        // SAFETY: passed on to the caller.
+        unsafe { self.load(p.cast()) }
     }
     #[inline(always)]
-    unsafe fn store_pairs(self, p: *mut u32, v: Self::P) {
-        // SAFETY: the caller promises sixteen writable elements.
-        unsafe { p.cast::<Self::P>().write_unaligned(v) }
+    unsafe fn store_pairs(self, p: *mut u32, v: V) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.store(p.cast(), v) }
     }
     #[inline(always)]
-    fn splat_pair(self, pair: u32) -> Self::P {
-        [pair; LANES]
+    fn splat_pair(self, unit: u32) -> V {
+        self.splat(f32::from_bits(unit))
     }
     #[inline(always)]
-    unsafe fn zip_bf16(self, low: *const u16, high: *const u16) -> Self::P {
-        // SAFETY: the caller promises sixteen readable elements in each.
-        let (low, high) = unsafe {
-            (low.cast::<[u16; LANES]>().read_unaligned(), high.cast::<[u16; LANES]>().read_unaligned())
-        };
-        std::array::from_fn(|i| low[i] as u32 | (high[i] as u32) << 16)
+    unsafe fn zip_bf16(self, low: *const u16, _: *const u16) -> V {
+        // SAFETY: passed on to the caller.
+        unsafe { self.load_bf16(low) }
     }
     #[inline(always)]
-    fn dot(self, a: Self::P, b: Self::P, c: V) -> V {
-        let (low, high) = (|x: u32| widen(x as u16), |x: u32| widen((x >> 16) as u16));
-        std::array::from_fn(|i| c[i] + low(a[i]) * low(b[i]) + high(a[i]) * high(b[i]))
+    fn dot(self, a: V, b: V, c: V) -> V {
+        self.fma(a, b, c)
     }
 }

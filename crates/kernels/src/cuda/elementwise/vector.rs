@@ -1,6 +1,6 @@
 //! Plain vectors: filling, conversion, sums and rows picked by number.
 
-use crate::backend::{MemoryOps, VectorOps};
+use crate::backend::{DOT_CHUNK, MemoryOps, VectorOps};
 use crate::buffer::{Buffer, DType};
 use crate::cuda::context::{Cuda, check};
 use crate::cuda::launch::{Grid, args};
@@ -12,8 +12,6 @@ use crate::shapes;
 use crate::usage::{Purpose, Report};
 use cudarc::driver::sys;
 
-/// Elements that `dot` adds up before the sums of such chunks are added in order.
-const DOT_CHUNK: usize = 4096;
 /// Rows whose columns are summed before the sums of such chunks are added in order.
 pub(crate) const CHUNK: usize = 128;
 
@@ -131,9 +129,7 @@ impl VectorOps for Cuda {
             self.launch("vector", "dots", Grid::new(chunks, 256), &args)?;
         } else {
             for ((x, y), first) in pairs.iter().zip(&starts) {
-                let args = args![*x, *y, x.len(), sums.ptr() + 8 * first];
-                let grid = Grid::new(x.len().div_ceil(DOT_CHUNK), 256);
-                self.launch("vector", &kernel("dot", &[x, y]), grid, &args)?;
+                sum_chunks(self, x, y, sums.ptr() + 8 * first)?;
             }
         }
         let starts = self.uploaded(&starts)?;
@@ -141,6 +137,27 @@ impl VectorOps for Cuda {
         let mut results = vec![0f64; pairs.len()];
         self.download(totals.ptr(), &mut results)?;
         Ok(results)
+    }
+    fn chunk_dots(&self, x: &Buffer, y: &Buffer) -> Result<Vec<f64>> {
+        shapes::dot(self, x, y)?;
+        assert_eq!(x.len(), y.len());
+        let mut results = vec![0f64; x.len().div_ceil(DOT_CHUNK)];
+        if !results.is_empty() {
+            let sums = self.arena.take(8 * results.len())?;
+            sum_chunks(self, x, y, sums.ptr())?;
+            self.download(sums.ptr(), &mut results)?;
+        }
+        Ok(results)
+    }
+    fn add_chunks(&self, sums: &[f64]) -> Result<f64> {
+        let mut total = [0f64];
+        if !sums.is_empty() {
+            let (given, starts) = (self.uploaded(sums)?, self.uploaded(&[0, sums.len() as u64])?);
+            let room = self.arena.take(8)?;
+            self.launch("vector", "add_up", Grid::new(1, 1024), &args![&given, &starts, &room])?;
+            self.download(room.ptr(), &mut total)?;
+        }
+        Ok(total[0])
     }
     fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
         shapes::first_non_finite(self, x)?;
@@ -162,6 +179,12 @@ impl VectorOps for Cuda {
         let rows = self.uploaded(&from)?;
         gather(self, src, rows.ptr(), from.len(), width, dst)
     }
+}
+
+/// The dot product of each chunk of two vectors, to an address on the card.
+fn sum_chunks(cuda: &Cuda, x: &Buffer, y: &Buffer, sums: u64) -> Result<()> {
+    let grid = Grid::new(x.len().div_ceil(DOT_CHUNK), 256);
+    cuda.launch("vector", &kernel("dot", &[x, y]), grid, &args![x, y, x.len(), sums])
 }
 
 /// Copies `n` elements between addresses, converted where the types differ.

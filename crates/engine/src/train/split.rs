@@ -1,0 +1,166 @@
+//! Training a model whose weights are split over ranks (ZeRO-3).
+//!
+//! Forward gathers a layer before it computes it and gives it back after; so does backward, from the last layer to the first,
+//! and a layer's gradients go to the ranks that own them as soon as they are complete. What is outside the layers stays from
+//! forward to the update. Every rank takes the same passes at the same time; a rank without a micro-batch in a round takes
+//! part in them with nothing of its own ([`Trainer::idle_forward`], [`Trainer::idle_backward`]).
+
+use super::Trainer;
+use super::accumulate::Sum;
+use super::ranks::{Exchange, Totals};
+use crate::Result;
+use crate::model::decoder::Layers;
+use crate::model::gradient::{Gradient, Grads};
+use crate::model::shard::{Split, StateTensor};
+use crate::model::weights::Model;
+use ferrl_kernels::{Purpose, Ranks};
+
+/// A model that has one layer at a time.
+struct Gathered<'a> {
+    model: &'a mut Model,
+    split: Split,
+    /// Whether each parameter is trained.
+    trained: &'a [bool],
+    totals: &'a mut Totals,
+}
+
+impl Gathered<'_> {
+    fn outer(&mut self) -> Result<()> {
+        self.model.gather(self.model.outer_params())
+    }
+
+    /// Room for the gradients of parameters that are trained.
+    fn slots(&self, params: &[usize], grads: Grads<'_>) -> Result<()> {
+        let _gradients = Purpose::Gradients.on(&self.model.backend);
+        for &i in params.iter().filter(|&&i| self.trained[i]) {
+            grads[i] = Some(Gradient::new(&*self.model.backend, self.model.params[i].shape.len())?);
+        }
+        Ok(())
+    }
+
+    /// Sends gradients to the ranks that own the weights.
+    fn send(&mut self, params: &[usize], grads: Grads<'_>) -> Result<()> {
+        let split = &self.split;
+        let parts = |param: usize, len: usize, rank: usize| split.part(param, len, rank);
+        let exchange = Exchange { model: self.model, ranks: split.ranks(), parts: &parts };
+        exchange.add(params, grads, self.totals)?;
+        params.iter().for_each(|&i| grads[i] = None);
+        Ok(())
+    }
+}
+
+impl Layers for Gathered<'_> {
+    fn model(&self) -> &Model {
+        self.model
+    }
+
+    fn at(&mut self, layer: usize) -> Result<&Model> {
+        for other in [layer.checked_sub(1), Some(layer + 1)].into_iter().flatten() {
+            self.model.release(self.model.layer_params(other));
+        }
+        self.model.gather(self.model.layer_params(layer))?;
+        Ok(self.model)
+    }
+
+    fn backward_begins(&mut self, layer: usize, grads: Grads<'_>) -> Result<()> {
+        self.slots(&self.model.layer_params(layer), grads)
+    }
+
+    fn backward_ends(&mut self, layer: usize, grads: Grads<'_>) -> Result<()> {
+        self.send(&self.model.layer_params(layer), grads)
+    }
+}
+
+impl Trainer {
+    /// Keeps this rank's part of weights, moments and average, of `copies` whole copies over all ranks. `number` tells the
+    /// models of a run apart.
+    pub fn split(&mut self, ranks: &Ranks, copies: usize, number: usize) -> Result<()> {
+        self.model.split(Split::new(ranks, copies, number)?)?;
+        self.optimizer.split(&self.model)?;
+        self.zero_grads();
+        Ok(())
+    }
+
+    /// Calls `f` with the model's layers and the list of its gradients.
+    pub(super) fn with_layers<T>(
+        &mut self,
+        f: impl FnOnce(&mut dyn Layers, Grads<'_>) -> Result<T>,
+    ) -> Result<T> {
+        if self.model.split_over().is_none() {
+            return f(&mut &self.model, &mut self.grads);
+        }
+        self.with_gathered(|layers, grads| {
+            layers.outer()?;
+            f(layers, grads)
+        })
+    }
+
+    fn with_gathered<T>(&mut self, f: impl FnOnce(&mut Gathered<'_>, Grads<'_>) -> Result<T>) -> Result<T> {
+        let split = self.model.split_over().expect("the weights are split").clone();
+        let trained: Vec<bool> = (0..self.model.params.len()).map(|i| self.optimizer.trains(i)).collect();
+        let mut totals = self.take_totals();
+        let mut layers = Gathered { model: &mut self.model, split, trained: &trained, totals: &mut totals };
+        let done = f(&mut layers, &mut self.grads);
+        self.totals = Some(totals);
+        done
+    }
+
+    /// As `accumulate`, where gradients leave layer by layer.
+    pub(super) fn accumulate_split<T>(
+        &mut self,
+        f: impl FnOnce(&mut dyn Layers, Grads<'_>) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let done = self.with_gathered(|layers, grads| {
+            let outer = layers.model.outer_params();
+            layers.slots(&outer, grads)?;
+            let done = f(layers, grads)?;
+            layers.send(&outer, grads)?;
+            Ok(done)
+        });
+        if done.is_ok() {
+            self.sum = Sum::Whole;
+        }
+        done
+    }
+
+    /// Takes part in the others' forward, without a micro-batch. Nothing where weights are whole.
+    pub fn idle_forward(&mut self) -> Result<()> {
+        if self.model.split_over().is_none() {
+            return Ok(());
+        }
+        self.with_layers(|layers, _| {
+            (0..layers.model().config.layers).try_for_each(|l| layers.at(l).map(drop))
+        })
+    }
+
+    /// Takes part in the others' backward, without a micro-batch.
+    pub fn idle_backward(&mut self) -> Result<()> {
+        if self.model.split_over().is_none() {
+            return Ok(());
+        }
+        self.with_gathered(|layers, grads| {
+            for l in (0..layers.model.config.layers).rev() {
+                layers.at(l)?;
+                layers.backward_ends(l, grads)?;
+            }
+            layers.send(&layers.model.outer_params(), grads)
+        })
+    }
+
+    /// A tensor of the state, whole: see [`StateTensor::kind`]. Where it is split, on rank 0, while the others
+    /// [`serve`](crate::model::shard::serve).
+    pub fn state_tensor(&self, param: usize, kind: usize) -> Result<Option<Vec<f32>>> {
+        let Some(own) = self.own_state(param, kind)? else { return Ok(None) };
+        let Some(split) = self.model.split_over() else { return Ok(Some(own)) };
+        let tensor = StateTensor { model: split.number(), param, kind };
+        split.collect(tensor, self.model.params[param].shape.len(), &own).map(Some)
+    }
+
+    /// This rank's part of it.
+    pub fn own_state(&self, param: usize, kind: usize) -> Result<Option<Vec<f32>>> {
+        match kind.checked_sub(1) {
+            None => self.model.own_values(param).map(Some),
+            Some(i) => self.optimizer.buffers(param)[i].map(|b| self.model.read_f32s(b)).transpose(),
+        }
+    }
+}

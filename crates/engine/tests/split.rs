@@ -1,0 +1,135 @@
+//! Weights split over ranks (ZeRO-3): the bits of one process in every number, and a part of its memory.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use ferrl_engine::checkpoint::InitOptions;
+use ferrl_engine::model::shard::{serve, served};
+use ferrl_engine::model::{FAMILIES, Head, Model, Options};
+use ferrl_engine::train::{Batch, OptimizerOptions, Rule, StatGrads, Trainer};
+use ferrl_kernels::comm::threads;
+use ferrl_kernels::{DType, Ranks};
+
+fn trainer(family: &str, dtype: DType, rule: Rule) -> Trainer {
+    let mut init = InitOptions::new(family);
+    (init.vocab, init.hidden, init.layers, init.head) = (150, 64, 3, Head::LmAndValue);
+    (init.heads, init.kv_heads, init.ffn) = (Some(4), Some(4), Some(112));
+    (init.max_positions, init.std, init.seed) = (64, 0.2, 5);
+    let backend = ferrl_kernels::open("cpu", Some(1)).unwrap();
+    let model = Model::random(backend, &init, Options { dtype, training: true, context: 0 }).unwrap();
+    let options = OptimizerOptions { rule, ema: Some(0.9), ..OptimizerOptions::default() };
+    Trainer::new(model, options).unwrap()
+}
+
+fn batch(seed: u32) -> Batch {
+    Batch::of((0..3u32).map(|s| (0..5 + 4 * s).map(|i| (seed * 97 + s * 31 + i * i * 7 + i) % 150).collect()))
+}
+
+fn grads(b: &Batch) -> StatGrads {
+    let column = |k: usize| (0..b.tokens()).map(|i| ((i * k % 13) as f32 - 6.0) * 0.1).collect();
+    StatGrads { logp: column(7), entropy: column(5), value: column(3), ..Default::default() }
+}
+
+/// Three updates of five micro-batches; what each gave, and afterwards the whole state on rank 0.
+fn run(mut t: Trainer, ranks: &Ranks, copies: usize) -> (Vec<u64>, Vec<Option<Vec<u32>>>) {
+    if copies > 0 {
+        t.split(ranks, copies, 0).unwrap();
+    }
+    let mut seen = Vec::new();
+    for update in 0..3 {
+        for i in 0..5 {
+            if ranks.owns(i) {
+                let b = batch(update * 5 + i as u32);
+                t.forward(&b).unwrap();
+                t.backward(&b, &grads(&b)).unwrap();
+            }
+            if ranks.ends_round(i, 5) {
+                if ranks.sits_out(i) {
+                    t.idle_forward().unwrap();
+                    t.idle_backward().unwrap();
+                }
+                t.add_round(ranks).unwrap();
+            }
+        }
+        t.gather_gradient(ranks).unwrap();
+        seen.push(t.update(1e-2).unwrap().grad_norm.to_bits());
+    }
+    t.model.gather_all().unwrap();
+    let logp = t.stats(&batch(77)).unwrap().logp;
+    seen.extend(logp.iter().map(|x| x.to_bits() as u64));
+    if copies > 0 && ranks.rank() > 0 {
+        serve(ranks, |asked| Ok(t.own_state(asked.param, asked.kind)?.unwrap_or_default())).unwrap();
+        return (seen, Vec::new());
+    }
+    let tensors = (0..t.model.params.len()).flat_map(|i| (0..4).map(move |kind| (i, kind)));
+    let read = || tensors.map(|(i, kind)| t.state_tensor(i, kind)).collect::<ferrl_engine::Result<Vec<_>>>();
+    let whole = if copies > 0 { served(ranks, read) } else { read() }.unwrap();
+    let bits = |v: Vec<f32>| v.iter().map(|x| x.to_bits()).collect();
+    (seen, whole.into_iter().map(|t| t.map(bits)).collect())
+}
+
+#[test]
+fn split_weights_have_the_bits_of_whole_ones() {
+    let rules = [
+        Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 },
+        Rule::Sgd { momentum: 0.9 },
+        Rule::Sgd { momentum: 0.0 },
+    ];
+    for (n, family) in FAMILIES.iter().enumerate() {
+        let (name, rule) = (family.name(), rules[n % 3]);
+        let dtype = [DType::F32, DType::Bf16][n / 2 % 2];
+        let (alone, state) = run(trainer(name, dtype, rule), Ranks::ALONE, 0);
+        for (size, copies) in [(2, 1), (3, 1), (4, 2)] {
+            let results: Vec<_> = std::thread::scope(|scope| {
+                let one = |ranks: Ranks| scope.spawn(move || run(trainer(name, dtype, rule), &ranks, copies));
+                let running: Vec<_> = threads(size).into_iter().map(one).collect();
+                running.into_iter().map(|r| r.join().unwrap()).collect()
+            });
+            for (rank, (seen, _)) in results.iter().enumerate() {
+                assert_eq!(seen, &alone, "{name} on rank {rank} of {size}, {copies} copies");
+            }
+            assert_eq!(results[0].1, state, "{name} over {size} ranks, {copies} copies");
+        }
+    }
+}
+
+/// What stays between two updates is a rank's part of weights, moments and average.
+#[test]
+fn a_rank_keeps_its_part_alone() {
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
+    let whole = trainer("llama", DType::F32, rule).model.len();
+    let mut all = vec![0; 4];
+    for (rank, ranks) in threads(4).iter().enumerate() {
+        let mut t = trainer("llama", DType::F32, rule);
+        t.split(ranks, 1, 0).unwrap();
+        all[rank] = t.model.params.iter().map(|p| p.master.len()).sum();
+        let readable = t.model.params.iter().filter(|p| p.own.len() == p.shape.len() && p.shape.len() > 8192);
+        assert_eq!(readable.count(), 0, "a parameter that can be cut is cut");
+    }
+    assert_eq!(all.iter().sum::<usize>(), whole);
+    let most = *all.iter().max().unwrap();
+    assert!(most * 4 < whole * 2, "{all:?} of {whole}: short parameters go round");
+}
+
+/// A gradient that is not finite is found by the rank that owns it, and every rank returns the same error.
+#[test]
+fn every_rank_names_the_gradient_that_is_not_finite() {
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
+    let said: Vec<String> = std::thread::scope(|scope| {
+        let one = |ranks: Ranks| {
+            scope.spawn(move || {
+                let mut t = trainer("llama", DType::F32, rule);
+                t.split(&ranks, 1, 0).unwrap();
+                let b = batch(1);
+                t.forward(&b).unwrap();
+                let huge = StatGrads { logp: vec![3e38; b.tokens()], ..Default::default() };
+                t.backward(&b, &huge).unwrap();
+                t.add_round(&ranks).unwrap();
+                t.gather_gradient(&ranks).unwrap();
+                t.update(1e-2).unwrap_err().to_string()
+            })
+        };
+        let running: Vec<_> = threads(3).into_iter().map(one).collect();
+        running.into_iter().map(|r| r.join().unwrap()).collect()
+    });
+    assert!(said[0].contains("is not finite at ["), "{said:?}");
+    assert!(said.iter().all(|s| *s == said[0]), "{said:?}");
+}

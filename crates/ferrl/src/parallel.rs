@@ -1,0 +1,130 @@
+//! From the recipe's sizes and the number of ranks to a layout, or to the reason why there is none.
+//!
+//! The weights lie on a mesh (ddp, fsdp, tp), the sequences on a mesh (dp, sp, tp); both have all ranks of the run.
+
+use crate::recipe::{Parallel, Recipe, Resolved};
+use ferrl_engine::{Error, Result};
+
+/// How a run lies over its ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// All ranks.
+    pub ranks: usize,
+    /// Copies of the weights.
+    pub ddp: usize,
+    /// Ranks that split one copy (ZeRO-3); 1 is a whole copy.
+    pub fsdp: usize,
+    /// Ranks that compute one layer together.
+    pub tp: usize,
+    /// Ranks that share the tokens of a sequence.
+    pub sp: usize,
+    /// Ranks that sample one prompt together.
+    pub rollout_tp: usize,
+}
+
+impl Layout {
+    /// Of a recipe on so many ranks: every product of sizes divides the ranks.
+    pub fn of(recipe: &Recipe, ranks: usize) -> Result<Layout> {
+        let Parallel { ddp_size, tp_size: tp, sp_size: sp } = recipe.parallel;
+        let rollout_tp = if recipe.rollout.tp_size == 0 { tp } else { recipe.rollout.tp_size };
+        divides("parallel.tp_size", tp, ranks)?;
+        divides("parallel.sp_size", sp, ranks)?;
+        divides("parallel.sp_size times parallel.tp_size", sp.saturating_mul(tp), ranks)?;
+        divides("rollout.tp_size", rollout_tp, ranks)?;
+        let ddp = if ddp_size == 0 { ranks / tp } else { ddp_size };
+        divides("parallel.ddp_size times parallel.tp_size", ddp.saturating_mul(tp), ranks)?;
+        Ok(Layout { ranks, ddp, fsdp: ranks / (ddp * tp), tp, sp, rollout_tp })
+    }
+
+    /// Parts that the micro-batches of an update go round.
+    pub fn dp(&self) -> usize {
+        self.ranks / (self.sp * self.tp)
+    }
+}
+
+fn divides(what: &str, size: usize, ranks: usize) -> Result<()> {
+    if size > 0 && ranks.is_multiple_of(size) {
+        return Ok(());
+    }
+    let all = if ranks == 1 { "1 rank".to_string() } else { format!("{ranks} ranks") };
+    let key = what.split(' ').next().unwrap_or(what);
+    Err(Error::usage(format!("{what} is {size}, which does not divide {all}")).at(key).fix(format!(
+        "sizes whose product divides {ranks}, or another number of ranks: ferrl launch -n {size} -- train ..."
+    )))
+}
+
+/// Refuses a run with a stage that these ranks cannot hold.
+pub fn check_stages(resolved: &Resolved, ranks: usize) -> Result<()> {
+    for stage in &resolved.stages {
+        let place = |e: Error| if stage.staged { e.at(format!("stage {}", stage.name)) } else { e };
+        check(&stage.recipe, ranks).map_err(place)?;
+    }
+    Ok(())
+}
+
+/// The layout of a recipe on so many ranks, where the engine serves it.
+pub fn check(recipe: &Recipe, ranks: usize) -> Result<Layout> {
+    let layout = Layout::of(recipe, ranks)?;
+    let not_served = [
+        ("parallel.tp_size", layout.tp, "tensor parallelism", "parallel.tp_size = 1"),
+        ("parallel.sp_size", layout.sp, "context parallelism", "parallel.sp_size = 1"),
+        ("rollout.tp_size", layout.rollout_tp, "tensor parallelism in rollouts", "rollout.tp_size = 1"),
+    ];
+    match not_served.into_iter().find(|(_, size, ..)| *size > 1) {
+        None => Ok(layout),
+        Some((key, size, what, fix)) => {
+            Err(Error::usage(format!("{what} over {size} ranks is not built yet")).at(key).fix(fix))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(ddp: usize, tp: usize, sp: usize, rollout_tp: usize) -> Recipe {
+        let mut r = Recipe::default();
+        r.parallel = Parallel { ddp_size: ddp, tp_size: tp, sp_size: sp };
+        r.rollout.tp_size = rollout_tp;
+        r
+    }
+
+    #[test]
+    fn sizes_become_a_layout() {
+        let of = |ddp, tp, sp, rollout, ranks| Layout::of(&recipe(ddp, tp, sp, rollout), ranks).unwrap();
+        assert_eq!(
+            of(0, 1, 1, 0, 8),
+            Layout { ranks: 8, ddp: 8, fsdp: 1, tp: 1, sp: 1, rollout_tp: 1 },
+            "whole weights everywhere"
+        );
+        assert_eq!(of(1, 1, 1, 0, 8).fsdp, 8, "ZeRO-3");
+        assert_eq!(of(2, 2, 1, 0, 8), Layout { ranks: 8, ddp: 2, fsdp: 2, tp: 2, sp: 1, rollout_tp: 2 });
+        assert_eq!(of(1, 2, 4, 8, 64).dp(), 8);
+        assert_eq!(of(0, 4, 1, 1, 8).ddp, 2);
+    }
+
+    #[test]
+    fn products_divide_the_ranks() {
+        let error = |r: Recipe, ranks| Layout::of(&r, ranks).unwrap_err().to_string();
+        assert!(error(recipe(3, 1, 1, 0), 4).contains("3, which does not divide 4 ranks"));
+        assert!(error(recipe(2, 4, 1, 0), 4).contains("parallel.ddp_size times parallel.tp_size is 8"));
+        assert!(error(recipe(0, 2, 4, 0), 4).contains("parallel.sp_size times parallel.tp_size is 8"));
+        assert!(error(recipe(0, 1, 1, 2), 1).contains("does not divide 1 rank"));
+        assert!(error(recipe(usize::MAX, 2, 1, 0), 2).contains("does not divide"));
+    }
+
+    #[test]
+    fn what_the_engine_does_not_serve_is_refused() {
+        assert!(check(&recipe(0, 1, 1, 0), 3).is_ok());
+        assert!(check(&recipe(3, 1, 1, 1), 3).is_ok(), "as many copies as ranks");
+        assert!(check(&recipe(1, 1, 1, 1), 3).is_ok(), "ZeRO-3");
+        for (r, key) in [
+            (recipe(0, 2, 1, 1), "parallel.tp_size"),
+            (recipe(0, 1, 2, 0), "parallel.sp_size"),
+            (recipe(0, 1, 1, 2), "rollout.tp_size"),
+        ] {
+            let error = check(&r, 2).unwrap_err().to_string();
+            assert!(error.contains(key) && error.contains("not built yet"), "{error}");
+        }
+    }
+}

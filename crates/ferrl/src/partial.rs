@@ -1,0 +1,187 @@
+//! Partial rollouts: completions that go on in later steps.
+//!
+//! With `rollout.partial_tokens` a completion gets at most so many tokens in a step. Prompts whose completions have all ended are
+//! learned from; the others wait and go on in the next step, under the weights of that step. Each token keeps the version and
+//! the log-probability it was sampled with. All is counted in tokens, so a run is the same on any number of ranks, and what
+//! waits is part of a checkpoint.
+
+use crate::episode::{Episode, TimeShares};
+use crate::place::{cost, place};
+use crate::ranks::gather;
+use crate::rollout::{Actor, Sampled, sampled};
+use crate::source::Prompt;
+use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop};
+use ferrl_engine::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// A prompt with completions that are not all over.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Unfinished {
+    /// The prompt.
+    pub prompt: Prompt,
+    /// The step that drew it, which keys its random numbers.
+    step: u64,
+    samples: Vec<Piece>,
+}
+
+/// What there is of a completion.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Piece {
+    ids: Vec<u32>,
+    logp: Vec<f32>,
+    versions: Vec<u64>,
+    /// How it ended, where it has.
+    end: Option<End>,
+}
+
+/// How a completion ended.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+enum End {
+    Token(u32),
+    Text(usize),
+    Length,
+}
+
+impl Piece {
+    /// Takes in the next tokens; `most` are all that it may have.
+    fn add(&mut self, c: Completion, most: usize) {
+        self.ids.extend(c.ids);
+        self.logp.extend(c.logp);
+        self.versions.extend(c.versions);
+        self.end = match c.stop {
+            Stop::Token(id) => Some(End::Token(id)),
+            Stop::String(i) => Some(End::Text(i)),
+            Stop::Length | Stop::Cancelled => (self.ids.len() >= most).then_some(End::Length),
+        };
+    }
+
+    /// Tokens that it may still get, in this step at most `piece`.
+    fn left(&self, piece: usize, most: usize) -> usize {
+        if self.end.is_some() { 0 } else { piece.min(most - self.ids.len()) }
+    }
+
+    fn completion(&self) -> Completion {
+        let stop = match self.end {
+            Some(End::Token(id)) => Stop::Token(id),
+            Some(End::Text(i)) => Stop::String(i),
+            Some(End::Length) | None => Stop::Length,
+        };
+        Completion {
+            ids: self.ids.clone(),
+            logp: self.logp.clone(),
+            sampled_logp: self.logp.clone(),
+            top: Vec::new(),
+            versions: self.versions.clone(),
+            shared: 0,
+            stop,
+        }
+    }
+}
+
+impl Unfinished {
+    /// A prompt that is to have `samples` completions, where the generator has room for whole ones.
+    pub fn new(
+        actor: &Actor<'_>,
+        prompt: Prompt,
+        params: &SamplingParams,
+        samples: usize,
+        step: u64,
+    ) -> Result<Self> {
+        if actor.environments.plays(&prompt) {
+            return Err(Error::usage("episodes of several turns cannot be continued in a later step")
+                .at("rollout.partial_tokens")
+                .fix("rollout.partial_tokens = 0"));
+        }
+        let waits = Unfinished { prompt, step, samples: vec![Piece::default(); samples] };
+        actor.generator.check(&Request { params: params.clone(), ..waits.request(0, params, 0) })?;
+        Ok(waits)
+    }
+
+    /// Whether all its completions are over.
+    fn is_finished(&self) -> bool {
+        self.samples.iter().all(|s| s.end.is_some())
+    }
+
+    /// Completions that go on.
+    pub fn open(&self) -> usize {
+        self.samples.iter().filter(|s| s.end.is_none()).count()
+    }
+
+    fn stream(&self, sample: usize) -> [u32; 3] {
+        [self.step as u32, self.prompt.index as u32, sample as u32]
+    }
+
+    /// The next tokens of a completion.
+    fn request(&self, sample: usize, params: &SamplingParams, max_new_tokens: usize) -> Request {
+        let ids = &self.samples[sample].ids;
+        let params = SamplingParams { max_new_tokens, sampled: ids.len(), ..params.clone() };
+        Request { prompt: [&self.prompt.ids[..], ids].concat(), params, stream: self.stream(sample) }
+    }
+
+    /// What the next tokens cost: everything before them is read again where the weights have changed.
+    fn cost(&self, piece: usize, most: usize) -> u64 {
+        let open = self.samples.iter().filter(|s| s.end.is_none());
+        open.map(|s| cost(1, self.prompt.ids.len() + s.ids.len(), s.left(piece, most))).sum()
+    }
+}
+
+/// Gives every completion that waits at most `piece` tokens more, each rank some of the prompts.
+pub fn advance(
+    actor: &mut Actor<'_>,
+    waiting: &mut [Unfinished],
+    params: &SamplingParams,
+    piece: usize,
+) -> Result<()> {
+    let (most, ranks) = (params.max_new_tokens, actor.ranks);
+    let costs: Vec<u64> = waiting.iter().map(|w| w.cost(piece, most)).collect();
+    let places = place(&costs, ranks.size());
+    let own: Vec<usize> = (0..waiting.len()).filter(|&i| places[i] == ranks.rank()).collect();
+    let (mut requests, mut of) = (Vec::new(), Vec::new());
+    for &i in &own {
+        for (k, sample) in waiting[i].samples.iter().enumerate().filter(|(_, s)| s.end.is_none()) {
+            requests.push(waiting[i].request(k, params, sample.left(piece, most)));
+            of.push((i, k));
+        }
+    }
+    let completions = actor.generator.generate(actor.policy, requests)?;
+    for ((i, k), completion) in of.into_iter().zip(completions) {
+        waiting[i].samples[k].add(completion, most);
+    }
+    if ranks.is_alone() {
+        return Ok(());
+    }
+    let mine: Vec<(usize, &Vec<Piece>)> = own.iter().map(|&i| (i, &waiting[i].samples)).collect();
+    let mine =
+        serde_json::to_value(mine).map_err(|e| Error::rank(format!("completions cannot be sent: {e}")))?;
+    for theirs in gather(ranks, mine)? {
+        let theirs: Vec<(usize, Vec<Piece>)> = serde_json::from_value(theirs)
+            .map_err(|e| Error::rank(format!("completions of a rank cannot be read: {e}")))?;
+        for (i, samples) in theirs {
+            let slot = waiting.get_mut(i).ok_or_else(|| Error::rank("ranks have other prompts in flight"))?;
+            slot.samples = samples;
+        }
+    }
+    Ok(())
+}
+
+/// Takes the prompts whose completions are over, in the order they were drawn.
+pub fn take_finished(waiting: &mut Vec<Unfinished>) -> Vec<Unfinished> {
+    let (done, rest) = std::mem::take(waiting).into_iter().partition(Unfinished::is_finished);
+    *waiting = rest;
+    done
+}
+
+/// Finished completions as a rollout gives them.
+pub fn as_sampled(actor: &Actor<'_>, done: &[Unfinished], params: &SamplingParams) -> Result<Sampled> {
+    let mut episodes = Vec::new();
+    for (group, waited) in done.iter().enumerate() {
+        for (k, piece) in waited.samples.iter().enumerate() {
+            let mut episode = Episode::new(episodes.len(), group, waited.stream(k), &waited.prompt, None);
+            let completion = piece.completion();
+            episode.act(&completion);
+            episode.completion = Some(completion);
+            episodes.push(episode);
+        }
+    }
+    sampled(actor, episodes, params, TimeShares::default())
+}

@@ -1,0 +1,179 @@
+//! The options of RL2's trainers over its versions: what each is here.
+
+/// Its rewards see the stop text: RL2 reads completions by their ids.
+pub(super) const STOP: &str = "rollout.train_sampling_params.stop";
+
+/// Tables that have had several names.
+pub(super) const TABLES: &[(&str, &str)] = &[
+    ("data.train", "train_data"),
+    ("data.test", "test_data"),
+    ("rollout.train", "train_data"),
+    ("rollout.test", "test_data"),
+    ("train_data.experience", "train_data"),
+    ("test_data.experience", "test_data"),
+    ("train_data.sampling_params", "rollout.train_sampling_params"),
+    ("test_data.sampling_params", "rollout.test_sampling_params"),
+    ("actor.kl", "kl"),
+];
+
+/// Options that are keys here under another name.
+pub(super) const RENAMED: &[(&str, &str)] = &[
+    ("actor.beta", "algo.beta"),
+    ("actor.cp_size", "parallel.sp_size"),
+    ("actor.ddp_size", "parallel.ddp_size"),
+    ("actor.dtype", "model.dtype"),
+    ("actor.enable_gradient_checkpointing", "model.recompute"),
+    ("actor.gradient_checkpointing", "model.recompute"),
+    ("actor.lr", "optim.lr"),
+    ("actor.max_grad_norm", "optim.max_grad_norm"),
+    ("actor.max_length_per_device", PER_DEVICE),
+    ("actor.model_name", "model.path"),
+    ("actor.optimizer.lr", "optim.lr"),
+    ("actor.optimizer.weight_decay", "optim.weight_decay"),
+    ("actor.rollout.env_path", "env.path"),
+    ("actor.rollout.max_turns", "rollout.max_turns"),
+    ("actor.scheduler.name", "optim.schedule"),
+    ("actor.scheduler.warmup_ratio", "optim.warmup"),
+    ("actor.scheduler", "optim.schedule"),
+    ("actor.sp_size", "parallel.sp_size"),
+    ("actor.tp_size", "parallel.tp_size"),
+    ("actor.warmup_ratio", "optim.warmup"),
+    ("actor.weight_decay", "optim.weight_decay"),
+    ("cp_size", "parallel.sp_size"),
+    ("critic.model_name", "critic.path"),
+    ("critic.optimizer.lr", "critic.lr"),
+    ("data.batch_size", "train.batch"),
+    ("data.path", "data.train"),
+    ("data.prompts_per_rollout", "rollout.prompts"),
+    ("data.responses_per_prompt", "rollout.samples"),
+    ("data.test_data_path", "eval.data"),
+    ("data.test_ratio", "eval.split"),
+    ("data.train_data_path", "data.train"),
+    ("ddp_size", "parallel.ddp_size"),
+    ("max_length_per_device", PER_DEVICE),
+    ("max_new_tokens", "rollout.max_new_tokens"),
+    ("rollout.apply_chat_template", "data.apply_chat_template"),
+    ("rollout.env_path", "env.path"),
+    ("rollout.gem_env.env_id", "env.gem"),
+    ("rollout.responses_per_prompt", "rollout.samples"),
+    ("rollout.server_args.tp_size", "rollout.tp_size"),
+    ("rollout.test_prompts_per_rollout", "eval.prompts"),
+    ("rollout.test_sampling_params.temperature", "eval.temperature"),
+    ("rollout.train_prompts_per_rollout", "rollout.prompts"),
+    ("rollout.train_sampling_params.max_new_tokens", "rollout.max_new_tokens"),
+    ("rollout.train_sampling_params.no_stop_trim", "rollout.include_stop"),
+    (STOP, "rollout.stop"),
+    ("rollout.train_sampling_params.temperature", "rollout.temperature"),
+    ("rollout.train_sampling_params.top_k", "rollout.top_k"),
+    ("rollout.train_sampling_params.top_p", "rollout.top_p"),
+    ("sp_size", "parallel.sp_size"),
+    ("test_data.path", "eval.data"),
+    ("test_data.prompts_per_rollout", "eval.prompts"),
+    ("test_data.responses_per_prompt", "eval.samples"),
+    ("tp_size", "parallel.tp_size"),
+    ("train_data.apply_chat_template", "data.apply_chat_template"),
+    ("train_data.batch_size", "train.batch"),
+    ("train_data.chosen_key", "data.columns.chosen"),
+    ("train_data.max_length", "data.max_length"),
+    ("train_data.max_new_tokens", "rollout.max_new_tokens"),
+    ("train_data.max_turns", "rollout.max_turns"),
+    ("train_data.messages_key", "data.columns.messages"),
+    ("train_data.path", "data.train"),
+    ("train_data.prompt_key", "data.columns.prompt"),
+    ("train_data.prompts_per_rollout", "rollout.prompts"),
+    ("train_data.rejected_key", "data.columns.rejected"),
+    ("train_data.response_key", "data.columns.response"),
+    ("train_data.responses_per_prompt", "rollout.samples"),
+    ("trainer.experiment_name", "name"),
+    ("trainer.n_epochs", "train.epochs"),
+    ("trainer.save_freq", "checkpoint.every"),
+    ("trainer.test_freq", "eval.every"),
+    ("trainer.total_steps", "train.steps"),
+];
+
+/// A micro-batch of RL2's has so many tokens on each of the `sp_size * tp_size` ranks that compute it; this key counts all.
+pub(super) const PER_DEVICE: &str = "train.micro_batch_tokens";
+
+const MODEL: &str = "sampler, trainer, reference and tokenizer are those of one model directory";
+const LAYOUT: &str = "policy, critic and reference lie over the ranks in one way";
+const UPDATES: &str = "policy and critic are updated together, from the same micro-batches";
+const TESTS: &str = "evaluations sample as rollouts do, at their own temperature";
+
+/// Options that must say what another key says, and why.
+pub(super) const SAME: &[(&str, &str, &str)] = &[
+    ("actor.temperature", "rollout.temperature", "log-probabilities have the temperature of sampling"),
+    ("actor.tokenizer_name", "model.path", MODEL),
+    ("critic.avg_level", "actor.avg_level", UPDATES),
+    ("critic.cp_size", "parallel.sp_size", LAYOUT),
+    ("critic.ddp_size", "parallel.ddp_size", LAYOUT),
+    ("critic.gradient_checkpointing", "model.recompute", UPDATES),
+    ("critic.max_grad_norm", "optim.max_grad_norm", UPDATES),
+    ("critic.max_length_per_device", PER_DEVICE, UPDATES),
+    ("critic.scheduler", "optim.schedule", UPDATES),
+    ("critic.sp_size", "parallel.sp_size", LAYOUT),
+    ("critic.tp_size", "parallel.tp_size", LAYOUT),
+    ("critic.update_per_rollout", "actor.update_per_rollout", UPDATES),
+    ("critic.warmup_ratio", "optim.warmup", UPDATES),
+    ("critic.weight_decay", "optim.weight_decay", UPDATES),
+    ("ref_actor.cp_size", "parallel.sp_size", LAYOUT),
+    ("ref_actor.ddp_size", "parallel.ddp_size", LAYOUT),
+    ("ref_actor.model_name", "model.path", "the reference is the policy as it started"),
+    ("ref_actor.sp_size", "parallel.sp_size", LAYOUT),
+    ("ref_actor.temperature", "rollout.temperature", "log-probabilities have the temperature of sampling"),
+    ("ref_actor.tokenizer_name", "model.path", MODEL),
+    ("ref_actor.tp_size", "parallel.tp_size", LAYOUT),
+    ("rollout.model_name", "model.path", MODEL),
+    ("rollout.server_args.model_path", "model.path", MODEL),
+    ("rollout.test_sampling_params.max_new_tokens", "rollout.max_new_tokens", TESTS),
+    ("rollout.test_sampling_params.no_stop_trim", "rollout.include_stop", TESTS),
+    ("rollout.test_sampling_params.stop", "rollout.stop", TESTS),
+    ("rollout.tokenizer_name", "model.path", MODEL),
+    ("test_data.apply_chat_template", "data.apply_chat_template", TESTS),
+    ("test_data.max_length", "data.max_length", TESTS),
+    ("test_data.max_new_tokens", "rollout.max_new_tokens", TESTS),
+    ("test_data.max_turns", "rollout.max_turns", TESTS),
+];
+
+const KERNELS: &str = "kernels are Ferrl's own";
+const OFFLOAD: &str = "parameters and optimizer state stay on the device";
+const NO_GRADIENT: &str = "passes without gradients have micro-batches of train.micro_batch_tokens too";
+const CACHE: &str = "the KV cache has the size rollout.cache_mib";
+const TRACKER: &str = "`ferrl sync RUN --to wandb --project NAME` exports a run";
+
+/// Options that change nothing that is learned and have no key here: what is so instead. They are accepted, and said.
+pub(super) const NOTED: &[(&str, &str)] = &[
+    ("actor.max_inference_length_per_device", NO_GRADIENT),
+    ("actor.offload_model", OFFLOAD),
+    ("actor.offload_optimizer", OFFLOAD),
+    ("actor.use_liger_kernel", KERNELS),
+    ("critic.max_inference_length_per_device", NO_GRADIENT),
+    ("critic.offload_model", OFFLOAD),
+    ("critic.offload_optimizer", OFFLOAD),
+    ("critic.use_liger_kernel", KERNELS),
+    ("ref_actor.max_inference_length_per_device", NO_GRADIENT),
+    ("ref_actor.max_length_per_device", NO_GRADIENT),
+    ("ref_actor.offload_model", OFFLOAD),
+    ("ref_actor.use_liger_kernel", KERNELS),
+    ("rollout.base_port", "completions are sampled in the same process: there is no server"),
+    ("rollout.dtype", "sampler and trainer compute in one type, model.dtype"),
+    ("rollout.gpu_memory_utilization", CACHE),
+    ("rollout.server_args.dtype", "sampler and trainer compute in one type, model.dtype"),
+    ("rollout.server_args.mem_fraction_static", CACHE),
+    ("rollout.use_gem_env", "env.gem names the environment"),
+    ("trainer.project", TRACKER),
+    ("trainer.save_dir", "run folders lie under `--runs DIR`"),
+    ("trainer.use_wandb", TRACKER),
+];
+
+/// Options that ask for something else than a setting: what they ask for, and how that is done here. Switched off, they are
+/// accepted.
+pub(super) const REFUSED: &[(&str, &str, &str)] = &[
+    ("actor.apply_len_norm", "log-probabilities divided by length are SimPO's", "algo=simpo"),
+    ("rollout.partial_rollout", "partial rollouts are counted in tokens", "rollout.partial_tokens=512"),
+    ("trainer.eval_only", "evaluating is a command of its own", "ferrl eval MODEL --data FILE"),
+    (
+        "trainer.load_ckpt_from",
+        "a run is continued by its name",
+        "--resume with the run's --name; model.path=DIR starts from the weights of a directory",
+    ),
+];
