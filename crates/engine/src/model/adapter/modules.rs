@@ -24,6 +24,8 @@ pub struct LoraModule {
     pub r: usize,
     /// What `B A` is multiplied with.
     pub scale: f32,
+    /// Whether the tensor is stored as `[in, out]`.
+    pub transposed: bool,
 }
 
 impl LoraModule {
@@ -66,7 +68,8 @@ pub fn lora_modules(config: &Config, options: &AdapterOptions) -> Result<Vec<Lor
             if chosen(options, name, id.layer)? {
                 let (r, scale) = options.shape(name)?;
                 let name = name.to_string();
-                found.push(LoraModule { name, param, part, row, rows, cols, r, scale });
+                let transposed = stored.transposed;
+                found.push(LoraModule { name, param, part, row, rows, cols, r, scale, transposed });
             }
             linear.push((module(&stored.name).to_string(), id.layer.is_some()));
             row += rows;
