@@ -8,7 +8,7 @@ use super::save::{SaveOptions, save_dir, sync_dir, write_beside, write_json};
 use super::store::{Store, read_json};
 use super::write::write_file;
 use crate::model::adapter::{AdapterOptions, LoraModule, SavedTensor, Values, lora_modules, saved_tensors};
-use crate::model::{Config, Head, Model, ParamShape, Part};
+use crate::model::{Config, Head, Model, ParamShape, Part, RowOrder};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -153,7 +153,7 @@ impl AdapterDir {
     fn stored(&self, tensor: &SavedTensor) -> Option<Part> {
         let names = [saved_name(tensor), format!("{PREFIX}{}", tensor.name)];
         let name = names.into_iter().find(|name| self.store.get(name).is_some())?;
-        Some(Part { name, shape: tensor.shape.clone(), transposed: tensor.transposed })
+        Some(Part { name, ..tensor.stored.clone() })
     }
 
     fn read(&self, part: &Part) -> Result<Vec<f32>> {
@@ -195,6 +195,7 @@ fn parts(module: &LoraModule) -> [Part; 2] {
         name: format!("{PREFIX}{}.{kind}.weight", module.name),
         shape,
         transposed,
+        order: RowOrder::Same,
     };
     let LoraModule { r, rows, cols, .. } = *module;
     [part("lora_A", vec![r, cols], false), part("lora_B", vec![rows, r], true)]
@@ -229,8 +230,7 @@ pub fn save_adapter(
             data.extend([(a, None), (b, None)]);
         }
         for tensor in &adapter.saved {
-            let (shape, transposed) = (tensor.shape.clone(), tensor.transposed);
-            list.push(Part { name: saved_name(tensor), shape, transposed });
+            list.push(Part { name: saved_name(tensor), ..tensor.stored.clone() });
             data.push((tensor.param, Some(tensor.elements.clone())));
         }
         write_file(aside, WEIGHTS, &list, options.dtype, |i| {

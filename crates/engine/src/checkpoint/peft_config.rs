@@ -198,7 +198,7 @@ pub(super) fn write(model: &Model, adapter: &Adapter, base: &Path) -> Value {
         "lora_bias": false,
         "bias": match o.bias { Bias::None => "none", Bias::All => "all", Bias::LoraOnly => "lora_only" },
         "modules_to_save": (!whole.is_empty()).then_some(whole),
-        "fan_in_fan_out": model.config.family == "gpt2",
+        "fan_in_fan_out": adapter.modules().any(|module| module.transposed),
         "init_lora_weights": match o.init { Init::Kaiming => json!(true), Init::Gaussian => json!("gaussian") },
         "inference_mode": true,
         "layer_replication": null,

@@ -239,8 +239,8 @@ impl Model {
         let options = Options { dtype: self.dtype, training: false, context: self.context };
         let mut copy = Model::empty(self.backend.clone(), self.config.clone(), options)?;
         for (i, shape) in self.config.params().into_iter().enumerate() {
-            let values = if self.split.is_some() { self.read_together(i) } else { self.values_of(i) };
-            copy.push(shape, &values?)?;
+            let values = if self.adapter.is_some() { self.values_of(i)? } else { self.read_together(i)? };
+            copy.push(shape, &values)?;
         }
         Ok(copy)
     }

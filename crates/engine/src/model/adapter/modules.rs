@@ -1,7 +1,7 @@
 //! Which tensors of a model are adapted, and which are trained whole beside them.
 
 use super::{AdapterOptions, Bias, Modules, ends_with};
-use crate::model::{Config, Kind, Slot, family};
+use crate::model::{Config, Kind, Part, RowOrder, Slot, family};
 use crate::{Error, Result, nearest};
 use std::ops::Range;
 
@@ -24,6 +24,8 @@ pub struct LoraModule {
     pub r: usize,
     /// What `B A` is multiplied with.
     pub scale: f32,
+    /// Whether the tensor is stored as `[in, out]`.
+    pub transposed: bool,
 }
 
 impl LoraModule {
@@ -42,10 +44,8 @@ pub struct SavedTensor {
     pub param: usize,
     /// Its elements there.
     pub elements: Range<usize>,
-    /// Shape in the files, and whether it lies the other way round there.
-    pub shape: Vec<usize>,
-    /// Whether it is stored as `[in, out]`.
-    pub transposed: bool,
+    /// How the model's files hold it.
+    pub stored: Part,
     /// Whether it is the bias of an adapted module.
     pub of_adapted: bool,
 }
@@ -64,9 +64,17 @@ pub fn lora_modules(config: &Config, options: &AdapterOptions) -> Result<Vec<Lor
             let rows = stored.len() / cols;
             let name = module(&stored.name);
             if chosen(options, name, id.layer)? {
+                if stored.order != RowOrder::Same {
+                    return Err(Error::usage(format!(
+                        "the rows of {name:?} are stored in another order than they are computed in, which adapters do not follow"
+                    ))
+                    .at("adapter.target_modules")
+                    .fix("adapt other modules, such as [\"o_proj\", \"down_proj\"]"));
+                }
                 let (r, scale) = options.shape(name)?;
                 let name = name.to_string();
-                found.push(LoraModule { name, param, part, row, rows, cols, r, scale });
+                let transposed = stored.transposed;
+                found.push(LoraModule { name, param, part, row, rows, cols, r, scale, transposed });
             }
             linear.push((module(&stored.name).to_string(), id.layer.is_some()));
             row += rows;
@@ -153,8 +161,8 @@ pub fn saved_tensors(config: &Config, options: &AdapterOptions) -> Result<Vec<Sa
                     .at("adapter.modules_to_save")
                     .fix(format!("leave it out, or adapter.exclude_modules = [{name:?}]")));
             }
-            let (name, shape, transposed) = (part.name.clone(), part.shape.clone(), part.transposed);
-            found.push(SavedTensor { name, param, elements, shape, transposed, of_adapted });
+            let (name, stored) = (part.name.clone(), part.clone());
+            found.push(SavedTensor { name, param, elements, stored, of_adapted });
         }
     }
     if let Some(i) = used.iter().position(|u| !u) {

@@ -100,7 +100,7 @@ impl Curves {
         (recipe.train.steps, recipe.train.micro_batch_tokens) = (Some(4), 512);
         let weights = |ranks: &Ranks| -> Result<Vec<u32>> {
             let mut stage = setup::stage(recipe.clone(), ferrl_kernels::open(device, Some(1))?, &start)?;
-            stage.join(ranks);
+            stage.join(ranks)?;
             for _ in 0..stage.schedules.0.total_steps {
                 stage.step()?;
             }
