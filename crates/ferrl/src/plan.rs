@@ -23,7 +23,7 @@ use crate::data::hub::model_dir;
 use crate::recipe::{Init, Recipe, Resolved};
 use crate::run::Disk;
 use crate::setup;
-use ferrl_engine::checkpoint::InitOptions;
+use ferrl_engine::checkpoint::{InitOptions, base_of};
 use ferrl_engine::model::{Config, Head, family_of, text_config};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{DType, Footprint};
@@ -241,6 +241,8 @@ fn model_at(path: &str, earlier: &[StagePlan]) -> Result<(Config, Option<PathBuf
 
 /// A model's configuration; its weights need not be there.
 pub fn read_config(dir: &Path) -> Result<Config> {
+    let base = base_of(dir)?;
+    let dir = base.as_deref().unwrap_or(dir);
     let file = dir.join("config.json");
     let missing = |e: std::io::Error| {
         Error::model(format!("cannot read: {e}"))

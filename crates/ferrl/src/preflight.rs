@@ -15,6 +15,7 @@ use crate::setup::{self, Draft};
 use crate::source::Summary;
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::model::adapter::adapter_weights;
 use ferrl_engine::model::{Config, Head, family};
 use ferrl_engine::train::trained_weights;
 use ferrl_engine::{Error, Result};
@@ -100,7 +101,10 @@ fn one(
     let mut draft = Draft::new(recipe, &start.dir, &warnings)?;
     setup::fits(&start.config, &draft.tokenizer, &start.dir)?;
     setup::trained::check(&policy, critic.as_ref(), &recipe.model.frozen)?;
-    let trained = trained_weights(&policy, &setup::trained::patterns(&policy, &recipe.model.frozen)?)?;
+    let trained = match &recipe.adapter {
+        Some(adapter) => adapter_weights(&policy, &adapter.options()?)?.1,
+        None => trained_weights(&policy, &setup::trained::patterns(&policy, &recipe.model.frozen)?)?,
+    };
     if rows {
         let look = Look::new(&draft, recipe, &named)?;
         let (source, rewards) = (&mut draft.source, &draft.rewards);

@@ -28,7 +28,7 @@ use crate::setup::{self, Draft};
 use crate::source::Source;
 use crate::train::{Stage, Waits};
 use crate::warnings::{Warning, Warnings};
-use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat};
+use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat, save_adapter};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, Ranks};
 use follow::Order;
@@ -458,8 +458,11 @@ impl OneStage<'_> {
             overwrite: true,
             ..Default::default()
         };
-        let json = ModelDir::open(self.dir)?.config_json;
-        self.reading(stage, || stage.policy.model.save(&out, Some(&json), &options))
+        let (model, dir) = (&stage.policy.model, ModelDir::open(self.dir)?);
+        self.reading(stage, || match model.adapter() {
+            Some(_) => save_adapter(&out, model, dir.base(), Some(&dir.config_json), &options),
+            None => model.save(&out, Some(&dir.config_json), &options),
+        })
     }
 
     /// What begins, in the log.

@@ -79,10 +79,10 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
     let opened = with_policy_head(opened, &recipe, needs)?;
     let critic_dir = critic_dir(&recipe, needs, dir)?;
     trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model.frozen)?;
-    let policy = trainer(&recipe, backend.clone(), &opened)?;
+    let mut policy = trainer(&recipe, backend.clone(), &opened)?;
     let reference = match needs {
         Needs { teacher: true, .. } => Some(crate::teacher::load(&recipe, &policy.model)?),
-        Needs { reference: true, .. } | Needs { start: true, .. } => Some(policy.model.frozen_copy()?),
+        Needs { reference: true, .. } | Needs { start: true, .. } => first_policy(&mut policy, needs)?,
         _ => None,
     };
     let critic = critic_dir.map(|dir| trainer(&recipe, backend.clone(), &dir)).transpose()?;
@@ -135,6 +135,14 @@ fn critic_dir(recipe: &Recipe, needs: Needs, dir: &Path) -> Result<Option<ModelD
     let own = recipe.critic.path.as_ref().map(|path| crate::data::hub::model_dir(Path::new(path)));
     let start = own.transpose()?.unwrap_or_else(|| dir.to_path_buf());
     ModelDir::open(&start)?.with_head(Head::Score, recipe.seed).map(Some)
+}
+
+/// The policy as it starts: a copy, or nothing where an adapter makes it out of the policy itself.
+fn first_policy(policy: &mut Trainer, needs: Needs) -> Result<Option<Model>> {
+    if policy.model.adapter().is_some() && !needs.full_kl {
+        return policy.keep_start().map(|()| None);
+    }
+    policy.model.frozen_copy().map(Some)
 }
 
 /// Generates with the policy's own weights.
@@ -191,7 +199,10 @@ fn with_policy_head(dir: ModelDir, recipe: &Recipe, needs: Needs) -> Result<Mode
 
 fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result<Trainer> {
     let options = Options { dtype: recipe.dtype()?, training: true, context: 0 };
-    let model = Model::load(backend, dir, options)?;
+    let model = match &recipe.adapter {
+        Some(adapter) => Model::load_adapted(backend, dir, options, &adapter.options()?, recipe.seed)?,
+        None => Model::load(backend, dir, options)?,
+    };
     let o = &recipe.optim;
     let rule = match o.name.as_str() {
         "adamw" => Rule::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },

@@ -53,7 +53,8 @@ pub struct Stage {
     pub feed: Feed,
     /// The model that is trained and sampled from.
     pub policy: Trainer,
-    /// The reference: the policy as it started, or a teacher; absent where the algorithm has none.
+    /// The reference: the policy as it started, or a teacher; absent where the algorithm has none, and where the policy is
+    /// an adapter on what it started from.
     pub reference: Option<Model>,
     /// Estimates values on its own weights; absent without a critic, or where it shares the policy's trunk.
     pub critic: Option<Trainer>,
@@ -98,6 +99,9 @@ pub struct Stage {
     /// Called with the phase of the step: data, rollout, reward, credit, annotate or train.
     pub waits: Waits,
 }
+
+/// Steps after which a change that rounding swallows is worth a warning: B starts at zero.
+const ROUNDING_STEPS: u64 = 20;
 
 /// A listener for the phases of a step.
 pub type Waits = Arc<dyn Fn(&'static str) + Send + Sync>;
@@ -266,8 +270,9 @@ impl Stage {
     /// Back to the stage's first weights, for algorithms that fine-tune those at every step.
     fn restart(&mut self) -> Result<()> {
         match &self.reference {
-            Some(start) if self.algo.updates().restart => self.policy.restart_from(start),
-            _ => Ok(()),
+            _ if !self.algo.updates().restart => Ok(()),
+            Some(start) => self.policy.restart_from(start),
+            None => self.policy.restart(),
         }
     }
 
@@ -326,6 +331,20 @@ impl Stage {
         done
     }
 
+    /// How much of what an adapter learned is left in weights of bf16; says so where it is little.
+    fn look_at_rounding(&mut self, metrics: &mut Metrics) -> Result<()> {
+        let Some(arrived) = self.policy.model.arrived()?.and_then(|a| a.fraction()) else { return Ok(()) };
+        metrics.add("adapter/arrived", arrived);
+        if arrived < 0.5 && self.step >= ROUNDING_STEPS {
+            let what = format!(
+                "{:.0} % of what the adapter has learned is left after rounding to bf16",
+                100.0 * arrived
+            );
+            self.warnings.raise("adapter-rounding", what, "a larger optim.lr, or model.dtype = \"f32\"");
+        }
+        Ok(())
+    }
+
     fn update_all(&mut self, metrics: &mut Metrics) -> Result<()> {
         let warmup = self.algo.updates().policy_frozen_steps;
         if self.step < warmup && self.shares_trunk() {
@@ -345,6 +364,7 @@ impl Stage {
             };
             metrics.add("grad_norm", report.grad_norm);
             metrics.add("learning_rate", report.learning_rate);
+            self.look_at_rounding(metrics)?;
         }
         if let Some(critic) = &mut self.critic {
             let report = critic.update(self.schedules.1.at(self.step))?;

@@ -110,7 +110,8 @@ fn left(runs: &Path) -> BTreeMap<String, String> {
     let hash = |bytes: &[u8]| format!("{:032x}", xxhash_rust::xxh3::xxh3_128(bytes));
     for stage in std::fs::read_dir(run.join("stages")).unwrap() {
         let path = stage.unwrap().path();
-        let weights = std::fs::read(path.join("model.safetensors")).unwrap();
+        let adapter = std::fs::read(path.join("adapter_model.safetensors"));
+        let weights = adapter.unwrap_or_else(|_| std::fs::read(path.join("model.safetensors")).unwrap());
         all.insert(format!("weights of stage {:?}", path.file_name().unwrap()), hash(&weights));
     }
     for rollout in std::fs::read_dir(run.join("rollouts")).unwrap() {
@@ -166,6 +167,12 @@ fn every_recipe_gives_the_same_bits_on_one_to_four_ranks() {
                 folder.path().join(format!("copies-{copies}")),
                 format!("{} on {size} ranks", path.display()),
             );
+            // Not built yet, and refused.
+            if copies == 1 && resolved.stages.iter().any(|s| s.recipe.adapter.is_some()) {
+                let refused = run(&resolved, &runs, size, u64::MAX).remove(0).unwrap_err().to_string();
+                assert!(refused.contains("parallel.ddp_size = 0"), "{refused}");
+                continue;
+            }
             for done in run(&resolved, &runs, size, u64::MAX) {
                 done.unwrap_or_else(|e| panic!("{name}, copies {copies}: {e}"));
             }

@@ -9,6 +9,7 @@ pub mod data;
 pub mod doctor;
 pub mod env;
 pub mod eval;
+pub mod export;
 pub mod generate;
 pub mod init;
 pub mod launch;

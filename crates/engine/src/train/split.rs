@@ -8,11 +8,11 @@
 use super::Trainer;
 use super::accumulate::Sum;
 use super::ranks::{Exchange, Totals};
-use crate::{Error, Result};
 use crate::model::decoder::Layers;
 use crate::model::gradient::{Gradient, Grads};
 use crate::model::shard::{Split, StateTensor};
 use crate::model::weights::Model;
+use crate::{Error, Result};
 use ferrl_kernels::{Purpose, Ranks};
 
 /// A model that has one layer at a time.

@@ -38,6 +38,11 @@ pub const STEP: &[Metric] = &[
         "learning_rate",
         "Learning rate of the policy; absent where a line search determines the step size.",
     ),
+    metric(
+        "adapter/arrived",
+        "With an adapter in bf16: fraction of its change of the weights that is left once they are rounded, one layer a step in \
+         turn. Below a half small updates wait in the adapter and the policy does not follow.",
+    ),
     metric("critic/grad_norm", "L2 norm of the critic's gradient, where the critic is a model of its own."),
     metric(
         "updates/skipped",

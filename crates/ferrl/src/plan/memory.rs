@@ -7,6 +7,7 @@
 
 use super::Inputs;
 use ferrl_engine::model::Config;
+use ferrl_engine::model::adapter::adapter_weights;
 use ferrl_kernels::{DType, Footprint};
 
 /// One line of the table.
@@ -59,6 +60,26 @@ impl Table<'_> {
         std::iter::once(&self.i.config).chain(&self.i.critic).map(f).sum::<usize>() as u64
     }
 
+    /// Weights that have a gradient: all, or an adapter's.
+    fn trained(&self, c: &Config) -> usize {
+        self.adapted(c).map_or_else(|| weights(c), |(_, trained)| trained)
+    }
+
+    /// Weights of A and B.
+    fn low_rank(&self, c: &Config) -> usize {
+        self.adapted(c).map_or(0, |(low, _)| low)
+    }
+
+    /// Trained weights whose gradient a backward adds to more than once.
+    fn often(&self, c: &Config) -> usize {
+        if self.adapted(c).is_some() { 0 } else { met_often(c) }
+    }
+
+    fn adapted(&self, c: &Config) -> Option<(usize, usize)> {
+        let options = self.i.recipe.adapter.as_ref()?.options().ok()?;
+        adapter_weights(c, &options).ok()
+    }
+
     fn total(&self) -> u64 {
         self.parts.iter().map(|p| p.bytes).sum()
     }
@@ -66,7 +87,7 @@ impl Table<'_> {
     /// Weights, gradients, the optimizer's state, and frozen models.
     fn models(&mut self) {
         let (i, e, o) = (self.i, self.e, &self.i.recipe.optim);
-        let count = self.sum(weights);
+        let (count, all) = (self.sum(|c| self.trained(c)), self.sum(weights));
         let several = i.update_tokens() > i.recipe.train.micro_batch_tokens;
         let moments = match o.name.as_str() {
             "adamw" => 2,
@@ -76,7 +97,16 @@ impl Table<'_> {
         let form = |c: &Config, trained: bool| packed(c, e, trained, i.device.weight);
         let what = format!("f32 masters, and in {} for products", i.dtype().name());
         self.add("weights", self.sum(|c| 4 * weights(c) + form(c, true)), what);
-        let apart = if several { self.sum(met_often) } else { 0 };
+        if count < all && i.recipe.adapter.is_some() {
+            // A and B, and what products of backward read of them; one weight while it is merged.
+            let low = self.sum(|c| (4 + e) * self.low_rank(c)) + 8 * self.sum(largest_inside);
+            self.add(
+                "adapter",
+                low,
+                format!("{} weights in f32, and room to merge", self.sum(|c| self.low_rank(c))),
+            );
+        }
+        let apart = if several { self.sum(|c| self.often(c)) } else { 0 };
         let copies = if several { "f32, tables and head once more for a micro-batch" } else { "f32" };
         self.add("gradients", 4 * (count + apart), copies.into());
         self.add("optimizer", 4 * count * moments, format!("{} in f32", o.name));
@@ -86,6 +116,8 @@ impl Table<'_> {
         let frozen = |c: &Config| (4 * weights(c) + form(c, false)) as u64;
         if let Some(teacher) = &i.teacher {
             self.add("teacher", frozen(teacher), "frozen".into());
+        } else if (i.needs.reference || i.needs.start) && i.recipe.adapter.is_some() && !i.needs.full_kl {
+            self.add("reference", 4 * count, "the base, and the adapter's first values".into());
         } else if i.needs.reference || i.needs.start {
             self.add("reference", frozen(&i.config), "frozen copy".into());
         }
@@ -160,6 +192,11 @@ impl Table<'_> {
 /// Number of weights.
 pub fn weights(c: &Config) -> usize {
     c.params().iter().map(|p| p.len()).sum()
+}
+
+/// The largest weight of a layer.
+fn largest_inside(c: &Config) -> usize {
+    c.params().iter().filter(|p| p.id.layer.is_some()).map(|p| p.len()).max().unwrap_or(0)
 }
 
 fn largest(c: &Config) -> usize {

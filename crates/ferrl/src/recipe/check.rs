@@ -128,6 +128,30 @@ fn names(r: &Recipe, p: &mut Problems) {
     if let Some(dtype) = &r.model.dtype {
         p.word("model.dtype", dtype, DTYPES);
     }
+    if let Some(adapter) = &r.adapter {
+        const OTHERS: &[&str] = &["pissa", "olora", "eva", "corda", "loftq"];
+        let other = OTHERS.iter().any(|name| adapter.init.to_lowercase().starts_with(name));
+        let what = format!(
+            "adapter.init = {:?} takes A and B out of the weights, which Ferrl does not do",
+            adapter.init
+        );
+        p.when(
+            other,
+            "adapter.init",
+            what,
+            "adapter.init = \"kaiming\", or an adapter that PEFT initialised as model.path",
+        );
+        if !other {
+            p.word("adapter.init", &adapter.init, super::INITS);
+        }
+        let what = "an adapter trains its own weights and leaves all others as they are";
+        p.when(
+            !r.model.frozen.is_empty(),
+            "model.frozen",
+            what,
+            "leave out model.frozen; adapter.exclude_modules leaves modules out",
+        );
+    }
     if let Some(init) = &r.model.init {
         p.word("model.init.tokenizer", &init.tokenizer, TOKENIZERS);
         let families: Vec<&str> = model::FAMILIES.iter().map(|f| f.name()).collect();

@@ -3,7 +3,7 @@
 use super::range::{Range, short};
 use super::schema::{Kind, POLICY, RECIPE, Schema};
 use super::tree::Path;
-use super::{Init, OFF, Recipe, Reward, elsewhere, rl2};
+use super::{Adapter, Init, OFF, Recipe, Reward, elsewhere, rl2};
 use crate::algo::Entry;
 use crate::algo::policy::Policy;
 use ferrl_engine::nearest;
@@ -79,6 +79,7 @@ fn expand(schema: &Schema, table: &str, prefix: &str, defaults: &Value, all: &mu
         };
         // Tables that are absent by default have defaults of their own once they are there.
         let defaults = match inner.as_str() {
+            "Adapter" => json!(Adapter::default()),
             "Init" => json!(Init::default()),
             "Reward" => json!(Reward::default()),
             _ => default,

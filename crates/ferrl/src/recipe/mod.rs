@@ -3,6 +3,7 @@
 //! [`Recipe::load`] reads a file and the command line's overrides and gives a [`Resolved`]; [`Resolved::check`] refuses
 //! what cannot work. Unknown keys and wrong types are refused while loading, with place and nearest name.
 
+mod adapter;
 mod algorithm;
 mod check;
 mod difference;
@@ -26,6 +27,7 @@ mod tree;
 mod types;
 mod warn;
 
+pub use adapter::{Adapter, Bias, INITS};
 pub use check::{DTYPES, OPTIMIZERS, OVERLAP, OVERLONG, SCHEDULES, TOKENIZERS};
 pub use difference::{Difference, difference, differences};
 pub use elsewhere::names_markdown;

@@ -1,6 +1,6 @@
 //! Everything a recipe may say, with defaults. The doc comments are the manual's text.
 
-use super::{Env, Parallel};
+use super::{Adapter, Env, Parallel};
 use crate::credit::Split;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,8 @@ pub struct Recipe {
     pub exact: bool,
     /// The policy: the model that is trained.
     pub model: Model,
+    /// A low-rank adapter (LoRA) that is trained instead of the weights; none where the section is absent.
+    pub adapter: Option<Adapter>,
     /// The critic, for algorithms that have one.
     pub critic: Critic,
     /// The teacher model, for algorithms that distill one.
@@ -503,6 +505,7 @@ impl Default for Recipe {
             threads: 0,
             exact: true,
             model: Model::default(),
+            adapter: None,
             critic: Critic::default(),
             teacher: Teacher::default(),
             data: Data::default(),

@@ -14,7 +14,7 @@ use super::files::Files;
 use super::manifest::{Manifest, Part, parts_of};
 use super::resume::{names, plain_files, step_of};
 use super::tensor_file;
-use ferrl_engine::checkpoint::{SaveOptions, StorageFormat, save_model};
+use ferrl_engine::checkpoint::{SaveOptions, StorageFormat, base_of, save_adapter, save_model};
 use ferrl_engine::train::Trainer;
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -156,6 +156,11 @@ impl Checkpoints {
         let model = &role.trainer.model;
         let dtype = self.options.dtype.unwrap_or(model.dtype.into());
         let options = SaveOptions { dtype, source: role.source, ..SaveOptions::default() };
+        if let (Some(_), Some(source)) = (model.adapter(), role.source) {
+            self.files.point(dir)?;
+            let base = base_of(source)?.unwrap_or_else(|| source.to_path_buf());
+            return save_adapter(dir, model, &base, role.config_json, &options);
+        }
         save_model(dir, &model.config, role.config_json, &options, &mut |shape| {
             self.files.point(dir)?;
             let param = model.find(shape.id);

@@ -6,6 +6,7 @@ use crate::plan::memory::weights;
 use crate::recipe::Recipe;
 use ferrl_engine::checkpoint::StorageFormat;
 use ferrl_engine::model::Config;
+use ferrl_engine::model::adapter::adapter_weights;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::DType;
 use std::path::Path;
@@ -33,12 +34,19 @@ impl Disk {
             _ => 0,
         };
         let state = 4 * (1 + moments + usize::from(optim.ema.is_some()));
-        let count: usize = std::iter::once(config).chain(critic).map(weights).sum();
+        // An adapter's base stays where it is; what is trained is written in f32.
+        let adapter = recipe.adapter.as_ref().and_then(|a| a.options().ok());
+        let stored = |c: &Config| match &adapter {
+            Some(options) => adapter_weights(c, options).map_or(0, |(_, trained)| trained),
+            None => weights(c),
+        };
+        let own = if adapter.is_some() { StorageFormat::F32 } else { own };
+        let count: usize = std::iter::once(config).chain(critic).map(stored).sum();
         let c = &recipe.checkpoint;
         Disk {
             checkpoint: (count * (state + own.size())) as u64,
             copies: c.keep.max(1) + c.keep_best + 1,
-            model: (4 * weights(config)) as u64,
+            model: (4 * stored(config)) as u64,
         }
     }
 

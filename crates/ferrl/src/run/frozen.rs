@@ -10,6 +10,7 @@ use super::resume::plain_files;
 use crate::data::Source;
 use crate::data::hub::Cache;
 use crate::recipe::Recipe;
+use ferrl_engine::checkpoint::base_of;
 use ferrl_engine::{Error, Result};
 use regex::Regex;
 use serde_json::{Map, Value, json};
@@ -21,8 +22,13 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 /// A checksum of everything in a model's directory that decides what the model says.
 pub fn fingerprint(dir: &Path) -> Result<String> {
-    let files = plain_files(dir)?.into_iter().filter(|name| matters(name)).map(|name| dir.join(name));
-    Ok(checksum(&files.collect::<Vec<_>>())?.0)
+    let mut files = Vec::new();
+    // An adapter and its base.
+    for dir in std::iter::once(dir.to_path_buf()).chain(base_of(dir)?) {
+        let names = plain_files(&dir)?.into_iter().filter(|name| matters(name));
+        files.extend(names.map(|name| dir.join(name)));
+    }
+    Ok(checksum(&files)?.0)
 }
 
 /// Weights, configuration, tokenizer and chat template; not a README or other formats of the same weights.

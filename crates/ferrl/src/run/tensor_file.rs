@@ -19,7 +19,7 @@ const CHUNK: usize = 1 << 16;
 /// Writes all of a trainer's numbers; what the manifest says of the file.
 pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec<Part>> {
     let mut tensors = Vec::new();
-    for (i, param) in trainer.model.params.iter().enumerate() {
+    for (i, param) in trainer.model.params.iter().enumerate().filter(|(i, _)| trainer.is_stored(*i)) {
         let buffers = [Some(&param.master)].into_iter().chain(trainer.optimizer.buffers(i));
         for (kind, (name, buffer)) in std::iter::once(&"master").chain(&KINDS).zip(buffers).enumerate() {
             tensors
@@ -70,7 +70,7 @@ pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec
 /// Whether a file's tensors are those of the trainer's model.
 pub(crate) fn check(parts: &[Part], trainer: &Trainer) -> Result<()> {
     let mut known = vec!["header".to_string()];
-    for param in &trainer.model.params {
+    for (_, param) in trainer.model.params.iter().enumerate().filter(|(i, _)| trainer.is_stored(*i)) {
         let (name, want) = (param.shape.id, 4 * param.shape.len() as u64);
         if !parts.iter().any(|p| p.name == format!("master.{name}")) {
             return Err(other_model(format!("parameter {name:?} is not in the checkpoint")));

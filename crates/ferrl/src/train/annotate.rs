@@ -5,12 +5,13 @@ use crate::experience::{Experience, Kind, MicroBatch, Sequence};
 use crate::ranks::each;
 use crate::train::Stage;
 use ferrl_engine::Result;
+use ferrl_engine::model::Model;
 use ferrl_engine::train::stats;
 
 impl Stage {
     /// Log-probabilities under the reference, values under the critic, and for completions that the policy as it is now
     /// did not sample its own log-probabilities, all before anything changes.
-    pub(crate) fn annotate(&self, e: &mut Experience) -> Result<()> {
+    pub(crate) fn annotate(&mut self, e: &mut Experience) -> Result<()> {
         let needs = self.algo.needs();
         if needs.mismatched {
             e.add_mismatched();
@@ -23,13 +24,10 @@ impl Stage {
             return Ok(());
         }
         let bins = Update::whole(e).bins(e, self.recipe.train.micro_batch_tokens)?;
+        let references = self.reference_logps(e, &bins)?;
         let computed = each(&self.ranks, &bins, |bin| {
             let temperature = bin.first().map_or(1.0, |&i| e.sequences[i].divisor());
             let batch = tokens(bin.iter().map(|&i| &e.sequences[i]));
-            let reference = match self.reference.as_ref().filter(|_| needs.reference) {
-                Some(model) => stats(model, &batch, temperature)?.logp,
-                None => Vec::new(),
-            };
             let values = match needs.critic {
                 true => {
                     let model = self.critic.as_ref().map_or(&self.policy.model, |c| &c.model);
@@ -41,9 +39,9 @@ impl Stage {
                 true => stats(&self.policy.model, &batch, temperature)?.logp,
                 false => Vec::new(),
             };
-            Ok((reference, values, own))
+            Ok((values, own))
         })?;
-        for (bin, (reference, values, own)) in bins.into_iter().zip(computed) {
+        for ((bin, reference), (values, own)) in bins.into_iter().zip(references).zip(computed) {
             let mut row = 0;
             for i in bin {
                 let s = &mut e.sequences[i];
@@ -61,6 +59,24 @@ impl Stage {
             }
         }
         Ok(())
+    }
+
+    /// Log-probabilities of the bins' sequences under the reference; none where the algorithm needs none.
+    fn reference_logps(&mut self, e: &Experience, bins: &[Vec<usize>]) -> Result<Vec<Vec<f32>>> {
+        if !self.algo.needs().reference {
+            return Ok(vec![Vec::new(); bins.len()]);
+        }
+        let ranks = self.ranks.clone();
+        let under = |model: &Model| {
+            each(&ranks, bins, |bin| {
+                let temperature = bin.first().map_or(1.0, |&i| e.sequences[i].divisor());
+                Ok(stats(model, &tokens(bin.iter().map(|&i| &e.sequences[i])), temperature)?.logp)
+            })
+        };
+        match &self.reference {
+            Some(model) => under(model),
+            None => self.policy.at_start(under),
+        }
     }
 
     /// Whether the mean ratio of new to old policy is above `skip_ratio`.

@@ -1,0 +1,82 @@
+//! `ferrl export`: a model, or an adapter with or without its base, as a directory of its own.
+
+use crate::machine;
+use crate::options::{Stored, open_model, weights};
+use crate::output::print;
+use ferrl_engine::checkpoint::{SaveOptions, StorageFormat, save_adapter, tokenizer_dir};
+use ferrl_engine::model::{Model, Options};
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::{AUTO, DType};
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// Write the model of a run as a Hugging Face directory, with its adapter merged into the weights or beside them
+///
+/// `--merge` adds the adapter to its base and writes the whole model, which transformers, vLLM and llama.cpp load as it is.
+/// Without it an adapter is written as PEFT has it: adapter_config.json and adapter_model.safetensors. A model without an
+/// adapter is written whole.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Run folder, model directory or adapter directory
+    #[arg(value_name = "RUN|MODEL")]
+    model: PathBuf,
+    /// Merge the adapter into the weights
+    #[arg(long)]
+    merge: bool,
+    /// Directory to write
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Number format of the weights [default: that of the base]; an adapter is written in f32
+    #[arg(long, value_enum)]
+    dtype: Option<Stored>,
+    /// Replace a model that is in the directory
+    #[arg(long)]
+    overwrite: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let dir = open_model(&args.model)?;
+    if std::fs::canonicalize(&args.out).is_ok_and(|out| {
+        [dir.base(), dir.path.as_path()].iter().any(|p| std::fs::canonicalize(p).is_ok_and(|p| p == out))
+    }) {
+        return Err(Error::usage("the model would be written over the one that it is read from")
+            .at("--out")
+            .fix("another directory"));
+    }
+    let bytes = 8 * weights(&dir.config) as u64;
+    machine::ensure_memory(
+        "the model",
+        bytes,
+        "a machine with more memory; a merge holds base and sum in f32",
+    )?;
+    let backend = ferrl_kernels::open(AUTO, None)?;
+    let options = Options { dtype: DType::F32, training: false, context: 0 };
+    let source = tokenizer_dir(&dir.path);
+    let dtype = args.dtype.map_or_else(|| stored(&dir.config_json), Stored::dtype);
+    let save = SaveOptions { dtype, source: Some(&source), overwrite: args.overwrite, ..Default::default() };
+    let json = Some(&dir.config_json);
+    let what = match dir.adapter().filter(|_| !args.merge) {
+        Some(adapter) => {
+            let model = Model::load_adapted(backend, &dir, options, &adapter.options, 0)?;
+            save_adapter(&args.out, &model, dir.base(), json, &save)?;
+            format!("adapter of {}", dir.base().display())
+        }
+        None => {
+            Model::load(backend, &dir, options)?.save(&args.out, json, &save)?;
+            let merged = if dir.adapter().is_some() { ", adapter merged" } else { "" };
+            format!("{} model, {} parameters{merged}", dir.config.family, weights(&dir.config))
+        }
+    };
+    print(&format!("{}: {what}\n", args.out.display()))
+}
+
+/// The format that `config.json` names.
+fn stored(config: &Value) -> StorageFormat {
+    let name = config["dtype"].as_str().or(config["torch_dtype"].as_str()).unwrap_or_default();
+    match name {
+        "bfloat16" => StorageFormat::Bf16,
+        "float16" => StorageFormat::F16,
+        _ => StorageFormat::F32,
+    }
+}
