@@ -92,7 +92,11 @@ fn the_ends_of_a_range_are_planned_or_refused_without_overflow() {
         let (at, open) = if high { (range.high, range.below) } else { (range.low, range.above) };
         let inside = range.low + (range.high - range.low) * if high { 0.999 } else { 0.001 };
         let value = if open { inside } else { at };
-        let value = if key.kind == Kind::Whole { format!("{}", value as i64) } else { format!("{value:e}") };
+        let whole = match &key.kind {
+            Kind::List(of) => **of == Kind::Whole,
+            kind => *kind == Kind::Whole,
+        };
+        let value = if whole { format!("{}", value as i64) } else { format!("{value:e}") };
         let path = key.path.replace(".N.", ".0.");
         if matches!(key.kind, Kind::List(_)) {
             format!("{path}=[{value}]")

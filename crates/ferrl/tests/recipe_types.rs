@@ -13,6 +13,7 @@ fn wrong(kind: &Kind) -> &'static [&'static str] {
         Kind::Flag => &["1", "\"yes\"", "[true]"],
         Kind::List(of) if **of == Kind::Number => &["\"x\"", "[\"x\"]", "true"],
         Kind::List(of) if **of == Kind::Text => &["3", "[3]", "true"],
+        Kind::List(of) if **of == Kind::Whole => &["2.5", "[2.5]", "true", "\"nonsense\""],
         _ => &["3", "true", "\"nonsense\""],
     }
 }
