@@ -1,6 +1,6 @@
 """Makes crates/engine/tests/fixtures/adapters: LoRA adapters as PEFT writes them, with what PEFT and PyTorch compute.
 
-    python tools/make_adapter_fixtures.py            # torch, transformers, peft, safetensors
+    python tools/make_adapter_fixtures.py [NAME ...]   # torch, transformers, peft, safetensors
 
 Every adapter sits on a model of crates/engine/tests/fixtures/models. Beside adapter_config.json and
 adapter_model.safetensors each directory has reference.safetensors: the sequences, their log-probabilities (or scores), weights
@@ -10,6 +10,7 @@ of a loss, the gradients of A and B, and A, B and the log-probabilities after th
 import json
 import os
 import shutil
+import sys
 
 import torch
 from peft import LoraConfig, TaskType, get_peft_model
@@ -36,9 +37,14 @@ CASES = {
     # matrices stored the other way round, biases trained
     "gpt2": ("gpt2", {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn", "c_proj", "c_fc"], "bias": "all",
                       "fan_in_fan_out": True}),
+    # rows of queries and keys stored in another order than they are computed in
+    "glm4": ("glm4", {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "k_proj", "gate_up_proj"]}),
     # a head that is trained whole
     "llama_score": ("llama_score", {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}),
 }
+
+# Of those that were there first: their order then.
+SEEDS = {name: 7000 + i for i, name in enumerate(["qwen2", "llama3", "qwen3", "gemma2", "phi3", "gpt2", "llama_score", "glm4"])}
 
 
 def numbers(model, ids, score):
@@ -66,7 +72,7 @@ def make(name):
     task = TaskType.SEQ_CLS if score else TaskType.CAUSAL_LM
     model = get_peft_model(model, LoraConfig(task_type=task, lora_dropout=0.0, **settings))
     model.eval()
-    generator = torch.Generator().manual_seed(7000 + list(CASES).index(name))
+    generator = torch.Generator().manual_seed(SEEDS[name])
     for parameter, value in model.named_parameters():
         if "lora_" in parameter:
             value.data = 0.3 * torch.randn(value.shape, generator=generator)
@@ -121,5 +127,5 @@ def make(name):
 
 
 if __name__ == "__main__":
-    for case in CASES:
+    for case in sys.argv[1:] or CASES:
         make(case)

@@ -193,9 +193,11 @@ fn a_large_model_needs_only_its_configuration() {
     let rows = folder.write("rows.jsonl", "{\"prompt\": \"a\", \"response\": \"b\"}\n");
     let recipe =
         folder.write("r.toml", format!("algo = \"sft\"\ndata.train = [{rows:?}]\ntrain.steps = 10\n"));
-    // Masters and two bf16 forms are 8 bytes a weight, on a card 4, where the one form is the master's upper half; the
-    // moments 8; the gradients 4, and those of the embedding once more.
-    for (device, bytes) in [("device=cpu", 8.0), ("device=cuda", 4.0)] {
+    // Masters and two bf16 forms are 8 bytes a weight, or 12 where the CPU has no bf16 products and they are held widened; on a
+    // card 4, where the one form is the master's upper half; the moments 8; the gradients 4, and those of the embedding once more.
+    let forms = (ferrl_kernels::cpu::FOOTPRINT.weight)(1024, 1024, 2, true) as f64 / (1 << 20) as f64;
+    assert!([4.0, 8.0].contains(&forms), "{forms}");
+    for (device, bytes) in [("device=cpu", 4.0 + forms), ("device=cuda", 4.0)] {
         let got = plan(&recipe, &[&path, device, "model.dtype=bf16", "train.micro_batch_tokens=16384"]);
         let stage = &got["stages"][0];
         assert_eq!(stage["weights"].as_u64(), Some(494_032_768));
@@ -208,7 +210,7 @@ fn a_large_model_needs_only_its_configuration() {
             assert!((per_weight - bytes).abs() < 0.1, "{device} {name}: {per_weight} bytes a weight");
         }
         // A card's memory holds its context, not the program.
-        assert_eq!([part("context") > 0, part("program") > 0], [bytes == 4.0, bytes == 8.0], "{device}");
+        assert_eq!([part("context") > 0, part("program") > 0], [bytes == 4.0, bytes > 4.0], "{device}");
     }
     let broken = folder.write("qwen/config.json", "{");
     fails(&["plan", &recipe, &path], 4, &[&broken, "JSON"]);

@@ -191,14 +191,14 @@ impl AdapterDir {
 
 /// `lora_A` and `lora_B` of a module, as stored.
 fn parts(module: &LoraModule) -> [Part; 2] {
-    let part = |kind: &str, shape: Vec<usize>, transposed: bool| Part {
+    let part = |kind: &str, shape: Vec<usize>, transposed: bool, order: RowOrder| Part {
         name: format!("{PREFIX}{}.{kind}.weight", module.name),
         shape,
         transposed,
-        order: RowOrder::Same,
+        order,
     };
-    let LoraModule { r, rows, cols, .. } = *module;
-    [part("lora_A", vec![r, cols], false), part("lora_B", vec![rows, r], true)]
+    let LoraModule { r, rows, cols, order, .. } = *module;
+    [part("lora_A", vec![r, cols], false, RowOrder::Same), part("lora_B", vec![rows, r], true, order)]
 }
 
 /// The name of a tensor that is trained whole. PEFT wraps the layer that it adapts.

@@ -260,3 +260,9 @@ pub(crate) fn activation_name(activation: Activation) -> &'static str {
 pub(crate) fn plain(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }
+
+/// The number whose inverse square root is the scale: whole, but for the rounding of the scale.
+pub(crate) fn inverse_square(scale: f32) -> Value {
+    let x = 1.0 / (f64::from(scale) * f64::from(scale));
+    if (x - x.round()).abs() < 1e-4 * x { json!(x.round() as u64) } else { json!(x) }
+}

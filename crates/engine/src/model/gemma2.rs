@@ -3,11 +3,12 @@
 
 use serde_json::{Value, json};
 
-use super::common::{Defaults, activation_name, layer_types, llama_config, llama_json, plain, typed_windows};
+use super::common::{
+    Defaults, activation_name, inverse_square, layer_types, llama_config, llama_json, plain, typed_windows,
+};
 use super::config::NormKind;
 use super::fields::Fields;
-use super::naming::{LLAMA_QKV, LLAMA_UP, Naming, Rows, Tensor};
-use super::param::Slot;
+use super::naming::{GEMMA_NAMES, Tensor};
 use super::rope_json::RopeRules;
 use super::{Architectures, Config, Family, common};
 use crate::Result;
@@ -22,28 +23,6 @@ const DEFAULTS: Defaults = Defaults {
     tied: true,
     activation_keys: &["hidden_activation", "hidden_act"],
     activation: "gelu_pytorch_tanh",
-};
-
-/// Gemma 3 has the same.
-pub(super) const NAMES: Naming = Naming {
-    prefix: "model.",
-    embed: "embed_tokens",
-    position: "",
-    layers: "layers",
-    final_norm: "norm",
-    transposed: false,
-    slots: &[
-        (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
-        (Slot::AttnPostNorm, &[("post_attention_layernorm", Rows::All)]),
-        (Slot::MlpNorm, &[("pre_feedforward_layernorm", Rows::All)]),
-        (Slot::MlpPostNorm, &[("post_feedforward_layernorm", Rows::All)]),
-        (Slot::QNorm, &[("self_attn.q_norm", Rows::All)]),
-        (Slot::KNorm, &[("self_attn.k_norm", Rows::All)]),
-        LLAMA_QKV,
-        (Slot::AttnOut, &[("self_attn.o_proj", Rows::All)]),
-        LLAMA_UP,
-        (Slot::Down, &[("mlp.down_proj", Rows::All)]),
-    ],
 };
 
 impl Family for Gemma2 {
@@ -76,7 +55,7 @@ impl Family for Gemma2 {
         Ok(c)
     }
     fn tensors(&self, config: &Config) -> Vec<Tensor> {
-        NAMES.tensors(config)
+        GEMMA_NAMES.tensors(config)
     }
     fn slides_by_default(&self) -> bool {
         true
@@ -100,10 +79,4 @@ impl Family for Gemma2 {
 fn softcap(f: &Fields, key: &str, default: f64) -> Result<Option<f32>> {
     let cap = if f.has(key) { f.opt_positive(key)? } else { Some(default) };
     Ok(cap.map(|x| x as f32))
-}
-
-/// The number whose inverse square root is the scale: whole, but for the rounding of the scale.
-pub(super) fn inverse_square(scale: f32) -> Value {
-    let x = 1.0 / (f64::from(scale) * f64::from(scale));
-    if (x - x.round()).abs() < 1e-4 * x { json!(x.round() as u64) } else { json!(x) }
 }

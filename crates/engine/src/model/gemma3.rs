@@ -3,11 +3,12 @@
 
 use serde_json::{Value, json};
 
-use super::common::{Defaults, activation_name, layer_types, llama_config, llama_json, plain, typed_windows};
+use super::common::{
+    Defaults, activation_name, inverse_square, layer_types, llama_config, llama_json, plain, typed_windows,
+};
 use super::config::{LayerRope, NormKind, QkNorm, Rope, RopeScaling};
 use super::fields::Fields;
-use super::gemma2::{self, inverse_square};
-use super::naming::Tensor;
+use super::naming::{GEMMA_NAMES, Tensor};
 use super::rope_json::RopeRules;
 use super::{Architectures, Config, Family, common};
 use crate::Result;
@@ -65,7 +66,7 @@ impl Family for Gemma3 {
         Ok(c)
     }
     fn tensors(&self, config: &Config) -> Vec<Tensor> {
-        gemma2::NAMES.tensors(config)
+        GEMMA_NAMES.tensors(config)
     }
     fn slides_by_default(&self) -> bool {
         true

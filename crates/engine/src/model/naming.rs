@@ -65,7 +65,7 @@ impl Part {
     /// Where the decoder holds stored element `at`, counted from the part's first.
     pub fn held(&self, at: usize) -> usize {
         match self.shape[..] {
-            [rows, cols] if self.transposed => at % cols * rows + at / cols,
+            [rows, cols] if self.transposed => at % cols * rows + self.order.held(at / cols),
             [_, cols] => self.order.held(at / cols) * cols + at % cols,
             _ => self.order.held(at),
         }
@@ -196,6 +196,28 @@ pub(crate) const LLAMA_NAMES: Naming = Naming {
     slots: &[
         (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
         (Slot::MlpNorm, &[("post_attention_layernorm", Rows::All)]),
+        (Slot::QNorm, &[("self_attn.q_norm", Rows::All)]),
+        (Slot::KNorm, &[("self_attn.k_norm", Rows::All)]),
+        LLAMA_QKV,
+        (Slot::AttnOut, &[("self_attn.o_proj", Rows::All)]),
+        LLAMA_UP,
+        (Slot::Down, &[("mlp.down_proj", Rows::All)]),
+    ],
+};
+
+/// Gemma 3 has the same.
+pub(crate) const GEMMA_NAMES: Naming = Naming {
+    prefix: "model.",
+    embed: "embed_tokens",
+    position: "",
+    layers: "layers",
+    final_norm: "norm",
+    transposed: false,
+    slots: &[
+        (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
+        (Slot::AttnPostNorm, &[("post_attention_layernorm", Rows::All)]),
+        (Slot::MlpNorm, &[("pre_feedforward_layernorm", Rows::All)]),
+        (Slot::MlpPostNorm, &[("post_feedforward_layernorm", Rows::All)]),
         (Slot::QNorm, &[("self_attn.q_norm", Rows::All)]),
         (Slot::KNorm, &[("self_attn.k_norm", Rows::All)]),
         LLAMA_QKV,

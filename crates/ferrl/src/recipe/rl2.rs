@@ -7,6 +7,7 @@
 
 mod names;
 
+use super::keys::keys;
 use super::tree::{Path, Place, Tree, dotted, path};
 use crate::algo;
 use ferrl_engine::{Error, Result, nearest};
@@ -112,7 +113,9 @@ fn one_name(tree: &mut Tree) -> Result<()> {
     for (from, to) in tables {
         let at = path(from);
         if let Some(Value::Object(map)) = tree.get(&at) {
-            for key in map.keys().cloned().collect::<Vec<_>>() {
+            // What a recipe says of a critic of Ferrl's stays where it is.
+            let ours = |key: &str| keys().iter().any(|k| k.path == format!("{from}.{key}"));
+            for key in map.keys().filter(|key| !ours(key)).cloned().collect::<Vec<_>>() {
                 let inner: Path = at.iter().cloned().chain([key.clone()]).collect();
                 let to: Path = path(to).into_iter().chain([key]).collect();
                 if let Some((value, place)) = tree.take(&inner) {

@@ -26,6 +26,8 @@ pub struct LoraModule {
     pub scale: f32,
     /// Whether the tensor is stored as `[in, out]`.
     pub transposed: bool,
+    /// In which order its rows are stored, and with them those of `B`.
+    pub order: RowOrder,
 }
 
 impl LoraModule {
@@ -64,17 +66,10 @@ pub fn lora_modules(config: &Config, options: &AdapterOptions) -> Result<Vec<Lor
             let rows = stored.len() / cols;
             let name = module(&stored.name);
             if chosen(options, name, id.layer)? {
-                if stored.order != RowOrder::Same {
-                    return Err(Error::usage(format!(
-                        "the rows of {name:?} are stored in another order than they are computed in, which adapters do not follow"
-                    ))
-                    .at("adapter.target_modules")
-                    .fix("adapt other modules, such as [\"o_proj\", \"down_proj\"]"));
-                }
                 let (r, scale) = options.shape(name)?;
                 let name = name.to_string();
-                let transposed = stored.transposed;
-                found.push(LoraModule { name, param, part, row, rows, cols, r, scale, transposed });
+                let (transposed, order) = (stored.transposed, stored.order);
+                found.push(LoraModule { name, param, part, row, rows, cols, r, scale, transposed, order });
             }
             linear.push((module(&stored.name).to_string(), id.layer.is_some()));
             row += rows;
