@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::common::{Defaults, llama_config, llama_json};
 use super::fields::Fields;
-use super::naming::{Naming, Rows, Tensor};
+use super::naming::{LLAMA_NAMES, Naming, Rows, Tensor};
 use super::param::Slot;
 use super::rope_json::RopeRules;
 use super::{Architectures, Config, Family};
@@ -30,12 +30,6 @@ const DEFAULTS: Defaults = Defaults {
 const ROPE: RopeRules = RopeRules { partial: Some(0.5), ..RopeRules::USUAL };
 
 const NAMES: Naming = Naming {
-    prefix: "model.",
-    embed: "embed_tokens",
-    position: "",
-    layers: "layers",
-    final_norm: "norm",
-    transposed: false,
     slots: &[
         (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
         (Slot::AttnPostNorm, &[("post_self_attn_layernorm", Rows::All)]),
@@ -53,6 +47,7 @@ const NAMES: Naming = Naming {
         (Slot::Up, &[("mlp.gate_up_proj", Rows::All)]),
         (Slot::Down, &[("mlp.down_proj", Rows::All)]),
     ],
+    ..LLAMA_NAMES
 };
 
 impl Family for Glm4 {

@@ -205,14 +205,8 @@ pub(crate) const LLAMA_NAMES: Naming = Naming {
     ],
 };
 
-/// Gemma 3 has the same.
+/// The names of Gemma 2 and 3.
 pub(crate) const GEMMA_NAMES: Naming = Naming {
-    prefix: "model.",
-    embed: "embed_tokens",
-    position: "",
-    layers: "layers",
-    final_norm: "norm",
-    transposed: false,
     slots: &[
         (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
         (Slot::AttnPostNorm, &[("post_attention_layernorm", Rows::All)]),
@@ -225,4 +219,5 @@ pub(crate) const GEMMA_NAMES: Naming = Naming {
         LLAMA_UP,
         (Slot::Down, &[("mlp.down_proj", Rows::All)]),
     ],
+    ..LLAMA_NAMES
 };

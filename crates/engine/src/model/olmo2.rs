@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::common::{Defaults, llama_config, llama_json};
 use super::config::QkNorm;
 use super::fields::Fields;
-use super::naming::{LLAMA_QKV, LLAMA_UP, Naming, Rows, Tensor};
+use super::naming::{LLAMA_NAMES, LLAMA_QKV, LLAMA_UP, Naming, Rows, Tensor};
 use super::param::Slot;
 use super::rope_json::RopeRules;
 use super::{Architectures, Config, Family};
@@ -24,12 +24,6 @@ const DEFAULTS: Defaults = Defaults {
 };
 
 const NAMES: Naming = Naming {
-    prefix: "model.",
-    embed: "embed_tokens",
-    position: "",
-    layers: "layers",
-    final_norm: "norm",
-    transposed: false,
     slots: &[
         (Slot::AttnPostNorm, &[("post_attention_layernorm", Rows::All)]),
         (Slot::MlpPostNorm, &[("post_feedforward_layernorm", Rows::All)]),
@@ -40,6 +34,7 @@ const NAMES: Naming = Naming {
         LLAMA_UP,
         (Slot::Down, &[("mlp.down_proj", Rows::All)]),
     ],
+    ..LLAMA_NAMES
 };
 
 impl Family for Olmo2 {

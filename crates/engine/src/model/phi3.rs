@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::common::{Defaults, llama_config, llama_json, window_size};
 use super::fields::Fields;
-use super::naming::{Naming, Rows, Tensor};
+use super::naming::{LLAMA_NAMES, Naming, Rows, Tensor};
 use super::param::Slot;
 use super::rope_json::RopeRules;
 use super::{Architectures, Config, Family};
@@ -26,12 +26,6 @@ const ROPE: RopeRules =
     RopeRules { original: Some(4096), partial: Some(1.0), longrope_aliases: true, ..RopeRules::USUAL };
 
 const NAMES: Naming = Naming {
-    prefix: "model.",
-    embed: "embed_tokens",
-    position: "",
-    layers: "layers",
-    final_norm: "norm",
-    transposed: false,
     slots: &[
         (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
         (Slot::MlpNorm, &[("post_attention_layernorm", Rows::All)]),
@@ -40,6 +34,7 @@ const NAMES: Naming = Naming {
         (Slot::Up, &[("mlp.gate_up_proj", Rows::All)]),
         (Slot::Down, &[("mlp.down_proj", Rows::All)]),
     ],
+    ..LLAMA_NAMES
 };
 
 impl Family for Phi3 {
