@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl_engine::checkpoint::InitOptions;
-use ferrl_engine::model::shard::{serve, served};
+use ferrl_engine::model::serve::{serve, served};
 use ferrl_engine::model::{FAMILIES, Head, Model, Options};
 use ferrl_engine::train::{Batch, OptimizerOptions, Rule, StatGrads, Trainer};
 use ferrl_kernels::comm::threads;

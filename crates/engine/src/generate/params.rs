@@ -31,8 +31,8 @@ pub struct SamplingParams {
     pub seed: u64,
     /// How many of the likeliest tokens to report at each place.
     pub top_logprobs: usize,
-    /// Tokens at the end of the prompt that this completion has sampled before: it goes on with the draws after theirs, and stop
-    /// strings and penalties count them. The pieces of a completion are the tokens it would have had in one.
+    /// How many tokens at the end of the prompt are an earlier piece of this completion. Stop strings and penalties count them, and
+    /// random numbers continue behind theirs: a completion sampled in pieces has the tokens of one sampled at once.
     pub sampled: usize,
 }
 

@@ -98,7 +98,7 @@ fn with_defaults(json: &Value) -> Value {
     json
 }
 
-/// Which layers have the windowed layers' rotation: those that `layer_types` calls sliding, whatever their window.
+/// Which layers use the local rotation: those that `layer_types` calls sliding, even where their window is unbounded.
 fn local_layers(f: &Fields, layers: usize, slides: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
     let unbounded = typed_windows(f, layers, Some(1), slides)?;
     Ok(unbounded.iter().map(Option::is_some).collect())

@@ -9,6 +9,7 @@ pub mod decoder;
 pub mod gradient;
 pub mod heads;
 pub mod rope;
+pub mod serve;
 pub mod shard;
 pub mod weights;
 

@@ -15,11 +15,11 @@ use std::ops::Range;
 /// A model's place among the ranks that share its weights.
 #[derive(Clone)]
 pub struct Split {
-    ranks: Ranks,
+    pub(super) ranks: Ranks,
     /// Ranks that hold one copy of the weights together.
-    shards: usize,
+    pub(super) shards: usize,
     /// Which of a run's models it is.
-    number: usize,
+    pub(super) number: usize,
 }
 
 impl Split {
@@ -65,7 +65,8 @@ impl Split {
 
     /// Whole vectors of numbers from the parts that ranks have of them. `own` are this rank's.
     pub(crate) fn whole(&self, own: &[OwnPart<'_>]) -> Result<Vec<Vec<f32>>> {
-        let bytes: Vec<u8> = own.iter().flat_map(OwnPart::bytes).collect();
+        let mut bytes = Vec::new();
+        own.iter().for_each(|part| part.append(&mut bytes));
         let mut all: Vec<Vec<f32>> = own.iter().map(|p| vec![0.0; p.len]).collect();
         for (rank, bytes) in self.gather(&bytes)? {
             let mut rest = &bytes[..];
@@ -122,10 +123,17 @@ impl OwnPart<'_> {
         if self.format == DType::Bf16 { 2 } else { 4 }
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    /// Writes them behind what is there.
+    fn append(&self, bytes: &mut Vec<u8>) {
+        let at = bytes.len();
+        bytes.resize(at + self.width() * self.values.len(), 0);
+        let to = &mut bytes[at..];
         match self.format {
-            DType::Bf16 => self.values.iter().flat_map(|&x| ferrl_kernels::narrow(x).to_le_bytes()).collect(),
-            _ => self.values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            DType::Bf16 => {
+                let pairs = to.as_chunks_mut::<2>().0.iter_mut();
+                pairs.zip(self.values).for_each(|(b, &x)| *b = ferrl_kernels::narrow(x).to_le_bytes());
+            }
+            _ => write_f32s(self.values, to),
         }
     }
 
@@ -137,10 +145,7 @@ impl OwnPart<'_> {
                     .zip(pairs)
                     .for_each(|(x, b)| *x = f32::from_bits((u16::from_le_bytes(*b) as u32) << 16));
             }
-            _ => {
-                let (fours, _) = bytes.as_chunks::<4>();
-                to.iter_mut().zip(fours).for_each(|(x, b)| *x = f32::from_le_bytes(*b));
-            }
+            _ => read_f32s(bytes, to),
         }
     }
 }
@@ -169,7 +174,7 @@ impl Model {
         self.split.as_ref()
     }
 
-    /// Makes all weights readable on this rank. All ranks call it together; nothing happens where they are.
+    /// Gathers all weights that are not gathered yet, so that this rank can compute with them. All ranks call it together.
     pub fn gather_all(&mut self) -> Result<()> {
         self.gather(0..self.params.len())
     }
@@ -179,7 +184,7 @@ impl Model {
         self.release(0..self.params.len());
     }
 
-    /// Makes parameters readable on this rank; those that are, stay as they are. All ranks call it together.
+    /// Gathers the parameters that are not gathered yet. All ranks call it together.
     pub(crate) fn gather(&mut self, params: impl IntoIterator<Item = usize>) -> Result<()> {
         let Some(split) = self.split.clone() else { return Ok(()) };
         let missing: Vec<usize> = params.into_iter().filter(|&i| !self.params[i].is_readable()).collect();
@@ -270,15 +275,16 @@ impl Model {
 
     /// The parameters of a layer.
     pub(crate) fn layer_params(&self, layer: usize) -> Vec<usize> {
-        let of = |p: &&(usize, &Param)| p.1.shape.id.layer == Some(layer);
-        let all: Vec<(usize, &Param)> = self.params.iter().enumerate().collect();
-        all.iter().filter(of).map(|(i, _)| *i).collect()
+        self.params_of(Some(layer))
     }
 
     /// The parameters outside the layers.
     pub(crate) fn outer_params(&self) -> Vec<usize> {
-        let outside = |(_, p): &(usize, &Param)| p.shape.id.layer.is_none();
-        self.params.iter().enumerate().filter(outside).map(|(i, _)| i).collect()
+        self.params_of(None)
+    }
+
+    fn params_of(&self, layer: Option<usize>) -> Vec<usize> {
+        (0..self.params.len()).filter(|&i| self.params[i].shape.id.layer == layer).collect()
     }
 }
 
@@ -305,65 +311,6 @@ impl Param {
     }
 }
 
-/// A tensor of a run's state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateTensor {
-    /// Which of the run's models.
-    pub model: usize,
-    /// Which parameter.
-    pub param: usize,
-    /// 0 for the weights, then the optimizer's buffers in their order.
-    pub kind: usize,
-}
-
-/// Rank 0 reads whole tensors of a state that is split, while the others [`serve`].
-impl Split {
-    /// Asks every rank for its part of a tensor; this rank's is `own`. Rank 0 alone, while all others serve.
-    pub(crate) fn collect(&self, tensor: StateTensor, len: usize, own: &[f32]) -> Result<Vec<f32>> {
-        let asked = [self.number, tensor.param, tensor.kind].map(|x| x as u64);
-        self.ranks.broadcast(&asked.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>())?;
-        let none: Vec<&[u8]> = vec![&[]; self.ranks.size()];
-        let mut whole = vec![0.0; len];
-        whole[self.part(tensor.param, len, 0)].copy_from_slice(own);
-        for (rank, bytes) in self.ranks.all_to_all(&none)?.into_iter().enumerate().take(self.shards).skip(1) {
-            let (numbers, to) = (bytes.as_chunks::<4>().0, &mut whole[self.part(tensor.param, len, rank)]);
-            if numbers.len() != to.len() {
-                return Err(unequal_shapes());
-            }
-            to.iter_mut().zip(numbers).for_each(|(x, b)| *x = f32::from_le_bytes(*b));
-        }
-        Ok(whole)
-    }
-
-    /// The number of the model.
-    pub(crate) fn number(&self) -> usize {
-        self.number
-    }
-}
-
-/// Lets rank 0 read whole tensors in `work`; the others [`serve`] at the same time.
-pub fn served<T>(ranks: &Ranks, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let done = work();
-    if ranks.has_failed() {
-        return done; // nobody serves any more
-    }
-    ranks.broadcast(&[0]).and(done)
-}
-
-/// Answers rank 0, which reads, until it has finished. `own` gives this rank's part of a tensor.
-pub fn serve(ranks: &Ranks, own: impl Fn(StateTensor) -> Result<Vec<f32>>) -> Result<()> {
-    loop {
-        let asked = ranks.broadcast(&[])?;
-        let ([model, param, kind], []) = asked.as_chunks::<8>() else { return Ok(()) };
-        let [model, param, kind] = [model, param, kind].map(|b| u64::from_le_bytes(*b) as usize);
-        let values = own(StateTensor { model, param, kind })?;
-        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let mut parts: Vec<&[u8]> = vec![&[]; ranks.size()];
-        parts[0] = &bytes;
-        ranks.all_to_all(&parts)?;
-    }
-}
-
 /// A buffer's part of a split tensor, put where the whole was.
 pub(crate) fn cut(
     backend: &dyn ferrl_kernels::Backend,
@@ -373,4 +320,14 @@ pub(crate) fn cut(
     let mut part = backend.alloc(DType::F32, own.len())?;
     backend.copy(buffer, own.start, &mut part, 0, own.len())?;
     Ok(part)
+}
+
+/// Numbers as bytes that travel.
+pub(crate) fn write_f32s(values: &[f32], bytes: &mut [u8]) {
+    bytes.as_chunks_mut::<4>().0.iter_mut().zip(values).for_each(|(b, x)| *b = x.to_le_bytes());
+}
+
+/// The way back.
+pub(crate) fn read_f32s(bytes: &[u8], values: &mut [f32]) {
+    values.iter_mut().zip(bytes.as_chunks::<4>().0).for_each(|(x, b)| *x = f32::from_le_bytes(*b));
 }

@@ -47,7 +47,7 @@ impl Family for SmolLm3 {
         c.layer_ropes = layer_ropes(&f, c.layers)?;
         let slides = f.flag("use_sliding_window", false)?;
         let window = f.opt_size("sliding_window")?.filter(|_| slides);
-        // Unless layer_types says otherwise, the layers without rotation are those that slide.
+        // Without layer_types, a layer slides where it has no rotation.
         c.windows = typed_windows(&f, c.layers, window, |l| c.layer_ropes[l] == LayerRope::None)?;
         Ok(c)
     }

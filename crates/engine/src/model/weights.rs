@@ -6,7 +6,7 @@ use super::adapter::{Adapter, AdapterOptions};
 use super::config::{Config, LayerRope, Position, QkNorm, Rope};
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
-use super::shard::{Split, StateTensor};
+use super::shard::Split;
 use crate::checkpoint::{InitOptions, ModelDir, SaveOptions, init_param, save_model};
 use crate::{Error, Result};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
@@ -30,7 +30,7 @@ pub struct Model {
     /// Counts updates of the weights.
     pub version: u64,
     pub(super) layout: Layout,
-    /// Listed after the parameters of the configuration are those of an adapter, where there is one.
+    /// An adapter, whose parameters follow those of the configuration in `params`.
     pub(super) adapter: Option<Adapter>,
     /// Whether gradients will be computed.
     pub(super) training: bool,
@@ -266,12 +266,11 @@ impl Model {
         all.map(|n| self.backend.alloc(DType::F32, n)).collect::<Result<Vec<Buffer>>>().map(drop)
     }
 
-    /// The values of a parameter; where they are split, on rank 0 while the others [`serve`](super::shard::serve).
+    /// The values of a parameter; where they are split, on rank 0 while the others [`serve`](super::serve::serve).
     pub fn read(&self, param: usize) -> Result<Vec<f32>> {
         let own = self.own_values(param)?;
         let Some(split) = &self.split else { return Ok(own) };
-        let tensor = StateTensor { model: split.number(), param, kind: 0 };
-        split.collect(tensor, self.params[param].shape.len(), &own)
+        split.collect((param, 0), self.params[param].shape.len(), &own)
     }
 
     /// Longest sequence the model was trained for ([`Config::max_context`]).

@@ -9,7 +9,7 @@ use super::accumulate::Sum;
 use crate::Result;
 use crate::model::Model;
 use crate::model::gradient::Gradient;
-use crate::model::shard::{buckets, unequal_shapes};
+use crate::model::shard::{buckets, read_f32s, unequal_shapes, write_f32s};
 use ferrl_kernels::Ranks;
 use ferrl_kernels::comm::part;
 use std::ops::Range;
@@ -140,7 +140,7 @@ fn pack(parts: &[Option<&[f32]>]) -> Vec<u8> {
         let Some(part) = part else { continue };
         *there = 1;
         let (own, after) = rest.split_at_mut(4 * part.len());
-        own.chunks_exact_mut(4).zip(*part).for_each(|(bytes, x)| bytes.copy_from_slice(&x.to_le_bytes()));
+        write_f32s(part, own);
         rest = after;
     }
     bytes
@@ -156,8 +156,9 @@ fn unpack(bytes: &[u8], lengths: impl Iterator<Item = usize>) -> Result<Vec<Opti
             continue;
         }
         let (own, after) = rest.split_at_checked(4 * length).ok_or_else(unequal_shapes)?;
-        let numbers = own.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-        all.push(Some(numbers.collect()));
+        let mut numbers = vec![0.0; length];
+        read_f32s(own, &mut numbers);
+        all.push(Some(numbers));
         rest = after;
     }
     if rest.is_empty() { Ok(all) } else { Err(unequal_shapes()) }

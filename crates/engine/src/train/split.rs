@@ -10,7 +10,7 @@ use super::accumulate::Sum;
 use super::ranks::{Exchange, Totals};
 use crate::model::decoder::Layers;
 use crate::model::gradient::{Gradient, Grads};
-use crate::model::shard::{Split, StateTensor};
+use crate::model::shard::Split;
 use crate::model::weights::Model;
 use crate::{Error, Result};
 use ferrl_kernels::{Purpose, Ranks};
@@ -151,13 +151,12 @@ impl Trainer {
         })
     }
 
-    /// A tensor of the state, whole: see [`StateTensor::kind`]. Where it is split, on rank 0, while the others
-    /// [`serve`](crate::model::shard::serve).
+    /// A tensor of the state, whole: see [`StateTensor::kind`](crate::model::serve::StateTensor::kind). Where it is split, on rank 0, while the others
+    /// [`serve`](crate::model::serve::serve).
     pub fn state_tensor(&self, param: usize, kind: usize) -> Result<Option<Vec<f32>>> {
         let Some(own) = self.own_state(param, kind)? else { return Ok(None) };
         let Some(split) = self.model.split_over() else { return Ok(Some(own)) };
-        let tensor = StateTensor { model: split.number(), param, kind };
-        split.collect(tensor, self.model.params[param].shape.len(), &own).map(Some)
+        split.collect((param, kind), self.model.params[param].shape.len(), &own).map(Some)
     }
 
     /// This rank's part of it.

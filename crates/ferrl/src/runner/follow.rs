@@ -10,7 +10,7 @@ use crate::ranks::Travelling;
 use crate::recipe::Resolved;
 use crate::run::{RunFolder, frozen};
 use crate::train::Stage;
-use ferrl_engine::model::shard::served;
+use ferrl_engine::model::serve::served;
 use ferrl_engine::{Class, Error, Result};
 use ferrl_kernels::{Backend, Ranks};
 use serde::{Deserialize, Serialize};

@@ -2,7 +2,7 @@
 
 use crate::run::load;
 use crate::train::Stage;
-use ferrl_engine::model::shard::serve;
+use ferrl_engine::model::serve::serve;
 use ferrl_engine::train::Trainer;
 use ferrl_engine::{Error, Result};
 use std::path::Path;

@@ -1,0 +1,63 @@
+//! Reading the whole state of a model that is split over ranks: rank 0 asks for one tensor after the other, the others serve.
+//!
+//! So rank 0 writes the checkpoint that one process would write, and holds one tensor of the others at a time.
+
+use super::shard::{Split, read_f32s, unequal_shapes, write_f32s};
+use crate::Result;
+use ferrl_kernels::Ranks;
+
+/// A tensor of a run's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateTensor {
+    /// Which of the run's models.
+    pub model: usize,
+    /// Which parameter.
+    pub param: usize,
+    /// 0 for the weights, then the optimizer's buffers in their order.
+    pub kind: usize,
+}
+
+impl Split {
+    /// The whole of a parameter's tensor of that kind, `len` numbers, of which `own` are this rank's. Rank 0 calls it while all
+    /// others [`serve`].
+    pub(crate) fn collect(&self, (param, kind): (usize, usize), len: usize, own: &[f32]) -> Result<Vec<f32>> {
+        let request = [self.number, param, kind].map(|x| (x as u64).to_le_bytes()).concat();
+        self.ranks.broadcast(&request)?;
+        let mut whole = vec![0.0; len];
+        whole[self.part(param, len, 0)].copy_from_slice(own);
+        let nothing: Vec<&[u8]> = vec![&[]; self.ranks.size()];
+        let arrived = self.ranks.all_to_all(&nothing)?;
+        for (rank, bytes) in arrived.iter().enumerate().take(self.shards).skip(1) {
+            let to = &mut whole[self.part(param, len, rank)];
+            if bytes.len() != 4 * to.len() {
+                return Err(unequal_shapes());
+            }
+            read_f32s(bytes, to);
+        }
+        Ok(whole)
+    }
+}
+
+/// Lets rank 0 read whole tensors in `work`, while the others [`serve`].
+pub fn served<T>(ranks: &Ranks, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let done = work();
+    if ranks.has_failed() {
+        return done; // the others have stopped serving
+    }
+    ranks.broadcast(&[0]).and(done)
+}
+
+/// Sends rank 0 this rank's part of each tensor that it asks for, until it has finished. `own` gives that part.
+pub fn serve(ranks: &Ranks, own: impl Fn(StateTensor) -> Result<Vec<f32>>) -> Result<()> {
+    loop {
+        let request = ranks.broadcast(&[])?;
+        let ([model, param, kind], []) = request.as_chunks::<8>() else { return Ok(()) };
+        let [model, param, kind] = [model, param, kind].map(|b| u64::from_le_bytes(*b) as usize);
+        let values = own(StateTensor { model, param, kind })?;
+        let mut bytes = vec![0; 4 * values.len()];
+        write_f32s(&values, &mut bytes);
+        let mut parts: Vec<&[u8]> = vec![&[]; ranks.size()];
+        parts[0] = &bytes;
+        ranks.all_to_all(&parts)?;
+    }
+}
