@@ -23,7 +23,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Of a recipe on so many ranks: every product of sizes divides the ranks.
+    /// The layout of a recipe on `ranks` ranks; an error where its sizes do not divide them.
     pub fn of(recipe: &Recipe, ranks: usize) -> Result<Layout> {
         let Parallel { ddp_size, tp_size: tp, sp_size: sp } = recipe.parallel;
         let rollout_tp = if recipe.rollout.tp_size == 0 { tp } else { recipe.rollout.tp_size };
@@ -62,7 +62,7 @@ pub fn check_stages(resolved: &Resolved, ranks: usize) -> Result<()> {
     Ok(())
 }
 
-/// The layout of a recipe on so many ranks, where the engine serves it.
+/// The layout of a recipe on `ranks` ranks; an error where sizes do not divide them or the engine cannot do it.
 pub fn check(recipe: &Recipe, ranks: usize) -> Result<Layout> {
     let layout = Layout::of(recipe, ranks)?;
     if recipe.adapter.is_some() && layout.fsdp > 1 {

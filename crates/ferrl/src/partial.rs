@@ -1,6 +1,6 @@
 //! Partial rollouts: completions that go on in later steps.
 //!
-//! With `rollout.partial_tokens` a completion gets at most so many tokens in a step. Prompts whose completions have all ended are
+//! With `rollout.partial_tokens` a completion gets at most that many new tokens in a step. Prompts whose completions have all ended are
 //! learned from; the others wait and go on in the next step, under the weights of that step. Each token keeps the version and
 //! the log-probability it was sampled with. All is counted in tokens, so a run is the same on any number of ranks, and what
 //! waits is part of a checkpoint.

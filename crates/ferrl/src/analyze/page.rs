@@ -25,7 +25,7 @@ pub fn page(run: &str, tables: &[(&str, &str, Table)]) -> String {
     out + "\n"
 }
 
-/// The column `accuracy` as bars beside the first column, where there is one.
+/// A bar chart of a table's `accuracy` column, labelled by its first column; nothing for a table without accuracies.
 fn bars(table: &Table) -> String {
     let Some(at) = table.columns.iter().position(|c| *c == "accuracy") else { return String::new() };
     let rows: Vec<(String, f64)> = table

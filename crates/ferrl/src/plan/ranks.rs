@@ -310,7 +310,7 @@ impl RankPlan {
     }
 }
 
-/// Every layout that the model allows, the fastest that fits first; those that do not fit follow, the smallest first.
+/// Every layout that the model allows: first those that fit, by time, then those that do not, by memory.
 pub fn layouts(stage: &StagePlan, cluster: &Cluster) -> Vec<RankPlan> {
     let (n, kv) = (cluster.ranks, stage.inputs.config.kv_heads);
     let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));

@@ -20,7 +20,7 @@ fn table(stage: &StagePlan, own: &RankPlan, best: Option<&RankPlan>, cluster: &C
     let mut out = String::new();
     let _ = writeln!(
         out,
-        "{} ({}): {:.2} G weights on {} x {}, {} nodes: {} copies in {} parts, tp {}, sp {}, {} data ranks",
+        "{} ({}): {:.2} G weights on {} x {} (nodes: {}): {} copies in {} parts, tp {}, sp {}, {} data ranks",
         stage.name,
         stage.inputs.recipe.algorithm_name(),
         super::memory::weights(&stage.inputs.config) as f64 / 1e9,

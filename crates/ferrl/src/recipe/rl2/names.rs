@@ -90,7 +90,7 @@ pub(super) const RENAMED: &[(&str, &str)] = &[
     ("trainer.total_steps", "train.steps"),
 ];
 
-/// A micro-batch of RL2's has so many tokens on each of the `sp_size * tp_size` ranks that compute it; this key counts all.
+/// RL2 limits the tokens of a micro-batch per rank; this key limits those of all `sp_size * tp_size` ranks that compute it.
 pub(super) const PER_DEVICE: &str = "train.micro_batch_tokens";
 
 const MODEL: &str = "sampler, trainer, reference and tokenizer are those of one model directory";
