@@ -34,6 +34,8 @@ pub struct Model {
     pub(super) adapter: Option<Adapter>,
     /// Whether gradients will be computed.
     pub(super) training: bool,
+    /// What backward multiplies the load-balance loss of a sequence and layer with.
+    pub balance: f32,
     rotary: Mutex<Option<Arc<RotaryTables>>>,
     context: usize,
     /// How the weights are split over ranks, where they are.
@@ -180,6 +182,7 @@ impl Model {
             layout,
             adapter: None,
             training: options.training,
+            balance: 0.0,
             rotary: Mutex::new(None),
             context: options.context,
             split: None,
@@ -220,7 +223,8 @@ impl Model {
 
     /// Room for what products read of a parameter, where they do, and for its weights in f32.
     pub(super) fn forms(&self, shape: &ParamShape) -> Result<(Option<Weight>, Buffer)> {
-        let weight = || self.backend.weight(shape.rows, shape.cols, self.dtype, self.training);
+        let dtype = if shape.id.slot.is_f32() { DType::F32 } else { self.dtype };
+        let weight = || self.backend.weight(shape.rows, shape.cols, dtype, self.training);
         let derived = self.config.is_multiplied(shape.id).then(weight).transpose()?;
         let shared = derived.as_ref().map(|weight| self.backend.master(weight)).transpose()?.flatten();
         Ok((derived, shared.map_or_else(|| self.backend.alloc(DType::F32, shape.len()), Ok)?))
