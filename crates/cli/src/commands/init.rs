@@ -153,8 +153,12 @@ pub fn run(args: &Args) -> Result<()> {
     };
     init_model(&args.out, &options, &save)?;
     let bytes = machine::size((count * save.dtype.size()) as u64);
+    let active = match config.experts {
+        Some(_) => format!(" ({} active)", config.active_weights()),
+        None => String::new(),
+    };
     print(&format!(
-        "{}: {} model, {count} parameters, vocabulary {}, {bytes}\n",
+        "{}: {} model, {count} parameters{active}, vocabulary {}, {bytes}\n",
         args.out.display(),
         config.family,
         config.vocab
