@@ -78,7 +78,7 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
     fits(&opened.config, &tokenizer, dir)?;
     let opened = with_policy_head(opened, &recipe, needs)?;
     let critic_dir = critic_dir(&recipe, needs, dir)?;
-    trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model.frozen)?;
+    trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model)?;
     let mut policy = trainer(&recipe, backend.clone(), &opened)?;
     let reference = match needs {
         Needs { teacher: true, .. } => Some(crate::teacher::load(&recipe, &policy.model)?),
@@ -219,7 +219,7 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
         weight_decay: o.weight_decay,
         max_grad_norm: (o.max_grad_norm > 0.0).then_some(o.max_grad_norm as f32),
         ema: o.ema.map(|e| e as f32),
-        frozen: trained::patterns(&dir.config, &recipe.model.frozen)?,
+        frozen: trained::patterns(&dir.config, &recipe.model)?,
     };
     let mut trainer = Trainer::new(model, options)?;
     trainer.recompute = recipe.model.recompute;

@@ -324,6 +324,8 @@ fn shape_fields(slot: Slot) -> &'static str {
         Slot::QNorm | Slot::KNorm => "head_dim, num_attention_heads and num_key_value_heads",
         Slot::Qkv | Slot::AttnOut => "hidden_size, num_attention_heads, num_key_value_heads and head_dim",
         Slot::Up | Slot::Down => "intermediate_size and hidden_size",
+        Slot::Router => "num_experts and hidden_size",
+        Slot::ExpertUp(_) | Slot::ExpertDown(_) => "moe_intermediate_size and hidden_size",
         Slot::Value => "hidden_size and num_labels",
         _ => "hidden_size",
     }

@@ -82,10 +82,15 @@ impl DecodeGraphs {
         fill(&mut tokens.ids)?;
         backend.set_indices(&mut tokens.positions, &padded)?;
         tokens.reach = reach;
-        backend.repeat(graph, rows, batch, &mut || {
+        let mut body = || {
             *h = Some(model.forward(tokens, Context::Paged(rows, cache), Keep::Nothing)?.0);
             Ok(())
-        })
+        };
+        // Which experts compute is decided on the host, step by step.
+        match model.config.experts {
+            Some(_) => body(),
+            None => backend.repeat(graph, rows, batch, &mut body),
+        }
     }
 
     /// The ids of sequences, as [`DecodeGraphs::decode`] wants them.

@@ -228,7 +228,7 @@ impl Model {
 
     /// Whether something but products reads the parameter.
     fn reads_f32(&self, shape: &ParamShape) -> bool {
-        !self.config.is_multiplied(shape.id) || shape.id.slot.is_table()
+        !self.config.is_multiplied(shape.id) || shape.id.slot.is_table() || shape.id.slot.is_f32()
     }
 
     /// This rank's part of a parameter.

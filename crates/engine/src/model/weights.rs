@@ -36,6 +36,8 @@ pub struct Model {
     pub(super) training: bool,
     /// Whether of what products multiply no more is kept than they read.
     rounds: bool,
+    /// What backward multiplies the load-balance loss of a sequence and layer with.
+    pub balance: f32,
     rotary: Mutex<Option<Arc<RotaryTables>>>,
     context: usize,
     /// How the weights are split over ranks, where they are.
@@ -199,6 +201,7 @@ impl Model {
             adapter: None,
             training: options.training,
             rounds: false,
+            balance: 0.0,
             rotary: Mutex::new(None),
             context: options.context,
             split: None,
@@ -268,7 +271,7 @@ impl Model {
     fn rounded_forms(&self, shape: &ParamShape) -> Result<Option<(Option<Weight>, Buffer)>> {
         let multiplied = self.config.is_multiplied(shape.id);
         let possible = !self.training && self.dtype == DType::Bf16 && self.backend.rounds_masters();
-        if !(possible && (multiplied || shape.id.slot.is_table())) {
+        if !possible || shape.id.slot.is_f32() || !(multiplied || shape.id.slot.is_table()) {
             return Ok(None);
         }
         let weight = self.backend.weight(shape.rows, shape.cols, self.dtype, false)?;
@@ -286,7 +289,8 @@ impl Model {
 
     /// Room for what products read of a parameter, where they do, and for its weights in f32.
     pub(super) fn forms(&self, shape: &ParamShape) -> Result<(Option<Weight>, Buffer)> {
-        let weight = || self.backend.weight(shape.rows, shape.cols, self.dtype, self.training);
+        let dtype = if shape.id.slot.is_f32() { DType::F32 } else { self.dtype };
+        let weight = || self.backend.weight(shape.rows, shape.cols, dtype, self.training);
         let derived = self.config.is_multiplied(shape.id).then(weight).transpose()?;
         let shared = derived.as_ref().map(|weight| self.backend.master(weight)).transpose()?.flatten();
         Ok((derived, shared.map_or_else(|| self.backend.alloc(DType::F32, shape.len()), Ok)?))
