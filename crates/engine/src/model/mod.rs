@@ -11,6 +11,7 @@ pub mod heads;
 pub mod rope;
 pub mod serve;
 pub mod shard;
+pub mod tensor;
 pub mod weights;
 
 mod attention;

@@ -9,6 +9,8 @@ use super::decoder::{Context, Keep};
 use super::gradient::{Grads, Taken};
 use super::linear::{Linear, Rotated};
 use super::norm::NormLayer;
+use super::param::Slot;
+use super::tensor::Columns;
 use super::weights::Model;
 use crate::Result;
 use ferrl_kernels::Buffer;
@@ -36,7 +38,8 @@ impl Residual {
         let (c, rows) = (&m.config, x.len() / m.config.hidden);
         let decodes = matches!(context, Context::Paged(..)) && keep == Keep::Nothing;
         let known = c.pre_norms && !c.post_norms && c.residual_scale == 1.0;
-        let fused = decodes && known && rows <= m.backend.decode_rows(c.hidden.max(c.ffn));
+        let fused =
+            decodes && known && m.team().is_none() && rows <= m.backend.decode_rows(c.hidden.max(c.ffn));
         Residual { x, pending: None, fused }
     }
 
@@ -92,9 +95,10 @@ impl Residual {
             return Ok(None);
         }
         let (h, added) = self.normed(m, norm)?;
-        let mut up = m.activations(h.len() / m.config.hidden * m.config.up_width())?;
+        let width = m.own_width(Columns::Output(Slot::Up), m.config.up_width());
+        let mut up = m.activations(h.len() / m.config.hidden * width)?;
         linear.forward(m, &h, &mut up)?;
-        m.backend.activation(op, m.config.ffn, &up, act)?;
+        m.backend.activation(op, m.own_ffn(), &up, act)?;
         Ok(added.map(|added| (added, up)))
     }
 
