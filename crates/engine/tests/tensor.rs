@@ -1,9 +1,9 @@
-//! Tensor parallelism: the bits of one process in every number, whatever the number of ranks that compute together.
+//! Tensor and context parallelism: the bits of one process in every number, whatever the number of ranks that compute together.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::serve::{serve, served};
-use ferrl_engine::model::tensor::Team;
+use ferrl_engine::model::tensor::{Share, Team};
 use ferrl_engine::model::{FAMILIES, Head, Model, Options};
 use ferrl_engine::train::{Batch, OptimizerOptions, Rule, StatGrads, Trainer};
 use ferrl_kernels::comm::threads;
@@ -32,7 +32,9 @@ fn trainer(family: &str, dtype: DType) -> Trainer {
 }
 
 fn batch(seed: u32) -> Batch {
-    Batch::of((0..3u32).map(|s| (0..5 + 4 * s).map(|i| (seed * 97 + s * 31 + i * i * 7 + i) % 600).collect()))
+    // One of the micro-batches has fewer tokens than some teams have ranks.
+    let sequences = if seed == 3 { 0..1u32 } else { 1..4 };
+    Batch::of(sequences.map(|s| (0..3 + 4 * s).map(|i| (seed * 97 + s * 31 + i * i * 7 + i) % 600).collect()))
 }
 
 fn grads(b: &Batch) -> StatGrads {
@@ -40,23 +42,24 @@ fn grads(b: &Batch) -> StatGrads {
     StatGrads { logp: column(7), entropy: column(5), value: column(3), ..Default::default() }
 }
 
-/// How ranks lie: in teams of `tp`, with `copies` of the weights.
+/// How ranks lie: in teams of some size, with `copies` of the weights.
 #[derive(Clone, Copy, Debug)]
 struct Mesh {
     ranks: usize,
-    tp: usize,
+    team: usize,
+    share: Share,
     copies: usize,
 }
 
 /// Two updates of five micro-batches; what each gave, and afterwards the whole state on rank 0.
 fn run(mut t: Trainer, ranks: &Ranks, mesh: Mesh) -> (Vec<u64>, Vec<Option<Vec<u32>>>) {
     let alone = ranks.is_alone();
-    let team = ranks.team(mesh.tp, 1);
+    let team = ranks.team(mesh.team, 1);
     if !alone {
         t.split(ranks, mesh.copies, 0).unwrap();
-        t.model.set_team(Team::new(&team, true)).unwrap();
+        t.model.set_team(Team::new(&team, mesh.share, true)).unwrap();
     }
-    let (teams, own) = (mesh.ranks / mesh.tp, ranks.rank() / mesh.tp);
+    let (teams, own) = (mesh.ranks / mesh.team, ranks.rank() / mesh.team);
     let mut seen = Vec::new();
     for update in 0..2 {
         t.model.gather_all().unwrap();
@@ -99,13 +102,24 @@ fn on_each<T: Send>(size: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
 /// Weights, moments, averages, norms of gradients and log-probabilities after updates of every family, with heads, widths and a
 /// vocabulary that do not divide evenly.
 #[test]
-fn teams_train_to_the_bits_of_one_rank() {
+fn ranks_that_share_features_train_to_the_bits_of_one() {
+    train_in_teams(Share::Features);
+}
+
+/// The same where they share the tokens of micro-batches.
+#[test]
+fn ranks_that_share_tokens_train_to_the_bits_of_one() {
+    train_in_teams(Share::Tokens);
+}
+
+fn train_in_teams(share: Share) {
     for (n, family) in FAMILIES.iter().enumerate() {
         let (name, dtype) = (family.name(), [DType::F32, DType::Bf16][n % 2]);
-        let (alone, state) = run(trainer(name, dtype), Ranks::ALONE, Mesh { ranks: 1, tp: 1, copies: 1 });
+        let (alone, state) =
+            run(trainer(name, dtype), Ranks::ALONE, Mesh { ranks: 1, team: 1, share, copies: 1 });
         let meshes = [(2, 2, 1), (4, 4, 1), (4, 2, 2), (4, 2, 1)];
-        for (ranks, tp, copies) in [meshes[0], meshes[1 + n % 3]] {
-            let mesh = Mesh { ranks, tp, copies };
+        for (ranks, team, copies) in [meshes[0], meshes[1 + n % 3]] {
+            let mesh = Mesh { ranks, team, share, copies };
             let results = on_each(ranks, |r| run(trainer(name, dtype), &r, mesh));
             for (rank, (seen, _)) in results.iter().enumerate() {
                 assert_eq!(seen, &alone, "{name} on rank {rank} of {mesh:?}");

@@ -159,24 +159,36 @@ fn every_recipe_gives_the_same_bits_on_one_to_four_ranks() {
         let (resolved, alone) = fits.unwrap();
         let cut = |(key, value): (&String, &String)| key.ends_with(": micro_batches") && value != "1.0";
         several += usize::from(alone.iter().any(cut));
-        // Whole weights on every rank, and weights that are split over them (ZeRO-3).
-        for (size, copies) in [(2 + n % 3, 0), (2 + (n + 1) % 3, 1)] {
+        // Whole weights on every rank; weights that are split over them (ZeRO-3); layers that two ranks compute together in
+        // training, in rollouts, or in both (tensor parallelism), and tokens that they share (context parallelism).
+        let teams = [
+            (2, 0, 2, 1, 0),
+            (4, 1, 1, 2, 2),
+            (4, 1, 2, 1, 1),
+            (2, 0, 1, 2, 1),
+            (4, 0, 1, 1, 2),
+            (4, 2, 2, 1, 2),
+        ];
+        for layout in [(2 + n % 3, 0, 1, 1, 1), (2 + (n + 1) % 3, 1, 1, 1, 1), teams[n % 6]] {
+            let (size, ddp, tp, sp, rollout_tp) = layout;
             let mut resolved = resolved.clone();
-            resolved.stages.iter_mut().for_each(|s| s.recipe.parallel.ddp_size = copies);
-            let (runs, name) = (
-                folder.path().join(format!("copies-{copies}")),
-                format!("{} on {size} ranks", path.display()),
-            );
+            for r in resolved.stages.iter_mut().map(|s| &mut s.recipe) {
+                (r.parallel.ddp_size, r.parallel.tp_size) = (ddp, tp);
+                (r.parallel.sp_size, r.rollout.tp_size) = (sp, rollout_tp);
+            }
+            let name = format!("{}: (ranks, ddp, tp, sp, rollout tp) = {layout:?}", path.display());
+            let runs = folder.path().join(format!("{layout:?}"));
             // Not built yet, and refused.
-            if copies == 1 && resolved.stages.iter().any(|s| s.recipe.adapter.is_some()) {
+            let cut = ddp == 1 || tp.max(sp).max(rollout_tp) > 1;
+            if cut && resolved.stages.iter().any(|s| s.recipe.adapter.is_some()) {
                 let refused = run(&resolved, &runs, size, u64::MAX).remove(0).unwrap_err().to_string();
-                assert!(refused.contains("parallel.ddp_size = 0"), "{refused}");
+                assert!(refused.contains("_size = "), "{refused}");
                 continue;
             }
             for done in run(&resolved, &runs, size, u64::MAX) {
-                done.unwrap_or_else(|e| panic!("{name}, copies {copies}: {e}"));
+                done.unwrap_or_else(|e| panic!("{name}: {e}"));
             }
-            same(&format!("{name}, copies {copies}"), &alone, &left(&runs));
+            same(&name, &alone, &left(&runs));
         }
     }
     assert_eq!(several, all.len(), "every recipe has several micro-batches");

@@ -60,10 +60,16 @@ impl SelfAttention {
                 None
             }
         };
-        let mut att = m.activations(t.rows * op.heads.heads * op.heads.head_dim)?;
+        let exchanged = m.exchanged_op(op);
+        if exchanged.is_some() {
+            qkv = m.rows_for_columns(Columns::Output(Slot::Qkv), &qkv, m.config.qkv_width())?;
+        }
+        let op = exchanged.unwrap_or(op);
+        let rows = qkv.len() / qkv_width(op.heads);
+        let mut att = m.activations(rows * op.heads.heads * op.heads.head_dim)?;
         let lse = match context {
             Context::Packed(segments) => {
-                let mut lse = m.f32s(t.rows * op.heads.heads)?;
+                let mut lse = m.f32s(rows * op.heads.heads)?;
                 b.attention(op, &qkv, segments, &mut att, &mut lse)?;
                 lse
             }
@@ -82,9 +88,13 @@ impl SelfAttention {
         Attention { heads: m.own_heads(self.op.heads), ..self.op }
     }
 
-    /// The heads of all ranks of a team, where there is one.
+    /// The heads of all ranks of a team for this rank's tokens, where there is one.
     fn gathered(&self, m: &Model, att: &Buffer) -> Result<Option<Buffer>> {
-        let gather = || m.with_all_columns(Columns::Input(Slot::AttnOut), att, m.config.attention_width());
+        let (columns, width) = (Columns::Input(Slot::AttnOut), m.config.attention_width());
+        if m.place_in_context().is_some() {
+            return m.columns_for_rows(columns, att, width).map(Some);
+        }
+        let gather = || m.with_all_columns(columns, att, width);
         m.is_shared(self.out.weight).then(gather).transpose()
     }
 
@@ -139,14 +149,22 @@ impl SelfAttention {
         let (b, op) = (&*m.backend, self.own_op(m));
         let dproj = flow.before_norm(m, self.post_norm, a.proj.take(), grads)?;
         let dproj = dproj.as_ref().unwrap_or(flow.output());
-        let mut datt = m.activations(a.att.len())?;
+        let exchanged = m.exchanged_op(op);
+        let mut datt =
+            m.activations(t.rows * m.own_width(Columns::Input(Slot::AttnOut), m.config.attention_width()))?;
         let all = self.gathered(m, &a.att)?;
         self.out.backward_weight(m, dproj, all.as_ref().unwrap_or(&a.att), grads)?;
         drop(all);
         self.out.backward_input(m, dproj, &mut datt)?;
+        if exchanged.is_some() {
+            datt = m.rows_for_columns(Columns::Input(Slot::AttnOut), &datt, m.config.attention_width())?;
+        }
         let mut dqkv = m.activations(a.qkv.len())?;
         let saved = AttentionSaved { qkv: &a.qkv, out: &a.att, lse: &a.lse };
-        b.attention_backward(op, saved, &datt, segments, &mut dqkv)?;
+        b.attention_backward(exchanged.unwrap_or(op), saved, &datt, segments, &mut dqkv)?;
+        if exchanged.is_some() {
+            dqkv = m.columns_for_rows(Columns::Output(Slot::Qkv), &dqkv, m.config.qkv_width())?;
+        }
         let mut rest = self.qkv;
         if let (Some(norms), Some(raw)) = (self.qk_norm, &a.raw) {
             self.rotate(m, t, true, &mut dqkv)?;
@@ -154,10 +172,16 @@ impl SelfAttention {
             if m.is_shared(self.qkv.weight) {
                 (all, dqkv) = (Some(self.gathered_qkv(m, raw)?), self.gathered_qkv(m, &dqkv)?);
             }
+            if exchanged.is_some() {
+                (all, dqkv) = (Some(m.all_rows(raw)?), m.all_rows(&dqkv)?); // and over those of all tokens
+            }
             let raw = all.as_ref().unwrap_or(raw);
             let [sum_q, sum_k] = grads.get_disjoint_mut([norms.0, norms.1]).expect("two parameters");
             let sums = [added_to(b, sum_q)?, added_to(b, sum_k)?];
             b.head_norm_backward(self.head_norm(m, self.op.heads, norms), raw, &mut dqkv, sums)?;
+            if exchanged.is_some() {
+                dqkv = m.own_rows(&dqkv, m.config.qkv_width())?;
+            }
         } else {
             let tables = m.rotary(t.reach)?;
             rest =

@@ -115,16 +115,27 @@ impl Linear {
 
     /// Adds `dy^T x` to the weight's gradient, and the sum of `dy` to the bias's.
     pub fn backward_weight(self, m: &Model, dy: &Buffer, x: &Buffer, grads: Grads<'_>) -> Result<()> {
-        let (b, rows) = (&*m.backend, x.len() / m.weight(self.weight).k);
+        let rows = x.len() / m.weight(self.weight).k;
         let all = m.params[self.weight].shape.rows;
         let own = match dy.len() == rows * m.weight(self.weight).n {
             true => None,
             false => Some(m.own_columns(Columns::Output(self.slot(m)), dy, all)?),
         };
         let dy = own.as_ref().unwrap_or(dy);
+        if m.place_in_context().is_some() && m.is_cut(self.weight) {
+            // All tokens of some output features.
+            let dy = m.rows_for_columns(Columns::Output(self.slot(m)), dy, all)?;
+            let (x, width) = (m.all_rows(x)?, m.weight(self.weight).k);
+            return self.add_weight(m, (&dy, &x), x.len() / width, grads);
+        }
         if let Some(adapter) = &m.adapter {
             adapter.backward(m, self.weight, (dy, x), grads)?;
         }
+        self.add_weight(m, (dy, x), rows, grads)
+    }
+
+    fn add_weight(self, m: &Model, (dy, x): (&Buffer, &Buffer), rows: usize, grads: Grads<'_>) -> Result<()> {
+        let b = &*m.backend;
         Taken::with(self.weight, self.bias, grads, |taken| {
             let (add, [weight, bias]) = taken.sums(b)?;
             b.linear_dw(dy, x, rows, LinearGrads { weight, bias, add })
@@ -140,6 +151,10 @@ impl Linear {
         dqkv: &mut Buffer,
         grads: Grads<'_>,
     ) -> Result<Linear> {
+        if m.place_in_context().is_some() {
+            m.backend.qkv_backward(heads, rotation, dqkv, false, None)?; // the bias is summed over all tokens later
+            return Ok(self);
+        }
         let mut bias = self.bias.and_then(|i| grads[i].as_mut());
         let add = bias.as_ref().is_some_and(|sum| !sum.is_empty());
         let dbias = bias.as_mut().map(|sum| sum.written());

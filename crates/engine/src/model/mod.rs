@@ -16,6 +16,7 @@ pub mod weights;
 
 mod attention;
 mod common;
+mod context;
 mod ffn;
 mod fields;
 mod layout;

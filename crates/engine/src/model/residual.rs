@@ -14,7 +14,7 @@ use super::tensor::Columns;
 use super::weights::Model;
 use crate::Result;
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Activation, NormInput, NormRecompute, PagedRows};
+use ferrl_kernels::backend::{Activation, NormGrads, NormInput, NormRecompute, PagedRows};
 
 /// The residual stream of T tokens.
 pub(super) struct Residual {
@@ -230,12 +230,38 @@ impl ResidualGrad {
             return Ok(y);
         };
         let (dx, rounded) = (&mut self.dx, self.rounded.as_mut());
+        if m.place_in_context().is_some() {
+            let here = NormRecompute { dy, y: &mut y, dx, rounded, grads: NormGrads::default() };
+            b.norm_recompute(norm.operand(m), NormInput { x, delta }, here)?;
+            sum_norm(m, norm, (x, delta), dy, grads)?;
+            return Ok(y);
+        }
         Taken::with(norm.weight, norm.bias, grads, |taken| {
             let backward = NormRecompute { dy, y: &mut y, dx, rounded, grads: taken.norm_grads(b)? };
             b.norm_recompute(norm.operand(m), NormInput { x, delta }, backward)
         })?;
         Ok(y)
     }
+}
+
+/// Adds to the gradients of a norm's parameters, from the rows of all ranks that share tokens.
+fn sum_norm(
+    m: &Model,
+    norm: NormLayer,
+    (x, delta): (&Buffer, Option<&Buffer>),
+    dy: &Buffer,
+    grads: Grads<'_>,
+) -> Result<()> {
+    let (b, x, dy) = (&*m.backend, m.all_rows(x)?, m.all_rows(dy)?);
+    let delta = delta.map(|delta| m.all_rows(delta)).transpose()?;
+    let (mut y, mut dx) = (m.activations(x.len())?, m.f32s(x.len())?);
+    b.fill(&mut dx, 0.0)?;
+    Taken::with(norm.weight, norm.bias, grads, |taken| {
+        let of = NormInput { x: &x, delta: delta.as_ref() };
+        let all =
+            NormRecompute { dy: &dy, y: &mut y, dx: &mut dx, rounded: None, grads: taken.norm_grads(b)? };
+        b.norm_recompute(norm.operand(m), of, all)
+    })
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 //! over the ranks as they do without a team (`shard.rs`).
 
 use super::config::Config;
+use super::context::other_batch;
 use super::param::{Kind, ParamId, ParamShape, Slot};
 use super::shard::{read_f32s, write_f32s};
 use super::weights::{Model, Param};
@@ -23,21 +24,36 @@ use std::ops::Range;
 #[derive(Clone)]
 pub struct Team {
     ranks: Ranks,
+    share: Share,
     /// Whether gradients are computed as well.
     backward: bool,
+}
+
+/// What the ranks of a team divide among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Features of every layer (tensor parallelism).
+    Features,
+    /// Tokens of every micro-batch (context parallelism).
+    Tokens,
 }
 
 /// Features in a row, of which there may be several.
 pub(crate) type Ranges = Vec<Range<usize>>;
 
-fn width(ranges: &[Range<usize>]) -> usize {
+pub(super) fn width(ranges: &[Range<usize>]) -> usize {
     ranges.iter().map(Range::len).sum()
 }
 
 impl Team {
-    /// These ranks; `backward` where they compute gradients too.
-    pub fn new(ranks: &Ranks, backward: bool) -> Option<Self> {
-        (!ranks.is_alone()).then(|| Team { ranks: ranks.clone(), backward })
+    /// These ranks; `backward` where they compute gradients too. `None` for a rank alone.
+    pub fn new(ranks: &Ranks, share: Share, backward: bool) -> Option<Self> {
+        (!ranks.is_alone()).then(|| Team { ranks: ranks.clone(), share, backward })
+    }
+
+    /// What they divide.
+    pub fn share(&self) -> Share {
+        self.share
     }
 
     /// Its ranks.
@@ -112,10 +128,15 @@ impl Model {
 
     /// Computes with these ranks from now on, once all of them have called [`Model::gather_all`]; alone with `None`.
     pub fn set_team(&mut self, team: Option<Team>) -> Result<()> {
+        if forms(&team) == forms(&self.team) {
+            return Ok(());
+        }
         if let Some(team) = &team {
             self.config.check_team(team.ranks.size())?;
         }
-        self.release_all();
+        if self.split.is_some() || self.team.is_some() || team.is_some() {
+            self.forget_forms();
+        }
         self.team = team;
         if self.team.is_none() && self.split.is_none() {
             for i in 0..self.params.len() {
@@ -123,6 +144,12 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    fn forget_forms(&mut self) {
+        for param in &mut self.params {
+            (param.whole, param.derived, param.turned) = (None, None, None);
+        }
     }
 
     /// The form that products read of a parameter that this rank has all of, where it was given back.
@@ -142,15 +169,20 @@ impl Model {
         self.team.as_ref().map(|team| (team.ranks.rank(), team.ranks.size()))
     }
 
+    /// The same where the team shares features.
+    fn place_in_layer(&self) -> Option<(usize, usize)> {
+        self.place_in_team().filter(|_| self.team.as_ref().is_some_and(|team| team.share == Share::Features))
+    }
+
     /// Heads that this rank computes.
     pub(crate) fn own_heads(&self, heads: Heads) -> Heads {
-        let size = self.place_in_team().map_or(1, |(_, size)| size);
+        let size = self.place_in_layer().map_or(1, |(_, size)| size);
         Heads { heads: heads.heads / size, kv_heads: heads.kv_heads / size, ..heads }
     }
 
     /// Columns of an activation that this rank has, of `all`.
     pub(super) fn own_width(&self, columns: Columns, all: usize) -> usize {
-        self.place_in_team().map_or(all, |at| width(&self.columns(columns, at)))
+        self.place_in_layer().map_or(all, |at| width(&self.columns(columns, at)))
     }
 
     /// Features of the feed-forward network that this rank computes.
@@ -158,22 +190,27 @@ impl Model {
         self.own_width(Columns::Input(Slot::Down), self.config.ffn)
     }
 
-    fn columns(&self, columns: Columns, at: (usize, usize)) -> Ranges {
+    pub(super) fn columns(&self, columns: Columns, at: (usize, usize)) -> Ranges {
         match columns {
             Columns::Output(slot) => self.config.outputs(slot, at).expect("a layer that members share"),
             Columns::Input(slot) => vec![self.config.inputs(slot, at)],
         }
     }
 
-    /// Whether the members of this rank's team share the layer.
-    pub(crate) fn is_shared(&self, param: usize) -> bool {
+    /// Whether the members of this rank's team share the features of the layer.
+    pub(super) fn is_shared(&self, param: usize) -> bool {
+        self.place_in_layer().is_some() && self.is_cut(param)
+    }
+
+    /// Whether each member computes the gradient of some output features alone.
+    pub(crate) fn is_cut(&self, param: usize) -> bool {
         self.place_in_team()
             .is_some_and(|at| self.config.outputs(self.params[param].shape.id.slot, at).is_some())
     }
 
     /// All columns of an activation, of which each member has some, into `to`. All members call it together.
     pub(super) fn all_columns(&self, columns: Columns, own: &Buffer, to: &mut Buffer) -> Result<()> {
-        let Some((member, size)) = self.place_in_team() else {
+        let Some((member, size)) = self.place_in_layer() else {
             return self.backend.copy(own, 0, to, 0, own.len());
         };
         let team = &self.team.as_ref().expect("asked above").ranks;
@@ -181,9 +218,12 @@ impl Model {
         let rows = own.len() / width(&cuts[member]).max(1);
         let all = to.len() / rows.max(1);
         let mut values = vec![0.0; to.len()];
-        for (arrived, cut) in team.all_gather(&packed(self, own)?)?.iter().zip(&cuts) {
-            let mut theirs = vec![0.0; rows * width(cut)];
-            unpack(own.dtype(), arrived, &mut theirs)?;
+        let bytes = packed(own.dtype(), &self.read_f32s(own)?);
+        for (arrived, cut) in team.all_gather(&bytes)?.iter().zip(&cuts) {
+            let theirs = unpack(own.dtype(), arrived)?;
+            if theirs.len() != rows * width(cut) {
+                return Err(other_batch());
+            }
             let mut rest = &theirs[..];
             for row in values.chunks_mut(all.max(1)) {
                 for range in cut {
@@ -206,7 +246,7 @@ impl Model {
 
     /// This rank's columns of an activation that has all of them.
     pub(super) fn own_columns(&self, columns: Columns, of: &Buffer, all: usize) -> Result<Buffer> {
-        let cut = self.place_in_team().map(|at| self.columns(columns, at)).unwrap_or(vec![0..all]);
+        let cut = self.place_in_layer().map(|at| self.columns(columns, at)).unwrap_or(vec![0..all]);
         let values = self.read_f32s(of)?;
         let rows = values.chunks_exact(all);
         let own: Vec<f32> = rows.flat_map(|row| cut.iter().flat_map(|r| &row[r.clone()])).copied().collect();
@@ -229,7 +269,7 @@ impl Model {
     /// Length of the gradient that this rank computes of a parameter, and whether all of it counts as [`Model::computed`].
     pub(crate) fn computed_len(&self, param: usize) -> usize {
         match self.place_in_team() {
-            Some((member, _)) if self.is_shared(param) => width(&self.computed(param, member)),
+            Some((member, _)) if self.is_cut(param) => width(&self.computed(param, member)),
             _ => self.params[param].shape.len(),
         }
     }
@@ -270,6 +310,11 @@ impl Model {
     }
 }
 
+/// What the forms that a rank computes with depend on.
+fn forms(team: &Option<Team>) -> Option<(usize, usize, Share, bool)> {
+    team.as_ref().map(|t| (t.ranks.rank(), t.ranks.size(), t.share, t.backward))
+}
+
 /// The weights of some output features.
 fn elements(shape: &ParamShape, rows: &Range<usize>) -> Range<usize> {
     let ParamId { kind, .. } = shape.id;
@@ -278,30 +323,22 @@ fn elements(shape: &ParamShape, rows: &Range<usize>) -> Range<usize> {
 }
 
 /// An activation as bytes that travel, no more of them than it has.
-fn packed(m: &Model, x: &Buffer) -> Result<Vec<u8>> {
-    let values = m.read_f32s(x)?;
-    if x.dtype() == DType::Bf16 {
-        return Ok(values.iter().flat_map(|&x| ferrl_kernels::narrow(x).to_le_bytes()).collect());
+pub(super) fn packed(dtype: DType, values: &[f32]) -> Vec<u8> {
+    if dtype == DType::Bf16 {
+        return values.iter().flat_map(|&x| ferrl_kernels::narrow(x).to_le_bytes()).collect();
     }
     let mut bytes = vec![0; 4 * values.len()];
-    write_f32s(&values, &mut bytes);
-    Ok(bytes)
+    write_f32s(values, &mut bytes);
+    bytes
 }
 
-fn unpack(dtype: DType, bytes: &[u8], values: &mut [f32]) -> Result<()> {
-    let each = if dtype == DType::Bf16 { 2 } else { 4 };
-    if bytes.len() != each * values.len() {
-        return Err(Error::rank("another rank computes with another batch").fix("report it"));
+/// The way back.
+pub(super) fn unpack(dtype: DType, bytes: &[u8]) -> Result<Vec<f32>> {
+    if dtype == DType::Bf16 {
+        let (pairs, []) = bytes.as_chunks::<2>() else { return Err(other_batch()) };
+        return Ok(pairs.iter().map(|b| f32::from_bits((u16::from_le_bytes(*b) as u32) << 16)).collect());
     }
-    match dtype {
-        DType::Bf16 => {
-            let pairs = bytes.as_chunks::<2>().0.iter();
-            values
-                .iter_mut()
-                .zip(pairs)
-                .for_each(|(x, b)| *x = f32::from_bits((u16::from_le_bytes(*b) as u32) << 16));
-        }
-        _ => read_f32s(bytes, values),
-    }
-    Ok(())
+    let mut values = vec![0.0; bytes.len() / 4];
+    read_f32s(bytes, &mut values);
+    Ok(values)
 }

@@ -152,13 +152,13 @@ impl<'a> Exchange<'a> {
     /// What a member of a team has of the gradients that rank `to` sums up.
     fn pieces(&self, param: usize, member: usize, to: usize) -> Vec<Piece> {
         let part = self.part(param, to);
-        let shared = self.model.is_shared(param);
+        let cut = self.model.is_cut(param);
         let (mut at, mut all) = (0, Vec::new());
         for has in self.model.computed(param, member) {
             let (start, end) = (has.start.max(part.start), has.end.min(part.end));
             if start < end {
                 // A gradient that every member has all of lies there whole.
-                let held = if shared { at + start - has.start } else { start };
+                let held = if cut { at + start - has.start } else { start };
                 all.push(Piece { held, element: start, len: end - start });
             }
             at += has.len();

@@ -144,6 +144,12 @@ impl Trainer {
         done
     }
 
+    /// Before the passes of an update: gathers what a team computes with. Nothing elsewhere: layers are gathered as their turn
+    /// comes, or are there. All ranks call it together.
+    pub fn prepare(&mut self) -> Result<()> {
+        if self.model.team().is_some() { self.model.gather_all() } else { Ok(()) }
+    }
+
     /// Whether other ranks' passes need this one: layers are gathered from all of them as their turn comes.
     fn takes_part(&self) -> bool {
         self.model.split_over().is_some() && self.model.team().is_none()
