@@ -257,7 +257,7 @@ pub fn read_config(dir: &Path) -> Result<Config> {
 }
 
 /// The configuration that a run would start from; the characters of a few examples stand for the vocabulary.
-fn new_config(recipe: &Recipe, init: &Init) -> Result<Config> {
+pub(crate) fn new_config(recipe: &Recipe, init: &Init) -> Result<Config> {
     let mut options = InitOptions::new(&init.family);
     options.vocab = init.vocab;
     if let Some(task) = setup::task(recipe)?.filter(|_| init.tokenizer == "char") {

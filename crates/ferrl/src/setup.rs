@@ -118,6 +118,7 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         ahead: VecDeque::new(),
         unfinished: Vec::new(),
         lengths: Default::default(),
+        teams: Default::default(),
         num_tokens: 0,
         skips_empty: true,
         signal: Signal::default(),
@@ -146,7 +147,11 @@ fn first_policy(policy: &mut Trainer, needs: Needs) -> Result<Option<Model>> {
 }
 
 /// Generates with the policy's own weights.
-fn sampler(recipe: &Recipe, model: &Model, tokenizer: &Arc<Tokenizer>) -> Result<Box<dyn Generator>> {
+pub(crate) fn sampler(
+    recipe: &Recipe,
+    model: &Model,
+    tokenizer: &Arc<Tokenizer>,
+) -> Result<Box<dyn Generator>> {
     let cache = cache_options(&recipe.rollout, &*model.backend);
     let sampler = Sampler::new(model, cache).map_err(|e| cache_error(e, &recipe.rollout))?;
     Ok(Box::new(sampler.with_tokenizer(tokenizer.clone())))

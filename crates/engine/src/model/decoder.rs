@@ -43,6 +43,8 @@ pub struct Tokens {
     pub rows: usize,
     /// One more than the largest position.
     pub reach: usize,
+    /// Ids and positions again, where ranks share them.
+    pub(super) list: Option<(Vec<u32>, Vec<u32>)>,
 }
 
 /// A model whose layers are used one after the other. Where its weights are split over ranks, a layer is gathered when its
@@ -107,8 +109,10 @@ impl Model {
         let reach = positions.iter().max().map_or(0, |&p| p as usize + 1);
         self.config.check_ids(ids)?;
         self.config.check_length(reach)?;
+        let listed = positions;
         let (ids_there, positions) = (self.backend.indices(ids)?, self.backend.indices(positions)?);
-        Ok(Tokens { ids: ids_there, positions, rows: ids.len(), reach })
+        let list = self.place_in_context().map(|_| (ids.to_vec(), listed.to_vec()));
+        Ok(Tokens { ids: ids_there, positions, rows: ids.len(), reach, list })
     }
 
     /// Hidden states after the final norm, `(T, H)` in the compute type, and what backward needs.
@@ -185,6 +189,8 @@ pub fn forward(
     keep: Keep,
 ) -> Result<(Buffer, Activations)> {
     let m = layers.model();
+    let own = m.own_tokens(t)?;
+    let t = own.as_ref().unwrap_or(t);
     let mut x = Residual::new(m, m.embedded(t)?, &context, keep);
     let mut kept = Vec::new();
     for l in 0..m.config.layers {
@@ -192,7 +198,10 @@ pub fn forward(
         kept.extend(m.layout.layers[l].forward(m, t, &mut x, &mut context, keep)?);
     }
     let m = layers.model();
-    let (h, _) = x.normed(m, Some(m.layout.final_norm))?;
+    let (mut h, _) = x.normed(m, Some(m.layout.final_norm))?;
+    if own.is_some() {
+        h = m.all_rows(&h)?; // every rank computes the heads
+    }
     Ok((h, Activations { layers: kept, x_final: x.x }))
 }
 
@@ -205,6 +214,10 @@ pub fn backward(
     grads: Grads<'_>,
 ) -> Result<()> {
     let m = layers.model();
+    let (all, own) = (t, m.own_tokens(t)?);
+    let t = own.as_ref().unwrap_or(t);
+    let own_dh = own.as_ref().map(|_| m.own_rows(dh, m.config.hidden)).transpose()?;
+    let dh = own_dh.as_ref().unwrap_or(dh);
     let mut flow = ResidualGrad::new(m, m.layout.final_norm, dh, &kept.x_final, grads)?;
     drop(kept.x_final);
     for (l, kept) in kept.layers.into_iter().enumerate().rev() {
@@ -213,7 +226,11 @@ pub fn backward(
         m.layout.layers[l].backward(m, (t, segments), kept, &mut flow, grads)?;
         layers.backward_ends(l, grads)?;
     }
-    layers.model().embedded_backward(t, &flow.dx, grads)
+    let m = layers.model();
+    if own.is_some() {
+        flow.dx = m.all_rows(&flow.dx)?;
+    }
+    m.embedded_backward(all, &flow.dx, grads)
 }
 
 impl Layer {

@@ -5,8 +5,10 @@ use super::experts::{ExpertActivations, MixtureOfExperts};
 use super::gradient::Grads;
 use super::linear::Linear;
 use super::norm::NormLayer;
+use super::param::Slot;
 use super::residual::{Added, Residual, ResidualGrad};
 use super::router::ExpertLoad;
+use super::tensor::Columns;
 use super::weights::Model;
 use crate::Result;
 use ferrl_kernels::Buffer;
@@ -102,10 +104,19 @@ impl FeedForward {
     /// See [`Network::forward`].
     pub fn forward(&self, m: &Model, x: &mut Residual) -> Result<Option<(Added, FfnActivations)>> {
         let rows = x.x.len() / m.config.hidden;
-        let mut act = m.activations(rows * m.config.ffn)?;
+        let mut act = m.activations(rows * m.own_ffn())?;
         let kept = x.activation(m, (self.norm, self.up), self.activation, &mut act)?;
+        let act = self.gathered(m, act)?;
         let down = x.add(m, self.down, &act, self.post_norm)?;
         Ok(kept.map(|(added, up)| (added, FfnActivations { up, down })))
+    }
+
+    /// The input of the second product, of which each rank of a team has computed some features.
+    fn gathered(&self, m: &Model, act: Buffer) -> Result<Buffer> {
+        if !m.is_shared(self.down.weight) {
+            return Ok(act);
+        }
+        m.with_all_columns(Columns::Input(Slot::Down), &act, m.config.ffn)
     }
 
     /// See [`Network::backward`].
@@ -117,14 +128,14 @@ impl FeedForward {
         flow: &mut ResidualGrad,
         grads: Grads<'_>,
     ) -> Result<()> {
-        let (width, rows) = (m.config.ffn, x.len() / m.config.hidden);
+        let (width, rows) = (m.own_ffn(), x.len() / m.config.hidden);
         let ddown = flow.before_norm(m, self.post_norm, a.down.take(), grads)?;
         let ddown = ddown.as_ref().unwrap_or(flow.output());
         let mut dact = m.activations(rows * width)?;
         self.down.backward_input(m, ddown, &mut dact)?;
         // In place: the activation's output, recomputed, and the gradient of its input.
         m.backend.activation_recompute(self.activation, width, &mut a.up, &mut dact)?;
-        let (act, dup) = (dact, a.up);
+        let (act, dup) = (self.gathered(m, dact)?, a.up);
         self.down.backward_weight(m, ddown, &act, grads)?;
         drop(act);
         let mut dh = m.activations(x.len())?;

@@ -11,10 +11,12 @@ pub mod heads;
 pub mod rope;
 pub mod serve;
 pub mod shard;
+pub mod tensor;
 pub mod weights;
 
 mod attention;
 mod common;
+mod context;
 mod experts;
 mod ffn;
 mod fields;

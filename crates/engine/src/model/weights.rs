@@ -7,6 +7,7 @@ use super::config::{Config, LayerRope, Position, QkNorm, Rope};
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
 use super::shard::Split;
+use super::tensor::Team;
 use crate::checkpoint::{InitOptions, ModelDir, Numbers, SaveOptions, StorageFormat, init_param, save_model};
 use crate::{Error, Result};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
@@ -42,6 +43,8 @@ pub struct Model {
     context: usize,
     /// How the weights are split over ranks, where they are.
     pub(super) split: Option<Split>,
+    /// The ranks that compute with this one, where there are any.
+    pub(super) team: Option<Team>,
     /// No other model of this process has it.
     number: u64,
 }
@@ -61,6 +64,8 @@ pub struct Param {
     pub(super) whole: Option<Buffer>,
     /// What linear layers multiply with, derived from the master.
     pub(crate) derived: Option<Weight>,
+    /// What the gradient of a shared layer's input is computed with (`tensor.rs`).
+    pub(super) turned: Option<Weight>,
 }
 
 /// Cosines and sines for the first `positions` positions, of each rotation that the model has.
@@ -205,6 +210,7 @@ impl Model {
             rotary: Mutex::new(None),
             context: options.context,
             split: None,
+            team: None,
             number: MODELS.fetch_add(1, Ordering::Relaxed),
         })
     }
@@ -264,7 +270,7 @@ impl Model {
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
-        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived })
+        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived, turned: None })
     }
 
     /// The same as [`Model::forms`] in two bytes a weight, for a model that is not trained; `None` where the device cannot.

@@ -203,7 +203,8 @@ impl Model {
             let shape = ParamShape { id: ParamId { kind, ..of }, rows: r, cols };
             let mut master = self.backend.alloc(DType::F32, shape.len())?;
             self.backend.write(&mut master, 0, values)?;
-            self.params.push(Param { shape, master, own: 0..shape.len(), whole: None, derived: None });
+            let own = 0..shape.len();
+            self.params.push(Param { shape, master, own, whole: None, derived: None, turned: None });
             Ok(self.params.len() - 1)
         };
         let (a, b) = (add(Kind::LoraA(index), cols, a)?, add(Kind::LoraB(index), rows, b)?);
