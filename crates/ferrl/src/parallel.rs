@@ -5,6 +5,7 @@
 use crate::plan::{new_config, read_config};
 use crate::recipe::{Parallel, Recipe, Resolved};
 use ferrl_engine::model::Config;
+use ferrl_engine::model::tensor::Share;
 use ferrl_engine::{Error, Result};
 use std::path::Path;
 
@@ -40,18 +41,19 @@ impl Layout {
     }
 
     /// Sizes of the groups of ranks that compute with one model together, where there are any, with their keys.
-    pub fn teams(&self) -> Vec<(&'static str, usize)> {
+    pub fn teams(&self) -> Vec<(&'static str, Share, usize)> {
         let all = [
-            ("parallel.tp_size", self.tp),
-            ("parallel.sp_size", self.sp),
-            ("rollout.tp_size", self.rollout_tp),
+            ("parallel.tp_size", Share::Features, self.tp),
+            ("parallel.sp_size", Share::Tokens, self.sp),
+            ("rollout.tp_size", Share::Features, self.rollout_tp),
         ];
-        all.into_iter().filter(|(_, size)| *size > 1).collect()
+        all.into_iter().filter(|(_, _, size)| *size > 1).collect()
     }
 
     /// Refuses a model whose heads these groups cannot share.
     pub fn fits(&self, config: &Config) -> Result<()> {
-        self.teams().into_iter().try_for_each(|(key, size)| config.check_team(size).map_err(|e| e.at(key)))
+        let fits = |(key, share, size)| config.check_team(share, size).map_err(|e| e.at(key));
+        self.teams().into_iter().try_for_each(fits)
     }
 
     /// Parts that the micro-batches of an update go round.
@@ -87,7 +89,7 @@ pub fn check(recipe: &Recipe, ranks: usize) -> Result<Layout> {
         let what = format!("an adapter whose base is split over {} ranks is not built yet", layout.fsdp);
         return Err(Error::usage(what).at("parallel.ddp_size").fix("parallel.ddp_size = 0"));
     }
-    if let Some((key, size)) = layout.teams().into_iter().find(|_| recipe.adapter.is_some()) {
+    if let Some((key, _, size)) = layout.teams().into_iter().find(|_| recipe.adapter.is_some()) {
         let what = format!("an adapter on a base that {size} ranks compute with together is not built yet");
         return Err(Error::usage(what).at(key).fix(format!("{key} = 1")));
     }
@@ -100,7 +102,7 @@ pub fn check(recipe: &Recipe, ranks: usize) -> Result<Layout> {
             .at("parallel.sp_size")
             .fix("parallel.sp_size = 1, or parallel.tp_size = 1"));
     }
-    if let Some((key, _)) = layout.teams().into_iter().find(|_| recipe.device.starts_with("cuda")) {
+    if let Some((key, ..)) = layout.teams().into_iter().find(|_| recipe.device.starts_with("cuda")) {
         return Err(on_a_card(key));
     }
     if let Some(config) = known_config(recipe) {

@@ -63,8 +63,12 @@ impl Team {
 }
 
 impl Config {
-    /// Refuses a size that tensor parallelism cannot have with this model.
-    pub fn check_team(&self, size: usize) -> Result<()> {
+    /// Refuses ranks that cannot share this model's work so.
+    pub fn check_team(&self, share: Share, size: usize) -> Result<()> {
+        if share == Share::Tokens && self.experts.is_some() {
+            let what = "context parallelism of a mixture of experts is not built yet";
+            return Err(Error::usage(what).fix("parallel.tp_size, or parallel.ddp_size = 1 (ZeRO-3)"));
+        }
         if self.kv_heads.is_multiple_of(size) && self.heads.is_multiple_of(size) {
             return Ok(());
         }
@@ -132,7 +136,7 @@ impl Model {
             return Ok(());
         }
         if let Some(team) = &team {
-            self.config.check_team(team.ranks.size())?;
+            self.config.check_team(team.share, team.ranks.size())?;
         }
         if self.split.is_some() || self.team.is_some() || team.is_some() {
             self.forget_forms();
