@@ -285,6 +285,11 @@ impl Model {
     pub fn fold(&mut self) -> Result<()> {
         let Some(adapter) = self.adapter.take() else { return Ok(()) };
         for weight in adapter.weights() {
+            // The weight as it is rounded now, where no more of it is kept.
+            if let Some(master) = self.rounded_view(weight)? {
+                self.params[weight].master = master;
+                continue;
+            }
             let values = self.read_f32s(&self.merged(&adapter, weight)?)?;
             let shape = self.params[weight].shape;
             self.params[weight] = self.param(shape, &values)?;

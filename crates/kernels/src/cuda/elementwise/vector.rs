@@ -65,6 +65,18 @@ impl MemoryOps for Cuda {
         let room = self.uploaded(src)?;
         convert(self, (room.ptr(), DType::F32), (element(dst, at), dst.dtype()), src.len())
     }
+    fn write_bf16(&self, dst: &mut Buffer, at: usize, src: &[u8]) -> Result<()> {
+        shapes::write_bf16(self, dst, at, src.len())?;
+        assert!(at + src.len() / 2 <= dst.len());
+        if memory::split_parts(dst, at).is_some() {
+            return split_master::write_bf16(self, dst, at, src);
+        }
+        if dst.dtype() == DType::Bf16 {
+            return self.upload(element(dst, at), src);
+        }
+        let room = self.uploaded(src)?;
+        convert(self, (room.ptr(), DType::Bf16), (element(dst, at), dst.dtype()), src.len() / 2)
+    }
     fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
         shapes::read(self, src, at, dst.len())?;
         assert!(at + dst.len() <= src.len());
