@@ -3,13 +3,13 @@
 //! Sampler and trainer read the same derived forms; `refresh` rebuilds them after an update and raises the version.
 
 use super::adapter::{Adapter, AdapterOptions};
-use super::config::{Config, LayerRope, Position, QkNorm, Rope};
+use super::config::{Config, LayerRope, Position, Rope};
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
 use super::shard::Split;
 use super::tensor::Team;
+use crate::Result;
 use crate::checkpoint::{InitOptions, ModelDir, Numbers, SaveOptions, StorageFormat, init_param, save_model};
-use crate::{Error, Result};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
 use serde_json::Value;
 use std::ops::Range;
@@ -187,14 +187,6 @@ impl Model {
     }
 
     fn empty(backend: Arc<dyn Backend>, config: Config, options: Options) -> Result<Model> {
-        if config.qk_norm == Some(QkNorm::Whole) && !backend.norms_whole_rows() {
-            let what = format!(
-                "{} normalises all heads of the queries (and of the keys) together, which {} has no kernel for",
-                config.family,
-                backend.describe()
-            );
-            return Err(Error::usage(what).fix("device = \"cpu\""));
-        }
         let layout = Layout::of(&config);
         Ok(Model {
             backend,

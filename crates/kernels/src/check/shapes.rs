@@ -430,7 +430,6 @@ mod tests {
         "block_len",
         "cache_len",
         "decode_rows",
-        "norms_whole_rows",
         "chosen",
     ];
 
