@@ -317,8 +317,9 @@ pub(crate) fn cut(
     buffer: &Buffer,
     own: &Range<usize>,
 ) -> Result<Buffer> {
-    let mut part = backend.alloc(DType::F32, own.len())?;
-    backend.copy(buffer, own.start, &mut part, 0, own.len())?;
+    let (mut part, mut values) = (backend.alloc(buffer.dtype(), own.len())?, vec![0.0; own.len()]);
+    backend.read(buffer, own.start, &mut values)?;
+    backend.write(&mut part, 0, &values)?;
     Ok(part)
 }
 

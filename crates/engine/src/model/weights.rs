@@ -270,7 +270,7 @@ impl Model {
     pub fn read(&self, param: usize) -> Result<Vec<f32>> {
         let own = self.own_values(param)?;
         let Some(split) = &self.split else { return Ok(own) };
-        split.collect((param, 0), self.params[param].shape.len(), &own)
+        split.collect((param, 0), self.params[param].shape.len(), &own, |weights| weights)
     }
 
     /// Longest sequence the model was trained for ([`Config::max_context`]).

@@ -7,6 +7,7 @@
 mod accumulate;
 mod batch;
 mod divergence;
+mod moment;
 mod optimizer;
 mod ranks;
 mod schedule;
@@ -16,6 +17,7 @@ mod vector;
 
 pub use batch::{Batch, Sequence, StatGrads, Stats, plan};
 pub use divergence::{comparable, kl};
+pub use moment::{StateKind, is_coded};
 pub use optimizer::{Optimizer, OptimizerOptions, Rule, UpdateReport, trained_weights};
 pub use schedule::{Decay, Schedule};
 pub use vector::ParamVector;

@@ -6,6 +6,7 @@
 //! read, but for norms, which are recomputed in backward; with recompute only the stream, and one layer's interior at a time.
 
 use super::Inputs;
+use crate::recipe::Recipe;
 use ferrl_engine::model::Config;
 use ferrl_engine::model::adapter::adapter_weights;
 use ferrl_kernels::{DType, Footprint};
@@ -89,11 +90,6 @@ impl Table<'_> {
         let (i, e, o) = (self.i, self.e, &self.i.recipe.optim);
         let (count, all) = (self.sum(|c| self.trained(c)), self.sum(weights));
         let several = i.update_tokens() > i.recipe.train.micro_batch_tokens;
-        let moments = match o.name.as_str() {
-            "adamw" => 2,
-            _ if o.beta1 > 0.0 => 1,
-            _ => 0,
-        };
         let form = |c: &Config, trained: bool| packed(c, e, trained, i.device.weight);
         let what = format!("f32 masters, and in {} for products", i.dtype().name());
         self.add("weights", self.sum(|c| 4 * weights(c) + form(c, true)), what);
@@ -109,7 +105,7 @@ impl Table<'_> {
         let apart = if several { self.sum(|c| self.often(c)) } else { 0 };
         let copies = if several { "f32, tables and head once more for a micro-batch" } else { "f32" };
         self.add("gradients", 4 * (count + apart), copies.into());
-        self.add("optimizer", 4 * count * moments, format!("{} in f32", o.name));
+        self.add("optimizer", self.sum(|c| moment_bytes(&i.recipe, c)), o.stored());
         if o.ema.is_some() {
             self.add("average", 4 * (count + self.sum(largest)), "of the weights, f32".into());
         }
@@ -186,6 +182,15 @@ impl Table<'_> {
         let rows = i.update_tokens() as u64 * i.updates.minibatches as u64 * 64;
         let bytes = PROGRAM + i.config.vocab as u64 * PER_TOKEN_KNOWN + rows;
         self.parts.push(Part { name: "program", bytes, what: "code, tokenizer, data of a step".into() });
+    }
+}
+
+/// Bytes of the optimizer's moments of a model: an adapter's are all f32.
+pub fn moment_bytes(recipe: &Recipe, c: &Config) -> usize {
+    let adapter = recipe.adapter.as_ref().and_then(|a| a.options().ok());
+    match adapter.and_then(|options| adapter_weights(c, &options).ok()) {
+        Some((_, trained)) => 4 * trained * recipe.optim.moments(),
+        None => c.params().iter().map(|p| recipe.optim.moment_bytes(p)).sum(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Settings that are well-formed and yet cannot work, each with a reason and a way out.
 
-use super::{Recipe, Stage};
+use super::{OPTIMIZERS, Recipe, Stage};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
 use crate::algo::{self, Algorithm, Refusal};
 use crate::credit::Split;
@@ -10,7 +10,6 @@ use ferrl_kernels::{AUTO, BACKENDS, DType};
 /// Compute types.
 pub const DTYPES: &[&str] = &["f32", "bf16"];
 /// Rules that turn gradients into steps.
-pub const OPTIMIZERS: &[&str] = &["adamw", "sgd"];
 /// Courses of the learning rate.
 pub const SCHEDULES: &[&str] = &["constant", "linear", "cosine"];
 /// What becomes of rows that `max_length` leaves nothing of.

@@ -362,7 +362,8 @@ impl Reward {
 pub struct Optim {
     /// Peak learning rate. [1e-12, 10]
     pub lr: f64,
-    /// Optimizer: `adamw` or `sgd`.
+    /// Optimizer: `adamw`, `adamw8` (AdamW whose moments of the layers' matrices are 8-bit codes: 10 bytes a weight in training
+    /// instead of 16) or `sgd`.
     pub name: String,
     /// Decay rate of the first moment; momentum of SGD. [0, 1)
     pub beta1: f64,

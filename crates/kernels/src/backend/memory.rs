@@ -42,7 +42,7 @@ pub trait MemoryOps: Home {
         shapes::fill(self.as_home(), dst)?;
         self.write(dst, 0, &vec![value; dst.len()])
     }
-    /// To `dst[at..]`, converted to its type.
+    /// To `dst[at..]`, converted to its type; codes are whole numbers.
     fn write(&self, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()>;
     /// From `src[at..]`, converted to f32.
     fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()>;

@@ -4,6 +4,7 @@ use super::units::{Case, Results, ask, by_row, pick, scaled};
 use super::{Check, download, random, random_ids, unwritten, upload, weight};
 use crate::backend::{AdamW, AdamWParam, Backend, Sgd};
 use crate::buffer::DType;
+use crate::codes::BLOCK;
 use crate::error::Result;
 
 /// Every case.
@@ -20,6 +21,8 @@ fn cases() -> Vec<Box<dyn Case>> {
         Box::new(Embed { width: 17, rows: 150, vocab: 30 }),
         Box::new(Embed { width: 896, rows: 300, vocab: 5000 }),
         Box::new(Updates { n: 50_007 }),
+        Box::new(CodedUpdates { n: 50_007 }),
+        Box::new(CodedUpdates { n: 4096 }),
     ]
 }
 
@@ -174,6 +177,7 @@ impl Case for Updates {
                     grad: &grad,
                     first: &mut m,
                     second: &mut v,
+                    absmax: None,
                     derived: Some(&mut form),
                 },
                 AdamWParam {
@@ -183,6 +187,7 @@ impl Case for Updates {
                     grad: &grad,
                     first: &mut light_m,
                     second: &mut light_v,
+                    absmax: None,
                     derived: None,
                 },
             ])?;
@@ -200,6 +205,69 @@ impl Case for Updates {
             ("AdamW beside it", &light),
             ("SGD", &plain),
             ("momentum", &heavy),
+        ];
+        let mut results = Results::default();
+        for (name, buffer) in all {
+            results.sums.push((name, download(b, buffer)?));
+        }
+        Ok(results)
+    }
+}
+
+/// AdamW whose moments are codes.
+struct CodedUpdates {
+    n: usize,
+}
+
+impl Case for CodedUpdates {
+    fn name(&self) -> String {
+        format!("8-bit AdamW of {}", self.n)
+    }
+    fn rows(&self) -> usize {
+        1
+    }
+    fn run(&self, b: &dyn Backend, dtype: DType, _: &[usize]) -> Result<Results> {
+        let (n, blocks) = (self.n, self.n.div_ceil(BLOCK));
+        let (mut form, one) = (weight(b, dtype, n, 1, &scaled(1, n, 1.0))?, upload(b, dtype, &[1.0])?);
+        let mut w = upload(b, DType::F32, &scaled(1, n, 1.0))?;
+        let zeros = |dtype: DType, len: usize| upload(b, dtype, &vec![0.0; len]);
+        let (mut m, mut v) = (zeros(DType::U8, n)?, zeros(DType::U8, n)?);
+        let (mut m_absmax, mut v_absmax) = (zeros(DType::F32, blocks)?, zeros(DType::F32, blocks)?);
+        for step in 1..=3u64 {
+            // Numbers of many sizes, and a block without a gradient.
+            let mut grad = scaled(10 + step as u32, n, 1.0);
+            grad.iter_mut().for_each(|x| *x *= x.abs() * x.abs() * x.abs());
+            grad[2 * BLOCK..3 * BLOCK].fill(0.0);
+            let grad = upload(b, DType::F32, &grad)?;
+            let op = AdamW {
+                lr: 1e-2,
+                beta1: 0.9,
+                beta2: 0.99,
+                eps: 1e-6,
+                weight_decay: 0.1,
+                step,
+                grad_scale: 0.5,
+            };
+            b.adamw(&mut [AdamWParam {
+                op,
+                ranges: &[0..4 * BLOCK, 5 * BLOCK..n],
+                param: &mut w,
+                grad: &grad,
+                first: &mut m,
+                second: &mut v,
+                absmax: Some([&mut m_absmax, &mut v_absmax]),
+                derived: Some(&mut form),
+            }])?;
+        }
+        let mut derived = unwritten(b, DType::F32, n)?;
+        b.linear(&one, &form, None, &mut derived)?;
+        let all = [
+            ("weights", &w),
+            ("derived", &derived),
+            ("first", &m),
+            ("second", &v),
+            ("first's absmax", &m_absmax),
+            ("second's absmax", &v_absmax),
         ];
         let mut results = Results::default();
         for (name, buffer) in all {

@@ -2,7 +2,7 @@
 
 use super::Cpu;
 use super::element::{Stored, get, put};
-use super::memory::{u32s, u32s_mut};
+use super::memory::{u8s, u8s_mut, u32s, u32s_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion, widen};
 use crate::backend::{DOT_CHUNK, MemoryOps, VectorOps};
@@ -58,16 +58,28 @@ impl MemoryOps for Cpu {
     }
     fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()> {
         shapes::fill(self, dst)?;
+        if dst.dtype() == DType::U8 {
+            u8s_mut(dst).fill(value as u8);
+            return Ok(());
+        }
         typed!([mut dst] fill_slice(self, dst, value));
         Ok(())
     }
     fn write(&self, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()> {
         shapes::write(self, dst, at, src.len())?;
+        if dst.dtype() == DType::U8 {
+            u8s_mut(dst)[at..][..src.len()].iter_mut().zip(src).for_each(|(code, x)| *code = *x as u8);
+            return Ok(());
+        }
         typed!([mut dst] copy_slice(self, src, &mut dst[at..][..src.len()]));
         Ok(())
     }
     fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
         shapes::read(self, src, at, dst.len())?;
+        if src.dtype() == DType::U8 {
+            dst.iter_mut().zip(&u8s(src)[at..]).for_each(|(x, code)| *x = f32::from(*code));
+            return Ok(());
+        }
         typed!([ref src] copy_slice(self, &src[at..][..dst.len()], dst));
         Ok(())
     }

@@ -347,7 +347,7 @@ pub fn letter(dtype: DType) -> char {
     match dtype {
         DType::F32 => 'f',
         DType::Bf16 => 'b',
-        DType::U32 => panic!("a float buffer was expected, not indices"),
+        DType::U32 | DType::U8 => panic!("a float buffer was expected, not indices"),
     }
 }
 

@@ -6,15 +6,15 @@ use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
 pub(crate) fn fill(home: &dyn Home, dst: &Buffer) -> Result<()> {
-    Op::new(home, "fill").floats("dst", dst, dst.len())
+    Op::new(home, "fill").numbers("dst", dst, 0, dst.len())
 }
 
 pub(crate) fn write(home: &dyn Home, dst: &Buffer, at: usize, len: usize) -> Result<()> {
-    Op::new(home, "write").stretch("dst", dst, at, len)
+    Op::new(home, "write").numbers("dst", dst, at, len)
 }
 
 pub(crate) fn read(home: &dyn Home, src: &Buffer, at: usize, len: usize) -> Result<()> {
-    Op::new(home, "read").stretch("src", src, at, len)
+    Op::new(home, "read").numbers("src", src, at, len)
 }
 
 pub(crate) fn set_indices(home: &dyn Home, dst: &Buffer, len: usize) -> Result<()> {

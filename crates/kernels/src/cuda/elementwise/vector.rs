@@ -45,6 +45,7 @@ impl MemoryOps for Cuda {
         let start = || unsafe {
             check(
                 match dst.dtype() {
+                    DType::U8 => sys::cuMemsetD8Async(at, value as u8, n, self.stream),
                     DType::Bf16 => sys::cuMemsetD16Async(at, narrow(value), n, self.stream),
                     _ => sys::cuMemsetD32Async(at, value.to_bits(), n, self.stream),
                 },
@@ -59,8 +60,13 @@ impl MemoryOps for Cuda {
         if memory::split_parts(dst, at).is_some() {
             return split_master::write(self, dst, at, src);
         }
-        if dst.dtype() == DType::F32 {
-            return self.upload(element(dst, at), src);
+        match dst.dtype() {
+            DType::F32 => return self.upload(element(dst, at), src),
+            DType::U8 => {
+                let codes: Vec<u8> = src.iter().map(|&x| x as u8).collect();
+                return self.upload(element(dst, at), &codes);
+            }
+            _ => {}
         }
         let room = self.uploaded(src)?;
         convert(self, (room.ptr(), DType::F32), (element(dst, at), dst.dtype()), src.len())
@@ -70,6 +76,12 @@ impl MemoryOps for Cuda {
         assert!(at + dst.len() <= src.len());
         if src.dtype() == DType::F32 {
             return self.download(Whole::of(self, src, at, dst.len())?.ptr(), dst);
+        }
+        if src.dtype() == DType::U8 {
+            let mut codes = vec![0u8; dst.len()];
+            self.download(element(src, at), &mut codes)?;
+            dst.iter_mut().zip(codes).for_each(|(x, code)| *x = f32::from(code));
+            return Ok(());
         }
         let mut bits = vec![0u16; dst.len()];
         self.download(element(src, at), &mut bits)?;
