@@ -166,6 +166,14 @@ fn moments_of_8_bits() {
 }
 
 #[test]
+fn moments_on_the_host() {
+    let (left, plain) = (check(&["optim.offload=moments"], &[SPLIT]), check(&[], &[]));
+    assert!(left == plain, "the same bits as on the device");
+    let both = ["optim.offload=moments", "optim.name=adamw8"];
+    assert!(check(&both, &[]) == check(&both[1..], &[]), "of 8-bit moments too");
+}
+
+#[test]
 fn a_checkpoint_of_another_optimizer_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let eight = recipe(folder.path(), &["optim.name=adamw8"]);

@@ -311,18 +311,6 @@ impl Param {
     }
 }
 
-/// A buffer's part of a split tensor, put where the whole was.
-pub(crate) fn cut(
-    backend: &dyn ferrl_kernels::Backend,
-    buffer: &Buffer,
-    own: &Range<usize>,
-) -> Result<Buffer> {
-    let (mut part, mut values) = (backend.alloc(buffer.dtype(), own.len())?, vec![0.0; own.len()]);
-    backend.read(buffer, own.start, &mut values)?;
-    backend.write(&mut part, 0, &values)?;
-    Ok(part)
-}
-
 /// Numbers as bytes that travel.
 pub(crate) fn write_f32s(values: &[f32], bytes: &mut [u8]) {
     bytes.as_chunks_mut::<4>().0.iter_mut().zip(values).for_each(|(b, x)| *b = x.to_le_bytes());

@@ -27,6 +27,15 @@ pub enum StateKind {
     SecondAbsmax,
 }
 
+/// How the moments of a parameter are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    /// As 8-bit codes.
+    pub coded: bool,
+    /// In the machine's memory.
+    pub offload: bool,
+}
+
 impl StateKind {
     /// All of them.
     pub const ALL: [StateKind; 5] = [
@@ -66,10 +75,20 @@ impl StateKind {
         }
     }
 
-    /// Room for the moments of so many weights that are all zero.
-    pub(super) fn zeros(self, backend: &dyn Backend, weights: usize, coded: bool) -> Result<Buffer> {
-        let mut buffer = backend.alloc(self.dtype(coded), self.range(&(0..weights)).len())?;
-        let zero = if self == StateKind::First && coded { f32::from(SIGNED.code(0.0)) } else { 0.0 };
+    /// Room for so many of its numbers.
+    pub(super) fn room(self, backend: &dyn Backend, numbers: usize, stored: Stored) -> Result<Buffer> {
+        let dtype = self.dtype(stored.coded);
+        // The average is read whenever the averaged model is; moments once a step.
+        match stored.offload && self != StateKind::Average {
+            true => backend.alloc_host(dtype, numbers),
+            false => backend.alloc(dtype, numbers),
+        }
+    }
+
+    /// Moments of so many weights that are all zero.
+    pub(super) fn zeros(self, backend: &dyn Backend, weights: usize, stored: Stored) -> Result<Buffer> {
+        let mut buffer = self.room(backend, self.range(&(0..weights)).len(), stored)?;
+        let zero = if self == StateKind::First && stored.coded { f32::from(SIGNED.code(0.0)) } else { 0.0 };
         backend.fill(&mut buffer, zero)?;
         Ok(buffer)
     }

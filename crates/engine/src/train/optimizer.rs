@@ -1,8 +1,7 @@
 //! From gradients to weights: what is trained, clipping, AdamW or SGD, an average of the weights.
 
-use super::moment::{StateKind, is_coded};
+use super::moment::{StateKind, Stored, is_coded};
 use crate::model::gradient::Gradient;
-use crate::model::shard::cut;
 use crate::model::weights::{Model, Param};
 use crate::model::{Config, Tensor, family};
 use crate::{Error, Result, nearest};
@@ -17,6 +16,9 @@ pub struct OptimizerOptions {
     pub rule: Rule,
     /// AdamW's moments of large matrices are 8-bit codes.
     pub coded: bool,
+    /// Moments are in the machine's memory; steps read and write them through the bus. Without effect on the bits, and on
+    /// devices that compute there.
+    pub offload: bool,
     /// Decoupled for AdamW; norms and biases are left alone.
     pub weight_decay: f64,
     /// Gradients longer than this are scaled down to it.
@@ -52,6 +54,7 @@ impl Default for OptimizerOptions {
         OptimizerOptions {
             rule: Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 },
             coded: false,
+            offload: false,
             weight_decay: 0.01,
             max_grad_norm: Some(1.0),
             ema: None,
@@ -108,11 +111,11 @@ impl Optimizer {
 
     /// Keeps this rank's parts of what belongs to a model that has been split.
     pub(super) fn split(&mut self, model: &Model) -> Result<()> {
-        for (param, state) in model.params.iter().zip(&mut self.state) {
-            for (kind, whole) in StateKind::ALL.into_iter().zip(state) {
-                if let Some(buffer) = whole {
-                    *whole = Some(cut(&*model.backend, buffer, &kind.range(&param.own))?);
-                }
+        for i in 0..self.state.len() {
+            for kind in StateKind::ALL {
+                let Some(buffer) = &self.state[i][kind as usize] else { continue };
+                let whole = model.read_f32s(buffer)?;
+                self.put(model, i, kind, Some(&whole))?;
             }
         }
         Ok(())
@@ -180,10 +183,10 @@ impl Optimizer {
         let mut all = Vec::new();
         for &param in &moved {
             let n = model.params[param].master.len();
-            let (old, coded) = (self.buffers(param), self.is_coded(model, param));
+            let (old, stored) = (self.buffers(param), self.stored(model, param));
             let mut moments = Vec::new();
-            for &kind in self.moments(coded).iter().filter(|&&kind| old[kind as usize].is_none()) {
-                moments.push((kind, kind.zeros(backend, n, coded)?));
+            for &kind in self.moments(stored.coded).iter().filter(|&&kind| old[kind as usize].is_none()) {
+                moments.push((kind, kind.zeros(backend, n, stored)?));
             }
             let average = average && old[StateKind::Average as usize].is_none();
             let average = average.then(|| backend.alloc(DType::F32, n)).transpose()?;
@@ -204,6 +207,10 @@ impl Optimizer {
             Rule::Sgd { momentum } if momentum != 0.0 => &[First],
             Rule::Sgd { .. } => &[],
         }
+    }
+
+    fn stored(&self, model: &Model, param: usize) -> Stored {
+        Stored { coded: self.is_coded(model, param), offload: self.options.offload }
     }
 
     /// Whether a parameter's moments are codes.
@@ -318,11 +325,11 @@ impl Optimizer {
 
     /// Puts back what a checkpoint holds of one, whole; this rank keeps its part.
     pub fn put(&mut self, model: &Model, param: usize, kind: StateKind, whole: Option<&[f32]>) -> Result<()> {
-        let (own, dtype) = (kind.range(&model.params[param].own), kind.dtype(self.is_coded(model, param)));
+        let (own, stored) = (kind.range(&model.params[param].own), self.stored(model, param));
         self.state[param][kind as usize] = match whole {
             None => None,
             Some(values) => {
-                let mut buffer = model.backend.alloc(dtype, own.len())?;
+                let mut buffer = kind.room(&*model.backend, own.len(), stored)?;
                 model.backend.write(&mut buffer, 0, &values[own])?;
                 Some(buffer)
             }

@@ -105,7 +105,10 @@ impl Table<'_> {
         let apart = if several { self.sum(|c| self.often(c)) } else { 0 };
         let copies = if several { "f32, tables and head once more for a micro-batch" } else { "f32" };
         self.add("gradients", 4 * (count + apart), copies.into());
-        self.add("optimizer", self.sum(|c| moment_bytes(&i.recipe, c)), o.stored());
+        let moments = self.sum(|c| moment_bytes(&i.recipe, c));
+        if !(o.offloads() && i.device.own_memory) {
+            self.add("optimizer", moments, o.stored());
+        }
         if o.ema.is_some() {
             self.add("average", 4 * (count + self.sum(largest)), "of the weights, f32".into());
         }
@@ -192,6 +195,14 @@ pub fn moment_bytes(recipe: &Recipe, c: &Config) -> usize {
         Some((_, trained)) => 4 * trained * recipe.optim.moments(),
         None => c.params().iter().map(|p| recipe.optim.moment_bytes(p)).sum(),
     }
+}
+
+/// Bytes of the machine's memory beside a card's: what was moved out of it.
+pub fn host_bytes(i: &Inputs) -> u64 {
+    if !(i.device.own_memory && i.recipe.optim.offloads()) {
+        return 0;
+    }
+    std::iter::once(&i.config).chain(&i.critic).map(|c| moment_bytes(&i.recipe, c) as u64).sum()
 }
 
 /// Number of weights.

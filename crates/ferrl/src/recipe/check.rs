@@ -1,5 +1,6 @@
 //! Settings that are well-formed and yet cannot work, each with a reason and a way out.
 
+use super::optim::OFFLOADS;
 use super::{OPTIMIZERS, Recipe, Stage};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
 use crate::algo::{self, Algorithm, Refusal};
@@ -123,6 +124,7 @@ fn names(r: &Recipe, p: &mut Problems) {
         p.word("device", &r.device, &devices);
     }
     p.word("optim.name", &r.optim.name, OPTIMIZERS);
+    p.word("optim.offload", &r.optim.offload, OFFLOADS);
     p.word("optim.schedule", &r.optim.schedule, SCHEDULES);
     if let Some(dtype) = &r.model.dtype {
         p.word("model.dtype", dtype, DTYPES);

@@ -5,6 +5,9 @@ use ferrl_engine::model::ParamShape;
 use ferrl_engine::train::{OptimizerOptions, Rule, StateKind, is_coded};
 use ferrl_engine::{Error, Result, nearest};
 
+/// What may leave the card between steps.
+pub const OFFLOADS: &[&str] = &["none", "moments"];
+
 /// Optimizers, by the names that users give.
 pub const OPTIMIZERS: &[&str] = &["adamw", "adamw8", "sgd"];
 
@@ -23,11 +26,17 @@ impl Optim {
         Ok(OptimizerOptions {
             rule,
             coded: self.name == "adamw8",
+            offload: self.offloads(),
             weight_decay: self.weight_decay,
             max_grad_norm: (self.max_grad_norm > 0.0).then_some(self.max_grad_norm as f32),
             ema: self.ema.map(|e| e as f32),
             frozen,
         })
+    }
+
+    /// Whether moments are in the machine's memory.
+    pub fn offloads(&self) -> bool {
+        self.offload == "moments"
     }
 
     /// Whether the first steps are scaled by the gradient's own size.

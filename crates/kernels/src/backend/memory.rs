@@ -37,6 +37,11 @@ pub trait MemoryOps: Home {
     }
     /// Contents are unspecified.
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer>;
+    /// As [`MemoryOps::alloc`], in the machine's memory, where operations read and write it through the bus: for what is needed
+    /// once a step. The same as [`MemoryOps::alloc`] on a device that computes in the machine's memory.
+    fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        self.alloc(dtype, len)
+    }
     /// Sets every element.
     fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()> {
         shapes::fill(self.as_home(), dst)?;

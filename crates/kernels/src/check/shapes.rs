@@ -424,6 +424,7 @@ mod tests {
         "peak_gflops",
         "busy_tokens",
         "alloc",
+        "alloc_host",
         "fill",
         "indices",
         "runs_async",

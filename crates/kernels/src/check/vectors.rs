@@ -3,7 +3,7 @@
 use super::units::{Case, Results, ask, by_row, pick, scaled};
 use super::{Check, download, random, random_ids, unwritten, upload, weight};
 use crate::backend::{AdamW, AdamWParam, Backend, Sgd};
-use crate::buffer::DType;
+use crate::buffer::{Buffer, DType};
 use crate::codes::BLOCK;
 use crate::error::Result;
 
@@ -23,6 +23,7 @@ fn cases() -> Vec<Box<dyn Case>> {
         Box::new(Updates { n: 50_007 }),
         Box::new(CodedUpdates { n: 50_007 }),
         Box::new(CodedUpdates { n: 4096 }),
+        Box::new(HostUpdates { n: 50_007 }),
     ]
 }
 
@@ -272,6 +273,62 @@ impl Case for CodedUpdates {
         let mut results = Results::default();
         for (name, buffer) in all {
             results.sums.push((name, download(b, buffer)?));
+        }
+        Ok(results)
+    }
+}
+
+/// AdamW whose moments are in the machine's memory: as if they were on the device.
+struct HostUpdates {
+    n: usize,
+}
+
+impl Case for HostUpdates {
+    fn name(&self) -> String {
+        format!("AdamW of {}, moments on the host", self.n)
+    }
+    fn rows(&self) -> usize {
+        1
+    }
+    fn run(&self, b: &dyn Backend, _: DType, _: &[usize]) -> Result<Results> {
+        let (n, blocks) = (self.n, self.n.div_ceil(BLOCK));
+        let mut results = Results::default();
+        for coded in [false, true] {
+            let mut left: Vec<Vec<f32>> = Vec::new();
+            for host in [false, true] {
+                let room = |dtype: DType, len: usize| -> Result<Buffer> {
+                    let mut room = if host { b.alloc_host(dtype, len)? } else { b.alloc(dtype, len)? };
+                    b.fill(&mut room, 0.0)?;
+                    Ok(room)
+                };
+                let format = if coded { DType::U8 } else { DType::F32 };
+                let (mut m, mut v) = (room(format, n)?, room(format, n)?);
+                let (mut m_absmax, mut v_absmax) = (room(DType::F32, blocks)?, room(DType::F32, blocks)?);
+                let mut w = upload(b, DType::F32, &scaled(1, n, 1.0))?;
+                for step in 1..=3u64 {
+                    let grad = upload(b, DType::F32, &scaled(10 + step as u32, n, 1.0))?;
+                    let (lr, beta1, beta2, eps, weight_decay) = (1e-2, 0.9, 0.99, 1e-6, 0.1);
+                    b.adamw(&mut [AdamWParam {
+                        op: AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale: 0.5 },
+                        ranges: &[0..n],
+                        param: &mut w,
+                        grad: &grad,
+                        first: &mut m,
+                        second: &mut v,
+                        absmax: coded.then_some([&mut m_absmax, &mut v_absmax]),
+                        derived: None,
+                    }])?;
+                }
+                let mut part = vec![0.0; n - 7];
+                b.read(&m, 7, &mut part)?;
+                b.write(&mut v, 3, &part[..5])?;
+                left.push([download(b, &w)?, part, download(b, &v)?].concat());
+            }
+            let differ = left[0].iter().zip(&left[1]).filter(|(x, y)| x.to_bits() != y.to_bits()).count();
+            results
+                .sums
+                .push((if coded { "8-bit, differing" } else { "f32, differing" }, vec![differ as f32]));
+            results.sums.push((if coded { "8-bit" } else { "f32" }, left.swap_remove(1)));
         }
         Ok(results)
     }
