@@ -40,6 +40,16 @@ def main():
     floats("signed", signed)
     floats("unsigned", unsigned)
     floats("nf4", F.get_4bit_type("nf4", device="cpu"))
+    # NF4 in blocks of 64: normal numbers, a block of zeros, a last block that is not full.
+    x = 0.02 * torch.randn(330)
+    x[64:128] = 0.0
+    for block in (64, 128):
+        codes, absmax = torch.ops.bitsandbytes.quantize_4bit.default(x, block, "nf4", torch.uint8)
+        back = torch.ops.bitsandbytes.dequantize_4bit.default(codes, absmax, block, "nf4", x.shape, torch.float32)
+        bytes_(f"nf4_codes{block}", codes.flatten())
+        floats(f"nf4_absmax{block}", absmax)
+        floats(f"nf4_back{block}", back.flatten())
+    floats("nf4_x", x)
     blocks = -(N // -BLOCK)
     w = torch.randn(N)
     m, v = torch.full((N,), 127, dtype=torch.uint8), torch.zeros(N, dtype=torch.uint8)

@@ -173,6 +173,21 @@ fn moments_on_the_host() {
     assert!(check(&both, &[]) == check(&both[1..], &[]), "of 8-bit moments too");
 }
 
+const ADAPTER: &str = "adapter={r=4}";
+
+#[test]
+fn an_adapter_on_nf4() {
+    let left = check(&[ADAPTER, "adapter.base=nf4"], &[WHOLE]);
+    let plain = check(&[ADAPTER], &[WHOLE]);
+    let file = "stages/0/adapter_model.safetensors";
+    assert!(left[file] != plain[file], "another base");
+}
+
+#[test]
+fn an_adapter_on_a_base_in_the_machines_memory() {
+    assert!(check(&[ADAPTER, "adapter.base=host"], &[WHOLE]) == check(&[ADAPTER], &[]), "the same bits");
+}
+
 #[test]
 fn a_checkpoint_of_another_optimizer_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();

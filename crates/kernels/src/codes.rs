@@ -22,6 +22,74 @@ pub static SIGNED: LazyLock<CodeTable> = LazyLock::new(|| CodeTable::new(dynamic
 /// For second moments, which have no sign.
 pub static UNSIGNED: LazyLock<CodeTable> = LazyLock::new(|| CodeTable::new(dynamic(false)));
 
+/// Numbers of a block of NF4, where nothing else is asked for.
+pub const NF4_BLOCK: usize = 64;
+
+/// 4-bit NormalFloat (QLoRA, Dettmers et al., 2023, arXiv 2305.14314): entries that are about equally frequent among normal
+/// numbers. bitsandbytes' table.
+pub static NF4: LazyLock<CodeTable> = LazyLock::new(|| CodeTable::new(NF4_VALUES.to_vec()));
+
+const NF4_VALUES: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+/// NF4 codes of numbers, two a byte with the first in the upper half, and the largest magnitude of each block. `block` is even.
+pub fn encode_nf4(values: &[f32], block: usize) -> (Vec<u8>, Vec<f32>) {
+    let (mut codes, mut absmax) =
+        (vec![0; values.len().div_ceil(2)], vec![0.0; values.len().div_ceil(block)]);
+    // Whole blocks for each thread.
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let blocks = absmax.len().div_ceil(threads).max(1024);
+    std::thread::scope(|scope| {
+        let parts = values.chunks(blocks * block).zip(codes.chunks_mut(blocks * block / 2));
+        for ((values, codes), absmax) in parts.zip(absmax.chunks_mut(blocks)) {
+            scope.spawn(move || {
+                let all = values.chunks(block).zip(codes.chunks_mut(block / 2)).zip(absmax);
+                all.for_each(|((values, codes), absmax)| *absmax = encode_nf4_block(values, codes, block));
+            });
+        }
+    });
+    (codes, absmax)
+}
+
+fn encode_nf4_block(values: &[f32], codes: &mut [u8], block: usize) -> f32 {
+    let absmax = values.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    let factor = inverse(absmax);
+    // bitsandbytes divides in a last block that is not full.
+    let scaled = |x: f32| if values.len() == block { x * factor } else { x / absmax.max(1e-38) };
+    for (pair, byte) in values.chunks(2).zip(codes) {
+        let code = |x: f32| NF4.code(scaled(x).clamp(-1.0, 1.0));
+        *byte = code(pair[0]) << 4 | pair.get(1).map_or(NF4.code(0.0), |&x| code(x));
+    }
+    absmax
+}
+
+/// The numbers from `at` on behind NF4 codes. `at` is even.
+pub fn decode_nf4(codes: &[u8], absmax: &[f32], block: usize, at: usize, out: &mut [f32]) {
+    for (i, pair) in out.chunks_mut(2).enumerate() {
+        let (i, byte) = (at + 2 * i, codes[at / 2 + i]);
+        let nibbles = [byte >> 4, byte & 15].into_iter().enumerate();
+        pair.iter_mut()
+            .zip(nibbles)
+            .for_each(|(x, (k, code))| *x = NF4_VALUES[code as usize] * absmax[(i + k) / block]);
+    }
+}
+
 impl CodeTable {
     fn new(values: Vec<f32>) -> Self {
         let bounds = values.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect();

@@ -1,8 +1,8 @@
 //! 8-bit moments against bitsandbytes: tables, codes and steps (`tools/make_code_fixtures.py`).
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl_kernels::backend::{AdamW, AdamWParam, MemoryOps, OptimizerOps};
-use ferrl_kernels::codes::{SIGNED, UNSIGNED};
+use ferrl_kernels::backend::{AdamW, AdamWParam, MemoryOps, OptimizerOps, VectorOps};
+use ferrl_kernels::codes::{NF4, SIGNED, UNSIGNED, encode_nf4};
 use ferrl_kernels::cpu::Cpu;
 use ferrl_kernels::{Buffer, DType};
 use std::collections::HashMap;
@@ -43,6 +43,30 @@ fn tables_are_those_of_bitsandbytes_bit_for_bit() {
     for (name, table) in [("signed", &*SIGNED), ("unsigned", &*UNSIGNED)] {
         let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&table.values), bits(&fixture.floats(name)), "{name}");
+    }
+}
+
+#[test]
+fn nf4_is_that_of_bitsandbytes_bit_for_bit() {
+    let (f, cpu) = (Fixture::read(), Cpu::new(Some(2)).unwrap());
+    let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&NF4.values), bits(&f.floats("nf4")));
+    let x = f.floats("nf4_x");
+    for block in [64, 128] {
+        let (codes, absmax) = encode_nf4(&x, block);
+        let numbers: Vec<f32> = codes.iter().map(|&c| c as f32).collect();
+        assert_eq!(numbers, f.codes(&format!("nf4_codes{block}")), "codes in blocks of {block}");
+        let want = f.floats(&format!("nf4_absmax{block}"));
+        assert_eq!(bits(&absmax), bits(&want), "magnitudes in blocks of {block}");
+        let mut out = upload(&cpu, DType::F32, &vec![9.0; x.len()]);
+        let (codes, absmax) = (upload(&cpu, DType::U8, &numbers), upload(&cpu, DType::F32, &absmax));
+        cpu.decode_nf4(&codes, &absmax, block, &mut out).unwrap();
+        let back = download(&cpu, &out);
+        assert_eq!(bits(&back), bits(&f.floats(&format!("nf4_back{block}"))), "back in blocks of {block}");
+        // What was rounded once is not rounded again.
+        let again = encode_nf4(&back, block);
+        assert_eq!(again.0, encode_nf4(&x, block).0);
+        assert_eq!(bits(&again.1), bits(&encode_nf4(&x, block).1));
     }
 }
 

@@ -233,6 +233,9 @@ impl Model {
 
     /// This rank's part of a parameter.
     pub(crate) fn own_values(&self, param: usize) -> Result<Vec<f32>> {
+        if self.is_nf4(param) {
+            return self.read_f32s(&self.base_f32(param)?);
+        }
         self.read_f32s(&self.params[param].master)
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Sampler and trainer read the same derived forms; `refresh` rebuilds them after an update and raises the version.
 
-use super::adapter::{Adapter, AdapterOptions};
+use super::adapter::base::Nf4Base;
+use super::adapter::{Adapter, AdapterOptions, BaseHome, adapted_weights};
 use super::config::{Config, LayerRope, Position, QkNorm, Rope};
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
@@ -11,6 +12,7 @@ use crate::checkpoint::{InitOptions, ModelDir, SaveOptions, init_param, save_mod
 use crate::{Error, Result};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +34,8 @@ pub struct Model {
     pub(super) layout: Layout,
     /// An adapter, whose parameters follow those of the configuration in `params`.
     pub(super) adapter: Option<Adapter>,
+    /// Its bases that are NF4, by parameter.
+    pub(super) bases: BTreeMap<usize, Nf4Base>,
     /// Whether gradients will be computed.
     pub(super) training: bool,
     rotary: Mutex<Option<Arc<RotaryTables>>>,
@@ -110,7 +114,12 @@ impl Default for Options {
 impl Model {
     /// Reads a model directory; an adapter becomes part of the weights.
     pub fn load(backend: Arc<dyn Backend>, dir: &ModelDir, options: Options) -> Result<Model> {
-        let mut model = Model::load_base(backend, dir, options)?;
+        if let Some(own) = dir.adapter().filter(|own| own.options.base == BaseHome::Nf4) {
+            let mut model = Model::load_adapted(backend, dir, options, &own.options, 0)?;
+            model.fold()?;
+            return Ok(model);
+        }
+        let mut model = Model::load_base(backend, dir, options, None)?;
         if let Some(adapter) = dir.adapter() {
             model.adapt(&adapter.options, 0, |module| adapter.values(module).map(Some))?;
             model.fold()?;
@@ -127,22 +136,38 @@ impl Model {
         wanted: &AdapterOptions,
         seed: u64,
     ) -> Result<Model> {
-        let mut model = Model::load_base(backend, dir, options)?;
+        if let Some(own) = dir.adapter() {
+            own.options.same(wanted, &dir.config).map_err(|e| e.at(dir.path.display()))?;
+        }
+        let mut model = Model::load_base(backend, dir, options, Some(wanted))?;
         match dir.adapter() {
-            None => model.adapt(wanted, seed, |_| Ok(None))?,
-            Some(own) => {
-                own.options.same(wanted, &dir.config).map_err(|e| e.at(dir.path.display()))?;
-                model.adapt(wanted, seed, |module| own.values(module).map(Some))?;
-            }
+            None => model.put_adapter(wanted, seed, |_| Ok(None))?,
+            Some(own) => model.put_adapter(wanted, seed, |module| own.values(module).map(Some))?,
         }
         Ok(model)
     }
 
-    fn load_base(backend: Arc<dyn Backend>, dir: &ModelDir, options: Options) -> Result<Model> {
+    /// The parameters of a directory; those that `adapted` adapts become bases as they arrive.
+    fn load_base(
+        backend: Arc<dyn Backend>,
+        dir: &ModelDir,
+        options: Options,
+        adapted: Option<&AdapterOptions>,
+    ) -> Result<Model> {
         let mut model = Model::empty(backend, dir.config.clone(), options)?;
+        let bases =
+            adapted.map(|wanted| adapted_weights(&dir.config, wanted)).transpose()?.unwrap_or_default();
+        let home = adapted.map_or(BaseHome::Device, |wanted| wanted.base);
         let mut next = 0;
         dir.load(|shape, values| {
-            model.push(*shape, &values)?;
+            if bases.contains(&next) {
+                let _weights = Purpose::Weights.on(&model.backend.clone());
+                let block = dir.nf4_block(next)?;
+                let param = model.base_param(next, *shape, &values, (home, block))?;
+                model.params.push(param);
+            } else {
+                model.push(*shape, &values)?;
+            }
             next += 1;
             Ok(())
         })?;
@@ -179,6 +204,7 @@ impl Model {
             version: 0,
             layout,
             adapter: None,
+            bases: BTreeMap::new(),
             training: options.training,
             rotary: Mutex::new(None),
             context: options.context,

@@ -69,6 +69,13 @@ fn offload(i: &Inputs) -> Option<Inputs> {
     (i.device.own_memory && !i.recipe.optim.offloads() && bytes(&now) < bytes(i)).then_some(now)
 }
 
+/// Adapted weights in another home than the device's memory.
+fn base(i: &Inputs, home: &str) -> Option<Inputs> {
+    let mut now = i.clone();
+    now.recipe.adapter.as_mut()?.base = home.into();
+    (bytes(&now) < bytes(i)).then_some(now)
+}
+
 /// A cache as small as one answer to each prompt at a time needs, at least.
 fn smaller_cache(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
     let over = bytes(i).saturating_sub(available).div_ceil(1 << 20) as usize;
@@ -103,6 +110,9 @@ pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
     if let Some(now) = offload(i) {
         out.push(change("optim.offload=moments".into(), &now));
     }
+    for home in ["host", "nf4"] {
+        out.extend(base(i, home).map(|now| change(format!("adapter.base={home}"), &now)));
+    }
     out.retain(|c| c.bytes <= available);
     if !out.is_empty() {
         return out;
@@ -121,7 +131,11 @@ pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
         now.recipe.rollout.cache_mib = 64;
     }
     // The same bits, and then codes too, as far as they are needed.
-    let moves: [(&str, Move); 2] = [("optim.offload=moments", offload), ("optim.name=adamw8", eight_bits)];
+    let moves: [(&str, Move); 3] = [
+        ("adapter.base=host", |i| base(i, "host")),
+        ("optim.offload=moments", offload),
+        ("optim.name=adamw8", eight_bits),
+    ];
     for (text, step) in moves {
         let fits = |i: &Inputs| bytes(i) <= available || fewer_tokens(i, available).is_some();
         if !fits(&now)

@@ -145,6 +145,7 @@ fn names(r: &Recipe, p: &mut Problems) {
         if !other {
             p.word("adapter.init", &adapter.init, super::INITS);
         }
+        p.word("adapter.base", &adapter.base, super::adapter::BASES);
         let what = "an adapter trains its own weights and leaves all others as they are";
         p.when(
             !r.model.frozen.is_empty(),

@@ -87,6 +87,11 @@ pub trait VectorOps: MemoryOps {
     fn dots(&self, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
         pairs.iter().map(|(x, y)| self.dot(x, y)).collect()
     }
+    /// The numbers behind NF4 codes, two a byte: `out[i] = NF4[code i] * absmax[i / block]` ([`codes`](crate::codes)).
+    fn decode_nf4(&self, codes: &Buffer, absmax: &Buffer, block: usize, out: &mut Buffer) -> Result<()> {
+        shapes::decode_nf4(self.as_home(), codes, absmax, block, out)?;
+        composed::decode_nf4(self, codes, absmax, block, out)
+    }
     /// Index of the first NaN or infinity.
     fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
         shapes::first_non_finite(self.as_home(), x)?;

@@ -111,6 +111,7 @@ const CASES: &[Case] = &[
     ("dot", |m| m.b.dot(&m.x(70)?, &m.x(70)?).map(drop)),
     ("chunk_dots", |m| m.b.chunk_dots(&m.x(70)?, &m.x(70)?).map(drop)),
     ("dots", |m| m.b.dots(&[(&m.f32s(70)?, &m.f32s(70)?), (&m.f32s(5)?, &m.f32s(5)?)]).map(drop)),
+    ("decode_nf4", |m| m.b.decode_nf4(&m.floats(DType::U8, 151)?, &m.f32s(5)?, 64, &mut m.f32s(301)?)),
     ("gather_rows", |m| m.b.gather_rows(&m.x(7 * 5)?, &m.ids(&[6, 0, 6])?, 5, &mut m.x(3 * 5)?)),
     ("scatter_rows", |m| m.b.scatter_rows(&m.x(3 * 5)?, &m.ids(&[6, 0, 2])?, 5, &mut m.x(7 * 5)?)),
     ("embed", |m| m.b.embed(&m.ids(&[6, 0, 3])?, &m.f32s(7 * 5)?, 1.0, false, &mut m.f32s(3 * 5)?)),

@@ -4,7 +4,7 @@ use super::units::{Case, Results, ask, by_row, pick, scaled};
 use super::{Check, download, random, random_ids, unwritten, upload, weight};
 use crate::backend::{AdamW, AdamWParam, Backend, Sgd};
 use crate::buffer::{Buffer, DType};
-use crate::codes::BLOCK;
+use crate::codes::{BLOCK, decode_nf4, encode_nf4};
 use crate::error::Result;
 
 /// Every case.
@@ -24,6 +24,8 @@ fn cases() -> Vec<Box<dyn Case>> {
         Box::new(CodedUpdates { n: 50_007 }),
         Box::new(CodedUpdates { n: 4096 }),
         Box::new(HostUpdates { n: 50_007 }),
+        Box::new(Nf4 { n: 50_007, block: 64 }),
+        Box::new(Nf4 { n: 4096, block: 4096 }),
     ]
 }
 
@@ -331,5 +333,31 @@ impl Case for HostUpdates {
             results.sums.push((if coded { "8-bit" } else { "f32" }, left.swap_remove(1)));
         }
         Ok(results)
+    }
+}
+
+/// NF4 codes of normal numbers, read back.
+struct Nf4 {
+    n: usize,
+    block: usize,
+}
+
+impl Case for Nf4 {
+    fn name(&self) -> String {
+        format!("NF4 of {} in blocks of {}", self.n, self.block)
+    }
+    fn rows(&self) -> usize {
+        1
+    }
+    fn run(&self, b: &dyn Backend, _: DType, _: &[usize]) -> Result<Results> {
+        let (codes, absmax) = encode_nf4(&scaled(1, self.n, 0.02), self.block);
+        let numbers: Vec<f32> = codes.iter().map(|&c| f32::from(c)).collect();
+        let (on_card, of_blocks) = (upload(b, DType::U8, &numbers)?, upload(b, DType::F32, &absmax)?);
+        let mut out = unwritten(b, DType::F32, self.n)?;
+        b.decode_nf4(&on_card, &of_blocks, self.block, &mut out)?;
+        let (got, mut want) = (download(b, &out)?, vec![0.0; self.n]);
+        decode_nf4(&codes, &absmax, self.block, 0, &mut want);
+        let differ = got.iter().zip(&want).filter(|(x, y)| x.to_bits() != y.to_bits()).count();
+        Ok(Results { rows: Vec::new(), sums: vec![("numbers", got), ("differing", vec![differ as f32])] })
     }
 }

@@ -2,11 +2,12 @@
 
 use super::Cpu;
 use super::element::{Stored, get, put};
-use super::memory::{u8s, u8s_mut, u32s, u32s_mut};
+use super::memory::{f32s, f32s_mut, u8s, u8s_mut, u32s, u32s_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion, widen};
 use crate::backend::{DOT_CHUNK, MemoryOps, VectorOps};
 use crate::buffer::{Buffer, DType};
+use crate::codes::decode_nf4;
 use crate::error::Result;
 use crate::shapes;
 use crate::shapes::NO_ROW;
@@ -111,6 +112,15 @@ impl VectorOps for Cpu {
         shapes::dot(self, x, y)?;
         assert_eq!(x.len(), y.len());
         Ok(typed!([ref x, ref y] chunk_dots(self, x, y)))
+    }
+    fn decode_nf4(&self, codes: &Buffer, absmax: &Buffer, block: usize, out: &mut Buffer) -> Result<()> {
+        shapes::decode_nf4(self, codes, absmax, block, out)?;
+        let (n, codes, absmax, out) = (out.len(), u8s(codes), f32s(absmax), Disjoint::new(f32s_mut(out)));
+        self.pool.ranges(n, PIECE, |r| {
+            // SAFETY: pieces do not overlap.
+            decode_nf4(codes, absmax, block, r.start, unsafe { part(&out, &r) });
+        });
+        Ok(())
     }
     fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
         shapes::first_non_finite(self, x)?;

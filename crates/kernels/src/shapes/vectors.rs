@@ -44,6 +44,22 @@ pub(crate) fn dot(home: &dyn Home, x: &Buffer, y: &Buffer) -> Result<()> {
     op.floats("y", y, y.len())
 }
 
+pub(crate) fn decode_nf4(
+    home: &dyn Home,
+    codes: &Buffer,
+    absmax: &Buffer,
+    block: usize,
+    out: &Buffer,
+) -> Result<()> {
+    let op = Op::new(home, "decode_nf4");
+    op.expect(block > 0 && block.is_multiple_of(2), || {
+        format!("blocks of {block}, expected an even number")
+    })?;
+    op.f32s("out", out, out.len())?;
+    op.typed("codes", codes, DType::U8, out.len().div_ceil(2))?;
+    op.f32s("absmax", absmax, out.len().div_ceil(block))
+}
+
 pub(crate) fn first_non_finite(home: &dyn Home, x: &Buffer) -> Result<()> {
     Op::new(home, "first_non_finite").floats("x", x, x.len())
 }

@@ -2,6 +2,7 @@
 
 use crate::backend::{DOT_CHUNK, MemoryOps, VectorOps};
 use crate::buffer::{Buffer, DType};
+use crate::codes::NF4;
 use crate::cuda::context::{Cuda, check};
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{self, Memory, element, index_buffer, kernel, letter, ptr};
@@ -203,6 +204,12 @@ impl VectorOps for Cuda {
             self.download(room.ptr(), &mut total)?;
         }
         Ok(total[0])
+    }
+    fn decode_nf4(&self, codes: &Buffer, absmax: &Buffer, block: usize, out: &mut Buffer) -> Result<()> {
+        shapes::decode_nf4(self, codes, absmax, block, out)?;
+        let (n, table) = (out.len(), self.uploaded(&NF4.values)?);
+        let args = args![ptr(codes), ptr(absmax), &table, ptr(out), n, block as u32];
+        self.launch_flat("vector", "decode_nf4", n.div_ceil(8), &args)
     }
     fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
         shapes::first_non_finite(self, x)?;
