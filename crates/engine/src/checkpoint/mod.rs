@@ -4,6 +4,7 @@ mod foreign;
 mod format;
 mod init;
 mod load;
+mod nf4;
 mod peft;
 mod peft_config;
 mod save;

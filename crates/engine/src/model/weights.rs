@@ -2,7 +2,8 @@
 //!
 //! Sampler and trainer read the same derived forms; `refresh` rebuilds them after an update and raises the version.
 
-use super::adapter::{Adapter, AdapterOptions};
+use super::adapter::base::Nf4Base;
+use super::adapter::{Adapter, AdapterOptions, BaseHome, adapted_weights};
 use super::config::{Config, LayerRope, Position, Rope};
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
@@ -12,6 +13,7 @@ use crate::Result;
 use crate::checkpoint::{InitOptions, ModelDir, Numbers, SaveOptions, StorageFormat, init_param, save_model};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +35,8 @@ pub struct Model {
     pub(super) layout: Layout,
     /// An adapter, whose parameters follow those of the configuration in `params`.
     pub(super) adapter: Option<Adapter>,
+    /// Its bases that are NF4, by parameter.
+    pub(super) bases: BTreeMap<usize, Nf4Base>,
     /// Whether gradients will be computed.
     pub(super) training: bool,
     /// Whether of what products multiply no more is kept than they read.
@@ -119,7 +123,12 @@ impl Default for Options {
 impl Model {
     /// Reads a model directory; an adapter becomes part of the weights.
     pub fn load(backend: Arc<dyn Backend>, dir: &ModelDir, options: Options) -> Result<Model> {
-        let mut model = Model::load_base(backend, dir, options)?;
+        if let Some(own) = dir.adapter().filter(|own| own.options.base == BaseHome::Nf4) {
+            let mut model = Model::load_adapted(backend, dir, options, &own.options, 0)?;
+            model.fold()?;
+            return Ok(model);
+        }
+        let mut model = Model::load_base(backend, dir, options, None)?;
         if let Some(adapter) = dir.adapter() {
             model.adapt(&adapter.options, 0, |module| adapter.values(module).map(Some))?;
             model.fold()?;
@@ -136,25 +145,38 @@ impl Model {
         wanted: &AdapterOptions,
         seed: u64,
     ) -> Result<Model> {
-        let mut model = Model::load_base(backend, dir, options)?;
+        if let Some(own) = dir.adapter() {
+            own.options.same(wanted, &dir.config).map_err(|e| e.at(dir.path.display()))?;
+        }
+        let mut model = Model::load_base(backend, dir, options, Some(wanted))?;
         match dir.adapter() {
-            None => model.adapt(wanted, seed, |_| Ok(None))?,
-            Some(own) => {
-                own.options.same(wanted, &dir.config).map_err(|e| e.at(dir.path.display()))?;
-                model.adapt(wanted, seed, |module| own.values(module).map(Some))?;
-            }
+            None => model.put_adapter(wanted, seed, |_| Ok(None))?,
+            Some(own) => model.put_adapter(wanted, seed, |module| own.values(module).map(Some))?,
         }
         Ok(model)
     }
 
-    fn load_base(backend: Arc<dyn Backend>, dir: &ModelDir, options: Options) -> Result<Model> {
+    /// The parameters of a directory; those that `adapted` adapts become bases as they arrive.
+    fn load_base(
+        backend: Arc<dyn Backend>,
+        dir: &ModelDir,
+        options: Options,
+        adapted: Option<&AdapterOptions>,
+    ) -> Result<Model> {
         let mut model = Model::empty(backend, dir.config.clone(), options)?;
+        let bases =
+            adapted.map(|wanted| adapted_weights(&dir.config, wanted)).transpose()?.unwrap_or_default();
+        let home = adapted.map_or(BaseHome::Device, |wanted| wanted.base);
         let mut next = 0;
         model.rounds = !options.training;
         dir.load_stored(|shape, numbers| {
-            let param = match numbers {
-                Numbers::F32(values) => model.param(*shape, &values)?,
-                Numbers::Bf16(parts) => model.param_of_halves(*shape, &parts)?,
+            let param = match bases.contains(&next) {
+                true => {
+                    let _weights = Purpose::Weights.on(&model.backend.clone());
+                    let block = dir.nf4_block(next)?;
+                    model.base_param(next, *shape, numbers, (home, block))?
+                }
+                false => model.param(*shape, &numbers)?,
             };
             model.params.push(param);
             next += 1;
@@ -181,7 +203,7 @@ impl Model {
         for shape in config.params() {
             let mut values = init_param(&config, init, &shape);
             storage.round(&mut values);
-            model.push(shape, &values)?;
+            model.push(shape, values)?;
         }
         Ok(model)
     }
@@ -196,6 +218,7 @@ impl Model {
             version: 0,
             layout,
             adapter: None,
+            bases: BTreeMap::new(),
             training: options.training,
             rounds: false,
             balance: 0.0,
@@ -221,44 +244,26 @@ impl Model {
         [self.number as usize].into_iter().chain(masters).chain(forms).collect()
     }
 
-    fn push(&mut self, shape: ParamShape, values: &[f32]) -> Result<()> {
-        let param = self.param(shape, values)?;
+    fn push(&mut self, shape: ParamShape, values: Vec<f32>) -> Result<()> {
+        let param = self.param(shape, &Numbers::F32(values))?;
         self.params.push(param);
         Ok(())
     }
 
-    /// A parameter with these values.
-    pub(super) fn param(&self, shape: ParamShape, values: &[f32]) -> Result<Param> {
+    /// A parameter with these numbers.
+    pub(super) fn param(&self, shape: ParamShape, numbers: &Numbers<'_>) -> Result<Param> {
         let fits = |x: &f32| x.to_bits() & 0xffff == 0;
         // Tables are read in f32 too.
-        let rounds =
-            !self.training && ((self.rounds && !shape.id.slot.is_table()) || values.iter().all(fits));
-        self.made(shape, rounds, |master| self.backend.write(master, 0, values))
-    }
-
-    /// A parameter of stored numbers of bf16.
-    fn param_of_halves(&self, shape: ParamShape, parts: &[&[u8]]) -> Result<Param> {
-        self.made(shape, true, |master| {
-            let mut at = 0;
-            for part in parts {
-                self.backend.write_bf16(master, at, part)?;
-                at += part.len() / 2;
-            }
-            Ok(())
-        })
-    }
-
-    /// A parameter whose master is written; with `rounds`, nothing is lost where it holds numbers of bf16.
-    fn made(
-        &self,
-        shape: ParamShape,
-        rounds: bool,
-        write: impl FnOnce(&mut Buffer) -> Result<()>,
-    ) -> Result<Param> {
+        let rounds = !self.training
+            && ((self.rounds && !shape.id.slot.is_table())
+                || match numbers {
+                    Numbers::Bf16(_) => true,
+                    Numbers::F32(values) => values.iter().all(fits),
+                });
         let _weights = Purpose::Weights.on(&self.backend);
         let rounded = if rounds { self.rounded_forms(&shape)? } else { None };
         let (mut derived, mut master) = rounded.map_or_else(|| self.forms(&shape), Ok)?;
-        write(&mut master)?;
+        numbers.write(&*self.backend, &mut master)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
@@ -308,7 +313,7 @@ impl Model {
         let mut copy = Model::empty(self.backend.clone(), self.config.clone(), options)?;
         for (i, shape) in self.config.params().into_iter().enumerate() {
             let values = if self.adapter.is_some() { self.values_of(i)? } else { self.read_together(i)? };
-            copy.push(shape, &values)?;
+            copy.push(shape, values)?;
         }
         Ok(copy)
     }
@@ -338,7 +343,7 @@ impl Model {
     pub fn read(&self, param: usize) -> Result<Vec<f32>> {
         let own = self.own_values(param)?;
         let Some(split) = &self.split else { return Ok(own) };
-        split.collect((param, 0), self.params[param].shape.len(), &own)
+        split.collect((param, 0), self.params[param].shape.len(), &own, |weights| weights)
     }
 
     /// Longest sequence the model was trained for ([`Config::max_context`]).

@@ -7,6 +7,7 @@
 mod accumulate;
 mod batch;
 mod divergence;
+mod moment;
 mod optimizer;
 mod ranks;
 mod schedule;
@@ -16,6 +17,7 @@ mod vector;
 
 pub use batch::{Batch, Sequence, StatGrads, Stats, plan};
 pub use divergence::{comparable, kl};
+pub use moment::{StateKind, is_coded};
 pub use optimizer::{Optimizer, OptimizerOptions, Rule, UpdateReport, trained_weights};
 pub use schedule::{Decay, Schedule};
 pub use vector::ParamVector;
@@ -252,7 +254,10 @@ impl Trainer {
     /// Takes the weights of a model of the same shape and begins training anew.
     pub fn restart_from(&mut self, start: &Model) -> Result<()> {
         self.model.room(self.model.params.iter().map(|p| p.shape.len()), 1)?;
-        for (param, own) in self.model.params.iter_mut().zip(&start.params) {
+        // A base as NF4 never changes.
+        let changes: Vec<bool> = (0..start.params.len()).map(|i| !self.model.is_nf4(i)).collect();
+        let pairs = self.model.params.iter_mut().zip(&start.params).zip(changes);
+        for ((param, own), _) in pairs.filter(|(_, changes)| *changes) {
             let (from, to) = (&own.master, &mut param.master);
             self.model.backend.copy(from, param.own.start, to, 0, param.own.len())?;
         }

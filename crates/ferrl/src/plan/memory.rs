@@ -6,8 +6,11 @@
 //! read, but for norms, which are recomputed in backward; with recompute only the stream, and one layer's interior at a time.
 
 use super::Inputs;
+use crate::recipe::Recipe;
 use ferrl_engine::model::Config;
-use ferrl_engine::model::adapter::adapter_weights;
+use ferrl_engine::model::ParamShape;
+use ferrl_engine::model::adapter::{AdapterOptions, BaseHome, adapter_weights, lora_modules};
+use ferrl_kernels::codes::NF4_BLOCK;
 use ferrl_kernels::{DType, Footprint};
 
 /// One line of the table.
@@ -78,6 +81,24 @@ impl Table<'_> {
         if self.adapted(c).is_some() { 0 } else { met_often(c) }
     }
 
+    /// Bytes that adapted weights do not take beside what products read: on a card a plain parameter is 4 bytes a weight with the
+    /// form that products read; an adapted one is that form and its base.
+    fn base_saved(&self) -> u64 {
+        let (i, e) = (self.i, self.e);
+        let Some(home) = i.recipe.adapter.as_ref().and_then(|a| a.options().ok()) else { return 0 };
+        let mut saved = 0;
+        for c in std::iter::once(&i.config).chain(&i.critic) {
+            let weights = base_weights(c, &home);
+            let form = weights.iter().map(|p| (i.device.weight)(p.rows, p.cols, e, true)).sum::<usize>();
+            let count: usize = weights.iter().map(|p| p.len()).sum();
+            // Where the form is half of the master, it is memory of its own under an adapter.
+            let own = if form == 0 { e * count } else { 0 };
+            let base = base_bytes(&home, e, count, i.device.own_memory);
+            saved += (4 * count).saturating_sub(own + base);
+        }
+        saved as u64
+    }
+
     fn adapted(&self, c: &Config) -> Option<(usize, usize)> {
         let options = self.i.recipe.adapter.as_ref()?.options().ok()?;
         adapter_weights(c, &options).ok()
@@ -92,14 +113,12 @@ impl Table<'_> {
         let (i, e, o) = (self.i, self.e, &self.i.recipe.optim);
         let (count, all) = (self.sum(|c| self.trained(c)), self.sum(weights));
         let several = i.update_tokens() > i.recipe.train.micro_batch_tokens;
-        let moments = match o.name.as_str() {
-            "adamw" => 2,
-            _ if o.beta1 > 0.0 => 1,
-            _ => 0,
-        };
         let form = |c: &Config, trained: bool| packed(c, e, trained, i.device.weight);
-        let what = format!("f32 masters, and in {} for products", i.dtype().name());
-        self.add("weights", self.sum(|c| 4 * weights(c) + form(c, true)), what);
+        let what = match &i.recipe.adapter {
+            Some(a) => format!("the base ({}), and in {} for products", a.base, i.dtype().name()),
+            None => format!("f32 masters, and in {} for products", i.dtype().name()),
+        };
+        self.add("weights", self.sum(|c| 4 * weights(c) + form(c, true)) - self.base_saved(), what);
         if count < all && i.recipe.adapter.is_some() {
             // A and B, and what products of backward read of them; one weight while it is merged.
             let low = self.sum(|c| (4 + e) * self.low_rank(c)) + 8 * self.sum(largest_inside);
@@ -112,7 +131,10 @@ impl Table<'_> {
         let apart = if several { self.sum(|c| self.often(c)) } else { 0 };
         let copies = if several { "f32, tables and head once more for a micro-batch" } else { "f32" };
         self.add("gradients", 4 * (count + apart), copies.into());
-        self.add("optimizer", 4 * count * moments, format!("{} in f32", o.name));
+        let moments = self.sum(|c| moment_bytes(&i.recipe, c));
+        if !(o.offloads() && i.device.own_memory) {
+            self.add("optimizer", moments, o.stored());
+        }
         if o.ema.is_some() {
             self.add("average", 4 * (count + self.sum(largest)), "of the weights, f32".into());
         }
@@ -192,6 +214,52 @@ impl Table<'_> {
         let bytes = PROGRAM + i.config.vocab as u64 * PER_TOKEN_KNOWN + rows;
         self.parts.push(Part { name: "program", bytes, what: "code, tokenizer, data of a step".into() });
     }
+}
+
+/// Bytes of the optimizer's moments of a model: an adapter's are all f32.
+pub fn moment_bytes(recipe: &Recipe, c: &Config) -> usize {
+    let adapter = recipe.adapter.as_ref().and_then(|a| a.options().ok());
+    match adapter.and_then(|options| adapter_weights(c, &options).ok()) {
+        Some((_, trained)) => 4 * trained * recipe.optim.moments(),
+        None => c.params().iter().map(|p| recipe.optim.moment_bytes(p)).sum(),
+    }
+}
+
+/// Adapted weights.
+fn base_weights(c: &Config, options: &AdapterOptions) -> Vec<ParamShape> {
+    let mut found: Vec<usize> =
+        lora_modules(c, options).unwrap_or_default().iter().map(|m| m.param).collect();
+    found.dedup();
+    let params = c.params();
+    found.into_iter().map(|i| params[i]).collect()
+}
+
+/// Bytes of so many adapted weights in their home, as far as that is the device's memory. Weights of a bf16 model are taken to
+/// be exact in bf16.
+fn base_bytes(options: &AdapterOptions, e: usize, count: usize, own_memory: bool) -> usize {
+    match options.base {
+        BaseHome::Host if own_memory => 0,
+        BaseHome::Device | BaseHome::Host => e * count,
+        BaseHome::Nf4 => count / 2 + count / NF4_BLOCK * 4,
+    }
+}
+
+/// Bytes of the machine's memory beside a card's: what was moved out of it.
+pub fn host_bytes(i: &Inputs) -> u64 {
+    if !i.device.own_memory {
+        return 0;
+    }
+    let models = || std::iter::once(&i.config).chain(&i.critic);
+    let moments: usize = match i.recipe.optim.offloads() {
+        true => models().map(|c| moment_bytes(&i.recipe, c)).sum(),
+        false => 0,
+    };
+    let options = i.recipe.adapter.as_ref().and_then(|a| a.options().ok());
+    let base: usize = match options.filter(|o| o.base == BaseHome::Host) {
+        Some(o) => models().flat_map(|c| base_weights(c, &o)).map(|p| i.dtype().size() * p.len()).sum(),
+        None => 0,
+    };
+    (moments + base) as u64
 }
 
 /// Number of weights.

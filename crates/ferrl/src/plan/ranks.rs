@@ -129,11 +129,8 @@ fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
     };
     let over = if shard > 1 { format!("f32, one of {shard} parts") } else { "f32".into() };
     add("masters", split(4 * all), over.clone());
-    let moments = match r.optim.name.as_str() {
-        "adamw" => 2,
-        _ => usize::from(r.optim.beta1 > 0.0),
-    };
-    add("moments", split(4 * all * moments), format!("{}, {over}", r.optim.name));
+    let moments = sum(&|c| c.params().iter().map(|p| r.optim.moment_bytes(p)).sum());
+    add("moments", split(moments), format!("{}, {over}", r.optim.name));
     add("gradients", split(4 * all), over.clone());
     if r.optim.ema.is_some() {
         add("average", split(4 * all), over.clone());

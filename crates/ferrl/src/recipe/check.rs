@@ -1,6 +1,7 @@
 //! Settings that are well-formed and yet cannot work, each with a reason and a way out.
 
-use super::{Recipe, Stage};
+use super::optim::OFFLOADS;
+use super::{OPTIMIZERS, Recipe, Stage};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
 use crate::algo::{self, Algorithm, Refusal};
 use crate::credit::Split;
@@ -10,7 +11,6 @@ use ferrl_kernels::{AUTO, BACKENDS, DType};
 /// Compute types.
 pub const DTYPES: &[&str] = &["f32", "bf16"];
 /// Rules that turn gradients into steps.
-pub const OPTIMIZERS: &[&str] = &["adamw", "sgd"];
 /// Courses of the learning rate.
 pub const SCHEDULES: &[&str] = &["constant", "linear", "cosine"];
 /// What becomes of rows that `max_length` leaves nothing of.
@@ -124,6 +124,7 @@ fn names(r: &Recipe, p: &mut Problems) {
         p.word("device", &r.device, &devices);
     }
     p.word("optim.name", &r.optim.name, OPTIMIZERS);
+    p.word("optim.offload", &r.optim.offload, OFFLOADS);
     p.word("optim.schedule", &r.optim.schedule, SCHEDULES);
     if let Some(dtype) = &r.model.dtype {
         p.word("model.dtype", dtype, DTYPES);
@@ -144,6 +145,7 @@ fn names(r: &Recipe, p: &mut Problems) {
         if !other {
             p.word("adapter.init", &adapter.init, super::INITS);
         }
+        p.word("adapter.base", &adapter.base, super::adapter::BASES);
         let what = "an adapter trains its own weights and leaves all others as they are";
         p.when(
             !r.model.frozen.is_empty(),

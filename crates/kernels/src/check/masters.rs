@@ -193,6 +193,7 @@ const CHANGES: [(&str, Change); 3] = [
                 grad: &grad,
                 first,
                 second,
+                absmax: None,
                 derived: derived.first_mut(),
             }])?;
         }

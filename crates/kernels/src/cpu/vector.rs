@@ -2,11 +2,12 @@
 
 use super::Cpu;
 use super::element::{Stored, get, put};
-use super::memory::{u32s, u32s_mut};
+use super::memory::{f32s, f32s_mut, u8s, u8s_mut, u32s, u32s_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion, widen};
 use crate::backend::{DOT_CHUNK, MemoryOps, VectorOps};
 use crate::buffer::{Buffer, DType};
+use crate::codes::decode_nf4;
 use crate::error::Result;
 use crate::shapes;
 use crate::shapes::NO_ROW;
@@ -58,11 +59,19 @@ impl MemoryOps for Cpu {
     }
     fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()> {
         shapes::fill(self, dst)?;
+        if dst.dtype() == DType::U8 {
+            u8s_mut(dst).fill(value as u8);
+            return Ok(());
+        }
         typed!([mut dst] fill_slice(self, dst, value));
         Ok(())
     }
     fn write(&self, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()> {
         shapes::write(self, dst, at, src.len())?;
+        if dst.dtype() == DType::U8 {
+            u8s_mut(dst)[at..][..src.len()].iter_mut().zip(src).for_each(|(code, x)| *code = *x as u8);
+            return Ok(());
+        }
         typed!([mut dst] copy_slice(self, src, &mut dst[at..][..src.len()]));
         Ok(())
     }
@@ -79,6 +88,10 @@ impl MemoryOps for Cpu {
     }
     fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
         shapes::read(self, src, at, dst.len())?;
+        if src.dtype() == DType::U8 {
+            dst.iter_mut().zip(&u8s(src)[at..]).for_each(|(x, code)| *x = f32::from(*code));
+            return Ok(());
+        }
         typed!([ref src] copy_slice(self, &src[at..][..dst.len()], dst));
         Ok(())
     }
@@ -110,6 +123,15 @@ impl VectorOps for Cpu {
         shapes::dot(self, x, y)?;
         assert_eq!(x.len(), y.len());
         Ok(typed!([ref x, ref y] chunk_dots(self, x, y)))
+    }
+    fn decode_nf4(&self, codes: &Buffer, absmax: &Buffer, block: usize, out: &mut Buffer) -> Result<()> {
+        shapes::decode_nf4(self, codes, absmax, block, out)?;
+        let (n, codes, absmax, out) = (out.len(), u8s(codes), f32s(absmax), Disjoint::new(f32s_mut(out)));
+        self.pool.ranges(n, PIECE, |r| {
+            // SAFETY: pieces do not overlap.
+            decode_nf4(codes, absmax, block, r.start, unsafe { part(&out, &r) });
+        });
+        Ok(())
     }
     fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
         shapes::first_non_finite(self, x)?;

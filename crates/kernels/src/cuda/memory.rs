@@ -5,7 +5,7 @@
 //! what will write it. Sizes are rounded up to classes; a slightly larger block serves where none fits exactly.
 
 use super::context::check;
-use super::handles::Context;
+use super::handles::{Context, Pinned};
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
 use crate::usage::{Books, Purpose, Report, size};
@@ -46,10 +46,12 @@ struct Block {
     purpose: Purpose,
 }
 
-/// Memory of one buffer; goes back to its arena when dropped.
+/// Memory of one buffer; goes back to its arena when dropped, or to the system where it is the machine's.
 pub struct Memory {
     block: Block,
     arena: Arena,
+    /// Page-locked memory of the machine, which kernels read and write through the bus under the host's own addresses.
+    host: Option<Pinned>,
 }
 
 impl Memory {
@@ -110,7 +112,7 @@ impl Arena {
             let fits = |b: &Block| (wanted..=wanted + wanted / 4).contains(&b.bytes);
             if let Some(i) = kept.iter().position(fits) {
                 let block = kept.swap_remove(i);
-                return Ok(Memory { block, arena: self.clone() });
+                return Ok(Memory { block, arena: self.clone(), host: None });
             }
         }
         let near = state.free.range(wanted..=wanted + wanted / 4).find(|(_, blocks)| !blocks.is_empty());
@@ -131,7 +133,15 @@ impl Arena {
         };
         let block = Block { at, bytes, purpose: state.books.add(bytes) };
         drop(state);
-        Ok(Memory { block, arena: self.clone() })
+        Ok(Memory { block, arena: self.clone(), host: None })
+    }
+
+    /// The same in the machine's memory, which the books of the card's do not count.
+    fn take_host(&self, bytes: usize) -> Result<Memory> {
+        let context = self.state().context.clone();
+        let host = Pinned::new(&context, bytes.max(1))?;
+        let block = Block { at: host.at(0, 0) as u64, bytes, purpose: Purpose::default() };
+        Ok(Memory { block, arena: self.clone(), host: Some(host) })
     }
 
     /// Bytes in use now, and the most there have ever been.
@@ -167,6 +177,15 @@ impl Arena {
 }
 
 impl Arena {
+    /// A buffer in the machine's memory with unspecified contents.
+    pub fn host_buffer(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        let bytes = len
+            .checked_mul(dtype.size())
+            .ok_or_else(|| Error::resource("a buffer of that size cannot exist"))?;
+        let memory = self.take_host(bytes)?;
+        Ok(Buffer::new(dtype, len, Box::new(Data { memory: Some(memory), host: None, upper: None })))
+    }
+
     /// From now on what is given back stays with the graph that is being captured.
     pub(super) fn hold(&self) {
         self.state().kept = Some(Vec::new());
@@ -195,7 +214,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         for block in self.blocks.drain(..) {
-            drop(Memory { block, arena: self.arena.clone() });
+            drop(Memory { block, arena: self.arena.clone(), host: None });
         }
     }
 }
@@ -277,6 +296,13 @@ impl Drop for State {
 impl Drop for Memory {
     fn drop(&mut self) {
         let mut state = self.arena.state();
+        if self.host.is_some() {
+            if state.context.bind().is_ok() {
+                // SAFETY: the context is current. What reads the memory ends before it is freed.
+                unsafe { sys::cuCtxSynchronize() };
+            }
+            return;
+        }
         if let Some(kept) = &mut state.kept {
             kept.push(self.block);
             return;
@@ -320,7 +346,13 @@ pub(super) fn set_indices(cuda: &super::Cuda, b: &mut Buffer, values: &[u32]) ->
     Ok(())
 }
 
-/// A buffer's address on the card.
+/// Where on the host elements from `at` on are, `len` of them, of a buffer in the machine's memory.
+pub(super) fn on_host(b: &Buffer, at: usize, len: usize) -> Option<*mut u8> {
+    let size = b.dtype().size();
+    data(b).memory.as_ref()?.host.as_ref().map(|host| host.at(at * size, len * size))
+}
+
+/// A buffer's address, as kernels have it.
 pub fn ptr(b: &Buffer) -> u64 {
     let Data { memory, upper, .. } = data(b);
     let whole = memory.as_ref().filter(|_| upper.is_none());
@@ -358,7 +390,7 @@ pub fn letter(dtype: DType) -> char {
     match dtype {
         DType::F32 => 'f',
         DType::Bf16 => 'b',
-        DType::U32 => panic!("a float buffer was expected, not indices"),
+        DType::U32 | DType::U8 => panic!("a float buffer was expected, not indices"),
     }
 }
 

@@ -30,7 +30,7 @@ pub fn form(w: &Weight) -> u64 {
 /// Whether a weight is of this arena, with room for what its shape implies.
 pub(crate) fn holds(arena: &Arena, w: &Weight) -> bool {
     let form = w.data().downcast_ref::<Form>();
-    w.compute != DType::U32 && form.is_some_and(|f| f.0.is_room(arena, w.n * w.k, w.compute.size()))
+    w.compute.is_float() && form.is_some_and(|f| f.0.is_room(arena, w.n * w.k, w.compute.size()))
 }
 
 impl LinearOps for Cuda {
