@@ -284,6 +284,50 @@ pub struct LinearGrads<'a> {
     pub add: bool,
 }
 
+/// A low-rank addition `bᵀ a` to some rows of a weight.
+#[derive(Clone, Copy)]
+pub struct LowRank<'a> {
+    /// First row.
+    pub row: usize,
+    /// f32, `[r, k]`.
+    pub a: &'a Buffer,
+    /// f32, `[r, rows]`.
+    pub b: &'a Buffer,
+    /// Rank.
+    pub r: usize,
+}
+
+impl LowRank<'_> {
+    /// Its rows of the weight.
+    pub fn rows(&self) -> std::ops::Range<usize> {
+        self.row..self.row + self.b.len() / self.r.max(1)
+    }
+}
+
+/// Some columns of rows.
+#[derive(Clone, Copy)]
+pub struct ColumnsOf<'a> {
+    /// The rows.
+    pub of: &'a Buffer,
+    /// First column.
+    pub from: usize,
+    /// Number of columns.
+    pub width: usize,
+}
+
+/// What the gradient of a low-rank factor is made of.
+#[derive(Clone, Copy)]
+pub struct LowRankGrad<'a> {
+    /// `[tokens, ..]`, multiplied with the other factor.
+    pub x: ColumnsOf<'a>,
+    /// The other factor, `[r, columns of x]`.
+    pub w: &'a Weight,
+    /// `[tokens, ..]`
+    pub y: ColumnsOf<'a>,
+    /// Number of rows.
+    pub tokens: usize,
+}
+
 /// The projection to queries, keys and values, with RoPE after it.
 #[derive(Clone, Copy)]
 pub struct QkvLayer<'a> {

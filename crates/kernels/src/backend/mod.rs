@@ -14,6 +14,7 @@ mod experts;
 mod graph;
 mod head;
 mod layers;
+mod low_rank;
 mod memory;
 mod optimizer;
 
@@ -23,6 +24,7 @@ pub use experts::ExpertOps;
 pub use graph::GraphOps;
 pub use head::{DivergenceOps, HeadOps, SampleOps};
 pub use layers::{ActivationOps, EmbeddingOps, HeadNormOps, LinearOps, NormOps};
+pub use low_rank::LowRankOps;
 pub use memory::{DOT_CHUNK, Home, MemoryOps, VectorOps};
 pub use optimizer::OptimizerOps;
 
@@ -37,6 +39,7 @@ pub trait Backend:
     + NormOps
     + HeadNormOps
     + LinearOps
+    + LowRankOps
     + ActivationOps
     + ExpertOps
     + AttentionOps

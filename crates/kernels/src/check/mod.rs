@@ -9,6 +9,7 @@ mod decode;
 mod decode_gemm;
 mod linear;
 mod logp;
+mod low_rank;
 mod masters;
 mod rows;
 mod sampling;
@@ -61,6 +62,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("rows", rows::all),
     ("linear", linear::all),
     ("linear: bits", linear::bits),
+    ("low rank", low_rank::all),
     ("attention", attention::results),
     ("attention: bits", attention::bits),
     ("decode GEMMs", decode_gemm::all),

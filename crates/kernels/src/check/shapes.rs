@@ -180,6 +180,21 @@ const CASES: &[Case] = &[
         let (mut dw, mut db) = (m.f32s(33 * 24)?, m.f32s(33)?);
         m.b.linear_dw(&dy, &x, ROWS, LinearGrads { weight: Some(&mut dw), bias: Some(&mut db), add: true })
     }),
+    ("adapted", |m| {
+        let (base, a, b) = (m.x(33 * 24)?, m.f32s(3 * 24)?, m.f32s(3 * 20)?);
+        m.b.adapted(&base, &[LowRank { row: 13, a: &a, b: &b, r: 3 }], &mut m.f32s(33 * 24)?)
+    }),
+    ("load_adapted", |m| {
+        let (base, a, b) = (m.x(33 * 24)?, m.f32s(3 * 24)?, m.f32s(3 * 20)?);
+        m.b.load_adapted(&base, &[LowRank { row: 13, a: &a, b: &b, r: 3 }], &mut m.weight(33, 24)?)
+    }),
+    ("low_rank_dw", |m| {
+        let (x, y, w) = (m.x(ROWS * 40)?, m.x(ROWS * 24)?, m.weight(3, 20)?);
+        let (x, y) = (ColumnsOf { of: &x, from: 20, width: 20 }, ColumnsOf { of: &y, from: 0, width: 24 });
+        let mut dw = m.f32s(3 * 24)?;
+        let of = LowRankGrad { x, w: &w, y, tokens: ROWS };
+        m.b.low_rank_dw(of, LinearGrads { weight: Some(&mut dw), bias: None, add: true })
+    }),
     ("head_norm", |m| {
         m.b.head_norm(
             HeadNorm {
@@ -469,6 +484,7 @@ mod tests {
             include_str!("../backend/layers.rs"),
             include_str!("../backend/attention.rs"),
             include_str!("../backend/experts.rs"),
+            include_str!("../backend/low_rank.rs"),
             include_str!("../backend/head.rs"),
             include_str!("../backend/optimizer.rs"),
             include_str!("../backend/graph.rs")

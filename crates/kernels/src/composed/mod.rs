@@ -4,10 +4,12 @@
 
 mod experts;
 mod head;
+mod low_rank;
 mod vectors;
 
 pub(crate) use experts::*;
 pub(crate) use head::*;
+pub(crate) use low_rank::*;
 pub(crate) use vectors::*;
 
 use crate::backend::{

@@ -8,7 +8,7 @@ use super::memory::{Memory, Plain, Slice, SliceMut, f32s, f32s_mut, floats, floa
 use super::pool::Disjoint;
 use super::simd::{LANES, bf16_per_unit, multiversion, widen};
 use super::vector::clear;
-use crate::backend::{LinearGrads, LinearOps};
+use crate::backend::{LinearGrads, LinearOps, LowRankOps};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 use crate::shapes;
@@ -52,6 +52,8 @@ pub(super) fn holds(w: &Weight, backward: bool) -> bool {
     let back = || packs.backward.as_ref().is_some_and(|m| m.has_room(units(w.k, w.n), 4));
     w.compute.is_float() && packs.forward.has_room(units(w.n, w.k), 4) && (!backward || back())
 }
+
+impl LowRankOps for Cpu {}
 
 impl LinearOps for Cpu {
     fn weight(&self, n: usize, k: usize, dtype: DType, backward: bool) -> Result<Weight> {

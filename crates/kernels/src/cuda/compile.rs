@@ -4,7 +4,7 @@ use super::ahead::Ahead;
 use super::attention;
 use super::context::check;
 use super::decode;
-use super::gemm::stream;
+use super::gemm::{low_rank, stream};
 use super::handles::Context;
 use super::head::{logp, sample};
 use super::libraries::{self, Library};
@@ -112,6 +112,7 @@ pub const SOURCES: &[Source] = &[
     ),
     plain("head_norm", include_str!("norm/head_norm.cu")).variants(&["MOST=1", "MOST=4", "MOST=16"]),
     plain("linear", include_str!("gemm/linear.cu")),
+    plain("low_rank", include_str!("gemm/low_rank.cu")).with(low_rank::CONSTANTS),
     plain("logp", concat!(include_str!("head/scale.cu"), include_str!("head/logp.cu"))).with(logp::CONSTANTS),
     plain("logp_backward", concat!(include_str!("head/scale.cu"), include_str!("head/logp_backward.cu")))
         .with(logp::CONSTANTS),

@@ -8,6 +8,7 @@ mod attention;
 mod experts;
 mod heads;
 mod layers;
+mod low_rank;
 mod updates;
 mod vectors;
 
@@ -15,6 +16,7 @@ pub(crate) use attention::*;
 pub(crate) use experts::*;
 pub(crate) use heads::*;
 pub(crate) use layers::*;
+pub(crate) use low_rank::*;
 pub(crate) use updates::*;
 pub(crate) use vectors::*;
 

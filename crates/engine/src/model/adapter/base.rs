@@ -88,14 +88,20 @@ impl Model {
     /// The weights under an adapter, or of any parameter, as a new buffer of f32.
     pub(in crate::model) fn base_f32(&self, param: usize) -> Result<Buffer> {
         let (b, master) = (&*self.backend, &self.params[param].master);
-        if let Some(base) = self.bases.get(&param) {
-            let mut whole = self.f32s(base.len)?;
-            b.decode_nf4(&base.codes, &base.absmax, base.block, &mut whole)?;
+        if let Some(whole) = self.decoded_base(param)? {
             return Ok(whole);
         }
         let mut whole = self.f32s(master.len())?;
         b.copy(master, 0, &mut whole, 0, master.len())?;
         Ok(whole)
+    }
+
+    /// A base that is NF4, in f32; `None` where the master is the base.
+    pub(in crate::model) fn decoded_base(&self, param: usize) -> Result<Option<Buffer>> {
+        let Some(base) = self.bases.get(&param) else { return Ok(None) };
+        let mut whole = self.f32s(base.len)?;
+        self.backend.decode_nf4(&base.codes, &base.absmax, base.block, &mut whole)?;
+        Ok(Some(whole))
     }
 
     /// Whether a parameter is the base of an adapter and has no master.

@@ -10,7 +10,7 @@ use crate::checkpoint::Numbers;
 use crate::model::gradient::{Grads, Taken};
 use crate::model::weights::{Model, Param};
 use crate::model::{Config, Kind, ParamId, ParamShape};
-use ferrl_kernels::backend::LinearGrads;
+use ferrl_kernels::backend::{ColumnsOf, LinearGrads, LowRank, LowRankGrad};
 use ferrl_kernels::philox::{name_words, normals, philox4x32, uniform};
 use ferrl_kernels::{Buffer, DType, Purpose, Weight};
 use std::ops::Range;
@@ -105,46 +105,24 @@ impl Adapter {
         (dy, x): (&Buffer, &Buffer),
         grads: Grads<'_>,
     ) -> Result<()> {
-        let (b, n) = (&*m.backend, m.params[weight].shape.rows);
-        let tokens = dy.len() / n;
+        let (b, shape) = (&*m.backend, m.params[weight].shape);
+        let tokens = dy.len() / shape.rows;
+        let x = ColumnsOf { of: x, from: 0, width: shape.cols };
         for part in self.of(weight) {
-            if grads[part.a].is_none() && grads[part.b].is_none() {
-                continue;
-            }
-            let own = columns(m, dy, n, &part.module)?;
-            let dy = own.as_ref().unwrap_or(dy);
-            let (mut u, mut v) =
-                (m.activations(tokens * part.module.r)?, m.activations(tokens * part.module.r)?);
-            b.linear(x, &part.scaled_a, None, &mut u)?;
-            b.linear(dy, &part.scaled_b, None, &mut v)?;
-            for (param, left, right) in [(part.a, &v, x), (part.b, &u, dy)] {
+            let dy = ColumnsOf { of: dy, from: part.module.row, width: part.module.rows };
+            for (param, x, w, y) in [(part.a, dy, &part.scaled_b, x), (part.b, x, &part.scaled_a, dy)] {
+                if grads[param].is_none() {
+                    continue;
+                }
                 Taken::with(param, None, grads, |taken| {
                     let (add, [weight, _]) = taken.sums(b)?;
-                    b.linear_dw(left, right, tokens, LinearGrads { weight, bias: None, add })
+                    let of = LowRankGrad { x, w, y, tokens };
+                    b.low_rank_dw(of, LinearGrads { weight, bias: None, add })
                 })?;
             }
         }
         Ok(())
     }
-}
-
-/// A module's columns of `dy`, whose rows have `n`; `None` where they are all of it.
-fn columns(m: &Model, dy: &Buffer, n: usize, module: &LoraModule) -> Result<Option<Buffer>> {
-    if module.rows == n {
-        return Ok(None);
-    }
-    // Rows as wide as all of the weight's parts are multiples of.
-    let width = gcd(gcd(n, module.row), module.rows);
-    let (across, from, to) = (n / width, module.row / width, (module.row + module.rows) / width);
-    let tokens = dy.len() / n;
-    let rows: Vec<u32> = (0..tokens).flat_map(|t| (from..to).map(move |c| (t * across + c) as u32)).collect();
-    let mut own = m.backend.alloc(dy.dtype(), tokens * module.rows)?;
-    m.backend.gather_rows(dy, &m.backend.indices(&rows)?, width, &mut own)?;
-    Ok(Some(own))
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 impl Model {
@@ -242,11 +220,32 @@ impl Model {
             }
         }
         for weight in adapter.weights() {
-            let whole = self.merged(adapter, weight)?;
-            let derived = self.params[weight].derived.as_mut().expect("an adapted weight is multiplied");
-            self.backend.load_weight(&whole, derived)?;
+            let mut derived = self.params[weight].derived.take().expect("an adapted weight is multiplied");
+            let done = self.with_parts(adapter, weight, |base, parts| {
+                self.backend.load_adapted(base, parts, &mut derived)
+            });
+            self.params[weight].derived = Some(derived);
+            done?;
         }
         Ok(())
+    }
+
+    /// Calls `f` with the base of a weight and what the adapter adds to it.
+    fn with_parts<T>(
+        &self,
+        adapter: &Adapter,
+        weight: usize,
+        f: impl FnOnce(&Buffer, &[LowRank<'_>]) -> Result<T>,
+    ) -> Result<T> {
+        let scaled = adapter.of(weight).map(|part| self.scaled(part.b, part.module.scale));
+        let scaled = scaled.collect::<Result<Vec<_>>>()?;
+        let part = |(part, b)| {
+            let &Part { ref module, a, .. } = part;
+            LowRank { row: module.row, a: &self.params[a].master, b, r: module.r }
+        };
+        let parts: Vec<LowRank<'_>> = adapter.of(weight).zip(&scaled).map(part).collect();
+        let decoded = self.decoded_base(weight)?;
+        f(decoded.as_ref().unwrap_or(&self.params[weight].master), &parts)
     }
 
     /// A parameter times a number.
@@ -259,23 +258,11 @@ impl Model {
 
     /// `base + s B A` of a weight, f32.
     fn merged(&self, adapter: &Adapter, weight: usize) -> Result<Buffer> {
-        let (b, mut whole) = (&*self.backend, self.base_f32(weight)?);
-        for part in adapter.of(weight) {
-            let (range, scaled) = (part.module.elements(), self.scaled(part.b, part.module.scale)?);
-            let product = |sum: &mut Buffer| {
-                let grads = LinearGrads { weight: Some(sum), bias: None, add: true };
-                b.linear_dw(&scaled, &self.params[part.a].master, part.module.r, grads)
-            };
-            if range.len() == whole.len() {
-                product(&mut whole)?;
-                continue;
-            }
-            let mut own = self.f32s(range.len())?;
-            b.copy(&whole, range.start, &mut own, 0, range.len())?;
-            product(&mut own)?;
-            b.copy(&own, 0, &mut whole, range.start, range.len())?;
-        }
-        Ok(whole)
+        self.with_parts(adapter, weight, |base, parts| {
+            let mut whole = self.f32s(base.len())?;
+            self.backend.adapted(base, parts, &mut whole)?;
+            Ok(whole)
+        })
     }
 
     /// The values of a parameter, with what the adapter adds to it.

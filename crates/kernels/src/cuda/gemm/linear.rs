@@ -86,7 +86,8 @@ impl LinearOps for Cuda {
         let (n, k) = (dy.len() / tokens, x.len() / tokens);
         if let Some(dw) = dw {
             assert_eq!(dw.len(), n * k);
-            weight_gradient(self, [tokens, n, k], (ptr(dy), n), ptr(x), dy.dtype(), (f32_ptr(dw), add))?;
+            let x = (ptr(x), k);
+            weight_gradient(self, [tokens, n, k], (ptr(dy), n), x, dy.dtype(), (f32_ptr(dw), add))?;
         }
         if let Some(dbias) = dbias {
             assert_eq!(dbias.len(), n);
@@ -244,12 +245,37 @@ pub fn long_input_gradient(
     cuda.launch_flat("linear", &name, (m * k).div_ceil(4), &args![&sums, m * k, parts as u32, to.0])
 }
 
-/// `dw[n, k] = dy[m, n]ᵀ · x[m, k]`; `+=` with `add`, in one addition; rows of `dy` are `ld` elements apart.
+/// `y[m, n] = x[m, k] · w[n, k]ᵀ` with few features, in sums that may be cut; rows of `x` are `ld` elements apart.
+pub(crate) fn cut_forward(
+    cuda: &Cuda,
+    [m, n, k]: [usize; 3],
+    (x, ld): (u64, usize),
+    (w, dtype): (u64, DType),
+    (y, out): (u64, DType),
+) -> Result<()> {
+    if Product::of(dtype, [n, k]) == Product::Plain {
+        let operands = [Operand(x, ld, 1), Operand(w, k, 1)];
+        return plain(cuda, [m, n, k], operands, dtype, None, Out { c: y, out, add: false });
+    }
+    let possible = |parts: usize| k.is_multiple_of(8 * parts) && k / parts >= 512 && (m * n) % 4 == 0;
+    let parts = cuts(cuda.card.processors as usize, [m, n], possible);
+    if parts == 1 {
+        return cuda.products.gemm(cuda, &Gemm { lda: ld, ..Gemm::forward([m, n, k], x, w, (y, out)) });
+    }
+    let (each, sums) = (k / parts, cuda.arena.take(parts * m * n * 4)?);
+    let one = Gemm::forward([m, n, each], x, w, (sums.ptr(), DType::F32));
+    let strides = [each, each, m * n];
+    cuda.products.gemm(cuda, &Gemm { lda: ld, ldb: k, batch: parts, strides, ..one })?;
+    let name = format!("join_{}", letter(out));
+    cuda.launch_flat("linear", &name, (m * n).div_ceil(4), &args![&sums, m * n, parts as u32, y])
+}
+
+/// `dw[n, k] = dy[m, n]ᵀ · x[m, k]`; `+=` with `add`, in one addition; rows of `dy` and `x` are so many elements apart.
 pub fn weight_gradient(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],
     dy: (u64, usize),
-    x: u64,
+    x: (u64, usize),
     dtype: DType,
     (dw, add): (u64, bool),
 ) -> Result<()> {
@@ -257,7 +283,7 @@ pub fn weight_gradient(
     if let Product::TensorCores { parts } = Product::of_weight_gradient(processors, dtype, [m, n, k]) {
         return in_parts(cuda, [m, n, k], dy, x, (dw, add), parts);
     }
-    let operands = [Operand(dy.0, 1, dy.1), Operand(x, 1, k)];
+    let operands = [Operand(dy.0, 1, dy.1), Operand(x.0, 1, x.1)];
     plain(cuda, [n, k, m], operands, dtype, None, Out { c: dw, out: DType::F32, add })
 }
 
@@ -266,25 +292,26 @@ fn in_parts(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],
     (dy, ld): (u64, usize),
-    x: u64,
+    (x, ldx): (u64, usize),
     (dw, add): (u64, bool),
     parts: usize,
 ) -> Result<()> {
     let (each, beta) = (m / parts / 64 * 64, if add { 1.0 } else { 0.0 });
     if parts == 1 {
-        let whole = Gemm { lda: ld, beta, ..Gemm::weight_gradient([m, n, k], dy, x, dw) };
+        let whole = Gemm { lda: ld, ldb: ldx, beta, ..Gemm::weight_gradient([m, n, k], dy, x, dw) };
         return cuda.products.gemm(cuda, &whole);
     }
     let rest = m - parts * each;
     let count = parts + usize::from(rest > 0);
     let sums = cuda.arena.take(count * n * k * 4)?;
-    let whole = Gemm { lda: ld, beta: 0.0, ..Gemm::weight_gradient([each, n, k], dy, x, sums.ptr()) };
-    let strides = [each * ld, each * k, n * k];
+    let whole =
+        Gemm { lda: ld, ldb: ldx, beta: 0.0, ..Gemm::weight_gradient([each, n, k], dy, x, sums.ptr()) };
+    let strides = [each * ld, each * ldx, n * k];
     cuda.products.gemm(cuda, &Gemm { batch: parts, strides, ..whole })?;
     if rest > 0 {
         let (done, at) = (parts * each, sums.ptr() + (parts * n * k * 4) as u64);
-        let (dy, x) = (dy + (done * ld * 2) as u64, x + (done * k * 2) as u64);
-        let last = Gemm { lda: ld, beta: 0.0, ..Gemm::weight_gradient([rest, n, k], dy, x, at) };
+        let (dy, x) = (dy + (done * ld * 2) as u64, x + (done * ldx * 2) as u64);
+        let last = Gemm { lda: ld, ldb: ldx, beta: 0.0, ..Gemm::weight_gradient([rest, n, k], dy, x, at) };
         cuda.products.gemm(cuda, &last)?;
     }
     add_chunks(cuda, Chunks { at: sums.ptr(), stride: n * k, count, width: n * k }, (dw, add))

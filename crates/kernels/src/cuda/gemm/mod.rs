@@ -5,6 +5,7 @@
 //! not be exact takes whatever algorithm is advised.
 
 pub(crate) mod linear;
+pub(crate) mod low_rank;
 pub(crate) mod rows;
 pub(crate) mod stream;
 pub(crate) mod tune;

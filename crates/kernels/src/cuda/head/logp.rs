@@ -280,7 +280,7 @@ pub(crate) fn multiply_back(
     match to.dw.as_deref() {
         Some(dw) => {
             assert_eq!(dw.len(), w.n * w.k);
-            let x = ptr(x) + (first * w.k * size) as u64;
+            let x = (ptr(x) + (first * w.k * size) as u64, w.k);
             weight_gradient(cuda, sizes, grad, x, w.compute, (f32_ptr(dw), add || first > 0))
         }
         None => Ok(()),
