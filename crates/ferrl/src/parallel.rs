@@ -51,7 +51,10 @@ impl Layout {
 
     /// Refuses a model whose heads these groups cannot share.
     pub fn fits(&self, config: &Config) -> Result<()> {
-        self.teams().into_iter().try_for_each(|(key, size)| config.check_team(size).map_err(|e| e.at(key)))
+        let both = (self.tp > 1 && self.sp > 1)
+            .then_some(("parallel.sp_size times parallel.tp_size", self.sp * self.tp));
+        let mut all = self.teams().into_iter().chain(both);
+        all.try_for_each(|(key, size)| config.check_team(size).map_err(|e| e.at(key)))
     }
 
     /// Parts that the micro-batches of an update go round.
@@ -90,15 +93,6 @@ pub fn check(recipe: &Recipe, ranks: usize) -> Result<Layout> {
     if let Some((key, size)) = layout.teams().into_iter().find(|_| recipe.adapter.is_some()) {
         let what = format!("an adapter on a base that {size} ranks compute with together is not built yet");
         return Err(Error::usage(what).at(key).fix(format!("{key} = 1")));
-    }
-    if layout.tp > 1 && layout.sp > 1 {
-        let what = format!(
-            "context parallelism ({}) under tensor parallelism ({}) is not built yet",
-            layout.sp, layout.tp
-        );
-        return Err(Error::usage(what)
-            .at("parallel.sp_size")
-            .fix("parallel.sp_size = 1, or parallel.tp_size = 1"));
     }
     if let Some((key, _)) = layout.teams().into_iter().find(|_| recipe.device.starts_with("cuda")) {
         return Err(on_a_card(key));
@@ -168,8 +162,7 @@ mod tests {
         assert!(check(&recipe(0, 2, 1, 1), 4).is_ok(), "tensor parallelism in training");
         assert!(check(&recipe(0, 1, 1, 2), 4).is_ok(), "and in rollouts");
         assert!(check(&recipe(1, 1, 2, 0), 4).is_ok(), "context parallelism");
-        let error = check(&recipe(0, 2, 2, 0), 4).unwrap_err().to_string();
-        assert!(error.contains("parallel.sp_size") && error.contains("not built yet"), "{error}");
+        assert!(check(&recipe(0, 2, 2, 0), 4).is_ok(), "both");
         let on_card = Recipe { device: "cuda:0".into(), ..recipe(0, 1, 2, 0) };
         let error = check(&on_card, 4).unwrap_err().to_string();
         assert!(error.contains("on a card"), "{error}");
@@ -181,6 +174,7 @@ mod tests {
             (recipe(0, 4, 1, 1), "parallel.tp_size"),
             (recipe(0, 1, 4, 1), "parallel.sp_size"),
             (recipe(0, 1, 1, 4), "rollout.tp_size"),
+            (recipe(0, 2, 2, 1), "parallel.sp_size times parallel.tp_size"),
         ] {
             let mut r = r;
             let init = serde_json::json!({ "family": "qwen2", "hidden": 64, "heads": 6, "kv_heads": 2 });
