@@ -42,7 +42,7 @@ fn add(t: &mut Trainer, b: &Batch, at_once: bool) -> Result<(), Error> {
 #[derive(Clone, Debug, PartialEq)]
 struct State {
     weights: Vec<Vec<u32>>,
-    state: Vec<[Option<Vec<u32>>; 3]>,
+    state: Vec<[Option<Vec<u32>>; 5]>,
     logp: Vec<u32>,
     version: u64,
     steps: u64,

@@ -9,13 +9,17 @@ use ferrl_kernels::comm::threads;
 use ferrl_kernels::{DType, Ranks};
 
 fn trainer(family: &str, dtype: DType, rule: Rule) -> Trainer {
+    with_moments(family, dtype, rule, false)
+}
+
+fn with_moments(family: &str, dtype: DType, rule: Rule, coded: bool) -> Trainer {
     let mut init = InitOptions::new(family);
     (init.vocab, init.hidden, init.layers, init.head) = (150, 64, 3, Head::LmAndValue);
     (init.heads, init.kv_heads, init.ffn) = (Some(4), Some(4), Some(112));
     (init.max_positions, init.std, init.seed) = (64, 0.2, 5);
     let backend = ferrl_kernels::open("cpu", Some(1)).unwrap();
     let model = Model::random(backend, &init, Options { dtype, training: true, context: 0 }).unwrap();
-    let options = OptimizerOptions { rule, ema: Some(0.9), ..OptimizerOptions::default() };
+    let options = OptimizerOptions { rule, coded, ema: Some(0.9), ..OptimizerOptions::default() };
     Trainer::new(model, options).unwrap()
 }
 
@@ -59,7 +63,7 @@ fn run(mut t: Trainer, ranks: &Ranks, copies: usize) -> (Vec<u64>, Vec<Option<Ve
         serve(ranks, |asked| Ok(t.own_state(asked.param, asked.kind)?.unwrap_or_default())).unwrap();
         return (seen, Vec::new());
     }
-    let tensors = (0..t.model.params.len()).flat_map(|i| (0..4).map(move |kind| (i, kind)));
+    let tensors = (0..t.model.params.len()).flat_map(|i| (0..6).map(move |kind| (i, kind)));
     let read = || tensors.map(|(i, kind)| t.state_tensor(i, kind)).collect::<ferrl_engine::Result<Vec<_>>>();
     let whole = if copies > 0 { served(ranks, read) } else { read() }.unwrap();
     let bits = |v: Vec<f32>| v.iter().map(|x| x.to_bits()).collect();
@@ -88,6 +92,26 @@ fn split_weights_have_the_bits_of_whole_ones() {
             }
             assert_eq!(results[0].1, state, "{name} over {size} ranks, {copies} copies");
         }
+    }
+}
+
+/// Parts are cut at multiples of the blocks that 8-bit codes share.
+#[test]
+fn split_8_bit_moments_have_the_bits_of_whole_ones() {
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
+    let make = || with_moments("llama", DType::Bf16, rule, true);
+    let t = make();
+    let coded = (0..t.model.params.len()).filter(|&i| t.optimizer.is_coded(&t.model, i)).count();
+    assert!(coded > 0 && coded < t.model.params.len(), "{coded} parameters have codes");
+    let (alone, state) = run(t, Ranks::ALONE, 0);
+    for (size, copies) in [(2, 1), (4, 2)] {
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let one = |ranks: Ranks| scope.spawn(move || run(make(), &ranks, copies));
+            let running: Vec<_> = threads(size).into_iter().map(one).collect();
+            running.into_iter().map(|r| r.join().unwrap()).collect()
+        });
+        results.iter().for_each(|(seen, _)| assert_eq!(seen, &alone, "{size} ranks"));
+        assert_eq!(results[0].1, state, "{size} ranks, {copies} copies");
     }
 }
 

@@ -49,12 +49,15 @@ impl Layout {
         all.into_iter().filter(|(_, size)| *size > 1).collect()
     }
 
-    /// Refuses a model whose heads these groups cannot share.
+    /// Refuses a model whose work these groups cannot share.
     pub fn fits(&self, config: &Config) -> Result<()> {
-        let both = (self.tp > 1 && self.sp > 1)
-            .then_some(("parallel.sp_size times parallel.tp_size", self.sp * self.tp));
-        let mut all = self.teams().into_iter().chain(both);
-        all.try_for_each(|(key, size)| config.check_team(size).map_err(|e| e.at(key)))
+        let all = [
+            ("parallel.tp_size", self.tp, 1),
+            ("parallel.sp_size", 1, self.sp),
+            ("parallel.sp_size times parallel.tp_size", self.tp, self.sp),
+            ("rollout.tp_size", self.rollout_tp, 1),
+        ];
+        all.into_iter().try_for_each(|(key, tp, sp)| config.check_team(tp, sp).map_err(|e| e.at(key)))
     }
 
     /// Parts that the micro-batches of an update go round.

@@ -26,8 +26,8 @@ use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::{CacheOptions, Generator, Sampler};
 use ferrl_engine::model::{Config, Head, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
-use ferrl_engine::train::{Decay, OptimizerOptions, Rule, Schedule, Trainer};
-use ferrl_engine::{Class, Error, Result, nearest};
+use ferrl_engine::train::{Decay, Schedule, Trainer};
+use ferrl_engine::{Class, Error, Result};
 use ferrl_kernels::{Backend, Ranks};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -78,7 +78,7 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
     fits(&opened.config, &tokenizer, dir)?;
     let opened = with_policy_head(opened, &recipe, needs)?;
     let critic_dir = critic_dir(&recipe, needs, dir)?;
-    trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model.frozen)?;
+    trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model)?;
     let mut policy = trainer(&recipe, backend.clone(), &opened)?;
     let reference = match needs {
         Needs { teacher: true, .. } => Some(crate::teacher::load(&recipe, &policy.model)?),
@@ -208,24 +208,7 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
         Some(adapter) => Model::load_adapted(backend, dir, options, &adapter.options()?, recipe.seed)?,
         None => Model::load(backend, dir, options)?,
     };
-    let o = &recipe.optim;
-    let rule = match o.name.as_str() {
-        "adamw" => Rule::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
-        "sgd" => Rule::Sgd { momentum: o.beta1 },
-        other => {
-            let hint = nearest(other, ["adamw", "sgd"]).unwrap_or("adamw");
-            return Err(Error::usage(format!("unknown optimizer {other:?}, expected adamw or sgd"))
-                .at("optim.name")
-                .fix(format!("optim.name = \"{hint}\"")));
-        }
-    };
-    let options = OptimizerOptions {
-        rule,
-        weight_decay: o.weight_decay,
-        max_grad_norm: (o.max_grad_norm > 0.0).then_some(o.max_grad_norm as f32),
-        ema: o.ema.map(|e| e as f32),
-        frozen: trained::patterns(&dir.config, &recipe.model.frozen)?,
-    };
+    let options = recipe.optim.options(trained::patterns(&dir.config, &recipe.model)?)?;
     let mut trainer = Trainer::new(model, options)?;
     trainer.recompute = recipe.model.recompute;
     Ok(trainer)

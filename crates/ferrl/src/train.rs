@@ -7,6 +7,7 @@
 mod annotate;
 mod collect;
 mod credit;
+mod experts;
 mod gradient;
 mod one_pass;
 mod rollback;
@@ -160,6 +161,7 @@ impl Stage {
                 self.updating = false;
                 continue;
             }
+            self.weigh_balance(batches.iter().map(|batch| batch.sequences.len()).sum());
             let mut parts = Parts::default();
             for (i, batch) in batches.iter().enumerate() {
                 if teams.owns(i) {
@@ -378,6 +380,7 @@ impl Stage {
             metrics.add("grad_norm", report.grad_norm);
             metrics.add("learning_rate", report.learning_rate);
             self.look_at_rounding(metrics)?;
+            self.look_at_experts(metrics)?;
         }
         if let Some(critic) = &mut self.critic {
             let report = critic.update(self.schedules.1.at(self.step))?;

@@ -11,6 +11,8 @@ pub enum DType {
     Bf16,
     /// Token ids, positions, row numbers.
     U32,
+    /// Codes: indices into a table of numbers ([`codes`](crate::codes)).
+    U8,
 }
 
 impl DType {
@@ -23,7 +25,15 @@ impl DType {
     }
     /// Bytes of one element.
     pub fn size(self) -> usize {
-        if self == DType::Bf16 { 2 } else { 4 }
+        match self {
+            DType::F32 | DType::U32 => 4,
+            DType::Bf16 => 2,
+            DType::U8 => 1,
+        }
+    }
+    /// Whether elements are numbers that operations compute with.
+    pub fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::Bf16)
     }
     /// The name that users give.
     pub fn name(self) -> &'static str {
@@ -31,6 +41,7 @@ impl DType {
             DType::F32 => "f32",
             DType::Bf16 => "bf16",
             DType::U32 => "u32",
+            DType::U8 => "u8",
         }
     }
 }

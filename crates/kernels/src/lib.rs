@@ -5,6 +5,7 @@
 pub mod backend;
 pub mod buffer;
 pub mod check;
+pub mod codes;
 pub mod comm;
 pub mod composed;
 pub mod cpu;

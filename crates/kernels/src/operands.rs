@@ -25,6 +25,19 @@ pub struct NormInput<'a> {
     pub delta: Option<&'a Buffer>,
 }
 
+/// Weighted sums of rows: each of as many rows.
+#[derive(Clone, Copy)]
+pub struct RowMix<'a> {
+    /// Which rows each sum is of, one sum after the other.
+    pub rows: &'a Buffer,
+    /// What each of them is multiplied with, f32.
+    pub weights: &'a Buffer,
+    /// Rows of a sum.
+    pub per_row: usize,
+    /// Elements of a row.
+    pub width: usize,
+}
+
 /// A result that is written, or added to.
 pub struct Target<'a> {
     /// Where it goes.
@@ -366,7 +379,7 @@ pub struct AdamW {
     pub grad_scale: f32,
 }
 
-/// A parameter that AdamW updates; all buffers are f32.
+/// A parameter that AdamW updates; buffers are f32 but for moments that are codes.
 pub struct AdamWParam<'a> {
     /// The step's settings.
     pub op: AdamW,
@@ -380,6 +393,9 @@ pub struct AdamWParam<'a> {
     pub first: &'a mut Buffer,
     /// Second moment.
     pub second: &'a mut Buffer,
+    /// Where the moments are codes, one a weight ([`codes`](crate::codes)): of each block of
+    /// [`BLOCK`](crate::codes::BLOCK) its largest magnitude, for either moment. Ranges then begin and end with blocks.
+    pub absmax: Option<[&'a mut Buffer; 2]>,
     /// What products read.
     pub derived: Option<&'a mut Weight>,
 }

@@ -682,7 +682,16 @@ fn adamw(
     first: &mut Buffer,
     second: &mut Buffer,
 ) -> Result<()> {
-    cpu.adamw(&mut [AdamWParam { op, ranges: &[range], param, grad, first, second, derived: None }])
+    cpu.adamw(&mut [AdamWParam {
+        op,
+        ranges: &[range],
+        param,
+        grad,
+        first,
+        second,
+        absmax: None,
+        derived: None,
+    }])
 }
 
 #[test]

@@ -212,6 +212,19 @@ fn a_large_model_needs_only_its_configuration() {
         // A card's memory holds its context, not the program.
         assert_eq!([part("context") > 0, part("program") > 0], [bytes == 4.0, bytes > 4.0], "{device}");
     }
+    // 8-bit moments of the 358 M weights in layers; moments that are not on the card.
+    let parts = |more: &str| {
+        let args = [&path, "device=cuda", "model.dtype=bf16", "train.micro_batch_tokens=16384", more];
+        let stage = plan(&recipe, &args)["stages"][0].clone();
+        let of = |name: &str| {
+            stage["parts"].as_array().unwrap().iter().find(|p| p["name"] == name).cloned().unwrap_or_default()
+        };
+        [of("optimizer")["bytes"].as_u64().unwrap_or(0), stage["host_bytes"].as_u64().unwrap()]
+    };
+    let [eight, none] = parts("optim.name=adamw8");
+    let want = 8.0 * 136.3e6 + (2.0 + 8.0 / 256.0) * 357.8e6;
+    assert!((eight as f64 / want - 1.0).abs() < 0.01 && none == 0, "{eight} bytes of 8-bit moments, {want}");
+    assert_eq!(parts("optim.offload=moments"), [0, 8 * 494_032_768]);
     let broken = folder.write("qwen/config.json", "{");
     fails(&["plan", &recipe, &path], 4, &[&broken, "JSON"]);
     fails(&["plan", &recipe, "model.path=nowhere"], 4, &["config.json", "needs no weights"]);

@@ -3,14 +3,57 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
+use ferrl_kernels::{Backend, Buffer};
 use serde_json::Value;
 
 use super::format::StorageFormat;
 use super::init::{InitOptions, init_param};
+use super::nf4;
 use super::peft::AdapterDir;
 use super::store::{Store, read_json};
 use crate::model::{Config, Family, Head, ParamShape, Part, Slot, Tensor, family_of, text_config};
 use crate::{Error, Result, nearest};
+
+/// The numbers of a parameter.
+pub(crate) enum Numbers<'a> {
+    /// As they were made from what is stored.
+    F32(Vec<f32>),
+    /// As files hold them, part by part.
+    Bf16(Vec<&'a [u8]>),
+}
+
+impl Numbers<'_> {
+    /// To a buffer that has room for them.
+    pub(crate) fn write(&self, backend: &dyn Backend, to: &mut Buffer) -> Result<()> {
+        let parts = match self {
+            Numbers::F32(values) => return backend.write(to, 0, values),
+            Numbers::Bf16(parts) => parts,
+        };
+        let mut at = 0;
+        for part in parts {
+            backend.write_bf16(to, at, part)?;
+            at += part.len() / 2;
+        }
+        Ok(())
+    }
+
+    /// As numbers of f32.
+    pub(crate) fn into_f32s(self) -> Vec<f32> {
+        match self {
+            Numbers::F32(values) => values,
+            Numbers::Bf16(parts) => {
+                let mut out = vec![0.0; parts.iter().map(|p| p.len() / 2).sum()];
+                let mut rest = &mut out[..];
+                for part in parts {
+                    let (own, after) = rest.split_at_mut(part.len() / 2);
+                    StorageFormat::Bf16.decode(part, own);
+                    rest = after;
+                }
+                out
+            }
+        }
+    }
+}
 
 /// A Hugging Face model directory whose files are all there and fit its `config.json`.
 pub struct ModelDir {
@@ -64,6 +107,11 @@ impl ModelDir {
         let text = text_config(&config_json).map_err(|e| e.at(path.display()))?;
         let wrapped = text.is_some();
         config_json = text.unwrap_or(config_json);
+        if nf4::is_quantised(&config_json).map_err(|e| e.at(path.display()))?
+            && let Some(fields) = config_json.as_object_mut()
+        {
+            fields.remove("quantization_config"); // of the numbers alone; models are saved without it
+        }
         let family = family_of(&config_json).map_err(|e| e.at(path.display()))?;
         let mut config = family.config(&config_json).map_err(|e| e.at(path.display()))?;
         let store = Store::open(path)?;
@@ -97,11 +145,48 @@ impl ModelDir {
     /// Hands every parameter over in the order of [`Config::params`], fused and in `f32`.
     /// Only one of them is in memory at a time.
     pub fn load(&self, mut each: impl FnMut(&ParamShape, Vec<f32>) -> Result<()>) -> Result<()> {
+        self.family
+            .tensors(&self.config)
+            .iter()
+            .try_for_each(|tensor| each(&tensor.param, self.read(tensor)?))
+    }
+
+    /// The same, of bf16 as the files hold it where a parameter is all of that.
+    pub(crate) fn load_stored(
+        &self,
+        mut each: impl FnMut(&ParamShape, Numbers<'_>) -> Result<()>,
+    ) -> Result<()> {
         for tensor in self.family.tensors(&self.config) {
-            let data = self.read(&tensor)?;
-            each(&tensor.param, data)?;
+            let numbers = match self.halves(&tensor)? {
+                Some(parts) => Numbers::Bf16(parts),
+                None => Numbers::F32(self.read(&tensor)?),
+            };
+            each(&tensor.param, numbers)?;
         }
         Ok(())
+    }
+
+    /// The bytes of a parameter whose parts are stored in bf16 and lie as the decoder holds them.
+    fn halves(&self, tensor: &Tensor) -> Result<Option<Vec<&[u8]>>> {
+        if self.adapter.is_some() || self.seed_if_new(tensor).is_some() {
+            return Ok(None);
+        }
+        let mut parts = Vec::new();
+        for part in &tensor.parts {
+            if self.quantised(part)?.is_some() {
+                return Ok(None);
+            }
+            match self.part(part, &tensor.param)? {
+                (StorageFormat::Bf16, bytes) if !part.is_rearranged() => parts.push(bytes),
+                _ => return Ok(None),
+            }
+        }
+        for (part, bytes) in tensor.parts.iter().zip(&parts) {
+            if let Some(at) = super::format::first_non_finite(bytes) {
+                return Err(self.not_finite(part, at));
+            }
+        }
+        Ok(Some(parts))
     }
 
     fn read(&self, tensor: &Tensor) -> Result<Vec<f32>> {
@@ -112,9 +197,14 @@ impl ModelDir {
         let mut out = vec![0.0; tensor.param.len()];
         let mut rest = &mut out[..];
         for part in &tensor.parts {
-            let (dtype, bytes) = self.part(part, &tensor.param)?;
             let (own, after) = rest.split_at_mut(part.len());
             rest = after;
+            if let Some(quantised) = self.quantised(part)? {
+                let values = quantised.values();
+                values.into_iter().enumerate().for_each(|(at, x)| own[part.held(at)] = x);
+                continue;
+            }
+            let (dtype, bytes) = self.part(part, &tensor.param)?;
             if let Some(at) = decode(dtype, bytes, part, own) {
                 return Err(self.not_finite(part, at));
             }
@@ -123,6 +213,24 @@ impl ModelDir {
             adapter.put_saved(&tensor.param, &mut out)?;
         }
         Ok(out)
+    }
+
+    /// A part as bitsandbytes quantised it, where it did.
+    fn quantised(&self, part: &Part) -> Result<Option<nf4::Nf4Tensor<'_>>> {
+        let found = self.store.find(&part.name).map(|name| self.store.nf4(name));
+        found.transpose().map(Option::flatten).map_err(|e| e.at(self.path.display()))
+    }
+
+    /// Numbers of a block of NF4, of a parameter (by its index) whose parts are all stored so.
+    pub(crate) fn nf4_block(&self, param: usize) -> Result<Option<usize>> {
+        let (tensors, mut block) = (self.family.tensors(&self.config), None);
+        for part in tensors.get(param).iter().flat_map(|t| &t.parts) {
+            match self.quantised(part)? {
+                Some(q) if block.is_none_or(|b| b == q.block) => block = Some(q.block),
+                _ => return Ok(None),
+            }
+        }
+        Ok(block)
     }
 
     /// The adapter in the directory, where it holds one; the weights that [`ModelDir::load`] hands over are its base.
@@ -183,7 +291,7 @@ impl ModelDir {
             }
         }
         self.check_tied()?;
-        match self.store.names().find(|name| !used.contains(name) && !is_harmless(name)) {
+        match self.store.names().find(|name| !used.contains(name) && !is_harmless(name) && !nf4::is_part(name)) {
             None => Ok(()),
             Some(name) => Err(Error::model(format!("tensor {name:?} has no place in this model"))
                 .at(self.path.display())
@@ -191,19 +299,24 @@ impl ModelDir {
         }
     }
 
-    /// The format and bytes of a part, if it is what the config says.
+    /// The format and bytes of a part, if it is what the config says; no bytes of one that is quantised.
     fn part(&self, part: &Part, param: &ParamShape) -> Result<(StorageFormat, &[u8])> {
         let found = self.store.find(&part.name).and_then(|name| self.store.get(name));
         let Some((file, info, bytes)) = found else {
             return Err(self.missing(part, param));
         };
         let fail = |what: String| Error::model(what).at(self.path.join(file).display());
-        if info.shape != part.shape {
+        let quantised = self.quantised(part)?;
+        let shape = quantised.as_ref().map_or(&info.shape, |q| &q.shape);
+        if *shape != part.shape {
             return Err(fail(format!(
-                "tensor {:?} has shape {:?}, expected {:?}",
-                part.name, info.shape, part.shape
+                "tensor {:?} has shape {shape:?}, expected {:?}",
+                part.name, part.shape
             ))
             .fix(format!("check {} in config.json", shape_fields(param.id.slot))));
+        }
+        if quantised.is_some() {
+            return Ok((StorageFormat::F32, &[]));
         }
         match StorageFormat::of(info.dtype) {
             Some(dtype) => Ok((dtype, bytes)),
@@ -282,6 +395,8 @@ fn shape_fields(slot: Slot) -> &'static str {
         Slot::QNorm | Slot::KNorm => "head_dim, num_attention_heads and num_key_value_heads",
         Slot::Qkv | Slot::AttnOut => "hidden_size, num_attention_heads, num_key_value_heads and head_dim",
         Slot::Up | Slot::Down => "intermediate_size and hidden_size",
+        Slot::Router => "num_experts and hidden_size",
+        Slot::ExpertUp(_) | Slot::ExpertDown(_) => "moe_intermediate_size and hidden_size",
         Slot::Value => "hidden_size and num_labels",
         _ => "hidden_size",
     }

@@ -7,10 +7,12 @@ use super::peft_config::{self, PeftConfig};
 use super::save::{SaveOptions, save_dir, sync_dir, write_beside, write_json};
 use super::store::{Store, read_json};
 use super::write::write_file;
-use crate::model::adapter::{AdapterOptions, LoraModule, SavedTensor, Values, lora_modules, saved_tensors};
+use crate::model::adapter::{
+    AdapterOptions, BaseHome, LoraModule, SavedTensor, Values, lora_modules, saved_tensors,
+};
 use crate::model::{Config, Head, Model, ParamShape, Part, RowOrder};
 use crate::{Error, Result};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +20,8 @@ use std::path::{Path, PathBuf};
 pub(super) const CONFIG: &str = "adapter_config.json";
 /// The numbers.
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
+/// Written where the adapter was trained on weights rounded to NF4 that its base holds in full.
+const BASE: &str = "adapter_base.json";
 /// What PEFT puts before the names of a model's modules.
 const PREFIX: &str = "base_model.model.";
 
@@ -75,7 +79,17 @@ impl AdapterDir {
             return Err(Error::model(format!("{WEIGHTS} is missing")).at(path.display()).fix(fix));
         }
         let store = Store::open_file(path, WEIGHTS)?;
-        let options = config.options.clone();
+        let mut options = config.options.clone();
+        if path.join(BASE).is_file() {
+            options.base = match read_json(&path.join(BASE))?["base"].as_str() {
+                Some("nf4") => BaseHome::Nf4,
+                other => {
+                    return Err(Error::model(format!("base is {other:?}, expected \"nf4\""))
+                        .at(path.join(BASE).display())
+                        .fix("a newer version of Ferrl wrote it, or it was changed"));
+                }
+            };
+        }
         Ok(AdapterDir { path: path.into(), options, config, store, saved: Vec::new() })
     }
 
@@ -224,6 +238,9 @@ pub fn save_adapter(
     save_dir(dir, options.overwrite, |aside| {
         write_beside(aside, &model.config, config_json, options)?;
         write_json(&aside.join(CONFIG), &peft_config::write(model, adapter, &base))?;
+        if adapter.options.base == BaseHome::Nf4 {
+            write_json(&aside.join(BASE), &json!({"base": "nf4"}))?;
+        }
         let (mut list, mut data) = (Vec::new(), Vec::new());
         for (module, [a, b]) in adapter.places() {
             list.extend(parts(module));

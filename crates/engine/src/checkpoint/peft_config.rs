@@ -1,7 +1,7 @@
 //! PEFT's `adapter_config.json`.
 
 use super::peft::CONFIG;
-use crate::model::adapter::{Adapter, AdapterOptions, Bias, Init, Modules};
+use crate::model::adapter::{Adapter, AdapterOptions, BaseHome, Bias, Init, Modules};
 use crate::model::{Head, Model};
 use crate::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -32,6 +32,7 @@ pub(super) fn read(dir: &Path, json: &Value) -> Result<PeftConfig> {
         modules_to_save: f.texts("modules_to_save")?.unwrap_or_default(),
         bias: f.bias()?,
         init: if f.json["init_lora_weights"] == "gaussian" { Init::Gaussian } else { Init::Kaiming },
+        base: BaseHome::Device,
     };
     let base = f.json["base_model_name_or_path"].as_str().unwrap_or_default().to_string();
     Ok(PeftConfig { options, base })

@@ -70,7 +70,7 @@ impl Sampler {
         };
         let mut once = None;
         // One new token for each sequence: a step like many others.
-        if backend.captures() && batch.last.len() == batch.ids.len() {
+        if DecodeGraphs::serve(model) && batch.last.len() == batch.ids.len() {
             self.graphs.decode(model, &batch.positions, &self.rows, &mut self.cache.layers, fill)?;
         } else {
             let mut tokens = model.tokens(&batch.ids, &batch.positions)?;

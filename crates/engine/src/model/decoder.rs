@@ -4,10 +4,11 @@
 //! linear layers read and write has the model's compute type.
 
 use super::attention::AttentionActivations;
-use super::ffn::FfnActivations;
+use super::ffn::NetworkActivations;
 use super::gradient::Grads;
 use super::layout::Layer;
 use super::residual::{Added, Residual, ResidualGrad, input, input_of_sum};
+use super::router::ExpertLoad;
 use super::weights::Model;
 use crate::Result;
 use ferrl_kernels::backend::{PagedRows, Segments};
@@ -77,6 +78,7 @@ impl Layers for &Model {
 struct LayerActivations {
     x: Buffer,               // (T, H) f32: residual stream at the layer's start
     inner: Option<Interior>, // absent under `Keep::Inputs`
+    load: Option<ExpertLoad>,
 }
 
 /// The residual stream between attention and network is `x + delta`; it and both norms are recomputed in backward, where
@@ -84,13 +86,20 @@ struct LayerActivations {
 struct Interior {
     attention: AttentionActivations,
     delta: Buffer, // (T, H): what attention added to the residual stream
-    ffn: FfnActivations,
+    ffn: NetworkActivations,
 }
 
 /// Activations of a whole forward pass.
 pub struct Activations {
     layers: Vec<LayerActivations>,
     x_final: Buffer, // (T, H) f32
+}
+
+impl Activations {
+    /// How the tokens went to the experts of each layer that has any.
+    pub fn loads(&self) -> impl Iterator<Item = &ExpertLoad> {
+        self.layers.iter().filter_map(|layer| layer.load.as_ref())
+    }
 }
 
 impl Model {
@@ -137,13 +146,14 @@ impl Model {
     /// Runs forward again and names the first activation that holds a NaN or infinity.
     pub fn first_bad_activation(&self, t: &Tokens, segments: &Segments) -> Result<Option<String>> {
         let (h, kept) = self.forward(t, Context::Packed(segments), Keep::All)?;
-        for (l, (p, LayerActivations { x, inner })) in self.layout.layers.iter().zip(&kept.layers).enumerate()
+        for (l, (p, LayerActivations { x, inner, .. })) in
+            self.layout.layers.iter().zip(&kept.layers).enumerate()
         {
             let Some(a) = inner else { continue };
             let n = x.len();
             let (mut h, mut x_mid, mut h_mid) = (self.activations(n)?, self.f32s(n)?, self.activations(n)?);
             input(self, p.attention.norm, x, &mut h)?;
-            input_of_sum(self, p.ffn.norm, (x, &a.delta), [&mut x_mid, &mut h_mid])?;
+            input_of_sum(self, p.ffn.norm(), (x, &a.delta), [&mut x_mid, &mut h_mid])?;
             let steps = [
                 ("input", x),
                 ("attention norm", &h),
@@ -151,9 +161,9 @@ impl Model {
                 ("attention", &a.attention.att),
                 ("residual after attention", &x_mid),
                 ("feed-forward norm", &h_mid),
-                ("up projection", &a.ffn.up),
             ];
-            for (name, buffer) in steps {
+            let up = a.ffn.up().iter().map(|up| ("up projection", up));
+            for (name, buffer) in steps.into_iter().chain(up) {
                 if self.backend.first_non_finite(buffer)?.is_some() {
                     return Ok(Some(format!("{name} of layer {l}")));
                 }
@@ -239,8 +249,12 @@ impl Layer {
         let Some((Added { x, delta }, ffn)) = computed.filter(|_| keep != Keep::Nothing) else {
             return Ok(None);
         };
+        let load = match context {
+            Context::Packed(segments) => ffn.load(segments),
+            Context::Paged(..) => None,
+        };
         let inner = attention.map(|attention| Interior { attention, delta, ffn });
-        Ok(Some(LayerActivations { x, inner }))
+        Ok(Some(LayerActivations { x, inner, load }))
     }
 
     /// `flow` is the gradient of the residual stream, after the layer on entry and before it on return.
@@ -252,7 +266,7 @@ impl Layer {
         flow: &mut ResidualGrad,
         grads: Grads<'_>,
     ) -> Result<()> {
-        let LayerActivations { x, inner } = match kept.inner {
+        let LayerActivations { x, inner, .. } = match kept.inner {
             Some(_) => kept,
             None => {
                 let (mut x, mut context) = (Residual::recomputed(kept.x), Context::Packed(segments));
@@ -260,7 +274,7 @@ impl Layer {
             }
         };
         let Interior { attention, delta, ffn } = inner.expect("all of a layer was kept");
-        self.ffn.backward(m, (&x, &delta), ffn, flow, grads)?;
+        self.ffn.backward(m, (&x, &delta, segments), ffn, flow, grads)?;
         drop(delta);
         self.attention.backward(m, (t, segments), (&x, attention), flow, grads)
     }

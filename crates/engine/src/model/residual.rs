@@ -116,6 +116,20 @@ impl Residual {
         }
         let mut y = m.activations(self.x.len())?;
         linear.forward(m, x, &mut y)?;
+        self.add_output(m, y, post_norm)
+    }
+
+    /// The same of a sublayer's output that is computed already.
+    pub fn add_output(
+        &mut self,
+        m: &Model,
+        y: Buffer,
+        post_norm: Option<NormLayer>,
+    ) -> Result<Option<Buffer>> {
+        if self.fused {
+            m.backend.axpy(1.0, &y, &mut self.x)?;
+            return Ok(None);
+        }
         let Some(norm) = post_norm else {
             self.pending = Some(scaled(m, y)?);
             return Ok(None);

@@ -5,6 +5,7 @@
 use super::shard::{Split, read_f32s, unequal_shapes, write_f32s};
 use crate::Result;
 use ferrl_kernels::Ranks;
+use std::ops::Range;
 
 /// A tensor of a run's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,17 +19,23 @@ pub struct StateTensor {
 }
 
 impl Split {
-    /// The whole of a parameter's tensor of that kind, `len` numbers, of which `own` are this rank's. Rank 0 calls it while all
-    /// others [`serve`].
-    pub(crate) fn collect(&self, (param, kind): (usize, usize), len: usize, own: &[f32]) -> Result<Vec<f32>> {
+    /// The whole of a tensor of that kind of a parameter of `len` weights, of which `own` is this rank's part; `numbers` gives
+    /// the tensor's numbers that belong to a range of weights. Rank 0 calls it while all others [`serve`].
+    pub(crate) fn collect(
+        &self,
+        (param, kind): (usize, usize),
+        len: usize,
+        own: &[f32],
+        numbers: impl Fn(Range<usize>) -> Range<usize>,
+    ) -> Result<Vec<f32>> {
         let request = [self.number, param, kind].map(|x| (x as u64).to_le_bytes()).concat();
         self.ranks.broadcast(&request)?;
-        let mut whole = vec![0.0; len];
-        whole[self.part(param, len, 0)].copy_from_slice(own);
+        let mut whole = vec![0.0; numbers(0..len).len()];
+        whole[numbers(self.part(param, len, 0))].copy_from_slice(own);
         let nothing: Vec<&[u8]> = vec![&[]; self.ranks.size()];
         let arrived = self.ranks.all_to_all(&nothing)?;
         for (rank, bytes) in arrived.iter().enumerate().take(self.shards).skip(1) {
-            let to = &mut whole[self.part(param, len, rank)];
+            let to = &mut whole[numbers(self.part(param, len, rank))];
             if bytes.len() != 4 * to.len() {
                 return Err(unequal_shapes());
             }

@@ -236,11 +236,14 @@ impl Model {
 
     /// Whether something but products reads the parameter.
     fn reads_f32(&self, shape: &ParamShape) -> bool {
-        !self.config.is_multiplied(shape.id) || shape.id.slot.is_table()
+        !self.config.is_multiplied(shape.id) || shape.id.slot.is_table() || shape.id.slot.is_f32()
     }
 
     /// This rank's part of a parameter.
     pub(crate) fn own_values(&self, param: usize) -> Result<Vec<f32>> {
+        if self.is_nf4(param) {
+            return self.read_f32s(&self.base_f32(param)?);
+        }
         self.read_f32s(&self.params[param].master)
     }
 
@@ -320,17 +323,6 @@ impl Param {
     pub(crate) fn is_readable(&self) -> bool {
         self.whole.is_some() || self.derived.is_some()
     }
-}
-
-/// A buffer's part of a split tensor, put where the whole was.
-pub(crate) fn cut(
-    backend: &dyn ferrl_kernels::Backend,
-    buffer: &Buffer,
-    own: &Range<usize>,
-) -> Result<Buffer> {
-    let mut part = backend.alloc(DType::F32, own.len())?;
-    backend.copy(buffer, own.start, &mut part, 0, own.len())?;
-    Ok(part)
 }
 
 /// Numbers as bytes that travel.

@@ -77,8 +77,13 @@ impl Team {
 }
 
 impl Config {
-    /// Refuses a size that tensor parallelism cannot have with this model.
-    pub fn check_team(&self, size: usize) -> Result<()> {
+    /// Refuses ranks that cannot share this model's work so.
+    pub fn check_team(&self, tp: usize, sp: usize) -> Result<()> {
+        if sp > 1 && self.experts.is_some() {
+            let what = "context parallelism of a mixture of experts is not built yet";
+            return Err(Error::usage(what).fix("parallel.tp_size, or parallel.ddp_size = 1 (ZeRO-3)"));
+        }
+        let size = tp * sp;
         if self.kv_heads.is_multiple_of(size) && self.heads.is_multiple_of(size) {
             return Ok(());
         }
@@ -155,7 +160,7 @@ impl Model {
             return Ok(());
         }
         if let Some(team) = &team {
-            self.config.check_team(team.ranks.size())?;
+            self.config.check_team(team.tp, team.sp)?;
         }
         if self.split.is_some() || self.team.is_some() || team.is_some() {
             self.forget_forms();

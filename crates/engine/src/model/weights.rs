@@ -2,16 +2,18 @@
 //!
 //! Sampler and trainer read the same derived forms; `refresh` rebuilds them after an update and raises the version.
 
-use super::adapter::{Adapter, AdapterOptions};
-use super::config::{Config, LayerRope, Position, QkNorm, Rope};
+use super::adapter::base::Nf4Base;
+use super::adapter::{Adapter, AdapterOptions, BaseHome, adapted_weights};
+use super::config::{Config, LayerRope, Position, Rope};
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
 use super::shard::Split;
 use super::tensor::Team;
-use crate::checkpoint::{InitOptions, ModelDir, SaveOptions, init_param, save_model};
-use crate::{Error, Result};
+use crate::Result;
+use crate::checkpoint::{InitOptions, ModelDir, Numbers, SaveOptions, StorageFormat, init_param, save_model};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,8 +35,14 @@ pub struct Model {
     pub(super) layout: Layout,
     /// An adapter, whose parameters follow those of the configuration in `params`.
     pub(super) adapter: Option<Adapter>,
+    /// Its bases that are NF4, by parameter.
+    pub(super) bases: BTreeMap<usize, Nf4Base>,
     /// Whether gradients will be computed.
     pub(super) training: bool,
+    /// Whether of what products multiply no more is kept than they read.
+    rounds: bool,
+    /// What backward multiplies the load-balance loss of a sequence and layer with.
+    pub balance: f32,
     rotary: Mutex<Option<Arc<RotaryTables>>>,
     context: usize,
     /// How the weights are split over ranks, where they are.
@@ -115,7 +123,12 @@ impl Default for Options {
 impl Model {
     /// Reads a model directory; an adapter becomes part of the weights.
     pub fn load(backend: Arc<dyn Backend>, dir: &ModelDir, options: Options) -> Result<Model> {
-        let mut model = Model::load_base(backend, dir, options)?;
+        if let Some(own) = dir.adapter().filter(|own| own.options.base == BaseHome::Nf4) {
+            let mut model = Model::load_adapted(backend, dir, options, &own.options, 0)?;
+            model.fold()?;
+            return Ok(model);
+        }
+        let mut model = Model::load_base(backend, dir, options, None)?;
         if let Some(adapter) = dir.adapter() {
             model.adapt(&adapter.options, 0, |module| adapter.values(module).map(Some))?;
             model.fold()?;
@@ -132,22 +145,40 @@ impl Model {
         wanted: &AdapterOptions,
         seed: u64,
     ) -> Result<Model> {
-        let mut model = Model::load_base(backend, dir, options)?;
+        if let Some(own) = dir.adapter() {
+            own.options.same(wanted, &dir.config).map_err(|e| e.at(dir.path.display()))?;
+        }
+        let mut model = Model::load_base(backend, dir, options, Some(wanted))?;
         match dir.adapter() {
-            None => model.adapt(wanted, seed, |_| Ok(None))?,
-            Some(own) => {
-                own.options.same(wanted, &dir.config).map_err(|e| e.at(dir.path.display()))?;
-                model.adapt(wanted, seed, |module| own.values(module).map(Some))?;
-            }
+            None => model.put_adapter(wanted, seed, |_| Ok(None))?,
+            Some(own) => model.put_adapter(wanted, seed, |module| own.values(module).map(Some))?,
         }
         Ok(model)
     }
 
-    fn load_base(backend: Arc<dyn Backend>, dir: &ModelDir, options: Options) -> Result<Model> {
+    /// The parameters of a directory; those that `adapted` adapts become bases as they arrive.
+    fn load_base(
+        backend: Arc<dyn Backend>,
+        dir: &ModelDir,
+        options: Options,
+        adapted: Option<&AdapterOptions>,
+    ) -> Result<Model> {
         let mut model = Model::empty(backend, dir.config.clone(), options)?;
+        let bases =
+            adapted.map(|wanted| adapted_weights(&dir.config, wanted)).transpose()?.unwrap_or_default();
+        let home = adapted.map_or(BaseHome::Device, |wanted| wanted.base);
         let mut next = 0;
-        dir.load(|shape, values| {
-            model.push(*shape, &values)?;
+        model.rounds = !options.training;
+        dir.load_stored(|shape, numbers| {
+            let param = match bases.contains(&next) {
+                true => {
+                    let _weights = Purpose::Weights.on(&model.backend.clone());
+                    let block = dir.nf4_block(next)?;
+                    model.base_param(next, *shape, numbers, (home, block))?
+                }
+                false => model.param(*shape, &numbers)?,
+            };
+            model.params.push(param);
             next += 1;
             Ok(())
         })?;
@@ -157,24 +188,27 @@ impl Model {
 
     /// A random model, as `ferrl init` would write it.
     pub fn random(backend: Arc<dyn Backend>, init: &InitOptions, options: Options) -> Result<Model> {
+        Model::random_stored(backend, init, options, StorageFormat::F32)
+    }
+
+    /// A random model as files of that format would hold it.
+    pub fn random_stored(
+        backend: Arc<dyn Backend>,
+        init: &InitOptions,
+        options: Options,
+        storage: StorageFormat,
+    ) -> Result<Model> {
         let (config, _) = init.build()?;
         let mut model = Model::empty(backend, config.clone(), options)?;
         for shape in config.params() {
-            let values = init_param(&config, init, &shape);
-            model.push(shape, &values)?;
+            let mut values = init_param(&config, init, &shape);
+            storage.round(&mut values);
+            model.push(shape, values)?;
         }
         Ok(model)
     }
 
     fn empty(backend: Arc<dyn Backend>, config: Config, options: Options) -> Result<Model> {
-        if config.qk_norm == Some(QkNorm::Whole) && !backend.norms_whole_rows() {
-            let what = format!(
-                "{} normalises all heads of the queries (and of the keys) together, which {} has no kernel for",
-                config.family,
-                backend.describe()
-            );
-            return Err(Error::usage(what).fix("device = \"cpu\""));
-        }
         let layout = Layout::of(&config);
         Ok(Model {
             backend,
@@ -184,7 +218,10 @@ impl Model {
             version: 0,
             layout,
             adapter: None,
+            bases: BTreeMap::new(),
             training: options.training,
+            rounds: false,
+            balance: 0.0,
             rotary: Mutex::new(None),
             context: options.context,
             split: None,
@@ -207,26 +244,56 @@ impl Model {
         [self.number as usize].into_iter().chain(masters).chain(forms).collect()
     }
 
-    fn push(&mut self, shape: ParamShape, values: &[f32]) -> Result<()> {
-        let param = self.param(shape, values)?;
+    fn push(&mut self, shape: ParamShape, values: Vec<f32>) -> Result<()> {
+        let param = self.param(shape, &Numbers::F32(values))?;
         self.params.push(param);
         Ok(())
     }
 
-    /// A parameter with these values.
-    pub(super) fn param(&self, shape: ParamShape, values: &[f32]) -> Result<Param> {
+    /// A parameter with these numbers.
+    pub(super) fn param(&self, shape: ParamShape, numbers: &Numbers<'_>) -> Result<Param> {
+        let fits = |x: &f32| x.to_bits() & 0xffff == 0;
+        // Tables are read in f32 too.
+        let rounds = !self.training
+            && ((self.rounds && !shape.id.slot.is_table())
+                || match numbers {
+                    Numbers::Bf16(_) => true,
+                    Numbers::F32(values) => values.iter().all(fits),
+                });
         let _weights = Purpose::Weights.on(&self.backend);
-        let (mut derived, mut master) = self.forms(&shape)?;
-        self.backend.write(&mut master, 0, values)?;
+        let rounded = if rounds { self.rounded_forms(&shape)? } else { None };
+        let (mut derived, mut master) = rounded.map_or_else(|| self.forms(&shape), Ok)?;
+        numbers.write(&*self.backend, &mut master)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
         Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived, turned: None })
     }
 
+    /// The same as [`Model::forms`] in two bytes a weight, for a model that is not trained; `None` where the device cannot.
+    fn rounded_forms(&self, shape: &ParamShape) -> Result<Option<(Option<Weight>, Buffer)>> {
+        let multiplied = self.config.is_multiplied(shape.id);
+        let possible = !self.training && self.dtype == DType::Bf16 && self.backend.rounds_masters();
+        if !possible || shape.id.slot.is_f32() || !(multiplied || shape.id.slot.is_table()) {
+            return Ok(None);
+        }
+        let weight = self.backend.weight(shape.rows, shape.cols, self.dtype, false)?;
+        let master = self.backend.rounded_master(&weight)?;
+        Ok(master.map(|master| (multiplied.then_some(weight), master)))
+    }
+
+    /// A weight as its own master, where no more of it is kept than products read.
+    pub(super) fn rounded_view(&self, param: usize) -> Result<Option<Buffer>> {
+        match &self.params[param].derived {
+            Some(weight) if self.rounds && !self.training => self.backend.rounded_master(weight),
+            _ => Ok(None),
+        }
+    }
+
     /// Room for what products read of a parameter, where they do, and for its weights in f32.
     pub(super) fn forms(&self, shape: &ParamShape) -> Result<(Option<Weight>, Buffer)> {
-        let weight = || self.backend.weight(shape.rows, shape.cols, self.dtype, self.training);
+        let dtype = if shape.id.slot.is_f32() { DType::F32 } else { self.dtype };
+        let weight = || self.backend.weight(shape.rows, shape.cols, dtype, self.training);
         let derived = self.config.is_multiplied(shape.id).then(weight).transpose()?;
         let shared = derived.as_ref().map(|weight| self.backend.master(weight)).transpose()?.flatten();
         Ok((derived, shared.map_or_else(|| self.backend.alloc(DType::F32, shape.len()), Ok)?))
@@ -246,7 +313,7 @@ impl Model {
         let mut copy = Model::empty(self.backend.clone(), self.config.clone(), options)?;
         for (i, shape) in self.config.params().into_iter().enumerate() {
             let values = if self.adapter.is_some() { self.values_of(i)? } else { self.read_together(i)? };
-            copy.push(shape, &values)?;
+            copy.push(shape, values)?;
         }
         Ok(copy)
     }
@@ -276,7 +343,7 @@ impl Model {
     pub fn read(&self, param: usize) -> Result<Vec<f32>> {
         let own = self.own_values(param)?;
         let Some(split) = &self.split else { return Ok(own) };
-        split.collect((param, 0), self.params[param].shape.len(), &own)
+        split.collect((param, 0), self.params[param].shape.len(), &own, |weights| weights)
     }
 
     /// Longest sequence the model was trained for ([`Config::max_context`]).

@@ -1,7 +1,7 @@
 //! From gradients to weights: what is trained, clipping, AdamW or SGD, an average of the weights.
 
+use super::moment::{StateKind, Stored, is_coded};
 use crate::model::gradient::Gradient;
-use crate::model::shard::cut;
 use crate::model::weights::{Model, Param};
 use crate::model::{Config, Tensor, family};
 use crate::{Error, Result, nearest};
@@ -14,6 +14,11 @@ use std::ops::Range;
 pub struct OptimizerOptions {
     /// AdamW, or SGD where given.
     pub rule: Rule,
+    /// AdamW's moments of large matrices are 8-bit codes.
+    pub coded: bool,
+    /// Moments are in the machine's memory; steps read and write them through the bus. Without effect on the bits, and on
+    /// devices that compute there.
+    pub offload: bool,
     /// Decoupled for AdamW; norms and biases are left alone.
     pub weight_decay: f64,
     /// Gradients longer than this are scaled down to it.
@@ -48,6 +53,8 @@ impl Default for OptimizerOptions {
     fn default() -> Self {
         OptimizerOptions {
             rule: Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 },
+            coded: false,
+            offload: false,
             weight_decay: 0.01,
             max_grad_norm: Some(1.0),
             ema: None,
@@ -63,10 +70,12 @@ pub struct Optimizer {
     pub steps: u64,
     /// For each parameter the elements that are trained.
     pub(super) trained: Vec<Vec<Range<usize>>>,
-    first: Vec<Option<Buffer>>,
-    second: Vec<Option<Buffer>>,
-    average: Vec<Option<Buffer>>,
+    /// Of each parameter, by [`StateKind`].
+    state: Vec<State>,
 }
+
+/// The buffers of a parameter, by [`StateKind`].
+type State = [Option<Buffer>; StateKind::ALL.len()];
 
 /// What an update did.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -85,16 +94,14 @@ impl Optimizer {
             Some(adapter) => adapter.trained(&model.params),
             None => trained_parts(&model.config, &options.frozen)?,
         };
-        let none = || (0..n).map(|_| None).collect();
-        Ok(Optimizer { options, steps: 0, trained, first: none(), second: none(), average: none() })
+        let state = (0..n).map(|_| State::default()).collect();
+        Ok(Optimizer { options, steps: 0, trained, state })
     }
 
     /// Forgets steps, moments and averages.
     pub fn restart(&mut self) {
         self.steps = 0;
-        for list in [&mut self.first, &mut self.second, &mut self.average] {
-            list.iter_mut().for_each(|buffer| *buffer = None);
-        }
+        self.state.iter_mut().for_each(|state| *state = State::default());
     }
 
     /// Whether any element of the parameter is trained.
@@ -104,11 +111,11 @@ impl Optimizer {
 
     /// Keeps this rank's parts of what belongs to a model that has been split.
     pub(super) fn split(&mut self, model: &Model) -> Result<()> {
-        for list in [&mut self.first, &mut self.second, &mut self.average] {
-            for (param, whole) in model.params.iter().zip(list) {
-                if let Some(buffer) = whole {
-                    *whole = Some(cut(&*model.backend, buffer, &param.own)?);
-                }
+        for i in 0..self.state.len() {
+            for kind in StateKind::ALL {
+                let Some(buffer) = &self.state[i][kind as usize] else { continue };
+                let whole = model.read_f32s(buffer)?;
+                self.put(model, i, kind, Some(&whole))?;
             }
         }
         Ok(())
@@ -171,22 +178,18 @@ impl Optimizer {
     /// missing, and room for the copies that some devices work on.
     fn make_room(&self, model: &Model, grads: &[Option<Gradient>]) -> Result<Vec<Fresh>> {
         let (backend, average) = (&*model.backend, self.options.ema.is_some());
-        let (moments, copies) = match self.options.rule {
-            Rule::AdamW { .. } => ([true, true], 0),
-            Rule::Sgd { momentum } => ([momentum != 0.0, false], 1),
-        };
+        let copies = if matches!(self.options.rule, Rule::Sgd { .. }) { 1 } else { 0 };
         let moved: Vec<usize> = (0..grads.len()).filter(|&i| grads[i].is_some() && self.trains(i)).collect();
         let mut all = Vec::new();
         for &param in &moved {
             let n = model.params[param].master.len();
-            let [first, second, old] = self.buffers(param);
-            let zeros = |wanted: bool| -> Result<Option<Buffer>> {
-                let mut buffer = wanted.then(|| backend.alloc(DType::F32, n)).transpose()?;
-                buffer.iter_mut().try_for_each(|b| backend.fill(b, 0.0))?;
-                Ok(buffer)
-            };
-            let moments = [zeros(moments[0] && first.is_none())?, zeros(moments[1] && second.is_none())?];
-            let average = (average && old.is_none()).then(|| backend.alloc(DType::F32, n)).transpose()?;
+            let (old, stored) = (self.buffers(param), self.stored(model, param));
+            let mut moments = Vec::new();
+            for &kind in self.moments(stored.coded).iter().filter(|&&kind| old[kind as usize].is_none()) {
+                moments.push((kind, kind.zeros(backend, n, stored)?));
+            }
+            let average = average && old[StateKind::Average as usize].is_none();
+            let average = average.then(|| backend.alloc(DType::F32, n)).transpose()?;
             all.push(Fresh { param, moments, average });
         }
         let copies = if average { copies.max(2) } else { copies };
@@ -195,14 +198,33 @@ impl Optimizer {
         Ok(all)
     }
 
+    /// What the rule keeps of a parameter.
+    fn moments(&self, coded: bool) -> &'static [StateKind] {
+        use StateKind::{First, FirstAbsmax, Second, SecondAbsmax};
+        match self.options.rule {
+            Rule::AdamW { .. } if coded => &[First, Second, FirstAbsmax, SecondAbsmax],
+            Rule::AdamW { .. } => &[First, Second],
+            Rule::Sgd { momentum } if momentum != 0.0 => &[First],
+            Rule::Sgd { .. } => &[],
+        }
+    }
+
+    fn stored(&self, model: &Model, param: usize) -> Stored {
+        Stored { coded: self.is_coded(model, param), offload: self.options.offload }
+    }
+
+    /// Whether a parameter's moments are codes.
+    pub fn is_coded(&self, model: &Model, param: usize) -> bool {
+        self.options.coded && is_coded(&model.params[param].shape, &self.trained[param])
+    }
+
     /// Puts new moments in their places; of each parameter, what was new, and room for its average where it has none.
     fn put_moments(&mut self, fresh: Vec<Fresh>) -> Vec<Placed> {
         let mut placed = Vec::new();
         for Fresh { param, moments, average } in fresh {
-            let new = moments.each_ref().map(Option::is_some);
-            let slots = [&mut self.first[param], &mut self.second[param]];
-            for (slot, moment) in slots.into_iter().zip(moments).filter(|(_, m)| m.is_some()) {
-                *slot = moment;
+            let new = moments.iter().map(|(kind, _)| *kind).collect();
+            for (kind, moment) in moments {
+                self.state[param][kind as usize] = Some(moment);
             }
             placed.push(Placed { param, new, average });
         }
@@ -212,8 +234,7 @@ impl Optimizer {
     /// Takes them away again.
     fn take_moments(&mut self, placed: &[Placed]) {
         for Placed { param, new, .. } in placed {
-            let slots = [&mut self.first[*param], &mut self.second[*param]];
-            slots.into_iter().zip(new).filter(|(_, new)| **new).for_each(|(slot, _)| *slot = None);
+            new.iter().for_each(|&kind| self.state[*param][kind as usize] = None);
         }
     }
 
@@ -226,10 +247,10 @@ impl Optimizer {
         let backend = model.backend.clone();
         let decays: Vec<f64> = model.params.iter().map(|p| self.decay(p)).collect();
         let trained: Vec<_> = (0..grads.len()).map(|i| self.trained_here(model, i)).collect();
-        let moments = self.first.iter_mut().zip(&mut self.second);
-        let params = model.params.iter_mut().zip(grads).zip(moments).zip(&trained).zip(decays);
+        let params = model.params.iter_mut().zip(grads).zip(&mut self.state).zip(&trained).zip(decays);
         let mut steps = Vec::new();
-        for ((((param, grad), (first, second)), ranges), weight_decay) in params {
+        for ((((param, grad), state), ranges), weight_decay) in params {
+            let [first, second, _, first_absmax, second_absmax] = state.each_mut().map(Option::as_mut);
             let (Some(grad), Some(first), Some(second)) = (grad, first, second) else { continue };
             if ranges.is_empty() {
                 continue; // another rank's
@@ -241,6 +262,7 @@ impl Optimizer {
                 grad: grad.buffer(),
                 first,
                 second,
+                absmax: first_absmax.zip(second_absmax).map(|(first, second)| [first, second]),
                 derived: param.derived.as_mut(),
             });
         }
@@ -255,7 +277,8 @@ impl Optimizer {
             let ranges = self.trained_here(model, i);
             let param = &mut model.params[i];
             for range in &ranges {
-                backend.sgd(op, range.clone(), &mut param.master, grad.buffer(), self.first[i].as_mut())?;
+                let velocity = self.state[i][StateKind::First as usize].as_mut();
+                backend.sgd(op, range.clone(), &mut param.master, grad.buffer(), velocity)?;
                 if let Some(derived) = &mut param.derived {
                     backend.load_weight(&param.master, derived)?;
                 }
@@ -274,7 +297,8 @@ impl Optimizer {
     ) -> Result<()> {
         let backend = &*model.backend;
         for (i, param) in model.params.iter().enumerate().filter(|&(i, _)| grads[i].is_some()) {
-            let (n, Some(average)) = (param.master.len(), &mut self.average[i]) else { continue };
+            let average = &mut self.state[i][StateKind::Average as usize];
+            let (n, Some(average)) = (param.master.len(), average) else { continue };
             let mut gap = backend.alloc(DType::F32, n)?;
             backend.copy(average, 0, &mut gap, 0, n)?;
             backend.axpy(-1.0, &param.master, &mut gap)?;
@@ -284,29 +308,33 @@ impl Optimizer {
             let Some(mut average) = average else { continue };
             let master = &model.params[param].master;
             backend.copy(master, 0, &mut average, 0, master.len())?;
-            self.average[param] = Some(average);
+            self.state[param][StateKind::Average as usize] = Some(average);
         }
         Ok(())
     }
 
     /// The averaged weights of a parameter, or its weights where there is no average.
     pub fn average<'a>(&'a self, model: &'a Model, param: usize) -> &'a Buffer {
-        self.average[param].as_ref().unwrap_or(&model.params[param].master)
+        self.state[param][StateKind::Average as usize].as_ref().unwrap_or(&model.params[param].master)
     }
 
-    /// Moments of a parameter, for checkpoints: first (or velocity) and second.
-    pub fn state(&mut self, param: usize) -> (&mut Option<Buffer>, &mut Option<Buffer>) {
-        (&mut self.first[param], &mut self.second[param])
+    /// For checkpoints: a parameter's buffers, by [`StateKind`].
+    pub fn buffers(&self, param: usize) -> [Option<&Buffer>; StateKind::ALL.len()] {
+        self.state[param].each_ref().map(Option::as_ref)
     }
 
-    /// For checkpoints: first moment (or velocity), second moment and average of a parameter.
-    pub fn buffers(&self, param: usize) -> [Option<&Buffer>; 3] {
-        [&self.first, &self.second, &self.average].map(|list| list[param].as_ref())
-    }
-
-    /// As [`Optimizer::buffers`], to put back what a checkpoint holds.
-    pub fn buffers_mut(&mut self, param: usize) -> [&mut Option<Buffer>; 3] {
-        [&mut self.first[param], &mut self.second[param], &mut self.average[param]]
+    /// Puts back what a checkpoint holds of one, whole; this rank keeps its part.
+    pub fn put(&mut self, model: &Model, param: usize, kind: StateKind, whole: Option<&[f32]>) -> Result<()> {
+        let (own, stored) = (kind.range(&model.params[param].own), self.stored(model, param));
+        self.state[param][kind as usize] = match whole {
+            None => None,
+            Some(values) => {
+                let mut buffer = kind.room(&*model.backend, own.len(), stored)?;
+                model.backend.write(&mut buffer, 0, &values[own])?;
+                Some(buffer)
+            }
+        };
+        Ok(())
     }
 
     /// Length of the whole gradient.
@@ -354,14 +382,14 @@ fn first_non_finite(model: &Model, grads: &[Option<Gradient>]) -> Result<Option<
 /// Memory of a parameter that an update is the first to need.
 struct Fresh {
     param: usize,
-    moments: [Option<Buffer>; 2],
+    moments: Vec<(StateKind, Buffer)>,
     average: Option<Buffer>,
 }
 
 /// What became of it: which moments are new, and the average that is still to be put in its place.
 struct Placed {
     param: usize,
-    new: [bool; 2],
+    new: Vec<StateKind>,
     average: Option<Buffer>,
 }
 

@@ -7,6 +7,7 @@
 
 use super::Trainer;
 use super::accumulate::Sum;
+use super::moment::StateKind;
 use super::ranks::{Exchange, Totals};
 use crate::model::decoder::Layers;
 use crate::model::gradient::{Gradient, Grads};
@@ -14,6 +15,7 @@ use crate::model::shard::Split;
 use crate::model::weights::Model;
 use crate::{Error, Result};
 use ferrl_kernels::{Purpose, Ranks};
+use std::ops::Range;
 
 /// A model that has one layer at a time.
 struct Gathered<'a> {
@@ -184,7 +186,9 @@ impl Trainer {
     pub fn state_tensor(&self, param: usize, kind: usize) -> Result<Option<Vec<f32>>> {
         let Some(own) = self.own_state(param, kind)? else { return Ok(None) };
         let Some(split) = self.model.split_over() else { return Ok(Some(own)) };
-        split.collect((param, kind), self.model.params[param].shape.len(), &own).map(Some)
+        let kind_of = kind.checked_sub(1).map(|i| StateKind::ALL[i]);
+        let ranges = |weights: Range<usize>| kind_of.map_or(weights.clone(), |kind| kind.range(&weights));
+        split.collect((param, kind), self.model.params[param].shape.len(), &own, ranges).map(Some)
     }
 
     /// This rank's part of it.

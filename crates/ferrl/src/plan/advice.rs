@@ -55,6 +55,27 @@ fn half(i: &Inputs) -> Option<Inputs> {
     is_f32(i).then_some(now)
 }
 
+/// 8-bit moments, where most of them are f32 and not an adapter's.
+fn eight_bits(i: &Inputs) -> Option<Inputs> {
+    let mut now = i.clone();
+    now.recipe.optim.name = "adamw8".into();
+    (i.recipe.optim.name == "adamw" && i.recipe.adapter.is_none()).then_some(now)
+}
+
+/// Moments in the machine's memory, where the device has its own.
+fn offload(i: &Inputs) -> Option<Inputs> {
+    let mut now = i.clone();
+    now.recipe.optim.offload = "moments".into();
+    (i.device.own_memory && !i.recipe.optim.offloads() && bytes(&now) < bytes(i)).then_some(now)
+}
+
+/// Adapted weights in another home than the device's memory.
+fn base(i: &Inputs, home: &str) -> Option<Inputs> {
+    let mut now = i.clone();
+    now.recipe.adapter.as_mut()?.base = home.into();
+    (bytes(&now) < bytes(i)).then_some(now)
+}
+
 /// A cache as small as one answer to each prompt at a time needs, at least.
 fn smaller_cache(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
     let over = bytes(i).saturating_sub(available).div_ceil(1 << 20) as usize;
@@ -64,6 +85,9 @@ fn smaller_cache(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
     let samples = i.feed.sampled() || i.evaluates();
     (samples && mib >= 16 && bytes(&now) <= available).then_some((mib, now))
 }
+
+/// A change of a recipe, where it changes anything.
+type Move = fn(&Inputs) -> Option<Inputs>;
 
 /// Single changes after which the stage fits; where none does, all of them together if that does.
 pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
@@ -79,6 +103,15 @@ pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
     }
     if let Some(now) = half(i) {
         out.push(change(format!("model.dtype={}", DType::Bf16.name()), &now));
+    }
+    if let Some(now) = eight_bits(i) {
+        out.push(change("optim.name=adamw8".into(), &now));
+    }
+    if let Some(now) = offload(i) {
+        out.push(change("optim.offload=moments".into(), &now));
+    }
+    for home in ["host", "nf4"] {
+        out.extend(base(i, home).map(|now| change(format!("adapter.base={home}"), &now)));
     }
     out.retain(|c| c.bytes <= available);
     if !out.is_empty() {
@@ -96,6 +129,21 @@ pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
     if (i.feed.sampled() || i.evaluates()) && now.recipe.rollout.cache_mib > 64 {
         texts.push("rollout.cache_mib=64".into());
         now.recipe.rollout.cache_mib = 64;
+    }
+    // The same bits, and then codes too, as far as they are needed.
+    let moves: [(&str, Move); 3] = [
+        ("adapter.base=host", |i| base(i, "host")),
+        ("optim.offload=moments", offload),
+        ("optim.name=adamw8", eight_bits),
+    ];
+    for (text, step) in moves {
+        let fits = |i: &Inputs| bytes(i) <= available || fewer_tokens(i, available).is_some();
+        if !fits(&now)
+            && let Some(next) = step(&now)
+        {
+            texts.push(text.into());
+            now = next;
+        }
     }
     if bytes(&now) > available
         && let Some((tokens, next)) = fewer_tokens(&now, available)

@@ -130,11 +130,8 @@ fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
     };
     let over = if shard > 1 { format!("f32, one of {shard} parts") } else { "f32".into() };
     add("masters", split(4 * all), over.clone());
-    let moments = match r.optim.name.as_str() {
-        "adamw" => 2,
-        _ => usize::from(r.optim.beta1 > 0.0),
-    };
-    add("moments", split(4 * all * moments), format!("{}, {over}", r.optim.name));
+    let moments = sum(&|c| c.params().iter().map(|p| r.optim.moment_bytes(p)).sum());
+    add("moments", split(moments), format!("{}, {over}", r.optim.name));
     add("gradients", split(4 * all), over.clone());
     if r.optim.ema.is_some() {
         add("average", split(4 * all), over.clone());
@@ -144,7 +141,8 @@ fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
         None if i.needs.reference || i.needs.start => weights(&i.config),
         None => 0,
     } + i.judges.iter().map(weights).sum::<usize>();
-    add("frozen", split(4 * frozen), format!("reference, teacher, reward models, {over}"));
+    let bytes = if e == 2 { i.device.frozen } else { 4 };
+    add("frozen", split(bytes * frozen), format!("reference, teacher, reward models, {over}"));
     let own = |c: &Config| memory::packed(c, e, true, i.device.weight);
     let team = l.tp * l.sp;
     if team > 1 {

@@ -52,7 +52,7 @@ impl StagePlan {
         };
         let _ = writeln!(
             out,
-            "{} ({}): {:.2} M weights, {}, {:.0} sequences of {:.0} tokens an update ({lengths})",
+            "{} ({}): {}, {}, {:.0} sequences of {:.0} tokens an update ({lengths})",
             self.name,
             i.recipe.algorithm_name(),
             millions(&i.config),
@@ -68,6 +68,10 @@ impl StagePlan {
         }
         let of = available.map_or(String::new(), |a| format!("  of {}", size(a)));
         let _ = writeln!(out, "  {:<12}{:>10}{of}", "memory", size(self.bytes()));
+        let host = super::memory::host_bytes(i);
+        if host > 0 {
+            let _ = writeln!(out, "  {:<12}{:>10}  of the machine's memory, page-locked", "host", size(host));
+        }
         let Some(rates) = rates else { return out };
         let step = duration(self.work.step_seconds(rates));
         let all = match (self.steps, self.seconds(rates)) {
@@ -114,6 +118,7 @@ impl Plan {
                 "micro_batch_tokens": s.inputs.micro_tokens(),
                 "parts": s.parts.iter().map(|p| json!({"name": p.name, "bytes": p.bytes})).collect::<Vec<_>>(),
                 "bytes": s.bytes(),
+                "host_bytes": super::memory::host_bytes(&s.inputs),
                 "lengths_assumed": s.inputs.lengths.assumed,
                 "checkpoint_bytes": s.disk.checkpoint,
                 "steps": s.steps,

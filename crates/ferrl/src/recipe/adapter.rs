@@ -46,6 +46,9 @@ pub struct Adapter {
     pub bias: Bias,
     /// First values of A: `kaiming` (PEFT's default) or `gaussian`. B starts at zero.
     pub init: String,
+    /// Where the adapted weights live: `device`; `host`, the machine's memory, read through the bus once an update; or `nf4`, the
+    /// device's memory in 4.5 bits a weight (QLoRA), quantised while they are loaded. The policy on `nf4` is another model.
+    pub base: String,
 }
 
 impl Default for Adapter {
@@ -62,12 +65,16 @@ impl Default for Adapter {
             modules_to_save: Vec::new(),
             bias: Bias::None,
             init: "kaiming".into(),
+            base: "device".into(),
         }
     }
 }
 
 /// Every linear layer but the head.
 const ALL: &str = "all-linear";
+
+/// Where adapted weights live.
+pub const BASES: &[&str] = &["device", "host", "nf4"];
 
 /// First values of `A`.
 pub const INITS: &[&str] = &["kaiming", "gaussian"];
@@ -99,6 +106,11 @@ impl Adapter {
             init: match self.init.as_str() {
                 "gaussian" => adapter::Init::Gaussian,
                 _ => adapter::Init::Kaiming,
+            },
+            base: match self.base.as_str() {
+                "host" => adapter::BaseHome::Host,
+                "nf4" => adapter::BaseHome::Nf4,
+                _ => adapter::BaseHome::Device,
             },
         })
     }

@@ -1,6 +1,7 @@
 //! Settings that are well-formed and yet cannot work, each with a reason and a way out.
 
-use super::{Recipe, Stage};
+use super::optim::OFFLOADS;
+use super::{OPTIMIZERS, Recipe, Stage};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
 use crate::algo::{self, Algorithm, Refusal};
 use crate::credit::Split;
@@ -10,7 +11,6 @@ use ferrl_kernels::{AUTO, BACKENDS, DType};
 /// Compute types.
 pub const DTYPES: &[&str] = &["f32", "bf16"];
 /// Rules that turn gradients into steps.
-pub const OPTIMIZERS: &[&str] = &["adamw", "sgd"];
 /// Courses of the learning rate.
 pub const SCHEDULES: &[&str] = &["constant", "linear", "cosine"];
 /// What becomes of rows that `max_length` leaves nothing of.
@@ -124,6 +124,7 @@ fn names(r: &Recipe, p: &mut Problems) {
         p.word("device", &r.device, &devices);
     }
     p.word("optim.name", &r.optim.name, OPTIMIZERS);
+    p.word("optim.offload", &r.optim.offload, OFFLOADS);
     p.word("optim.schedule", &r.optim.schedule, SCHEDULES);
     if let Some(dtype) = &r.model.dtype {
         p.word("model.dtype", dtype, DTYPES);
@@ -144,6 +145,7 @@ fn names(r: &Recipe, p: &mut Problems) {
         if !other {
             p.word("adapter.init", &adapter.init, super::INITS);
         }
+        p.word("adapter.base", &adapter.base, super::adapter::BASES);
         let what = "an adapter trains its own weights and leaves all others as they are";
         p.when(
             !r.model.frozen.is_empty(),
@@ -152,6 +154,18 @@ fn names(r: &Recipe, p: &mut Problems) {
             "leave out model.frozen; adapter.exclude_modules leaves modules out",
         );
     }
+    p.when(
+        r.adapter.is_some() && r.model.train_router,
+        "model.train_router",
+        "an adapter trains its own weights and leaves the routers as they are",
+        "adapter.modules_to_save = [\"mlp.gate\"] trains them whole",
+    );
+    p.when(
+        r.model.router_aux_loss_coef > 0.0 && !r.model.train_router,
+        "model.router_aux_loss_coef",
+        "the load-balance loss is for routers, which are frozen",
+        "model.train_router = true, or model.router_aux_loss_coef = 0.0",
+    );
     if let Some(init) = &r.model.init {
         p.word("model.init.tokenizer", &init.tokenizer, TOKENIZERS);
         let families: Vec<&str> = model::FAMILIES.iter().map(|f| f.name()).collect();
@@ -414,6 +428,12 @@ fn sampling_algorithm(recipe: &Recipe, algorithm: &dyn Algorithm, p: &mut Proble
         "optim.ema",
         format!("{name} moves the weights without the optimizer, which would average nothing"),
         "leave out optim.ema",
+    );
+    p.when(
+        searches && recipe.model.router_aux_loss_coef > 0.0,
+        "model.router_aux_loss_coef",
+        format!("{name} searches along the gradient of its own objective alone"),
+        "model.router_aux_loss_coef = 0.0",
     );
     p.when(
         searches && needs.critic && recipe.critic.shared,

@@ -72,6 +72,10 @@ pub struct Model {
     pub recompute: bool,
     /// Frozen parameters: tensors whose names contain one of these.
     pub frozen: Vec<String>,
+    /// Train the routers of a mixture of experts; they are frozen by default.
+    pub train_router: bool,
+    /// Coefficient of the routers' load-balance loss (auxiliary loss); 0 disables it. [0, 1]
+    pub router_aux_loss_coef: f64,
 }
 
 /// A randomly initialised model and its tokenizer.
@@ -90,6 +94,12 @@ pub struct Init {
     pub kv_heads: Option<usize>,
     /// Intermediate size of the feed-forward network. [1, 1048576]
     pub ffn: Option<usize>,
+    /// Experts of a layer, in a family that has them; 8 by default. [1, 4096]
+    pub experts: Option<usize>,
+    /// Experts per token; 2 by default. [1, 4096]
+    pub experts_per_token: Option<usize>,
+    /// Intermediate size of an expert; `ffn / experts_per_token` by default. [1, 1048576]
+    pub expert_ffn: Option<usize>,
     /// Tokenizer: `char` (one token per character of the data) or `bpe`.
     pub tokenizer: String,
     /// Vocabulary size of a `bpe` tokenizer. [1, 16777216]
@@ -107,6 +117,9 @@ impl Default for Init {
             heads: None,
             kv_heads: None,
             ffn: None,
+            experts: None,
+            experts_per_token: None,
+            expert_ffn: None,
             tokenizer: "char".into(),
             vocab: 4096,
             max_positions: 1024,
@@ -362,8 +375,12 @@ impl Reward {
 pub struct Optim {
     /// Peak learning rate. [1e-12, 10]
     pub lr: f64,
-    /// Optimizer: `adamw` or `sgd`.
+    /// Optimizer: `adamw`, `adamw8` (AdamW whose moments of the layers' matrices are 8-bit codes: 10 bytes a weight in training
+    /// instead of 16) or `sgd`.
     pub name: String,
+    /// What lives in the machine's memory instead of the card's: `none`, or `moments`, which steps read and write through the bus
+    /// (8 bytes a weight less on the card with `adamw`, the same bits, slower updates). On the CPU moments are there anyway.
+    pub offload: String,
     /// Decay rate of the first moment; momentum of SGD. [0, 1)
     pub beta1: f64,
     /// Decay rate of the second moment. [0, 1)
@@ -389,6 +406,7 @@ impl Default for Optim {
         Optim {
             lr: 1e-5,
             name: "adamw".into(),
+            offload: "none".into(),
             beta1: 0.9,
             beta2: 0.999,
             eps: 1e-8,

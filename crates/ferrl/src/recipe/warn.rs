@@ -35,7 +35,7 @@ pub fn warn(recipe: &Recipe, warnings: &Warnings) {
                 format!("optim.weight_decay = 0.01, or a smaller {key}"),
             );
         }
-        let adam = o.name == "adamw";
+        let adam = o.is_adam();
         if adam && lr > LARGE_LR {
             let what = format!("{key} = {lr}: AdamW moves every weight by about that much at each step");
             warnings.raise(

@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is written whole before an older one is removed, so one more than is kept lies on the disk for a while.
 
-use crate::plan::memory::weights;
+use crate::plan::memory::{moment_bytes, weights};
 use crate::recipe::Recipe;
 use ferrl_engine::checkpoint::StorageFormat;
 use ferrl_engine::model::Config;
@@ -28,12 +28,7 @@ impl Disk {
         // Another name than those of the compute types is refused with the recipe.
         let own = StorageFormat::from(recipe.dtype().unwrap_or(DType::F32));
         let optim = &recipe.optim;
-        let moments = match optim.name.as_str() {
-            "adamw" => 2,
-            _ if optim.beta1 > 0.0 => 1,
-            _ => 0,
-        };
-        let state = 4 * (1 + moments + usize::from(optim.ema.is_some()));
+        let state = 4 * (1 + usize::from(optim.ema.is_some()));
         // An adapter's base stays where it is; what is trained is written in f32.
         let adapter = recipe.adapter.as_ref().and_then(|a| a.options().ok());
         let stored = |c: &Config| match &adapter {
@@ -41,10 +36,12 @@ impl Disk {
             None => weights(c),
         };
         let own = if adapter.is_some() { StorageFormat::F32 } else { own };
-        let count: usize = std::iter::once(config).chain(critic).map(stored).sum();
+        let models = || std::iter::once(config).chain(critic);
+        let (count, moments): (usize, usize) =
+            (models().map(stored).sum(), models().map(|c| moment_bytes(recipe, c)).sum());
         let c = &recipe.checkpoint;
         Disk {
-            checkpoint: (count * (state + own.size())) as u64,
+            checkpoint: (count * (state + own.size()) + moments) as u64,
             copies: c.keep.max(1) + c.keep_best + 1,
             model: (4 * stored(config)) as u64,
         }

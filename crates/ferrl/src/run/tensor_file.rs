@@ -2,16 +2,15 @@
 
 use super::files::Files;
 use super::manifest::{Part, hex};
-use ferrl_engine::train::Trainer;
+use ferrl_engine::model::ParamShape;
+use ferrl_engine::train::{StateKind, Trainer};
 use ferrl_engine::{Error, Result};
+use ferrl_kernels::{Buffer, DType};
 use serde_json::{Map, Value, json};
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
-
-/// What the state of a parameter consists of; the order of the optimizer's buffers.
-const KINDS: [&str; 3] = ["first", "second", "average"];
 
 /// Numbers moved at once.
 const CHUNK: usize = 1 << 16;
@@ -21,16 +20,19 @@ pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec
     let mut tensors = Vec::new();
     for (i, param) in trainer.model.params.iter().enumerate().filter(|(i, _)| trainer.is_stored(*i)) {
         let buffers = [Some(&param.master)].into_iter().chain(trainer.optimizer.buffers(i));
-        for (kind, (name, buffer)) in std::iter::once(&"master").chain(&KINDS).zip(buffers).enumerate() {
-            tensors
-                .extend(buffer.map(|b| (format!("{name}.{}", param.shape.id), &param.shape, (i, kind, b))));
+        for (kind, (name, buffer)) in names().zip(buffers).enumerate() {
+            tensors.extend(buffer.map(|b| Tensor {
+                name: format!("{name}.{}", param.shape.id),
+                shape: shape(kind, &param.shape),
+                place: (i, kind),
+                buffer: b,
+            }));
         }
     }
     let (mut fields, mut at) = (Map::new(), 0);
-    for (name, shape, _) in &tensors {
-        let end = at + 4 * shape.len();
-        let info = json!({"dtype": "F32", "shape": [shape.rows, shape.cols], "data_offsets": [at, end]});
-        fields.insert(name.clone(), info);
+    for t in &tensors {
+        let (end, dtype) = (at + t.bytes(), if t.buffer.dtype() == DType::U8 { "U8" } else { "F32" });
+        fields.insert(t.name.clone(), json!({"dtype": dtype, "shape": t.shape, "data_offsets": [at, end]}));
         at = end;
     }
     let mut text = Value::Object(fields).to_string().into_bytes();
@@ -44,44 +46,89 @@ pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec
     let mut parts = vec![Part::of("header", &header)];
     let (mut numbers, mut bytes) = (vec![0.0; CHUNK], Vec::with_capacity(4 * CHUNK));
     let split = trainer.model.split_over().is_some();
-    for (name, shape, (param, kind, buffer)) in &tensors {
+    for t in &tensors {
         let mut hash = Xxh3::new();
         // What other ranks have parts of comes whole, anything else a chunk at a time.
-        let whole = if split { trainer.state_tensor(*param, *kind)? } else { None };
-        for at in (0..shape.len()).step_by(CHUNK) {
-            let n = CHUNK.min(shape.len() - at);
+        let whole = if split { trainer.state_tensor(t.place.0, t.place.1)? } else { None };
+        for at in (0..t.len()).step_by(CHUNK) {
+            let n = CHUNK.min(t.len() - at);
             match &whole {
                 Some(whole) => numbers[..n].copy_from_slice(&whole[at..at + n]),
-                None => trainer.model.backend.read(buffer, at, &mut numbers[..n])?,
+                None => trainer.model.backend.read(t.buffer, at, &mut numbers[..n])?,
             }
             bytes.clear();
-            bytes.extend(numbers[..n].iter().flat_map(|x| x.to_le_bytes()));
+            match t.buffer.dtype() {
+                DType::U8 => bytes.extend(numbers[..n].iter().map(|&x| x as u8)),
+                _ => bytes.extend(numbers[..n].iter().flat_map(|x| x.to_le_bytes())),
+            }
             hash.update(&bytes);
             out.write_all(&bytes).map_err(|e| fail(&e))?;
         }
-        let bytes = 4 * shape.len() as u64;
-        parts.push(Part { name: name.clone(), bytes, xxh3: hex(hash.digest128()) });
+        parts.push(Part { name: t.name.clone(), bytes: t.bytes() as u64, xxh3: hex(hash.digest128()) });
     }
     let file = out.into_inner().map_err(|e| fail(e.error()))?;
     file.sync()?;
     Ok(parts)
 }
 
+/// A tensor of the file.
+struct Tensor<'a> {
+    name: String,
+    shape: [usize; 2],
+    /// Parameter and kind: 0 for the weights, then [`StateKind`].
+    place: (usize, usize),
+    buffer: &'a Buffer,
+}
+
+impl Tensor<'_> {
+    fn len(&self) -> usize {
+        self.shape[0] * self.shape[1]
+    }
+    fn bytes(&self) -> usize {
+        self.len() * self.buffer.dtype().size()
+    }
+}
+
+/// Names of the kinds of tensors of a parameter.
+fn names() -> impl Iterator<Item = &'static str> {
+    std::iter::once("master").chain(StateKind::ALL.map(StateKind::name))
+}
+
+/// The kind's shape: the parameter's, or one row where it has a number a block.
+fn shape(kind: usize, of: &ParamShape) -> [usize; 2] {
+    let len = kind.checked_sub(1).map_or(of.len(), |i| StateKind::ALL[i].range(&(0..of.len())).len());
+    if len == of.len() { [of.rows, of.cols] } else { [1, len] }
+}
+
+/// Bytes of a number of that kind.
+fn width(kind: usize, coded: bool) -> usize {
+    kind.checked_sub(1).map_or(4, |i| StateKind::ALL[i].dtype(coded).size())
+}
+
 /// Whether a file's tensors are those of the trainer's model.
 pub(crate) fn check(parts: &[Part], trainer: &Trainer) -> Result<()> {
     let mut known = vec!["header".to_string()];
-    for (_, param) in trainer.model.params.iter().enumerate().filter(|(i, _)| trainer.is_stored(*i)) {
-        let (name, want) = (param.shape.id, 4 * param.shape.len() as u64);
+    for (i, param) in trainer.model.params.iter().enumerate().filter(|(i, _)| trainer.is_stored(*i)) {
+        let (name, coded) = (param.shape.id, trainer.optimizer.is_coded(&trainer.model, i));
         if !parts.iter().any(|p| p.name == format!("master.{name}")) {
             return Err(other_model(format!("parameter {name:?} is not in the checkpoint")));
         }
-        for kind in ["master"].iter().chain(&KINDS) {
-            let full = format!("{kind}.{name}");
-            if let Some(part) = parts.iter().find(|p| p.name == full && p.bytes != want) {
-                let (got, want) = (part.bytes / 4, param.shape.len());
-                return Err(other_model(format!(
-                    "tensor {full:?} has {got} numbers, the model's {name} has {want}"
-                )));
+        for (kind, prefix) in names().enumerate() {
+            let (full, shape, width) =
+                (format!("{prefix}.{name}"), shape(kind, &param.shape), width(kind, coded));
+            let want = shape[0] * shape[1];
+            if let Some(part) = parts.iter().find(|p| p.name == full && p.bytes != (want * width) as u64) {
+                return Err(match part.bytes {
+                    _ if [1, 4].map(|w| (want * w) as u64).contains(&part.bytes) => Error::data(format!(
+                        "tensor {full:?} is stored in {} bytes a number, this run's optimizer has {width}",
+                        part.bytes / want as u64
+                    ))
+                    .fix("the `optim.name` that the checkpoint was made with"),
+                    bytes => other_model(format!(
+                        "tensor {full:?} has {} numbers, the model's {name} has {want}",
+                        bytes / width as u64
+                    )),
+                });
             }
             known.push(full);
         }
@@ -101,7 +148,7 @@ pub(crate) fn read(path: &Path, parts: &[Part], trainer: &mut Trainer) -> Result
     let fail = |e: std::io::Error| Error::data(format!("cannot be read: {e}"));
     let mut file = File::open(path).map_err(fail)?;
     let backend = trainer.model.backend.clone();
-    let mut fetch = |name: &str| -> Result<Option<Vec<f32>>> {
+    let mut fetch = |name: &str, width: usize| -> Result<Option<Vec<f32>>> {
         let Some(index) = parts.iter().position(|p| p.name == name) else { return Ok(None) };
         let start = parts[..index].iter().map(|p| p.bytes).sum();
         let mut bytes = vec![0; parts[index].bytes as usize];
@@ -110,23 +157,21 @@ pub(crate) fn read(path: &Path, parts: &[Part], trainer: &mut Trainer) -> Result
         if hex(xxh3_128(&bytes)) != parts[index].xxh3 {
             return Err(parts[index].damaged());
         }
-        let float = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-        Ok(Some(bytes.chunks_exact(4).map(float).collect()))
+        if width == 1 {
+            return Ok(Some(bytes.into_iter().map(f32::from).collect()));
+        }
+        Ok(Some(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()))
     };
     for i in 0..trainer.model.params.len() {
         let param = &mut trainer.model.params[i];
-        if let Some(values) = fetch(&format!("master.{}", param.shape.id))? {
+        if let Some(values) = fetch(&format!("master.{}", param.shape.id), 4)? {
             backend.write(&mut param.master, 0, &values[param.own.clone()])?;
         }
-        for (kind, slot) in KINDS.iter().zip(trainer.optimizer.buffers_mut(i)) {
-            *slot = match fetch(&format!("{kind}.{}", param.shape.id))? {
-                None => None,
-                Some(values) => {
-                    let mut buffer = backend.alloc(param.master.dtype(), param.own.len())?;
-                    backend.write(&mut buffer, 0, &values[param.own.clone()])?;
-                    Some(buffer)
-                }
-            };
+        let (model, id) = (&trainer.model, trainer.model.params[i].shape.id);
+        let coded = trainer.optimizer.is_coded(model, i);
+        for kind in StateKind::ALL {
+            let values = fetch(&format!("{}.{id}", kind.name()), kind.dtype(coded).size())?;
+            trainer.optimizer.put(model, i, kind, values.as_deref())?;
         }
     }
     Ok(())

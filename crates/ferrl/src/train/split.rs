@@ -31,7 +31,7 @@ impl Stage {
     /// Which ranks compute layers together in this layout; refused where the model or the device cannot.
     pub(crate) fn form_teams(&mut self, layout: &Layout) -> Result<()> {
         let Layout { tp, sp, rollout_tp, .. } = *layout;
-        let Some((key, _)) = layout.teams().first().copied() else { return Ok(()) };
+        let Some((key, ..)) = layout.teams().first().copied() else { return Ok(()) };
         if self.policy.model.backend.runs_async() {
             return Err(on_a_card(key));
         }

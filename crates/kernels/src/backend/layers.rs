@@ -71,10 +71,6 @@ pub trait NormOps: VectorOps {
 
 /// RMSNorm or LayerNorm of queries and keys.
 pub trait HeadNormOps: NormOps {
-    /// Whether all heads can be normalised together ([`HeadNorm::whole`]), and not only each by itself.
-    fn norms_whole_rows(&self) -> bool {
-        true
-    }
     /// Normalises the query heads with `q_weight` and the key heads with `k_weight`; values are copied.
     fn head_norm(&self, norm: HeadNorm<'_>, qkv: &Buffer, out: &mut Buffer) -> Result<()> {
         shapes::head_norm(self.as_home(), norm, qkv, out)?;
@@ -103,6 +99,15 @@ pub trait LinearOps: VectorOps {
     /// Room for the f32 master of a weight, where the device holds both in the memory of one; to change the one is to change
     /// the other then.
     fn master(&self, weight: &Weight) -> Result<Option<Buffer>> {
+        shapes::master(self.as_home(), weight).map(|()| None)
+    }
+    /// Whether a weight of bf16 can be its own master ([`LinearOps::rounded_master`]).
+    fn rounds_masters(&self) -> bool {
+        false
+    }
+    /// The weight itself as the master of a model that is not trained, where the device can: what is written is rounded, and
+    /// no bits are kept beside the weight's own.
+    fn rounded_master(&self, weight: &Weight) -> Result<Option<Buffer>> {
         shapes::master(self.as_home(), weight).map(|()| None)
     }
     /// Derives it from the f32 master.

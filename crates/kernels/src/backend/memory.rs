@@ -37,13 +37,24 @@ pub trait MemoryOps: Home {
     }
     /// Contents are unspecified.
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer>;
+    /// As [`MemoryOps::alloc`], in the machine's memory, where operations read and write it through the bus: for what is needed
+    /// once a step. The same as [`MemoryOps::alloc`] on a device that computes in the machine's memory.
+    fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        self.alloc(dtype, len)
+    }
     /// Sets every element.
     fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()> {
         shapes::fill(self.as_home(), dst)?;
         self.write(dst, 0, &vec![value; dst.len()])
     }
-    /// To `dst[at..]`, converted to its type.
+    /// To `dst[at..]`, converted to its type; codes are whole numbers.
     fn write(&self, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()>;
+    /// To `dst[at..]`, from numbers of bf16 as files hold them (two bytes each, the lower one first), converted to its type.
+    fn write_bf16(&self, dst: &mut Buffer, at: usize, src: &[u8]) -> Result<()> {
+        shapes::write_bf16(self.as_home(), dst, at, src.len())?;
+        let pairs = src.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+        self.write(dst, at, &pairs.map(|b| f32::from_bits(u32::from(b) << 16)).collect::<Vec<_>>())
+    }
     /// From `src[at..]`, converted to f32.
     fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()>;
     /// A buffer of ids, positions or row numbers.
@@ -81,6 +92,11 @@ pub trait VectorOps: MemoryOps {
     /// [`VectorOps::dot`] of several pairs, for devices where one answer costs as much as many.
     fn dots(&self, pairs: &[(&Buffer, &Buffer)]) -> Result<Vec<f64>> {
         pairs.iter().map(|(x, y)| self.dot(x, y)).collect()
+    }
+    /// The numbers behind NF4 codes, two a byte: `out[i] = NF4[code i] * absmax[i / block]` ([`codes`](crate::codes)).
+    fn decode_nf4(&self, codes: &Buffer, absmax: &Buffer, block: usize, out: &mut Buffer) -> Result<()> {
+        shapes::decode_nf4(self.as_home(), codes, absmax, block, out)?;
+        composed::decode_nf4(self, codes, absmax, block, out)
     }
     /// Index of the first NaN or infinity.
     fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {

@@ -2,8 +2,9 @@
 
 use super::units::{Case, Results, ask, by_row, pick, scaled};
 use super::{Check, download, random, random_ids, unwritten, upload, weight};
-use crate::backend::{AdamW, AdamWParam, Backend, Sgd};
-use crate::buffer::DType;
+use crate::backend::{AdamW, AdamWParam, Backend, RowMix, Sgd};
+use crate::buffer::{Buffer, DType};
+use crate::codes::{BLOCK, decode_nf4, encode_nf4};
 use crate::error::Result;
 
 /// Every case.
@@ -17,9 +18,16 @@ fn cases() -> Vec<Box<dyn Case>> {
         Box::new(Vectors { n: 50_007 }),
         Box::new(Rows { width: 33, rows: 70 }),
         Box::new(Rows { width: 896, rows: 40 }),
+        Box::new(Mix { width: 33, rows: 70, per_row: 3 }),
+        Box::new(Mix { width: 2048, rows: 40, per_row: 8 }),
         Box::new(Embed { width: 17, rows: 150, vocab: 30 }),
         Box::new(Embed { width: 896, rows: 300, vocab: 5000 }),
         Box::new(Updates { n: 50_007 }),
+        Box::new(CodedUpdates { n: 50_007 }),
+        Box::new(CodedUpdates { n: 4096 }),
+        Box::new(HostUpdates { n: 50_007 }),
+        Box::new(Nf4 { n: 50_007, block: 64 }),
+        Box::new(Nf4 { n: 4096, block: 4096 }),
     ]
 }
 
@@ -92,6 +100,55 @@ impl Case for Rows {
         let spread = by_row(b, &spread, 2 * self.width)?;
         Ok(Results {
             rows: vec![("gather", by_row(b, &y, self.width)?), ("scatter", spread)],
+            sums: Vec::new(),
+        })
+    }
+}
+
+struct Mix {
+    width: usize,
+    rows: usize,
+    per_row: usize,
+}
+
+impl Case for Mix {
+    fn name(&self) -> String {
+        format!("sums of {} rows, {} x {}", self.per_row, self.rows, self.width)
+    }
+    fn rows(&self) -> usize {
+        self.rows
+    }
+    fn terms(&self, _what: &str) -> f32 {
+        (self.width as f32).sqrt()
+    }
+    fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
+        let (k, width) = (self.per_row, self.width);
+        let some = |seed, per: usize| pick(&random(seed, self.rows * per), per, picks);
+        // Sorted apart, as experts sort them: the last row of each sum comes first.
+        let place = |i: usize| ((k - 1 - i % k) * picks.len() + i / k) as u32;
+        let places: Vec<u32> = (0..k * picks.len()).map(place).collect();
+        let (given, mut sorted) = (some(1, k * width), vec![0.0; k * width * picks.len()]);
+        for (i, &to) in places.iter().enumerate() {
+            sorted[to as usize * width..][..width].copy_from_slice(&given[i * width..][..width]);
+        }
+        let (src, rows) = (upload(b, dtype, &sorted)?, b.indices(&places)?);
+        let (weights, dout) = (upload(b, DType::F32, &some(2, k))?, upload(b, dtype, &some(3, width))?);
+        let mix = RowMix { rows: &rows, weights: &weights, per_row: k, width };
+        let (mut out, mut wide) = (unwritten(b, dtype, dout.len())?, unwritten(b, DType::F32, dout.len())?);
+        b.mix_rows(mix, &src, &mut out)?;
+        b.mix_rows(mix, &src, &mut wide)?;
+        let (mut dsrc, mut dweights) =
+            (unwritten(b, dtype, src.len())?, unwritten(b, DType::F32, places.len())?);
+        b.mix_rows_backward(mix, &src, &dout, &mut dsrc, &mut dweights)?;
+        let by_place = by_row(b, &dsrc, width)?;
+        let terms: Vec<Vec<f32>> = places.iter().map(|&at| by_place[at as usize].clone()).collect();
+        Ok(Results {
+            rows: vec![
+                ("sum", by_row(b, &out, width)?),
+                ("sum in f32", by_row(b, &wide, width)?),
+                ("dsrc", terms.chunks(k).map(<[Vec<f32>]>::concat).collect()),
+                ("dweights", by_row(b, &dweights, k)?),
+            ],
             sums: Vec::new(),
         })
     }
@@ -174,6 +231,7 @@ impl Case for Updates {
                     grad: &grad,
                     first: &mut m,
                     second: &mut v,
+                    absmax: None,
                     derived: Some(&mut form),
                 },
                 AdamWParam {
@@ -183,6 +241,7 @@ impl Case for Updates {
                     grad: &grad,
                     first: &mut light_m,
                     second: &mut light_v,
+                    absmax: None,
                     derived: None,
                 },
             ])?;
@@ -206,5 +265,150 @@ impl Case for Updates {
             results.sums.push((name, download(b, buffer)?));
         }
         Ok(results)
+    }
+}
+
+/// AdamW whose moments are codes.
+struct CodedUpdates {
+    n: usize,
+}
+
+impl Case for CodedUpdates {
+    fn name(&self) -> String {
+        format!("8-bit AdamW of {}", self.n)
+    }
+    fn rows(&self) -> usize {
+        1
+    }
+    fn run(&self, b: &dyn Backend, dtype: DType, _: &[usize]) -> Result<Results> {
+        let (n, blocks) = (self.n, self.n.div_ceil(BLOCK));
+        let (mut form, one) = (weight(b, dtype, n, 1, &scaled(1, n, 1.0))?, upload(b, dtype, &[1.0])?);
+        let mut w = upload(b, DType::F32, &scaled(1, n, 1.0))?;
+        let zeros = |dtype: DType, len: usize| upload(b, dtype, &vec![0.0; len]);
+        let (mut m, mut v) = (zeros(DType::U8, n)?, zeros(DType::U8, n)?);
+        let (mut m_absmax, mut v_absmax) = (zeros(DType::F32, blocks)?, zeros(DType::F32, blocks)?);
+        for step in 1..=3u64 {
+            // Numbers of many sizes, and a block without a gradient.
+            let mut grad = scaled(10 + step as u32, n, 1.0);
+            grad.iter_mut().for_each(|x| *x *= x.abs() * x.abs() * x.abs());
+            grad[2 * BLOCK..3 * BLOCK].fill(0.0);
+            let grad = upload(b, DType::F32, &grad)?;
+            let op = AdamW {
+                lr: 1e-2,
+                beta1: 0.9,
+                beta2: 0.99,
+                eps: 1e-6,
+                weight_decay: 0.1,
+                step,
+                grad_scale: 0.5,
+            };
+            b.adamw(&mut [AdamWParam {
+                op,
+                ranges: &[0..4 * BLOCK, 5 * BLOCK..n],
+                param: &mut w,
+                grad: &grad,
+                first: &mut m,
+                second: &mut v,
+                absmax: Some([&mut m_absmax, &mut v_absmax]),
+                derived: Some(&mut form),
+            }])?;
+        }
+        let mut derived = unwritten(b, DType::F32, n)?;
+        b.linear(&one, &form, None, &mut derived)?;
+        let all = [
+            ("weights", &w),
+            ("derived", &derived),
+            ("first", &m),
+            ("second", &v),
+            ("first's absmax", &m_absmax),
+            ("second's absmax", &v_absmax),
+        ];
+        let mut results = Results::default();
+        for (name, buffer) in all {
+            results.sums.push((name, download(b, buffer)?));
+        }
+        Ok(results)
+    }
+}
+
+/// AdamW whose moments are in the machine's memory: as if they were on the device.
+struct HostUpdates {
+    n: usize,
+}
+
+impl Case for HostUpdates {
+    fn name(&self) -> String {
+        format!("AdamW of {}, moments on the host", self.n)
+    }
+    fn rows(&self) -> usize {
+        1
+    }
+    fn run(&self, b: &dyn Backend, _: DType, _: &[usize]) -> Result<Results> {
+        let (n, blocks) = (self.n, self.n.div_ceil(BLOCK));
+        let mut results = Results::default();
+        for coded in [false, true] {
+            let mut left: Vec<Vec<f32>> = Vec::new();
+            for host in [false, true] {
+                let room = |dtype: DType, len: usize| -> Result<Buffer> {
+                    let mut room = if host { b.alloc_host(dtype, len)? } else { b.alloc(dtype, len)? };
+                    b.fill(&mut room, 0.0)?;
+                    Ok(room)
+                };
+                let format = if coded { DType::U8 } else { DType::F32 };
+                let (mut m, mut v) = (room(format, n)?, room(format, n)?);
+                let (mut m_absmax, mut v_absmax) = (room(DType::F32, blocks)?, room(DType::F32, blocks)?);
+                let mut w = upload(b, DType::F32, &scaled(1, n, 1.0))?;
+                for step in 1..=3u64 {
+                    let grad = upload(b, DType::F32, &scaled(10 + step as u32, n, 1.0))?;
+                    let (lr, beta1, beta2, eps, weight_decay) = (1e-2, 0.9, 0.99, 1e-6, 0.1);
+                    b.adamw(&mut [AdamWParam {
+                        op: AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale: 0.5 },
+                        ranges: &[0..n],
+                        param: &mut w,
+                        grad: &grad,
+                        first: &mut m,
+                        second: &mut v,
+                        absmax: coded.then_some([&mut m_absmax, &mut v_absmax]),
+                        derived: None,
+                    }])?;
+                }
+                let mut part = vec![0.0; n - 7];
+                b.read(&m, 7, &mut part)?;
+                b.write(&mut v, 3, &part[..5])?;
+                left.push([download(b, &w)?, part, download(b, &v)?].concat());
+            }
+            let differ = left[0].iter().zip(&left[1]).filter(|(x, y)| x.to_bits() != y.to_bits()).count();
+            results
+                .sums
+                .push((if coded { "8-bit, differing" } else { "f32, differing" }, vec![differ as f32]));
+            results.sums.push((if coded { "8-bit" } else { "f32" }, left.swap_remove(1)));
+        }
+        Ok(results)
+    }
+}
+
+/// NF4 codes of normal numbers, read back.
+struct Nf4 {
+    n: usize,
+    block: usize,
+}
+
+impl Case for Nf4 {
+    fn name(&self) -> String {
+        format!("NF4 of {} in blocks of {}", self.n, self.block)
+    }
+    fn rows(&self) -> usize {
+        1
+    }
+    fn run(&self, b: &dyn Backend, _: DType, _: &[usize]) -> Result<Results> {
+        let (codes, absmax) = encode_nf4(&scaled(1, self.n, 0.02), self.block);
+        let numbers: Vec<f32> = codes.iter().map(|&c| f32::from(c)).collect();
+        let (on_card, of_blocks) = (upload(b, DType::U8, &numbers)?, upload(b, DType::F32, &absmax)?);
+        let mut out = unwritten(b, DType::F32, self.n)?;
+        b.decode_nf4(&on_card, &of_blocks, self.block, &mut out)?;
+        let (got, mut want) = (download(b, &out)?, vec![0.0; self.n]);
+        decode_nf4(&codes, &absmax, self.block, 0, &mut want);
+        let differ = got.iter().zip(&want).filter(|(x, y)| x.to_bits() != y.to_bits()).count();
+        Ok(Results { rows: Vec::new(), sums: vec![("numbers", got), ("differing", vec![differ as f32])] })
     }
 }

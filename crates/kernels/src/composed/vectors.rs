@@ -21,6 +21,20 @@ pub fn chunk_dots<B: MemoryOps + ?Sized>(b: &B, x: &Buffer, y: &Buffer) -> Resul
     Ok(x.chunks(DOT_CHUNK).zip(y.chunks(DOT_CHUNK)).map(dot).collect())
 }
 
+/// See [`VectorOps::decode_nf4`].
+pub fn decode_nf4<B: MemoryOps + ?Sized>(
+    b: &B,
+    codes: &Buffer,
+    absmax: &Buffer,
+    block: usize,
+    out: &mut Buffer,
+) -> Result<()> {
+    let codes: Vec<u8> = download(b, codes)?.into_iter().map(|code| code as u8).collect();
+    let mut values = vec![0.0; out.len()];
+    crate::codes::decode_nf4(&codes, &download(b, absmax)?, block, 0, &mut values);
+    b.write(out, 0, &values)
+}
+
 /// See [`VectorOps::gather_rows`].
 pub fn gather_rows<B: MemoryOps + ?Sized>(
     b: &B,

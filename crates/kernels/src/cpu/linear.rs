@@ -50,7 +50,7 @@ pub(super) fn holds(w: &Weight, backward: bool) -> bool {
     let Some(packs) = w.data().downcast_ref::<Packs>() else { return false };
     let units = |n, k| Shape { n, k }.storage(per_unit(w));
     let back = || packs.backward.as_ref().is_some_and(|m| m.has_room(units(w.k, w.n), 4));
-    w.compute != DType::U32 && packs.forward.has_room(units(w.n, w.k), 4) && (!backward || back())
+    w.compute.is_float() && packs.forward.has_room(units(w.n, w.k), 4) && (!backward || back())
 }
 
 impl LinearOps for Cpu {

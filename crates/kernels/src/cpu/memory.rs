@@ -334,12 +334,25 @@ pub fn u32s_mut(b: &mut Buffer) -> &mut [u32] {
     memory_mut(b).slice_mut(len)
 }
 
+/// The elements of a buffer of codes.
+pub fn u8s(b: &Buffer) -> &[u8] {
+    assert_eq!(b.dtype(), DType::U8);
+    memory(b).slice(b.len())
+}
+
+/// The elements of a buffer of codes.
+pub fn u8s_mut(b: &mut Buffer) -> &mut [u8] {
+    assert_eq!(b.dtype(), DType::U8);
+    let len = b.len();
+    memory_mut(b).slice_mut(len)
+}
+
 /// The elements of a float buffer.
 pub fn floats(b: &Buffer) -> Slice<'_> {
     match b.dtype() {
         DType::F32 => Slice::F32(f32s(b)),
         DType::Bf16 => Slice::Bf16(memory(b).slice(b.len())),
-        DType::U32 => panic!("a float buffer was expected, not indices"),
+        DType::U32 | DType::U8 => panic!("a float buffer was expected, not indices"),
     }
 }
 
@@ -349,7 +362,7 @@ pub fn floats_mut(b: &mut Buffer) -> SliceMut<'_> {
     match b.dtype() {
         DType::F32 => SliceMut::F32(f32s_mut(b)),
         DType::Bf16 => SliceMut::Bf16(memory_mut(b).slice_mut(len)),
-        DType::U32 => panic!("a float buffer was expected, not indices"),
+        DType::U32 | DType::U8 => panic!("a float buffer was expected, not indices"),
     }
 }
 

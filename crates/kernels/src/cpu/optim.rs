@@ -2,12 +2,13 @@
 
 use super::Cpu;
 use super::element::{get, put};
-use super::memory::{f32s, f32s_mut};
+use super::memory::{f32s, f32s_mut, u8s_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, multiversion};
 use super::vector::{PIECE, part};
 use crate::backend::{AdamW, AdamWParam, LinearOps, OptimizerOps, Sgd};
 use crate::buffer::Buffer;
+use crate::codes::{BLOCK, CodeTable, SIGNED, UNSIGNED, inverse};
 use crate::error::Result;
 use crate::shapes;
 use std::ops::Range;
@@ -78,6 +79,42 @@ fn adamw_range(cpu: &Cpu, of: &mut AdamWParam<'_>, range: Range<usize>) -> Resul
     Ok(())
 }
 
+/// A range of whole blocks whose moments are codes.
+fn adamw8_range(cpu: &Cpu, of: &mut AdamWParam<'_>, range: Range<usize>) {
+    let (factors, grad) = (AdamFactors::of(of.op), f32s(of.grad));
+    let Some([absmax1, absmax2]) = &mut of.absmax else { panic!("codes come with their magnitudes") };
+    let param = Disjoint::new(f32s_mut(of.param));
+    let (first, second) = (Disjoint::new(u8s_mut(of.first)), Disjoint::new(u8s_mut(of.second)));
+    let (absmax1, absmax2) = (Disjoint::new(f32s_mut(absmax1)), Disjoint::new(f32s_mut(absmax2)));
+    pieces(cpu, range, |piece| {
+        for start in piece.clone().step_by(BLOCK) {
+            let (r, at) = (start..(start + BLOCK).min(piece.end), start / BLOCK);
+            // SAFETY: pieces consist of whole blocks and do not overlap.
+            let (w, codes) = unsafe { (part(&param, &r), [part(&first, &r), part(&second, &r)]) };
+            // SAFETY: as above; a block has one element of its own here.
+            let absmax = unsafe { [part(&absmax1, &(at..at + 1)), part(&absmax2, &(at..at + 1))] };
+            let (mut m, mut v) = ([0.0; BLOCK], [0.0; BLOCK]);
+            let (m, v) = (&mut m[..r.len()], &mut v[..r.len()]);
+            let [codes1, codes2] = codes;
+            m.iter_mut().zip(&*codes1).for_each(|(x, &c)| *x = SIGNED.values[c as usize] * absmax[0][0]);
+            v.iter_mut().zip(&*codes2).for_each(|(x, &c)| *x = UNSIGNED.values[c as usize] * absmax[1][0]);
+            adamw_piece(cpu.level, factors, w, &grad[r], m, v);
+            absmax[0][0] = encode(&SIGNED, m, codes1);
+            absmax[1][0] = encode(&UNSIGNED, v, codes2);
+            // Rounded to zero it would divide a later step by almost nothing.
+            codes2.iter_mut().zip(&*v).for_each(|(c, &x)| *c = (*c).max(u8::from(x > 0.0)));
+        }
+    });
+}
+
+/// Codes of a block; its largest magnitude.
+fn encode(table: &CodeTable, values: &[f32], codes: &mut [u8]) -> f32 {
+    let absmax = values.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    let factor = inverse(absmax);
+    codes.iter_mut().zip(values).for_each(|(c, &x)| *c = table.code(x * factor));
+    absmax
+}
+
 multiversion! {
     fn adamw_piece<S>(s, f: AdamFactors, param: &mut [f32], grad: &[f32], first: &mut [f32], second: &mut [f32]) {
         let (scale, keep, step) = (s.splat(f.grad_scale), s.splat(f.keep), s.splat(-f.step_size));
@@ -102,7 +139,10 @@ impl OptimizerOps for Cpu {
         shapes::adamw(self, params)?;
         for p in params {
             for range in p.ranges {
-                adamw_range(self, p, range.clone())?;
+                match p.absmax {
+                    Some(_) => adamw8_range(self, p, range.clone()),
+                    None => adamw_range(self, p, range.clone())?,
+                }
             }
             if let Some(weight) = p.derived.as_deref_mut() {
                 self.load_weight(p.param, weight)?;

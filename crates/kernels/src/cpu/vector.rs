@@ -2,11 +2,12 @@
 
 use super::Cpu;
 use super::element::{Stored, get, put};
-use super::memory::{u32s, u32s_mut};
+use super::memory::{f32s, f32s_mut, u8s, u8s_mut, u32s, u32s_mut};
 use super::pool::Disjoint;
 use super::simd::{LANES, Simd, multiversion, widen};
 use crate::backend::{DOT_CHUNK, MemoryOps, VectorOps};
 use crate::buffer::{Buffer, DType};
+use crate::codes::decode_nf4;
 use crate::error::Result;
 use crate::shapes;
 use crate::shapes::NO_ROW;
@@ -58,16 +59,39 @@ impl MemoryOps for Cpu {
     }
     fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()> {
         shapes::fill(self, dst)?;
+        if dst.dtype() == DType::U8 {
+            u8s_mut(dst).fill(value as u8);
+            return Ok(());
+        }
         typed!([mut dst] fill_slice(self, dst, value));
         Ok(())
     }
     fn write(&self, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()> {
         shapes::write(self, dst, at, src.len())?;
+        if dst.dtype() == DType::U8 {
+            u8s_mut(dst)[at..][..src.len()].iter_mut().zip(src).for_each(|(code, x)| *code = *x as u8);
+            return Ok(());
+        }
         typed!([mut dst] copy_slice(self, src, &mut dst[at..][..src.len()]));
+        Ok(())
+    }
+    fn write_bf16(&self, dst: &mut Buffer, at: usize, src: &[u8]) -> Result<()> {
+        shapes::write_bf16(self, dst, at, src.len())?;
+        // SAFETY: any two bytes are a number.
+        let (before, numbers, after) = unsafe { src.align_to::<u16>() };
+        let aligned = before.is_empty() && after.is_empty() && cfg!(target_endian = "little");
+        let pairs = || src.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect::<Vec<u16>>();
+        let copied = if aligned { Vec::new() } else { pairs() };
+        let numbers = if aligned { numbers } else { &copied };
+        typed!([mut dst] copy_slice(self, numbers, &mut dst[at..][..numbers.len()]));
         Ok(())
     }
     fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
         shapes::read(self, src, at, dst.len())?;
+        if src.dtype() == DType::U8 {
+            dst.iter_mut().zip(&u8s(src)[at..]).for_each(|(x, code)| *x = f32::from(*code));
+            return Ok(());
+        }
         typed!([ref src] copy_slice(self, &src[at..][..dst.len()], dst));
         Ok(())
     }
@@ -99,6 +123,15 @@ impl VectorOps for Cpu {
         shapes::dot(self, x, y)?;
         assert_eq!(x.len(), y.len());
         Ok(typed!([ref x, ref y] chunk_dots(self, x, y)))
+    }
+    fn decode_nf4(&self, codes: &Buffer, absmax: &Buffer, block: usize, out: &mut Buffer) -> Result<()> {
+        shapes::decode_nf4(self, codes, absmax, block, out)?;
+        let (n, codes, absmax, out) = (out.len(), u8s(codes), f32s(absmax), Disjoint::new(f32s_mut(out)));
+        self.pool.ranges(n, PIECE, |r| {
+            // SAFETY: pieces do not overlap.
+            decode_nf4(codes, absmax, block, r.start, unsafe { part(&out, &r) });
+        });
+        Ok(())
     }
     fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
         shapes::first_non_finite(self, x)?;

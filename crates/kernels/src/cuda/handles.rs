@@ -4,7 +4,8 @@
 //! Each makes its context current before it ends, since a thread may have been at another card meanwhile.
 
 use super::context::check;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::usage::size;
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUstream};
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -142,6 +143,12 @@ impl Pinned {
         let mut at: *mut c_void = std::ptr::null_mut();
         // SAFETY: a live variable; the context is current.
         let made = unsafe { sys::cuMemHostAlloc(&mut at, bytes, 0) };
+        if made == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let what = format!("the machine has no {} of memory that can be page-locked", size(bytes));
+            return Err(
+                Error::resource(what).fix("more of the machine's memory, or keep these numbers on the card")
+            );
+        }
         check(made, || format!("taking {bytes} bytes of page-locked memory"))?;
         Ok(Pinned { at: at.cast(), bytes, context: context.clone() })
     }

@@ -5,7 +5,7 @@
 //! what will write it. Sizes are rounded up to classes; a slightly larger block serves where none fits exactly.
 
 use super::context::check;
-use super::handles::Context;
+use super::handles::{Context, Pinned};
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
 use crate::usage::{Books, Purpose, Report, size};
@@ -46,10 +46,12 @@ struct Block {
     purpose: Purpose,
 }
 
-/// Memory of one buffer; goes back to its arena when dropped.
+/// Memory of one buffer; goes back to its arena when dropped, or to the system where it is the machine's.
 pub struct Memory {
     block: Block,
     arena: Arena,
+    /// Page-locked memory of the machine, which kernels read and write through the bus under the host's own addresses.
+    host: Option<Pinned>,
 }
 
 impl Memory {
@@ -66,15 +68,17 @@ impl Memory {
 
 /// What a buffer of this backend holds.
 pub(super) struct Data {
-    memory: Memory,
+    /// None where there are upper halves alone.
+    memory: Option<Memory>,
     /// Indices are kept on the host as well, to check and to sort them without waiting for the card.
     host: Option<Vec<u32>>,
-    /// Where `memory` holds the lower halves of its numbers: the upper ones, which belong to a weight.
+    /// Where `memory` holds the lower halves of its numbers, or nothing: the upper ones, which belong to a weight.
     upper: Option<Arc<Memory>>,
 }
 
 impl Data {
-    pub(super) fn split(lower: Memory, upper: Arc<Memory>) -> Self {
+    /// Numbers of f32 in two halves; without the lower ones, numbers of bf16.
+    pub(super) fn split(lower: Option<Memory>, upper: Arc<Memory>) -> Self {
         Data { memory: lower, host: None, upper: Some(upper) }
     }
 }
@@ -108,7 +112,7 @@ impl Arena {
             let fits = |b: &Block| (wanted..=wanted + wanted / 4).contains(&b.bytes);
             if let Some(i) = kept.iter().position(fits) {
                 let block = kept.swap_remove(i);
-                return Ok(Memory { block, arena: self.clone() });
+                return Ok(Memory { block, arena: self.clone(), host: None });
             }
         }
         let near = state.free.range(wanted..=wanted + wanted / 4).find(|(_, blocks)| !blocks.is_empty());
@@ -129,7 +133,15 @@ impl Arena {
         };
         let block = Block { at, bytes, purpose: state.books.add(bytes) };
         drop(state);
-        Ok(Memory { block, arena: self.clone() })
+        Ok(Memory { block, arena: self.clone(), host: None })
+    }
+
+    /// The same in the machine's memory, which the books of the card's do not count.
+    fn take_host(&self, bytes: usize) -> Result<Memory> {
+        let context = self.state().context.clone();
+        let host = Pinned::new(&context, bytes.max(1))?;
+        let block = Block { at: host.at(0, 0) as u64, bytes, purpose: Purpose::default() };
+        Ok(Memory { block, arena: self.clone(), host: Some(host) })
     }
 
     /// Bytes in use now, and the most there have ever been.
@@ -156,11 +168,24 @@ impl Arena {
         let bytes = len
             .checked_mul(dtype.size())
             .ok_or_else(|| Error::resource("a buffer of that size cannot exist"))?;
-        Ok(Buffer::new(dtype, len, Box::new(Data { memory: self.take(bytes)?, host: None, upper: None })))
+        Ok(Buffer::new(
+            dtype,
+            len,
+            Box::new(Data { memory: Some(self.take(bytes)?), host: None, upper: None }),
+        ))
     }
 }
 
 impl Arena {
+    /// A buffer in the machine's memory with unspecified contents.
+    pub fn host_buffer(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        let bytes = len
+            .checked_mul(dtype.size())
+            .ok_or_else(|| Error::resource("a buffer of that size cannot exist"))?;
+        let memory = self.take_host(bytes)?;
+        Ok(Buffer::new(dtype, len, Box::new(Data { memory: Some(memory), host: None, upper: None })))
+    }
+
     /// From now on what is given back stays with the graph that is being captured.
     pub(super) fn hold(&self) {
         self.state().kept = Some(Vec::new());
@@ -189,7 +214,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         for block in self.blocks.drain(..) {
-            drop(Memory { block, arena: self.arena.clone() });
+            drop(Memory { block, arena: self.arena.clone(), host: None });
         }
     }
 }
@@ -271,6 +296,13 @@ impl Drop for State {
 impl Drop for Memory {
     fn drop(&mut self) {
         let mut state = self.arena.state();
+        if self.host.is_some() {
+            if state.context.bind().is_ok() {
+                // SAFETY: the context is current. What reads the memory ends before it is freed.
+                unsafe { sys::cuCtxSynchronize() };
+            }
+            return;
+        }
         if let Some(kept) = &mut state.kept {
             kept.push(self.block);
             return;
@@ -289,7 +321,7 @@ pub(super) fn holds(arena: &Arena, b: &Buffer) -> bool {
     let known = b.dtype() != DType::U32 || host.as_ref().is_some_and(|ids| ids.len() == b.len());
     let size = if upper.is_some() { 2 } else { b.dtype().size() };
     let fits = |m: &Memory| m.is_room(arena, b.len(), size);
-    known && fits(memory) && upper.as_ref().is_none_or(|m| fits(m))
+    known && memory.iter().chain(upper.as_deref()).all(fits)
 }
 
 fn data(b: &Buffer) -> &Data {
@@ -298,7 +330,11 @@ fn data(b: &Buffer) -> &Data {
 
 /// A buffer of ids, known to the host as well.
 pub(super) fn index_buffer(memory: Memory, values: &[u32]) -> Buffer {
-    Buffer::new(DType::U32, values.len(), Box::new(Data { memory, host: Some(values.to_vec()), upper: None }))
+    Buffer::new(
+        DType::U32,
+        values.len(),
+        Box::new(Data { memory: Some(memory), host: Some(values.to_vec()), upper: None }),
+    )
 }
 
 /// Other ids in the place of those of a buffer; as many.
@@ -310,18 +346,25 @@ pub(super) fn set_indices(cuda: &super::Cuda, b: &mut Buffer, values: &[u32]) ->
     Ok(())
 }
 
-/// A buffer's address on the card.
-pub fn ptr(b: &Buffer) -> u64 {
-    let Data { memory, upper, .. } = data(b);
-    assert!(upper.is_none(), "a split master where whole numbers are wanted");
-    memory.ptr()
+/// Where on the host elements from `at` on are, `len` of them, of a buffer in the machine's memory.
+pub(super) fn on_host(b: &Buffer, at: usize, len: usize) -> Option<*mut u8> {
+    let size = b.dtype().size();
+    data(b).memory.as_ref()?.host.as_ref().map(|host| host.at(at * size, len * size))
 }
 
-/// Addresses of the lower and upper halves of the elements from `at` on, of a split master.
+/// A buffer's address, as kernels have it.
+pub fn ptr(b: &Buffer) -> u64 {
+    let Data { memory, upper, .. } = data(b);
+    let whole = memory.as_ref().filter(|_| upper.is_none());
+    whole.expect("a split master where whole numbers are wanted").ptr()
+}
+
+/// Addresses of the lower and upper halves of the elements from `at` on, of a split master; 0 where there are no lower ones.
 pub(super) fn split_parts(b: &Buffer, at: usize) -> Option<[u64; 2]> {
     let Data { memory, upper, .. } = data(b);
     assert!(at <= b.len());
-    upper.as_ref().map(|upper| [memory, upper.as_ref()].map(|m| m.ptr() + 2 * at as u64))
+    let from = |m: &Memory| m.ptr() + 2 * at as u64;
+    upper.as_ref().map(|upper| [memory.as_ref().map_or(0, from), from(upper)])
 }
 
 /// The address of an f32 buffer.
@@ -347,7 +390,7 @@ pub fn letter(dtype: DType) -> char {
     match dtype {
         DType::F32 => 'f',
         DType::Bf16 => 'b',
-        DType::U32 => panic!("a float buffer was expected, not indices"),
+        DType::U32 | DType::U8 => panic!("a float buffer was expected, not indices"),
     }
 }
 

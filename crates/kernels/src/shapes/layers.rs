@@ -73,7 +73,7 @@ pub(crate) fn norm_recompute(
 
 pub(crate) fn weight(home: &dyn Home, n: usize, k: usize, dtype: DType) -> Result<()> {
     let op = Op::new(home, "weight");
-    op.expect(n > 0 && k > 0 && dtype != DType::U32, || format!("{n} x {k} of {}", dtype.name()))?;
+    op.expect(n > 0 && k > 0 && dtype.is_float(), || format!("{n} x {k} of {}", dtype.name()))?;
     op.times(n, k).map(|_| ())
 }
 

@@ -5,12 +5,14 @@
 //! operand that does not fit is an error that names operation and operand; nothing has been computed then.
 
 mod attention;
+mod experts;
 mod heads;
 mod layers;
 mod updates;
 mod vectors;
 
 pub(crate) use attention::*;
+pub(crate) use experts::*;
 pub(crate) use heads::*;
 pub(crate) use layers::*;
 pub(crate) use updates::*;
@@ -74,7 +76,8 @@ impl<'a> Op<'a> {
 
     /// So many elements of either compute type.
     fn floats(&self, operand: &str, b: &Buffer, len: usize) -> Result<()> {
-        self.expect(b.dtype() != DType::U32, || format!("{operand} is u32, expected f32 or bf16"))?;
+        let is = b.dtype();
+        self.expect(is.is_float(), || format!("{operand} is {}, expected f32 or bf16", is.name()))?;
         self.sized(operand, b, len)
     }
 
@@ -142,6 +145,19 @@ impl<'a> Op<'a> {
     /// Elements `at..at + len` of a float buffer.
     fn stretch(&self, operand: &str, b: &Buffer, at: usize, len: usize) -> Result<()> {
         self.floats(operand, b, b.len())?;
+        self.inside(operand, b, at, len)
+    }
+
+    /// The same, or of a buffer of codes.
+    fn numbers(&self, operand: &str, b: &Buffer, at: usize, len: usize) -> Result<()> {
+        if b.dtype() != DType::U8 {
+            return self.stretch(operand, b, at, len);
+        }
+        self.sized(operand, b, b.len())?;
+        self.inside(operand, b, at, len)
+    }
+
+    fn inside(&self, operand: &str, b: &Buffer, at: usize, len: usize) -> Result<()> {
         let inside = at.checked_add(len).is_some_and(|end| end <= b.len());
         self.expect(inside, || format!("{operand} has {} elements, not {len} from {at} on", b.len()))
     }

@@ -2,7 +2,8 @@
 
 use super::Op;
 use crate::backend::{AdamWParam, Home, Sgd};
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, DType};
+use crate::codes::BLOCK;
 use crate::error::Result;
 use std::ops::Range;
 
@@ -23,9 +24,21 @@ pub(crate) fn adamw(home: &dyn Home, params: &[AdamWParam<'_>]) -> Result<()> {
     for p in params {
         let n = p.param.len();
         op.expect(p.op.step > 0, || "steps are counted from 1".into())?;
-        let state = [("param", &*p.param), ("grad", p.grad), ("first", &*p.first), ("second", &*p.second)];
-        state.iter().try_for_each(|(name, b)| op.f32s(name, b, n))?;
+        [("param", &*p.param), ("grad", p.grad)].iter().try_for_each(|(name, b)| op.f32s(name, b, n))?;
+        let format = if p.absmax.is_some() { DType::U8 } else { DType::F32 };
+        let moments = [("first", &*p.first), ("second", &*p.second)];
+        moments.iter().try_for_each(|(name, b)| op.typed(name, b, format, n))?;
         stretches(op, p.ranges, n)?;
+        if let Some([first, second]) = &p.absmax {
+            let blocks = n.div_ceil(BLOCK);
+            [("first's absmax", first), ("second's absmax", second)]
+                .iter()
+                .try_for_each(|(name, b)| op.f32s(name, b, blocks))?;
+            let whole = |r: &Range<usize>| {
+                r.start.is_multiple_of(BLOCK) && (r.end.is_multiple_of(BLOCK) || r.end == n)
+            };
+            op.expect(p.ranges.iter().all(whole), || format!("ranges cut blocks of {BLOCK}"))?;
+        }
         if let Some(w) = &p.derived {
             op.weight("the weight", w, false)?;
             op.f32s("param", p.param, w.n * w.k)?;

@@ -6,15 +6,21 @@ use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
 pub(crate) fn fill(home: &dyn Home, dst: &Buffer) -> Result<()> {
-    Op::new(home, "fill").floats("dst", dst, dst.len())
+    Op::new(home, "fill").numbers("dst", dst, 0, dst.len())
 }
 
 pub(crate) fn write(home: &dyn Home, dst: &Buffer, at: usize, len: usize) -> Result<()> {
-    Op::new(home, "write").stretch("dst", dst, at, len)
+    Op::new(home, "write").numbers("dst", dst, at, len)
+}
+
+pub(crate) fn write_bf16(home: &dyn Home, dst: &Buffer, at: usize, bytes: usize) -> Result<()> {
+    let op = Op::new(home, "write_bf16");
+    op.expect(bytes.is_multiple_of(2), || format!("src has {bytes} bytes, expected two for each number"))?;
+    op.stretch("dst", dst, at, bytes / 2)
 }
 
 pub(crate) fn read(home: &dyn Home, src: &Buffer, at: usize, len: usize) -> Result<()> {
-    Op::new(home, "read").stretch("src", src, at, len)
+    Op::new(home, "read").numbers("src", src, at, len)
 }
 
 pub(crate) fn set_indices(home: &dyn Home, dst: &Buffer, len: usize) -> Result<()> {
@@ -42,6 +48,22 @@ pub(crate) fn dot(home: &dyn Home, x: &Buffer, y: &Buffer) -> Result<()> {
     let op = Op::new(home, "dot");
     op.floats("x", x, y.len())?;
     op.floats("y", y, y.len())
+}
+
+pub(crate) fn decode_nf4(
+    home: &dyn Home,
+    codes: &Buffer,
+    absmax: &Buffer,
+    block: usize,
+    out: &Buffer,
+) -> Result<()> {
+    let op = Op::new(home, "decode_nf4");
+    op.expect(block > 0 && block.is_multiple_of(2), || {
+        format!("blocks of {block}, expected an even number")
+    })?;
+    op.f32s("out", out, out.len())?;
+    op.typed("codes", codes, DType::U8, out.len().div_ceil(2))?;
+    op.f32s("absmax", absmax, out.len().div_ceil(block))
 }
 
 pub(crate) fn first_non_finite(home: &dyn Home, x: &Buffer) -> Result<()> {

@@ -13,10 +13,11 @@ mod train;
 use crate::machine::ensure_memory_of;
 use crate::options::{size, weights};
 use clap::Subcommand;
-use ferrl_engine::checkpoint::InitOptions;
+use ferrl_engine::checkpoint::{InitOptions, StorageFormat};
+use ferrl_engine::model::adapter::AdapterOptions;
 use ferrl_engine::model::{Config, FAMILIES, Model, Options};
 use ferrl_engine::{Error, Result};
-use ferrl_kernels::{AUTO, Backend};
+use ferrl_kernels::{AUTO, Backend, DType};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -109,6 +110,15 @@ struct ShapeArgs {
     /// Inner width of the feed-forward network
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = size::<{ 1 << 20 }>)]
     inter: usize,
+    /// Experts of a layer, in a family that has them [default: 8]
+    #[arg(long, value_name = "N", value_parser = size::<4096>)]
+    experts: Option<usize>,
+    /// Experts per token [default: 2]
+    #[arg(long, value_name = "N", value_parser = size::<4096>)]
+    experts_per_token: Option<usize>,
+    /// Inner width of an expert [default: that of the network divided by the experts per token]
+    #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
+    expert_inter: Option<usize>,
     /// Size of the vocabulary
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = size::<{ 1 << 24 }>)]
     vocab: usize,
@@ -118,7 +128,7 @@ struct ShapeArgs {
 }
 
 impl ShapeArgs {
-    /// How the random model is made, for sequences of so many tokens; `bytes` are needed for each of its weights.
+    /// How the random model is made, for sequences of so many tokens; refused where the device has no room for its weights.
     fn init(&self, device: &dyn Backend, context: usize, bytes: usize) -> Result<InitOptions> {
         let family = self.family.clone().or_else(|| measured_family().map(String::from));
         let family = family.ok_or_else(|| Error::usage("no family has the shape to measure"))?;
@@ -130,6 +140,9 @@ impl ShapeArgs {
             kv_heads: Some(self.kv_heads),
             head_dim: self.head_dim,
             ffn: Some(self.inter),
+            experts: self.experts,
+            experts_per_token: self.experts_per_token,
+            expert_ffn: self.expert_inter,
             tied: Some(!self.untied),
             rope_theta: Some(1e6),
             max_positions: context.max(1024),
@@ -141,10 +154,16 @@ impl ShapeArgs {
         Ok(init)
     }
 
-    /// The random model.
-    fn model(&self, device: Arc<dyn Backend>, options: Options, bytes: usize) -> Result<Model> {
-        let init = self.init(&*device, options.context, bytes)?;
-        Model::random(device, &init, options)
+    /// The random model; where all or most of it is frozen, as files of its compute type would hold it.
+    fn model(&self, device: Arc<dyn Backend>, options: Options, lora: Option<usize>) -> Result<Model> {
+        let use_of = Use::of(options.training, lora);
+        let init = self.init(&*device, options.context, use_of.bytes(&*device, options.dtype))?;
+        let storage = if use_of == Use::Train { StorageFormat::F32 } else { options.dtype.into() };
+        let mut model = Model::random_stored(device, &init, options, storage)?;
+        if let Some(r) = lora {
+            model.adapt(&AdapterOptions { r, alpha: r as f64, ..Default::default() }, 0, |_| Ok(None))?;
+        }
+        Ok(model)
     }
 
     fn describe(&self) -> String {
@@ -155,12 +174,47 @@ impl ShapeArgs {
     }
 }
 
+/// What a model is for.
+#[derive(Clone, Copy, PartialEq)]
+enum Use {
+    Decode,
+    /// Of an adapter.
+    Adapt,
+    Train,
+}
+
+impl Use {
+    fn of(training: bool, lora: Option<usize>) -> Use {
+        match (training, lora) {
+            (false, _) => Use::Decode,
+            (true, Some(_)) => Use::Adapt,
+            (true, None) => Use::Train,
+        }
+    }
+
+    /// Bytes that a device needs for a weight: as it is read, its master or base, its gradient and moments.
+    fn bytes(self, device: &dyn Backend, dtype: DType) -> usize {
+        let shared = device.rounds_masters() && dtype == DType::Bf16;
+        match self {
+            Use::Decode if shared => 2,
+            Use::Adapt if shared => 4,
+            Use::Train if shared => 16,
+            Use::Decode => 8,
+            Use::Adapt => 12,
+            Use::Train => 24,
+        }
+    }
+}
+
 /// Multiply-adds of one token's forward pass that sees `context` tokens, counted as two operations each.
 fn forward_flops(config: &Config, context: f64) -> f64 {
-    let layer = config.hidden * (config.qkv_width() + config.attention_width())
-        + config.hidden * config.up_width()
-        + config.ffn * config.hidden;
-    let products = (config.layers * layer + config.vocab * config.hidden) as f64;
+    let attention = config.hidden * (config.qkv_width() + config.attention_width());
+    let network = |layer| match config.experts_of(layer) {
+        None => config.hidden * (config.up_width() + config.ffn),
+        Some(e) => config.hidden * (e.count + e.per_token * (config.expert_up_width(e) + e.width)),
+    };
+    let layers: usize = (0..config.layers).map(|layer| attention + network(layer)).sum();
+    let products = (layers + config.vocab * config.hidden) as f64;
     2.0 * products + 4.0 * context * (config.layers * config.attention_width()) as f64
 }
 

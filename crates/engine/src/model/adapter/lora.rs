@@ -4,11 +4,12 @@
 //! of that weight: with `u = s x A^T` and `v = s dy B`, both `r` wide, `dB = dy^T u` and `dA = v^T x`. `B` is held as
 //! `[r, out]`, so that each of these, and `B A` itself, is one operation that every device has.
 
-use super::{AdapterOptions, Init, LoraModule, SavedTensor, lora_modules, saved_tensors};
+use super::{AdapterOptions, BaseHome, Init, LoraModule, SavedTensor, lora_modules, saved_tensors};
 use crate::Result;
+use crate::checkpoint::Numbers;
 use crate::model::gradient::{Grads, Taken};
 use crate::model::weights::{Model, Param};
-use crate::model::{Kind, ParamId, ParamShape};
+use crate::model::{Config, Kind, ParamId, ParamShape};
 use ferrl_kernels::backend::LinearGrads;
 use ferrl_kernels::philox::{name_words, normals, philox4x32, uniform};
 use ferrl_kernels::{Buffer, DType, Purpose, Weight};
@@ -158,16 +159,24 @@ impl Model {
         &mut self,
         options: &AdapterOptions,
         seed: u64,
+        first: impl FnMut(&LoraModule) -> Result<Option<Values>>,
+    ) -> Result<()> {
+        for weight in adapted_weights(&self.config, options)? {
+            self.set_base(weight, options.base)?;
+        }
+        self.put_adapter(options, seed, first)
+    }
+
+    /// The same on weights that were made as bases.
+    pub(in crate::model) fn put_adapter(
+        &mut self,
+        options: &AdapterOptions,
+        seed: u64,
         mut first: impl FnMut(&LoraModule) -> Result<Option<Values>>,
     ) -> Result<()> {
         assert!(self.adapter.is_none(), "one adapter a model");
         let _weights = Purpose::Weights.on(&self.backend.clone());
         let (modules, saved) = (lora_modules(&self.config, options)?, saved_tensors(&self.config, options)?);
-        let mut weights: Vec<usize> = modules.iter().map(|m| m.param).collect();
-        weights.dedup();
-        for weight in weights {
-            self.set_base(weight)?;
-        }
         let mut parts = Vec::new();
         for module in modules {
             let values = match first(&module)? {
@@ -182,17 +191,14 @@ impl Model {
 
     /// Gives an adapted weight memory of its own: some devices hold a weight and its master in one. A base that bf16 holds
     /// exactly is kept in bf16, where the model computes in it.
-    fn set_base(&mut self, weight: usize) -> Result<()> {
+    fn set_base(&mut self, weight: usize, home: BaseHome) -> Result<()> {
+        let _weights = Purpose::Weights.on(&self.backend.clone());
         let (values, shape) = (self.read(weight)?, self.params[weight].shape);
-        let exact = |x: &f32| x.to_bits() & 0xFFFF == 0;
-        let half = self.dtype == DType::Bf16 && values.iter().all(exact);
-        let param = &mut self.params[weight];
         // The old memory goes first.
-        param.derived = None;
-        param.master = self.backend.alloc(DType::F32, 0)?;
-        param.derived = Some(self.backend.weight(shape.rows, shape.cols, self.dtype, self.training)?);
-        param.master = self.backend.alloc(if half { DType::Bf16 } else { DType::F32 }, shape.len())?;
-        self.backend.write(&mut param.master, 0, &values)
+        self.params[weight].derived = None;
+        self.params[weight].master = self.backend.alloc(DType::F32, 0)?;
+        self.params[weight] = self.base_param(weight, shape, Numbers::F32(values), (home, None))?;
+        Ok(())
     }
 
     fn part(&mut self, module: LoraModule, [a, b]: &Values) -> Result<Part> {
@@ -253,9 +259,7 @@ impl Model {
 
     /// `base + s B A` of a weight, f32.
     fn merged(&self, adapter: &Adapter, weight: usize) -> Result<Buffer> {
-        let (b, base) = (&*self.backend, &self.params[weight].master);
-        let mut whole = self.f32s(base.len())?;
-        b.copy(base, 0, &mut whole, 0, base.len())?;
+        let (b, mut whole) = (&*self.backend, self.base_f32(weight)?);
         for part in adapter.of(weight) {
             let (range, scaled) = (part.module.elements(), self.scaled(part.b, part.module.scale)?);
             let product = |sum: &mut Buffer| {
@@ -286,9 +290,15 @@ impl Model {
     pub fn fold(&mut self) -> Result<()> {
         let Some(adapter) = self.adapter.take() else { return Ok(()) };
         for weight in adapter.weights() {
+            // The weight as it is rounded now, where no more of it is kept.
+            if let Some(master) = self.rounded_view(weight)? {
+                self.params[weight].master = master;
+                continue;
+            }
             let values = self.read_f32s(&self.merged(&adapter, weight)?)?;
             let shape = self.params[weight].shape;
-            self.params[weight] = self.param(shape, &values)?;
+            self.bases.remove(&weight);
+            self.params[weight] = self.param(shape, &Numbers::F32(values))?;
         }
         self.params.truncate(self.config.params().len());
         Ok(())
@@ -308,7 +318,7 @@ impl Model {
             if self.params[weight].shape.id.layer != Some(layer) {
                 continue;
             }
-            let base = &self.params[weight].master;
+            let base = self.base_f32(weight)?;
             let rounded = |x: &Buffer| -> Result<Buffer> {
                 let (mut half, mut out) = (b.alloc(DType::Bf16, x.len())?, self.f32s(x.len())?);
                 b.copy(x, 0, &mut half, 0, x.len())?;
@@ -317,15 +327,20 @@ impl Model {
             };
             let mut intended = self.merged(adapter, weight)?;
             let mut arrived = rounded(&intended)?;
-            b.axpy(-1.0, &rounded(base)?, &mut arrived)?;
-            let mut own = self.f32s(base.len())?;
-            b.copy(base, 0, &mut own, 0, base.len())?;
-            b.axpy(-1.0, &own, &mut intended)?;
+            b.axpy(-1.0, &rounded(&base)?, &mut arrived)?;
+            b.axpy(-1.0, &base, &mut intended)?;
             let dots = b.dots(&[(&intended, &intended), (&intended, &arrived)])?;
             (sum.intended, sum.arrived) = (sum.intended + dots[0], sum.arrived + dots[1]);
         }
         Ok(Some(sum))
     }
+}
+
+/// The weights that options adapt, in order.
+pub(in crate::model) fn adapted_weights(config: &Config, options: &AdapterOptions) -> Result<Vec<usize>> {
+    let mut all: Vec<usize> = lora_modules(config, options)?.iter().map(|m| m.param).collect();
+    all.dedup();
+    Ok(all)
 }
 
 /// First values: `A` at random by seed, name and place alone, `B` zero.

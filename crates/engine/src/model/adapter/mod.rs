@@ -7,9 +7,12 @@
 //! The settings mean what they mean in PEFT's `LoraConfig`. A module is a tensor of the model's files without its
 //! `.weight`: query, key and value have adapters of their own although the decoder holds them in one matrix.
 
+pub(crate) mod base;
 mod lora;
 mod modules;
 
+pub use base::BaseHome;
+pub(in crate::model) use lora::adapted_weights;
 pub use lora::{Adapter, Arrived, Values};
 pub use modules::{LoraModule, SavedTensor, adapter_weights, lora_modules, saved_tensors};
 
@@ -42,6 +45,8 @@ pub struct AdapterOptions {
     pub bias: Bias,
     /// First values of `A`.
     pub init: Init,
+    /// Where the weights under it live; no setting of PEFT.
+    pub base: BaseHome,
 }
 
 impl Default for AdapterOptions {
@@ -58,6 +63,7 @@ impl Default for AdapterOptions {
             modules_to_save: Vec::new(),
             bias: Bias::None,
             init: Init::Kaiming,
+            base: BaseHome::Device,
         }
     }
 }
@@ -101,6 +107,9 @@ impl AdapterOptions {
                 "the same settings in [adapter], or `ferrl export DIR --merge --out DIR` and a new adapter on the result",
             ))
         };
+        if self.base == BaseHome::Nf4 && wanted.base != BaseHome::Nf4 {
+            return differs("it was trained on weights as NF4: adapter.base = \"nf4\"".into());
+        }
         let (own, other) = (lora_modules(config, self)?, lora_modules(config, wanted)?);
         for m in &own {
             match other.iter().find(|o| o.name == m.name) {

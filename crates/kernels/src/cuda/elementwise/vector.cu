@@ -195,3 +195,30 @@ extern "C" __global__ void add_many_chunks(const float* sums, u32 stride, u32 ch
     for (u32 s = 1; s < 8; s++) sum += room[s][threadIdx.x];
     to[column] = add ? to[column] + sum : sum;
 }
+
+// Numbers behind NF4 codes, two a byte with the first in the upper half; eight by a thread.
+extern "C" __global__ void decode_nf4(const unsigned char* codes, const float* absmax, const float* table, float* out,
+                                      u64 n, u32 block) {
+    const u64 from = 8 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
+    if (from >= n) return;
+    const int count = (int)min((u64)8, n - from);
+    if (count == 8) {
+        // Buffers begin at multiples of more than four bytes.
+        const u32 word = *reinterpret_cast<const u32*>(codes + from / 2);
+#pragma unroll
+        for (int k = 0; k < 8; k += 4) {
+            vec4 v;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const u32 byte = word >> 8 * ((k + j) / 2), code = (k + j) % 2 == 0 ? byte >> 4 & 15 : byte & 15;
+                v.x[j] = table[code] * absmax[(from + k + j) / block];
+            }
+            store4(out, from + k, v);
+        }
+        return;
+    }
+    for (int k = 0; k < count; k++) {
+        const u32 byte = codes[(from + k) / 2], code = k % 2 == 0 ? byte >> 4 : byte & 15;
+        out[from + k] = table[code] * absmax[(from + k) / block];
+    }
+}

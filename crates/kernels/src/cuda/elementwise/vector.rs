@@ -2,12 +2,14 @@
 
 use crate::backend::{DOT_CHUNK, MemoryOps, VectorOps};
 use crate::buffer::{Buffer, DType};
+use crate::codes::NF4;
 use crate::cuda::context::{Cuda, check};
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{self, Memory, element, index_buffer, kernel, letter, ptr};
 use crate::cuda::optim::split_master::{self, Whole};
 use crate::error::Result;
 use crate::narrow;
+use crate::plain::Plain;
 use crate::shapes;
 use crate::usage::{Purpose, Report};
 use cudarc::driver::sys;
@@ -34,6 +36,9 @@ impl MemoryOps for Cuda {
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
         self.arena.buffer(dtype, len)
     }
+    fn alloc_host(&self, dtype: DType, len: usize) -> Result<Buffer> {
+        self.arena.host_buffer(dtype, len)
+    }
     fn fill(&self, dst: &mut Buffer, value: f32) -> Result<()> {
         shapes::fill(self, dst)?;
         self.bind()?;
@@ -45,6 +50,7 @@ impl MemoryOps for Cuda {
         let start = || unsafe {
             check(
                 match dst.dtype() {
+                    DType::U8 => sys::cuMemsetD8Async(at, value as u8, n, self.stream),
                     DType::Bf16 => sys::cuMemsetD16Async(at, narrow(value), n, self.stream),
                     _ => sys::cuMemsetD32Async(at, value.to_bits(), n, self.stream),
                 },
@@ -59,20 +65,51 @@ impl MemoryOps for Cuda {
         if memory::split_parts(dst, at).is_some() {
             return split_master::write(self, dst, at, src);
         }
-        if dst.dtype() == DType::F32 {
-            return self.upload(element(dst, at), src);
+        match dst.dtype() {
+            DType::F32 => return self.put(dst, at, src),
+            DType::U8 => {
+                let codes: Vec<u8> = src.iter().map(|&x| x as u8).collect();
+                return self.put(dst, at, &codes);
+            }
+            _ => {}
         }
         let room = self.uploaded(src)?;
         convert(self, (room.ptr(), DType::F32), (element(dst, at), dst.dtype()), src.len())
+    }
+    fn write_bf16(&self, dst: &mut Buffer, at: usize, src: &[u8]) -> Result<()> {
+        shapes::write_bf16(self, dst, at, src.len())?;
+        assert!(at + src.len() / 2 <= dst.len());
+        if memory::split_parts(dst, at).is_some() {
+            return split_master::write_bf16(self, dst, at, src);
+        }
+        match dst.dtype() {
+            DType::Bf16 if memory::on_host(dst, at, src.len() / 2).is_some() => {
+                let numbers = src.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+                return self.put(dst, at, &numbers.collect::<Vec<u16>>());
+            }
+            DType::Bf16 => return self.upload(element(dst, at), src),
+            _ => {}
+        }
+        let room = self.uploaded(src)?;
+        convert(self, (room.ptr(), DType::Bf16), (element(dst, at), dst.dtype()), src.len() / 2)
     }
     fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
         shapes::read(self, src, at, dst.len())?;
         assert!(at + dst.len() <= src.len());
         if src.dtype() == DType::F32 {
+            if memory::on_host(src, at, dst.len()).is_some() {
+                return self.get(src, at, dst);
+            }
             return self.download(Whole::of(self, src, at, dst.len())?.ptr(), dst);
         }
+        if src.dtype() == DType::U8 {
+            let mut codes = vec![0u8; dst.len()];
+            self.get(src, at, &mut codes)?;
+            dst.iter_mut().zip(codes).for_each(|(x, code)| *x = f32::from(code));
+            return Ok(());
+        }
         let mut bits = vec![0u16; dst.len()];
-        self.download(element(src, at), &mut bits)?;
+        self.get(src, at, &mut bits)?;
         dst.iter_mut().zip(bits).for_each(|(x, b)| *x = f32::from_bits(u32::from(b) << 16));
         Ok(())
     }
@@ -95,6 +132,32 @@ impl MemoryOps for Cuda {
             convert(self, (source.ptr(), src.dtype()), (room.ptr(), DType::F32), len)?;
         }
         split_master::split(self, room.as_ref().map_or(source.ptr(), Memory::ptr), dst, to, len)
+    }
+}
+
+impl Cuda {
+    /// Elements of their own type to a buffer, from element `at` on.
+    fn put<T: Plain>(&self, dst: &Buffer, at: usize, values: &[T]) -> Result<()> {
+        assert!(at + values.len() <= dst.len() && size_of::<T>() == dst.dtype().size());
+        let Some(to) = memory::on_host(dst, at, values.len()) else {
+            return self.upload(element(dst, at), values);
+        };
+        self.synchronize()?; // kernels that were started read it
+        // SAFETY: `on_host` gives room for the elements, which nobody else uses now.
+        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to, size_of_val(values)) };
+        Ok(())
+    }
+
+    /// The way back.
+    fn get<T: Plain>(&self, src: &Buffer, at: usize, values: &mut [T]) -> Result<()> {
+        assert!(at + values.len() <= src.len() && size_of::<T>() == src.dtype().size());
+        let Some(from) = memory::on_host(src, at, values.len()) else {
+            return self.download(element(src, at), values);
+        };
+        self.synchronize()?; // kernels that were started write it
+        // SAFETY: `on_host` gives so many elements, of which any bits are values.
+        unsafe { std::ptr::copy_nonoverlapping(from, values.as_mut_ptr().cast::<u8>(), size_of_val(values)) };
+        Ok(())
     }
 }
 
@@ -158,6 +221,12 @@ impl VectorOps for Cuda {
             self.download(room.ptr(), &mut total)?;
         }
         Ok(total[0])
+    }
+    fn decode_nf4(&self, codes: &Buffer, absmax: &Buffer, block: usize, out: &mut Buffer) -> Result<()> {
+        shapes::decode_nf4(self, codes, absmax, block, out)?;
+        let (n, table) = (out.len(), self.uploaded(&NF4.values)?);
+        let args = args![ptr(codes), ptr(absmax), &table, ptr(out), n, block as u32];
+        self.launch_flat("vector", "decode_nf4", n.div_ceil(8), &args)
     }
     fn first_non_finite(&self, x: &Buffer) -> Result<Option<usize>> {
         shapes::first_non_finite(self, x)?;

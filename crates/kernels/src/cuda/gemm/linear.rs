@@ -30,7 +30,7 @@ pub fn form(w: &Weight) -> u64 {
 /// Whether a weight is of this arena, with room for what its shape implies.
 pub(crate) fn holds(arena: &Arena, w: &Weight) -> bool {
     let form = w.data().downcast_ref::<Form>();
-    w.compute != DType::U32 && form.is_some_and(|f| f.0.is_room(arena, w.n * w.k, w.compute.size()))
+    w.compute.is_float() && form.is_some_and(|f| f.0.is_room(arena, w.n * w.k, w.compute.size()))
 }
 
 impl LinearOps for Cuda {
@@ -43,6 +43,13 @@ impl LinearOps for Cuda {
     fn master(&self, weight: &Weight) -> Result<Option<Buffer>> {
         shapes::master(self, weight)?;
         split_master::master(self, weight)
+    }
+    fn rounds_masters(&self) -> bool {
+        true
+    }
+    fn rounded_master(&self, weight: &Weight) -> Result<Option<Buffer>> {
+        shapes::master(self, weight)?;
+        Ok(split_master::rounded_master(weight))
     }
     fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()> {
         shapes::load_weight(self, master, weight)?;

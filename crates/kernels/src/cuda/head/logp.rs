@@ -272,7 +272,7 @@ pub(crate) fn multiply_back(
     to: &mut HeadGrads<'_>,
 ) -> Result<()> {
     let (dx, add) = (&*to.dx, to.add);
-    assert!(dx.len() == x.len() && dx.dtype() != DType::U32);
+    assert!(dx.len() == x.len() && dx.dtype().is_float());
     let (size, sizes) = (w.compute.size(), [rows, w.n, w.k]);
     let grad = (grad, w.n * 4 / size);
     let rows_of_dx = (ptr(dx) + (first * w.k * dx.dtype().size()) as u64, dx.dtype());

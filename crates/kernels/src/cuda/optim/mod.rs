@@ -4,6 +4,7 @@ pub(crate) mod split_master;
 
 use crate::backend::{AdamW, AdamWParam, OptimizerOps, Sgd};
 use crate::buffer::{Buffer, DType};
+use crate::codes::{BLOCK, CodeTable, SIGNED, UNSIGNED};
 use crate::cuda::context::Cuda;
 use crate::cuda::gemm::linear::stored;
 use crate::cuda::launch::{Grid, args};
@@ -35,9 +36,12 @@ const COPIED: u32 = 1;
 const SPLIT: u32 = 2;
 /// Sizes that the kernels share, as definitions.
 pub(crate) const CONSTANTS: &[(&str, usize)] =
-    &[("WHOLE", WHOLE as usize), ("COPIED", COPIED as usize), ("SPLIT", SPLIT as usize)];
-/// Elements of a stretch that a block has.
+    &[("WHOLE", WHOLE as usize), ("COPIED", COPIED as usize), ("SPLIT", SPLIT as usize), ("CODES", BLOCK)];
+/// Elements of a stretch that a block has: as many blocks of codes as it has warps.
 const CHUNK: usize = 2048;
+/// Threads of a block.
+const THREADS: u32 = 256;
+const _: () = assert!(CHUNK == BLOCK * THREADS as usize / 32);
 
 /// What a step multiplies with, in the order of `AdamW` in optim.cu.
 fn factors(op: AdamW) -> [f32; 9] {
@@ -55,45 +59,81 @@ fn factors(op: AdamW) -> [f32; 9] {
     ]
 }
 
+/// Stretches of parameters for one launch, as `Stretch` in optim.cu.
+#[derive(Default)]
+struct Stretches {
+    words: Vec<u64>,
+    count: u32,
+    chunks: usize,
+}
+
+impl Stretches {
+    /// Adds those of a parameter.
+    fn add(&mut self, p: &AdamWParam<'_>) {
+        let n = p.param.len();
+        let format = if p.absmax.is_some() { DType::U8 } else { DType::F32 };
+        assert!(all_f32(&[p.param, p.grad], n) && p.derived.as_ref().is_none_or(|w| w.n * w.k == n));
+        assert!([&p.first, &p.second].iter().all(|b| b.dtype() == format && b.len() == n));
+        let own = p.derived.as_ref().is_none_or(|w| split_parts(p.param, 0).is_none() || is_of(p.param, w));
+        let kept = split_parts(p.param, 0).is_none_or(|[lower, _]| lower != 0);
+        assert!(own && kept, "a split master is updated with both halves, and with its own weight");
+        let storage = match (split_parts(p.param, 0), &p.derived) {
+            (Some(_), _) => SPLIT,
+            (None, Some(w)) if stored(w).1 == DType::Bf16 => COPIED,
+            _ => WHOLE,
+        };
+        let mut numbers: Vec<u32> = factors(p.op).iter().map(|x| x.to_bits()).collect();
+        numbers.push(storage);
+        for range in p.ranges {
+            assert!(range.end <= n);
+            let copy = p.derived.as_ref().map_or(0, |w| {
+                let (at, storage) = stored(w);
+                at + (range.start * storage.size()) as u64
+            });
+            let [param, derived] =
+                split_parts(p.param, range.start).unwrap_or_else(|| [element(p.param, range.start), copy]);
+            let absmax = p.absmax.as_ref().map(|pair| {
+                assert!(
+                    range.start.is_multiple_of(BLOCK) && all_f32(&[&*pair[0], &*pair[1]], n.div_ceil(BLOCK))
+                );
+                [element(pair[0], range.start / BLOCK), element(pair[1], range.start / BLOCK)]
+            });
+            self.words.push(param);
+            self.words.extend([p.grad, p.first, p.second].map(|b| element(b, range.start)));
+            self.words.extend([derived, range.len() as u64, self.chunks as u64]);
+            self.words.extend(absmax.unwrap_or_default());
+            self.words.extend(numbers.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32));
+            (self.count, self.chunks) = (self.count + 1, self.chunks + range.len().div_ceil(CHUNK));
+        }
+    }
+}
+
+/// The tables of first and second moments, as `CodeTable` in optim.cu.
+fn code_tables() -> Vec<f32> {
+    let table = |t: &CodeTable| [&t.values[..], &t.bounds[..], &[f32::INFINITY]].concat();
+    [table(&SIGNED), table(&UNSIGNED)].concat()
+}
+
 impl OptimizerOps for Cuda {
-    // All stretches by one kernel: most are small, and starting one for each would take longer
-    // than some of them.
+    // All stretches by one kernel, and one more for those whose moments are codes: most are small, and starting one for each
+    // would take longer than some of them.
     fn adamw(&self, params: &mut [AdamWParam<'_>]) -> Result<()> {
         shapes::adamw(self, params)?;
-        let (mut table, mut count, mut chunks) = (Vec::<u64>::new(), 0u32, 0);
-        for p in params {
-            let (n, state) = (p.param.len(), [&*p.param, p.grad, &*p.first, &*p.second]);
-            assert!(all_f32(&state, n) && p.derived.as_ref().is_none_or(|w| w.n * w.k == n));
-            let own =
-                p.derived.as_ref().is_none_or(|w| split_parts(p.param, 0).is_none() || is_of(p.param, w));
-            assert!(own, "a split master is updated with its own weight");
-            let storage = match (split_parts(p.param, 0), &p.derived) {
-                (Some(_), _) => SPLIT,
-                (None, Some(w)) if stored(w).1 == DType::Bf16 => COPIED,
-                _ => WHOLE,
-            };
-            let mut numbers: Vec<u32> = factors(p.op).iter().map(|x| x.to_bits()).collect();
-            numbers.push(storage);
-            for range in p.ranges {
-                assert!(range.end <= n);
-                let copy = p.derived.as_ref().map_or(0, |w| {
-                    let (at, storage) = stored(w);
-                    at + (range.start * storage.size()) as u64
-                });
-                let [param, derived] = split_parts(p.param, range.start)
-                    .unwrap_or_else(|| [element(p.param, range.start), copy]);
-                table.push(param);
-                table.extend([p.grad, p.first, p.second].map(|b| element(b, range.start)));
-                table.extend([derived, range.len() as u64, chunks as u64]);
-                table.extend(numbers.chunks(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32));
-                (count, chunks) = (count + 1, chunks + range.len().div_ceil(CHUNK));
-            }
+        let (mut whole, mut coded) = (Stretches::default(), Stretches::default());
+        for p in params.iter() {
+            if p.absmax.is_some() { &mut coded } else { &mut whole }.add(p);
         }
-        if chunks == 0 {
-            return Ok(());
+        if whole.chunks > 0 {
+            let table = self.uploaded(&whole.words)?;
+            let args = args![&table, whole.count, CHUNK as u32];
+            self.launch("optim", "adamw", Grid::new(whole.chunks, THREADS), &args)?;
         }
-        let table = self.uploaded(&table)?;
-        self.launch("optim", "adamw", Grid::new(chunks, 256), &args![&table, count, CHUNK as u32])
+        if coded.chunks > 0 {
+            let (table, codes) = (self.uploaded(&coded.words)?, self.uploaded(&code_tables())?);
+            let args = args![&table, coded.count, CHUNK as u32, &codes];
+            self.launch("optim", "adamw8", Grid::new(coded.chunks, THREADS), &args)?;
+        }
+        Ok(())
     }
     fn sgd(
         &self,

@@ -22,6 +22,8 @@ struct Stretch {
     float *first, *second;
     void* derived;
     u64 n, start;
+    // Of moments that are codes, `first` and `second` are bytes, and these the largest magnitudes of their blocks.
+    float *first_absmax, *second_absmax;
     AdamW op;
     u32 storage;
 };
@@ -53,14 +55,19 @@ __device__ __forceinline__ void adamw(const Stretch& stretch, const P& param, bo
     }
 }
 
-// A block has a chunk of some stretch of many.
-extern "C" __global__ void __launch_bounds__(256) adamw(const Stretch* stretches, u32 count, u32 chunk) {
+// The stretch whose chunk a block has.
+__device__ __forceinline__ const Stretch& stretch_of(const Stretch* stretches, u32 count) {
     u32 low = 0, high = count;
     while (high - low > 1) {
         const u32 middle = (low + high) / 2;
         (stretches[middle].start <= blockIdx.x ? low : high) = middle;
     }
-    const Stretch& stretch = stretches[low];
+    return stretches[low];
+}
+
+// A block has a chunk of some stretch of many.
+extern "C" __global__ void __launch_bounds__(256) adamw(const Stretch* stretches, u32 count, u32 chunk) {
+    const Stretch& stretch = stretch_of(stretches, count);
     const u64 from = chunk * (blockIdx.x - stretch.start), to = min(from + chunk, stretch.n);
     float* whole = (float*)stretch.param;
     const bool fours = (u64)whole % 16 == 0;
@@ -71,6 +78,123 @@ extern "C" __global__ void __launch_bounds__(256) adamw(const Stretch* stretches
         adamw(stretch, whole, fours, (bf16*)stretch.derived, from, to);
     } else {
         adamw(stretch, whole, fours, (float*)stretch.derived, from, to);
+    }
+}
+
+// A table of codes: entries and the midpoints between neighbours, for first and second moments.
+struct CodeTable {
+    float values[256], bounds[256];
+};
+
+// As on the CPU: the number of bounds below `x`, 0 of what is not a number.
+__device__ __forceinline__ u32 code_of(const float* bounds, float x) {
+    u32 low = 0;
+#pragma unroll
+    for (u32 step = 128; step > 0; step /= 2) low += bounds[low + step - 1] < x ? step : 0;
+    return low;
+}
+
+// What numbers of a block are multiplied with before they are looked up.
+__device__ __forceinline__ float code_factor(float absmax) { return 1.0f / fmaxf(absmax, 1e-38f); }
+
+// Elements that a lane of a warp has of a block of codes.
+#define LANE (CODES / WARP)
+
+// A block of codes, elements from `from` to `to`, by a warp.
+template <class P, class T>
+__device__ __forceinline__ void adamw_coded(const Stretch& stretch, const P& param, T* derived, u64 from, u64 to,
+                                            const CodeTable* tables) {
+    unsigned char *first = (unsigned char*)stretch.first, *second = (unsigned char*)stretch.second;
+    const u64 at = from + LANE * (threadIdx.x % WARP), block = from / CODES;
+    const int n = at < to ? (int)min((u64)LANE, to - at) : 0;
+    const float m_absmax = stretch.first_absmax[block], v_absmax = stretch.second_absmax[block];
+    float w[LANE], g[LANE], m[LANE], v[LANE];
+    if (n == LANE) {
+        // Blocks begin at multiples of 256 elements of buffers that are aligned to more than their bytes.
+        const uint2 m_codes = *reinterpret_cast<const uint2*>(first + at);
+        const uint2 v_codes = *reinterpret_cast<const uint2*>(second + at);
+#pragma unroll
+        for (int k = 0; k < LANE; k++) {
+            m[k] = tables[0].values[(k < 4 ? m_codes.x : m_codes.y) >> 8 * (k % 4) & 0xffu];
+            v[k] = tables[1].values[(k < 4 ? v_codes.x : v_codes.y) >> 8 * (k % 4) & 0xffu];
+        }
+#pragma unroll
+        for (int k = 0; k < LANE; k += 4) {
+            const vec4 ws = load4(param, at + k), gs = load4(stretch.grad, at + k);
+#pragma unroll
+            for (int j = 0; j < 4; j++) w[k + j] = ws.x[j], g[k + j] = gs.x[j];
+        }
+    } else {
+#pragma unroll
+        for (int k = 0; k < LANE; k++) {
+            if (k < n) {
+                w[k] = load(param, at + k), g[k] = stretch.grad[at + k];
+                m[k] = tables[0].values[first[at + k]], v[k] = tables[1].values[second[at + k]];
+            } else {
+                w[k] = g[k] = m[k] = v[k] = 0.0f;
+            }
+        }
+    }
+    const AdamW op = stretch.op;
+    float m_most = 0.0f, v_most = 0.0f;
+#pragma unroll
+    for (int k = 0; k < LANE; k++) {
+        m[k] *= m_absmax, v[k] *= v_absmax;
+        if (k < n) op.step(w[k], g[k], m[k], v[k]);
+        m_most = fmaxf(m_most, fabsf(m[k])), v_most = fmaxf(v_most, fabsf(v[k]));
+    }
+    m_most = warp_max(m_most), v_most = warp_max(v_most);
+    const float m_factor = code_factor(m_most), v_factor = code_factor(v_most);
+    u32 m_codes[LANE], v_codes[LANE];
+#pragma unroll
+    for (int k = 0; k < LANE; k++) {
+        m_codes[k] = code_of(tables[0].bounds, m[k] * m_factor);
+        // Rounded to zero it would divide a later step by almost nothing.
+        v_codes[k] = max(code_of(tables[1].bounds, v[k] * v_factor), v[k] > 0.0f ? 1u : 0u);
+    }
+    if (threadIdx.x % WARP == 0) stretch.first_absmax[block] = m_most, stretch.second_absmax[block] = v_most;
+    if (n == LANE) {
+        u32 m_words[2] = {0, 0}, v_words[2] = {0, 0};
+#pragma unroll
+        for (int k = 0; k < LANE; k++)
+            m_words[k / 4] |= m_codes[k] << 8 * (k % 4), v_words[k / 4] |= v_codes[k] << 8 * (k % 4);
+        *reinterpret_cast<uint2*>(first + at) = make_uint2(m_words[0], m_words[1]);
+        *reinterpret_cast<uint2*>(second + at) = make_uint2(v_words[0], v_words[1]);
+#pragma unroll
+        for (int k = 0; k < LANE; k += 4) {
+            const vec4 ws = {{w[k], w[k + 1], w[k + 2], w[k + 3]}};
+            store4(param, at + k, ws);
+            if (derived) store4(derived, at + k, ws);
+        }
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < LANE; k++) {
+        if (k >= n) continue;
+        first[at + k] = (unsigned char)m_codes[k], second[at + k] = (unsigned char)v_codes[k];
+        store(param, at + k, w[k]);
+        if (derived) store(derived, at + k, w[k]);
+    }
+}
+
+// As `adamw`, where moments are codes: a warp has a block of them.
+extern "C" __global__ void __launch_bounds__(256)
+    adamw8(const Stretch* stretches, u32 count, u32 chunk, const CodeTable* tables) {
+    __shared__ CodeTable room[2];
+    for (u32 i = threadIdx.x; i < sizeof(room) / sizeof(float); i += blockDim.x)
+        ((float*)room)[i] = ((const float*)tables)[i];
+    __syncthreads();
+    const Stretch& stretch = stretch_of(stretches, count);
+    const u64 from = chunk * (blockIdx.x - stretch.start) + CODES * (threadIdx.x / WARP);
+    if (from >= stretch.n) return;
+    const u64 to = min(from + CODES, stretch.n);
+    if (stretch.storage == SPLIT) {
+        const SplitMaster split = {(u16*)stretch.param, (u16*)stretch.derived};
+        adamw_coded(stretch, split, (float*)nullptr, from, to, room);
+    } else if (stretch.storage == COPIED) {
+        adamw_coded(stretch, (float*)stretch.param, (bf16*)stretch.derived, from, to, room);
+    } else {
+        adamw_coded(stretch, (float*)stretch.param, (float*)stretch.derived, from, to, room);
     }
 }
 

@@ -1,0 +1,121 @@
+//! Weights that bitsandbytes quantised to NF4, as its files hold them.
+//!
+//! Beside `x.weight` (bytes of two codes, the first in the upper half) lie `x.weight.absmax`, `x.weight.quant_map` and
+//! `x.weight.quant_state.bitsandbytes__nf4`, JSON in bytes. With double quantisation the magnitudes are codes themselves:
+//! `absmax = nested_quant_map[code] * nested_absmax + nested_offset`.
+
+use super::store::Store;
+use crate::{Error, Result};
+use ferrl_kernels::codes::{NF4, decode_nf4};
+use safetensors::Dtype;
+use serde_json::Value;
+
+/// What follows a tensor's name in the names of the tensors that belong to it.
+const PARTS: [&str; 5] =
+    [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".quant_state.bitsandbytes__nf4"];
+
+/// A quantised tensor.
+pub(super) struct Nf4Tensor<'a> {
+    codes: &'a [u8],
+    absmax: Vec<f32>,
+    /// Numbers of a block.
+    pub block: usize,
+    /// Its shape before it was quantised.
+    pub shape: Vec<usize>,
+}
+
+/// Whether a model's configuration says that bitsandbytes quantised it in a way that is read here; an error where it says
+/// another.
+pub(super) fn is_quantised(config: &Value) -> Result<bool> {
+    let Some(q) = config.get("quantization_config").filter(|q| q.is_object()) else { return Ok(false) };
+    if q.get("quant_method").and_then(Value::as_str) != Some("bitsandbytes") {
+        return Ok(false); // refused with the other fields that change the computation
+    }
+    let kind = q.get("bnb_4bit_quant_type").and_then(Value::as_str).unwrap_or("fp4");
+    let four = q.get("load_in_4bit").and_then(Value::as_bool).unwrap_or(false);
+    let storage = q.get("bnb_4bit_quant_storage").and_then(Value::as_str).unwrap_or("uint8");
+    if four && kind == "nf4" && storage == "uint8" {
+        return Ok(true);
+    }
+    let what = match four {
+        true => format!(
+            "the weights are quantised to {kind} in {storage}; of bitsandbytes' formats NF4 in uint8 is read"
+        ),
+        false => "the weights are quantised to 8 bits; of bitsandbytes' formats NF4 is read".to_string(),
+    };
+    Err(Error::model(what).fix("a model in bf16 or NF4 (bnb_4bit_quant_type = \"nf4\")"))
+}
+
+/// Whether a tensor belongs to a quantised one.
+pub(super) fn is_part(name: &str) -> bool {
+    PARTS.iter().any(|part| name.ends_with(part))
+}
+
+impl Store {
+    /// A quantised tensor, under its stored name; `None` where it is not one.
+    pub(super) fn nf4(&self, stored: &str) -> Result<Option<Nf4Tensor<'_>>> {
+        let Some((file, info, codes)) = self.get(stored).filter(|(_, info, _)| info.dtype == Dtype::U8)
+        else {
+            return Ok(None);
+        };
+        let fail = |what: &str| {
+            Error::model(format!("tensor {stored:?} is quantised, and {what}"))
+                .at(file)
+                .fix("save it again with bitsandbytes' NF4 and safe_serialization, or use the model in bf16")
+        };
+        let bytes = |part: &str| {
+            let found = self.get(&format!("{stored}{part}"));
+            found
+                .map(|(_, info, bytes)| (info.dtype, bytes))
+                .ok_or_else(|| fail(&format!("{part} is missing")))
+        };
+        let floats = |part: &str| match bytes(part)? {
+            (Dtype::F32, bytes) => Ok(read_f32s(bytes)),
+            (other, _) => Err(fail(&format!("{part} is stored as {other:?}, expected F32"))),
+        };
+        let (_, state) = bytes(".quant_state.bitsandbytes__nf4")?;
+        let state: Value = serde_json::from_slice(state).map_err(|_| fail("its quant_state is no JSON"))?;
+        let size = |key: &str| state.get(key).and_then(Value::as_u64).map(|n| n as usize).filter(|n| *n > 0);
+        let block =
+            size("blocksize").filter(|b| b.is_multiple_of(2)).ok_or_else(|| fail("has no blocksize"))?;
+        let shape = state.get("shape").and_then(Value::as_array).ok_or_else(|| fail("has no shape"))?;
+        let shape: Option<Vec<usize>> = shape.iter().map(|n| n.as_u64().map(|n| n as usize)).collect();
+        let shape = shape.ok_or_else(|| fail("its shape is not of whole numbers"))?;
+        if floats(".quant_map")?.iter().map(|x| x.to_bits()).ne(NF4.values.iter().map(|x| x.to_bits())) {
+            return Err(fail("its quant_map is not that of NF4"));
+        }
+        let absmax = match bytes(".absmax")? {
+            (Dtype::F32, bytes) => read_f32s(bytes),
+            (Dtype::U8, codes) => {
+                let (of_blocks, map) = (floats(".nested_absmax")?, floats(".nested_quant_map")?);
+                let nested = size("nested_blocksize").ok_or_else(|| fail("has no nested_blocksize"))?;
+                let offset = state.get("nested_offset").and_then(Value::as_f64);
+                let offset = offset.ok_or_else(|| fail("has no nested_offset"))? as f32;
+                if map.len() != 256 || of_blocks.len() != codes.len().div_ceil(nested) {
+                    return Err(fail("its nested magnitudes do not fit"));
+                }
+                let one = |(i, &code): (usize, &u8)| map[code as usize] * of_blocks[i / nested] + offset;
+                codes.iter().enumerate().map(one).collect()
+            }
+            (other, _) => return Err(fail(&format!(".absmax is stored as {other:?}"))),
+        };
+        let len = shape.iter().try_fold(1usize, |n, &m| n.checked_mul(m)).unwrap_or(usize::MAX);
+        if info.shape.iter().product::<usize>() != len.div_ceil(2) || absmax.len() != len.div_ceil(block) {
+            return Err(fail("its codes or magnitudes are not as many as its shape asks for"));
+        }
+        Ok(Some(Nf4Tensor { codes, absmax, block, shape }))
+    }
+}
+
+impl Nf4Tensor<'_> {
+    /// Its numbers, in f32.
+    pub(super) fn values(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.shape.iter().product()];
+        decode_nf4(self.codes, &self.absmax, self.block, 0, &mut out);
+        out
+    }
+}
+
+fn read_f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
