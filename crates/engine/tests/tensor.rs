@@ -3,7 +3,7 @@
 
 use ferrl_engine::checkpoint::InitOptions;
 use ferrl_engine::model::serve::{serve, served};
-use ferrl_engine::model::tensor::{Share, Team};
+use ferrl_engine::model::tensor::Team;
 use ferrl_engine::model::{FAMILIES, Head, Model, Options};
 use ferrl_engine::train::{Batch, OptimizerOptions, Rule, StatGrads, Trainer};
 use ferrl_kernels::comm::threads;
@@ -42,24 +42,25 @@ fn grads(b: &Batch) -> StatGrads {
     StatGrads { logp: column(7), entropy: column(5), value: column(3), ..Default::default() }
 }
 
-/// How ranks lie: in teams of some size, with `copies` of the weights.
+/// How ranks lie: `tp * sp` of them in a team, with `copies` of the weights.
 #[derive(Clone, Copy, Debug)]
 struct Mesh {
     ranks: usize,
-    team: usize,
-    share: Share,
+    tp: usize,
+    sp: usize,
     copies: usize,
 }
 
 /// Two updates of five micro-batches; what each gave, and afterwards the whole state on rank 0.
 fn run(mut t: Trainer, ranks: &Ranks, mesh: Mesh) -> (Vec<u64>, Vec<Option<Vec<u32>>>) {
     let alone = ranks.is_alone();
-    let team = ranks.team(mesh.team, 1);
+    let size = mesh.tp * mesh.sp;
+    let team = ranks.team(size);
     if !alone {
         t.split(ranks, mesh.copies, 0).unwrap();
-        t.model.set_team(Team::new(&team, mesh.share, true)).unwrap();
+        t.model.set_team(Team::new(ranks, mesh.tp, mesh.sp, true)).unwrap();
     }
-    let (teams, own) = (mesh.ranks / mesh.team, ranks.rank() / mesh.team);
+    let (teams, own) = (mesh.ranks / size, ranks.rank() / size);
     let mut seen = Vec::new();
     for update in 0..2 {
         t.model.gather_all().unwrap();
@@ -99,34 +100,37 @@ fn on_each<T: Send>(size: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
     })
 }
 
-/// Weights, moments, averages, norms of gradients and log-probabilities after updates of every family, with heads, widths and a
-/// vocabulary that do not divide evenly.
+/// Weights, moments, averages, norms of gradients and log-probabilities after updates of every family, with widths that do not
+/// divide evenly.
 #[test]
 fn ranks_that_share_features_train_to_the_bits_of_one() {
-    train_in_teams(Share::Features);
+    train_in_teams([(2, 2, 1, 1), (4, 4, 1, 1), (4, 2, 1, 2), (4, 2, 1, 1)]);
 }
 
 /// The same where they share the tokens of micro-batches.
 #[test]
 fn ranks_that_share_tokens_train_to_the_bits_of_one() {
-    train_in_teams(Share::Tokens);
+    train_in_teams([(2, 1, 2, 1), (4, 1, 4, 1), (4, 1, 2, 4), (4, 1, 2, 1)]);
 }
 
-fn train_in_teams(share: Share) {
+/// The same where they share both.
+#[test]
+fn ranks_that_share_features_and_tokens_train_to_the_bits_of_one() {
+    train_in_teams([(4, 2, 2, 1), (4, 2, 2, 4), (8, 2, 2, 2), (4, 2, 2, 2)]);
+}
+
+fn train_in_teams(meshes: [(usize, usize, usize, usize); 4]) {
     for (n, family) in FAMILIES.iter().enumerate() {
         let (name, dtype) = (family.name(), [DType::F32, DType::Bf16][n % 2]);
-        if let Err(refused) = trainer(name, dtype).model.config.check_team(share, 2) {
-            assert!(
-                share == Share::Tokens && refused.to_string().contains("mixture of experts"),
-                "{refused}"
-            );
+        let (_, tp, sp, _) = meshes[0];
+        if let Err(refused) = trainer(name, dtype).model.config.check_team(tp, sp) {
+            assert!(sp > 1 && refused.to_string().contains("mixture of experts"), "{refused}");
             continue;
         }
-        let (alone, state) =
-            run(trainer(name, dtype), Ranks::ALONE, Mesh { ranks: 1, team: 1, share, copies: 1 });
-        let meshes = [(2, 2, 1), (4, 4, 1), (4, 2, 2), (4, 2, 1)];
-        for (ranks, team, copies) in [meshes[0], meshes[1 + n % 3]] {
-            let mesh = Mesh { ranks, team, share, copies };
+        let one = Mesh { ranks: 1, tp: 1, sp: 1, copies: 1 };
+        let (alone, state) = run(trainer(name, dtype), Ranks::ALONE, one);
+        for (ranks, tp, sp, copies) in [meshes[0], meshes[1 + n % 3]] {
+            let mesh = Mesh { ranks, tp, sp, copies };
             let results = on_each(ranks, |r| run(trainer(name, dtype), &r, mesh));
             for (rank, (seen, _)) in results.iter().enumerate() {
                 assert_eq!(seen, &alone, "{name} on rank {rank} of {mesh:?}");

@@ -5,7 +5,6 @@
 use crate::plan::{new_config, read_config};
 use crate::recipe::{Parallel, Recipe, Resolved};
 use ferrl_engine::model::Config;
-use ferrl_engine::model::tensor::Share;
 use ferrl_engine::{Error, Result};
 use std::path::Path;
 
@@ -41,19 +40,24 @@ impl Layout {
     }
 
     /// Sizes of the groups of ranks that compute with one model together, where there are any, with their keys.
-    pub fn teams(&self) -> Vec<(&'static str, Share, usize)> {
+    pub fn teams(&self) -> Vec<(&'static str, usize)> {
         let all = [
-            ("parallel.tp_size", Share::Features, self.tp),
-            ("parallel.sp_size", Share::Tokens, self.sp),
-            ("rollout.tp_size", Share::Features, self.rollout_tp),
+            ("parallel.tp_size", self.tp),
+            ("parallel.sp_size", self.sp),
+            ("rollout.tp_size", self.rollout_tp),
         ];
-        all.into_iter().filter(|(_, _, size)| *size > 1).collect()
+        all.into_iter().filter(|(_, size)| *size > 1).collect()
     }
 
-    /// Refuses a model whose heads these groups cannot share.
+    /// Refuses a model whose work these groups cannot share.
     pub fn fits(&self, config: &Config) -> Result<()> {
-        let fits = |(key, share, size)| config.check_team(share, size).map_err(|e| e.at(key));
-        self.teams().into_iter().try_for_each(fits)
+        let all = [
+            ("parallel.tp_size", self.tp, 1),
+            ("parallel.sp_size", 1, self.sp),
+            ("parallel.sp_size times parallel.tp_size", self.tp, self.sp),
+            ("rollout.tp_size", self.rollout_tp, 1),
+        ];
+        all.into_iter().try_for_each(|(key, tp, sp)| config.check_team(tp, sp).map_err(|e| e.at(key)))
     }
 
     /// Parts that the micro-batches of an update go round.
@@ -89,20 +93,11 @@ pub fn check(recipe: &Recipe, ranks: usize) -> Result<Layout> {
         let what = format!("an adapter whose base is split over {} ranks is not built yet", layout.fsdp);
         return Err(Error::usage(what).at("parallel.ddp_size").fix("parallel.ddp_size = 0"));
     }
-    if let Some((key, _, size)) = layout.teams().into_iter().find(|_| recipe.adapter.is_some()) {
+    if let Some((key, size)) = layout.teams().into_iter().find(|_| recipe.adapter.is_some()) {
         let what = format!("an adapter on a base that {size} ranks compute with together is not built yet");
         return Err(Error::usage(what).at(key).fix(format!("{key} = 1")));
     }
-    if layout.tp > 1 && layout.sp > 1 {
-        let what = format!(
-            "context parallelism ({}) under tensor parallelism ({}) is not built yet",
-            layout.sp, layout.tp
-        );
-        return Err(Error::usage(what)
-            .at("parallel.sp_size")
-            .fix("parallel.sp_size = 1, or parallel.tp_size = 1"));
-    }
-    if let Some((key, ..)) = layout.teams().into_iter().find(|_| recipe.device.starts_with("cuda")) {
+    if let Some((key, _)) = layout.teams().into_iter().find(|_| recipe.device.starts_with("cuda")) {
         return Err(on_a_card(key));
     }
     if let Some(config) = known_config(recipe) {
@@ -170,8 +165,7 @@ mod tests {
         assert!(check(&recipe(0, 2, 1, 1), 4).is_ok(), "tensor parallelism in training");
         assert!(check(&recipe(0, 1, 1, 2), 4).is_ok(), "and in rollouts");
         assert!(check(&recipe(1, 1, 2, 0), 4).is_ok(), "context parallelism");
-        let error = check(&recipe(0, 2, 2, 0), 4).unwrap_err().to_string();
-        assert!(error.contains("parallel.sp_size") && error.contains("not built yet"), "{error}");
+        assert!(check(&recipe(0, 2, 2, 0), 4).is_ok(), "both");
         let on_card = Recipe { device: "cuda:0".into(), ..recipe(0, 1, 2, 0) };
         let error = check(&on_card, 4).unwrap_err().to_string();
         assert!(error.contains("on a card"), "{error}");
@@ -183,6 +177,7 @@ mod tests {
             (recipe(0, 4, 1, 1), "parallel.tp_size"),
             (recipe(0, 1, 4, 1), "parallel.sp_size"),
             (recipe(0, 1, 1, 4), "rollout.tp_size"),
+            (recipe(0, 2, 2, 1), "parallel.sp_size times parallel.tp_size"),
         ] {
             let mut r = r;
             let init = serde_json::json!({ "family": "qwen2", "hidden": 64, "heads": 6, "kv_heads": 2 });

@@ -43,7 +43,7 @@ fn small(resolved: &mut Resolved, steps: u64) {
         let r = &mut stage.recipe;
         if let Some(init) = &mut r.model.init {
             (init.hidden, init.layers, init.ffn) = (16, 1, Some(32));
-            (init.heads, init.kv_heads) = (Some(2), Some(2));
+            (init.heads, init.kv_heads) = (Some(4), Some(4));
         }
         (r.train.steps, r.train.batch) = (Some(steps), 6);
         (r.rollout.prompts, r.rollout.samples, r.rollout.max_new_tokens) = (3, 2, 6);
@@ -166,7 +166,7 @@ fn every_recipe_gives_the_same_bits_on_one_to_four_ranks() {
             (4, 1, 1, 2, 2),
             (4, 1, 2, 1, 1),
             (2, 0, 1, 2, 1),
-            (4, 0, 1, 1, 2),
+            (4, 1, 2, 2, 1),
             (4, 2, 2, 1, 2),
         ];
         for layout in [(2 + n % 3, 0, 1, 1, 1), (2 + (n + 1) % 3, 1, 1, 1, 1), teams[n % 6]] {
@@ -215,7 +215,7 @@ fn every_pair_of_training_and_rollout_layouts_samples_what_it_trains() {
     let alone = left(&alone);
     let gap = "line 0: sampling/sampling_logp_difference/max";
     assert_eq!(alone.get(gap).map(String::as_str), Some("0.0"));
-    let trained = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4)];
+    let trained = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)];
     for ((tp, sp), rollout_tp) in trained.into_iter().flat_map(|t| [1, 2, 4].map(|rollout| (t, rollout))) {
         let (mut resolved, name) = (resolved.clone(), format!("tp {tp}, sp {sp}, rollout tp {rollout_tp}"));
         let r = &mut resolved.stages[0].recipe;

@@ -62,7 +62,7 @@ impl SelfAttention {
         };
         let exchanged = m.exchanged_op(op);
         if exchanged.is_some() {
-            qkv = m.rows_for_columns(Columns::Output(Slot::Qkv), &qkv, m.config.qkv_width())?;
+            qkv = m.rows_for_columns(Columns::Output(Slot::Qkv), &qkv, qkv_width(op.heads))?;
         }
         let op = exchanged.unwrap_or(op);
         let rows = qkv.len() / qkv_width(op.heads);
@@ -91,11 +91,14 @@ impl SelfAttention {
     /// The heads of all ranks of a team for this rank's tokens, where there is one.
     fn gathered(&self, m: &Model, att: &Buffer) -> Result<Option<Buffer>> {
         let (columns, width) = (Columns::Input(Slot::AttnOut), m.config.attention_width());
+        let mut rows = None;
         if m.place_in_context().is_some() {
-            return m.columns_for_rows(columns, att, width).map(Some);
+            rows = Some(m.columns_for_rows(columns, att, m.own_width(columns, width))?);
         }
-        let gather = || m.with_all_columns(columns, att, width);
-        m.is_shared(self.out.weight).then(gather).transpose()
+        if m.is_shared(self.out.weight) {
+            rows = Some(m.with_all_columns(columns, rows.as_ref().unwrap_or(att), width)?);
+        }
+        Ok(rows)
     }
 
     /// Queries, keys and values of all ranks.
@@ -150,20 +153,20 @@ impl SelfAttention {
         let dproj = flow.before_norm(m, self.post_norm, a.proj.take(), grads)?;
         let dproj = dproj.as_ref().unwrap_or(flow.output());
         let exchanged = m.exchanged_op(op);
-        let mut datt =
-            m.activations(t.rows * m.own_width(Columns::Input(Slot::AttnOut), m.config.attention_width()))?;
+        let width = op.heads.heads * op.heads.head_dim;
+        let mut datt = m.activations(t.rows * width)?;
         let all = self.gathered(m, &a.att)?;
         self.out.backward_weight(m, dproj, all.as_ref().unwrap_or(&a.att), grads)?;
         drop(all);
         self.out.backward_input(m, dproj, &mut datt)?;
         if exchanged.is_some() {
-            datt = m.rows_for_columns(Columns::Input(Slot::AttnOut), &datt, m.config.attention_width())?;
+            datt = m.rows_for_columns(Columns::Input(Slot::AttnOut), &datt, width)?;
         }
         let mut dqkv = m.activations(a.qkv.len())?;
         let saved = AttentionSaved { qkv: &a.qkv, out: &a.att, lse: &a.lse };
         b.attention_backward(exchanged.unwrap_or(op), saved, &datt, segments, &mut dqkv)?;
         if exchanged.is_some() {
-            dqkv = m.columns_for_rows(Columns::Output(Slot::Qkv), &dqkv, m.config.qkv_width())?;
+            dqkv = m.columns_for_rows(Columns::Output(Slot::Qkv), &dqkv, qkv_width(op.heads))?;
         }
         let mut rest = self.qkv;
         if let (Some(norms), Some(raw)) = (self.qk_norm, &a.raw) {
@@ -173,6 +176,7 @@ impl SelfAttention {
                 (all, dqkv) = (Some(self.gathered_qkv(m, raw)?), self.gathered_qkv(m, &dqkv)?);
             }
             if exchanged.is_some() {
+                let raw = all.as_ref().unwrap_or(raw);
                 (all, dqkv) = (Some(m.all_rows(raw)?), m.all_rows(&dqkv)?); // and over those of all tokens
             }
             let raw = all.as_ref().unwrap_or(raw);

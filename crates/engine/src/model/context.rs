@@ -6,7 +6,7 @@
 //! heads get all rows on every member. So gradients have the bits of one rank, too.
 
 use super::decoder::Tokens;
-use super::tensor::{Columns, Ranges, Share, packed, unpack, width};
+use super::tensor::{Columns, Ranges, packed, unpack, width};
 use super::weights::Model;
 use crate::{Error, Result};
 use ferrl_kernels::backend::Attention;
@@ -14,12 +14,6 @@ use ferrl_kernels::comm::part;
 use ferrl_kernels::{Buffer, DType};
 
 impl Model {
-    /// This rank's place in a team that shares tokens, and its size.
-    pub(super) fn place_in_context(&self) -> Option<(usize, usize)> {
-        let team = self.team().filter(|team| team.share() == Share::Tokens)?;
-        Some((team.ranks().rank(), team.ranks().size()))
-    }
-
     /// This rank's part of a micro-batch; `None` where it has all of it.
     pub(super) fn own_tokens(&self, t: &Tokens) -> Result<Option<Tokens>> {
         let Some((member, size)) = self.place_in_context() else { return Ok(None) };
@@ -31,12 +25,13 @@ impl Model {
 
     /// All rows of an activation, of which each member has some. All members call it together.
     pub(super) fn all_rows(&self, own: &Buffer) -> Result<Buffer> {
-        let Some(team) = self.team().filter(|_| self.place_in_context().is_some()) else {
+        let Some((_, size)) = self.place_in_context() else {
             let mut copy = self.backend.alloc(own.dtype(), own.len())?;
             self.backend.copy(own, 0, &mut copy, 0, own.len())?;
             return Ok(copy);
         };
-        let arrived = team.ranks().all_gather(&packed(own.dtype(), &self.read_f32s(own)?))?;
+        let bytes = packed(own.dtype(), &self.read_f32s(own)?);
+        let arrived = self.exchanged(&vec![bytes; size])?;
         let mut values = Vec::new();
         for bytes in &arrived {
             values.extend(unpack(own.dtype(), bytes)?);
@@ -53,7 +48,8 @@ impl Model {
         Ok(to)
     }
 
-    /// From this rank's rows of all columns to all rows of its columns. All members call it together.
+    /// From this rank's rows of all columns (that it and those have that share tokens with it) to all rows of its columns. All
+    /// members call it together.
     pub(super) fn rows_for_columns(&self, columns: Columns, own: &Buffer, all: usize) -> Result<Buffer> {
         let (_, cuts) = self.cuts(columns)?;
         let (dtype, values) = (own.dtype(), self.read_f32s(own)?);
@@ -96,13 +92,13 @@ impl Model {
 
     /// This rank's place and the columns of every member.
     fn cuts(&self, columns: Columns) -> Result<(usize, Vec<Ranges>)> {
-        let (member, size) = self.place_in_context().ok_or_else(|| Error::usage("no team shares tokens"))?;
-        Ok((member, (0..size).map(|m| self.columns(columns, (m, size))).collect()))
+        let (member, _) = self.place_in_context().ok_or_else(|| Error::usage("no team shares tokens"))?;
+        Ok((member, self.context_columns(columns)))
     }
 
     fn exchanged(&self, parts: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
         let team = self.team().expect("asked before");
-        team.ranks().all_to_all(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>())
+        team.exchange_tokens(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 
     pub(super) fn stored(&self, dtype: DType, values: &[f32]) -> Result<Buffer> {

@@ -104,7 +104,8 @@ impl Linear {
             return m.backend.linear(dy, turned, None, dx); // of this rank's inputs, which no other needs
         }
         let (rows, gathered) = (dx.len() / m.config.hidden, Columns::Output(slot));
-        let all = match dy.len() == rows * turned.k {
+        // The norms of queries and keys have gathered it already.
+        let all = match slot == Slot::Qkv && m.config.qk_norm.is_some() {
             true => None,
             false => Some(m.with_all_columns(gathered, dy, turned.k)?),
         };
@@ -124,8 +125,9 @@ impl Linear {
         let dy = own.as_ref().unwrap_or(dy);
         if m.place_in_context().is_some() && m.is_cut(self.weight) {
             // All tokens of some output features.
-            let dy = m.rows_for_columns(Columns::Output(self.slot(m)), dy, all)?;
-            let (x, width) = (m.all_rows(x)?, m.weight(self.weight).k);
+            let (n, width) = (m.weight(self.weight).n, m.weight(self.weight).k);
+            let dy = m.rows_for_columns(Columns::Output(self.slot(m)), dy, n)?;
+            let x = m.all_rows(x)?;
             return self.add_weight(m, (&dy, &x), x.len() / width, grads);
         }
         if let Some(adapter) = &m.adapter {

@@ -20,22 +20,16 @@ use ferrl_kernels::comm::part;
 use ferrl_kernels::{Buffer, DType, Purpose, Ranks, Weight};
 use std::ops::Range;
 
-/// Ranks that compute layers together.
+/// Ranks that compute with a model together: `tp` of them share the features of every layer, and `sp` such groups the tokens
+/// of every micro-batch. All exchanges of a team go through all of its ranks in step, so that an error of one reaches the others
+/// wherever they are.
 #[derive(Clone)]
 pub struct Team {
     ranks: Ranks,
-    share: Share,
+    tp: usize,
+    sp: usize,
     /// Whether gradients are computed as well.
     backward: bool,
-}
-
-/// What the ranks of a team divide among them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
-    /// Features of every layer (tensor parallelism).
-    Features,
-    /// Tokens of every micro-batch (context parallelism).
-    Tokens,
 }
 
 /// Features in a row, of which there may be several.
@@ -46,29 +40,50 @@ pub(super) fn width(ranges: &[Range<usize>]) -> usize {
 }
 
 impl Team {
-    /// These ranks; `backward` where they compute gradients too. `None` for a rank alone.
-    pub fn new(ranks: &Ranks, share: Share, backward: bool) -> Option<Self> {
-        (!ranks.is_alone()).then(|| Team { ranks: ranks.clone(), share, backward })
-    }
-
-    /// What they divide.
-    pub fn share(&self) -> Share {
-        self.share
+    /// The team that this rank belongs to among all of them; `backward` where it computes gradients too. `None` for a rank alone.
+    pub fn new(all: &Ranks, tp: usize, sp: usize, backward: bool) -> Option<Self> {
+        (tp * sp > 1).then(|| Team { ranks: all.team(tp * sp), tp, sp, backward })
     }
 
     /// Its ranks.
     pub fn ranks(&self) -> &Ranks {
         &self.ranks
     }
+
+    /// This rank's place among those that share features with it, and among those that share tokens.
+    fn place(&self) -> (usize, usize) {
+        (self.ranks.rank() % self.tp, self.ranks.rank() / self.tp)
+    }
+
+    /// What each rank that shares features with this one has.
+    fn gather_features(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let first = self.place().1 * self.tp;
+        self.exchange((first..first + self.tp).collect(), &vec![own; self.tp])
+    }
+
+    /// Part `i` goes to the `i`-th of the ranks that share tokens with this one; what each of them sent.
+    pub(super) fn exchange_tokens(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
+        let first = self.place().0;
+        self.exchange((0..self.sp).map(|i| first + i * self.tp).collect(), parts)
+    }
+
+    /// Between some of its ranks, while the others do the same with theirs.
+    fn exchange(&self, members: Vec<usize>, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
+        let mut all: Vec<&[u8]> = vec![&[]; self.ranks.size()];
+        members.iter().zip(parts).for_each(|(&member, part)| all[member] = part);
+        let mut arrived = self.ranks.all_to_all(&all)?;
+        Ok(members.into_iter().map(|member| std::mem::take(&mut arrived[member])).collect())
+    }
 }
 
 impl Config {
     /// Refuses ranks that cannot share this model's work so.
-    pub fn check_team(&self, share: Share, size: usize) -> Result<()> {
-        if share == Share::Tokens && self.experts.is_some() {
+    pub fn check_team(&self, tp: usize, sp: usize) -> Result<()> {
+        if sp > 1 && self.experts.is_some() {
             let what = "context parallelism of a mixture of experts is not built yet";
             return Err(Error::usage(what).fix("parallel.tp_size, or parallel.ddp_size = 1 (ZeRO-3)"));
         }
+        let size = tp * sp;
         if self.kv_heads.is_multiple_of(size) && self.heads.is_multiple_of(size) {
             return Ok(());
         }
@@ -124,6 +139,15 @@ pub(super) enum Columns {
     Input(Slot),
 }
 
+impl Columns {
+    fn of(self, config: &Config, at: (usize, usize)) -> Ranges {
+        match self {
+            Columns::Output(slot) => config.outputs(slot, at).expect("a layer that members share"),
+            Columns::Input(slot) => vec![config.inputs(slot, at)],
+        }
+    }
+}
+
 impl Model {
     /// The ranks that compute with this one.
     pub fn team(&self) -> Option<&Team> {
@@ -136,7 +160,7 @@ impl Model {
             return Ok(());
         }
         if let Some(team) = &team {
-            self.config.check_team(team.share, team.ranks.size())?;
+            self.config.check_team(team.tp, team.sp)?;
         }
         if self.split.is_some() || self.team.is_some() || team.is_some() {
             self.forget_forms();
@@ -169,13 +193,14 @@ impl Model {
         Ok(())
     }
 
-    fn place_in_team(&self) -> Option<(usize, usize)> {
-        self.team.as_ref().map(|team| (team.ranks.rank(), team.ranks.size()))
+    /// This rank's place among those that share features with it, and their number.
+    fn place_in_layer(&self) -> Option<(usize, usize)> {
+        self.team.as_ref().filter(|team| team.tp > 1).map(|team| (team.place().0, team.tp))
     }
 
-    /// The same where the team shares features.
-    fn place_in_layer(&self) -> Option<(usize, usize)> {
-        self.place_in_team().filter(|_| self.team.as_ref().is_some_and(|team| team.share == Share::Features))
+    /// This rank's place among those that share tokens with it, and their number.
+    pub(super) fn place_in_context(&self) -> Option<(usize, usize)> {
+        self.team.as_ref().filter(|team| team.sp > 1).map(|team| (team.place().1, team.sp))
     }
 
     /// Heads that this rank computes.
@@ -194,10 +219,27 @@ impl Model {
         self.own_width(Columns::Input(Slot::Down), self.config.ffn)
     }
 
-    pub(super) fn columns(&self, columns: Columns, at: (usize, usize)) -> Ranges {
-        match columns {
-            Columns::Output(slot) => self.config.outputs(slot, at).expect("a layer that members share"),
-            Columns::Input(slot) => vec![self.config.inputs(slot, at)],
+    fn columns(&self, columns: Columns, at: (usize, usize)) -> Ranges {
+        columns.of(&self.config, at)
+    }
+
+    /// Of the columns that this rank's group has, those that each of the ranks has that share tokens with it.
+    pub(super) fn context_columns(&self, columns: Columns) -> Vec<Ranges> {
+        let own = self.own_config(self.place_in_layer().unwrap_or((0, 1)));
+        let sp = self.team.as_ref().map_or(1, |team| team.sp);
+        (0..sp).map(|member| columns.of(&own, (member, sp))).collect()
+    }
+
+    /// The model as the ranks see it that share no features.
+    fn own_config(&self, (member, size): (usize, usize)) -> Config {
+        let c = &self.config;
+        let of = |n: usize| part(n, member, size).len();
+        Config {
+            heads: c.heads / size,
+            kv_heads: c.kv_heads / size,
+            ffn: of(c.ffn),
+            hidden: of(c.hidden),
+            ..c.clone()
         }
     }
 
@@ -208,8 +250,8 @@ impl Model {
 
     /// Whether each member computes the gradient of some output features alone.
     pub(crate) fn is_cut(&self, param: usize) -> bool {
-        self.place_in_team()
-            .is_some_and(|at| self.config.outputs(self.params[param].shape.id.slot, at).is_some())
+        let slot = self.params[param].shape.id.slot;
+        self.team.is_some() && self.config.outputs(slot, (0, 1)).is_some()
     }
 
     /// All columns of an activation, of which each member has some, into `to`. All members call it together.
@@ -217,13 +259,13 @@ impl Model {
         let Some((member, size)) = self.place_in_layer() else {
             return self.backend.copy(own, 0, to, 0, own.len());
         };
-        let team = &self.team.as_ref().expect("asked above").ranks;
+        let team = self.team.as_ref().expect("asked above");
         let cuts: Vec<Ranges> = (0..size).map(|m| self.columns(columns, (m, size))).collect();
         let rows = own.len() / width(&cuts[member]).max(1);
         let all = to.len() / rows.max(1);
         let mut values = vec![0.0; to.len()];
         let bytes = packed(own.dtype(), &self.read_f32s(own)?);
-        for (arrived, cut) in team.all_gather(&bytes)?.iter().zip(&cuts) {
+        for (arrived, cut) in team.gather_features(&bytes)?.iter().zip(&cuts) {
             let theirs = unpack(own.dtype(), arrived)?;
             if theirs.len() != rows * width(cut) {
                 return Err(other_batch());
@@ -262,25 +304,33 @@ impl Model {
     /// The weights, in a row, whose gradient a member of this rank's team computes, in the order in which it holds them. What
     /// every member computes is divided among them.
     pub(crate) fn computed(&self, param: usize, member: usize) -> Ranges {
-        let Some((_, size)) = self.place_in_team() else { return vec![0..self.params[param].shape.len()] };
         let shape = &self.params[param].shape;
-        match self.config.outputs(shape.id.slot, (member, size)) {
-            Some(rows) => rows.iter().map(|r| elements(shape, r)).collect(),
-            None => vec![part(shape.len(), member, size)],
-        }
+        let Some(Team { tp, sp, .. }) = self.team else { return vec![0..shape.len()] };
+        let (layer, context) = ((member % tp, tp), (member / tp, sp));
+        let Some(rows) = self.config.outputs(shape.id.slot, layer) else {
+            return vec![part(shape.len(), member, tp * sp)];
+        };
+        let cut = Columns::Output(shape.id.slot).of(&self.own_config(layer), context);
+        let mut before = 0;
+        let moved = rows.iter().zip(cut).map(|(rows, cut)| {
+            let start = rows.start + cut.start - before;
+            before += rows.len();
+            elements(shape, &(start..start + cut.len()))
+        });
+        moved.collect()
     }
 
-    /// Length of the gradient that this rank computes of a parameter, and whether all of it counts as [`Model::computed`].
+    /// Length of the gradient that this rank computes of a parameter; where members share that work, of its share.
     pub(crate) fn computed_len(&self, param: usize) -> usize {
-        match self.place_in_team() {
-            Some((member, _)) if self.is_cut(param) => width(&self.computed(param, member)),
+        match &self.team {
+            Some(team) if self.is_cut(param) => width(&self.computed(param, team.ranks.rank())),
             _ => self.params[param].shape.len(),
         }
     }
 
     /// The forms that this member computes with, from all weights of a parameter; `false` where it computes with all of them.
     pub(super) fn make_own_readable(&mut self, param: usize, values: &[f32]) -> Result<bool> {
-        let (Some(at), true) = (self.place_in_team(), self.is_shared(param)) else { return Ok(false) };
+        let (Some(at), true) = (self.place_in_layer(), self.is_shared(param)) else { return Ok(false) };
         let _weights = Purpose::Weights.on(&self.backend);
         let shape = self.params[param].shape;
         let rows = self.columns(Columns::Output(shape.id.slot), at);
@@ -315,8 +365,8 @@ impl Model {
 }
 
 /// What the forms that a rank computes with depend on.
-fn forms(team: &Option<Team>) -> Option<(usize, usize, Share, bool)> {
-    team.as_ref().map(|t| (t.ranks.rank(), t.ranks.size(), t.share, t.backward))
+fn forms(team: &Option<Team>) -> Option<(usize, usize, usize, bool)> {
+    team.as_ref().map(|t| (t.ranks.rank(), t.tp, t.sp, t.backward))
 }
 
 /// The weights of some output features.

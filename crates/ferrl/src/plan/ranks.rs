@@ -1,8 +1,9 @@
 //! A step on many cards: memory of a rank, bytes and time of every exchange, and the layout that is fastest.
 //!
 //! `W` weights, `e` bytes of the compute type, `f` ranks that split a copy (ZeRO-3), `t` ranks of tensor parallelism, `s` of context
-//! parallelism. Masters, moments and summed gradients are split `f t` ways. Where `f > 1`, linear layers read two gathered layers
-//! at a time. Nodes hold ranks in order, tensor-parallel groups first.
+//! parallelism. Masters, moments and summed gradients are split `f t` ways. Where `f > 1` and no ranks compute together, linear layers
+//! read two gathered layers at a time. Ranks that compute together gather before an update what they read in it: `1 / t` of the
+//! layers, and all of the tables and heads. Nodes hold ranks in order, tensor-parallel groups first.
 
 use super::cards::{Card, LINK_SHARE};
 use super::memory::{self, Part, weights};
@@ -143,15 +144,30 @@ fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
     let bytes = if e == 2 { i.device.frozen } else { 4 };
     add("frozen", split(bytes * frozen), format!("reference, teacher, reward models, {over}"));
     let own = |c: &Config| memory::packed(c, e, true, i.device.weight);
-    if l.fsdp > 1 {
+    let team = l.tp * l.sp;
+    if team > 1 {
+        let tables = |c: &Config| (own(c) as f64 * outside(c) as f64 / weights(c).max(1) as f64) as usize;
+        let read = sum(&|c| (own(c) - tables(c)) / l.tp + tables(c));
+        add(
+            "weights",
+            read as u64,
+            format!("for products: one of {} parts of the layers, the tables whole", l.tp),
+        );
+        let leaving = sum(&|c| 4 * ((weights(c) - outside(c)) / team + outside(c)));
+        add(
+            "in flight",
+            2 * leaving as u64,
+            "the gradient of a micro-batch as it is sent and received".into(),
+        );
+    } else if l.fsdp > 1 {
         // In flight are two layers and the tables, and the gradients of two layers before they leave.
         let (gathered, leaving) = (sum(&|c| e * (2 * layer(c) + outside(c))), sum(&|c| 8 * layer(c)));
-        add("gathered", (gathered / l.tp) as u64, "two layers and the tables, in the compute type".into());
-        add("in flight", (leaving / l.tp) as u64, "gradients of two layers on their way".into());
+        add("gathered", gathered as u64, "two layers and the tables, in the compute type".into());
+        add("in flight", leaving as u64, "gradients of two layers on their way".into());
     } else {
-        add("weights", (sum(&own) / l.tp) as u64, "for products".into());
-        if l.ranks / l.tp > 1 {
-            add("in flight", (8 * all / l.tp) as u64, "the gradient as it is sent and received".into());
+        add("weights", sum(&own) as u64, "for products".into());
+        if l.ranks > 1 {
+            add("in flight", (8 * all) as u64, "the gradient as it is sent and received".into());
         }
     }
     let t = i.micro_tokens().div_ceil(l.sp);
@@ -162,7 +178,9 @@ fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
         let whole = memory::activations(c, t, e, recompute);
         stream(c) + whole.saturating_sub(stream(c)) / l.tp
     };
-    let work = |c: &&Config| memory::backward_work(c, t, e).max(memory::head_work(c, t, e, i.device)) / l.tp;
+    // Every rank computes the heads of all tokens.
+    let heads = |c: &Config| memory::head_work(c, i.micro_tokens(), e, i.device);
+    let work = |c: &&Config| (memory::backward_work(c, t, e) / l.tp).max(heads(c));
     let works = trained.iter().map(work).max().unwrap_or(0);
     let training = sum(&kept) + works;
     let sampling = if i.feed.sampled() { memory::sampling_work(i, e, false) / l.rollout_tp } else { 0 };
@@ -194,7 +212,8 @@ fn rounds(i: &Inputs, l: Layout) -> (usize, usize, usize) {
 fn exchanges(i: &Inputs, l: Layout, cluster: &Cluster) -> Vec<Exchange> {
     let (e, t) = (i.dtype().size() as f64, l.tp);
     let trained: Vec<&Config> = std::iter::once(&i.config).chain(&i.critic).collect();
-    let all = trained.iter().map(|c| weights(c)).sum::<usize>() as f64 / t as f64;
+    let (whole, team) = (trained.iter().map(|c| weights(c)).sum::<usize>() as f64, t * l.sp);
+    let all = whole / team as f64;
     let (batches, updates, rounds) = rounds(i, l);
     let times = (rounds * updates) as f64;
     let mut out = Vec::new();
@@ -204,7 +223,12 @@ fn exchanges(i: &Inputs, l: Layout, cluster: &Cluster) -> Vec<Exchange> {
         }
     };
     let part = |n: usize| (n - 1) as f64 / n as f64;
-    if l.fsdp > 1 {
+    if team > 1 {
+        let (gathers, shards) = (updates as f64, l.fsdp * t);
+        let what = format!("gathered {gathers:.0} times, before updates");
+        let seconds = gathers * cluster.gather(whole * e, shards, 1);
+        add("weights", gathers * whole * e * part(shards), seconds, what);
+    } else if l.fsdp > 1 {
         let passes = 2.0 * times;
         let seconds = passes * cluster.gather(all * e, l.fsdp, t);
         add(
@@ -214,27 +238,32 @@ fn exchanges(i: &Inputs, l: Layout, cluster: &Cluster) -> Vec<Exchange> {
             format!("gathered {passes:.0} times, layer by layer"),
         );
     }
-    let q = l.ranks / t;
-    let seconds = times * cluster.scatter(4.0 * all, q, t);
+    let q = l.ranks;
+    let seconds = times * cluster.scatter(4.0 * all, q, 1);
     add(
         "gradients",
         times * 4.0 * all * part(q),
         seconds,
         format!("all-to-all, {times:.0} rounds of {batches} micro-batches"),
     );
-    let copies = if l.fsdp > 1 { l.ddp } else { q };
-    let (sums, whole) = (updates as f64, 4.0 * all / l.fsdp as f64);
+    let copies = if l.fsdp > 1 || team > 1 { l.ddp } else { q };
+    let (sums, summed) = (updates as f64, 4.0 * whole / (l.fsdp * t) as f64);
     add(
         "sums",
-        sums * whole * part(copies),
-        sums * cluster.gather(whole, copies, t * l.fsdp),
+        sums * summed * part(copies),
+        sums * cluster.gather(summed, copies, t * l.fsdp),
         "gathered among copies".into(),
     );
     let tokens = (i.update_tokens() * updates) as f64 / l.dp() as f64;
+    let passes = if i.recipe.model.recompute { 2 } else { 1 };
     if t > 1 {
-        // What every layer gives, gathered: heads, their projection, the feed-forward network's inside and outside.
-        let per_token = |c: &Config| (c.layers * (c.attention_width() + 2 * c.hidden + c.ffn)) as f64 * e;
-        let bytes = 3.0 * tokens / l.sp as f64 * trained.iter().map(|c| per_token(c)).sum::<f64>();
+        // What every layer gives, gathered: heads, their projection, the feed-forward network's inside and outside; in backward
+        // heads and inside again, and the gradients of both products' outputs and inputs.
+        let inside = |c: &Config| c.attention_width() + c.ffn;
+        let forward = |c: &Config| passes * (inside(c) + 2 * c.hidden);
+        let backward = |c: &Config| inside(c) + c.qkv_width() + c.up_width() + 2 * c.hidden;
+        let per_token = |c: &Config| (c.layers * (forward(c) + backward(c))) as f64 * e;
+        let bytes = tokens / l.sp as f64 * trained.iter().map(|c| per_token(c)).sum::<f64>();
         add(
             "activations",
             bytes * part(t),
@@ -243,14 +272,20 @@ fn exchanges(i: &Inputs, l: Layout, cluster: &Cluster) -> Vec<Exchange> {
         );
     }
     if l.sp > 1 {
-        let per_token = |c: &Config| (c.layers * (c.qkv_width() + c.attention_width())) as f64 * e;
-        let bytes = 3.0 * tokens / l.sp as f64 * trained.iter().map(|c| per_token(c)).sum::<f64>();
-        add(
-            "heads",
-            bytes * part(l.sp),
-            cluster.scatter(bytes, l.sp, t),
-            "of every layer, forward and backward".into(),
-        );
+        // Rows for heads, forward and back; in backward also the gradients of all products' outputs.
+        let outputs = |c: &Config| c.qkv_width() + c.up_width() + 2 * c.hidden;
+        let heads = |c: &Config| (passes + 1) * c.qkv_width() + (passes + 2) * c.attention_width();
+        let per_token = |c: &Config| (c.layers * (heads(c) + outputs(c)) / t) as f64 * e;
+        let bytes = tokens / l.sp as f64 * trained.iter().map(|c| per_token(c)).sum::<f64>();
+        let what = "of every layer, forward and backward";
+        add("heads", bytes * part(l.sp), cluster.scatter(bytes, l.sp, t), what.into());
+        // All rows of all products' inputs, and of the norms' inputs (f32) and gradients.
+        let inputs = |c: &Config| (2 * c.hidden + c.attention_width() + c.ffn) as f64 * e;
+        let norms = |c: &Config| 2.0 * c.hidden as f64 * (4.0 + 2.0 * e);
+        let per_token = |c: &Config| c.layers as f64 * (inputs(c) + norms(c));
+        let bytes = tokens * trained.iter().map(|c| per_token(c)).sum::<f64>();
+        let what = "all tokens, for the gradients of weights";
+        add("rows", bytes * part(l.sp), cluster.gather(bytes, l.sp, t), what.into());
     }
     if i.feed.sampled() && l.ranks > 1 {
         let bytes = TOKEN * i.sampled(false) as f64 * i.lengths.sequence;

@@ -72,6 +72,13 @@ fn table(stage: &StagePlan, own: &RankPlan, best: Option<&RankPlan>, cluster: &C
         ),
         None => writeln!(out, "  {:<12}no layout fits", "best"),
     };
+    if [Some(own), best].into_iter().flatten().any(|p| !p.layout.teams().is_empty()) {
+        let _ = writeln!(
+            out,
+            "  {:<12}tp and sp above 1 are planned for here; so far they run on CPU ranks alone",
+            "note"
+        );
+    }
     out
 }
 

@@ -5,7 +5,7 @@ use crate::run::load;
 use crate::setup::sampler;
 use crate::train::Stage;
 use ferrl_engine::model::serve::serve;
-use ferrl_engine::model::tensor::{Share, Team};
+use ferrl_engine::model::tensor::Team;
 use ferrl_engine::train::Trainer;
 use ferrl_engine::{Error, Result};
 use std::path::Path;
@@ -36,13 +36,9 @@ impl Stage {
             return Err(on_a_card(key));
         }
         self.trainers_mut().try_for_each(|trainer| layout.fits(&trainer.model.config))?;
-        let train = match sp {
-            1 => Team::new(&self.ranks.team(tp, 1), Share::Features, true),
-            _ => Team::new(&self.ranks.team(sp, 1), Share::Tokens, true),
-        };
+        let train = Team::new(&self.ranks, tp, sp, true);
         // The same ranks compute with the same weights in rollouts and in training.
-        let both = rollout_tp == tp && sp == 1;
-        let rollout = Team::new(&self.ranks.team(rollout_tp, 1), Share::Features, both);
+        let rollout = Team::new(&self.ranks, rollout_tp, 1, rollout_tp == tp && sp == 1);
         self.teams = TrainAndRollout { train, rollout };
         self.lay_out(true)?;
         if self.generator.take().is_some() {

@@ -58,14 +58,14 @@ pub struct Ranks(Option<Arc<Group>>);
 
 struct Group {
     comm: Box<dyn Comm>,
-    /// Number of the first of them among the ranks of the run, and how far the next is.
-    names: (usize, usize),
+    /// Number of the first of them among the ranks of the run.
+    first: usize,
     /// Whether an exchange brought an error: everyone knows it then.
     failed: AtomicBool,
     /// Of this rank, in all groups.
     cost: Arc<Cost>,
-    /// Groups of these ranks, by their size and stride.
-    teams: Mutex<HashMap<(usize, usize), Ranks>>,
+    /// Groups of these ranks, by their size.
+    teams: Mutex<HashMap<usize, Ranks>>,
 }
 
 #[derive(Default)]
@@ -87,30 +87,28 @@ impl Ranks {
 
     /// Those that a group of processes or threads has.
     pub fn of(comm: impl Comm + 'static) -> Self {
-        Ranks::group(Box::new(comm), (0, 1), Arc::default())
+        Ranks::group(Box::new(comm), 0, Arc::default())
     }
 
-    fn group(comm: Box<dyn Comm>, names: (usize, usize), cost: Arc<Cost>) -> Self {
+    fn group(comm: Box<dyn Comm>, first: usize, cost: Arc<Cost>) -> Self {
         let (failed, teams) = (AtomicBool::new(false), Mutex::default());
-        Ranks(Some(Arc::new(Group { comm, names, failed, cost, teams })))
+        Ranks(Some(Arc::new(Group { comm, first, failed, cost, teams })))
     }
 
-    /// The group of `size` ranks that this one belongs to, each `stride` ranks after the one before it; `size * stride`
-    /// divides the number of ranks. All ranks call it.
+    /// The group of `size` ranks in a row that this one belongs to; `size` divides the number of ranks. All ranks call it.
     ///
     /// While a rank is in [`Ranks::in_step`] of a team, nothing in it waits for ranks outside: an error of one member then
     /// reaches the others wherever they are.
-    pub fn team(&self, size: usize, stride: usize) -> Ranks {
+    pub fn team(&self, size: usize) -> Ranks {
         let Some(group) = self.0.as_ref().filter(|_| size > 1) else { return Ranks::alone() };
-        assert!(self.size().is_multiple_of(size * stride), "teams of equal size");
+        assert!(self.size().is_multiple_of(size), "teams of equal size");
         let mut teams = group.teams.lock().unwrap_or_else(|e| e.into_inner());
         let new = || {
-            let block = size * stride;
-            let first = self.rank() / block * block + self.rank() % stride;
-            let members: Vec<usize> = (0..size).map(|i| first + i * stride).collect();
-            Ranks::group(group.comm.subgroup(&members), (first, stride), group.cost.clone())
+            let first = self.rank() / size * size;
+            let members: Vec<usize> = (first..first + size).collect();
+            Ranks::group(group.comm.subgroup(&members), first, group.cost.clone())
         };
-        teams.entry((size, stride)).or_insert_with(new).clone()
+        teams.entry(size).or_insert_with(new).clone()
     }
 
     /// Does work in which the ranks of a team exchange something, and nothing with others. It ends on all of them together: an
@@ -197,8 +195,7 @@ impl Ranks {
         if let Some(rank) = arrived.iter().position(|a| a.failed) {
             group.failed.store(true, Ordering::SeqCst);
             let error = unpack_error(&String::from_utf8_lossy(&arrived[rank].bytes));
-            let (first, stride) = group.names;
-            let named = || format!("rank {}", first + rank * stride);
+            let named = || format!("rank {}", group.first + rank);
             return Err(if rank == self.rank() { error } else { error.at(named()) });
         }
         group.failed.store(false, Ordering::SeqCst);

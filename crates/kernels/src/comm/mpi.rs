@@ -297,12 +297,10 @@ impl Mpi {
         unsafe { (self.opened.functions.abort)(self.opened.abi.world, code) };
     }
 
-    /// The group of some ranks. Ranks that are in two groups are in them with the same distance: its number is the size and
-    /// that distance, which both groups know.
+    /// The group of some ranks in a row. Two ranks are together in one group of a size at most: its number is the size.
     fn group(self: &Arc<Self>, members: Vec<usize>) -> Members {
         let rank = members.iter().position(|&m| m == self.rank).expect("a member");
-        let stride = members.get(1).map_or(1, |second| second - members[0]);
-        let number = (members.len() + (stride - 1) * self.size) as c_int;
+        let number = members.len() as c_int;
         Members { mpi: self.clone(), members, rank, number }
     }
 
