@@ -6,6 +6,8 @@ pub struct Footprint {
     pub own_memory: bool,
     /// Bytes of what is derived from an `[n, k]` matrix of numbers of `size` bytes; `backward` where it is trained.
     pub weight: fn(n: usize, k: usize, size: usize, backward: bool) -> usize,
+    /// Bytes of a weight of bf16 that is not trained, beside what is derived from it.
+    pub frozen: usize,
     /// Bytes that the head needs beside its result for `rows` rows of `hidden` numbers of `size` bytes.
     pub head: fn(rows: usize, hidden: usize, vocab: usize, size: usize) -> usize,
     /// Tokens of prompts that are read at once.

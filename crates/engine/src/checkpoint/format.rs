@@ -11,6 +11,31 @@ const PART: usize = 1 << 20;
 /// Numbers that are looked at for a NaN or infinity right after they were read.
 const LOOK: usize = 2048;
 
+/// Where the first NaN or infinity is among stored numbers of bf16. Threads share the look: it is what fetches pages from disk.
+pub(super) fn first_non_finite(bytes: &[u8]) -> Option<usize> {
+    const ONES: u16 = 0x7f80;
+    let is_bad = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]) & ONES == ONES;
+    let look = |bytes: &[u8]| {
+        // Without a branch for each number.
+        let any = |piece: &[u8]| piece.chunks_exact(2).fold(false, |bad, b| bad | is_bad(b));
+        let (i, piece) = bytes.chunks(2 * LOOK).enumerate().find(|(_, piece)| any(piece))?;
+        Some(i * LOOK + piece.chunks_exact(2).position(is_bad)?)
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let part = (bytes.len() / 2).div_ceil(threads).max(PART);
+    if bytes.len() <= 2 * part {
+        return look(bytes);
+    }
+    std::thread::scope(|scope| {
+        let all: Vec<_> = bytes.chunks(2 * part).map(|bytes| scope.spawn(move || look(bytes))).collect();
+        let found = all.into_iter().enumerate().map(|(i, thread)| match thread.join() {
+            Ok(at) => at.map(|at| i * part + at),
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        found.collect::<Vec<_>>().into_iter().flatten().next()
+    })
+}
+
 /// A format of the numbers of a checkpoint. A quantised one is a variant here, with `encode` and `decode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageFormat {
@@ -103,6 +128,15 @@ impl StorageFormat {
             }
         }
         bad
+    }
+
+    /// Rounds numbers to what it can hold.
+    pub(crate) fn round(self, numbers: &mut [f32]) {
+        match self {
+            StorageFormat::F32 => {}
+            StorageFormat::Bf16 => numbers.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
+            StorageFormat::F16 => numbers.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
+        }
     }
 
     /// Appends numbers to `out` as they are stored, rounded to nearest even.

@@ -13,6 +13,25 @@ use super::store::{Store, read_json};
 use crate::model::{Config, Family, Head, ParamShape, Part, Slot, Tensor, family_of, text_config};
 use crate::{Error, Result, nearest};
 
+/// The numbers of a parameter.
+pub(crate) enum Numbers<'a> {
+    /// As they were made from what is stored.
+    F32(Vec<f32>),
+    /// As files hold them, part by part.
+    Bf16(Vec<&'a [u8]>),
+}
+
+impl Numbers<'_> {
+    /// All of them, in f32.
+    pub(crate) fn to_f32s(&self) -> std::borrow::Cow<'_, [f32]> {
+        let wide = |b: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+        match self {
+            Numbers::F32(values) => values.into(),
+            Numbers::Bf16(parts) => parts.iter().flat_map(|p| p.as_chunks::<2>().0).map(wide).collect(),
+        }
+    }
+}
+
 /// A Hugging Face model directory whose files are all there and fit its `config.json`.
 pub struct ModelDir {
     /// Where it is.
@@ -103,11 +122,45 @@ impl ModelDir {
     /// Hands every parameter over in the order of [`Config::params`], fused and in `f32`.
     /// Only one of them is in memory at a time.
     pub fn load(&self, mut each: impl FnMut(&ParamShape, Vec<f32>) -> Result<()>) -> Result<()> {
+        self.family
+            .tensors(&self.config)
+            .iter()
+            .try_for_each(|tensor| each(&tensor.param, self.read(tensor)?))
+    }
+
+    /// The same, of bf16 as the files hold it where a parameter is all of that.
+    pub(crate) fn load_stored(
+        &self,
+        mut each: impl FnMut(&ParamShape, Numbers<'_>) -> Result<()>,
+    ) -> Result<()> {
         for tensor in self.family.tensors(&self.config) {
-            let data = self.read(&tensor)?;
-            each(&tensor.param, data)?;
+            let numbers = match self.halves(&tensor)? {
+                Some(parts) => Numbers::Bf16(parts),
+                None => Numbers::F32(self.read(&tensor)?),
+            };
+            each(&tensor.param, numbers)?;
         }
         Ok(())
+    }
+
+    /// The bytes of a parameter whose parts are stored in bf16 and lie as the decoder holds them.
+    fn halves(&self, tensor: &Tensor) -> Result<Option<Vec<&[u8]>>> {
+        if self.adapter.is_some() || self.seed_if_new(tensor).is_some() {
+            return Ok(None);
+        }
+        let mut parts = Vec::new();
+        for part in &tensor.parts {
+            match self.part(part, &tensor.param)? {
+                (StorageFormat::Bf16, bytes) if !part.is_rearranged() => parts.push(bytes),
+                _ => return Ok(None),
+            }
+        }
+        for (part, bytes) in tensor.parts.iter().zip(&parts) {
+            if let Some(at) = super::format::first_non_finite(bytes) {
+                return Err(self.not_finite(part, at));
+            }
+        }
+        Ok(Some(parts))
     }
 
     fn read(&self, tensor: &Tensor) -> Result<Vec<f32>> {

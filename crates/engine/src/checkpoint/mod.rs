@@ -15,6 +15,7 @@ pub use foreign::foreign;
 pub use format::StorageFormat;
 pub use init::{InitOptions, init_model, init_param};
 pub use load::ModelDir;
+pub(crate) use load::Numbers;
 pub use peft::{AdapterDir, base_of, save_adapter, tokenizer_dir};
 pub use save::{SaveOptions, save_model};
 

@@ -8,7 +8,7 @@ use super::config::{Config, LayerRope, Position, QkNorm, Rope};
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
 use super::shard::Split;
-use crate::checkpoint::{InitOptions, ModelDir, SaveOptions, init_param, save_model};
+use crate::checkpoint::{InitOptions, ModelDir, Numbers, SaveOptions, StorageFormat, init_param, save_model};
 use crate::{Error, Result};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
 use serde_json::Value;
@@ -38,6 +38,8 @@ pub struct Model {
     pub(super) bases: BTreeMap<usize, Nf4Base>,
     /// Whether gradients will be computed.
     pub(super) training: bool,
+    /// Whether of what products multiply no more is kept than they read.
+    rounds: bool,
     rotary: Mutex<Option<Arc<RotaryTables>>>,
     context: usize,
     /// How the weights are split over ranks, where they are.
@@ -159,15 +161,17 @@ impl Model {
             adapted.map(|wanted| adapted_weights(&dir.config, wanted)).transpose()?.unwrap_or_default();
         let home = adapted.map_or(BaseHome::Device, |wanted| wanted.base);
         let mut next = 0;
-        dir.load(|shape, values| {
-            if bases.contains(&next) {
-                let _weights = Purpose::Weights.on(&model.backend.clone());
-                let block = dir.nf4_block(next)?;
-                let param = model.base_param(next, *shape, &values, (home, block))?;
-                model.params.push(param);
-            } else {
-                model.push(*shape, &values)?;
-            }
+        model.rounds = !options.training;
+        dir.load_stored(|shape, numbers| {
+            let param = match numbers {
+                numbers if bases.contains(&next) => {
+                    let _weights = Purpose::Weights.on(&model.backend.clone());
+                    model.base_param(next, *shape, &numbers, (home, dir.nf4_block(next)?))?
+                }
+                Numbers::F32(values) => model.param(*shape, &values)?,
+                Numbers::Bf16(parts) => model.param_of_halves(*shape, &parts)?,
+            };
+            model.params.push(param);
             next += 1;
             Ok(())
         })?;
@@ -177,10 +181,21 @@ impl Model {
 
     /// A random model, as `ferrl init` would write it.
     pub fn random(backend: Arc<dyn Backend>, init: &InitOptions, options: Options) -> Result<Model> {
+        Model::random_stored(backend, init, options, StorageFormat::F32)
+    }
+
+    /// A random model as files of that format would hold it.
+    pub fn random_stored(
+        backend: Arc<dyn Backend>,
+        init: &InitOptions,
+        options: Options,
+        storage: StorageFormat,
+    ) -> Result<Model> {
         let (config, _) = init.build()?;
         let mut model = Model::empty(backend, config.clone(), options)?;
         for shape in config.params() {
-            let values = init_param(&config, init, &shape);
+            let mut values = init_param(&config, init, &shape);
+            storage.round(&mut values);
             model.push(shape, &values)?;
         }
         Ok(model)
@@ -206,6 +221,7 @@ impl Model {
             adapter: None,
             bases: BTreeMap::new(),
             training: options.training,
+            rounds: false,
             rotary: Mutex::new(None),
             context: options.context,
             split: None,
@@ -235,13 +251,60 @@ impl Model {
 
     /// A parameter with these values.
     pub(super) fn param(&self, shape: ParamShape, values: &[f32]) -> Result<Param> {
+        let fits = |x: &f32| x.to_bits() & 0xffff == 0;
+        // Tables are read in f32 too.
+        let rounds =
+            !self.training && ((self.rounds && !shape.id.slot.is_table()) || values.iter().all(fits));
+        self.made(shape, rounds, |master| self.backend.write(master, 0, values))
+    }
+
+    /// A parameter of stored numbers of bf16.
+    fn param_of_halves(&self, shape: ParamShape, parts: &[&[u8]]) -> Result<Param> {
+        self.made(shape, true, |master| {
+            let mut at = 0;
+            for part in parts {
+                self.backend.write_bf16(master, at, part)?;
+                at += part.len() / 2;
+            }
+            Ok(())
+        })
+    }
+
+    /// A parameter whose master is written; with `rounds`, nothing is lost where it holds numbers of bf16.
+    fn made(
+        &self,
+        shape: ParamShape,
+        rounds: bool,
+        write: impl FnOnce(&mut Buffer) -> Result<()>,
+    ) -> Result<Param> {
         let _weights = Purpose::Weights.on(&self.backend);
-        let (mut derived, mut master) = self.forms(&shape)?;
-        self.backend.write(&mut master, 0, values)?;
+        let rounded = if rounds { self.rounded_forms(&shape)? } else { None };
+        let (mut derived, mut master) = rounded.map_or_else(|| self.forms(&shape), Ok)?;
+        write(&mut master)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
         Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived })
+    }
+
+    /// The same as [`Model::forms`] in two bytes a weight, for a model that is not trained; `None` where the device cannot.
+    fn rounded_forms(&self, shape: &ParamShape) -> Result<Option<(Option<Weight>, Buffer)>> {
+        let multiplied = self.config.is_multiplied(shape.id);
+        let possible = !self.training && self.dtype == DType::Bf16 && self.backend.rounds_masters();
+        if !(possible && (multiplied || shape.id.slot.is_table())) {
+            return Ok(None);
+        }
+        let weight = self.backend.weight(shape.rows, shape.cols, self.dtype, false)?;
+        let master = self.backend.rounded_master(&weight)?;
+        Ok(master.map(|master| (multiplied.then_some(weight), master)))
+    }
+
+    /// A weight as its own master, where no more of it is kept than products read.
+    pub(super) fn rounded_view(&self, param: usize) -> Result<Option<Buffer>> {
+        match &self.params[param].derived {
+            Some(weight) if self.rounds && !self.training => self.backend.rounded_master(weight),
+            _ => Ok(None),
+        }
     }
 
     /// Room for what products read of a parameter, where they do, and for its weights in f32.

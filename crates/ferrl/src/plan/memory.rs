@@ -135,7 +135,8 @@ impl Table<'_> {
         if o.ema.is_some() {
             self.add("average", 4 * (count + self.sum(largest)), "of the weights, f32".into());
         }
-        let frozen = |c: &Config| (4 * weights(c) + form(c, false)) as u64;
+        let bytes = if e == 2 { i.device.frozen } else { 4 };
+        let frozen = |c: &Config| (bytes * weights(c) + form(c, false)) as u64;
         if let Some(teacher) = &i.teacher {
             self.add("teacher", frozen(teacher), "frozen".into());
         } else if (i.needs.reference || i.needs.start) && i.recipe.adapter.is_some() && !i.needs.full_kl {

@@ -140,7 +140,8 @@ fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
         None if i.needs.reference || i.needs.start => weights(&i.config),
         None => 0,
     } + i.judges.iter().map(weights).sum::<usize>();
-    add("frozen", split(4 * frozen), format!("reference, teacher, reward models, {over}"));
+    let bytes = if e == 2 { i.device.frozen } else { 4 };
+    add("frozen", split(bytes * frozen), format!("reference, teacher, reward models, {over}"));
     let own = |c: &Config| memory::packed(c, e, true, i.device.weight);
     if l.fsdp > 1 {
         // In flight are two layers and the tables, and the gradients of two layers before they leave.

@@ -105,6 +105,15 @@ pub trait LinearOps: VectorOps {
     fn master(&self, weight: &Weight) -> Result<Option<Buffer>> {
         shapes::master(self.as_home(), weight).map(|()| None)
     }
+    /// Whether a weight of bf16 can be its own master ([`LinearOps::rounded_master`]).
+    fn rounds_masters(&self) -> bool {
+        false
+    }
+    /// The weight itself as the master of a model that is not trained, where the device can: what is written is rounded, and
+    /// no bits are kept beside the weight's own.
+    fn rounded_master(&self, weight: &Weight) -> Result<Option<Buffer>> {
+        shapes::master(self.as_home(), weight).map(|()| None)
+    }
     /// Derives it from the f32 master.
     fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()>;
     /// `y = x · wᵀ + bias`

@@ -49,6 +49,12 @@ pub trait MemoryOps: Home {
     }
     /// To `dst[at..]`, converted to its type; codes are whole numbers.
     fn write(&self, dst: &mut Buffer, at: usize, src: &[f32]) -> Result<()>;
+    /// To `dst[at..]`, from numbers of bf16 as files hold them (two bytes each, the lower one first), converted to its type.
+    fn write_bf16(&self, dst: &mut Buffer, at: usize, src: &[u8]) -> Result<()> {
+        shapes::write_bf16(self.as_home(), dst, at, src.len())?;
+        let pairs = src.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+        self.write(dst, at, &pairs.map(|b| f32::from_bits(u32::from(b) << 16)).collect::<Vec<_>>())
+    }
     /// From `src[at..]`, converted to f32.
     fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()>;
     /// A buffer of ids, positions or row numbers.

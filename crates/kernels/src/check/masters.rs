@@ -79,6 +79,9 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
     };
     check.same("masters: embedded", &embedded(&master)?, &embedded(&plain)?);
 
+    stored(check, (&mut form, &mut master), &embedded)?;
+    alone(check, &embedded)?;
+    b.write(&mut master, 0, &values)?;
     for (what, change) in CHANGES {
         let (mut state, mut plain_state) = (State::new(b)?, State::new(b)?);
         change(b, &mut master, &mut state, std::slice::from_mut(&mut form))?;
@@ -87,6 +90,60 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
         check.same(format!("masters: {what}"), &got, &download(b, &plain)?);
         let weights: Vec<f32> = got.iter().map(|&x| rounded(x)).collect();
         check.same(format!("masters: derived after {what}"), &derived(b, &form)?, &weights);
+    }
+    Ok(())
+}
+
+/// As sums of products give them: never a negative zero.
+fn sums(values: &[f32]) -> Vec<f32> {
+    values.iter().map(|x| x + 0.0).collect()
+}
+
+/// What a table gives for some ids.
+type Embedded<'a> = dyn Fn(&Buffer) -> Result<Vec<f32>> + 'a;
+
+/// Numbers of bf16 as files hold them, and as numbers.
+fn halves() -> (Vec<u8>, Vec<f32>) {
+    let round = |x: &f32| f32::from_bits((x.to_bits() + 0x8000) & 0xffff_0000);
+    let whole: Vec<f32> = numbers().iter().map(round).collect();
+    (whole.iter().flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect(), whole)
+}
+
+/// Written from numbers of bf16: the same as from f32.
+fn stored(
+    check: &mut Check<'_>,
+    (form, master): (&mut Weight, &mut Buffer),
+    embedded: &Embedded<'_>,
+) -> Result<()> {
+    let (b, (bytes, whole)) = (check.card, halves());
+    b.write_bf16(master, 0, &bytes[..202])?;
+    b.write_bf16(master, 101, &bytes[202..])?;
+    check.same("masters: from bf16", &download(b, master)?, &whole);
+    check.same("masters: derived from bf16", &derived(b, form)?, &sums(&whole));
+    let mut plain = unwritten(b, DType::F32, whole.len())?;
+    b.write_bf16(&mut plain, 0, &bytes)?;
+    check.same("masters: f32 from bf16", &download(b, &plain)?, &whole);
+    check.same("masters: embedded from bf16", &embedded(master)?, &embedded(&plain)?);
+    Ok(())
+}
+
+/// A weight that is its own master: what is written is rounded once, and no more is kept.
+fn alone(check: &mut Check<'_>, embedded: &Embedded<'_>) -> Result<()> {
+    let (b, (bytes, whole)) = (check.card, halves());
+    let form = b.weight(ROWS, WIDTH, DType::Bf16, false)?;
+    let Some(mut own) = b.rounded_master(&form)? else { return Ok(()) };
+    for from_bf16 in [false, true] {
+        match from_bf16 {
+            true => b.write_bf16(&mut own, 0, &bytes)?,
+            false => b.write(&mut own, 0, &numbers())?,
+        }
+        check.same("masters: rounded", &download(b, &own)?, &whole);
+        check.same("masters: rounded and derived", &derived(b, &form)?, &sums(&whole));
+        check.same(
+            "masters: rounded and embedded",
+            &embedded(&own)?,
+            &embedded(&upload(b, DType::F32, &whole)?)?,
+        );
     }
     Ok(())
 }

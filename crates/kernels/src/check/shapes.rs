@@ -104,6 +104,7 @@ fn turned(m: &Maker<'_>, f: impl FnOnce(Rotation<'_>) -> Result<()>) -> Result<(
 
 const CASES: &[Case] = &[
     ("write", |m| m.b.write(&mut m.x(20)?, 12, &[1.0; 8])),
+    ("write_bf16", |m| m.b.write_bf16(&mut m.x(20)?, 12, &[1; 16])),
     ("read", |m| m.b.read(&m.x(20)?, 12, &mut [0.0; 8])),
     ("set_indices", |m| m.b.set_indices(&mut m.ids(&[1, 2, 3])?, &[4, 5, 6])),
     ("copy", |m| m.b.copy(&m.x(20)?, 12, &mut m.f32s(30)?, 22, 8)),
@@ -435,6 +436,8 @@ mod tests {
         "add_chunks",
         "weight",
         "master",
+        "rounds_masters",
+        "rounded_master",
         "as_home",
         "holds",
         "holds_weight",

@@ -14,6 +14,7 @@ const STRETCH: usize = 4 << 20;
 pub const FOOTPRINT: Footprint = Footprint {
     own_memory: false,
     weight,
+    frozen: 4,
     head,
     busy_tokens: 2048,
     fixed: 0,

@@ -75,6 +75,17 @@ impl MemoryOps for Cpu {
         typed!([mut dst] copy_slice(self, src, &mut dst[at..][..src.len()]));
         Ok(())
     }
+    fn write_bf16(&self, dst: &mut Buffer, at: usize, src: &[u8]) -> Result<()> {
+        shapes::write_bf16(self, dst, at, src.len())?;
+        // SAFETY: any two bytes are a number.
+        let (before, numbers, after) = unsafe { src.align_to::<u16>() };
+        let aligned = before.is_empty() && after.is_empty() && cfg!(target_endian = "little");
+        let pairs = || src.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect::<Vec<u16>>();
+        let copied = if aligned { Vec::new() } else { pairs() };
+        let numbers = if aligned { numbers } else { &copied };
+        typed!([mut dst] copy_slice(self, numbers, &mut dst[at..][..numbers.len()]));
+        Ok(())
+    }
     fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
         shapes::read(self, src, at, dst.len())?;
         if src.dtype() == DType::U8 {

@@ -7,6 +7,7 @@ use super::libraries::{self, Library};
 use super::memory::{Arena, Memory};
 use super::profile::Profile;
 use super::trace::Trace;
+use super::transfer::{self, Rooms};
 use crate::error::{Error, Result};
 use crate::plain::Plain;
 use crate::usage::Purpose;
@@ -62,6 +63,8 @@ pub struct Cuda {
     /// What was said about choosing last.
     pub(super) lists: super::head::sample::Lists,
     staging: Mutex<Staging>,
+    /// For much data; made when it is first needed.
+    rooms: Mutex<Option<Rooms>>,
     /// Owns `stream`. Declared last but one: what is above ends before it.
     _stream: Stream,
     pub(super) context: Arc<Context>,
@@ -154,6 +157,7 @@ impl Cuda {
                 slots: Default::default(),
                 lists: Default::default(),
                 staging,
+                rooms: Mutex::default(),
                 _stream: stream,
                 context,
             })
@@ -190,9 +194,16 @@ impl Cuda {
         if self.capturing.load(Ordering::Relaxed) {
             return Err(Error::device("a copy to the card cannot be captured"));
         }
-        let mut staging = self.staging();
         // SAFETY: plain elements have no padding.
         let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
+        if bytes.len() >= transfer::LARGE {
+            let mut rooms = self.rooms.lock().unwrap_or_else(|e| e.into_inner());
+            if rooms.is_none() {
+                *rooms = Some(Rooms::new(&self.context)?);
+            }
+            return rooms.as_mut().map_or(Ok(()), |rooms| rooms.upload(self, to, bytes));
+        }
+        let mut staging = self.staging();
         for (i, piece) in bytes.chunks(STAGING).enumerate() {
             if staging.used + piece.len() > STAGING {
                 // SAFETY: the stream lives as long as `self`.

@@ -11,6 +11,7 @@ pub const FOOTPRINT: Footprint = Footprint {
     own_memory: true,
     // One form serves forward and backward; that of bf16 is the upper half of the master.
     weight: |n, k, size, _| if size == 2 { 0 } else { n * k * size },
+    frozen: 2,
     head,
     busy_tokens: 16384,
     fixed: 600 << 20,

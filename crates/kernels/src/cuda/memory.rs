@@ -68,15 +68,17 @@ impl Memory {
 
 /// What a buffer of this backend holds.
 pub(super) struct Data {
-    memory: Memory,
+    /// None where there are upper halves alone.
+    memory: Option<Memory>,
     /// Indices are kept on the host as well, to check and to sort them without waiting for the card.
     host: Option<Vec<u32>>,
-    /// Where `memory` holds the lower halves of its numbers: the upper ones, which belong to a weight.
+    /// Where `memory` holds the lower halves of its numbers, or nothing: the upper ones, which belong to a weight.
     upper: Option<Arc<Memory>>,
 }
 
 impl Data {
-    pub(super) fn split(lower: Memory, upper: Arc<Memory>) -> Self {
+    /// Numbers of f32 in two halves; without the lower ones, numbers of bf16.
+    pub(super) fn split(lower: Option<Memory>, upper: Arc<Memory>) -> Self {
         Data { memory: lower, host: None, upper: Some(upper) }
     }
 }
@@ -166,7 +168,11 @@ impl Arena {
         let bytes = len
             .checked_mul(dtype.size())
             .ok_or_else(|| Error::resource("a buffer of that size cannot exist"))?;
-        Ok(Buffer::new(dtype, len, Box::new(Data { memory: self.take(bytes)?, host: None, upper: None })))
+        Ok(Buffer::new(
+            dtype,
+            len,
+            Box::new(Data { memory: Some(self.take(bytes)?), host: None, upper: None }),
+        ))
     }
 }
 
@@ -176,7 +182,7 @@ impl Arena {
         let bytes = len
             .checked_mul(dtype.size())
             .ok_or_else(|| Error::resource("a buffer of that size cannot exist"))?;
-        let memory = self.take_host(bytes)?;
+        let memory = Some(self.take_host(bytes)?);
         Ok(Buffer::new(dtype, len, Box::new(Data { memory, host: None, upper: None })))
     }
 
@@ -315,7 +321,7 @@ pub(super) fn holds(arena: &Arena, b: &Buffer) -> bool {
     let known = b.dtype() != DType::U32 || host.as_ref().is_some_and(|ids| ids.len() == b.len());
     let size = if upper.is_some() { 2 } else { b.dtype().size() };
     let fits = |m: &Memory| m.is_room(arena, b.len(), size);
-    known && fits(memory) && upper.as_ref().is_none_or(|m| fits(m))
+    known && memory.iter().chain(upper.as_deref()).all(fits)
 }
 
 fn data(b: &Buffer) -> &Data {
@@ -324,7 +330,11 @@ fn data(b: &Buffer) -> &Data {
 
 /// A buffer of ids, known to the host as well.
 pub(super) fn index_buffer(memory: Memory, values: &[u32]) -> Buffer {
-    Buffer::new(DType::U32, values.len(), Box::new(Data { memory, host: Some(values.to_vec()), upper: None }))
+    Buffer::new(
+        DType::U32,
+        values.len(),
+        Box::new(Data { memory: Some(memory), host: Some(values.to_vec()), upper: None }),
+    )
 }
 
 /// Other ids in the place of those of a buffer; as many.
@@ -339,21 +349,22 @@ pub(super) fn set_indices(cuda: &super::Cuda, b: &mut Buffer, values: &[u32]) ->
 /// Where on the host elements from `at` on are, `len` of them, of a buffer in the machine's memory.
 pub(super) fn on_host(b: &Buffer, at: usize, len: usize) -> Option<*mut u8> {
     let size = b.dtype().size();
-    data(b).memory.host.as_ref().map(|host| host.at(at * size, len * size))
+    data(b).memory.as_ref()?.host.as_ref().map(|host| host.at(at * size, len * size))
 }
 
 /// A buffer's address, as kernels have it.
 pub fn ptr(b: &Buffer) -> u64 {
     let Data { memory, upper, .. } = data(b);
-    assert!(upper.is_none(), "a split master where whole numbers are wanted");
-    memory.ptr()
+    let whole = memory.as_ref().filter(|_| upper.is_none());
+    whole.expect("a split master where whole numbers are wanted").ptr()
 }
 
-/// Addresses of the lower and upper halves of the elements from `at` on, of a split master.
+/// Addresses of the lower and upper halves of the elements from `at` on, of a split master; 0 where there are no lower ones.
 pub(super) fn split_parts(b: &Buffer, at: usize) -> Option<[u64; 2]> {
     let Data { memory, upper, .. } = data(b);
     assert!(at <= b.len());
-    upper.as_ref().map(|upper| [memory, upper.as_ref()].map(|m| m.ptr() + 2 * at as u64))
+    let from = |m: &Memory| m.ptr() + 2 * at as u64;
+    upper.as_ref().map(|upper| [memory.as_ref().map_or(0, from), from(upper)])
 }
 
 /// The address of an f32 buffer.

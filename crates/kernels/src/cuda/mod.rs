@@ -24,6 +24,7 @@ mod optim;
 mod peak;
 mod profile;
 mod trace;
+mod transfer;
 
 pub use ahead::settle;
 pub use context::Cuda;

@@ -13,6 +13,12 @@ pub(crate) fn write(home: &dyn Home, dst: &Buffer, at: usize, len: usize) -> Res
     Op::new(home, "write").numbers("dst", dst, at, len)
 }
 
+pub(crate) fn write_bf16(home: &dyn Home, dst: &Buffer, at: usize, bytes: usize) -> Result<()> {
+    let op = Op::new(home, "write_bf16");
+    op.expect(bytes.is_multiple_of(2), || format!("src has {bytes} bytes, expected two for each number"))?;
+    op.stretch("dst", dst, at, bytes / 2)
+}
+
 pub(crate) fn read(home: &dyn Home, src: &Buffer, at: usize, len: usize) -> Result<()> {
     Op::new(home, "read").numbers("src", src, at, len)
 }

@@ -4,7 +4,7 @@ use super::report::{self, Work};
 use super::{HowArgs, ShapeArgs, forward_flops};
 use crate::options::{DeviceArgs, size};
 use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams};
-use ferrl_engine::model::Options;
+use ferrl_engine::model::{Model, Options};
 use ferrl_engine::{Error, Result};
 
 /// Greedy decoding of many sequences at once
@@ -14,9 +14,9 @@ use ferrl_engine::{Error, Result};
 pub struct Args {
     #[command(flatten)]
     shape: ShapeArgs,
-    /// Sequences that are decoded together
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = size::<65536>)]
-    batch: usize,
+    /// Sequences that are decoded together; several numbers, such as `1,16,64`, are measured one after the other
+    #[arg(long, value_name = "N", default_value = "32", value_delimiter = ',', value_parser = size::<65536>)]
+    batch: Vec<usize>,
     /// Tokens of a prompt
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = size::<{ 1 << 20 }>)]
     prompt: usize,
@@ -31,20 +31,23 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let dtype = args.device.dtype.dtype();
-    let length = args.prompt + args.new;
     let device = args.device.open()?;
+    let options =
+        Options { dtype: args.device.dtype.dtype(), training: false, context: args.prompt + args.new };
+    let model = args.shape.model(device, options, None)?;
+    args.batch.iter().try_for_each(|&batch| measure(args, &model, batch))
+}
+
+fn measure(args: &Args, model: &Model, batch: usize) -> Result<()> {
+    let (device, length) = (&*model.backend, args.prompt + args.new);
     let title = format!(
-        "decoding: {}; {} sequences, {} + {} tokens; {}, compute {}",
+        "decoding: {}; {batch} sequences, {} + {} tokens; {}, compute {}",
         args.shape.describe(),
-        args.batch,
         args.prompt,
         args.new,
         device.describe(),
-        dtype.name()
+        model.dtype.name()
     );
-    let options = Options { dtype, training: false, context: length };
-    let model = args.shape.model(device.clone(), options, 8)?;
     let flops = forward_flops(&model.config, length as f64 / 2.0);
     let params = SamplingParams { max_new_tokens: args.new, ..SamplingParams::greedy() };
     let request = |i: usize| Request {
@@ -52,11 +55,11 @@ pub fn run(args: &Args) -> Result<()> {
         params: params.clone(),
         stream: [0, i as u32, 0],
     };
-    let requests: Vec<Request> = (0..args.batch).map(request).collect();
-    let mut sampler = Sampler::new(&model, CacheOptions::fit(&model, args.batch, length))?;
+    let requests: Vec<Request> = (0..batch).map(request).collect();
+    let mut sampler = Sampler::new(model, CacheOptions::fit(model, batch, length))?;
     let mut once = || {
         sampler.invalidate(); // prompts are computed each time
-        let out = sampler.generate(&model, requests.clone())?;
+        let out = sampler.generate(model, requests.clone())?;
         match out.iter().find(|c| c.ids.len() != args.new) {
             Some(c) => {
                 Err(Error::model(format!("a completion has {} tokens, expected {}", c.ids.len(), args.new)))
@@ -64,13 +67,13 @@ pub fn run(args: &Args) -> Result<()> {
             None => Ok(()),
         }
     };
-    let (tokens, all) = (args.batch * args.new, args.batch * length);
+    let (tokens, all) = (batch * args.new, batch * length);
     let mut work = Work {
         title,
         tokens,
         flops: &|| flops * all as f64,
-        device: &*device,
-        dtype,
+        device,
+        dtype: model.dtype,
         once: &mut once,
         parts: &Vec::new,
     };

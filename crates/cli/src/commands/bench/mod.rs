@@ -13,10 +13,11 @@ mod train;
 use crate::machine::ensure_memory_of;
 use crate::options::{size, weights};
 use clap::Subcommand;
-use ferrl_engine::checkpoint::InitOptions;
+use ferrl_engine::checkpoint::{InitOptions, StorageFormat};
+use ferrl_engine::model::adapter::AdapterOptions;
 use ferrl_engine::model::{Config, FAMILIES, Model, Options};
 use ferrl_engine::{Error, Result};
-use ferrl_kernels::{AUTO, Backend};
+use ferrl_kernels::{AUTO, Backend, DType};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -118,7 +119,7 @@ struct ShapeArgs {
 }
 
 impl ShapeArgs {
-    /// How the random model is made, for sequences of so many tokens; `bytes` are needed for each of its weights.
+    /// How the random model is made, for sequences of so many tokens; refused where the device has no room for its weights.
     fn init(&self, device: &dyn Backend, context: usize, bytes: usize) -> Result<InitOptions> {
         let family = self.family.clone().or_else(|| measured_family().map(String::from));
         let family = family.ok_or_else(|| Error::usage("no family has the shape to measure"))?;
@@ -141,10 +142,16 @@ impl ShapeArgs {
         Ok(init)
     }
 
-    /// The random model.
-    fn model(&self, device: Arc<dyn Backend>, options: Options, bytes: usize) -> Result<Model> {
-        let init = self.init(&*device, options.context, bytes)?;
-        Model::random(device, &init, options)
+    /// The random model; where all or most of it is frozen, as files of its compute type would hold it.
+    fn model(&self, device: Arc<dyn Backend>, options: Options, lora: Option<usize>) -> Result<Model> {
+        let use_of = Use::of(options.training, lora);
+        let init = self.init(&*device, options.context, use_of.bytes(&*device, options.dtype))?;
+        let storage = if use_of == Use::Train { StorageFormat::F32 } else { options.dtype.into() };
+        let mut model = Model::random_stored(device, &init, options, storage)?;
+        if let Some(r) = lora {
+            model.adapt(&AdapterOptions { r, alpha: r as f64, ..Default::default() }, 0, |_| Ok(None))?;
+        }
+        Ok(model)
     }
 
     fn describe(&self) -> String {
@@ -152,6 +159,38 @@ impl ShapeArgs {
             "width {} x {} layers, heads {}/{}, inner width {}, vocabulary {}",
             self.hidden, self.layers, self.heads, self.kv_heads, self.inter, self.vocab
         )
+    }
+}
+
+/// What a model is for.
+#[derive(Clone, Copy, PartialEq)]
+enum Use {
+    Decode,
+    /// Of an adapter.
+    Adapt,
+    Train,
+}
+
+impl Use {
+    fn of(training: bool, lora: Option<usize>) -> Use {
+        match (training, lora) {
+            (false, _) => Use::Decode,
+            (true, Some(_)) => Use::Adapt,
+            (true, None) => Use::Train,
+        }
+    }
+
+    /// Bytes that a device needs for a weight: as it is read, its master or base, its gradient and moments.
+    fn bytes(self, device: &dyn Backend, dtype: DType) -> usize {
+        let shared = device.rounds_masters() && dtype == DType::Bf16;
+        match self {
+            Use::Decode if shared => 2,
+            Use::Adapt if shared => 4,
+            Use::Train if shared => 16,
+            Use::Decode => 8,
+            Use::Adapt => 12,
+            Use::Train => 24,
+        }
     }
 }
 

@@ -134,7 +134,7 @@ impl Args {
 fn measure(args: &Args, ranks: &Ranks, size: usize, device: Arc<dyn Backend>) -> Result<Timing> {
     let dtype = args.device.dtype.dtype();
     let options = Options { dtype, training: true, context: args.seq };
-    let model: Model = args.shape.model(device.clone(), options, 28)?;
+    let model: Model = args.shape.model(device.clone(), options, None)?;
     let settings = OptimizerOptions { weight_decay: 0.01, max_grad_norm: None, ..Default::default() };
     let mut trainer = Trainer::new(model, settings)?;
     let tokens = args.batch * args.seq;

@@ -24,6 +24,9 @@ pub struct Args {
     /// Maximum number of tokens per micro-batch [default: the whole step]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
     micro_batch: Option<usize>,
+    /// Train an adapter of this rank on all linear layers (LoRA), and not the weights
+    #[arg(long, value_name = "R", value_parser = size::<65536>)]
+    lora: Option<usize>,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -39,16 +42,19 @@ pub fn run(args: &Args) -> Result<()> {
     let options = Options { dtype, training: true, context: args.seq };
     let device = args.device.open()?;
     let title = format!(
-        "training step: {}; {} x {} tokens{}; {}, compute {}",
+        "training step: {}{}; {} x {} tokens{}; {}, compute {}",
         args.shape.describe(),
+        args.lora.map_or(String::new(), |r| format!(", adapter of rank {r}")),
         args.batch,
         args.seq,
         args.micro_batch.map_or(String::new(), |n| format!(" in micro-batches of {n}")),
         device.describe(),
         dtype.name()
     );
-    let model = args.shape.model(device.clone(), options, 24)?;
-    let flops = 3.0 * forward_flops(&model.config, args.seq as f64 / 2.0);
+    let model = args.shape.model(device.clone(), options, args.lora)?;
+    // Forward, and in backward once for the input and once for the weights, which an adapter hardly has.
+    let passes = if args.lora.is_some() { 2.0 } else { 3.0 };
+    let flops = passes * forward_flops(&model.config, args.seq as f64 / 2.0);
     let settings = OptimizerOptions { weight_decay: 0.01, max_grad_norm: None, ..Default::default() };
     let mut trainer = Trainer::new(model, settings)?;
     let tokens = args.batch * args.seq;

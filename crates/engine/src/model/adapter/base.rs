@@ -3,6 +3,7 @@
 //! As NF4 they take 4.5 bits a weight instead of 16: blocks of 64 share an f32 magnitude, and each weight is the nearest of 16
 //! fractions of it. The policy is then an adapter on the rounded weights, `round(nf4(base) + s B A)`, as in QLoRA.
 
+use crate::checkpoint::Numbers;
 use crate::model::ParamShape;
 use crate::model::weights::{Model, Param};
 use crate::{Error, Result};
@@ -36,25 +37,35 @@ impl Model {
         &mut self,
         index: usize,
         shape: ParamShape,
-        values: &[f32],
+        numbers: &Numbers<'_>,
         (home, block): (BaseHome, Option<usize>),
     ) -> Result<Param> {
         let backend = self.backend.clone();
         let derived = Some(backend.weight(shape.rows, shape.cols, self.dtype, self.training)?);
-        let exact = |x: &f32| x.to_bits() & 0xFFFF == 0;
-        let half = self.dtype == DType::Bf16 && values.iter().all(exact);
-        let format = if half { DType::Bf16 } else { DType::F32 };
+        let exact = match numbers {
+            Numbers::F32(values) => values.iter().all(|x| x.to_bits() & 0xFFFF == 0),
+            Numbers::Bf16(_) => true,
+        };
+        let format = if self.dtype == DType::Bf16 && exact { DType::Bf16 } else { DType::F32 };
         let mut master = match home {
             BaseHome::Device => backend.alloc(format, shape.len())?,
             BaseHome::Host => backend.alloc_host(format, shape.len())?,
             BaseHome::Nf4 => {
-                let base = self.nf4_base(&shape, values, block)?;
+                let base = self.nf4_base(&shape, &numbers.to_f32s(), block)?;
                 self.bases.insert(index, base);
                 backend.alloc(DType::F32, 0)?
             }
         };
-        if home != BaseHome::Nf4 {
-            backend.write(&mut master, 0, values)?;
+        match numbers {
+            _ if home == BaseHome::Nf4 => {}
+            Numbers::F32(values) => backend.write(&mut master, 0, values)?,
+            Numbers::Bf16(parts) => {
+                let mut at = 0;
+                for part in parts {
+                    backend.write_bf16(&mut master, at, part)?;
+                    at += part.len() / 2;
+                }
+            }
         }
         Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived })
     }

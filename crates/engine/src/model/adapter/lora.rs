@@ -6,6 +6,7 @@
 
 use super::{AdapterOptions, BaseHome, Init, LoraModule, SavedTensor, lora_modules, saved_tensors};
 use crate::Result;
+use crate::checkpoint::Numbers;
 use crate::model::gradient::{Grads, Taken};
 use crate::model::weights::{Model, Param};
 use crate::model::{Config, Kind, ParamId, ParamShape};
@@ -196,7 +197,7 @@ impl Model {
         // The old memory goes first.
         self.params[weight].derived = None;
         self.params[weight].master = self.backend.alloc(DType::F32, 0)?;
-        self.params[weight] = self.base_param(weight, shape, &values, (home, None))?;
+        self.params[weight] = self.base_param(weight, shape, &Numbers::F32(values), (home, None))?;
         Ok(())
     }
 
@@ -288,6 +289,11 @@ impl Model {
     pub fn fold(&mut self) -> Result<()> {
         let Some(adapter) = self.adapter.take() else { return Ok(()) };
         for weight in adapter.weights() {
+            // The weight as it is rounded now, where no more of it is kept.
+            if let Some(master) = self.rounded_view(weight)? {
+                self.params[weight].master = master;
+                continue;
+            }
             let values = self.read_f32s(&self.merged(&adapter, weight)?)?;
             let shape = self.params[weight].shape;
             self.bases.remove(&weight);

@@ -15,7 +15,8 @@ extern "C" __global__ void embed_whole(const u32* ids, const float* table, u64, 
 }
 extern "C" __global__ void embed_split(const u32* ids, u16* lower, u16* upper, float scale, bool add, u32 width,
                                         float* out) {
-    embed(ids, SplitMaster{lower, upper}, scale, add, width, out);
+    if (lower) embed(ids, SplitMaster{lower, upper}, scale, add, width, out);
+    else embed(ids, reinterpret_cast<const bf16*>(upper), scale, add, width, out);
 }
 
 // Rows sorted by id: group g has id ids[g] and rows order[starts[g]..starts[g + 1]]; a thread has a column of a group.

@@ -76,6 +76,18 @@ impl MemoryOps for Cuda {
         let room = self.uploaded(src)?;
         convert(self, (room.ptr(), DType::F32), (element(dst, at), dst.dtype()), src.len())
     }
+    fn write_bf16(&self, dst: &mut Buffer, at: usize, src: &[u8]) -> Result<()> {
+        shapes::write_bf16(self, dst, at, src.len())?;
+        assert!(at + src.len() / 2 <= dst.len());
+        if memory::split_parts(dst, at).is_some() {
+            return split_master::write_bf16(self, dst, at, src);
+        }
+        if dst.dtype() == DType::Bf16 {
+            return self.put(dst, at, src);
+        }
+        let room = self.uploaded(src)?;
+        convert(self, (room.ptr(), DType::Bf16), (element(dst, at), dst.dtype()), src.len() / 2)
+    }
     fn read(&self, src: &Buffer, at: usize, dst: &mut [f32]) -> Result<()> {
         shapes::read(self, src, at, dst.len())?;
         assert!(at + dst.len() <= src.len());
@@ -119,10 +131,11 @@ impl MemoryOps for Cuda {
 }
 
 impl Cuda {
-    /// Elements of their own type to a buffer, from element `at` on.
+    /// Elements, as a buffer holds them, from element `at` on.
     fn put<T: Plain>(&self, dst: &Buffer, at: usize, values: &[T]) -> Result<()> {
-        assert!(at + values.len() <= dst.len() && size_of::<T>() == dst.dtype().size());
-        let Some(to) = memory::on_host(dst, at, values.len()) else {
+        let count = size_of_val(values) / dst.dtype().size();
+        assert!(at + count <= dst.len() && count * dst.dtype().size() == size_of_val(values));
+        let Some(to) = memory::on_host(dst, at, count) else {
             return self.upload(element(dst, at), values);
         };
         self.synchronize()?; // kernels that were started read it

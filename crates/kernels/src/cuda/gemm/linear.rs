@@ -44,6 +44,13 @@ impl LinearOps for Cuda {
         shapes::master(self, weight)?;
         split_master::master(self, weight)
     }
+    fn rounds_masters(&self) -> bool {
+        true
+    }
+    fn rounded_master(&self, weight: &Weight) -> Result<Option<Buffer>> {
+        shapes::master(self, weight)?;
+        Ok(split_master::rounded_master(weight))
+    }
     fn load_weight(&self, master: &Buffer, weight: &mut Weight) -> Result<()> {
         shapes::load_weight(self, master, weight)?;
         assert_eq!(master.len(), weight.n * weight.k);

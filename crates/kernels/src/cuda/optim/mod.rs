@@ -75,7 +75,8 @@ impl Stretches {
         assert!(all_f32(&[p.param, p.grad], n) && p.derived.as_ref().is_none_or(|w| w.n * w.k == n));
         assert!([&p.first, &p.second].iter().all(|b| b.dtype() == format && b.len() == n));
         let own = p.derived.as_ref().is_none_or(|w| split_parts(p.param, 0).is_none() || is_of(p.param, w));
-        assert!(own, "a split master is updated with its own weight");
+        let kept = split_parts(p.param, 0).is_none_or(|[lower, _]| lower != 0);
+        assert!(own && kept, "a split master is updated with both halves, and with its own weight");
         let storage = match (split_parts(p.param, 0), &p.derived) {
             (Some(_), _) => SPLIT,
             (None, Some(w)) if stored(w).1 == DType::Bf16 => COPIED,

@@ -4,11 +4,12 @@
 //! done rarely works on a copy ([`Whole`]).
 
 use crate::buffer::{Buffer, DType, Weight};
-use crate::cuda::context::Cuda;
+use crate::cuda::context::{Cuda, check};
 use crate::cuda::gemm::linear::{Form, form, stored};
 use crate::cuda::launch::args;
 use crate::cuda::memory::{Data, Memory, element, split_parts};
 use crate::error::Result;
+use cudarc::driver::sys;
 
 /// Numbers that are uploaded at once, so that the copy stays small.
 const PIECE: usize = 1 << 24;
@@ -18,10 +19,18 @@ pub fn master(cuda: &Cuda, weight: &Weight) -> Result<Option<Buffer>> {
     if stored(weight).1 != DType::Bf16 {
         return Ok(None);
     }
-    let (len, form) = (weight.n * weight.k, weight.data().downcast_ref::<Form>());
-    let upper = form.expect("a weight of the CUDA backend").0.clone();
-    let lower = cuda.arena.take(2 * len)?;
-    Ok(Some(Buffer::new(DType::F32, len, Box::new(Data::split(lower, upper)))))
+    let lower = cuda.arena.take(2 * weight.n * weight.k)?;
+    Ok(Some(halves(weight, Some(lower))))
+}
+
+/// See [`LinearOps::rounded_master`](crate::backend::LinearOps::rounded_master): likewise.
+pub fn rounded_master(weight: &Weight) -> Option<Buffer> {
+    (stored(weight).1 == DType::Bf16).then(|| halves(weight, None))
+}
+
+fn halves(weight: &Weight, lower: Option<Memory>) -> Buffer {
+    let form = weight.data().downcast_ref::<Form>().expect("a weight of the CUDA backend");
+    Buffer::new(DType::F32, weight.n * weight.k, Box::new(Data::split(lower, form.0.clone())))
 }
 
 /// Whether the master's upper halves are this weight.
@@ -39,6 +48,19 @@ pub(crate) fn join(cuda: &Cuda, b: &Buffer, at: usize, to: u64, n: usize) -> Res
 pub(crate) fn split(cuda: &Cuda, from: u64, b: &mut Buffer, at: usize, n: usize) -> Result<()> {
     let [lower, upper] = split_parts(b, at).expect("a split master");
     cuda.launch_flat("split_master", "split", n, &args![from, lower, upper, n])
+}
+
+/// Numbers of bf16 become the upper halves from `at` on; nothing is left for the lower ones.
+pub(crate) fn write_bf16(cuda: &Cuda, b: &mut Buffer, at: usize, bytes: &[u8]) -> Result<()> {
+    let [lower, upper] = split_parts(b, at).expect("a split master");
+    cuda.upload(upper, bytes)?;
+    if lower == 0 {
+        return Ok(());
+    }
+    // SAFETY: the buffer has as many lower halves as it has elements.
+    check(unsafe { sys::cuMemsetD16Async(lower, 0, bytes.len() / 2, cuda.stream) }, || {
+        "clearing halves".into()
+    })
 }
 
 /// Numbers of the host become the halves from `at` on.
