@@ -327,6 +327,12 @@ impl Model {
     pub fn frozen_copy(&self) -> Result<Model> {
         let options = Options { dtype: self.dtype, training: false, context: self.context };
         let mut copy = Model::empty(self.backend.clone(), self.config.clone(), options)?;
+        if self.adapter.is_some() && self.split.is_some() {
+            return Err(Error::usage(
+                "a copy of an adapted model whose base is split over ranks is not made",
+            )
+            .fix("parallel.ddp_size = 0, or another estimator than algo.kl.estimator = \"full\""));
+        }
         for (i, shape) in self.config.params().into_iter().enumerate() {
             let values = if self.adapter.is_some() { self.values_of(i)? } else { self.read_together(i)? };
             copy.push(shape, &values)?;
