@@ -420,6 +420,7 @@ mod tests {
         "memory",
         "set_purpose",
         "memory_report",
+        "set_memory_limit",
         "is_exact",
         "set_exact",
         "wait",

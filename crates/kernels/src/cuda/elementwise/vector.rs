@@ -33,6 +33,9 @@ impl MemoryOps for Cuda {
     fn memory_report(&self) -> Option<Report> {
         Some(self.arena.report())
     }
+    fn set_memory_limit(&self, bytes: Option<usize>) {
+        self.arena.set_limit(bytes);
+    }
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
         self.arena.buffer(dtype, len)
     }
