@@ -557,10 +557,18 @@ impl OneStage<'_> {
         state: &Value,
         best: Option<Best>,
     ) -> Result<PathBuf> {
-        let config_json = Some(config_json);
-        let role = |name, trainer| Role { name, trainer, config_json, source: Some(self.dir) };
-        let mut roles = vec![role("policy", &stage.policy)];
-        roles.extend(stage.critic.as_ref().map(|c| role("critic", c)));
+        let policy = (self.dir, config_json);
+        let role =
+            |name, trainer, (dir, json)| Role { name, trainer, config_json: Some(json), source: Some(dir) };
+        let mut roles = vec![role("policy", &stage.policy, policy)];
+        // A critic may start from another model than the policy, whose configuration and base are its own.
+        let start = setup::critic_start(&stage.recipe, self.dir)?;
+        let own = match &stage.critic {
+            Some(_) if start != self.dir => Some(ModelDir::open(&start)?.config_json),
+            _ => None,
+        };
+        let critic = own.as_ref().map_or(policy, |json| (start.as_path(), json));
+        roles.extend(stage.critic.as_ref().map(|c| role("critic", c, critic)));
         let saved =
             self.reading(stage, || checkpoints.save(self.before + stage.step, &roles, state, best))?;
         for problem in saved.problems {

@@ -133,9 +133,13 @@ fn critic_dir(recipe: &Recipe, needs: Needs, dir: &Path) -> Result<Option<ModelD
     if !needs.critic || recipe.critic.shared {
         return Ok(None);
     }
+    ModelDir::open(&critic_start(recipe, dir)?)?.with_head(Head::Score, recipe.seed).map(Some)
+}
+
+/// The directory that a critic with its own weights starts from: its own, or the policy's.
+pub(crate) fn critic_start(recipe: &Recipe, policy: &Path) -> Result<PathBuf> {
     let own = recipe.critic.path.as_ref().map(|path| crate::data::hub::model_dir(Path::new(path)));
-    let start = own.transpose()?.unwrap_or_else(|| dir.to_path_buf());
-    ModelDir::open(&start)?.with_head(Head::Score, recipe.seed).map(Some)
+    Ok(own.transpose()?.unwrap_or_else(|| policy.to_path_buf()))
 }
 
 /// The policy as it starts: a copy, or nothing where an adapter makes it out of the policy itself.

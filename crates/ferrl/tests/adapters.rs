@@ -111,3 +111,49 @@ fn a_run_with_an_adapter_that_was_stopped_ends_with_the_same_bytes() {
         assert!(weights(whole.path(), state) == weights(parts.path(), state), "moments after {until}");
     }
 }
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// The critic's adapter was saved with the policy's base.
+#[test]
+fn a_critic_from_another_model_keeps_its_own_base() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/ppo.toml");
+    let mut resolved = small(&path);
+    let first = tempfile::tempdir().unwrap();
+    run(&resolved, first.path(), &mut Quiet::default()).unwrap();
+    let critic = first.path().join("another-model");
+    copy_folder(&first.path().join("run/start_0"), &critic);
+    for stage in &mut resolved.stages {
+        stage.recipe.critic.path = Some(critic.display().to_string());
+    }
+    let runs = tempfile::tempdir().unwrap();
+    run(&resolved, runs.path(), &mut Quiet::default()).unwrap();
+    let (mut seen, there) = (0, std::fs::canonicalize(&critic).unwrap());
+    for checkpoint in std::fs::read_dir(runs.path().join("run/checkpoints")).unwrap() {
+        let path = checkpoint.unwrap().path();
+        if path.join("model_critic").is_dir() {
+            assert_eq!(base_of(&path.join("model_critic")).unwrap().unwrap(), there);
+            assert_ne!(base_of(&path.join("model")).unwrap().unwrap(), there);
+            seen += 1;
+        }
+    }
+    assert!(seen > 0);
+}
+
+/// The distance of a stage that trains an adapter was that of its base: nothing.
+#[test]
+fn the_distance_of_an_adapters_weights_counts_the_adapter() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/sft.toml");
+    let runs = tempfile::tempdir().unwrap();
+    run(&small(&path), runs.path(), &mut Quiet::default()).unwrap();
+    let analysis = ferrl::analyze::find(&["weights".into()]).unwrap()[0];
+    let table = (analysis.run)(&runs.path().join("run")).unwrap().unwrap();
+    let moved = table.rows[0][2].as_f64().unwrap();
+    assert!(moved > 0.0, "{moved}");
+}

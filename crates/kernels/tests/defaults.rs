@@ -33,6 +33,9 @@ impl MemoryOps for Plain {
     fn memory(&self) -> (usize, usize) {
         self.0.memory()
     }
+    fn set_memory_limit(&self, bytes: Option<usize>) {
+        self.0.set_memory_limit(bytes);
+    }
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
         self.0.alloc(dtype, len)
     }

@@ -27,7 +27,7 @@ pub struct Args {
     changes: Vec<String>,
     /// Memory to plan for, such as 22GiB or 900MiB: that of another machine, whose disk is not looked at. What is free on the
     /// recipe's device when left out
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = ferrl::recipe::bytes)]
     memory: Option<u64>,
     /// Where run folders would be made: checkpoints have to fit there
     #[arg(long, value_name = "DIR", default_value = "runs")]
@@ -110,7 +110,9 @@ impl Machine {
         let first = resolved.stages.first().map(|s| &s.recipe);
         let threads = first.map(|r| r.threads).filter(|&t| t > 0);
         let backend = ferrl_kernels::open(first.map_or(AUTO, |r| r.device.as_str()), threads)?;
-        let memory = machine::memory_of(&*backend).map(|m| m.available);
+        let limit = first.map(Recipe::device_bytes).transpose()?.flatten();
+        let free = machine::memory_of(&*backend).map(|m| m.available);
+        let memory = [free, limit].into_iter().flatten().min();
         let mut peaks: Vec<(DType, f64)> = Vec::new();
         for stage in &plan.stages {
             let dtype = stage.inputs.dtype();
@@ -124,31 +126,5 @@ impl Machine {
     fn rates(&self, stage: &StagePlan) -> Option<Rates> {
         let (dtype, device) = (stage.inputs.dtype(), stage.inputs.device);
         self.peaks.iter().find(|(d, _)| *d == dtype).map(|&(_, peak)| Rates::of(device, peak))
-    }
-}
-
-/// The most memory that a plan is made for: 1024 TiB.
-const MOST_BYTES: f64 = 1125899906842624.0;
-
-/// A number of bytes with a unit.
-fn bytes(text: &str) -> std::result::Result<u64, String> {
-    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let factor = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "kib" | "k" => 1024.0,
-        "mib" | "m" => 1048576.0,
-        "gib" | "g" => 1073741824.0,
-        "tib" | "t" => 1099511627776.0,
-        "kb" => 1e3,
-        "mb" => 1e6,
-        "gb" => 1e9,
-        "tb" => 1e12,
-        other => return Err(format!("{other:?} is no unit; write 22GiB, 900MiB or a number of bytes")),
-    };
-    match number.trim().parse::<f64>() {
-        Ok(n) if n * factor >= 1.0 && n * factor <= MOST_BYTES => Ok((n * factor) as u64),
-        Ok(_) => Err("must be from 1B to 1024TiB".into()),
-        _ => Err(format!("{text:?} is not a size; write 22GiB, 900MiB or a number of bytes")),
     }
 }

@@ -118,7 +118,9 @@ fn follow(args: &Args, ranks: &Ranks) -> Result<()> {
 fn open(resolved: &Resolved, ranks: &Ranks) -> Result<Arc<dyn Backend>> {
     let recipe = resolved.stages.first().map(|s| &s.recipe);
     let threads = recipe.map(|r| r.threads).filter(|&t| t > 0);
-    ferrl_kernels::open_for(recipe.map_or(AUTO, |r| r.device.as_str()), threads, ranks)
+    let backend = ferrl_kernels::open_for(recipe.map_or(AUTO, |r| r.device.as_str()), threads, ranks)?;
+    recipe.map_or(Ok(()), |r| r.limit(&*backend))?;
+    Ok(backend)
 }
 
 /// The run as its first rank, or the only one, does it; nothing where it is only checked.

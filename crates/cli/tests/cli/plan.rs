@@ -241,6 +241,18 @@ fn a_dry_run_is_a_recipe_with_the_plan_in_its_comments() {
 }
 
 #[test]
+fn a_device_has_the_memory_that_the_recipe_says() {
+    let folder = Folder::new("plan-limit");
+    let recipe = folder.write("planned.toml", RECIPE);
+    let runs = folder.path("runs");
+    let sft = |command: &'static str| [command, &recipe, "algo=sft", "device=cpu", "--runs", &runs];
+    ok(&[&sft("plan")[..], &["device_memory=2GiB"]].concat());
+    fails(&[&sft("plan")[..], &["device_memory=1MiB"]].concat(), 5, &["of memory", "1.0 MiB"]);
+    fails(&[&sft("train")[..], &["device_memory=200KiB"]].concat(), 5, &["memory"]);
+    fails(&[&sft("train")[..], &["device_memory=12 parsecs"]].concat(), 2, &["device_memory", "24GiB"]);
+}
+
+#[test]
 fn a_card_that_is_not_here_needs_a_size() {
     let folder = Folder::new("plan-card");
     let recipe = folder.write("planned.toml", RECIPE);

@@ -157,6 +157,10 @@ impl Model {
         for i in 0..self.params.len() {
             let own = split.part(i, self.params[i].shape.len(), split.ranks.rank());
             let _weights = Purpose::Weights.on(&self.backend);
+            if self.adapter.as_ref().is_some_and(|adapter| adapter.adapts(i)) {
+                self.split_base(i, own)?;
+                continue;
+            }
             let mut values = vec![0.0; own.len()];
             self.backend.read(&self.params[i].master, own.start, &mut values)?;
             let param = &mut self.params[i];
@@ -200,7 +204,7 @@ impl Model {
                 self.make_readable(*i, &values)?;
             }
         }
-        Ok(())
+        self.merge_gathered(&missing)
     }
 
     /// Gives parameters back.
@@ -216,8 +220,10 @@ impl Model {
     /// The weights of parameters, in f32 or, where `rounded`, no more of them than products read. All ranks together.
     fn whole_values(&self, split: &Split, params: &[usize], rounded: bool) -> Result<Vec<Vec<f32>>> {
         let own = params.iter().map(|&i| self.own_values(i)).collect::<Result<Vec<_>>>()?;
-        let format = |shape: &ParamShape| {
-            if rounded && self.dtype == DType::Bf16 && !self.reads_f32(shape) {
+        let format = |param: usize, shape: &ParamShape| {
+            if self.is_base(param) {
+                self.base_format(param)
+            } else if rounded && self.dtype == DType::Bf16 && !self.reads_f32(shape) {
                 DType::Bf16
             } else {
                 DType::F32
@@ -228,7 +234,7 @@ impl Model {
             .zip(&own)
             .map(|(&param, values)| {
                 let shape = &self.params[param].shape;
-                OwnPart { param, len: shape.len(), values, format: format(shape) }
+                OwnPart { param, len: shape.len(), values, format: format(param, shape) }
             })
             .collect();
         split.whole(&parts)
@@ -275,6 +281,10 @@ impl Model {
         }
         let _weights = Purpose::Weights.on(&self.backend);
         let shape = self.params[param].shape;
+        if self.is_base(param) {
+            self.params[param].whole = Some(self.upload(values)?); // until it is merged
+            return Ok(());
+        }
         let (mut derived, mut whole) = self.forms(&shape)?;
         self.backend.write(&mut whole, 0, values)?;
         if let Some(weight) = &mut derived {

@@ -9,8 +9,8 @@ use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
 use super::shard::Split;
 use super::tensor::Team;
-use crate::Result;
 use crate::checkpoint::{InitOptions, ModelDir, Numbers, SaveOptions, StorageFormat, init_param, save_model};
+use crate::{Error, Result};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -311,6 +311,12 @@ impl Model {
     pub fn frozen_copy(&self) -> Result<Model> {
         let options = Options { dtype: self.dtype, training: false, context: self.context };
         let mut copy = Model::empty(self.backend.clone(), self.config.clone(), options)?;
+        if self.adapter.is_some() && self.split.is_some() {
+            return Err(Error::usage(
+                "a copy of an adapted model whose base is split over ranks is not made",
+            )
+            .fix("parallel.ddp_size = 0, or another estimator than algo.kl.estimator = \"full\""));
+        }
         for (i, shape) in self.config.params().into_iter().enumerate() {
             let values = if self.adapter.is_some() { self.values_of(i)? } else { self.read_together(i)? };
             copy.push(shape, values)?;

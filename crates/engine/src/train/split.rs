@@ -9,11 +9,11 @@ use super::Trainer;
 use super::accumulate::Sum;
 use super::moment::StateKind;
 use super::ranks::{Exchange, Totals};
+use crate::Result;
 use crate::model::decoder::Layers;
 use crate::model::gradient::{Gradient, Grads};
 use crate::model::shard::Split;
 use crate::model::weights::Model;
-use crate::{Error, Result};
 use ferrl_kernels::{Purpose, Ranks};
 use std::ops::Range;
 
@@ -77,12 +77,11 @@ impl Trainer {
     /// Keeps this rank's part of weights, moments and average, of `copies` whole copies over all ranks. `number` tells the
     /// models of a run apart.
     pub fn split(&mut self, ranks: &Ranks, copies: usize, number: usize) -> Result<()> {
-        if self.model.adapter().is_some() {
-            return Err(Error::usage("the weights under an adapter cannot be split over ranks")
-                .fix("the whole base on every rank"));
-        }
         self.model.split(Split::new(ranks, copies, number)?)?;
         self.optimizer.split(&self.model)?;
+        for (i, values) in &mut self.start {
+            *values = values[self.model.params[*i].own.clone()].to_vec();
+        }
         self.zero_grads();
         Ok(())
     }

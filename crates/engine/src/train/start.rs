@@ -10,22 +10,25 @@ pub(super) type Start = Vec<(usize, Vec<f32>)>;
 
 impl Trainer {
     /// Remembers the weights as they are, for [`Trainer::at_start`] and [`Trainer::restart`]. It takes a copy of what is
-    /// trained, so it is meant for adapters.
+    /// trained, so it is meant for adapters. Where weights are split each rank has its part.
     pub fn keep_start(&mut self) -> Result<()> {
         let trained = (0..self.model.params.len()).filter(|&i| self.optimizer.trains(i));
-        self.start = trained.map(|i| Ok((i, self.model.read(i)?))).collect::<Result<_>>()?;
+        self.start = trained.map(|i| Ok((i, self.model.own_values(i)?))).collect::<Result<_>>()?;
         Ok(())
     }
 
-    /// Calls `f` with the model as it was, then puts back the very bits it had.
+    /// Calls `f` with the model as it was, then puts back the very bits it had. All ranks call it together where weights are
+    /// split; they are gathered meanwhile and afterwards.
     pub fn at_start<T>(&mut self, f: impl FnOnce(&Model) -> Result<T>) -> Result<T> {
         let now: Start =
-            self.start.iter().map(|(i, _)| Ok((*i, self.model.read(*i)?))).collect::<Result<_>>()?;
+            self.start.iter().map(|(i, _)| Ok((*i, self.model.own_values(*i)?))).collect::<Result<_>>()?;
         let version = self.model.version;
         let start = std::mem::take(&mut self.start);
-        let done = self.put(&start).and_then(|()| f(&self.model));
+        let there = self.put(&start).and_then(|()| self.model.gather_all());
+        let done = there.and_then(|()| f(&self.model));
         self.start = start;
         self.put(&now)?;
+        self.model.gather_all()?;
         self.model.version = version;
         done
     }

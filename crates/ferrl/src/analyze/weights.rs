@@ -3,6 +3,7 @@
 use super::Table;
 use ferrl_engine::Result;
 use ferrl_engine::checkpoint::ModelDir;
+use ferrl_engine::model::{Model, Options};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -38,9 +39,14 @@ pub(super) fn distance(run: &Path) -> Result<Option<Table>> {
     Ok((!table.rows.is_empty()).then_some(table))
 }
 
+/// The weights of a model; of an adapter, those of its base with what it adds.
 fn read(dir: &Path) -> Result<Vec<Vec<f32>>> {
-    let mut all = Vec::new();
-    ModelDir::open(dir)?.load(|_, values| {
+    let (dir, mut all) = (ModelDir::open(dir)?, Vec::new());
+    if dir.adapter().is_some() {
+        let model = Model::load(ferrl_kernels::open("cpu", None)?, &dir, Options::default())?;
+        return (0..model.params.len()).map(|i| model.read(i)).collect();
+    }
+    dir.load(|_, values| {
         all.push(values);
         Ok(())
     })?;

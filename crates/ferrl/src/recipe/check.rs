@@ -123,6 +123,10 @@ fn names(r: &Recipe, p: &mut Problems) {
         let devices: Vec<&str> = std::iter::once(AUTO).chain(BACKENDS.iter().map(|b| b.name)).collect();
         p.word("device", &r.device, &devices);
     }
+    let size = r.device_memory.as_deref().map(super::bytes).and_then(|size| size.err());
+    if let Some(what) = size {
+        p.when(true, "device_memory", what, "device_memory = \"24GiB\"");
+    }
     p.word("optim.name", &r.optim.name, OPTIMIZERS);
     p.word("optim.offload", &r.optim.offload, OFFLOADS);
     p.word("optim.schedule", &r.optim.schedule, SCHEDULES);

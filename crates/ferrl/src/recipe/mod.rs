@@ -24,6 +24,7 @@ mod range;
 mod rl2;
 mod schema;
 mod settings;
+mod size;
 mod tree;
 mod types;
 mod warn;
@@ -44,6 +45,7 @@ pub use parallel::Parallel;
 pub use range::Range;
 pub use schema::Kind;
 pub use settings::*;
+pub use size::bytes;
 pub(crate) use types::check_settings;
 pub use warn::warn;
 

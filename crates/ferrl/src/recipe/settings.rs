@@ -19,6 +19,9 @@ pub struct Recipe {
     pub seed: u64,
     /// Device: `cpu`, `cuda` or `cuda:N`; `auto` uses a GPU if there is one.
     pub device: String,
+    /// Memory that the device is taken to have, such as `24GiB`: a card's with its context, or that of the CPU's buffers. What does not
+    /// fit is refused as on a device of that size. All of it when left out.
+    pub device_memory: Option<String>,
     /// CPU threads; 0 uses all cores. [0, 1024]
     pub threads: usize,
     /// Bitwise equal log-probabilities in sampling and training. `false` is for GPUs only, where it may be a little faster;
@@ -520,6 +523,7 @@ impl Default for Recipe {
             base: None,
             seed: 0,
             device: "auto".into(),
+            device_memory: None,
             threads: 0,
             exact: true,
             model: Model::default(),

@@ -35,6 +35,8 @@ pub trait MemoryOps: Home {
     fn memory_report(&self) -> Option<Report> {
         None
     }
+    /// From now on the device's memory is taken to be so large, with what it holds beside buffers; `None` lifts the limit.
+    fn set_memory_limit(&self, bytes: Option<usize>);
     /// Contents are unspecified.
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer>;
     /// As [`MemoryOps::alloc`], in the machine's memory, where operations read and write it through the bus: for what is needed

@@ -446,6 +446,7 @@ mod tests {
         "memory",
         "set_purpose",
         "memory_report",
+        "set_memory_limit",
         "is_exact",
         "set_exact",
         "wait",

@@ -54,6 +54,9 @@ impl MemoryOps for Cpu {
     fn memory(&self) -> (usize, usize) {
         self.arena.usage()
     }
+    fn set_memory_limit(&self, bytes: Option<usize>) {
+        self.limit_memory(bytes);
+    }
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
         self.arena.buffer(dtype, len)
     }

@@ -14,6 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const ALIGN: usize = 512;
+/// Bytes of a card that context, kernels and libraries take.
+const CONTEXT: usize = super::FOOTPRINT.fixed as usize;
 /// Bytes of a block that is large.
 const LARGE: usize = 64 << 20;
 
@@ -32,6 +34,8 @@ struct State {
     most_held: usize,
     /// Times the driver was asked.
     asked: u64,
+    /// Bytes that the card is taken to have, where fewer than it has.
+    limit: Option<usize>,
     /// Large sizes that were asked for.
     met: BTreeSet<usize>,
     /// While a graph is captured: what was given back since, for its own use.
@@ -92,8 +96,18 @@ fn class(bytes: usize) -> usize {
 impl Arena {
     pub(super) fn new(context: Arc<Context>) -> Self {
         let (free, met, books) = (BTreeMap::new(), BTreeSet::new(), Books::default());
-        let state =
-            State { context, free, unused: 0, books, held: 0, most_held: 0, asked: 0, met, kept: None };
+        let state = State {
+            context,
+            free,
+            unused: 0,
+            books,
+            held: 0,
+            most_held: 0,
+            asked: 0,
+            limit: None,
+            met,
+            kept: None,
+        };
         Arena { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -150,6 +164,11 @@ impl Arena {
         (books.now.total(), books.at_peak.total())
     }
 
+    /// From now on the card is taken to have so many bytes, its context among them.
+    pub(super) fn set_limit(&self, bytes: Option<usize>) {
+        self.state().limit = bytes;
+    }
+
     /// What memory is for from now on; what it was for before comes back.
     pub(super) fn set_purpose(&self, purpose: Purpose) -> Purpose {
         std::mem::replace(&mut self.state().books.purpose, purpose)
@@ -182,8 +201,8 @@ impl Arena {
         let bytes = len
             .checked_mul(dtype.size())
             .ok_or_else(|| Error::resource("a buffer of that size cannot exist"))?;
-        let memory = self.take_host(bytes)?;
-        Ok(Buffer::new(dtype, len, Box::new(Data { memory: Some(memory), host: None, upper: None })))
+        let memory = Some(self.take_host(bytes)?);
+        Ok(Buffer::new(dtype, len, Box::new(Data { memory, host: None, upper: None })))
     }
 
     /// From now on what is given back stays with the graph that is being captured.
@@ -224,8 +243,11 @@ impl State {
         let mut at = 0;
         for attempt in 0..2 {
             self.context.bind()?;
-            // SAFETY: the context is current; the driver writes an address.
-            let done = unsafe { sys::cuMemAlloc_v2(&mut at, bytes) };
+            let done = match self.limit.is_some_and(|limit| self.held + bytes + CONTEXT > limit) {
+                true => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+                // SAFETY: the context is current; the driver writes an address.
+                false => unsafe { sys::cuMemAlloc_v2(&mut at, bytes) },
+            };
             if done == CUresult::CUDA_ERROR_OUT_OF_MEMORY && attempt == 0 {
                 self.release(0);
             } else if done == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
@@ -248,7 +270,11 @@ impl State {
             // SAFETY: live variables; the context is current.
             unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
         }
-        (total.saturating_sub(free), total)
+        match self.limit.filter(|&limit| limit < total) {
+            // Another program's memory would not be on a card of that size.
+            Some(limit) => ((self.held + CONTEXT).min(limit), limit),
+            None => (total.saturating_sub(free), total),
+        }
     }
 
     /// The error where the card has no room: what was wanted, what there is, and which purposes could take less.

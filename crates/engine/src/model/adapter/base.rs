@@ -9,6 +9,7 @@ use crate::model::weights::{Model, Param};
 use crate::{Error, Result};
 use ferrl_kernels::codes::{NF4_BLOCK, decode_nf4, encode_nf4};
 use ferrl_kernels::{Buffer, DType};
+use std::ops::Range;
 
 /// Where the weights under an adapter are, and how.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,7 +88,7 @@ impl Model {
 
     /// The weights under an adapter, or of any parameter, as a new buffer of f32.
     pub(in crate::model) fn base_f32(&self, param: usize) -> Result<Buffer> {
-        let (b, master) = (&*self.backend, &self.params[param].master);
+        let (b, master) = (&*self.backend, self.master(param));
         if let Some(whole) = self.decoded_base(param)? {
             return Ok(whole);
         }
@@ -98,10 +99,45 @@ impl Model {
 
     /// A base that is NF4, in f32; `None` where the master is the base.
     pub(in crate::model) fn decoded_base(&self, param: usize) -> Result<Option<Buffer>> {
-        let Some(base) = self.bases.get(&param) else { return Ok(None) };
+        let gathered = self.params[param].whole.is_some();
+        let Some(base) = self.bases.get(&param).filter(|_| !gathered) else { return Ok(None) };
         let mut whole = self.f32s(base.len)?;
         self.backend.decode_nf4(&base.codes, &base.absmax, base.block, &mut whole)?;
         Ok(Some(whole))
+    }
+
+    /// Keeps this rank's part of a base, in the home that it has.
+    pub(in crate::model) fn split_base(&mut self, param: usize, own: Range<usize>) -> Result<()> {
+        let (values, shape) = (self.own_values(param)?, self.params[param].shape);
+        let home = self.adapter.as_ref().map_or(BaseHome::Device, |adapter| adapter.options.base);
+        let (part, block) = (values[own.clone()].to_vec(), self.bases.remove(&param).map(|base| base.block));
+        let format = self.params[param].master.dtype();
+        self.params[param].derived = None; // before the part is allocated: both need not fit at once
+        let backend = self.backend.clone();
+        self.params[param].master = match (home, block) {
+            (_, Some(block)) => {
+                let base = self.nf4_base(&shape, &part, Some(block))?;
+                self.bases.insert(param, base);
+                backend.alloc(DType::F32, 0)?
+            }
+            (BaseHome::Host, None) => backend.alloc_host(format, part.len())?,
+            _ => backend.alloc(format, part.len())?,
+        };
+        if block.is_none() {
+            backend.write(&mut self.params[param].master, 0, &part)?;
+        }
+        self.params[param].own = own;
+        Ok(())
+    }
+
+    /// How parts of a base travel: as they are held, with no number changed.
+    pub(in crate::model) fn base_format(&self, param: usize) -> DType {
+        if self.is_nf4(param) { DType::F32 } else { self.params[param].master.dtype() }
+    }
+
+    /// Whether a parameter lies under an adapter.
+    pub(in crate::model) fn is_base(&self, param: usize) -> bool {
+        self.adapter.as_ref().is_some_and(|adapter| adapter.adapts(param))
     }
 
     /// Whether a parameter is the base of an adapter and has no master.

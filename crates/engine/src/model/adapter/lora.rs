@@ -204,22 +204,45 @@ impl Model {
         weights.chain(adapter.parts.iter().map(|part| part.module.elements().len())).collect()
     }
 
-    /// Derives the adapted weights from base and adapter.
+    /// Derives the adapted weights from base and adapter; those of a model that is split when they are gathered.
     pub(crate) fn merge(&mut self) -> Result<()> {
+        if self.split.is_some() {
+            return Ok(());
+        }
+        let weights = self.adapter.as_ref().map(Adapter::weights).unwrap_or_default();
+        self.derive(&weights)
+    }
+
+    /// The same of the weights among parameters that were gathered; their bases are given back.
+    pub(in crate::model) fn merge_gathered(&mut self, params: &[usize]) -> Result<()> {
+        let Some(adapter) = &self.adapter else { return Ok(()) };
+        let mut weights = adapter.weights();
+        weights.retain(|w| params.contains(w));
+        for &weight in &weights {
+            let shape = self.params[weight].shape;
+            let form = self.backend.weight(shape.rows, shape.cols, self.dtype, self.training)?;
+            self.params[weight].derived = Some(form);
+        }
+        self.derive(&weights)?;
+        weights.iter().for_each(|&w| self.params[w].whole = None);
+        Ok(())
+    }
+
+    fn derive(&mut self, weights: &[usize]) -> Result<()> {
         let Some(mut adapter) = self.adapter.take() else { return Ok(()) };
-        let done = self.derive(&mut adapter);
+        let done = self.derive_with(&mut adapter, weights);
         self.adapter = Some(adapter);
         done
     }
 
-    fn derive(&mut self, adapter: &mut Adapter) -> Result<()> {
-        for part in &mut adapter.parts {
+    fn derive_with(&mut self, adapter: &mut Adapter, weights: &[usize]) -> Result<()> {
+        for part in adapter.parts.iter_mut().filter(|part| weights.contains(&part.module.param)) {
             for (i, form) in [(part.a, &mut part.scaled_a), (part.b, &mut part.scaled_b)] {
                 let scaled = self.scaled(i, part.module.scale)?;
                 self.backend.load_weight(&scaled, form)?;
             }
         }
-        for weight in adapter.weights() {
+        for &weight in weights {
             let mut derived = self.params[weight].derived.take().expect("an adapted weight is multiplied");
             let done = self.with_parts(adapter, weight, |base, parts| {
                 self.backend.load_adapted(base, parts, &mut derived)
@@ -241,18 +264,18 @@ impl Model {
         let scaled = scaled.collect::<Result<Vec<_>>>()?;
         let part = |(part, b)| {
             let &Part { ref module, a, .. } = part;
-            LowRank { row: module.row, a: &self.params[a].master, b, r: module.r }
+            LowRank { row: module.row, a: self.master(a), b, r: module.r }
         };
         let parts: Vec<LowRank<'_>> = adapter.of(weight).zip(&scaled).map(part).collect();
         let decoded = self.decoded_base(weight)?;
-        f(decoded.as_ref().unwrap_or(&self.params[weight].master), &parts)
+        f(decoded.as_ref().unwrap_or_else(|| self.master(weight)), &parts)
     }
 
     /// A parameter times a number.
     fn scaled(&self, param: usize, scale: f32) -> Result<Buffer> {
         let mut scaled = self.f32s(self.params[param].shape.len())?;
         self.backend.fill(&mut scaled, 0.0)?;
-        self.backend.axpy(scale, &self.params[param].master, &mut scaled)?;
+        self.backend.axpy(scale, self.master(param), &mut scaled)?;
         Ok(scaled)
     }
 
@@ -297,6 +320,9 @@ impl Model {
         let (Some(adapter), DType::Bf16, b) = (&self.adapter, self.dtype, &*self.backend) else {
             return Ok(None);
         };
+        if self.split.is_some() {
+            return Ok(None); // no rank has a whole weight and its base
+        }
         let layers: Vec<usize> =
             adapter.weights().into_iter().filter_map(|w| self.params[w].shape.id.layer).collect();
         let Some(&layer) = layers.get(self.version as usize % layers.len().max(1)) else { return Ok(None) };

@@ -33,6 +33,9 @@ impl MemoryOps for Cuda {
     fn memory_report(&self) -> Option<Report> {
         Some(self.arena.report())
     }
+    fn set_memory_limit(&self, bytes: Option<usize>) {
+        self.arena.set_limit(bytes);
+    }
     fn alloc(&self, dtype: DType, len: usize) -> Result<Buffer> {
         self.arena.buffer(dtype, len)
     }
@@ -136,10 +139,11 @@ impl MemoryOps for Cuda {
 }
 
 impl Cuda {
-    /// Elements of their own type to a buffer, from element `at` on.
+    /// Elements, as a buffer holds them, from element `at` on.
     fn put<T: Plain>(&self, dst: &Buffer, at: usize, values: &[T]) -> Result<()> {
-        assert!(at + values.len() <= dst.len() && size_of::<T>() == dst.dtype().size());
-        let Some(to) = memory::on_host(dst, at, values.len()) else {
+        let count = size_of_val(values) / dst.dtype().size();
+        assert!(at + count <= dst.len() && count * dst.dtype().size() == size_of_val(values));
+        let Some(to) = memory::on_host(dst, at, count) else {
             return self.upload(element(dst, at), values);
         };
         self.synchronize()?; // kernels that were started read it

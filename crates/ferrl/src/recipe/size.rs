@@ -1,0 +1,45 @@
+//! Sizes of memory as people write them.
+
+use super::Recipe;
+use ferrl_engine::{Error, Result};
+use ferrl_kernels::Backend;
+
+/// The most memory that anything is planned for: 1024 TiB.
+const MOST_BYTES: f64 = 1125899906842624.0;
+
+/// A number of bytes with a unit: `22GiB`, `900MiB`.
+pub fn bytes(text: &str) -> std::result::Result<u64, String> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "kib" | "k" => 1024.0,
+        "mib" | "m" => 1048576.0,
+        "gib" | "g" => 1073741824.0,
+        "tib" | "t" => 1099511627776.0,
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        other => return Err(format!("{other:?} is no unit; write 22GiB, 900MiB or a number of bytes")),
+    };
+    match number.trim().parse::<f64>() {
+        Ok(n) if n * factor >= 1.0 && n * factor <= MOST_BYTES => Ok((n * factor) as u64),
+        Ok(_) => Err("must be from 1B to 1024TiB".into()),
+        _ => Err(format!("{text:?} is not a size; write 22GiB, 900MiB or a number of bytes")),
+    }
+}
+
+impl Recipe {
+    /// Bytes that the device is taken to have, where the recipe says so.
+    pub fn device_bytes(&self) -> Result<Option<u64>> {
+        let wrong = |what: String| Error::usage(what).at("device_memory").fix("device_memory = \"24GiB\"");
+        self.device_memory.as_deref().map(bytes).transpose().map_err(wrong)
+    }
+
+    /// Takes the device to have no more memory than the recipe says.
+    pub fn limit(&self, device: &dyn Backend) -> Result<()> {
+        device.set_memory_limit(self.device_bytes()?.map(|bytes| bytes as usize));
+        Ok(())
+    }
+}
