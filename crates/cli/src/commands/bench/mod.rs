@@ -14,7 +14,7 @@ use crate::machine::ensure_memory_of;
 use crate::options::{size, weights};
 use clap::Subcommand;
 use ferrl_engine::checkpoint::{InitOptions, StorageFormat};
-use ferrl_engine::model::adapter::AdapterOptions;
+use ferrl_engine::model::adapter::{AdapterOptions, BaseHome};
 use ferrl_engine::model::{Config, FAMILIES, Model, Options};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{AUTO, Backend, DType};
@@ -127,6 +127,36 @@ struct ShapeArgs {
     untied: bool,
 }
 
+/// The adapter that is trained instead of the weights.
+#[derive(clap::Args)]
+struct LoraArgs {
+    /// Train an adapter of this rank on all linear layers (LoRA), and not the weights
+    #[arg(long, value_name = "R", value_parser = size::<65536>)]
+    lora: Option<usize>,
+    /// Where the weights under the adapter are
+    #[arg(long, value_name = "WHERE", requires = "lora", default_value = "device", value_parser = BASES)]
+    base: String,
+}
+
+/// As `adapter.base` has them.
+const BASES: [&str; 3] = ["device", "host", "nf4"];
+
+impl LoraArgs {
+    fn options(&self) -> Option<AdapterOptions> {
+        let home = match self.base.as_str() {
+            "nf4" => BaseHome::Nf4,
+            "host" => BaseHome::Host,
+            _ => BaseHome::Device,
+        };
+        self.lora.map(|r| AdapterOptions { r, alpha: r as f64, base: home, ..Default::default() })
+    }
+
+    /// For a title.
+    fn describe(&self) -> String {
+        self.lora.map_or(String::new(), |r| format!(", adapter of rank {r} (base: {})", self.base))
+    }
+}
+
 impl ShapeArgs {
     /// How the random model is made, for sequences of so many tokens; refused where the device has no room for its weights.
     fn init(&self, device: &dyn Backend, context: usize, bytes: usize) -> Result<InitOptions> {
@@ -155,13 +185,18 @@ impl ShapeArgs {
     }
 
     /// The random model; where all or most of it is frozen, as files of its compute type would hold it.
-    fn model(&self, device: Arc<dyn Backend>, options: Options, lora: Option<usize>) -> Result<Model> {
-        let use_of = Use::of(options.training, lora);
+    fn model(
+        &self,
+        device: Arc<dyn Backend>,
+        options: Options,
+        adapter: Option<AdapterOptions>,
+    ) -> Result<Model> {
+        let use_of = Use::of(options.training, adapter.is_some());
         let init = self.init(&*device, options.context, use_of.bytes(&*device, options.dtype))?;
         let storage = if use_of == Use::Train { StorageFormat::F32 } else { options.dtype.into() };
         let mut model = Model::random_stored(device, &init, options, storage)?;
-        if let Some(r) = lora {
-            model.adapt(&AdapterOptions { r, alpha: r as f64, ..Default::default() }, 0, |_| Ok(None))?;
+        if let Some(adapter) = adapter {
+            model.adapt(&adapter, 0, |_| Ok(None))?;
         }
         Ok(model)
     }
@@ -184,11 +219,11 @@ enum Use {
 }
 
 impl Use {
-    fn of(training: bool, lora: Option<usize>) -> Use {
-        match (training, lora) {
+    fn of(training: bool, adapts: bool) -> Use {
+        match (training, adapts) {
             (false, _) => Use::Decode,
-            (true, Some(_)) => Use::Adapt,
-            (true, None) => Use::Train,
+            (true, true) => Use::Adapt,
+            (true, false) => Use::Train,
         }
     }
 
@@ -198,7 +233,8 @@ impl Use {
         match self {
             Use::Decode if shared => 2,
             Use::Adapt if shared => 4,
-            Use::Train if shared => 16,
+            // At least: its moments may be elsewhere.
+            Use::Train if shared => 8,
             Use::Decode => 8,
             Use::Adapt => 12,
             Use::Train => 24,

@@ -2,7 +2,7 @@
 
 use super::report::{self, Work};
 use super::scratch::Scratch;
-use super::{HowArgs, ShapeArgs, Use, forward_flops};
+use super::{HowArgs, LoraArgs, ShapeArgs, Use, forward_flops};
 use crate::options::{DeviceArgs, at_least_one, size};
 use ferrl::algo::GROUP_RELATIVE;
 use ferrl::experience::Metrics;
@@ -52,9 +52,8 @@ pub struct Args {
     /// Tokens trained on at once
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
     micro_batch: usize,
-    /// Train an adapter of this rank on all linear layers (LoRA), and not the weights
-    #[arg(long, value_name = "R", value_parser = size::<65536>)]
-    lora: Option<usize>,
+    #[command(flatten)]
+    lora: LoraArgs,
     /// Folder with the model, its tokenizer and the prompts; made if it does not exist, and kept. When left out, they
     /// are made anew each time
     #[arg(long, value_name = "DIR")]
@@ -82,7 +81,7 @@ pub fn run(args: &Args) -> Result<()> {
     let title = format!(
         "GRPO step: {}{}; {} prompts x {} answers x {} tokens; {}, compute {}",
         args.shape.describe(),
-        args.lora.map_or(String::new(), |r| format!(", adapter of rank {r}")),
+        args.lora.describe(),
         args.prompts,
         args.samples,
         args.new,
@@ -168,7 +167,12 @@ fn recipe(args: &Args, dir: &Path) -> Result<Recipe> {
     Ok(Recipe {
         exact: !args.device.inexact,
         model: Model { dtype: Some(args.device.dtype.dtype().name().into()), ..Default::default() },
-        adapter: args.lora.map(|r| Adapter { r, alpha: r as f64, ..Default::default() }),
+        adapter: args.lora.lora.map(|r| Adapter {
+            r,
+            alpha: r as f64,
+            base: args.lora.base.clone(),
+            ..Default::default()
+        }),
         data: Data { train: vec![prompts.into()], ..Default::default() },
         algo: object(json!({ "name": GROUP_RELATIVE.name, "kl": { "coef": 0.0 } })),
         rollout: Rollout {
@@ -200,12 +204,12 @@ fn make_files(args: &Args, dir: &Path, device: &dyn Backend) -> Result<()> {
     let lines: Vec<String> = (0..500).map(|_| text(30)).collect();
     let rows: String = (0..PROMPTS).map(|_| format!("{}\n", json!({ "prompt": text(args.words) }))).collect();
     let tokenizer = train_bpe(lines.into_iter(), args.shape.vocab, &["<pad>".into()])?;
-    let (dtype, use_of) = (args.device.dtype.dtype(), Use::of(true, args.lora));
+    let (dtype, use_of) = (args.device.dtype.dtype(), Use::of(true, args.lora.lora.is_some()));
     let mut init = args.shape.init(device, args.context(), use_of.bytes(device, dtype))?;
     // Few words make few tokens; the rest of a larger vocabulary is sampled too, and gives no text.
     init.vocab = init.vocab.max(tokenizer.vocab_size());
     // Like a pretrained model that is adapted.
-    let storage = if args.lora.is_some() { dtype.into() } else { StorageFormat::F32 };
+    let storage = if args.lora.lora.is_some() { dtype.into() } else { StorageFormat::F32 };
     init_model(dir, &init, &SaveOptions { dtype: storage, ..Default::default() })?;
     tokenizer.save(dir)?;
     let path = dir.join("prompts.jsonl");

@@ -1,7 +1,7 @@
 //! `ferrl bench train`: whole training steps.
 
 use super::report::{self, Work};
-use super::{HowArgs, ShapeArgs, forward_flops, some_ids};
+use super::{HowArgs, LoraArgs, ShapeArgs, forward_flops, some_ids};
 use crate::options::{DeviceArgs, at_least_one, size};
 use ferrl_engine::model::Options;
 use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, plan};
@@ -24,9 +24,14 @@ pub struct Args {
     /// Maximum number of tokens per micro-batch [default: the whole step]
     #[arg(long, value_name = "TOKENS", value_parser = at_least_one)]
     micro_batch: Option<usize>,
-    /// Train an adapter of this rank on all linear layers (LoRA), and not the weights
-    #[arg(long, value_name = "R", value_parser = size::<65536>)]
-    lora: Option<usize>,
+    #[command(flatten)]
+    lora: LoraArgs,
+    /// AdamW with 8-bit moments
+    #[arg(long)]
+    adamw8: bool,
+    /// Keep the moments in the machine's memory
+    #[arg(long)]
+    offload: bool,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -44,18 +49,24 @@ pub fn run(args: &Args) -> Result<()> {
     let title = format!(
         "training step: {}{}; {} x {} tokens{}; {}, compute {}",
         args.shape.describe(),
-        args.lora.map_or(String::new(), |r| format!(", adapter of rank {r}")),
+        args.lora.describe(),
         args.batch,
         args.seq,
         args.micro_batch.map_or(String::new(), |n| format!(" in micro-batches of {n}")),
         device.describe(),
         dtype.name()
     );
-    let model = args.shape.model(device.clone(), options, args.lora)?;
+    let model = args.shape.model(device.clone(), options, args.lora.options())?;
     // Forward, and in backward once for the input and once for the weights, which an adapter hardly has.
-    let passes = if args.lora.is_some() { 2.0 } else { 3.0 };
+    let passes = if args.lora.lora.is_some() { 2.0 } else { 3.0 };
     let flops = passes * forward_flops(&model.config, args.seq as f64 / 2.0);
-    let settings = OptimizerOptions { weight_decay: 0.01, max_grad_norm: None, ..Default::default() };
+    let settings = OptimizerOptions {
+        coded: args.adamw8,
+        offload: args.offload,
+        weight_decay: 0.01,
+        max_grad_norm: None,
+        ..Default::default()
+    };
     let mut trainer = Trainer::new(model, settings)?;
     let tokens = args.batch * args.seq;
     let ids = some_ids(tokens, args.shape.vocab);
