@@ -278,3 +278,24 @@ fn an_error_of_any_rank_is_the_error_of_all() {
         }
     }
 }
+
+/// Only the first rank of a team samples: what it cannot do ends the ranks that compute along, and those of other teams.
+#[test]
+fn an_error_of_the_rank_that_samples_is_the_error_of_all() {
+    let path = recipes().into_iter().find(|p| p.ends_with("ppo.toml")).unwrap();
+    let mut resolved = Recipe::load(&path, &[]).unwrap();
+    resolved.stages.drain(..resolved.stages.len() - 1);
+    resolved.stages[0].index = 0;
+    let init = serde_json::json!({ "family": "qwen2", "max_positions": 8192 });
+    resolved.stages[0].recipe.model.init = Some(serde_json::from_value(init).unwrap());
+    small(&mut resolved, 2);
+    let r = &mut resolved.stages[0].recipe;
+    let init = r.model.init.as_mut().unwrap();
+    (init.hidden, init.layers, r.rollout.tp_size) = (64, 4, 2);
+    (r.rollout.cache_mib, r.rollout.max_new_tokens) = (1, 4000);
+    let folder = tempfile::tempdir().unwrap();
+    for (rank, done) in run(&resolved, folder.path(), 4, u64::MAX).into_iter().enumerate() {
+        let said = done.unwrap_err().to_string();
+        assert!(said.contains("rollout.cache_mib"), "rank {rank}: {said}");
+    }
+}

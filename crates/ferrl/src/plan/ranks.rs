@@ -154,11 +154,7 @@ fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
             format!("for products: one of {} parts of the layers, the tables whole", l.tp),
         );
         let leaving = sum(&|c| 4 * ((weights(c) - outside(c)) / team + outside(c)));
-        add(
-            "in flight",
-            2 * leaving as u64,
-            "the gradient of a micro-batch as it is sent and received".into(),
-        );
+        add("in flight", leaving as u64, "the gradient of a micro-batch, until it is sent".into());
     } else if l.fsdp > 1 {
         // In flight are two layers and the tables, and the gradients of two layers before they leave.
         let (gathered, leaving) = (sum(&|c| e * (2 * layer(c) + outside(c))), sum(&|c| 8 * layer(c)));
