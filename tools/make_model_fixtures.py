@@ -46,7 +46,8 @@ try:
     from transformers import (
         AutoModelForCausalLM, AutoModelForSequenceClassification, Gemma2Config, Gemma3Config,
         Gemma3ForConditionalGeneration, Gemma3TextConfig, Glm4Config, GPT2Config, GraniteConfig, LlamaConfig,
-        MistralConfig, Olmo2Config, Phi3Config, Qwen2Config, Qwen3Config, SiglipVisionConfig, SmolLM3Config)
+        MistralConfig, Olmo2Config, Phi3Config, Qwen2Config, Qwen3Config, Qwen3MoeConfig, SiglipVisionConfig,
+        SmolLM3Config)
 except ImportError as error:
     sys.exit(f"{error}\nneeded: pip install torch transformers safetensors")
 
@@ -55,7 +56,9 @@ DEFAULT_OUT = os.path.normpath(os.path.join(ROOT, "crates/engine/tests/fixtures/
 NEW_TOKENS = 12
 TEMPERATURE = 0.7
 MIN_GAP = 4e-3
+MIN_ROUTE_GAP = 0.03
 ENTROPY_FACTOR = 0.1
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 STORAGE = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -198,6 +201,16 @@ CASES = {
         num_key_value_heads=1, head_dim=12, query_pre_attn_scalar=12, sliding_window=4, pad_token_id=0,
         tie_word_embeddings=True, layer_types=["sliding_attention", "full_attention"])),
         [1, 6, 21], wrap=with_vision),
+    "qwen3_moe": lambda: Case(Qwen3MoeConfig(**common(
+        vocab_size=78, hidden_size=32, intermediate_size=45, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=12, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=14,
+        norm_topk_prob=True, rope_parameters=rope(1000000.0))), [1, 6, 17], legacy=True),
+    # a dense layer between two with experts, and weights that are not divided by their sum
+    "qwen3_moe_mixed": lambda: Case(Qwen3MoeConfig(**common(
+        vocab_size=66, hidden_size=36, intermediate_size=41, num_hidden_layers=3, num_attention_heads=3,
+        num_key_value_heads=1, head_dim=12, num_experts=4, num_experts_per_tok=3, moe_intermediate_size=10,
+        norm_topk_prob=False, mlp_only_layers=[1], attention_bias=True, tie_word_embeddings=True,
+        use_sliding_window=True, sliding_window=5, rope_parameters=rope(10000.0))), [2, 5, 18], storage="bf16"),
 }
 
 
@@ -224,7 +237,7 @@ def fill(model, case, generator):
 
 def build(case, generator):
     auto = AutoModelForSequenceClassification if case.score else AutoModelForCausalLM
-    model = auto.from_config(case.config, dtype=torch.float32, attn_implementation="eager").eval()
+    model = auto.from_config(case.config, dtype=torch.float32, **EAGER).eval()
     fill(model, case, generator)
     return model
 
@@ -244,6 +257,41 @@ def measures(logits, ids):
     entropy = -(logs.exp() * logs).sum(-1)
     targets = torch.tensor(ids[1:], dtype=torch.long)
     return logs[:-1].gather(1, targets[:, None])[:, 0], entropy
+
+
+def route_gap(model, sequences):
+    """The smallest lead of an expert that is chosen over one that is not: what bf16 must not turn round."""
+    top, gap = getattr(model.config, "num_experts_per_tok", None), float("inf")
+    if top is None:
+        return gap
+
+    def see(_module, _inputs, output):
+        nonlocal gap
+        best = output[0].topk(top + 1, dim=-1).values
+        gap = min(gap, float((best[:, top - 1] - best[:, top]).min()))
+
+    hooks = [layer.mlp.gate.register_forward_hook(see) for layer in model.model.layers if hasattr(layer.mlp, "gate")]
+    with torch.no_grad():
+        for ids in sequences:
+            logits_of(model, ids)
+    for hook in hooks:
+        hook.remove()
+    return gap
+
+
+def by_expert(name, value):
+    """A parameter under the names it has in files: those of all experts are one tensor in memory."""
+    if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+        return [(name, value)]
+    module, kind = name.rsplit(".", 1)
+    parts = []
+    for expert, matrix in enumerate(value):
+        if kind == "gate_up_proj":
+            gate, up = matrix.chunk(2)
+            parts += [(f"{module}.{expert}.gate_proj.weight", gate), (f"{module}.{expert}.up_proj.weight", up)]
+        else:
+            parts.append((f"{module}.{expert}.down_proj.weight", matrix))
+    return parts
 
 
 def greedy(model, ids):
@@ -284,7 +332,7 @@ def legacy_config(path):
 
 def make(name, out):
     seed_base = 1000 * (1 + list(CASES).index(name))
-    for seed in range(seed_base, seed_base + 50):
+    for seed in range(seed_base, seed_base + 500):
         case = CASES[name]()
         generator = torch.Generator().manual_seed(seed)
         model = build(case, generator)
@@ -293,6 +341,8 @@ def make(name, out):
         if case.score:
             continuations = []
             break
+        if route_gap(model, sequences) < MIN_ROUTE_GAP:
+            continue
         continuations = []
         for index, ids in enumerate(sequences):
             if len(ids) >= 2:
@@ -331,8 +381,9 @@ def make(name, out):
     names = []
     for parameter, value in model.named_parameters():
         assert value.grad is not None, parameter
-        names.append(parameter)
-        tensors[f"grad.{parameter}"] = value.grad
+        for stored_name, grad in by_expert(parameter, value.grad):
+            names.append(stored_name)
+            tensors[f"grad.{stored_name}"] = grad
     tensors = {key: value.detach().contiguous().clone() for key, value in tensors.items()}
     assert all(bool(torch.isfinite(value).all()) for value in tensors.values())
 
@@ -373,8 +424,8 @@ def make(name, out):
 def reload_check(folder, case, tensors):
     """What was written must load without a missing weight and give the same numbers."""
     auto = AutoModelForSequenceClassification if case.score else AutoModelForCausalLM
-    model, info = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
-                                       output_loading_info=True, local_files_only=True)
+    model, info = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, local_files_only=True,
+                                       **EAGER)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
     model.eval()
     with torch.no_grad():

@@ -1,6 +1,9 @@
 //! The manual: every page is in its contents, every link leads somewhere, every command works, every recipe is one.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+#[path = "manual/twin.rs"]
+mod twin;
+
 use ferrl::recipe::Recipe;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -105,13 +108,13 @@ fn commands_of_every_page_work() {
             page.replace('/', "-")
         ));
         std::fs::create_dir_all(&dir).unwrap();
+        let twin = twin::of(&page, &text, &dir, binary);
         for block in commands {
-            let out = Command::new("bash")
-                .args(["-euo", "pipefail", "-c", block])
-                .current_dir(&dir)
-                .env("PATH", &path)
-                .output()
-                .unwrap();
+            let mut command = Command::new("bash");
+            command.current_dir(&dir).env("PATH", &path);
+            let block =
+                &twin.as_ref().map_or(block.to_string(), |twin| twin.apply(block, &path, &mut command));
+            let out = command.args(["-euo", "pipefail", "-c", block]).output().unwrap();
             let said = String::from_utf8_lossy(&out.stderr);
             assert!(out.status.success(), "{page}:\n{block}\n{said}");
             ran += 1;
@@ -153,6 +156,14 @@ fn every_algorithm_has_its_recipe() {
         let used = recipe.stages.iter().any(|s| s.recipe.algorithm_name() == entry.name);
         assert!(used, "recipes/{0}.toml does not use {0}", entry.name);
     }
+}
+
+/// The page on a real model shows the recipe as it is.
+#[test]
+fn the_real_models_page_shows_its_recipe() {
+    let page = std::fs::read_to_string(root().join("docs/real-model.md")).unwrap();
+    let recipe = std::fs::read_to_string(root().join("recipes/real/smollm2_gsm8k.toml")).unwrap();
+    assert!(page.contains(&format!("<<'END'\n{}\nEND\n", recipe.trim_end())));
 }
 
 /// Every study is a recipe that could run, and the page on them names it.

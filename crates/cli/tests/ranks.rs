@@ -67,6 +67,29 @@ fn finished(out: Output) -> String {
     text
 }
 
+/// Ranks that compute layers together in training and in rollouts, and ranks that share tokens.
+#[test]
+fn teams_leave_the_same_bytes() {
+    let Some(folder) = folder() else { return };
+    let dir = folder.path();
+    let (kind, changes) = KINDS[1];
+    finished(train(dir, 1, kind, changes).output().unwrap());
+    for (n, layout) in
+        [["parallel.tp_size=2", "rollout.tp_size=0"], ["parallel.sp_size=2", "rollout.tp_size=2"]]
+            .into_iter()
+            .enumerate()
+    {
+        let name = format!("{kind}-team-{n}");
+        finished(train(dir, 2, &name, &[changes, &layout].concat()).output().unwrap());
+        assert_eq!(weights(dir, &name), weights(dir, kind), "{layout:?}");
+    }
+    let refused = train(dir, 3, "refused", &["parallel.tp_size=3"]).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    let expected = "parallel.tp_size: 3 ranks cannot share 2 query and 2 key heads equally";
+    assert!(said.contains(expected) && said.contains("one of 1, 2"), "{said}");
+}
+
 #[test]
 fn one_two_and_three_ranks_leave_the_same_bytes() {
     let Some(folder) = folder() else { return };

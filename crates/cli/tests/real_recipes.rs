@@ -26,7 +26,12 @@ fn models() -> Vec<(&'static str, Value)> {
         "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4,
         "vocab_size": 32_000, "max_position_embeddings": 2048, "rope_theta": 10_000.0, "rms_norm_eps": 1e-5,
         "hidden_act": "silu", "tie_word_embeddings": false });
+    let smol = json!({ "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576,
+        "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "vocab_size": 49_152, "max_position_embeddings": 8192, "rope_theta": 100_000.0, "rms_norm_eps": 1e-5,
+        "hidden_act": "silu", "tie_word_embeddings": true });
     vec![
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", smol),
         ("Qwen/Qwen2.5-3B-Instruct", qwen("qwen2", "Qwen2ForCausalLM", 36, 11_008, 2)),
         ("Qwen/Qwen3-1.7B-Base", qwen("qwen3", "Qwen3ForCausalLM", 28, 6144, 8)),
         ("meta-llama/Llama-3.1-8B-Instruct", llama_8b(128_256)),
@@ -41,6 +46,7 @@ const WEIGHTS: &[(&str, &str)] = &[
     ("gem_letter_counting", "1720.57"),
     ("gsm8k_ppo", "1100.05"),
     ("skywork_rm", "7504.93"),
+    ("smollm2_gsm8k", "134.52"),
     ("ultrafeedback_dpo", "8030.33"),
 ];
 

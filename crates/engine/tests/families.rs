@@ -72,6 +72,16 @@ fn examples() -> Vec<(Value, Value)> {
             ),
         ),
         (
+            base(json!({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 32,
+                "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": true,
+                "decoder_sparse_step": 2, "mlp_only_layers": [3], "max_window_layers": 4, "rope_theta": 1e6,
+                "use_sliding_window": false, "sliding_window": null})),
+            base(json!({"model_type": "qwen3_moe", "head_dim": 32, "num_local_experts": 6,
+                "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": true,
+                "mlp_only_layers": [0, 2, 3], "router_aux_loss_coef": 0.001, "output_router_logits": false,
+                "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}})),
+        ),
+        (
             base(json!({"architectures": ["MistralForCausalLM"], "model_type": "mistral", "rope_theta": 1e6,
                 "sliding_window": 32})),
             base(json!({"architectures": ["MistralForCausalLM"], "model_type": "mistral", "head_dim": 16,
@@ -197,7 +207,8 @@ fn stored_tensors_add_up_to_the_parameters_of_the_decoder() {
 #[test]
 fn options_of_each_family() {
     let all: Vec<Config> = examples().iter().map(|(older, _)| parse(older).unwrap()).collect();
-    let [llama, qwen2, qwen3, mistral, gemma2, gemma3, phi3, olmo2, smollm3, granite, glm4, gpt2] = &all[..]
+    let [llama, qwen2, qwen3, qwen3_moe, mistral, gemma2, gemma3, phi3, olmo2, smollm3, granite, glm4, gpt2] =
+        &all[..]
     else {
         panic!()
     };
@@ -213,6 +224,12 @@ fn options_of_each_family() {
     assert_eq!((qwen3.head_dim, qwen3.qk_norm, qwen3.tied), (128, Some(QkNorm::PerHead), false));
     assert_eq!(qwen3.windows, [None; 4]);
     assert_eq!(mistral.windows, [Some(32); 4]);
+    let experts = qwen3_moe.experts.as_ref().unwrap();
+    assert_eq!((experts.count, experts.per_token, experts.width, experts.normalized), (6, 2, 24, true));
+    assert_eq!((experts.sparse.clone(), experts.balance), (vec![false, true, false, false], 0.001));
+    assert_eq!((qwen3_moe.windows.clone(), qwen3_moe.qk_norm), (vec![None; 4], Some(QkNorm::PerHead)));
+    let all_weights: usize = qwen3_moe.params().iter().map(|p| p.len()).sum();
+    assert_eq!(all_weights - qwen3_moe.active_weights(), 4 * 3 * 24 * 64, "four of six experts of one layer");
 
     assert_eq!(gemma2.norm.kind, NormKind::RmsPlusOne);
     assert_eq!(gemma2.windows, [Some(8), None, Some(8), None]);
@@ -294,7 +311,7 @@ fn what_cannot_be_computed_is_refused_by_name() {
         (json!({"head_dim": 15}), "must be even"),
         (json!({"attention_bias": 1}), "attention_bias must be true or false"),
         (json!({"architectures": ["LlamaForQuestionAnswering"]}), "LlamaForQuestionAnswering"),
-        (json!({"model_type": "qwen2_moe"}), "nearest is \"qwen2\""),
+        (json!({"model_type": "qwen2_moe"}), "nearest is \"qwen3_moe\""),
         (json!({"model_type": "quen3"}), "nearest is \"qwen3\""),
         (
             json!({"model_type": "gpt2", "n_positions": 8, "num_key_value_heads": 2}),

@@ -12,7 +12,7 @@ pub use summary::{Figure, Summary};
 
 use crate::batch::{Update, tokens};
 use crate::experience::{ByRole, Metrics, Role};
-use crate::ranks::each;
+use crate::ranks::{Teams, each};
 use crate::recipe::Rollout;
 use crate::reward::{Completions, Graded, Rewards};
 use crate::rollout::{self, Actor, Answer, Sampled};
@@ -150,7 +150,8 @@ impl Stage {
         let mut seen = prepared?.metrics;
         let mut loss = 0.0;
         let batches = Update::whole(&e).micro_batches(&e, self.recipe.train.micro_batch_tokens)?;
-        let parts = each(&self.ranks, &batches, |batch| {
+        let teams = Teams::of(&self.ranks, &self.policy.model);
+        let parts = each(&teams, &batches, |batch| {
             let mut stats = ByRole::default();
             let tokens = tokens(batch.sequences.iter().copied());
             stats.set(Role::Policy, train::stats(&self.policy.model, &tokens, batch.temperature())?);

@@ -2,8 +2,12 @@
 //!
 //! The weights lie on a mesh (ddp, fsdp, tp), the sequences on a mesh (dp, sp, tp); both have all ranks of the run.
 
+use crate::plan::{new_config, read_config};
 use crate::recipe::{Parallel, Recipe, Resolved};
+use ferrl_engine::model::Config;
+use ferrl_engine::model::tensor::Share;
 use ferrl_engine::{Error, Result};
+use std::path::Path;
 
 /// How a run lies over its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +40,22 @@ impl Layout {
         Ok(Layout { ranks, ddp, fsdp: ranks / (ddp * tp), tp, sp, rollout_tp })
     }
 
+    /// Sizes of the groups of ranks that compute with one model together, where there are any, with their keys.
+    pub fn teams(&self) -> Vec<(&'static str, Share, usize)> {
+        let all = [
+            ("parallel.tp_size", Share::Features, self.tp),
+            ("parallel.sp_size", Share::Tokens, self.sp),
+            ("rollout.tp_size", Share::Features, self.rollout_tp),
+        ];
+        all.into_iter().filter(|(_, _, size)| *size > 1).collect()
+    }
+
+    /// Refuses a model whose heads these groups cannot share.
+    pub fn fits(&self, config: &Config) -> Result<()> {
+        let fits = |(key, share, size)| config.check_team(share, size).map_err(|e| e.at(key));
+        self.teams().into_iter().try_for_each(fits)
+    }
+
     /// Parts that the micro-batches of an update go round.
     pub fn dp(&self) -> usize {
         self.ranks / (self.sp * self.tp)
@@ -65,16 +85,41 @@ pub fn check_stages(resolved: &Resolved, ranks: usize) -> Result<()> {
 /// The layout of a recipe on `ranks` ranks; an error where sizes do not divide them or the engine cannot do it.
 pub fn check(recipe: &Recipe, ranks: usize) -> Result<Layout> {
     let layout = Layout::of(recipe, ranks)?;
-    let not_served = [
-        ("parallel.tp_size", layout.tp, "tensor parallelism", "parallel.tp_size = 1"),
-        ("parallel.sp_size", layout.sp, "context parallelism", "parallel.sp_size = 1"),
-        ("rollout.tp_size", layout.rollout_tp, "tensor parallelism in rollouts", "rollout.tp_size = 1"),
-    ];
-    match not_served.into_iter().find(|(_, size, ..)| *size > 1) {
-        None => Ok(layout),
-        Some((key, size, what, fix)) => {
-            Err(Error::usage(format!("{what} over {size} ranks is not built yet")).at(key).fix(fix))
-        }
+    if let Some((key, _, size)) = layout.teams().into_iter().find(|_| recipe.adapter.is_some()) {
+        let what = format!("an adapter on a base that {size} ranks compute with together is not built yet");
+        return Err(Error::usage(what).at(key).fix(format!("{key} = 1")));
+    }
+    if layout.tp > 1 && layout.sp > 1 {
+        let what = format!(
+            "context parallelism ({}) under tensor parallelism ({}) is not built yet",
+            layout.sp, layout.tp
+        );
+        return Err(Error::usage(what)
+            .at("parallel.sp_size")
+            .fix("parallel.sp_size = 1, or parallel.tp_size = 1"));
+    }
+    if let Some((key, ..)) = layout.teams().into_iter().find(|_| recipe.device.starts_with("cuda")) {
+        return Err(on_a_card(key));
+    }
+    if let Some(config) = known_config(recipe) {
+        layout.fits(&config)?;
+    }
+    Ok(layout)
+}
+
+/// What is said to ranks that would compute layers together on a card.
+pub(crate) fn on_a_card(key: &str) -> Error {
+    let what = "tensor and context parallelism on a card are not built yet";
+    Error::usage(what)
+        .at(key)
+        .fix(format!("device = \"cpu\", or {key} = 1 and parallel.ddp_size = 1 (ZeRO-3)"))
+}
+
+/// The model's configuration where it can be read before anything else is.
+fn known_config(recipe: &Recipe) -> Option<Config> {
+    match &recipe.model.init {
+        Some(init) => new_config(recipe, init).ok(),
+        None => read_config(Path::new(recipe.model.path.as_ref()?)).ok(),
     }
 }
 
@@ -118,13 +163,29 @@ mod tests {
         assert!(check(&recipe(0, 1, 1, 0), 3).is_ok());
         assert!(check(&recipe(3, 1, 1, 1), 3).is_ok(), "as many copies as ranks");
         assert!(check(&recipe(1, 1, 1, 1), 3).is_ok(), "ZeRO-3");
+        assert!(check(&recipe(0, 2, 1, 1), 4).is_ok(), "tensor parallelism in training");
+        assert!(check(&recipe(0, 1, 1, 2), 4).is_ok(), "and in rollouts");
+        assert!(check(&recipe(1, 1, 2, 0), 4).is_ok(), "context parallelism");
+        let error = check(&recipe(0, 2, 2, 0), 4).unwrap_err().to_string();
+        assert!(error.contains("parallel.sp_size") && error.contains("not built yet"), "{error}");
+        let on_card = Recipe { device: "cuda:0".into(), ..recipe(0, 1, 2, 0) };
+        let error = check(&on_card, 4).unwrap_err().to_string();
+        assert!(error.contains("on a card"), "{error}");
+    }
+
+    #[test]
+    fn heads_that_ranks_cannot_share_are_named_before_work_is_spent() {
         for (r, key) in [
-            (recipe(0, 2, 1, 1), "parallel.tp_size"),
-            (recipe(0, 1, 2, 0), "parallel.sp_size"),
-            (recipe(0, 1, 1, 2), "rollout.tp_size"),
+            (recipe(0, 4, 1, 1), "parallel.tp_size"),
+            (recipe(0, 1, 4, 1), "parallel.sp_size"),
+            (recipe(0, 1, 1, 4), "rollout.tp_size"),
         ] {
-            let error = check(&r, 2).unwrap_err().to_string();
-            assert!(error.contains(key) && error.contains("not built yet"), "{error}");
+            let mut r = r;
+            let init = serde_json::json!({ "family": "qwen2", "hidden": 64, "heads": 6, "kv_heads": 2 });
+            r.model.init = Some(serde_json::from_value(init).unwrap());
+            let error = check(&r, 4).unwrap_err().to_string();
+            let said = "4 ranks cannot share 6 query and 2 key heads equally";
+            assert!(error.contains(key) && error.contains(said) && error.contains("one of 1, 2"), "{error}");
         }
     }
 }

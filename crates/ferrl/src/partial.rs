@@ -7,7 +7,7 @@
 
 use crate::episode::{Episode, TimeShares};
 use crate::place::{cost, place};
-use crate::ranks::gather;
+use crate::ranks::{Teams, gather};
 use crate::rollout::{Actor, Sampled, sampled};
 use crate::source::Prompt;
 use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop};
@@ -134,8 +134,10 @@ pub fn advance(
 ) -> Result<()> {
     let (most, ranks) = (params.max_new_tokens, actor.ranks);
     let costs: Vec<u64> = waiting.iter().map(|w| w.cost(piece, most)).collect();
-    let places = place(&costs, ranks.size());
-    let own: Vec<usize> = (0..waiting.len()).filter(|&i| places[i] == ranks.rank()).collect();
+    let teams = Teams::of(ranks, actor.policy);
+    let places = place(&costs, teams.count());
+    let is_own = |i: &usize| teams.leads() && places[*i] == teams.index();
+    let own: Vec<usize> = (0..waiting.len()).filter(is_own).collect();
     let (mut requests, mut of) = (Vec::new(), Vec::new());
     for &i in &own {
         for (k, sample) in waiting[i].samples.iter().enumerate().filter(|(_, s)| s.end.is_none()) {
@@ -143,7 +145,7 @@ pub fn advance(
             of.push((i, k));
         }
     }
-    let completions = actor.generator.generate(actor.policy, requests)?;
+    let completions = actor.led(|actor| actor.generator.generate(actor.policy, requests))?;
     for ((i, k), completion) in of.into_iter().zip(completions) {
         waiting[i].samples[k].add(completion, most);
     }

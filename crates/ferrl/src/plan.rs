@@ -205,7 +205,7 @@ fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) 
     } else if config.head == Head::Score {
         config.head = Head::Lm;
     }
-    setup::trained::check(&config, critic.as_ref(), &recipe.model.frozen)?;
+    setup::trained::check(&config, critic.as_ref(), &recipe.model)?;
     let lengths = lengths(recipe, feed, tokenizer.as_deref());
     let (updates, device) = (algorithm.updates(), ferrl_kernels::footprint(&recipe.device)?);
     let (recipe, teacher) = (recipe.clone(), teacher.map(|t| t.0));
@@ -257,7 +257,7 @@ pub fn read_config(dir: &Path) -> Result<Config> {
 }
 
 /// The configuration that a run would start from; the characters of a few examples stand for the vocabulary.
-fn new_config(recipe: &Recipe, init: &Init) -> Result<Config> {
+pub(crate) fn new_config(recipe: &Recipe, init: &Init) -> Result<Config> {
     let mut options = InitOptions::new(&init.family);
     options.vocab = init.vocab;
     if let Some(task) = setup::task(recipe)?.filter(|_| init.tokenizer == "char") {
@@ -270,6 +270,8 @@ fn new_config(recipe: &Recipe, init: &Init) -> Result<Config> {
     }
     (options.hidden, options.layers) = (init.hidden, init.layers);
     (options.heads, options.kv_heads, options.ffn) = (init.heads, init.kv_heads, init.ffn);
+    (options.experts, options.experts_per_token) = (init.experts, init.experts_per_token);
+    options.expert_ffn = init.expert_ffn;
     (options.max_positions, options.tied) = (init.max_positions, Some(true));
     Ok(options.build().map_err(|e| e.at("model.init"))?.0)
 }

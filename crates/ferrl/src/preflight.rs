@@ -100,10 +100,10 @@ fn one(
     let (policy, critic) = models(recipe, start, &named)?;
     let mut draft = Draft::new(recipe, &start.dir, &warnings)?;
     setup::fits(&start.config, &draft.tokenizer, &start.dir)?;
-    setup::trained::check(&policy, critic.as_ref(), &recipe.model.frozen)?;
+    setup::trained::check(&policy, critic.as_ref(), &recipe.model)?;
     let trained = match &recipe.adapter {
         Some(adapter) => adapter_weights(&policy, &adapter.options()?)?.1,
-        None => trained_weights(&policy, &setup::trained::patterns(&policy, &recipe.model.frozen)?)?,
+        None => trained_weights(&policy, &setup::trained::patterns(&policy, &recipe.model)?)?,
     };
     if rows {
         let look = Look::new(&draft, recipe, &named)?;

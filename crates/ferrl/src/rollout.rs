@@ -3,10 +3,10 @@
 use crate::episode::{self, Environments, Episode, Played, Plays, TimeShares};
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::place::{cost, place};
-use crate::ranks::gather;
+use crate::ranks::{Teams, gather};
 use crate::recipe::Rollout;
 use crate::source::Prompt;
-use ferrl_engine::generate::{Completion, Generator, SamplingParams, Stop, Stops};
+use ferrl_engine::generate::{Completion, Generator, SamplingParams, Stop, Stops, dismiss};
 use ferrl_engine::model::Model;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
@@ -59,6 +59,22 @@ pub struct Actor<'a> {
     pub environments: &'a Environments,
     /// The ranks that share the prompts.
     pub ranks: &'a Ranks,
+}
+
+impl Actor<'_> {
+    /// Samples with the ranks that compute with the policy: the first of a team does `work`, the others compute along and get
+    /// nothing.
+    pub(crate) fn led<T: Default>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let Some(team) = self.policy.team().cloned() else { return work(self) };
+        self.ranks.all_gather(&[])?; // an error before this reaches ranks that wait for all of them
+        team.ranks().in_step(|| match team.ranks().rank() {
+            0 => {
+                let done = work(self)?;
+                dismiss(self.policy).map(|()| done)
+            }
+            _ => self.generator.follow(self.policy).map(|()| T::default()),
+        })
+    }
 }
 
 /// What ends completions of the model in `dir` as a recipe samples them.
@@ -129,10 +145,12 @@ pub fn sample_placed(
     if ranks.is_alone() {
         return sample_here(actor, prompts, params, samples, step);
     }
-    let places = place(costs, ranks.size());
-    let own: Vec<usize> = (0..prompts.len()).filter(|&i| places[i] == ranks.rank()).collect();
+    let teams = Teams::of(ranks, actor.policy);
+    let places = place(costs, teams.count());
+    let is_own = |i: &usize| teams.leads() && places[*i] == teams.index();
+    let own: Vec<usize> = (0..prompts.len()).filter(is_own).collect();
     let mut mine: Vec<Prompt> = own.iter().map(|&i| prompts[i].clone()).collect();
-    let here = sample_here(actor, &mut mine, params, samples, step)?;
+    let here = actor.led(|actor| sample_here(actor, &mut mine, params, samples, step))?;
     let time = here.time;
     let count = prompts.len();
     let mut by_prompt: Vec<(Vec<Sequence>, Vec<Answer>)> = vec![Default::default(); count];

@@ -78,7 +78,7 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
     fits(&opened.config, &tokenizer, dir)?;
     let opened = with_policy_head(opened, &recipe, needs)?;
     let critic_dir = critic_dir(&recipe, needs, dir)?;
-    trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model.frozen)?;
+    trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model)?;
     let mut policy = trainer(&recipe, backend.clone(), &opened)?;
     let reference = match needs {
         Needs { teacher: true, .. } => Some(crate::teacher::load(&recipe, &policy.model)?),
@@ -118,6 +118,7 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         ahead: VecDeque::new(),
         unfinished: Vec::new(),
         lengths: Default::default(),
+        teams: Default::default(),
         num_tokens: 0,
         skips_empty: true,
         signal: Signal::default(),
@@ -150,7 +151,11 @@ fn first_policy(policy: &mut Trainer, needs: Needs) -> Result<Option<Model>> {
 }
 
 /// Generates with the policy's own weights.
-fn sampler(recipe: &Recipe, model: &Model, tokenizer: &Arc<Tokenizer>) -> Result<Box<dyn Generator>> {
+pub(crate) fn sampler(
+    recipe: &Recipe,
+    model: &Model,
+    tokenizer: &Arc<Tokenizer>,
+) -> Result<Box<dyn Generator>> {
     let cache = cache_options(&recipe.rollout, &*model.backend);
     let sampler = Sampler::new(model, cache).map_err(|e| cache_error(e, &recipe.rollout))?;
     Ok(Box::new(sampler.with_tokenizer(tokenizer.clone())))
@@ -207,7 +212,7 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
         Some(adapter) => Model::load_adapted(backend, dir, options, &adapter.options()?, recipe.seed)?,
         None => Model::load(backend, dir, options)?,
     };
-    let options = recipe.optim.options(trained::patterns(&dir.config, &recipe.model.frozen)?)?;
+    let options = recipe.optim.options(trained::patterns(&dir.config, &recipe.model)?)?;
     let mut trainer = Trainer::new(model, options)?;
     trainer.recompute = recipe.model.recompute;
     Ok(trainer)

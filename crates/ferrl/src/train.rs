@@ -7,6 +7,7 @@
 mod annotate;
 mod collect;
 mod credit;
+mod experts;
 mod gradient;
 mod one_pass;
 mod rollback;
@@ -19,7 +20,7 @@ use crate::experience::{ByRole, Experience, Loss, Mean, Metrics, MicroBatch, Rol
 use crate::parallel;
 use crate::partial::Unfinished;
 use crate::place::Lengths;
-use crate::ranks::interleave;
+use crate::ranks::{Teams, interleave};
 use crate::recipe::Recipe;
 use crate::reward::Rewards;
 use crate::search::Searcher;
@@ -40,6 +41,7 @@ use std::time::Instant;
 
 pub use collect::{ScoredRollout, StepExperience};
 pub use rollback::Before;
+pub use split::TrainAndRollout;
 
 use one_pass::Precomputed;
 
@@ -64,6 +66,8 @@ pub struct Stage {
     pub stops: Stops,
     /// The ranks that share the work of every step; one, where this process trains alone.
     pub ranks: Ranks,
+    /// Those that compute layers together with this one, in training and in rollouts.
+    pub teams: TrainAndRollout,
     /// The data source.
     pub source: Box<dyn Source>,
     /// Rewards of completions.
@@ -140,7 +144,7 @@ impl Stage {
         let no_signal = self.skips_empty && prepared.no_signal;
         self.skip_or_restart(&mut experience, &rollouts, no_signal, &mut metrics)?;
         let plan = self.algo.updates();
-        self.release_weights(); //                                             training gathers layer by layer
+        self.release_weights()?; //                                            training gathers layer by layer
         for (n, update) in updates(&experience, plan, self.recipe.seed, self.step).iter().enumerate() {
             let batches = update.micro_batches(&experience, self.recipe.train.micro_batch_tokens)?;
             balance(&batches, &mut metrics);
@@ -148,30 +152,24 @@ impl Stage {
                 metrics.add("updates/skipped", 1.0);
                 continue;
             }
+            self.prepare()?; //                                                weights that ranks compute with together
+            let ranks = self.ranks.clone();
+            let teams = Teams::of(&ranks, &self.policy.model);
             if let Some(region) = plan.trust_region {
                 self.updating = true;
                 metrics.join(trust_region::update(self, &batches, region)?); // all the rest
                 self.updating = false;
                 continue;
             }
+            self.weigh_balance(batches.iter().map(|batch| batch.sequences.len()).sum());
             let mut parts = Parts::default();
             for (i, batch) in batches.iter().enumerate() {
-                if self.ranks.owns(i) {
-                    let known = self.precompute(batch); //                     gradients of the one-pass head
-                    let (stats, done) = self.forward(batch, known)?; //        logp, entropy, value
-                    let mut seen = Metrics::default();
-                    if n == 0 {
-                        self.compare_logps(batch, &stats, &mut seen)?;
-                    }
-                    let loss = self.algo.loss(batch, &stats); //               loss
-                    if !done {
-                        self.backward(batch, &loss.grads)?; //                 gradients
-                    }
-                    parts.add(seen, loss);
+                if teams.owns(i) {
+                    teams.in_step(|| self.learn(batch, n == 0, &mut parts))?; // loss, gradients
                 }
                 self.add_round(i, batches.len())?; //                          gradients of other ranks
             }
-            let loss = parts.sum(&self.ranks, &mut metrics)?;
+            let loss = parts.sum(&teams, &mut metrics)?;
             metrics.add("loss", loss);
             self.update(&mut metrics)?; //                                     weights
         }
@@ -180,12 +178,29 @@ impl Stage {
         Ok(Report { metrics, rollouts, epoch })
     }
 
+    /// A micro-batch of an update, from its tokens to its gradients.
+    fn learn(&mut self, batch: &MicroBatch<'_>, first: bool, parts: &mut Parts) -> Result<()> {
+        let known = self.precompute(batch); //                                 gradients of the one-pass head
+        let (stats, done) = self.forward(batch, known)?; //                    logp, entropy, value
+        let mut seen = Metrics::default();
+        if first {
+            self.compare_logps(batch, &stats, &mut seen)?;
+        }
+        let loss = self.algo.loss(batch, &stats); //                           loss
+        if !done {
+            self.backward(batch, &loss.grads)?; //                             gradients
+        }
+        parts.add(seen, loss);
+        Ok(())
+    }
+
     /// After each round of micro-batches, one for every rank, their gradients are added up in order; after the last, every rank
     /// gets the whole sum.
     pub(crate) fn add_round(&mut self, batch: usize, batches: usize) -> Result<()> {
         let (last, ranks) = (batch + 1 == batches, &self.ranks.clone());
-        if ranks.ends_round(batch, batches) {
-            if ranks.sits_out(batch) {
+        let teams = Teams::of(ranks, &self.policy.model);
+        if teams.ends_round(batch, batches) {
+            if teams.sits_out(batch) {
                 self.idle_round()?;
             }
             for trainer in std::iter::once(&mut self.policy).chain(&mut self.critic) {
@@ -203,12 +218,12 @@ impl Stage {
         let layout = parallel::check(&self.recipe, ranks.size())?;
         self.ranks = ranks.clone();
         self.rewards = std::mem::take(&mut self.rewards).shared_by(ranks);
-        if layout.fsdp > 1 {
+        if layout.fsdp * layout.tp * layout.sp > 1 {
             for (number, trainer) in self.trainers_mut().enumerate() {
                 trainer.split(ranks, layout.ddp, number)?;
             }
         }
-        Ok(())
+        self.form_teams(&layout)
     }
 
     /// Clears experience without a learning signal and says so; otherwise resets the weights where the algorithm
@@ -365,6 +380,7 @@ impl Stage {
             metrics.add("grad_norm", report.grad_norm);
             metrics.add("learning_rate", report.learning_rate);
             self.look_at_rounding(metrics)?;
+            self.look_at_experts(metrics)?;
         }
         if let Some(critic) = &mut self.critic {
             let report = critic.update(self.schedules.1.at(self.step))?;
@@ -420,9 +436,9 @@ impl Parts {
     }
 
     /// The loss over all ranks' micro-batches, in their order; their metrics join the others.
-    pub fn sum(self, ranks: &Ranks, metrics: &mut Metrics) -> Result<f64> {
+    pub fn sum(self, teams: &Teams<'_>, metrics: &mut Metrics) -> Result<f64> {
         let mut sum = 0.0;
-        for (value, seen) in interleave(ranks, self.0)? {
+        for (value, seen) in interleave(teams, self.0)? {
             sum += value;
             metrics.join(seen);
         }

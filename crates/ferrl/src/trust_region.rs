@@ -7,7 +7,7 @@
 
 use crate::batch::tokens;
 use crate::experience::{ByRole, Metrics, MicroBatch, Role};
-use crate::ranks::each;
+use crate::ranks::{Teams, each};
 use crate::train::{Parts, Stage};
 use ferrl_engine::model::Model;
 use ferrl_engine::train::{Batch, ParamVector, StatGrads, Stats, Trainer, kl};
@@ -61,14 +61,16 @@ impl<'a> Fisher<'a> {
         let along = self.along(t, v)?;
         let count = self.batches.iter().map(scored).sum::<usize>().max(1);
         t.zero_grads();
+        t.prepare()?;
+        let teams = Teams::of(self.ranks, &t.model);
         for (i, (batch, along)) in self.batches.iter().zip(along).enumerate() {
-            if self.ranks.owns(i) {
-                t.forward(batch)?;
+            if teams.owns(i) {
                 let logp = along.iter().map(|d| (d / count as f64) as f32).collect();
-                t.backward(batch, &StatGrads { logp, ..Default::default() })?;
+                let grads = StatGrads { logp, ..Default::default() };
+                teams.in_step(|| t.forward(batch).and_then(|_| t.backward(batch, &grads)))?;
             }
-            if self.ranks.ends_round(i, self.batches.len()) {
-                idle(t, self.ranks, i)?;
+            if teams.ends_round(i, self.batches.len()) {
+                idle(t, &teams, i)?;
                 t.add_round(self.ranks)?;
             }
         }
@@ -101,13 +103,15 @@ impl<'a> Fisher<'a> {
     }
 
     fn logps(&self, t: &mut Trainer, eps: f64, v: &ParamVector) -> Result<Vec<Vec<f32>>> {
-        t.perturbed(eps as f32, v, |t| each(self.ranks, self.batches, |b| Ok(t.stats(b)?.logp)))
+        t.perturbed(eps as f32, v, |t| {
+            each(&Teams::of(self.ranks, &t.model), self.batches, |b| Ok(t.stats(b)?.logp))
+        })
     }
 }
 
 /// The passes of a batch, for a rank that has none in the round that batch `i` ends.
-fn idle(t: &mut Trainer, ranks: &Ranks, i: usize) -> Result<()> {
-    if ranks.sits_out(i) {
+fn idle(t: &mut Trainer, teams: &Teams<'_>, i: usize) -> Result<()> {
+    if teams.sits_out(i) {
         t.idle_forward()?;
         t.idle_backward()?;
     }
@@ -213,21 +217,25 @@ pub fn update(stage: &mut Stage, batches: &[MicroBatch<'_>], region: TrustRegion
 /// The loss, its gradients (added up in policy and critic), and the statistics it was computed from, of this rank's batches.
 fn gradients(stage: &mut Stage, batches: &[MicroBatch<'_>], metrics: &mut Metrics) -> Result<(f64, Known)> {
     let (mut parts, mut all) = (Parts::default(), Vec::new());
+    let ranks = stage.ranks.clone();
+    let teams = Teams::of(&ranks, &stage.policy.model);
     stage.policy.zero_grads();
     for (i, batch) in batches.iter().enumerate() {
         let mut known = None;
-        if stage.ranks.owns(i) {
-            let (stats, mut seen) = (stage.forward_only(batch)?, Metrics::default());
-            stage.compare_logps(batch, &stats, &mut seen)?;
-            let loss = stage.algo.loss(batch, &stats);
-            stage.backward(batch, &loss.grads)?;
-            parts.add(seen, loss);
-            known = Some(stats);
+        if teams.owns(i) {
+            known = Some(teams.in_step(|| {
+                let (stats, mut seen) = (stage.forward_only(batch)?, Metrics::default());
+                stage.compare_logps(batch, &stats, &mut seen)?;
+                let loss = stage.algo.loss(batch, &stats);
+                stage.backward(batch, &loss.grads)?;
+                parts.add(seen, loss);
+                Ok(stats)
+            })?);
         }
         all.push(known);
         stage.add_round(i, batches.len())?;
     }
-    Ok((parts.sum(&stage.ranks, metrics)?, all))
+    Ok((parts.sum(&teams, metrics)?, all))
 }
 
 /// The critic's updates; the gradient of the first is there already.
@@ -240,17 +248,21 @@ fn critic_updates(
 ) -> Result<()> {
     let (rate, ranks) = (stage.schedules.1.at(stage.step), &stage.ranks);
     let Some(critic) = &mut stage.critic else { return Ok(()) };
+    let teams = Teams::of(ranks, &stage.policy.model);
     for n in 0..count {
+        critic.prepare()?;
         for (i, (batch, stats)) in batches.iter().zip(stats).enumerate().filter(|_| n > 0) {
             if let Some(stats) = stats {
-                let (tokens, mut now) = (tokens(batch.sequences.iter().copied()), stats.clone());
-                now.set(Role::Critic, critic.forward(&tokens)?);
-                let loss = stage.algo.loss(batch, &now);
-                let missing = || Error::numerics("the loss gives no gradient for the critic");
-                critic.backward(&tokens, loss.grads.get(Role::Critic).ok_or_else(missing)?)?;
+                teams.in_step(|| {
+                    let (tokens, mut now) = (tokens(batch.sequences.iter().copied()), stats.clone());
+                    now.set(Role::Critic, critic.forward(&tokens)?);
+                    let loss = stage.algo.loss(batch, &now);
+                    let missing = || Error::numerics("the loss gives no gradient for the critic");
+                    critic.backward(&tokens, loss.grads.get(Role::Critic).ok_or_else(missing)?)
+                })?;
             }
-            if ranks.ends_round(i, batches.len()) {
-                idle(critic, ranks, i)?;
+            if teams.ends_round(i, batches.len()) {
+                idle(critic, &teams, i)?;
                 critic.add_round(ranks)?;
             }
         }
@@ -272,7 +284,7 @@ fn measure(
     let (algo, ranks) = (&stage.algo, &stage.ranks);
     let batches: Vec<_> = batches.iter().zip(stats).collect();
     stage.policy.perturbed(step as f32, x, |t| {
-        let parts = each(ranks, &batches, |(batch, stats)| {
+        let parts = each(&Teams::of(ranks, &t.model), &batches, |(batch, stats)| {
             let (tokens, mut now) =
                 (tokens(batch.sequences.iter().copied()), (*stats).clone().unwrap_or_default());
             now.set(Role::Policy, t.stats(&tokens)?);

@@ -159,30 +159,74 @@ fn every_recipe_gives_the_same_bits_on_one_to_four_ranks() {
         let (resolved, alone) = fits.unwrap();
         let cut = |(key, value): (&String, &String)| key.ends_with(": micro_batches") && value != "1.0";
         several += usize::from(alone.iter().any(cut));
-        // Whole weights on every rank, and weights that are split over them (ZeRO-3).
-        for (size, copies) in [(2 + n % 3, 0), (2 + (n + 1) % 3, 1)] {
+        // Whole weights on every rank; weights that are split over them (ZeRO-3); layers that two ranks compute together in
+        // training, in rollouts, or in both (tensor parallelism), and tokens that they share (context parallelism).
+        let teams = [
+            (2, 0, 2, 1, 0),
+            (4, 1, 1, 2, 2),
+            (4, 1, 2, 1, 1),
+            (2, 0, 1, 2, 1),
+            (4, 0, 1, 1, 2),
+            (4, 2, 2, 1, 2),
+        ];
+        for layout in [(2 + n % 3, 0, 1, 1, 1), (2 + (n + 1) % 3, 1, 1, 1, 1), teams[n % 6]] {
+            let (size, ddp, tp, sp, rollout_tp) = layout;
             let mut resolved = resolved.clone();
-            resolved.stages.iter_mut().for_each(|s| s.recipe.parallel.ddp_size = copies);
-            let (runs, name) = (
-                folder.path().join(format!("copies-{copies}")),
-                format!("{} on {size} ranks", path.display()),
-            );
+            for r in resolved.stages.iter_mut().map(|s| &mut s.recipe) {
+                (r.parallel.ddp_size, r.parallel.tp_size) = (ddp, tp);
+                (r.parallel.sp_size, r.rollout.tp_size) = (sp, rollout_tp);
+            }
+            let name = format!("{}: (ranks, ddp, tp, sp, rollout tp) = {layout:?}", path.display());
+            let runs = folder.path().join(format!("{layout:?}"));
             // Not built yet, and refused.
-            if copies == 1 && resolved.stages.iter().any(|s| s.recipe.adapter.is_some()) {
+            let cut = ddp == 1 || tp.max(sp).max(rollout_tp) > 1;
+            if cut && resolved.stages.iter().any(|s| s.recipe.adapter.is_some()) {
                 let refused = run(&resolved, &runs, size, u64::MAX).remove(0).unwrap_err().to_string();
-                assert!(refused.contains("parallel.ddp_size = 0"), "{refused}");
+                assert!(refused.contains("_size = "), "{refused}");
                 continue;
             }
             for done in run(&resolved, &runs, size, u64::MAX) {
-                done.unwrap_or_else(|e| panic!("{name}, copies {copies}: {e}"));
+                done.unwrap_or_else(|e| panic!("{name}: {e}"));
             }
-            same(&format!("{name}, copies {copies}"), &alone, &left(&runs));
+            same(&name, &alone, &left(&runs));
         }
     }
     assert_eq!(several, all.len(), "every recipe has several micro-batches");
 }
 
-/// A run that stops after step 2 on 3 ranks goes on alone, or on 2, to the bytes of one that never stopped.
+/// Sampled and trained log-probabilities are the same numbers for every pair of layouts of training and rollouts, and everything
+/// that a run leaves is what one process leaves.
+#[test]
+fn every_pair_of_training_and_rollout_layouts_samples_what_it_trains() {
+    let path = recipes().into_iter().find(|p| p.ends_with("ppo.toml")).unwrap();
+    let mut resolved = Recipe::load(&path, &[]).unwrap();
+    resolved.stages.drain(..resolved.stages.len() - 1);
+    resolved.stages[0].index = 0;
+    let r = &mut resolved.stages[0].recipe;
+    r.model.init = Some(serde_json::from_value(serde_json::json!({ "family": "qwen3" })).unwrap());
+    small(&mut resolved, 2);
+    let r = &mut resolved.stages[0].recipe;
+    let init = r.model.init.as_mut().unwrap();
+    (init.hidden, init.heads, init.kv_heads) = (32, Some(8), Some(4));
+    r.train.micro_batch_tokens = 320;
+    let folder = tempfile::tempdir().unwrap();
+    let alone = folder.path().join("alone");
+    run(&resolved, &alone, 1, u64::MAX).remove(0).unwrap();
+    let alone = left(&alone);
+    let gap = "line 0: sampling/sampling_logp_difference/max";
+    assert_eq!(alone.get(gap).map(String::as_str), Some("0.0"));
+    let trained = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 4)];
+    for ((tp, sp), rollout_tp) in trained.into_iter().flat_map(|t| [1, 2, 4].map(|rollout| (t, rollout))) {
+        let (mut resolved, name) = (resolved.clone(), format!("tp {tp}, sp {sp}, rollout tp {rollout_tp}"));
+        let r = &mut resolved.stages[0].recipe;
+        (r.parallel.tp_size, r.parallel.sp_size, r.rollout.tp_size) = (tp, sp, rollout_tp);
+        let runs = folder.path().join(&name);
+        run(&resolved, &runs, 4, u64::MAX).into_iter().for_each(|done| done.unwrap());
+        same(&name, &alone, &left(&runs));
+    }
+}
+
+/// A run that stops after every step goes on alone, split, and in teams, to the bytes of one that never stopped.
 #[test]
 fn any_number_of_ranks_resumes_a_run() {
     let path = recipes().into_iter().find(|p| p.ends_with("ppo.toml")).unwrap();
@@ -191,15 +235,19 @@ fn any_number_of_ranks_resumes_a_run() {
     let last = &mut resolved.stages[0];
     last.index = 0;
     last.recipe.model.init = Some(serde_json::from_value(serde_json::json!({ "family": "qwen2" })).unwrap());
-    small(&mut resolved, 4);
+    small(&mut resolved, 5);
     // Wide enough that parameters are cut over ranks.
     let init = resolved.stages[0].recipe.model.init.as_mut().unwrap();
     (init.hidden, init.layers, init.ffn) = (64, 2, Some(256));
     let folder = tempfile::tempdir().unwrap();
     let (whole, parts) = (folder.path().join("whole"), folder.path().join("parts"));
     run(&resolved, &whole, 1, u64::MAX).remove(0).unwrap();
-    for (size, copies, until) in [(3, 1, 1), (1, 0, 2), (2, 0, 3), (4, 2, u64::MAX)] {
-        resolved.stages[0].recipe.parallel.ddp_size = copies;
+    let layouts = [(3, 1, 1, 1, 1), (1, 0, 1, 1, 1), (2, 0, 2, 1, 2), (4, 2, 1, 2, 2), (4, 2, 1, 1, 1)];
+    for (n, (size, ddp, tp, sp, rollout_tp)) in layouts.into_iter().enumerate() {
+        let until = if n + 1 == layouts.len() { u64::MAX } else { n as u64 + 1 };
+        let r = &mut resolved.stages[0].recipe;
+        (r.parallel.ddp_size, r.parallel.tp_size) = (ddp, tp);
+        (r.parallel.sp_size, r.rollout.tp_size) = (sp, rollout_tp);
         run(&resolved, &parts, size, until).into_iter().for_each(|done| done.unwrap());
     }
     same("resumed", &left(&whole), &left(&parts));

@@ -25,6 +25,19 @@ pub struct NormInput<'a> {
     pub delta: Option<&'a Buffer>,
 }
 
+/// Weighted sums of rows: each of as many rows.
+#[derive(Clone, Copy)]
+pub struct RowMix<'a> {
+    /// Which rows each sum is of, one sum after the other.
+    pub rows: &'a Buffer,
+    /// What each of them is multiplied with, f32.
+    pub weights: &'a Buffer,
+    /// Rows of a sum.
+    pub per_row: usize,
+    /// Elements of a row.
+    pub width: usize,
+}
+
 /// A result that is written, or added to.
 pub struct Target<'a> {
     /// Where it goes.

@@ -36,6 +36,15 @@ pub struct Args {
     /// Inner width of the feed-forward network [default: four times the width]
     #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
     ffn: Option<usize>,
+    /// Experts of a layer, in a family that has them [default: 8]
+    #[arg(long, value_name = "N", value_parser = size::<4096>)]
+    experts: Option<usize>,
+    /// Experts per token [default: 2]
+    #[arg(long, value_name = "N", value_parser = size::<4096>)]
+    experts_per_token: Option<usize>,
+    /// Inner width of an expert [default: that of the network divided by the experts per token]
+    #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
+    expert_ffn: Option<usize>,
     /// Size of the vocabulary [default: the tokenizer's]
     #[arg(long, value_name = "N", required_unless_present = "tokenizer", value_parser = size::<{ 1 << 24 }>)]
     vocab: Option<usize>,
@@ -98,6 +107,9 @@ pub fn run(args: &Args) -> Result<()> {
         kv_heads: args.kv_heads,
         head_dim: args.head_dim,
         ffn: args.ffn,
+        experts: args.experts,
+        experts_per_token: args.experts_per_token,
+        expert_ffn: args.expert_ffn,
         tied: args.tied,
         max_positions: args.max_positions,
         rope_theta: args.rope_theta,
@@ -141,8 +153,12 @@ pub fn run(args: &Args) -> Result<()> {
     };
     init_model(&args.out, &options, &save)?;
     let bytes = machine::size((count * save.dtype.size()) as u64);
+    let active = match config.experts {
+        Some(_) => format!(" ({} active)", config.active_weights()),
+        None => String::new(),
+    };
     print(&format!(
-        "{}: {} model, {count} parameters, vocabulary {}, {bytes}\n",
+        "{}: {} model, {count} parameters{active}, vocabulary {}, {bytes}\n",
         args.out.display(),
         config.family,
         config.vocab

@@ -67,7 +67,9 @@ pub fn run(args: &Args) -> Result<()> {
     let cuts = plan(&lengths, args.batch_tokens.max(longest))?;
     let most = cuts.iter().map(|c| lengths[c.clone()].iter().sum::<usize>()).max().unwrap_or(0);
     let c = &model.config;
-    let row = 4 * (4 * c.hidden + c.qkv_width() + c.attention_width() + c.up_width() + c.ffn);
+    let experts = c.experts.as_ref().map_or(0, |e| e.per_token * (c.expert_up_width(e) + c.hidden));
+    let network = (c.up_width() + c.ffn).max(experts);
+    let row = 4 * (4 * c.hidden + c.qkv_width() + c.attention_width() + network);
     let fix = "a smaller --batch-tokens, or shorter rows";
     ensure_memory_of(&*model.backend, "a batch", (most * row) as u64, fix)?;
     for cut in cuts {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::save::{SaveOptions, save_model};
 use crate::model::config::NormKind;
-use crate::model::{Config, Head, Kind, ParamShape, family};
+use crate::model::{Config, FAMILIES, Head, Kind, ParamShape, family};
 use crate::{Class, Error, Result};
 
 /// What a new model shall be. `None` leaves a size to its usual relation to the others.
@@ -29,6 +29,12 @@ pub struct InitOptions {
     pub head_dim: Option<usize>,
     /// Inner width of the network; four times the width.
     pub ffn: Option<usize>,
+    /// Experts of a layer, in a family that has them; 8.
+    pub experts: Option<usize>,
+    /// Experts that a token is sent to; 2.
+    pub experts_per_token: Option<usize>,
+    /// Inner width of an expert; that of the network divided by `experts_per_token`.
+    pub expert_ffn: Option<usize>,
     /// Whether the logits use the embedding; what is usual in the family.
     pub tied: Option<bool>,
     /// Longest sequence.
@@ -65,6 +71,9 @@ impl InitOptions {
             kv_heads: None,
             head_dim: None,
             ffn: None,
+            experts: None,
+            experts_per_token: None,
+            expert_ffn: None,
             tied: None,
             max_positions: 2048,
             rope_theta: None,
@@ -84,6 +93,12 @@ impl InitOptions {
         self.check()?;
         let family = family(&self.family)?;
         let mut asked = self.asked();
+        if family.has_experts() {
+            self.ask_experts(&mut asked);
+        } else if self.experts.or(self.experts_per_token).or(self.expert_ffn).is_some() {
+            return Err(Error::usage(format!("the family {} has no experts", self.family))
+                .fix(format!("a family that has them: {}", with_experts().join(", "))));
+        }
         if self.window.is_some() || !family.slides_by_default() {
             asked["sliding_window"] = json!(self.window);
         }
@@ -123,6 +138,9 @@ impl InitOptions {
             ("kv_heads", self.kv_heads.unwrap_or(1)),
             ("head_dim", self.head_dim.unwrap_or(1)),
             ("ffn", self.ffn.unwrap_or(1)),
+            ("experts", self.experts.unwrap_or(1)),
+            ("experts_per_token", self.experts_per_token.unwrap_or(1)),
+            ("expert_ffn", self.expert_ffn.unwrap_or(1)),
             ("max_positions", self.max_positions),
             ("window", self.window.unwrap_or(1)),
         ];
@@ -145,11 +163,24 @@ impl InitOptions {
         Ok(())
     }
 
+    /// Experts as fields of a `config.json`.
+    fn ask_experts(&self, asked: &mut Value) {
+        let per_token = self.experts_per_token.unwrap_or(2);
+        asked["num_experts"] = json!(self.experts.unwrap_or(8));
+        asked["num_experts_per_tok"] = json!(per_token);
+        asked["moe_intermediate_size"] = json!(self.expert_ffn.unwrap_or((self.ffn() / per_token).max(1)));
+        asked["norm_topk_prob"] = json!(true);
+    }
+
+    fn ffn(&self) -> usize {
+        self.ffn.unwrap_or(self.hidden.saturating_mul(4))
+    }
+
     /// The options as fields of a `config.json`, under the names of every family.
     fn asked(&self) -> Value {
         let heads = self.heads();
         let head_dim = self.head_dim.unwrap_or(self.hidden / heads);
-        let ffn = self.ffn.unwrap_or(self.hidden.saturating_mul(4));
+        let ffn = self.ffn();
         let mut asked = json!({
             "vocab_size": self.vocab,
             "hidden_size": self.hidden,
@@ -212,6 +243,10 @@ pub fn init_model(dir: &Path, options: &InitOptions, save: &SaveOptions) -> Resu
     let (config, json) = options.build()?;
     save_model(dir, &config, Some(&json), save, &mut |p| Ok(init_param(&config, options, p)))?;
     Ok(config)
+}
+
+fn with_experts() -> Vec<&'static str> {
+    FAMILIES.iter().filter(|family| family.has_experts()).map(|family| family.name()).collect()
 }
 
 fn largest_divisor(of: usize, at_most: usize) -> usize {

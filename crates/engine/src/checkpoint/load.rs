@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
+use ferrl_kernels::{Backend, Buffer};
 use serde_json::Value;
 
 use super::format::StorageFormat;
@@ -22,12 +23,34 @@ pub(crate) enum Numbers<'a> {
 }
 
 impl Numbers<'_> {
-    /// All of them, in f32.
-    pub(crate) fn to_f32s(&self) -> std::borrow::Cow<'_, [f32]> {
-        let wide = |b: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+    /// To a buffer that has room for them.
+    pub(crate) fn write(&self, backend: &dyn Backend, to: &mut Buffer) -> Result<()> {
+        let parts = match self {
+            Numbers::F32(values) => return backend.write(to, 0, values),
+            Numbers::Bf16(parts) => parts,
+        };
+        let mut at = 0;
+        for part in parts {
+            backend.write_bf16(to, at, part)?;
+            at += part.len() / 2;
+        }
+        Ok(())
+    }
+
+    /// As numbers of f32.
+    pub(crate) fn into_f32s(self) -> Vec<f32> {
         match self {
-            Numbers::F32(values) => values.into(),
-            Numbers::Bf16(parts) => parts.iter().flat_map(|p| p.as_chunks::<2>().0).map(wide).collect(),
+            Numbers::F32(values) => values,
+            Numbers::Bf16(parts) => {
+                let mut out = vec![0.0; parts.iter().map(|p| p.len() / 2).sum()];
+                let mut rest = &mut out[..];
+                for part in parts {
+                    let (own, after) = rest.split_at_mut(part.len() / 2);
+                    StorageFormat::Bf16.decode(part, own);
+                    rest = after;
+                }
+                out
+            }
         }
     }
 }
@@ -150,6 +173,9 @@ impl ModelDir {
         }
         let mut parts = Vec::new();
         for part in &tensor.parts {
+            if self.quantised(part)?.is_some() {
+                return Ok(None);
+            }
             match self.part(part, &tensor.param)? {
                 (StorageFormat::Bf16, bytes) if !part.is_rearranged() => parts.push(bytes),
                 _ => return Ok(None),
@@ -369,6 +395,8 @@ fn shape_fields(slot: Slot) -> &'static str {
         Slot::QNorm | Slot::KNorm => "head_dim, num_attention_heads and num_key_value_heads",
         Slot::Qkv | Slot::AttnOut => "hidden_size, num_attention_heads, num_key_value_heads and head_dim",
         Slot::Up | Slot::Down => "intermediate_size and hidden_size",
+        Slot::Router => "num_experts and hidden_size",
+        Slot::ExpertUp(_) | Slot::ExpertDown(_) => "moe_intermediate_size and hidden_size",
         Slot::Value => "hidden_size and num_labels",
         _ => "hidden_size",
     }

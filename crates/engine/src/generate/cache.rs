@@ -40,7 +40,7 @@ impl CacheOptions {
 
 fn heads(model: &Model) -> Heads {
     let c = &model.config;
-    Heads { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim }
+    model.own_heads(Heads { heads: c.heads, kv_heads: c.kv_heads, head_dim: c.head_dim })
 }
 
 /// Bytes of one block over all layers.
@@ -167,10 +167,21 @@ impl Cache {
 
     /// Makes the copies that [`Cache::reserve`] has asked for, of all sequences and layers at once.
     pub fn copy(&mut self, backend: &dyn Backend) -> Result<()> {
-        match std::mem::take(&mut self.pending) {
-            pairs if pairs.is_empty() => Ok(()),
-            pairs => backend.cache_copies(self.heads, &pairs, &mut self.layers),
+        let pairs = std::mem::take(&mut self.pending);
+        self.copy_pairs(backend, &pairs)
+    }
+
+    /// Those that the next [`Cache::copy`] makes.
+    pub fn copies_due(&self) -> &[(u32, u32)] {
+        &self.pending
+    }
+
+    /// Makes these.
+    pub fn copy_pairs(&mut self, backend: &dyn Backend, pairs: &[(u32, u32)]) -> Result<()> {
+        if pairs.is_empty() {
+            return Ok(());
         }
+        backend.cache_copies(self.heads, pairs, &mut self.layers)
     }
 
     /// Makes places `from..to` of a sequence writable, after the next [`Cache::copy`]; `false` where blocks are short, and

@@ -34,6 +34,12 @@ pub trait Generator: Send {
     /// Returns events to the front of the queue that the next [`Generator::step`] reads.
     fn put_back(&mut self, events: Vec<Event>);
 
+    /// Computes with the first rank of the policy's team, which samples; until it says that it has finished
+    /// ([`dismiss`](super::dismiss)).
+    fn follow(&mut self, _policy: &Model) -> Result<()> {
+        Err(crate::Error::usage("this generator cannot sample with several ranks").fix("rollout.tp_size = 1"))
+    }
+
     /// Completes all requests and returns their completions in order. Events of other requests stay unread.
     fn generate(&mut self, policy: &Model, requests: Vec<Request>) -> Result<Vec<Completion>> {
         for (i, request) in requests.iter().enumerate() {

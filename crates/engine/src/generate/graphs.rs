@@ -5,6 +5,7 @@
 
 use crate::Result;
 use crate::model::Model;
+use crate::model::config::QkNorm;
 use crate::model::decoder::{Context, Keep, Tokens};
 use ferrl_kernels::Buffer;
 use ferrl_kernels::backend::{Graph, PagedRows};
@@ -39,6 +40,13 @@ fn bucket(rows: usize) -> usize {
 }
 
 impl DecodeGraphs {
+    /// Whether a model's steps can be captured: none copies to or from the host. Which experts compute is decided there,
+    /// and so are the rows of queries and keys that are normalised all together.
+    pub fn serve(model: &Model) -> bool {
+        let config = &model.config;
+        model.backend.captures() && config.experts.is_none() && config.qk_norm != Some(QkNorm::Whole)
+    }
+
     /// What follows is of this model: steps of another, or of weights that lie elsewhere now, are dropped.
     pub fn of(&mut self, model: &Model) {
         let place = model.place();

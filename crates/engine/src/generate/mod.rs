@@ -16,6 +16,7 @@ mod scheduler;
 mod sequence;
 mod step;
 mod stops;
+mod team;
 
 pub use cache::CacheOptions;
 pub use generator::Generator;
@@ -23,3 +24,4 @@ pub use params::SamplingParams;
 pub use request::{Completion, Event, Id, Request, Stop};
 pub use sampler::{Sampler, Usage};
 pub use stops::{StopStream, Stops};
+pub use team::dismiss;

@@ -70,7 +70,7 @@ pub struct Usage {
 impl Sampler {
     /// Allocates the cache.
     pub fn new(model: &Model, options: CacheOptions) -> Result<Self> {
-        model.lm_head()?;
+        model.check_lm_head()?;
         for (name, n) in
             [("max_batch_tokens", options.max_batch_tokens), ("max_sequences", options.max_sequences)]
         {
@@ -222,6 +222,11 @@ impl Generator for Sampler {
 
     fn is_exact(&self) -> bool {
         self.exact
+    }
+
+    fn follow(&mut self, policy: &Model) -> Result<()> {
+        self.use_weights(policy)?;
+        self.compute_along(policy)
     }
 
     fn put_back(&mut self, events: Vec<Event>) {

@@ -60,6 +60,7 @@ impl Sampler {
         let backend = &*model.backend;
         let batch = self.lay_out();
         assert!(!batch.ids.is_empty(), "a sequence that fits the cache alone always runs");
+        self.lead(model, &batch.ids, &batch.positions)?;
         self.cache.copy(backend)?;
         let wanted: Vec<&Sequence> = batch.sequences.iter().map(|&i| &self.running[i]).collect();
         let ids: Vec<Id> = wanted.iter().map(|s| s.id).collect();
@@ -69,7 +70,7 @@ impl Sampler {
         };
         let mut once = None;
         // One new token for each sequence: a step like many others.
-        if backend.captures() && batch.last.len() == batch.ids.len() {
+        if DecodeGraphs::serve(model) && batch.last.len() == batch.ids.len() {
             self.graphs.decode(model, &batch.positions, &self.rows, &mut self.cache.layers, fill)?;
         } else {
             let mut tokens = model.tokens(&batch.ids, &batch.positions)?;

@@ -5,11 +5,13 @@ use super::decoder::{Context, Tokens};
 use super::gradient::{Grads, added_to};
 use super::linear::Linear;
 use super::norm::NormLayer;
+use super::param::Slot;
 use super::residual::{Residual, ResidualGrad};
+use super::tensor::Columns;
 use super::weights::{Model, RotaryTables, Turns};
 use crate::Result;
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Attention, AttentionSaved, HeadNorm, Rotation, Segments};
+use ferrl_kernels::backend::{Attention, AttentionSaved, HeadNorm, Heads, Rotation, Segments};
 
 /// `x += post_norm(out(attention(rotate(qk_norm(qkv(norm(x)))))))`.
 pub(super) struct SelfAttention {
@@ -43,8 +45,8 @@ impl SelfAttention {
         x: &mut Residual,
         context: &mut Context<'_>,
     ) -> Result<AttentionActivations> {
-        let (b, c, heads) = (&*m.backend, &m.config, self.op.heads);
-        let mut qkv = m.activations(t.rows * c.qkv_width())?;
+        let (b, op) = (&*m.backend, self.own_op(m));
+        let mut qkv = m.activations(t.rows * qkv_width(op.heads))?;
         let raw = match self.qk_norm {
             Some(norms) => Some(self.normed_heads(m, (t, context), x, norms, &mut qkv)?),
             None => {
@@ -54,30 +56,57 @@ impl SelfAttention {
                     Context::Paged(rows, caches) => Some((*rows, &mut caches[self.layer])),
                 };
                 let rotation = self.rotation(tables.as_deref(), t);
-                x.qkv(m, (self.norm, self.qkv), (heads, rotation), cache, &mut qkv)?;
+                x.qkv(m, (self.norm, self.qkv), (op.heads, rotation), cache, &mut qkv)?;
                 None
             }
         };
-        let mut att = m.activations(t.rows * c.attention_width())?;
+        let exchanged = m.exchanged_op(op);
+        if exchanged.is_some() {
+            qkv = m.rows_for_columns(Columns::Output(Slot::Qkv), &qkv, m.config.qkv_width())?;
+        }
+        let op = exchanged.unwrap_or(op);
+        let rows = qkv.len() / qkv_width(op.heads);
+        let mut att = m.activations(rows * op.heads.heads * op.heads.head_dim)?;
         let lse = match context {
             Context::Packed(segments) => {
-                let mut lse = m.f32s(t.rows * c.heads)?;
-                b.attention(self.op, &qkv, segments, &mut att, &mut lse)?;
+                let mut lse = m.f32s(rows * op.heads.heads)?;
+                b.attention(op, &qkv, segments, &mut att, &mut lse)?;
                 lse
             }
             Context::Paged(rows, caches) => {
-                b.attention_paged(self.op, &qkv, rows, &caches[self.layer], &mut att)?;
+                b.attention_paged(op, &qkv, rows, &caches[self.layer], &mut att)?;
                 m.f32s(0)?
             }
         };
-        let proj = x.add(m, self.out, &att, self.post_norm)?;
+        let all = self.gathered(m, &att)?;
+        let proj = x.add(m, self.out, all.as_ref().unwrap_or(&att), self.post_norm)?;
         Ok(AttentionActivations { raw, qkv, att, lse, proj })
     }
 
-    fn head_norm<'a>(&self, m: &'a Model, (q, k): (usize, usize)) -> HeadNorm<'a> {
+    /// What this rank computes of it.
+    fn own_op(&self, m: &Model) -> Attention {
+        Attention { heads: m.own_heads(self.op.heads), ..self.op }
+    }
+
+    /// The heads of all ranks of a team for this rank's tokens, where there is one.
+    fn gathered(&self, m: &Model, att: &Buffer) -> Result<Option<Buffer>> {
+        let (columns, width) = (Columns::Input(Slot::AttnOut), m.config.attention_width());
+        if m.place_in_context().is_some() {
+            return m.columns_for_rows(columns, att, width).map(Some);
+        }
+        let gather = || m.with_all_columns(columns, att, width);
+        m.is_shared(self.out.weight).then(gather).transpose()
+    }
+
+    /// Queries, keys and values of all ranks.
+    fn gathered_qkv(&self, m: &Model, qkv: &Buffer) -> Result<Buffer> {
+        m.with_all_columns(Columns::Output(Slot::Qkv), qkv, m.config.qkv_width())
+    }
+
+    fn head_norm<'a>(&self, m: &'a Model, heads: Heads, (q, k): (usize, usize)) -> HeadNorm<'a> {
         let (q_weight, k_weight) = (m.master(q), m.master(k));
         let whole = m.config.qk_norm == Some(QkNorm::Whole);
-        HeadNorm { op: m.head_norm_op(), heads: self.op.heads, whole, q_weight, k_weight }
+        HeadNorm { op: m.head_norm_op(), heads, whole, q_weight, k_weight }
     }
 
     /// Queries, keys and values, normalised before they are rotated; returns them before that norm.
@@ -89,11 +118,18 @@ impl SelfAttention {
         norms: (usize, usize),
         qkv: &mut Buffer,
     ) -> Result<Buffer> {
-        let (b, heads) = (&*m.backend, self.op.heads);
+        let (b, heads) = (&*m.backend, m.own_heads(self.op.heads));
         let (h, _) = x.normed(m, self.norm)?;
         let mut raw = m.activations(qkv.len())?;
         self.qkv.forward(m, &h, &mut raw)?;
-        b.head_norm(self.head_norm(m, norms), &raw, qkv)?;
+        if m.is_shared(self.qkv.weight) && m.config.qk_norm == Some(QkNorm::Whole) {
+            let all = self.gathered_qkv(m, &raw)?;
+            let mut normed = m.activations(all.len())?;
+            b.head_norm(self.head_norm(m, self.op.heads, norms), &all, &mut normed)?;
+            *qkv = m.own_columns(Columns::Output(Slot::Qkv), &normed, m.config.qkv_width())?;
+        } else {
+            b.head_norm(self.head_norm(m, heads, norms), &raw, qkv)?;
+        }
         self.rotate(m, t, false, qkv)?;
         if let Context::Paged(rows, caches) = context {
             b.cache_write(heads, qkv, rows, &mut caches[self.layer])?;
@@ -110,25 +146,46 @@ impl SelfAttention {
         flow: &mut ResidualGrad,
         grads: Grads<'_>,
     ) -> Result<()> {
-        let (b, heads) = (&*m.backend, self.op.heads);
+        let (b, op) = (&*m.backend, self.own_op(m));
         let dproj = flow.before_norm(m, self.post_norm, a.proj.take(), grads)?;
         let dproj = dproj.as_ref().unwrap_or(flow.output());
-        let mut datt = m.activations(a.att.len())?;
-        self.out.backward_weight(m, dproj, &a.att, grads)?;
+        let exchanged = m.exchanged_op(op);
+        let mut datt =
+            m.activations(t.rows * m.own_width(Columns::Input(Slot::AttnOut), m.config.attention_width()))?;
+        let all = self.gathered(m, &a.att)?;
+        self.out.backward_weight(m, dproj, all.as_ref().unwrap_or(&a.att), grads)?;
+        drop(all);
         self.out.backward_input(m, dproj, &mut datt)?;
+        if exchanged.is_some() {
+            datt = m.rows_for_columns(Columns::Input(Slot::AttnOut), &datt, m.config.attention_width())?;
+        }
         let mut dqkv = m.activations(a.qkv.len())?;
         let saved = AttentionSaved { qkv: &a.qkv, out: &a.att, lse: &a.lse };
-        b.attention_backward(self.op, saved, &datt, segments, &mut dqkv)?;
+        b.attention_backward(exchanged.unwrap_or(op), saved, &datt, segments, &mut dqkv)?;
+        if exchanged.is_some() {
+            dqkv = m.columns_for_rows(Columns::Output(Slot::Qkv), &dqkv, m.config.qkv_width())?;
+        }
         let mut rest = self.qkv;
         if let (Some(norms), Some(raw)) = (self.qk_norm, &a.raw) {
             self.rotate(m, t, true, &mut dqkv)?;
+            let mut all = None; // the norms' gradients are sums over the heads of all ranks
+            if m.is_shared(self.qkv.weight) {
+                (all, dqkv) = (Some(self.gathered_qkv(m, raw)?), self.gathered_qkv(m, &dqkv)?);
+            }
+            if exchanged.is_some() {
+                (all, dqkv) = (Some(m.all_rows(raw)?), m.all_rows(&dqkv)?); // and over those of all tokens
+            }
+            let raw = all.as_ref().unwrap_or(raw);
             let [sum_q, sum_k] = grads.get_disjoint_mut([norms.0, norms.1]).expect("two parameters");
             let sums = [added_to(b, sum_q)?, added_to(b, sum_k)?];
-            b.head_norm_backward(self.head_norm(m, norms), raw, &mut dqkv, sums)?;
+            b.head_norm_backward(self.head_norm(m, self.op.heads, norms), raw, &mut dqkv, sums)?;
+            if exchanged.is_some() {
+                dqkv = m.own_rows(&dqkv, m.config.qkv_width())?;
+            }
         } else {
             let tables = m.rotary(t.reach)?;
             rest =
-                rest.backward_rotation(m, (heads, self.rotation(tables.as_deref(), t)), &mut dqkv, grads)?;
+                rest.backward_rotation(m, (op.heads, self.rotation(tables.as_deref(), t)), &mut dqkv, grads)?;
         }
         let mut dh = m.activations(x.len())?;
         self.qkv.backward_input(m, &dqkv, &mut dh)?;
@@ -145,6 +202,10 @@ impl SelfAttention {
     fn rotate(&self, m: &Model, t: &Tokens, inverse: bool, qkv: &mut Buffer) -> Result<()> {
         let tables = m.rotary(t.reach)?;
         let Some(rotation) = self.rotation(tables.as_deref(), t) else { return Ok(()) };
-        m.backend.rotary(self.op.heads, rotation, inverse, qkv)
+        m.backend.rotary(m.own_heads(self.op.heads), rotation, inverse, qkv)
     }
+}
+
+fn qkv_width(heads: Heads) -> usize {
+    (heads.heads + 2 * heads.kv_heads) * heads.head_dim
 }

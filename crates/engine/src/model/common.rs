@@ -78,6 +78,7 @@ pub(crate) fn llama_config(
         kv_heads,
         head_dim,
         ffn: f.size(&["intermediate_size"])?,
+        experts: None,
         max_positions,
         norm: Norm { kind: NormKind::Rms, eps },
         pre_norms: true,

@@ -1,5 +1,6 @@
 //! What a decoder is made of: every difference between the families, as plain options.
 
+use super::param::Slot;
 use crate::{Error, Result};
 
 /// How a layer normalises.
@@ -151,6 +152,23 @@ impl Head {
     }
 }
 
+/// A mixture of experts: small feed-forward networks, of which a router chooses a few for each token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// Number of experts.
+    pub count: usize,
+    /// Experts that a token is sent to.
+    pub per_token: usize,
+    /// Inner width of an expert.
+    pub width: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub normalized: bool,
+    /// Coefficient of the load-balance loss in pre-training (`router_aux_loss_coef`).
+    pub balance: f32,
+    /// Whether each layer has experts; the others have the dense network.
+    pub sparse: Vec<bool>,
+}
+
 /// A decoder, option by option.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -170,6 +188,8 @@ pub struct Config {
     pub head_dim: usize,
     /// Inner width of the feed-forward network.
     pub ffn: usize,
+    /// Experts in the place of the feed-forward network of some layers.
+    pub experts: Option<Experts>,
     /// Longest sequence the model was made for; the size of the table where positions are learned.
     pub max_positions: usize,
     /// How every norm of the model normalises; there is one at the end.
@@ -260,6 +280,23 @@ impl Config {
     /// Width of attention's output before its projection.
     pub fn attention_width(&self) -> usize {
         self.heads * self.head_dim
+    }
+    /// The experts of a layer, where it has any.
+    pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|experts| experts.sparse[layer])
+    }
+    /// Rows of the (fused gate and) up projection of an expert.
+    pub fn expert_up_width(&self, experts: &Experts) -> usize {
+        if self.activation.is_gated() { 2 * experts.width } else { experts.width }
+    }
+    /// Weights that a token's forward pass reads: all but those of the experts it is not sent to.
+    pub fn active_weights(&self) -> usize {
+        let (all, idle) = self.params().iter().fold((0, 0), |(all, idle), p| match p.id.slot {
+            Slot::ExpertUp(_) | Slot::ExpertDown(_) => (all, idle + p.len()),
+            _ => (all + p.len(), idle),
+        });
+        let Some(experts) = &self.experts else { return all };
+        all + idle / experts.count * experts.per_token
     }
     /// Rows of the (fused gate and) up projection.
     pub fn up_width(&self) -> usize {

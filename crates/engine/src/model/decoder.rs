@@ -4,10 +4,11 @@
 //! linear layers read and write has the model's compute type.
 
 use super::attention::AttentionActivations;
-use super::ffn::FfnActivations;
+use super::ffn::NetworkActivations;
 use super::gradient::Grads;
 use super::layout::Layer;
 use super::residual::{Added, Residual, ResidualGrad, input, input_of_sum};
+use super::router::ExpertLoad;
 use super::weights::Model;
 use crate::Result;
 use ferrl_kernels::backend::{PagedRows, Segments};
@@ -42,6 +43,8 @@ pub struct Tokens {
     pub rows: usize,
     /// One more than the largest position.
     pub reach: usize,
+    /// Ids and positions again, where ranks share them.
+    pub(super) list: Option<(Vec<u32>, Vec<u32>)>,
 }
 
 /// A model whose layers are used one after the other. Where its weights are split over ranks, a layer is gathered when its
@@ -75,6 +78,7 @@ impl Layers for &Model {
 struct LayerActivations {
     x: Buffer,               // (T, H) f32: residual stream at the layer's start
     inner: Option<Interior>, // absent under `Keep::Inputs`
+    load: Option<ExpertLoad>,
 }
 
 /// The residual stream between attention and network is `x + delta`; it and both norms are recomputed in backward, where
@@ -82,13 +86,20 @@ struct LayerActivations {
 struct Interior {
     attention: AttentionActivations,
     delta: Buffer, // (T, H): what attention added to the residual stream
-    ffn: FfnActivations,
+    ffn: NetworkActivations,
 }
 
 /// Activations of a whole forward pass.
 pub struct Activations {
     layers: Vec<LayerActivations>,
     x_final: Buffer, // (T, H) f32
+}
+
+impl Activations {
+    /// How the tokens went to the experts of each layer that has any.
+    pub fn loads(&self) -> impl Iterator<Item = &ExpertLoad> {
+        self.layers.iter().filter_map(|layer| layer.load.as_ref())
+    }
 }
 
 impl Model {
@@ -98,8 +109,10 @@ impl Model {
         let reach = positions.iter().max().map_or(0, |&p| p as usize + 1);
         self.config.check_ids(ids)?;
         self.config.check_length(reach)?;
+        let listed = positions;
         let (ids_there, positions) = (self.backend.indices(ids)?, self.backend.indices(positions)?);
-        Ok(Tokens { ids: ids_there, positions, rows: ids.len(), reach })
+        let list = self.place_in_context().map(|_| (ids.to_vec(), listed.to_vec()));
+        Ok(Tokens { ids: ids_there, positions, rows: ids.len(), reach, list })
     }
 
     /// Hidden states after the final norm, `(T, H)` in the compute type, and what backward needs.
@@ -133,13 +146,14 @@ impl Model {
     /// Runs forward again and names the first activation that holds a NaN or infinity.
     pub fn first_bad_activation(&self, t: &Tokens, segments: &Segments) -> Result<Option<String>> {
         let (h, kept) = self.forward(t, Context::Packed(segments), Keep::All)?;
-        for (l, (p, LayerActivations { x, inner })) in self.layout.layers.iter().zip(&kept.layers).enumerate()
+        for (l, (p, LayerActivations { x, inner, .. })) in
+            self.layout.layers.iter().zip(&kept.layers).enumerate()
         {
             let Some(a) = inner else { continue };
             let n = x.len();
             let (mut h, mut x_mid, mut h_mid) = (self.activations(n)?, self.f32s(n)?, self.activations(n)?);
             input(self, p.attention.norm, x, &mut h)?;
-            input_of_sum(self, p.ffn.norm, (x, &a.delta), [&mut x_mid, &mut h_mid])?;
+            input_of_sum(self, p.ffn.norm(), (x, &a.delta), [&mut x_mid, &mut h_mid])?;
             let steps = [
                 ("input", x),
                 ("attention norm", &h),
@@ -147,9 +161,9 @@ impl Model {
                 ("attention", &a.attention.att),
                 ("residual after attention", &x_mid),
                 ("feed-forward norm", &h_mid),
-                ("up projection", &a.ffn.up),
             ];
-            for (name, buffer) in steps {
+            let up = a.ffn.up().iter().map(|up| ("up projection", up));
+            for (name, buffer) in steps.into_iter().chain(up) {
                 if self.backend.first_non_finite(buffer)?.is_some() {
                     return Ok(Some(format!("{name} of layer {l}")));
                 }
@@ -175,6 +189,8 @@ pub fn forward(
     keep: Keep,
 ) -> Result<(Buffer, Activations)> {
     let m = layers.model();
+    let own = m.own_tokens(t)?;
+    let t = own.as_ref().unwrap_or(t);
     let mut x = Residual::new(m, m.embedded(t)?, &context, keep);
     let mut kept = Vec::new();
     for l in 0..m.config.layers {
@@ -182,7 +198,10 @@ pub fn forward(
         kept.extend(m.layout.layers[l].forward(m, t, &mut x, &mut context, keep)?);
     }
     let m = layers.model();
-    let (h, _) = x.normed(m, Some(m.layout.final_norm))?;
+    let (mut h, _) = x.normed(m, Some(m.layout.final_norm))?;
+    if own.is_some() {
+        h = m.all_rows(&h)?; // every rank computes the heads
+    }
     Ok((h, Activations { layers: kept, x_final: x.x }))
 }
 
@@ -195,6 +214,10 @@ pub fn backward(
     grads: Grads<'_>,
 ) -> Result<()> {
     let m = layers.model();
+    let (all, own) = (t, m.own_tokens(t)?);
+    let t = own.as_ref().unwrap_or(t);
+    let own_dh = own.as_ref().map(|_| m.own_rows(dh, m.config.hidden)).transpose()?;
+    let dh = own_dh.as_ref().unwrap_or(dh);
     let mut flow = ResidualGrad::new(m, m.layout.final_norm, dh, &kept.x_final, grads)?;
     drop(kept.x_final);
     for (l, kept) in kept.layers.into_iter().enumerate().rev() {
@@ -203,7 +226,11 @@ pub fn backward(
         m.layout.layers[l].backward(m, (t, segments), kept, &mut flow, grads)?;
         layers.backward_ends(l, grads)?;
     }
-    layers.model().embedded_backward(t, &flow.dx, grads)
+    let m = layers.model();
+    if own.is_some() {
+        flow.dx = m.all_rows(&flow.dx)?;
+    }
+    m.embedded_backward(all, &flow.dx, grads)
 }
 
 impl Layer {
@@ -222,8 +249,12 @@ impl Layer {
         let Some((Added { x, delta }, ffn)) = computed.filter(|_| keep != Keep::Nothing) else {
             return Ok(None);
         };
+        let load = match context {
+            Context::Packed(segments) => ffn.load(segments),
+            Context::Paged(..) => None,
+        };
         let inner = attention.map(|attention| Interior { attention, delta, ffn });
-        Ok(Some(LayerActivations { x, inner }))
+        Ok(Some(LayerActivations { x, inner, load }))
     }
 
     /// `flow` is the gradient of the residual stream, after the layer on entry and before it on return.
@@ -235,7 +266,7 @@ impl Layer {
         flow: &mut ResidualGrad,
         grads: Grads<'_>,
     ) -> Result<()> {
-        let LayerActivations { x, inner } = match kept.inner {
+        let LayerActivations { x, inner, .. } = match kept.inner {
             Some(_) => kept,
             None => {
                 let (mut x, mut context) = (Residual::recomputed(kept.x), Context::Packed(segments));
@@ -243,7 +274,7 @@ impl Layer {
             }
         };
         let Interior { attention, delta, ffn } = inner.expect("all of a layer was kept");
-        self.ffn.backward(m, (&x, &delta), ffn, flow, grads)?;
+        self.ffn.backward(m, (&x, &delta, segments), ffn, flow, grads)?;
         drop(delta);
         self.attention.backward(m, (t, segments), (&x, attention), flow, grads)
     }

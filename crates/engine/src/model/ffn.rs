@@ -1,18 +1,89 @@
-//! The feed-forward network of a layer, forward above backward.
-//!
-//! Experts would be a second struct with the same two methods, chosen per layer in `layout.rs`. What a router's loss needs
-//! (the fraction of tokens and the mean probability per expert) would be a field of [`FfnActivations`] that
-//! `train::Stats` reads from the kept layers, and its gradient an argument of `backward`.
+//! The feed-forward network of a layer, forward above backward: dense, or a mixture of experts (`experts.rs`).
 
 use super::config;
+use super::experts::{ExpertActivations, MixtureOfExperts};
 use super::gradient::Grads;
 use super::linear::Linear;
 use super::norm::NormLayer;
+use super::param::Slot;
 use super::residual::{Added, Residual, ResidualGrad};
+use super::router::ExpertLoad;
+use super::tensor::Columns;
 use super::weights::Model;
 use crate::Result;
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::Activation;
+use ferrl_kernels::backend::{Activation, Segments};
+
+/// What a layer has, chosen in `layout.rs`.
+pub(super) enum Network {
+    Dense(FeedForward),
+    Experts(MixtureOfExperts),
+}
+
+/// What backward needs.
+pub(super) enum NetworkActivations {
+    Dense(FfnActivations),
+    Experts(ExpertActivations),
+}
+
+impl Network {
+    /// The norm of its input.
+    pub fn norm(&self) -> Option<NormLayer> {
+        match self {
+            Network::Dense(ffn) => ffn.norm,
+            Network::Experts(experts) => experts.norm,
+        }
+    }
+
+    /// Adds the network's output to the stream. Returns attention's addition to the stream and the network's own
+    /// activations; nothing where the device computed them in passing.
+    pub fn forward(&self, m: &Model, x: &mut Residual) -> Result<Option<(Added, NetworkActivations)>> {
+        Ok(match self {
+            Network::Dense(ffn) => ffn.forward(m, x)?.map(|(added, a)| (added, NetworkActivations::Dense(a))),
+            Network::Experts(experts) => {
+                experts.forward(m, x)?.map(|(added, a)| (added, NetworkActivations::Experts(a)))
+            }
+        })
+    }
+
+    /// From the gradient of the stream after the network to that before it; `x + delta` was the stream before it.
+    pub fn backward(
+        &self,
+        m: &Model,
+        (x, delta, segments): (&Buffer, &Buffer, &Segments),
+        a: NetworkActivations,
+        flow: &mut ResidualGrad,
+        grads: Grads<'_>,
+    ) -> Result<()> {
+        match (self, a) {
+            (Network::Dense(ffn), NetworkActivations::Dense(a)) => {
+                ffn.backward(m, (x, delta), a, flow, grads)
+            }
+            (Network::Experts(experts), NetworkActivations::Experts(a)) => {
+                experts.backward(m, (x, delta, segments), a, flow, grads)
+            }
+            _ => unreachable!("activations of the same layer"),
+        }
+    }
+}
+
+impl NetworkActivations {
+    /// Inputs of the activation.
+    pub fn up(&self) -> &[Buffer] {
+        match self {
+            NetworkActivations::Dense(a) => std::slice::from_ref(&a.up),
+            NetworkActivations::Experts(a) => &a.up,
+        }
+    }
+
+    /// How the tokens of a batch went to the experts.
+    pub fn load(&self, segments: &Segments) -> Option<ExpertLoad> {
+        match self {
+            NetworkActivations::Dense(_) => None,
+            NetworkActivations::Experts(a) => Some(a.routing.load(segments)),
+        }
+    }
+}
 
 /// `x += post_norm(down(activation(up(norm(x)))))`; gated activations have gate and up in one matrix.
 pub(super) struct FeedForward {
@@ -30,17 +101,25 @@ pub(super) struct FfnActivations {
 }
 
 impl FeedForward {
-    /// Adds the network's output to the stream. Returns attention's addition to the stream and the network's own
-    /// activations; nothing where the device computed them in passing.
+    /// See [`Network::forward`].
     pub fn forward(&self, m: &Model, x: &mut Residual) -> Result<Option<(Added, FfnActivations)>> {
         let rows = x.x.len() / m.config.hidden;
-        let mut act = m.activations(rows * m.config.ffn)?;
+        let mut act = m.activations(rows * m.own_ffn())?;
         let kept = x.activation(m, (self.norm, self.up), self.activation, &mut act)?;
+        let act = self.gathered(m, act)?;
         let down = x.add(m, self.down, &act, self.post_norm)?;
         Ok(kept.map(|(added, up)| (added, FfnActivations { up, down })))
     }
 
-    /// From the gradient of the stream after the network to that before it; `x + delta` was the stream before it.
+    /// The input of the second product, of which each rank of a team has computed some features.
+    fn gathered(&self, m: &Model, act: Buffer) -> Result<Buffer> {
+        if !m.is_shared(self.down.weight) {
+            return Ok(act);
+        }
+        m.with_all_columns(Columns::Input(Slot::Down), &act, m.config.ffn)
+    }
+
+    /// See [`Network::backward`].
     pub fn backward(
         &self,
         m: &Model,
@@ -49,14 +128,14 @@ impl FeedForward {
         flow: &mut ResidualGrad,
         grads: Grads<'_>,
     ) -> Result<()> {
-        let (width, rows) = (m.config.ffn, x.len() / m.config.hidden);
+        let (width, rows) = (m.own_ffn(), x.len() / m.config.hidden);
         let ddown = flow.before_norm(m, self.post_norm, a.down.take(), grads)?;
         let ddown = ddown.as_ref().unwrap_or(flow.output());
         let mut dact = m.activations(rows * width)?;
         self.down.backward_input(m, ddown, &mut dact)?;
         // In place: the activation's output, recomputed, and the gradient of its input.
         m.backend.activation_recompute(self.activation, width, &mut a.up, &mut dact)?;
-        let (act, dup) = (dact, a.up);
+        let (act, dup) = (self.gathered(m, dact)?, a.up);
         self.down.backward_weight(m, ddown, &act, grads)?;
         drop(act);
         let mut dh = m.activations(x.len())?;

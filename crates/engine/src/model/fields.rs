@@ -122,6 +122,14 @@ impl<'a> Fields<'a> {
         list.map(Some).ok_or_else(|| self.wrong(key, "a list of strings", value))
     }
 
+    /// A list of numbers below a bound that may be absent or null.
+    pub(crate) fn indices(&self, key: &str, bound: usize) -> Result<Vec<usize>> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let index = |x: &Value| x.as_u64().map(|x| x as usize).filter(|&x| x < bound);
+        let list = value.as_array().and_then(|l| l.iter().map(index).collect());
+        list.ok_or_else(|| self.wrong(key, &format!("a list of whole numbers below {bound}"), value))
+    }
+
     /// A list of numbers above zero that must be given.
     pub(crate) fn positives(&self, key: &str, count: usize) -> Result<Vec<f64>> {
         let list: Option<Vec<f64>> = self

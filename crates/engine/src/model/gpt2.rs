@@ -68,6 +68,7 @@ impl Family for Gpt2 {
             kv_heads: heads,
             head_dim,
             ffn: f.opt_size("n_inner")?.unwrap_or(4 * hidden),
+            experts: None,
             max_positions: f.size(&["n_positions", "max_position_embeddings"])?,
             norm: Norm {
                 kind: NormKind::Layer,

@@ -1,6 +1,7 @@
 //! What is read off the hidden states: log-probabilities, values, and for decoding the logits.
 
 use super::gradient::{Gradient, Grads, added_to};
+use super::linear::Linear;
 use super::weights::Model;
 use crate::{Error, Result};
 use ferrl_kernels::backend::{HeadGrads, HeadInput, LogpGrads, LogpHead, LogpStats};
@@ -35,12 +36,21 @@ impl Model {
         LogpHead { temperature: temperature * self.config.logits_divisor, softcap: self.config.final_softcap }
     }
 
-    /// The language-model head, or an error that says the model has none.
-    pub fn lm_head(&self) -> Result<&Weight> {
-        self.layout.head.map(|head| head.operand(self).weight).ok_or_else(|| {
+    /// Refuses a model without a language-model head.
+    pub fn check_lm_head(&self) -> Result<()> {
+        self.head_layer().map(drop)
+    }
+
+    fn head_layer(&self) -> Result<Linear> {
+        self.layout.head.ok_or_else(|| {
             Error::model("this model gives scores, not next-token probabilities")
                 .fix("use the causal-LM directory it was made from")
         })
+    }
+
+    /// The language-model head, or an error that says the model has none.
+    pub fn lm_head(&self) -> Result<&Weight> {
+        Ok(self.head_layer()?.operand(self).weight)
     }
 
     /// Scores `rows` of the hidden states `h`.

@@ -2,7 +2,8 @@
 
 use super::attention::SelfAttention;
 use super::config::Config;
-use super::ffn::FeedForward;
+use super::experts::{Expert, MixtureOfExperts};
+use super::ffn::{FeedForward, Network};
 use super::linear::Linear;
 use super::norm::NormLayer;
 use super::param::{ParamId, Slot};
@@ -23,7 +24,7 @@ pub(super) struct Layout {
 /// One layer.
 pub(super) struct Layer {
     pub attention: SelfAttention,
-    pub ffn: FeedForward,
+    pub ffn: Network,
 }
 
 impl Layout {
@@ -79,12 +80,25 @@ impl Index {
                 window: c.windows[l],
             },
         };
-        let ffn = FeedForward {
-            norm: norm(Slot::MlpNorm),
-            post_norm: norm(Slot::MlpPostNorm),
-            up: linear(Slot::Up),
-            down: linear(Slot::Down),
-            activation: c.activation.op(),
+        let (before, after, activation) = (norm(Slot::MlpNorm), norm(Slot::MlpPostNorm), c.activation.op());
+        let ffn = match c.experts_of(l) {
+            None => Network::Dense(FeedForward {
+                norm: before,
+                post_norm: after,
+                up: linear(Slot::Up),
+                down: linear(Slot::Down),
+                activation,
+            }),
+            Some(options) => Network::Experts(MixtureOfExperts {
+                norm: before,
+                post_norm: after,
+                router: linear(Slot::Router),
+                experts: (0..options.count as u16)
+                    .map(|e| Expert { up: linear(Slot::ExpertUp(e)), down: linear(Slot::ExpertDown(e)) })
+                    .collect(),
+                activation,
+                options: options.clone(),
+            }),
         };
         Layer { attention, ffn }
     }

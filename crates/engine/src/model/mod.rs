@@ -11,10 +11,13 @@ pub mod heads;
 pub mod rope;
 pub mod serve;
 pub mod shard;
+pub mod tensor;
 pub mod weights;
 
 mod attention;
 mod common;
+mod context;
+mod experts;
 mod ffn;
 mod fields;
 mod layout;
@@ -24,6 +27,7 @@ mod norm;
 mod param;
 mod residual;
 mod rope_json;
+mod router;
 pub(crate) mod wrapper;
 
 mod gemma2;
@@ -37,6 +41,7 @@ mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod smollm3;
 
 use serde_json::Value;
@@ -44,6 +49,7 @@ use serde_json::Value;
 pub use config::{Config, Head};
 pub use naming::{Part, RowOrder, Tensor};
 pub use param::{Kind, ParamId, ParamShape, Slot};
+pub use router::ExpertLoad;
 pub use weights::{Model, Options};
 pub use wrapper::text_config;
 
@@ -55,6 +61,7 @@ pub const FAMILIES: &[&dyn Family] = &[
     &llama::Llama,
     &qwen2::Qwen2,
     &qwen3::Qwen3,
+    &qwen3_moe::Qwen3Moe,
     &mistral::Mistral,
     &gemma2::Gemma2,
     &gemma3::Gemma3,
@@ -80,6 +87,10 @@ pub trait Family: Sync {
     fn tensors(&self, config: &Config) -> Vec<Tensor>;
     /// Whether some layers have a window even where `config.json` names none.
     fn slides_by_default(&self) -> bool {
+        false
+    }
+    /// Whether its layers may have experts.
+    fn has_experts(&self) -> bool {
         false
     }
     /// Writes a `config.json` that transformers loads, for a model without one of its own.

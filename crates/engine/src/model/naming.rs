@@ -130,7 +130,13 @@ impl Naming {
     /// checks that this never happens.
     fn layer_parts(&self, config: &Config, layer: usize, param: &ParamShape) -> Vec<Part> {
         let ParamShape { id, rows, cols } = *param;
-        let Some((_, sources)) = self.slots.iter().find(|(slot, _)| *slot == id.slot) else {
+        // All experts of a layer have one entry.
+        let listed = match id.slot {
+            Slot::ExpertUp(_) => Slot::ExpertUp(0),
+            Slot::ExpertDown(_) => Slot::ExpertDown(0),
+            slot => slot,
+        };
+        let Some((_, sources)) = self.slots.iter().find(|(slot, _)| *slot == listed) else {
             return Vec::new();
         };
         let total = if id.is_vector() { cols } else { rows };
@@ -153,12 +159,19 @@ impl Naming {
                 (false, false) => vec![rows, cols],
                 (false, true) => vec![cols, rows],
             };
+            let source = match id.slot.expert() {
+                Some(expert) => source.replace(EXPERT, &expert.to_string()),
+                None => source.to_string(),
+            };
             let module = format!("{}{}.{layer}.{source}", self.prefix, self.layers);
             Part { name: stored_name(&module, id.kind), shape, transposed, order }
         };
         sources.iter().map(part).collect()
     }
 }
+
+/// Stands for the number of an expert in the names of its tensors.
+pub(crate) const EXPERT: &str = "{expert}";
 
 /// The name of a tensor in a checkpoint, as PyTorch has it.
 fn stored_name(module: &str, kind: Kind) -> String {

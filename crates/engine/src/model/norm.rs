@@ -46,6 +46,26 @@ impl NormLayer {
         grads: Grads<'_>,
     ) -> Result<()> {
         let b = &*m.backend;
+        if m.place_in_context().is_some() {
+            let (dy, x) = (m.all_rows(dy)?, m.all_rows(x)?);
+            let mut all = b.alloc(dx.dtype(), x.len())?;
+            self.backward_here(m, &dy, &x, &mut all, grads)?;
+            *dx = m.own_rows(&all, m.config.hidden)?;
+            return Ok(());
+        }
+        self.backward_here(m, dy, x, dx, grads)
+    }
+
+    /// The same, of the rows that are there.
+    fn backward_here(
+        self,
+        m: &Model,
+        dy: &Buffer,
+        x: &Buffer,
+        dx: &mut Buffer,
+        grads: Grads<'_>,
+    ) -> Result<()> {
+        let b = &*m.backend;
         Taken::with(self.weight, self.bias, grads, |taken| {
             let dx = Target { to: dx, add: false };
             b.norm_backward(self.operand(m), dy, x, dx, taken.norm_grads(b)?)

@@ -41,6 +41,12 @@ pub enum Slot {
     Up,
     /// Down projection.
     Down,
+    /// Chooses experts.
+    Router,
+    /// Fused gate and up projection of an expert.
+    ExpertUp(u16),
+    /// Down projection of an expert.
+    ExpertDown(u16),
     /// Norm after the last layer.
     FinalNorm,
     /// Language-model head.
@@ -69,9 +75,24 @@ impl Slot {
         matches!(self, AttnNorm | AttnPostNorm | MlpNorm | MlpPostNorm | QNorm | KNorm | FinalNorm)
     }
 
-    /// Whether it is a linear layer. (A tied embedding is one besides; see [`Config::is_multiplied`].)
+    /// Whether it is a linear layer that an adapter may adapt. (Products read a tied embedding and routers besides; see
+    /// [`Config::is_multiplied`].)
     pub fn is_linear(self) -> bool {
-        matches!(self, Slot::Qkv | Slot::AttnOut | Slot::Up | Slot::Down | Slot::Head | Slot::Value)
+        use Slot::*;
+        matches!(self, Qkv | AttnOut | Up | Down | ExpertUp(_) | ExpertDown(_) | Head | Value)
+    }
+
+    /// The expert it belongs to.
+    pub fn expert(self) -> Option<usize> {
+        match self {
+            Slot::ExpertUp(expert) | Slot::ExpertDown(expert) => Some(expert.into()),
+            _ => None,
+        }
+    }
+
+    /// Whether products read it in f32 whatever the compute type.
+    pub fn is_f32(self) -> bool {
+        self == Slot::Router
     }
 
     /// Whether it has one row per token of the vocabulary or per position.
@@ -81,7 +102,7 @@ impl Slot {
 
     /// Whether its output is added to the residual stream.
     pub fn writes_residual(self) -> bool {
-        matches!(self, Slot::AttnOut | Slot::Down)
+        matches!(self, Slot::AttnOut | Slot::Down | Slot::ExpertDown(_))
     }
 
     fn name(self) -> &'static str {
@@ -98,6 +119,9 @@ impl Slot {
             Slot::AttnOut => "attn_out",
             Slot::Up => "up",
             Slot::Down => "down",
+            Slot::Router => "router",
+            Slot::ExpertUp(_) => "up",
+            Slot::ExpertDown(_) => "down",
             Slot::FinalNorm => "final_norm",
             Slot::Head => "head",
             Slot::Value => "value",
@@ -136,6 +160,9 @@ impl fmt::Display for ParamId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(layer) = self.layer {
             write!(f, "layers.{layer}.")?;
+        }
+        if let Some(expert) = self.slot.expert() {
+            write!(f, "experts.{expert}.")?;
         }
         f.write_str(self.slot.name())?;
         match self.kind {
@@ -208,8 +235,16 @@ impl Config {
             }
             list.linear(id(Slot::Qkv), self.qkv_width(), self.hidden, self.qkv_bias);
             list.linear(id(Slot::AttnOut), self.hidden, self.attention_width(), self.out_bias);
-            list.linear(id(Slot::Up), self.up_width(), self.hidden, self.mlp_bias);
-            list.linear(id(Slot::Down), self.hidden, self.ffn, self.mlp_bias);
+            let Some(experts) = self.experts_of(l) else {
+                list.linear(id(Slot::Up), self.up_width(), self.hidden, self.mlp_bias);
+                list.linear(id(Slot::Down), self.hidden, self.ffn, self.mlp_bias);
+                continue;
+            };
+            list.linear(id(Slot::Router), experts.count, self.hidden, false);
+            for e in 0..experts.count as u16 {
+                list.linear(id(Slot::ExpertUp(e)), self.expert_up_width(experts), self.hidden, self.mlp_bias);
+                list.linear(id(Slot::ExpertDown(e)), self.hidden, experts.width, self.mlp_bias);
+            }
         }
         list.norm(ParamId::model(Slot::FinalNorm), self.hidden, norm_bias);
         if self.head.has_lm() && !self.tied {
@@ -221,10 +256,10 @@ impl Config {
         list.0
     }
 
-    /// Whether a matrix product reads the parameter: the weights of linear layers, and a tied embedding.
+    /// Whether a matrix product reads the parameter: the weights of linear layers and routers, and a tied embedding.
     pub fn is_multiplied(&self, id: ParamId) -> bool {
         let tied_head = self.tied && self.head.has_lm() && id.slot == Slot::Embed;
-        id.kind == Kind::Weight && (id.slot.is_linear() || tied_head)
+        id.kind == Kind::Weight && (id.slot.is_linear() || id.slot == Slot::Router || tied_head)
     }
 }
 
@@ -266,6 +301,8 @@ mod tests {
             (value.bias(), "value.bias"),
             (ParamId::layer(3, Slot::AttnPostNorm), "layers.3.attn_post_norm.weight"),
             (ParamId::layer(12, Slot::Qkv).bias(), "layers.12.qkv.bias"),
+            (ParamId::layer(7, Slot::Router), "layers.7.router.weight"),
+            (ParamId::layer(7, Slot::ExpertDown(30)), "layers.7.experts.30.down.weight"),
             (ParamId { kind: Kind::LoraA(2), ..ParamId::layer(12, Slot::Qkv) }, "layers.12.qkv.lora_a.2"),
             (ParamId { kind: Kind::LoraB(0), ..ParamId::layer(0, Slot::Down) }, "layers.0.down.lora_b.0"),
         ];

@@ -9,10 +9,12 @@ use super::decoder::{Context, Keep};
 use super::gradient::{Grads, Taken};
 use super::linear::{Linear, Rotated};
 use super::norm::NormLayer;
+use super::param::Slot;
+use super::tensor::Columns;
 use super::weights::Model;
 use crate::Result;
 use ferrl_kernels::Buffer;
-use ferrl_kernels::backend::{Activation, NormInput, NormRecompute, PagedRows};
+use ferrl_kernels::backend::{Activation, NormGrads, NormInput, NormRecompute, PagedRows};
 
 /// The residual stream of T tokens.
 pub(super) struct Residual {
@@ -36,7 +38,8 @@ impl Residual {
         let (c, rows) = (&m.config, x.len() / m.config.hidden);
         let decodes = matches!(context, Context::Paged(..)) && keep == Keep::Nothing;
         let known = c.pre_norms && !c.post_norms && c.residual_scale == 1.0;
-        let fused = decodes && known && rows <= m.backend.decode_rows(c.hidden.max(c.ffn));
+        let fused =
+            decodes && known && m.team().is_none() && rows <= m.backend.decode_rows(c.hidden.max(c.ffn));
         Residual { x, pending: None, fused }
     }
 
@@ -92,9 +95,10 @@ impl Residual {
             return Ok(None);
         }
         let (h, added) = self.normed(m, norm)?;
-        let mut up = m.activations(h.len() / m.config.hidden * m.config.up_width())?;
+        let width = m.own_width(Columns::Output(Slot::Up), m.config.up_width());
+        let mut up = m.activations(h.len() / m.config.hidden * width)?;
         linear.forward(m, &h, &mut up)?;
-        m.backend.activation(op, m.config.ffn, &up, act)?;
+        m.backend.activation(op, m.own_ffn(), &up, act)?;
         Ok(added.map(|added| (added, up)))
     }
 
@@ -112,6 +116,20 @@ impl Residual {
         }
         let mut y = m.activations(self.x.len())?;
         linear.forward(m, x, &mut y)?;
+        self.add_output(m, y, post_norm)
+    }
+
+    /// The same of a sublayer's output that is computed already.
+    pub fn add_output(
+        &mut self,
+        m: &Model,
+        y: Buffer,
+        post_norm: Option<NormLayer>,
+    ) -> Result<Option<Buffer>> {
+        if self.fused {
+            m.backend.axpy(1.0, &y, &mut self.x)?;
+            return Ok(None);
+        }
         let Some(norm) = post_norm else {
             self.pending = Some(scaled(m, y)?);
             return Ok(None);
@@ -226,12 +244,38 @@ impl ResidualGrad {
             return Ok(y);
         };
         let (dx, rounded) = (&mut self.dx, self.rounded.as_mut());
+        if m.place_in_context().is_some() {
+            let here = NormRecompute { dy, y: &mut y, dx, rounded, grads: NormGrads::default() };
+            b.norm_recompute(norm.operand(m), NormInput { x, delta }, here)?;
+            sum_norm(m, norm, (x, delta), dy, grads)?;
+            return Ok(y);
+        }
         Taken::with(norm.weight, norm.bias, grads, |taken| {
             let backward = NormRecompute { dy, y: &mut y, dx, rounded, grads: taken.norm_grads(b)? };
             b.norm_recompute(norm.operand(m), NormInput { x, delta }, backward)
         })?;
         Ok(y)
     }
+}
+
+/// Adds to the gradients of a norm's parameters, from the rows of all ranks that share tokens.
+fn sum_norm(
+    m: &Model,
+    norm: NormLayer,
+    (x, delta): (&Buffer, Option<&Buffer>),
+    dy: &Buffer,
+    grads: Grads<'_>,
+) -> Result<()> {
+    let (b, x, dy) = (&*m.backend, m.all_rows(x)?, m.all_rows(dy)?);
+    let delta = delta.map(|delta| m.all_rows(delta)).transpose()?;
+    let (mut y, mut dx) = (m.activations(x.len())?, m.f32s(x.len())?);
+    b.fill(&mut dx, 0.0)?;
+    Taken::with(norm.weight, norm.bias, grads, |taken| {
+        let of = NormInput { x: &x, delta: delta.as_ref() };
+        let all =
+            NormRecompute { dy: &dy, y: &mut y, dx: &mut dx, rounded: None, grads: taken.norm_grads(b)? };
+        b.norm_recompute(norm.operand(m), of, all)
+    })
 }
 
 #[cfg(test)]

@@ -190,10 +190,17 @@ impl Model {
 
     /// Gathers the parameters that are not gathered yet. All ranks call it together.
     pub(crate) fn gather(&mut self, params: impl IntoIterator<Item = usize>) -> Result<()> {
-        let Some(split) = self.split.clone() else { return Ok(()) };
+        let split = self.split.clone();
+        if split.is_none() && self.team.is_none() {
+            return Ok(());
+        }
         let missing: Vec<usize> = params.into_iter().filter(|&i| !self.params[i].is_readable()).collect();
         for few in buckets(&missing, |i| self.params[i].shape.len()) {
-            for (i, values) in few.iter().zip(self.whole_values(&split, few, true)?) {
+            let all = match &split {
+                Some(split) => self.whole_values(split, few, true)?,
+                None => few.iter().map(|&i| self.own_values(i)).collect::<Result<_>>()?,
+            };
+            for (i, values) in few.iter().zip(all) {
                 self.make_readable(*i, &values)?;
             }
         }
@@ -202,9 +209,10 @@ impl Model {
 
     /// Gives parameters back.
     pub(crate) fn release(&mut self, params: impl IntoIterator<Item = usize>) {
-        if self.split.is_some() {
+        if self.split.is_some() || self.team.is_some() {
             for i in params {
-                (self.params[i].whole, self.params[i].derived) = (None, None);
+                let param = &mut self.params[i];
+                (param.whole, param.derived, param.turned) = (None, None, None);
             }
         }
     }
@@ -234,7 +242,7 @@ impl Model {
 
     /// Whether something but products reads the parameter.
     fn reads_f32(&self, shape: &ParamShape) -> bool {
-        !self.config.is_multiplied(shape.id) || shape.id.slot.is_table()
+        !self.config.is_multiplied(shape.id) || shape.id.slot.is_table() || shape.id.slot.is_f32()
     }
 
     /// This rank's part of a parameter.
@@ -268,6 +276,9 @@ impl Model {
 
     /// The forms that products and other operations read, from the whole weights.
     fn make_readable(&mut self, param: usize, values: &[f32]) -> Result<()> {
+        if self.make_own_readable(param, values)? {
+            return Ok(());
+        }
         let _weights = Purpose::Weights.on(&self.backend);
         let shape = self.params[param].shape;
         if self.is_base(param) {

@@ -4,10 +4,11 @@
 
 use super::adapter::base::Nf4Base;
 use super::adapter::{Adapter, AdapterOptions, BaseHome, adapted_weights};
-use super::config::{Config, LayerRope, Position, QkNorm, Rope};
+use super::config::{Config, LayerRope, Position, Rope};
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
 use super::shard::Split;
+use super::tensor::Team;
 use crate::checkpoint::{InitOptions, ModelDir, Numbers, SaveOptions, StorageFormat, init_param, save_model};
 use crate::{Error, Result};
 use ferrl_kernels::{Backend, Buffer, DType, Purpose, Weight};
@@ -40,10 +41,14 @@ pub struct Model {
     pub(super) training: bool,
     /// Whether of what products multiply no more is kept than they read.
     rounds: bool,
+    /// What backward multiplies the load-balance loss of a sequence and layer with.
+    pub balance: f32,
     rotary: Mutex<Option<Arc<RotaryTables>>>,
     context: usize,
     /// How the weights are split over ranks, where they are.
     pub(super) split: Option<Split>,
+    /// The ranks that compute with this one, where there are any.
+    pub(super) team: Option<Team>,
     /// No other model of this process has it.
     number: u64,
 }
@@ -63,6 +68,8 @@ pub struct Param {
     pub(super) whole: Option<Buffer>,
     /// What linear layers multiply with, derived from the master.
     pub(crate) derived: Option<Weight>,
+    /// What the gradient of a shared layer's input is computed with (`tensor.rs`).
+    pub(super) turned: Option<Weight>,
 }
 
 /// Cosines and sines for the first `positions` positions, of each rotation that the model has.
@@ -163,13 +170,13 @@ impl Model {
         let mut next = 0;
         model.rounds = !options.training;
         dir.load_stored(|shape, numbers| {
-            let param = match numbers {
-                numbers if bases.contains(&next) => {
+            let param = match bases.contains(&next) {
+                true => {
                     let _weights = Purpose::Weights.on(&model.backend.clone());
-                    model.base_param(next, *shape, &numbers, (home, dir.nf4_block(next)?))?
+                    let block = dir.nf4_block(next)?;
+                    model.base_param(next, *shape, numbers, (home, block))?
                 }
-                Numbers::F32(values) => model.param(*shape, &values)?,
-                Numbers::Bf16(parts) => model.param_of_halves(*shape, &parts)?,
+                false => model.param(*shape, &numbers)?,
             };
             model.params.push(param);
             next += 1;
@@ -196,20 +203,12 @@ impl Model {
         for shape in config.params() {
             let mut values = init_param(&config, init, &shape);
             storage.round(&mut values);
-            model.push(shape, &values)?;
+            model.push(shape, values)?;
         }
         Ok(model)
     }
 
     fn empty(backend: Arc<dyn Backend>, config: Config, options: Options) -> Result<Model> {
-        if config.qk_norm == Some(QkNorm::Whole) && !backend.norms_whole_rows() {
-            let what = format!(
-                "{} normalises all heads of the queries (and of the keys) together, which {} has no kernel for",
-                config.family,
-                backend.describe()
-            );
-            return Err(Error::usage(what).fix("device = \"cpu\""));
-        }
         let layout = Layout::of(&config);
         Ok(Model {
             backend,
@@ -222,9 +221,11 @@ impl Model {
             bases: BTreeMap::new(),
             training: options.training,
             rounds: false,
+            balance: 0.0,
             rotary: Mutex::new(None),
             context: options.context,
             split: None,
+            team: None,
             number: MODELS.fetch_add(1, Ordering::Relaxed),
         })
     }
@@ -243,55 +244,37 @@ impl Model {
         [self.number as usize].into_iter().chain(masters).chain(forms).collect()
     }
 
-    fn push(&mut self, shape: ParamShape, values: &[f32]) -> Result<()> {
-        let param = self.param(shape, values)?;
+    fn push(&mut self, shape: ParamShape, values: Vec<f32>) -> Result<()> {
+        let param = self.param(shape, &Numbers::F32(values))?;
         self.params.push(param);
         Ok(())
     }
 
-    /// A parameter with these values.
-    pub(super) fn param(&self, shape: ParamShape, values: &[f32]) -> Result<Param> {
+    /// A parameter with these numbers.
+    pub(super) fn param(&self, shape: ParamShape, numbers: &Numbers<'_>) -> Result<Param> {
         let fits = |x: &f32| x.to_bits() & 0xffff == 0;
         // Tables are read in f32 too.
-        let rounds =
-            !self.training && ((self.rounds && !shape.id.slot.is_table()) || values.iter().all(fits));
-        self.made(shape, rounds, |master| self.backend.write(master, 0, values))
-    }
-
-    /// A parameter of stored numbers of bf16.
-    fn param_of_halves(&self, shape: ParamShape, parts: &[&[u8]]) -> Result<Param> {
-        self.made(shape, true, |master| {
-            let mut at = 0;
-            for part in parts {
-                self.backend.write_bf16(master, at, part)?;
-                at += part.len() / 2;
-            }
-            Ok(())
-        })
-    }
-
-    /// A parameter whose master is written; with `rounds`, nothing is lost where it holds numbers of bf16.
-    fn made(
-        &self,
-        shape: ParamShape,
-        rounds: bool,
-        write: impl FnOnce(&mut Buffer) -> Result<()>,
-    ) -> Result<Param> {
+        let rounds = !self.training
+            && ((self.rounds && !shape.id.slot.is_table())
+                || match numbers {
+                    Numbers::Bf16(_) => true,
+                    Numbers::F32(values) => values.iter().all(fits),
+                });
         let _weights = Purpose::Weights.on(&self.backend);
         let rounded = if rounds { self.rounded_forms(&shape)? } else { None };
         let (mut derived, mut master) = rounded.map_or_else(|| self.forms(&shape), Ok)?;
-        write(&mut master)?;
+        numbers.write(&*self.backend, &mut master)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
-        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived })
+        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived, turned: None })
     }
 
     /// The same as [`Model::forms`] in two bytes a weight, for a model that is not trained; `None` where the device cannot.
     fn rounded_forms(&self, shape: &ParamShape) -> Result<Option<(Option<Weight>, Buffer)>> {
         let multiplied = self.config.is_multiplied(shape.id);
         let possible = !self.training && self.dtype == DType::Bf16 && self.backend.rounds_masters();
-        if !(possible && (multiplied || shape.id.slot.is_table())) {
+        if !possible || shape.id.slot.is_f32() || !(multiplied || shape.id.slot.is_table()) {
             return Ok(None);
         }
         let weight = self.backend.weight(shape.rows, shape.cols, self.dtype, false)?;
@@ -309,7 +292,8 @@ impl Model {
 
     /// Room for what products read of a parameter, where they do, and for its weights in f32.
     pub(super) fn forms(&self, shape: &ParamShape) -> Result<(Option<Weight>, Buffer)> {
-        let weight = || self.backend.weight(shape.rows, shape.cols, self.dtype, self.training);
+        let dtype = if shape.id.slot.is_f32() { DType::F32 } else { self.dtype };
+        let weight = || self.backend.weight(shape.rows, shape.cols, dtype, self.training);
         let derived = self.config.is_multiplied(shape.id).then(weight).transpose()?;
         let shared = derived.as_ref().map(|weight| self.backend.master(weight)).transpose()?.flatten();
         Ok((derived, shared.map_or_else(|| self.backend.alloc(DType::F32, shape.len()), Ok)?))
@@ -335,7 +319,7 @@ impl Model {
         }
         for (i, shape) in self.config.params().into_iter().enumerate() {
             let values = if self.adapter.is_some() { self.values_of(i)? } else { self.read_together(i)? };
-            copy.push(shape, &values)?;
+            copy.push(shape, values)?;
         }
         Ok(copy)
     }

@@ -60,6 +60,9 @@ impl Trainer {
         if self.sum == Sum::Broken {
             self.sum.check(false)?;
         }
+        if self.model.team().is_some() {
+            return self.accumulate_in_team(f);
+        }
         if self.model.split_over().is_some() {
             return self.accumulate_split(f);
         }

@@ -22,11 +22,11 @@ pub use optimizer::{Optimizer, OptimizerOptions, Rule, UpdateReport, trained_wei
 pub use schedule::{Decay, Schedule};
 pub use vector::ParamVector;
 
-use crate::model::Slot;
 use crate::model::decoder::{self, Activations, Context, Keep, Layers, Tokens};
 use crate::model::gradient::Gradient;
 use crate::model::heads::{RowStats, Scored};
 use crate::model::weights::Model;
+use crate::model::{ExpertLoad, Slot};
 use crate::{Error, Result};
 use accumulate::{Fits, Sum};
 use ferrl_kernels::Buffer;
@@ -50,6 +50,8 @@ pub struct Trainer {
     /// What [`Trainer::at_start`] goes back to.
     start: start::Start,
     pending: Option<Pending>,
+    /// How tokens went to the experts of each layer that has any, over the batches since [`Trainer::take_load`].
+    load: Vec<ExpertLoad>,
 }
 
 /// A forward pass that waits for its backward.
@@ -80,6 +82,7 @@ impl Trainer {
             totals: None,
             start: Vec::new(),
             pending: None,
+            load: Vec::new(),
         };
         let slots = (0..trainer.model.params.len()).map(|i| trainer.slot(i));
         trainer.grads = slots.collect::<Result<_>>()?;
@@ -118,6 +121,7 @@ impl Trainer {
         })?;
         self.fits(batch, p.other.is_some() && other.is_some()).check(grads)?;
         let temperature = self.temperature;
+        add_load(&mut self.load, &p.kept);
         self.accumulate(|layers, sum| {
             let model = layers.model();
             let mut dh = model.activations(p.h.len())?;
@@ -180,7 +184,8 @@ impl Trainer {
         let mut dh = self.model.activations(p.h.len())?;
         let g = pick_rows(grads, &rows, 0).logp;
         let (temperature, start) = (self.temperature, self.optimizer.steps == 0);
-        self.accumulate(|layers, sum| {
+        let mut load = std::mem::take(&mut self.load);
+        let done = self.accumulate(|layers, sum| {
             let model = layers.model();
             let r = model.score_one_pass((&p.h, &mut dh), (&rows, &targets), &g, temperature, sum)?;
             place_rows(&mut stats, &rows, &r, 0);
@@ -191,9 +196,17 @@ impl Trainer {
                 model.tables().for_each(|i| sum[i].iter_mut().for_each(Gradient::clear));
                 return Ok(None);
             }
+            add_load(&mut load, &p.kept);
             decoder::backward(layers, (&p.tokens, &p.segments), p.kept, &dh, sum)?;
             Ok(Some(stats))
-        })
+        });
+        self.load = load;
+        done
+    }
+
+    /// How the tokens of the batches since the last call went to the experts, layer by layer; empty for a model without.
+    pub fn take_load(&mut self) -> Vec<ExpertLoad> {
+        std::mem::take(&mut self.load)
     }
 
     fn keep(&self) -> Keep {
@@ -260,6 +273,13 @@ impl Trainer {
         }
         self.model.read_f32s(slot.buffer()).map(Some)
     }
+}
+
+/// Adds a batch's.
+fn add_load(to: &mut Vec<ExpertLoad>, kept: &Activations) {
+    let batch: Vec<&ExpertLoad> = kept.loads().collect();
+    to.resize(batch.len(), ExpertLoad::default());
+    to.iter_mut().zip(batch).for_each(|(sum, load)| sum.add(load));
 }
 
 /// Numbers per token of any model, trained or not.

@@ -22,13 +22,17 @@ impl Trainer {
     /// call it together. Alone there is nothing to do: a backward adds to the total itself. Nor is there where weights are
     /// split: gradients have gone to their ranks layer by layer.
     pub fn add_round(&mut self, ranks: &Ranks) -> Result<()> {
-        if ranks.is_alone() || self.model.split_over().is_some() {
+        let (split, in_team) = (self.model.split_over().cloned(), self.model.team().is_some());
+        if ranks.is_alone() || split.is_some() && !in_team {
             return Ok(());
         }
         let mut totals = self.take_totals();
         let all: Vec<usize> = (0..self.grads.len()).collect();
-        let parts = |_: usize, len: usize, rank: usize| part(len, rank, ranks.size());
-        Exchange { model: &self.model, ranks, parts: &parts }.add(&all, &self.grads, &mut totals)?;
+        let parts = |param: usize, len: usize, rank: usize| match &split {
+            Some(split) => split.part(param, len, rank),
+            None => part(len, rank, ranks.size()),
+        };
+        Exchange::new(&self.model, ranks, &parts).add(&all, &self.grads, &mut totals)?;
         self.zero_grads();
         self.totals = Some(totals);
         Ok(())
@@ -81,21 +85,27 @@ type Parts<'a> = &'a dyn Fn(usize, usize, usize) -> Range<usize>;
 
 /// How gradients reach the ranks that sum them up.
 pub(super) struct Exchange<'a> {
-    pub model: &'a Model,
-    pub ranks: &'a Ranks,
-    pub parts: Parts<'a>,
+    model: &'a Model,
+    ranks: &'a Ranks,
+    parts: Parts<'a>,
+    /// Ranks that have computed the gradient of a micro-batch together.
+    team: usize,
 }
 
-impl Exchange<'_> {
-    /// Adds this rank's part of every rank's gradients of these parameters to the totals, in the order of the ranks.
+impl<'a> Exchange<'a> {
+    pub fn new(model: &'a Model, ranks: &'a Ranks, parts: Parts<'a>) -> Self {
+        let team = model.team().map_or(1, |team| team.ranks().size());
+        Exchange { model, ranks, parts, team }
+    }
+
+    /// Adds this rank's part of every micro-batch's gradients of these parameters to the totals, in the order of the ranks.
     pub fn add(&self, params: &[usize], grads: &[Option<Gradient>], totals: &mut Totals) -> Result<()> {
         for bucket in buckets(params, |i| self.model.params[i].shape.len()) {
             let parts = (0..self.ranks.size()).map(|to| self.pack(bucket, grads, to));
             let parts = parts.collect::<Result<Vec<Vec<u8>>>>()?;
             let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-            for arrived in self.ranks.all_to_all(&parts)? {
-                let lengths = bucket.iter().map(|&i| self.part(i, self.ranks.rank()).len());
-                for (&i, part) in bucket.iter().zip(unpack(&arrived, lengths)?) {
+            for arrived in self.ranks.all_to_all(&parts)?.chunks(self.team) {
+                for (&i, part) in bucket.iter().zip(self.join(bucket, arrived)?) {
                     if let Some(part) = part {
                         add(&mut totals[i], part);
                     }
@@ -105,22 +115,81 @@ impl Exchange<'_> {
         Ok(())
     }
 
+    /// This rank's part of a micro-batch's gradients, from the members of the team that computed it.
+    fn join(&self, bucket: &[usize], arrived: &[Vec<u8>]) -> Result<Totals> {
+        let mut all: Totals = vec![None; bucket.len()];
+        for (member, arrived) in arrived.iter().enumerate() {
+            let pieces = |&i: &usize| self.pieces(i, member, self.ranks.rank());
+            let pieces: Vec<Vec<Piece>> = bucket.iter().map(pieces).collect();
+            let lengths = pieces.iter().map(|p| p.iter().map(|p| p.len).sum());
+            let values = unpack(arrived, lengths)?;
+            for (slot, (&i, (values, pieces))) in
+                all.iter_mut().zip(bucket.iter().zip(values.into_iter().zip(pieces)))
+            {
+                let Some(values) = values else { continue };
+                if self.team == 1 {
+                    *slot = Some(values);
+                    continue;
+                }
+                let own = self.part(i, self.ranks.rank());
+                let whole = slot.get_or_insert_with(|| vec![0.0; own.len()]);
+                let mut rest = &values[..];
+                for piece in pieces {
+                    let (here, after) = rest.split_at(piece.len);
+                    let at = piece.element - own.start;
+                    whole[at..at + piece.len].copy_from_slice(here);
+                    rest = after;
+                }
+            }
+        }
+        Ok(all)
+    }
+
     fn part(&self, param: usize, rank: usize) -> Range<usize> {
         (self.parts)(param, self.model.params[param].shape.len(), rank)
     }
 
+    /// What a member of a team has of the gradients that rank `to` sums up.
+    fn pieces(&self, param: usize, member: usize, to: usize) -> Vec<Piece> {
+        let part = self.part(param, to);
+        let cut = self.model.is_cut(param);
+        let (mut at, mut all) = (0, Vec::new());
+        for has in self.model.computed(param, member) {
+            let (start, end) = (has.start.max(part.start), has.end.min(part.end));
+            if start < end {
+                // A gradient that every member has all of lies there whole.
+                let held = if cut { at + start - has.start } else { start };
+                all.push(Piece { held, element: start, len: end - start });
+            }
+            at += has.len();
+        }
+        all
+    }
+
     /// What rank `to` sums up of this rank's gradients.
     fn pack(&self, bucket: &[usize], grads: &[Option<Gradient>], to: usize) -> Result<Vec<u8>> {
+        let member = self.ranks.rank() % self.team;
         let read = |&i: &usize| -> Result<Option<Vec<f32>>> {
             let Some(slot) = grads[i].as_ref().filter(|slot| !slot.is_empty()) else { return Ok(None) };
-            let range = self.part(i, to);
-            let mut values = vec![0.0; range.len()];
-            self.model.backend.read(slot.buffer(), range.start, &mut values)?;
-            Ok(Some(values))
+            let mut all = Vec::new();
+            for piece in self.pieces(i, member, to) {
+                let from = all.len();
+                all.resize(from + piece.len, 0.0);
+                self.model.backend.read(slot.buffer(), piece.held, &mut all[from..])?;
+            }
+            Ok(Some(all))
         };
         let values = bucket.iter().map(read).collect::<Result<Vec<_>>>()?;
         Ok(pack(&values.iter().map(Option::as_deref).collect::<Vec<_>>()))
     }
+}
+
+/// Numbers of a gradient that go from one rank to another.
+struct Piece {
+    /// Where they begin in the sender's gradient, and among all weights of the parameter.
+    held: usize,
+    element: usize,
+    len: usize,
 }
 
 /// The first is written, the others are added.

@@ -44,7 +44,7 @@ impl Gathered<'_> {
     fn send(&mut self, params: &[usize], grads: Grads<'_>) -> Result<()> {
         let split = &self.split;
         let parts = |param: usize, len: usize, rank: usize| split.part(param, len, rank);
-        let exchange = Exchange { model: self.model, ranks: split.ranks(), parts: &parts };
+        let exchange = Exchange::new(self.model, split.ranks(), &parts);
         exchange.add(params, grads, self.totals)?;
         params.iter().for_each(|&i| grads[i] = None);
         Ok(())
@@ -91,7 +91,7 @@ impl Trainer {
         &mut self,
         f: impl FnOnce(&mut dyn Layers, Grads<'_>) -> Result<T>,
     ) -> Result<T> {
-        if self.model.split_over().is_none() {
+        if self.model.split_over().is_none() || self.model.team().is_some() {
             return f(&mut &self.model, &mut self.grads);
         }
         self.with_gathered(|layers, grads| {
@@ -128,9 +128,37 @@ impl Trainer {
         done
     }
 
+    /// As `accumulate`, where a team computes the gradient together: each rank some of it, which the next round's end takes.
+    pub(super) fn accumulate_in_team<T>(
+        &mut self,
+        f: impl FnOnce(&mut dyn Layers, Grads<'_>) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let _gradients = Purpose::Gradients.on(&self.model.backend);
+        for i in 0..self.grads.len() {
+            let room = || Gradient::new(&*self.model.backend, self.model.computed_len(i));
+            self.grads[i] = self.optimizer.trains(i).then(room).transpose()?;
+        }
+        let done = f(&mut &self.model, &mut self.grads);
+        if done.is_ok() {
+            self.sum = Sum::Whole;
+        }
+        done
+    }
+
+    /// Before the passes of an update: gathers what a team computes with. Nothing elsewhere: layers are gathered as their turn
+    /// comes, or are there. All ranks call it together.
+    pub fn prepare(&mut self) -> Result<()> {
+        if self.model.team().is_some() { self.model.gather_all() } else { Ok(()) }
+    }
+
+    /// Whether other ranks' passes need this one: layers are gathered from all of them as their turn comes.
+    fn takes_part(&self) -> bool {
+        self.model.split_over().is_some() && self.model.team().is_none()
+    }
+
     /// Takes part in the others' forward, without a micro-batch. Nothing where weights are whole.
     pub fn idle_forward(&mut self) -> Result<()> {
-        if self.model.split_over().is_none() {
+        if !self.takes_part() {
             return Ok(());
         }
         self.with_layers(|layers, _| {
@@ -140,7 +168,7 @@ impl Trainer {
 
     /// Takes part in the others' backward, without a micro-batch.
     pub fn idle_backward(&mut self) -> Result<()> {
-        if self.model.split_over().is_none() {
+        if !self.takes_part() {
             return Ok(());
         }
         self.with_gathered(|layers, grads| {

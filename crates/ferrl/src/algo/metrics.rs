@@ -43,6 +43,21 @@ pub const STEP: &[Metric] = &[
         "With an adapter in bf16: fraction of its change of the weights that is left once they are rounded, one layer a step in \
          turn. Below a half small updates wait in the adapter and the policy does not follow.",
     ),
+    metric(
+        "experts/max_load",
+        "With a mixture of experts: tokens of the busiest expert over the mean of its layer, in the layer where that is most; 1 is \
+         balanced, the number of experts means that one has all.",
+    ),
+    metric("experts/min_load", "The same of the least busy expert, in the layer where that is least."),
+    metric(
+        "experts/entropy",
+        "Entropy of the fractions of tokens per expert over its maximum, mean over layers; 1 is balanced.",
+    ),
+    metric(
+        "experts/aux_loss",
+        "Load-balance loss of the routers before its coefficient, per sequence and layer: the number of experts per token where \
+         balanced, more where not.",
+    ),
     metric("critic/grad_norm", "L2 norm of the critic's gradient, where the critic is a model of its own."),
     metric(
         "updates/skipped",

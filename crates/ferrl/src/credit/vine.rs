@@ -9,7 +9,7 @@ use super::{Interval, Split, StepCredit, advantages, estimated_states, interval_
 use crate::algo::math::mean_std;
 use crate::algo::no_step_values;
 use crate::experience::{Experience, Metrics, Sequence};
-use crate::ranks::gather;
+use crate::ranks::{Teams, gather};
 use crate::reward::{Completions, Graded, Rewards};
 use crate::rollout::{Actor, Answer, texts};
 use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop};
@@ -228,7 +228,7 @@ fn sample_round(
     metrics: &mut Metrics,
 ) -> Result<usize> {
     let of: Vec<usize> = open.iter().flat_map(|&i| std::iter::repeat_n(i, count)).collect();
-    let share = c.actor.ranks.share(completions.prompts.len());
+    let share = Teams::of(c.actor.ranks, c.actor.policy).share(completions.prompts.len());
     let (mut requests, mut own) = (Vec::new(), Vec::new());
     for (place, &i) in of.iter().enumerate() {
         let (state, number) = (&states[i], completions.prompts[states[i].prompt].index);
@@ -243,7 +243,7 @@ fn sample_round(
         }
         states[i].drawn += 1;
     }
-    let mut sampled = c.actor.generator.generate(c.actor.policy, requests)?;
+    let mut sampled = c.actor.led(|actor| actor.generator.generate(actor.policy, requests))?;
     for (&place, completion) in own.iter().zip(&mut sampled) {
         let state = &states[of[place]];
         let prefix = &state.ids[state.ids.len() - state.prefix..];

@@ -2,7 +2,7 @@
 
 use super::question;
 use crate::experience::Metrics;
-use crate::ranks::gather;
+use crate::ranks::{Teams, gather};
 use crate::recipe::Rollout;
 use crate::reward::Rewards;
 use crate::rollout::{self, Actor};
@@ -25,9 +25,10 @@ pub fn search(
 ) -> Result<Metrics> {
     let prompts = prompts.min(source.epoch().unwrap_or(usize::MAX));
     let prompts: Vec<Prompt> = source.next(prompts)?.into_iter().filter_map(question).collect();
-    let (ranks, own) = (actor.ranks, actor.ranks.share(prompts.len()));
+    let (ranks, own) = (actor.ranks, Teams::of(actor.ranks, actor.policy).share(prompts.len()));
     let params = rollout::params(settings, actor.stops, seed);
-    let records = searcher.run(actor, &prompts[own.clone()], (own.start, params), rewards)?;
+    let asked = &prompts[own.clone()];
+    let records = actor.led(|actor| searcher.run(actor, asked, (own.start, params), rewards))?;
     let found = |r: &crate::search::Record| -> Found {
         let known: Vec<f64> =
             r.nodes.terminals().filter_map(|n| n.correct).map(|c| f64::from(u8::from(c))).collect();

@@ -52,7 +52,7 @@ impl StagePlan {
         };
         let _ = writeln!(
             out,
-            "{} ({}): {:.2} M weights, {}, {:.0} sequences of {:.0} tokens an update ({lengths})",
+            "{} ({}): {}, {}, {:.0} sequences of {:.0} tokens an update ({lengths})",
             self.name,
             i.recipe.algorithm_name(),
             millions(&i.config),

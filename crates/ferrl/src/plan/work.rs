@@ -52,10 +52,11 @@ impl Work {
     }
 }
 
-/// Operations per token of the layers' matrices.
+/// Operations per token of the layers' matrices; of experts, those of the few it is sent to.
 fn layers(c: &Config) -> f64 {
     let matrices = c.params().into_iter().filter(|p| p.id.layer.is_some() && !p.id.is_vector());
-    2.0 * matrices.map(|p| p.len()).sum::<usize>() as f64
+    let idle = weights(c) - c.active_weights();
+    2.0 * (matrices.map(|p| p.len()).sum::<usize>() - idle) as f64
 }
 
 /// Operations per token of attention in sequences of that length.
@@ -129,9 +130,14 @@ pub fn steps(i: &Inputs) -> Option<u64> {
     r.train.steps.or_else(|| i.lengths.rows.map(epochs))
 }
 
-/// Millions of weights, for people.
-pub(super) fn millions(c: &Config) -> f64 {
-    weights(c) as f64 / 1e6
+/// Millions of weights, for people; of a model with experts also how many a token computes with.
+pub(super) fn millions(c: &Config) -> String {
+    let (all, active) = (weights(c) as f64 / 1e6, c.active_weights() as f64 / 1e6);
+    if c.experts.is_some() {
+        format!("{all:.2} M weights ({active:.2} M active)")
+    } else {
+        format!("{all:.2} M weights")
+    }
 }
 
 #[cfg(test)]
@@ -158,6 +164,19 @@ mod tests {
         assert_eq!(continued(recipe, 8.0), 3.0 * (2.0 * 20.0 + 8.0 * 3.0 * 10.0));
         let grpo = Recipe { algo: Default::default(), ..recipe.clone() };
         assert_eq!(continued(&grpo, 8.0), 0.0);
+    }
+
+    #[test]
+    fn idle_experts_cost_nothing_and_are_counted() {
+        let mut o = InitOptions::new("qwen3_moe");
+        (o.hidden, o.layers, o.vocab, o.heads) = (64, 2, 100, Some(2));
+        (o.experts, o.experts_per_token, o.expert_ffn) = (Some(8), Some(2), Some(32));
+        (o.tied, o.ffn) = (Some(true), Some(256));
+        let c = o.build().expect("a model").0;
+        let (attention, expert) = (4 * 64 * 64, 3 * 32 * 64);
+        assert_eq!(layers(&c), 2.0 * (2 * (attention + 8 * 64 + 2 * expert)) as f64);
+        assert_eq!(weights(&c) - c.active_weights(), 2 * 6 * expert);
+        assert_eq!(millions(&c), "0.14 M weights (0.07 M active)");
     }
 
     #[test]

@@ -158,6 +158,18 @@ fn names(r: &Recipe, p: &mut Problems) {
             "leave out model.frozen; adapter.exclude_modules leaves modules out",
         );
     }
+    p.when(
+        r.adapter.is_some() && r.model.train_router,
+        "model.train_router",
+        "an adapter trains its own weights and leaves the routers as they are",
+        "adapter.modules_to_save = [\"mlp.gate\"] trains them whole",
+    );
+    p.when(
+        r.model.router_aux_loss_coef > 0.0 && !r.model.train_router,
+        "model.router_aux_loss_coef",
+        "the load-balance loss is for routers, which are frozen",
+        "model.train_router = true, or model.router_aux_loss_coef = 0.0",
+    );
     if let Some(init) = &r.model.init {
         p.word("model.init.tokenizer", &init.tokenizer, TOKENIZERS);
         let families: Vec<&str> = model::FAMILIES.iter().map(|f| f.name()).collect();
@@ -420,6 +432,12 @@ fn sampling_algorithm(recipe: &Recipe, algorithm: &dyn Algorithm, p: &mut Proble
         "optim.ema",
         format!("{name} moves the weights without the optimizer, which would average nothing"),
         "leave out optim.ema",
+    );
+    p.when(
+        searches && recipe.model.router_aux_loss_coef > 0.0,
+        "model.router_aux_loss_coef",
+        format!("{name} searches along the gradient of its own objective alone"),
+        "model.router_aux_loss_coef = 0.0",
     );
     p.when(
         searches && needs.critic && recipe.critic.shared,

@@ -75,6 +75,10 @@ pub struct Model {
     pub recompute: bool,
     /// Frozen parameters: tensors whose names contain one of these.
     pub frozen: Vec<String>,
+    /// Train the routers of a mixture of experts; they are frozen by default.
+    pub train_router: bool,
+    /// Coefficient of the routers' load-balance loss (auxiliary loss); 0 disables it. [0, 1]
+    pub router_aux_loss_coef: f64,
 }
 
 /// A randomly initialised model and its tokenizer.
@@ -93,6 +97,12 @@ pub struct Init {
     pub kv_heads: Option<usize>,
     /// Intermediate size of the feed-forward network. [1, 1048576]
     pub ffn: Option<usize>,
+    /// Experts of a layer, in a family that has them; 8 by default. [1, 4096]
+    pub experts: Option<usize>,
+    /// Experts per token; 2 by default. [1, 4096]
+    pub experts_per_token: Option<usize>,
+    /// Intermediate size of an expert; `ffn / experts_per_token` by default. [1, 1048576]
+    pub expert_ffn: Option<usize>,
     /// Tokenizer: `char` (one token per character of the data) or `bpe`.
     pub tokenizer: String,
     /// Vocabulary size of a `bpe` tokenizer. [1, 16777216]
@@ -110,6 +120,9 @@ impl Default for Init {
             heads: None,
             kv_heads: None,
             ffn: None,
+            experts: None,
+            experts_per_token: None,
+            expert_ffn: None,
             tokenizer: "char".into(),
             vocab: 4096,
             max_positions: 1024,

@@ -10,6 +10,7 @@
 use super::strategy::Entry;
 use super::{Driver, LogpScorer, Oracle, Record, RewardScorer, Scorer, Settings, Tree, build, find};
 use crate::experience::Sequence;
+use crate::ranks::Teams;
 use crate::recipe::{Recipe, Search};
 use crate::reward::Rewards;
 use crate::rollout::{Actor, Answer, Sampled, gathered, texts};
@@ -92,10 +93,10 @@ impl Searcher {
         rewards: &Rewards,
         step: u64,
     ) -> Result<Sampled> {
-        let (ranks, own) = (actor.ranks, actor.ranks.share(prompts.len()));
+        let (ranks, own) = (actor.ranks, Teams::of(actor.ranks, actor.policy).share(prompts.len()));
         let (mut all, asked) = (Sampled::default(), &prompts[own.clone()]);
         let params = SamplingParams { seed: seed(params.seed, step), ..params.clone() };
-        let records = self.run(actor, asked, (own.start, params.clone()), rewards)?;
+        let records = actor.led(|actor| self.run(actor, asked, (own.start, params.clone()), rewards))?;
         for (place, (prompt, record)) in asked.iter().zip(&records).enumerate() {
             take(&mut all, actor, (place, prompt), (record, &params))?;
         }

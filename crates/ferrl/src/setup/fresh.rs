@@ -30,6 +30,8 @@ pub(crate) fn new_model_parts(recipe: &Recipe, init: &Init) -> Result<(Tokenizer
     options.vocab = tokenizer.vocab_size();
     (options.hidden, options.layers) = (init.hidden, init.layers);
     (options.heads, options.kv_heads, options.ffn) = (init.heads, init.kv_heads, init.ffn);
+    (options.experts, options.experts_per_token) = (init.experts, init.experts_per_token);
+    options.expert_ffn = init.expert_ffn;
     (options.max_positions, options.seed, options.tied) = (init.max_positions, recipe.seed, Some(true));
     (options.eos, options.pad) = (tokenizer.eos().first().copied(), tokenizer.pad());
     Ok((tokenizer, options))

@@ -1,6 +1,8 @@
-//! What of a model is trained: all tensors but those that `model.frozen` names.
+//! What of a model is trained: all tensors but those that `model.frozen` names, and but routers, unless
+//! `model.train_router` says so.
 
-use ferrl_engine::model::{Config, family};
+use crate::recipe::Model;
+use ferrl_engine::model::{Config, Slot, family};
 use ferrl_engine::{Error, Result, nearest};
 
 /// Names of a model's tensors, as in its files.
@@ -9,16 +11,32 @@ fn names(config: &Config) -> Result<Vec<String>> {
     Ok(tensors.into_iter().flat_map(|t| t.parts.into_iter().map(|p| p.name)).collect())
 }
 
-/// Those of `frozen` that are part of some tensor's name.
-pub fn patterns(config: &Config, frozen: &[String]) -> Result<Vec<String>> {
-    let names = names(config)?;
-    let hits = |part: &&String| names.iter().any(|name| name.contains(part.as_str()));
-    Ok(frozen.iter().filter(hits).cloned().collect())
+/// Names of the routers' tensors.
+fn routers(config: &Config) -> Result<impl Iterator<Item = String>> {
+    let tensors = family(config.family)?.tensors(config).into_iter();
+    let routers = tensors.filter(|t| t.param.id.slot == Slot::Router);
+    Ok(routers.flat_map(|t| t.parts.into_iter().map(|p| p.name)))
 }
 
-/// Refuses patterns that freeze nothing, of policy or critic, and patterns that leave nothing to train.
-pub fn check(config: &Config, critic: Option<&Config>, frozen: &[String]) -> Result<()> {
-    let wrong = |what: String| Error::usage(what).at("model.frozen");
+/// Those of `model.frozen` that are part of some tensor's name, and the routers where they are not trained.
+pub fn patterns(config: &Config, model: &Model) -> Result<Vec<String>> {
+    let names = names(config)?;
+    let hits = |part: &&String| names.iter().any(|name| name.contains(part.as_str()));
+    let mut frozen: Vec<String> = model.frozen.iter().filter(hits).cloned().collect();
+    if !model.train_router {
+        frozen.extend(routers(config)?);
+    }
+    Ok(frozen)
+}
+
+/// Refuses patterns that freeze nothing, of policy or critic, patterns that leave nothing to train, and routers to train
+/// where there are none.
+pub fn check(config: &Config, critic: Option<&Config>, model: &Model) -> Result<()> {
+    let (frozen, wrong) = (&model.frozen, |what: String| Error::usage(what).at("model.frozen"));
+    if model.train_router && config.experts.is_none() {
+        let what = format!("the family {} has no experts, and no routers to train", config.family);
+        return Err(Error::usage(what).at("model.train_router").fix("model.train_router = false"));
+    }
     let mut all: Vec<String> = Vec::new();
     for (who, config) in [("the policy", Some(config)), ("the critic", critic)] {
         let Some(config) = config else { continue };
@@ -46,12 +64,30 @@ mod tests {
     use ferrl_engine::checkpoint::InitOptions;
     use ferrl_engine::model::Head;
 
+    fn model(frozen: &[&str], train_router: bool) -> Model {
+        let frozen = frozen.iter().map(|f| f.to_string()).collect();
+        Model { frozen, train_router, ..Default::default() }
+    }
+
+    #[test]
+    fn routers_are_frozen_unless_the_recipe_trains_them() {
+        let config = InitOptions::new("qwen3_moe").build().unwrap().0;
+        let frozen = patterns(&config, &model(&["embed"], false)).unwrap();
+        assert_eq!(frozen.len(), 1 + config.layers);
+        assert_eq!(frozen[1], "model.layers.0.mlp.gate.weight");
+        assert_eq!(patterns(&config, &model(&["embed"], true)).unwrap(), ["embed"]);
+        let dense = InitOptions::new("llama").build().unwrap().0;
+        assert!(patterns(&dense, &model(&[], false)).unwrap().is_empty());
+        let said = check(&dense, None, &model(&[], true)).unwrap_err().to_string();
+        assert!(said.contains("model.train_router") && said.contains("has no experts"), "{said}");
+        check(&config, None, &model(&[], true)).unwrap();
+    }
+
     #[test]
     fn frozen_tensors_are_named_and_something_is_left() {
         let config = InitOptions::new("llama").build().unwrap().0;
         let check = |frozen: &[&str], critic: Option<&Config>| {
-            let frozen: Vec<String> = frozen.iter().map(|f| f.to_string()).collect();
-            super::check(&config, critic, &frozen).map_err(|e| e.to_string())
+            super::check(&config, critic, &model(frozen, false)).map_err(|e| e.to_string())
         };
         check(&[], None).unwrap();
         // Two that name the same tensor are no mistake.
@@ -64,6 +100,6 @@ mod tests {
         // A head that only the policy has may be frozen beside a critic.
         let critic = Config { head: Head::Score, ..config.clone() };
         check(&["lm_head"], Some(&critic)).unwrap();
-        assert!(patterns(&critic, &["lm_head".into(), "layers".into()]).unwrap() == ["layers"]);
+        assert!(patterns(&critic, &model(&["lm_head", "layers"], false)).unwrap() == ["layers"]);
     }
 }

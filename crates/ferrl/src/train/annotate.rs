@@ -2,7 +2,7 @@
 
 use crate::batch::{Update, tokens};
 use crate::experience::{Experience, Kind, MicroBatch, Sequence};
-use crate::ranks::each;
+use crate::ranks::{Teams, each};
 use crate::train::Stage;
 use ferrl_engine::Result;
 use ferrl_engine::model::Model;
@@ -25,7 +25,8 @@ impl Stage {
         }
         let bins = Update::whole(e).bins(e, self.recipe.train.micro_batch_tokens)?;
         let references = self.reference_logps(e, &bins)?;
-        let computed = each(&self.ranks, &bins, |bin| {
+        let teams = Teams::of(&self.ranks, &self.policy.model);
+        let computed = each(&teams, &bins, |bin| {
             let temperature = bin.first().map_or(1.0, |&i| e.sequences[i].divisor());
             let batch = tokens(bin.iter().map(|&i| &e.sequences[i]));
             let values = match needs.critic {
@@ -68,7 +69,7 @@ impl Stage {
         }
         let ranks = self.ranks.clone();
         let under = |model: &Model| {
-            each(&ranks, bins, |bin| {
+            each(&Teams::of(&ranks, model), bins, |bin| {
                 let temperature = bin.first().map_or(1.0, |&i| e.sequences[i].divisor());
                 Ok(stats(model, &tokens(bin.iter().map(|&i| &e.sequences[i])), temperature)?.logp)
             })
@@ -83,11 +84,12 @@ impl Stage {
     pub(crate) fn exceeds_skip_ratio(&mut self, batches: &[MicroBatch<'_>]) -> Result<bool> {
         let Some(limit) = self.algo.updates().skip_ratio else { return Ok(false) };
         self.gather_weights()?;
-        let now = each(&self.ranks, batches, |batch| {
+        let teams = Teams::of(&self.ranks, &self.policy.model);
+        let now = each(&teams, batches, |batch| {
             let tokens = tokens(batch.sequences.iter().copied());
             Ok(stats(&self.policy.model, &tokens, batch.temperature())?.logp)
         })?;
-        self.release_weights();
+        self.release_weights()?;
         let (mut sum, mut count) = (0.0, 0.0);
         for (batch, logp) in batches.iter().zip(now) {
             for (row, s) in batch.rows() {

@@ -47,7 +47,9 @@ impl Stage {
         (self.ahead, self.unfinished) = (before.ahead, before.unfinished);
         (self.one_pass, self.step) = (before.one_pass, before.step);
         self.trainers_mut().for_each(Trainer::zero_grads);
-        self.release_weights(); // ranks that failed at different moments have gathered different layers
+        // Ranks that failed at different moments have gathered different layers.
+        self.trainers_mut().for_each(|trainer| trainer.model.release_all());
+        self.release_weights()?;
         Ok(same)
     }
 

@@ -1,11 +1,21 @@
 //! Weights that are split over ranks: when all of them are there, and who reads them.
 
+use crate::parallel::{Layout, on_a_card};
 use crate::run::load;
+use crate::setup::sampler;
 use crate::train::Stage;
 use ferrl_engine::model::serve::serve;
+use ferrl_engine::model::tensor::{Share, Team};
 use ferrl_engine::train::Trainer;
 use ferrl_engine::{Error, Result};
 use std::path::Path;
+
+/// The ranks that compute layers together with this one.
+#[derive(Clone, Default)]
+pub struct TrainAndRollout {
+    train: Option<Team>,
+    rollout: Option<Team>,
+}
 
 impl Stage {
     /// The policy, and the critic where it is a model of its own.
@@ -18,15 +28,53 @@ impl Stage {
         self.policy.model.split_over().is_some()
     }
 
-    /// Makes all weights readable on every rank, for rollouts and for passes that ranks take at their own pace. All ranks
+    /// Which ranks compute layers together in this layout; refused where the model or the device cannot.
+    pub(crate) fn form_teams(&mut self, layout: &Layout) -> Result<()> {
+        let Layout { tp, sp, rollout_tp, .. } = *layout;
+        let Some((key, ..)) = layout.teams().first().copied() else { return Ok(()) };
+        if self.policy.model.backend.runs_async() {
+            return Err(on_a_card(key));
+        }
+        self.trainers_mut().try_for_each(|trainer| layout.fits(&trainer.model.config))?;
+        let train = match sp {
+            1 => Team::new(&self.ranks.team(tp, 1), Share::Features, true),
+            _ => Team::new(&self.ranks.team(sp, 1), Share::Tokens, true),
+        };
+        // The same ranks compute with the same weights in rollouts and in training.
+        let both = rollout_tp == tp && sp == 1;
+        let rollout = Team::new(&self.ranks.team(rollout_tp, 1), Share::Features, both);
+        self.teams = TrainAndRollout { train, rollout };
+        self.lay_out(true)?;
+        if self.generator.take().is_some() {
+            self.generator = Some(sampler(&self.recipe, &self.policy.model, &self.tokenizer)?);
+        }
+        self.lay_out(false)
+    }
+
+    /// Lets the ranks of training or of rollouts compute together from now on.
+    fn lay_out(&mut self, rollout: bool) -> Result<()> {
+        let team = if rollout { &self.teams.rollout } else { &self.teams.train }.clone();
+        self.trainers_mut().try_for_each(|trainer| trainer.model.set_team(team.clone()))
+    }
+
+    /// Makes all weights readable on every rank or team, for rollouts and for passes that they take at their own pace. All ranks
     /// call it together.
     pub(crate) fn gather_weights(&mut self) -> Result<()> {
+        self.lay_out(true)?;
         self.trainers_mut().try_for_each(|trainer| trainer.model.gather_all())
     }
 
-    /// Gives them back.
-    pub(crate) fn release_weights(&mut self) {
-        self.trainers_mut().for_each(|trainer| trainer.model.release_all());
+    /// Gives them back: training gathers what it needs.
+    pub(crate) fn release_weights(&mut self) -> Result<()> {
+        self.lay_out(false)?;
+        let whole = self.trainers_mut().filter(|trainer| trainer.model.team().is_none());
+        whole.for_each(|trainer| trainer.model.release_all());
+        Ok(())
+    }
+
+    /// Gathers what the passes of an update need, where ranks compute them together.
+    pub(crate) fn prepare(&mut self) -> Result<()> {
+        self.trainers_mut().try_for_each(Trainer::prepare)
     }
 
     /// The passes of a micro-batch, for a rank that has none in this round: the same as [`Stage::forward_only`] and

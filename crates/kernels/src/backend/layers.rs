@@ -71,10 +71,6 @@ pub trait NormOps: VectorOps {
 
 /// RMSNorm or LayerNorm of queries and keys.
 pub trait HeadNormOps: NormOps {
-    /// Whether all heads can be normalised together ([`HeadNorm::whole`]), and not only each by itself.
-    fn norms_whole_rows(&self) -> bool {
-        true
-    }
     /// Normalises the query heads with `q_weight` and the key heads with `k_weight`; values are copied.
     fn head_norm(&self, norm: HeadNorm<'_>, qkv: &Buffer, out: &mut Buffer) -> Result<()> {
         shapes::head_norm(self.as_home(), norm, qkv, out)?;

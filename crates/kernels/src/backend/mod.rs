@@ -10,6 +10,7 @@
 //!   computed: `shapes` has what each operation asks for.
 
 mod attention;
+mod experts;
 mod graph;
 mod head;
 mod layers;
@@ -18,6 +19,7 @@ mod optimizer;
 
 pub use crate::operands::*;
 pub use attention::{AttentionOps, CacheOps, DecodeOps, RopeOps};
+pub use experts::ExpertOps;
 pub use graph::GraphOps;
 pub use head::{DivergenceOps, HeadOps, SampleOps};
 pub use layers::{ActivationOps, EmbeddingOps, HeadNormOps, LinearOps, NormOps};
@@ -36,6 +38,7 @@ pub trait Backend:
     + HeadNormOps
     + LinearOps
     + ActivationOps
+    + ExpertOps
     + AttentionOps
     + CacheOps
     + RopeOps

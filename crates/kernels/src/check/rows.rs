@@ -23,7 +23,14 @@ fn cases() -> Vec<Box<dyn Case>> {
     for (head_dim, rows) in [(15, 3), (33, 67), (64, 40), (128, 33)] {
         for (heads, kv_heads, plus_one) in [(1, 1, true), (4, 2, false)] {
             let op = Norm { centred: false, plus_one, eps: 1e-5, width: head_dim };
-            all.push(Box::new(HeadNormCase { op, heads: Heads { heads, kv_heads, head_dim }, rows }));
+            for whole in [false, true] {
+                all.push(Box::new(HeadNormCase {
+                    op,
+                    heads: Heads { heads, kv_heads, head_dim },
+                    rows,
+                    whole,
+                }));
+            }
         }
     }
     for (head_dim, rotary_dim) in [(20, 10), (64, 64), (96, 32), (128, 128)] {
@@ -128,12 +135,14 @@ struct HeadNormCase {
     op: Norm,
     heads: Heads,
     rows: usize,
+    whole: bool,
 }
 
 impl Case for HeadNormCase {
     fn name(&self) -> String {
         let Heads { heads, kv_heads, head_dim } = self.heads;
-        format!("head norm {} x {heads}/{kv_heads} x {head_dim}", self.rows)
+        let how = if self.whole { ", all together" } else { "" };
+        format!("head norm {} x {heads}/{kv_heads} x {head_dim}{how}", self.rows)
     }
     fn rows(&self) -> usize {
         self.rows
@@ -141,17 +150,14 @@ impl Case for HeadNormCase {
     fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
         let (op, heads, width) = (self.op, self.heads, self.heads.qkv_width());
         let input = |seed| upload(b, dtype, &pick(&random(seed, self.rows * width), width, picks));
-        let vector = |seed| upload(b, DType::F32, &random(seed, op.width));
-        let (x, mut d, q, k) = (input(1)?, input(2)?, vector(3)?, vector(4)?);
+        let widths = [heads.heads, heads.kv_heads].map(|n| if self.whole { n * op.width } else { op.width });
+        let [vector_q, vector_k] = widths.map(|n| move |seed| upload(b, DType::F32, &random(seed, n)));
+        let (x, mut d, q, k) = (input(1)?, input(2)?, vector_q(3)?, vector_k(4)?);
+        let norm = HeadNorm { op, heads, whole: self.whole, q_weight: &q, k_weight: &k };
         let mut y = unwritten(b, dtype, x.len())?;
-        b.head_norm(HeadNorm { op, heads, whole: false, q_weight: &q, k_weight: &k }, &x, &mut y)?;
-        let (mut dq, mut dk) = (vector(5)?, vector(6)?);
-        b.head_norm_backward(
-            HeadNorm { op, heads, whole: false, q_weight: &q, k_weight: &k },
-            &x,
-            &mut d,
-            [Some(&mut dq), Some(&mut dk)],
-        )?;
+        b.head_norm(norm, &x, &mut y)?;
+        let (mut dq, mut dk) = (vector_q(5)?, vector_k(6)?);
+        b.head_norm_backward(norm, &x, &mut d, [Some(&mut dq), Some(&mut dk)])?;
         Ok(Results {
             rows: vec![("head norm", by_row(b, &y, width)?), ("dqkv", by_row(b, &d, width)?)],
             sums: vec![("dq_weight", download(b, &dq)?), ("dk_weight", download(b, &dk)?)],

@@ -115,6 +115,17 @@ const CASES: &[Case] = &[
     ("decode_nf4", |m| m.b.decode_nf4(&m.floats(DType::U8, 151)?, &m.f32s(5)?, 64, &mut m.f32s(301)?)),
     ("gather_rows", |m| m.b.gather_rows(&m.x(7 * 5)?, &m.ids(&[6, 0, 6])?, 5, &mut m.x(3 * 5)?)),
     ("scatter_rows", |m| m.b.scatter_rows(&m.x(3 * 5)?, &m.ids(&[6, 0, 2])?, 5, &mut m.x(7 * 5)?)),
+    ("mix_rows", |m| {
+        let (src, rows, weights) = (m.x(7 * 5)?, m.ids(&[6, 0, 6, 2])?, m.f32s(4)?);
+        let mix = RowMix { rows: &rows, weights: &weights, per_row: 2, width: 5 };
+        m.b.mix_rows(mix, &src, &mut m.x(2 * 5)?)
+    }),
+    ("mix_rows_backward", |m| {
+        let (src, rows, weights) = (m.x(4 * 5)?, m.ids(&[3, 0, 1, 2])?, m.f32s(4)?);
+        let mix = RowMix { rows: &rows, weights: &weights, per_row: 2, width: 5 };
+        let (dout, mut dsrc, mut dweights) = (m.x(2 * 5)?, m.x(4 * 5)?, m.f32s(4)?);
+        m.b.mix_rows_backward(mix, &src, &dout, &mut dsrc, &mut dweights)
+    }),
     ("embed", |m| m.b.embed(&m.ids(&[6, 0, 3])?, &m.f32s(7 * 5)?, 1.0, false, &mut m.f32s(3 * 5)?)),
     ("embed_backward", |m| m.b.embed_backward(&m.ids(&[6, 0, 3])?, &m.x(3 * 5)?, 1.0, &mut m.f32s(7 * 5)?)),
     ("norm", |m| {
@@ -447,7 +458,6 @@ mod tests {
         "block_len",
         "cache_len",
         "decode_rows",
-        "norms_whole_rows",
         "chosen",
     ];
 
@@ -459,6 +469,7 @@ mod tests {
             include_str!("../backend/memory.rs"),
             include_str!("../backend/layers.rs"),
             include_str!("../backend/attention.rs"),
+            include_str!("../backend/experts.rs"),
             include_str!("../backend/head.rs"),
             include_str!("../backend/optimizer.rs"),
             include_str!("../backend/graph.rs")

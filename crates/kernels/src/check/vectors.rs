@@ -2,7 +2,7 @@
 
 use super::units::{Case, Results, ask, by_row, pick, scaled};
 use super::{Check, download, random, random_ids, unwritten, upload, weight};
-use crate::backend::{AdamW, AdamWParam, Backend, Sgd};
+use crate::backend::{AdamW, AdamWParam, Backend, RowMix, Sgd};
 use crate::buffer::{Buffer, DType};
 use crate::codes::{BLOCK, decode_nf4, encode_nf4};
 use crate::error::Result;
@@ -18,6 +18,8 @@ fn cases() -> Vec<Box<dyn Case>> {
         Box::new(Vectors { n: 50_007 }),
         Box::new(Rows { width: 33, rows: 70 }),
         Box::new(Rows { width: 896, rows: 40 }),
+        Box::new(Mix { width: 33, rows: 70, per_row: 3 }),
+        Box::new(Mix { width: 2048, rows: 40, per_row: 8 }),
         Box::new(Embed { width: 17, rows: 150, vocab: 30 }),
         Box::new(Embed { width: 896, rows: 300, vocab: 5000 }),
         Box::new(Updates { n: 50_007 }),
@@ -98,6 +100,55 @@ impl Case for Rows {
         let spread = by_row(b, &spread, 2 * self.width)?;
         Ok(Results {
             rows: vec![("gather", by_row(b, &y, self.width)?), ("scatter", spread)],
+            sums: Vec::new(),
+        })
+    }
+}
+
+struct Mix {
+    width: usize,
+    rows: usize,
+    per_row: usize,
+}
+
+impl Case for Mix {
+    fn name(&self) -> String {
+        format!("sums of {} rows, {} x {}", self.per_row, self.rows, self.width)
+    }
+    fn rows(&self) -> usize {
+        self.rows
+    }
+    fn terms(&self, _what: &str) -> f32 {
+        (self.width as f32).sqrt()
+    }
+    fn run(&self, b: &dyn Backend, dtype: DType, picks: &[usize]) -> Result<Results> {
+        let (k, width) = (self.per_row, self.width);
+        let some = |seed, per: usize| pick(&random(seed, self.rows * per), per, picks);
+        // Sorted apart, as experts sort them: the last row of each sum comes first.
+        let place = |i: usize| ((k - 1 - i % k) * picks.len() + i / k) as u32;
+        let places: Vec<u32> = (0..k * picks.len()).map(place).collect();
+        let (given, mut sorted) = (some(1, k * width), vec![0.0; k * width * picks.len()]);
+        for (i, &to) in places.iter().enumerate() {
+            sorted[to as usize * width..][..width].copy_from_slice(&given[i * width..][..width]);
+        }
+        let (src, rows) = (upload(b, dtype, &sorted)?, b.indices(&places)?);
+        let (weights, dout) = (upload(b, DType::F32, &some(2, k))?, upload(b, dtype, &some(3, width))?);
+        let mix = RowMix { rows: &rows, weights: &weights, per_row: k, width };
+        let (mut out, mut wide) = (unwritten(b, dtype, dout.len())?, unwritten(b, DType::F32, dout.len())?);
+        b.mix_rows(mix, &src, &mut out)?;
+        b.mix_rows(mix, &src, &mut wide)?;
+        let (mut dsrc, mut dweights) =
+            (unwritten(b, dtype, src.len())?, unwritten(b, DType::F32, places.len())?);
+        b.mix_rows_backward(mix, &src, &dout, &mut dsrc, &mut dweights)?;
+        let by_place = by_row(b, &dsrc, width)?;
+        let terms: Vec<Vec<f32>> = places.iter().map(|&at| by_place[at as usize].clone()).collect();
+        Ok(Results {
+            rows: vec![
+                ("sum", by_row(b, &out, width)?),
+                ("sum in f32", by_row(b, &wide, width)?),
+                ("dsrc", terms.chunks(k).map(<[Vec<f32>]>::concat).collect()),
+                ("dweights", by_row(b, &dweights, k)?),
+            ],
             sums: Vec::new(),
         })
     }

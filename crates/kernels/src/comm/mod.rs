@@ -17,9 +17,10 @@ pub use mpi::{Found, find as find_mpi};
 pub use threads::threads;
 
 use crate::error::{Class, Error, Result};
+use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// What a rank got from another.
@@ -42,6 +43,9 @@ pub trait Comm: Send + Sync {
     }
     /// Part `r` goes to rank `r`; what rank `r` sent here comes back at `r`. All ranks call it together.
     fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>>;
+    /// The group of these ranks alone, of which this is one. Its messages never mix with those of other groups. All members
+    /// call it; what the group has in common is found by its members.
+    fn subgroup(&self, members: &[usize]) -> Box<dyn Comm>;
     /// What moves the bytes, for people.
     fn describe(&self) -> String;
     /// The last call: every rank has finished.
@@ -54,8 +58,18 @@ pub struct Ranks(Option<Arc<Group>>);
 
 struct Group {
     comm: Box<dyn Comm>,
+    /// Number of the first of them among the ranks of the run, and how far the next is.
+    names: (usize, usize),
     /// Whether an exchange brought an error: everyone knows it then.
     failed: AtomicBool,
+    /// Of this rank, in all groups.
+    cost: Arc<Cost>,
+    /// Groups of these ranks, by their size and stride.
+    teams: Mutex<HashMap<(usize, usize), Ranks>>,
+}
+
+#[derive(Default)]
+struct Cost {
     /// Nanoseconds in exchanges, the wait for slower ranks included.
     waited: AtomicU64,
     /// Bytes sent to other ranks.
@@ -73,13 +87,39 @@ impl Ranks {
 
     /// Those that a group of processes or threads has.
     pub fn of(comm: impl Comm + 'static) -> Self {
-        let group = Group {
-            comm: Box::new(comm),
-            failed: AtomicBool::new(false),
-            waited: AtomicU64::new(0),
-            sent: AtomicU64::new(0),
+        Ranks::group(Box::new(comm), (0, 1), Arc::default())
+    }
+
+    fn group(comm: Box<dyn Comm>, names: (usize, usize), cost: Arc<Cost>) -> Self {
+        let (failed, teams) = (AtomicBool::new(false), Mutex::default());
+        Ranks(Some(Arc::new(Group { comm, names, failed, cost, teams })))
+    }
+
+    /// The group of `size` ranks that this one belongs to, each `stride` ranks after the one before it; `size * stride`
+    /// divides the number of ranks. All ranks call it.
+    ///
+    /// While a rank is in [`Ranks::in_step`] of a team, nothing in it waits for ranks outside: an error of one member then
+    /// reaches the others wherever they are.
+    pub fn team(&self, size: usize, stride: usize) -> Ranks {
+        let Some(group) = self.0.as_ref().filter(|_| size > 1) else { return Ranks::alone() };
+        assert!(self.size().is_multiple_of(size * stride), "teams of equal size");
+        let mut teams = group.teams.lock().unwrap_or_else(|e| e.into_inner());
+        let new = || {
+            let block = size * stride;
+            let first = self.rank() / block * block + self.rank() % stride;
+            let members: Vec<usize> = (0..size).map(|i| first + i * stride).collect();
+            Ranks::group(group.comm.subgroup(&members), (first, stride), group.cost.clone())
         };
-        Ranks(Some(Arc::new(group)))
+        teams.entry((size, stride)).or_insert_with(new).clone()
+    }
+
+    /// Does work in which the ranks of a team exchange something, and nothing with others. It ends on all of them together: an
+    /// error of one is the error of all.
+    pub fn in_step<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.together(|| {
+            let done = work()?;
+            self.all_gather(&[]).map(|_| done)
+        })
     }
 
     /// As this process was started: by `mpirun`, `srun` or `ferrl launch`, or alone.
@@ -157,7 +197,9 @@ impl Ranks {
         if let Some(rank) = arrived.iter().position(|a| a.failed) {
             group.failed.store(true, Ordering::SeqCst);
             let error = unpack_error(&String::from_utf8_lossy(&arrived[rank].bytes));
-            return Err(if rank == self.rank() { error } else { error.at(format!("rank {rank}")) });
+            let (first, stride) = group.names;
+            let named = || format!("rank {}", first + rank * stride);
+            return Err(if rank == self.rank() { error } else { error.at(named()) });
         }
         group.failed.store(false, Ordering::SeqCst);
         Ok(arrived.into_iter().map(|a| a.bytes).collect())
@@ -192,8 +234,8 @@ impl Ranks {
     /// Seconds in exchanges and bytes sent since the last call.
     pub fn take_cost(&self) -> (f64, u64) {
         let Some(group) = &self.0 else { return (0.0, 0) };
-        let nanos = group.waited.swap(0, Ordering::Relaxed);
-        (nanos as f64 * 1e-9, group.sent.swap(0, Ordering::Relaxed))
+        let nanos = group.cost.waited.swap(0, Ordering::Relaxed);
+        (nanos as f64 * 1e-9, group.cost.sent.swap(0, Ordering::Relaxed))
     }
 
     /// The last call: every rank has finished.
@@ -208,10 +250,10 @@ impl Group {
     fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>> {
         let began = Instant::now();
         let arrived = self.comm.exchange(parts, failed);
-        self.waited.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.cost.waited.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
         let own = self.comm.rank();
         let sent: usize = parts.iter().enumerate().filter(|(r, _)| *r != own).map(|(_, p)| p.len()).sum();
-        self.sent.fetch_add(sent as u64, Ordering::Relaxed);
+        self.cost.sent.fetch_add(sent as u64, Ordering::Relaxed);
         arrived.inspect_err(|_| self.failed.store(true, Ordering::SeqCst))
     }
 }

@@ -171,9 +171,21 @@ impl Opened {
 /// What a message is, beside whom it is from.
 #[derive(Clone, Copy)]
 pub(super) enum Tag {
-    Header = 1,
-    Payload = 2,
-    Alive = 3,
+    /// How long the next message of a group is, by the group's number.
+    Header(c_int),
+    Payload(c_int),
+    Alive,
+}
+
+impl Tag {
+    /// Every MPI has tags up to 32767.
+    fn number(self) -> c_int {
+        match self {
+            Tag::Alive => 3,
+            Tag::Header(group) => 4 * group + 1,
+            Tag::Payload(group) => 4 * group + 2,
+        }
+    }
 }
 
 /// The library once it is initialised. One thread at a time calls it.
@@ -230,7 +242,7 @@ impl Mpi {
         let _turn = self.turn();
         // SAFETY: the standard's signature. The caller keeps `bytes` until the request is done, as said above.
         let code =
-            unsafe { (f.send)(data, count, abi.byte, to as c_int, tag as c_int, abi.world, &mut request) };
+            unsafe { (f.send)(data, count, abi.byte, to as c_int, tag.number(), abi.world, &mut request) };
         Request { request, done: false, failed: code != 0 }
     }
 
@@ -241,7 +253,7 @@ impl Mpi {
         let _turn = self.turn();
         // SAFETY: the standard's signature. The caller keeps `bytes` until the request is done, as said above.
         let code = unsafe {
-            (f.receive)(data, count, abi.byte, from as c_int, tag as c_int, abi.world, &mut request)
+            (f.receive)(data, count, abi.byte, from as c_int, tag.number(), abi.world, &mut request)
         };
         Request { request, done: false, failed: code != 0 }
     }
@@ -285,6 +297,15 @@ impl Mpi {
         unsafe { (self.opened.functions.abort)(self.opened.abi.world, code) };
     }
 
+    /// The group of some ranks. Ranks that are in two groups are in them with the same distance: its number is the size and
+    /// that distance, which both groups know.
+    fn group(self: &Arc<Self>, members: Vec<usize>) -> Members {
+        let rank = members.iter().position(|&m| m == self.rank).expect("a member");
+        let stride = members.get(1).map_or(1, |second| second - members[0]);
+        let number = (members.len() + (stride - 1) * self.size) as c_int;
+        Members { mpi: self.clone(), members, rank, number }
+    }
+
     fn finalize(&self) {
         let _turn = self.turn();
         // SAFETY: every request is done, and nothing is called after it.
@@ -302,6 +323,7 @@ pub(super) struct Request {
 /// The ranks that MPI's launcher started.
 struct World {
     mpi: Arc<Mpi>,
+    all: Members,
     local: (usize, usize),
     watch: Mutex<Option<Watch>>,
 }
@@ -314,36 +336,34 @@ pub(super) fn open(launched: &Launched) -> Result<impl Comm + 'static> {
     }
     let mpi = Arc::new(Mpi::init(launched)?);
     let watch = Watch::begin(&mpi);
-    Ok(World { mpi, local: (launched.local_size, launched.local_rank), watch: Mutex::new(watch) })
+    let all = Members { mpi: mpi.clone(), members: (0..mpi.size).collect(), rank: mpi.rank, number: 0 };
+    Ok(World { mpi, all, local: (launched.local_size, launched.local_rank), watch: Mutex::new(watch) })
 }
 
 /// The bit of a header that marks an error.
 const FAILED: u64 = 1 << 63;
 
-impl Comm for World {
-    fn rank(&self) -> usize {
-        self.mpi.rank
-    }
+/// Some ranks of a run, whose messages have tags of their own.
+struct Members {
+    mpi: Arc<Mpi>,
+    members: Vec<usize>,
+    rank: usize,
+    /// Two groups that share two ranks have different numbers.
+    number: c_int,
+}
 
-    fn size(&self) -> usize {
-        self.mpi.size
-    }
-
-    fn local(&self) -> (usize, usize) {
-        self.local
-    }
-
+impl Members {
     fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>> {
-        let (own, size) = (self.mpi.rank, self.mpi.size);
+        let (own, members, number) = (self.rank, &self.members, self.number);
         let flag = if failed { FAILED } else { 0 };
-        let peers: Vec<usize> = (0..size).filter(|&r| r != own).collect();
+        let peers: Vec<usize> = (0..members.len()).filter(|&r| r != own).collect();
         let headers: Vec<[u8; 8]> = parts.iter().map(|p| (p.len() as u64 | flag).to_le_bytes()).collect();
-        let mut heads = vec![[0u8; 8]; size];
+        let mut heads = vec![[0u8; 8]; members.len()];
         heads[own] = headers[own];
-        let mut requests = Vec::with_capacity(2 * size);
+        let mut requests = Vec::with_capacity(2 * members.len());
         for &peer in &peers {
-            requests.push(self.mpi.receive(&mut heads[peer], peer, Tag::Header));
-            requests.push(self.mpi.send(&headers[peer], peer, Tag::Header));
+            requests.push(self.mpi.receive(&mut heads[peer], members[peer], Tag::Header(number)));
+            requests.push(self.mpi.send(&headers[peer], members[peer], Tag::Header(number)));
         }
         if let Err(e) = self.mpi.wait(&mut requests) {
             std::mem::forget((headers, heads)); // MPI may still write there
@@ -360,10 +380,10 @@ impl Comm for World {
         let mut requests = Vec::new();
         for &peer in &peers {
             for chunk in all[peer].bytes.chunks_mut(LONGEST) {
-                requests.push(self.mpi.receive(chunk, peer, Tag::Payload));
+                requests.push(self.mpi.receive(chunk, members[peer], Tag::Payload(number)));
             }
             for chunk in parts[peer].chunks(LONGEST) {
-                requests.push(self.mpi.send(chunk, peer, Tag::Payload));
+                requests.push(self.mpi.send(chunk, members[peer], Tag::Payload(number)));
             }
         }
         if let Err(e) = self.mpi.wait(&mut requests) {
@@ -371,6 +391,50 @@ impl Comm for World {
             return Err(e);
         }
         Ok(all)
+    }
+}
+
+impl Comm for Members {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>> {
+        Members::exchange(self, parts, failed)
+    }
+
+    fn subgroup(&self, members: &[usize]) -> Box<dyn Comm> {
+        unreachable!("groups of groups are not made: {members:?}")
+    }
+
+    fn describe(&self) -> String {
+        format!("{} of {} ranks under {}", self.members.len(), self.mpi.size, self.mpi.opened.version())
+    }
+}
+
+impl Comm for World {
+    fn rank(&self) -> usize {
+        self.mpi.rank
+    }
+
+    fn size(&self) -> usize {
+        self.mpi.size
+    }
+
+    fn local(&self) -> (usize, usize) {
+        self.local
+    }
+
+    fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>> {
+        self.all.exchange(parts, failed)
+    }
+
+    fn subgroup(&self, members: &[usize]) -> Box<dyn Comm> {
+        Box::new(self.mpi.group(members.to_vec()))
     }
 
     fn describe(&self) -> String {

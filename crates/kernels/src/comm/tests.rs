@@ -67,3 +67,31 @@ fn parts_cover_everything_once() {
         }
     }
 }
+
+/// Two teams of two take different numbers of exchanges, an error in one stays in it, and all ranks are in step afterwards.
+#[test]
+fn teams_exchange_at_their_own_pace() {
+    for stride in [1, 2] {
+        let all = on_each(4, |ranks| {
+            let team = ranks.team(2, stride);
+            let own = [ranks.rank() as u8];
+            let members = team.all_gather(&own).unwrap().concat();
+            let failed = team.in_step(|| {
+                for _ in 0..members[0] {
+                    team.all_gather(b"more")?;
+                }
+                if ranks.rank() == 3 { Err(Error::data("row 7 is broken")) } else { Ok(()) }
+            });
+            let everybody = ranks.all_gather(&own).unwrap().concat();
+            (members, failed.err().map(|e| e.to_string()), everybody)
+        });
+        for (rank, (members, failed, everybody)) in all.into_iter().enumerate() {
+            let teams = if stride == 1 { [[0, 1], [2, 3]] } else { [[0, 2], [1, 3]] };
+            let own = teams.iter().find(|t| t.contains(&(rank as u8))).unwrap();
+            assert_eq!(members, own);
+            let said = own.contains(&3).then(|| if rank == 3 { "row" } else { "rank 3: row" });
+            assert_eq!(failed, said.map(|place| format!("{place} 7 is broken")));
+            assert_eq!(everybody, [0, 1, 2, 3]);
+        }
+    }
+}

@@ -2,18 +2,12 @@
 
 use super::{Arrived, Comm, Ranks};
 use crate::error::{Error, Result};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// `size` ranks of one process; each belongs to a thread of its own.
 pub fn threads(size: usize) -> Vec<Ranks> {
-    let office = Arc::new(Office {
-        boxes: Mutex::new(Boxes {
-            mail: (0..size * size).map(|_| VecDeque::new()).collect(),
-            gone: vec![false; size],
-        }),
-        news: Condvar::new(),
-    });
+    let office = Arc::new(Office::new(size));
     (0..size).map(|rank| Ranks::of(Thread { rank, size, office: office.clone() })).collect()
 }
 
@@ -26,6 +20,8 @@ struct Thread {
 struct Office {
     boxes: Mutex<Boxes>,
     news: Condvar,
+    /// Those of groups of its ranks, by their members.
+    rooms: Mutex<HashMap<Vec<usize>, Arc<Office>>>,
 }
 
 struct Boxes {
@@ -35,6 +31,12 @@ struct Boxes {
 }
 
 impl Office {
+    fn new(size: usize) -> Self {
+        let mail = (0..size * size).map(|_| VecDeque::new()).collect();
+        let boxes = Mutex::new(Boxes { mail, gone: vec![false; size] });
+        Office { boxes, news: Condvar::new(), rooms: Mutex::default() }
+    }
+
     fn open(&self) -> MutexGuard<'_, Boxes> {
         self.boxes.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -69,6 +71,13 @@ impl Comm for Thread {
             all.push(arrived);
         }
         Ok(all)
+    }
+
+    fn subgroup(&self, members: &[usize]) -> Box<dyn Comm> {
+        let mut rooms = self.office.rooms.lock().unwrap_or_else(|e| e.into_inner());
+        let office = rooms.entry(members.to_vec()).or_insert_with(|| Arc::new(Office::new(members.len())));
+        let rank = members.iter().position(|&m| m == self.rank).expect("a member");
+        Box::new(Thread { rank, size: members.len(), office: office.clone() })
     }
 
     fn describe(&self) -> String {

@@ -2,9 +2,11 @@
 //!
 //! Some are computed on the host: a new device starts with them and replaces them one by one.
 
+mod experts;
 mod head;
 mod vectors;
 
+pub(crate) use experts::*;
 pub(crate) use head::*;
 pub(crate) use vectors::*;
 

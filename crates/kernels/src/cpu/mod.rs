@@ -5,6 +5,7 @@ mod activation;
 mod attention;
 mod element;
 mod embed;
+mod experts;
 mod footprint;
 mod head_norm;
 mod linear;

@@ -94,6 +94,7 @@ pub const SOURCES: &[Source] = &[
         .with(attention::SIMPLE_CONSTANTS)
         .variants(attention::SIMPLE_VARIANTS),
     plain("embed", concat!(include_str!("optim/split_master.cuh"), include_str!("elementwise/embed.cu"))),
+    plain("experts", include_str!("elementwise/experts.cu")),
     plain(
         "decode_gemm",
         concat!(

@@ -201,8 +201,8 @@ impl Arena {
         let bytes = len
             .checked_mul(dtype.size())
             .ok_or_else(|| Error::resource("a buffer of that size cannot exist"))?;
-        let memory = Some(self.take_host(bytes)?);
-        Ok(Buffer::new(dtype, len, Box::new(Data { memory, host: None, upper: None })))
+        let memory = self.take_host(bytes)?;
+        Ok(Buffer::new(dtype, len, Box::new(Data { memory: Some(memory), host: None, upper: None })))
     }
 
     /// From now on what is given back stays with the graph that is being captured.

@@ -5,12 +5,14 @@
 //! operand that does not fit is an error that names operation and operand; nothing has been computed then.
 
 mod attention;
+mod experts;
 mod heads;
 mod layers;
 mod updates;
 mod vectors;
 
 pub(crate) use attention::*;
+pub(crate) use experts::*;
 pub(crate) use heads::*;
 pub(crate) use layers::*;
 pub(crate) use updates::*;

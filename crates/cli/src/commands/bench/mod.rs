@@ -110,6 +110,15 @@ struct ShapeArgs {
     /// Inner width of the feed-forward network
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = size::<{ 1 << 20 }>)]
     inter: usize,
+    /// Experts of a layer, in a family that has them [default: 8]
+    #[arg(long, value_name = "N", value_parser = size::<4096>)]
+    experts: Option<usize>,
+    /// Experts per token [default: 2]
+    #[arg(long, value_name = "N", value_parser = size::<4096>)]
+    experts_per_token: Option<usize>,
+    /// Inner width of an expert [default: that of the network divided by the experts per token]
+    #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
+    expert_inter: Option<usize>,
     /// Size of the vocabulary
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = size::<{ 1 << 24 }>)]
     vocab: usize,
@@ -131,6 +140,9 @@ impl ShapeArgs {
             kv_heads: Some(self.kv_heads),
             head_dim: self.head_dim,
             ffn: Some(self.inter),
+            experts: self.experts,
+            experts_per_token: self.experts_per_token,
+            expert_ffn: self.expert_inter,
             tied: Some(!self.untied),
             rope_theta: Some(1e6),
             max_positions: context.max(1024),
@@ -196,10 +208,13 @@ impl Use {
 
 /// Multiply-adds of one token's forward pass that sees `context` tokens, counted as two operations each.
 fn forward_flops(config: &Config, context: f64) -> f64 {
-    let layer = config.hidden * (config.qkv_width() + config.attention_width())
-        + config.hidden * config.up_width()
-        + config.ffn * config.hidden;
-    let products = (config.layers * layer + config.vocab * config.hidden) as f64;
+    let attention = config.hidden * (config.qkv_width() + config.attention_width());
+    let network = |layer| match config.experts_of(layer) {
+        None => config.hidden * (config.up_width() + config.ffn),
+        Some(e) => config.hidden * (e.count + e.per_token * (config.expert_up_width(e) + e.width)),
+    };
+    let layers: usize = (0..config.layers).map(|layer| attention + network(layer)).sum();
+    let products = (layers + config.vocab * config.hidden) as f64;
     2.0 * products + 4.0 * context * (config.layers * config.attention_width()) as f64
 }
 

@@ -38,37 +38,31 @@ impl Model {
         &mut self,
         index: usize,
         shape: ParamShape,
-        numbers: &Numbers<'_>,
+        numbers: Numbers<'_>,
         (home, block): (BaseHome, Option<usize>),
     ) -> Result<Param> {
         let backend = self.backend.clone();
         let derived = Some(backend.weight(shape.rows, shape.cols, self.dtype, self.training)?);
-        let exact = match numbers {
-            Numbers::F32(values) => values.iter().all(|x| x.to_bits() & 0xFFFF == 0),
-            Numbers::Bf16(_) => true,
-        };
-        let format = if self.dtype == DType::Bf16 && exact { DType::Bf16 } else { DType::F32 };
+        let exact = |x: &f32| x.to_bits() & 0xFFFF == 0;
+        let half = self.dtype == DType::Bf16
+            && match &numbers {
+                Numbers::Bf16(_) => true,
+                Numbers::F32(values) => values.iter().all(exact),
+            };
+        let format = if half { DType::Bf16 } else { DType::F32 };
         let mut master = match home {
             BaseHome::Device => backend.alloc(format, shape.len())?,
             BaseHome::Host => backend.alloc_host(format, shape.len())?,
-            BaseHome::Nf4 => {
-                let base = self.nf4_base(&shape, &numbers.to_f32s(), block)?;
-                self.bases.insert(index, base);
-                backend.alloc(DType::F32, 0)?
-            }
+            BaseHome::Nf4 => backend.alloc(DType::F32, 0)?,
         };
-        match numbers {
-            _ if home == BaseHome::Nf4 => {}
-            Numbers::F32(values) => backend.write(&mut master, 0, values)?,
-            Numbers::Bf16(parts) => {
-                let mut at = 0;
-                for part in parts {
-                    backend.write_bf16(&mut master, at, part)?;
-                    at += part.len() / 2;
-                }
+        match home {
+            BaseHome::Nf4 => {
+                let base = self.nf4_base(&shape, &numbers.into_f32s(), block)?;
+                self.bases.insert(index, base);
             }
+            _ => numbers.write(&*backend, &mut master)?,
         }
-        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived })
+        Ok(Param { shape, master, own: 0..shape.len(), whole: None, derived, turned: None })
     }
 
     fn nf4_base(&self, shape: &ParamShape, values: &[f32], block: Option<usize>) -> Result<Nf4Base> {

@@ -197,7 +197,7 @@ impl Model {
         // The old memory goes first.
         self.params[weight].derived = None;
         self.params[weight].master = self.backend.alloc(DType::F32, 0)?;
-        self.params[weight] = self.base_param(weight, shape, &Numbers::F32(values), (home, None))?;
+        self.params[weight] = self.base_param(weight, shape, Numbers::F32(values), (home, None))?;
         Ok(())
     }
 
@@ -209,7 +209,8 @@ impl Model {
             let shape = ParamShape { id: ParamId { kind, ..of }, rows: r, cols };
             let mut master = self.backend.alloc(DType::F32, shape.len())?;
             self.backend.write(&mut master, 0, values)?;
-            self.params.push(Param { shape, master, own: 0..shape.len(), whole: None, derived: None });
+            let own = 0..shape.len();
+            self.params.push(Param { shape, master, own, whole: None, derived: None, turned: None });
             Ok(self.params.len() - 1)
         };
         let (a, b) = (add(Kind::LoraA(index), cols, a)?, add(Kind::LoraB(index), rows, b)?);
@@ -320,7 +321,7 @@ impl Model {
             let values = self.read_f32s(&self.merged(&adapter, weight)?)?;
             let shape = self.params[weight].shape;
             self.bases.remove(&weight);
-            self.params[weight] = self.param(shape, &values)?;
+            self.params[weight] = self.param(shape, &Numbers::F32(values))?;
         }
         self.params.truncate(self.config.params().len());
         Ok(())

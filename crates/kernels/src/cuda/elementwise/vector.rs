@@ -85,8 +85,13 @@ impl MemoryOps for Cuda {
         if memory::split_parts(dst, at).is_some() {
             return split_master::write_bf16(self, dst, at, src);
         }
-        if dst.dtype() == DType::Bf16 {
-            return self.put(dst, at, src);
+        match dst.dtype() {
+            DType::Bf16 if memory::on_host(dst, at, src.len() / 2).is_some() => {
+                let numbers = src.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+                return self.put(dst, at, &numbers.collect::<Vec<u16>>());
+            }
+            DType::Bf16 => return self.upload(element(dst, at), src),
+            _ => {}
         }
         let room = self.uploaded(src)?;
         convert(self, (room.ptr(), DType::Bf16), (element(dst, at), dst.dtype()), src.len() / 2)

@@ -2,12 +2,13 @@
 
 use crate::backend::{HeadNorm, HeadNormOps, Norm};
 use crate::buffer::{Buffer, DType};
+use crate::composed;
 use crate::cuda::context::Cuda;
 use crate::cuda::elementwise::vector::{Chunks, add_chunks, row_count};
 use crate::cuda::launch::{Grid, args};
 use crate::cuda::memory::{f32_ptr, kernel};
 use crate::cuda::norm::offset;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::shapes;
 
 /// Rows of a block of the backward.
@@ -19,25 +20,20 @@ fn defines(op: Norm) -> String {
     format!("MOST={}", op.width.div_ceil(32))
 }
 
-fn check(norm: HeadNorm<'_>) -> Result<()> {
-    if norm.whole {
-        return Err(
-            Error::usage("CUDA has no kernel that normalises all heads together").fix("device = \"cpu\"")
-        );
-    }
+fn check(norm: HeadNorm<'_>) {
     let (width, weights) = (norm.op.width, [norm.q_weight, norm.k_weight]);
     assert!(width == norm.heads.head_dim && width <= 512, "heads of up to 512 elements are normalised");
     assert!(weights.iter().all(|w| w.dtype() == DType::F32 && w.len() == width));
-    Ok(())
 }
 
+// All heads together are the norm of rows: queries and keys are gathered, normalised and put back.
 impl HeadNormOps for Cuda {
-    fn norms_whole_rows(&self) -> bool {
-        false
-    }
     fn head_norm(&self, norm: HeadNorm<'_>, qkv: &Buffer, out: &mut Buffer) -> Result<()> {
         shapes::head_norm(self, norm, qkv, out)?;
-        check(norm)?;
+        if norm.whole {
+            return composed::head_norm(self, norm, qkv, out);
+        }
+        check(norm);
         let HeadNorm { op, heads, q_weight, k_weight, .. } = norm;
         assert_eq!(qkv.len(), out.len());
         let rows = row_count(qkv.len(), heads.qkv_width());
@@ -66,7 +62,10 @@ impl HeadNormOps for Cuda {
         dweights: [Option<&mut Buffer>; 2],
     ) -> Result<()> {
         shapes::head_norm_backward(self, norm, qkv, dqkv, dweights.each_ref().map(|d| d.as_deref()))?;
-        check(norm)?;
+        if norm.whole {
+            return composed::head_norm_backward(self, norm, qkv, dqkv, dweights);
+        }
+        check(norm);
         let HeadNorm { op, heads, q_weight, k_weight, .. } = norm;
         assert_eq!(qkv.len(), dqkv.len());
         let (rows, dim) = (row_count(qkv.len(), heads.qkv_width()), op.width);

@@ -1,0 +1,125 @@
+//! Context parallelism: the ranks of a team share the tokens of every micro-batch.
+//!
+//! Each member has some rows of the residual stream and computes with all weights. Around attention rows are exchanged for
+//! heads (as in DeepSpeed-Ulysses): a member computes some heads of all rows. Sums over tokens are not cut either: for the
+//! gradient of a weight, a member gets all rows of what it multiplies and computes some output features; norms, embeddings and
+//! heads get all rows on every member. So gradients have the bits of one rank, too.
+
+use super::decoder::Tokens;
+use super::tensor::{Columns, Ranges, Share, packed, unpack, width};
+use super::weights::Model;
+use crate::{Error, Result};
+use ferrl_kernels::backend::Attention;
+use ferrl_kernels::comm::part;
+use ferrl_kernels::{Buffer, DType};
+
+impl Model {
+    /// This rank's place in a team that shares tokens, and its size.
+    pub(super) fn place_in_context(&self) -> Option<(usize, usize)> {
+        let team = self.team().filter(|team| team.share() == Share::Tokens)?;
+        Some((team.ranks().rank(), team.ranks().size()))
+    }
+
+    /// This rank's part of a micro-batch; `None` where it has all of it.
+    pub(super) fn own_tokens(&self, t: &Tokens) -> Result<Option<Tokens>> {
+        let Some((member, size)) = self.place_in_context() else { return Ok(None) };
+        let (ids, positions) = t.list.as_ref().ok_or_else(|| Error::usage("tokens of another layout"))?;
+        let own = part(t.rows, member, size);
+        let tokens = self.tokens(&ids[own.clone()], &positions[own])?;
+        Ok(Some(Tokens { reach: t.reach, ..tokens }))
+    }
+
+    /// All rows of an activation, of which each member has some. All members call it together.
+    pub(super) fn all_rows(&self, own: &Buffer) -> Result<Buffer> {
+        let Some(team) = self.team().filter(|_| self.place_in_context().is_some()) else {
+            let mut copy = self.backend.alloc(own.dtype(), own.len())?;
+            self.backend.copy(own, 0, &mut copy, 0, own.len())?;
+            return Ok(copy);
+        };
+        let arrived = team.ranks().all_gather(&packed(own.dtype(), &self.read_f32s(own)?))?;
+        let mut values = Vec::new();
+        for bytes in &arrived {
+            values.extend(unpack(own.dtype(), bytes)?);
+        }
+        self.stored(own.dtype(), &values)
+    }
+
+    /// This rank's rows of an activation that has all of them, of so many columns.
+    pub(super) fn own_rows(&self, of: &Buffer, columns: usize) -> Result<Buffer> {
+        let rows = of.len() / columns;
+        let own = self.place_in_context().map_or(0..rows, |(member, size)| part(rows, member, size));
+        let mut to = self.backend.alloc(of.dtype(), own.len() * columns)?;
+        self.backend.copy(of, own.start * columns, &mut to, 0, own.len() * columns)?;
+        Ok(to)
+    }
+
+    /// From this rank's rows of all columns to all rows of its columns. All members call it together.
+    pub(super) fn rows_for_columns(&self, columns: Columns, own: &Buffer, all: usize) -> Result<Buffer> {
+        let (_, cuts) = self.cuts(columns)?;
+        let (dtype, values) = (own.dtype(), self.read_f32s(own)?);
+        let picked = |cut: &Ranges| -> Vec<f32> {
+            let rows = values.chunks_exact(all);
+            rows.flat_map(|row| cut.iter().flat_map(|r| &row[r.clone()])).copied().collect()
+        };
+        let parts: Vec<Vec<u8>> = cuts.iter().map(|cut| packed(dtype, &picked(cut))).collect();
+        let mut rows = Vec::new();
+        for bytes in self.exchanged(&parts)? {
+            rows.extend(unpack(dtype, &bytes)?);
+        }
+        self.stored(dtype, &rows)
+    }
+
+    /// The way back.
+    pub(super) fn columns_for_rows(&self, columns: Columns, own: &Buffer, all: usize) -> Result<Buffer> {
+        let (member, cuts) = self.cuts(columns)?;
+        let (dtype, values) = (own.dtype(), self.read_f32s(own)?);
+        let (size, wide) = (cuts.len(), width(&cuts[member]));
+        let rows = values.len() / wide;
+        let rows_of = |to: usize| part(rows, to, size);
+        let parts: Vec<Vec<u8>> = (0..size)
+            .map(|to| packed(dtype, &values[rows_of(to).start * wide..rows_of(to).end * wide]))
+            .collect();
+        let mut whole = vec![0.0; rows_of(member).len() * all];
+        for (bytes, cut) in self.exchanged(&parts)?.iter().zip(&cuts) {
+            let theirs = unpack(dtype, bytes)?;
+            let mut rest = &theirs[..];
+            for row in whole.chunks_exact_mut(all) {
+                for range in cut {
+                    let (here, after) = rest.split_at_checked(range.len()).ok_or_else(other_batch)?;
+                    row[range.clone()].copy_from_slice(here);
+                    rest = after;
+                }
+            }
+        }
+        self.stored(dtype, &whole)
+    }
+
+    /// This rank's place and the columns of every member.
+    fn cuts(&self, columns: Columns) -> Result<(usize, Vec<Ranges>)> {
+        let (member, size) = self.place_in_context().ok_or_else(|| Error::usage("no team shares tokens"))?;
+        Ok((member, (0..size).map(|m| self.columns(columns, (m, size))).collect()))
+    }
+
+    fn exchanged(&self, parts: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
+        let team = self.team().expect("asked before");
+        team.ranks().all_to_all(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
+    pub(super) fn stored(&self, dtype: DType, values: &[f32]) -> Result<Buffer> {
+        let mut to = self.backend.alloc(dtype, values.len())?;
+        self.backend.write(&mut to, 0, values)?;
+        Ok(to)
+    }
+
+    /// The heads of which this rank computes attention over all tokens; `None` where that is what it has anyway.
+    pub(super) fn exchanged_op(&self, op: Attention) -> Option<Attention> {
+        let (_, size) = self.place_in_context()?;
+        let mut heads = op.heads;
+        (heads.heads, heads.kv_heads) = (heads.heads / size, heads.kv_heads / size);
+        Some(Attention { heads, ..op })
+    }
+}
+
+pub(super) fn other_batch() -> Error {
+    Error::rank("another rank computes with another batch").fix("report it")
+}

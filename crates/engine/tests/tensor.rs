@@ -1,0 +1,137 @@
+//! Tensor and context parallelism: the bits of one process in every number, whatever the number of ranks that compute together.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
+use ferrl_engine::checkpoint::InitOptions;
+use ferrl_engine::model::serve::{serve, served};
+use ferrl_engine::model::tensor::{Share, Team};
+use ferrl_engine::model::{FAMILIES, Head, Model, Options};
+use ferrl_engine::train::{Batch, OptimizerOptions, Rule, StatGrads, Trainer};
+use ferrl_kernels::comm::threads;
+use ferrl_kernels::{DType, Ranks};
+
+fn model(family: &str, dtype: DType) -> Model {
+    let mut init = InitOptions::new(family);
+    (init.vocab, init.hidden, init.layers, init.head) = (600, 96, 2, Head::LmAndValue);
+    (init.heads, init.kv_heads, init.ffn) = (Some(8), Some(4), Some(107));
+    (init.max_positions, init.std, init.seed) = (64, 0.2, 5);
+    let backend = ferrl_kernels::open("cpu", Some(1)).unwrap();
+    let options = Options { dtype, training: true, context: 0 };
+    match Model::random(backend.clone(), &init, options) {
+        Ok(model) => model,
+        Err(_) => {
+            init.kv_heads = Some(8); // a family without grouped queries
+            Model::random(backend, &init, options).unwrap()
+        }
+    }
+}
+
+fn trainer(family: &str, dtype: DType) -> Trainer {
+    let rule = Rule::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
+    let options = OptimizerOptions { rule, ema: Some(0.9), ..OptimizerOptions::default() };
+    Trainer::new(model(family, dtype), options).unwrap()
+}
+
+fn batch(seed: u32) -> Batch {
+    // One of the micro-batches has fewer tokens than some teams have ranks.
+    let sequences = if seed == 3 { 0..1u32 } else { 1..4 };
+    Batch::of(sequences.map(|s| (0..3 + 4 * s).map(|i| (seed * 97 + s * 31 + i * i * 7 + i) % 600).collect()))
+}
+
+fn grads(b: &Batch) -> StatGrads {
+    let column = |k: usize| (0..b.tokens()).map(|i| ((i * k % 13) as f32 - 6.0) * 0.1).collect();
+    StatGrads { logp: column(7), entropy: column(5), value: column(3), ..Default::default() }
+}
+
+/// How ranks lie: in teams of some size, with `copies` of the weights.
+#[derive(Clone, Copy, Debug)]
+struct Mesh {
+    ranks: usize,
+    team: usize,
+    share: Share,
+    copies: usize,
+}
+
+/// Two updates of five micro-batches; what each gave, and afterwards the whole state on rank 0.
+fn run(mut t: Trainer, ranks: &Ranks, mesh: Mesh) -> (Vec<u64>, Vec<Option<Vec<u32>>>) {
+    let alone = ranks.is_alone();
+    let team = ranks.team(mesh.team, 1);
+    if !alone {
+        t.split(ranks, mesh.copies, 0).unwrap();
+        t.model.set_team(Team::new(&team, mesh.share, true)).unwrap();
+    }
+    let (teams, own) = (mesh.ranks / mesh.team, ranks.rank() / mesh.team);
+    let mut seen = Vec::new();
+    for update in 0..2 {
+        t.model.gather_all().unwrap();
+        for i in 0..5 {
+            if i % teams == own {
+                let b = batch(update * 5 + i as u32);
+                let done = team.in_step(|| t.forward(&b).and_then(|_| t.backward(&b, &grads(&b))));
+                done.unwrap();
+            }
+            if i == 4 || (i + 1) % teams == 0 {
+                t.add_round(ranks).unwrap();
+            }
+        }
+        t.gather_gradient(ranks).unwrap();
+        seen.push(t.update(1e-2).unwrap().grad_norm.to_bits());
+    }
+    t.model.gather_all().unwrap();
+    let stats = t.stats(&batch(77)).unwrap();
+    let numbers = stats.logp.iter().chain(&stats.entropy).chain(&stats.value);
+    seen.extend(numbers.map(|x| x.to_bits() as u64));
+    if ranks.rank() > 0 {
+        serve(ranks, |asked| Ok(t.own_state(asked.param, asked.kind)?.unwrap_or_default())).unwrap();
+        return (seen, Vec::new());
+    }
+    let tensors = (0..t.model.params.len()).flat_map(|i| (0..4).map(move |kind| (i, kind)));
+    let read = || tensors.map(|(i, kind)| t.state_tensor(i, kind)).collect::<ferrl_engine::Result<Vec<_>>>();
+    let whole = if alone { read() } else { served(ranks, read) }.unwrap();
+    let bits = |v: Vec<f32>| v.iter().map(|x| x.to_bits()).collect();
+    (seen, whole.into_iter().map(|t| t.map(bits)).collect())
+}
+
+fn on_each<T: Send>(size: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let running: Vec<_> = threads(size).into_iter().map(|r| scope.spawn(move || work(r))).collect();
+        running.into_iter().map(|r| r.join().unwrap()).collect()
+    })
+}
+
+/// Weights, moments, averages, norms of gradients and log-probabilities after updates of every family, with heads, widths and a
+/// vocabulary that do not divide evenly.
+#[test]
+fn ranks_that_share_features_train_to_the_bits_of_one() {
+    train_in_teams(Share::Features);
+}
+
+/// The same where they share the tokens of micro-batches.
+#[test]
+fn ranks_that_share_tokens_train_to_the_bits_of_one() {
+    train_in_teams(Share::Tokens);
+}
+
+fn train_in_teams(share: Share) {
+    for (n, family) in FAMILIES.iter().enumerate() {
+        let (name, dtype) = (family.name(), [DType::F32, DType::Bf16][n % 2]);
+        if let Err(refused) = trainer(name, dtype).model.config.check_team(share, 2) {
+            assert!(
+                share == Share::Tokens && refused.to_string().contains("mixture of experts"),
+                "{refused}"
+            );
+            continue;
+        }
+        let (alone, state) =
+            run(trainer(name, dtype), Ranks::ALONE, Mesh { ranks: 1, team: 1, share, copies: 1 });
+        let meshes = [(2, 2, 1), (4, 4, 1), (4, 2, 2), (4, 2, 1)];
+        for (ranks, team, copies) in [meshes[0], meshes[1 + n % 3]] {
+            let mesh = Mesh { ranks, team, share, copies };
+            let results = on_each(ranks, |r| run(trainer(name, dtype), &r, mesh));
+            for (rank, (seen, _)) in results.iter().enumerate() {
+                assert_eq!(seen, &alone, "{name} on rank {rank} of {mesh:?}");
+            }
+            assert!(results[0].1 == state, "{name} over {mesh:?}");
+        }
+    }
+}

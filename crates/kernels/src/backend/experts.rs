@@ -1,0 +1,30 @@
+//! What a mixture of experts adds: outputs of several experts become one row again.
+
+use super::VectorOps;
+use crate::buffer::Buffer;
+use crate::composed;
+use crate::error::Result;
+use crate::operands::*;
+use crate::shapes;
+
+/// Weighted sums of rows picked by index.
+pub trait ExpertOps: VectorOps {
+    /// `out[t] = sum over j of weights[t, j] * src[rows[t, j]]`, in f32 and in the order of `j`.
+    fn mix_rows(&self, mix: RowMix<'_>, src: &Buffer, out: &mut Buffer) -> Result<()> {
+        shapes::mix_rows(self.as_home(), mix, src, out)?;
+        composed::mix_rows(self, mix, src, out)
+    }
+    /// `dsrc[rows[t, j]] = weights[t, j] * dout[t]` and `dweights[t, j] = dout[t] . src[rows[t, j]]`. Every row of `src` is
+    /// in `rows` once.
+    fn mix_rows_backward(
+        &self,
+        mix: RowMix<'_>,
+        src: &Buffer,
+        dout: &Buffer,
+        dsrc: &mut Buffer,
+        dweights: &mut Buffer,
+    ) -> Result<()> {
+        shapes::mix_rows_backward(self.as_home(), mix, [src, dout], [dsrc, dweights])?;
+        composed::mix_rows_backward(self, mix, [src, dout], [dsrc, dweights])
+    }
+}
