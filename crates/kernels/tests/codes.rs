@@ -134,7 +134,7 @@ fn a_small_second_moment_is_not_lost() {
         let op = AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale: 1.0 };
         cpu.adamw(&mut [AdamWParam {
             op,
-            ranges: &[0..n],
+            ranges: std::slice::from_ref(&(0..n)),
             param: &mut w,
             grad: &grad,
             first: &mut m,

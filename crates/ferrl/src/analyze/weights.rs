@@ -43,7 +43,8 @@ pub(super) fn distance(run: &Path) -> Result<Option<Table>> {
 fn read(dir: &Path) -> Result<Vec<Vec<f32>>> {
     let (dir, mut all) = (ModelDir::open(dir)?, Vec::new());
     if dir.adapter().is_some() {
-        let model = Model::load(ferrl_kernels::open("cpu", None)?, &dir, Options::default())?;
+        let device = ferrl_kernels::open(ferrl_kernels::BACKENDS[0].name, None)?; // the one that is always there
+        let model = Model::load(device, &dir, Options::default())?;
         return (0..model.params.len()).map(|i| model.read(i)).collect();
     }
     dir.load(|_, values| {

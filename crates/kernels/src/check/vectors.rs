@@ -363,7 +363,7 @@ impl Case for HostUpdates {
                     let (lr, beta1, beta2, eps, weight_decay) = (1e-2, 0.9, 0.99, 1e-6, 0.1);
                     b.adamw(&mut [AdamWParam {
                         op: AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale: 0.5 },
-                        ranges: &[0..n],
+                        ranges: std::slice::from_ref(&(0..n)),
                         param: &mut w,
                         grad: &grad,
                         first: &mut m,
