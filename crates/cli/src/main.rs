@@ -64,7 +64,7 @@ enum Command {
     Credit(commands::credit::Args),
     Init(Box<commands::init::Args>),
     Tokenizer(commands::tokenizer::Args),
-    Bench(commands::bench::Args),
+    Bench(Box<commands::bench::Args>),
     Doctor(commands::doctor::Args),
     Completions(commands::shell::CompletionsArgs),
     Man(commands::shell::ManArgs),

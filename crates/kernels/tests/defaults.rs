@@ -59,6 +59,7 @@ impl VectorOps for Plain {
 }
 impl EmbeddingOps for Plain {}
 impl ExpertOps for Plain {}
+impl LowRankOps for Plain {}
 impl NormOps for Plain {
     fn norm(&self, norm: Normed<'_>, x: &Buffer, y: &mut Buffer) -> Result<()> {
         self.0.norm(norm, x, y)

@@ -35,6 +35,11 @@ pub struct Team {
 /// Features in a row, of which there may be several.
 pub(crate) type Ranges = Vec<Range<usize>>;
 
+/// All of so many features.
+fn whole(count: usize) -> Ranges {
+    std::iter::once(0..count).collect()
+}
+
 pub(super) fn width(ranges: &[Range<usize>]) -> usize {
     ranges.iter().map(Range::len).sum()
 }
@@ -292,7 +297,7 @@ impl Model {
 
     /// This rank's columns of an activation that has all of them.
     pub(super) fn own_columns(&self, columns: Columns, of: &Buffer, all: usize) -> Result<Buffer> {
-        let cut = self.place_in_layer().map(|at| self.columns(columns, at)).unwrap_or(vec![0..all]);
+        let cut = self.place_in_layer().map(|at| self.columns(columns, at)).unwrap_or_else(|| whole(all));
         let values = self.read_f32s(of)?;
         let rows = values.chunks_exact(all);
         let own: Vec<f32> = rows.flat_map(|row| cut.iter().flat_map(|r| &row[r.clone()])).copied().collect();
@@ -305,7 +310,7 @@ impl Model {
     /// every member computes is divided among them.
     pub(crate) fn computed(&self, param: usize, member: usize) -> Ranges {
         let shape = &self.params[param].shape;
-        let Some(Team { tp, sp, .. }) = self.team else { return vec![0..shape.len()] };
+        let Some(Team { tp, sp, .. }) = self.team else { return whole(shape.len()) };
         let (layer, context) = ((member % tp, tp), (member / tp, sp));
         let Some(rows) = self.config.outputs(shape.id.slot, layer) else {
             return vec![part(shape.len(), member, tp * sp)];
