@@ -1,11 +1,12 @@
 //! Settings that are well-formed and yet cannot work, each with a reason and a way out.
 
 use super::optim::OFFLOADS;
-use super::{OPTIMIZERS, Recipe, Stage};
+use super::{Init, OPTIMIZERS, Recipe, Stage};
 use crate::algo::metrics::{EVALUATED, SAMPLED, STEP};
 use crate::algo::{self, Algorithm, Refusal};
 use crate::credit::Split;
-use ferrl_engine::{Error, model, nearest};
+use ferrl_engine::model::{self, FAMILIES};
+use ferrl_engine::{Error, nearest};
 use ferrl_kernels::{AUTO, BACKENDS, DType};
 
 /// Compute types.
@@ -226,12 +227,42 @@ fn starting_point(stage: &Stage, p: &mut Problems) {
     let what = format!("{heads} heads do not divide into {kv} key and value heads");
     let divides = heads.is_multiple_of(kv);
     p.when(!divides, "model.init.kv_heads", what, "model.init.kv_heads = a divisor of model.init.heads");
+    experts(init, p);
     p.when(
         init.tokenizer == "bpe" && init.vocab < 256,
         "model.init.vocab",
         "a bpe tokenizer has at least the 256 bytes",
         "model.init.vocab = 4096",
     );
+}
+
+/// Experts where the family has none, or fewer of them than a token goes to.
+fn experts(init: &Init, p: &mut Problems) {
+    let has = |name: &str| FAMILIES.iter().any(|f| f.name() == name && f.has_experts());
+    let keys = [
+        ("model.init.experts", init.experts),
+        ("model.init.experts_per_token", init.experts_per_token),
+        ("model.init.expert_ffn", init.expert_ffn),
+    ];
+    let with: Vec<&str> = FAMILIES.iter().filter(|f| f.has_experts()).map(|f| f.name()).collect();
+    for (key, _) in keys.into_iter().filter(|(_, set)| set.is_some() && !has(&init.family)) {
+        let what = format!("the family {} has no experts", init.family);
+        p.when(
+            true,
+            key,
+            what,
+            format!("leave it out, or model.init.family = \"{}\"", with.join("\" or \"")),
+        );
+    }
+    if let (Some(all), Some(each)) = (init.experts, init.experts_per_token) {
+        let what = format!("a token cannot go to {each} of {all} experts");
+        p.when(
+            each > all && has(&init.family),
+            "model.init.experts_per_token",
+            what,
+            "at most model.init.experts",
+        );
+    }
 }
 
 fn data(r: &Recipe, p: &mut Problems) {
