@@ -26,7 +26,7 @@ pub struct Model {
     /// What it is made of.
     pub config: Config,
     /// Compute type: of activations, and of what products multiply. Checkpoints are stored in a
-    /// [`StorageFormat`](crate::checkpoint::StorageFormat), masters in f32.
+    /// [`StorageFormat`], masters in f32.
     pub dtype: DType,
     /// Every parameter, in the order of [`Config::params`], then those of an adapter.
     pub params: Vec<Param>,
@@ -106,7 +106,7 @@ impl RotaryTables {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// Compute type: of activations, and of what products multiply. Checkpoints are stored in a
-    /// [`StorageFormat`](crate::checkpoint::StorageFormat), masters in f32.
+    /// [`StorageFormat`], masters in f32.
     pub dtype: DType,
     /// Whether gradients will be computed.
     pub training: bool,

@@ -27,7 +27,7 @@ pub struct Part {
 /// Sequences sampled at once.
 const SIDE_BY_SIDE: usize = 256;
 /// The program itself, and what a tokenizer takes for every token it knows.
-const PROGRAM: u64 = 18 << 20;
+const PROGRAM: u64 = 24 << 20;
 /// Per cent more that an allocator keeps where rows of experts change from batch to batch, and with them the sizes of buffers:
 /// three steps of SFT of `recipes/experts.toml` took 217 MiB, 193 without it.
 const EXPERTS_SLACK: u64 = 15;
