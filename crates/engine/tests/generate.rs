@@ -615,3 +615,27 @@ fn a_completion_in_pieces_is_the_completion_in_one() {
     let error = sampler.submit(request(&[1, 2], nothing, 0)).unwrap_err().to_string();
     assert!(error.contains("none is left to complete"), "{error}");
 }
+
+#[test]
+fn a_released_cache_is_allocated_again_and_changes_no_token() {
+    let model = model("llama", 40, 0.3);
+    let options = CacheOptions { bytes: 1 << 20, ..Default::default() };
+    let mut sampler = Sampler::new(&model, options).unwrap();
+    let ask = |sampler: &mut Sampler| {
+        let requests = (0..3).map(|i| request(&[1, 2, 3], short(9), i)).collect();
+        let done = sampler.generate(&model, requests).unwrap();
+        done.into_iter().map(|c| (c.ids, c.logp)).collect::<Vec<_>>()
+    };
+    let first = ask(&mut sampler);
+    let held = model.backend.memory().0;
+    sampler.release();
+    let released = model.backend.memory().0;
+    assert!(held - released >= 9 << 16, "{held} bytes, then {released}: most of 1 MiB is given back");
+    assert!(ask(&mut sampler) == first);
+    let id = sampler.submit(request(&[1, 2, 3], short(9), 0)).unwrap();
+    sampler.step(&model).unwrap();
+    let busy = model.backend.memory().0;
+    sampler.release();
+    assert_eq!(model.backend.memory().0, busy, "nothing is released under a request in flight");
+    assert!(sampler.cancel(id).is_some());
+}

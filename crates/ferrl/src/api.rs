@@ -11,7 +11,7 @@ use crate::setup;
 use crate::source::{Item, Mixture, Part, Reading, Seen, encoding};
 use crate::train::Stage;
 use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat};
-use ferrl_engine::model::{Model, Options};
+use ferrl_engine::model::{Frozen, Model, Options};
 use ferrl_kernels::{AUTO, Backend};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -107,13 +107,14 @@ fn recipe(config: &Config) -> Result<Recipe> {
 }
 
 /// A reference model of its own, where the algorithm compares with one.
-fn reference(config: &Config, recipe: &Recipe, backend: &Arc<dyn Backend>) -> Result<Option<Model>> {
+fn reference(config: &Config, recipe: &Recipe, backend: &Arc<dyn Backend>) -> Result<Option<Frozen>> {
     let Some(dir) = &config.reference else { return Ok(None) };
     if !recipe.algorithm()?.needs().reference {
         let what = format!("{} as configured compares with no reference", config.algorithm);
         return Err(Error::usage(what).at(dir.display()).fix("a beta above 0, or no reference"));
     }
-    Ok(Some(Model::load(backend.clone(), &ModelDir::open(dir)?, Options::default())?))
+    let model = Model::load(backend.clone(), &ModelDir::open(dir)?, Options::default())?;
+    Frozen::new(model, recipe.reference.offload).map(Some)
 }
 
 /// Your rows as a dataset.

@@ -41,8 +41,8 @@ pub struct Inputs {
     pub critic: Option<Config>,
     /// The model that is imitated.
     pub teacher: Option<Config>,
-    /// Reward models, each with weights of its own.
-    pub judges: Vec<Config>,
+    /// Reward models, each with weights of its own, and whether it lies in the machine's memory between uses.
+    pub judges: Vec<(Config, bool)>,
     /// A directory with the stage's tokenizer; none where the run makes it.
     pub tokenizer: Option<PathBuf>,
     /// What the algorithm computes.
@@ -195,9 +195,10 @@ fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) 
     let teacher = recipe.teacher.path.as_ref().filter(|_| needs.teacher);
     let teacher =
         teacher.map(|path| model_at(path, earlier).map_err(|e| e.at("teacher.path"))).transpose()?;
-    let judges = recipe.reward.iter().filter_map(|r| r.model.as_ref());
-    let judges = judges.map(|path| Ok(model_at(path, earlier).map_err(|e| e.at("reward"))?.0));
-    let judges = judges.collect::<Result<Vec<Config>>>()?;
+    let judges = recipe.reward.iter().flat_map(|r| r.model_paths().map(|path| (path, r.offload)));
+    let judges = judges
+        .map(|(path, offload)| Ok((model_at(path, earlier).map_err(|e| e.at("reward"))?.0, offload)))
+        .collect::<Result<Vec<(Config, bool)>>>()?;
     if needs.score {
         config.head = Head::Score;
     } else if needs.critic && recipe.critic.shared {

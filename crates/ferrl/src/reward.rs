@@ -171,7 +171,9 @@ impl Rewards {
                     let reward = ImplicitReward::open(dir, source, recipe, dtype, backend)?;
                     Box::new(reward.named(named("implicit")))
                 }
-                None => Box::new(RewardModel::open(dir, recipe, dtype, backend)?.named(named("model"))),
+                None => Box::new(
+                    RewardModel::open_at(dir, recipe, dtype, backend, source.offload)?.named(named("model")),
+                ),
             })
         };
         Self::build(&recipe.reward, hooks, &mut open)

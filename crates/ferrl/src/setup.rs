@@ -24,7 +24,7 @@ use crate::verify::{Hooks, Truncated};
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::{CacheOptions, Generator, Sampler};
-use ferrl_engine::model::{Config, Head, Model, Options};
+use ferrl_engine::model::{Config, Frozen, Head, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Decay, Schedule, Trainer};
 use ferrl_engine::{Class, Error, Result};
@@ -81,8 +81,13 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
     trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model)?;
     let mut policy = trainer(&recipe, backend.clone(), &opened)?;
     let reference = match needs {
-        Needs { teacher: true, .. } => Some(crate::teacher::load(&recipe, &policy.model)?),
-        Needs { reference: true, .. } | Needs { start: true, .. } => first_policy(&mut policy, needs)?,
+        Needs { teacher: true, .. } => {
+            let teacher = crate::teacher::load(&recipe, &policy.model)?;
+            Some(Frozen::new(teacher, recipe.teacher.offload)?)
+        }
+        Needs { reference: true, .. } | Needs { start: true, .. } => {
+            first_policy(&mut policy, needs, &recipe)?
+        }
         _ => None,
     };
     let critic = critic_dir.map(|dir| trainer(&recipe, backend.clone(), &dir)).transpose()?;
@@ -143,11 +148,12 @@ pub(crate) fn critic_start(recipe: &Recipe, policy: &Path) -> Result<PathBuf> {
 }
 
 /// The policy as it starts: a copy, or nothing where an adapter makes it out of the policy itself.
-fn first_policy(policy: &mut Trainer, needs: Needs) -> Result<Option<Model>> {
+fn first_policy(policy: &mut Trainer, needs: Needs, recipe: &Recipe) -> Result<Option<Frozen>> {
     if policy.model.adapter().is_some() && !needs.full_kl {
         return policy.keep_start().map(|()| None);
     }
-    policy.model.frozen_copy().map(Some)
+    let copy = if needs.start { policy.model.exact_copy() } else { policy.model.frozen_copy() };
+    Frozen::new(copy?, recipe.reference.offload).map(Some)
 }
 
 /// Generates with the policy's own weights.

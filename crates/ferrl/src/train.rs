@@ -30,7 +30,7 @@ use crate::trust_region;
 use crate::verify::Hooks;
 use crate::warnings::Warnings;
 use ferrl_engine::generate::{Generator, Stops};
-use ferrl_engine::model::Model;
+use ferrl_engine::model::Frozen;
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Schedule, StatGrads, Stats, Trainer};
 use ferrl_engine::{Error, Result};
@@ -57,7 +57,7 @@ pub struct Stage {
     pub policy: Trainer,
     /// The reference: the policy as it started, or a teacher; absent where the algorithm has none, and where the policy is
     /// an adapter on what it started from.
-    pub reference: Option<Model>,
+    pub reference: Option<Frozen>,
     /// Estimates values on its own weights; absent without a critic, or where it shares the policy's trunk.
     pub critic: Option<Trainer>,
     /// The policy's.
@@ -131,6 +131,7 @@ impl Stage {
         let (mut clock, mut metrics) = (Clock::new(&self.waits), Metrics::default());
         self.gather_weights()?; //                                             where they are split over ranks
         let next = self.next_experience(&mut clock, &mut metrics)?; //         prompt, rollout, reward
+        self.release_cache(); //                                               where the recipe asks for it
         metrics.join(next.metrics);
         let (mut experience, mut rollouts, epoch) = (next.experience, next.rollouts, next.epoch);
         let tokens: usize = experience.sequences.iter().map(|s| s.ids.len()).sum();
@@ -145,6 +146,7 @@ impl Stage {
         self.skip_or_restart(&mut experience, &rollouts, no_signal, &mut metrics)?;
         let plan = self.algo.updates();
         self.release_weights()?; //                                            training gathers layer by layer
+        self.hold_reference()?; //                                             where every micro-batch reads it
         for (n, update) in updates(&experience, plan, self.recipe.seed, self.step).iter().enumerate() {
             let batches = update.micro_batches(&experience, self.recipe.train.micro_batch_tokens)?;
             balance(&batches, &mut metrics);
@@ -173,6 +175,7 @@ impl Stage {
             metrics.add("loss", loss);
             self.update(&mut metrics)?; //                                     weights
         }
+        self.reference.iter().for_each(Frozen::park);
         clock.lap("train", &mut metrics);
         self.finish_step(tokens, clock.total(), &mut metrics);
         Ok(Report { metrics, rollouts, epoch })
@@ -211,6 +214,20 @@ impl Stage {
             }
         }
         Ok(())
+    }
+
+    /// Leaves the memory of the KV cache to training until the next rollout or evaluation (`rollout.release_cache`).
+    fn release_cache(&mut self) {
+        if let Some(generator) = self.generator.as_mut().filter(|_| self.recipe.rollout.release_cache) {
+            generator.release();
+        }
+    }
+
+    /// Keeps a teacher or reference that lies in the machine's memory on the device for all micro-batches of a step, where the
+    /// algorithm's KL runs over the vocabulary.
+    fn hold_reference(&self) -> Result<()> {
+        let reads = self.algo.needs().full_kl;
+        self.reference.iter().filter(|_| reads).try_for_each(Frozen::hold)
     }
 
     /// Makes this one of several ranks that take every step together.
@@ -286,7 +303,7 @@ impl Stage {
     fn restart(&mut self) -> Result<()> {
         match &self.reference {
             _ if !self.algo.updates().restart => Ok(()),
-            Some(start) => self.policy.restart_from(start),
+            Some(start) => start.with(|start| self.policy.restart_from(start)),
             None => self.policy.restart(),
         }
     }
@@ -311,7 +328,7 @@ impl Stage {
         let mut all = ByRole::default();
         self.policy.temperature = batch.temperature();
         let policy = match self.reference.as_ref().filter(|_| self.algo.needs().full_kl) {
-            Some(teacher) => self.policy.forward_against(&tokens, teacher)?,
+            Some(teacher) => teacher.with(|teacher| self.policy.forward_against(&tokens, teacher))?,
             None => self.policy.forward(&tokens)?,
         };
         all.set(Role::Policy, policy);
@@ -333,7 +350,7 @@ impl Stage {
             }
         }
         match self.reference.as_ref().filter(|_| self.algo.needs().full_kl) {
-            Some(teacher) => self.policy.backward_against(&tokens, policy, teacher)?,
+            Some(teacher) => teacher.with(|t| self.policy.backward_against(&tokens, policy, t))?,
             None => self.policy.backward(&tokens, policy)?,
         }
         Ok(())

@@ -216,3 +216,29 @@ fn a_checkpoint_of_another_optimizer_is_refused_by_name() {
     let error = ferrl::run::load(&checkpoint, &mut [("policy", &mut plain)]).unwrap_err().to_string();
     assert!(error.contains("1 bytes a number") && error.contains("optim.name"), "{error}");
 }
+
+#[test]
+fn a_cache_that_is_released_while_the_policy_trains() {
+    let evaluated = ["eval.prompts=4", "eval.every=2"];
+    let released = [&evaluated[..], &["rollout.release_cache=true"]].concat();
+    assert!(check(&released, &[WHOLE, SPLIT]) == check(&evaluated, &[]), "the same bits");
+}
+
+/// The reference computes log-probabilities, and with the KL over the vocabulary it is read in every micro-batch.
+#[test]
+fn a_reference_on_the_host_between_uses() {
+    for estimator in ["k3", "full"] {
+        let estimator = format!("algo.kl.estimator={estimator}");
+        let plain = ["algo.kl.coef=0.1", estimator.as_str()];
+        let offload = [&plain[..], &["reference.offload=true"]].concat();
+        assert!(check(&offload, &[WHOLE]) == check(&plain, &[]), "{estimator}: the same bits");
+    }
+}
+
+/// ReST-EM begins every step with the weights that the stage started from, every bit of them.
+#[test]
+fn a_start_on_the_host_keeps_every_bit() {
+    let plain = ["algo.name=rest_em", "algo.restart=true"];
+    let offload = [&plain[..], &["reference.offload=true"]].concat();
+    assert!(check(&offload, &[]) == check(&plain, &[]), "the same bits");
+}

@@ -101,13 +101,10 @@ impl Cache {
             return Err(Error::usage(format!("{bytes} bytes of cache hold no block of {block_bytes} bytes"))
                 .fix("a larger cache budget"));
         }
-        let len = model.backend.cache_len(heads, count);
-        let _cache = Purpose::Cache.on(&model.backend);
-        let layers = (0..model.config.layers).map(|_| model.backend.alloc(model.dtype, len));
-        Ok(Cache {
+        let mut cache = Cache {
             size: model.backend.block_tokens(),
             block_bytes,
-            layers: layers.collect::<Result<_>>()?,
+            layers: Vec::new(),
             copies: 0,
             heads,
             pending: Vec::new(),
@@ -117,7 +114,26 @@ impl Cache {
             index: HashMap::new(),
             serial: 0,
             clock: 0,
-        })
+        };
+        cache.alloc_layers(model)?;
+        Ok(cache)
+    }
+
+    /// Allocates the buffers of all layers where there are none.
+    pub fn alloc_layers(&mut self, model: &Model) -> Result<()> {
+        if self.layers.is_empty() {
+            let len = model.backend.cache_len(self.heads, self.blocks.len());
+            let _cache = Purpose::Cache.on(&model.backend);
+            let layers = (0..model.config.layers).map(|_| model.backend.alloc(model.dtype, len));
+            self.layers = layers.collect::<Result<_>>()?;
+        }
+        Ok(())
+    }
+
+    /// Frees the buffers until [`Cache::alloc_layers`], and forgets what they held. No sequence has a block.
+    pub fn free_layers(&mut self) {
+        self.forget_all();
+        self.layers.clear();
     }
 
     /// Number of blocks.

@@ -34,6 +34,10 @@ pub trait Generator: Send {
     /// Returns events to the front of the queue that the next [`Generator::step`] reads.
     fn put_back(&mut self, events: Vec<Event>);
 
+    /// Frees the memory that generation needs and nothing else does, such as a KV cache, where no request is in flight; the next
+    /// [`Generator::step`] allocates it again.
+    fn release(&mut self) {}
+
     /// Computes with the first rank of the policy's team, which samples; until it says that it has finished
     /// ([`dismiss`](super::dismiss)).
     fn follow(&mut self, _policy: &Model) -> Result<()> {

@@ -158,6 +158,7 @@ impl Sampler {
 
     /// Clears the cache where it was computed with other weights than these.
     fn use_weights(&mut self, model: &Model) -> Result<()> {
+        self.cache.alloc_layers(model)?;
         if self.weights == Some(model.weights()) {
             return Ok(());
         }
@@ -222,6 +223,14 @@ impl Generator for Sampler {
 
     fn is_exact(&self) -> bool {
         self.exact
+    }
+
+    fn release(&mut self) {
+        if self.running.is_empty() && self.waiting.is_empty() {
+            // CUDA graphs name the addresses of the cache.
+            (self.ahead, self.graphs, self.weights) = (None, DecodeGraphs::default(), None);
+            self.cache.free_layers();
+        }
     }
 
     fn follow(&mut self, policy: &Model) -> Result<()> {

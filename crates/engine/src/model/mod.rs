@@ -20,6 +20,7 @@ mod context;
 mod experts;
 mod ffn;
 mod fields;
+mod frozen;
 mod layout;
 mod linear;
 mod naming;
@@ -47,6 +48,7 @@ mod smollm3;
 use serde_json::Value;
 
 pub use config::{Config, Head};
+pub use frozen::Frozen;
 pub use naming::{Part, RowOrder, Tensor};
 pub use param::{Kind, ParamId, ParamShape, Slot};
 pub use router::ExpertLoad;

@@ -5,6 +5,7 @@
 use super::adapter::base::Nf4Base;
 use super::adapter::{Adapter, AdapterOptions, BaseHome, adapted_weights};
 use super::config::{Config, LayerRope, Position, Rope};
+use super::frozen::fits_bf16;
 use super::layout::Layout;
 use super::param::{ParamId, ParamShape};
 use super::shard::Split;
@@ -230,6 +231,11 @@ impl Model {
         })
     }
 
+    /// Its weights lie elsewhere from now on: what was captured with the old addresses is another model's.
+    pub(super) fn renumber(&mut self) {
+        self.number = MODELS.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Number of the model and version of its weights: what was computed with equal ones is the same.
     pub(crate) fn weights(&self) -> (u64, u64) {
         (self.number, self.version)
@@ -252,18 +258,30 @@ impl Model {
 
     /// A parameter with these numbers.
     pub(super) fn param(&self, shape: ParamShape, numbers: &Numbers<'_>) -> Result<Param> {
-        let fits = |x: &f32| x.to_bits() & 0xffff == 0;
-        // Tables are read in f32 too.
-        let rounds = !self.training
-            && ((self.rounds && !shape.id.slot.is_table())
-                || match numbers {
-                    Numbers::Bf16(_) => true,
-                    Numbers::F32(values) => values.iter().all(fits),
-                });
+        let rounds = self.rounds_to_read(&shape)
+            || match numbers {
+                Numbers::Bf16(_) => true,
+                Numbers::F32(values) => values.iter().all(|&x| fits_bf16(x)),
+            };
+        self.param_from(shape, rounds, |master| numbers.write(&*self.backend, master))
+    }
+
+    /// Whether no more of a parameter is kept than products read. Tables are read in f32 too.
+    pub(super) fn rounds_to_read(&self, shape: &ParamShape) -> bool {
+        self.rounds && !shape.id.slot.is_table()
+    }
+
+    /// A parameter with the numbers that `write` writes; in two bytes a weight with `rounds`, where the device can and nothing trains it.
+    pub(super) fn param_from(
+        &self,
+        shape: ParamShape,
+        rounds: bool,
+        write: impl FnOnce(&mut Buffer) -> Result<()>,
+    ) -> Result<Param> {
         let _weights = Purpose::Weights.on(&self.backend);
-        let rounded = if rounds { self.rounded_forms(&shape)? } else { None };
+        let rounded = if rounds && !self.training { self.rounded_forms(&shape)? } else { None };
         let (mut derived, mut master) = rounded.map_or_else(|| self.forms(&shape), Ok)?;
-        numbers.write(&*self.backend, &mut master)?;
+        write(&mut master)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
         }
@@ -307,10 +325,21 @@ impl Model {
         })
     }
 
-    /// A copy that stays as it is while the original is trained. All ranks call it together where weights are split.
+    /// A copy that computes what the original computes now, and no more is kept of it than that takes. All ranks call it together
+    /// where weights are split.
     pub fn frozen_copy(&self) -> Result<Model> {
+        self.copy(true)
+    }
+
+    /// A copy with every bit of the masters, to start from again.
+    pub fn exact_copy(&self) -> Result<Model> {
+        self.copy(false)
+    }
+
+    fn copy(&self, rounds: bool) -> Result<Model> {
         let options = Options { dtype: self.dtype, training: false, context: self.context };
         let mut copy = Model::empty(self.backend.clone(), self.config.clone(), options)?;
+        copy.rounds = rounds;
         if self.adapter.is_some() && self.split.is_some() {
             return Err(Error::usage(
                 "a copy of an adapted model whose base is split over ranks is not made",

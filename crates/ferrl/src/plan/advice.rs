@@ -86,6 +86,13 @@ fn smaller_cache(i: &Inputs, available: u64) -> Option<(usize, Inputs)> {
     (samples && mib >= 16 && bytes(&now) <= available).then_some((mib, now))
 }
 
+/// The KV cache freed while the policy trains.
+fn release_cache(i: &Inputs) -> Option<Inputs> {
+    let mut now = i.clone();
+    now.recipe.rollout.release_cache = true;
+    (i.feed.sampled() && !i.recipe.rollout.release_cache && bytes(&now) < bytes(i)).then_some(now)
+}
+
 /// A change of a recipe, where it changes anything.
 type Move = fn(&Inputs) -> Option<Inputs>;
 
@@ -100,6 +107,9 @@ pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
     }
     if let Some((mib, now)) = smaller_cache(i, available) {
         out.push(change(format!("rollout.cache_mib={mib}"), &now));
+    }
+    if let Some(now) = release_cache(i) {
+        out.push(change("rollout.release_cache=true".into(), &now));
     }
     if let Some(now) = half(i) {
         out.push(change(format!("model.dtype={}", DType::Bf16.name()), &now));
@@ -131,7 +141,8 @@ pub fn changes(i: &Inputs, available: u64) -> Vec<Change> {
         now.recipe.rollout.cache_mib = 64;
     }
     // The same bits, and then codes too, as far as they are needed.
-    let moves: [(&str, Move); 3] = [
+    let moves: [(&str, Move); 4] = [
+        ("rollout.release_cache=true", release_cache),
         ("adapter.base=host", |i| base(i, "host")),
         ("optim.offload=moments", offload),
         ("optim.name=adamw8", eight_bits),

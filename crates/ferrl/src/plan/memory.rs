@@ -39,10 +39,17 @@ const KEPT: u64 = 32 << 20;
 pub fn parts(i: &Inputs) -> Vec<Part> {
     let mut table = Table { i, e: i.dtype().size(), parts: Vec::new() };
     table.models();
-    let step = table.step();
-    table.caches(step);
+    let busy = table.step();
+    table.caches(busy);
     table.around();
     table.parts
+}
+
+/// Bytes of activations: the most at any time of a step, and while it samples and rewards.
+#[derive(Clone, Copy)]
+struct Busy {
+    step: u64,
+    rollout: u64,
 }
 
 /// The table while it is filled.
@@ -138,22 +145,62 @@ impl Table<'_> {
         if o.ema.is_some() {
             self.add("average", 4 * (count + self.sum(largest)), "of the weights, f32".into());
         }
-        let bytes = if e == 2 { i.device.frozen } else { 4 };
-        let frozen = |c: &Config| (bytes * weights(c) + form(c, false)) as u64;
+        self.frozen(count);
+    }
+
+    /// A teacher or reference, and reward models.
+    fn frozen(&mut self, trained: u64) {
+        let (i, parked) = (self.i, "frozen, in the machine's memory between uses");
+        let what = |offload: bool| if offload { parked } else { "frozen" };
         if let Some(teacher) = &i.teacher {
-            self.add("teacher", frozen(teacher), "frozen".into());
+            let offload = i.recipe.teacher.offload;
+            self.add(
+                "teacher",
+                self.frozen_bytes(teacher, offload && !i.needs.full_kl),
+                what(offload).into(),
+            );
         } else if (i.needs.reference || i.needs.start) && i.recipe.adapter.is_some() && !i.needs.full_kl {
-            self.add("reference", 4 * count, "the base, and the adapter's first values".into());
+            self.add("reference", 4 * trained, "the base, and the adapter's first values".into());
         } else if i.needs.reference || i.needs.start {
-            self.add("reference", frozen(&i.config), "frozen copy".into());
+            let offload = i.recipe.reference.offload && !i.needs.full_kl;
+            self.add("reference", self.frozen_bytes(&i.config, offload), what(offload).into());
         }
         let judges = i.judges.len();
         let what = format!("{judges} reward model{}, frozen", plural(judges));
-        self.add("rewards", i.judges.iter().map(frozen).sum(), what);
+        let bytes = i.judges.iter().map(|(c, offload)| self.frozen_bytes(c, *offload)).sum();
+        self.add("rewards", bytes, what);
+    }
+
+    /// Bytes of a frozen model where training needs the most: beside a card nothing is left of one that is offloaded; in the machine's
+    /// memory its weights are.
+    fn frozen_bytes(&self, c: &Config, offload: bool) -> u64 {
+        match offload {
+            true if self.i.device.own_memory => 0,
+            true => 4 * weights(c) as u64,
+            false => self.resident(c),
+        }
+    }
+
+    /// Bytes of a frozen model on its device.
+    fn resident(&self, c: &Config) -> u64 {
+        let (device, e) = (self.i.device, self.e);
+        let bytes = if e == 2 { device.frozen } else { 4 };
+        (bytes * weights(c) + packed(c, e, false, device.weight)) as u64
+    }
+
+    /// The most that an offloaded model and its forward pass take while they are on the device.
+    fn visitor(&self) -> u64 {
+        let (i, e, t) = (self.i, self.e, self.i.micro_tokens());
+        let reference =
+            (i.needs.reference || i.needs.start) && i.recipe.adapter.is_none() && !i.needs.full_kl;
+        let own = (reference && i.recipe.reference.offload && i.teacher.is_none()).then_some(&i.config);
+        let judges = i.judges.iter().filter(|(_, offload)| *offload).map(|(c, _)| c);
+        let visit = |c: &Config| self.resident(c) + forward_work(c, t, e) as u64;
+        own.into_iter().chain(judges).map(visit).max().unwrap_or(0)
     }
 
     /// Activations of a step, and their bytes.
-    fn step(&mut self) -> u64 {
+    fn step(&mut self) -> Busy {
         let (i, e, t) = (self.i, self.e, self.i.micro_tokens());
         let recompute = i.recipe.model.recompute;
         let kept = self.sum(|c| activations(c, t, e, recompute));
@@ -163,22 +210,41 @@ impl Table<'_> {
         let against = i.teacher.as_ref().map_or(0, |c| forward_work(c, t, e) + 2 * t * c.hidden * e);
         let training = kept + works.max().unwrap_or(0).max(against) as u64;
         let sampling = if i.feed.sampled() { sampling_work(i, e, false) } else { 0 };
-        let scoring = i.judges.iter().map(|c| forward_work(c, t, e)).max().unwrap_or(0);
-        let step = training.max(sampling.max(scoring) as u64);
+        let scoring = i.judges.iter().map(|(c, _)| forward_work(c, t, e)).max().unwrap_or(0);
+        let rollout = sampling.max(scoring) as u64;
+        let step = training.max(rollout).max(self.visitor());
         let how = if recompute { ", layers recomputed" } else { "" };
         self.add("activations", step, format!("{t} tokens at once{how}"));
-        step
+        Busy { step, rollout }
+    }
+
+    /// What the KV cache takes beyond the activations of a step, which it shares memory with while the policy does not train.
+    fn beyond(&self, cache: u64, busy: Busy) -> u64 {
+        if !self.i.recipe.rollout.release_cache {
+            return cache;
+        }
+        let rollout = busy.rollout + cache;
+        let (more, less) = (rollout.max(busy.step), rollout.min(busy.step));
+        let kept = if self.i.device.own_memory { 0 } else { self.kept(less, more) };
+        (more + kept - busy.step).min(cache)
+    }
+
+    /// Of memory that was freed, what an allocator of the machine's memory does not give back.
+    fn kept(&self, freed: u64, peak: u64) -> u64 {
+        freed.min(KEPT + (self.total() + peak) / 4)
     }
 
     /// The KV cache, and what an evaluation takes beyond a step.
-    fn caches(&mut self, step: u64) {
+    fn caches(&mut self, busy: Busy) {
+        let step = busy.step;
         let (i, e, mib) = (self.i, self.e, self.i.recipe.rollout.cache_mib);
         let own = i.feed.sampled();
         let asked = if i.evaluates() { cache(i, e, true) } else { 0 };
         if own {
             // Evaluations use it too.
-            let bytes = cache(i, e, false).max(asked);
-            self.add("cache", bytes, format!("keys and values, rollout.cache_mib = {mib}"));
+            let bytes = self.beyond(cache(i, e, false).max(asked), busy);
+            let how = if i.recipe.rollout.release_cache { ", beyond activations" } else { "" };
+            self.add("cache", bytes, format!("keys and values, rollout.cache_mib = {mib}{how}"));
         }
         let evaluation = if i.evaluates() { sampling_work(i, e, true) as u64 } else { 0 };
         let evaluation = if own { evaluation } else { evaluation + asked };

@@ -140,7 +140,7 @@ fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
         Some(teacher) => weights(teacher),
         None if i.needs.reference || i.needs.start => weights(&i.config),
         None => 0,
-    } + i.judges.iter().map(weights).sum::<usize>();
+    } + i.judges.iter().map(|(c, _)| weights(c)).sum::<usize>();
     let bytes = if e == 2 { i.device.frozen } else { 4 };
     add("frozen", split(bytes * frozen), format!("reference, teacher, reward models, {over}"));
     let own = |c: &Config| memory::packed(c, e, true, i.device.weight);
@@ -183,9 +183,11 @@ fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
     let how = if recompute { ", layers recomputed" } else { "" };
     add("activations", training.max(sampling) as u64, format!("{t} tokens at once{how}"));
     if i.feed.sampled() {
+        let cache = memory::cache(i, e, false);
+        let beyond = (sampling as u64 + cache).saturating_sub(training.max(sampling) as u64);
         add(
             "cache",
-            memory::cache(i, e, false),
+            if r.rollout.release_cache { beyond } else { cache },
             format!("keys and values, rollout.cache_mib = {}", r.rollout.cache_mib),
         );
     }

@@ -83,7 +83,7 @@ pub fn work(i: &Inputs) -> Work {
     let reference = if i.needs.reference || i.teacher.is_some() { forward(compared) } else { 0.0 };
     let critic =
         if i.needs.critic { i.critic.as_ref().map_or_else(|| forward(&i.config), forward) } else { 0.0 };
-    let judges: f64 = i.judges.iter().map(forward).sum();
+    let judges: f64 = i.judges.iter().map(|(c, _)| forward(c)).sum();
     let mut work = Work { train, annotate: tokens * (reference + critic + judges), ..Default::default() };
     if i.feed.sampled() {
         let answers = |prompts: f64, samples: f64| {

@@ -33,6 +33,8 @@ pub struct Recipe {
     pub adapter: Option<Adapter>,
     /// The critic, for algorithms that have one.
     pub critic: Critic,
+    /// The reference, for algorithms that regularise towards the policy as it starts.
+    pub reference: Reference,
     /// The teacher model, for algorithms that distill one.
     pub teacher: Teacher,
     /// Training data.
@@ -148,6 +150,16 @@ pub struct Critic {
 pub struct Teacher {
     /// A Hugging Face directory with the policy's tokenizer, or `stage:NAME` for the model of an earlier stage.
     pub path: Option<String>,
+    /// Keep the teacher in the machine's memory during rollouts, for cards.
+    pub offload: bool,
+}
+
+/// The reference: the policy as the stage starts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Reference {
+    /// Keep the reference in the machine's memory while its log-probabilities are not computed, for cards.
+    pub offload: bool,
 }
 
 /// Training data.
@@ -240,6 +252,9 @@ pub struct Rollout {
     pub allow_off_policy: bool,
     /// Size of the KV cache in MiB. [1, 16777216]
     pub cache_mib: usize,
+    /// Free the KV cache while the policy trains (vLLM's sleep mode): activations and cache then share memory, for an allocation and new
+    /// CUDA graphs in every step.
+    pub release_cache: bool,
     /// Maximum number of actions per episode, for tasks with several turns. [1, 65535]
     pub max_turns: usize,
     /// Off-policy lag: completions may be sampled up to this many steps before they are trained on; 0 is on-policy.
@@ -265,6 +280,7 @@ impl Default for Rollout {
             include_stop: false,
             allow_off_policy: false,
             cache_mib: 256,
+            release_cache: false,
             max_turns: 100,
             max_lag: 0,
             partial_tokens: 0,
@@ -324,6 +340,8 @@ pub struct Reward {
     pub function: Option<String>,
     /// Reward model: a directory, or `stage:NAME` for the model of an earlier stage.
     pub model: Option<String>,
+    /// Keep the reward model in the machine's memory while nothing is scored, for cards.
+    pub offload: bool,
     /// Weight, 1 by default; 0 only logs the reward. [-1000000, 1000000]
     pub weight: Option<f64>,
     /// Reward of truncated completions: `wrong` (0, the default) or `score` (the verifier's score of the truncated text).
@@ -346,6 +364,10 @@ const OPTION_MODELS: [&str; 2] = ["extractor", "reference"];
 const STEP_TOKENS: usize = 16;
 
 impl Reward {
+    /// All directories of models that it loads.
+    pub fn model_paths(&self) -> impl Iterator<Item = &str> {
+        self.model.as_deref().into_iter().chain(self.models().map(|(_, path)| path))
+    }
     /// Other models that the options name, by their keys: the extractor of `decision`, the reference of `implicit`.
     pub fn models(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let named = OPTION_MODELS.iter().filter(|_| self.model_kind().is_some());
@@ -529,6 +551,7 @@ impl Default for Recipe {
             model: Model::default(),
             adapter: None,
             critic: Critic::default(),
+            reference: Reference::default(),
             teacher: Teacher::default(),
             data: Data::default(),
             algo: Map::new(),

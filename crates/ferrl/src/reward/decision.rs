@@ -14,7 +14,7 @@ use crate::verify::calibration::{Decision, top};
 use crate::verify::{Outcome, Progress, Sample, Score, required};
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams, Stops};
-use ferrl_engine::model::{Model, Options};
+use ferrl_engine::model::{Frozen, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::name_words;
@@ -68,7 +68,7 @@ impl Default for Reader {
 /// An extractor and a forecaster, which together say what a paragraph is worth.
 pub struct DecisionReward {
     forecaster: RewardModel,
-    extractor: Model,
+    extractor: Frozen,
     tokenizer: Tokenizer,
     stops: Stops,
     sampler: Mutex<Sampler>,
@@ -106,8 +106,8 @@ impl DecisionReward {
         let mut own = recipe.clone();
         own.data.prefill = None;
         Ok(DecisionReward {
-            forecaster: RewardModel::open(dir, &own, dtype, backend)?,
-            extractor,
+            forecaster: RewardModel::open_at(dir, &own, dtype, backend, source.offload)?,
+            extractor: Frozen::new(extractor, source.offload)?,
             stops: Stops::of_dir(path, &tokenizer),
             tokenizer,
             sampler: Mutex::new(sampler),
@@ -142,7 +142,10 @@ impl DecisionReward {
         };
         let requests: Vec<Request> = paragraphs.iter().zip(&prompts).filter_map(request).collect();
         let mut sampler = self.sampler.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = sampler.generate(&self.extractor, requests)?;
+        let written = self.extractor.with(|model| sampler.generate(model, requests))?;
+        if self.extractor.offloads() {
+            sampler.release();
+        }
         let mut texts = crate::rollout::texts(&self.tokenizer, &self.stops, &written)?.into_iter();
         let read = |prompt: &Option<Vec<u32>>| {
             prompt.as_ref().map_or(Vec::new(), |_| listed(&texts.next().unwrap_or_default()))

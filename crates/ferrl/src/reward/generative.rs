@@ -17,7 +17,7 @@ use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::{CacheOptions, Generator, Request, Sampler, SamplingParams, Stops};
 use ferrl_engine::math::exp;
-use ferrl_engine::model::{Model, Options};
+use ferrl_engine::model::{Frozen, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, Sequence, stats};
 use ferrl_engine::{Error, Result};
@@ -95,7 +95,7 @@ fn rationale_end(question: &str) -> &str {
 
 /// A language model whose verdict is the reward.
 pub struct GenerativeVerifier {
-    model: Model,
+    model: Frozen,
     encoder: Encoder,
     stops: Stops,
     judgement: Judgement,
@@ -146,7 +146,7 @@ impl GenerativeVerifier {
         let stops =
             Stops::of_dir(dir, &tokenizer).with_strings(&[rationale_end(&judgement.question).into()], false);
         Ok(GenerativeVerifier {
-            model,
+            model: Frozen::new(model, source.offload)?,
             encoder: Encoder::new(
                 tokenizer,
                 chat,
@@ -220,7 +220,10 @@ impl GenerativeVerifier {
             }
         }
         let mut sampler = sampler.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = sampler.generate(&self.model, requests)?;
+        let written = self.model.with(|model| sampler.generate(model, requests))?;
+        if self.model.offloads() {
+            sampler.release();
+        }
         let texts = crate::rollout::texts(self.encoder.tokenizer(), &self.stops, &written)?;
         Ok(texts.chunks(j.votes).map(<[String]>::to_vec).collect())
     }
@@ -248,18 +251,18 @@ impl GenerativeVerifier {
         let tokens = lengths.iter().copied().fold(self.budget, usize::max);
         let budget = Budget { tokens, setting: "train.micro_batch_tokens", multiple: 1 };
         let packing = pack(&lengths, &[], budget, &|i| format!("completion {i}"))?;
-        let mut computed = Vec::new();
-        for bin in &packing.bins {
+        let judge = |model: &Model, bin: &Vec<usize>| {
             let sequences = bin.iter().map(|&i| sequences[i].clone()).collect();
             let batch = Batch { sequences, others_per_row: 0 };
-            let logp = stats(&self.model, &batch, 1.0)?.logp;
+            let logp = stats(model, &batch, 1.0)?.logp;
             let probability = |rows: std::ops::Range<usize>| {
                 let own = rows.end - 1 - word.len()..rows.end - 1;
                 exp(logp[own].iter().map(|l| f64::from(*l)).sum())
             };
-            computed.push(batch.segments().iter().map(probability).collect());
-        }
-        packing.restore(computed)
+            Ok(batch.segments().iter().map(probability).collect())
+        };
+        let all = |model: &Model| packing.bins.iter().map(|bin| judge(model, bin)).collect::<Result<_>>();
+        packing.restore(self.model.with(all)?)
     }
 }
 

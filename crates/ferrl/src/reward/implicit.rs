@@ -13,7 +13,7 @@ use crate::reward::prompt_value;
 use crate::verify::{Outcome, Progress, Sample, Score};
 use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::checkpoint::ModelDir;
-use ferrl_engine::model::{Model, Options};
+use ferrl_engine::model::{Frozen, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, Sequence, stats};
 use ferrl_engine::{Error, Result};
@@ -68,8 +68,8 @@ impl Default for Implicit {
 
 /// A model and its reference, which reward every step of a completion.
 pub struct ImplicitReward {
-    model: Model,
-    reference: Model,
+    model: Frozen,
+    reference: Frozen,
     encoder: Encoder,
     options: Implicit,
     prefill: String,
@@ -108,8 +108,8 @@ impl ImplicitReward {
         }
         let chat = ChatTemplate::from_dir(dir).ok();
         Ok(ImplicitReward {
-            model,
-            reference,
+            model: Frozen::new(model, source.offload)?,
+            reference: Frozen::new(reference, source.offload)?,
             encoder: Encoder::new(Tokenizer::from_dir(dir)?, chat, Settings::default())?,
             options,
             prefill: recipe.data.prefill.clone().unwrap_or_default(),
@@ -151,16 +151,22 @@ impl ImplicitReward {
         let most = lengths.iter().copied().fold(self.budget, usize::max);
         let budget = Budget { tokens: most, setting: "train.micro_batch_tokens", multiple: 1 };
         let packing = pack(&lengths, &[], budget, &|i| format!("completion {i}"))?;
-        let mut computed = Vec::new();
-        for bin in &packing.bins {
+        let batch = |bin: &Vec<usize>| {
             let sequence = |&i: &usize| Sequence {
                 ids: tokens[i].ids.clone(),
                 scored: tokens[i].mask.clone(),
                 ..Default::default()
             };
-            let batch = Batch { sequences: bin.iter().map(sequence).collect(), others_per_row: 0 };
-            let (own, reference) =
-                (stats(&self.model, &batch, 1.0)?.logp, stats(&self.reference, &batch, 1.0)?.logp);
+            Batch { sequences: bin.iter().map(sequence).collect(), others_per_row: 0 }
+        };
+        let batches: Vec<Batch> = packing.bins.iter().map(batch).collect();
+        // One model after the other, so that one at a time is on the device where both lie in the machine's memory.
+        let under = |model: &Frozen| {
+            model.with(|m| batches.iter().map(|b| Ok(stats(m, b, 1.0)?.logp)).collect::<Result<Vec<_>>>())
+        };
+        let (own, reference) = (under(&self.model)?, under(&self.reference)?);
+        let mut computed = Vec::new();
+        for (((bin, batch), own), reference) in packing.bins.iter().zip(&batches).zip(own).zip(reference) {
             let mut ratios = Vec::new();
             for (&i, rows) in bin.iter().zip(batch.segments().iter()) {
                 let acts = (1..rows.len()).filter(|&t| tokens[i].mask[t]).map(|t| rows.start + t - 1);

@@ -10,7 +10,7 @@ use crate::recipe::Recipe;
 use crate::verify::{Outcome, Progress, Sample, Score};
 use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::checkpoint::ModelDir;
-use ferrl_engine::model::{Head, Model, Options};
+use ferrl_engine::model::{Frozen, Head, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, stats};
 use ferrl_engine::{Error, Result};
@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// A sequence classifier with one label. It reads text with its own tokenizer and chat template, which need not be the
 /// policy's.
 pub struct RewardModel {
-    model: Model,
+    model: Frozen,
     encoder: Encoder,
     prefill: String,
     budget: usize,
@@ -33,6 +33,17 @@ pub struct RewardModel {
 impl RewardModel {
     /// The model in a directory; the recipe says how completions begin and how many tokens are computed at once.
     pub fn open(dir: &Path, recipe: &Recipe, dtype: DType, backend: &Arc<dyn Backend>) -> Result<Self> {
+        RewardModel::open_at(dir, recipe, dtype, backend, false)
+    }
+
+    /// The same; with `offload` it lies in the machine's memory between uses.
+    pub fn open_at(
+        dir: &Path,
+        recipe: &Recipe,
+        dtype: DType,
+        backend: &Arc<dyn Backend>,
+        offload: bool,
+    ) -> Result<Self> {
         let opened = ModelDir::open(dir)?;
         if opened.config.head != Head::Score {
             return Err(Error::model("a language model does not score answers").at(dir.display()).fix(
@@ -43,7 +54,7 @@ impl RewardModel {
         let model = Model::load(backend.clone(), &opened, Options { dtype, ..Default::default() })?;
         let chat = ChatTemplate::from_dir(dir).ok();
         Ok(RewardModel {
-            model,
+            model: Frozen::new(model, offload)?,
             encoder: Encoder::new(Tokenizer::from_dir(dir)?, chat, Settings::default())?,
             prefill: recipe.data.prefill.clone().unwrap_or_default(),
             budget: recipe.train.micro_batch_tokens,
@@ -76,13 +87,15 @@ impl RewardModel {
         let tokens = lengths.iter().copied().fold(self.budget, usize::max);
         let budget = Budget { tokens, setting: "train.micro_batch_tokens", multiple: 1 };
         let packing = pack(&lengths, &[], budget, &|i| format!("completion {i}"))?;
-        let mut computed = Vec::new();
-        for bin in &packing.bins {
+        let score = |model: &Model, bin: &Vec<usize>| {
             let batch = Batch::of(bin.iter().map(|&i| sequences[i].clone()));
-            let values = stats(&self.model, &batch, 1.0)?.value;
+            let values = stats(model, &batch, 1.0)?.value;
             let own = |rows: Range<usize>| values[rows].iter().map(|v| f64::from(*v)).collect::<Vec<f64>>();
-            computed.push(batch.segments().iter().map(own).collect());
-        }
+            Ok(batch.segments().iter().map(own).collect())
+        };
+        let computed = self
+            .model
+            .with(|model| packing.bins.iter().map(|bin| score(model, bin)).collect::<Result<_>>())?;
         Ok(encoded.into_iter().zip(packing.restore(computed)?).collect())
     }
 

@@ -62,7 +62,7 @@ pub fn describe(recipe: &Recipe, start: &Path) -> Result<Value> {
     let mut out = Map::new();
     let own = [("critic", &recipe.critic.path), ("teacher", &recipe.teacher.path)];
     let own = own.into_iter().filter_map(|(role, path)| Some((role, Path::new(path.as_ref()?))));
-    let judges = recipe.reward.iter().filter_map(|r| r.model.as_ref()).map(|p| ("reward", Path::new(p)));
+    let judges = recipe.reward.iter().flat_map(|r| r.model_paths()).map(|p| ("reward", Path::new(p)));
     for (role, dir) in [("starting", start)].into_iter().chain(own).chain(judges) {
         let name = unique(&out, &format!("{role} model"));
         out.insert(name, json!({ "path": dir.display().to_string(), "xxh3": fingerprint(dir)? }));

@@ -75,7 +75,7 @@ impl Stage {
             })
         };
         match &self.reference {
-            Some(model) => under(model),
+            Some(model) => model.with(under),
             None => self.policy.at_start(under),
         }
     }

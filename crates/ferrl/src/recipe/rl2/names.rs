@@ -51,6 +51,7 @@ pub(super) const RENAMED: &[(&str, &str)] = &[
     ("ddp_size", "parallel.ddp_size"),
     ("max_length_per_device", PER_DEVICE),
     ("max_new_tokens", "rollout.max_new_tokens"),
+    ("ref_actor.offload_model", "reference.offload"),
     ("rollout.apply_chat_template", "data.apply_chat_template"),
     ("rollout.env_path", "env.path"),
     ("rollout.gem_env.env_id", "env.gem"),
@@ -134,7 +135,7 @@ pub(super) const SAME: &[(&str, &str, &str)] = &[
 ];
 
 const KERNELS: &str = "kernels are Ferrl's own";
-const OFFLOAD: &str = "parameters and optimizer state stay on the device";
+const OFFLOAD: &str = "parameters stay on the device; optim.offload = \"moments\" moves the optimizer state to the host";
 const NO_GRADIENT: &str = "passes without gradients have micro-batches of train.micro_batch_tokens too";
 const CACHE: &str = "the KV cache has the size rollout.cache_mib";
 const TRACKER: &str = "`ferrl sync RUN --to wandb --project NAME` exports a run";
@@ -151,7 +152,6 @@ pub(super) const NOTED: &[(&str, &str)] = &[
     ("critic.use_liger_kernel", KERNELS),
     ("ref_actor.max_inference_length_per_device", NO_GRADIENT),
     ("ref_actor.max_length_per_device", NO_GRADIENT),
-    ("ref_actor.offload_model", OFFLOAD),
     ("ref_actor.use_liger_kernel", KERNELS),
     ("rollout.base_port", "completions are sampled in the same process: there is no server"),
     ("rollout.dtype", "sampler and trainer compute in one type, model.dtype"),
