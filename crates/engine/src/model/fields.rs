@@ -23,6 +23,11 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Every field.
+    pub(crate) fn all(&self) -> &'a Map<String, Value> {
+        self.map
+    }
+
     /// An object inside another; `None` when absent, null or empty.
     pub(crate) fn object(&self, key: &str, place: &'static str) -> Result<Option<Fields<'a>>> {
         match self.get(key) {
