@@ -17,7 +17,7 @@ pub(crate) struct Defaults {
     pub(crate) max_positions: usize,
     pub(crate) eps: f64,
     pub(crate) tied: bool,
-    /// Fields that may name the activation, the first that is there decides.
+    /// Fields that may name the activation; the first present one decides.
     pub(crate) activation_keys: &'static [&'static str],
     pub(crate) activation: &'static str,
 }

@@ -43,7 +43,7 @@ impl<'a> Fields<'a> {
         self.map.contains_key(key)
     }
 
-    /// The value of a field that is there and not null.
+    /// The value of a field that is present and not null.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
