@@ -1,19 +1,19 @@
 //! What the command tells people, on standard output and standard error, and never at the cost of the work.
 //!
 //! `println!` and its kin panic when their reader has gone away (`ferrl train ... | head -3`) or the disk behind them is
-//! full, and a run of days would end for a line nobody reads. In this crate these names mean the macros below: they try to
+//! full, and a run of days would end because of an unread line. In this crate these names mean the macros below: they try to
 //! write and go on. Results, whose loss must be noticed, go through [`crate::output`].
 
 use std::fmt::Arguments;
 use std::io::Write;
 
-/// Text to standard output; nobody may be listening.
+/// Text to standard output, which may be closed.
 pub fn out(text: Arguments<'_>) {
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_fmt(text).and_then(|()| stdout.flush());
 }
 
-/// Text to standard error; nobody may be listening.
+/// Text to standard error, which may be closed.
 pub fn err(text: Arguments<'_>) {
     let mut stderr = std::io::stderr().lock();
     let _ = stderr.write_fmt(text).and_then(|()| stderr.flush());

@@ -166,7 +166,7 @@ impl Row {
         }
     }
 
-    /// A field that is there and not null.
+    /// A field that is present and not null.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.fields.get(name).filter(|v| !v.is_null())
     }

@@ -140,7 +140,7 @@ fn negative_numbers_are_values(command: clap::Command) -> clap::Command {
 }
 
 /// A panic is never the user's mistake: say so in two lines and stop, whichever thread it happened in. A run that can still be
-/// saved is: the panic goes on to whoever does that.
+/// saved is: the panic is passed on to the code that does that.
 fn install_panic_hook() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     let backtrace = std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v != "0");
@@ -153,7 +153,7 @@ fn install_panic_hook() {
         let words = payload.downcast_ref::<&str>().copied();
         let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic");
         let place = info.location().map_or(String::new(), |l| format!(" ({}:{})", l.file(), l.line()));
-        // Whoever waited for a thread that panicked panics in turn.
+        // Joining a thread that panicked panics in turn.
         if !TOLD.swap(true, Ordering::SeqCst) {
             let words = output::visible(words);
             eprintln!("error: this is a bug in ferrl, not a mistake of yours: {words}{place}");

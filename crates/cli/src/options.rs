@@ -2,6 +2,7 @@
 
 use crate::machine;
 use clap::ValueEnum;
+use ferrl::recipe::Recipe;
 use ferrl_engine::checkpoint::{self, ModelDir};
 use ferrl_engine::model::{Config, Model, Options};
 use ferrl_engine::{Error, Result};
@@ -71,6 +72,70 @@ impl DeviceArgs {
         let device = ferrl_kernels::open(&self.device, self.threads)?;
         device.set_exact(!self.inexact).map_err(|e| e.at("--inexact"))?;
         Ok(device)
+    }
+}
+
+/// Settings of a recipe that a command takes from its flags where they are given.
+#[derive(clap::Args, Clone, Debug)]
+pub struct RecipeArgs {
+    /// Sampling temperature; 0 is greedy [default: the recipe's]
+    #[arg(long, value_name = "T", value_parser = temperature)]
+    pub temperature: Option<f32>,
+    /// Nucleus (top-p) sampling [default: the recipe's]
+    #[arg(long, value_name = "P", value_parser = share)]
+    pub top_p: Option<f32>,
+    /// Maximum number of new tokens of a completion [default: the recipe's]
+    #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
+    pub max_new_tokens: Option<usize>,
+    /// KV cache in MiB [default: the recipe's]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub cache_mib: Option<usize>,
+    /// Random seed [default: the recipe's]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Compute type [default: the recipe's]
+    #[arg(long, value_enum)]
+    pub dtype: Option<Compute>,
+    /// Threads [default: the recipe's]
+    #[arg(long, value_name = "N", value_parser = size::<1024>)]
+    pub threads: Option<usize>,
+    /// Device: cpu, cuda, cuda:N or auto [default: the recipe's]
+    #[arg(long, value_name = "NAME")]
+    pub device: Option<String>,
+}
+
+impl RecipeArgs {
+    /// Puts the sampling flags into an evaluation's settings.
+    pub fn sample(&self, recipe: &mut Recipe) {
+        let r = &mut recipe.rollout;
+        r.temperature = self.temperature.map_or(recipe.eval.temperature.unwrap_or(r.temperature), f64::from);
+        r.max_new_tokens = self.max_new_tokens.unwrap_or(r.max_new_tokens);
+        r.top_p = self.top_p.map_or(r.top_p, f64::from);
+    }
+
+    /// Puts the size of the cache and the compute type into a recipe.
+    pub fn compute(&self, recipe: &mut Recipe) {
+        recipe.rollout.cache_mib = self.cache_mib.unwrap_or(recipe.rollout.cache_mib);
+        if let Some(dtype) = self.dtype {
+            recipe.model.dtype = Some(dtype.dtype().name().into());
+        }
+    }
+
+    /// The seed.
+    pub fn seed(&self, recipe: &Recipe) -> u64 {
+        self.seed.unwrap_or(recipe.seed)
+    }
+
+    /// Opens the device, which must have memory for the model and its cache.
+    pub fn open(&self, recipe: &Recipe, dir: &ModelDir) -> Result<Arc<dyn Backend>> {
+        let bytes = weights(&dir.config) * (DType::F32.size() + recipe.dtype()?.size())
+            + (recipe.rollout.cache_mib << 20);
+        let device = self.device.as_deref().unwrap_or(&recipe.device);
+        let threads = self.threads.or(Some(recipe.threads).filter(|&t| t > 0));
+        let backend = ferrl_kernels::open(device, threads)?;
+        let fix = "a smaller --cache-mib, or --dtype bf16";
+        machine::ensure_memory_of(&*backend, "the model and its cache", bytes as u64, fix)?;
+        Ok(backend)
     }
 }
 

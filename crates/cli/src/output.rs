@@ -20,7 +20,7 @@ pub struct Output {
 
 enum Target {
     Stdout(BufWriter<std::io::Stdout>),
-    /// A device or a pipe that is there already.
+    /// An existing device or pipe.
     Direct(PathBuf, BufWriter<File>),
     Part {
         path: PathBuf,
@@ -105,7 +105,7 @@ impl Drop for Output {
         if let Target::Part { part, .. } = &self.target
             && self.rows == 0
         {
-            let _ = std::fs::remove_file(part); // an empty file helps nobody
+            let _ = std::fs::remove_file(part); // an empty file is of no use
         }
     }
 }
@@ -125,7 +125,7 @@ pub fn say(text: &str) -> Result<()> {
     }
 }
 
-/// Foreign text as people may see it: data, prompts, completions, what user code prints or raises. Control characters, which
+/// Untrusted text made safe for a terminal: data, prompts, completions, what user code prints or raises. Control characters, which
 /// could move the cursor or set the title of a window, and marks that reorder text become escapes such as `\x1b`.
 pub fn visible(text: &str) -> Cow<'_, str> {
     let harmless = |c: char| {

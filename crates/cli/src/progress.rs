@@ -19,7 +19,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Something of `total` units, such as "tokens"; 0 means that nobody knows how many.
+    /// Something of `total` units, such as "tokens"; 0 if the total is unknown.
     pub fn new(what: &str, total: u64, unit: &'static str) -> Self {
         let bar = match total {
             0 => ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden()),

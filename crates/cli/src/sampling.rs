@@ -8,7 +8,7 @@ use ferrl_engine::model::Model;
 use ferrl_engine::{Error, Result};
 use std::sync::Arc;
 
-/// New tokens when nobody says how many.
+/// Default maximum number of new tokens.
 const USUAL: usize = 256;
 /// Sequences that run at the same time at most.
 const SIDE_BY_SIDE: usize = 64;

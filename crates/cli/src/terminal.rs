@@ -35,7 +35,7 @@ pub fn figure(value: f64, fraction: bool) -> String {
 /// Shows a run.
 pub struct Terminal {
     live: bool,
-    /// The parts of the line as last shown, for whoever adds to it.
+    /// The parts of the line as last shown, to add to.
     line: Arc<Mutex<Vec<Part>>>,
     shown: Option<Instant>,
     began: Instant,

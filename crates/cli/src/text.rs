@@ -114,7 +114,7 @@ impl Text {
         })
     }
 
-    /// New tokens when nobody says how many: `usual`, or what the model has room for.
+    /// Default maximum number of new tokens: `usual`, or what the context allows.
     pub fn room(&self, prompt: usize, usual: usize) -> usize {
         usual.min((self.longest + 1).saturating_sub(prompt)).max(1)
     }

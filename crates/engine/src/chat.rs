@@ -170,7 +170,7 @@ impl ChatTemplate {
     }
 
     /// Sets the time that `strftime_now` tells, in seconds since 1970 (UTC). It is the beginning of this day until set; a run
-    /// sets the day it began, so that it goes on with it.
+    /// sets the day it began, so that a resumed run keeps it.
     pub fn with_now(mut self, unix_seconds: i64) -> Self {
         environment::set_now(&mut self.environment, Now::from_unix(unix_seconds));
         self

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 
 static FLAG: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// The flag itself, for whoever polls it; tests give a flag of their own instead.
+/// The flag itself, for code that polls it; tests use a flag of their own.
 pub fn handle() -> Arc<AtomicBool> {
     FLAG.clone()
 }

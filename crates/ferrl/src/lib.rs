@@ -3,7 +3,7 @@
 //! Prompts become rollouts, rollouts get rewards, rewards become advantages, advantages a loss on numbers per token,
 //! and the engine turns the gradients of those numbers into new weights.
 
-#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic where nobody reads
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic when the pipe is closed
 
 pub mod algo;
 pub mod analyze;

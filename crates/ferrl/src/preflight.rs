@@ -41,7 +41,7 @@ pub struct Checked {
     pub steps: u64,
     /// Weights of the policy, and how many of them are trained.
     pub weights: usize,
-    /// Those that are trained.
+    /// Parameters that are trained.
     pub trained: usize,
     /// Weights of a critic of its own.
     pub critic: usize,

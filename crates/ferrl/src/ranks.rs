@@ -26,7 +26,7 @@ pub(crate) struct Teams<'a> {
 }
 
 impl<'a> Teams<'a> {
-    /// Those that compute with this model as it lies now.
+    /// Ranks that compute with this model in its present layout.
     pub fn of(all: &'a Ranks, model: &Model) -> Self {
         Teams { all, own: model.team().map_or_else(Ranks::alone, |team| team.ranks().clone()) }
     }
@@ -67,7 +67,7 @@ impl<'a> Teams<'a> {
         self.index() > i % self.count()
     }
 
-    /// Does work that the ranks of a team do in step, and nobody else waits for.
+    /// Does work that the ranks of a team do in step and other ranks do not wait for.
     pub fn in_step<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.own.is_alone() { work() } else { self.own.in_step(work) }
     }

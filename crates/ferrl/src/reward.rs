@@ -4,6 +4,7 @@ mod decision;
 mod generative;
 mod implicit;
 mod model;
+mod reading;
 mod source;
 mod steps;
 pub mod verdicts;
@@ -12,7 +13,7 @@ pub use decision::{DecisionReward, Reader};
 pub use generative::{GenerativeVerifier, Judgement, QUESTION, RATIONALE};
 pub use implicit::{Implicit, ImplicitReward, Reduce};
 pub use model::RewardModel;
-pub(crate) use model::prompt_value;
+pub(crate) use reading::prompt_value;
 pub use source::{Reward, Verified};
 
 use crate::credit::Split;
@@ -68,7 +69,7 @@ pub struct Graded {
 }
 
 impl Graded {
-    /// Whether nobody could say what it is worth.
+    /// Whether no source could score it.
     pub fn is_lost(&self) -> bool {
         self.reward.is_none()
     }
@@ -265,7 +266,7 @@ impl Rewards {
         self.sources.iter().try_for_each(|(_, reward)| reward.check(&sample))
     }
 
-    /// Scores completions and places each reward on its completion's last token. A completion that nobody could score is
+    /// Scores completions and places each reward on its completion's last token. A completion that no source could score is
     /// left out of the experience and counted; where that is so of all of them, the first failure is the error.
     pub fn score(
         &self,
@@ -332,24 +333,7 @@ impl Rewards {
         logged.iter().for_each(|(name, value)| metrics.add(name, *value));
         let graded: Vec<Graded> = sums.iter().map(|s| s.graded(self.sources.is_empty())).collect();
         self.account_for_lost(&sums, &graded, completions.at)?;
-        let last: HashMap<usize, usize> =
-            experience.sequences.iter().enumerate().map(|(i, s)| (s.trajectory, i)).collect();
-        for (i, s) in experience.sequences.iter_mut().enumerate() {
-            let (g, sum) = (&graded[s.trajectory], &sums[s.trajectory]);
-            // What an environment gave stands at its turns already.
-            if last[&s.trajectory] == i
-                && let (Some(last), Some(reward)) = (s.actions().last(), g.reward)
-            {
-                let placed = steps::place(s, &sum.placed);
-                s.reward[last] += (reward - sum.played - placed) as f32;
-                if !s.steps.is_empty() {
-                    metrics.add("rewards/steps", s.steps.len() as f64);
-                }
-            }
-            s.components = g.components.clone();
-            s.sources = sum.sources.clone();
-        }
-        experience.sequences.retain(|s| !graded[s.trajectory].is_lost());
+        place(experience, &sums, &graded, metrics);
         graded.iter().filter_map(|g| g.score).for_each(|score| metrics.add("score", score));
         Ok(graded)
     }
@@ -451,6 +435,28 @@ impl<'a> Completions<'a> {
         };
         self.answers.iter().enumerate().map(sample).collect()
     }
+}
+
+/// Puts the rewards on the tokens of their completions; completions without one are left out.
+fn place(experience: &mut Experience, sums: &[Sum], graded: &[Graded], metrics: &mut Metrics) {
+    let last: HashMap<usize, usize> =
+        experience.sequences.iter().enumerate().map(|(i, s)| (s.trajectory, i)).collect();
+    for (i, s) in experience.sequences.iter_mut().enumerate() {
+        let (g, sum) = (&graded[s.trajectory], &sums[s.trajectory]);
+        // What an environment gave stands at its turns already.
+        if last[&s.trajectory] == i
+            && let (Some(last), Some(reward)) = (s.actions().last(), g.reward)
+        {
+            let placed = steps::place(s, &sum.placed);
+            s.reward[last] += (reward - sum.played - placed) as f32;
+            if !s.steps.is_empty() {
+                metrics.add("rewards/steps", s.steps.len() as f64);
+            }
+        }
+        s.components = g.components.clone();
+        s.sources = sum.sources.clone();
+    }
+    experience.sequences.retain(|s| !graded[s.trajectory].is_lost());
 }
 
 /// What the sources say of one completion together.

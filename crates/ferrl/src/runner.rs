@@ -43,13 +43,13 @@ use std::time::{Duration, Instant};
 use steps::{End, Steps};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Whoever looks on while a run goes on.
+/// Observer of a run.
 pub trait Watch {
     /// A stage begins.
     fn stage(&mut self, name: &str, steps: u64);
     /// A step is done.
     fn step(&mut self, stage: &str, step: u64, steps: u64, record: &StepRecord);
-    /// An evaluation is done, after so many steps of the stage.
+    /// An evaluation is done, after this number of steps of the stage.
     fn evaluated(&mut self, _stage: &str, _step: u64, _evaluation: &Evaluation) {}
     /// Something worth a line.
     fn note(&mut self, text: &str);
@@ -81,7 +81,7 @@ pub struct Outcome {
     pub evaluations: Vec<(String, Option<Evaluation>, Option<Evaluation>)>,
 }
 
-/// What a run is told beside its recipe.
+/// Options of a run besides its recipe.
 #[derive(Default)]
 pub struct Options {
     /// Where the run stands, where that is known already.
@@ -100,7 +100,7 @@ pub struct Options {
     pub ranks: Ranks,
 }
 
-/// Runs a recipe in a new folder, or goes on in one that is there.
+/// Runs a recipe in a new folder, or resumes a run.
 pub fn run(
     resolved: &Resolved,
     folder: RunFolder,
@@ -310,7 +310,7 @@ fn starting_model(folder: &RunFolder, index: usize, recipe: &Recipe) -> Result<P
     if fresh.join("config.json").exists() {
         return Ok(fresh);
     }
-    // Made aside: whoever is killed in between leaves no model without its tokenizer.
+    // Written under a temporary name: a killed process leaves no model without its tokenizer.
     let aside = folder.path().join(format!("start_{index}.tmp"));
     if aside.is_dir() {
         folder.files().remove_dir_all(&aside)?;

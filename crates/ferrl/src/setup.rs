@@ -224,7 +224,7 @@ fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result
     Ok(trainer)
 }
 
-/// Rewards as the recipe says, or those that fit its task.
+/// The rewards of the recipe, or of its task.
 pub fn rewards(recipe: &Recipe, feed: Feed, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Rewards> {
     if recipe.reward.iter().all(|r| r.model.is_none()) {
         return plain_rewards(recipe, feed, hooks);

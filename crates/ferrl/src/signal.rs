@@ -152,7 +152,7 @@ mod tests {
         rewards.iter().map(one).collect()
     }
 
-    /// The warnings after so many steps of the same kind.
+    /// The warnings after this number of consecutive steps of the same kind.
     fn said(steps: u64, rollouts: &[ScoredRollout], empty: bool) -> Vec<(&'static str, String)> {
         let (mut signal, warnings) = (Signal::default(), Warnings::default());
         for number in 1..=steps {

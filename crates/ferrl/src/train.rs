@@ -66,7 +66,7 @@ pub struct Stage {
     pub stops: Stops,
     /// The ranks that share the work of every step; one, where this process trains alone.
     pub ranks: Ranks,
-    /// Those that compute layers together with this one, in training and in rollouts.
+    /// Ranks that compute layers together with this one, in training and in rollouts.
     pub teams: TrainAndRollout,
     /// The data source.
     pub source: Box<dyn Source>,

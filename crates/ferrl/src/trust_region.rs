@@ -162,7 +162,7 @@ pub fn conjugate_gradients(
 /// Statistics of each batch, where this rank computed them.
 type Known = Vec<Option<ByRole<Stats>>>;
 
-/// One update of a stage's policy, and of its critic where there is one.
+/// One update of a stage's policy, and of its critic if it has one.
 pub fn update(stage: &mut Stage, batches: &[MicroBatch<'_>], region: TrustRegion) -> Result<Metrics> {
     let mut metrics = Metrics::default();
     let one = batches.first().map_or(1.0, MicroBatch::temperature);

@@ -123,33 +123,14 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The candidate closest to `name` by edit distance, if it is close enough to be what was meant.
+/// The candidate closest to `name` by edit distance (swaps of neighbours count once), if it is close enough to be a typo.
 pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     candidates
         .into_iter()
-        .map(|c| (edit_distance(name, c), c))
+        .map(|c| (strsim::osa_distance(name, c), c))
         .min()
         .filter(|&(d, c)| d <= 1 + name.len().max(c.len()) / 3)
         .map(|(_, c)| c)
-}
-
-/// Insertions, deletions, substitutions and swaps of neighbours that turn one into the other.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
-    for i in 1..=a.len() {
-        let mut row = vec![i];
-        for j in 1..=b.len() {
-            let change = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
-            let mut best = change.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                best = best.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(best);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
 }
 
 #[cfg(test)]

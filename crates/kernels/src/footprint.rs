@@ -14,7 +14,7 @@ pub struct Footprint {
     pub busy_tokens: usize,
     /// Bytes that are taken before anything is computed, where it has memory of its own.
     pub fixed: u64,
-    /// Bytes beside those that were asked for, in hundredths: sizes come in classes up to an eighth apart, and some of
+    /// Overhead of the allocator in per cent of the bytes requested: sizes come in classes up to an eighth apart, and some of
     /// what one batch frees does not fit the next.
     pub slack: u64,
     /// Share of the measured peak that training reaches.

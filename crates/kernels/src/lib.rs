@@ -1,6 +1,6 @@
 //! What hardware does: coarse, exact, deterministic operations. Knows nothing of models.
 
-#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic where nobody reads
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))] // both panic when the pipe is closed
 
 pub mod backend;
 pub mod buffer;

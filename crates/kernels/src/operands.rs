@@ -1,4 +1,4 @@
-//! What the operations of a [`Backend`](crate::Backend) are told and give back: settings, shapes, lists of rows.
+//! Operands and results of the operations of a [`Backend`](crate::Backend): settings, shapes, lists of rows.
 
 use crate::buffer::{Buffer, Weight};
 use std::any::Any;
@@ -358,11 +358,11 @@ pub struct Ask {
     /// At least 0 and below 1: the first token, in the order of ids, whose cumulative probability exceeds it. Without one
     /// the largest is taken, whatever the rest says.
     pub draw: Option<f32>,
-    /// Only the so many likeliest tokens, of equals those of lower ids; 0 is all.
+    /// Top-k; ties go to the lower id; 0 disables it.
     pub top_k: usize,
-    /// Of these only the likeliest that together reach this share; 1 is all.
+    /// Nucleus (top-p) sampling among these; 1 disables it.
     pub top_p: f32,
-    /// Of these only tokens at least this many times as likely as the likeliest; 0 is all.
+    /// Min-p sampling among these: at least this fraction of the largest probability; 0 disables it.
     pub min_p: f32,
 }
 

@@ -1,4 +1,4 @@
-//! Choosing among the likeliest tokens of a row, on the host: what devices that do it themselves must equal, up to sums.
+//! Top-k, top-p and min-p sampling of a row on the host: the reference for devices that do it themselves, up to the order of sums.
 
 use crate::backend::Ask;
 use crate::math::ln;
@@ -10,13 +10,13 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The likeliest tokens of a row with their logits, likeliest first; of equals the lower id.
+    /// The most probable tokens of a row with their logits, in descending order; ties go to the lower id.
     pub fn top(&mut self, row: &[f32], count: usize) -> &[(u32, f32)] {
         self.all(row);
         keep_top(&mut self.list, count)
     }
 
-    /// A token of a row of scaled logits, and its log-probability among those that could be chosen: 0 for the largest.
+    /// A token of a row of scaled logits, and its log-probability in the truncated distribution: 0 for greedy decoding.
     pub fn choose(&mut self, row: &[f32], ask: &Ask) -> (u32, f32) {
         let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let Some(draw) = ask.draw else {
@@ -27,7 +27,7 @@ impl Kept {
             keep_top(&mut self.list, ask.top_k);
             self.list.truncate(ask.top_k);
         }
-        // From here on a token's weight, that of the likeliest being 1.
+        // From here on a token's weight, relative to the most probable token's.
         self.list.iter_mut().for_each(|(_, l)| *l = exp(*l - best));
         if ask.top_p < 1.0 {
             let kept = nucleus(&mut self.list, ask.top_p);
@@ -44,7 +44,7 @@ impl Kept {
                 break;
             }
         }
-        // The likeliest token has weight 1, so there is one.
+        // The most probable token has weight 1, so one is left.
         let token = chosen.unwrap_or(0);
         (token, row[token as usize] - best - ln(f64::from(total)) as f32)
     }

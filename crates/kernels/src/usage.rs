@@ -47,7 +47,7 @@ impl Purpose {
         }
     }
 
-    /// From now on memory of that device is for this, until what comes back is dropped.
+    /// Labels later allocations of that device with this, until the returned guard is dropped.
     pub fn on(self, device: &Arc<dyn Backend>) -> Labelled {
         Labelled { before: device.set_purpose(self), device: device.clone() }
     }
@@ -106,7 +106,7 @@ pub struct Books {
 }
 
 impl Books {
-    /// Memory is handed out; what it is for comes back.
+    /// Counts an allocation; returns its label.
     pub fn add(&mut self, bytes: usize) -> Purpose {
         self.now.0[self.purpose as usize] += bytes;
         if self.now.total() > self.at_peak.total() {
@@ -114,7 +114,7 @@ impl Books {
         }
         self.purpose
     }
-    /// Memory that was for this comes back.
+    /// Counts memory with this label as freed.
     pub fn remove(&mut self, purpose: Purpose, bytes: usize) {
         self.now.0[purpose as usize] -= bytes;
     }

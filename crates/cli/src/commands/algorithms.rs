@@ -60,6 +60,6 @@ pub(super) fn settings(entry: &Entry) -> String {
     let mut text = described(entry, entry.name.len());
     text += "settings, with their defaults (one without is off):\n";
     algorithm_keys(entry).iter().for_each(|key| text += &explained(key));
-    text += "\nmetrics of each step, beside those that every run writes:\n";
+    text += "\nmetrics of each step, besides the common ones:\n";
     text + &metrics_explained(entry)
 }

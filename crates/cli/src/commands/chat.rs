@@ -107,7 +107,7 @@ impl Chat<'_> {
         if terminal { print("\n") } else { Ok(()) }
     }
 
-    /// One turn; what goes wrong with it is told, and the conversation goes on.
+    /// One turn; an error is printed, and the conversation continues.
     fn answer(&mut self, line: String) -> Result<()> {
         let before = self.messages.len();
         self.messages.push(json!({"role": "user", "content": line}));

@@ -3,10 +3,7 @@
 mod pairs;
 mod suite;
 
-use crate::machine;
-use crate::options::{
-    Compute, at_least_one, key_values, nearest_path, open_model, size, temperature, weights,
-};
+use crate::options::{RecipeArgs, at_least_one, key_values, nearest_path, open_model, size};
 use crate::output::{Output, finish_on_interrupt, print, visible, warn};
 use crate::progress::Progress;
 use ferrl::algo::Feed;
@@ -28,22 +25,22 @@ use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
-use ferrl_kernels::{DType, Ranks};
+use ferrl_kernels::Ranks;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Answers drawn before the next look at the keyboard and the file of rollouts.
+/// Completions sampled before interrupts are checked and the output file is written.
 const AT_ONCE: usize = 256;
-/// Questions of a task without end, when nobody says how many.
+/// Prompts of a generated task, which has no end, where no number is given.
 const USUAL: usize = 200;
 
 /// Evaluate a model: accuracy, pass@k and majority vote
 ///
 /// MODEL is a Hugging Face directory, or a run folder whose newest model and recipe are used. Prompts come from
 /// --data, --task or the recipe; what is right is decided by --verifier, --reward or the recipe, and a task brings its
-/// own verifier. pass@k is the unbiased estimate from all samples; a majority vote goes by the last <answer>, else the
+/// own verifier. pass@k is the unbiased estimate from all samples; a majority vote compares the last <answer>, else the
 /// last \boxed{}, else the whole text. Ctrl-C prints what is known so far.
 ///
 /// --suite evaluates published benchmarks as `ferrl data suites` lists them, each with its own prompts, verifier and
@@ -101,30 +98,8 @@ pub struct Args {
     /// The k of pass@k, separated by commas [default: 1, 2, 4, … up to the number of samples]
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = size::<65536>)]
     k: Vec<usize>,
-    /// Sampling temperature; 0 is greedy [default: the recipe's]
-    #[arg(long, value_name = "T", value_parser = temperature)]
-    temperature: Option<f32>,
-    /// Nucleus (top-p) sampling
-    #[arg(long, value_name = "P", value_parser = crate::options::share)]
-    top_p: Option<f32>,
-    /// Maximum number of new tokens [default: the recipe's]
-    #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
-    max_new_tokens: Option<usize>,
-    /// KV cache in MiB [default: the recipe's]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    cache_mib: Option<usize>,
-    /// Random seed
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-    /// Compute type [default: the recipe's]
-    #[arg(long, value_enum)]
-    dtype: Option<Compute>,
-    /// Threads [default: the recipe's]
-    #[arg(long, value_name = "N", value_parser = size::<1024>)]
-    threads: Option<usize>,
-    /// Device: cpu, cuda, cuda:N or auto; the recipe's by default
-    #[arg(long, value_name = "NAME")]
-    device: Option<String>,
+    #[command(flatten)]
+    set: RecipeArgs,
     /// One JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -160,62 +135,40 @@ pub fn run(args: &Args) -> Result<()> {
         return pairs::run(args, source);
     }
     let found = find(&args.model)?;
-    if let Some(from) = &found.from {
-        eprintln!("{}: {from}", found.model.display());
-    }
+    found.say();
     let dir = open_model(&found.model)?;
-    let trained = found.recipe.clone();
-    let recipes: Vec<(Option<&'static Entry>, Recipe)> = match args.suite.is_empty() {
-        true => vec![(None, settings(args, found.recipe)?)],
-        false => {
-            let base = base(args, found.recipe.as_ref())?;
-            let own = suite::recipes(args, &base, &dir)?.into_iter();
-            own.map(|(entry, recipe)| Ok((Some(entry), sampled(args, recipe)?))).collect::<Result<_>>()?
-        }
-    };
+    let recipes = recipes(args, &found, &dir)?;
     let tokenizer = Arc::new(Tokenizer::from_dir(&dir.path)?);
     let hooks = Hooks::default();
     let sources = recipes.iter().map(|(_, recipe)| {
         setup::source(recipe, &dir.path, &tokenizer, Feed::Rollouts, true, &hooks.warnings)
     });
     let sources = sources.collect::<Result<Vec<_>>>()?;
-    if let (Some(own), false) = (&trained, args.suite.is_empty()) {
+    if let (Some(own), false) = (&found.recipe, args.suite.is_empty()) {
         suite::warn_overlap(own, &recipes, &hooks.warnings)?;
     }
     warn(&hooks.warnings);
     let read: Vec<&Path> = args.data.iter().map(Path::new).collect();
     let mut output = args.output.as_deref().map(|o| Output::beside(o, &read)).transpose()?;
-    let first = &recipes[0].1;
-    let dtype = first.dtype()?;
-    let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size()) + (first.rollout.cache_mib << 20);
-    let device = args.device.as_deref().unwrap_or(&first.device);
-    let threads = args.threads.or(Some(first.threads).filter(|&t| t > 0));
-    let backend = ferrl_kernels::open(device, threads)?;
-    let fix = "a smaller --cache-mib, or --dtype bf16";
-    machine::ensure_memory_of(&*backend, "the model and its cache", bytes as u64, fix)?;
+    let dtype = recipes[0].1.dtype()?;
+    let backend = args.set.open(&recipes[0].1, &dir)?;
     let mut jobs = Vec::new();
     for ((suite, recipe), mut source) in recipes.into_iter().zip(sources) {
         let prompts = wanted(args.prompts, source.epoch());
         let rewards = setup::rewards(&recipe, Feed::Rollouts, &backend, &hooks)?;
-        // Every question is looked at before the first is asked.
+        // Every prompt is checked before the first completion is sampled.
         evaluate::check(&mut *source, &rewards, &dir.config, (prompts, recipe.rollout.max_new_tokens))?;
         let all = Evaluation { metrics: Metrics::default(), answers: Vec::new() };
         jobs.push(Job { suite, recipe, source, rewards, prompts, asked: 0, all, seconds: 0.0, search: None });
     }
     let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
     finish_on_interrupt("finishing the completions under way")?;
-    sample(args, &mut jobs, &model, (&dir, &tokenizer), &hooks, &mut output)?;
-    let shown = found.model.display().to_string();
-    match jobs[0].suite {
-        Some(_) => {
-            let ks = ks(args, jobs[0].recipe.eval.samples);
-            let seed = args.seed.unwrap_or(jobs[0].recipe.seed);
-            print(&suite::show(&shown, &jobs, &ks, seed, args.json))?;
-        }
-        None => {
-            show(args, &jobs[0].recipe, &found.model, &jobs[0])?;
-        }
+    let cache = setup::cache_options(&jobs[0].recipe.rollout, &*model.backend);
+    let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
+    for job in &mut jobs {
+        sample(args, job, (&mut sampler, &model), (&dir, &tokenizer), &hooks, &mut output)?;
     }
+    report(args, &jobs, &found.model)?;
     let (asked, prompts): (usize, usize) = jobs.iter().fold((0, 0), |(a, p), j| (a + j.asked, p + j.prompts));
     if asked < prompts {
         output.as_mut().map_or(Ok(()), Output::flush)?;
@@ -223,6 +176,26 @@ pub fn run(args: &Args) -> Result<()> {
         crate::output::exit(130);
     }
     output.map_or(Ok(()), Output::finish)
+}
+
+/// The recipe of each set of prompts: one, or one for each benchmark.
+fn recipes(args: &Args, found: &Found, dir: &ModelDir) -> Result<Vec<(Option<&'static Entry>, Recipe)>> {
+    if args.suite.is_empty() {
+        return Ok(vec![(None, settings(args, found.recipe.clone())?)]);
+    }
+    let base = base(args, found.recipe.as_ref())?;
+    let own = suite::recipes(args, &base, dir)?.into_iter();
+    own.map(|(entry, recipe)| Ok((Some(entry), sampled(args, recipe)?))).collect()
+}
+
+/// Prints the results: a table of benchmarks, or the figures of the one set of prompts.
+fn report(args: &Args, jobs: &[Job], model: &Path) -> Result<()> {
+    let first = &jobs[0];
+    if first.suite.is_none() {
+        return show(args, &first.recipe, model, first);
+    }
+    let ks = ks(args, first.recipe.eval.samples);
+    print(&suite::show(&model.display().to_string(), jobs, &ks, args.set.seed(&first.recipe), args.json))
 }
 
 /// Prompts to ask: all there are, or as many as were asked for.
@@ -237,76 +210,60 @@ pub(super) fn wanted(asked: Option<usize>, all: Option<usize>) -> usize {
     }
 }
 
-/// Samples and grades completions, job by job, until all are done or the user has had enough.
+/// Samples and scores the completions of a job until all are done or the user interrupts.
 fn sample(
     args: &Args,
-    jobs: &mut [Job],
-    model: &Model,
+    job: &mut Job,
+    (sampler, model): (&mut Sampler, &Model),
     (dir, tokenizer): (&ModelDir, &Arc<Tokenizer>),
     hooks: &Hooks,
     output: &mut Option<Output>,
 ) -> Result<()> {
-    let cache = setup::cache_options(&jobs[0].recipe.rollout, &*model.backend);
-    let mut sampler = Sampler::new(model, cache)?.with_tokenizer(tokenizer.clone());
-    for job in jobs {
-        let (recipe, samples) = (&job.recipe, job.recipe.eval.samples);
-        let stops = rollout::stops(&dir.path, tokenizer, &recipe.rollout);
-        let environments = setup::environments(recipe, &dir.path, tokenizer, hooks)?;
-        let mut actor = Actor {
-            generator: &mut sampler,
-            policy: model,
-            tokenizer,
-            stops: &stops,
-            environments: &environments,
-            ranks: Ranks::ALONE,
+    let recipe = job.recipe.clone();
+    let stops = rollout::stops(&dir.path, tokenizer, &recipe.rollout);
+    let environments = setup::environments(&recipe, &dir.path, tokenizer, hooks)?;
+    let mut actor = Actor {
+        generator: sampler,
+        policy: model,
+        tokenizer,
+        stops: &stops,
+        environments: &environments,
+        ranks: Ranks::ALONE,
+    };
+    let seed = args.set.seed(&recipe);
+    let (start, begin) = (Instant::now(), job.source.state());
+    let progress = Progress::new(job.suite.map_or("evaluating", |s| s.name), job.prompts as u64, "prompts");
+    while job.asked < job.prompts && !interrupt::requested() {
+        let samples = recipe.eval.samples;
+        let now = (AT_ONCE / samples).max(1).min(job.prompts - job.asked);
+        let (source, counts) = (&mut *job.source, (now, samples, seed));
+        let part = evaluate(&mut actor, source, &job.rewards, &recipe.rollout, counts, Default::default());
+        warn(&hooks.warnings);
+        let printed = hooks.warnings.take_printed();
+        printed.iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
+        let part = match part {
+            Err(e) if interrupt::is_interruption(&e) => break,
+            other => other?,
         };
-        let start = Instant::now();
-        let name = job.suite.map_or("evaluating", |s| s.name);
-        let begin = job.source.state();
-        let progress = Progress::new(name, job.prompts as u64, "prompts");
-        while job.asked < job.prompts && !interrupt::requested() {
-            let now = (AT_ONCE / samples).max(1).min(job.prompts - job.asked);
-            let settings = (now, samples, args.seed.unwrap_or(recipe.seed));
-            let rewards = &job.rewards;
-            let part = evaluate(
-                &mut actor,
-                &mut *job.source,
-                rewards,
-                &recipe.rollout,
-                settings,
-                Default::default(),
-            );
-            warn(&hooks.warnings);
-            hooks
-                .warnings
-                .take_printed()
-                .iter()
-                .for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));
-            let part = match part {
-                Err(e) if interrupt::is_interruption(&e) => break,
-                other => other?,
-            };
-            for answer in &part.answers {
-                output.as_mut().map_or(Ok(()), |o| o.row(&written(answer, job.suite)))?;
-            }
-            output.as_mut().map_or(Ok(()), Output::flush)?;
-            job.all.metrics.join(part.metrics);
-            job.all.answers.extend(part.answers);
-            job.asked += now;
-            progress.add(now as u64);
+        for answer in &part.answers {
+            output.as_mut().map_or(Ok(()), |o| o.row(&written(answer, job.suite)))?;
         }
-        drop(progress);
-        job.seconds = start.elapsed().as_secs_f64();
-        if recipe.search.eval
-            && !interrupt::requested()
-            && let Some(mut searcher) = Searcher::open(recipe, &model.backend)?
-        {
-            job.source.restore(&begin)?;
-            let counts = (job.prompts, args.seed.unwrap_or(recipe.seed));
-            let with = (&job.rewards, &recipe.rollout);
-            let found = evaluate::search(&mut actor, &mut *job.source, &mut searcher, with, counts)?;
-            job.search = Some(found);
-        }
+        output.as_mut().map_or(Ok(()), Output::flush)?;
+        job.all.metrics.join(part.metrics);
+        job.all.answers.extend(part.answers);
+        job.asked += now;
+        progress.add(now as u64);
+    }
+    drop(progress);
+    job.seconds = start.elapsed().as_secs_f64();
+    if recipe.search.eval
+        && !interrupt::requested()
+        && let Some(mut searcher) = Searcher::open(&recipe, &model.backend)?
+    {
+        job.source.restore(&begin)?;
+        let with = (&job.rewards, &recipe.rollout);
+        let counts = (job.prompts, seed);
+        job.search = Some(evaluate::search(&mut actor, &mut *job.source, &mut searcher, with, counts)?);
     }
     Ok(())
 }
@@ -322,7 +279,7 @@ fn show(args: &Args, recipe: &Recipe, model: &Path, job: &Job) -> Result<()> {
         let mut line = summary.json();
         line.insert("model".into(), json!(model.display().to_string()));
         line.insert("temperature".into(), json!(t));
-        line.insert("seed".into(), json!(args.seed.unwrap_or(recipe.seed)));
+        line.insert("seed".into(), json!(args.set.seed(recipe)));
         line.insert("seconds".into(), json!(seconds));
         line.insert("tokens".into(), json!(tokens));
         let stated = calibration::metrics(&all.answers);
@@ -409,6 +366,15 @@ pub(super) struct Found {
     pub from: Option<String>,
 }
 
+impl Found {
+    /// Says which of a run's models it is.
+    pub fn say(&self) {
+        if let Some(from) = &self.from {
+            eprintln!("{}: {from}", self.model.display());
+        }
+    }
+}
+
 /// A model directory, or the model of a run that has come furthest: what a finished stage left, or the newest checkpoint of
 /// the stage after it.
 pub(super) fn find(path: &Path) -> Result<Found> {
@@ -487,20 +453,14 @@ fn settings(args: &Args, own: Option<PathBuf>) -> Result<Recipe> {
     if args.score_truncated {
         recipe.reward.iter_mut().for_each(|r| r.truncated = Some("score".into()));
     }
-    let r = &mut recipe.rollout;
-    r.temperature = args.temperature.map_or(recipe.eval.temperature.unwrap_or(r.temperature), f64::from);
-    r.max_new_tokens = args.max_new_tokens.unwrap_or(r.max_new_tokens);
-    r.top_p = args.top_p.map_or(r.top_p, f64::from);
+    args.set.sample(&mut recipe);
     recipe.eval.samples = args.samples.unwrap_or(recipe.eval.samples.max(1));
     sampled(args, recipe)
 }
 
 /// What the flags say of sampling for any kind of prompts, and whether it goes together.
 fn sampled(args: &Args, mut recipe: Recipe) -> Result<Recipe> {
-    recipe.rollout.cache_mib = args.cache_mib.unwrap_or(recipe.rollout.cache_mib);
-    if let Some(dtype) = args.dtype {
-        recipe.model.dtype = Some(dtype.dtype().name().into());
-    }
+    args.set.compute(&mut recipe);
     let samples = recipe.eval.samples;
     if recipe.rollout.temperature == 0.0 && samples > 1 {
         return Err(Error::usage(format!("{samples} samples at temperature 0 are all the same"))

@@ -100,6 +100,33 @@ enum Top {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
+    let options = options(args)?;
+    let (config, _) = options.build()?;
+    let count = weights(&config);
+    let largest = config.params().iter().map(|p| p.len()).max().unwrap_or(0) as u64;
+    machine::ensure_memory("the largest matrix", 8 * largest, "a smaller --vocab, --hidden or --ffn")?;
+    let save = SaveOptions {
+        dtype: args.dtype.dtype(),
+        source: args.tokenizer.as_deref(),
+        overwrite: args.overwrite,
+        ..Default::default()
+    };
+    init_model(&args.out, &options, &save)?;
+    let bytes = machine::size((count * save.dtype.size()) as u64);
+    let active = match config.experts {
+        Some(_) => format!(" ({} active)", config.active_weights()),
+        None => String::new(),
+    };
+    print(&format!(
+        "{}: {} model, {count} parameters{active}, vocabulary {}, {bytes}\n",
+        args.out.display(),
+        config.family,
+        config.vocab
+    ))
+}
+
+/// The model that the flags describe, with the vocabulary and special tokens of the tokenizer where one is given.
+fn options(args: &Args) -> Result<InitOptions> {
     let mut options = InitOptions {
         hidden: args.hidden,
         layers: args.layers,
@@ -141,26 +168,5 @@ pub fn run(args: &Args) -> Result<()> {
         options.eos = tokenizer.eos().first().copied();
         options.pad = tokenizer.pad();
     }
-    let (config, _) = options.build()?;
-    let count = weights(&config);
-    let largest = config.params().iter().map(|p| p.len()).max().unwrap_or(0) as u64;
-    machine::ensure_memory("the largest matrix", 8 * largest, "a smaller --vocab, --hidden or --ffn")?;
-    let save = SaveOptions {
-        dtype: args.dtype.dtype(),
-        source: args.tokenizer.as_deref(),
-        overwrite: args.overwrite,
-        ..Default::default()
-    };
-    init_model(&args.out, &options, &save)?;
-    let bytes = machine::size((count * save.dtype.size()) as u64);
-    let active = match config.experts {
-        Some(_) => format!(" ({} active)", config.active_weights()),
-        None => String::new(),
-    };
-    print(&format!(
-        "{}: {} model, {count} parameters{active}, vocabulary {}, {bytes}\n",
-        args.out.display(),
-        config.family,
-        config.vocab
-    ))
+    Ok(options)
 }

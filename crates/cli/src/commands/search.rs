@@ -3,8 +3,7 @@
 mod show;
 
 use super::eval::{find, last_stage, point_at, wanted};
-use crate::machine;
-use crate::options::{Compute, at_least_one, key_values, open_model, share, size, temperature, weights};
+use crate::options::{RecipeArgs, at_least_one, key_values, open_model, size};
 use crate::output::{Output, finish_on_interrupt, print, unwritable, warn};
 use crate::progress::Progress;
 use crate::text::Text;
@@ -24,8 +23,7 @@ use ferrl_engine::generate::Sampler;
 use ferrl_engine::model::{Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
-use ferrl_kernels::Ranks;
-use ferrl_kernels::{Backend, DType};
+use ferrl_kernels::{Backend, Ranks};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,8 +31,8 @@ use std::sync::Arc;
 /// Search for answers: best of n, majority vote, beam search, trees, Monte Carlo tree search
 ///
 /// Prompts come from --task, --data, --prompt or the recipe of a run. --strategy is one of `ferrl search --list`, which also
-/// lists the options of each. --verifier is what the search goes by: a verifier, a reward model's folder, `logp` (the model's
-/// own probabilities), or `oracle` (the verifier that decides accuracy; the default where there is one). Trees are saved with
+/// lists the options of each. --verifier scores prefixes and completions for the search: a verifier, a reward model's folder, `logp` (the model's
+/// own probabilities), or `oracle` (the verifier that decides accuracy; the default if there is one). Trees are saved with
 /// --save as DIR/tree-N.json; --replay reads them and computes the same numbers without a model.
 ///
 /// The tree of a question depends on the model, the options and the seed, and not on threads, on the decode batch or on the
@@ -65,7 +63,7 @@ pub struct Args {
     /// Option of the strategy: key=value; may be given several times
     #[arg(long, value_name = "KEY=VALUE")]
     option: Vec<String>,
-    /// What the search goes by: a verifier, the folder of a reward model, logp or oracle; of a language model's folder with
+    /// Scorer of the search: a verifier, the folder of a reward model, logp or oracle; or a language model's folder with
     /// --verifier-option kind=generative (its verdict) or kind=implicit (its log-ratio)
     #[arg(long, value_name = "NAME|MODEL")]
     verifier: Option<String>,
@@ -81,30 +79,8 @@ pub struct Args {
     /// Prompts searched concurrently; results do not depend on it
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = size::<4096>)]
     at_once: usize,
-    /// Sampling temperature [default: the recipe's]
-    #[arg(long, value_name = "T", value_parser = temperature)]
-    temperature: Option<f32>,
-    /// Nucleus (top-p) sampling
-    #[arg(long, value_name = "P", value_parser = share)]
-    top_p: Option<f32>,
-    /// Maximum number of new tokens of a completion [default: the recipe's]
-    #[arg(long, value_name = "N", value_parser = size::<{ 1 << 20 }>)]
-    max_new_tokens: Option<usize>,
-    /// KV cache in MiB [default: the recipe's]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
-    cache_mib: Option<usize>,
-    /// Random seed [default: the recipe's]
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-    /// Compute type [default: the recipe's]
-    #[arg(long, value_enum)]
-    dtype: Option<Compute>,
-    /// Threads [default: the recipe's]
-    #[arg(long, value_name = "N", value_parser = size::<1024>)]
-    threads: Option<usize>,
-    /// Device: cpu, cuda, cuda:N or auto; the recipe's by default
-    #[arg(long, value_name = "NAME")]
-    device: Option<String>,
+    #[command(flatten)]
+    set: RecipeArgs,
     /// Folder to save trees in, as tree-N.json; earlier trees there are replaced
     #[arg(long, value_name = "DIR", conflicts_with = "replay")]
     save: Option<PathBuf>,
@@ -147,61 +123,78 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let Some(model) = &args.model else { return Err(Error::usage("a model or --replay is missing")) };
     pipeline(args)?;
-    let entry = search::find(&args.strategy)?;
-    let options = key_values(&args.option)?;
+    search::find(&args.strategy)?;
     let found = find(model)?;
-    if let Some(from) = &found.from {
-        eprintln!("{}: {from}", found.model.display());
-    }
+    found.say();
     let dir = open_model(&found.model)?;
     let recipe = settings(args, found.recipe.as_ref())?;
     let tokenizer = Arc::new(Tokenizer::from_dir(&dir.path)?);
     let hooks = Hooks::default();
-    let backend = open_device(args, &recipe, &dir)?;
+    let backend = args.set.open(&recipe, &dir)?;
     let rewards = truth(args, &recipe, &backend, &hooks)?;
     let mut scorer = scorer(args, &recipe, &backend, rewards.is_some())?;
     let prompts = prompts(args, &recipe, (&dir, &tokenizer), rewards.as_ref(), &hooks)?;
     warn(&hooks.warnings);
-    let stops = rollout::stops(&dir.path, &tokenizer, &recipe.rollout);
-    let environments = setup::environments(&recipe, &dir.path, &tokenizer, &hooks)?;
-    let params = rollout::params(&recipe.rollout, &stops, args.seed.unwrap_or(recipe.seed));
-    let template = ChatTemplate::from_dir(&dir.path).ok();
-    let with_system =
-        |prompt: &Prompt, system: &str| with_system(&tokenizer, template.as_ref(), prompt, system);
     // Whatever is wrong with the options is said before the model is read.
     let facts = search::Common {
         budgeted: args.budget.is_some(),
         judges_steps: scorer.judges_steps(),
         ..Default::default()
     };
-    search::build(entry, &options, &facts)?;
+    search::build(search::find(&args.strategy)?, &key_values(&args.option)?, &facts)?;
     let saved = args.save.as_deref().map(folder).transpose()?;
-    let options_of = Options { dtype: recipe.dtype()?, training: false, context: 0 };
-    let model = Model::load(backend, &dir, options_of)?;
+    let options = Options { dtype: recipe.dtype()?, training: false, context: 0 };
+    let model = Model::load(backend, &dir, options)?;
+    let records = {
+        let with = (&recipe, &model, &dir, &tokenizer);
+        grow(args, with, (rewards.as_ref(), &mut *scorer, &hooks), &prompts, saved.as_deref())?
+    };
+    results(args, &records)?;
+    if interrupt::requested() && records.len() < prompts.len() {
+        eprintln!("stopped after {} of {} prompts", records.len(), prompts.len());
+        crate::output::exit(130);
+    }
+    Ok(())
+}
+
+/// Searches for every prompt, and saves each tree as it is complete.
+fn grow(
+    args: &Args,
+    (recipe, model, dir, tokenizer): (&Recipe, &Model, &ModelDir, &Arc<Tokenizer>),
+    (rewards, scorer, hooks): (Option<&Rewards>, &mut dyn Scorer, &Hooks),
+    prompts: &[Prompt],
+    saved: Option<&Path>,
+) -> Result<Vec<Record>> {
+    let stops = rollout::stops(&dir.path, tokenizer, &recipe.rollout);
+    let environments = setup::environments(recipe, &dir.path, tokenizer, hooks)?;
+    let params = rollout::params(&recipe.rollout, &stops, args.set.seed(recipe));
+    let template = ChatTemplate::from_dir(&dir.path).ok();
+    let with_system =
+        |prompt: &Prompt, system: &str| with_system(tokenizer, template.as_ref(), prompt, system);
     let cache = setup::cache_options(&recipe.rollout, &*model.backend);
-    let mut sampler = Sampler::new(&model, cache)?.with_tokenizer(tokenizer.clone());
+    let mut sampler = Sampler::new(model, cache)?.with_tokenizer(tokenizer.clone());
     finish_on_interrupt("ending the search; trees that are complete are kept")?;
     let actor = Actor {
         generator: &mut sampler,
-        policy: &model,
-        tokenizer: &tokenizer,
+        policy: model,
+        tokenizer,
         stops: &stops,
         environments: &environments,
         ranks: Ranks::ALONE,
     };
     let mut driver = Driver {
         actor,
-        rewards: rewards.as_ref(),
-        scorer: &mut *scorer,
+        rewards,
+        scorer,
         settings: Settings { params, budget: args.budget.map(|b| b as u64), at_once: args.at_once },
-        entry,
-        options,
+        entry: search::find(&args.strategy)?,
+        options: key_values(&args.option)?,
         with_system: Some(&with_system),
     };
     let progress = Progress::new("searching", prompts.len() as u64, "prompts");
     let mut records: Vec<Record> = Vec::new();
-    driver.run(&prompts, &mut |record| {
-        if let Some(dir) = &saved {
+    driver.run(prompts, &mut |record| {
+        if let Some(dir) = saved {
             record.save(dir)?;
         }
         records.push(record);
@@ -210,12 +203,7 @@ pub fn run(args: &Args) -> Result<()> {
     })?;
     drop(progress);
     records.sort_by_key(|r| r.index);
-    results(args, &records)?;
-    if interrupt::requested() && records.len() < prompts.len() {
-        eprintln!("stopped after {} of {} prompts", records.len(), prompts.len());
-        crate::output::exit(130);
-    }
-    Ok(())
+    Ok(records)
 }
 
 /// The figures, and the page where one is wanted.
@@ -267,18 +255,12 @@ fn settings(args: &Args, own: Option<&PathBuf>) -> Result<Recipe> {
     if args.prompt.is_none() {
         point_at(&mut recipe, args.task.as_deref(), &args.data)?;
     }
-    let r = &mut recipe.rollout;
-    r.temperature = args.temperature.map_or(recipe.eval.temperature.unwrap_or(r.temperature), f64::from);
-    if r.temperature == 0.0 {
+    args.set.sample(&mut recipe);
+    args.set.compute(&mut recipe);
+    if recipe.rollout.temperature == 0.0 {
         return Err(Error::usage("a search at temperature 0 finds one completion again and again")
             .at("--temperature")
             .fix("--temperature 1, or `ferrl generate` for one greedy completion"));
-    }
-    r.max_new_tokens = args.max_new_tokens.unwrap_or(r.max_new_tokens);
-    r.top_p = args.top_p.map_or(r.top_p, f64::from);
-    r.cache_mib = args.cache_mib.unwrap_or(r.cache_mib);
-    if let Some(dtype) = args.dtype {
-        recipe.model.dtype = Some(dtype.dtype().name().into());
     }
     // Without rewards of its own, a recipe's verifier is the one on the command line.
     if let Some(name) = args.verifier.as_ref().filter(|name| is_verifier(name))
@@ -295,17 +277,6 @@ fn is_verifier(name: &str) -> bool {
     VERIFIERS.iter().any(|v| v.name == name)
 }
 
-fn open_device(args: &Args, recipe: &Recipe, dir: &ModelDir) -> Result<Arc<dyn Backend>> {
-    let bytes = weights(&dir.config) * (DType::F32.size() + recipe.dtype()?.size())
-        + (recipe.rollout.cache_mib << 20);
-    let device = args.device.as_deref().unwrap_or(&recipe.device);
-    let threads = args.threads.or(Some(recipe.threads).filter(|&t| t > 0));
-    let backend = ferrl_kernels::open(device, threads)?;
-    let fix = "a smaller --cache-mib, or --dtype bf16";
-    machine::ensure_memory_of(&*backend, "the model and its cache", bytes as u64, fix)?;
-    Ok(backend)
-}
-
 /// The rewards that decide whether a result is right; none where neither the recipe nor its task has one.
 fn truth(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, hooks: &Hooks) -> Result<Option<Rewards>> {
     if args.prompt.is_some() && recipe.reward.is_empty() {
@@ -317,7 +288,7 @@ fn truth(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, hooks: &Hooks
     setup::rewards(recipe, Feed::Rollouts, backend, hooks).map(Some)
 }
 
-/// What the search goes by.
+/// The scorer of the search.
 fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool) -> Result<Box<dyn Scorer>> {
     let Some(name) = args.verifier.as_deref() else {
         return Ok(if known { Box::new(Oracle) } else { Box::new(LogpScorer) });

@@ -160,7 +160,7 @@ fn all(
     if threads == 1 {
         return samples.iter().enumerate().map(one).collect();
     }
-    // Rows in portions, each taken by whoever is free; a row's place says where its score goes.
+    // Rows in portions, each taken by the next free thread; a row's place says where its score goes.
     let size = if verifier.waits() { 1 } else { 16 };
     let next = AtomicUsize::new(0);
     let slots: Vec<OnceLock<Graded>> = samples.iter().map(|_| OnceLock::new()).collect();

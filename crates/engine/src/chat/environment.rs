@@ -25,7 +25,7 @@ const DEPTH: usize = 100;
 const SOURCE: usize = 1 << 20;
 const OPERATORS: usize = 1000;
 
-/// Refuses a template that is no template but an attack: one that would take the stack of whoever parses it.
+/// Refuses a template nested so deeply that parsing it would overflow the stack: an attack.
 pub fn bounded(source: &str) -> std::result::Result<(), String> {
     if source.len() > SOURCE {
         return Err(format!("it has more than {} MiB", SOURCE >> 20));

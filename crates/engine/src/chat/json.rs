@@ -143,7 +143,7 @@ pub(super) fn to_template(value: &Value) -> TemplateValue {
 /// Lists and objects within each other that are written; as many as the parser reads.
 const DEPTH: usize = 128;
 
-/// A template's value, so many levels deep, as JSON.
+/// A template's value as JSON, to this depth.
 pub(super) fn from_template(value: &TemplateValue, depth: usize) -> Result<Value, Error> {
     if depth > DEPTH {
         return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: more than {DEPTH} levels")));

@@ -64,7 +64,7 @@ pub struct ModelDir {
     /// What that means.
     pub config: Config,
     /// Who reads it.
-    pub family: &'static dyn Family,
+    pub family: &'static Family,
     store: Store,
     /// Seed for parameters of a head that was asked for and is not in the files.
     new_head: Option<u64>,

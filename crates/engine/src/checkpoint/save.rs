@@ -136,7 +136,7 @@ pub(super) fn write_beside(
     config: &Config,
     config_json: Option<&Value>,
     options: &SaveOptions,
-) -> Result<&'static dyn Family> {
+) -> Result<&'static Family> {
     let _ = fs::remove_dir_all(dir); // left over from a crash under the same process id
     fs::create_dir_all(dir).map_err(|e| io_error("cannot create the directory", dir, &e))?;
     let family = family(config.family)?;
@@ -150,12 +150,7 @@ pub(super) fn write_beside(
 }
 
 /// The original fields, and what saving changes: the class, the dtype, the tie, one label for a score.
-fn updated_config(
-    family: &dyn Family,
-    config: &Config,
-    original: Option<&Value>,
-    dtype: StorageFormat,
-) -> Value {
+fn updated_config(family: &Family, config: &Config, original: Option<&Value>, dtype: StorageFormat) -> Value {
     let mut out = match original.and_then(Value::as_object) {
         Some(fields) => fields.clone(),
         None => family.to_json(config).as_object().cloned().unwrap_or_default(),

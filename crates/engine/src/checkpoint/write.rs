@@ -22,7 +22,7 @@ struct Plan {
 /// Writes all tensors of a model, one parameter at a time, into as many files as needed.
 pub(super) fn write_weights(
     dir: &Path,
-    family: &dyn Family,
+    family: &Family,
     config: &Config,
     options: &SaveOptions,
     params: &mut dyn FnMut(&ParamShape) -> Result<Vec<f32>>,

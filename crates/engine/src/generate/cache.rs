@@ -1,7 +1,7 @@
 //! Keys and values in blocks of a fixed number of tokens: counted references, copy on write, shared prefixes.
 //!
 //! A full block is indexed by what its tokens are and which block they follow, so that a later sequence that
-//! begins the same finds it. Blocks nobody refers to stay findable until their room is needed, oldest first.
+//! begins the same finds it. Unreferenced blocks stay in the prefix index until their memory is needed, oldest first.
 
 use crate::model::Model;
 use crate::{Error, Result};
@@ -60,7 +60,7 @@ pub(super) struct Table {
 struct Block {
     refs: u32,
     entry: Option<Entry>,
-    /// Key in `idle` while nobody refers to it.
+    /// Key in `idle` while it is unreferenced.
     since: u64,
 }
 
@@ -144,11 +144,11 @@ impl Cache {
     pub fn available(&self) -> usize {
         self.free.len() + self.idle.len()
     }
-    /// Blocks that nobody refers to and that can still be found.
+    /// Unreferenced blocks that are still in the prefix index.
     pub fn cached(&self) -> usize {
         self.idle.len()
     }
-    /// Blocks that so many tokens take.
+    /// Blocks for `tokens` tokens.
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.size)
     }

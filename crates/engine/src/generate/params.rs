@@ -7,13 +7,13 @@ use crate::{Error, Result};
 /// In this order: penalties, temperature, top-k, top-p, min-p.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// Divides the logits; 0 takes the likeliest token.
+    /// Sampling temperature; 0 is greedy.
     pub temperature: f32,
-    /// Only the so many likeliest tokens; 0 is all.
+    /// Top-k sampling; 0 disables it.
     pub top_k: usize,
-    /// Only the likeliest tokens that together reach this probability; 1 is all.
+    /// Nucleus (top-p) sampling; 1 disables it.
     pub top_p: f32,
-    /// Only tokens at least this many times as likely as the likeliest; 0 is all.
+    /// Min-p sampling: at least this fraction of the largest probability; 0 disables it.
     pub min_p: f32,
     /// Divides positive and multiplies negative logits of tokens in the prompt or the completion; 1 is off.
     pub repetition_penalty: f32,
@@ -29,7 +29,7 @@ pub struct SamplingParams {
     pub stop_strings: Vec<String>,
     /// The same seed and stream give the same tokens.
     pub seed: u64,
-    /// How many of the likeliest tokens to report at each place.
+    /// Number of most probable tokens to return at each position (top logprobs).
     pub top_logprobs: usize,
     /// How many tokens at the end of the prompt are an earlier piece of this completion. Stop strings and penalties count them, and
     /// random numbers continue behind theirs: a completion sampled in pieces has the tokens of one sampled at once.
@@ -61,7 +61,7 @@ impl SamplingParams {
     /// any other.
     pub const TEMPERATURES: std::ops::RangeInclusive<f32> = 1e-4..=100.0;
 
-    /// The likeliest token each time.
+    /// Greedy decoding.
     pub fn greedy() -> Self {
         SamplingParams { temperature: 0.0, ..Default::default() }
     }
@@ -112,7 +112,7 @@ impl SamplingParams {
         !self.has_penalties() && self.top_k == 0 && self.top_p == 1.0 && self.min_p == 0.0
     }
 
-    /// Whether the likeliest token is taken.
+    /// Whether decoding is greedy.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }
@@ -126,7 +126,7 @@ impl SamplingParams {
         !self.has_penalties() && self.top_logprobs == 0
     }
 
-    /// What the logits are divided by: the temperature, or 1 when the likeliest token is taken.
+    /// Divisor of the logits: the temperature, or 1 for greedy decoding.
     pub fn divisor(&self) -> f32 {
         if self.is_greedy() { 1.0 } else { self.temperature }
     }

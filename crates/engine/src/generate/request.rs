@@ -37,12 +37,12 @@ pub struct Completion {
     /// Token ids, up to and including the one that completed the stop.
     pub ids: Vec<u32>,
     /// `log softmax(logits / temperature)` of the token, before penalties and truncation; at temperature 1 where
-    /// the likeliest token is taken. The trainer gives the same bits.
+    /// decoding is greedy. The trainer gives the same bits.
     pub logp: Vec<f32>,
     /// The same under the distribution that was sampled from, after penalties and truncation; 0 where the
-    /// likeliest token is taken.
+    /// decoding is greedy.
     pub sampled_logp: Vec<f32>,
-    /// The likeliest tokens with their `logp`; empty where none were asked for.
+    /// The most probable tokens with their `logp`; empty unless requested.
     pub top: Vec<Vec<(u32, f32)>>,
     /// Version of the weights that gave the token.
     pub versions: Vec<u64>,

@@ -34,7 +34,7 @@ impl Stops {
         Self::of(tokenizer, ChatTemplate::from_dir(dir).ok().as_ref())
     }
 
-    /// Those that the configuration files of a model without a tokenizer name.
+    /// The stop tokens in the configuration files of a model without a tokenizer.
     pub fn of_ids(dir: &Path) -> Result<Self> {
         Ok(Stops { ids: eos_ids(dir)?, ..Default::default() })
     }

@@ -56,7 +56,7 @@ impl Order {
     }
 }
 
-/// Tells the other ranks of the model's team, where there is one, that nothing more is sampled for now.
+/// Tells the other ranks of the model's team, if any, that sampling is over for now.
 pub fn dismiss(model: &Model) -> Result<()> {
     model.team().map_or(Ok(()), |team| team.ranks().broadcast(&[]).map(drop))
 }

@@ -88,7 +88,7 @@ impl SelfAttention {
         Attention { heads: m.own_heads(self.op.heads), ..self.op }
     }
 
-    /// The heads of all ranks of a team for this rank's tokens, where there is one.
+    /// The heads of all ranks of a team for this rank's tokens; `None` without a team.
     fn gathered(&self, m: &Model, att: &Buffer) -> Result<Option<Buffer>> {
         let (columns, width) = (Columns::Input(Slot::AttnOut), m.config.attention_width());
         let mut rows = None;

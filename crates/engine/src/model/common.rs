@@ -4,8 +4,8 @@ use serde_json::{Map, Value, json};
 
 use super::config::{Activation, Config, LayerRope, Norm, NormKind, Position};
 use super::fields::Fields;
-use super::rope_json::{self, RopeRules};
-use super::{Architectures, head_of};
+use super::rope_json;
+use super::{Family, head_of};
 use crate::{Error, Result};
 
 /// What transformers assumes for a family where `config.json` says nothing.
@@ -17,7 +17,7 @@ pub(crate) struct Defaults {
     pub(crate) max_positions: usize,
     pub(crate) eps: f64,
     pub(crate) tied: bool,
-    /// Fields that may name the activation, the first that is there decides.
+    /// Fields that may name the activation; the first present one decides.
     pub(crate) activation_keys: &'static [&'static str],
     pub(crate) activation: &'static str,
 }
@@ -43,15 +43,10 @@ pub(crate) fn refuse_unsupported(f: &Fields) -> Result<()> {
 }
 
 /// Reads the fields that Llama and its descendants share. Families adjust the result.
-pub(crate) fn llama_config(
-    family: &'static str,
-    f: &Fields,
-    names: Architectures,
-    defaults: &Defaults,
-    rope: &RopeRules,
-) -> Result<Config> {
+pub(crate) fn llama_config(family: &Family, f: &Fields) -> Result<Config> {
+    let defaults = &family.defaults;
     refuse_unsupported(f)?;
-    if !rope.by_layer {
+    if !family.rope.by_layer {
         f.refuse(&["no_rope_layers"])?;
     }
     let hidden = f.size(&["hidden_size"])?;
@@ -70,7 +65,7 @@ pub(crate) fn llama_config(
     let max_positions = f.opt_size("max_position_embeddings")?.unwrap_or(defaults.max_positions);
     let eps = f.opt_positive("rms_norm_eps")?.unwrap_or(defaults.eps) as f32;
     let config = Config {
-        family,
+        family: family.name,
         vocab: f.size(&["vocab_size"])?,
         hidden,
         layers,
@@ -88,7 +83,7 @@ pub(crate) fn llama_config(
         qkv_bias: false,
         out_bias: false,
         mlp_bias: false,
-        position: Position::Rotary(rope_json::read(f, head_dim, max_positions, rope)?),
+        position: Position::Rotary(rope_json::read(f, head_dim, max_positions, &family.rope)?),
         local_rope: None,
         layer_ropes: vec![LayerRope::Global; layers],
         attention_scale: (1.0 / (head_dim as f64).sqrt()) as f32,
@@ -99,7 +94,7 @@ pub(crate) fn llama_config(
         residual_scale: 1.0,
         logits_divisor: 1.0,
         tied: f.flag("tie_word_embeddings", defaults.tied)?,
-        head: head_of(f, names)?,
+        head: head_of(f, family.architectures)?,
     };
     check(&config)?;
     Ok(config)
@@ -208,8 +203,8 @@ pub(crate) fn put_upper_windows(config: &Config, out: &mut Map<String, Value>) {
 }
 
 /// The fields that Llama and its descendants share. Families add their own.
-pub(crate) fn llama_json(config: &Config, model_type: &str, names: Architectures) -> Map<String, Value> {
-    let mut out = start_json(config, model_type, names);
+pub(crate) fn llama_json(family: &Family, config: &Config) -> Map<String, Value> {
+    let mut out = start_json(family, config);
     let mut put = |key: &str, value: Value| out.insert(key.into(), value);
     put("vocab_size", json!(config.vocab));
     put("hidden_size", json!(config.hidden));
@@ -229,11 +224,11 @@ pub(crate) fn llama_json(config: &Config, model_type: &str, names: Architectures
 }
 
 /// The fields every family has. No special tokens: the defaults of some classes lie outside small vocabularies.
-pub(crate) fn start_json(config: &Config, model_type: &str, names: Architectures) -> Map<String, Value> {
+pub(crate) fn start_json(family: &Family, config: &Config) -> Map<String, Value> {
     let mut out = Map::new();
     let mut put = |key: &str, value: Value| out.insert(key.into(), value);
-    put("architectures", json!([names.for_head(config.head)]));
-    put("model_type", json!(model_type));
+    put("architectures", json!([family.architectures.for_head(config.head)]));
+    put("model_type", json!(family.model_type));
     put("torch_dtype", json!("float32"));
     put("tie_word_embeddings", json!(config.tied));
     put("initializer_range", json!(0.02));

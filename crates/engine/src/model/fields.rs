@@ -23,6 +23,11 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Every field.
+    pub(crate) fn all(&self) -> &'a Map<String, Value> {
+        self.map
+    }
+
     /// An object inside another; `None` when absent, null or empty.
     pub(crate) fn object(&self, key: &str, place: &'static str) -> Result<Option<Fields<'a>>> {
         match self.get(key) {
@@ -38,7 +43,7 @@ impl<'a> Fields<'a> {
         self.map.contains_key(key)
     }
 
-    /// The value of a field that is there and not null.
+    /// The value of a field that is present and not null.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }

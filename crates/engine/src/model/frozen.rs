@@ -17,7 +17,7 @@ pub struct Frozen(Home);
 
 enum Home {
     Device(Box<Model>),
-    Host(Mutex<Parked>),
+    Host(Box<Mutex<Parked>>),
 }
 
 struct Parked {
@@ -37,7 +37,7 @@ impl Frozen {
         }
         let mut parked = Parked { host: model.to_host()?, model, held: false };
         parked.leave();
-        Ok(Frozen(Home::Host(Mutex::new(parked))))
+        Ok(Frozen(Home::Host(Box::new(Mutex::new(parked)))))
     }
 
     /// Calls `read` with the model on its device.

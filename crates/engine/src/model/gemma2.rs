@@ -8,60 +8,46 @@ use super::common::{
 };
 use super::config::NormKind;
 use super::fields::Fields;
-use super::naming::{GEMMA_NAMES, Tensor};
-use super::rope_json::RopeRules;
-use super::{Architectures, Config, Family, common};
+use super::naming::{LLAMA_NAMES, Naming, Rows};
+use super::param::Slot;
+use super::{Architectures, Family, common};
 use crate::Result;
 
-pub(super) struct Gemma2;
-
-const DEFAULTS: Defaults = Defaults {
-    kv_heads: Some(4),
-    head_dim: Some(256),
-    max_positions: 8192,
-    eps: 1e-6,
-    tied: true,
-    activation_keys: &["hidden_activation", "hidden_act"],
-    activation: "gelu_pytorch_tanh",
-};
-
-impl Family for Gemma2 {
-    fn name(&self) -> &'static str {
-        "gemma2"
-    }
-    fn model_types(&self) -> &'static [&'static str] {
-        &["gemma2"]
-    }
-    fn architectures(&self) -> Architectures {
-        Architectures {
-            causal: "Gemma2ForCausalLM",
-            classifier: "Gemma2ForSequenceClassification",
-            base: "Gemma2Model",
-        }
-    }
-    fn config(&self, json: &Value) -> Result<Config> {
-        let f = Fields::new(json)?;
-        let mut c = llama_config(self.name(), &f, self.architectures(), &DEFAULTS, &RopeRules::USUAL)?;
+pub(super) const FAMILY: Family = Family {
+    name: "gemma2",
+    model_type: "gemma2",
+    architectures: Architectures {
+        causal: "Gemma2ForCausalLM",
+        classifier: "Gemma2ForSequenceClassification",
+        base: "Gemma2Model",
+    },
+    defaults: Defaults {
+        kv_heads: Some(4),
+        head_dim: Some(256),
+        max_positions: 8192,
+        tied: true,
+        activation_keys: &["hidden_activation", "hidden_act"],
+        activation: "gelu_pytorch_tanh",
+        ..Family::LLAMA.defaults
+    },
+    names: Naming { slots: &[(Slot::MlpNorm, &[("pre_feedforward_layernorm", Rows::All)])], ..LLAMA_NAMES },
+    slides_by_default: true,
+    read: |family, f| {
+        let mut c = llama_config(family, f)?;
         c.norm.kind = NormKind::RmsPlusOne;
         c.post_norms = true;
         c.qkv_bias = f.flag("attention_bias", false)?;
         c.out_bias = c.qkv_bias;
         c.attention_scale = (1.0 / f.opt_positive("query_pre_attn_scalar")?.unwrap_or(256.0).sqrt()) as f32;
-        c.attention_softcap = softcap(&f, "attn_logit_softcapping", 50.0)?;
-        c.final_softcap = softcap(&f, "final_logit_softcapping", 30.0)?;
+        c.attention_softcap = softcap(f, "attn_logit_softcapping", 50.0)?;
+        c.final_softcap = softcap(f, "final_logit_softcapping", 30.0)?;
         c.embedding_scale = (c.hidden as f64).sqrt() as f32;
         let window = if f.has("sliding_window") { f.opt_size("sliding_window")? } else { Some(4096) };
-        c.windows = typed_windows(&f, c.layers, window, |layer| layer % 2 == 0)?;
+        c.windows = typed_windows(f, c.layers, window, |layer| layer % 2 == 0)?;
         Ok(c)
-    }
-    fn tensors(&self, config: &Config) -> Vec<Tensor> {
-        GEMMA_NAMES.tensors(config)
-    }
-    fn slides_by_default(&self) -> bool {
-        true
-    }
-    fn to_json(&self, config: &Config) -> Value {
-        let mut out = llama_json(config, "gemma2", self.architectures());
+    },
+    write: |family, config| {
+        let mut out = llama_json(family, config);
         let mut put = |key: &str, value: Value| out.insert(key.into(), value);
         put("hidden_activation", json!(activation_name(config.activation)));
         put("attention_bias", json!(config.qkv_bias));
@@ -71,9 +57,10 @@ impl Family for Gemma2 {
         // The class builds its sliding mask even where no layer slides, so the field is never null.
         put("sliding_window", json!(common::window_size(config).unwrap_or(4096)));
         put("layer_types", json!(layer_types(config)));
-        out.into()
-    }
-}
+        out
+    },
+    ..Family::LLAMA
+};
 
 /// Null switches a cap off; absence means the default.
 fn softcap(f: &Fields, key: &str, default: f64) -> Result<Option<f32>> {

@@ -8,45 +8,39 @@ use super::common::{
 };
 use super::config::{LayerRope, NormKind, QkNorm, Rope, RopeScaling};
 use super::fields::Fields;
-use super::naming::{GEMMA_NAMES, Tensor};
+use super::naming::{LLAMA_NAMES, Naming, Rows};
+use super::param::Slot;
 use super::rope_json::RopeRules;
-use super::{Architectures, Config, Family, common};
+use super::{Architectures, Family, common};
 use crate::Result;
 
-pub(super) struct Gemma3;
-
-const DEFAULTS: Defaults = Defaults {
-    kv_heads: Some(4),
-    head_dim: Some(256),
-    max_positions: 131_072,
-    eps: 1e-6,
-    tied: true,
-    activation_keys: &["hidden_activation", "hidden_act"],
-    activation: "gelu_pytorch_tanh",
-};
-
-const ROPE: RopeRules = RopeRules { theta: 1_000_000.0, by_layer_type: true, ..RopeRules::USUAL };
 /// Base of the windowed layers' rotation where `config.json` names none.
 const LOCAL_THETA: f64 = 10_000.0;
 
-impl Family for Gemma3 {
-    fn name(&self) -> &'static str {
-        "gemma3"
-    }
-    fn model_types(&self) -> &'static [&'static str] {
-        &["gemma3_text"]
-    }
-    fn architectures(&self) -> Architectures {
-        Architectures {
-            causal: "Gemma3ForCausalLM",
-            classifier: "Gemma3TextForSequenceClassification",
-            base: "Gemma3TextModel",
-        }
-    }
-    fn config(&self, json: &Value) -> Result<Config> {
-        let json = &with_defaults(json);
-        let f = Fields::new(json)?;
-        let mut c = llama_config(self.name(), &f, self.architectures(), &DEFAULTS, &ROPE)?;
+pub(super) const FAMILY: Family = Family {
+    name: "gemma3",
+    model_type: "gemma3_text",
+    architectures: Architectures {
+        causal: "Gemma3ForCausalLM",
+        classifier: "Gemma3TextForSequenceClassification",
+        base: "Gemma3TextModel",
+    },
+    defaults: Defaults {
+        kv_heads: Some(4),
+        head_dim: Some(256),
+        max_positions: 131_072,
+        tied: true,
+        activation_keys: &["hidden_activation", "hidden_act"],
+        activation: "gelu_pytorch_tanh",
+        ..Family::LLAMA.defaults
+    },
+    rope: RopeRules { theta: 1_000_000.0, by_layer_type: true, ..RopeRules::USUAL },
+    names: Naming { slots: &[(Slot::MlpNorm, &[("pre_feedforward_layernorm", Rows::All)])], ..LLAMA_NAMES },
+    slides_by_default: true,
+    read: |family, f| {
+        let json = with_defaults(f);
+        let f = &Fields::new(&json)?;
+        let mut c = llama_config(family, f)?;
         c.norm.kind = NormKind::RmsPlusOne;
         (c.post_norms, c.qk_norm) = (true, Some(QkNorm::PerHead));
         c.qkv_bias = f.flag("attention_bias", false)?;
@@ -58,21 +52,15 @@ impl Family for Gemma3 {
         let window = if f.has("sliding_window") { f.opt_size("sliding_window")? } else { Some(4096) };
         let pattern = f.opt_size("sliding_window_pattern")?.unwrap_or(6);
         let slides = |layer: usize| !(layer + 1).is_multiple_of(pattern);
-        c.windows = typed_windows(&f, c.layers, window, slides)?;
-        let local = local_layers(&f, c.layers, slides)?;
+        c.windows = typed_windows(f, c.layers, window, slides)?;
+        let local = local_layers(f, c.layers, slides)?;
         let rope = |local: bool| if local { LayerRope::Local } else { LayerRope::Global };
         c.layer_ropes = local.into_iter().map(rope).collect();
-        c.local_rope = Some(local_rope(&f, c.head_dim)?);
+        c.local_rope = Some(local_rope(f, c.head_dim)?);
         Ok(c)
-    }
-    fn tensors(&self, config: &Config) -> Vec<Tensor> {
-        GEMMA_NAMES.tensors(config)
-    }
-    fn slides_by_default(&self) -> bool {
-        true
-    }
-    fn to_json(&self, config: &Config) -> Value {
-        let mut out = llama_json(config, "gemma3_text", self.architectures());
+    },
+    write: |family, config| {
+        let mut out = llama_json(family, config);
         let mut put = |key: &str, value: Value| out.insert(key.into(), value);
         put("hidden_activation", json!(activation_name(config.activation)));
         put("attention_bias", json!(config.qkv_bias));
@@ -84,18 +72,17 @@ impl Family for Gemma3 {
         if let Some(rope) = &config.local_rope {
             put("rope_local_base_freq", json!(rope.theta));
         }
-        out.into()
-    }
-}
+        out
+    },
+    ..Family::LLAMA
+};
 
 /// The published 4B, 12B and 27B leave out what transformers assumes.
-fn with_defaults(json: &Value) -> Value {
-    let mut json = json.clone();
-    if let Some(fields) = json.as_object_mut() {
-        fields.entry("num_attention_heads").or_insert(json!(8));
-        fields.entry("vocab_size").or_insert(json!(262_208));
-    }
-    json
+fn with_defaults(f: &Fields) -> Value {
+    let mut all = f.all().clone();
+    all.entry("num_attention_heads").or_insert(json!(8));
+    all.entry("vocab_size").or_insert(json!(262_208));
+    all.into()
 }
 
 /// Which layers use the local rotation: those that `layer_types` calls sliding, even where their window is unbounded.

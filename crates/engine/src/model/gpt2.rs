@@ -5,12 +5,10 @@ use serde_json::{Value, json};
 use super::common::{activation_name, check, plain, refuse_unsupported, start_json};
 use super::config::{Activation, LayerRope, Norm, NormKind, Position};
 use super::fields::Fields;
-use super::naming::{Naming, Rows, Tensor};
+use super::naming::{Naming, Rows};
 use super::param::Slot;
 use super::{Architectures, Config, Family, head_of};
 use crate::Result;
-
-pub(super) struct Gpt2;
 
 const NAMES: Naming = Naming {
     prefix: "transformer.",
@@ -29,23 +27,17 @@ const NAMES: Naming = Naming {
     ],
 };
 
-impl Family for Gpt2 {
-    fn name(&self) -> &'static str {
-        "gpt2"
-    }
-    fn model_types(&self) -> &'static [&'static str] {
-        &["gpt2"]
-    }
-    fn architectures(&self) -> Architectures {
-        Architectures {
-            causal: "GPT2LMHeadModel",
-            classifier: "GPT2ForSequenceClassification",
-            base: "GPT2Model",
-        }
-    }
-    fn config(&self, json: &Value) -> Result<Config> {
-        let f = Fields::new(json)?;
-        refuse_unsupported(&f)?;
+pub(super) const FAMILY: Family = Family {
+    name: "gpt2",
+    model_type: "gpt2",
+    architectures: Architectures {
+        causal: "GPT2LMHeadModel",
+        classifier: "GPT2ForSequenceClassification",
+        base: "GPT2Model",
+    },
+    names: NAMES,
+    read: |family, f| {
+        refuse_unsupported(f)?;
         let hidden = f.size(&["n_embd", "hidden_size"])?;
         let layers = f.size(&["n_layer", "num_hidden_layers"])?;
         let heads = f.size(&["n_head", "num_attention_heads"])?;
@@ -60,7 +52,7 @@ impl Family for Gpt2 {
         }
         let scaled = f.flag("scale_attn_weights", true)?;
         let config = Config {
-            family: self.name(),
+            family: family.name,
             vocab: f.size(&["vocab_size"])?,
             hidden,
             layers,
@@ -77,7 +69,7 @@ impl Family for Gpt2 {
             pre_norms: true,
             post_norms: false,
             qk_norm: None,
-            activation: activation(&f)?,
+            activation: activation(f)?,
             qkv_bias: true,
             out_bias: true,
             mlp_bias: true,
@@ -92,16 +84,13 @@ impl Family for Gpt2 {
             residual_scale: 1.0,
             logits_divisor: 1.0,
             tied: f.flag("tie_word_embeddings", true)?,
-            head: head_of(&f, self.architectures())?,
+            head: head_of(f, family.architectures)?,
         };
         check(&config)?;
         Ok(config)
-    }
-    fn tensors(&self, config: &Config) -> Vec<Tensor> {
-        NAMES.tensors(config)
-    }
-    fn to_json(&self, config: &Config) -> Value {
-        let mut out = start_json(config, "gpt2", self.architectures());
+    },
+    write: |family, config| {
+        let mut out = start_json(family, config);
         let mut put = |key: &str, value: Value| out.insert(key.into(), value);
         put("vocab_size", json!(config.vocab));
         put("n_embd", json!(config.hidden));
@@ -115,9 +104,10 @@ impl Family for Gpt2 {
         for dropout in ["attn_pdrop", "embd_pdrop", "resid_pdrop"] {
             put(dropout, json!(0.0));
         }
-        out.into()
-    }
-}
+        out
+    },
+    ..Family::LLAMA
+};
 
 fn activation(f: &Fields) -> Result<Activation> {
     match f.text("activation_function")?.unwrap_or("gelu_new") {

@@ -8,7 +8,7 @@ use ferrl_kernels::{Backend, Buffer, DType};
 pub type Grads<'a> = &'a mut [Option<Gradient>];
 
 /// The gradient of one parameter. As long as nothing was added it holds anything and counts as zero: what comes first is
-/// written, not added, and nobody need clear it.
+/// written, not added, so that it need not be cleared.
 pub struct Gradient {
     buffer: Buffer,
     empty: bool,

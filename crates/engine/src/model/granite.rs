@@ -3,42 +3,19 @@
 
 use serde_json::{Value, json};
 
-use super::common::{Defaults, llama_config, llama_json, plain};
-use super::fields::Fields;
-use super::naming::{LLAMA_NAMES, Tensor};
-use super::rope_json::RopeRules;
-use super::{Architectures, Config, Family};
-use crate::Result;
+use super::common::{llama_config, llama_json, plain};
+use super::{Architectures, Family};
 
-pub(super) struct Granite;
-
-const DEFAULTS: Defaults = Defaults {
-    kv_heads: None,
-    head_dim: None,
-    max_positions: 2048,
-    eps: 1e-6,
-    tied: false,
-    activation_keys: &["hidden_act"],
-    activation: "silu",
-};
-
-impl Family for Granite {
-    fn name(&self) -> &'static str {
-        "granite"
-    }
-    fn model_types(&self) -> &'static [&'static str] {
-        &["granite"]
-    }
-    fn architectures(&self) -> Architectures {
-        Architectures {
-            causal: "GraniteForCausalLM",
-            classifier: "GraniteForSequenceClassification",
-            base: "GraniteModel",
-        }
-    }
-    fn config(&self, json: &Value) -> Result<Config> {
-        let f = Fields::new(json)?;
-        let mut c = llama_config(self.name(), &f, self.architectures(), &DEFAULTS, &RopeRules::USUAL)?;
+pub(super) const FAMILY: Family = Family {
+    name: "granite",
+    model_type: "granite",
+    architectures: Architectures {
+        causal: "GraniteForCausalLM",
+        classifier: "GraniteForSequenceClassification",
+        base: "GraniteModel",
+    },
+    read: |family, f| {
+        let mut c = llama_config(family, f)?;
         c.qkv_bias = f.flag("attention_bias", false)?;
         c.out_bias = c.qkv_bias;
         c.mlp_bias = f.flag("mlp_bias", false)?;
@@ -48,12 +25,9 @@ impl Family for Granite {
         c.residual_scale = factor("residual_multiplier")?;
         c.logits_divisor = factor("logits_scaling")?;
         Ok(c)
-    }
-    fn tensors(&self, config: &Config) -> Vec<Tensor> {
-        LLAMA_NAMES.tensors(config)
-    }
-    fn to_json(&self, config: &Config) -> Value {
-        let mut out = llama_json(config, "granite", self.architectures());
+    },
+    write: |family, config| {
+        let mut out = llama_json(family, config);
         let mut put = |key: &str, value: Value| out.insert(key.into(), value);
         put("attention_bias", json!(config.qkv_bias));
         put("mlp_bias", json!(config.mlp_bias));
@@ -61,6 +35,7 @@ impl Family for Granite {
         put("attention_multiplier", json!(plain(config.attention_scale)));
         put("residual_multiplier", json!(plain(config.residual_scale)));
         put("logits_scaling", json!(plain(config.logits_divisor)));
-        out.into()
-    }
-}
+        out
+    },
+    ..Family::LLAMA
+};

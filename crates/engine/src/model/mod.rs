@@ -45,7 +45,7 @@ mod qwen3;
 mod qwen3_moe;
 mod smollm3;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub use config::{Config, Head};
 pub use frozen::Frozen;
@@ -59,44 +59,75 @@ use crate::{Error, Result, nearest};
 use fields::Fields;
 
 /// Every family Ferrl knows.
-pub const FAMILIES: &[&dyn Family] = &[
-    &llama::Llama,
-    &qwen2::Qwen2,
-    &qwen3::Qwen3,
-    &qwen3_moe::Qwen3Moe,
-    &mistral::Mistral,
-    &gemma2::Gemma2,
-    &gemma3::Gemma3,
-    &phi3::Phi3,
-    &olmo2::Olmo2,
-    &smollm3::SmolLm3,
-    &granite::Granite,
-    &glm4::Glm4,
-    &gpt2::Gpt2,
+pub const FAMILIES: &[&Family] = &[
+    &llama::FAMILY,
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &qwen3_moe::FAMILY,
+    &mistral::FAMILY,
+    &gemma2::FAMILY,
+    &gemma3::FAMILY,
+    &phi3::FAMILY,
+    &olmo2::FAMILY,
+    &smollm3::FAMILY,
+    &granite::FAMILY,
+    &glm4::FAMILY,
+    &gpt2::FAMILY,
 ];
 
 /// A family of decoders as published in Hugging Face directories.
-pub trait Family: Sync {
+pub struct Family {
     /// Name in [`FAMILIES`].
-    fn name(&self) -> &'static str;
-    /// Values of `model_type` in `config.json`.
-    fn model_types(&self) -> &'static [&'static str];
+    name: &'static str,
+    /// `model_type` in `config.json`.
+    model_type: &'static str,
     /// Values of `architectures` in `config.json`.
-    fn architectures(&self) -> Architectures;
-    /// Reads a `config.json`; fields left out mean what they mean in transformers.
-    fn config(&self, json: &Value) -> Result<Config>;
-    /// Where each parameter of the decoder is found in the files, in the order of [`Config::params`].
-    fn tensors(&self, config: &Config) -> Vec<Tensor>;
+    architectures: Architectures,
+    defaults: common::Defaults,
+    rope: rope_json::RopeRules,
+    names: naming::Naming,
     /// Whether some layers have a window even where `config.json` names none.
-    fn slides_by_default(&self) -> bool {
-        false
+    slides_by_default: bool,
+    /// Whether its layers may have experts.
+    has_experts: bool,
+    /// From the fields of a `config.json`.
+    read: fn(&Family, &Fields) -> Result<Config>,
+    /// To the fields of a `config.json`.
+    write: fn(&Family, &Config) -> Map<String, Value>,
+}
+
+impl Family {
+    /// What the others differ from.
+    const LLAMA: Family = llama::FAMILY;
+
+    /// Name in [`FAMILIES`].
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+    /// Values of `architectures` in `config.json`.
+    pub fn architectures(&self) -> Architectures {
+        self.architectures
+    }
+    /// Whether some layers have a window even where `config.json` names none.
+    pub fn slides_by_default(&self) -> bool {
+        self.slides_by_default
     }
     /// Whether its layers may have experts.
-    fn has_experts(&self) -> bool {
-        false
+    pub fn has_experts(&self) -> bool {
+        self.has_experts
+    }
+    /// Reads a `config.json`; fields left out mean what they mean in transformers.
+    pub fn config(&self, json: &Value) -> Result<Config> {
+        (self.read)(self, &Fields::new(json)?)
+    }
+    /// Where each parameter of the decoder is found in the files, in the order of [`Config::params`].
+    pub fn tensors(&self, config: &Config) -> Vec<Tensor> {
+        self.names.tensors(config)
     }
     /// Writes a `config.json` that transformers loads, for a model without one of its own.
-    fn to_json(&self, config: &Config) -> Value;
+    pub fn to_json(&self, config: &Config) -> Value {
+        (self.write)(self, config).into()
+    }
 }
 
 /// The class names of a family in transformers.
@@ -121,7 +152,7 @@ impl Architectures {
 }
 
 /// The family of that name.
-pub fn family(name: &str) -> Result<&'static dyn Family> {
+pub fn family(name: &str) -> Result<&'static Family> {
     FAMILIES.iter().copied().find(|f| f.name() == name).ok_or_else(|| {
         let names = FAMILIES.iter().map(|f| f.name());
         unknown(Error::usage(format!("unknown model family {name:?}")), name, names)
@@ -129,15 +160,15 @@ pub fn family(name: &str) -> Result<&'static dyn Family> {
 }
 
 /// The family a `config.json` belongs to, by its `model_type`.
-pub fn family_of(json: &Value) -> Result<&'static dyn Family> {
+pub fn family_of(json: &Value) -> Result<&'static Family> {
     let f = Fields::new(json)?;
     let Some(kind) = f.text("model_type")? else {
         return Err(f
             .error("field model_type is missing")
             .fix("add the model_type under which transformers knows the model, such as \"llama\""));
     };
-    FAMILIES.iter().copied().find(|family| family.model_types().contains(&kind)).ok_or_else(|| {
-        let names = FAMILIES.iter().flat_map(|family| family.model_types().iter().copied());
+    FAMILIES.iter().copied().find(|family| family.model_type == kind).ok_or_else(|| {
+        let names = FAMILIES.iter().map(|family| family.model_type);
         unknown(f.error(format!("model type {kind:?} is not supported")), kind, names)
     })
 }

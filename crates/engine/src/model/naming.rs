@@ -89,7 +89,10 @@ pub(crate) enum Rows {
     InterleavedKey,
 }
 
-/// The names a family uses. Inside a layer, each slot lists what it is stacked from.
+/// A slot of a layer and the stored tensors that it is stacked from.
+type SlotParts = (Slot, &'static [(&'static str, Rows)]);
+
+/// The names a family uses.
 pub(crate) struct Naming {
     pub(crate) prefix: &'static str,
     pub(crate) embed: &'static str,
@@ -98,7 +101,8 @@ pub(crate) struct Naming {
     pub(crate) final_norm: &'static str,
     /// Whether the matrices inside layers are stored as `[in, out]`.
     pub(crate) transposed: bool,
-    pub(crate) slots: &'static [(Slot, &'static [(&'static str, Rows)])],
+    /// The slots of a layer that differ from [`LLAMA_SLOTS`].
+    pub(crate) slots: &'static [SlotParts],
 }
 
 impl Naming {
@@ -126,8 +130,8 @@ impl Naming {
         vec![Part { name: stored_name(&module, id.kind), shape, transposed: false, order: RowOrder::Same }]
     }
 
-    /// The parts of a parameter inside a layer. A slot the family does not list has none; the test over all families
-    /// checks that this never happens.
+    /// The parts of a parameter inside a layer. A slot that no list has gets none; the test over all families checks that
+    /// this never happens.
     fn layer_parts(&self, config: &Config, layer: usize, param: &ParamShape) -> Vec<Part> {
         let ParamShape { id, rows, cols } = *param;
         // All experts of a layer have one entry.
@@ -136,7 +140,8 @@ impl Naming {
             Slot::ExpertDown(_) => Slot::ExpertDown(0),
             slot => slot,
         };
-        let Some((_, sources)) = self.slots.iter().find(|(slot, _)| *slot == listed) else {
+        let Some((_, sources)) = self.slots.iter().chain(LLAMA_SLOTS).find(|(slot, _)| *slot == listed)
+        else {
             return Vec::new();
         };
         let total = if id.is_vector() { cols } else { rows };
@@ -171,7 +176,7 @@ impl Naming {
 }
 
 /// Stands for the number of an expert in the names of its tensors.
-pub(crate) const EXPERT: &str = "{expert}";
+const EXPERT: &str = "{expert}";
 
 /// The name of a tensor in a checkpoint, as PyTorch has it.
 fn stored_name(module: &str, kind: Kind) -> String {
@@ -182,22 +187,6 @@ fn stored_name(module: &str, kind: Kind) -> String {
     }
 }
 
-type SlotParts = (Slot, &'static [(&'static str, Rows)]);
-
-/// Queries, keys and values in three matrices, as Llama stores them.
-pub(crate) const LLAMA_QKV: SlotParts = (
-    Slot::Qkv,
-    &[
-        ("self_attn.q_proj", Rows::Query),
-        ("self_attn.k_proj", Rows::KeyOrValue),
-        ("self_attn.v_proj", Rows::KeyOrValue),
-    ],
-);
-
-/// Gate and up projection in two matrices, as Llama stores them.
-pub(crate) const LLAMA_UP: SlotParts =
-    (Slot::Up, &[("mlp.gate_proj", Rows::Half), ("mlp.up_proj", Rows::Half)]);
-
 /// The names of Llama and of the many families that took them over.
 pub(crate) const LLAMA_NAMES: Naming = Naming {
     prefix: "model.",
@@ -206,31 +195,32 @@ pub(crate) const LLAMA_NAMES: Naming = Naming {
     layers: "layers",
     final_norm: "norm",
     transposed: false,
-    slots: &[
-        (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
-        (Slot::MlpNorm, &[("post_attention_layernorm", Rows::All)]),
-        (Slot::QNorm, &[("self_attn.q_norm", Rows::All)]),
-        (Slot::KNorm, &[("self_attn.k_norm", Rows::All)]),
-        LLAMA_QKV,
-        (Slot::AttnOut, &[("self_attn.o_proj", Rows::All)]),
-        LLAMA_UP,
-        (Slot::Down, &[("mlp.down_proj", Rows::All)]),
-    ],
+    slots: &[],
 };
 
-/// The names of Gemma 2 and 3.
-pub(crate) const GEMMA_NAMES: Naming = Naming {
-    slots: &[
-        (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
-        (Slot::AttnPostNorm, &[("post_attention_layernorm", Rows::All)]),
-        (Slot::MlpNorm, &[("pre_feedforward_layernorm", Rows::All)]),
-        (Slot::MlpPostNorm, &[("post_feedforward_layernorm", Rows::All)]),
-        (Slot::QNorm, &[("self_attn.q_norm", Rows::All)]),
-        (Slot::KNorm, &[("self_attn.k_norm", Rows::All)]),
-        LLAMA_QKV,
-        (Slot::AttnOut, &[("self_attn.o_proj", Rows::All)]),
-        LLAMA_UP,
-        (Slot::Down, &[("mlp.down_proj", Rows::All)]),
-    ],
-    ..LLAMA_NAMES
-};
+/// What the slots of a layer are stacked from in Llama and its descendants, where a family does not say otherwise.
+const LLAMA_SLOTS: &[SlotParts] = &[
+    (Slot::AttnNorm, &[("input_layernorm", Rows::All)]),
+    (Slot::AttnPostNorm, &[("post_attention_layernorm", Rows::All)]),
+    (Slot::MlpNorm, &[("post_attention_layernorm", Rows::All)]),
+    (Slot::MlpPostNorm, &[("post_feedforward_layernorm", Rows::All)]),
+    (Slot::QNorm, &[("self_attn.q_norm", Rows::All)]),
+    (Slot::KNorm, &[("self_attn.k_norm", Rows::All)]),
+    (
+        Slot::Qkv,
+        &[
+            ("self_attn.q_proj", Rows::Query),
+            ("self_attn.k_proj", Rows::KeyOrValue),
+            ("self_attn.v_proj", Rows::KeyOrValue),
+        ],
+    ),
+    (Slot::AttnOut, &[("self_attn.o_proj", Rows::All)]),
+    (Slot::Up, &[("mlp.gate_proj", Rows::Half), ("mlp.up_proj", Rows::Half)]),
+    (Slot::Down, &[("mlp.down_proj", Rows::All)]),
+    (Slot::Router, &[("mlp.gate", Rows::All)]),
+    (
+        Slot::ExpertUp(0),
+        &[("mlp.experts.{expert}.gate_proj", Rows::Half), ("mlp.experts.{expert}.up_proj", Rows::Half)],
+    ),
+    (Slot::ExpertDown(0), &[("mlp.experts.{expert}.down_proj", Rows::All)]),
+];

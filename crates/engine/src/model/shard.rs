@@ -329,7 +329,7 @@ pub(crate) fn buckets(list: &[usize], len: impl Fn(usize) -> usize) -> Vec<&[usi
 }
 
 impl Param {
-    /// Whether all weights of a parameter that is split are there for whoever computes with them.
+    /// Whether a sharded parameter is gathered: all its weights are on this rank.
     pub(crate) fn is_readable(&self) -> bool {
         self.whole.is_some() || self.derived.is_some()
     }

@@ -5,57 +5,34 @@ use serde_json::{Value, json};
 use super::common::{Defaults, layer_types, llama_config, llama_json, typed_windows, window_size};
 use super::config::LayerRope;
 use super::fields::Fields;
-use super::naming::{LLAMA_NAMES, Tensor};
 use super::rope_json::RopeRules;
-use super::{Architectures, Config, Family};
+use super::{Architectures, Family};
 use crate::Result;
 
-pub(super) struct SmolLm3;
-
-const DEFAULTS: Defaults = Defaults {
-    kv_heads: Some(4),
-    head_dim: None,
-    max_positions: 32_768,
-    eps: 1e-6,
-    tied: true,
-    activation_keys: &["hidden_act"],
-    activation: "silu",
-};
-
-const ROPE: RopeRules = RopeRules { theta: 2_000_000.0, by_layer: true, ..RopeRules::USUAL };
-
-impl Family for SmolLm3 {
-    fn name(&self) -> &'static str {
-        "smollm3"
-    }
-    fn model_types(&self) -> &'static [&'static str] {
-        &["smollm3"]
-    }
-    fn architectures(&self) -> Architectures {
-        Architectures {
-            causal: "SmolLM3ForCausalLM",
-            classifier: "SmolLM3ForSequenceClassification",
-            base: "SmolLM3Model",
-        }
-    }
-    fn config(&self, json: &Value) -> Result<Config> {
-        let f = Fields::new(json)?;
-        let mut c = llama_config(self.name(), &f, self.architectures(), &DEFAULTS, &ROPE)?;
+pub(super) const FAMILY: Family = Family {
+    name: "smollm3",
+    model_type: "smollm3",
+    architectures: Architectures {
+        causal: "SmolLM3ForCausalLM",
+        classifier: "SmolLM3ForSequenceClassification",
+        base: "SmolLM3Model",
+    },
+    defaults: Defaults { kv_heads: Some(4), max_positions: 32_768, tied: true, ..Family::LLAMA.defaults },
+    rope: RopeRules { theta: 2_000_000.0, by_layer: true, ..RopeRules::USUAL },
+    read: |family, f| {
+        let mut c = llama_config(family, f)?;
         c.qkv_bias = f.flag("attention_bias", false)?;
         c.out_bias = c.qkv_bias;
         c.mlp_bias = f.flag("mlp_bias", false)?;
-        c.layer_ropes = layer_ropes(&f, c.layers)?;
+        c.layer_ropes = layer_ropes(f, c.layers)?;
         let slides = f.flag("use_sliding_window", false)?;
         let window = f.opt_size("sliding_window")?.filter(|_| slides);
         // Without layer_types, a layer slides where it has no rotation.
-        c.windows = typed_windows(&f, c.layers, window, |l| c.layer_ropes[l] == LayerRope::None)?;
+        c.windows = typed_windows(f, c.layers, window, |l| c.layer_ropes[l] == LayerRope::None)?;
         Ok(c)
-    }
-    fn tensors(&self, config: &Config) -> Vec<Tensor> {
-        LLAMA_NAMES.tensors(config)
-    }
-    fn to_json(&self, config: &Config) -> Value {
-        let mut out = llama_json(config, "smollm3", self.architectures());
+    },
+    write: |family, config| {
+        let mut out = llama_json(family, config);
         let mut put = |key: &str, value: Value| out.insert(key.into(), value);
         let rotates = |rope: &LayerRope| u8::from(*rope != LayerRope::None);
         put("attention_bias", json!(config.qkv_bias));
@@ -64,9 +41,10 @@ impl Family for SmolLm3 {
         put("use_sliding_window", json!(window_size(config).is_some()));
         put("sliding_window", json!(window_size(config)));
         put("layer_types", json!(layer_types(config)));
-        out.into()
-    }
-}
+        out
+    },
+    ..Family::LLAMA
+};
 
 /// `no_rope_layers` holds 1 for a layer that rotates; where it is missing, every `no_rope_layer_interval`-th does not.
 fn layer_ropes(f: &Fields, layers: usize) -> Result<Vec<LayerRope>> {

@@ -157,7 +157,7 @@ impl Model {
         Ok(model)
     }
 
-    /// The parameters of a directory; those that `adapted` adapts become bases as they arrive.
+    /// The parameters of a directory; weights with an adapter are converted to its base format as they are read.
     fn load_base(
         backend: Arc<dyn Backend>,
         dir: &ModelDir,
@@ -367,7 +367,7 @@ impl Model {
     }
 
     /// Makes sure that what changes the weights will find memory for `copies` copies of a parameter of each of these
-    /// lengths, one parameter at a time: what was handed out and comes back is kept for the next who asks.
+    /// lengths, one parameter at a time: freed memory is kept for later allocations.
     pub(crate) fn room(&self, lengths: impl IntoIterator<Item = usize>, copies: usize) -> Result<()> {
         let lengths: std::collections::BTreeSet<usize> = lengths.into_iter().collect();
         let all = lengths.into_iter().flat_map(|n| std::iter::repeat_n(n, copies));

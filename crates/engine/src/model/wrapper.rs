@@ -30,8 +30,8 @@ pub fn text_config(json: &Value) -> Result<Option<Value>> {
     let Some(kind) = text.text("model_type")? else {
         return Err(text.error("field model_type is missing").fix("add the model_type of the text part"));
     };
-    let Some(family) = FAMILIES.iter().find(|family| family.model_types().contains(&kind)) else {
-        let known = FAMILIES.iter().flat_map(|family| family.model_types().iter().copied());
+    let Some(family) = FAMILIES.iter().find(|family| family.model_type == kind) else {
+        let known = FAMILIES.iter().map(|family| family.model_type);
         return Err(super::unknown(
             text.error(format!("model type {kind:?} of the text part is not supported")),
             kind,

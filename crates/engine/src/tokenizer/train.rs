@@ -26,7 +26,7 @@ const CHATML: &str = "{%- for message in messages %}\
 {{- '<|im_start|>assistant\\n' }}\
 {%- endif %}";
 
-/// Which name, if present among the specials, gets which role; the first that is there wins.
+/// Which name, if present among the specials, gets which role; the first match wins.
 const ROLES: [(&str, &[&str]); 4] = [
     ("bos_token", &["<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>"]),
     ("eos_token", &["<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"]),

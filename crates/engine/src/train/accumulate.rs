@@ -50,7 +50,7 @@ impl Trainer {
     }
 
     /// Calls `f` with the slots that a batch's gradient is added to, then adds what was summed apart to the totals. The
-    /// slots come back whatever happens.
+    /// slots are returned on errors too.
     ///
     /// Embeddings and the head, which a backward adds to more than once, are summed apart where they were added to before.
     pub(super) fn accumulate<T>(

@@ -338,7 +338,7 @@ fn pick_rows(g: &StatGrads, rows: &[u32], others: usize) -> RowStats {
     out
 }
 
-/// Names what first was not finite, if anything of the statistics is not; `start` where the weights are still those that
+/// Names the first statistic that is not finite, if any; `start` where the weights are still the ones that
 /// were loaded.
 fn check_finite(model: &Model, start: bool, batch: &Batch, stats: &Stats, p: &Pending) -> Result<()> {
     let columns = [("logp", &stats.logp), ("entropy", &stats.entropy), ("value", &stats.value)];

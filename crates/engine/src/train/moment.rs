@@ -75,7 +75,7 @@ impl StateKind {
         }
     }
 
-    /// Room for so many of its numbers.
+    /// Memory for `len` of its numbers.
     pub(super) fn room(self, backend: &dyn Backend, numbers: usize, stored: Stored) -> Result<Buffer> {
         let dtype = self.dtype(stored.coded);
         // The average is read whenever the averaged model is; moments once a step.
@@ -85,7 +85,7 @@ impl StateKind {
         }
     }
 
-    /// Moments of so many weights that are all zero.
+    /// Zero moments of `len` weights.
     pub(super) fn zeros(self, backend: &dyn Backend, weights: usize, stored: Stored) -> Result<Buffer> {
         let mut buffer = self.room(backend, self.range(&(0..weights)).len(), stored)?;
         let zero = if self == StateKind::First && stored.coded { f32::from(SIGNED.code(0.0)) } else { 0.0 };

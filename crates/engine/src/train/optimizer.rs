@@ -386,7 +386,7 @@ struct Fresh {
     average: Option<Buffer>,
 }
 
-/// What became of it: which moments are new, and the average that is still to be put in its place.
+/// The result of an update: which moments are new, and the average that is not stored yet.
 struct Placed {
     param: usize,
     new: Vec<StateKind>,

@@ -13,10 +13,9 @@
 
 use super::math::surrogate::Surrogate;
 use super::policy::{Advantage, Policy, method};
-use super::{Algorithm, Entry, Feed, metrics};
-use ferrl_engine::Result;
+use super::{Entry, Feed, metrics};
 use schemars::schema_for;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "cispo",
@@ -27,14 +26,10 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     schema: || schema_for!(Policy),
-    build,
+    build: |values| method("cispo", defaults(), values),
 };
 
 fn defaults() -> Policy {
     let advantage = Advantage { divide_by_std: true, ..Default::default() };
     Policy { surrogate: Surrogate::Truncate, clip_high: 4.0, advantage, ..Default::default() }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    method("cispo", defaults(), values)
 }

@@ -11,10 +11,9 @@
 //! 3. `std` is the sample standard deviation (n - 1), plus 1e-4.
 
 use super::policy::{Advantage, Policy, method};
-use super::{Algorithm, Entry, Feed, metrics};
-use ferrl_engine::Result;
+use super::{Entry, Feed, metrics};
 use schemars::schema_for;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "dapo",
@@ -25,17 +24,13 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     schema: || schema_for!(Policy),
-    build,
+    build: |values| method("dapo", defaults(), values),
 };
 
 fn defaults() -> Policy {
     let advantage = Advantage { divide_by_std: true, ..Default::default() };
-    // The paper's limit; a recipe puts its own in its place.
+    // The paper's limit; a recipe may set another.
     let (length, overlong) = (20_480, 0.2);
     let sampling = Policy { filter_equal: true, refills: 5, ..Default::default() };
     Policy { clip_high: 0.28, length, overlong, advantage, ..sampling }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    method("dapo", defaults(), values)
 }

@@ -33,7 +33,7 @@ pub(super) const ENTRY: Entry = Entry {
     build: |values| build("dpo", Options::default(), values),
 };
 
-/// Settings of this method and of those that are this one with other defaults.
+/// Settings of DPO and of the variants that differ in their defaults alone.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Options {

@@ -8,10 +8,9 @@
 //!    is `aggregate = "constant"`.
 
 use super::policy::{Policy, method};
-use super::{Algorithm, Entry, Feed, metrics};
-use ferrl_engine::Result;
+use super::{Entry, Feed, metrics};
 use schemars::schema_for;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "dr_grpo",
@@ -22,9 +21,5 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: metrics::POLICY,
     defaults: || json!(Policy::default()),
     schema: || schema_for!(Policy),
-    build,
+    build: |values| method("dr_grpo", Policy::default(), values),
 };
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    method("dr_grpo", Policy::default(), values)
-}

@@ -14,10 +14,9 @@
 use super::math::advantage::Normalise;
 use super::math::aggregate::Aggregate;
 use super::policy::{Advantage, Policy, method};
-use super::{Algorithm, Entry, Feed, metrics};
-use ferrl_engine::Result;
+use super::{Entry, Feed, metrics};
 use schemars::schema_for;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "gdpo",
@@ -28,15 +27,11 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     schema: || schema_for!(Policy),
-    build,
+    build: |values| method("gdpo", defaults(), values),
 };
 
 fn defaults() -> Policy {
     let normalise = Normalise::Answers;
     let advantage = Advantage { divide_by_std: true, parts: true, normalise, ..Default::default() };
     Policy { aggregate: Aggregate::Sequence, advantage, ..Default::default() }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    method("gdpo", defaults(), values)
 }

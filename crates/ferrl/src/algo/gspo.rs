@@ -11,10 +11,9 @@
 use super::math::aggregate::Aggregate;
 use super::math::surrogate::Ratio;
 use super::policy::{Advantage, Policy, method};
-use super::{Algorithm, Entry, Feed, metrics};
-use ferrl_engine::Result;
+use super::{Entry, Feed, metrics};
 use schemars::schema_for;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "gspo",
@@ -25,7 +24,7 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     schema: || schema_for!(Policy),
-    build,
+    build: |values| method("gspo", defaults(), values),
 };
 
 fn defaults() -> Policy {
@@ -38,8 +37,4 @@ fn defaults() -> Policy {
         advantage,
         ..Default::default()
     }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    method("gspo", defaults(), values)
 }

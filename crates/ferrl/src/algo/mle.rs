@@ -10,10 +10,10 @@
 //! 3. Advantage-weighted regression (Peng et al., 2019) weighs a completion by `exp(A / β)`; here its weight is `A` itself.
 
 use super::math::advantage::centre;
-use super::math::aggregate::Aggregate;
+use super::math::aggregate::{Aggregate, likelihood};
 use super::metrics::{ENTROPY, metric};
 use super::{Algorithm, Entry, Feed, Needs, Prepared, settings};
-use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch, Role};
+use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
@@ -104,18 +104,6 @@ impl Algorithm for Mle {
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
-        let stats = stats.get(Role::Policy).expect("the policy was computed");
-        let mut grads = Loss::zeros(batch.len());
-        let (mut value, mut metrics) = (0.0, Metrics::default());
-        for (row, s) in batch.rows() {
-            let w = self.0.aggregate.weight(s, &batch.counts, self.0.length);
-            for i in s.actions() {
-                let w = w * s.advantage[i] as f64;
-                value -= w * stats.logp[row + i] as f64;
-                grads.logp[row + i] = -w as f32;
-                metrics.add("entropy", stats.entropy[row + i] as f64);
-            }
-        }
-        Loss::policy(value, grads, metrics)
+        likelihood(batch, stats, (self.0.aggregate, self.0.length), |s, i| s.advantage[i] as f64)
     }
 }

@@ -140,7 +140,7 @@ pub const GROUP_RELATIVE: &Entry = &grpo::ENTRY;
 /// What must be computed before `prepare`, and what is trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Log-probabilities under a frozen copy of the starting point, or under the teacher where there is one.
+    /// Log-probabilities under the reference: a frozen copy of the starting point, or the teacher if there is one.
     pub reference: bool,
     /// A teacher in place of the reference.
     pub teacher: bool,

@@ -10,10 +10,9 @@
 
 use super::math::surrogate::Surrogate;
 use super::policy::{Advantage, Baseline, Policy, method};
-use super::{Algorithm, Entry, Feed, metrics};
-use ferrl_engine::Result;
+use super::{Entry, Feed, metrics};
 use schemars::schema_for;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "reinforce",
@@ -24,14 +23,10 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     schema: || schema_for!(Policy),
-    build,
+    build: |values| method("reinforce", defaults(), values),
 };
 
 fn defaults() -> Policy {
     let advantage = Advantage { baseline: Baseline::Batch, ..Default::default() };
     Policy { surrogate: Surrogate::Logp, advantage, ..Default::default() }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    method("reinforce", defaults(), values)
 }

@@ -10,10 +10,9 @@
 use super::math::advantage::Normalise;
 use super::math::kl::Estimator;
 use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
-use super::{Algorithm, Entry, Feed, metrics};
-use ferrl_engine::Result;
+use super::{Entry, Feed, metrics};
 use schemars::schema_for;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "reinforce_pp",
@@ -24,7 +23,7 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     schema: || schema_for!(Policy),
-    build,
+    build: |values| method("reinforce_pp", defaults(), values),
 };
 
 fn defaults() -> Policy {
@@ -32,8 +31,4 @@ fn defaults() -> Policy {
     let (baseline, normalise) = (Baseline::None, Normalise::Whiten);
     let advantage = Advantage { baseline, normalise, to_go: true, ..Default::default() };
     Policy { kl, advantage, ..Default::default() }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    method("reinforce_pp", defaults(), values)
 }

@@ -10,10 +10,9 @@
 use super::math::advantage::Normalise;
 use super::math::kl::Estimator;
 use super::policy::{Advantage, Kl, Place, Policy, method};
-use super::{Algorithm, Entry, Feed, metrics};
-use ferrl_engine::Result;
+use super::{Entry, Feed, metrics};
 use schemars::schema_for;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "reinforce_pp_baseline",
@@ -24,15 +23,11 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     schema: || schema_for!(Policy),
-    build,
+    build: |values| method("reinforce_pp_baseline", defaults(), values),
 };
 
 fn defaults() -> Policy {
     let kl = Kl { coef: 0.001, place: Place::Loss, estimator: Estimator::K2, ..Default::default() };
     let advantage = Advantage { normalise: Normalise::Whiten, ..Default::default() };
     Policy { kl, advantage, ..Default::default() }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    method("reinforce_pp_baseline", defaults(), values)
 }

@@ -14,11 +14,11 @@
 //! 3. The first `per_prompt` right completions are kept in the order of samples; identical ones count once.
 //! 4. A step whose completions are all wrong makes no update.
 
-use super::math::aggregate::Aggregate;
+use super::math::aggregate::{Aggregate, likelihood};
 use super::metrics::{ENTROPY, REWARDED, metric};
 use super::policy::reward_metrics;
 use super::{Algorithm, Entry, Feed, Needs, Prepared, UpdatePlan, settings};
-use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch, Role};
+use crate::experience::{ByRole, Experience, Loss, Metrics, MicroBatch};
 use ferrl_engine::Result;
 use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
@@ -106,18 +106,7 @@ impl Algorithm for RestEm {
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
-        let stats = stats.get(Role::Policy).expect("the policy was computed");
-        let mut grads = Loss::zeros(batch.len());
-        let (mut value, mut metrics) = (0.0, Metrics::default());
-        for (row, s) in batch.rows() {
-            let w = self.0.aggregate.weight(s, &batch.counts, self.0.length);
-            for i in s.actions() {
-                value -= w * stats.logp[row + i] as f64;
-                grads.logp[row + i] = -w as f32;
-                metrics.add("entropy", stats.entropy[row + i] as f64);
-            }
-        }
-        Loss::policy(value, grads, metrics)
+        likelihood(batch, stats, (self.0.aggregate, self.0.length), |_, _| 1.0)
     }
 
     fn updates(&self) -> UpdatePlan {

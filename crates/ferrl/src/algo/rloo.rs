@@ -1,6 +1,6 @@
 //! RLOO, REINFORCE leave-one-out (Kool et al., 2019; for language models Ahmadian et al., 2024, arXiv 2402.14740).
 //!
-//! `A_i = R_i - mean of the other completions' R`, with `R` the reward minus `β` times the completion's summed `k1(old, ref)`. An
+//! `A_i = R_i - mean of the other completions' R`, with `R` the reward minus `β` times the completion's summed `k1(old, ref)`. A
 //! completion is one action: loss is the mean over completions of `-min(ρ A, clip(ρ) A)` with `ρ` the ratio of whole completions.
 //!
 //! Differences from the paper:
@@ -11,10 +11,9 @@ use super::math::aggregate::Aggregate;
 use super::math::kl::Estimator;
 use super::math::surrogate::Ratio;
 use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
-use super::{Algorithm, Entry, Feed, metrics};
-use ferrl_engine::Result;
+use super::{Entry, Feed, metrics};
 use schemars::schema_for;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "rloo",
@@ -25,15 +24,11 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     schema: || schema_for!(Policy),
-    build,
+    build: |values| method("rloo", defaults(), values),
 };
 
 fn defaults() -> Policy {
     let kl = Kl { coef: 0.05, place: Place::Reward, estimator: Estimator::K1, ..Default::default() };
     let advantage = Advantage { baseline: Baseline::Others, ..Default::default() };
     Policy { ratio: Ratio::Product, aggregate: Aggregate::Sequence, kl, advantage, ..Default::default() }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    method("rloo", defaults(), values)
 }

@@ -6,10 +6,10 @@
 //! Differences from common implementations:
 //! 1. Divisors are counted over the whole update, so neither micro-batches nor packing change the loss.
 
-use super::math::aggregate::Aggregate;
+use super::math::aggregate::{Aggregate, likelihood};
 use super::metrics::ENTROPY;
 use super::{Algorithm, Entry, Feed, Needs, settings};
-use crate::experience::{ByRole, Loss, Metrics, MicroBatch, Role};
+use crate::experience::{ByRole, Loss, MicroBatch};
 use ferrl_engine::train::Stats;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -50,17 +50,6 @@ impl Algorithm for Sft {
     }
 
     fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>) -> Loss {
-        let stats = stats.get(Role::Policy).expect("the policy was computed");
-        let mut grads = Loss::zeros(batch.len());
-        let (mut value, mut metrics) = (0.0, Metrics::default());
-        for (row, s) in batch.rows() {
-            let w = self.0.aggregate.weight(s, &batch.counts, self.0.length);
-            for i in s.actions() {
-                value -= w * stats.logp[row + i] as f64;
-                grads.logp[row + i] = -w as f32;
-                metrics.add("entropy", stats.entropy[row + i] as f64);
-            }
-        }
-        Loss::policy(value, grads, metrics)
+        likelihood(batch, stats, (self.0.aggregate, self.0.length), |_, _| 1.0)
     }
 }

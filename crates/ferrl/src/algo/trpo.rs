@@ -56,7 +56,7 @@ struct Options {
     shrink: f64,
     /// Steps tried before the update is given up. [1, 1000]
     tries: usize,
-    /// Updates of the critic on each rollout, where there is one. [1, 1000]
+    /// Updates of the critic on each rollout, if there is a critic. [1, 1000]
     critic_updates: usize,
     /// Aggregation of token losses.
     aggregate: Aggregate,

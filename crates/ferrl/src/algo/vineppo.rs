@@ -21,10 +21,9 @@
 use super::math::advantage::Normalise;
 use super::math::kl::Estimator;
 use super::policy::{Advantage, Baseline, Kl, Place, Policy, method};
-use super::{Algorithm, Entry, Feed, metrics};
-use ferrl_engine::Result;
+use super::{Entry, Feed, metrics};
 use schemars::schema_for;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "vineppo",
@@ -36,7 +35,7 @@ pub(super) const ENTRY: Entry = Entry {
     metrics: metrics::POLICY,
     defaults: || json!(defaults()),
     schema: || schema_for!(Policy),
-    build,
+    build: |values| method("vineppo", defaults(), values),
 };
 
 fn defaults() -> Policy {
@@ -51,8 +50,4 @@ fn defaults() -> Policy {
     let advantage =
         Advantage { baseline: Baseline::Steps, normalise: Normalise::Whiten, ..Default::default() };
     Policy { kl, advantage, ..Default::default() }
-}
-
-fn build(values: Value) -> Result<Box<dyn Algorithm>> {
-    method("vineppo", defaults(), values)
 }

@@ -339,7 +339,7 @@ impl Encoder {
         rest
     }
 
-    /// Whether a word of the prompt goes on in the response, where nobody said that plain text is meant.
+    /// Whether the last word of the prompt runs into the response, unless the recipe asks for plain text.
     fn glued(&self, prompt: &Content, answer: &str) -> bool {
         let word = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
         let meant = self.settings.apply_chat_template == Apply::Off

@@ -80,7 +80,7 @@ impl Read for Bounded<'_> {
     }
 }
 
-/// A row that is a list of turns, as some files of conversations have it, under the name that such a column goes by.
+/// A row that is a list of turns, as some files of conversations have it, under the usual name of such a column.
 fn conversation(value: Value) -> Value {
     let turn = |v: &Value| v.get("from").or(v.get("role")).is_some_and(Value::is_string);
     match value {

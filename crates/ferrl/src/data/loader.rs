@@ -28,7 +28,7 @@ impl Default for Options {
 /// What a loader knows of a dataset.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Size {
-    /// Rows; of an endless dataset those that an epoch takes at weight 1.
+    /// Number of rows; for an endless dataset, the rows of an epoch at weight 1.
     pub rows: usize,
     /// How often each row is seen in an epoch.
     pub weight: f64,
@@ -148,7 +148,7 @@ impl Loader {
         Ok(Draw { epoch: self.epoch, picks })
     }
 
-    /// Batches of up to `count` rows in so many epochs; a part of an epoch counts with that part of its batches.
+    /// Number of batches of up to `count` rows in `epochs` epochs; a fraction of an epoch counts as that fraction of its batches.
     pub fn batches(&self, epochs: f64, count: usize) -> u64 {
         let (epochs, count) = (epochs.clamp(0.0, MAX_EPOCHS), count.max(1) as u64);
         let batches = |epoch: u64| self.rows_of(epoch).div_ceil(count);

@@ -137,7 +137,7 @@ fn there(row: &Row, name: &str) -> Option<String> {
     row.get(name).filter(|v| !v.is_null()).map(|v| said(v.clone()))
 }
 
-/// The texts of a prompt, without the words that only say who speaks.
+/// The texts of a prompt, without role names.
 pub(crate) fn said(value: Value) -> String {
     match value {
         Value::Array(turns) => {

@@ -26,7 +26,7 @@ pub fn portions<T: Send>(
             running.into_iter().map(|(done, t)| (done, t.join().unwrap_or_else(died))).collect()
         });
         let mut goes_on = true;
-        // The first fault in the order of the rows is the one that is told.
+        // The first fault in the order of the rows is reported.
         for (done, result) in results {
             goes_on &= take(result?, done)?;
         }

@@ -16,7 +16,7 @@ pub enum Apply {
     /// Messages do, text does not.
     #[default]
     Auto,
-    /// The same, where nobody would expect text to go through it.
+    /// The same for plain text, which few users expect to go through a template.
     Quiet,
     /// Text becomes a user's message.
     On,
@@ -164,7 +164,7 @@ impl Prompts {
         }
     }
 
-    /// The template over the columns of a row, where there is one.
+    /// The template over the columns of a row, if there is one.
     pub fn render(&self, row: &Row) -> Result<Option<String>> {
         if !self.template {
             return Ok(None);

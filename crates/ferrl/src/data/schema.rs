@@ -256,7 +256,7 @@ pub fn parse(row: &Row, kind: RowKind, prompt: Option<String>) -> Result<(Fields
     Ok((fields, extra.map(|(k, v)| (k.clone(), v.clone())).collect()))
 }
 
-/// What columns are called elsewhere, the likeliest first.
+/// Other names of columns, the most common first.
 const ALIASES: &[(&str, &[&str])] = &[
     ("messages", &["conversation", "chat", "dialogue", "dialog", "turns"]),
     ("prompt", &["question", "query", "problem", "instruction", "input", "user", "context", "prompts"]),

@@ -356,7 +356,7 @@ fn position(label: &[String], split: &str, exact: bool) -> Option<usize> {
     })
 }
 
-/// Data files below a folder; hidden ones and those that only describe the data are left out.
+/// Data files below a folder, without hidden files and descriptions of the data.
 fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     let entries = std::fs::read_dir(folder).map_err(|e| super::unreadable(folder, &e))?;
     for entry in entries {

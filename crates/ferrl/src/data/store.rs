@@ -54,7 +54,7 @@ struct Original {
 type Stamp = (u64, Option<SystemTime>);
 
 impl Store {
-    /// An empty one that keeps so many bytes in memory.
+    /// An empty one that keeps this number of bytes in memory.
     pub fn new(limit: u64) -> Self {
         Store { limit, ..Default::default() }
     }

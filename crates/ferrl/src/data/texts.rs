@@ -1,4 +1,4 @@
-//! The texts of a row as a model would read them, for whoever makes a tokenizer from data.
+//! The texts of a row as a model reads them, to train a tokenizer from data.
 
 use ferrl_engine::Result;
 use serde_json::Value;

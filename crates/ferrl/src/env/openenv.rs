@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Fields that may hold the text of an observation; the first one that is there is read.
+/// Fields that may hold the text of an observation; the first present one is read.
 const TEXTS: &[&str] =
     &["text", "message", "content", "prompt", "observation", "output", "result", "echoed_message"];
 /// The field of an action that is text, where the server does not say.

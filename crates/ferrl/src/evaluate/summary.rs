@@ -4,7 +4,7 @@ use super::estimate::{interval, majority, mean, pass_at_k, vote};
 use super::{Answered, Evaluation};
 use serde_json::{Map, Value, json};
 
-/// One figure, with its standard error over questions where there is one.
+/// One figure, with its standard error over prompts if it has one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figure {
     /// Such as `pass@4`.

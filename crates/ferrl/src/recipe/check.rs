@@ -366,7 +366,7 @@ fn checkpoints(r: &Recipe, p: &mut Problems) {
     p.when(
         c.keep_best > 0 && judged && r.eval.every == 0,
         "eval.every",
-        "checkpoint.keep_best goes by an evaluation that never happens",
+        "checkpoint.keep_best needs an evaluation, and none is set up",
         "eval.every = 50",
     );
     p.when(

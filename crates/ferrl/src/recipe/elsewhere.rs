@@ -56,7 +56,7 @@ const ADVICE: &[(&str, &str)] = &[
         "assistant_only_loss",
         "only the assistant's turns are trained already; \"weight\": 0 leaves a message out",
     ),
-    ("beta", "algo.beta of preference methods, algo.kl.coef of those that sample"),
+    ("beta", "algo.beta of preference methods, algo.kl.coef of policy gradients"),
     ("bf16", "model.dtype = \"bf16\""),
     ("completion_only_loss", "only completions are trained already; rows with `text` are trained whole"),
     ("dataset_text_field", "data.columns.text = \"the column's name\""),

@@ -1,6 +1,6 @@
 //! `${NAME}` in a recipe's values: the variable of the environment, or of `.env`. `$${NAME}` is the text `${NAME}`.
 //!
-//! A value that is referred to keeps the reference in its place, so that the recipe of a run folder names the variable and
+//! A value that comes from a variable keeps its reference, so that the recipe of a run folder names the variable and
 //! not its value; a resumed run looks it up again.
 
 use super::keys;

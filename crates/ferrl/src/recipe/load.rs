@@ -135,7 +135,7 @@ impl Resolved {
     }
 }
 
-/// All problems as one error; what several stages share is told once.
+/// All problems as one error; a problem of several stages is reported once.
 fn all(problems: Vec<Error>) -> Result<()> {
     let mut texts: Vec<String> = Vec::new();
     for text in problems.iter().map(Error::to_string) {

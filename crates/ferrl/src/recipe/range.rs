@@ -66,7 +66,7 @@ fn number(x: f64) -> String {
     if whole { (x as i64).to_string() } else { Number::from_f64(x).map_or_else(String::new, |n| short(&n)) }
 }
 
-/// A number as people write it.
+/// A number in its shorter notation: decimal or scientific.
 pub(super) fn short(n: &Number) -> String {
     let plain = n.to_string();
     let scientific = n.as_f64().map_or(plain.clone(), |f| format!("{f:e}"));

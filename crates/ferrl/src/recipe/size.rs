@@ -1,4 +1,4 @@
-//! Sizes of memory as people write them.
+//! Memory sizes with units, such as "24 GB".
 
 use super::Recipe;
 use ferrl_engine::{Error, Result};

@@ -26,7 +26,7 @@ pub(super) struct Rules<'a> {
 pub(super) struct Found {
     /// Lone values where a list is expected.
     lone: Vec<Path>,
-    /// Numbers out of range: all are told at once.
+    /// Numbers out of range: all are reported at once.
     pub outside: Vec<Error>,
 }
 

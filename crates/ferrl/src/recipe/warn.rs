@@ -4,7 +4,7 @@ use super::Recipe;
 use crate::algo;
 use crate::warnings::Warnings;
 
-/// Fraction of a weight that one step may decay before it is told.
+/// Fraction of a weight that one step may decay without a warning.
 const DECAY: f64 = 0.1;
 /// AdamW moves a weight by about the learning rate, and weights are about 0.02.
 const LARGE_LR: f64 = 0.05;

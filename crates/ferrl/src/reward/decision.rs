@@ -88,7 +88,7 @@ impl DecisionReward {
     ) -> Result<Self> {
         let reader: Reader = settings("reward.options", Value::Object(source.options.clone()))?;
         if reader.extractor.is_empty() {
-            return Err(Error::usage("a decision goes by answers that a model extracts")
+            return Err(Error::usage("a decision reward needs a model that extracts answers")
                 .at("reward.options.extractor")
                 .fix("the directory of a language model that lists the answers of a paragraph"));
         }

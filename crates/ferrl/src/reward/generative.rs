@@ -6,11 +6,11 @@
 //! (`ferrl data verdicts`) reads plain text; a prompted one its chat template (`chat = true`).
 
 use super::Reward;
+use super::reading::Reading;
 use crate::algo::settings;
 use crate::credit::gains;
 use crate::data::Encoder;
 use crate::data::prompt::{Apply, Settings};
-use crate::pack::{Budget, pack};
 use crate::recipe::{Recipe, Reward as Source};
 use crate::verify::{Outcome, Progress, Sample, Score};
 use ferrl_engine::chat::ChatTemplate;
@@ -96,12 +96,10 @@ fn rationale_end(question: &str) -> &str {
 /// A language model whose verdict is the reward.
 pub struct GenerativeVerifier {
     model: Frozen,
-    encoder: Encoder,
+    reading: Reading,
     stops: Stops,
     judgement: Judgement,
     sampler: Option<Mutex<Sampler>>,
-    prefill: String,
-    budget: usize,
     seed: u64,
     name: String,
 }
@@ -145,18 +143,13 @@ impl GenerativeVerifier {
         let chat = if judgement.chat { Some(ChatTemplate::from_dir(dir)?) } else { None };
         let stops =
             Stops::of_dir(dir, &tokenizer).with_strings(&[rationale_end(&judgement.question).into()], false);
+        let prompts = Settings { apply_chat_template: apply, ..Default::default() };
         Ok(GenerativeVerifier {
             model: Frozen::new(model, source.offload)?,
-            encoder: Encoder::new(
-                tokenizer,
-                chat,
-                Settings { apply_chat_template: apply, ..Default::default() },
-            )?,
+            reading: Reading::with(Encoder::new(tokenizer, chat, prompts)?, recipe),
             stops,
             judgement,
             sampler,
-            prefill: recipe.data.prefill.clone().unwrap_or_default(),
-            budget: recipe.train.micro_batch_tokens,
             seed: recipe.seed,
             name: "verdict".into(),
         })
@@ -170,10 +163,12 @@ impl GenerativeVerifier {
     /// The probability of a good verdict on each completion, in their order; the mean over rationales where it writes them.
     pub fn verdicts(&self, completions: &[Sample<'_>], step: u64) -> Result<Vec<f64>> {
         let j = &self.judgement;
-        let text = |s: &Sample<'_>| format!("{}{}{}{}", j.instruction, s.prompt, self.prefill, s.completion);
+        let text =
+            |s: &Sample<'_>| format!("{}{}{}{}", j.instruction, s.prompt, self.reading.prefill, s.completion);
         let texts: Vec<String> = completions.iter().map(text).collect();
         let Some(sampler) = &self.sampler else {
-            let asked = texts.iter().map(|t| Ok(self.encoder.first(&format!("{t}{}", j.question))?.0));
+            let asked =
+                texts.iter().map(|t| Ok(self.reading.encoder.first(&format!("{t}{}", j.question))?.0));
             return self.ask(&asked.collect::<Result<Vec<_>>>()?);
         };
         let rationales = self.rationales(sampler, &texts, step)?;
@@ -191,11 +186,11 @@ impl GenerativeVerifier {
     fn after_rationale(&self, text: &str, thought: &str) -> Result<Vec<u32>> {
         let j = &self.judgement;
         if j.chat {
-            let mut ids = self.encoder.first(&format!("{text}{}", j.rationale))?.0;
-            ids.extend(self.encoder.tokenizer().encode_text(&format!("{thought}{}", j.question))?);
+            let mut ids = self.reading.encoder.first(&format!("{text}{}", j.rationale))?.0;
+            ids.extend(self.reading.tokenizer().encode_text(&format!("{thought}{}", j.question))?);
             return Ok(ids);
         }
-        Ok(self.encoder.first(&format!("{text}{}{thought}{}", j.rationale, j.question))?.0)
+        Ok(self.reading.encoder.first(&format!("{text}{}{thought}{}", j.rationale, j.question))?.0)
     }
 
     /// `votes` rationales on each text. Random numbers depend on the seed, the step, the text and the vote alone, so that neither
@@ -213,7 +208,7 @@ impl GenerativeVerifier {
         let mut requests = Vec::with_capacity(texts.len() * j.votes);
         for text in texts {
             let [first, second] = name_words(text);
-            let prompt = self.encoder.first(&format!("{text}{}", j.rationale))?.0;
+            let prompt = self.reading.encoder.first(&format!("{text}{}", j.rationale))?.0;
             for vote in 0..j.votes {
                 let (prompt, params) = (prompt.clone(), params.clone());
                 requests.push(Request { prompt, params, stream: [step as u32, first, second ^ vote as u32] });
@@ -224,7 +219,7 @@ impl GenerativeVerifier {
         if self.model.offloads() {
             sampler.release();
         }
-        let texts = crate::rollout::texts(self.encoder.tokenizer(), &self.stops, &written)?;
+        let texts = crate::rollout::texts(self.reading.tokenizer(), &self.stops, &written)?;
         Ok(texts.chunks(j.votes).map(<[String]>::to_vec).collect())
     }
 
@@ -240,29 +235,22 @@ impl GenerativeVerifier {
 
     /// The probability of a word behind each prefix: the product over its tokens.
     fn probabilities(&self, prefixes: &[Vec<u32>], word: &str) -> Result<Vec<f64>> {
-        let word = self.encoder.tokenizer().encode_text(word)?;
+        let word = self.reading.tokenizer().encode_text(word)?;
         let sequence = |prefix: &Vec<u32>| {
             let ids = [prefix, &word[..]].concat();
             let scored = (0..ids.len()).map(|i| i >= prefix.len()).collect();
             Sequence { ids, scored, ..Default::default() }
         };
         let sequences: Vec<Sequence> = prefixes.iter().map(sequence).collect();
-        let lengths: Vec<usize> = sequences.iter().map(|s| s.ids.len()).collect();
-        let tokens = lengths.iter().copied().fold(self.budget, usize::max);
-        let budget = Budget { tokens, setting: "train.micro_batch_tokens", multiple: 1 };
-        let packing = pack(&lengths, &[], budget, &|i| format!("completion {i}"))?;
-        let judge = |model: &Model, bin: &Vec<usize>| {
-            let sequences = bin.iter().map(|&i| sequences[i].clone()).collect();
-            let batch = Batch { sequences, others_per_row: 0 };
-            let logp = stats(model, &batch, 1.0)?.logp;
+        let judge = |model: &Model, batch: &Batch| {
+            let logp = stats(model, batch, 1.0)?.logp;
             let probability = |rows: std::ops::Range<usize>| {
                 let own = rows.end - 1 - word.len()..rows.end - 1;
                 exp(logp[own].iter().map(|l| f64::from(*l)).sum())
             };
             Ok(batch.segments().iter().map(probability).collect())
         };
-        let all = |model: &Model| packing.bins.iter().map(|bin| judge(model, bin)).collect::<Result<_>>();
-        packing.restore(self.model.with(all)?)
+        self.model.with(|model| self.reading.packed(&sequences, |batch, _| judge(model, batch)))
     }
 }
 

@@ -1,20 +1,14 @@
 //! Implicit process rewards: the log-ratio of a trained model to its reference, step by step (see `algo/implicit_prm.rs`).
 
 use super::Reward;
+use super::reading::{Reading, start};
 use crate::algo::settings;
-use crate::credit::Split;
-use crate::credit::split;
-use crate::data::prompt::Settings;
-use crate::data::schema::RowKind;
-use crate::data::{Counts, Encoder, Example, Row, Tokens};
-use crate::pack::{Budget, pack};
+use crate::credit::{Split, split};
+use crate::data::Tokens;
 use crate::recipe::{Recipe, Reward as Source};
-use crate::reward::prompt_value;
 use crate::verify::{Outcome, Progress, Sample, Score};
-use ferrl_engine::chat::ChatTemplate;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::model::{Frozen, Model, Options};
-use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Batch, Sequence, stats};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, DType};
@@ -70,10 +64,8 @@ impl Default for Implicit {
 pub struct ImplicitReward {
     model: Frozen,
     reference: Frozen,
-    encoder: Encoder,
+    reading: Reading,
     options: Implicit,
-    prefill: String,
-    budget: usize,
     name: String,
 }
 
@@ -106,16 +98,10 @@ impl ImplicitReward {
                 .at("reward.options.reference")
                 .fix("a reference with the same tokenizer"));
         }
-        let chat = ChatTemplate::from_dir(dir).ok();
-        Ok(ImplicitReward {
-            model: Frozen::new(model, source.offload)?,
-            reference: Frozen::new(reference, source.offload)?,
-            encoder: Encoder::new(Tokenizer::from_dir(dir)?, chat, Settings::default())?,
-            options,
-            prefill: recipe.data.prefill.clone().unwrap_or_default(),
-            budget: recipe.train.micro_batch_tokens,
-            name: "implicit".into(),
-        })
+        let reading = Reading::open(dir, recipe)?;
+        let frozen = |model| Frozen::new(model, source.offload);
+        let (model, reference) = (frozen(model)?, frozen(reference)?);
+        Ok(ImplicitReward { model, reference, reading, options, name: "implicit".into() })
     }
 
     /// Under another name in metrics.
@@ -125,14 +111,15 @@ impl ImplicitReward {
 
     /// The reward of each step of each completion; those of a completion add up to its outcome reward.
     pub fn step_rewards(&self, completions: &[Sample<'_>]) -> Result<Vec<Vec<f64>>> {
-        let tokens: Vec<Tokens> = completions.iter().map(|c| self.tokens(c)).collect::<Result<_>>()?;
+        let tokens: Vec<Tokens> =
+            completions.iter().map(|c| self.reading.tokens(c)).collect::<Result<_>>()?;
         let ratios = self.ratios(&tokens)?;
         let mut out = Vec::with_capacity(completions.len());
         for ((sample, tokens), ratios) in completions.iter().zip(&tokens).zip(ratios) {
-            let start = tokens.mask.iter().position(|m| *m).unwrap_or(tokens.ids.len());
-            let said = format!("{}{}", self.prefill, sample.completion);
+            let start = start(tokens);
+            let said = format!("{}{}", self.reading.prefill, sample.completion);
             let how = (self.options.split, self.options.step_tokens);
-            let steps = split::steps(how, &tokens.ids[start..], &said, self.encoder.tokenizer())?;
+            let steps = split::steps(how, &tokens.ids[start..], &said, self.reading.tokenizer())?;
             let mut from = 0;
             let ends = steps.map_or_else(|| vec![ratios.len()], |s| s.iter().map(|s| s.end).collect());
             let step = |end: usize| {
@@ -147,52 +134,22 @@ impl ImplicitReward {
 
     /// The log-ratio of each token of each completion.
     fn ratios(&self, tokens: &[Tokens]) -> Result<Vec<Vec<f64>>> {
-        let lengths: Vec<usize> = tokens.iter().map(|t| t.ids.len()).collect();
-        let most = lengths.iter().copied().fold(self.budget, usize::max);
-        let budget = Budget { tokens: most, setting: "train.micro_batch_tokens", multiple: 1 };
-        let packing = pack(&lengths, &[], budget, &|i| format!("completion {i}"))?;
-        let batch = |bin: &Vec<usize>| {
-            let sequence = |&i: &usize| Sequence {
-                ids: tokens[i].ids.clone(),
-                scored: tokens[i].mask.clone(),
-                ..Default::default()
-            };
-            Batch { sequences: bin.iter().map(sequence).collect(), others_per_row: 0 }
+        let sequence =
+            |t: &Tokens| Sequence { ids: t.ids.clone(), scored: t.mask.clone(), ..Default::default() };
+        let sequences: Vec<Sequence> = tokens.iter().map(sequence).collect();
+        let logps = |model: &Model, batch: &Batch| {
+            let logp = stats(model, batch, 1.0)?.logp;
+            Ok(batch.segments().iter().map(|rows| logp[rows].to_vec()).collect())
         };
-        let batches: Vec<Batch> = packing.bins.iter().map(batch).collect();
-        // One model after the other, so that one at a time is on the device where both lie in the machine's memory.
-        let under = |model: &Frozen| {
-            model.with(|m| batches.iter().map(|b| Ok(stats(m, b, 1.0)?.logp)).collect::<Result<Vec<_>>>())
+        // One model after the other: where both lie in the machine's memory, one at a time is on the device.
+        let under =
+            |frozen: &Frozen| frozen.with(|model| self.reading.packed(&sequences, |b, _| logps(model, b)));
+        let (own, reference): (Vec<Vec<f32>>, _) = (under(&self.model)?, under(&self.reference)?);
+        let ratio = |((t, own), reference): ((&Tokens, &Vec<f32>), &Vec<f32>)| {
+            let acts = (1..t.ids.len()).filter(|&i| t.mask[i]).map(|i| i - 1);
+            acts.map(|row| f64::from(own[row]) - f64::from(reference[row])).collect()
         };
-        let (own, reference) = (under(&self.model)?, under(&self.reference)?);
-        let mut computed = Vec::new();
-        for (((bin, batch), own), reference) in packing.bins.iter().zip(&batches).zip(own).zip(reference) {
-            let mut ratios = Vec::new();
-            for (&i, rows) in bin.iter().zip(batch.segments().iter()) {
-                let acts = (1..rows.len()).filter(|&t| tokens[i].mask[t]).map(|t| rows.start + t - 1);
-                ratios.push(acts.map(|row| f64::from(own[row]) - f64::from(reference[row])).collect());
-            }
-            computed.push(ratios);
-        }
-        packing.restore(computed)
-    }
-
-    /// Prompt and completion as the model was trained to read them.
-    fn tokens(&self, sample: &Sample<'_>) -> Result<Tokens> {
-        let prompt = prompt_value(sample.prompt, sample.messages);
-        let text = format!("{}{}", self.prefill, sample.completion);
-        let row = Row::from_iter([("prompt".to_string(), prompt), ("completion".to_string(), text.into())]);
-        let encoded = self.encoder.encode(&row, RowKind::Sft, "a completion", &mut Counts::default())?;
-        let Some(Example::Text(mut tokens)) = encoded.map(|s| s.example) else {
-            return Err(Error::data("a completion has no tokens for the implicit reward"));
-        };
-        // A truncated completion has no end token.
-        let ended = |ids: &[u32]| ids.last().is_some_and(|&id| self.encoder.tokenizer().is_special(id));
-        if sample.truncated && ended(&tokens.ids) && tokens.ids.len() > 1 {
-            tokens.ids.pop();
-            tokens.mask.pop();
-        }
-        Ok(tokens)
+        Ok(tokens.iter().zip(&own).zip(&reference).map(ratio).collect())
     }
 }
 
@@ -217,15 +174,16 @@ impl Reward for ImplicitReward {
         ends: &[Vec<usize>],
         _at: Progress,
     ) -> Result<Vec<Outcome>> {
-        let tokens: Vec<Tokens> = completions.iter().map(|c| self.tokens(c)).collect::<Result<_>>()?;
+        let tokens: Vec<Tokens> =
+            completions.iter().map(|c| self.reading.tokens(c)).collect::<Result<_>>()?;
         let mut out = Vec::with_capacity(completions.len());
         for ((tokens, ends), ratios) in tokens.iter().zip(ends).zip(self.ratios(&tokens)?) {
-            let start = tokens.mask.iter().position(|m| *m).unwrap_or(tokens.ids.len());
-            let starts = split::starts(&tokens.ids[start..], self.encoder.tokenizer())?;
+            let start = start(tokens);
+            let starts = split::starts(&tokens.ids[start..], self.reading.tokenizer())?;
             let mut steps = vec![0.0; ends.len()];
             // A token belongs to the step of its first character; those behind the text to the last.
             for (from, ratio) in starts.iter().zip(ratios) {
-                let step = ends.partition_point(|end| end + self.prefill.len() <= *from);
+                let step = ends.partition_point(|end| end + self.reading.prefill.len() <= *from);
                 if let Some(reward) = steps.get_mut(step.min(ends.len().saturating_sub(1))) {
                     *reward += self.options.beta * ratio;
                 }

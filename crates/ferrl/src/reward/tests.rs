@@ -11,9 +11,6 @@ impl Verifier for Forgetful {
     fn name(&self) -> &str {
         "forgetful"
     }
-    fn about(&self) -> &'static str {
-        "forgets one"
-    }
     fn score(&self, _sample: &Sample<'_>) -> Result<Score> {
         Ok(Score::default())
     }
@@ -28,9 +25,6 @@ struct Fragile;
 impl Verifier for Fragile {
     fn name(&self) -> &str {
         "fragile"
-    }
-    fn about(&self) -> &'static str {
-        "breaks"
     }
     fn score(&self, _sample: &Sample<'_>) -> Result<Score> {
         Ok(Score { reward: 1.0, ..Score::default() })

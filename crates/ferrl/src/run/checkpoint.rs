@@ -1,4 +1,4 @@
-//! Checkpoints: all of a run's state in one directory that is there whole or not at all.
+//! Checkpoints: all of a run's state in one directory, written atomically.
 //!
 //! ```text
 //! checkpoints/step_N/

@@ -16,7 +16,7 @@ use std::path::Path;
 pub struct Disk {
     /// One checkpoint.
     pub checkpoint: u64,
-    /// Checkpoints on the disk at once: those that are kept, and the one being written.
+    /// Checkpoints on the disk at once: the retained ones and the one being written.
     pub copies: usize,
     /// The model that the stage leaves in `stages/`.
     pub model: u64,

@@ -93,7 +93,7 @@ impl RunFolder {
         Ok(RunFolder { path, files, lock: Some(lock), unlogged: Mutex::default() })
     }
 
-    /// A folder that is there, to go on with.
+    /// An existing folder, to resume.
     pub fn open(path: &Path) -> Result<RunFolder> {
         Self::open_with(path, Files::new()?)
     }
@@ -199,7 +199,7 @@ impl RunFolder {
     }
 
     /// Whether the folder is still what was opened: files that are open can be written long after they were removed, and
-    /// nobody would find what was written.
+    /// what was written would be lost.
     pub fn still_there(&self) -> Result<()> {
         let path = self.path.join("lock");
         let gone = |what: String| {

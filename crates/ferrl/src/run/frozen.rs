@@ -2,7 +2,7 @@
 //!
 //! A resumed run builds its reference, its critic's start and its tokenizer from model directories again, draws rows from the
 //! same files and calls the same functions. Were one of them another by now, the run would go on with another objective and
-//! nobody would notice. A checkpoint keeps a checksum of each.
+//! go unnoticed. A checkpoint stores a checksum of each.
 
 use super::files::error;
 use super::manifest::hex;
@@ -89,7 +89,7 @@ pub fn describe(recipe: &Recipe, start: &Path) -> Result<Value> {
 /// The settings of a stage, where variables of the environment are their values.
 const SETTINGS: &str = "settings";
 
-/// What decides what is learned, but for what is told apart (files by their content) and what may change.
+/// The settings that determine training, without those compared in other ways (files by content) and those that may change.
 fn settings(recipe: &Recipe) -> Value {
     let mut all = json!(recipe);
     for path in [
@@ -135,7 +135,7 @@ fn python_file(reward: &crate::recipe::Reward) -> Option<PathBuf> {
     reward.python.clone().or(option.filter(|_| reward.verifier.as_deref() == Some("python")))
 }
 
-/// Adds the files beside a Python file that it imports, and those that these import.
+/// Adds the local modules that a Python file imports, recursively.
 fn local_imports(file: &Path, found: &mut Vec<PathBuf>) {
     static IMPORT: LazyLock<Option<Regex>> =
         LazyLock::new(|| Regex::new(r"(?m)^\s*(?:from\s+\.*([\w.]+)\s+import|import\s+([\w., ]+))").ok());

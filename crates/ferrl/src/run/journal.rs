@@ -20,7 +20,7 @@ impl RunFolder {
         self.line(json!({ "level": level, "message": message }))
     }
 
-    /// The same for whoever has more important things to do than to fail here.
+    /// The same, ignoring errors: for callers whose own work matters more.
     pub fn note(&self, level: &str, message: &str) {
         self.keep(self.log(level, message));
     }

@@ -58,7 +58,7 @@ impl Part {
         }
     }
 
-    /// The bytes are not those that were written.
+    /// The bytes differ from the ones that were written.
     pub fn damaged(&self) -> Error {
         Error::data(format!("{} is damaged: its checksum does not match", self.shown()))
             .fix("use an earlier checkpoint, and check the disk")

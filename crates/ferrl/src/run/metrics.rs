@@ -124,7 +124,7 @@ impl MetricsLog {
     /// Adds a step's line. After an error the line is not there, and the next attempt starts clean.
     pub fn append(&mut self, record: &StepRecord) -> Result<()> {
         let line = format!("{}\n", record.to_json()?);
-        // Somebody removed it: lines would go into a file that nobody finds.
+        // It was removed: lines would go into a deleted file.
         if !self.path.exists() {
             *self = MetricsLog::open(&self.path, &self.files)?;
         }

@@ -80,7 +80,7 @@ pub struct Follower {
 }
 
 /// Follows rank 0 to the end of the run. The error is the one that ended it; rank 0 has printed it. Whatever fails here, in
-/// `prepare` too, is told to the leader, which ends the run: a follower stays until then.
+/// `prepare` too, is reported to the leader, which ends the run: a follower waits for that.
 pub fn follow(ranks: &Ranks, prepare: impl FnOnce() -> Result<Follower>) -> Result<()> {
     let mut end = ranks.together(|| prepare()?.obey(ranks));
     loop {

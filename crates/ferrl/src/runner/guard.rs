@@ -44,7 +44,7 @@ pub fn guarded() -> bool {
     GUARDED.load(Ordering::SeqCst) > 0
 }
 
-/// Does the work; a panic comes back as a failure.
+/// Does the work; returns a panic as a failure.
 pub(super) fn guard<T>(work: impl FnOnce() -> ferrl_engine::Result<T>) -> Guarded<T> {
     GUARDED.fetch_add(1, Ordering::SeqCst);
     // What the work leaves half done is put back by its caller, or not used again.

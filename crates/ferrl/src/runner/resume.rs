@@ -53,7 +53,7 @@ impl Position {
     }
 }
 
-/// A recipe that a run goes on with, and what is new in it.
+/// The recipe of a resumed run, and what changed in it.
 pub struct Accepted {
     /// The recipe.
     pub resolved: Resolved,

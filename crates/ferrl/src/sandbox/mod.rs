@@ -1,4 +1,4 @@
-//! Runs programs that nobody trusts: code that a model wrote.
+//! Runs untrusted programs: code that a model wrote.
 //!
 //! A program gets its stdin and returns its stdout, stderr and status, within [`Limits`]. It has no network, sees the
 //! system's libraries read-only and a scratch folder that goes away with it, and leaves no process behind. Which
@@ -342,7 +342,7 @@ impl Sandbox {
     }
 }
 
-/// A word nobody can guess.
+/// A random token that cannot be guessed.
 fn nonce() -> String {
     let word = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", word(), word())

@@ -48,7 +48,7 @@ pub(super) struct Done {
     pub(super) seconds: f64,
 }
 
-/// Frames above this size are not read: nobody sends them.
+/// Maximum size of a frame; larger ones are refused.
 const LARGEST: u64 = 1 << 30;
 
 pub(super) fn send<T: Serialize>(to: &mut impl Write, header: &T, bytes: &[u8]) -> Result<()> {

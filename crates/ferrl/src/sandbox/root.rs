@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Builds the root at `root`, an empty folder, in this process's own mount namespace; where the scratch folder is in it.
 pub(super) fn build(root: &Path, reads: &[PathBuf]) -> Result<PathBuf> {
-    // Mounts made here are nobody else's.
+    // Mounts made here are private to this namespace.
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     mount("ferrl", root, "tmpfs", flags, c"size=1m,nr_inodes=4096,mode=755")?;

@@ -14,7 +14,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// What a stage is told, as its only argument.
+/// Arguments of a stage, passed as one JSON text.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Stage {
     pub(super) layers: Vec<Layer>,
@@ -25,7 +25,7 @@ pub(super) struct Stage {
     pub(super) argv: Vec<String>,
     pub(super) limits: Limits,
     pub(super) reads: Vec<PathBuf>,
-    /// The prepared root, where there is one.
+    /// The prepared root; `None` without one.
     pub(super) root: Option<PathBuf>,
     /// The scratch folder, as the program sees it.
     pub(super) scratch: PathBuf,

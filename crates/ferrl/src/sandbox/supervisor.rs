@@ -41,7 +41,7 @@ fn serve() -> Result<()> {
     served
 }
 
-/// Closes files that whoever started Ferrl left open to its children: they are no business of programs.
+/// Closes file descriptors inherited from the process that started Ferrl: programs must not reach them.
 fn close_inherited() {
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return };
     let open: Vec<i32> = open.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
@@ -62,7 +62,7 @@ struct Supervisor {
 impl Supervisor {
     fn set_up(&mut self) -> Report {
         let mut report = Report::default();
-        // Whoever loses its parent becomes our child, so that nobody gets away.
+        // Orphans become our children (subreaper), so that none escapes.
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         for layer in [Layer::User, Layer::Net, Layer::Ipc, Layer::Mount] {
             if self.open.layers.contains(&layer)
@@ -253,7 +253,7 @@ fn user_namespace() -> Result<()> {
     Ok(())
 }
 
-/// A user and group id that nobody else has, so that limits count this supervisor's programs alone.
+/// A user and group id that no other process has, so that limits count this supervisor's programs alone.
 fn own_id() -> Option<u32> {
     let pid = std::process::id();
     let map = |name: &str| std::fs::read_to_string(format!("/proc/self/{name}")).unwrap_or_default();

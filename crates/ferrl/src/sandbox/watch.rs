@@ -21,7 +21,7 @@ const DRAIN: Duration = Duration::from_millis(200);
 /// What surrounds a run.
 pub(super) struct Surroundings<'a> {
     pub(super) family: Family,
-    /// Its end (nobody holds the other side any more) ends the run.
+    /// End of file (the other side is closed) ends the run.
     pub(super) control: Option<BorrowedFd<'a>>,
     /// Says that the run is to end.
     pub(super) stopped: &'a dyn Fn() -> bool,
@@ -146,7 +146,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Waits for something to do: whether the program is over, and whether nobody waits for it any more.
+    /// Waits for an event; returns whether the program is over, and whether the client has gone.
     fn wait(&self, time: Duration, control: Option<BorrowedFd<'_>>) -> (bool, bool) {
         let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(5);
         let (mut ending, mut asker) = (None, None);

@@ -70,7 +70,7 @@ pub fn weighted(tree: &Tree) -> Option<usize> {
     best_of(tree, tree.terminals().filter(|n| n.answer == *answer))
 }
 
-/// Whole completions that were not cut off vote, where there is one; else all do.
+/// Votes are counted over completions that were not truncated, or over all if every one was.
 fn vote(tree: &Tree, weight: impl Fn(&Node) -> f64) -> Option<usize> {
     let whole = tree.terminals().any(|n| !n.truncated && n.answer.is_some());
     let mut votes: BTreeMap<&str, (f64, usize)> = BTreeMap::new();

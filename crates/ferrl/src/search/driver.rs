@@ -40,7 +40,7 @@ pub struct Driver<'a> {
     pub actor: Actor<'a>,
     /// What says whether a completion is right, where something does.
     pub rewards: Option<&'a Rewards>,
-    /// What the search goes by.
+    /// Scores prefixes and completions for the search.
     pub scorer: &'a mut dyn Scorer,
     /// How much to sample.
     pub settings: Settings,

@@ -12,7 +12,7 @@ use serde_json::json;
 pub struct Reader<'r, 'a> {
     /// The policy, for extractors that ask it.
     pub actor: &'r mut Actor<'a>,
-    /// The verifier, where there is one.
+    /// The verifier, if there is one.
     pub rewards: Option<&'r Rewards>,
     /// How completions are sampled.
     pub params: &'r SamplingParams,

@@ -25,7 +25,7 @@ use std::sync::Arc;
 /// Prompts that are searched concurrently.
 const AT_ONCE: usize = 64;
 
-/// A recipe's search, with what it goes by in memory.
+/// A recipe's search with its scorer loaded.
 pub struct Searcher {
     entry: &'static Entry,
     options: Map<String, Value>,

@@ -28,7 +28,7 @@ pub struct Judged<'a> {
     pub terminal: bool,
     /// Whether a limit cut it off.
     pub truncated: bool,
-    /// What the task's verifier says of a whole completion, where there is one.
+    /// Score of a whole completion by the task's verifier, if there is one.
     pub graded: Option<&'a Graded>,
 }
 

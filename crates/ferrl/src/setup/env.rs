@@ -32,7 +32,7 @@ pub fn environments(
 ) -> Result<Environments> {
     let (mut all, mut rows) = (tasks(recipe)?, None);
     let mut own = |task: Arc<dyn Task>| {
-        // Instead of those that start nothing.
+        // Instead of the placeholders that start nothing.
         all.retain(|(name, _)| name != OWN);
         all.push((OWN.into(), task));
     };

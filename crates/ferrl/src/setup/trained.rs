@@ -1,4 +1,4 @@
-//! What of a model is trained: all tensors but those that `model.frozen` names, and but routers, unless
+//! Which parameters are trained: all but the tensors of `model.frozen`, and without routers unless
 //! `model.train_router` says so.
 
 use crate::recipe::Model;

@@ -59,7 +59,7 @@ fn between(whole: Range<usize>, cuts: impl IntoIterator<Item = usize>) -> Vec<Ra
     parts
 }
 
-/// Parts, of which those that `joins` names are joined to the next; the last one to the one before it.
+/// Joins each part for which `joins` is true to the next one, and the last one to the one before it.
 fn joined(parts: Vec<Range<usize>>, joins: impl Fn(&Range<usize>) -> bool) -> Vec<Range<usize>> {
     let mut out: Vec<Range<usize>> = Vec::new();
     let mut open: Option<Range<usize>> = None;

@@ -34,7 +34,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// A row of those that are used, by its number in the dataset, and its place.
+    /// A row in use, by its number in the dataset, and its place.
     pub(super) fn read(&self, number: u32) -> Result<(data::Row, String)> {
         Ok((self.dataset.row(number as usize)?, self.dataset.place(number as usize)))
     }

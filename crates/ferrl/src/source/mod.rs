@@ -98,7 +98,7 @@ pub struct Summary {
 
 /// A stream of examples.
 pub trait Source: Send {
-    /// The next `n`, or those that are left of the epoch.
+    /// The next `n` examples, or what is left of the epoch.
     fn next(&mut self, n: usize) -> Result<Vec<Item>>;
     /// How many there are in an epoch; `None` without end.
     fn epoch(&self) -> Option<usize>;
@@ -106,7 +106,7 @@ pub trait Source: Send {
     fn epochs(&self) -> f64 {
         0.0
     }
-    /// Batches of up to `batch` examples in so many passes over the data: the last one of a pass is smaller. `None` without
+    /// Number of batches of up to `batch` examples in `epochs` passes over the data: the last one of a pass is smaller. `None` without
     /// end.
     fn batches(&self, epochs: f64, batch: usize) -> Option<u64> {
         self.epoch().map(|rows| (epochs * rows.div_ceil(batch.max(1)) as f64).ceil() as u64)
@@ -115,7 +115,7 @@ pub trait Source: Send {
     fn graded(&self) -> bool {
         false
     }
-    /// Sequences that were cut so far, of those that were drawn.
+    /// Number of sequences truncated so far, and drawn so far.
     fn cut(&self) -> usize {
         0
     }

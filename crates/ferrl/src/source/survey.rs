@@ -42,7 +42,7 @@ pub(super) struct Survey {
     met: Vec<u64>,
     /// What of each row is compared with training rows; where they are asked for.
     marks: Vec<Marks>,
-    /// Rows that overlap with those that are held out, as numbers of part and row, with their places.
+    /// Training rows that overlap with held-out rows: numbers of part and row, with their places.
     shared: Vec<(usize, u32, Meeting, String)>,
 }
 

@@ -11,7 +11,7 @@ pub(super) struct Published<'a> {
 }
 
 impl<'a> Published<'a> {
-    /// The first of these columns that is there and not null.
+    /// The first of these columns that is present and not null.
     pub fn find(&self, names: &[&str]) -> Option<&'a Value> {
         names.iter().find_map(|name| self.row.get(*name).filter(|v| !v.is_null()))
     }

@@ -6,11 +6,10 @@
 //! `kind` is one of the stages of linguistic calibration: `paragraph` (question to paragraph), `extract` (paragraph to the list
 //! of its answers, or `No Answer`), `forecast` (paragraph and answer to its probability, a soft target).
 
-use super::{Entry, Example, Task};
-use crate::algo::settings;
+use super::{Entry, Example, Task, options};
 use crate::verify::calibration::stated;
 use crate::verify::countdown::Draw;
-use ferrl_engine::{Error, Result};
+use ferrl_engine::Result;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -20,7 +19,7 @@ pub(super) const ENTRY: Entry = Entry {
     about: "facts of more or less certainty, stated with probabilities; paragraphs, extraction, forecasts",
     schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
-    build: |values, seed| Ok(Box::new(CalibrationTask { options: Options::read(values)?, seed })),
+    build: |values, seed| Ok(Box::new(CalibrationTask { options: options(values)?, seed })),
 };
 
 /// What stands between a paragraph and what is asked about it.
@@ -43,29 +42,15 @@ enum Kind {
 struct Options {
     /// Stage: `paragraph`, `extract` or `forecast`.
     kind: Kind,
-    /// Things that are asked about. [1, 676]
+    /// Things that are asked about. [1, 676] [1, 676]
     entities: usize,
-    /// Draws that the paragraph of a demonstration summarises. [1, 100]
+    /// Draws that the paragraph of a demonstration summarises. [1, 100] [1, 100]
     samples: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Options { kind: Kind::Paragraph, entities: 40, samples: 4 }
-    }
-}
-
-impl Options {
-    fn read(values: &Map<String, Value>) -> Result<Self> {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
-        let wrong = |key: &str, what: &str| Err(Error::usage(what).at(format!("data.task.{key}")));
-        if !(1..=676).contains(&o.entities) {
-            return wrong("entities", "there are 1 to 676 things to ask about");
-        }
-        if !(1..=100).contains(&o.samples) {
-            return wrong("samples", "a paragraph summarises 1 to 100 draws");
-        }
-        Ok(o)
     }
 }
 

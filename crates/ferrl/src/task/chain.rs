@@ -2,8 +2,7 @@
 //! true reward and every line is right or wrong, so the task gives demonstrations, pairs, labels, soft targets, pairs of
 //! steps, and prompts.
 
-use super::{Entry, Example, StepPair, Task};
-use crate::algo::settings;
+use super::{Entry, Example, StepPair, Task, options};
 use crate::reward::{QUESTION, RATIONALE};
 use crate::verify::chain::Chain;
 use crate::verify::countdown::Draw;
@@ -18,17 +17,17 @@ pub(super) const ENTRY: Entry = Entry {
     about: "sums worked out term by term; with pairs, labels and steps to learn from",
     schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
-    build: |values, seed| Ok(Box::new(ChainTask { options: Options::read(values)?, seed })),
+    build: |values, seed| Ok(Box::new(ChainTask { options: options(values)?, seed })),
 };
 
 #[derive(Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Steps of a sum: one less than its terms.
+    /// Steps of a sum: one less than its terms. [1, 32]
     steps: usize,
-    /// Largest term.
+    /// Largest term. [2, 1000000]
     max_number: i64,
-    /// Share of demonstrations with a slip in them.
+    /// Share of demonstrations with a slip in them. [0, 1]
     noise: f64,
     /// What a demonstration is: `solutions`, `verdicts` on a solution (GenRM), or `rationales` that work the sum out again before
     /// the verdict (GenRM-CoT).
@@ -46,23 +45,6 @@ enum Kind {
 impl Default for Options {
     fn default() -> Self {
         Options { steps: 3, max_number: 9, noise: 0.0, kind: Kind::Solutions }
-    }
-}
-
-impl Options {
-    fn read(values: &Map<String, Value>) -> Result<Self> {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
-        let wrong = |key: &str, what: &str| Err(Error::usage(what).at(format!("data.task.{key}")));
-        if !(1..=32).contains(&o.steps) {
-            return wrong("steps", "a sum has 1 to 32 steps");
-        }
-        if !(2..=1_000_000).contains(&o.max_number) {
-            return wrong("max_number", "the largest term is between 2 and 1000000");
-        }
-        if !(0.0..=1.0).contains(&o.noise) {
-            return wrong("noise", "a share lies between 0 and 1");
-        }
-        Ok(o)
     }
 }
 

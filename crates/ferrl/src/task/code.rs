@@ -1,7 +1,6 @@
 //! Short Python functions to write, each with its tests: unit-tested code without a file.
 
-use super::{Entry, Example, Task};
-use crate::algo::settings;
+use super::{Entry, Example, Task, options};
 use crate::verify::countdown::Draw;
 use ferrl_engine::Result;
 use schemars::{JsonSchema, schema_for};
@@ -15,7 +14,7 @@ pub(super) const ENTRY: Entry = Entry {
     schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
     build: |values, seed| {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        let o: Options = options(values)?;
         Ok(Box::new(Code { seed, o }))
     },
 };

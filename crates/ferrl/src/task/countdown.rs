@@ -1,7 +1,6 @@
 //! Countdown: reach a target from a few numbers, each used once. The prompt is `5,7,12:24=`, the answer `(7-5)*12`.
 
-use super::{Entry, Example, Task};
-use crate::algo::settings;
+use super::{Entry, Example, Task, options};
 use crate::verify::countdown::expression::Op;
 use crate::verify::countdown::{
     CountdownOptions, DemonstrationOptions, Format, Split, demonstrate, generate,
@@ -50,7 +49,7 @@ struct Countdown {
 
 impl Countdown {
     fn new(values: &Map<String, Value>, seed: u64) -> Result<Self> {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        let o: Options = options(values)?;
         let ops = Op::listed(&o.ops).map_err(|e: Error| e.at("data.task.ops"))?;
         let format = if o.tries > 0 { Format::Line } else { Format::Plain };
         let puzzles = CountdownOptions {

@@ -3,8 +3,7 @@
 //! Texts are drawn from a list of common words. A text is held out or not by a hash of its words alone, so no question
 //! about a held-out text is ever trained on, whichever letter it asks for.
 
-use super::{Entry, Example, Task};
-use crate::algo::settings;
+use super::{Entry, Example, Task, options};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::{name_words, philox4x32};
@@ -37,7 +36,7 @@ impl Default for Options {
 
 impl Options {
     fn read(values: &Map<String, Value>) -> Result<Self> {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        let o: Options = options(values)?;
         // One or two words make too few texts to hold some out.
         if o.min_words < 3 || o.max_words < o.min_words || o.max_words > 1000 {
             let what = format!(

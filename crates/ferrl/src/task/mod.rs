@@ -7,7 +7,7 @@ mod countdown;
 mod letter_counting;
 mod questions;
 
-use crate::algo::Feed;
+use crate::algo::{Feed, settings};
 use crate::data::Encoder;
 use crate::env::Environment;
 use crate::env::game::GAMES;
@@ -19,7 +19,8 @@ use crate::source::{Item, Prompt};
 use crate::verify::{self, Sample, Score, Verifier};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result, nearest};
-use schemars::Schema;
+use schemars::{JsonSchema, Schema};
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use std::ops::Range;
 use std::sync::Arc;
@@ -40,6 +41,11 @@ pub struct Entry {
 
 /// Builds a task from its settings and the run's seed.
 pub type Build = fn(&Map<String, Value>, seed: u64) -> Result<Box<dyn Task>>;
+
+/// The settings of a task, checked: `data.task` of the recipe.
+pub(crate) fn options<T: DeserializeOwned + JsonSchema>(values: &Map<String, Value>) -> Result<T> {
+    settings("data.task", Value::Object(values.clone()))
+}
 
 /// The lists that make up the registry.
 const LISTS: [&[&Entry]; 5] = [
@@ -196,21 +202,7 @@ impl TaskExamples {
         let whole = |text: &str, kind: Kind| self.sequence(&prompt, text, eos, kind);
         Ok(Item::Given(match self.feed {
             Feed::Rollouts => {
-                let (text, mut columns) = (example.prompt, example.columns);
-                if self.named {
-                    columns.insert(TASK.into(), self.name.as_str().into());
-                }
-                let played = self.task.episode(index, self.held_out).is_some();
-                let key = EpisodeKey { task: self.name.clone(), index, held_out: self.held_out };
-                return Ok(Item::Ask(Prompt {
-                    index: number,
-                    ids: prompt,
-                    text,
-                    messages,
-                    columns,
-                    episode: played.then_some(key),
-                    ..Default::default()
-                }));
+                return Ok(Item::Ask(self.prompt((index, number), example, (prompt, messages))));
             }
             Feed::Demonstrations if !example.turns.is_empty() => {
                 let chat = (!messages.is_empty()).then_some(encoder);
@@ -233,17 +225,36 @@ impl TaskExamples {
                 let (text, reward) = one()?;
                 vec![whole(&text, Kind::Target(reward))?]
             }
-            Feed::StepPairs => {
-                let pair = self.task.step_pair(index, self.held_out)?;
-                let pair = pair.ok_or_else(|| Error::data(format!("question {index} has no steps")))?;
-                let mut begun = prompt.clone();
-                begun.extend(self.tokenizer.encode_text(&pair.before)?);
-                vec![
-                    self.sequence(&begun, &pair.chosen, None, Kind::Chosen)?,
-                    self.sequence(&begun, &pair.rejected, None, Kind::Rejected)?,
-                ]
-            }
+            Feed::StepPairs => self.step_pair(index, prompt)?,
         }))
+    }
+
+    /// A prompt to sample completions for.
+    fn prompt(
+        &self,
+        (index, number): (u64, u64),
+        example: Example,
+        (ids, messages): (Vec<u32>, Vec<Value>),
+    ) -> Prompt {
+        let (text, mut columns) = (example.prompt, example.columns);
+        if self.named {
+            columns.insert(TASK.into(), self.name.as_str().into());
+        }
+        let played = self.task.episode(index, self.held_out).is_some();
+        let key = EpisodeKey { task: self.name.clone(), index, held_out: self.held_out };
+        let episode = played.then_some(key);
+        Prompt { index: number, ids, text, messages, columns, episode, ..Default::default() }
+    }
+
+    /// A right and a wrong next step behind the same steps.
+    fn step_pair(&self, index: u64, mut begun: Vec<u32>) -> Result<Vec<Sequence>> {
+        let pair = self.task.step_pair(index, self.held_out)?;
+        let pair = pair.ok_or_else(|| Error::data(format!("question {index} has no steps")))?;
+        begun.extend(self.tokenizer.encode_text(&pair.before)?);
+        Ok(vec![
+            self.sequence(&begun, &pair.chosen, None, Kind::Chosen)?,
+            self.sequence(&begun, &pair.rejected, None, Kind::Rejected)?,
+        ])
     }
 
     /// An episode as one sequence: actions are trained, observations are read.
@@ -324,9 +335,6 @@ impl ByTask {
 impl Verifier for ByTask {
     fn name(&self) -> &str {
         TASK
-    }
-    fn about(&self) -> &'static str {
-        "the verifier of the task a prompt is from"
     }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         self.find(sample)?.score(sample)

@@ -1,8 +1,7 @@
 //! Questions of a file, each with one answer: `gsm8k`, `math`, `choice` and `qa` read the columns that those data sets have.
 //! Without a file there are a few rows of the same shape, to try an environment with.
 
-use super::{Entry, Example, Task};
-use crate::algo::settings;
+use super::{Entry, Example, Task, options};
 use crate::data::{Row, format_of};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
@@ -184,7 +183,7 @@ struct Questions {
 }
 
 fn build(kind: &'static Kind, values: &Map<String, Value>, seed: u64) -> Result<Box<dyn Task>> {
-    let o: Options = settings("data.task", Value::Object(values.clone()))?;
+    let o: Options = options(values)?;
     let mut rows = Vec::new();
     match &o.data {
         Some(path) => {

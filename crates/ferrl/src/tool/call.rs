@@ -39,7 +39,7 @@ pub struct Written {
     pub format: Format,
     /// Where it begins, in bytes.
     pub at: usize,
-    /// The call, or what the policy is told is wrong with it.
+    /// The call, or the error message for the policy.
     pub call: Result<Call, String>,
 }
 

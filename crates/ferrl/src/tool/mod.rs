@@ -102,7 +102,7 @@ pub(crate) fn one_text(name: &str, about: &str) -> Value {
     })
 }
 
-/// A text argument; where it is missing or something else, what the policy is told.
+/// A text argument; if it is missing or not text, the error message for the policy.
 pub(crate) fn text_argument<'a>(
     arguments: &'a Map<String, Value>,
     name: &str,

@@ -81,7 +81,7 @@ fn scaled(number: &Rational, digits: u64) -> Rational {
     Rational::from(10).pow(digits as i64).map_or(Rational::ZERO, |ten| number.mul(&ten))
 }
 
-/// Rounded half away from zero to so many digits after the point; trailing zeros are left out.
+/// Rounded half away from zero to `digits` digits after the point; trailing zeros are left out.
 fn decimal(number: &Rational, digits: u64) -> String {
     let half = Rational::new(1, 2).unwrap_or(Rational::ZERO);
     let (negative, ..) = number.parts();

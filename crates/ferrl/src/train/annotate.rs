@@ -52,7 +52,7 @@ impl Stage {
                 (s.ref_logp, s.old_value) = (cut(&reference), cut(&values));
                 if asked(s) {
                     s.old_logp = cut(&own);
-                    // Where nobody knows who answered, the policy as it is now is as good as any.
+                    // Completions without recorded log-probabilities: the current policy stands for the one that sampled them.
                     if s.sampled_logp.is_empty() {
                         s.sampled_logp = s.old_logp.clone();
                     }

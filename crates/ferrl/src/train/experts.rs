@@ -7,7 +7,7 @@ use ferrl_engine::{Error, Result};
 use ferrl_kernels::math::ln;
 
 impl Stage {
-    /// Before an update of so many sequences: the load-balance loss is a mean over them and over the layers with experts.
+    /// Before an update of this number of sequences: the load-balance loss is a mean over them and over the layers with experts.
     pub(crate) fn weigh_balance(&mut self, sequences: usize) {
         let Some(experts) = &self.policy.model.config.experts else { return };
         let layers = experts.sparse.iter().filter(|sparse| **sparse).count();

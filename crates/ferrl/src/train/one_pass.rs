@@ -1,7 +1,7 @@
 //! The one-pass head: gradients precomputed before the forward pass.
 //!
 //! A loss takes the policy's log-probabilities and returns gradients by them; backward then recomputes the logits of the
-//! head. Two kinds of gradient are known before the forward: those that do not depend on the statistics
+//! head. Two kinds of gradient are known before the forward: gradients that do not depend on the statistics
 //! ([`Needs::constant_gradients`](crate::algo::Needs)), and those of the first update on fresh completions, whose
 //! log-probabilities the sampler recorded, bit for bit. With them forward and backward run in one pass and the head
 //! computes its logits once. Should a log-probability differ, the pass is discarded and two passes are made, now and from

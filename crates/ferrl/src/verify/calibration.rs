@@ -112,9 +112,6 @@ impl Verifier for Calibration {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    fn about(&self) -> &'static str {
-        ENTRY.about
-    }
     /// The scale has no 0 for a wrong answer.
     fn judges_truncated(&self) -> bool {
         true

@@ -107,9 +107,6 @@ impl Verifier for ChainVerifier {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    fn about(&self) -> &'static str {
-        ENTRY.about
-    }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let chain = self.chain(sample)?;
         let wrong = chain.first_wrong(sample.completion);

@@ -280,9 +280,6 @@ impl Verifier for Choice {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    fn about(&self) -> &'static str {
-        ENTRY.about
-    }
     fn extract(&self, completion: &str) -> Option<String> {
         chosen(completion, &Listed::letters()).map(String::from)
     }

@@ -246,9 +246,6 @@ impl Verifier for Countdown {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    fn about(&self) -> &'static str {
-        ENTRY.about
-    }
     fn extract(&self, completion: &str) -> Option<String> {
         self.answer(completion).map(String::from)
     }

@@ -1,6 +1,7 @@
 //! An answer that must equal a column's text.
 
-use super::{Entry, Options, Sample, Score, Setting, Verifier, f1, last_answer, required};
+use super::take::Take;
+use super::{Entry, Options, Sample, Score, Setting, Verifier, f1, required};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 
@@ -30,14 +31,6 @@ pub const ENTRY: Entry = Entry {
     build: |options| Ok(Box::new(Exact::new(options)?)),
 };
 
-#[derive(Clone, Copy)]
-enum Take {
-    Auto,
-    Whole,
-    Answer,
-    LastLine,
-}
-
 /// The verifier.
 pub struct Exact {
     column: String,
@@ -49,15 +42,9 @@ pub struct Exact {
 
 impl Exact {
     fn new(options: &Options<'_>) -> Result<Self> {
-        let takes = [
-            ("whole", Take::Whole),
-            ("answer", Take::Answer),
-            ("last_line", Take::LastLine),
-            ("auto", Take::Auto),
-        ];
         Ok(Exact {
             column: options.text("column", "answer")?,
-            take: options.choice("take", Take::Whole, &takes)?,
+            take: options.choice("take", Take::Whole, Take::ALL)?,
             squad: options.choice("normalize", false, &[("none", false), ("squad", true)])?,
             ignore_case: options.flag("ignore_case", false)?,
             ignore_punctuation: options.flag("ignore_punctuation", false)?,
@@ -79,15 +66,6 @@ impl Exact {
         kept.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    fn taken<'a>(&self, completion: &'a str) -> Option<&'a str> {
-        match self.take {
-            Take::Auto => last_answer(completion).or(Some(completion)),
-            Take::Whole => Some(completion),
-            Take::Answer => last_answer(completion),
-            Take::LastLine => completion.trim_end().lines().last(),
-        }
-    }
-
     fn equals(&self, answer: &str, expected: &Value) -> Option<bool> {
         Some(match expected {
             Value::String(text) => self.normal(text) == answer,
@@ -104,21 +82,15 @@ impl Verifier for Exact {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    fn about(&self) -> &'static str {
-        ENTRY.about
-    }
     fn extract(&self, completion: &str) -> Option<String> {
-        self.taken(completion).map(|answer| self.normal(answer))
+        self.take.from(completion).map(|answer| self.normal(answer))
     }
     fn reads(&self) -> &'static [&'static str] {
-        match self.take {
-            Take::Answer => &["<answer>", "</answer>"],
-            _ => &[],
-        }
+        self.take.reads()
     }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let expected = required(sample, &self.column, ENTRY.name)?;
-        let answer = self.taken(sample.completion);
+        let answer = self.take.from(sample.completion);
         let found = Some(answer.is_some_and(|a| !a.trim().is_empty()));
         let answer = answer.map(|a| self.normal(a)).unwrap_or_default();
         let equal = self.equals(&answer, expected).ok_or_else(|| {

@@ -3,7 +3,8 @@
 //! Texts lose their case, ASCII punctuation and articles first. An empty answer earns something only where an expected one
 //! is empty too: the question has no answer, as in SQuAD 2.0.
 
-use super::{Entry, Options, Sample, Score, Setting, Verifier, last_answer, required};
+use super::take::Take;
+use super::{Entry, Options, Sample, Score, Setting, Verifier, required};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -26,14 +27,6 @@ pub const ENTRY: Entry = Entry {
     ],
     build: |options| Ok(Box::new(F1::new(options)?)),
 };
-
-#[derive(Clone, Copy)]
-enum Take {
-    Auto,
-    Answer,
-    LastLine,
-    Whole,
-}
 
 /// The verifier.
 pub struct F1 {
@@ -89,25 +82,10 @@ pub(super) fn golds(value: &Value) -> Option<Vec<String>> {
 
 impl F1 {
     fn new(options: &Options<'_>) -> Result<Self> {
-        let takes = [
-            ("auto", Take::Auto),
-            ("answer", Take::Answer),
-            ("last_line", Take::LastLine),
-            ("whole", Take::Whole),
-        ];
         Ok(F1 {
             column: options.text("column", "answer")?,
-            take: options.choice("take", Take::Auto, &takes)?,
+            take: options.choice("take", Take::Auto, Take::ALL)?,
         })
-    }
-
-    fn taken<'a>(&self, completion: &'a str) -> Option<&'a str> {
-        match self.take {
-            Take::Auto => last_answer(completion).or(Some(completion.trim())),
-            Take::Answer => last_answer(completion),
-            Take::LastLine => completion.trim_end().lines().last().map(str::trim),
-            Take::Whole => Some(completion.trim()),
-        }
     }
 }
 
@@ -115,17 +93,11 @@ impl Verifier for F1 {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    fn about(&self) -> &'static str {
-        ENTRY.about
-    }
     fn extract(&self, completion: &str) -> Option<String> {
-        self.taken(completion).map(String::from)
+        self.take.from(completion).map(String::from)
     }
     fn reads(&self) -> &'static [&'static str] {
-        match self.take {
-            Take::Answer => &["<answer>", "</answer>"],
-            _ => &[],
-        }
+        self.take.reads()
     }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let value = required(sample, &self.column, ENTRY.name)?;
@@ -133,7 +105,7 @@ impl Verifier for F1 {
             let what = format!("column {:?} must be a text or a list of texts, got {value}", self.column);
             sample.error(Error::data(what))
         })?;
-        let taken = self.taken(sample.completion);
+        let taken = self.take.from(sample.completion);
         let answer = normal(taken.unwrap_or_default());
         let found = Some(taken.is_some_and(|text| !text.is_empty()));
         let (mut f1, mut exact) = (0.0f64, false);

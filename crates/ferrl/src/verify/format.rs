@@ -121,9 +121,6 @@ impl Verifier for Format {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    fn about(&self) -> &'static str {
-        ENTRY.about
-    }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let why = self.problem(sample.completion);
         let fits = why.is_none();

@@ -84,9 +84,6 @@ impl Verifier for Gsm8k {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    fn about(&self) -> &'static str {
-        ENTRY.about
-    }
     fn extract(&self, completion: &str) -> Option<String> {
         self.answer(completion)
     }

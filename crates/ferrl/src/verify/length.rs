@@ -1,4 +1,4 @@
-//! Length shaping: a reward that goes by the number of tokens, alone or together with whether the answer is right.
+//! Length shaping: a reward by the number of tokens, alone or combined with whether the answer is right.
 //!
 //! - `overlong`: DAPO's soft penalty (2503.14476), 0 up to a soft limit, then down to -1 at `max`.
 //! - `exact`: L1-Exact's (2503.04697) `-alpha |target - tokens|`.
@@ -68,7 +68,7 @@ pub const ENTRY: Entry = Entry {
     build: |options| Ok(Box::new(Length::new(options)?)),
 };
 
-/// The column that has the length where nobody counted it.
+/// The column with the length, for completions without tokens.
 const COUNTED: &str = "completion_tokens";
 
 /// What is rewarded.
@@ -142,7 +142,7 @@ impl Length {
             return Ok(tokens as u64);
         }
         if self.column.is_none() && sample.columns.get(COUNTED).is_none() {
-            let what = "length goes by the tokens of a completion, and nothing says how many it has";
+            let what = "length needs the number of tokens of a completion, and it is not known";
             let fix = format!(
                 "ferrl verify --model DIR counts them with the model's tokenizer; or give rows a column {COUNTED:?}"
             );
@@ -243,9 +243,6 @@ fn nested(value: &Value, options: &Options<'_>) -> Result<Box<dyn Verifier>> {
 impl Verifier for Length {
     fn name(&self) -> &str {
         ENTRY.name
-    }
-    fn about(&self) -> &'static str {
-        ENTRY.about
     }
     fn extract(&self, completion: &str) -> Option<String> {
         self.of.as_ref().and_then(|of| of.extract(completion))

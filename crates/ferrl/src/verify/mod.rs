@@ -18,6 +18,7 @@ pub mod numeric;
 pub mod options;
 pub mod python;
 pub mod regex_format;
+mod take;
 
 use crate::credit::gains;
 use ferrl_engine::{Error, Result, nearest};
@@ -100,7 +101,7 @@ impl<'a> Columns<'a> {
 pub struct Progress {
     /// Steps done.
     pub step: u64,
-    /// Steps of the stage; 0 where nobody knows.
+    /// Steps of the stage; 0 if unknown.
     pub steps: u64,
     /// Passes over the data.
     pub epoch: f64,
@@ -225,16 +226,14 @@ pub(crate) fn miscounted(name: &str, got: usize, want: usize) -> Error {
 pub trait Verifier: Send + Sync {
     /// The name a recipe uses.
     fn name(&self) -> &str;
-    /// One line for listings.
-    fn about(&self) -> &'static str;
     /// The score of one completion.
     fn score(&self, sample: &Sample<'_>) -> Result<Score>;
     /// The scores of many, in their order.
     fn score_batch(&self, samples: &[Sample<'_>], _at: Progress) -> Result<Vec<Outcome>> {
         samples.iter().map(|s| self.score(s).map(Outcome::Scored)).collect()
     }
-    /// Whether its reward means something for a completion that was cut off: it goes by the length, or has a scale on
-    /// which 0 is not the reward of a wrong answer.
+    /// Whether its reward is meaningful for a truncated completion: it depends on the length, or has a scale on which 0 is not
+    /// the reward of a wrong answer.
     fn judges_truncated(&self) -> bool {
         false
     }

@@ -1,5 +1,6 @@
 //! A final number, as in GSM8K: what follows `####`, or the last number of the text.
 
+use super::take::TAG;
 use super::{Entry, Options, Sample, Score, Setting, Verifier, last_answer, required};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
@@ -140,9 +141,6 @@ impl Verifier for Numeric {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    fn about(&self) -> &'static str {
-        ENTRY.about
-    }
     fn extract(&self, text: &str) -> Option<String> {
         match self.take {
             Take::Auto => after_hashes(text).or_else(|| last_number(text)),
@@ -153,7 +151,7 @@ impl Verifier for Numeric {
     }
     fn reads(&self) -> &'static [&'static str] {
         match self.take {
-            Take::Answer => &["<answer>", "</answer>"],
+            Take::Answer => TAG,
             _ => &[],
         }
     }

@@ -43,7 +43,7 @@ impl Default for Hooks {
 }
 
 impl Hooks {
-    /// Who is told each line that a worker prints.
+    /// The receiver of each line that a worker prints.
     pub fn prints(&self) -> Log {
         let warnings = self.warnings.clone();
         Arc::new(move |worker, line| warnings.print(worker, line))

@@ -190,9 +190,6 @@ impl Verifier for Python {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    fn about(&self) -> &'static str {
-        ENTRY.about
-    }
     fn judges_truncated(&self) -> bool {
         true
     }

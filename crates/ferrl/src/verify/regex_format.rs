@@ -37,9 +37,6 @@ impl Verifier for RegexFormat {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    fn about(&self) -> &'static str {
-        ENTRY.about
-    }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         let fits = self.regex.is_match(sample.completion.trim());
         let why = (!fits).then(|| "it does not match the pattern".to_string());

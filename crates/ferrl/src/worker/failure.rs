@@ -1,4 +1,4 @@
-//! What can go wrong with a worker process, and how it is told.
+//! Failures of a worker process and their error messages.
 
 use ferrl_engine::{Class, Error};
 use std::fmt;

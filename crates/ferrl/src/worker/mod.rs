@@ -164,7 +164,7 @@ enum Tried {
 const PARTS: usize = 8;
 /// So many processes or time-outs lost in a row, with nothing answered in between, end the retries of a call.
 const PATIENCE: u32 = 3;
-/// The retries of a call end after so many time-outs' time.
+/// The retries of a call end after this multiple of the time-out.
 const RETRY_TIMEOUTS: u32 = 20;
 
 impl Pool {
@@ -297,7 +297,7 @@ impl Pool {
         Tried::Failed(kind.with_status(status), stderr)
     }
 
-    /// A worker nobody uses, or else the next in turn; each is held for a bounded time.
+    /// An idle worker, or else the next in turn; each is held for a bounded time.
     fn free_slot(&self) -> MutexGuard<'_, Slot> {
         let first = self.next.fetch_add(1, Ordering::Relaxed) % self.slots.len();
         let free = (0..self.slots.len()).find_map(|i| {

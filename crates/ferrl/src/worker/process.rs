@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(crate) struct Spawn<'a> {
     /// The Python to run.
     pub python: &'a str,
-    /// The script that speaks with us; `guard.py` stands before it.
+    /// The script at the other end of the pipe; `guard.py` is prepended to it.
     pub script: &'a str,
     /// The first request: what to load.
     pub request: Value,
@@ -74,7 +74,7 @@ impl Routes {
         Ok(self.calls)
     }
 
-    /// Gives an answer to whoever waits for it; anything else that comes ends the conversation.
+    /// Passes a reply to the caller that waits for it; any other message ends the process.
     fn take(&mut self, text: &[u8]) {
         let answer = serde_json::from_slice::<Value>(text).ok();
         let id = answer.as_ref().and_then(|a| a["id"].as_u64());
@@ -94,7 +94,7 @@ impl Routes {
 
     fn end(&mut self, kind: Kind) {
         self.over.get_or_insert(kind);
-        self.waiting.clear(); // whoever waits hears that nothing comes
+        self.waiting.clear(); // callers that wait get an error
     }
 }
 
@@ -341,7 +341,7 @@ fn tagged(tag: &str) -> Vec<i32> {
         .collect()
 }
 
-/// A word nobody can guess.
+/// A random token that cannot be guessed.
 fn nonce() -> String {
     let word = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", word(), word())

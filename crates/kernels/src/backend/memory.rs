@@ -27,7 +27,7 @@ pub trait Home {
 pub trait MemoryOps: Home {
     /// Bytes allocated now, and the most there have ever been.
     fn memory(&self) -> (usize, usize);
-    /// What memory is for from now on; what it was for before comes back. See [`Purpose::on`].
+    /// Labels later allocations; returns the previous label. See [`Purpose::on`].
     fn set_purpose(&self, _purpose: Purpose) -> Purpose {
         Purpose::default()
     }

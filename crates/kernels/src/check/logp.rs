@@ -149,7 +149,7 @@ fn by_logp(
     Ok([download(b, &stats.logp)?, download(b, &stats.entropy)?, download(b, &dx)?])
 }
 
-/// Gradients known beforehand give the bits of forward and backward; so many rows that they come in parts give what
+/// The one-pass head gives the bits of forward and backward; a batch that is processed in parts gives what
 /// their parts give.
 pub fn known(check: &mut Check<'_>) -> Result<()> {
     let b = check.card;
@@ -184,7 +184,7 @@ pub fn known(check: &mut Check<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Decoding's logits are those that training uses, for any number of rows.
+/// Decoding and training compute the same logits, for any number of rows.
 pub fn bits(check: &mut Check<'_>) -> Result<()> {
     let b = check.card;
     let large = (300, 32_000, 256, 0, LogpHead { temperature: 0.9, softcap: None });

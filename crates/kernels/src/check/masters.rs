@@ -1,7 +1,8 @@
 //! Masters that share the memory of their weights: whatever is done to one gives the bits of a plain buffer of f32.
 
+use super::units::adamw;
 use super::{Check, download, random, unwritten, upload, weight};
-use crate::backend::{AdamW, AdamWParam, Backend, Sgd};
+use crate::backend::{AdamWParam, Backend, Sgd};
 use crate::buffer::{Buffer, DType, Weight};
 use crate::error::Result;
 
@@ -41,35 +42,16 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
     let mut part = vec![0.0; 333];
     b.read(&master, 77, &mut part)?;
     check.same("masters: a part", &part, &values[77..77 + 333]);
-    check.same(
-        "masters: derived",
-        &derived(b, &form)?,
-        &values.iter().map(|&x| rounded(x)).collect::<Vec<_>>(),
-    );
-    for bits in [0x7fff_ffff, 0xffff_ffff, 0x7fff_8000, 0x7f80_0001, 0x7fc0_0000] {
-        b.write(&mut other, 0, &vec![1.0; ROWS * WIDTH])?;
-        b.write(&mut other, 5 * WIDTH, &[f32::from_bits(bits)])?;
-        // A product of a row with zeros is no number either, so the whole row is none.
-        let (master, products) = (download(b, &other)?, derived(b, &beside)?);
-        let none = |values: &[f32]| values.iter().filter(|x| x.is_nan()).count();
-        let lost = none(&master[5 * WIDTH..][..1]) != 1 || none(&products[5 * WIDTH..][..WIDTH]) != WIDTH;
-        let spread = none(&master) != 1 || none(&products) != WIDTH;
-        check.tell(format!("masters: not a number, {bits:#x}"), f64::from(u8::from(lost || spread)), 0.0);
-    }
+    let rounded: Vec<f32> = values.iter().map(|&x| rounded(x)).collect();
+    check.same("masters: derived", &derived(b, &form)?, &rounded);
+    not_numbers(check, (&beside, &mut other))?;
     b.load_weight(&master, &mut form)?;
     let mut apart = b.weight(ROWS, WIDTH, DType::Bf16, true)?;
     b.load_weight(&master, &mut apart)?;
     let nearest = weight(b, DType::Bf16, ROWS, WIDTH, &values)?;
     check.same("masters: derived elsewhere", &derived(b, &apart)?, &derived(b, &nearest)?);
-
     let mut plain = upload(b, DType::F32, &values)?;
-    b.copy(&master, 0, &mut other, 0, values.len())?;
-    check.same("masters: copied", &download(b, &other)?, &values);
-    let mut copy = unwritten(b, DType::F32, values.len())?;
-    b.copy(&master, 0, &mut copy, 0, values.len())?;
-    check.same("masters: copied as a whole", &download(b, &copy)?, &values);
-    b.copy(&plain, 5, &mut other, 2, 500)?;
-    check.same("masters: copied in part", &download(b, &other)?[2..502], &values[5..505]);
+    copied(check, (&master, &plain, &mut other), &values)?;
 
     let ids = b.indices(&[7, 0, 1030, 7])?;
     let embedded = |table: &Buffer| -> Result<Vec<f32>> {
@@ -82,14 +64,57 @@ pub fn all(check: &mut Check<'_>) -> Result<()> {
     stored(check, (&mut form, &mut master), &embedded)?;
     alone(check, &embedded)?;
     b.write(&mut master, 0, &values)?;
+    changed(check, (&mut form, &mut master), &mut plain)
+}
+
+/// A NaN stays one, in its own element and in products with its row.
+fn not_numbers(check: &mut Check<'_>, (form, master): (&Weight, &mut Buffer)) -> Result<()> {
+    let b = check.card;
+    for bits in [0x7fff_ffff, 0xffff_ffff, 0x7fff_8000, 0x7f80_0001, 0x7fc0_0000] {
+        b.write(master, 0, &vec![1.0; ROWS * WIDTH])?;
+        b.write(master, 5 * WIDTH, &[f32::from_bits(bits)])?;
+        // The product of a NaN with zero is NaN, so the whole row is.
+        let (master, products) = (download(b, master)?, derived(b, form)?);
+        let none = |values: &[f32]| values.iter().filter(|x| x.is_nan()).count();
+        let lost = none(&master[5 * WIDTH..][..1]) != 1 || none(&products[5 * WIDTH..][..WIDTH]) != WIDTH;
+        let spread = none(&master) != 1 || none(&products) != WIDTH;
+        check.tell(format!("masters: not a number, {bits:#x}"), f64::from(u8::from(lost || spread)), 0.0);
+    }
+    Ok(())
+}
+
+/// Copies between masters and plain buffers.
+fn copied(
+    check: &mut Check<'_>,
+    (master, plain, other): (&Buffer, &Buffer, &mut Buffer),
+    values: &[f32],
+) -> Result<()> {
+    let b = check.card;
+    b.copy(master, 0, other, 0, values.len())?;
+    check.same("masters: copied", &download(b, other)?, values);
+    let mut copy = unwritten(b, DType::F32, values.len())?;
+    b.copy(master, 0, &mut copy, 0, values.len())?;
+    check.same("masters: copied as a whole", &download(b, &copy)?, values);
+    b.copy(plain, 5, other, 2, 500)?;
+    check.same("masters: copied in part", &download(b, other)?[2..502], &values[5..505]);
+    Ok(())
+}
+
+/// Every change of a master against the same change of a plain buffer.
+fn changed(
+    check: &mut Check<'_>,
+    (form, master): (&mut Weight, &mut Buffer),
+    plain: &mut Buffer,
+) -> Result<()> {
+    let b = check.card;
     for (what, change) in CHANGES {
         let (mut state, mut plain_state) = (State::new(b)?, State::new(b)?);
-        change(b, &mut master, &mut state, std::slice::from_mut(&mut form))?;
-        change(b, &mut plain, &mut plain_state, &mut [])?;
-        let got = download(b, &master)?;
-        check.same(format!("masters: {what}"), &got, &download(b, &plain)?);
+        change(b, master, &mut state, std::slice::from_mut(form))?;
+        change(b, plain, &mut plain_state, &mut [])?;
+        let got = download(b, master)?;
+        check.same(format!("masters: {what}"), &got, &download(b, plain)?);
         let weights: Vec<f32> = got.iter().map(|&x| rounded(x)).collect();
-        check.same(format!("masters: derived after {what}"), &derived(b, &form)?, &weights);
+        check.same(format!("masters: derived after {what}"), &derived(b, form)?, &weights);
     }
     Ok(())
 }
@@ -176,18 +201,9 @@ const CHANGES: [(&str, Change); 3] = [
     ("AdamW", |b, param, State([first, second]), derived| {
         for step in 1..=3u64 {
             let grad = upload(b, DType::F32, &random(20 + step as u32, param.len()))?;
-            let op = AdamW {
-                lr: 1e-2,
-                beta1: 0.9,
-                beta2: 0.99,
-                eps: 1e-6,
-                weight_decay: 0.1,
-                step,
-                grad_scale: 0.5,
-            };
             let ranges = &[3..4000, 4000..param.len()];
             b.adamw(&mut [AdamWParam {
-                op,
+                op: adamw(step),
                 ranges,
                 param,
                 grad: &grad,

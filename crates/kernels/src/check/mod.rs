@@ -151,7 +151,7 @@ pub fn upload(b: &dyn Backend, dtype: DType, values: &[f32]) -> Result<Buffer> {
     Ok(buffer)
 }
 
-/// A buffer full of NaN, so that an element nobody writes is noticed.
+/// A buffer full of NaN, so that an element that is never written is noticed.
 pub fn unwritten(b: &dyn Backend, dtype: DType, n: usize) -> Result<Buffer> {
     let mut buffer = b.alloc(dtype, n)?;
     b.fill(&mut buffer, f32::NAN)?;

@@ -5,7 +5,7 @@ use super::{Check, download, random, random_ids, unwritten, upload};
 use crate::backend::{
     Activation, Backend, HeadNorm, Heads, Norm, NormGrads, NormInput, NormRecompute, Normed, Rotation, Target,
 };
-use crate::buffer::DType;
+use crate::buffer::{Buffer, DType};
 use crate::error::Result;
 
 /// Every case.
@@ -108,27 +108,36 @@ impl Case for NormCase {
             ],
             sums: vec![("dweight", download(b, &dweight)?), ("dbias", download(b, &dbias)?)],
         };
-        // All at once: what forward gave must come back bit by bit.
+        let norm = Normed { op, weight: &weight, bias: bias.as_ref() };
         for (what, delta, forward) in
             [("norm recomputed", None, &y), ("norm of the sum recomputed", Some(&delta), &z)]
         {
-            let norm = Normed { op, weight: &weight, bias: bias.as_ref() };
-            let (mut y, mut rounded) = (unwritten(b, dtype, n)?, unwritten(b, dtype, n)?);
-            let (mut dx, mut dweight, mut dbias) = (input(6, DType::F32)?, vector(7)?, vector(8)?);
-            let with_bias = bias.as_ref().map(|_| &mut dbias);
-            let grads = NormGrads { weight: Some(&mut dweight), bias: with_bias, add: delta.is_some() };
-            let of = NormInput { x: &x, delta };
-            let (to_y, to_dx, rounded_to) = (&mut y, &mut dx, Some(&mut rounded));
-            let backward = NormRecompute { dy: &dy, y: to_y, dx: to_dx, rounded: rounded_to, grads };
-            b.norm_recompute(norm, of, backward)?;
-            results.rows.push((what, by_row(b, &dx, width)?));
-            results.rows.push((what, by_row(b, &rounded, width)?));
-            results.sums.push((what, differing(b, &y, forward)?));
-            results.sums.push((what, download(b, &dweight)?));
-            results.sums.push((what, download(b, &dbias)?));
+            let start = (input(6, DType::F32)?, vector(7)?, vector(8)?);
+            recomputed(b, (what, norm), (NormInput { x: &x, delta }, &dy, forward), start, &mut results)?;
         }
         Ok(results)
     }
+}
+
+/// Forward and backward in one operation: it must give the bits of the forward alone.
+fn recomputed(
+    b: &dyn Backend,
+    (what, norm): (&'static str, Normed<'_>),
+    (input, dy, forward): (NormInput<'_>, &Buffer, &Buffer),
+    (mut dx, mut dweight, mut dbias): (Buffer, Buffer, Buffer),
+    results: &mut Results,
+) -> Result<()> {
+    let (dtype, width, add) = (forward.dtype(), norm.op.width, input.delta.is_some());
+    let (mut y, mut rounded) = (unwritten(b, dtype, dx.len())?, unwritten(b, dtype, dx.len())?);
+    let grads = NormGrads { weight: Some(&mut dweight), bias: norm.bias.map(|_| &mut dbias), add };
+    let backward = NormRecompute { dy, y: &mut y, dx: &mut dx, rounded: Some(&mut rounded), grads };
+    b.norm_recompute(norm, input, backward)?;
+    results.rows.push((what, by_row(b, &dx, width)?));
+    results.rows.push((what, by_row(b, &rounded, width)?));
+    results.sums.push((what, differing(b, &y, forward)?));
+    results.sums.push((what, download(b, &dweight)?));
+    results.sums.push((what, download(b, &dbias)?));
+    Ok(())
 }
 
 struct HeadNormCase {

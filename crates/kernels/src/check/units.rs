@@ -4,6 +4,7 @@ use super::{Check, download};
 use crate::backend::Backend;
 use crate::buffer::{Buffer, DType};
 use crate::error::Result;
+use crate::operands::AdamW;
 
 /// What an operation gave for some rows.
 #[derive(Default)]
@@ -87,4 +88,15 @@ pub fn pick<T: Copy>(values: &[T], width: usize, picks: &[usize]) -> Vec<T> {
 /// Standard normal numbers times a factor.
 pub fn scaled(seed: u32, n: usize, factor: f32) -> Vec<f32> {
     super::random(seed, n).iter().map(|x| x * factor).collect()
+}
+
+/// A step of AdamW with every term at work.
+pub fn adamw(step: u64) -> AdamW {
+    AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.99, eps: 1e-6, weight_decay: 0.1, step, grad_scale: 0.5 }
+}
+
+/// Whole buffers as results.
+pub fn sums(b: &dyn Backend, all: &[(&'static str, &Buffer)]) -> Result<Results> {
+    let one = |&(name, buffer): &(&'static str, &Buffer)| Ok((name, download(b, buffer)?));
+    Ok(Results { rows: Vec::new(), sums: all.iter().map(one).collect::<Result<_>>()? })
 }

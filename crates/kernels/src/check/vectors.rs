@@ -1,6 +1,6 @@
 //! Plain vectors, rows by number, embeddings and updates.
 
-use super::units::{Case, Results, ask, by_row, pick, scaled};
+use super::units::{Case, Results, adamw, ask, by_row, pick, scaled, sums};
 use super::{Check, download, random, random_ids, unwritten, upload, weight};
 use crate::backend::{AdamW, AdamWParam, Backend, RowMix, Sgd};
 use crate::buffer::{Buffer, DType};
@@ -211,15 +211,7 @@ impl Case for Updates {
         let (mut light, mut light_m, mut light_v) = (state(2, 1.0)?, state(0, 0.0)?, state(0, 0.0)?);
         for step in 1..=3u64 {
             let grad = state(10 + step as u32, 1.0)?;
-            let op = AdamW {
-                lr: 1e-2 / step as f64,
-                beta1: 0.9,
-                beta2: 0.99,
-                eps: 1e-6,
-                weight_decay: 0.1,
-                step,
-                grad_scale: 0.5,
-            };
+            let op = AdamW { lr: 1e-2 / step as f64, ..adamw(step) };
             // In two parts with a derived form, and beside it another whole one.
             let (parts, whole) = ([3..n / 3, n / 3..n - 5], 0..n);
             let gentle = AdamW { lr: 0.02, weight_decay: 0.0, ..op };
@@ -260,11 +252,7 @@ impl Case for Updates {
             ("SGD", &plain),
             ("momentum", &heavy),
         ];
-        let mut results = Results::default();
-        for (name, buffer) in all {
-            results.sums.push((name, download(b, buffer)?));
-        }
-        Ok(results)
+        sums(b, &all)
     }
 }
 
@@ -293,17 +281,8 @@ impl Case for CodedUpdates {
             grad.iter_mut().for_each(|x| *x *= x.abs() * x.abs() * x.abs());
             grad[2 * BLOCK..3 * BLOCK].fill(0.0);
             let grad = upload(b, DType::F32, &grad)?;
-            let op = AdamW {
-                lr: 1e-2,
-                beta1: 0.9,
-                beta2: 0.99,
-                eps: 1e-6,
-                weight_decay: 0.1,
-                step,
-                grad_scale: 0.5,
-            };
             b.adamw(&mut [AdamWParam {
-                op,
+                op: adamw(step),
                 ranges: &[0..4 * BLOCK, 5 * BLOCK..n],
                 param: &mut w,
                 grad: &grad,
@@ -323,11 +302,7 @@ impl Case for CodedUpdates {
             ("first's absmax", &m_absmax),
             ("second's absmax", &v_absmax),
         ];
-        let mut results = Results::default();
-        for (name, buffer) in all {
-            results.sums.push((name, download(b, buffer)?));
-        }
-        Ok(results)
+        sums(b, &all)
     }
 }
 
@@ -360,9 +335,8 @@ impl Case for HostUpdates {
                 let mut w = upload(b, DType::F32, &scaled(1, n, 1.0))?;
                 for step in 1..=3u64 {
                     let grad = upload(b, DType::F32, &scaled(10 + step as u32, n, 1.0))?;
-                    let (lr, beta1, beta2, eps, weight_decay) = (1e-2, 0.9, 0.99, 1e-6, 0.1);
                     b.adamw(&mut [AdamWParam {
-                        op: AdamW { lr, beta1, beta2, eps, weight_decay, step, grad_scale: 0.5 },
+                        op: adamw(step),
                         ranges: std::slice::from_ref(&(0..n)),
                         param: &mut w,
                         grad: &grad,

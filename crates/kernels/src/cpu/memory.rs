@@ -171,7 +171,7 @@ impl Arena {
             _ => (Arc::new(Pages::new(SLAB).ok_or_else(|| state.full(SLAB))?), 0),
         };
         state.slab = Some((slab.clone(), from + bytes));
-        // SAFETY: `from + bytes` lies in the slab, and nobody else gets this part of it.
+        // SAFETY: `from + bytes` lies in the slab, and this part is given to nothing else.
         let at = unsafe { slab.at.add(from) };
         Ok(self.lend(state, Block::Part(at, slab), bytes))
     }
@@ -182,7 +182,7 @@ impl Arena {
         Memory { at: block.at(), bytes, block: Some(block), arena: self.clone() }
     }
 
-    /// From now on no more than so many bytes are in use; `None` lifts the limit.
+    /// Limits the bytes in use; `None` removes the limit.
     pub fn set_limit(&self, bytes: Option<usize>) {
         self.state().limit = bytes.map_or(0, |b| b.saturating_add(1));
     }
@@ -260,7 +260,7 @@ impl Memory {
         let bytes = len.checked_mul(size_of::<T>());
         assert!(bytes.is_some_and(|bytes| bytes <= self.bytes), "more elements than there is memory for");
     }
-    /// Whether there is room for so many elements of that size.
+    /// Whether there is room for `len` elements of that size.
     pub(super) fn has_room(&self, len: usize, size: usize) -> bool {
         len.checked_mul(size).is_some_and(|bytes| bytes <= self.bytes)
     }

@@ -67,7 +67,7 @@ impl Cpu {
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
-    /// Refuses to have more than so many bytes of buffers in use; `None` lifts the limit.
+    /// Limits the bytes of all buffers; `None` removes the limit.
     pub fn limit_memory(&self, bytes: Option<usize>) {
         self.arena.set_limit(bytes);
     }

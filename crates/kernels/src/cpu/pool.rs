@@ -2,7 +2,7 @@
 //!
 //! An operation of a decoding step lasts tens of microseconds, less than it takes to wake a sleeping thread.
 //! So workers keep looking for the next job for a while before they sleep, and a job never waits for a worker
-//! that has not joined it: whoever is awake takes tasks from a shared counter until none is left.
+//! that has not joined it: every thread that is awake takes tasks from a shared counter until none is left.
 //! Which thread runs which task never matters to a result.
 
 use crate::error::{Error, Result};
@@ -70,7 +70,7 @@ impl Pool {
             quit: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         });
-        // Grows as threads start, so that those that did end with it if one cannot.
+        // Grows as threads start: if one cannot be started, the others end when this is dropped.
         let mut pool = Pool { shared, workers: Vec::new(), wakers: Vec::new(), busy: Mutex::new(()) };
         for i in 0..n {
             let shared = pool.shared.clone();
@@ -220,7 +220,7 @@ impl Drop for Pool {
     }
 }
 
-/// A slice that tasks share; each task touches its own part. Nobody else has it as long as this lives.
+/// A slice that tasks share, borrowed exclusively; each task touches its own part.
 pub struct Disjoint<'a, T> {
     at: *mut T,
     len: usize,
@@ -259,7 +259,7 @@ impl<'a, T> Disjoint<'a, T> {
     pub unsafe fn part(&self, from: usize, len: usize) -> &'a mut [T] {
         // Kept in release: a length that was not checked must never become a write beyond a buffer.
         assert!(from <= self.len && len <= self.len - from, "a part beyond the end");
-        // SAFETY: within the slice; that nobody else has it is the caller's promise.
+        // SAFETY: within the slice; the caller promises that no other task uses this part.
         unsafe { std::slice::from_raw_parts_mut(self.at.add(from), len) }
     }
 }

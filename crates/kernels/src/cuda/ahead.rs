@@ -2,7 +2,7 @@
 //!
 //! One after another, the sources take a dozen seconds at the first start on a machine. So when one is asked for that is
 //! not in the cache folder, threads compile all others that are not as well. (Those with definitions wait until somebody
-//! says which.) Nobody waits for a source that no thread has begun: who needs it compiles it.
+//! says which.) A source that no thread has begun is not waited for: the caller compiles it.
 
 use super::compile::{SOURCES, Source, is_kept, machine_code};
 use crate::error::{Error, Result};

@@ -314,7 +314,7 @@ impl Modules {
         Modules { architecture: architecture(capability), loaded: Mutex::default(), context }
     }
 
-    /// The kernel of that name in a source, allowed that much shared memory. The context is current.
+    /// The kernel of that name in a source, allowed `shared` bytes of dynamic shared memory. The context is current.
     pub(super) fn kernel(
         &self,
         module: &'static str,

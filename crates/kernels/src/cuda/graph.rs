@@ -1,6 +1,6 @@
 //! CUDA graphs: work that is captured once and launched again as a whole, hundreds of kernels for the price of one launch.
 //!
-//! A graph names the addresses it was captured with. What was allocated during capture stays its own, so that nobody else
+//! A graph names the addresses it was captured with. What was allocated during capture stays its own, so that nothing else
 //! uses that memory between two launches.
 
 use crate::backend::{Graph, GraphOps, PagedRows};

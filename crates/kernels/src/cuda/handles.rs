@@ -81,7 +81,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: made by `new`; nobody starts anything on it any more.
+            // SAFETY: made by `new`, and nothing is launched on it after this.
             unsafe { sys::cuStreamDestroy_v2(self.handle) };
         }
     }

@@ -121,7 +121,7 @@ impl Grid {
     pub fn plane(x: usize, y: usize, threads: u32) -> Self {
         Grid { blocks: [x as u32, y as u32, 1], threads, shared: 0, early: false }
     }
-    /// With that much dynamic shared memory.
+    /// With this number of bytes of dynamic shared memory.
     pub fn with_shared(self, shared: usize) -> Self {
         Grid { shared, ..self }
     }

@@ -63,7 +63,7 @@ impl Memory {
     pub fn ptr(&self) -> u64 {
         self.block.at
     }
-    /// Whether it is of this arena, with room for so many elements of that size.
+    /// Whether it belongs to this arena and has room for `len` elements of that size.
     pub(super) fn is_room(&self, arena: &Arena, len: usize, size: usize) -> bool {
         let bytes = len.checked_mul(size);
         Arc::ptr_eq(&self.arena.state, &arena.state) && bytes.is_some_and(|bytes| bytes <= self.block.bytes)
@@ -164,12 +164,12 @@ impl Arena {
         (books.now.total(), books.at_peak.total())
     }
 
-    /// From now on the card is taken to have so many bytes, its context among them.
+    /// Limits the memory of the card, its context included, to this number of bytes.
     pub(super) fn set_limit(&self, bytes: Option<usize>) {
         self.state().limit = bytes;
     }
 
-    /// What memory is for from now on; what it was for before comes back.
+    /// Labels later allocations; returns the previous label.
     pub(super) fn set_purpose(&self, purpose: Purpose) -> Purpose {
         std::mem::replace(&mut self.state().books.purpose, purpose)
     }

@@ -38,7 +38,7 @@ impl Rooms {
             let (room, read) = (self.memory.at(i % ROOMS * ROOM, piece.len()), &self.read[i % ROOMS]);
             // One that was never used has nothing to wait for.
             read.wait()?;
-            // SAFETY: the room has that many bytes, and nobody reads it any more.
+            // SAFETY: the room has that many bytes, and all reads of it are complete.
             self.fill(unsafe { std::slice::from_raw_parts_mut(room, piece.len()) }, piece);
             // SAFETY: the room stays as it is until the event has happened; the card has room at `to`.
             let done = unsafe {

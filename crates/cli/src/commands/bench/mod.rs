@@ -16,8 +16,10 @@ use clap::Subcommand;
 use ferrl_engine::checkpoint::{InitOptions, StorageFormat};
 use ferrl_engine::model::adapter::{AdapterOptions, BaseHome};
 use ferrl_engine::model::{Config, FAMILIES, Model, Options};
+use ferrl_engine::train::{Batch, plan};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{AUTO, Backend, DType};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -158,7 +160,7 @@ impl LoraArgs {
 }
 
 impl ShapeArgs {
-    /// How the random model is made, for sequences of so many tokens; refused where the device has no room for its weights.
+    /// Makes the random model for sequences of this length; refused where the device has no room for its weights.
     fn init(&self, device: &dyn Backend, context: usize, bytes: usize) -> Result<InitOptions> {
         let family = self.family.clone().or_else(|| measured_family().map(String::from));
         let family = family.ok_or_else(|| Error::usage("no family has the shape to measure"))?;
@@ -273,4 +275,11 @@ mod tests {
     fn the_peers_family_is_found() {
         assert_eq!(super::measured_family(), Some("qwen2"));
     }
+}
+
+/// Sequences of `seq` random tokens, in micro-batches of at most `budget` tokens.
+fn micro_batches(shape: &ShapeArgs, (batch, seq): (usize, usize), budget: usize) -> Result<Vec<Batch>> {
+    let ids = some_ids(batch * seq, shape.vocab);
+    let sequences = |c: &Range<usize>| ids[c.start * seq..c.end * seq].chunks(seq).map(<[u32]>::to_vec);
+    Ok(plan(&vec![seq; batch], budget)?.iter().map(|c| Batch::of(sequences(c))).collect())
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Off by that much, of numbers around one, in f32. In bf16 as much as the other library itself loses there.
+/// Largest error of numbers around one in f32. In bf16, the error of the other library itself.
 const CLOSE: f64 = 1e-4;
 const CLOSE_BF16: f64 = 2e-2;
 

@@ -1,10 +1,10 @@
 //! `ferrl bench ranks`: what several ranks cost against one process with as many threads, and how well that is foretold.
 
-use super::{ShapeArgs, some_ids};
+use super::{ShapeArgs, micro_batches};
 use crate::options::{DeviceArgs, at_least_one, size};
 use crate::output::print;
 use ferrl_engine::model::{Model, Options};
-use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, plan};
+use ferrl_engine::train::{OptimizerOptions, StatGrads, Trainer, plan};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, Ranks, comm};
 use serde_json::json;
@@ -137,14 +137,9 @@ fn measure(args: &Args, ranks: &Ranks, size: usize, device: Arc<dyn Backend>) ->
     let model: Model = args.shape.model(device.clone(), options, None)?;
     let settings = OptimizerOptions { weight_decay: 0.01, max_grad_norm: None, ..Default::default() };
     let mut trainer = Trainer::new(model, settings)?;
-    let tokens = args.batch * args.seq;
-    let ids = some_ids(tokens, args.shape.vocab);
     let budget = args.micro_batch.unwrap_or(args.batch.div_ceil(size) * args.seq);
-    let batches: Vec<Batch> = plan(&vec![args.seq; args.batch], budget)?
-        .iter()
-        .map(|c| Batch::of(ids[c.start * args.seq..c.end * args.seq].chunks(args.seq).map(<[u32]>::to_vec)))
-        .collect();
-    let targets = (tokens - args.batch) as f32;
+    let batches = micro_batches(&args.shape, (args.batch, args.seq), budget)?;
+    let targets = (args.batch * args.seq - args.batch) as f32;
     let (mut steps, mut exchanges, mut micro, mut updates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut sent = 0.0;
     for repeat in 0..=args.repeats {
@@ -176,13 +171,7 @@ fn measure(args: &Args, ranks: &Ranks, size: usize, device: Arc<dyn Backend>) ->
             (steps, exchanges, micro, updates) = Default::default();
         }
     }
-    // FNV-1a over the bits of every weight.
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for i in 0..trainer.model.params.len() {
-        for x in trainer.model.read(i)? {
-            hash = (hash ^ u64::from(x.to_bits())).wrapping_mul(0x100_0000_01b3);
-        }
-    }
+    let hash = hash(&trainer.model)?;
     Ok(Timing {
         step: median(steps),
         exchange: median(exchanges),
@@ -191,6 +180,17 @@ fn measure(args: &Args, ranks: &Ranks, size: usize, device: Arc<dyn Backend>) ->
         sent,
         hash,
     })
+}
+
+/// FNV-1a over the bits of every weight.
+fn hash(model: &Model) -> Result<u64> {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for i in 0..model.params.len() {
+        for x in model.read(i)? {
+            hash = (hash ^ u64::from(x.to_bits())).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+    Ok(hash)
 }
 
 fn median(mut all: Vec<f64>) -> f64 {

@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// Rows of the data set that is made: more than a few steps ask for.
 const PROMPTS: usize = 256;
 
-/// The parts of a step that are told apart, and what the loop calls them.
+/// The timed parts of a step, and their names in the training loop.
 const PARTS: [(&str, &[&str]); 3] = [
     ("rollout", &["data", "rollout", "credit"]),
     ("reward", &["reward"]),

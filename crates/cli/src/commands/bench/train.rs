@@ -1,10 +1,10 @@
 //! `ferrl bench train`: whole training steps.
 
 use super::report::{self, Work};
-use super::{HowArgs, LoraArgs, ShapeArgs, forward_flops, some_ids};
+use super::{HowArgs, LoraArgs, ShapeArgs, forward_flops, micro_batches};
 use crate::options::{DeviceArgs, at_least_one, size};
 use ferrl_engine::model::Options;
-use ferrl_engine::train::{Batch, OptimizerOptions, StatGrads, Trainer, plan};
+use ferrl_engine::train::{OptimizerOptions, StatGrads, Trainer};
 use ferrl_engine::{Error, Result};
 
 /// Training steps of a small random model: forward, backward, AdamW
@@ -69,12 +69,7 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let mut trainer = Trainer::new(model, settings)?;
     let tokens = args.batch * args.seq;
-    let ids = some_ids(tokens, args.shape.vocab);
-    let cuts = plan(&vec![args.seq; args.batch], args.micro_batch.unwrap_or(tokens))?;
-    let batches: Vec<Batch> = cuts
-        .iter()
-        .map(|c| Batch::of(ids[c.start * args.seq..c.end * args.seq].chunks(args.seq).map(<[u32]>::to_vec)))
-        .collect();
+    let batches = micro_batches(&args.shape, (args.batch, args.seq), args.micro_batch.unwrap_or(tokens))?;
     let targets = tokens - args.batch;
     let mut once = || {
         let mut loss = 0.0;

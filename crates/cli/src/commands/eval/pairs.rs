@@ -38,11 +38,9 @@ pub fn run(args: &Args, source: &str) -> Result<()> {
         guard(own, &data, &hooks.warnings)?;
     }
     let mut recipe = Recipe { reward: vec![reward], ..Default::default() };
-    if let Some(dtype) = args.dtype {
-        recipe.model.dtype = Some(dtype.dtype().name().into());
-    }
-    recipe.seed = args.seed.unwrap_or(0);
-    let backend = ferrl_kernels::open(args.device.as_deref().unwrap_or("auto"), args.threads)?;
+    args.set.compute(&mut recipe);
+    recipe.seed = args.set.seed.unwrap_or(0);
+    let backend = ferrl_kernels::open(args.set.device.as_deref().unwrap_or("auto"), args.set.threads)?;
     let rewards = Rewards::load(&recipe, recipe.dtype()?, &backend, &hooks)?;
     let progress = Progress::new("comparing", pairs.len() as u64, "pairs");
     let right = compare(&rewards, &pairs, &mut |n| progress.add(n as u64))?;

@@ -72,10 +72,10 @@ fn recipe(args: &Args, base: &Recipe, dir: &ModelDir, entry: &Entry, path: Optio
     r.eval.samples = args.samples.unwrap_or(1);
     let own = entry.sampling;
     let usual = if own.temperature == 0.0 && r.eval.samples > 1 { SEVERAL } else { own.temperature };
-    r.rollout.temperature = args.temperature.map_or(usual, f64::from);
-    r.rollout.top_p = args.top_p.map_or(1.0, f64::from);
+    r.rollout.temperature = args.set.temperature.map_or(usual, f64::from);
+    r.rollout.top_p = args.set.top_p.map_or(1.0, f64::from);
     r.rollout.top_k = 0;
-    r.rollout.max_new_tokens = args.max_new_tokens.unwrap_or(own.max_new_tokens);
+    r.rollout.max_new_tokens = args.set.max_new_tokens.unwrap_or(own.max_new_tokens);
     if !said("rollout.stop") {
         r.rollout.stop = own.stop.iter().map(|s| s.to_string()).collect();
     }

@@ -33,7 +33,7 @@ pub(crate) struct Nf4Base {
 
 impl Model {
     /// A parameter that is the base of an adapter, of which products read what [`Model::merge`] derives. `block` where its
-    /// numbers come from NF4 in blocks of so many.
+    /// numbers come from NF4 in blocks of this size.
     pub(in crate::model) fn base_param(
         &mut self,
         index: usize,

@@ -1,6 +1,7 @@
 //! From losses per token to one number: what each token weighs.
 
-use crate::experience::{Counts, Sequence};
+use crate::experience::{ByRole, Counts, Loss, Metrics, MicroBatch, Role, Sequence};
+use ferrl_engine::train::Stats;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,28 @@ impl Aggregate {
             Aggregate::Constant => own / (counts.trajectories * length.max(1) as f64),
         }
     }
+}
+
+/// Weighted maximum likelihood, `-Σ w_t factor_t logp_t`, with the weights of an aggregation and its fixed length.
+pub fn likelihood(
+    batch: &MicroBatch<'_>,
+    stats: &ByRole<Stats>,
+    (aggregate, length): (Aggregate, usize),
+    factor: impl Fn(&Sequence, usize) -> f64,
+) -> Loss {
+    let stats = stats.get(Role::Policy).expect("the policy was computed");
+    let mut grads = Loss::zeros(batch.len());
+    let (mut value, mut metrics) = (0.0, Metrics::default());
+    for (row, s) in batch.rows() {
+        let w = aggregate.weight(s, &batch.counts, length);
+        for i in s.actions() {
+            let w = w * factor(s, i);
+            value -= w * stats.logp[row + i] as f64;
+            grads.logp[row + i] = -w as f32;
+            metrics.add("entropy", stats.entropy[row + i] as f64);
+        }
+    }
+    Loss::policy(value, grads, metrics)
 }
 
 #[cfg(test)]

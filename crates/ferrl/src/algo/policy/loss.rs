@@ -1,4 +1,4 @@
-//! The token loss: surrogate, KL, entropy bonus, and the critic's loss where there is one.
+//! The token loss: surrogate, KL, entropy bonus, and the loss of the critic if there is one.
 
 use super::{Baseline, Place, Policy};
 use crate::algo::math::aggregate::Aggregate;
@@ -39,7 +39,7 @@ impl Sums {
 }
 
 impl Policy {
-    /// The surrogate with entropy bonus and KL, and the critic's loss where there is one.
+    /// The surrogate with entropy bonus and KL, and the loss of the critic if there is one.
     pub fn loss(&self, batch: &MicroBatch<'_>, stats: &ByRole<Stats>, kl_coef: f64) -> Loss {
         let policy = stats.get(Role::Policy).expect("the policy was computed");
         let n = batch.len();

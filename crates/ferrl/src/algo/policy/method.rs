@@ -59,7 +59,7 @@ fn overlay(base: &mut Value, over: Value) {
     }
 }
 
-/// The KL weight, steered towards a target where there is one (Ziegler et al., 2019, arXiv 1909.08593).
+/// The KL coefficient, adapted towards a target KL if one is set (Ziegler et al., 2019, arXiv 1909.08593).
 #[derive(Clone, Debug, PartialEq)]
 pub struct KlWeight {
     /// In force now.

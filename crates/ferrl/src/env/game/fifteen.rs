@@ -1,13 +1,11 @@
 //! The sliding puzzle: bring the tiles into order by moving one into the gap. Reward 1 when solved; at the last turn the
 //! fraction of tiles in place.
 
-use super::{Direction, Draw, Format, Games, Limits, Move, Rules, within};
-use crate::algo::settings;
-use crate::task::Entry;
-use ferrl_engine::Result;
+use super::{Direction, Draw, Format, Games, Limits, Move, Rules};
+use crate::task::{Entry, options};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "fifteen",
@@ -15,7 +13,7 @@ pub(super) const ENTRY: Entry = Entry {
     schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
     build: |values, seed| {
-        let o = Options::read(values)?;
+        let o: Options = options(values)?;
         let limits = Limits { turns: o.turns, format: o.format };
         let deal = move |draw: &mut Draw| Fifteen::shuffled(o.rows, draw);
         Ok(Box::new(Games { name: "fifteen", seed, limits, deal }))
@@ -25,9 +23,9 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Rows and columns of the board.
+    /// Rows and columns of the board. [2, 10]
     rows: usize,
-    /// Turns of an episode.
+    /// Turns of an episode. [1, 100000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
     format: Format,
@@ -36,15 +34,6 @@ struct Options {
 impl Default for Options {
     fn default() -> Self {
         Options { rows: 2, turns: 20, format: Format::Boxed }
-    }
-}
-
-impl Options {
-    fn read(values: &Map<String, Value>) -> Result<Self> {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
-        within("rows", o.rows, 2, 10)?;
-        within("turns", o.turns, 1, 100_000)?;
-        Ok(o)
     }
 }
 

@@ -1,9 +1,8 @@
 //! 2048: slide all tiles; equal ones that meet become one of twice the value, and a new tile appears. Reward: the gain of
 //! the largest tile in powers of two, divided by the gain that reaches the target.
 
-use super::{Direction, Draw, Format, Games, Limits, Move, Rules, within};
-use crate::algo::settings;
-use crate::task::Entry;
+use super::{Direction, Draw, Format, Games, Limits, Move, Rules};
+use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -25,11 +24,11 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Rows and columns of the board.
+    /// Rows and columns of the board. [2, 16]
     size: usize,
     /// The tile to reach, a power of two.
     target: u64,
-    /// Turns of an episode.
+    /// Turns of an episode. [1, 100000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
     format: Format,
@@ -43,9 +42,7 @@ impl Default for Options {
 
 impl Options {
     fn read(values: &Map<String, Value>) -> Result<Self> {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
-        within("size", o.size, 2, 16)?;
-        within("turns", o.turns, 1, 100_000)?;
+        let o: Options = options(values)?;
         if !o.target.is_power_of_two() || !(8..=1 << 20).contains(&o.target) {
             return Err(Error::usage(format!("{} is no power of two from 8 on", o.target))
                 .at("data.task.target")

@@ -3,9 +3,8 @@
 //!
 //! Halving the interval finds the secret in 4 turns out of 10 numbers (3.1 at best on average).
 
-use super::{Draw, Format, Games, Limits, Move, Rules, within};
-use crate::algo::settings;
-use crate::task::Entry;
+use super::{Draw, Format, Games, Limits, Move, Rules};
+use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -34,7 +33,7 @@ struct Options {
     min: i64,
     /// Largest number.
     max: i64,
-    /// Turns of an episode.
+    /// Turns of an episode. [1, 1000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
     format: Format,
@@ -48,12 +47,11 @@ impl Default for Options {
 
 impl Options {
     fn read(values: &Map<String, Value>) -> Result<Self> {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        let o: Options = options(values)?;
         if o.max <= o.min || o.max.abs_diff(o.min) >= 1 << 31 {
             let what = format!("numbers between {} and {}", o.min, o.max);
             return Err(Error::usage(what).at("data.task").fix("data.task.min = 1, data.task.max = 10"));
         }
-        within("turns", o.turns, 1, 1000)?;
         Ok(o)
     }
 }

@@ -1,13 +1,11 @@
 //! Tower of Hanoi: move all disks from A to C, one at a time, never a larger one onto a smaller one. Reward 1 when solved;
 //! at the last turn the fraction of disks on C.
 
-use super::{Draw, Format, Games, Limits, Move, Rules, within};
-use crate::algo::settings;
-use crate::task::Entry;
-use ferrl_engine::Result;
+use super::{Draw, Format, Games, Limits, Move, Rules};
+use crate::task::{Entry, options};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "hanoi",
@@ -15,7 +13,7 @@ pub(super) const ENTRY: Entry = Entry {
     schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
     build: |values, seed| {
-        let o = Options::read(values)?;
+        let o: Options = options(values)?;
         let limits = Limits { turns: o.turns, format: o.format };
         let deal = move |_: &mut Draw| Hanoi { pegs: [(1..=o.disks).rev().collect(), vec![], vec![]] };
         Ok(Box::new(Games { name: "hanoi", seed, limits, deal }))
@@ -25,9 +23,9 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Disks of the tower.
+    /// Disks of the tower. [1, 16]
     disks: usize,
-    /// Turns of an episode.
+    /// Turns of an episode. [1, 100000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
     format: Format,
@@ -36,15 +34,6 @@ struct Options {
 impl Default for Options {
     fn default() -> Self {
         Options { disks: 3, turns: 10, format: Format::Boxed }
-    }
-}
-
-impl Options {
-    fn read(values: &Map<String, Value>) -> Result<Self> {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
-        within("disks", o.disks, 1, 16)?;
-        within("turns", o.turns, 1, 100_000)?;
-        Ok(o)
     }
 }
 

@@ -1,9 +1,8 @@
 //! Mastermind: find a code of distinct digits. A black peg is a digit in its place, a white one a digit elsewhere in the
 //! code. Reward: new black pegs over the best guess so far, divided by the code's length.
 
-use super::{Draw, Format, Games, Limits, Move, Rules, within};
-use crate::algo::settings;
-use crate::task::Entry;
+use super::{Draw, Format, Games, Limits, Move, Rules};
+use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -31,9 +30,9 @@ pub(super) const ENTRY: Entry = Entry {
 struct Options {
     /// Digits of the code, all different.
     length: usize,
-    /// Largest digit; the smallest is 1.
+    /// Largest digit; the smallest is 1. [2, 9]
     digits: usize,
-    /// Turns of an episode.
+    /// Turns of an episode. [1, 1000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
     format: Format,
@@ -47,9 +46,7 @@ impl Default for Options {
 
 impl Options {
     fn read(values: &Map<String, Value>) -> Result<Self> {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
-        within("digits", o.digits, 2, 9)?;
-        within("turns", o.turns, 1, 1000)?;
+        let o: Options = options(values)?;
         if o.length == 0 || o.length > o.digits {
             let what = format!("a code of {} different digits out of {}", o.length, o.digits);
             return Err(Error::usage(what).at("data.task.length").fix("data.task.length = 2"));

@@ -2,9 +2,8 @@
 //! are revealed too where that is 0. Mines are laid at the first action, none under it. Reward: revealed cells divided by
 //! all safe cells; a mine earns nothing and ends the game.
 
-use super::{Draw, Format, Games, Limits, Move, Rules, numbers, within};
-use crate::algo::settings;
-use crate::task::Entry;
+use super::{Draw, Format, Games, Limits, Move, Rules, numbers};
+use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -26,11 +25,11 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Rows and columns of the field.
+    /// Rows and columns of the field. [2, 64]
     size: usize,
     /// Mines in it.
     mines: usize,
-    /// Turns of an episode.
+    /// Turns of an episode. [1, 100000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
     format: Format,
@@ -44,9 +43,7 @@ impl Default for Options {
 
 impl Options {
     fn read(values: &Map<String, Value>) -> Result<Self> {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
-        within("size", o.size, 2, 64)?;
-        within("turns", o.turns, 1, 100_000)?;
+        let o: Options = options(values)?;
         if o.mines == 0 || o.mines >= o.size * o.size {
             let what = format!("{} mines in {} cells", o.mines, o.size * o.size);
             return Err(Error::usage(what).at("data.task.mines").fix("data.task.mines = 5"));

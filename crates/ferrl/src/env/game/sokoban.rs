@@ -3,8 +3,7 @@
 //! Boards are dealt backwards: from the solved one the player pulls boxes around, so that each can be solved.
 
 use super::{Direction, Draw, Format, Games, Limits, Move, Rules, within};
-use crate::algo::settings;
-use crate::task::Entry;
+use crate::task::{Entry, options};
 use ferrl_engine::Result;
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -26,11 +25,11 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Rows and columns, walls included.
+    /// Rows and columns, walls included. [5, 32]
     size: usize,
     /// Boxes and targets.
     boxes: usize,
-    /// Turns of an episode.
+    /// Turns of an episode. [2, 100000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
     format: Format,
@@ -44,10 +43,8 @@ impl Default for Options {
 
 impl Options {
     fn read(values: &Map<String, Value>) -> Result<Self> {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
-        within("size", o.size, 5, 32)?;
+        let o: Options = options(values)?;
         within("boxes", o.boxes, 1, (o.size - 2) * (o.size - 2) / 4)?;
-        within("turns", o.turns, 2, 100_000)?;
         Ok(o)
     }
 }

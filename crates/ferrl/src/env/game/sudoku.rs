@@ -2,8 +2,7 @@
 //! Reward: one divided by the number of empty cells for each right number; a wrong one is refused.
 
 use super::{Draw, Format, Games, Limits, Move, Rules, numbers, within};
-use crate::algo::settings;
-use crate::task::Entry;
+use crate::task::{Entry, options};
 use ferrl_engine::{Error, Result};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
@@ -29,7 +28,7 @@ struct Options {
     size: usize,
     /// Cells that are given; a few more where fewer would leave several solutions.
     clues: usize,
-    /// Turns of an episode.
+    /// Turns of an episode. [1, 100000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
     format: Format,
@@ -43,13 +42,12 @@ impl Default for Options {
 
 impl Options {
     fn read(values: &Map<String, Value>) -> Result<Self> {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        let o: Options = options(values)?;
         if o.size != 4 && o.size != 9 {
             let what = format!("a sudoku of {} rows, expected 4 or 9", o.size);
             return Err(Error::usage(what).at("data.task.size").fix("data.task.size = 4"));
         }
         within("clues", o.clues, if o.size == 4 { 4 } else { 22 }, o.size * o.size - 1)?;
-        within("turns", o.turns, 1, 100_000)?;
         Ok(o)
     }
 }

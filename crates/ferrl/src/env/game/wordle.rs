@@ -2,13 +2,11 @@
 //! Reward: half for letters newly in place, half for the word.
 
 use super::words::FIVE;
-use super::{Draw, Format, Games, Limits, Move, Rules, within};
-use crate::algo::settings;
-use crate::task::Entry;
-use ferrl_engine::Result;
+use super::{Draw, Format, Games, Limits, Move, Rules};
+use crate::task::{Entry, options};
 use schemars::{JsonSchema, schema_for};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 pub(super) const ENTRY: Entry = Entry {
     name: "wordle",
@@ -16,7 +14,7 @@ pub(super) const ENTRY: Entry = Entry {
     schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
     build: |values, seed| {
-        let o: Options = Options::read(values)?;
+        let o: Options = options(values)?;
         let limits = Limits { turns: o.turns, format: o.format };
         let deal = move |draw: &mut Draw| Wordle { word: FIVE[draw.below(FIVE.len())], placed: [false; 5] };
         Ok(Box::new(Games { name: "wordle", seed, limits, deal }))
@@ -26,7 +24,7 @@ pub(super) const ENTRY: Entry = Entry {
 #[derive(Clone, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 struct Options {
-    /// Turns of an episode.
+    /// Turns of an episode. [1, 1000]
     turns: usize,
     /// How actions are written: `boxed`, or `line` for the first line.
     format: Format,
@@ -35,14 +33,6 @@ struct Options {
 impl Default for Options {
     fn default() -> Self {
         Options { turns: 6, format: Format::Boxed }
-    }
-}
-
-impl Options {
-    fn read(values: &Map<String, Value>) -> Result<Self> {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
-        within("turns", o.turns, 1, 1000)?;
-        Ok(o)
     }
 }
 

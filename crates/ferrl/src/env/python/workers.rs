@@ -203,7 +203,7 @@ impl Workers {
         }
     }
 
-    /// A process that never started at all is an error; one that does not come back is a lost episode.
+    /// A process that never started at all is an error; one that does not restart is a lost episode.
     fn not_started(&self, kind: Kind, stderr: Vec<String>) -> Box<Failed> {
         if self.ready.get().is_some() && kind != Kind::Interrupted {
             return self.failed(kind, stderr);

@@ -16,9 +16,8 @@ mod pipeline;
 mod table;
 
 use super::{End, Environment, Next, Turn};
-use crate::algo::settings;
 use crate::env;
-use crate::task::{Entry, Example, Task};
+use crate::task::{Entry, Example, Task, options};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result, nearest};
 use metric::Metric;
@@ -36,9 +35,7 @@ pub(crate) const ENTRY: Entry = Entry {
     about: "train a model on a table with a few commands; the submission is graded",
     schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
-    build: |values, seed| {
-        Ok(Box::new(Tabular::new(settings("data.task", Value::Object(values.clone()))?, seed)?))
-    },
+    build: |values, seed| Ok(Box::new(Tabular::new(options(values)?, seed)?)),
 };
 
 #[derive(Clone, Deserialize, Serialize, JsonSchema)]

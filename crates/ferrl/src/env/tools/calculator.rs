@@ -2,8 +2,7 @@
 
 use super::Limits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
-use crate::algo::settings;
-use crate::task::Entry;
+use crate::task::{Entry, options};
 use crate::tool;
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
@@ -17,7 +16,7 @@ pub(super) const ENTRY: Entry = Entry {
     schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
     build: |values, seed| {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        let o: Options = options(values)?;
         let signs: Vec<char> = o.ops.chars().filter(|c| !c.is_whitespace()).collect();
         if let Some(c) = signs.iter().find(|c| !"+-*".contains(**c)) {
             let what = format!("unknown operation {c:?}, expected some of + - *");

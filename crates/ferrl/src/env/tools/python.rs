@@ -2,8 +2,7 @@
 
 use super::Limits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
-use crate::algo::settings;
-use crate::task::Entry;
+use crate::task::{Entry, options};
 use crate::tool::{self, Tool};
 use crate::verify::countdown::Draw;
 use ferrl_engine::Result;
@@ -19,7 +18,7 @@ pub(super) const ENTRY: Entry = Entry {
     schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
     build: |values, seed| {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        let o: Options = options(values)?;
         let tools: Arc<[Arc<dyn Tool>]> =
             vec![tool::build("python", json!({ "sandbox": o.sandbox }).as_object().unwrap_or(&Map::new()))?]
                 .into();

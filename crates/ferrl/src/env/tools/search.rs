@@ -3,9 +3,8 @@
 
 use super::Limits;
 use super::task::{Question, Questions, ToolTask, exact, instructions};
-use crate::algo::settings;
 use crate::data::format_of;
-use crate::task::Entry;
+use crate::task::{Entry, options};
 use crate::tool::{self, Document, Index, Search, Tool};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
@@ -21,7 +20,7 @@ pub(super) const ENTRY: Entry = Entry {
     schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
     build: |values, seed| {
-        let o: Options = settings("data.task", Value::Object(values.clone()))?;
+        let o: Options = options(values)?;
         let tools = o.tools(seed)?;
         Ok(Box::new(ToolTask {
             verifier: exact(json!({ "ignore_case": true, "ignore_punctuation": true }))?,

@@ -9,9 +9,8 @@
 mod market;
 
 use super::{End, Environment, Next, Turn};
-use crate::algo::settings;
 use crate::env;
-use crate::task::{Entry, Example, Task};
+use crate::task::{Entry, Example, Task, options};
 use crate::verify::countdown::Draw;
 use ferrl_engine::{Error, Result};
 use market::{Day, Synthetic};
@@ -27,9 +26,7 @@ pub(crate) const ENTRY: Entry = Entry {
     about: "short, flat or long by prices and headlines: risk-adjusted return after costs",
     schema: || schema_for!(Options),
     defaults: || json!(Options::default()),
-    build: |values, seed| {
-        Ok(Box::new(Trading::new(settings("data.task", Value::Object(values.clone()))?, seed)?))
-    },
+    build: |values, seed| Ok(Box::new(Trading::new(options(values)?, seed)?)),
 };
 
 #[derive(Clone, Deserialize, Serialize, JsonSchema)]

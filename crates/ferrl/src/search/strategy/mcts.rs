@@ -213,7 +213,7 @@ impl Mcts {
             tree.evaluate(at, score);
             return;
         }
-        // A node that nobody has looked at is evaluated first, and expanded when a simulation comes back to it.
+        // A node without visits is evaluated first, and expanded when a simulation reaches it again.
         let expanded = tree.steps(at).next().is_some();
         let fresh = at != 0 && !expanded && node.visits + tree.virtual_loss(at) == 0;
         if fresh && self.by_score {

@@ -62,7 +62,7 @@ impl<'a> Parser<'a> {
         Some(&rest[..end])
     }
 
-    /// Where it stands, to come back to.
+    /// The present position, to return to.
     pub(super) fn place(&self) -> usize {
         self.at
     }

@@ -47,7 +47,7 @@ const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// The function that an assertion calls, where it is one of those that become cases.
+/// The function that an assertion calls, if the assertion becomes a test case.
 pub fn called(assertion: &str) -> Option<String> {
     asserts::parse(assertion).ok().map(|(name, _)| name)
 }
@@ -145,9 +145,6 @@ pub fn extracted(completion: &str) -> &str {
 impl Verifier for Code {
     fn name(&self) -> &str {
         ENTRY.name
-    }
-    fn about(&self) -> &'static str {
-        ENTRY.about
     }
     fn score(&self, sample: &Sample<'_>) -> Result<Score> {
         self.judge(sample)

@@ -1,4 +1,4 @@
-//! Values of Python outside of Python: what goes in, what comes back, and what is expected.
+//! Python values outside of Python: arguments, return values and expected values.
 //!
 //! On the wire a value is JSON with its type beside it, `["i", "12345678901234567890123"]`, so that whole numbers of any
 //! size, tuples, sets and keys that are no texts arrive as what they are.

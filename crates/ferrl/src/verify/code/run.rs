@@ -57,8 +57,8 @@ impl Bench<'_> {
         Ok(verdict)
     }
 
-    /// What a line of the channel says. Whoever holds the channel could write lines of its own: an answer counts once, in
-    /// order, and one that comes twice spoils them all, so that nobody can send guesses.
+    /// What a line of the channel says. A program that holds the channel could write lines of its own: an answer counts once, in
+    /// order, and a repeated one invalidates all, so that a program cannot send guesses.
     fn answer(&self, line: &[u8], cases: &[Case], answered: usize) -> Answer {
         let garbage = || Answer::Refused("something else than values came back".into());
         let Ok(said) = serde_json::from_slice::<Value>(line) else { return garbage() };

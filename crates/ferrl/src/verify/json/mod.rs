@@ -5,6 +5,7 @@
 
 mod schema;
 
+use super::take::TAG;
 use super::{Entry, Options, Sample, Score, Setting, Verifier, group_end, last_answer};
 use ferrl_engine::{Error, Result};
 use schema::Schema;
@@ -140,15 +141,12 @@ impl Verifier for Json {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    fn about(&self) -> &'static str {
-        ENTRY.about
-    }
     fn extract(&self, completion: &str) -> Option<String> {
         self.taken(completion).map(String::from)
     }
     fn reads(&self) -> &'static [&'static str] {
         match self.take {
-            Take::Answer => &["<answer>", "</answer>"],
+            Take::Answer => TAG,
             _ => &[],
         }
     }

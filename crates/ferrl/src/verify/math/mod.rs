@@ -34,6 +34,7 @@ mod shape;
 
 pub(crate) use arith::{nat::Nat, rational::Rational};
 
+use super::take::TAG;
 use super::{Entry, Options, Sample, Score, Setting, Verifier, required};
 use extract::Take;
 use ferrl_engine::{Error, Result};
@@ -113,15 +114,12 @@ impl Verifier for Math {
     fn name(&self) -> &str {
         ENTRY.name
     }
-    fn about(&self) -> &'static str {
-        ENTRY.about
-    }
     fn extract(&self, completion: &str) -> Option<String> {
         extract::answer(completion, self.take)
     }
     fn reads(&self) -> &'static [&'static str] {
         match self.take {
-            Take::Tag => &["<answer>", "</answer>"],
+            Take::Tag => TAG,
             _ => &[],
         }
     }

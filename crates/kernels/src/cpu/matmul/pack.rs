@@ -20,7 +20,7 @@ impl Shape {
     pub fn panels(self) -> usize {
         self.n.div_ceil(PANEL)
     }
-    /// Units of k with so many elements each.
+    /// Units of k with this number of elements each.
     pub fn units(self, per_unit: usize) -> usize {
         self.k.div_ceil(per_unit)
     }

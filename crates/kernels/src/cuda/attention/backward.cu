@@ -1,19 +1,19 @@
 // Causal attention with grouped heads, backward, for packed sequences.
 //
-// Weights are computed again from the kept log-sum-exp. Every gradient has one owner that adds its
-// terms in one order, so nothing is added atomically and the bits are those of every run:
-// `attention_keys`: a block has some keys of one sequence and key head and meets the stacked rows that see them (all
+// Attention weights are recomputed from the stored log-sum-exp. Every gradient has one owner that adds its
+// terms in one order: no atomics, and the same bits in every run.
+// `attention_keys`: a block has some keys of one sequence and key head and iterates over the stacked rows that see them (all
 // heads of the group, in the order of tokens). A warp has 16 or 32 of the keys: scores transposed, k qᵀ, leave it with
 // weights that are the left operand of dv += pᵀ dout and dk += dsᵀ q as they lie in its registers.
-// It keeps ds where there is room for it, and `attention_dq` multiplies it into dq += ds k: a block has some stacked rows,
-// a warp 16 or 32 of them, and meets the keys in ascending order.
-// `attention_queries` does the same without that room and computes ds again.
+// It stores ds if there is memory for it, and `attention_dq` computes dq += ds k from it: a block has some stacked rows,
+// a warp 16 or 32 of them, and iterates over the keys in ascending order.
+// `attention_queries` does the same without that memory and recomputes ds.
 // `attention_delta` before them: Σ dout · out for each row and head.
 //
 // The same with Hopper's products: attention/backward_keys_wgmma.cu and attention/backward_dq_wgmma.cu.
 //
-// Also set by the launcher: KEY_TALL and ROW_TALL (how many times 16 keys, or rows, a warp has), STEP (rows met at a time
-// in attention_keys), KEY_STEP (keys met at a time in attention_queries), SPLIT (blocks that share the columns of dk and
+// Also set by the launcher: KEY_TALL and ROW_TALL (how many times 16 keys, or rows, a warp has), STEP (rows of an
+// iteration of attention_keys), KEY_STEP (keys of an iteration of attention_queries), SPLIT (blocks that share the columns of dk and
 // dv, each computing all scores).
 
 // Keys, and stacked rows, that a block has.
@@ -25,7 +25,7 @@
 // Lanes that share a row of attention_delta: one for each 16 bytes where that is a power of two, else a warp.
 #define SHARERS (HEAD_DIM / 8 <= 32 && (HEAD_DIM / 8 & (HEAD_DIM / 8 - 1)) == 0 ? HEAD_DIM / 8 : 32)
 
-// Where there is `both`, also log-sum-exp in units of log 2 beside delta, all tokens of a head after those of another.
+// With `both`, also writes pairs (log-sum-exp in units of log 2, delta), [head][token].
 extern "C" __global__ void attention_delta(const bf16 *out, const bf16 *dout, const float *lse, float *delta,
                                            float2 *both, int heads, int rows) {
     const long long at = (long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -52,7 +52,7 @@ extern "C" __global__ void attention_delta(const bf16 *out, const bf16 *dout, co
     }
 }
 
-// Gradients of dot products are kept as the left operands that `attention_dq` multiplies: 16 stacked rows and 16 keys are
+// Gradients of dot products are stored as the left operands that `attention_dq` multiplies: 16 stacked rows and 16 keys are
 // 32 lanes' four registers. The rows of number r see keys of the numbers 0..=r / GROUP, one after the other; where those
 // of a row number begin, counted in such tiles:
 __device__ __forceinline__ long long tile_row(int r) {
@@ -366,7 +366,7 @@ attention_queries(const bf16 *qkv, const bf16 *dout, const float *lse, const flo
     }
 }
 
-// dq = ds k, from the gradients of dot products that attention_keys kept.
+// dq = ds k, from the gradients of dot products that attention_keys stored.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS)
 attention_dq(const bf16 *qkv, const Work *work, bf16 *dqkv, int heads, int kv_heads, int window, float factor,
              int first_kv, int some_kv, const uint4 *gradients, long long per_kv) {
@@ -389,7 +389,7 @@ attention_dq(const bf16 *qkv, const Work *work, bf16 *dqkv, int heads, int kv_he
             load_tile<64, BLOCK_THREADS>(ring + slot * (64 * PITCH), k_base + (long long)key * width, width, seen - key);
         copy_commit();
     };
-    // The warp's tiles of 64 keys; what no row sees was not kept, and is zero.
+    // The warp's tiles of 64 keys; what no row sees was not stored, and is zero.
     auto read = [&](uint4 (&to)[ROW_TALL][4], int key) {
 #pragma unroll
         for (int t = 0; t < ROW_TALL; ++t) {

@@ -1,6 +1,6 @@
-// dq = ds k by the products of attention/wgmma.cu, from the gradients of dot products that attention_keys_wgmma kept: they
-// lie as the left operand of a product wants them. Four warps have 64 tokens of one head; two such teams, neighbours in
-// the order in which gradients are kept, share the tiles of keys.
+// dq = ds k by the products of attention/wgmma.cu, from the gradients of dot products that attention_keys_wgmma stored in the
+// layout of a left operand. Four warps have 64 tokens of one head; two such teams, neighbours in the order of storage,
+// share the tiles of keys.
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -28,7 +28,7 @@ attention_dq_wgmma(const bf16 *qkv, const Work *work, bf16 *dqkv, int heads, int
                  warp * (DQ_STAGES * DQ_UNITS) + lane;
     const u32 own_at = shared_address(own);
 
-    // Keys for all, and for the warp its gradients: what no row sees was not kept. A lane reads what it copied.
+    // Keys for all, and for the warp its gradients: what no row sees was not stored. A lane reads what it copied.
     const int APART = DQ_WARPS * 32 / UNITS, r0 = threadIdx.x / UNITS, c0 = threadIdx.x % UNITS * 8;
     const bf16 *k_from = qkv + (long long)(w.row + start * 64 + r0) * width + (heads + kv) * HEAD_DIM + c0;
     const u32 own_place = ring + 2 * place<64>(r0, c0);

@@ -1,11 +1,11 @@
 // The backward over keys by the products of attention/wgmma.cu. What a block does is what attention_keys in
-// attention/backward.cu does, but rows are cut by heads: a step meets STEP tokens of one head, then those of the other
+// attention/backward.cu does, but rows are split by heads: a step processes STEP tokens of one head, then those of the other
 // heads of the group, then earlier tokens. Rows are a fixed stride apart, and only steps on the diagonal hide anything.
 //
 // Four warps have 64 keys, a warp 16 of them; TEAMS such teams share the rows. The dot products of a step are under way
 // while the gradients of the step before it are stored.
 //
-// Gradients of dot products are kept in tiles of 64 tokens of one head and 64 keys: for a tile t of tokens, the tiles of
+// Gradients of dot products are stored in tiles of 64 tokens of one head and 64 keys: for a tile t of tokens, the tiles of
 // keys 0..=t of head 0, then of head 1, and so on. A tile is 4x4 left operands as attention_dq_wgmma multiplies them, 32
 // lanes' four registers each, those of its first 16 tokens first.
 //
@@ -21,7 +21,7 @@
 #define RING (TEAMS == 1 ? 4 : 3)
 // 16-byte units of a tile of gradients.
 #define TILE_UNITS 512
-// Heads that a block meets.
+// Heads that a block processes.
 #define OWN_HEADS (GROUP / PARTS)
 
 // Where the tiles of a head in a tile of tokens begin, counted in tiles.
@@ -70,7 +70,7 @@ attention_keys_wgmma(const bf16 *qkv, const bf16 *dout, const float2 *rows, cons
         }
     }
 
-    // Steps that meet the keys of the block, and of the team: from the last tile of tokens that sees any of them down
+    // Steps over the keys of the block, and of the team: from the last tile of tokens that sees any of them down
     // to that of the keys. Blocks of a sequence that start together so read the same rows at the same time, one from
     // memory and the others from the cache.
     const int a_tile = OWN_HEADS * (64 / STEP);
@@ -147,7 +147,7 @@ attention_keys_wgmma(const bf16 *qkv, const bf16 *dout, const float2 *rows, cons
         start_scores<STEP>(weight_sums, v, further(q, STEP * HEAD_DIM));
         products_commit();
     };
-    // Until the rows of the next step are there for products; of the step before last nobody reads any more.
+    // Wait until the rows of the next step have arrived; the reads of the step before last are complete.
     auto next = [&](int step, int &slot) {
         copy_wait<RING - 3>();
         products_see_copies();
@@ -156,7 +156,7 @@ attention_keys_wgmma(const bf16 *qkv, const bf16 *dout, const float2 *rows, cons
         slot = slot == RING - 1 ? 0 : slot + 1;
     };
     const int own_key = own_tile * 64 + warp % 4 * 16 + lane / 4;
-    // The step that is met: where in its tile, which head, which tile.
+    // The current step: its position in the tile, its head, its tile.
     int part = 0, own_head = 0, tile = own_last - 1;
     float p[STEP / 8][4], slopes[SOFTCAP ? STEP / 8 : 1][4];
     // Weights of a step from its scores.

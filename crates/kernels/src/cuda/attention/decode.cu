@@ -1,8 +1,8 @@
-// Decoding few sequences, where a card has little to do and the time of one block is the time of all: the bits of
-// `attention_decode` (see attention.cu), the tiles of keys side by side instead of one after the other.
+// Decoding a few sequences, where blocks are fewer than multiprocessors: the bits of `attention_decode` (see
+// attention/forward.cu), with several key tiles concurrently instead of one after the other.
 //
 // Scores of all tiles are independent of each other; weights need the largest score up to their tile, which the maxima of
-// tiles tell; only the additions into the output have an order. So up to TILES tiles are met at a time, in four parts:
+// tiles give; only the additions into the output have an order. So up to TILES tiles are processed at a time, in four parts:
 // scores (four warps have a tile, 16 keys each), maxima (a thread has a row), weights (as scores), outputs (a warp has 16
 // columns). What the parts read from shared memory is most of their time.
 //

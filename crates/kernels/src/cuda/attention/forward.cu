@@ -1,10 +1,10 @@
 // Causal attention with grouped heads, forward: training, scoring, prefill and decoding.
 //
-// A block of threads takes some stacked rows of one sequence and key head and meets the key tiles in ascending order,
-// each with one step of the online softmax. A row's result is
+// A block of threads takes some stacked rows of one sequence and key head and iterates over the key tiles in ascending
+// order, with one step of the online softmax for each. A row's result is
 //   for each tile:  s = q kᵀ           one tensor-core chain over the width of the head, 16 at a time
 //                   m' = max(m, s), l = l 2^(m-m') + Σ 2^(s-m'), o = o 2^(m-m') + bf16(2^(s-m')) v
-// and no tile is split between blocks, so there is one order of additions. Four lanes share a row; each keeps a
+// and no tile is split between blocks, so there is one order of additions. Four lanes share a row; each has a
 // partial sum l of its columns, added up at the end. Within a tile a lane adds its 16 weights in groups of four
 // (16 keys) and the four groups pairwise: an order that both kernels can follow.
 //
@@ -14,14 +14,14 @@
 // products in the same order, so the same bits.
 //
 // A tile that a row does not see leaves it as it was: weights are 0, the maximum stays. Keys and values past what
-// the block sees are never read (zeros take their place), so memory nobody wrote cannot reach a result.
+// the block sees are never read (zeros are used instead), so uninitialised memory cannot reach a result.
 //
 // Also set by the launcher: PAGED (keys and values in cache blocks of KEYS tokens, [key head][keys, values][token]),
 // WARPS, TALL and STAGES (tiles in shared memory at a time) of attention_rows.
 
 #define ROWS (16 * TALL * WARPS)
 
-// Where the keys of tiles begin, asked for in ascending order, and from one key to the next; values are `values`
+// Addresses of the key tiles, read in ascending order, and the stride between keys; the values are `values` elements
 // further. The number of the next cache block is read ahead of its use.
 struct Tiles {
     const bf16 *base;

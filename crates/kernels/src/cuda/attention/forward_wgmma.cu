@@ -1,5 +1,5 @@
-// Attention of many rows by the products of attention/wgmma.cu. The plan is that of attention_rows in attention.cu, and so
-// are the bits: the tensor cores add 16 products at a time to a sum whichever instruction asks for them. Four warps have
+// Attention of many rows by the products of attention/wgmma.cu. The algorithm is that of attention_rows in attention/forward.cu, and so
+// are the bits: the tensor cores add 16 products at a time to a sum with either instruction. Four warps have
 // 64 stacked rows; WGMMA_WARPS / 4 such teams share the tiles of keys and values. Scores of the next tile follow the
 // products of a tile without a pause.
 
@@ -71,7 +71,7 @@ attention_rows_wgmma(const bf16 *qkv, const bf16 *cache, const int *blocks, cons
     for (int n = 0; n < UNITS; ++n)
         o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
 
-    // Until the next tile is there for products; of the tile before last nobody reads any more.
+    // Wait until the next tile has arrived; the reads of the tile before last are complete.
     int slot = 0;
     auto next = [&](int tile) {
         copy_wait<STAGES - 3>();

@@ -103,7 +103,7 @@ fn room(card: &Card) -> usize {
 /// Which kernel decodes.
 #[derive(Debug, PartialEq)]
 enum Decode {
-    /// `attention_decode_parallel`, with so many tiles of keys in flight: fewer blocks than multiprocessors.
+    /// `attention_decode_parallel`, with this number of key tiles in flight: fewer blocks than multiprocessors.
     Parallel { tiles: usize },
     /// `attention_decode`: several blocks to a multiprocessor, each with one tile after the other.
     InOrder,

@@ -66,7 +66,7 @@ ROTARY(b, bf16)
 
 // ---- after the product that makes queries, keys and values --------------------------------------------------------
 
-// The bias is added, the result rounded to storage, queries and keys turned, keys and values also stored in the cache
+// The bias is added, the result rounded to storage, queries and keys rotated (RoPE), keys and values also stored in the cache
 // where there are `slots` in it (see attention/cache.cu). A block a row; `qkv` may be where the sums are.
 template <int N, class T>
 __device__ __forceinline__ void finish_qkv(const T* sums, const float* bias, bf16* qkv, const float* cos,

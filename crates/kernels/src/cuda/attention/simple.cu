@@ -3,7 +3,7 @@
 //
 // A warp has one stacked row (see attention/tile.cu), or one key in the backward over keys. Keys come in tiles of 64
 // from the start of the sequence, ascending; a lane has two keys of a tile for the scores and every 32nd column for
-// the sums over keys. All that a row meets depends on its position alone.
+// the sums over keys. What a row computes depends on its position alone.
 //
 // Set by the launcher: ELEMENT (float or bf16), HEAD_DIM, GROUP, PAGED.
 

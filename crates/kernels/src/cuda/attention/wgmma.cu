@@ -43,7 +43,7 @@ template <int LEFT> __device__ __forceinline__ void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-// What this thread copied to shared memory is there for products.
+// Makes what this thread copied to shared memory visible to wgmma.
 __device__ __forceinline__ void products_see_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // x += a bᵀ for 64 rows and 16 steps, or x = a bᵀ unless `more`; both matrices lie with the steps in a row.

@@ -1,20 +1,20 @@
-// Linear layers of a few rows, for decoding: x · wᵀ with what comes before and after it in the same kernel.
+// Decode GEMM (few rows): x · wᵀ, fused with the norm before it and the epilogue after it.
 //
 // A block has some tiles of features of all rows, and multiplies as decode/products.cu says: one chain of additions, the one
 // that cuBLASLt's whole sums have (the launcher compares them before it believes that).
 //
-// One row's time is the time to fetch weights. They depend on no earlier kernel, so a block asks for all of its weights
-// before it waits for the kernel before it, and lets the next kernel begin to do the same.
+// One row's time is the time to fetch weights. They depend on no earlier kernel, so a block prefetches all of its weights
+// before it waits for the previous kernel, and lets the next kernel begin to do the same.
 //
 // Set by the launcher: FOURS, the groups of four elements of a normed row that a thread has at most.
 
-// What is done with the sums: kept as they are, to be compared, ...
+// The epilogue: the sums as they are, for comparison, ...
 #define SUMS 0
 // ... added to the residual stream, ...
 #define ADD 1
-// ... gate and up made one, ...
+// ... activation(gate) * up, ...
 #define GATED 2
-// ... or queries and keys turned, and keys and values also stored in the cache.
+// ... or queries and keys rotated (RoPE), and keys and values also stored in the cache.
 #define TURNED 3
 
 // Before the product: x as it is or, for GATED and TURNED, rows of the residual stream normed (LayerNorm if centred).
@@ -116,7 +116,7 @@ __device__ __forceinline__ u32 feature(u32 tile, u32 i, u32 n, u32 dim) {
     return tile * PLAIN_TILE + i;
 }
 
-// What a lane reads for its epilogue besides the sums: asked for before the product, so that it is there after it.
+// What a lane reads for its epilogue besides the sums: prefetched before the product.
 template <int CHAINS>
 struct Parallel {
     float2 shift[CHAINS];
@@ -209,8 +209,8 @@ __device__ __forceinline__ void finish(float (&sum)[CHAINS][2], const Parallel<C
 }
 
 // `warps` of the block's four have a tile each; all of them copy. Shared memory: the weights of the block, x, then the
-// parameters of the norm. Whatever does not depend on earlier kernels is asked for before they are waited for, and what
-// does right after: each read from far away takes as long as a thousand additions.
+// parameters of the norm. Reads that do not depend on earlier kernels are issued before waiting for them, the
+// others right after: a read from global memory takes as long as a thousand additions.
 template <int AFTER>
 __device__ void decode_gemm(const bf16* w, const float* bias, void* out, const Before& before, const Rotation& turns, bool gelu,
                     u32 rows, u32 n, u32 k, u32 warps) {

@@ -50,11 +50,11 @@ pub const VARIANTS: &[&str] = &[
 /// What is known of shapes (n, k) without and with a bias, resident and streamed: up to how many rows the kernel serves.
 pub type Known = Mutex<HashMap<(usize, usize, bool, bool), usize>>;
 
-/// A product of `rows` rows and what becomes of it, as the kernels are told.
+/// A decode GEMM of `rows` rows with its epilogue: the arguments of the kernels.
 struct DecodeGemm<'a> {
     layer: Affine<'a>,
     rows: usize,
-    /// Features of a tile: those that a warp has at the end.
+    /// Output features of a tile, which one warp holds at the end.
     features: usize,
     /// Vectors of a norm: its weight, and its bias.
     norm: usize,

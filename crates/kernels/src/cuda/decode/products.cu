@@ -5,7 +5,7 @@
 // memory is for this file to say. A warp gets the sums of its own tile: eight features, or CHAINS times eight that belong
 // together; a lane those of row lane / 4 and features 2 (lane % 4) and the next.
 
-// Pieces of k that weights come in: the first can be used before the last is there. All of them are multiples of STEP.
+// Pieces of k in which weights are copied: the first can be used before the last has arrived. Multiples of STEP.
 #define PIECES 2
 #define STEP 128
 
@@ -22,7 +22,7 @@ __device__ __forceinline__ void copy16(void* to, const void* from) {
 // Elements of a piece.
 __device__ __forceinline__ u32 piece_of(u32 k) { return (k / STEP + PIECES - 1) / PIECES * STEP; }
 
-// Until this thread's copies of a piece are there; the number that may be left has to be a constant.
+// Waits for this thread's copies of a piece; the number of pending groups has to be a constant.
 __device__ __forceinline__ void wait_for_piece(u32 piece) {
     if (piece == 0) {
         asm volatile("cp.async.wait_group %0;" ::"n"(PIECES - 1) : "memory");
@@ -34,8 +34,8 @@ __device__ __forceinline__ void wait_for_piece(u32 piece) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 // Hopper's products read both operands from shared memory, and the next addition of a chain begins after half the time
-// that the smaller products take. They have 64 features: those that are not there are the first eight again, or whatever
-// lies behind them, and nobody reads what comes of them.
+// that the smaller products take. They have 64 features: missing ones alias the first eight, or the memory
+// behind them; their results are discarded.
 
 // Weights are in panels of 64 columns, in which 16-byte units are exchanged by the row's number.
 __device__ __forceinline__ u32 weight_place(u32 feature, u32 column, u32 mine, u32) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ void product(float (&sum)[CHAINS][2], const bf16* wei
         if (i == next) {
             wait_for_piece(piece++);
             next += piece_of(k);
-            // What was copied and stored is there for products.
+            // Makes what was copied and stored visible to wgmma.
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -145,7 +145,7 @@ __device__ __forceinline__ void product(float (&sum)[CHAINS][2], const bf16* wei
                                         u32 k) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, pitch = k + 8;
     float c[CHAINS][4] = {};
-    // A lane names a row of each matrix; rows that are not there are the first again, and nobody reads what comes of them.
+    // A lane names a row of each matrix; missing rows alias row 0; their results are discarded.
     const bf16* x = xs + (lane % 8 < rows ? lane % 8 : 0) * pitch + lane / 8 * 8;
     const bf16* w = weights + (warp * CHAINS * 8 + lane % 8) * pitch + lane / 8 * 8;
     const u32 piece = piece_of(k);

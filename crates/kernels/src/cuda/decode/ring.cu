@@ -1,8 +1,8 @@
-// Linear layers of a few rows whose weights do not fit into shared memory: k streams through a ring of stages.
+// Decode GEMM whose weights do not fit into shared memory: k streams through a ring of stages.
 //
 // The same chain of additions as decode/products.cu, so the same bits. One block a multiprocessor goes over groups of features;
-// the ring goes on from one group to the next, so that memory is never idle between them. What a block asks for before the
-// kernel before it has ended is the ring's first stages.
+// the ring continues from one group to the next, so that memory is never idle between them. A block prefetches the first
+// stages of the ring before the previous kernel has ended.
 //
 // Set by the launcher: RING, stages in shared memory; COLUMNS, elements of k of a stage; WARPS, tiles of 16 features of a
 // group. A group has at least AHEAD stages. Hopper only.
@@ -10,7 +10,7 @@
 #if RING && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 #define MINE (16 * WARPS)
-// Stages that are asked for ahead. Two more are being read by products.
+// Stages that are prefetched. Two more are being read by products.
 #define AHEAD (RING - 2)
 // 16-byte units of a feature's part of a stage, and copies of a thread.
 #define UNITS (COLUMNS / 8)
@@ -28,7 +28,7 @@ struct Weights {
 #pragma unroll
         for (int j = 0; j < COPIES; j++) {
             const u32 i = threadIdx.x / UNITS + j * (THREADS / UNITS), tile = group * WARPS + i / 16;
-            // The last group may have tiles that are not there: the last one again, and no sum of it is stored.
+            // Missing tiles of the last group alias its last one; their sums are not stored.
             const u32 f = feature<AFTER>(tile < tiles ? tile : tiles - 1, i % 16, n, dim);
             from[j] = w + (u64)f * k + threadIdx.x % UNITS * 8;
         }
@@ -91,7 +91,7 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
 
     if (has_row) fetch_late<AFTER>(beside, out, tile, row, n);
     if constexpr (NORMED) {
-        for (u32 i = first; i < AHEAD; i++) commit_copies(); // as many groups as if all had been asked for
+        for (u32 i = first; i < AHEAD; i++) commit_copies(); // as many groups as if all had been requested
         asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD) : "memory");
         u32 turn = 0;
 #pragma unroll 1
@@ -116,7 +116,7 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
     for (u32 now = blockIdx.x; now < groups; now += gridDim.x) {
 #pragma unroll 1
         for (u32 column = 0; column < k; column += COLUMNS) {
-            // This stage is there, for all threads; and nobody reads the slot any more that is asked for next.
+            // This stage has arrived for all threads, and all reads of the slot that is filled next are complete.
             asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
@@ -157,7 +157,7 @@ __device__ void decode_gemm_ring(const bf16* w, const float* bias, void* out, co
 
 #elif RING
 
-// Cards before Hopper are never asked.
+// Never launched on cards before Hopper.
 template <int AFTER>
 __device__ void decode_gemm_ring(const bf16*, const float*, void*, const Before&, const Rotation&, bool, u32, u32, u32, u32) {}
 

@@ -90,7 +90,7 @@ extern "C" __global__ void add_up(const double* sums, const u64* starts, double*
     if (threadIdx.x == 0) totals[blockIdx.x] = sum;
 }
 
-// The smallest index wins, whoever comes first.
+// The smallest index wins, in any order of blocks.
 template <class T>
 __device__ void non_finite(const T* x, u64 n, u64* first) {
     u64 found = ~0ull;

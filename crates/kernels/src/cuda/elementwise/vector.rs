@@ -147,7 +147,7 @@ impl Cuda {
             return self.upload(element(dst, at), values);
         };
         self.synchronize()?; // kernels that were started read it
-        // SAFETY: `on_host` gives room for the elements, which nobody else uses now.
+        // SAFETY: `on_host` gives room for the elements, which nothing else uses now.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to, size_of_val(values)) };
         Ok(())
     }
@@ -159,7 +159,7 @@ impl Cuda {
             return self.download(element(src, at), values);
         };
         self.synchronize()?; // kernels that were started write it
-        // SAFETY: `on_host` gives so many elements, of which any bits are values.
+        // SAFETY: `on_host` gives all elements, and any bits are a value.
         unsafe { std::ptr::copy_nonoverlapping(from, values.as_mut_ptr().cast::<u8>(), size_of_val(values)) };
         Ok(())
     }

@@ -102,7 +102,7 @@ impl LinearOps for Cuda {
 enum Product {
     /// Our own, without tensor cores.
     Plain,
-    /// The library on tensor cores, its sums cut into so many parts that are added in order.
+    /// The library on tensor cores, with split-k into this number of parts, which are added in order.
     TensorCores { parts: usize },
 }
 
@@ -270,7 +270,7 @@ pub(crate) fn cut_forward(
     cuda.launch_flat("linear", &name, (m * n).div_ceil(4), &args![&sums, m * n, parts as u32, y])
 }
 
-/// `dw[n, k] = dy[m, n]ᵀ · x[m, k]`; `+=` with `add`, in one addition; rows of `dy` and `x` are so many elements apart.
+/// `dw[n, k] = dy[m, n]ᵀ · x[m, k]`; `+=` with `add`, in one addition; the last two numbers are the row strides of `dy` and `x`.
 pub fn weight_gradient(
     cuda: &Cuda,
     [m, n, k]: [usize; 3],

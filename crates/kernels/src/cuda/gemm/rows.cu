@@ -1,7 +1,7 @@
-// To try products on: operands whose rows repeat, and whether results repeat with them.
+// Test data for GEMM algorithms: operands whose rows repeat, and whether results repeat with them.
 
-// Numbers of many magnitudes, exact in bf16, the same again after every `period`. The second half of each row of `width`
-// repeats the first, with the other sign if `turned`: products of turned rows and others sum up to zero, but for rounding.
+// Numbers of many magnitudes, exact in bf16, repeating with `period`. The second half of each row of `width`
+// repeats the first, with the opposite sign if `turned`: products of such rows with others sum to zero, up to rounding.
 extern "C" __global__ void cancelling(bf16* x, u64 n, u64 period, u64 width, u32 seed, bool turned) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -17,7 +17,7 @@ extern "C" __global__ void cancelling(bf16* x, u64 n, u64 period, u64 width, u32
     store(x, i, __uint_as_float(sign | exponent << 23 | (h & 0x7Fu) << 16));
 }
 
-// Whether any bit of `a` differs from `b`, which has `period` words and is met again and again.
+// Whether any bit of `a` differs from `b`, which has `period` words and is repeated.
 extern "C" __global__ void differ_again(const u32* a, const u32* b, u64 words, u64 period, u32* found) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < words && a[i] != b[i % period]) atomicOr(found, 1u);

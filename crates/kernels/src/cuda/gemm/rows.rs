@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Numbers of rows whose bits are compared, as far as their results take no more than [`MOST`] numbers.
 const ROWS: [usize; 17] = [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384];
-/// What every row is compared with: rows repeat after so many.
+/// Number of distinct rows of the reference product; rows repeat after that.
 const PERIOD: usize = 256;
 /// Fewer rows than this are tried at several places, so that many different rows are met alone. Rows so far apart start at
 /// multiples of 256 bytes.
@@ -39,7 +39,7 @@ const ANCHORS: usize = 4;
 const LOOKED_AT: usize = 4;
 /// Choices that are kept; batches of ever new sizes must not pile up.
 const KEPT: usize = 4096;
-/// Up to so many rows an algorithm is tried for each number by itself: libraries have ways of their own for one or a few.
+/// Up to this number of rows, each count is tried by itself: libraries have special cases for one or a few rows.
 const EACH: usize = 4;
 
 /// How the rows of a forward product get the same bits whatever their number.
@@ -57,7 +57,7 @@ pub(crate) enum Rows {
 pub(crate) struct Checked {
     shape: [usize; 2],
     out: DType,
-    /// Those that serve where no better one is known; the first is the anchor.
+    /// Algorithms for shapes without a tuned one; the first is the reference (the anchor).
     sure: Vec<Algo>,
     known: Mutex<Known>,
 }
@@ -127,7 +127,7 @@ impl Checked {
         Ok(found)
     }
 
-    /// Whether an algorithm has the anchor's bits in products of so many rows; tried once.
+    /// Whether an algorithm gives the anchor's bits in products of `rows` rows; tried once.
     pub(crate) fn accepts(&self, cuda: &Cuda, algo: &Algo, rows: usize) -> Result<bool> {
         let key = (algo.data, if rows <= EACH { rows } else { 0 });
         if let Some(&verdict) = self.known().verdicts.get(&key) {
@@ -171,7 +171,7 @@ fn find(cuda: &Cuda, n: usize, k: usize, out: DType) -> Result<Option<Checked>> 
 
 /// The most rows up to which every number of them gets, by a kernel of our own, the sums that [`forward`] gives: of products
 /// into `out`, of rows at several places. `launch(rows, x, weights, to)` starts the kernel, whose sums are f32, and says
-/// whether it serves so many rows.
+/// whether it serves this number of rows.
 pub(crate) fn agreeing(
     cuda: &Cuda,
     [n, k]: [usize; 2],
@@ -285,17 +285,17 @@ impl<'a> Trial<'a> {
         self.cuda.products.gemm_by(self.cuda, &product, Some(algo)).is_ok()
     }
 
-    /// Makes an algorithm's rows those that others are compared with.
+    /// Makes the rows of this algorithm the reference.
     fn refer_to(&self, anchor: &Algo) -> Result<bool> {
         Ok(self.start(0, PERIOD, self.reference.ptr(), anchor))
     }
 
-    /// Bytes of so many rows.
+    /// Bytes of `rows` rows.
     fn bytes(&self, rows: usize) -> usize {
         rows * self.shape[0] * self.out.size()
     }
 
-    /// Compares every row of products of so many rows, and notes in word `slot` if one differs; `false` where the
+    /// Compares every row of a product of `rows` rows with the reference, and sets word `slot` if one differs; `false` where the
     /// algorithm does not serve them.
     fn compare(&self, slot: usize, rows: usize, algo: &Algo) -> Result<bool> {
         let (cuda, n) = (self.cuda, self.shape[0]);
@@ -329,7 +329,7 @@ impl<'a> Trial<'a> {
         Ok(words.map(|word| word != 0))
     }
 
-    /// Whether products of so many rows have the bits of the reference.
+    /// Whether a product of `rows` rows has the bits of the reference.
     fn agrees(&self, algo: &Algo, rows: usize) -> Result<bool> {
         let served = self.compare(0, rows, algo)?;
         Ok(!self.differing()?[0] && served)

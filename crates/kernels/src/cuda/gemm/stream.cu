@@ -13,7 +13,7 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 #define MINE (16 * WARPS)
-// Stages that are asked for ahead. Two more are being read by products.
+// Stages that are prefetched. Two more are being read by products.
 #define AHEAD (RING - 2)
 // 16-byte units of a row's part of a stage, and rows that all threads copy at once.
 #define UNITS (COLUMNS / 8)
@@ -79,7 +79,7 @@ struct Copies {
             copy_weight(stage + place(i, unit * 8, MINE), w + (u64)f * k + column + unit * 8);
         }
     }
-    // Rows that are not there are the last again; their results are discarded.
+    // Missing rows alias the last one; their results are discarded.
     __device__ __forceinline__ void rows(bf16* stage, u32 column, u32 rows) const {
 #pragma unroll
         for (int j = 0; j < N / AT_ONCE; j++) {
@@ -120,7 +120,7 @@ __device__ void stream(const bf16* w, const bf16* x, T* y, u32 rows, u32 n, u32 
     for (u32 group = blockIdx.x; group < groups; group += gridDim.x) {
 #pragma unroll 1
         for (u32 column = 0; column < k; column += COLUMNS) {
-            // This stage is there, for all threads; and nobody reads the slot any more that is asked for next.
+            // This stage has arrived for all threads, and all reads of the slot that is filled next are complete.
             asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncthreads();
@@ -155,7 +155,7 @@ __device__ void stream(const bf16* w, const bf16* x, T* y, u32 rows, u32 n, u32 
 
 #else
 
-// Cards before Hopper are never asked.
+// Never launched on cards before Hopper.
 template <class T>
 __device__ void stream(const bf16*, const bf16*, T*, u32, u32, u32) {}
 

@@ -80,7 +80,7 @@ pub(crate) fn fastest(
     Ok(found.or(advised))
 }
 
-/// Tries what is offered. Nothing comes back where the operands say too little: of zeros every sum is the same.
+/// Times the candidates. Returns `None` if the operands cannot tell them apart: with zeros every sum is the same.
 fn search(
     cuda: &Cuda,
     g: &Gemm,

@@ -1,11 +1,11 @@
 // From raw logits (products of hidden states and head, f32, some rows at a time) to log-probabilities, and back.
 //
-// The vocabulary is met in tiles of 1024 tokens. A warp has one row and tile and keeps three numbers of it (`Fold`);
+// The vocabulary is processed in tiles of 1024 tokens. A warp has one row and tile and reduces it to three numbers (`Fold`);
 // a lane's elements are fixed (every 128th four), lanes are joined in a fixed tree. `finish` joins a row's tiles: lane i
 // has tiles i, i + 32, ... in ascending order, then lanes are joined in a fixed tree. Nothing depends on other rows or
 // on how many of them there are, so decoding gets the bits that training gets.
 
-// Of the logits met so far: the largest m, s = Σ e^(l-m), w = Σ e^(l-m) (l-m).
+// Of the logits processed so far: the largest m, s = Σ e^(l-m), w = Σ e^(l-m) (l-m).
 struct Fold {
     float m, s, w;
 };
@@ -18,7 +18,7 @@ __device__ __forceinline__ Fold join(const Fold& a, const Fold& b) {
     return {m, a.s * a1 + b.s * a2, a1 * (a.w + d1 * a.s) + a2 * (b.w + d2 * b.s)};
 }
 
-// Out of line: heads with a cap are few, and what all pass through should be short.
+// Out of line: few heads have a soft cap, and the common path should be short.
 __device__ __noinline__ vec4 capped(Head head, vec4 raw) {
 #pragma unroll
     for (int j = 0; j < 4; j++) raw.x[j] = head.scale(raw.x[j]);

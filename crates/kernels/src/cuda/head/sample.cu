@@ -1,5 +1,4 @@
-// Rows that drop no token: `tiles` does what can be done for all tiles of 1024 tokens side by side, `pick` ends it for each
-// row.
+// Sampling without truncation: `tiles` reduces all tiles of 1024 tokens concurrently, `pick` chooses the token of each row.
 
 // The first of the lanes' (value, place) pairs that is largest, in every lane.
 __device__ __forceinline__ void warp_largest(float& top, u32& place) {

@@ -48,7 +48,7 @@ pub struct Slot {
     event: Event,
 }
 
-/// Slots nobody uses; they end with the card.
+/// Free slots; they live as long as the card.
 pub type Slots = Arc<Mutex<Vec<Slot>>>;
 
 /// Lists that went to the card last, by value: from step to step most are the same.
@@ -123,7 +123,7 @@ fn start(cuda: &Cuda, logits: &Buffer, lse: Option<&Buffer>, asks: &[Asked]) -> 
     let slot = slot(cuda, rows)?;
     let bytes = rows * CHOICE_BYTES;
     if rows > 0 {
-        // SAFETY: the slot has room for so many rows, and is nobody else's until the event.
+        // SAFETY: the slot has room for the rows, and is used by nothing else until the event.
         let copied = unsafe {
             sys::cuMemcpyDtoHAsync_v2(slot.memory.at(0, bytes).cast(), chosen.ptr(), bytes, cuda.stream)
         };
@@ -143,7 +143,7 @@ fn finish(pending: &Pending) -> Result<Vec<Chosen>> {
     let Some(slot) = &pending.slot else { unreachable!("taken when dropped") };
     slot.event.wait()?;
     let at = slot.memory.at(0, pending.rows * CHOICE_BYTES);
-    // SAFETY: the event was recorded after the copy, so the slot holds so many rows.
+    // SAFETY: the event was recorded after the copy, so the slot holds the rows.
     Ok(unsafe { std::slice::from_raw_parts(at.cast::<Chosen>(), pending.rows) }.to_vec())
 }
 

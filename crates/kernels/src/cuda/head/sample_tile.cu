@@ -2,7 +2,7 @@
 //
 // A token that is drawn is the first, in the order of ids, whose cumulative probability exceeds the draw. Probabilities
 // are added up in f64, in groups of four: over 151936 tokens of like probability, sums in f32 miss the right one in every
-// fortieth draw. Everything has one order: the chosen token depends on the row and what it is asked by alone.
+// fortieth draw. Everything has one order: the chosen token depends on the row, its draw and its sampling parameters alone.
 
 // How a row's token is chosen: the largest where the draw is negative; without truncation top_k is 0, top_p 1, min_p 0.
 struct Ask {
@@ -14,7 +14,7 @@ struct Ask {
     }
 };
 
-// A token, its logit, the row's log-sum-exp, and the token's log-probability among those that could be chosen.
+// A token, its logit, the row's log-sum-exp, and the token's log-probability in the truncated distribution.
 struct Choice {
     u32 token;
     float logit, lse, kept;

@@ -1,4 +1,4 @@
-// Rows that drop unlikely tokens before one is drawn. A block has a row.
+// Sampling with top-k, top-p or min-p: a block truncates and samples one row.
 
 // Larger logits have larger keys.
 __device__ __forceinline__ u32 key_of(float l) {
@@ -6,7 +6,7 @@ __device__ __forceinline__ u32 key_of(float l) {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// The tokens that are left: keys above `key`, and those that are equal up to the token `last`.
+// The tokens that are kept: keys above `key`, and keys equal to it up to the token `last`.
 struct Edge {
     u32 key, last;
     __device__ __forceinline__ bool keeps(u32 k, u32 id) const { return k > key || (k == key && id <= last); }
@@ -42,9 +42,9 @@ struct Room {
     u32 prefix, ties;
 };
 
-// The likeliest tokens of those in `edge` whose weights reach the goal together: a token is kept while those before it
-// (larger logits, and equal ones of lower ids) are below. A token weighs 1 where they are counted, else as much as its
-// share beside the best, and then the goal is a part of all. Finds the key of the last token five bits at a time.
+// The most probable tokens of `edge` whose weights together reach the goal: a token is kept while those before it
+// (larger logits, and equal ones of lower ids) are below. With `counted` every token weighs 1 (top-k); otherwise it weighs its
+// probability relative to the best (top-p), and the goal is a fraction of the sum. Finds the key of the last token five bits at a time.
 __device__ __noinline__ Edge narrowed(const float* row, u32 vocab, Edge edge, Room& room, bool counted, float best,
                                       double goal) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;

@@ -48,8 +48,8 @@ __device__ __forceinline__ float of_team(const float* parts) {
 }
 
 // Teams take rows in turn; in the end a block adds up the sums of its teams, in their order: `sums` is
-// [blocks][2][width], or absent. The norm was of x + delta, or of x where there is no delta; y, where given, takes it
-// again; rounded takes dx in the storage D.
+// [blocks][2][width], or absent. The norm was of x + delta, or of x where there is no delta; y, where given, takes the
+// recomputed norm; rounded takes dx in the storage D.
 template <class D>
 __device__ __forceinline__ void rows_backward(const D* dy, const float* x, const D* delta, const float* weight,
                                               const float* bias, float* dx, D* y, D* rounded, u32 rows, u32 width,

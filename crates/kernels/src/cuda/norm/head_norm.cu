@@ -16,7 +16,7 @@ __device__ __forceinline__ Head head_of(const T* p, u32 dim) {
     return h;
 }
 
-// Normalises in place; gives the scale.
+// Normalises in place; returns the scale.
 __device__ __forceinline__ float normalise(Head& h, u32 dim, bool centred, float eps) {
     float mean = 0.0f, square = 0.0f;
     if (centred) {

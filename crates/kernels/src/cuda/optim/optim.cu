@@ -14,7 +14,7 @@ struct AdamW {
 // How a stretch is stored: WHOLE, with a copy of its type or none; COPIED, whole with a copy in bf16; or SPLIT, a split
 // master.
 
-// A stretch of a parameter with its state; `derived`, where given, takes the new values, or their upper halves.
+// A stretch of a parameter with its state; `derived`, where given, takes the new values, or their bf16 high halves.
 // `start` is the number of its first chunk among those of all stretches.
 struct Stretch {
     void* param;

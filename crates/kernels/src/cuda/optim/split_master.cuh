@@ -1,6 +1,6 @@
-// Numbers of f32 in two halves. The upper one is the number rounded to bf16, which products read; the lower one says how
-// many of the number's last places are missing. Nothing is lost (of what is not a number, which), nothing is stored twice. Ties are rounded away from
-// zero, so that the count is at least -32768 and at most 32767.
+// Split master: an f32 as a bf16 high half, which products read, and a 16-bit rest, the difference in units of the last
+// place. No bit is lost (except which NaN it was), none is stored twice. Ties are rounded away from zero, so that the rest
+// is at least -32768 and at most 32767.
 
 struct SplitMaster {
     u16* lower;

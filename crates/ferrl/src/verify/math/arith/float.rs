@@ -99,8 +99,8 @@ impl Float {
             (num, den.shl(shift.unsigned_abs()), shift)
         };
         let Some((quotient, rest)) = num.div_rem(&den) else { return Float::ZERO };
-        let exp = 64 * quotient.limbs().len() as i64 - shift;
-        let out = Float::normal(neg, quotient.limbs(), exp, EXACT, false);
+        let limbs = quotient.limbs();
+        let out = Float::normal(neg, &limbs, 64 * limbs.len() as i64 - shift, EXACT, false);
         let exact = rest.is_zero() && quotient.trailing_zeros() + 256 >= quotient.bits();
         // A number that needs most of the mantissa may differ from its neighbours in what is cut off.
         let lost = value.bits() > BITS as u64 - 2 * SLACK as u64;

@@ -178,7 +178,7 @@ impl Parser<'_> {
             Expr::Text(word) => spoken::word(&word)?,
             _ => return None,
         };
-        let base = u64::try_from(base).ok().filter(|b| (2..=36).contains(b))?;
+        let base = u32::try_from(base).ok().filter(|b| (2..=36).contains(b))?;
         let value = Nat::parse(raw.as_bytes(), base)?;
         Some(Expr::Num(Rational::from_parts(false, value, Nat::from(1))?, None))
     }
