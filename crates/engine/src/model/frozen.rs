@@ -169,9 +169,8 @@ mod tests {
             }
             frozen.hold().unwrap();
             let inside = backend.memory().0;
-            frozen
-                .with(|m| Ok(assert_ne!(m.weights(), number, "captured graphs of old addresses are void")))
-                .unwrap();
+            let now = frozen.with(|m| Ok(m.weights())).unwrap();
+            assert_ne!(now, number, "captured graphs of old addresses are void");
             assert!(inside > parked && backend.memory().0 == inside, "{family}: held");
             frozen.park();
             assert_eq!(backend.memory().0, parked, "{family}");

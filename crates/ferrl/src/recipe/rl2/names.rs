@@ -135,7 +135,8 @@ pub(super) const SAME: &[(&str, &str, &str)] = &[
 ];
 
 const KERNELS: &str = "kernels are Ferrl's own";
-const OFFLOAD: &str = "parameters stay on the device; optim.offload = \"moments\" moves the optimizer state to the host";
+const OFFLOAD: &str =
+    "parameters stay on the device; optim.offload = \"moments\" moves the optimizer state to the host";
 const NO_GRADIENT: &str = "passes without gradients have micro-batches of train.micro_batch_tokens too";
 const CACHE: &str = "the KV cache has the size rollout.cache_mib";
 const TRACKER: &str = "`ferrl sync RUN --to wandb --project NAME` exports a run";
