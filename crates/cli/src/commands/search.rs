@@ -13,7 +13,9 @@ use ferrl::recipe::{Recipe, Reward};
 use ferrl::reward::Rewards;
 use ferrl::rollout::{self, Actor};
 use ferrl::search::paths::Pipeline;
-use ferrl::search::{self, Driver, LogpScorer, Oracle, Record, RewardScorer, SCORERS, Scorer, Settings};
+use ferrl::search::{
+    self, Driver, LogpScorer, Oracle, Record, RewardScorer, SCORERS, Scorer, Settings, StepOracle,
+};
 use ferrl::setup;
 use ferrl::source::{Item, Prompt};
 use ferrl::verify::{Hooks, VERIFIERS};
@@ -35,7 +37,8 @@ use std::sync::Arc;
 /// Prompts come from --task, --data, --prompt or the recipe of a run. --strategy is one of `ferrl search --list`, which also
 /// lists the options of each. --verifier is what the search goes by: a verifier, a reward model's folder, `logp` (the model's
 /// own probabilities), or `oracle` (the verifier that decides accuracy; the default where there is one). Trees are saved with
-/// --save as DIR/tree-N.json; --replay reads them and computes the same numbers without a model.
+/// --save as DIR/tree-N.json; --replay reads them and computes the same numbers without a model. Environments with several turns
+/// are searched too: a node is a prefix of an episode, and a step ends with the turn at the latest.
 ///
 /// The tree of a question depends on the model, the options and the seed, and not on threads, on the decode batch or on the
 /// other questions.
@@ -172,6 +175,7 @@ pub fn run(args: &Args) -> Result<()> {
     let facts = search::Common {
         budgeted: args.budget.is_some(),
         judges_steps: scorer.judges_steps(),
+        turns: prompts.first().is_some_and(|p| environments.plays(p)),
         ..Default::default()
     };
     search::build(entry, &options, &facts)?;
@@ -326,6 +330,10 @@ fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool)
         return Ok(Box::new(LogpScorer));
     }
     let options = key_values(&args.verifier_option)?;
+    if name == "step_oracle" {
+        let rewards = setup::rewards(recipe, Feed::Rollouts, backend, &Hooks::default())?;
+        return Ok(Box::new(StepOracle::new(rewards).map_err(|e| e.at("--verifier"))?));
+    }
     let own =
         recipe.reward.first().is_some_and(|r| r.verifier.as_deref() == Some(name) && r.options == options);
     if name == Oracle.name() || own {
