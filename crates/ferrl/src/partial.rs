@@ -13,6 +13,7 @@ use crate::source::Prompt;
 use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop};
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// A prompt with completions that are not all over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -175,10 +176,11 @@ pub fn take_finished(waiting: &mut Vec<Unfinished>) -> Vec<Unfinished> {
 
 /// Finished completions as a rollout gives them.
 pub fn as_sampled(actor: &Actor<'_>, done: &[Unfinished], params: &SamplingParams) -> Result<Sampled> {
-    let mut episodes = Vec::new();
+    let (mut episodes, shared) = (Vec::new(), Arc::new(params.clone()));
     for (group, waited) in done.iter().enumerate() {
         for (k, piece) in waited.samples.iter().enumerate() {
-            let mut episode = Episode::new(episodes.len(), group, waited.stream(k), &waited.prompt, None);
+            let sampling = (&shared, waited.stream(k));
+            let mut episode = Episode::new(group, &waited.prompt, None, sampling).numbered(episodes.len());
             let completion = piece.completion();
             episode.act(&completion);
             episode.completion = Some(completion);

@@ -247,22 +247,30 @@ impl Rewards {
         self.sources.iter().find_map(|(_, reward)| reward.verifier()?.extract(completion))
     }
 
+    /// Whether there is a verifier that finds the first wrong step of a completion.
+    pub fn judges_steps(&self) -> bool {
+        self.step_verifier().is_some()
+    }
+
+    fn step_verifier(&self) -> Option<&dyn verify::Verifier> {
+        self.sources.iter().filter_map(|(_, reward)| reward.verifier()).find(|v| v.scores_steps())
+    }
+
+    /// Whether no step of a prefix is wrong, as the first verifier says that finds wrong steps.
+    pub fn right_so_far(&self, prompt: &Prompt, prefix: &str) -> Result<bool> {
+        let none = || Error::usage("no verifier finds wrong steps").fix("a verifier such as chain");
+        let wrong =
+            self.step_verifier().ok_or_else(none)?.wrong_step(&sample(prompt, prefix, &prompt.place))?;
+        // A prefix lacks what comes after it: that is no wrong step yet.
+        Ok(wrong.is_none_or(|range| range.start >= prefix.len()))
+    }
+
     /// Whether every source could reward completions to a prompt: its row has the columns they need.
     pub fn check(&self, prompt: &Prompt, place: &str) -> Result<()> {
         if self.of_tasks && prompt.episode.is_some() {
             return Ok(());
         }
-        let sample = Sample {
-            id: prompt.index,
-            prompt: &prompt.text,
-            messages: &prompt.messages,
-            completion: "",
-            ids: &[],
-            tokens: Some(0),
-            truncated: false,
-            columns: Columns { row: Some(&prompt.columns), renamed: &prompt.renamed },
-            place,
-        };
+        let sample = sample(prompt, "", place);
         self.sources.iter().try_for_each(|(_, reward)| reward.check(&sample))
     }
 
@@ -457,6 +465,21 @@ fn place(experience: &mut Experience, sums: &[Sum], graded: &[Graded], metrics: 
         s.sources = sum.sources.clone();
     }
     experience.sequences.retain(|s| !graded[s.trajectory].is_lost());
+}
+
+/// A completion of which nothing but its text is known.
+fn sample<'a>(prompt: &'a Prompt, completion: &'a str, place: &'a str) -> Sample<'a> {
+    Sample {
+        id: prompt.index,
+        prompt: &prompt.text,
+        messages: &prompt.messages,
+        completion,
+        ids: &[],
+        tokens: Some(0),
+        truncated: false,
+        columns: Columns { row: Some(&prompt.columns), renamed: &prompt.renamed },
+        place,
+    }
 }
 
 /// What the sources say of one completion together.

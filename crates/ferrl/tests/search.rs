@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+#[path = "search/episodes.rs"]
+mod episodes;
 #[path = "search/expanders.rs"]
 mod expanders;
 #[path = "search/help.rs"]

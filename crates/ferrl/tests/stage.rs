@@ -5,6 +5,8 @@
 mod api;
 #[path = "stage/best.rs"]
 mod best;
+#[path = "stage/branches.rs"]
+mod branches;
 #[path = "stage/episodes.rs"]
 mod episodes;
 #[path = "stage/evaluation.rs"]

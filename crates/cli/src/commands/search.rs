@@ -8,11 +8,14 @@ use crate::output::{Output, finish_on_interrupt, print, unwritable, warn};
 use crate::progress::Progress;
 use crate::text::Text;
 use ferrl::algo::Feed;
+use ferrl::episode::Environments;
 use ferrl::recipe::{Recipe, Reward};
 use ferrl::reward::Rewards;
 use ferrl::rollout::{self, Actor};
 use ferrl::search::paths::Pipeline;
-use ferrl::search::{self, Driver, LogpScorer, Oracle, Record, RewardScorer, SCORERS, Scorer, Settings};
+use ferrl::search::{
+    self, Driver, LogpScorer, Oracle, Record, RewardScorer, SCORERS, Scorer, Settings, StepOracle,
+};
 use ferrl::setup;
 use ferrl::source::{Item, Prompt};
 use ferrl::verify::{Hooks, VERIFIERS};
@@ -33,7 +36,8 @@ use std::sync::Arc;
 /// Prompts come from --task, --data, --prompt or the recipe of a run. --strategy is one of `ferrl search --list`, which also
 /// lists the options of each. --verifier scores prefixes and completions for the search: a verifier, a reward model's folder, `logp` (the model's
 /// own probabilities), or `oracle` (the verifier that decides accuracy; the default if there is one). Trees are saved with
-/// --save as DIR/tree-N.json; --replay reads them and computes the same numbers without a model.
+/// --save as DIR/tree-N.json; --replay reads them and computes the same numbers without a model. Environments with several turns
+/// are searched too: a node is a prefix of an episode, and a step ends with the turn at the latest.
 ///
 /// The tree of a question depends on the model, the options and the seed, and not on threads, on the decode batch or on the
 /// other questions.
@@ -135,10 +139,12 @@ pub fn run(args: &Args) -> Result<()> {
     let mut scorer = scorer(args, &recipe, &backend, rewards.is_some())?;
     let prompts = prompts(args, &recipe, (&dir, &tokenizer), rewards.as_ref(), &hooks)?;
     warn(&hooks.warnings);
+    let environments = setup::environments(&recipe, &dir.path, &tokenizer, &hooks)?;
     // Whatever is wrong with the options is said before the model is read.
     let facts = search::Common {
         budgeted: args.budget.is_some(),
         judges_steps: scorer.judges_steps(),
+        turns: prompts.first().is_some_and(|p| environments.plays(p)),
         ..Default::default()
     };
     search::build(search::find(&args.strategy)?, &key_values(&args.option)?, &facts)?;
@@ -147,7 +153,7 @@ pub fn run(args: &Args) -> Result<()> {
     let model = Model::load(backend, &dir, options)?;
     let records = {
         let with = (&recipe, &model, &dir, &tokenizer);
-        grow(args, with, (rewards.as_ref(), &mut *scorer, &hooks), &prompts, saved.as_deref())?
+        grow(args, with, (rewards.as_ref(), &mut *scorer, &environments), &prompts, saved.as_deref())?
     };
     results(args, &records)?;
     if interrupt::requested() && records.len() < prompts.len() {
@@ -161,12 +167,11 @@ pub fn run(args: &Args) -> Result<()> {
 fn grow(
     args: &Args,
     (recipe, model, dir, tokenizer): (&Recipe, &Model, &ModelDir, &Arc<Tokenizer>),
-    (rewards, scorer, hooks): (Option<&Rewards>, &mut dyn Scorer, &Hooks),
+    (rewards, scorer, environments): (Option<&Rewards>, &mut dyn Scorer, &Environments),
     prompts: &[Prompt],
     saved: Option<&Path>,
 ) -> Result<Vec<Record>> {
     let stops = rollout::stops(&dir.path, tokenizer, &recipe.rollout);
-    let environments = setup::environments(recipe, &dir.path, tokenizer, hooks)?;
     let params = rollout::params(&recipe.rollout, &stops, args.set.seed(recipe));
     let template = ChatTemplate::from_dir(&dir.path).ok();
     let with_system =
@@ -179,7 +184,7 @@ fn grow(
         policy: model,
         tokenizer,
         stops: &stops,
-        environments: &environments,
+        environments,
         ranks: Ranks::ALONE,
     };
     let mut driver = Driver {
@@ -297,6 +302,10 @@ fn scorer(args: &Args, recipe: &Recipe, backend: &Arc<dyn Backend>, known: bool)
         return Ok(Box::new(LogpScorer));
     }
     let options = key_values(&args.verifier_option)?;
+    if name == "step_oracle" {
+        let rewards = setup::rewards(recipe, Feed::Rollouts, backend, &Hooks::default())?;
+        return Ok(Box::new(StepOracle::new(rewards).map_err(|e| e.at("--verifier"))?));
+    }
     let own =
         recipe.reward.first().is_some_and(|r| r.verifier.as_deref() == Some(name) && r.options == options);
     if name == Oracle.name() || own {

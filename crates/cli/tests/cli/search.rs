@@ -133,9 +133,47 @@ fn mistakes_are_named_before_the_model_is_read() {
     fails(&["search", &run, "--temperature", "0"], 2, &["temperature"]);
     fails(&["search", &run, "--paths", "x", "--filter", "sucessful"], 2, &["successful"]);
     fails(&["search", &run, "--paths", "x", "--aggregate", "max_k_paths=x"], 2, &["max_k_paths=4"]);
-    let bytes = folder.model();
-    let games = ["search", &bytes, "--task", "guess", "--max-new-tokens", "4"];
-    fails(&games, 2, &["task:guess", "several turns"]);
+    let countdown = ["search", &run, "--verifier", "step_oracle"];
+    fails(&countdown, 2, &["step_oracle", "finds wrong steps"]);
     fails(&["search", "--replay", &folder.path("none")], 3, &["none"]);
     fails(&["search", "--replay", &folder.write("tree-0.json", "{}")], 3, &["no saved tree"]);
+}
+
+#[test]
+fn every_strategy_searches_games_and_environments_of_users() {
+    let folder = Folder::new("search-episodes");
+    let model = folder.model();
+    let world = "class World:\n    def reset(self, seed=None, options=None):\n        self.left = 2 + (seed or 0) % 2\n\
+                 \x20       return 'go', {}\n    def step(self, action):\n        self.left -= 1\n        hit = 'a' in action\n\
+                 \x20       return ('yes' if hit else 'no'), float(hit) / 2, self.left == 0, False, {}\n";
+    let path = format!("env.path={}:World", folder.write("world.py", world));
+    let game = ["--task", "guess", "data.task.format=line", "data.task.turns=3"].to_vec();
+    for (name, from) in [("game", game), ("world", vec![path.as_str(), "env.workers=1"])] {
+        for entry in STRATEGIES {
+            let dir = folder.path(&format!("{name}-{}", entry.name));
+            let small = [
+                "--max-new-tokens",
+                "3",
+                "--cache-mib",
+                "4",
+                "--prompts",
+                "2",
+                "--threads",
+                "1",
+                "--option",
+                "step=",
+            ];
+            let command = [&["search", &model, "--strategy", entry.name], &from[..], &small].concat();
+            let got = ok(&[&command[..], &["--save", &dir, "--json"]].concat());
+            trees(&folder, &format!("{name}-{}", entry.name), 2).iter().for_each(consistent);
+            assert_eq!(ok(&["search", "--replay", &dir, "--json"]), got, "{name} {}", entry.name);
+        }
+    }
+    let tree = trees(&folder, "game-mcts", 1).remove(0);
+    assert!(
+        tree["nodes"].as_array().unwrap().iter().any(|n| n["turns"][0]["observation"].is_string()),
+        "{tree}"
+    );
+    ok(&["report", &folder.path("game-mcts")]);
+    assert!(folder.read("game-mcts/report.html").contains("<th>observation</th>"));
 }

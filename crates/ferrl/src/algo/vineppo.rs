@@ -8,6 +8,8 @@
 //!
 //! States after the first `vine.max_steps` are not estimated but back-filled from the end, `V(s_i) = r_i + V(s_(i+1))`;
 //! equal prefixes of a prompt are one state. `vine.interval` samples as many continuations as a confidence interval asks for.
+//! Of an episode with several turns every turn is a step, and a continuation plays on in a fresh environment that the earlier
+//! actions have brought to the same state.
 //!
 //! Differences from the paper and its code:
 //! 1. A state is a prefix of sampled tokens, not of text that is tokenized again; a token on the border of two steps belongs

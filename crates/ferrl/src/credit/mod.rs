@@ -7,6 +7,7 @@
 //! steps 0. The advantage of step `i` is `r_i + V(s_(i+1)) - V(s_i)`; the advantages of a completion add up to its reward
 //! minus the value of its prompt.
 
+mod episodes;
 pub mod rows;
 pub(crate) mod split;
 mod vine;

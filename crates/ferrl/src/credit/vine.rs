@@ -1,13 +1,15 @@
 //! Continuations of the states between steps, their rewards, and the advantages that follow.
 //!
 //! Every state is a prefix of tokens that were sampled; equal prefixes of a prompt are one state. A continuation may be as
-//! long as what the completion had left, so its state is the one that the policy was in. Random numbers depend on the seed,
-//! the step, the prompt, the sample, the state and the continuation's number alone.
+//! long as what the completion had left, so its state is the one that the policy was in. Of an episode every turn is a step
+//! (`episodes`). Random numbers depend on the seed, the step, the prompt, the sample, the state and the continuation's number
+//! alone.
 
+use super::episodes::{self, PlayedTurn};
 use super::split::{self, Step};
 use super::{Interval, Split, StepCredit, advantages, estimated_states, interval_width, mean};
 use crate::algo::math::mean_std;
-use crate::algo::no_step_values;
+use crate::episode::Prefix;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::ranks::{Teams, gather};
 use crate::reward::{Completions, Graded, Rewards};
@@ -29,7 +31,7 @@ pub struct Vine {
     pub samples: usize,
     /// States after the prompt whose value is estimated; later ones are back-filled. [0, 1048576]
     pub max_steps: usize,
-    /// How a completion is split into steps.
+    /// How a completion is split into steps; in an episode every turn is a step.
     pub split: Split,
     /// Tokens of a step with `split = "tokens"`. [1, 1048576]
     pub step_tokens: usize,
@@ -76,27 +78,49 @@ pub(crate) struct Continuations<'a> {
 }
 
 /// A prefix whose value is estimated.
-struct State {
+#[derive(Default)]
+pub(super) struct State {
     /// Which of the prompts.
-    prompt: usize,
+    pub prompt: usize,
     /// Tokens of prompt and prefix.
     ids: Vec<u32>,
     /// Tokens of the prefix.
     prefix: usize,
+    /// How an episode comes back to it.
+    pub played: Option<Prefix>,
     /// Sample and state number of the first completion that passes it.
-    noise: (u32, u32),
+    pub noise: (u32, u32),
     /// Rewards of its continuations so far.
     rewards: Vec<f64>,
     /// Continuations so far, those whose reward was lost included.
     drawn: usize,
 }
 
-/// A completion with its steps and the states it passes.
+/// A completion or an episode with its steps and the states it passes.
 struct Path {
-    sequence: usize,
-    prompt: usize,
-    steps: Vec<Step>,
+    trajectory: usize,
+    /// Texts of the steps.
+    steps: Vec<String>,
     states: Vec<usize>,
+    tokens: Tokens,
+}
+
+/// Which tokens are whose.
+enum Tokens {
+    /// Of a sequence after so many of the prompt: the ends of the steps.
+    Steps(usize, usize, Vec<Step>),
+    /// Of these sequences: the actions of the turns.
+    Turns(Vec<usize>, Vec<PlayedTurn>),
+}
+
+/// A continuation: its place among all of a round, what it became, and the tokens that were sampled for it.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Continued {
+    pub place: usize,
+    pub answer: Answer,
+    /// Of the whole completion; none of an episode.
+    pub ids: Vec<u32>,
+    pub tokens: usize,
 }
 
 /// Fills the `credit` column of every completion; completions that cannot be split, or have a state that nobody could
@@ -112,18 +136,20 @@ pub(crate) fn credit(
     sample_all(c, completions, &mut states, metrics)?;
     let mut out = vec![None; completions.answers.len()];
     for path in paths {
-        let s = &mut experience.sequences[path.sequence];
         let own: Vec<&State> = path.states.iter().map(|&i| &states[i]).collect();
-        let Some(score) = graded[s.trajectory].reward.filter(|_| own.iter().all(|s| !s.rewards.is_empty()))
-        else {
-            continue;
-        };
+        let known = own.iter().all(|s| !s.rewards.is_empty());
+        let Some(score) = graded[path.trajectory].reward.filter(|_| known) else { continue };
         let estimated: Vec<f64> = own.iter().map(|s| mean(&s.rewards)).collect();
         let (values, advantages) = advantages(path.steps.len(), score, &estimated);
-        place(s, path.prompt, &path.steps, &advantages);
+        match &path.tokens {
+            Tokens::Steps(sequence, prompt, steps) => {
+                place(&mut experience.sequences[*sequence], *prompt, steps, &advantages);
+            }
+            Tokens::Turns(sequences, turns) => place_turns(experience, sequences, turns, &advantages),
+        }
         metrics.add("credit/steps", path.steps.len() as f64);
-        out[s.trajectory] = Some(StepCredit {
-            steps: path.steps.into_iter().map(|s| s.text).collect(),
+        out[path.trajectory] = Some(StepCredit {
+            steps: path.steps,
             score,
             rollouts: own.iter().map(|s| s.rewards.clone()).collect(),
             max_steps: c.vine.max_steps,
@@ -146,50 +172,88 @@ fn place(s: &mut Sequence, prompt: usize, steps: &[Step], advantages: &[f64]) {
     }
 }
 
+/// Writes the advantage of each turn to the tokens of its action.
+fn place_turns(e: &mut Experience, sequences: &[usize], turns: &[PlayedTurn], advantages: &[f64]) {
+    for &s in sequences {
+        e.sequences[s].credit = vec![0.0; e.sequences[s].ids.len()];
+    }
+    for (turn, &advantage) in turns.iter().zip(advantages) {
+        let credit = &mut e.sequences[sequences[turn.sequence]].credit;
+        turn.tokens.clone().for_each(|i| credit[i - 1] = advantage as f32);
+    }
+}
+
 /// Every state whose value is wanted, once, and the completions that pass them.
 fn find_states(
     c: &Continuations<'_>,
     answers: &[Answer],
     experience: &Experience,
 ) -> Result<(Vec<State>, Vec<Path>)> {
-    let (mut states, mut paths): (Vec<State>, Vec<Path>) = (Vec::new(), Vec::new());
-    let mut known: HashMap<(usize, Vec<u32>), usize> = HashMap::new();
+    let mut found = Found::default();
     for (sequence, s) in experience.sequences.iter().enumerate() {
         let answer = &answers[s.trajectory];
-        if answer.played.is_some() {
-            return Err(no_step_values(
-                "the values of steps are estimated by continuing a completion, and an environment that has played a turn \
-                 cannot be continued twice",
-            ));
+        let first = answers.iter().position(|a| a.prompt == answer.prompt).unwrap_or(s.trajectory);
+        let sample = (s.trajectory - first) as u32;
+        if let Some(played) = &answer.played {
+            let same = |&i: &usize| experience.sequences[i].trajectory == s.trajectory;
+            let own: Vec<usize> = (0..experience.sequences.len()).filter(same).collect();
+            if own.first() == Some(&sequence) {
+                let sequences: Vec<&Sequence> = own.iter().map(|&i| &experience.sequences[i]).collect();
+                let turns = c.turns_of(&sequences, played)?;
+                let count = estimated_states(turns.len(), c.vine.max_steps);
+                let states = turns[..count].iter().map(|t| (Vec::new(), 0, Some(t.state.clone())));
+                let states = found.states(answer.prompt, sample, states);
+                let steps = played.turns.iter().map(|t| t.action.clone()).collect();
+                let (trajectory, tokens) = (s.trajectory, Tokens::Turns(own, turns));
+                found.paths.push(Path { trajectory, steps, states, tokens });
+            }
+            continue;
         }
         let prompt = s.trained.iter().position(|t| *t).unwrap_or(s.ids.len());
         let split = (c.vine.split, c.vine.step_tokens);
-        let found = split::steps(split, &s.ids[prompt..], &answer.text, c.actor.tokenizer)?;
-        let Some(steps) = found else { continue };
-        let first = answers.iter().position(|a| a.prompt == answer.prompt).unwrap_or(s.trajectory);
-        let sample = (s.trajectory - first) as u32;
+        let Some(steps) = split::steps(split, &s.ids[prompt..], &answer.text, c.actor.tokenizer)? else {
+            continue;
+        };
         let ends = [0].into_iter().chain(steps.iter().map(|s| s.end));
-        let own =
-            ends.take(estimated_states(steps.len(), c.vine.max_steps)).enumerate().map(|(i, prefix)| {
-                let ids = s.ids[..prompt + prefix].to_vec();
-                *known.entry((answer.prompt, ids)).or_insert_with_key(|(_, ids)| {
-                    let (noise, ids) = ((sample, i as u32), ids.clone());
-                    let empty = (Vec::new(), 0);
-                    states.push(State {
-                        prompt: answer.prompt,
-                        ids,
-                        prefix,
-                        noise,
-                        rewards: empty.0,
-                        drawn: empty.1,
-                    });
-                    states.len() - 1
-                })
-            });
-        let own = own.collect();
-        paths.push(Path { sequence, prompt, steps, states: own });
+        let ends = ends.take(estimated_states(steps.len(), c.vine.max_steps));
+        let states = ends.map(|prefix| (s.ids[..prompt + prefix].to_vec(), prefix, None));
+        let states = found.states(answer.prompt, sample, states);
+        let texts = steps.iter().map(|s| s.text.clone()).collect();
+        let (trajectory, tokens) = (s.trajectory, Tokens::Steps(sequence, prompt, steps));
+        found.paths.push(Path { trajectory, steps: texts, states, tokens });
     }
-    Ok((states, paths))
+    Ok((found.states, found.paths))
+}
+
+/// States so far, by prompt and what led there, and the completions that pass them.
+#[derive(Default)]
+struct Found {
+    states: Vec<State>,
+    known: HashMap<(usize, Vec<u32>), usize>,
+    paths: Vec<Path>,
+}
+
+impl Found {
+    /// The numbers of the states that a sample of a prompt passes: tokens with the length of the prefix, or how an episode comes
+    /// there.
+    fn states(
+        &mut self,
+        prompt: usize,
+        sample: u32,
+        passed: impl Iterator<Item = (Vec<u32>, usize, Option<Prefix>)>,
+    ) -> Vec<usize> {
+        let mut own = Vec::new();
+        for (i, (ids, prefix, played)) in passed.enumerate() {
+            let key = played.as_ref().map_or_else(|| ids.clone(), episodes::key);
+            let states = &mut self.states;
+            own.push(*self.known.entry((prompt, key)).or_insert_with(|| {
+                let noise = (sample, i as u32);
+                states.push(State { prompt, ids, prefix, played, noise, ..Default::default() });
+                states.len() - 1
+            }));
+        }
+        own
+    }
 }
 
 /// Continuations of all states, until each has as many as the settings want.
@@ -229,71 +293,76 @@ fn sample_round(
 ) -> Result<usize> {
     let of: Vec<usize> = open.iter().flat_map(|&i| std::iter::repeat_n(i, count)).collect();
     let share = Teams::of(c.actor.ranks, c.actor.policy).share(completions.prompts.len());
-    let (mut requests, mut own) = (Vec::new(), Vec::new());
+    // The rank that sampled a prompt's completions has their prefixes in its cache.
+    let mut own: Vec<(usize, usize, u32)> = Vec::new();
     for (place, &i) in of.iter().enumerate() {
-        let (state, number) = (&states[i], completions.prompts[states[i].prompt].index);
-        let seed = noise(c.params.seed, state.noise.1, state.drawn as u32);
-        let left = c.params.max_new_tokens - state.prefix;
-        let params = SamplingParams { seed, max_new_tokens: left, ..c.params.clone() };
-        let stream = [completions.at.step as u32, number as u32, state.noise.0];
-        // The rank that sampled a prompt's completions has their prefixes in its cache.
-        if share.contains(&state.prompt) {
-            requests.push(Request { prompt: state.ids.clone(), params, stream });
-            own.push(place);
+        if share.contains(&states[i].prompt) {
+            own.push((place, i, states[i].drawn as u32));
         }
         states[i].drawn += 1;
     }
-    let mut sampled = c.actor.led(|actor| actor.generator.generate(actor.policy, requests))?;
-    for (&place, completion) in own.iter().zip(&mut sampled) {
-        let state = &states[of[place]];
-        let prefix = &state.ids[state.ids.len() - state.prefix..];
-        join(prefix, completion, &c.params.stop_strings, c.actor.tokenizer)?;
+    let own: Vec<(usize, &State, u32)> = own.iter().map(|&(place, i, n)| (place, &states[i], n)).collect();
+    let (plays, plain): (Vec<_>, Vec<_>) = own.into_iter().partition(|(_, s, _)| s.played.is_some());
+    let params = c.params.clone();
+    let sampled = c.actor.led(|actor| {
+        let mut all = complete(actor, &params, completions, &plain)?;
+        all.extend(episodes::play_on((actor, &params), completions, &plays)?);
+        Ok(all)
+    })?;
+    let sampled = exchange(c.actor.ranks, of.len(), sampled)?;
+    for continued in &sampled {
+        metrics.add("credit/clipped_ratio", f64::from(continued.answer.truncated));
     }
-    let sampled = exchange(c.actor.ranks, of.len(), (own, sampled))?;
-    let prefixes: usize = of.iter().map(|&i| states[i].prefix).sum();
-    let tokens = sampled.iter().map(|c| c.ids.len()).sum::<usize>() - prefixes;
-    for completion in &sampled {
-        metrics.add("credit/clipped_ratio", f64::from(completion.stop == Stop::Length));
-    }
-    let rewards = reward(c, completions, (states, &of), &sampled)?;
+    let tokens = sampled.iter().map(|c| c.tokens).sum();
+    let rewards = reward(c, completions, (states, &of), sampled)?;
     of.iter().zip(rewards).for_each(|(&i, reward)| states[i].rewards.extend(reward));
     Ok(tokens)
 }
 
-/// The completions of all ranks, each at its place.
-fn exchange(
-    ranks: &Ranks,
-    count: usize,
-    (places, sampled): (Vec<usize>, Vec<Completion>),
-) -> Result<Vec<Completion>> {
-    if ranks.is_alone() {
-        return Ok(sampled);
-    }
-    let stop = |stop: Stop| match stop {
-        Stop::Token(id) => (0, id as usize),
-        Stop::String(i) => (1, i),
-        Stop::Length => (2, 0),
-        Stop::Cancelled => (3, 0),
+/// Continuations of completions: each state with its place and the number of its continuation.
+fn complete(
+    actor: &mut Actor<'_>,
+    params: &SamplingParams,
+    completions: Completions<'_>,
+    wanted: &[(usize, &State, u32)],
+) -> Result<Vec<Continued>> {
+    let request = |&(_, state, number): &(usize, &State, u32)| {
+        let seed = noise(params.seed, state.noise.1, number);
+        let left = params.max_new_tokens - state.prefix;
+        let prompt = completions.prompts[state.prompt].index as u32;
+        let stream = [completions.at.step as u32, prompt, state.noise.0];
+        let params = SamplingParams { seed, max_new_tokens: left, ..params.clone() };
+        Request { prompt: state.ids.clone(), params, stream }
     };
-    let own: Vec<(usize, Vec<u32>, (u8, usize))> =
-        places.into_iter().zip(sampled).map(|(place, c)| (place, c.ids, stop(c.stop))).collect();
-    let mut all: Vec<Option<Completion>> = vec![None; count];
-    for (place, ids, stop) in gather(ranks, own)?.into_iter().flatten() {
-        let stop = match stop {
-            (0, id) => Stop::Token(id as u32),
-            (1, i) => Stop::String(i),
-            (2, _) => Stop::Length,
-            _ => Stop::Cancelled,
-        };
-        let (logp, sampled_logp, top, versions) = Default::default();
-        all[place] = Some(Completion { ids, logp, sampled_logp, top, versions, stop, shared: 0 });
+    let requests = wanted.iter().map(request).collect();
+    let mut sampled = actor.generator.generate(actor.policy, requests)?;
+    for ((_, state, _), completion) in wanted.iter().zip(&mut sampled) {
+        let prefix = &state.ids[state.ids.len() - state.prefix..];
+        join(prefix, completion, &params.stop_strings, actor.tokenizer)?;
     }
+    let texts = texts(actor.tokenizer, actor.stops, &sampled)?;
+    let answer = |((&(place, state, _), c), text): ((&(usize, &State, u32), Completion), String)| {
+        let (prompt, truncated) = (state.prompt, c.stop == Stop::Length);
+        let answer = Answer { prompt, text, tokens: c.ids.len(), truncated, played: None };
+        Continued { place, answer, tokens: c.ids.len() - state.prefix, ids: c.ids }
+    };
+    Ok(wanted.iter().zip(sampled).zip(texts).map(answer).collect())
+}
+
+/// The continuations of all ranks, each at its place.
+fn exchange(ranks: &Ranks, count: usize, own: Vec<Continued>) -> Result<Vec<Continued>> {
+    let everybody = if ranks.is_alone() { vec![own] } else { gather(ranks, own)? };
+    let mut all: Vec<Option<Continued>> = std::iter::repeat_with(|| None).take(count).collect();
     let missing = || Error::rank("a rank sampled other continuations than the rest expected");
+    for continued in everybody.into_iter().flatten() {
+        let place = continued.place;
+        *all.get_mut(place).ok_or_else(missing)? = Some(continued);
+    }
     all.into_iter().map(|c| c.ok_or_else(missing)).collect()
 }
 
 /// A seed for the continuation of that number from a state.
-fn noise(seed: u64, state: u32, number: u32) -> u64 {
+pub(super) fn noise(seed: u64, state: u32, number: u32) -> u64 {
     const VINE: [u32; 2] = [0x7669_6e65, 1];
     let [a, b, _, _] = philox4x32([state, number, VINE[0], VINE[1]], [seed as u32, (seed >> 32) as u32]);
     u64::from(a) | u64::from(b) << 32
@@ -323,19 +392,19 @@ fn reward(
     c: &Continuations<'_>,
     completions: Completions<'_>,
     (states, of): (&[State], &[usize]),
-    sampled: &[Completion],
+    sampled: Vec<Continued>,
 ) -> Result<Vec<Option<f64>>> {
-    let texts = texts(c.actor.tokenizer, c.actor.stops, sampled)?;
     let (mut answers, mut experience) = (Vec::with_capacity(of.len()), Experience::default());
-    for (i, ((&state, completion), text)) in of.iter().zip(sampled).zip(texts).enumerate() {
+    for (i, (&state, continued)) in of.iter().zip(sampled).enumerate() {
         let state = &states[state];
-        let (tokens, truncated) = (completion.ids.len(), completion.stop == Stop::Length);
-        answers.push(Answer { prompt: state.prompt, text, tokens, truncated, played: None });
-        let prompt = &state.ids[..state.ids.len() - state.prefix];
-        let ids = [prompt, &completion.ids].concat();
-        let trained = (0..ids.len()).map(|i| i >= prompt.len()).collect();
-        let reward = vec![0.0; ids.len()];
-        experience.sequences.push(Sequence { ids, trained, reward, trajectory: i, ..Default::default() });
+        if state.played.is_none() {
+            let prompt = &state.ids[..state.ids.len() - state.prefix];
+            let ids = [prompt, &continued.ids].concat();
+            let trained = (0..ids.len()).map(|i| i >= prompt.len()).collect();
+            let reward = vec![0.0; ids.len()];
+            experience.sequences.push(Sequence { ids, trained, reward, trajectory: i, ..Default::default() });
+        }
+        answers.push(continued.answer);
     }
     let whole = Completions { answers: &answers, ..completions };
     let graded = c.rewards.score(whole, &mut experience, &mut Metrics::default())?;

@@ -3,13 +3,15 @@
 //! One loop over all episodes of a step (`play`): the generator decodes whatever is ready, and an episode whose environment
 //! is at work holds up no other. A prompt without an environment is an episode of one turn. The random numbers of a token
 //! depend on the seed, the step, the prompt, the sample, the turn and the token's index in it, never on the order in which
-//! completions and environments come back.
+//! completions and environments come back. A branch (`branch`) continues an episode from one of its turns, as often as wanted.
 
+mod branch;
 mod play;
 mod threads;
 mod tokens;
 
-pub(crate) use play::{Plays, play};
+pub(crate) use branch::{Branch, Prefix, Reach};
+pub(crate) use play::{EpisodeLoop, Plays, play};
 pub(crate) use tokens::Episode;
 
 use crate::data::Encoder;
@@ -86,7 +88,7 @@ impl Environments {
     }
 
     /// A fresh episode of a prompt, where it begins one.
-    fn open(&self, prompt: &Prompt) -> Result<Option<Box<dyn Environment>>> {
+    pub(crate) fn open(&self, prompt: &Prompt) -> Result<Option<Box<dyn Environment>>> {
         let Some(EpisodeKey { task, index, held_out }) = &prompt.episode else {
             let Some(rows) = &self.rows else { return Ok(None) };
             let state = match self.encoder.as_ref().filter(|_| !prompt.messages.is_empty()) {

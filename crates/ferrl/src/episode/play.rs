@@ -9,7 +9,8 @@ use crate::rollout::Actor;
 use crate::source::Prompt;
 use ferrl_engine::generate::{Completion, Event, Id, SamplingParams};
 use ferrl_engine::{Error, Result};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often a wait for environments looks whether the process was asked to stop.
@@ -46,31 +47,20 @@ pub(crate) fn play(
     samples: usize,
     step: u64,
 ) -> Result<Plays> {
-    let mut episodes = Vec::with_capacity(prompts.len() * samples);
-    for (group, prompt) in prompts.iter().enumerate() {
+    let (began, shared) = (Instant::now(), Arc::new(params.clone()));
+    let mut play = EpisodeLoop::new(actor, prompts);
+    let played = play.all(prompts, |play, group, prompt| {
         for sample in 0..samples {
             let stream = [step as u32, prompt.index as u32, sample as u32];
-            let environment = actor.environments.open(prompt)?;
-            episodes.push(Episode::new(episodes.len(), group, stream, prompt, environment));
+            let environment = play.actor.environments.open(prompt)?;
+            let episode = Episode::new(group, prompt, environment, (&shared, stream));
+            play.begin(episode.numbered(group * samples + sample))?;
         }
-    }
-    let threads = Threads::new(actor.environments.concurrency);
-    let mut play = Play {
-        actor,
-        prompts,
-        params,
-        episodes,
-        generating: HashMap::new(),
-        threads,
-        observed: EncodedTexts::default(),
-        spent: Spent::default(),
-    };
-    let began = Instant::now();
-    let played = play.run();
-    // Where one episode fails, no other goes on behind the caller's back.
-    play.generating.keys().for_each(|&id| drop(play.actor.generator.cancel(id)));
-    played?;
-    let (time, mut episodes) = (play.spent.shares(began.elapsed()), play.episodes);
+        Ok(())
+    });
+    let time = play.spent.shares(began.elapsed());
+    play.end();
+    let mut episodes = played?;
     for episode in episodes.iter_mut().rev() {
         if let Some(begun) = episode.begun.take() {
             prompts[episode.prompt] = begun; // that of the first sample stays
@@ -79,35 +69,90 @@ pub(crate) fn play(
     Ok(Plays { episodes, time })
 }
 
-struct Play<'p, 'a> {
-    actor: &'p mut Actor<'a>,
+/// Episodes under way, many at once.
+pub(crate) struct EpisodeLoop<'p, 'a> {
+    /// The policy.
+    pub actor: &'p mut Actor<'a>,
     prompts: &'p [Prompt],
-    params: &'p SamplingParams,
-    episodes: Vec<Episode>,
+    /// By the number that [`EpisodeLoop::begin`] gave.
+    episodes: BTreeMap<usize, Episode>,
+    begun: usize,
     /// Episodes whose action is being sampled.
     generating: HashMap<Id, usize>,
     /// Environments at work.
     threads: Threads,
+    /// Episodes whose next action is known or to be sampled.
+    ready: Vec<usize>,
+    /// Episodes that are over.
+    over: Vec<usize>,
+    /// Events of requests that are not ours.
+    others: Vec<Event>,
     /// Tokens of what environments have said.
     observed: EncodedTexts,
     spent: Spent,
 }
 
-impl Play<'_, '_> {
-    /// Until every episode is over.
-    fn run(&mut self) -> Result<()> {
-        for i in 0..self.episodes.len() {
-            match self.episodes[i].environment {
-                Some(_) => self.ask(i, Ask::Start)?,
-                None => self.submit(i)?,
-            }
+impl<'p, 'a> EpisodeLoop<'p, 'a> {
+    /// Without episodes.
+    pub fn new(actor: &'p mut Actor<'a>, prompts: &'p [Prompt]) -> Self {
+        let threads = Threads::new(actor.environments.concurrency);
+        EpisodeLoop {
+            actor,
+            prompts,
+            episodes: BTreeMap::new(),
+            begun: 0,
+            generating: HashMap::new(),
+            threads,
+            ready: Vec::new(),
+            over: Vec::new(),
+            others: Vec::new(),
+            observed: EncodedTexts::default(),
+            spent: Spent::default(),
         }
-        let mut others = Vec::new(); // events of requests that are not ours
-        while !self.generating.is_empty() || self.threads.waiting > 0 {
-            self.hear()?;
-            if self.generating.is_empty() {
-                continue;
-            }
+    }
+
+    /// Begins episodes and plays them all to their ends; they come back in the order they were begun.
+    pub fn all(
+        &mut self,
+        prompts: &[Prompt],
+        mut begin: impl FnMut(&mut Self, usize, &Prompt) -> Result<()>,
+    ) -> Result<Vec<Episode>> {
+        prompts.iter().enumerate().try_for_each(|(group, prompt)| begin(self, group, prompt))?;
+        self.rest()
+    }
+
+    /// Plays all that are under way to their ends; they come back in the order they were begun.
+    pub fn rest(&mut self) -> Result<Vec<Episode>> {
+        let mut over = BTreeMap::new();
+        while !self.is_idle() {
+            over.extend(self.step()?);
+        }
+        Ok(over.into_values().collect())
+    }
+
+    /// Begins an episode; its number.
+    pub fn begin(&mut self, episode: Episode) -> Result<usize> {
+        let number = self.begun;
+        self.begun += 1;
+        let plays = episode.environment.is_some();
+        self.episodes.insert(number, episode);
+        match plays {
+            true => self.ask(number, Ask::Start)?,
+            false => self.submit(number)?,
+        }
+        self.settle()?;
+        Ok(number)
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.episodes.is_empty()
+    }
+
+    /// Goes on until an episode is over or a decode batch is done: the episodes that are over.
+    pub fn step(&mut self) -> Result<Vec<(usize, Episode)>> {
+        self.hear()?;
+        if self.over.is_empty() && !self.generating.is_empty() {
             let began = Instant::now();
             let events = self.actor.generator.step(self.actor.policy)?;
             self.spent.decoding += began.elapsed();
@@ -118,18 +163,29 @@ impl Play<'_, '_> {
                         self.acted(i, completion)?;
                     }
                     Event::Token { id, .. } if self.generating.contains_key(&id) => {}
-                    other => others.push(other),
+                    other => self.others.push(other),
                 }
             }
+            self.settle()?;
         }
-        self.actor.generator.put_back(others);
-        Ok(())
+        let over = std::mem::take(&mut self.over);
+        Ok(over.into_iter().filter_map(|i| Some((i, self.episodes.remove(&i)?))).collect())
+    }
+
+    /// Gives the generator back as it was: where one episode fails, no other goes on behind the caller's back.
+    pub fn end(self) {
+        self.generating.keys().for_each(|&id| drop(self.actor.generator.cancel(id)));
+        self.actor.generator.put_back(self.others);
+    }
+
+    fn episode(&mut self, i: usize) -> Result<&mut Episode> {
+        self.episodes.get_mut(&i).ok_or_else(|| Error::device(format!("episode {i} is over already")))
     }
 
     /// Takes in every environment that is back; waits for one where there is nothing to decode.
     fn hear(&mut self) -> Result<()> {
         while self.threads.waiting > 0 {
-            let wait = self.generating.is_empty().then_some(LOOK);
+            let wait = (self.generating.is_empty() && self.over.is_empty()).then_some(LOOK);
             let began = Instant::now();
             let back = self.threads.back(wait);
             self.spent.environments += began.elapsed();
@@ -142,30 +198,49 @@ impl Play<'_, '_> {
                 }
                 continue;
             };
-            self.episodes[back.episode].environment = Some(back.environment);
+            self.episode(back.episode)?.environment = Some(back.environment);
             self.answered(back.episode, back.reply)?;
+            self.settle()?;
         }
         Ok(())
     }
 
     /// Asks an episode's environment: here, or on a thread where it may have to wait.
     fn ask(&mut self, i: usize, ask: Ask) -> Result<()> {
-        match self.episodes[i].environment.take() {
+        match self.episode(i)?.environment.take() {
             None => Ok(()),
             Some(environment) if environment.waits() => self.threads.ask(i, environment, ask),
             Some(mut environment) => {
                 let began = Instant::now();
                 let reply = ask.of(&mut *environment);
                 self.spent.environments += began.elapsed();
-                self.episodes[i].environment = Some(environment);
+                self.episode(i)?.environment = Some(environment);
                 self.answered(i, reply)
             }
         }
     }
 
+    /// Goes on with every episode that has read something. A list and no recursion: a prefix may have thousands of turns.
+    fn settle(&mut self) -> Result<()> {
+        while let Some(i) = self.ready.pop() {
+            let episode = self.episode(i)?;
+            match episode.replay()? {
+                Some((action, text)) => {
+                    episode.act(&action);
+                    episode.action_tokens = action.ids.len();
+                    self.ask(i, Ask::Step(text))?;
+                }
+                None => self.submit(i)?,
+            }
+        }
+        Ok(())
+    }
+
     /// Gives an episode's next action to the generator.
     fn submit(&mut self, i: usize) -> Result<()> {
-        let request = self.episodes[i].request(self.params);
+        let episode = self.episode(i)?;
+        episode.replay()?; // without an environment there is nothing to replay, and the branch begins here
+        let request = episode.request();
         if let Err(error) = self.actor.generator.check(&request) {
             return self.no_room(i, error);
         }
@@ -176,7 +251,9 @@ impl Play<'_, '_> {
     /// An episode that has outgrown the model's context, or the cache, is cut off; one that never fitted is an error, or lost
     /// where its environment wrote the prompt.
     fn no_room(&mut self, i: usize, error: Error) -> Result<()> {
-        let e = &mut self.episodes[i];
+        self.over.push(i);
+        let e = self.episode(i)?;
+        e.over = true;
         match &mut e.played {
             Some(played) if !played.turns.is_empty() => {
                 (played.truncated, played.outgrown) = (true, true);
@@ -187,21 +264,41 @@ impl Play<'_, '_> {
                 e.lose(Lost::new(Why::Size, what));
                 Ok(())
             }
-            _ => Err(error.at(format!("request {i}"))),
+            _ => {
+                let (branches, prompt) = (e.branch.is_some(), e.prompt);
+                Err(error.at(match self.prompts.get(prompt).filter(|_| branches) {
+                    Some(prompt) if prompt.place.is_empty() => format!("question {}", prompt.index),
+                    Some(prompt) => prompt.place.clone(),
+                    None => format!("request {i}"),
+                }))
+            }
         }
     }
 
     /// An action is complete.
     fn acted(&mut self, i: usize, c: Completion) -> Result<()> {
-        let e = &mut self.episodes[i];
+        let (tokenizer, stops) = (self.actor.tokenizer, self.actor.stops);
+        let e = self.episode(i)?;
         e.act(&c);
+        if let Some(branch) = &mut e.branch {
+            branch.sampled.0 += c.ids.len() as u64;
+            branch.sampled.1 += c.shared as u64;
+        }
         if e.environment.is_none() {
             e.completion = Some(c);
+            self.over.push(i);
             return Ok(());
         }
-        e.action_tokens = c.ids.len();
-        let action = self.actor.stops.text(self.actor.tokenizer, &c)?;
-        self.ask(i, Ask::Step(action))
+        let Some(action) = e.action(c) else {
+            self.over.push(i); // of this branch: a step within an action
+            return Ok(());
+        };
+        e.action_tokens = action.ids.len();
+        let text = stops.text(tokenizer, &action)?;
+        if let Some(branch) = &mut e.branch {
+            branch.prefix.actions.push((action, text.clone()));
+        }
+        self.ask(i, Ask::Step(text))
     }
 
     /// An environment has answered: the policy goes on, or the episode is over.
@@ -210,20 +307,27 @@ impl Play<'_, '_> {
             Err(Fault::Fatal(error)) => Err(error),
             Err(Fault::Busy) => self.ask(i, Ask::Start),
             Err(Fault::Lost(lost)) => {
-                self.episodes[i].lose(*lost);
+                self.over.push(i);
+                self.episode(i)?.lose(*lost);
                 Ok(())
             }
             Ok(Reply::Started(text)) => {
-                let prompt = &self.prompts[self.episodes[i].prompt];
-                let begun = self.episodes[i].begin(self.actor, prompt, text);
+                let prompts = self.prompts;
+                let Some(e) = self.episodes.get_mut(&i) else { return Ok(()) };
+                let begun = e.begin(self.actor, &prompts[e.prompt], text);
+                e.open_branch();
                 self.read(i, begun)
             }
             Ok(Reply::Stepped(action, turn)) => {
                 let limit = self.actor.environments.max_turns;
-                let Some((action, turn)) = self.episodes[i].reward(action, turn, limit) else {
-                    return Ok(());
+                let Some(e) = self.episodes.get_mut(&i) else { return Ok(()) };
+                let replaying = e.branch.as_ref().is_some_and(|b| b.is_replaying());
+                let Some((action, turn)) = e.reward(action, turn, limit) else {
+                    self.over.push(i);
+                    let lost = e.played.as_ref().is_some_and(|p| p.lost.is_some());
+                    return if replaying && !lost { Err(e.plays_otherwise()) } else { Ok(()) };
                 };
-                let read = self.episodes[i].observe(self.actor, &mut self.observed, &action, turn);
+                let read = e.observe(self.actor, &mut self.observed, &action, turn);
                 self.read(i, read)
             }
         }
@@ -231,13 +335,16 @@ impl Play<'_, '_> {
 
     /// The policy goes on, where what it is to read has tokens.
     fn read(&mut self, i: usize, encoded: Result<()>) -> Result<()> {
+        let e = self.episode(i)?;
         match encoded {
-            Ok(()) => self.submit(i),
+            Ok(()) if e.has_reached() => self.over.push(i),
+            Ok(()) => self.ready.push(i),
             Err(error) => {
-                self.episodes[i].lose(Lost::new(Why::Schema, format!("its text cannot be encoded: {error}")));
-                Ok(())
+                e.lose(Lost::new(Why::Schema, format!("its text cannot be encoded: {error}")));
+                self.over.push(i);
             }
         }
+        Ok(())
     }
 }
 
@@ -272,6 +379,7 @@ impl Episode {
         match end.or_else(|| (played.turns.len() >= max_turns).then_some(End::Truncated)) {
             Some(end) => {
                 played.truncated = end == End::Truncated;
+                self.over = true;
                 None
             }
             None => Some((action, turn)),
@@ -283,6 +391,7 @@ impl Episode {
         let label = self.environment.as_ref().map_or_else(String::new, |e| format!("{}: ", e.label()));
         let turn = self.played.as_ref().map_or(0, |p| p.turns.len()) + 1;
         let message = format!("{label}turn {turn}: {}", lost.message);
+        self.over = true;
         self.played.get_or_insert_default().lost = Some(Box::new(Lost { message, ..lost }));
     }
 }

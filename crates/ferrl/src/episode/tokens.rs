@@ -1,6 +1,6 @@
 //! The tokens of an episode: what was sampled stays as it is, what the environment says is added behind it, untrained.
 
-use super::Played;
+use super::{Branch, Played};
 use crate::data::Encoder;
 use crate::env::{Environment, Next, Turn};
 use crate::experience::Sequence;
@@ -15,9 +15,10 @@ use std::sync::Arc;
 
 /// An episode, under way or over.
 pub(crate) struct Episode {
-    /// Its prompt and sample, which give the order.
+    /// Which of the prompts it begins with.
     pub prompt: usize,
     stream: [u32; 3],
+    params: Arc<SamplingParams>,
     pub(super) environment: Option<Box<dyn Environment>>,
     /// Training sequences: one, unless a state did not continue the one before.
     pub sequences: Vec<Sequence>,
@@ -26,8 +27,8 @@ pub(crate) struct Episode {
     /// Whether it is a conversation: observations are messages then.
     chat: bool,
     /// What the environment began with, where its prompt brought no tokens.
-    pub(super) begun: Option<Prompt>,
-    /// Tokens sampled so far.
+    pub begun: Option<Prompt>,
+    /// Tokens of its actions so far.
     pub tokens: usize,
     /// Tokens of the last action.
     pub(super) action_tokens: usize,
@@ -36,27 +37,25 @@ pub(crate) struct Episode {
     /// The completion of an episode without an environment: its text is decoded at the end.
     pub completion: Option<Completion>,
     pub played: Option<Played>,
+    /// Where it continues a prefix that was played before; none where it is played from its beginning to its end.
+    pub branch: Option<Box<Branch>>,
+    /// Whether nothing can follow: its environment ended it, a limit did, or it was lost.
+    pub over: bool,
 }
 
 impl Episode {
-    /// Episode `number` of all, which begins with a prompt.
+    /// An episode of prompt number `group`.
     pub fn new(
-        number: usize,
         group: usize,
-        stream: [u32; 3],
         prompt: &Prompt,
         environment: Option<Box<dyn Environment>>,
+        (params, stream): (&Arc<SamplingParams>, [u32; 3]),
     ) -> Self {
-        let first = Sequence {
-            ids: prompt.ids.clone(),
-            trajectory: number,
-            group,
-            weight: 1.0,
-            ..Default::default()
-        };
+        let first = Sequence { ids: prompt.ids.clone(), group, weight: 1.0, ..Default::default() };
         Episode {
             prompt: group,
             stream,
+            params: params.clone(),
             played: environment.is_some().then(Played::default),
             environment,
             sequences: vec![first],
@@ -67,16 +66,42 @@ impl Episode {
             action_tokens: 0,
             stop: Stop::Length,
             completion: None,
+            branch: None,
+            over: false,
         }
     }
 
+    /// Number `number` of all: its training sequences say so.
+    pub fn numbered(mut self, number: usize) -> Self {
+        self.sequences.iter_mut().for_each(|s| s.trajectory = number);
+        self
+    }
+
+    /// Tokens of an action at most.
+    pub(super) fn longest_action(&self) -> usize {
+        self.params.max_new_tokens
+    }
+
+    /// Stop strings that end an action.
+    pub(super) fn own_stops(&self) -> usize {
+        self.params.stop_strings.len()
+    }
+
+    /// Tokens that the policy has read and sampled, as the next token sees them.
+    pub fn context(&self) -> &[u32] {
+        self.sequences.last().map_or(&[], |s| &s.ids)
+    }
+
     /// What the policy is to complete next.
-    pub fn request(&self, params: &SamplingParams) -> Request {
-        let prompt = self.sequences.last().map_or_else(Vec::new, |s| s.ids.clone());
+    pub fn request(&mut self) -> Request {
+        let (prompt, params) = (self.context().to_vec(), SamplingParams::clone(&self.params));
+        if let Some(branch) = &mut self.branch {
+            return branch.request(prompt, params, self.stream);
+        }
         // Samples of a prompt are fewer than 2^16, and so are turns: every turn has random numbers of its own.
         let turn = self.played.as_ref().map_or(0, |p| p.turns.len()) as u32;
         let [step, prompt_number, sample] = self.stream;
-        Request { prompt, params: params.clone(), stream: [step, prompt_number, sample | turn << 16] }
+        Request { prompt, params, stream: [step, prompt_number, sample | turn << 16] }
     }
 
     /// Takes in what the environment says first: the prompt, where it has no tokens yet.

@@ -35,7 +35,7 @@ pub fn search(
         let mean = (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64);
         (r.correct, r.reward, r.generated_tokens, mean)
     };
-    let own: Vec<Found> = records.iter().map(found).collect();
+    let own: Vec<Found> = records.iter().map(|(record, _)| found(record)).collect();
     let all = if ranks.is_alone() { vec![own] } else { gather(ranks, own)? };
     let mut metrics = Metrics::default();
     for (correct, reward, tokens, mean) in all.into_iter().flatten() {

@@ -297,8 +297,8 @@ pub struct Search {
     pub strategy: Option<String>,
     /// Options of the strategy and its expander.
     pub options: Map<String, Value>,
-    /// Scorer of the search: `reward` (the recipe's rewards), `logp` (the model's own probabilities), or the folder of a model
-    /// that rewards.
+    /// Scorer of the search: `reward` (the recipe's rewards), `step_oracle` (its verifier, after every step), `logp` (the model's
+    /// own probabilities), or the folder of a model that rewards.
     pub scorer: String,
     /// Options of a model that rewards, as those of `[[reward]]`.
     pub scorer_options: Map<String, Value>,

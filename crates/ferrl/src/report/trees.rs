@@ -2,7 +2,7 @@
 
 use super::page::{MARK, escape};
 use super::write;
-use crate::search::{Figures, Record};
+use crate::search::{Figures, Node, Record};
 use ferrl_engine::Result;
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -90,6 +90,7 @@ fn node(record: &Record, id: usize, chosen: &HashSet<usize>, out: &mut String) {
         (false, false) => "",
     };
     let kind = match (n.rollout, n.truncated, n.correct) {
+        _ if n.lost.is_some() => " · lost",
         (_, true, _) => " · cut off",
         (_, _, Some(true)) => " · right",
         (_, _, Some(false)) => " · wrong",
@@ -114,9 +115,10 @@ fn node(record: &Record, id: usize, chosen: &HashSet<usize>, out: &mut String) {
             out,
             "<pre>{}</pre><small>{} tokens · log-probability {:.3}{reward}</small>",
             escape(&n.text),
-            n.tokens.len(),
+            n.sampled(),
             n.logprob
         );
+        turns(n, out);
     }
     for &child in record.nodes.children(id) {
         node(record, child, chosen, out);
@@ -124,15 +126,33 @@ fn node(record: &Record, id: usize, chosen: &HashSet<usize>, out: &mut String) {
     out.push_str("</details>\n");
 }
 
+/// The turns of an episode that end in a node, and why it was lost.
+fn turns(n: &Node, out: &mut String) {
+    for t in &n.turns {
+        let _ = writeln!(
+            out,
+            "<table><tr><th>action</th><td><pre>{}</pre></td></tr><tr><th>observation</th><td><pre>{}</pre></td></tr>\
+             <tr><th>reward</th><td>{:.3}</td></tr></table>",
+            escape(&t.action),
+            escape(&t.observation),
+            t.reward
+        );
+    }
+    if let Some(lost) = &n.lost {
+        let _ = writeln!(out, "<p class=\"wrong\">{}</p>", escape(lost));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::search::{Node, Tree};
+    use crate::search::{NodeTurn, Tree};
 
     #[test]
     fn a_tree_opens_along_its_result_and_text_stays_text() {
         let mut tree = Tree::new(0);
-        let step = tree.add(0, Node { text: "a <b>".into(), ..Default::default() });
+        let turn = NodeTurn { action: "look".into(), observation: "<door>".into(), reward: 0.25 };
+        let step = tree.add(0, Node { text: "a <b>".into(), turns: vec![turn], ..Default::default() });
         let end = tree.add(step, Node { text: "42".into(), terminal: true, ..Default::default() });
         let other = tree.add(0, Node { text: "no".into(), terminal: true, ..Default::default() });
         tree.evaluate(end, 1.0);
@@ -151,5 +171,6 @@ mod tests {
         assert!(page.contains("a &lt;b&gt;") && page.contains("6 * 7 &lt;") && !page.contains("a <b>"));
         assert!(page.contains("value 0.500 · visits 2") && page.contains("advantage -0.500"), "{page}");
         assert!(page.contains("100.0 %") && page.contains(MARK));
+        assert!(page.contains("<pre>look</pre>") && page.contains("&lt;door&gt;") && page.contains("0.250"));
     }
 }

@@ -1,29 +1,31 @@
 //! The driver: many questions at once over one generator.
 //!
 //! Each question advances as soon as its own draws are there, so that all of them share the decode batches; what a question's
-//! tree becomes depends on its own draws alone. A child is a request whose prompt is the prefix: a generator with a prefix
-//! cache computes none of it again, and `shared` counts what it found.
+//! tree becomes depends on its own draws alone. A draw is a branch of an episode, of one turn where nothing plays: its prompt is
+//! the prefix, a generator with a prefix cache computes none of it again, and `shared` counts what it found.
 
 use super::Scorer;
 use super::extract::{Extractor, Reader};
-use super::grow::{Live, Sampling, completion_text};
+use super::grow::{Draft, Live, Sampling, Slot};
 use super::record::Record;
-use super::scorer::{Judged, grade, unit};
+use super::scorer::{Judged, grade_whole, unit};
 use super::strategy::{self, Common, Entry};
+use crate::episode::{Branch, Episode, EpisodeLoop, Prefix, Reach};
 use crate::interrupt;
 use crate::reward::{Graded, Rewards};
 use crate::rollout::Actor;
 use crate::source::Prompt;
-use ferrl_engine::generate::{Event, Id, SamplingParams};
+use ferrl_engine::generate::SamplingParams;
 use ferrl_engine::{Error, Result};
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// How a search samples, and how much.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Of a whole completion: its length, temperature, stops and seed.
+    /// Of a whole completion, or of an action of an episode: its length, temperature, stops and seed.
     pub params: SamplingParams,
     /// Tokens to sample for a question at most, up to the end of the round under way.
     pub budget: Option<u64>,
@@ -52,22 +54,35 @@ pub struct Driver<'a> {
     pub with_system: Option<WithSystem<'a>>,
 }
 
-/// The requests under way: question, and expansion and slot there.
-type Requests = HashMap<Id, (usize, (usize, usize))>;
-
-/// Shares the time since the last call among the questions under way.
-fn spend(live: &mut BTreeMap<usize, Live>, since: &mut Instant) {
-    let share = since.elapsed().as_secs_f64() / live.len().max(1) as f64;
-    *since = Instant::now();
-    live.values_mut().for_each(|l| l.seconds += share);
-}
-
 impl Driver<'_> {
     /// Searches for every prompt; `done` gets each result as it is there. Ctrl-C ends it early, without an error.
     pub fn run(&mut self, prompts: &[Prompt], done: &mut dyn FnMut(Record) -> Result<()>) -> Result<()> {
-        let mut requests = Requests::new();
-        let result = self.search(prompts, &mut requests, done);
-        requests.keys().for_each(|&id| drop(self.actor.generator.cancel(id)));
+        self.run_numbered(prompts, &|prompt, _| prompt.index, &mut |record, _| done(record))
+    }
+
+    /// The same for questions whose random numbers have another number than their prompt's; `done` also gets the prompt as
+    /// its environment began it.
+    pub(super) fn run_numbered(
+        &mut self,
+        prompts: &[Prompt],
+        number: &dyn Fn(&Prompt, usize) -> u64,
+        done: &mut dyn FnMut(Record, Prompt) -> Result<()>,
+    ) -> Result<()> {
+        let facts = self.facts();
+        let mut search = Search {
+            episodes: EpisodeLoop::new(&mut self.actor, prompts),
+            prompts,
+            rewards: self.rewards,
+            scorer: self.scorer,
+            settings: &self.settings,
+            entry: self.entry,
+            options: &self.options,
+            with_system: self.with_system,
+            facts,
+            under_way: HashMap::new(),
+        };
+        let result = search.run(number, done);
+        search.episodes.end();
         result
     }
 
@@ -80,107 +95,141 @@ impl Driver<'_> {
             ..Default::default()
         }
     }
+}
 
-    fn search(
+/// A search under way.
+struct Search<'s, 'a> {
+    episodes: EpisodeLoop<'s, 'a>,
+    prompts: &'s [Prompt],
+    rewards: Option<&'s Rewards>,
+    scorer: &'s mut dyn Scorer,
+    settings: &'s Settings,
+    entry: &'static Entry,
+    options: &'s Map<String, Value>,
+    with_system: Option<WithSystem<'s>>,
+    facts: Common,
+    /// The branches under way: question, and what they are for there.
+    under_way: HashMap<usize, (usize, Slot)>,
+}
+
+/// Questions under way, by their places.
+type Questions = BTreeMap<usize, Live>;
+
+/// Shares the time since the last call among the questions under way.
+fn spend(live: &mut Questions, since: &mut Instant) {
+    let share = since.elapsed().as_secs_f64() / live.len().max(1) as f64;
+    *since = Instant::now();
+    live.values_mut().for_each(|l| l.seconds += share);
+}
+
+impl Search<'_, '_> {
+    fn run(
         &mut self,
-        prompts: &[Prompt],
-        requests: &mut Requests,
-        done: &mut dyn FnMut(Record) -> Result<()>,
+        number: &dyn Fn(&Prompt, usize) -> u64,
+        done: &mut dyn FnMut(Record, Prompt) -> Result<()>,
     ) -> Result<()> {
-        let (mut live, mut next, mut others) = (BTreeMap::<usize, Live>::new(), 0, Vec::new());
+        let (mut live, mut next) = (Questions::new(), 0);
         let mut since = Instant::now();
         loop {
-            let mut ready = Vec::new();
-            while live.len() < self.settings.at_once.max(1) && next < prompts.len() {
-                live.insert(next, self.begin(next, &prompts[next])?);
-                ready.push(next);
+            while live.len() < self.settings.at_once.max(1) && next < self.prompts.len() {
+                let question = self.begin(next, number(&self.prompts[next], next))?;
+                live.insert(next, question);
                 next += 1;
             }
             loop {
-                ready.extend(live.values().filter(|l| l.outstanding == 0).map(|l| l.place));
-                ready.sort_unstable();
-                ready.dedup();
+                let ready: Vec<usize> =
+                    live.values().filter(|l| l.outstanding == 0).map(|l| l.place).collect();
                 if ready.is_empty() {
                     break;
                 }
                 spend(&mut live, &mut since);
-                for record in self.settle(prompts, &mut live, &ready, requests)? {
-                    done(record)?;
+                for (record, prompt) in self.settle(&mut live, &ready)? {
+                    done(record, prompt)?;
                 }
-                ready.clear();
             }
-            if live.is_empty() && next < prompts.len() {
+            if live.is_empty() && next < self.prompts.len() {
                 continue;
             }
             if live.is_empty() || interrupt::requested() {
-                self.actor.generator.put_back(others);
                 return Ok(());
             }
-            let events = self.actor.generator.step(self.actor.policy)?;
+            let over = self.episodes.step()?;
             spend(&mut live, &mut since);
-            for event in events {
-                match event {
-                    Event::Done { id, completion } if requests.contains_key(&id) => {
-                        let (place, slot) = requests.remove(&id).unwrap_or_default();
-                        if let Some(live) = live.get_mut(&place) {
-                            live.fill(slot, completion);
-                        }
-                    }
-                    Event::Token { id, .. } if requests.contains_key(&id) => {}
-                    other => others.push(other),
+            for (id, episode) in over {
+                let Some((place, slot)) = self.under_way.remove(&id) else { continue };
+                let Some(question) = live.get_mut(&place) else { continue };
+                if question.fill(slot, episode) {
+                    self.open(question)?;
                 }
             }
         }
     }
 
-    fn begin(&self, place: usize, prompt: &Prompt) -> Result<Live> {
-        if self.actor.environments.plays(prompt) {
-            return Err(Error::usage("plays episodes of several turns, which a search does not branch")
-                .at(prompt.episode.as_ref().map_or("env".into(), |e| format!("task:{}", e.task)))
-                .fix("a task whose prompts have one completion, or `ferrl eval` for episodes"));
+    /// A question whose environment, where it has one, is about to say what it begins with.
+    fn begin(&mut self, place: usize, number: u64) -> Result<Live> {
+        let prompt = &self.prompts[place];
+        let turns = self.episodes.actor.environments.plays(prompt);
+        let facts = Common { turns, ..self.facts.clone() };
+        let built = strategy::build(self.entry, self.options, &facts)?;
+        let mut question = Live::new((place, number), prompt, built, turns);
+        match turns {
+            true => {
+                question.outstanding = 1;
+                let draft = Draft::opening(&self.settings.params);
+                self.submit(place, Slot::Opening, draft)?;
+            }
+            false => self.open(&mut question)?,
         }
-        let built = strategy::build(self.entry, &self.options, &self.facts())?;
+        Ok(question)
+    }
+
+    /// The prompt of a question has its tokens: with it those of the expander's system messages.
+    fn open(&self, question: &mut Live) -> Result<()> {
         let with = |system: &String| match self.with_system {
-            Some(with) => with(prompt, system),
+            Some(with) => with(&question.prompt, system),
             None => Err(Error::usage("system messages need a model with a chat template")),
         };
-        let systems = built.expander.systems().iter().map(with).collect::<Result<_>>()?;
-        Ok(Live::new(place, prompt, systems, built))
+        let systems = question.built.expander.systems().iter().map(with).collect::<Result<Vec<_>>>()?;
+        question.open(systems);
+        Ok(())
+    }
+
+    /// Begins a branch of a question's episode.
+    fn submit(&mut self, place: usize, slot: Slot, draft: Draft) -> Result<()> {
+        let prompt = &self.prompts[place];
+        let environment = self.episodes.actor.environments.open(prompt)?;
+        let Draft { prefix, reach, first, opening, params, stream } = draft;
+        let episode = Episode::new(place, prompt, environment, (&Arc::new(params), stream));
+        let mut branch = Branch::new(prefix, reach);
+        (branch.first, branch.opening) = (first, opening);
+        let id = self.episodes.begin(episode.branching(branch))?;
+        self.under_way.insert(id, (place, slot));
+        Ok(())
     }
 
     /// Takes in the draws of questions that wait for none, scores what is new, and submits what they want next.
-    fn settle(
-        &mut self,
-        prompts: &[Prompt],
-        live: &mut BTreeMap<usize, Live>,
-        ready: &[usize],
-        requests: &mut Requests,
-    ) -> Result<Vec<Record>> {
+    fn settle(&mut self, live: &mut Questions, ready: &[usize]) -> Result<Vec<(Record, Prompt)>> {
         let params = self.settings.params.clone();
-        let (tokenizer, stops) = (self.actor.tokenizer, self.actor.stops);
+        let (tokenizer, stops) = (self.episodes.actor.tokenizer, self.episodes.actor.stops);
         let sampling = Sampling { params: &params, tokenizer, stops };
         for place in ready {
             if let Some(l) = live.get_mut(place) {
                 l.take_in(sampling)?;
             }
         }
-        self.judge(prompts, live, ready, sampling)?;
+        self.judge(live, ready, sampling)?;
         let mut records = Vec::new();
         for place in ready {
             let Some(l) = live.get_mut(place) else { continue };
             match l.advance(sampling, self.settings.budget)? {
                 Some(wanted) => {
-                    for (slot, request) in wanted {
-                        let at = |e: Error| match prompts[*place].place.as_str() {
-                            "" => e.at(format!("question {}", prompts[*place].index)),
-                            place => e.at(place),
-                        };
-                        requests.insert(self.actor.generator.submit(request).map_err(at)?, (*place, slot));
+                    for (slot, draft) in wanted {
+                        self.submit(*place, slot, draft)?;
                     }
                 }
                 None => {
                     if let Some(l) = live.remove(place) {
-                        records.push(self.record(&prompts[*place], l));
+                        records.push(self.record(l));
                     }
                 }
             }
@@ -189,50 +238,31 @@ impl Driver<'_> {
     }
 
     /// Grades and scores the new nodes of some questions together.
-    fn judge(
-        &mut self,
-        prompts: &[Prompt],
-        live: &mut BTreeMap<usize, Live>,
-        ready: &[usize],
-        sampling: Sampling<'_>,
-    ) -> Result<()> {
+    fn judge(&mut self, live: &mut Questions, ready: &[usize], sampling: Sampling<'_>) -> Result<()> {
         let mut fresh = Vec::new();
         for place in ready {
             let Some(l) = live.get_mut(place) else { continue };
             for id in std::mem::take(&mut l.fresh) {
-                fresh.push((*place, id, completion_text(&l.tree, id, sampling)?, l.tree.tokens(id)));
+                fresh.push((*place, id, l.texts(id, sampling)?));
             }
         }
-        let judged = |&(place, id, ref text, ref ids): &'_ (usize, usize, String, Vec<u32>)| {
-            let tree = &live[&place].tree;
-            let (terminal, truncated) = (tree.node(id).terminal, tree.node(id).truncated);
-            (place, text.clone(), ids.clone(), tree.sampled(id), terminal, truncated)
-        };
-        let texts: Vec<_> = fresh.iter().map(judged).collect();
-        let mut all: Vec<Judged<'_>> = texts
-            .iter()
-            .map(|(place, text, ids, sampled, terminal, truncated)| Judged {
-                prompt: &prompts[*place],
-                text,
-                ids,
-                sampled: *sampled,
-                terminal: *terminal,
-                truncated: *truncated,
-                graded: None,
-            })
-            .collect();
+        if fresh.is_empty() {
+            return Ok(());
+        }
+        let mut all: Vec<Judged<'_>> =
+            fresh.iter().map(|(place, id, texts)| live[place].judged(*id, texts)).collect();
         let whole: Vec<usize> = (0..all.len()).filter(|&i| all[i].terminal).collect();
         let graded = match self.rewards {
             Some(rewards) => {
                 let judged: Vec<Judged<'_>> = whole.iter().map(|&i| all[i]).collect();
-                grade(rewards, &judged)?
+                grade_whole(rewards, &judged)?
             }
             None => Vec::new(),
         };
         for (&i, g) in whole.iter().zip(&graded) {
             all[i].graded = Some(g);
         }
-        let scores = if all.is_empty() { Vec::new() } else { self.scorer.score(&all)? };
+        let scores = self.scorer.score(&all)?;
         let answers = self.answers(&all, live.values().next().map(|l| l.built.extractor.as_str()))?;
         let graded: Vec<Option<Graded>> = all.iter().map(|j| j.graded.cloned()).collect();
         for ((((place, id, ..), score), answer), graded) in fresh.iter().zip(scores).zip(answers).zip(graded)
@@ -256,22 +286,22 @@ impl Driver<'_> {
         let Some(name) = extractor else { return Ok(vec![None; all.len()]) };
         let extractor = Extractor::find(name)?;
         let params = &self.settings.params;
-        let mut reader = Reader { actor: &mut self.actor, rewards: self.rewards, params };
+        let mut reader = Reader { actor: &mut *self.episodes.actor, rewards: self.rewards, params };
         extractor.answers(all, &mut reader)
     }
 
-    fn record(&self, prompt: &Prompt, mut live: Live) -> Record {
+    fn record(&self, mut live: Live) -> (Record, Prompt) {
         live.tree.recompute(live.built.strategy.backup(), live.built.strategy.prior());
         live.tree.finish();
         let answer = live.built.strategy.answer(&live.tree);
         let node = answer.map(|id| live.tree.node(id));
-        Record {
-            index: prompt.index,
-            prompt: prompt.text.clone(),
+        let record = Record {
+            index: live.number,
+            prompt: live.prompt.text.clone(),
             strategy: self.entry.name.into(),
-            options: strategy::resolved(self.entry, &self.options),
+            options: strategy::resolved(self.entry, self.options),
             scorer: self.scorer.name().into(),
-            facts: self.facts().into(),
+            facts: live.built.common.clone().into(),
             seed: self.settings.params.seed,
             answer: node.and_then(|n| n.answer.clone()).unwrap_or_default(),
             answer_node: answer,
@@ -281,6 +311,22 @@ impl Driver<'_> {
             shared_tokens: live.shared,
             seconds: live.seconds,
             nodes: live.tree,
+        };
+        (record, live.prompt)
+    }
+}
+
+impl Draft {
+    /// A branch that only begins.
+    fn opening(params: &SamplingParams) -> Self {
+        let (first, opening, stream) = (None, None, [0; 3]);
+        Draft {
+            prefix: Prefix::default(),
+            reach: Reach::Start,
+            first,
+            opening,
+            params: params.clone(),
+            stream,
         }
     }
 }

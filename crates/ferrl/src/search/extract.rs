@@ -123,8 +123,7 @@ impl Extractor {
 impl Reader<'_, '_> {
     /// Asks for the answer behind a completion: in the model's chat template where the prompt is a conversation.
     fn request(&self, judged: &Judged<'_>, ask: &str) -> Result<Request> {
-        let mut prompt = judged.prompt.ids.clone();
-        prompt.extend(judged.ids);
+        let mut prompt = judged.context.to_vec();
         let chat = self.actor.environments.encoder().filter(|_| !judged.prompt.messages.is_empty());
         let next = match chat {
             Some(encoder) => encoder.next_turn(&[json!({ "role": "user", "content": ask })])?,

@@ -1,11 +1,14 @@
 //! One question under way: its tree, and the draws that its next round waits for.
 
 use super::expand::{Draw, Drawn};
+use super::scorer::Judged;
 use super::strategy::Built;
+use super::turns;
 use super::{DrawnTokens, Expansion, Node, Round, Tree, Until};
+use crate::episode::{Episode, Prefix, Reach};
 use crate::source::Prompt;
 use ferrl_engine::Result;
-use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop, Stops};
+use ferrl_engine::generate::{Completion, SamplingParams, Stop, Stops};
 use ferrl_engine::tokenizer::Tokenizer;
 
 /// How completions are sampled and turned into text.
@@ -22,17 +25,23 @@ struct Growing {
     asked: Expansion,
     /// Draws of this round, with the keys of their random numbers.
     draws: Vec<(Draw, u64)>,
-    slots: Vec<Option<Completion>>,
+    slots: Vec<Option<Box<Episode>>>,
     drawn: usize,
     accepted: Vec<usize>,
 }
 
 /// A question under way.
 pub(super) struct Live {
-    /// Which of the questions.
+    /// Which of the prompts.
     pub place: usize,
+    /// Its number, which decides its random numbers.
+    pub number: u64,
+    /// Its prompt, as the environment began it where there is one.
+    pub prompt: Prompt,
     pub tree: Tree,
     pub built: Built,
+    /// Whether it is an episode of several turns.
+    plays: bool,
     /// Token ids of the prompt, and of the prompt with each of the expander's system messages.
     prompts: Vec<Vec<u32>>,
     growing: Vec<Growing>,
@@ -47,18 +56,48 @@ pub(super) struct Live {
     finishing: bool,
 }
 
-/// A draw to submit: expansion and slot, and what to sample.
-pub(super) type Wanted = ((usize, usize), Request);
+/// What a branch is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slot {
+    /// What the environment says first.
+    Opening,
+    /// A draw: expansion and number there.
+    Draw(usize, usize),
+}
+
+/// A branch to begin.
+pub(super) struct Draft {
+    pub prefix: Prefix,
+    pub reach: Reach,
+    /// How the action is sampled that the prefix ends in.
+    pub first: Option<SamplingParams>,
+    /// Tokens the episode begins with, where they are not the prompt's.
+    pub opening: Option<Vec<u32>>,
+    /// How every later action is sampled.
+    pub params: SamplingParams,
+    pub stream: [u32; 3],
+}
+
+/// What of a node is read by those who judge it.
+pub(super) struct Texts {
+    /// The completion; of an episode its last action.
+    completion: String,
+    /// The completion; of an episode everything that was said.
+    transcript: String,
+    /// Tokens that the next one would follow.
+    context: Vec<u32>,
+}
 
 impl Live {
-    pub fn new(place: usize, prompt: &Prompt, systems: Vec<Vec<u32>>, built: Built) -> Self {
-        let mut prompts = vec![prompt.ids.clone()];
-        prompts.extend(systems);
+    pub fn new((place, number): (usize, u64), prompt: &Prompt, built: Built, plays: bool) -> Self {
         Live {
             place,
-            tree: Tree::new(prompt.index),
+            number,
+            prompt: prompt.clone(),
+            tree: Tree::new(number),
             built,
-            prompts,
+            plays,
+            prompts: Vec::new(),
             growing: Vec::new(),
             outstanding: 0,
             fresh: Vec::new(),
@@ -69,29 +108,74 @@ impl Live {
         }
     }
 
-    /// A draw has been sampled.
-    pub fn fill(&mut self, (expansion, slot): (usize, usize), completion: Completion) {
-        self.generated += completion.ids.len() as u64;
-        self.shared += completion.shared as u64;
-        self.growing[expansion].slots[slot] = Some(completion);
+    /// The prompt has its tokens.
+    pub fn open(&mut self, systems: Vec<Vec<u32>>) {
+        self.prompts = vec![self.prompt.ids.clone()];
+        self.prompts.extend(systems);
+    }
+
+    /// A branch has come as far as it was to go; whether it opened the question.
+    pub fn fill(&mut self, slot: Slot, mut episode: Episode) -> bool {
         self.outstanding -= 1;
+        match slot {
+            Slot::Opening => {
+                self.prompt = episode.begun.take().unwrap_or_else(|| self.prompt.clone());
+                let lost = episode.played.and_then(|p| p.lost);
+                self.tree.node_mut(0).lost = lost.map(|l| l.message);
+                true
+            }
+            Slot::Draw(expansion, draw) => {
+                let (sampled, shared) = episode.branch.as_ref().map_or((0, 0), |b| b.sampled);
+                self.generated += sampled;
+                self.shared += shared;
+                self.growing[expansion].slots[draw] = Some(Box::new(episode));
+                false
+            }
+        }
+    }
+
+    /// What those read who judge a node.
+    pub fn texts(&self, id: usize, sampling: Sampling<'_>) -> Result<Texts> {
+        let Some(reached) = &self.tree.node(id).drawn.reached else {
+            let text = completion_text(&self.tree, id, sampling)?;
+            let context = [self.prompt.ids.clone(), self.tree.tokens(id)].concat();
+            return Ok(Texts { transcript: text.clone(), completion: text, context });
+        };
+        let completion = reached.played.turns.last().map_or_else(String::new, |t| t.action.clone());
+        let acting = reached.prefix.acting.iter().flat_map(|c| c.ids.iter().copied());
+        let context = reached.prefix.context.iter().copied().chain(acting).collect();
+        Ok(Texts { completion, transcript: self.tree.text(id), context })
+    }
+
+    /// A node to be judged.
+    pub fn judged<'l>(&'l self, id: usize, texts: &'l Texts) -> Judged<'l> {
+        let node = self.tree.node(id);
+        Judged {
+            prompt: &self.prompt,
+            text: &texts.completion,
+            transcript: &texts.transcript,
+            context: &texts.context,
+            played: node.drawn.reached.as_ref().map(|r| &r.played),
+            sampled: self.tree.sampled(id),
+            terminal: node.terminal,
+            truncated: node.truncated,
+            graded: None,
+        }
     }
 
     /// Turns the sampled draws into nodes, in the order of expansions and draws.
     pub fn take_in(&mut self, sampling: Sampling<'_>) -> Result<()> {
         for growing in &mut self.growing {
             let draws = std::mem::take(&mut growing.draws);
-            for ((draw, key), completion) in draws.into_iter().zip(std::mem::take(&mut growing.slots)) {
-                let Some(completion) = completion else { continue };
+            for ((draw, key), episode) in draws.into_iter().zip(std::mem::take(&mut growing.slots)) {
+                let Some(mut episode) = episode else { continue };
                 growing.drawn += 1;
-                let node = node(&self.tree, growing.asked.node, &completion, sampling)?;
-                let tempered = draw.temperature.is_some_and(|t| t != sampling.params.temperature);
-                let drawn = DrawnTokens {
-                    version: completion.versions.first().copied().unwrap_or_default(),
-                    logp: completion.logp,
-                    tempered,
+                let mut node = match episode.completion.take() {
+                    Some(completion) => node(&self.tree, growing.asked.node, completion, sampling)?,
+                    None => turns::node(&self.tree, growing.asked.node, *episode, sampling)?,
                 };
-                let node = Node { rollout: growing.asked.rollout, system: draw.system, drawn, ..node };
+                node.drawn.tempered = draw.temperature.is_some_and(|t| t != sampling.params.temperature);
+                let node = Node { rollout: growing.asked.rollout, system: draw.system, ..node };
                 // A step that the node has already, of this expansion or an earlier one.
                 let same = self.tree.steps(growing.asked.node).find(|&a| alike(self.tree.node(a), &node));
                 if let Some(same) = same.filter(|_| growing.asked.merge) {
@@ -102,7 +186,8 @@ impl Live {
                 if growing.asked.rollout || self.built.expander.accepts(&node.text, &siblings) {
                     let id = self.tree.add_drawn(growing.asked.node, node, key);
                     growing.accepted.push(id);
-                    if self.tree.node(id).terminal || growing.asked.score {
+                    let node = self.tree.node(id);
+                    if (node.terminal || growing.asked.score) && node.lost.is_none() {
                         self.fresh.push(id);
                     }
                 }
@@ -112,7 +197,14 @@ impl Live {
     }
 
     /// What to sample next: more draws of the expansions under way, else the strategy's next round. None: the search is over.
-    pub fn advance(&mut self, sampling: Sampling<'_>, budget: Option<u64>) -> Result<Option<Vec<Wanted>>> {
+    pub fn advance(
+        &mut self,
+        sampling: Sampling<'_>,
+        budget: Option<u64>,
+    ) -> Result<Option<Vec<(Slot, Draft)>>> {
+        if self.tree.node(0).lost.is_some() {
+            return Ok(None);
+        }
         loop {
             let wanted = self.draw(sampling);
             if !wanted.is_empty() {
@@ -149,7 +241,7 @@ impl Live {
     }
 
     /// The draws that expanders still want.
-    fn draw(&mut self, sampling: Sampling<'_>) -> Vec<Wanted> {
+    fn draw(&mut self, sampling: Sampling<'_>) -> Vec<(Slot, Draft)> {
         let mut wanted = Vec::new();
         for (e, growing) in self.growing.iter_mut().enumerate() {
             let accepted: Vec<&Node> = growing.accepted.iter().map(|&a| self.tree.node(a)).collect();
@@ -164,19 +256,26 @@ impl Live {
                 true => vec![Draw::default(); growing.asked.samples - growing.drawn],
                 false => self.built.expander.draws(&so_far),
             };
-            growing.slots = vec![None; draws.len()];
+            growing.slots = std::iter::repeat_with(|| None).take(draws.len()).collect();
             for (slot, draw) in draws.into_iter().enumerate() {
                 let key = self.tree.draw_key(growing.asked.node);
                 let until = if draw.to_the_end { Until::End } else { growing.asked.until };
                 let path = self.tree.path(growing.asked.node);
                 let system = path.iter().rev().find_map(|&i| self.tree.node(i).system).or(draw.system);
-                let mut prompt = self.prompts[system.map_or(0, |s| s + 1)].clone();
-                prompt.extend(self.tree.tokens(growing.asked.node));
-                let used = self.tree.sampled(growing.asked.node).0;
-                let params = params(sampling.params, &self.built.common, &draw, (until, used));
+                let opening = &self.prompts[system.map_or(0, |s| s + 1)];
+                let prefix = prefix(&self.tree, growing.asked.node, opening, self.plays);
+                let used = match self.plays {
+                    true => prefix.acting.as_ref().map_or(0, |c| c.ids.len()),
+                    false => self.tree.sampled(growing.asked.node).0,
+                };
+                let first = params(sampling.params, &self.built.common, &draw, (until, used));
                 // The root's key is the question's number: together they are the stream's three words.
                 let stream = [self.tree.question() as u32, (key >> 32) as u32, key as u32];
-                wanted.push(((e, slot), Request { prompt, params, stream }));
+                let reach = if until == Until::Step { Reach::Step } else { Reach::End };
+                let params = SamplingParams { temperature: first.temperature, ..sampling.params.clone() };
+                let opening = system.map(|_| opening.clone());
+                let draft = Draft { prefix, reach, first: Some(first), opening, params, stream };
+                wanted.push((Slot::Draw(e, slot), draft));
                 growing.draws.push((draw, key));
             }
         }
@@ -198,6 +297,15 @@ impl Live {
 impl Growing {
     fn new(asked: Expansion) -> Self {
         Growing { asked, draws: Vec::new(), slots: Vec::new(), drawn: 0, accepted: Vec::new() }
+    }
+}
+
+/// What a child of a node continues.
+fn prefix(tree: &Tree, node: usize, opening: &[u32], plays: bool) -> Prefix {
+    match &tree.node(node).drawn.reached {
+        Some(reached) => reached.prefix.clone(),
+        None if plays => Prefix { context: opening.to_vec(), ..Default::default() },
+        None => Prefix { context: [opening, &tree.tokens(node)].concat(), ..Default::default() },
     }
 }
 
@@ -228,7 +336,7 @@ fn params(
 }
 
 /// The node that a sampled completion makes below another.
-fn node(tree: &Tree, parent: usize, c: &Completion, sampling: Sampling<'_>) -> Result<Node> {
+fn node(tree: &Tree, parent: usize, c: Completion, sampling: Sampling<'_>) -> Result<Node> {
     let (used, _) = tree.sampled(parent);
     let full = used + c.ids.len() >= sampling.params.max_new_tokens;
     let ended = match c.stop {
@@ -236,25 +344,30 @@ fn node(tree: &Tree, parent: usize, c: &Completion, sampling: Sampling<'_>) -> R
         Stop::String(i) => i < sampling.params.stop_strings.len(),
         Stop::Length | Stop::Cancelled => false,
     };
-    // A character may span two nodes: the step's text is what it adds to the text so far.
-    let before = tree.tokens(parent);
-    let (before_text, own) =
-        (sampling.tokenizer.decode(&before, true)?, sampling.tokenizer.decode(&c.ids, true)?);
-    let all = sampling.tokenizer.decode(&[before, c.ids.clone()].concat(), true)?;
-    let text = all.strip_prefix(before_text.as_str()).map_or(own, str::to_string);
+    let version = c.versions.first().copied().unwrap_or_default();
     Ok(Node {
-        text,
-        tokens: c.ids.clone(),
+        text: text(tree, parent, &c.ids, sampling)?,
         logprob: c.logp.iter().map(|&l| f64::from(l)).sum(),
         terminal: ended || full,
         truncated: full && !ended,
         samples: 1,
+        tokens: c.ids,
+        drawn: DrawnTokens { version, logp: c.logp, ..Default::default() },
         ..Default::default()
     })
 }
 
+/// The text that tokens add below a node. A character may span two nodes: it is what they add to the text so far.
+pub(super) fn text(tree: &Tree, parent: usize, ids: &[u32], sampling: Sampling<'_>) -> Result<String> {
+    let before = tree.tokens(parent);
+    let (before_text, own) =
+        (sampling.tokenizer.decode(&before, true)?, sampling.tokenizer.decode(ids, true)?);
+    let all = sampling.tokenizer.decode(&[&before, ids].concat(), true)?;
+    Ok(all.strip_prefix(before_text.as_str()).map_or(own, str::to_string))
+}
+
 /// The text of a whole completion as verifiers read it, or of a prefix as it stands.
-pub(super) fn completion_text(tree: &Tree, id: usize, sampling: Sampling<'_>) -> Result<String> {
+fn completion_text(tree: &Tree, id: usize, sampling: Sampling<'_>) -> Result<String> {
     let node = tree.node(id);
     let ids = tree.tokens(id);
     let ends = node.terminal && !node.truncated;

@@ -4,6 +4,9 @@
 //! decode batches, on a KV cache that shares their prefixes, and a [`Scorer`] judges what came of it. A strategy never sees
 //! a model, so a saved [`Tree`] is replayed without one. The random numbers of a step depend on the seed, the question, the
 //! path to its node and the number of the draw there: the tree is the same for any number of threads and any decode batch.
+//!
+//! An environment with several turns is searched the same way: a node is a prefix of an episode, and a child plays the
+//! actions of its parent again in a fresh environment ([`crate::episode`]) before the policy goes on.
 
 mod choose;
 mod driver;
@@ -16,23 +19,24 @@ pub(crate) mod rollout;
 mod scorer;
 pub mod strategy;
 mod tree;
+mod turns;
 
 pub use choose::{Choice, best, majority, most_visited, weighted};
 pub use driver::{Driver, Settings, WithSystem};
 pub use record::{Facts, Figures, Record, Replayed, has_trees, replay, tree_files};
 pub use rollout::{Searcher, path_share};
-pub use scorer::{Judged, LogpScorer, Oracle, RewardScorer, SCORERS, Scorer};
+pub use scorer::{Judged, LogpScorer, Oracle, RewardScorer, SCORERS, Scorer, StepOracle};
 pub use strategy::{Common, Entry, STRATEGIES, build, find, resolved};
-pub use tree::{Backup, DrawnTokens, Node, Prior, Tree};
+pub use tree::{Backup, DrawnTokens, Node, NodeTurn, Prior, Tree};
 
 use ferrl_engine::Result;
 
 /// How far a continuation goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// To the end of a step.
+    /// To the end of a step: in an episode that of a turn at the latest.
     Step,
-    /// To the end of the completion.
+    /// To the end of the completion or the episode.
     End,
 }
 

@@ -52,11 +52,15 @@ pub struct Facts {
     pub judges_steps: bool,
     /// The scorer says more than the model itself believes.
     pub informed: bool,
+    /// An episode of several turns was searched.
+    #[serde(default)]
+    pub turns: bool,
 }
 
 impl From<Common> for Facts {
     fn from(c: Common) -> Self {
-        Facts { budgeted: c.budgeted, judges_steps: c.judges_steps, informed: c.informed }
+        let Common { budgeted, judges_steps, informed, turns, .. } = c;
+        Facts { budgeted, judges_steps, informed, turns }
     }
 }
 
@@ -86,8 +90,8 @@ impl Record {
     /// rule. An error where the file says something else.
     pub fn replayed(&self) -> Result<Record> {
         let entry = strategy::find(&self.strategy)?;
-        let Facts { budgeted, judges_steps, informed } = self.facts;
-        let facts = Common { budgeted, judges_steps, informed, ..Default::default() };
+        let Facts { budgeted, judges_steps, informed, turns } = self.facts;
+        let facts = Common { budgeted, judges_steps, informed, turns, ..Default::default() };
         // Defaults that depend on facts are empty among the stored options.
         let given = self.options.iter().filter(|(_, v)| v.as_str() != Some(""));
         let options: Map<String, Value> = given.map(|(k, v)| (k.clone(), v.clone())).collect();
@@ -173,6 +177,8 @@ pub struct Figures {
     pub generated_tokens: u64,
     /// Prefix tokens found in the cache.
     pub shared_tokens: u64,
+    /// Episodes whose environment failed.
+    pub lost: usize,
 }
 
 impl Figures {
@@ -198,6 +204,7 @@ impl Figures {
             nodes: records.iter().map(|r| r.nodes.nodes().len()).sum(),
             generated_tokens: records.iter().map(|r| r.generated_tokens).sum(),
             shared_tokens: records.iter().map(|r| r.shared_tokens).sum(),
+            lost: records.iter().flat_map(|r| r.nodes.nodes()).filter(|n| n.lost.is_some()).count(),
         }
     }
 
@@ -213,6 +220,7 @@ impl Figures {
             "nodes": self.nodes,
             "generated_tokens": self.generated_tokens,
             "shared_tokens": self.shared_tokens,
+            "lost": self.lost,
         });
         fields.as_object().cloned().unwrap_or_default()
     }

@@ -8,13 +8,20 @@
 //! another temperature keep the log-probability they were drawn with, and `algo.correction` weighs them.
 
 use super::strategy::Entry;
-use super::{Driver, LogpScorer, Oracle, Record, RewardScorer, Scorer, Settings, Tree, build, find};
+use super::tree::Reached;
+use super::{
+    Common, Driver, LogpScorer, Node, Oracle, Record, RewardScorer, Scorer, Settings, StepOracle, Tree,
+    build, find,
+};
+use crate::algo::Feed;
 use crate::experience::Sequence;
 use crate::ranks::Teams;
 use crate::recipe::{Recipe, Search};
 use crate::reward::Rewards;
 use crate::rollout::{Actor, Answer, Sampled, gathered, texts};
+use crate::setup;
 use crate::source::Prompt;
+use crate::verify::Hooks;
 use ferrl_engine::generate::{Completion, SamplingParams, Stop};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::Backend;
@@ -41,23 +48,28 @@ impl Searcher {
         let entry = find(name).map_err(|e| e.at("search.strategy"))?;
         let scorer: Box<dyn Scorer> = match s.scorer.as_str() {
             "reward" => Box::new(Oracle),
+            "step_oracle" => {
+                let rewards = setup::rewards(recipe, Feed::Rollouts, backend, &Hooks::default())?;
+                Box::new(StepOracle::new(rewards).map_err(|e| e.at("search.scorer"))?)
+            }
             "logp" => Box::new(LogpScorer),
             dir => Box::new(RewardScorer::of_model(dir, &s.scorer_options, recipe, backend)?),
         };
         let searcher = Searcher { entry, options: s.options.clone(), budget: s.budget, scorer };
-        build(entry, &searcher.options, &Default::default()).map_err(|e| e.at("search.options"))?;
+        build(entry, &searcher.options, &any_task()).map_err(|e| e.at("search.options"))?;
         Ok(Some(searcher))
     }
 
     /// Searches for every prompt; the records in the order of the prompts, which are told apart by their places from
-    /// `first` on: the same prompt twice is searched with other random numbers.
+    /// `first` on: the same prompt twice is searched with other random numbers. Each comes with its prompt, which an environment
+    /// may have begun.
     pub fn run(
         &mut self,
         actor: &mut Actor<'_>,
         prompts: &[Prompt],
         (first, params): (usize, SamplingParams),
         rewards: &Rewards,
-    ) -> Result<Vec<Record>> {
+    ) -> Result<Vec<(Record, Prompt)>> {
         let Actor { generator, policy, tokenizer, stops, environments, ranks } = actor;
         let actor = Actor { generator: &mut **generator, policy, tokenizer, stops, environments, ranks };
         let mut driver = Driver {
@@ -69,18 +81,16 @@ impl Searcher {
             options: self.options.clone(),
             with_system: None,
         };
-        let placed: Vec<Prompt> =
-            (first as u64..).zip(prompts).map(|(index, p)| Prompt { index, ..p.clone() }).collect();
-        let mut records = Vec::with_capacity(prompts.len());
-        driver.run(&placed, &mut |record| {
-            records.push(record);
+        let mut found = Vec::with_capacity(prompts.len());
+        driver.run_numbered(prompts, &|_, place| (first + place) as u64, &mut |record, prompt| {
+            found.push((record, prompt));
             Ok(())
         })?;
-        if records.len() < prompts.len() {
+        if found.len() < prompts.len() {
             return Err(crate::interrupt::interrupted("searching"));
         }
-        records.sort_by_key(|r| r.index);
-        Ok(records)
+        found.sort_by_key(|(record, _)| record.index);
+        Ok(found)
     }
 
     /// The paths of a tree for each prompt, as completions with their advantages and weights. Random numbers depend on the
@@ -96,9 +106,10 @@ impl Searcher {
         let (ranks, own) = (actor.ranks, Teams::of(actor.ranks, actor.policy).share(prompts.len()));
         let (mut all, asked) = (Sampled::default(), &prompts[own.clone()]);
         let params = SamplingParams { seed: seed(params.seed, step), ..params.clone() };
-        let records = actor.led(|actor| self.run(actor, asked, (own.start, params.clone()), rewards))?;
-        for (place, (prompt, record)) in asked.iter().zip(&records).enumerate() {
-            take(&mut all, actor, (place, prompt), (record, &params))?;
+        let found = actor.led(|actor| self.run(actor, asked, (own.start, params.clone()), rewards))?;
+        for (place, (record, prompt)) in found.into_iter().enumerate() {
+            take(&mut all, actor, (place, &prompt), (&record, &params))?;
+            prompts[own.start + place] = prompt; // an environment may have begun it
         }
         gathered(ranks, prompts, own, all)
     }
@@ -127,6 +138,10 @@ fn take(
                 .at("search.options.expander")
                 .fix("search.options.expander = \"iid\""));
         }
+        if let Some(reached) = &tree.node(end).drawn.reached {
+            take_episode(all, (place, prompt), (tree, end, ends.len()), (reached, params));
+            continue;
+        }
         let ids = tree.tokens(end);
         let stop = stop_of(tree, end, &ids, params);
         let (logp, sampled_logp, top, versions) = Default::default();
@@ -144,6 +159,45 @@ fn take(
     all.metrics.add("search/tokens", record.generated_tokens as f64);
     all.metrics.add("search/value", tree.node(0).value);
     Ok(())
+}
+
+/// Adds the episode that ends in a node: its sequences, with the advantage of each node on the tokens sampled there.
+fn take_episode(
+    all: &mut Sampled,
+    (place, prompt): (usize, &Prompt),
+    (tree, end, paths): (&Tree, usize, usize),
+    (reached, params): (&Reached, &SamplingParams),
+) {
+    let nodes: Vec<&Node> = tree.path(end).into_iter().skip(1).map(|id| tree.node(id)).collect();
+    let mut advantages = nodes.iter().flat_map(|n| n.tokens.iter().map(|_| n.advantage as f32));
+    let own = nodes.iter().all(|n| !n.drawn.tempered);
+    let (tokens, truncated) = (tree.sampled(end).0, tree.node(end).truncated);
+    let importance = (path_share(tree, end) * paths as f64) as f32;
+    let trajectory = all.answers.len();
+    for (n, s) in reached.sequences.iter().enumerate() {
+        let mut s = s.clone();
+        s.credit = vec![0.0; s.ids.len()];
+        for i in if n == 0 { prompt.ids.len() } else { 0 }..s.ids.len() {
+            let advantage = advantages.next().unwrap_or(0.0);
+            if s.trained.get(i).copied().unwrap_or(false) {
+                s.credit[i - 1] = advantage;
+            }
+        }
+        s.version = if own { s.version } else { Vec::new() };
+        all.experience.sequences.push(Sequence {
+            group: place,
+            trajectory,
+            trajectory_tokens: tokens,
+            truncated,
+            bootstrap: truncated,
+            temperature: Some(params.divisor()),
+            importance: Some(importance),
+            ..s
+        });
+    }
+    all.metrics.add("search/weight", f64::from(importance));
+    let played = reached.played.clone();
+    all.answers.push(Answer { prompt: place, text: played.text(), tokens, truncated, played: Some(played) });
 }
 
 /// Why a path ended.
@@ -202,17 +256,22 @@ pub fn path_share(tree: &Tree, end: usize) -> f64 {
 pub(crate) fn check(s: &Search) -> Result<()> {
     let Some(name) = &s.strategy else { return Ok(()) };
     let entry = find(name).map_err(|e| e.at("search.strategy"))?;
-    build(entry, &s.options, &Default::default()).map_err(|e| e.at("search.options")).map(|_| ())
+    build(entry, &s.options, &any_task()).map_err(|e| e.at("search.options")).map(|_| ())
+}
+
+/// What is assumed before the first prompt: the driver checks the options again for each of them.
+fn any_task() -> Common {
+    Common { turns: true, ..Default::default() }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Backup, DrawnTokens, Node, Prior};
+    use super::super::{Backup, DrawnTokens, Prior};
     use super::*;
 
     fn node(tokens: &[u32], terminal: bool) -> Node {
         let logp = tokens.iter().map(|&t| -(t as f32)).collect();
-        let drawn = DrawnTokens { logp, version: 7, tempered: false };
+        let drawn = DrawnTokens { logp, version: 7, ..Default::default() };
         Node { tokens: tokens.to_vec(), terminal, drawn, ..Default::default() }
     }
 

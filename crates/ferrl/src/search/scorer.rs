@@ -3,6 +3,7 @@
 //! The oracle is the verifier that also says whether answers are right; everything else is a belief. A learned verifier is a
 //! type that implements [`Scorer`], with a model and a sampler of its own where it needs them.
 
+use crate::episode::Played;
 use crate::recipe::{MODEL_KINDS, Recipe, Reward as Source};
 use crate::reward::{Completions, Graded, Rewards};
 use crate::rollout::Answer;
@@ -18,10 +19,14 @@ use std::sync::Arc;
 pub struct Judged<'a> {
     /// What it completes.
     pub prompt: &'a Prompt,
-    /// Text after the prompt.
+    /// Text after the prompt; of an episode its last action.
     pub text: &'a str,
-    /// Tokens after the prompt.
-    pub ids: &'a [u32],
+    /// Text after the prompt, of an episode with what the environment answered.
+    pub transcript: &'a str,
+    /// Tokens of prompt and prefix, as the next token would follow them.
+    pub context: &'a [u32],
+    /// The turns of an episode so far.
+    pub played: Option<&'a Played>,
     /// Sampled tokens among them, and their log-probability.
     pub sampled: (usize, f64),
     /// Whether it is a whole completion.
@@ -54,6 +59,10 @@ pub const SCORERS: &[(&str, &str)] = &[
         "oracle",
         "the verifier that decides accuracy: an upper bound, never available where answers are unknown",
     ),
+    (
+        "step_oracle",
+        "the same verifier, asked after every step: 1 while no step is wrong; for verifiers that find wrong steps",
+    ),
     ("logp", "probability per token, exp(mean logp): the model's own belief"),
 ];
 
@@ -66,6 +75,41 @@ impl Scorer for Oracle {
     }
     fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>> {
         judged.iter().map(|j| judged_whole(j, "oracle").map(|()| j.graded.map_or(0.0, unit))).collect()
+    }
+    fn is_oracle(&self) -> bool {
+        true
+    }
+}
+
+/// The verifier of the task, asked after every step.
+pub struct StepOracle(Rewards);
+
+impl StepOracle {
+    /// Of rewards with a verifier that finds the first wrong step.
+    pub fn new(rewards: Rewards) -> Result<Self> {
+        if rewards.judges_steps() {
+            return Ok(StepOracle(rewards));
+        }
+        Err(Error::usage(
+            "step_oracle needs a verifier that finds wrong steps, and this one judges whole completions",
+        )
+        .fix("oracle, or a verifier such as chain"))
+    }
+}
+
+impl Scorer for StepOracle {
+    fn name(&self) -> &str {
+        "step_oracle"
+    }
+    fn score(&mut self, judged: &[Judged<'_>]) -> Result<Vec<f64>> {
+        let one = |j: &Judged<'_>| match j.terminal {
+            true => Ok(j.graded.map_or(0.0, unit)),
+            false => Ok(f64::from(u8::from(self.0.right_so_far(j.prompt, j.transcript)?))),
+        };
+        judged.iter().map(one).collect()
+    }
+    fn judges_steps(&self) -> bool {
+        true
     }
     fn is_oracle(&self) -> bool {
         true
@@ -149,7 +193,7 @@ impl Scorer for RewardScorer {
         if !self.steps {
             judged.iter().try_for_each(|j| judged_whole(j, &self.name))?;
         }
-        let graded = grade(&self.rewards, judged)?;
+        let graded = grade(&self.rewards, judged, |j| (j.transcript.to_string(), None))?;
         let value = |g: &Graded| match self.unbounded {
             true => 1.0 / (1.0 + (-g.reward.unwrap_or(f64::NEG_INFINITY)).exp()),
             false => unit(g),
@@ -162,19 +206,29 @@ impl Scorer for RewardScorer {
     }
 }
 
+/// What the task's rewards say of whole completions and episodes: of the latter also what the environment gave.
+pub(super) fn grade_whole(rewards: &Rewards, judged: &[Judged<'_>]) -> Result<Vec<Graded>> {
+    grade(rewards, judged, |j| match j.played {
+        Some(played) => (played.text(), Some(played.clone())),
+        None => (j.text.to_string(), None),
+    })
+}
+
 /// What rewards say of completions, each with a prompt of its own.
-pub(super) fn grade(rewards: &Rewards, judged: &[Judged<'_>]) -> Result<Vec<Graded>> {
+fn grade(
+    rewards: &Rewards,
+    judged: &[Judged<'_>],
+    read: impl Fn(&Judged<'_>) -> (String, Option<Played>),
+) -> Result<Vec<Graded>> {
     if judged.is_empty() {
         return Ok(Vec::new());
     }
     let prompts: Vec<Prompt> = judged.iter().map(|j| j.prompt.clone()).collect();
     // A prefix has no end, like a completion that was cut off.
-    let answer = |(prompt, j): (usize, &Judged<'_>)| Answer {
-        prompt,
-        text: j.text.to_string(),
-        tokens: j.sampled.0,
-        truncated: j.truncated || !j.terminal,
-        played: None,
+    let answer = |(prompt, j): (usize, &Judged<'_>)| {
+        let (text, played) = read(j);
+        let truncated = j.truncated || !j.terminal;
+        Answer { prompt, text, tokens: j.sampled.0, truncated, played }
     };
     let answers: Vec<Answer> = judged.iter().enumerate().map(answer).collect();
     let completions = Completions { prompts: &prompts, answers: &answers, at: Default::default() };

@@ -1,11 +1,15 @@
-//! The tree of a search: a node is a prefix of a completion, its tokens are the step that leads there from its parent.
+//! The tree of a search: a node is a prefix of a completion or of an episode, its tokens are the step that leads there from
+//! its parent. In an episode they are those of actions and of what the environment answered.
 //!
 //! A value enters the tree at the node that was evaluated (`evaluations`, `evaluation`); visits and values of all nodes
 //! follow from those by [`Tree::recompute`], so that a saved tree can be checked, and used again, without a model.
 
+use crate::episode::{Played, Prefix};
+use crate::experience::Sequence;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::philox::philox4x32;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// One node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -59,15 +63,32 @@ pub struct Node {
     /// Their sum.
     #[serde(default)]
     pub evaluation: f64,
-    /// Trailing tokens that an environment wrote.
+    /// Tokens among its own that an environment wrote.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub observed: usize,
+    /// The turns of an episode that end in this node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub turns: Vec<NodeTurn>,
+    /// Why the episode has no end, where its environment failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<String>,
     /// Which of the expander's system messages its completion has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<usize>,
     /// What training needs of its own tokens; not saved.
     #[serde(skip)]
     pub drawn: DrawnTokens,
+}
+
+/// A turn of an episode, for people.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NodeTurn {
+    /// What the policy did.
+    pub action: String,
+    /// What the environment answered.
+    pub observation: String,
+    /// What the action earned.
+    pub reward: f64,
 }
 
 /// How the tokens of a node were drawn. It is no part of what makes trees equal: a tree that was read again has none.
@@ -79,6 +100,19 @@ pub struct DrawnTokens {
     pub version: u64,
     /// Whether it was drawn at another temperature than the search's.
     pub tempered: bool,
+    /// The prefix of an episode that ends here.
+    pub(crate) reached: Option<Arc<Reached>>,
+}
+
+/// A prefix of an episode: what its children continue, and what is known of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Reached {
+    /// How to come back to it.
+    pub prefix: Prefix,
+    /// The turns so far, that of an action under way included.
+    pub played: Played,
+    /// Training sequences of an episode that is over.
+    pub sequences: Vec<Sequence>,
 }
 
 impl PartialEq for DrawnTokens {
@@ -109,9 +143,14 @@ fn is_zero(n: &usize) -> bool {
 }
 
 impl Node {
+    /// Its own tokens that the policy sampled.
+    pub fn sampled(&self) -> usize {
+        self.tokens.len() - self.observed.min(self.tokens.len())
+    }
+
     /// Mean log-probability of its own sampled tokens; 0 without any.
     pub fn mean_logprob(&self) -> f64 {
-        match self.tokens.len() - self.observed.min(self.tokens.len()) {
+        match self.sampled() {
             0 => 0.0,
             n => self.logprob / n as f64,
         }
@@ -264,9 +303,10 @@ impl Tree {
 
     /// Sampled tokens of the path and the sum of their log-probabilities.
     pub fn sampled(&self, id: usize) -> (usize, f64) {
-        self.path(id).iter().map(|&i| &self.nodes[i]).fold((0, 0.0), |(tokens, logprob), n| {
-            (tokens + n.tokens.len() - n.observed.min(n.tokens.len()), logprob + n.logprob)
-        })
+        self.path(id)
+            .iter()
+            .map(|&i| &self.nodes[i])
+            .fold((0, 0.0), |(tokens, logprob), n| (tokens + n.sampled(), logprob + n.logprob))
     }
 
     /// The key of the next child's random numbers, which is also that of the random numbers below it.

@@ -100,6 +100,16 @@ impl How {
 /// Searches, and says what the sampler did.
 pub fn run(world: &World, prompts: &[Prompt], how: &How) -> Result<(Vec<Record>, Usage)> {
     let rewards = Rewards::of(|s: &Sample<'_>| right(s.completion));
+    run_in(world, (&Environments::default(), Some(&rewards)), prompts, how)
+}
+
+/// The same in environments, with the rewards that say what is right.
+pub fn run_in(
+    world: &World,
+    (environments, rewards): (&Environments, Option<&Rewards>),
+    prompts: &[Prompt],
+    how: &How,
+) -> Result<(Vec<Record>, Usage)> {
     let cache = CacheOptions { max_sequences: how.max_sequences, ..CacheOptions::default() };
     let mut sampler = Sampler::new(&world.model, cache)?.with_tokenizer(world.tokenizer.clone());
     let mut scorer: Box<dyn Scorer> = if how.logp { Box::new(LogpScorer) } else { Box::new(Oracle) };
@@ -115,10 +125,10 @@ pub fn run(world: &World, prompts: &[Prompt], how: &How) -> Result<(Vec<Record>,
             policy: &world.model,
             tokenizer: &world.tokenizer,
             stops: &world.stops,
-            environments: &Environments::default(),
+            environments,
             ranks: Ranks::ALONE,
         },
-        rewards: Some(&rewards),
+        rewards,
         scorer: &mut *scorer,
         settings: Settings { params, budget: how.budget, at_once: how.at_once },
         entry: search::find(how.strategy)?,

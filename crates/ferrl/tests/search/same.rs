@@ -5,7 +5,7 @@ use ferrl::search::{Figures, Record, STRATEGIES, replay};
 use serde_json::{Value, json};
 
 /// All but the time, and what the cache had.
-fn bare(r: &Record) -> Value {
+pub fn bare(r: &Record) -> Value {
     let mut value = serde_json::to_value(r).unwrap();
     for key in ["seconds", "shared_tokens"] {
         value.as_object_mut().unwrap().remove(key);

@@ -209,11 +209,6 @@ fn what_cannot_be_continued_is_refused() {
     let given = write(dir.path(), "given.jsonl", graded);
     let error = fails(&model, &recipe(&given, "samples = 2").replace("reward = \"exact\"\n", ""));
     assert!(error.contains("completions that are given have no values"), "{error}");
-    let episodes = "algo = \"vineppo\"\ntrain = { steps = 3, micro_batch_tokens = 512 }\n\
-         rollout = { prompts = 2, samples = 2, max_new_tokens = 3, cache_mib = 8 }\n\
-         data = { train = [\"task:guess\"], task = { turns = 3, format = \"line\" }, max_length = 64 }\n";
-    let error = fails(&model, episodes);
-    assert!(error.contains("cannot be continued twice"), "{error}");
     for (more, words) in [
         ("algo.vine.add = 2", "belong to vine.interval"),
         ("algo.vine = { interval = 0.1, max_samples = 5 }", "below vine.samples"),

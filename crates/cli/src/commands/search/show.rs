@@ -54,6 +54,9 @@ pub fn table(records: &[Record], stats: bool) -> String {
         row("one completion", percent(one));
         row("any completion", percent(any));
     }
+    if f.lost > 0 {
+        row("lost", format!("{} episodes: their environment failed", f.lost));
+    }
     if stats {
         let seconds: f64 = records.iter().map(|r| r.seconds).sum();
         let rate = f.generated_tokens as f64 / seconds.max(1e-9);

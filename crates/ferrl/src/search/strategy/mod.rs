@@ -44,7 +44,7 @@ pub const COMMON: &[Setting] = &[
     Setting {
         name: "step",
         default: "\"\\n\"",
-        about: "text that ends a step; empty: only step_tokens does",
+        about: "text that ends a step; empty: only step_tokens does, and the end of a turn",
     },
     Setting { name: "step_tokens", default: "0", about: "tokens of a step at most; 0 is no limit" },
     Setting { name: "max_depth", default: "64", about: "steps of a path at most; the last goes to the end" },
@@ -71,6 +71,8 @@ pub struct Common {
     pub judges_steps: bool,
     /// Whether the scorer says more than the model itself believes.
     pub informed: bool,
+    /// Whether an episode of several turns is searched: the end of a turn ends a step, too.
+    pub turns: bool,
 }
 
 impl Common {
@@ -81,7 +83,7 @@ impl Common {
             max_depth: options.size("max_depth", 64, 1..=4096)? as usize,
             ..facts.clone()
         };
-        if common.separator.is_empty() && common.step_tokens == 0 {
+        if common.separator.is_empty() && common.step_tokens == 0 && !common.turns {
             return Err(Error::usage("a step has no end: step is empty and step_tokens is 0")
                 .at("--option")
                 .fix("--option step_tokens=16"));
