@@ -1,8 +1,9 @@
 //! Weights split over ranks (ZeRO-3): the bits of one process in every number, and a part of its memory.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use ferrl_engine::checkpoint::InitOptions;
+use ferrl_engine::checkpoint::{InitOptions, ModelDir, SaveOptions, StorageFormat, init_model};
 use ferrl_engine::model::serve::{serve, served};
+use ferrl_engine::model::shard::Split;
 use ferrl_engine::model::{FAMILIES, Head, Model, Options};
 use ferrl_engine::train::{Batch, OptimizerOptions, Rule, StatGrads, Trainer};
 use ferrl_kernels::comm::threads;
@@ -32,8 +33,10 @@ fn grads(b: &Batch) -> StatGrads {
     StatGrads { logp: column(7), entropy: column(5), value: column(3), ..Default::default() }
 }
 
-/// Three updates of five micro-batches; what each gave, and afterwards the whole state on rank 0.
+/// Three updates of five micro-batches; what each gave, and afterwards the whole state on rank 0. Two copies exchange in turn with
+/// what they compute, one copy meanwhile.
 fn run(mut t: Trainer, ranks: &Ranks, copies: usize) -> (Vec<u64>, Vec<Option<Vec<u32>>>) {
+    t.overlap = copies != 2;
     if copies > 0 {
         t.split(ranks, copies, 0).unwrap();
     }
@@ -131,6 +134,38 @@ fn a_rank_keeps_its_part_alone() {
     assert_eq!(all.iter().sum::<usize>(), whole);
     let most = *all.iter().max().unwrap();
     assert!(most * 4 < whole * 2, "{all:?} of {whole}: short parameters go round");
+}
+
+/// A rank reads its own ranges of a model's files: the bits it has after everything was read and cut, gathered the same.
+#[test]
+fn a_rank_reads_its_own_part_of_every_family() {
+    let folder = tempfile::tempdir().unwrap();
+    let backend = || ferrl_kernels::open("cpu", Some(1)).unwrap();
+    for (n, family) in FAMILIES.iter().enumerate() {
+        let dir = folder.path().join(family.name());
+        let mut init = InitOptions::new(family.name());
+        (init.vocab, init.hidden, init.layers, init.ffn) = (150, 64, 2, Some(112));
+        (init.heads, init.kv_heads, init.seed) = (Some(4), Some(4), 3);
+        let storage = [StorageFormat::F32, StorageFormat::Bf16][n % 2];
+        init_model(&dir, &init, &SaveOptions { dtype: storage, ..Default::default() }).unwrap();
+        let opened = ModelDir::open(&dir).unwrap().with_head(Head::LmAndValue, 9).unwrap();
+        let options = Options { dtype: DType::F32, training: true, context: 0 };
+        let bits = |m: &Model| -> Vec<Vec<u32>> {
+            let own = |i| m.own_values(i).unwrap().iter().map(|x| x.to_bits()).collect();
+            (0..m.params.len()).map(own).collect()
+        };
+        for ranks in threads(3) {
+            let split = || Split::new(&ranks, 1, 0).unwrap();
+            let mut whole = Model::load(backend(), &opened, options).unwrap();
+            whole.split(split()).unwrap();
+            let read = Model::load_split(backend(), &opened, options, split()).unwrap();
+            assert_eq!(bits(&read), bits(&whole), "{} on rank {}", family.name(), ranks.rank());
+            let copy = read.frozen_part(2).unwrap().unwrap();
+            assert_eq!(bits(&copy), bits(&whole), "the reference of {}", family.name());
+            let most = read.backend.memory().1;
+            assert!(2 * most < whole.backend.memory().1, "{most} bytes at most");
+        }
+    }
 }
 
 /// A gradient that is not finite is found by the rank that owns it, and every rank returns the same error.

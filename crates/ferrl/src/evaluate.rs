@@ -142,6 +142,7 @@ impl Stage {
         }
         let mut e = given.experience;
         self.annotate(&mut e)?;
+        self.gather_weights()?; // the reference has had their place
         let state = self.algo.state();
         let prepared = self.algo.prepare(&mut e);
         if !state.is_null() {

@@ -39,6 +39,11 @@ impl Layout {
         Ok(Layout { ranks, ddp, fsdp: ranks / (ddp * tp), tp, sp, rollout_tp })
     }
 
+    /// Whether a rank owns a part of the weights.
+    pub fn splits(&self) -> bool {
+        self.fsdp * self.tp * self.sp > 1
+    }
+
     /// Sizes of the groups of ranks that compute with one model together, where there are any, with their keys.
     pub fn teams(&self) -> Vec<(&'static str, usize)> {
         let all = [

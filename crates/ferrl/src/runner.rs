@@ -23,12 +23,14 @@ use crate::experience::Metrics;
 use crate::preflight::Checked;
 use crate::recipe::{Recipe, Resolved};
 use crate::run::metrics::number;
-use crate::run::{Best, CheckpointOptions, Checkpoints, MetricsLog, Role, RunFolder, StepRecord, frozen};
+use crate::run::{
+    Best, CheckpointOptions, Checkpoints, MetricsLog, Role, RunFolder, StepRecord, frozen, shared,
+};
 use crate::setup::{self, Draft};
 use crate::source::Source;
 use crate::train::{Stage, Waits};
 use crate::warnings::{Warning, Warnings};
-use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat, save_adapter};
+use ferrl_engine::checkpoint::{ModelDir, SaveOptions, StorageFormat, save_adapter, save_shared};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::{Backend, Ranks};
 use follow::Order;
@@ -363,8 +365,9 @@ impl OneStage<'_> {
         let ranks = &self.options.ranks;
         let mut stage = ranks.together(|| {
             self.order(resumed).send(ranks)?;
+            self.agree(&frozen)?;
             let mut stage = self.open(&recipe, backend, resumed, watch)?;
-            self.agree(&mut stage, &frozen)?;
+            self.join(&mut stage)?;
             Ok(stage)
         })?;
         let total = stage.schedules.0.total_steps;
@@ -425,7 +428,7 @@ impl OneStage<'_> {
     ) -> Result<Stage> {
         let checked = self.options.checked.get(&self.index).and_then(|c| c.draft.take());
         let draft = checked.map_or_else(|| Draft::new(recipe, self.dir, &self.warnings), Ok)?;
-        let mut stage = setup::from_draft(recipe.clone(), draft, backend, self.dir)?;
+        let mut stage = setup::from_draft(recipe.clone(), draft, backend, self.dir, &self.options.ranks)?;
         let total = stage.schedules.0.total_steps;
         watch.stage(self.name, total);
         self.log_stage(&stage, total);
@@ -459,9 +462,18 @@ impl OneStage<'_> {
             ..Default::default()
         };
         let (model, dir) = (&stage.policy.model, ModelDir::open(self.dir)?);
-        self.reading(stage, || match model.adapter() {
-            Some(_) => save_adapter(&out, model, dir.base(), Some(&dir.config_json), &options),
-            None => model.save(&out, Some(&dir.config_json), &options),
+        let (json, ranks) = (Some(&dir.config_json), &self.options.ranks);
+        if stage.is_written_together() {
+            return ranks.together(|| {
+                save_shared(&out, model, json, &options, |aside| {
+                    Order::SaveModel(aside.to_path_buf()).send(ranks)?;
+                    shared::write_model(self.folder.files(), aside, model, StorageFormat::F32).map(drop)
+                })
+            });
+        }
+        self.saving(stage, Order::Serve, || match model.adapter() {
+            Some(_) => save_adapter(&out, model, dir.base(), json, &options),
+            None => model.save(&out, json, &options),
         })
     }
 
@@ -569,8 +581,9 @@ impl OneStage<'_> {
         };
         let critic = own.as_ref().map_or(policy, |json| (start.as_path(), json));
         roles.extend(stage.critic.as_ref().map(|c| role("critic", c, critic)));
-        let saved =
-            self.reading(stage, || checkpoints.save(self.before + stage.step, &roles, state, best))?;
+        let step = self.before + stage.step;
+        let order = Order::Save(checkpoints.aside(step));
+        let saved = self.saving(stage, order, || checkpoints.save(step, &roles, state, best))?;
         for problem in saved.problems {
             let what = format!("an old checkpoint cannot be removed: {problem}");
             stage.warnings.raise("old-checkpoints", what, "it is tried again with every checkpoint");

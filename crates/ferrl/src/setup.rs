@@ -13,6 +13,7 @@ pub use env::environments;
 pub(crate) use fresh::new_model_parts;
 
 use crate::algo::{self, Algorithm, Feed, Needs};
+use crate::parallel;
 use crate::recipe::{Recipe, Rollout};
 use crate::reward::{Rewards, Verified};
 use crate::rollout;
@@ -24,6 +25,7 @@ use crate::verify::{Hooks, Truncated};
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
 use ferrl_engine::generate::{CacheOptions, Generator, Sampler};
+use ferrl_engine::model::shard::Split;
 use ferrl_engine::model::{Config, Frozen, Head, Model, Options};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::train::{Decay, Schedule, Trainer};
@@ -54,8 +56,13 @@ pub fn starting_model(recipe: &Recipe, fresh: &Path) -> Result<PathBuf> {
 
 /// A stage that starts from the model in `dir` and learns from what its recipe names.
 pub fn stage(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path) -> Result<Stage> {
+    stage_on(recipe, backend, dir, Ranks::ALONE)
+}
+
+/// The same on one of several ranks, which call it together, and [`Stage::join`] next.
+pub fn stage_on(recipe: Recipe, backend: Arc<dyn Backend>, dir: &Path, ranks: &Ranks) -> Result<Stage> {
     let draft = Draft::new(&recipe, dir, &Warnings::default())?;
-    from_draft(recipe, draft, backend, dir)
+    from_draft(recipe, draft, backend, dir, ranks)
 }
 
 /// A stage that starts from the model in `dir` and learns from any source, with the recipe's rewards or these.
@@ -67,11 +74,18 @@ pub fn stage_over(
     source: impl FnOnce(&Arc<Tokenizer>, Feed, &Warnings) -> Result<Box<dyn Source>>,
 ) -> Result<Stage> {
     let draft = Draft::over(&recipe, dir, &Warnings::default(), rewards, source)?;
-    from_draft(recipe, draft, backend, dir)
+    from_draft(recipe, draft, backend, dir, Ranks::ALONE)
 }
 
-/// A stage with its models in memory.
-pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: &Path) -> Result<Stage> {
+/// A stage with its models in memory. Of weights that these ranks split, each reads its own part; they call it together, and
+/// [`Stage::join`] next.
+pub fn from_draft(
+    recipe: Recipe,
+    draft: Draft,
+    backend: Arc<dyn Backend>,
+    dir: &Path,
+    ranks: &Ranks,
+) -> Result<Stage> {
     let Draft { algo, feed, needs, tokenizer, source, total, rewards: drafted, warnings } = draft;
     backend.set_exact(recipe.exact).map_err(|e| e.at("exact"))?;
     let opened = ModelDir::open(dir)?;
@@ -79,7 +93,7 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
     let opened = with_policy_head(opened, &recipe, needs)?;
     let critic_dir = critic_dir(&recipe, needs, dir)?;
     trained::check(&opened.config, critic_dir.as_ref().map(|d| &d.config), &recipe.model)?;
-    let mut policy = trainer(&recipe, backend.clone(), &opened)?;
+    let mut policy = trainer(&recipe, backend.clone(), &opened, split(&recipe, ranks, 0)?)?;
     let reference = match needs {
         Needs { teacher: true, .. } => {
             let teacher = crate::teacher::load(&recipe, &policy.model)?;
@@ -90,7 +104,8 @@ pub fn from_draft(recipe: Recipe, draft: Draft, backend: Arc<dyn Backend>, dir: 
         }
         _ => None,
     };
-    let critic = critic_dir.map(|dir| trainer(&recipe, backend.clone(), &dir)).transpose()?;
+    let critic = critic_dir.map(|dir| trainer(&recipe, backend.clone(), &dir, split(&recipe, ranks, 1)?));
+    let critic = critic.transpose()?;
     let samples = feed.sampled() && !source.graded();
     let generator = samples.then(|| sampler(&recipe, &policy.model, &tokenizer)).transpose()?;
     let rate = |lr| schedule(&recipe, lr, total);
@@ -152,8 +167,27 @@ fn first_policy(policy: &mut Trainer, needs: Needs, recipe: &Recipe) -> Result<O
     if policy.model.adapter().is_some() && !needs.full_kl {
         return policy.keep_start().map(|()| None);
     }
-    let copy = if needs.start { policy.model.exact_copy() } else { policy.model.frozen_copy() };
-    Frozen::new(copy?, recipe.reference.offload).map(Some)
+    // Where it is compared with in backward it has to be there all the time.
+    let part = if needs.full_kl { None } else { policy.model.frozen_part(REFERENCE)? };
+    let (copy, offload) = match part {
+        Some(part) => (part, false),
+        None if needs.start => (policy.model.exact_copy()?, recipe.reference.offload),
+        None => (policy.model.frozen_copy()?, recipe.reference.offload),
+    };
+    Frozen::new(copy, offload).map(Some)
+}
+
+/// Number of the reference among the models of a run that are split; the policy is 0, the critic 1.
+const REFERENCE: usize = 2;
+
+/// How the weights of a model of the stage are split over ranks, where they are. An adapter's base is read whole and split
+/// afterwards.
+fn split(recipe: &Recipe, ranks: &Ranks, number: usize) -> Result<Option<Split>> {
+    if ranks.is_alone() || recipe.adapter.is_some() {
+        return Ok(None);
+    }
+    let layout = parallel::check(recipe, ranks.size())?;
+    layout.splits().then(|| Split::new(ranks, layout.ddp, number)).transpose()
 }
 
 /// Generates with the policy's own weights.
@@ -212,11 +246,17 @@ fn with_policy_head(dir: ModelDir, recipe: &Recipe, needs: Needs) -> Result<Mode
     }
 }
 
-fn trainer(recipe: &Recipe, backend: Arc<dyn Backend>, dir: &ModelDir) -> Result<Trainer> {
+fn trainer(
+    recipe: &Recipe,
+    backend: Arc<dyn Backend>,
+    dir: &ModelDir,
+    split: Option<Split>,
+) -> Result<Trainer> {
     let options = Options { dtype: recipe.dtype()?, training: true, context: 0 };
-    let model = match &recipe.adapter {
-        Some(adapter) => Model::load_adapted(backend, dir, options, &adapter.options()?, recipe.seed)?,
-        None => Model::load(backend, dir, options)?,
+    let model = match (&recipe.adapter, split) {
+        (Some(adapter), _) => Model::load_adapted(backend, dir, options, &adapter.options()?, recipe.seed)?,
+        (None, Some(split)) => Model::load_split(backend, dir, options, split)?,
+        (None, None) => Model::load(backend, dir, options)?,
     };
     let options = recipe.optim.options(trained::patterns(&dir.config, &recipe.model)?)?;
     let mut trainer = Trainer::new(model, options)?;

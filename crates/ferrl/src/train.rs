@@ -129,7 +129,9 @@ impl Stage {
     /// One step: the whole straight line.
     pub fn step(&mut self) -> Result<Report> {
         let (mut clock, mut metrics) = (Clock::new(&self.waits), Metrics::default());
-        self.gather_weights()?; //                                             where they are split over ranks
+        if self.generator.is_some() {
+            self.gather_weights()?; //                                         where they are split over ranks
+        }
         let next = self.next_experience(&mut clock, &mut metrics)?; //         prompt, rollout, reward
         self.release_cache(); //                                               where the recipe asks for it
         metrics.join(next.metrics);
@@ -235,9 +237,11 @@ impl Stage {
         let layout = parallel::check(&self.recipe, ranks.size())?;
         self.ranks = ranks.clone();
         self.rewards = std::mem::take(&mut self.rewards).shared_by(ranks);
-        if layout.fsdp * layout.tp * layout.sp > 1 {
+        if layout.splits() {
             for (number, trainer) in self.trainers_mut().enumerate() {
-                trainer.split(ranks, layout.ddp, number)?;
+                if trainer.model.split_over().is_none() {
+                    trainer.split(ranks, layout.ddp, number)?;
+                }
             }
         }
         self.form_teams(&layout)

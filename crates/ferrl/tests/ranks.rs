@@ -305,3 +305,50 @@ fn an_error_of_the_rank_that_samples_is_the_error_of_all() {
         assert!(said.contains("rollout.cache_mib"), "rank {rank}: {said}");
     }
 }
+
+/// The files of a folder below `checkpoints` that hold tensors or belong to a model.
+fn model_files(runs: &Path) -> BTreeMap<String, Vec<u8>> {
+    let (mut all, top) = (BTreeMap::new(), runs.join("run/checkpoints"));
+    for step in std::fs::read_dir(&top).unwrap().map(|e| e.unwrap().path()) {
+        for folder in ["model", "state"] {
+            for file in std::fs::read_dir(step.join(folder)).unwrap().map(|e| e.unwrap().path()) {
+                let name = file.strip_prefix(&top).unwrap().to_string_lossy().into_owned();
+                if !name.ends_with("state.json") {
+                    all.insert(name, std::fs::read(&file).unwrap());
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Ranks that split the weights write a checkpoint together: the files of one process, byte by byte, for tensors that are stored as
+/// they are held (qwen2), the other way round (gpt2) and in another order (glm4).
+#[test]
+fn ranks_write_the_files_of_one_process() {
+    let path = recipes().into_iter().find(|p| p.ends_with("sft.toml")).unwrap();
+    for (family, dtype) in [("qwen2", "f32"), ("gpt2", "bf16"), ("glm4", "f32")] {
+        let mut resolved = Recipe::load(&path, &[]).unwrap();
+        let r = &mut resolved.stages[0].recipe;
+        r.model.init = Some(serde_json::from_value(serde_json::json!({ "family": family })).unwrap());
+        (r.model.dtype, r.checkpoint.every) = (Some(dtype.into()), 1);
+        small(&mut resolved, 2);
+        let init = resolved.stages[0].recipe.model.init.as_mut().unwrap();
+        (init.hidden, init.layers, init.ffn) = (64, 2, Some(256));
+        let folder = tempfile::tempdir().unwrap();
+        let alone = folder.path().join("alone");
+        run(&resolved, &alone, 1, u64::MAX).remove(0).unwrap();
+        let whole = model_files(&alone);
+        assert!(whole.keys().any(|name| name.ends_with("model/model.safetensors")), "{:?}", whole.keys());
+        for (size, copies) in [(3, 1), (4, 2)] {
+            resolved.stages[0].recipe.parallel.ddp_size = copies;
+            let runs = folder.path().join(size.to_string());
+            run(&resolved, &runs, size, u64::MAX).into_iter().for_each(|done| done.unwrap());
+            let parts = model_files(&runs);
+            assert!(whole.keys().eq(parts.keys()), "{:?}, not {:?}", parts.keys(), whole.keys());
+            let other: Vec<_> = whole.iter().filter(|(name, bytes)| parts[*name] != **bytes).collect();
+            assert_eq!(other.len(), 0, "{family} on {size} ranks: {:?}", other.iter().map(|o| o.0));
+            same(family, &left(&alone), &left(&runs));
+        }
+    }
+}

@@ -27,7 +27,7 @@ pub use comm::Ranks;
 pub use cpu::{narrow, widen};
 pub use error::{Class, Error, Result, nearest};
 pub use footprint::Footprint;
-pub use usage::Purpose;
+pub use usage::{Books, Purpose};
 
 use std::sync::Arc;
 

@@ -44,11 +44,13 @@ pub fn run(args: &Args) -> Result<()> {
         _ => &args.command[..],
     };
     let words: Vec<&str> = command.iter().map(String::as_str).collect();
-    let shared = matches!(words[..], ["train", ..] | ["bench", "ranks", ..]);
+    let shared = matches!(words[..], ["train", ..] | ["bench", "ranks" | "memory", ..]);
     if !shared {
-        return Err(Error::usage("several ranks share the work of `train` and of `bench ranks` alone")
-            .at("launch")
-            .fix("ferrl launch -n 2 -- train recipe.toml"));
+        return Err(Error::usage(
+            "several ranks share the work of `train`, `bench ranks` and `bench memory` alone",
+        )
+        .at("launch")
+        .fix("ferrl launch -n 2 -- train recipe.toml"));
     }
     if let Some(file) = args.hostfile.as_deref().filter(|f| !f.is_file()) {
         return Err(Error::usage("no such file")

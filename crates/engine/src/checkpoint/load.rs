@@ -1,6 +1,7 @@
 //! A model directory, opened and checked, and its parameters, read one at a time.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use ferrl_kernels::{Backend, Buffer};
@@ -166,6 +167,49 @@ impl ModelDir {
         Ok(())
     }
 
+    /// Of each parameter, by index and length, the elements of a range and no others: what a rank owns of it. Pages of the
+    /// files that hold others are not read, but for tensors that files hold in another order.
+    pub(crate) fn load_ranges(
+        &self,
+        range: impl Fn(usize, usize) -> Range<usize>,
+        mut each: impl FnMut(&ParamShape, Range<usize>, Vec<f32>) -> Result<()>,
+    ) -> Result<()> {
+        for (i, tensor) in self.family.tensors(&self.config).iter().enumerate() {
+            let range = range(i, tensor.param.len());
+            each(&tensor.param, range.clone(), self.read_range(tensor, &range)?)?;
+        }
+        Ok(())
+    }
+
+    fn read_range(&self, tensor: &Tensor, range: &Range<usize>) -> Result<Vec<f32>> {
+        if self.adapter.is_some() || self.seed_if_new(tensor).is_some() {
+            return Ok(self.read(tensor)?[range.clone()].to_vec());
+        }
+        let (mut out, mut start) = (vec![0.0; range.len()], 0);
+        for part in &tensor.parts {
+            let here = start.max(range.start)..(start + part.len()).min(range.end);
+            if !here.is_empty() {
+                let own = &mut out[here.start - range.start..here.end - range.start];
+                self.read_within(part, &tensor.param, here.start - start, own)?;
+            }
+            start += part.len();
+        }
+        Ok(out)
+    }
+
+    /// Elements of a part from `from` on, as the decoder holds them.
+    fn read_within(&self, part: &Part, param: &ParamShape, from: usize, out: &mut [f32]) -> Result<()> {
+        let (dtype, bytes) = self.part(part, param)?;
+        if part.is_rearranged() || self.quantised(part)?.is_some() {
+            let mut whole = vec![0.0; part.len()];
+            self.read_part(part, param, &mut whole)?;
+            out.copy_from_slice(&whole[from..from + out.len()]);
+            return Ok(());
+        }
+        let bytes = &bytes[from * dtype.size()..(from + out.len()) * dtype.size()];
+        dtype.decode(bytes, out).map_or(Ok(()), |at| Err(self.not_finite(part, from + at)))
+    }
+
     /// The bytes of a parameter whose parts are stored in bf16 and lie as the decoder holds them.
     fn halves(&self, tensor: &Tensor) -> Result<Option<Vec<&[u8]>>> {
         if self.adapter.is_some() || self.seed_if_new(tensor).is_some() {
@@ -199,20 +243,23 @@ impl ModelDir {
         for part in &tensor.parts {
             let (own, after) = rest.split_at_mut(part.len());
             rest = after;
-            if let Some(quantised) = self.quantised(part)? {
-                let values = quantised.values();
-                values.into_iter().enumerate().for_each(|(at, x)| own[part.held(at)] = x);
-                continue;
-            }
-            let (dtype, bytes) = self.part(part, &tensor.param)?;
-            if let Some(at) = decode(dtype, bytes, part, own) {
-                return Err(self.not_finite(part, at));
-            }
+            self.read_part(part, &tensor.param, own)?;
         }
         if let Some(adapter) = &self.adapter {
             adapter.put_saved(&tensor.param, &mut out)?;
         }
         Ok(out)
+    }
+
+    /// All elements of a part, as the decoder holds them.
+    fn read_part(&self, part: &Part, param: &ParamShape, out: &mut [f32]) -> Result<()> {
+        if let Some(quantised) = self.quantised(part)? {
+            let values = quantised.values();
+            values.into_iter().enumerate().for_each(|(at, x)| out[part.held(at)] = x);
+            return Ok(());
+        }
+        let (dtype, bytes) = self.part(part, param)?;
+        decode(dtype, bytes, part, out).map_or(Ok(()), |at| Err(self.not_finite(part, at)))
     }
 
     /// A part as bitsandbytes quantised it, where it did.

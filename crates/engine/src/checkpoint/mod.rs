@@ -8,6 +8,7 @@ mod nf4;
 mod peft;
 mod peft_config;
 mod save;
+mod share;
 mod store;
 mod write;
 
@@ -18,6 +19,7 @@ pub use load::ModelDir;
 pub(crate) use load::Numbers;
 pub use peft::{AdapterDir, base_of, save_adapter, tokenizer_dir};
 pub use save::{SaveOptions, save_model};
+pub use share::{FileHead, FileLayout, Stored, save_shared, write_without_tensors};
 
 use std::path::Path;
 

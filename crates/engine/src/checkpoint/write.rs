@@ -13,10 +13,10 @@ use crate::model::{Config, Family, ParamShape, Part};
 use crate::{Error, Result};
 
 /// One file to come: its name, its header and how many tensors it takes.
-struct Plan {
-    file: String,
-    header: Vec<u8>,
-    count: usize,
+pub(super) struct Plan {
+    pub file: String,
+    pub header: Vec<u8>,
+    pub count: usize,
 }
 
 /// Writes all tensors of a model, one parameter at a time, into as many files as needed.
@@ -78,7 +78,7 @@ pub(super) fn write_file(
 }
 
 /// Cuts the tensors into files and writes each file's header.
-fn plan(parts: &[&Part], options: &SaveOptions) -> Vec<Plan> {
+pub(super) fn plan(parts: &[&Part], options: &SaveOptions) -> Vec<Plan> {
     let bytes = |p: &Part| (p.len() * options.dtype.size()) as u64;
     let mut cuts: Vec<Vec<&Part>> = Vec::new();
     let mut filled = u64::MAX;
@@ -125,7 +125,7 @@ fn header(parts: &[&Part], dtype: StorageFormat) -> Vec<u8> {
     out
 }
 
-fn write_index(dir: &Path, parts: &[&Part], plans: &[Plan], dtype: StorageFormat) -> Result<()> {
+pub(super) fn write_index(dir: &Path, parts: &[&Part], plans: &[Plan], dtype: StorageFormat) -> Result<()> {
     let files = plans.iter().flat_map(|p| std::iter::repeat_n(p.file.as_str(), p.count));
     let map: Map<String, Value> = parts.iter().zip(files).map(|(p, f)| (p.name.clone(), json!(f))).collect();
     let total: usize = parts.iter().map(|p| p.len() * dtype.size()).sum();
@@ -133,19 +133,41 @@ fn write_index(dir: &Path, parts: &[&Part], plans: &[Plan], dtype: StorageFormat
     write_json(&dir.join("model.safetensors.index.json"), &index)
 }
 
+/// The bytes of a stored tensor, in the order in which it is stored, some at a time.
+pub(super) fn encoded(
+    part: &Part,
+    data: &[f32],
+    dtype: StorageFormat,
+    each: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let turned: Vec<f32>;
+    let data = if part.is_rearranged() {
+        turned = (0..data.len()).map(|at| data[part.held(at)]).collect();
+        &turned
+    } else {
+        data
+    };
+    let mut buffer = Vec::new();
+    for chunk in data.chunks(1 << 16) {
+        buffer.clear();
+        dtype.encode(chunk, &mut buffer).map_err(|e| e.at(&part.name))?;
+        each(&buffer)?;
+    }
+    Ok(())
+}
+
 /// A safetensors file being written.
 struct Output {
     path: PathBuf,
     file: BufWriter<File>,
     left: usize,
-    buffer: Vec<u8>,
 }
 
 impl Output {
     fn create(dir: &Path, plan: Plan) -> Result<Output> {
         let path = dir.join(&plan.file);
         let file = File::create(&path).map_err(|e| io_error("cannot create the file", &path, &e))?;
-        let mut output = Output { path, file: BufWriter::new(file), left: plan.count, buffer: Vec::new() };
+        let mut output = Output { path, file: BufWriter::new(file), left: plan.count };
         output.bytes(&plan.header)?;
         Ok(output)
     }
@@ -155,21 +177,7 @@ impl Output {
     }
 
     fn tensor(&mut self, part: &Part, data: &[f32], dtype: StorageFormat) -> Result<()> {
-        let turned: Vec<f32>;
-        let data = if part.is_rearranged() {
-            turned = (0..data.len()).map(|at| data[part.held(at)]).collect();
-            &turned
-        } else {
-            data
-        };
-        for chunk in data.chunks(1 << 16) {
-            let mut buffer = std::mem::take(&mut self.buffer);
-            buffer.clear();
-            dtype.encode(chunk, &mut buffer).map_err(|e| e.at(&part.name))?;
-            self.bytes(&buffer)?;
-            self.buffer = buffer;
-        }
-        Ok(())
+        encoded(part, data, dtype, &mut |chunk| self.bytes(chunk))
     }
 
     fn finish(self) -> Result<()> {

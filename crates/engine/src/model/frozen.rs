@@ -50,6 +50,20 @@ impl Frozen {
         done
     }
 
+    /// The same where the model is split over ranks: its weights are gathered meanwhile. All ranks call it together.
+    pub fn gathered<T>(&mut self, read: impl FnOnce(&Model) -> Result<T>) -> Result<T> {
+        let Home::Device(model) = &mut self.0 else { return self.with(read) };
+        model.gather_all()?;
+        let done = read(model);
+        model.release_all();
+        done
+    }
+
+    /// Whether its weights are split over ranks.
+    pub fn is_split(&self) -> bool {
+        matches!(&self.0, Home::Device(model) if model.split_over().is_some())
+    }
+
     /// Keeps the model on its device until [`Frozen::park`]: for many uses in a row.
     pub fn hold(&self) -> Result<()> {
         let Some(mut parked) = self.parked() else { return Ok(()) };

@@ -1,8 +1,10 @@
-//! Reading the whole state of a model that is split over ranks: rank 0 asks for one tensor after the other, the others serve.
+//! Reading the whole state of a model that is split over ranks.
 //!
-//! So rank 0 writes the checkpoint that one process would write, and holds one tensor of the others at a time.
+//! [`Model::hand_out`] gives every rank some parameters, whole, so that ranks write a model together. Of an adapter, which is small,
+//! rank 0 asks for one tensor after the other while the others serve, and holds one tensor of theirs at a time.
 
 use super::shard::{Split, read_f32s, unequal_shapes, write_f32s};
+use super::weights::Model;
 use crate::Result;
 use ferrl_kernels::Ranks;
 use std::ops::Range;
@@ -42,6 +44,39 @@ impl Split {
             read_f32s(bytes, to);
         }
         Ok(whole)
+    }
+}
+
+impl Model {
+    /// Hands each parameter of a model that is split, whole and in f32, to one of the ranks of the first copy, in turn. All
+    /// ranks call it together.
+    pub fn hand_out(&self, mut each: impl FnMut(usize, Vec<f32>) -> Result<()>) -> Result<()> {
+        let Some(split) = &self.split else {
+            return (0..self.params.len()).try_for_each(|i| each(i, self.own_values(i)?));
+        };
+        let (rank, all) = (split.ranks.rank(), (0..self.params.len()).collect::<Vec<_>>());
+        for few in all.chunks(split.shards) {
+            let mut parts: Vec<Vec<u8>> = vec![Vec::new(); split.ranks.size()];
+            for (part, &param) in parts.iter_mut().zip(few).filter(|_| rank < split.shards) {
+                let values = self.own_values(param)?;
+                *part = vec![0; 4 * values.len()];
+                write_f32s(&values, part);
+            }
+            let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+            let arrived = split.ranks.all_to_all(&parts)?;
+            let Some(&param) = few.get(rank) else { continue };
+            let len = self.params[param].shape.len();
+            let mut whole = vec![0.0; len];
+            for (from, bytes) in arrived.iter().enumerate().take(split.shards) {
+                let to = &mut whole[split.part(param, len, from)];
+                if bytes.len() != 4 * to.len() {
+                    return Err(unequal_shapes());
+                }
+                read_f32s(bytes, to);
+            }
+            each(param, whole)?;
+        }
+        Ok(())
     }
 }
 

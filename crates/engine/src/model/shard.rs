@@ -8,8 +8,8 @@ use super::param::ParamShape;
 use super::weights::{Model, Param};
 use crate::{Error, Result};
 use ferrl_kernels::backend::DOT_CHUNK;
-use ferrl_kernels::comm::part;
-use ferrl_kernels::{Buffer, DType, Purpose, Ranks};
+use ferrl_kernels::comm::{Pending, give_back, part, room};
+use ferrl_kernels::{Buffer, DType, Purpose, Ranks, Weight};
 use std::ops::Range;
 
 /// A model's place among the ranks that share its weights.
@@ -42,8 +42,13 @@ impl Split {
         (chunks.start * DOT_CHUNK).min(len)..(chunks.end * DOT_CHUNK).min(len)
     }
 
+    /// Ranks of a copy; those of the first copy have the lowest numbers.
+    pub fn shards(&self) -> usize {
+        self.shards
+    }
+
     /// The ranks.
-    pub(crate) fn ranks(&self) -> &Ranks {
+    pub fn ranks(&self) -> &Ranks {
         &self.ranks
     }
 
@@ -59,26 +64,38 @@ impl Split {
         let none: &[u8] = &[];
         let parts: Vec<&[u8]> =
             (0..self.ranks.size()).map(|to| if copy.contains(&to) { own } else { none }).collect();
-        let arrived = self.ranks.all_to_all(&parts)?;
-        Ok(arrived.into_iter().enumerate().filter(move |(rank, _)| copy.contains(rank)))
+        Ok(self.of_copy(self.ranks.all_to_all(&parts)?))
     }
 
-    /// Whole vectors of numbers from the parts that ranks have of them. `own` are this rank's.
-    pub(crate) fn whole(&self, own: &[OwnPart<'_>]) -> Result<Vec<Vec<f32>>> {
-        let mut bytes = Vec::new();
-        own.iter().for_each(|part| part.append(&mut bytes));
-        let mut all: Vec<Vec<f32>> = own.iter().map(|p| vec![0.0; p.len]).collect();
-        for (rank, bytes) in self.gather(&bytes)? {
-            let mut rest = &bytes[..];
-            for (part, whole) in own.iter().zip(&mut all) {
-                let range = self.part(part.param, part.len, rank);
-                let (here, after) =
-                    rest.split_at_checked(part.width() * range.len()).ok_or_else(unequal_shapes)?;
-                part.read(here, &mut whole[range]);
-                rest = after;
-            }
+    fn of_copy(&self, arrived: Vec<Vec<u8>>) -> impl Iterator<Item = (usize, Vec<u8>)> + use<> {
+        let copy = self.copy();
+        arrived.into_iter().enumerate().filter(move |(rank, _)| copy.contains(rank))
+    }
+
+    /// Begins to gather what ranks have of these parameters, of which `own` is this rank's.
+    fn begin(&self, own: Vec<u8>) -> Pending {
+        self.ranks.begin_gather(own, self.copy())
+    }
+
+    /// Calls `each` with the pieces that ranks have sent of a part: where they begin, and their numbers. `rests` is what is left to
+    /// read of each rank's bytes.
+    fn pieces(
+        &self,
+        part: &Travelling,
+        rests: &mut [(usize, &[u8])],
+        numbers: &mut Vec<f32>,
+        mut each: impl FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        for (rank, rest) in rests {
+            let range = self.part(part.param, part.len, *rank);
+            let (here, after) =
+                rest.split_at_checked(part.width() * range.len()).ok_or_else(unequal_shapes)?;
+            numbers.resize(range.len(), 0.0);
+            part.read(here, numbers);
+            each(range.start, numbers)?;
+            *rest = after;
         }
-        Ok(all)
+        Ok(())
     }
 
     /// The dot products of several parameters' vectors, by parameter, length and the sums of this rank's chunks; each as the
@@ -106,34 +123,35 @@ pub(crate) fn unequal_shapes() -> Error {
     Error::rank("another rank's model has another shape").fix("one binary and one recipe on all ranks")
 }
 
-/// The numbers that a rank has of a parameter's vector.
-pub(crate) struct OwnPart<'a> {
+/// A parameter's weights that travel.
+struct Travelling {
     /// Which parameter.
-    pub param: usize,
+    param: usize,
     /// Length of the whole.
-    pub len: usize,
-    /// Those this rank owns.
-    pub values: &'a [f32],
-    /// How they travel; bf16 where no more of them is used.
-    pub format: DType,
+    len: usize,
+    /// How numbers travel; bf16 where no more of them is used.
+    format: DType,
 }
 
-impl OwnPart<'_> {
+/// Weights of some parameters on their way.
+pub(crate) struct Coming {
+    parts: Vec<Travelling>,
+    pending: Pending,
+}
+
+impl Travelling {
     fn width(&self) -> usize {
         if self.format == DType::Bf16 { 2 } else { 4 }
     }
 
-    /// Writes them behind what is there.
-    fn append(&self, bytes: &mut Vec<u8>) {
-        let at = bytes.len();
-        bytes.resize(at + self.width() * self.values.len(), 0);
-        let to = &mut bytes[at..];
+    /// A rank's numbers as bytes.
+    fn write(&self, values: &[f32], to: &mut [u8]) {
         match self.format {
             DType::Bf16 => {
                 let pairs = to.as_chunks_mut::<2>().0.iter_mut();
-                pairs.zip(self.values).for_each(|(b, &x)| *b = ferrl_kernels::narrow(x).to_le_bytes());
+                pairs.zip(values).for_each(|(b, &x)| *b = ferrl_kernels::narrow(x).to_le_bytes());
             }
-            _ => write_f32s(self.values, to),
+            _ => write_f32s(values, to),
         }
     }
 
@@ -180,7 +198,12 @@ impl Model {
 
     /// Gathers all weights that are not gathered yet, so that this rank can compute with them. All ranks call it together.
     pub fn gather_all(&mut self) -> Result<()> {
-        self.gather(0..self.params.len())
+        self.gather(0..self.params.len(), self.training)
+    }
+
+    /// The same for passes without gradients: what backward alone reads is not made.
+    pub fn gather_to_read(&mut self) -> Result<()> {
+        self.gather(0..self.params.len(), false)
     }
 
     /// Gives back what was gathered.
@@ -188,23 +211,86 @@ impl Model {
         self.release(0..self.params.len());
     }
 
-    /// Gathers the parameters that are not gathered yet. All ranks call it together.
-    pub(crate) fn gather(&mut self, params: impl IntoIterator<Item = usize>) -> Result<()> {
+    /// Gathers the parameters that are not gathered yet, for forward or for `backward` too. All ranks call it together.
+    pub(crate) fn gather(&mut self, params: impl IntoIterator<Item = usize>, backward: bool) -> Result<()> {
         let split = self.split.clone();
         if split.is_none() && self.team.is_none() {
             return Ok(());
         }
-        let missing: Vec<usize> = params.into_iter().filter(|&i| !self.params[i].is_readable()).collect();
+        let backward = self.both_ways(backward);
+        let missing = self.missing(params, backward);
         for few in buckets(&missing, |i| self.params[i].shape.len()) {
-            let all = match &split {
-                Some(split) => self.whole_values(split, few, true)?,
-                None => few.iter().map(|&i| self.own_values(i)).collect::<Result<_>>()?,
+            let Some(split) = &split else {
+                for &i in few {
+                    let own = self.own_values(i)?;
+                    self.make_readable(i, backward, |write| write(0, &own))?;
+                }
+                continue;
             };
-            for (i, values) in few.iter().zip(all) {
-                self.make_readable(*i, &values)?;
-            }
+            let (parts, own) = self.travelling(few, true)?;
+            let arrived = split.gather(&own)?.collect();
+            give_back([own]);
+            self.arrange(split, &parts, arrived, backward)?;
         }
         self.merge_gathered(&missing)
+    }
+
+    /// Makes what arrived readable.
+    fn arrange(
+        &mut self,
+        split: &Split,
+        parts: &[Travelling],
+        arrived: Vec<(usize, Vec<u8>)>,
+        backward: bool,
+    ) -> Result<()> {
+        let mut rests: Vec<(usize, &[u8])> =
+            arrived.iter().map(|(rank, bytes)| (*rank, &bytes[..])).collect();
+        let mut numbers = Vec::new();
+        for part in parts {
+            self.make_readable(part.param, backward, |write| {
+                split.pieces(part, &mut rests, &mut numbers, |at, piece| write(at, piece))
+            })?;
+        }
+        give_back(arrived.into_iter().map(|(_, bytes)| bytes));
+        Ok(())
+    }
+
+    /// Whether weights are gathered for backward as well: also where an adapter is merged into them or a team shares them, since
+    /// these are made once for both.
+    fn both_ways(&self, backward: bool) -> bool {
+        self.training && (backward || self.adapter.is_some() || self.team.is_some())
+    }
+
+    /// Those of the parameters that are not there for forward, or for backward.
+    fn missing(&self, params: impl IntoIterator<Item = usize>, backward: bool) -> Vec<usize> {
+        let one_way = self.adapter.is_none() && self.team.is_none();
+        let forward_only = |w: &Weight| one_way && !self.backend.holds_weight(w, true);
+        let lacks = |&i: &usize| {
+            let param = &self.params[i];
+            !param.is_readable() || backward && param.derived.as_ref().is_some_and(forward_only)
+        };
+        params.into_iter().filter(lacks).collect()
+    }
+
+    /// Begins to gather those of the parameters that are not there; they come with [`Model::finish_gather`].
+    pub(crate) fn begin_gather(&self, params: &[usize], backward: bool) -> Result<Option<Coming>> {
+        let Some(split) = &self.split else { return Ok(None) };
+        let missing = self.missing(params.iter().copied(), self.both_ways(backward));
+        if missing.is_empty() {
+            return Ok(None);
+        }
+        let (parts, own) = self.travelling(&missing, true)?;
+        Ok(Some(Coming { parts, pending: split.begin(own) }))
+    }
+
+    /// Makes weights that were on their way readable.
+    pub(crate) fn finish_gather(&mut self, coming: Coming, backward: bool) -> Result<()> {
+        let Some(split) = self.split.clone() else { return Ok(()) };
+        let backward = self.both_ways(backward);
+        let arrived = split.of_copy(split.ranks.wait(coming.pending)?).collect();
+        self.arrange(&split, &coming.parts, arrived, backward)?;
+        let params: Vec<usize> = coming.parts.iter().map(|part| part.param).collect();
+        self.merge_gathered(&params)
     }
 
     /// Gives parameters back.
@@ -217,9 +303,8 @@ impl Model {
         }
     }
 
-    /// The weights of parameters, in f32 or, where `rounded`, no more of them than products read. All ranks together.
-    fn whole_values(&self, split: &Split, params: &[usize], rounded: bool) -> Result<Vec<Vec<f32>>> {
-        let own = params.iter().map(|&i| self.own_values(i)).collect::<Result<Vec<_>>>()?;
+    /// How parameters travel, and this rank's part of them.
+    fn travelling(&self, params: &[usize], rounded: bool) -> Result<(Vec<Travelling>, Vec<u8>)> {
         let format = |param: usize, shape: &ParamShape| {
             if self.is_base(param) {
                 self.base_format(param)
@@ -229,15 +314,21 @@ impl Model {
                 DType::F32
             }
         };
-        let parts: Vec<OwnPart<'_>> = params
-            .iter()
-            .zip(&own)
-            .map(|(&param, values)| {
-                let shape = &self.params[param].shape;
-                OwnPart { param, len: shape.len(), values, format: format(param, shape) }
-            })
-            .collect();
-        split.whole(&parts)
+        let travels = |&param: &usize| {
+            let shape = &self.params[param].shape;
+            Travelling { param, len: shape.len(), format: format(param, shape) }
+        };
+        let parts: Vec<Travelling> = params.iter().map(travels).collect();
+        let lengths = parts.iter().map(|part| part.width() * self.params[part.param].own.len());
+        let mut bytes = room(lengths.sum());
+        let mut rest = &mut bytes[..];
+        for part in &parts {
+            let values = self.own_values(part.param)?;
+            let (own, after) = rest.split_at_mut(part.width() * values.len());
+            part.write(&values, own);
+            rest = after;
+        }
+        Ok((parts, bytes))
     }
 
     /// Whether something but products reads the parameter.
@@ -246,7 +337,7 @@ impl Model {
     }
 
     /// This rank's part of a parameter.
-    pub(crate) fn own_values(&self, param: usize) -> Result<Vec<f32>> {
+    pub fn own_values(&self, param: usize) -> Result<Vec<f32>> {
         if self.is_nf4(param) {
             return self.read_f32s(&self.base_f32(param)?);
         }
@@ -255,10 +346,17 @@ impl Model {
 
     /// All weights of a parameter. All ranks call it together where they are split.
     pub(crate) fn read_together(&self, param: usize) -> Result<Vec<f32>> {
-        match &self.split {
-            Some(split) => Ok(self.whole_values(split, &[param], false)?.swap_remove(0)),
-            None => self.own_values(param),
-        }
+        let Some(split) = &self.split else { return self.own_values(param) };
+        let (parts, own) = self.travelling(&[param], false)?;
+        let arrived: Vec<_> = split.gather(&own)?.collect();
+        let mut rests: Vec<(usize, &[u8])> =
+            arrived.iter().map(|(rank, bytes)| (*rank, &bytes[..])).collect();
+        let (mut whole, mut numbers) = (vec![0.0; self.params[param].shape.len()], Vec::new());
+        split.pieces(&parts[0], &mut rests, &mut numbers, |at, piece| {
+            whole[at..at + piece.len()].copy_from_slice(piece);
+            Ok(())
+        })?;
+        Ok(whole)
     }
 
     /// Dot products of vectors over parameters, of which each rank has its parts. All ranks call it together.
@@ -274,19 +372,44 @@ impl Model {
         sums.iter().map(|sums| b.add_chunks(sums)).collect()
     }
 
-    /// The forms that products and other operations read, from the whole weights.
-    fn make_readable(&mut self, param: usize, values: &[f32]) -> Result<()> {
-        if self.make_own_readable(param, values)? {
-            return Ok(());
+    /// The forms that products and other operations read. `weights` writes all numbers of the parameter, piece by piece.
+    fn make_readable(
+        &mut self,
+        param: usize,
+        backward: bool,
+        weights: impl FnOnce(&mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
+        let shape = self.params[param].shape;
+        if self.team.is_some() || self.is_base(param) {
+            let mut values = vec![0.0; shape.len()];
+            weights(&mut |at, piece| {
+                values[at..at + piece.len()].copy_from_slice(piece);
+                Ok(())
+            })?;
+            if self.make_own_readable(param, &values)? {
+                return Ok(());
+            }
+            if self.is_base(param) {
+                let _weights = Purpose::Weights.on(&self.backend);
+                self.params[param].whole = Some(self.upload(&values)?); // until it is merged
+                return Ok(());
+            }
+            return self.make_forms(param, backward, |write| write(0, &values));
         }
+        self.make_forms(param, backward, weights)
+    }
+
+    fn make_forms(
+        &mut self,
+        param: usize,
+        backward: bool,
+        weights: impl FnOnce(&mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
         let _weights = Purpose::Weights.on(&self.backend);
         let shape = self.params[param].shape;
-        if self.is_base(param) {
-            self.params[param].whole = Some(self.upload(values)?); // until it is merged
-            return Ok(());
-        }
-        let (mut derived, mut whole) = self.forms(&shape)?;
-        self.backend.write(&mut whole, 0, values)?;
+        self.release([param]); // what was there for forward alone
+        let (mut derived, mut whole) = self.forms(&shape, backward)?;
+        weights(&mut |at, piece| self.backend.write(&mut whole, at, piece))?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&whole, weight)?;
         }

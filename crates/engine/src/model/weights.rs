@@ -187,6 +187,38 @@ impl Model {
         Ok(model)
     }
 
+    /// Reads this rank's part of a directory's parameters and nothing of the others'. A directory with an adapter is read whole
+    /// first.
+    pub fn load_split(
+        backend: Arc<dyn Backend>,
+        dir: &ModelDir,
+        options: Options,
+        split: Split,
+    ) -> Result<Model> {
+        if dir.adapter().is_some() {
+            let mut model = Model::load(backend, dir, options)?;
+            model.split(split)?;
+            return Ok(model);
+        }
+        let mut model = Model::empty(backend, dir.config.clone(), options)?;
+        let _weights = Purpose::Weights.on(&model.backend.clone());
+        let part = |param: usize, len: usize| split.part(param, len, split.ranks().rank());
+        dir.load_ranges(part, |shape, own, values| {
+            let param = model.own_part(*shape, own, &values)?;
+            model.params.push(param);
+            Ok(())
+        })?;
+        model.split = Some(split);
+        Ok(model)
+    }
+
+    /// A parameter of which this rank has a part.
+    fn own_part(&self, shape: ParamShape, own: Range<usize>, values: &[f32]) -> Result<Param> {
+        let mut master = self.backend.alloc(DType::F32, own.len())?;
+        self.backend.write(&mut master, 0, values)?;
+        Ok(Param { shape, master, own, whole: None, derived: None, turned: None })
+    }
+
     /// A random model, as `ferrl init` would write it.
     pub fn random(backend: Arc<dyn Backend>, init: &InitOptions, options: Options) -> Result<Model> {
         Model::random_stored(backend, init, options, StorageFormat::F32)
@@ -280,7 +312,7 @@ impl Model {
     ) -> Result<Param> {
         let _weights = Purpose::Weights.on(&self.backend);
         let rounded = if rounds && !self.training { self.rounded_forms(&shape)? } else { None };
-        let (mut derived, mut master) = rounded.map_or_else(|| self.forms(&shape), Ok)?;
+        let (mut derived, mut master) = rounded.map_or_else(|| self.forms(&shape, self.training), Ok)?;
         write(&mut master)?;
         if let Some(weight) = &mut derived {
             self.backend.load_weight(&master, weight)?;
@@ -308,10 +340,10 @@ impl Model {
         }
     }
 
-    /// Room for what products read of a parameter, where they do, and for its weights in f32.
-    pub(super) fn forms(&self, shape: &ParamShape) -> Result<(Option<Weight>, Buffer)> {
+    /// Room for what products read of a parameter, where they do (those of `backward` too), and for its weights in f32.
+    pub(super) fn forms(&self, shape: &ParamShape, backward: bool) -> Result<(Option<Weight>, Buffer)> {
         let dtype = if shape.id.slot.is_f32() { DType::F32 } else { self.dtype };
-        let weight = || self.backend.weight(shape.rows, shape.cols, dtype, self.training);
+        let weight = || self.backend.weight(shape.rows, shape.cols, dtype, backward);
         let derived = self.config.is_multiplied(shape.id).then(weight).transpose()?;
         let shared = derived.as_ref().map(|weight| self.backend.master(weight)).transpose()?.flatten();
         Ok((derived, shared.map_or_else(|| self.backend.alloc(DType::F32, shape.len()), Ok)?))
@@ -325,8 +357,8 @@ impl Model {
         })
     }
 
-    /// A copy that computes what the original computes now, and no more is kept of it than that takes. All ranks call it together
-    /// where weights are split.
+    /// A copy that computes what the original computes now, whole on every rank; no more is kept of it than that takes. All ranks
+    /// call it together where weights are split.
     pub fn frozen_copy(&self) -> Result<Model> {
         self.copy(true)
     }
@@ -337,8 +369,7 @@ impl Model {
     }
 
     fn copy(&self, rounds: bool) -> Result<Model> {
-        let options = Options { dtype: self.dtype, training: false, context: self.context };
-        let mut copy = Model::empty(self.backend.clone(), self.config.clone(), options)?;
+        let mut copy = self.frozen_twin()?;
         copy.rounds = rounds;
         if self.adapter.is_some() && self.split.is_some() {
             return Err(Error::usage(
@@ -351,6 +382,25 @@ impl Model {
             copy.push(shape, values)?;
         }
         Ok(copy)
+    }
+
+    fn frozen_twin(&self) -> Result<Model> {
+        let options = Options { dtype: self.dtype, training: false, context: self.context };
+        Model::empty(self.backend.clone(), self.config.clone(), options)
+    }
+
+    /// The same, split over ranks as the original is; `number` tells it from other models of the run. None where the original
+    /// is whole or has an adapter.
+    pub fn frozen_part(&self, number: usize) -> Result<Option<Model>> {
+        let Some(split) = self.split.as_ref().filter(|_| self.adapter.is_none()) else { return Ok(None) };
+        let mut copy = self.frozen_twin()?;
+        let _weights = Purpose::Weights.on(&self.backend);
+        for (i, param) in self.params.iter().enumerate() {
+            let values = self.own_values(i)?;
+            copy.params.push(copy.own_part(param.shape, param.own.clone(), &values)?);
+        }
+        copy.split = Some(Split { number, ..split.clone() });
+        Ok(Some(copy))
     }
 
     /// Rebuilds what is derived from the masters, after they changed.

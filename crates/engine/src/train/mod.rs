@@ -40,6 +40,8 @@ pub struct Trainer {
     pub optimizer: Optimizer,
     /// Whether layers are computed again in backward, to save memory.
     pub recompute: bool,
+    /// Whether ranks that split the weights exchange while they compute. It changes no bit; all ranks have the same.
+    pub overlap: bool,
     /// Divides the logits: the temperature that the batch was sampled at, 1 for data that was not sampled.
     pub temperature: f32,
     grads: Vec<Option<Gradient>>,
@@ -76,6 +78,7 @@ impl Trainer {
             model,
             optimizer,
             recompute: false,
+            overlap: true,
             temperature: 1.0,
             grads: Vec::new(),
             sum: Sum::Nothing,
@@ -84,7 +87,10 @@ impl Trainer {
             pending: None,
             load: Vec::new(),
         };
-        let slots = (0..trainer.model.params.len()).map(|i| trainer.slot(i));
+        let slots = (0..trainer.model.params.len()).map(|i| match trainer.model.split_over() {
+            Some(_) => Ok(None), // layer by layer, as backward comes to them
+            None => trainer.slot(i),
+        });
         trainer.grads = slots.collect::<Result<_>>()?;
         Ok(trainer)
     }
@@ -259,7 +265,7 @@ impl Trainer {
         let pairs = self.model.params.iter_mut().zip(&start.params).zip(changes);
         for ((param, own), _) in pairs.filter(|(_, changes)| *changes) {
             let (from, to) = (&own.master, &mut param.master);
-            self.model.backend.copy(from, param.own.start, to, 0, param.own.len())?;
+            self.model.backend.copy(from, param.own.start - own.own.start, to, 0, param.own.len())?;
         }
         self.optimizer.restart();
         self.model.refresh()

@@ -115,7 +115,8 @@ impl Optimizer {
             for kind in StateKind::ALL {
                 let Some(buffer) = &self.state[i][kind as usize] else { continue };
                 let whole = model.read_f32s(buffer)?;
-                self.put(model, i, kind, Some(&whole))?;
+                let own = kind.range(&model.params[i].own);
+                self.put_own(model, i, kind, Some(&whole[own]))?;
             }
         }
         Ok(())
@@ -323,14 +324,21 @@ impl Optimizer {
         self.state[param].each_ref().map(Option::as_ref)
     }
 
-    /// Puts back what a checkpoint holds of one, whole; this rank keeps its part.
-    pub fn put(&mut self, model: &Model, param: usize, kind: StateKind, whole: Option<&[f32]>) -> Result<()> {
-        let (own, stored) = (kind.range(&model.params[param].own), self.stored(model, param));
-        self.state[param][kind as usize] = match whole {
+    /// Puts back what a checkpoint holds of one: all of it, or this rank's part where the model is split.
+    pub fn put_own(
+        &mut self,
+        model: &Model,
+        param: usize,
+        kind: StateKind,
+        own: Option<&[f32]>,
+    ) -> Result<()> {
+        let stored = self.stored(model, param);
+        let _moments = Purpose::Optimizer.on(&model.backend);
+        self.state[param][kind as usize] = match own {
             None => None,
             Some(values) => {
-                let mut buffer = kind.room(&*model.backend, own.len(), stored)?;
-                model.backend.write(&mut buffer, 0, &values[own])?;
+                let mut buffer = kind.room(&*model.backend, values.len(), stored)?;
+                model.backend.write(&mut buffer, 0, values)?;
                 Some(buffer)
             }
         };

@@ -10,12 +10,15 @@ use crate::Result;
 use crate::model::Model;
 use crate::model::gradient::Gradient;
 use crate::model::shard::{buckets, read_f32s, unequal_shapes, write_f32s};
-use ferrl_kernels::Ranks;
-use ferrl_kernels::comm::part;
+use ferrl_kernels::comm::{Pending, give_back, part, room};
+use ferrl_kernels::{Buffer, DType, Purpose, Ranks};
 use std::ops::Range;
 
 /// This rank's part of every parameter's gradient; absent as long as nothing was added to it.
-pub(super) type Totals = Vec<Option<Vec<f32>>>;
+pub(super) type Totals = Vec<Option<Buffer>>;
+
+/// Numbers of parameters, where there are any.
+type Numbers = Vec<Option<Vec<f32>>>;
 
 impl Trainer {
     /// Adds the gradients of a round: those of this rank's backward, where it had a micro-batch, and of the others'. All ranks
@@ -39,7 +42,7 @@ impl Trainer {
     }
 
     pub(super) fn take_totals(&mut self) -> Totals {
-        self.totals.take().unwrap_or_else(|| vec![None; self.model.params.len()])
+        self.totals.take().unwrap_or_else(|| self.model.params.iter().map(|_| None).collect())
     }
 
     /// After the last round: the whole gradient, on every rank; of the rank's own weights where they are split.
@@ -51,7 +54,8 @@ impl Trainer {
         let all: Vec<usize> = (0..self.grads.len()).collect();
         let part_of = |i: usize, rank: usize| part(self.model.params[i].shape.len(), rank, ranks.size());
         for bucket in buckets(&all, |i| self.model.params[i].shape.len()) {
-            let own: Vec<Option<&[f32]>> = bucket.iter().map(|&i| totals[i].as_deref()).collect();
+            let read = |&i: &usize| totals[i].as_ref().map(|total| self.model.read_f32s(total)).transpose();
+            let own = bucket.iter().map(read).collect::<Result<Numbers>>()?;
             let arrived = ranks.all_gather(&pack(&own))?;
             for (rank, arrived) in arrived.iter().enumerate() {
                 let lengths = bucket.iter().map(|&i| part_of(i, rank).len());
@@ -70,11 +74,13 @@ impl Trainer {
     /// The sums of this rank's own weights, where an update finds them.
     fn keep_own(&mut self, totals: Totals) -> Result<()> {
         for (i, total) in totals.into_iter().enumerate() {
-            self.grads[i] = self.slot(i)?;
-            if let (Some(total), Some(slot)) = (total, &mut self.grads[i]) {
-                self.model.backend.write(slot.written(), 0, &total)?;
-            }
+            self.grads[i] = match total.filter(|_| self.optimizer.trains(i)) {
+                Some(total) => Some(Gradient::of(total)),
+                None => self.slot(i)?,
+            };
         }
+        // The update needs other sizes than forward and backward, whose memory would lie beside its own.
+        self.model.backend.trim();
         self.sum = Sum::Whole;
         Ok(())
     }
@@ -101,23 +107,44 @@ impl<'a> Exchange<'a> {
     /// Adds this rank's part of every micro-batch's gradients of these parameters to the totals, in the order of the ranks.
     pub fn add(&self, params: &[usize], grads: &[Option<Gradient>], totals: &mut Totals) -> Result<()> {
         for bucket in buckets(params, |i| self.model.params[i].shape.len()) {
-            let parts = (0..self.ranks.size()).map(|to| self.pack(bucket, grads, to));
-            let parts = parts.collect::<Result<Vec<Vec<u8>>>>()?;
-            let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
-            for arrived in self.ranks.all_to_all(&parts)?.chunks(self.team) {
-                for (&i, part) in bucket.iter().zip(self.join(bucket, arrived)?) {
-                    if let Some(part) = part {
-                        add(&mut totals[i], part);
-                    }
-                }
-            }
+            let parts = self.pack_all(bucket, grads)?;
+            let slices: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+            self.add_arrived(bucket, self.ranks.all_to_all(&slices)?, totals)?;
+            give_back(parts);
         }
         Ok(())
     }
 
+    /// Begins to send gradients; [`Exchange::finish`] adds what comes of it.
+    pub fn begin(&self, params: Vec<usize>, grads: &[Option<Gradient>]) -> Result<Leaving> {
+        let pending = self.ranks.begin(self.pack_all(&params, grads)?);
+        Ok(Leaving { params, pending })
+    }
+
+    /// The end of it.
+    pub fn finish(&self, leaving: Leaving, totals: &mut Totals) -> Result<()> {
+        self.add_arrived(&leaving.params, self.ranks.wait(leaving.pending)?, totals)
+    }
+
+    fn pack_all(&self, params: &[usize], grads: &[Option<Gradient>]) -> Result<Vec<Vec<u8>>> {
+        (0..self.ranks.size()).map(|to| self.pack(params, grads, to)).collect()
+    }
+
+    fn add_arrived(&self, params: &[usize], all: Vec<Vec<u8>>, totals: &mut Totals) -> Result<()> {
+        for arrived in all.chunks(self.team) {
+            for (&i, part) in params.iter().zip(self.join(params, arrived)?) {
+                if let Some(part) = part {
+                    self.add_part(&mut totals[i], &part)?;
+                }
+            }
+        }
+        give_back(all);
+        Ok(())
+    }
+
     /// This rank's part of a micro-batch's gradients, from the members of the team that computed it.
-    fn join(&self, bucket: &[usize], arrived: &[Vec<u8>]) -> Result<Totals> {
-        let mut all: Totals = vec![None; bucket.len()];
+    fn join(&self, bucket: &[usize], arrived: &[Vec<u8>]) -> Result<Numbers> {
+        let mut all: Numbers = vec![None; bucket.len()];
         for (member, arrived) in arrived.iter().enumerate() {
             let pieces = |&i: &usize| self.pieces(i, member, self.ranks.rank());
             let pieces: Vec<Vec<Piece>> = bucket.iter().map(pieces).collect();
@@ -179,9 +206,27 @@ impl<'a> Exchange<'a> {
             }
             Ok(Some(all))
         };
-        let values = bucket.iter().map(read).collect::<Result<Vec<_>>>()?;
-        Ok(pack(&values.iter().map(Option::as_deref).collect::<Vec<_>>()))
+        Ok(pack(&bucket.iter().map(read).collect::<Result<Numbers>>()?))
     }
+
+    /// The first is written, the others are added.
+    fn add_part(&self, total: &mut Option<Buffer>, part: &[f32]) -> Result<()> {
+        let backend = &self.model.backend;
+        let _gradients = Purpose::Gradients.on(backend);
+        let mut buffer = backend.alloc(DType::F32, part.len())?;
+        backend.write(&mut buffer, 0, part)?;
+        match total {
+            None => *total = Some(buffer),
+            Some(total) => backend.axpy(1.0, &buffer, total)?,
+        }
+        Ok(())
+    }
+}
+
+/// Gradients of some parameters on their way to the ranks that sum them up.
+pub(super) struct Leaving {
+    params: Vec<usize>,
+    pending: Pending,
 }
 
 /// Numbers of a gradient that go from one rank to another.
@@ -192,22 +237,14 @@ struct Piece {
     len: usize,
 }
 
-/// The first is written, the others are added.
-fn add(total: &mut Option<Vec<f32>>, part: Vec<f32>) {
-    match total {
-        None => *total = Some(part),
-        Some(total) => total.iter_mut().zip(part).for_each(|(t, p)| *t += p),
-    }
-}
-
 /// One byte per parameter, 1 where it has a gradient, then the gradients of these.
-fn pack(parts: &[Option<&[f32]>]) -> Vec<u8> {
+fn pack(parts: &[Option<Vec<f32>>]) -> Vec<u8> {
     let numbers: usize = parts.iter().flatten().map(|p| p.len()).sum();
-    let mut bytes = vec![0; parts.len() + 4 * numbers];
+    let mut bytes = room(parts.len() + 4 * numbers);
     let (there, mut rest) = bytes.split_at_mut(parts.len());
     for (there, part) in there.iter_mut().zip(parts) {
+        *there = part.is_some() as u8;
         let Some(part) = part else { continue };
-        *there = 1;
         let (own, after) = rest.split_at_mut(4 * part.len());
         write_f32s(part, own);
         rest = after;
@@ -215,7 +252,7 @@ fn pack(parts: &[Option<&[f32]>]) -> Vec<u8> {
     bytes
 }
 
-fn unpack(bytes: &[u8], lengths: impl Iterator<Item = usize>) -> Result<Vec<Option<Vec<f32>>>> {
+fn unpack(bytes: &[u8], lengths: impl Iterator<Item = usize>) -> Result<Numbers> {
     let lengths: Vec<usize> = lengths.collect();
     let (there, mut rest) = bytes.split_at_checked(lengths.len()).ok_or_else(unequal_shapes)?;
     let mut all = Vec::with_capacity(lengths.len());

@@ -1,18 +1,19 @@
 //! Training a model whose weights are split over ranks (ZeRO-3).
 //!
 //! Forward gathers a layer before it computes it and gives it back after; so does backward, from the last layer to the first,
-//! and a layer's gradients go to the ranks that own them as soon as they are complete. What is outside the layers stays from
-//! forward to the update. Every rank takes the same passes at the same time; a rank without a micro-batch in a round takes
+//! and a layer's gradients go to the ranks that own them as soon as they are complete. The next layer's weights come, and the last
+//! one's gradients leave, while a layer is computed ([`Trainer::overlap`]). What is outside the layers stays from forward to the
+//! update. Every rank takes the same passes at the same time; a rank without a micro-batch in a round takes
 //! part in them with nothing of its own ([`Trainer::idle_forward`], [`Trainer::idle_backward`]).
 
 use super::Trainer;
 use super::accumulate::Sum;
 use super::moment::StateKind;
-use super::ranks::{Exchange, Totals};
+use super::ranks::{Exchange, Leaving, Totals};
 use crate::Result;
 use crate::model::decoder::Layers;
 use crate::model::gradient::{Gradient, Grads};
-use crate::model::shard::Split;
+use crate::model::shard::{Coming, Split};
 use crate::model::weights::Model;
 use ferrl_kernels::{Purpose, Ranks};
 use std::ops::Range;
@@ -24,11 +25,58 @@ struct Gathered<'a> {
     /// Whether each parameter is trained.
     trained: &'a [bool],
     totals: &'a mut Totals,
+    /// Whether layers are taken from the last to the first, and their gradients are wanted.
+    backward: bool,
+    /// Whether exchanges go on while layers are computed.
+    overlap: bool,
+    /// The layer to come.
+    coming: Option<(usize, Coming)>,
+    /// The gradients of the layer before.
+    leaving: Option<Leaving>,
 }
 
 impl Gathered<'_> {
+    /// What is outside the layers, for forward and the backward after it.
     fn outer(&mut self) -> Result<()> {
-        self.model.gather(self.model.outer_params())
+        self.model.gather(self.model.outer_params(), true)
+    }
+
+    /// Whether backward reads a layer: in it, and before it the last layer of forward, which stays.
+    fn goes_back(&self, layer: usize) -> bool {
+        self.backward || layer + 1 == self.model.config.layers
+    }
+
+    /// The layer whose turn is next.
+    fn next(&self, layer: usize) -> Option<usize> {
+        match self.backward {
+            true => layer.checked_sub(1),
+            false => Some(layer + 1).filter(|&next| next < self.model.config.layers),
+        }
+    }
+
+    fn layer_gathered(&mut self, layer: usize) -> Result<()> {
+        let backward = self.goes_back(layer);
+        match self.coming.take() {
+            Some((number, coming)) if number == layer => self.model.finish_gather(coming, backward)?,
+            _ => self.model.gather(self.model.layer_params(layer), backward)?,
+        }
+        let Some(next) = self.next(layer).filter(|_| self.overlap) else { return Ok(()) };
+        let coming = self.model.begin_gather(&self.model.layer_params(next), self.goes_back(next))?;
+        self.coming = coming.map(|coming| (next, coming));
+        Ok(())
+    }
+
+    /// Calls `f` with how gradients reach their ranks.
+    fn exchanged<T>(&mut self, f: impl FnOnce(&Exchange<'_>, &mut Totals) -> Result<T>) -> Result<T> {
+        let split = &self.split;
+        let parts = |param: usize, len: usize, rank: usize| split.part(param, len, rank);
+        f(&Exchange::new(self.model, split.ranks(), &parts), self.totals)
+    }
+
+    /// Waits for gradients that are on their way.
+    fn settle(&mut self) -> Result<()> {
+        let Some(leaving) = self.leaving.take() else { return Ok(()) };
+        self.exchanged(|exchange, totals| exchange.finish(leaving, totals))
     }
 
     /// Room for the gradients of parameters that are trained.
@@ -42,10 +90,17 @@ impl Gathered<'_> {
 
     /// Sends gradients to the ranks that own the weights.
     fn send(&mut self, params: &[usize], grads: Grads<'_>) -> Result<()> {
-        let split = &self.split;
-        let parts = |param: usize, len: usize, rank: usize| split.part(param, len, rank);
-        let exchange = Exchange::new(self.model, split.ranks(), &parts);
-        exchange.add(params, grads, self.totals)?;
+        self.settle()?;
+        self.exchanged(|exchange, totals| exchange.add(params, grads, totals))?;
+        params.iter().for_each(|&i| grads[i] = None);
+        Ok(())
+    }
+
+    /// Begins to send a layer's, once those of the layer before have arrived.
+    fn begin_to_send(&mut self, params: Vec<usize>, grads: Grads<'_>) -> Result<()> {
+        self.settle()?;
+        let leaving = self.exchanged(|exchange, _| exchange.begin(params.clone(), grads))?;
+        self.leaving = Some(leaving);
         params.iter().for_each(|&i| grads[i] = None);
         Ok(())
     }
@@ -60,16 +115,18 @@ impl Layers for Gathered<'_> {
         for other in [layer.checked_sub(1), Some(layer + 1)].into_iter().flatten() {
             self.model.release(self.model.layer_params(other));
         }
-        self.model.gather(self.model.layer_params(layer))?;
+        self.layer_gathered(layer)?;
         Ok(self.model)
     }
 
     fn backward_begins(&mut self, layer: usize, grads: Grads<'_>) -> Result<()> {
+        self.backward = true;
         self.slots(&self.model.layer_params(layer), grads)
     }
 
     fn backward_ends(&mut self, layer: usize, grads: Grads<'_>) -> Result<()> {
-        self.send(&self.model.layer_params(layer), grads)
+        let params = self.model.layer_params(layer);
+        if self.overlap { self.begin_to_send(params, grads) } else { self.send(&params, grads) }
     }
 }
 
@@ -103,8 +160,17 @@ impl Trainer {
     fn with_gathered<T>(&mut self, f: impl FnOnce(&mut Gathered<'_>, Grads<'_>) -> Result<T>) -> Result<T> {
         let split = self.model.split_over().expect("the weights are split").clone();
         let trained: Vec<bool> = (0..self.model.params.len()).map(|i| self.optimizer.trains(i)).collect();
-        let mut totals = self.take_totals();
-        let mut layers = Gathered { model: &mut self.model, split, trained: &trained, totals: &mut totals };
+        let (mut totals, overlap) = (self.take_totals(), self.overlap);
+        let mut layers = Gathered {
+            model: &mut self.model,
+            split,
+            trained: &trained,
+            totals: &mut totals,
+            backward: false,
+            overlap,
+            coming: None,
+            leaving: None,
+        };
         let done = f(&mut layers, &mut self.grads);
         self.totals = Some(totals);
         done
@@ -172,6 +238,7 @@ impl Trainer {
             return Ok(());
         }
         self.with_gathered(|layers, grads| {
+            layers.backward = true;
             for l in (0..layers.model.config.layers).rev() {
                 layers.at(l)?;
                 layers.backward_ends(l, grads)?;

@@ -24,11 +24,11 @@ impl Trainer {
             self.start.iter().map(|(i, _)| Ok((*i, self.model.own_values(*i)?))).collect::<Result<_>>()?;
         let version = self.model.version;
         let start = std::mem::take(&mut self.start);
-        let there = self.put(&start).and_then(|()| self.model.gather_all());
+        let there = self.put(&start).and_then(|()| self.model.gather_to_read());
         let done = there.and_then(|()| f(&self.model));
         self.start = start;
         self.put(&now)?;
-        self.model.gather_all()?;
+        self.model.gather_to_read()?;
         self.model.version = version;
         done
     }

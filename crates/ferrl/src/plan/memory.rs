@@ -276,11 +276,19 @@ impl Table<'_> {
             let what = "driver, kernels, libraries".into();
             return self.parts.push(Part { name: "context", bytes: i.device.fixed, what });
         }
-        let rows = i.update_tokens() as u64 * i.updates.minibatches as u64 * 64;
-        let bytes = PROGRAM + i.config.vocab as u64 * PER_TOKEN_KNOWN + rows;
-        self.parts.push(Part { name: "program", bytes, what: "code, tokenizer, data of a step".into() });
+        let what = "code, tokenizer, data of a step".into();
+        self.parts.push(Part { name: "program", bytes: program(i), what });
     }
 }
+
+/// Bytes of the program, its tokenizer and the data of a step.
+pub(super) fn program(i: &Inputs) -> u64 {
+    let rows = i.update_tokens() as u64 * i.updates.minibatches as u64 * 64;
+    PROGRAM + i.config.vocab as u64 * PER_TOKEN_KNOWN + rows
+}
+
+/// Weights that ranks exchange at once.
+pub(super) const BUCKET: usize = 4 << 20;
 
 /// Bytes of the optimizer's moments of a model: an adapter's are all f32.
 pub fn moment_bytes(recipe: &Recipe, c: &Config) -> usize {
@@ -338,7 +346,7 @@ fn largest_inside(c: &Config) -> usize {
     c.params().iter().filter(|p| p.id.layer.is_some()).map(|p| p.len()).max().unwrap_or(0)
 }
 
-fn largest(c: &Config) -> usize {
+pub(super) fn largest(c: &Config) -> usize {
     c.params().iter().map(|p| p.len()).max().unwrap_or(0)
 }
 
@@ -406,7 +414,7 @@ pub(super) fn head_work(c: &Config, t: usize, e: usize, device: &Footprint) -> u
 }
 
 /// Bytes alive while one layer goes forward and nothing is kept.
-fn forward_work(c: &Config, rows: usize, e: usize) -> usize {
+pub(super) fn forward_work(c: &Config, rows: usize, e: usize) -> usize {
     rows * (interior(c, e) + e * (between(c) + 2 * c.hidden) + 8 * c.hidden)
 }
 

@@ -1,15 +1,15 @@
 //! A step on many cards: memory of a rank, bytes and time of every exchange, and the layout that is fastest.
 //!
 //! `W` weights, `e` bytes of the compute type, `f` ranks that split a copy (ZeRO-3), `t` ranks of tensor parallelism, `s` of context
-//! parallelism. Masters, moments and summed gradients are split `f t` ways. Where `f > 1` and no ranks compute together, linear layers
-//! read two gathered layers at a time. Ranks that compute together gather before an update what they read in it: `1 / t` of the
+//! parallelism. Masters, moments and summed gradients are split `f t` ways. Where `f > 1` and no ranks compute together, a layer is
+//! gathered at a time in training, and all weights in passes without gradients. Ranks that compute together gather before an update what they read in it: `1 / t` of the
 //! layers, and all of the tables and heads. Nodes hold ranks in order, tensor-parallel groups first.
 
 use super::cards::{Card, LINK_SHARE};
 use super::memory::{self, Part, weights};
 use super::{Inputs, Rates, StagePlan};
 use crate::parallel::Layout;
-use ferrl_engine::model::Config;
+use ferrl_engine::model::{Config, ParamShape};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::DType;
 
@@ -115,90 +115,229 @@ fn outside(c: &Config) -> usize {
     c.params().iter().filter(|p| p.id.layer.is_none()).map(|p| p.len()).sum()
 }
 
-/// Bytes of a rank.
-fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
-    let (e, r) = (i.dtype().size(), &i.recipe);
-    let trained: Vec<&Config> = std::iter::once(&i.config).chain(&i.critic).collect();
-    let sum = |f: &dyn Fn(&Config) -> usize| trained.iter().map(|c| f(c)).sum::<usize>();
-    let (all, shard) = (sum(&weights), (l.fsdp * l.tp) as u64);
-    let split = |bytes: usize| (bytes as u64).div_ceil(shard);
-    let mut out: Vec<Part> = Vec::new();
-    let mut add = |name: &'static str, bytes: u64, what: String| {
-        if bytes > 0 {
-            out.push(Part { name, bytes, what });
-        }
+/// Bytes of a rank at its peak: what it always has, and the largest phase of a step.
+pub fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
+    let table = Table { i, l, e: i.dtype().size() };
+    let phases = match (l.tp * l.sp, l.fsdp) {
+        (1, 2..) => table.split_phases(),
+        _ => vec![table.whole_phase()],
     };
-    let over = if shard > 1 { format!("f32, one of {shard} parts") } else { "f32".into() };
-    add("masters", split(4 * all), over.clone());
-    let moments = sum(&|c| c.params().iter().map(|p| r.optim.moment_bytes(p)).sum());
-    add("moments", split(moments), format!("{}, {over}", r.optim.name));
-    add("gradients", split(4 * all), over.clone());
-    if r.optim.ema.is_some() {
-        add("average", split(4 * all), over.clone());
-    }
-    let frozen: usize = match &i.teacher {
-        Some(teacher) => weights(teacher),
-        None if i.needs.reference || i.needs.start => weights(&i.config),
-        None => 0,
-    } + i.judges.iter().map(|(c, _)| weights(c)).sum::<usize>();
-    let bytes = if e == 2 { i.device.frozen } else { 4 };
-    add("frozen", split(bytes * frozen), format!("reference, teacher, reward models, {over}"));
-    let own = |c: &Config| memory::packed(c, e, true, i.device.weight);
-    let team = l.tp * l.sp;
-    if team > 1 {
-        let tables = |c: &Config| (own(c) as f64 * outside(c) as f64 / weights(c).max(1) as f64) as usize;
-        let read = sum(&|c| (own(c) - tables(c)) / l.tp + tables(c));
-        add(
-            "weights",
-            read as u64,
-            format!("for products: one of {} parts of the layers, the tables whole", l.tp),
-        );
-        let leaving = sum(&|c| 4 * ((weights(c) - outside(c)) / team + outside(c)));
-        add("in flight", leaving as u64, "the gradient of a micro-batch, until it is sent".into());
-    } else if l.fsdp > 1 {
-        // In flight are two layers and the tables, and the gradients of two layers before they leave.
-        let (gathered, leaving) = (sum(&|c| e * (2 * layer(c) + outside(c))), sum(&|c| 8 * layer(c)));
-        add("gathered", gathered as u64, "two layers and the tables, in the compute type".into());
-        add("in flight", leaving as u64, "gradients of two layers on their way".into());
-    } else {
-        add("weights", sum(&own) as u64, "for products".into());
-        if l.ranks > 1 {
-            add("in flight", (8 * all) as u64, "the gradient as it is sent and received".into());
-        }
-    }
-    let t = i.micro_tokens().div_ceil(l.sp);
-    let recompute = r.model.recompute;
-    // The residual stream is whole under tensor parallelism; what is inside a layer is split.
-    let stream = |c: &Config| 4 * c.hidden * t * (c.layers + 1);
-    let kept = |c: &Config| {
-        let whole = memory::activations(c, t, e, recompute);
-        stream(c) + whole.saturating_sub(stream(c)) / l.tp
-    };
-    // Every rank computes the heads of all tokens.
-    let heads = |c: &Config| memory::head_work(c, i.micro_tokens(), e, i.device);
-    let work = |c: &&Config| (memory::backward_work(c, t, e) / l.tp).max(heads(c));
-    let works = trained.iter().map(work).max().unwrap_or(0);
-    let training = sum(&kept) + works;
-    let sampling = if i.feed.sampled() { memory::sampling_work(i, e, false) / l.rollout_tp } else { 0 };
-    let how = if recompute { ", layers recomputed" } else { "" };
-    add("activations", training.max(sampling) as u64, format!("{t} tokens at once{how}"));
-    if i.feed.sampled() {
-        let cache = memory::cache(i, e, false);
-        let beyond = (sampling as u64 + cache).saturating_sub(training.max(sampling) as u64);
-        add(
-            "cache",
-            if r.rollout.release_cache { beyond } else { cache },
-            format!("keys and values, rollout.cache_mib = {}", r.rollout.cache_mib),
-        );
-    }
-    let slack = out.iter().map(|p| p.bytes).sum::<u64>() * i.device.slack / 100;
-    out.push(Part {
-        name: "allocator",
-        bytes: slack + i.device.fixed,
-        what: format!("{} % of the above, driver", i.device.slack),
-    });
+    let bytes = |parts: &Vec<Part>| parts.iter().map(|p| p.bytes).sum::<u64>();
+    let phase = phases.into_iter().max_by_key(bytes).unwrap_or_default();
+    let mut out: Vec<Part> = table.always().into_iter().chain(phase).filter(|p| p.bytes > 0).collect();
+    out.extend(table.around(&out));
     out
 }
+
+/// What a rank holds, while it is listed.
+struct Table<'a> {
+    i: &'a Inputs,
+    l: Layout,
+    /// Bytes of the compute type.
+    e: usize,
+}
+
+fn part(name: &'static str, bytes: usize, what: impl Into<String>) -> Part {
+    Part { name, bytes: bytes as u64, what: what.into() }
+}
+
+impl Table<'_> {
+    fn trained(&self) -> Vec<&Config> {
+        std::iter::once(&self.i.config).chain(&self.i.critic).collect()
+    }
+
+    /// Over the models that are trained.
+    fn sum(&self, f: impl Fn(&Config) -> usize) -> usize {
+        self.trained().into_iter().map(f).sum()
+    }
+
+    /// A rank's part of what the ranks of a copy split.
+    fn split(&self, bytes: usize) -> usize {
+        bytes.div_ceil(self.l.fsdp * self.l.tp)
+    }
+
+    fn over(&self) -> String {
+        let shards = self.l.fsdp * self.l.tp;
+        if shards > 1 { format!("f32, one of {shards} parts") } else { "f32".into() }
+    }
+
+    /// Masters, moments, averages and models that do not learn.
+    fn always(&self) -> Vec<Part> {
+        let (i, optim) = (self.i, &self.i.recipe.optim);
+        let (all, over) = (self.sum(weights), self.over());
+        let moments = self.sum(|c| memory::moment_bytes(&i.recipe, c));
+        let average = if optim.ema.is_some() { 4 * all } else { 0 };
+        let bytes = if self.e == 2 { i.device.frozen } else { 4 };
+        let frozen = |c: &Config| bytes * weights(c) + memory::packed(c, self.e, false, i.device.weight);
+        let kept = (i.needs.reference || i.needs.start) && i.teacher.is_none();
+        // Split as the policy is, unless backward compares with it.
+        let reference = match (kept, i.needs.full_kl || self.l.fsdp * self.l.tp == 1) {
+            (false, _) => 0,
+            (true, true) => frozen(&i.config),
+            (true, false) => self.split(4 * weights(&i.config)),
+        };
+        let judges = i.judges.iter().map(|(c, _)| c);
+        let others = i.teacher.iter().chain(judges).map(frozen).sum();
+        let cache = if i.feed.sampled() { memory::cache(i, self.e, false) as usize } else { 0 };
+        // A cache that is released shares memory with what training takes beyond sampling.
+        let shared = self.activations().bytes as usize - self.sampling();
+        let cache = if i.recipe.rollout.release_cache { cache.saturating_sub(shared) } else { cache };
+        vec![
+            part("masters", self.split(4 * all), over.clone()),
+            part("moments", self.split(moments), format!("{}, {over}", optim.name)),
+            part("average", self.split(average), over.clone()),
+            part("reference", reference, if i.needs.full_kl { "whole".into() } else { over }),
+            part("frozen", others, "teacher and reward models, whole"),
+            part(
+                "cache",
+                cache,
+                format!("keys and values, rollout.cache_mib = {}", i.recipe.rollout.cache_mib),
+            ),
+        ]
+    }
+
+    /// Bytes of a parameter that was gathered: what products read, and f32 where something else reads it too.
+    fn gathered(&self, c: &Config, p: &ParamShape, backward: bool) -> usize {
+        let form = match c.is_multiplied(p.id) {
+            false => 0,
+            true if self.i.device.own_memory => self.e * p.len(),
+            true => (self.i.device.weight)(p.rows, p.cols, self.e, backward),
+        };
+        let read = if !c.is_multiplied(p.id) || p.id.slot.is_table() { 4 * p.len() } else { 0 };
+        form + read
+    }
+
+    /// The same of a layer, or of what is outside of layers.
+    fn gathered_of(&self, c: &Config, layer: Option<usize>, backward: bool) -> usize {
+        let params = c.params();
+        params.iter().filter(|p| p.id.layer == layer).map(|p| self.gathered(c, p, backward)).sum()
+    }
+
+    fn largest_layer(&self, c: &Config, backward: bool) -> usize {
+        (0..c.layers).map(|l| self.gathered_of(c, Some(l), backward)).max().unwrap_or(0)
+    }
+
+    /// Weights split over ranks (ZeRO-3): training, and what samples or scores with all weights.
+    fn split_phases(&self) -> Vec<Vec<Part>> {
+        let (i, e, p) = (self.i, self.e, self.l.fsdp);
+        let all = self.sum(weights);
+        // One model at a time goes through its layers.
+        let most = |f: &dyn Fn(&Config) -> usize| self.trained().into_iter().map(f).max().unwrap_or(0);
+        let layer = most(&layer);
+        // A layer's gradient is sent and received while the weights of the next one are.
+        let flight = part(
+            "in flight",
+            (8 + e) * layer + e * layer / p + most(&|c| 8 * outside(c)),
+            "a layer's weights and gradient as they are sent and received, gradients of tables",
+        );
+        let training = vec![
+            part(
+                "gathered",
+                most(&|c| self.largest_layer(c, true)) + self.sum(|c| self.gathered_of(c, None, true)),
+                "a layer and the tables, for products",
+            ),
+            part(
+                "gradients",
+                self.split(4 * all) + 4 * layer + self.sum(|c| 4 * outside(c)),
+                "f32: of the own part, of a layer, of the tables",
+            ),
+            flight.clone(),
+            self.activations(),
+        ];
+        let every = |c: &Config| c.params().iter().map(|p| self.gathered(c, p, false)).sum::<usize>();
+        let samples = i.feed.sampled() || i.needs.critic;
+        let reference = if i.needs.reference && !i.needs.full_kl { every(&i.config) } else { 0 };
+        let policy = if samples { self.sum(every) } else { 0 };
+        let passes = vec![
+            part("gathered", policy.max(reference), "all weights for forward, one model after the other"),
+            flight,
+            part("activations", self.sampling(), "rollouts, passes without gradients"),
+        ];
+        vec![training, passes]
+    }
+
+    /// Whole weights on every rank, or on ranks that compute together.
+    fn whole_phase(&self) -> Vec<Part> {
+        let (i, e, l) = (self.i, self.e, self.l);
+        let own = |c: &Config| memory::packed(c, e, true, i.device.weight);
+        let (all, team) = (self.sum(weights), l.tp * l.sp);
+        let gradients = part("gradients", self.split(4 * all), self.over());
+        if team == 1 {
+            // Each rank sums a part of the gradient beside the whole one.
+            let summed = if l.ranks > 1 { 4 * all.div_ceil(l.ranks) } else { 0 };
+            let sent =
+                if l.ranks > 1 { 8 * all.min(memory::BUCKET.max(self.sum(memory::largest))) } else { 0 };
+            return vec![
+                part("weights", self.sum(own), "for products"),
+                part("gradients", 4 * all + summed, "f32, and the part that this rank sums"),
+                part("in flight", sent, "gradients as they are sent and received"),
+                self.activations(),
+            ];
+        }
+        let tables = |c: &Config| (own(c) as f64 * outside(c) as f64 / weights(c).max(1) as f64) as usize;
+        let read = self.sum(|c| (own(c) - tables(c)) / l.tp + tables(c));
+        let leaving = self.sum(|c| 4 * ((weights(c) - outside(c)) / team + outside(c)));
+        let what = format!("for products: one of {} parts of the layers, the tables whole", l.tp);
+        vec![
+            part("weights", read, what),
+            gradients,
+            part("in flight", leaving, "the gradient of a micro-batch, until it is sent"),
+            self.activations(),
+        ]
+    }
+
+    fn sampling(&self) -> usize {
+        let i = self.i;
+        if !i.feed.sampled() {
+            return memory::forward_work(&i.config, i.micro_tokens(), self.e);
+        }
+        memory::sampling_work(i, self.e, false) / self.l.rollout_tp
+    }
+
+    fn activations(&self) -> Part {
+        let (i, e, l) = (self.i, self.e, self.l);
+        let (t, recompute) = (i.micro_tokens().div_ceil(l.sp), i.recipe.model.recompute);
+        // The residual stream is whole under tensor parallelism; what is inside a layer is split.
+        let stream = |c: &Config| 4 * c.hidden * t * (c.layers + 1);
+        let kept = |c: &Config| {
+            let whole = memory::activations(c, t, e, recompute);
+            stream(c) + whole.saturating_sub(stream(c)) / l.tp
+        };
+        // Every rank computes the heads of all tokens.
+        let heads = |c: &Config| memory::head_work(c, i.micro_tokens(), e, i.device);
+        let work = |c: &Config| (memory::backward_work(c, t, e) / l.tp).max(heads(c));
+        let training = self.sum(kept) + self.trained().into_iter().map(work).max().unwrap_or(0);
+        let how = if recompute { ", layers recomputed" } else { "" };
+        part("activations", training.max(self.sampling()), format!("{t} tokens at once{how}"))
+    }
+
+    /// What the allocator keeps, and the program. Masters and moments have sizes that never change; what comes and goes comes in
+    /// classes of sizes.
+    fn around(&self, parts: &[Part]) -> Vec<Part> {
+        let (i, slack) = (self.i, self.i.device.slack);
+        if i.device.own_memory {
+            let bytes = parts.iter().map(|p| p.bytes).sum::<u64>() * slack / 100 + i.device.fixed;
+            return vec![part("allocator", bytes as usize, format!("{slack} % of the above, driver"))];
+        }
+        let moving = parts.iter().filter(|p| ["gathered", "activations", "cache"].contains(&p.name));
+        let moving: u64 = moving.map(|p| p.bytes).sum();
+        let mut out = vec![part(
+            "allocator",
+            (moving * slack / 100) as usize,
+            format!("{slack} % of what comes and goes"),
+        )];
+        let ranks = if self.l.ranks > 1 { MPI } else { 0 };
+        out.push(Part {
+            name: "program",
+            bytes: memory::program(i) + ranks,
+            what: "code, MPI, tokenizer, data of a step".into(),
+        });
+        out
+    }
+}
+
+/// Memory of an MPI library and of what ranks on one machine share.
+const MPI: u64 = 24 << 20;
 
 /// Micro-batches of an update, updates of a step, rounds of an update.
 fn rounds(i: &Inputs, l: Layout) -> (usize, usize, usize) {

@@ -13,8 +13,10 @@
 use super::files::Files;
 use super::manifest::{Manifest, Part, parts_of};
 use super::resume::{names, plain_files, step_of};
-use super::tensor_file;
-use ferrl_engine::checkpoint::{SaveOptions, StorageFormat, base_of, save_adapter, save_model};
+use super::{shared, tensor_file};
+use ferrl_engine::checkpoint::{
+    SaveOptions, StorageFormat, base_of, save_adapter, save_model, write_without_tensors,
+};
 use ferrl_engine::train::Trainer;
 use ferrl_engine::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -89,7 +91,7 @@ impl Checkpoints {
     /// checkpoints are as they were.
     pub fn save(&self, step: u64, roles: &[Role<'_>], value: &Value, best: Option<Best>) -> Result<Saved> {
         let place = self.dir.join(format!("step_{step}"));
-        let aside = self.dir.join(format!("step_{step}.tmp"));
+        let aside = self.aside(step);
         let old = self.dir.join(format!("step_{step}.old"));
         if !self.dir.is_dir() {
             self.files.create_dir_all(&self.dir)?; // somebody removed it
@@ -121,24 +123,37 @@ impl Checkpoints {
     ) -> Result<()> {
         let mut manifest = Manifest::new(step, best);
         let mut about = Map::new();
+        let together = roles.iter().all(|role| shared::is_shared(role.trainer));
         self.files.create_dir(dir)?;
         self.files.create_dir(&dir.join("state"))?;
         for (i, role) in roles.iter().enumerate() {
             super::check_name(role.name)?;
-            let name = format!("state/{}.safetensors", role.name);
-            let parts = tensor_file::write(&self.files, &dir.join(&name), role.trainer)?;
-            manifest.files.insert(name, parts);
             let (steps, version) = (role.trainer.optimizer.steps, role.trainer.model.version);
-            let folder = if i == 0 { "model".to_string() } else { format!("model_{}", role.name) };
+            let folder = shared::folder(i, role.name);
             if about
                 .insert(role.name.into(), json!({"steps": steps, "version": version, "model": folder}))
                 .is_some()
             {
                 return Err(Error::usage(format!("two roles are named {:?}", role.name)));
             }
-            self.write_model(&dir.join(&folder), role)?;
+            match together {
+                true => self.write_beside(&dir.join(&folder), role)?,
+                false => {
+                    let name = format!("state/{}.safetensors", role.name);
+                    let parts = tensor_file::write(&self.files, &dir.join(&name), role.trainer)?;
+                    manifest.files.insert(name, parts);
+                    self.write_model(&dir.join(&folder), role)?;
+                }
+            }
             for file in plain_files(&dir.join(&folder))? {
                 manifest.files.insert(format!("{folder}/{file}"), parts_of(&dir.join(&folder).join(&file))?);
+            }
+        }
+        if together {
+            let all: Vec<_> = roles.iter().map(|role| (role.name, role.trainer)).collect();
+            manifest.files.extend(shared::write(&self.files, dir, &all, self.options.dtype)?);
+            for (i, role) in roles.iter().enumerate() {
+                self.files.sync_dir(&dir.join(shared::folder(i, role.name)))?;
             }
         }
         let state = format!("{:#}\n", json!({"step": step, "roles": about, "value": value}));
@@ -149,6 +164,20 @@ impl Checkpoints {
         self.files.sync_dir(&dir.join("state"))?;
         manifest.write(dir, &self.files)?;
         self.files.sync_dir(dir)
+    }
+
+    /// Where ranks write a checkpoint before it has its name.
+    pub fn aside(&self, step: u64) -> PathBuf {
+        self.dir.join(format!("step_{step}.tmp"))
+    }
+
+    /// All of a model's directory but the tensors, which the ranks write together.
+    fn write_beside(&self, dir: &Path, role: &Role<'_>) -> Result<()> {
+        let model = &role.trainer.model;
+        let dtype = self.options.dtype.unwrap_or(model.dtype.into());
+        let options = SaveOptions { dtype, source: role.source, ..SaveOptions::default() };
+        self.files.point(dir)?;
+        write_without_tensors(dir, model, role.config_json, &options)
     }
 
     /// A directory that transformers loads, synced by the engine.

@@ -14,6 +14,7 @@ pub mod newest;
 mod protobuf;
 pub mod resume;
 pub mod rollouts;
+pub(crate) mod shared;
 mod tensor_file;
 pub mod tensorboard;
 pub mod wandb;

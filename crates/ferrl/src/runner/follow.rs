@@ -8,8 +8,9 @@
 use super::{OneStage, Options, Watch, with_directories};
 use crate::ranks::Travelling;
 use crate::recipe::Resolved;
-use crate::run::{RunFolder, frozen};
+use crate::run::{Files, RunFolder, frozen, shared};
 use crate::train::Stage;
+use ferrl_engine::checkpoint::StorageFormat;
 use ferrl_engine::model::serve::served;
 use ferrl_engine::{Class, Error, Result};
 use ferrl_kernels::{Backend, Ranks};
@@ -31,6 +32,10 @@ pub(super) enum Order {
     Evaluate,
     /// Give the leader, which saves, what it asks for.
     Serve,
+    /// Write a checkpoint's state and models together.
+    Save(PathBuf),
+    /// Write the policy's model together.
+    SaveModel(PathBuf),
     /// Take weights and moments from a checkpoint.
     Load(PathBuf),
     /// The run is over, or has failed.
@@ -132,8 +137,9 @@ impl Place {
             let recipe = with_directories(&resolved.stages[self.stage].recipe, resolved, &folder)?;
             let frozen = frozen::describe(&recipe, &self.model)?;
             let resumed = self.checkpoint.as_ref().map(|(path, state)| (path.as_path(), state));
+            one.agree(&frozen)?;
             let mut stage = one.open(&recipe, backend.clone(), resumed, &mut Silent)?;
-            one.agree(&mut stage, &frozen)?;
+            one.join(&mut stage)?;
             Ok(stage)
         });
         let mut stage = opened.ok();
@@ -149,8 +155,8 @@ impl Place {
                 Order::Step => ranks.together(|| stage.step().map(drop)),
                 Order::Evaluate => ranks.together(|| one.evaluate(stage).map(drop)),
                 Order::Load(path) => ranks.together(|| stage.load(path)),
-                Order::Serve => {
-                    let _ = ranks.together(|| stage.serve()); // the leader says what became of it
+                Order::Serve | Order::Save(_) | Order::SaveModel(_) => {
+                    let _ = ranks.together(|| stage.help_to_save(&order)); // the leader says what became of it
                     continue;
                 }
             };
@@ -163,8 +169,8 @@ impl Place {
 }
 
 impl OneStage<'_> {
-    /// Makes a stage one of the run's ranks, once all of them have the same program, recipe, data and model.
-    pub(super) fn agree(&self, stage: &mut Stage, frozen: &Value) -> Result<()> {
+    /// Refuses ranks that do not all have the same program, recipe, data and model.
+    pub(super) fn agree(&self, frozen: &Value) -> Result<()> {
         let ranks = &self.options.ranks;
         if ranks.is_alone() {
             return Ok(());
@@ -181,19 +187,55 @@ impl OneStage<'_> {
                 return Err(Error::usage(format!("rank {rank} does not have the {what} of rank 0")).fix(fix));
             }
         }
-        stage.join(ranks)
+        Ok(())
     }
 
-    /// Does what reads all of a stage's state: where it is split over ranks, the others give their parts.
-    pub(super) fn reading<T>(&self, stage: &Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Makes a stage one of the run's ranks.
+    pub(super) fn join(&self, stage: &mut Stage) -> Result<()> {
+        let ranks = &self.options.ranks;
+        if ranks.is_alone() { Ok(()) } else { stage.join(ranks) }
+    }
+
+    /// Does what reads all of a stage's state: where it is split over ranks, the others give their parts, or write them with
+    /// `order`.
+    pub(super) fn saving<T>(
+        &self,
+        stage: &Stage,
+        order: Order,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         let ranks = &self.options.ranks;
         if !stage.is_split() {
             return work();
         }
-        ranks.together(|| {
-            Order::Serve.send(ranks)?;
-            served(ranks, work)
+        ranks.together(|| match stage.is_written_together() {
+            true => {
+                order.send(ranks)?;
+                work()
+            }
+            false => {
+                Order::Serve.send(ranks)?;
+                served(ranks, work)
+            }
         })
+    }
+}
+
+impl Stage {
+    /// What a follower does while the leader saves.
+    fn help_to_save(&self, order: &Order) -> Result<()> {
+        let files = Files::new()?;
+        match order {
+            Order::Save(dir) => {
+                let mut roles = vec![("policy", &self.policy)];
+                roles.extend(self.critic.as_ref().map(|critic| ("critic", critic)));
+                shared::write(&files, dir, &roles, None).map(drop)
+            }
+            Order::SaveModel(dir) => {
+                shared::write_model(&files, dir, &self.policy.model, StorageFormat::F32).map(drop)
+            }
+            _ => self.serve(),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use crate::experience::{Experience, Kind, MicroBatch, Sequence};
 use crate::ranks::{Teams, each};
 use crate::train::Stage;
 use ferrl_engine::Result;
-use ferrl_engine::model::Model;
+use ferrl_engine::model::{Frozen, Model};
 use ferrl_engine::train::stats;
 
 impl Stage {
@@ -25,6 +25,9 @@ impl Stage {
         }
         let bins = Update::whole(e).bins(e, self.recipe.train.micro_batch_tokens)?;
         let references = self.reference_logps(e, &bins)?;
+        if needs.critic || moved {
+            self.gather_weights()?;
+        }
         let teams = Teams::of(&self.ranks, &self.policy.model);
         let computed = each(&teams, &bins, |bin| {
             let temperature = bin.first().map_or(1.0, |&i| e.sequences[i].divisor());
@@ -74,8 +77,11 @@ impl Stage {
                 Ok(stats(model, &tokens(bin.iter().map(|&i| &e.sequences[i])), temperature)?.logp)
             })
         };
-        match &self.reference {
-            Some(model) => model.with(under),
+        if self.reference.as_ref().is_some_and(Frozen::is_split) {
+            self.release_whole(); // one model at a time is gathered
+        }
+        match &mut self.reference {
+            Some(model) => model.gathered(under),
             None => self.policy.at_start(under),
         }
     }

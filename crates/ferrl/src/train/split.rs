@@ -2,6 +2,7 @@
 
 use crate::parallel::{Layout, on_a_card};
 use crate::run::load;
+use crate::run::shared::is_shared;
 use crate::setup::sampler;
 use crate::train::Stage;
 use ferrl_engine::model::serve::serve;
@@ -26,6 +27,11 @@ impl Stage {
     /// Whether weights are split over ranks.
     pub(crate) fn is_split(&self) -> bool {
         self.policy.model.split_over().is_some()
+    }
+
+    /// Whether ranks write checkpoints together, each what it owns.
+    pub(crate) fn is_written_together(&self) -> bool {
+        is_shared(&self.policy)
     }
 
     /// Which ranks compute layers together in this layout; refused where the model or the device cannot.
@@ -57,15 +63,23 @@ impl Stage {
     /// call it together.
     pub(crate) fn gather_weights(&mut self) -> Result<()> {
         self.lay_out(true)?;
-        self.trainers_mut().try_for_each(|trainer| trainer.model.gather_all())
+        self.trainers_mut().try_for_each(|trainer| trainer.model.gather_to_read())
     }
 
     /// Gives them back: training gathers what it needs.
     pub(crate) fn release_weights(&mut self) -> Result<()> {
         self.lay_out(false)?;
+        self.release_whole();
+        Ok(())
+    }
+
+    /// Gives back what was gathered of models that a rank computes with alone.
+    pub(crate) fn release_whole(&mut self) {
         let whole = self.trainers_mut().filter(|trainer| trainer.model.team().is_none());
         whole.for_each(|trainer| trainer.model.release_all());
-        Ok(())
+        if self.is_split() {
+            self.policy.model.backend.trim(); // what comes next needs other sizes
+        }
     }
 
     /// Gathers what the passes of an update need, where ranks compute them together.

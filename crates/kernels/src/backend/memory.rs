@@ -5,7 +5,7 @@ use crate::composed;
 use crate::error::Result;
 use crate::operands::Heads;
 use crate::shapes;
-use crate::usage::{Purpose, Report};
+use crate::usage::{Books, Purpose, Report};
 
 /// What the operand checks ask a device: which memory is its own, and how a cache block is laid out.
 pub trait Home {
@@ -35,6 +35,13 @@ pub trait MemoryOps: Home {
     fn memory_report(&self) -> Option<Report> {
         None
     }
+    /// Bytes of buffers by purpose, now and when they were most; `None` where the device does not count them.
+    fn books(&self) -> Option<Books> {
+        self.memory_report().map(|report| report.books)
+    }
+    /// Gives memory that was freed and is kept for reuse back to the system, between phases of work that need different sizes.
+    /// Nothing where the device keeps none or where asking for it anew is dear.
+    fn trim(&self) {}
     /// From now on the device's memory is taken to be so large, with what it holds beside buffers; `None` lifts the limit.
     fn set_memory_limit(&self, bytes: Option<usize>);
     /// Contents are unspecified.

@@ -5,8 +5,10 @@
 //! A rank that fails says so in its next exchange, so that all ranks return its error and none waits for it.
 
 mod launcher;
+mod line;
 #[cfg(unix)]
 mod mpi;
+mod room;
 mod threads;
 #[cfg(unix)]
 mod watch;
@@ -14,13 +16,15 @@ mod watch;
 pub use launcher::{Launched, Launcher};
 #[cfg(unix)]
 pub use mpi::{Found, find as find_mpi};
+pub use room::{give_back, room};
 pub use threads::threads;
 
 use crate::error::{Class, Error, Result};
+use line::{Job, Line};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// What a rank got from another.
@@ -57,7 +61,9 @@ pub trait Comm: Send + Sync {
 pub struct Ranks(Option<Arc<Group>>);
 
 struct Group {
-    comm: Box<dyn Comm>,
+    comm: Arc<dyn Comm>,
+    /// Exchanges that have begun.
+    line: Mutex<Line>,
     /// Number of the first of them among the ranks of the run.
     first: usize,
     /// Whether an exchange brought an error: everyone knows it then.
@@ -70,7 +76,7 @@ struct Group {
 
 #[derive(Default)]
 struct Cost {
-    /// Nanoseconds in exchanges, the wait for slower ranks included.
+    /// Nanoseconds in which this rank waited for exchanges, for slower ranks included.
     waited: AtomicU64,
     /// Bytes sent to other ranks.
     sent: AtomicU64,
@@ -91,8 +97,8 @@ impl Ranks {
     }
 
     fn group(comm: Box<dyn Comm>, first: usize, cost: Arc<Cost>) -> Self {
-        let (failed, teams) = (AtomicBool::new(false), Mutex::default());
-        Ranks(Some(Arc::new(Group { comm, first, failed, cost, teams })))
+        let (failed, teams, line) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+        Ranks(Some(Arc::new(Group { comm: comm.into(), line, first, failed, cost, teams })))
     }
 
     /// The group of `size` ranks in a row that this one belongs to; `size` divides the number of ranks. All ranks call it.
@@ -191,15 +197,40 @@ impl Ranks {
     pub fn all_to_all(&self, parts: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
         assert_eq!(parts.len(), self.size(), "a part for every rank");
         let Some(group) = &self.0 else { return Ok(vec![parts[0].to_vec()]) };
-        let arrived = group.exchange(parts, false)?;
-        if let Some(rank) = arrived.iter().position(|a| a.failed) {
-            group.failed.store(true, Ordering::SeqCst);
-            let error = unpack_error(&String::from_utf8_lossy(&arrived[rank].bytes));
-            let named = || format!("rank {}", group.first + rank);
-            return Err(if rank == self.rank() { error } else { error.at(named()) });
-        }
-        group.failed.store(false, Ordering::SeqCst);
-        Ok(arrived.into_iter().map(|a| a.bytes).collect())
+        group.count_sent(parts.iter().map(|part| part.len()));
+        let arrived = group.waiting(|line| match line.is_idle() {
+            true => line.exchange(&*group.comm, parts, false),
+            false => {
+                line.begin(&group.comm, Job::each(parts.iter().map(|part| part.to_vec()).collect()));
+                line.last()
+            }
+        })?;
+        group.read(arrived)
+    }
+
+    /// Begins [`Ranks::all_to_all`]; what it moves is a thread's business until [`Ranks::wait`]. All ranks begin and wait in the
+    /// same order, and at most two exchanges are on their way at a time.
+    pub fn begin(&self, parts: Vec<Vec<u8>>) -> Pending {
+        assert_eq!(parts.len(), self.size(), "a part for every rank");
+        let Some(group) = &self.0 else { return Pending { number: 0, alone: Some(parts) } };
+        group.count_sent(parts.iter().map(Vec::len));
+        let number = group.line().begin(&group.comm, Job::each(parts));
+        Pending { number, alone: None }
+    }
+
+    /// The same where some ranks get the same bytes, and the others nothing.
+    pub fn begin_gather(&self, own: Vec<u8>, to: Range<usize>) -> Pending {
+        let Some(group) = &self.0 else { return Pending { number: 0, alone: Some(vec![own]) } };
+        group.count_sent((0..self.size()).map(|rank| if to.contains(&rank) { own.len() } else { 0 }));
+        let number = group.line().begin(&group.comm, Job::same(own, to));
+        Pending { number, alone: None }
+    }
+
+    /// What came of an exchange.
+    pub fn wait(&self, pending: Pending) -> Result<Vec<Vec<u8>>> {
+        let Some(group) = &self.0 else { return Ok(pending.alone.unwrap_or_default()) };
+        let arrived = group.waiting(|line| line.wait(pending.number))?;
+        group.read(arrived)
     }
 
     /// What rank 0 has, everywhere.
@@ -223,12 +254,16 @@ impl Ranks {
     pub fn fail(&self, error: &Error) {
         let Some(group) = &self.0 else { return };
         if !group.failed.swap(true, Ordering::SeqCst) {
-            let text = pack_error(error);
-            let _ = group.exchange(&vec![text.as_bytes(); self.size()], true); // whoever is gone needs no message
+            let text = pack_error(error).into_bytes();
+            // Whoever is gone needs no message.
+            let _ = group.waiting(|line| {
+                line.begin(&group.comm, Job::error(text, 0..self.size()));
+                line.settle(&group.comm, None)
+            });
         }
     }
 
-    /// Seconds in exchanges and bytes sent since the last call.
+    /// Seconds that this rank waited for exchanges, and bytes it sent, since the last call.
     pub fn take_cost(&self) -> (f64, u64) {
         let Some(group) = &self.0 else { return (0.0, 0) };
         let nanos = group.cost.waited.swap(0, Ordering::Relaxed);
@@ -243,15 +278,45 @@ impl Ranks {
     }
 }
 
+/// An exchange on its way.
+#[must_use]
+pub struct Pending {
+    /// Of the group's exchanges.
+    number: u64,
+    /// What one process sends itself.
+    alone: Option<Vec<Vec<u8>>>,
+}
+
 impl Group {
-    fn exchange(&self, parts: &[&[u8]], failed: bool) -> Result<Vec<Arrived>> {
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Does something that waits for other ranks.
+    fn waiting<T>(&self, work: impl FnOnce(&mut Line) -> Result<T>) -> Result<T> {
         let began = Instant::now();
-        let arrived = self.comm.exchange(parts, failed);
+        let done = work(&mut self.line());
         self.cost.waited.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        done.inspect_err(|_| self.failed.store(true, Ordering::SeqCst))
+    }
+
+    fn count_sent(&self, lengths: impl Iterator<Item = usize>) {
         let own = self.comm.rank();
-        let sent: usize = parts.iter().enumerate().filter(|(r, _)| *r != own).map(|(_, p)| p.len()).sum();
+        let sent: usize = lengths.enumerate().filter(|(rank, _)| *rank != own).map(|(_, len)| len).sum();
         self.cost.sent.fetch_add(sent as u64, Ordering::Relaxed);
-        arrived.inspect_err(|_| self.failed.store(true, Ordering::SeqCst))
+    }
+
+    /// The bytes of an exchange, or the error that one of them is.
+    fn read(&self, (number, arrived): (u64, Vec<Arrived>)) -> Result<Vec<Vec<u8>>> {
+        let Some(rank) = arrived.iter().position(|a| a.failed) else {
+            self.failed.store(false, Ordering::SeqCst);
+            return Ok(arrived.into_iter().map(|a| a.bytes).collect());
+        };
+        self.waiting(|line| line.settle(&self.comm, Some(number)))?;
+        self.failed.store(true, Ordering::SeqCst);
+        let error = unpack_error(&String::from_utf8_lossy(&arrived[rank].bytes));
+        let named = || format!("rank {}", self.first + rank);
+        Err(if rank == self.comm.rank() { error } else { error.at(named()) })
     }
 }
 

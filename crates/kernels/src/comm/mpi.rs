@@ -7,7 +7,7 @@
 
 use super::launcher::{Launched, Launcher};
 use super::watch::Watch;
-use super::{Arrived, Comm};
+use super::{Arrived, Comm, room};
 use crate::error::{Error, Result};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
 use std::ffi::{c_char, c_int, c_void};
@@ -371,7 +371,7 @@ impl Members {
             .iter()
             .map(|head| {
                 let head = u64::from_le_bytes(*head);
-                Arrived { failed: head & FAILED != 0, bytes: vec![0; (head & !FAILED) as usize] }
+                Arrived { failed: head & FAILED != 0, bytes: room((head & !FAILED) as usize) }
             })
             .collect();
         all[own].bytes.copy_from_slice(parts[own]);

@@ -90,3 +90,66 @@ fn teams_exchange_at_their_own_pace() {
         assert_eq!(everybody, [0, 1, 2, 3]);
     }
 }
+
+/// What two exchanges bring that are on their way at once, while the next steps of a rank go on.
+#[test]
+fn exchanges_that_begin_early_bring_what_was_sent() {
+    for size in 1..=4 {
+        let all = on_each(size, |ranks| {
+            let part = |round: u8| vec![vec![ranks.rank() as u8, round]; size];
+            let mut seen = Vec::new();
+            let mut coming = ranks.begin(part(0));
+            for round in 1..6 {
+                let next = ranks.begin(part(round));
+                seen.push(ranks.wait(std::mem::replace(&mut coming, next)).unwrap());
+            }
+            seen.push(ranks.wait(coming).unwrap());
+            (seen, ranks.all_gather(b"end").unwrap().len())
+        });
+        let brought = |round: u8| (0..size).map(|r| vec![r as u8, round]).collect::<Vec<_>>();
+        let expected: Vec<_> = (0..6).map(brought).collect();
+        assert!(all.iter().all(|(seen, end)| *seen == expected && *end == size), "{size} ranks");
+    }
+}
+
+/// A rank fails at any moment, with none, one or two exchanges on their way on it and other numbers on others: all return its
+/// error, and are in step afterwards.
+#[test]
+fn a_rank_that_fails_between_exchanges_leaves_all_in_step() {
+    for moment in 0..12 {
+        let all = on_each(3, |ranks| {
+            let part = |round: u8| vec![vec![round]; 3];
+            let failed = ranks.together(|| {
+                let fails = |now| match ranks.rank() == 2 && now == moment {
+                    true => Err(Error::data("row 7 is broken")),
+                    false => Ok(()),
+                };
+                let (mut weights, mut gradients) = (None, None);
+                for layer in 0..3u8 {
+                    if let Some(coming) = weights.take() {
+                        ranks.wait(coming)?;
+                    }
+                    fails(4 * layer as i32)?;
+                    weights = Some(ranks.begin(part(layer)));
+                    fails(4 * layer as i32 + 1)?;
+                    if let Some(leaving) = gradients.take() {
+                        ranks.wait(leaving)?;
+                    }
+                    fails(4 * layer as i32 + 2)?;
+                    gradients = Some(ranks.begin(part(layer)));
+                    fails(4 * layer as i32 + 3)?;
+                }
+                ranks.wait(weights.take().unwrap())?;
+                ranks.wait(gradients.take().unwrap())?;
+                ranks.all_gather(b"all").map(drop)
+            });
+            let after = ranks.together(|| ranks.all_gather(&[ranks.rank() as u8]));
+            (failed.unwrap_err().to_string(), after.unwrap())
+        });
+        for (rank, (error, after)) in all.into_iter().enumerate() {
+            let place = if rank == 2 { "" } else { "rank 2: " };
+            assert_eq!(error, format!("{place}row 7 is broken"), "moment {moment}");
+            assert_eq!(after, [[0], [1], [2]], "moment {moment}");
+        }
+    }
+}

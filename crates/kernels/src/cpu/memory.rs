@@ -9,6 +9,7 @@
 
 use crate::buffer::{Buffer, DType};
 use crate::error::{Error, Result};
+use crate::usage::{Books, Purpose};
 use memmap2::MmapMut;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
@@ -37,6 +38,8 @@ struct State {
     unused: usize,
     in_use: usize,
     peak: usize,
+    /// What it is for.
+    books: Books,
     /// Bytes that may be in use, less one: 0 is no limit.
     limit: usize,
     /// Where the next small weight goes, and how much of it is taken.
@@ -102,6 +105,7 @@ pub struct Memory {
     at: NonNull<u8>,
     bytes: usize,
     block: Option<Block>,
+    purpose: Purpose,
     arena: Arena,
 }
 
@@ -179,7 +183,23 @@ impl Arena {
     fn lend(&self, mut state: MutexGuard<'_, State>, block: Block, bytes: usize) -> Memory {
         state.in_use += bytes;
         state.peak = state.peak.max(state.in_use);
-        Memory { at: block.at(), bytes, block: Some(block), arena: self.clone() }
+        let purpose = state.books.add(bytes);
+        Memory { at: block.at(), bytes, block: Some(block), purpose, arena: self.clone() }
+    }
+
+    /// What memory is for from now on; what it was for before.
+    pub fn set_purpose(&self, purpose: Purpose) -> Purpose {
+        std::mem::replace(&mut self.state().books.purpose, purpose)
+    }
+
+    /// Returns all unused blocks to the system.
+    pub fn trim(&self) {
+        self.state().release(0);
+    }
+
+    /// What is in use, by purpose.
+    pub fn books(&self) -> Books {
+        self.state().books
     }
 
     /// Limits the bytes in use; `None` removes the limit.
@@ -206,6 +226,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         let mut state = self.arena.state();
         state.in_use -= self.bytes;
+        state.books.remove(self.purpose, self.bytes);
         match self.block.take() {
             Some(Block::Part(..)) | None => {}
             Some(block) => {

@@ -11,6 +11,7 @@ use crate::codes::decode_nf4;
 use crate::error::Result;
 use crate::shapes;
 use crate::shapes::NO_ROW;
+use crate::usage::{Books, Purpose};
 use std::any::TypeId;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -53,6 +54,15 @@ pub(crate) fn row_count(len: usize, width: usize) -> usize {
 impl MemoryOps for Cpu {
     fn memory(&self) -> (usize, usize) {
         self.arena.usage()
+    }
+    fn set_purpose(&self, purpose: Purpose) -> Purpose {
+        self.arena.set_purpose(purpose)
+    }
+    fn trim(&self) {
+        self.arena.trim();
+    }
+    fn books(&self) -> Option<Books> {
+        Some(self.arena.books())
     }
     fn set_memory_limit(&self, bytes: Option<usize>) {
         self.limit_memory(bytes);

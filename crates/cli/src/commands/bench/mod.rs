@@ -3,6 +3,7 @@
 mod check;
 mod decode;
 mod gemm;
+mod memory;
 mod parity;
 mod ranks;
 mod report;
@@ -60,6 +61,7 @@ enum What {
     Grpo(rl_step::Args),
     Gemm(gemm::Args),
     Ranks(ranks::Args),
+    Memory(memory::Args),
 }
 
 /// Runs the command.
@@ -70,6 +72,7 @@ pub fn run(args: &Args) -> Result<()> {
         Some(What::Grpo(args)) => rl_step::run(args),
         Some(What::Gemm(args)) => gemm::run(args),
         Some(What::Ranks(args)) => ranks::run(args),
+        Some(What::Memory(args)) => memory::run(args),
         None => check::run(&args.device, args.threads, &args.only, args.fixtures.as_deref(), args.ranks),
     }
 }

@@ -17,8 +17,9 @@ const PROBE: usize = 16 << 20;
 /// Training steps on several ranks against one process with as many threads
 ///
 /// Ranks are threads of this process, each with a device of its own; started by `ferrl launch -n N -- bench ranks` they are processes under
-/// MPI. Prints seconds a step, the time in exchanges, and whether all left the same weights; then what a simulation of the
-/// step says, from the time of a micro-batch and an update in one process and the speed of the exchange, and its error.
+/// MPI. Prints seconds a step, the time in which a rank waited for exchanges, and whether all left the same weights; then what a
+/// simulation of the step says, from the time of a micro-batch and an update in one process and the speed of the exchange, and its error.
+/// With `--split` also a step whose exchanges come in turn with what is computed.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -38,11 +39,24 @@ pub struct Args {
     /// Measured steps after one warm-up
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = size::<100000>)]
     repeats: usize,
+    /// Split weights, moments and gradients over the ranks (ZeRO-3)
+    #[arg(long)]
+    split: bool,
     /// One line of JSON instead of a table
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     device: DeviceArgs,
+}
+
+/// Who takes the steps, and how.
+#[derive(Clone, Copy)]
+struct Taken<'a> {
+    ranks: &'a Ranks,
+    /// Cuts the step into micro-batches where nothing else does.
+    size: usize,
+    /// Whether exchanges go on while layers are computed.
+    overlap: bool,
 }
 
 /// Seconds of a step and of its parts: medians over steps.
@@ -70,18 +84,17 @@ pub fn run(args: &Args) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = args.device.threads.unwrap_or((cores / size).max(1));
     // Alone, but while the others do the same: cores and memory are shared as they are among ranks.
+    let alone = Taken { ranks: Ranks::ALONE, size, overlap: true };
     let share = |ranks: &Ranks| -> Result<Share> {
         ranks.all_gather(&[])?;
-        let part = measure(args, Ranks::ALONE, size, args.device_with(threads)?)?;
+        let part = measure(args, alone, args.device_with(threads)?)?;
         ranks.all_gather(&[])?;
-        Ok(Share {
-            part,
-            timing: measure(args, ranks, size, args.device_with(threads)?)?,
-            link: link(ranks)?,
-        })
+        let step = |overlap| measure(args, Taken { ranks, size, overlap }, args.device_with(threads)?);
+        let in_turn = if args.split { Some(step(false)?) } else { None };
+        Ok(Share { part, in_turn, timing: step(true)?, link: link(ranks)? })
     };
     let whole = |ranks: &Ranks| match ranks.rank() {
-        0 => measure(args, Ranks::ALONE, size, args.device_with(size * threads)?),
+        0 => measure(args, alone, args.device_with(size * threads)?),
         _ => Ok(Timing::default()),
     };
     if !opened.is_alone() {
@@ -119,6 +132,8 @@ pub fn run(args: &Args) -> Result<()> {
 struct Share {
     /// Without the others' gradients.
     part: Timing,
+    /// Where exchanges wait for what is computed and the other way round.
+    in_turn: Option<Timing>,
     timing: Timing,
     /// Bytes a second.
     link: f64,
@@ -130,13 +145,19 @@ impl Args {
     }
 }
 
-/// Steps of a random model, the same on every rank; `size` cuts the step into micro-batches where nothing else does.
-fn measure(args: &Args, ranks: &Ranks, size: usize, device: Arc<dyn Backend>) -> Result<Timing> {
+/// Steps of a random model, the same on every rank.
+fn measure(args: &Args, taken: Taken<'_>, device: Arc<dyn Backend>) -> Result<Timing> {
+    let Taken { ranks, size, overlap } = taken;
     let dtype = args.device.dtype.dtype();
     let options = Options { dtype, training: true, context: args.seq };
     let model: Model = args.shape.model(device.clone(), options, None)?;
     let settings = OptimizerOptions { weight_decay: 0.01, max_grad_norm: None, ..Default::default() };
     let mut trainer = Trainer::new(model, settings)?;
+    trainer.overlap = overlap;
+    let split = args.split && !ranks.is_alone();
+    if split {
+        trainer.split(ranks, 1, 0)?;
+    }
     let budget = args.micro_batch.unwrap_or(args.batch.div_ceil(size) * args.seq);
     let batches = micro_batches(&args.shape, (args.batch, args.seq), budget)?;
     let targets = (args.batch * args.seq - args.batch) as f32;
@@ -155,6 +176,10 @@ fn measure(args: &Args, ranks: &Ranks, size: usize, device: Arc<dyn Backend>) ->
                 micro.push(began.elapsed().as_secs_f64());
             }
             if ranks.ends_round(i, batches.len()) {
+                if ranks.sits_out(i) {
+                    trainer.idle_forward()?;
+                    trainer.idle_backward()?;
+                }
                 trainer.add_round(ranks)?;
             }
         }
@@ -171,7 +196,8 @@ fn measure(args: &Args, ranks: &Ranks, size: usize, device: Arc<dyn Backend>) ->
             (steps, exchanges, micro, updates) = Default::default();
         }
     }
-    let hash = hash(&trainer.model)?;
+    let whole = split.then(|| trainer.model.exact_copy()).transpose()?;
+    let hash = hash(whole.as_ref().unwrap_or(&trainer.model))?;
     Ok(Timing {
         step: median(steps),
         exchange: median(exchanges),
@@ -222,7 +248,7 @@ struct Results {
 impl Results {
     /// Seconds that a step on the ranks should take: as many micro-batches in turn as there are rounds, the exchange, the update.
     fn simulated(&self, rounds: usize) -> f64 {
-        let Share { part, timing, link } = &self.own;
+        let Share { part, timing, link, .. } = &self.own;
         rounds as f64 * part.micro_batch + timing.sent / link + part.update
     }
 }
@@ -231,14 +257,17 @@ fn show(args: &Args, size: usize, threads: usize, r: &Results) -> Result<()> {
     let budget = args.micro_batch.unwrap_or(args.batch.div_ceil(size) * args.seq);
     let rounds = plan(&vec![args.seq; args.batch], budget)?.len().div_ceil(size);
     let simulated = r.simulated(rounds);
-    let Share { part, timing, link } = &r.own;
+    let Share { part, in_turn, timing, link } = &r.own;
     let error = simulated / timing.step - 1.0;
     let overhead = timing.step / r.whole.step - 1.0;
-    let equal = r.same && timing.hash == r.whole.hash && part.hash == r.whole.hash;
+    let equal = r.same
+        && [Some(timing), Some(part), in_turn.as_ref()].into_iter().flatten().all(|t| t.hash == r.whole.hash);
     if args.json {
         let line = json!({
             "ranks": size, "threads": threads, "how": r.how,
             "one_process_seconds": r.whole.step, "seconds": timing.step, "exchange_seconds": timing.exchange,
+            "in_turn_seconds": in_turn.as_ref().map(|t| t.step),
+            "in_turn_exchange_seconds": in_turn.as_ref().map(|t| t.exchange),
             "overhead": overhead, "sent_bytes": timing.sent, "link_bytes_per_second": link,
             "simulated_seconds": simulated, "simulation_error": error,
             "weights": format!("{:016x}", timing.hash), "same_weights": equal,
@@ -248,8 +277,10 @@ fn show(args: &Args, size: usize, threads: usize, r: &Results) -> Result<()> {
         let line = |what: &str, t: &Timing| {
             format!("{what:<18}{:>14.4}{:>14.4}   {:016x}\n", t.step, t.exchange, t.hash)
         };
+        let in_turn =
+            in_turn.as_ref().map_or(String::new(), |t| line(&format!("{size} x {threads} in turn"), t));
         print(&format!(
-            "training step: {}; {} x {} tokens; ranks are {}\n\n{:<18}{:>14}{:>14}   weights\n{}{}{}\n\
+            "training step: {}; {} x {} tokens; ranks are {}\n\n{:<18}{:>14}{:>14}   weights\n{}{}{in_turn}{}\n\
              overhead of {size} ranks against one process with as many threads: {:.1} %\n\
              a rank sends {:.1} MB a step, at {:.2} GB/s\n\
              simulated step: {simulated:.4} s, {:+.1} % off\n",
@@ -259,7 +290,7 @@ fn show(args: &Args, size: usize, threads: usize, r: &Results) -> Result<()> {
             r.how,
             "ranks x threads",
             "seconds a step",
-            "exchanging",
+            "waiting",
             line(&format!("1 x {}", size * threads), &r.whole),
             line(&format!("{size} times 1 x {threads}"), part),
             line(&format!("{size} x {threads}"), timing),

@@ -1,0 +1,115 @@
+//! Where the tensors of a model lie in its files, for ranks that write them together: each some tensors, straight to their places.
+//! The files are those of [`save_model`](super::save_model), byte by byte.
+
+use super::save::{SaveOptions, save_dir, sync_dir, write_beside};
+use super::write::{encoded, plan, write_index};
+use crate::Result;
+use crate::model::{Config, Model, Tensor, family};
+use serde_json::Value;
+use std::path::Path;
+
+/// The files of a model.
+pub struct FileLayout<'a> {
+    /// In the order of their tensors.
+    pub files: Vec<FileHead>,
+    tensors: Vec<Tensor>,
+    /// File and offset of each stored tensor, by parameter.
+    places: Vec<Vec<(usize, u64)>>,
+    options: SaveOptions<'a>,
+}
+
+/// A file before its tensors are written.
+pub struct FileHead {
+    /// Its name.
+    pub name: String,
+    /// Its first bytes.
+    pub header: Vec<u8>,
+    /// Its length in the end.
+    pub bytes: u64,
+}
+
+/// A stored tensor and its bytes.
+pub struct Stored {
+    /// Which of the files.
+    pub file: usize,
+    /// Where it begins.
+    pub at: u64,
+    /// Its name.
+    pub name: String,
+    /// As they are stored.
+    pub bytes: Vec<u8>,
+}
+
+impl<'a> FileLayout<'a> {
+    /// Of a model of that configuration.
+    pub fn of(config: &Config, options: &SaveOptions<'a>) -> Result<Self> {
+        let tensors = family(config.family)?.tensors(config);
+        let parts: Vec<_> = tensors.iter().flat_map(|t| &t.parts).collect();
+        let mut sizes = parts.iter().map(|part| (part.len() * options.dtype.size()) as u64);
+        let (mut files, mut flat) = (Vec::new(), Vec::new());
+        for (number, file) in plan(&parts, options).into_iter().enumerate() {
+            let mut at = file.header.len() as u64;
+            for size in sizes.by_ref().take(file.count) {
+                flat.push((number, at));
+                at += size;
+            }
+            files.push(FileHead { name: file.file, header: file.header, bytes: at });
+        }
+        let mut flat = flat.into_iter();
+        let places = tensors.iter().map(|t| flat.by_ref().take(t.parts.len()).collect()).collect();
+        Ok(FileLayout { files, tensors, places, options: *options })
+    }
+
+    /// The stored tensors of a parameter, one at a time.
+    pub fn store(
+        &self,
+        param: usize,
+        values: &[f32],
+        mut each: impl FnMut(Stored) -> Result<()>,
+    ) -> Result<()> {
+        let mut rest = values;
+        for (part, &(file, at)) in self.tensors[param].parts.iter().zip(&self.places[param]) {
+            let (own, after) = rest.split_at(part.len());
+            let mut bytes = Vec::with_capacity(own.len() * self.options.dtype.size());
+            encoded(part, own, self.options.dtype, &mut |chunk| {
+                bytes.extend_from_slice(chunk);
+                Ok(())
+            })?;
+            each(Stored { file, at, name: part.name.clone(), bytes })?;
+            rest = after;
+        }
+        Ok(())
+    }
+}
+
+/// Everything of a model's directory but the tensors, in a directory that is not there yet.
+pub fn write_without_tensors(
+    dir: &Path,
+    model: &Model,
+    json: Option<&Value>,
+    options: &SaveOptions<'_>,
+) -> Result<()> {
+    let family = write_beside(dir, &model.config, json, options)?;
+    let tensors = family.tensors(&model.config);
+    let parts: Vec<_> = tensors.iter().flat_map(|t| &t.parts).collect();
+    let plans = plan(&parts, options);
+    if plans.len() > 1 {
+        write_index(dir, &parts, &plans, options.dtype)?;
+    }
+    Ok(())
+}
+
+/// As [`save_model`](super::save_model); `write` puts the tensors into the directory beside, which has all the rest.
+pub fn save_shared(
+    dir: &Path,
+    model: &Model,
+    json: Option<&Value>,
+    options: &SaveOptions<'_>,
+    write: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
+    save_dir(dir, options.overwrite, |aside| {
+        write_without_tensors(aside, model, json, options)?;
+        write(aside)?;
+        sync_dir(aside)
+    })
+}
