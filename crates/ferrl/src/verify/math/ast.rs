@@ -17,7 +17,7 @@ pub enum Const {
     Infinity,
     /// The empty set.
     Empty,
-    /// A set of numbers by its letter: R, Z, N, Q, C.
+    /// A set of numbers by its letter: R, Z, N, Q, C, or P for the positive integers.
     Numbers(char),
 }
 

@@ -3,12 +3,14 @@
 use super::ast::{Const, Expr, Func, Join};
 use super::budget::Budget;
 use super::conventions;
+use super::integers;
 use super::language::text;
 use super::language::units::Unit;
+use super::pointwise;
 use super::relations;
 use super::scalar;
-use super::sets::real_set;
 use super::shape;
+use super::solutions::real_set;
 use std::cell::Cell;
 
 /// What counts as the same where opinions differ.
@@ -61,7 +63,11 @@ impl<'a> Compare<'a> {
     }
 
     fn same_here(&self, gold: &Expr, answer: &Expr) -> bool {
-        let (gold, answer) = (&shape::tidy(gold), &shape::tidy(answer));
+        let tidy = |e: &Expr| {
+            let tidy = shape::tidy(e);
+            integers::listed(&tidy, self.budget).unwrap_or(tidy)
+        };
+        let (gold, answer) = (&tidy(gold), &tidy(answer));
         let (gold, answer) = &conventions::alike(gold, answer);
         if let (Expr::Text(a), Expr::Text(b)) = (gold, answer) {
             return text::same_words(a, b);
@@ -122,6 +128,22 @@ impl<'a> Compare<'a> {
                 if class == "pmod" =>
             {
                 args.first().is_some_and(|residue| self.same(residue, number))
+            }
+            // 3 mod 8 answers x ≡ 3 (mod 8).
+            (Expr::Call(class, args), Expr::Func(Func::Mod, other))
+            | (Expr::Func(Func::Mod, other), Expr::Call(class, args))
+                if class == "pmod" =>
+            {
+                scalar::same(
+                    &Expr::Call(class.clone(), args.clone()),
+                    &Expr::Call(class.clone(), other.clone()),
+                    self.budget,
+                )
+            }
+            // Two numbers one above the other may be a vector.
+            (Expr::Binom(top, bottom), Expr::Matrix(rows))
+            | (Expr::Matrix(rows), Expr::Binom(top, bottom)) => {
+                matches!(&rows[..], [a, b] if self.in_order(std::slice::from_ref(top), a) && self.in_order(std::slice::from_ref(bottom), b))
             }
             (Expr::Ratio(gold), Expr::Ratio(answer)) => self.same_ratios(gold, answer),
             (Expr::Tuple(..) | Expr::Ratio(_), Expr::Text(_)) | (Expr::Text(_), _) | (_, Expr::Text(_)) => {
@@ -191,6 +213,11 @@ impl<'a> Compare<'a> {
     }
 
     fn same_items(&self, gold: &Expr, answer: &Expr) -> bool {
+        // A set of sets is not its only member.
+        let nested = |e: &Expr| matches!(e, Expr::Set(items) if items.iter().any(|i| matches!(i, Expr::Set(_)) || shape::is_set(i)));
+        if nested(gold) != nested(answer) {
+            return false;
+        }
         let (mut left, mut right) = (shape::items(gold), shape::items(answer));
         let (named, renamed) = (shape::names(&left), shape::names(&right));
         if named.len() > 1 && renamed.len() > 1 {
@@ -263,8 +290,9 @@ impl<'a> Compare<'a> {
     pub fn same_sets(&self, gold: &Expr, answer: &Expr) -> bool {
         match (real_set(gold, self.budget), real_set(answer, self.budget)) {
             (Some(a), Some(b)) => return a.same(&b),
+            (Some(set), None) => return pointwise::holds_on(&set, answer, self.budget).unwrap_or(false),
+            (None, Some(set)) => return pointwise::holds_on(&set, gold, self.budget).unwrap_or(false),
             (None, None) => {}
-            _ => return false,
         }
         let (left, right) = (shape::parts(gold), shape::parts(answer));
         if left.len() < 2 && right.len() < 2 {
@@ -292,6 +320,9 @@ impl<'a> Compare<'a> {
         if let Some((x, y)) = letters_again(gold, answer, &g, &a) {
             return both(&x, &y);
         }
+        if g.unit.pounds(&a.unit) {
+            return both(&g.core, &a.core);
+        }
         // Degrees, percents and units are different things; a bare number may leave out any of them.
         // (A degree Fahrenheit is a unit.)
         let kinds = |p: &shape::Peeled| [p.degree && p.unit.is_none(), p.percent, !p.unit.is_none()];
@@ -317,6 +348,10 @@ impl<'a> Compare<'a> {
             let share = |e: &Expr| Expr::Div(e.clone().boxed(), Expr::int(100).boxed());
             return if g.percent { both(&share(&g.core), &a.core) } else { both(&g.core, &share(&a.core)) };
         }
+        // 90 - x and 90° - x.
+        if !g.degree && !a.degree && has_degrees(&g.core) != has_degrees(&a.core) {
+            return both(&without_degrees(&g.core), &without_degrees(&a.core));
+        }
         // 90 degrees are pi/2.
         if g.degree != a.degree {
             let turn = |e: &Expr| Expr::Degree(e.clone().boxed());
@@ -329,6 +364,21 @@ impl<'a> Compare<'a> {
             return is_angle && both(&angle, other);
         }
         false
+    }
+}
+
+/// Whether a sum has terms in degrees beside variables, outside of functions.
+fn has_degrees(expr: &Expr) -> bool {
+    let degree = |e: &Expr| matches!(e, Expr::Degree(_));
+    let variable = |e: &Expr| matches!(e, Expr::Var(_));
+    let other = |e: &Expr| matches!(e, Expr::Func(..) | Expr::Const(Const::Pi));
+    matches!(expr, Expr::Add(_)) && expr.any(&degree) && expr.any(&variable) && !expr.any(&other)
+}
+
+fn without_degrees(expr: &Expr) -> Expr {
+    match expr {
+        Expr::Degree(inner) => (**inner).clone(),
+        other => other.map(&mut without_degrees),
     }
 }
 

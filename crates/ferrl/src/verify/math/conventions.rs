@@ -5,7 +5,7 @@ use super::ast::{Const, Expr, Join, Rel};
 
 /// Two answers with the letters that mean the same by convention made equal.
 pub fn alike(gold: &Expr, answer: &Expr) -> (Expr, Expr) {
-    let (gold, answer) = same_parameter(gold, answer);
+    let (gold, answer) = same_parameter(&primed(gold), &primed(answer));
     let (gold, answer) = without_exclusions(gold, answer);
     let answer = constant_like(&gold, &answer);
     let is_i = |e: &Expr| matches!(e, Expr::Const(Const::I));
@@ -14,6 +14,29 @@ pub fn alike(gold: &Expr, answer: &Expr) -> (Expr, Expr) {
         (true, false) if j_only(&answer) => (gold, with_i(&answer)),
         (false, true) if j_only(&gold) => (with_i(&gold), answer),
         _ => (gold, answer),
+    }
+}
+
+/// `dy/dx` as `y'`.
+fn primed(expr: &Expr) -> Expr {
+    fn name(expr: &Expr) -> Option<&str> {
+        match expr {
+            Expr::Var(name) => Some(name),
+            Expr::Mul(factors) if factors.len() == 1 => name(&factors[0]),
+            _ => None,
+        }
+    }
+    match expr {
+        Expr::Call(call, args) if call == "derivative" => match &args[..] {
+            [of, by] if name(by).is_some_and(|by| by.len() == 1) => {
+                name(of).map_or_else(|| expr.clone(), |of| Expr::Var(format!("{of}'")))
+            }
+            _ => expr.clone(),
+        },
+        other if other.any(&|e| matches!(e, Expr::Call(call, _) if call == "derivative")) => {
+            other.map(&mut primed)
+        }
+        other => other.clone(),
     }
 }
 

@@ -3,6 +3,7 @@
 use super::ast::Expr;
 use super::budget::Budget;
 use super::compare::{Compare, Rules};
+use super::ellipsis;
 use super::language::clock;
 use super::language::text;
 use super::lexer::Commas;
@@ -26,13 +27,14 @@ pub fn equal_by(rules: Rules, gold: &str, answer: &str, budget: &Budget) -> bool
     if let Some(verdict) = choices(gold, answer).or_else(|| clock::compare(gold, answer)) {
         return verdict;
     }
-    let other = |text: &str| if rules.strict_kinds { Vec::new() } else { notation::alternatives(text) };
-    let all = |text: &str| {
+    let all = |text: &str, other: &str| {
         let mut all = readings(text, budget);
-        all.extend(other(text).iter().flat_map(|text| readings(text, budget)));
+        if !rules.strict_kinds {
+            all.extend(notation::alternatives(text, other).iter().flat_map(|text| readings(text, budget)));
+        }
         all
     };
-    let (golds, answers) = (all(gold), all(answer));
+    let (golds, answers) = (all(gold, answer), all(answer, gold));
     let compare = Compare::new(rules, budget);
     if golds.iter().any(|g| answers.iter().any(|a| compare.same(g, a))) {
         return true;
@@ -107,12 +109,16 @@ fn readings(text: &str, budget: &Budget) -> Vec<Expr> {
         .windows(5)
         .any(|w| w[0].is_ascii_digit() && w[1] == b',' && w[2..].iter().all(u8::is_ascii_digit));
     if !tight {
-        return parser::parse(text, Commas::Separate, budget).into_iter().collect();
+        return parse(text, Commas::Separate, budget).into_iter().collect();
     }
     // In brackets a comma parts items, unless others show that they do by a space.
     let brackets = text.contains(['(', '[']) || text.contains("\\{") || text.starts_with('{');
     let bracketed = brackets && !text.contains(", ");
     let orders: &[Commas] =
         if bracketed { &[Commas::Separate] } else { &[Commas::Thousands, Commas::Separate] };
-    orders.iter().filter_map(|commas| parser::parse(text, *commas, budget)).collect()
+    orders.iter().filter_map(|commas| parse(text, *commas, budget)).collect()
+}
+
+fn parse(text: &str, commas: Commas, budget: &Budget) -> Option<Expr> {
+    parser::parse(text, commas, budget).map(|expr| ellipsis::written_out(&expr, budget))
 }

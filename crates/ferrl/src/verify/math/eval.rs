@@ -290,7 +290,9 @@ impl<'a> Env<'a> {
                 Ok(Value::Num(base.pow(&power)?))
             }
             base @ Value::Mat(..) => {
-                let n = power.integer().filter(|n| (1..=64).contains(n)).ok_or(Stop::Undefined)?;
+                let n = power.integer().filter(|n| (1..=64).contains(&n.abs())).ok_or(Stop::Undefined)?;
+                let base = if n < 0 { self.inverse(base)? } else { base };
+                let n = n.abs();
                 let mut out = base.clone();
                 for _ in 1..n {
                     out = self.times(out, base.clone())?;

@@ -1,4 +1,4 @@
-//! Values that are matrices: products, norms, determinants.
+//! Values that are matrices: products, norms, determinants, inverses.
 
 use super::arith::num::Num;
 use super::arith::real::Out;
@@ -69,5 +69,35 @@ impl Env<'_> {
             }
         }
         Ok(det)
+    }
+
+    /// By Gauss and Jordan, with the first entry that is not zero.
+    pub(super) fn inverse(&mut self, matrix: Value) -> Out<Value> {
+        let Value::Mat(n, mut m) = matrix else { return Err(Stop::Undefined) };
+        if n == 0 || m.len() != n * n {
+            return Err(Stop::Undefined);
+        }
+        let mut out: Vec<Num> = (0..n * n).map(|k| Num::from(i64::from(k / n == k % n))).collect();
+        for k in 0..n {
+            let pivot = (k..n).find(|row| !m[row * n + k].maybe_zero()).ok_or(Stop::Undefined)?;
+            let scale = m[pivot * n + k].recip()?;
+            for rows in [&mut m, &mut out] {
+                for col in 0..n {
+                    rows.swap(pivot * n + col, k * n + col);
+                    rows[k * n + col] = rows[k * n + col].mul(&scale)?;
+                }
+            }
+            for row in (0..n).filter(|row| *row != k) {
+                let factor = m[row * n + k].clone();
+                for rows in [&mut m, &mut out] {
+                    for col in 0..n {
+                        self.budget.spend(2 + factor.cost())?;
+                        let term = factor.mul(&rows[k * n + col])?;
+                        rows[row * n + col] = rows[row * n + col].sub(&term)?;
+                    }
+                }
+            }
+        }
+        Ok(Value::Mat(n, out))
     }
 }

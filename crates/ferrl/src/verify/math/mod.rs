@@ -11,6 +11,7 @@ mod ast;
 mod budget;
 mod compare;
 mod conventions;
+mod ellipsis;
 mod equal;
 mod eval;
 mod extract;
@@ -20,6 +21,7 @@ mod form_tests;
 mod functions;
 #[cfg(test)]
 mod fuzz;
+mod integers;
 mod language;
 mod lexer;
 mod linear;
@@ -27,10 +29,13 @@ mod modes;
 mod names;
 mod notation;
 mod parser;
+mod pointwise;
+mod polynomial;
 mod relations;
 mod scalar;
 mod sets;
 mod shape;
+mod solutions;
 
 pub(crate) use arith::{nat::Nat, rational::Rational};
 

@@ -1,6 +1,6 @@
 //! The variables of expressions, and what they stand for.
 
-use super::ast::{Big, Expr};
+use super::ast::{Big, Expr, Func};
 use super::budget::Budget;
 use super::eval::Env;
 use std::collections::BTreeSet;
@@ -46,11 +46,13 @@ pub fn variables(expr: &Expr, out: &mut BTreeSet<String>) {
     }
 }
 
-/// The variables that must be integers for an expression to have a value: under factorials and binomials, in
+/// The variables that must be integers for an expression to have a value: under factorials, binomials and gcd, in
 /// bounds of sums, in exponents of negative numbers.
 pub fn integer_variables(expr: &Expr, out: &mut BTreeSet<String>) {
     match expr {
-        Expr::Fact(_) | Expr::DoubleFact(_) | Expr::Binom(..) => variables(expr, out),
+        Expr::Fact(_) | Expr::DoubleFact(_) | Expr::Binom(..) | Expr::Func(Func::Gcd | Func::Lcm, _) => {
+            variables(expr, out);
+        }
         Expr::Big(Big::Sum | Big::Product, _, low, high, _) => {
             low.iter().chain(high).for_each(|bound| variables(bound, out));
         }

@@ -27,14 +27,93 @@ static TRAILER: LazyLock<Option<Regex>> = LazyLock::new(|| {
 static POINTS: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"^[-+]?[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]{1,2}$").ok());
 
-/// Other texts that an answer may mean.
-pub fn alternatives(text: &str) -> Vec<String> {
+/// Ways of saying sets and remainders, and the notation of programs: what is found, and what it is written as.
+static PHRASES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
+    let reals = r"(?i)^(?:x is )?(?:any|all|every)? ?(?:the )?(?:real numbers?|reals|values(?: of x)?)";
+    let number = r"(?:x ?(?:=|\\neq?) ?)?(?<a>.+)$";
+    let variable = r"^(?<x>[a-z])(?: is| must be)?";
+    let rows = [
+        (
+            format!(r"{reals} (?:except|but|excluding|other than)(?: for)? {number}"),
+            "\\mathbb{R}\\setminus\\{$a\\}",
+        ),
+        (format!(r"{reals} (?:greater|more|larger) than or equal to {number}"), "[$a,\\infty)"),
+        (format!(r"{reals} (?:less|smaller) than or equal to {number}"), "(-\\infty,$a]"),
+        (format!(r"{reals} (?:greater|more|larger) than {number}"), "($a,\\infty)"),
+        (format!(r"{reals} (?:less|smaller) than {number}"), "(-\\infty,$a)"),
+        (r"^(?:\\text(?:bf|rm)?\{)?\([A-J]\)\}?(?:\\[ ,;]|\\q?quad|~|\s)*(?<a>[^\s~\\].*)$".into(), "$a"),
+        (format!(r"{variable} (?:at least|no less than|greater than or equal to) {number}"), "$x \\ge $a"),
+        (format!(r"{variable} (?:at most|no more than|less than or equal to) {number}"), "$x \\le $a"),
+        (format!(r"{variable} (?:greater|more|larger) than {number}"), "$x > $a"),
+        (format!(r"{variable} (?:less|smaller) than {number}"), "$x < $a"),
+        (r"^(?<a>\d+) ?(?:R|r|rem\.?| ?remainder) *(?<b>\d+)$".into(), "($a;$b)"),
+        (r"^(?:Matrix|Point|Tuple|Vector|np\.array)\((?<a>[\[(].*[\])])\)$".into(), "$a"),
+        (r"^Rational\((?<a>[^,()]+),(?<b>[^,()]+)\)$".into(), "($a)/($b)"),
+        (r"^Interval\((?<a>[^,()]+),(?<b>[^,()]+)\)$".into(), "[$a,$b]"),
+    ];
+    rows.into_iter().filter_map(|(pattern, as_text)| Some((Regex::new(&pattern).ok()?, as_text))).collect()
+});
+
+/// A letter and the digits right behind it.
+static INDEX: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r"(?<lead>^|[^A-Za-z\\])(?<name>[A-Za-z])(?<digits>[0-9]{1,2})").ok());
+
+/// A logarithm without a backslash and without a base.
+static BARE_LOG: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"(?<lead>^|[^A-Za-z\\])log\(").ok());
+
+/// Other texts that an answer may mean beside the one that it is compared with.
+pub fn alternatives(text: &str, other: &str) -> Vec<String> {
     let mut out: Vec<String> = choices(text).into_iter().collect();
+    out.extend(indexed(text, other));
+    out.extend(phrases(text));
+    out.extend(natural_log(text, other));
     if POINTS.as_ref().is_some_and(|points| points.is_match(text)) {
         out.push(text.replace('.', "").replace(',', "."));
     }
     out.extend(without_trailer(text));
     out
+}
+
+/// What a phrase, or a constructor of a program, is in mathematical notation.
+fn phrases(text: &str) -> Option<String> {
+    // Most answers have neither a word nor a constructor.
+    if text.len() > 200
+        || !text.as_bytes().windows(3).any(|w| w.iter().all(u8::is_ascii_alphabetic))
+            && !text.contains(['R', 'r'])
+    {
+        return None;
+    }
+    let words = match text.contains("\\text{") {
+        true => text.replace("\\text{", "").replace('}', ""),
+        false => text.to_string(),
+    };
+    let found = |text: &str| {
+        let row = PHRASES.iter().find(|(phrase, _)| phrase.is_match(text));
+        row.map(|(phrase, to)| phrase.replace(text, *to).into_owned())
+    };
+    found(&words).or_else(|| found(text))
+}
+
+/// `x1 + x2` with the indices of `x_1 + x_2`.
+fn indexed(text: &str, other: &str) -> Option<String> {
+    let index = INDEX.as_ref()?;
+    if !other.contains('_') || text.contains('_') || !index.is_match(text) {
+        return None;
+    }
+    let named = |m: &Captures<'_>| {
+        let (name, digits) = (&m["name"], &m["digits"]);
+        let there =
+            other.contains(&format!("{name}_{digits}")) || other.contains(&format!("{name}_{{{digits}}}"));
+        if there { format!("{}{name}_{{{digits}}}", &m["lead"]) } else { m[0].to_string() }
+    };
+    Some(index.replace_all(text, named).into_owned())
+}
+
+/// `log(3)` as programs write the natural logarithm, where the other answer has one.
+fn natural_log(text: &str, other: &str) -> Option<String> {
+    let log = BARE_LOG.as_ref()?;
+    let natural = other.contains("ln") && !other.contains("log");
+    (natural && log.is_match(text)).then(|| log.replace_all(text, "${lead}ln(").into_owned())
 }
 
 /// Numbers of combinations and permutations as binomials and quotients of factorials.
@@ -86,14 +165,14 @@ mod tests {
     #[test]
     fn numbers_of_choices_have_many_notations() {
         for text in ["C(8,3)", "{}_8C_3", "_{8}C_{3}", "{}^8C_3", "C_{8}^{3}", "8C3", "\\mathrm{C}_8^3"] {
-            let found = alternatives(text);
+            let found = alternatives(text, "");
             assert_eq!(found, ["\\binom{8}{3}"], "{text}");
         }
-        assert_eq!(alternatives("P(5, 2)"), ["\\frac{5!}{(5-2)!}"]);
-        assert_eq!(alternatives("7 (seven)"), ["7"]);
-        assert_eq!(alternatives("x=k\\pi (k\\in Z)"), ["x=k\\pi, k\\in Z"]);
+        assert_eq!(alternatives("P(5, 2)", ""), ["\\frac{5!}{(5-2)!}"]);
+        assert_eq!(alternatives("7 (seven)", ""), ["7"]);
+        assert_eq!(alternatives("x=k\\pi (k\\in Z)", ""), ["x=k\\pi, k\\in Z"]);
         for plain in ["f(x)", "2 (mod 5)", "(1, 2)", "AC(8,3)", "x(x+1)", "C_n"] {
-            assert!(alternatives(plain).is_empty(), "{plain}: {:?}", alternatives(plain));
+            assert!(alternatives(plain, "").is_empty(), "{plain}: {:?}", alternatives(plain, ""));
         }
     }
 }

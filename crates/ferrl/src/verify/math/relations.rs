@@ -3,9 +3,10 @@
 use super::ast::{Expr, Rel};
 use super::compare::Compare;
 use super::names::Names;
+use super::pointwise;
 use super::scalar;
-use super::sets::real_set;
 use super::shape;
+use super::solutions::real_set;
 
 /// The sides of a relation and how they are related.
 type Sides<'a> = (&'a Expr, &'a [(Rel, Expr)]);
@@ -79,6 +80,10 @@ fn both(with: &Compare<'_>, gold: &Expr, answer: &Expr) -> bool {
             }
             same_equation(with, (gl, gr), (al, ar))
         }
+        ([(Rel::Other("equiv"), class)], [(Rel::Eq, value)])
+        | ([(Rel::Eq, value)], [(Rel::Other("equiv"), class)]) => {
+            same_name(with, gl, al) && is_class(with, class, value)
+        }
         ([(Rel::In | Rel::Eq, gr)], [(Rel::In | Rel::Eq, ar)]) => {
             same_name(with, gl, al) && with.same(gr, ar)
         }
@@ -87,6 +92,32 @@ fn both(with: &Compare<'_>, gold: &Expr, answer: &Expr) -> bool {
             p == q && (straight || *p != "subset" && with.same(gl, ar) && with.same(gr, al))
         }
         _ => conditions(with, gold, answer),
+    }
+}
+
+/// Whether `5k + 2` runs through the residue class of 2 modulo 5.
+fn is_class(with: &Compare<'_>, class: &Expr, value: &Expr) -> bool {
+    let Expr::Call(name, args) = class else { return false };
+    let names = Names::of(&[value]).all;
+    let (Some(parameter), 1, [rest, modulus]) = (names.first(), names.len(), &args[..]) else { return false };
+    if name != "pmod" || !["k", "n", "m", "t", "l"].contains(&parameter.as_str()) {
+        return false;
+    }
+    // The steps from one integer to the next are the modulus, up or down.
+    let at = |k: i64| names_at(value, parameter, k);
+    let step = |k: i64| difference(&at(k + 1), &at(k));
+    let same = |a: &Expr, b: &Expr| scalar::same(a, b, with.budget);
+    let up = [0, 1, 5].iter().all(|k| same(&step(*k), modulus));
+    let down = [0, 1, 5].iter().all(|k| same(&step(*k), &modulus.clone().negated()));
+    let residue = |e: &Expr| Expr::Call("pmod".into(), vec![e.clone(), modulus.clone()]);
+    (up || down) && same(&residue(&at(0)), &residue(rest))
+}
+
+/// An expression with a number in a variable's place.
+fn names_at(expr: &Expr, name: &str, value: i64) -> Expr {
+    match expr {
+        Expr::Var(found) if found == name => Expr::int(value),
+        other => other.map(&mut |part| names_at(part, name, value)),
     }
 }
 
@@ -119,8 +150,11 @@ fn conditions(with: &Compare<'_>, gold: &Expr, answer: &Expr) -> bool {
     if p != q && !bare(&p) && !bare(&q) {
         return false;
     }
-    if let (Some(a), Some(b)) = (real_set(gold, with.budget), real_set(answer, with.budget)) {
-        return a.same(&b);
+    match (real_set(gold, with.budget), real_set(answer, with.budget)) {
+        (Some(a), Some(b)) => return a.same(&b),
+        (Some(set), None) => return pointwise::holds_on(&set, answer, with.budget).unwrap_or(false),
+        (None, Some(set)) => return pointwise::holds_on(&set, gold, with.budget).unwrap_or(false),
+        (None, None) => {}
     }
     let (left, mut right) = (constraints(gold), constraints(answer));
     if left.len() != right.len() || left.is_empty() {

@@ -29,6 +29,7 @@ pub fn tidy(expr: &Expr) -> Expr {
             Some(text::Phrase::NonNegative) => ray('[', true),
             Some(text::Phrase::Negative) => ray(')', false),
             Some(text::Phrase::Integers) => Expr::Const(Const::Numbers('Z')),
+            Some(text::Phrase::PositiveIntegers) => Expr::Const(Const::Numbers('P')),
             None => expr.clone(),
         },
         // A(1, 2) is the point (1, 2).
@@ -38,6 +39,7 @@ pub fn tidy(expr: &Expr) -> Expr {
             {
                 point.clone()
             }
+            [Expr::Set(left), Expr::Set(right)] => pairs(left, right),
             _ => expr.clone(),
         },
         Expr::Pow(base, mark) => match (&**base, &**mark) {
@@ -45,6 +47,11 @@ pub fn tidy(expr: &Expr) -> Expr {
             _ => expr.clone(),
         },
         Expr::Set(items) if items.is_empty() => Expr::Const(Const::Empty),
+        // {a} ∪ {b} is {a, b}.
+        Expr::SetOp(SetOp::Union, a, b) => match (&**a, &**b) {
+            (Expr::Set(left), Expr::Set(right)) => Expr::Set(left.iter().chain(right).cloned().collect()),
+            _ => expr.clone(),
+        },
         // { k : k \in \mathbb{Z} } is \mathbb{Z}.
         Expr::Builder(what, condition) => match (&**what, &**condition) {
             (Expr::Var(name), Expr::Chain(member, rest)) => match (&**member, &rest[..]) {
@@ -66,6 +73,12 @@ fn ray(end: char, above: bool) -> Expr {
     }
 }
 
+/// The Cartesian product of two finite sets.
+fn pairs(left: &[Expr], right: &[Expr]) -> Expr {
+    let pair = |a: &Expr, b: &Expr| Expr::Tuple('(', vec![a.clone(), b.clone()], ')');
+    Expr::Set(left.iter().flat_map(|a| right.iter().map(move |b| pair(a, b))).collect())
+}
+
 /// The columns of a matrix as its rows.
 fn transposed(rows: &[Vec<Expr>]) -> Expr {
     let width = rows.first().map_or(0, Vec::len);
@@ -75,7 +88,11 @@ fn transposed(rows: &[Vec<Expr>]) -> Expr {
 
 fn tidy_chain(first: &Expr, rest: &[(Rel, Expr)]) -> Expr {
     let mut kept: Vec<(Rel, Expr)> = Vec::new();
-    let mut head = first.clone();
+    // The length of a segment goes by the name of the segment.
+    let mut head = match first {
+        Expr::Abs(inner) if matches!(&**inner, Expr::Var(ends) if ends.len() == 2) => (**inner).clone(),
+        other => other.clone(),
+    };
     for (rel, side) in rest {
         match rel {
             Rel::Approx if kept.is_empty() && is_name(&head) => kept.push((Rel::Eq, side.clone())),

@@ -32,10 +32,11 @@ struct Date {
 
 /// Whether both are the same date or time of day; none where either is neither.
 pub fn compare(gold: &str, answer: &str) -> Option<bool> {
-    if !gold.contains(':') && !has_letters(gold) {
+    if !gold.contains(':') && !has_letters(gold) && !has_letters(answer) {
         return None;
     }
-    let (g, a) = (words(gold), words(answer));
+    let hour = |text: &str| text.replace(" o'clock", ":00");
+    let (g, a) = (words(&hour(gold)), words(&hour(answer)));
     if let (Some(g), Some(a)) = (time(&g), time(&a)) {
         // Without a.m. or p.m. the digits decide.
         let half = 12 * 3_600;
@@ -44,7 +45,7 @@ pub fn compare(gold: &str, answer: &str) -> Option<bool> {
         let perhaps_ratios = !has_letters(gold) && !has_letters(answer);
         return if perhaps_ratios && !same { None } else { Some(same) };
     }
-    if let (Some(g), Some(a)) = (date(&g), date(&a)) {
+    if let (Some(g), Some(a)) = (numeric_date(gold).or(date(&g)), numeric_date(answer).or(date(&a))) {
         let years = g.year.is_none() || a.year.is_none() || g.year == a.year;
         return Some((g.month, g.day) == (a.month, a.day) && years);
     }
@@ -92,6 +93,8 @@ fn words(text: &str) -> Vec<String> {
 
 fn time(words: &[String]) -> Option<Time> {
     let (clock, half) = match words {
+        [word] if word == "noon" => return Some(Time { seconds: 12 * 3_600, certain: true }),
+        [word] if word == "midnight" => return Some(Time { seconds: 0, certain: true }),
         [clock] if clock.contains(':') => (clock, None),
         [clock, half] if half == "am" || half == "pm" => (clock, Some(half.as_str())),
         [clock, a, m] if m == "m" && (a == "a" || a == "p") => {
@@ -116,6 +119,20 @@ fn time(words: &[String]) -> Option<Time> {
     };
     let certain = half.is_some() || hours > 12 || hours == 0;
     Some(Time { seconds: hours * 3_600 + rest[0] * 60 + rest[1], certain })
+}
+
+/// `12/25/2020` (the month first, unless it cannot be one) and `2020-12-25`.
+fn numeric_date(text: &str) -> Option<Date> {
+    let sign = ['/', '-'].into_iter().find(|sign| text.matches(*sign).count() == 2)?;
+    let numbers: Vec<u32> = text.split(sign).map(|part| part.trim().parse().ok()).collect::<Option<_>>()?;
+    let (month, day, year) = match (sign, &numbers[..]) {
+        ('-', &[year @ 1000..=9999, month, day]) => (month, day, year),
+        ('/', &[day @ 13..=31, month, year @ 1000..=9999]) => (month, day, year),
+        ('/', &[month, day, year @ 1000..=9999]) => (month, day, year),
+        _ => return None,
+    };
+    let fits = (1..=12).contains(&month) && (1..=31).contains(&day);
+    fits.then(|| Date { month: month as usize - 1, day, year: Some(year) })
 }
 
 fn date(words: &[String]) -> Option<Date> {
@@ -160,6 +177,12 @@ mod tests {
             ("\\text{March 3, 2020}", "March 3 2021", Some(false)),
             ("May 5", "May 6", Some(false)),
             ("July 4", "4 July 1776", Some(true)),
+            ("12/25/2020", "December 25, 2020", Some(true)),
+            ("25/12/2020", "2020-12-25", None),
+            ("Dec 24, 2020", "2020-12-25", Some(false)),
+            ("noon", "12:00 p.m.", Some(true)),
+            ("midnight", "12:00 PM", Some(false)),
+            ("12 o'clock", "12:00", Some(true)),
             ("maybe 5", "maybe 5", None),
             ("5", "6", None),
         ] {

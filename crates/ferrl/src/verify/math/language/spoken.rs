@@ -57,6 +57,7 @@ pub fn number(words: &[&str]) -> Option<Rational> {
     match words[..] {
         [] => None,
         ["half"] => Rational::new(1, 2),
+        ["quarter"] => Rational::new(1, 4),
         [ref top @ .., bottom] if !top.is_empty() && denominator(bottom).is_some() => {
             Rational::new(whole(top)?.into(), denominator(bottom)?.into())
         }

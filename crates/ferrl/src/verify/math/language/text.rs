@@ -15,6 +15,8 @@ pub enum Phrase {
     Negative,
     /// All integers.
     Integers,
+    /// Those from 1 up.
+    PositiveIntegers,
 }
 
 /// What a phrase stands for.
@@ -25,6 +27,11 @@ pub fn phrase(words: &str) -> Option<Phrase> {
         | "no solutions"
         | "no real solution"
         | "no real solutions"
+        | "no roots"
+        | "no real root"
+        | "no real roots"
+        | "no such number"
+        | "no such numbers"
         | "none"
         | "empty set"
         | "the empty set"
@@ -41,6 +48,9 @@ pub fn phrase(words: &str) -> Option<Phrase> {
         }
         "negative real numbers" | "all negative real numbers" | "negative reals" => Phrase::Negative,
         "integers" | "all integers" | "any integer" | "every integer" => Phrase::Integers,
+        "positive integers" | "all positive integers" | "any positive integer" | "every positive integer" => {
+            Phrase::PositiveIntegers
+        }
         _ => return None,
     })
 }
@@ -84,21 +94,34 @@ fn letters(text: &str) -> String {
     out
 }
 
-/// [`letters`] without articles.
+/// [`letters`] without articles and the `on` of `on Monday`.
 pub fn plain(text: &str) -> String {
     let text = letters(text);
-    if text.trim() == "dne" {
-        return "does not exist".to_string();
+    let words: Vec<&str> =
+        text.split_whitespace().filter(|w| !matches!(*w, "the" | "a" | "an" | "on")).map(ordinal).collect();
+    let words = words.join(" ");
+    match words.as_str() {
+        "dne" => "does not exist".to_string(),
+        "infinite" | "infinite solutions" | "infinitely many solutions" | "infinite number of solutions" => {
+            "infinitely many".to_string()
+        }
+        _ => words,
     }
-    let words: Vec<&str> = text.split_whitespace().filter(|w| !matches!(*w, "the" | "a" | "an")).collect();
-    words.join(" ")
+}
+
+/// An ordinal in digits.
+fn ordinal(word: &str) -> &str {
+    const SPELT: [&str; 10] =
+        ["first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"];
+    const SHORT: [&str; 10] = ["1st", "2nd", "3rd", "4th", "5th", "6th", "7th", "8th", "9th", "10th"];
+    SPELT.iter().position(|spelt| *spelt == word).map_or(word, |at| SHORT[at])
 }
 
 /// Whether two texts have the same words.
 pub fn same_words(a: &str, b: &str) -> bool {
     let (a, b) = (plain(a), plain(b));
     let digits = a.bytes().any(|b| b.is_ascii_digit());
-    !a.is_empty() && (a == b || !digits && a.replace(' ', "") == b.replace(' ', ""))
+    !a.is_empty() && (a == b || !digits && a.replace([' ', '-'], "") == b.replace([' ', '-'], ""))
 }
 
 /// The letter of a multiple-choice answer: `B`, `(B)`, `\textbf{(B)}`, `B.`, and with what it stands for:

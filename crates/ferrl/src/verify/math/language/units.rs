@@ -56,6 +56,7 @@ const TABLE: &[Row] = &[
     ("gallon gal", 3_785_411_784, 1_000_000_000_000, VOLUME),
     ("quart qt", 946_352_946, 1_000_000_000_000, VOLUME),
     ("pint pt", 473_176_473, 1_000_000_000_000, VOLUME),
+    ("cup", 2_365_882_365, 10_000_000_000_000, VOLUME),
     ("dollar dollars usd buck $", 1, 1, MONEY),
     ("cent ¢", 1, 100, MONEY),
     ("mph", 1_609_344, 3_600_000, [1, 0, -1, 0, 0, 0]),
@@ -115,6 +116,10 @@ const FILLERS: &[&str] = &[
     "rd",
 ];
 
+/// Short words that are counted and would otherwise be products of variables.
+const COUNTED: &[&str] =
+    &["yen", "won", "mol", "mole", "egg", "pie", "toy", "hat", "key", "bag", "can", "jar", "tin"];
+
 /// Words that end an English plural or abbreviation: `miles` is `mile`.
 fn singular(word: &str) -> &str {
     let word = word.strip_suffix('.').unwrap_or(word);
@@ -138,6 +143,7 @@ fn row(word: &str) -> Option<&'static Row> {
 pub fn is_unit_word(word: &str) -> bool {
     row(word).is_some()
         || is_filler(word)
+        || COUNTED.contains(&word)
         || matches!(word, "square" | "sq" | "cubic" | "squared" | "cubed" | "per")
 }
 
@@ -162,7 +168,7 @@ impl Unit {
         let word = match word {
             "€" | "EUR" | "eur" => "euro",
             "¥" => "yen",
-            "₹" => "rupee",
+            "₹" | "rs" | "Rs" | "RS" | "inr" | "INR" => "rupee",
             other => other,
         };
         match row(word) {
@@ -196,6 +202,13 @@ impl Unit {
             }
         }
         self
+    }
+
+    /// Whether both are pounds, of which one is money: £20 and 20 pounds.
+    pub fn pounds(&self, other: &Unit) -> bool {
+        let sterling = |u: &Unit| u.dims == NONE && matches!(&u.words[..], [word] if word == "£");
+        let pound = |u: &Unit| u.words.is_empty() && *u == Unit::named("pound");
+        sterling(self) && pound(other) || sterling(other) && pound(self)
     }
 
     /// Whether both count the same kind of thing. Where either has no unit, anything goes.

@@ -114,7 +114,7 @@ impl Lexer<'_> {
         if c.is_whitespace() || c == '~' {
             self.space = true;
             self.at += 1;
-        } else if c.is_ascii_digit() || c == '.' && self.peek(1).is_ascii_digit() {
+        } else if c.is_ascii_digit() || c == '.' && (self.peek(1).is_ascii_digit() || self.repeats()) {
             let before = self.out.last().map(|t| &t.tok);
             let free = !matches!(before, Some(Tok::Sym('_' | '^')));
             let (literal, end) = number::literal(self.chars, self.at, self.commas, free)?;
@@ -132,6 +132,12 @@ impl Lexer<'_> {
             self.punctuation(c)?;
         }
         Some(())
+    }
+
+    /// Whether a repeating decimal without a zero starts at the point that stands here.
+    fn repeats(&self) -> bool {
+        let ahead = |mark: &str| mark.chars().enumerate().all(|(i, c)| self.peek(1 + i) == c);
+        ahead("\\overline{") || ahead("\\bar{")
     }
 
     /// Whether the letter x stands for a sign of multiplication, as in `3 x 10^8`.

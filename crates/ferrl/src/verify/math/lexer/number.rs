@@ -86,8 +86,8 @@ impl Scan<'_> {
 /// The literal that starts at `start`, and where it ends. `free` allows separators of thousands: they do not
 /// occur in exponents and indices.
 pub fn literal(chars: &[char], start: usize, commas: Commas, free: bool) -> Option<(Literal, usize)> {
-    if let Some(hexadecimal) = hexadecimal(chars, start) {
-        return Some(hexadecimal);
+    if let Some(prefixed) = prefixed(chars, start) {
+        return Some(prefixed);
     }
     let mut scan = Scan { chars, at: start };
     let mut whole = String::new();
@@ -101,7 +101,9 @@ pub fn literal(chars: &[char], start: usize, commas: Commas, free: bool) -> Opti
     let mut part = String::new();
     let mut repeat = String::new();
     let point = scan.peek(0) == '.'
-        && (scan.peek(1).is_ascii_digit() || matches!(scan.peek(1), '\\' | '(') && !whole.is_empty());
+        && (scan.peek(1).is_ascii_digit()
+            || scan.peek(1) == '\\'
+            || scan.peek(1) == '(' && !whole.is_empty());
     if point {
         let back = scan.at;
         scan.at += 1;
@@ -151,16 +153,23 @@ fn decimal(whole: &str, part: &str, repeat: &str) -> Option<Rational> {
     Rational::from_parts(false, all.saturating_sub(&fixed), ten(part.len()).mul(&nines))
 }
 
-/// `0xFF`.
-fn hexadecimal(chars: &[char], start: usize) -> Option<(Literal, usize)> {
-    if !matches!(chars.get(start..start + 3)?, ['0', 'x' | 'X', digit] if digit.is_ascii_hexdigit()) {
+/// `0xFF`, `0b101`, `0o17`.
+fn prefixed(chars: &[char], start: usize) -> Option<(Literal, usize)> {
+    let base = match chars.get(start..start + 3)? {
+        ['0', 'x' | 'X', digit] if digit.is_ascii_hexdigit() => 16,
+        ['0', 'b' | 'B', '0' | '1'] => 2,
+        ['0', 'o' | 'O', '0'..='7'] => 8,
+        _ => return None,
+    };
+    // 10x2 is a product.
+    if start > 0 && chars[start - 1].is_ascii_digit() {
         return None;
     }
     let digits: String = chars[start + 2..].iter().take_while(|c| c.is_ascii_alphanumeric()).collect();
-    if digits.len() > 64 || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+    if digits.len() > 64 || !digits.chars().all(|c| c.is_digit(base)) {
         return None;
     }
-    let value = Nat::parse(digits.to_ascii_uppercase().as_bytes(), 16)?;
+    let value = Nat::parse(digits.to_ascii_uppercase().as_bytes(), base.into())?;
     let value = Rational::from_parts(false, value, Nat::from(1))?;
     Some((Literal { value, digits: None, raw: None }, start + 2 + digits.len()))
 }
@@ -287,12 +296,16 @@ mod tests {
             ("2ex", "2/1", 1),
             ("42.", "42/1", 2),
             ("0.(3)", "1/3", 5),
+            (".\\overline{8}", "8/9", 13),
             ("0.1(6)", "1/6", 6),
             ("0.5(x)", "1/2", 3),
             ("12.345.678", "12345678/1", 10),
             ("12.345", "2469/200", 6),
             ("0xFF", "255/1", 4),
             ("0x", "0/1", 1),
+            ("0b101", "5/1", 5),
+            ("0o17", "15/1", 4),
+            ("0b2", "0/1", 1),
         ] {
             assert_eq!(read(text, Commas::Thousands), Some((value.into(), end)), "{text}");
         }

@@ -26,6 +26,12 @@ impl Parser<'_> {
                         continue;
                     }
                     self.at += 1;
+                    if let (Expr::Const(Const::Numbers(set)), Some((above, used))) = (&base, self.half_line())
+                    {
+                        base = half(*set, above)?;
+                        self.at += used;
+                        continue;
+                    }
                     let exponent = self.exponent()?;
                     // `2^3^2` is `2^(3^2)`.
                     let exponent = if self.sym() == '^' && self.degree_mark().is_none() {
@@ -60,6 +66,13 @@ impl Parser<'_> {
                 _ => return Some(base),
             }
         }
+    }
+
+    /// The sign that stands alone in an exponent, whether it is a plus, and how many tokens it takes.
+    fn half_line(&self) -> Option<(bool, usize)> {
+        let (sign, used) = if self.sym() == '{' { (self.sym_at(1), 3) } else { (self.sym(), 1) };
+        let alone = used == 1 || self.sym_at(2) == '}';
+        (alone && matches!(sign, '+' | '-')).then_some((sign == '+', used))
     }
 
     /// Tokens of `^\circ` or `^{\circ}`.
@@ -237,6 +250,16 @@ impl Parser<'_> {
             self.at += 1;
             self.take(':');
         }
+        if self.word().is_some_and(|word| matches!(word, "minus" | "negative"))
+            && self.at + 1 < self.tokens.len()
+        {
+            let back = self.at;
+            self.at += 1;
+            if let Some(value @ (Expr::Num(..) | Expr::Div(..))) = self.deeper(Self::power) {
+                return Some(value.negated());
+            }
+            self.at = back;
+        }
         if let Some(value) = self.spoken_number() {
             return Some(Expr::Num(value, None));
         }
@@ -309,6 +332,17 @@ impl Parser<'_> {
             _ => p.atom(),
         })
     }
+}
+
+/// The positive or negative numbers of a set.
+fn half(set: char, above: bool) -> Option<Expr> {
+    let infinity = Expr::Const(Const::Infinity);
+    Some(match (set, above) {
+        ('R', true) => Expr::Tuple('(', vec![Expr::int(0), infinity], ')'),
+        ('R', false) => Expr::Tuple('(', vec![infinity.negated(), Expr::int(0)], ')'),
+        ('Z' | 'N', true) => Expr::Const(Const::Numbers('P')),
+        _ => return None,
+    })
 }
 
 fn as_tuple(expr: Expr) -> Expr {

@@ -116,6 +116,11 @@ impl Parser<'_> {
                 let inner = self.argument()?;
                 Some(Expr::Abs(inner.boxed()))
             }
+            // 2∠30°
+            "angle" if matches!(self.tok(0), Some(Tok::Num(_))) => {
+                let turn = self.deeper(Self::power)?;
+                Some(Expr::Func(Func::Cis, vec![turn]))
+            }
             "overline" | "bar" | "overarc" | "widehat" | "angle" | "measuredangle" | "triangle" | "odot"
             | "nabla" | "partial" => {
                 let inner = self.argument()?;

@@ -68,9 +68,19 @@ impl Parser<'_> {
             Tok::Sym('⊂') => Rel::Other("subset"),
             Tok::Cmd("perp") => Rel::Other("perp"),
             Tok::Cmd("parallel") => Rel::Other("parallel"),
+            // x in (0, 1)
+            Tok::Word(word) if word == "in" && self.is_member() => Rel::In,
             Tok::Word(word) if matches!(word.as_str(), "is" | "are" | "equals") && !self.done() => Rel::Eq,
             _ => return None,
         })
+    }
+
+    /// Whether the word that stands here puts a variable into a set.
+    pub(super) fn is_member(&self) -> bool {
+        let before = self.at.checked_sub(1).and_then(|at| self.tokens.get(at)).map(|t| &t.tok);
+        let set = matches!(self.sym_at(1), '(' | '[' | '⦃')
+            || matches!(self.tok(1), Some(Tok::Cmd("setR" | "setZ" | "setN" | "setQ" | "setC")));
+        set && matches!(before, Some(Tok::Name(_)))
     }
 
     /// The relation that stands here, or at the start of the next line of an aligned calculation.

@@ -29,6 +29,14 @@ impl Parser<'_> {
                 }
                 let term = p.product()?;
                 let term = if flip { term.negated() } else { term };
+                // -7 mod 3 is the remainder of -7.
+                let (sign, term) = match term {
+                    Expr::Func(Func::Mod, mut args) if sign == '-' && terms.is_empty() && args.len() == 2 => {
+                        args[0] = args[0].clone().negated();
+                        ('+', Expr::Func(Func::Mod, args))
+                    }
+                    term => (sign, term),
+                };
                 terms.push(match sign {
                     '-' => term.negated(),
                     '±' => Expr::PlusMinus(false, term.boxed()),
@@ -80,7 +88,9 @@ impl Parser<'_> {
                     self.chain()?;
                     left = Expr::Unit(left.boxed(), unit);
                 }
-                Some(Tok::Word(_)) if self.to_here() => return Some(left),
+                Some(Tok::Word(word)) if self.to_here() || word == "in" && self.is_member() => {
+                    return Some(left);
+                }
                 Some(Tok::Word(word)) if !matches!(word.as_str(), "and" | "or" | "is" | "are" | "equals") => {
                     self.chain()?;
                     left = self.quantity(left)?;

@@ -48,7 +48,11 @@ impl Parser<'_> {
             unit = unit.times(&Unit::named(name), power);
             used += 1 + more;
         }
-        let ends = matches!(self.tok(used), None | Some(Tok::Sym(',' | ';' | ')')) | Some(Tok::Word(_)));
+        // 2 m 50 cm
+        let more = matches!(self.tok(used), Some(Tok::Num(_)))
+            && matches!(self.tok(used + 1), Some(Tok::Word(unit)) if units::is_known(unit));
+        let ends =
+            more || matches!(self.tok(used), None | Some(Tok::Sym(',' | ';' | ')')) | Some(Tok::Word(_)));
         if !ends {
             return None;
         }
