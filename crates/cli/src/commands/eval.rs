@@ -1,6 +1,7 @@
 //! `ferrl eval`: accuracy and pass@k of a model.
 
 mod pairs;
+mod resume;
 mod suite;
 
 use crate::machine;
@@ -10,6 +11,7 @@ use crate::options::{
 use crate::output::{Output, finish_on_interrupt, print, visible, warn};
 use crate::progress::Progress;
 use ferrl::algo::Feed;
+use ferrl::evaluate::likelihood::{Continuation, likelihood};
 use ferrl::evaluate::{self, Answered, Evaluation, Summary, calibration, evaluate};
 use ferrl::experience::Metrics;
 use ferrl::interrupt;
@@ -69,6 +71,13 @@ pub struct Args {
     /// Hugging Face cache
     #[arg(long, value_name = "NAME[=PATH],…", value_delimiter = ',', conflicts_with_all = ["data", "task", "verifier", "reward"])]
     suite: Vec<String>,
+    /// Multiple choice by log-probability, as lm-evaluation-harness scores it, without sampling: the option whose letter, or text,
+    /// is most probable behind the prompt; accuracy (acc), and by characters (acc_norm)
+    #[arg(long, value_name = "letter|text", requires = "suite", conflicts_with_all = ["samples", "temperature"])]
+    likelihood: Option<Likelihood>,
+    /// Go on with the evaluation that was stopped while it wrote --output; its rows are in FILE.part
+    #[arg(long, requires = "output")]
+    resume: bool,
     /// Pairs that a reward model should order, with prompt, chosen, rejected and subset, as RewardBench has them: files, folders,
     /// split@path, org/name or suite:rewardbench
     #[arg(long, value_name = "PATH", conflicts_with_all = ["data", "task", "suite", "verifier", "reward"])]
@@ -133,6 +142,31 @@ pub struct Args {
     output: Option<PathBuf>,
 }
 
+/// What is put behind a prompt of multiple choice.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Likelihood {
+    /// The option's letter (MMLU)
+    Letter,
+    /// The option's text (ARC, SciQ)
+    Text,
+}
+
+impl Likelihood {
+    fn continuation(self) -> Continuation {
+        match self {
+            Likelihood::Letter => Continuation::Letter,
+            Likelihood::Text => Continuation::Text,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Likelihood::Letter => "letter",
+            Likelihood::Text => "text",
+        }
+    }
+}
+
 /// One set of prompts to evaluate on, and what came of it.
 struct Job {
     /// The benchmark it is, where it is one.
@@ -183,8 +217,6 @@ pub fn run(args: &Args) -> Result<()> {
         suite::warn_overlap(own, &recipes, &hooks.warnings)?;
     }
     warn(&hooks.warnings);
-    let read: Vec<&Path> = args.data.iter().map(Path::new).collect();
-    let mut output = args.output.as_deref().map(|o| Output::beside(o, &read)).transpose()?;
     let first = &recipes[0].1;
     let dtype = first.dtype()?;
     let bytes = weights(&dir.config) * (DType::F32.size() + dtype.size()) + (first.rollout.cache_mib << 20);
@@ -202,6 +234,7 @@ pub fn run(args: &Args) -> Result<()> {
         let all = Evaluation { metrics: Metrics::default(), answers: Vec::new() };
         jobs.push(Job { suite, recipe, source, rewards, prompts, asked: 0, all, seconds: 0.0, search: None });
     }
+    let mut output = open_output(args, &found.model, &mut jobs)?;
     let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
     finish_on_interrupt("finishing the completions under way")?;
     sample(args, &mut jobs, &model, (&dir, &tokenizer), &hooks, &mut output)?;
@@ -222,7 +255,32 @@ pub fn run(args: &Args) -> Result<()> {
         eprintln!("stopped after {asked} of {prompts} prompts");
         crate::output::exit(130);
     }
-    output.map_or(Ok(()), Output::finish)
+    output.map_or(Ok(()), Output::finish)?;
+    args.output.as_deref().into_iter().for_each(resume::forget);
+    Ok(())
+}
+
+/// Opens --output, with the rows of the evaluation that --resume goes on with.
+fn open_output(args: &Args, model: &Path, jobs: &mut [Job]) -> Result<Option<Output>> {
+    let Some(path) = args.output.as_deref() else { return Ok(None) };
+    let seed = args.seed.unwrap_or(jobs[0].recipe.seed);
+    let settings = resume::settings(model, seed, jobs, args.likelihood.map(Likelihood::name));
+    let kept = match args.resume {
+        true => resume::restore(jobs, resume::rows(path, &settings)?)?,
+        false => Vec::new(),
+    };
+    let read: Vec<&Path> = args.data.iter().map(Path::new).collect();
+    let mut output = Output::beside(path, &read)?;
+    kept.iter().try_for_each(|row| output.row(row))?;
+    output.flush()?;
+    if output.is_part() {
+        resume::remember(path, &settings)?;
+    }
+    if args.resume {
+        let done: usize = jobs.iter().map(|job| job.asked).sum();
+        eprintln!("resumed after {done} prompts");
+    }
+    Ok(Some(output))
 }
 
 /// Prompts to ask: all there are, or as many as were asked for.
@@ -264,18 +322,17 @@ fn sample(
         let name = job.suite.map_or("evaluating", |s| s.name);
         let begin = job.source.state();
         let progress = Progress::new(name, job.prompts as u64, "prompts");
+        progress.add(job.asked as u64);
         while job.asked < job.prompts && !interrupt::requested() {
             let now = (AT_ONCE / samples).max(1).min(job.prompts - job.asked);
             let settings = (now, samples, args.seed.unwrap_or(recipe.seed));
-            let rewards = &job.rewards;
-            let part = evaluate(
-                &mut actor,
-                &mut *job.source,
-                rewards,
-                &recipe.rollout,
-                settings,
-                Default::default(),
-            );
+            let source = &mut *job.source;
+            let part = match args.likelihood {
+                Some(by) => likelihood(model, tokenizer, source, now, by.continuation()),
+                None => {
+                    evaluate(&mut actor, source, &job.rewards, &recipe.rollout, settings, Default::default())
+                }
+            };
             warn(&hooks.warnings);
             hooks
                 .warnings
