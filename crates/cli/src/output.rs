@@ -79,6 +79,11 @@ impl Output {
         written.map_err(|e| unwritable(path, &e))
     }
 
+    /// Whether rows go to `NAME.part` until all are there.
+    pub fn is_part(&self) -> bool {
+        matches!(self.target, Target::Part { .. })
+    }
+
     /// Hands over what is buffered.
     pub fn flush(&mut self) -> Result<()> {
         let (flushed, path) = match &mut self.target {

@@ -22,6 +22,8 @@ mod make;
 mod measure;
 #[path = "cli/numbers.rs"]
 mod numbers;
+#[path = "cli/packages.rs"]
+mod packages;
 #[path = "cli/plan.rs"]
 mod plan;
 #[path = "cli/score.rs"]

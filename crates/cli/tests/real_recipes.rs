@@ -45,6 +45,7 @@ const WEIGHTS: &[(&str, &str)] = &[
     ("countdown_3b", "3085.94"),
     ("gem_letter_counting", "1720.57"),
     ("gsm8k_ppo", "1100.05"),
+    ("research", "3085.94"),
     ("skywork_rm", "7504.93"),
     ("smollm2_gsm8k", "134.52"),
     ("ultrafeedback_dpo", "8030.33"),

@@ -3,6 +3,7 @@
 
 pub mod calibration;
 pub mod estimate;
+pub mod likelihood;
 pub mod pairs;
 mod search;
 mod summary;

@@ -7,7 +7,39 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 /// Longest answer that is read, in bytes.
-const MAX_BYTES: usize = 16 << 20;
+pub(crate) const MAX_BYTES: usize = 16 << 20;
+
+/// When the whole of a request must be over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    at: Instant,
+    timeout: Duration,
+}
+
+impl Deadline {
+    /// That long from now.
+    pub(crate) fn after(timeout: Duration) -> Deadline {
+        Deadline { at: Instant::now() + timeout, timeout }
+    }
+
+    fn late(&self) -> String {
+        format!("no answer within {} s", self.timeout.as_secs_f64())
+    }
+
+    /// The time that is left.
+    pub(crate) fn left(&self) -> Result<Duration, String> {
+        let left = self.at.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
+        left.ok_or_else(|| self.late())
+    }
+
+    /// What a failure of the connection means.
+    pub(crate) fn failed(&self, error: std::io::Error) -> String {
+        match error.kind() {
+            std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock => self.late(),
+            _ => error.to_string(),
+        }
+    }
+}
 
 /// The parts of an `http://` address.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,24 +75,34 @@ impl Url {
         self.ask("GET", "", timeout)
     }
 
-    fn ask(&self, method: &str, body: &str, timeout: Duration) -> Result<Value, String> {
-        let deadline = Instant::now() + timeout;
-        let late = || format!("no answer within {} s", timeout.as_secs_f64());
-        let failed = |e: std::io::Error| match e.kind() {
-            std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock => late(),
-            _ => e.to_string(),
-        };
-        let left =
-            || deadline.checked_duration_since(Instant::now()).filter(|d| !d.is_zero()).ok_or_else(late);
+    /// Name and port, as the `Host` header has them.
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// What is asked for on that host.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// A connection to the first address that takes one.
+    pub(crate) fn connect(&self, deadline: Deadline) -> Result<TcpStream, String> {
         let addresses = self.address.to_socket_addrs().map_err(|e| format!("{}: {e}", self.address))?;
         let mut stream = Err(format!("{} has no address", self.address));
         for address in addresses {
-            stream = TcpStream::connect_timeout(&address, left()?).map_err(failed);
+            stream = TcpStream::connect_timeout(&address, deadline.left()?).map_err(|e| deadline.failed(e));
             if stream.is_ok() {
                 break;
             }
         }
-        let mut stream = stream?;
+        stream
+    }
+
+    fn ask(&self, method: &str, body: &str, timeout: Duration) -> Result<Value, String> {
+        let deadline = Deadline::after(timeout);
+        let left = || deadline.left();
+        let failed = |e: std::io::Error| deadline.failed(e);
+        let mut stream = self.connect(deadline)?;
         let head = format!(
             "{method} {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nAccept: application/json\r\n\
              Content-Length: {}\r\nConnection: close\r\n\r\n",
@@ -87,12 +129,12 @@ impl Url {
 }
 
 /// Head and body of a reply, where the head is there.
-fn split(reply: &[u8]) -> Option<(&str, &[u8])> {
+pub(crate) fn split(reply: &[u8]) -> Option<(&str, &[u8])> {
     let end = reply.windows(4).position(|w| w == b"\r\n\r\n")?;
     Some((std::str::from_utf8(&reply[..end]).ok()?, &reply[end + 4..]))
 }
 
-fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     let named = head.lines().skip(1).filter_map(|line| line.split_once(':'));
     named.into_iter().find(|(n, _)| n.trim().eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
 }

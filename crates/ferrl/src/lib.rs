@@ -49,4 +49,5 @@ pub mod train;
 pub mod trust_region;
 pub mod verify;
 pub mod warnings;
+mod websocket;
 pub mod worker;

@@ -20,6 +20,7 @@ pub use work::{Rates, Work};
 
 use crate::algo::{self, Feed, Needs, UpdatePlan};
 use crate::data::hub::model_dir;
+use crate::preflight::check_adapter;
 use crate::recipe::{Init, Recipe, Resolved};
 use crate::run::Disk;
 use crate::setup;
@@ -207,6 +208,12 @@ fn inputs(recipe: &Recipe, previous: Option<&StagePlan>, earlier: &[StagePlan]) 
         config.head = Head::Lm;
     }
     setup::trained::check(&config, critic.as_ref(), &recipe.model)?;
+    if let Some(adapter) = &recipe.adapter {
+        let follows = recipe.model.path.is_none() && recipe.model.init.is_none();
+        let left = previous.filter(|_| follows).and_then(|stage| stage.inputs.recipe.adapter.as_ref());
+        let left = left.map(|adapter| adapter.options()).transpose()?;
+        check_adapter(&adapter.options()?, left.as_ref(), &config)?;
+    }
     let lengths = lengths(recipe, feed, tokenizer.as_deref());
     let (updates, device) = (algorithm.updates(), ferrl_kernels::footprint(&recipe.device)?);
     let (recipe, teacher) = (recipe.clone(), teacher.map(|t| t.0));

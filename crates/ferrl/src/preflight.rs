@@ -15,7 +15,7 @@ use crate::setup::{self, Draft};
 use crate::source::Summary;
 use crate::warnings::Warnings;
 use ferrl_engine::checkpoint::ModelDir;
-use ferrl_engine::model::adapter::adapter_weights;
+use ferrl_engine::model::adapter::{AdapterOptions, adapter_weights};
 use ferrl_engine::model::{Config, Head, family};
 use ferrl_engine::train::trained_weights;
 use ferrl_engine::{Error, Result};
@@ -102,7 +102,11 @@ fn one(
     setup::fits(&start.config, &draft.tokenizer, &start.dir)?;
     setup::trained::check(&policy, critic.as_ref(), &recipe.model)?;
     let trained = match &recipe.adapter {
-        Some(adapter) => adapter_weights(&policy, &adapter.options()?)?.1,
+        Some(adapter) => {
+            let wanted = adapter.options()?;
+            check_adapter(&wanted, start.adapter.as_ref(), &policy)?;
+            adapter_weights(&policy, &wanted)?.1
+        }
         None => trained_weights(&policy, &setup::trained::patterns(&policy, &recipe.model)?)?,
     };
     if rows {
@@ -128,6 +132,16 @@ fn one(
         warnings,
         draft: RefCell::new(Some(draft)),
     })
+}
+
+/// Refuses an adapter with names that the model does not have, or that differs from the one that the stage starts from.
+pub(crate) fn check_adapter(
+    wanted: &AdapterOptions,
+    left: Option<&AdapterOptions>,
+    config: &Config,
+) -> Result<()> {
+    wanted.check_names(config)?;
+    left.map_or(Ok(()), |left| left.same(wanted, config).map_err(|e| e.at("adapter")))
 }
 
 /// The models of a stage as they will be trained: the policy, and a critic on its own weights. All others are looked at.
@@ -184,6 +198,8 @@ struct Start {
     /// With config.json and the tokenizer; the weights may not be there yet.
     dir: PathBuf,
     config: Config,
+    /// An adapter that is not merged.
+    adapter: Option<AdapterOptions>,
     /// Keeps what was made for the check.
     _sketch: Option<Arc<Sketch>>,
 }
@@ -193,8 +209,9 @@ impl Start {
         let there =
             |name: String| at.folder.map(|f| f.join(name)).filter(|d| d.join("config.json").is_file());
         let open = |dir: PathBuf| {
-            let config = ModelDir::open(&dir)?.config;
-            Ok(Start { name: String::new(), dir, config, _sketch: None })
+            let opened = ModelDir::open(&dir)?;
+            let adapter = opened.adapter().map(|own| own.options.clone());
+            Ok(Start { name: String::new(), dir, config: opened.config, adapter, _sketch: None })
         };
         let m = &stage.recipe.model;
         if let Some(path) = &m.path {
@@ -217,6 +234,7 @@ impl Start {
         if stage.recipe.algorithm()?.needs().score {
             self.config.head = Head::Score;
         }
+        self.adapter = stage.recipe.adapter.as_ref().map(|adapter| adapter.options()).transpose()?;
         self.name = stage.name.clone();
         Ok(self)
     }
@@ -239,7 +257,7 @@ impl Sketch {
         let json = family(config.family)?.to_json(&config).to_string();
         std::fs::write(dir.join("config.json"), json).map_err(fail)?;
         tokenizer.save(&dir)?;
-        Ok(Start { name: String::new(), dir, config, _sketch: Some(Arc::new(sketch)) })
+        Ok(Start { name: String::new(), dir, config, adapter: None, _sketch: Some(Arc::new(sketch)) })
     }
 }
 

@@ -27,6 +27,8 @@ mod one_pass;
 mod packing;
 #[path = "stage/partial.rs"]
 mod partial;
+#[path = "stage/research.rs"]
+mod research;
 #[path = "stage/reward_model.rs"]
 mod reward_model;
 #[path = "stage/signal.rs"]

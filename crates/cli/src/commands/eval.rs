@@ -1,12 +1,14 @@
 //! `ferrl eval`: accuracy and pass@k of a model.
 
 mod pairs;
+mod resume;
 mod suite;
 
 use crate::options::{RecipeArgs, at_least_one, key_values, nearest_path, open_model, size};
 use crate::output::{Output, finish_on_interrupt, print, visible, warn};
 use crate::progress::Progress;
 use ferrl::algo::Feed;
+use ferrl::evaluate::likelihood::{Continuation, likelihood};
 use ferrl::evaluate::{self, Answered, Evaluation, Summary, calibration, evaluate};
 use ferrl::experience::Metrics;
 use ferrl::interrupt;
@@ -66,6 +68,13 @@ pub struct Args {
     /// Hugging Face cache
     #[arg(long, value_name = "NAME[=PATH],…", value_delimiter = ',', conflicts_with_all = ["data", "task", "verifier", "reward"])]
     suite: Vec<String>,
+    /// Multiple choice by log-probability, as lm-evaluation-harness scores it, without sampling: the option whose letter, or text,
+    /// is most probable behind the prompt; accuracy (acc), and by characters (acc_norm)
+    #[arg(long, value_name = "letter|text", requires = "suite", conflicts_with_all = ["samples", "temperature"])]
+    likelihood: Option<Likelihood>,
+    /// Go on with the evaluation that was stopped while it wrote --output; its rows are in FILE.part
+    #[arg(long, requires = "output")]
+    resume: bool,
     /// Pairs that a reward model should order, with prompt, chosen, rejected and subset, as RewardBench has them: files, folders,
     /// split@path, org/name or suite:rewardbench
     #[arg(long, value_name = "PATH", conflicts_with_all = ["data", "task", "suite", "verifier", "reward"])]
@@ -108,6 +117,31 @@ pub struct Args {
     output: Option<PathBuf>,
 }
 
+/// What is put behind a prompt of multiple choice.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Likelihood {
+    /// The option's letter (MMLU)
+    Letter,
+    /// The option's text (ARC, SciQ)
+    Text,
+}
+
+impl Likelihood {
+    fn continuation(self) -> Continuation {
+        match self {
+            Likelihood::Letter => Continuation::Letter,
+            Likelihood::Text => Continuation::Text,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Likelihood::Letter => "letter",
+            Likelihood::Text => "text",
+        }
+    }
+}
+
 /// One set of prompts to evaluate on, and what came of it.
 struct Job {
     /// The benchmark it is, where it is one.
@@ -148,8 +182,6 @@ pub fn run(args: &Args) -> Result<()> {
         suite::warn_overlap(own, &recipes, &hooks.warnings)?;
     }
     warn(&hooks.warnings);
-    let read: Vec<&Path> = args.data.iter().map(Path::new).collect();
-    let mut output = args.output.as_deref().map(|o| Output::beside(o, &read)).transpose()?;
     let dtype = recipes[0].1.dtype()?;
     let backend = args.set.open(&recipes[0].1, &dir)?;
     let mut jobs = Vec::new();
@@ -161,6 +193,7 @@ pub fn run(args: &Args) -> Result<()> {
         let all = Evaluation { metrics: Metrics::default(), answers: Vec::new() };
         jobs.push(Job { suite, recipe, source, rewards, prompts, asked: 0, all, seconds: 0.0, search: None });
     }
+    let mut output = open_output(args, &found.model, &mut jobs)?;
     let model = Model::load(backend, &dir, Options { dtype, training: false, context: 0 })?;
     finish_on_interrupt("finishing the completions under way")?;
     let cache = setup::cache_options(&jobs[0].recipe.rollout, &*model.backend);
@@ -175,7 +208,32 @@ pub fn run(args: &Args) -> Result<()> {
         eprintln!("stopped after {asked} of {prompts} prompts");
         crate::output::exit(130);
     }
-    output.map_or(Ok(()), Output::finish)
+    output.map_or(Ok(()), Output::finish)?;
+    args.output.as_deref().into_iter().for_each(resume::forget);
+    Ok(())
+}
+
+/// Opens --output, with the rows of the evaluation that --resume goes on with.
+fn open_output(args: &Args, model: &Path, jobs: &mut [Job]) -> Result<Option<Output>> {
+    let Some(path) = args.output.as_deref() else { return Ok(None) };
+    let seed = args.set.seed(&jobs[0].recipe);
+    let settings = resume::settings(model, seed, jobs, args.likelihood.map(Likelihood::name));
+    let kept = match args.resume {
+        true => resume::restore(jobs, resume::rows(path, &settings)?)?,
+        false => Vec::new(),
+    };
+    let read: Vec<&Path> = args.data.iter().map(Path::new).collect();
+    let mut output = Output::beside(path, &read)?;
+    kept.iter().try_for_each(|row| output.row(row))?;
+    output.flush()?;
+    if output.is_part() {
+        resume::remember(path, &settings)?;
+    }
+    if args.resume {
+        let done: usize = jobs.iter().map(|job| job.asked).sum();
+        eprintln!("resumed after {done} prompts");
+    }
+    Ok(Some(output))
 }
 
 /// The recipe of each set of prompts: one, or one for each benchmark.
@@ -233,11 +291,15 @@ fn sample(
     let seed = args.set.seed(&recipe);
     let (start, begin) = (Instant::now(), job.source.state());
     let progress = Progress::new(job.suite.map_or("evaluating", |s| s.name), job.prompts as u64, "prompts");
+    progress.add(job.asked as u64);
     while job.asked < job.prompts && !interrupt::requested() {
         let samples = recipe.eval.samples;
         let now = (AT_ONCE / samples).max(1).min(job.prompts - job.asked);
         let (source, counts) = (&mut *job.source, (now, samples, seed));
-        let part = evaluate(&mut actor, source, &job.rewards, &recipe.rollout, counts, Default::default());
+        let part = match args.likelihood {
+            Some(by) => likelihood(model, tokenizer, source, now, by.continuation()),
+            None => evaluate(&mut actor, source, &job.rewards, &recipe.rollout, counts, Default::default()),
+        };
         warn(&hooks.warnings);
         let printed = hooks.warnings.take_printed();
         printed.iter().for_each(|p| eprintln!("{}: {}", p.source, visible(&p.line)));

@@ -236,6 +236,96 @@ fn suites_have_an_accuracy_each_a_mean_and_tables_by_subject() {
 }
 
 #[test]
+fn options_are_chosen_by_the_log_probabilities_that_score_gives() {
+    let folder = Folder::new("eval-likelihood");
+    let model = folder.model();
+    let (sums, choices) = benchmarks(&folder);
+    let out = folder.path("graded.jsonl");
+    let suite = format!("mmlu={choices}");
+    let base =
+        ["eval", &model, "--suite", &suite, "--threads", "1", "--json", "--output", &out, "--likelihood"];
+    for (by, options) in [("letter", [" A", " B"]), ("text", [" x", " y"])] {
+        let got = json(&ok(&[&base[..], &[by]].concat()));
+        let written = rows(&folder.read("graded.jsonl"));
+        assert_eq!(written.len(), 4);
+        let mut right = 0;
+        for row in &written {
+            let asked = options.map(|o| {
+                let row = serde_json::json!({ "prompt": row["prompt"], "completion": o });
+                let input = folder.write("asked.jsonl", row.to_string());
+                // The token that ends a completion is scored last and is no part of the option.
+                let scored = rows(&ok(&["score", &model, "--input", &input, "--threads", "1"]));
+                let text = floats(&scored[0]["logprobs"]);
+                let prompt =
+                    folder.write("prompt.jsonl", serde_json::json!({ "text": row["prompt"] }).to_string());
+                let before = floats(
+                    &rows(&ok(&["score", &model, "--input", &prompt, "--threads", "1"]))[0]["logprobs"],
+                );
+                text[before.len()..text.len() - 1].iter().sum::<f64>()
+            });
+            let parts = &row["components"];
+            let logps = ["logp_A", "logp_B"].map(|n| parts[n].as_f64().unwrap());
+            close(&logps, &asked, 1e-4);
+            right += usize::from(logps[1] > logps[0]);
+            assert_eq!(parts["acc"], f64::from(logps[1] > logps[0]));
+        }
+        assert_eq!(got["suites"][0]["acc"], right as f64 / 4.0);
+        assert!(got["suites"][0]["acc_norm"].is_number());
+    }
+    fails(
+        &["eval", &model, "--suite", &format!("gsm8k={sums}"), "--likelihood", "letter"],
+        2,
+        &["mmlu, gpqa, sciq"],
+    );
+}
+
+#[test]
+fn an_evaluation_that_was_stopped_is_resumed_to_the_same_rows() {
+    let folder = Folder::new("eval-resume");
+    let model = folder.model();
+    let sum = |i: usize| format!("{{\"question\": \"What is {i} + 1?\", \"answer\": \"#### {}\"}}\n", i + 1);
+    let sums = folder.write("many.jsonl", (0..2500).map(sum).collect::<String>());
+    let suite = format!("gsm8k={sums}");
+    let args = |out: &str, samples: &str| {
+        let args =
+            ["eval", &model, "--suite", &suite, "--max-new-tokens", "3", "--threads", "1", "--output", out];
+        args.iter().chain(&["--samples", samples, "--json"]).map(|s| s.to_string()).collect::<Vec<_>>()
+    };
+    let call = |args: &[String], more: &[&str]| {
+        let args: Vec<&str> = args.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        json(&ok(&args))
+    };
+    let whole = call(&args(&folder.path("whole.jsonl"), "2"), &[]);
+    let out = folder.path("stopped.jsonl");
+    let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_ferrl"))
+        .args(args(&out, "2"))
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let part = folder.0.join("stopped.jsonl.part");
+    while std::fs::metadata(&part).map_or(0, |m| m.len()) == 0 && run.try_wait().unwrap().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    run.kill().unwrap();
+    run.wait().unwrap();
+    assert!(part.exists(), "it was stopped before its end");
+    // Killed in the middle of a line.
+    let text = std::fs::read_to_string(&part).unwrap();
+    std::fs::write(&part, &text[..text.len() - 20]).unwrap();
+    let other: Vec<String> = args(&out, "3").into_iter().chain(["--resume".to_string()]).collect();
+    fails(&other.iter().map(String::as_str).collect::<Vec<_>>(), 2, &["samples = 2, not 3", "start over"]);
+    let resumed = call(&args(&out, "2"), &["--resume"]);
+    assert_eq!(resumed["suites"][0]["accuracy"], whole["suites"][0]["accuracy"]);
+    assert_eq!(resumed["suites"][0]["mean_length"], whole["suites"][0]["mean_length"]);
+    assert!(folder.read("stopped.jsonl") == folder.read("whole.jsonl"), "the same rows in the same order");
+    assert!(
+        !part.exists() && !folder.0.join("stopped.jsonl.part.json").exists(),
+        "nothing is left to resume"
+    );
+}
+
+#[test]
 fn a_suite_that_cannot_be_evaluated_says_what_to_do() {
     let folder = Folder::new("eval-suite-errors");
     let model = folder.model();

@@ -234,19 +234,27 @@ impl ModelDir {
     }
 
     fn read(&self, tensor: &Tensor) -> Result<Vec<f32>> {
-        if let Some(seed) = self.seed_if_new(tensor) {
-            let options = InitOptions { seed, ..InitOptions::new(self.family.name()) };
-            return Ok(init_param(&self.config, &options, &tensor.param));
+        let mut out = match self.seed_if_new(tensor) {
+            Some(seed) => {
+                let options = InitOptions { seed, ..InitOptions::new(self.family.name()) };
+                init_param(&self.config, &options, &tensor.param)
+            }
+            None => self.read_parts(tensor)?,
+        };
+        // A head that the base lacks is the adapter's, too.
+        if let Some(adapter) = &self.adapter {
+            adapter.put_saved(&tensor.param, &mut out)?;
         }
+        Ok(out)
+    }
+
+    fn read_parts(&self, tensor: &Tensor) -> Result<Vec<f32>> {
         let mut out = vec![0.0; tensor.param.len()];
         let mut rest = &mut out[..];
         for part in &tensor.parts {
             let (own, after) = rest.split_at_mut(part.len());
             rest = after;
             self.read_part(part, &tensor.param, own)?;
-        }
-        if let Some(adapter) = &self.adapter {
-            adapter.put_saved(&tensor.param, &mut out)?;
         }
         Ok(out)
     }

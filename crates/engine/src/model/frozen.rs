@@ -59,6 +59,13 @@ impl Frozen {
         done
     }
 
+    /// Gives up what a failed [`Frozen::gathered`] left gathered.
+    pub fn release(&mut self) {
+        if let Home::Device(model) = &mut self.0 {
+            model.release_all();
+        }
+    }
+
     /// Whether its weights are split over ranks.
     pub fn is_split(&self) -> bool {
         matches!(&self.0, Home::Device(model) if model.split_over().is_some())

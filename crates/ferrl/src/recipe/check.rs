@@ -124,7 +124,7 @@ fn names(r: &Recipe, p: &mut Problems) {
         let devices: Vec<&str> = std::iter::once(AUTO).chain(BACKENDS.iter().map(|b| b.name)).collect();
         p.word("device", &r.device, &devices);
     }
-    let size = r.device_memory.as_deref().map(super::bytes).and_then(|size| size.err());
+    let size = r.device_memory.as_deref().map(super::size::device_bytes).and_then(|size| size.err());
     if let Some(what) = size {
         p.when(true, "device_memory", what, "device_memory = \"24GiB\"");
     }
@@ -168,8 +168,14 @@ fn names(r: &Recipe, p: &mut Problems) {
     p.when(
         r.model.router_aux_loss_coef > 0.0 && !r.model.train_router,
         "model.router_aux_loss_coef",
-        "the load-balance loss is for routers, which are frozen",
-        "model.train_router = true, or model.router_aux_loss_coef = 0.0",
+        match r.adapter {
+            Some(_) => "an adapter trains no load-balance loss",
+            None => "the load-balance loss is for routers, which are frozen",
+        },
+        match r.adapter {
+            Some(_) => "model.router_aux_loss_coef = 0.0",
+            None => "model.train_router = true, or model.router_aux_loss_coef = 0.0",
+        },
     );
     if let Some(init) = &r.model.init {
         p.word("model.init.tokenizer", &init.tokenizer, TOKENIZERS);

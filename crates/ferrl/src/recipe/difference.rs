@@ -6,6 +6,28 @@ use serde_json::Value;
 /// A setting that differs: its key and both values.
 pub type Difference = (String, String, String);
 
+/// Settings of how weights and work lie over ranks and in memory: they change no bit of what is learned. (`adapter.base` is one as long
+/// as it is not `nf4`.)
+pub const SAME_BITS: [&str; 9] = [
+    "parallel",
+    "device_memory",
+    "model.recompute",
+    "optim.offload",
+    "reference.offload",
+    "rollout.cache_mib",
+    "rollout.release_cache",
+    "rollout.tp_size",
+    "teacher.offload",
+];
+
+/// Whether a change of a setting changes no bit of what is learned.
+pub fn changes_no_bit((key, was, is): (&str, &str, &str)) -> bool {
+    let within =
+        |free: &&str| key.strip_prefix(*free).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    let base = key == "adapter.base" && ![was, is].iter().any(|home| home.contains("nf4"));
+    base || SAME_BITS.iter().any(|free| within(&free))
+}
+
 /// The first setting in which they differ; `None` where they say the same.
 pub fn difference(before: &Recipe, now: &Recipe) -> Option<Difference> {
     differences(before, now).into_iter().next()

@@ -7,6 +7,9 @@ use ferrl_kernels::Backend;
 /// The most memory that anything is planned for: 1024 TiB.
 const MOST_BYTES: f64 = 1125899906842624.0;
 
+/// The least memory that a device is taken to have: less is a unit forgotten.
+const LEAST_DEVICE: u64 = 1 << 20;
+
 /// A number of bytes with a unit: `22GiB`, `900MiB`.
 pub fn bytes(text: &str) -> std::result::Result<u64, String> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
@@ -30,11 +33,19 @@ pub fn bytes(text: &str) -> std::result::Result<u64, String> {
     }
 }
 
+/// The same of a device's memory.
+pub fn device_bytes(text: &str) -> std::result::Result<u64, String> {
+    match bytes(text)? {
+        size if size < LEAST_DEVICE => Err(format!("{text:?} is {size} bytes, expected at least 1MiB")),
+        size => Ok(size),
+    }
+}
+
 impl Recipe {
     /// Bytes that the device is taken to have, where the recipe says so.
     pub fn device_bytes(&self) -> Result<Option<u64>> {
         let wrong = |what: String| Error::usage(what).at("device_memory").fix("device_memory = \"24GiB\"");
-        self.device_memory.as_deref().map(bytes).transpose().map_err(wrong)
+        self.device_memory.as_deref().map(device_bytes).transpose().map_err(wrong)
     }
 
     /// Takes the device to have no more memory than the recipe says.

@@ -9,7 +9,7 @@ use super::manifest::hex;
 use super::resume::plain_files;
 use crate::data::Source;
 use crate::data::hub::Cache;
-use crate::recipe::Recipe;
+use crate::recipe::{Recipe, SAME_BITS};
 use ferrl_engine::checkpoint::base_of;
 use ferrl_engine::{Error, Result};
 use regex::Regex;
@@ -96,7 +96,6 @@ fn settings(recipe: &Recipe) -> Value {
         "/threads",
         "/name",
         "/checkpoint",
-        "/parallel",
         "/train/steps",
         "/train/epochs",
         "/data/train",
@@ -110,7 +109,14 @@ fn settings(recipe: &Recipe) -> Value {
             *value = Value::Null;
         }
     }
-    all["rollout"]["tp_size"] = json!(0); // as most runs have it: ranks change no bit
+    for key in SAME_BITS {
+        if let Some(value) = all.pointer_mut(&format!("/{}", key.replace('.', "/"))) {
+            *value = Value::Null;
+        }
+    }
+    if let Some(base) = all.pointer_mut("/adapter/base").filter(|base| *base == "host") {
+        *base = json!("device");
+    }
     for reward in all["reward"].as_array_mut().into_iter().flatten() {
         (reward["model"], reward["python"]) = (Value::Null, Value::Null);
     }
@@ -163,9 +169,9 @@ pub fn changed(now: &Value, saved: &Value) -> Vec<String> {
             continue;
         }
         if what == SETTINGS {
-            // The recipe reads as before, or it would have been refused.
+            // Where the recipe reads as before, it is the latter.
             out.push(
-                "a variable of the environment that the recipe refers to (${NAME}) has another value".into(),
+                "settings of the stage, or a variable of the environment that they refer to (${NAME})".into(),
             );
             continue;
         }

@@ -5,7 +5,7 @@
 //! business but the user's.
 
 use super::finished;
-use crate::recipe::{Recipe, Resolved, Stage, differences};
+use crate::recipe::{Recipe, Resolved, Stage, changes_no_bit, differences};
 use crate::run::{Found, RunFolder, latest};
 use ferrl_engine::{Error, Result};
 use serde_json::Value;
@@ -72,7 +72,7 @@ pub fn accept(folder: &RunFolder, now: Resolved, position: &mut Position, allow:
             .at(folder.path().join("recipe.toml").display())
             .fix(
                 "take it back, start a new run with --name, or go on with it: --allow-changed \
-                 (stages that have not begun, more steps of the last one, checkpoint.*, parallel.* and rollout.tp_size may change without)",
+                 (stages that have not begun, more steps of the last one, checkpoint.*, parallel.*, rollout.tp_size and where things lie in memory may change without)",
             ))
     };
     let (mut changes, mut anew) = (Vec::new(), Vec::new());
@@ -89,9 +89,7 @@ pub fn accept(folder: &RunFolder, now: Resolved, position: &mut Position, allow:
             let what = format!("{key} of stage {} was {was} and is {is}", old.name);
             let length = ["train.steps", "train.epochs"].contains(&key.as_str());
             let longer = length && old.index == position.stage;
-            // How weights and work lie over ranks changes no bit of them.
-            let lies = key.starts_with("parallel.") || key == "rollout.tp_size";
-            let free = key.starts_with("checkpoint.") || lies;
+            let free = key.starts_with("checkpoint.") || changes_no_bit((&key, &was, &is));
             if begun && !(longer || free || allow) {
                 return refuse(what);
             }

@@ -49,7 +49,7 @@ impl Stage {
         self.trainers_mut().for_each(Trainer::zero_grads);
         // Ranks that failed at different moments have gathered different layers.
         self.trainers_mut().for_each(|trainer| trainer.model.release_all());
-        self.reference.iter_mut().for_each(|reference| reference.release_all());
+        self.reference.iter_mut().for_each(|reference| reference.release());
         self.release_weights()?;
         Ok(same)
     }

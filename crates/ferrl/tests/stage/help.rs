@@ -23,6 +23,11 @@ pub fn model(dir: &Path) -> String {
 
 /// The same of a family.
 pub fn model_of(dir: &Path, family: &str) -> String {
+    model_with(dir, family, 64)
+}
+
+/// The same with so many positions.
+pub fn model_with(dir: &Path, family: &str, positions: usize) -> String {
     let text: String = (' '..='~').chain(['\n']).collect();
     let specials = ["<pad>", "<eos>"].map(String::from);
     let tokenizer = train_chars([text].into_iter(), &specials).unwrap();
@@ -30,7 +35,7 @@ pub fn model_of(dir: &Path, family: &str) -> String {
     (options.vocab, options.hidden, options.layers) = (tokenizer.vocab_size(), 32, 2);
     let kv_heads = if family == "gpt2" { 2 } else { 1 };
     (options.heads, options.kv_heads, options.ffn) = (Some(2), Some(kv_heads), Some(48));
-    (options.max_positions, options.seed, options.tied) = (64, 3, Some(true));
+    (options.max_positions, options.seed, options.tied) = (positions, 3, Some(true));
     (options.eos, options.pad) = (tokenizer.eos().first().copied(), tokenizer.pad());
     let path = dir.join(if family == FAMILIES[0].name() { "model" } else { family });
     init_model(&path, &options, &SaveOptions { dtype: StorageFormat::F32, ..Default::default() }).unwrap();

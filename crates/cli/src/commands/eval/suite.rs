@@ -37,6 +37,17 @@ pub fn recipes(args: &Args, base: &Recipe, dir: &ModelDir) -> Result<Vec<(&'stat
 }
 
 fn recipe(args: &Args, base: &Recipe, dir: &ModelDir, entry: &Entry, path: Option<&str>) -> Result<Recipe> {
+    if args.likelihood.is_some() && !matches!(entry.rows, Use::Graded { verifier: "choice", .. }) {
+        let choice =
+            suite::SUITES.iter().filter(|s| matches!(s.rows, Use::Graded { verifier: "choice", .. }));
+        let names: Vec<&str> = choice.map(|s| s.name).collect();
+        return Err(Error::usage(format!(
+            "{} has no options whose log-probabilities could be compared",
+            entry.name
+        ))
+        .at("--likelihood")
+        .fix(format!("--suite with one of {}", names.join(", "))));
+    }
     let Use::Graded { verifier, .. } = entry.rows else {
         let graded = suite::SUITES.iter().filter(|s| matches!(s.rows, Use::Graded { .. }));
         let names: Vec<&str> = graded.map(|s| s.name).collect();
@@ -120,6 +131,8 @@ struct SuiteResult<'a> {
     summary: Summary,
     /// Accuracy by the values of each column that the suite is split by.
     groups: Vec<(&'static str, BTreeMap<String, Summary>)>,
+    /// Accuracy by log-probability per character, where options were scored by it.
+    acc_norm: Option<f64>,
 }
 
 impl<'a> SuiteResult<'a> {
@@ -137,7 +150,12 @@ impl<'a> SuiteResult<'a> {
             (column, parts.collect::<BTreeMap<_, _>>())
         };
         let groups = entry.groups.iter().map(|c| by(c)).filter(|(_, parts)| parts.len() > 1).collect();
-        SuiteResult { entry, job, summary: Summary::new(&job.all, samples, ks), groups }
+        let normed = job.all.answers.iter().filter_map(|(_, _, graded)| {
+            graded.components.iter().find(|(name, _)| name == "acc_norm").map(|(_, hit)| f64::from(*hit))
+        });
+        let normed: Vec<f64> = normed.collect();
+        let acc_norm = (!normed.is_empty()).then(|| normed.iter().sum::<f64>() / normed.len() as f64);
+        SuiteResult { entry, job, summary: Summary::new(&job.all, samples, ks), groups, acc_norm }
     }
 
     fn json(&self) -> Value {
@@ -149,6 +167,10 @@ impl<'a> SuiteResult<'a> {
         line.insert("max_new_tokens".into(), json!(self.job.recipe.rollout.max_new_tokens));
         line.insert("seconds".into(), json!(self.job.seconds));
         line.insert("tokens".into(), json!(self.job.tokens()));
+        if let Some(acc_norm) = self.acc_norm {
+            line.insert("acc".into(), json!(self.summary.figure("accuracy")));
+            line.insert("acc_norm".into(), json!(acc_norm));
+        }
         line.insert("complete".into(), json!(self.job.asked == self.job.prompts));
         let parts = |parts: &BTreeMap<String, Summary>| {
             Map::from_iter(parts.iter().map(|(name, s)| (name.clone(), Value::Object(s.json()))))
@@ -196,6 +218,16 @@ pub fn show(model: &str, jobs: &[Job], ks: &[usize], seed: u64, as_json: bool) -
             let _ = write!(out, "{shown:>14}");
         }
         out.push('\n');
+    }
+    for r in &results {
+        if let Some(acc_norm) = r.acc_norm {
+            let _ = writeln!(
+                out,
+                "{} by log-probability per character (acc_norm): {:.2} %",
+                r.entry.name,
+                100.0 * acc_norm
+            );
+        }
     }
     if let Some(mean) = mean.filter(|_| results.len() > 1) {
         let _ = writeln!(out, "{:<24}{:>10.2} %", "mean over suites", 100.0 * mean);

@@ -100,25 +100,41 @@ pub enum Init {
 }
 
 impl AdapterOptions {
+    /// Refuses settings that name what the model does not have, or that PEFT could not load; of a recipe, where a name without effect
+    /// is a typo.
+    pub fn check_names(&self, config: &Config) -> Result<()> {
+        modules::check_names(self, config)
+    }
+
     /// Refuses options that adapt other modules, or in another way.
-    pub(crate) fn same(&self, wanted: &AdapterOptions, config: &Config) -> Result<()> {
+    pub fn same(&self, wanted: &AdapterOptions, config: &Config) -> Result<()> {
         let differs = |what: String| {
             Err(Error::usage(format!("the adapter there and the recipe's differ: {what}")).fix(
                 "the same settings in [adapter], or `ferrl export DIR --merge --out DIR` and a new adapter on the result",
             ))
         };
-        if self.base == BaseHome::Nf4 && wanted.base != BaseHome::Nf4 {
-            return differs("it was trained on weights as NF4: adapter.base = \"nf4\"".into());
+        match (self.base == BaseHome::Nf4, wanted.base == BaseHome::Nf4) {
+            (true, false) => {
+                return differs("it was trained on weights as NF4: adapter.base = \"nf4\"".into());
+            }
+            (false, true) => {
+                return differs(
+                    "it was trained on weights that are not rounded to NF4: adapter.base = \"device\"".into(),
+                );
+            }
+            _ => {}
         }
         let (own, other) = (lora_modules(config, self)?, lora_modules(config, wanted)?);
         for m in &own {
             match other.iter().find(|o| o.name == m.name) {
                 None => return differs(format!("{} is adapted there alone", m.name)),
-                Some(o) if (o.r, o.scale) != (m.r, m.scale) => {
-                    return differs(format!(
-                        "{} has rank {} there, {} here (scale {} and {})",
-                        m.name, m.r, o.r, m.scale, o.scale
-                    ));
+                Some(o) if o.r != m.r => {
+                    return differs(format!("{} has rank {} there, {} here", m.name, m.r, o.r));
+                }
+                Some(o) if o.scale != m.scale => {
+                    let what =
+                        format!("{} is scaled by {} there, {} here (alpha / r)", m.name, m.scale, o.scale);
+                    return differs(what);
                 }
                 Some(_) => {}
             }
@@ -169,11 +185,16 @@ pub(crate) fn ends_with(module: &str, name: &str) -> bool {
 /// The value of the first pattern that matches the end of a module's name, as PEFT finds it.
 fn pattern<T: Copy>(patterns: &[(String, T)], module: &str) -> Result<Option<T>> {
     for (text, value) in patterns {
-        if regex(&format!(r"^(?:.*\.)?(?:{text})$"), text)?.is_match(module) {
+        if matches(text, module)? {
             return Ok(Some(*value));
         }
     }
     Ok(None)
+}
+
+/// Whether a pattern matches the end of a module's name.
+fn matches(text: &str, module: &str) -> Result<bool> {
+    Ok(regex(&format!(r"^(?:.*\.)?(?:{text})$"), text)?.is_match(module))
 }
 
 fn regex(whole: &str, given: &str) -> Result<Regex> {

@@ -1,6 +1,6 @@
 //! Which tensors of a model are adapted, and which are trained whole beside them.
 
-use super::{AdapterOptions, Bias, Modules, ends_with};
+use super::{AdapterOptions, Bias, Modules, ends_with, matches};
 use crate::model::{Config, Kind, Part, RowOrder, Slot, family};
 use crate::{Error, Result, nearest};
 use std::ops::Range;
@@ -126,6 +126,64 @@ fn check(options: &AdapterOptions, found: &[LoraModule], linear: &[(String, bool
     Ok(())
 }
 
+/// See [`AdapterOptions::check_names`].
+pub(super) fn check_names(options: &AdapterOptions, config: &Config) -> Result<()> {
+    let refuse =
+        |what: String, at: &str, fix: &str| Err(Error::usage(what).at(format!("adapter.{at}")).fix(fix));
+    let found = lora_modules(config, options)?;
+    let patterns = [
+        ("rank_pattern", options.rank_pattern.iter().map(|(text, _)| text).collect::<Vec<_>>()),
+        ("alpha_pattern", options.alpha_pattern.iter().map(|(text, _)| text).collect()),
+    ];
+    for (key, text) in patterns.iter().flat_map(|(key, texts)| texts.iter().map(move |text| (key, text))) {
+        let mut hits = found.iter().map(|m| matches(text, &m.name)).collect::<Result<Vec<_>>>()?.into_iter();
+        if !hits.any(|hit| hit) {
+            return refuse(
+                format!("{text:?} matches no adapted module"),
+                key,
+                "the end of a module's name, such as \"v_proj\"",
+            );
+        }
+    }
+    if let Some(excluded) = &options.exclude_modules {
+        let all = lora_modules(config, &AdapterOptions { exclude_modules: None, ..options.clone() })?;
+        let idle = match excluded {
+            Modules::Named(names) => names
+                .iter()
+                .find(|name| !all.iter().any(|m| ends_with(&m.name, name)))
+                .map(|name| format!("{name:?}")),
+            _ => (all.len() == found.len()).then(|| "exclude_modules".to_string()),
+        };
+        if let Some(name) = idle {
+            return refuse(
+                format!("{name} excludes no adapted module"),
+                "exclude_modules",
+                "names such as \"v_proj\", or leave it out",
+            );
+        }
+    }
+    let layers = options.layers_to_transform.iter().flatten();
+    if let Some(layer) = { layers }.find(|&&layer| layer >= config.layers) {
+        let what = format!("there is no layer {layer}: the model has {}", config.layers);
+        return refuse(what, "layers_to_transform", "numbers from 0");
+    }
+    // PEFT stacks the matrices of all experts of a layer.
+    let mut ranks: std::collections::HashMap<(&str, &str), &LoraModule> = Default::default();
+    for m in &found {
+        let Some((layer, (_, projection))) =
+            m.name.split_once(".experts.").and_then(|(layer, rest)| Some((layer, rest.split_once('.')?)))
+        else {
+            continue;
+        };
+        let other = *ranks.entry((layer, projection)).or_insert(m);
+        if other.r != m.r {
+            let what = format!("{} has rank {} and {} rank {}", m.name, m.r, other.name, other.r);
+            return refuse(what, "rank_pattern", "one rank for all experts of a layer: PEFT stacks them");
+        }
+    }
+    Ok(())
+}
+
 /// Every tensor that is trained whole: those of `modules_to_save`, biases, and a value or score head.
 pub fn saved_tensors(config: &Config, options: &AdapterOptions) -> Result<Vec<SavedTensor>> {
     let adapted = lora_modules(config, options)?;
@@ -139,8 +197,16 @@ pub fn saved_tensors(config: &Config, options: &AdapterOptions) -> Result<Vec<Sa
             let name = module(&part.name);
             names.push(name);
             let named: Vec<usize> =
-                (0..used.len()).filter(|&i| ends_with(name, &options.modules_to_save[i])).collect();
+                // PEFT compares the ends of names letter by letter: "norm" is every norm.
+                (0..used.len()).filter(|&i| name.ends_with(&options.modules_to_save[i])).collect();
             named.iter().for_each(|&i| used[i] = true);
+            if config.tied && id.slot == Slot::Embed && !named.is_empty() {
+                return Err(Error::usage(format!(
+                    "{name:?} is the language-model head too (tied embeddings)"
+                ))
+                .at("adapter.modules_to_save")
+                .fix("leave it out: PEFT would load it as the embedding alone"));
+            }
             let of_adapted = adapted.iter().any(|m| m.name == name);
             let bias = id.kind == Kind::Bias
                 && match options.bias {
@@ -164,10 +230,12 @@ pub fn saved_tensors(config: &Config, options: &AdapterOptions) -> Result<Vec<Sa
         let name = &options.modules_to_save[i];
         let words = names.iter().filter_map(|n| n.rsplit('.').next());
         let near = nearest(name, words).or(names.first().copied()).unwrap_or_default();
-        let tied = config.tied && name == "lm_head";
-        let why = if tied { ": the head is the embedding" } else { "" };
-        let near = if tied { names.first().and_then(|n| n.rsplit('.').next()).unwrap_or(near) } else { near };
-        return Err(Error::usage(format!("{name:?} is no module of the model{why}"))
+        if config.tied && name == "lm_head" {
+            return Err(Error::usage("the language-model head is the embedding (tied embeddings)")
+                .at("adapter.modules_to_save")
+                .fix("leave it out: PEFT would load it as the head alone"));
+        }
+        return Err(Error::usage(format!("{name:?} is no module of the model"))
             .at("adapter.modules_to_save")
             .fix(format!("adapter.modules_to_save = [{near:?}]")));
     }

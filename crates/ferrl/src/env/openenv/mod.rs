@@ -1,99 +1,20 @@
-//! Environments behind an address: OpenEnv's `POST /reset` and `POST /step`.
+//! Environments behind an address: OpenEnv's messages `reset` and `step`, over a WebSocket for each episode or over HTTP.
 //!
-//! A server that does not keep episodes apart plays one at a time: the others wait until it is free.
+//! A server that plays a limited number of episodes keeps the others waiting until one of its own is over.
 
-use super::{End, Environment, Fault, Lost, Next, Result, Turn, Why};
-use crate::http::Url;
-use ferrl_engine::Error;
+mod server;
+
+use super::{End, Environment, Fault, Next, Result, Turn};
+use crate::websocket::Socket;
 use serde_json::{Map, Value, json};
+use server::{Refusal, Server, Transport};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Fields that may hold the text of an observation; the first present one is read.
 const TEXTS: &[&str] =
     &["text", "message", "content", "prompt", "observation", "output", "result", "echoed_message"];
-/// The field of an action that is text, where the server does not say.
-const ACTION: &str = "message";
-/// How long a start waits for a server that plays another episode before it is asked again.
-const WAIT: Duration = Duration::from_millis(20);
-
-/// A server.
-struct Server {
-    url: String,
-    timeout: Duration,
-    /// The field of an action that holds the policy's text.
-    action: String,
-    /// Whether it keeps episodes apart by `episode_id`.
-    sessions: bool,
-    busy: Mutex<bool>,
-    free: Condvar,
-}
-
-impl Server {
-    /// One at an address. `options`: `action` (the field that takes the text), `sessions` (whether it keeps episodes apart).
-    fn new(url: &str, options: &Map<String, Value>, timeout: Duration) -> ferrl_engine::Result<Arc<Server>> {
-        let bad = |what: String| Error::usage(what).at("env.url").fix("env.url = \"http://127.0.0.1:8000\"");
-        Url::parse(url).map_err(bad)?;
-        let known = ["action", "sessions"];
-        if let Some(key) = options.keys().find(|key| !known.contains(&key.as_str())) {
-            return Err(Error::usage(format!(
-                "unknown option {key:?}, expected one of {}",
-                known.join(", ")
-            ))
-            .at("env.options"));
-        }
-        let url = url.trim_end_matches('/').to_string();
-        let action = match options.get("action").and_then(Value::as_str) {
-            Some(action) => action.to_string(),
-            None => text_field(&url, timeout).unwrap_or_else(|| ACTION.into()),
-        };
-        let sessions = options.get("sessions").and_then(Value::as_bool).unwrap_or(false);
-        Ok(Arc::new(Server { url, timeout, action, sessions, busy: Mutex::default(), free: Condvar::new() }))
-    }
-
-    /// Refuses a server that does not answer.
-    fn check(&self) -> ferrl_engine::Result<()> {
-        match self.post("reset", &json!({ "seed": 0 })) {
-            Ok(_) => Ok(()),
-            Err(lost) => {
-                Err(Error::data(lost.message).at(&self.url).fix("start the server, or correct env.url"))
-            }
-        }
-    }
-
-    fn post(&self, path: &str, body: &Value) -> std::result::Result<Value, Lost> {
-        let began = Instant::now();
-        let url = Url::parse(&format!("{}/{path}", self.url)).map_err(|e| Lost::new(Why::Exited, e))?;
-        let answer = url.post(body, self.timeout).map_err(|what| {
-            let why = match () {
-                () if what.starts_with("no answer") => Why::Hung,
-                () if what.starts_with("status") => Why::Raised,
-                () if what.contains("no JSON") => Why::Schema,
-                () if what.contains("bytes") => Why::Size,
-                () => Why::Exited,
-            };
-            Lost { seconds: began.elapsed().as_secs_f64(), ..Lost::new(why, format!("{path}: {what}")) }
-        })?;
-        match answer["observation"].is_null() {
-            false => Ok(answer),
-            true => Err(Lost::new(Why::Schema, format!("{path} answered without an observation"))),
-        }
-    }
-
-    /// Takes the server for an episode, where it can only play one; whether it was free.
-    fn take(&self) -> bool {
-        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut busy, _) =
-            self.free.wait_timeout_while(busy, WAIT, |busy| *busy).unwrap_or_else(PoisonError::into_inner);
-        !std::mem::replace(&mut busy, true)
-    }
-
-    fn give_back(&self) {
-        *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = false;
-        self.free.notify_one();
-    }
-}
 
 /// Servers of one environment, which take episodes in turn: a seed gives the same episode on each.
 pub struct Servers {
@@ -125,18 +46,8 @@ impl Servers {
         let (turn, number) =
             (self.opened.fetch_add(1, Ordering::Relaxed), IDS.fetch_add(1, Ordering::Relaxed));
         let server = self.servers[turn as usize % self.servers.len()].clone();
-        Box::new(Episode { server, seed, id: format!("{seed}-{number}"), holds: false })
+        Box::new(Episode { server, seed, id: format!("{seed}-{number}"), holds: false, socket: None })
     }
-}
-
-/// The first text among the fields of an action, as the server's schema has them.
-fn text_field(url: &str, timeout: Duration) -> Option<String> {
-    let schema = Url::parse(&format!("{url}/schema")).ok()?.get(timeout).ok()?;
-    let action = &schema["action"];
-    let is_text = |name: &&str| action["properties"][*name]["type"] == "string";
-    let required = action["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    let any = action["properties"].as_object().into_iter().flat_map(|p| p.keys().map(String::as_str));
-    required.chain(any).find(is_text).map(String::from)
 }
 
 /// An episode on a server.
@@ -144,20 +55,41 @@ struct Episode {
     server: Arc<Server>,
     seed: u64,
     id: String,
-    /// Whether it holds a server that plays one episode at a time.
+    /// Whether it is one of those that the server plays.
     holds: bool,
+    /// Its session, where the server keeps one for it.
+    socket: Option<Socket>,
 }
 
 impl Episode {
-    fn call(&self, path: &str, mut body: Value) -> Result<Value> {
+    /// A request over HTTP, made once more where the server could not be reached at all: nothing has happened then.
+    fn post(&self, path: &str, mut body: Value) -> std::result::Result<Value, Refusal> {
         body["episode_id"] = self.id.as_str().into();
-        // Once more where the server could not be reached at all: nothing has happened then.
-        let once = || self.server.post(path, &body);
-        let answer = once().or_else(|lost| if lost.message.contains("refused") { once() } else { Err(lost) });
-        answer.map_err(|lost| Fault::Lost(Box::new(lost)))
+        match self.server.post(path, &body) {
+            Err(Refusal::Lost(lost)) if lost.message.contains("refused") => self.server.post(path, &body),
+            answer => answer,
+        }
+    }
+
+    fn reset(&mut self) -> std::result::Result<Value, Refusal> {
+        if self.server.transport == Transport::Http {
+            return self.post("reset", json!({ "seed": self.seed }));
+        }
+        let socket = self.socket.insert(self.server.connect()?);
+        self.server.tell(socket, "reset", &json!({ "seed": self.seed, "episode_id": self.id }))
+    }
+
+    fn act(&mut self, action: &str) -> std::result::Result<Value, Refusal> {
+        let mut fields = Map::new();
+        fields.insert(self.server.action.clone(), action.into());
+        match &mut self.socket {
+            Some(socket) => self.server.tell(socket, "step", &Value::Object(fields)),
+            None => self.post("step", json!({ "action": fields })),
+        }
     }
 
     fn release(&mut self) {
+        self.socket = None;
         if std::mem::take(&mut self.holds) {
             self.server.give_back();
         }
@@ -172,25 +104,32 @@ impl Drop for Episode {
 
 impl Environment for Episode {
     fn start(&mut self) -> Result<String> {
-        if !self.server.sessions && !self.holds {
-            if !self.server.take() {
-                return Err(Fault::Busy);
-            }
-            self.holds = true;
+        if !self.holds && !self.server.take() {
+            return Err(Fault::Busy);
         }
-        let answer = self.call("reset", json!({ "seed": self.seed }))?;
-        Ok(format!("{}\n", text(&answer["observation"])))
+        self.holds = true;
+        match self.reset() {
+            Ok(answer) => Ok(format!("{}\n", text(&answer["observation"]))),
+            Err(Refusal::Full) => {
+                (self.socket, self.holds) = (None, false);
+                self.server.turned_away();
+                Err(Fault::Busy)
+            }
+            Err(Refusal::Lost(lost)) => Err(Fault::Lost(lost)),
+        }
     }
 
     fn step(&mut self, action: &str) -> Result<Turn> {
-        let mut fields = Map::new();
-        fields.insert(self.server.action.clone(), action.into());
-        let answer = self.call("step", json!({ "action": fields }))?;
+        let answer = self.act(action).map_err(|refusal| match refusal {
+            Refusal::Full => Fault::Busy,
+            Refusal::Lost(lost) => Fault::Lost(lost),
+        })?;
         let observation = &answer["observation"];
         let of =
             |name: &str| Some(&answer[name]).filter(|v| !v.is_null()).unwrap_or(&observation[name]).clone();
         let reward = match of("reward") {
             Value::Null => 0.0,
+            Value::Bool(right) => f64::from(u8::from(right)),
             given => given.as_f64().unwrap_or(f64::NAN),
         };
         let done = of("done") == true;
@@ -230,8 +169,10 @@ fn text(observation: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Why;
     use super::*;
     use crate::http::tests::{ok, serve};
+    use crate::websocket::tests as websocket;
 
     fn server(replies: &[Value], options: Value) -> (Arc<Server>, std::thread::JoinHandle<Vec<String>>) {
         let replies = replies.iter().map(|reply| ok(&reply.to_string())).collect();
@@ -247,7 +188,7 @@ mod tests {
         let begun = json!({ "observation": { "prompt": "Guess." }, "reward": null, "done": false });
         let on = json!({ "observation": { "prompt": "larger" }, "reward": 0.5, "done": false });
         let over = json!({ "observation": { "prompt": "right", "reward": 1.0 }, "done": true });
-        let (server, requests) = server(&[schema, begun, on, over], json!({}));
+        let (server, requests) = server(&[schema, begun, on, over], json!({ "transport": "http" }));
         let mut episode = open(&server, 7);
         assert_eq!(episode.start().unwrap(), "Guess.\n");
         assert!(!server.take(), "it plays one episode at a time");
@@ -272,7 +213,7 @@ mod tests {
     #[test]
     fn several_servers_take_episodes_in_turn() {
         let begun = |name: &str| json!({ "observation": { "text": name }, "done": false });
-        let options = json!({ "action": "text" });
+        let options = json!({ "action": "text", "transport": "http" });
         let ((a, _), (b, _)) = (serve_texts(&begun("a")), serve_texts(&begun("b")));
         let urls = format!("{a}, {b}/");
         let servers = Servers::new(&urls, options.as_object().unwrap(), Duration::from_secs(5)).unwrap();
@@ -291,10 +232,59 @@ mod tests {
 
     #[test]
     fn an_answer_without_an_observation_loses_the_episode() {
-        let (server, _) = server(&[json!({ "detail": "no" })], json!({ "action": "text", "sessions": true }));
+        let (server, _) = server(
+            &[json!({ "detail": "no" })],
+            json!({ "action": "text", "sessions": true, "transport": "http" }),
+        );
         let Err(Fault::Lost(lost)) = open(&server, 1).start() else { panic!("it is lost") };
         assert_eq!((lost.why, lost.message.as_str()), (Why::Schema, "reset answered without an observation"));
         let Err(Fault::Lost(lost)) = open(&server, 1).start() else { panic!("the server has gone") };
         assert_eq!(lost.why, Why::Exited, "{lost}");
+    }
+
+    /// A server that speaks WebSocket, whose connections are the probe and then those given.
+    fn sessions(connections: Vec<Vec<Value>>) -> (Arc<Server>, std::thread::JoinHandle<Vec<Value>>) {
+        let texts = |answers: Vec<Value>| answers.iter().map(websocket::text).collect();
+        let all = std::iter::once(Vec::new()).chain(connections.into_iter().map(texts)).collect();
+        let (url, heard) = websocket::serve(all);
+        let options = json!({ "action": "guess" });
+        (Server::new(&url, options.as_object().unwrap(), Duration::from_secs(5)).unwrap(), heard)
+    }
+
+    fn observation(text: &str, done: bool) -> Value {
+        json!({ "type": "observation", "data": { "observation": { "text": text }, "reward": 0.5, "done": done } })
+    }
+
+    #[test]
+    fn an_episode_has_a_connection_of_its_own_where_the_server_speaks_websocket() {
+        let (server, heard) = sessions(vec![vec![
+            observation("Guess.", false),
+            observation("larger", false),
+            observation("right", true),
+        ]]);
+        assert_eq!(server.transport, Transport::WebSocket);
+        let mut episode = open(&server, 7);
+        assert_eq!(episode.start().unwrap(), "Guess.\n");
+        let turn = episode.step("3").unwrap();
+        assert_eq!((turn.next, turn.reward, turn.end), (Next::Observation("\nlarger\n".into()), 0.5, None));
+        assert_eq!(episode.step("4").unwrap().end, Some(End::Terminated));
+        let heard = heard.join().unwrap();
+        assert_eq!((&heard[0]["type"], &heard[0]["data"]["seed"]), (&json!("reset"), &json!(7)));
+        assert_eq!(heard[1], json!({ "type": "step", "data": { "guess": "3" } }));
+    }
+
+    #[test]
+    fn a_server_that_is_full_keeps_an_episode_waiting_and_one_that_raises_loses_it() {
+        let full = json!({ "type": "error", "data": { "code": "CAPACITY_REACHED", "message": "full", "max_sessions": 1 } });
+        let raised = json!({ "type": "error", "data": { "code": "EXECUTION_ERROR", "message": "boom" } });
+        let (server, _heard) = sessions(vec![vec![full], vec![observation("Guess.", false), raised]]);
+        let mut episode = open(&server, 1);
+        assert!(matches!(episode.start(), Err(Fault::Busy)));
+        episode.start().unwrap();
+        assert!(!server.take(), "it said that it plays one at a time");
+        let Err(Fault::Lost(lost)) = episode.step("3") else { panic!("it is lost") };
+        assert_eq!((lost.why, lost.message.as_str()), (Why::Raised, "step: boom"));
+        drop(episode);
+        assert!(server.take(), "it is free again");
     }
 }

@@ -6,12 +6,14 @@ use super::conventions;
 use super::integers;
 use super::language::text;
 use super::language::units::Unit;
+use super::names::Names;
 use super::pointwise;
 use super::relations;
 use super::scalar;
 use super::shape;
 use super::solutions::real_set;
 use std::cell::Cell;
+use std::collections::BTreeSet;
 
 /// What counts as the same where opinions differ.
 #[derive(Clone, Copy, Debug)]
@@ -288,6 +290,16 @@ impl<'a> Compare<'a> {
 
     /// Sets of real numbers, or unions whose parts are the same.
     pub fn same_sets(&self, gold: &Expr, answer: &Expr) -> bool {
+        // a > 0 says nothing about x; the variable of {x | x > 0} is nobody's.
+        let named = |e: &Expr| match e {
+            Expr::Chain(..) | Expr::List(..) => Names::of(&[e]).all,
+            _ => Default::default(),
+        };
+        let (mine, theirs) = (named(gold), named(answer));
+        let bare = |names: &BTreeSet<String>| names.is_empty() || names.contains("·");
+        if !bare(&mine) && !bare(&theirs) && mine != theirs {
+            return false;
+        }
         match (real_set(gold, self.budget), real_set(answer, self.budget)) {
             (Some(a), Some(b)) => return a.same(&b),
             (Some(set), None) => return pointwise::holds_on(&set, answer, self.budget).unwrap_or(false),

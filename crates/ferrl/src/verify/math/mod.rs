@@ -91,6 +91,7 @@ impl Math {
             ("last", Take::Last),
             ("whole", Take::Whole),
         ];
+        notation::prepare();
         Ok(Math {
             column: options.text("column", "answer")?,
             mode: options.choice("mode", Mode::Equal, MODES)?,

@@ -41,11 +41,16 @@ static PHRASES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (format!(r"{reals} (?:less|smaller) than or equal to {number}"), "(-\\infty,$a]"),
         (format!(r"{reals} (?:greater|more|larger) than {number}"), "($a,\\infty)"),
         (format!(r"{reals} (?:less|smaller) than {number}"), "(-\\infty,$a)"),
-        (r"^(?:\\text(?:bf|rm)?\{)?\([A-J]\)\}?(?:\\[ ,;]|\\q?quad|~|\s)*(?<a>[^\s~\\].*)$".into(), "$a"),
+        (
+            r"^(?:\\text(?:bf|rm)?\{)?\([A-J]\)\}?(?:\\[ ,;]|\\q?quad|~|\s)*(?<a>(?:\\[A-Za-z]|[^\s~\\]).*)$"
+                .into(),
+            "$a",
+        ),
         (format!(r"{variable} (?:at least|no less than|greater than or equal to) {number}"), "$x \\ge $a"),
         (format!(r"{variable} (?:at most|no more than|less than or equal to) {number}"), "$x \\le $a"),
         (format!(r"{variable} (?:greater|more|larger) than {number}"), "$x > $a"),
         (format!(r"{variable} (?:less|smaller) than {number}"), "$x < $a"),
+        (r"^(?<a>[a-z0-9-]+) and (?:a|one)[ -]half$".into(), "$a + \\frac{1}{2}"),
         (r"^(?<a>\d+) ?(?:R|r|rem\.?| ?remainder) *(?<b>\d+)$".into(), "($a;$b)"),
         (r"^(?:Matrix|Point|Tuple|Vector|np\.array)\((?<a>[\[(].*[\])])\)$".into(), "$a"),
         (r"^Rational\((?<a>[^,()]+),(?<b>[^,()]+)\)$".into(), "($a)/($b)"),
@@ -60,6 +65,16 @@ static INDEX: LazyLock<Option<Regex>> =
 
 /// A logarithm without a backslash and without a base.
 static BARE_LOG: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"(?<lead>^|[^A-Za-z\\])log\(").ok());
+
+/// Compiles the expressions, which would otherwise be in the time of the first answer.
+pub fn prepare() {
+    LazyLock::force(&CHOICES);
+    LazyLock::force(&TRAILER);
+    LazyLock::force(&POINTS);
+    LazyLock::force(&PHRASES);
+    LazyLock::force(&INDEX);
+    LazyLock::force(&BARE_LOG);
+}
 
 /// Other texts that an answer may mean beside the one that it is compared with.
 pub fn alternatives(text: &str, other: &str) -> Vec<String> {

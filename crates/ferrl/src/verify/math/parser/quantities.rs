@@ -116,6 +116,8 @@ impl Parser<'_> {
                 "square" | "sq" => prefix = 2,
                 "cubic" | "cu" => prefix = 3,
                 "per" => sign = -1,
+                // miles an hour
+                "a" | "an" if !unit.is_none() => sign = -1,
                 "hundred" | "thousand" | "million" | "billion" | "trillion" | "dozen" => {
                     let factor = spoken::word(&word)?;
                     value = times(value, Expr::int(factor));

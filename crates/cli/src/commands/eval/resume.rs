@@ -1,0 +1,132 @@
+//! `ferrl eval --resume`: goes on with an evaluation that was stopped, from the rows in `FILE.part`.
+//!
+//! A completion's random numbers depend on the seed and its prompt alone, so what is sampled now is what would have been sampled
+//! then. What the rows were sampled with stands in `FILE.part.json`; another model, seed or setting is refused.
+
+use super::Job;
+use ferrl::evaluate::Answered;
+use ferrl::reward::Graded;
+use ferrl::rollout::Answer;
+use ferrl::source::Prompt;
+use ferrl_engine::{Error, Result};
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+
+fn beside(output: &Path, ending: &str) -> PathBuf {
+    let mut name = output.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
+}
+
+/// What decides the completions: the model and, for each job, the rows and how they are sampled.
+pub fn settings(model: &Path, seed: u64, jobs: &[Job], likelihood: Option<&str>) -> Value {
+    let job = |job: &Job| {
+        let (r, e) = (&job.recipe.rollout, &job.recipe.eval);
+        json!({
+            "data": e.data, "task": job.recipe.data.train, "prompts": job.prompts, "samples": e.samples,
+            "temperature": r.temperature, "top_p": r.top_p, "max_new_tokens": r.max_new_tokens, "stop": r.stop,
+            "template": job.recipe.data.template, "dtype": job.recipe.model.dtype,
+        })
+    };
+    let model = model.canonicalize().unwrap_or_else(|_| model.into());
+    let jobs: Vec<Value> = jobs.iter().map(job).collect();
+    json!({ "model": model.display().to_string(), "seed": seed, "likelihood": likelihood, "jobs": jobs })
+}
+
+/// Stores the settings beside the rows to come.
+pub fn remember(output: &Path, settings: &Value) -> Result<()> {
+    let path = beside(output, ".part.json");
+    std::fs::write(&path, settings.to_string()).map_err(|e| crate::output::unwritable(&path, &e))
+}
+
+/// Nothing is left to resume.
+pub fn forget(output: &Path) {
+    let _ = std::fs::remove_file(beside(output, ".part.json")); // the rows have their name: it says no more
+}
+
+/// The rows of an evaluation that was stopped; none where there is nothing to resume.
+pub fn rows(output: &Path, settings: &Value) -> Result<Vec<Map<String, Value>>> {
+    let part = beside(output, ".part");
+    let Ok(text) = std::fs::read_to_string(&part) else { return Ok(Vec::new()) };
+    let stored = std::fs::read(beside(output, ".part.json")).ok();
+    let stored: Option<Value> = stored.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+    let fix = "the settings of the evaluation that was stopped, or no --resume to start over";
+    let Some(stored) = stored else {
+        return Err(Error::usage("does not say what its rows were sampled with").at(part.display()).fix(fix));
+    };
+    if let Some((name, was, is)) = difference(&stored, settings, "") {
+        let what = format!("was begun with {name} = {was}, not {is}");
+        return Err(Error::usage(what).at(part.display()).fix(fix));
+    }
+    // The last line may have been cut off.
+    Ok(text.lines().map_while(|line| serde_json::from_str(line).ok()).collect())
+}
+
+/// The first setting that differs.
+fn difference(was: &Value, is: &Value, name: &str) -> Option<(String, String, String)> {
+    let under = |key: &str| if name.is_empty() { key.to_string() } else { format!("{name}.{key}") };
+    match (was, is) {
+        (Value::Object(a), Value::Object(b)) if a.keys().eq(b.keys()) => {
+            a.iter().find_map(|(key, value)| difference(value, &b[key], &under(key)))
+        }
+        (Value::Array(a), Value::Array(b)) if a.len() == b.len() => {
+            a.iter().zip(b).enumerate().find_map(|(k, (a, b))| difference(a, b, &under(&k.to_string())))
+        }
+        _ => (was != is).then(|| (name.to_string(), was.to_string(), is.to_string())),
+    }
+}
+
+/// Gives jobs the rows that are there, in their order: whole prompts only, whose texts must be those that come now. Returns the
+/// rows that are kept.
+pub fn restore(jobs: &mut [Job], rows: Vec<Map<String, Value>>) -> Result<Vec<Value>> {
+    let mut rows = rows.into_iter().peekable();
+    let mut kept = Vec::new();
+    for job in jobs {
+        let samples = job.recipe.eval.samples.max(1);
+        let own =
+            |row: &Map<String, Value>| row.get("suite").and_then(Value::as_str) == job.suite.map(|s| s.name);
+        let mut own_rows = Vec::new();
+        while own_rows.len() < job.prompts * samples
+            && let Some(row) = rows.next_if(own)
+        {
+            own_rows.push(row);
+        }
+        own_rows.truncate(own_rows.len() / samples * samples);
+        let done = own_rows.len() / samples;
+        if done > 0 {
+            job.source.next(done)?;
+        }
+        for row in own_rows {
+            job.all.answers.push(answered(&row)?);
+            kept.push(Value::Object(row));
+        }
+        job.asked = done;
+        // A job that is not done is the last that was begun.
+        if done < job.prompts {
+            break;
+        }
+    }
+    Ok(kept)
+}
+
+/// A row as it was before it was written.
+fn answered(row: &Map<String, Value>) -> Result<Answered> {
+    let bad = |e: serde_json::Error| Error::data(format!("a row of the .part file cannot be read: {e}"));
+    let get = |name: &str| row.get(name).cloned().unwrap_or_default();
+    let prompt: Prompt = serde_json::from_value(json!({
+        "index": get("index"), "ids": [], "text": get("prompt"), "messages": [], "columns": get("columns"),
+    }))
+    .map_err(bad)?;
+    let answer: Answer = serde_json::from_value(json!({
+        "prompt": 0, "text": get("completion"), "tokens": get("tokens"), "truncated": get("truncated"),
+    }))
+    .map_err(bad)?;
+    let components: Map<String, Value> = serde_json::from_value(get("components")).map_err(bad)?;
+    let graded = Graded {
+        reward: get("reward").as_f64(),
+        score: get("score").as_f64(),
+        components: components.into_iter().map(|(n, v)| (n, v.as_f64().unwrap_or(f64::NAN) as f32)).collect(),
+        ..Default::default()
+    };
+    Ok((prompt, answer, graded))
+}

@@ -1,0 +1,217 @@
+//! One OpenEnv server: how it is spoken to, and how many episodes it plays at a time.
+
+use super::super::{Lost, Why};
+use crate::http::Url;
+use crate::websocket::Socket;
+use ferrl_engine::Error;
+use serde_json::{Map, Value, json};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The field of an action that is text, where the server does not say.
+const ACTION: &str = "message";
+/// How long a start waits for a server that plays other episodes before it is asked again.
+const WAIT: Duration = Duration::from_millis(20);
+/// What may be set in `env.options`.
+const OPTIONS: [&str; 3] = ["action", "sessions", "transport"];
+
+/// How a server is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transport {
+    /// `POST /reset` and `POST /step`, a connection each.
+    Http,
+    /// One connection to `/ws` for each episode, which the server keeps apart from others by it.
+    WebSocket,
+}
+
+/// Episodes that a server plays, and how many it can.
+#[derive(Debug)]
+struct Slots {
+    taken: usize,
+    most: usize,
+}
+
+/// A server.
+pub(super) struct Server {
+    pub(super) url: String,
+    pub(super) timeout: Duration,
+    /// The field of an action that holds the policy's text.
+    pub(super) action: String,
+    pub(super) transport: Transport,
+    slots: Mutex<Slots>,
+    free: Condvar,
+}
+
+impl Server {
+    /// One at an address. `options`: `action` (the field that takes the text), `transport` (`websocket`, `http`; what the server
+    /// speaks by default), `sessions` (whether it keeps episodes over HTTP apart).
+    pub(super) fn new(
+        url: &str,
+        options: &Map<String, Value>,
+        timeout: Duration,
+    ) -> ferrl_engine::Result<Arc<Server>> {
+        let bad = |what: String| Error::usage(what).at("env.url").fix("env.url = \"http://127.0.0.1:8000\"");
+        let url = match url.strip_prefix("ws://") {
+            Some(rest) => format!("http://{rest}"),
+            None => url.to_string(),
+        };
+        Url::parse(&url).map_err(bad)?;
+        if let Some(key) = options.keys().find(|key| !OPTIONS.contains(&key.as_str())) {
+            let known = OPTIONS.join(", ");
+            return Err(
+                Error::usage(format!("unknown option {key:?}, expected one of {known}")).at("env.options")
+            );
+        }
+        let url = url.trim_end_matches('/').to_string();
+        let transport = match options.get("transport").and_then(Value::as_str) {
+            Some("http") => Transport::Http,
+            Some("websocket") => Transport::WebSocket,
+            Some(other) => {
+                let what = format!("unknown transport {other:?}, expected \"websocket\" or \"http\"");
+                return Err(Error::usage(what).at("env.options.transport"));
+            }
+            None => spoken(&url, timeout),
+        };
+        let action = match options.get("action").and_then(Value::as_str) {
+            Some(action) => action.to_string(),
+            None => text_field(&url, timeout).unwrap_or_else(|| ACTION.into()),
+        };
+        let sessions = options.get("sessions").and_then(Value::as_bool).unwrap_or(false);
+        // A server says how many sessions it keeps when it refuses one; over HTTP it has one environment.
+        let most = if transport == Transport::WebSocket || sessions { usize::MAX } else { 1 };
+        let slots = Mutex::new(Slots { taken: 0, most });
+        Ok(Arc::new(Server { url, timeout, action, transport, slots, free: Condvar::new() }))
+    }
+
+    /// Refuses a server that does not answer.
+    pub(super) fn check(&self) -> ferrl_engine::Result<()> {
+        let reset = json!({ "seed": 0 });
+        let answer = match self.transport {
+            Transport::Http => self.post("reset", &reset),
+            Transport::WebSocket => {
+                self.connect().and_then(|mut socket| self.tell(&mut socket, "reset", &reset))
+            }
+        };
+        match answer {
+            // Other clients play all its episodes: it answers.
+            Ok(_) | Err(Refusal::Full) => Ok(()),
+            Err(Refusal::Lost(lost)) => {
+                Err(Error::data(lost.message).at(&self.url).fix("start the server, or correct env.url"))
+            }
+        }
+    }
+
+    /// A request of its own connection.
+    pub(super) fn post(&self, path: &str, body: &Value) -> Result<Value, Refusal> {
+        let began = Instant::now();
+        let url = Url::parse(&format!("{}/{path}", self.url)).map_err(|e| Lost::new(Why::Exited, e))?;
+        let answer = url.post(body, self.timeout).map_err(|what| lost(path, &what, began))?;
+        observed(path, answer)
+    }
+
+    /// A session of the server's.
+    pub(super) fn connect(&self) -> Result<Socket, Refusal> {
+        let began = Instant::now();
+        let url = Url::parse(&format!("{}/ws", self.url)).map_err(|e| Lost::new(Why::Exited, e))?;
+        Ok(Socket::open(&url, self.timeout).map_err(|what| lost("ws", &what, began))?)
+    }
+
+    /// A message of a session and its answer.
+    pub(super) fn tell(&self, socket: &mut Socket, kind: &str, data: &Value) -> Result<Value, Refusal> {
+        let began = Instant::now();
+        let mut answer = socket
+            .ask(&json!({ "type": kind, "data": data }), self.timeout)
+            .map_err(|what| lost(kind, &what, began))?;
+        if answer["type"] != "error" {
+            return observed(kind, answer["data"].take());
+        }
+        let said = &answer["data"];
+        let why = match said["code"].as_str().unwrap_or_default() {
+            "CAPACITY_REACHED" => {
+                let most = said["max_sessions"].as_u64().unwrap_or(1);
+                self.slots().most = usize::try_from(most).unwrap_or(1).max(1);
+                return Err(Refusal::Full);
+            }
+            "VALIDATION_ERROR" | "INVALID_JSON" | "UNKNOWN_TYPE" => Why::Schema,
+            _ => Why::Raised,
+        };
+        let message = format!("{kind}: {}", said["message"].as_str().unwrap_or("the server says no more"));
+        Err(Lost { seconds: began.elapsed().as_secs_f64(), ..Lost::new(why, message) }.into())
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes one of the episodes that the server plays at a time; whether one was free.
+    pub(super) fn take(&self) -> bool {
+        let full = |slots: &mut Slots| slots.taken >= slots.most;
+        let (mut slots, _) =
+            self.free.wait_timeout_while(self.slots(), WAIT, full).unwrap_or_else(PoisonError::into_inner);
+        let free = slots.taken < slots.most;
+        slots.taken += usize::from(free);
+        free
+    }
+
+    pub(super) fn give_back(&self) {
+        self.slots().taken -= 1;
+        self.free.notify_one();
+    }
+
+    /// Gives a session back that the server did not open, because others hold all of them.
+    pub(super) fn turned_away(&self) {
+        self.give_back();
+        std::thread::sleep(WAIT);
+    }
+}
+
+/// Why a server did not answer with an observation.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// It plays as many episodes as it can.
+    Full,
+    /// The episode is lost.
+    Lost(Box<Lost>),
+}
+
+impl From<Lost> for Refusal {
+    fn from(lost: Lost) -> Self {
+        Refusal::Lost(Box::new(lost))
+    }
+}
+
+fn lost(path: &str, what: &str, began: Instant) -> Lost {
+    let why = match () {
+        () if what.starts_with("no answer") => Why::Hung,
+        () if what.starts_with("status") => Why::Raised,
+        () if what.contains("no JSON") => Why::Schema,
+        () if what.contains("bytes") => Why::Size,
+        () => Why::Exited,
+    };
+    Lost { seconds: began.elapsed().as_secs_f64(), ..Lost::new(why, format!("{path}: {what}")) }
+}
+
+fn observed(path: &str, answer: Value) -> Result<Value, Refusal> {
+    match answer["observation"].is_null() {
+        false => Ok(answer),
+        true => Err(Lost::new(Why::Schema, format!("{path} answered without an observation")).into()),
+    }
+}
+
+/// How a server is spoken to: servers of today make a new environment for every request over HTTP, and keep one for each
+/// WebSocket.
+fn spoken(url: &str, timeout: Duration) -> Transport {
+    let socket = Url::parse(&format!("{url}/ws"))
+        .and_then(|url| Socket::open(&url, timeout.min(Duration::from_secs(5))));
+    if socket.is_ok() { Transport::WebSocket } else { Transport::Http }
+}
+
+/// The first text among the fields of an action, as the server's schema has them.
+fn text_field(url: &str, timeout: Duration) -> Option<String> {
+    let schema = Url::parse(&format!("{url}/schema")).ok()?.get(timeout).ok()?;
+    let action = &schema["action"];
+    let is_text = |name: &&str| action["properties"][*name]["type"] == "string";
+    let required = action["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let any = action["properties"].as_object().into_iter().flat_map(|p| p.keys().map(String::as_str));
+    required.chain(any).find(is_text).map(String::from)
+}
