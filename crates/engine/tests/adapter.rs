@@ -304,16 +304,27 @@ fn the_start_is_the_base_and_comes_for_nothing() {
 #[test]
 fn an_adapter_is_saved_as_peft_has_it_and_loads_with_the_same_bits() {
     let root = std::env::temp_dir().join(format!("ferrl-adapter-{}", std::process::id()));
-    for (family, head) in [("qwen2", Head::Lm), ("gpt2", Head::Score), ("phi3", Head::LmAndValue)] {
+    // A score or value head may be the base's, or the adapter's own on a language model.
+    for (family, head, base_head) in [
+        ("qwen2", Head::Lm, Head::Lm),
+        ("gpt2", Head::Score, Head::Score),
+        ("phi3", Head::LmAndValue, Head::LmAndValue),
+        ("llama", Head::Score, Head::Lm),
+        ("qwen3", Head::LmAndValue, Head::Lm),
+    ] {
         let mut init = tiny(family);
-        init.head = head;
+        init.head = base_head;
         let (base, out) = (root.join(format!("{family}-base")), root.join(family));
         let exact = SaveOptions { dtype: ferrl_engine::checkpoint::StorageFormat::F32, ..Default::default() };
         ferrl_engine::checkpoint::init_model(&base, &init, &exact).unwrap();
         let options = AdapterOptions { bias: Bias::All, modules_to_save: vec![], ..small(4) };
         let load = |dir: &Path| {
             let options_of = Options { dtype: DType::F32, training: true, context: 0 };
-            Model::load_adapted(best(), &ModelDir::open(dir).unwrap(), options_of, &options, 11).unwrap()
+            let mut opened = ModelDir::open(dir).unwrap();
+            if opened.config.head != head {
+                opened = opened.with_head(head, 3).unwrap();
+            }
+            Model::load_adapted(best(), &opened, options_of, &options, 11).unwrap()
         };
         let mut t = Trainer::new(load(&base), peft_optimizer()).unwrap();
         let batch = batch();
@@ -388,6 +399,45 @@ fn choices_of_modules_mean_what_they_mean_in_peft() {
         let e = names(AdapterOptions { target_modules: target, ..base.clone() }).unwrap_err().to_string();
         assert!(e.contains(said) && e.contains("adapter"), "{e}");
     }
+}
+
+#[test]
+fn names_without_effect_are_refused() {
+    let mut init = tiny("llama");
+    init.tied = Some(false);
+    let plain = init.build().unwrap().0;
+    init.tied = Some(true);
+    let tied = init.build().unwrap().0;
+    let named = |list: &[&str]| list.iter().map(|s| s.to_string()).collect::<Vec<_>>();
+    let o = || small(4);
+    let cases = [
+        (AdapterOptions { rank_pattern: vec![("vproj".into(), 2)], ..o() }, "vproj"),
+        (AdapterOptions { alpha_pattern: vec![("vproj".into(), 2.0)], ..o() }, "vproj"),
+        (AdapterOptions { exclude_modules: Some(Modules::Named(named(&["zzz"]))), ..o() }, "zzz"),
+        (AdapterOptions { layers_to_transform: Some(vec![0, 7]), ..o() }, "no layer 7"),
+    ];
+    for (options, said) in cases {
+        let e = options.check_names(&plain).unwrap_err().to_string();
+        assert!(e.contains(said) && e.contains("adapter."), "{e}");
+    }
+    o().check_names(&plain).unwrap();
+    let whole = |name: &str, config| {
+        let options = AdapterOptions { modules_to_save: named(&[name]), ..o() };
+        ferrl_engine::model::adapter::saved_tensors(config, &options)
+    };
+    for name in ["embed_tokens", "lm_head"] {
+        whole(name, &plain).unwrap();
+        let e = whole(name, &tied).unwrap_err().to_string();
+        assert!(e.contains("tied") && e.contains("adapter.modules_to_save"), "{e}");
+    }
+    let norms = whole("norm", &plain).unwrap();
+    assert!(norms.len() == 5, "every norm, as PEFT has it: {norms:?}");
+    let mut experts = tiny("qwen3_moe");
+    experts.experts = Some(4);
+    let experts = experts.build().unwrap().0;
+    let one = AdapterOptions { rank_pattern: vec![("experts.0.up_proj".into(), 2)], ..o() };
+    let e = one.check_names(&experts).unwrap_err().to_string();
+    assert!(e.contains("PEFT stacks"), "{e}");
 }
 
 #[test]

@@ -157,3 +157,36 @@ fn the_distance_of_an_adapters_weights_counts_the_adapter() {
     let moved = table.rows[0][2].as_f64().unwrap();
     assert!(moved > 0.0, "{moved}");
 }
+
+/// A stage that trains an adapter cannot go on with one of another rank, and that is known before the first stage has cost anything.
+#[test]
+fn adapters_that_differ_between_stages_are_refused_before_the_first_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("stages.toml");
+    let stages = |second: &str| {
+        let text = format!(
+            "name = \"s\"\ndata.train = [\"task:countdown\"]\nalgo = \"sft\"\ntrain = {{ steps = 2, batch = 2 }}\n\
+             model.init = {{ hidden = 16, layers = 1, heads = 2, kv_heads = 2 }}\n\
+             [[stage]]\nadapter = {{ r = 4, alpha = 8 }}\n[[stage]]\nadapter = {second}\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        let resolved = Recipe::load(&path, &[]).unwrap();
+        let planned = ferrl::plan::Plan::new(&resolved).map(drop).map_err(|e| e.to_string());
+        let at = ferrl::preflight::Standing::default();
+        let checked = ferrl::preflight::check(&resolved, at, &mut |_, _, _| true);
+        (planned, checked.map(drop).map_err(|e| e.to_string()))
+    };
+    for (second, said) in [
+        ("{ r = 8, alpha = 8 }", "rank 4 there, 8 here"),
+        ("{ r = 4, alpha = 4 }", "scaled by 2 there, 1 here"),
+        ("{ r = 4, alpha = 8, base = \"nf4\" }", "NF4"),
+        ("{ r = 4, alpha = 8, rank_pattern = { vproj = 2 } }", "vproj"),
+    ] {
+        let (planned, checked) = stages(second);
+        assert!(planned.as_ref().is_err_and(|e| e.contains(said)), "{second}: {planned:?}");
+        assert!(checked.as_ref().is_err_and(|e| e.contains(said)), "{second}: {checked:?}");
+    }
+    for second in ["{ r = 4, alpha = 8, base = \"host\" }", "\"off\""] {
+        assert_eq!(stages(second), (Ok(()), Ok(())), "{second}");
+    }
+}
