@@ -145,4 +145,33 @@ fn ranks_leave_the_weights_of_one_process() {
     let table = ok(&[&["bench", "ranks", "--threads", "1", "--repeats", "1"], &SMALL[..]].concat());
     assert!(table.contains("overhead of 2 ranks") && table.contains("simulated step"), "{table}");
     fails(&["bench", "ranks", "--ranks", "1"], 2, &["nothing to compare"]);
+    let split = ["bench", "ranks", "--split", "--ranks", "3", "--threads", "1", "--repeats", "1"];
+    let table = ok(&[&split, &SMALL[..]].concat());
+    assert!(table.contains("3 x 1 in turn"), "{table}");
+}
+
+/// Masters, moments and gradients are what is planned to the byte; how far the whole is off is what the command is for.
+#[test]
+#[cfg(target_os = "linux")]
+fn memory_is_measured_beside_the_plan() {
+    let folder = Folder::new("bench-memory");
+    let text = "name = \"memory\"\nalgo = \"sft\"\n\
+        model.init = { hidden = 128, layers = 2, max_positions = 128 }\n\
+        data = { train = [\"task:countdown\"], max_length = 64 }\n\
+        train = { steps = 2, batch = 8 }\ndevice = \"cpu\"\nthreads = 1\n";
+    let recipe = folder.write("memory.toml", text);
+    let json: Value = serde_json::from_str(&ok(&["bench", "memory", &recipe, "--json"])).unwrap();
+    let planned = |name: &str| {
+        let part = json["parts"].as_array().unwrap().iter().find(|p| p["name"] == name).unwrap();
+        part["bytes"].as_f64().unwrap()
+    };
+    let rank = &json["ranks"][0];
+    for (name, plan) in [("weights", planned("weights")), ("optimizer", planned("optimizer"))] {
+        let measured = rank["buffers"][name].as_f64().unwrap();
+        assert!((0.95..1.15).contains(&(measured / plan)), "{name}: {measured} of {plan}");
+    }
+    assert!(rank["peak"].as_f64().unwrap() > planned("weights") + planned("optimizer"));
+    let table = ok(&["bench", "memory", &recipe]);
+    assert!(table.contains("outside of buffers") && table.contains("rank 0"), "{table}");
+    fails(&["bench", "memory", &recipe, "--within", "0"], 5, &["than planned, expected 0 % at most"]);
 }

@@ -132,6 +132,10 @@ impl<'a> Exchange<'a> {
 
     fn add_arrived(&self, params: &[usize], all: Vec<Vec<u8>>, totals: &mut Totals) -> Result<()> {
         for arrived in all.chunks(self.team) {
+            if let [bytes] = arrived {
+                self.add_numbers(params, bytes, totals)?;
+                continue;
+            }
             for (&i, part) in params.iter().zip(self.join(params, arrived)?) {
                 if let Some(part) = part {
                     self.add_part(&mut totals[i], &part)?;
@@ -140,6 +144,21 @@ impl<'a> Exchange<'a> {
         }
         give_back(all);
         Ok(())
+    }
+
+    /// Adds what one rank has sent, a parameter at a time.
+    fn add_numbers(&self, params: &[usize], bytes: &[u8], totals: &mut Totals) -> Result<()> {
+        let (there, mut rest) = bytes.split_at_checked(params.len()).ok_or_else(unequal_shapes)?;
+        let mut numbers = Vec::new();
+        for (&i, _) in params.iter().zip(there).filter(|(_, there)| **there == 1) {
+            let len = self.part(i, self.ranks.rank()).len();
+            let (own, after) = rest.split_at_checked(4 * len).ok_or_else(unequal_shapes)?;
+            numbers.resize(len, 0.0);
+            read_f32s(own, &mut numbers);
+            self.add_part(&mut totals[i], &numbers)?;
+            rest = after;
+        }
+        if rest.is_empty() { Ok(()) } else { Err(unequal_shapes()) }
     }
 
     /// This rank's part of a micro-batch's gradients, from the members of the team that computed it.
@@ -193,20 +212,29 @@ impl<'a> Exchange<'a> {
         all
     }
 
-    /// What rank `to` sums up of this rank's gradients.
+    /// What rank `to` sums up of this rank's gradients, as [`pack`] has it; a piece is in memory at a time beside.
     fn pack(&self, bucket: &[usize], grads: &[Option<Gradient>], to: usize) -> Result<Vec<u8>> {
         let member = self.ranks.rank() % self.team;
-        let read = |&i: &usize| -> Result<Option<Vec<f32>>> {
-            let Some(slot) = grads[i].as_ref().filter(|slot| !slot.is_empty()) else { return Ok(None) };
-            let mut all = Vec::new();
-            for piece in self.pieces(i, member, to) {
-                let from = all.len();
-                all.resize(from + piece.len, 0.0);
-                self.model.backend.read(slot.buffer(), piece.held, &mut all[from..])?;
+        let there: Vec<Option<&Gradient>> =
+            bucket.iter().map(|&i| grads[i].as_ref().filter(|slot| !slot.is_empty())).collect();
+        let pieces: Vec<Vec<Piece>> = bucket.iter().map(|&i| self.pieces(i, member, to)).collect();
+        let sent = there.iter().zip(&pieces).filter(|(slot, _)| slot.is_some());
+        let count: usize = sent.flat_map(|(_, pieces)| pieces).map(|piece| piece.len).sum();
+        let mut bytes = room(bucket.len() + 4 * count);
+        let (flags, mut rest) = bytes.split_at_mut(bucket.len());
+        let mut numbers = Vec::new();
+        for ((flag, slot), pieces) in flags.iter_mut().zip(there).zip(pieces) {
+            *flag = slot.is_some().into();
+            let Some(slot) = slot else { continue };
+            for piece in pieces {
+                numbers.resize(piece.len, 0.0);
+                self.model.backend.read(slot.buffer(), piece.held, &mut numbers)?;
+                let (own, after) = rest.split_at_mut(4 * piece.len);
+                write_f32s(&numbers, own);
+                rest = after;
             }
-            Ok(Some(all))
-        };
-        Ok(pack(&bucket.iter().map(read).collect::<Result<Numbers>>()?))
+        }
+        Ok(bytes)
     }
 
     /// The first is written, the others are added.

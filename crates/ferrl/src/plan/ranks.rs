@@ -196,15 +196,16 @@ impl Table<'_> {
         ]
     }
 
-    /// Bytes of a parameter that was gathered: what products read, and f32 where something else reads it too.
+    /// Bytes of a parameter that was gathered: what products read, and f32 where something else reads it too. On a card the first
+    /// is half of the second.
     fn gathered(&self, c: &Config, p: &ParamShape, backward: bool) -> usize {
-        let form = match c.is_multiplied(p.id) {
-            false => 0,
-            true if self.i.device.own_memory => self.e * p.len(),
-            true => (self.i.device.weight)(p.rows, p.cols, self.e, backward),
-        };
-        let read = if !c.is_multiplied(p.id) || p.id.slot.is_table() { 4 * p.len() } else { 0 };
-        form + read
+        let (multiplied, len) = (c.is_multiplied(p.id), p.len());
+        let read = if !multiplied || p.id.slot.is_table() { 4 * len } else { 0 };
+        match self.i.device.own_memory {
+            true => read.max(self.e * len),
+            false if multiplied => read + (self.i.device.weight)(p.rows, p.cols, self.e, backward),
+            false => read,
+        }
     }
 
     /// The same of a layer, or of what is outside of layers.
@@ -224,10 +225,13 @@ impl Table<'_> {
         // One model at a time goes through its layers.
         let most = |f: &dyn Fn(&Config) -> usize| self.trained().into_iter().map(f).max().unwrap_or(0);
         let layer = most(&layer);
-        // A layer's gradient is sent and received while the weights of the next one are.
+        // A layer's gradient is sent and received while the weights of the next one are, in the machine's memory; numbers of one
+        // weight are on their way between buffer and message.
+        let numbers = most(&|c| 8 * memory::largest(c)) / p;
+        let sent = (8 + e) * layer + e * layer / p + most(&|c| 8 * outside(c)) + numbers;
         let flight = part(
             "in flight",
-            (8 + e) * layer + e * layer / p + most(&|c| 8 * outside(c)),
+            if i.device.own_memory { 0 } else { sent },
             "a layer's weights and gradient as they are sent and received, gradients of tables",
         );
         let training = vec![
@@ -236,10 +240,11 @@ impl Table<'_> {
                 most(&|c| self.largest_layer(c, true)) + self.sum(|c| self.gathered_of(c, None, true)),
                 "a layer and the tables, for products",
             ),
+            part("gradients", self.split(4 * all), self.over()),
             part(
-                "gradients",
-                self.split(4 * all) + 4 * layer + self.sum(|c| 4 * outside(c)),
-                "f32: of the own part, of a layer, of the tables",
+                "leaving",
+                4 * layer + self.sum(|c| 4 * outside(c)),
+                "f32: gradients of a layer and of the tables, until they are sent",
             ),
             flight.clone(),
             self.activations(),

@@ -100,7 +100,7 @@ fn take_steps(args: &Args, ranks: &Ranks, recipe: Recipe, dir: &Path) -> Result<
 /// What a part of a plan is for; none where it is not in buffers.
 fn purpose(part: &Part) -> Option<Purpose> {
     match part.name {
-        "gradients" => Some(Purpose::Gradients),
+        "gradients" | "leaving" => Some(Purpose::Gradients),
         "optimizer" | "moments" | "average" => Some(Purpose::Optimizer),
         "cache" => Some(Purpose::Cache),
         "activations" | "evaluation" => Some(Purpose::Activations),
