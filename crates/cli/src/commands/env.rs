@@ -93,7 +93,7 @@ impl Which {
         let row = self.row.as_deref().map(row).transpose()?;
         let env = Env::default();
         let timeout = Duration::from_secs_f64(self.timeout.map_or(env.timeout, f64::from));
-        if self.what.starts_with("http://") || self.what.starts_with("https://") {
+        if ["http://", "https://", "ws://"].iter().any(|scheme| self.what.starts_with(scheme)) {
             let (servers, seed) = (Servers::new(&self.what, &options, timeout)?, self.seed);
             servers.check()?;
             return Ok(Box::new(move || Ok(servers.open(seed))));

@@ -253,7 +253,6 @@ fn options_are_chosen_by_the_log_probabilities_that_score_gives() {
             let asked = options.map(|o| {
                 let row = serde_json::json!({ "prompt": row["prompt"], "completion": o });
                 let input = folder.write("asked.jsonl", row.to_string());
-                // The token that ends a completion is scored last and is no part of the option.
                 let scored = rows(&ok(&["score", &model, "--input", &input, "--threads", "1"]));
                 let text = floats(&scored[0]["logprobs"]);
                 let prompt =
@@ -261,7 +260,7 @@ fn options_are_chosen_by_the_log_probabilities_that_score_gives() {
                 let before = floats(
                     &rows(&ok(&["score", &model, "--input", &prompt, "--threads", "1"]))[0]["logprobs"],
                 );
-                text[before.len()..text.len() - 1].iter().sum::<f64>()
+                text[before.len()..].iter().sum::<f64>()
             });
             let parts = &row["components"];
             let logps = ["logp_A", "logp_B"].map(|n| parts[n].as_f64().unwrap());
