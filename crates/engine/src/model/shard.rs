@@ -276,15 +276,16 @@ impl Model {
 
     /// The forms that products and other operations read, from the whole weights.
     fn make_readable(&mut self, param: usize, values: &[f32]) -> Result<()> {
+        if self.is_base(param) {
+            let _weights = Purpose::Weights.on(&self.backend);
+            self.params[param].whole = Some(self.upload(values)?); // until it is merged
+            return Ok(());
+        }
         if self.make_own_readable(param, values)? {
             return Ok(());
         }
         let _weights = Purpose::Weights.on(&self.backend);
         let shape = self.params[param].shape;
-        if self.is_base(param) {
-            self.params[param].whole = Some(self.upload(values)?); // until it is merged
-            return Ok(());
-        }
         let (mut derived, mut whole) = self.forms(&shape)?;
         self.backend.write(&mut whole, 0, values)?;
         if let Some(weight) = &mut derived {
