@@ -94,10 +94,6 @@ pub fn check_stages(resolved: &Resolved, ranks: usize) -> Result<()> {
 /// The layout of a recipe on `ranks` ranks; an error where sizes do not divide them or the engine cannot do it.
 pub fn check(recipe: &Recipe, ranks: usize) -> Result<Layout> {
     let layout = Layout::of(recipe, ranks)?;
-    if let Some((key, size)) = layout.teams().into_iter().find(|_| recipe.adapter.is_some()) {
-        let what = format!("an adapter on a base that {size} ranks compute with together is not built yet");
-        return Err(Error::usage(what).at(key).fix(format!("{key} = 1")));
-    }
     if let Some(config) = known_config(recipe) {
         layout.fits(&config)?;
     }

@@ -5,7 +5,6 @@ use ferrl::recipe::{Recipe, Resolved};
 use ferrl::run::{RunFolder, StepRecord};
 use ferrl::runner::{self, Follower, Options, Position, Watch};
 use ferrl_engine::Result;
-use ferrl_engine::model::FAMILIES;
 use ferrl_kernels::Ranks;
 use ferrl_kernels::comm::threads;
 use serde_json::Value;
@@ -179,13 +178,6 @@ fn every_recipe_gives_the_same_bits_on_one_to_four_ranks() {
             }
             let name = format!("{}: (ranks, ddp, tp, sp, rollout tp) = {layout:?}", path.display());
             let runs = folder.path().join(format!("{layout:?}"));
-            // Not built yet, and refused.
-            let adapted = resolved.stages.iter().any(|s| s.recipe.adapter.is_some());
-            if (adapted && tp.max(sp).max(rollout_tp) > 1) || (sp > 1 && has_experts(&resolved)) {
-                let refused = run(&resolved, &runs, size, u64::MAX).remove(0).unwrap_err().to_string();
-                assert!(refused.contains("not built yet") && refused.contains("_size"), "{refused}");
-                continue;
-            }
             for done in run(&resolved, &runs, size, u64::MAX) {
                 done.unwrap_or_else(|e| panic!("{name}: {e}"));
             }
@@ -193,11 +185,6 @@ fn every_recipe_gives_the_same_bits_on_one_to_four_ranks() {
         }
     }
     assert_eq!(several, all.len(), "every recipe has several micro-batches");
-}
-
-fn has_experts(resolved: &Resolved) -> bool {
-    let families = resolved.stages.iter().filter_map(|s| s.recipe.model.init.as_ref()).map(|i| &i.family);
-    families.into_iter().any(|name| FAMILIES.iter().any(|f| f.name() == name && f.has_experts()))
 }
 
 /// Sampled and trained log-probabilities are the same numbers for every pair of layouts of training and rollouts, and everything

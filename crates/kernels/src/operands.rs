@@ -1,6 +1,7 @@
 //! Operands and results of the operations of a [`Backend`](crate::Backend): settings, shapes, lists of rows.
 
 use crate::buffer::{Buffer, Weight};
+use crate::error::Result;
 use std::any::Any;
 
 /// How rows are normalised.
@@ -251,6 +252,96 @@ pub struct LogpGrads<'a> {
     pub entropy: Option<&'a Buffer>,
     /// d loss / d logp of the other tokens, `[rows, others]`
     pub others: Option<&'a Buffer>,
+}
+
+/// Tokens of the vocabulary that the head processes at a time. Their numbers are folded in order, so a head may be split at
+/// multiples of it without a change in any bit.
+pub const VOCAB_TILE: usize = 256;
+
+/// Tokens `from..to` of a vocabulary, cut at tiles, with the head's rows for them: what one of several ranks computes of a
+/// head that they share.
+#[derive(Clone, Copy)]
+pub struct VocabPart<'a> {
+    /// `[rows, k]`: has the rows of these tokens, and maybe others.
+    pub w: &'a Weight,
+    /// Token of its first row.
+    pub first: usize,
+    /// First token of the part.
+    pub from: usize,
+    /// Token after the last.
+    pub to: usize,
+}
+
+impl VocabPart<'_> {
+    /// Number of tokens.
+    pub fn width(&self) -> usize {
+        self.to - self.from
+    }
+    /// Number of tiles.
+    pub fn tiles(&self) -> usize {
+        self.width().div_ceil(VOCAB_TILE)
+    }
+}
+
+/// What is stored of the logits of a part of the vocabulary, f32.
+pub struct TileStats<'a> {
+    /// `[rows, tiles, 3]`: largest logit `m`, `Σ e^(l-m)` and `Σ e^(l-m) (l-m)` of each tile.
+    pub tiles: &'a mut Buffer,
+    /// Tokens of the whole vocabulary, as many for each row, and where their scaled logits go; those of other parts are left
+    /// alone.
+    pub found: Option<(&'a Buffer, &'a mut Buffer)>,
+    /// All scaled logits, `[rows, tokens of the part]`.
+    pub logits: Option<&'a mut Buffer>,
+}
+
+/// What the backward of a head reads whose vocabulary is shared by ranks.
+#[derive(Clone, Copy)]
+pub struct PartInput<'a> {
+    /// How logits become log-probabilities.
+    pub op: LogpHead,
+    /// Hidden states, `[rows, k]`.
+    pub x: &'a Buffer,
+    /// This rank's tokens; `None` where it has none.
+    pub part: Option<VocabPart<'a>>,
+    /// One token a row, of the whole vocabulary.
+    pub targets: &'a Buffer,
+}
+
+/// One of two models whose distributions are compared on a part of the vocabulary.
+#[derive(Clone, Copy)]
+pub struct PartSide<'a> {
+    /// Hidden states, `[rows, k]`.
+    pub x: &'a Buffer,
+    /// Its head there.
+    pub part: VocabPart<'a>,
+    /// Log of the sum of exponentials over the whole vocabulary, f32, one element a row.
+    pub lse: &'a Buffer,
+}
+
+/// Where the gradients of a head go whose vocabulary and input features are shared by ranks.
+pub struct PartGrads<'a> {
+    /// The columns of the hidden states' gradient that are computed here, `[rows, columns]`; written.
+    pub dx: &'a mut Buffer,
+    /// f32, of the part's rows of the weight.
+    pub dw: Option<&'a mut Buffer>,
+    /// Whether `dw` is added to, or written.
+    pub add: bool,
+    /// These columns of the whole head, transposed: `[columns, vocab]`.
+    pub back: &'a Weight,
+    /// From the gradient of some rows' logits by this part's tokens, `[rows, tokens]`, to that by the whole vocabulary. Called
+    /// equally often by all ranks: how often follows from the number of rows and the vocabulary.
+    pub gather: &'a mut dyn FnMut(&Buffer) -> Result<Buffer>,
+}
+
+/// A draw that goes through a row of logits part by part.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Draw {
+    /// The probabilities so far.
+    pub below: f32,
+    /// The token where they exceeded the uniform number, and its logit.
+    pub token: Option<(u32, f32)>,
+    /// The last token that can occur, where rounding leaves a sliver above the last sum.
+    pub last: Option<(u32, f32)>,
 }
 
 /// A norm with its parameters, f32.

@@ -23,6 +23,27 @@ impl Kept {
             return (row.iter().position(|&l| l == best).unwrap_or(0) as u32, 0.0);
         };
         self.all(row);
+        let (token, total) = self.draw(best, draw, ask);
+        (token, row[token as usize] - best - ln(f64::from(total)) as f32)
+    }
+
+    /// The same of a row of which some tokens are listed with their logits: at least those that truncation can leave, and the
+    /// largest. The token, its logit, and its log-probability among those that could be chosen.
+    pub fn choose_among(&mut self, listed: &[(u32, f32)], ask: &Ask) -> (u32, f32, f32) {
+        let best = listed.iter().map(|&(_, l)| l).fold(f32::NEG_INFINITY, f32::max);
+        let logit = |token: u32| listed.iter().find(|&&(id, _)| id == token).map_or(f32::NAN, |&(_, l)| l);
+        let Some(draw) = ask.draw else {
+            let first = listed.iter().filter(|&&(_, l)| l == best).map(|&(id, _)| id).min();
+            return (first.unwrap_or(0), best, 0.0);
+        };
+        self.list.clear();
+        self.list.extend(listed);
+        let (token, total) = self.draw(best, draw, ask);
+        (token, logit(token), logit(token) - best - ln(f64::from(total)) as f32)
+    }
+
+    /// Truncates the list and draws from what is left: a token, and the sum of the weights.
+    fn draw(&mut self, best: f32, draw: f32, ask: &Ask) -> (u32, f32) {
         if ask.top_k > 0 && ask.top_k < self.list.len() {
             keep_top(&mut self.list, ask.top_k);
             self.list.truncate(ask.top_k);
@@ -45,8 +66,7 @@ impl Kept {
             }
         }
         // The most probable token has weight 1, so one is left.
-        let token = chosen.unwrap_or(0);
-        (token, row[token as usize] - best - ln(f64::from(total)) as f32)
+        (chosen.unwrap_or(0), total)
     }
 
     fn all(&mut self, row: &[f32]) {
@@ -118,6 +138,29 @@ mod tests {
             assert!((f64::from(exp(x)) - want).abs() <= 1e-7 * want, "{x}");
         }
         assert_eq!((exp(0.0), exp(f32::NEG_INFINITY)), (1.0, 0.0));
+    }
+
+    #[test]
+    fn listed_tokens_are_chosen_from_as_from_the_whole_row() {
+        let row: Vec<f32> = (0..500).map(|i| ((i * 7919) % 101) as f32 * 0.11).collect();
+        let (mut whole, mut listed) = (Kept::default(), Kept::default());
+        for (i, ask) in [(3, 1.0, 0.0), (40, 0.6, 0.0), (40, 1.0, 0.2), (0, 1.0, 0.3)].into_iter().enumerate()
+        {
+            let ask = Ask { draw: Some(0.17 * i as f32), top_k: ask.0, top_p: ask.1, min_p: ask.2 };
+            // The likeliest of each half, and all that are likely enough.
+            let likely = |r: std::ops::Range<usize>| {
+                let mut all: Vec<(u32, f32)> = r.map(|id| (id as u32, row[id])).collect();
+                all.sort_unstable_by(order);
+                all.truncate(if ask.top_k > 0 { ask.top_k } else { 250 });
+                all
+            };
+            let some = [likely(250..500), likely(0..250)].concat();
+            let (token, kept) = whole.choose(&row, &ask);
+            let (same, logit, also) = listed.choose_among(&some, &ask);
+            assert_eq!((token, kept.to_bits(), row[token as usize]), (same, also.to_bits(), logit));
+        }
+        let greedy = listed.choose_among(&[(7, 2.0), (3, 2.0), (1, 1.0)], &Ask::plain(None));
+        assert_eq!(greedy, (3, 2.0, 0.0));
     }
 
     #[test]

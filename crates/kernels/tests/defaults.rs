@@ -153,6 +153,7 @@ impl RopeOps for Plain {
 impl DecodeOps for Plain {}
 impl HeadOps for Plain {}
 impl DivergenceOps for Plain {}
+impl VocabOps for Plain {}
 impl SampleOps for Plain {}
 impl OptimizerOps for Plain {
     fn adamw(&self, params: &mut [AdamWParam<'_>]) -> Result<()> {

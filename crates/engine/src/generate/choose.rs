@@ -2,6 +2,7 @@
 
 use super::SamplingParams;
 use super::sequence::Sequence;
+use super::shared::choose_together;
 use crate::model::Model;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
@@ -33,10 +34,56 @@ pub(super) struct Choosing {
     places: Vec<(usize, u32)>,
 }
 
-struct Group {
+pub(super) struct Group {
     /// Kept where the host has to look at a row.
-    logits: Option<Buffer>,
-    choices: Choices,
+    pub logits: Option<Buffer>,
+    pub choices: Choices,
+}
+
+/// What is chosen for sequences of one temperature: one pass over the vocabulary.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct HeadOrder {
+    pub divisor: f32,
+    /// Rows of the hidden states.
+    pub rows: Vec<u32>,
+    /// How a token of each is chosen.
+    pub asks: Vec<Ask>,
+    /// Whether the host has to look at the logits.
+    pub looked_at: Vec<bool>,
+}
+
+impl HeadOrder {
+    fn choose(&self, model: &Model, h: &Buffer) -> Result<Group> {
+        let all = self.rows.len() * model.config.hidden == h.len() && self.rows.is_sorted();
+        let selected = if all { None } else { Some(model.select_rows(h, &self.rows)?) };
+        let (logits, lse) = model.logits(selected.as_ref().unwrap_or(h), self.divisor)?;
+        let choices = model.backend.choose(&logits, &lse, &self.asks)?;
+        Ok(Group { logits: self.looked_at.contains(&true).then_some(logits), choices })
+    }
+}
+
+/// Sequences by temperature, and of each its group and its row there. The last hidden state of `wanted[i]` is row `rows[i]`;
+/// `ahead` tokens are being chosen before these and are not among the sequences' ids yet.
+pub(super) fn orders(
+    rows: &[u32],
+    wanted: &[&Sequence],
+    ahead: usize,
+) -> (Vec<HeadOrder>, Vec<(usize, u32)>) {
+    let (mut orders, mut places): (Vec<HeadOrder>, Vec<_>) = (Vec::new(), Vec::new());
+    for (s, &row) in wanted.iter().zip(rows) {
+        let divisor = s.params.divisor();
+        let group = orders.iter().position(|o| o.divisor == divisor).unwrap_or_else(|| {
+            orders.push(HeadOrder { divisor, ..HeadOrder::default() });
+            orders.len() - 1
+        });
+        let order = &mut orders[group];
+        places.push((group, order.rows.len() as u32));
+        order.rows.push(row);
+        // Where the host chooses, only the log-sum-exp is wanted.
+        order.asks.push(if s.params.has_penalties() { Ask::plain(None) } else { ask(s, ahead) });
+        order.looked_at.push(!s.params.is_chosen_by_device());
+    }
+    (orders, places)
 }
 
 impl Choosing {
@@ -49,8 +96,7 @@ impl Choosing {
 }
 
 impl Chooser {
-    /// Begins to choose a token for each of `wanted`, whose last hidden state is row `rows[i]` of `h`. `ahead` of them are
-    /// being chosen before it and are not among the sequences' ids yet.
+    /// Begins to choose a token for each of `wanted` from the hidden states `h`; see [`orders`].
     pub fn begin(
         model: &Model,
         h: &Buffer,
@@ -58,29 +104,12 @@ impl Chooser {
         wanted: &[&Sequence],
         ahead: usize,
     ) -> Result<Choosing> {
-        let mut choosing = Choosing { groups: Vec::new(), places: vec![(usize::MAX, 0); wanted.len()] };
-        while let Some(first) = choosing.places.iter().position(|&(group, _)| group == usize::MAX) {
-            // One pass over the vocabulary for each temperature.
-            let divisor = wanted[first].params.divisor();
-            let group: Vec<usize> =
-                (first..wanted.len()).filter(|&i| wanted[i].params.divisor() == divisor).collect();
-            let rows: Vec<u32> = group.iter().map(|&i| rows[i]).collect();
-            let all = rows.len() * model.config.hidden == h.len() && rows.is_sorted();
-            let selected = if all { None } else { Some(model.select_rows(h, &rows)?) };
-            let (logits, lse) = model.logits(selected.as_ref().unwrap_or(h), divisor)?;
-            // Where the host chooses, only the log-sum-exp is wanted.
-            let asked = |s: &Sequence| {
-                if s.params.has_penalties() { Ask::plain(None) } else { ask(s, ahead) }
-            };
-            let asks: Vec<Ask> = group.iter().map(|&i| asked(wanted[i])).collect();
-            let choices = model.backend.choose(&logits, &lse, &asks)?;
-            for (row, &i) in group.iter().enumerate() {
-                choosing.places[i] = (choosing.groups.len(), row as u32);
-            }
-            let looked_at = group.iter().any(|&i| !wanted[i].params.is_chosen_by_device());
-            choosing.groups.push(Group { logits: looked_at.then_some(logits), choices });
-        }
-        Ok(choosing)
+        let (orders, places) = orders(rows, wanted, ahead);
+        let groups = orders.iter().map(|order| match model.team() {
+            Some(team) => choose_together(model, team, h, order),
+            None => order.choose(model, h),
+        });
+        Ok(Choosing { groups: groups.collect::<Result<_>>()?, places })
     }
 
     /// The tokens, for those of the sequences that are still there.

@@ -14,6 +14,7 @@ mod request;
 mod sampler;
 mod scheduler;
 mod sequence;
+mod shared;
 mod step;
 mod stops;
 mod team;

@@ -4,7 +4,7 @@
 //! go into the next step's ids on the device. Such a step is committed once the tokens are known; a sequence that ended
 //! meanwhile was computed one step too far, and its row is discarded.
 
-use super::choose::{Chooser, Choosing};
+use super::choose::{Chooser, Choosing, orders};
 use super::graphs::DecodeGraphs;
 use super::sampler::Sampler;
 use super::sequence::Sequence;
@@ -60,9 +60,10 @@ impl Sampler {
         let backend = &*model.backend;
         let batch = self.lay_out();
         assert!(!batch.ids.is_empty(), "a sequence that fits the cache alone always runs");
-        self.lead(model, &batch.ids, &batch.positions)?;
-        self.cache.copy(backend)?;
         let wanted: Vec<&Sequence> = batch.sequences.iter().map(|&i| &self.running[i]).collect();
+        let ahead = usize::from(before.is_some());
+        self.lead(model, (&batch.ids, &batch.positions), || orders(&batch.last, &wanted, ahead).0)?;
+        self.cache.copy(backend)?;
         let ids: Vec<Id> = wanted.iter().map(|s| s.id).collect();
         let fill = &mut |to: &mut Buffer| match before {
             Some(step) => step.choosing.feed(model, &step.places(&ids), to),
@@ -81,7 +82,7 @@ impl Sampler {
             once = Some(model.forward(&tokens, context, Keep::Nothing)?.0);
         }
         let h = once.as_ref().unwrap_or_else(|| self.graphs.hidden());
-        let choosing = Chooser::begin(model, h, &batch.last, &wanted, usize::from(before.is_some()))?;
+        let choosing = Chooser::begin(model, h, &batch.last, &wanted, ahead)?;
         Ok(InFlight { ids, choosing, rows: batch.ids.len() })
     }
 

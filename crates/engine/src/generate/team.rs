@@ -1,14 +1,16 @@
 //! Sampling by the ranks of a team (tensor parallelism). Each has its heads of the KV cache.
 //!
 //! The first rank leads: it schedules, chooses tokens, plays environments. The others compute what it computes: it sends them
-//! the rows of every forward pass, and they take part in it. So nothing that happens on one rank alone (a tool's output, a
+//! the rows of every forward pass and how tokens are chosen after it, and they take part in both (`shared.rs`). So nothing that happens on one rank alone (a tool's output, a
 //! cancelled request) can make two ranks differ.
 
+use super::choose::HeadOrder;
 use super::sampler::Sampler;
+use super::shared::choose_together;
 use crate::model::Model;
 use crate::model::decoder::{Context, Keep};
 use crate::{Error, Result};
-use ferrl_kernels::backend::{PagedRows, PagedSequence};
+use ferrl_kernels::backend::{Ask, PagedRows, PagedSequence};
 
 /// A forward pass that the leader asks for.
 #[derive(Debug, Default, PartialEq)]
@@ -17,6 +19,8 @@ pub(super) struct Order {
     pub copies: Vec<(u32, u32)>,
     pub ids: Vec<u32>,
     pub positions: Vec<u32>,
+    /// Tokens that are chosen after it.
+    pub heads: Vec<HeadOrder>,
     pub rows: PagedRows,
 }
 
@@ -26,6 +30,16 @@ impl Order {
         all.extend(self.copies.iter().flat_map(|&(from, to)| [from, to]));
         all.push(self.ids.len() as u32);
         all.extend(self.ids.iter().chain(&self.positions));
+        all.push(self.heads.len() as u32);
+        for head in &self.heads {
+            all.extend([head.divisor.to_bits(), head.rows.len() as u32]);
+            all.extend(&head.rows);
+            for (ask, looked_at) in head.asks.iter().zip(&head.looked_at) {
+                let draw = ask.draw.map_or(u32::MAX, f32::to_bits);
+                let (top_k, looked_at) = (ask.top_k.min(u32::MAX as usize) as u32, u32::from(*looked_at));
+                all.extend([draw, top_k, ask.top_p.to_bits(), ask.min_p.to_bits(), looked_at]);
+            }
+        }
         for s in &self.rows.sequences {
             all.extend([s.row as u32, s.count as u32, s.position as u32, s.blocks.len() as u32]);
             all.extend(&s.blocks);
@@ -47,6 +61,21 @@ impl Order {
                 list.push(next()?);
             }
         }
+        for _ in 0..next()? {
+            let (divisor, count) = (f32::from_bits(next()?), next()?);
+            let mut head = HeadOrder { divisor, ..HeadOrder::default() };
+            for _ in 0..count {
+                head.rows.push(next()?);
+            }
+            for _ in 0..count {
+                let draw = Some(next()?).filter(|&bits| bits != u32::MAX).map(f32::from_bits);
+                let (top_k, top_p, min_p) =
+                    (next()? as usize, f32::from_bits(next()?), f32::from_bits(next()?));
+                head.asks.push(Ask { draw, top_k, top_p, min_p });
+                head.looked_at.push(next()? == 1);
+            }
+            order.heads.push(head);
+        }
         while let Ok(row) = next() {
             let (row, count, position) = (row as usize, next()? as usize, next()? as usize);
             let blocks = (0..next()?).map(|_| next()).collect::<Result<Vec<u32>>>()?;
@@ -63,11 +92,15 @@ pub fn dismiss(model: &Model) -> Result<()> {
 
 impl Sampler {
     /// Sends the other ranks the next forward pass.
-    pub(super) fn lead(&self, model: &Model, ids: &[u32], positions: &[u32]) -> Result<()> {
+    pub(super) fn lead(
+        &self,
+        model: &Model,
+        (ids, positions): (&[u32], &[u32]),
+        heads: impl FnOnce() -> Vec<HeadOrder>,
+    ) -> Result<()> {
         let Some(team) = model.team() else { return Ok(()) };
-        let copies = self.cache.copies_due().to_vec();
-        let order =
-            Order { copies, ids: ids.to_vec(), positions: positions.to_vec(), rows: self.rows.clone() };
+        let (copies, rows) = (self.cache.copies_due().to_vec(), self.rows.clone());
+        let order = Order { copies, ids: ids.to_vec(), positions: positions.to_vec(), heads: heads(), rows };
         team.ranks().broadcast(&order.to_bytes()).map(drop)
     }
 
@@ -79,11 +112,12 @@ impl Sampler {
             if bytes.is_empty() {
                 return Ok(());
             }
-            let Order { copies, ids, positions, rows } = Order::of_bytes(&bytes)?;
+            let Order { copies, ids, positions, heads, rows } = Order::of_bytes(&bytes)?;
             self.cache.copy_pairs(&*model.backend, &copies)?;
             let tokens = model.tokens(&ids, &positions)?;
             let context = Context::Paged(&rows, &mut self.cache.layers);
-            model.forward(&tokens, context, Keep::Nothing)?;
+            let (h, _) = model.forward(&tokens, context, Keep::Nothing)?;
+            heads.iter().try_for_each(|order| choose_together(model, team, &h, order).map(drop))?;
         }
     }
 }
@@ -100,7 +134,10 @@ mod tests {
             |row, blocks: &[u32]| PagedSequence { row, count: 2, position: 5, blocks: blocks.to_vec() };
         let rows =
             PagedRows { sequences: vec![sequence(0, &[3]), sequence(2, &[4, 1, 9]), sequence(4, &[])] };
-        let order = Order { copies: vec![(1, 2)], ids: vec![7; 6], positions: vec![5, 6, 5, 6, 5, 6], rows };
+        let asks = vec![Ask::plain(None), Ask { draw: Some(0.25), top_k: 7, top_p: 0.9, min_p: 0.1 }];
+        let head = HeadOrder { divisor: 0.7, rows: vec![1, 5], asks, looked_at: vec![true, false] };
+        let (ids, positions) = (vec![7; 6], vec![5, 6, 5, 6, 5, 6]);
+        let order = Order { copies: vec![(1, 2)], ids, positions, heads: vec![head], rows };
         assert_eq!(Order::of_bytes(&order.to_bytes()).unwrap(), order);
         assert!(Order::of_bytes(&order.to_bytes()[..40]).is_err());
     }

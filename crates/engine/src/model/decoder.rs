@@ -43,7 +43,7 @@ pub struct Tokens {
     pub rows: usize,
     /// One more than the largest position.
     pub reach: usize,
-    /// Ids and positions again, where ranks share them.
+    /// Ids and positions again, where ranks compute together.
     pub(super) list: Option<(Vec<u32>, Vec<u32>)>,
 }
 
@@ -111,7 +111,7 @@ impl Model {
         self.config.check_length(reach)?;
         let listed = positions;
         let (ids_there, positions) = (self.backend.indices(ids)?, self.backend.indices(positions)?);
-        let list = self.place_in_context().map(|_| (ids.to_vec(), listed.to_vec()));
+        let list = self.team().map(|_| (ids.to_vec(), listed.to_vec()));
         Ok(Tokens { ids: ids_there, positions, rows: ids.len(), reach, list })
     }
 
@@ -121,11 +121,17 @@ impl Model {
         forward(&mut whole, t, context, keep)
     }
 
-    /// Adds the positions' embedding to the tokens'.
-    fn embedded(&self, t: &Tokens) -> Result<Buffer> {
+    /// The embedding of tokens, of which a team's ranks have `all` together, and of their positions.
+    fn embedded(&self, all: &Tokens, t: &Tokens) -> Result<Buffer> {
         let b = &*self.backend;
         let mut x = self.f32s(t.rows * self.config.hidden)?;
-        b.embed(&t.ids, self.master(self.layout.embed), self.config.embedding_scale, false, &mut x)?;
+        match self.team() {
+            Some(team) => self.embed_together(team, all, &mut x)?,
+            None => {
+                let table = self.master(self.layout.embed);
+                b.embed(&t.ids, table, self.config.embedding_scale, false, &mut x)?;
+            }
+        }
         if let Some(table) = self.layout.position {
             b.embed(&t.positions, self.master(table), 1.0, true, &mut x)?;
         }
@@ -136,6 +142,9 @@ impl Model {
         let b = &*self.backend;
         if let Some(sum) = self.layout.position.and_then(|table| grads[table].as_mut()) {
             b.embed_backward(&t.positions, dx, 1.0, sum.added_to(b)?)?;
+        }
+        if self.team().is_some() {
+            return self.embed_backward_together(t, dx, grads);
         }
         if let Some(sum) = &mut grads[self.layout.embed] {
             b.embed_backward(&t.ids, dx, self.config.embedding_scale, sum.added_to(b)?)?;
@@ -189,9 +198,9 @@ pub fn forward(
     keep: Keep,
 ) -> Result<(Buffer, Activations)> {
     let m = layers.model();
-    let own = m.own_tokens(t)?;
+    let (all, own) = (t, m.own_tokens(t)?);
     let t = own.as_ref().unwrap_or(t);
-    let mut x = Residual::new(m, m.embedded(t)?, &context, keep);
+    let mut x = Residual::new(m, m.embedded(all, t)?, &context, keep);
     let mut kept = Vec::new();
     for l in 0..m.config.layers {
         let m = layers.at(l)?;

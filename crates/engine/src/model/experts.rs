@@ -3,6 +3,9 @@
 //! Tokens are sorted by expert, and each expert's network is computed over its own rows. A row of a product has the same bits
 //! whatever rows stand beside it, and a token's experts are added in the order of their index: what a token gets does not
 //! depend on the batch.
+//!
+//! Ranks that share the tokens of a micro-batch compute the experts of their own. What is a sum over tokens gets all of them:
+//! the load of a sequence, and the gradients of weights, for which an expert's rows are gathered from all ranks.
 
 use super::config::Experts;
 use super::gradient::Grads;
@@ -34,6 +37,8 @@ pub(super) struct Expert {
 /// What backward needs.
 pub(super) struct ExpertActivations {
     pub routing: Routing,
+    /// That of all ranks' tokens, where ranks share them.
+    pub all: Option<Routing>,
     /// Of each expert that has tokens, `(its tokens, 2 * width)`.
     pub up: Vec<Buffer>,
     /// `(T * per_token, H)`: what the experts gave, sorted by expert.
@@ -58,8 +63,8 @@ impl MixtureOfExperts {
     /// See [`Network::forward`](super::ffn::Network::forward).
     pub fn forward(&self, m: &Model, x: &mut Residual) -> Result<Option<(Added, ExpertActivations)>> {
         let (h, added) = x.normed(m, self.norm)?;
-        let routing = self.route(m, &h)?;
-        let groups = routing.groups();
+        let (routing, all) = self.route(m, &h)?;
+        let groups = groups(&routing, &all);
         let mut outputs = m.activations(routing.chosen.len() * m.config.hidden)?;
         let mut up = Vec::with_capacity(groups.len());
         for group in &groups {
@@ -69,23 +74,28 @@ impl MixtureOfExperts {
         let mix = Mix { rows: m.backend.indices(&routing.places())?, weights: m.upload(&routing.weights)? };
         m.backend.mix_rows(mix.operand(m, self.options.per_token), &outputs, &mut y)?;
         let mixed = x.add_output(m, y, self.post_norm)?;
-        Ok(added.map(|added| (added, ExpertActivations { routing, up, outputs, mixed })))
+        Ok(added.map(|added| (added, ExpertActivations { routing, all, up, outputs, mixed })))
     }
 
     /// The logits are products in f32, whatever the compute type.
-    fn route(&self, m: &Model, h: &Buffer) -> Result<Routing> {
+    fn route(&self, m: &Model, h: &Buffer) -> Result<(Routing, Option<Routing>)> {
         let mut logits = m.f32s(h.len() / m.config.hidden * self.options.count)?;
         match in_f32(m, h)? {
             Some(wide) => self.router.forward(m, &wide, &mut logits)?,
             None => self.router.forward(m, h, &mut logits)?,
         }
-        Ok(Routing::of(&m.read_f32s(&logits)?, &self.options))
+        let routing = |logits: &Buffer| Ok(Routing::of(&m.read_f32s(logits)?, &self.options));
+        let all = m.place_in_context().map(|_| m.all_rows(&logits).and_then(|all| routing(&all)));
+        Ok((routing(&logits)?, all.transpose()?))
     }
 
     /// Computes an expert's rows of `outputs`; returns the input of its activation.
     fn expert(&self, m: &Model, h: &Buffer, group: &Group, outputs: &mut Buffer) -> Result<Buffer> {
         let (b, rows, hidden) = (&*m.backend, group.tokens.len(), m.config.hidden);
         let Expert { up, down } = &self.experts[group.expert];
+        if rows == 0 {
+            return m.activations(0);
+        }
         let x = gathered(m, h, group)?;
         let mut inner = m.activations(rows * m.weight(up.weight).n)?;
         up.forward(m, &x, &mut inner)?;
@@ -115,13 +125,19 @@ impl MixtureOfExperts {
             (m.activations(a.outputs.len())?, m.f32s(a.routing.weights.len())?);
         b.mix_rows_backward(mix.operand(m, k), &a.outputs, dmixed, &mut doutputs, &mut dweights)?;
         // The gradients of the experts' inputs take the place of their outputs.
-        let (groups, mut dinputs, mut dups) = (a.routing.groups(), a.outputs, Vec::new());
+        let (groups, mut dinputs, mut dups) = (groups(&a.routing, &a.all), a.outputs, Vec::new());
         for (group, up) in groups.iter().zip(a.up) {
             dups.push(self.expert_backward(m, (group, up), &doutputs, &mut dinputs, grads)?);
         }
         drop(doutputs);
-        let dlogits = a.routing.backward(&m.read_f32s(&dweights)?, segments, m.balance);
-        let dlogits = m.upload(&dlogits)?;
+        let dlogits = match &a.all {
+            Some(all) => {
+                let dweights = m.all_rows(&dweights)?;
+                let dlogits = all.backward(&m.read_f32s(&dweights)?, segments, m.balance);
+                m.own_rows(&m.upload(&dlogits)?, self.options.count)?
+            }
+            None => m.upload(&a.routing.backward(&m.read_f32s(&dweights)?, segments, m.balance))?,
+        };
         let mut dsum = m.f32s(x.len())?;
         self.router.backward_input(m, &dlogits, &mut dsum)?;
         let ones = Mix { weights: m.upload(&vec![1.0; a.routing.weights.len()])?, rows: mix.rows };
@@ -148,6 +164,10 @@ impl MixtureOfExperts {
     ) -> Result<Buffer> {
         let (b, rows, hidden) = (&*m.backend, group.tokens.len(), m.config.hidden);
         let (expert, at) = (&self.experts[group.expert], group.start * hidden);
+        if rows == 0 {
+            expert.down.backward_weight(m, &m.activations(0)?, &up, grads)?;
+            return Ok(up);
+        }
         let mut dy = m.activations(rows * hidden)?;
         b.copy(doutputs, at, &mut dy, 0, rows * hidden)?;
         let mut dact = m.activations(rows * self.options.width)?;
@@ -162,9 +182,17 @@ impl MixtureOfExperts {
     }
 }
 
+/// The experts that have tokens of any rank, with those of this one.
+fn groups(own: &Routing, all: &Option<Routing>) -> Vec<Group> {
+    own.groups(|expert| all.as_ref().is_some_and(|all| all.is_chosen(expert)))
+}
+
 /// The rows of an expert's tokens.
 fn gathered(m: &Model, h: &Buffer, group: &Group) -> Result<Buffer> {
     let mut x = m.activations(group.tokens.len() * m.config.hidden)?;
+    if group.tokens.is_empty() {
+        return Ok(x);
+    }
     m.backend.gather_rows(h, &m.backend.indices(&group.tokens)?, m.config.hidden, &mut x)?;
     Ok(x)
 }

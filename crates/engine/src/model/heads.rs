@@ -9,13 +9,13 @@ use ferrl_kernels::{Buffer, DType, Weight};
 
 /// Rows whose next token is scored.
 pub struct Scored {
-    rows: Buffer,    // which rows of the hidden states
-    targets: Buffer, // the token each must predict
-    others: Option<Buffer>,
-    x: Buffer, // those rows
-    op: LogpHead,
-    stats: LogpStats,
-    count: usize,
+    pub(super) rows: Buffer,    // which rows of the hidden states
+    pub(super) targets: Buffer, // the token each must predict
+    pub(super) others: Option<Buffer>,
+    pub(super) x: Buffer, // those rows
+    pub(super) op: LogpHead,
+    pub(super) stats: LogpStats,
+    pub(super) count: usize,
 }
 
 /// Statistics of the scored rows, in their order.
@@ -62,6 +62,9 @@ impl Model {
         others: &[u32],
         temperature: f32,
     ) -> Result<(Scored, RowStats)> {
+        if let Some(team) = self.team() {
+            return self.score_together(team, h, (rows, targets), others, temperature);
+        }
         let (b, w, op) = (&*self.backend, self.lm_head()?, self.logp_head(temperature));
         let n = rows.len();
         let mut x = self.activations(n * self.config.hidden)?;
@@ -118,6 +121,9 @@ impl Model {
         let others = s.others.as_ref().filter(|_| !g.others.is_empty());
         let dothers = if others.is_some() { Some(self.upload(&g.others)?) } else { None };
         let flow = LogpGrads { logp: &dlogp, entropy: dentropy.as_ref(), others: dothers.as_ref() };
+        if let Some(team) = self.team() {
+            return self.score_backward_together(team, (s, others), &flow, dh, grads);
+        }
         let mut dx = self.activations(s.x.len())?;
         let head = self.layout.head.expect("scored rows come from a language-model head");
         let (w, dw) = (self.weight(head.weight), grads[head.weight].as_mut());
@@ -130,6 +136,9 @@ impl Model {
 
     /// KL(this || other) over the whole vocabulary, for rows `x` of this model's hidden states and `y` of the other's.
     pub fn kl(&self, x: &Buffer, (other, y): (&Model, &Buffer), temperature: f32) -> Result<Vec<f32>> {
+        if let Some(team) = self.team().or(other.team()) {
+            return self.kl_together(team, x, (other, y), temperature);
+        }
         let mut kl = self.f32s(x.len() / self.config.hidden)?;
         let (p, q) = ((x, self.lm_head()?), (y, other.lm_head()?));
         self.backend.kl(self.logp_head(temperature), p, q, &mut kl)?;
@@ -146,11 +155,15 @@ impl Model {
         grads: Grads<'_>,
     ) -> Result<()> {
         let (b, x) = (&*self.backend, self.select_rows(h, rows)?);
-        let head = self.layout.head.expect("a KL comes from a language-model head");
         let (mut dx, mut spread) = (self.activations(x.len())?, self.activations(dh.len())?);
-        let (op, p, q) = (self.logp_head(temperature), (&x, self.weight(head.weight)), (y, other.lm_head()?));
-        let to = HeadGrads { dx: &mut dx, dw: added_to(b, &mut grads[head.weight])?, add: true };
-        b.kl_backward(op, p, q, &self.upload(dkl)?, to)?;
+        if let Some(team) = self.team() {
+            self.kl_backward_together(team, (&x, &mut dx), dkl, (other, y, temperature), grads)?;
+        } else {
+            let head = self.layout.head.expect("a KL comes from a language-model head");
+            let (op, p) = (self.logp_head(temperature), (&x, self.weight(head.weight)));
+            let to = HeadGrads { dx: &mut dx, dw: added_to(b, &mut grads[head.weight])?, add: true };
+            b.kl_backward(op, p, (y, other.lm_head()?), &self.upload(dkl)?, to)?;
+        }
         b.scatter_rows(&dx, &b.indices(rows)?, self.config.hidden, &mut spread)?;
         b.axpy(1.0, &spread, dh)
     }

@@ -118,6 +118,12 @@ impl Linear {
     pub fn backward_weight(self, m: &Model, dy: &Buffer, x: &Buffer, grads: Grads<'_>) -> Result<()> {
         let rows = x.len() / m.weight(self.weight).k;
         let all = m.params[self.weight].shape.rows;
+        if m.team().is_some() && m.is_base(self.weight) {
+            self.backward_adapter(m, dy, x, grads)?;
+            if grads[self.weight].is_none() && self.bias.is_none_or(|bias| grads[bias].is_none()) {
+                return Ok(()); // a base is frozen
+            }
+        }
         let own = match dy.len() == rows * m.weight(self.weight).n {
             true => None,
             false => Some(m.own_columns(Columns::Output(self.slot(m)), dy, all)?),
@@ -130,10 +136,33 @@ impl Linear {
             let x = m.all_rows(x)?;
             return self.add_weight(m, (&dy, &x), x.len() / width, grads);
         }
-        if let Some(adapter) = &m.adapter {
+        let routed = matches!(self.slot(m), Slot::Router | Slot::ExpertUp(_) | Slot::ExpertDown(_));
+        if m.place_in_context().is_some() && routed {
+            let (dy, x) = (m.all_rows(dy)?, m.all_rows(x)?);
+            return self.add_weight(m, (&dy, &x), x.len() / m.weight(self.weight).k, grads);
+        }
+        if let Some(adapter) = m.adapter.as_ref().filter(|_| m.team().is_none()) {
             adapter.backward(m, self.weight, (dy, x), grads)?;
         }
         self.add_weight(m, (dy, x), rows, grads)
+    }
+
+    /// Adds to the gradients of an adapter, in a team: sums over all output features and over all tokens, which every member
+    /// computes.
+    fn backward_adapter(self, m: &Model, dy: &Buffer, x: &Buffer, grads: Grads<'_>) -> Result<()> {
+        let (slot, all) = (self.slot(m), m.params[self.weight].shape.rows);
+        let normed = slot == Slot::Qkv && m.config.qk_norm.is_some();
+        let wide = match m.is_shared(self.weight) && !slot.writes_residual() && !normed {
+            true => Some(m.with_all_columns(Columns::Output(slot), dy, all)?),
+            false => None,
+        };
+        let dy = wide.as_ref().unwrap_or(dy);
+        let rows = match m.place_in_context() {
+            Some(_) => Some((m.all_rows(dy)?, m.all_rows(x)?)),
+            None => None,
+        };
+        let (dy, x) = rows.as_ref().map_or((dy, x), |(dy, x)| (dy, x));
+        m.adapter.as_ref().map_or(Ok(()), |adapter| adapter.backward(m, self.weight, (dy, x), grads))
     }
 
     fn add_weight(self, m: &Model, (dy, x): (&Buffer, &Buffer), rows: usize, grads: Grads<'_>) -> Result<()> {

@@ -29,6 +29,7 @@ mod param;
 mod residual;
 mod rope_json;
 mod router;
+pub(crate) mod vocab;
 pub(crate) mod wrapper;
 
 mod gemma2;

@@ -100,6 +100,11 @@ impl Slot {
         matches!(self, Slot::Embed | Slot::Position | Slot::Head)
     }
 
+    /// Whether it has one row per token of the vocabulary.
+    pub fn is_vocabulary(self) -> bool {
+        matches!(self, Slot::Embed | Slot::Head)
+    }
+
     /// Whether its output is added to the residual stream.
     pub fn writes_residual(self) -> bool {
         matches!(self, Slot::AttnOut | Slot::Down | Slot::ExpertDown(_))

@@ -98,8 +98,13 @@ impl Routing {
         routing
     }
 
-    /// The experts that have tokens, in their order, each with its tokens in theirs.
-    pub fn groups(&self) -> Vec<Group> {
+    /// Whether any token goes to the expert.
+    pub fn is_chosen(&self, expert: usize) -> bool {
+        self.chosen.contains(&(expert as u32))
+    }
+
+    /// The experts that have tokens, and those that are `listed` without, in their order, each with its tokens in theirs.
+    pub fn groups(&self, listed: impl Fn(usize) -> bool) -> Vec<Group> {
         let mut tokens = vec![Vec::new(); self.experts];
         for (i, &expert) in self.chosen.iter().enumerate() {
             tokens[expert as usize].push((i / self.per_token) as u32);
@@ -110,7 +115,8 @@ impl Routing {
             start += group.tokens.len();
             group
         };
-        tokens.into_iter().enumerate().filter(|(_, tokens)| !tokens.is_empty()).map(group).collect()
+        let there = |(expert, tokens): &(usize, Vec<u32>)| !tokens.is_empty() || listed(*expert);
+        tokens.into_iter().enumerate().filter(there).map(group).collect()
     }
 
     /// `(T, per_token)`: the row of each of `chosen` among those of all groups.
@@ -239,7 +245,7 @@ mod tests {
         let routing = Routing::of(&[1.0, 3.0, 3.0, 0.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0], &experts(5, 2, true));
         assert_eq!(routing.chosen, [1, 2, 0, 1]);
         assert_eq!(routing.weights, [0.5; 4]);
-        let groups = routing.groups();
+        let groups = routing.groups(|_| false);
         assert_eq!(groups.iter().map(|g| (g.expert, g.start)).collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 3)]);
         assert_eq!(groups[1].tokens, [0, 1]);
         assert_eq!(routing.places(), [1, 3, 0, 2]);

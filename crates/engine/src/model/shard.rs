@@ -386,12 +386,12 @@ impl Model {
                 values[at..at + piece.len()].copy_from_slice(piece);
                 Ok(())
             })?;
-            if self.make_own_readable(param, &values)? {
-                return Ok(());
-            }
             if self.is_base(param) {
                 let _weights = Purpose::Weights.on(&self.backend);
                 self.params[param].whole = Some(self.upload(&values)?); // until it is merged
+                return Ok(());
+            }
+            if self.make_own_readable(param, &values)? {
                 return Ok(());
             }
             return self.make_forms(param, backward, |write| write(0, &values));

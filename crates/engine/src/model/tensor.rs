@@ -6,7 +6,8 @@
 //! member computes some columns of it from the gathered gradient of the output, with those columns of the weight, which it has
 //! beside its rows.
 //!
-//! Norms, embeddings and heads are computed by every member. What a member computes with is derived from the masters, which lie
+//! Norms and value heads are computed by every member; embedding and language-model head are shared by tokens of the vocabulary
+//! (`vocab.rs`). What a member computes with is derived from the masters, which lie
 //! over the ranks as they do without a team (`shard.rs`).
 
 use super::config::Config;
@@ -55,6 +56,11 @@ impl Team {
         &self.ranks
     }
 
+    /// Ranks that share features, and ranks that share tokens.
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.tp, self.sp)
+    }
+
     /// This rank's place among those that share features with it, and among those that share tokens.
     fn place(&self) -> (usize, usize) {
         (self.ranks.rank() % self.tp, self.ranks.rank() / self.tp)
@@ -84,10 +90,6 @@ impl Team {
 impl Config {
     /// Refuses ranks that cannot share this model's work so.
     pub fn check_team(&self, tp: usize, sp: usize) -> Result<()> {
-        if sp > 1 && self.experts.is_some() {
-            let what = "context parallelism of a mixture of experts is not built yet";
-            return Err(Error::usage(what).fix("parallel.tp_size, or parallel.ddp_size = 1 (ZeRO-3)"));
-        }
         let size = tp * sp;
         if self.kv_heads.is_multiple_of(size) && self.heads.is_multiple_of(size) {
             return Ok(());
@@ -175,6 +177,7 @@ impl Model {
             for i in 0..self.params.len() {
                 self.rederive(i)?;
             }
+            self.merge()?;
         }
         Ok(())
     }
@@ -193,7 +196,9 @@ impl Model {
             return Ok(());
         }
         let mut weight = self.backend.weight(shape.rows, shape.cols, self.dtype, self.training)?;
-        self.backend.load_weight(&self.params[i].master, &mut weight)?;
+        if !self.is_base(i) {
+            self.backend.load_weight(&self.params[i].master, &mut weight)?;
+        }
         self.params[i].derived = Some(weight);
         Ok(())
     }
@@ -250,13 +255,17 @@ impl Model {
 
     /// Whether the members of this rank's team share the features of the layer.
     pub(super) fn is_shared(&self, param: usize) -> bool {
-        self.place_in_layer().is_some() && self.is_cut(param)
+        let id = self.params[param].shape.id;
+        let kind = matches!(id.kind, Kind::Weight | Kind::Bias);
+        self.place_in_layer().is_some() && kind && self.config.outputs(id.slot, (0, 1)).is_some()
     }
 
     /// Whether each member computes the gradient of some output features alone.
     pub(crate) fn is_cut(&self, param: usize) -> bool {
-        let slot = self.params[param].shape.id.slot;
-        self.team.is_some() && self.config.outputs(slot, (0, 1)).is_some()
+        let ParamId { slot, kind, .. } = self.params[param].shape.id;
+        let features = slot.is_vocabulary() || self.config.outputs(slot, (0, 1)).is_some();
+        // Every member computes the few numbers of an adapter.
+        self.team.is_some() && features && matches!(kind, Kind::Weight | Kind::Bias)
     }
 
     /// All columns of an activation, of which each member has some, into `to`. All members call it together.
@@ -311,6 +320,12 @@ impl Model {
     pub(crate) fn computed(&self, param: usize, member: usize) -> Ranges {
         let shape = &self.params[param].shape;
         let Some(Team { tp, sp, .. }) = self.team else { return whole(shape.len()) };
+        if !self.is_cut(param) {
+            return vec![part(shape.len(), member, tp * sp)];
+        }
+        if shape.id.slot.is_vocabulary() {
+            return vec![elements(shape, &self.config.vocab_of((member, tp * sp)))];
+        }
         let (layer, context) = ((member % tp, tp), (member / tp, sp));
         let Some(rows) = self.config.outputs(shape.id.slot, layer) else {
             return vec![part(shape.len(), member, tp * sp)];
@@ -335,6 +350,9 @@ impl Model {
 
     /// The forms that this member computes with, from all weights of a parameter; `false` where it computes with all of them.
     pub(super) fn make_own_readable(&mut self, param: usize, values: &[f32]) -> Result<bool> {
+        if self.is_cut(param) && self.params[param].shape.id.slot.is_vocabulary() {
+            return self.make_vocabulary_readable(param, values).map(|()| true);
+        }
         let (Some(at), true) = (self.place_in_layer(), self.is_shared(param)) else { return Ok(false) };
         let _weights = Purpose::Weights.on(&self.backend);
         let shape = self.params[param].shape;
@@ -346,18 +364,29 @@ impl Model {
         }
         let columns = self.config.inputs(shape.id.slot, at);
         let derived = self.packed_weight(width(&rows), shape.cols, &own)?;
-        let back = self.team.as_ref().is_some_and(|team| team.backward) && self.training;
-        // Rows of the transposed weight: what `dy W` multiplies with for some columns of its result.
-        let turned = || -> Vec<f32> {
-            columns.clone().flat_map(|c| values[c..].iter().step_by(shape.cols)).copied().collect()
-        };
-        let turned =
-            if back { Some(self.packed_weight(columns.len(), shape.rows, &turned())?) } else { None };
+        let turned = self.turned_columns(&shape, columns, values)?;
         (self.params[param].derived, self.params[param].turned) = (Some(derived), turned);
         Ok(true)
     }
 
-    fn packed_weight(&self, n: usize, k: usize, values: &[f32]) -> Result<Weight> {
+    /// Rows of the transposed weight, where gradients are computed: what `dy W` multiplies with for some columns of its result.
+    pub(super) fn turned_columns(
+        &self,
+        shape: &ParamShape,
+        columns: Range<usize>,
+        values: &[f32],
+    ) -> Result<Option<Weight>> {
+        let back = self.team.as_ref().is_some_and(|team| team.backward) && self.training;
+        if !back || columns.is_empty() {
+            return Ok(None);
+        }
+        let width = columns.len();
+        let turned: Vec<f32> =
+            columns.flat_map(|c| values[c..].iter().step_by(shape.cols)).copied().collect();
+        self.packed_weight(width, shape.rows, &turned).map(Some)
+    }
+
+    pub(super) fn packed_weight(&self, n: usize, k: usize, values: &[f32]) -> Result<Weight> {
         let mut weight = self.backend.weight(n, k, self.dtype, false)?;
         self.backend.load_weight(&self.upload(values)?, &mut weight)?;
         Ok(weight)
@@ -375,7 +404,7 @@ fn forms(team: &Option<Team>) -> Option<(usize, usize, usize, bool)> {
 }
 
 /// The weights of some output features.
-fn elements(shape: &ParamShape, rows: &Range<usize>) -> Range<usize> {
+pub(super) fn elements(shape: &ParamShape, rows: &Range<usize>) -> Range<usize> {
     let ParamId { kind, .. } = shape.id;
     let each = if kind == Kind::Bias { 1 } else { shape.cols };
     rows.start * each..rows.end * each

@@ -177,7 +177,7 @@ impl Trainer {
     ) -> Result<Option<Stats>> {
         let usual = self.model.config.head.has_lm() && grads.is_logp_alone() && batch.others_per_row == 0;
         // Ranks that share the weights take the same passes, which gradients that turn out unusable would change.
-        if !usual || self.model.split_over().is_some() {
+        if !usual || self.model.split_over().is_some() || self.model.team().is_some() {
             return Ok(None);
         }
         self.fits(batch, false).check(grads)?;

@@ -361,6 +361,12 @@ pub(super) fn packed(
     params.map(|p| form(p.rows, p.cols, e, trained)).sum()
 }
 
+/// Those of the language-model head, where there is one.
+pub(super) fn packed_vocabulary(c: &Config, e: usize, form: fn(usize, usize, usize, bool) -> usize) -> usize {
+    let params = c.params().into_iter().filter(|p| c.is_multiplied(p.id) && p.id.slot.is_vocabulary());
+    params.map(|p| form(p.rows, p.cols, e, true)).sum()
+}
+
 /// Bytes a forward pass of `t` tokens keeps for backward.
 pub fn activations(c: &Config, t: usize, e: usize, recompute: bool) -> usize {
     let (h, stream) = (c.hidden, 4 * c.hidden);

@@ -2,8 +2,9 @@
 //!
 //! `W` weights, `e` bytes of the compute type, `f` ranks that split a copy (ZeRO-3), `t` ranks of tensor parallelism, `s` of context
 //! parallelism. Masters, moments and summed gradients are split `f t` ways. Where `f > 1` and no ranks compute together, a layer is
-//! gathered at a time in training, and all weights in passes without gradients. Ranks that compute together gather before an update what they read in it: `1 / t` of the
-//! layers, and all of the tables and heads. Nodes hold ranks in order, tensor-parallel groups first.
+//! gathered at a time in training, and all weights in passes without gradients. Ranks that compute together gather before an update
+//! what they read in it: `1 / t` of the layers, and `1 / (t s)` of embedding and language-model head. Nodes hold ranks in order,
+//! tensor-parallel groups first.
 
 use super::cards::{Card, LINK_SHARE};
 use super::memory::{self, Part, weights};
@@ -12,9 +13,13 @@ use crate::parallel::Layout;
 use ferrl_engine::model::{Config, ParamShape};
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::DType;
+use ferrl_kernels::backend::VOCAB_TILE;
 
 /// Bytes of a sampled token between ranks: its id, log-probability, version and mask, as text.
 const TOKEN: f64 = 40.0;
+
+/// Gradients of logits that ranks which share a vocabulary gather at a time.
+const GATHERED: usize = 4 << 20;
 
 /// Cards in machines.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -113,6 +118,11 @@ fn layer(c: &Config) -> usize {
 /// Weights outside layers: tables, head, the last norm.
 fn outside(c: &Config) -> usize {
     c.params().iter().filter(|p| p.id.layer.is_none()).map(|p| p.len()).sum()
+}
+
+/// Weights of embedding and language-model head, which ranks that compute together share by tokens of the vocabulary.
+fn vocabulary(c: &Config) -> usize {
+    c.params().iter().filter(|p| p.id.slot.is_vocabulary()).map(|p| p.len()).sum()
 }
 
 /// Bytes of a rank at its peak: what it always has, and the largest phase of a step.
@@ -279,10 +289,12 @@ impl Table<'_> {
                 self.activations(),
             ];
         }
-        let tables = |c: &Config| (own(c) as f64 * outside(c) as f64 / weights(c).max(1) as f64) as usize;
-        let read = self.sum(|c| (own(c) - tables(c)) / l.tp + tables(c));
-        let leaving = self.sum(|c| 4 * ((weights(c) - outside(c)) / team + outside(c)));
-        let what = format!("for products: one of {} parts of the layers, the tables whole", l.tp);
+        // Products read rows and columns of the head; the embedding is read in f32.
+        let head = |c: &Config| memory::packed_vocabulary(c, e, i.device.weight);
+        let read = self.sum(|c| (own(c) - head(c)) / l.tp + (head(c) + 4 * c.vocab * c.hidden) / team);
+        let shared = |c: &Config| weights(c) - outside(c) + vocabulary(c);
+        let leaving = self.sum(|c| 4 * (shared(c) / team + weights(c) - shared(c)));
+        let what = format!("one of {} parts of the layers, of {team} of the vocabulary", l.tp);
         vec![
             part("weights", read, what),
             gradients,
@@ -308,8 +320,13 @@ impl Table<'_> {
             let whole = memory::activations(c, t, e, recompute);
             stream(c) + whole.saturating_sub(stream(c)) / l.tp
         };
-        // Every rank computes the heads of all tokens.
-        let heads = |c: &Config| memory::head_work(c, i.micro_tokens(), e, i.device);
+        // A rank computes its part of the vocabulary for all tokens, and gathers the gradients of some rows' logits.
+        let team = l.tp * l.sp;
+        let gathered = |c: &Config| if team > 1 && c.head.has_lm() { GATHERED * (2 * e + 4) } else { 0 };
+        let heads = |c: &Config| {
+            let own = Config { vocab: c.vocab.div_ceil(team), ..c.clone() };
+            memory::head_work(&own, i.micro_tokens(), e, i.device) + gathered(c)
+        };
         let work = |c: &Config| (memory::backward_work(c, t, e) / l.tp).max(heads(c));
         let training = self.sum(kept) + self.trained().into_iter().map(work).max().unwrap_or(0);
         let how = if recompute { ", layers recomputed" } else { "" };
@@ -412,6 +429,17 @@ fn exchanges(i: &Inputs, l: Layout, cluster: &Cluster) -> Vec<Exchange> {
             cluster.gather(bytes, t, 1),
             "of every layer, forward and backward".into(),
         );
+    }
+    if team > 1 {
+        // Embeddings; of the head three numbers a tile, gradients of logits, and columns of the hidden states' gradient.
+        let head = |c: &Config| {
+            let tiles = 12.0 * c.vocab.div_ceil(VOCAB_TILE) as f64 / team as f64;
+            if c.head.has_lm() { tiles + (c.vocab + c.hidden) as f64 * e } else { 0.0 }
+        };
+        let per_token = |c: &Config| 4.0 * c.hidden as f64 / l.sp as f64 + head(c);
+        let bytes = tokens * trained.iter().map(|c| per_token(c)).sum::<f64>();
+        let what = "embeddings, tiles of the head, gradients of logits";
+        add("vocabulary", bytes * part(team), cluster.gather(bytes, team, 1), what.into());
     }
     if l.sp > 1 {
         // Rows for heads, forward and back; in backward also the gradients of all products' outputs.

@@ -17,6 +17,7 @@ mod layers;
 mod low_rank;
 mod memory;
 mod optimizer;
+mod vocab;
 
 pub use crate::operands::*;
 pub use attention::{AttentionOps, CacheOps, DecodeOps, RopeOps};
@@ -27,6 +28,7 @@ pub use layers::{ActivationOps, EmbeddingOps, HeadNormOps, LinearOps, NormOps};
 pub use low_rank::LowRankOps;
 pub use memory::{DOT_CHUNK, Home, MemoryOps, VectorOps};
 pub use optimizer::OptimizerOps;
+pub use vocab::VocabOps;
 
 use crate::buffer::DType;
 use crate::error::{Error, Result};
@@ -49,6 +51,7 @@ pub trait Backend:
     + HeadOps
     + DivergenceOps
     + SampleOps
+    + VocabOps
     + OptimizerOps
     + GraphOps
     + Send

@@ -21,10 +21,10 @@ fn name(dtype: DType, vocab: usize, what: &str) -> String {
 pub(super) struct Inputs {
     pub(super) x: Vec<f32>,
     pub(super) w: Vec<f32>,
-    targets: Vec<u32>,
-    others: Vec<u32>,
+    pub(super) targets: Vec<u32>,
+    pub(super) others: Vec<u32>,
     /// By logp, entropy, other tokens.
-    grads: [Vec<f32>; 3],
+    pub(super) grads: [Vec<f32>; 3],
 }
 
 impl Inputs {
@@ -42,19 +42,25 @@ impl Inputs {
     }
 }
 
-struct Outputs {
+pub(super) struct Outputs {
     /// logp, entropy, lse, logp of other tokens.
-    stats: [Vec<f32>; 4],
-    dx: Vec<f32>,
-    dw: Vec<f32>,
+    pub(super) stats: [Vec<f32>; 4],
+    pub(super) dx: Vec<f32>,
+    pub(super) dw: Vec<f32>,
 }
 
-fn stats(b: &dyn Backend, rows: usize) -> Result<LogpStats> {
+pub(super) fn stats(b: &dyn Backend, rows: usize) -> Result<LogpStats> {
     let new = || unwritten(b, DType::F32, rows);
     Ok(LogpStats { logp: new()?, entropy: new()?, lse: new()? })
 }
 
-fn both_ways(b: &dyn Backend, op: LogpHead, dtype: DType, i: &Inputs, vocab: usize) -> Result<Outputs> {
+pub(super) fn both_ways(
+    b: &dyn Backend,
+    op: LogpHead,
+    dtype: DType,
+    i: &Inputs,
+    vocab: usize,
+) -> Result<Outputs> {
     let rows = i.targets.len();
     let k = i.x.len() / rows;
     let (x, w) = (upload(b, dtype, &i.x)?, weight(b, dtype, vocab, k, &i.w)?);

@@ -16,6 +16,7 @@ mod sampling;
 mod shapes;
 mod units;
 mod vectors;
+mod vocab;
 
 use crate::backend::Backend;
 use crate::buffer::{Buffer, DType, Weight};
@@ -73,6 +74,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("sampling", sampling::draws),
     ("sampling: truncation", sampling::truncation),
     ("divergence", logp::divergence),
+    ("shared vocabulary", vocab::results),
 ];
 
 impl<'a> Check<'a> {

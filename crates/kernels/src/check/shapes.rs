@@ -96,6 +96,13 @@ fn cache(m: &Maker<'_>) -> Result<Buffer> {
     m.x(m.b.cache_len(HEADS, 2 * ROWS))
 }
 
+/// A rank that has the whole vocabulary gathers what it has.
+fn gathered(m: &Maker<'_>, own: &Buffer) -> Result<Buffer> {
+    let mut all = m.b.alloc(own.dtype(), own.len())?;
+    m.b.copy(own, 0, &mut all, 0, own.len())?;
+    Ok(all)
+}
+
 fn turned(m: &Maker<'_>, f: impl FnOnce(Rotation<'_>) -> Result<()>) -> Result<()> {
     let (cos, sin) = (m.f32s(REACH * 4)?, m.f32s(REACH * 4)?);
     let positions = m.ids(&POSITIONS)?;
@@ -318,6 +325,48 @@ const CASES: &[Case] = &[
             HeadGrads { dx: &mut dx, dw: Some(&mut dw), add: true },
         )
     }),
+    ("tile_stats", |m| {
+        let (x, w, ids) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?, m.ids(&TARGETS)?);
+        let (mut tiles, mut found, mut logits) = (m.f32s(3 * ROWS)?, m.f32s(ROWS)?, m.f32s(ROWS * VOCAB)?);
+        let to = TileStats { tiles: &mut tiles, found: Some((&ids, &mut found)), logits: Some(&mut logits) };
+        m.b.tile_stats(HEAD, &x, VocabPart { w: &w, first: 256, from: 256, to: 256 + VOCAB }, to)
+    }),
+    ("fold_tiles", |m| m.b.fold_tiles(&m.f32s(3 * 7 * ROWS)?, &mut m.f32s(ROWS)?, &mut m.f32s(ROWS)?)),
+    ("part_backward", |m| {
+        let (x, w, targets) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?, m.ids(&TARGETS)?);
+        let (listed, dlisted) = (m.ids(&[TARGETS, TARGETS].concat())?, m.f32s(2 * ROWS)?);
+        let (stats, dlogp, dentropy) = (m.stats(ROWS)?, m.f32s(ROWS)?, m.f32s(ROWS)?);
+        let grads = LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: Some(&dlisted) };
+        let (mut dx, mut dw, back) = (m.x(ROWS * 11)?, m.f32s(VOCAB * 24)?, m.weight(11, VOCAB)?);
+        let part = Some(VocabPart { w: &w, first: 0, from: 0, to: VOCAB });
+        let gather = &mut |own: &Buffer| gathered(m, own);
+        let to = PartGrads { dx: &mut dx, dw: Some(&mut dw), add: true, back: &back, gather };
+        let head = PartInput { op: HEAD, x: &x, part, targets: &targets };
+        m.b.part_backward(head, Some(&listed), &stats, &grads, to)
+    }),
+    ("kl_tiles", |m| {
+        let (x, w, y, v) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?, m.x(ROWS * 16)?, m.weight(VOCAB, 16)?);
+        let (p, q) = (m.f32s(ROWS)?, m.f32s(ROWS)?);
+        let part = |w| VocabPart { w, first: 0, from: 0, to: VOCAB };
+        let (p, q) =
+            (PartSide { x: &x, part: part(&w), lse: &p }, PartSide { x: &y, part: part(&v), lse: &q });
+        m.b.kl_tiles(HEAD, p, q, &mut m.f32s(ROWS)?)
+    }),
+    ("kl_part_backward", |m| {
+        let (x, w, y, v) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?, m.x(ROWS * 16)?, m.weight(VOCAB, 16)?);
+        let (p, q, kl, dkl) = (m.f32s(ROWS)?, m.f32s(ROWS)?, m.f32s(ROWS)?, m.f32s(ROWS)?);
+        let part = |w| VocabPart { w, first: 0, from: 0, to: VOCAB };
+        let (p, q) =
+            (PartSide { x: &x, part: part(&w), lse: &p }, PartSide { x: &y, part: part(&v), lse: &q });
+        let (mut dx, mut dw, back) = (m.x(ROWS * 11)?, m.f32s(VOCAB * 24)?, m.weight(11, VOCAB)?);
+        let gather = &mut |own: &Buffer| gathered(m, own);
+        let to = PartGrads { dx: &mut dx, dw: Some(&mut dw), add: true, back: &back, gather };
+        m.b.kl_part_backward(HEAD, Some([p, q]), (&kl, &dkl), to)
+    }),
+    ("sample_part", |m| {
+        let mut draws = [Draw::default(); ROWS];
+        m.b.sample_part((&m.f32s(ROWS * VOCAB)?, 0), &m.f32s(ROWS)?, &[0.5; ROWS], &mut draws)
+    }),
     ("logp_one_pass", |m| {
         let (x, w, targets) = (m.x(ROWS * 24)?, m.weight(VOCAB, 24)?, m.ids(&TARGETS)?);
         let (dlogp, mut stats) = (m.f32s(ROWS)?, m.stats(ROWS)?);
@@ -487,6 +536,7 @@ mod tests {
             include_str!("../backend/experts.rs"),
             include_str!("../backend/low_rank.rs"),
             include_str!("../backend/head.rs"),
+            include_str!("../backend/vocab.rs"),
             include_str!("../backend/optimizer.rs"),
             include_str!("../backend/graph.rs")
         );

@@ -3,31 +3,45 @@
 
 use std::sync::Mutex;
 
-/// Messages of fewer bytes are the system's business.
+/// Messages of fewer bytes are left to the system's allocator.
 const SMALLEST: usize = 64 << 10;
 /// Vectors that are kept.
 const KEPT: usize = 64;
 
-static UNUSED: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+/// Vectors that no message uses.
+struct Pool(Mutex<Vec<Vec<u8>>>);
 
-/// So many bytes with unspecified contents.
+static POOL: Pool = Pool(Mutex::new(Vec::new()));
+
+/// This many bytes with unspecified contents.
 pub fn room(bytes: usize) -> Vec<u8> {
-    let mut unused = UNUSED.lock().unwrap_or_else(|e| e.into_inner());
-    let fits = |v: &(usize, &Vec<u8>)| v.1.capacity() >= bytes && v.1.capacity() <= 2 * bytes;
-    let nearest = unused.iter().enumerate().filter(fits).min_by_key(|(_, v)| v.capacity()).map(|(i, _)| i);
-    let found = if bytes < SMALLEST { None } else { nearest.map(|i| unused.swap_remove(i)) };
-    drop(unused);
-    let mut found = found.unwrap_or_else(|| Vec::with_capacity(bytes));
-    found.resize(bytes, 0);
-    found
+    POOL.take(bytes)
 }
 
 /// Takes back messages that were read.
 pub fn give_back(read: impl IntoIterator<Item = Vec<u8>>) {
-    let mut unused = UNUSED.lock().unwrap_or_else(|e| e.into_inner());
-    for bytes in read {
-        if bytes.capacity() >= SMALLEST && unused.len() < KEPT {
-            unused.push(bytes);
+    POOL.put(read);
+}
+
+impl Pool {
+    fn take(&self, bytes: usize) -> Vec<u8> {
+        let mut unused = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let fits = |v: &(usize, &Vec<u8>)| v.1.capacity() >= bytes && v.1.capacity() <= 2 * bytes;
+        let nearest =
+            unused.iter().enumerate().filter(fits).min_by_key(|(_, v)| v.capacity()).map(|(i, _)| i);
+        let found = if bytes < SMALLEST { None } else { nearest.map(|i| unused.swap_remove(i)) };
+        drop(unused);
+        let mut found = found.unwrap_or_else(|| Vec::with_capacity(bytes));
+        found.resize(bytes, 0);
+        found
+    }
+
+    fn put(&self, read: impl IntoIterator<Item = Vec<u8>>) {
+        let mut unused = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        for bytes in read {
+            if bytes.capacity() >= SMALLEST && unused.len() < KEPT {
+                unused.push(bytes);
+            }
         }
     }
 }
@@ -38,11 +52,13 @@ mod tests {
 
     #[test]
     fn messages_of_like_length_use_the_same_memory() {
-        let first = room(1 << 20);
+        let pool = Pool(Mutex::new(Vec::new()));
+        let first = pool.take(1 << 20);
         let at = first.as_ptr();
-        give_back([first]);
-        let again = room((1 << 20) - 5);
+        pool.put([first]);
+        let again = pool.take((1 << 20) - 5);
         assert_eq!((again.as_ptr(), again.len()), (at, (1 << 20) - 5));
-        assert_ne!(room(1 << 20).as_ptr(), at);
+        let other = pool.take(1 << 20);
+        assert_ne!(other.as_ptr(), at);
     }
 }

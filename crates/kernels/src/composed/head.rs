@@ -95,7 +95,7 @@ impl Logits {
 }
 
 /// `p` of a token from its scaled logit.
-fn probability(logit: f32, lse: f32) -> f32 {
+pub(super) fn probability(logit: f32, lse: f32) -> f32 {
     exp(f64::from(logit - lse)) as f32
 }
 

@@ -6,11 +6,13 @@ mod experts;
 mod head;
 mod low_rank;
 mod vectors;
+mod vocab;
 
 pub(crate) use experts::*;
 pub(crate) use head::*;
 pub(crate) use low_rank::*;
 pub(crate) use vectors::*;
+pub(crate) use vocab::*;
 
 use crate::backend::{
     Activation, Affine, CacheOps, DecodeOps, Heads, LinearGrads, NormOps, Normed, PagedRows, QkvLayer,

@@ -368,6 +368,19 @@ pub fn u8s_mut(b: &mut Buffer) -> &mut [u8] {
     memory_mut(b).slice_mut(len)
 }
 
+/// The elements of a buffer, by their type.
+pub fn elements<T: Plain>(b: &Buffer) -> &[T] {
+    assert_eq!(b.dtype().size(), size_of::<T>());
+    memory(b).slice(b.len())
+}
+
+/// The same to be written.
+pub fn elements_mut<T: Plain>(b: &mut Buffer) -> &mut [T] {
+    assert_eq!(b.dtype().size(), size_of::<T>());
+    let len = b.len();
+    memory_mut(b).slice_mut(len)
+}
+
 /// The elements of a float buffer.
 pub fn floats(b: &Buffer) -> Slice<'_> {
     match b.dtype() {

@@ -23,13 +23,19 @@ fn scored(op: Op<'_>, name: &str, x: &Buffer, w: &Weight, backward: bool) -> Res
     Ok(rows)
 }
 
-fn stats(op: Op<'_>, s: &LogpStats, rows: usize) -> Result<()> {
+pub(super) fn stats(op: Op<'_>, s: &LogpStats, rows: usize) -> Result<()> {
     op.f32s("logp", &s.logp, rows)?;
     op.f32s("entropy", &s.entropy, rows)?;
     op.f32s("lse", &s.lse, rows)
 }
 
-fn others(op: Op<'_>, ids: &Buffer, (name, out): (&str, &Buffer), rows: usize, vocab: usize) -> Result<()> {
+pub(super) fn others(
+    op: Op<'_>,
+    ids: &Buffer,
+    (name, out): (&str, &Buffer),
+    rows: usize,
+    vocab: usize,
+) -> Result<()> {
     let each = ids.len() / rows.max(1);
     op.expect(each <= OTHERS, || format!("{each} other tokens a row, expected at most {OTHERS}"))?;
     op.below("others", ids, rows * each, vocab)?;

@@ -11,6 +11,7 @@ mod layers;
 mod low_rank;
 mod updates;
 mod vectors;
+mod vocab;
 
 pub(crate) use attention::*;
 pub(crate) use experts::*;
@@ -19,6 +20,7 @@ pub(crate) use layers::*;
 pub(crate) use low_rank::*;
 pub(crate) use updates::*;
 pub(crate) use vectors::*;
+pub(crate) use vocab::*;
 
 use crate::backend::{Affine, Attention, Heads, Home, Normed};
 use crate::buffer::{Buffer, DType, Weight};

@@ -204,9 +204,10 @@ impl Model {
         weights.chain(adapter.parts.iter().map(|part| part.module.elements().len())).collect()
     }
 
-    /// Derives the adapted weights from base and adapter; those of a model that is split when they are gathered.
+    /// Derives the adapted weights from base and adapter; those of a model that is split, or that ranks compute with together,
+    /// when they are gathered.
     pub(crate) fn merge(&mut self) -> Result<()> {
-        if self.split.is_some() {
+        if self.split.is_some() || self.team.is_some() {
             return Ok(());
         }
         let weights = self.adapter.as_ref().map(Adapter::weights).unwrap_or_default();
@@ -218,6 +219,10 @@ impl Model {
         let Some(adapter) = &self.adapter else { return Ok(()) };
         let mut weights = adapter.weights();
         weights.retain(|w| params.contains(w));
+        // Of a weight whose features members of a team share, each reads its own.
+        let (shared, weights): (Vec<usize>, Vec<usize>) =
+            weights.into_iter().partition(|&w| self.is_shared(w));
+        self.merge_shared(&shared)?;
         for &weight in &weights {
             let shape = self.params[weight].shape;
             let form = self.backend.weight(shape.rows, shape.cols, self.dtype, self.training)?;
@@ -228,6 +233,18 @@ impl Model {
         Ok(())
     }
 
+    fn merge_shared(&mut self, weights: &[usize]) -> Result<()> {
+        let Some(mut adapter) = self.adapter.take() else { return Ok(()) };
+        let done = weights.iter().try_for_each(|&weight| {
+            self.scale_parts(&mut adapter, &[weight])?;
+            let values = self.read_f32s(&self.merged(&adapter, weight)?)?;
+            self.params[weight].whole = None;
+            self.make_own_readable(weight, &values).map(drop)
+        });
+        self.adapter = Some(adapter);
+        done
+    }
+
     fn derive(&mut self, weights: &[usize]) -> Result<()> {
         let Some(mut adapter) = self.adapter.take() else { return Ok(()) };
         let done = self.derive_with(&mut adapter, weights);
@@ -235,13 +252,19 @@ impl Model {
         done
     }
 
-    fn derive_with(&mut self, adapter: &mut Adapter, weights: &[usize]) -> Result<()> {
+    /// What backward multiplies with, of the modules of these weights.
+    fn scale_parts(&self, adapter: &mut Adapter, weights: &[usize]) -> Result<()> {
         for part in adapter.parts.iter_mut().filter(|part| weights.contains(&part.module.param)) {
             for (i, form) in [(part.a, &mut part.scaled_a), (part.b, &mut part.scaled_b)] {
                 let scaled = self.scaled(i, part.module.scale)?;
                 self.backend.load_weight(&scaled, form)?;
             }
         }
+        Ok(())
+    }
+
+    fn derive_with(&mut self, adapter: &mut Adapter, weights: &[usize]) -> Result<()> {
+        self.scale_parts(adapter, weights)?;
         for &weight in weights {
             let mut derived = self.params[weight].derived.take().expect("an adapted weight is multiplied");
             let done = self.with_parts(adapter, weight, |base, parts| {

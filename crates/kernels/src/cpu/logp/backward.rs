@@ -24,7 +24,7 @@ use std::ops::Range;
 /// Logits that [`logp_one_pass`] holds at most: 16 MiB.
 const KEPT: usize = 4 << 20;
 /// Rows that must fit: a sum over fewer tokens would spend its time on reading and writing `dw`.
-const FEWEST: usize = 256;
+pub(super) const FEWEST: usize = 256;
 
 /// How a row's gradient by its scaled logits follows from its numbers.
 pub(super) struct RowGrads<'a> {
@@ -67,7 +67,7 @@ pub(super) struct GradTile<'a, E> {
 }
 
 multiversion! {
-    fn dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, head: Head<'_, E>, g: &RowGrads<'_>, to: GradTile<'_, E>) {
+    pub(super) fn dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, head: Head<'_, E>, g: &RowGrads<'_>, to: GradTile<'_, E>) {
         logit_tile(s, scratch, head, to.rows.clone(), to.tile, &mut tiles.first);
         logit_gradient(s, tiles, head.op, head.w.shape.n, g, to)
     }
@@ -274,6 +274,11 @@ pub(super) fn through_vocabulary<E: GradElement>(
     Ok(())
 }
 
+/// Tokens of the vocabulary that `dx` is summed over before the sum is added to it.
+pub(super) fn stretch(rows: usize) -> usize {
+    (4 * 1024 * 1024 / rows / TILE).clamp(1, 8) * TILE
+}
+
 /// How gradients of logits flow into `dx` and `dw`, all rows at once or part after part: the same bits.
 struct Flow<'a, E: GradElement> {
     cpu: &'a Cpu,
@@ -295,7 +300,7 @@ impl<'a, E: GradElement> Flow<'a, E> {
     fn new(cpu: &'a Cpu, x: &[E], w: &'a Weight, dw: Option<&'a mut Buffer>, part: usize) -> Result<Self> {
         let rows = x.len() / w.k;
         // The stretch depends on the number of rows alone, so the order of additions does too.
-        let stretch = (4 * 1024 * 1024 / rows / TILE).clamp(1, 8) * TILE;
+        let stretch = stretch(rows);
         let grad = cpu.arena.take(part.min(rows) * stretch.min(w.n) * size_of::<E>())?;
         let mut dx = cpu.arena.take(rows * w.k * 4)?;
         dx.slice_mut::<f32>(rows * w.k).fill(0.0);
@@ -340,10 +345,14 @@ impl<'a, E: GradElement> Flow<'a, E> {
 
     /// After the last part.
     fn finish(self, dx: &mut Buffer) {
-        let sums = self.dx.slice::<f32>(self.rows * self.w.k);
-        match floats_mut(dx) {
-            SliceMut::F32(dx) => dx.copy_from_slice(sums),
-            SliceMut::Bf16(dx) => dx.iter_mut().zip(sums).for_each(|(d, x)| *d = u16::from32(*x)),
-        }
+        put_sums(self.dx.slice::<f32>(self.rows * self.w.k), dx);
+    }
+}
+
+/// Rounds sums to the type of a buffer.
+pub(super) fn put_sums(sums: &[f32], to: &mut Buffer) {
+    match floats_mut(to) {
+        SliceMut::F32(to) => to.copy_from_slice(sums),
+        SliceMut::Bf16(to) => to.iter_mut().zip(sums).for_each(|(d, x)| *d = u16::from32(*x)),
     }
 }

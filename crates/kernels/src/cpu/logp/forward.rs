@@ -1,7 +1,7 @@
 //! Statistics of every row, and for decoding the logits themselves.
 
 use super::{Fold, Head, ROWS, TILE, Tiles, logit_tile, scalar_exp, task, tile_width, with_tiles};
-use crate::backend::{HeadInput, LogpHead, LogpStats, SampleOps};
+use crate::backend::{Draw, HeadInput, LogpHead, LogpStats, SampleOps, VocabPart};
 use crate::buffer::{Buffer, Weight};
 use crate::cpu::Cpu;
 use crate::cpu::linear::forward_pack;
@@ -27,14 +27,18 @@ struct Pass<'a> {
     /// `[rows][tiles]`
     folds: Disjoint<'a, Fold>,
     tiles: usize,
+    /// Tiles of the weight before the first of these.
+    skip: usize,
+    /// Tokens of these tiles.
+    vocab: usize,
     /// `[rows][vocab]`, for decoding.
     logits: Option<Disjoint<'a, f32>>,
 }
 
 multiversion! {
     fn pass<S, type E: TokenRows>(s, scratch: &mut Scratch, tiles: &mut Tiles, head: Head<'_, E>, p: Pass<'_>) {
-        logit_tile(s, scratch, head, p.rows.clone(), p.tile, &mut tiles.first);
-        let vocab = head.w.shape.n;
+        logit_tile(s, scratch, head, p.rows.clone(), p.skip + p.tile, &mut tiles.first);
+        let vocab = p.vocab;
         let (from, width) = (p.tile * TILE, tile_width(vocab, p.tile));
         for (i, row) in p.rows.enumerate() {
             let logits = &tiles.first[i * TILE..][..width];
@@ -56,7 +60,7 @@ multiversion! {
 }
 
 multiversion! {
-    fn fold_row<S>(s, folds: &[Fold]) -> Fold {
+    pub(super) fn fold_row<S>(s, folds: &[Fold]) -> Fold {
         let mut total = Fold::EMPTY;
         for f in folds {
             total = total.join(s, *f);
@@ -83,15 +87,32 @@ pub(super) fn fold_rows<E: TokenRows<Unit: Plain>>(
     w: &Weight,
     wanted: Wanted<'_>,
 ) -> Vec<Fold> {
-    let Wanted { tokens: wanted, found, logits } = wanted;
-    let rows = x.len() / w.k;
+    assert!(wanted.tokens.iter().all(|&t| (t as usize) < w.n));
+    let (tiles, mut out) = (w.n.div_ceil(TILE), Vec::with_capacity(x.len() / w.k));
+    let part = VocabPart { w, first: 0, from: 0, to: w.n };
+    fold_tiles_of(cpu, op, (x, part), wanted, |_, folds| {
+        out.extend(folds.chunks_exact(tiles).map(|row| fold_row(cpu.level, row)));
+    });
+    out
+}
+
+/// Calls `each` with the folds of all tiles of a part, `[rows][tiles]`, for some hundred rows at a time, and with the first of
+/// these rows. Tokens that are wanted are counted from the part's first.
+pub(super) fn fold_tiles_of<E: TokenRows<Unit: Plain>>(
+    cpu: &Cpu,
+    op: LogpHead,
+    (x, part): (&[E], VocabPart<'_>),
+    wanted: Wanted<'_>,
+    mut each: impl FnMut(usize, &[Fold]),
+) {
+    let (Wanted { tokens: wanted, found, logits }, w) = (wanted, part.w);
+    let (rows, vocab, skip) = (x.len() / w.k, part.width(), (part.from - part.first) / TILE);
     let per_row = wanted.len() / rows.max(1);
-    assert!(found.len() == wanted.len() && wanted.iter().all(|&t| (t as usize) < w.n));
-    assert!(logits.as_ref().is_none_or(|l| l.len() == rows * w.n));
-    let tiles = w.n.div_ceil(TILE);
+    assert!(found.len() == wanted.len() && part.to <= part.first + w.n);
+    assert!(logits.as_ref().is_none_or(|l| l.len() == rows * vocab));
+    let tiles = part.tiles();
     let logits = logits.map(Disjoint::new);
     let found = Disjoint::new(found);
-    let mut out = Vec::with_capacity(rows);
     // The folds of all tiles exist for some hundred rows at a time.
     let block = (8 * ROWS).max(ROWS * (4096 / tiles));
     let mut folds = vec![Fold::EMPTY; block.min(rows) * tiles];
@@ -101,15 +122,14 @@ pub(super) fn fold_rows<E: TokenRows<Unit: Plain>>(
         let shared = Disjoint::new(&mut folds);
         cpu.pool.run(part.len().div_ceil(ROWS) * tiles, |i| {
             let (rows, tile) = task(i, part.len());
-            let (found, logits) = (found.shifted(start * per_row), logits.map(|l| l.shifted(start * w.n)));
+            let (found, logits) = (found.shifted(start * per_row), logits.map(|l| l.shifted(start * vocab)));
             let wanted = &wanted[start * per_row..part.end * per_row];
-            let p = Pass { rows, tile, wanted, per_row, found, folds: shared, tiles, logits };
+            let p = Pass { rows, tile, wanted, per_row, found, folds: shared, tiles, skip, vocab, logits };
             let head = Head { op, x, w: forward_pack::<E>(w) };
             with_tiles(|scratch, t| pass(cpu.level, scratch, t, head, p));
         });
-        out.extend((0..part.len()).map(|r| fold_row(cpu.level, &folds[r * tiles..(r + 1) * tiles])));
+        each(start, &folds[..part.len() * tiles]);
     }
-    out
 }
 
 /// [`fold_rows`] for a buffer of either type.
@@ -182,9 +202,13 @@ pub fn logits(
 }
 
 multiversion! {
-    fn sample_row<S>(s, logits: &[f32], lse: f32, uniform: f32) -> u32 {
-        let mut below = 0f32;
-        let mut likeliest_last = 0;
+    /// Goes on with a draw through logits whose tokens are counted from `first`, a multiple of the lanes.
+    pub(super) fn draw_row<S>(s, logits: &[f32], first: u32, lse: f32, uniform: f32, draw: &mut Draw) {
+        if draw.token.is_some() {
+            return;
+        }
+        let mut below = draw.below;
+        let mut likeliest_last = usize::MAX;
         let mut at = 0;
         while at < logits.len() {
             let n = (logits.len() - at).min(LANES);
@@ -199,7 +223,8 @@ multiversion! {
                 for i in 0..n {
                     below += scalar_exp(s, logits[at + i] - lse);
                     if below > uniform {
-                        return (at + i) as u32;
+                        draw.token = Some((first + (at + i) as u32, logits[at + i]));
+                        return;
                     }
                 }
             } else {
@@ -207,7 +232,11 @@ multiversion! {
             }
             at += LANES;
         }
-        // Rounding left a sliver above the last cumulative sum: the last token that can occur.
+        draw.below = below;
+        if likeliest_last == usize::MAX {
+            return;
+        }
+        // Rounding may leave a sliver above the last cumulative sum: the last token that can occur.
         let end = (likeliest_last + LANES).min(logits.len());
         let mut last = likeliest_last;
         for i in likeliest_last..end {
@@ -215,7 +244,7 @@ multiversion! {
                 last = i;
             }
         }
-        last as u32
+        draw.last = Some((first + last as u32, logits[last]));
     }
 }
 
@@ -226,7 +255,9 @@ impl SampleOps for Cpu {
         let vocab = logits.len() / uniform.len().max(1);
         let level: Level = self.level;
         Ok(each_row(self, uniform.len(), |r| {
-            sample_row(level, &logits[r * vocab..][..vocab], lse[r], uniform[r])
+            let mut draw = Draw::default();
+            draw_row(level, &logits[r * vocab..][..vocab], 0, lse[r], uniform[r], &mut draw);
+            draw.token.or(draw.last).map_or(0, |(token, _)| token)
         }))
     }
     fn argmax(&self, logits: &Buffer, rows: usize) -> Result<Vec<u32>> {

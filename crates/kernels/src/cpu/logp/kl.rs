@@ -17,9 +17,11 @@ use crate::shapes;
 use std::ops::Range;
 
 /// One of the two models, and the log-sum-exp of its rows.
-struct Side<'a, E: GradElement> {
-    head: Head<'a, E>,
-    lse: &'a [f32],
+pub(super) struct Side<'a, E: GradElement> {
+    pub head: Head<'a, E>,
+    pub lse: &'a [f32],
+    /// Tiles of its weight before the first of those that are compared.
+    pub skip: usize,
 }
 
 impl<E: GradElement> Clone for Side<'_, E> {
@@ -31,11 +33,11 @@ impl<E: GradElement> Copy for Side<'_, E> {}
 
 multiversion! {
     /// Σ over the tile of `p (log p - log q)`, for each row.
-    fn kl_tile<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, sides: [Side<'_, E>; 2], at: (Range<usize>, usize), out: (Disjoint<'_, f32>, usize)) {
+    pub(super) fn kl_tile<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, sides: [Side<'_, E>; 2], at: (Range<usize>, usize), out: (Disjoint<'_, f32>, usize)) {
         let ([p, q], (rows, tile), (out, n_tiles)) = (sides, at, out);
-        logit_tile(s, scratch, p.head, rows.clone(), tile, &mut tiles.first);
-        logit_tile(s, scratch, q.head, rows.clone(), tile, &mut tiles.second);
-        let width = tile_width(p.head.w.shape.n, tile);
+        logit_tile(s, scratch, p.head, rows.clone(), p.skip + tile, &mut tiles.first);
+        logit_tile(s, scratch, q.head, rows.clone(), q.skip + tile, &mut tiles.second);
+        let width = tile_width(p.head.w.shape.n, p.skip + tile);
         for (i, row) in rows.enumerate() {
             let (pl, ql) = (s.splat(p.lse[row]), s.splat(q.lse[row]));
             let mut sum = s.splat(0.0);
@@ -55,11 +57,11 @@ multiversion! {
 }
 
 multiversion! {
-    fn kl_dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, sides: [Side<'_, E>; 2], flow: (&[f32], &[f32]), to: GradTile<'_, E>) {
+    pub(super) fn kl_dlogits<S, type E: GradElement>(s, scratch: &mut Scratch, tiles: &mut Tiles, sides: [Side<'_, E>; 2], flow: (&[f32], &[f32]), to: GradTile<'_, E>) {
         let ([p, q], (kl, dkl), GradTile { rows, tile, out, at, ld }) = (sides, flow, to);
-        logit_tile(s, scratch, p.head, rows.clone(), tile, &mut tiles.first);
-        logit_tile(s, scratch, q.head, rows.clone(), tile, &mut tiles.second);
-        let (op, width) = (p.head.op, tile_width(p.head.w.shape.n, tile));
+        logit_tile(s, scratch, p.head, rows.clone(), p.skip + tile, &mut tiles.first);
+        logit_tile(s, scratch, q.head, rows.clone(), q.skip + tile, &mut tiles.second);
+        let (op, width) = (p.head.op, tile_width(p.head.w.shape.n, p.skip + tile));
         for (i, row) in rows.enumerate() {
             let (pl, ql) = (s.splat(p.lse[row]), s.splat(q.lse[row]));
             let (kl, dkl) = (s.splat(kl[row]), s.splat(dkl[row]));
@@ -158,5 +160,5 @@ fn rows(
 }
 
 fn side<'a, E: GradElement>(op: LogpHead, x: &'a [E], w: &'a Weight, lse: &'a [f32]) -> Side<'a, E> {
-    Side { head: Head { op, x, w: forward_pack(w) }, lse }
+    Side { head: Head { op, x, w: forward_pack(w) }, lse, skip: 0 }
 }

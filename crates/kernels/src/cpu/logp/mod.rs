@@ -7,6 +7,7 @@
 mod backward;
 mod forward;
 mod kl;
+mod part;
 
 use super::Cpu;
 use super::math::{exp, tanh};
@@ -24,7 +25,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 /// Tokens of the vocabulary met at a time.
-pub(crate) const TILE: usize = 256;
+pub(crate) const TILE: usize = crate::backend::VOCAB_TILE;
 /// Rows met at a time.
 pub(crate) const ROWS: usize = 56;
 

@@ -1,6 +1,6 @@
 //! KL(p || q) over the whole vocabulary, and its gradient by p's logits. The kernels are in `logp_backward.cu`.
 
-use crate::backend::{DivergenceOps, HeadGrads, LogpHead};
+use crate::backend::{DivergenceOps, HeadGrads, LogpHead, VocabOps};
 use crate::buffer::{Buffer, Weight};
 use crate::cuda::Cuda;
 use crate::cuda::head::logp::{
@@ -51,6 +51,8 @@ fn each(
     }
     Ok(())
 }
+
+impl VocabOps for Cuda {}
 
 impl DivergenceOps for Cuda {
     fn kl(&self, op: LogpHead, p: (&Buffer, &Weight), q: (&Buffer, &Weight), kl: &mut Buffer) -> Result<()> {

@@ -1,0 +1,194 @@
+//! Choosing tokens where the ranks of a team share the vocabulary.
+//!
+//! Logits stay where they are computed. A plain draw goes through the vocabulary in order, so its running sum goes from rank to
+//! rank: twenty bytes a row. For the largest token, `top_k` and `min_p` a rank sends the first one the tokens that can be
+//! chosen. Only `top_p` without `top_k`, penalties and the log-probabilities of other tokens need every logit of a row: those
+//! rows are sent to the first rank.
+
+use super::choose::{Group, HeadOrder};
+use crate::model::Model;
+use crate::model::tensor::Team;
+use crate::{Error, Result};
+use ferrl_kernels::Buffer;
+use ferrl_kernels::backend::{Ask, Choice, Choices, Draw};
+use ferrl_kernels::math::ln;
+use ferrl_kernels::truncate::Kept;
+use std::ops::Range;
+
+/// What a rank sends of its logits of a row.
+enum Sent {
+    Nothing,
+    /// The so many likeliest.
+    Top(usize),
+    /// Those at least so many times as likely as its likeliest.
+    AtLeast(f32),
+    All,
+}
+
+impl Sent {
+    fn of(ask: &Ask, looked_at: bool) -> Sent {
+        match ask {
+            _ if looked_at => Sent::All,
+            Ask { draw: None, .. } => Sent::Top(1),
+            _ if !ask.truncates() => Sent::Nothing,
+            Ask { top_k: 1.., .. } => Sent::Top(ask.top_k),
+            _ if ask.top_p < 1.0 => Sent::All,
+            _ => Sent::AtLeast(ask.min_p),
+        }
+    }
+
+    /// From the logits of a rank's tokens, which begin at `first`.
+    fn list(&self, kept: &mut Kept, row: &[f32], first: u32) -> Vec<(u32, f32)> {
+        let listed = |(at, &logit): (usize, &f32)| (first + at as u32, logit);
+        let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        match self {
+            Sent::Nothing => Vec::new(),
+            Sent::All => row.iter().enumerate().map(listed).collect(),
+            // Of equals the first, whatever their sign of zero.
+            Sent::Top(1) => {
+                row.iter().enumerate().find(|(_, l)| **l == best).map(listed).into_iter().collect()
+            }
+            Sent::Top(count) => kept.top(row, *count).iter().map(|&(at, l)| (first + at, l)).collect(),
+            // A little more than can be chosen: what is left of it is decided where all are.
+            Sent::AtLeast(least) => {
+                let cut = best + ln(f64::from(*least)) as f32 - 1e-3;
+                row.iter().enumerate().map(listed).filter(|(_, l)| *l >= cut).collect()
+            }
+        }
+    }
+}
+
+/// Chooses a token for each row that is asked for. All members call it together; the first one's choices are those of all.
+pub(super) fn choose_together(model: &Model, team: &Team, h: &Buffer, order: &HeadOrder) -> Result<Group> {
+    let (x, op, (member, size)) =
+        (model.select_rows(h, &order.rows)?, model.logp_head(order.divisor), team.member());
+    let (rows, tokens) = (order.rows.len(), model.config.vocab_of((member, size)));
+    let mut logits = model.f32s(rows * tokens.len())?;
+    let folded =
+        model.fold_together(team, (op, &x), &[], Some(&mut logits).filter(|_| !tokens.is_empty()))?;
+    let draws = drawn(model, team, (&logits, &folded.lse), &order.asks)?;
+    let here = Here { rows: model.read_f32s(&logits)?, tokens };
+    let lists = listed(model, team, &here, order)?;
+    let lse = model.read_f32s(&folded.lse)?;
+    if member > 0 {
+        return Ok(Group { logits: None, choices: Choices::new(Box::new(Vec::<Choice>::new())) });
+    }
+    let (mut kept, mut choices) = (Kept::default(), Vec::with_capacity(rows));
+    let vocab = model.config.vocab;
+    let looked_at = order.looked_at.contains(&true);
+    let mut whole = if looked_at { Some(model.f32s(rows * vocab)?) } else { None };
+    for (row, (ask, list)) in order.asks.iter().zip(lists).enumerate() {
+        let lse = lse[row];
+        let choice = if is_drawn(ask) {
+            let (token, logit) = draws[row].token.or(draws[row].last).unwrap_or((0, f32::NAN));
+            Choice { token, logit, lse, kept: logit - lse }
+        } else {
+            let (token, logit, kept) = kept.choose_among(&list, ask);
+            Choice { token, logit, lse, kept }
+        };
+        choices.push(choice);
+        if let Some(whole) = whole.as_mut().filter(|_| order.looked_at[row]) {
+            let values: Vec<f32> = list.iter().map(|&(_, logit)| logit).collect();
+            model.backend.write(whole, row * vocab, &values)?;
+        }
+    }
+    Ok(Group { logits: whole, choices: Choices::new(Box::new(choices)) })
+}
+
+/// Whether a token is drawn from all of them.
+fn is_drawn(ask: &Ask) -> bool {
+    ask.draw.is_some() && !ask.truncates()
+}
+
+/// Draws from the whole vocabulary, which go from rank to rank through its tokens and end at the first one.
+fn drawn(model: &Model, team: &Team, (logits, lse): (&Buffer, &Buffer), asks: &[Ask]) -> Result<Vec<Draw>> {
+    // A row that nothing is drawn for counts as done.
+    let start = |ask: &Ask| Draw { token: (!is_drawn(ask)).then_some((0, 0.0)), ..Draw::default() };
+    let mut draws: Vec<Draw> = asks.iter().map(start).collect();
+    if !asks.iter().any(is_drawn) {
+        return Ok(draws);
+    }
+    let ((member, size), tokens) = (team.member(), |m| model.config.vocab_of((m, team.member().1)));
+    let uniform: Vec<f32> = asks.iter().map(|ask| ask.draw.unwrap_or(0.0)).collect();
+    let with_tokens: Vec<usize> = (0..size).filter(|&m| !tokens(m).is_empty()).collect();
+    for (i, &from) in with_tokens.iter().enumerate() {
+        let to = with_tokens.get(i + 1).copied().unwrap_or(0);
+        if member == from {
+            model.backend.sample_part((logits, tokens(from).start), lse, &uniform, &mut draws)?;
+        }
+        let bytes = if member == from { to_bytes(&draws) } else { Vec::new() };
+        let parts: Vec<&[u8]> = (0..size).map(|m| if m == to { &bytes[..] } else { &[] }).collect();
+        let arrived = team.ranks().all_to_all(&parts)?;
+        if member == to {
+            draws = of_bytes(&arrived[from], draws.len())?;
+        }
+    }
+    Ok(draws)
+}
+
+const NONE: u32 = u32::MAX;
+
+fn to_bytes(draws: &[Draw]) -> Vec<u8> {
+    let of = |token: Option<(u32, f32)>| token.map_or([NONE, 0], |(id, logit)| [id, logit.to_bits()]);
+    let numbers = draws.iter().flat_map(|d| {
+        let ([token, logit], [last, last_logit]) = (of(d.token), of(d.last));
+        [d.below.to_bits(), token, logit, last, last_logit]
+    });
+    numbers.flat_map(u32::to_le_bytes).collect()
+}
+
+fn of_bytes(bytes: &[u8], count: usize) -> Result<Vec<Draw>> {
+    let (numbers, rest) = bytes.as_chunks::<4>();
+    let numbers: Vec<u32> = numbers.iter().map(|b| u32::from_le_bytes(*b)).collect();
+    let (rows, []) = numbers.as_chunks::<5>() else { return Err(unread()) };
+    if rows.len() != count || !rest.is_empty() {
+        return Err(unread());
+    }
+    let of = |id: u32, logit: u32| (id != NONE).then(|| (id, f32::from_bits(logit)));
+    let draw = |&[below, token, logit, last, last_logit]: &[u32; 5]| Draw {
+        below: f32::from_bits(below),
+        token: of(token, logit),
+        last: of(last, last_logit),
+    };
+    Ok(rows.iter().map(draw).collect())
+}
+
+fn unread() -> Error {
+    Error::rank("another rank chooses other tokens").fix("report it")
+}
+
+/// This rank's logits, `[rows, tokens]`.
+struct Here {
+    rows: Vec<f32>,
+    tokens: Range<usize>,
+}
+
+/// Of each row the tokens that members have sent the first one, in the order of ids where all were sent.
+fn listed(model: &Model, team: &Team, here: &Here, order: &HeadOrder) -> Result<Vec<Vec<(u32, f32)>>> {
+    let mut kept = Kept::default();
+    let sent: Vec<Sent> = order.asks.iter().zip(&order.looked_at).map(|(ask, &l)| Sent::of(ask, l)).collect();
+    if sent.iter().all(|sent| matches!(sent, Sent::Nothing)) {
+        return Ok(vec![Vec::new(); sent.len()]);
+    }
+    let width = here.tokens.len();
+    let mut bytes = Vec::new();
+    for (row, sent) in sent.iter().enumerate() {
+        let list = sent.list(&mut kept, &here.rows[row * width..(row + 1) * width], here.tokens.start as u32);
+        bytes.extend((list.len() as u32).to_le_bytes());
+        bytes.extend(list.iter().flat_map(|(id, logit)| [*id, logit.to_bits()]).flat_map(u32::to_le_bytes));
+    }
+    let size = team.member().1;
+    let parts: Vec<&[u8]> = (0..size).map(|to| if to == 0 { &bytes[..] } else { &[] }).collect();
+    let mut lists = vec![Vec::new(); sent.len()];
+    for bytes in team.ranks().all_to_all(&parts)?.iter().filter(|bytes| !bytes.is_empty()) {
+        let mut numbers = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
+        let mut next = || numbers.next().ok_or_else(unread);
+        for list in &mut lists {
+            for _ in 0..next()? {
+                list.push((next()?, f32::from_bits(next()?)));
+            }
+        }
+    }
+    debug_assert!(lists.iter().all(|list: &Vec<(u32, f32)>| list.len() <= model.config.vocab));
+    Ok(lists)
+}

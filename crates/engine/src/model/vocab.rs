@@ -1,0 +1,360 @@
+//! Vocabulary parallelism: the ranks of a team share the embedding and the language-model head by tokens of the vocabulary,
+//! whatever else they share.
+//!
+//! Each has the rows of some tokens, cut at the tiles that the head folds. Forward, a member computes its tiles, and the three
+//! numbers of each tile are exchanged and folded in tile order. The gradient of the hidden states is a sum over the vocabulary:
+//! each member computes some of its columns from the gathered gradient of the logits, with those columns of the head. So every
+//! number has the bits of one rank. Embeddings are rows that their owners send.
+
+use super::config::Config;
+use super::context::other_batch;
+use super::decoder::Tokens;
+use super::gradient::{Gradient, Grads, added_to};
+use super::heads::{RowStats, Scored};
+use super::shard::{read_f32s, write_f32s};
+use super::tensor::{Team, elements, packed, unpack};
+use super::weights::Model;
+use crate::{Error, Result};
+use ferrl_kernels::backend::{
+    LogpGrads, LogpHead, LogpStats, PartGrads, PartInput, PartSide, TileStats, VOCAB_TILE, VocabPart,
+};
+use ferrl_kernels::comm::part;
+use ferrl_kernels::{Buffer, DType, Purpose};
+use std::ops::Range;
+
+/// What the head says about rows over the whole vocabulary.
+pub(crate) struct Folded {
+    pub lse: Buffer,
+    pub entropy: Buffer,
+    /// Scaled logits of the tokens that were asked for.
+    pub found: Vec<f32>,
+}
+
+impl Config {
+    /// Tokens whose rows of embedding and head a member of a team has: whole tiles, so that some may have none.
+    pub(crate) fn vocab_of(&self, (member, size): (usize, usize)) -> Range<usize> {
+        let tiles = part(self.vocab.div_ceil(VOCAB_TILE), member, size);
+        tiles.start * VOCAB_TILE..(tiles.end * VOCAB_TILE).min(self.vocab)
+    }
+}
+
+impl Team {
+    /// This rank's number among all of them, and theirs.
+    pub(crate) fn member(&self) -> (usize, usize) {
+        (self.ranks().rank(), self.ranks().size())
+    }
+}
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0; 4 * values.len()];
+    write_f32s(values, &mut bytes);
+    bytes
+}
+
+/// So many numbers, taken from the front.
+fn take(bytes: &mut &[u8], count: usize) -> Result<Vec<f32>> {
+    let (here, after) = bytes.split_at_checked(4 * count).ok_or_else(other_batch)?;
+    let mut values = vec![0.0; count];
+    read_f32s(here, &mut values);
+    *bytes = after;
+    Ok(values)
+}
+
+impl Model {
+    /// The forms that this rank reads of embedding or head: its tokens' rows, and its columns of the head.
+    pub(super) fn make_vocabulary_readable(&mut self, param: usize, values: &[f32]) -> Result<()> {
+        let Some(at) = self.team().map(Team::member) else { return Ok(()) };
+        let _weights = Purpose::Weights.on(&self.backend);
+        let shape = self.params[param].shape;
+        let tokens = self.config.vocab_of(at);
+        let own = &values[elements(&shape, &tokens)];
+        if param == self.layout.embed || tokens.is_empty() {
+            self.params[param].whole = Some(self.upload(own)?);
+        }
+        if !self.config.is_multiplied(shape.id) {
+            return Ok(());
+        }
+        if !tokens.is_empty() {
+            self.params[param].derived = Some(self.packed_weight(tokens.len(), shape.cols, own)?);
+        }
+        self.params[param].turned =
+            self.turned_columns(&shape, part(self.config.hidden, at.0, at.1), values)?;
+        Ok(())
+    }
+
+    /// Embeddings of this rank's tokens, from the members that have them.
+    pub(super) fn embed_together(&self, team: &Team, all: &Tokens, x: &mut Buffer) -> Result<()> {
+        let (b, (member, size), (tp, sp)) = (&*self.backend, team.member(), team.sizes());
+        let (ids, _) = all.list.as_ref().ok_or_else(|| Error::usage("tokens of another layout"))?;
+        let wanted = |place: usize| &ids[part(ids.len(), place, sp)];
+        let (own, hidden) = (self.config.vocab_of((member, size)), self.config.hidden);
+        let mut rows_for = Vec::with_capacity(sp);
+        for place in 0..sp {
+            let here = wanted(place).iter().filter(|id| own.contains(&(**id as usize)));
+            let here: Vec<u32> = here.map(|id| id - own.start as u32).collect();
+            let mut rows = self.f32s(here.len() * hidden)?;
+            if !here.is_empty() {
+                let (table, scale) = (self.master(self.layout.embed), self.config.embedding_scale);
+                b.embed(&b.indices(&here)?, table, scale, false, &mut rows)?;
+            }
+            rows_for.push(bytes_of(&self.read_f32s(&rows)?));
+        }
+        let parts: Vec<&[u8]> = (0..size).map(|to| rows_for[to / tp].as_slice()).collect();
+        let arrived = team.ranks().all_to_all(&parts)?;
+        let mut values = vec![0.0; x.len()];
+        for (from, bytes) in arrived.iter().enumerate() {
+            let (theirs, mut rest) = (self.config.vocab_of((from, size)), &bytes[..]);
+            for (id, row) in wanted(member / tp).iter().zip(values.chunks_exact_mut(hidden)) {
+                if theirs.contains(&(*id as usize)) {
+                    row.copy_from_slice(&take(&mut rest, hidden)?);
+                }
+            }
+        }
+        b.write(x, 0, &values)
+    }
+
+    /// Adds the gradient of the rows of this rank's tokens; `dx` is that of all embeddings of the micro-batch.
+    pub(super) fn embed_backward_together(&self, t: &Tokens, dx: &Buffer, grads: Grads<'_>) -> Result<()> {
+        let (b, hidden) = (&*self.backend, self.config.hidden);
+        let Some((team, sum)) = self.team().zip(grads[self.layout.embed].as_mut()) else { return Ok(()) };
+        let (ids, _) = t.list.as_ref().ok_or_else(|| Error::usage("tokens of another layout"))?;
+        let own = self.config.vocab_of(team.member());
+        let rows: Vec<u32> =
+            (0..ids.len() as u32).filter(|&row| own.contains(&(ids[row as usize] as usize))).collect();
+        let sum = sum.added_to(b)?;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let tokens: Vec<u32> = rows.iter().map(|&row| ids[row as usize] - own.start as u32).collect();
+        let mut picked = b.alloc(dx.dtype(), rows.len() * hidden)?;
+        b.gather_rows(dx, &b.indices(&rows)?, hidden, &mut picked)?;
+        b.embed_backward(&b.indices(&tokens)?, &picked, self.config.embedding_scale, sum)
+    }
+
+    /// The rows of this model's head for some tokens; `None` where there are none.
+    fn head_part(&self, tokens: &Range<usize>) -> Result<Option<VocabPart<'_>>> {
+        if tokens.is_empty() {
+            return Ok(None);
+        }
+        let first = if self.team().is_some() { tokens.start } else { 0 };
+        Ok(Some(VocabPart { w: self.lm_head()?, first, from: tokens.start, to: tokens.end }))
+    }
+
+    /// Statistics of rows of this model's hidden states over the whole vocabulary, of which each member computes its tiles, and
+    /// the scaled logits of tokens, as many for each row. `logits` takes those of this rank's tokens. All members call it
+    /// together.
+    pub(crate) fn fold_together(
+        &self,
+        team: &Team,
+        (op, x): (LogpHead, &Buffer),
+        ids: &[u32],
+        logits: Option<&mut Buffer>,
+    ) -> Result<Folded> {
+        let (b, (member, size)) = (&*self.backend, team.member());
+        let (rows, per_row) =
+            (x.len() / self.config.hidden, ids.len() / (x.len() / self.config.hidden).max(1));
+        let tokens = self.config.vocab_of((member, size));
+        let tiles_of = |m: usize| self.config.vocab_of((m, size)).len().div_ceil(VOCAB_TILE);
+        let (mut tiles, mut found) = (self.f32s(3 * rows * tiles_of(member))?, self.f32s(ids.len())?);
+        if let Some(part) = self.head_part(&tokens)?.filter(|_| rows > 0) {
+            let wanted = b.indices(ids)?;
+            b.tile_stats(
+                op,
+                x,
+                part,
+                TileStats { tiles: &mut tiles, found: Some((&wanted, &mut found)), logits },
+            )?;
+        }
+        // A member folds some of the rows.
+        let (numbers, each) = (self.read_f32s(&tiles)?, 3 * tiles_of(member));
+        let rows_of = |m: usize| part(rows, m, size);
+        let parts: Vec<Vec<u8>> = (0..size)
+            .map(|to| bytes_of(&numbers[rows_of(to).start * each..rows_of(to).end * each]))
+            .collect();
+        let parts: Vec<&[u8]> = parts.iter().map(Vec::as_slice).collect();
+        let (arrived, own) = (team.ranks().all_to_all(&parts)?, rows_of(member).len());
+        let cuts = (0..size).scan(0, |at, m| {
+            *at += 3 * tiles_of(m);
+            Some(*at - 3 * tiles_of(m)..*at)
+        });
+        let all = joined(DType::F32, &arrived, &cuts.collect::<Vec<_>>(), own)?;
+        let (mut lse, mut entropy) = (self.f32s(own)?, self.f32s(own)?);
+        b.fold_tiles(&self.upload(&all)?, &mut lse, &mut entropy)?;
+        let mut numbers = [self.read_f32s(&lse)?, self.read_f32s(&entropy)?].concat();
+        let inside = |of: &Range<usize>, id: u32| of.contains(&(id as usize));
+        let logits_here = self.read_f32s(&found)?;
+        numbers.extend((0..ids.len()).filter(|&i| inside(&tokens, ids[i])).map(|i| logits_here[i]));
+        let (mut lse, mut entropy) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+        let mut found = vec![0.0; per_row * rows];
+        for (from, bytes) in team.ranks().all_gather(&bytes_of(&numbers))?.iter().enumerate() {
+            let (theirs, mut rest) = (self.config.vocab_of((from, size)), &bytes[..]);
+            lse.extend(take(&mut rest, rows_of(from).len())?);
+            entropy.extend(take(&mut rest, rows_of(from).len())?);
+            let at: Vec<usize> = (0..found.len()).filter(|&i| inside(&theirs, ids[i])).collect();
+            let values = take(&mut rest, at.len())?;
+            at.into_iter().zip(values).for_each(|(i, logit)| found[i] = logit);
+        }
+        Ok(Folded { lse: self.upload(&lse)?, entropy: self.upload(&entropy)?, found })
+    }
+
+    /// [`Model::score`] by all members of a team.
+    pub(super) fn score_together(
+        &self,
+        team: &Team,
+        h: &Buffer,
+        (rows, targets): (&[u32], &[u32]),
+        others: &[u32],
+        temperature: f32,
+    ) -> Result<(Scored, RowStats)> {
+        let (b, op, count) = (&*self.backend, self.logp_head(temperature), rows.len());
+        self.check_lm_head()?;
+        let (x, extra) = (self.select_rows(h, rows)?, others.len() / count.max(1));
+        let wanted: Vec<u32> = (0..count)
+            .flat_map(|r| {
+                std::iter::once(targets[r]).chain(others[r * extra..(r + 1) * extra].iter().copied())
+            })
+            .collect();
+        let Folded { lse, entropy, found } = self.fold_together(team, (op, &x), &wanted, None)?;
+        let sums = self.read_f32s(&lse)?;
+        let mut result = RowStats { entropy: self.read_f32s(&entropy)?, ..RowStats::default() };
+        for (row, (found, lse)) in found.chunks_exact(1 + extra).zip(sums).enumerate() {
+            assert!(row < count);
+            result.logp.push(found[0] - lse);
+            result.others.extend(found[1..].iter().map(|logit| logit - lse));
+        }
+        let stats = LogpStats { logp: self.upload(&result.logp)?, entropy, lse };
+        let others = if others.is_empty() { None } else { Some(b.indices(others)?) };
+        let (rows, targets) = (b.indices(rows)?, b.indices(targets)?);
+        Ok((Scored { rows, targets, others, x, op, stats, count }, result))
+    }
+
+    /// [`Model::score_backward`] by all members of a team.
+    pub(super) fn score_backward_together(
+        &self,
+        team: &Team,
+        (s, others): (&Scored, Option<&Buffer>),
+        flow: &LogpGrads<'_>,
+        dh: &mut Buffer,
+        grads: Grads<'_>,
+    ) -> Result<()> {
+        let head = self.layout.head.expect("scored rows come from a language-model head").weight;
+        let part = self.head_part(&self.config.vocab_of(team.member()))?;
+        let input = PartInput { op: s.op, x: &s.x, part, targets: &s.targets };
+        let dw = grads[head].as_mut();
+        let add = dw.as_ref().is_some_and(|slot| !slot.is_empty());
+        let dw = dw.map(Gradient::written);
+        let mut dx = self.activations(s.x.len())?;
+        self.by_columns(team, &mut dx, |own, gather| {
+            let to = PartGrads { dx: own, dw, add, back: self.turned(head), gather };
+            self.backend.part_backward(input, others, &s.stats, flow, to)
+        })?;
+        self.backend.scatter_rows(&dx, &s.rows, self.config.hidden, dh)
+    }
+
+    /// Calls `f` with this rank's columns of a gradient of hidden states and with what gathers the gradients of logits, and puts
+    /// the columns of all members together.
+    fn by_columns(
+        &self,
+        team: &Team,
+        dx: &mut Buffer,
+        f: impl FnOnce(&mut Buffer, &mut dyn FnMut(&Buffer) -> Result<Buffer>) -> Result<()>,
+    ) -> Result<()> {
+        let (member, size) = team.member();
+        let rows = dx.len() / self.config.hidden;
+        let columns: Vec<Range<usize>> = (0..size).map(|m| part(self.config.hidden, m, size)).collect();
+        let tokens: Vec<Range<usize>> = (0..size).map(|m| self.config.vocab_of((m, size))).collect();
+        let mut own = self.activations(rows * columns[member].len())?;
+        f(&mut own, &mut |own| self.gathered_columns(team, &tokens, own))?;
+        let all = self.gathered_columns(team, &columns, &own)?;
+        self.backend.copy(&all, 0, dx, 0, all.len())
+    }
+
+    /// All columns of something, of which each member has some.
+    fn gathered_columns(&self, team: &Team, cuts: &[Range<usize>], own: &Buffer) -> Result<Buffer> {
+        let dtype = own.dtype();
+        let arrived = team.ranks().all_gather(&packed(dtype, &self.read_f32s(own)?))?;
+        let widest = cuts.iter().zip(&arrived).max_by_key(|(cut, _)| cut.len());
+        let rows = widest.map_or(0, |(cut, bytes)| bytes.len() / dtype.size() / cut.len().max(1));
+        self.stored(dtype, &joined(dtype, &arrived, cuts, rows)?)
+    }
+
+    /// KL(this || other) by all members of a team, which one of the two models or both are of.
+    pub(super) fn kl_together(
+        &self,
+        team: &Team,
+        x: &Buffer,
+        (other, y): (&Model, &Buffer),
+        temperature: f32,
+    ) -> Result<Vec<f32>> {
+        let op = self.logp_head(temperature);
+        let (p, q) =
+            (self.fold_together(team, (op, x), &[], None)?, other.fold_together(team, (op, y), &[], None)?);
+        self.kl_between(team, op, (x, &p.lse), (other, y, &q.lse))
+    }
+
+    fn kl_between(
+        &self,
+        team: &Team,
+        op: LogpHead,
+        (x, p_lse): (&Buffer, &Buffer),
+        (other, y, q_lse): (&Model, &Buffer, &Buffer),
+    ) -> Result<Vec<f32>> {
+        let ((_, size), rows) = (team.member(), p_lse.len());
+        let tokens = self.config.vocab_of(team.member());
+        let mut sums = self.f32s(rows * tokens.len().div_ceil(VOCAB_TILE))?;
+        if let Some((p, q)) = self.head_part(&tokens)?.zip(other.head_part(&tokens)?).filter(|_| rows > 0) {
+            let (p, q) = (PartSide { x, part: p, lse: p_lse }, PartSide { x: y, part: q, lse: q_lse });
+            self.backend.kl_tiles(op, p, q, &mut sums)?;
+        }
+        let mut all = vec![Vec::new(); rows];
+        for (from, bytes) in team.ranks().all_gather(&bytes_of(&self.read_f32s(&sums)?))?.iter().enumerate() {
+            let (tiles, mut rest) =
+                (self.config.vocab_of((from, size)).len().div_ceil(VOCAB_TILE), &bytes[..]);
+            for row in &mut all {
+                row.extend(take(&mut rest, tiles)?);
+            }
+        }
+        Ok(all.iter().map(|tiles| tiles.iter().sum()).collect())
+    }
+
+    /// Writes the gradient of [`Model::kl`] by hidden states `x` and adds that of the head, by all members of a team.
+    pub(super) fn kl_backward_together(
+        &self,
+        team: &Team,
+        (x, dx): (&Buffer, &mut Buffer),
+        dkl: &[f32],
+        (other, y, temperature): (&Model, &Buffer, f32),
+        grads: Grads<'_>,
+    ) -> Result<()> {
+        let (b, op) = (&*self.backend, self.logp_head(temperature));
+        let head = self.layout.head.expect("a KL comes from a language-model head").weight;
+        let (p, q) =
+            (self.fold_together(team, (op, x), &[], None)?, other.fold_together(team, (op, y), &[], None)?);
+        let kl = self.upload(&self.kl_between(team, op, (x, &p.lse), (other, y, &q.lse))?)?;
+        let (dkl, tokens) = (self.upload(dkl)?, self.config.vocab_of(team.member()));
+        let sides = self.head_part(&tokens)?.zip(other.head_part(&tokens)?);
+        let side = |part, x, lse| PartSide { x, part, lse };
+        let sides = sides.map(|(ours, theirs)| [side(ours, x, &p.lse), side(theirs, y, &q.lse)]);
+        let dw = added_to(b, &mut grads[head])?;
+        self.by_columns(team, dx, |own, gather| {
+            let to = PartGrads { dx: own, dw, add: true, back: self.turned(head), gather };
+            b.kl_part_backward(op, sides, (&kl, &dkl), to)
+        })
+    }
+}
+
+/// Rows of which each member has sent some columns.
+fn joined(dtype: DType, arrived: &[Vec<u8>], cuts: &[Range<usize>], rows: usize) -> Result<Vec<f32>> {
+    let all: usize = cuts.iter().map(Range::len).sum();
+    let mut values = vec![0.0; rows * all];
+    for (bytes, cut) in arrived.iter().zip(cuts).filter(|(_, cut)| !cut.is_empty()) {
+        let theirs = unpack(dtype, bytes)?;
+        if theirs.len() != rows * cut.len() {
+            return Err(other_batch());
+        }
+        for (row, here) in values.chunks_exact_mut(all).zip(theirs.chunks_exact(cut.len())) {
+            row[cut.clone()].copy_from_slice(here);
+        }
+    }
+    Ok(values)
+}

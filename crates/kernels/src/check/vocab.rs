@@ -1,0 +1,323 @@
+//! A head whose vocabulary ranks share: all parts together are the head of one process.
+
+use super::logp::{Inputs, Outputs, both_ways, stats};
+use super::{Check, download, unwritten, upload, weight};
+use crate::backend::{
+    Backend, LogpGrads, LogpHead, LogpStats, PartGrads, PartInput, PartSide, TileStats, VOCAB_TILE, VocabPart,
+};
+use crate::buffer::{Buffer, DType, Weight};
+use crate::comm::part;
+use crate::error::Result;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Rows, vocabulary, hidden width, other tokens to a row, parts, and the head's options: parts of several tiles and of none,
+/// and more rows than are gathered at once.
+const SHAPES: &[(usize, usize, usize, usize, usize, LogpHead)] = &[
+    (70, 5000, 128, 3, 3, LogpHead { temperature: 1.0, softcap: None }),
+    (33, 601, 64, 0, 4, LogpHead { temperature: 0.7, softcap: Some(8.0) }),
+    (5, 96, 32, 2, 2, LogpHead { temperature: 1.3, softcap: None }),
+    (301, 70_000, 16, 0, 2, LogpHead { temperature: 1.0, softcap: None }),
+];
+
+/// One of the ranks that share a head.
+struct Rank {
+    tokens: Range<usize>,
+    columns: Range<usize>,
+    /// `None` without tokens.
+    w: Option<Weight>,
+    back: Weight,
+}
+
+impl Rank {
+    fn part(&self) -> Option<VocabPart<'_>> {
+        let Range { start: from, end: to } = self.tokens;
+        self.w.as_ref().map(|w| VocabPart { w, first: from, from, to })
+    }
+}
+
+fn shared(b: &dyn Backend, dtype: DType, w: &[f32], k: usize, size: usize) -> Result<Vec<Rank>> {
+    let vocab = w.len() / k;
+    let rank = |i: usize| {
+        let (tiles, columns) = (part(vocab.div_ceil(VOCAB_TILE), i, size), part(k, i, size));
+        let tokens = tiles.start * VOCAB_TILE..(tiles.end * VOCAB_TILE).min(vocab);
+        let own = &w[tokens.start * k..tokens.end * k];
+        let turned: Vec<f32> = columns.clone().flat_map(|c| w[c..].iter().step_by(k)).copied().collect();
+        let own = if own.is_empty() { None } else { Some(weight(b, dtype, tokens.len(), k, own)?) };
+        let back = weight(b, dtype, columns.len(), vocab, &turned)?;
+        Ok(Rank { tokens, columns, w: own, back })
+    };
+    (0..size).map(rank).collect()
+}
+
+/// Puts columns of several ranks beside each other.
+fn joined(rows: usize, parts: &[(Range<usize>, Vec<f32>)]) -> Vec<f32> {
+    let width: usize = parts.iter().map(|(r, _)| r.len()).sum();
+    let mut all = vec![f32::NAN; rows * width];
+    for (columns, values) in parts {
+        for (to, from) in all.chunks_mut(width).zip(values.chunks(columns.len().max(1))) {
+            to[columns.clone()].copy_from_slice(from);
+        }
+    }
+    all
+}
+
+/// What every rank gathers, in the order of its calls: first nothing is known and zeros go on, then everything is.
+fn gathered(
+    b: &dyn Backend,
+    ranks: &[Rank],
+    mut run: impl FnMut(&Rank, &mut dyn FnMut(&Buffer) -> Result<Buffer>) -> Result<()>,
+) -> Result<()> {
+    let sent: RefCell<Vec<Vec<Vec<f32>>>> = RefCell::new(vec![Vec::new(); ranks.len()]);
+    let vocab = ranks.iter().map(|r| r.tokens.end).max().unwrap_or_default();
+    let with_tokens = ranks.iter().position(|r| r.w.is_some()).unwrap_or_default();
+    let mut order: Vec<usize> = (0..ranks.len()).collect();
+    order.sort_by_key(|&i| ranks[i].w.is_none());
+    for i in order {
+        run(&ranks[i], &mut |own| {
+            let mut sent = sent.borrow_mut();
+            sent[i].push(download(b, own)?);
+            // Ranks without tokens come after one that has some: how many rows a call has is known from that.
+            let call = sent[i].len() - 1;
+            let rows = sent[with_tokens][call].len() / ranks[with_tokens].tokens.len();
+            upload(b, own.dtype(), &vec![0.0; rows * vocab])
+        })?;
+    }
+    for rank in ranks {
+        let mut call = 0;
+        run(rank, &mut |own| {
+            let sent = sent.borrow();
+            let parts: Vec<_> =
+                ranks.iter().zip(&sent[..]).map(|(r, sent)| (r.tokens.clone(), sent[call].clone())).collect();
+            let rows = sent[with_tokens][call].len() / ranks[with_tokens].tokens.len();
+            call += 1;
+            upload(b, own.dtype(), &joined(rows, &parts))
+        })?;
+    }
+    Ok(())
+}
+
+/// The numbers of all tiles, and the logits of tokens from whoever has them.
+fn folded(
+    b: &dyn Backend,
+    op: LogpHead,
+    (x, ranks): (&Buffer, &[Rank]),
+    ids: &[u32],
+    rows: usize,
+) -> Result<(LogpStats, Vec<f32>)> {
+    let (mut tiles, mut found) = (Vec::new(), vec![f32::NAN; ids.len()]);
+    let wanted = b.indices(ids)?;
+    let mut first = 0;
+    for part in ranks.iter().filter_map(Rank::part) {
+        let mut own = unwritten(b, DType::F32, 3 * rows * part.tiles())?;
+        let mut here = unwritten(b, DType::F32, ids.len())?;
+        let to = TileStats { tiles: &mut own, found: Some((&wanted, &mut here)), logits: None };
+        b.tile_stats(op, x, part, to)?;
+        tiles.push((first..first + 3 * part.tiles(), download(b, &own)?));
+        first += 3 * part.tiles();
+        let here = download(b, &here)?;
+        let inside = |id: u32| (part.from..part.to).contains(&(id as usize));
+        (0..ids.len()).filter(|&i| inside(ids[i])).for_each(|i| found[i] = here[i]);
+    }
+    let mut stats = stats(b, rows)?;
+    b.fold_tiles(&upload(b, DType::F32, &joined(rows, &tiles))?, &mut stats.lse, &mut stats.entropy)?;
+    Ok((stats, found))
+}
+
+/// The same numbers as `both_ways`, by parts.
+fn by_parts(b: &dyn Backend, op: LogpHead, dtype: DType, i: &Inputs, shape: [usize; 2]) -> Result<Outputs> {
+    let ([vocab, size], rows) = (shape, i.targets.len());
+    let (k, extra) = (i.x.len() / rows, i.others.len() / rows);
+    let (x, ranks) = (upload(b, dtype, &i.x)?, shared(b, dtype, &i.w, k, size)?);
+    let mut wanted = Vec::new();
+    for row in 0..rows {
+        wanted.push(i.targets[row]);
+        wanted.extend(&i.others[row * extra..(row + 1) * extra]);
+    }
+    let (stats, found) = folded(b, op, (&x, &ranks), &wanted, rows)?;
+    let (lse, targets) = (download(b, &stats.lse)?, b.indices(&i.targets)?);
+    let logp: Vec<f32> = found.iter().enumerate().map(|(j, l)| l - lse[j / (1 + extra)]).collect();
+    let others = if extra == 0 { None } else { Some(b.indices(&i.others)?) };
+    let [dlogp, dentropy, dothers] = [0, 1, 2].map(|j| upload(b, DType::F32, &i.grads[j]));
+    let (dlogp, dentropy, dothers) = (dlogp?, dentropy?, dothers?);
+    let grads =
+        LogpGrads { logp: &dlogp, entropy: Some(&dentropy), others: others.as_ref().map(|_| &dothers) };
+    let (mut columns, mut dw) = (Vec::new(), vec![f32::NAN; vocab * k]);
+    gathered(b, &ranks, |rank, gather| {
+        let mut own = upload(b, DType::F32, &vec![1.0; rank.tokens.len() * k])?;
+        let mut dx = unwritten(b, dtype, rows * rank.columns.len())?;
+        let to = PartGrads { dx: &mut dx, dw: Some(&mut own), add: true, back: &rank.back, gather };
+        let head = PartInput { op, x: &x, part: rank.part(), targets: &targets };
+        b.part_backward(head, others.as_ref(), &stats, &grads, to)?;
+        columns.push((rank.columns.clone(), download(b, &dx)?));
+        dw[rank.tokens.start * k..rank.tokens.end * k].copy_from_slice(&download(b, &own)?);
+        Ok(())
+    })?;
+    let pick = |j: usize, own: bool| (j.is_multiple_of(1 + extra)) == own;
+    let picked = |own| (0..logp.len()).filter(|&j| pick(j, own)).map(|j| logp[j]).collect();
+    let stats = [picked(true), download(b, &stats.entropy)?, lse, picked(false)];
+    Ok(Outputs { stats, dx: joined(rows, &columns[size..]), dw })
+}
+
+/// A rank's part of the vocabulary, of its own head and of a whole one.
+fn in_both<'a>(rank: &'a Rank, whole: &'a Weight) -> Option<(VocabPart<'a>, VocabPart<'a>)> {
+    rank.part().map(|part| (part, VocabPart { w: whole, first: 0, ..part }))
+}
+
+/// KL(p || q) and the gradients of its hidden states and head, by parts; the second head is whole.
+fn kl_by_parts(
+    b: &dyn Backend,
+    op: LogpHead,
+    dtype: DType,
+    [p, q]: [&Inputs; 2],
+    shape: [usize; 2],
+) -> Result<[Vec<f32>; 3]> {
+    let ([vocab, size], rows) = (shape, p.targets.len());
+    let k = p.x.len() / rows;
+    let (x, y) = (upload(b, dtype, &p.x)?, upload(b, dtype, &q.x)?);
+    let (ranks, theirs) = (shared(b, dtype, &p.w, k, size)?, shared(b, dtype, &q.w, k, size)?);
+    let whole = weight(b, dtype, vocab, k, &q.w)?;
+    let (ours, _) = folded(b, op, (&x, &ranks), &[], rows)?;
+    let (others, _) = folded(b, op, (&y, &theirs), &[], rows)?;
+    let mut sums = Vec::new();
+    for rank in &ranks {
+        let Some((own, all)) = in_both(rank, &whole) else { continue };
+        let mut tiles = unwritten(b, DType::F32, rows * own.tiles())?;
+        let p = PartSide { x: &x, part: own, lse: &ours.lse };
+        b.kl_tiles(op, p, PartSide { x: &y, part: all, lse: &others.lse }, &mut tiles)?;
+        let first = own.from / VOCAB_TILE;
+        sums.push((first..first + own.tiles(), download(b, &tiles)?));
+    }
+    let tiles = vocab.div_ceil(VOCAB_TILE);
+    let kl: Vec<f32> = joined(rows, &sums).chunks(tiles).map(|row| row.iter().sum()).collect();
+    let (kl_there, dkl) = (upload(b, DType::F32, &kl)?, upload(b, DType::F32, &p.grads[0])?);
+    let (mut columns, mut dw) = (Vec::new(), vec![f32::NAN; vocab * k]);
+    gathered(b, &ranks, |rank, gather| {
+        let mut own = unwritten(b, DType::F32, rank.tokens.len() * k)?;
+        let mut dx = unwritten(b, dtype, rows * rank.columns.len())?;
+        let to = PartGrads { dx: &mut dx, dw: Some(&mut own), add: false, back: &rank.back, gather };
+        let sides = in_both(rank, &whole).map(|(own, all)| {
+            let p = PartSide { x: &x, part: own, lse: &ours.lse };
+            [p, PartSide { x: &y, part: all, lse: &others.lse }]
+        });
+        b.kl_part_backward(op, sides, (&kl_there, &dkl), to)?;
+        columns.push((rank.columns.clone(), download(b, &dx)?));
+        dw[rank.tokens.start * k..rank.tokens.end * k].copy_from_slice(&download(b, &own)?);
+        Ok(())
+    })?;
+    Ok([kl, joined(rows, &columns[size..]), dw])
+}
+
+/// The same by the whole head.
+fn kl_whole(
+    b: &dyn Backend,
+    op: LogpHead,
+    dtype: DType,
+    [p, q]: [&Inputs; 2],
+    vocab: usize,
+) -> Result<[Vec<f32>; 3]> {
+    let rows = p.targets.len();
+    let k = p.x.len() / rows;
+    let (x, y) = (upload(b, dtype, &p.x)?, upload(b, dtype, &q.x)?);
+    let (w, v) = (weight(b, dtype, vocab, k, &p.w)?, weight(b, dtype, vocab, k, &q.w)?);
+    let (mut kl, dkl) = (unwritten(b, DType::F32, rows)?, upload(b, DType::F32, &p.grads[0])?);
+    b.kl(op, (&x, &w), (&y, &v), &mut kl)?;
+    let (mut dx, mut dw) = (unwritten(b, dtype, rows * k)?, unwritten(b, DType::F32, vocab * k)?);
+    let to = crate::backend::HeadGrads { dx: &mut dx, dw: Some(&mut dw), add: false };
+    b.kl_backward(op, (&x, &w), (&y, &v), &dkl, to)?;
+    Ok([download(b, &kl)?, download(b, &dx)?, download(b, &dw)?])
+}
+
+/// Near the CPU's whole head.
+pub fn results(check: &mut Check<'_>) -> Result<()> {
+    for &(rows, vocab, k, extra, size, op) in SHAPES {
+        for dtype in [DType::F32, DType::Bf16] {
+            let name = |what: &str| format!("head of {vocab} {} in {size} parts: {what}", dtype.name());
+            let (p, q) = (Inputs::new(dtype, rows, vocab, k, extra), Inputs::new(dtype, rows, vocab, k, 1));
+            let q = Inputs { x: q.x.iter().rev().copied().collect(), ..q };
+            let want = both_ways(check.cpu, op, dtype, &p, vocab)?;
+            let got = by_parts(check.card, op, dtype, &p, [vocab, size])?;
+            for (j, what) in ["logp", "entropy", "lse", "other logp"].into_iter().enumerate() {
+                check.close(name(what), &got.stats[j], &want.stats[j], 2e-5);
+            }
+            let limit = if dtype == DType::F32 { 5e-5 } else { 2e-2 };
+            check.close(name("dx"), &got.dx, &want.dx, limit);
+            check.close(name("dw"), &got.dw, &want.dw, limit);
+            let want = kl_whole(check.cpu, op, dtype, [&p, &q], vocab)?;
+            let got = kl_by_parts(check.card, op, dtype, [&p, &q], [vocab, size])?;
+            for (what, (got, want)) in ["kl", "dx of kl", "dw of kl"].into_iter().zip(got.iter().zip(&want)) {
+                check.close(name(what), got, want, limit);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::backend::Draw;
+
+    /// Draws that go through the logits part by part, and those of the whole rows.
+    fn drawn(
+        b: &dyn Backend,
+        op: LogpHead,
+        dtype: DType,
+        i: &Inputs,
+        shape: [usize; 2],
+    ) -> Result<[Vec<u32>; 2]> {
+        let ([vocab, size], rows) = (shape, i.targets.len());
+        let k = i.x.len() / rows;
+        let (x, ranks) = (upload(b, dtype, &i.x)?, shared(b, dtype, &i.w, k, size)?);
+        let (mut logits, mut lse) =
+            (unwritten(b, DType::F32, rows * vocab)?, unwritten(b, DType::F32, rows)?);
+        b.logits(op, &x, &weight(b, dtype, vocab, k, &i.w)?, &mut logits, &mut lse)?;
+        // Also at both ends.
+        let uniform = |r: usize| [(r as f32 * 0.618).fract(), 0.0, 1.0][[0, 1, 0, 0, 2][r % 5]];
+        let uniform: Vec<f32> = (0..rows).map(uniform).collect();
+        let mut draws = vec![Draw::default(); rows];
+        for part in ranks.iter().filter_map(Rank::part) {
+            let mut tiles = unwritten(b, DType::F32, 3 * rows * part.tiles())?;
+            let mut own = unwritten(b, DType::F32, rows * part.width())?;
+            let to = TileStats { tiles: &mut tiles, found: None, logits: Some(&mut own) };
+            b.tile_stats(op, &x, part, to)?;
+            b.sample_part((&own, part.from), &lse, &uniform, &mut draws)?;
+        }
+        let chosen = draws.iter().map(|d| d.token.or(d.last).map_or(0, |(token, _)| token)).collect();
+        Ok([chosen, b.sample(&logits, &lse, &uniform)?])
+    }
+
+    fn bits(x: &[f32]) -> Vec<u32> {
+        x.iter().map(|x| x.to_bits()).collect()
+    }
+
+    #[test]
+    fn parts_of_the_vocabulary_have_the_bits_of_the_whole() {
+        let b = &*crate::open("cpu", Some(2)).unwrap();
+        for &(rows, vocab, k, extra, size, op) in SHAPES {
+            for dtype in [DType::F32, DType::Bf16] {
+                let p = Inputs::new(dtype, rows, vocab, k, extra);
+                let q = Inputs::new(dtype, rows, vocab, k, 0);
+                let q = Inputs { x: q.x.iter().rev().copied().collect(), ..q };
+                let (want, got) = (
+                    both_ways(b, op, dtype, &p, vocab).unwrap(),
+                    by_parts(b, op, dtype, &p, [vocab, size]).unwrap(),
+                );
+                for (got, want) in got.stats.iter().zip(&want.stats) {
+                    assert_eq!(bits(got), bits(want), "{dtype:?} of {vocab}");
+                }
+                assert!(bits(&got.dx) == bits(&want.dx), "dx {dtype:?} of {vocab}");
+                assert!(bits(&got.dw) == bits(&want.dw), "dw {dtype:?} of {vocab}");
+                let want = kl_whole(b, op, dtype, [&p, &q], vocab).unwrap();
+                let got = kl_by_parts(b, op, dtype, [&p, &q], [vocab, size]).unwrap();
+                for (got, want) in got.iter().zip(&want) {
+                    assert!(bits(got) == bits(want), "kl {dtype:?} of {vocab}");
+                }
+                let [parts, whole] = drawn(b, op, dtype, &p, [vocab, size]).unwrap();
+                assert_eq!(parts, whole, "{dtype:?} of {vocab}");
+            }
+        }
+    }
+}
