@@ -1,7 +1,7 @@
 //! Choosing a token.
 
 use super::SamplingParams;
-use super::sequence::Sequence;
+use super::sequence::RunningSequence;
 use crate::model::Model;
 use crate::{Error, Result};
 use ferrl_kernels::Buffer;
@@ -10,7 +10,7 @@ use ferrl_kernels::philox::{philox4x32, uniform};
 use ferrl_kernels::truncate::Kept;
 
 /// A chosen token.
-pub(super) struct Pick {
+pub(super) struct PickedToken {
     pub token: u32,
     pub logp: f32,
     pub sampled_logp: f32,
@@ -28,12 +28,12 @@ pub(super) struct Chooser {
 /// Tokens that the device is choosing, one for each of some sequences.
 pub(super) struct Choosing {
     /// One for each temperature.
-    groups: Vec<Group>,
+    groups: Vec<TokenGroup>,
     /// Of each sequence its group and its row there.
     places: Vec<(usize, u32)>,
 }
 
-struct Group {
+struct TokenGroup {
     /// Kept where the host has to look at a row.
     logits: Option<Buffer>,
     choices: Choices,
@@ -55,7 +55,7 @@ impl Chooser {
         model: &Model,
         h: &Buffer,
         rows: &[u32],
-        wanted: &[&Sequence],
+        wanted: &[&RunningSequence],
         ahead: usize,
     ) -> Result<Choosing> {
         let mut choosing = Choosing { groups: Vec::new(), places: vec![(usize::MAX, 0); wanted.len()] };
@@ -69,7 +69,7 @@ impl Chooser {
             let selected = if all { None } else { Some(model.select_rows(h, &rows)?) };
             let (logits, lse) = model.logits(selected.as_ref().unwrap_or(h), divisor)?;
             // Where the host chooses, only the log-sum-exp is wanted.
-            let asked = |s: &Sequence| {
+            let asked = |s: &RunningSequence| {
                 if s.params.has_penalties() { Ask::plain(None) } else { ask(s, ahead) }
             };
             let asks: Vec<Ask> = group.iter().map(|&i| asked(wanted[i])).collect();
@@ -78,7 +78,7 @@ impl Chooser {
                 choosing.places[i] = (choosing.groups.len(), row as u32);
             }
             let looked_at = group.iter().any(|&i| !wanted[i].params.is_chosen_by_device());
-            choosing.groups.push(Group { logits: looked_at.then_some(logits), choices });
+            choosing.groups.push(TokenGroup { logits: looked_at.then_some(logits), choices });
         }
         Ok(choosing)
     }
@@ -88,8 +88,8 @@ impl Chooser {
         &mut self,
         model: &Model,
         choosing: &Choosing,
-        wanted: &[Option<&Sequence>],
-    ) -> Result<Vec<Option<Pick>>> {
+        wanted: &[Option<&RunningSequence>],
+    ) -> Result<Vec<Option<PickedToken>>> {
         let b = &*model.backend;
         let all = choosing.groups.iter().map(|g| b.chosen(&g.choices)).collect::<Result<Vec<_>>>()?;
         let mut picks = Vec::with_capacity(wanted.len());
@@ -106,7 +106,7 @@ impl Chooser {
                 ))
                 .fix("look at the weights: a checkpoint before this one may still be sound"));
             }
-            let mut pick = Pick {
+            let mut pick = PickedToken {
                 token: choice.token,
                 logp: choice.logit - choice.lse,
                 sampled_logp: choice.kept,
@@ -167,14 +167,14 @@ impl Chooser {
 }
 
 /// How the token after the next `ahead` ones is chosen. A greedy request ignores truncation.
-fn ask(s: &Sequence, ahead: usize) -> Ask {
+fn ask(s: &RunningSequence, ahead: usize) -> Ask {
     let p = &s.params;
     let draw = (!p.is_greedy()).then(|| draw(s, ahead));
     Ask { draw, top_k: p.top_k, top_p: p.top_p, min_p: p.min_p }
 }
 
 /// The number a token is drawn with: a function of seed, stream and index alone.
-fn draw(s: &Sequence, ahead: usize) -> f32 {
+fn draw(s: &RunningSequence, ahead: usize) -> f32 {
     let [a, b, c] = s.stream;
     let index = (s.ids.len() - s.completion() + ahead) as u32;
     uniform(philox4x32([a, b, c, index], [s.params.seed as u32, (s.params.seed >> 32) as u32])[0])

@@ -6,13 +6,13 @@
 
 use super::sampler::Sampler;
 use crate::model::Model;
-use crate::model::decoder::{Context, Keep};
+use crate::model::decoder::{Keep, PastKv};
 use crate::{Error, Result};
 use ferrl_kernels::backend::{PagedRows, PagedSequence};
 
 /// A forward pass that the leader asks for.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Order {
+pub(super) struct TeamOrder {
     /// Blocks of the cache that are copied before it.
     pub copies: Vec<(u32, u32)>,
     pub ids: Vec<u32>,
@@ -20,7 +20,7 @@ pub(super) struct Order {
     pub rows: PagedRows,
 }
 
-impl Order {
+impl TeamOrder {
     fn to_bytes(&self) -> Vec<u8> {
         let mut all = vec![self.copies.len() as u32];
         all.extend(self.copies.iter().flat_map(|&(from, to)| [from, to]));
@@ -37,7 +37,7 @@ impl Order {
         let mut numbers = bytes.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b));
         let lost = || Error::rank("an order of the first rank cannot be read").fix("one binary on all ranks");
         let mut next = || numbers.next().ok_or_else(lost);
-        let mut order = Order::default();
+        let mut order = TeamOrder::default();
         for _ in 0..next()? {
             order.copies.push((next()?, next()?));
         }
@@ -67,7 +67,7 @@ impl Sampler {
         let Some(team) = model.team() else { return Ok(()) };
         let copies = self.cache.copies_due().to_vec();
         let order =
-            Order { copies, ids: ids.to_vec(), positions: positions.to_vec(), rows: self.rows.clone() };
+            TeamOrder { copies, ids: ids.to_vec(), positions: positions.to_vec(), rows: self.rows.clone() };
         team.ranks().broadcast(&order.to_bytes()).map(drop)
     }
 
@@ -79,10 +79,10 @@ impl Sampler {
             if bytes.is_empty() {
                 return Ok(());
             }
-            let Order { copies, ids, positions, rows } = Order::of_bytes(&bytes)?;
+            let TeamOrder { copies, ids, positions, rows } = TeamOrder::of_bytes(&bytes)?;
             self.cache.copy_pairs(&*model.backend, &copies)?;
             let tokens = model.tokens(&ids, &positions)?;
-            let context = Context::Paged(&rows, &mut self.cache.layers);
+            let context = PastKv::Paged(&rows, &mut self.cache.layers);
             model.forward(&tokens, context, Keep::Nothing)?;
         }
     }
@@ -100,8 +100,9 @@ mod tests {
             |row, blocks: &[u32]| PagedSequence { row, count: 2, position: 5, blocks: blocks.to_vec() };
         let rows =
             PagedRows { sequences: vec![sequence(0, &[3]), sequence(2, &[4, 1, 9]), sequence(4, &[])] };
-        let order = Order { copies: vec![(1, 2)], ids: vec![7; 6], positions: vec![5, 6, 5, 6, 5, 6], rows };
-        assert_eq!(Order::of_bytes(&order.to_bytes()).unwrap(), order);
-        assert!(Order::of_bytes(&order.to_bytes()[..40]).is_err());
+        let order =
+            TeamOrder { copies: vec![(1, 2)], ids: vec![7; 6], positions: vec![5, 6, 5, 6, 5, 6], rows };
+        assert_eq!(TeamOrder::of_bytes(&order.to_bytes()).unwrap(), order);
+        assert!(TeamOrder::of_bytes(&order.to_bytes()[..40]).is_err());
     }
 }

@@ -11,7 +11,7 @@
 
 use super::config::Config;
 use super::context::other_batch;
-use super::param::{Kind, ParamId, ParamShape, Slot};
+use super::param::{ParamId, ParamKind, ParamShape, Slot};
 use super::shard::{read_f32s, write_f32s};
 use super::weights::{Model, Param};
 use crate::{Error, Result};
@@ -340,7 +340,7 @@ impl Model {
         let shape = self.params[param].shape;
         let rows = self.columns(Columns::Output(shape.id.slot), at);
         let own: Vec<f32> = rows.iter().flat_map(|r| &values[elements(&shape, r)]).copied().collect();
-        if shape.id.kind == Kind::Bias {
+        if shape.id.kind == ParamKind::Bias {
             self.params[param].whole = Some(self.upload(&own)?);
             return Ok(true);
         }
@@ -377,7 +377,7 @@ fn forms(team: &Option<Team>) -> Option<(usize, usize, usize, bool)> {
 /// The weights of some output features.
 fn elements(shape: &ParamShape, rows: &Range<usize>) -> Range<usize> {
     let ParamId { kind, .. } = shape.id;
-    let each = if kind == Kind::Bias { 1 } else { shape.cols };
+    let each = if kind == ParamKind::Bias { 1 } else { shape.cols };
     rows.start * each..rows.end * each
 }
 

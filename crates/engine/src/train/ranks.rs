@@ -32,7 +32,7 @@ impl Trainer {
             Some(split) => split.part(param, len, rank),
             None => part(len, rank, ranks.size()),
         };
-        Exchange::new(&self.model, ranks, &parts).add(&all, &self.grads, &mut totals)?;
+        GradientExchange::new(&self.model, ranks, &parts).add(&all, &self.grads, &mut totals)?;
         self.zero_grads();
         self.totals = Some(totals);
         Ok(())
@@ -84,7 +84,7 @@ impl Trainer {
 type Parts<'a> = &'a dyn Fn(usize, usize, usize) -> Range<usize>;
 
 /// How gradients reach the ranks that sum them up.
-pub(super) struct Exchange<'a> {
+pub(super) struct GradientExchange<'a> {
     model: &'a Model,
     ranks: &'a Ranks,
     parts: Parts<'a>,
@@ -92,10 +92,10 @@ pub(super) struct Exchange<'a> {
     team: usize,
 }
 
-impl<'a> Exchange<'a> {
+impl<'a> GradientExchange<'a> {
     pub fn new(model: &'a Model, ranks: &'a Ranks, parts: Parts<'a>) -> Self {
         let team = model.team().map_or(1, |team| team.ranks().size());
-        Exchange { model, ranks, parts, team }
+        GradientExchange { model, ranks, parts, team }
     }
 
     /// Adds this rank's part of every micro-batch's gradients of these parameters to the totals, in the order of the ranks.
@@ -120,7 +120,7 @@ impl<'a> Exchange<'a> {
         let mut all: Totals = vec![None; bucket.len()];
         for (member, arrived) in arrived.iter().enumerate() {
             let pieces = |&i: &usize| self.pieces(i, member, self.ranks.rank());
-            let pieces: Vec<Vec<Piece>> = bucket.iter().map(pieces).collect();
+            let pieces: Vec<Vec<GradientPiece>> = bucket.iter().map(pieces).collect();
             let lengths = pieces.iter().map(|p| p.iter().map(|p| p.len).sum());
             let values = unpack(arrived, lengths)?;
             for (slot, (&i, (values, pieces))) in
@@ -150,7 +150,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// What a member of a team has of the gradients that rank `to` sums up.
-    fn pieces(&self, param: usize, member: usize, to: usize) -> Vec<Piece> {
+    fn pieces(&self, param: usize, member: usize, to: usize) -> Vec<GradientPiece> {
         let part = self.part(param, to);
         let cut = self.model.is_cut(param);
         let (mut at, mut all) = (0, Vec::new());
@@ -159,7 +159,7 @@ impl<'a> Exchange<'a> {
             if start < end {
                 // A gradient that every member has all of lies there whole.
                 let held = if cut { at + start - has.start } else { start };
-                all.push(Piece { held, element: start, len: end - start });
+                all.push(GradientPiece { held, element: start, len: end - start });
             }
             at += has.len();
         }
@@ -185,7 +185,7 @@ impl<'a> Exchange<'a> {
 }
 
 /// Numbers of a gradient that go from one rank to another.
-struct Piece {
+struct GradientPiece {
     /// Where they begin in the sender's gradient, and among all weights of the parameter.
     held: usize,
     element: usize,

@@ -8,7 +8,7 @@
 use super::Trainer;
 use super::accumulate::Sum;
 use super::moment::StateKind;
-use super::ranks::{Exchange, Totals};
+use super::ranks::{GradientExchange, Totals};
 use crate::Result;
 use crate::model::decoder::Layers;
 use crate::model::gradient::{Gradient, Grads};
@@ -44,7 +44,7 @@ impl Gathered<'_> {
     fn send(&mut self, params: &[usize], grads: Grads<'_>) -> Result<()> {
         let split = &self.split;
         let parts = |param: usize, len: usize, rank: usize| split.part(param, len, rank);
-        let exchange = Exchange::new(self.model, split.ranks(), &parts);
+        let exchange = GradientExchange::new(self.model, split.ranks(), &parts);
         exchange.add(params, grads, self.totals)?;
         params.iter().for_each(|&i| grads[i] = None);
         Ok(())

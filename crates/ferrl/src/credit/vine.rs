@@ -11,8 +11,8 @@ use crate::algo::no_step_values;
 use crate::experience::{Experience, Metrics, Sequence};
 use crate::ranks::{Teams, gather};
 use crate::reward::{Completions, Graded, Rewards};
-use crate::rollout::{Actor, Answer, texts};
-use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop};
+use crate::rollout::{Actor, RolloutCompletion, texts};
+use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, StopReason};
 use ferrl_engine::tokenizer::Tokenizer;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::Ranks;
@@ -149,7 +149,7 @@ fn place(s: &mut Sequence, prompt: usize, steps: &[Step], advantages: &[f64]) {
 /// Every state whose value is wanted, once, and the completions that pass them.
 fn find_states(
     c: &Continuations<'_>,
-    answers: &[Answer],
+    answers: &[RolloutCompletion],
     experience: &Experience,
 ) -> Result<(Vec<State>, Vec<Path>)> {
     let (mut states, mut paths): (Vec<State>, Vec<Path>) = (Vec::new(), Vec::new());
@@ -238,7 +238,7 @@ fn sample_round(
         let stream = [completions.at.step as u32, number as u32, state.noise.0];
         // The rank that sampled a prompt's completions has their prefixes in its cache.
         if share.contains(&state.prompt) {
-            requests.push(Request { prompt: state.ids.clone(), params, stream });
+            requests.push(GenerationRequest { prompt: state.ids.clone(), params, stream });
             own.push(place);
         }
         states[i].drawn += 1;
@@ -253,7 +253,7 @@ fn sample_round(
     let prefixes: usize = of.iter().map(|&i| states[i].prefix).sum();
     let tokens = sampled.iter().map(|c| c.ids.len()).sum::<usize>() - prefixes;
     for completion in &sampled {
-        metrics.add("credit/clipped_ratio", f64::from(completion.stop == Stop::Length));
+        metrics.add("credit/clipped_ratio", f64::from(completion.stop == StopReason::Length));
     }
     let rewards = reward(c, completions, (states, &of), &sampled)?;
     of.iter().zip(rewards).for_each(|(&i, reward)| states[i].rewards.extend(reward));
@@ -269,21 +269,21 @@ fn exchange(
     if ranks.is_alone() {
         return Ok(sampled);
     }
-    let stop = |stop: Stop| match stop {
-        Stop::Token(id) => (0, id as usize),
-        Stop::String(i) => (1, i),
-        Stop::Length => (2, 0),
-        Stop::Cancelled => (3, 0),
+    let stop = |stop: StopReason| match stop {
+        StopReason::Token(id) => (0, id as usize),
+        StopReason::String(i) => (1, i),
+        StopReason::Length => (2, 0),
+        StopReason::Cancelled => (3, 0),
     };
     let own: Vec<(usize, Vec<u32>, (u8, usize))> =
         places.into_iter().zip(sampled).map(|(place, c)| (place, c.ids, stop(c.stop))).collect();
     let mut all: Vec<Option<Completion>> = vec![None; count];
     for (place, ids, stop) in gather(ranks, own)?.into_iter().flatten() {
         let stop = match stop {
-            (0, id) => Stop::Token(id as u32),
-            (1, i) => Stop::String(i),
-            (2, _) => Stop::Length,
-            _ => Stop::Cancelled,
+            (0, id) => StopReason::Token(id as u32),
+            (1, i) => StopReason::String(i),
+            (2, _) => StopReason::Length,
+            _ => StopReason::Cancelled,
         };
         let (logp, sampled_logp, top, versions) = Default::default();
         all[place] = Some(Completion { ids, logp, sampled_logp, top, versions, stop, shared: 0 });
@@ -310,7 +310,7 @@ fn join(prefix: &[u32], c: &mut Completion, stops: &[String], tokenizer: &Tokeni
             let tail = &c.ids[c.ids.len().saturating_sub(longest + 4)..];
             let text = tokenizer.decode(tail, false)?;
             if let Some(stop) = stops.iter().position(|s| text.contains(s.as_str())) {
-                c.stop = Stop::String(stop);
+                c.stop = StopReason::String(stop);
                 break;
             }
         }
@@ -329,8 +329,8 @@ fn reward(
     let (mut answers, mut experience) = (Vec::with_capacity(of.len()), Experience::default());
     for (i, ((&state, completion), text)) in of.iter().zip(sampled).zip(texts).enumerate() {
         let state = &states[state];
-        let (tokens, truncated) = (completion.ids.len(), completion.stop == Stop::Length);
-        answers.push(Answer { prompt: state.prompt, text, tokens, truncated, played: None });
+        let (tokens, truncated) = (completion.ids.len(), completion.stop == StopReason::Length);
+        answers.push(RolloutCompletion { prompt: state.prompt, text, tokens, truncated, played: None });
         let prompt = &state.ids[..state.ids.len() - state.prefix];
         let ids = [prompt, &completion.ids].concat();
         let trained = (0..ids.len()).map(|i| i >= prompt.len()).collect();

@@ -2,7 +2,7 @@
 //!
 //! A server that does not keep episodes apart plays one at a time: the others wait until it is free.
 
-use super::{End, Environment, Fault, Lost, Next, Result, Turn, Why};
+use super::{Environment, EpisodeEnd, Fault, Lost, Next, Result, Turn, Why};
 use crate::http::Url;
 use ferrl_engine::Error;
 use serde_json::{Map, Value, json};
@@ -125,7 +125,7 @@ impl Servers {
         let (turn, number) =
             (self.opened.fetch_add(1, Ordering::Relaxed), IDS.fetch_add(1, Ordering::Relaxed));
         let server = self.servers[turn as usize % self.servers.len()].clone();
-        Box::new(Episode { server, seed, id: format!("{seed}-{number}"), holds: false })
+        Box::new(ServerEpisode { server, seed, id: format!("{seed}-{number}"), holds: false })
     }
 }
 
@@ -140,7 +140,7 @@ fn text_field(url: &str, timeout: Duration) -> Option<String> {
 }
 
 /// An episode on a server.
-struct Episode {
+struct ServerEpisode {
     server: Arc<Server>,
     seed: u64,
     id: String,
@@ -148,7 +148,7 @@ struct Episode {
     holds: bool,
 }
 
-impl Episode {
+impl ServerEpisode {
     fn call(&self, path: &str, mut body: Value) -> Result<Value> {
         body["episode_id"] = self.id.as_str().into();
         // Once more where the server could not be reached at all: nothing has happened then.
@@ -164,13 +164,13 @@ impl Episode {
     }
 }
 
-impl Drop for Episode {
+impl Drop for ServerEpisode {
     fn drop(&mut self) {
         self.release();
     }
 }
 
-impl Environment for Episode {
+impl Environment for ServerEpisode {
     fn start(&mut self) -> Result<String> {
         if !self.server.sessions && !self.holds {
             if !self.server.take() {
@@ -202,8 +202,8 @@ impl Environment for Episode {
             reward,
             score: observation["score"].as_f64(),
             end: done.then_some(match of("truncated") == true {
-                true => End::Truncated,
-                false => End::Terminated,
+                true => EpisodeEnd::Truncated,
+                false => EpisodeEnd::Terminated,
             }),
             extra: observation.as_object().cloned().unwrap_or_default(),
             ..Default::default()
@@ -254,7 +254,7 @@ mod tests {
         let turn = episode.step("3").unwrap();
         assert_eq!((turn.next, turn.reward, turn.end), (Next::Observation("\nlarger\n".into()), 0.5, None));
         let turn = episode.step("4").unwrap();
-        assert_eq!((turn.reward, turn.end), (1.0, Some(End::Terminated)));
+        assert_eq!((turn.reward, turn.end), (1.0, Some(EpisodeEnd::Terminated)));
         assert!(server.take(), "it is free again");
         let requests = requests.join().unwrap();
         assert!(requests[1].contains("POST /reset") && requests[1].contains("\"seed\":7"), "{}", requests[1]);

@@ -1,9 +1,9 @@
 //! The loop over all episodes of a step.
 
-use super::threads::{Ask, Reply, Threads};
+use super::threads::{EnvironmentCall, Reply, Threads};
 use super::tokens::EncodedTexts;
 use super::{Episode, TimeShares, TurnRecord};
-use crate::env::{self, End, Fault, Lost, Next, Turn, Why};
+use crate::env::{self, EpisodeEnd, Fault, Lost, Next, Turn, Why};
 use crate::interrupt;
 use crate::rollout::Actor;
 use crate::source::Prompt;
@@ -98,7 +98,7 @@ impl Play<'_, '_> {
     fn run(&mut self) -> Result<()> {
         for i in 0..self.episodes.len() {
             match self.episodes[i].environment {
-                Some(_) => self.ask(i, Ask::Start)?,
+                Some(_) => self.ask(i, EnvironmentCall::Start)?,
                 None => self.submit(i)?,
             }
         }
@@ -149,7 +149,7 @@ impl Play<'_, '_> {
     }
 
     /// Asks an episode's environment: here, or on a thread where it may have to wait.
-    fn ask(&mut self, i: usize, ask: Ask) -> Result<()> {
+    fn ask(&mut self, i: usize, ask: EnvironmentCall) -> Result<()> {
         match self.episodes[i].environment.take() {
             None => Ok(()),
             Some(environment) if environment.waits() => self.threads.ask(i, environment, ask),
@@ -201,14 +201,14 @@ impl Play<'_, '_> {
         }
         e.action_tokens = c.ids.len();
         let action = self.actor.stops.text(self.actor.tokenizer, &c)?;
-        self.ask(i, Ask::Step(action))
+        self.ask(i, EnvironmentCall::Step(action))
     }
 
     /// An environment has answered: the policy goes on, or the episode is over.
     fn answered(&mut self, i: usize, reply: env::Result<Reply>) -> Result<()> {
         match reply {
             Err(Fault::Fatal(error)) => Err(error),
-            Err(Fault::Busy) => self.ask(i, Ask::Start),
+            Err(Fault::Busy) => self.ask(i, EnvironmentCall::Start),
             Err(Fault::Lost(lost)) => {
                 self.episodes[i].lose(*lost);
                 Ok(())
@@ -269,9 +269,9 @@ impl Episode {
             sequence,
             ..Default::default()
         });
-        match end.or_else(|| (played.turns.len() >= max_turns).then_some(End::Truncated)) {
+        match end.or_else(|| (played.turns.len() >= max_turns).then_some(EpisodeEnd::Truncated)) {
             Some(end) => {
-                played.truncated = end == End::Truncated;
+                played.truncated = end == EpisodeEnd::Truncated;
                 None
             }
             None => Some((action, turn)),

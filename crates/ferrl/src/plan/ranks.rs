@@ -8,7 +8,7 @@
 use super::cards::{Card, LINK_SHARE};
 use super::memory::{self, Part, weights};
 use super::{Inputs, Rates, StagePlan};
-use crate::parallel::Layout;
+use crate::parallel::RankLayout;
 use ferrl_engine::model::Config;
 use ferrl_engine::{Error, Result};
 use ferrl_kernels::DType;
@@ -46,7 +46,7 @@ pub struct Exchange {
 #[derive(Clone, Debug)]
 pub struct RankPlan {
     /// The layout.
-    pub layout: Layout,
+    pub layout: RankLayout,
     /// Memory of a rank, part by part.
     pub parts: Vec<Part>,
     /// Exchanges of a step.
@@ -116,7 +116,7 @@ fn outside(c: &Config) -> usize {
 }
 
 /// Bytes of a rank.
-fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
+fn parts(i: &Inputs, l: RankLayout) -> Vec<Part> {
     let (e, r) = (i.dtype().size(), &i.recipe);
     let trained: Vec<&Config> = std::iter::once(&i.config).chain(&i.critic).collect();
     let sum = |f: &dyn Fn(&Config) -> usize| trained.iter().map(|c| f(c)).sum::<usize>();
@@ -199,13 +199,13 @@ fn parts(i: &Inputs, l: Layout) -> Vec<Part> {
 }
 
 /// Micro-batches of an update, updates of a step, rounds of an update.
-fn rounds(i: &Inputs, l: Layout) -> (usize, usize, usize) {
+fn rounds(i: &Inputs, l: RankLayout) -> (usize, usize, usize) {
     let batches = i.update_tokens().div_ceil(i.recipe.train.micro_batch_tokens.max(1)).max(1);
     (batches, (i.updates.epochs * i.updates.minibatches).max(1), batches.div_ceil(l.dp()))
 }
 
 /// What ranks exchange in a step.
-fn exchanges(i: &Inputs, l: Layout, cluster: &Cluster) -> Vec<Exchange> {
+fn exchanges(i: &Inputs, l: RankLayout, cluster: &Cluster) -> Vec<Exchange> {
     let (e, t) = (i.dtype().size() as f64, l.tp);
     let trained: Vec<&Config> = std::iter::once(&i.config).chain(&i.critic).collect();
     let (whole, team) = (trained.iter().map(|c| weights(c)).sum::<usize>() as f64, t * l.sp);
@@ -298,7 +298,7 @@ fn exchanges(i: &Inputs, l: Layout, cluster: &Cluster) -> Vec<Exchange> {
 
 impl RankPlan {
     /// Of a stage in a layout.
-    pub fn new(stage: &StagePlan, l: Layout, cluster: &Cluster) -> Self {
+    pub fn new(stage: &StagePlan, l: RankLayout, cluster: &Cluster) -> Self {
         let (i, rates) = (&stage.inputs, cluster.rates(&stage.inputs));
         let (batches, _, rounds) = rounds(i, l);
         // The last round of an update may leave ranks without a micro-batch.
@@ -347,7 +347,7 @@ pub fn layouts(stage: &StagePlan, cluster: &Cluster) -> Vec<RankPlan> {
     for tp in divisors(n).filter(|tp| kv.is_multiple_of(*tp) && *tp <= cluster.per_node()) {
         for sp in divisors(n / tp).filter(|sp| kv.is_multiple_of(*sp * tp)) {
             for ddp in divisors(n / tp) {
-                let layout = Layout { ranks: n, ddp, fsdp: n / tp / ddp, tp, sp, rollout_tp: tp };
+                let layout = RankLayout { ranks: n, ddp, fsdp: n / tp / ddp, tp, sp, rollout_tp: tp };
                 all.push(RankPlan::new(stage, layout, cluster));
             }
         }
@@ -361,7 +361,7 @@ pub fn layouts(stage: &StagePlan, cluster: &Cluster) -> Vec<RankPlan> {
 /// The layout of the recipe itself, and the fastest that fits, where one does.
 pub fn choose(stage: &StagePlan, cluster: &Cluster) -> Result<(RankPlan, Option<RankPlan>)> {
     cluster.check()?;
-    let own = RankPlan::new(stage, Layout::of(&stage.inputs.recipe, cluster.ranks)?, cluster);
+    let own = RankPlan::new(stage, RankLayout::of(&stage.inputs.recipe, cluster.ranks)?, cluster);
     let best = layouts(stage, cluster).into_iter().next().filter(|b| b.bytes() <= cluster.card.memory);
     Ok((own, best))
 }

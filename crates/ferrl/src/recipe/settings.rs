@@ -1,6 +1,6 @@
 //! Everything a recipe may say, with defaults. The doc comments are the manual's text.
 
-use super::{Adapter, Env, Parallel};
+use super::{AdapterSettings, EnvSettings, Parallel};
 use crate::credit::Split;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -28,25 +28,25 @@ pub struct Recipe {
     /// a run stays reproducible bit by bit.
     pub exact: bool,
     /// The policy: the model that is trained.
-    pub model: Model,
+    pub model: ModelSettings,
     /// A low-rank adapter (LoRA) that is trained instead of the weights; none where the section is absent.
-    pub adapter: Option<Adapter>,
+    pub adapter: Option<AdapterSettings>,
     /// The critic, for algorithms that have one.
-    pub critic: Critic,
+    pub critic: CriticSettings,
     /// The teacher model, for algorithms that distill one.
     pub teacher: Teacher,
     /// Training data.
-    pub data: Data,
+    pub data: DataSettings,
     /// The algorithm: `name` and its settings.
     pub algo: Map<String, Value>,
     /// Sampling of completions, for algorithms that sample.
     pub rollout: Rollout,
     /// Search in place of independent completions, in rollouts and evaluations.
-    pub search: Search,
+    pub search: SearchSettings,
     /// The environment of episodes with several turns, where it is not a generated task.
-    pub env: Env,
+    pub env: EnvSettings,
     /// Rewards of sampled completions; several are added by weight.
-    pub reward: Vec<Reward>,
+    pub reward: Vec<RewardSettings>,
     /// Optimizer and learning-rate schedule.
     pub optim: Optim,
     /// Steps, epochs and batch sizes.
@@ -64,11 +64,11 @@ pub struct Recipe {
 /// The policy: a model directory, or a new model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Model {
+pub struct ModelSettings {
     /// A Hugging Face directory, `org/name` in the Hugging Face cache, or `stage:NAME` for the model of an earlier stage.
     pub path: Option<String>,
     /// A randomly initialised model instead.
-    pub init: Option<Init>,
+    pub init: Option<InitSettings>,
     /// Compute type: `f32` or `bf16`; master weights are f32.
     pub dtype: Option<String>,
     /// Activation checkpointing: recompute layers in backward to save memory.
@@ -84,7 +84,7 @@ pub struct Model {
 /// A randomly initialised model and its tokenizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Init {
+pub struct InitSettings {
     /// Model family, one of `ferrl doctor`.
     pub family: String,
     /// Hidden size. [1, 131072]
@@ -111,9 +111,9 @@ pub struct Init {
     pub max_positions: usize,
 }
 
-impl Default for Init {
+impl Default for InitSettings {
     fn default() -> Self {
-        Init {
+        InitSettings {
             family: ferrl_engine::model::FAMILIES[0].name().into(),
             hidden: 128,
             layers: 4,
@@ -133,7 +133,7 @@ impl Default for Init {
 /// The critic, for algorithms that have one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Critic {
+pub struct CriticSettings {
     /// A value head on the policy's trunk instead of a separate model.
     pub shared: bool,
     /// Initial weights: a directory or `stage:NAME`; the policy's by default.
@@ -153,7 +153,7 @@ pub struct Teacher {
 /// Training data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Data {
+pub struct DataSettings {
     /// Files, directories, globs, `split@path`, `org/name` in the Hugging Face cache, and generated tasks such as
     /// `task:countdown`, mixed.
     pub train: Vec<String>,
@@ -193,9 +193,9 @@ pub struct Data {
     pub overlap: String,
 }
 
-impl Default for Data {
+impl Default for DataSettings {
     fn default() -> Self {
-        Data {
+        DataSettings {
             train: Vec::new(),
             weights: Vec::new(),
             task: Map::new(),
@@ -276,7 +276,7 @@ impl Default for Rollout {
 /// Search in place of independent completions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Search {
+pub struct SearchSettings {
     /// Strategy, one of `ferrl search --list`; unset disables search.
     pub strategy: Option<String>,
     /// Options of the strategy and its expander.
@@ -296,9 +296,9 @@ pub struct Search {
     pub eval: bool,
 }
 
-impl Default for Search {
+impl Default for SearchSettings {
     fn default() -> Self {
-        Search {
+        SearchSettings {
             strategy: None,
             options: Map::new(),
             scorer: "reward".into(),
@@ -313,7 +313,7 @@ impl Default for Search {
 /// A reward; several are added by weight.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
-pub struct Reward {
+pub struct RewardSettings {
     /// Name of a built-in verifier.
     pub verifier: Option<String>,
     /// Options of the verifier; with `model`, how it rewards: `kind = "generative"`, `"implicit"` or `"decision"`.
@@ -345,7 +345,7 @@ const OPTION_MODELS: [&str; 2] = ["extractor", "reference"];
 /// Tokens of a step, where nothing else is said.
 const STEP_TOKENS: usize = 16;
 
-impl Reward {
+impl RewardSettings {
     /// Other models that the options name, by their keys: the extractor of `decision`, the reference of `implicit`.
     pub fn models(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let named = OPTION_MODELS.iter().filter(|_| self.model_kind().is_some());
@@ -526,15 +526,15 @@ impl Default for Recipe {
             device_memory: None,
             threads: 0,
             exact: true,
-            model: Model::default(),
+            model: ModelSettings::default(),
             adapter: None,
-            critic: Critic::default(),
+            critic: CriticSettings::default(),
             teacher: Teacher::default(),
-            data: Data::default(),
+            data: DataSettings::default(),
             algo: Map::new(),
             rollout: Rollout::default(),
-            search: Search::default(),
-            env: Env::default(),
+            search: SearchSettings::default(),
+            env: EnvSettings::default(),
             reward: Vec::new(),
             optim: Optim::default(),
             train: Train::default(),

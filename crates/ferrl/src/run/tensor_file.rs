@@ -1,7 +1,7 @@
 //! The state of one trainer as a safetensors file: masters, moments and average, bit for bit.
 
 use super::files::Files;
-use super::manifest::{Part, hex};
+use super::manifest::{FilePart, hex};
 use ferrl_engine::model::ParamShape;
 use ferrl_engine::train::{StateKind, Trainer};
 use ferrl_engine::{Error, Result};
@@ -16,12 +16,12 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 const CHUNK: usize = 1 << 16;
 
 /// Writes all of a trainer's numbers; what the manifest says of the file.
-pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec<Part>> {
+pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec<FilePart>> {
     let mut tensors = Vec::new();
     for (i, param) in trainer.model.params.iter().enumerate().filter(|(i, _)| trainer.is_stored(*i)) {
         let buffers = [Some(&param.master)].into_iter().chain(trainer.optimizer.buffers(i));
         for (kind, (name, buffer)) in names().zip(buffers).enumerate() {
-            tensors.extend(buffer.map(|b| Tensor {
+            tensors.extend(buffer.map(|b| FileTensor {
                 name: format!("{name}.{}", param.shape.id),
                 shape: shape(kind, &param.shape),
                 place: (i, kind),
@@ -43,7 +43,7 @@ pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec
     let fail = |e: &std::io::Error| super::files::error("cannot write", path, e);
     let mut out = BufWriter::with_capacity(1 << 20, files.create(path)?);
     out.write_all(&header).map_err(|e| fail(&e))?;
-    let mut parts = vec![Part::of("header", &header)];
+    let mut parts = vec![FilePart::of("header", &header)];
     let (mut numbers, mut bytes) = (vec![0.0; CHUNK], Vec::with_capacity(4 * CHUNK));
     let split = trainer.model.split_over().is_some();
     for t in &tensors {
@@ -64,7 +64,7 @@ pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec
             hash.update(&bytes);
             out.write_all(&bytes).map_err(|e| fail(&e))?;
         }
-        parts.push(Part { name: t.name.clone(), bytes: t.bytes() as u64, xxh3: hex(hash.digest128()) });
+        parts.push(FilePart { name: t.name.clone(), bytes: t.bytes() as u64, xxh3: hex(hash.digest128()) });
     }
     let file = out.into_inner().map_err(|e| fail(e.error()))?;
     file.sync()?;
@@ -72,7 +72,7 @@ pub(crate) fn write(files: &Files, path: &Path, trainer: &Trainer) -> Result<Vec
 }
 
 /// A tensor of the file.
-struct Tensor<'a> {
+struct FileTensor<'a> {
     name: String,
     shape: [usize; 2],
     /// Parameter and kind: 0 for the weights, then [`StateKind`].
@@ -80,7 +80,7 @@ struct Tensor<'a> {
     buffer: &'a Buffer,
 }
 
-impl Tensor<'_> {
+impl FileTensor<'_> {
     fn len(&self) -> usize {
         self.shape[0] * self.shape[1]
     }
@@ -106,7 +106,7 @@ fn width(kind: usize, coded: bool) -> usize {
 }
 
 /// Whether a file's tensors are those of the trainer's model.
-pub(crate) fn check(parts: &[Part], trainer: &Trainer) -> Result<()> {
+pub(crate) fn check(parts: &[FilePart], trainer: &Trainer) -> Result<()> {
     let mut known = vec!["header".to_string()];
     for (i, param) in trainer.model.params.iter().enumerate().filter(|(i, _)| trainer.is_stored(*i)) {
         let (name, coded) = (param.shape.id, trainer.optimizer.is_coded(&trainer.model, i));
@@ -144,7 +144,7 @@ fn other_model(what: String) -> Error {
 }
 
 /// Puts the numbers of a file into the trainer, each tensor checked once more as it is read.
-pub(crate) fn read(path: &Path, parts: &[Part], trainer: &mut Trainer) -> Result<()> {
+pub(crate) fn read(path: &Path, parts: &[FilePart], trainer: &mut Trainer) -> Result<()> {
     let fail = |e: std::io::Error| Error::data(format!("cannot be read: {e}"));
     let mut file = File::open(path).map_err(fail)?;
     let backend = trainer.model.backend.clone();

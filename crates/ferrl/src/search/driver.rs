@@ -5,7 +5,7 @@
 //! cache computes none of it again, and `shared` counts what it found.
 
 use super::Scorer;
-use super::extract::{Extractor, Reader};
+use super::extract::{AnswerReader, Extractor};
 use super::grow::{Live, Sampling, completion_text};
 use super::record::Record;
 use super::scorer::{Judged, grade, unit};
@@ -22,7 +22,7 @@ use std::time::Instant;
 
 /// How a search samples, and how much.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct SearchBudget {
     /// Of a whole completion: its length, temperature, stops and seed.
     pub params: SamplingParams,
     /// Tokens to sample for a question at most, up to the end of the round under way.
@@ -43,7 +43,7 @@ pub struct Driver<'a> {
     /// Scores prefixes and completions for the search.
     pub scorer: &'a mut dyn Scorer,
     /// How much to sample.
-    pub settings: Settings,
+    pub settings: SearchBudget,
     /// The strategy.
     pub entry: &'static Entry,
     /// Its options.
@@ -256,7 +256,7 @@ impl Driver<'_> {
         let Some(name) = extractor else { return Ok(vec![None; all.len()]) };
         let extractor = Extractor::find(name)?;
         let params = &self.settings.params;
-        let mut reader = Reader { actor: &mut self.actor, rewards: self.rewards, params };
+        let mut reader = AnswerReader { actor: &mut self.actor, rewards: self.rewards, params };
         extractor.answers(all, &mut reader)
     }
 

@@ -1,11 +1,11 @@
 //! One question under way: its tree, and the draws that its next round waits for.
 
-use super::expand::{Draw, Drawn};
+use super::expand::{ChildDraw, Drawn};
 use super::strategy::Built;
 use super::{DrawnTokens, Expansion, Node, Round, Tree, Until};
 use crate::source::Prompt;
 use ferrl_engine::Result;
-use ferrl_engine::generate::{Completion, Request, SamplingParams, Stop, Stops};
+use ferrl_engine::generate::{Completion, GenerationRequest, SamplingParams, StopReason, Stops};
 use ferrl_engine::tokenizer::Tokenizer;
 
 /// How completions are sampled and turned into text.
@@ -21,7 +21,7 @@ pub(super) struct Sampling<'a> {
 struct Growing {
     asked: Expansion,
     /// Draws of this round, with the keys of their random numbers.
-    draws: Vec<(Draw, u64)>,
+    draws: Vec<(ChildDraw, u64)>,
     slots: Vec<Option<Completion>>,
     drawn: usize,
     accepted: Vec<usize>,
@@ -48,7 +48,7 @@ pub(super) struct Live {
 }
 
 /// A draw to submit: expansion and slot, and what to sample.
-pub(super) type Wanted = ((usize, usize), Request);
+pub(super) type Wanted = ((usize, usize), GenerationRequest);
 
 impl Live {
     pub fn new(place: usize, prompt: &Prompt, systems: Vec<Vec<u32>>, built: Built) -> Self {
@@ -161,7 +161,7 @@ impl Live {
             };
             // Rollouts estimate what the policy itself would do.
             let draws = match growing.asked.rollout {
-                true => vec![Draw::default(); growing.asked.samples - growing.drawn],
+                true => vec![ChildDraw::default(); growing.asked.samples - growing.drawn],
                 false => self.built.expander.draws(&so_far),
             };
             growing.slots = vec![None; draws.len()];
@@ -176,7 +176,7 @@ impl Live {
                 let params = params(sampling.params, &self.built.common, &draw, (until, used));
                 // The root's key is the question's number: together they are the stream's three words.
                 let stream = [self.tree.question() as u32, (key >> 32) as u32, key as u32];
-                wanted.push(((e, slot), Request { prompt, params, stream }));
+                wanted.push(((e, slot), GenerationRequest { prompt, params, stream }));
                 growing.draws.push((draw, key));
             }
         }
@@ -210,7 +210,7 @@ fn alike(a: &Node, b: &Node) -> bool {
 fn params(
     whole: &SamplingParams,
     common: &super::Common,
-    draw: &Draw,
+    draw: &ChildDraw,
     (until, used): (Until, usize),
 ) -> SamplingParams {
     let left = whole.max_new_tokens.saturating_sub(used).max(1);
@@ -232,9 +232,9 @@ fn node(tree: &Tree, parent: usize, c: &Completion, sampling: Sampling<'_>) -> R
     let (used, _) = tree.sampled(parent);
     let full = used + c.ids.len() >= sampling.params.max_new_tokens;
     let ended = match c.stop {
-        Stop::Token(_) => true,
-        Stop::String(i) => i < sampling.params.stop_strings.len(),
-        Stop::Length | Stop::Cancelled => false,
+        StopReason::Token(_) => true,
+        StopReason::String(i) => i < sampling.params.stop_strings.len(),
+        StopReason::Length | StopReason::Cancelled => false,
     };
     // A character may span two nodes: the step's text is what it adds to the text so far.
     let before = tree.tokens(parent);
@@ -259,14 +259,14 @@ pub(super) fn completion_text(tree: &Tree, id: usize, sampling: Sampling<'_>) ->
     let ids = tree.tokens(id);
     let ends = node.terminal && !node.truncated;
     let stop = match ids.last() {
-        Some(&last) if ends && sampling.params.stop_ids.contains(&last) => Stop::Token(last),
+        Some(&last) if ends && sampling.params.stop_ids.contains(&last) => StopReason::Token(last),
         _ if ends && !sampling.params.stop_strings.is_empty() => {
             let text = sampling.tokenizer.decode(&ids, true)?;
             let strings = sampling.params.stop_strings.iter();
             let found = strings.enumerate().filter_map(|(i, s)| Some((text.rfind(s.as_str())?, i))).max();
-            found.map_or(Stop::Length, |(_, i)| Stop::String(i))
+            found.map_or(StopReason::Length, |(_, i)| StopReason::String(i))
         }
-        _ => Stop::Length,
+        _ => StopReason::Length,
     };
     let (logp, sampled_logp, top, versions) = Default::default();
     sampling

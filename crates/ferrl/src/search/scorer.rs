@@ -3,9 +3,9 @@
 //! The oracle is the verifier that also says whether answers are right; everything else is a belief. A learned verifier is a
 //! type that implements [`Scorer`], with a model and a sampler of its own where it needs them.
 
-use crate::recipe::{MODEL_KINDS, Recipe, Reward as Source};
+use crate::recipe::{MODEL_KINDS, Recipe, RewardSettings as Source};
 use crate::reward::{Completions, Graded, Rewards};
-use crate::rollout::Answer;
+use crate::rollout::RolloutCompletion;
 use crate::source::Prompt;
 use crate::verify::Hooks;
 use ferrl_engine::{Error, Result};
@@ -169,14 +169,14 @@ pub(super) fn grade(rewards: &Rewards, judged: &[Judged<'_>]) -> Result<Vec<Grad
     }
     let prompts: Vec<Prompt> = judged.iter().map(|j| j.prompt.clone()).collect();
     // A prefix has no end, like a completion that was cut off.
-    let answer = |(prompt, j): (usize, &Judged<'_>)| Answer {
+    let answer = |(prompt, j): (usize, &Judged<'_>)| RolloutCompletion {
         prompt,
         text: j.text.to_string(),
         tokens: j.sampled.0,
         truncated: j.truncated || !j.terminal,
         played: None,
     };
-    let answers: Vec<Answer> = judged.iter().enumerate().map(answer).collect();
+    let answers: Vec<RolloutCompletion> = judged.iter().enumerate().map(answer).collect();
     let completions = Completions { prompts: &prompts, answers: &answers, at: Default::default() };
     rewards.score_alone(completions)
 }

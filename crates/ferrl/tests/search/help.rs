@@ -3,7 +3,7 @@
 use ferrl::episode::Environments;
 use ferrl::reward::Rewards;
 use ferrl::rollout::Actor;
-use ferrl::search::{self, Driver, LogpScorer, Oracle, Record, Scorer, Settings};
+use ferrl::search::{self, Driver, LogpScorer, Oracle, Record, Scorer, SearchBudget};
 use ferrl::source::Prompt;
 use ferrl::verify::Sample;
 use ferrl_engine::Result;
@@ -120,7 +120,7 @@ pub fn run(world: &World, prompts: &[Prompt], how: &How) -> Result<(Vec<Record>,
         },
         rewards: Some(&rewards),
         scorer: &mut *scorer,
-        settings: Settings { params, budget: how.budget, at_once: how.at_once },
+        settings: SearchBudget { params, budget: how.budget, at_once: how.at_once },
         entry: search::find(how.strategy)?,
         options: how.options.as_object().cloned().unwrap_or_else(Map::new),
         with_system: None,

@@ -1,6 +1,6 @@
 //! Statistics of every row, and for decoding the logits themselves.
 
-use super::{Fold, Head, ROWS, TILE, Tiles, logit_tile, scalar_exp, task, tile_width, with_tiles};
+use super::{Fold, HeadRows, ROWS, TILE, Tiles, logit_tile, scalar_exp, task, tile_width, with_tiles};
 use crate::backend::{HeadInput, LogpHead, LogpStats, SampleOps};
 use crate::buffer::{Buffer, Weight};
 use crate::cpu::Cpu;
@@ -32,7 +32,7 @@ struct Pass<'a> {
 }
 
 multiversion! {
-    fn pass<S, type E: TokenRows>(s, scratch: &mut Scratch, tiles: &mut Tiles, head: Head<'_, E>, p: Pass<'_>) {
+    fn pass<S, type E: TokenRows>(s, scratch: &mut Scratch, tiles: &mut Tiles, head: HeadRows<'_, E>, p: Pass<'_>) {
         logit_tile(s, scratch, head, p.rows.clone(), p.tile, &mut tiles.first);
         let vocab = head.w.shape.n;
         let (from, width) = (p.tile * TILE, tile_width(vocab, p.tile));
@@ -104,7 +104,7 @@ pub(super) fn fold_rows<E: TokenRows<Unit: Plain>>(
             let (found, logits) = (found.shifted(start * per_row), logits.map(|l| l.shifted(start * w.n)));
             let wanted = &wanted[start * per_row..part.end * per_row];
             let p = Pass { rows, tile, wanted, per_row, found, folds: shared, tiles, logits };
-            let head = Head { op, x, w: forward_pack::<E>(w) };
+            let head = HeadRows { op, x, w: forward_pack::<E>(w) };
             with_tiles(|scratch, t| pass(cpu.level, scratch, t, head, p));
         });
         out.extend((0..part.len()).map(|r| fold_row(cpu.level, &folds[r * tiles..(r + 1) * tiles])));
